@@ -50,7 +50,7 @@ var none = Tenancy{Seat: -1}
 // MaxSeats is how many seats there may be.
 const MaxSeats = ratelimit.MaxMaxNodes
 
-var errSeats = errors.New("an application must ask for 1 to 10000 seats, with a TTL")
+var errSeats = errors.New("the number of seats must be 1 to 10000, with a TTL")
 
 // seat is the record of one. The zero seat was never taken.
 type seat struct {

@@ -29,7 +29,7 @@ func NewStored(cell Cell) *Stored { return &Stored{cell} }
 // savesMost is how often an application tries to change the record: nodes renew every few seconds, and rarely meet.
 const savesMost = 20
 
-var errBusy = errors.New("other nodes have changed the seats each time that it was tried")
+var errBusy = errors.New("other nodes changed the seats at each try")
 
 // Sit implements [Seats].
 func (s *Stored) Sit(ctx context.Context, a Application) (Tenancy, error) {
@@ -107,7 +107,7 @@ func (r *record) decode(data []byte) error {
 	}
 	var w written
 	if err := json.Unmarshal(data, &w); err != nil || w.Version != recordVersion || len(w.Seats) > MaxSeats {
-		return fmt.Errorf("the seats at the store are none of this release: %.60q; "+
+		return fmt.Errorf("the seats in the store belong to another release: %.60q; "+
 			"delete the record sluice:seat-record to begin anew", data)
 	}
 	r.last = w.Last

@@ -15,8 +15,8 @@ type Drift interface {
 }
 
 // ErrClockSet says that the ledger's clock was set.
-var ErrClockSet = errors.New("the store's clock was set: leases are claimed anew")
+var ErrClockSet = errors.New("the store's clock stepped: leases are claimed anew")
 
 // ErrEvicted says that an account was lost alone.
-var ErrEvicted = errors.New("the store has lost an account that was in use: its maxmemory-policy may evict, or " +
-	"somebody deleted it; what it had granted may be granted again")
+var ErrEvicted = errors.New("the store lost an account in use, by eviction (maxmemory-policy) or deletion: its " +
+	"grants can be repeated")

@@ -253,7 +253,7 @@ func (l *Limiter) Refund(ctx context.Context, k Key, n int64) (Decision, error) 
 
 // What is wrong with a question.
 var (
-	ErrNoRule = errors.New("leasing: the key is of no rule: make it with Rule.Key")
+	ErrNoRule = errors.New("leasing: the key has no rule: create it with Rule.Key")
 	ErrCost   = errors.New("leasing: the number of tokens must be at least 1")
 )
 

@@ -47,8 +47,8 @@ func (fl *flight) ended() bool {
 }
 
 var (
-	errNoAnswer = errors.New("the answer does not count")
-	errBreaker  = errors.New("the store does not answer, and is not asked for a while")
+	errNoAnswer = errors.New("the answer is not valid for this claim")
+	errBreaker  = errors.New("the store does not answer: the breaker is open")
 )
 
 // lane is the way to one part of the ledger: what waits to be sent there, whether it counts as dead, what time it is

@@ -102,7 +102,7 @@ func (f *Fleet) Drop(now instant, key []byte) bool {
 	return true
 }
 
-var errReset = errors.New("the ledger could not be asked")
+var errReset = errors.New("the store did not answer")
 
 // Reset implements [ratelimit.Inspector]: it refunds all that the account has. Tokens that nodes have in hand at that
 // moment are spent besides.

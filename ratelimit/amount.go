@@ -39,7 +39,7 @@ func (a Amount) Times(n int) Amount {
 	return Amount{Tokens: a.Tokens * Tokens(n), Demand: a.Demand * time.Duration(n)}
 }
 
-// String is for people: "30", "100 and 2s of its demand", "all demand".
+// String is for people: "30", "100 tokens and 2s of that node's traffic", "all demand".
 func (a Amount) String() string {
 	switch {
 	case !a.Bounded():
@@ -47,7 +47,7 @@ func (a Amount) String() string {
 	case a.Demand == 0:
 		return fmt.Sprint(int64(a.Tokens))
 	case a.Tokens == 0:
-		return fmt.Sprintf("%v of its demand", a.Demand)
+		return fmt.Sprintf("%v of that node's traffic", a.Demand)
 	}
-	return fmt.Sprintf("%d and %v of its demand", a.Tokens, a.Demand)
+	return fmt.Sprintf("%d tokens and %v of that node's traffic", a.Tokens, a.Demand)
 }

@@ -40,45 +40,47 @@ func TestBoundsAreSaid(t *testing.T) {
 	}{
 		{
 			"leasing", nil, 3, ratelimit.SharedStore, 0, "",
-			"30 and 3s of its demand for each node that crashes, for 1m0s at most",
-			"one store round trip, at most 15ms",
-			"at most 1.2/s a key a node, 90 a window, and 27/s while requests are refused and tokens may come back",
+			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
+			"one round trip to the store, at most 15ms",
+			"at most 1.2/s a key a node, 90 a window, and 27/s while requests are refused and tokens can return",
 			"180 (60 a node)",
 		},
 		{
 			"eager, of a size",
 			map[string]string{"reclaim": "eager", "lease.size": "10", "lease.ttl": "2s", "on_store_failure": "closed"},
-			3, ratelimit.SharedStore, 30, "10, or one larger request, for each node that goes silent",
-			"15 for each node that crashes, for 2s at most", "one store round trip, at most 15ms",
+			3, ratelimit.SharedStore, 30, "10, or one larger request, for each silent node",
+			"after a crash of a node, up to 15 tokens stay unused for up to 2s",
+			"one round trip to the store, at most 15ms",
 			"at most 2/s a key a node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
-				"tokens may come back",
+				"tokens can return",
 			"leases in hand, then 0",
 		},
 		{
 			"approx",
 			map[string]string{"mode": "approx", "drift_budget": "5%", "on_store_failure": "open"},
-			3, ratelimit.SharedStore, 30, "", "30 and 3s of its demand for each node that crashes, for 1m0s at most",
-			"2ms, and none above the watermark; without a share one store round trip, at most 15ms",
-			"at most 1.2/s a key a node, 90 a window, and 27/s while requests are refused and tokens may come back",
+			3, ratelimit.SharedStore, 30, "",
+			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
+			"2ms, and none above the watermark; without a share, one round trip to the store, at most 15ms",
+			"at most 1.2/s a key a node, 90 a window, and 27/s while requests are refused and tokens can return",
 			"all demand",
 		},
 		{
 			"routing",
 			map[string]string{"mode": "routing", "on_store_failure": "cached"},
 			3, ratelimit.SharedStore, 0, "",
-			"30 and 3s of its demand for each node that crashes, for 1m0s at most",
-			"one hop to the key's owner, at most 15ms",
-			"at most 1.2/s a key, by its owner, 90 a window, and 27/s while requests are refused and tokens may come " +
-				"back; one for each request while the owner does not answer",
-			"what was left, times 3 nodes, for 10s",
+			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
+			"one hop to the owner of the key, at most 15ms",
+			"at most 1.2/s a key, by its owner, 90 a window, and 27/s while requests are refused and tokens can " +
+				"return; one for each request while the owner does not answer",
+			"remainder times 3 nodes, for 10s",
 		},
 		{
 			"routing without a store",
 			map[string]string{"mode": "routing"},
 			3, ratelimit.OwnMemory, 0,
-			"with PEERS; after an owner's crash at most the limit once more, and halves that cannot see each other " +
-				"count apart",
-			"0", "one hop to the key's owner, at most 15ms", "0", "180 (60 a node)",
+			"with PEERS; after an owner's crash at most the limit once more, and partitions " +
+				"count separately",
+			"0", "one hop to the owner of the key, at most 15ms", "0", "180 (60 a node)",
 		},
 		{"three alone", nil, 3, ratelimit.OwnMemory, 1200, "each node counts alone", "0", "none", "0", "no store"},
 		{"one alone", nil, 1, ratelimit.OwnMemory, 0, "", "0", "none", "0", "no store"},
@@ -127,8 +129,8 @@ func TestAmounts(t *testing.T) {
 	}{
 		{ratelimit.Amount{}, 100, 0, "0"},
 		{ratelimit.Amount{Tokens: 30}, 100, 30, "30"},
-		{ratelimit.Amount{Demand: 2 * time.Second}, 0.7, 2, "2s of its demand"},
-		{ratelimit.Amount{Tokens: 30, Demand: 2 * time.Second}.Times(3), 10, 150, "90 and 6s of its demand"},
+		{ratelimit.Amount{Demand: 2 * time.Second}, 0.7, 2, "2s of that node's traffic"},
+		{ratelimit.Amount{Tokens: 30, Demand: 2 * time.Second}.Times(3), 10, 150, "90 tokens and 6s of that node's traffic"},
 		{ratelimit.Amount{Demand: ratelimit.AllDemand}, 0, 0, "all demand"},
 		{ratelimit.Amount{Demand: ratelimit.AllDemand}.Times(3), 1000, ratelimit.MaxLimit, "all demand"},
 	} {

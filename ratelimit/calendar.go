@@ -34,7 +34,7 @@ const MostCalendars = 1 << 15
 // are one zone: the first of them counts.
 func NewCalendar(day int, zone *time.Location) (Calendar, error) {
 	if day < 1 || day > 31 {
-		return 0, fmt.Errorf("%w: day %d is none of a month: use 1 to 31", ErrCalendar, day)
+		return 0, fmt.Errorf("%w: day %d does not exist in a month: use 1 to 31", ErrCalendar, day)
 	}
 	for {
 		all := calendars.Load()

@@ -322,7 +322,7 @@ func (c *Coordination) Set(field, text string) error {
 		err = setDuration(&c.CheckTimeout, text)
 	case "store_deadline":
 		if err = setDuration(&c.StoreDeadline, text); err == nil && c.StoreDeadline == 0 {
-			err = fmt.Errorf("%q is no time in which a store could answer; from %v to %v", text, MinStoreDeadline,
+			err = fmt.Errorf("%q is out of range for a store's reply time: use %v to %v", text, MinStoreDeadline,
 				MaxStoreDeadline)
 		}
 	case "sync_interval":
@@ -372,7 +372,7 @@ func setTokens(field *Tokens, text string, least uint64) error {
 func setDuration(field *time.Duration, text string) error {
 	d, err := time.ParseDuration(text)
 	if _, bare := strconv.ParseUint(text, 10, 32); bare == nil && text != "0" {
-		return fmt.Errorf("%q is not a duration like 250ms or 10s; say its unit: %sms or %ss", text, text, text)
+		return fmt.Errorf("%q is not a duration like 250ms or 10s; add a unit: %sms or %ss", text, text, text)
 	}
 	if err != nil || d < 0 {
 		return fmt.Errorf("%q is not a duration like 250ms or 10s", text)

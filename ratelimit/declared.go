@@ -73,12 +73,12 @@ func (o Over) Percent(limit Tokens) float64 {
 func (o Over) Note() string {
 	switch {
 	case o.EachOwner > 0:
-		return "with PEERS; after an owner's crash at most the limit once more, and halves that cannot see " +
-			"each other count apart"
+		return "with PEERS; after an owner's crash at most the limit once more, and partitions " +
+			"count separately"
 	case o.EachNode > 0 && o.Tokens > 0:
 		return "each node counts alone"
 	case o.EachSilent > 0:
-		return fmt.Sprintf("%d, or one larger request, for each node that goes silent", o.EachSilent)
+		return fmt.Sprintf("%d, or one larger request, for each silent node", o.EachSilent)
 	}
 	return ""
 }
@@ -101,11 +101,15 @@ func (u Under) String() string {
 	if u == (Under{}) {
 		return "0"
 	}
-	crash := fmt.Sprintf("%v for each node that crashes, for %v at most", u.Crashed, u.Lasts)
+	crashed := u.Crashed.String()
+	if u.Crashed.Demand == 0 {
+		crashed += " tokens"
+	}
+	crash := fmt.Sprintf("after a crash of a node, up to %s stay unused for up to %v", crashed, u.Lasts)
 	if u.Reserve == 0 {
 		return crash
 	}
-	return fmt.Sprintf("%d in reserve, as far as nodes do not need their shares of it; %s", u.Reserve, crash)
+	return fmt.Sprintf("up to %d in reserve that nodes do not need; %s", u.Reserve, crash)
 }
 
 // WaitFor is what a decision may wait for.
@@ -143,12 +147,12 @@ func (w Wait) String() string {
 	case w.For == NoAnswer:
 		return "none"
 	case w.Drifts:
-		return fmt.Sprintf("%v, and none above the watermark; without a share one store round trip, at most %v",
+		return fmt.Sprintf("%v, and none above the watermark; without a share, one round trip to the store, at most %v",
 			w.WithShare, w.Longest)
 	case w.For == OwnersAnswer:
-		return fmt.Sprintf("one hop to the key's owner, at most %v", w.Longest)
+		return fmt.Sprintf("one hop to the owner of the key, at most %v", w.Longest)
 	}
-	return fmt.Sprintf("one store round trip, at most %v", w.Longest)
+	return fmt.Sprintf("one round trip to the store, at most %v", w.Longest)
 }
 
 // StoreOps is how many claims of one key reach the store, from each of Nodes nodes. The
@@ -214,9 +218,9 @@ func (s StoreOps) String() string {
 		fmt.Fprintf(&b, ", one for each %d tokens", s.Each)
 	}
 	if s.Short > 0 {
-		fmt.Fprintf(&b, ", %s/s while half of the limit or less is left", perSecond(s.Short))
+		fmt.Fprintf(&b, ", plus %s/s at half of the limit or less", perSecond(s.Short))
 	}
-	fmt.Fprintf(&b, ", and %s/s while requests are refused and tokens may come back", perSecond(s.Refused))
+	fmt.Fprintf(&b, ", and %s/s while requests are refused and tokens can return", perSecond(s.Refused))
 	if s.OwnerGoneEach > 0 {
 		b.WriteString("; one for each request while the owner does not answer")
 	}
@@ -252,15 +256,15 @@ func (d *DebtLasts) UnmarshalText(text []byte) error { return setName(d, DebtsLa
 // String is for people.
 func (d DebtLasts) String() string {
 	if d == NoDebt {
-		return "0: a charge that does not fit is not booked (on_deny: refund)"
+		return "0: a charge beyond the limit is not booked (on_deny: refund)"
 	}
 	s := "charges after the fact: at most the requests in flight times their cost, "
 	switch d {
 	case UntilRefilled:
-		return s + "until tokens that come back have paid it"
+		return s + "until refilled tokens have paid it"
 	case UntilPaid:
-		return s + "carried into each next window until it is paid. A refused request owes its cost, too: have " +
-			"requests ask with hits_addend: 0. A loss of data forgets the debt of earlier windows"
+		return s + "carried into later windows until it is paid. Refused requests owe their cost too: send " +
+			"hits_addend: 0 with requests. A loss of data clears the debt of earlier windows"
 	default:
 		return s + "until the window ends"
 	}
@@ -312,7 +316,7 @@ func (o Outage) String() string {
 	case o.Policy == FailClosed:
 		return "leases in hand, then 0"
 	case o.Policy == FailCached:
-		return fmt.Sprintf("what was left, times %d nodes, for %v", o.Nodes, o.Until)
+		return fmt.Sprintf("remainder times %d nodes, for %v", o.Nodes, o.Until)
 	case !o.Node.Bounded():
 		return o.Node.String()
 	}

@@ -63,7 +63,7 @@ const (
 	// FromOverflow means that the key could not be tracked, and shared a
 	// budget with other untracked keys of its rule.
 	FromOverflow
-	// FromFallback means that the ledger could not be asked in time, and that
+	// FromFallback means that the store did not answer in time, and that
 	// the rule's on_store_failure decided.
 	FromFallback
 )

@@ -59,14 +59,14 @@ const (
 
 // ErrSecret says that somebody who calls itself a peer does not know the secret,
 // or is between this node and one that does.
-var ErrSecret = errors.New("the peer does not know PEER_SECRET, or has another one, or somebody is in between")
+var ErrSecret = errors.New("the peer has another PEER_SECRET or none, or a relay is between the nodes")
 
 var (
 	errHello   = errors.New("the peer did not introduce itself")
 	errWeight  = errors.New("the peer's weight is out of bounds")
-	errVersion = errors.New("the peer speaks another version of the peers' messages")
-	errPlain   = errors.New("the peer does not speak TLS 1.3: it is of an older version, or no peer")
-	errSelf    = errors.New("the peer calls itself as this node does (its PEER_ADDR)")
+	errVersion = errors.New("the peer has another version of peer messages")
+	errPlain   = errors.New("the peer does not use TLS 1.3: it has an older version, or is not a peer")
+	errSelf    = errors.New("the peer has the name of this node (its PEER_ADDR)")
 )
 
 // CheckSecret tells what is wrong with a secret.

@@ -79,7 +79,7 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 	case "dns":
 		host, port, err := net.SplitHostPort(rest)
 		if err != nil || host == "" {
-			return nil, fmt.Errorf("PEERS is %q, and dns wants NAME:PORT", s)
+			return nil, fmt.Errorf("PEERS is %q, and dns needs NAME:PORT", s)
 		}
 		return DNS{Name: host, Port: port, Resolver: net.DefaultResolver}, nil
 	}

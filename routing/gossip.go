@@ -41,7 +41,7 @@ const (
 // there yet. The secret is as CheckSecret wants it.
 func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if secret == "" {
-		return nil, errors.New("PEERS is gossip, and PEER_SECRET is not set: it is what gossip is encrypted with")
+		return nil, errors.New("PEERS is gossip and needs PEER_SECRET, from which the key of gossip is derived")
 	}
 	if err := CheckSecret(secret); err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (g *Gossip) Close() error {
 }
 
 // errGossip is a wrong secret, as far as that can be told.
-var errGossip = fmt.Errorf("what it gossips cannot be decrypted: %w", ErrSecret)
+var errGossip = fmt.Errorf("its gossip cannot be decrypted: %w", ErrSecret)
 
 func (g *Gossip) refuse(from string, err error) {
 	if f := g.told.Load(); f != nil {
@@ -144,7 +144,7 @@ func (l gossipLog) Write(line []byte) (int, error) {
 	err := errGossip
 	if !strings.Contains(what, "decrypt") && !strings.Contains(what, "Decrypt") &&
 		!strings.Contains(what, "not encrypted") {
-		err = fmt.Errorf("what it gossips makes no sense: %s", strconv.QuoteToASCII(what[:min(len(what), mostLine)]))
+		err = fmt.Errorf("its gossip is invalid: %s", strconv.QuoteToASCII(what[:min(len(what), mostLine)]))
 	}
 	l.refuse("gossip of "+from[:min(len(from), mostLine)], err)
 	return len(line), nil

@@ -30,10 +30,10 @@ const (
 )
 
 var (
-	errPeerGone = errors.New("the peer cannot be reached")
+	errPeerGone = errors.New("the peer is unreachable")
 	errName     = errors.New("the peer has another name")
-	errSilent   = errors.New("the peer has not answered for too long")
-	errPeerBusy = errors.New("too many asks wait for the peer")
+	errSilent   = errors.New("the peer did not answer in time")
+	errPeerBusy = errors.New("too many requests wait for the peer")
 )
 
 // bell wakes whoever waits for something; it may ring for nothing. A nil bell

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-var errMessage = errors.New("a message makes no sense")
+var errMessage = errors.New("a message is invalid")
 
 // Bounds of one frame. A node puts at most frameCalls calls into one, and one
 // parcel, which is sealed by the account that fills it.

@@ -19,11 +19,11 @@ import (
 
 // auditCmd replays what was recorded of rules with audit: true.
 type auditCmd struct {
-	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files that nodes wrote (AUDIT_FILE). Without files: the record in the store."`
+	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files of nodes (AUDIT_FILE). Default: the record in the store."`
 	Store  store.Flags `embed:""`
-	Rule   string      `help:"Only rules whose name contains this."`
-	Key    string      `help:"Only accounts whose name contains this."`
-	Events bool        `help:"Print every event, too, as JSON lines."`
+	Rule   string      `help:"Part of the name of a rule."`
+	Key    string      `help:"Part of the name of an account."`
+	Events bool        `help:"Also print each event as JSON lines."`
 	JSON   bool        `name:"json" help:"Print the windows as JSON lines."`
 }
 
@@ -76,7 +76,7 @@ func (c *auditCmd) Run(s streams) error {
 	}
 	windows := audit.Replay(all)
 	if len(windows) == 0 {
-		return errors.New("there is no record: is audit: true set in a rule's coordination, and REDIS_URL (and CACHE_KEY_PREFIX) what the nodes have?")
+		return errors.New("the record is empty: check that a rule has coordination: {audit: true}, and that REDIS_URL and CACHE_KEY_PREFIX are those of the nodes")
 	}
 	if err := c.print(s, windows); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (c *auditCmd) Run(s streams) error {
 		}
 	}
 	if broken > 0 {
-		return fmt.Errorf("%d of %d windows went beyond their limit and what their rules declare", broken, len(windows))
+		return fmt.Errorf("%d of %d windows exceeded their limit and the declared bound", broken, len(windows))
 	}
 	return nil
 }

@@ -119,10 +119,10 @@ func TestAuditSaysWhatIsWrong(t *testing.T) {
 	writeFile(t, bad, "{}\n")
 	empty := redistest.Start(t)
 	for want, args := range map[string][]string{
-		"REDIS_URL must name":  nil,
-		bad + ":1 is no event": {bad},
-		"there is no record":   {"--redis-url=" + empty.Addr},
-		"check REDIS_URL":      {"--redis-url=127.0.0.1:1"},
+		"set STORE_URL or REDIS_URL": nil,
+		bad + ":1 is not an event":   {bad},
+		"the record is empty":        {"--redis-url=" + empty.Addr},
+		"check REDIS_URL":            {"--redis-url=127.0.0.1:1"},
 	} {
 		if code, out, errs := runLine(append([]string{"audit"}, args...)...); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s %s, want %q", args, code, out, errs, want)

@@ -24,7 +24,7 @@ func (c *auditCmd) read() (all []account.Event, missing []string, err error) {
 		return all, nil, nil
 	}
 	if !c.Store.Shared() {
-		return all, nil, errors.New("STORE_URL or REDIS_URL must name the nodes' store, or give the files of AUDIT_FILE")
+		return all, nil, errors.New("set STORE_URL or REDIS_URL to the store of the nodes, or name the files of AUDIT_FILE")
 	}
 	s, err := store.Open(store.Options{Flags: c.Store, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -48,7 +48,7 @@ func readFile(name string, all *[]account.Event) error {
 	for n := 1; lines.Scan(); n++ {
 		var e account.Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
-			return fmt.Errorf("%s:%d is no event of AUDIT_FILE: %w", name, n, errors.Join(err))
+			return fmt.Errorf("%s:%d is not an event of AUDIT_FILE: %w", name, n, errors.Join(err))
 		}
 		*all = append(*all, e)
 	}

@@ -18,7 +18,7 @@ func (s *settings) validateBackend() error {
 	case s.Store.Shared() || s.SingleReplica:
 		return nil
 	}
-	return errors.New("BACKEND_TYPE is memcache, and memcached cannot keep a ledger: each replica would count alone, " +
+	return errors.New("BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone, " +
 		"and N of them would admit N times the limit; set REDIS_URL, or SINGLE_REPLICA=true if there is only this one")
 }
 

@@ -16,20 +16,20 @@ import (
 
 type checkCmd struct {
 	Path           string            `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
-	From           string            `placeholder:"OLD" help:"The rules before: say what changes, rule by rule, and what that does to tokens spent and leases out while a fleet gets the new rules node by node."`
-	Strict         bool              `help:"Fail on warnings, too."`
+	From           string            `placeholder:"OLD" help:"The previous rules. Print the changes, and their effects on tokens and leases in a rollout."`
+	Strict         bool              `help:"Fail on warnings too."`
 	JSON           bool              `name:"json" help:"Print findings, bounds and changes as JSON."`
 	SARIF          bool              `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
 	Schema         bool              `help:"Print the JSON Schema of rule files, for editors."`
 	Details        bool              `help:"Also print the debt, under-admission, waits and store operations of each rule."`
-	Nodes          int               `default:"3" help:"How many nodes the fleet has."`
-	Store          string            `placeholder:"NAME" help:"The store that nodes share: redis, postgres, etcd, or memory for none, as --no-store (default redis). Its cost of a data loss, a failover and a claim is declared, too."`
-	Cost           int64             `placeholder:"N" help:"For rules with a hold: the most that a request costs. With --in-flight: how much is over the limit then, as a number."`
-	InFlight       int64             `placeholder:"N" help:"With --cost: how many requests of a key are in flight at once."`
-	NoStore        bool              `help:"The nodes share no store: each counts alone."`
-	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
-	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
-	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"As for serve."`
+	Nodes          int               `default:"3" help:"Number of nodes of the fleet."`
+	Store          string            `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory for none (default redis). Print its cost of a data loss, a failover and a claim too."`
+	Cost           int64             `placeholder:"N" help:"Maximum cost of a request, for rules with a hold. With --in-flight: print their over-admission as a number."`
+	InFlight       int64             `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
+	NoStore        bool              `help:"Nodes share no store: each counts alone."`
+	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
+	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
+	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
 	MaxMemory      string            `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes: rules have bounds in proportion."`
 	Quotas         quotaCheckFlags   `embed:""`
@@ -56,9 +56,9 @@ A directory without files, a limit that refuses every request and an address ran
 }
 
 var (
-	errCheckFailed = errors.New("the rules have problems: a server would refuse them, and keep those before")
-	errFatal       = errors.New("the rules would be loaded, and do the opposite of what they are for: see the errors")
-	errStrict      = errors.New("there are warnings, and with --strict they fail")
+	errCheckFailed = errors.New("the rules have problems: a server would refuse them and keep its rules")
+	errFatal       = errors.New("the rules have errors: a server would load them, and they do the opposite of their purpose")
+	errStrict      = errors.New("the rules have warnings, which fail with --strict")
 )
 
 // Run validates, and says so with the exit code.
@@ -81,7 +81,7 @@ func (c *checkCmd) Run(s streams) error {
 			return fmt.Errorf("--from: %w", err)
 		}
 		if before.rules == nil {
-			return fmt.Errorf("--from: the rules before are bad themselves:\n%w", before.problems)
+			return fmt.Errorf("--from: the previous rules are bad:\n%w", before.problems)
 		}
 		r.before = before.rules
 	}
@@ -135,7 +135,7 @@ func (c *checkCmd) storage() ratelimit.Storage {
 // options are those of the server, whose settings check takes, too.
 func (c *checkCmd) options() (config.Options, error) {
 	if c.Path == "" {
-		return config.Options{}, errors.New("say what to check: sluice check FILE, DIR or -")
+		return config.Options{}, errors.New("name the rules: sluice check FILE, DIR or -")
 	}
 	if c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes {
 		return config.Options{}, fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
@@ -144,7 +144,7 @@ func (c *checkCmd) options() (config.Options, error) {
 		return config.Options{}, fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
 	}
 	if c.JSON && c.SARIF {
-		return config.Options{}, errors.New("--json and --sarif: say one of them")
+		return config.Options{}, errors.New("--json and --sarif exclude each other")
 	}
 	coordination, err := c.Coordination.coordination()
 	bytes, bad := parseMemory(c.MaxMemory)

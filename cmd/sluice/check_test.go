@@ -48,7 +48,7 @@ func TestCheck(t *testing.T) {
 	if code, out = checks(dir, "--nodes=1"); code != 0 || !strings.Contains(out, "on 1 node that counts in its memory") {
 		t.Errorf("on one node: %d\n%s", code, out)
 	}
-	if code, out = checks(dir, "--strict"); code != 1 || !strings.Contains(out, "with --strict they fail") {
+	if code, out = checks(dir, "--strict"); code != 1 || !strings.Contains(out, "fail with --strict") {
 		t.Errorf("--strict: %d\n%s", code, out)
 	}
 	checksStores(t, dir)
@@ -64,10 +64,10 @@ func TestCheck(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"--nodes=0 " + dir:           "--nodes is 0",
-		"--json --sarif " + dir:      "say one of them",
-		"":                           "say what to check",
+		"--json --sarif " + dir:      "exclude each other",
+		"":                           "name the rules",
 		"--from=/no/such " + dir:     "--from: config path",
-		"--from=" + dir + " " + file: "--from: the rules before are bad themselves",
+		"--from=" + dir + " " + file: "--from: the previous rules are bad",
 	} {
 		if code, out := checks(strings.Fields(args)...); code != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s: %d\n%s", args, code, out)
@@ -202,7 +202,7 @@ func TestCheckFrom(t *testing.T) {
 			t.Errorf("%d, no %q in\n%s", code, want, out)
 		}
 	}
-	if code, out := checks("--from", before, before); code != 0 || !strings.Contains(out, "Nothing changes") {
+	if code, out := checks("--from", before, before); code != 0 || !strings.Contains(out, "No changes") {
 		t.Errorf("%d\n%s", code, out)
 	}
 	_, out = checks("--json", "--from", before, after)

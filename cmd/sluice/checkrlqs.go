@@ -14,8 +14,8 @@ import (
 
 // quotaCheckFlags have check say what rules promise where Envoys enforce them by themselves.
 type quotaCheckFlags struct {
-	RLQS   bool `name:"rlqs" help:"Also say what each rule promises over RLQS, and fail if one cannot be divided."`
-	Envoys int  `default:"10" help:"With --rlqs: how many Envoys share a key."`
+	RLQS   bool `name:"rlqs" help:"Also print the bounds of each rule over RLQS, and fail if a rule cannot be divided."`
+	Envoys int  `default:"10" help:"With --rlqs: number of Envoys that share a key."`
 }
 
 var errNotDivisible = errors.New("not every rule can be divided among Envoys")

@@ -23,8 +23,8 @@ func (s *settings) redacts() bool {
 
 // descriptorArgs name one descriptor on a command line.
 type descriptorArgs struct {
-	Domain  string   `arg:"" help:"Domain."`
-	Entries []string `arg:"" help:"The descriptor's entries, key=value, in their order."`
+	Domain  string   `arg:"" help:"Domain of the rules."`
+	Entries []string `arg:"" help:"Entries of the descriptor, key=value, in order."`
 }
 
 func (d *descriptorArgs) query() string {
@@ -63,7 +63,7 @@ func debugCall(method, address, path, token string, into any) error {
 		return fmt.Errorf("%s: %s", address, refusal.Error)
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("%s is no debug port of sluice: %w", address, err)
+		return fmt.Errorf("%s is not a debug port of sluice: %w", address, err)
 	}
 	return nil
 }

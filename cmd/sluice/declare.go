@@ -251,7 +251,7 @@ func (d declaration) notes(out io.Writer) {
 	}
 }
 
-// holds says what rules promise whose requests hold an estimate.
+// holds prints the promises of rules with holds.
 func (d declaration) holds(out io.Writer) {
 	said := false
 	for _, r := range d.rules {
@@ -260,7 +260,7 @@ func (d declaration) holds(out io.Writer) {
 			continue
 		}
 		if !said {
-			fmt.Fprintf(out, "\nholds, beside the above:\n")
+			fmt.Fprintf(out, "\nholds, in addition:\n")
 			said = true
 		}
 		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)
@@ -360,10 +360,10 @@ func writeWrapped(out io.Writer, indent, text string) {
 // writeChanges says what a fleet that gets new rules node by node goes through.
 func writeChanges(out io.Writer, changes []config.Change) {
 	if len(changes) == 0 {
-		fmt.Fprintln(out, "\nNothing changes: nodes with the one and nodes with the other decide alike.")
+		fmt.Fprintln(out, "\nNo changes: nodes with old and new rules decide alike.")
 		return
 	}
-	fmt.Fprintf(out, "\n%s, and what each does to a fleet that shares a store and gets the new rules node by node:\n",
+	fmt.Fprintf(out, "\n%s, with the effects on a fleet that shares a store and gets the new rules node by node:\n",
 		counted(len(changes), "change"))
 	for i := range changes {
 		c := &changes[i]

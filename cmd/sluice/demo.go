@@ -37,12 +37,12 @@ var demoRules string
 
 // demoCmd shows a fleet at work.
 type demoCmd struct {
-	Nodes int           `default:"3" help:"Nodes, 1 to 10."`
-	Rate  float64       `default:"1500" help:"Requests a second, of all clients."`
-	For   time.Duration `help:"How long; 0: until interrupted."`
-	Redis string        `placeholder:"HOST:PORT" help:"A Redis to use; without, one is started (redis-server must be installed)."`
-	Envoy bool          `default:"true" negatable:"" help:"Start an Envoy in front of the nodes, where there is one on the PATH or below .cache/envoy."`
-	HTTP  string        `name:"http" placeholder:"URL" help:"Start nothing, and send the demand to an Envoy, as HTTP requests."`
+	Nodes int           `default:"3" help:"Number of nodes, 1 to 10."`
+	Rate  float64       `default:"1500" help:"Requests a second of all clients."`
+	For   time.Duration `help:"Length (0: until interrupted)."`
+	Redis string        `placeholder:"HOST:PORT" help:"Address of a running Redis. Default: start one (redis-server must be installed)."`
+	Envoy bool          `default:"true" negatable:"" help:"Start an Envoy in front of the nodes, if one is on the PATH or below .cache/envoy."`
+	HTTP  string        `name:"http" placeholder:"URL" help:"Start no nodes, and send HTTP requests to an Envoy."`
 }
 
 // Help is what `sluice demo --help` says below its summary.
@@ -56,7 +56,7 @@ func (*demoCmd) Help() string {
 // Run starts what there must be, prints where to look, and keeps the demand up.
 func (c *demoCmd) Run(s streams) error {
 	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate > 0) || c.Rate > 1e5 {
-		return fmt.Errorf("--nodes is %d and --rate %v: there may be 1 to 10 nodes, and up to 100000 requests a second", c.Nodes, c.Rate)
+		return fmt.Errorf("--nodes is %d and --rate %v, must be 1 to 10 nodes and at most 100000 requests a second", c.Nodes, c.Rate)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -159,7 +159,7 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 func demoRedis(dir string) (*process.Process, error) {
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
-		return nil, errors.New("there is no redis-server on the PATH: install it (apt-get install redis-server), or name one by --redis")
+		return nil, errors.New("redis-server is not on the PATH: install it (apt-get install redis-server), or set --redis")
 	}
 	ports, err := freeport.Find(1)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 // explainCmd asks a node what a descriptor would get, and why.
 type explainCmd struct {
 	descriptorArgs
-	Debug string `default:"localhost:6070" placeholder:"HOST:PORT" help:"A node's debug port."`
-	JSON  bool   `name:"json" help:"As JSON."`
+	Debug string `default:"localhost:6070" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT."`
+	JSON  bool   `name:"json" help:"Print JSON."`
 }
 
 // Help is what `sluice explain --help` says below its summary.
@@ -75,22 +75,22 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 			row("owner", "%s", v.Owner)
 		}
 		if l := v.Lease; l != nil {
-			row("lease here", "window %d, fence %d: granted %d, spent %d, unspent %d; expires in %v, heard %v ago", l.Window, l.Fence, l.Granted, l.Spent, l.Unspent, l.Expires.Round(time.Millisecond), l.Heard.Round(time.Millisecond))
+			row("lease here", "window %d, fence %d: granted %d, spent %d, unspent %d; expires in %v, answered %v ago", l.Window, l.Fence, l.Granted, l.Spent, l.Unspent, l.Expires.Round(time.Millisecond), l.Heard.Round(time.Millisecond))
 		} else {
 			row("lease here", "none")
 		}
 		switch {
 		case v.LedgerError != "":
-			row("ledger", "cannot be read: %s", v.LedgerError)
+			row("store", "cannot be read: %s", v.LedgerError)
 		case v.Ledger == nil:
-			row("ledger", "has no account: nothing was spent")
+			row("store", "no account: the key is unused")
 		default:
-			row("ledger", "%d of %d left in window %d", max(0, v.Ledger.Free), v.Ledger.Limit, v.Ledger.Window)
+			row("store", "%d of %d left in window %d", max(0, v.Ledger.Free), v.Ledger.Limit, v.Ledger.Window)
 			if v.Ledger.Free < 0 {
-				row("debt", "%d are charged beyond the limit: requests that were over it, or charges after the fact", -v.Ledger.Free)
+				row("debt", "%d tokens charged beyond the limit, by refused requests or charges after the fact", -v.Ledger.Free)
 			}
 			if v.Ledger.Carried > 0 {
-				row("", "%d are debt of the window before (debt: carry)", v.Ledger.Carried)
+				row("", "%d tokens of it carried from the previous window (debt: carry)", v.Ledger.Carried)
 			}
 			for _, h := range v.Ledger.Holders {
 				where := fmt.Sprint(h.Holder)
@@ -105,7 +105,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		}
 	}
 	if e.RLQS != "" {
-		row("envoys", "over RLQS they are told %s", e.RLQS)
+		row("envoys", "assignment over RLQS: %s", e.RLQS)
 	}
 	for _, h := range e.Envoys {
 		row("envoy", "%s: charged %d, of which %d are in use and %d unproven; %.1f requests a second", h.Name, h.Charged, h.InUse, h.Unproven, h.PerSecond)

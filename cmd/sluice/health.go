@@ -43,7 +43,7 @@ func watchStore(ctx context.Context, v *server.Server, healthy func() bool, ping
 		err := ping(bounded)
 		if now := err == nil; now != up && ctx.Err() == nil {
 			up = now
-			log.Warn("health follows the store (REDIS_HEALTH_CHECK_ACTIVE_CONNECTION)", "up", up, "error", err)
+			log.Warn("health changed with the store (REDIS_HEALTH_CHECK_ACTIVE_CONNECTION)", "up", up, "error", err)
 		}
 		v.SetHealthy(up && healthy())
 	})

@@ -155,7 +155,7 @@ func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.
 func warnOfAudit(rules *config.Rules, log *slog.Logger) {
 	for _, r := range rules.All() {
 		if r.Coordination.Audit {
-			log.Warn("a rule asks for an audit, and without a store there is no record", "first", r.Domain+"."+r.Path)
+			log.Warn("audit: true has no effect: there is no store for the record", "first", r.Domain+"."+r.Path)
 			return
 		}
 	}

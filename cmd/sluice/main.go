@@ -28,14 +28,14 @@ import (
 type cli struct {
 	Serve      serveCmd    `cmd:"" help:"Answer Envoy's rate limit requests."`
 	Settings   settingsCmd `cmd:"" help:"Print the settings in force, and the source of each value."`
-	Check      checkCmd    `cmd:"" help:"Validate rules as the server would, and print the worst case each declares."`
-	Explain    explainCmd  `cmd:"" help:"What a descriptor would get from a running node, and why."`
-	Top        topCmd      `cmd:"" help:"What running nodes do: rules, limits, drift, the store."`
-	Admin      adminCmd    `cmd:"" help:"Corrections on running nodes, with their ADMIN_TOKEN."`
-	Audit      auditCmd    `cmd:"" help:"Replay the record of rules with audit: true: what each window admitted at most, and whether its limit held."`
+	Check      checkCmd    `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
+	Explain    explainCmd  `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
+	Top        topCmd      `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
+	Admin      adminCmd    `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
+	Audit      auditCmd    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
-	Version    versionCmd       `cmd:"" help:"Which sluice this is: version, commit, platform."`
-	Completion completionCmd    `cmd:"" help:"A shell's script that completes commands and flags."`
+	Version    versionCmd       `cmd:"" help:"Print version, commit and platform."`
+	Completion completionCmd    `cmd:"" help:"Print a completion script for a shell."`
 	ShortOf    kong.VersionFlag `name:"version" help:"Print the version."`
 }
 

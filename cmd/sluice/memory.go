@@ -94,9 +94,9 @@ func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
 	if m.from == "the container" { // the table is not on the collector's heap
 		debug.SetMemoryLimit(max(m.bytes/10*9-most, m.bytes/4))
 	}
-	log.Info("keys that are tracked", "max_keys", c.MaxKeys, "from", from, "memory_bytes", m.bytes, "table_bytes_at_most", most)
+	log.Info("key table sized", "max_keys", c.MaxKeys, "from", from, "memory_bytes", m.bytes, "table_bytes_at_most", most)
 	if most > m.bytes/10*8 {
-		log.Warn("MAX_KEYS allows for more memory than there is: a flood of invented keys may end this process. Lower it, or give the process more memory",
+		log.Warn("MAX_KEYS needs more memory than the process has: invented keys can end it. Lower MAX_KEYS, or add memory",
 			"max_keys", c.MaxKeys, "table_bytes_at_most", most, "memory_bytes", m.bytes, "memory_of", m.from)
 	}
 }

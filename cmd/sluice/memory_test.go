@@ -73,7 +73,7 @@ func TestTableFitsTheMemory(t *testing.T) {
 		if s.MaxKeys != c.want {
 			t.Errorf("%+v: %d keys", c, s.MaxKeys)
 		}
-		if got := strings.Contains(log.String(), "more memory than there is"); got != c.complain {
+		if got := strings.Contains(log.String(), "more memory than the process has"); got != c.complain {
 			t.Errorf("%+v: it says %s", c, &log)
 		}
 		if limit := debug.SetMemoryLimit(-1); c.m.from == "the container" && (limit > c.m.bytes*9/10-256<<20+1<<20 || limit < c.m.bytes/4) {

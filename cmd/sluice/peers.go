@@ -23,16 +23,16 @@ import (
 
 // peerFlags say who owns keys together under mode routing.
 type peerFlags struct {
-	Peers      string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"static:HOST:PORT,..., dns:NAME:PORT (a headless service, or _SRV._tcp.NAME) or gossip:HOST:PORT,... (of any that gossip). Unset: mode routing runs as leasing."`
-	Addr       string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"This node's own address for its peers, as they find it."`
-	Bind       string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Where this node listens for its peers, where that is not PEER_ADDR: behind a NAT or a proxy."`
-	Secret     string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"What all peers know, at least 16 bytes, made at random (openssl rand -base64 32). Needed, but with PEER_TLS_*."`
-	Weight     uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"This node's share of the keys, beside others'; 1 to 100."`
-	GossipAddr string  `env:"PEER_GOSSIP_ADDR" name:"peer-gossip-addr" placeholder:"HOST:PORT" help:"Where this node gossips, TCP and UDP, with PEERS gossip. Unset: PEER_ADDR with the next port."`
-	TLSCert    string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"This node's certificate; peers present theirs to each other."`
-	TLSKey     string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Its key."`
-	TLSCA      string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Who signs peers' certificates."`
-	HotRate    float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second to an owner from which on a key is leased instead of asked for; 0: ten times the mean, and 200."`
+	Peers      string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (a headless service, or _SRV._tcp.NAME) or gossip:HOST:PORT,... Default: mode routing runs as leasing."`
+	Addr       string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT."`
+	Bind       string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Listen address for peers, behind a NAT or a proxy. Default: PEER_ADDR."`
+	Secret     string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
+	Weight     uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"Relative number of keys of this node, 1 to 100."`
+	GossipAddr string  `env:"PEER_GOSSIP_ADDR" name:"peer-gossip-addr" placeholder:"HOST:PORT" help:"Gossip address, TCP and UDP, for PEERS gossip. Default: PEER_ADDR with the next port."`
+	TLSCert    string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
+	TLSKey     string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
+	TLSCA      string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
+	HotRate    float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second above which a key is hot and leased from its owner (0: ten times the mean, and 200)."`
 }
 
 // options checks the settings and makes them a router's.
@@ -40,7 +40,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	host, port, err := net.SplitHostPort(f.Addr)
 	own, notNumber := strconv.Atoi(port)
 	if err != nil || host == "" || notNumber != nil {
-		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be this node's own HOST:PORT, as its peers find it", f.Addr)
+		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be the HOST:PORT of this node as peers see it", f.Addr)
 	}
 	o.Discovery, err = routing.ParsePeers(f.Peers, func(seeds []string) (routing.Discovery, error) {
 		bind := f.GossipAddr
@@ -61,7 +61,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	o.Addr, o.Secret, o.Weight, o.HotRate = f.Addr, f.Secret, f.Weight, f.HotRate
 	if f.TLSCert == "" && f.TLSKey == "" && f.TLSCA == "" {
 		if f.Secret == "" {
-			return o, nil, errors.New("PEERS is set, and neither PEER_SECRET nor PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT are: anybody could change budgets")
+			return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")
 		}
 		return o, nil, o.Validate()
 	}
@@ -126,9 +126,9 @@ func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Conte
 // peerLog tells of what goes wrong with peers, of wrong secrets and of all else
 // each at most once in five seconds: what is counted is all.
 func peerLog(log *slog.Logger) func(addr string, err error) {
-	complain := seldom(5*time.Second, func(err error) { log.Warn("a peer cannot be reached, or was refused", "error", err) })
+	complain := seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
 	stranger := seldom(5*time.Second, func(err error) {
-		log.Warn("somebody who calls itself a peer has another PEER_SECRET, or is in between; all are counted in sluice_rejected_total", "error", err)
+		log.Warn("a peer has another PEER_SECRET, or a relay is between the nodes; sluice_rejected_total counts all", "error", err)
 	})
 	return func(addr string, err error) {
 		told := fmt.Errorf("%s: %w", addr, err)

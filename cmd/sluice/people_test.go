@@ -327,7 +327,7 @@ func TestConsoleInABrowser(t *testing.T) {
 		return strings.Contains(dom, "d.five") && strings.Contains(dom, "drift=busy") && strings.Contains(dom, "<polyline")
 	})
 	for _, want := range []string{
-		`id="problems"`, "d.drift", "5 per year", "drift=busy", "<polyline", "answers", "The next request would get: OK", "(this node)",
+		`id="problems"`, "d.drift", "5 per year", "drift=busy", "<polyline", "answers", "Next request: OK", "(this node)",
 		"&lt;script&gt;document.title='owned'&lt;/script&gt;", // as text
 	} {
 		if !strings.Contains(dom, want) {

@@ -218,7 +218,7 @@ func TestBadPerSecond(t *testing.T) {
 		"REDIS_PERSECOND_TYPE is \"ODD\"":              func(f *store.Flags) { f.Redis.PerSecond.Type = "ODD" },
 		"REDIS_PERSECOND_URL has the address \"host\"": func(f *store.Flags) { f.Redis.PerSecond.URL = "host" },
 		"REDIS_PERSECOND_POOL_SIZE is 0":               func(f *store.Flags) { f.Redis.PerSecond.PoolSize = 0 },
-		"works beside REDIS_URL only":                  func(f *store.Flags) { f.URL = "postgres://localhost/db" },
+		"works with REDIS_URL only":                    func(f *store.Flags) { f.URL = "postgres://localhost/db" },
 	} {
 		f := store.Flags{Redis: good}
 		change(&f)

@@ -342,7 +342,7 @@ func TestPeerSettings(t *testing.T) {
 		env  []string
 		want string
 	}{
-		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, "neither PEER_SECRET nor PEER_TLS_CERT"},
+		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, "without PEER_SECRET or PEER_TLS_CERT"},
 		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more"}, `PEER_ADDR is ""`},
 		{[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, `PEERS is "zookeeper:a:1"`},
 		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=0"}, "PEER_WEIGHT is 0"},

@@ -141,17 +141,17 @@ func TestConsoleScreens(t *testing.T) {
 	last := s.nodes[2]
 	_ = last.cmd.Process.Signal(syscall.SIGSTOP)
 	_, port, _ := strings.Cut(last.debug, ":")
-	s.shows("a node hangs", "1 of 3 nodes are silent", "SILENT, last heard")
+	s.shows("a node hangs", "1 of 3 nodes are silent", "SILENT, last seen")
 	s.eventually("the node that hangs is greyed out", "[...document.querySelectorAll('#nodes tr.gone')].some((r) => r.innerText.includes(':"+port+"'))")
 	s.pictures("node-stopped")
 	_ = last.cmd.Process.Signal(syscall.SIGCONT)
 	s.shows("it goes on", "3 of 3 nodes are heard")
 
 	writeFile(t, s.rules, strings.Replace(screenRules, "unit: second", "unit: fortnight", 1))
-	s.shows("a bad file", "The rules that are there now are bad", "fortnight")
+	s.shows("a bad file", "The current rules are bad", "fortnight")
 	s.pictures("bad-file")
 	writeFile(t, s.rules, screenRules)
-	s.eventually("it is mended", "!document.body.innerText.includes('The rules that are there now are bad')")
+	s.eventually("it is mended", "!document.body.innerText.includes('The current rules are bad')")
 
 	s.redis.Signal(syscall.SIGSTOP)
 	s.shows("Redis hangs", "The store does not answer", "decisions a second are made without the store", "As of ", "tenant (open)")
@@ -164,7 +164,7 @@ func TestConsoleScreens(t *testing.T) {
 	}
 
 	_ = s.nodes[0].cmd.Process.Signal(syscall.SIGSTOP)
-	s.shows("this node hangs", "This node does not answer", "Last heard at")
+	s.shows("this node hangs", "This node does not answer", "Last seen at")
 	if opacity := s.eval("getComputedStyle(document.querySelector('#cards')).opacity"); opacity == "1" {
 		t.Error("what a node said that does not answer any more looks new")
 	}

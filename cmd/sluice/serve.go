@@ -72,10 +72,10 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		log.Info("SIGINT, or a second SIGTERM: the node stops without a drain; leases go back")
 	})()
 	if names := inEnvironment(lookup, slices.Concat(withoutEffect, mogrifiers(lookup))); len(names) > 0 {
-		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
+		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))
 	}
 	if c.BackendType == memcache {
-		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot keep a ledger", "a store is set", c.Store.Shared(), "SINGLE_REPLICA", c.SingleReplica)
+		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "SINGLE_REPLICA", c.SingleReplica)
 	}
 	own, err := c.memory(os.ReadFile)
 	if err != nil {

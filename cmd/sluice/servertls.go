@@ -21,10 +21,10 @@ import (
 // envoyproxy/ratelimit's.
 type tlsFlags struct {
 	Use       bool   `env:"GRPC_SERVER_USE_TLS" name:"grpc-server-use-tls" help:"Serve gRPC over TLS."`
-	Cert      string `env:"GRPC_SERVER_TLS_CERT" name:"grpc-server-tls-cert" placeholder:"FILE" help:"The server's certificate, and those above it. It is read again when it changes."`
-	Key       string `env:"GRPC_SERVER_TLS_KEY" name:"grpc-server-tls-key" placeholder:"FILE" help:"Its key."`
-	ClientCA  string `env:"GRPC_CLIENT_TLS_CACERT" name:"grpc-client-tls-cacert" placeholder:"FILE" help:"Who signs clients' certificates. Set: clients must present one."`
-	ClientSAN string `env:"GRPC_CLIENT_TLS_SAN" name:"grpc-client-tls-san" placeholder:"NAME" help:"A name, address or URI that a client's certificate must have."`
+	Cert      string `env:"GRPC_SERVER_TLS_CERT" name:"grpc-server-tls-cert" placeholder:"FILE" help:"Server certificate with its chain, a file. It is read again when it changes."`
+	Key       string `env:"GRPC_SERVER_TLS_KEY" name:"grpc-server-tls-key" placeholder:"FILE" help:"Key of the server certificate."`
+	ClientCA  string `env:"GRPC_CLIENT_TLS_CACERT" name:"grpc-client-tls-cacert" placeholder:"FILE" help:"Authority of client certificates, a file. If set, clients must present one."`
+	ClientSAN string `env:"GRPC_CLIENT_TLS_SAN" name:"grpc-client-tls-san" placeholder:"NAME" help:"Required name, address or URI in a client certificate."`
 
 	loads *metrics.Loads // nil: nobody asks
 }
@@ -63,10 +63,10 @@ func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 		return nil, errors.New("GRPC_SERVER_USE_TLS is set, and GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name the certificate and its key")
 	}
 	if f.ClientSAN != "" && f.ClientCA == "" {
-		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and without GRPC_CLIENT_TLS_CACERT anybody could claim it", f.ClientSAN)
+		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and needs GRPC_CLIENT_TLS_CACERT: otherwise any client can claim the name", f.ClientSAN)
 	}
 	c := &serverCertificates{flags: f, clock: time.Now, complain: seldom(time.Second, func(err error) {
-		log.Error("the new TLS certificate is not used, the old one is", "error", err)
+		log.Error("the new TLS certificate is invalid: the old one stays in use", "error", err)
 	})}
 	if err := c.load(time.Now()); err != nil {
 		return nil, err

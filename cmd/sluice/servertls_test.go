@@ -183,7 +183,7 @@ func TestBadCertificates(t *testing.T) {
 		"must name the certificate":               func(f *tlsFlags) { f.Cert = "" },
 		"no such file":                            func(f *tlsFlags) { f.Cert = i.file("nothing") },
 		"GRPC_CLIENT_TLS_CACERT: " + i.file("em"): func(f *tlsFlags) { f.ClientCA = i.file("empty") },
-		"anybody could claim it":                  func(f *tlsFlags) { f.ClientSAN = "envoy" },
+		"any client can claim the name":           func(f *tlsFlags) { f.ClientSAN = "envoy" },
 		"clients would not be checked":            func(f *tlsFlags) { f.Use, f.ClientCA = false, i.file("ca.crt") },
 	} {
 		f := good

@@ -31,40 +31,40 @@ var groups = []kong.Group{
 // meaning are envoyproxy/ratelimit's where it has them.
 type settings struct {
 	settingsFile
-	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory read recursively. Overrides RUNTIME_ROOT. Without either: a built-in example."`
-	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules' directory (/srv/runtime_data/current if that is there)."`
-	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Below RUNTIME_ROOT."`
-	RuntimeAppdir   string        `group:"rules" env:"RUNTIME_APPDIRECTORY" name:"runtime-appdirectory" default:"config" help:"Below RUNTIME_SUBDIRECTORY: the rules are in here."`
-	IgnoreDotFiles  bool          `group:"rules" env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Leave out files and directories that start with a dot."`
-	WatchRoot       bool          `group:"rules" env:"RUNTIME_WATCH_ROOT" name:"runtime-watch-root" default:"true" negatable:"" help:"Where RUNTIME_ROOT is a link, reload only when it is swapped; false: at every change of a file."`
-	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start even if the first rules are bad."`
-	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"After a forced start, be healthy only once rules are loaded."`
-	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Join the descriptors of files with the same domain."`
-	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Windows of a month are those of the calendar, in UTC, not 30 days; for fixed_window."`
-	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Where rules come from: FILE or GRPC_XDS_SOTW."`
-	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Of the HTTP port: /json and /healthcheck."`
-	Port            uint16        `group:"ports" env:"PORT" default:"8080" help:"Of HTTP."`
-	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Of the gRPC port: RateLimitService v3, health, reflection."`
-	GRPCPort        uint16        `group:"ports" env:"GRPC_PORT" name:"grpc-port" default:"8081" help:"Of gRPC."`
-	GRPCUDS         string        `group:"ports" env:"GRPC_UDS" name:"grpc-uds" placeholder:"PATH" help:"Serve gRPC on this Unix socket instead."`
-	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"127.0.0.1" help:"Of the debug port: /console, /explain, /metrics, /rlconfig, /stats, /debug/pprof/."`
-	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Of debug."`
-	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"After which a gRPC connection is asked to end."`
-	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"For calls that are under way then."`
-	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Replace the values of descriptors, such as API keys and addresses, by marks in the keys that the console, top and /ring show. Unset: true, unless DEBUG_HOST is a loopback address."`
-	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Who has it may reset keys and drop leases on the debug port; unset: nobody."`
-	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"On SIGTERM: how long calls are still served after health has failed."`
-	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"On SIGTERM: how long calls under way may take after that."`
-	ShadowMode      bool          `group:"answers" env:"SHADOW_MODE" help:"Answer OK whatever the rules say; count as always."`
-	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Treat every descriptor as one of quota_mode."`
-	DynamicMetadata bool          `group:"answers" env:"RESPONSE_DYNAMIC_METADATA" name:"response-dynamic-metadata" help:"Put request and rule metadata into answers."`
-	HeadersEnabled  bool          `group:"answers" env:"LIMIT_RESPONSE_HEADERS_ENABLED" name:"limit-response-headers-enabled" help:"Add the headers below to responses."`
-	LimitHeader     string        `group:"answers" env:"LIMIT_LIMIT_HEADER" name:"limit-limit-header" default:"RateLimit-Limit" help:"The limit."`
-	RemainingHeader string        `group:"answers" env:"LIMIT_REMAINING_HEADER" name:"limit-remaining-header" default:"RateLimit-Remaining" help:"What is left of it."`
-	ResetHeader     string        `group:"answers" env:"LIMIT_RESET_HEADER" name:"limit-reset-header" default:"RateLimit-Reset" help:"Seconds until it is whole again."`
-	SpareOthers     bool          `group:"answers" env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT" name:"stop-cache-key-increment-when-overlimit" help:"A request that one descriptor refuses charges none of the others."`
-	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses, as draft-ietf-httpapi-ratelimit-headers-11 has them."`
-	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
+	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory read recursively. Overrides RUNTIME_ROOT. Default without both: a built-in example."`
+	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules directory. Default: /srv/runtime_data/current, if it exists."`
+	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Directory below RUNTIME_ROOT."`
+	RuntimeAppdir   string        `group:"rules" env:"RUNTIME_APPDIRECTORY" name:"runtime-appdirectory" default:"config" help:"Directory of the rules, below RUNTIME_SUBDIRECTORY."`
+	IgnoreDotFiles  bool          `group:"rules" env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Skip files and directories that start with a dot."`
+	WatchRoot       bool          `group:"rules" env:"RUNTIME_WATCH_ROOT" name:"runtime-watch-root" default:"true" negatable:"" help:"If RUNTIME_ROOT is a link, reload only when the link changes. false: reload at each change of a file."`
+	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start even if the first rules are bad, with failing health."`
+	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"After a forced start, report health only once rules are loaded."`
+	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Merge descriptors of files with the same domain."`
+	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Use calendar months in UTC instead of 30 days, for fixed_window."`
+	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Source of rules: FILE or GRPC_XDS_SOTW."`
+	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Address of the HTTP port: /json and /healthcheck."`
+	Port            uint16        `group:"ports" env:"PORT" default:"8080" help:"HTTP port."`
+	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Address of the gRPC port: RateLimitService v3, health, reflection."`
+	GRPCPort        uint16        `group:"ports" env:"GRPC_PORT" name:"grpc-port" default:"8081" help:"gRPC port."`
+	GRPCUDS         string        `group:"ports" env:"GRPC_UDS" name:"grpc-uds" placeholder:"PATH" help:"Unix socket for gRPC, instead of the port."`
+	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"127.0.0.1" help:"Address of the debug port: /console, /explain, /metrics, /rlconfig, /stats, /debug/pprof/."`
+	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Debug port."`
+	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"Maximum age of a gRPC connection. Then it is asked to close."`
+	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"Time for calls in progress after that. Then the connection is closed."`
+	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Hide descriptor values, such as API keys, on the console, in top and in /ring. Each becomes a mark. Default: true, unless DEBUG_HOST is a loopback address."`
+	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for corrections on the debug port: resets of keys and drops of leases. Default: no corrections."`
+	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"After SIGTERM: time in which health fails and calls are served."`
+	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"After DRAIN_TIME: time for calls in progress."`
+	ShadowMode      bool          `group:"answers" env:"SHADOW_MODE" help:"Answer OK to all requests, and count as usual."`
+	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Treat all descriptors as quota_mode."`
+	DynamicMetadata bool          `group:"answers" env:"RESPONSE_DYNAMIC_METADATA" name:"response-dynamic-metadata" help:"Add metadata of requests and rules to answers."`
+	HeadersEnabled  bool          `group:"answers" env:"LIMIT_RESPONSE_HEADERS_ENABLED" name:"limit-response-headers-enabled" help:"Add the headers of the next three settings to responses."`
+	LimitHeader     string        `group:"answers" env:"LIMIT_LIMIT_HEADER" name:"limit-limit-header" default:"RateLimit-Limit" help:"Header for the limit."`
+	RemainingHeader string        `group:"answers" env:"LIMIT_REMAINING_HEADER" name:"limit-remaining-header" default:"RateLimit-Remaining" help:"Header for the remaining tokens."`
+	ResetHeader     string        `group:"answers" env:"LIMIT_RESET_HEADER" name:"limit-reset-header" default:"RateLimit-Reset" help:"Header for the seconds until the limit resets."`
+	SpareOthers     bool          `group:"answers" env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT" name:"stop-cache-key-increment-when-overlimit" help:"If one descriptor refuses a request, charge none of the others."`
+	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses (draft-ietf-httpapi-ratelimit-headers-11)."`
+	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
 	Callers      callerFlags       `embed:"" group:"ports"`
@@ -78,31 +78,31 @@ type settings struct {
 	Ring         peerFlags         `embed:"" group:"peers"`
 	caps         caps              // derived from the memory, before all else
 
-	MaxMemory      string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB: keys, connections, requests in flight and rules have bounds in proportion. Unset: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
-	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Most keys tracked at once; 0: as many as have room in half of this process's memory (GOMEMLIMIT, or the container's), or in a quarter of the machine's: at most 10,000,000. A key takes at most 550 bytes on a node alone, usually 140, and 800 with a Redis, usually 220. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
-	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"Append what claims settle of drift as JSON lines; at 64 MB it is moved to FILE.1."`
-	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"Append what the ledger settles of rules with audit: true as JSON lines, before it is spent; at 64 MB it is moved to FILE.1. The ledger keeps a record of its own."`
-	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
-	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
+	MaxMemory      string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The bounds of keys, connections, requests in flight and rules are in proportion. Default: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
+	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: derived from half of the memory of the process or container, or a quarter of the machine's, up to 10,000,000). A key takes at most 550 bytes without a store and 800 with one. Further keys share accounts, and may be refused early."`
+	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"File for settled drift as JSON lines. At 64 MB it moves to FILE.1."`
+	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules as JSON lines, written before tokens are spent. At 64 MB it moves to FILE.1. The store keeps its own record."`
+	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"Log level: debug, info, warn or error."`
+	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"Log format: text or json."`
 
-	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Under overload: how long the callers wait for an answer that do not say so (grpc-timeout; Envoy does), and how much is believed of those that do. A call that would be answered too late for its caller is answered UNAVAILABLE at once, and nothing is charged. 0: all calls are begun, however late."`
+	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Wait of callers that send no deadline, and upper bound of deadlines (grpc-timeout). Under overload, calls that would be answered too late get UNAVAILABLE at once, without a charge. 0: no call is shed."`
 
-	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Above 0: count refusals of keys that are known to be over as over_limit_with_local_cache, for as many keys as envoyproxy/ratelimit's cache of that size holds. Decides nothing."`
-	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"ratelimit_service_response_time_seconds is in milliseconds."`
+	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of envoyproxy/ratelimit's local cache in bytes, for the counter over_limit_with_local_cache alone (0: no counter). It changes no decision."`
+	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"Report ratelimit_service_response_time_seconds in milliseconds."`
 
-	BackendType   string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"redis, or memcache: which is refused, for there is no ledger in memcached yet, unless REDIS_URL is set or SINGLE_REPLICA."`
-	SingleReplica bool   `group:"store" env:"SINGLE_REPLICA" help:"There is only this one replica, so that budgets in its memory are whole: allows BACKEND_TYPE=memcache without REDIS_URL."`
+	BackendType   string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. memcache is refused, unless REDIS_URL or SINGLE_REPLICA is set."`
+	SingleReplica bool   `group:"store" env:"SINGLE_REPLICA" help:"Allow BACKEND_TYPE=memcache without REDIS_URL, for one replica: its memory holds all accounts."`
 
-	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server, over TCP."`
-	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"For USE_STATSD."`
-	StatsdPort    uint16        `group:"log" env:"STATSD_PORT" default:"8125" help:"For USE_STATSD."`
-	StatsInterval time.Duration `group:"log" env:"STATS_FLUSH_INTERVAL" name:"stats-flush-interval" default:"10s" help:"For USE_STATSD: between two times."`
-	ExtraTags     string        `group:"log" env:"EXTRA_TAGS" placeholder:"K:V,..." help:"For USE_STATSD: tags of every name."`
-	DisableStats  bool          `group:"log" env:"DISABLE_STATS" help:"Overrules USE_STATSD."`
+	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server over TCP."`
+	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"Host of the statsd server."`
+	StatsdPort    uint16        `group:"log" env:"STATSD_PORT" default:"8125" help:"Port of the statsd server."`
+	StatsInterval time.Duration `group:"log" env:"STATS_FLUSH_INTERVAL" name:"stats-flush-interval" default:"10s" help:"Time between two messages to statsd."`
+	ExtraTags     string        `group:"log" env:"EXTRA_TAGS" placeholder:"K:V,..." help:"Tags of all statsd names."`
+	DisableStats  bool          `group:"log" env:"DISABLE_STATS" help:"Turn statsd off. Overrides USE_STATSD."`
 
-	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics on PROMETHEUS_ADDR too; they are always on the debug port."`
-	PrometheusAddr string `group:"log" env:"PROMETHEUS_ADDR" default:":9090" help:"For USE_PROMETHEUS."`
-	PrometheusPath string `group:"log" env:"PROMETHEUS_PATH" default:"/metrics" help:"For USE_PROMETHEUS."`
+	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics on PROMETHEUS_ADDR too. The debug port always serves them."`
+	PrometheusAddr string `group:"log" env:"PROMETHEUS_ADDR" default:":9090" help:"Address for USE_PROMETHEUS."`
+	PrometheusPath string `group:"log" env:"PROMETHEUS_PATH" default:"/metrics" help:"Path for USE_PROMETHEUS."`
 }
 
 // validate reports settings outside their bounds, with name and value.

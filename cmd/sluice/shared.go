@@ -96,7 +96,7 @@ func warnings(log *slog.Logger) func(error) {
 	clock := seldom(rest, func(err error) { log.Warn(err.Error()) })
 	lost := seldom(rest, func(err error) { log.Warn(err.Error()) })
 	wrong := seldom(rest, func(err error) {
-		log.Warn("the store answered what cannot be: it is not taken, and on_store_failure decides", "error", err)
+		log.Warn("the store sent an invalid reply: it is ignored, and on_store_failure decides", "error", err)
 	})
 	return func(err error) {
 		switch {
@@ -116,13 +116,13 @@ const storeSettles = 5 * time.Second
 
 // logSeats says when this node gets or loses its drift seat.
 func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
-	complain := seldom(10*time.Second, func(err error) { log.Warn("drift seats cannot be asked for", "error", err) })
+	complain := seldom(10*time.Second, func(err error) { log.Warn("the store does not answer requests for a drift seat", "error", err) })
 	return func(t approx.Tenancy, err error) {
 		switch {
 		case err != nil:
 			complain(err)
 		case t.Seat < 0:
-			log.Info("no drift seat: rules of mode approx run as leasing here, and first requests under rules with a lease.reserve wait for the store")
+			log.Info("no drift seat: here, mode approx works like leasing, and first requests under lease.reserve wait for the store")
 		default:
 			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
 		}

@@ -24,7 +24,7 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 	s := &metrics.Statsd{
 		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
 		Counters: shown.Counters, Gauges: shown.Gauges, Latency: latency,
-		OnError: seldom(time.Minute, func(err error) { log.Warn("counters are not sent; they will be when it is back", "error", err) }),
+		OnError: seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
 	}
 	go func() {
 		defer close(done)

@@ -38,7 +38,7 @@ func (w *storeWatch) look(ctx context.Context) {
 	now, says, err := w.ask(bounded)
 	says = append([]any{"setting", w.name}, says...)
 	if err != nil { // that it does not answer, claims say; and it may be forbidden
-		w.log.Debug("the store does not say how it keeps its data", "setting", w.name, "error", err)
+		w.log.Debug("the store hides a setting of its persistence", "setting", w.name, "error", err)
 		return
 	}
 	before := w.safety()
@@ -46,13 +46,13 @@ func (w *storeWatch) look(ctx context.Context) {
 	w.last = now
 	w.mu.Unlock()
 	if now.MayEvict != before.MayEvict && now.MayEvict > 0 {
-		w.log.Warn("the store may evict accounts that are in use: each time, up to the limit of the key may be admitted once more; set its maxmemory-policy to noeviction", says...)
+		w.log.Warn("the store can evict accounts in use: each eviction can admit the limit of a key once more. Set its maxmemory-policy to noeviction", says...)
 	}
 	if !before.Known {
-		w.log.Info("how the store keeps its data; what it loses, nodes tell it again, and it grants a twentieth meanwhile", says...)
+		w.log.Info("persistence of the store (optional): after a loss of data nodes restore its state, and it grants a twentieth of each limit meanwhile", says...)
 	}
 	if before.Known && now.Evicted > before.Evicted {
-		w.log.Warn("the store has evicted keys: all accounts are told to it again, at most once in a minute", "setting", w.name, "keys", now.Evicted-before.Evicted)
+		w.log.Warn("the store evicted keys: nodes restore all accounts, at most once a minute", "setting", w.name, "keys", now.Evicted-before.Evicted)
 		w.doubt()
 	}
 }

@@ -20,12 +20,12 @@ import (
 
 // topCmd shows what nodes do, again and again.
 type topCmd struct {
-	Debug []string      `arg:"" optional:"" default:"localhost:6070" help:"Debug ports of nodes, HOST:PORT; their counts are summed."`
-	All   bool          `help:"Also all nodes that share the store of the first that answers; looked up again at each look."`
-	Every time.Duration `default:"2s" help:"Between two looks."`
-	Times int           `help:"Looks, after the first; 0: until interrupted."`
-	Rules int           `default:"20" help:"Rules to show."`
-	JSON  bool          `name:"json" help:"Print a line of JSON for each look."`
+	Debug []string      `arg:"" optional:"" default:"localhost:6070" help:"Debug ports of nodes, HOST:PORT. Counts are sums."`
+	All   bool          `help:"Include all nodes that share the store of the first node that answers."`
+	Every time.Duration `default:"2s" help:"Time between two refreshes."`
+	Times int           `help:"Number of refreshes after the first (0: until interrupted)."`
+	Rules int           `default:"20" help:"Number of rules to show."`
+	JSON  bool          `name:"json" help:"Print a line of JSON for each refresh."`
 }
 
 // Help is what `sluice top --help` says below its summary.
@@ -164,7 +164,7 @@ func (v *looked) remember(before *looked) {
 		i := slices.IndexFunc(v.nodes, func(n seen) bool { return n.debug == old.debug })
 		switch {
 		case i < 0:
-			old.err = errors.New("no other node knows of it any more")
+			old.err = errors.New("it left the registry of nodes")
 			v.nodes = append(v.nodes, old)
 		case v.nodes[i].err != nil:
 			v.nodes[i].state, v.nodes[i].heard = old.state, old.heard

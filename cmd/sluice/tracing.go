@@ -25,12 +25,12 @@ import (
 // tracingFlags are envoyproxy/ratelimit's. Where spans go, the exporter reads
 // from OTEL_EXPORTER_OTLP_* by itself.
 type tracingFlags struct {
-	Enabled      bool    `env:"TRACING_ENABLED" name:"tracing-enabled" help:"Send a span of each sampled call to an OpenTelemetry collector, at OTEL_EXPORTER_OTLP_ENDPOINT; W3C and B3 headers are understood."`
-	Protocol     string  `env:"TRACING_EXPORTER_PROTOCOL" name:"tracing-exporter-protocol" default:"http" help:"http or grpc."`
-	ServiceName  string  `env:"TRACING_SERVICE_NAME" name:"tracing-service-name" default:"RateLimit" help:"In spans."`
-	Namespace    string  `env:"TRACING_SERVICE_NAMESPACE" name:"tracing-service-namespace" help:"In spans."`
-	InstanceID   string  `env:"TRACING_SERVICE_INSTANCE_ID" name:"tracing-service-instance-id" help:"In spans."`
-	SamplingRate float64 `env:"TRACING_SAMPLING_RATE" name:"tracing-sampling-rate" default:"1" help:"Share of calls to trace whose caller has not decided, 0 to 1."`
+	Enabled      bool    `env:"TRACING_ENABLED" name:"tracing-enabled" help:"Send spans of sampled calls to the OpenTelemetry collector at OTEL_EXPORTER_OTLP_ENDPOINT. W3C and B3 headers are read."`
+	Protocol     string  `env:"TRACING_EXPORTER_PROTOCOL" name:"tracing-exporter-protocol" default:"http" help:"Protocol of the collector: http or grpc."`
+	ServiceName  string  `env:"TRACING_SERVICE_NAME" name:"tracing-service-name" default:"RateLimit" help:"Service name in spans."`
+	Namespace    string  `env:"TRACING_SERVICE_NAMESPACE" name:"tracing-service-namespace" help:"Service namespace in spans."`
+	InstanceID   string  `env:"TRACING_SERVICE_INSTANCE_ID" name:"tracing-service-instance-id" help:"Service instance in spans."`
+	SamplingRate float64 `env:"TRACING_SAMPLING_RATE" name:"tracing-sampling-rate" default:"1" help:"Part of the calls to trace if the caller has not decided, 0 to 1."`
 }
 
 func (f *tracingFlags) validate() error {
@@ -67,7 +67,9 @@ func (f *tracingFlags) start(log *slog.Logger) (*tracing, error) {
 	if f.InstanceID != "" {
 		about = append(about, attribute.String("service.instance.id", f.InstanceID))
 	}
-	failed := seldom(time.Minute, func(err error) { log.Warn("spans are not sent (OTEL_EXPORTER_OTLP_ENDPOINT)", "error", err) })
+	failed := seldom(time.Minute, func(err error) {
+		log.Warn("spans are dropped: the collector does not accept them (OTEL_EXPORTER_OTLP_ENDPOINT)", "error", err)
+	})
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(failed))
 	return &tracing{
 		provider: sdk.NewTracerProvider(

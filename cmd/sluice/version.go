@@ -7,7 +7,7 @@ import (
 )
 
 type versionCmd struct {
-	JSON bool `name:"json" help:"As JSON."`
+	JSON bool `name:"json" help:"Print JSON."`
 }
 
 // built is what the Go tool recorded of this binary.

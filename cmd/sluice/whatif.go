@@ -20,33 +20,33 @@ import (
 )
 
 type whatIfCmd struct {
-	Limit     string `arg:"" help:"What is allowed for each key, such as 6000/minute."`
-	Algorithm string `default:"fixed_window" enum:"fixed_window,sliding_window,token_bucket" help:"fixed_window, sliding_window or token_bucket."`
-	Burst     int64  `default:"0" help:"Of a token_bucket; 0: as many as the limit."`
+	Limit     string `arg:"" help:"Limit of each key, such as 6000/minute."`
+	Algorithm string `default:"fixed_window" enum:"fixed_window,sliding_window,token_bucket" help:"Algorithm: fixed_window, sliding_window or token_bucket."`
+	Burst     int64  `default:"0" help:"Burst of a token_bucket (0: the limit)."`
 
 	Nodes  int           `default:"3" help:"Nodes of the fleet."`
-	Rate   float64       `default:"1000" help:"Requests a second, in all."`
-	Shape  string        `default:"steady" help:"How they come: steady, burst, flash or ramp."`
+	Rate   float64       `default:"1000" help:"Requests a second of all clients."`
+	Shape  string        `default:"steady" help:"Shape of the demand: steady, burst, flash or ramp."`
 	Keys   int           `default:"1000" help:"Distinct keys."`
-	Skew   float64       `default:"1.1" help:"Of a Zipf law over the keys; 0: uniform."`
-	Hot    float64       `default:"0" help:"The share of the requests that one key gets besides."`
-	Cost   int           `default:"1" help:"Hits of a request, at most."`
-	Length time.Duration `default:"3m" help:"How long."`
-	Trace  string        `type:"existingfile" help:"A file of recorded requests instead: CSV with the columns time, key, hits, node, or JSON lines with these fields."`
+	Skew   float64       `default:"1.1" help:"Exponent of a Zipf distribution over the keys (0: uniform)."`
+	Hot    float64       `default:"0" help:"Additional part of the requests for one key, 0 to 1."`
+	Cost   int           `default:"1" help:"Maximum of hits in a request."`
+	Length time.Duration `default:"3m" help:"Simulated time."`
+	Trace  string        `type:"existingfile" help:"File of recorded requests instead of a generated demand: CSV with the columns time, key, hits, node, or JSON lines."`
 
-	Trip time.Duration `default:"500us" help:"A round trip to the store, at least."`
-	Tail time.Duration `default:"500us" help:"What a round trip takes more, in the mean."`
-	Hop  time.Duration `default:"300us" help:"A round trip to another node."`
-	Loss float64       `default:"0" help:"The share of messages to the store that are lost."`
+	Trip time.Duration `default:"500us" help:"Minimum round trip to the store."`
+	Tail time.Duration `default:"500us" help:"Mean of the additional round trip time."`
+	Hop  time.Duration `default:"300us" help:"Round trip to another node."`
+	Loss float64       `default:"0" help:"Part of the messages to the store that are lost, 0 to 1."`
 
-	MaxOver string        `default:"0" help:"What may be over the limit: tokens, or a share such as 1%."`
-	MaxWait time.Duration `default:"5ms" help:"What 999 of 1,000 decisions may take."`
+	MaxOver string        `default:"0" help:"Allowed over-admission: tokens, or a part such as 1%."`
+	MaxWait time.Duration `default:"5ms" help:"Maximum wait of 999 in 1,000 decisions."`
 
-	Seed         uint64            `default:"1" help:"The same seed gives the same answer."`
+	Seed         uint64            `default:"1" help:"Seed. The same seed gives the same answer."`
 	JSON         bool              `help:"Print JSON."`
-	HTML         string            `placeholder:"FILE" help:"Write a page with charts, too."`
-	Charts       string            `placeholder:"DIR" help:"Write the charts as SVG files, too."`
-	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination, such as lease.ttl=2s, as in rules."`
+	HTML         string            `placeholder:"FILE" help:"HTML file for a page with charts."`
+	Charts       string            `placeholder:"DIR" help:"Directory for charts as SVG files."`
+	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.ttl=2s."`
 }
 
 // Help is what `sluice what-if --help` says below its summary.

@@ -25,22 +25,22 @@ const configXDS = "GRPC_XDS_SOTW"
 // xdsFlags say where the management server is. Names and defaults are
 // envoyproxy/ratelimit's, but for CONFIG_GRPC_XDS_ADDITIONS.
 type xdsFlags struct {
-	NodeID     string        `env:"CONFIG_GRPC_XDS_NODE_ID" name:"config-grpc-xds-node-id" default:"default" help:"What this node calls itself: the server has a set of rules for it."`
-	Metadata   string        `env:"CONFIG_GRPC_XDS_NODE_METADATA" name:"config-grpc-xds-node-metadata" placeholder:"K:V,..." help:"More of that: k:v or k=v by commas, or a JSON object."`
-	Server     string        `env:"CONFIG_GRPC_XDS_SERVER_URL" name:"config-grpc-xds-server-url" default:"localhost:18000" help:"The management server."`
-	Retry      time.Duration `env:"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL" name:"config-grpc-xds-server-connect-retry-interval" default:"3s" help:"Between attempts, until there was a stream."`
-	Headers    string        `env:"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" name:"config-grpc-xds-client-additional-headers" placeholder:"K:V,..." help:"Sent with the stream."`
-	UseTLS     bool          `env:"CONFIG_GRPC_XDS_SERVER_USE_TLS" name:"config-grpc-xds-server-use-tls" help:"Use TLS."`
-	Cert       string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_CERT" name:"config-grpc-xds-client-tls-cert" placeholder:"FILE" help:"Client certificate; read for each connection."`
-	Key        string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_KEY" name:"config-grpc-xds-client-tls-key" placeholder:"FILE" help:"Its key."`
-	CA         string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_CACERT" name:"config-grpc-xds-server-tls-cacert" placeholder:"FILE" help:"Certificates to trust instead of the system's."`
-	SAN        string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_SAN" name:"config-grpc-xds-server-tls-san" placeholder:"NAME" help:"A name that the server's certificate must have, instead of its host."`
-	First      time.Duration `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" name:"xds-client-backoff-initial-interval" default:"10s" help:"Until it is asked again after a stream has ended, at first."`
-	Longest    time.Duration `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL" name:"xds-client-backoff-max-interval" default:"60s" help:"At most."`
-	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Share of it that varies."`
-	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Whether it varies."`
-	MaxMessage int           `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" name:"xds-client-max-msg-size-in-bytes" default:"4194304" help:"Of a push."`
-	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"Algorithm, burst, hold and coordination for rules that are pushed, whose messages cannot say them."`
+	NodeID     string        `env:"CONFIG_GRPC_XDS_NODE_ID" name:"config-grpc-xds-node-id" default:"default" help:"Name of this node, for which the server has a set of rules."`
+	Metadata   string        `env:"CONFIG_GRPC_XDS_NODE_METADATA" name:"config-grpc-xds-node-metadata" placeholder:"K:V,..." help:"Metadata of this node: k:v or k=v separated by commas, or a JSON object."`
+	Server     string        `env:"CONFIG_GRPC_XDS_SERVER_URL" name:"config-grpc-xds-server-url" default:"localhost:18000" help:"Address of the management server, HOST:PORT."`
+	Retry      time.Duration `env:"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL" name:"config-grpc-xds-server-connect-retry-interval" default:"3s" help:"Time between attempts until the first stream."`
+	Headers    string        `env:"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" name:"config-grpc-xds-client-additional-headers" placeholder:"K:V,..." help:"Additional headers of the stream."`
+	UseTLS     bool          `env:"CONFIG_GRPC_XDS_SERVER_USE_TLS" name:"config-grpc-xds-server-use-tls" help:"Use TLS to the management server."`
+	Cert       string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_CERT" name:"config-grpc-xds-client-tls-cert" placeholder:"FILE" help:"Client certificate, a file. It is read for each connection."`
+	Key        string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_KEY" name:"config-grpc-xds-client-tls-key" placeholder:"FILE" help:"Key of the client certificate."`
+	CA         string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_CACERT" name:"config-grpc-xds-server-tls-cacert" placeholder:"FILE" help:"Trusted certificates, a file. Default: those of the system."`
+	SAN        string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_SAN" name:"config-grpc-xds-server-tls-san" placeholder:"NAME" help:"Required name in the server's certificate, instead of its host."`
+	First      time.Duration `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" name:"xds-client-backoff-initial-interval" default:"10s" help:"First pause after a stream ended."`
+	Longest    time.Duration `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL" name:"xds-client-backoff-max-interval" default:"60s" help:"Maximum pause after a stream ended."`
+	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Random part of the pause, 0 to 1."`
+	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Randomise the pause."`
+	MaxMessage int           `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" name:"xds-client-max-msg-size-in-bytes" default:"4194304" help:"Maximum size of a push in bytes."`
+	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"File with algorithm, burst, hold and coordination for pushed rules, whose messages lack them."`
 }
 
 // client makes the source; it does not connect yet.
@@ -64,14 +64,14 @@ func (f *xdsFlags) client(r *reloadFlags, caps config.Caps, log *slog.Logger) (*
 		o.Backoff.Spread = f.Random
 	}
 	warn := seldom(10*time.Second, func(err error) {
-		log.Warn("rules are not pushed; those there are stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
+		log.Warn("the management server is unreachable: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
 	})
 	o.OnState = func(err error) {
 		if err != nil {
 			warn(err)
 			return
 		}
-		log.Info("rules are pushed", "from", f.Server)
+		log.Info("connected to the management server", "from", f.Server)
 	}
 	return xds.NewClient(o), nil
 }

@@ -12,21 +12,21 @@ import (
 
 type benchAccuracyCmd struct {
 	measured `embed:""`
-	Redis    string        `placeholder:"HOST:PORT" help:"A Redis that runs, instead of one that is started; it is not killed or emptied."`
-	Target   string        `placeholder:"HOST:PORT" help:"Measure another server of the same protocol: domain and entry must have a rule of --limit a year or day."`
-	Domain   string        `default:"bench" help:"Of the target's rule."`
-	Entry    string        `default:"accuracy" help:"The key of its descriptor; values are invented."`
+	Redis    string        `placeholder:"HOST:PORT" help:"Address of a running Redis. It is not killed or flushed. Default: start one."`
+	Target   string        `placeholder:"HOST:PORT" help:"Address of another RLS server to measure. Its rule for domain and entry must allow --limit a year or day."`
+	Domain   string        `default:"bench" help:"Domain of the target's rule."`
+	Entry    string        `default:"accuracy" help:"Descriptor key of the target's rule. Values are generated."`
 	Nodes    int           `default:"3" help:"Nodes of the fleet."`
 	MaxKeys  int           `default:"20000" name:"max-keys" help:"Keys that a node tracks."`
-	Limit    int64         `default:"300" help:"Of each key."`
+	Limit    int64         `default:"300" help:"Limit of each key."`
 	Rate     float64       `default:"2000" help:"Requests a second."`
-	Length   time.Duration `default:"3s" help:"Of each scenario under each mode."`
-	Scenario []string      `placeholder:"NAME" help:"Only these: closed, zipf, burst, flash, hot, uniform, ramp, many, kill, pause, join, roll, 'slow store', 'hung store', 'dead store', 'flushed store', partition, split."`
-	All      bool          `help:"All of them; by default about half."`
-	Seed     uint64        `default:"1" help:"Of the demand."`
+	Length   time.Duration `default:"3s" help:"Length of each scenario in each mode."`
+	Scenario []string      `placeholder:"NAME" help:"Scenarios: closed, zipf, burst, flash, hot, uniform, ramp, many, kill, pause, join, roll, 'slow store', 'hung store', 'dead store', 'flushed store', partition, split."`
+	All      bool          `help:"Run all scenarios instead of about half."`
+	Seed     uint64        `default:"1" help:"Seed of the demand."`
 	JSON     bool          `help:"Print JSON."`
-	HTML     string        `placeholder:"FILE" help:"Write a page with charts, too."`
-	Charts   string        `placeholder:"DIR" help:"Write the charts as SVG files, too."`
+	HTML     string        `placeholder:"FILE" help:"HTML file for a page with charts."`
+	Charts   string        `placeholder:"DIR" help:"Directory for charts as SVG files."`
 }
 
 // Help is what `sluicelab bench accuracy --help` says below its summary.

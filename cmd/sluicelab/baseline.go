@@ -12,8 +12,8 @@ import (
 type benchBaselineCmd struct {
 	Address string        `required:"" help:"host:port"`
 	Redis   string        `required:"" help:"host:port"`
-	Limit   int64         `required:"" help:"Of each descriptor."`
-	Window  time.Duration `required:"" help:"Of the limit."`
+	Limit   int64         `required:"" help:"Key of the descriptor."`
+	Window  time.Duration `required:"" help:"Unit of the limit."`
 }
 
 // Run serves until interrupted.

@@ -9,16 +9,16 @@ import (
 )
 
 type benchCmd struct {
-	Accuracy benchAccuracyCmd `cmd:"" help:"Admitted requests of each mode compared with its limits, under load and faults."`
-	Cost     benchCostCmd     `cmd:"" help:"Server CPU a call, against an empty gRPC server of the same protocol, in one run."`
-	Envoy    benchEnvoyCmd    `cmd:"" help:"Latency and CPU of a request through Envoy: each mode, an empty server, and no filter."`
-	Keys     benchKeysCmd     `cmd:"" help:"Memory and limits of one process under ever new keys."`
-	Overload benchOverloadCmd `cmd:"" help:"Goodput of a server at up to ten times its capacity."`
-	Store    benchStoreCmd    `cmd:"" help:"Redis CPU for a decision in each mode, compared with a service that asks Redis for each request."`
-	Streams  benchStreamsCmd  `cmd:"" help:"What calls of RLS cost while thousands of streams of RLQS report."`
-	Table    benchTableCmd    `cmd:"" help:"Memory a key, and time a decision, for a million keys and more in one process."`
-	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Serve the empty server."`
-	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Serve the server that asks Redis for each request."`
+	Accuracy benchAccuracyCmd `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
+	Cost     benchCostCmd     `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
+	Envoy    benchEnvoyCmd    `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
+	Keys     benchKeysCmd     `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
+	Overload benchOverloadCmd `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
+	Store    benchStoreCmd    `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
+	Streams  benchStreamsCmd  `cmd:"" help:"Measure RLS calls while thousands of RLQS streams report."`
+	Table    benchTableCmd    `cmd:"" help:"Measure memory and time for a million keys and more in one process."`
+	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Run the empty server."`
+	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Run the server that asks Redis for each request."`
 }
 
 // facts are those of a page about what this process has measured, for so long until now.

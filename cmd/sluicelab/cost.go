@@ -15,12 +15,12 @@ type benchCostCmd struct {
 	Rounds      int           `default:"10" help:"Rounds of each server, in turn."`
 	Round       time.Duration `default:"1s" help:"Length of a round."`
 	Callers     int           `default:"64" help:"Concurrent callers."`
-	Connections int           `default:"4" help:"Connections they share."`
+	Connections int           `default:"4" help:"Connections of the callers."`
 	Keys        int           `default:"1000" help:"Distinct keys."`
-	MaxRatio    float64       `default:"1.15" help:"Fail if sluice uses more than this many times the empty server's CPU; 0: never."`
-	Forwarded   bool          `help:"Measure decisions that another node makes, too: mode routing."`
-	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Fail if a forwarded decision costs more than this many times the empty server's CPU; 0: never."`
-	MaxHot      float64       `default:"1.2" name:"max-hot-ratio" help:"Fail if a decision on a hot key costs more than this many times the CPU of a local one; 0: never."`
+	MaxRatio    float64       `default:"1.15" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
+	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
+	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
+	MaxHot      float64       `default:"1.2" name:"max-hot-ratio" help:"Failure threshold for a decision on a hot key, as a multiple of a local one's CPU (0: off)."`
 	JSON        bool          `help:"Print JSON."`
 }
 

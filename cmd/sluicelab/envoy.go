@@ -14,8 +14,8 @@ type benchEnvoyCmd struct {
 	measured `embed:""`
 	Rounds   int           `default:"3" help:"Rounds of each way, in turn."`
 	Round    time.Duration `default:"10s" help:"Length of a round."`
-	Rate     float64       `default:"500" help:"Requests a second: what the machine holds, else times are of the queue."`
-	Nodes    int           `default:"3" help:"Nodes of Sluice, 1 to 10; several share a Redis, which is started (redis-server must be installed)."`
+	Rate     float64       `default:"500" help:"Requests a second. Choose a rate that the machine sustains."`
+	Nodes    int           `default:"3" help:"Nodes of Sluice, 1 to 10. Several share a Redis, which the command starts (redis-server must be installed)."`
 	Keys     int           `default:"100" help:"Distinct keys."`
 	JSON     bool          `help:"Print JSON."`
 }

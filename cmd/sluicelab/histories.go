@@ -19,15 +19,15 @@ import (
 )
 
 type historiesCmd struct {
-	Count int64  `default:"1000" help:"How many histories."`
-	Seed  uint64 `default:"1" help:"Of the first one."`
-	Cores int    `default:"0" help:"Played at once; 0: one on each core."`
-	Mode  string `help:"Play histories of this mode only, and pass over the seeds of others: leasing, routing or approx."`
+	Count int64  `default:"1000" help:"Number of histories."`
+	Seed  uint64 `default:"1" help:"Seed of the first history."`
+	Cores int    `default:"0" help:"Concurrent histories (0: one for each core)."`
+	Mode  string `help:"Mode of the histories: leasing, routing or approx. Other seeds are skipped."`
 	// NoStore is named as that of check.
-	NoStore bool `help:"Play only rings without a store, which are of mode routing."`
-	Tills   bool `help:"Play only those that are made up to find what draws get wrong: one of twenty."`
-	CAS     bool `name:"cas" help:"Play them on a store that compares and sets records, like PostgreSQL."`
-	Trace   bool `help:"Play the one history of --seed, and print all that happens in it."`
+	NoStore bool `help:"Simulate only rings without a store, in mode routing."`
+	Tills   bool `help:"Simulate only histories that stress draws, one of twenty."`
+	CAS     bool `name:"cas" help:"Use a store that compares and sets records, like PostgreSQL."`
+	Trace   bool `help:"Simulate the history of --seed alone, and print all its events."`
 	JSON    bool `help:"Print JSON."`
 }
 

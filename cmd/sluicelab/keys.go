@@ -12,9 +12,9 @@ import (
 type benchKeysCmd struct {
 	measured  `embed:""`
 	Keys      int `default:"5000000" help:"Distinct keys to send."`
-	MaxKeys   int `default:"1000000" help:"Keys that the server may track; 0: its own default, from its memory."`
-	Memory    int `help:"GOMEMLIMIT of the server, in MiB; 0: none."`
-	MaxMemory int `default:"1536" help:"Fail if it ever has more resident memory than this, in MiB."`
+	MaxKeys   int `default:"1000000" help:"Keys that the server tracks (0: derived from its memory)."`
+	Memory    int `help:"GOMEMLIMIT of the server in MiB (0: none)."`
+	MaxMemory int `default:"1536" help:"Failure threshold for resident memory in MiB."`
 }
 
 // Help is what `sluicelab bench keys --help` says below its summary.

@@ -18,11 +18,11 @@ import (
 
 type cli struct {
 	Bench benchCmd `cmd:"" help:"Measure real processes."`
-	Sim   simCmd   `cmd:"" help:"Play fleets in virtual time."`
+	Sim   simCmd   `cmd:"" help:"Simulate fleets in virtual time."`
 }
 
 type simCmd struct {
-	Histories historiesCmd `cmd:"" help:"Play random fleets, settings and faults, and check every invariant at every step."`
+	Histories historiesCmd `cmd:"" help:"Simulate random fleets, settings and faults, and check each invariant at each step."`
 }
 
 // streams are where a command writes; tests read them.
@@ -75,7 +75,7 @@ func newParser(s streams, exit func(code int)) *kong.Kong {
 
 // measured is the sluice that a command measures.
 type measured struct {
-	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"The sluice to measure. Unset: in the directory of sluicelab, on the PATH, or built from this module."`
+	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"Binary of sluice to measure. Default: the directory of sluicelab, the PATH, or a build of this module."`
 }
 
 // find returns the program's path; done removes what was built. It blocks while it builds.

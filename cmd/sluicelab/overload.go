@@ -13,18 +13,18 @@ import (
 type benchOverloadCmd struct {
 	measured    `embed:""`
 	Step        time.Duration `default:"2s" help:"Length of each measurement."`
-	Rounds      int           `default:"3" help:"How often each is made; the round in the middle is shown."`
-	Times       []float64     `default:"0.5,1,2,5,10" help:"Multiples of the capacity that are offered."`
-	Patience    time.Duration `default:"20ms" help:"After which callers give up: Envoy's default."`
-	Connections int           `default:"4" help:"From the callers."`
-	Callers     int           `default:"128" help:"Calls under way while the capacity is measured."`
-	Outstanding int           `default:"1024" help:"Most calls under way; a call beyond that fails at the caller: Envoy's circuit breaker."`
-	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server; 0: it sheds nothing."`
-	Traced      bool          `help:"Each call has a traceparent of its own, as those of an Envoy that traces all calls: it costs more to refuse."`
-	Least       float64       `default:"0" help:"Fail if goodput beyond the capacity is less than this share of it, such as 0.8."`
+	Rounds      int           `default:"3" help:"Repetitions of each measurement. The median round is shown."`
+	Times       []float64     `default:"0.5,1,2,5,10" help:"Offered load as multiples of the capacity."`
+	Patience    time.Duration `default:"20ms" help:"Time after which callers give up. The default is that of Envoy."`
+	Connections int           `default:"4" help:"Connections of the callers."`
+	Callers     int           `default:"128" help:"Concurrent calls while the capacity is measured."`
+	Outstanding int           `default:"1024" help:"Maximum of concurrent calls, like Envoy's circuit breaker. Further calls fail at the caller."`
+	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server (0: no call is shed)."`
+	Traced      bool          `help:"Send a different traceparent with each call, like an Envoy that traces all calls. Such calls cost more to refuse."`
+	Least       float64       `default:"0" help:"Failure threshold for goodput beyond the capacity, as a part of it, such as 0.8."`
 	JSON        bool          `help:"Print JSON."`
-	HTML        string        `placeholder:"FILE" help:"Write a page with a chart, too."`
-	Charts      string        `placeholder:"DIR" help:"Write the chart as an SVG file, too."`
+	HTML        string        `placeholder:"FILE" help:"HTML file for a page with a chart."`
+	Charts      string        `placeholder:"DIR" help:"Directory for the chart as an SVG file."`
 }
 
 // Help is what `sluicelab bench overload --help` says below its summary.

@@ -12,18 +12,18 @@ import (
 
 type benchStoreCmd struct {
 	measured `embed:""`
-	Nodes    []int         `default:"3,10" help:"Sizes of fleets of processes."`
-	Virtual  []int         `default:"3,30,100" help:"Sizes of fleets in virtual time, up to 1000; 0: none."`
+	Nodes    []int         `default:"3,10" help:"Sizes of the fleets of processes."`
+	Virtual  []int         `default:"3,30,100" help:"Sizes of the fleets in virtual time, up to 1000 (0: none)."`
 	Rate     float64       `default:"3000" help:"Requests a second."`
-	Length   time.Duration `default:"15s" help:"Of each mode in each row. With 30s or more, rows whose windows are minutes begin so that a window turns halfway."`
-	Rows     []int         `placeholder:"N" help:"Only these rows of the table, from 1 to 8."`
-	Modes    []string      `placeholder:"MODE" help:"Only these and the baseline: strict, leasing, routing, approx; leasing-reserve and routing-reserve, of limits that are large enough."`
-	Rounds   int           `default:"1" help:"Measure each mode of a row so often, in turn."`
-	Warm     bool          `help:"Ask each node for each key once before, and measure then."`
-	Seed     uint64        `default:"1" help:"Of the demand."`
+	Length   time.Duration `default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
+	Rows     []int         `placeholder:"N" help:"Rows to measure, from 1 to 8."`
+	Modes    []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx, and with large limits leasing-reserve and routing-reserve."`
+	Rounds   int           `default:"1" help:"Measurements of each mode of a row, in turn."`
+	Warm     bool          `help:"Call each node once for each key before the measurement."`
+	Seed     uint64        `default:"1" help:"Seed of the demand."`
 	JSON     bool          `help:"Print JSON."`
-	HTML     string        `placeholder:"FILE" help:"Write a page with charts, too."`
-	Charts   string        `placeholder:"DIR" help:"Write the charts as SVG files, too."`
+	HTML     string        `placeholder:"FILE" help:"HTML file for a page with charts."`
+	Charts   string        `placeholder:"DIR" help:"Directory for charts as SVG files."`
 }
 
 // Help is what `sluicelab bench store --help` says below its summary.

@@ -13,13 +13,13 @@ import (
 type benchStreamsCmd struct {
 	measured    `embed:""`
 	Rounds      int           `default:"3" help:"Rounds of each server, in turn."`
-	Round       time.Duration `default:"1m" help:"Length of a round. All streams are granted anew when a minute ends: rounds that are whole minutes have one turn each."`
-	Calls       float64       `default:"1000" help:"Calls of RLS a second, to each server in its rounds."`
-	Connections int           `default:"4" help:"Connections they share."`
+	Round       time.Duration `default:"1m" help:"Length of a round. Streams get new assignments each minute, so that rounds of whole minutes have one turn each."`
+	Calls       float64       `default:"1000" help:"RLS calls a second, to each server in its rounds."`
+	Connections int           `default:"4" help:"Connections of the callers."`
 	Keys        int           `default:"1000" help:"Distinct keys."`
-	Streams     int           `default:"10000" help:"Streams of RLQS, to one of the servers."`
-	Buckets     int           `default:"10" help:"Of each stream."`
-	Reports     float64       `default:"2000" help:"Messages of reports a second, of all streams."`
+	Streams     int           `default:"10000" help:"RLQS streams to one of the servers."`
+	Buckets     int           `default:"10" help:"Buckets of each stream."`
+	Reports     float64       `default:"2000" help:"Messages with reports a second, of all streams."`
 	JSON        bool          `help:"Print JSON."`
 }
 

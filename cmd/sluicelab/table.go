@@ -13,10 +13,10 @@ import (
 )
 
 type benchTableCmd struct {
-	Keys  []int    `default:"1000000,5000000,10000000" help:"How many keys."`
-	Kinds []string `default:"local,fleet" enum:"local,fleet" help:"local: a node alone; fleet: one of several that share a store."`
+	Keys  []int    `default:"1000000,5000000,10000000" help:"Number of keys."`
+	Kinds []string `default:"local,fleet" enum:"local,fleet" help:"Kinds of tables: local (a node alone), fleet (a node with a shared store)."`
 	JSON  bool     `help:"Print JSON."`
-	Here  bool     `hidden:"" help:"Measure the first of each in this process."`
+	Here  bool     `hidden:"" help:"Measure the first size and kind in this process."`
 }
 
 // Help is what `sluicelab bench table --help` says below its summary.

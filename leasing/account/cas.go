@@ -44,10 +44,10 @@ const (
 )
 
 // ErrContended answers claims on an account that others have changed again and again. Nothing was settled.
-var ErrContended = errors.New("other nodes have changed the account each time that it was tried")
+var ErrContended = errors.New("other nodes changed the account at each try")
 
 // errNewLife says that the data is in another life than when it was read.
-var errNewLife = errors.New("the store's data was lost, or is another copy's")
+var errNewLife = errors.New("the store's data was lost, or another copy is in use")
 
 // Settle implements [Ledger].
 func (l *CAS) Settle(

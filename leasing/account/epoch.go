@@ -89,7 +89,7 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 			t.server.doubted.Store(true)
 			t.stale.Store(true)
 		}
-		return fmt.Errorf("redis: the epoch is not known: %w", err)
+		return fmt.Errorf("redis: the epoch is unknown: %w", err)
 	}
 	now := t.at()
 	if now == 0 {
@@ -114,7 +114,7 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	return err
 }
 
-var errElsewhere = errors.New("the client's connections end at different servers")
+var errElsewhere = errors.New("the client's connections lead to different servers")
 
 // same tells whether two runs may be one.
 func same(a, b string) bool { return a == b || a == unknown || b == unknown || a == "" }

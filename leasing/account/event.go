@@ -116,7 +116,7 @@ func expiry(h ratelimit.Holder, e Event) Event {
 	return e
 }
 
-var errEvent = errors.New("the entry is no event")
+var errEvent = errors.New("the entry is not an event")
 
 // ReadEvent reads an entry of a key's stream.
 func ReadEvent(prefix string, fields map[string]any) (Event, error) {

@@ -26,7 +26,7 @@ func (l *Redis) Look(
 ) (*ratelimit.AccountLook, error) {
 	client := l.people
 	if client == nil {
-		return nil, fmt.Errorf("%w: nobody looks at it", ErrAnswer)
+		return nil, fmt.Errorf("%w: no state was requested", ErrAnswer)
 	}
 	pipe := client.Pipeline()
 	fields, before := pipe.HGetAll(ctx, l.nameOf(key, w)), (*redis.StringCmd)(nil)

@@ -13,7 +13,7 @@ import (
 )
 
 // errClaim says that a claim means nothing. Its sender has a bug.
-var errClaim = errors.New("the claim means nothing")
+var errClaim = errors.New("the claim is invalid")
 
 // check tells what is wrong with a claim, before it is sent or settled.
 func check(c *Claim) error {

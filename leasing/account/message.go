@@ -90,11 +90,11 @@ func (g *Grant) Owned(n tokens, limit *ratelimit.Limit) tokens {
 // Errors of single messages. Both are matched with errors.Is.
 var (
 	// ErrOvertaken answers a claim whose Seq is not above the last.
-	ErrOvertaken = errors.New("the claim was overtaken by a later one of its holder")
+	ErrOvertaken = errors.New("a later claim of the same holder came first")
 	// ErrOver answers a message for an account that is not kept any more, or not yet: nothing was booked.
-	ErrOver = errors.New("the window of the claim is not kept at the ledger")
+	ErrOver = errors.New("the store no longer keeps the window of the claim")
 	// ErrFull answers a claim on a new key when a ledger in memory holds as many accounts as it may.
-	ErrFull = errors.New("the ledger is full: every account it may hold is in use")
+	ErrFull = errors.New("the account table is full: all accounts are in use")
 )
 
 // MostBooked bounds each total of a holder, and the sum of all: what is beyond is not counted. 1,000 holders at the

@@ -35,10 +35,10 @@ type Redis struct {
 }
 
 // ErrClient says that a client is none that a ledger can be sure of.
-var ErrClient = errors.New("the ledger needs a redis.Client or redis.ClusterClient without retries")
+var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClient without retries")
 
 // ErrAnswer says that what answered is no ledger of this protocol.
-var ErrAnswer = errors.New("the ledger's answer makes no sense")
+var ErrAnswer = errors.New("the store's reply is invalid")
 
 // NewRedis makes a ledger whose accounts' names start with prefix. It must be made before the client is used, for it
 // sets what a new connection does first (OnConnect): it asks which run of a server is at its end, and takes that for
@@ -235,7 +235,7 @@ func (t *trip) settle(ctx context.Context) error {
 		err = t.send(ctx)
 	}
 	for _, i := range t.left {
-		t.grants[i] = Grant{Err: fmt.Errorf("%w: the script is forgotten again and again", ErrAnswer)}
+		t.grants[i] = Grant{Err: fmt.Errorf("%w: the script disappears repeatedly", ErrAnswer)}
 	}
 	if err != nil {
 		for _, i := range all {

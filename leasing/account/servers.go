@@ -90,7 +90,7 @@ func (l *Redis) readLocked(ctx context.Context) (all []*server, parts [][]*serve
 		}
 	}
 	if len(all) == 0 {
-		return nil, nil, fmt.Errorf("redis: no server of the Cluster is known: %w", failed)
+		return nil, nil, fmt.Errorf("redis: no server of the Cluster was found: %w", failed)
 	}
 	return all, parts, nil
 }

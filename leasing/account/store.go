@@ -96,7 +96,7 @@ func (w *writer) records(all records) {
 }
 
 // ErrRecord says that a record at the store is not what this ledger writes: another release's, or another program's.
-var ErrRecord = errors.New("the record at the store is none of this release of Sluice")
+var ErrRecord = errors.New("the record in the store belongs to another release of Sluice")
 
 // decode is encode, backwards. Nothing is a new account.
 func (k *kept) decode(data []byte) error {

@@ -45,7 +45,7 @@ func (s *MemoryStore) Read(_ context.Context, keys []StoreKey) (Snapshot, error)
 }
 
 // ErrLife says that a store's data is in another life than a change is for.
-var ErrLife = errors.New("the store's data is in another life: it was lost, or an older copy goes on")
+var ErrLife = errors.New("the store's data was lost, or an older copy is in use")
 
 // Write implements [Store].
 func (s *MemoryStore) Write(_ context.Context, life string, changes []Change) ([]bool, error) {

@@ -83,7 +83,7 @@ const (
 // answerFields are how many numbers a script answers with.
 const answerFields = 12
 
-var errShape = errors.New("not so many whole numbers as a grant has")
+var errShape = errors.New("the number of integers is not that of a grant")
 
 // readGrant reads what a script answered. What is not exactly of its form is an error, and grants nothing.
 func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {

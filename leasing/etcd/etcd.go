@@ -39,7 +39,7 @@ type Store struct {
 func Open(rawURL, prefix string) (*Store, error) {
 	p, err := parse(rawURL)
 	if err != nil {
-		return nil, fmt.Errorf("the store's URL is not one of etcd: %w", err)
+		return nil, fmt.Errorf("the store's URL is not a valid etcd URL: %w", err)
 	}
 	s := &Store{config: p.config, prefix: prefix, recalls: newRecalls()}
 	s.history.kept = !p.compacts

@@ -684,17 +684,17 @@ func TestErrors(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{
 		"redis://u:geheim@host:1":              "must begin with etcd://",
-		"etcd://u:geheim@":                     "is no host with a port",
-		"etcd://u:geheim@host":                 `"host" is no host with a port`,
-		"etcd://u:geheim@host:port":            `"host:port" is no host with a port`,
-		"etcd://u:geheim@host:1,host:99999":    `"host:99999" is no host with a port`,
+		"etcd://u:geheim@":                     "is not a host with a port",
+		"etcd://u:geheim@host":                 `"host" is not a host with a port`,
+		"etcd://u:geheim@host:port":            `"host:port" is not a host with a port`,
+		"etcd://u:geheim@host:1,host:99999":    `"host:99999" is not a host with a port`,
 		"etcd://u:geheim%@host:1":              "write %25 for a %",
-		"etcd://geheim@host:1":                 "a user without a password",
+		"etcd://geheim@host:1":                 "a user or a password alone",
 		"etcd://u:geheim@host:1?tsl=true":      `the setting "tsl"`,
 		"etcd://u:geheim@host:1?tls=ja":        `tls is "ja", must be true or false`,
 		"etcd://u:geheim@host:1?cacert=a":      "add tls=true",
 		"etcd://u:geheim@host:1?tls=1&cert=a":  `cert is "a" and key is ""`,
-		"etcd://u:ge/h?eim@host:1?x=1":         "is no host with a port",
+		"etcd://u:ge/h?eim@host:1?x=1":         "is not a host with a port",
 		"etcd://h:1?tls=true&cacert=/dev/null": "has no certificate in the form of PEM",
 	} {
 		if _, err := Open(url, ""); err == nil || !strings.Contains(err.Error(), want) ||

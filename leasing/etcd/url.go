@@ -64,7 +64,7 @@ func configOf(hosts string) (clientv3.Config, error) {
 		name, port, err := net.SplitHostPort(host)
 		n, failed := strconv.ParseUint(port, 10, 16)
 		if err != nil || failed != nil || name == "" || n == 0 {
-			return c, fmt.Errorf("%q is no host with a port, such as etcd-1:2379: %s", host, form)
+			return c, fmt.Errorf("%q is not a host with a port, such as etcd-1:2379: %s", host, form)
 		}
 		c.Endpoints = append(c.Endpoints, host)
 	}
@@ -80,10 +80,10 @@ func (p *parsed) credentials(user string) error {
 	p.config.Username, err1 = url.PathUnescape(name)
 	p.config.Password, err2 = url.PathUnescape(password)
 	if err1 != nil || err2 != nil {
-		return errors.New("its user or its password has a % that escapes nothing: write %25 for a %")
+		return errors.New("its user or password has a % that is not an escape: write %25 for a %")
 	}
 	if p.config.Username == "" || p.config.Password == "" {
-		return fmt.Errorf("it has a user without a password, or the other way round: %s", form)
+		return fmt.Errorf("it has a user or a password alone: %s", form)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func (p *parsed) credentials(user string) error {
 func (p *parsed) settings(query string) error {
 	values, err := url.ParseQuery(query)
 	if err != nil {
-		return fmt.Errorf("%q behind the question mark cannot be read: %w", query, err)
+		return fmt.Errorf("%q after the question mark is invalid: %w", query, err)
 	}
 	secure, files := false, map[string]string{}
 	p.compacts = true
@@ -106,7 +106,7 @@ func (p *parsed) settings(query string) error {
 		case "compact":
 			p.compacts, err = boolOf(name, value)
 		default:
-			err = fmt.Errorf("it has the setting %q, and knows tls, cacert, cert, key and compact", name)
+			err = fmt.Errorf("it has the setting %q, must be one of tls, cacert, cert, key and compact", name)
 		}
 		if err != nil {
 			return err
@@ -116,7 +116,7 @@ func (p *parsed) settings(query string) error {
 	case secure:
 		p.config.TLS, err = tlsOf(files["cacert"], files["cert"], files["key"])
 	case len(files) > 0:
-		err = errors.New("it names files for TLS, and tls is not true: add tls=true")
+		err = errors.New("it names files for TLS: add tls=true")
 	}
 	return err
 }

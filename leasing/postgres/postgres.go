@@ -38,7 +38,7 @@ type recalled struct {
 func Open(rawURL, prefix string) (*Store, error) {
 	c, err := pgxpool.ParseConfig(rawURL)
 	if err != nil {
-		return nil, fmt.Errorf("the store's URL is not one of PostgreSQL: %w", withoutSecret(err))
+		return nil, fmt.Errorf("the store's URL is not a valid PostgreSQL URL: %w", withoutSecret(err))
 	}
 	if !strings.Contains(rawURL, "pool_max_conns") {
 		c.MaxConns = 10
@@ -107,7 +107,7 @@ func (s *Store) Prepare(ctx context.Context) error {
 	return nil
 }
 
-var errUnprepared = errors.New("postgres: the tables are not known to be there yet")
+var errUnprepared = errors.New("postgres: the tables are not verified yet")
 
 // Ping asks whether the server answers.
 func (s *Store) Ping(ctx context.Context) error { return s.pool.Ping(ctx) }

@@ -16,7 +16,7 @@ var schemaSQL string
 var migrations = []string{schemaSQL}
 
 // ErrSchema says that the tables are a later release's.
-var ErrSchema = errors.New("the tables of Sluice in this database are a later release's")
+var ErrSchema = errors.New("the tables of Sluice in this database belong to a later release")
 
 // lockSchema is the advisory lock under which the schema changes, and lockSweep that under which rows are dropped.
 const lockSchema, lockSweep = 0x736c75696365 << 8, 0x736c75696365<<8 + 1
@@ -35,7 +35,7 @@ func migrate(ctx context.Context, c *pgx.Conn) error {
 			return err
 		}
 		if version > len(migrations) {
-			return fmt.Errorf("%w: their version is %d, and this release knows %d; run a release that is at least as "+
+			return fmt.Errorf("%w: their version is %d, and this release reads %d; run a release that is at least as "+
 				"new as the newest that has used this database", ErrSchema, version, len(migrations))
 		}
 		for ; version < len(migrations); version++ {

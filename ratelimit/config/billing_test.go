@@ -46,10 +46,10 @@ func TestBillingIsRefused(t *testing.T) {
 		"unit: month, billing: {day: 32}":     `day must be a day of the month, 1 to 31, not "32"`,
 		"unit: month, billing: {day: 0}":      `day must be a day of the month, 1 to 31, not "0"`,
 		"unit: month, billing: {day: first}":  "day must be a whole number",
-		"unit: month, billing: {time_zone: New York}": `"New York" is no name of the IANA database: use one such ` +
+		"unit: month, billing: {time_zone: New York}": `"New York" is not in the IANA database: use a name such ` +
 			"as America/New_York or UTC",
 		"unit: month, billing: {time_zone: EST5EDT6}": "unknown time zone EST5EDT6: use a name of the IANA database",
-		"unit: month, billing: {time_zone: Local}":    `"Local" is no name`,
+		"unit: month, billing: {time_zone: Local}":    `"Local" is not in`,
 		"unit: month, billing: {day: 1, zone: UTC}":   "unknown key 'zone'",
 		"unit: month, billing: 15":                    `billing must be a map, not "15"`,
 		"unit: month, day: 15":                        "unknown key 'day'; it belongs in rate_limit, in billing: {day",

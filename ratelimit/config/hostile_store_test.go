@@ -127,7 +127,7 @@ func TestBadCopies(t *testing.T) {
 	}{
 		"cut off":   {`{"sluice_last_good":1,"files":[{"na`, 0o600, "is not a copy of rules"},
 		"other":     {`{"sluice_last_good":2}`, 0o600, "has sluice_last_good 2, and this version reads 1: remove it"},
-		"writable":  {`{"sluice_last_good":1}`, 0o622, "others may write it"},
+		"writable":  {`{"sluice_last_good":1}`, 0o622, "other users can write it"},
 		"bad rules": {`{"sluice_last_good":1,"files":[{"name":"f","data":"Ww=="}]}`, 0o600, "are bad, too"},
 		"too large": {strings.Repeat(" ", 2<<20), 0o600, "it is not a copy of rules within the caps on rules"},
 	} {

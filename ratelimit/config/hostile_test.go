@@ -232,7 +232,7 @@ func TestBounds(t *testing.T) {
 		"files": {
 			Caps{Files: 1},
 			[]string{"domain: a", "domain: b"},
-			"there are 2 files, the most is 1: join some",
+			"there are 2 files, at most 1 are allowed: join some",
 		},
 		"depth": {Caps{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " +
 			strings.Repeat("{a: ", 210) + strings.Repeat("}", 210) + "}]"}, "nested deeper than 200"},

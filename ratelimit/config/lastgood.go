@@ -39,8 +39,8 @@ func (c *Copy) Read() (Draft, error) {
 		return Draft{}, err
 	}
 	if info.Mode().Perm()&0o022 != 0 {
-		return Draft{}, fmt.Errorf("%s has the permissions %v: others may write it; chmod 600 it if you trust what "+
-			"it holds", c.Path, info.Mode().Perm())
+		return Draft{}, fmt.Errorf("%s has the permissions %v: other users can write it; chmod 600 it if you trust "+
+			"its content", c.Path, info.Mode().Perm())
 	}
 	most := 2*int64(c.Caps.OrDefault().TotalBytes) + 1<<20 // base64 and names
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
@@ -122,7 +122,7 @@ func (s *Store) keepLocked(texts []Text) {
 	}
 	if err := s.lastGood.write(texts); err != nil {
 		s.copyErrors.Add(1)
-		s.log.Error("the last good rules are not on disk: a restart with a bad config would not have them",
+		s.log.Error("the copy of the last good rules was not written: a restart with a bad config would have no rules",
 			"event", "config_copy_error", "error", err)
 	}
 }
@@ -138,7 +138,7 @@ func (s *Store) LoadLastGood(why error) error {
 	}
 	draft, err := s.lastGood.Read()
 	if err != nil {
-		return fmt.Errorf("%w\nand the last good rules are not to be had: %w", why, err)
+		return fmt.Errorf("%w\nand the last good rules are not available: %w", why, err)
 	}
 	compiled := s.compileLocked(draft, draft.Texts)
 	if len(compiled.problems) > 0 {
@@ -147,7 +147,7 @@ func (s *Store) LoadLastGood(why error) error {
 	}
 	s.useLocked(compiled)
 	s.status.put(compiled.rules, s.lastGood.String(), why)
-	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or not there",
+	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or missing",
 		"event", "config_last_good",
 		"copy", s.lastGood.Path, "fingerprint", compiled.rules.Fingerprint(), "files", len(draft.Texts),
 		"rules", len(compiled.rules.All()), "error", cut(why.Error(), maxMessage))

@@ -33,7 +33,7 @@ type Loader interface {
 }
 
 // ErrNothingYet is what a source says whose rules are still to come.
-var ErrNothingYet = errors.New("no rules have come yet")
+var ErrNothingYet = errors.New("no rules have arrived yet")
 
 // Draft is all rules of a source as they were written, before they are compiled.
 // Either they are texts, which the store decodes, or the source has decoded them

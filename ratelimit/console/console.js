@@ -30,7 +30,7 @@ const sources = (r) => Object.entries(r.sources || {}).filter(([, n]) => n > 0).
 
 // reasons says why decisions were made without the store.
 const why = {
-  deadline: 'its answer came too late', error: 'it answered with an error', breaker: 'it had failed before, and was not asked',
+  deadline: 'its reply was late', error: 'it returned an error', breaker: 'the breaker was open',
   queue_full: 'too many claims waited', table_full: 'too many keys', peer: 'the key\'s owner did not answer',
 };
 const reasons = (map) => Object.entries(map || {}).filter(([, n]) => n > 0).map(([k, n]) => number(n) + ': ' + (why[k] || k)).join('; ');
@@ -44,7 +44,7 @@ const claimed = {
 function showProblems(list) {
   if (!list || !list.length) {
     $('problems').className = 'good';
-    $('problems').replaceChildren(make('p', 'Nothing is wrong: limits hold as declared', 'verdict'));
+    $('problems').replaceChildren(make('p', 'No problems: limits hold as declared', 'verdict'));
     return;
   }
   $('problems').className = list[0].severity;
@@ -134,7 +134,7 @@ function showRules(s) {
   $('without').hidden = !sorted.some((r) => r.sources && r.sources.fallback > 0);
   rows('alone', sorted.filter((r) => r.sources && r.sources.fallback > 0), id, (r) => [[
     [ruleName(r)], [r.on_store_failure], [number(r.sources.fallback), 'n'], [reasons(r.fallbacks), 'long'],
-  ]], 'Nothing, since this node started.');
+  ]], 'No decisions, since this node started.');
   before = s;
 }
 
@@ -150,9 +150,9 @@ function showFleet(s) {
       [cell], [n.version], [n.rules ? n.rules.slice(0, 12) : '–'], [duration((new Date(s.now) - new Date(n.started)) * 1e6)],
       [number(rates(n).passed), 'n'], [number(rates(n).refused), 'n'], seldom(rates(n).failed), seldom(rates(n).alone),
       [n.rates && n.rates.worst_percent !== undefined ? number(Math.round(n.rates.worst_percent)) + ' %' : '–', 'n'],
-      seldom(n.problems, 'warn'), [(n.silent ? 'SILENT, last heard ' : '') + n.seen_seconds + ' s ago', n.silent ? 'warn late' : ''],
+      seldom(n.problems, 'warn'), [(n.silent ? 'SILENT, last seen ' : '') + n.seen_seconds + ' s ago', n.silent ? 'warn late' : ''],
     ], gone ? 'gone' : ''];
-  }, 'Without a shared store nodes do not know of each other.');
+  }, 'Without a shared store, nodes do not register.');
   const alive = nodes.filter((n) => !n.silent), total = (name) => number(alive.reduce((t, n) => t + (rates(n)[name] || 0), 0));
   $('fleetnote').textContent = !nodes.length ? 'Nodes that share the store.' :
     (s.nodes_old ? 'As of ' + s.nodes_age_seconds.toFixed(0) + ' s ago: the store, where nodes meet, does not answer. ' : '') +
@@ -185,7 +185,7 @@ function show(s) {
   rows('hottest', s.hottest || [], (k) => k.account + '\n' + k.rule, (k) => [[
     [account(k.account)], [k.rule], [k.per_second ? number(k.per_second) : '–', 'n'],
     [k.spent > k.limit ? 'all of ' + number(k.limit) + ', ' + 'debt ' + number(k.spent - k.limit) : number(k.spent) + ' of ' + number(k.limit) + ' (' + share(k.spent, k.limit) + ')', 'n'], [number(Math.max(0, k.unspent)), 'n'],
-  ]], 'No key was asked for lately.');
+  ]], 'No key had requests lately.');
   showEnvoys(s);
   list('store', s.store.used ? [
     ['state', s.store.breaker_open ? 'does not answer' : 'answers', s.store.breaker_open ? 'bad' : 'good'],
@@ -194,8 +194,8 @@ function show(s) {
     ['round trips', number(s.store.round_trips) + ', failed ' + number(s.store.failed)],
     ...Object.entries(s.claims).map(([k, n]) => ['claims ' + (claimed[k] || k), number(n)]),
     ['claims that wait now', number(s.store.queued)], ['claims that came too late', number(s.store.stale)],
-    ['losses of its data, told anew', number(s.store.recoveries)],
-  ] : [['state', 'none, or not asked yet: budgets are in this process']]);
+    ['losses of its data, restored', number(s.store.recoveries)],
+  ] : [['state', 'none, or not contacted yet: accounts are in this process']]);
   list('ring', s.ring ? [
     ...s.ring.members.map((m, i) => ['node ' + (i + 1), m]), ['fingerprint', s.ring.fingerprint],
     ['forwarded', number(s.ring.forwarded)], ['received', number(s.ring.received)],
@@ -218,7 +218,7 @@ async function poll() {
   } else {
     // What is on the page is of then, and not of now.
     document.body.className = 'stale';
-    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last heard at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. It has ended, hangs, or cannot be reached from here. What is below is of then.' : 'It was not heard yet.' }]);
+    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last seen at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. It has ended, hangs, or cannot be reached from here. What is below is of then.' : 'It was not heard yet.' }]);
   }
   setTimeout(poll, 2000);
 }
@@ -230,7 +230,7 @@ async function explain() {
   try {
     const r = await (await fetch('/explain?' + q, { cache: 'no-store' })).json();
     if (r.error) { out.replaceChildren(make('p', r.error, 'bad')); return; }
-    const parts = [make('p', 'The next request would get: ' + r.next + (r.reset_ns ? ' (' + duration(r.reset_ns) + ')' : ''), 'verdict')];
+    const parts = [make('p', 'Next request: ' + r.next + (r.reset_ns ? ' (' + duration(r.reset_ns) + ')' : ''), 'verdict')];
     parts.push(table(['Entry', 'Matched', 'Why'], r.steps.map((s) => [s.entry, s.matched || 'nothing', s.why])));
     if (r.rule) parts.push(make('p', r.domain + '.' + r.rule + ': ' + [r.limit, r.mode, r.declared].filter(Boolean).join('; ')));
     if (r.owner) parts.push(make('p', 'Its owner is ' + r.owner));
@@ -240,12 +240,12 @@ async function explain() {
         [['window ' + l.window, l.granted, l.spent, l.unspent, l.drifted, l.fence, duration(l.expires_ns), duration(l.heard_ns) + ' ago']]));
     }
     if (r.ledger) {
-      parts.push(make('p', 'The ledger has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '') +
+      parts.push(make('p', 'The store has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '') +
         (r.ledger.carried ? '; ' + r.ledger.carried + ' are debt of the window before' : '') + (r.ledger.relearning ? ', and is being told what it had forgotten' : '')));
       parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires in', ''], (r.ledger.holders || []).map((h) =>
         [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, duration(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
     }
-    if (r.rlqs) parts.push(make('p', 'Envoys that ask over RLQS are told ' + r.rlqs));
+    if (r.rlqs) parts.push(make('p', 'Assignment of Envoys over RLQS: ' + r.rlqs));
     if (r.envoys_in_all) {
       parts.push(make('p', number(r.envoys_in_all) + ' Envoys hold leases of this node' + (r.envoys_in_all > r.envoys.length ? '; the busiest ' + r.envoys.length + ':' : ':')));
       parts.push(table(['Envoy', 'Requests/s', 'Charged in its window', 'In use, at most', 'Not proven'], r.envoys.map((h) => [h.name, number(h.per_second), h.charged, h.in_use, h.unproven])));

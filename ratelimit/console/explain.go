@@ -85,7 +85,7 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 	d := c.Metrics.Store.Rules().Domain(name)
 	if d == nil {
 		// The name is cut, so that what is behind it is not.
-		return nil, entries, fmt.Errorf("no rules are in force for the domain %.60q: its requests are OK%s", name,
+		return nil, entries, fmt.Errorf("the domain %.60q has no rules: its requests are OK%s", name,
 			ratelimit.DidYouMean(name, c.Metrics.Store.Rules().DomainNames(mostNames)))
 	}
 	return d, entries, nil
@@ -94,7 +94,7 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 func (c *console) explain(w http.ResponseWriter, r *http.Request) {
 	done, ok := c.throttle.question()
 	if !ok {
-		tooMany(w, "too many explanations are asked for")
+		tooMany(w, "too many explanations a second")
 		return
 	}
 	defer done()
@@ -128,7 +128,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	e.Shadow, e.Quota = rule.Shadow, rule.Quota
 	b := rule.Declare(rule.Coordination.MaxNodes, ratelimit.SharedStore)
 	e.Bounds = &b
-	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d beyond the limit, for each key and window; %s",
+	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d tokens beyond the limit, for each key and window; %s",
 		b.Over.Tokens, b.Over.Note()), "; ")
 	if hold, ok := rule.DeclareHold(); ok {
 		e.Hold, e.Holds = &hold, heldOf(rule, key)
@@ -158,7 +158,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.Duration) {
 	over := "OVER_LIMIT"
 	if rule.Shadow {
-		over = "OK, for the rule is in shadow_mode (OVER_LIMIT otherwise)"
+		over = "OK: the rule is in shadow_mode (OVER_LIMIT otherwise)"
 	}
 	left := rule.Limit.Capacity()
 	if v.Ledger != nil {
@@ -167,23 +167,23 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 	l := v.Lease
 	switch {
 	case v.Owner != "":
-		return "what its owner says: ask " + v.Owner, 0
+		return "decided by its owner: ask " + v.Owner, 0
 	case l != nil && l.Unspent > 0 && l.Expires > 0:
-		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left besides", l.Unspent, left),
+		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left in the account", l.Unspent, left),
 			l.Resets
 	case l != nil && l.Refuses > 0:
-		return over + ", without asking the ledger: there was nothing to be had, and there will not be before",
+		return over + ": no tokens, and none before the reset",
 			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
 		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v", withoutStore(rule, over),
 			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
 			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left > 0:
-		return fmt.Sprintf("OK, after asking the ledger: %d left there", left), 0
+		return fmt.Sprintf("OK, after a claim: %d left in the account", left), 0
 	case rule.Coordination.Mode.Spec().Drifts, rule.Reserve() > 0:
-		return "by its drift share OK, or " + over + ": the ledger has nothing left", 0
+		return "OK from a drift share, else " + over + ": the account has no tokens left", 0
 	default:
-		return over + ": the ledger has nothing left", 0
+		return over + ": the account has no tokens left", 0
 	}
 }
 

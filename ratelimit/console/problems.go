@@ -36,8 +36,8 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	}
 	brokenBounds(s, rules, say)
 	if s.Store.BreakerOpen {
-		say(Bad, "store-breaker-open", "Leases in hand are spent to their end, then rules decide by their on_store_failure.",
-			"The store does not answer: it did last %.0f s ago", s.Store.SyncAge)
+		say(Bad, "store-breaker-open", "Nodes spend their leases, then on_store_failure of each rule decides.",
+			"The store does not answer: the last reply was %.0f s ago", s.Store.SyncAge)
 	}
 	if recent.Alone > 0 {
 		say(Warn, "fallback-active", alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
@@ -52,27 +52,27 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"The table of keys is full: %s decisions a second have no place in it", figure(recent.Full))
 	}
 	if recent.Failed > 0 {
-		say(Bad, "errors", "Envoy lets such requests pass, or refuses them, as its failure_mode_deny says.",
-			"%s calls a second get no decision: errors, or shed", figure(recent.Failed))
+		say(Bad, "errors", "Envoy admits or refuses such requests, by its failure_mode_deny.",
+			"%s calls a second get no decision: errors or shed calls", figure(recent.Failed))
 	}
 	if s.Config.Error != "" {
-		say(Bad, "config-rejected", s.Config.Error, "The rules that are there now are bad, since %s: those from before stay in force",
+		say(Bad, "config-rejected", s.Config.Error, "The current rules are bad since %s: the previous rules stay in force",
 			s.Config.Failed.UTC().Format("15:04:05 MST"))
 	} else if s.Config.FromCopy {
-		say(Warn, "rules-from-copy", "The rules were bad or not there when this node started.",
-			"The rules in force are the last good copy's")
+		say(Warn, "rules-from-copy", "The rules were bad or missing when this node started.",
+			"The rules in force are the last good copy")
 	}
 	fleetProblems(s, say)
 	if recent.P99 > slowP99.Seconds() {
-		say(Warn, "slow", "In the last ten seconds, at this node. Envoy waits 20 ms by default, then goes on without "+
+		say(Warn, "slow", "In the last ten seconds, at this node. Envoy waits 20 ms by default, then continues without "+
 			"an answer.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
 	}
 	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
-		say(Warn, "seat-shortage", "There are more nodes than max_nodes, or the seats of nodes that have ended are not free yet.",
-			"No drift seat: rules of mode approx lease")
+		say(Warn, "seat-shortage", "There are more nodes than max_nodes, or seats of ended nodes have not expired.",
+			"No drift seat: rules of mode approx use leases only")
 	}
 	if s.Panics > 0 {
-		say(Warn, "panics", "The log has the stack of each.", "%d requests since the start met a bug", s.Panics)
+		say(Warn, "panics", "The log has the stack of each.", "%d requests since the start hit a bug", s.Panics)
 	}
 	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) })
 	return all
@@ -99,14 +99,14 @@ func brokenBounds(s *State, recent recentRules, say sayer) {
 		}
 	}
 	if len(now) > 0 {
-		say(Bad, "drift-beyond-bound", few(now), "More was admitted than is declared, in the last quarter of an hour")
+		say(Bad, "drift-beyond-bound", few(now), "Rules exceeded their declared bound in the last 15 minutes")
 	}
 	if len(before) > 0 {
-		say(Warn, "drift-beyond-bound", few(before), "Earlier, since the start, more was admitted than is declared")
+		say(Warn, "drift-beyond-bound", few(before), "Rules exceeded their declared bound before that, since the start")
 	}
 	if len(policy) > 0 {
-		say(Warn, "fallback-active", few(policy)+". The bound that holds while the store answers was not broken.",
-			"on_store_failure admitted more than the limit, in the last quarter of an hour")
+		say(Warn, "fallback-active", few(policy)+". The bound for normal operation holds.",
+			"on_store_failure admitted more than the limit in the last 15 minutes")
 	}
 }
 
@@ -121,11 +121,11 @@ func fleetProblems(s *State, say sayer) {
 		}
 	}
 	if len(silent) > 0 {
-		say(Warn, "node-down", "Last heard: "+few(silent)+". They have ended without saying so, hang, or do not reach the store.",
+		say(Warn, "node-down", "Last seen: "+few(silent)+". They crashed, hang, or cannot reach the store.",
 			"%d of %d nodes are silent", len(silent), len(s.Nodes))
 	}
 	if len(sets) > 1 {
-		say(Warn, "rules-differ", "While rules are rolled out that is so for a minute; else a node does not get them, or refuses them.",
+		say(Warn, "rules-differ", "A rollout takes about a minute. After that, a node does not get the rules or refuses them.",
 			"Nodes run %d different sets of rules", len(sets))
 	}
 }

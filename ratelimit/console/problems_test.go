@@ -37,12 +37,12 @@ func TestProblems(t *testing.T) {
 		"a bound is broken": {
 			s:     State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) { r.Beyond = 2 })}},
 			rules: lately(ruleRates{counts: counts{beyond: 1}}),
-			want: []string{"bad More was admitted than is declared, in the last quarter of an hour|edge.login " +
+			want: []string{"bad Rules exceeded their declared bound in the last 15 minutes|edge.login " +
 				"(declared: 6"},
 		},
 		"a bound was broken long ago": {
 			s:    State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) { r.Beyond = 2 })}},
-			want: []string{"warn Earlier, since the start, more was admitted than is declared|edge.login"},
+			want: []string{"warn Rules exceeded their declared bound before that, since the start|edge.login"},
 		},
 		"a policy admitted more": {
 			s: State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) {
@@ -51,7 +51,7 @@ func TestProblems(t *testing.T) {
 			})}},
 			rules: lately(ruleRates{counts: counts{byPolicy: 1}}),
 			want: []string{"warn on_store_failure admitted more than the limit|edge.login (open): 120 tokens " +
-				"in all. The bound that holds while the store answers was not broken."},
+				"in all. The bound for normal operation holds."},
 		},
 		"no store": {
 			s: State{State: metrics.State{Rules: rule(nil), Store: metrics.StoreState{
@@ -60,7 +60,7 @@ func TestProblems(t *testing.T) {
 			}, Seat: &none, SeatWanted: true}},
 			recent: Rates{Alone: 14}, rules: lately(ruleRates{alone: 14}),
 			want: []string{
-				"bad The store does not answer: it did last 12 s ago|Leases in hand",
+				"bad The store does not answer: the last reply was 12 s ago|Nodes spend",
 				"warn 14 decisions a second are made without the store|By rule, with its " +
 					"on_store_failure, a second: edge.login (open) 14",
 			},
@@ -75,19 +75,19 @@ func TestProblems(t *testing.T) {
 		},
 		"no decision": {
 			recent: Rates{Failed: 3.5},
-			want:   []string{"bad 3.5 calls a second get no decision|Envoy lets"},
+			want:   []string{"bad 3.5 calls a second get no decision: errors or shed calls|Envoy admits"},
 		},
 		"bad rules": {
 			s: State{State: metrics.State{Config: metrics.ConfigState{
 				Error:  "a.yaml:3:1: unit is fortnight",
 				Failed: time.Unix(0, 0),
 			}}},
-			want: []string{"bad The rules that are there now are bad, since 00:00:00 UTC: those from before stay in " +
+			want: []string{"bad The current rules are bad since 00:00:00 UTC: the previous rules stay in " +
 				"force|a.yaml:3:1"},
 		},
 		"rules from the copy": {
 			s:    State{State: metrics.State{Config: metrics.ConfigState{FromCopy: true}}},
-			want: []string{"warn The rules in force are the last good copy's|"},
+			want: []string{"warn The rules in force are the last good copy|"},
 		},
 		"silent nodes, and two sets of rules": {
 			s: State{Nodes: []Node{{Debug: "a:1", Rules: "x"}, {Debug: "b:1", Rules: "y"}, {
@@ -95,7 +95,7 @@ func TestProblems(t *testing.T) {
 				Silent: true, Seen: 9, Rules: "z",
 			}}},
 			want: []string{
-				"warn 1 of 3 nodes are silent|Last heard: c:1, 9 s ago",
+				"warn 1 of 3 nodes are silent|Last seen: c:1, 9 s ago",
 				"warn Nodes run 2 different sets of rules|",
 			},
 		},
@@ -105,11 +105,11 @@ func TestProblems(t *testing.T) {
 		},
 		"no seat": {
 			s:    State{State: metrics.State{Seat: &none, SeatWanted: true}},
-			want: []string{"warn No drift seat: rules of mode approx lease|"},
+			want: []string{"warn No drift seat: rules of mode approx use leases only|"},
 		},
 		"a bug": {
 			s:    State{State: metrics.State{Panics: 1}},
-			want: []string{"warn 1 requests since the start met a bug|"},
+			want: []string{"warn 1 requests since the start hit a bug|"},
 		},
 	} {
 		got := problems(&c.s, c.recent, c.rules)

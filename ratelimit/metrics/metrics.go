@@ -288,7 +288,7 @@ func (c Collector) Handler(registry prometheus.Gatherer) http.Handler {
 		case slots <- struct{}{}:
 			defer func() { <-slots }()
 		default:
-			http.Error(w, "four scrapes are under way: ask again", http.StatusServiceUnavailable)
+			http.Error(w, "four scrapes are in progress: try again", http.StatusServiceUnavailable)
 			return
 		}
 		families, err := registry.Gather()

@@ -94,7 +94,7 @@ func (s *Service) serve(stream grpc.ServerStream) (err error) {
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			s.log.Error("a stream of quotas failed: this is a bug in sluice, please report it", "panic", r, "stack",
+			s.log.Error("an RLQS stream hit a bug in Sluice: please report it", "panic", r, "stack",
 				string(debug.Stack()))
 			err = status.Error(codes.Internal, "internal error, see the log")
 		}
@@ -161,7 +161,7 @@ func (e *exchange) run() error {
 			return err
 		// Envoy asks another node only when its stream ends.
 		case <-e.service.draining:
-			return status.Error(codes.Unavailable, "this node is shutting down: ask another")
+			return status.Error(codes.Unavailable, "this node is shutting down: connect to another")
 		}
 		// Whatever happened may have been what an answer was waiting for.
 		if m := e.session.Answer(e.service.clock()); m != nil {

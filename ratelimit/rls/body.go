@@ -10,7 +10,7 @@ import (
 )
 
 // errCrowded says that a body was given up for others.
-var errCrowded = errors.New("too many requests are being read: ask again")
+var errCrowded = errors.New("too many requests are being read: try again")
 
 // firstRead is what a body is read into at first: nearly all fit.
 const firstRead = 2 << 10

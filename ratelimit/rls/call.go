@@ -71,7 +71,7 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	defer func() {
 		if r := recover(); r != nil {
 			s.Stats.Panics.Add(1)
-			s.log.Error("a request failed: this is a bug in sluice, please report it", "panic", r, "stack",
+			s.log.Error("a request hit a bug in Sluice: please report it", "panic", r, "stack",
 				string(debug.Stack()))
 			err = errInternal
 		}

@@ -39,7 +39,7 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		now := s.clock()
 		if gate.EnterNow(now) != nil {
 			w.Header().Set("Retry-After", "1")
-			http.Error(w, "overloaded: not begun, nothing was charged", http.StatusServiceUnavailable)
+			http.Error(w, "overloaded: the request was rejected without a charge", http.StatusServiceUnavailable)
 			return
 		}
 		defer func() { gate.EndNow(s.clock(), now) }()

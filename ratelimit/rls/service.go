@@ -88,5 +88,5 @@ var (
 	errNoConfig = errors.New("no rate limit configuration loaded")
 	errInternal = errors.New("internal error, see the log")
 	errLarge    = errors.New("too many large requests are being decided")
-	errGone     = errors.New("the caller gave up before it was answered; nothing was charged")
+	errGone     = errors.New("the caller gave up before the answer; there was no charge")
 )

@@ -12,7 +12,7 @@ import (
 
 const (
 	code    = codes.Unavailable
-	message = "overloaded: not begun, nothing was charged"
+	message = "overloaded: the request was rejected without a charge"
 )
 
 // Err is what a call is answered that is not begun.

@@ -41,7 +41,7 @@ func (s shape) count(b []byte, left *int, depth int) error {
 	}
 	// Each level is a call of this function, and a level costs a caller two bytes.
 	if depth > maxMessageDepth {
-		return fmt.Errorf("messages are in one another more than %d deep", maxMessageDepth)
+		return fmt.Errorf("messages are nested more than %d deep", maxMessageDepth)
 	}
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -103,7 +103,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	message, ok := v.(proto.Message)
 	if !ok {
-		return fmt.Errorf("%T is no message", v)
+		return fmt.Errorf("%T is not a message", v)
 	}
 	return proto.Unmarshal(bytes, message)
 }

@@ -45,7 +45,7 @@ func newConverter(more *Additions, caps config.Caps) *converter {
 // file converts a resource.
 func (c *converter) file(resource *anypb.Any) (config.File, error) {
 	if resource.GetTypeUrl() != TypeURL {
-		return config.File{}, fmt.Errorf("a resource of type %q, and %s was asked for",
+		return config.File{}, fmt.Errorf("a resource of type %q, must be of type %s",
 			shortenTo(resource.GetTypeUrl(), 200), TypeURL)
 	}
 	body := resource.GetValue()

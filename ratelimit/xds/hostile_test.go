@@ -64,10 +64,10 @@ func TestHostileResources(t *testing.T) {
 		},
 		"lists in metadata": {nest(3, nest(metadataField,
 			nest(1, nest(2, nest(6, repeat(nest(1, nil), size/2)))))), "raise MAX_MEMORY"},
-		"deep descriptors": {deepDescriptor(10_000, nil), "in one another more than 208 deep"},
+		"deep descriptors": {deepDescriptor(10_000, nil), "nested more than 208 deep"},
 		"deep metadata": {
 			nest(3, nest(metadataField, nest(1, nest(2, value)))),
-			"in one another more than 208 deep",
+			"nested more than 208 deep",
 		},
 		"descriptors, 100 deep": {deepDescriptor(99, nil), "it is nested deeper than 200: write it flatter"},
 		"wide": {
@@ -76,7 +76,7 @@ func TestHostileResources(t *testing.T) {
 		},
 		"wide below deep": {
 			deepDescriptor(95, repeat(nest(4, nil), 80_000)),
-			"as a file it is more than 8388608 bytes: have fewer rules in it",
+			"as a file it exceeds 8388608 bytes: use fewer rules",
 		},
 		"a name": {append(nest(1, repeat([]byte("x"), size)),
 			nest(3, protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1))...), ""},

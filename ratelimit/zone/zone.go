@@ -39,7 +39,7 @@ func Load(name string) (*time.Location, error) {
 		return known.(*time.Location), nil
 	}
 	if !named(name) {
-		return nil, fmt.Errorf("%w: %.70q is no name of the IANA database: use one such as America/New_York or UTC",
+		return nil, fmt.Errorf("%w: %.70q is not in the IANA database: use a name such as America/New_York or UTC",
 			ErrUnknown, name)
 	}
 	location, err := time.LoadLocation(name)

@@ -23,25 +23,25 @@ import (
 // Redis says where the shared Redis is. Names and forms are
 // envoyproxy/ratelimit's.
 type Redis struct {
-	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"host:port, a socket path or a redis:// URI; cluster: a comma list; sentinel: master,host:port,... Unset: budgets in this process's memory."`
-	Type         string        `env:"REDIS_TYPE" name:"redis-type" default:"SINGLE" help:"SINGLE, SENTINEL or CLUSTER."`
-	SocketType   string        `env:"REDIS_SOCKET_TYPE" name:"redis-socket-type" default:"tcp" help:"tcp, or unix for a socket path."`
-	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"pass or user:pass."`
-	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH" name:"redis-sentinel-auth" placeholder:"PASS" help:"pass or user:pass, for the sentinels."`
-	PoolSize     int           `env:"REDIS_POOL_SIZE" name:"redis-pool-size" default:"10" help:"Connections, to each server."`
-	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"For dialling. See COORDINATION_STORE_DEADLINE for decisions."`
-	TLS          bool          `env:"REDIS_TLS" name:"redis-tls" help:"Use TLS."`
-	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"Client certificate."`
-	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Its key."`
-	TLSCACert    string        `env:"REDIS_TLS_CACERT" name:"redis-tls-cacert" placeholder:"FILE" help:"Certificates to trust instead of the system's."`
-	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Do not check the server's name."`
-	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Before the name of every account."`
+	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"Address of Redis: host:port, a socket path or a redis:// URI. Cluster: a comma list. Sentinel: master,host:port,... Default: the memory of this process."`
+	Type         string        `env:"REDIS_TYPE" name:"redis-type" default:"SINGLE" help:"Kind of Redis: SINGLE, SENTINEL or CLUSTER."`
+	SocketType   string        `env:"REDIS_SOCKET_TYPE" name:"redis-socket-type" default:"tcp" help:"Network: tcp, or unix for a socket path."`
+	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"Password of Redis: pass or user:pass."`
+	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH" name:"redis-sentinel-auth" placeholder:"PASS" help:"Password of the sentinels: pass or user:pass."`
+	PoolSize     int           `env:"REDIS_POOL_SIZE" name:"redis-pool-size" default:"10" help:"Connections to each server."`
+	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"Maximum time to dial. Decisions wait for COORDINATION_STORE_DEADLINE."`
+	TLS          bool          `env:"REDIS_TLS" name:"redis-tls" help:"Use TLS to Redis."`
+	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"Client certificate, a file. It is read for each connection."`
+	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Key of the client certificate."`
+	TLSCACert    string        `env:"REDIS_TLS_CACERT" name:"redis-tls-cacert" placeholder:"FILE" help:"Trusted certificates, a file. Default: those of the system."`
+	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Skip the check of the server's name."`
+	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Prefix of all names in the store."`
 
-	StartupInitial    time.Duration `env:"REDIS_STARTUP_INITIAL_INTERVAL" name:"redis-startup-initial-interval" default:"1s" help:"At start, from one question whether Redis is there to the next; it doubles. More than 250ms means 250ms, so that health follows within a second of Redis' coming."`
-	StartupMax        time.Duration `env:"REDIS_STARTUP_MAX_INTERVAL" name:"redis-startup-max-interval" default:"30s" help:"The longest of these intervals; as above."`
-	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"End with an error when Redis has not answered after this time from the start; 0: wait for ever, unhealthy."`
+	StartupInitial    time.Duration `env:"REDIS_STARTUP_INITIAL_INTERVAL" name:"redis-startup-initial-interval" default:"1s" help:"First time between two probes of Redis at start, doubled up to the maximum. At most 250ms, so that health follows within a second."`
+	StartupMax        time.Duration `env:"REDIS_STARTUP_MAX_INTERVAL" name:"redis-startup-max-interval" default:"30s" help:"Maximum time between two probes of Redis at start, at most 250ms."`
+	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"Maximum wait for Redis at start. Then the process ends with an error. 0: no limit."`
 
-	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions go on as rules say, so that a balancer need not know."`
+	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions continue by on_store_failure in any case."`
 	PerSecond   RedisPerSecond `embed:""`
 
 	names      string // what its settings begin with: "" means REDIS_
@@ -51,15 +51,15 @@ type Redis struct {
 // RedisPerSecond says which other Redis has the limits for a second. What they
 // leave out (certificates) is the first one's.
 type RedisPerSecond struct {
-	Use          bool          `env:"REDIS_PERSECOND" name:"redis-persecond" help:"Keep limits for a second in another Redis."`
-	URL          string        `env:"REDIS_PERSECOND_URL" name:"redis-persecond-url" placeholder:"URL" help:"As REDIS_URL."`
-	Type         string        `env:"REDIS_PERSECOND_TYPE" name:"redis-persecond-type" default:"SINGLE" help:"As REDIS_TYPE."`
-	SocketType   string        `env:"REDIS_PERSECOND_SOCKET_TYPE" name:"redis-persecond-socket-type" default:"tcp" help:"As REDIS_SOCKET_TYPE."`
-	Auth         string        `env:"REDIS_PERSECOND_AUTH" name:"redis-persecond-auth" placeholder:"PASS" help:"As REDIS_AUTH."`
-	SentinelAuth string        `env:"REDIS_PERSECOND_SENTINEL_AUTH" name:"redis-persecond-sentinel-auth" placeholder:"PASS" help:"As REDIS_SENTINEL_AUTH."`
-	PoolSize     int           `env:"REDIS_PERSECOND_POOL_SIZE" name:"redis-persecond-pool-size" default:"10" help:"As REDIS_POOL_SIZE."`
-	Timeout      time.Duration `env:"REDIS_PERSECOND_TIMEOUT" name:"redis-persecond-timeout" default:"1s" help:"As REDIS_TIMEOUT."`
-	TLS          bool          `env:"REDIS_PERSECOND_TLS" name:"redis-persecond-tls" help:"As REDIS_TLS."`
+	Use          bool          `env:"REDIS_PERSECOND" name:"redis-persecond" help:"Use another Redis for limits of a second."`
+	URL          string        `env:"REDIS_PERSECOND_URL" name:"redis-persecond-url" placeholder:"URL" help:"REDIS_URL of that Redis."`
+	Type         string        `env:"REDIS_PERSECOND_TYPE" name:"redis-persecond-type" default:"SINGLE" help:"REDIS_TYPE of that Redis."`
+	SocketType   string        `env:"REDIS_PERSECOND_SOCKET_TYPE" name:"redis-persecond-socket-type" default:"tcp" help:"REDIS_SOCKET_TYPE of that Redis."`
+	Auth         string        `env:"REDIS_PERSECOND_AUTH" name:"redis-persecond-auth" placeholder:"PASS" help:"REDIS_AUTH of that Redis."`
+	SentinelAuth string        `env:"REDIS_PERSECOND_SENTINEL_AUTH" name:"redis-persecond-sentinel-auth" placeholder:"PASS" help:"REDIS_SENTINEL_AUTH of that Redis."`
+	PoolSize     int           `env:"REDIS_PERSECOND_POOL_SIZE" name:"redis-persecond-pool-size" default:"10" help:"REDIS_POOL_SIZE of that Redis."`
+	Timeout      time.Duration `env:"REDIS_PERSECOND_TIMEOUT" name:"redis-persecond-timeout" default:"1s" help:"REDIS_TIMEOUT of that Redis."`
+	TLS          bool          `env:"REDIS_PERSECOND_TLS" name:"redis-persecond-tls" help:"REDIS_TLS of that Redis."`
 }
 
 // perSecond are the flags of the other Redis; nil: there is none.
@@ -69,7 +69,7 @@ func (f *Redis) perSecond() (*Redis, error) {
 		return nil, nil
 	}
 	if p.URL == "" || f.URL == "" {
-		return nil, fmt.Errorf("REDIS_PERSECOND is set, and REDIS_PERSECOND_URL is %q and REDIS_URL is %q: both must name a Redis", p.URL, f.URL)
+		return nil, fmt.Errorf("REDIS_PERSECOND is set, REDIS_PERSECOND_URL is %q and REDIS_URL is %q: both must name a Redis", p.URL, f.URL)
 	}
 	other := *f
 	other.names = "REDIS_PERSECOND_"
@@ -116,7 +116,7 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	case "SENTINEL":
 		parts := strings.Split(f.URL, ",")
 		if len(parts) < 2 {
-			return nil, fmt.Errorf("%s is %q, and %s SENTINEL wants the name of the master before the addresses, by comma", f.setting("URL"), f.URL, f.setting("TYPE"))
+			return nil, fmt.Errorf("%s is %q, and %s SENTINEL needs the name of the master before the addresses, separated by commas", f.setting("URL"), f.URL, f.setting("TYPE"))
 		}
 		o.MasterName, o.Addrs = parts[0], parts[1:]
 	default:
@@ -143,7 +143,7 @@ func (f *Redis) dialer(o *redis.UniversalOptions, pool *metrics.Pool, refused *a
 func (f *Redis) single(o *redis.UniversalOptions) error {
 	if !strings.Contains(f.URL, "://") {
 		if o.Addrs = []string{f.URL}; f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
-			return fmt.Errorf("%s is %q, and %s unix wants a path", f.setting("URL"), f.URL, f.setting("SOCKET_TYPE"))
+			return fmt.Errorf("%s is %q, and %s unix needs a path", f.setting("URL"), f.URL, f.setting("SOCKET_TYPE"))
 		}
 		return nil
 	}

@@ -42,7 +42,7 @@ const (
 )
 
 var (
-	errNotAsked = errors.New("the store has not answered yet since this node started")
+	errNotAsked = errors.New("the store has not answered since this node started")
 	// ErrStartup says that the store did not come in time.
 	ErrStartup = errors.New("the store did not answer within REDIS_STARTUP_MAX_ELAPSED_TIME")
 )

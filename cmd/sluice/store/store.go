@@ -61,7 +61,7 @@ const SilentFor = time.Minute
 
 // Flags say which store there is.
 type Flags struct {
-	URL   string `env:"STORE_URL" name:"store-url" placeholder:"URL" help:"The store that nodes share: postgres://user:pass@host,host/db?sslmode=verify-full, etcd://user:pass@host:port,host:port?tls=true, or redis:// and rediss:// as REDIS_URL. Unset: REDIS_URL, and without that, budgets in this process's memory."`
+	URL   string `env:"STORE_URL" name:"store-url" placeholder:"URL" help:"Shared store: postgres://user:pass@host,host/db?sslmode=verify-full, etcd://user:pass@host:port,host:port?tls=true, redis:// or rediss://. Default: REDIS_URL, or else the memory of this process."`
 	Redis Redis  `embed:""`
 }
 
@@ -108,7 +108,7 @@ func Open(o Options) (Store, error) {
 	}
 	o.Redis.urlSetting = "STORE_URL"
 	if o.Redis.URL != "" {
-		return nil, errors.New("STORE_URL and REDIS_URL are both set: there is one store, unset one of them")
+		return nil, errors.New("STORE_URL and REDIS_URL are both set: unset one of them")
 	}
 	name, _, _ := strings.Cut(o.URL, "://")
 	s, known := find(name)
@@ -125,7 +125,7 @@ func PerSecond(o Options) (Store, error) {
 		return nil, err
 	}
 	if o.URL != "" {
-		return nil, errors.New("REDIS_PERSECOND is set, and works beside REDIS_URL only: unset it or STORE_URL")
+		return nil, errors.New("REDIS_PERSECOND works with REDIS_URL only: unset it or STORE_URL")
 	}
 	o.Redis = *other
 	return openRedis(&o)

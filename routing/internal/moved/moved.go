@@ -39,7 +39,7 @@ const (
 	MostApart = 366 * 24 * time.Hour
 )
 
-var errAccount = errors.New("an account in a parcel makes no sense")
+var errAccount = errors.New("an account in a parcel is invalid")
 
 // Entry is an account on its way, with the key that it is of. Both are the reader's: who
 // keeps them copies them.
