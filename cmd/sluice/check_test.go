@@ -42,7 +42,7 @@ func TestCheck(t *testing.T) {
 	if code, out = checks(dir, "--no-store"); code != 0 || !strings.Contains(out, "d.k 100 per year leasing up to 300 (300%)") {
 		t.Errorf("without a store: %d\n%s", code, out)
 	}
-	if code, out = checks(dir, "--details"); code != 0 || !strings.Contains(out, "d.a: 100, or one larger request, for each node that goes silent") {
+	if code, out = checks(dir, "--details"); code != 0 || !strings.Contains(out, "d.a: 100, or one larger request, for each silent node") {
 		t.Errorf("--details: %d\n%s", code, out)
 	}
 	if code, out = checks(dir, "--nodes=1"); code != 0 || !strings.Contains(out, "on 1 node that counts in its memory") {

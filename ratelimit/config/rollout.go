@@ -54,8 +54,8 @@ var Effects = []Effect{
 		Fields: []string{"hold"},
 		Spent:  "stay charged. Requests in flight are settled by their holds",
 		Leases: "stay",
-		Meanwhile: "each node holds by its own rules, and settles the holds of all nodes. Holds without an id (on) are " +
-			"settled by the amount at the settling node",
+		Meanwhile: "each node holds by its own rules, and settles the holds of all nodes. Holds without an id (on) " +
+			"are settled by the amount at the settling node",
 	},
 	{
 		Fields: []string{"lease.reserve"},

@@ -40,15 +40,18 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"The store does not answer: the last reply was %.0f s ago", s.Store.SyncAge)
 	}
 	if recent.Alone > 0 {
-		say(Warn, "fallback-active", alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
+		say(Warn, "fallback-active",
+			alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
 	}
 	if recent.Lost > 0 {
-		say(Warn, "store-data-lost", "Nodes restored the usage that they had. Until then, at most 5 % of each limit was granted.",
+		say(Warn, "store-data-lost",
+			"Nodes restored the usage that they had. Until then, at most 5 % of each limit was granted.",
 			"The store lost its data, in the last quarter of an hour")
 	}
 	if recent.Full > 0 {
-		say(Warn, "table-full", fmt.Sprintf("%d keys are tracked, of MAX_KEYS %d. Keys without a place share budgets, or "+
-			"are limited by this node alone.", s.Leases, s.MaxKeys),
+		say(Warn, "table-full",
+			fmt.Sprintf("%d keys are tracked, of MAX_KEYS %d. Keys without a place share budgets, or "+
+				"are limited by this node alone.", s.Leases, s.MaxKeys),
 			"The table of keys is full: %s decisions a second have no place in it", figure(recent.Full))
 	}
 	if recent.Failed > 0 {
@@ -56,7 +59,8 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"%s calls a second get no decision: errors or shed calls", figure(recent.Failed))
 	}
 	if s.Config.Error != "" {
-		say(Bad, "config-rejected", s.Config.Error, "The current rules are bad since %s: the previous rules stay in force",
+		say(Bad, "config-rejected",
+			s.Config.Error, "The current rules are bad since %s: the previous rules stay in force",
 			s.Config.Failed.UTC().Format("15:04:05 MST"))
 	} else if s.Config.FromCopy {
 		say(Warn, "rules-from-copy", "The rules were bad or missing when this node started.",
@@ -64,8 +68,9 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	}
 	fleetProblems(s, say)
 	if recent.P99 > slowP99.Seconds() {
-		say(Warn, "slow", "In the last ten seconds, at this node. Envoy waits 20 ms by default, then continues without "+
-			"an answer.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
+		say(Warn, "slow",
+			"In the last ten seconds, at this node. Envoy waits 20 ms by default, then continues without "+
+				"an answer.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
 	}
 	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
 		say(Warn, "seat-shortage", "There are more nodes than max_nodes, or seats of ended nodes have not expired.",
@@ -125,7 +130,8 @@ func fleetProblems(s *State, say sayer) {
 			"%d of %d nodes are silent", len(silent), len(s.Nodes))
 	}
 	if len(sets) > 1 {
-		say(Warn, "rules-differ", "A rollout takes about a minute. After that, a node does not get the rules or refuses them.",
+		say(Warn, "rules-differ",
+			"A rollout takes about a minute. After that, a node does not get the rules or refuses them.",
 			"Nodes run %d different sets of rules", len(sets))
 	}
 }
