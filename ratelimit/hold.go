@@ -98,7 +98,7 @@ func (h *Hold) Validate(l Limit) (errs []error) {
 	case h.TTL != DefaultHoldTTL:
 		bad("ttl is %v, and a hold without an id has none; remove ttl, or on", durationText(h.TTL))
 	case h.OnUnknown != UnknownCharges:
-		bad("on_unknown is %v, and without an id nobody says that a cost is unknown; remove on_unknown, or on",
+		bad("on_unknown is %v, and without an id no call reports an unknown cost; remove on_unknown, or on",
 			h.OnUnknown)
 	case len(h.On) > MostHoldOn:
 		bad("on has %d numbers, the most is %d", len(h.On), MostHoldOn)

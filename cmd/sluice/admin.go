@@ -15,9 +15,9 @@ type adminCmd struct {
 
 type adminFlags struct {
 	descriptorArgs
-	Debug []string `default:"localhost:6070" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, separated by commas."`
-	All   bool     `help:"Also the other nodes of the fleet, that share the store of these."`
-	Token string   `env:"ADMIN_TOKEN" required:"" help:"Token for corrections, as the nodes have it."`
+	Debug []string `default:"localhost:6070" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, HOST:PORT, separated by commas."`
+	All   bool     `help:"Include the other nodes of the fleet, which share the store."`
+	Token string   `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the nodes."`
 }
 
 // nodes are the debug ports to call.

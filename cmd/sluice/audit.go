@@ -19,7 +19,7 @@ import (
 
 // auditCmd replays what was recorded of rules with audit: true.
 type auditCmd struct {
-	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files that nodes wrote (AUDIT_FILE). Without files: the record in the store."`
+	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files of nodes (AUDIT_FILE). Default: the record in the store."`
 	Store  store.Flags `embed:""`
 	Rule   string      `help:"Part of the name of a rule."`
 	Key    string      `help:"Part of the name of an account."`

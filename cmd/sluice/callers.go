@@ -12,10 +12,10 @@ import (
 
 // callerFlags bound the time and the rights of callers; see also caps.
 type callerFlags struct {
-	RequestTimeout time.Duration `env:"REQUEST_TIMEOUT" name:"request-timeout" default:"10s" help:"Maximum time to read a request or write a response. After it, the connection is closed."`
+	RequestTimeout time.Duration `env:"REQUEST_TIMEOUT" name:"request-timeout" default:"10s" help:"Maximum time to read a request or write a response. Slower connections are closed."`
 	Gzip           bool          `env:"GRPC_ACCEPT_GZIP" name:"grpc-accept-gzip" help:"Accept gzip requests that unpack to at most 16 times their size and 256 KiB."`
-	DebugHosts     string        `env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"More host names of the debug port, *: all. Addresses, names without a dot and cluster names (.svc, .cluster.local, .local, .internal) are always allowed. Other names are refused against DNS rebinding."`
-	Pprof          string        `env:"DEBUG_PPROF" name:"debug-pprof" default:"local" help:"Clients that may take profiles of up to 60s: local (this machine, and forwarded ports), on, or off."`
+	DebugHosts     string        `env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot and .svc, .cluster.local, .local, .internal. *: all. Requests for other names are refused, against DNS rebinding."`
+	Pprof          string        `env:"DEBUG_PPROF" name:"debug-pprof" default:"local" help:"Access to profiles of at most 60s: local (this machine and port forwards), on or off."`
 }
 
 func (f *callerFlags) validate() error {

@@ -23,13 +23,13 @@ type checkCmd struct {
 	Schema         bool              `help:"Print the JSON Schema of rule files, for editors."`
 	Details        bool              `help:"Also print the debt, under-admission, waits and store operations of each rule."`
 	Nodes          int               `default:"3" help:"Number of nodes of the fleet."`
-	Store          string            `placeholder:"NAME" help:"The store that nodes share: redis, postgres, etcd, or memory for none, as --no-store (default redis). Its cost of a data loss, a failover and a claim is declared, too."`
-	Cost           int64             `placeholder:"N" help:"For rules with a hold: the most that a request costs. With --in-flight: how much is over the limit then, as a number."`
-	InFlight       int64             `placeholder:"N" help:"With --cost: how many requests of a key are in flight at once."`
+	Store          string            `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory for none (default redis). Print its cost of a data loss, a failover and a claim too."`
+	Cost           int64             `placeholder:"N" help:"Maximum cost of a request, for rules with a hold. With --in-flight: print their over-admission as a number."`
+	InFlight       int64             `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
 	NoStore        bool              `help:"Nodes share no store: each counts alone."`
-	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
-	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
-	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"As for serve."`
+	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
+	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
+	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
 	MaxMemory      string            `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes: rules have bounds in proportion."`
 	Quotas         quotaCheckFlags   `embed:""`
@@ -57,7 +57,7 @@ A directory without files, a limit that refuses every request and an address ran
 
 var (
 	errCheckFailed = errors.New("the rules have problems: a server would refuse them and keep its rules")
-	errFatal       = errors.New("the rules would be loaded, and do the opposite of what they are for: see the errors")
+	errFatal       = errors.New("the rules have errors: a server would load them, and they do the opposite of their purpose")
 	errStrict      = errors.New("the rules have warnings, which fail with --strict")
 )
 

@@ -200,12 +200,12 @@ func grouped(n int64) string {
 	return text
 }
 
-// legend says what the columns are.
+// legend explains the columns.
 func (d declaration) legend(out io.Writer) {
 	text := "Tokens of one key that all nodes admit at most in one window. "
 	if d.storage == ratelimit.SharedStore {
-		text += d.kind() + " down: in a window without it, as on_store_failure says; leases in hand are spent besides, and the " +
-			"limit has paid for them. Data lost: in a window in which it loses its data once."
+		text += d.kind() + " down: in a window without it, by on_store_failure, plus leases in use, which are part of the " +
+			"limit. Data lost: in a window in which it loses its data once."
 	} else if text += "Without a store each node counts alone."; d.owners() {
 		text += " Owner down: in a window without the owner of the key (PEERS)."
 	}
@@ -251,7 +251,7 @@ func (d declaration) notes(out io.Writer) {
 	}
 }
 
-// holds says what rules promise whose requests hold an estimate.
+// holds prints the promises of rules with holds.
 func (d declaration) holds(out io.Writer) {
 	said := false
 	for _, r := range d.rules {
@@ -260,7 +260,7 @@ func (d declaration) holds(out io.Writer) {
 			continue
 		}
 		if !said {
-			fmt.Fprintf(out, "\nholds, beside the above:\n")
+			fmt.Fprintf(out, "\nholds, in addition:\n")
 			said = true
 		}
 		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)

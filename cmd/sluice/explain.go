@@ -66,7 +66,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 	}
 	if h := e.Holds; h != nil {
 		row("hold", "%s: the next request holds %d", e.Hold.Hold, h.Next)
-		row("", "over-admission beside the above: %s", e.Hold.Over)
+		row("", "over-admission in addition: %s", e.Hold.Over)
 		row("", "all keys of the rule, at this node: %d requests held %d tokens; holds of %d tokens were settled and cost %d", h.Requests, h.Tokens, h.Settled, h.Cost)
 	}
 	if v := e.Look; v != nil {
@@ -81,7 +81,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		}
 		switch {
 		case v.LedgerError != "":
-			row("ledger", "cannot be read: %s", v.LedgerError)
+			row("store", "cannot be read: %s", v.LedgerError)
 		case v.Ledger == nil:
 			row("store", "no account: the key is unused")
 		default:

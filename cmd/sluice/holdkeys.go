@@ -13,15 +13,15 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 )
 
-// holdFlags are the keys by which nodes of a fleet verify each other's holds.
+// holdFlags are the keys by which nodes of a fleet accept each other's holds.
 type holdFlags struct {
-	Keys string    `env:"HOLD_KEYS" placeholder:"KEY,..." help:"Shared keys of all nodes for rules with a hold, each at least 16 random bytes (openssl rand -base64 32). The first signs holds, and all verify them. Default: derived from PEER_SECRET, or random on a node alone."`
-	File string    `env:"HOLD_KEYS_FILE" placeholder:"FILE" help:"The same, in a file. It is read again when it changes."`
-	seen fileState // of File; only follow uses it once it runs
+	Keys string `env:"HOLD_KEYS" placeholder:"KEY,..." help:"Keys of holds, separated by commas, the same at all nodes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
+	File string `env:"HOLD_KEYS_FILE" placeholder:"FILE" help:"File with the keys of holds, like HOLD_KEYS. It is read again when it changes."`
 }
 
 // errNoHoldKeys is why rules of a fleet may not hold.
-var errNoHoldKeys = errors.New("nodes that share a store need the same keys to verify holds. Set HOLD_KEYS or HOLD_KEYS_FILE on all nodes, or settle without an id (hold: {amount: N, on: [0, 1]})")
+var errNoHoldKeys = errors.New("nodes that share a store need the same keys of holds: " +
+	"set HOLD_KEYS or HOLD_KEYS_FILE at all nodes, or settle without an id (hold: {amount: N, on: [0, 1]})")
 
 // mostKeyFile is in bytes.
 const mostKeyFile = 4 << 10
@@ -77,10 +77,12 @@ func (f *holdFlags) follow(ctx context.Context, d *holds.Desk, log *slog.Logger)
 		if now == f.seen {
 			return
 		}
-		f.seen = now
-		if err := f.read(d); err != nil {
-			log.Error("the new keys of holds are invalid: the previous ones stay in force", "error", err)
-		} else {
+		first := seen == (fileState{})
+		seen = now
+		switch err := f.read(d); {
+		case err != nil:
+			log.Error("the new keys of holds are bad: the previous keys stay in use", "error", err)
+		case !first:
 			log.Info("the keys of holds were read again", "file", f.File)
 		}
 	})

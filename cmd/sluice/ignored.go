@@ -50,7 +50,7 @@ func inEnvironment(lookup func(string) (string, bool), names []string) (found []
 
 // replaced are settings of earlier releases, with the advice for each.
 var replaced = map[string]string{
-	"PEER_ALLOW_OLD":              "unset it: old and new nodes are two rings while a fleet is upgraded (docs/upgrading.md)",
+	"PEER_ALLOW_OLD":              "unset it: during an upgrade, old and new nodes form two rings (docs/upgrading.md)",
 	"MAX_BYTES_IN_FLIGHT":         sizedByMemory,
 	"MAX_REQUEST_BYTES":           "unset it: a request has at most 256 KiB",
 	"GRPC_MAX_CONNECTIONS":        sizedByMemory,

@@ -97,7 +97,7 @@ func TestExplain(t *testing.T) {
 	for want, args := range map[string][]string{
 		"does not answer":                        {"--debug=127.0.0.1:1", "d", "a=b"},
 		"its requests are OK; did you mean 'd'?": {"--debug=" + peopleNodes(t, 1, "")[0].debug, "d_", "a=b"},
-		"has no rules: its requests are OK":      {"--debug=" + peopleNodes(t, 1, "")[0].debug, "nowhere", "a=b"},
+		`the domain "nowhere" has no rules`:      {"--debug=" + peopleNodes(t, 1, "")[0].debug, "nowhere", "a=b"},
 	} {
 		if code, _, errs := runLine(append([]string{"explain"}, args...)...); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s", args, code, errs)
@@ -183,7 +183,7 @@ func TestTop(t *testing.T) {
 	if err := top.print(&text, before, now); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"2 nodes", "NODES HAVE DIFFERENT RULES", third.debug + "\n", nodes[1].debug + " DOES NOT ANSWER, last heard 7s ago", "d.five"} {
+	for _, want := range []string{"2 nodes", "NODES HAVE DIFFERENT RULES", third.debug + "\n", nodes[1].debug + " DOES NOT ANSWER, last seen 7s ago", "d.five"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}

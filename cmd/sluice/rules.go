@@ -91,7 +91,7 @@ func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
 // reloadFlags say how rules are loaded again.
 type reloadFlags struct {
 	Interval time.Duration `env:"CONFIG_RELOAD_INTERVAL" name:"config-reload-interval" default:"200ms" help:"Minimum time between two loads of rules. Faster changes and pushes share one load."`
-	LastGood string        `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"Copy of the last good rules, to start with if rules are bad or missing. Each node needs its own file, outside the rules."`
+	LastGood string        `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
 }
 
 func (f *reloadFlags) validate() error {

@@ -130,7 +130,7 @@ func TestConsoleScreens(t *testing.T) {
 	s.window(1280, 900, false)
 	page := "http://" + s.nodes[0].debug + "/console"
 	s.open(page)
-	s.shows("under load", "edge.api_key", "20 per second", "(this node)", "3 of 3 nodes are heard", "Over-admission of the worst key")
+	s.shows("under load", "edge.api_key", "20 per second", "(this node)", "3 of 3 nodes respond", "Over-admission of the worst key")
 	s.eventually("charts have a line", "document.querySelector('#lead polyline') && document.querySelectorAll('#lead polyline')[0].getAttribute('points').split(' ').length > 4")
 	s.order()
 	s.pictures("load")
@@ -145,7 +145,7 @@ func TestConsoleScreens(t *testing.T) {
 	s.eventually("the node that hangs is greyed out", "[...document.querySelectorAll('#nodes tr.gone')].some((r) => r.innerText.includes(':"+port+"'))")
 	s.pictures("node-stopped")
 	_ = last.cmd.Process.Signal(syscall.SIGCONT)
-	s.shows("it goes on", "3 of 3 nodes are heard")
+	s.shows("it goes on", "3 of 3 nodes respond")
 
 	writeFile(t, s.rules, strings.Replace(screenRules, "unit: second", "unit: fortnight", 1))
 	s.shows("a bad file", "The current rules are bad", "fortnight")
@@ -157,7 +157,7 @@ func TestConsoleScreens(t *testing.T) {
 	s.shows("Redis hangs", "The store does not answer", "decisions a second are made without the store", "As of ", "tenant (open)")
 	s.pictures("redis-stopped")
 	s.redis.Signal(syscall.SIGCONT)
-	s.shows("Redis is back", "3 of 3 nodes are heard")
+	s.shows("Redis is back", "3 of 3 nodes respond")
 	s.eventually("the store answers", "!document.body.innerText.includes('The store does not answer')")
 	if text := s.eval("document.body.innerText"); strings.Contains(text, "more was admitted than is declared") || strings.Contains(text, "More was admitted than is declared") {
 		t.Errorf("what on_store_failure admitted is shown as a broken bound:\n%.2000s", text)

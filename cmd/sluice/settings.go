@@ -51,7 +51,7 @@ type settings struct {
 	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Debug port."`
 	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"Maximum age of a gRPC connection. Then it is asked to close."`
 	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"Time for calls in progress after that. Then the connection is closed."`
-	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Replace the values of descriptors, such as API keys and addresses, by marks in the keys that the console, top and /ring show. Unset: true, unless DEBUG_HOST is a loopback address."`
+	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Hide descriptor values, such as API keys, on the console, in top and in /ring. Each becomes a mark. Default: true, unless DEBUG_HOST is a loopback address."`
 	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for corrections on the debug port: resets of keys and drops of leases. Default: no corrections."`
 	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"After SIGTERM: time in which health fails and calls are served."`
 	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"After DRAIN_TIME: time for calls in progress."`
@@ -78,7 +78,7 @@ type settings struct {
 	Ring         peerFlags         `embed:"" group:"peers"`
 	caps         caps              // derived from the memory, before all else
 
-	MaxMemory      string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB: keys, connections, requests in flight and rules have bounds in proportion. Unset: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
+	MaxMemory      string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The bounds of keys, connections, requests in flight and rules are in proportion. Default: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
 	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: derived from half of the memory of the process or container, or a quarter of the machine's, up to 10,000,000). A key takes at most 550 bytes without a store and 800 with one. Further keys share accounts, and may be refused early."`
 	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"File for settled drift as JSON lines. At 64 MB it moves to FILE.1."`
 	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules as JSON lines, written before tokens are spent. At 64 MB it moves to FILE.1. The store keeps its own record."`

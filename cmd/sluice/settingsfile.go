@@ -22,7 +22,7 @@ import (
 
 // settingsFile is where a command line names the file, and what the file says.
 type settingsFile struct {
-	SettingsFile string `group:"rules" env:"SETTINGS_FILE" name:"settings" placeholder:"FILE" help:"YAML file with any of these settings: sections as in sluice settings, names as in the environment, in lower case. Flags and environment override it."`
+	SettingsFile string `group:"rules" env:"SETTINGS_FILE" name:"settings" placeholder:"FILE" help:"YAML file of settings, with sections like in sluice settings, and names of the environment in lower case. Flags and the environment override it."`
 }
 
 // fileSettings reads the file that a command line names. It implements [kong.Resolver] for one command line.
@@ -96,7 +96,7 @@ func readSettings(name string, node *kong.Node) (map[string]fileValue, error) {
 		return nil, fmt.Errorf("SETTINGS_FILE %s: %w", name, err)
 	}
 	if len(text) > mostSettings {
-		return nil, fmt.Errorf("SETTINGS_FILE %s has more than %d bytes", name, mostSettings)
+		return nil, fmt.Errorf("SETTINGS_FILE %s exceeds %d bytes", name, mostSettings)
 	}
 	var root yaml.Node
 	if err := yaml.Unmarshal(text, &root); err != nil {

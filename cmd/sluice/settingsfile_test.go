@@ -73,7 +73,7 @@ func TestBadSettingsFiles(t *testing.T) {
 		"log: {log_level: loud}\n":          "LOG_LEVEL",
 		"limits: {max_memory: 1GB}\n":       "MAX_MEMORY",
 		"ports: {port: 1\n":                 "SETTINGS_FILE",
-		strings.Repeat("#", mostSettings+1): "more than 1048576 bytes",
+		strings.Repeat("#", mostSettings+1): "exceeds 1048576 bytes",
 	} {
 		file := filepath.Join(dir, "sluice.yaml")
 		writeFile(t, file, text)

@@ -30,7 +30,7 @@ type topCmd struct {
 
 // Help is what `sluice top --help` says below its summary.
 func (*topCmd) Help() string {
-	return `A node that does not answer stays in the table with when it was last heard, and its counts stay in the sums.
+	return `A node that does not answer stays in the table, with the time of its last answer. Its counts stay in the sums.
 
 Examples:
 
@@ -336,7 +336,7 @@ func (v *looked) trouble(out io.Writer, sets []topRulesSet) {
 		case n.err != nil && n.heard.IsZero():
 			fmt.Fprintf(out, "%s DOES NOT ANSWER, and never did\n", n.debug)
 		case n.err != nil:
-			fmt.Fprintf(out, "%s DOES NOT ANSWER, last heard %v ago\n", n.debug, v.at.Sub(n.heard).Round(time.Second))
+			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.debug, v.at.Sub(n.heard).Round(time.Second))
 		case !n.state.Config.Good:
 			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
 			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.debug, first)

@@ -46,7 +46,7 @@ type whatIfCmd struct {
 	JSON         bool              `help:"Print JSON."`
 	HTML         string            `placeholder:"FILE" help:"HTML file for a page with charts."`
 	Charts       string            `placeholder:"DIR" help:"Directory for charts as SVG files."`
-	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination, such as lease.ttl=2s, as in rules."`
+	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.ttl=2s."`
 }
 
 // Help is what `sluice what-if --help` says below its summary.

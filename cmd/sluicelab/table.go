@@ -54,7 +54,7 @@ func (c *benchTableCmd) Run(s streams) error {
 			}
 			var r []table.Result
 			if err := json.Unmarshal(out, &r); err != nil {
-				return fmt.Errorf("what a table of %d keys cost: %w", n, err)
+				return fmt.Errorf("measuring the cost of %d keys: %w", n, err)
 			}
 			all = append(all, r...)
 		}

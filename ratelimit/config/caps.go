@@ -109,8 +109,7 @@ func (b Caps) check(text []byte, left int) (n int, beyond string) {
 // those that come some other way.
 func (b Caps) all(files []Text) error {
 	if len(files) > b.Files {
-		return fmt.Errorf("there are %d files, at most %d are allowed: join some", len(files),
-			b.Files)
+		return fmt.Errorf("there are %d files, at most %d are allowed: join some", len(files), b.Files)
 	}
 	sum := 0
 	for _, f := range files {

@@ -33,7 +33,7 @@ func unknownHint(key string, known []string) string {
 	case "day", "time_zone":
 		return "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
 	case "apiVersion":
-		return "; this looks like a Kubernetes object: rules are what stands in the data of a ConfigMap, without it"
+		return "; this looks like a Kubernetes object: write the rules without it, like in the data of a ConfigMap"
 	}
 	if hint := ratelimit.DidYouMean(key, known); hint != "" {
 		return hint + " Known here: " + strings.Join(known, ", ")

@@ -315,7 +315,7 @@ func TestTreeIsBounded(t *testing.T) {
 		"a large file": {
 			Caps{FileBytes: 4},
 			map[string]string{"a": "12345"},
-			"it is more than 4 bytes: split it into several files",
+			"it exceeds 4 bytes: split it into several files",
 		},
 		"large files": {
 			Caps{TotalBytes: 5},
@@ -325,7 +325,7 @@ func TestTreeIsBounded(t *testing.T) {
 		"many files": {
 			Caps{Files: 2},
 			map[string]string{"a": "", "b": "", "c": ""},
-			"it is one more than the 2 that there may be: join some",
+			"at most 2 files are allowed: join some",
 		},
 		"many names": {
 			Caps{Files: 2},

@@ -204,8 +204,7 @@ func (w *walk) names(path string) ([]string, error) {
 func (w *walk) read(path string) ([]byte, error) {
 	b := w.caps
 	if len(w.files) == b.Files {
-		return nil, fmt.Errorf("config file %s: it is one more than the %d that there may be: join some",
-			cut(path, maxName), b.Files)
+		return nil, fmt.Errorf("config file %s: at most %d files are allowed: join some", cut(path, maxName), b.Files)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -217,7 +216,7 @@ func (w *walk) read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("config file: %w", err)
 	}
 	if len(data) > b.FileBytes {
-		return nil, fmt.Errorf("config file %s: it is more than %d bytes: split it into several files",
+		return nil, fmt.Errorf("config file %s: it exceeds %d bytes: split it into several files",
 			cut(path, maxName), b.FileBytes)
 	}
 	if w.bytes += len(data); w.bytes > b.TotalBytes {

@@ -34,7 +34,7 @@ type writer struct {
 }
 
 func (w *writer) full() error {
-	return fmt.Errorf("as a file it exceeds %d bytes: use fewer rules in it", w.most)
+	return fmt.Errorf("as a file it exceeds %d bytes: use fewer rules", w.most)
 }
 
 func (w *writer) line(key string) {

@@ -156,7 +156,7 @@ function showFleet(s) {
   const alive = nodes.filter((n) => !n.silent), total = (name) => number(alive.reduce((t, n) => t + (rates(n)[name] || 0), 0));
   $('fleetnote').textContent = !nodes.length ? 'Nodes that share the store.' :
     (s.nodes_old ? 'As of ' + s.nodes_age_seconds.toFixed(0) + ' s ago: the store, where nodes meet, does not answer. ' : '') +
-    alive.length + ' of ' + nodes.length + ' nodes are heard; together they pass ' + total('passed') + ' and refuse ' + total('refused') + ' calls a second, and make ' +
+    alive.length + ' of ' + nodes.length + ' nodes respond; together they pass ' + total('passed') + ' and refuse ' + total('refused') + ' calls a second, and make ' +
     total('alone') + ' decisions a second without the store.';
 }
 
@@ -218,7 +218,7 @@ async function poll() {
   } else {
     // What is on the page is of then, and not of now.
     document.body.className = 'stale';
-    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last seen at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. It has ended, hangs, or cannot be reached from here. What is below is of then.' : 'It was not heard yet.' }]);
+    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last seen at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. It has ended, hangs, or cannot be reached from here. The figures below are of that time.' : 'No answer yet.' }]);
   }
   setTimeout(poll, 2000);
 }
@@ -241,7 +241,7 @@ async function explain() {
     }
     if (r.ledger) {
       parts.push(make('p', 'The store has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '') +
-        (r.ledger.carried ? '; ' + r.ledger.carried + ' are debt of the window before' : '') + (r.ledger.relearning ? ', and is being told what it had forgotten' : '')));
+        (r.ledger.carried ? '; ' + r.ledger.carried + ' are debt of the previous window' : '') + (r.ledger.relearning ? ', and its usage is being restored' : '')));
       parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires in', ''], (r.ledger.holders || []).map((h) =>
         [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, duration(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
     }

@@ -94,7 +94,7 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 func (c *console) explain(w http.ResponseWriter, r *http.Request) {
 	done, ok := c.throttle.question()
 	if !ok {
-		tooMany(w, "too many explanations are asked for")
+		tooMany(w, "too many explanations a second")
 		return
 	}
 	defer done()
@@ -175,8 +175,7 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 		return over + ": no tokens, and none before the reset",
 			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
-		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
-			withoutStore(rule, len(c.fleet().Nodes), over),
+		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v", withoutStore(rule, over),
 			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
 			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left > 0:

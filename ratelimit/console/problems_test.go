@@ -67,8 +67,8 @@ func TestProblems(t *testing.T) {
 		},
 		"a full table": {
 			s: State{State: metrics.State{Leases: 1000, MaxKeys: 1000}}, recent: Rates{Full: 12},
-			want: []string{"warn The table of keys is full: 12 decisions a second have no place in it|1000 keys are " +
-				"tracked, of MAX_KEYS 1000"},
+			want: []string{"warn The table of keys is full: 12 decisions a second have no place in it|" +
+				"1000 keys are tracked, of MAX_KEYS 1000"},
 		},
 		"lost data": {
 			recent: Rates{Lost: 1},
@@ -115,8 +115,8 @@ func TestProblems(t *testing.T) {
 	} {
 		got := problems(&c.s, c.recent, c.rules)
 		for i, p := range got {
-			section := strings.ToUpper(p.Runbook[:1]) + strings.ReplaceAll(p.Runbook[1:], "-", " ")
-			if !strings.Contains(runbooks, "\n## "+section+"\n") {
+			title := strings.ToUpper(p.Runbook[:1]) + strings.ReplaceAll(p.Runbook[1:], "-", " ")
+			if !strings.Contains(runbooks, "\n## "+title+"\n") {
 				t.Errorf("%s: there is no runbook %s", name, p.Runbook)
 			}
 			text := p.Severity + " " + p.What

@@ -56,8 +56,8 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	page("/{$}", func(w io.Writer) {
 		_, _ = io.WriteString(w, "/console: what this node does, live\n/explain?domain=D&entry=K=V: what a "+
 			"descriptor would get, and why\n/rlconfig: the rules in force\n/stats: counters\n/ring: who owns keys "+
-			"together, and which are hot\n/metrics: counters for Prometheus\n/openapi.json: these, for "+
-			"programs\n/debug/pprof/: profiles\n")
+			"together, and which are hot\n/metrics: counters for Prometheus\n/openapi.json: these, for programs\n"+
+			"/debug/pprof/: profiles\n")
 	})
 	page("/rlconfig", rules)
 	page("/stats", stats)

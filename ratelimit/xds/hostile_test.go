@@ -76,7 +76,7 @@ func TestHostileResources(t *testing.T) {
 		},
 		"wide below deep": {
 			deepDescriptor(95, repeat(nest(4, nil), 80_000)),
-			"as a file it exceeds 8388608 bytes: use fewer rules in it",
+			"as a file it exceeds 8388608 bytes: use fewer rules",
 		},
 		"a name": {append(nest(1, repeat([]byte("x"), size)),
 			nest(3, protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1))...), ""},
