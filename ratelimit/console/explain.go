@@ -175,7 +175,8 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 		return over + ": no tokens, and none before the reset",
 			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
-		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v", withoutStore(rule, over),
+		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
+			withoutStore(rule, len(c.fleet().Nodes), over),
 			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
 			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left > 0:

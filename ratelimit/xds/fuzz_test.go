@@ -99,7 +99,10 @@ func same(t *testing.T, text string, got, want *config.Rules, problems, wrong co
 	}
 	for i := range problems {
 		// A text has lines, and says where the first of a duplicate is.
-		message, _, _ := strings.Cut(wrong[i].Message, "; the first is at ")
+		message, first, ok := strings.Cut(wrong[i].Message, "; the first is at ")
+		if _, hint, more := strings.Cut(first, "; "); ok && more {
+			message += "; " + hint
+		}
 		if !strings.HasSuffix(problems[i].Message, message) && !nestedTooDeep(problems, wrong) {
 			t.Fatalf("problem %v\nas text: %v\n%s", problems[i], wrong[i], text)
 		}
