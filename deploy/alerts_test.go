@@ -44,6 +44,10 @@ func TestAlerts(t *testing.T) {
 	}
 	tests := read(t, "deploy/prometheus/alerts_test.yaml")
 	handbook := read(t, "docs/metrics.md")
+	image := regexp.MustCompile(`ENTRYPOINT \["(\S+)"\]`).FindStringSubmatch(read(t, "deploy/docker/Dockerfile"))[1]
+	if typed := "kubectl exec POD -- " + image + " "; strings.Count(read(t, "docs/runbooks.md"), typed) < 3 {
+		t.Errorf("docs/runbooks.md does not type %s, where the image has the binary", typed)
+	}
 	alerts := file.Groups[0].Rules
 	if len(alerts) < 25 {
 		t.Errorf("%d alerts", len(alerts))
