@@ -5,6 +5,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -101,7 +102,7 @@ func (m *measured) find() (path string, done func(), err error) {
 		return "", nil, err
 	}
 	path = filepath.Join(dir, "sluice")
-	build := exec.Command("go", "build", "-o", path, "github.com/sluice-gate/sluice/cmd/sluice")
+	build := exec.CommandContext(context.Background(), "go", "build", "-o", path, "github.com/sluice-gate/sluice/cmd/sluice")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", nil, errors.Join(fmt.Errorf("there is no sluice to measure: name one by --sluice, or build it "+
 			"(go build -o . ./cmd/...): %w: %s", err, out), os.RemoveAll(dir))

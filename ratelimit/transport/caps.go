@@ -76,7 +76,7 @@ func (b *Caps) Validate() error {
 		errs = append(errs, fmt.Errorf("REQUEST_TIMEOUT is %v, must be at least 100ms", b.RequestTimeout))
 	}
 	if b.Idle < time.Second {
-		errs = append(errs, fmt.Errorf("Idle is %v, must be at least 1s", b.Idle))
+		errs = append(errs, fmt.Errorf("the idle time is %v, must be at least 1s", b.Idle))
 	}
 	return errors.Join(errs...)
 }

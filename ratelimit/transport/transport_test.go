@@ -528,7 +528,7 @@ func TestBoundsValidate(t *testing.T) {
 	err := b.Validate()
 	for _, name := range []string{
 		"Connections is 0", "Streams",
-		"HeaderBytes is 1,", "MessageBytes", "REQUEST_TIMEOUT", "Idle",
+		"HeaderBytes is 1,", "MessageBytes", "REQUEST_TIMEOUT", "the idle time",
 	} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("no %s in %v", name, err)
