@@ -215,7 +215,8 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	capacity := k.rule.Limit.Capacity()
 	own := *r
 	own.Limit = k.rule.Limit
-	declared := own.Declare(1, ratelimit.SharedStore)
+	// A simulated node has seen no other, and divides by max_nodes in an outage.
+	declared := own.Declare(own.Coordination.MaxNodes, ratelimit.SharedStore)
 	cost := ratelimit.Tokens(b.Load.Cost)
 	if b.Mix.Large > 0 {
 		cost = max(cost, capacity)

@@ -329,7 +329,7 @@ func TestHoldsNeedKeys(t *testing.T) {
 		env  []string
 		want string
 	}{
-		"a store":   {[]string{"REDIS_URL=127.0.0.1:1"}, "set HOLD_KEYS or HOLD_KEYS_FILE at all of them"},
+		"a store":   {[]string{"REDIS_URL=127.0.0.1:1"}, "set HOLD_KEYS or HOLD_KEYS_FILE at all nodes"},
 		"short":     {[]string{"HOLD_KEYS=short"}, "HOLD_KEYS: a key is shorter than 16 bytes"},
 		"both":      {[]string{"HOLD_KEYS=0123456789abcdef", "HOLD_KEYS_FILE=x"}, "set one of them"},
 		"no file":   {[]string{"HOLD_KEYS_FILE=/nowhere"}, "HOLD_KEYS_FILE: open /nowhere"},

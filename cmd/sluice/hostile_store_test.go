@@ -233,7 +233,7 @@ func TestHostileEviction(t *testing.T) {
 	}
 	evictQuiet(t, client, name)
 	watch.look(t.Context())
-	if s := watch.safety(); s.Evicted == 0 || !strings.Contains(log.String(), "has evicted keys") {
+	if s := watch.safety(); s.Evicted == 0 || !strings.Contains(log.String(), "evicted keys: nodes restore") {
 		t.Errorf("%+v\n%s", s, &log)
 	}
 	counted := func() bool { s := f.Stats(); return s.Missing == 1 && s.MissingTokens == 1000 }

@@ -159,7 +159,7 @@ func TestBadStores(t *testing.T) {
 		"mysql://host/db":     `begins with "mysql", must begin with one of redis, rediss, postgres, `,
 		"host:6379":           `begins with "host:6379"`,
 		"redis://host:port":   "STORE_URL",
-		"postgres://h:port/d": "not one of PostgreSQL",
+		"postgres://h:port/d": "not a valid PostgreSQL URL",
 	} {
 		if _, err := Open(Options{Flags: Flags{URL: url, Redis: few}}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", url, err, want)
