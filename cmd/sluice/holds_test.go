@@ -167,7 +167,8 @@ func (r *ringFleet) uses(value string, client int, length time.Duration, kept *b
 }
 
 // litellm's case: five at once on a limit of 100, that cost 30 at most, which is held; and 50 clients that cost 5,000 of
-// 10,000 and hold 2,000. What is over is at most what requests in flight cost beyond what they held.
+// 10,000 and hold 2,000. What is over is at most what requests in flight cost beyond what they held. Of 100 at least three
+// times 23 are used: 31 are left then, which two nodes may have in parts.
 func TestHoldsAtOnce(t *testing.T) {
 	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
 		r := newRingOf(t, heldRules, 3, 0, store)
@@ -175,7 +176,7 @@ func TestHoldsAtOnce(t *testing.T) {
 			key                      string
 			limit, held, cost, least int
 			clients                  int
-		}{{"five", 100, 30, 23, 70, 5}, {"five", 100, 30, 30, 70, 5}, {"fifty", 10_000, 2000, 5000, 10_000, 50}} {
+		}{{"five", 100, 30, 23, 69, 5}, {"five", 100, 30, 30, 70, 5}, {"fifty", 10_000, 2000, 5000, 10_000, 50}} {
 			for _, value := range []string{"routing", "leasing"} {
 				if value == "leasing" && store == ratelimit.OwnMemory {
 					continue

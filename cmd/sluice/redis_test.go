@@ -235,7 +235,6 @@ func TestBadPerSecond(t *testing.T) {
 func TestHealthFollowsTheStore(t *testing.T) { eachStore(t, healthFollows) }
 
 func healthFollows(t *testing.T, store storeServer) {
-	t.Parallel()
 	s := serve(t, []string{"STORE_URL=" + store.URL(), "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION=true", "DRAIN_TIME=0s"}, "--log-level=error")
 	health := func(want int) func() bool {
 		return func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == want }

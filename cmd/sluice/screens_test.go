@@ -98,7 +98,7 @@ func (s *screened) pictures(scene string) {
 	for _, width := range []int{1280, 768, 400} {
 		for _, dark := range []bool{false, true} {
 			if *screens == "" {
-				if dark != (width == 400) {
+				if dark != (width == 400) || width == 768 { // two of six
 					continue
 				}
 				dir = s.TempDir()

@@ -24,14 +24,20 @@ type storeServer interface {
 
 // eachStore runs a test on each kind of store.
 func eachStore(t *testing.T, test func(*testing.T, storeServer)) {
-	t.Run("redis", func(t *testing.T) { test(t, redistest.Start(t)) })
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		test(t, redistest.Start(t))
+	})
 	eachDatabase(t, test)
 }
 
 // eachDatabase is eachStore without Redis.
 func eachDatabase(t *testing.T, test func(*testing.T, storeServer)) {
 	for name, start := range databases {
-		t.Run(name, func(t *testing.T) { test(t, start(t)) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // with the other stores
+			test(t, start(t))
+		})
 	}
 }
 
@@ -99,7 +105,7 @@ func TestFleetOnDatabases(t *testing.T) {
 	})
 }
 
-var outage = goflag.Duration("outage", 6*time.Second, "how long a fleet loses its store in TestFleetLosesItsStore")
+var outage = goflag.Duration("outage", 3*time.Second, "how long a fleet loses its store in TestFleetLosesItsStore")
 
 const outageRules = `domain: d
 coordination: {store_deadline: 200ms, max_nodes: 2, on_deny: refund}
@@ -121,7 +127,9 @@ func TestFleetLosesItsStore(t *testing.T) {
 		for _, n := range f.nodes {
 			n.untilHealthy()
 		}
-		f.load("cached", 2, 1, 0, 1).Wait() // heard of, with 1,000
+		for i := range f.nodes { // each has heard of it, with 1,000
+			f.load("cached", 1, 1, i).Wait()
+		}
 		server.Kill()
 		began := time.Now()
 		for key, want := range map[string]int64{"open": 40, "closed": 0, "local": 14, "cached": 40} {
