@@ -215,8 +215,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	capacity := k.rule.Limit.Capacity()
 	own := *r
 	own.Limit = k.rule.Limit
-	// A simulated node has seen no other, and divides by max_nodes in an outage.
-	declared := own.Declare(own.Coordination.MaxNodes, ratelimit.SharedStore)
+	declared := own.Declare(b.fewest, ratelimit.SharedStore)
 	cost := ratelimit.Tokens(b.Load.Cost)
 	if b.Mix.Large > 0 {
 		cost = max(cost, capacity)

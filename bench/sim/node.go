@@ -151,7 +151,8 @@ const (
 	nameBits = 28
 )
 
-// alive is how many nodes there are.
+// alive is how many nodes a node sees, by which it divides a limit in an outage. The fewest that any saw bound what is
+// admitted then.
 func (w *world) alive() int {
 	n := 0
 	for _, other := range w.nodes {
@@ -159,6 +160,7 @@ func (w *world) alive() int {
 			n++
 		}
 	}
+	w.fewest = min(w.fewest, max(1, n))
 	return n
 }
 

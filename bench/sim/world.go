@@ -27,6 +27,7 @@ type world struct {
 	queue   queue
 	rnd     *rand.Rand
 	nodes   []*node
+	fewest  int            // nodes that a node has seen alive, itself among them
 	slots   map[string]int // of nodes, by their addresses
 	names   ratelimit.Holder
 	store   store
@@ -82,6 +83,7 @@ func newWorld(o *Options) *world {
 	w.origin = o.Rule.Limit.WindowEnd(first).Add(o.Start)
 	w.result.Sources = map[string]int64{}
 	w.store.open(w)
+	w.fewest = o.Nodes
 	for range o.Nodes {
 		w.join()
 	}
