@@ -25,7 +25,7 @@ type declaration struct {
 	store   *store.Promise // that was named; nil: none was
 	now     time.Time
 	details bool
-	// What requests cost at most, and how many are in flight at once: of rules that hold. 0: nobody says.
+	// The largest cost and the number in flight of requests, for rules that hold; 0: not given.
 	cost, inFlight ratelimit.Tokens
 }
 

@@ -91,7 +91,7 @@ func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
 		c.MaxKeys, from = m.keys(each), m.from
 	}
 	most := int64(c.MaxKeys) * each
-	if m.from == "the container" { // the table is not on the collector's heap
+	if m.from == "the container" || m.from == "MAX_MEMORY" { // the table is not on the collector's heap
 		debug.SetMemoryLimit(max(m.bytes/10*9-most, m.bytes/4))
 	}
 	log.Info("key table sized", "max_keys", c.MaxKeys, "from", from, "memory_bytes", m.bytes, "table_bytes_at_most", most)

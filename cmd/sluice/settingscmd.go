@@ -113,18 +113,21 @@ func masked(flag *kong.Flag, value string) string {
 	switch {
 	case value == "":
 		return ""
-	case strings.HasSuffix(name, "_SECRET") || strings.HasSuffix(name, "_TOKEN") || strings.HasSuffix(name, "_AUTH"):
+	case name == "HOLD_KEYS" || strings.HasSuffix(name, "_SECRET") || strings.HasSuffix(name, "_TOKEN") ||
+		strings.HasSuffix(name, "_AUTH") || strings.HasSuffix(name, "_HEADERS"):
 		return "(set)"
 	case strings.HasSuffix(name, "_URL"):
 		u, err := url.Parse(value)
-		if err == nil && u.User != nil {
+		if err == nil && (u.User != nil || u.Query().Has("password")) {
+			if q := u.Query(); q.Has("password") { // PostgreSQL's clients take it there, too
+				q.Set("password", "xxxxx")
+				u.RawQuery = q.Encode()
+			}
 			return u.Redacted()
 		}
 		if at := strings.LastIndex(value, "@"); at >= 0 { // not a URL, and maybe a password
 			return "(set)" + value[at:]
 		}
-	case strings.HasSuffix(name, "_HEADERS"):
-		return "(set)"
 	}
 	return value
 }

@@ -24,9 +24,7 @@ type benchAccuracyCmd struct {
 	Scenario []string      `placeholder:"NAME" help:"Scenarios: closed, zipf, burst, flash, hot, uniform, ramp, many, kill, pause, join, roll, 'slow store', 'hung store', 'dead store', 'flushed store', partition, split."`
 	All      bool          `help:"Run all scenarios instead of about half."`
 	Seed     uint64        `default:"1" help:"Seed of the demand."`
-	JSON     bool          `help:"Print JSON."`
-	HTML     string        `placeholder:"FILE" help:"HTML file for a page with charts."`
-	Charts   string        `placeholder:"DIR" help:"Directory for charts as SVG files."`
+	output   `embed:""`
 }
 
 // Help is what `sluicelab bench accuracy --help` says below its summary.
@@ -63,17 +61,7 @@ func (c *benchAccuracyCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	page := r.Page()
-	page.Facts = facts(r.Took)
-	if err := page.Write(c.HTML, c.Charts); err != nil {
-		return err
-	}
-	if c.JSON {
-		err = writeJSON(s.out, r)
-	} else {
-		err = page.WriteText(s.out)
-	}
-	if err != nil {
+	if err := c.show(s, r, r.Page(), r.Took); err != nil {
 		return err
 	}
 	return r.Problems()

@@ -21,6 +21,25 @@ type benchCmd struct {
 	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Run the server that asks Redis for each request."`
 }
 
+// output is how a command shows a report.
+type output struct {
+	JSON   bool   `help:"Print JSON."`
+	HTML   string `placeholder:"FILE" help:"Also write a page with charts."`
+	Charts string `placeholder:"DIR" help:"Also write the charts as SVG files."`
+}
+
+// show writes the page where it was asked for, and prints the report.
+func (o *output) show(s streams, result any, page *report.Page, took time.Duration) error {
+	page.Facts = facts(took)
+	if err := page.Write(o.HTML, o.Charts); err != nil {
+		return err
+	}
+	if o.JSON {
+		return writeJSON(s.out, result)
+	}
+	return page.WriteText(s.out)
+}
+
 // facts are those of a page about what this process has measured, for so long until now.
 func facts(took time.Duration) []report.Fact {
 	return []report.Fact{

@@ -22,9 +22,7 @@ type benchOverloadCmd struct {
 	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server (0: no call is shed)."`
 	Traced      bool          `help:"Send a different traceparent with each call, like an Envoy that traces all calls. Such calls cost more to refuse."`
 	Least       float64       `default:"0" help:"Failure threshold for goodput beyond the capacity, as a part of it, such as 0.8."`
-	JSON        bool          `help:"Print JSON."`
-	HTML        string        `placeholder:"FILE" help:"HTML file for a page with a chart."`
-	Charts      string        `placeholder:"DIR" help:"Directory for the chart as an SVG file."`
+	output      `embed:""`
 }
 
 // Help is what `sluicelab bench overload --help` says below its summary.
@@ -56,17 +54,7 @@ func (c *benchOverloadCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	page := r.Page()
-	page.Facts = facts(r.Took)
-	if err := page.Write(c.HTML, c.Charts); err != nil {
-		return err
-	}
-	if c.JSON {
-		err = writeJSON(s.out, r)
-	} else {
-		err = page.WriteText(s.out)
-	}
-	if err != nil {
+	if err := c.show(s, r, r.Page(), r.Took); err != nil {
 		return err
 	}
 	if bad := r.Beyond(c.Least); len(bad) > 0 {

@@ -21,9 +21,7 @@ type benchStoreCmd struct {
 	Rounds   int           `default:"1" help:"Measurements of each mode of a row, in turn."`
 	Warm     bool          `help:"Call each node once for each key before the measurement."`
 	Seed     uint64        `default:"1" help:"Seed of the demand."`
-	JSON     bool          `help:"Print JSON."`
-	HTML     string        `placeholder:"FILE" help:"HTML file for a page with charts."`
-	Charts   string        `placeholder:"DIR" help:"Directory for charts as SVG files."`
+	output   `embed:""`
 }
 
 // Help is what `sluicelab bench store --help` says below its summary.
@@ -62,17 +60,7 @@ func (c *benchStoreCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	page := r.Page()
-	page.Facts = facts(r.Took)
-	if err := page.Write(c.HTML, c.Charts); err != nil {
-		return err
-	}
-	if c.JSON {
-		err = writeJSON(s.out, r)
-	} else {
-		err = page.WriteText(s.out)
-	}
-	if err != nil {
+	if err := c.show(s, r, r.Page(), r.Took); err != nil {
 		return err
 	}
 	return r.Problems()

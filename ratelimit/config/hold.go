@@ -32,7 +32,7 @@ func orNone(said []string) string {
 	return strings.Join(said, " and ")
 }
 
-// from notes one of the fields of which a hold has one.
+// from records the source of the estimate: a hold has exactly one.
 func (h *Hold) from(f *field, from ratelimit.HoldFrom) {
 	h.said, h.From = append(h.said, f.key), from
 }

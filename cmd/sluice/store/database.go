@@ -36,7 +36,7 @@ type inDatabase struct {
 }
 
 func newDatabase(d Database, o *Options, advice func(error) string) Store {
-	// Other nodes may be alive, for nobody knows yet: the ledger learns.
+	// Other nodes may be alive: the ledger learns their totals first.
 	return &inDatabase{Database: d, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix, nil), advice: advice}
 }
 
