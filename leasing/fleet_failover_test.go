@@ -34,10 +34,8 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 				replicas[1].Sever(masters[1])
 			},
 			func() {
-				replicas[0].Do("CLUSTER", "FAILOVER", "TAKEOVER")
-				replicas[1].Do("CLUSTER", "FAILOVER", "FORCE")
-				replicas[0].UntilInfo("replication", "role:master")
-				replicas[1].UntilInfo("replication", "role:master")
+				replicas[0].Promote("TAKEOVER")
+				replicas[1].Promote("FORCE")
 			},
 			[]int{0, 1},
 			[]int{11, 12, 13, 14, 15},

@@ -17,8 +17,8 @@ import (
 
 // Keys of the two limits, and what is asked for each, of its limit.
 const (
-	smallLimit, smallKeys = 600, 20
-	largeLimit, largeKeys = 6000, 2
+	smallLimit, smallKeys = 600, 6
+	largeLimit, largeKeys = 6000, 1
 	asked                 = 1.25
 )
 

@@ -84,6 +84,26 @@ func (s *Server) Sever(master *Server) {
 	s.UntilInfo("replication", "master_link_status:down")
 }
 
+// Promote makes a replica of a Cluster a master: how is FORCE, with the votes of the other masters, or TAKEOVER, without.
+// An election can fail, and Redis forgets one of a FORCE after 5 s; it is asked for again each second until it holds.
+func (s *Server) Promote(how string) {
+	s.Helper()
+	var asked time.Time
+	s.until("role:master", func() bool {
+		if strings.Contains(s.Info("replication"), "role:master") {
+			return true
+		}
+		if time.Since(asked) > time.Second {
+			asked = time.Now()
+			c := s.Client()
+			defer c.Close()
+			// A refusal is answered by the next look at its role: a master refuses, too.
+			_ = c.Do(context.Background(), "CLUSTER", "FAILOVER", how).Err()
+		}
+		return false
+	})
+}
+
 // Sentinel starts one sentinel that watches master under a name, and is quick
 // to fail over.
 func Sentinel(tb testing.TB, name string, master *Server) *Server {
