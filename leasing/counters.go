@@ -25,7 +25,8 @@ type counterShard struct {
 	// dropped is when the last key was dropped whose window was over: a clock that goes
 	// back to before it must not have that window given again. Guarded by mu.
 	dropped ledgerTime
-	_       [24]byte
+	slots   int // guarded by mu; of all keys
+	_       [16]byte
 }
 
 // counterCell is a key's place: Mark is its algorithm and whether it isLent, Note the
@@ -65,6 +66,9 @@ func (p *counters) locked(key []byte) (*counterShard, keytable.ID, *counterCell)
 
 // decide answers, or reports that there is no room for the key. The verdict must be zero.
 func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
+	if a.OfSlot() {
+		return p.decideSlot(now, a, v)
+	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
 	// Nothing is known of it, nor need be.
@@ -86,6 +90,9 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 
 // decideFor books what a holder says of its lease, answers an ask of it, and leases it more.
 func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *ask, v *verdict) (x Lease, ok bool) {
+	if a.OfSlot() { // slots are not leased
+		return Lease{}, p.decideSlot(now, a, v)
+	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
 	if now, c = p.enter(s, now, id, c, a); c == nil {
@@ -125,7 +132,7 @@ func (p *counters) enter(
 		c.Mark = c.Mark&isLent | uint8(l.Algorithm)
 		if l.Algorithm == ratelimit.TokenBucket || was == ratelimit.TokenBucket {
 			c.Val, c.Mark = counter{}, uint8(l.Algorithm)
-			delete(s.lent, id)
+			s.forget(id)
 		}
 		c.Val.extra = 0
 	}
@@ -152,7 +159,7 @@ func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
 	if c.Val.charged() {
 		s.dropped = max(s.dropped, now)
 	}
-	delete(s.lent, c.ID())
+	s.forget(c.ID())
 	return true
 }
 
@@ -175,6 +182,10 @@ func (p *counters) since(now ledgerTime, a *ask) ledgerTime {
 
 // undo takes back what a verdict booked, if its key is still here.
 func (p *counters) undo(key []byte, a *ask, v *verdict) {
+	if a.OfSlot() {
+		p.undoSlot(a)
+		return
+	}
 	s, _, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c != nil {

@@ -174,8 +174,8 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 		x.Unit, x.Calendar)
 	check(x.Calendar != 0 && (x.Algorithm != ratelimit.FixedWindow || x.Multiplier > 0),
 		"Algorithm is %v and Multiplier %d, must be FixedWindow and 0 with a calendar", x.Algorithm, x.Multiplier)
-	check(int(x.Algorithm) >= len(ratelimit.Algorithms), "Algorithm is %d, must be below %d", x.Algorithm,
-		len(ratelimit.Algorithms))
+	check(x.Algorithm >= ratelimit.Concurrency, "Algorithm is %d, must be below %d: a limit for a period", x.Algorithm,
+		ratelimit.Concurrency)
 	check(x.Requests < 0 || x.Requests > ratelimit.MaxLimit, "Requests is %d, must be between 0 and %d", x.Requests,
 		ratelimit.MaxLimit)
 	check(x.Burst < 0 || x.Burst > ratelimit.MaxLimit, "Burst is %d, must be between 0 and %d", x.Burst,

@@ -81,10 +81,10 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	}
 	x = c.Val.export(algorithmOf(c))
 	if k := s.of(c); k != nil {
-		x.Lessees = k.lessees
+		x.Lessees = append(k.lessees, lesseesOf(k.slots)...)
 	}
 	if ok = !s.dead(c, at); ok {
-		delete(s.lent, id)
+		s.forget(id)
 	} else {
 		s.dropped = max(s.dropped, at)
 	}
@@ -124,12 +124,16 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		}
 	}
 	k := s.of(c)
-	if k == nil && len(x.Lessees) > 0 {
+	if k == nil && (len(x.Lessees) > 0 || x.Algorithm == ratelimit.Concurrency) {
 		k = newLent()
 		s.lent[id] = k
 		c.Mark |= isLent
 	}
 	bucket := x.Algorithm == ratelimit.TokenBucket
+	if x.Algorithm == ratelimit.Concurrency {
+		s.adoptSlots(k, c, x.Lessees, at-sent)
+		return true
+	}
 	if both := &c.Val; bucket != (algorithmOf(c) == ratelimit.TokenBucket) || both.ends == 0 {
 		// It is new here, or has counted otherwise before.
 		c.Val, c.Mark = other, c.Mark&isLent|uint8(x.Algorithm)

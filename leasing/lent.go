@@ -63,8 +63,9 @@ const scarce = time.Second
 // lent is what others lease of one key.
 type lent struct {
 	lessees []Lessee
-	soonest ledgerTime // before then no bucket's lease is over
-	refused ledgerTime // when a request was last refused
+	slots   account.Slots // taken, under a concurrency limit
+	soonest ledgerTime    // before then no bucket's lease is over
+	refused ledgerTime    // when a request was last refused
 }
 
 func newLent() *lent { return &lent{soonest: math.MaxInt64} }

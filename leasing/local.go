@@ -97,6 +97,11 @@ func (l *Local) DecideFor(
 
 func (l *Local) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 	l.shared.Add(1)
+	if a.OfSlot() { // its slots would not be found again
+		*v = a.DecideSlot(a.Rule.Limit.Requests, false)
+		v.Source = ratelimit.FromOverflow
+		return
+	}
 	var buf [2 * ratelimit.MaxKeyLen]byte
 	at = l.tracked.since(at, a)
 	own := *a

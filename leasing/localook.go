@@ -90,6 +90,7 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	if k := s.of(c); k != nil {
 		k.expire(at, &c.Val, &a.Rule.Limit)
 		inHand = k.inHand()
+		s.slots, k.slots = s.slots-len(k.slots), nil
 		k.refused = 0
 	}
 	_, was := c.Val.enter(at, &a.Rule.Limit) // in this window

@@ -49,6 +49,8 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	switch {
 	case r.Unlimited:
 		return Bounds{Unlimited: true}
+	case r.Limit.Algorithm == Concurrency:
+		return r.declareSlots(nodes, storage)
 	case storage == OwnMemory:
 		b.Over = r.overApart(nodes)
 	case r.Limit.Capacity() == 0: // refused without asking anybody

@@ -94,12 +94,18 @@ type Under struct {
 	Lasts time.Duration `json:"lasts_ns,omitempty"`
 	// Reserve is the tokens of the rule's reserve, which only the nodes reach that have its shares.
 	Reserve Tokens `json:"reserve_tokens,omitempty"`
+	// Slots is of a concurrency limit what requests keep whose end is never told: by an Envoy that died.
+	Slots Tokens `json:"slots,omitempty"`
 }
 
 // String is for people.
 func (u Under) String() string {
 	if u == (Under{}) {
 		return "0"
+	}
+	if u.Slots > 0 {
+		return fmt.Sprintf("a request whose end is not told, as of an Envoy that died, keeps its slot for %s",
+			durationText(u.Lasts))
 	}
 	crashed := u.Crashed.String()
 	if u.Crashed.Demand == 0 {
@@ -174,6 +180,8 @@ type StoreOps struct {
 	// Each is the tokens for each of which one more claim is made, where the rule says
 	// how large a lease is; 0: none is.
 	Each Tokens `json:"tokens_per_operation,omitempty"`
+	// EachSlot is, under a concurrency limit, the operations of each request that takes a slot.
+	EachSlot int `json:"operations_per_request,omitempty"`
 	// OwnerGoneEach is the same for each node while a key's owner does not answer, under
 	// mode routing.
 	OwnerGoneEach Tokens `json:"tokens_per_operation_without_owner,omitempty"`
@@ -205,6 +213,9 @@ func (s StoreOps) Most(d *Demand) float64 {
 func (s StoreOps) String() string {
 	if s.Nodes == 0 {
 		return "0"
+	}
+	if s.EachSlot > 0 {
+		return fmt.Sprintf("%d for each request", s.EachSlot)
 	}
 	var b strings.Builder
 	whose := "a key a node"

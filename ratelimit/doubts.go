@@ -25,6 +25,9 @@ func (r *Rule) Doubts() []string {
 				"request is "+
 				"charged and not limited (failure_mode_deny: refused) while the store is slow", d, EnvoyTimeout))
 	}
+	if r.Limit.Algorithm == Concurrency {
+		return append(doubts, r.doubtSlots()...)
+	}
 	if r.Limit.Requests > math.MaxUint32 {
 		doubts = append(doubts,
 			fmt.Sprintf("requests_per_unit is %d, and RLS has 32 bits for it: it is counted exactly, "+

@@ -136,10 +136,17 @@ const (
 	SlidingWindow
 	// TokenBucket refills continuously at limit per unit, up to burst.
 	TokenBucket
+	// Concurrency counts requests in flight, of which each has a slot until it ends, and for a period at most.
+	Concurrency
 )
 
-// Algorithms are the names a config may use, by value.
-var Algorithms = [...]string{FixedWindow: "fixed_window", SlidingWindow: "sliding_window", TokenBucket: "token_bucket"}
+// Algorithms are their names, by value.
+var Algorithms = [...]string{
+	FixedWindow: "fixed_window", SlidingWindow: "sliding_window", TokenBucket: "token_bucket", Concurrency: "concurrency",
+}
+
+// RateAlgorithms are those of limits for a period: a rule file names them in algorithm.
+func RateAlgorithms() []string { return Algorithms[:Concurrency] }
 
 // String is the name that a config may use.
 func (a Algorithm) String() string {
@@ -248,6 +255,9 @@ func (l Limit) Crowded(holders int) bool {
 // String is how people write it: "100 per minute".
 func (l Limit) String() string {
 	per := l.Unit.String()
+	if l.Algorithm == Concurrency {
+		return fmt.Sprintf("%d at once, each for %s at most", l.Requests, durationText(l.Period()))
+	}
 	if l.Multiplier > 1 {
 		per = fmt.Sprintf("%d %ss", l.Multiplier, per)
 	}

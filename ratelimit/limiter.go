@@ -34,7 +34,8 @@ type Ask struct {
 	Key  []byte
 	Cost Tokens // not negative; 0 only for Peek
 	Kind Kind
-	// Window is of a Charge and a Release the one that their Spend was charged in; 0: that which goes on.
+	// Window is of a Charge and a Release the one that their Spend was charged in; 0: that which goes on. Under a
+	// concurrency limit it is the slot, which a Spend takes and a Release gives back; 0: none.
 	Window Window
 }
 

@@ -495,7 +495,7 @@ func (w *waiting) regret(now instant, i int) {
 		v, ok, _ := c.read(now, &late, say)
 		switch {
 		case !ok || v.OverLimit:
-		case !c.inStore() && c.hotHere.Credit(&late, v.Window): // whoever owns the key by the time that it is told
+		case !c.inStore() && !late.OfSlot() && c.hotHere.Credit(&late, v.Window): // whoever owns the key by the time that it is told
 			if c.observe != nil {
 				c.observe.undone(&late, &v)
 			}
@@ -692,7 +692,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	var v verdict
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
 	// There is nothing to admit or to refuse: a peek is answered, and a refund is told later.
-	case a.Kind != ratelimit.Spend:
+	case a.Kind != ratelimit.Spend && !(a.OfSlot() && policy == ratelimit.FailLocal):
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
 	case policy == ratelimit.FailLocal:
@@ -754,7 +754,7 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 	if a.Kind != ratelimit.Spend {
 		return
 	}
-	if !c.inStore() && !v.OverLimit {
+	if !c.inStore() && !v.OverLimit && !a.OfSlot() {
 		c.hotHere.Credit(a, 0)
 	}
 	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {

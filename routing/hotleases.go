@@ -64,7 +64,7 @@ func (c *core) tellOwner(now instant, m *hot.Message) {
 func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 	m.Key = append([]byte(nil), a.Key...) // it outlives the request, if that gives up
 	m.Cost, m.Kind, m.Rule = int64(a.Cost), uint32(a.Kind), ruleMessage(a.Rule)
-	if a.Kind.Settles() {
+	if a.Kind.Settles() || a.OfSlot() {
 		m.Window = int64(a.Window)
 	}
 	say := newCall(func(f *wire.Frame, id uint64) {
@@ -139,7 +139,7 @@ func leaseMessage(x *leasing.Lease) *wire.Lease {
 // later has the owner told what this node answered in its place, if the owner has not booked it itself: once its
 // answer comes, or it is known that there will be none. say is the call to it; nil: it was not asked.
 func (c *core) later(a *ask, v *verdict, say *call) {
-	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit {
+	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit || a.OfSlot() {
 		return
 	}
 	told := *a

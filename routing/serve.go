@@ -220,7 +220,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		s.see(i)
 		r.OverLimit, r.Remaining, r.Charged, r.Debt = v.OverLimit, int64(v.Remaining), int64(v.Charged), int64(v.Debt)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
-		r.Hot = s.hot.Hit(now, s.asks[i].Key)
+		r.Hot = !s.asks[i].OfSlot() && s.hot.Hit(now, s.asks[i].Key)
 		if x := s.states[i].leases; x != nil && x.lease.Window != 0 {
 			r.Lease = leaseMessage(&x.lease)
 		}
@@ -259,7 +259,7 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 		return ratelimit.Ask{}, errMessage
 	}
 	a := ratelimit.Ask{Rule: rule, Key: m.GetKey(), Cost: ratelimit.Tokens(m.GetCost()), Kind: kind}
-	if kind.Settles() {
+	if kind.Settles() || a.OfSlot() {
 		a.Window = ratelimit.Window(m.GetWindow())
 	}
 	return a, nil

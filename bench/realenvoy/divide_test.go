@@ -17,7 +17,7 @@ import (
 
 // Keys of the two limits, and what is asked for each, of its limit.
 const (
-	smallLimit, smallKeys = 600, 6
+	smallLimit, smallKeys = 600, 3
 	largeLimit, largeKeys = 6000, 1
 	asked                 = 1.25
 )

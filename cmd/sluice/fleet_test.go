@@ -73,7 +73,7 @@ func newEmptyFleet(t *testing.T, rules string) *fleet {
 // join starts one more node, which finds its store at a URL.
 func (f *fleet) join(url string) *sluice {
 	f.Helper()
-	s := serve(f.T, []string{"STORE_URL=" + url, "DRAIN_TIME=0s"}, "--config", f.rules, "--log-level=warn")
+	s := serve(f.T, []string{"STORE_URL=" + url, "DRAIN_TIME=0s", "HOLD_KEYS=the-key-of-the-tests"}, "--config", f.rules, "--log-level=warn")
 	f.nodes = append(f.nodes, s)
 	f.clients = append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
 	return s

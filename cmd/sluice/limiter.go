@@ -30,8 +30,9 @@ type limiter interface {
 // decider is a limiter and what belongs to it.
 type decider struct {
 	limiter
-	ring *routing.Router    // nil: there is none
-	seat func() (int, bool) // the drift seat, and whether one is wanted; nil: there are none
+	ring  *routing.Router      // nil: there is none
+	slots *leasing.Concurrency // concurrency limits in the store; nil: there is no store
+	seat  func() (int, bool)   // the drift seat, and whether one is wanted; nil: there are none
 	// run must run for it to decide. It returns when ctx is done and all is given back,
 	// or why it cannot go on.
 	run  func(context.Context) error
@@ -57,7 +58,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 			return nil, err
 		}
 	}
-	d.limiter = newByMode(d.limiter, d.ring)
+	d.limiter = newByMode(d.limiter, d.ring, d.slots)
 	return d, nil
 }
 
@@ -92,6 +93,8 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	if d.limiter = stores[0].Fleet; len(stores) > 1 {
 		d.limiter = newByUnit(stores[0].Fleet, stores[1].Fleet)
 	}
+	d.slots = stores[0].slots
+	d.slots.Nodes = d.who.count
 	d.run = func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
 		for _, s := range stores {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
 )
@@ -36,24 +37,36 @@ func byOwner(ledger ratelimit.Limiter, ring *routing.Router) ratelimit.Limiter {
 	return ring
 }
 
-// byMode has each ask decided by its mode's limiter. All else it asks the ledger's, which every mode comes down to.
+// byMode has each ask decided by its mode's limiter, but for concurrency limits: where there is a store, they have no
+// other. All else it asks the ledger's, which every mode comes down to.
 type byMode struct {
 	limiter
 	modes split
-	ring  *routing.Router // nil: there is none
+	ring  *routing.Router      // nil: there is none
+	slots *leasing.Concurrency // nil: there is no store
 }
 
-func newByMode(ledger limiter, ring *routing.Router) limiter {
-	m := &byMode{limiter: ledger, ring: ring}
+func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency) limiter {
+	m := &byMode{limiter: ledger, ring: ring, slots: slots}
 	m.modes.of = func(a *ratelimit.Ask) int { return int(a.Rule.Coordination.Mode) }
 	m.modes.all = make([]ratelimit.Limiter, len(ratelimit.ModeNames()))
-	plain := true
+	plain := slots == nil
 	for _, line := range modeTable {
 		l := line.decides(ledger, ring)
 		m.modes.all[line.mode], plain = l, plain && l == ratelimit.Limiter(ledger)
 	}
 	if plain {
 		return ledger
+	}
+	if slots != nil {
+		last := len(m.modes.all)
+		m.modes.all = append(m.modes.all, slots)
+		m.modes.of = func(a *ratelimit.Ask) int {
+			if a.OfSlot() {
+				return last
+			}
+			return int(a.Rule.Coordination.Mode)
+		}
 	}
 	return m
 }
@@ -74,16 +87,32 @@ func (m *byMode) Stats() ratelimit.LimiterStats {
 	if m.ring != nil {
 		s.Fallbacks[ratelimit.FallbackPeer] += m.ring.Fallbacks()
 	}
+	if m.slots != nil {
+		for why, n := range m.slots.Fallbacks() {
+			s.Fallbacks[why] += n
+		}
+	}
 	return s
 }
 
 // Look implements [ratelimit.Inspector]. A key's owner has the figures of what it owns.
 func (m *byMode) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+	if m.slots != nil && a.OfSlot() {
+		return m.slots.Look(ctx, now, a)
+	}
 	v := m.limiter.Look(ctx, now, a)
 	if m.ring != nil && a.Rule.Coordination.Mode.Spec().Owned {
 		v.Owner = m.ring.Owner(a)
 	}
 	return v
+}
+
+// Reset implements [ratelimit.Inspector].
+func (m *byMode) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	if m.slots != nil && a.OfSlot() {
+		return m.slots.Reset(ctx, now, a)
+	}
+	return m.limiter.Reset(ctx, now, a)
 }
 
 // SyncClock implements limiter. The ring has budgets of its own for outages.

@@ -154,7 +154,7 @@ func TestSplit(t *testing.T) {
 // Without a ring all modes are decided by the ledger's limiter itself.
 func TestModesWithoutARing(t *testing.T) {
 	local := leasing.NewLocal(10, 0, time.Unix(1_800_000_000, 0))
-	if got := newByMode(local, nil); got != limiter(local) {
+	if got := newByMode(local, nil, nil); got != limiter(local) {
 		t.Errorf("a request is split by %T", got)
 	}
 }

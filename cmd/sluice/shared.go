@@ -18,6 +18,7 @@ import (
 // shared is a limiter over one store, with a drift seat there.
 type shared struct {
 	*leasing.Fleet
+	slots  *leasing.Concurrency // of limits of all units
 	store  store.Store
 	holder ratelimit.Holder
 	keeper *approx.Keeper
@@ -35,6 +36,7 @@ func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Pla
 	x := &shared{
 		Fleet: leasing.NewFleet(s.Ledger(), holder, c.MaxKeys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
+	x.slots = leasing.NewConcurrency(s.Slots(), x.Alone(), clock)
 	x.failed = seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })
 	x.OnFailure, x.OnWarning = x.failed, warnings(log)
 	x.keeper = approx.NewKeeper(approx.NewStored(s.Seats()), holder, clock)
@@ -80,6 +82,7 @@ func (s *shared) run(ctx context.Context) error {
 	all.Go(func() { s.watch.run(ctx) })
 	all.Go(func() { s.outage.run(ctx) })
 	all.Go(func() { s.Run(ctx) })
+	all.Go(func() { s.slots.Run(ctx) })
 	all.Go(func() { s.keeper.Run(ctx, s.seats) })
 	all.Wait()
 	s.keeper.Leave(context.Background(), approx.Confirmed(!s.Drifting()))

@@ -56,7 +56,7 @@ func TestClockOfANodeInARing(t *testing.T) {
 	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)
 	clock := func() ratelimit.Instant { return now }
 	base := leasing.NewLocal(100, now, wall)
-	r := newByMode(base, routing.New(base, routing.Options{Addr: "a:1"}, clock, wall))
+	r := newByMode(base, routing.New(base, routing.Options{Addr: "a:1"}, clock, wall), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // nobody waits for a ring that this node is not in
 	rule := outageRule(ratelimit.Minute)

@@ -310,6 +310,9 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	unit, known := ratelimit.ParseUnit(l.Unit)
 	switch {
+	case l.Concurrency > 0:
+	case l.HoldTTL != 0:
+		c.wrong(l.Place, s.names, "config error, hold_ttl is for concurrency; add concurrency, or remove hold_ttl")
 	case l.Unlimited && l.Unit != "":
 		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
 			"number, or unlimited")
@@ -339,13 +342,16 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 			r.Limit.Burst = r.Limit.Requests
 		}
 	}
+	if l.Concurrency > 0 {
+		r.Limit = c.concurrent(l, s)
+	}
 	if c.options.CalendarMonths {
 		r.Limit = r.Limit.Cut()
 	}
-	if l.Billing != nil {
+	if l.Billing != nil && l.Concurrency == 0 {
 		r.Limit = c.billed(r.Limit, l, s)
 	}
-	c.holds(r, s)
+	c.holds(r, s, l.Place)
 	c.carried(r, l, s)
 	for _, doubt := range r.Doubts() {
 		c.odd(Ineffective, l.Place, s.names, "%s", doubt)

@@ -1,6 +1,10 @@
 package config
 
-import "github.com/sluice-gate/sluice/ratelimit"
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
 
 // File is the rules of one domain, as they were written: what the decoder makes of
 // a YAML text, and what a source fills in whose rules are no YAML. The places of
@@ -35,9 +39,13 @@ type RateLimit struct {
 	// Multiplier is how many units a period has, unit_multiplier; 0 means one.
 	Multiplier ratelimit.Tokens
 	Billing    *Billing
-	Unlimited  bool
-	Name       string
-	Replaces   []Replacement
+	// Concurrency is the most requests in flight at once, in place of a unit; 0: it was not written. HoldTTL is how long
+	// each counts at most; 0: ratelimit.DefaultHoldTTL.
+	Concurrency ratelimit.Tokens
+	HoldTTL     time.Duration
+	Unlimited   bool
+	Name        string
+	Replaces    []Replacement
 	// NoRequests says that requests_per_unit was not written; it is 0 then.
 	NoRequests bool
 }

@@ -49,6 +49,8 @@ func init() { // descriptors hold descriptors
 		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.tokens(f) },
 		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
 		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.multiplier(f) },
+		"concurrency":       func(d *decoder, t *RateLimit, f *field) { t.Concurrency = d.atLeastOne(f) },
+		"hold_ttl":          func(d *decoder, t *RateLimit, f *field) { t.HoldTTL = d.duration(f) },
 		"billing":           func(d *decoder, t *RateLimit, f *field) { t.Billing = d.billing(f) },
 		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
 		"name":              func(d *decoder, t *RateLimit, f *field) { t.Name = d.text(f) },
@@ -82,8 +84,8 @@ var elsewhere = map[string]string{
 	"detailed_metric": "in a descriptor, beside rate_limit", "value_to_metric": "in a descriptor, beside rate_limit",
 	"share_threshold": "in a descriptor, beside rate_limit", "metadata": "in a descriptor, beside rate_limit",
 	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unit_multiplier": "in rate_limit",
-	"unlimited": "in rate_limit",
-	"name":      "in rate_limit", "replaces": "in rate_limit",
+	"unlimited": "in rate_limit", "concurrency": "in rate_limit", "hold_ttl": "in rate_limit",
+	"name": "in rate_limit", "replaces": "in rate_limit",
 }
 
 func (known fields[T]) names() []string {

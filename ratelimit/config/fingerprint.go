@@ -119,10 +119,17 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	if len(r.Replaces) > 0 {
 		replaced = fmt.Sprintf("%q", r.Replaces)
 	}
-	fields := []ruleField{
+	amount := []ruleField{
 		{"requests_per_unit", strconv.FormatInt(int64(r.Limit.Requests), 10)},
 		{"unit", unit},
 		{"unit_multiplier", strconv.Itoa(int(max(1, r.Limit.Multiplier)))},
+	}
+	if r.Limit.Algorithm == ratelimit.Concurrency {
+		amount = []ruleField{
+			{"concurrency", strconv.FormatInt(int64(r.Limit.Requests), 10)}, {"hold_ttl", r.Limit.Period().String()},
+		}
+	}
+	fields := append(amount, []ruleField{
 		{"billing.day", day},
 		{"billing.time_zone", zone},
 		{"unlimited", strconv.FormatBool(r.Unlimited)},
@@ -136,6 +143,6 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"value_to_metric", fmt.Sprint(r.MetricNames.Levels)},
 		{"metadata", metadata},
 		{"hold", r.Hold.String()},
-	}
+	}...)
 	return append(fields, coordinationFields(&r.Coordination)...)
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,8 +97,34 @@ func (d *decoder) holdOn(f *field) []ratelimit.Tokens {
 	return slices.Compact(on)
 }
 
+// concurrent is the limit of requests that are in flight at once.
+func (c *compiler) concurrent(l *RateLimit, s *scope) ratelimit.Limit {
+	wrong := func(format string, args ...any) {
+		c.wrong(l.Place, s.names, "config error, "+format, args...)
+	}
+	ttl := cmp.Or(l.HoldTTL, ratelimit.DefaultHoldTTL)
+	if l.Concurrency > ratelimit.MaxConcurrency {
+		wrong("concurrency is %d, must be at most %d", l.Concurrency, ratelimit.MaxConcurrency)
+	}
+	if ttl < ratelimit.MinHoldTTL || ttl > ratelimit.MaxHoldTTL || ttl%time.Second != 0 {
+		wrong("hold_ttl is %v, must be whole seconds, from %v to %v", ttl, ratelimit.MinHoldTTL, ratelimit.MaxHoldTTL)
+	}
+	if l.Unit != "" || l.Requests > 0 || l.Multiplier > 0 || l.Billing != nil || l.Unlimited {
+		wrong("concurrency counts requests in flight, not in a period; remove requests_per_unit, unit, " +
+			"unit_multiplier, billing and unlimited, or concurrency")
+	}
+	return ratelimit.AtOnce(l.Concurrency, ttl)
+}
+
 // holds has the rule hold, or says why it cannot.
-func (c *compiler) holds(r *ratelimit.Rule, s *scope) {
+func (c *compiler) holds(r *ratelimit.Rule, s *scope, at Place) {
+	if r.Limit.Algorithm == ratelimit.Concurrency {
+		r.Hold = r.Limit.HoldsSlot()
+		if r.Coordination.OnDeny = ratelimit.DenyRefunds; c.options.NoHolds != nil {
+			c.wrong(at, s.names, "config error, concurrency: %v", c.options.NoHolds)
+		}
+		return
+	}
 	if s.hold == nil || r.Unlimited {
 		return
 	}

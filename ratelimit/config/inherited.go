@@ -66,14 +66,14 @@ func treeOf(at Place, v any) (value, error) {
 }
 
 func (d *decoder) algorithm(t *Inherited, f *field) {
-	for i, name := range ratelimit.Algorithms {
+	for i, name := range ratelimit.RateAlgorithms() {
 		if f.value.text == name {
 			a := ratelimit.Algorithm(i)
 			t.Algorithm = &a
 			return
 		}
 	}
-	d.wrong(f, "one of "+strings.Join(ratelimit.Algorithms[:], ", "))
+	d.wrong(f, "one of "+strings.Join(ratelimit.RateAlgorithms(), ", "))
 }
 
 func (d *decoder) burst(t *Inherited, f *field) {

@@ -16,7 +16,7 @@ type Effect struct {
 // Effects has every field of a rule, and every kind of change, once.
 var Effects = []Effect{
 	{
-		Fields: []string{"requests_per_unit", "burst"},
+		Fields: []string{"requests_per_unit", "burst", "concurrency"},
 		Spent: "stay charged. If they exceed the new limit, requests are refused until the window " +
 			"ends. A bucket shrinks to its new burst",
 		Leases:    "continue under the old limit on old nodes. Nodes with the new rules claim before they spend",
@@ -24,7 +24,7 @@ var Effects = []Effect{
 	},
 	{
 		Fields: []string{
-			"unit", "unit_multiplier", "billing.day", "billing.time_zone", "algorithm", "share_threshold",
+			"unit", "unit_multiplier", "hold_ttl", "billing.day", "billing.time_zone", "algorithm", "share_threshold",
 		},
 		Anew:      true,
 		Spent:     "are dropped: the new rule starts a new account",

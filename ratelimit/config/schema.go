@@ -25,6 +25,10 @@ func Schema() []byte {
 			"anyOf": []schema{{"enum": ratelimit.UnitNames()}, {"type": "string", "pattern": unitPattern()}},
 		}, "The period, in any case. A month has 30 days, a year 365."),
 		"unit_multiplier": whole(1, "Units in a period; 1 unless said."),
+		"concurrency": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxConcurrency},
+			"Requests in flight at once, instead of requests_per_unit and unit. Envoy must bring holds back."),
+		"hold_ttl": described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`},
+			"With concurrency: how long a request counts whose end is not told, 1s to 24h; 10m unless said."),
 		"billing": object("With unit: month and fixed_window: months that begin at a day's local midnight.", schema{
 			"day": described(schema{"type": "integer", "minimum": 1, "maximum": 31},
 				"Of the month; in shorter months the last day. 1 unless said."),
@@ -61,7 +65,7 @@ func Schema() []byte {
 }
 
 func withInherited(properties schema) schema {
-	properties["algorithm"] = described(schema{"enum": ratelimit.Algorithms},
+	properties["algorithm"] = described(schema{"enum": ratelimit.RateAlgorithms()},
 		"How tokens come back; inherited by descriptors below.")
 	properties["burst"] = whole(1, "For token_bucket: what a full bucket holds. Default: requests_per_unit.")
 	properties["hold"] = holdSchema()

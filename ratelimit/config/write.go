@@ -1,11 +1,14 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // WriteFile writes a file as YAML: a line a field, and every string in quotes. It
@@ -132,7 +135,12 @@ func (w *writer) descriptor(d *Descriptor) error {
 
 func (w *writer) limit(l *RateLimit) {
 	defer w.open("rate_limit")()
-	w.field("requests_per_unit", strconv.FormatInt(int64(l.Requests), 10))
+	if l.Concurrency > 0 {
+		w.field("concurrency", strconv.FormatInt(int64(l.Concurrency), 10))
+		w.field("hold_ttl", cmp.Or(l.HoldTTL, ratelimit.DefaultHoldTTL).String())
+	} else {
+		w.field("requests_per_unit", strconv.FormatInt(int64(l.Requests), 10))
+	}
 	w.texts([2]string{"unit", l.Unit}, [2]string{"name", l.Name})
 	if l.Multiplier > 0 {
 		w.field("unit_multiplier", strconv.FormatInt(int64(l.Multiplier), 10))

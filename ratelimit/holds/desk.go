@@ -19,6 +19,8 @@ type Held struct {
 	Amount ratelimit.Tokens
 	// At is an instant in the window in which it was charged.
 	At ratelimit.LedgerTime
+	// Slot is the hold's number: the slot that it has under a concurrency limit.
+	Slot uint64
 }
 
 // Settle takes a hold in, of a budget, to be settled now: in seconds since the Unix epoch. It is good for one
@@ -41,7 +43,7 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 		switch d.settled.mark(h.id, i, h.at, now) {
 		case marked:
 			at := ratelimit.LedgerTime(time.Unix(h.at, 0).UnixMicro())
-			return Held{h.amounts[i], at}, ratelimit.SettledCost
+			return Held{h.amounts[i], at, h.slot}, ratelimit.SettledCost
 		case forgotten:
 			return Held{}, ratelimit.HoldExpired
 		case before:

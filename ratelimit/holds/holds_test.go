@@ -29,7 +29,7 @@ func newDesk(t testing.TB, keys string) *Desk {
 
 func (d *Desk) issue(t testing.TB, at int64, parts ...Part) string {
 	t.Helper()
-	b, n := d.Append(nil, at, parts)
+	b, n := d.Append(nil, NewSlot(), at, parts)
 	if n != len(parts) || len(b) == 0 || len(b) > MaxText {
 		t.Fatalf("%d of %d parts, in %d bytes", n, len(parts), len(b))
 	}
@@ -49,7 +49,7 @@ func TestHoldsAreSettledOnce(t *testing.T) {
 			amount := ratelimit.Tokens(rapid.Int64Range(0, int64(ratelimit.MaxLimit)).Draw(t, "amount"))
 			parts = append(parts, Part{budget(i), amount})
 		}
-		text, n := made.Append(nil, at, parts)
+		text, n := made.Append(nil, NewSlot(), at, parts)
 		if n == 0 || len(text) > MaxText {
 			t.Fatalf("%d of %d parts in %d bytes", n, len(parts), len(text))
 		}
@@ -84,10 +84,10 @@ func TestRoomForBudgets(t *testing.T) {
 		parts = append(parts, Part{budget(i), 1<<28 - 1})
 	}
 	d.issue(t, now, parts[:6]...)
-	if b, n := d.Append(nil, now, parts); n != 6 || len(b) > MaxText {
+	if b, n := d.Append(nil, NewSlot(), now, parts); n != 6 || len(b) > MaxText {
 		t.Errorf("%d budgets in %d bytes", n, len(b))
 	}
-	if b, n := new(Desk).Append(nil, now, parts); n != 0 || b != nil {
+	if b, n := new(Desk).Append(nil, NewSlot(), now, parts); n != 0 || b != nil {
 		t.Errorf("without a key: %d budgets, %q", n, b)
 	}
 }
@@ -241,7 +241,7 @@ func BenchmarkAppend(b *testing.B) {
 	parts := []Part{{budget(1), 1000}}
 	var out []byte
 	for b.Loop() {
-		out, _ = d.Append(out[:0], now, parts)
+		out, _ = d.Append(out[:0], NewSlot(), now, parts)
 	}
 }
 
@@ -249,7 +249,7 @@ func BenchmarkSettle(b *testing.B) {
 	d := newDesk(b, keyA)
 	part := Part{budget(1), 1000}
 	for b.Loop() {
-		text, _ := d.Append(nil, now, []Part{part})
+		text, _ := d.Append(nil, NewSlot(), now, []Part{part})
 		d.Settle(string(text), part.Key, now, time.Minute)
 	}
 }

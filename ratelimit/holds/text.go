@@ -33,10 +33,13 @@ type Part struct {
 // text is base64 that says each hold in one way only.
 var text = base64.RawURLEncoding.Strict()
 
-// Append appends a hold to b. at is an instant in the windows in which its parts were charged, in seconds since the
+// NewSlot is a number for a hold, at random: of 48 bits, and not 0.
+func NewSlot() uint64 { return max(1, rand.Uint64()>>16) }
+
+// Append appends a hold to b, of a number from NewSlot. at is an instant in the windows in which its parts were charged, in seconds since the
 // Unix epoch. It returns how many parts there was room for: the first ones; 0, and nothing is appended, where there
 // is no key.
-func (k *Keys) Append(b []byte, at int64, parts []Part) ([]byte, int) {
+func (k *Keys) Append(b []byte, slot uint64, at int64, parts []Part) ([]byte, int) {
 	keys := k.get()
 	if len(keys) == 0 || at < 0 || at > mostInstant {
 		return b, 0
@@ -44,8 +47,7 @@ func (k *Keys) Append(b []byte, at int64, parts []Part) ([]byte, int) {
 	var room [maxBytes + 32]byte
 	raw := append(room[:0], version)
 	raw = binary.BigEndian.AppendUint32(raw, uint32(at))
-	nonce := rand.Uint64()
-	raw = append(raw, byte(nonce), byte(nonce>>8), byte(nonce>>16), byte(nonce>>24), byte(nonce>>32), byte(nonce>>40))
+	raw = append(raw, binary.BigEndian.AppendUint64(nil, slot)[2:]...)
 	written := 0
 	for _, p := range parts {
 		var amount [binary.MaxVarintLen64]byte
@@ -74,7 +76,8 @@ type hold struct {
 	key     *key
 	raw     [maxBytes]byte
 	at      int64
-	id      uint64
+	id      uint64 // by which it is remembered
+	slot    uint64
 	amounts [maxParts]ratelimit.Tokens
 	tags    [maxParts][]byte // in raw
 	parts   int
@@ -104,6 +107,7 @@ func (k *Keys) read(s string, h *hold) bool {
 		return false
 	}
 	h.at, h.id = int64(binary.BigEndian.Uint32(raw[1:])), binary.BigEndian.Uint64(mac)
+	h.slot = binary.BigEndian.Uint64(raw[3:]) & (1<<48 - 1)
 	for rest := body[header:]; len(rest) > tagSize; h.parts++ {
 		amount, size := binary.Uvarint(rest[tagSize:])
 		h.tags[h.parts], h.amounts[h.parts] = rest[:tagSize], ratelimit.Tokens(amount)

@@ -27,6 +27,7 @@ type call struct {
 	holds    []held       // of the matches that hold or settle
 	parts    []holds.Part // of the answer's hold
 	hold     []byte       // the answer's; empty: nothing is held
+	slot     uint64       // its number; 0: no descriptor holds
 	// spared says of each ask whether its charge is given back.
 	spared []bool
 	over   bool // overall_code
@@ -106,7 +107,7 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 // match finds each descriptor's rule, drops those that another replaces, and
 // collects what is to be asked.
 func (c *call) match(s *Service, d *config.Domain) {
-	c.matches, c.asks, c.keys, c.holds = c.matches[:0], c.asks[:0], c.keys[:0], c.holds[:0]
+	c.matches, c.asks, c.keys, c.holds, c.slot = c.matches[:0], c.asks[:0], c.keys[:0], c.holds[:0], 0
 	// As envoyproxy/ratelimit, an unknown domain limits nothing, and is counted by its name.
 	if d == nil {
 		s.Stats.UnknownDomains.Named([]byte(c.request.domain)).Unlimited()

@@ -63,22 +63,27 @@ func appendHeader(b []byte, name string, value uint64) []byte {
 //	RateLimit-Policy: "name";q=100;w=60    the quota, and its window in seconds
 //	RateLimit: "name";r=15;t=40            what is left, and in how many seconds more is
 //
-// A bucket's quota is what it holds, and its window the time in which it fills.
+// A bucket's quota is what it holds, and its window the time in which it fills. A concurrency limit's is in
+// concurrent requests, and has no window.
 func (c *call) appendIETF(st *status) {
 	// The arrays are on the stack, large enough for a name of which every byte is escaped.
 	var room [192]byte
 	name := appendQuoted(room[:0], policyName(st.rule))
-	c.out = appendField(c.out, "RateLimit-Policy", name, ";q=", uint64(st.rule.Limit.Capacity()), ";w=",
-		windowSeconds(&st.rule.Limit))
+	if l := &st.rule.Limit; l.Algorithm == ratelimit.Concurrency {
+		c.out = appendField(c.out, "RateLimit-Policy", name, `;qu="concurrent-requests";q=`, uint64(l.Requests), "", 0)
+	} else {
+		c.out = appendField(c.out, "RateLimit-Policy", name, ";q=", uint64(l.Capacity()), ";w=", windowSeconds(l))
+	}
 	c.out = appendField(c.out, "RateLimit", name, ";r=", uint64(st.remaining()), ";t=", st.resetSeconds())
 }
 
-// appendField writes a header whose value is a name and two numbers.
+// appendField writes a header whose value is a name and two numbers, or one, where second is empty.
 func appendField(b []byte, header string, name []byte, first string, n uint64, second string, m uint64) []byte {
 	var room [256]byte
 	value := append(append(room[:0], name...), first...)
-	value = append(strconv.AppendUint(value, n, 10), second...)
-	value = strconv.AppendUint(value, m, 10)
+	if value = strconv.AppendUint(value, n, 10); second != "" {
+		value = strconv.AppendUint(append(value, second...), m, 10)
+	}
 	return wire.AppendMessage(b, 3, func(b []byte) []byte {
 		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), header)
 		return protowire.AppendBytes(protowire.AppendTag(b, 2, protowire.BytesType), value)

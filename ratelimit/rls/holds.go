@@ -74,7 +74,7 @@ func (c *call) addHeld(s *Service, i, start int) {
 	hold := m.rule.Hold
 	switch {
 	case kind == ratelimit.Refund && !h.settles:
-		c.ask(m, ask) // an operator's, or a gateway's that knows nothing of holds
+		c.ask(m, ask) // an operator's, or a gateway's that knows nothing of holds. It names no slot
 		return
 	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
 		h.settles, h.amount = true, hold.Amount
@@ -85,9 +85,15 @@ func (c *call) addHeld(s *Service, i, start int) {
 			return
 		}
 	default:
+		if c.slot == 0 {
+			c.slot = holds.NewSlot()
+		}
 		h.amount = hold.Estimate(hits, ask.Key, &m.rule.Counters.Holds().Costs)
 		if ask.Cost, ask.Kind = h.amount, ratelimit.Spend; h.amount == 0 {
 			ask.Kind = ratelimit.Peek
+		}
+		if ask.OfSlot() {
+			ask.Window = ratelimit.Window(c.slot)
 		}
 		c.ask(m, ask)
 	}
@@ -113,6 +119,10 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 	var of holds.Held
 	of, h.result = s.options.Holds.Settle(hold, ask.Key, s.wall().Unix(), ttl)
 	switch {
+	case h.result == ratelimit.SettledCost && ask.OfSlot():
+		h.amount, h.cost = of.Amount, 0
+		ask.Kind, ask.Cost, ask.Window = ratelimit.Release, 1, ratelimit.Window(of.Slot)
+		c.ask(&c.matches[h.match], ask)
 	case h.result == ratelimit.SettledCost:
 		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)
 		c.settle(h, ends, ask)
@@ -163,7 +173,7 @@ func (c *call) concludeHolds(s *Service, spared bool) {
 	}
 	n := 0
 	if len(c.parts) > 0 && s.options.Holds != nil {
-		c.hold, n = s.options.Holds.Append(c.hold, in.nearest(s.wall().Unix()), c.parts)
+		c.hold, n = s.options.Holds.Append(c.hold, c.slot, in.nearest(s.wall().Unix()), c.parts)
 	}
 	for i := range c.holds {
 		if h := &c.holds[i]; h.part > n {
@@ -206,7 +216,7 @@ func (in *instants) narrow(l *ratelimit.Limit, v *ratelimit.Verdict) bool {
 	if v.Source == ratelimit.FromFallback {
 		w = v.Booked
 	}
-	if w == 0 || l.Algorithm == ratelimit.TokenBucket {
+	if w == 0 || l.Algorithm >= ratelimit.TokenBucket {
 		return w != 0
 	}
 	const second = int64(time.Second / time.Microsecond)

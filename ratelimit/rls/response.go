@@ -69,6 +69,12 @@ func appendLimit(b []byte, r *ratelimit.Rule) []byte {
 	if r.Limit.Requests > 0 {
 		b = wire.AppendVarint(b, 1, uint64(ratelimit.ClampedForEnvoy(r.Limit.Requests)))
 	}
+	if r.Limit.Algorithm == ratelimit.Concurrency { // has no unit that RLS knows
+		if r.Name != "" {
+			b = wire.AppendString(b, 3, r.Name)
+		}
+		return b
+	}
 	b = wire.AppendVarint(b, 2, uint64(r.Limit.Unit.Wire()))
 	if r.Name != "" {
 		b = wire.AppendString(b, 3, r.Name)

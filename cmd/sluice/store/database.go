@@ -83,6 +83,9 @@ const prepareTime = 10 * time.Second
 // Ledger implements [Store].
 func (s *inDatabase) Ledger() account.Ledger { return s.ledger }
 
+// Slots implements [Store].
+func (s *inDatabase) Slots() account.SlotLedger { return s.ledger }
+
 // Advise implements [Store].
 func (s *inDatabase) Advise(err error) string { return s.advice(err) }
 

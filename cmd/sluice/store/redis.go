@@ -79,6 +79,9 @@ func openRedis(o *Options) (Store, error) {
 // Ledger implements [Store].
 func (s *inRedis) Ledger() account.Ledger { return s.ledger }
 
+// Slots implements [Store].
+func (s *inRedis) Slots() account.SlotLedger { return s.ledger }
+
 // Start implements [Store].
 func (s *inRedis) Start(ctx context.Context, came func(), failed func(error)) error {
 	return s.run(ctx, s.client, came, failed)

@@ -25,6 +25,8 @@ import (
 type Store interface {
 	// Ledger is that of a [leasing.Fleet], which finds out what it can do besides.
 	Ledger() account.Ledger
+	// Slots are those of concurrency limits.
+	Slots() account.SlotLedger
 	// Seats is the record that drift seats are in.
 	Seats() approx.Cell
 	// Say notes what a node says of itself, "" that it is gone, and returns what each node has said that was heard in

@@ -23,8 +23,8 @@ import (
 
 // Bounds of what one account may say.
 const (
-	// mostLessees is of one account; leasing keeps at most as many.
-	mostLessees = 1 << 10
+	// mostLessees is of one account; leasing keeps at most as many, of whom most are slots.
+	mostLessees = uint64(ratelimit.MaxConcurrency)
 	// MostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
 	MostTokens = 1 << 43
 	MostTime   = 1 << 53 // microseconds since 1970: the year 2255

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+const slots, slotSeconds = 32, 6
+
+var slotRules = fmt.Sprintf(`domain: d
+coordination: {mode: routing, on_store_failure: closed, store_deadline: 1s}
+descriptors:
+  - {key: slots, rate_limit: {concurrency: %d, hold_ttl: %ds}}
+  - {key: slots, value: local, coordination: {on_store_failure: local, store_deadline: 100ms}, rate_limit: {concurrency: 9, hold_ttl: 1m}}
+  - {key: both, value: a, rate_limit: {concurrency: 4, hold_ttl: 1m}}
+  - {key: both, value: b, rate_limit: {concurrency: 1, hold_ttl: 1m}}
+`, slots, slotSeconds)
+
+// crowd are clients of one key, of which each asks any node until it is admitted, is served, and ends at any node.
+type crowd struct {
+	*fleet
+	value   string
+	nodes   atomic.Int64 // that are asked: the first ones
+	in      atomic.Int64
+	most    atomic.Int64
+	served  atomic.Int64
+	clients []atomic.Int64 // how often each was served
+}
+
+func (c *crowd) run(length time.Duration) {
+	var all sync.WaitGroup
+	for i := range c.clients {
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 7))
+			node := func() int { return random.IntN(int(c.nodes.Load())) }
+			for end := time.Now().Add(length); time.Now().Before(end); {
+				hold, ok := c.holds(node(), "slots", c.value, 1)
+				if !ok {
+					time.Sleep(time.Duration(random.IntN(4000)) * time.Microsecond)
+					continue
+				}
+				n := c.in.Add(1)
+				for was := c.most.Load(); n > was && !c.most.CompareAndSwap(was, n); was = c.most.Load() {
+				}
+				time.Sleep(time.Duration(random.IntN(120)) * time.Millisecond)
+				c.in.Add(-1)
+				c.served.Add(1)
+				c.clients[i].Add(1)
+				switch random.IntN(40) {
+				case 0: // its Envoy has died
+				case 1:
+					_ = c.settles(node(), "slots", c.value, hold, 1)
+					_ = c.settles(node(), "slots", c.value, hold, 1)
+				default:
+					_ = c.settles(node(), "slots", c.value, hold, 1)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// whole holds every slot of the key, and no more, within the time that a lost one takes to come back.
+func (c *crowd) whole() {
+	c.Helper()
+	var held []string
+	c.fleet.nodes[0].eventually("all slots are free again", func() bool {
+		if hold, ok := c.holds(0, "slots", c.value, 1); ok {
+			held = append(held, hold)
+		}
+		return len(held) == slots
+	})
+	for i := range int(c.nodes.Load()) {
+		if _, ok := c.holds(i, "slots", c.value, 1); ok {
+			c.Errorf("node %d admits one more than %d", i, slots)
+		}
+	}
+	for _, hold := range held {
+		if err := c.settles(0, "slots", c.value, hold, 1); err != nil {
+			c.Error(err)
+		}
+	}
+}
+
+func (c *crowd) report() {
+	c.Helper()
+	least, most := int64(1<<60), int64(0)
+	for i := range c.clients {
+		n := c.clients[i].Load()
+		least, most = min(least, n), max(most, n)
+	}
+	c.Logf("at most %d of %d at once, %d were served; a client %d to %d times", c.most.Load(), slots, c.served.Load(),
+		least, most)
+	if c.most.Load() > slots {
+		c.Errorf("%d at once, must be at most %d", c.most.Load(), slots)
+	}
+	if c.most.Load() < slots/2 || c.served.Load() < 100 {
+		c.Errorf("at most %d at once, and %d in all: the limit is not used", c.most.Load(), c.served.Load())
+	}
+}
+
+func newCrowd(f *fleet, value string, clients int) *crowd {
+	c := &crowd{fleet: f, value: value, clients: make([]atomic.Int64, clients)}
+	c.nodes.Store(int64(len(f.nodes)))
+	return c
+}
+
+// No more than the limit are in flight on three nodes, on each store, while requests end at other nodes, twice or never,
+// and a node is killed; and what was lost comes back within hold_ttl.
+func TestAtMostSoManyAtOnce(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, server storeServer) {
+		f := newFleetOn(t, server, slotRules, 3)
+		for _, n := range f.nodes {
+			n.untilHealthy()
+		}
+		c := newCrowd(f, "x", 64)
+		killed := time.AfterFunc(1500*time.Millisecond, func() {
+			c.nodes.Store(2)
+			f.nodes[2].Signal(syscall.SIGKILL)
+		})
+		defer killed.Stop()
+		c.run(3 * time.Second)
+		c.report()
+		c.whole()
+	})
+}
+
+// The same in mode routing without a store, while owners change: nodes join, and leave in peace.
+func TestAtMostSoManyAtOwners(t *testing.T) {
+	t.Parallel()
+	r := newRingOf(t, slotRules, 3, 1, ratelimit.OwnMemory)
+	var all sync.WaitGroup
+	var crowds []*crowd
+	for i := range 4 {
+		c := newCrowd(r.fleet, fmt.Sprint(i), 50)
+		c.nodes.Store(2) // the third leaves
+		crowds = append(crowds, c)
+		all.Go(func() { c.run(4 * time.Second) })
+	}
+	time.Sleep(time.Second)
+	r.start()
+	time.Sleep(time.Second)
+	r.nodes[2].Signal(syscall.SIGTERM)
+	all.Wait()
+	for _, c := range crowds {
+		c.report()
+		c.whole()
+	}
+}
+
+// A request that one of two limits refuses takes no slot of the other; two descriptors of one key take one.
+func TestSlotsAllOrNothing(t *testing.T) {
+	t.Parallel()
+	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
+		r := newRingOf(t, slotRules, 3, 0, store)
+		hold, ok := r.holds(0, "both", "b", 0)
+		if !ok {
+			t.Fatal("refused")
+		}
+		for i := range 12 {
+			if over := r.overBoth(i%3, "a", "b"); !over {
+				t.Fatal("b has one slot, which is taken")
+			}
+		}
+		var held int
+		r.nodes[0].eventually("the slots of refused requests are back", func() bool {
+			if _, ok := r.holds(1, "both", "a", 0); ok {
+				held++
+			}
+			return held == 4
+		})
+		if err := r.settles(2, "both", "b", hold, 0); err != nil {
+			t.Fatal(err)
+		}
+		if over := r.overBoth(1, "b", "b"); over {
+			t.Error("one request needs two slots of one key")
+		}
+	})
+}
+
+// While the store does not answer, each node has its part; it goes on as before when the store answers again, and slots
+// that were given back meanwhile are free.
+func TestSlotsInAnOutage(t *testing.T) {
+	t.Parallel()
+	f := newFleetOn(t, redistest.Start(t), slotRules, 3)
+	var held []string
+	for i := range 9 {
+		hold, ok := f.holds(i%3, "slots", "local", 1)
+		if !ok {
+			t.Fatalf("request %d is refused", i)
+		}
+		held = append(held, hold)
+	}
+	f.nodes[0].eventually("node 0 has seen all", func() bool {
+		_, text := f.nodes[0].get(f.nodes[0].debug + "/console/state")
+		return strings.Count(text, `"started"`) >= 3
+	})
+	f.redis.Signal(syscall.SIGSTOP)
+	admitted := 0
+	for range 40 {
+		if _, ok := f.holds(0, "slots", "local", 1); ok {
+			admitted++
+		}
+	}
+	if admitted != 3 {
+		t.Errorf("node 0 of 3 admits %d of 9 in an outage, must be 3", admitted)
+	}
+	for _, hold := range held {
+		if err := f.settles(1, "slots", "local", hold, 1); err != nil {
+			t.Error(err)
+		}
+	}
+	f.redis.Signal(syscall.SIGCONT)
+	again := 0
+	f.nodes[1].eventually("what was given back in the outage is free", func() bool {
+		if _, ok := f.holds(1, "slots", "local", 1); ok {
+			again++
+		}
+		return again == 9
+	})
+}
+
+// overBoth has one request ask for a slot of two keys.
+func (r *ringFleet) overBoth(node int, a, b string) bool {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
+	defer cancel()
+	q := &rls.RateLimitRequest{Domain: "d"}
+	for _, value := range []string{a, b} {
+		q.Descriptors = append(q.Descriptors, &common.RateLimitDescriptor{
+			Entries: []*common.RateLimitDescriptor_Entry{{Key: "both", Value: value}},
+		})
+	}
+	x, err := r.clients[node].ShouldRateLimit(ctx, q)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return x.GetOverallCode() == rls.RateLimitResponse_OVER_LIMIT
+}

@@ -1,0 +1,249 @@
+package account
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Slots are the requests of a key that are in flight, under a concurrency limit: a number each, and until when it counts
+// at most. The zero Slots are none. They are not safe for concurrent use.
+//
+// Guarantee: no more are taken than there are, a slot is taken once and given back once, and it comes back by itself
+// when its time is over, by the clock that it was taken by.
+type Slots []Slot
+
+// Slot is one that is taken.
+type Slot struct {
+	Number int64
+	Until  ratelimit.LedgerTime
+}
+
+// SlotOp is what is asked of slots.
+type SlotOp uint8
+
+const (
+	// SlotLook changes nothing.
+	SlotLook SlotOp = iota
+	// SlotTake takes the slot, if one is free. To take one again changes nothing.
+	SlotTake
+	// SlotGive gives the slot back.
+	SlotGive
+	// SlotClear gives all slots of the key back.
+	SlotClear
+)
+
+var slotOps = [...]string{SlotLook: "look", SlotTake: "take", SlotGive: "give", SlotClear: "clear"}
+
+// SlotAsk is a question about the slots of a key.
+type SlotAsk struct {
+	Key   string
+	Op    SlotOp
+	Slot  int64            // not 0, but for SlotLook
+	Limit ratelimit.Tokens // how many there are
+	TTL   time.Duration    // for how long one is taken at most
+}
+
+// SlotAnswer answers a SlotAsk.
+type SlotAnswer struct {
+	Taken ratelimit.Tokens // by all, afterwards
+	Has   bool             // the slot was taken before, or is now
+	Err   error            // nothing else is meant
+}
+
+// SlotLedger keeps slots for a fleet. It is safe for concurrent use, and blocks until ctx is done at most. It answers
+// asks in their order. After an error an ask may have been carried out.
+type SlotLedger interface {
+	Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer)
+}
+
+// Decide answers an ask at an instant. It reports whether it has changed anything but the end of slots.
+func (all *Slots) Decide(now ratelimit.LedgerTime, a *SlotAsk) (x SlotAnswer, changed bool) {
+	*all = slices.DeleteFunc(*all, func(s Slot) bool { return s.Until <= now })
+	i := slices.IndexFunc(*all, func(s Slot) bool { return s.Number == a.Slot })
+	x.Has = i >= 0
+	switch {
+	case a.Op == SlotGive && x.Has:
+		*all, changed = slices.Delete(*all, i, i+1), true
+	case a.Op == SlotClear:
+		*all, changed, x.Has = nil, true, false
+	case a.Op == SlotTake && !x.Has && ratelimit.Tokens(len(*all)) < a.Limit:
+		*all = append(*all, Slot{a.Slot, now.Add(a.TTL)})
+		x.Has, changed = true, true
+	}
+	x.Taken = ratelimit.Tokens(len(*all))
+	return x, changed
+}
+
+// Last is from when on all have come back.
+func (all Slots) Last() (at ratelimit.LedgerTime) {
+	for _, s := range all {
+		at = max(at, s.Until)
+	}
+	return at
+}
+
+// slotsOf names the slots of a key at a store.
+func slotsOf(prefix, key string) string { return NameOf(prefix, key, 0) + "slots" }
+
+//go:embed slots.lua
+var slotsLua string
+
+var slotsScript = redis.NewScript(slotsLua)
+
+// Slots implements [SlotLedger]: a sorted set for each key, and a script for each ask, by the clock of its server.
+func (l *Redis) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer) {
+	left := make([]int, len(asks))
+	for i := range left {
+		left[i] = i
+	}
+	if left = l.slots(ctx, asks, answers, left, slotsScript.EvalSha); len(left) > 0 {
+		l.slots(ctx, asks, answers, left, slotsScript.Eval)
+	}
+}
+
+// slots sends asks in a pipeline, and returns those to servers without the script.
+func (l *Redis) slots(
+	ctx context.Context, asks []SlotAsk, answers []SlotAnswer, left []int,
+	eval func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd,
+) (again []int) {
+	pipe := l.universal().Pipeline()
+	cmds := make([]*redis.Cmd, len(left))
+	for n, i := range left {
+		a := &asks[i]
+		cmds[n] = eval(ctx, pipe, []string{slotsOf(l.prefix, a.Key)}, slotOps[a.Op], strconv.FormatInt(a.Slot, 16),
+			int64(a.Limit), a.TTL.Microseconds())
+	}
+	_, _ = pipe.Exec(ctx) // each has its error
+	for n, i := range left {
+		if answers[i] = slotAnswer(cmds[n]); redis.HasErrorPrefix(cmds[n].Err(), "NOSCRIPT") {
+			again = append(again, i)
+		}
+	}
+	return again
+}
+
+func (l *Redis) universal() redis.UniversalClient {
+	if l.cluster != nil {
+		return l.cluster
+	}
+	return l.one.client
+}
+
+func slotAnswer(c *redis.Cmd) SlotAnswer {
+	n, err := c.Int64Slice()
+	switch {
+	case err != nil:
+		return SlotAnswer{Err: fmt.Errorf("redis: %w", err)}
+	case len(n) != 2 || n[0] < 0 || n[0] > int64(ratelimit.MaxConcurrency):
+		return SlotAnswer{Err: fmt.Errorf("%w: %v of slots", ErrAnswer, n)}
+	}
+	return SlotAnswer{Taken: ratelimit.Tokens(n[0]), Has: n[1] == 1}
+}
+
+// slotRecord begins a record of slots.
+const slotRecord = 2
+
+func (all Slots) encode() []byte {
+	w := writer{slotRecord}
+	for _, s := range all {
+		w.int(s.Number, int64(s.Until))
+	}
+	return w
+}
+
+func (all *Slots) decode(data []byte) error {
+	if len(data) == 0 {
+		return nil
+	}
+	r := reader{left: data[1:], failed: data[0] != slotRecord}
+	for len(r.left) > 0 && !r.failed {
+		*all = append(*all, Slot{r.int(), ratelimit.LedgerTime(r.int())})
+	}
+	if r.failed {
+		return fmt.Errorf("%w: %d bytes that begin with %.16x", ErrRecord, len(data), data)
+	}
+	return nil
+}
+
+// Slots implements [SlotLedger]: a record for each key. The asks about a key are one change.
+func (l *CAS) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer) {
+	left := make([]int, len(asks))
+	for i := range left {
+		left[i] = i
+	}
+	for try := 1; len(left) > 0; try++ {
+		again, err := l.slots(ctx, asks, answers, left)
+		switch {
+		case err == nil && try == triesMost:
+			err = ErrContended
+		case err == nil && len(again) > 0:
+			err = pause(ctx, try)
+		}
+		if left = again; err != nil {
+			for _, i := range left {
+				answers[i] = SlotAnswer{Err: err}
+			}
+			return
+		}
+	}
+}
+
+// slots answers asks once, and returns those about keys that others have changed meanwhile.
+func (l *CAS) slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer, left []int) (again []int, err error) {
+	var keys []StoreKey
+	place := map[string]int{}
+	for _, i := range left {
+		name := slotsOf(l.prefix, asks[i].Key)
+		if _, ok := place[name]; !ok {
+			place[name] = len(keys)
+			keys = append(keys, StoreKey{Name: name})
+		}
+	}
+	read, err := l.store.Read(ctx, keys)
+	if err != nil {
+		return left, err
+	}
+	all, changes := make([]Slots, len(keys)), make([]Change, len(keys))
+	for k := range all {
+		changes[k] = Change{StoreKey: keys[k], Version: read.Records[k].Version}
+		if err := all[k].decode(read.Records[k].Data); err != nil {
+			return left, err
+		}
+	}
+	var written []Change
+	for _, i := range left {
+		k := place[slotsOf(l.prefix, asks[i].Key)]
+		x, changed := all[k].Decide(read.Now, &asks[i])
+		if answers[i] = x; changed {
+			changes[k].Data, changes[k].Until = all[k].encode(), max(read.Now, all[k].Last())
+		}
+	}
+	for _, c := range changes {
+		if c.Data != nil {
+			written = append(written, c)
+		}
+	}
+	if len(written) == 0 {
+		return nil, nil
+	}
+	made, err := l.store.Write(ctx, read.Life, written)
+	if err != nil {
+		return left, err
+	}
+	for _, i := range left {
+		k := place[slotsOf(l.prefix, asks[i].Key)]
+		n := slices.IndexFunc(written, func(c Change) bool { return c.StoreKey == keys[k] })
+		if n >= 0 && !made[n] {
+			again = append(again, i)
+		}
+	}
+	return again, nil
+}

@@ -1,0 +1,109 @@
+package leasing
+
+import (
+	"math"
+	"slices"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Slots of keys that this node alone decides about (account.Slots).
+
+// slotAsk is an ask as slots know it. A refund names no slot: it changes nothing.
+func slotAsk(a *ask) account.SlotAsk {
+	x := account.SlotAsk{Slot: int64(a.Window), Limit: a.Rule.Limit.Requests, TTL: a.Rule.Limit.Period()}
+	switch {
+	case a.Window == 0:
+	case a.Kind == ratelimit.Spend:
+		x.Op = account.SlotTake
+	case a.Kind == ratelimit.Release:
+		x.Op = account.SlotGive
+	}
+	return x
+}
+
+// heldBy is what the table has of a key with these slots: a window that ends when all have come back.
+func heldBy(all account.Slots) counter {
+	return counter{sum: tokens(len(all)), state: 1, ends: all.Last()}
+}
+
+// slotsForKey is how many slots a node has room for, for each of the keys that it may track: 64 bytes of each.
+const slotsForKey = 4
+
+// decideSlot answers an ask under a concurrency limit, or reports that there is no room for the key.
+func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
+	s, id, c := p.locked(a.Key)
+	defer s.mu.Unlock()
+	if c == nil && a.Kind != ratelimit.Spend {
+		*v = a.DecideSlot(0, false)
+		return true
+	}
+	if c == nil && s.slots >= slotsForKey*s.keys.Limit() {
+		return false
+	}
+	if now, c = p.enter(s, now, id, c, a); c == nil {
+		return false
+	}
+	k := s.of(c)
+	if k == nil {
+		k = newLent()
+		s.lent[id] = k
+		c.Mark |= isLent
+	}
+	s.decideSlots(now, k, c, a, v)
+	return true
+}
+
+// undoSlot gives back the slot that an ask took.
+func (p *counters) undoSlot(a *ask) {
+	back, v := *a, verdict{}
+	back.Kind = ratelimit.Release
+	s, _, c := p.locked(a.Key)
+	defer s.mu.Unlock()
+	if c == nil {
+		return
+	}
+	if k := s.of(c); k != nil {
+		s.decideSlots(math.MinInt64, k, c, &back, &v)
+	}
+}
+
+func (s *counterShard) decideSlots(now ledgerTime, k *lent, c *counterCell, a *ask, v *verdict) {
+	before, x := len(k.slots), slotAsk(a)
+	answer, _ := k.slots.Decide(now, &x)
+	s.slots += len(k.slots) - before
+	c.Val, *v = heldBy(k.slots), a.DecideSlot(answer.Taken, answer.Has && x.Op != account.SlotLook)
+}
+
+// forget drops what others have of a key.
+func (s *counterShard) forget(id keytable.ID) {
+	if k := s.lent[id]; k != nil {
+		s.slots -= len(k.slots)
+		delete(s.lent, id)
+	}
+}
+
+// lesseesOf are slots as they move to another process.
+func lesseesOf(all account.Slots) []Lessee {
+	moved := make([]Lessee, len(all))
+	for i, s := range all {
+		moved[i] = Lessee{Holder: ratelimit.Holder(s.Number), Life: 1, Seq: 1, Until: s.Until}
+	}
+	return moved
+}
+
+// adoptSlots goes on with slots from another process, whose ledger's clock is behind this one's by lag. One that is
+// here already counts once.
+func (s *counterShard) adoptSlots(k *lent, c *counterCell, moved []Lessee, lag ledgerTime) {
+	before := len(k.slots)
+	for _, r := range moved {
+		number := int64(r.Holder)
+		if !slices.ContainsFunc(k.slots, func(known account.Slot) bool { return known.Number == number }) {
+			k.slots = append(k.slots, account.Slot{Number: number, Until: r.Until + lag})
+		}
+	}
+	s.slots += len(k.slots) - before
+	c.Val, c.Mark = heldBy(k.slots), isLent|uint8(ratelimit.Concurrency)
+}

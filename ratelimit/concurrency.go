@@ -1,0 +1,74 @@
+package ratelimit
+
+import (
+	"fmt"
+	"time"
+)
+
+// MaxConcurrency is the most requests of one key that a rule lets be in flight at once.
+const MaxConcurrency Tokens = 10_000
+
+// concurrencyRetry is after what time a refused request may come again: a slot is free as soon as any request ends.
+const concurrencyRetry = time.Second
+
+// AtOnce is a limit of so many requests in flight at once, of which each has a slot for hold at most: in whole seconds,
+// up to MaxHoldTTL.
+func AtOnce(n Tokens, hold time.Duration) Limit {
+	return Limit{Algorithm: Concurrency, Unit: Second, Multiplier: uint32(hold / time.Second), Requests: n}
+}
+
+// HoldsSlot is what a request holds under a concurrency limit.
+func (l Limit) HoldsSlot() *Hold {
+	return &Hold{Amount: 1, TTL: l.Period(), OnUnknown: UnknownReleases}
+}
+
+// OfSlot tells whether an ask is about a slot.
+func (a *Ask) OfSlot() bool { return a.Rule.Limit.Algorithm == Concurrency }
+
+// DecideSlot answers an ask under a concurrency limit, where so many slots are taken: before the ask, or after it where
+// it took or gave back one. has tells whether the ask's own slot is, or was, among them.
+func (a *Ask) DecideSlot(taken Tokens, has bool) (v Verdict) {
+	limit := a.Rule.Limit.Requests
+	v.Remaining, v.Window = max(0, limit-taken), a.Window
+	switch {
+	case has:
+		v.Charged = 1
+	case a.Kind == Spend, a.Kind == Peek && taken > limit:
+		v.OverLimit, v.ResetAfter = true, concurrencyRetry
+	}
+	return v
+}
+
+// declareSlots states the bounds of a concurrency limit.
+func (r *Rule) declareSlots(nodes int, storage Storage) Bounds {
+	limit := r.Limit.Requests
+	b := Bounds{Under: Under{Slots: limit, Lasts: r.Limit.Period()}}
+	if storage == OwnMemory {
+		if b.Over = r.overApart(nodes); r.Coordination.Mode.Spec().Owned {
+			b.Over, b.OnOutage = Over{EachOwner: limit}, r.outage(OwnerOutage, nodes)
+			b.Wait = Wait{For: OwnersAnswer, Longest: r.Coordination.Deadline()}
+		}
+		return b
+	}
+	b.Wait, b.StoreOps, b.OnLoss = r.wait(), StoreOps{Nodes: nodes, EachSlot: 2}, limit
+	b.OnOutage = r.outage(StoreOutage, nodes)
+	return b
+}
+
+// doubtSlots returns what is valid and has no effect on a concurrency limit.
+func (r *Rule) doubtSlots() (doubts []string) {
+	c := &r.Coordination
+	none := func(field string, value any) {
+		doubts = append(doubts, fmt.Sprintf("%s %v has no effect under a concurrency limit: remove it", field, value))
+	}
+	if c.Mode.Spec().Drifts {
+		none("mode", c.Mode)
+	}
+	if c.Audit {
+		none("audit", c.Audit)
+	}
+	if c.Lease.Reserve != (Share{}) {
+		none("lease.reserve", c.Lease.Reserve)
+	}
+	return doubts
+}
