@@ -31,6 +31,14 @@ func (r *Rule) DeclareHold() (b HoldBounds, ok bool) {
 	if h == nil {
 		return b, false
 	}
+	if r.Limit.Algorithm == Concurrency {
+		return HoldBounds{
+			Hold: "a slot", Least: 1, Most: 1,
+			Over: fmt.Sprintf("0; in an outage and after a loss of data, up to %d in flight from before besides",
+				r.Limit.Requests),
+			Stranded: "a request whose end is not told keeps its slot for " + durationText(h.TTL),
+		}, true
+	}
 	b = HoldBounds{Hold: h.String(), Least: 1, Most: h.Max}
 	b.Over = "the sum, over requests in flight, of what each costs beyond what it held"
 	switch h.From {

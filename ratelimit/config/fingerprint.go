@@ -119,13 +119,14 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	if len(r.Replaces) > 0 {
 		replaced = fmt.Sprintf("%q", r.Replaces)
 	}
+	hold := r.Hold.String()
 	amount := []ruleField{
 		{"requests_per_unit", strconv.FormatInt(int64(r.Limit.Requests), 10)},
 		{"unit", unit},
 		{"unit_multiplier", strconv.Itoa(int(max(1, r.Limit.Multiplier)))},
 	}
 	if r.Limit.Algorithm == ratelimit.Concurrency {
-		amount = []ruleField{
+		hold, amount = "", []ruleField{
 			{"concurrency", strconv.FormatInt(int64(r.Limit.Requests), 10)}, {"hold_ttl", r.Limit.Period().String()},
 		}
 	}
@@ -142,7 +143,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"detailed_metric", strconv.FormatBool(r.MetricNames.Detailed)},
 		{"value_to_metric", fmt.Sprint(r.MetricNames.Levels)},
 		{"metadata", metadata},
-		{"hold", r.Hold.String()},
+		{"hold", hold},
 	}...)
 	return append(fields, coordinationFields(&r.Coordination)...)
 }

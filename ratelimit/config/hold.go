@@ -107,7 +107,8 @@ func (c *compiler) concurrent(l *RateLimit, s *scope) ratelimit.Limit {
 		wrong("concurrency is %d, must be at most %d", l.Concurrency, ratelimit.MaxConcurrency)
 	}
 	if ttl < ratelimit.MinHoldTTL || ttl > ratelimit.MaxHoldTTL || ttl%time.Second != 0 {
-		wrong("hold_ttl is %v, must be whole seconds, from %v to %v", ttl, ratelimit.MinHoldTTL, ratelimit.MaxHoldTTL)
+		wrong("hold_ttl is %v, must be whole seconds, from %v to %.0fh", ttl, ratelimit.MinHoldTTL,
+			ratelimit.MaxHoldTTL.Hours())
 	}
 	if l.Unit != "" || l.Requests > 0 || l.Multiplier > 0 || l.Billing != nil || l.Unlimited {
 		wrong("concurrency counts requests in flight, not in a period; remove requests_per_unit, unit, " +
