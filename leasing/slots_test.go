@@ -1,0 +1,324 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// slotRule lets n requests be in flight at once, each for a minute at most.
+func slotRule(n tokens) *ratelimit.Rule {
+	r := &ratelimit.Rule{Domain: "d", Limit: ratelimit.AtOnce(n, time.Minute), Coordination: ratelimit.DefaultCoordination()}
+	r.Hold, r.Coordination.OnDeny = r.Limit.HoldsSlot(), ratelimit.DenyRefunds
+	return r
+}
+
+func slotOf(r *ratelimit.Rule, key string, kind ratelimit.Kind, slot int) ask {
+	return ask{Rule: r, Key: []byte(key), Cost: 1, Kind: kind, Window: window(slot)}
+}
+
+// decides asks one limiter one ask.
+func decides(l ratelimit.Limiter, now instant, a ask) (v verdict) {
+	one := []verdict{{}}
+	l.Decide(context.Background(), now, []ask{a}, one)
+	return one[0]
+}
+
+// A node alone: a slot is taken once, given back once, undone exactly, and comes back when its time is over.
+func TestSlotsOfANode(t *testing.T) {
+	l, r := NewLocal(100, 0, time.Unix(1_800_000_000, 0)), slotRule(2)
+	at := func(now time.Duration, kind ratelimit.Kind, slot int, over bool, charged, left tokens) {
+		t.Helper()
+		v := decides(l, instant(now), slotOf(r, "k", kind, slot))
+		if v.OverLimit != over || v.Charged != charged || v.Remaining != left {
+			t.Errorf("at %v: %+v, must be over %v, charged %d, left %d", now, v, over, charged, left)
+		}
+	}
+	const take, give = ratelimit.Spend, ratelimit.Release
+	at(0, take, 1, false, 1, 1)
+	at(0, take, 1, false, 1, 1)
+	at(1*time.Second, take, 2, false, 1, 0)
+	at(2*time.Second, take, 3, true, 0, 0)
+	at(2*time.Second, give, 3, false, 0, 0)
+	at(2*time.Second, ratelimit.Refund, 0, false, 0, 0)
+	at(2*time.Second, ratelimit.Charge, 2, false, 0, 0)
+	at(3*time.Second, give, 1, false, 1, 1)
+	at(3*time.Second, give, 1, false, 0, 1)
+	at(3*time.Second, take, 3, false, 1, 0)
+	l.Undo(0, []ask{slotOf(r, "k", take, 3)}, []verdict{{Charged: 1, Window: 3}})
+	at(4*time.Second, take, 4, false, 1, 0)
+	at(60*time.Second, take, 5, true, 0, 0) // 2 is in flight until 61 s
+	at(61*time.Second, take, 5, false, 1, 0)
+	if n := l.Stats().Accounts; n != 1 {
+		t.Errorf("%d accounts", n)
+	}
+	if x := l.Look(t.Context(), instant(61*time.Second), &ask{Rule: r, Key: []byte("k")}).Ledger; x == nil || x.Charged != 2 || x.Free != 0 {
+		t.Errorf("it looks like %+v", x)
+	}
+	if err := l.Reset(t.Context(), instant(61*time.Second), &ask{Rule: r, Key: []byte("k")}); err != nil {
+		t.Fatal(err)
+	}
+	at(61*time.Second, take, 6, false, 1, 1)
+}
+
+// Slots move with their key to another process, go by its clock there, and count once where they are known already.
+func TestSlotsMove(t *testing.T) {
+	wall := time.Unix(1_800_000_000, 0)
+	a, b, r := NewLocal(100, 0, wall), NewLocal(100, 0, wall.Add(5*time.Second)), slotRule(3)
+	for slot := 1; slot <= 3; slot++ {
+		decides(a, 0, slotOf(r, "k", ratelimit.Spend, slot))
+	}
+	decides(b, 0, slotOf(r, "k", ratelimit.Spend, 3))
+	x, ok := a.TakeOut(0, []byte("k"))
+	if !ok || a.Has([]byte("k")) {
+		t.Fatal("it is here still")
+	}
+	for range 2 { // a parcel that comes twice counts once
+		if !b.Adopt(0, []byte("k"), x, a.LedgerNow(0)) {
+			t.Fatal("there is no room")
+		}
+	}
+	if v := decides(b, 0, slotOf(r, "k", ratelimit.Spend, 4)); !v.OverLimit {
+		t.Errorf("a fourth is in flight: %+v", v)
+	}
+	if v := decides(b, instant(59*time.Second), slotOf(r, "k", ratelimit.Spend, 4)); !v.OverLimit {
+		t.Errorf("a slot came back sooner by the other clock: %+v", v)
+	}
+	if v := decides(b, instant(59*time.Second), slotOf(r, "k", ratelimit.Release, 1)); v.Charged != 1 {
+		t.Errorf("what moved cannot be given back: %+v", v)
+	}
+	if v := decides(b, instant(60*time.Second), slotOf(r, "k", ratelimit.Spend, 5)); v.OverLimit || v.Remaining != 2 {
+		t.Errorf("slots did not come back: %+v", v)
+	}
+}
+
+// A node keeps four slots for each key that it may track, and refuses more; none is forgotten for others.
+func TestSlotsAreBounded(t *testing.T) {
+	l, r := NewLocal(64, 0, time.Unix(1_800_000_000, 0)), slotRule(1000)
+	in := 0
+	for i := range 2000 {
+		if v := decides(l, 0, slotOf(r, fmt.Sprint(i%3), ratelimit.Spend, i+1)); !v.OverLimit {
+			in++
+		}
+	}
+	keys := 0
+	for i := range 1000 {
+		if v := decides(l, 0, slotOf(slotRule(1), fmt.Sprint("other", i), ratelimit.Spend, i+1)); !v.OverLimit {
+			keys++
+		}
+	}
+	if in != 2000 && in < 64 || keys > 64*slotsForKey {
+		t.Errorf("%d slots of 3 keys, and %d keys", in, keys)
+	}
+	for i := range 2000 {
+		v := decides(l, 0, slotOf(r, fmt.Sprint(i%3), ratelimit.Release, i+1))
+		in -= int(v.Charged)
+	}
+	if in != 0 {
+		t.Errorf("%d slots were forgotten", in)
+	}
+	for i := range l.tracked.shards {
+		if n := l.tracked.shards[i].slots; n < 0 {
+			t.Errorf("a shard counts %d slots", n)
+		}
+	}
+}
+
+// shakyLedger is one in memory that answers late, or loses messages or answers, as told.
+type shakyLedger struct {
+	mu    sync.Mutex
+	keys  map[string]*account.Slots
+	began time.Time
+	// late is how long an answer takes; heard says that the ledger has the message, and fails that the answer is lost.
+	late         time.Duration
+	heard, fails bool
+	messages     int
+}
+
+var errShaky = errors.New("the connection was cut")
+
+func (s *shakyLedger) Slots(ctx context.Context, asks []account.SlotAsk, answers []account.SlotAnswer) {
+	s.mu.Lock()
+	late, heard, fails := s.late, s.heard, s.fails
+	s.messages++
+	s.mu.Unlock()
+	select {
+	case <-time.After(late):
+	case <-ctx.Done():
+		fails = true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range asks {
+		if heard {
+			all := s.keys[asks[i].Key]
+			if all == nil {
+				all = &account.Slots{}
+				s.keys[asks[i].Key] = all
+			}
+			answers[i], _ = all.Decide(ratelimit.LedgerTime(time.Since(s.began)/time.Microsecond), &asks[i])
+		}
+		if fails {
+			answers[i] = account.SlotAnswer{Err: errShaky}
+		}
+	}
+}
+
+func (s *shakyLedger) set(late time.Duration, heard, fails bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.late, s.heard, s.fails = late, heard, fails
+}
+
+func (s *shakyLedger) taken() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, all := range s.keys {
+		n += len(*all)
+	}
+	return n
+}
+
+// shaky runs a test in a bubble of time, with a limiter on a ledger that obeys it.
+func shaky(t *testing.T, test func(*testing.T, *Concurrency, *shakyLedger, func() instant)) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		s := &shakyLedger{keys: map[string]*account.Slots{}, began: began, heard: true}
+		clock := func() instant { return instant(time.Since(began)) + 1 }
+		test(t, NewConcurrency(s, NewLocal(100, 1, began), clock), s, clock)
+		synctest.Wait()
+	})
+}
+
+// What a ledger took whose answer came too late, or was lost, is given back where the request was refused; so is a slot
+// whose release was lost.
+func TestSlotsAreGivenBack(t *testing.T) {
+	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+		r := slotRule(4)
+		r.Coordination.OnStoreFailure = ratelimit.FailClosed
+		begin := func(kind ratelimit.Kind, slot int) verdict { return decides(f, clock(), slotOf(r, "k", kind, slot)) }
+		if v := begin(ratelimit.Spend, 1); v.OverLimit || v.Source != ratelimit.FromClaim || v.Remaining != 3 {
+			t.Fatalf("%+v", v)
+		}
+		s.set(100*time.Millisecond, true, false) // later than the deadline
+		if v := begin(ratelimit.Spend, 2); !v.OverLimit || v.Reason != ratelimit.FallbackDeadline {
+			t.Fatalf("%+v", v)
+		}
+		time.Sleep(time.Second)
+		if n := s.taken(); n != 1 {
+			t.Errorf("%d slots are taken after a late answer, must be 1", n)
+		}
+		s.set(0, true, true) // the answer is lost
+		if v := begin(ratelimit.Spend, 3); !v.OverLimit || v.Reason != ratelimit.FallbackError {
+			t.Fatalf("%+v", v)
+		}
+		s.set(0, false, true) // and then each message
+		begin(ratelimit.Release, 1)
+		for range 5 {
+			begin(ratelimit.Spend, 4)
+		}
+		if !f.lane([]byte("k")).breaker.Open() {
+			t.Error("a ledger that is dead is asked for each request")
+		}
+		before := s.messages
+		time.Sleep(time.Minute / 2)
+		if n := s.messages - before; n > 100 {
+			t.Errorf("%d messages in 30 s to a ledger that is dead", n)
+		}
+		s.set(0, true, false)
+		time.Sleep(5 * time.Second)
+		if n := s.taken(); n != 0 {
+			t.Errorf("%d slots are taken when the ledger answers again, must be 0", n)
+		}
+		if n := len(f.lane([]byte("k")).owed); n != 0 {
+			t.Errorf("%d slots are owed still", n)
+		}
+	})
+}
+
+// Without the ledger each rule's policy decides; a caller that has gone keeps no slot.
+func TestSlotPolicies(t *testing.T) {
+	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+		f.Nodes = func() int { return 3 }
+		s.set(time.Hour, false, true)
+		slot := 0
+		for policy, most := range map[ratelimit.FailurePolicy]int{
+			ratelimit.FailOpen: 9, ratelimit.FailClosed: 0, ratelimit.FailLocal: 2, ratelimit.FailCached: 0,
+		} {
+			r := slotRule(6)
+			r.Coordination.OnStoreFailure = policy
+			key := policy.String()
+			admitted := []int{}
+			for range 9 {
+				if slot++; !decides(f, clock(), slotOf(r, key, ratelimit.Spend, slot)).OverLimit {
+					admitted = append(admitted, slot)
+				}
+			}
+			if len(admitted) != most {
+				t.Errorf("%v admits %d of 9, must be %d", policy, len(admitted), most)
+			}
+			if policy != ratelimit.FailLocal {
+				continue
+			}
+			decides(f, clock(), slotOf(r, key, ratelimit.Release, admitted[0]))
+			if slot++; decides(f, clock(), slotOf(r, key, ratelimit.Spend, slot)).OverLimit {
+				t.Error("local: what was given back in the outage is not free")
+			}
+		}
+		s.set(50*time.Millisecond, true, false)
+		time.Sleep(10 * time.Second)
+		base := s.taken()
+		r := slotRule(1)
+		r.Coordination.OnStoreFailure, r.Coordination.StoreDeadline = ratelimit.FailOpen, time.Second
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Millisecond, cancel)
+		f.Decide(ctx, clock(), []ask{slotOf(r, "gone", ratelimit.Spend, 1000)}, make([]verdict, 1))
+		time.Sleep(time.Second)
+		if n := s.taken() - base; n != 0 {
+			t.Errorf("a caller that has gone keeps %d slots", n)
+		}
+	})
+}
+
+// At most so many wait and are owed, whatever happens; and a node that ends gives back what it owes.
+func TestSlotQueuesAreBounded(t *testing.T) {
+	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+		r := slotRule(10_000)
+		r.Coordination.OnStoreFailure = ratelimit.FailClosed
+		s.set(time.Hour, true, false)
+		var all sync.WaitGroup
+		for i := range 2 * mostSlotQueue {
+			all.Go(func() { decides(f, clock(), slotOf(r, "k", ratelimit.Spend, i+1)) })
+		}
+		all.Wait()
+		l := f.lane([]byte("k"))
+		if n := len(l.queue); n > mostSlotQueue {
+			t.Errorf("%d wait", n)
+		}
+		for i := range 2 * mostSlotQueue {
+			f.Undo(clock(), []ask{slotOf(r, "k", ratelimit.Spend, i+1)}, []verdict{{Charged: 1}})
+		}
+		if n := len(l.owed); n > mostSlotQueue {
+			t.Errorf("%d are owed", n)
+		}
+		s.set(0, true, false)
+		time.Sleep(10 * time.Second)
+		decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 1))
+		s.set(0, false, true)
+		decides(f, clock(), slotOf(r, "k", ratelimit.Release, 1))
+		s.set(0, true, false)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		f.Run(ctx)
+		if n := s.taken(); n != 0 {
+			t.Errorf("a node that ends keeps %d slots", n)
+		}
+	})
+}
