@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,6 +53,7 @@ func TestShippedConfigurations(t *testing.T) {
 	t.Run("approx.yaml", shippedApprox)
 	t.Run("ring-hash.yaml", shippedRingHash)
 	t.Run("rlqs.yaml", shippedRLQS)
+	t.Run("concurrency.yaml", shippedConcurrency)
 	t.Run("compose", shippedCompose)
 	t.Run("istio", shippedIstio)
 }
@@ -77,6 +79,31 @@ func shippedEnvoy(t *testing.T) {
 	if n := w.passes(3, "/", "x-api-key", "a"); n != 3 {
 		t.Errorf("without Sluice %d of 3 passed", n)
 	}
+}
+
+// A client's second request is refused while its first is in flight, and another client's is not.
+func shippedConcurrency(t *testing.T) {
+	begun, end := make(chan struct{}, 8), make(chan struct{})
+	rules := "domain: edge\ndescriptors:\n- {key: api_key, rate_limit: {concurrency: 1, hold_ttl: 15m}}\n"
+	w := (&world{
+		T: t, rules: rules, config: Config{Text: change(t, shipped(t, "envoy/concurrency.yaml"), "timeout: 0.02s", "timeout: 1s")},
+		flags: []string{"--coordination-store-deadline", "1s"},
+		handler: func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/slow" {
+				begun <- struct{}{}
+				<-end
+			}
+		},
+	}).run()
+	var slow sync.WaitGroup
+	slow.Go(func() { w.admits(1, 1, "/slow", "x-api-key", "a") })
+	<-begun
+	w.admits(0, 3, "/", "x-api-key", "a")
+	w.admits(1, 1, "/", "x-api-key", "b")
+	close(end)
+	slow.Wait()
+	w.need(Until("the slot is free again", func() bool { return w.passes(1, "/", "x-api-key", "a") == 1 }))
+	w.quiet()
 }
 
 func shippedApprox(t *testing.T) {

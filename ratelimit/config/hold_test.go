@@ -104,3 +104,36 @@ descriptors:
 		t.Errorf("a hold without an id: %v", problems)
 	}
 }
+
+// A concurrency limit is read as it is written, holds one slot, and says what does not go with it.
+func TestConcurrencyLimits(t *testing.T) {
+	text := func(limit string) string {
+		return "domain: d\nalgorithm: sliding_window\ndescriptors:\n  - key: k\n    rate_limit: " + limit + "\n"
+	}
+	for limit, want := range map[string]string{
+		"{concurrency: 32}":                   "32 at once, each for 10m at most",
+		"{concurrency: 1, hold_ttl: 90s}":     "1 at once, each for 1m30s at most",
+		"{concurrency: 10000, hold_ttl: 24h}": "10000 at once, each for 24h at most",
+	} {
+		r := mustParse(t, text(limit)).All()[0]
+		if r.Limit.String() != want || r.Hold == nil || r.Hold.TTL != r.Limit.Period() ||
+			r.Coordination.OnDeny != ratelimit.DenyRefunds {
+			t.Errorf("%s is %v, with the hold %v", limit, r.Limit, r.Hold)
+		}
+	}
+	for limit, want := range map[string]string{
+		"{concurrency: 0}":                       "concurrency must be a whole number from 1 on",
+		"{concurrency: 10001}":                   "concurrency is 10001, must be at most 10000",
+		"{concurrency: 3, hold_ttl: 1500ms}":     "hold_ttl is 1.5s, must be whole seconds, from 1s to 24h",
+		"{concurrency: 3, hold_ttl: 25h}":        "hold_ttl is 25h0m0s",
+		"{concurrency: 3, unit: minute}":         "concurrency counts requests in flight",
+		"{concurrency: 3, requests_per_unit: 9}": "concurrency counts requests in flight",
+		"{concurrency: 3, unlimited: true}":      "concurrency counts requests in flight",
+		"{hold_ttl: 3s, unit: minute}":           "hold_ttl is for concurrency",
+		"{concurrency: 3, billing: {day: 3}}":    "concurrency counts requests in flight",
+	} {
+		if _, problems := parseText(text(limit)); !strings.Contains(problems.Error(), want) {
+			t.Errorf("%s: %v, must be about %q", limit, problems, want)
+		}
+	}
+}

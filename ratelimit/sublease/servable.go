@@ -19,6 +19,9 @@ func Servable(r *ratelimit.Rule) error {
 	switch {
 	case r.Unlimited || l.Requests == 0:
 		return nil
+	case l.Algorithm == ratelimit.Concurrency:
+		return errors.New("it limits requests in flight, and a report of RLQS does not say when a request has ended; " +
+			"ask over RLS")
 	case r.Hold != nil:
 		return errors.New("its rule has a hold, and a report of RLQS does not say what a request has cost; remove " +
 			"hold, or ask over RLS")

@@ -1,0 +1,132 @@
+package rls
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
+const slotRules = `domain: d
+descriptors:
+  - {key: slots, rate_limit: {name: in flight, concurrency: 2, hold_ttl: 60s}}
+  - {key: other, rate_limit: {concurrency: 1}}
+  - {key: never, rate_limit: {unit: year, requests_per_unit: 0}}
+`
+
+// A request takes a slot whatever its hits are, and its end gives it back, however it is told; a third waits for that,
+// or until the time of one is over.
+func TestSlots(t *testing.T) {
+	f := holdFixtureOf(t, slotRules)
+	holds := []string{}
+	for _, hits := range []usage{0, 7} {
+		hold, over := f.takes(descOf("slots=a", hits))
+		if hold == "" || over {
+			t.Fatalf("hits %d: hold %q, over %v", hits, hold, over)
+		}
+		holds = append(holds, hold)
+	}
+	refused := func(want bool) string {
+		t.Helper()
+		hold, over := f.takes(desc("slots=a"))
+		if over != want || over != (hold == "") {
+			t.Fatalf("over %v with hold %q, must be %v", over, hold, want)
+		}
+		return hold
+	}
+	refused(true)
+	if _, over := f.takes(desc("slots=b")); over {
+		t.Error("another key is refused")
+	}
+	f.ends("slots=a", holds[0], 3)
+	f.ends("slots=a", holds[0], 3)
+	third := refused(false)
+	refused(true)
+	f.ends("slots=a", third, unsaid) // the cost is not known
+	refused(false)
+	f.pass(59 * time.Second)
+	refused(true)
+	f.pass(time.Second)
+	refused(false)
+	counted := f.holdsCounted("slots")
+	if counted["settled"] != 2 || counted["forged"] != 0 {
+		t.Errorf("counted %v", counted)
+	}
+}
+
+// A request that another rule refuses takes no slot.
+func TestSlotsWithOthers(t *testing.T) {
+	f := holdFixtureOf(t, slotRules)
+	for range 5 {
+		if hold, over := f.takes(desc("slots=a"), desc("never=x")); !over || hold != "" {
+			t.Fatalf("over %v, hold %q", over, hold)
+		}
+	}
+	hold, over := f.takes(desc("slots=a"), desc("other=x"), desc("slots=a"))
+	if over {
+		t.Fatal("slots were taken by requests that were refused, or one takes two")
+	}
+	if _, over := f.takes(desc("slots=a"), desc("other=x")); !over {
+		t.Fatal("other has one slot")
+	}
+	if _, over := f.takes(desc("slots=a")); over {
+		t.Fatal("a refused request has a slot")
+	}
+	f.ends("other=x", hold, unsaid)
+	f.ends("slots=a", hold, unsaid)
+	if _, over := f.takes(desc("slots=a"), desc("other=x")); over {
+		t.Error("one hold gives back each of its slots")
+	}
+}
+
+// 100,000 calls that are cut, changed, forged, replayed or of another key give no slot back, and neither do negative hits.
+func TestHostileSlots(t *testing.T) {
+	f := holdFixtureOf(t, slotRules)
+	used, _ := f.takes(desc("slots=a"))
+	f.ends("slots=a", used, unsaid)
+	foreign, _ := f.takes(desc("slots=b"))
+	for range 2 {
+		if _, over := f.takes(desc("slots=a")); over {
+			t.Fatal("refused")
+		}
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range 100_000 {
+		hold := []string{used, used[:1+r.IntN(len(used)-1)], strings.Repeat("A", 1+r.IntN(200)), foreign}[i%4]
+		entries := "slots=a," + EntryHold + "=" + hold
+		if i%2 == 0 {
+			entries = fmt.Sprintf("slots=a,%s=1,%s=%s", EntryEnd, EntryHold, hold)
+		}
+		f.takes(descOf(entries, usage(r.IntN(3))))
+	}
+	negative := desc("slots=a")
+	negative.IsNegativeHits = true
+	f.takes(negative)
+	if _, over := f.takes(desc("slots=a")); !over {
+		t.Error("a slot came back that nobody has given back")
+	}
+}
+
+// Envoy is told how many there are, without a unit; and clients what the draft of the IETF has for it.
+func TestSlotAnswers(t *testing.T) {
+	f := holdFixtureOf(t, slotRules)
+	f.options.Headers.IETF = true
+	a := f.must(rlsRequest(desc("slots=a")))
+	st := a.GetStatuses()[0]
+	if l := st.GetCurrentLimit(); l.GetRequestsPerUnit() != 2 || l.GetUnit() != rlsv3.RateLimitResponse_RateLimit_UNKNOWN ||
+		l.GetName() != "in flight" || st.GetLimitRemaining() != 1 {
+		t.Errorf("the status is %v", st)
+	}
+	const want = `RateLimit-Policy: "in flight";qu="concurrent-requests";q=2 | RateLimit: "in flight";r=1;t=1`
+	if got := headersOf(a); got != want {
+		t.Errorf("headers are %s, must be %s", got, want)
+	}
+	f.must(rlsRequest(desc("slots=a")))
+	a = f.must(rlsRequest(desc("slots=a")))
+	if d := a.GetStatuses()[0].GetDurationUntilReset().AsDuration(); d != time.Second {
+		t.Errorf("a refused client may come again after %v", d)
+	}
+}
