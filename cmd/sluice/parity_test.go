@@ -208,14 +208,18 @@ func (p parityRun) answer(t *testing.T) {
 	if p.store != nil {
 		p.store.Begin(prefix)
 	}
-	if p.routing {
+	peers := make([]string, max(1, p.nodes))
+	for i := range peers {
 		host, port := freeAddress(t)
-		own := net.JoinHostPort(host, port)
-		env = append(env, "PEERS=static:"+own, "PEER_ADDR="+own, "PEER_SECRET=sixteen-bytes-or-more")
+		peers[i] = net.JoinHostPort(host, port)
 	}
 	var asks []func(*rls.RateLimitRequest) string
 	var all []*sluice
-	for range max(1, p.nodes) {
+	for _, own := range peers {
+		env := slices.Clip(env)
+		if p.routing {
+			env = append(env, "PEERS=static:"+strings.Join(peers, ","), "PEER_ADDR="+own, "PEER_SECRET=sixteen-bytes-or-more")
+		}
 		s := serveWith(t, env, "serve")
 		all = append(all, s)
 		if asks = append(asks, s.overGRPC()); p.json {
@@ -224,6 +228,9 @@ func (p parityRun) answer(t *testing.T) {
 	}
 	for _, s := range all {
 		s.untilHealthy()
+		if p.routing {
+			s.eventually("all are in the ring", func() bool { return s.metric("sluice_ring_members") == len(peers) })
+		}
 	}
 	for i, x := range p.exchanges {
 		got, want := asks[i%len(asks)](parseRequest(t, x.request)), x.want
@@ -256,11 +263,14 @@ func codesOf(answer string) string {
 // peeks, each at whichever node it arrives.
 func TestParityOfFleets(t *testing.T) {
 	files, store := runtimeDirectory(t), redistest.Start(t)
-	for _, mode := range []string{"leasing", "approx"} {
+	for _, mode := range []string{"leasing", "approx", "routing", "routing without a store"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			env := append([]string{"COORDINATION_MODE=" + mode, "REDIS_URL=" + store.Addr}, files...)
-			p := parityRun{env: env, nodes: 3, store: store, exchanges: slices.Concat(parityExchanges, fileExchanges, fleetExchanges)}
+			name, storeless := strings.CutSuffix(mode, " without a store")
+			p := parityRun{nodes: 3, routing: name == "routing", exchanges: slices.Concat(parityExchanges, fileExchanges, fleetExchanges)}
+			if p.env = append([]string{"COORDINATION_MODE=" + name}, files...); !storeless {
+				p.env, p.store = append(p.env, "REDIS_URL="+store.Addr), store
+			}
 			p.answer(t)
 		})
 	}

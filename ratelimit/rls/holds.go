@@ -120,7 +120,7 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 	of, h.result = s.options.Holds.Settle(hold, ask.Key, s.wall().Unix(), ttl)
 	switch {
 	case h.result == ratelimit.SettledCost && ask.OfSlot():
-		h.amount, h.cost = of.Amount, 0
+		h.amount, h.cost = of.Amount, of.Amount
 		ask.Kind, ask.Cost, ask.Window = ratelimit.Release, 1, ratelimit.Window(of.Slot)
 		c.ask(&c.matches[h.match], ask)
 	case h.result == ratelimit.SettledCost:
