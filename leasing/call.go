@@ -55,9 +55,9 @@ func (c *call) add(a *ask, v *verdict) {
 	c.check = min(c.check, c.deadline)
 }
 
-// waitsFor tells whether an ask for a key is among those that wait; none do in a nil call.
+// waitsFor tells whether an ask for a key is among those that wait.
 func (c *call) waitsFor(key []byte) bool {
-	return c != nil && slices.ContainsFunc(c.waits, func(w waiter) bool { return bytes.Equal(w.ask.Key, key) })
+	return slices.ContainsFunc(c.waits, func(w waiter) bool { return bytes.Equal(w.ask.Key, key) })
 }
 
 // advance decides what can be decided now, and has the ledger asked for the rest. It reports whether anything waits.

@@ -169,7 +169,8 @@ func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	var c *call
 	for i := range asks {
 		// Of one key, who came first is answered first.
-		if verdicts[i] = (verdict{}); !c.waitsFor(asks[i].Key) && f.spend(now, &asks[i], &verdicts[i]) {
+		if verdicts[i] = (verdict{}); (c == nil || !c.waitsFor(asks[i].Key)) &&
+			f.spend(now, &asks[i], &verdicts[i]) {
 			continue
 		}
 		if c == nil {
@@ -319,3 +320,16 @@ var _ interface {
 	ratelimit.Limiter
 	ratelimit.Inspector
 } = (*Fleet)(nil)
+
+// renewLocked has a message leave if there is something to tell, or to ask for, though nobody waits.
+func (f *Fleet) renewLocked(now instant, k entry) {
+	switch rule := k.rule(); {
+	case k.use.flight != nil, f.ended.Load(): // senders end when nothing is left to be sent
+	case k.Due(now, rule):
+		f.dueLocked(now, k)
+	case k.Rides(now, rule):
+		f.launchLongLocked(now, k)
+	case k.Early(now, rule):
+		f.launchEarlyLocked(k)
+	}
+}

@@ -178,19 +178,6 @@ func (f *Fleet) launchEarlyLocked(k entry) {
 		&flight{id: k.id(), shard: k.shard, calm: true, early: true, done: make(chan struct{})}, companyWaits)
 }
 
-// renewLocked has a message leave if there is something to tell, or to ask for, though nobody waits.
-func (f *Fleet) renewLocked(now instant, k entry) {
-	switch rule := k.rule(); {
-	case k.use.flight != nil, f.ended.Load(): // senders end when nothing is left to be sent
-	case k.Due(now, rule):
-		f.dueLocked(now, k)
-	case k.Rides(now, rule):
-		f.launchLongLocked(now, k)
-	case k.Early(now, rule):
-		f.launchEarlyLocked(k)
-	}
-}
-
 // dueLocked has a message leave for which nobody waits: in company, but for one that renews an eager lease, whose time
 // is short.
 func (f *Fleet) dueLocked(now instant, k entry) {

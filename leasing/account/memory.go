@@ -2,8 +2,6 @@ package account
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"hash/maphash"
 	"maps"
 	"slices"
@@ -11,23 +9,6 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-// errClaim says that a claim means nothing. Its sender has a bug.
-var errClaim = errors.New("the claim is invalid")
-
-// check tells what is wrong with a claim, before it is sent or settled.
-func check(c *Claim) error {
-	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
-	switch {
-	case c.Key == "", c.Holder == debtor, c.Kind > Leaves, bucket != (c.Window == 0),
-		c.TTL < 0, c.TTL > ratelimit.MaxPeriod, c.Limit.Carries && c.Limit.Algorithm != ratelimit.FixedWindow,
-		c.Limit.Period() <= 0, c.Limit.Requests < 0, c.Limit.Requests > ratelimit.MaxLimit,
-		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket || c.Audit != ""),
-		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
-		return fmt.Errorf("%w: %+v", errClaim, *c)
-	}
-	return nil
-}
 
 // Memory is a ledger in this process: the embedded default, an owner's, the simulator's. It is safe for concurrent
 // use, blocks on nothing but its own short locks, allocates for new accounts and holders, and has at most as many

@@ -3,6 +3,7 @@ package account
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -119,4 +120,21 @@ const LearnPart = 20
 // it was then by the ledger's clock. Neither is known, and every grant an error, if err is not nil.
 type Ledger interface {
 	Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error)
+}
+
+// errClaim says that a claim means nothing. Its sender has a bug.
+var errClaim = errors.New("the claim is invalid")
+
+// check tells what is wrong with a claim, before it is sent or settled.
+func check(c *Claim) error {
+	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
+	switch {
+	case c.Key == "", c.Holder == debtor, c.Kind > Leaves, bucket != (c.Window == 0),
+		c.TTL < 0, c.TTL > ratelimit.MaxPeriod, c.Limit.Carries && c.Limit.Algorithm != ratelimit.FixedWindow,
+		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0, c.Limit.Requests > ratelimit.MaxLimit,
+		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket || c.Audit != ""),
+		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
+		return fmt.Errorf("%w: %+v", errClaim, *c)
+	}
+	return nil
 }
