@@ -343,10 +343,18 @@ const (
 	sinceTurn = 500 * time.Millisecond // all nodes are certain of a window that began so long ago, and ends as late
 )
 
-// settleUp has nodes tell all, and leave, and then the books be closed. It returns when that is over.
+// settleUp has nodes tell all, and leave, and then the books be closed. It returns when that is over. A store that has
+// lost single accounts says so, by then (DoubtEvicted).
 func (w *world) settleUp() int64 {
 	at := int64(w.Load.Length)
-	w.queue.push(at, func() { w.Net.Loss, w.Net.Dup = 0, 0 })
+	w.queue.push(at, func() {
+		w.Net.Loss, w.Net.Dup = 0, 0
+		for _, n := range w.nodes {
+			if w.bound.evicts {
+				n.stepped.DoubtEvicted()
+			}
+		}
+	})
 	at += int64(tellTime)
 	w.queue.push(at, w.books.leave)
 	return at + int64(leaveSoon) + 1
