@@ -26,7 +26,9 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 	*v = verdict{}
 	switch {
-	case a.Kind == ratelimit.Refund && k != nil:
+	case a.Kind == ratelimit.Refund && k != nil && k.Deadline != 0:
+		// Before the first answer it is not known which window it is of: in the one that the answer names, it would
+		// credit what was charged in another.
 		k.Refund(a.Cost)
 	case a.Kind.Settles() && k != nil:
 		k.Settle(a, v)

@@ -114,6 +114,24 @@ func TestRefundWithoutTheStoreSaysWhere(t *testing.T) {
 	}
 }
 
+// One that comes before the node's first answer credits no window: that which the answer names may be a later one, of
+// which nothing was given back.
+func TestRefundBeforeTheFirstAnswer(t *testing.T) {
+	s := newStage(t, 2, 100, 100, nil)
+	s.ask(0, "k", 30)
+	refund := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 30, Kind: ratelimit.Refund}}
+	w := s.nodes[1].Ask(s.now, refund, make([]verdict, 1))
+	w.TimeOver()
+	w.Advance(s.now)
+	s.now = s.now.Add(time.Hour)
+	for range 100 {
+		s.ask(0, "k", 1)
+	}
+	if v := s.ask(1, "k", 1); !v.OverLimit {
+		t.Errorf("101 of 100 are admitted: %+v", v)
+	}
+}
+
 // A bucket's key that was forgotten meanwhile is another account of this node: it is not credited what the one before
 // was charged. Where the key is known still, it is.
 func TestUndoOfAForgottenBucket(t *testing.T) {

@@ -39,7 +39,6 @@ type book struct {
 	sum     ratelimit.Tokens
 	fence   ratelimit.Fence
 	lost    bool // it was lost, or is an older copy: refunds may lie below nothing
-	vague   bool // eager leases that are over may have been credited: of a sliding window, answers do not tell
 }
 
 // entry is what the model has of a holder.
@@ -101,21 +100,41 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 		b.bucket(k, c, g)
 		return
 	}
-	book := b.of(k, c.Window)
+	book, before := b.of(k, c.Window), b.before(p, k, c)
 	e := book.entry(c.Holder)
 	if c.Kind == account.Draws {
 		e.total, book.sum = e.total+c.Want, book.sum+c.Want
 		e.loose += c.Want
 	} else {
 		b.carry(p, k, c, book)
-		book.claimed(p, c, g, e)
+		book.claimed(p, c, g, e, before)
 		b.tallyOf(c.Holder>>nameBits, k, c.Window).cut += g.Cut
 		if g.Fence <= book.fence && !b.stepped(p) {
 			b.violate(-1, k.index, "fence %d came after %d", g.Fence, book.fence)
 		}
 		book.fence = g.Fence
 	}
-	b.compare(p, k, c, g, book, e)
+	b.compare(p, k, c, g, book, e, before)
+}
+
+// before is what counts of the window before a sliding one: the part of its sum that the last period still covers, in
+// millionths of it, each rounded up. Until the window begins it is the limit at least.
+func (b *books) before(p *part, k *key, c *account.Claim) ratelimit.Tokens {
+	now, begins, ends := p.time(), c.Limit.WindowEnd(c.Window-1), c.Limit.WindowEnd(c.Window)
+	if c.Limit.Algorithm != ratelimit.SlidingWindow || now >= ends {
+		return 0
+	}
+	sum := ratelimit.Tokens(0)
+	if was := b.accounts[name{k, c.Window - 1}]; was != nil {
+		sum = was.sum
+	}
+	if now < begins {
+		return max(sum, c.Limit.Capacity())
+	}
+	const parts = 1_000_000
+	unit := (ends - begins) / parts
+	covered := ratelimit.Tokens((ends - now + unit - 1) / unit)
+	return (max(0, sum)*covered + parts - 1) / parts
 }
 
 // stepped tells whether a clock of the part was set: then it may have dropped accounts that it is asked for again.
@@ -137,13 +156,13 @@ func (b *books) carry(p *part, k *key, c *account.Claim, book *book) {
 }
 
 // claimed books a claim.
-func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry) {
+func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry, before ratelimit.Tokens) {
 	total := max(c.Taken, c.Spent) + g.Cut
 	b.sum += total - e.total
 	e.total, e.spent, e.seq, e.expires, e.loose = total, min(c.Spent+g.Cut, total), c.Seq, 0, 0
 	if c.Eager() {
 		e.expires = p.time().Add(c.TTL)
-		b.credit(p.time(), c, g, e)
+		b.credit(p.time(), g.Sum-g.Granted-before, e)
 	}
 	free := c.Limit.Capacity() - max(0, b.sum)
 	if g.Granted > max(0, free) || g.Granted > max(c.Need, c.Want) {
@@ -152,10 +171,9 @@ func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry) {
 	e.total, b.sum = e.total+g.Granted, b.sum+g.Granted
 }
 
-// credit takes back what others had in hand of eager leases that are over, if the ledger did.
-func (b *book) credit(now ratelimit.LedgerTime, c *account.Claim, g *account.Grant, own *entry) {
-	b.vague = b.vague || c.Limit.Algorithm == ratelimit.SlidingWindow
-	if b.sum+g.Granted <= g.Sum {
+// credit takes back what others had in hand of eager leases that are over, if the ledger did: then it had that sum.
+func (b *book) credit(now ratelimit.LedgerTime, sum ratelimit.Tokens, own *entry) {
+	if b.sum <= sum {
 		return
 	}
 	for _, e := range b.holders {
@@ -167,21 +185,22 @@ func (b *book) credit(now ratelimit.LedgerTime, c *account.Claim, g *account.Gra
 }
 
 // compare holds an answer against the model. Of a sliding window the sum has more, which is of the window before.
-func (b *books) compare(p *part, k *key, c *account.Claim, g *account.Grant, book *book, e *entry) {
+func (b *books) compare(
+	p *part, k *key, c *account.Claim, g *account.Grant, book *book, e *entry, before ratelimit.Tokens,
+) {
 	if b.stepped(p) {
 		e.total, book.sum = g.Total, book.sum+g.Total-e.total // as far as is known
 		return
 	}
 	b.result.Debt, b.result.Cut = max(b.result.Debt, g.Sum-c.Limit.Capacity()), b.result.Cut+g.Cut
-	before := g.Sum - book.sum
-	if g.Total != e.total || before < 0 || before > 0 && c.Limit.Algorithm != ratelimit.SlidingWindow {
-		b.violate(-1, k.index, "window %d has %d of %d for holder %x, and must have %d of %d", c.Window, g.Total, g.Sum, c.Holder, e.total, book.sum)
+	if sum := book.sum + before; g.Total != e.total || g.Sum != sum {
+		b.violate(-1, k.index, "window %d has %d of %d for holder %x, and must have %d of %d", c.Window, g.Total, g.Sum, c.Holder, e.total, sum)
 	}
 	if g.Granted > 0 && g.Sum > c.Limit.Capacity() {
 		b.violate(-1, k.index, "%d were granted beyond the limit: the sum is %d", g.Granted, g.Sum)
 	}
 	forgot := slices.ContainsFunc(b.bound.forgets, func(f loss) bool { return f.part == p }) // while it learns nothing is cut
-	if book.sum < 0 && !book.lost && !book.vague && !forgot {
+	if book.sum < 0 && !book.lost && !forgot {
 		b.violate(-1, k.index, "window %d has %d: below nothing", c.Window, book.sum)
 	}
 }
@@ -343,10 +362,18 @@ const (
 	sinceTurn = 500 * time.Millisecond // all nodes are certain of a window that began so long ago, and ends as late
 )
 
-// settleUp has nodes tell all, and leave, and then the books be closed. It returns when that is over.
+// settleUp has nodes tell all, and leave, and then the books be closed. It returns when that is over. A store that has
+// lost single accounts says so, by then (DoubtEvicted).
 func (w *world) settleUp() int64 {
 	at := int64(w.Load.Length)
-	w.queue.push(at, func() { w.Net.Loss, w.Net.Dup = 0, 0 })
+	w.queue.push(at, func() {
+		w.Net.Loss, w.Net.Dup = 0, 0
+		for _, n := range w.nodes {
+			if w.bound.evicts {
+				n.stepped.DoubtEvicted()
+			}
+		}
+	})
 	at += int64(tellTime)
 	w.queue.push(at, w.books.leave)
 	return at + int64(leaveSoon) + 1

@@ -51,8 +51,8 @@ var planted = []struct {
 	}},
 	{3973, plant.Bug{
 		Name: "a bucket fills beside what is leased", File: "leasing/account/bucket.go",
-		Right: "room := int64(max(0, burst-b.hand-b.old)) * Micro",
-		Wrong: "room := int64(burst) * Micro",
+		Right: "return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro",
+		Wrong: "return int64(burst) * Micro",
 	}},
 	{482, plant.Bug{
 		Name: "a draw keeps what lies beyond the limit", File: "leasing/internal/hold/part.go",

@@ -74,6 +74,7 @@ func TestHistoriesOfBugs(t *testing.T) {
 		1005636: "a clock set ahead by more than a window had a node claim of the old one in a loop",
 
 		7001049: "what was admitted before the window was known was in no book",
+		6698:    "what was refunded before a node's first answer was booked in a later window",
 		7001361: "what was refunded without the store was booked in no window",
 		1045565: "a node had a second budget for outages, for hot keys whose owner did not answer",
 	} {

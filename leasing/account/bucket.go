@@ -126,12 +126,16 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 // fill adds what comes in so many microseconds, as far as there is room. Nothing is lost to rounding: what makes no
 // whole millionth is carried over.
 func (b *bucket) fill(elapsed int64, l *ratelimit.Limit, burst tokens) {
-	if room := int64(max(0, burst-b.hand-b.old)) * Micro; b.level < room {
+	if room := b.room(burst); b.level < room {
 		b.level, b.carry = Refilled(b.level, b.carry, elapsed, room, l)
 	} else {
 		b.carry = 0
 	}
 }
+
+// room is how far the level may rise. It is below nothing after a loss: holders tell what they have in hand of leases
+// that old counts already.
+func (b *bucket) room(burst tokens) int64 { return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro }
 
 // book makes the record a copy of what the holder says, and has the level pay for what it took. It returns how much
 // was refunded.
@@ -166,11 +170,11 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 
 // cut keeps the level where there is room for what is in hand, and returns what of a refund is not credited for that.
 func (b *bucket) cut(burst, refunded tokens) tokens {
-	over := b.level - int64(max(0, burst-b.hand-b.old))*Micro
-	if over <= 0 || b.level <= 0 {
+	over := min(b.level, b.level-b.room(burst))
+	if over <= 0 {
 		return 0
 	}
-	b.level, b.carry = max(0, b.level-over), 0
+	b.level, b.carry = b.level-over, 0
 	return min(refunded, tokens(over/Micro))
 }
 

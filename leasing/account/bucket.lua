@@ -13,7 +13,7 @@ local left = claimedIn < CLOSED
 if left then had = had + told end
 local missing = seq == 0 and Taken > 0
 local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end
-local function room() return max(0, Limit - hand - old) * MICRO - level end
+local function room() return max(-MOST_BURST, Limit - hand - old) * MICRO - level end
 
 local function fill(elapsed)
   local whole, rest, space = floor(Requests / Seconds), Requests % Seconds, room()
@@ -69,9 +69,9 @@ end
 hand = hand + own
 level = max(level - max(-MOST_BURST, min(paid, MOST_BURST)) * MICRO, -MOST)
 local total, says, cut = max(taken, Spent), Spent, 0
-local over = -room()
-if over > 0 and level > 0 then
-  level, carry = max(0, level - over), 0
+local over = min(level, -room())
+if over > 0 then
+  level, carry = level - over, 0
   cut = min(max(0, -paid), floor(over / MICRO))
   total, says = total + cut, says + cut
 end

@@ -76,8 +76,13 @@ var planted = []struct{ file, name, right, wrong string }{
 	{"span.go", "an account is kept for ever", "return s.opens <= now && now < s.over", "return s.opens <= now"},
 	{
 		"bucket.go", "a bucket fills beside what is leased",
-		"room := int64(max(0, burst-b.hand-b.old)) * Micro",
-		"room := int64(burst) * Micro",
+		"return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro",
+		"return int64(burst) * Micro",
+	},
+	{
+		"bucket.go", "a bucket in debt fills beside what is leased",
+		"return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro",
+		"return int64(max(0, burst-b.hand-b.old)) * Micro",
 	},
 	{"bucket.go", "a late lease counts as live", "case !r.left() && b.turn-r.expires <= 1:", "case !r.left():"},
 	{"bucket.go", "a lease is over with its slot", "b.turn+1, b.hand, 0,", "b.turn+1, 0, 0,"},

@@ -136,9 +136,9 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	if next.Deadline == 0 || next.Window != w {
 		next = Part{Window: w, Deadline: Never}
 	}
-	// What was admitted or refunded before it was heard which window goes on is booked in this one.
+	// What was admitted or charged before it was heard which window goes on is booked in this one.
 	if e.Deadline == 0 {
-		next.Taken, next.Spent, next.used = next.Taken+e.Taken, next.Spent+e.Spent, next.used || e.used
+		next.Spent, next.used = next.Spent+e.Spent, next.used || e.used
 	} else {
 		e.Beyond = Beyond{}
 	}
