@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // withoutEffect are names of envoyproxy/ratelimit that mean nothing here. Where
@@ -73,17 +75,17 @@ var replaced = map[string]string{
 	"CONFIG_MAX_RULES":            sizedByMemory,
 	"REDIS_MAX_REPLY":             "unset it: an answer of Redis has at most 4 MiB",
 	"COORDINATION_LEASE_SIZE":     inRules("lease: {size: %s}"),
-	"COORDINATION_LEASE_MIN":      inRules("lease: {min: %s}"),
-	"COORDINATION_LEASE_MAX":      inRules("lease: {max: %s}"),
+	"COORDINATION_LEASE_MIN":      "unset it: " + ratelimit.ReplacedFields["lease.min"],
+	"COORDINATION_LEASE_MAX":      inRules("lease: {size: %s}"),
 	"COORDINATION_LEASE_TTL":      inRules("lease: {ttl: %s}"),
 	"COORDINATION_LEASE_RESERVE":  inRules("lease: {reserve: %s}"),
 	"COORDINATION_RECLAIM":        inRules("reclaim: %s"),
 	"COORDINATION_DRIFT_BUDGET":   inRules("drift_budget: %s"),
 	"COORDINATION_LOW_WATERMARK":  inRules("low_watermark: %s"),
 	"COORDINATION_CHECK_TIMEOUT":  inRules("check_timeout: %s"),
-	"COORDINATION_SYNC_INTERVAL":  inRules("sync_interval: %s"),
+	"COORDINATION_SYNC_INTERVAL":  "unset it: " + ratelimit.ReplacedFields["sync_interval"],
 	"COORDINATION_LOCAL_CAP":      inRules("local_cap: %s"),
-	"COORDINATION_MAX_STALENESS":  inRules("max_staleness: %s"),
+	"COORDINATION_MAX_STALENESS":  "unset it: " + ratelimit.ReplacedFields["max_staleness"],
 	"COORDINATION_ON_DENY":        inRules("on_deny: %s"),
 	"COORDINATION_DEBT":           inRules("debt: %s"),
 	"COORDINATION_AUDIT":          inRules("audit: %s"),
