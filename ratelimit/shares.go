@@ -55,9 +55,6 @@ func (r *Rule) Drifts() bool {
 	return (r.Coordination.Mode.Spec().Drifts || r.held.tokens > 0) && r.DriftShare() > 0
 }
 
-// Tallied tells whether the ledger is to sum up what was spent of each window, for more than the limit may be.
-func (r *Rule) Tallied() bool { return r.Drifts() && r.held.tokens == 0 }
-
 // LargestLease is the most that one holder is granted at once under reclaim:
 // eager, but for a single request that costs more: half of a whole budget, or
 // what the rule fixes.
