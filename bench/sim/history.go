@@ -105,20 +105,21 @@ func (h *historian) calendar() ratelimit.Calendar {
 // coordination is all that may be set beside the limit.
 func (h *historian) coordination(c *ratelimit.Coordination) {
 	c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx, ratelimit.Approx, ratelimit.Routing)
-	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailOpen)
+	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailLocal, ratelimit.FailOpen)
 	c.OnDeny = ratelimit.OnDeny(h.IntN(len(ratelimit.OnDenies)))
 	if h.chance(0.25) {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
 	c.Lease.TTL = pick(h, 100*time.Millisecond, 500*time.Millisecond, 2*time.Second, 10*time.Second)
 	c.Lease.Auto = h.chance(0.7)
-	if h.IntN(4) == 0 {
+	if h.IntN(4) < 2 {
 		c.Lease.Fixed = pick(h, ratelimit.Tokens(1), 1, 10, 100)
 	}
 	c.MaxNodes = 1 + h.IntN(8)
 	c.DriftBudget = pick(h, ratelimit.Share{PPM: 5000}, ratelimit.Share{PPM: 10_000}, ratelimit.Share{PPM: 50_000}, ratelimit.Share{Tokens: 20})
 	c.LowWatermark = pick(h, ratelimit.Share{}, ratelimit.Share{PPM: 200_000}, ratelimit.Share{PPM: 1_000_000})
 	c.CheckTimeout = pick(h, 0, 2*time.Millisecond, 10*time.Millisecond)
+	c.LocalCap = pick(h, ratelimit.Tokens(0), 20)
 	c.Audit = h.chance(0.1)
 }
 
