@@ -23,7 +23,6 @@ func TestDefaults(t *testing.T) {
 	}{
 		{ratelimit.Leasing, "lease.size", []string{"auto", "1", "100", "2000"}},
 		{ratelimit.Leasing, "lease.ttl", []string{"auto", "500ms", "2s", "60s"}},
-		{ratelimit.Leasing, "lease.max", []string{"0", "50", "500"}},
 		{ratelimit.Leasing, "reclaim", []string{"safe", "eager"}},
 		{ratelimit.Approx, "drift_budget", []string{"1%", "0.1%", "5%"}},
 		{ratelimit.Approx, "low_watermark", []string{"20%", "0%", "100%"}},

@@ -24,12 +24,15 @@ type client struct {
 // rawCodec passes messages as the bytes they are.
 type rawCodec struct{}
 
+// Name implements encoding.CodecV2.
 func (rawCodec) Name() string { return "proto" }
 
+// Marshal implements encoding.CodecV2.
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
 }
 
+// Unmarshal implements encoding.CodecV2.
 func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	*v.(*int) = data.Len()
 	return nil

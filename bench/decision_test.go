@@ -77,7 +77,7 @@ func BenchmarkDecision(b *testing.B) {
 // and with one that other nodes share: the two must cost the same.
 func BenchmarkLease(b *testing.B) {
 	rule := &ratelimit.Rule{Domain: "d", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 1<<32 - 1}, Coordination: ratelimit.DefaultCoordination()}
-	rule.Coordination.Lease.Min = 1 << 30
+	rule.Coordination.Lease.Fixed = 1 << 30
 	clock := ratelimit.MonotonicClock()
 	fleet := leasing.NewFleet(account.NewMemory(1000, func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }), 1, 1000, clock, time.Now())
 	ctx, cancel := context.WithCancel(context.Background())

@@ -37,12 +37,6 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		v.Charged = a.Cost
 	case policy == ratelimit.FailClosed:
 		v.OverLimit = true
-	case policy == ratelimit.FailCached:
-		longest := a.Rule.Coordination.MaxStaleness
-		v.OverLimit = k == nil || !k.Cached(now, a.Cost, &a.Rule.Limit, longest)
-		if !v.OverLimit {
-			v.Charged = a.Cost
-		}
 	default:
 		own := *a
 		own.Rule = a.Rule.LocalShare(c.seen())

@@ -126,10 +126,10 @@ func TestRulesOfDifferentPatience(t *testing.T) {
 // What an outage admitted, and another rule refused, is taken back: when the store is back, all that was left before is
 // admitted, and not more.
 func TestUndoneFallbacksCostNothing(t *testing.T) {
-	for _, policy := range []string{"local", "open", "cached"} {
+	for _, policy := range []string{"local", "open"} {
 		t.Run(policy, func(t *testing.T) {
 			s := newStage(t, 1, 100, 10, map[string]string{
-				"on_store_failure": policy, "on_deny": "refund", "local_cap": "5", "max_staleness": "1m",
+				"on_store_failure": policy, "on_deny": "refund", "local_cap": "5",
 			})
 			if v := s.ask(0, "k", 3); v.OverLimit {
 				t.Fatalf("%+v", v)

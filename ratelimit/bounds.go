@@ -105,8 +105,8 @@ func (r *Rule) under() Under {
 		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.Period(), Reserve: r.Reserve(),
 	}
 	size := r.Coordination.Lease
-	if fixed := max(size.Fixed, size.Max); fixed > 0 {
-		u.Crashed = Amount{Tokens: fixed + fixed/2}
+	if size.Fixed > 0 {
+		u.Crashed = Amount{Tokens: size.Fixed + size.Fixed/2}
 	} else if r.Stretched() {
 		u.Crashed.Tokens = r.Limit.Capacity() / PlentyPart
 	}
@@ -134,7 +134,7 @@ func (r *Rule) storeOps(nodes int) StoreOps {
 		// renewed when half of that is spent: in half a pause.
 		s.Short = 2 / ClaimBackOff.Seconds()
 	}
-	if size := max(c.Lease.Fixed, c.Lease.Max); size > 0 {
+	if size := c.Lease.Fixed; size > 0 {
 		s.Each = max(1, size/2)
 	}
 	return s
@@ -146,8 +146,6 @@ func (r *Rule) outage(of OutageOf, nodes int) Outage {
 	switch c.OnStoreFailure {
 	case FailOpen:
 		o.Node = Amount{Demand: AllDemand}
-	case FailCached:
-		o.Node, o.Until = Amount{Tokens: r.Limit.Capacity()}, c.MaxStaleness
 	case FailLocal:
 		o.Node = Amount{Tokens: r.LocalShare(0).Limit.Capacity()}
 		if of == StoreOutage { // a node divides by how many it has seen, and by max_nodes where it has seen none

@@ -66,13 +66,13 @@ func TestBoundsAreSaid(t *testing.T) {
 		},
 		{
 			"routing",
-			map[string]string{"mode": "routing", "on_store_failure": "cached"},
+			map[string]string{"mode": "routing", "on_store_failure": "closed"},
 			3, ratelimit.SharedStore, 0, "",
 			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
 			"one hop to the owner of the key, at most 15ms",
 			"at most 1.2/s a key, by its owner, 90 a window, and 27/s while requests are refused and tokens can " +
 				"return; one for each request while the owner does not answer",
-			"remainder times 3 nodes, for 10s",
+			"leases in hand, then 0",
 		},
 		{
 			"routing without a store",

@@ -35,12 +35,10 @@ const (
 	FailOpen
 	// FailClosed denies.
 	FailClosed
-	// FailCached goes on against the last known remaining, then denies.
-	FailCached
 )
 
 // FailurePolicies are the names a config may use, by value.
-var FailurePolicies = [...]string{FailLocal: "local", FailOpen: "open", FailClosed: "closed", FailCached: "cached"}
+var FailurePolicies = [...]string{FailLocal: "local", FailOpen: "open", FailClosed: "closed"}
 
 // String is the name that a config may use.
 func (p FailurePolicy) String() string { return FailurePolicies[p] }
@@ -137,11 +135,9 @@ func (s Share) String() string {
 	return strconv.FormatFloat(float64(s.PPM)/1e4, 'f', -1, 64) + "%"
 }
 
-// LeaseSize bounds what a node asks for ahead of its demand.
+// LeaseSize is what a node asks for ahead of its demand.
 type LeaseSize struct {
 	Fixed Tokens // 0 means auto: sized by measured demand
-	Min   Tokens // at least this much; 0 means what waits
-	Max   Tokens // at most this much; 0 means no bound but the ledger's taper
 	TTL   time.Duration
 	// Auto lets leases be larger than measured demand, and last longer than TTL,
 	// while there is plenty of the limit left. It is off when a TTL or a size was
@@ -155,7 +151,7 @@ type LeaseSize struct {
 // is plenty.
 func (r *Rule) Stretched() bool {
 	c := &r.Coordination
-	return c.Lease.Auto && c.Lease.Fixed == 0 && c.Lease.Max == 0 && !c.Eager() && r.Limit.Algorithm != TokenBucket
+	return c.Lease.Auto && c.Lease.Fixed == 0 && !c.Eager() && r.Limit.Algorithm != TokenBucket
 }
 
 // Coordination is how a rule's budget is shared by the fleet, and what happens
@@ -182,14 +178,12 @@ type Drift struct {
 	DriftBudget  Share         // what may be admitted beyond the limit, over the whole fleet
 	LowWatermark Share         // a request waits for an answer only while no more than this is left,
 	CheckTimeout time.Duration // and at most so long, before it spends a share of the budget
-	SyncInterval time.Duration // how old knowledge of what is left may be, to spend a share without waiting
 }
 
 // Failure is what decides when the store does not answer in time.
 type Failure struct {
 	OnStoreFailure FailurePolicy
-	LocalCap       Tokens        // of each node, with FailLocal; 0 means limit / MaxNodes
-	MaxStaleness   time.Duration // for how long FailCached goes by what it last heard
+	LocalCap       Tokens // of each node, with FailLocal; 0 means limit / MaxNodes
 }
 
 // DefaultCoordination is what a rule has when nobody said anything.
@@ -202,9 +196,8 @@ func DefaultCoordination() Coordination {
 		OnDeny:        DenyCharges,
 		Drift: Drift{
 			DriftBudget: Share{PPM: 10_000}, LowWatermark: Share{PPM: 200_000}, CheckTimeout: 2 * time.Millisecond,
-			SyncInterval: 2 * time.Second,
 		},
-		Failure: Failure{OnStoreFailure: FailLocal, MaxStaleness: 10 * time.Second},
+		Failure: Failure{OnStoreFailure: FailLocal},
 	}
 }
 
@@ -218,9 +211,6 @@ const (
 	MaxCheckTimeout  = time.Second
 	MinStoreDeadline = time.Millisecond
 	MaxStoreDeadline = time.Second // for which a claim is waited for at most
-	MinSyncInterval  = 10 * time.Millisecond
-	MaxSyncInterval  = time.Hour
-	MaxMaxStaleness  = 24 * time.Hour
 	MaxMaxNodes      = 10_000
 )
 
@@ -254,17 +244,12 @@ func (c Coordination) Validate() []error {
 	within("lease.ttl", c.Lease.TTL, MinLeaseTTL, MaxLeaseTTL)
 	within("check_timeout", c.CheckTimeout, 0, MaxCheckTimeout)
 	within("store_deadline", c.Deadline(), MinStoreDeadline, MaxStoreDeadline)
-	within("sync_interval", c.SyncInterval, MinSyncInterval, MaxSyncInterval)
-	within("max_staleness", c.MaxStaleness, 0, MaxMaxStaleness)
 	if c.MaxNodes < 1 || c.MaxNodes > MaxMaxNodes {
 		bad("max_nodes", c.MaxNodes, fmt.Sprintf("between 1 and %d", MaxMaxNodes))
 	}
 	// Of more the ledger would have little left to grant.
 	if most := uint32(MostReserve); c.Lease.Reserve.Tokens == 0 && c.Lease.Reserve.PPM > most {
 		bad("lease.reserve", c.Lease.Reserve, fmt.Sprintf("at most %v of the limit", Share{PPM: most}))
-	}
-	if c.Lease.Max > 0 && c.Lease.Min > c.Lease.Max {
-		bad("lease.min", c.Lease.Min, fmt.Sprintf("at most lease.max (%d)", c.Lease.Max))
 	}
 	return errs
 }
@@ -279,10 +264,16 @@ func (e *FieldError) Error() string {
 
 // CoordinationFields are the names that Set knows, in the order of the docs.
 var CoordinationFields = []string{
-	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "lease.reserve", "reclaim", "drift_budget",
-	"max_nodes", "low_watermark",
-	"check_timeout", "store_deadline", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny",
-	"debt", "audit",
+	"mode", "lease.size", "lease.ttl", "lease.reserve", "reclaim", "drift_budget", "max_nodes", "low_watermark",
+	"check_timeout", "store_deadline", "on_store_failure", "local_cap", "on_deny", "debt", "audit",
+}
+
+// ReplacedFields are fields of earlier releases, with the advice for each.
+var ReplacedFields = map[string]string{
+	"lease.min":     "a node asks for the tokens of two seconds, or for lease.size",
+	"lease.max":     "write lease: {size: N}, which bounds the tokens that a crash strands",
+	"sync_interval": "a reply counts for 2s, or for half of a shorter window",
+	"max_staleness": "write on_store_failure: local instead of cached",
 }
 
 // Set changes the named field to what text says. It does not look at how
@@ -296,10 +287,6 @@ func (c *Coordination) Set(field, text string) error {
 		if c.Lease.Fixed = 0; text != "auto" {
 			err = setTokens(&c.Lease.Fixed, text, 1)
 		}
-	case "lease.min":
-		err = setTokens(&c.Lease.Min, text, 0)
-	case "lease.max":
-		err = setTokens(&c.Lease.Max, text, 0)
 	case "lease.ttl":
 		c.Lease.TTL, c.Lease.Auto = DefaultLeaseTTL, text == "auto"
 		if !c.Lease.Auto {
@@ -325,14 +312,12 @@ func (c *Coordination) Set(field, text string) error {
 			err = fmt.Errorf("%q is out of range for a store's reply time: use %v to %v", text, MinStoreDeadline,
 				MaxStoreDeadline)
 		}
-	case "sync_interval":
-		err = setDuration(&c.SyncInterval, text)
 	case "on_store_failure":
-		err = setName(&c.OnStoreFailure, FailurePolicies[:], text)
+		if err = setName(&c.OnStoreFailure, FailurePolicies[:], text); text == "cached" {
+			err = fmt.Errorf("%q is not in this release: write local, a share of the limit for each node", text)
+		}
 	case "local_cap":
 		err = setTokens(&c.LocalCap, text, 0)
-	case "max_staleness":
-		err = setDuration(&c.MaxStaleness, text)
 	case "on_deny":
 		err = setName(&c.OnDeny, OnDenies[:], text)
 	case "debt":

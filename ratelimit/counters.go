@@ -58,6 +58,35 @@ func (p *Peak) Turn() { p.before.Store(p.now.Swap(0)) }
 // Lately is the largest value, 0 if there was none.
 func (p *Peak) Lately() Tokens { return Tokens(max(p.now.Load(), p.before.Load())) }
 
+// Add adds what another rule's counters say, but for its names. It does not block.
+func (c *RuleCounters) Add(o *RuleCounters) {
+	from := o.sums()
+	for i, to := range c.sums() {
+		to.Add(from[i].Load())
+	}
+	for i := range c.Sources {
+		c.Sources[i].Add(o.Sources[i].Load())
+	}
+	for i := range c.Fallbacks {
+		c.Fallbacks[i].Add(o.Fallbacks[i].Load())
+	}
+	c.Drifting.Add(o.Drifting.Load())
+	c.Leased.Add(o.Leased.Load())
+	c.Worst.See(o.Worst.Lately())
+	if h := o.Held(); h != nil {
+		c.Holds().add(h)
+	}
+}
+
+// sums are the counters that only rise.
+func (c *RuleCounters) sums() [16]*atomic.Uint64 {
+	return [...]*atomic.Uint64{
+		&c.TotalHits, &c.WithinLimit, &c.NearLimit, &c.OverLimit, &c.OverLocally, &c.ShadowMode, &c.Refunded, &c.Denied,
+		&c.Debt, &c.OverAdmitted, &c.UnderAdmitted, &c.NearBound, &c.BeyondBound, &c.OverByPolicy, &c.BeyondByPolicy,
+		&c.ShareUsedUp,
+	}
+}
+
 // Requests is the number of decisions.
 func (c *RuleCounters) Requests() uint64 {
 	n := uint64(0)

@@ -309,9 +309,6 @@ type Outage struct {
 	// Node is what one node admits; a node that starts again is another one.
 	Node  Amount `json:"each_node"`
 	Nodes int    `json:"nodes"`
-	// Until is how long after the store was last heard a node admits anything; 0: as
-	// long as the outage lasts.
-	Until time.Duration `json:"until_ns,omitempty"`
 }
 
 // Fleet is what all nodes together admit.
@@ -326,8 +323,6 @@ func (o Outage) String() string {
 		return "0"
 	case o.Policy == FailClosed:
 		return "leases in hand, then 0"
-	case o.Policy == FailCached:
-		return fmt.Sprintf("remainder times %d nodes, for %v", o.Nodes, o.Until)
 	case !o.Node.Bounded():
 		return o.Node.String()
 	}

@@ -17,10 +17,6 @@ func (c *Coordination) Get(field string) string {
 			return "auto"
 		}
 		return c.Lease.Fixed.text()
-	case "lease.min":
-		return c.Lease.Min.text()
-	case "lease.max":
-		return c.Lease.Max.text()
 	case "lease.ttl":
 		if c.Lease.Auto {
 			return "auto"
@@ -40,14 +36,10 @@ func (c *Coordination) Get(field string) string {
 		return durationText(c.CheckTimeout)
 	case "store_deadline":
 		return durationText(c.Deadline())
-	case "sync_interval":
-		return durationText(c.SyncInterval)
 	case "on_store_failure":
 		return c.OnStoreFailure.String()
 	case "local_cap":
 		return c.LocalCap.text()
-	case "max_staleness":
-		return durationText(c.MaxStaleness)
 	case "on_deny":
 		return c.OnDeny.String()
 	case "debt":

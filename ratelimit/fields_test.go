@@ -5,12 +5,12 @@ import "testing"
 // What Get says, Set reads; and every field has a text.
 func TestCoordinationFieldsAreReadAsWritten(t *testing.T) {
 	for field, texts := range map[string][]string{
-		"mode": ModeNames(), "lease.size": {"auto", "17"}, "lease.min": {"0", "3"}, "lease.max": {"0", "9"},
+		"mode": ModeNames(), "lease.size": {"auto", "17"},
 		"lease.ttl": {"auto", "10s", "1h", "1m", "250ms", "1m30s"}, "reclaim": Reclaims[:],
 		"lease.reserve": {"0", "250", "0.4%", "10%"},
 		"drift_budget":  {"0", "250", "0.5%", "100%"}, "max_nodes": {"1", "30"}, "low_watermark": {"20%"},
-		"check_timeout": {"0s", "2ms"}, "sync_interval": {"2s"}, "on_store_failure": FailurePolicies[:],
-		"local_cap": {"0", "5"}, "max_staleness": {"24h"}, "on_deny": OnDenies[:], "debt": Debts[:], "audit": {"true", "false"},
+		"check_timeout": {"0s", "2ms"}, "on_store_failure": FailurePolicies[:],
+		"local_cap": {"0", "5"}, "on_deny": OnDenies[:], "debt": Debts[:], "audit": {"true", "false"},
 	} {
 		for _, text := range texts {
 			c := DefaultCoordination()

@@ -76,6 +76,25 @@ func (c *HoldCounters) Settled(held, cost Tokens, v *Verdict) {
 	}
 }
 
+func (c *HoldCounters) add(o *HoldCounters) {
+	from := o.sums()
+	for i, to := range c.sums() {
+		to.Add(from[i].Load())
+	}
+	for i := range c.Results {
+		c.Results[i].Add(o.Results[i].Load())
+	}
+	for i := range c.Ratios {
+		c.Ratios[i].Add(o.Ratios[i].Load())
+	}
+}
+
+func (c *HoldCounters) sums() [8]*atomic.Uint64 {
+	return [...]*atomic.Uint64{
+		&c.Taken, &c.TakenSum, &c.SettledSum, &c.CostSum, &c.Charged, &c.Released, &c.Debt, &c.RatioSum,
+	}
+}
+
 // Held are the counters of holds; nil: the rule has never held anything.
 func (c *RuleCounters) Held() *HoldCounters { return c.holds.Load() }
 

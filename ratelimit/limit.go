@@ -213,14 +213,6 @@ func (l Limit) WindowEnd(w Window) LedgerTime {
 	return LedgerTime(w) * l.period()
 }
 
-// WindowLength is how long a window lasts: a month of a calendar is none of them all.
-func (l Limit) WindowLength(w Window) time.Duration {
-	if l.Unit.OfCalendar() {
-		return l.monthEnd(w).Sub(l.monthEnd(w - 1))
-	}
-	return l.Period()
-}
-
 func (l Limit) monthAt(t LedgerTime) Window {
 	if l.Unit == BillingMonth {
 		return l.Calendar.get().at(t)

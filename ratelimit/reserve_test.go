@@ -52,7 +52,7 @@ func TestReserveIsWholeShares(t *testing.T) {
 			continue
 		}
 		if at == r || at.Whole() != r || at.Limit.Requests != c.limit-c.want || at.DriftShare()*ratelimit.Tokens(c.nodes) != c.want ||
-			!at.Drifts() || at.Tallied() || at.AtLedger() != at || at.Counters != r.Counters || at.Path != r.Path {
+			!at.Drifts() || at.AtLedger() != at || at.Counters != r.Counters || at.Path != r.Path {
 			t.Errorf("%+v: at the ledger %+v", c, at)
 		}
 	}

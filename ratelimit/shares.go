@@ -39,10 +39,8 @@ func (r *Rule) PerRequest() *Rule {
 }
 
 // SyncInterval is how old what a node knows of what is left may be for it to spend its
-// share without waiting, under mode approx: half a window at most.
-func (r *Rule) SyncInterval() time.Duration {
-	return min(r.Coordination.SyncInterval, r.Limit.Period()/2)
-}
+// share without waiting, under mode approx.
+func (r *Rule) SyncInterval() time.Duration { return min(2*time.Second, r.Limit.Period()/2) }
 
 // DriftShare is what one node of max_nodes may spend of a key, under mode
 // approx, before the ledger has answered; 0 if that is less than a token.
@@ -57,20 +55,13 @@ func (r *Rule) Drifts() bool {
 	return (r.Coordination.Mode.Spec().Drifts || r.held.tokens > 0) && r.DriftShare() > 0
 }
 
-// Tallied tells whether the ledger is to sum up what was spent of each window, for more than the limit may be.
-func (r *Rule) Tallied() bool { return r.Drifts() && r.held.tokens == 0 }
-
 // LargestLease is the most that one holder is granted at once under reclaim:
 // eager, but for a single request that costs more: half of a whole budget, or
 // what the rule fixes.
 func (r *Rule) LargestLease() Tokens {
-	size := r.Coordination.Lease
 	most := max(1, r.Limit.Capacity()/2)
-	if size.Fixed > 0 {
-		return min(most, size.Fixed)
-	}
-	if size.Max > 0 {
-		return min(most, size.Max)
+	if size := r.Coordination.Lease.Fixed; size > 0 {
+		return min(most, size)
 	}
 	return most
 }

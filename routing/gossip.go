@@ -50,7 +50,7 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	g := &Gossip{seeds: slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })}
 	g.known.refuse = g.refuse
 	if err := g.listen(bind, peerAddr, secret); err != nil {
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
+		return nil, fmt.Errorf("the gossip address is %q: %w", bind, err)
 	}
 	return g, nil
 }
@@ -261,6 +261,7 @@ type boundedStream struct {
 	free func()
 }
 
+// Read implements [net.Conn], within the bound.
 func (s *boundedStream) Read(b []byte) (int, error) {
 	if s.left <= 0 {
 		return 0, fmt.Errorf("more than %d bytes", mostGossipBytes)
@@ -270,6 +271,7 @@ func (s *boundedStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// Close implements [net.Conn], and counts once.
 func (s *boundedStream) Close() error {
 	s.free()
 	return s.Conn.Close()

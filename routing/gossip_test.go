@@ -126,10 +126,10 @@ func TestGossipNeedsAnAddress(t *testing.T) {
 	for _, c := range []struct{ bind, secret, says string }{
 		{"127.0.0.1:7946", "", "PEER_SECRET"},
 		{"127.0.0.1:7946", "short", "PEER_SECRET"},
-		{"nonsense", known, `PEER_GOSSIP_ADDR is "nonsense": `},
-		{"127.0.0.1:x", known, `PEER_GOSSIP_ADDR is "127.0.0.1:x": `},
-		{"127.0.0.1:70000", known, `PEER_GOSSIP_ADDR is "127.0.0.1:70000": `},
-		{l.Addr().String(), known, `PEER_GOSSIP_ADDR is "` + l.Addr().String() + `": `},
+		{"nonsense", known, `the gossip address is "nonsense": `},
+		{"127.0.0.1:x", known, `the gossip address is "127.0.0.1:x": `},
+		{"127.0.0.1:70000", known, `the gossip address is "127.0.0.1:70000": `},
+		{l.Addr().String(), known, `the gossip address is "` + l.Addr().String() + `": `},
 	} {
 		g, err := NewGossip(c.bind, "10.0.0.1:1", c.secret, nil)
 		if g != nil || err == nil || !strings.Contains(err.Error(), c.says) {

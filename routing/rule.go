@@ -23,8 +23,8 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		CarryDebt:    r.Limit.Carries,
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
-		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min),
-		LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
+		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed),
+		LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
 	if calendar := r.Limit.Calendar; calendar != 0 {
@@ -47,19 +47,19 @@ type ruleCache struct {
 // ruleKey is a rule message as a map's key. Two messages that differ in anything an owner
 // decides by must not share a rule: whoever adds a field to the message adds it here.
 type ruleKey struct {
-	algorithm, unit, multiplier      uint32
-	requests, burst                  int64
-	refund, eager, carries           bool
-	fixed, leaseMin, leaseMax, ttlUs int64
-	audit                            string
-	mode                             uint32
-	auto                             bool
-	deadlineUs                       int64
-	day                              uint32
-	zone                             string
-	reserve                          int64
-	nodes                            uint32
-	domain, path                     string
+	algorithm, unit, multiplier uint32
+	requests, burst             int64
+	refund, eager, carries      bool
+	fixed, ttlUs                int64
+	audit                       string
+	mode                        uint32
+	auto                        bool
+	deadlineUs                  int64
+	day                         uint32
+	zone                        string
+	reserve                     int64
+	nodes                       uint32
+	domain, path                string
 }
 
 const (
@@ -71,7 +71,7 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
 		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(),
 		m.GetEager(), m.GetCarryDebt(),
-		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
+		m.GetLeaseFixed(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
 		m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
 		m.GetBillingDay(), m.GetTimeZone(),
 		m.GetReserve(), m.GetMaxNodes(), m.GetDomain(), m.GetPath(),
@@ -108,8 +108,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	}
 	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most ||
 		k.burst < 0 || k.burst > most ||
-		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most ||
-		k.multiplier > 1<<20 || len(k.audit) > maxAuditName || !ratelimit.KnownMode(k.mode) {
+		k.fixed < 0 || k.fixed > most || k.multiplier > 1<<20 || len(k.audit) > maxAuditName || !ratelimit.KnownMode(k.mode) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
@@ -144,9 +143,9 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
 	c.Lease = ratelimit.LeaseSize{
-		Fixed: ratelimit.Tokens(k.fixed), Min: ratelimit.Tokens(k.leaseMin), Max: ratelimit.Tokens(k.leaseMax),
-		TTL:  time.Duration(min(max(k.ttlUs, 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))) * time.Microsecond,
-		Auto: k.auto,
+		Fixed: ratelimit.Tokens(k.fixed),
+		TTL:   time.Duration(min(max(k.ttlUs, 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))) * time.Microsecond,
+		Auto:  k.auto,
 	}
 	if k.deadlineUs < 0 || k.deadlineUs > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
 		return nil, errMessage

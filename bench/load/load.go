@@ -34,6 +34,7 @@ const (
 // Shapes are their names, by value.
 var Shapes = [...]string{Steady: "steady", Burst: "burst", Flash: "flash", Ramp: "ramp"}
 
+// String is the name that flags and files use.
 func (s Shape) String() string { return Shapes[s] }
 
 // ParseShape returns the shape of that name.

@@ -116,6 +116,7 @@ type limited struct {
 
 const keptOutput = 32 << 10
 
+// Write implements [io.Writer]. It never fails.
 func (l *limited) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,6 +132,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.last.Write(p)
 }
 
+// String is what was kept: the first of it, and the last.
 func (l *limited) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

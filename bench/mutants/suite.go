@@ -60,6 +60,7 @@ type unit struct {
 	flaky bool
 }
 
+// String names the unit.
 func (u *unit) String() string {
 	s := u.suite.dir + " " + u.test
 	if len(u.args) > 0 {

@@ -34,7 +34,7 @@ func History(seed uint64) Options {
 		l.Algorithm, l.Burst = ratelimit.TokenBucket, limit+ratelimit.Tokens(h.IntN(int(3*limit)))
 	}
 	if h.chance(0.2) {
-		o.Rule.Coordination.Lease.Max = 1 + ratelimit.Tokens(h.IntN(int(limit)))
+		o.Rule.Coordination.Lease.Fixed = 1 + ratelimit.Tokens(h.IntN(int(limit)))
 	}
 	o.Bursts = h.chance(0.4)
 	if h.chance(0.3) {

@@ -242,9 +242,6 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	if !outage.Node.Bounded() {
 		return -1
 	}
-	if outage.Policy == ratelimit.FailCached && own.Limit.Algorithm == ratelimit.TokenBucket {
-		return -1 // declared for each outage, and each late answer is one
-	}
 	share := outage.Node.At(0)
 	// A clock of the ledger that is set moves the edges of its windows, for good: a
 	// node's own budget goes by its own, and what it spends in two of its windows may be

@@ -18,12 +18,11 @@ var coordinations = []map[string]string{
 	{"mode": "leasing"},
 	{"mode": "leasing", "lease.size": "1"},
 	{"mode": "leasing", "lease.size": "10"},
-	{"mode": "leasing", "lease.max": "20"},
 	{"mode": "leasing", "lease.ttl": "200ms"},
 	{"mode": "leasing", "reclaim": "eager", "lease.ttl": "2s"},
 	{"mode": "routing"},
 	{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"},
-	{"mode": "approx", "drift_budget": "5%", "max_nodes": "4", "reclaim": "eager", "sync_interval": "200ms"},
+	{"mode": "approx", "drift_budget": "5%", "max_nodes": "4", "reclaim": "eager"},
 }
 
 // declaring is a rule with a coordination, whose fields are set to what is said.
@@ -157,7 +156,6 @@ func TestDeclaredOutage(t *testing.T) {
 		{"on_store_failure": "local", "local_cap": "10000"},
 		{"on_store_failure": "open"},
 		{"on_store_failure": "closed"},
-		{"on_store_failure": "cached", "max_staleness": "3s"},
 	} {
 		for _, mode := range []string{"leasing", "routing", "approx"} {
 			r := declaring(t, l, fields, map[string]string{"mode": mode})

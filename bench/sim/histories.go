@@ -35,6 +35,7 @@ type Failure struct {
 	Replay    string     `json:"replay"`
 }
 
+// Error says what failed, and how to play it again.
 func (f *Failure) Error() string {
 	return fmt.Sprintf("seed %d: %v\n  of %s\n  replay: %s", f.Seed, f.Violation, f.What, f.Replay)
 }

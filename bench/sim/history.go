@@ -72,7 +72,7 @@ func (h *historian) rule() {
 	if h.o.Seed%10 == 9 { // as most rules are: tokens of such windows may be drawn
 		c := &r.Coordination
 		r.Limit.Algorithm, r.Limit.Burst, c.Reclaim, c.Audit = ratelimit.FixedWindow, 0, ratelimit.ReclaimSafe, false
-		c.Lease.Auto, c.Lease.Fixed, c.Lease.Max = true, 0, 0
+		c.Lease.Auto, c.Lease.Fixed = true, 0
 		if h.o.Seed%20 == 9 {
 			c.Debt, c.OnDeny = ratelimit.DebtCarried, ratelimit.DenyCharges
 			r.Limit.Carries = c.Carries(r.Limit)
@@ -105,24 +105,21 @@ func (h *historian) calendar() ratelimit.Calendar {
 // coordination is all that may be set beside the limit.
 func (h *historian) coordination(c *ratelimit.Coordination) {
 	c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx, ratelimit.Approx, ratelimit.Routing)
-	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailCached, ratelimit.FailOpen)
+	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailLocal, ratelimit.FailOpen)
 	c.OnDeny = ratelimit.OnDeny(h.IntN(len(ratelimit.OnDenies)))
 	if h.chance(0.25) {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
 	c.Lease.TTL = pick(h, 100*time.Millisecond, 500*time.Millisecond, 2*time.Second, 10*time.Second)
 	c.Lease.Auto = h.chance(0.7)
-	switch h.IntN(4) {
-	case 0:
+	if h.IntN(4) < 2 {
 		c.Lease.Fixed = pick(h, ratelimit.Tokens(1), 1, 10, 100)
-	case 1:
-		c.Lease.Max = pick(h, ratelimit.Tokens(1), 10, 100)
 	}
 	c.MaxNodes = 1 + h.IntN(8)
 	c.DriftBudget = pick(h, ratelimit.Share{PPM: 5000}, ratelimit.Share{PPM: 10_000}, ratelimit.Share{PPM: 50_000}, ratelimit.Share{Tokens: 20})
 	c.LowWatermark = pick(h, ratelimit.Share{}, ratelimit.Share{PPM: 200_000}, ratelimit.Share{PPM: 1_000_000})
 	c.CheckTimeout = pick(h, 0, 2*time.Millisecond, 10*time.Millisecond)
-	c.SyncInterval = pick(h, 100*time.Millisecond, 2*time.Second)
+	c.LocalCap = pick(h, ratelimit.Tokens(0), 20)
 	c.Audit = h.chance(0.1)
 }
 
@@ -185,7 +182,7 @@ func (h *historian) changed(r *ratelimit.Rule) string {
 		c.Audit = !c.Audit
 		return "audit"
 	default:
-		c.Lease, c.OnStoreFailure, c.OnDeny, c.LowWatermark, c.CheckTimeout, c.SyncInterval = other.Lease, other.OnStoreFailure, other.OnDeny, other.LowWatermark, other.CheckTimeout, other.SyncInterval
+		c.Lease, c.OnStoreFailure, c.OnDeny, c.LowWatermark, c.CheckTimeout = other.Lease, other.OnStoreFailure, other.OnDeny, other.LowWatermark, other.CheckTimeout
 		return "others"
 	}
 }

@@ -114,6 +114,7 @@ var FaultKinds = [...]string{
 	Suspend: "suspend", Deaf: "deaf", Late: "late", Ahead: "clock ahead", Back: "clock back", FailOver: "failover", Evict: "evict", Reset: "reset",
 }
 
+// String is its name in files.
 func (k FaultKind) String() string { return FaultKinds[k] }
 
 // Fault is something that goes wrong at a time.
@@ -124,6 +125,7 @@ type Fault struct {
 	For  time.Duration
 }
 
+// String is for people.
 func (f Fault) String() string {
 	return fmt.Sprintf("%v %v node %d for %v", f.At, f.Kind, f.Node, f.For)
 }

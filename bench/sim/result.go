@@ -81,6 +81,7 @@ type Violation struct {
 	What string        `json:"what"`
 }
 
+// Error says what was violated, and when.
 func (v *Violation) Error() string {
 	return fmt.Sprintf("at %v, node %d, key %d: %s", v.At, v.Node, v.Key, v.What)
 }

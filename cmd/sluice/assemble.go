@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
@@ -93,7 +94,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: explainRate, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
-	p.server, err = c.open(svc, c.quotaService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
+	p.server, err = c.open(svc, rlqs.NewService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
 	return p, err
 }
 

@@ -15,11 +15,11 @@ func (s *settings) validateBackend() error {
 		return nil
 	case s.BackendType != memcache:
 		return fmt.Errorf("BACKEND_TYPE is %q, must be redis or memcache", s.BackendType)
-	case s.Store.Shared() || s.SingleReplica:
+	case s.Store.Shared() || s.Coordination.MaxNodes == "1":
 		return nil
 	}
 	return errors.New("BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone, " +
-		"and N of them would admit N times the limit; set REDIS_URL, or SINGLE_REPLICA=true if there is only this one")
+		"and N of them would admit N times the limit; set REDIS_URL, or COORDINATION_MAX_NODES=1 if there is only this one")
 }
 
 func (s *settings) validateLocalCache() error {

@@ -31,6 +31,7 @@ const (
 	peerConnections  = 2000
 	explainRate      = 20 // a second
 	idleConnection   = 5 * time.Minute
+	requestTimeout   = 10 * time.Second // to read a request, or to write a response
 )
 
 // referenceMemory is the memory for which the caps have the figures of docs/callers.md.
@@ -54,10 +55,10 @@ func (m memory) caps() caps {
 }
 
 // transport are the caps of the gRPC port.
-func (c *caps) transport(f *callerFlags) transport.Caps {
+func (c *caps) transport() transport.Caps {
 	return transport.Caps{
 		Connections: c.grpcConnections, Streams: callsAtOnce, HeaderBytes: headerBytes, MessageBytes: requestBytes,
-		RequestTimeout: f.RequestTimeout, Idle: idleConnection, Gzip: f.Gzip,
+		RequestTimeout: requestTimeout, Idle: idleConnection,
 	}
 }
 

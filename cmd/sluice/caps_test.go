@@ -31,7 +31,7 @@ func TestCaps(t *testing.T) {
 		if c.bytesInFlight < 16*requestBytes || c.bytesInFlight < 32<<20 {
 			t.Errorf("%+v: %d bytes in flight are too few for requests and peers", x.of, c.bytesInFlight)
 		}
-		bounds := c.transport(&callerFlags{RequestTimeout: idleConnection})
+		bounds := c.transport()
 		quotas := c.quotas()
 		if err := errors.Join(bounds.Validate(), quotas.Validate()); err != nil {
 			t.Errorf("%+v: %v", x.of, err)

@@ -112,7 +112,7 @@ func checksStores(t *testing.T, dir string) {
 // A screen of 120 columns shows all but the messages, however long names are.
 func TestCheckIsNarrow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
-	writeFile(t, file, rules(100)+"- key: "+strings.Repeat("long", 20)+"\n  algorithm: token_bucket\n  coordination: {on_store_failure: cached}\n"+
+	writeFile(t, file, rules(100)+"- key: "+strings.Repeat("long", 20)+"\n  algorithm: token_bucket\n  coordination: {on_store_failure: closed}\n"+
 		"  rate_limit: {unit: day, requests_per_unit: 4000000000}\n"+twoRules)
 	var out, errs bytes.Buffer
 	if code := run([]string{"check", file}, streams{&out, &errs}); code != 0 || widest(out.String()) > screen {

@@ -42,7 +42,7 @@ func TestDocsOfBounds(t *testing.T) {
 	for _, fields := range [][2]string{
 		{},
 		{"lease.size", "1"},
-		{"lease.max", "100"},
+		{"lease.size", "100"},
 		{"reclaim", "eager"},
 		{"algorithm", "sliding_window"},
 		{"algorithm", "token_bucket"},
@@ -50,7 +50,6 @@ func TestDocsOfBounds(t *testing.T) {
 		{"mode", "approx"},
 		{"on_store_failure", "open"},
 		{"on_store_failure", "closed"},
-		{"on_store_failure", "cached"},
 	} {
 		r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 6000, Burst: 6000}, Coordination: ratelimit.DefaultCoordination()}
 		name := fmt.Sprintf("`%s: %s`", fields[0], fields[1])

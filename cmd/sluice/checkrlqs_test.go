@@ -30,7 +30,7 @@ func TestCheckRLQS(t *testing.T) {
 			t.Errorf("%s: %d, and no %q in\n%s", c.rule, code, c.want, out)
 		}
 	}
-	code, out := checkRLQS(t, head+"rate_limit: {unit: hour, requests_per_unit: 600}\n  coordination: {lease: {max: 30}}\n- key: u\n  rate_limit: {unlimited: true}\n- key: b\n"+
+	code, out := checkRLQS(t, head+"rate_limit: {unit: hour, requests_per_unit: 600}\n  coordination: {lease: {size: 30}}\n- key: u\n  rate_limit: {unlimited: true}\n- key: b\n"+
 		"  algorithm: token_bucket\n  rate_limit: {unit: minute, requests_per_unit: 6000}\n", "--envoys=60")
 	for _, want := range []string{"30 (one lease)", "2220 (one lease)", "d.b: leases are of a bucket of 4440; the other 1560 are what refills in 15.6s", "d.u: Envoys are told ALLOW_ALL: it is unlimited", "blanket_rule: DENY_ALL", "UNDER is beside"} {
 		if code != 0 || !strings.Contains(out, want) {

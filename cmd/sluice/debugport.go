@@ -8,7 +8,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/server"
 )
 
 // redacts tells whether values are hidden on the debug port: where others than this machine reach it, unless the setting
@@ -66,4 +69,14 @@ func debugCall(method, address, path, token string, into any) error {
 		return fmt.Errorf("%s is not a debug port of sluice: %w", address, err)
 	}
 	return nil
+}
+
+func (s *settings) debugOptions() server.DebugOptions {
+	o := server.DebugOptions{Unnamed: []string{"/metrics"}}
+	for name := range strings.SplitSeq(s.DebugHosts, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			o.Hosts = append(o.Hosts, name)
+		}
+	}
+	return o
 }

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // withoutEffect are names of envoyproxy/ratelimit that mean nothing here. Where
@@ -50,6 +52,14 @@ func inEnvironment(lookup func(string) (string, bool), names []string) (found []
 
 // replaced are settings of earlier releases, with the advice for each.
 var replaced = map[string]string{
+	"SETTINGS_FILE":               "unset it, and start sluice serve --settings %s",
+	"CONFIG_RELOAD_INTERVAL":      "unset it: two loads of rules are at least 200ms apart",
+	"SINGLE_REPLICA":              "unset it, and set COORDINATION_MAX_NODES=1",
+	"REQUEST_TIMEOUT":             "unset it: a request and its response take at most 10s",
+	"GRPC_ACCEPT_GZIP":            "unset it, and send requests without compression, as Envoy does",
+	"RLQS":                        "unset it: the gRPC port serves RLQS, and Envoys without its filter do not use it",
+	"DEBUG_PPROF":                 "unset it: profiles are for callers on this machine, and for kubectl port-forward",
+	"PEER_GOSSIP_ADDR":            "unset it: gossip uses the port after that of PEER_BIND or PEER_ADDR",
 	"PEER_ALLOW_OLD":              "unset it: during an upgrade, old and new nodes form two rings (docs/upgrading.md)",
 	"MAX_BYTES_IN_FLIGHT":         sizedByMemory,
 	"MAX_REQUEST_BYTES":           "unset it: a request has at most 256 KiB",
@@ -62,7 +72,7 @@ var replaced = map[string]string{
 	"DEBUG_EXPLAIN_RATE":          "unset it: a node explains 20 keys a second",
 	"PEER_MAX_BYTES_IN_FLIGHT":    sizedByMemory,
 	"PEER_MAX_CONNECTIONS":        "unset it: a node takes 2000 connections of peers",
-	"RLQS_MAX_STREAMS":            "set MAX_MEMORY to size it, or RLQS=false to turn RLQS off",
+	"RLQS_MAX_STREAMS":            sizedByMemory,
 	"RLQS_MAX_BUCKETS":            "unset it: a stream has at most 1000 buckets",
 	"RLQS_MAX_BUCKET_BYTES":       "unset it: a BucketId has at most 1024 bytes",
 	"RLQS_MAX_REPORTS":            "unset it: a stream sends at most 100 messages a second",
@@ -73,17 +83,17 @@ var replaced = map[string]string{
 	"CONFIG_MAX_RULES":            sizedByMemory,
 	"REDIS_MAX_REPLY":             "unset it: an answer of Redis has at most 4 MiB",
 	"COORDINATION_LEASE_SIZE":     inRules("lease: {size: %s}"),
-	"COORDINATION_LEASE_MIN":      inRules("lease: {min: %s}"),
-	"COORDINATION_LEASE_MAX":      inRules("lease: {max: %s}"),
+	"COORDINATION_LEASE_MIN":      "unset it: " + ratelimit.ReplacedFields["lease.min"],
+	"COORDINATION_LEASE_MAX":      inRules("lease: {size: %s}"),
 	"COORDINATION_LEASE_TTL":      inRules("lease: {ttl: %s}"),
 	"COORDINATION_LEASE_RESERVE":  inRules("lease: {reserve: %s}"),
 	"COORDINATION_RECLAIM":        inRules("reclaim: %s"),
 	"COORDINATION_DRIFT_BUDGET":   inRules("drift_budget: %s"),
 	"COORDINATION_LOW_WATERMARK":  inRules("low_watermark: %s"),
 	"COORDINATION_CHECK_TIMEOUT":  inRules("check_timeout: %s"),
-	"COORDINATION_SYNC_INTERVAL":  inRules("sync_interval: %s"),
+	"COORDINATION_SYNC_INTERVAL":  "unset it: " + ratelimit.ReplacedFields["sync_interval"],
 	"COORDINATION_LOCAL_CAP":      inRules("local_cap: %s"),
-	"COORDINATION_MAX_STALENESS":  inRules("max_staleness: %s"),
+	"COORDINATION_MAX_STALENESS":  "unset it: " + ratelimit.ReplacedFields["max_staleness"],
 	"COORDINATION_ON_DENY":        inRules("on_deny: %s"),
 	"COORDINATION_DEBT":           inRules("debt: %s"),
 	"COORDINATION_AUDIT":          inRules("audit: %s"),
@@ -95,13 +105,15 @@ func inRules(field string) string {
 	return "write coordination: {" + field + "} at the root of each file of rules"
 }
 
+// withAdvice is the advice for a setting of an earlier release with that value; "" if there was none of that name.
+func withAdvice(name, value string) string { return strings.Replace(replaced[name], "%s", value, 1) }
+
 // refused reports settings that a release has replaced: without effect, they would be lost unseen.
 func refused(lookup func(string) (string, bool)) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(replaced)) {
 		if value, set := lookup(name); set && value != "" {
-			errs = append(errs, fmt.Errorf("%s is %q, and this release does not have it: %s", name, value,
-				strings.Replace(replaced[name], "%s", value, 1)))
+			errs = append(errs, fmt.Errorf("%s is %q, and this release does not have it: %s", name, value, withAdvice(name, value)))
 		}
 	}
 	return errors.Join(errs...)

@@ -17,7 +17,6 @@ descriptors:
   - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 5}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 5}}
   - {key: local, coordination: {on_store_failure: local, local_cap: 3}, rate_limit: {unit: day, requests_per_unit: 5}}
-  - {key: cached, coordination: {on_store_failure: cached, max_staleness: 20s}, rate_limit: {unit: day, requests_per_unit: 5}}
 `
 
 // In an outage explain names the policy and what it decides. The log says that the store answers again, and that data
@@ -29,7 +28,7 @@ func TestAnswersInAnOutage(t *testing.T) {
 	writeFile(t, rules, policyRules)
 	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s"}, "--config", rules)
 	s.eventually("healthy", s.healthy)
-	keys := []string{"open", "closed", "local", "cached"}
+	keys := []string{"open", "closed", "local"}
 	for _, key := range keys {
 		for range 7 {
 			s.post(key, "known")
@@ -45,7 +44,6 @@ func TestAnswersInAnOutage(t *testing.T) {
 		"open":   "OK: admitted by on_store_failure: open; the store has not answered for ",
 		"closed": "OVER_LIMIT: denied by on_store_failure: closed; the store has not answered for ",
 		"local":  "OK for 3 tokens of each window at this node, by on_store_failure: local; the store has not answered for ",
-		"cached": "OK while the last reply of the store had tokens left, and for 20s after it, by on_store_failure: cached; the store has not answered for ",
 	} {
 		if got := s.explained("d", key+"=new"); !strings.Contains(got, want) || strings.Contains(got, "says: the ledger") {
 			t.Errorf("%s: no %q in\n%s", key, want, got)

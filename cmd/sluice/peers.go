@@ -23,31 +23,31 @@ import (
 
 // peerFlags say who owns keys together under mode routing.
 type peerFlags struct {
-	Peers      string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (a headless service, or _SRV._tcp.NAME) or gossip:HOST:PORT,... Default: mode routing runs as leasing."`
-	Addr       string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT."`
-	Bind       string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Listen address for peers, behind a NAT or a proxy. Default: PEER_ADDR."`
-	Secret     string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
-	Weight     uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"Relative number of keys of this node, 1 to 100."`
-	GossipAddr string  `env:"PEER_GOSSIP_ADDR" name:"peer-gossip-addr" placeholder:"HOST:PORT" help:"Gossip address, TCP and UDP, for PEERS gossip. Default: PEER_ADDR with the next port."`
-	TLSCert    string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
-	TLSKey     string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
-	TLSCA      string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
-	HotRate    float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second above which a key is hot and leased from its owner (0: ten times the mean, and 200)."`
+	Peers   string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (a headless service, or _SRV._tcp.NAME) or gossip:HOST:PORT,... Default: mode routing runs as leasing."`
+	Addr    string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT."`
+	Bind    string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Listen address for peers, behind a NAT or a proxy. PEERS gossip uses its next port, TCP and UDP. Default: PEER_ADDR."`
+	Secret  string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
+	Weight  uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"Relative number of keys of this node, 1 to 100."`
+	TLSCert string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
+	TLSKey  string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
+	TLSCA   string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
+	HotRate float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second above which a key is hot and leased from its owner (0: ten times the mean, and 200)."`
 }
 
 // options checks the settings and makes them a router's.
 func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
 	host, port, err := net.SplitHostPort(f.Addr)
-	own, notNumber := strconv.Atoi(port)
-	if err != nil || host == "" || notNumber != nil {
+	if _, notNumber := strconv.Atoi(port); err != nil || host == "" || notNumber != nil {
 		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be the HOST:PORT of this node as peers see it", f.Addr)
 	}
 	o.Discovery, err = routing.ParsePeers(f.Peers, func(seeds []string) (routing.Discovery, error) {
-		bind := f.GossipAddr
-		if bind == "" {
-			bind = net.JoinHostPort(host, strconv.Itoa(own+1))
+		_, addr := f.listen()
+		bound, port, err := net.SplitHostPort(addr)
+		own, notNumber := strconv.Atoi(port)
+		if err != nil || notNumber != nil {
+			return nil, fmt.Errorf("PEER_BIND is %q, must be a HOST:PORT", addr)
 		}
-		return routing.NewGossip(bind, f.Addr, f.Secret, seeds)
+		return routing.NewGossip(net.JoinHostPort(bound, strconv.Itoa(own+1)), f.Addr, f.Secret, seeds)
 	})
 	if err != nil {
 		return o, nil, err
@@ -83,6 +83,14 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	}), o.Validate()
 }
 
+// listen is where peers are listened for, and the setting that says so.
+func (f *peerFlags) listen() (setting, addr string) {
+	if f.Bind != "" {
+		return "PEER_BIND", f.Bind
+	}
+	return "PEER_ADDR", f.Addr
+}
+
 // route puts a node into the ring that PEERS names. run replaces the base's.
 func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options()
@@ -90,10 +98,7 @@ func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Conte
 		return nil, nil, err
 	}
 	o.OnPeer = peerLog(log)
-	setting, bind := "PEER_ADDR", f.Addr
-	if f.Bind != "" {
-		setting, bind = "PEER_BIND", f.Bind
-	}
+	setting, bind := f.listen()
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", bind)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", setting, err)

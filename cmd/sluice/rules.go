@@ -18,9 +18,9 @@ const defaultRuntimeRoot = "/srv/runtime_data/current"
 // source is where rules come from. It does not connect to anything yet.
 func (s *settings) source(log *slog.Logger) (config.Source, error) {
 	if s.ConfigType == configXDS {
-		return s.XDS.client(&s.Reload, s.caps.rules, log)
+		return s.XDS.client(s.caps.rules, log)
 	}
-	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Caps: s.caps.rules, Interval: s.Reload.Interval, Log: log}
+	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Caps: s.caps.rules, Interval: reloadInterval, Log: log}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
@@ -88,15 +88,10 @@ func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
 	}
 }
 
-// reloadFlags say how rules are loaded again.
-type reloadFlags struct {
-	Interval time.Duration `env:"CONFIG_RELOAD_INTERVAL" name:"config-reload-interval" default:"200ms" help:"Minimum time between two loads of rules. Faster changes and pushes share one load."`
-	LastGood string        `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
-}
+// reloadInterval is the least time between two loads of rules: faster changes and pushes share one load.
+const reloadInterval = 200 * time.Millisecond
 
-func (f *reloadFlags) validate() error {
-	if f.Interval < time.Millisecond || f.Interval > time.Hour {
-		return fmt.Errorf("CONFIG_RELOAD_INTERVAL is %v, must be between 1ms and 1h", f.Interval)
-	}
-	return nil
+// reloadFlags say what is left of rules that were good.
+type reloadFlags struct {
+	LastGood string `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
 }

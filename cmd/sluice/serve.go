@@ -75,7 +75,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))
 	}
 	if c.BackendType == memcache {
-		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "SINGLE_REPLICA", c.SingleReplica)
+		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "COORDINATION_MAX_NODES", c.Coordination.MaxNodes)
 	}
 	own, err := c.memory(os.ReadFile)
 	if err != nil {

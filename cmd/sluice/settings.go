@@ -67,8 +67,7 @@ type settings struct {
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
-	Callers      callerFlags       `embed:"" group:"ports"`
-	RLQS         bool              `group:"ports" env:"RLQS" name:"rlqs" default:"true" negatable:"" help:"Serve the Rate Limit Quota Service on the gRPC port: Envoys that enforce limits themselves."`
+	DebugHosts   string            `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot and .svc, .cluster.local, .local, .internal. *: all. Requests for other names are refused, against DNS rebinding."`
 	Holds        holdFlags         `embed:"" group:"coordination"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
 	Reload       reloadFlags       `embed:"" group:"rules"`
@@ -90,8 +89,7 @@ type settings struct {
 	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of envoyproxy/ratelimit's local cache in bytes, for the counter over_limit_with_local_cache alone (0: no counter). It changes no decision."`
 	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"Report ratelimit_service_response_time_seconds in milliseconds."`
 
-	BackendType   string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. memcache is refused, unless REDIS_URL or SINGLE_REPLICA is set."`
-	SingleReplica bool   `group:"store" env:"SINGLE_REPLICA" help:"Allow BACKEND_TYPE=memcache without REDIS_URL, for one replica: its memory holds all accounts."`
+	BackendType string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. memcache is refused, unless REDIS_URL or COORDINATION_MAX_NODES=1 is set."`
 
 	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server over TCP."`
 	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"Host of the statsd server."`
@@ -137,9 +135,6 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
-	if err := errors.Join(s.Callers.validate(), s.Reload.validate()); err != nil {
-		errs = append(errs, err)
-	}
 	if err := s.Tracing.validate(); err != nil {
 		errs = append(errs, err)
 	}
@@ -167,7 +162,7 @@ func (s *settings) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
-		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.transport(&s.Callers), Budget: b.grpc, HTTPBudget: b.http,
+		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.transport(), Budget: b.grpc, HTTPBudget: b.http,
 		HTTPConnections: s.caps.httpConnections, DebugConnections: debugConnections,
 		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
 	}

@@ -213,7 +213,7 @@ Flags override the environment, and the environment overrides the file. Names in
 
 // mainSettings are those that serve --help shows; --help-all shows all.
 var mainSettings = []string{
-	"--config", "SETTINGS_FILE", "CONFIG_TYPE", "CONFIG_GRPC_XDS_SERVER_URL", "CONFIG_LAST_GOOD_FILE",
+	"--config", "--settings", "CONFIG_TYPE", "CONFIG_GRPC_XDS_SERVER_URL", "CONFIG_LAST_GOOD_FILE",
 	"PORT", "GRPC_PORT", "DEBUG_HOST", "DEBUG_PORT", "GRPC_SERVER_USE_TLS", "GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY",
 	"ADMIN_TOKEN", "DRAIN_TIME", "SHADOW_MODE", "LIMIT_RESPONSE_HEADERS_ENABLED",
 	"COORDINATION_MODE", "COORDINATION_MAX_NODES", "COORDINATION_ON_STORE_FAILURE",

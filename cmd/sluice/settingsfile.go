@@ -22,7 +22,7 @@ import (
 
 // settingsFile is where a command line names the file, and what the file says.
 type settingsFile struct {
-	SettingsFile string `group:"rules" env:"SETTINGS_FILE" name:"settings" placeholder:"FILE" help:"YAML file of settings, with sections like in sluice settings, and names of the environment in lower case. Flags and the environment override it."`
+	SettingsFile string `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, with sections like in sluice settings, and names of the environment in lower case. Flags and the environment override it."`
 }
 
 // fileSettings reads the file that a command line names. It implements [kong.Resolver] for one command line.
@@ -88,19 +88,19 @@ func named(ctx *kong.Context, node *kong.Node) string {
 func readSettings(name string, node *kong.Node) (map[string]fileValue, error) {
 	in, err := os.Open(name)
 	if err != nil {
-		return nil, fmt.Errorf("SETTINGS_FILE: %w", err)
+		return nil, fmt.Errorf("--settings: %w", err)
 	}
 	defer func() { _ = in.Close() }() // it was only read
 	text, err := io.ReadAll(io.LimitReader(in, mostSettings+1))
 	if err != nil {
-		return nil, fmt.Errorf("SETTINGS_FILE %s: %w", name, err)
+		return nil, fmt.Errorf("--settings %s: %w", name, err)
 	}
 	if len(text) > mostSettings {
-		return nil, fmt.Errorf("SETTINGS_FILE %s exceeds %d bytes", name, mostSettings)
+		return nil, fmt.Errorf("--settings %s exceeds %d bytes", name, mostSettings)
 	}
 	var root yaml.Node
 	if err := yaml.Unmarshal(text, &root); err != nil {
-		return nil, fmt.Errorf("SETTINGS_FILE %s: %w", name, err)
+		return nil, fmt.Errorf("--settings %s: %w", name, err)
 	}
 	values := map[string]fileValue{}
 	if len(root.Content) == 0 { // an empty file
@@ -109,7 +109,7 @@ func readSettings(name string, node *kong.Node) (map[string]fileValue, error) {
 	known := sections(node)
 	var errs []error
 	bad := func(at *yaml.Node, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("SETTINGS_FILE %s:%d: %s", name, at.Line, fmt.Sprintf(format, args...)))
+		errs = append(errs, fmt.Errorf("--settings %s:%d: %s", name, at.Line, fmt.Sprintf(format, args...)))
 	}
 	each(root.Content[0], bad, func(section, body *yaml.Node) {
 		names, ok := known[section.Value]
@@ -120,7 +120,11 @@ func readSettings(name string, node *kong.Node) (map[string]fileValue, error) {
 		each(body, bad, func(key, value *yaml.Node) {
 			env := strings.ToUpper(key.Value)
 			_, twice := values[env]
-			switch _, ok := names[env]; {
+			_, ok := names[env]
+			advice := withAdvice(env, value.Value)
+			switch {
+			case !ok && advice != "":
+				bad(key, "%s is %q, and this release does not have it: %s", key.Value, value.Value, advice)
 			case !ok:
 				bad(key, "section %q has no setting %q%s", section.Value, key.Value, ratelimit.DidYouMean(key.Value, lowered(names)))
 			case twice:
@@ -153,7 +157,7 @@ func sections(node *kong.Node) map[string]map[string]*kong.Flag {
 		all[name] = map[string]*kong.Flag{}
 	}
 	for _, flag := range node.Flags {
-		if flag.Group != nil && len(flag.Envs) > 0 && flag.Name != "settings" {
+		if flag.Group != nil && len(flag.Envs) > 0 {
 			all[flag.Group.Key][flag.Envs[0]] = flag
 		}
 	}

@@ -24,7 +24,7 @@ ports:
   grpc_port: 9001
   debug_port: 9002
   drain_time: 7s
-  rlqs: false
+  port: 9004
   admin_token: hunter2
 store:
   redis_url: redis://user:hunter2@r:6379
@@ -44,7 +44,7 @@ log: {log_level: warn}
 		"GRPC_PORT":   {"ports", "GRPC_PORT", "9001", file + ":3"},
 		"DEBUG_PORT":  {"ports", "DEBUG_PORT", "9003", "environment"},
 		"DRAIN_TIME":  {"ports", "DRAIN_TIME", "8s", "flag"},
-		"RLQS":        {"ports", "RLQS", "false", file + ":6"},
+		"PORT":        {"ports", "PORT", "9004", file + ":6"},
 		"ADMIN_TOKEN": {"ports", "ADMIN_TOKEN", "(set)", file + ":7"},
 		"REDIS_URL":   {"store", "REDIS_URL", "redis://user:xxxxx@r:6379", file + ":9"},
 		"LOG_LEVEL":   {"log", "LOG_LEVEL", "warn", file + ":10"},
@@ -87,10 +87,11 @@ func TestBadSettingsFiles(t *testing.T) {
 		"a":                                 ":1: this must be a map of names",
 		"store:\n  redis_url: [a, b]\n":     ":2: redis_url must be a single value",
 		"ports: {port: 1, PORT: 2}\n":       ":1: PORT is set twice",
+		"ports: {rlqs: false}\n":            ":1: rlqs is \"false\", and this release does not have it: unset it",
 		"store: {grpc_port: 1}\n":           `section "store" has no setting "grpc_port"`,
 		"log: {log_level: loud}\n":          "LOG_LEVEL",
 		"limits: {max_memory: 1GB}\n":       "MAX_MEMORY",
-		"ports: {port: 1\n":                 "SETTINGS_FILE",
+		"ports: {port: 1\n":                 "--settings",
 		strings.Repeat("#", mostSettings+1): "exceeds 1048576 bytes",
 	} {
 		file := filepath.Join(dir, "sluice.yaml")
@@ -109,7 +110,7 @@ func TestServeBySettingsFile(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "sluice.yaml")
 	writeFile(t, file, "log: {log_format: json}\nanswers: {shadow_mode: true}\n")
-	s := serve(t, []string{"SETTINGS_FILE=" + file})
+	s := serve(t, nil, "--settings", file)
 	for range 5 { // the limit is 3
 		if got := s.postBody(exampleRequest); got != 200 {
 			t.Errorf("in shadow mode: %d", got)
@@ -119,7 +120,7 @@ func TestServeBySettingsFile(t *testing.T) {
 		t.Errorf("the log is no JSON:\n%s", s.log())
 	}
 	writeFile(t, file, "ports: {prot: 1}\n")
-	if out, err := command(nil, "serve", "--settings", file).CombinedOutput(); err == nil || !strings.HasPrefix(string(out), "sluice: SETTINGS_FILE "+file+":1: ") {
+	if out, err := command(nil, "serve", "--settings", file).CombinedOutput(); err == nil || !strings.HasPrefix(string(out), "sluice: --settings "+file+":1: ") {
 		t.Errorf("%v %s", err, out)
 	}
 }

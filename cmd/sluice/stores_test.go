@@ -113,7 +113,6 @@ descriptors:
   - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: year, requests_per_unit: 200}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 1000}}
   - {key: local, coordination: {on_store_failure: local, local_cap: 7}, rate_limit: {unit: year, requests_per_unit: 1000}}
-  - {key: cached, coordination: {on_store_failure: cached, max_staleness: 60s}, rate_limit: {unit: year, requests_per_unit: 1000}}
   - {key: after, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 
@@ -127,12 +126,9 @@ func TestFleetLosesItsStore(t *testing.T) {
 		for _, n := range f.nodes {
 			n.untilHealthy()
 		}
-		for i := range f.nodes { // each has heard of it, with 1,000
-			f.load("cached", 1, 1, i).Wait()
-		}
 		server.Kill()
 		began := time.Now()
-		for key, want := range map[string]int64{"open": 40, "closed": 0, "local": 14, "cached": 40} {
+		for key, want := range map[string]int64{"open": 40, "closed": 0, "local": 14} {
 			f.admitted.Store(0)
 			f.load(key, 4, 10, 0, 1).Wait()
 			if got := f.admitted.Load(); got != want {

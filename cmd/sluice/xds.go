@@ -44,8 +44,8 @@ type xdsFlags struct {
 }
 
 // client makes the source; it does not connect yet.
-func (f *xdsFlags) client(r *reloadFlags, caps config.Caps, log *slog.Logger) (*xds.Client, error) {
-	o := xds.Options{Interval: r.Interval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
+func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, error) {
+	o := xds.Options{Interval: reloadInterval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
 	var errs [4]error
 	o.Metadata, errs[0] = f.metadata()
 	o.Headers, errs[1] = parsePairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", f.Headers)

@@ -120,7 +120,7 @@ func TestBadXDSSettings(t *testing.T) {
 	} {
 		f := good
 		change(&f)
-		_, err := f.client(&reloadFlags{}, config.Caps{}, nil)
+		_, err := f.client(config.Caps{}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%v, want %q", err, want)
 		}

@@ -28,6 +28,7 @@ import (
 // platform is what a binary is for.
 type platform struct{ os, arch string }
 
+// String is the platform as Go and Docker write it.
 func (p platform) String() string { return p.os + "/" + p.arch }
 
 var platforms = []platform{

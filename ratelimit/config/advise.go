@@ -286,24 +286,14 @@ func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 
 // idle says why a setting that a rule states for itself does nothing, or "".
 func idle(field string, c *ratelimit.Coordination) string {
-	policy := func(p ratelimit.FailurePolicy) string {
-		if c.OnStoreFailure == p {
-			return ""
-		}
-		return fmt.Sprintf("it is for on_store_failure: %s, and this rule's is %s", p, c.OnStoreFailure)
-	}
 	switch field {
-	case "low_watermark", "sync_interval":
+	case "low_watermark":
 		if c.Lease.Reserve != (ratelimit.Share{}) {
-			return "" // they say when a node spends of its reserve
+			return "" // it says when a node spends of its reserve
 		}
 	case "local_cap":
-		return policy(ratelimit.FailLocal)
-	case "max_staleness":
-		return policy(ratelimit.FailCached)
-	case "lease.min", "lease.max":
-		if c.Lease.Fixed > 0 {
-			return fmt.Sprintf("lease.size is %d, and these are bounds for auto", c.Lease.Fixed)
+		if c.OnStoreFailure != ratelimit.FailLocal {
+			return fmt.Sprintf("it is for on_store_failure: local, and this rule's is %s", c.OnStoreFailure)
 		}
 	case "lease.reserve":
 		switch {

@@ -196,11 +196,11 @@ descriptors:
 		"share_threshold":   strings.Replace(before, "  rate", "  share_threshold: true\n  rate", 1),
 	}
 	for field, text := range map[string]string{
-		"mode": "approx", "lease.size": "9", "lease.min": "2", "lease.max": "9", "lease.ttl": "1m",
+		"mode": "approx", "lease.size": "9", "lease.ttl": "1m",
 		"lease.reserve": "5%", "reclaim": "eager",
 		"drift_budget": "3%", "max_nodes": "3", "low_watermark": "7%", "check_timeout": "3ms",
-		"store_deadline": "9ms", "sync_interval": "1s",
-		"on_store_failure": "open", "local_cap": "7", "max_staleness": "1s", "on_deny": "refund", "audit": "true",
+		"store_deadline": "9ms",
+		"on_store_failure": "open", "local_cap": "7", "on_deny": "refund", "audit": "true",
 	} {
 		setting := field + ": " + text
 		if name, of := strings.CutPrefix(field, leasePrefix); of {

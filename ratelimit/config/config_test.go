@@ -137,14 +137,16 @@ descriptors:
   burst: 5
   rate_limit: {unit: day, requests_per_unit: 1, algorithm: token_bucket}
 - key: b
-  coordination: {drift_budget: 200%, lease: {min: 5, max: 2}, low_watermark: 1.00001%}
+  coordination: {drift_budget: 200%, lease: {max: 2}, low_watermark: 1.00001%}
+- key: c
+  coordination: {on_store_failure: cached}
 `},
 			[]string{
 				`f1.yaml:2:12: error loading config file: algorithm must be one of ` +
 					`fixed_window, sliding_window, token_bucket, not "leaky"`,
 				`f1.yaml:4:9: config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
 				`f1.yaml:5:16: config error, coordination: lease.ttl: "1" is not a duration like 250ms or 10s`,
-				"f1.yaml:5:19: config error, unknown key 'siz'; did you mean 'size'? Known here: size, min, max, ttl",
+				"f1.yaml:5:19: config error, unknown key 'siz'; did you mean 'size'? Known here: size, ttl, reserve",
 				`f1.yaml:6:14: config error, coordination: max_nodes: "0" is not a whole number from 1 to ` +
 					`1000000000000`,
 				"f1.yaml:7:18: config error, coordination: check_timeout is 3s, must be between 0s and 1s",
@@ -152,8 +154,9 @@ descriptors:
 				"f1.yaml:11:49: config error, unknown key 'algorithm'; it belongs in the descriptor, beside rate_limit",
 				`f1.yaml:13:32: config error, coordination: drift_budget: "200%" is not a percentage ` +
 					`from 0% to 100%, with at most four decimals`,
-				"f1.yaml:13:51: config error, coordination: lease.min is 5, must be at most lease.max (2)",
-				`f1.yaml:13:78: config error, coordination: low_watermark: "1.00001%" is not a percentage`,
+				"f1.yaml:13:46: config error, coordination: this release does not have lease.max; remove it: write lease: {size: N}",
+				`f1.yaml:13:70: config error, coordination: low_watermark: "1.00001%" is not a percentage`,
+				`f1.yaml:15:36: config error, coordination: on_store_failure: "cached" is not in this release: write local`,
 			},
 		},
 		"unknown anchor": {

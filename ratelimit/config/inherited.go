@@ -116,11 +116,15 @@ func (d *decoder) leaseOf(f *field) {
 	if f.value.kind == integer {
 		hint = "; write lease: {size: " + shorten(f.value.text) + "}"
 	}
-	d.wrongly(f, "a map of size, min, max and ttl", hint)
+	d.wrongly(f, "a map of size, ttl and reserve", hint)
 }
 
 func (d *decoder) setting(t *Inherited, prefix string, f *field) {
 	name := prefix + f.key
+	if advice, was := ratelimit.ReplacedFields[name]; was {
+		d.problems.add(f.place, "config error, coordination: this release does not have %s; remove it: %s", name, advice)
+		return
+	}
 	if !slices.Contains(ratelimit.CoordinationFields, name) {
 		var known []string
 		for _, k := range ratelimit.CoordinationFields {

@@ -109,8 +109,7 @@ func coordinationSchema() schema {
 	return object("How a fleet shares the budget; inherited by descriptors below, field by field.", schema{
 		"mode": described(schema{"enum": ratelimit.ModeNames()}, modePromises()),
 		"lease": object("How tokens are leased.", schema{
-			"size": size, "min": whole(0, "Bound for size: auto."), "max": whole(0, "Bound for size: auto; 0: none."),
-			"ttl": ttl, "reserve": share("Of the limit (0.5%) or in tokens, up to a tenth of it: what the ledger " +
+			"size": size, "ttl": ttl, "reserve": share("Of the limit (0.5%) or in tokens, up to a tenth of it: what the ledger " +
 				"does not grant, so that nodes can admit first requests without waiting; 0: nothing."),
 		}),
 		"reclaim":      described(schema{"enum": ratelimit.Reclaims}, "What becomes of a silent node's tokens."),
@@ -121,13 +120,11 @@ func coordinationSchema() schema {
 		"check_timeout": duration("For approx: for how long it waits, up to 1s."),
 		"store_deadline": duration("How long a decision waits for the store or a key's owner, 1ms to 1s; 15ms " +
 			"unless said."),
-		"sync_interval": duration("For approx: how old what a node knows may be, not to wait, 10ms to 1h."),
 		"on_store_failure": described(schema{"enum": ratelimit.FailurePolicies},
 			"What decides while the store does not answer."),
 		"local_cap": whole(0, "For on_store_failure: local: tokens a node; 0: the limit divided by the "+
 			"nodes last seen alive, or by max_nodes if their number is unknown."),
-		"max_staleness": duration("For on_store_failure: cached: up to 24h."),
-		"on_deny":       described(schema{"enum": ratelimit.OnDenies}, "What a denied request takes."),
+		"on_deny": described(schema{"enum": ratelimit.OnDenies}, "What a denied request takes."),
 		"debt": described(schema{"enum": ratelimit.Debts},
 			"For fixed_window: what becomes of charges beyond the limit when the window ends."),
 		"audit": flagged("Keep a record of every grant, return and refusal."),

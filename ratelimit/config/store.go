@@ -217,10 +217,3 @@ func (s *Store) countersOf(used map[[2]string]*ratelimit.RuleCounters, domain, p
 	used[name] = c
 	return c
 }
-
-// IsProblems tells whether err is about what files say, rather than about
-// reading them.
-func IsProblems(err error) bool {
-	_, ok := errors.AsType[Problems](err)
-	return ok
-}

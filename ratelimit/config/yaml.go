@@ -35,6 +35,7 @@ const (
 
 var kindNames = [...]string{"nothing", "a string", "a whole number", "a number", "true or false", "a map", "a list"}
 
+// String is the kind in words, for errors.
 func (k kind) String() string { return kindNames[k] }
 
 type field struct {

@@ -195,9 +195,6 @@ func withoutStore(rule *ratelimit.Rule, nodes int, over string) string {
 		return "OK: admitted by"
 	case ratelimit.FailClosed:
 		return over + ": denied by"
-	case ratelimit.FailCached:
-		return fmt.Sprintf("OK while the last reply of the store had tokens left, and for %v after it, by",
-			rule.Coordination.MaxStaleness)
 	default:
 		return fmt.Sprintf("OK for %d tokens of each window at this node, by", rule.LocalShare(nodes).Limit.Capacity())
 	}

@@ -15,7 +15,7 @@ var (
 	loadError   = theirs("config_load_error", "Loads of refused rules.")
 
 	coalesced = ours("config_changes_coalesced_total",
-		"Changes and pushes that shared a later load (CONFIG_RELOAD_INTERVAL).")
+		"Changes and pushes that shared a later load.")
 	copyErrors = ours("config_copy_errors_total",
 		"Failed writes of CONFIG_LAST_GOOD_FILE.")
 	configInfo = ours("config_info",

@@ -6,107 +6,69 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// holdCounts are what the holds of rules with the same labels said.
-type holdCounts struct {
-	some                             bool // there are counters
-	taken, takenSum                  uint64
-	settled, cost                    uint64
-	charged, released, debt, percent uint64
-	results                          [len(ratelimit.SettledNames)]uint64
-	ratios                           [len(ratelimit.HoldRatios) + 1]uint64
-}
-
-func (n *holdCounts) add(c *ratelimit.HoldCounters) {
-	if c == nil {
-		return
-	}
-	n.some = true
-	n.taken += c.Taken.Load()
-	n.takenSum += c.TakenSum.Load()
-	n.settled += c.SettledSum.Load()
-	n.cost += c.CostSum.Load()
-	n.charged += c.Charged.Load()
-	n.released += c.Released.Load()
-	n.debt += c.Debt.Load()
-	n.percent += c.RatioSum.Load()
-	for i := range n.results {
-		n.results[i] += c.Results[i].Load()
-	}
-	for i := range n.ratios {
-		n.ratios[i] += c.Ratios[i].Load()
-	}
-}
-
 // The metrics of rules that hold.
-var holdMetrics = []struct {
-	name, help string
-	of         func(*holdCounts) uint64
-}{
-	{"sluice_holds_total", "Requests that hold an estimate.", func(n *holdCounts) uint64 { return n.taken }},
+var holdMetrics = []metric{
 	{
-		"sluice_hold_tokens_total", "Tokens that requests hold. Less sluice_hold_settled_tokens_total, " +
+		"sluice_holds_total", "counter", "Requests that hold an estimate.",
+		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Taken.Load()) },
+	},
+	{
+		"sluice_hold_tokens_total", "counter", "Tokens that requests hold. Less sluice_hold_settled_tokens_total, " +
 			"summed over nodes: what is held now, and what was held and never settled.",
-		func(n *holdCounts) uint64 { return n.takenSum },
+		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().TakenSum.Load()) },
 	},
 	{
-		"sluice_hold_settled_tokens_total", "Tokens of holds that were settled here by their cost.",
-		func(n *holdCounts) uint64 { return n.settled },
+		"sluice_hold_settled_tokens_total", "counter", "Tokens of holds that were settled here by their cost.",
+		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().SettledSum.Load()) },
 	},
 	{
-		"sluice_hold_cost_tokens_total", "Costs of the holds that were settled here, in tokens.",
-		func(n *holdCounts) uint64 { return n.cost },
+		"sluice_hold_cost_tokens_total", "counter", "Costs of the holds that were settled here, in tokens.",
+		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().CostSum.Load()) },
 	},
 	{
-		"sluice_hold_charged_tokens_total", "Tokens of costs above their holds, as booked here.",
-		func(n *holdCounts) uint64 { return n.charged },
+		"sluice_hold_charged_tokens_total", "counter", "Tokens of costs above their holds, as booked here.",
+		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Charged.Load()) },
 	},
 	{
-		"sluice_hold_released_tokens_total", "Tokens of holds above their costs, as given back here.",
-		func(n *holdCounts) uint64 { return n.released },
+		"sluice_hold_released_tokens_total", "counter", "Tokens of holds above their costs, as given back here.",
+		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Released.Load()) },
 	},
 	{
-		"sluice_hold_debt_tokens_total", "Tokens of costs above their holds that the limit had no room for, as " +
-			"far as this node knew.", func(n *holdCounts) uint64 { return n.debt },
+		"sluice_hold_debt_tokens_total", "counter", "Tokens of costs above their holds that the limit had no room for, " +
+			"as far as this node knew.", holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Debt.Load()) },
 	},
 }
 
-// writeHolds writes the metrics of rules that hold.
+// writeHolds writes those with labels of their own.
 func writeHolds(rules []ruleRow, head func(name, kind, help string), line func(name, labels string, n int64)) {
-	for _, m := range holdMetrics {
-		head(m.name, "counter", m.help)
-		for i := range rules {
-			if h := &rules[i].holds; h.some {
-				line(m.name, rules[i].labels, int64(m.of(h)))
-			}
-		}
-	}
 	head("sluice_holds_settled_total", "counter", "What became of holds: settled by their cost; unknown: they "+
 		"ended without one; late: their window had ended; refused as forged, expired, foreign or replayed; left_out: "+
 		"there was no room.")
 	for i := range rules {
-		if h := &rules[i].holds; h.some {
-			for j, n := range h.results {
-				line("sluice_holds_settled_total", rules[i].labels+`,result="`+ratelimit.SettledNames[j]+`"`, int64(n))
+		if h := rules[i].sum.Held(); h != nil {
+			for j := range h.Results {
+				line("sluice_holds_settled_total", rules[i].labels+`,result="`+ratelimit.SettledNames[j]+`"`,
+					int64(h.Results[j].Load()))
 			}
 		}
 	}
 	const ratio = "sluice_hold_cost_percent"
 	head(ratio, "histogram", "Costs, in percent of what was held.")
 	for i := range rules {
-		h := &rules[i].holds
-		if !h.some {
+		h := rules[i].sum.Held()
+		if h == nil {
 			continue
 		}
 		sum := uint64(0)
-		for j, n := range h.ratios {
-			sum += n
+		for j := range h.Ratios {
+			sum += h.Ratios[j].Load()
 			le := "+Inf"
 			if j < len(ratelimit.HoldRatios) {
 				le = strconv.FormatUint(ratelimit.HoldRatios[j], 10)
 			}
 			line(ratio+"_bucket", rules[i].labels+`,le="`+le+`"`, int64(sum))
 		}
-		line(ratio+"_sum", rules[i].labels, int64(h.percent))
+		line(ratio+"_sum", rules[i].labels, int64(h.RatioSum.Load()))
 		line(ratio+"_count", rules[i].labels, int64(sum))
 	}
 }

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"strconv"
 	"strings"
@@ -12,52 +13,33 @@ import (
 // Metrics of rules are written as text here, not by the Prometheus client: it
 // takes about two microseconds for each of a hundred thousand series.
 
-// row is one rule, or all that share its labels, at one moment.
-type row struct {
-	theirs string // labels: domain, key1, key2
-	counts
-}
-
-// counts are what a rule's counters said.
-type counts struct{ total, within, near, over, shadow, refunded uint64 }
-
-func (n *counts) add(c *ratelimit.RuleCounters) {
-	n.total += c.TotalHits.Load()
-	n.within += c.WithinLimit.Load()
-	n.near += c.NearLimit.Load()
-	n.over += c.OverLimit.Load()
-	n.shadow += c.ShadowMode.Load()
-	n.refunded += c.Refunded.Load()
-}
-
-// ruleRow is a rule for the metrics that are about limits, not about hits.
+// ruleRow is one rule, or all that share its labels, at one moment.
 type ruleRow struct {
-	labels                      string // domain, rule, mode
-	rule                        *ratelimit.Rule
-	denied, admitted, debt      uint64
-	sources                     [len(ratelimit.Sources)]uint64
-	fallbacks                   [len(ratelimit.FallbackReasons)]uint64
-	over, under                 uint64
-	near, beyond, usedUp        uint64
-	overByPolicy, byPolicy      uint64
-	leased, drifting            int64
-	worst                       ratelimit.Tokens
+	labels                      string          // domain, rule, mode; of hits: domain, key1, key2
+	rule                        *ratelimit.Rule // nil, of hits
+	sum                         ratelimit.RuleCounters
 	declared, share, driftLimit ratelimit.Tokens
-	holds                       holdCounts
+}
+
+// metric is one of rules; has chooses those that it is about.
+type metric struct {
+	name, kind, help string
+	has              func(*ruleRow) bool
+	of               func(*ruleRow) int64
 }
 
 // rows reads all counters. Rules that come out with the same labels are summed,
 // and so are those beyond MaxRules.
-func (c Collector) rows() (hits []row, rules []ruleRow) {
+func (c Collector) rows() (hits, rules []ruleRow) {
 	all := c.Store.Rules()
 	seen := make(index, min(len(all.All()), MaxRules))
 	others := labelText("domain", ratelimit.OtherName, "key1", ratelimit.OtherName, "key2", "")
 	all.EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
 		i, labels := seen.of(labelText("domain", domain, "key1", keys[0], "key2", strings.Join(keys[1:], ".")), others)
 		if i == len(hits) {
-			hits = append(hits, row{theirs: labels})
+			hits = append(hits, ruleRow{labels: labels})
 		}
-		hits[i].add(n)
+		hits[i].sum.Add(n)
 	})
 	clear(seen)
 	others = labelText("domain", ratelimit.OtherName, "rule", ratelimit.OtherName, "mode", "")
@@ -68,7 +50,8 @@ func (c Collector) rows() (hits []row, rules []ruleRow) {
 			rules = append(rules, ruleRow{labels: labels, rule: r})
 			rules[i].declare(r)
 		}
-		rules[i].add(r.Counters)
+		rules[i].sum.Add(r.Counters)
+		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { rules[i].sum.Add(c) })
 	}
 	return hits, rules
 }
@@ -103,80 +86,53 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 	}
 }
 
-func (w *ruleRow) add(c *ratelimit.RuleCounters) {
-	w.holds.add(c.Held())
-	w.addDecisions(c)
-	c.EachNamed(func(_ string, c *ratelimit.RuleCounters) { w.addDecisions(c) })
-	w.over += c.OverAdmitted.Load()
-	w.under += c.UnderAdmitted.Load()
-	w.near += c.NearBound.Load()
-	w.beyond += c.BeyondBound.Load()
-	w.overByPolicy += c.OverByPolicy.Load()
-	w.byPolicy += c.BeyondByPolicy.Load()
-	w.usedUp += c.ShareUsedUp.Load()
-	w.leased += c.Leased.Load()
-	w.drifting += c.Drifting.Load()
-	w.worst = max(w.worst, c.Worst.Lately())
-}
-
-func (w *ruleRow) addDecisions(c *ratelimit.RuleCounters) {
-	w.denied += c.Denied.Load()
-	w.debt += c.Debt.Load()
-	w.admitted += c.WithinLimit.Load() + c.ShadowMode.Load()
-	for i := range c.Sources {
-		w.sources[i] += c.Sources[i].Load()
-	}
-	for i := range c.Fallbacks {
-		w.fallbacks[i] += c.Fallbacks[i].Load()
-	}
-}
-
-// limited and approx choose the rules that a metric is about.
+// The rules that metrics are about.
 func limited(r *ruleRow) bool { return !r.rule.Unlimited }
 func approx(r *ruleRow) bool  { return r.driftLimit > 0 }
 func every(*ruleRow) bool     { return true }
+func holds(r *ruleRow) bool   { return r.sum.Held() != nil }
 
 // The metrics of rules.
 var (
-	hitMetrics = []struct {
-		name, help string
-		of         func(*counts) uint64
-	}{
-		{"ratelimit_service_rate_limit_total_hits", "All hits of a rule.", func(n *counts) uint64 { return n.total }},
+	hitMetrics = []metric{
 		{
-			"ratelimit_service_rate_limit_within_limit", "Hits within the limit.",
-			func(n *counts) uint64 { return n.within },
+			"ratelimit_service_rate_limit_total_hits", "counter", "All hits of a rule.", every,
+			func(r *ruleRow) int64 { return int64(r.sum.TotalHits.Load()) },
 		},
 		{
-			"ratelimit_service_rate_limit_near_limit", "Hits within the limit, and above NEAR_LIMIT_RATIO of it.",
-			func(n *counts) uint64 { return n.near },
-		},
-		{"ratelimit_service_rate_limit_over_limit", "Hits above the limit.", func(n *counts) uint64 { return n.over }},
-		{
-			"ratelimit_service_rate_limit_shadow_mode", "Hits over a limit in shadow_mode.",
-			func(n *counts) uint64 { return n.shadow },
+			"ratelimit_service_rate_limit_within_limit", "counter", "Hits within the limit.", every,
+			func(r *ruleRow) int64 { return int64(r.sum.WithinLimit.Load()) },
 		},
 		{
-			"ratelimit_service_rate_limit_total_negative_hits", "Hits refunded by is_negative_hits.",
-			func(n *counts) uint64 { return n.refunded },
+			"ratelimit_service_rate_limit_near_limit", "counter",
+			"Hits within the limit, and above NEAR_LIMIT_RATIO of it.", every,
+			func(r *ruleRow) int64 { return int64(r.sum.NearLimit.Load()) },
+		},
+		{
+			"ratelimit_service_rate_limit_over_limit", "counter", "Hits above the limit.", every,
+			func(r *ruleRow) int64 { return int64(r.sum.OverLimit.Load()) },
+		},
+		{
+			"ratelimit_service_rate_limit_shadow_mode", "counter", "Hits over a limit in shadow_mode.", every,
+			func(r *ruleRow) int64 { return int64(r.sum.ShadowMode.Load()) },
+		},
+		{
+			"ratelimit_service_rate_limit_total_negative_hits", "counter", "Hits refunded by is_negative_hits.", every,
+			func(r *ruleRow) int64 { return int64(r.sum.Refunded.Load()) },
 		},
 	}
-	ruleMetrics = []struct {
-		name, kind, help string
-		has              func(*ruleRow) bool
-		of               func(*ruleRow) int64
-	}{
+	ruleMetrics = []metric{
 		{
 			"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", every,
-			func(r *ruleRow) int64 { return int64(r.denied) },
+			func(r *ruleRow) int64 { return int64(r.sum.Denied.Load()) },
 		},
 		{
 			"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every,
-			func(r *ruleRow) int64 { return int64(r.admitted) },
+			func(r *ruleRow) int64 { return int64(r.admitted()) },
 		},
 		{
 			"sluice_debt_tokens_total", "counter", "Tokens charged beyond the limit: charges after the fact, and " +
-				"refused requests under on_deny: charge.", limited, func(r *ruleRow) int64 { return int64(r.debt) },
+				"refused requests under on_deny: charge.", limited, func(r *ruleRow) int64 { return int64(r.sum.Debt.Load()) },
 		},
 		{
 			"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",
@@ -188,42 +144,42 @@ var (
 			"sluice_over_admitted_tokens_total", "counter",
 			"Tokens admitted beyond the limit by all nodes, as reported to " +
 				"this one. In mode approx, the sum over nodes is an upper bound.", limited,
-			func(r *ruleRow) int64 { return int64(r.over) },
+			func(r *ruleRow) int64 { return int64(r.sum.OverAdmitted.Load()) },
 		},
 		{
 			"sluice_under_admitted_tokens_total", "counter", "Tokens refused here while other nodes held unspent ones.",
-			limited, func(r *ruleRow) int64 { return int64(r.under) },
+			limited, func(r *ruleRow) int64 { return int64(r.sum.UnderAdmitted.Load()) },
 		},
 		{
 			"sluice_windows_near_bound_total", "counter", "Windows in which this node used 4/5 of its share of " +
 				"the drift budget.", limited,
-			func(r *ruleRow) int64 { return int64(r.near) },
+			func(r *ruleRow) int64 { return int64(r.sum.NearBound.Load()) },
 		},
 		{"sluice_windows_beyond_bound_total", "counter", "Windows in which this node exceeded its share. " +
-			"A value above 0 is a bug.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
+			"A value above 0 is a bug.", limited, func(r *ruleRow) int64 { return int64(r.sum.BeyondBound.Load()) }},
 		{
 			"sluice_over_admitted_by_policy_tokens_total", "counter",
 			"Tokens beyond the limit that " +
 				"on_store_failure admitted at this node.", limited,
-			func(r *ruleRow) int64 { return int64(r.overByPolicy) },
+			func(r *ruleRow) int64 { return int64(r.sum.OverByPolicy.Load()) },
 		},
 		{
 			"sluice_windows_beyond_by_policy_total", "counter", "Windows in which on_store_failure exceeded the " +
 				"limit at this node.", limited,
-			func(r *ruleRow) int64 { return int64(r.byPolicy) },
+			func(r *ruleRow) int64 { return int64(r.sum.BeyondByPolicy.Load()) },
 		},
 		{"sluice_drift_share_used_up_total", "counter", "Decisions that found the share of the key " +
-			"used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
+			"used up.", approx, func(r *ruleRow) int64 { return int64(r.sum.ShareUsedUp.Load()) }},
 		{
 			"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, of this window and the next.",
-			limited, func(r *ruleRow) int64 { return r.leased },
+			limited, func(r *ruleRow) int64 { return r.sum.Leased.Load() },
 		},
 		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, " +
-			"all keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
+			"all keys.", limited, func(r *ruleRow) int64 { return r.sum.Drifting.Load() }},
 		{
 			"sluice_worst_key_over_admission_tokens", "gauge", "Tokens that the worst key went beyond its limit in a " +
 				"window of the last 30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
-			func(r *ruleRow) int64 { return int64(r.worst) },
+			func(r *ruleRow) int64 { return int64(r.sum.Worst.Lately()) },
 		},
 		{
 			"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx,
@@ -257,48 +213,49 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 		_, err := w.Write(b.Bytes())
 		return err
 	}
-	for _, m := range hitMetrics {
-		head(m.name, "counter", m.help)
-		for i := range hits {
-			line(m.name, hits[i].theirs, int64(m.of(&hits[i].counts)))
-		}
-		if err := flush(); err != nil {
-			return err
-		}
-	}
-	for _, m := range ruleMetrics {
-		head(m.name, m.kind, m.help)
-		for i := range rules {
-			if m.has(&rules[i]) {
-				line(m.name, rules[i].labels, m.of(&rules[i]))
+	write := func(rows []ruleRow, metrics []metric) error {
+		for _, m := range metrics {
+			head(m.name, m.kind, m.help)
+			for i := range rows {
+				if m.has(&rows[i]) {
+					line(m.name, rows[i].labels, m.of(&rows[i]))
+				}
+			}
+			if err := flush(); err != nil {
+				return err
 			}
 		}
-		if err := flush(); err != nil {
-			return err
-		}
+		return nil
+	}
+	if err := errors.Join(write(hits, hitMetrics), write(rules, ruleMetrics)); err != nil {
+		return err
 	}
 	head("sluice_decisions_total", "counter", "Decisions by where they were made; reason says why the ledger did not "+
 		"make it.")
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}
-	if err := flush(); err != nil {
+	if err := errors.Join(flush(), write(rules, holdMetrics)); err != nil {
 		return err
 	}
 	writeHolds(rules, head, line)
 	return flush()
 }
 
+// admitted are tokens, shadow_mode included.
+func (w *ruleRow) admitted() uint64 { return w.sum.WithinLimit.Load() + w.sum.ShadowMode.Load() }
+
 // decisions gives the series of sluice_decisions_total: that of leases, and
 // those of other sources that there were.
 func (w *ruleRow) decisions(each func(labels string, n uint64)) {
-	for i, n := range w.sources {
+	for i := range w.sum.Sources {
+		n := w.sum.Sources[i].Load()
 		if source := ratelimit.Source(i); source != ratelimit.FromFallback && (n > 0 || source == ratelimit.FromLease) {
 			each(w.labels+`,source="`+ratelimit.Sources[i]+`",reason=""`, n)
 		}
 	}
-	for i, n := range w.fallbacks {
-		if n > 0 {
+	for i := range w.sum.Fallbacks {
+		if n := w.sum.Fallbacks[i].Load(); n > 0 {
 			source, reason := ratelimit.Sources[ratelimit.FromFallback], ratelimit.FallbackReasons[i]
 			each(w.labels+`,source="`+source+`",reason="`+reason+`"`, n)
 		}

@@ -104,10 +104,11 @@ func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
 	v := State{
 		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(),
-		Errors:  s.StoreErrors.Load() + s.ServiceErrors.Load(),
-		Sources: map[string]uint64{}, Fallbacks: named(ratelimit.FallbackReasons[:], l.Fallbacks[:]),
-		Claims: named(ratelimit.ClaimReasons[:], l.ClaimsBy[:]),
-		Leases: l.Leases, MaxKeys: c.MaxKeys, RuleCount: len(c.Store.Rules().All()),
+		Errors:    s.StoreErrors.Load() + s.ServiceErrors.Load(),
+		Sources:   named(ratelimit.Sources[:], func(i int) uint64 { return s.Sources[i].Load() }),
+		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return l.Fallbacks[i] }),
+		Claims:    named(ratelimit.ClaimReasons[:], func(i int) uint64 { return l.ClaimsBy[i] }),
+		Leases:    l.Leases, MaxKeys: c.MaxKeys, RuleCount: len(c.Store.Rules().All()),
 		Store: StoreState{
 			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(), RoundTrips: l.RoundTrips,
 			Failed: l.Failed, Claims: l.Claims,
@@ -123,9 +124,6 @@ func (c Collector) State(n int) State {
 	}
 	_, v.LoadErrors = c.Store.Loads()
 	v.Config = ConfigState(c.Store.Status())
-	for i, name := range ratelimit.Sources {
-		v.Sources[name] = s.Sources[i].Load()
-	}
 	if c.Seat != nil {
 		seat, wanted := c.Seat()
 		v.Seat, v.SeatWanted = &seat, wanted
@@ -143,10 +141,10 @@ func (c Collector) State(n int) State {
 	return v
 }
 
-func named(names []string, counts []uint64) map[string]uint64 {
+func named(names []string, count func(i int) uint64) map[string]uint64 {
 	m := make(map[string]uint64, len(names))
 	for i, name := range names {
-		m[name] = counts[i]
+		m[name] = count(i)
 	}
 	return m
 }
@@ -154,20 +152,19 @@ func named(names []string, counts []uint64) map[string]uint64 {
 func (w *ruleRow) state() RuleState {
 	v := RuleState{
 		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited",
-		Denied: w.denied, Admitted: w.admitted,
-		Over: w.over, Near: w.near, Beyond: w.beyond, Under: w.under,
-		OverByPolicy: w.overByPolicy, BeyondByPolicy: w.byPolicy, Fallbacks: named(ratelimit.FallbackReasons[:],
-			w.fallbacks[:]),
-		Policy: ratelimit.FailurePolicies[w.rule.Coordination.OnStoreFailure], Declared: w.declared,
-		DriftBudget: w.driftLimit, Worst: w.worst, Share: w.share,
-		Drifting: w.drifting, Leased: w.leased,
-		Sources: named(ratelimit.Sources[:], w.sources[:]),
+		Denied: w.sum.Denied.Load(), Admitted: w.admitted(),
+		Over: w.sum.OverAdmitted.Load(), Near: w.sum.NearBound.Load(), Beyond: w.sum.BeyondBound.Load(),
+		Under:        w.sum.UnderAdmitted.Load(),
+		OverByPolicy: w.sum.OverByPolicy.Load(), BeyondByPolicy: w.sum.BeyondByPolicy.Load(),
+		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return w.sum.Fallbacks[i].Load() }),
+		Policy:    ratelimit.FailurePolicies[w.rule.Coordination.OnStoreFailure], Declared: w.declared,
+		DriftBudget: w.driftLimit, Worst: w.sum.Worst.Lately(), Share: w.share,
+		Drifting: w.sum.Drifting.Load(), Leased: w.sum.Leased.Load(),
+		Sources: named(ratelimit.Sources[:], func(i int) uint64 { return w.sum.Sources[i].Load() }),
 	}
 	if !w.rule.Unlimited {
 		v.Limit, v.Tokens = w.rule.Limit.String(), w.rule.Limit.Capacity()
 	}
-	for _, n := range w.sources {
-		v.Decisions += n
-	}
+	v.Decisions = w.sum.Requests()
 	return v
 }

@@ -72,6 +72,7 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 // tooLargeError is a bad request with a status of its own.
 type tooLargeError struct{ most int }
 
+// Error says how large a body may be.
 func (e *tooLargeError) Error() string {
 	return fmt.Sprintf("request is larger than %d bytes", e.most)
 }

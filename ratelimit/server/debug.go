@@ -14,21 +14,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Who may take profiles. A profile costs the processor for as long as it takes,
-// and shows what is in memory.
-const (
-	ProfilesFromHere = "local" // callers on this machine: also kubectl port-forward
-	ProfilesFromAll  = "on"
-	ProfilesOff      = "off"
-)
-
 // DebugOptions are who may ask the debug port, and for what.
 type DebugOptions struct {
 	// Hosts are names under which the port may be asked for, beside those that
 	// nobody can point at it from outside; "*" allows all. See hostAllowed.
 	Hosts []string
-	// Profiles is ProfilesFromHere (the default), ProfilesFromAll or ProfilesOff.
-	Profiles string
 	// Unnamed are paths that may be asked for under any name.
 	Unnamed []string
 }
@@ -63,7 +53,7 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	page("/stats", stats)
 	page("/ring", ring)
 	mux.Handle("/metrics", metrics)
-	profile := profiler(o.Profiles)
+	profile := profiler()
 	mux.HandleFunc("/debug/pprof/", profile(pprof.Index))
 	mux.HandleFunc("/debug/pprof/cmdline", profile(pprof.Cmdline))
 	mux.HandleFunc("/debug/pprof/profile", profile(pprof.Profile))
@@ -111,14 +101,15 @@ func hostAllowed(host string, allowed []string) bool {
 	return slices.ContainsFunc(allowed, func(a string) bool { return a == "*" || strings.EqualFold(a, name) })
 }
 
-// profiler bounds profiles: who takes them, for how long, and one at a time.
-func profiler(who string) func(http.HandlerFunc) http.HandlerFunc {
+// profiler bounds profiles: callers on this machine take them (also kubectl port-forward), for how long, and one at
+// a time. A profile costs the processor for as long as it takes, and shows what is in memory.
+func profiler() func(http.HandlerFunc) http.HandlerFunc {
 	one := make(chan struct{}, 1)
 	return func(take http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			if who == ProfilesOff || who != ProfilesFromAll && !onThisMachine(r.RemoteAddr) {
-				refuseDebug(w, http.StatusForbidden, "profiles are not taken from "+r.RemoteAddr+": DEBUG_PPROF is "+
-					who+" (local: only from this machine, or through a port-forward; on; off)")
+			if !onThisMachine(r.RemoteAddr) {
+				refuseDebug(w, http.StatusForbidden, "profiles are not taken from "+r.RemoteAddr+
+					": ask from this machine, or through kubectl port-forward")
 				return
 			}
 			if text := r.FormValue("seconds"); text != "" {

@@ -41,7 +41,6 @@ type Caps struct {
 	Idle time.Duration
 	// A connection that is as old as Age is asked to end, too. Calls under way may take AgeGrace.
 	Age, AgeGrace time.Duration
-	Gzip          bool // requests may be compressed
 	// Conversations says that calls are long, and go on in messages each of which
 	// is taken in at once: then a call costs what its message under way costs, and
 	// need never be complete.
@@ -73,7 +72,7 @@ func (b *Caps) Validate() error {
 	within("HeaderBytes", int64(b.HeaderBytes), 1<<10, 1<<20)
 	within("MessageBytes", int64(b.MessageBytes), 1<<10, 16<<20)
 	if b.RequestTimeout < 100*time.Millisecond {
-		errs = append(errs, fmt.Errorf("REQUEST_TIMEOUT is %v, must be at least 100ms", b.RequestTimeout))
+		errs = append(errs, fmt.Errorf("the time of a request is %v, must be at least 100ms", b.RequestTimeout))
 	}
 	if b.Idle < time.Second {
 		errs = append(errs, fmt.Errorf("the idle time is %v, must be at least 1s", b.Idle))
@@ -115,7 +114,7 @@ func Options(b Caps, budget *Budget, security credentials.TransportCredentials, 
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pings, PermitWithoutStream: true}),
 		// The newer kind is registered for clients and servers alike, and by the tracing library.
-		grpc.RPCDecompressor(&gunzip{accept: b.Gzip, most: b.MessageBytes}), //nolint:staticcheck // see above
+		grpc.RPCDecompressor(packed{}), //nolint:staticcheck // see above
 	}
 	if b.MessageBytes > 0 {
 		options = append(options, grpc.MaxRecvMsgSize(b.MessageBytes))

@@ -17,7 +17,7 @@ import (
 // caller's HTTP/2 acknowledges it only after what came before it. Acknowledged says that
 // the caller's process has read a message, and nothing of what it did with it.
 //
-// Its request is never complete, and so REQUEST_TIMEOUT does not hold for it. It costs
+// Its request is never complete, and so RequestTimeout does not hold for it. It costs
 // talkCost, and what has come of messages that the server has not taken in; what the
 // server keeps for it, the server bounds. It is safe for concurrent use.
 type Talk struct {

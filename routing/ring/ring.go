@@ -118,6 +118,7 @@ func (r *Ring) Has(addr string) bool {
 	return ok
 }
 
+// String lists the members.
 func (r *Ring) String() string { return fmt.Sprint(r.members) }
 
 // HashOf is where a key is on the ring: XXH64 of the value of its last

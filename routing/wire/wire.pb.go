@@ -618,8 +618,6 @@ type Rule struct {
 	CarryDebt       bool                   `protobuf:"varint,22,opt,name=carry_debt,json=carryDebt,proto3" json:"carry_debt,omitempty"` // of a fixed window, into the next
 	Eager           bool                   `protobuf:"varint,7,opt,name=eager,proto3" json:"eager,omitempty"`
 	LeaseFixed      int64                  `protobuf:"varint,8,opt,name=lease_fixed,json=leaseFixed,proto3" json:"lease_fixed,omitempty"`
-	LeaseMin        int64                  `protobuf:"varint,9,opt,name=lease_min,json=leaseMin,proto3" json:"lease_min,omitempty"`
-	LeaseMax        int64                  `protobuf:"varint,10,opt,name=lease_max,json=leaseMax,proto3" json:"lease_max,omitempty"`
 	LeaseTtlUs      int64                  `protobuf:"varint,11,opt,name=lease_ttl_us,json=leaseTtlUs,proto3" json:"lease_ttl_us,omitempty"`
 	Audit           string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"` // the rule's name, if its claims are to be audited
 	Mode            uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`
@@ -728,20 +726,6 @@ func (x *Rule) GetEager() bool {
 func (x *Rule) GetLeaseFixed() int64 {
 	if x != nil {
 		return x.LeaseFixed
-	}
-	return 0
-}
-
-func (x *Rule) GetLeaseMin() int64 {
-	if x != nil {
-		return x.LeaseMin
-	}
-	return 0
-}
-
-func (x *Rule) GetLeaseMax() int64 {
-	if x != nil {
-		return x.LeaseMax
 	}
 	return 0
 }
@@ -1250,7 +1234,7 @@ const file_wire_proto_rawDesc = "" +
 	"\agranted\x18\x02 \x01(\x03R\agranted\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x12\n" +
 	"\x04void\x18\x04 \x01(\bR\x04void\x12\x15\n" +
-	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xf7\x04\n" +
+	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xc9\x04\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1264,10 +1248,7 @@ const file_wire_proto_rawDesc = "" +
 	"carry_debt\x18\x16 \x01(\bR\tcarryDebt\x12\x14\n" +
 	"\x05eager\x18\a \x01(\bR\x05eager\x12\x1f\n" +
 	"\vlease_fixed\x18\b \x01(\x03R\n" +
-	"leaseFixed\x12\x1b\n" +
-	"\tlease_min\x18\t \x01(\x03R\bleaseMin\x12\x1b\n" +
-	"\tlease_max\x18\n" +
-	" \x01(\x03R\bleaseMax\x12 \n" +
+	"leaseFixed\x12 \n" +
 	"\flease_ttl_us\x18\v \x01(\x03R\n" +
 	"leaseTtlUs\x12\x14\n" +
 	"\x05audit\x18\f \x01(\tR\x05audit\x12\x12\n" +
@@ -1281,7 +1262,9 @@ const file_wire_proto_rawDesc = "" +
 	"\areserve\x18\x12 \x01(\x03R\areserve\x12\x1b\n" +
 	"\tmax_nodes\x18\x13 \x01(\rR\bmaxNodes\x12\x16\n" +
 	"\x06domain\x18\x14 \x01(\tR\x06domain\x12\x12\n" +
-	"\x04path\x18\x15 \x01(\tR\x04path\"\xbf\x02\n" +
+	"\x04path\x18\x15 \x01(\tR\x04pathJ\x04\b\t\x10\n" +
+	"J\x04\b\n" +
+	"\x10\v\"\xbf\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +

@@ -58,17 +58,12 @@ func (d *Demand) rate(now instant, n tokens) float64 {
 	return max(d.PerSec+weight*(float64(n)/seconds-d.PerSec), proven/seconds)
 }
 
-// Want is what to ask for: what lasts for the horizon, within the rule's
-// bounds, and at least what waits.
+// Want is what to ask for: what lasts for the horizon, or the rule's size, and
+// at least what waits.
 func (d *Demand) Want(rule *ratelimit.Rule, waiting tokens) tokens {
-	size := rule.Coordination.Lease
-	if size.Fixed > 0 {
-		return max(size.Fixed, waiting)
+	if size := rule.Coordination.Lease.Fixed; size > 0 {
+		return max(size, waiting)
 	}
 	ahead := min(Horizon, rule.Limit.Period()).Seconds() * d.PerSec
-	want := tokens(math.Ceil(min(ahead, float64(rule.Limit.Capacity()))))
-	if size.Max > 0 {
-		want = min(want, size.Max)
-	}
-	return max(want, size.Min, waiting)
+	return max(tokens(math.Ceil(min(ahead, float64(rule.Limit.Capacity())))), waiting)
 }

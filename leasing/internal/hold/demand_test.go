@@ -101,8 +101,8 @@ func TestDemandBetweenClaims(t *testing.T) {
 }
 
 // A lease is to last two seconds, or the period if that is shorter. It is at
-// least what waits and what the rule says, at most the limit and what the rule
-// says; a part of a token is a token.
+// least what waits and the rule's size, at most the limit; a part of a token is
+// a token.
 func TestDemandWants(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -116,11 +116,6 @@ func TestDemandWants(t *testing.T) {
 		{"a period's worth, where that is shorter", 30, 0, ratelimit.LeaseSize{}, ratelimit.Second, 30},
 		{"a part is a whole token", 0.2, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 1},
 		{"no more than the limit", 1e6, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 1000},
-		{"no more than max", 30, 0, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 20},
-		{"what it needs, where max is more", 5, 0, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 10},
-		{"one by one, where max is 1", 30, 0, ratelimit.LeaseSize{Max: 1}, ratelimit.Minute, 1},
-		{"no less than min", 30, 0, ratelimit.LeaseSize{Min: 70}, ratelimit.Minute, 70},
-		{"no less than what waits, whatever max is", 30, 90, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 90},
 		{"nothing is known", 0, 3, ratelimit.LeaseSize{}, ratelimit.Minute, 3},
 		{"a fixed size", 30, 3, ratelimit.LeaseSize{Fixed: 10}, ratelimit.Minute, 10},
 		{"a fixed size, and more waits", 30, 13, ratelimit.LeaseSize{Fixed: 10}, ratelimit.Minute, 13},

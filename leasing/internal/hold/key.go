@@ -247,7 +247,7 @@ func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 
 // halfLease is half of what a rule that sizes leases lets a node have at once: above it there is nothing to ask for.
 func halfLease(rule *ratelimit.Rule) float64 {
-	if size := max(rule.Coordination.Lease.Fixed, rule.Coordination.Lease.Max); size > 0 {
+	if size := rule.Coordination.Lease.Fixed; size > 0 {
 		return float64(size) / 2
 	}
 	return math.Inf(1)

@@ -223,11 +223,6 @@ func (e Entry) Undo(v *ratelimit.Verdict) {
 // Admitted books what on_store_failure has admitted, in the window that goes on as far as is known.
 func (e Entry) Admitted(n tokens) { e.charge(n, &e.Unasked) }
 
-// Cached tells whether what the ledger last said was left has so many tokens, and was said not longer ago than that.
-func (k *Key) Cached(now instant, cost tokens, limit *ratelimit.Limit, longest time.Duration) bool {
-	return k.Heard != 0 && now < k.Till && now.Sub(k.Heard) <= longest && cost <= limit.Capacity()-k.Sum-k.Drift()
-}
-
 // Late says what becomes of a request that has waited for all its time.
 type Late uint8
 

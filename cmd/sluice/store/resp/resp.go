@@ -61,6 +61,7 @@ type Error struct {
 	Bound int64
 }
 
+// Error says what was wrong with the answer.
 func (e *Error) Error() string {
 	var what string
 	switch e.Kind {
