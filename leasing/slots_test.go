@@ -250,7 +250,7 @@ func TestSlotPolicies(t *testing.T) {
 		s.set(time.Hour, false, true)
 		slot := 0
 		for policy, most := range map[ratelimit.FailurePolicy]int{
-			ratelimit.FailOpen: 9, ratelimit.FailClosed: 0, ratelimit.FailLocal: 2, ratelimit.FailCached: 0,
+			ratelimit.FailOpen: 9, ratelimit.FailClosed: 0, ratelimit.FailLocal: 2,
 		} {
 			r := slotRule(6)
 			r.Coordination.OnStoreFailure = policy

@@ -24,7 +24,7 @@ import (
 // Bounds of what one account may say.
 const (
 	// mostLessees is of one account; leasing keeps at most as many, of whom most are slots.
-	mostLessees = uint64(ratelimit.MaxConcurrency)
+	mostLessees = int(ratelimit.MaxConcurrency)
 	// MostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
 	MostTokens = 1 << 43
 	MostTime   = 1 << 53 // microseconds since 1970: the year 2255
@@ -227,7 +227,7 @@ func (r *reader) account() (m Entry) {
 	a.At, a.Dead = r.time(), r.time()
 	// Lessees are appended one by one. Memory for as many as the number says would let a few bytes
 	// of a peer cost much.
-	for range r.unsigned(mostLessees) {
+	for range r.unsigned(uint64(mostLessees)) {
 		h := r.lessee()
 		if r.bad {
 			break
