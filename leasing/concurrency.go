@@ -75,7 +75,9 @@ func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clo
 func (f *Concurrency) lane(key []byte) *slotLane { return &f.lanes[f.hash.Of(key)%slotLanes] }
 
 // Decide implements [ratelimit.Limiter].
-func (f *Concurrency) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (f *Concurrency) Decide(
+	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
+) {
 	calls, patience := make([]*slotCall, len(asks)), time.Duration(0)
 	for i := range asks {
 		patience = max(patience, asks[i].Rule.Coordination.Deadline())
@@ -103,7 +105,7 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 		f.decideAlone(now, a)
 	}
 	if a.Kind == ratelimit.Charge || a.Window == 0 && a.Kind != ratelimit.Peek {
-		*v = a.DecideSlot(0, false) // it names no slot
+		*v = a.DecideSlot(0, ratelimit.NoSlot) // it names no slot
 		v.OverLimit = v.OverLimit && a.Kind == ratelimit.Spend
 		return nil
 	}
@@ -134,7 +136,7 @@ func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask,
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.ended && c.answer.Err == nil {
-		*v = a.DecideSlot(c.answer.Taken, c.answer.Has && c.Op != account.SlotLook)
+		*v = a.DecideSlot(c.answer.Taken, ratelimit.SlotHeld(c.answer.Has && c.Op != account.SlotLook))
 		v.Source = ratelimit.FromClaim
 		return
 	}
@@ -162,7 +164,7 @@ func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.Fallba
 		f.apart.Store(true)
 		*v = f.decideAlone(now, a)
 	default: // nothing is known of how many are taken
-		*v = a.DecideSlot(a.Rule.Limit.Requests, false)
+		*v = a.DecideSlot(a.Rule.Limit.Requests, ratelimit.NoSlot)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why
 }

@@ -98,7 +98,7 @@ func (l *Local) DecideFor(
 func (l *Local) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 	l.shared.Add(1)
 	if a.OfSlot() { // its slots would not be found again
-		*v = a.DecideSlot(a.Rule.Limit.Requests, false)
+		*v = a.DecideSlot(a.Rule.Limit.Requests, ratelimit.NoSlot)
 		v.Source = ratelimit.FromOverflow
 		return
 	}

@@ -37,7 +37,7 @@ func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
 	if c == nil && a.Kind != ratelimit.Spend {
-		*v = a.DecideSlot(0, false)
+		*v = a.DecideSlot(0, ratelimit.NoSlot)
 		return true
 	}
 	if c == nil && s.slots >= slotsForKey*s.keys.Limit() {
@@ -74,7 +74,7 @@ func (s *counterShard) decideSlots(now ledgerTime, k *lent, c *counterCell, a *a
 	before, x := len(k.slots), slotAsk(a)
 	answer, _ := k.slots.Decide(now, &x)
 	s.slots += len(k.slots) - before
-	c.Val, *v = heldBy(k.slots), a.DecideSlot(answer.Taken, answer.Has && x.Op != account.SlotLook)
+	c.Val, *v = heldBy(k.slots), a.DecideSlot(answer.Taken, ratelimit.SlotHeld(answer.Has && x.Op != account.SlotLook))
 }
 
 // forget drops what others have of a key.

@@ -25,13 +25,19 @@ func (l Limit) HoldsSlot() *Hold {
 // OfSlot tells whether an ask is about a slot.
 func (a *Ask) OfSlot() bool { return a.Rule.Limit.Algorithm == Concurrency }
 
+// SlotHeld says whether an ask's slot is among those that are taken.
+type SlotHeld bool
+
+// NoSlot says that it is not.
+const NoSlot SlotHeld = false
+
 // DecideSlot answers an ask under a concurrency limit, where so many slots are taken: before the ask, or after it where
 // it took or gave back one. has tells whether the ask's own slot is, or was, among them.
-func (a *Ask) DecideSlot(taken Tokens, has bool) (v Verdict) {
+func (a *Ask) DecideSlot(taken Tokens, has SlotHeld) (v Verdict) {
 	limit := a.Rule.Limit.Requests
 	v.Remaining, v.Window = max(0, limit-taken), a.Window
 	switch {
-	case has:
+	case bool(has):
 		v.Charged = 1
 	case a.Kind == Spend, a.Kind == Peek && taken > limit:
 		v.OverLimit, v.ResetAfter = true, concurrencyRetry

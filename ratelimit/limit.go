@@ -142,7 +142,8 @@ const (
 
 // Algorithms are their names, by value.
 var Algorithms = [...]string{
-	FixedWindow: "fixed_window", SlidingWindow: "sliding_window", TokenBucket: "token_bucket", Concurrency: "concurrency",
+	FixedWindow: "fixed_window", SlidingWindow: "sliding_window", TokenBucket: "token_bucket",
+	Concurrency: "concurrency",
 }
 
 // RateAlgorithms are those of limits for a period: a rule file names them in algorithm.

@@ -495,7 +495,8 @@ func (w *waiting) regret(now instant, i int) {
 		v, ok, _ := c.read(now, &late, say)
 		switch {
 		case !ok || v.OverLimit:
-		case !c.inStore() && !late.OfSlot() && c.hotHere.Credit(&late, v.Window): // whoever owns the key by the time that it is told
+		case !c.inStore() && !late.OfSlot() && c.hotHere.Credit(&late, v.Window):
+			// Whoever owns the key by then is told.
 			if c.observe != nil {
 				c.observe.undone(&late, &v)
 			}

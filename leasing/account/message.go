@@ -131,7 +131,8 @@ func check(c *Claim) error {
 	switch {
 	case c.Key == "", c.Holder == debtor, c.Kind > Leaves, bucket != (c.Window == 0),
 		c.TTL < 0, c.TTL > ratelimit.MaxPeriod, c.Limit.Carries && c.Limit.Algorithm != ratelimit.FixedWindow,
-		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0, c.Limit.Requests > ratelimit.MaxLimit,
+		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0,
+		c.Limit.Requests > ratelimit.MaxLimit,
 		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket || c.Audit != ""),
 		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
 		return fmt.Errorf("%w: %+v", errClaim, *c)

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Slots are the requests of a key that are in flight, under a concurrency limit: a number each, and until when it counts
-// at most. The zero Slots are none. They are not safe for concurrent use.
+// Slots are the requests of a key that are in flight, under a concurrency limit: a number each, and until when it
+// counts at most. The zero Slots are none. They are not safe for concurrent use.
 //
 // Guarantee: no more are taken than there are, a slot is taken once and given back once, and it comes back by itself
 // when its time is over, by the clock that it was taken by.

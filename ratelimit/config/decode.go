@@ -142,7 +142,8 @@ func (d *decoder) limit(f *field) *RateLimit {
 		d.wrongly(f, "a map", mapHint(f))
 		return nil
 	}
-	l := &RateLimit{Place: f.place, NoRequests: f.value.get("requests_per_unit") == nil && f.value.get("concurrency") == nil}
+	l := &RateLimit{Place: f.place}
+	l.NoRequests = f.value.get("requests_per_unit") == nil && f.value.get("concurrency") == nil
 	fill(d, l, &f.value, limitFields)
 	if at := f.value.get("unit"); at != nil {
 		l.Place = at.value.place

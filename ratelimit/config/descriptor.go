@@ -39,8 +39,8 @@ type RateLimit struct {
 	// Multiplier is how many units a period has, unit_multiplier; 0 means one.
 	Multiplier ratelimit.Tokens
 	Billing    *Billing
-	// Concurrency is the most requests in flight at once, in place of a unit; 0: it was not written. HoldTTL is how long
-	// each counts at most; 0: ratelimit.DefaultHoldTTL.
+	// Concurrency is the most requests in flight at once, in place of a unit; 0: it was not written. HoldTTL is how
+	// long each counts at most; 0: ratelimit.DefaultHoldTTL.
 	Concurrency ratelimit.Tokens
 	HoldTTL     time.Duration
 	Unlimited   bool

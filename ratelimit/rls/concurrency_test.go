@@ -82,7 +82,8 @@ func TestSlotsWithOthers(t *testing.T) {
 	}
 }
 
-// 100,000 calls that are cut, changed, forged, replayed or of another key give no slot back, and neither do negative hits.
+// 100,000 calls that are cut, changed, forged, replayed or of another key give no slot back, and neither do negative
+// hits.
 func TestHostileSlots(t *testing.T) {
 	f := holdFixtureOf(t, slotRules)
 	used, _ := f.takes(desc("slots=a"))
@@ -116,7 +117,8 @@ func TestSlotAnswers(t *testing.T) {
 	f.options.Headers.IETF = true
 	a := f.must(rlsRequest(desc("slots=a")))
 	st := a.GetStatuses()[0]
-	if l := st.GetCurrentLimit(); l.GetRequestsPerUnit() != 2 || l.GetUnit() != rlsv3.RateLimitResponse_RateLimit_UNKNOWN ||
+	l, unit := st.GetCurrentLimit(), rlsv3.RateLimitResponse_RateLimit_UNKNOWN
+	if l.GetRequestsPerUnit() != 2 || l.GetUnit() != unit ||
 		l.GetName() != "in flight" || st.GetLimitRemaining() != 1 {
 		t.Errorf("the status is %v", st)
 	}
