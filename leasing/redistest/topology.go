@@ -85,7 +85,8 @@ func (s *Server) Sever(master *Server) {
 }
 
 // Promote makes a replica of a Cluster a master: how is FORCE, with the votes of the other masters, or TAKEOVER,
-// without. An election can fail, and Redis forgets one of a FORCE after 5 s; it is asked for again each second until it holds.
+// without. An election can fail, and Redis forgets one of a FORCE after 5 s; it is asked for again each second until
+// it holds.
 func (s *Server) Promote(how string) {
 	s.Helper()
 	var asked time.Time

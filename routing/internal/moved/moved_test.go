@@ -153,7 +153,7 @@ func TestParcelsBeyondTheirBounds(t *testing.T) {
 		ok     bool
 	}{
 		{"as it should be", func(*leasing.Account, *leasing.Lessee) {}, true},
-		{"an algorithm that there is not", func(a *leasing.Account, _ *leasing.Lessee) { a.Algorithm = 3 }, false},
+		{"an algorithm that there is not", func(a *leasing.Account, _ *leasing.Lessee) { a.Algorithm = 4 }, false},
 		{"1970", func(a *leasing.Account, _ *leasing.Lessee) { a.At = 1 }, true},
 		{"before 1970", func(a *leasing.Account, _ *leasing.Lessee) { a.At = -1 }, false},
 		{"the most charged", func(a *leasing.Account, _ *leasing.Lessee) { a.Sum = most }, true},
