@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/postgres/pgtest"
+	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
