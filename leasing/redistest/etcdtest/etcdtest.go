@@ -162,6 +162,9 @@ func (s *Server) Signal(sig syscall.Signal) {
 	}
 }
 
+// PID is the number of the process.
+func (s *Server) PID() int { return s.cmd.Process.Pid }
+
 // Snapshot writes a snapshot of the data into a file, whose path it returns.
 func (s *Server) Snapshot() string {
 	s.Helper()
