@@ -123,7 +123,8 @@ func newRealStore(s account.Store, seed uint64, clock func() ratelimit.LedgerTim
 }
 
 func (s *realStore) name(k account.StoreKey) account.StoreKey {
-	k.Name = fmt.Sprint(s.prefix, s.lives, ":", s.evicted[k.Name], ":", k.Name)
+	// The simulator's keys are bytes, and a fleet's are printable.
+	k.Name = fmt.Sprintf("%s%d:%d:%q", s.prefix, s.lives, s.evicted[k.Name], k.Name)
 	if k.Over != 0 {
 		k.Over += s.ahead
 	}
@@ -169,4 +170,6 @@ type realCAS struct {
 
 func (l *realCAS) Forget() { l.store.lives++ }
 
-func (l *realCAS) Evict(key string, w ratelimit.Window) { l.store.evicted[account.NameOf("", key, w)]++ }
+func (l *realCAS) Evict(key string, w ratelimit.Window) {
+	l.store.evicted[account.NameOf("", key, w)]++
+}

@@ -54,8 +54,12 @@ func Opened[S Database](t testing.TB, open Opener[S], url, prefix string) S {
 func Prepared[S Database](t testing.TB, open Opener[S], url, prefix string) S {
 	t.Helper()
 	s := Opened(t, open, url, prefix)
-	if err := s.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for err := s.Prepare(ctx); err != nil; err = s.Prepare(ctx) { // a busy machine is slow to answer
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
 	}
 	return s
 }
