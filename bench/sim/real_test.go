@@ -45,7 +45,7 @@ func TestHistoriesOnRealStores(t *testing.T) {
 	})
 	for name, open := range map[string]func(*testing.T) account.Store{
 		"postgres": func(t *testing.T) account.Store {
-			return ledgertest.Prepared(t, postgres.Open, pgtest.Start(t).URL(), "")
+			return ledgertest.Prepared(t, postgres.Open, pgtest.Start(t, "fsync=off").URL(), "") // nothing crashes
 		},
 		"etcd": func(t *testing.T) account.Store {
 			return ledgertest.Prepared(t, etcd.Open, etcdtest.Start(t).URL(), "")
@@ -63,8 +63,8 @@ func TestHistoriesOnRealStores(t *testing.T) {
 
 // playReal plays so many histories with ledgers on a real store.
 func playReal(t *testing.T, n int, open func(seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error)) {
-	claims, draws, settled, played := int64(0), int64(0), int64(0), 0
-	for seed := *first; played < n; seed++ {
+	claims, draws, settled, played, seed := int64(0), int64(0), int64(0), 0, *first
+	for ; played < n; seed++ {
 		o := History(seed)
 		if o.Rule.Coordination.Mode == ratelimit.Routing {
 			continue
@@ -84,7 +84,8 @@ func playReal(t *testing.T, n int, open func(seed uint64, clock func() ratelimit
 	if claims < int64(30*n) || draws == 0 {
 		t.Errorf("only %d claims reached the store, %d of them draws", claims, draws)
 	}
-	t.Logf("%d histories, with %d claims, %d of them draws; %d totals were compared at the end", n, claims, draws, settled)
+	t.Logf("%d histories held, seeds %d to %d, with %d claims, %d of them draws; %d totals were compared at the end", n, *first,
+		seed-1, claims, draws, settled)
 }
 
 // realRedis is a redis-server in virtual time.
