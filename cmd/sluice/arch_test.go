@@ -241,7 +241,7 @@ func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
 	t.Helper()
 	eachGoFile(t, func(path string, test bool) {
 		name := strings.TrimPrefix(path, top)
-		if test || !inCore(name) || strings.HasSuffix(name, ".pb.go") || strings.HasPrefix(name, "leasing/redistest/") {
+		if test || !inCore(name) || strings.HasSuffix(name, ".pb.go") || forTests(name) {
 			return
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
@@ -255,6 +255,11 @@ func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
 			return true
 		})
 	})
+}
+
+// forTests tells whether a file of the core is only for tests.
+func forTests(name string) bool {
+	return strings.HasPrefix(name, "leasing/redistest/") || strings.HasPrefix(name, "leasing/ledgertest/")
 }
 
 func eachGoFile(t *testing.T, f func(path string, test bool)) {

@@ -9,9 +9,9 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/etcd/etcdtest"
-	"github.com/sluice-gate/sluice/leasing/postgres/pgtest"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/etcdtest"
+	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 )
 
 // storeServer is a real server of a store. It runs again with its data, but a Redis, which has none then.

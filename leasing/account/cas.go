@@ -101,7 +101,7 @@ func pause(ctx context.Context, try int) error {
 // work is what is to be settled of one account.
 type work struct {
 	key    StoreKey
-	before StoreKey // the account of the window before
+	before StoreKey // the account of the window before, if a claim looks at it
 	claims []*Claim
 	at     []int // of their grants
 
@@ -129,11 +129,11 @@ func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
 		w := byName[key.Name]
 		if w == nil {
 			w = &work{key: key}
-			if c.Window > 1 {
-				w.before = l.keyOf(c, c.Window-1)
-			}
 			byName[key.Name] = w
 			all = append(all, w)
+		}
+		if c.Window > 1 && looksBack(&c.Limit) {
+			w.before = l.keyOf(c, c.Window-1)
 		}
 		w.claims, w.at = append(w.claims, c), append(w.at, i)
 	}

@@ -30,7 +30,7 @@ func (l *Redis) Look(
 	}
 	pipe := client.Pipeline()
 	fields, before := pipe.HGetAll(ctx, l.nameOf(key, w)), (*redis.StringCmd)(nil)
-	if limit.Algorithm == ratelimit.SlidingWindow || limit.Carries {
+	if looksBack(limit) {
 		before = pipe.HGet(ctx, l.nameOf(key, w-1), "sum")
 	}
 	at := pipe.Time(ctx)

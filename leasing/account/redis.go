@@ -294,7 +294,7 @@ func isDoubtful(err error) bool {
 
 func (t *trip) names(c *Claim) []string {
 	names := []string{t.nameOf(c.Key, c.Window)}
-	if c.Limit.Algorithm == ratelimit.SlidingWindow || c.Limit.Carries {
+	if looksBack(&c.Limit) {
 		names = append(names, t.nameOf(c.Key, c.Window-1))
 	}
 	if c.Audit != "" {

@@ -71,4 +71,7 @@ func (s *span) before(now instant, l *ratelimit.Limit, sum tokens) tokens {
 	return sum/parts*part + tokens(roundUp(int64(sum%parts*part), parts))
 }
 
+// looksBack tells whether what is free of a window depends on the account of the one before.
+func looksBack(l *ratelimit.Limit) bool { return l.Algorithm == ratelimit.SlidingWindow || l.Carries }
+
 func roundUp(n, d int64) int64 { return (n + d - 1) / d }

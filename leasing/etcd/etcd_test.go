@@ -3,9 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -19,52 +17,18 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/etcd/etcdtest"
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
+	"github.com/sluice-gate/sluice/leasing/redistest/etcdtest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 type tokens = ratelimit.Tokens
 
-var kills = flag.Int("kills", 3, "how often TestKilledServer kills the server")
-
-func open(t *testing.T, url string) *Store {
-	t.Helper()
-	s, err := Open(url, "t:")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	return s
-}
+var node, settle, claim, year = ledgertest.Node, ledgertest.Settle, ledgertest.Claim, ledgertest.Year
 
 func prepared(t *testing.T, url string) *Store {
 	t.Helper()
-	s := open(t, url)
-	if err := s.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-func node(s *Store) *account.CAS { return account.NewCAS(s, "t:", func() bool { return true }) }
-
-var year = ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000}
-
-func claim(key string, h ratelimit.Holder, seq uint64, has, need tokens) account.Claim {
-	now := ratelimit.LedgerTime(time.Now().UnixMicro())
-	return account.Claim{
-		Key: key, Window: year.WindowAt(now), Limit: year, Holder: h, Seq: seq, Taken: has, Spent: has, Need: need,
-		Want: need,
-	}
-}
-
-func settle(t *testing.T, l account.Ledger, c account.Claim) (account.Grant, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	g := make([]account.Grant, 1)
-	_, _, err := l.Settle(ctx, []account.Claim{c}, g)
-	return g[0], err
+	return ledgertest.Prepared(t, Open, url, "t:")
 }
 
 func (s *Store) snapshot(t *testing.T, names ...string) account.Snapshot {
@@ -80,249 +44,10 @@ func (s *Store) snapshot(t *testing.T, names ...string) account.Snapshot {
 	return x
 }
 
-// A message is settled, stays, and is another node's to see; what is recalled is heard; what is audited is on record,
-// of this fleet only; and nodes are told of each other.
-func TestLedger(t *testing.T) {
+// What all stores must do, on a real server.
+func TestConformance(t *testing.T) {
 	t.Parallel()
-	server := etcdtest.Start(t)
-	s := prepared(t, server.URL())
-	first, second := node(s), node(prepared(t, server.URL()))
-	if e, err := first.Verify(t.Context()); err != nil || e.ID == 0 || e.Learning > e.Began {
-		t.Fatalf("the first epoch is %+v, %v", e, err)
-	}
-	one := ratelimit.Holder(0xaaaa) << 40
-	heard, ctx := make(chan string, 1000), t.Context()
-	go second.Recalls(ctx, one, func(key string, w ratelimit.Window) { heard <- fmt.Sprint(key, " ", w) })
-	go first.Recalls(ctx, 1<<50, func(string, ratelimit.Window) {})
-	for listens := false; !listens; { // it is heard from when the watch is there
-		s.ask(&account.Change{StoreKey: account.StoreKey{Name: "t:{}7"}, Recalled: []ratelimit.Holder{one}})
-		select {
-		case <-heard:
-			listens = true
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	c := claim("k\x00\n", one, 1, 0, 900)
-	c.Audit = "7 d.rule"
-	if g, err := settle(t, first, c); err != nil || g.Granted != 900 {
-		t.Fatalf("%+v, %v", g, err)
-	}
-	c = claim("k\x00\n", one+1<<40, 1, 0, 200)
-	c.Audit = "7 d.rule"
-	if g, err := settle(t, second, c); err != nil || g.Granted != 100 || g.InHand != 900 || !g.Recalling {
-		t.Fatalf("%+v, %v", g, err)
-	}
-	got := <-heard
-	for got == " 7" {
-		got = <-heard
-	}
-	if want := fmt.Sprint("k\x00\n ", c.Window); got != want {
-		t.Errorf("recalled was %q, not %q", got, want)
-	}
-	var events []account.Event
-	read := func(s *Store) {
-		events = nil
-		if err := s.Events(t.Context(), func(e *account.Event) { events = append(events, *e) }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	read(s)
-	if len(events) != 2 || events[0].Kind != account.WasGrant || events[1].Kind != account.WasRefused ||
-		events[1].Granted != 100 || events[1].Rule != "d.rule" || events[1].Bound != 7 || events[1].Ends == 0 {
-		t.Errorf("on record is %+v", events)
-	}
-	other, err := Open(server.URL(), "t")
-	if err != nil || other.Prepare(t.Context()) != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	if read(other); len(events) > 0 {
-		t.Errorf("another fleet has on record %+v", events)
-	}
-	look, err := first.Look(t.Context(), c.Key, c.Window, &year)
-	if err != nil || look.Charged != 1000 || len(look.Holders) != 2 {
-		t.Errorf("people see %+v, %v", look, err)
-	}
-	if err := s.Forget(t.Context(), time.Now().Add(-time.Hour)); err != nil || server.Count(eventsKey) != 2 {
-		t.Errorf("young events were deleted: %v", err)
-	}
-	if err := s.Forget(t.Context(), time.Now().Add(time.Hour)); err != nil || server.Count(eventsKey) != 0 {
-		t.Errorf("events are still there: %v", err)
-	}
-	for _, text := range []string{"hello", "bye", ""} {
-		said := map[string]string{}
-		for _, name := range []string{"a", "b"} {
-			if name == "a" && text == "" {
-				continue
-			}
-			err := s.Say(t.Context(), name, text, time.Minute, func(node, text string, ago time.Duration) {
-				if said[node] = text; ago < 0 || ago > time.Minute {
-					t.Errorf("%s said %q %v ago", node, text, ago)
-				}
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		if text == "" && len(said) != 1 || text != "" && (said["a"] != text || said["b"] != text) {
-			t.Errorf("nodes said %v after %q", said, text)
-		}
-	}
-	if durable, err := s.Durable(t.Context()); !durable || err != nil {
-		t.Errorf("durable: %v, %v", durable, err)
-	}
-}
-
-// All kinds of messages, in windows and buckets, are settled as in memory.
-func TestKindsOfMessages(t *testing.T) {
-	t.Parallel()
-	server := etcdtest.Start(t)
-	etcd := node(prepared(t, server.URL()))
-	store := account.NewMemoryStore(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
-	memory := account.NewCAS(store, "t:", func() bool { return true })
-	bucket := ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000, Algorithm: ratelimit.TokenBucket}
-	sliding := ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000, Algorithm: ratelimit.SlidingWindow}
-	for name, limit := range map[string]ratelimit.Limit{"fixed": year, "sliding": sliding, "bucket": bucket} {
-		for kind := account.Kind(0); kind <= account.Leaves; kind++ {
-			for seq := uint64(1); seq < 4; seq++ {
-				c := claim(fmt.Sprint(name, kind), 0xa00, seq, tokens(seq-1)*5, 5)
-				c.Kind, c.Limit = kind, limit
-				if limit.Algorithm == ratelimit.TokenBucket {
-					c.Window = 0
-				}
-				g, err := settle(t, etcd, c)
-				want, failed := settle(t, memory, c)
-				if err != nil || failed != nil || g.Granted != want.Granted || g.Sum != want.Sum ||
-					g.Total != want.Total || (g.Err == nil) != (want.Err == nil) {
-					t.Errorf("%s, kind %d, message %d: %+v, %v; in memory %+v, %v", name, kind, seq, g, err, want,
-						failed)
-				}
-			}
-		}
-	}
-}
-
-// Sixteen nodes contend for three accounts: all of each limit is granted, and no more.
-func TestContention(t *testing.T) {
-	t.Parallel()
-	const nodes, accounts = 16, 3
-	server := etcdtest.Start(t)
-	var granted [accounts]atomic.Int64
-	var messages, contended atomic.Int64
-	var all sync.WaitGroup
-	began := time.Now()
-	for n := range nodes {
-		l := node(prepared(t, server.URL()))
-		all.Go(func() {
-			var has [accounts]tokens
-			for seq := uint64(1); ; seq++ {
-				claims, grants := make([]account.Claim, accounts), make([]account.Grant, accounts)
-				for i := range claims {
-					claims[i] = claim(fmt.Sprint("k", i), ratelimit.Holder(0xa00+n), seq, has[i], 13)
-				}
-				messages.Add(1)
-				if _, _, err := l.Settle(t.Context(), claims, grants); err != nil {
-					t.Error(err)
-					return
-				}
-				full := 0
-				for i := range grants {
-					switch g := &grants[i]; {
-					case errors.Is(g.Err, account.ErrContended):
-						contended.Add(1)
-					case g.Err != nil:
-						t.Error(g.Err)
-						return
-					default:
-						has[i] += g.Granted
-						granted[i].Add(int64(g.Granted))
-						if g.Granted == 0 {
-							full++
-						}
-					}
-				}
-				if full == accounts {
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	l := node(prepared(t, server.URL()))
-	for i := range granted {
-		g, err := settle(t, l, claim(fmt.Sprint("k", i), 0xfff, 1, 0, 0))
-		if err != nil || granted[i].Load() != 1000 || g.Sum != 1000 {
-			t.Errorf("account %d: %d granted, %d charged, of 1000: %v", i, granted[i].Load(), g.Sum, err)
-		}
-	}
-	t.Logf("%d messages of three claims by %d nodes in %v; %d claims gave up", messages.Load(), nodes,
-		time.Since(began).Round(time.Millisecond), contended.Load())
-}
-
-// A server that is killed at any instant, some times, while four nodes claim: what was granted is charged, nothing is
-// to be learnt, and no more than what was answered to nobody is charged besides.
-func TestKilledServer(t *testing.T) {
-	t.Parallel()
-	const nodes = 4
-	server := etcdtest.Start(t)
-	var granted, unknown [nodes]atomic.Int64
-	ctx, stop := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	before := ratelimit.Epoch{}
-	for n := range nodes {
-		l := node(prepared(t, server.URL()))
-		var err error
-		if before, err = l.Verify(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		all.Go(func() {
-			for seq := uint64(1); ctx.Err() == nil; seq++ {
-				has := tokens(granted[n].Load())
-				c := claim("k", ratelimit.Holder(0xa00+n), seq, has, 1)
-				c.Limit.Requests = 100_000
-				c.Want = 3
-				g, err := settle(t, l, c)
-				if err != nil || g.Err != nil {
-					unknown[n].Add(1)
-					time.Sleep(time.Millisecond)
-					continue
-				}
-				granted[n].Add(int64(g.Granted))
-			}
-		})
-	}
-	rnd := rand.New(rand.NewPCG(1, 1))
-	total := func() (n int64) {
-		for i := range granted {
-			n += granted[i].Load()
-		}
-		return n
-	}
-	for range *kills {
-		for at := total() + 1 + rnd.Int64N(200); total() < at; {
-			time.Sleep(time.Millisecond)
-		}
-		server.Kill()
-		server.Run()
-	}
-	stop()
-	all.Wait()
-	l := node(prepared(t, server.URL()))
-	c := claim("k", 0xfff, 1, 0, 0)
-	c.Limit.Requests = 100_000
-	g, err := settle(t, l, c)
-	// What was committed and not answered is in the sum as well; a node's next claim takes it back.
-	if err != nil || int64(g.Sum) < total() || int64(g.Sum) > total()+3*nodes {
-		t.Errorf("%d tokens were granted, and %d are charged: %v", total(), g.Sum, err)
-	}
-	missed := int64(0)
-	for n := range nodes {
-		missed += unknown[n].Load()
-	}
-	if e, err := l.Verify(t.Context()); err != nil || e != before {
-		t.Errorf("after a crash the epoch is %+v, was %+v, %v: nothing was lost", e, before, err)
-	}
-	t.Logf("%d kills: %d tokens granted, %d charged, %d claims without an answer", *kills, total(), g.Sum, missed)
+	ledgertest.Store(t, etcdtest.Start(t), Open)
 }
 
 // The leader of three members is killed and comes back, and then a member hangs, while four nodes claim: nothing that
@@ -418,53 +143,6 @@ func TestClocks(t *testing.T) {
 		if sum := has[0][w] + has[1][w]; sum > 1000 {
 			t.Errorf("of window %d %d of 1000 were granted", w, sum)
 		}
-	}
-}
-
-// Of changes in one message each is made or not by itself; and 300 of them, more than a transaction has, all are.
-func TestWrite(t *testing.T) {
-	t.Parallel()
-	server := etcdtest.Start(t)
-	s := prepared(t, server.URL())
-	names, changes := make([]string, 300), make([]account.Change, 300)
-	until := s.now() + narrowSlot
-	for i := range changes {
-		names[i] = fmt.Sprint("k", i)
-		changes[i] = account.Change{StoreKey: account.StoreKey{Name: names[i]}, Data: []byte{1}, Until: until}
-	}
-	// Together they are more than etcd takes at once.
-	changes[7].Data, changes[8].Data = make([]byte, 1<<20), make([]byte, 1<<20)
-	life := s.snapshot(t).Life
-	made, err := s.Write(t.Context(), life, changes)
-	for i := range made {
-		if !made[i] {
-			t.Fatalf("change %d was not made", i)
-		}
-	}
-	x := s.snapshot(t, names...)
-	if err != nil || x.Records[299].Version == 0 || len(x.Records[7].Data) != 1<<20 || x.Life != life {
-		t.Fatal(err, x.Life)
-	}
-	pair := []account.Change{
-		{StoreKey: account.StoreKey{Name: "k0"}, Version: x.Records[0].Version, Data: []byte{2}, Until: until},
-		{StoreKey: account.StoreKey{Name: "k1"}, Version: x.Records[1].Version + 1, Data: []byte{2}, Until: until},
-		{StoreKey: account.StoreKey{Name: "k2"}, Data: []byte{2}, Until: until, Events: make([]account.Event, 500)},
-		{StoreKey: account.StoreKey{Name: "new"}, Version: 3, Data: []byte{2}, Until: until},
-		{StoreKey: account.StoreKey{Name: "k3"}, Events: make([]account.Event, 500)},
-	}
-	if made, err = s.Write(t.Context(), life, pair); err != nil || fmt.Sprint(made) != "[true false false false true]" {
-		t.Errorf("made were %v, %v", made, err)
-	}
-	y := s.snapshot(t, "k0", "k1", "new")
-	if y.Records[0].Data[0] != 2 || y.Records[0].Version <= x.Records[0].Version ||
-		y.Records[1].Data[0] != 1 || y.Records[2].Version != 0 {
-		t.Errorf("the records are %+v", y)
-	}
-	if n := server.Count(eventsKey); n != 1 {
-		t.Errorf("there are events of %d changes", n)
-	}
-	if _, err := s.Write(t.Context(), life+"1", pair); !errors.Is(err, account.ErrLife) {
-		t.Errorf("in another life it answers %v", err)
 	}
 }
 
@@ -679,7 +357,7 @@ func TestCompaction(t *testing.T) {
 	}
 }
 
-// Bad URLs and passwords are errors that say what to do, and a server that hangs ends with the deadline.
+// Bad URLs and passwords are errors that say what to do.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{
@@ -708,34 +386,13 @@ func TestErrors(t *testing.T) {
 		t.Errorf("%+v, %v", p.config, err)
 	}
 	server := etcdtest.Start(t)
-	s := open(t, server.URL())
-	if _, err := s.Read(t.Context(), nil); !errors.Is(err, errUnprepared) {
-		t.Errorf("before it is prepared it answers %v", err)
-	}
-	if err := s.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	l := node(s)
-	server.Signal(syscall.SIGSTOP)
-	began := time.Now()
-	g := make([]account.Grant, 1)
-	_, _, err = l.Settle(ctx, []account.Claim{claim("k", 0xa00, 1, 0, 1)}, g)
-	server.Signal(syscall.SIGCONT)
-	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 5*time.Second {
-		t.Errorf("a server that hangs: %v after %v", err, time.Since(began))
-	}
-	if g, err := settle(t, l, claim("k", 0xa00, 2, 0, 1)); err != nil || g.Granted != 1 {
-		t.Errorf("after it went on: %+v, %v", g, err)
-	}
 	server.Protect("geheim:%")
 	for user, want := range map[string]error{
 		"":                   rpctypes.ErrUserEmpty,
 		"root:geheimfalsch@": rpctypes.ErrAuthFailed,
 		"root:geheim%3A%25@": nil,
 	} {
-		err := open(t, strings.Replace(server.URL(), "://", "://"+user, 1)).Prepare(t.Context())
+		err := ledgertest.Opened(t, Open, strings.Replace(server.URL(), "://", "://"+user, 1), "t:").Prepare(t.Context())
 		if !errors.Is(err, want) || err != nil && strings.Contains(err.Error(), "geheim") {
 			t.Errorf("with %q: %v, must be %v", user, err, want)
 		}
@@ -743,7 +400,7 @@ func TestErrors(t *testing.T) {
 	server.Kill()
 	for _, user := range []string{"", "root:geheim@"} {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		err = open(t, strings.Replace(server.URL(), "://", "://"+user, 1)).Prepare(ctx)
+		err = ledgertest.Opened(t, Open, strings.Replace(server.URL(), "://", "://"+user, 1), "t:").Prepare(ctx)
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), server.Port) {
 			t.Errorf("nobody listens, and the error is %v", err)

@@ -162,6 +162,9 @@ func (s *Server) Signal(sig syscall.Signal) {
 	}
 }
 
+// PID is the number of the process.
+func (s *Server) PID() int { return s.cmd.Process.Pid }
+
 // Client returns a client to close.
 func (s *Server) Client() *redis.Client {
 	return redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1, ContextTimeoutEnabled: true})

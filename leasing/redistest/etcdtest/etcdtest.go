@@ -100,7 +100,7 @@ func (s *Server) command(args ...string) *exec.Cmd {
 	path, out, _ := strings.Cut(text, "\n")
 	if err != nil {
 		s.Fatalf("etcd cannot be built, and the tests need it: %v. Its modules come from the module proxy: "+
-			"cd leasing/etcd/etcdtest/server && go mod download\n%s", err, out)
+			"cd leasing/redistest/etcdtest/server && go mod download\n%s", err, out)
 	}
 	return exec.Command(path, append(args, s.data, s.Port, s.peers)...)
 }
@@ -161,6 +161,9 @@ func (s *Server) Signal(sig syscall.Signal) {
 		s.Fatal(err)
 	}
 }
+
+// PID is the number of the process.
+func (s *Server) PID() int { return s.cmd.Process.Pid }
 
 // Snapshot writes a snapshot of the data into a file, whose path it returns.
 func (s *Server) Snapshot() string {

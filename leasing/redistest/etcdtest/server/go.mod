@@ -1,4 +1,4 @@
-module github.com/sluice-gate/sluice/leasing/etcd/etcdtest/server
+module github.com/sluice-gate/sluice/leasing/redistest/etcdtest/server
 
 go 1.26.0
 

@@ -1,0 +1,325 @@
+package store
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/etcd"
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
+	"github.com/sluice-gate/sluice/leasing/postgres"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/etcdtest"
+	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+var (
+	length   = flag.Duration("length", 200*time.Millisecond, "how long TestStores measures each row in each way")
+	measured = flag.String("rows", "6", "which rows TestStores measures")
+	stores   = flag.String("stores", "redis,postgres,etcd", "which stores TestStores and TestWarmNodes measure")
+	rounds   = flag.Int("rounds", 2, "how often TestWarmNodes measures each store, in turn")
+)
+
+// real is a real server of a store, and two ways to use it.
+type real struct {
+	ledger func(fleet string) account.Ledger        // of one node
+	each   func(ctx context.Context, key int) error // counts a request there
+	cpu    func() time.Duration                     // of the server, so far
+}
+
+var reals = map[string]func(*testing.T) real{"redis": realRedis, "postgres": realPostgres, "etcd": realEtcd}
+
+func cpuOf(t *testing.T, pid int) func() time.Duration {
+	return func() time.Duration {
+		d, err := process.CPUOf(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+}
+
+// realRedis counts as [Baseline] does.
+func realRedis(t *testing.T) real {
+	server := redistest.Start(t)
+	client := server.Client()
+	t.Cleanup(func() { client.Close() })
+	return real{
+		func(fleet string) account.Ledger {
+			l, err := account.NewRedis(client, fleet, func() bool { return true })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		},
+		func(ctx context.Context, key int) error {
+			pipe := client.Pipeline()
+			pipe.IncrBy(ctx, fmt.Sprint("counter", key), 1)
+			pipe.Expire(ctx, fmt.Sprint("counter", key), time.Hour)
+			_, err := pipe.Exec(ctx)
+			return err
+		},
+		cpuOf(t, server.PID()),
+	}
+}
+
+func realPostgres(t *testing.T) real {
+	server := pgtest.Start(t)
+	server.Exec("CREATE TABLE counters (key int PRIMARY KEY, n bigint NOT NULL) WITH (fillfactor = 70)")
+	pool, err := pgxpool.New(t.Context(), server.URL()+"?pool_max_conns=10")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return real{
+		func(fleet string) account.Ledger {
+			return account.NewCAS(ledgertest.Prepared(t, postgres.Open, server.URL(), fleet), fleet, func() bool { return true })
+		},
+		func(ctx context.Context, key int) error {
+			return pool.QueryRow(ctx, `INSERT INTO counters VALUES ($1, 1)
+ON CONFLICT (key) DO UPDATE SET n = counters.n + 1 RETURNING n`, key).Scan(new(int64))
+		},
+		server.CPU,
+	}
+}
+
+// realEtcd writes for each request, and reads nothing: etcd has no counters, and this is the least that one would cost.
+func realEtcd(t *testing.T) real {
+	server := etcdtest.Start(t)
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{strings.TrimPrefix(server.URL(), "etcd://")}, Logger: zap.NewNop(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return real{
+		func(fleet string) account.Ledger {
+			return account.NewCAS(ledgertest.Prepared(t, etcd.Open, server.URL(), fleet), fleet, func() bool { return true })
+		},
+		func(ctx context.Context, key int) error {
+			_, err := client.Put(ctx, fmt.Sprint("counter", key), "1")
+			return err
+		},
+		cpuOf(t, server.PID()),
+	}
+}
+
+// counted is a ledger whose messages and claims are counted.
+type counted struct {
+	account.Ledger
+	messages, claims *atomic.Int64
+}
+
+func (c counted) Settle(
+	ctx context.Context, claims []account.Claim, grants []account.Grant,
+) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	c.messages.Add(1)
+	c.claims.Add(int64(len(claims)))
+	return c.Ledger.Settle(ctx, claims, grants)
+}
+
+// nodes make a fleet on ledgers, which runs until the test ends.
+func nodes(t *testing.T, ledgers ...account.Ledger) (all []*leasing.Fleet, clock ratelimit.Clock) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); running.Wait() })
+	clock = ratelimit.MonotonicClock()
+	for _, l := range ledgers {
+		f := leasing.NewFleet(l, account.NewHolder(), 200_000, clock, time.Now())
+		running.Go(func() { f.Run(ctx) })
+		all = append(all, f)
+	}
+	return all, clock
+}
+
+// What the processors of a store's server do for a decision: by three nodes in mode leasing, and where each request
+// asks the server. First touches are apart: each node asks for each key once before.
+//
+//	go test -v -run TestStores ./bench/store -rows 1,2,3,4,5,6 -length 20s -timeout 60m
+func TestStores(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers")
+	}
+	for store := range strings.SplitSeq(*stores, ",") {
+		server := reals[store](t)
+		before, began := server.cpu(), time.Now()
+		time.Sleep(min(idleTime, *length))
+		idle := float64(server.cpu()-before) / float64(time.Since(began))
+		t.Logf("%s: %s; %.3f of a processor when nobody asks", store, claimRates(t, server), idle)
+		for i := range rows {
+			if slices.Contains(strings.Split(*measured, ","), fmt.Sprint(i+1)) {
+				measureStore(t, store, server, i, idle)
+			}
+		}
+	}
+}
+
+// measureStore measures a row.
+func measureStore(t *testing.T, store string, server real, row int, idle float64) {
+	const count = 3
+	r := &rows[row]
+	rule := r.rule(&modes[slices.IndexFunc(modes, func(m mode) bool { return m.name == "leasing" })])
+	rule.Coordination.StoreDeadline = time.Second
+	var messages, claims atomic.Int64
+	var ledgers []account.Ledger
+	for range count {
+		ledgers = append(ledgers, counted{server.ledger(fmt.Sprint("row ", row, ":")), &messages, &claims})
+	}
+	fleet, clock := nodes(t, ledgers...)
+	touch, leased, asked := r.play(server.cpu, idle, count, func(node, key int) error {
+		v := make([]ratelimit.Verdict, 1)
+		fleet[node].Decide(t.Context(), clock(), []ratelimit.Ask{{Rule: rule, Key: fmt.Appendf(nil, "key %d", key), Cost: 1}}, v)
+		return nil
+	}, func() { messages.Store(0); claims.Store(0) })
+	sent, told := messages.Load(), claims.Load()
+	_, each, _ := r.play(server.cpu, idle, count, func(_, key int) error { return server.each(t.Context(), key) }, func() {})
+	t.Logf("%s, row %d (%s): for 1,000 decisions the server works %v with leases, %v where each asks: %.3f of it; %.1f messages with %.1f "+
+		"claims; a node's first touch of a key costs %v", store, row+1, r.Name, 1000*leased, 1000*each, float64(leased)/float64(each),
+		1000*float64(sent)/float64(asked), 1000*float64(told)/float64(asked), touch)
+	if each == 0 || row == 5 && leased > each/2 {
+		t.Errorf("a decision costs %v with leases, and %v where each asks", leased, each)
+	}
+}
+
+// play has each node do something for each key once, and then for a load at 3,000 a second. It returns what that costs
+// the server each.
+func (r *Row) play(
+	cpu func() time.Duration, idle float64, nodes int, do func(node, key int) error, begin func(),
+) (touch, decision time.Duration, n int) {
+	const rate, touching = 3000, 32
+	spent := func(n int, run func()) time.Duration {
+		before, began := cpu(), time.Now()
+		run()
+		return beyond(cpu()-before, time.Since(began), idle) / time.Duration(max(1, n))
+	}
+	touches := nodes * r.Keys
+	touch = spent(touches, func() {
+		var next atomic.Int64
+		var all sync.WaitGroup
+		for range touching {
+			all.Go(func() {
+				for i := int(next.Add(1)) - 1; i < touches; i = int(next.Add(1)) - 1 {
+					_ = do(i%nodes, i/nodes)
+				}
+			})
+		}
+		all.Wait()
+	})
+	begin()
+	stream := r.load(rate, *length).Stream(1)
+	decision = spent(1, func() {
+		var all sync.WaitGroup
+		began := time.Now()
+		for q, ok := stream.Next(); ok; q, ok = stream.Next() {
+			time.Sleep(time.Until(began.Add(q.At)))
+			node := n % nodes
+			all.Go(func() { _ = do(node, q.Key) })
+			n++
+		}
+		all.Wait()
+	})
+	return touch, decision / time.Duration(max(1, n)), n
+}
+
+// claimRates says how many claims a second the server settles, each on a key of its own, of sixteen that send at once.
+func claimRates(t *testing.T, server real) string {
+	const senders = 16
+	ledgers := []account.Ledger{server.ledger("rates:"), server.ledger("rates:"), server.ledger("rates:")}
+	if _, err := ledgertest.Settle(t, ledgers[0], ledgertest.Claim("first", 0xa00, 1, 0, 1)); err != nil { // the epoch begins
+		t.Fatal(err)
+	}
+	var all []string
+	for _, size := range []int{1, 100} {
+		var settled atomic.Int64
+		before, began := server.cpu(), time.Now()
+		var sending sync.WaitGroup
+		for sender := range senders {
+			sending.Go(func() {
+				claims, grants := make([]account.Claim, size), make([]account.Grant, size)
+				for seq := uint64(1); time.Since(began) < *length; seq++ {
+					for i := range claims {
+						claims[i] = ledgertest.Claim(fmt.Sprint("k", size, sender, ".", i), 0xa00, seq, ratelimit.Tokens(seq-1), 1)
+						claims[i].Limit.Requests = 1e9
+					}
+					if _, _, err := ledgers[sender%len(ledgers)].Settle(t.Context(), claims, grants); err != nil {
+						t.Error(err)
+						return
+					}
+					settled.Add(int64(size))
+				}
+			})
+		}
+		sending.Wait()
+		n := max(1, settled.Load())
+		all = append(all, fmt.Sprintf("%.0f claims a second in messages of %d, %v of its processors each",
+			float64(n)/time.Since(began).Seconds(), size, (server.cpu()-before)/time.Duration(n)))
+	}
+	return strings.Join(all, "; ")
+}
+
+// What a node's processors do for a decision on a warm key, with each store in turn: the same, for no store is asked.
+//
+//	go test -v -run TestWarmNodes ./bench/store -rounds 20
+func TestWarmNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers")
+	}
+	const decisions = 200_000
+	names := append([]string{"memory"}, strings.Split(*stores, ",")...)
+	rule := rows[5].rule(&mode{})
+	rule.Limit.Requests = 4e9 // of which a lease outlasts the test
+	rule.Coordination.StoreDeadline = time.Second
+	var warm []func(n int) (fromLease int)
+	for _, name := range names {
+		var l account.Ledger = account.NewMemory(1000, func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
+		if name != "memory" {
+			l = reals[name](t).ledger("warm:")
+		}
+		fleet, clock := nodes(t, l)
+		asks, verdicts := []ratelimit.Ask{{Rule: rule, Key: []byte("key"), Cost: 1}}, make([]ratelimit.Verdict, 1)
+		warm = append(warm, func(n int) (fromLease int) {
+			for range n {
+				fleet[0].Decide(t.Context(), clock(), asks, verdicts)
+				if verdicts[0].Source == ratelimit.FromLease && !verdicts[0].OverLimit {
+					fromLease++
+				}
+			}
+			return fromLease
+		})
+		for warm[len(warm)-1](1000) < 1000 {
+		}
+	}
+	took := make([][]time.Duration, len(names))
+	for range *rounds {
+		for i, run := range warm {
+			before, err := process.OwnCPU()
+			fromLease := run(decisions)
+			after, failed := process.OwnCPU()
+			if err != nil || failed != nil || fromLease < decisions {
+				t.Fatalf("%s: %d of %d decisions on a warm key are from its lease; %v, %v", names[i], fromLease, decisions, err, failed)
+			}
+			took[i] = append(took[i], (after-before)*1000/decisions)
+		}
+	}
+	least := slices.Min(took[0])
+	for i, name := range names {
+		slices.Sort(took[i])
+		t.Logf("%s: 1,000 decisions cost the node %v at least, %v in the median: %.3f of memory's least", name, took[i][0],
+			took[i][len(took[i])/2], float64(took[i][0])/float64(least))
+	}
+}
