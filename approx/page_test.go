@@ -3,7 +3,7 @@ package approx
 import (
 	"testing"
 
-	"github.com/sluice-gate/sluice/leasing/specpage"
+	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 )
 
 // The specification's numbers of seats are the code's.

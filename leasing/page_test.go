@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
-	"github.com/sluice-gate/sluice/leasing/specpage"
+	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 

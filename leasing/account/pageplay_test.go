@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/leasing/specpage"
+	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/specpage"
+	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
