@@ -17,8 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
+	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 

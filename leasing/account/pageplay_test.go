@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
+	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
