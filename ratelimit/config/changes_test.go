@@ -199,7 +199,7 @@ descriptors:
 		"mode": "approx", "lease.size": "9", "lease.ttl": "1m",
 		"lease.reserve": "5%", "reclaim": "eager",
 		"drift_budget": "3%", "max_nodes": "3", "low_watermark": "7%", "check_timeout": "3ms",
-		"store_deadline": "9ms",
+		"store_deadline":   "9ms",
 		"on_store_failure": "open", "local_cap": "7", "on_deny": "refund", "audit": "true",
 	} {
 		setting := field + ": " + text

@@ -122,7 +122,8 @@ func (d *decoder) leaseOf(f *field) {
 func (d *decoder) setting(t *Inherited, prefix string, f *field) {
 	name := prefix + f.key
 	if advice, was := ratelimit.ReplacedFields[name]; was {
-		d.problems.add(f.place, "config error, coordination: this release does not have %s; remove it: %s", name, advice)
+		d.problems.add(f.place, "config error, coordination: this release does not have %s; remove it: %s", name,
+			advice)
 		return
 	}
 	if !slices.Contains(ratelimit.CoordinationFields, name) {

@@ -132,7 +132,8 @@ var (
 		},
 		{
 			"sluice_debt_tokens_total", "counter", "Tokens charged beyond the limit: charges after the fact, and " +
-				"refused requests under on_deny: charge.", limited, func(r *ruleRow) int64 { return int64(r.sum.Debt.Load()) },
+				"refused requests under on_deny: charge.", limited,
+			func(r *ruleRow) int64 { return int64(r.sum.Debt.Load()) },
 		},
 		{
 			"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",
