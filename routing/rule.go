@@ -108,8 +108,8 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	}
 	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most ||
 		k.burst < 0 || k.burst > most ||
-		k.fixed < 0 || k.fixed > most || k.multiplier > 1<<20 || len(k.audit) > maxAuditName ||
-		!ratelimit.KnownMode(k.mode) {
+		k.fixed < 0 || k.fixed > most || k.multiplier > 1<<20 ||
+		len(k.audit) > maxAuditName || !ratelimit.KnownMode(k.mode) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{

@@ -26,22 +26,8 @@ type spoiler struct {
 
 func newSpoiler(t *testing.T, target, command, garbage string) *spoiler {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &spoiler{Addr: l.Addr().String(), target: target, command: command, garbage: garbage}
-	var all sync.WaitGroup
-	all.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() { s.serve(c) })
-		}
-	})
-	t.Cleanup(func() { l.Close(); all.Wait() })
+	s := &spoiler{target: target, command: command, garbage: garbage}
+	s.Addr = listening(t, s.serve)
 	return s
 }
 

@@ -33,24 +33,31 @@ type scripted struct {
 
 func newScripted(t *testing.T, reply string) *scripted {
 	t.Helper()
+	s := new(scripted)
+	s.reply.Store(&reply)
+	s.Addr = listening(t, s.serve)
+	return s
+}
+
+// listening has serve answer each connection to the address, until the test ends.
+func listening(t *testing.T, serve func(net.Conn)) (addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &scripted{Addr: l.Addr().String()}
-	s.reply.Store(&reply)
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	var all sync.WaitGroup
+	all.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			wg.Go(func() { s.serve(c) })
+			all.Go(func() { serve(c) })
 		}
 	})
-	t.Cleanup(func() { l.Close(); wg.Wait() })
-	return s
+	t.Cleanup(func() { l.Close(); all.Wait() })
+	return l.Addr().String()
 }
 
 func (s *scripted) serve(c net.Conn) {

@@ -24,7 +24,7 @@ ports:
   grpc_port: 9001
   debug_port: 9002
   drain_time: 7s
-  port: 9004
+  host: 10.0.0.1
   admin_token: hunter2
 store:
   redis_url: redis://user:hunter2@r:6379
@@ -44,7 +44,7 @@ log: {log_level: warn}
 		"GRPC_PORT":   {"ports", "GRPC_PORT", "9001", file + ":3"},
 		"DEBUG_PORT":  {"ports", "DEBUG_PORT", "9003", "environment"},
 		"DRAIN_TIME":  {"ports", "DRAIN_TIME", "8s", "flag"},
-		"PORT":        {"ports", "PORT", "9004", file + ":6"},
+		"HOST":        {"ports", "HOST", "10.0.0.1", file + ":6"},
 		"ADMIN_TOKEN": {"ports", "ADMIN_TOKEN", "(set)", file + ":7"},
 		"REDIS_URL":   {"store", "REDIS_URL", "redis://user:xxxxx@r:6379", file + ":9"},
 		"LOG_LEVEL":   {"log", "LOG_LEVEL", "warn", file + ":10"},

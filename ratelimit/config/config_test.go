@@ -154,11 +154,11 @@ descriptors:
 				"f1.yaml:11:49: config error, unknown key 'algorithm'; it belongs in the descriptor, beside rate_limit",
 				`f1.yaml:13:32: config error, coordination: drift_budget: "200%" is not a percentage ` +
 					`from 0% to 100%, with at most four decimals`,
-				"f1.yaml:13:46: config error, coordination: this release does not have lease.max; " +
-					"remove it: write lease: {size: N}",
+				"f1.yaml:13:46: config error, coordination: this release does not have lease.max; remove it: " +
+					"write lease: {size: N}",
 				`f1.yaml:13:70: config error, coordination: low_watermark: "1.00001%" is not a percentage`,
-				`f1.yaml:15:36: config error, coordination: on_store_failure: "cached" is not in this ` +
-					"release: write local",
+				`f1.yaml:15:36: config error, coordination: on_store_failure: "cached" is not in this release: ` +
+					`write local`,
 			},
 		},
 		"unknown anchor": {

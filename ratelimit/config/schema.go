@@ -109,9 +109,8 @@ func coordinationSchema() schema {
 	return object("How a fleet shares the budget; inherited by descriptors below, field by field.", schema{
 		"mode": described(schema{"enum": ratelimit.ModeNames()}, modePromises()),
 		"lease": object("How tokens are leased.", schema{
-			"size": size, "ttl": ttl,
-			"reserve": share("Of the limit (0.5%) or in tokens, up to a tenth of it: what the ledger " +
-				"does not grant, so that nodes can admit first requests without waiting; 0: nothing."),
+			"size": size, "ttl": ttl, "reserve": share("Of the limit (0.5%) or in tokens, up to a tenth of it: what " +
+				"the ledger does not grant, so that nodes can admit first requests without waiting; 0: nothing."),
 		}),
 		"reclaim":      described(schema{"enum": ratelimit.Reclaims}, "What becomes of a silent node's tokens."),
 		"drift_budget": share("For approx: over-admission allowed to the fleet, of the limit (1%) or in tokens."),

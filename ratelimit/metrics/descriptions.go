@@ -54,7 +54,7 @@ var (
 	peerRefused   = ours("peers_refused_total", "Peers without a valid proof.")
 	peerMalformed = ours("peer_messages_malformed_total", "Invalid messages without effect.")
 	rejected      = ours("rejected_total",
-		"Invalid messages. From the store: reply (beyond REDIS_MAX_REPLY), answer. From a peer: "+
+		"Invalid messages. From the store: reply (above 4 MiB), answer. From a peer: "+
 			"plaintext and tls (no TLS 1.3), introduction, version, weight, name, secret (a wrong "+
 			"proof or a relay), gossip, address, frame, sent (a clock more than a year off), ask, "+
 			"reply, lease, fetch, presence, parcel, account, receipt.", "from", "kind")
@@ -126,29 +126,25 @@ var (
 			"without a grant: a fallback is not DENY_ALL, or a lease was used after its TTL).", "what")
 	quotaLost    = ours("rlqs_reports_lost_total", "Reports that seem lost.")
 	quotaRefused = ours("rlqs_refused_total",
-		"bound: beyond RLQS_MAX_STREAMS or RLQS_MAX_BUCKETS; stuck: an answer was not "+
+		"bound: too many streams or buckets; stuck: an answer was not "+
 			"acknowledged; rule: the rule cannot be divided.", "why")
-	everything = []*prometheus.Desc{
-		clockSteps, missing, missingTokens, mayEvict, evictedKeys, persistent,
-		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, configInfo, configLoaded,
-		reloadGood, sources, answers, shadowed,
-		unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
-		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, unreported, recoveries, roundTrips,
-		storeTime, leaseSizes, saved, queued, queueSize,
-		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys,
-		inFlight, callersEnded,
-		shedCalls, givenUp, callsInFlight, waitingCalls,
-		quotaStreams, quotaBuckets, quotaUnproven, quotaReports, quotaRequests, quotaMessages, quotaAssignments,
-		quotaAbandoned, quotaTokens, quotaLost, quotaRefused,
-	}
 )
 
+// everything are all of the above: each adds itself when it is declared.
+var everything []*prometheus.Desc
+
 func theirs(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("ratelimit_service_"+name, help, labels, nil)
+	return described("ratelimit_service_"+name, help, labels)
 }
 
 func ours(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("sluice_"+name, help, labels, nil)
+	return described("sluice_"+name, help, labels)
+}
+
+func described(name, help string, labels []string) *prometheus.Desc {
+	d := prometheus.NewDesc(name, help, labels, nil)
+	everything = append(everything, d)
+	return d
 }
 
 // NewLatency returns the histogram of whole calls under their name, which says

@@ -35,8 +35,7 @@ var holdMetrics = []metric{
 	},
 	{
 		"sluice_hold_debt_tokens_total", "counter", "Tokens of costs above their holds that the limit had no room " +
-			"for, " +
-			"as far as this node knew.", holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Debt.Load()) },
+			"for, as far as this node knew.", holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Debt.Load()) },
 	},
 }
 
