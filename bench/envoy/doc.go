@@ -1,5 +1,12 @@
-// Package envoy is a client of the Rate Limit Quota Service that does what stock Envoy
-// does, as read in the source of its filter (source/extensions/filters/http/
+// Package envoy stands in for stock Envoy: a Client of the Rate Limit Quota Service, and a
+// Filter that calls the rate limit service for requests, and when they are done.
+//
+// A Filter does what Envoy 1.40 was seen to do: TestStreamDoneStandIn of bench/realenvoy plays
+// the rows of docs/internals/stream-done.md through it, as TestStreamDone does through an Envoy.
+// Not modelled: headers, the limits of virtual hosts, stages, and actions other than generic_key,
+// request_headers and metadata.
+//
+// A Client does what stock Envoy does, as read in the source of its filter (source/extensions/filters/http/
 // rate_limit_quota, mid-2026), quirks included. TestModelIsEnvoy of bench/realenvoy holds it
 // against an Envoy 1.40: both get the same messages, and let the same requests pass.
 //
@@ -13,7 +20,7 @@
 // the Tick that notices, requests go on under it: so a client that stood still is played by
 // calling Request before Tick. Run drives one over gRPC, in real time.
 //
-// Not modelled, for no server of ours depends on it: matching of requests to buckets, the
+// Not modelled of a Client, for no server of ours depends on it: matching of requests to buckets, the
 // replies to denied requests, per-route overrides and filter_enabled (which stock Envoy
 // ignores), and more than one worker thread.
 package envoy

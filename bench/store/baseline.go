@@ -18,7 +18,8 @@ import (
 
 // Baseline asks Redis for each request, as envoyproxy/ratelimit's fixed window does:
 // INCRBY and EXPIRE of a key that names the window, in one pipeline, over one of ten
-// connections (its REDIS_POOL_SIZE).
+// connections (its REDIS_POOL_SIZE). hits_addend of a descriptor is what is added, also
+// where that is 0 or where the limit is passed already.
 type Baseline struct {
 	Address, Redis string // HOST:PORT
 	Limit          int64
@@ -44,7 +45,11 @@ func (b *baseline) ShouldRateLimit(ctx context.Context, q *rls.RateLimitRequest)
 		}
 		key.WriteString("_" + strconv.FormatInt(start, 10))
 		pipe := b.client.Pipeline()
-		used := pipe.IncrBy(ctx, key.String(), 1)
+		hits := int64(1)
+		if n := d.GetHitsAddend(); n != nil {
+			hits = int64(n.GetValue()) //nolint:gosec // at most 1e9 from an Envoy
+		}
+		used := pipe.IncrBy(ctx, key.String(), hits)
 		pipe.Expire(ctx, key.String(), time.Duration(seconds)*time.Second)
 		if _, err := pipe.Exec(ctx); err != nil {
 			return nil, fmt.Errorf("baseline: %w", err)

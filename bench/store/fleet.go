@@ -2,8 +2,6 @@ package store
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -14,77 +12,88 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// fleet is nodes, and a Redis that was empty when they started.
-type fleet struct {
-	redis *process.Redis
+// Fleet is nodes, and a Redis that was empty when they started. It is not safe for concurrent use, but for its Pool.
+type Fleet struct {
+	Redis *process.Redis
+	Pool  caller.Pool // of the nodes
 	nodes []*process.Process
-	pool  caller.Pool
+	rules func() // removes their file
 }
 
 // openFleet starts nodes that answer in a mode, and waits until they know each other.
-func openFleet(o *Options, dir string, row *Row, m *mode, nodes int) (f *fleet, err error) {
-	f = &fleet{}
-	defer func() {
-		if err != nil {
-			f.close()
-			f = nil
-		}
-	}()
-	if f.redis, err = process.OpenRedis(""); err != nil {
-		return f, err
-	}
+func openFleet(o *Options, row *Row, m *mode, nodes int) (*Fleet, error) {
 	if m.fields == nil {
-		return f, f.startBaseline(o.Lab, row, nodes)
+		return OpenBaseline(o.Lab, row.Limit, row.window(), nodes)
 	}
-	rules := filepath.Join(dir, "rules.yaml")
-	if err = os.WriteFile(rules, []byte(row.file(m)), 0o600); err != nil {
-		return f, fmt.Errorf("bench: %w", err)
-	}
-	ports, err := freeport.Find(nodes)
+	return Open(o.Binary, row.file(m), nodes)
+}
+
+// Open starts nodes of sluice, a binary, with a file of rules, and waits until they know each other.
+func Open(binary, rules string, nodes int) (*Fleet, error) {
+	file, remove, err := process.Rules(rules)
 	if err != nil {
-		return f, err
+		return nil, err
 	}
-	peers := "static:127.0.0.1:" + strings.Join(ports, ",127.0.0.1:")
-	for _, port := range ports {
-		node, err := process.Sluice(
-			o.Binary, rules, "--log-level", "error", "--redis-url", f.redis.Addr, "--max-keys", strconv.Itoa(maxKeys),
-			"--peers", peers, "--peer-addr", "127.0.0.1:"+port, "--peer-bind", "127.0.0.1:"+port, "--peer-secret", "only-for-benchmarks", "--drain-time", "200ms",
-		)
+	return open(remove, func(f *Fleet) error {
+		ports, err := freeport.Find(nodes)
 		if err != nil {
-			return f, err
+			return err
 		}
-		if err := f.add(node); err != nil {
-			return f, err
+		peers := "static:127.0.0.1:" + strings.Join(ports, ",127.0.0.1:")
+		for _, port := range ports {
+			if err := f.add(process.Sluice(
+				binary, file, "--log-level", "error", "--redis-url", f.Redis.Addr, "--max-keys", strconv.Itoa(maxKeys),
+				"--peers", peers, "--peer-addr", "127.0.0.1:"+port, "--peer-bind", "127.0.0.1:"+port, "--peer-secret", "only-for-benchmarks", "--drain-time", "200ms",
+			)); err != nil {
+				return err
+			}
 		}
-	}
-	return f, f.met()
+		return f.met()
+	})
 }
 
 // maxKeys is more than any row has.
 const maxKeys = 200_000
 
-func (f *fleet) startBaseline(lab string, row *Row, nodes int) error {
-	for range nodes {
-		ports, err := freeport.Find(1)
-		if err != nil {
-			return err
+// OpenBaseline starts servers that ask Redis for each request, by sluicelab, a binary.
+func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*Fleet, error) {
+	return open(func() {}, func(f *Fleet) error {
+		for range nodes {
+			ports, err := freeport.Find(1)
+			if err != nil {
+				return err
+			}
+			address := "127.0.0.1:" + ports[0]
+			if err := f.add(process.Start(lab, address, "bench", "baseline", "--address", address, "--redis", f.Redis.Addr,
+				"--limit", strconv.FormatInt(limit, 10), "--window", window.String())); err != nil {
+				return err
+			}
 		}
-		address := "127.0.0.1:" + ports[0]
-		node, err := process.Start(lab, address, "bench", "baseline", "--address", address, "--redis", f.redis.Addr,
-			"--limit", strconv.FormatInt(row.Limit, 10), "--window", row.window().String())
-		if err != nil {
-			return err
-		}
-		if err := f.add(node); err != nil {
-			return err
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
-func (f *fleet) add(node *process.Process) error {
+// open starts a Redis, and then what asks it. Of a fleet that does not start, nothing is left.
+func open(rules func(), nodes func(f *Fleet) error) (*Fleet, error) {
+	redis, err := process.OpenRedis("")
+	if err != nil {
+		rules()
+		return nil, err
+	}
+	f := &Fleet{Redis: redis, rules: rules}
+	if err := nodes(f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *Fleet) add(node *process.Process, err error) error {
+	if err != nil {
+		return err
+	}
 	f.nodes = append(f.nodes, node)
-	return f.pool.Add(node.Address)
+	return f.Pool.Add(node.Address)
 }
 
 // young is how long a Redis that begins empty counts as one that may have lost its
@@ -92,7 +101,7 @@ func (f *fleet) add(node *process.Process) error {
 const young = 2500 * time.Millisecond
 
 // met waits until all nodes know each other, and the ledger's data is not young.
-func (f *fleet) met() error {
+func (f *Fleet) met() error {
 	want := fmt.Sprintf("\nsluice_ring_members %d\n", len(f.nodes))
 	ready := 0
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
@@ -111,7 +120,7 @@ func (f *fleet) met() error {
 }
 
 // cpu is the processor time of all nodes so far.
-func (f *fleet) cpu() (sum time.Duration) {
+func (f *Fleet) cpu() (sum time.Duration) {
 	for _, node := range f.nodes {
 		if used, err := node.CPU(); err == nil {
 			sum += used
@@ -126,7 +135,7 @@ var (
 )
 
 // byReason is a counter of all nodes together, by reason.
-func (f *fleet) byReason(counter *regexp.Regexp) map[string]int64 {
+func (f *Fleet) byReason(counter *regexp.Regexp) map[string]int64 {
 	all := map[string]int64{}
 	for _, node := range f.nodes {
 		if node.Debug == "" { // the baseline has no metrics
@@ -145,12 +154,12 @@ func (f *fleet) byReason(counter *regexp.Regexp) map[string]int64 {
 	return all
 }
 
-func (f *fleet) close() {
-	f.pool.Close()
+// Close ends all of it.
+func (f *Fleet) Close() {
+	f.Pool.Close()
 	for _, node := range f.nodes {
 		node.Stop()
 	}
-	if f.redis != nil {
-		f.redis.Close()
-	}
+	f.Redis.Close()
+	f.rules()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -202,20 +201,15 @@ const idleTime = time.Second
 
 // measure plays one row with one mode.
 func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Measured, error) {
-	dir, err := os.MkdirTemp("", "sluice-bench")
-	if err != nil {
-		return Measured{}, fmt.Errorf("bench: %w", err)
-	}
-	defer os.RemoveAll(dir)
 	idle, err := idleRedis(ctx)
 	if err != nil {
 		return Measured{}, err
 	}
-	f, err := openFleet(o, dir, row, m, nodes)
+	f, err := openFleet(o, row, m, nodes)
 	if err != nil {
 		return Measured{}, err
 	}
-	defer f.close()
+	defer f.Close()
 
 	t := newTally(row.Limit, row.window())
 	earlier := int64(0) // decisions that are not measured
@@ -232,8 +226,8 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	ask := func(r load.Request, intended time.Time) { f.ask(ctx, t, r.Key, intended) }
 	var warmUse process.RedisUse
 	var warmAsked int64
-	before, cpu, start := f.redis.Used(), f.cpu(), time.Now()
-	timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.redis.Used(), t.decisions() })
+	before, cpu, start := f.Redis.Used(), f.cpu(), time.Now()
+	timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.Redis.Used(), t.decisions() })
 	defer timer.Stop()
 	if row.Callers > 0 {
 		caller.Closed(ctx, row.Callers, l, o.Seed, start, ask)
@@ -243,7 +237,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	if err := ctx.Err(); err != nil {
 		return Measured{}, err
 	}
-	after, took := f.redis.Used(), time.Since(start)
+	after, took := f.Redis.Used(), time.Since(start)
 	used, asked := after.Since(before), max(1, t.decisions()-earlier)
 	got := Measured{
 		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
@@ -326,13 +320,13 @@ func idleRedis(ctx context.Context) (float64, error) {
 const warmers = 16
 
 // warm asks each node for each key once, so that it has a lease of it.
-func (f *fleet) warm(ctx context.Context, t *tally, keys int) error {
+func (f *Fleet) warm(ctx context.Context, t *tally, keys int) error {
 	var wg sync.WaitGroup
 	next := make(chan int)
 	for range warmers {
 		wg.Go(func() {
 			for key := range next {
-				for _, node := range f.pool.All() {
+				for _, node := range f.Pool.All() {
 					f.askAt(ctx, node, t, key, time.Now())
 				}
 			}
@@ -348,11 +342,11 @@ func (f *fleet) warm(ctx context.Context, t *tally, keys int) error {
 }
 
 // ask makes one call to the node whose turn it is, and counts the answer.
-func (f *fleet) ask(ctx context.Context, t *tally, key int, intended time.Time) {
-	f.askAt(ctx, f.pool.Next(), t, key, intended)
+func (f *Fleet) ask(ctx context.Context, t *tally, key int, intended time.Time) {
+	f.askAt(ctx, f.Pool.Next(), t, key, intended)
 }
 
-func (f *fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
+func (f *Fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
 	defer cancel()
 	sent := time.Now()

@@ -67,7 +67,7 @@ func (c *demoCmd) Run(s streams) error {
 	}
 	if c.HTTP != "" {
 		fmt.Fprintf(s.out, "%v requests a second to %s\n", c.Rate, c.HTTP)
-		return c.demand(ctx, s, []asker{httpAsker(c.HTTP)})
+		return c.demand(ctx, s, []asker{httpAsker(c.HTTP)}, nil)
 	}
 	dir, err := os.MkdirTemp("", "sluice-demo")
 	if err != nil {
@@ -126,6 +126,7 @@ func (c *demoCmd) front(dir string, nodes []*process.Process) (*realenvoy.Envoy,
 func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
 	var debug []string
 	var askers []asker
+	var clients []rls.RateLimitServiceClient
 	fmt.Fprintf(s.out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
 		"Each rule says how far a key may go over its limit, before it runs; the table shows how far keys do go.\n"+
 		"The rule api_key may go over by 6 %%, not by the default of 1 %%: 6 tokens are 2 for each of 3 nodes, and 1 token could not be shared.\n\nWhat a node does, live:\n\n",
@@ -138,7 +139,12 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 			return err
 		}
 		defer conn.Close()
-		askers = append(askers, grpcAsker(rls.NewRateLimitServiceClient(conn)))
+		clients = append(clients, rls.NewRateLimitServiceClient(conn))
+		askers = append(askers, grpcAsker(clients[i]))
+	}
+	llm, err := llmAsker(clients)
+	if err != nil {
+		return err
 	}
 	name := "sluice"
 	if strings.Contains(os.Args[0], "go-build") {
@@ -149,8 +155,10 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 		askers = []asker{httpAsker(front.URL)}
 		fmt.Fprintf(s.out, "An Envoy stands in front of them, with deploy/compose/envoy.yaml. Ask it, too:\n\n  curl -i -H 'x-api-key: key-0' %s\n\n", front.URL)
 	}
+	fmt.Fprintf(s.out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
+		"with deploy/envoy/llm.yaml. What a request holds, and what requests have cost:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
 	told := async(func() { (&teller{out: s.out, debug: debug}).tell(ctx) })
-	err := c.demand(ctx, s, askers)
+	err = c.demand(ctx, s, askers, llm)
 	<-told
 	return err
 }
@@ -244,11 +252,26 @@ const (
 	demoMayFail = 10 // one in so many
 )
 
-// demand sends requests until ctx is done, and says how many passed.
-func (c *demoCmd) demand(ctx context.Context, s streams, askers []asker) error {
+// demand sends requests until ctx is done, and says how many passed. llm, if not nil, has requests for tokens.
+func (c *demoCmd) demand(ctx context.Context, s streams, askers []asker, llm asker) error {
 	var sent, passed, failed atomic.Int64
 	var lastErr atomic.Pointer[error]
 	var wg sync.WaitGroup
+	count := func(ok bool, err error) {
+		sent.Add(1)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			failed.Add(1)
+			lastErr.Store(&err)
+		case ok:
+			passed.Add(1)
+		}
+	}
+	if llm != nil {
+		for client := range llmClients {
+			wg.Go(func() { llmClient(ctx, llm, client, count) })
+		}
+	}
 	for worker := range demoCallers {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(uint64(worker), 7))
@@ -265,14 +288,7 @@ func (c *demoCmd) demand(ctx context.Context, s streams, askers []asker) error {
 				call, cancel := context.WithTimeout(ctx, time.Second)
 				ok, err := askers[rnd.IntN(len(askers))](call, key, fmt.Sprint("key-", zipf.Uint64()))
 				cancel()
-				sent.Add(1)
-				switch {
-				case err != nil && ctx.Err() == nil:
-					failed.Add(1)
-					lastErr.Store(&err)
-				case ok:
-					passed.Add(1)
-				}
+				count(ok, err)
 			}
 		})
 	}

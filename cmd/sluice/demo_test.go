@@ -47,6 +47,10 @@ func TestDemo(t *testing.T) {
 				_, body := s.get(m[1] + "/metrics")
 				return regexp.MustCompile(`sluice_decisions_total\{domain="edge",rule="api_key",mode="approx",source="(lease|drift)",reason=""\} [1-9]`).MatchString(body)
 			})
+			s.eventually("costs that were settled on "+m[1], func() bool {
+				_, body := s.get(m[1] + "/metrics")
+				return regexp.MustCompile(`sluice_holds_settled_total\{domain="edge",rule="team",mode="leasing",result="settled"\} [1-9]`).MatchString(body)
+			})
 		}
 	case <-time.After(30 * time.Second):
 		t.Error("nothing to look at")

@@ -17,6 +17,7 @@ type benchCmd struct {
 	Store    benchStoreCmd    `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
 	Streams  benchStreamsCmd  `cmd:"" help:"Measure RLS calls while thousands of RLQS streams report."`
 	Table    benchTableCmd    `cmd:"" help:"Measure memory and time for a million keys and more in one process."`
+	Tokens   benchTokensCmd   `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
 	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Run the empty server."`
 	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Run the server that asks Redis for each request."`
 }

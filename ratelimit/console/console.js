@@ -233,6 +233,11 @@ async function explain() {
     const parts = [make('p', 'Next request: ' + r.next + (r.reset_ns ? ' (' + duration(r.reset_ns) + ')' : ''), 'verdict')];
     parts.push(table(['Entry', 'Matched', 'Why'], r.steps.map((s) => [s.entry, s.matched || 'nothing', s.why])));
     if (r.rule) parts.push(make('p', r.domain + '.' + r.rule + ': ' + [r.limit, r.mode, r.declared].filter(Boolean).join('; ')));
+    if (r.holds) {
+      parts.push(make('p', 'Hold ' + r.hold.hold + ': the next request holds ' + r.holds.next));
+      parts.push(make('p', 'All keys, at this node: ' + r.holds.requests + ' requests held ' + r.holds.tokens + ' tokens; holds of ' + r.holds.settled_tokens +
+        ' tokens were settled and cost ' + r.holds.cost_tokens));
+    }
     if (r.owner) parts.push(make('p', 'Its owner is ' + r.owner));
     if (r.lease) {
       const l = r.lease;

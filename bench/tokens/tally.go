@@ -1,0 +1,69 @@
+package tokens
+
+import (
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// tally is what the caller counted. It is safe for concurrent use.
+type tally struct {
+	limit   int64
+	mu      sync.Mutex
+	latency *hdrhistogram.Histogram // guarded by mu: microseconds, of requests' calls
+	asked   int64                   // guarded by mu, as all below
+	refused int64
+	fitted  int64 // of them, those whose cost fitted beside the cost of all that passed
+	used    int64 // the cost of all that passed
+	failed  int64
+	lastErr error
+	// excess is what requests in flight cost beyond what they hold, and mostExcess the most that it was.
+	excess, mostExcess int64
+}
+
+func newTally(limit int64) *tally {
+	return &tally{limit: limit, latency: hdrhistogram.New(1, int64(10*time.Second/time.Microsecond), 3)}
+}
+
+// answered counts a request's call.
+func (t *tally) answered(status int, cost int64, took time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_ = t.latency.RecordValue(max(1, took.Microseconds()))
+	t.asked++
+	switch status {
+	case http.StatusOK:
+		t.used += cost
+	case http.StatusTooManyRequests:
+		t.refused++
+		if t.used+cost <= t.limit {
+			t.fitted++
+		}
+	default:
+		t.failed++
+	}
+}
+
+// begins counts what a request costs beyond what it holds, until ends.
+func (t *tally) begins(excess int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.excess += excess
+	t.mostExcess = max(t.mostExcess, t.excess)
+}
+
+func (t *tally) ends(excess int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.excess -= excess
+}
+
+// fails counts a call at the end that had no answer.
+func (t *tally) fails(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failed++
+	t.lastErr = err
+}

@@ -1,0 +1,292 @@
+package tokens
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/store"
+)
+
+// Options are how Run measures.
+type Options struct {
+	Binary   string // sluice itself
+	Lab      string // sluicelab, which is the baseline
+	Nodes    int
+	Length   time.Duration // of the longest case
+	Cases    []string      // their IDs; none: all
+	Seed     uint64
+	Progress func(done int, what string)
+}
+
+// Validate reports every problem, each with its value and its bound.
+func (o *Options) Validate() error {
+	var errs []error
+	bad := func(what string, value any, bound string) {
+		errs = append(errs, fmt.Errorf("%s is %v, must be %s", what, value, bound))
+	}
+	if o.Nodes < 1 || o.Nodes > 10 {
+		bad("--nodes", o.Nodes, "1 to 10")
+	}
+	if o.Length < 10*time.Second || o.Length > 50*time.Second {
+		bad("--length", o.Length, "10s to 50s: a case is within a window of a minute")
+	}
+	for _, id := range o.Cases {
+		if !slices.Contains(CaseIDs(), id) {
+			bad("--case", id, strings.Join(CaseIDs(), ", "))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CaseIDs are the names that cases are chosen by.
+func CaseIDs() (ids []string) {
+	for i := range cases {
+		ids = append(ids, cases[i].ID)
+	}
+	return ids
+}
+
+func (o *Options) cases() (chosen []Case) {
+	for _, c := range cases {
+		if len(o.Cases) == 0 || slices.Contains(o.Cases, c.ID) {
+			chosen = append(chosen, c)
+		}
+	}
+	return chosen
+}
+
+// Count is how many cases Run measures.
+func (o *Options) Count() int { return len(o.cases()) }
+
+// Report is all that was measured.
+type Report struct {
+	Nodes    int           `json:"nodes"`
+	Cases    []Case        `json:"cases"`
+	Measured []Measured    `json:"measured"`
+	Took     time.Duration `json:"took"`
+}
+
+// Run measures each case, all ways at the same time.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	r := &Report{Nodes: o.Nodes, Cases: o.cases()}
+	for i := range r.Cases {
+		if o.Progress != nil {
+			o.Progress(i, r.Cases[i].Name)
+		}
+		all, err := o.measure(ctx, &r.Cases[i])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", r.Cases[i].Name, err)
+		}
+		r.Measured = append(r.Measured, all...)
+	}
+	r.Took = time.Since(start)
+	return r, nil
+}
+
+// player is a way with its fleet.
+type player struct {
+	way    *Way
+	of     *Case
+	length time.Duration
+	seed   uint64
+	fleet  *store.Fleet
+	filter envoy.Filter
+	tally  *tally
+	used   process.RedisUse
+}
+
+// measure plays a case in all ways.
+func (o *Options) measure(ctx context.Context, c *Case) ([]Measured, error) {
+	players := make([]player, len(ways))
+	var starts, plays errgroup.Group
+	for i := range players {
+		p := &players[i]
+		p.way, p.of, p.length, p.seed = &ways[i], c, o.Length, o.Seed
+		starts.Go(func() error { return p.open(ctx, o) })
+		defer func() {
+			if p.fleet != nil {
+				p.fleet.Close()
+			}
+		}()
+	}
+	if err := starts.Wait(); err != nil {
+		return nil, err
+	}
+	if err := sleep(ctx, untilFits(time.Now(), c.Limit.Period(), c.whole(o.Length))); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	all := make([]Measured, len(ways))
+	for i := range players {
+		plays.Go(func() error {
+			players[i].play(ctx, start)
+			all[i] = players[i].measured()
+			if period := int64(c.Limit.Period()); start.UnixNano()/period != time.Now().UnixNano()/period {
+				all[i].Problem = "the window turned before all requests were done: this machine is too busy"
+			}
+			return ctx.Err()
+		})
+	}
+	return all, plays.Wait()
+}
+
+// spare is how much longer than it should a case may take.
+const spare = 2 * time.Second
+
+// untilFits is how long to wait so that no window turns within a length.
+func untilFits(now time.Time, window, length time.Duration) time.Duration {
+	left := window - time.Duration(now.UnixNano()%int64(window))
+	if left > length+spare {
+		return 0
+	}
+	return left + time.Second/10
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// open starts the fleet, and has each node learn what requests cost.
+func (p *player) open(ctx context.Context, o *Options) (err error) {
+	if p.way.baseline {
+		p.fleet, err = store.OpenBaseline(o.Lab, int64(p.of.Limit.Requests), p.of.Limit.Period(), o.Nodes)
+	} else {
+		p.fleet, err = store.Open(o.Binary, p.way.rules(p.of), o.Nodes)
+	}
+	if err != nil {
+		return err
+	}
+	p.filter = envoy.Filter{
+		Domain: domain, Timeout: caller.Timeout, FailureModeDeny: true, // what has no answer counts as such
+		Service: func() rls.RateLimitServiceClient { return rls.NewRateLimitServiceClient(p.fleet.Pool.Next()) },
+	}
+	if p.filter.Entries, err = p.way.entries(); err != nil {
+		return err
+	}
+	p.tally = newTally(int64(p.of.Limit.Requests))
+	for i := range warmKeys * o.Nodes {
+		for range warmRequests {
+			p.request(ctx, load.Request{At: time.Duration(i)}, fmt.Sprint("warm-", i))
+		}
+	}
+	p.tally = newTally(int64(p.of.Limit.Requests))
+	return ctx.Err()
+}
+
+// measuredTeam is the one key that is measured.
+const measuredTeam = "measured"
+
+// Before it is, nodes settle some 20 requests each, of keys of their own.
+const warmKeys, warmRequests = 10, 2
+
+// play sends the case's requests, and waits until all are done.
+func (p *player) play(ctx context.Context, start time.Time) {
+	before := p.fleet.Redis.Used()
+	call := func(r load.Request, intended time.Time) {
+		if !p.request(ctx, r, measuredTeam) && p.of.Callers > 0 {
+			_ = sleep(ctx, again)
+		}
+	}
+	if l := p.of.load(p.length); p.of.Callers > 0 {
+		caller.Closed(ctx, p.of.Callers, l, p.seed, start, call)
+	} else {
+		caller.Open(ctx, l, p.seed, start, call)
+	}
+	p.used = p.fleet.Redis.Used().Since(before)
+}
+
+// again is when a caller of a closed loop asks again that was refused.
+const again = 50 * time.Millisecond
+
+// request plays one request, and reports whether it passed. Its cost and its time are the same in each way.
+func (p *player) request(ctx context.Context, r load.Request, team string) bool {
+	random := rand.New(rand.NewPCG(p.seed, uint64(r.At)))
+	cost := p.of.cost(random)
+	takes := p.of.takes(random, p.length)
+	if team != measuredTeam {
+		takes = 0
+	}
+	s := &envoy.Stream{Request: http.Header{"X-Team": {team}}}
+	if p.way.says { // as clients do: a round number that is enough
+		s.Request.Set(mostHeader, strconv.FormatInt(min(p.of.Most, 1<<bits.Len64(uint64(cost-1))), 10))
+	}
+	sent := time.Now()
+	status := p.filter.Begin(ctx, s)
+	p.tally.answered(status, cost, time.Since(sent))
+	if status == http.StatusOK {
+		excess := max(0, cost-held(s))
+		p.tally.begins(excess)
+		if sleep(ctx, takes) == nil {
+			s.Metadata["llm"] = &structpb.Struct{Fields: map[string]*structpb.Value{"tokens": structpb.NewNumberValue(float64(cost))}}
+		}
+		defer p.tally.ends(excess)
+	}
+	if err := p.filter.End(s); err != nil {
+		p.tally.fails(err)
+	}
+	return status == http.StatusOK
+}
+
+// held is how much a request holds, by the text that came for it: of one budget, behind 15 bytes.
+func held(s *envoy.Stream) int64 {
+	if s.Metadata == nil {
+		s.Metadata = map[string]*structpb.Struct{}
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(s.Metadata[envoy.Namespace].GetFields()["sluice_hold"].GetStringValue())
+	if err != nil || len(raw) < 16 {
+		return 0
+	}
+	n, _ := binary.Uvarint(raw[15:])
+	return int64(n) //nolint:gosec // at most what the rule says
+}
+
+// measured is what came of it.
+func (p *player) measured() Measured {
+	t := p.tally
+	m := Measured{
+		Case: p.of.ID, Way: p.way.Name, Requests: t.asked, Refused: t.refused, Fitted: t.fitted, Failed: t.failed,
+		Used: t.used, Share: float64(t.used) / float64(t.limit), Over: max(0, t.used-t.limit), Bound: t.mostExcess,
+		P99: time.Duration(t.latency.ValueAtQuantile(99)) * time.Microsecond, Commands: p.used.Commands,
+	}
+	for _, name := range []string{"eval", "evalsha", "exec", "incrby"} {
+		m.Operations += float64(p.used.Commands[name].Calls)
+	}
+	m.Operations *= 1000 / float64(max(1, t.asked))
+	switch {
+	case t.failed > 0:
+		m.Problem = fmt.Sprintf("%d calls had no answer, such as: %v", t.failed, cmp.Or(t.lastErr, errNoAnswer))
+	case p.way.hold != nil && m.Over > m.Bound:
+		m.Problem = fmt.Sprintf("%d over, and requests in flight cost %d beyond what they held at most", m.Over, m.Bound)
+	}
+	return m
+}
+
+var errNoAnswer = errors.New("calls of requests")
