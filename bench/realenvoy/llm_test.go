@@ -206,7 +206,6 @@ func TestGatewaysHoldWithAnID(t *testing.T) {
 			}
 			w.settled(before + calls)
 		}
-		w.quiet()
 	}
 	t.Run("Envoy Gateway", func(t *testing.T) {
 		m := newManager(t)
@@ -224,6 +223,8 @@ func TestGatewaysHoldWithAnID(t *testing.T) {
 	t.Run("Istio", func(t *testing.T) {
 		rules := "domain: llm\ndescriptors:\n- key: team\n  hold: {learned: 0.9, max: 40}\n" +
 			"  rate_limit: {unit: year, requests_per_unit: 100}\n"
-		admits(t, (&world{T: t, rules: rules, config: Config{Text: istio(t, "llm.yaml")}, handler: model(&open)}).run())
+		w := (&world{T: t, rules: rules, config: Config{Text: istio(t, "llm.yaml")}, handler: model(&open)}).run()
+		admits(t, w)
+		w.quiet()
 	})
 }
