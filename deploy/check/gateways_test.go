@@ -38,7 +38,7 @@ func TestEnvoyGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := config.Provider.Kubernetes.RateLimitDeployment
-	if config.RateLimit.Backend.Redis.URL == "" || !strings.Contains(*d.Container.Image, "sluice") || *d.Replicas != 3 {
+	if *config.RateLimit.Backend.Redis.URL == "" || !strings.Contains(*d.Container.Image, "sluice") || *d.Replicas != 3 {
 		t.Errorf("%+v", config)
 	}
 	var policy gateway.BackendTrafficPolicy
