@@ -150,37 +150,33 @@ func (w *world) free(team string) int {
 	return e.Ledger.Free
 }
 
-// Gateways that carry no hold, with their configurations and rules as they push them: an addition has the request hold
-// what its answer costs, 40 of 100. Two are admitted, where a peek, or one hit, lets three pass and uses 120.
+// Gateways that carry no hold, with their configurations and rules as they push them, and the additions that are
+// shipped: a request holds what its answer costs, 40 of 100. Two are admitted, where a peek, or one hit, lets three
+// pass and uses 120.
 func TestGatewaysHoldWithoutAnID(t *testing.T) {
 	needsEnvoy(t)
 	for _, c := range []struct {
-		file, cluster, domain, path, below string
-		descriptor                         *rlsconf.RateLimitDescriptor
+		file, cluster, domain, additions string
+		descriptor                       *rlsconf.RateLimitDescriptor
 	}{
 		{
-			"envoy-gateway.yaml", "ratelimit_cluster", "default/eg/http", "/tokens",
-			fmt.Sprintf("%q, rule-0-match-0", llmRoute+"_"+llmRoute),
+			"envoy-gateway.yaml", "ratelimit_cluster", "default/eg/http",
+			below[string](t, "envoy-gateway/tokens.yaml", 1, "data", "additions.yaml"),
 			under(hourly("rule-0-match-0", 100), llmRoute, llmRoute),
 		},
 		{
-			"agent-router.yaml", "ai_gateway_ratelimit_cluster", "ai-gateway-quota", "/",
-			"backend_name_default/openai, model_name_override_gpt-5, rule-0-x-user-id-match-0",
-			under(hourly("rule-0-x-user-id-match-0", 100), "backend_name", "default/openai", "model_name_override", "gpt-5"),
+			"agent-router.yaml", "ai_gateway_ratelimit_cluster", "ai-gateway-quota",
+			below[string](t, "agent-router/values.yaml", 0, "rules", "additions.yaml"),
+			quota(100),
 		},
 	} {
-		additions := t.TempDir() + "/additions.yaml"
-		text := fmt.Sprintf("rules:\n- domain: %s\n  descriptor: [%s]\n  hold: {amount: 40, on: [0, 1]}\n", c.domain, c.below)
-		if err := os.WriteFile(additions, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
 		m := newManager(t)
+		m.additions(c.additions, "{amount: 40, on: [0, 1]}")
 		m.push(c.domain, c.descriptor)
-		m.more = []string{"--config-grpc-xds-additions", additions}
 		w := gateway(t, c.file, c.cluster, m)
 		calls := int64(0)
 		for i, want := range []int{200, 200, 429, 429} { // 40, 80, and 40 more are too many
-			if got := w.get(c.path, "x-user-id", "ann").Status; got != want {
+			if got := w.get("/", "x-team", "red").Status; got != want {
 				t.Errorf("%s, request %d: %d, not %d", c.file, i, got, want)
 			}
 			if calls++; want == 200 {
@@ -189,4 +185,46 @@ func TestGatewaysHoldWithoutAnID(t *testing.T) {
 			w.settled(calls)
 		}
 	}
+}
+
+// Holds with an id through gateways' own files: a request holds 40 of 100 and costs 10, so that seven are admitted.
+// Were the call at the end taken for a request, two would be.
+func TestGatewaysHoldWithAnID(t *testing.T) {
+	needsEnvoy(t)
+	var open atomic.Int64
+	admits := func(t *testing.T, w *world) {
+		t.Helper()
+		for i := range 10 {
+			before := w.stat("cluster." + w.cluster + ".upstream_rq_completed")
+			r := w.get("/", "x-team", "red", "x-tokens", "10")
+			want, calls := http.StatusOK, int64(2)
+			if i >= 7 {
+				want, calls = http.StatusTooManyRequests, 1
+			}
+			if r.Status != want {
+				t.Fatalf("request %d: %d", i, r.Status)
+			}
+			w.settled(before + calls)
+		}
+	}
+	t.Run("Envoy Gateway", func(t *testing.T) {
+		m := newManager(t)
+		m.additions(below[string](t, "envoy-gateway/tokens.yaml", 1, "data", "additions.yaml"), "{learned: 0.9, max: 40}")
+		m.push("default/eg/http", under(hourly("rule-0-match-0", 100), llmRoute, llmRoute))
+		text, err := os.ReadFile("testdata/envoy-gateway.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		admits(t, (&world{
+			T: t, flags: m.flags(), cluster: "ratelimit_cluster", config: Config{Text: patched(t, string(text))},
+			handler: model(&open),
+		}).run())
+	})
+	t.Run("Istio", func(t *testing.T) {
+		rules := "domain: llm\ndescriptors:\n- key: team\n  hold: {learned: 0.9, max: 40}\n" +
+			"  rate_limit: {unit: year, requests_per_unit: 100}\n"
+		w := (&world{T: t, rules: rules, config: Config{Text: istio(t, "llm.yaml")}, handler: model(&open)}).run()
+		admits(t, w)
+		w.quiet()
+	})
 }

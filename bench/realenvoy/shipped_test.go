@@ -1,7 +1,9 @@
 package realenvoy
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -195,32 +197,44 @@ func shippedCompose(t *testing.T) {
 	w.quiet()
 }
 
-// The patches of Istio's file, in a gateway's Envoy: its filter before the router, its cluster, and its
-// limits of the host.
 func shippedIstio(t *testing.T) {
-	var file any
-	if err := yaml.Unmarshal([]byte(shipped(t, "istio/ratelimit.yaml")), &file); err != nil {
-		t.Fatal(err)
-	}
-	patch := func(n int) any { return at[any](file, "spec", "configPatches", n, "patch", "value") }
-	var tree object
-	if err := yaml.Unmarshal([]byte(shipped(t, "envoy/envoy.yaml")), &tree); err != nil {
-		t.Fatal(err)
-	}
-	gateway := at[object](tree, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
-	at[[]any](gateway, "http_filters")[0] = patch(0)
-	at[[]any](tree, "static_resources", "clusters")[1] = patch(1)
-	host := at[object](gateway, "route_config", "virtual_hosts", 0)
-	host["routes"] = []any{object{"match": object{"prefix": "/"}, "route": object{"cluster": "service"}}}
-	host["rate_limits"] = at[any](patch(2), "rate_limits")
-	text, err := yaml.Marshal(tree)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := (&world{T: t, rules: edge, nodes: 3, config: Config{Text: string(text)}}).run()
+	w := (&world{T: t, rules: edge, nodes: 3, config: Config{Text: istio(t, "ratelimit.yaml")}}).run()
 	for _, key := range []string{"a", "b"} {
 		w.admits(5, 8, "/", "x-api-key", key)
 	}
 	w.admits(40-2*8, 40, "/")
 	w.quiet()
+}
+
+// istio is a gateway's Envoy with the patches of a file for Istio: its filters before the router, its cluster, and its
+// limits of the host.
+func istio(t *testing.T, file string) string {
+	t.Helper()
+	var tree object
+	if err := yaml.Unmarshal([]byte(shipped(t, "envoy/envoy.yaml")), &tree); err != nil {
+		t.Fatal(err)
+	}
+	gateway := at[object](tree, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
+	host := at[object](gateway, "route_config", "virtual_hosts", 0)
+	host["routes"] = []any{object{"match": object{"prefix": "/"}, "route": object{"cluster": "service"}}}
+	delete(host, "rate_limits")
+	filters := at[[]any](gateway, "http_filters")
+	filters = filters[len(filters)-1:]
+	for _, p := range below[[]any](t, "istio/"+file, 0, "spec", "configPatches") {
+		value := at[object](p, "patch", "value")
+		switch at[string](p, "applyTo") {
+		case "HTTP_FILTER":
+			filters = slices.Insert(filters, len(filters)-1, any(value))
+		case "CLUSTER":
+			at[[]any](tree, "static_resources", "clusters")[1] = value
+		case "VIRTUAL_HOST":
+			maps.Copy(host, value)
+		}
+	}
+	gateway["http_filters"] = filters
+	text, err := yaml.Marshal(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }

@@ -1,6 +1,8 @@
 package check
 
 import (
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
+	"sigs.k8s.io/yaml"
 )
 
 // settings are what the chart is rendered with.
@@ -40,6 +43,46 @@ var settings = map[string]map[string]any{
 	"database": {"store": map[string]any{"url": "postgres://sluice@db1,db2/limits?sslmode=verify-full"}},
 	"etcd":     {"store": map[string]any{"urlSecret": map[string]any{"name": "limits", "key": "etcd"}}},
 	"alone":    {"redis": map[string]any{"url": ""}, "networkPolicy": map[string]any{"enabled": false}, "podDisruptionBudget": map[string]any{"enabled": false}},
+}
+
+func init() {
+	text, err := os.ReadFile(top + "deploy/agent-router/values.yaml")
+	if err != nil {
+		panic(err)
+	}
+	var values map[string]any
+	if err := yaml.UnmarshalStrict(text, &values); err != nil {
+		panic(err)
+	}
+	settings["agent router"] = values
+}
+
+// Agent Router's Envoys find the nodes by the name that they call, and the nodes their rules.
+func TestChartForAgentRouter(t *testing.T) {
+	s := services(t, settings["agent router"])["envoy-ai-gateway-ratelimit"]
+	d, env := deployed(t, settings["agent router"])
+	if s == nil || s.Spec.ClusterIP != "None" || s.Spec.Ports[0].Port != 8081 || !maps.Equal(s.Spec.Selector, d.Spec.Selector.MatchLabels) {
+		t.Fatalf("%+v", s)
+	}
+	if c := d.Spec.Template.Spec.Containers[0]; c.Ports[0].Name != s.Spec.Ports[0].TargetPort.StrVal || c.Ports[0].ContainerPort != 8081 {
+		t.Errorf("%+v: a Service without an address does not map ports", c.Ports)
+	}
+	for name, want := range map[string]string{
+		"CONFIG_TYPE": "GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID": "envoy-ai-gateway-ratelimit",
+		"CONFIG_GRPC_XDS_SERVER_URL": "ai-gateway-controller.envoy-ai-gateway-system.svc.cluster.local:18002",
+		"CONFIG_GRPC_XDS_ADDITIONS":  "/etc/sluice/rules/additions.yaml",
+	} {
+		if env[name].Value != want {
+			t.Errorf("%s is %q, want %q", name, env[name].Value, want)
+		}
+	}
+	for _, text := range render(t, settings["agent router"]) {
+		if _, object, err := strict(text); err != nil {
+			t.Error(err)
+		} else if m, ok := object.(*core.ConfigMap); ok && (len(m.Data) != 1 || !strings.Contains(m.Data["additions.yaml"], "domain: ai-gateway-quota\n")) {
+			t.Errorf("%v", m.Data)
+		}
+	}
 }
 
 func TestChartLints(t *testing.T) {
@@ -98,6 +141,8 @@ func TestChartRenders(t *testing.T) {
 		"everything": {"ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Job", "NetworkPolicy", "PodDisruptionBudget", "PrometheusRule", "Service", "Service", "Service", "ServiceAccount", "ServiceMonitor"},
 		"secrets":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
 		"alone":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "Service", "Service", "ServiceAccount"},
+
+		"agent router": {"ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "Service", "ServiceAccount"},
 	}
 	want["database"], want["etcd"] = want["default"], want["default"]
 	for name, values := range settings {

@@ -11,13 +11,19 @@ import (
 	"testing"
 
 	"github.com/compose-spec/compose-go/v2/cli"
+	aigateway "github.com/envoyproxy/ai-gateway/api/v1alpha1"
+	gateway "github.com/envoyproxy/gateway/api/v1alpha1"
+	"github.com/kgateway-dev/kgateway/v2/api/v1alpha1/agentgateway"
+	"github.com/kgateway-dev/kgateway/v2/api/v1alpha1/kgateway"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	istio "istio.io/client-go/pkg/apis/networking/v1alpha3"
 	apps "k8s.io/api/apps/v1"
 	autoscaling "k8s.io/api/autoscaling/v2"
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
 	policy "k8s.io/api/policy/v1"
+	reference "sigs.k8s.io/gateway-api/apis/v1beta1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -43,6 +49,11 @@ func strict(document string) (kind string, object any, err error) {
 		"v1 Secret": &core.Secret{}, "policy/v1 PodDisruptionBudget": &policy.PodDisruptionBudget{}, "autoscaling/v2 HorizontalPodAutoscaler": &autoscaling.HorizontalPodAutoscaler{},
 		"networking.k8s.io/v1 NetworkPolicy": &networking.NetworkPolicy{}, "monitoring.coreos.com/v1 ServiceMonitor": &monitoring.ServiceMonitor{},
 		"monitoring.coreos.com/v1 PrometheusRule": &monitoring.PrometheusRule{}, "batch/v1 Job": &batch.Job{}, "apps/v1 StatefulSet": &apps.StatefulSet{},
+		"gateway.envoyproxy.io/v1alpha1 EnvoyGateway": &gateway.EnvoyGateway{}, "gateway.envoyproxy.io/v1alpha1 BackendTrafficPolicy": &gateway.BackendTrafficPolicy{},
+		"gateway.envoyproxy.io/v1alpha1 EnvoyPatchPolicy": &gateway.EnvoyPatchPolicy{}, "aigateway.envoyproxy.io/v1alpha1 QuotaPolicy": &aigateway.QuotaPolicy{},
+		"gateway.kgateway.dev/v1alpha1 GatewayExtension": &kgateway.GatewayExtension{}, "gateway.kgateway.dev/v1alpha1 TrafficPolicy": &kgateway.TrafficPolicy{},
+		"agentgateway.dev/v1alpha1 AgentgatewayPolicy": &agentgateway.AgentgatewayPolicy{}, "gateway.networking.k8s.io/v1beta1 ReferenceGrant": &reference.ReferenceGrant{},
+		"networking.istio.io/v1alpha3 EnvoyFilter": &istio.EnvoyFilter{},
 	}
 	object, ok := types[head.APIVersion+" "+head.Kind]
 	if !ok {

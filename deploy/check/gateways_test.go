@@ -1,13 +1,17 @@
 package check
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	gateway "github.com/envoyproxy/gateway/api/v1alpha1"
 	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3"
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
@@ -34,7 +38,7 @@ func TestEnvoyGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := config.Provider.Kubernetes.RateLimitDeployment
-	if config.RateLimit.Backend.Redis.URL == "" || !strings.Contains(*d.Container.Image, "sluice") || *d.Replicas != 3 {
+	if *config.RateLimit.Backend.Redis.URL == "" || !strings.Contains(*d.Container.Image, "sluice") || *d.Replicas != 3 {
 		t.Errorf("%+v", config)
 	}
 	var policy gateway.BackendTrafficPolicy
@@ -46,34 +50,131 @@ func TestEnvoyGateway(t *testing.T) {
 	}
 }
 
-// Istio's file is an EnvoyFilter, and what it patches in is Envoy's.
-func TestIstio(t *testing.T) {
-	var f istio.EnvoyFilter
-	if err := yaml.UnmarshalStrict(file(t, "deploy/istio/ratelimit.yaml"), &f); err != nil {
+// What is applied for a gateway is of its own types, in files and in guides.
+func TestGatewaysReadTheirFiles(t *testing.T) {
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```")
+	var documents []string
+	for _, pattern := range []string{"envoy-gateway", "istio", "kgateway", "agentgateway", "agent-router"} {
+		names, err := filepath.Glob(top + "deploy/" + pattern + "/*.yaml")
+		if err != nil || len(names) == 0 {
+			t.Fatal(pattern, err)
+		}
+		for _, name := range names {
+			text := string(file(t, strings.TrimPrefix(name, top)))
+			documents = append(documents, strings.Split(text, "\n---\n")...)
+		}
+	}
+	guides, err := filepath.Glob(top + "docs/guides/*.md")
+	if err != nil || len(guides) == 0 {
 		t.Fatal(err)
 	}
-	into := map[istioapi.EnvoyFilter_ApplyTo]proto.Message{
-		istioapi.EnvoyFilter_HTTP_FILTER: &hcm.HttpFilter{}, istioapi.EnvoyFilter_CLUSTER: &cluster.Cluster{}, istioapi.EnvoyFilter_VIRTUAL_HOST: &route.VirtualHost{},
+	for _, name := range guides {
+		// A block in a list is indented.
+		text := strings.ReplaceAll(string(file(t, strings.TrimPrefix(name, top))), "\n   ", "\n")
+		for _, m := range blocks.FindAllStringSubmatch(text, -1) {
+			documents = append(documents, strings.Split(m[1], "\n---\n")...)
+		}
 	}
+	read := map[string]int{}
+	for _, d := range documents {
+		if !strings.Contains("\n"+d, "\napiVersion:") {
+			continue // rules, or values of the chart
+		}
+		kind, _, err := strict(d)
+		if err != nil {
+			t.Errorf("%v\n%s", err, d)
+		}
+		read[kind]++
+	}
+	for _, kind := range []string{
+		"EnvoyGateway", "BackendTrafficPolicy", "EnvoyPatchPolicy", "QuotaPolicy", "GatewayExtension", "TrafficPolicy", "AgentgatewayPolicy", "EnvoyFilter",
+	} {
+		if read[kind] == 0 {
+			t.Errorf("nothing is a %s", kind)
+		}
+	}
+}
+
+// What Envoy Gateway's policy for tokens patches in is Envoy's, and where it is looked for is an entry of the end.
+func TestEnvoyGatewayPatches(t *testing.T) {
+	var policy gateway.EnvoyPatchPolicy
+	if err := yaml.UnmarshalStrict(file(t, "deploy/envoy-gateway/tokens-patch.yaml"), &policy); err != nil {
+		t.Fatal(err)
+	}
+	for i, into := range []interface {
+		proto.Message
+		ValidateAll() error
+	}{&route.RateLimit_Action{}, &hcm.HttpFilter{}} {
+		if err := protojson.Unmarshal(policy.Spec.JSONPatches[i].Operation.Value.Raw, into); err != nil {
+			t.Fatal(err)
+		}
+		if err := into.ValidateAll(); err != nil {
+			t.Error(err)
+		}
+	}
+	var tokens gateway.BackendTrafficPolicy
+	first, _, _ := strings.Cut(string(file(t, "deploy/envoy-gateway/tokens.yaml")), "\n---\n")
+	if err := yaml.UnmarshalStrict([]byte(first), &tokens); err != nil {
+		t.Fatal(err)
+	}
+	cost := tokens.Spec.RateLimit.Global.Rules[0].Cost
+	if cost.Request.From != gateway.RateLimitCostFromNumber || *cost.Request.Number != 0 || cost.Response.From != gateway.RateLimitCostFromMetadata {
+		t.Errorf("%+v %+v", cost.Request, cost.Response)
+	}
+}
+
+// Istio's files are EnvoyFilters, and what they patch in is Envoy's.
+func TestIstio(t *testing.T) {
+	for _, name := range []string{"ratelimit", "llm"} {
+		t.Run(name, func(t *testing.T) { envoyFilter(t, file(t, "deploy/istio/"+name+".yaml")) })
+	}
+}
+
+func envoyFilter(t *testing.T, text []byte) {
+	t.Helper()
+	var f istio.EnvoyFilter
+	if err := yaml.UnmarshalStrict(text, &f); err != nil {
+		t.Fatal(err)
+	}
+	var limit ratelimit.RateLimit
+	var own ratelimit.RateLimitPerRoute
+	asked := ""
 	for _, p := range f.Spec.ConfigPatches {
+		into := map[istioapi.EnvoyFilter_ApplyTo]proto.Message{
+			istioapi.EnvoyFilter_HTTP_FILTER: &hcm.HttpFilter{}, istioapi.EnvoyFilter_CLUSTER: &cluster.Cluster{}, istioapi.EnvoyFilter_VIRTUAL_HOST: &route.VirtualHost{},
+		}[p.ApplyTo]
 		text, err := protojson.Marshal(p.Patch.Value)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := protojson.Unmarshal(text, into[p.ApplyTo]); err != nil {
+		if err := protojson.Unmarshal(text, into); err != nil {
+			t.Fatalf("%v: %v", p.ApplyTo, err)
+		}
+		switch m := into.(type) {
+		case *hcm.HttpFilter:
+			if m.Name == "envoy.filters.http.ratelimit" {
+				err = errors.Join(m.GetTypedConfig().UnmarshalTo(&limit), limit.ValidateAll())
+			}
+		case *cluster.Cluster:
+			asked, err = m.Name, m.ValidateAll()
+		case *route.VirtualHost:
+			if c := m.TypedPerFilterConfig["envoy.filters.http.ratelimit"]; c != nil {
+				err = errors.Join(c.UnmarshalTo(&own), own.ValidateAll())
+			}
+			for _, r := range m.RateLimits {
+				if r.HitsAddend != nil {
+					t.Error("Envoy does not read hits_addend in rate_limits of a host")
+				}
+			}
+		}
+		if err != nil {
 			t.Errorf("%v: %v", p.ApplyTo, err)
 		}
 	}
-	c, ok := into[istioapi.EnvoyFilter_CLUSTER].(*cluster.Cluster)
-	if err := c.ValidateAll(); !ok || err != nil {
-		t.Error(err)
+	if name := limit.RateLimitService.GrpcService.GetEnvoyGrpc().ClusterName; name == "" || name != asked {
+		t.Errorf("the filter asks %q, and the cluster is %q", name, asked)
 	}
-	filter, ok := into[istioapi.EnvoyFilter_HTTP_FILTER].(*hcm.HttpFilter)
-	if !ok {
-		t.Fatal("no filter")
-	}
-	var limit ratelimit.RateLimit
-	if err := filter.GetTypedConfig().UnmarshalTo(&limit); err != nil || limit.ValidateAll() != nil || limit.RateLimitService.GrpcService.GetEnvoyGrpc().ClusterName != c.Name {
-		t.Errorf("%v %v", err, &limit)
+	if own.Domain != "" && own.Domain != limit.Domain {
+		t.Errorf("the limits are of %s, and the filter of %s", own.Domain, limit.Domain)
 	}
 }

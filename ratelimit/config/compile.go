@@ -115,7 +115,8 @@ type scope struct {
 	algorithm    ratelimit.Algorithm
 	burst        ratelimit.Tokens // 0: as many as requests_per_unit
 	coordination ratelimit.Coordination
-	hold         *Hold // nil: requests cost their hits
+	hold         *Hold  // nil: requests cost their hits
+	charges      *Place // of on_deny: charge, where that was said last
 }
 
 // wrong reports what is wrong with a descriptor, or with a domain. Rules that were
@@ -177,6 +178,12 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	for _, setting := range in.Coordination {
 		if err := s.coordination.Set(setting.Field, setting.Text); err != nil {
 			c.wrong(setting.Place, s.names, "config error, coordination: %v", err)
+		}
+		if setting.Field == "on_deny" {
+			s.charges = nil
+			if s.coordination.OnDeny == ratelimit.DenyCharges {
+				s.charges = &setting.Place
+			}
 		}
 	}
 	for _, err := range s.coordination.Validate() {

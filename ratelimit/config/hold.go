@@ -136,6 +136,10 @@ func (c *compiler) holds(r *ratelimit.Rule, s *scope, at Place) {
 	if hold.Identified() && c.options.NoHolds != nil {
 		c.wrong(s.hold.Place, s.names, "config error, hold: %v", c.options.NoHolds)
 	}
+	if s.charges != nil {
+		c.wrong(*s.charges, s.names, "config error, coordination: on_deny is charge, and a rule with a hold charges a "+
+			"refused request nothing; say on_deny: refund for it, or remove on_deny")
+	}
 	r.Hold = hold
 	// A refused request has no cost that could be settled, and so takes nothing, from none of its budgets.
 	r.Coordination.OnDeny = ratelimit.DenyRefunds
