@@ -155,9 +155,11 @@ type trouble struct {
 	begin  func(f *troubled)
 	end    func(f *troubled)
 	alert  string        // that pages; empty: none may
+	or     string        // one that is right, too
 	within time.Duration // from begin to the page: the range of the expression, "for", group_wait, and a minute for scrapes
 	fires  string        // an alert that fires and pages nobody
 	lasts  time.Duration
+	hits   uint64 // of each request
 }
 
 // In the time of the alerts.
@@ -228,14 +230,15 @@ var troubles = []trouble{
 	},
 	{
 		name: "slow-redis", lasts: 17 * time.Minute, alert: "SluiceSlow", within: 16*time.Minute + 30*time.Second, store: startSlowStore,
+		or:    "SluiceFallbackActive", // where the machine makes more of it than store_deadline
 		begin: delays(12 * time.Millisecond), end: delays(0),
 	},
 	{
-		name: "late-redis", lasts: 10 * time.Minute, alert: "SluiceStoreBreakerOpen", within: 3 * time.Minute, store: startSlowStore,
+		name: "late-redis", lasts: 17 * time.Minute, alert: "SluiceFallbackActive", within: 9 * time.Minute, store: startSlowStore,
 		begin: delays(40 * time.Millisecond), end: delays(0),
 	},
 	{
-		name: "drift", lasts: 5 * time.Minute, fires: "SluiceDriftBudgetNearlyUsed",
+		name: "drift", lasts: 5 * time.Minute, hits: 2, fires: "SluiceDriftBudgetNearlyUsed",
 		begin: func(f *troubled) { f.asks(oneKey) }, end: func(f *troubled) { f.asks(usualDemand) },
 	},
 	{
@@ -320,27 +323,26 @@ func (f *troubled) wait(d time.Duration, over func() bool) {
 
 // judge holds the pages against the one that there must be.
 func (f *troubled) judge(tr *trouble, began, ended time.Time) {
-	status, busy := "", f.timers.busy()
 	f.Logf("of %d timers, %d were late", f.timers.all.Load(), f.timers.late.Load())
+	status := ""
 	for _, page := range f.pager.sent(f.name) {
 		after := time.Duration(float64(page.at.Sub(began)) * f.pager.speed).Round(time.Second)
 		f.Logf("%s after the begin: %s %s: %s (%s)", after, page.alert, page.status, page.summary, page.runbook)
-		if busy && page.alert != tr.alert && ofTime.MatchString(page.alert) {
+		right := page.alert == tr.alert || tr.or != "" && page.alert == tr.or
+		switch {
+		case !right && page.status == "resolved": // it stands beside another that was sent
+			continue
+		case !right && f.timers.busy() && ofTime.MatchString(page.alert):
 			f.Logf("this machine is too busy to judge %s: run the test on one with nothing else to do", page.alert)
 			continue
-		}
-		if page.alert != tr.alert {
-			f.Errorf("%s pages, must be %q only", page.alert, tr.alert)
-		}
-		if page.at.Before(began) {
-			f.Errorf("%s pages before there is any trouble", page.alert)
-		}
-		if most := tr.within + time.Duration(5*float64(time.Second)*f.pager.speed); status == "" && after > most {
-			f.Errorf("the page comes %v after the begin, must within %v", after, most)
-		}
-		if status = page.status; status == "firing" && page.at.After(ended.Add(f.pager.scaled(6*time.Minute))) {
+		case !right || page.at.Before(began):
+			f.Errorf("%s pages, must be %q only, in the trouble only", page.alert, tr.alert)
+		case status == "" && after > tr.within+time.Duration(5*float64(time.Second)*f.pager.speed):
+			f.Errorf("the page comes %v after the begin, must within %v", after, tr.within)
+		case page.status == "firing" && page.at.After(ended.Add(f.pager.scaled(6*time.Minute))):
 			f.Errorf("%s pages %v after the end", page.alert, page.at.Sub(ended))
 		}
+		status = page.status
 	}
 	if tr.alert != "" && status != "resolved" {
 		f.Errorf("the last page of %s is %q, must be resolved", tr.alert, status)
@@ -381,7 +383,8 @@ func (p *pager) demo(t *testing.T) {
 	busy := kept.busy()
 	t.Logf("%s of the demo, which are %s of the alerts: %s; of %d timers, %d were late", length, time.Duration(float64(length)*p.speed), last, kept.all.Load(), kept.late.Load())
 	for _, page := range p.sent("demo") {
-		if t.Logf("%s %s: %s", page.alert, page.status, page.summary); !busy || !ofTime.MatchString(page.alert) {
+		t.Logf("%s %s: %s", page.alert, page.status, page.summary)
+		if page.status == "firing" && (!busy || !ofTime.MatchString(page.alert)) {
 			t.Errorf("%s pages, and there is no trouble", page.alert)
 		}
 	}
@@ -426,7 +429,7 @@ func (t *timers) keep(stop <-chan struct{}) {
 func (t *timers) busy() bool { return 200*t.late.Load() > t.all.Load() }
 
 // ofTime are alerts that a node without CPU has, too.
-var ofTime = regexp.MustCompile("^Sluice(Slow|FallbackActive|Overloaded|Errors|StaleFences)$")
+var ofTime = regexp.MustCompile("^Sluice(Slow|FallbackActive|Overloaded|Errors|StaleFences|NodeDown|FleetDown)$")
 
 // demand is what a node is asked for in its nth request.
 type demand func(n int) (key, value string)
@@ -446,6 +449,7 @@ func newTroubled(t *testing.T, p *pager, tr *trouble) *troubled {
 		start = func(t *testing.T) storeServer { return redistest.Start(t) }
 	}
 	f.ringFleet = &ringFleet{fleet: newFleetOn(t, start(t), troubledRules, 0), store: ratelimit.SharedStore, env: tr.env}
+	f.hits = tr.hits
 	for range f.swap {
 		host, port := freeAddress(t)
 		f.addrs = append(f.addrs, host+":"+port)
