@@ -214,6 +214,13 @@ screens: deps ## pictures of the console in its troubles, at three widths, light
 	mkdir -p .cache/screens
 	$(GO) test -count=1 -run '^TestConsoleScreens$$' ./cmd/sluice -screens $(CURDIR)/.cache/screens
 
+# About 12 minutes at SPEED=10, three fleets at a time; SPEED=1 is real time. QUIET=1h has the demo's load for an hour.
+SPEED ?= 10
+QUIET ?= 0
+.PHONY: troubles
+troubles: deps ## play outages, bad rules and other troubles: which alerts page somebody, and when
+	$(GO) test -count=1 -v -timeout 4h -parallel 3 -run '^TestTroublesPage$$' ./cmd/sluice -troubles -speed $(SPEED) -quiet $(QUIET)
+
 SNAPSHOT ?=
 release: ## binaries, image, SBOM and sums of the tagged commit, into .cache/release (SNAPSHOT=-snapshot: of any)
 	$(GO) run ./deploy/release $(SNAPSHOT)

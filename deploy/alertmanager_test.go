@@ -112,6 +112,7 @@ func TestOneCauseIsOnePage(t *testing.T) {
 			"SluiceStoreBreakerOpen", "SluiceFallbackActive", "SluiceErrors", "SluiceSlow", "SluiceSeatShortage",
 			"SluiceLeaseStarvation", "SluiceStaleFences", "SluiceOverloaded",
 		}, []string{"SluiceStoreBreakerOpen sluice"}},
+		"a slow store":     {[]string{"SluiceFallbackActive", "SluiceSlow"}, []string{"SluiceFallbackActive sluice"}},
 		"an empty restart": {[]string{"SluiceLedgerLost", "SluiceAccountsLost", "SluiceStoreClockStepped"}, []string{"SluiceLedgerLost sluice"}},
 		"a store that evicts": {
 			[]string{"SluiceAccountsLost", "SluiceStoreMayEvict"}, []string{"SluiceAccountsLost sluice"},

@@ -24,7 +24,7 @@ import (
 // the one of envoyproxy/ratelimit's image, with nothing but an environment.
 func TestImage(t *testing.T) {
 	dockerfile := read(t, "deploy/docker/Dockerfile")
-	for _, line := range []string{"FROM scratch", "USER 65532:65532", "CGO_ENABLED=0 go build -tags server", "ln -s sluice /out/bin/ratelimit", `ENTRYPOINT ["/bin/sluice"]`} {
+	for _, line := range []string{"FROM scratch", "USER 65532:65532", "ARG TAGS=server", `CGO_ENABLED=0 go build -tags "$TAGS"`, "ln -s sluice /out/bin/ratelimit", `ENTRYPOINT ["/bin/sluice"]`} {
 		if !strings.Contains(dockerfile, line) {
 			t.Errorf("deploy/docker/Dockerfile has no %s", line)
 		}

@@ -6,10 +6,13 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
 	"net"
+	"os"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -67,10 +70,17 @@ func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 		return nil, nil, errPlain
 	}
 	conn, info, err := d.TransportCredentials.ServerHandshake(begun)
-	if err != nil {
+	if err != nil && !hungUp(err) {
 		d.refused(raw.RemoteAddr().String(), rejectedTLS, fmt.Errorf("its TLS handshake failed: %w", err))
 	}
 	return conn, info, err
+}
+
+// hungUp tells whether a caller closed its connection, or was too slow: nothing that it said was wrong. A node that is
+// killed does so, and one without CPU.
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // Clone implements [credentials.TransportCredentials].

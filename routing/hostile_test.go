@@ -306,10 +306,21 @@ func change(m protoreflect.Message, f protoreflect.FieldDescriptor) {
 	}
 }
 
-// A connection without TLS, or with what is no TLS, is turned away and counted.
+// A connection without TLS, or with what is no TLS, is turned away and counted. One that ends in its handshake is not:
+// nothing that was said there was wrong.
 func TestPlainConnectionsAreTurnedAway(t *testing.T) {
 	w := newRingWorld(t, 1)
 	n := w.start(0, known)
+	near, far := net.Pipe()
+	_, credentials := anonymous()
+	d := &door{TransportCredentials: credentials, refused: func(from string, kind rejection, err error) { t.Error(from, kind, err) }}
+	go func() {
+		_, _ = io.WriteString(near, "\x16\x03\x01")
+		near.Close()
+	}()
+	if _, _, err := d.ServerHandshake(far); !hungUp(err) {
+		t.Errorf("a handshake that was cut off: %v", err)
+	}
 	for what, hello := range map[string]string{"plaintext": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "tls": "\x16\x03\x01\x00\x05hello"} {
 		conn, err := net.Dial("tcp", n.addr)
 		if err != nil {

@@ -75,7 +75,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 			row("owner", "%s", v.Owner)
 		}
 		if l := v.Lease; l != nil {
-			row("lease here", "window %d, fence %d: granted %d, spent %d, unspent %d; expires in %v, answered %v ago", l.Window, l.Fence, l.Granted, l.Spent, l.Unspent, l.Expires.Round(time.Millisecond), l.Heard.Round(time.Millisecond))
+			row("lease here", "window %d, fence %d: granted %d, spent %d, unspent %d; %s, answered %v ago", l.Window, l.Fence, l.Granted, l.Spent, l.Unspent, expiry(l.Expires), l.Heard.Round(time.Millisecond))
 		} else {
 			row("lease here", "none")
 		}
@@ -100,7 +100,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 				if h.Here {
 					where += " (this node)"
 				}
-				row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d; expires in %v", where, h.Fence, h.Granted, h.Spent, h.Outstanding, h.Expires.Round(time.Millisecond))
+				row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d; %s", where, h.Fence, h.Granted, h.Spent, h.Outstanding, expiry(h.Expires))
 			}
 		}
 	}
@@ -114,4 +114,13 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		row("envoys", "and %d more", more)
 	}
 	return t.Flush()
+}
+
+// expiry says when a lease expires.
+func expiry(in time.Duration) string {
+	const never = 100 * 366 * 24 * time.Hour
+	if in > never {
+		return "it ends with its window"
+	}
+	return fmt.Sprint("expires in ", in.Round(time.Millisecond))
 }

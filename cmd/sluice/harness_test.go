@@ -53,10 +53,13 @@ type sluice struct {
 	exited           chan error
 }
 
-// command runs for five minutes at most, which is longer than any test takes on a busy machine: a
-// command that hangs fails its own test.
+// commandTime is longer than any test takes on a busy machine, without a flag that makes it long: a command that hangs
+// fails its own test.
+var commandTime = 5 * time.Minute
+
+// command runs for commandTime at most.
 func command(env []string, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), commandTime)
 	context.AfterFunc(ctx, cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "SLUICE_RUN_MAIN=1")

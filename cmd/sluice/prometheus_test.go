@@ -51,7 +51,7 @@ func TestDashboardsHaveData(t *testing.T) {
 	for end := time.Now().Add(40 * time.Second); ; time.Sleep(500 * time.Millisecond) {
 		missing = missing[:0]
 		for _, q := range queries {
-			if n := r.query(prometheus, q); n == 0 {
+			if n := query(t, prometheus, q); n == 0 {
 				missing = append(missing, q)
 			}
 		}
@@ -69,7 +69,7 @@ func TestDashboardsHaveData(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range file.Groups[0].Rules {
-		r.query(prometheus, a.Expr) // understood; most have nothing to say
+		query(t, prometheus, a.Expr) // understood; most have nothing to say
 	}
 	if len(queries) < 40 {
 		t.Errorf("%d queries on all dashboards", len(queries))
@@ -130,37 +130,61 @@ func (r *scraped) prometheus() (address string) {
 	}
 	config := filepath.Join(dir, "prometheus.yml")
 	writeFile(r.T, config, "global: {scrape_interval: 500ms, evaluation_interval: 1s}\nscrape_configs:\n- job_name: sluice\n  static_configs: [{targets: ["+strings.Join(targets, ",")+"]}]\n")
-	host, port := freeAddress(r.T)
+	return runWeb(r.T, tool(r.T, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"))
+}
+
+// runWeb starts Prometheus, or Alertmanager, and waits until it is ready.
+func runWeb(t *testing.T, program string, args ...string) (address string) {
+	t.Helper()
+	host, port := freeAddress(t)
 	address = host + ":" + port
-	cmd := exec.Command(tool(r.T, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
-	cmd.Stderr = os.Stderr
-	if !testing.Verbose() {
-		cmd.Stderr = nil
+	cmd := exec.Command(program, append(args, "--web.listen-address="+address)...)
+	if testing.Verbose() {
+		cmd.Stderr = serverWarnings{}
 	}
 	if err := cmd.Start(); err != nil {
-		r.Fatal(err)
+		t.Fatal(err)
 	}
-	r.Cleanup(func() {
+	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	r.nodes[0].eventually("Prometheus is ready", func() bool { code, _ := r.nodes[0].get(address + "/-/ready"); return code == http.StatusOK })
+	if !becomes(func() bool {
+		r, err := http.Get("http://" + address + "/-/ready")
+		if err != nil {
+			return false
+		}
+		r.Body.Close()
+		return r.StatusCode == http.StatusOK
+	}) {
+		t.Fatalf("%s is not ready", program)
+	}
 	return address
+}
+
+// serverWarnings shows what a server warns of.
+type serverWarnings struct{}
+
+func (serverWarnings) Write(b []byte) (int, error) {
+	if text := string(b); strings.Contains(text, "level=WARN") || strings.Contains(text, "level=ERROR") || strings.Contains(text, "level=warn") || strings.Contains(text, "level=err") {
+		fmt.Fprint(os.Stderr, text)
+	}
+	return len(b), nil
 }
 
 // query returns how many series with a value there are; a query that Prometheus refuses ends
 // the test.
-func (r *scraped) query(address, q string) int {
-	r.Helper()
+func query(t *testing.T, address, q string) int {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/query?query="+url.QueryEscape(q), nil)
 	if err != nil {
-		r.Fatal(err)
+		t.Fatal(err)
 	}
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
-		r.Fatal(err)
+		t.Fatal(err)
 	}
 	defer answer.Body.Close()
 	var body struct {
@@ -168,7 +192,7 @@ func (r *scraped) query(address, q string) int {
 		Data          struct{ Result []struct{ Value [2]any } }
 	}
 	if err := json.NewDecoder(answer.Body).Decode(&body); err != nil || body.Status != "success" {
-		r.Fatalf("%s: %s %v", q, body.Error, err)
+		t.Fatalf("%s: %s %v", q, body.Error, err)
 	}
 	n := 0
 	for _, series := range body.Data.Result {

@@ -61,16 +61,20 @@ func newRingOf(t *testing.T, rules string, nodes, spare int, store ratelimit.Sto
 }
 
 func (r *ringFleet) start() *sluice {
-	i := len(r.nodes)
+	s := r.launch(len(r.nodes))
+	r.nodes = append(r.nodes, s)
+	r.clients = append(r.clients, rls.NewRateLimitServiceClient(s.dial()))
+	return s
+}
+
+// launch starts the node of an address.
+func (r *ringFleet) launch(i int) *sluice {
 	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9", "LOG_LEVEL=warn"}
 	env = append(env, r.env...)
 	if r.store {
 		env = append(env, "STORE_URL="+r.server.URL())
 	}
-	s := serve(r.T, env, "--config", r.rules)
-	r.nodes = append(r.nodes, s)
-	r.clients = append(r.clients, rls.NewRateLimitServiceClient(s.dial()))
-	return s
+	return serve(r.T, env, "--config", r.rules)
 }
 
 func (s *sluice) healthy() bool {

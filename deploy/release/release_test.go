@@ -64,11 +64,24 @@ func TestRelease(t *testing.T) {
 			t.Errorf("%s names %v", name, named)
 		}
 	}
-	imageIsWhole(t, untar(t, bytes.NewReader(r.read(t, r.name("_image.tar")))))
+	startImage(t, imageIsWhole(t, untar(t, bytes.NewReader(r.read(t, r.name("_image.tar"))))))
 }
 
-// imageIsWhole follows the descriptors from the index down.
-func imageIsWhole(t *testing.T, files map[string][]byte) {
+// container is what a container is made of: a layer, as a tar, and how it is started.
+type container struct {
+	layer  []byte
+	Config struct {
+		User            string
+		Entrypoint, Cmd []string
+		Env             []string
+	}
+	Rootfs struct {
+		DiffIDs []string `json:"diff_ids"`
+	}
+}
+
+// imageIsWhole follows the descriptors from the index down, to what is started.
+func imageIsWhole(t *testing.T, files map[string][]byte) *container {
 	t.Helper()
 	blob := func(d descriptor) []byte {
 		data := files["blobs/sha256/"+strings.TrimPrefix(d.Digest, "sha256:")]
@@ -83,15 +96,7 @@ func imageIsWhole(t *testing.T, files map[string][]byte) {
 		Config descriptor
 		Layers []descriptor
 	}
-	var config struct {
-		Config struct {
-			User       string
-			Entrypoint []string
-		}
-		Rootfs struct {
-			DiffIDs []string `json:"diff_ids"`
-		}
-	}
+	var config container
 	for _, step := range []struct {
 		data func() []byte
 		into any
@@ -124,6 +129,8 @@ func imageIsWhole(t *testing.T, files map[string][]byte) {
 	if platforms.Manifests[0].Platform["architecture"] != "amd64" {
 		t.Errorf("%+v", platforms)
 	}
+	config.layer = plain
+	return &config
 }
 
 // A commit that is not tagged, or has changes, is no release.
