@@ -48,7 +48,6 @@ log: {log_level: warn}
 		"ADMIN_TOKEN": {"ports", "ADMIN_TOKEN", "(set)", file + ":7"},
 		"REDIS_URL":   {"store", "REDIS_URL", "redis://user:xxxxx@r:6379", file + ":9"},
 		"LOG_LEVEL":   {"log", "LOG_LEVEL", "warn", file + ":10"},
-		"HOST":        {"ports", "HOST", "0.0.0.0", "default"},
 	} {
 		if got[name] != want {
 			t.Errorf("%+v, want %+v", got[name], want)

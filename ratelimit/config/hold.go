@@ -117,28 +117,27 @@ func (c *compiler) concurrent(l *RateLimit, s *scope) ratelimit.Limit {
 	return ratelimit.AtOnce(l.Concurrency, ttl)
 }
 
-// holds has the rule hold, or says why it cannot.
+// holds has the rule hold, or says why it cannot; at is its limit.
 func (c *compiler) holds(r *ratelimit.Rule, s *scope, at Place) {
-	if r.Limit.Algorithm == ratelimit.Concurrency {
-		r.Hold = r.Limit.HoldsSlot()
-		if r.Coordination.OnDeny = ratelimit.DenyRefunds; c.options.NoHolds != nil {
-			c.wrong(at, s.names, "config error, concurrency: %v", c.options.NoHolds)
+	var hold *ratelimit.Hold
+	field := "concurrency"
+	switch {
+	case r.Limit.Algorithm == ratelimit.Concurrency:
+		hold = r.Limit.HoldsSlot()
+	case s.hold == nil || r.Unlimited:
+		return
+	default:
+		hold, at, field = &s.hold.Hold, s.hold.Place, "hold"
+		for _, err := range hold.Validate(r.Limit) {
+			c.wrong(at, s.names, "config error, %v", err)
 		}
-		return
-	}
-	if s.hold == nil || r.Unlimited {
-		return
-	}
-	hold := &s.hold.Hold
-	for _, err := range hold.Validate(r.Limit) {
-		c.wrong(s.hold.Place, s.names, "config error, %v", err)
 	}
 	if hold.Identified() && c.options.NoHolds != nil {
-		c.wrong(s.hold.Place, s.names, "config error, hold: %v", c.options.NoHolds)
+		c.wrong(at, s.names, "config error, %s: %v", field, c.options.NoHolds)
 	}
 	if s.charges != nil {
-		c.wrong(*s.charges, s.names, "config error, coordination: on_deny is charge, and a rule with a hold charges a "+
-			"refused request nothing; say on_deny: refund for it, or remove on_deny")
+		c.wrong(*s.charges, s.names, "config error, coordination: on_deny is charge, and a rule with a %s charges a "+
+			"refused request nothing; say on_deny: refund for it, or remove on_deny", field)
 	}
 	r.Hold = hold
 	// A refused request has no cost that could be settled, and so takes nothing, from none of its budgets.
