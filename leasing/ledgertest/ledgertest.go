@@ -30,7 +30,9 @@ type Database interface {
 	account.Listener
 	Prepare(ctx context.Context) error
 	Close()
-	Say(ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration)) error
+	Say(
+		ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
+	) error
 	Events(ctx context.Context, see func(*account.Event)) error
 	Forget(ctx context.Context, before time.Time) error
 	Durable(ctx context.Context) (bool, error)

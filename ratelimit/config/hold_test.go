@@ -145,8 +145,8 @@ func TestHoldsRefuseToChargeDenials(t *testing.T) {
 		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, " + limit + "}\n":          ":2:",
 		"hold: {amount: 5}\ndescriptors:\n- {key: k, coordination: {on_deny: charge}, " + limit + "}\n":          ":4:",
 		"hold: {amount: 5, on: [0]}\ndescriptors:\n- {key: k, coordination: {on_deny: charge}, " + limit + "}\n": ":4:",
-		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, coordination: {on_deny: refund}, " +
-			limit + "}\n- {key: l, " + limit + "}\n- {key: m, hold: {amount: 5}, rate_limit: {unlimited: true}}\n": "",
+		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, coordination: {on_deny: refund}" +
+			", " + limit + "}\n- {key: l, " + limit + "}\n- {key: m, hold: {amount: 5}, rate_limit: {unlimited: true}}\n": "",
 	} {
 		_, _, problems := Parse([]Text{{"f", []byte("domain: d\n" + text)}}, options())
 		if line == "" {
@@ -156,7 +156,8 @@ func TestHoldsRefuseToChargeDenials(t *testing.T) {
 			continue
 		}
 		const want = "on_deny is charge, and a rule with a hold charges a refused request nothing"
-		if len(problems) != 1 || !strings.Contains(problems.Error(), want) || !strings.Contains(problems.Error(), line) {
+		got := problems.Error()
+		if len(problems) != 1 || !strings.Contains(got, want) || !strings.Contains(got, line) {
 			t.Errorf("%s: %v, want %s", text, problems, line)
 		}
 	}
