@@ -107,7 +107,7 @@ descriptors:
 
 // A refused request takes nothing of a rule with a hold: who says otherwise is told so, wherever it was said.
 func TestHoldsRefuseToChargeDenials(t *testing.T) {
-	const limit = "rate_limit: {unit: hour, requests_per_unit: 1000}"
+	const limit = "rate_limit: {unit: hour, requests_per_unit: 9}"
 	for text, line := range map[string]string{
 		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, " + limit + "}\n":          ":2:",
 		"hold: {amount: 5}\ndescriptors:\n- {key: k, coordination: {on_deny: charge}, " + limit + "}\n":          ":4:",
@@ -123,7 +123,8 @@ func TestHoldsRefuseToChargeDenials(t *testing.T) {
 			continue
 		}
 		const want = "on_deny is charge, and a rule with a hold charges a refused request nothing"
-		if len(problems) != 1 || !strings.Contains(problems.Error(), want) || !strings.Contains(problems.Error(), line) {
+		said := problems.Error()
+		if len(problems) != 1 || !strings.Contains(said, want) || !strings.Contains(said, line) {
 			t.Errorf("%s: %v, want %s", text, problems, line)
 		}
 	}
