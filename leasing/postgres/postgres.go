@@ -53,7 +53,8 @@ func Open(rawURL, prefix string) (*Store, error) {
 		// tables are small when they are planned for.
 		"enable_hashjoin": "off", "enable_mergejoin": "off", "enable_seqscan": "off", "jit": "off",
 		// Left to itself, PostgreSQL plans both statements anew for each message, over all partitions, which is more
-		// work than to run them: a plan for any message is one for ten accounts, and a message of one or two looks cheaper.
+		// work than to run them. A plan for any message is one for ten accounts, and a message of one or two looks
+		// cheaper.
 		"plan_cache_mode": "force_generic_plan",
 	}
 	for name, value := range defaults {

@@ -140,13 +140,15 @@ func TestConcurrencyLimits(t *testing.T) {
 
 // A refused request takes nothing of a rule with a hold: who says otherwise is told so, wherever it was said.
 func TestHoldsRefuseToChargeDenials(t *testing.T) {
-	const limit = "rate_limit: {unit: hour, requests_per_unit: 1000}"
+	const limit = "rate_limit: {unit: hour, requests_per_unit: 9}"
+	const charge = "coordination: {on_deny: charge}"
 	for text, line := range map[string]string{
-		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, " + limit + "}\n":          ":2:",
-		"hold: {amount: 5}\ndescriptors:\n- {key: k, coordination: {on_deny: charge}, " + limit + "}\n":          ":4:",
-		"hold: {amount: 5, on: [0]}\ndescriptors:\n- {key: k, coordination: {on_deny: charge}, " + limit + "}\n": ":4:",
-		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, coordination: {on_deny: refund}" +
-			", " + limit + "}\n- {key: l, " + limit + "}\n- {key: m, hold: {amount: 5}, rate_limit: {unlimited: true}}\n": "",
+		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, " + limit + "}\n": ":2:",
+		"hold: {amount: 5}\ndescriptors:\n- {key: k, " + charge + ", " + limit + "}\n":                  ":4:",
+		"hold: {amount: 5, on: [0]}\ndescriptors:\n- {key: k, " + charge + ", " +
+			limit + "}\n": ":4:",
+		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, coordination: {on_deny: refund}, " +
+			limit + "}\n- {key: l, " + limit + "}\n- {key: m, hold: {amount: 5}, rate_limit: {unlimited: true}}\n": "",
 	} {
 		_, _, problems := Parse([]Text{{"f", []byte("domain: d\n" + text)}}, options())
 		if line == "" {
@@ -156,8 +158,8 @@ func TestHoldsRefuseToChargeDenials(t *testing.T) {
 			continue
 		}
 		const want = "on_deny is charge, and a rule with a hold charges a refused request nothing"
-		got := problems.Error()
-		if len(problems) != 1 || !strings.Contains(got, want) || !strings.Contains(got, line) {
+		said := problems.Error()
+		if len(problems) != 1 || !strings.Contains(said, want) || !strings.Contains(said, line) {
 			t.Errorf("%s: %v, want %s", text, problems, line)
 		}
 	}
