@@ -75,13 +75,15 @@ func (j *Judge) Spent(at ratelimit.LedgerTime) ratelimit.Tokens {
 	return max(0, j.got.spent)
 }
 
-// StepBack takes in that the ledger's clock went back to an instant: what was spent
-// in the window that it showed counts in the one that it shows now.
-func (j *Judge) StepBack(at ratelimit.LedgerTime) {
+// StepBack takes in that the ledger's clock went back from one instant to another: what
+// counted in the window that it showed counts in the one that it shows now, and no more.
+func (j *Judge) StepBack(from, at ratelimit.LedgerTime) {
+	j.advance(from)
 	begins, ends := j.windowAt(at)
 	for _, u := range []*usage{&j.got, &j.ideal} {
 		u.at = min(u.at, at)
 		if u.window > begins {
+			u.spent, u.before = u.spent+u.covered(from, &j.limit), 0
 			u.window, u.end = max(begins, 1), ends
 		}
 	}
@@ -180,12 +182,17 @@ func (u *usage) room(at ratelimit.LedgerTime, l *ratelimit.Limit) ratelimit.Toke
 			return -ratelimit.Tokens(-u.level + 0.999)
 		}
 		return ratelimit.Tokens(u.level + 0.001)
-	case ratelimit.SlidingWindow: // the window before counts by the part still covered, rounded down
-		part := float64(u.end-at) / float64(l.Period()/time.Microsecond)
-		return l.Requests - u.spent - ratelimit.Tokens(float64(u.before)*part)
 	default:
-		return l.Requests - u.spent
+		return l.Requests - u.spent - u.covered(at, l)
 	}
+}
+
+// covered is what counts of the window before a sliding one: the part still covered, rounded down.
+func (u *usage) covered(at ratelimit.LedgerTime, l *ratelimit.Limit) ratelimit.Tokens {
+	if l.Algorithm != ratelimit.SlidingWindow {
+		return 0
+	}
+	return ratelimit.Tokens(float64(u.before) * float64(u.end-at) / float64(l.Period()/time.Microsecond))
 }
 
 func (u *usage) spend(n ratelimit.Tokens) {

@@ -94,3 +94,18 @@ func TestRetractedOfTheWindowBefore(t *testing.T) {
 		t.Errorf("one more was %d over", over)
 	}
 }
+
+// A clock that goes back by some windows and half of one makes nothing count more: of a sliding window, 8 of the 80 of
+// the window before did.
+func TestClockThatGoesBack(t *testing.T) {
+	j := New(limit(ratelimit.SlidingWindow, 100))
+	j.Admit(1000*10*second, 80)
+	from, at := 1001*10*second+9*second, 900*10*second+second
+	if over := j.Admit(from, 92); over != 0 {
+		t.Errorf("92 tokens and 8 of 100 were %d over", over)
+	}
+	j.StepBack(from, at)
+	if over := j.Admit(at, 100); over != 100 {
+		t.Errorf("100 more were %d over", over)
+	}
+}

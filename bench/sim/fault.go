@@ -126,6 +126,7 @@ func (p *part) setClock(f Fault) {
 	if f.Kind == Back {
 		by = -by
 	}
+	from := p.time()
 	p.set += by
 	p.bound.steps = append(p.bound.steps, step{p.now, p})
 	if by > 0 {
@@ -136,7 +137,7 @@ func (p *part) setClock(f Fault) {
 	}
 	for _, k := range p.keys {
 		if k.part == p {
-			k.judge.StepBack(p.time())
+			k.judge.StepBack(from, p.time())
 		}
 	}
 }
