@@ -4,6 +4,8 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -125,7 +127,7 @@ func newRealStore(s account.Store, seed uint64, clock func() ratelimit.LedgerTim
 
 func (s *realStore) name(k account.StoreKey) account.StoreKey {
 	// The simulator's keys are bytes, and a fleet's are printable.
-	k.Name = fmt.Sprintf("%s%d:%d:%q", s.prefix, s.lives, s.evicted[k.Name], k.Name)
+	k.Name = fmt.Sprintf("%s%d:%d:%+q", s.prefix, s.lives, s.evicted[k.Name], k.Name)
 	if k.Over != 0 {
 		k.Over += s.ahead
 	}
@@ -157,6 +159,10 @@ func (s *realStore) Write(ctx context.Context, life string, changes []account.Ch
 		c.StoreKey = s.name(c.StoreKey)
 		if c.Until < endless {
 			c.Until += s.ahead
+		}
+		c.Events = slices.Clone(c.Events)
+		for j := range c.Events {
+			c.Events[j].Key = strconv.QuoteToASCII(c.Events[j].Key)
 		}
 		moved[i] = c
 	}
