@@ -25,6 +25,10 @@ func (r *Rule) Doubts() []string {
 				"request is "+
 				"charged and not limited (failure_mode_deny: refused) while the store is slow", d, EnvoyTimeout))
 	}
+	if h := r.Hold; r.Quota && h != nil && !h.Identified() {
+		doubts = append(doubts, fmt.Sprintf("quota_mode and hold.on: a request that passes although this limit is "+
+			"full holds nothing of it, and its end credits up to %d; remove one of the two", h.Amount))
+	}
 	if r.Limit.Algorithm == Concurrency {
 		return append(doubts, r.doubtSlots()...)
 	}

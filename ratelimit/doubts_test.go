@@ -43,3 +43,26 @@ func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
 		}
 	}
 }
+
+// check doubts a hold without an id under quota_mode, and settings that a concurrency limit does not read.
+func TestDoubtsOfHolds(t *testing.T) {
+	r := &ratelimit.Rule{
+		Limit: ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100}, Coordination: ratelimit.DefaultCoordination(),
+		Quota: true, Hold: &ratelimit.Hold{Amount: 7, On: []ratelimit.Tokens{0}},
+	}
+	if got := strings.Join(r.Doubts(), "; "); !strings.Contains(got, "its end credits up to 7") {
+		t.Errorf("doubts are %q", got)
+	}
+	r.Limit = ratelimit.AtOnce(3, time.Minute)
+	r.Hold, r.Quota = r.Limit.HoldsSlot(), false
+	if got := r.Doubts(); got != nil {
+		t.Errorf("doubts are %q", got)
+	}
+	r.Coordination.Mode, r.Coordination.Audit = ratelimit.Approx, true
+	got := strings.Join(r.Doubts(), "; ")
+	for _, want := range []string{"mode approx has no effect", "audit true has no effect"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("doubts are %q, must be about %q", got, want)
+		}
+	}
+}
