@@ -147,7 +147,7 @@ func TestHoldsRefuseToChargeDenials(t *testing.T) {
 		"hold: {amount: 5}\ndescriptors:\n- {key: k, " + charge + ", " + limit + "}\n":                  ":4:",
 		"hold: {amount: 5, on: [0]}\ndescriptors:\n- {key: k, " + charge + ", " +
 			limit + "}\n": ":4:",
-		"coordination: {on_deny: charge}\ndescriptors:\n- {key: k, hold: {amount: 5}, coordination: {on_deny: refund}, " +
+		charge + "\ndescriptors:\n- {key: k, hold: {amount: 5}, coordination: {on_deny: refund}, " +
 			limit + "}\n- {key: l, " + limit + "}\n- {key: m, hold: {amount: 5}, rate_limit: {unlimited: true}}\n": "",
 	} {
 		_, _, problems := Parse([]Text{{"f", []byte("domain: d\n" + text)}}, options())
