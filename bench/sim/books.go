@@ -124,10 +124,7 @@ func (b *books) before(p *part, k *key, c *account.Claim) ratelimit.Tokens {
 	if c.Limit.Algorithm != ratelimit.SlidingWindow || now >= ends {
 		return 0
 	}
-	sum := ratelimit.Tokens(0)
-	if was := b.accounts[name{k, c.Window - 1}]; was != nil {
-		sum = was.sum
-	}
+	sum := b.of(k, c.Window-1).sum
 	if now < begins {
 		return max(sum, c.Limit.Capacity())
 	}
