@@ -110,6 +110,7 @@ func (c *composed) value(query string) string {
 // and ports: demand goes through Envoy to the nodes, which share limits through Redis, and Prometheus scrapes them.
 // Grafana is not run.
 func TestComposeServices(t *testing.T) {
+	needsLong(t)
 	needsEnvoy(t)
 	var file object
 	if err := yaml.Unmarshal([]byte(shipped(t, "compose/compose.yaml")), &file); err != nil {

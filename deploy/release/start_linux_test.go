@@ -24,7 +24,6 @@ func (c *container) process(root string, args ...string) *exec.Cmd {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir, cmd.Env = "/", slices.Concat(c.Config.Env, []string{
 		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "DRAIN_TIME=0s",
-		"CONFIG=/etc/sluice/rules",
 	})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: user, Gid: user, NoSetGroups: true}}
 	if uid := os.Getuid(); uid != 0 {
@@ -54,7 +53,7 @@ func startImage(t *testing.T, c *container) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	node := c.process(root, slices.Concat(c.Config.Entrypoint, c.Config.Cmd)...)
+	node := c.process(root, slices.Concat(c.Config.Entrypoint, c.Config.Cmd, []string{"--config", "/etc/sluice/rules"})...)
 	node.Stderr = &log
 	out, err := node.StdoutPipe()
 	if err != nil {
@@ -94,10 +93,9 @@ func startImage(t *testing.T, c *container) {
 		t.Errorf("%d of 5 requests passed, the limit is 3", passed)
 	}
 	for _, typed := range []struct{ args, says string }{
-		{"/bin/sluice check --details /etc/sluice/rules", "d.k"},
+		{"/bin/ratelimit check --details /etc/sluice/rules", "d.k"},
 		{"/bin/sluice top --all --times 1 " + ports[2], "d.k"},
 		{"/bin/sluice explain --debug " + ports[2] + " d k=x", "OVER_LIMIT"},
-		{"/bin/ratelimit --version", "sluice"},
 	} {
 		if out, err := c.process(root, strings.Fields(typed.args)...).CombinedOutput(); err != nil || !strings.Contains(string(out), typed.says) {
 			t.Errorf("%s: %v, no %q in\n%s", typed.args, err, typed.says, out)
