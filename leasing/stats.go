@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -49,12 +50,17 @@ func (b *batch) count(grants []account.Grant, err error) {
 		case g.Granted > 0:
 			f.stats.leaseSizes.Observe(int64(g.Granted))
 		}
-		if g.Missing {
+		if g.Missing && !b.late(&b.claims[i].Limit) {
 			f.stats.missing.Add(1)
 			f.stats.missingTokens.Add(uint64(max(0, b.claims[i].Taken)))
 			f.warn(ErrEvicted)
 		}
 	}
+}
+
+// late tells whether a batch took so long that a full bucket may have expired meanwhile: nothing was lost with it.
+func (b *batch) late(l *ratelimit.Limit) bool {
+	return l.Algorithm == ratelimit.TokenBucket && b.clock().Sub(b.sent) >= hold.Slot(l)/4
 }
 
 // Recoveries is how often the ledger was found to have begun another life.
