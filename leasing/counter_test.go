@@ -112,7 +112,7 @@ func TestDeadCounterIsNew(t *testing.T) {
 // However the clock is set, in each window at most the limit is spent: a window that
 // the clock has come back to is not given again.
 func TestClockOfACounter(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Requests: 10, Burst: 10})
 		const start = ledgerTime(1_800_000_030_000_000)
 		for _, back := range []time.Duration{0, time.Millisecond, 500 * time.Millisecond, 45 * time.Second, time.Minute, time.Hour} {

@@ -10,7 +10,7 @@ import (
 // A refusal says when to come back and with how much: who then asks for that gets it, also where other nodes have
 // tokens in hand.
 func TestRefusalsCanBeActedOn(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		for _, on := range []string{"charge", "refund"} {
 			t.Run(fmt.Sprint(ratelimit.Algorithm(algorithm), " ", on), func(t *testing.T) {
 				s := newStage(t, 2, 100, 60, map[string]string{"on_deny": on})

@@ -37,7 +37,7 @@ func TestIdleLeasesMakeRoom(t *testing.T) {
 // Keys that go from a full table while they count, and come back, are not taken for accounts that the store has lost:
 // an alert says so of those.
 func TestFullTableLosesNoAccounts(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		s := newStage(t, 2, 100, 20, nil)
 		s.rule.Limit.Unit, s.rule.Limit.Algorithm = ratelimit.Minute, ratelimit.Algorithm(algorithm)
 		s.rule.Limit.Burst = 20

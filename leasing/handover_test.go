@@ -38,7 +38,7 @@ func handOver(t *testing.T, now instant, from, to *Local, match func(key []byte)
 // Keys that wander between processes admit what one process would have
 // admitted, to the token.
 func TestHandOver(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		t.Run(ratelimit.Algorithms[algorithm], func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(1, uint64(algorithm)))
 			wall := time.Unix(1_800_000_000, 0)
@@ -126,7 +126,7 @@ func TestAdoptOverAnotherWindow(t *testing.T) {
 
 // A holder's lease is charged once, before a hand-over and after it, and goes on.
 func TestHandOverOfHolders(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		wall := time.Unix(1_800_000_000, 0)
 		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
 		r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1000, Burst: 1000})

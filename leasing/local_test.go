@@ -152,7 +152,7 @@ func TestLocalIsExact(t *testing.T) {
 }
 
 func TestUndoTakesNothing(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		limit := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Requests: 10, Burst: 10}
 		l := NewLocal(10, 1, testWall)
 		asks := []ask{{Rule: testRule(limit), Key: keyOf(1), Cost: 4}}
@@ -250,7 +250,7 @@ func TestMoreKeysThanItMayTrack(t *testing.T) {
 
 func TestDecideAllocatesNothing(t *testing.T) {
 	l := NewLocal(1000, 1, testWall)
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		limit := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1 << 30, Burst: 1 << 30}
 		asks := []ask{{Rule: testRule(limit), Key: keyOf(uint64(algorithm)), Cost: 1}}
 		verdicts := make([]verdict, 1)
@@ -286,7 +286,7 @@ func BenchmarkDecide(b *testing.B) {
 // From many goroutines at once, a limit admits exactly as many as it says.
 func TestConcurrentSpendsAreExact(t *testing.T) {
 	const limit, callers, calls = 1000, 8, 500
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		l := NewLocal(100, 1, testWall)
 		rule := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: limit, Burst: limit})
 		var admitted atomic.Int64

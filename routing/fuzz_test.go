@@ -142,7 +142,7 @@ func (x *target) holds(f *wire.Frame) {
 // decidesStill asks for a key that nobody has spoken of, under every algorithm.
 func (x *target) decidesStill() {
 	own := x.view.Load().ring.Has("own:1")
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		rule := routed(10)
 		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10
 		a, v := []ask{{Rule: rule, Key: append([]byte("nobody's"), byte(algorithm)), Cost: 7}}, make([]verdict, 1)
@@ -161,7 +161,7 @@ func (x *target) handsOn(key []byte) {
 	if len(key) == 0 || len(key) > ratelimit.MaxKeyLen || !x.local.Has(key) {
 		return
 	}
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		rule := routed(10)
 		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10
 		v := make([]verdict, 1)

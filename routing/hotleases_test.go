@@ -29,7 +29,7 @@ func (s *script) hotKeys() (n uint64) {
 // whole: what is used beyond the limit is at most what was under way, and from then on everybody is refused.
 func TestStepsChargesAfterTheFact(t *testing.T) {
 	const clients, limit, cost = 50, 10_000, 5_000
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		s := newScript(t, 1, limit)
 		s.rule.Limit.Algorithm, s.rule.Limit.Burst, s.rule.Limit.Unit = ratelimit.Algorithm(algorithm), limit, ratelimit.Minute
 		s.hotRate = 50

@@ -155,7 +155,7 @@ func (n *node) ask(rule *ratelimit.Rule, key int, cost ratelimit.Tokens) verdict
 func TestRouterIsExact(t *testing.T) {
 	w := newRingWorld(t, 3)
 	nodes := w.ring(3)
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		rule := routed(10)
 		rule.Coordination.StoreDeadline = ratelimit.MaxStoreDeadline
 		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10

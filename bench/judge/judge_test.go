@@ -16,7 +16,7 @@ func limit(a ratelimit.Algorithm, requests ratelimit.Tokens) ratelimit.Limit {
 // An exact limiter is neither over nor under, by its own judge, and one that
 // admits or refuses a token too many is found out.
 func TestJudgeFindsOneToken(t *testing.T) {
-	for a := range ratelimit.Algorithms {
+	for a := range ratelimit.RateAlgorithms() {
 		for _, wrong := range []int{0, 1, -1} {
 			rnd := rand.New(rand.NewPCG(1, 1))
 			j, exact := New(limit(ratelimit.Algorithm(a), 50)), New(limit(ratelimit.Algorithm(a), 50))
@@ -52,7 +52,7 @@ func TestJudgeFindsOneToken(t *testing.T) {
 }
 
 func TestRetractedIsAsIfItHadNotBeen(t *testing.T) {
-	for a := range ratelimit.Algorithms {
+	for a := range ratelimit.RateAlgorithms() {
 		j := New(limit(ratelimit.Algorithm(a), 5))
 		at := 1000 * 10 * second
 		for range 5 {

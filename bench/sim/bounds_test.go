@@ -50,7 +50,7 @@ var near = Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Micro
 //
 //	go test -count=1 -v -run DeclaredStoreOps ./bench/sim
 func TestDeclaredStoreOps(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		for _, requests := range []ratelimit.Tokens{30, 600, 3000} {
 			for _, fields := range coordinations {
 				l := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Multiplier: 1, Requests: requests, Burst: requests}
@@ -116,7 +116,7 @@ func declaredStoreOps(t *testing.T, l ratelimit.Limit, fields map[string]string)
 // Without a crash no more is over than the drift budget.
 func TestDeclaredOver(t *testing.T) {
 	over := map[string]ratelimit.Tokens{}
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		for _, fields := range coordinations {
 			for name, faults := range map[string][]Fault{
 				"slow":   {{At: 2 * time.Second, Kind: Slow, For: 50 * time.Millisecond}},
@@ -190,7 +190,7 @@ func TestDeclaredOutage(t *testing.T) {
 // demand goes on.
 func TestDeclaredLoss(t *testing.T) {
 	over := ratelimit.Tokens(0)
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		for _, fields := range coordinations {
 			l := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Multiplier: 1, Requests: 600, Burst: 600}
 			r := declaring(t, l, fields, map[string]string{"on_store_failure": "closed"})

@@ -17,7 +17,7 @@ import (
 //	go test -count=1 -v -run DeclaredUnder ./bench/sim
 func TestDeclaredUnder(t *testing.T) {
 	for _, fields := range coordinations {
-		for algorithm := range ratelimit.Algorithms {
+		for algorithm := range ratelimit.RateAlgorithms() {
 			l := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Multiplier: 1, Requests: 6000, Burst: 6000}
 			t.Run(fmt.Sprint(l, " ", fields), func(t *testing.T) {
 				t.Parallel()

@@ -42,7 +42,7 @@ func TestRingHistories(t *testing.T) {
 // key goes over, and next to no decision is made without its owner.
 func TestRingComesAndGoes(t *testing.T) {
 	t.Parallel()
-	for algorithm := range ratelimit.Algorithms {
+	for algorithm := range ratelimit.RateAlgorithms() {
 		for seed := range uint64(2) {
 			r := &ratelimit.Rule{Domain: "d", Path: "key", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 			r.Limit = ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Requests: 40, Burst: 40}
