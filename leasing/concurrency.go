@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -16,63 +17,97 @@ import (
 // it back. Those that come at the same time travel together. It is safe for concurrent use, and blocks as long as a
 // rule's deadline at most.
 //
-// Guarantee: while the ledger keeps its data, no key has more slots than its limit. A slot that may have been taken for
-// a request that was refused is given back as soon as the ledger answers. A slot that is given back while the ledger
-// does not answer is given back later, unless this node ends before: then it comes back when its time is over.
+// Guarantee: while the ledger keeps its data, no key has more slots than its limit, but for requests that
+// on_store_failure admitted. A slot that may have been taken for a request that was refused, or whose caller has gone,
+// is given back as soon as the ledger answers; so is one whose end was told while it did not answer. Of both, up to
+// mostGives of a lane are kept, until this node ends. What is lost comes back when its time is over.
 type Concurrency struct {
 	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: their number is not known.
 	Alone *Local
 	Nodes func() int
 
 	ledger    account.SlotLedger
+	part      func(key string) int // of the ledger; nil: it has one
 	clock     ratelimit.Clock
 	hash      keytable.Hasher
-	lanes     [slotLanes]slotLane
+	lanes     []slotLane
 	fallbacks [len(ratelimit.FallbackReasons)]atomic.Uint64
 	apart     atomic.Bool // Alone may have slots
+	sends     sync.WaitGroup
 }
 
 const (
-	// slotLanes are how many messages are on their way at the same time: a key's one after the other.
+	// slotLanes are how many messages are on their way at the same time, where the ledger has one part: a key's one after
+	// the other. Else each part has a lane, so that one that does not answer holds up no other.
 	slotLanes = 8
 	// mostSlotAsks is how many asks travel together, and mostSlotQueue how many wait for that in each lane.
 	mostSlotAsks, mostSlotQueue = 256, 8192
-	// owedEvery is after what time slots are given back once more that the ledger has not heard of.
-	owedEvery = 100 * time.Millisecond
+	// mostGives is how many slots each lane has to give back at most.
+	mostGives = 1 << 15
+	// giveAgain is after what time slots are given back once more that the ledger has not heard of.
+	giveAgain = 100 * time.Millisecond
 )
 
 // slotLane is the way of some keys to the ledger.
+//
+//	waiting --> underway --> answered
+//	   '--> gone: its caller has been refused, or its slot is given back, before it was sent
+//
+// Invariant: a slot's give leaves after its take has been answered, or the take never leaves.
 type slotLane struct {
-	mu      sync.Mutex
-	queue   []*slotCall // guarded by mu
-	owed    []slotOwed  // guarded by mu; Invariant: at most mostSlotQueue
-	sending bool        // guarded by mu
-	wakes   bool        // guarded by mu; a timer runs
-	breaker Breaker     // guarded by mu
+	mu       sync.Mutex
+	takes    []*slotCall          // guarded by mu; also looks: what somebody waits for
+	waiting  map[slotID]*slotCall // guarded by mu: takes, by their slots
+	underway map[slotID]*slotCall // guarded by mu: takes of the message that was sent
+	gives    []slotGive           // guarded by mu: first
+	sending  bool                 // guarded by mu
+	wakes    bool                 // guarded by mu: a timer runs
+	failed   []slotGive           // guarded by mu: gives to be tried again
+	closed   bool                 // guarded by mu
+	breaker  Breaker              // guarded by mu
 }
 
-// slotOwed is a slot that may still be taken at the ledger, and is to be given back.
-type slotOwed struct {
+type slotID struct {
+	key  string
+	slot int64
+}
+
+// slotGive is a slot to be given back.
+type slotGive struct {
 	account.SlotAsk
-	till instant // from then on it has come back by itself
+	till instant   // from then on it has come back by itself
+	told *slotCall // who waits for that; nil: nobody
 }
 
-// slotCall is an ask under way.
+// slotCall is an ask that somebody waits for. Its fields are guarded by its lane's mu.
 type slotCall struct {
 	account.SlotAsk
 	answer account.SlotAnswer
-	done   chan struct{} // nil: nobody waits
-	left   bool          // guarded by the lane's mu: nobody waits any more
-	refuse bool          // guarded by the lane's mu: and the request was refused
-	ended  bool          // guarded by the lane's mu
+	done   chan struct{}
+	ended  bool
+	gone   bool // it takes nothing: what was taken is given back
 }
 
-// NewConcurrency makes a limiter whose slots are at a ledger.
+// NewConcurrency makes a limiter whose slots are at a ledger. alone decides without it.
 func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clock) *Concurrency {
-	return &Concurrency{Alone: alone, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
+	f := &Concurrency{Alone: alone, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
+	lanes := slotLanes
+	if p, ok := ledger.(Partitioned); ok && p.Partitions() > 1 {
+		f.part, lanes = p.Partition, p.Partitions()
+	}
+	f.lanes = make([]slotLane, lanes)
+	for i := range f.lanes {
+		f.lanes[i].waiting, f.lanes[i].underway = map[slotID]*slotCall{}, map[slotID]*slotCall{}
+	}
+	return f
 }
 
-func (f *Concurrency) lane(key []byte) *slotLane { return &f.lanes[f.hash.Of(key)%slotLanes] }
+func (f *Concurrency) lane(key string) *slotLane {
+	if f.part != nil {
+		return &f.lanes[f.part(key)]
+	}
+	return &f.lanes[f.hash.Of([]byte(key))%slotLanes]
+}
 
 // Decide implements [ratelimit.Limiter].
 func (f *Concurrency) Decide(
@@ -101,38 +136,86 @@ func (f *Concurrency) Decide(
 
 // begin sends an ask. It returns nil where it is decided.
 func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
-	if f.apart.Load() && a.Kind == ratelimit.Release {
+	c := &slotCall{SlotAsk: slotAsk(a), done: make(chan struct{})}
+	switch {
+	case c.Op == account.SlotLook && a.Kind != ratelimit.Peek: // it names no slot
+		*v = a.DecideSlot(0, ratelimit.NoSlot)
+		v.OverLimit = a.Kind == ratelimit.Spend
+		return nil
+	case c.Op == account.SlotGive && f.apart.Load():
 		f.decideAlone(now, a)
 	}
-	if a.Kind == ratelimit.Charge || a.Window == 0 && a.Kind != ratelimit.Peek {
-		*v = a.DecideSlot(0, ratelimit.NoSlot) // it names no slot
-		v.OverLimit = v.OverLimit && a.Kind == ratelimit.Spend
-		return nil
-	}
-	c := &slotCall{SlotAsk: slotAsk(a), done: make(chan struct{})}
 	c.Key = KeyName(a.Key)
-	l := f.lane(a.Key)
+	l := f.lane(c.Key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
+	switch same := l.takeOf(c.id()); {
+	case c.Op == account.SlotTake && same != nil: // another descriptor of this request has the same key
+		return same
+	case c.Op == account.SlotGive:
+		f.giveLocked(l, slotGive{c.SlotAsk, now.Add(c.TTL), c})
+		return c
 	case l.breaker.Refuses(now):
-		l.owe(now, a)
-		f.remindLocked(l)
 		f.fail(now, a, v, ratelimit.FallbackBreaker)
 		return nil
-	case len(l.queue) >= mostSlotQueue:
-		l.owe(now, a)
+	case len(l.takes) >= mostSlotQueue:
 		f.fail(now, a, v, ratelimit.FallbackQueueFull)
 		return nil
 	}
-	l.queue = append(l.queue, c)
+	l.takes = append(l.takes, c)
+	if c.Op == account.SlotTake {
+		l.waiting[c.id()] = c
+	}
 	f.sendLocked(l)
 	return c
 }
 
+func (c *slotCall) id() slotID { return slotID{c.Key, c.Slot} }
+
+// takeOf is the take of a slot that was not answered yet; nil: there is none.
+func (l *slotLane) takeOf(id slotID) *slotCall {
+	if c := l.waiting[id]; c != nil {
+		return c
+	}
+	return l.underway[id]
+}
+
+// giveLocked gives a slot back. A take that was not sent never is; after one that was, the give waits for its answer.
+func (f *Concurrency) giveLocked(l *slotLane, x slotGive) {
+	id := slotID{x.Key, x.Slot}
+	if take := l.waiting[id]; take != nil {
+		take.gone = true
+		delete(l.waiting, id)
+		x.finish(account.SlotAnswer{})
+		return
+	}
+	if take := l.underway[id]; take != nil {
+		take.gone = true
+		x.finish(account.SlotAnswer{Has: true})
+		return
+	}
+	if len(l.gives)+len(l.failed) >= mostGives {
+		x.finish(account.SlotAnswer{Err: errGives})
+		return
+	}
+	x.Op = account.SlotGive
+	l.gives = append(l.gives, x)
+	f.sendLocked(l)
+}
+
+var errGives = errors.New("too many slots are to be given back: this one comes back when its time is over")
+
+// finish tells who waits, if anybody does.
+func (x *slotGive) finish(answer account.SlotAnswer) {
+	if c := x.told; c != nil && !c.ended {
+		c.answer, c.ended = answer, true
+		close(c.done)
+	}
+}
+
 // end takes in the answer to a call, or decides without.
 func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask, v *verdict) {
-	l := f.lane(a.Key)
+	l := f.lane(c.Key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.ended && c.answer.Err == nil {
@@ -145,9 +228,9 @@ func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask,
 		why = ratelimit.FallbackError
 	}
 	f.fail(now, a, v, why)
-	c.left, c.refuse = true, v.OverLimit || ctx.Err() != nil // of a caller that has gone, nothing ends
-	if c.ended && (c.refuse || a.Kind == ratelimit.Release) {
-		l.owe(now, a) // it may have been taken
+	// It may have been taken. Of a caller that has gone, nothing ends.
+	if c.Op == account.SlotTake && (v.OverLimit || ctx.Err() != nil) {
+		f.giveLocked(l, slotGive{c.SlotAsk, now.Add(c.TTL), nil})
 	}
 }
 
@@ -156,7 +239,7 @@ func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.Fallba
 	f.fallbacks[why].Add(1)
 	*v = verdict{}
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
-	case a.Kind != ratelimit.Spend: // nothing is taken; what is given back is owed
+	case a.Kind != ratelimit.Spend: // nothing is taken; what is given back is kept
 		v.Charged = min(a.Cost, 1)
 	case policy == ratelimit.FailOpen:
 		v.Charged, v.Window = 1, a.Window
@@ -180,134 +263,136 @@ func (f *Concurrency) decideAlone(now instant, a *ask) verdict {
 	return one[0]
 }
 
-// owe notes that an ask's slot is to be given back; the caller holds l.mu. Of too many the oldest is left to its time.
-func (l *slotLane) owe(now instant, a *ask) {
-	if a.Kind == ratelimit.Peek {
-		return
+// sendLocked begins to send what waits, if anything does; the caller holds l.mu.
+func (f *Concurrency) sendLocked(l *slotLane) {
+	if !l.sending && !l.closed && len(l.gives)+len(l.takes) > 0 {
+		l.sending = true
+		f.sends.Go(func() { f.send(l) })
 	}
-	x := slotAsk(a)
-	x.Key, x.Op = KeyName(a.Key), account.SlotGive
-	l.oweLocked(slotOwed{x, now.Add(x.TTL)})
 }
 
-func (l *slotLane) oweLocked(x slotOwed) {
-	if len(l.owed) >= mostSlotQueue {
-		l.owed = l.owed[1:]
-	}
-	l.owed = append(l.owed, x)
-}
-
-// send carries messages to the ledger until nothing waits.
+// send carries messages to the ledger until nothing waits, or the ledger counts as dead.
 func (f *Concurrency) send(l *slotLane) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for {
-		l.mu.Lock()
 		now := f.clock()
-		batch := l.batchLocked(now)
-		if len(batch) == 0 {
+		m := l.packLocked(now)
+		if len(m.asks) == 0 {
 			l.sending = false
 			f.remindLocked(l)
-			l.mu.Unlock()
 			return
 		}
 		l.mu.Unlock()
-		asks, answers := make([]account.SlotAsk, len(batch)), make([]account.SlotAnswer, len(batch))
-		for i, c := range batch {
-			asks[i] = c.SlotAsk
-		}
+		answers := make([]account.SlotAnswer, len(m.asks))
 		ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
-		f.ledger.Slots(ctx, asks, answers)
+		f.ledger.Slots(ctx, m.asks, answers)
 		cancel()
 		l.mu.Lock()
-		l.answered(f.clock(), batch, answers)
-		l.mu.Unlock()
+		f.answeredLocked(l, m, answers)
 	}
 }
 
-// batchLocked takes what leaves next: also slots that are owed, while the ledger answers.
-func (l *slotLane) batchLocked(now instant) (batch []*slotCall) {
-	if len(l.queue) == 0 && len(l.owed) == 0 || !l.breaker.Allow(now) {
-		return nil
-	}
-	n := min(len(l.owed), mostSlotAsks/2)
-	for _, x := range l.owed[:n] {
-		if now < x.till {
-			batch = append(batch, &slotCall{SlotAsk: x.SlotAsk, left: true})
-		}
-	}
-	l.owed = l.owed[n:]
-	n = min(len(l.queue), mostSlotAsks-n)
-	for _, c := range l.queue[:n] {
-		if c.Op != account.SlotTake || !c.refuse { // else it takes nothing
-			batch = append(batch, c)
-		}
-	}
-	l.queue = l.queue[n:]
-	return batch
-}
-
-// answered takes in what came of a message; the caller holds l.mu.
-func (l *slotLane) answered(now instant, batch []*slotCall, answers []account.SlotAnswer) {
-	failed := 0
-	for i, c := range batch {
-		c.answer, c.ended = answers[i], true
-		if c.answer.Err != nil {
-			failed++
-		}
-		if c.done != nil {
-			close(c.done)
-		}
-		// What may be taken for nobody is given back, and what was not given back is tried again.
-		taken := c.Op == account.SlotTake && c.refuse && (c.answer.Has || c.answer.Err != nil)
-		if c.left && (taken || c.Op == account.SlotGive && c.answer.Err != nil) {
-			back := c.SlotAsk
-			back.Op = account.SlotGive
-			l.oweLocked(slotOwed{back, now.Add(c.TTL)})
-		}
-	}
-	if failed == len(batch) {
-		l.breaker.Failure(now, rand.Float64())
-	} else {
-		l.breaker.Success()
-	}
-}
-
-// remindLocked has what is left be sent later; the caller holds l.mu.
+// remindLocked has what is left be sent later.
 func (f *Concurrency) remindLocked(l *slotLane) {
-	if l.sending || l.wakes || len(l.owed)+len(l.queue) == 0 {
+	if l.wakes || l.closed || len(l.gives)+len(l.failed)+len(l.takes) == 0 {
 		return
 	}
 	l.wakes = true
-	time.AfterFunc(owedEvery, func() {
+	time.AfterFunc(giveAgain, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.wakes = false
+		l.gives, l.failed = append(l.failed, l.gives...), nil
 		f.sendLocked(l)
 	})
 }
 
-// sendLocked begins to send what waits, if anything does; the caller holds l.mu.
-func (f *Concurrency) sendLocked(l *slotLane) {
-	if !l.sending && len(l.owed)+len(l.queue) > 0 {
-		l.sending = true
-		go f.send(l)
+// slotMessage is asks that travel together: gives first, and then takes.
+type slotMessage struct {
+	asks  []account.SlotAsk
+	gives []slotGive
+	takes []*slotCall
+}
+
+// packLocked takes what leaves next; nothing, while the ledger counts as dead.
+func (l *slotLane) packLocked(now instant) (m slotMessage) {
+	for len(l.gives) > 0 && now >= l.gives[0].till {
+		l.gives[0].finish(account.SlotAnswer{}) // it has come back
+		l.gives = l.gives[1:]
+	}
+	takes := l.takes[:0]
+	for _, c := range l.takes {
+		if !c.gone {
+			takes = append(takes, c)
+		}
+	}
+	clear(l.takes[len(takes):])
+	// The breaker is asked last: whoever is allowed has something to send.
+	if l.takes = takes; len(l.gives)+len(l.takes) == 0 || !l.breaker.Allow(now) {
+		return slotMessage{}
+	}
+	n := min(len(l.gives), mostSlotAsks/2)
+	m.gives, l.gives = l.gives[:n:n], l.gives[n:]
+	n = min(len(l.takes), mostSlotAsks-n)
+	m.takes = append(m.takes, l.takes[:n]...)
+	l.takes = append(l.takes[:0], l.takes[n:]...)
+	for i := range m.gives {
+		m.asks = append(m.asks, m.gives[i].SlotAsk)
+	}
+	for _, c := range m.takes {
+		m.asks = append(m.asks, c.SlotAsk)
+		if c.Op == account.SlotTake {
+			delete(l.waiting, c.id())
+			l.underway[c.id()] = c
+		}
+	}
+	return m
+}
+
+// answeredLocked takes in what came of a message.
+func (f *Concurrency) answeredLocked(l *slotLane, m slotMessage, answers []account.SlotAnswer) {
+	now, dead := f.clock(), true
+	for i := range answers {
+		dead = dead && answers[i].Err != nil && !errors.Is(answers[i].Err, account.ErrContended) &&
+			!errors.Is(answers[i].Err, account.ErrRecord)
+	}
+	if dead {
+		l.breaker.Failure(now, rand.Float64())
+	} else {
+		l.breaker.Success()
+	}
+	for i, x := range m.gives {
+		if x.finish(answers[i]); answers[i].Err != nil && !errors.Is(answers[i].Err, account.ErrRecord) {
+			l.failed = append(l.failed, x)
+		}
+	}
+	clear(l.underway)
+	for i, c := range m.takes {
+		c.answer, c.ended = answers[len(m.gives)+i], true
+		close(c.done)
+		if c.gone && (c.answer.Has || c.answer.Err != nil) { // it may be taken, and nobody has it
+			f.giveLocked(l, slotGive{c.SlotAsk, now.Add(c.TTL), nil})
+		}
 	}
 }
 
 // Undo implements [ratelimit.Limiter]: nobody waits for it.
 func (f *Concurrency) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
-		a, v := asks[i], &verdicts[i]
-		if a.Kind != ratelimit.Spend || v.Charged == 0 {
+		a := asks[i]
+		if a.Kind != ratelimit.Spend || verdicts[i].Charged == 0 {
 			continue
 		}
 		a.Kind = ratelimit.Release
 		if f.apart.Load() {
 			f.decideAlone(now, &a)
 		}
-		l := f.lane(a.Key)
+		x := slotAsk(&a)
+		x.Key = KeyName(a.Key)
+		l := f.lane(x.Key)
 		l.mu.Lock()
-		l.owe(now, &a)
-		f.sendLocked(l)
+		f.giveLocked(l, slotGive{x, now.Add(x.TTL), nil})
 		l.mu.Unlock()
 	}
 }
@@ -344,18 +429,17 @@ func (f *Concurrency) ask(ctx context.Context, a *ask, op account.SlotOp) accoun
 	return answers[0]
 }
 
-// Run waits until ctx is done, and then gives back what is owed, if the ledger answers.
+// Run waits until ctx is done, and then for messages under way. Slots that are to be given back leave once more, even
+// if the ledger counts as dead. Then it sends nothing any more.
 func (f *Concurrency) Run(ctx context.Context) {
 	<-ctx.Done()
-	var all sync.WaitGroup
-	defer all.Wait()
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
-		if !l.sending && len(l.owed) > 0 {
-			l.sending = true
-			all.Go(func() { f.send(l) })
-		}
+		l.gives, l.failed, l.breaker = append(l.failed, l.gives...), nil, Breaker{}
+		f.sendLocked(l)
+		l.closed = true
 		l.mu.Unlock()
 	}
+	f.sends.Wait()
 }

@@ -29,8 +29,13 @@ func heldBy(all account.Slots) counter {
 	return counter{sum: tokens(len(all)), state: 1, ends: all.Last()}
 }
 
-// slotsForKey is how many slots a node has room for, for each of the keys that it may track: 64 bytes of each.
+// slotsForKey is how many slots a node has room for, for each of the keys that it may track: 64 bytes of each. A part of
+// the table has room for one key's.
 const slotsForKey = 4
+
+func (s *counterShard) roomForSlots() bool {
+	return s.slots < max(slotsForKey*s.keys.Limit(), int(ratelimit.MaxConcurrency))
+}
 
 // decideSlot answers an ask under a concurrency limit, or reports that there is no room for the key.
 func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
@@ -40,7 +45,7 @@ func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
 		*v = a.DecideSlot(0, ratelimit.NoSlot)
 		return true
 	}
-	if c == nil && s.slots >= slotsForKey*s.keys.Limit() {
+	if a.Kind == ratelimit.Spend && !s.roomForSlots() {
 		return false
 	}
 	if now, c = p.enter(s, now, id, c, a); c == nil {
@@ -74,7 +79,8 @@ func (s *counterShard) decideSlots(now ledgerTime, k *lent, c *counterCell, a *a
 	before, x := len(k.slots), slotAsk(a)
 	answer, _ := k.slots.Decide(now, &x)
 	s.slots += len(k.slots) - before
-	c.Val, *v = heldBy(k.slots), a.DecideSlot(answer.Taken, ratelimit.SlotHeld(answer.Has && x.Op != account.SlotLook))
+	has := ratelimit.SlotHeld(answer.Has && x.Op != account.SlotLook)
+	c.Val, *v = heldBy(k.slots), a.DecideSlot(answer.Taken, has)
 }
 
 // forget drops what others have of a key.
@@ -100,7 +106,8 @@ func (s *counterShard) adoptSlots(k *lent, c *counterCell, moved []Lessee, lag l
 	before := len(k.slots)
 	for _, r := range moved {
 		number := int64(r.Holder)
-		if !slices.ContainsFunc(k.slots, func(known account.Slot) bool { return known.Number == number }) {
+		known := slices.ContainsFunc(k.slots, func(s account.Slot) bool { return s.Number == number })
+		if !known && len(k.slots) < int(ratelimit.MaxConcurrency) {
 			k.slots = append(k.slots, account.Slot{Number: number, Until: r.Until + lag})
 		}
 	}

@@ -224,7 +224,7 @@ func TestSlotsAreGivenBack(t *testing.T) {
 		for range 5 {
 			begin(ratelimit.Spend, 4)
 		}
-		if !f.lane([]byte("k")).breaker.Open() {
+		if !laneOf(f, "k").breaker.Open() {
 			t.Error("a ledger that is dead is asked for each request")
 		}
 		before := s.messages
@@ -237,7 +237,7 @@ func TestSlotsAreGivenBack(t *testing.T) {
 		if n := s.taken(); n != 0 {
 			t.Errorf("%d slots are taken when the ledger answers again, must be 0", n)
 		}
-		if n := len(f.lane([]byte("k")).owed); n != 0 {
+		if n := len(owedOf(f, "k")); n != 0 {
 			t.Errorf("%d slots are owed still", n)
 		}
 	})
@@ -298,14 +298,14 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 			all.Go(func() { decides(f, clock(), slotOf(r, "k", ratelimit.Spend, i+1)) })
 		}
 		all.Wait()
-		l := f.lane([]byte("k"))
-		if n := len(l.queue); n > mostSlotQueue {
+		l := laneOf(f, "k")
+		if n := len(l.takes); n > mostSlotQueue {
 			t.Errorf("%d wait", n)
 		}
-		for i := range 2 * mostSlotQueue {
+		for i := range 2 * mostGives {
 			f.Undo(clock(), []ask{slotOf(r, "k", ratelimit.Spend, i+1)}, []verdict{{Charged: 1}})
 		}
-		if n := len(l.owed); n > mostSlotQueue {
+		if n := len(owedOf(f, "k")); n > mostGives || n < mostSlotQueue {
 			t.Errorf("%d are owed", n)
 		}
 		s.set(0, true, false)
@@ -313,7 +313,10 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 		decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 1))
 		s.set(0, false, true)
 		decides(f, clock(), slotOf(r, "k", ratelimit.Release, 1))
-		s.set(0, true, false)
+		s.set(50*time.Millisecond, true, false)
+		go decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 2)) // is under way
+		time.Sleep(time.Millisecond)
+		f.Undo(clock(), []ask{slotOf(r, "k", ratelimit.Spend, 2)}, []verdict{{Charged: 1}})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		f.Run(ctx)
@@ -321,4 +324,108 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 			t.Errorf("a node that ends keeps %d slots", n)
 		}
 	})
+}
+
+// A slot that is given back before its take was sent, or while that is under way, is free in the end: by an undo, by the
+// request's end, whoever admitted it.
+func TestSlotsInOrder(t *testing.T) {
+	for _, policy := range []ratelimit.FailurePolicy{ratelimit.FailLocal, ratelimit.FailOpen, ratelimit.FailClosed} {
+		for _, undo := range []bool{false, true} {
+			shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+				f.Nodes = func() int { return 1 }
+				r := slotRule(9)
+				r.Coordination.OnStoreFailure = policy
+				s.set(100*time.Millisecond, true, false)
+				for slot := 1; slot <= 5; slot++ { // the first leaves, and the others wait
+					go func() {
+						a := slotOf(r, "k", ratelimit.Spend, slot)
+						switch v := decides(f, clock(), a); {
+						case v.OverLimit:
+						case undo:
+							f.Undo(clock(), []ask{a}, []verdict{v})
+						default:
+							decides(f, clock(), slotOf(r, "k", ratelimit.Release, slot))
+						}
+					}()
+				}
+				time.Sleep(10 * time.Second)
+				if n := s.taken(); n != 0 {
+					t.Errorf("%v, undone %v: %d slots are left", policy, undo, n)
+				}
+				if l := laneOf(f, "k"); len(l.waiting)+len(l.underway)+len(l.takes)+len(l.gives)+len(l.failed) > 0 {
+					t.Errorf("%v: the lane keeps %+v", policy, l)
+				}
+			})
+		}
+	}
+}
+
+// A lane goes on when the ledger answers again, whatever waited in the outage; slots of requests that were in flight are
+// free then, however many were refused meanwhile, also if nobody asks any more.
+func TestSlotsAfterAnOutage(t *testing.T) {
+	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+		r := slotRule(32)
+		r.Coordination.OnStoreFailure = ratelimit.FailClosed
+		for slot := 1; slot <= 32; slot++ {
+			if decides(f, clock(), slotOf(r, "k", ratelimit.Spend, slot)).OverLimit {
+				t.Fatal("refused")
+			}
+		}
+		s.set(time.Hour, false, true)
+		for slot := 1; slot <= 32; slot++ {
+			decides(f, clock(), slotOf(r, "k", ratelimit.Release, slot))
+		}
+		for i := range 3 * mostSlotQueue {
+			decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 100+i))
+		}
+		time.Sleep(time.Minute / 2)
+		s.set(0, true, false)
+		time.Sleep(5 * time.Second)
+		if n := s.taken(); n != 0 {
+			t.Errorf("%d of 32 slots are left", n)
+		}
+		if v := decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 99)); v.Source != ratelimit.FromClaim || v.OverLimit {
+			t.Errorf("after the outage: %+v", v)
+		}
+		s.set(0, false, true) // one connection is cut, and then nobody asks
+		decides(f, clock(), slotOf(r, "k", ratelimit.Release, 99))
+		s.set(0, true, false)
+		time.Sleep(time.Second)
+		if n := s.taken(); n != 0 {
+			t.Errorf("a release that failed once waits for the next request: %d are left", n)
+		}
+	})
+}
+
+// Two descriptors of a request have one key: it has one slot, which neither gives back while it is in flight.
+func TestOneSlotForARequest(t *testing.T) {
+	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+		r := slotRule(4)
+		r.Coordination.OnStoreFailure = ratelimit.FailOpen
+		s.set(0, true, true)
+		for i := range 5 {
+			decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 10+i))
+		}
+		s.set(0, true, false)
+		time.Sleep(5 * time.Second)
+		before := s.taken()
+		a := slotOf(r, "k", ratelimit.Spend, 1)
+		v := make([]verdict, 2)
+		f.Decide(t.Context(), clock(), []ask{a, a}, v)
+		time.Sleep(5 * time.Second)
+		if n := s.taken() - before; n != 1 || v[0].OverLimit || v[1].OverLimit {
+			t.Errorf("a request has %d slots: %+v", n, v)
+		}
+	})
+}
+
+// laneOf is the way of a key's slots.
+func laneOf(f *Concurrency, key string) *slotLane { return f.lane(KeyName([]byte(key))) }
+
+// owedOf are the slots that the lane of a key is to give back.
+func owedOf(f *Concurrency, key string) []slotGive {
+	l := laneOf(f, key)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append(append([]slotGive(nil), l.failed...), l.gives...)
 }

@@ -64,6 +64,9 @@ func (c *core) decideStoreless(
 	ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell,
 ) *waiting {
 	for i := range asks {
+		if a := &asks[i]; a.OfSlot() && a.Kind == ratelimit.Release {
+			c.giveFallback(ctx, now, a)
+		}
 		// What has been decided so far stays decided; the request waits with the rest from here on.
 		if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil, nil) != decided {
 			return c.wait(ctx, now, asks, verdicts, i, b())
@@ -494,6 +497,8 @@ func (w *waiting) regret(now instant, i int) {
 	say.regret(func() { // when the owner answers, or the conversation ends
 		v, ok, _ := c.read(now, &late, say)
 		switch {
+		case !ok && late.OfSlot(): // it may have been taken: to give back a slot that was not changes nothing
+			c.Undo(now, []ask{late}, []verdict{{Source: ratelimit.FromOwner, Charged: late.Cost, Window: late.Window}})
 		case !ok || v.OverLimit:
 		case !c.inStore() && !late.OfSlot() && c.hotHere.Credit(&late, v.Window):
 			// Whoever owns the key by then is told.
@@ -695,7 +700,9 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	// There is nothing to admit or to refuse: a peek is answered, and a refund is told later.
 	case a.Kind != ratelimit.Spend && !(a.OfSlot() && policy == ratelimit.FailLocal):
 	case policy == ratelimit.FailOpen:
-		v.Charged = a.Cost
+		if v.Charged = a.Cost; a.OfSlot() {
+			v.Window = a.Window // by which it is given back
+		}
 	case policy == ratelimit.FailLocal:
 		// Each node of the fleet may be deciding for itself now, so that each has a part of the
 		// limit only.
@@ -712,6 +719,13 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 		v.ResetAfter = a.Rule.Limit.Period()
 	}
 	return v
+}
+
+// giveFallback gives back a slot that this node admitted without the key's owner, if it did.
+func (c *core) giveFallback(ctx context.Context, now instant, a *ask) {
+	own := *a
+	own.Rule = a.Rule.LocalShare(0)
+	c.fallback.Decide(ctx, now, []ask{own}, make([]verdict, 1))
 }
 
 // Undo implements [ratelimit.Limiter]. What an owner charged it is told to take

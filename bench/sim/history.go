@@ -63,7 +63,7 @@ func (h *historian) rule() {
 	r := &ratelimit.Rule{Domain: "history", Path: "key", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 	requests := pick(h, ratelimit.Tokens(1), 5, 20, 100, 400, 2000, 5000)
 	r.Limit = ratelimit.Limit{
-		Algorithm: ratelimit.Algorithm(h.IntN(len(ratelimit.Algorithms))), Unit: ratelimit.Second, Multiplier: uint32(1 + h.IntN(10)), Requests: requests,
+		Algorithm: ratelimit.Algorithm(h.IntN(len(ratelimit.RateAlgorithms()))), Unit: ratelimit.Second, Multiplier: uint32(1 + h.IntN(10)), Requests: requests,
 	}
 	if r.Limit.Algorithm == ratelimit.TokenBucket {
 		r.Limit.Burst = max(1, requests/ratelimit.Tokens(1+h.IntN(3)))
@@ -162,7 +162,7 @@ func (h *historian) changed(r *ratelimit.Rule) string {
 		l.Unit, l.Multiplier, l.Calendar = ratelimit.Second, uint32(1+h.IntN(10)), 0
 		return "unit"
 	case 2:
-		l.Algorithm, l.Burst = ratelimit.Algorithm(h.IntN(len(ratelimit.Algorithms))), max(1, l.Requests/2)
+		l.Algorithm, l.Burst = ratelimit.Algorithm(h.IntN(len(ratelimit.RateAlgorithms()))), max(1, l.Requests/2)
 		if l.Unit.OfCalendar() {
 			l.Unit, l.Calendar = ratelimit.Month, 0
 		}

@@ -211,16 +211,18 @@ func (l *CAS) slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer, l
 	if err != nil {
 		return left, err
 	}
-	all, changes := make([]Slots, len(keys)), make([]Change, len(keys))
+	all, changes, errs := make([]Slots, len(keys)), make([]Change, len(keys)), make([]error, len(keys))
 	for k := range all {
 		changes[k] = Change{StoreKey: keys[k], Version: read.Records[k].Version}
-		if err := all[k].decode(read.Records[k].Data); err != nil {
-			return left, err
-		}
+		errs[k] = all[k].decode(read.Records[k].Data)
 	}
 	var written []Change
 	for _, i := range left {
 		k := place[slotsOf(l.prefix, asks[i].Key)]
+		if errs[k] != nil {
+			answers[i] = SlotAnswer{Err: errs[k]}
+			continue
+		}
 		x, changed := all[k].Decide(read.Now, &asks[i])
 		if answers[i] = x; changed {
 			changes[k].Data, changes[k].Until = all[k].encode(), max(read.Now, all[k].Last())

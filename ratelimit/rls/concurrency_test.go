@@ -1,6 +1,8 @@
 package rls
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -8,6 +10,10 @@ import (
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const slotRules = `domain: d
@@ -130,5 +136,56 @@ func TestSlotAnswers(t *testing.T) {
 	a = f.must(rlsRequest(desc("slots=a")))
 	if d := a.GetStatuses()[0].GetDurationUntilReset().AsDuration(); d != time.Second {
 		t.Errorf("a refused client may come again after %v", d)
+	}
+}
+
+// deadSlots is a ledger that does not answer.
+type deadSlots struct{}
+
+func (deadSlots) Slots(_ context.Context, _ []account.SlotAsk, answers []account.SlotAnswer) {
+	for i := range answers {
+		answers[i].Err = errors.New("the store is down")
+	}
+}
+
+// What on_store_failure admits has a slot, too, by which it is given back: a node's part is for requests at once, and
+// not for those of hold_ttl.
+func TestSlotsWithoutAStore(t *testing.T) {
+	f := holdFixtureOf(t, slotRules+"  - {key: open, coordination: {on_store_failure: open}, "+
+		"rate_limit: {concurrency: 2, hold_ttl: 60s}}\n")
+	clock := func() ratelimit.Instant { return f.now }
+	limiter := leasing.NewConcurrency(deadSlots{}, leasing.NewLocal(100, f.now, time.Unix(1_800_000_000, 0)), clock)
+	limiter.Nodes = func() int { return 1 }
+	f.limiter = limiter
+	for range 5 {
+		a, over := f.takes(desc("slots=a"))
+		b, overB := f.takes(desc("slots=a"))
+		if a == "" || b == "" || over || overB {
+			t.Fatalf("holds %q and %q, over %v and %v", a, b, over, overB)
+		}
+		if _, over := f.takes(desc("slots=a")); !over {
+			t.Fatal("three are in flight of two")
+		}
+		f.ends("slots=a", a, unsaid)
+		f.ends("slots=a", b, unsaid)
+		if hold, over := f.takes(desc("open=a")); hold == "" || over {
+			t.Fatalf("open: hold %q, over %v", hold, over)
+		}
+	}
+}
+
+// A request that passes keeps its slot, whatever STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT spares of its other limits.
+func TestSlotsThatAreNotSpared(t *testing.T) {
+	f := holdFixtureOf(t, slotRules+"  - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}\n")
+	f.options.SpareOthers = true
+	f.takes(desc("shadow=x"))
+	in := 0
+	for range 5 {
+		if hold, over := f.takes(desc("slots=a"), desc("shadow=x")); !over && hold != "" {
+			in++
+		}
+	}
+	if in != 2 {
+		t.Errorf("%d are in flight of 2", in)
 	}
 }

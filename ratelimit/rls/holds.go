@@ -213,7 +213,8 @@ type instants struct{ first, last int64 }
 // narrowed. They are none where on_store_failure has decided, and it is not known in which window that counts.
 func (in *instants) narrow(l *ratelimit.Limit, v *ratelimit.Verdict) bool {
 	w := v.Window
-	if v.Source == ratelimit.FromFallback {
+	// A slot is given back, whoever admitted.
+	if v.Source == ratelimit.FromFallback && l.Algorithm != ratelimit.Concurrency {
 		w = v.Booked
 	}
 	if w == 0 || l.Algorithm >= ratelimit.TokenBucket {
