@@ -127,18 +127,18 @@ func below[T any](t *testing.T, name string, document int, path ...any) T {
 	return at[T](tree, path...)
 }
 
-// patched is a configuration with the operations of deploy/envoy-gateway/tokens-patch.yaml: an action more for each
-// entry at the end, and a filter more before all others.
+// patched is a configuration with the operations of deploy/envoy-gateway/tokens-id.yaml and tokens-json.yaml: an action
+// more for each entry at the end, and a filter more before all others.
 func patched(t *testing.T, text string) string {
 	t.Helper()
 	var tree any
 	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {
 		t.Fatal(err)
 	}
-	operation := func(i int) object {
-		return below[object](t, "envoy-gateway/tokens-patch.yaml", 0, "spec", "jsonPatches", i, "operation")
+	operation := func(name string) object {
+		return below[object](t, "envoy-gateway/"+name, 0, "spec", "jsonPatches", 0, "operation")
 	}
-	action, filter := operation(0), operation(1)
+	action, filter := operation("tokens-id.yaml"), operation("tokens-json.yaml")
 	if action["jsonPath"] != "$..rate_limits[?(@.apply_on_stream_done==true)].actions" || action["path"] != "-" ||
 		filter["path"] != "/default_filter_chain/filters/0/typed_config/http_filters/0" {
 		t.Fatalf("the policy says %v and %v: say here what they do", action, filter)

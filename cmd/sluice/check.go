@@ -31,7 +31,7 @@ type checkCmd struct {
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
 	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
-	MaxMemory      string            `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes: rules have bounds in proportion."`
+	MaxMemory      string            `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes. The maximum size of rules follows from it."`
 	Quotas         quotaCheckFlags   `embed:""`
 
 	in      io.Reader      // standard input; tests set another

@@ -15,8 +15,8 @@ import (
 
 // holdFlags are the keys by which nodes of a fleet accept each other's holds.
 type holdFlags struct {
-	Keys string    `env:"HOLD_KEYS" placeholder:"KEY,..." help:"Keys of holds, separated by commas, the same at all nodes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
-	File string    `env:"HOLD_KEYS_FILE" placeholder:"FILE" help:"File with the keys of holds, like HOLD_KEYS. It is read again when it changes."`
+	Keys string    `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,..." help:"Keys of holds, separated by commas, the same at all nodes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
+	File string    `env:"HOLD_KEYS_FILE" name:"hold-keys-file" placeholder:"FILE" help:"File with the keys of holds, like HOLD_KEYS. It is read again when it changes."`
 	seen fileState // of File; only follow uses it once it runs
 }
 

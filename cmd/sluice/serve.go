@@ -35,7 +35,7 @@ func (*serveCmd) Help() string {
   REDIS_URL=redis:6379 sluice serve --config rules/                  a node of a fleet that shares a Redis
   PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     key owners, for mode routing
 
-SIGTERM drains the node: health checks fail, calls are answered for DRAIN_TIME, and leases go back. SIGINT (Ctrl+C), or a second SIGTERM, stops it without the drain.`
+SIGTERM drains the node: health checks fail, the node answers calls for DRAIN_TIME more, and returns its leases. SIGINT (Ctrl+C), or a second SIGTERM, stops it without the drain.`
 }
 
 // Run serves until SIGTERM (drains) or SIGINT (stops at once).

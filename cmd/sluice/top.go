@@ -23,7 +23,7 @@ type topCmd struct {
 	Debug []string      `arg:"" optional:"" default:"localhost:6070" help:"Debug ports of nodes, HOST:PORT. Counts are sums."`
 	All   bool          `help:"Include all nodes that share the store of the first node that answers."`
 	Every time.Duration `default:"2s" help:"Time between two refreshes."`
-	Times int           `help:"Number of refreshes after the first (0: until interrupted)."`
+	Times int           `help:"Number of tables to print, the first after --every (0: until interrupted)."`
 	Rules int           `default:"20" help:"Number of rules to show."`
 	JSON  bool          `name:"json" help:"Print a line of JSON for each refresh."`
 }

@@ -33,13 +33,15 @@ func file(t *testing.T, name string) []byte {
 
 // Envoy Gateway's files are what it reads.
 func TestEnvoyGateway(t *testing.T) {
-	var config gateway.EnvoyGateway
-	if err := yaml.UnmarshalStrict(file(t, "deploy/envoy-gateway/envoy-gateway.yaml"), &config); err != nil {
-		t.Fatal(err)
-	}
-	d := config.Provider.Kubernetes.RateLimitDeployment
-	if *config.RateLimit.Backend.Redis.URL == "" || !strings.Contains(*d.Container.Image, "sluice") || *d.Replicas != 3 {
-		t.Errorf("%+v", config)
+	for _, name := range []string{"envoy-gateway", "envoy-gateway-tokens"} {
+		var config gateway.EnvoyGateway
+		if err := yaml.UnmarshalStrict(file(t, "deploy/envoy-gateway/"+name+".yaml"), &config); err != nil {
+			t.Fatal(err)
+		}
+		d := config.Provider.Kubernetes.RateLimitDeployment
+		if *config.RateLimit.Backend.Redis.URL == "" || !strings.Contains(*d.Container.Image, "sluice") || *d.Replicas != 3 {
+			t.Errorf("%s: %+v", name, config)
+		}
 	}
 	var policy gateway.BackendTrafficPolicy
 	if err := yaml.UnmarshalStrict(file(t, "deploy/envoy-gateway/policy.yaml"), &policy); err != nil {
@@ -97,15 +99,15 @@ func TestGatewaysReadTheirFiles(t *testing.T) {
 
 // What Envoy Gateway's policy for tokens patches in is Envoy's, and where it is looked for is an entry of the end.
 func TestEnvoyGatewayPatches(t *testing.T) {
-	var policy gateway.EnvoyPatchPolicy
-	if err := yaml.UnmarshalStrict(file(t, "deploy/envoy-gateway/tokens-patch.yaml"), &policy); err != nil {
-		t.Fatal(err)
-	}
-	for i, into := range []interface {
+	for name, into := range map[string]interface {
 		proto.Message
 		ValidateAll() error
-	}{&route.RateLimit_Action{}, &hcm.HttpFilter{}} {
-		if err := protojson.Unmarshal(policy.Spec.JSONPatches[i].Operation.Value.Raw, into); err != nil {
+	}{"tokens-id": &route.RateLimit_Action{}, "tokens-json": &hcm.HttpFilter{}} {
+		var policy gateway.EnvoyPatchPolicy
+		if err := yaml.UnmarshalStrict(file(t, "deploy/envoy-gateway/"+name+".yaml"), &policy); err != nil {
+			t.Fatal(err)
+		}
+		if err := protojson.Unmarshal(policy.Spec.JSONPatches[0].Operation.Value.Raw, into); err != nil {
 			t.Fatal(err)
 		}
 		if err := into.ValidateAll(); err != nil {

@@ -57,7 +57,7 @@ func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {
 	if owner := c.Inspector.Look(ctx, c.Clock(), a).Owner; owner != "" {
 		return "", fmt.Errorf("another node owns this key: ask %s", owner)
 	}
-	return "the ledger counts from nothing again; nodes that refuse without asking go on until they drop their leases",
+	return "the usage of this window is cleared; nodes that refuse the key alone continue until they drop their leases",
 		c.Inspector.Reset(ctx, c.Clock(), a)
 }
 
@@ -65,5 +65,5 @@ func (c *console) drop(_ context.Context, a *ratelimit.Ask) (string, error) {
 	if !c.Inspector.Drop(c.Clock(), a.Key) {
 		return "this node had no lease", nil
 	}
-	return "what was unspent goes back; the next request asks the ledger", nil
+	return "unspent tokens go back; the next request claims from the store", nil
 }

@@ -23,7 +23,7 @@ import (
 // Redis says where the shared Redis is. Names and forms are
 // envoyproxy/ratelimit's.
 type Redis struct {
-	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"Address of Redis: host:port, a socket path or a redis:// URI. Cluster: a comma list. Sentinel: master,host:port,... Default: the memory of this process."`
+	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"Address of Redis: host:port, a socket path or a redis:// URI. CLUSTER: host:port,host:port,... SENTINEL: master,host:port,... Default: the memory of this process."`
 	Type         string        `env:"REDIS_TYPE" name:"redis-type" default:"SINGLE" help:"Kind of Redis: SINGLE, SENTINEL or CLUSTER."`
 	SocketType   string        `env:"REDIS_SOCKET_TYPE" name:"redis-socket-type" default:"tcp" help:"Network: tcp, or unix for a socket path."`
 	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"Password of Redis: pass or user:pass."`
