@@ -37,8 +37,8 @@ type Concurrency struct {
 }
 
 const (
-	// slotLanes are how many messages are on their way at the same time, where the ledger has one part: a key's one after
-	// the other. Else each part has a lane, so that one that does not answer holds up no other.
+	// slotLanes are how many messages are on their way at the same time, where the ledger has one part: a key's one
+	// after the other. Else each part has a lane, so that one that does not answer holds up no other.
 	slotLanes = 8
 	// mostSlotAsks is how many asks travel together, and mostSlotQueue how many wait for that in each lane.
 	mostSlotAsks, mostSlotQueue = 256, 8192

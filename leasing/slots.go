@@ -29,8 +29,8 @@ func heldBy(all account.Slots) counter {
 	return counter{sum: tokens(len(all)), state: 1, ends: all.Last()}
 }
 
-// slotsForKey is how many slots a node has room for, for each of the keys that it may track: 64 bytes of each. A part of
-// the table has room for one key's.
+// slotsForKey is how many slots a node has room for, for each of the keys that it may track: 64 bytes of each. A part
+// of the table has room for one key's.
 const slotsForKey = 4
 
 func (s *counterShard) roomForSlots() bool {

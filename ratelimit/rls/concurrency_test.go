@@ -176,7 +176,8 @@ func TestSlotsWithoutAStore(t *testing.T) {
 
 // A request that passes keeps its slot, whatever STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT spares of its other limits.
 func TestSlotsThatAreNotSpared(t *testing.T) {
-	f := holdFixtureOf(t, slotRules+"  - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}\n")
+	f := holdFixtureOf(t, slotRules+"  - {key: shadow, shadow_mode: true, "+
+		"rate_limit: {unit: year, requests_per_unit: 1}}\n")
 	f.options.SpareOthers = true
 	f.takes(desc("shadow=x"))
 	in := 0
