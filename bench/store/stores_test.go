@@ -191,7 +191,8 @@ func measureStore(t *testing.T, store string, server real, row int, idle float64
 	t.Logf("%s, row %d (%s): for 1,000 decisions the server works %v with leases, %v where each asks: %.3f of it; %.1f messages with %.1f "+
 		"claims; a node's first touch of a key costs %v", store, row+1, r.Name, 1000*leased, 1000*each, float64(leased)/float64(each),
 		1000*float64(sent)/float64(asked), 1000*float64(told)/float64(asked), touch)
-	if each == 0 || row == 5 && leased > each/2 {
+	// Processors are counted in ticks of 10 ms, and what the server does unasked is subtracted: a short run says little.
+	if asked == 0 || *length >= 5*time.Second && (each == 0 || row == 5 && leased > each/2) {
 		t.Errorf("a decision costs %v with leases, and %v where each asks", leased, each)
 	}
 }
