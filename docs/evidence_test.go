@@ -92,7 +92,10 @@ func evidence(t *testing.T, page, text string, in map[string][]string) (rows str
 			anchor = strings.ReplaceAll(marks.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
 		}
 		run := command(t, page, text[m[2]:m[3]], in)
-		rows += "| " + promised(before, title) + " | [" + page + "](" + page + "#" + anchor + ") | `" + strings.ReplaceAll(run, "|", `\|`) + "` |\n"
+		rows += "- [" + promised(before, title) + "](" + page + "#" + anchor + "): `" + run + "`\n"
+	}
+	if rows != "" {
+		rows = "\n## " + strings.TrimPrefix(page, "../") + "\n\n" + rows
 	}
 	return rows
 }
@@ -113,7 +116,7 @@ func TestEvidence(t *testing.T) {
 		}
 	}
 	want := "# Evidence\n\nThe promises of these pages, each with the command that runs its tests. `go test ./docs -run Evidence -rewrite` writes this page.\n\n" +
-		"<!-- written by go test ./docs -run Evidence -rewrite -->\n\n| promise | page | command |\n|---|---|---|\n" + rows.String() + "\n<!-- end -->\n"
+		"<!-- written by go test ./docs -run Evidence -rewrite -->\n" + rows.String() + "\n<!-- end -->\n"
 	if *rewrite {
 		if err := os.WriteFile("evidence.md", []byte(want), 0o600); err != nil {
 			t.Fatal(err)

@@ -65,5 +65,5 @@ func (c *console) drop(_ context.Context, a *ratelimit.Ask) (string, error) {
 	if !c.Inspector.Drop(c.Clock(), a.Key) {
 		return "this node had no lease", nil
 	}
-	return "unspent tokens go back; the next request claims from the store", nil
+	return "the unspent lease goes back; the next request claims from the store", nil
 }
