@@ -11,8 +11,6 @@ import (
 	"io"
 	"math/big"
 	"net"
-	"os"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -79,8 +77,8 @@ func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 // hungUp tells whether a caller closed its connection, or was too slow: nothing that it said was wrong. A node that is
 // killed does so, and one without CPU.
 func hungUp(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
-		errors.Is(err, os.ErrDeadlineExceeded)
+	broken, ok := errors.AsType[*net.OpError](err) // a TLS alert is another one, and is what it said
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || ok && (broken.Op == "read" || broken.Op == "write")
 }
 
 // Clone implements [credentials.TransportCredentials].
