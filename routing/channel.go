@@ -78,7 +78,8 @@ func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 // killed does so, and one without CPU.
 func hungUp(err error) bool {
 	broken, ok := errors.AsType[*net.OpError](err) // a TLS alert is another one, and is what it said
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || ok && (broken.Op == "read" || broken.Op == "write")
+	return ok && (broken.Op == "read" || broken.Op == "write") ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // Clone implements [credentials.TransportCredentials].

@@ -22,8 +22,8 @@ import (
 )
 
 var (
-	redisHistories = flag.Int("redis-histories", 30, "how many histories to play against a real Redis")
-	storeHistories = flag.Int("store-histories", 4, "how many histories to play against each other real store")
+	redisHistories = flag.Int("redis-histories", 20, "how many histories to play against a real Redis")
+	storeHistories = flag.Int("store-histories", 1, "how many histories to play against each other real store")
 )
 
 // The same histories that are played with the ledger in memory hold with those in Redis, PostgreSQL and etcd: what
