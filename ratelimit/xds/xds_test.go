@@ -437,7 +437,7 @@ func TestBadAdditions(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"d": "xds:d: descriptor k: CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
-			"config error, unknown key 'siz'; did you mean 'size'? Known here: size, min, max, ttl, reserve\n" +
+			"config error, unknown key 'siz'; did you mean 'size'? Known here: size, ttl, reserve\n" +
 			"CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
 			`config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
 		"e": "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst is for algorithm: " +
