@@ -81,7 +81,7 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	}
 	x = c.Val.export(algorithmOf(c))
 	if k := s.of(c); k != nil {
-		x.Lessees = append(k.lessees, lesseesOf(k.slots)...)
+		x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))
 	}
 	if ok = !s.dead(c, at); ok {
 		s.forget(id)

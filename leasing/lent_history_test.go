@@ -324,7 +324,7 @@ var lentBugs = []struct{ file, name, right, wrong string }{
 	{"held.go", "another answer counts", "if h.told.Seq != seq {", "if h.told.Seq == 0 {"},
 	{"held.go", "totals of the window before go on", "if h.told.Window != 0 && x.Window > h.told.Window {", "if x.Window > h.told.Window+1<<40 {"},
 	{"held.go", "what was admitted is told twice", "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
-	{"handover.go", "lessees stay behind", "x.Lessees = append(k.lessees, lesseesOf(k.slots)...)", "x.Lessees = nil"},
+	{"handover.go", "lessees stay behind", "x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))", "x.Lessees = nil"},
 	{"counter.go", "a denial is undone in part", "v.Charged+v.Debt", "v.Charged"},
 }
 

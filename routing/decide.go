@@ -698,7 +698,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	var v verdict
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
 	// There is nothing to admit or to refuse: a peek is answered, and a refund is told later.
-	case a.Kind != ratelimit.Spend && !(a.OfSlot() && policy == ratelimit.FailLocal):
+	case a.Kind != ratelimit.Spend && (!a.OfSlot() || policy != ratelimit.FailLocal):
 	case policy == ratelimit.FailOpen:
 		if v.Charged = a.Cost; a.OfSlot() {
 			v.Window = a.Window // by which it is given back

@@ -24,7 +24,7 @@ import (
 
 type tokens = ratelimit.Tokens
 
-var node, settle, claim, year = ledgertest.Node, ledgertest.Settle, ledgertest.Claim, ledgertest.Year
+var node, settle, claim = ledgertest.Node, ledgertest.Settle, ledgertest.Claim
 
 func prepared(t *testing.T, url string) *Store {
 	t.Helper()

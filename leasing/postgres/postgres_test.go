@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-var node, settle, claim, year = ledgertest.Node, ledgertest.Settle, ledgertest.Claim, ledgertest.Year
+var node, settle, claim = ledgertest.Node, ledgertest.Settle, ledgertest.Claim
 
 func prepared(t *testing.T, url string) *Store {
 	t.Helper()

@@ -130,7 +130,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 			{"concurrency", strconv.FormatInt(int64(r.Limit.Requests), 10)}, {"hold_ttl", r.Limit.Period().String()},
 		}
 	}
-	fields := append(amount, []ruleField{
+	fields := slices.Concat(amount, []ruleField{
 		{"billing.day", day},
 		{"billing.time_zone", zone},
 		{"unlimited", strconv.FormatBool(r.Unlimited)},
@@ -144,6 +144,6 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"value_to_metric", fmt.Sprint(r.MetricNames.Levels)},
 		{"metadata", metadata},
 		{"hold", hold},
-	}...)
+	})
 	return append(fields, coordinationFields(&r.Coordination)...)
 }
