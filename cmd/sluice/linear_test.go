@@ -63,6 +63,8 @@ type recorder struct {
 	live    [3]atomic.Pointer[liveNode] // where requests go
 	lost    atomic.Int64
 	early   int // answers by the policy of nodes that are gone
+	// unread is from when a node that was killed was last asked how many these are until it was gone.
+	unread [2]time.Duration
 }
 
 // liveNode is a node, to which each client has a connection of its own.
@@ -231,6 +233,12 @@ func record(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 			r.decide(linearClients, i%3, linearKey(i/3), 1, 0)
 		}
 		early := r.early
+		for _, op := range r.history {
+			at, answer := time.Duration(op.Return), op.Output.(counterAnswer)
+			if !answer.lost && !answer.ok && at >= r.unread[0] && at <= r.unread[1] {
+				early++
+			}
+		}
 		for n := range r.running() {
 			early += int(n.decidedAlone())
 			if kind.rules == routedRules && kind.store && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // nobody knows when
@@ -300,11 +308,13 @@ func (r *recorder) running() map[*liveNode]bool {
 // kill ends the third node at once; its clients go to the first.
 func (r *recorder) kill(strands bool) {
 	n := r.live[2].Load()
+	r.unread[0] = time.Since(r.began)
 	r.early += int(n.decidedAlone())
 	r.changes(strands)
 	_ = n.cmd.Process.Kill()
 	r.live[2].Store(r.live[0].Load())
 	<-n.exited
+	r.unread[1] = time.Since(r.began)
 	if r.addrs == nil {
 		return
 	}
