@@ -3,7 +3,7 @@ SHELL := /bin/bash
 GO ?= go
 TOOL := $(GO) tool -modfile=tools.mod
 # A number of runs, not a time: go test -fuzz may fail at the end of a time.
-FUZZTIME ?= 5000x
+FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
