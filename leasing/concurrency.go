@@ -76,7 +76,7 @@ type slotID struct {
 type slotGive struct {
 	account.SlotAsk
 	till instant   // from then on it has come back by itself
-	told *slotCall // who waits for that; nil: nobody
+	told *slotCall // the call that waits for that; nil: none does
 }
 
 // slotCall is an ask that somebody waits for. Its fields are guarded by its lane's mu.
@@ -328,7 +328,7 @@ func (l *slotLane) packLocked(now instant) (m slotMessage) {
 		}
 	}
 	clear(l.takes[len(takes):])
-	// The breaker is asked last: whoever is allowed has something to send.
+	// The breaker is asked last, so that its one probe is never an empty message.
 	if l.takes = takes; len(l.gives)+len(l.takes) == 0 || !l.breaker.Allow(now) {
 		return slotMessage{}
 	}
@@ -377,7 +377,7 @@ func (f *Concurrency) answeredLocked(l *slotLane, m slotMessage, answers []accou
 	}
 }
 
-// Undo implements [ratelimit.Limiter]: nobody waits for it.
+// Undo implements [ratelimit.Limiter]. It does not wait for the ledger.
 func (f *Concurrency) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		a := asks[i]

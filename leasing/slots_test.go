@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -99,35 +100,35 @@ func TestSlotsMove(t *testing.T) {
 	}
 }
 
-// A node keeps four slots for each key that it may track, and refuses more; none is forgotten for others.
+// A part of a node's table keeps as many slots as one key may have, and refuses more, of known keys and of new ones. None
+// is forgotten for others.
 func TestSlotsAreBounded(t *testing.T) {
-	l, r := NewLocal(64, 0, time.Unix(1_800_000_000, 0)), slotRule(1000)
+	const most, clients = int(ratelimit.MaxConcurrency), 30_000
+	l, r := NewLocal(64, 0, time.Unix(1_800_000_000, 0)), slotRule(ratelimit.MaxConcurrency)
+	if n := len(l.tracked.shards); n != 1 {
+		t.Fatalf("the table has %d parts", n)
+	}
+	key := func(i int) string { return fmt.Sprint(i % 6) }
 	in := 0
-	for i := range 2000 {
-		if v := decides(l, 0, slotOf(r, fmt.Sprint(i%3), ratelimit.Spend, i+1)); !v.OverLimit {
+	for i := range clients {
+		if !decides(l, 0, slotOf(r, key(i), ratelimit.Spend, i+1)).OverLimit {
 			in++
 		}
 	}
-	keys := 0
-	for i := range 1000 {
-		if v := decides(l, 0, slotOf(slotRule(1), fmt.Sprint("other", i), ratelimit.Spend, i+1)); !v.OverLimit {
-			keys++
-		}
+	if in != most || l.tracked.shards[0].slots != most {
+		t.Errorf("%d slots are taken, and %d are counted, must be %d", in, l.tracked.shards[0].slots, most)
 	}
-	if in != 2000 && in < 64 || keys > 64*slotsForKey {
-		t.Errorf("%d slots of 3 keys, and %d keys", in, keys)
+	if v := decides(l, 0, slotOf(r, "new", ratelimit.Spend, clients+1)); !v.OverLimit {
+		t.Error("a new key has a slot, and there is no room")
 	}
-	for i := range 2000 {
-		v := decides(l, 0, slotOf(r, fmt.Sprint(i%3), ratelimit.Release, i+1))
-		in -= int(v.Charged)
+	for i := range clients {
+		in -= int(decides(l, 0, slotOf(r, key(i), ratelimit.Release, i+1)).Charged)
 	}
-	if in != 0 {
-		t.Errorf("%d slots were forgotten", in)
+	if in != 0 || l.tracked.shards[0].slots != 0 {
+		t.Errorf("%d slots were forgotten, and %d are counted", in, l.tracked.shards[0].slots)
 	}
-	for i := range l.tracked.shards {
-		if n := l.tracked.shards[i].slots; n < 0 {
-			t.Errorf("a shard counts %d slots", n)
-		}
+	if decides(l, 0, slotOf(r, "new", ratelimit.Spend, clients+1)).OverLimit {
+		t.Error("all slots were given back, and a new key has none")
 	}
 }
 
@@ -328,7 +329,7 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 }
 
 // A slot that is given back before its take was sent, or while that is under way, is free in the end: by an undo, by the
-// request's end, whoever admitted it.
+// request's end, whether the ledger or on_store_failure admitted it.
 func TestSlotsInOrder(t *testing.T) {
 	for _, policy := range []ratelimit.FailurePolicy{ratelimit.FailLocal, ratelimit.FailOpen, ratelimit.FailClosed} {
 		for _, undo := range []bool{false, true} {
@@ -398,6 +399,34 @@ func TestSlotsAfterAnOutage(t *testing.T) {
 	})
 }
 
+// What waits while the breaker is open may all have gone before it is sent: the breaker's probe is no empty message, and
+// the lane goes on when the ledger answers.
+func TestSlotsOfABreaker(t *testing.T) {
+	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+		f.Nodes = func() int { return 1 }
+		r := slotRule(3)
+		s.set(time.Hour, false, true)
+		for slot := 1; slot <= 3; slot++ { // this node admits them, and each message fails after a second
+			if decides(f, clock(), slotOf(r, "k", ratelimit.Spend, slot)).OverLimit {
+				t.Fatal("refused")
+			}
+			if slot < 3 {
+				time.Sleep(1100 * time.Millisecond)
+			}
+		}
+		decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 4)) // waits for the third's answer, and is refused
+		time.Sleep(5 * time.Second)
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		f.Decide(gone, clock(), []ask{slotOf(r, "k", ratelimit.Spend, 6)}, make([]verdict, 1)) // it may be the probe
+		s.set(0, true, false)
+		time.Sleep(time.Minute)
+		if v := decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 5)); v.Source != ratelimit.FromClaim {
+			t.Errorf("a minute after the ledger answers again: %+v", v)
+		}
+	})
+}
+
 // Two descriptors of a request have one key: it has one slot, which neither gives back while it is in flight.
 func TestOneSlotForARequest(t *testing.T) {
 	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
@@ -417,6 +446,55 @@ func TestOneSlotForARequest(t *testing.T) {
 		if n := s.taken() - before; n != 1 || v[0].OverLimit || v[1].OverLimit {
 			t.Errorf("a request has %d slots: %+v", n, v)
 		}
+	})
+}
+
+// shards are a ledger of two parts, of which the second does not answer.
+type shards struct {
+	account.Ledger
+	*shakyLedger
+}
+
+func (shards) Partitions() int { return 2 }
+
+func (shards) Partition(key string) int { return strings.Count(key, fmt.Sprintf("%x", "dead")) }
+
+func (shards) Ask(context.Context, int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
+	return e, 0, 0, errShaky
+}
+
+func (s shards) Slots(ctx context.Context, asks []account.SlotAsk, answers []account.SlotAnswer) {
+	for i := range asks { // as a pipeline does, which waits for all servers
+		if s.Partition(asks[i].Key) == 1 {
+			<-ctx.Done()
+			for i := range answers {
+				answers[i].Err = ctx.Err()
+			}
+			return
+		}
+	}
+	s.shakyLedger.Slots(ctx, asks, answers)
+}
+
+// A part of the ledger that does not answer holds up no key of another, whatever is owed to it.
+func TestSlotsOfOtherParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		s := &shakyLedger{keys: map[string]*account.Slots{}, began: began, heard: true}
+		clock := func() instant { return instant(time.Since(began)) + 1 }
+		f := NewConcurrency(shards{nil, s}, NewLocal(100, 1, began), clock)
+		r := slotRule(4)
+		r.Coordination.OnStoreFailure = ratelimit.FailClosed
+		for slot := 1; slot <= 200; slot++ {
+			go decides(f, clock(), slotOf(r, fmt.Sprint("dead", slot), ratelimit.Spend, slot))
+			key := fmt.Sprint("well", slot)
+			if v := decides(f, clock(), slotOf(r, key, ratelimit.Spend, slot)); v.Source != ratelimit.FromClaim {
+				t.Fatalf("slot %d: %+v", slot, v)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		time.Sleep(2 * time.Minute) // what is owed has come back by itself
+		synctest.Wait()
 	})
 }
 

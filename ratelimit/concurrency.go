@@ -11,8 +11,8 @@ const MaxConcurrency Tokens = 10_000
 // concurrencyRetry is after what time a refused request may come again: a slot is free as soon as any request ends.
 const concurrencyRetry = time.Second
 
-// AtOnce is a limit of so many requests in flight at once, of which each has a slot for hold at most: in whole seconds,
-// up to MaxHoldTTL.
+// AtOnce is a limit of so many requests in flight at once. Each has a slot for hold at most: whole seconds, up to
+// MaxHoldTTL.
 func AtOnce(n Tokens, hold time.Duration) Limit {
 	return Limit{Algorithm: Concurrency, Unit: Second, Multiplier: uint32(hold / time.Second), Requests: n}
 }

@@ -136,7 +136,7 @@ const (
 	SlidingWindow
 	// TokenBucket refills continuously at limit per unit, up to burst.
 	TokenBucket
-	// Concurrency counts requests in flight, of which each has a slot until it ends, and for a period at most.
+	// Concurrency counts requests in flight. Each has a slot until it ends, or until a period is over.
 	Concurrency
 )
 

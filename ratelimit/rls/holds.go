@@ -213,7 +213,7 @@ type instants struct{ first, last int64 }
 // narrowed. They are none where on_store_failure has decided, and it is not known in which window that counts.
 func (in *instants) narrow(l *ratelimit.Limit, v *ratelimit.Verdict) bool {
 	w := v.Window
-	// A slot is given back, whoever admitted.
+	// A hold names its slot also where on_store_failure has admitted: by that it is given back.
 	if v.Source == ratelimit.FromFallback && l.Algorithm != ratelimit.Concurrency {
 		w = v.Booked
 	}
