@@ -24,13 +24,14 @@ func messages(t *testing.T, l account.Ledger) {
 	memory := Node(store)
 	bucket, sliding := Year, Year
 	bucket.Algorithm, sliding.Algorithm = ratelimit.TokenBucket, ratelimit.SlidingWindow
+	bucket.Burst = tokens(bucket.Requests)
 	for name, limit := range map[string]ratelimit.Limit{"fixed": Year, "sliding": sliding, "bucket": bucket} {
 		for kind := account.Kind(0); kind <= account.Leaves; kind++ {
 			for seq := uint64(1); seq < 4; seq++ {
 				c := Claim(fmt.Sprint(name, kind), 0xa00, seq, tokens(seq-1)*5, 5)
 				c.Kind, c.Limit = kind, limit
 				if limit.Algorithm == ratelimit.TokenBucket {
-					c.Window = 0
+					c.Window, c.TTL = 0, time.Minute // a full bucket expires after two leases
 				}
 				g, err := Settle(t, l, c)
 				want, failed := Settle(t, memory, c)
