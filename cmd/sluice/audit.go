@@ -49,7 +49,6 @@ func (*auditCmd) hideForServe(app *kong.Node) {
 			if before, _, found := strings.Cut(f.Help, " Unset:"); found {
 				f.Help = before
 			}
-			f.Help = strings.TrimSuffix(f.Help, " How long decisions wait, COORDINATION_STORE_DEADLINE says.")
 		}
 	}
 }

@@ -275,7 +275,7 @@ func TestHoldKeysAreRotated(t *testing.T) {
 	file := t.TempDir() + "/keys"
 	const a, b = "first-key-of-the-fleet", "second-key-of-the-fleet"
 	writeFile(t, file, a)
-	r := newRingOf(t, heldRules, 3, 0, ratelimit.SharedStore, "HOLD_KEYS_FILE="+file, "LOG_LEVEL=info")
+	r := newRingOf(t, heldRules, 3, 0, ratelimit.SharedStore, "HOLD_KEYS=@"+file, "LOG_LEVEL=info")
 	hold := func() string {
 		t.Helper()
 		hold, ok := r.holds(0, "llm", "x", 0)
@@ -330,11 +330,10 @@ func TestHoldsNeedKeys(t *testing.T) {
 		env  []string
 		want string
 	}{
-		"a store":   {[]string{"REDIS_URL=127.0.0.1:1"}, "set HOLD_KEYS or HOLD_KEYS_FILE at all nodes"},
+		"a store":   {[]string{"REDIS_URL=127.0.0.1:1"}, "set HOLD_KEYS at all nodes"},
 		"short":     {[]string{"HOLD_KEYS=short"}, "HOLD_KEYS: a key is shorter than 16 bytes"},
-		"both":      {[]string{"HOLD_KEYS=0123456789abcdef", "HOLD_KEYS_FILE=x"}, "set one of them"},
-		"no file":   {[]string{"HOLD_KEYS_FILE=/nowhere"}, "HOLD_KEYS_FILE: open /nowhere"},
-		"no keys":   {[]string{"HOLD_KEYS_FILE=/dev/null"}, "there is no key"},
+		"no file":   {[]string{"HOLD_KEYS=@/nowhere"}, "HOLD_KEYS: open /nowhere"},
+		"no keys":   {[]string{"HOLD_KEYS=@/dev/null"}, "there is no key"},
 		"too many":  {[]string{"HOLD_KEYS=" + strings.Repeat("0123456789abcdef,", 5)}, "more than 4 keys"},
 		"no secret": {[]string{"PEERS=static:127.0.0.1:2", "PEER_ADDR=127.0.0.1:1"}, "HOLD_KEYS"},
 	} {

@@ -54,7 +54,6 @@ type settings struct {
 	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Hide descriptor values, such as API keys, on the console, in top and in /ring. Each becomes a mark. Default: true, unless DEBUG_HOST is a loopback address."`
 	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for corrections on the debug port: resets of keys and drops of leases. Default: no corrections."`
 	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"Time after SIGTERM in which health checks fail and the node still answers calls. Then it returns its leases."`
-	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"After DRAIN_TIME: time for calls in progress."`
 	ShadowMode      bool          `group:"answers" env:"SHADOW_MODE" help:"Answer OK to all requests, and count as usual."`
 	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Treat all descriptors as quota_mode."`
 	DynamicMetadata bool          `group:"answers" env:"RESPONSE_DYNAMIC_METADATA" name:"response-dynamic-metadata" help:"Add metadata of requests and rules to answers."`
@@ -79,7 +78,6 @@ type settings struct {
 
 	MaxMemory      string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
 	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: derived from half of the memory of the process or container, or a quarter of the machine's, up to 10,000,000). A key takes at most 550 bytes without a store and 800 with one. Further keys share accounts, and may be refused early."`
-	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"File for settled drift as JSON lines. At 64 MB it moves to FILE.1."`
 	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules as JSON lines, written before tokens are spent. At 64 MB it moves to FILE.1. The store keeps its own record."`
 	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"Log level: debug, info, warn or error."`
 	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"Log format: text or json."`
@@ -116,7 +114,7 @@ func (s *settings) validate() error {
 		errs = append(errs, fmt.Errorf("NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio))
 	}
 	for name, d := range map[string]time.Duration{
-		"DRAIN_TIME": s.DrainTime, "GRACE_TIME": s.GraceTime,
+		"DRAIN_TIME":              s.DrainTime,
 		"GRPC_MAX_CONNECTION_AGE": s.MaxConnAge, "GRPC_MAX_CONNECTION_AGE_GRACE": s.MaxConnAgeGrace,
 	} {
 		if d < 0 {
@@ -158,13 +156,16 @@ func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 	return o
 }
 
+// graceTime is for calls in progress, after DRAIN_TIME.
+const graceTime = 10 * time.Second
+
 func (s *settings) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
 		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.transport(), Budget: b.grpc, HTTPBudget: b.http,
 		HTTPConnections: s.caps.httpConnections, DebugConnections: debugConnections,
-		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
+		DrainTime: s.DrainTime, GraceTime: graceTime,
 	}
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
 	if s.UsePrometheus {
