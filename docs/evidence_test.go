@@ -10,6 +10,8 @@ import (
 	"testing"
 )
 
+const quoted = 8 // words of a promise: enough to find its sentence, which the row links to
+
 var (
 	held   = regexp.MustCompile(`<!-- held by ([^>]*) -->`)
 	titles = regexp.MustCompile(`(?m)^(#+) (.*)$`)
@@ -76,8 +78,8 @@ func promised(before, title string) string {
 	before = linked.ReplaceAllString(strings.TrimPrefix(before, "-->"), "$1")
 	all := strings.Split(strings.Trim(strings.Join(strings.Fields(strings.NewReplacer("|", " ", "**", "", "- ", " ").Replace(before)), " "), ". "), ". ")
 	words := strings.Fields(all[len(all)-1])
-	if len(words) > 16 {
-		return strings.Join(words[:16], " ") + " ..."
+	if len(words) > quoted {
+		return strings.Join(words[:quoted], " ") + " ..."
 	}
 	return strings.Join(words, " ")
 }
