@@ -195,7 +195,7 @@ Flags override the environment, and the environment overrides the file. Names in
 			if flag.Group == nil || flag.Group.Key != g.Key {
 				continue
 			}
-			name, fallback := "`"+settingName(flag)+"`", "unset"
+			name, fallback := "`"+settingName(flag)+"`", ""
 			if slices.Contains(mainSettings, settingName(flag)) {
 				name = "**" + name + "**"
 			}
