@@ -13,7 +13,7 @@ import (
 // explainCmd asks a node what a descriptor would get, and why.
 type explainCmd struct {
 	descriptorArgs
-	Debug string `default:"localhost:6070" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT."`
+	Debug string `default:"${debug}" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT."`
 	JSON  bool   `name:"json" help:"Print JSON."`
 }
 

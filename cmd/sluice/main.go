@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -105,7 +106,11 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 		kong.Name("sluice"),
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
 			"the names are envoyproxy/ratelimit's."),
-		kong.Vars{"version": version(), "modes": strings.Join(ratelimit.ModeNames(), ", ")},
+		kong.Vars{
+			"version": version(), "modes": strings.Join(ratelimit.ModeNames(), ", "),
+			// In a pod, commands ask its own node.
+			"debug": "localhost:" + cmp.Or(os.Getenv("DEBUG_PORT"), "6070"),
+		},
 		kong.Writers(s.out, s.err),
 		kong.Exit(exit),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
