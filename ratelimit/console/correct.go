@@ -36,7 +36,7 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 			return
 		}
 		rule, key := d.Match(entries, nil)
-		if rule == nil || rule.Unlimited || rule.Limit.Requests == 0 {
+		if rule == nil || rule.Unlimited || rule.RefusesAll() {
 			refuse(w, http.StatusBadRequest, "no rule with a budget matches this descriptor")
 			return
 		}

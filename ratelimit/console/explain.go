@@ -133,7 +133,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if hold, ok := rule.DeclareHold(); ok {
 		e.Hold, e.Holds = &hold, heldOf(rule, key)
 	}
-	if rule.Limit.Requests == 0 {
+	if rule.RefusesAll() {
 		e.Next = "OVER_LIMIT: requests_per_unit is 0"
 		return e
 	}
