@@ -123,8 +123,8 @@ func newOverridable(t *testing.T) *overridable {
 	mux := http.NewServeMux()
 	n.console = newConsole(Source{
 		Inspector: leasing.NewLocal(100, 1, time.Unix(1_800_000_000, 0)),
-		Metrics: metrics.Collector{Source: metrics.Source{Store: store, Overrides: n.changes}},
-		Clock:   func() ratelimit.Instant { return 1 }, Token: "hunter2", Overrides: n.kept, KeyName: leasing.KeyName,
+		Metrics:   metrics.Collector{Source: metrics.Source{Store: store, Overrides: n.changes}},
+		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2", Overrides: n.kept, KeyName: leasing.KeyName,
 		Log: slog.New(slog.NewTextHandler(&n.log, nil)),
 	})
 	n.console.register(mux)
