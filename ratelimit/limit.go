@@ -168,6 +168,7 @@ type Limit struct {
 	Burst      Tokens   // token_bucket only: what a full bucket holds
 	// Carries is of a fixed_window: what was charged beyond the limit counts in the next (Coordination.Carries).
 	Carries bool
+	Ceiling Tokens // the most that an override of a key may set; 0: overrides are not read
 }
 
 // Period is the time in which Requests tokens come back.

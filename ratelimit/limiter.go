@@ -82,6 +82,8 @@ type Verdict struct {
 	Remaining Tokens // of the limit, after this ask
 	Charged   Tokens // what this ask took: its cost, or what was left; of a Release, what it gave back
 	Debt      Tokens // and what it was charged beyond that
+	// Limit is the one in force by an override; nil: the rule's own. It must not be changed.
+	Limit *Limit
 	// ResetAfter is the time until the limit is whole again; when a
 	// sliding_window or a token_bucket refuses, it is the time until the same
 	// cost would pass.
@@ -96,6 +98,8 @@ type Verdict struct {
 	Reason FallbackReason
 	// Err is set when no decision could be made; then nothing else is meant.
 	Err error
+	// Rule has the limit in force, where an override of the key has changed it; nil: the ask's rule has it.
+	Rule *Rule
 }
 
 // Limiter decides. Decide fills verdicts[i] for asks[i], in order, so that the

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"math"
 )
 
 // Override is the limit of one key, set at run time. It counts in place of the rule's limit, at most the rule's
@@ -19,6 +20,36 @@ type Override struct {
 	Set LedgerTime
 	// By and Reason say who set it and why: at most MaxOverrideText bytes of UTF-8 each.
 	By, Reason string
+}
+
+// In tells whether it is in force at a time of the store's clock. Of none, nothing is.
+func (o *Override) In(at LedgerTime) bool { return o != nil && (o.Expires == 0 || at < o.Expires) }
+
+// MostBurst is what a bucket holds at most at a ledger, whatever its rule says.
+const MostBurst Tokens = 1<<32 - 1
+
+// Overridable tells whether overrides of the limit are read. Where debt is carried they are not: a limit that changes
+// would make debt of what was spent within another.
+func (l *Limit) Overridable() bool { return l.Ceiling > 0 && !l.Carries && l.Algorithm != Concurrency }
+
+// Under is the limit with an override in force; nil: there is none.
+func (l Limit) Under(o *Override) Limit {
+	if o == nil || !l.Overridable() {
+		return l
+	}
+	n := l.Ceiling
+	if !o.Unlimited {
+		n = min(o.Requests, n)
+	}
+	if l.Algorithm == TokenBucket { // as bucket.lua has it
+		burst := n
+		if l.Requests > 0 {
+			burst = Tokens(math.Floor(min(float64(MostBurst), float64(min(l.Burst, MostBurst))*(float64(n)/float64(l.Requests)))))
+		}
+		l.Burst = max(min(1, n), min(burst, MostBurst))
+	}
+	l.Requests = n
+	return l
 }
 
 // MaxOverrideText bounds each text of an override, in bytes.

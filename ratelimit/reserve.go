@@ -60,6 +60,7 @@ func (r *Rule) AtLedger() *Rule {
 	at := *r
 	at.atLedger, at.held = nil, reserved{of: r, tokens: n}
 	at.Limit.Requests -= n
+	at.Limit.Ceiling = 0 // first requests are answered from the reserve, which an override may not have
 	at.Coordination.Lease.Reserve, at.Coordination.DriftBudget = Share{}, Share{Tokens: n}
 	// Where a node knows that little is left, it waits for the ledger as long as any, and others may give back.
 	at.Coordination.CheckTimeout = r.Coordination.Deadline()

@@ -23,6 +23,7 @@ import (
 type limiter interface {
 	ratelimit.Limiter
 	ratelimit.Inspector
+	ratelimit.Overrider
 	Stats() ratelimit.LimiterStats
 	SyncClock(ratelimit.Instant, time.Time)
 }

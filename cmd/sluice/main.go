@@ -33,6 +33,7 @@ type cli struct {
 	Explain    explainCmd  `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
 	Top        topCmd      `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
 	Admin      adminCmd    `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
+	Limit      limitCmd    `cmd:"" help:"Override the limits of keys at run time, with the ADMIN_TOKEN of the nodes."`
 	Audit      auditCmd    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
 	Version    versionCmd       `cmd:"" help:"Print version, commit and platform."`

@@ -52,7 +52,7 @@ type settings struct {
 	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"Maximum age of a gRPC connection. Then it is asked to close."`
 	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"Time for calls in progress after GRPC_MAX_CONNECTION_AGE. Then the connection is closed."`
 	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Show marks instead of descriptor values, such as API keys, on the console, in top and in /ring. Default: true, unless DEBUG_HOST is a loopback address."`
-	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for corrections on the debug port: resets of keys and drops of leases. Default: no corrections."`
+	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for changes on the debug port: resets of keys, drops of leases, and overrides of limits. Default: no changes."`
 	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"Time after SIGTERM in which health checks fail and the node still answers calls. Then it returns its leases."`
 	ShadowMode      bool          `group:"answers" env:"SHADOW_MODE" help:"Answer OK to all requests, and count as usual."`
 	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Treat all descriptors as quota_mode."`

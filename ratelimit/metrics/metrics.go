@@ -53,6 +53,8 @@ type Source struct {
 	Budgets map[string]*transport.Budget
 	// Quotas, if set, is what was granted on to Envoys.
 	Quotas *rlqs.Stats
+	// Overrides counts what became of changes of overrides at this node; nil: there are none.
+	Overrides *OverrideChanges
 }
 
 // StoreSafety is how the store keeps its data: 1 yes, 0 no, -1 not known.
@@ -137,6 +139,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectGate(count, gauge)
 	c.collectFleet(count, gauge)
 	c.collectQuotas(count, gauge)
+	c.collectOverrides(count)
 	for port, b := range c.Budgets {
 		gauge(inFlight, int(b.Held()), port)
 		count(callersEnded, b.Crowded.Load(), port, "crowded")
