@@ -9,7 +9,7 @@
 // thought of writing as an operator or by hand is not planted.
 //
 //	make mutants                                      # everything
-//	make mutants FILES=leasing/ledger/account.go BUDGET=5m   # a part, for so long
+//	make mutants FILES=leasing/account/account.go BUDGET=5m   # a part, for so long
 //
 // All faults of a package are in one build. A function with faults is copied
 // once for each, and the original calls the copy whose number is in the
