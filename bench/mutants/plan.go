@@ -41,7 +41,7 @@ var thePlan = plan{
 		{dir: "routing", waits: "^Test(Router|Gossip|DNS)"},
 		{
 			dir:  "bench/sim",
-			skip: "^(TestHistoriesFindBugs|TestLargeFleets)$", // the one builds the product for each bug, the other plays for long
+			skip: "^(TestHistoriesFindBugs|TestHistoriesOnRealStores|TestLargeFleets)$", // builds the product, starts servers, plays for long
 			slices: []slice{
 				{"TestHistories", []string{"-histories", "99"}},
 				{"TestHistories", []string{"-seed", "100", "-histories", "301"}},
