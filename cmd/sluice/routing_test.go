@@ -248,36 +248,6 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 	})
 }
 
-// Two halves that do not see each other: with Redis they admit the limit
-// together, without each admits it, as declared.
-func TestRoutingHalves(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		r := newRing(t, 1, 0, store)
-		other := newRing(t, 1, 0, ratelimit.OwnMemory)
-		if store {
-			other.nodes[0].Signal(syscall.SIGTERM)
-			<-other.nodes[0].exited
-			other.nodes, other.clients = nil, nil
-			other.server, other.store = r.server, true
-			n := other.start()
-			n.eventually("it is healthy", n.healthy)
-		}
-		var both sync.WaitGroup
-		for _, half := range []*ringFleet{r, other} {
-			both.Go(func() { half.load("thousand", 4, 500, 0).Wait() })
-		}
-		both.Wait()
-		got, most := r.admitted.Load()+other.admitted.Load(), int64(2000)
-		if store {
-			most = 1000
-		}
-		t.Logf("two halves admitted %d of 1000, declared %d", got, most)
-		if got > most || got < most*99/100 {
-			t.Errorf("admitted %d, declared %d", got, most)
-		}
-	})
-}
-
 // One key is most of the traffic: the nodes lease it instead of asking its
 // owner each time, and it still admits no more than its limit.
 func TestRoutingHotKey(t *testing.T) {
