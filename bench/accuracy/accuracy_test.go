@@ -45,8 +45,8 @@ func TestAccuracy(t *testing.T) {
 	if err := page.WriteHTML(&text); err != nil {
 		t.Fatal(err)
 	}
-	if len(page.Lead) != 4 || !strings.Contains(text.String(), "Admitted: split") {
-		t.Errorf("the page says %v", page.Lead)
+	if !strings.Contains(text.String(), "Admitted: split") {
+		t.Error("the page does not show what was admitted")
 	}
 }
 

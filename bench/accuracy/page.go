@@ -120,63 +120,7 @@ func (r *Report) lead() []string {
 	if r.Target != "" {
 		return []string{fmt.Sprintf("%s, under the loads that sluice is measured by; what it declares is not known.", r.Target)}
 	}
-	of := map[string]*sum{}
-	sums := r.sums()
-	for i := range sums {
-		of[sums[i].mode] = &sums[i]
-	}
-	strict, leasing, routing, approx := of["strict"], of["leasing"], of["routing"], of["approx"]
-	if strict == nil || leasing == nil || routing == nil || approx == nil || strict.offered == 0 {
-		return nil
-	}
-	return append(advice(strict, leasing, routing, approx),
-		fmt.Sprintf("Processor time of the nodes for a decision: strict %.0f us, leasing %.0f, routing %.0f, approx %.0f.",
-			micros(strict.cpu, strict.offered), micros(leasing.cpu, leasing.offered), micros(routing.cpu, routing.offered),
-			micros(approx.cpu, approx.offered)))
-}
-
-// advice is which mode these figures speak for, and which they do not: a mode is
-// recommended for what it was better at here, and not for what it is meant for.
-func advice(strict, leasing, routing, approx *sum) []string {
-	lines := []string{fmt.Sprintf("leasing was at most %d over for a key, and had %.3g store operations for 1,000 decisions; "+
-		"asking for each takes %.4g.", max(leasing.over, leasing.faultOver), leasing.perThousand(), strict.perThousand())}
-	if leasing.perThousand() < strict.perThousand() {
-		lines[0] = "Use leasing, unless another line speaks for more: " + lines[0]
-	} else {
-		lines[0] = "Under these loads leasing saved no store operations: " + lines[0]
-	}
-	early := fmt.Sprintf("it refused %d while tokens were left, leasing %d, for %.3g store operations in 1,000 decisions, "+
-		"and 99 of 100 calls took %s, leasing's %s.", routing.early, leasing.early, routing.perThousand(), ms(routing.p99),
-		ms(leasing.p99))
-	if routing.early < leasing.early || routing.perThousand() < leasing.perThousand() {
-		lines = append(lines, "Use routing for few or hot keys: "+early)
-	} else {
-		lines = append(lines, "Nothing here speaks for routing: "+early)
-	}
-	return append(lines, adviceOnApprox(leasing, approx))
-}
-
-// adviceOnApprox weighs its latency against what it may admit beyond the limit. It is
-// for requests that must not wait, so it has to be clearly faster: by a tenth.
-func adviceOnApprox(leasing, approx *sum) string {
-	figures := fmt.Sprintf("it was at most %d over, of %d declared, and 99 of 100 calls took %s, leasing's %s",
-		approx.over, approx.declared, ms(approx.p99), ms(leasing.p99))
-	quicker := 10*approx.p99 <= 9*leasing.p99
-	faults, quickerInFaults := "", false
-	if approx.faultP999 > 0 {
-		faults = fmt.Sprintf("; with faults it was at most %d over, and 999 of 1,000 calls took %s, leasing's %s",
-			approx.faultOver, ms(approx.faultP999), ms(leasing.faultP999))
-		quickerInFaults = 10*approx.faultP999 <= 9*leasing.faultP999
-	}
-	switch {
-	case quicker && (faults == "" || quickerInFaults):
-		return "Use approx where no request may wait for the store: " + figures + faults + "."
-	case quicker:
-		return "Use approx where no request may wait while the store is well, and leasing where faults count: " + figures + faults + "."
-	case quickerInFaults:
-		return "Use approx only for what must not wait while the store fails: " + figures + faults + "."
-	}
-	return "Do not use approx under these loads, for it was not faster than leasing: " + figures + faults + "."
+	return []string{"Which mode fits your traffic is what `sluice what-if` says; here is what each did under the same loads and faults."}
 }
 
 const notes = "over: of the key that went furthest; declared: -1 where it is not known. under: less than the limits had allowed, when the load ended. " +

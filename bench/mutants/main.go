@@ -24,6 +24,7 @@ import (
 type options struct {
 	files  string        // patterns of files, of the plan's; all if empty
 	only   string        // a pattern of keys
+	skip   string        // a pattern of tests that are left out
 	budget time.Duration // after which no more mutants are begun
 	list   bool
 	verify bool // run those that are listed as equivalent, too
@@ -39,6 +40,7 @@ func main() {
 	o.say = func(format string, args ...any) { fmt.Fprintf(os.Stderr, format, args...) }
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
 	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
+	flag.StringVar(&o.skip, "skip", "", "leave out tests that match this `pattern`: TestTwins finds each fault of account.go and bucket.go alone, and says nothing of the others")
 	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
 	flag.BoolVar(&o.list, "list", false, "list the mutants, and run nothing")
 	flag.BoolVar(&o.verify, "verify", false, "run mutants that are listed as equivalent, too: none may be killed")
@@ -87,6 +89,11 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 			}
 		}
 		return nil
+	}
+	for i := range p.suites {
+		if s := &p.suites[i]; o.skip != "" {
+			s.skip = strings.TrimPrefix(s.skip+"|"+o.skip, "|")
+		}
 	}
 	temp, err := os.MkdirTemp("", "mutants")
 	if err != nil {

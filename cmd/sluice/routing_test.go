@@ -309,26 +309,3 @@ func testHotKey(t *testing.T, r *ringFleet) {
 		t.Errorf("%d calls failed", n)
 	}
 }
-
-// Settings that would leave a ring open, or name nobody, are refused.
-func TestPeerSettings(t *testing.T) {
-	for _, c := range []struct {
-		env  []string
-		want string
-	}{
-		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, "without PEER_SECRET or PEER_TLS_CERT"},
-		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more"}, `PEER_ADDR is ""`},
-		{[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, `PEERS is "zookeeper:a:1"`},
-		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=0"}, "PEER_WEIGHT is 0"},
-		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_TLS_CERT=/nowhere"}, "PEER_TLS_CERT"},
-		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, "PEER_SECRET has 6 bytes, must have at least 16"},
-		{[]string{"PEERS=gossip:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, "openssl rand -base64 32"},
-		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_WEIGHT=101"}, "PEER_WEIGHT is 101"},
-	} {
-		cmd := command(c.env, "serve", "--port=0", "--grpc-port=0", "--debug-port=0")
-		out, err := cmd.CombinedOutput()
-		if err == nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), "s3cret") {
-			t.Errorf("%v: %v\n%s", c.env, err, out)
-		}
-	}
-}
