@@ -2,30 +2,47 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 )
 
 // BesideOptions are how Beside measures.
 type BesideOptions struct {
-	Binary      string // sluice itself
-	Rounds      int    // of each server
-	Round       time.Duration
-	Calls       float64 // a second
-	Connections int
-	Keys        int
-	Streams     int
-	Buckets     int     // of each
-	Reports     float64 // messages a second, of all streams
-	Progress    io.Writer
+	report.Setup
+	Rounds      int           `default:"3" help:"Rounds of each server, in turn."`
+	Round       time.Duration `default:"1m" help:"Length of a round. Streams get new assignments each minute, so that rounds of whole minutes have one turn each."`
+	Calls       float64       `default:"1000" help:"RLS calls a second, to each server in its rounds."`
+	Connections int           `default:"4" help:"Connections of the callers."`
+	Keys        int           `default:"1000" help:"Distinct keys."`
+	Streams     int           `default:"10000" help:"RLQS streams to one of the servers."`
+	Buckets     int           `default:"10" help:"Buckets of each stream."`
+	Reports     float64       `default:"2000" help:"Messages with reports a second, of all streams."`
+}
+
+// Examples implements [report.Measurement].
+func (*BesideOptions) Examples() string { return "  sluicelab bench streams" }
+
+// Measure implements [report.Measurement].
+func (o *BesideOptions) Measure(ctx context.Context) (report.Result, error) {
+	var b report.Bounds
+	report.Within(&b, "--rounds", o.Rounds, 1, 10_000)
+	report.Within(&b, "--round", o.Round, time.Millisecond, time.Hour)
+	report.Within(&b, "--calls", o.Calls, 1, 1e6)
+	report.Within(&b, "--connections", o.Connections, 1, 10_000)
+	report.Within(&b, "--keys", o.Keys, 1, 10_000_000)
+	report.Within(&b, "--streams", o.Streams, 1, 1_000_000)
+	report.Within(&b, "--buckets", o.Buckets, 1, 10_000)
+	report.Within(&b, "--reports", o.Reports, 1, 1e6)
+	if b != nil {
+		return nil, b.Err()
+	}
+	return Beside(ctx, *o)
 }
 
 // BesideReport compares calls of RLS at a server without streams, and at one that has them. Each
@@ -70,10 +87,10 @@ descriptors:
 `
 
 // Beside calls two servers in turn at the same rate, while the streams of one report.
-func Beside(ctx context.Context, o BesideOptions) (BesideReport, error) {
+func Beside(ctx context.Context, o BesideOptions) (*BesideReport, error) {
 	rules, remove, err := process.Rules(besideRules)
 	if err != nil {
-		return BesideReport{}, err
+		return nil, err
 	}
 	defer remove()
 	start := func(binary string) (*process.Process, error) {
@@ -81,20 +98,20 @@ func Beside(ctx context.Context, o BesideOptions) (BesideReport, error) {
 	}
 	servers := [2]*contender{{name: "without streams", start: start}, {name: "with streams", start: start}}
 	for _, c := range servers {
-		if err := c.open(CostOptions{Binary: o.Binary, Keys: o.Keys, Connections: o.Connections}); err != nil {
-			return BesideReport{}, err
+		if err := c.open(CostOptions{Setup: o.Setup, Keys: o.Keys, Connections: o.Connections}); err != nil {
+			return nil, err
 		}
 		defer c.stop()
 	}
 	// Each connection has a hundred streams, so that what is measured is streams and not connections.
 	wires, err := dial(servers[1].process.Address, max(1, o.Streams/sharing), nil)
 	if err != nil {
-		return BesideReport{}, err
+		return nil, err
 	}
 	defer wires.close()
 	streams, err := openReporters(ctx, wires, o.Streams, o.Buckets, o.Reports)
 	if err != nil {
-		return BesideReport{}, err
+		return nil, err
 	}
 	defer streams.close()
 	b := &beside{BesideOptions: o, servers: servers, streams: streams}
@@ -117,7 +134,7 @@ type besideCase struct {
 	reporting bool
 }
 
-func (b *beside) measure(ctx context.Context) (BesideReport, error) {
+func (b *beside) measure(ctx context.Context) (*BesideReport, error) {
 	of := func(i int, name string) *contender {
 		c := *b.servers[i]
 		c.name = name
@@ -131,21 +148,19 @@ func (b *beside) measure(ctx context.Context) (BesideReport, error) {
 	}
 	var others, took time.Duration
 	for i := -1; i < b.Rounds; i++ {
-		if b.Progress != nil && i >= 0 {
-			fmt.Fprintf(b.Progress, "\rround %d of %d", i+1, b.Rounds)
-		}
+		b.Tell(b.Rounds+1, "rounds")
 		for n := range cases { // none is always the one after another
 			used, err := b.others()
 			if err != nil {
-				return b.report, err
+				return nil, err
 			}
 			began := time.Now()
 			if err := b.round(ctx, cases[(i+1+n)%len(cases)], i >= 0); err != nil {
-				return b.report, err
+				return nil, err
 			}
 			after, err := b.others()
 			if err != nil {
-				return b.report, err
+				return nil, err
 			}
 			others, took = others+after-used, took+time.Since(began)
 		}
@@ -155,9 +170,6 @@ func (b *beside) measure(ctx context.Context) (BesideReport, error) {
 			}
 			others, took = 0, 0
 		}
-	}
-	if b.Progress != nil {
-		fmt.Fprintln(b.Progress)
 	}
 	r := &b.report
 	r.Others = others.Seconds() / took.Seconds()
@@ -173,7 +185,7 @@ func (b *beside) measure(ctx context.Context) (BesideReport, error) {
 	r.Quiet, r.Alone, r.Silent, r.Beside = cases[0].cost(), cases[1].cost(), cases[2].cost(), cases[3].cost()
 	r.CPURatio, r.P50Ratio, r.P99Ratio = r.Beside.times(r.Alone)
 	r.SilentCPURatio, r.SilentP50Ratio, r.SilentP99Ratio = r.Silent.times(r.Quiet)
-	return *r, r.memory(b.servers)
+	return r, r.memory(b.servers)
 }
 
 // times is how many times as much a call costs and takes as at another server.
@@ -297,28 +309,15 @@ func (c *client) paced(ctx context.Context, perSecond float64, length time.Durat
 	return total
 }
 
-// WriteTable writes the report for people.
-func (r BesideReport) WriteTable(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "server\tcalls\tCPU a call\tover rounds\tcalls/s\tp50\tp99\t")
-	for _, s := range []ServerCost{r.Quiet, r.Alone, r.Silent, r.Beside} {
-		fmt.Fprintf(w, "%s\t%d\t%.2f us\t%.2f-%.2f\t%.0f\t%.0f us\t%.0f us\t\n", s.Name, s.Calls, s.CPUPerCall, s.Least, s.Most, s.PerSecond, s.P50, s.P99)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(out, "beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99), of one beside another process that takes as much\n"+
-		"beside silent streams, %.2f times the CPU, and %.2f and %.2f times the time, of one beside nothing\n"+
-		"the streams send %.0f messages a second, get %.0f answers, and take %.2f cores and %.0f MB of their server; %d were ended by it\n"+
-		"processes that have nothing to do with it took %.2f cores\n",
-		r.CPURatio, r.P50Ratio, r.P99Ratio, r.SilentCPURatio, r.SilentP50Ratio, r.SilentP99Ratio,
-		r.Streams.Sent, r.Streams.Answers, r.Streams.Cores, r.Streams.Memory, r.Streams.Ended, r.Others)
-	return err
+// Page implements [report.Result].
+func (r *BesideReport) Page() *report.Page {
+	return &report.Page{Title: "Calls beside streams", Tables: []report.Table{report.Rows("", []ServerCost{r.Quiet, r.Alone, r.Silent, r.Beside},
+		fmt.Sprintf("beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99), of one beside another process that takes as much", r.CPURatio, r.P50Ratio, r.P99Ratio),
+		fmt.Sprintf("beside silent streams, %.2f times the CPU, and %.2f and %.2f times the time, of one beside nothing", r.SilentCPURatio, r.SilentP50Ratio, r.SilentP99Ratio),
+		fmt.Sprintf("the streams send %.0f messages a second, get %.0f answers, and take %.2f cores and %.0f MB of their server; %d were ended by it",
+			r.Streams.Sent, r.Streams.Answers, r.Streams.Cores, r.Streams.Memory, r.Streams.Ended),
+		fmt.Sprintf("processes that have nothing to do with it took %.2f cores", r.Others))}}
 }
 
-// WriteJSON writes the report for machines.
-func (r BesideReport) WriteJSON(out io.Writer) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
-}
+// Problems implements [report.Result].
+func (*BesideReport) Problems() error { return nil }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
@@ -16,7 +17,7 @@ func TestBeside(t *testing.T) {
 	}
 	t.Parallel()
 	r, err := Beside(t.Context(), BesideOptions{
-		Binary: sluicetest.Build(t), Rounds: 2, Round: 500 * time.Millisecond, Calls: 200, Connections: 2, Keys: 10,
+		Setup: report.Setup{Binary: sluicetest.Build(t)}, Rounds: 2, Round: 500 * time.Millisecond, Calls: 200, Connections: 2, Keys: 10,
 		Streams: 250, Buckets: 3, Reports: 500,
 	})
 	if err != nil {
@@ -29,7 +30,7 @@ func TestBeside(t *testing.T) {
 		t.Errorf("other processes took %v cores", r.Others)
 	}
 	var out strings.Builder
-	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "beside streams, a call takes") {
+	if err := r.Page().WriteText(&out); err != nil || !strings.Contains(out.String(), "beside streams, a call takes") {
 		t.Errorf("%v: it prints\n%s", err, out.String())
 	}
 }

@@ -2,13 +2,11 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -17,27 +15,45 @@ import (
 
 // CostOptions are how Cost measures.
 type CostOptions struct {
-	Binary, Lab string // sluice, and sluicelab, which is the empty server
-	Rounds      int    // of each server
-	Round       time.Duration
-	Callers     int
-	Connections int
-	Keys        int
-	Forwarded   bool      // measure decisions that another node makes, too
-	Progress    io.Writer // nil: none
+	report.Setup
+	Rounds      int           `default:"10" help:"Rounds of each server, in turn."`
+	Round       time.Duration `default:"1s" help:"Length of a round."`
+	Callers     int           `default:"64" help:"Concurrent callers."`
+	Connections int           `default:"4" help:"Connections of the callers."`
+	Keys        int           `default:"1000" help:"Distinct keys."`
+	MaxRatio    float64       `default:"1.15" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
+	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
+	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
+	MaxHot      float64       `default:"1.2" name:"max-hot-ratio" help:"Failure threshold for a decision on a hot key, as a multiple of a local one's CPU (0: off)."`
+}
+
+// Examples implements [report.Measurement].
+func (*CostOptions) Examples() string { return "  sluicelab bench cost" }
+
+// Measure implements [report.Measurement].
+func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) { return Cost(ctx, *o) }
+
+func (o *CostOptions) validate() error {
+	var b report.Bounds
+	report.Within(&b, "--rounds", o.Rounds, 1, 10_000)
+	report.Within(&b, "--round", o.Round, time.Millisecond, time.Hour)
+	report.Within(&b, "--callers", o.Callers, 1, 100_000)
+	report.Within(&b, "--connections", o.Connections, 1, 10_000)
+	report.Within(&b, "--keys", o.Keys, 1, 10_000_000)
+	return b.Err()
 }
 
 // ServerCost is what one server cost over all its rounds.
 type ServerCost struct {
-	Name       string  `json:"name"`
-	Calls      int64   `json:"calls"`
+	Name       string  `json:"name" col:"server"`
+	Calls      int64   `json:"calls" col:"calls"`
 	Errors     int64   `json:"errors"`
-	CPUPerCall float64 `json:"cpu_us_per_call"`
-	Least      float64 `json:"cpu_us_per_call_least_of_rounds"`
-	Most       float64 `json:"cpu_us_per_call_most_of_rounds"`
-	PerSecond  float64 `json:"calls_per_second"`
-	P50        float64 `json:"latency_p50_us"`
-	P99        float64 `json:"latency_p99_us"`
+	CPUPerCall float64 `json:"cpu_us_per_call" col:"CPU a call|%.2f us"`
+	Least      float64 `json:"cpu_us_per_call_least_of_rounds" col:"least"`
+	Most       float64 `json:"cpu_us_per_call_most_of_rounds" col:"most of rounds"`
+	PerSecond  float64 `json:"calls_per_second" col:"calls/s|%.0f"`
+	P50        float64 `json:"latency_p50_us" col:"p50|%.0f us"`
+	P99        float64 `json:"latency_p99_us" col:"p99|%.0f us"`
 }
 
 // CostReport compares the service with the empty server.
@@ -52,6 +68,7 @@ type CostReport struct {
 	// Hot is of the same two with one key, which is hot.
 	Hot      *ServerCost `json:"hot,omitempty"`
 	HotRatio float64     `json:"hot_cpu_ratio_to_local,omitempty"`
+	options  *CostOptions
 }
 
 // costRules limit nothing that Cost sends.
@@ -67,10 +84,13 @@ descriptors:
 
 // Cost drives this service and an empty server of the same protocol in turn,
 // by the same client, and compares the processor time each uses for a call.
-func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
+func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
 	rules, remove, err := process.Rules(costRules)
 	if err != nil {
-		return CostReport{}, err
+		return nil, err
 	}
 	defer remove()
 	servers := []*contender{{name: "empty gRPC server", start: func(string) (*process.Process, error) { return StartEmpty(o.Lab) }}, {name: "sluice", start: func(binary string) (*process.Process, error) {
@@ -83,7 +103,7 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 		}{{"sluice, forwarding", "1e9", o.Keys}, {"sluice, a hot key", "300", 1}} {
 			ring, err := newPair(o.Binary, rules, p.hotRate)
 			if err != nil {
-				return CostReport{}, err
+				return nil, err
 			}
 			defer ring.owner.Stop()
 			servers = append(servers, &contender{name: p.name, start: ring.start, also: ring.owner, owned: ring.elsewhere, keys: p.keys})
@@ -91,42 +111,37 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 	}
 	for _, c := range servers {
 		if err := c.open(o); err != nil {
-			return CostReport{}, err
+			return nil, err
 		}
 		defer c.stop()
 	}
 	if o.Forwarded { // until the key is hot
 		if err := servers[3].round(ctx, CostOptions{Callers: o.Callers, Round: 3 * time.Second}); err != nil {
-			return CostReport{}, err
+			return nil, err
 		}
 	}
 	for _, c := range servers { // connections, tables and heaps grow here
 		if err := c.round(ctx, o); err != nil {
-			return CostReport{}, err
+			return nil, err
 		}
 		c.rounds = c.rounds[:0]
 	}
 	for i := range o.Rounds {
-		if o.Progress != nil {
-			fmt.Fprintf(o.Progress, "\rround %d of %d", i+1, o.Rounds)
-		}
+		o.Tell(o.Rounds, "rounds")
 		for n := range servers { // none is always the one after another
 			if err := servers[(i+n)%len(servers)].round(ctx, o); err != nil {
-				return CostReport{}, err
+				return nil, err
 			}
 		}
 	}
-	if o.Progress != nil {
-		fmt.Fprintln(o.Progress)
-	}
-	report := CostReport{Empty: servers[0].cost(), Sluice: servers[1].cost()}
-	report.Ratio = report.Sluice.CPUPerCall / report.Empty.CPUPerCall
+	r := &CostReport{options: &o, Empty: servers[0].cost(), Sluice: servers[1].cost()}
+	r.Ratio = r.Sluice.CPUPerCall / r.Empty.CPUPerCall
 	if o.Forwarded {
 		f, h := servers[2].cost(), servers[3].cost()
-		report.Forwarded, report.ForwardedRatio = &f, f.CPUPerCall/report.Empty.CPUPerCall
-		report.Hot, report.HotRatio = &h, h.CPUPerCall/report.Sluice.CPUPerCall
+		r.Forwarded, r.ForwardedRatio = &f, f.CPUPerCall/r.Empty.CPUPerCall
+		r.Hot, r.HotRatio = &h, h.CPUPerCall/r.Sluice.CPUPerCall
 	}
-	return report, nil
+	return r, nil
 }
 
 // costRequests are of keys whose values owned accepts.
@@ -238,31 +253,28 @@ func (c *contender) cost() ServerCost {
 	return s
 }
 
-// WriteTable writes the report for people.
-func (r CostReport) WriteTable(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "server\tcalls\tCPU a call\tover rounds\tcalls/s\tp50\tp99\t")
+// Page implements [report.Result].
+func (r *CostReport) Page() *report.Page {
 	servers := []ServerCost{r.Empty, r.Sluice}
+	notes := []string{fmt.Sprintf("sluice uses %.2f times the server CPU of the empty server", r.Ratio)}
 	if r.Forwarded != nil {
 		servers = append(servers, *r.Forwarded, *r.Hot)
+		notes = append(notes, fmt.Sprintf("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99),
+			fmt.Sprintf("a decision on a hot key, both nodes together: %.2f times the CPU of a local one", r.HotRatio))
 	}
-	for _, s := range servers {
-		fmt.Fprintf(w, "%s\t%d\t%.2f us\t%.2f-%.2f\t%.0f\t%.0f us\t%.0f us\t\n", s.Name, s.Calls, s.CPUPerCall, s.Least, s.Most, s.PerSecond, s.P50, s.P99)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintf(out, "sluice uses %.2f times the server CPU of the empty server\n", r.Ratio); err != nil || r.Forwarded == nil {
-		return err
-	}
-	_, err := fmt.Fprintf(out, "a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one\na decision on a hot key, both nodes together: %.2f times the CPU of a local one\n",
-		r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99, r.HotRatio)
-	return err
+	return &report.Page{Title: "What a call costs", Tables: []report.Table{report.Rows("", servers, notes...)}}
 }
 
-// WriteJSON writes the report for machines.
-func (r CostReport) WriteJSON(out io.Writer) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
+// Problems are ratios above what the options allow.
+func (r *CostReport) Problems() error {
+	var b report.Bounds
+	for _, x := range []struct {
+		what       string
+		ratio, max float64
+	}{{"the ratio", r.Ratio, r.options.MaxRatio}, {"the ratio of forwarded decisions", r.ForwardedRatio, r.options.MaxForward}, {"the ratio of decisions on a hot key", r.HotRatio, r.options.MaxHot}} {
+		if x.max > 0 {
+			report.Within(&b, x.what, x.ratio, 0, x.max)
+		}
+	}
+	return b.Err()
 }

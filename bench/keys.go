@@ -7,10 +7,10 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -21,19 +21,68 @@ import (
 
 // KeysOptions are how Keys measures.
 type KeysOptions struct {
-	Binary   string
-	Keys     int // distinct ones sent
-	MaxKeys  int // the server may track; 0: its own default
-	Memory   int // GOMEMLIMIT of the server, in MiB; 0: none
-	Progress io.Writer
+	report.Setup
+	Keys      int `default:"5000000" help:"Distinct keys to send."`
+	MaxKeys   int `default:"1000000" help:"Keys that the server tracks (0: derived from its memory)."`
+	Memory    int `help:"GOMEMLIMIT of the server in MiB (0: none)."`
+	MaxMemory int `default:"1536" help:"Failure threshold for resident memory in MiB."`
+}
+
+// Examples implements [report.Measurement].
+func (*KeysOptions) Examples() string { return "  sluicelab bench keys" }
+
+// Measure implements [report.Measurement].
+func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
+	var b report.Bounds
+	report.Within(&b, "--keys", o.Keys, 1000, 1<<40)
+	report.Within(&b, "--max-keys", o.MaxKeys, 0, 1<<40)
+	report.Within(&b, "--memory", o.Memory, 0, 1<<30)
+	if b != nil {
+		return nil, b.Err()
+	}
+	points, err := Keys(ctx, *o)
+	return &KeysReport{points, o.MaxMemory}, err
+}
+
+// KeysReport is what was seen on the way.
+type KeysReport struct {
+	Points    []KeysPoint `json:"points"`
+	MaxMemory int         `json:"max_memory_mib"`
 }
 
 // KeysPoint is what was seen after so many distinct keys.
 type KeysPoint struct {
-	Keys       int
-	PeakMemory int64 // bytes, resident
-	Series     int   // lines of /metrics
-	Limited    bool  // the known key, whose budget was used up, was refused
+	Keys       int    `json:"keys" col:"distinct keys"`
+	PeakMemory int    `json:"peak_memory_mib" col:"peak memory|%d MiB"` // resident
+	Series     int    `json:"metric_lines" col:"metric lines"`          // of /metrics
+	Known      string `json:"known_key" col:"known key"`                // what became of the one whose budget was used up
+}
+
+// stillLimited is what must become of it.
+const stillLimited = "still limited"
+
+// fewSeries may come after the first tenth of the keys: of what happens then for the
+// first time. A series for each key, or for one in a hundred, would be more.
+const fewSeries = 50
+
+// Page implements [report.Result].
+func (r *KeysReport) Page() *report.Page {
+	return &report.Page{Title: "Ever new keys", Tables: []report.Table{report.Rows("", r.Points)}}
+}
+
+// Problems are memory beyond its bound, a limited key that was admitted, and metrics that grow.
+func (r *KeysReport) Problems() error {
+	for i, p := range r.Points {
+		switch {
+		case p.Known != stillLimited:
+			return fmt.Errorf("after %d keys the known key was admitted beyond its limit", p.Keys)
+		case p.PeakMemory > r.MaxMemory:
+			return fmt.Errorf("after %d keys it had used %d MiB, more than --max-memory %d", p.Keys, p.PeakMemory, r.MaxMemory)
+		case i > 1 && p.Series > r.Points[1].Series+fewSeries:
+			return fmt.Errorf("after %d keys there were %d lines of metrics, %d after %d", p.Keys, p.Series, r.Points[1].Series, r.Points[1].Keys)
+		}
+	}
+	return nil
 }
 
 const keysRules = `domain: bench
@@ -100,13 +149,8 @@ func (f *keysFlood) run(ctx context.Context, o KeysOptions) ([]KeysPoint, error)
 			if err := f.look(ctx, done); err != nil {
 				return nil, err
 			}
-			if o.Progress != nil {
-				fmt.Fprintf(o.Progress, "\r%d of %d keys", done, o.Keys)
-			}
+			o.Tell(10, fmt.Sprint(done, " keys"))
 		}
-	}
-	if o.Progress != nil {
-		fmt.Fprintln(o.Progress)
 	}
 	return f.points, nil
 }
@@ -166,23 +210,10 @@ func (f *keysFlood) look(ctx context.Context, sent int) error {
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
-	f.points = append(f.points, KeysPoint{
-		Keys: sent, PeakMemory: peak, Series: strings.Count(string(text), "\n"),
-		Limited: answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT,
-	})
-	return nil
-}
-
-// WriteKeysTable writes the points for people.
-func WriteKeysTable(out io.Writer, points []KeysPoint) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "distinct keys\tpeak memory\tmetric lines\tknown key\t")
-	for _, p := range points {
-		known := "still limited"
-		if !p.Limited {
-			known = "ADMITTED"
-		}
-		fmt.Fprintf(w, "%d\t%d MiB\t%d\t%s\t\n", p.Keys, p.PeakMemory>>20, p.Series, known)
+	p := KeysPoint{Keys: sent, PeakMemory: int(peak >> 20), Series: strings.Count(string(text), "\n"), Known: "ADMITTED"}
+	if answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
+		p.Known = stillLimited
 	}
-	return w.Flush()
+	f.points = append(f.points, p)
+	return nil
 }

@@ -36,8 +36,8 @@ const sharing = 100
 // perBucket is how many requests each report says of each bucket.
 const perBucket = 20
 
-// report is a message about so many buckets; the first has no time passed.
-func report(group, buckets int, elapsed time.Duration) ([]byte, error) {
+// reportOf is a message about so many buckets; the first has no time passed.
+func reportOf(group, buckets int, elapsed time.Duration) ([]byte, error) {
 	m := &rlqs.RateLimitQuotaUsageReports{Domain: "bench"}
 	for i := range buckets {
 		u := &rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{
@@ -62,13 +62,13 @@ func openReporters(ctx context.Context, c *client, streams, buckets int, perSeco
 	var opening errgroup.Group
 	opening.SetLimit(64)
 	for group := range (streams + sharing - 1) / sharing {
-		first, err := report(group, buckets, 0)
+		first, err := reportOf(group, buckets, 0)
 		if err != nil {
 			stop()
 			return nil, err
 		}
 		// Each stream reports once in so long a time.
-		later, err := report(group, buckets, time.Duration(float64(streams)/perSecond*float64(time.Second)))
+		later, err := reportOf(group, buckets, time.Duration(float64(streams)/perSecond*float64(time.Second)))
 		if err != nil {
 			stop()
 			return nil, err

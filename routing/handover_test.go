@@ -219,56 +219,6 @@ func TestHandOverUnderLoad(t *testing.T) {
 
 func (n *node) isStable() bool { return n.view.Load().stable.Load() }
 
-// Nodes that start together and are asked at once each wait for the others:
-// every key admits its limit once.
-func TestStartedTogetherAndAskedAtOnce(t *testing.T) {
-	const keys, size = 500, 5
-	stalls := watchStalls(t)
-	w := newRingWorld(t, size)
-	rule := routed(10)
-	var admitted [keys]atomic.Int64
-	var wg sync.WaitGroup
-	nodes := make([]*node, size)
-	for i := range size {
-		n := w.start(i, known)
-		nodes[i] = n
-		wg.Go(func() {
-			for round := range 15 {
-				for k := range keys {
-					if v := n.ask(rule, k, 1); !v.OverLimit {
-						admitted[k].Add(1)
-					} else if v.Source == ratelimit.FromFallback && round == 0 && k > 20 {
-						break // it has not joined: wait with the next round
-					}
-				}
-			}
-		})
-	}
-	wg.Wait()
-	wrong := 0
-	for k := range admitted {
-		if got := admitted[k].Load(); got > 10 {
-			wrong++
-			if wrong < 5 {
-				t.Logf("key %d admitted %d of 10", k, got)
-			}
-		}
-	}
-	// A node that has not met another within grace takes it for absent, and counts without it, as declared.
-	absent := time.Duration(0)
-	for _, n := range nodes {
-		n.mu.Lock()
-		absent = max(absent, n.joined.Sub(n.began))
-		n.mu.Unlock()
-	}
-	if stall := stalls(); wrong > 0 && (absent >= grace || stall > TakeOver/2) {
-		t.Skipf("%d of %d keys admitted more than 10, but this machine was so busy that a node joined after %v, and kept goroutines from running for up to %v: nodes could not see each other", wrong, keys, absent, stall)
-	}
-	if wrong > 0 {
-		t.Errorf("%d of %d keys admitted more than 10", wrong, keys)
-	}
-}
-
 // A node that has not joined does not decide as if it were alone.
 func TestNotInTheRingDecidesNothing(t *testing.T) {
 	w := newRingWorld(t, 1)

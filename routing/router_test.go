@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -147,130 +146,6 @@ func (n *node) ask(rule *ratelimit.Rule, key int, cost ratelimit.Tokens) verdict
 	v := make([]verdict, 1)
 	n.Decide(context.Background(), n.clock(), []ratelimit.Ask{{Rule: rule, Key: keyOf(key), Cost: cost}}, v)
 	return v[0]
-}
-
-// Exact from any node, for each of many keys and all algorithms, while every owner answers. A
-// machine that does not run this process for a second makes an owner look dead; then other keys
-// are tried, but only so often.
-func TestRouterIsExact(t *testing.T) {
-	w := newRingWorld(t, 3)
-	nodes := w.ring(3)
-	for algorithm := range ratelimit.RateAlgorithms() {
-		rule := routed(10)
-		rule.Coordination.StoreDeadline = ratelimit.MaxStoreDeadline
-		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10
-		const attempts = 5
-		for attempt := 0; ; attempt++ {
-			w.agree(nodes...)
-			admitted, alone := w.askAll(nodes, rule, 1000*algorithm+100*attempt)
-			if alone > 0 && attempt < attempts {
-				t.Logf("%d decisions were made without the owner: once more, with other keys", alone)
-				continue
-			}
-			if alone > 0 {
-				t.Errorf("%d decisions were made without the owner, in each of %d attempts some", alone, attempts)
-			}
-			for k, got := range admitted {
-				if got != 10 {
-					t.Errorf("%s: key %d admitted %d of 10", ratelimit.Algorithms[algorithm], k, got)
-				}
-			}
-			break
-		}
-	}
-	if s := nodes[0].Stats(); s.Forwarded == 0 || s.Received == 0 {
-		t.Errorf("%+v: was anything routed?", s)
-	}
-}
-
-// askAll has six callers ask the nodes in turn for 20 keys from first on, three times what each
-// admits. It says what each admitted, and how many decisions were not the owner's.
-func (w *ringWorld) askAll(nodes []*node, rule *ratelimit.Rule, first int) (admitted [20]int64, alone int64) {
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for i := range 6 {
-		wg.Go(func() {
-			for j := range len(admitted) * 5 {
-				v := nodes[(i+j)%len(nodes)].ask(rule, first+j%len(admitted), 1)
-				mu.Lock()
-				if v.Source == ratelimit.FromFallback {
-					alone++
-				}
-				if !v.OverLimit {
-					admitted[j%len(admitted)]++
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	return admitted, alone
-}
-
-// Nodes join and leave in good order, each in its turn until all have been
-// replaced, under load: every key admits exactly its limit.
-func TestRouterRollingReplacement(t *testing.T) {
-	w := newRingWorld(t, 6)
-	nodes := w.ring(3)
-	const keys = 300
-	rule := routed(10)
-	var admitted [keys]atomic.Int64
-	var live atomic.Pointer[[]*node]
-	live.Store(&nodes)
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	late := atomic.Int64{}
-	for i := range 4 {
-		wg.Go(func() {
-			for j := i; ctx.Err() == nil; j++ {
-				n := (*live.Load())[j%len(*live.Load())]
-				v := n.ask(rule, (j*7+i)%keys, 1)
-				if v.Source == ratelimit.FromFallback {
-					late.Add(1)
-				}
-				if !v.OverLimit {
-					admitted[(j*7+i)%keys].Add(1)
-				}
-				time.Sleep(200 * time.Microsecond)
-			}
-		})
-	}
-	current := slices.Clone(nodes)
-	for i := range 3 {
-		next := w.start(3+i, known)
-		w.eventually("the new node is ready", next.Ready)
-		current = append(current, next)
-		with := slices.Clone(current)
-		live.Store(&with)
-		time.Sleep(100 * time.Millisecond)
-		old := current[0]
-		current = slices.Clone(current[1:])
-		without := slices.Clone(current)
-		live.Store(&without) // nobody asks it any more
-		old.Leave(context.Background())
-		time.Sleep(50 * time.Millisecond) // what was asked of it is answered
-		old.end()
-	}
-	cancel()
-	wg.Wait()
-	for k := range keys {
-		for range 12 { // use up what is left
-			if !current[k%len(current)].ask(rule, k, 1).OverLimit {
-				admitted[k].Add(1)
-			}
-		}
-	}
-	wrong := 0
-	for k := range admitted {
-		if got := admitted[k].Load(); got != 10 {
-			wrong++
-			t.Logf("key %d admitted %d of 10", k, got)
-		}
-	}
-	t.Logf("%d decisions without an owner", late.Load())
-	if wrong > 0 {
-		t.Errorf("%d of %d keys did not admit exactly their limit", wrong, keys)
-	}
 }
 
 // A crash: no decision fails or takes longer than the deadline, and within

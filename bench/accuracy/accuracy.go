@@ -2,81 +2,78 @@ package accuracy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/report"
 )
 
 // Options are how Run measures.
 type Options struct {
-	Binary    string // sluice itself
-	Redis     string // HOST:PORT of one that runs; "": start one
-	Target    string // HOST:PORT of another server, which is measured instead
-	Domain    string // of Target's rule
-	Entry     string // the key of its descriptor
-	Nodes     int
-	MaxKeys   int   // that a node tracks
-	Limit     int64 // of each key
-	Rate      float64
-	Length    time.Duration // of each scenario
-	Scenarios []string      // none: the usual ones
-	All       bool
-	Seed      uint64
-	Progress  func(done int64, what string)
+	report.Setup
+	Redis    string        `placeholder:"HOST:PORT" help:"Address of a running Redis. It is not killed or flushed. Default: start one."`
+	Target   string        `placeholder:"HOST:PORT" help:"Address of another RLS server to measure. Its rule for domain and entry must allow --limit a year or day."`
+	Domain   string        `default:"bench" help:"Domain of the target's rule."`
+	Entry    string        `default:"accuracy" help:"Descriptor key of the target's rule. Values are generated."`
+	Nodes    int           `default:"3" help:"Nodes of the fleet."`
+	MaxKeys  int           `default:"20000" help:"Keys that a node tracks."`
+	Limit    int64         `default:"300" help:"Limit of each key."`
+	Rate     float64       `default:"2000" help:"Requests a second."`
+	Length   time.Duration `default:"3s" help:"Length of each scenario in each mode."`
+	Scenario []string      `placeholder:"NAME" help:"Scenarios: closed, zipf, burst, flash, hot, uniform, ramp, many, kill, pause, join, roll, 'slow store', 'hung store', 'dead store', 'flushed store', partition, split."`
+	All      bool          `help:"Run all scenarios instead of about half."`
+	Seed     uint64        `default:"1" help:"Seed of the demand."`
 }
+
+// Examples implements [report.Measurement].
+func (*Options) Examples() string {
+	return `  sluicelab bench accuracy                                     about half of the scenarios, under three minutes
+  sluicelab bench accuracy --all --html accuracy.html
+  sluicelab bench accuracy --scenario burst --scenario 'dead store'
+  sluicelab bench accuracy --target ratelimit:8081 --limit 300     another server of the same protocol`
+}
+
+// Measure implements [report.Measurement].
+func (o *Options) Measure(ctx context.Context) (report.Result, error) { return Run(ctx, *o) }
 
 // keys are as many as the demand asks twice their limit of.
 func (o *Options) keys() int {
 	return max(1, int(o.Rate*o.Length.Seconds()/(2*float64(o.Limit))))
 }
 
-// Validate reports every problem, each with its value and its bound.
-func (o *Options) Validate() error {
-	errs := load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate()
-	bad := func(what string, value any, bound string) {
-		errs = append(errs, fmt.Errorf("%s is %v, must be %s", what, value, bound))
+// validate reports every problem.
+func (o *Options) validate() error {
+	b := report.Bounds(load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate())
+	report.Within(&b, "--nodes", o.Nodes, 2, 20)
+	report.Within(&b, "--max-keys", o.MaxKeys, 100, 1_000_000)
+	report.Within(&b, "--limit", o.Limit, 1, 1_000_000)
+	report.Within(&b, "--rate", o.Rate, 0, 100_000)
+	report.Within(&b, "--length", o.Length, 500*time.Millisecond, 10*time.Minute)
+	if _, err := choose(o.Scenario, o.All); err != nil {
+		b = append(b, err)
 	}
-	if o.Nodes < 2 || o.Nodes > 20 {
-		bad("--nodes", o.Nodes, "2 to 20")
-	}
-	if o.MaxKeys < 100 || o.MaxKeys > 1_000_000 {
-		bad("--max-keys", o.MaxKeys, "100 to 1000000")
-	}
-	if o.Limit < 1 || o.Limit > 1e6 {
-		bad("--limit", o.Limit, "1 to 1000000")
-	}
-	if o.Rate > 100_000 {
-		bad("--rate", o.Rate, "at most 100000")
-	}
-	if o.Length < 500*time.Millisecond || o.Length > 10*time.Minute {
-		bad("--length", o.Length, "500ms to 10m")
-	}
-	if _, err := choose(o.Scenarios, o.All); err != nil {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	return b.Err()
 }
 
 // Measured is one mode under one scenario.
 type Measured struct {
-	Mode      string        `json:"mode"`
-	Scenario  string        `json:"scenario"`
+	Mode      string        `json:"mode" col:"mode"`
+	Scenario  string        `json:"scenario" col:"scenario"`
 	Fault     bool          `json:"fault"`
-	Offered   int64         `json:"offered"`
-	Admitted  int64         `json:"admitted"`
-	Over      int64         `json:"over"`     // of the key that went furthest
-	Declared  int64         `json:"declared"` // that it may be, at most
-	Under     int64         `json:"under"`    // less than the limits had allowed, of all keys
-	Early     int64         `json:"refused_early"`
-	Failed    int64         `json:"failed"` // calls without an answer
-	StoreOps  int64         `json:"store_operations"`
-	P50       time.Duration `json:"latency_p50"`
-	P99       time.Duration `json:"latency_p99"`
-	P999      time.Duration `json:"latency_p999"`
-	CPU       time.Duration `json:"cpu"` // of all nodes
+	Offered   int64         `json:"offered" col:"offered"`
+	Admitted  int64         `json:"admitted" col:"admitted"`
+	Over      int64         `json:"over" col:"over"`         // of the key that went furthest
+	Declared  int64         `json:"declared" col:"declared"` // that it may be, at most; -1: not known
+	Under     int64         `json:"under" col:"under"`       // less than the limits had allowed, of all keys
+	Early     int64         `json:"refused_early" col:"refused early"`
+	Failed    int64         `json:"failed" col:"failed"` // calls without an answer
+	StoreOps  int64         `json:"store_operations" col:"store ops"`
+	P50       time.Duration `json:"latency_p50" col:"p50"`
+	P99       time.Duration `json:"latency_p99" col:"p99"`
+	P999      time.Duration `json:"latency_p999" col:"p99.9"`
+	CPU       time.Duration `json:"cpu" col:"CPU"` // of all nodes
 	Limit     int64         `json:"limit"`
 	Tenths    []int64       `json:"admitted_by_tenths_of_a_second"`
 	Asked     []int64       `json:"offered_by_tenths_of_a_second"`
@@ -86,17 +83,16 @@ type Measured struct {
 
 // Report is all that was measured.
 type Report struct {
-	Measured []Measured    `json:"measured"`
-	Nodes    int           `json:"nodes"`
-	Limit    int64         `json:"limit"`
-	Rate     float64       `json:"rate"`
-	Target   string        `json:"target,omitempty"`
-	Took     time.Duration `json:"took"`
+	Measured []Measured `json:"measured"`
+	Nodes    int        `json:"nodes"`
+	Limit    int64      `json:"limit"`
+	Rate     float64    `json:"rate"`
+	Target   string     `json:"target,omitempty"`
 }
 
 // Count is how many measurements Run makes.
-func (o *Options) Count() int64 {
-	chosen, _ := choose(o.Scenarios, o.All)
+func (o *Options) Count() int {
+	chosen, _ := choose(o.Scenario, o.All)
 	n := 0
 	for _, s := range chosen {
 		if o.runs(&s) {
@@ -104,9 +100,9 @@ func (o *Options) Count() int64 {
 		}
 	}
 	if o.Target != "" {
-		return int64(n)
+		return n
 	}
-	return int64(n * len(modes))
+	return n * len(modes)
 }
 
 // runs tells whether a scenario can be played: of another server nothing but its
@@ -117,35 +113,31 @@ func (o *Options) runs(s *scenario) bool {
 
 // Run measures each mode under each scenario, one after the other.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if err := o.Validate(); err != nil {
+	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	chosen, err := choose(o.Scenarios, o.All)
+	chosen, err := choose(o.Scenario, o.All)
 	if err != nil {
 		return nil, err
 	}
-	start := time.Now()
-	report := &Report{Nodes: o.Nodes, Limit: o.Limit, Rate: o.Rate, Target: o.Target}
-	b := &bench{Options: &o, report: report}
+	r := &Report{Nodes: o.Nodes, Limit: o.Limit, Rate: o.Rate, Target: o.Target}
+	b := &bench{Options: &o, report: r}
 	if o.Target != "" {
 		err = b.target(ctx, chosen)
 	} else {
 		err = b.fleet(ctx, chosen)
 	}
-	report.Took = time.Since(start)
-	return report, err
+	return r, err
 }
 
 type bench struct {
 	*Options
 	report *Report
-	done   int64
+	done   int // measurements
 }
 
 func (b *bench) tell(what string) {
-	if b.Progress != nil {
-		b.Progress(b.done, what)
-	}
+	b.Tell(b.Count(), what)
 	b.done++
 }
 
@@ -294,12 +286,4 @@ func (b *bench) measured(mode string, s *scenario, t *tally) Measured {
 }
 
 // Problems are what must not be.
-func (r *Report) Problems() error {
-	var errs []error
-	for i := range r.Measured {
-		if m := &r.Measured[i]; m.Problem != "" {
-			errs = append(errs, fmt.Errorf("%s, %s: %s", m.Mode, m.Scenario, m.Problem))
-		}
-	}
-	return errors.Join(errs...)
-}
+func (r *Report) Problems() error { return report.Problems(r.Measured) }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
@@ -19,11 +20,11 @@ func TestAccuracy(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	o := Options{
-		Binary: sluicetest.Build(t), Nodes: 2, MaxKeys: 1000, Limit: 100, Rate: 500, Length: time.Second, Seed: 1,
-		Scenarios: []string{"closed", "zipf", "kill", "partition", "split"},
+		Setup: report.Setup{Binary: sluicetest.Build(t)}, Nodes: 2, MaxKeys: 1000, Limit: 100, Rate: 500, Length: time.Second, Seed: 1,
+		Scenario: []string{"closed", "zipf", "kill", "partition", "split"},
 	}
-	told := int64(0)
-	o.Progress = func(done int64, _ string) { told = done + 1 }
+	told := 0
+	o.Progress = func(done, _ int, _ string) { told = done + 1 }
 	r, err := Run(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +32,7 @@ func TestAccuracy(t *testing.T) {
 	if err := r.Problems(); err != nil {
 		t.Error(err)
 	}
-	if int64(len(r.Measured)) != o.Count() || told != o.Count() {
+	if len(r.Measured) != o.Count() || told != o.Count() {
 		t.Errorf("%d measurements, %d told, want %d", len(r.Measured), told, o.Count())
 	}
 	for _, m := range r.Measured {
@@ -44,8 +45,8 @@ func TestAccuracy(t *testing.T) {
 	if err := page.WriteHTML(&text); err != nil {
 		t.Fatal(err)
 	}
-	if len(page.Lead) != 4 || !strings.Contains(text.String(), "Admitted: split") {
-		t.Errorf("the page says %v", page.Lead)
+	if !strings.Contains(text.String(), "Admitted: split") {
+		t.Error("the page does not show what was admitted")
 	}
 }
 
@@ -90,8 +91,8 @@ func TestTally(t *testing.T) {
 }
 
 func TestBadOptions(t *testing.T) {
-	o := Options{Scenarios: []string{"storm"}}
-	err := o.Validate()
+	o := Options{Scenario: []string{"storm"}}
+	err := o.validate()
 	for _, want := range []string{"--nodes is 0", "--limit is 0", "--max-keys is 0", "--length is 0s", "no scenario \"storm\"", "the rate is 0"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not said in %v", want, err)
@@ -112,14 +113,14 @@ func TestTarget(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	dir := t.TempDir()
-	o := Options{Binary: sluicetest.Build(t), Nodes: 2, MaxKeys: 1000, Limit: 100, Rate: 300, Length: 500 * time.Millisecond, Seed: 1}
+	o := Options{Setup: report.Setup{Binary: sluicetest.Build(t)}, Nodes: 2, MaxKeys: 1000, Limit: 100, Rate: 300, Length: 500 * time.Millisecond, Seed: 1}
 	c, err := openCluster(&o, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.close()
 	other := o
-	other.Target, other.Domain, other.Entry, other.Scenarios = c.members[0].node.Address, domain, "leasing", []string{"closed", "hot", "kill"}
+	other.Target, other.Domain, other.Entry, other.Scenario = c.members[0].node.Address, domain, "leasing", []string{"closed", "hot", "kill"}
 	r, err := Run(context.Background(), other)
 	if err != nil {
 		t.Fatal(err)

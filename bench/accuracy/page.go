@@ -2,6 +2,7 @@ package accuracy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,34 +11,45 @@ import (
 
 // sum is a mode over several scenarios.
 type sum struct {
-	mode                                                       string
-	offered, admitted, over, declared, under, early, ops, fail int64
-	p50, p99, p999                                             time.Duration // the worst of its scenarios, but of p50 the last
-	cpu                                                        time.Duration
-	faultOver, faultDeclared, faultUnder                       int64
-	faultP999                                                  time.Duration
-	bad                                                        bool
+	mode          string        `col:"mode"`
+	offered       int64         `col:"offered"`
+	admitted      int64         `col:"admitted"`
+	over          int64         `col:"over"`
+	declared      int64         `col:"declared"`
+	under         int64         `col:"under"`
+	early         int64         `col:"refused early"`
+	ops           int64         `col:"store ops"`
+	p50           time.Duration `col:"p50"` // the worst of its scenarios
+	p99           time.Duration `col:"p99"`
+	p999          time.Duration `col:"p99.9"`
+	cpu           time.Duration `col:"CPU"`
+	faultOver     int64         `col:"faults: over"`
+	faultDeclared int64         `col:"declared"`
+	faultUnder    int64         `col:"under"`
+	faultP999     time.Duration `col:"p99.9"`
+	Problem       string
 }
 
-func (r *Report) sums() []*sum {
-	var all []*sum
-	of := map[string]*sum{}
+func (r *Report) sums() (all []sum) {
+	of := map[string]int{}
 	for i := range r.Measured {
 		m := &r.Measured[i]
-		s := of[m.Mode]
-		if s == nil {
-			s = &sum{mode: m.Mode, declared: m.Declared}
-			of[m.Mode] = s
-			all = append(all, s)
+		at, known := of[m.Mode]
+		if !known {
+			at, of[m.Mode] = len(all), len(all)
+			all = append(all, sum{mode: m.Mode, declared: m.Declared})
 		}
-		s.bad = s.bad || m.Problem != ""
+		s := &all[at]
+		if m.Problem != "" {
+			s.Problem = m.Scenario + ": " + m.Problem
+		}
 		if m.Fault {
 			s.faultOver, s.faultUnder = max(s.faultOver, m.Over), max(s.faultUnder, m.Under)
 			s.faultDeclared, s.faultP999 = max(s.faultDeclared, m.Declared), max(s.faultP999, m.P999)
 			continue
 		}
 		s.offered, s.admitted, s.under, s.early = s.offered+m.Offered, s.admitted+m.Admitted, s.under+m.Under, s.early+m.Early
-		s.over, s.ops, s.cpu, s.fail = max(s.over, m.Over), s.ops+m.StoreOps, s.cpu+m.CPU, s.fail+m.Failed
+		s.over, s.ops, s.cpu = max(s.over, m.Over), s.ops+m.StoreOps, s.cpu+m.CPU
 		s.p50, s.p99, s.p999 = max(s.p50, m.P50), max(s.p99, m.P99), max(s.p999, m.P999)
 	}
 	return all
@@ -51,7 +63,10 @@ func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000
 // measurement.
 func (r *Report) Page() *report.Page {
 	p := &report.Page{Title: "Accuracy: what was admitted against what was allowed", Lead: r.lead()}
-	p.Tables = append(p.Tables, r.byMode(), r.byScenario())
+	p.Tables = []report.Table{
+		report.Rows(fmt.Sprintf("By mode: %d nodes, a limit of %d for each key, %.0f requests a second", r.Nodes, r.Limit, r.Rate), r.sums(), notes),
+		report.Rows("By load and fault", r.Measured, r.played()...),
+	}
 	for _, bar := range []struct {
 		file, title string
 		of          func(*sum) float64
@@ -63,7 +78,7 @@ func (r *Report) Page() *report.Page {
 	} {
 		c := report.Chart{File: bar.file, Title: bar.title}
 		for _, s := range r.sums() {
-			c.Bars = append(c.Bars, report.Bar{Name: s.mode, Value: bar.of(s)})
+			c.Bars = append(c.Bars, report.Bar{Name: s.mode, Value: bar.of(&s)})
 		}
 		p.Charts = append(p.Charts, c)
 	}
@@ -105,112 +120,18 @@ func (r *Report) lead() []string {
 	if r.Target != "" {
 		return []string{fmt.Sprintf("%s, under the loads that sluice is measured by; what it declares is not known.", r.Target)}
 	}
-	of := map[string]*sum{}
-	for _, s := range r.sums() {
-		of[s.mode] = s
-	}
-	strict, leasing, routing, approx := of["strict"], of["leasing"], of["routing"], of["approx"]
-	if strict == nil || leasing == nil || routing == nil || approx == nil || strict.offered == 0 {
-		return nil
-	}
-	return append(advice(strict, leasing, routing, approx),
-		fmt.Sprintf("Processor time of the nodes for a decision: strict %.0f us, leasing %.0f, routing %.0f, approx %.0f.",
-			micros(strict.cpu, strict.offered), micros(leasing.cpu, leasing.offered), micros(routing.cpu, routing.offered),
-			micros(approx.cpu, approx.offered)))
+	return []string{"Which mode fits your traffic is what `sluice what-if` says; here is what each did under the same loads and faults."}
 }
 
-// advice is which mode these figures speak for, and which they do not: a mode is
-// recommended for what it was better at here, and not for what it is meant for.
-func advice(strict, leasing, routing, approx *sum) []string {
-	lines := []string{fmt.Sprintf("leasing was at most %d over for a key, and had %.3g store operations for 1,000 decisions; "+
-		"asking for each takes %.4g.", max(leasing.over, leasing.faultOver), leasing.perThousand(), strict.perThousand())}
-	if leasing.perThousand() < strict.perThousand() {
-		lines[0] = "Use leasing, unless another line speaks for more: " + lines[0]
-	} else {
-		lines[0] = "Under these loads leasing saved no store operations: " + lines[0]
-	}
-	early := fmt.Sprintf("it refused %d while tokens were left, leasing %d, for %.3g store operations in 1,000 decisions, "+
-		"and 99 of 100 calls took %s, leasing's %s.", routing.early, leasing.early, routing.perThousand(), ms(routing.p99),
-		ms(leasing.p99))
-	if routing.early < leasing.early || routing.perThousand() < leasing.perThousand() {
-		lines = append(lines, "Use routing for few or hot keys: "+early)
-	} else {
-		lines = append(lines, "Nothing here speaks for routing: "+early)
-	}
-	return append(lines, adviceOnApprox(leasing, approx))
-}
+const notes = "over: of the key that went furthest; declared: -1 where it is not known. under: less than the limits had allowed, when the load ended. " +
+	"refused early: while fewer than the limit had been admitted. Latencies are the worst of all scenarios, from when a call was meant to be made."
 
-// adviceOnApprox weighs its latency against what it may admit beyond the limit. It is
-// for requests that must not wait, so it has to be clearly faster: by a tenth.
-func adviceOnApprox(leasing, approx *sum) string {
-	figures := fmt.Sprintf("it was at most %d over, of %d declared, and 99 of 100 calls took %s, leasing's %s",
-		approx.over, approx.declared, ms(approx.p99), ms(leasing.p99))
-	quicker := 10*approx.p99 <= 9*leasing.p99
-	faults, quickerInFaults := "", false
-	if approx.faultP999 > 0 {
-		faults = fmt.Sprintf("; with faults it was at most %d over, and 999 of 1,000 calls took %s, leasing's %s",
-			approx.faultOver, ms(approx.faultP999), ms(leasing.faultP999))
-		quickerInFaults = 10*approx.faultP999 <= 9*leasing.faultP999
-	}
-	switch {
-	case quicker && (faults == "" || quickerInFaults):
-		return "Use approx where no request may wait for the store: " + figures + faults + "."
-	case quicker:
-		return "Use approx where no request may wait while the store is well, and leasing where faults count: " + figures + faults + "."
-	case quickerInFaults:
-		return "Use approx only for what must not wait while the store fails: " + figures + faults + "."
-	}
-	return "Do not use approx under these loads, for it was not faster than leasing: " + figures + faults + "."
-}
-
-func percent(n, of int64) string { return fmt.Sprintf("%.2f%%", 100*float64(n)/float64(max(1, of))) }
-
-func declared(n int64) string {
-	if n < 0 {
-		return "unknown"
-	}
-	return fmt.Sprint(n)
-}
-
-func (r *Report) byMode() report.Table {
-	t := report.Table{
-		Title: fmt.Sprintf("By mode: %d nodes, a limit of %d for each key, %.0f requests a second", r.Nodes, r.Limit, r.Rate),
-		Head:  []string{"mode", "offered", "admitted", "over", "declared", "under", "refused early", "store ops/1000", "p50", "p99", "p99.9", "CPU/decision", "faults: over", "declared", "under", "p99.9"},
-		Notes: []string{"over: of the key that went furthest. under: less than the limits had allowed, when the load ended. refused early: while fewer than the limit had been admitted. Latencies are the worst of all scenarios, from when a call was meant to be made."},
-	}
-	for _, s := range r.sums() {
-		t.Rows = append(t.Rows, report.Row{Bad: s.bad, Cells: []string{
-			s.mode, fmt.Sprint(s.offered), fmt.Sprint(s.admitted), fmt.Sprint(s.over), declared(s.declared), fmt.Sprint(s.under), fmt.Sprint(s.early),
-			fmt.Sprintf("%.2f", s.perThousand()), ms(s.p50), ms(s.p99), ms(s.p999), fmt.Sprintf("%.1f us", micros(s.cpu, s.offered)),
-			fmt.Sprint(s.faultOver), declared(s.faultDeclared), fmt.Sprint(s.faultUnder), ms(s.faultP999),
-		}})
-	}
-	return t
-}
-
-func (r *Report) byScenario() report.Table {
-	t := report.Table{
-		Title: "By load and fault",
-		Head:  []string{"scenario", "mode", "offered", "admitted", "over", "of limit", "declared", "under", "refused early", "failed", "store ops/1000", "p50", "p99", "p99.9", "CPU/decision"},
-	}
-	what := map[string]string{}
+// played says what each scenario is.
+func (r *Report) played() (lines []string) {
 	for _, s := range scenarios {
-		what[s.name] = s.what
-	}
-	last := ""
-	for i := range r.Measured {
-		m := &r.Measured[i]
-		t.Rows = append(t.Rows, report.Row{Bad: m.Problem != "", Cells: []string{
-			m.Scenario, m.Mode, fmt.Sprint(m.Offered), fmt.Sprint(m.Admitted), fmt.Sprint(m.Over), percent(m.Over, m.Limit), declared(m.Declared), fmt.Sprint(m.Under), fmt.Sprint(m.Early), fmt.Sprint(m.Failed),
-			fmt.Sprintf("%.2f", 1000*float64(m.StoreOps)/float64(max(1, m.Offered))), ms(m.P50), ms(m.P99), ms(m.P999), fmt.Sprintf("%.1f us", micros(m.CPU, m.Offered)),
-		}})
-		if m.Scenario != last {
-			last = m.Scenario
-			t.Notes = append(t.Notes, m.Scenario+": "+what[m.Scenario])
-		}
-		if m.Problem != "" {
-			t.Notes = append(t.Notes, "PROBLEM: "+m.Mode+", "+m.Scenario+": "+m.Problem)
+		if slices.ContainsFunc(r.Measured, func(m Measured) bool { return m.Scenario == s.name }) {
+			lines = append(lines, s.name+": "+s.what)
 		}
 	}
-	return t
+	return lines
 }

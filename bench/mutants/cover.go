@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -46,7 +44,7 @@ type measure struct {
 const measureTime = 5 * time.Minute
 
 // measureReach runs each unit once in binaries that count what is covered.
-func (p *plan) measureReach(ctx context.Context, o *options, temp string, kept cache, modulePath string) (*reach, error) {
+func (p *plan) measureReach(ctx context.Context, temp string, kept cache, modulePath string) (*reach, error) {
 	into := filepath.Join(temp, "cover")
 	if err := os.MkdirAll(into, 0o755); err != nil {
 		return nil, err
@@ -55,45 +53,30 @@ func (p *plan) measureReach(ctx context.Context, o *options, temp string, kept c
 	for _, d := range p.packages() {
 		patterns = append(patterns, "./"+d)
 	}
-	r := &reach{blocks: map[string][]block{}, by: map[block][]bool{}}
-	for i := range p.suites {
-		if !o.runs(&p.suites[i]) {
-			continue
-		}
-		prog, err := p.build(ctx, &p.suites[i], into, "-cover", "-covermode=set", "-coverpkg="+strings.Join(patterns, ","))
-		if err != nil {
-			return nil, err
-		}
-		units, err := prog.units(ctx, o.tests)
-		if err != nil {
-			return nil, err
-		}
-		r.units = append(r.units, units...)
+	units, err := p.units(ctx, into, "-cover", "-covermode=set", "-coverpkg="+strings.Join(patterns, ","))
+	if err != nil {
+		return nil, err
 	}
+	r := &reach{blocks: map[string][]block{}, by: map[block][]bool{}, units: units}
 	measures := make([]measure, len(r.units))
-	err := each(ctx, o.workers, len(r.units), func(i int) error {
+	err = each(ctx, len(r.units), func(i int) error {
 		u := r.units[i]
 		name := fmt.Sprintf("reach-%s-%x", u.checksum, u.String())
 		if kept.load(name, &measures[i]) {
 			return nil
 		}
 		file := filepath.Join(into, fmt.Sprintf("%d.cover", i))
-		run, err := u.run(ctx, measureTime, temp, nil, []string{"-test.coverprofile", file})
+		run, err := u.run(ctx, measureTime, temp, 0, []string{"-test.coverprofile", file})
 		if err != nil {
 			return err
 		}
 		if run.failed { // once more: it may not stand the load
-			if run, err = u.run(ctx, measureTime, temp, nil, []string{"-test.coverprofile", file}); err != nil {
+			if run, err = u.run(ctx, measureTime, temp, 0, []string{"-test.coverprofile", file}); err != nil {
 				return err
 			}
 		}
-		if run.failed && o.lenient {
-			o.say("%s fails without any fault: it is left out\n", u)
-			u.flaky = true
-			return nil
-		}
 		if run.failed {
-			return fmt.Errorf("%s fails without any fault: mend it first, or leave such tests out (-lenient)\n%s", u, run.output)
+			return fmt.Errorf("%s fails without any fault: mend it first\n%s", u, run.output)
 		}
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -138,53 +121,25 @@ func (r *reach) add(i int, profile map[string]bool, modulePath string) {
 	}
 }
 
-// at adds the units that run the smallest block at a place, to a set by unit;
-// where there is none, those that run anything between two lines.
-func (r *reach) at(set []bool, file string, line, col, from, to int) {
+// at are the units that run the smallest block at a place; where there is none, those that run anything between two
+// lines.
+func (r *reach) at(file string, line, col, from, to int) []bool {
+	set := make([]bool, len(r.units))
+	merge := func(more []bool) {
+		for i := range more {
+			set[i] = set[i] || more[i]
+		}
+	}
 	for _, b := range r.blocks[file] { // the smallest first
 		if b.contains(line, col) {
-			merge(set, r.by[b])
-			return
+			merge(r.by[b])
+			return set
 		}
 	}
 	for _, b := range r.blocks[file] {
 		if from <= b.line0 && b.line1 <= to {
-			merge(set, r.by[b])
+			merge(r.by[b])
 		}
 	}
-}
-
-func merge(set, more []bool) {
-	for i := range more {
-		set[i] = set[i] || more[i]
-	}
-}
-
-// each calls f with 0 to n-1, so many at a time, until one fails.
-func each(ctx context.Context, workers, n int, f func(int) error) error {
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var failed error
-	next := 0
-	for range workers {
-		wg.Go(func() {
-			for {
-				mu.Lock()
-				i := next
-				next++
-				stop := failed != nil || i >= n || ctx.Err() != nil
-				mu.Unlock()
-				if stop {
-					return
-				}
-				if err := f(i); err != nil {
-					mu.Lock()
-					failed = errors.Join(failed, err)
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(failed, ctx.Err())
+	return set
 }

@@ -9,13 +9,15 @@
 // thought of writing as an operator or by hand is not planted.
 //
 //	make mutants                                      # everything
-//	make mutants FILES=leasing/ledger/account.go BUDGET=5m   # a part, for so long
+//	make mutants FILES=leasing/account/account.go BUDGET=5m   # a part, for so long
 //
 // All faults of a package are in one build. A function with faults is copied
 // once for each, and the original calls the copy whose number is in the
 // environment; so a fault costs a run of test binaries that exist already, and
-// not a build. Faults in Lua are whole scripts, which an instrumented package
-// reads instead of the one that it embeds.
+// not a build.
+//
+// The scripts are the Go code once more, and get no faults: TestTwins compares the two. With
+// -skip TestTwins a fault stands for the same one in both.
 //
 // docs/internals/proof.md says how to read the report, and what to do about a
 // survivor.

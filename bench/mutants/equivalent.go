@@ -11,7 +11,7 @@ type equivalents map[string]string
 
 // readEquivalents reads a list of entries, with an empty line between them:
 //
-//	leasing/ledger/account.go (*Account).settle #2
+//	leasing/account/account.go (*Account).settle #2
 //	- what the lines are
 //	+ what the mutant makes of them
 //	= Why nobody could tell the difference.
@@ -54,28 +54,11 @@ func readEquivalents(file string) (equivalents, error) {
 	return all, take(line)
 }
 
-// reason is why a mutant is equivalent, "" if it is not known to be. A twin is
-// when both its parts are.
-func (e equivalents) reason(m *mutant) string {
-	if why := e[strings.TrimSpace(m.key())]; why != "" {
-		return why
-	}
-	if len(m.parts) == 0 {
-		return ""
-	}
-	for _, part := range m.parts {
-		if e[strings.TrimSpace(part.key())] == "" {
-			return ""
-		}
-	}
-	return e[strings.TrimSpace(m.parts[0].key())]
-}
-
 // stale are the entries that no mutant has.
 func (e equivalents) stale(all []*mutant) []string {
 	known := map[string]bool{}
 	for _, m := range all {
-		known[strings.TrimSpace(m.key())] = true
+		known[m.key()] = true
 	}
 	var names []string
 	for key := range e {

@@ -2,25 +2,24 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
-// source is what is mutated: packages, and the text of each file.
+// source is what is mutated.
 type source struct {
 	packages map[string]*goPackage // by folder
-	texts    map[string]string     // by file
 	module   string                // its path
 }
 
 // read loads what the plan names.
 func (p *plan) read() (*source, error) {
-	s := &source{packages: map[string]*goPackage{}, texts: map[string]string{}}
+	s := &source{packages: map[string]*goPackage{}}
 	for _, dir := range p.packages() {
 		pkg, err := load(p.root, dir)
 		if err != nil {
@@ -29,14 +28,14 @@ func (p *plan) read() (*source, error) {
 		s.packages[dir] = pkg
 		s.module = strings.TrimSuffix(pkg.path, "/"+dir)
 	}
-	for _, name := range p.files {
-		text, err := os.ReadFile(filepath.Join(p.root, name))
-		if err != nil {
-			return nil, fmt.Errorf("a file to mutate: %w", err)
-		}
-		s.texts[name] = string(text)
-	}
 	return s, nil
+}
+
+func (s *source) file(name string) *goFile {
+	if pkg := s.packages[path.Dir(name)]; pkg != nil {
+		return pkg.file(name)
+	}
+	return nil
 }
 
 // mutants are all faults of the plan's files, and those made by hand, each with
@@ -44,33 +43,28 @@ func (p *plan) read() (*source, error) {
 // away from is in misfits: the others are run all the same.
 func (s *source) mutants(files []string, byHands []byHand) (all []*mutant, misfits []string, err error) {
 	for _, name := range files {
-		if strings.HasSuffix(name, ".lua") {
-			found, err := luaFaults(name, s.texts[name])
-			if err != nil {
-				return nil, nil, err
-			}
-			all = append(all, found...)
-			continue
-		}
-		pkg := s.packages[path.Dir(name)]
-		f := pkg.file(name)
+		f := s.file(name)
 		if f == nil {
 			return nil, nil, fmt.Errorf("%s is no file of its package on this system", name)
 		}
-		all = append(all, pkg.faults(f)...)
+		all = append(all, s.packages[path.Dir(name)].faults(f)...)
 	}
 	all = distinct(all)
-	number(all)
-	pairs := twins(all, s.texts)
-	number(pairs)
-	all = append(all, pairs...)
-	for i := range byHands {
-		m, err := byHands[i].mutant(s.packages, s.texts)
-		if err != nil {
-			misfits = append(misfits, err.Error())
+	for _, b := range byHands {
+		f := s.file(b.File)
+		if f == nil {
+			misfits = append(misfits, fmt.Sprintf("%q is to change %s, which is not among the files to mutate", b.Name, b.File))
 			continue
 		}
-		all = append(all, m)
+		e, err := plant.Replace(b.File, f.Text, b.Right, b.Wrong)
+		if err == nil && f.FunctionAt(e.Start, e.End) == nil {
+			err = fmt.Errorf("the text in %s is in no function", b.File)
+		}
+		if err != nil {
+			misfits = append(misfits, fmt.Sprintf("%q: %v", b.Name, err))
+			continue
+		}
+		all = append(all, newMutant(f.Text, b.Name, "by hand", e))
 	}
 	for i, m := range all {
 		m.id = i + 1
@@ -78,16 +72,18 @@ func (s *source) mutants(files []string, byHands []byHand) (all []*mutant, misfi
 	return all, misfits, nil
 }
 
-// distinct leaves out what changes nothing, and what another changes alike.
-func distinct(all []*mutant) []*mutant {
-	seen := map[string]bool{}
-	var kept []*mutant
+// distinct leaves out what changes nothing, and what another changes alike; what reads alike in one function gets an
+// ordinal.
+func distinct(all []*mutant) (kept []*mutant) {
+	seen, alike := map[edit]bool{}, map[string]int{}
 	for _, m := range all {
-		text := fmt.Sprint(m.edits, m.consts)
-		if m.old == m.new || seen[text] {
+		if m.old == m.new || seen[m.edit] {
 			continue
 		}
-		seen[text] = true
+		seen[m.edit] = true
+		k := m.key()
+		alike[k]++
+		m.nth = alike[k]
 		kept = append(kept, m)
 	}
 	return kept
@@ -96,53 +92,20 @@ func distinct(all []*mutant) []*mutant {
 // reached says which units run into each mutant.
 func (s *source) reached(all []*mutant, r *reach) map[*mutant][]bool {
 	sets := map[*mutant][]bool{}
-	scripts := map[string][]bool{}
-	for _, pkg := range s.packages {
-		for _, e := range pkg.scripts() {
-			scripts[e.file] = make([]bool, len(r.units))
-			pkg.reachScript(r, e, scripts[e.file])
-		}
-	}
 	for _, m := range all {
-		set := make([]bool, len(r.units))
-		for _, e := range m.edits {
-			if strings.HasSuffix(e.File, ".lua") {
-				merge(set, scripts[e.File])
-				continue
-			}
-			f := s.packages[path.Dir(e.File)].file(e.File)
-			fn := f.FunctionAt(e.Start, e.End)
-			line, col := place(f.Text, e.Start)
-			r.at(set, e.File, line, col, lineOf(f.Text, f.At.Offset(fn.Pos())), lineOf(f.Text, f.At.Offset(fn.End())))
-		}
-		sets[m] = set
+		f := s.file(m.edit.File)
+		fn := f.FunctionAt(m.edit.Start, m.edit.End)
+		col := m.edit.Start - strings.LastIndexByte(f.Text[:m.edit.Start], '\n')
+		sets[m] = r.at(f.Name, lineOf(f.Text, m.edit.Start), col, lineOf(f.Text, f.At.Offset(fn.Pos())), lineOf(f.Text, f.At.Offset(fn.End())))
 	}
 	return sets
-}
-
-// place is a byte's line and column, from 1.
-func place(text string, offset int) (line, col int) {
-	return lineOf(text, offset), offset - strings.LastIndexByte(text[:offset], '\n')
-}
-
-// reachScript adds the units that run a function which names the script.
-func (p *goPackage) reachScript(r *reach, e embedded, set []bool) {
-	for _, f := range p.files {
-		for _, fn := range f.Functions() {
-			body := f.Source(fn.Body)
-			if strings.Contains(body, e.script+".") || strings.Contains(body, e.script+",") || strings.Contains(body, e.text+",") {
-				line, col := place(f.Text, f.At.Offset(fn.Body.Pos())+1)
-				r.at(set, f.Name, line, col, line, lineOf(f.Text, f.At.Offset(fn.End())))
-			}
-		}
-	}
 }
 
 // thinned keeps so many percent of a file's mutants, always the same ones: the
 // choice hangs on what each changes and not on where it is.
 func thinned(all []*mutant, percent map[string]int) []*mutant {
 	return slices.DeleteFunc(all, func(m *mutant) bool {
-		keep, some := percent[m.file]
+		keep, some := percent[m.edit.File]
 		return some && m.op != "by hand" && xxhash.Sum64String(m.key())%100 >= uint64(keep)
 	})
 }

@@ -16,7 +16,6 @@ func (p *goPackage) faults(f *goFile) []*mutant {
 		w.fn = fn
 		w.walk(fn.Body)
 	}
-	w.constants()
 	return w.found
 }
 
@@ -51,9 +50,7 @@ func (w *goWalker) parent(i int) ast.Node {
 
 func (w *goWalker) replace(op string, from, to token.Pos, text string) {
 	e := edit{File: w.Name, Start: w.At.Offset(from), End: w.At.Offset(to), Text: text}
-	m := &mutant{file: w.Name, line: lineOf(w.Text, e.Start), fn: functionName(w.fn), op: op, edits: []edit{e}}
-	m.old, m.new = shown(w.Text, e)
-	w.found = append(w.found, m)
+	w.found = append(w.found, newMutant(w.Text, functionName(w.fn), op, e))
 }
 
 func (w *goWalker) swap(op string, n ast.Node, text string) { w.replace(op, n.Pos(), n.End(), text) }

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/importer"
@@ -34,41 +34,32 @@ type goFile = plant.File
 type listed struct {
 	ImportPath, Dir, Export string
 	GoFiles                 []string
-	EmbedFiles              []string
 }
 
-// goList asks the go command about packages and, with deps, all they import.
-func goList(root string, deps bool, dirs ...string) ([]listed, error) {
-	args := []string{"list", "-json=ImportPath,Dir,Export,GoFiles,EmbedFiles"}
-	if deps {
-		args = append(args, "-export", "-deps")
-	}
-	for _, d := range dirs {
-		args = append(args, "./"+d)
-	}
-	cmd := exec.Command("go", args...)
+// goList asks the go command about a package and all it imports.
+func goList(root, dir string) ([]listed, error) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Export,GoFiles", "-export", "-deps", "./"+dir)
 	cmd.Dir = root
 	var complaint strings.Builder
 	cmd.Stderr = &complaint
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list %s: %w: %s", strings.Join(dirs, " "), err, complaint.String())
+		return nil, fmt.Errorf("go list %s: %w: %s", dir, err, complaint.String())
 	}
 	var all []listed
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
 		var l listed
-		if err := d.Decode(&l); errors.Is(err, io.EOF) {
-			return all, nil
-		} else if err != nil {
+		if err := d.Decode(&l); err != nil {
 			return nil, fmt.Errorf("reading what go list says: %w", err)
 		}
 		all = append(all, l)
 	}
+	return all, nil
 }
 
 // load parses and checks a package.
 func load(root, dir string) (*goPackage, error) {
-	all, err := goList(root, true, dir)
+	all, err := goList(root, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +88,7 @@ func load(root, dir string) (*goPackage, error) {
 		p.files = append(p.files, f)
 		trees = append(trees, f.Tree)
 	}
-	p.info = &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
+	p.info = &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}}
 	conf := types.Config{Importer: p.importer}
 	if _, err := conf.Check(p.path, p.fset, trees, p.info); err != nil {
 		return nil, fmt.Errorf("%s does not compile: %w", dir, err)

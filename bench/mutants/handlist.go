@@ -1,5 +1,10 @@
 package main
 
+import "github.com/sluice-gate/sluice/bench/plant"
+
+// byHand is a fault that somebody thought of.
+type byHand plant.Bug
+
 // Files of the lists below.
 const (
 	clock   = "leasing/internal/hold/ledgerclock.go"
@@ -16,100 +21,38 @@ const (
 // tests (leasing/account, leasing/internal/hold, bench/sim).
 var allByHand = []byHand{
 	// Expiry, and whose clock.
-	{"the ledger's clock is taken to have stood still while the answer travelled", []replacement{
-		{clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
-	}},
-	{"what is known of the ledger's clock does not age", []replacement{
-		{clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},
-	}},
+	{"the ledger's clock is taken to have stood still while the answer travelled", clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
+	{"what is known of the ledger's clock does not age", clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},
 	// Refusing without asking.
-	{"a store that is back is met by all callers at once", []replacement{
-		{"leasing/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
-	}},
+	{"a store that is back is met by all callers at once", "leasing/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
 	// Drift, and who may.
-	{"a new tenant uses the shares of one that crashed", []replacement{
-		{seats, "return s.expires, true", "return s.taint, true"},
-	}},
-	{"a seat that is given up with spending unconfirmed is as good as new", []replacement{
-		{seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.taint = now\n\t\t\t}\n", ""},
-	}},
-	{"a tenancy that the ledger had forgotten comes back without its taint", []replacement{
-		{seats, "taint: min(a.Now.Taint, now), plan:", "plan:"},
-	}},
-	{"a seat's fence does not count for who may renew it", []replacement{
-		{seats, "case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && !a.Leave", "case s != nil && s.holder == a.Holder && !a.Leave"},
-	}},
-	{"a tenant stops only when the ledger does", []replacement{
-		{keeper, "until: sent.Add(SeatTTL - margin)", "until: sent.Add(SeatTTL)"},
-	}},
-	{"a tenancy is counted from its answer", []replacement{
-		{keeper, "Tenancy: t, until: sent.Add(", "Tenancy: t, until: k.clock().Add("},
-	}},
-	{"a share is spent in the window in which the tenant before crashed", []replacement{
-		{keeper, "begins < t.Taint", "begins < 0"},
-	}},
+	{"a new tenant uses the shares of one that crashed", seats, "return s.expires, true", "return s.taint, true"},
+	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.taint = now\n\t\t\t}\n", ""},
+	{"a tenancy that the ledger had forgotten comes back without its taint", seats, "taint: min(a.Now.Taint, now), plan:", "plan:"},
+	{"a seat's fence does not count for who may renew it", seats, "case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && !a.Leave", "case s != nil && s.holder == a.Holder && !a.Leave"},
+	{"a tenant stops only when the ledger does", keeper, "until: sent.Add(SeatTTL - margin)", "until: sent.Add(SeatTTL)"},
+	{"a tenancy is counted from its answer", keeper, "Tenancy: t, until: sent.Add(", "Tenancy: t, until: k.clock().Add("},
+	{"a share is spent in the window in which the tenant before crashed", keeper, "begins < t.Taint", "begins < 0"},
 	// Accounts that move, in order and once.
-	{"a parcel that arrives twice is taken in twice", []replacement{
-		{mover, "if p.GetNumber() <= in.last {", "if p.GetNumber() < in.last {"},
-	}},
-	{"a parcel's receipt is forgotten before its sender has it", []replacement{
-		{mover, "if n < p.GetFirst() {", "if n <= p.GetNumber() {"},
-	}},
-	{"what a receipt refuses is not taken back", []replacement{
-		{mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return false })"},
-	}},
-	{"what a receipt accepts is taken back, too", []replacement{
-		{mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return true })"},
-	}},
-	{"a node takes in accounts that are not its own", []replacement{
-		{mover, "mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr\n", "mine := true\n"},
-	}},
-	{"a node says done while accounts are on their way", []replacement{
-		{mover, "c.mover.left == 0 && len(c.mover.underway) == 0", "c.mover.left == 0"},
-	}},
-	{"a node says done while it has accounts that are not its own", []replacement{
-		{mover, "c.mover.left == 0 && len(c.mover.underway) == 0", "len(c.mover.underway) == 0"},
-	}},
-	{"what was on its way to a node that died is lost", []replacement{
-		{mover, "c.putBack(now, p, func(int) bool { return true })", "c.putBack(now, p, func(int) bool { return false })"},
-	}},
-	{"an account that comes back is not looked for by the walk", []replacement{
-		{mover, "\t\t\tc.mover.mark(c.local.Part(m.Key))\n\t\t}\n\t\ti++", "\t\t}\n\t\ti++"},
-	}},
-	{"a key is new although its account is on its way", []replacement{
-		{fetches, "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t} else if going != \"\" {\n\t\treturn wire.Found_ELSEWHERE\n\t}", "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t}"},
-	}},
-	{"a key is new when the first of several says that it has no account", []replacement{
-		{fetches, "\tcase f.open > 0:\n", ""},
-	}},
-	{"a key is new under a ring that others do not see yet", []replacement{
-		{fetches, "f.soon = f.soon || c.clock().Sub(f.view.began) < disagree", "f.soon = f.soon || false"},
-	}},
-	{"a node that sees another ring says that it has no account", []replacement{
-		{fetches, "case !has && (v.print == m.GetRing() || !v.mine):", "case !has:"},
-	}},
-	{"an owner that slept goes on to decide", []replacement{
-		{decides, "case c.lapsed(now), c.unheard.Load():", "case c.unheard.Load():"},
-	}},
-	{"an owner that slept does not give its keys up", []replacement{
-		{members, "\tc.expired.Store(true)\n\tc.quitRing()\n", "\tc.expired.Store(true)\n"},
-	}},
-	{"a node joins the ring before it has handed over what it had", []replacement{
-		{members, "!c.looked || !c.clean() {", "!c.looked {"},
-	}},
-	{"a leaving node leaves its ring before the others have heard", []replacement{
-		{members, "if now.Sub(c.leftAt) < leaveTells {", "if false {"},
-	}},
-	{"a node is buried at the first silence", []replacement{
-		{members, "(m.alive || m.holds) && now.Sub(heard) > TakeOver {", "(m.alive || m.holds) && now.Sub(heard) > TakeOver/10 {"},
-	}},
-	{"a node that an owner has not answered in time is charged there for a refusal", []replacement{
-		{decides, "\tif w.verdicts[i].OverLimit && !w.remote {\n\t\tw.regret(now, i)\n\t}\n", ""},
-	}},
-	{"a fallback is undone at the owner, who was not charged", []replacement{
-		{decides, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
-	}},
-	{"an ask that was forwarded is forwarded again", []replacement{
-		{decides, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn true\n\tcase !w.inStore():", "\tcase !w.inStore():"},
-	}},
+	{"a parcel that arrives twice is taken in twice", mover, "if p.GetNumber() <= in.last {", "if p.GetNumber() < in.last {"},
+	{"a parcel's receipt is forgotten before its sender has it", mover, "if n < p.GetFirst() {", "if n <= p.GetNumber() {"},
+	{"what a receipt refuses is not taken back", mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return false })"},
+	{"what a receipt accepts is taken back, too", mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return true })"},
+	{"a node takes in accounts that are not its own", mover, "mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr\n", "mine := true\n"},
+	{"a node says done while accounts are on their way", mover, "c.mover.left == 0 && len(c.mover.underway) == 0", "c.mover.left == 0"},
+	{"a node says done while it has accounts that are not its own", mover, "c.mover.left == 0 && len(c.mover.underway) == 0", "len(c.mover.underway) == 0"},
+	{"what was on its way to a node that died is lost", mover, "c.putBack(now, p, func(int) bool { return true })", "c.putBack(now, p, func(int) bool { return false })"},
+	{"an account that comes back is not looked for by the walk", mover, "\t\t\tc.mover.mark(c.local.Part(m.Key))\n\t\t}\n\t\ti++", "\t\t}\n\t\ti++"},
+	{"a key is new although its account is on its way", fetches, "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t} else if going != \"\" {\n\t\treturn wire.Found_ELSEWHERE\n\t}", "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t}"},
+	{"a key is new when the first of several says that it has no account", fetches, "\tcase f.open > 0:\n", ""},
+	{"a key is new under a ring that others do not see yet", fetches, "f.soon = f.soon || c.clock().Sub(f.view.began) < disagree", "f.soon = f.soon || false"},
+	{"a node that sees another ring says that it has no account", fetches, "case !has && (v.print == m.GetRing() || !v.mine):", "case !has:"},
+	{"an owner that slept goes on to decide", decides, "case c.lapsed(now), c.unheard.Load():", "case c.unheard.Load():"},
+	{"an owner that slept does not give its keys up", members, "\tc.expired.Store(true)\n\tc.quitRing()\n", "\tc.expired.Store(true)\n"},
+	{"a node joins the ring before it has handed over what it had", members, "!c.looked || !c.clean() {", "!c.looked {"},
+	{"a leaving node leaves its ring before the others have heard", members, "if now.Sub(c.leftAt) < leaveTells {", "if false {"},
+	{"a node is buried at the first silence", members, "(m.alive || m.holds) && now.Sub(heard) > TakeOver {", "(m.alive || m.holds) && now.Sub(heard) > TakeOver/10 {"},
+	{"a node that an owner has not answered in time is charged there for a refusal", decides, "\tif w.verdicts[i].OverLimit && !w.remote {\n\t\tw.regret(now, i)\n\t}\n", ""},
+	{"a fallback is undone at the owner, who was not charged", decides, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
+	{"an ask that was forwarded is forwarded again", decides, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn true\n\tcase !w.inStore():", "\tcase !w.inStore():"},
 }

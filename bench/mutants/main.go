@@ -7,8 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
-	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path"
@@ -16,7 +14,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -25,51 +22,32 @@ import (
 
 // options are what a run may be told.
 type options struct {
-	files   string        // patterns of files, of the plan's; all if empty
-	only    string        // a pattern of keys
-	tests   string        // a pattern of what is run, as a folder and a test
-	suites  string        // folders of what is run, with commas between; all if empty
-	budget  time.Duration // after which no more mutants are begun
-	each    time.Duration
-	workers int
-	seed    uint64
-	sample  int
-	list    bool
-	whole   bool // run also what the plan leaves out
-	verify  bool // run those that are listed as equivalent, too
-	lenient bool // leave tests out that fail without any fault, instead of refusing to start
-	again   bool // run only those that the last report does not say to be killed
-	json    string
-	known   string // the list of equivalents
-	cache   string
-	out     io.Writer
-	say     func(string, ...any) // of progress
+	files  string        // patterns of files, of the plan's; all if empty
+	only   string        // a pattern of keys
+	skip   string        // a pattern of tests that are left out
+	budget time.Duration // after which no more mutants are begun
+	list   bool
+	verify bool // run those that are listed as equivalent, too
+	again  bool // run only those that the last report does not say to be killed
+	known  string
+	cache  string // where measurements and the report are kept
+	out    io.Writer
+	say    func(string, ...any) // of progress
 }
 
 func main() {
-	var o options
+	o := options{known: "bench/mutants/equivalent.txt", cache: ".cache/mutants", out: os.Stdout}
+	o.say = func(format string, args ...any) { fmt.Fprintf(os.Stderr, format, args...) }
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
 	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
-	flag.StringVar(&o.suites, "suites", "", "run only the tests of these `folders`, with commas between: for a first look, as others may kill what survives")
-	flag.StringVar(&o.tests, "tests", "", "run only tests that match this `pattern` of a folder and a name, as 'leasing TestNode': for a first look")
+	flag.StringVar(&o.skip, "skip", "", "leave out tests that match this `pattern`: TestTwins finds each fault of account.go and bucket.go alone, and says nothing of the others")
 	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
-	flag.DurationVar(&o.each, "each", 40*time.Second, "what the tests of one mutant may take in all")
-	flag.IntVar(&o.workers, "workers", 2, "how many test binaries run at a time")
-	flag.Uint64Var(&o.seed, "seed", 1, "of the order in which mutants are run, and of the sample")
-	flag.IntVar(&o.sample, "sample", 0, "run only so many of the mutants; 0: all")
 	flag.BoolVar(&o.list, "list", false, "list the mutants, and run nothing")
-	flag.BoolVar(&o.whole, "whole", false, "run all mutants, also of files of which the plan takes only a part")
 	flag.BoolVar(&o.verify, "verify", false, "run mutants that are listed as equivalent, too: none may be killed")
-	flag.BoolVar(&o.lenient, "lenient", false, "leave tests out that fail without any fault, instead of refusing to start")
-	flag.BoolVar(&o.again, "again", false, "take those that the last report (-json) says were killed as killed: for when only tests were added since")
-	flag.StringVar(&o.json, "json", ".cache/mutants/report.json", "where the report goes")
-	flag.StringVar(&o.known, "equivalent", "bench/mutants/equivalent.txt", "the list of equivalent mutants")
-	flag.StringVar(&o.cache, "cache", ".cache/mutants", "where measurements are kept")
+	flag.BoolVar(&o.again, "again", false, "take those that the last report says were killed as killed: for when only tests were added since")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	o.out = os.Stdout
-	o.say = func(format string, args ...any) { fmt.Fprintf(os.Stderr, format, args...) }
 	root, err := os.Getwd()
 	if err == nil {
 		thePlan.root = root
@@ -98,22 +76,24 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	if err != nil {
 		return err
 	}
-	r := report{Seed: o.seed, Stale: append(known.stale(all), misfits...)}
-	if !o.whole {
-		all = thinned(all, p.percent)
-	}
+	r := report{Stale: append(known.stale(all), misfits...)}
+	all = thinned(all, p.percent)
 	wanted, err := p.wanted(o)
 	if err != nil {
 		return err
 	}
 	if o.list {
 		for _, m := range all {
-			if !wanted(m) {
-				continue
+			if wanted(m) {
+				fmt.Fprintf(o.out, "# line %d, %s\n%s\n\n", m.line, m.op, m.key())
 			}
-			fmt.Fprintf(o.out, "# line %d, %s\n%s\n\n", m.line, m.op, m.key())
 		}
 		return nil
+	}
+	for i := range p.suites {
+		if s := &p.suites[i]; o.skip != "" {
+			s.skip = strings.TrimPrefix(s.skip+"|"+o.skip, "|")
+		}
 	}
 	temp, err := os.MkdirTemp("", "mutants")
 	if err != nil {
@@ -134,11 +114,8 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 		return err
 	}
 	r.Took = time.Since(start)
-	if err := h.kept.store("killers", h.killers); err != nil {
-		return err
-	}
 	r.write(o.out) // also when it was interrupted
-	if err := r.save(o.json); err != nil {
+	if err := r.save(o.report()); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
@@ -150,10 +127,7 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	return nil
 }
 
-// runs tells whether the options ask for a suite.
-func (o *options) runs(s *suite) bool {
-	return o.suites == "" || slices.Contains(strings.Split(o.suites, ","), s.dir)
-}
+func (o *options) report() string { return filepath.Join(o.cache, "report.json") }
 
 // wanted tells which mutants the options ask for. All are built whatever is
 // asked for, so that what was measured with the build stays valid.
@@ -167,8 +141,7 @@ func (p *plan) wanted(o *options) (func(*mutant) bool, error) {
 		return nil, fmt.Errorf("-only %q: %w", o.only, err)
 	}
 	return func(m *mutant) bool {
-		in := slices.Contains(files, m.file) || slices.ContainsFunc(m.edits, func(e edit) bool { return slices.Contains(files, e.File) })
-		return in && pattern.MatchString(m.op+"\n"+m.key())
+		return slices.Contains(files, m.edit.File) && pattern.MatchString(m.op+"\n"+m.key())
 	}, nil
 }
 
@@ -178,13 +151,13 @@ func (o *options) before() (map[string]result, error) {
 	if !o.again {
 		return before, nil
 	}
-	text, err := os.ReadFile(o.json)
+	text, err := os.ReadFile(o.report())
 	if err != nil {
 		return nil, fmt.Errorf("-again needs the report of a run before: %w", err)
 	}
 	var last report
 	if err := json.Unmarshal(text, &last); err != nil {
-		return nil, fmt.Errorf("%s is no report: %w", o.json, err)
+		return nil, fmt.Errorf("%s is no report: %w", o.report(), err)
 	}
 	for _, r := range last.Results {
 		before[r.Key] = r
@@ -214,78 +187,33 @@ func (p *plan) chosen(names string) ([]string, error) {
 
 // prepare builds all that is needed, and leaves out what does not compile.
 func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*mutant, temp string) (*hunt, []*mutant, error) {
-	invalid := map[*mutant]bool{}
-	instrumented, lua := filepath.Join(temp, "instrumented"), filepath.Join(temp, "lua")
-	if err := errors.Join(os.MkdirAll(instrumented, 0o755), os.MkdirAll(lua, 0o755)); err != nil {
+	instrumented := filepath.Join(temp, "instrumented")
+	if err := os.MkdirAll(instrumented, 0o755); err != nil {
 		return nil, nil, err
 	}
-	// A mutant that is in two packages must compile in both.
-	var schemas []*schema
-	for range 2 {
-		schemas = nil
-		valid := slices.DeleteFunc(slices.Clone(all), func(m *mutant) bool { return invalid[m] })
-		for _, dir := range p.packages() {
-			s, bad, err := src.packages[dir].instrument(valid)
-			if err != nil {
-				return nil, nil, err
-			}
-			for m, why := range bad {
-				if m.op == "by hand" {
-					return nil, nil, fmt.Errorf("%q does not compile: %s", m.why, why)
-				}
-				invalid[m] = true
-			}
-			schemas = append(schemas, s)
-		}
-	}
-	scripts, err := writeScripts(all, src.texts, lua)
-	if err != nil {
-		return nil, nil, err
-	}
-	bad, err := loadable(ctx, temp, scripts, src.texts)
-	if err != nil {
-		return nil, nil, err
-	}
-	for m, why := range bad {
-		if m.op == "by hand" {
-			return nil, nil, fmt.Errorf("%q is no Lua: %w", m.why, why)
-		}
-		invalid[m] = true
-	}
-	total := len(all)
-	all = slices.DeleteFunc(all, func(m *mutant) bool { return invalid[m] })
-	o.say("%d mutants, and %d that do not compile; building and measuring the tests\n", len(all), total-len(all))
-	kept := cache{filepath.Join(p.root, o.cache)}
-	if filepath.IsAbs(o.cache) {
-		kept.dir = o.cache
-	}
+	invalid := map[*mutant]string{}
 	texts := map[string]string{}
-	for _, s := range schemas {
-		maps.Copy(texts, s.texts)
+	for _, dir := range p.packages() {
+		if err := src.packages[dir].instrument(all, invalid, texts); err != nil {
+			return nil, nil, err
+		}
 	}
+	for m, why := range invalid {
+		if m.op == "by hand" {
+			return nil, nil, fmt.Errorf("%q does not compile: %s", m.fn, why)
+		}
+	}
+	all = slices.DeleteFunc(all, func(m *mutant) bool { return invalid[m] != "" })
+	o.say("%d mutants, and %d that do not compile; building and measuring the tests\n", len(all), len(invalid))
 	replace, err := plant.Overlay(p.root, instrumented, texts)
 	if err != nil {
 		return nil, nil, err
 	}
-	h := &hunt{
-		temp: temp, each: o.each, say: o.say, lenient: o.lenient, kept: kept, passes: map[string]bool{}, killers: map[string]string{},
-		record: map[string]*tally{}, scripts: scripts,
+	h := &hunt{temp: temp, say: o.say, passes: map[string]bool{}}
+	if h.units, err = p.units(ctx, instrumented, "-overlay", replace); err != nil {
+		return nil, nil, err
 	}
-	for i := range p.suites {
-		if !o.runs(&p.suites[i]) {
-			continue
-		}
-		prog, err := p.build(ctx, &p.suites[i], instrumented, "-overlay", replace)
-		if err != nil {
-			return nil, nil, err
-		}
-		units, err := prog.units(ctx, o.tests)
-		if err != nil {
-			return nil, nil, err
-		}
-		h.units = append(h.units, units...)
-	}
-	reach, err := p.measureReach(ctx, o, temp, kept, src.module)
+	reach, err := p.measureReach(ctx, temp, cache{o.cache}, src.module)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -293,81 +221,11 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 		return nil, nil, fmt.Errorf("the instrumented build has %d tests, and the other %d", len(h.units), len(reach.units))
 	}
 	for i, u := range reach.units {
-		h.units[i].cost, h.units[i].flaky = u.cost, u.flaky
+		h.units[i].cost = u.cost
 		if p := h.units[i].program; p.start == 0 || u.cost < p.start {
 			p.start = u.cost
 		}
 	}
 	h.reached = src.reached(all, reach)
-	kept.load("killers", &h.killers)
 	return h, all, nil
-}
-
-// all runs the mutants in an order that a seed says, while the budget lasts.
-func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equivalents, before map[string]result, start time.Time) ([]result, error) {
-	results := make([]result, len(all))
-	var order []int
-	for i, m := range all {
-		results[i] = newResult(m)
-		if why := known.reason(m); why != "" && !o.verify {
-			results[i].Fate, results[i].Reason = equivalent, why
-			continue
-		}
-		if r := before[m.key()]; r.Fate == killed {
-			r.m = m
-			results[i] = r
-			continue
-		}
-		results[i].Fate = notRun
-		order = append(order, i)
-	}
-	rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-	slices.SortStableFunc(order, func(i, j int) int { // first those that survived before
-		return urgency(before[all[i].key()].Fate) - urgency(before[all[j].key()].Fate)
-	})
-	if o.sample > 0 {
-		order = order[:min(o.sample, len(order))]
-	}
-	o.say("%.0f s to prepare; %d mutants to run\n", time.Since(start).Seconds(), len(order))
-	var mu sync.Mutex
-	done, alive, said := 0, 0, time.Now()
-	err := each(ctx, o.workers, len(order), func(i int) error {
-		if time.Since(start) > o.budget {
-			return nil
-		}
-		m := all[order[i]]
-		r, err := h.one(ctx, m)
-		if err != nil {
-			return err
-		}
-		if why := known.reason(m); why != "" {
-			if r.Fate == killed {
-				o.say("%s is listed as equivalent, and %s kills it\n", r.Key, r.Test)
-			} else {
-				r.Fate, r.Reason = equivalent, why
-			}
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		results[order[i]] = r
-		done++
-		if r.Fate == survived || r.Fate == notReached {
-			alive++
-			o.say("%s after %.1f s: line %d, %s\n", r.Fate, r.Took.Seconds(), r.Line, strings.ReplaceAll(r.Key, "\n", "\n    "))
-		}
-		if time.Since(said) > 30*time.Second {
-			said = time.Now()
-			o.say("%d of %d, %d alive, %.0f minutes\n", done, len(order), alive, time.Since(start).Minutes())
-		}
-		return nil
-	})
-	return results, err
-}
-
-// urgency orders mutants by what became of them before.
-func urgency(f fate) int {
-	if f == survived || f == notReached {
-		return 0
-	}
-	return 1
 }

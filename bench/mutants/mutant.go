@@ -10,47 +10,32 @@ import (
 // edit replaces a part of a file by other text.
 type edit = plant.Edit
 
-// mutant is one fault: edits that are in force together.
+// mutant is one fault.
 type mutant struct {
-	id     int // what the environment says to have it
-	file   string
-	line   int
-	fn     string // the function that it is in, as (*account).settle
-	op     string // what kind of fault it is
-	old    string // the lines that it changes, in one
-	new    string
-	nth    int // of those that read the same in this function, from 1
-	edits  []edit
-	consts []redeclared // that the edited functions use instead
-	parts  []*mutant    // a twin's: the same fault in Go and in Lua
-	why    string       // what a fault made by hand would do
+	id   int // what the environment says to have it
+	line int
+	fn   string // the function that it is in, as (*account).settle; of one by hand, what goes wrong
+	op   string // what kind of fault it is
+	old  string // the lines that it changes, in one
+	new  string
+	nth  int // of those that read the same in this function, from 1
+	edit edit
 }
 
-// redeclared is a constant declared beside a package's own for one mutant.
-type redeclared struct {
-	file, text string
+// newMutant is one fault of a file.
+func newMutant(text, fn, op string, e edit) *mutant {
+	m := &mutant{line: lineOf(text, e.Start), fn: fn, op: op, edit: e}
+	m.old, m.new = shown(text, e)
+	return m
 }
 
 // key names a mutant by what it changes, and not by where: lines move.
 func (m *mutant) key() string {
-	name := m.file + " " + m.fn
+	name := m.edit.File + " " + m.fn
 	if m.nth > 1 {
 		name += fmt.Sprintf(" #%d", m.nth)
 	}
 	return name + "\n- " + m.old + "\n+ " + m.new
-}
-
-func (m *mutant) isLua() bool { return strings.HasSuffix(m.file, ".lua") }
-
-// number gives mutants that read the same in one function an ordinal.
-func number(all []*mutant) {
-	seen := map[string]int{}
-	for _, m := range all {
-		m.nth = 0
-		k := m.key()
-		seen[k]++
-		m.nth = seen[k]
-	}
 }
 
 // shown is the lines that an edit changes, before and after, each as one line.

@@ -15,7 +15,6 @@ import (
 
 // report is what a run came to.
 type report struct {
-	Seed    uint64        `json:"seed"`
 	Took    time.Duration `json:"took_ns"`
 	Results []result      `json:"results"`
 	Stale   []string      `json:"stale,omitempty"` // entries, and faults made by hand, that fit no source
@@ -23,20 +22,16 @@ type report struct {
 
 // count is a row of the table.
 type count struct {
-	all    int
-	by     map[fate]int
-	suites map[string]int
+	all int
+	by  map[fate]int
 }
 
 func (c *count) add(r *result) {
 	if c.by == nil {
-		c.by, c.suites = map[fate]int{}, map[string]int{}
+		c.by = map[fate]int{}
 	}
 	c.all++
 	c.by[r.Fate]++
-	if r.Fate == killed {
-		c.suites[r.Suite]++
-	}
 }
 
 // share is how many of those that could have been killed were, in percent.
@@ -76,7 +71,7 @@ func (r *report) verdict() string {
 
 // write prints the report for people.
 func (r *report) write(out io.Writer) {
-	rows, labels := map[string]*count{}, map[string]bool{}
+	rows := map[string]*count{}
 	var total count
 	for i := range r.Results {
 		x := &r.Results[i]
@@ -89,9 +84,6 @@ func (r *report) write(out io.Writer) {
 		}
 		rows[name].add(x)
 		total.add(x)
-		if x.Fate == killed {
-			labels[x.Suite] = true
-		}
 	}
 	for _, x := range r.Results {
 		if x.Fate == survived || x.Fate == notReached {
@@ -102,15 +94,10 @@ func (r *report) write(out io.Writer) {
 			fmt.Fprintf(out, "# %s, line %d, %s%s\n%s\n\n", x.Fate, x.Line, x.Kind, note, x.Key)
 		}
 	}
-	suites := slices.Sorted(maps.Keys(labels))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "mutants\tkilled\tsurvived\tnot reached\tequivalent\tnot run\tkilled of those that could be\t%s\t file\n", strings.Join(suites, "\t"))
+	fmt.Fprintf(w, "mutants\tkilled\tsurvived\tnot reached\tequivalent\tnot run\tkilled of those that could be\t file\n")
 	print := func(name string, c *count) {
-		fmt.Fprintf(w, "%d\t%d\t%d\t%d\t%d\t%d\t%.1f %%\t", c.all, c.by[killed], c.by[survived], c.by[notReached], c.by[equivalent], c.by[notRun], c.share())
-		for _, s := range suites {
-			fmt.Fprintf(w, "%d\t", c.suites[s])
-		}
-		fmt.Fprintf(w, " %s\n", name)
+		fmt.Fprintf(w, "%d\t%d\t%d\t%d\t%d\t%d\t%.1f %%\t %s\n", c.all, c.by[killed], c.by[survived], c.by[notReached], c.by[equivalent], c.by[notRun], c.share(), name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(rows)) {
 		print(name, rows[name])
@@ -120,7 +107,7 @@ func (r *report) write(out io.Writer) {
 	for _, key := range r.Stale {
 		fmt.Fprintf(out, "\nno such mutant:\n%s\n", key)
 	}
-	fmt.Fprintf(out, "\n%.0f minutes, seed %d\n", r.Took.Minutes(), r.Seed)
+	fmt.Fprintf(out, "\n%.0f minutes\n", r.Took.Minutes())
 }
 
 // save writes the report for programs.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -9,9 +8,10 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
 // outcome is how a run of a test binary went.
@@ -29,7 +29,7 @@ const mostMemory = 3 << 30
 
 // run runs a unit's test, or several if the pattern says so. It and all it has
 // started end when it does, when the limit has passed, or when ctx is done.
-func (u *unit) run(ctx context.Context, limit time.Duration, temp string, environment, args []string) (outcome, error) {
+func (u *unit) run(ctx context.Context, limit time.Duration, temp string, mutant int, args []string) (outcome, error) {
 	dir, err := os.MkdirTemp(temp, "run")
 	if err != nil {
 		return outcome{}, err
@@ -43,7 +43,7 @@ func (u *unit) run(ctx context.Context, limit time.Duration, temp string, enviro
 	}
 	cmd := exec.CommandContext(bounded, u.binary, append(append(flags, args...), u.args...)...)
 	cmd.Dir = u.dir
-	cmd.Env = append(append(os.Environ(), "TMPDIR="+dir), environment...)
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir, plant.Variable+"="+strconv.Itoa(mutant))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
@@ -61,7 +61,7 @@ func (u *unit) run(ctx context.Context, limit time.Duration, temp string, enviro
 	if ctx.Err() != nil {
 		return outcome{}, ctx.Err()
 	}
-	o := outcome{failed: err != nil, took: time.Since(start), output: out.String()}
+	o := outcome{failed: err != nil, took: time.Since(start), output: string(out.kept)}
 	if o.failed {
 		o.hung = bounded.Err() != nil || strings.Contains(o.output, "panic: test timed out")
 		o.test = failedTest(o.output)
@@ -108,35 +108,18 @@ func failedTest(output string) string {
 	return ""
 }
 
-// limited keeps the first and the last of what is written.
-type limited struct {
-	mu          sync.Mutex
-	first, last bytes.Buffer
-}
+// limited keeps the last of what is written.
+type limited struct{ kept []byte }
 
-const keptOutput = 32 << 10
+const keptOutput = 64 << 10
 
 // Write implements [io.Writer]. It never fails.
 func (l *limited) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.first.Len() < keptOutput {
-		return l.first.Write(p)
+	l.kept = append(l.kept, p...)
+	if len(l.kept) > 2*keptOutput {
+		l.kept = append(l.kept[:0], l.kept[len(l.kept)-keptOutput:]...)
 	}
-	if l.last.Len()+len(p) > 2*keptOutput {
-		kept := l.last.Bytes()
-		kept = bytes.Clone(kept[max(0, len(kept)-keptOutput):])
-		l.last.Reset()
-		l.last.Write(kept)
-	}
-	return l.last.Write(p)
-}
-
-// String is what was kept: the first of it, and the last.
-func (l *limited) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.first.String() + l.last.String()
+	return len(p), nil
 }
 
 // limit is how long a unit may take with a fault before it counts as hung.

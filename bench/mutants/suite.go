@@ -19,7 +19,7 @@ import (
 // plan is what is mutated, and what it is run against.
 type plan struct {
 	root    string
-	files   []string       // .go and .lua, relative to the root
+	files   []string       // relative to the root
 	percent map[string]int // how many of a file's mutants are run, if not all
 	suites  []suite
 }
@@ -27,10 +27,9 @@ type plan struct {
 // suite is one package's tests.
 type suite struct {
 	dir    string
-	skip   string   // a pattern of tests that are left out
-	slices []slice  // of a test that plays more with other arguments
-	waits  string   // a pattern of tests that keep real time: their failures must be confirmed
-	labels []string // "pattern=label" of tests that the report counts apart
+	skip   string  // a pattern of tests that are left out
+	slices []slice // of a test that plays more with other arguments
+	waits  string  // a pattern of tests that keep real time: their failures must be confirmed
 }
 
 // slice is a test with arguments of its own, in the test's place.
@@ -55,9 +54,7 @@ type unit struct {
 	args  []string
 	cost  time.Duration // of a run with no fault
 	waits bool          // it keeps real time, so that a failure is not proof
-	group time.Duration // it is several tests, each of which costs no more than this; 0: it is one
-	known bool          // it is what killed before
-	flaky bool
+	group bool          // it is several tests
 }
 
 // String names the unit.
@@ -69,15 +66,20 @@ func (u *unit) String() string {
 	return s
 }
 
-// label is what the report counts a test's kills under.
-func (s *suite) label(test string) string {
-	for _, l := range s.labels {
-		pattern, name, _ := strings.Cut(l, "=")
-		if regexp.MustCompile(pattern).MatchString(test) {
-			return name
+// units builds the test binaries of all suites.
+func (p *plan) units(ctx context.Context, into string, args ...string) (all []*unit, err error) {
+	for i := range p.suites {
+		prog, err := p.build(ctx, &p.suites[i], into, args...)
+		if err != nil {
+			return nil, err
 		}
+		units, err := prog.units(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, units...)
 	}
-	return s.dir
+	return all, nil
 }
 
 // build builds a suite's test binary.
@@ -97,13 +99,8 @@ func (p *plan) build(ctx context.Context, s *suite, into string, args ...string)
 	return &program{suite: s, dir: filepath.Join(p.root, s.dir), binary: binary, checksum: hex.EncodeToString(sum[:12])}, nil
 }
 
-// units are the tests of a program that match a pattern, each a unit or several
-// slices.
-func (p *program) units(ctx context.Context, tests string) ([]*unit, error) {
-	wanted, err := regexp.Compile(tests)
-	if err != nil {
-		return nil, fmt.Errorf("-tests %q: %w", tests, err)
-	}
+// units are the tests of a program, each a unit or several slices.
+func (p *program) units(ctx context.Context) ([]*unit, error) {
 	cmd := exec.CommandContext(ctx, p.binary, "-test.list", ".")
 	cmd.Dir = p.dir
 	out, err := cmd.Output()
@@ -113,9 +110,6 @@ func (p *program) units(ctx context.Context, tests string) ([]*unit, error) {
 	var all []*unit
 	for name := range strings.FieldsSeq(string(out)) {
 		if !strings.HasPrefix(name, "Test") || p.skip != "" && regexp.MustCompile(p.skip).MatchString(name) {
-			continue
-		}
-		if !wanted.MatchString(p.suite.dir + " " + name) {
 			continue
 		}
 		waits := p.waits != "" && regexp.MustCompile(p.waits).MatchString(name)

@@ -2,63 +2,52 @@ package overload
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 )
 
 // Options are how Run measures.
 type Options struct {
-	Binary      string // sluice itself
-	Step        time.Duration
-	Patience    time.Duration // of callers
-	Times       []float64     // of the capacity, that are offered
-	Connections int
-	Callers     int // of the closed loop, which finds the capacity
-	Outstanding int // calls, at most, of all connections: a caller's circuit breaker
-	Rounds      int // each multiple is measured so often; the median is shown
-	MaxWait     time.Duration
-	Traced      bool // each call has headers of its own
-	Progress    func(done int, what string)
+	report.Setup
+	Step        time.Duration `default:"2s" help:"Length of each measurement."`
+	Rounds      int           `default:"3" help:"Repetitions of each measurement. The median round is shown."`
+	Times       []float64     `default:"0.5,1,2,5,10" help:"Offered load as multiples of the capacity."`
+	Patience    time.Duration `default:"20ms" help:"Time after which callers give up. The default is that of Envoy."`
+	Connections int           `default:"4" help:"Connections of the callers."`
+	Callers     int           `default:"128" help:"Concurrent calls while the capacity is measured."`
+	Outstanding int           `default:"1024" help:"Maximum of concurrent calls, like Envoy's circuit breaker. Further calls fail at the caller."`
+	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server (0: no call is shed)."`
+	Traced      bool          `help:"Send a different traceparent with each call, like an Envoy that traces all calls. Such calls cost more to refuse."`
+	Least       float64       `default:"0" help:"Failure threshold for goodput beyond the capacity, as a part of it, such as 0.8."`
 }
 
-// Validate reports every problem, each with its value and its bound.
-func (o *Options) Validate() error {
-	var errs []error
-	bad := func(what string, value any, bound string) {
-		errs = append(errs, fmt.Errorf("%s is %v, must be %s", what, value, bound))
-	}
-	if o.Step < 100*time.Millisecond || o.Step > time.Minute {
-		bad("--step", o.Step, "100ms to 1m")
-	}
-	if o.Patience < time.Millisecond || o.Patience > 10*time.Second {
-		bad("--patience", o.Patience, "1ms to 10s")
-	}
-	if o.Connections < 1 || o.Connections > 1000 {
-		bad("--connections", o.Connections, "1 to 1000")
-	}
-	if o.Outstanding < o.Connections || o.Outstanding > callSlots/2 {
-		bad("--outstanding", o.Outstanding, fmt.Sprintf("%d (--connections) to %d", o.Connections, callSlots/2))
-	}
-	if o.Callers < 1 || o.Callers > o.Outstanding {
-		bad("--callers", o.Callers, fmt.Sprintf("1 to %d (--outstanding)", o.Outstanding))
-	}
-	if o.Rounds < 1 || o.Rounds > 100 {
-		bad("--rounds", o.Rounds, "1 to 100")
-	}
+// Examples implements [report.Measurement].
+func (*Options) Examples() string { return "  sluicelab bench overload" }
+
+// Measure implements [report.Measurement].
+func (o *Options) Measure(ctx context.Context) (report.Result, error) { return Run(ctx, *o) }
+
+// validate reports every problem.
+func (o *Options) validate() error {
+	var b report.Bounds
+	report.Within(&b, "--step", o.Step, 100*time.Millisecond, time.Minute)
+	report.Within(&b, "--patience", o.Patience, time.Millisecond, 10*time.Second)
+	report.Within(&b, "--connections", o.Connections, 1, 1000)
+	report.Within(&b, "--outstanding", o.Outstanding, max(1, o.Connections), callSlots/2)
+	report.Within(&b, "--callers", o.Callers, 1, o.Outstanding)
+	report.Within(&b, "--rounds", o.Rounds, 1, 100)
 	for _, t := range o.Times {
-		if t < 0.01 || t > 100 {
-			bad("--times", t, "0.01 to 100")
-		}
+		report.Within(&b, "--times", t, 0.01, 100)
 	}
 	if len(o.Times) == 0 {
-		bad("--times", "empty", "at least one multiple")
+		b.Refuse("--times", "empty", "at least one multiple")
 	}
-	return errors.Join(errs...)
+	return b.Err()
 }
 
 // Count is how many measurements Run makes.
@@ -67,17 +56,17 @@ func (o *Options) Count() int { return o.Rounds * (1 + len(o.Times)) }
 // Step is what became of calls at one multiple of the capacity. Rates are by
 // second.
 type Step struct {
-	Times    float64       `json:"times_the_capacity"`
-	Offered  float64       `json:"offered"`
-	HeldBack float64       `json:"held_back"` // by the caller: it had too many outstanding
-	Goodput  float64       `json:"goodput"`   // answered before the caller gave up
-	Shed     float64       `json:"shed"`      // answered UNAVAILABLE
-	GivenUp  float64       `json:"given_up"`  // by the caller, after it had been sent
-	Charged  float64       `json:"charged_not_answered"`
-	P50      time.Duration `json:"latency_p50"` // of those answered
-	P99      time.Duration `json:"latency_p99"`
-	Share    float64       `json:"goodput_of_capacity"`
-	CPU      float64       `json:"server_processors"` // that the server had
+	Times    float64       `json:"times_the_capacity" col:"offered|%gx"`
+	Offered  float64       `json:"offered" col:"calls|%.0f"`
+	HeldBack float64       `json:"held_back" col:"held back|%.0f"` // by the caller: it had too many outstanding
+	Shed     float64       `json:"shed" col:"shed|%.0f"`           // answered UNAVAILABLE
+	GivenUp  float64       `json:"given_up" col:"given up|%.0f"`   // by the caller, after it had been sent
+	Goodput  float64       `json:"goodput" col:"goodput|%.0f"`     // answered before the caller gave up
+	Share    float64       `json:"goodput_of_capacity" col:"of capacity|%.0f%%"`
+	Charged  float64       `json:"charged_not_answered" col:"charged, not answered|%.0f"`
+	P50      time.Duration `json:"latency_p50" col:"p50"` // of those answered
+	P99      time.Duration `json:"latency_p99" col:"p99"`
+	CPU      float64       `json:"server_processors" col:"server CPUs"` // that the server had
 }
 
 // Report is all that was measured.
@@ -89,7 +78,7 @@ type Report struct {
 	Load     int           `json:"processors_of_the_load"`
 	Apart    bool          `json:"processors_apart"`
 	Steps    []Step        `json:"steps"`
-	Took     time.Duration `json:"took"`
+	least    float64       // that goodput must be beyond the capacity
 }
 
 // rules limit nothing: that all is charged can be seen in the rule's own count.
@@ -101,7 +90,7 @@ descriptors:
 
 // Run measures a server's capacity, and then what it does with multiples of it.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if err := o.Validate(); err != nil {
+	if err := o.validate(); err != nil {
 		return nil, err
 	}
 	file, remove, err := process.Rules(rules)
@@ -109,13 +98,12 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	defer remove()
-	start := time.Now()
 	share, rejoin, err := process.Divide()
 	if err != nil {
 		return nil, err
 	}
 	defer rejoin()
-	r := &Report{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart}
+	r := &Report{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart, least: o.Least}
 	m := &meter{Options: &o, report: r}
 	m.server, err = share.Start(func() (*process.Process, error) {
 		return process.Sluice(o.Binary, file, "--log-level", "error", "--max-wait", o.MaxWait.String())
@@ -128,9 +116,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	defer m.client.close()
-	err = m.measure(ctx)
-	r.Took = time.Since(start)
-	return r, err
+	return r, m.measure(ctx)
 }
 
 // meter measures one server.
@@ -139,14 +125,6 @@ type meter struct {
 	report *Report
 	server *process.Process
 	client *client
-	done   int
-}
-
-func (m *meter) tell(what string) {
-	if m.Progress != nil {
-		m.Progress(m.done, what)
-	}
-	m.done++
 }
 
 // measure plays all multiples, Rounds times. The capacity is measured again before
@@ -159,14 +137,14 @@ func (m *meter) measure(ctx context.Context) error {
 	rounds := make([][]Step, len(m.Times))
 	var capacities, p99s []float64
 	for range m.Rounds {
-		m.tell("capacity")
+		m.Tell(m.Count(), "capacity")
 		capacity, p99, err := m.capacity(ctx)
 		if err != nil {
 			return err
 		}
 		capacities, p99s = append(capacities, capacity), append(p99s, float64(p99))
 		for i, times := range m.Times {
-			m.tell(fmt.Sprintf("%v times the capacity", times))
+			m.Tell(m.Count(), fmt.Sprintf("%v times the capacity", times))
 			s, err := m.step(ctx, times, capacity)
 			if err != nil {
 				return err

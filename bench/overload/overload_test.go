@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
@@ -23,12 +24,11 @@ func TestOverload(t *testing.T) {
 
 func overload(t *testing.T, binary string, traced bool) {
 	o := Options{
-		Traced: traced,
-		Binary: binary, Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond, Times: []float64{0.5, 4},
+		Setup: report.Setup{Binary: binary}, Traced: traced, Least: 1e9, Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond, Times: []float64{0.5, 4},
 		Connections: 2, Callers: 32, Outstanding: 512, Rounds: 1,
 	}
 	told := 0
-	o.Progress = func(done int, _ string) { told = done + 1 }
+	o.Progress = func(done, _ int, _ string) { told = done + 1 }
 	r, err := Run(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -56,13 +56,13 @@ func overload(t *testing.T, binary string, traced bool) {
 	if len(page.Tables[0].Rows) != 2 || !strings.Contains(text.String(), "What becomes of calls") || !strings.Contains(text.String(), "<svg") {
 		t.Errorf("the page is %s", text.String())
 	}
-	if bad := r.Beyond(1e9); len(bad) != 1 || bad[0].Times != 4 {
-		t.Errorf("beyond an impossible bound: %+v", bad)
+	if err := r.Problems(); err == nil || !strings.Contains(err.Error(), "at 4 times the capacity") {
+		t.Errorf("beyond an impossible bound: %v", err)
 	}
 }
 
 func TestOptionsAreChecked(t *testing.T) {
-	err := (&Options{Times: []float64{1000}}).Validate()
+	err := (&Options{Times: []float64{1000}}).validate()
 	for _, want := range []string{"--step is 0s", "--patience", "--connections", "--outstanding", "--callers", "--rounds", "--times is 1000"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v lacks %q", err, want)

@@ -34,7 +34,9 @@ func (r *Report) Page() *report.Page {
 			fmt.Sprintf("The capacity is %.0f answers a second, p99 %s; %s.", r.Capacity, ms(r.P99), where),
 			fmt.Sprintf("Callers give up after %v. A call counts for goodput if it was answered before that, from when it was meant to be made.", r.Patience),
 		},
-		Tables: []report.Table{r.table()},
+		Tables: []report.Table{report.Rows("By what is offered; calls a second", r.Steps,
+			"held back: by the caller, who had as many outstanding as its circuit breaker or the server's bound on streams allows. shed: answered UNAVAILABLE.",
+			"given up: by the caller, after it was sent. charged, not answered: tokens that were kept for answers which came too late or never. p50, p99: of those answered in time.")},
 	}
 	lines := []report.Line{{Name: "goodput"}, {Name: "shed"}, {Name: "given up"}, {Name: "charged, not answered"}}
 	for _, s := range r.Steps {
@@ -48,32 +50,12 @@ func (r *Report) Page() *report.Page {
 	return p
 }
 
-func (r *Report) table() report.Table {
-	t := report.Table{
-		Title: "By what is offered; calls a second",
-		Head:  []string{"offered", "calls", "held back", "shed", "given up", "goodput", "of capacity", "charged, not answered", "p50", "p99", "server CPUs"},
-		Notes: []string{
-			"held back: by the caller, who had as many outstanding as its circuit breaker or the server's bound on streams allows. shed: answered UNAVAILABLE.",
-			"given up: by the caller, after it was sent. charged, not answered: tokens that were kept for answers which came too late or never. p50, p99: of those answered in time.",
-		},
-	}
+// Problems are multiples above 1 at which goodput was less than it must be.
+func (r *Report) Problems() error {
 	for _, s := range r.Steps {
-		t.Rows = append(t.Rows, report.Row{Cells: []string{
-			fmt.Sprintf("%gx", s.Times), fmt.Sprintf("%.0f", s.Offered), fmt.Sprintf("%.0f", s.HeldBack), fmt.Sprintf("%.0f", s.Shed), fmt.Sprintf("%.0f", s.GivenUp),
-			fmt.Sprintf("%.0f", s.Goodput), fmt.Sprintf("%.0f%%", 100*s.Share), fmt.Sprintf("%.0f", s.Charged), ms(s.P50), ms(s.P99), fmt.Sprintf("%.2f", s.CPU),
-		}})
-	}
-	return t
-}
-
-// Beyond reports multiples above 1 at which goodput was less than least of the
-// capacity.
-func (r *Report) Beyond(least float64) []Step {
-	var bad []Step
-	for _, s := range r.Steps {
-		if s.Times > 1 && s.Share < least {
-			bad = append(bad, s)
+		if s.Times > 1 && s.Share < r.least {
+			return fmt.Errorf("at %g times the capacity goodput is %.0f%% of it, less than --least %.0f%%", s.Times, 100*s.Share, 100*r.least)
 		}
 	}
-	return bad
+	return nil
 }

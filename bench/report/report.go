@@ -4,6 +4,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
+	"time"
 )
 
 // Page is a report.
@@ -74,18 +76,22 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{"svg": func
 // WriteHTML writes the page.
 func (p *Page) WriteHTML(out io.Writer) error { return page.Execute(out, p) }
 
-// WriteFile writes the page to a file, whole or not at all.
-func (p *Page) WriteFile(name string) error {
-	var b bytes.Buffer
-	if err := p.WriteHTML(&b); err != nil {
-		return fmt.Errorf("making %s: %w", name, err)
+// Write writes the page to a file, and each chart as an SVG file into a directory; "" leaves one out. Files are
+// written whole or not at all.
+func (p *Page) Write(html, charts string) error {
+	if html != "" {
+		var b bytes.Buffer
+		if err := p.WriteHTML(&b); err != nil {
+			return fmt.Errorf("making %s: %w", html, err)
+		}
+		if err := writeFile(html, b.Bytes()); err != nil {
+			return err
+		}
 	}
-	return writeFile(name, b.Bytes())
-}
-
-// WriteCharts writes each chart as an SVG file into a directory.
-func (p *Page) WriteCharts(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if charts == "" {
+		return nil
+	}
+	if err := os.MkdirAll(charts, 0o755); err != nil {
 		return fmt.Errorf("making charts: %w", err)
 	}
 	for i := range p.Charts {
@@ -93,15 +99,45 @@ func (p *Page) WriteCharts(dir string) error {
 		if err != nil {
 			return err
 		}
-		name := p.Charts[i].File
-		if name == "" {
-			name = fmt.Sprintf("chart-%d", i+1)
-		}
-		if err := writeFile(filepath.Join(dir, name+".svg"), []byte(text)); err != nil {
+		name := cmp.Or(p.Charts[i].File, fmt.Sprintf("chart-%d", i+1))
+		if err := writeFile(filepath.Join(charts, name+".svg"), []byte(text)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// WriteText writes the lead and the tables for a terminal.
+func (p *Page) WriteText(out io.Writer) error {
+	for _, line := range p.Lead {
+		fmt.Fprintln(out, line)
+	}
+	for i := range p.Tables {
+		if i > 0 || len(p.Lead) > 0 {
+			fmt.Fprintln(out)
+		}
+		if err := p.Tables[i].WriteText(out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Progress returns a function that shows how far a long run is; nil without a terminal.
+func Progress(terminal io.Writer, of int64, unit string) func(int64) {
+	if terminal == nil {
+		return nil
+	}
+	var last time.Time
+	return func(n int64) {
+		if now := time.Now(); n == of || now.Sub(last) > 200*time.Millisecond {
+			last = now
+			fmt.Fprintf(terminal, "\r%d of %d %s", n, of, unit)
+			if n == of {
+				fmt.Fprintln(terminal)
+			}
+		}
+	}
 }
 
 func writeFile(name string, text []byte) error {

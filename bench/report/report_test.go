@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"gonum.org/v1/plot"
 )
@@ -49,7 +50,7 @@ func TestPageIsSelfContained(t *testing.T) {
 
 func TestChartsAreSVG(t *testing.T) {
 	dir := t.TempDir()
-	if err := sample().WriteCharts(dir); err != nil {
+	if err := sample().Write("", dir); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"admitted.svg", "chart-2.svg"} {
@@ -112,5 +113,43 @@ func TestChartsFitTheirLabels(t *testing.T) {
 	}
 	if len(sizes) == 0 || smallest > 6 {
 		t.Errorf("the smallest of %d texts has letters of %v", len(sizes), smallest)
+	}
+}
+
+// Fields with a head are columns, and a row with a problem is marked.
+func TestRowsAreColumns(t *testing.T) {
+	type times struct {
+		P50 time.Duration `col:"p50"`
+		P99 time.Duration `col:"p99|%v"`
+	}
+	rows := []struct {
+		Mode    string  `col:"mode"`
+		Share   float64 `col:"share|%.0f%%"`
+		hidden  int
+		Took    times `col:"took"`
+		Problem string
+	}{{"leasing", 0.5, 1, times{time.Millisecond, time.Second}, ""}, {"approx", 2, 1, times{}, "2 over"}}
+	table := Rows("rows", rows)
+	var b bytes.Buffer
+	if err := table.WriteText(&b); err != nil {
+		t.Fatal(err)
+	}
+	want := "rows\n     mode  share  took p50  took p99\n  leasing    50%    1.0 ms        1s\n   approx   200%    0.0 ms        0s  <- beyond its bound\nPROBLEM: approx: 2 over\n"
+	if b.String() != want {
+		t.Errorf("%s, want\n%s", b.String(), want)
+	}
+	if err := Problems(rows); err == nil || err.Error() != "approx: 2 over" {
+		t.Errorf("the problems are %v", err)
+	}
+}
+
+// Each problem with a flag is told, with its value and its bound.
+func TestBoundsTellAll(t *testing.T) {
+	var b Bounds
+	Within(&b, "--nodes", 3, 1, 3)
+	Within(&b, "--rate", math.NaN(), 0, 1)
+	Within(&b, "--keys", 0, 1, 9)
+	if err := b.Err(); err == nil || err.Error() != "--rate is NaN, must be 0 to 1\n--keys is 0, must be 1 to 9" {
+		t.Errorf("it tells %v", err)
 	}
 }

@@ -14,9 +14,9 @@ import (
 
 // ClaimCost is what a claim costs a real Redis.
 type ClaimCost struct {
-	Holders  int     `json:"holders"`  // of each key
-	Pipeline int     `json:"pipeline"` // claims that travel together
-	CPU      float64 `json:"redis_us"` // processor time of Redis for a claim, in microseconds
+	Holders  int     `json:"holders" col:"holders of a key"`      // of each key
+	Pipeline int     `json:"pipeline" col:"claims in a pipeline"` // claims that travel together
+	CPU      float64 `json:"redis_us" col:"us|%.1f"`              // processor time of Redis for a claim, in microseconds
 }
 
 // claimCosts measures claims by the number of a key's holders, in pipelines of 100,

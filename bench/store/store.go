@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,61 +15,53 @@ import (
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // Options are how Run measures.
 type Options struct {
-	Binary   string // sluice itself
-	Lab      string // sluicelab, which is the baseline
-	Nodes    []int  // of fleets of processes
-	Virtual  []int  // of fleets in virtual time
-	Rate     float64
-	Length   time.Duration // of each mode of each row
-	Rows     []int         // from 1; none: all
-	Modes    []string      // besides the baseline; none: all
-	Warm     bool          // each node is asked for each key once before
-	Rounds   int           // how often each mode of a row is measured, in turn; 0 is 1
-	Seed     uint64
-	Progress func(done int, what string)
+	report.Setup
+	Nodes   []int         `default:"3,10" help:"Sizes of the fleets of processes."`
+	Virtual []int         `default:"3,30,100" help:"Sizes of the fleets in virtual time, up to 1000 (0: none)."`
+	Rate    float64       `default:"3000" help:"Requests a second."`
+	Length  time.Duration `default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
+	Rows    []int         `placeholder:"N" help:"Rows to measure, from 1 to 8."`
+	Modes   []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx, and with large limits leasing-reserve and routing-reserve."`
+	Rounds  int           `default:"1" help:"Measurements of each mode of a row, in turn."`
+	Warm    bool          `help:"Call each node once for each key before the measurement."`
+	Seed    uint64        `default:"1" help:"Seed of the demand."`
 }
 
-// Validate reports every problem, each with its value and its bound.
-func (o *Options) Validate() error {
-	errs := load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate()
-	bad := func(what string, value any, bound string) {
-		errs = append(errs, fmt.Errorf("%s is %v, must be %s", what, value, bound))
-	}
+// Examples implements [report.Measurement].
+func (*Options) Examples() string {
+	return "  sluicelab bench store --nodes 3 --virtual 0\n  sluicelab bench store --nodes 3 --virtual 0 --rows 2,3 --length 60s --warm"
+}
+
+// Measure implements [report.Measurement].
+func (o *Options) Measure(ctx context.Context) (report.Result, error) { return Run(ctx, *o) }
+
+// validate reports every problem.
+func (o *Options) validate() error {
+	b := report.Bounds(load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate())
 	for _, n := range o.Nodes {
-		if n < 1 || n > 20 {
-			bad("--nodes", n, "1 to 20")
-		}
+		report.Within(&b, "--nodes", n, 1, 20)
 	}
 	for _, n := range o.Virtual {
-		if n < 1 || n > 1000 {
-			bad("--virtual", n, "1 to 1000")
-		}
+		report.Within(&b, "--virtual", n, 0, 1000)
 	}
-	if o.Rate > 100_000 {
-		bad("--rate", o.Rate, "at most 100000")
-	}
-	if o.Length < time.Second || o.Length > 10*time.Minute {
-		bad("--length", o.Length, "1s to 10m")
-	}
-	if o.Rounds < 0 || o.Rounds > 10 {
-		bad("--rounds", o.Rounds, "1 to 10")
-	}
+	report.Within(&b, "--rate", o.Rate, 0, 100_000)
+	report.Within(&b, "--length", o.Length, time.Second, 10*time.Minute)
+	report.Within(&b, "--rounds", o.Rounds, 0, 10)
 	for _, n := range o.Rows {
-		if n < 1 || n > len(rows) {
-			bad("--rows", n, fmt.Sprintf("1 to %d", len(rows)))
-		}
+		report.Within(&b, "--rows", n, 1, len(rows))
 	}
 	for _, name := range o.Modes {
 		if !slices.ContainsFunc(modes[1:], func(m mode) bool { return m.name == name }) {
-			bad("--modes", name, strings.Join(modeNames(), ", "))
+			b.Refuse("--modes", name, strings.Join(modeNames(), ", "))
 		}
 	}
-	return errors.Join(errs...)
+	return b.Err()
 }
 
 func (o *Options) rows() (chosen []Row) {
@@ -113,31 +104,31 @@ func (o *Options) Count() (n int) {
 
 // Measured is one mode under one row.
 type Measured struct {
-	Row      string        `json:"row"`
-	Mode     string        `json:"mode"`
-	Nodes    int           `json:"nodes"`
-	Asked    int64         `json:"decisions"`
-	Failed   int64         `json:"failed"`         // calls without an answer
-	CPU      float64       `json:"redis_us"`       // processor time of Redis for a decision, in microseconds
-	Warm     float64       `json:"redis_us_warm"`  // the same in the last third of the time
-	Ratio    float64       `json:"ratio"`          // of CPU to the baseline's
-	Least    float64       `json:"ratio_least"`    // that Ratio was in a round
-	Greatest float64       `json:"ratio_greatest"` //
-	WarmRate float64       `json:"ratio_warm"`     // of Warm to the baseline's
-	Idle     float64       `json:"redis_idle"`     // of a processor, with nobody connected; not in CPU
-	Claims   float64       `json:"claims"`         // scripts that Redis ran, for 1,000 decisions
-	Draws    float64       `json:"draws"`          // claims that were plain commands, for 1,000 decisions
-	Bytes    float64       `json:"bytes"`          // to and from Redis, for a decision
-	P50      time.Duration `json:"latency_p50"`    // of a call
-	P99      time.Duration `json:"latency_p99"`    //
-	NodeCPU  float64       `json:"node_us"`        // processor time of all nodes for a decision, in microseconds
-	Early    int64         `json:"refused_early"`  // while fewer than the limit had been admitted
-	Half     int64         `json:"refused_half"`   // while fewer than half of the limit had
-	Over     int64         `json:"over"`           // of the key and window that went furthest
-	Declared int64         `json:"declared"`       // that it may be
-	Under    int64         `json:"under"`          // less than an exact limiter had admitted, of all keys
-	Allowed  int64         `json:"allowed"`        // what an exact limiter had admitted
-	Most     float64       `json:"most,omitempty"` // that Ratio should be
+	Row      string        `json:"row" col:"row"`
+	Mode     string        `json:"mode" col:"mode"`
+	Nodes    int           `json:"nodes" col:"nodes"`
+	CPU      float64       `json:"redis_us" col:"us"`                  // processor time of Redis for a decision, in microseconds
+	Ratio    float64       `json:"ratio" col:"of baseline|%.3f"`       // of CPU to the baseline's
+	Least    float64       `json:"ratio_least" col:"least|%.3f"`       // that Ratio was in a round
+	Greatest float64       `json:"ratio_greatest" col:"greatest|%.3f"` //
+	Most     float64       `json:"most,omitempty" col:"at most|%.3g"`  // that Ratio should be; 0: nothing is said
+	Warm     float64       `json:"redis_us_warm" col:"warm, us"`       // as CPU, in the last third of the time
+	WarmRate float64       `json:"ratio_warm" col:"of baseline|%.3f"`  // of Warm to the baseline's
+	Claims   float64       `json:"claims" col:"scripts/1,000|%.1f"`    // that Redis ran, for 1,000 decisions
+	Draws    float64       `json:"draws" col:"draws/1,000|%.1f"`       // claims that were plain commands, for 1,000 decisions
+	Bytes    float64       `json:"bytes" col:"bytes|%.0f"`             // to and from Redis, for a decision
+	NodeCPU  float64       `json:"node_us" col:"nodes' CPU, us|%.0f"`  // processor time of all nodes for a decision, in microseconds
+	P50      time.Duration `json:"latency_p50" col:"p50"`              // of a call
+	P99      time.Duration `json:"latency_p99" col:"p99"`              //
+	Asked    int64         `json:"decisions" col:"decisions"`          //
+	Early    int64         `json:"refused_early" col:"refused early"`  // while fewer than the limit had been admitted
+	Half     int64         `json:"refused_half" col:"below half"`      // while fewer than half of the limit had
+	Over     int64         `json:"over" col:"over"`                    // of the key and window that went furthest
+	Declared int64         `json:"declared" col:"declared"`            // that it may be
+	Under    int64         `json:"under" col:"under"`                  // less than an exact limiter had admitted, of all keys
+	Allowed  int64         `json:"allowed" col:"of allowed"`           // what an exact limiter had admitted
+	Idle     float64       `json:"redis_idle"`                         // of a processor, with nobody connected; not in CPU
+	Failed   int64         `json:"failed"`                             // calls without an answer
 	Problem  string        `json:"problem,omitempty"`
 	// Commands are those that Redis ran; Reasons what the nodes claimed for, and
 	// Fallbacks why they decided without the ledger.
@@ -155,24 +146,17 @@ type Report struct {
 	Length   time.Duration `json:"length"`
 	Warm     bool          `json:"warm"`
 	Rounds   int           `json:"rounds"`
-	Took     time.Duration `json:"took"`
 }
 
 // Run measures each row with each mode, one after the other, and then what larger
 // fleets do in virtual time.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if err := o.Validate(); err != nil {
+	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	start := time.Now()
 	r := &Report{Rate: o.Rate, Length: o.Length, Warm: o.Warm, Rounds: o.rounds()}
-	done := 0
-	tell := func(what string) {
-		if o.Progress != nil {
-			o.Progress(done, what)
-		}
-		done++
-	}
+	o.Virtual = slices.DeleteFunc(slices.Clone(o.Virtual), func(n int) bool { return n == 0 })
+	tell := func(what string) { o.Tell(o.Count(), what) }
 	for _, row := range o.rows() {
 		for _, nodes := range o.fleets(&row) {
 			all, err := o.measureRow(ctx, &row, nodes, tell)
@@ -192,7 +176,6 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			return nil, err
 		}
 	}
-	r.Took = time.Since(start)
 	return r, nil
 }
 
@@ -357,12 +340,4 @@ func (f *Fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key 
 }
 
 // Problems are what must not be.
-func (r *Report) Problems() error {
-	var errs []error
-	for i := range r.Measured {
-		if m := &r.Measured[i]; m.Problem != "" {
-			errs = append(errs, fmt.Errorf("%s, %s, %d nodes: %s", m.Mode, m.Row, m.Nodes, m.Problem))
-		}
-	}
-	return errors.Join(errs...)
-}
+func (r *Report) Problems() error { return report.Problems(r.Measured) }

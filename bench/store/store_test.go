@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
@@ -69,9 +70,9 @@ func TestStore(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	binary := sluicetest.Build(t)
-	o := Options{Binary: binary, Lab: sluicetest.Lab(t), Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Seed: 1}
+	o := Options{Setup: report.Setup{Binary: binary, Lab: sluicetest.Lab(t)}, Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Seed: 1}
 	told := 0
-	o.Progress = func(done int, _ string) { told = done + 1 }
+	o.Progress = func(done, _ int, _ string) { told = done + 1 }
 	r, err := Run(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +134,7 @@ func TestWarmFleet(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	o := Options{
-		Binary: sluicetest.Build(t), Lab: sluicetest.Lab(t), Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Modes: []string{"leasing"},
+		Setup: report.Setup{Binary: sluicetest.Build(t), Lab: sluicetest.Lab(t)}, Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Modes: []string{"leasing"},
 		Warm: true, Rounds: 2, Seed: 1,
 	}
 	r, err := Run(context.Background(), o)
@@ -162,14 +163,14 @@ func TestOptions(t *testing.T) {
 		want string
 	}{
 		{Options{Nodes: []int{0}, Rate: 1, Length: time.Second}, "--nodes is 0, must be 1 to 20"},
-		{Options{Virtual: []int{2000}, Rate: 1, Length: time.Second}, "--virtual is 2000, must be 1 to 1000"},
+		{Options{Virtual: []int{2000}, Rate: 1, Length: time.Second}, "--virtual is 2000, must be 0 to 1000"},
 		{Options{Rate: 0, Length: time.Second}, "the rate is 0"},
-		{Options{Rate: 1e6, Length: time.Second}, "--rate is 1e+06, must be at most 100000"},
+		{Options{Rate: 1e6, Length: time.Second}, "--rate is 1e+06, must be 0 to 100000"},
 		{Options{Rate: 1, Length: time.Millisecond}, "--length is 1ms, must be 1s to 10m"},
 		{Options{Rate: 1, Length: time.Second, Rows: []int{9}}, "--rows is 9, must be 1 to 8"},
 		{Options{Rate: 1, Length: time.Second, Modes: []string{"baseline"}}, "--modes is baseline, must be strict, leasing, routing, approx, leasing-reserve, routing-reserve"},
 	} {
-		if err := c.o.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := c.o.validate(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v; want %q", c.o, err, c.want)
 		}
 	}

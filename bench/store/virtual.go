@@ -12,15 +12,15 @@ import (
 
 // Virtual is one mode under one row in virtual time.
 type Virtual struct {
-	Row    string  `json:"row"`
-	Mode   string  `json:"mode"`
-	Nodes  int     `json:"nodes"`
-	Claims float64 `json:"claims"`   // for 1,000 decisions
-	Batch  float64 `json:"batch"`    // claims that travel together, in the mean
-	CPU    float64 `json:"redis_us"` // Claims, by what a claim of such a batch costs
-	Early  float64 `json:"early"`    // share of requests that were refused while the limit had room
-	Under  float64 `json:"under"`    // share of what an exact limiter had admitted
-	Over   int64   `json:"over"`
+	Row    string  `json:"row" col:"row"`
+	Mode   string  `json:"mode" col:"mode"`
+	Nodes  int     `json:"nodes" col:"nodes"`
+	Claims float64 `json:"claims" col:"claims/1,000|%.1f"`   // for 1,000 decisions
+	Batch  float64 `json:"batch" col:"in a batch|%.1f"`      // claims that travel together, in the mean
+	CPU    float64 `json:"redis_us" col:"Redis, us"`         // Claims, by what a claim of such a batch costs
+	Early  float64 `json:"early" col:"refused early|%.3f%%"` // share of requests that were refused while the limit had room
+	Under  float64 `json:"under" col:"under|%.3f%%"`         // share of what an exact limiter had admitted
+	Over   int64   `json:"over" col:"over"`
 }
 
 // virtualLength is how much time is played: a cold start, and what follows.

@@ -8,19 +8,20 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -38,44 +39,88 @@ const (
 
 // Options are what is measured.
 type Options struct {
-	Kind     Kind
-	Keys     int // at least 1000
-	Progress io.Writer
+	report.Setup
+	Keys  []int    `default:"1000000,5000000,10000000" help:"Number of keys."`
+	Kinds []string `default:"local,fleet" enum:"local,fleet" help:"Kinds of tables: local (a node alone), fleet (a node with a shared store)."`
+	Here  bool     `hidden:"" help:"Measure the first size and kind in this process."`
 }
+
+// Examples implements [report.Measurement].
+func (*Options) Examples() string {
+	return "  sluicelab bench table\n  sluicelab bench table --kinds fleet --keys 1000000"
+}
+
+// Measure implements [report.Measurement]. Each table has a process of its own, for memory that one has used is not
+// another's.
+func (o *Options) Measure(ctx context.Context) (report.Result, error) {
+	if o.Here {
+		r, err := run(Kind(o.Kinds[0]), o.Keys[0])
+		return Results{r}, err
+	}
+	var all Results
+	for _, kind := range o.Kinds {
+		for _, n := range o.Keys {
+			o.Tell(len(o.Kinds)*len(o.Keys), fmt.Sprintf("%d keys in a %s table", n, kind))
+			child := exec.CommandContext(ctx, o.Lab, "bench", "table", "--here", "--json", "--sluice", o.Binary, "--kinds", kind, "--keys", strconv.Itoa(n))
+			child.Stderr = os.Stderr
+			out, err := child.Output()
+			if err != nil {
+				return nil, fmt.Errorf("measuring %d keys in a %s table: %w", n, kind, err)
+			}
+			var r Results
+			if err := json.Unmarshal(out, &r); err != nil {
+				return nil, fmt.Errorf("measuring the cost of %d keys: %w", n, err)
+			}
+			all = append(all, r...)
+		}
+	}
+	return all, nil
+}
+
+// Results are of each kind and size.
+type Results []Result
+
+// Page implements [report.Result].
+func (r Results) Page() *report.Page {
+	return &report.Page{Title: "The table of keys", Tables: []report.Table{report.Rows("", r)}}
+}
+
+// Problems implements [report.Result].
+func (Results) Problems() error { return nil }
 
 // Result is what was measured.
 type Result struct {
-	Kind  Kind `json:"kind"`
-	Keys  int  `json:"keys"`
-	Bytes int  `json:"bytes_a_key"` // peak resident memory, less that of the process before, by keys
+	Kind  Kind `json:"kind" col:"table"`
+	Keys  int  `json:"keys" col:"keys"`
+	Bytes int  `json:"bytes_a_key" col:"bytes a key"` // peak resident memory, less that of the process before, by keys
 
-	Add  Times `json:"add"`  // decisions about new keys, while the table grows
-	Turn Times `json:"turn"` // the first decisions about all keys after their windows have turned at once
+	Add  Times `json:"add" col:"add"`   // decisions about new keys, while the table grows
+	Turn Times `json:"turn" col:"turn"` // the first decisions about all keys after their windows have turned at once
 
 	// Decisions in a row, in nanoseconds: medians of 5 runs.
-	OneKey  float64 `json:"one_key_ns"`
-	Zipf    float64 `json:"zipf_ns"`
-	Uniform float64 `json:"uniform_ns"`
-	Cold    float64 `json:"cold_read_ns"` // one dependent read of memory as large as the table
+	OneKey  float64 `json:"one_key_ns" col:"one key|%.0f ns"`
+	Zipf    float64 `json:"zipf_ns" col:"zipf|%.0f ns"`
+	Uniform float64 `json:"uniform_ns" col:"uniform|%.0f ns"`
+	Cold    float64 `json:"cold_read_ns" col:"cold read|%.0f ns"` // one dependent read of memory as large as the table
 
-	Collector float64 `json:"collector_percent"` // of one core, from the first key to the last turn
+	Collector float64 `json:"collector_percent" col:"collector, percent|%.1f"` // of one core, from the first key to the last turn
 }
 
 // Times are how long decisions took, the measuring included (about 50 ns).
 type Times struct {
-	P50  time.Duration `json:"p50_ns"`
+	P50  time.Duration `json:"p50_ns" col:"p50|%v"`
 	P99  time.Duration `json:"p99_ns"`
 	P999 time.Duration `json:"p999_ns"`
 	// P9999 is the one in ten thousand, and Worst the longest; on a machine that does
 	// something else too these are its scheduler's.
-	P9999 time.Duration `json:"p9999_ns"`
-	Worst time.Duration `json:"worst_ns"`
+	P9999 time.Duration `json:"p9999_ns" col:"p99.99|%v"`
+	Worst time.Duration `json:"worst_ns" col:"worst|%v"`
 }
 
-// Run measures. It blocks until it is done.
-func Run(o Options) (Result, error) {
-	if o.Keys < 1000 {
-		return Result{}, fmt.Errorf("bench: %d keys, must be at least 1000", o.Keys)
+// run measures in this process. It blocks until it is done.
+func run(kind Kind, keys int) (Result, error) {
+	if keys < 1000 {
+		return Result{}, fmt.Errorf("bench: %d keys, must be at least 1000", keys)
 	}
 	runtime.GC()
 	debug.FreeOSMemory()
@@ -83,7 +128,7 @@ func Run(o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	m := &measure{Options: o, begun: time.Now(), rule: &ratelimit.Rule{
+	m := &measure{kind: kind, keys: keys, begun: time.Now(), rule: &ratelimit.Rule{
 		Domain: "edge", Path: "user",
 		Limit:        ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1 << 31},
 		Coordination: ratelimit.DefaultCoordination(),
@@ -91,25 +136,25 @@ func Run(o Options) (Result, error) {
 	m.rule.Coordination.OnStoreFailure = ratelimit.FailOpen // so that no other table has keys of its own
 	stop := m.open()
 	defer stop()
-	r := Result{Kind: o.Kind, Keys: o.Keys}
+	r := Result{Kind: kind, Keys: keys}
 	begun, collected := time.Now(), collector()
-	r.Add = m.each("adding", o.Keys)
+	r.Add = m.each(keys)
 	peak, err := resident("VmHWM")
 	if err != nil {
 		return Result{}, err
 	}
-	r.Bytes = int(peak-before) / o.Keys
+	r.Bytes = int(peak-before) / keys
 	m.ahead.Store(int64(time.Hour))
-	r.Turn = m.each("turning", o.Keys)
+	r.Turn = m.each(keys)
 	r.Collector = 100 * (collector() - collected) / time.Since(begun).Seconds()
-	for range warming(o.Kind) {
-		m.each("warming", o.Keys)
+	for range warming(kind) {
+		m.each(keys)
 	}
 	r.OneKey = m.inARow(func(*rand.Rand) uint64 { return 0 })
-	zipf := rand.NewZipf(rand.New(rand.NewPCG(2, 2)), 1.1, 1, uint64(o.Keys-1))
+	zipf := rand.NewZipf(rand.New(rand.NewPCG(2, 2)), 1.1, 1, uint64(keys-1))
 	r.Zipf = m.inARow(func(*rand.Rand) uint64 { return zipf.Uint64() })
-	r.Uniform = m.inARow(func(rnd *rand.Rand) uint64 { return rnd.Uint64N(uint64(o.Keys)) })
-	r.Cold = coldRead(o.Keys)
+	r.Uniform = m.inARow(func(rnd *rand.Rand) uint64 { return rnd.Uint64N(uint64(keys)) })
+	r.Cold = coldRead(keys)
 	if m.elsewhere.Load() > 0 {
 		return r, fmt.Errorf("bench: %d decisions were not made by the table that is measured", m.elsewhere.Load())
 	}
@@ -126,7 +171,8 @@ func warming(k Kind) int {
 }
 
 type measure struct {
-	Options
+	kind    Kind
+	keys    int
 	limiter ratelimit.Limiter
 	rule    *ratelimit.Rule
 	ahead   atomic.Int64 // how far the clock was set ahead
@@ -143,14 +189,14 @@ func (m *measure) clock() ratelimit.Instant {
 // open makes the limiter; stop ends it.
 func (m *measure) open() (stop func()) {
 	wall := time.Unix(1_800_000_000, 0)
-	if m.Kind == Local {
-		m.limiter = leasing.NewLocal(m.Keys+m.Keys/8, 1, wall)
+	if m.kind == Local {
+		m.limiter = leasing.NewLocal(m.keys+m.keys/8, 1, wall)
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	// With half as much room again as keys, what is leased stays, as it does where MAX_KEYS
 	// was not reached.
-	f := leasing.NewFleet(ample{m.clock}, account.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
+	f := leasing.NewFleet(ample{m.clock}, account.NewHolder(), m.keys+m.keys/2, m.clock, wall)
 	var ended sync.WaitGroup
 	ended.Go(func() { f.Run(ctx) })
 	m.limiter = f
@@ -202,9 +248,9 @@ func (a *asker) ask(n uint64) {
 
 // each decides once about each of n keys, in an order without locality, and measures
 // each decision. Where it must wait for a ledger, many do at once.
-func (m *measure) each(what string, n int) Times {
+func (m *measure) each(n int) Times {
 	callers := 1
-	if m.Kind != Local {
+	if m.kind != Local {
 		callers = 512
 	}
 	took := make([]uint32, n)
@@ -222,16 +268,10 @@ func (m *measure) each(what string, n int) Times {
 				begun := time.Now()
 				a.ask(shuffled(uint64(i), uint64(n)))
 				took[i] = uint32(min(time.Since(begun), 1<<32-1))
-				if m.Progress != nil && i%(n/10) == 0 {
-					fmt.Fprintf(m.Progress, "\r%s: %d of %d keys", what, i, n)
-				}
 			}
 		})
 	}
 	all.Wait()
-	if m.Progress != nil {
-		fmt.Fprintln(m.Progress)
-	}
 	slices.Sort(took)
 	at := func(share float64) time.Duration { return time.Duration(took[min(n-1, int(share*float64(n)))]) }
 	return Times{P50: at(0.5), P99: at(0.99), P999: at(0.999), P9999: at(0.9999), Worst: at(1)}
@@ -332,22 +372,4 @@ func resident(name string) (int64, error) {
 		}
 	}
 	return 0, fmt.Errorf("bench: /proc/self/status has no %s", name)
-}
-
-// WriteJSON writes results for programs.
-func WriteJSON(out io.Writer, results []Result) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(results)
-}
-
-// WriteTable writes results for people.
-func WriteTable(out io.Writer, results []Result) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "table\tkeys\tbytes a key\tadd p50\tp99.99\tworst\tturn p50\tp99.99\tworst\tone key\tzipf\tuniform\tcold read\tcollector\t")
-	for _, r := range results {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%v\t%v\t%v\t%v\t%v\t%v\t%.0f ns\t%.0f ns\t%.0f ns\t%.0f ns\t%.1f %%\t\n", r.Kind, r.Keys, r.Bytes,
-			r.Add.P50, r.Add.P9999, r.Add.Worst, r.Turn.P50, r.Turn.P9999, r.Turn.Worst, r.OneKey, r.Zipf, r.Uniform, r.Cold, r.Collector)
-	}
-	return w.Flush()
 }

@@ -9,7 +9,7 @@ import (
 // what was measured is there.
 func TestRun(t *testing.T) {
 	for _, kind := range []Kind{Local, Fleet} {
-		r, err := Run(Options{Kind: kind, Keys: 5_000})
+		r, err := run(kind, 5_000)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -17,11 +17,11 @@ func TestRun(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 		var out strings.Builder
-		if err := WriteTable(&out, []Result{r}); err != nil || strings.Count(out.String(), "\n") != 2 {
+		if err := (Results{r}).Page().WriteText(&out); err != nil || strings.Count(out.String(), "\n") != 2 {
 			t.Errorf("%v: %s", err, &out)
 		}
 	}
-	if _, err := Run(Options{Keys: 999}); err == nil {
+	if _, err := run(Local, 999); err == nil {
 		t.Error("999 keys were measured")
 	}
 }

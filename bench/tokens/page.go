@@ -1,8 +1,8 @@
 package tokens
 
 import (
-	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
@@ -12,17 +12,17 @@ import (
 // Measured is one way in one case.
 type Measured struct {
 	Case       string        `json:"case"`
-	Way        string        `json:"way"`
-	Requests   int64         `json:"requests"`
-	Refused    int64         `json:"refused"`
-	Fitted     int64         `json:"refused_though_it_fitted"`
+	Way        string        `json:"way" col:"way"`
+	Requests   int64         `json:"requests" col:"requests"`
+	Refused    int64         `json:"refused" col:"refused"`
+	Fitted     int64         `json:"refused_though_it_fitted" col:"of them fitted"`
 	Failed     int64         `json:"failed"` // calls without an answer
 	Used       int64         `json:"used"`   // the cost of what passed
-	Share      float64       `json:"share"`  // of the limit
-	Over       int64         `json:"over"`
-	Bound      int64         `json:"bound"`      // the most that requests in flight cost beyond what they held
-	Operations float64       `json:"operations"` // of Redis, for 1,000 requests
-	P99        time.Duration `json:"latency_p99"`
+	Over       int64         `json:"over" col:"over"`
+	Bound      int64         `json:"bound" col:"at most"`               // the most that requests in flight cost beyond what they held
+	Share      float64       `json:"share" col:"used|%.1f%%"`           // of the limit
+	Operations float64       `json:"operations" col:"Redis/1,000|%.1f"` // of Redis, for 1,000 requests
+	P99        time.Duration `json:"latency_p99" col:"p99"`
 	Problem    string        `json:"problem,omitempty"`
 	// Commands are those that Redis ran.
 	Commands map[string]process.RedisCommand `json:"commands"`
@@ -39,19 +39,10 @@ func (r *Report) Page() *report.Page {
 	}
 	for i := range r.Cases {
 		c := &r.Cases[i]
-		t := report.Table{Title: c.Name, Head: []string{"way", "requests", "refused", "of them fitted", "over", "at most", "used", "Redis/1,000", "p99"}}
-		for j := range r.Measured {
-			m := &r.Measured[j]
-			if m.Case != c.ID {
-				continue
-			}
-			t.Rows = append(t.Rows, report.Row{Bad: m.Problem != "", Cells: []string{
-				m.Way, fmt.Sprint(m.Requests), fmt.Sprint(m.Refused), fmt.Sprint(m.Fitted), fmt.Sprint(m.Over), fmt.Sprint(m.Bound),
-				fmt.Sprintf("%.1f%%", 100*m.Share), fmt.Sprintf("%.1f", m.Operations), fmt.Sprintf("%.1f ms", m.P99.Seconds()*1000),
-			}})
-		}
+		of := func(m Measured) bool { return m.Case != c.ID }
+		t := report.Rows(c.Name, slices.DeleteFunc(slices.Clone(r.Measured), of))
 		if i == len(r.Cases)-1 {
-			t.Notes = notes
+			t.Notes = append(t.Notes, notes...)
 		}
 		p.Tables = append(p.Tables, t)
 	}
@@ -65,12 +56,4 @@ var notes = []string{
 }
 
 // Problems are what must not be.
-func (r *Report) Problems() error {
-	var errs []error
-	for i := range r.Measured {
-		if m := &r.Measured[i]; m.Problem != "" {
-			errs = append(errs, fmt.Errorf("%s, %s: %s", m.Case, m.Way, m.Problem))
-		}
-	}
-	return errors.Join(errs...)
-}
+func (r *Report) Problems() error { return report.Problems(r.Measured) }

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -23,86 +22,70 @@ import (
 	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/store"
 )
 
 // Options are how Run measures.
 type Options struct {
-	Binary   string // sluice itself
-	Lab      string // sluicelab, which is the baseline
-	Nodes    int
-	Length   time.Duration // of the longest case
-	Cases    []string      // their IDs; none: all
-	Seed     uint64
-	Progress func(done int, what string)
+	report.Setup
+	Nodes  int           `default:"3" help:"Nodes of each fleet."`
+	Length time.Duration `default:"15s" help:"Length of the longest case, without its last responses."`
+	Case   []string      `placeholder:"NAME" help:"Cases: half, twice, flight, five, fifty. Default: all."`
+	Seed   uint64        `default:"1" help:"Seed of the demand."`
 }
 
-// Validate reports every problem, each with its value and its bound.
-func (o *Options) Validate() error {
-	var errs []error
-	bad := func(what string, value any, bound string) {
-		errs = append(errs, fmt.Errorf("%s is %v, must be %s", what, value, bound))
-	}
-	if o.Nodes < 1 || o.Nodes > 10 {
-		bad("--nodes", o.Nodes, "1 to 10")
-	}
-	if o.Length < 10*time.Second || o.Length > 50*time.Second {
-		bad("--length", o.Length, "10s to 50s: a case is within a window of a minute")
-	}
-	for _, id := range o.Cases {
-		if !slices.Contains(CaseIDs(), id) {
-			bad("--case", id, strings.Join(CaseIDs(), ", "))
+// Examples implements [report.Measurement].
+func (*Options) Examples() string {
+	return "  sluicelab bench tokens\n  sluicelab bench tokens --case five --case fifty"
+}
+
+// Measure implements [report.Measurement].
+func (o *Options) Measure(ctx context.Context) (report.Result, error) { return Run(ctx, *o) }
+
+// validate reports every problem.
+func (o *Options) validate() error {
+	var b report.Bounds
+	report.Within(&b, "--nodes", o.Nodes, 1, 10)
+	report.Within(&b, "--length", o.Length, 10*time.Second, 50*time.Second) // a case is within a window of a minute
+	for _, id := range o.Case {
+		if !slices.ContainsFunc(cases, func(c Case) bool { return c.ID == id }) {
+			b.Refuse("--case", id, "one of half, twice, flight, five, fifty")
 		}
 	}
-	return errors.Join(errs...)
-}
-
-// CaseIDs are the names that cases are chosen by.
-func CaseIDs() (ids []string) {
-	for i := range cases {
-		ids = append(ids, cases[i].ID)
-	}
-	return ids
+	return b.Err()
 }
 
 func (o *Options) cases() (chosen []Case) {
 	for _, c := range cases {
-		if len(o.Cases) == 0 || slices.Contains(o.Cases, c.ID) {
+		if len(o.Case) == 0 || slices.Contains(o.Case, c.ID) {
 			chosen = append(chosen, c)
 		}
 	}
 	return chosen
 }
 
-// Count is how many cases Run measures.
-func (o *Options) Count() int { return len(o.cases()) }
-
 // Report is all that was measured.
 type Report struct {
-	Nodes    int           `json:"nodes"`
-	Cases    []Case        `json:"cases"`
-	Measured []Measured    `json:"measured"`
-	Took     time.Duration `json:"took"`
+	Nodes    int        `json:"nodes"`
+	Cases    []Case     `json:"cases"`
+	Measured []Measured `json:"measured"`
 }
 
 // Run measures each case, all ways at the same time.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if err := o.Validate(); err != nil {
+	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	start := time.Now()
 	r := &Report{Nodes: o.Nodes, Cases: o.cases()}
 	for i := range r.Cases {
-		if o.Progress != nil {
-			o.Progress(i, r.Cases[i].Name)
-		}
+		o.Tell(len(r.Cases), r.Cases[i].Name)
 		all, err := o.measure(ctx, &r.Cases[i])
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.Cases[i].Name, err)
 		}
 		r.Measured = append(r.Measured, all...)
 	}
-	r.Took = time.Since(start)
 	return r, nil
 }
 

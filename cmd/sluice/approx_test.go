@@ -134,23 +134,6 @@ func TestApproxStaysWithinItsBudget(t *testing.T) {
 	}
 }
 
-// Approx costs the claims of leasing.
-func TestApproxStoreOperations(t *testing.T) {
-	f, _ := approxFleet(t, 3, 0)
-	const length = 4 * time.Second
-	claims := func(key string) int {
-		f.paced(key, 2*time.Second)
-		before := f.claims()
-		f.paced(key, length)
-		return f.claims() - before
-	}
-	leasing, approx := claims("leasing"), claims("large")
-	t.Logf("claims in %v: leasing %d, approx %d", length, leasing, approx)
-	if approx > leasing+3 { // and a seat renewed by each
-		t.Errorf("%d claims, %d of leasing", approx, leasing)
-	}
-}
-
 // Cold keys with 50 ms on every reply: mode approx does not wait for them, leasing does. What is
 // compared is the median of the requests that find nothing leased, among others that do: it says
 // whether such requests wait, also where others use the machine and some answers come late.

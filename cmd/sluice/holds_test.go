@@ -321,25 +321,3 @@ func TestHoldKeysAreRotated(t *testing.T) {
 		t.Errorf("a hold of a key that is taken away: %v, %d are forged", err, settled("forged"))
 	}
 }
-
-// Nodes of a fleet that share no keys refuse rules with a hold, and say what to do.
-func TestHoldsNeedKeys(t *testing.T) {
-	rules := t.TempDir() + "/rules.yaml"
-	writeFile(t, rules, heldRules)
-	for name, c := range map[string]struct {
-		env  []string
-		want string
-	}{
-		"a store":   {[]string{"REDIS_URL=127.0.0.1:1"}, "set HOLD_KEYS at all nodes"},
-		"short":     {[]string{"HOLD_KEYS=short"}, "HOLD_KEYS: a key is shorter than 16 bytes"},
-		"no file":   {[]string{"HOLD_KEYS=@/nowhere"}, "HOLD_KEYS: open /nowhere"},
-		"no keys":   {[]string{"HOLD_KEYS=@/dev/null"}, "there is no key"},
-		"too many":  {[]string{"HOLD_KEYS=" + strings.Repeat("0123456789abcdef,", 5)}, "more than 4 keys"},
-		"no secret": {[]string{"PEERS=static:127.0.0.1:2", "PEER_ADDR=127.0.0.1:1"}, "HOLD_KEYS"},
-	} {
-		out, err := command(c.env, "serve", "--config", rules, "--port=0", "--grpc-port=0", "--debug-port=0").CombinedOutput()
-		if err == nil || !strings.Contains(string(out), c.want) {
-			t.Errorf("%s: %v, %s, must say %q", name, err, out, c.want)
-		}
-	}
-}

@@ -73,21 +73,3 @@ func TestPoisonedRules(t *testing.T) {
 		t.Errorf("without a copy it must not start, and say why: %v\n%.4000s", err, out)
 	}
 }
-
-func TestBadBounds(t *testing.T) {
-	for name, want := range map[string]string{
-		"CONFIG_MAX_TOKENS=9": `CONFIG_MAX_TOKENS is "9", and this release does not have it: unset it`,
-		"MAX_MEMORY=1GB":      `MAX_MEMORY is "1GB", must be at least 64MiB`,
-	} {
-		out, err := command([]string{name}, "serve", "--port=0", "--grpc-port=0", "--debug-port=0").CombinedOutput()
-		if err == nil || !strings.Contains(string(out), want) {
-			t.Errorf("%v, want %q:\n%s", err, want, out)
-		}
-	}
-	dir := t.TempDir()
-	writeFile(t, filepath.Join(dir, "a.yaml"), rules(1))
-	out, err := command([]string{"CONFIG_LAST_GOOD_FILE=" + filepath.Join(dir, "copy")}, "serve", "--config", dir, "--port=0", "--grpc-port=0", "--debug-port=0").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "CONFIG_LAST_GOOD_FILE: ") || !strings.Contains(string(out), "put it elsewhere") {
-		t.Errorf("a copy among the rules: %v\n%s", err, out)
-	}
-}

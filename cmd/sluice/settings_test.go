@@ -3,13 +3,21 @@ package main
 import (
 	"bytes"
 	"net"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 )
 
+// A node refuses settings that it cannot follow at its start, and says which and why, without a secret: also those that
+// would leave a ring open, or have nodes of a fleet share no keys for holds.
 func TestBadSettings(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "a.yaml"), rules(1))
+	holds := filepath.Join(t.TempDir(), "holds.yaml")
+	writeFile(t, holds, heldRules)
+	held := []string{"--config", holds}
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -21,34 +29,51 @@ func TestBadSettings(t *testing.T) {
 		args []string
 		want string
 	}{
-		"port in use":  {nil, []string{"--host=127.0.0.1", "--port=" + port}, "cannot open the HTTP (HOST, PORT) port: listen tcp 127.0.0.1:" + port},
-		"no such path": {nil, []string{"--config=/no/such"}, "/no/such: no such file"},
-		"a bad time":   {[]string{"DRAIN_TIME=soon"}, nil, "DRAIN_TIME"},
-		"a bad mode":   {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
-		"a bad ttl":    {[]string{"COORDINATION_LEASE_TTL=1ms"}, nil, `COORDINATION_LEASE_TTL is "1ms", and this release does not have it: write coordination: {lease: {ttl: 1ms}} at the root of each file`},
-		"a bad ratio":  {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
-		"persecond":    {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, REDIS_PERSECOND_URL"},
-		"redis type":   {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},
-		"redis url":    {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},
-		"redis secret": {[]string{"REDIS_URL=redis://:hunter2@x:99999999"}, nil, "REDIS_URL"},
-		"redis cert":   {[]string{"REDIS_URL=localhost:1", "REDIS_TLS=true", "REDIS_TLS_CACERT=/no/such"}, nil, "REDIS_TLS_CACERT: open /no/such"},
-		"config type":  {[]string{"CONFIG_TYPE=ETCD"}, nil, `CONFIG_TYPE is "ETCD", must be FILE or GRPC_XDS_SOTW`},
-		"xds":          {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/no/such"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /no/such"},
-		"tls":          {[]string{"GRPC_SERVER_USE_TLS=true"}, nil, "GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name"},
-		"memcache":     {[]string{"BACKEND_TYPE=memcache"}, nil, "BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone"},
-		"backend":      {[]string{"BACKEND_TYPE=etcd"}, nil, `BACKEND_TYPE is "etcd", must be redis or memcache`},
-		"local cache":  {[]string{"LOCAL_CACHE_SIZE_IN_BYTES=-1"}, nil, "LOCAL_CACHE_SIZE_IN_BYTES is -1, must be 0 (off) or more"},
-		"deadline":     {[]string{"COORDINATION_STORE_DEADLINE=2s"}, nil, "store_deadline is 2s, must be between 1ms and 1s"},
-		"no deadline":  {[]string{"COORDINATION_STORE_DEADLINE=0s"}, nil, `store_deadline: "0s" is out of range for a store's reply time`},
-		"tags":         {[]string{"EXTRA_TAGS=prod"}, nil, `EXTRA_TAGS is "prod", must be like env:prod`},
-		"log level":    {[]string{"LOG_LEVEL=loud"}, nil, `LOG_LEVEL is "loud", must be debug, info, warn or error`},
-		"max keys":     {nil, []string{"--max-keys=-1"}, "MAX_KEYS is -1, must be 0"},
-		"max wait":     {[]string{"MAX_WAIT=1us"}, nil, "MAX_WAIT is 1µs, must be 0 (never shed) or between 1ms and 1m"},
+		"port in use":            {nil, []string{"--host=127.0.0.1", "--port=" + port}, "cannot open the HTTP (HOST, PORT) port: listen tcp 127.0.0.1:" + port},
+		"no such path":           {nil, []string{"--config=/no/such"}, "/no/such: no such file"},
+		"a bad time":             {[]string{"DRAIN_TIME=soon"}, nil, "DRAIN_TIME"},
+		"a bad mode":             {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
+		"a bad ttl":              {[]string{"COORDINATION_LEASE_TTL=1ms"}, nil, `COORDINATION_LEASE_TTL is "1ms", and this release does not have it: write coordination: {lease: {ttl: 1ms}} at the root of each file`},
+		"a bad ratio":            {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
+		"persecond":              {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, REDIS_PERSECOND_URL"},
+		"redis type":             {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},
+		"redis url":              {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},
+		"redis secret":           {[]string{"REDIS_URL=redis://:hunter2@x:99999999"}, nil, "REDIS_URL"},
+		"redis cert":             {[]string{"REDIS_URL=localhost:1", "REDIS_TLS=true", "REDIS_TLS_CACERT=/no/such"}, nil, "REDIS_TLS_CACERT: open /no/such"},
+		"config type":            {[]string{"CONFIG_TYPE=ETCD"}, nil, `CONFIG_TYPE is "ETCD", must be FILE or GRPC_XDS_SOTW`},
+		"xds":                    {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/no/such"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /no/such"},
+		"tls":                    {[]string{"GRPC_SERVER_USE_TLS=true"}, nil, "GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name"},
+		"memcache":               {[]string{"BACKEND_TYPE=memcache"}, nil, "BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone"},
+		"backend":                {[]string{"BACKEND_TYPE=etcd"}, nil, `BACKEND_TYPE is "etcd", must be redis or memcache`},
+		"local cache":            {[]string{"LOCAL_CACHE_SIZE_IN_BYTES=-1"}, nil, "LOCAL_CACHE_SIZE_IN_BYTES is -1, must be 0 (off) or more"},
+		"deadline":               {[]string{"COORDINATION_STORE_DEADLINE=2s"}, nil, "store_deadline is 2s, must be between 1ms and 1s"},
+		"no deadline":            {[]string{"COORDINATION_STORE_DEADLINE=0s"}, nil, `store_deadline: "0s" is out of range for a store's reply time`},
+		"tags":                   {[]string{"EXTRA_TAGS=prod"}, nil, `EXTRA_TAGS is "prod", must be like env:prod`},
+		"log level":              {[]string{"LOG_LEVEL=loud"}, nil, `LOG_LEVEL is "loud", must be debug, info, warn or error`},
+		"max keys":               {nil, []string{"--max-keys=-1"}, "MAX_KEYS is -1, must be 0"},
+		"max wait":               {[]string{"MAX_WAIT=1us"}, nil, "MAX_WAIT is 1µs, must be 0 (never shed) or between 1ms and 1m"},
+		"peers 1":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, nil, "without PEER_SECRET or PEER_TLS_CERT"},
+		"peers 2":                {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more"}, nil, `PEER_ADDR is ""`},
+		"peers 3":                {[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, nil, `PEERS is "zookeeper:a:1"`},
+		"peers 4":                {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=0"}, nil, "PEER_WEIGHT is 0"},
+		"peers 5":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_TLS_CERT=/nowhere"}, nil, "PEER_TLS_CERT"},
+		"peers 6":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, nil, "PEER_SECRET has 6 bytes, must have at least 16"},
+		"peers 7":                {[]string{"PEERS=gossip:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, nil, "openssl rand -base64 32"},
+		"peers 8":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_WEIGHT=101"}, nil, "PEER_WEIGHT is 101"},
+		"holds, a store":         {[]string{"REDIS_URL=127.0.0.1:1"}, held, "set HOLD_KEYS at all nodes"},
+		"holds, short":           {[]string{"HOLD_KEYS=short"}, held, "HOLD_KEYS: a key is shorter than 16 bytes"},
+		"holds, no file":         {[]string{"HOLD_KEYS=@/nowhere"}, held, "HOLD_KEYS: open /nowhere"},
+		"holds, no keys":         {[]string{"HOLD_KEYS=@/dev/null"}, held, "there is no key"},
+		"holds, too many":        {[]string{"HOLD_KEYS=" + strings.Repeat("0123456789abcdef,", 5)}, held, "more than 4 keys"},
+		"holds, no secret":       {[]string{"PEERS=static:127.0.0.1:2", "PEER_ADDR=127.0.0.1:1"}, held, "HOLD_KEYS"},
+		"an old bound":           {[]string{"CONFIG_MAX_TOKENS=9"}, nil, `CONFIG_MAX_TOKENS is "9", and this release does not have it: unset it`},
+		"memory":                 {[]string{"MAX_MEMORY=1GB"}, nil, `MAX_MEMORY is "1GB", must be at least 64MiB`},
+		"a copy among the rules": {[]string{"CONFIG_LAST_GOOD_FILE=" + filepath.Join(dir, "copy")}, []string{"--config", dir}, "put it elsewhere"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"serve", "--port=0", "--grpc-port=0", "--debug-port=0"}, c.args...)
 			out, err := command(c.env, args...).CombinedOutput()
-			if err == nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), "hunter2") {
+			if err == nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), "hunter2") || strings.Contains(string(out), "s3cret") {
 				t.Errorf("%v, want %q:\n%s", err, c.want, out)
 			}
 		})

@@ -1,51 +1,117 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"os"
+	"os/signal"
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench"
+	"github.com/sluice-gate/sluice/bench/accuracy"
+	"github.com/sluice-gate/sluice/bench/overload"
+	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/bench/store"
+	"github.com/sluice-gate/sluice/bench/table"
+	"github.com/sluice-gate/sluice/bench/tokens"
 )
 
 type benchCmd struct {
-	Accuracy benchAccuracyCmd `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
-	Cost     benchCostCmd     `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
-	Envoy    benchEnvoyCmd    `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
-	Keys     benchKeysCmd     `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
-	Overload benchOverloadCmd `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
-	Store    benchStoreCmd    `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
-	Streams  benchStreamsCmd  `cmd:"" help:"Measure RLS calls while thousands of RLQS streams report."`
-	Table    benchTableCmd    `cmd:"" help:"Measure memory and time for a million keys and more in one process."`
-	Tokens   benchTokensCmd   `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
-	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Run the empty server."`
-	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Run the server that asks Redis for each request."`
+	Accuracy measuring[accuracy.Options, *accuracy.Options]       `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
+	Cost     measuring[bench.CostOptions, *bench.CostOptions]     `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
+	Envoy    measuring[realenvoy.Options, *realenvoy.Options]     `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
+	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]     `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
+	Overload measuring[overload.Options, *overload.Options]       `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
+	Store    measuring[store.Options, *store.Options]             `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
+	Streams  measuring[bench.BesideOptions, *bench.BesideOptions] `cmd:"" help:"Measure RLS calls while thousands of RLQS streams report."`
+	Table    measuring[table.Options, *table.Options]             `cmd:"" help:"Measure memory and time for a million keys and more in one process."`
+	Tokens   measuring[tokens.Options, *tokens.Options]           `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
+	Empty    benchEmptyCmd                                        `cmd:"" hidden:"" help:"Run the empty server."`
+	Baseline benchBaselineCmd                                     `cmd:"" hidden:"" help:"Run the server that asks Redis for each request."`
 }
 
-// output is how a command shows a report.
-type output struct {
-	JSON   bool   `help:"Print JSON."`
-	HTML   string `placeholder:"FILE" help:"Also write a page with charts."`
-	Charts string `placeholder:"DIR" help:"Also write the charts as SVG files."`
+// measuring is the command of a measurement: its options are flags.
+type measuring[T any, P interface {
+	*T
+	report.Measurement
+}] struct {
+	measured `embed:""`
+	Options  T      `embed:""`
+	JSON     bool   `help:"Print JSON."`
+	HTML     string `placeholder:"FILE" help:"Also write a page with charts."`
+	Charts   string `placeholder:"DIR" help:"Also write the charts as SVG files."`
 }
 
-// show writes the page where it was asked for, and prints the report.
-func (o *output) show(s streams, result any, page *report.Page, took time.Duration) error {
-	page.Facts = facts(took)
-	if err := page.Write(o.HTML, o.Charts); err != nil {
+// Help is what `--help` says below the summary.
+func (m *measuring[T, P]) Help() string { return "Examples:\n\n" + P(&m.Options).Examples() }
+
+// Run measures, shows the result, and fails if something is beyond its bound.
+func (m *measuring[T, P]) Run(s streams) error {
+	options := P(&m.Options)
+	given := options.Given()
+	path, done, err := m.find()
+	if err != nil {
 		return err
 	}
-	if o.JSON {
-		return writeJSON(s.out, result)
+	defer done()
+	given.Binary = path
+	if given.Lab, err = os.Executable(); err != nil {
+		return fmt.Errorf("finding this binary: %w", err)
 	}
-	return page.WriteText(s.out)
-}
-
-// facts are those of a page about what this process has measured, for so long until now.
-func facts(took time.Duration) []report.Fact {
-	return []report.Fact{
+	if out := s.progress(); out != nil {
+		given.Progress = func(done, of int, what string) { fmt.Fprintf(out, "\r%d of %d: %-70s", done+1, of, what) }
+		defer fmt.Fprintln(out)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	began := time.Now()
+	r, err := options.Measure(ctx)
+	if err != nil {
+		return err
+	}
+	page := r.Page()
+	page.Facts = []report.Fact{
 		{Name: "command", Value: strings.Join(os.Args, " ")},
 		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
-		{Name: "took", Value: took.Round(time.Second).String()},
+		{Name: "took", Value: time.Since(began).Round(time.Second).String()},
 	}
+	if err := page.Write(m.HTML, m.Charts); err != nil {
+		return err
+	}
+	if m.JSON {
+		err = writeJSON(s.out, r)
+	} else {
+		err = page.WriteText(s.out)
+	}
+	if err != nil {
+		return err
+	}
+	return r.Problems()
+}
+
+type benchEmptyCmd struct {
+	Address string `required:"" help:"host:port"`
+}
+
+// Run serves until interrupted.
+func (c *benchEmptyCmd) Run(s streams) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	return bench.ServeEmpty(ctx, c.Address, s.out)
+}
+
+type benchBaselineCmd struct {
+	Address string        `required:"" help:"host:port"`
+	Redis   string        `required:"" help:"host:port"`
+	Limit   int64         `required:"" help:"Key of the descriptor."`
+	Window  time.Duration `required:"" help:"Unit of the limit."`
+}
+
+// Run serves until interrupted.
+func (c *benchBaselineCmd) Run(s streams) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	return store.Baseline{Address: c.Address, Redis: c.Redis, Limit: c.Limit, Window: c.Window}.Serve(ctx, s.out)
 }

@@ -109,12 +109,3 @@ func (m *measured) find() (path string, done func(), err error) {
 	}
 	return path, func() { _ = os.RemoveAll(dir) }, nil
 }
-
-// self is this program's path: it runs the servers that Sluice is compared with.
-func self() (string, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("finding this binary: %w", err)
-	}
-	return path, nil
-}

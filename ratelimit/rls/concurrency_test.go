@@ -63,31 +63,6 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// A request that another rule refuses takes no slot.
-func TestSlotsWithOthers(t *testing.T) {
-	f := holdFixtureOf(t, slotRules)
-	for range 5 {
-		if hold, over := f.takes(desc("slots=a"), desc("never=x")); !over || hold != "" {
-			t.Fatalf("over %v, hold %q", over, hold)
-		}
-	}
-	hold, over := f.takes(desc("slots=a"), desc("other=x"), desc("slots=a"))
-	if over {
-		t.Fatal("slots were taken by requests that were refused, or one takes two")
-	}
-	if _, over := f.takes(desc("slots=a"), desc("other=x")); !over {
-		t.Fatal("other has one slot")
-	}
-	if _, over := f.takes(desc("slots=a")); over {
-		t.Fatal("a refused request has a slot")
-	}
-	f.ends("other=x", hold, unsaid)
-	f.ends("slots=a", hold, unsaid)
-	if _, over := f.takes(desc("slots=a"), desc("other=x")); over {
-		t.Error("one hold gives back each of its slots")
-	}
-}
-
 // 100,000 calls that are cut, changed, forged, replayed or of another key give no slot back, and neither do negative
 // hits.
 func TestHostileSlots(t *testing.T) {

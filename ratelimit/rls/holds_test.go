@@ -321,30 +321,6 @@ func TestHoldsWithoutAnID(t *testing.T) {
 	f.hasLeft("blind=a", 4)
 }
 
-// litellm's case: 5 requests at once on a limit of 100, each of 30 at most.
-func TestFiveAtOnce(t *testing.T) {
-	f := holdFixture(t)
-	used, admitted := 0, 0
-	for range 20 { // rounds
-		var open []string
-		for range 5 {
-			if hold, over := f.takes(desc("constant=a")); !over {
-				open = append(open, hold)
-			}
-		}
-		for i, hold := range open {
-			cost := 7 + 23*((admitted+i)%2)
-			used += cost
-			f.ends("constant=a", hold, usage(cost))
-		}
-		admitted += len(open)
-	}
-	t.Logf("%d admitted, %d used of 100", admitted, used)
-	if used > 100 || used <= 100-30 {
-		t.Errorf("%d are used, of 100", used)
-	}
-}
-
 // Entries with reserved names are taken off the end alone, and are no rule's.
 func TestReservedEntries(t *testing.T) {
 	f := holdFixture(t)

@@ -322,17 +322,3 @@ func TestBodiesTakeTurns(t *testing.T) {
 		t.Errorf("%d of %d large bodies were read before a small one", n, many)
 	}
 }
-
-// An error quotes a line, and not all of that.
-func TestErrorsQuoteALine(t *testing.T) {
-	for text, want := range map[string]string{
-		"short": "short", "two\nlines": "two...", strings.Repeat("x", 201): strings.Repeat("x", 200) + "...",
-		strings.Repeat("é", 101): strings.Repeat("é", 100) + "...",
-		strings.Repeat("é", 100): strings.Repeat("é", 100),
-		"bad\xff":                "bad\xff",
-	} {
-		if got := bad("%s", text).Error(); got != want {
-			t.Errorf("%q became %q, want %q", text, got, want)
-		}
-	}
-}

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -92,37 +91,6 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 	}
 }
 
-// More connections than there may be cost the silent ones theirs.
-func TestConnectionsAreBounded(t *testing.T) {
-	v := bounded(t, func(o *Options) { o.Caps.Connections = 40 })
-	_, rpc, _ := v.Addresses()
-	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
-	port := v.listeners[len(v.listeners)-1].(*transport.Listener)
-	var closing []func()
-	dialed := 1 // who calls has a connection, too
-	for range 30 {
-		if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
-			t.Fatal(err)
-		}
-		_, done, err := hostile.Silent(rpc.String(), 3)
-		closing = append(closing, done)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// A connection is dialed before it is accepted. On a busy machine 40 of them could wait in the
-		// kernel's queue, and be accepted between two calls: then who calls is the one that was silent for
-		// longest, and is closed.
-		dialed += 3
-		eventually(t, "what was dialed is accepted", func() bool {
-			return port.Open()+int(v.options.Budget.Crowded.Load()) >= dialed
-		})
-	}
-	eventually(t, "50 connections are closed for others", func() bool { return v.options.Budget.Crowded.Load() >= 50 })
-	for _, done := range closing {
-		done()
-	}
-}
-
 // What the bounds refuse is an error of the call, and the connection goes on.
 func TestCallsBeyondTheBounds(t *testing.T) {
 	v := bounded(t, nil)
@@ -159,39 +127,6 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 		}
 	}
 	eventually(t, "when all calls have ended, nothing is held", func() bool { return v.options.Budget.Held() == 0 })
-}
-
-// When the budget is used up by those who do not go on, they are closed, and who
-// goes on is not.
-func TestBudgetKeepsTheHonest(t *testing.T) {
-	v := bounded(t, nil)
-	_, rpc, _ := v.Addresses()
-	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
-	if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
-		t.Fatal(err)
-	}
-	var attack sync.WaitGroup
-	for range 4 {
-		attack.Go(func() { _ = hostile.Unfinished(rpc.String(), 100, 250<<10, 16<<10, time.Second) })
-	}
-	ended := make(chan struct{})
-	go func() { attack.Wait(); close(ended) }()
-	for open := true; open; {
-		if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
-			t.Fatal(err)
-		}
-		if held := v.options.Budget.Held(); held > 9<<20 { // one reading of each connection may be under way
-			t.Fatalf("%d bytes are held of 8 MB", held)
-		}
-		select {
-		case <-ended:
-			open = false
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-	if v.options.Budget.Heaviest.Load() == 0 {
-		t.Error("nobody was closed")
-	}
 }
 
 // Streams of reflection are few at a time.

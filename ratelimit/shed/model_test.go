@@ -340,18 +340,6 @@ func modelHolds(t *testing.T, n *node, name string, times, capacity float64) {
 	}
 }
 
-// The model without a gate does what the real server did: beyond its capacity it
-// charges calls whose callers have gone. With it, at least twice as many of
-// the same callers (two Envoys) are served in time.
-func TestModelWithoutAGate(t *testing.T) {
-	without, with := newNode(nil, 16, 2048), newNode(NewGate(patience), 16, 2048)
-	without.run(2*capacity(16), 2*time.Second)
-	with.run(2*capacity(16), 2*time.Second)
-	if without.inTime*5 > without.charged || without.inTime*2 > with.inTime {
-		t.Errorf("in time without a gate %d (charged %d), with it %d (charged %d)", without.inTime, without.charged, with.inTime, with.charged)
-	}
-}
-
 // A connection that floods makes an honest one on the same node wait, but not for long,
 // and has none of its calls refused; how long the flood's callers say that they wait makes
 // little of it. Nearly all of the capacity is used.
@@ -370,19 +358,5 @@ func TestModelOfAFlood(t *testing.T) {
 				t.Errorf("up to %v, %g times the capacity: goodput is %.2f; of %d honest calls %d are refused, p99 is %v", maxWait, times, goodput, calls, n.honestRefused, p99)
 			}
 		}
-	}
-}
-
-// Calls that wait for a store take no processor's time: at half of the capacity, with a
-// store that takes half of the callers' patience, none is shed.
-func TestModelOfASlowStore(t *testing.T) {
-	n := newNode(NewGate(patience), 16, 4096)
-	n.store = patience / 2
-	n.run(capacity(16)/2, 2*time.Second)
-	if n.refused > 0 || float64(n.inTime) < 0.98*float64(n.offered) {
-		t.Errorf("of %d calls %d are refused, and %d answered in time", n.offered, n.refused, n.inTime)
-	}
-	if s := n.gate.Stats(); s.Waiting != 0 || s.InFlight != 0 {
-		t.Errorf("afterwards %+v", s)
 	}
 }

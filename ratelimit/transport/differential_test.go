@@ -3,7 +3,6 @@ package transport
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"flag"
 	"fmt"
 	"hash/fnv"
@@ -403,78 +402,6 @@ func TestScreenIsNotSeen(t *testing.T) {
 	defer gate.mu.Unlock()
 	if l.Open() > 0 || gate.in != 0 {
 		t.Errorf("%d connections are open, and the gate believes that %d calls have not left", l.Open(), gate.in)
-	}
-}
-
-// decodeAll is what gRPC's reader makes of the calls in some frames.
-func decodeAll(b []byte) (m map[uint32]string, err error) {
-	m = map[uint32]string{}
-	f := http2.NewFramer(nil, bytes.NewReader(b))
-	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	f.MaxHeaderListSize = 8 << 10
-	for {
-		fr, err := f.ReadFrame()
-		if errors.Is(err, io.EOF) {
-			return m, nil
-		}
-		var se http2.StreamError
-		if errors.As(err, &se) {
-			m[se.StreamID] = err.Error()
-			continue
-		}
-		if err != nil {
-			return m, err
-		}
-		if h, ok := fr.(*http2.MetaHeadersFrame); ok {
-			m[h.StreamID] = fmt.Sprint(h.Truncated, h.Fields)
-			if h.Truncated {
-				m[h.StreamID] = "truncated"
-			}
-		}
-	}
-}
-
-// TestScreenIsNotSeen without servers: the same seed is the same connection, decisions of the gate included.
-func TestScreenedFramesAreTheSame(t *testing.T) {
-	for seed := range uint64(*connections) {
-		for try := range uint64(2) {
-			s := randomScript(rand.New(rand.NewPCG(seed, 0)), 600)
-			var all []byte
-			for _, p := range s.pieces {
-				all = append(all, p...)
-			}
-			want, err := decodeAll(all[prefaceLen:])
-			if err != nil {
-				t.Fatal(seed, err)
-			}
-			r := rand.New(rand.NewPCG(seed, try+1))
-			w := &line{}
-			for _, p := range s.pieces {
-				w.pieces = append(w.pieces, bytes.Clone(p))
-			}
-			g := screenedGuard(w, &coin{random: r, often: r.Float64()})
-			var got []byte
-			p := make([]byte, readBuffer)
-			for {
-				n, err := g.Read(p)
-				got = append(got, p[:n]...)
-				if err != nil {
-					if !errors.Is(err, io.EOF) {
-						t.Fatalf("seed %d.%d: %v", seed, try, err)
-					}
-					break
-				}
-			}
-			have, err := decodeAll(got[prefaceLen:])
-			for id, h := range have {
-				if want[id] != h && want[id] != "truncated" {
-					t.Fatalf("seed %d.%d: call %d: %.300s\nwant %.300s; %v", seed, try, id, h, want[id], err)
-				}
-			}
-			if err != nil {
-				t.Fatalf("seed %d.%d: %v", seed, try, err)
-			}
-		}
 	}
 }
 

@@ -152,49 +152,6 @@ func FuzzFields(f *testing.F) {
 	})
 }
 
-// Thousands of calls, with fields that come once and fields that come again, in and out of the table.
-func TestFieldsOfManyCalls(t *testing.T) {
-	for seed := range uint64(20) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		p, b := newPair(t), bytes.Buffer{}
-		e := hpack.NewEncoder(&b)
-		calm := seed%2 == 0 // nothing is refused in the first half
-		for i := range 1000 {
-			b.Reset()
-			if r.IntN(200) == 0 {
-				e.SetMaxDynamicTableSize(uint32(r.IntN(tableSize + 1)))
-			}
-			path := gatedMethod
-			if r.IntN(10) == 0 {
-				path = otherMethod
-			}
-			fields := []hpack.HeaderField{
-				{Name: ":method", Value: "POST"},
-				{Name: ":path", Value: path},
-				{Name: timeoutName, Value: fmt.Sprint(r.IntN(30), "m"), Sensitive: r.IntN(9) == 0},
-				{Name: "traceparent", Value: fmt.Sprintf("00-%016x%016x-%016x-01", r.Uint64(), r.Uint64(), r.Uint64())},
-				{Name: "user-agent", Value: "some"},
-				{Name: "x-" + strings.Repeat("y", r.IntN(4)), Value: "z"},
-			}
-			if r.IntN(50) == 0 {
-				fields = append(fields, hpack.HeaderField{Name: "long", Value: strings.Repeat("x", r.IntN(4000))})
-			}
-			if r.IntN(5) == 0 { // a field, and a name, twice in one block
-				fields = append(fields, fields[3], hpack.HeaderField{Name: "traceparent", Value: "other"})
-			}
-			if r.IntN(3) == 0 {
-				r.Shuffle(len(fields), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
-			}
-			for _, x := range fields {
-				_ = e.WriteField(x)
-			}
-			if !p.read(b.Bytes(), r.IntN(4) > 0 && (!calm || i > 500)) {
-				t.Fatalf("seed %d, call %d: %x makes no sense", seed, i, b.Bytes())
-			}
-		}
-	}
-}
-
 // What no decoder of HPACK understands is not understood here: when it is looked at, or at the latest
 // when it is taken in, whoever else reads it.
 func TestNonsenseIsNoHeader(t *testing.T) {

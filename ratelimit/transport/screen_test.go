@@ -592,33 +592,6 @@ func TestRefusedRequestsThatGoOn(t *testing.T) {
 	}
 }
 
-// The same bytes mean another method once the table has changed.
-func TestKnownBlocksAreForgotten(t *testing.T) {
-	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
-	call := func(id uint32, block ...byte) {
-		_ = v.said.framer.WriteHeaders(
-			http2.HeadersFrameParam{
-				StreamID:      id,
-				BlockFragment: append([]byte{0x83, 0x86}, block...),
-				EndHeaders:    true,
-				EndStream:     true,
-			},
-		)
-	}
-	path := func(s string) []byte { return append([]byte{0x44, byte(len(s))}, s...) }
-	call(1, path(gatedMethod)...)
-	call(3, 0xbe) // the last field of the table
-	v.expect("HEADERS(1) HEADERS(3) ", "")
-	v.admit = false
-	call(5, 0xbe)
-	v.expect("", "HEADERS(5) ")
-	call(7, path(otherMethod)...)
-	call(9, 0xbe)
-	v.expect("HEADERS(7) HEADERS(9) ", "")
-	call(11, 0xbf) // the last but one
-	v.expect("", "HEADERS(11) ")
-}
-
 // A caller that never hears of its window being given back cannot send more: a little
 // waits for an answer, much does not.
 func TestWindowIsGivenBack(t *testing.T) {
@@ -752,53 +725,6 @@ func TestNothingWithinABlock(t *testing.T) {
 	_, _ = v.Write(out.Bytes())
 	if got := kinds(v.line.written.Bytes()); got != "HEADERS(1) CONTINUATION(1) HEADERS(3) RST_STREAM(3) " {
 		t.Errorf("written %q", got)
-	}
-}
-
-// A call is refused whatever it does to the table: one that resizes it is no way around the gate.
-func TestCallsThatResizeAreRefused(t *testing.T) {
-	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
-	v.headers(1)
-	v.read()
-	v.admit = false
-	v.said.block.Reset()
-	v.said.encoder.SetMaxDynamicTableSize(100)
-	v.headers(3)
-	if v.said.Bytes()[frameHeader]&0xe0 != resize {
-		t.Fatalf("the block does not resize: %x", v.said.Bytes())
-	}
-	v.expect("", "HEADERS(3) RST_STREAM(3) ")
-	v.admit = true
-	v.headers(5) // which refers to what call 3 has put into the table
-	v.expect("HEADERS(5) ", "")
-}
-
-// A block in two frames, of which the first is padded and the second comes byte by byte, is what it is.
-func TestPiecesByteByByte(t *testing.T) {
-	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
-	v.headers(1)
-	v.read()
-	v.said.block.Reset()
-	for _, x := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"x", "0123456789"},
-	} {
-		_ = v.said.encoder.WriteField(hpack.HeaderField{Name: x[0], Value: x[1]})
-	}
-	block := v.said.block.Bytes()
-	_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: block[:5], PadLength: 3})
-	_ = v.said.framer.WriteContinuation(3, true, block[5:])
-	for _, b := range v.said.Bytes() {
-		v.line.pieces = append(v.line.pieces, []byte{b})
-	}
-	var got []byte
-	for p := make([]byte, readBuffer); ; {
-		n, err := v.Read(p)
-		if got = append(got, p[:n]...); err != nil {
-			break
-		}
-	}
-	if len(got) != frameHeader+len(block) || !bytes.Equal(got[frameHeader:], block) {
-		t.Errorf("gRPC gets %x, of the block %x", got, block)
 	}
 }
 

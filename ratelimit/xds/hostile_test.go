@@ -11,7 +11,6 @@ import (
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/mem"
@@ -209,28 +208,6 @@ func TestPushesAreCoalesced(t *testing.T) {
 	}
 	if requests(store, "a.k") != last {
 		t.Errorf("%d is in force", requests(store, "a.k"))
-	}
-}
-
-// A push that cannot be read costs itself, and is counted.
-func TestPoisonedPush(t *testing.T) {
-	m := newManager(t, "127.0.0.1:0")
-	store := run(t, Options{Server: m.addr, Caps: config.Caps{Tokens: 10}})
-	m.push(domain("a", limit("k", 5)))
-	m.acked("v1")
-	many := make([]*rlsconf.RateLimitDescriptor, 20)
-	for i := range many {
-		many[i] = &rlsconf.RateLimitDescriptor{Key: fmt.Sprint(i)}
-	}
-	m.push(domain("a", many...))
-	m.refused("the push holds more than 10 descriptors")
-	if _, failed := store.Loads(); failed != 1 || requests(store, "a.k") != 5 {
-		t.Errorf("%d failed, %d in force", failed, requests(store, "a.k"))
-	}
-	m.push(domain("a", limit("k", 6)))
-	m.acked("v3")
-	if requests(store, "a.k") != 6 {
-		t.Error("the good push after it is not in force")
 	}
 }
 
