@@ -65,8 +65,8 @@ descriptors:
         rate_limit: {unit: hour, requests_per_unit: 4000000000}
 `
 
-// Cost drives this service and an empty server of the same protocol in turn,
-// by the same client, and compares the processor time each uses for a call.
+// Cost drives this service and an empty server of the same protocol in turn, by the same client, and compares
+// the processor time of a call.
 func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 	rules, remove, err := process.Rules(costRules)
 	if err != nil {

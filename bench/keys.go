@@ -28,7 +28,7 @@ type KeysOptions struct {
 	Progress io.Writer
 }
 
-// KeysPoint is what was seen after so many distinct keys.
+// KeysPoint is the measurement after so many distinct keys.
 type KeysPoint struct {
 	Keys       int
 	PeakMemory int64 // bytes, resident

@@ -132,7 +132,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.last.Write(p)
 }
 
-// String is what was kept: the first of it, and the last.
+// String is the kept output: its beginning and its end.
 func (l *limited) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,8 +13,7 @@ func percent(part, whole int64) string {
 	return fmt.Sprintf("%.2f%%", 100*float64(part)/float64(max(1, whole)))
 }
 
-// Page shows the report: Redis' work for a decision, what it bought, and what becomes
-// of both in larger fleets.
+// Page shows the report: Redis' work for a decision, its benefit, and both in larger fleets.
 func (r *Report) Page() *report.Page {
 	length, start := r.Length.String(), "a cold start"
 	if r.Rounds > 1 {

@@ -28,8 +28,8 @@ type Options struct {
 	Rate     float64
 	Length   time.Duration // of each mode of each row
 	Rows     []int         // from 1; none: all
-	Modes    []string      // besides the baseline; none: all
-	Warm     bool          // each node is asked for each key once before
+	Modes    []string      // in addition to the baseline; none: all
+	Warm     bool          // each node gets one earlier request for each key
 	Rounds   int           // how often each mode of a row is measured, in turn; 0 is 1
 	Seed     uint64
 	Progress func(done int, what string)
@@ -124,7 +124,7 @@ type Measured struct {
 	Least    float64       `json:"ratio_least"`    // that Ratio was in a round
 	Greatest float64       `json:"ratio_greatest"` //
 	WarmRate float64       `json:"ratio_warm"`     // of Warm to the baseline's
-	Idle     float64       `json:"redis_idle"`     // of a processor, with nobody connected; not in CPU
+	Idle     float64       `json:"redis_idle"`     // of a processor, without connections; not in CPU
 	Claims   float64       `json:"claims"`         // scripts that Redis ran, for 1,000 decisions
 	Draws    float64       `json:"draws"`          // claims that were plain commands, for 1,000 decisions
 	Bytes    float64       `json:"bytes"`          // to and from Redis, for a decision
@@ -139,8 +139,8 @@ type Measured struct {
 	Allowed  int64         `json:"allowed"`        // what an exact limiter had admitted
 	Most     float64       `json:"most,omitempty"` // that Ratio should be
 	Problem  string        `json:"problem,omitempty"`
-	// Commands are those that Redis ran; Reasons what the nodes claimed for, and
-	// Fallbacks why they decided without the ledger.
+	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions
+	// without the ledger.
 	Commands  map[string]process.RedisCommand `json:"commands"`
 	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
 	Fallbacks map[string]int64                `json:"fallbacks,omitempty"`

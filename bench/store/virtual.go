@@ -17,7 +17,7 @@ type Virtual struct {
 	Nodes  int     `json:"nodes"`
 	Claims float64 `json:"claims"`   // for 1,000 decisions
 	Batch  float64 `json:"batch"`    // claims that travel together, in the mean
-	CPU    float64 `json:"redis_us"` // Claims, by what a claim of such a batch costs
+	CPU    float64 `json:"redis_us"` // Claims, by the cost of a claim of such a batch
 	Early  float64 `json:"early"`    // share of requests that were refused while the limit had room
 	Under  float64 `json:"under"`    // share of what an exact limiter had admitted
 	Over   int64   `json:"over"`

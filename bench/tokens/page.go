@@ -20,7 +20,7 @@ type Measured struct {
 	Used       int64         `json:"used"`   // the cost of what passed
 	Share      float64       `json:"share"`  // of the limit
 	Over       int64         `json:"over"`
-	Bound      int64         `json:"bound"`      // the most that requests in flight cost beyond what they held
+	Bound      int64         `json:"bound"`      // the most that requests in flight cost above their holds
 	Operations float64       `json:"operations"` // of Redis, for 1,000 requests
 	P99        time.Duration `json:"latency_p99"`
 	Problem    string        `json:"problem,omitempty"`

@@ -27,7 +27,7 @@ func (*benchTokensCmd) Help() string {
   sluicelab bench tokens --case five --case fifty`
 }
 
-// Run fails if a way went further over a limit than requests in flight cost beyond what they held.
+// Run fails if a way exceeded a limit by more than the costs in flight above their holds.
 func (c *benchTokensCmd) Run(s streams) error {
 	sluice, done, err := c.find()
 	if err != nil {
