@@ -78,8 +78,8 @@ type Match struct {
 type Overrider interface {
 	// Override returns the override of an ask's key, and whether there is one.
 	Override(ctx context.Context, now Instant, a *Ask) (o Override, ok bool, err error)
-	// SetOverride sets it, or removes it if o is nil, and returns what is in force then. The store's clock gives Set;
-	// o.Set is not read.
+	// SetOverride sets it, or removes it if o is nil, and returns the override in force then. The store's
+	// clock gives Set; o.Set is not read.
 	SetOverride(ctx context.Context, now Instant, a *Ask, o *Override, match Match) (Override, error)
 	// Overrides lists up to n whose keys' names begin with prefix and come after a name, in the order of the names.
 	Overrides(ctx context.Context, prefix, after string, n int) ([]NamedOverride, error)

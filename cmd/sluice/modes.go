@@ -110,7 +110,7 @@ func (m *byMode) Stats() ratelimit.LimiterStats {
 	return s
 }
 
-// Look implements [ratelimit.Inspector]. A key's owner has the figures of what it owns.
+// Look implements [ratelimit.Inspector]. A key's owner has the figures of its own keys.
 func (m *byMode) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	if m.slots != nil && a.OfSlot() {
 		return m.slots.Look(ctx, now, a)

@@ -39,7 +39,7 @@ type setting struct {
 	From    string `json:"from"` // default, environment, flag, or the file's name and line
 }
 
-// Run prints what is in force. It fails if a value is out of its bounds.
+// Run prints the settings in force. It fails if a value is out of its bounds.
 func (c *settingsCmd) Run(s streams, ctx *kong.Context, file *fileSettings) error {
 	switch {
 	case c.Schema:

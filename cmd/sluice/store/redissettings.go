@@ -46,8 +46,7 @@ type Redis struct {
 	urlSetting string // that has its URL: "" means names and URL
 }
 
-// RedisPerSecond says which other Redis has the limits for a second. What they
-// leave out (certificates) is the first one's.
+// RedisPerSecond selects another Redis for the limits of a second. Certificates are those of the first one.
 type RedisPerSecond struct {
 	Use          bool          `env:"REDIS_PERSECOND" name:"redis-persecond" help:"Use another Redis for limits of a second."`
 	URL          string        `env:"REDIS_PERSECOND_URL" name:"redis-persecond-url" placeholder:"URL" help:"REDIS_URL of that Redis."`
