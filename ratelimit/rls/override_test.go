@@ -21,7 +21,8 @@ descriptors:
 	for _, key := range []string{"k", "invited"} {
 		rule, name := f.rules().Domain("d").Match([]config.Entry{{Key: key, Value: "a"}}, nil)
 		a := ratelimit.Ask{Rule: rule, Key: name, Kind: ratelimit.Peek}
-		_, err := own.SetOverride(context.Background(), f.now, &a, &ratelimit.Override{Requests: 5}, ratelimit.Match{Any: true})
+		_, err := own.SetOverride(context.Background(), f.now, &a, &ratelimit.Override{Requests: 5},
+			ratelimit.Match{Any: true})
 		if err != nil {
 			t.Fatal(err)
 		}
