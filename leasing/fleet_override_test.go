@@ -32,7 +32,8 @@ func (c *onRedis) override(node int, key string, o *ratelimit.Override) ratelimi
 	return is
 }
 
-// within has every node be asked until it answers so, and fails after a second.
+// within has every node be asked until it answers so, and says how long that took. It fails after a while only: of a busy
+// machine nothing is to be said here.
 func (c *onRedis) within(key string, over bool) (longest time.Duration) {
 	c.Helper()
 	began := c.clock()
@@ -43,7 +44,7 @@ func (c *onRedis) within(key string, over bool) (longest time.Duration) {
 			if longest = max(longest, took); v.OverLimit == over {
 				break
 			}
-			if took > time.Second {
+			if took > 10*time.Second {
 				c.Fatalf("node %d says after %v that %q is over: %v", node, took, key, v.OverLimit)
 			}
 		}
@@ -224,6 +225,9 @@ func TestOverridesUnderLoad(t *testing.T) {
 	stop()
 	asked.Wait()
 	slices.Sort(took)
+	if half := took[len(took)/2]; half > time.Second {
+		t.Errorf("half of them took longer than %v", half)
+	}
 	t.Logf("%d overrides in %v, %d of them followed: in force at three nodes after %v (p50), %v (p99), %v",
 		perSecond*seconds, set, len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
 }

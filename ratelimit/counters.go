@@ -118,7 +118,7 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens, locally bool)
 			c.OverLocally.Add(uint64(ask.Cost - v.Charged))
 		}
 	}
-	if used := ask.Rule.Limit.Capacity() - v.Remaining; used > nearLimit {
+	if used := v.InForce(ask.Rule).Capacity() - v.Remaining; used > nearLimit {
 		c.NearLimit.Add(uint64(min(v.Charged, used-nearLimit)))
 	}
 }

@@ -97,8 +97,6 @@ type Verdict struct {
 	Reason FallbackReason
 	// Err is set when no decision could be made; then nothing else is meant.
 	Err error
-	// Rule has the limit in force, where an override of the key has changed it; nil: the ask's rule has it.
-	Rule *Rule
 }
 
 // Limiter decides. Decide fills verdicts[i] for asks[i], in order, so that the

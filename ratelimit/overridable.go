@@ -24,3 +24,11 @@ func (r *Rule) WhyNoOverrides() string {
 func (r *Rule) RefusesAll() bool {
 	return !r.Unlimited && r.Limit.Requests == 0 && r.Limit.Ceiling == 0
 }
+
+// InForce is the limit that a verdict under a rule is of.
+func (v *Verdict) InForce(r *Rule) *Limit {
+	if v.Limit != nil {
+		return v.Limit
+	}
+	return &r.Limit
+}

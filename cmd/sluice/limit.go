@@ -307,7 +307,7 @@ func (*limitImportCmd) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice limit import overrides.csv
-  sluice limit export --token=... --debug old:6070 | sluice limit import --token=... --debug new:6070 -
+  cat overrides.csv | sluice limit import --token=... --debug node1:6070 -
 
 A line that is refused is printed with its number, and the others are set. The exit code is 1 then. A second import of the same file changes nothing but times.`
 }

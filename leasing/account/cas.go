@@ -456,7 +456,8 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	return v
 }
 
-func (l *CAS) recordOf(key string) StoreKey { return StoreKey{Name: overrideOf(l.prefix, key)} }
+// recordOf names the record of an override: in the order of keys, so that nothing comes behind the key.
+func (l *CAS) recordOf(key string) StoreKey { return StoreKey{Name: overridesOf(l.prefix) + key} }
 
 // Override implements [Overrider].
 func (l *CAS) Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error) {
@@ -551,9 +552,8 @@ func (l *CAS) Overrides(ctx context.Context, prefix, after string, n int) (found
 		}
 		for i, name := range names {
 			r, err := DecodeOverride(string(s.Records[i].Data))
-			key, ours := keyOfOverride(l.prefix, name)
-			if o := r.InForce(s.Now); err == nil && ours && o != nil {
-				found = append(found, ratelimit.NamedOverride{Key: key, Override: *o})
+			if o := r.InForce(s.Now); err == nil && o != nil {
+				found = append(found, ratelimit.NamedOverride{Key: name[len(begin):], Override: *o})
 			}
 		}
 	}

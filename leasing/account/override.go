@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -41,13 +40,6 @@ const (
 func overridesOf(prefix string) string { return prefix + "o{" }
 
 func overrideOf(prefix, key string) string { return overridesOf(prefix) + key + "}" }
-
-// keyOfOverride is overrideOf, backwards.
-func keyOfOverride(prefix, name string) (key string, ok bool) {
-	key, ours := strings.CutPrefix(name, overridesOf(prefix))
-	key, whole := strings.CutSuffix(key, "}")
-	return key, ours && whole
-}
 
 func (r *Overridden) requests() int64 {
 	switch {

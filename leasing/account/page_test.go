@@ -35,6 +35,7 @@ func TestPageConstants(t *testing.T) {
 		"account.mostBurst":    one(fmt.Sprint(int64(mostBurst))),
 		"account.readAgain":    of(readAgain),
 		"account.leftKept":     of(leftKept),
+		"account.overrideKept": of(overrideKept),
 		"account.keptMost":     of(keptMost),
 		"account.recordsPause": of(recordsPause),
 		"account.askedRarely":  of(askedRarely),

@@ -15,6 +15,7 @@ import (
 // Ledger tests a ledger, of which open makes one for each node.
 func Ledger(t *testing.T, open func(*testing.T) account.Ledger) {
 	t.Run("messages", func(t *testing.T) { messages(t, open(t)) })
+	t.Run("overrides", func(t *testing.T) { overrides(t, open(t), open(t)) })
 	t.Run("contention", func(t *testing.T) { contention(t, open) })
 }
 
@@ -43,6 +44,80 @@ func messages(t *testing.T, l account.Ledger) {
 			}
 		}
 	}
+}
+
+// overrides has one node set what another is judged by: a later version wins, what was spent counts on, and lists are in
+// the order of names.
+func overrides(t *testing.T, l, other account.Ledger) {
+	set, ok := l.(account.Overrider)
+	reads, _ := other.(account.Overrider)
+	if !ok {
+		t.Fatal("it keeps no overrides")
+	}
+	limit, ctx := Year, t.Context()
+	limit.Ceiling = 5000
+	change := func(key string, o *ratelimit.Override, m ratelimit.Match) (ratelimit.Override, error) {
+		return set.SetOverride(ctx, &account.OverrideChange{Key: key, Limit: limit, Override: o, Match: m})
+	}
+	seq, has := uint64(0), tokens(0)
+	grants := func(want tokens, in bool) {
+		t.Helper()
+		seq++
+		c := Claim("over", 0xb00, seq, has, 10_000)
+		c.Limit = limit
+		c.Need, c.Want = 10_000, 10_000
+		g, err := Settle(t, other, c)
+		if has += g.Granted; err != nil || g.Err != nil || g.Granted != want || (g.Override != nil) != in {
+			t.Errorf("granted is %d, not %d: %+v, %v", g.Granted, want, g, err)
+		}
+	}
+	grants(1000, false)
+	first, err := change("over", &ratelimit.Override{Requests: 1200, By: "ann", Reason: "more"}, ratelimit.Match{})
+	if err != nil || first.Set == 0 {
+		t.Fatal(first, err)
+	}
+	grants(200, true)
+	if is, err := change("over", nil, ratelimit.Match{}); !errors.Is(err, ratelimit.ErrOverrideChanged) || is != first {
+		t.Errorf("a change of what is not there: %+v, %v", is, err)
+	}
+	second, err := change("over", &ratelimit.Override{Unlimited: true}, ratelimit.Match{Set: first.Set})
+	if err != nil || second.Set <= first.Set {
+		t.Fatal(second, err)
+	}
+	grants(3800, true)
+	again := account.OverrideChange{Key: "over", Limit: limit, Override: &first, Again: true}
+	if is, err := set.SetOverride(ctx, &again); err != nil || is != second {
+		t.Errorf("an older one that is told again: %+v, %v", is, err)
+	}
+	for _, key := range []string{"list|b", "list|a", "list|c", "list}", "m"} {
+		if _, err := change(key, &ratelimit.Override{}, ratelimit.Match{Any: true}); err != nil {
+			t.Fatal(key, err)
+		}
+	}
+	var listed []string
+	for after, more := "", true; more; {
+		page, err := reads.Overrides(ctx, "list|", after, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range page {
+			listed, after = append(listed, o.Key), o.Key
+		}
+		more = len(page) > 0
+	}
+	if fmt.Sprint(listed) != "[list|a list|b list|c]" {
+		t.Errorf("listed are %q", listed)
+	}
+	if _, err = change("over", nil, ratelimit.Match{Any: true}); err != nil {
+		t.Fatal(err)
+	}
+	if is, err := set.SetOverride(ctx, &again); err != nil || is.Set != 0 {
+		t.Errorf("one that was removed is told again: %+v, %v", is, err)
+	}
+	if is, ok, err := reads.Override(ctx, "over"); ok || err != nil {
+		t.Errorf("there is %+v, %v", is, err)
+	}
+	grants(0, false)
 }
 
 // contention has sixteen nodes contend for three accounts: all of each limit is granted, and no more.

@@ -244,6 +244,24 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
+// List implements [account.Lister].
+func (s *Store) List(ctx context.Context, prefix, after string, n int) ([]string, error) {
+	if !s.prepared.Load() {
+		return nil, errUnprepared
+	}
+	rows, err := s.pool.Query(ctx, `SELECT name FROM sluice_accounts WHERE over = 0 AND name LIKE '%o{%'
+  AND name COLLATE "C" >= $1 AND name COLLATE "C" < $1 || U&'\+10FFFF' AND name COLLATE "C" > $2
+ORDER BY name COLLATE "C" LIMIT $3`, prefix, after, n)
+	if err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	return names, nil
+}
+
 // Listen implements [account.Listener].
 func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) {
 	go s.pass(ctx)
@@ -327,4 +345,5 @@ WHERE length(n) <= $3`, channels, names, mostPayload)
 var (
 	_ account.Store    = (*Store)(nil)
 	_ account.Listener = (*Store)(nil)
+	_ account.Lister   = (*Store)(nil)
 )

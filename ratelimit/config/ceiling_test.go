@@ -46,7 +46,8 @@ func TestCeilings(t *testing.T) {
 			warning: "max_override has no effect: the rule has debt: carry",
 		},
 		"with a reserve": {
-			fields: "max_override: 700, coordination: {lease: {reserve: 10}}", limit: "unit: day, requests_per_unit: 100",
+			fields:  "max_override: 700, coordination: {lease: {reserve: 10}}",
+			limit:   "unit: day, requests_per_unit: 100",
 			warning: "max_override has no effect: the rule has a lease.reserve",
 		},
 		"in flight": {

@@ -23,8 +23,8 @@ import (
 
 const csvType = "text/csv"
 
-// CSVColumns are those of a list of overrides. An import needs descriptor and limit, in any order of columns, and for all
-// domains at once domain; it reads no set.
+// CSVColumns are those of a list of overrides. An import needs descriptor and limit, in any order of columns, and for
+// all domains at once domain; it reads no set.
 var CSVColumns = []string{"domain", "descriptor", "limit", "unit", "expires", "reason", "by", "set"}
 
 // CSVRow is an override as a row has it.
@@ -108,7 +108,8 @@ func (c *console) importOverrides(w http.ResponseWriter, r *http.Request) error 
 	// The body is taken in first, for it has less time to come than the rows have to be set.
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, importBody))
 	if err != nil {
-		return refusing(http.StatusRequestEntityTooLarge, "the body is not complete, or exceeds %d bytes: split it (%v)",
+		return refusing(http.StatusRequestEntityTooLarge,
+			"the body is not complete, or exceeds %d bytes: split it (%v)",
 			importBody, err)
 	}
 	rows := csv.NewReader(strings.NewReader(string(text)))
@@ -174,7 +175,8 @@ func (i *importing) run(ctx context.Context, rows *csv.Reader) error {
 		}
 		line, _ := rows.FieldPos(0)
 		if n == ImportRows {
-			i.wrong(line, fmt.Errorf("one import has at most %d rows: send this and those that follow in another", ImportRows))
+			i.wrong(line, fmt.Errorf("one import has at most %d rows: send this and those that follow in another",
+				ImportRows))
 			break
 		}
 		row := map[string]string{}
@@ -233,7 +235,8 @@ func (i *importing) row(line int, row map[string]string) (a *ratelimit.Ask, desc
 }
 
 // set sets one, and returns an error if the store did not answer.
-func (i *importing) set(ctx context.Context, line int, a *ratelimit.Ask, descriptor string, o *ratelimit.Override) error {
+func (i *importing) set(ctx context.Context, line int, a *ratelimit.Ask, descriptor string,
+	o *ratelimit.Override) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	_, err := i.setOverride(ctx, a, descriptor, o, ratelimit.Match{Any: true}, i.from, i.by)

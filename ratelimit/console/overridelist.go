@@ -32,8 +32,9 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 			continue
 		}
 		if bad != nil || worse != nil || !found || name == "" {
-			return nil, nil, fmt.Errorf("%.60q is no entry of a descriptor: write KEY=VALUE, with %%26 for & and %%3D for =",
-				part)
+			return nil, nil,
+				fmt.Errorf("%.60q is no entry of a descriptor: write KEY=VALUE, with %%26 for & and %%3D for =",
+					part)
 		}
 		entries = append(entries, config.Entry{Key: name, Value: text})
 	}
@@ -66,8 +67,8 @@ func descriptorText(entries []config.Entry) string {
 	return b.String()
 }
 
-// entriesOfName are the domain and the entries in a key's name: PERIOD|DOMAIN|KEY=VALUE|KEY=VALUE, where a pattern whose
-// values share a budget stands behind a ~. ok is false for the digest of a key that was too long.
+// entriesOfName are the domain and the entries in a key's name: PERIOD|DOMAIN|KEY=VALUE|KEY=VALUE, where a pattern
+// whose values share a budget stands behind a ~. ok is false for the digest of a key that was too long.
 func entriesOfName(name string) (domain string, entries []config.Entry, ok bool) {
 	parts := strings.Split(name, "|")
 	if len(parts) < 3 {

@@ -65,7 +65,8 @@ func ParseOverrideLimit(text string) (l OverrideLimit, err error) {
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n > uint64(ratelimit.MaxLimit) {
-		return l, fmt.Errorf("limit is %.40q, must be a whole number from 0 to %d, or unlimited", text, ratelimit.MaxLimit)
+		return l, fmt.Errorf("limit is %.40q, must be a whole number from 0 to %d, or unlimited", text,
+			ratelimit.MaxLimit)
 	}
 	return OverrideLimit{Requests: ratelimit.Tokens(n)}, nil
 }
@@ -170,7 +171,8 @@ func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, er
 			"sluice explain", descriptorText(entries))
 	}
 	if why := rule.WhyNoOverrides(); why != "" {
-		return nil, refusing(http.StatusUnprocessableEntity, "the limits of %s.%s cannot be overridden: %s", rule.Domain,
+		return nil, refusing(http.StatusUnprocessableEntity, "the limits of %s.%s cannot be overridden: %s",
+			rule.Domain,
 			rule.Path, why)
 	}
 	return &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}, nil
@@ -211,7 +213,8 @@ func expiry(text string, now time.Time) (ratelimit.LedgerTime, error) {
 	if err != nil {
 		in, bad := time.ParseDuration(text)
 		if bad != nil {
-			return 0, fmt.Errorf("expires is %.40q, must be a time like 2027-01-31T00:00:00Z, or a duration like 24h", text)
+			return 0, fmt.Errorf("expires is %.40q, must be a time like 2027-01-31T00:00:00Z, or a duration like 24h",
+				text)
 		}
 		at = now.Add(in)
 	}
@@ -271,8 +274,9 @@ func (c *console) condition(ctx context.Context, r *http.Request, a *ratelimit.A
 	text, err := strconv.Unquote(match)
 	version, bad := strconv.ParseInt(text, 10, 64)
 	if err != nil || bad != nil || version <= 0 || none != "" {
-		return ratelimit.Match{}, refusing(http.StatusBadRequest, "If-Match is %.60q and If-None-Match %.60q: give one of "+
-			"If-Match with the ETag of an answer, If-Match: * and If-None-Match: *", match, none)
+		return ratelimit.Match{}, refusing(http.StatusBadRequest,
+			"If-Match is %.60q and If-None-Match %.60q: give one of "+
+				"If-Match with the ETag of an answer, If-Match: * and If-None-Match: *", match, none)
 	}
 	return ratelimit.Match{Set: ratelimit.LedgerTime(version)}, nil
 }
@@ -286,7 +290,8 @@ func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor 
 	if o == nil {
 		result, what = metrics.OverrideRemoved, "an override was removed"
 	}
-	about := []any{"by", by, "from", from.RemoteAddr, "rule", a.Rule.Domain + "." + a.Rule.Path, "descriptor", descriptor}
+	about := []any{"by", by, "from", from.RemoteAddr, "rule", a.Rule.Domain + "." + a.Rule.Path, "descriptor",
+		descriptor}
 	if o != nil {
 		about = append(about, "limit", OverrideLimit{o.Requests, o.Unlimited}.String(), "expires", timeOf(o.Expires),
 			"reason", o.Reason)
@@ -339,11 +344,13 @@ func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error)
 	case err != nil:
 		return nil, "", refusing(http.StatusBadRequest, "%v", err)
 	case len(page) > 0:
-		return nil, "", refusing(http.StatusBadRequest, "prefix, after and limit are of lists: for an entry with such a key "+
-			"write entry=KEY=VALUE")
+		return nil, "", refusing(http.StatusBadRequest,
+			"prefix, after and limit are of lists: for an entry with such a key "+
+				"write entry=KEY=VALUE")
 	case len(entries) == 0:
-		return nil, "", refusing(http.StatusBadRequest, "the query has no entries: write KEY=VALUE&KEY=VALUE, in the order "+
-			"of the descriptor")
+		return nil, "", refusing(http.StatusBadRequest,
+			"the query has no entries: write KEY=VALUE&KEY=VALUE, in the order "+
+				"of the descriptor")
 	}
 	a, err := c.key(r.PathValue("domain"), entries)
 	return a, descriptorText(entries), err
@@ -362,7 +369,8 @@ func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
 	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, overrideBody))
 	body.DisallowUnknownFields()
 	if err := body.Decode(&change); err != nil {
-		return refusing(http.StatusBadRequest, "the body is not {\"limit\": N, \"reason\": TEXT} of at most %d bytes: %v",
+		return refusing(http.StatusBadRequest,
+			"the body is not {\"limit\": N, \"reason\": TEXT} of at most %d bytes: %v",
 			overrideBody, err)
 	}
 	if _, err := body.Token(); !errors.Is(err, io.EOF) {

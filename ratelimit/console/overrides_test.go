@@ -151,7 +151,8 @@ func (n *overridable) must(code int, part, method, path, body string, headers ..
 	n.Helper()
 	w := n.do(method, path, body, headers...)
 	if w.Code != code || !strings.Contains(w.Body.String(), part) {
-		n.Errorf("%s %s %s %v is answered %d %s, must be %d with %q", method, path, body, headers, w.Code, w.Body, code, part)
+		n.Errorf("%s %s %s %v is answered %d %s, must be %d with %q", method, path, body, headers, w.Code, w.Body,
+			code, part)
 	}
 	return w
 }
@@ -169,8 +170,10 @@ func TestOverrideIsAResource(t *testing.T) {
 	n.must(412, "changed", "PUT", alice, `{"limit": 1, "reason": ""}`, "If-None-Match: *")
 	w = n.must(200, `"in_force":"1000 per minute"`, "GET", alice, "")
 	var o Overridden
-	if err := json.Unmarshal(w.Body.Bytes(), &o); err != nil || o.By != "ops@example.com" || o.Reason != "bought more" ||
-		o.Rule != "api_key" || o.Descriptor != "api_key=alice" || strconv.Quote(o.Version) != first || o.Set.Year() != 2027 {
+	if err := json.Unmarshal(w.Body.Bytes(), &o); err != nil || o.By != "ops@example.com" ||
+		o.Reason != "bought more" ||
+		o.Rule != "api_key" || o.Descriptor != "api_key=alice" || strconv.Quote(o.Version) != first ||
+		o.Set.Year() != 2027 {
 		t.Errorf("it is read as %+v (%v), its tag was %s", o, err, first)
 	}
 	w = n.must(200, `"limit":"unlimited"`, "PUT", alice, `{"limit": "unlimited", "reason": ""}`, "If-Match: "+first)
@@ -182,14 +185,16 @@ func TestOverrideIsAResource(t *testing.T) {
 	n.must(200, "100 per minute", "DELETE", alice, "")
 	n.must(200, "100 per minute", "DELETE", alice, "")
 	n.must(404, "", "GET", alice, "")
-	n.must(200, `"in_force":"1 per second, bucket of 2"`, "PUT", "/v1/overrides/edge?bucket=x", `{"limit":1,"reason":""}`)
-	n.must(200, `"in_force":"4 per 5 minutes"`, "PUT", "/v1/overrides/edge?tier=a%26b&entry=limit=c", `{"limit":4,"reason":""}`)
+	n.must(200, `"in_force":"1 per second, bucket of 2"`, "PUT", "/v1/overrides/edge?bucket=x",
+		`{"limit":1,"reason":""}`)
+	n.must(200, `"in_force":"4 per 5 minutes"`, "PUT", "/v1/overrides/edge?tier=a%26b&entry=limit=c",
+		`{"limit":4,"reason":""}`)
 	if _, ok := n.of["minute*5|edge|tier=a&b|limit=c"]; !ok {
 		t.Errorf("the keys are %v", n.of)
 	}
 	for _, part := range []string{
-		`msg="an override was set" by=ops@example.com from=192.0.2.1:1234 rule=edge.api_key descriptor="api_key=alice" ` +
-			`limit=1000 expires=0001-01-01T00:00:00.000Z reason="bought more"`,
+		`msg="an override was set" by=ops@example.com from=192.0.2.1:1234 rule=edge.api_key ` +
+			`descriptor="api_key=alice" limit=1000 expires=0001-01-01T00:00:00.000Z reason="bought more"`,
 		`msg="an override was removed" by="ADMIN_TOKEN at 192.0.2.1"`, `msg="an override did not change"`,
 	} {
 		if !strings.Contains(n.log.String(), part) {
@@ -217,7 +222,8 @@ func TestExplanationOfAnOverride(t *testing.T) {
 	}
 	n.must(200, "", "PUT", alice, `{"limit": 70, "reason": "s3cret", "expires": "1h"}`, "From: ops")
 	e, text := explained()
-	if e.Limit != "70 per minute" || e.LimitFrom != "override" || e.RuleLimit != "100 per minute" || e.OverrideSet.IsZero() ||
+	if e.Limit != "70 per minute" || e.LimitFrom != "override" || e.RuleLimit != "100 per minute" ||
+		e.OverrideSet.IsZero() ||
 		e.OverrideExpires.IsZero() || strings.Contains(text, "s3cret") || strings.Contains(text, "ops") {
 		t.Errorf("with one: %s", text)
 	}
@@ -308,7 +314,8 @@ func TestOverridesNeedTheToken(t *testing.T) {
 	n := newOverridable(t)
 	n.must(200, "", "PUT", alice, `{"limit": 1000, "reason": "s3cret"}`)
 	for _, at := range []string{
-		"GET /v1/overrides", "GET /v1/overrides/edge", "GET " + alice, "PUT " + alice, "DELETE " + alice, "POST /v1/overrides",
+		"GET /v1/overrides", "GET /v1/overrides/edge", "GET " + alice, "PUT " + alice, "DELETE " + alice,
+		"POST /v1/overrides",
 		"POST /v1/overrides/edge", "HEAD " + alice,
 	} {
 		method, path, _ := strings.Cut(at, " ")
@@ -353,7 +360,8 @@ func TestOverridesAreListed(t *testing.T) {
 			for _, o := range page.Overrides {
 				all = append(all, o.Descriptor)
 			}
-			if after = strings.NewReplacer("%", "%25", "&", "%26", "+", "%2B", "#", "%23").Replace(page.Next); after == "" {
+			if after = strings.NewReplacer("%", "%25", "&", "%26", "+", "%2B", "#",
+				"%23").Replace(page.Next); after == "" {
 				return all
 			}
 		}
@@ -361,7 +369,8 @@ func TestOverridesAreListed(t *testing.T) {
 	for path, want := range map[string]string{
 		"/v1/overrides/edge?limit=3": "api_key=free-%2A tier=gold&entry=limit%3Dann api_key=alice0 api_key=alice1 " +
 			"api_key=alice2 api_key=alice3 api_key=alice4 api_key=bob bucket=b%7C%25+%3D~",
-		"/v1/overrides/edge?prefix=api_key%3Dal":                "api_key=alice0 api_key=alice1 api_key=alice2 api_key=alice3 api_key=alice4",
+		"/v1/overrides/edge?prefix=api_key%3Dal": "api_key=alice0 api_key=alice1 api_key=alice2 api_key=alice3 " +
+			"api_key=alice4",
 		"/v1/overrides/edge?limit=1&prefix=buc":                 "bucket=b%7C%25+%3D~",
 		"/v1/overrides/edge?prefix=tier%3Dgold%26limit%3Da":     "tier=gold&entry=limit%3Dann",
 		"/v1/overrides/edge?prefix=tier%3Dgold%26entry%3Dlim":   "",
@@ -390,23 +399,27 @@ func TestOverridesAreListed(t *testing.T) {
 func TestOverridesInCSV(t *testing.T) {
 	n := newOverridable(t)
 	for path, body := range map[string]string{
-		"api_key=alice":  `{"limit": 1000, "reason": "says \"hi\", twice", "expires": "2099-01-31T00:00:00Z"}`,
-		"api_key=free-1": `{"limit": "unlimited", "reason": ""}`, "tier=gold&entry=limit=a%26b": `{"limit": 0, "reason": "ban"}`,
+		"api_key=alice":               `{"limit":1000,"reason":"says \"hi\", twice","expires":"2099-01-31T00:00:00Z"}`,
+		"api_key=free-1":              `{"limit": "unlimited", "reason": ""}`,
+		"tier=gold&entry=limit=a%26b": `{"limit": 0, "reason": "ban"}`,
 	} {
 		n.must(200, "", "PUT", "/v1/overrides/edge?"+path, body, "From: ops@example.com")
 	}
-	w := n.must(200, "domain,descriptor,limit,unit,expires,reason,by,set\n", "GET", "/v1/overrides?limit=2", "", "Accept: text/csv")
+	w := n.must(200, "domain,descriptor,limit,unit,expires,reason,by,set\n", "GET", "/v1/overrides?limit=2", "",
+		"Accept: text/csv")
 	link := w.Header().Get("Link")
 	if !strings.HasPrefix(link, "<?after=minute") || !strings.HasSuffix(link, `&limit=2>; rel="next"`) {
 		t.Errorf("the next page is at %s", link)
 	}
-	text := n.must(200, `,"says ""hi"", twice",ops@example.com,`, "GET", "/v1/overrides", "", "Accept: text/csv").Body.String()
+	text := n.must(200, `,"says ""hi"", twice",ops@example.com,`, "GET", "/v1/overrides", "",
+		"Accept: text/csv").Body.String()
 	before := n.of
 	for _, path := range []string{"/v1/overrides", "/v1/overrides/edge"} {
 		n.of = map[string]ratelimit.Override{}
 		n.must(200, `{"set":3,"failed":0,"errors":[]}`, "POST", path, text, "Content-Type: text/csv; charset=utf-8")
 		for name, want := range before {
-			if got := n.of[name]; got.Requests != want.Requests || got.Unlimited != want.Unlimited || got.By != want.By ||
+			if got := n.of[name]; got.Requests != want.Requests || got.Unlimited != want.Unlimited ||
+				got.By != want.By ||
 				got.Reason != want.Reason || got.Expires != want.Expires {
 				t.Errorf("%s is %+v after export and import, was %+v", name, got, want)
 			}
@@ -428,11 +441,13 @@ than a line"
 		t.Fatal(err)
 	}
 	for i, want := range []string{
-		"3 limit is", "4 line 2 has the same key", "5 wrong number of fields", "6 no rule matches", "7 reason is not one line",
+		"3 limit is", "4 line 2 has the same key", "5 wrong number of fields", "6 no rule matches",
+		"7 reason is not one line",
 		"9 extraneous or missing",
 	} {
 		line, part, _ := strings.Cut(want, " ")
-		if i >= len(done.Errors) || fmt.Sprint(done.Errors[i].Line) != line || !strings.Contains(done.Errors[i].Error, part) {
+		if i >= len(done.Errors) || fmt.Sprint(done.Errors[i].Line) != line || !strings.Contains(done.Errors[i].Error,
+			part) {
 			t.Errorf("of line %s it says %+v, must be %q", line, done.Errors, part)
 		}
 	}
@@ -458,20 +473,24 @@ func TestHostileImports(t *testing.T) {
 	post(413, "exceeds 4194304 bytes", "descriptor,limit\n"+strings.Repeat("x", 5<<20))
 	n.must(415, "Content-Type", "POST", "/v1/overrides/edge", "descriptor,limit\n", "Content-Type: application/json")
 	n.must(400, "no column domain", "POST", "/v1/overrides", "descriptor,limit\n", "Content-Type: text/csv")
-	n.must(422, "and the import is of", "POST", "/v1/overrides/edge", "domain,descriptor,limit\nother,api_key=a,1\n", "Content-Type: text/csv")
+	n.must(422, "and the import is of", "POST", "/v1/overrides/edge", "domain,descriptor,limit\nother,api_key=a,1\n",
+		"Content-Type: text/csv")
 	post(422, "digest of a key", "descriptor,limit\n#ff00,1\n")
 	var many strings.Builder
 	many.WriteString("descriptor,limit\n")
 	for i := range ImportRows + 500 {
 		fmt.Fprintf(&many, "api_key=%d,1\n", i)
 	}
-	post(422, `"set":10000,"failed":1,"errors":[{"line":10002,"error":"one import has at most 10000 rows`, many.String())
-	if said := post(422, `"set":0,"failed":10001`, strings.ReplaceAll(many.String(), ",1\n", ",-1\n")); strings.Count(said, "line") != importErrors {
+	post(422, `"set":10000,"failed":1,"errors":[{"line":10002,"error":"one import has at most 10000 rows`,
+		many.String())
+	if said := post(422, `"set":0,"failed":10001`, strings.ReplaceAll(many.String(), ",1\n",
+		",-1\n")); strings.Count(said, "line") != importErrors {
 		t.Errorf("%d errors are told, must be %d", strings.Count(said, "line"), importErrors)
 	}
 	n.down = errors.New("no route to Redis")
 	var done Imported
-	if err := json.Unmarshal([]byte(post(503, "no route to Redis", many.String())), &done); err != nil || done.Set > 0 ||
+	if err := json.Unmarshal([]byte(post(503, "no route to Redis", many.String())), &done); err != nil ||
+		done.Set > 0 ||
 		done.Failed > importAtOnce+1 {
 		t.Errorf("without a store it is answered %+v (%v)", done, err)
 	}

@@ -137,7 +137,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	}
 	c.Budgets = map[string]*transport.Budget{"grpc": transport.NewBudget(1)}
 	c.Safety, c.RepliesRefused = func() StoreSafety { return StoreSafety{Known: true} }, func() uint64 { return 0 }
-	c.Quotas = &rlqs.Stats{}
+	c.Quotas, c.Overrides = &rlqs.Stats{}, new(OverrideChanges)
 	c.Gate = shed.NewGate(time.Second)
 	c.Gate.Arrive(1, 0, 0)
 	c.Gate.Gone()

@@ -20,6 +20,9 @@ type status struct {
 	quota     bool
 }
 
+// limit is the one in force for the descriptor's key.
+func (st *status) limit() *ratelimit.Limit { return st.verdict.InForce(st.rule) }
+
 // conclude turns verdicts into statuses and the overall code, gives back what the
 // request must not cost, and counts it all.
 func (c *call) conclude(s *Service, now ratelimit.Instant) {
@@ -77,9 +80,7 @@ func (c *call) status(s *Service, i int) status {
 	case st.unlimited:
 		return st
 	case m.ask >= 0:
-		if st.verdict = c.verdicts[m.ask]; st.verdict.Rule != nil {
-			st.rule = st.verdict.Rule // answers and statistics are of the limit in force
-		}
+		st.verdict = c.verdicts[m.ask]
 	// The limiter was not asked. The window's end is the wall clock's, for no ledger has an
 	// account.
 	default: // requests_per_unit: 0
@@ -109,10 +110,9 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 		a := ratelimit.Ask{Rule: st.rule, Cost: 1}
 		if st.ask >= 0 {
 			a = c.asks[st.ask]
-			a.Rule = st.rule
 			s.Stats.Sources[st.verdict.Source].Add(1)
 		}
-		near := ratelimit.Tokens(math.Floor(float64(st.rule.Limit.Capacity()) * s.options.NearLimitRatio))
+		near := ratelimit.Tokens(math.Floor(float64(st.limit().Capacity()) * s.options.NearLimitRatio))
 		hit := known != nil && known.lookUp(now, c.matches[i].hash, st.verdict.OverLimit)
 		counters.Count(a, st.verdict, near, hit)
 		if st.verdict.OverLimit && st.rule.Shadow {
@@ -194,7 +194,7 @@ func (c *call) restate() {
 				back = ratelimit.AddTokens(back, c.verdicts[j].Charged)
 			}
 		}
-		st.verdict.Remaining = min(st.rule.Limit.Capacity(), ratelimit.AddTokens(st.verdict.Remaining, back))
+		st.verdict.Remaining = min(st.limit().Capacity(), ratelimit.AddTokens(st.verdict.Remaining, back))
 	}
 }
 

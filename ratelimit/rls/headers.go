@@ -18,7 +18,7 @@ func (c *call) appendHeaders(names *HeaderNames) {
 		return
 	}
 	if names.Limit != "" {
-		c.out = appendHeader(c.out, names.Limit, uint64(st.rule.Limit.Requests))
+		c.out = appendHeader(c.out, names.Limit, uint64(st.limit().Requests))
 		c.out = appendHeader(c.out, names.Remaining, uint64(st.remaining()))
 		c.out = appendHeader(c.out, names.Reset, st.resetSeconds())
 	}
@@ -69,7 +69,7 @@ func (c *call) appendIETF(st *status) {
 	// The arrays are on the stack, large enough for a name of which every byte is escaped.
 	var room [192]byte
 	name := appendQuoted(room[:0], policyName(st.rule))
-	if l := &st.rule.Limit; l.Algorithm == ratelimit.Concurrency {
+	if l := st.limit(); l.Algorithm == ratelimit.Concurrency {
 		c.out = appendField(c.out, "RateLimit-Policy", name, `;qu="concurrent-requests";q=`, uint64(l.Requests), "", 0)
 	} else {
 		c.out = appendField(c.out, "RateLimit-Policy", name, ";q=", uint64(l.Capacity()), ";w=", windowSeconds(l))

@@ -6,26 +6,8 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
 )
-
-// overriding decides by another limit than the rule's, as where a key has an override.
-type overriding struct {
-	ratelimit.Limiter
-	by ratelimit.Override
-}
-
-func (l overriding) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask,
-	verdicts []ratelimit.Verdict,
-) {
-	for i := range asks {
-		inForce := *asks[i].Rule
-		inForce.Limit = inForce.Limit.Under(&l.by)
-		a := asks[i]
-		a.Rule = &inForce
-		l.Limiter.Decide(ctx, now, []ratelimit.Ask{a}, verdicts[i:i+1])
-		verdicts[i].Rule = &inForce
-	}
-}
 
 // Answers, headers and statistics are of the limit that is in force for the key.
 func TestAnswersSayTheLimitInForce(t *testing.T) {
@@ -35,8 +17,16 @@ descriptors:
 - {key: invited, max_override: 100, rate_limit: {unit: hour, requests_per_unit: 0}}
 - {key: banned, rate_limit: {unit: hour, requests_per_unit: 0}}
 `)
-	plain := f.limiter
-	f.limiter = overriding{plain, ratelimit.Override{Requests: 5}}
+	own := f.limiter.(ratelimit.Overrider)
+	for _, key := range []string{"k", "invited"} {
+		rule, name := f.rules().Domain("d").Match([]config.Entry{{Key: key, Value: "a"}}, nil)
+		a := ratelimit.Ask{Rule: rule, Key: name, Kind: ratelimit.Peek}
+		_, err := own.SetOverride(context.Background(), f.now, &a, &ratelimit.Override{Requests: 5},
+			ratelimit.Match{Any: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	for i, left := range []uint32{4, 3, 2, 1, 0} {
 		a := f.must(rlsRequest(desc("k=a")))
 		st := a.Statuses[0]
@@ -60,7 +50,6 @@ descriptors:
 	if got := short(f.must(rlsRequest(desc("banned=a")))); !strings.Contains(got, "OVER_LIMIT") {
 		t.Errorf("a rule without max_override and a limit of 0 answers %s", got)
 	}
-	f.limiter = plain
 	if got := short(f.must(rlsRequest(desc("invited=b")))); !strings.Contains(got, "OVER_LIMIT") {
 		t.Errorf("a key without an override under a limit of 0 is answered %s", got)
 	}

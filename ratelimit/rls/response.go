@@ -48,7 +48,7 @@ func (st *status) append(b []byte) []byte {
 	case st.unlimited:
 		return wire.AppendVarint(b, 3, math.MaxUint32)
 	}
-	b = wire.AppendMessage(b, 2, func(b []byte) []byte { return appendLimit(b, st.rule) })
+	b = wire.AppendMessage(b, 2, func(b []byte) []byte { return appendLimit(b, st.limit(), st.rule.Name) })
 	// A field that is 0 is not written in proto3.
 	if remaining := ratelimit.ClampedForEnvoy(st.remaining()); remaining > 0 {
 		b = wire.AppendVarint(b, 3, uint64(remaining))
@@ -65,23 +65,23 @@ func (st *status) resetSeconds() uint64 {
 }
 
 // appendLimit writes a RateLimitResponse.RateLimit.
-func appendLimit(b []byte, r *ratelimit.Rule) []byte {
-	if r.Limit.Requests > 0 {
-		b = wire.AppendVarint(b, 1, uint64(ratelimit.ClampedForEnvoy(r.Limit.Requests)))
+func appendLimit(b []byte, l *ratelimit.Limit, name string) []byte {
+	if l.Requests > 0 {
+		b = wire.AppendVarint(b, 1, uint64(ratelimit.ClampedForEnvoy(l.Requests)))
 	}
-	if r.Limit.Algorithm == ratelimit.Concurrency { // has no unit that RLS knows
-		if r.Name != "" {
-			b = wire.AppendString(b, 3, r.Name)
+	if l.Algorithm == ratelimit.Concurrency { // has no unit that RLS knows
+		if name != "" {
+			b = wire.AppendString(b, 3, name)
 		}
 		return b
 	}
-	b = wire.AppendVarint(b, 2, uint64(r.Limit.Unit.Wire()))
-	if r.Name != "" {
-		b = wire.AppendString(b, 3, r.Name)
+	b = wire.AppendVarint(b, 2, uint64(l.Unit.Wire()))
+	if name != "" {
+		b = wire.AppendString(b, 3, name)
 	}
-	if r.Limit.Multiplier > 1 {
+	if l.Multiplier > 1 {
 		b = wire.AppendMessage(b, 4, func(b []byte) []byte {
-			return wire.AppendVarint(b, 1, uint64(r.Limit.Multiplier))
+			return wire.AppendVarint(b, 1, uint64(l.Multiplier))
 		})
 	}
 	return b

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit/console"
+)
+
+// limit runs sluice limit at a node, with the token.
+func (s *sluice) limit(args ...string) (code int, out, errs string) {
+	s.Helper()
+	return runLine(append(append([]string{"limit"}, args...), "--debug", s.debug, "--token=hunter2", "--by=ops")...)
+}
+
+// may is limit, which must succeed.
+func (s *sluice) may(args ...string) string {
+	s.Helper()
+	code, out, errs := s.limit(args...)
+	if code != 0 {
+		s.Fatalf("limit %v: %d %s%s\nthe log:\n%s", args, code, out, errs, s.log())
+	}
+	return out
+}
+
+// read is limit without --by, which commands that read do not have.
+func (s *sluice) read(args ...string) (code int, out, errs string) {
+	s.Helper()
+	return runLine(append(append([]string{"limit"}, args...), "--debug", s.debug, "--token=hunter2")...)
+}
+
+// A limit that is set at one node counts at each node, also where it refused the key or had tokens in hand; and it never
+// gives back what was spent.
+func TestLimitAtRunTime(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	// A refused request is charged otherwise, and a raised limit has to exceed all of them.
+	writeFile(t, rules, strings.Replace(peopleRules, "domain: d\n", "domain: d\ncoordination: {on_deny: refund, on_store_failure: closed}\n", 1))
+	for name, stores := range map[string][]string{"fleet": {redistest.Start(t).Addr, ""}, "alone": {""}} {
+		t.Run(name, func(t *testing.T) {
+			var nodes []*sluice
+			for range stores {
+				nodes = append(nodes, serve(t, []string{"REDIS_URL=" + stores[0], "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules))
+				nodes[len(nodes)-1].untilHealthy()
+			}
+			first, last := nodes[0], nodes[len(nodes)-1]
+			for _, key := range []string{"five", "sliding", "bucket"} {
+				admitted := 0
+				drain := func() int {
+					for i := range 40 {
+						if nodes[i%len(nodes)].post(key, "x") == http.StatusOK {
+							admitted++
+						}
+					}
+					return admitted
+				}
+				if drain() != 5 {
+					t.Fatalf("%s: %d of 5 were admitted", key, admitted)
+				}
+				first.may("set", "12", "d", key+"=x", "--reason=more")
+				want := 12
+				if key == "bucket" {
+					want = 5 // a bucket grows, and what is in it does not
+				} else {
+					last.eventually(fmt.Sprintf("%s: the raised limit counts at each node", key), func() bool { return drain() >= want })
+				}
+				if drain() != want {
+					t.Errorf("%s: %d of %d were admitted", key, admitted, want)
+				}
+				if got := last.explained("d", key+"=x"); !strings.Contains(got, "12 per year") || !strings.Contains(got, "by an override of ") ||
+					!strings.Contains(got, "(the rule has 5 per year") {
+					t.Errorf("%s is explained as\n%s", key, got)
+				}
+				last.may("rm", "d", key+"=x")
+				if drain() != want {
+					t.Errorf("%s: without the override %d were admitted, must be %d", key, admitted, want)
+				}
+			}
+			first.post("five", "lower")
+			last.may("set", "0", "d", "five=lower", "--expires=24h", "--reason=abuse")
+			first.eventually("a banned key is refused", func() bool { return first.post("five", "lower") == http.StatusTooManyRequests })
+			if got := first.post("five", "lower"); got != http.StatusTooManyRequests {
+				t.Errorf("a banned key is answered %d", got)
+			}
+		})
+	}
+}
+
+// The commands do what the resource does: conditions, lists, and a file that goes out and in again.
+func TestLimitCommands(t *testing.T) {
+	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
+	s.may("set", "12", "d", "five=a", "--reason=why, \"so\"", "--new")
+	if code, _, errs := s.limit("set", "13", "d", "five=a", "--new"); code != 1 || !strings.Contains(errs, "has changed since") {
+		t.Errorf("--new of one that is there: %d %s", code, errs)
+	}
+	_, out, _ := s.read("get", "--json", "d", "five=a")
+	var o console.Overridden
+	if err := json.Unmarshal([]byte(out), &o); err != nil || o.By != "ops" || o.Reason != `why, "so"` || o.InForce != "12 per year" {
+		t.Fatalf("get prints %s (%v)", out, err)
+	}
+	if code, _, errs := s.limit("set", "13", "d", "five=a", "--if-version=1"); code != 1 || !strings.Contains(errs, "has changed since") {
+		t.Errorf("with another version: %d %s", code, errs)
+	}
+	s.may("set", "unlimited", "d", "five=a", "--if-version="+o.Version)
+	s.may("set", "0", "d", "tier=gold", "user=b&c", "--expires=1h")
+	if _, out, _ := s.read("list", "d"); !strings.Contains(out, "unlimited") || !strings.Contains(out, "tier=gold&user=b%26c") ||
+		strings.Count(out, "\n") != 3 {
+		t.Errorf("list prints\n%s", out)
+	}
+	if _, out, _ := s.read("list", "--json", "d", "--prefix=tier=g"); strings.Count(out, "\n") != 1 || !strings.Contains(out, `"limit":0`) {
+		t.Errorf("list --json prints\n%s", out)
+	}
+	_, exported, _ := s.read("export")
+	s.may("rm", "d", "five=a")
+	s.may("rm", "d", "tier=gold", "user=b&c")
+	if code, _, errs := s.read("get", "d", "five=a"); code != 1 || !strings.Contains(errs, "the limit of the file is in force") {
+		t.Errorf("after rm: %d %s", code, errs)
+	}
+	file := filepath.Join(t.TempDir(), "overrides.csv")
+	writeFile(t, file, exported)
+	if out := s.may("import", file); out != "2 overrides set, 0 lines refused\n" {
+		t.Errorf("import prints %s", out)
+	}
+	if _, again, _ := s.read("export"); again == "" || strings.Count(again, "\n") != strings.Count(exported, "\n") ||
+		!strings.Contains(again, ",ops,") || !strings.Contains(again, "tier=gold&user=b%26c,0,day,") {
+		t.Errorf("after an import, export prints\n%s, and did\n%s", again, exported)
+	}
+	var many strings.Builder
+	many.WriteString("domain,descriptor,limit,reason\n")
+	for i := range 2*importRows + 10 {
+		limit := "7"
+		if i == 1500 {
+			limit = "x"
+		}
+		fmt.Fprintf(&many, "d,five=%d,%s,\n", i, limit)
+	}
+	many.WriteString("d,five=open\n")
+	writeFile(t, file, many.String())
+	code, out, errs := s.limit("import", file)
+	if code != 1 || out != "2009 overrides set, 2 lines refused\n" || !strings.Contains(errs, file+":1502: limit is") ||
+		!strings.Contains(errs, file+":2012: wrong number of fields") {
+		t.Errorf("import of a large file: %d %s%s", code, out, errs)
+	}
+	for want, args := range map[string][]string{
+		"must be a whole number":    {"set", "many", "d", "five=a"},
+		"did you mean 'd'?":         {"set", "1", "dd", "five=a"},
+		"the rule is unlimited":     {"set", "1", "d", "free=a"},
+		"has no max_override":       {"set", "1", "d", "ban=a"},
+		"the rule's limit is 5 per": {"set", "1", "d", "five=a", "--unit=day"},
+		"no such file":              {"import", "nowhere.csv"},
+	} {
+		if code, _, errs := s.limit(args...); code != 1 || !strings.Contains(errs, want) || strings.Contains(errs, "hunter2") {
+			t.Errorf("%v: %d %s, must be %q", args, code, errs, want)
+		}
+	}
+	if code, _, errs := runLine("limit", "list", "--debug", s.debug, "--token=wrong"); code != 1 || !strings.Contains(errs, "ADMIN_TOKEN") {
+		t.Errorf("with a wrong token: %d %s", code, errs)
+	}
+	if log := s.log(); !strings.Contains(log, "an override was set") || !strings.Contains(log, "by=ops") || strings.Contains(log, "hunter2") {
+		t.Errorf("the log:\n%.3000s", log)
+	}
+	if _, metrics := s.get(s.debug + "/metrics"); !strings.Contains(metrics, `sluice_override_changes_total{result="removed"} 2`) {
+		t.Errorf("no count of changes in the metrics")
+	}
+}
+
+// The tiers of docs/guides/overrides.md: a value of the descriptor says the limit, or the row of the key does.
+func TestTiers(t *testing.T) {
+	rules := filepath.Join(top, "deploy/rules/tiers.yaml")
+	if code, out, errs := runLine("check", "--strict", "--override=tier=pro&api_key=a=9000", "--override=edge?partner=x=unlimited", rules); code != 0 ||
+		!strings.Contains(out, "[tier=pro&api_key=a]") || !strings.Contains(out, "9000 per minute") || !strings.Contains(out, "100000 per minute") {
+		t.Errorf("check: %d %s%s", code, out, errs)
+	}
+	for want, override := range map[string]string{
+		"max_override 1000":            "tier=free&api_key=a=1001",
+		"the rule has overrides: fals": "masked_remote_address=10.0.0.0/8=1",
+		"no rule matches":              "tier=none&api_key=a=1",
+		"write DESCRIPTOR=LIMIT":       "nothing",
+		"must be a whole number":       "api_key=a=b",
+	} {
+		if code, _, errs := runLine("check", "--override="+override, rules); code == 0 || !strings.Contains(errs, want) {
+			t.Errorf("check --override=%s: %d %s, must be %q", override, code, errs, want)
+		}
+	}
+	s := serve(t, []string{"ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
+	limitOf := func(entries ...[2]string) string {
+		t.Helper()
+		var all []map[string]string
+		for _, e := range entries {
+			all = append(all, map[string]string{"key": e[0], "value": e[1]})
+		}
+		body, err := json.Marshal(map[string]any{"domain": "edge", "descriptors": []any{map[string]any{"entries": all}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(string(body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		var answer struct {
+			OverallCode string
+			Statuses    []struct{ CurrentLimit struct{ RequestsPerUnit int } }
+		}
+		if err := json.NewDecoder(r.Body).Decode(&answer); err != nil || len(answer.Statuses) != 1 {
+			t.Fatalf("%s: %+v %v", body, answer, err)
+		}
+		return fmt.Sprint(answer.OverallCode, " ", answer.Statuses[0].CurrentLimit.RequestsPerUnit)
+	}
+	tier := func(name string) string { return limitOf([2]string{"tier", name}, [2]string{"api_key", "ann"}) }
+	if got := tier("free") + ", " + tier("pro") + ", " + tier("enterprise"); got != "OK 60, OK 6000, OK 60000" {
+		t.Errorf("the tiers are answered %s", got)
+	}
+	s.may("set", "9000", "edge", "tier=pro", "api_key=ann")
+	s.may("set", "500", "edge", "api_key=bob")
+	s.may("set", "10", "edge", "partner=acme")
+	for want, entry := range map[string][2]string{
+		"OK 500": {"api_key", "bob"}, "OK 60": {"api_key", "eve"}, "OK 10": {"partner", "acme"}, "OVER_LIMIT 0": {"partner", "stranger"},
+	} {
+		if got := limitOf(entry); got != want {
+			t.Errorf("%v is answered %s, must be %s", entry, got, want)
+		}
+	}
+	if got := tier("pro") + ", " + tier("free"); got != "OK 9000, OK 60" {
+		t.Errorf("with an override of the pro tier they are answered %s", got)
+	}
+}
+
+// Changes at all nodes at once end in one of them, and none is lost: with versions each counts once.
+func TestLimitsAreChangedByVersion(t *testing.T) {
+	nodes := peopleNodes(t, 2, redistest.Start(t).Addr)
+	nodes[0].may("set", "0", "d", "five=x")
+	const writers, each = 4, 5
+	var all sync.WaitGroup
+	for w := range writers {
+		s := nodes[w%len(nodes)]
+		all.Go(func() {
+			for done := 0; done < each; {
+				_, out, _ := s.read("get", "--json", "d", "five=x")
+				var o console.Overridden
+				if err := json.Unmarshal([]byte(out), &o); err != nil {
+					t.Errorf("%s: %v", out, err)
+					return
+				}
+				if code, _, errs := s.limit("set", fmt.Sprint(o.Limit.Requests+1), "d", "five=x", "--if-version="+o.Version); code == 0 {
+					done++
+				} else if !strings.Contains(errs, "has changed since") {
+					t.Error(errs)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if _, out, _ := nodes[1].read("get", "--json", "d", "five=x"); !strings.Contains(out, fmt.Sprintf(`"limit": %d,`, writers*each)) {
+		t.Errorf("of %d changes remains %s", writers*each, out)
+	}
+}
