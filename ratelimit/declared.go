@@ -104,7 +104,7 @@ func (u Under) String() string {
 		return "0"
 	}
 	if u.Slots > 0 {
-		return fmt.Sprintf("a request whose end is not told, as of an Envoy that died, keeps its slot for %s",
+		return fmt.Sprintf("a request without a call at its end, as of a crashed Envoy, keeps its slot for %s",
 			durationText(u.Lasts))
 	}
 	crashed := u.Crashed.String()

@@ -46,10 +46,10 @@ func (*auditCmd) hideForServe(app *kong.Node) {
 			for _, serves := range []string{"redis-startup", "redis-health", "redis-persecond", "redis-pool", "redis-max-reply"} {
 				f.Hidden = f.Hidden || strings.HasPrefix(f.Name, serves)
 			}
-			if before, _, found := strings.Cut(f.Help, " Unset:"); found {
+			if before, _, found := strings.Cut(f.Help, " Default:"); found {
 				f.Help = before
 			}
-			f.Help = strings.TrimSuffix(f.Help, " How long decisions wait, COORDINATION_STORE_DEADLINE says.")
+			f.Help = strings.TrimSuffix(f.Help, " Decisions wait for COORDINATION_STORE_DEADLINE.")
 		}
 	}
 }
@@ -132,6 +132,6 @@ func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 	if err := t.Flush(); err != nil || debt == 0 {
 		return err
 	}
-	_, err := fmt.Fprintf(s.out, "Beyond the limits, charged after the fact: %d. What is charged when it is done is booked whole, and admitted by no limit.\n", debt)
+	_, err := fmt.Fprintf(s.out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
 	return err
 }

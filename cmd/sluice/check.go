@@ -46,7 +46,7 @@ func (*checkCmd) Help() string {
   sluice check rules/                      every mistake with its place, then the worst case of each rule
   sluice check --details rules/            also debt, under-admission, waits and store operations
   sluice check --strict rules/             in a pipeline: warnings fail, too
-  sluice check --from rules.old/ rules/    what changes, and what that does to a fleet
+  sluice check --from rules.old/ rules/    the changes, and their effects on a fleet
   kubectl get cm rules -o jsonpath='{.data.config\.yaml}' | sluice check -
   sluice check --sarif rules/ > rules.sarif
   sluice check --schema > rules.schema.json

@@ -202,7 +202,7 @@ func grouped(n int64) string {
 
 // legend explains the columns.
 func (d declaration) legend(out io.Writer) {
-	text := "Tokens of one key that all nodes admit at most in one window. "
+	text := "The most tokens of one key that all nodes admit in one window. "
 	if d.storage == ratelimit.SharedStore {
 		text += d.kind() + " down: in a window without it, by on_store_failure, plus leases in use, which are part of the " +
 			"limit. Data lost: in a window in which it loses its data once."

@@ -104,7 +104,7 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 	parser, err := kong.New(&cli{},
 		kong.Name("sluice"),
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
-			"the names are envoyproxy/ratelimit's."),
+			"the names are those of envoyproxy/ratelimit."),
 		kong.Vars{"version": version(), "modes": strings.Join(ratelimit.ModeNames(), ", ")},
 		kong.Writers(s.out, s.err),
 		kong.Exit(exit),

@@ -47,7 +47,7 @@ func (w *outageWatch) look(s ratelimit.LimiterStats, learning bool) {
 		w.restoring = true
 	}
 	if w.recoveries = s.Recoveries; w.restoring && !learning {
-		w.log.Info("the data of the store is restored, as far as nodes that run had it")
+		w.log.Info("the data of the store is restored, except the usage of nodes that ended")
 		w.restoring = false
 	}
 }

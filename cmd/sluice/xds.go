@@ -97,7 +97,7 @@ func (f *xdsFlags) metadata() (map[string]any, error) {
 	if strings.HasPrefix(strings.TrimSpace(f.Metadata), "{") {
 		var m map[string]any
 		if err := json.Unmarshal([]byte(f.Metadata), &m); err != nil {
-			return nil, fmt.Errorf("CONFIG_GRPC_XDS_NODE_METADATA is %q, and that is no JSON object: %w", f.Metadata, err)
+			return nil, fmt.Errorf("CONFIG_GRPC_XDS_NODE_METADATA is %q, must be a JSON object: %w", f.Metadata, err)
 		}
 		return m, nil
 	}

@@ -83,14 +83,14 @@ func (s *Service) serve(stream grpc.ServerStream) (err error) {
 	// node.
 	default:
 		s.node.stats.Refused.Add(1)
-		return status.Errorf(codes.ResourceExhausted, "%d streams are served already", cap(s.slots))
+		return status.Errorf(codes.ResourceExhausted, "the node serves %d streams, which is its maximum", cap(s.slots))
 	}
 	// An answer counts as granted only once the Envoy has acknowledged it, which only the
 	// connection can tell.
 	talk, ok := transport.Converse(stream.Context())
 	if !ok {
 		return status.Error(codes.Internal,
-			"what this connection has received cannot be told: nothing can be granted on it")
+			"the receipts of this connection cannot be observed, so that it gets no leases")
 	}
 	defer func() {
 		if r := recover(); r != nil {

@@ -44,9 +44,9 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 		})
 	}
 	page("/{$}", func(w io.Writer) {
-		_, _ = io.WriteString(w, "/console: what this node does, live\n/explain?domain=D&entry=K=V: what a "+
-			"descriptor would get, and why\n/rlconfig: the rules in force\n/stats: counters\n/ring: who owns keys "+
-			"together, and which are hot\n/metrics: counters for Prometheus\n/openapi.json: these, for programs\n"+
+		_, _ = io.WriteString(w, "/console: the state of this node, live\n/explain?domain=D&entry=K=V: the decision "+
+			"on a descriptor, with its reason\n/rlconfig: the rules in force\n/stats: counters\n/ring: the owners of "+
+			"keys, and hot keys\n/metrics: counters for Prometheus\n/openapi.json: these, for programs\n"+
 			"/debug/pprof/: profiles\n")
 	})
 	page("/rlconfig", rules)
@@ -64,7 +64,7 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	hosts := append(slices.Clone(o.Hosts), own)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(o.Unnamed, r.URL.Path) && !hostAllowed(r.Host, hosts) {
-			refuseDebug(w, http.StatusMisdirectedRequest, "the debug port is not asked for as "+
+			refuseDebug(w, http.StatusMisdirectedRequest, "the debug port does not accept the host name "+
 				strconv.Quote(ratelimit.OneLine(r.Host))+": use its address, or name it in DEBUG_ALLOWED_HOSTS")
 			return
 		}
@@ -108,8 +108,8 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 	return func(take http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			if !onThisMachine(r.RemoteAddr) {
-				refuseDebug(w, http.StatusForbidden, "profiles are not taken from "+r.RemoteAddr+
-					": ask from this machine, or through kubectl port-forward")
+				refuseDebug(w, http.StatusForbidden, "profiles are not available from "+r.RemoteAddr+
+					": use this machine, or kubectl port-forward")
 				return
 			}
 			if text := r.FormValue("seconds"); text != "" {
@@ -127,7 +127,7 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 				defer func() { <-one }()
 			default:
 				w.Header().Set("Retry-After", "10")
-				refuseDebug(w, http.StatusTooManyRequests, "a profile is being taken: ask again")
+				refuseDebug(w, http.StatusTooManyRequests, "a profile is in progress: try again")
 				return
 			}
 			take(w, r)

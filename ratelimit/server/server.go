@@ -127,7 +127,7 @@ func fewReflections() grpc.StreamServerInterceptor {
 		case slots <- struct{}{}:
 			defer func() { <-slots }()
 		default:
-			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: ask again",
+			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: try again",
 				reflections)
 		}
 		ended := make(chan error, 1)

@@ -42,7 +42,7 @@ func Declare(r *ratelimit.Rule, holders int) (Bounds, error) {
 	limit := Asked(r.Limit).Capacity()
 	if n := limit / ratelimit.Tokens(max(1, holders)); n < LeastShare {
 		return Bounds{},
-			fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: ask over RLS, "+
+			fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: use RLS, "+
 				"or have fewer Envoys share it", limit, n, holders, LeastShare)
 	}
 	return DeclareEach(r), nil

@@ -53,7 +53,7 @@ func (g *guarding) Clone() credentials.TransportCredentials {
 	return &guarding{g.TransportCredentials.Clone(), g.caps, g.budget, g.gated}
 }
 
-var errEnded = errors.New("the connection was ended: it held more than its share of what callers may have kept " +
+var errEnded = errors.New("the connection was ended: it held more than its share of the memory for unfinished calls " +
 	"(MAX_MEMORY)")
 
 // guard is a connection whose calls are reckoned as their frames pass. It is

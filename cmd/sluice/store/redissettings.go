@@ -216,13 +216,13 @@ func (f *Redis) advise(err error) string {
 		user, password := userAndPassword(f.Auth)
 		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
 	case errors.Is(err, resp.ErrReply):
-		return fmt.Sprintf("check %s: what it names answers as no Redis does, or more than %d bytes", f.setting("URL"), resp.MostReply)
+		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), resp.MostReply)
 	case says("NOPERM"):
-		return fmt.Sprintf("check what the user of %s may do", f.setting("AUTH"))
+		return fmt.Sprintf("check the permissions of the user in %s", f.setting("AUTH"))
 	case unknown.Cert != nil || says("unknown authority"):
-		return fmt.Sprintf("check %s, which is %q: it must have who signed the server's certificate", tlsSetting("CACERT"), f.TLSCACert)
+		return fmt.Sprintf("check %s, which is %q: it must have the issuer of the server's certificate", tlsSetting("CACERT"), f.TLSCACert)
 	case says("x509: certificate has expired"):
-		return "the certificate of the server that " + f.setting("URL") + " names must be renewed"
+		return "renew the certificate of the server in " + f.setting("URL")
 	case says("x509: certificate is valid for", "doesn't contain any IP SANs", "x509: certificate is not valid for any names"):
 		return fmt.Sprintf("check %s: the server's certificate is for another name (%s leaves the name unchecked)", f.setting("URL"), tlsSetting("SKIP_HOSTNAME_VERIFICATION"))
 	case says("tls: bad certificate", "certificate required", "tls: expired certificate", "tls: unknown certificate", "handshake failure"):
