@@ -122,9 +122,8 @@ func (r *Router) listen(stream caller, m *member) error {
 	}
 }
 
-// Caps are what strangers at the peers' port are held to, before they have
-// proved to be none, and peers after that: a peer has one conversation, of
-// messages that are taken in as they come.
+// Caps bound the peers' port, for strangers and for peers: a peer has one conversation of messages, which are
+// processed as they arrive.
 func Caps() transport.Caps {
 	return transport.Caps{
 		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,

@@ -1,5 +1,5 @@
 // Package judge compares the admissions of a key with its limit's own definition, which has no leases, nodes
-// or ledgers, and with those of an exact limiter for the same requests.
+// or ledgers. It also compares them with those of an exact limiter for the same requests.
 //
 // Guarantee: Worst is the result of a client that counts every admission, and has the ledger's clock.
 package judge
@@ -73,8 +73,8 @@ func (j *Judge) Spent(at ratelimit.LedgerTime) ratelimit.Tokens {
 	return max(0, j.got.spent)
 }
 
-// StepBack takes in that the ledger's clock went back from one instant to another: what
-// counted in the window that it showed counts in the one that it shows now, and no more.
+// StepBack takes in that the ledger's clock went back from one instant to another. The usage of the window
+// that it showed then counts in the one that it shows now, and not more.
 func (j *Judge) StepBack(from, at ratelimit.LedgerTime) {
 	j.advance(from)
 	begins, ends := j.windowAt(at)

@@ -1,6 +1,6 @@
-// Package table measures the cost of the table of keys in a process: memory for each key, the time of
-// decisions while keys are added and while all windows turn at once, and the work of the garbage collector.
-// It measures its own process, which should do no other work.
+// Package table measures the cost of the table of keys in a process: memory for each key, and the work of the
+// garbage collector. It also measures the time of decisions while keys are added, and while all windows turn
+// at once. It measures its own process, which should do no other work.
 package table
 
 import (

@@ -28,9 +28,8 @@ const longestProfile = 60 * time.Second
 
 // Debug is the handler of the debug port. It is for people; more adds pages.
 //
-// Nothing but numbers is shown to a page of another site that has its own name
-// point here (DNS rebinding): a browser says that name as the Host, and it is
-// refused.
+// A page of another site may have its own name point here (DNS rebinding). It gets only numbers: the browser
+// sends that name as the Host, which is refused.
 func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOptions,
 	more func(*http.ServeMux),
 ) http.Handler {

@@ -118,9 +118,9 @@ func (b *Budget) ahead() float64 {
 	return aheadOfBucket
 }
 
-// Want reports whether the holder gets another lease, and its size: the need until its report after the next,
-// or more while there is plenty, and at most its part of the rest. n may be 0: its tokens are used up, and
-// none are left.
+// Want reports whether the holder gets another lease, and its size. That is the need until its report after
+// the next, or more while there is plenty, and at most its part of the rest. n may be 0: its tokens are used
+// up, and none are left.
 func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	l := &h.last
 	left := ends.Sub(now)

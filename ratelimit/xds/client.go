@@ -48,8 +48,8 @@ type Backoff struct {
 	// must not wait longer each time.
 	Connect        time.Duration
 	First, Longest time.Duration // after one has ended; each wait is twice the one before
-	// Spread is the part, from 0 to 1, by which a wait is longer or shorter: nodes that lose one
-	// server at once must not come back to it at once.
+	// Spread is the part, from 0 to 1, by which a wait is longer or shorter. Without it, nodes that lose a
+	// server at once return to it at once.
 	Spread float64
 }
 
