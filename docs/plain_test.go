@@ -26,7 +26,7 @@ const (
 
 var (
 	habits = regexp.MustCompile(`(?i)\b(?:hears?|heard|hearing|believes?|believed|forgets?|forgot|forgotten|knew|nobody|somebody|besides|beside|` +
-		`but for|so too|asked for|asks for|to be had|ledgers?)\b`)
+		`but for|so too|asked for|asks for|to be had|whoever|(?:is|are|was|were) told|ask over|ledgers?)\b`)
 	minds  = regexp.MustCompile(`(?i)\b(\w+) (?:does not know|knows?|wants?)\b`)
 	what   = regexp.MustCompile(`(?i)\bwhat\b`)
 	denies = regexp.MustCompile(`(?i)\b(?:nobody|nothing|none)\b`)
@@ -239,7 +239,7 @@ func TestPlainComments(t *testing.T) {
 func TestPlainEnglishFindsHabits(t *testing.T) {
 	long := strings.Repeat("word ", 31)
 	for text, want := range map[string]int{
-		"Redis was heard.": 1, "The node knows it. You know it.": 1, "A node wants more; you want to run it.": 1, long + ".": 1, "A key that is asked for.": 1,
+		"Redis was heard.": 1, "Nodes are told, whoever asks.": 2, "The node knows it. You know it.": 1, "A node wants more; you want to run it.": 1, long + ".": 1, "A key that is asked for.": 1,
 		"- " + long: 1, "The ledger.": 1, "Nobody. Besides, none.": 2, "`ledger` and sluice_ledger_total": 0, "```\nnobody\n```\n": 0, "<!-- ledger -->": 0,
 		"| " + strings.Repeat("a ", 20) + " | " + strings.Repeat("b ", 20) + " |": 0, strings.Repeat("a ", 20) + ". " + strings.Repeat("b ", 20): 0,
 	} {
