@@ -121,8 +121,7 @@ func (g *Gossip) refuse(from string, err error) {
 	}
 }
 
-// gossipLog takes in memberlist's log, which is the only place where it tells of
-// what it refuses: lines that say whom something came from.
+// gossipLog takes in memberlist's log, the only place where it reports refusals: lines that name the sender.
 type gossipLog struct{ *Gossip }
 
 // mostLine is how much of a line of memberlist's is passed on: it may quote what a
@@ -161,7 +160,7 @@ type names struct {
 func (n *names) NotifyAlive(node *memberlist.Node) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Whoever knows the secret may name any node, and each name is dialled.
+	// A node with the secret may name any node, and each name is dialled.
 	if len(node.Name) > maxAddr || checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
 		err := fmt.Errorf("a node is called %q, or is one too many of %d: %w", node.Name[:min(len(node.Name), maxAddr)],
 			maxPeers, errAddr)
@@ -212,8 +211,8 @@ func boundStreams(t *memberlist.NetTransport, refuse func(from string, err error
 	return b
 }
 
-// pass hands streams on, not more than mostGossipStreams at a time, until none comes
-// in any more: the wires go down only when somebody has taken what they have let in.
+// pass hands streams on, at most mostGossipStreams at a time, until none comes any more. The wires go down
+// only when all their streams have been taken.
 func (b *boundedStreams) pass(refuse func(from string, err error)) {
 	room := make(chan struct{}, mostGossipStreams)
 	for {
@@ -232,8 +231,8 @@ func (b *boundedStreams) pass(refuse func(from string, err error)) {
 			bounded := &boundedStream{Conn: conn, left: mostGossipBytes, free: sync.OnceFunc(func() { <-room })}
 			select {
 			case b.streams <- bounded:
-			// Gossip is closing, and nobody takes streams any more. The listener's goroutine must
-			// not wait for that, for Shutdown waits for the listener.
+			// Gossip is closing, and takes no streams any more. The listener's goroutine must not wait for
+			// that, because Shutdown waits for the listener.
 			case <-b.ended:
 				_ = bounded.Close()
 			}

@@ -36,8 +36,7 @@ var (
 	errPeerBusy = errors.New("too many requests wait for the peer")
 )
 
-// bell wakes whoever waits for something; it may ring for nothing. A nil bell
-// is for those who are driven from outside.
+// bell wakes its waiter; it may ring for nothing. A nil bell is for nodes with an outside driver.
 type bell chan struct{}
 
 func (b bell) ring() {
@@ -47,15 +46,14 @@ func (b bell) ring() {
 	}
 }
 
-// link is this node's way to another: what waits to be said there, and what was
-// said and not answered. It has no socket; whoever has takes frames from it. It
-// is safe for concurrent use.
+// link is this node's way to another: messages that wait to be sent, and those without an answer. It has no
+// socket; the stream's owner takes frames from it. It is safe for concurrent use.
 type link struct {
 	addr    string
 	wake    func()              // has frames taken; it must not block
-	receipt func(*wire.Receipt) // is told of parcels that have arrived
+	receipt func(*wire.Receipt) // gets receipts of parcels
 	ready   atomic.Bool         // introduced
-	heard   atomic.Int64        // the instant of its last word
+	heard   atomic.Int64        // the instant of its last message
 	missed  atomic.Int64        // the instant at which an answer was last given up; 0: never
 
 	mu       sync.Mutex
@@ -74,18 +72,18 @@ type farewell struct {
 	doneBy uint64 // this node's changes then
 }
 
-// silent tells whether the other is not worth waiting for: an answer of it was
-// given up a short while ago, and it has not been heard since.
+// silent tells whether a wait for the other is in vain: an answer of it was given up a short while ago, and
+// no message came since.
 func (l *link) silent(now instant) bool {
 	if l == nil {
-		return false // whoever posts to it finds out
+		return false // its next post finds out
 	}
 	missed := instant(l.missed.Load())
-	// A word of the other after the miss says that it is there again, and the pause ends early.
+	// A message of the other after the miss says that it is there again, and the pause ends early.
 	return missed != 0 && int64(missed) >= l.heard.Load() && now < missed.Add(silentFor)
 }
 
-// alive tells whether the other was heard a short while ago.
+// alive tells whether a message of the other came a short while ago.
 func (l *link) alive(now instant) bool {
 	return l != nil && now.Sub(instant(l.heard.Load())) < aliveFor
 }
@@ -172,8 +170,8 @@ func (l *link) post(c *call) {
 	l.wake()
 }
 
-// take writes the next frame: calls first, for somebody waits for them, and at
-// most one parcel; nil if there is nothing to say. stamp is the ledger's time.
+// take writes the next frame: calls first, because requests wait for them, and at most one parcel; nil if
+// there is no message. stamp is the ledger's time.
 func (l *link) take(stamp int64) *wire.Frame {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -206,7 +204,7 @@ func (l *link) put(f *wire.Frame, c *call) {
 	c.put(f, l.next)
 }
 
-// ping writes a frame that is answered, so that each hears of the other.
+// ping writes a frame that is answered, so that both get a message.
 func (l *link) ping(stamp int64) *wire.Frame {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,9 +227,9 @@ func (l *link) replied(replies []*wire.Reply) {
 	}
 }
 
-// broke ends all that was sent or waits to be; parcels are kept.
+// broke ends all messages that were sent or wait; parcels are kept.
 func (l *link) broke(err error) {
-	// First of all, so that nothing is queued any more that nobody would end.
+	// This is first: later messages would be queued without an end.
 	l.ready.Store(false)
 	l.mu.Lock()
 	calls := make([]*call, 0, len(l.pending)+len(l.queue))
