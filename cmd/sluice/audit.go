@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// auditCmd replays what was recorded of rules with audit: true.
+// auditCmd replays the record of rules with audit: true.
 type auditCmd struct {
 	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files of nodes (AUDIT_FILE). Default: the record in the store."`
 	Store  store.Flags `embed:""`
@@ -101,7 +101,7 @@ func writeJSONLine(s streams, v any) error {
 	return err
 }
 
-// print says of each window what was used at most, and how what lies beyond its limit came there.
+// print prints the usage of each window, and the causes of usage beyond its limit.
 func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 	if c.JSON {
 		for _, w := range windows {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 )
 
-// reconciled writes what answers have settled of what was spent without asking: to the log at debug level, and to
+// reconciled writes the settlements of unconfirmed spending: to the log at debug level, and to
 // DRIFT_AUDIT_FILE as JSON lines.
 func (c *serveCmd) reconciled(log *slog.Logger) (func(*leasing.Reconciliation), error) {
 	sinks := []*slog.Logger{log}
@@ -35,8 +35,8 @@ func (c *serveCmd) reconciled(log *slog.Logger) (func(*leasing.Reconciliation), 
 	}, nil
 }
 
-// record writes what the ledger settles of audited rules to AUDIT_FILE, a line for each event, before anything is spent
-// of what it grants; nil: there is no file.
+// record writes the ledger's settlements of audited rules to AUDIT_FILE, a line for each event, before the
+// node spends a grant; nil: there is no file.
 func (c *serveCmd) record(log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
 	if c.AuditFile == "" {
 		return nil, nil

@@ -160,7 +160,7 @@ func (c *checkCmd) options() (config.Options, error) {
 	}, errors.Join(err, bad, c.Quotas.validate())
 }
 
-// checked are rules that were read as a server would, and what was found.
+// checked are rules as a server reads them, and the findings.
 type checked struct {
 	path               string
 	texts              []config.Text
@@ -169,8 +169,7 @@ type checked struct {
 	before             *config.Rules // of --from; nil: there are none to compare with
 }
 
-// checked reads and compiles what is at a path. Names of files are given as they
-// would have to be said from here.
+// checked reads and compiles the rules at a path. Names of files are relative to the working directory.
 func (c *checkCmd) checked(path string, o config.Options) (*checked, error) {
 	texts, err := c.read(path)
 	if err != nil {

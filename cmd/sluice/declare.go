@@ -278,8 +278,8 @@ func (d declaration) holds(out io.Writer) {
 // cutsShown are how many billing months are announced.
 const cutsShown = 3
 
-// billing says when the next billing months begin, on the clocks of their zones: whoever
-// has meant another zone, or another day of a short month, sees it here.
+// billing prints when the next billing months begin, on the clocks of their zones. Authors who meant another
+// zone, or another day of a short month, see it here.
 func (d declaration) billing(out io.Writer) {
 	said := false
 	for _, r := range d.rules {

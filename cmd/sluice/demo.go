@@ -104,7 +104,7 @@ func (c *demoCmd) Run(s streams) error {
 	return c.show(ctx, s, nodes, store, front)
 }
 
-// front starts an Envoy that asks the nodes, or none where there is none: it answers by itself what they let pass.
+// front starts an Envoy in front of the nodes, if there is one: it answers the passed requests itself.
 func (c *demoCmd) front(dir string, nodes []*process.Process) (*realenvoy.Envoy, error) {
 	if !c.Envoy {
 		return nil, nil //nolint:nilnil // without one, clients ask the nodes themselves

@@ -8,8 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// outageWatch logs the end of what was logged when it began: that the store answers again, and that data which it lost
-// is restored.
+// outageWatch logs the ends of outages: the store answers again, and lost data is restored.
 type outageWatch struct {
 	stats    func() ratelimit.LimiterStats
 	learning func() bool

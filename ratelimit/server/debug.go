@@ -23,7 +23,7 @@ type DebugOptions struct {
 	Unnamed []string
 }
 
-// longestProfile bounds what /debug/pprof/profile and /trace may be asked for.
+// longestProfile bounds the time of /debug/pprof/profile and /trace.
 const longestProfile = 60 * time.Second
 
 // Debug is the handler of the debug port. It is for people; more adds pages.
@@ -58,7 +58,7 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	mux.HandleFunc("/debug/pprof/profile", profile(pprof.Profile))
 	mux.HandleFunc("/debug/pprof/symbol", profile(pprof.Symbol))
 	mux.HandleFunc("/debug/pprof/trace", profile(pprof.Trace))
-	// A machine's own name may have dots, and is asked for by people on its network.
+	// A machine's own name may have dots, and people on its network use it.
 	own, _ := os.Hostname()
 	hosts := append(slices.Clone(o.Hosts), own)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -75,7 +75,7 @@ func refuseDebug(w http.ResponseWriter, code int, why string) {
 	http.Error(w, why, code) // text/plain, nosniff
 }
 
-// privateNames end names that only a local resolver knows.
+// privateNames end names that only a local resolver has.
 var privateNames = []string{".localhost", ".local", ".internal", ".svc", ".cluster.local"}
 
 // hostAllowed tells whether a Host can only come from who means this port: an

@@ -68,7 +68,7 @@ func openRedis(o *Options) (Store, error) {
 	held.Dialer = s.hold(held.Dialer)
 	s.client = redis.NewUniversalClient(held)
 	s.client.AddHook(s.startup)
-	// Other nodes may be alive, for nobody knows yet: the ledger learns.
+	// Other nodes may be alive, which is unknown yet: the ledger learns.
 	if s.ledger, err = account.NewRedis(s.client, f.KeyPrefix, nil); err != nil {
 		return nil, err
 	}

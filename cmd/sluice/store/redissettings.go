@@ -128,8 +128,8 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	return o, f.checkAddresses(o.Addrs)
 }
 
-// dialer makes the client's connections, of whatever type, and bounds what they
-// answer. With a dialer of its own the client leaves TLS to it.
+// dialer makes the client's connections, of any type, and bounds their answers. With a dialer of its own the
+// client leaves TLS to it.
 func (f *Redis) dialer(o *redis.UniversalOptions, pool *metrics.Pool, refused *atomic.Uint64) resp.Dial {
 	dial := redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig})
 	return resp.Dialer(countedDial(dial, pool), resp.MostReply, func(*resp.Error) {
@@ -203,8 +203,7 @@ func (f *Redis) tls() (*tls.Config, error) {
 	return c, nil
 }
 
-// advise names the settings that an error of Redis speaks of, with what they
-// say; passwords are left out.
+// advise names the settings behind an error of Redis, with their values; passwords are left out.
 func (f *Redis) advise(err error) string {
 	text := err.Error()
 	says := func(parts ...string) bool {
