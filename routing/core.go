@@ -20,12 +20,12 @@ type (
 	ask     = ratelimit.Ask
 )
 
-// core is a node in a ring without goroutines, sockets, timers or clocks of its
-// own: it is told of instants and of what others say, and what it says waits in
-// its links. [Router] and [Stepped] drive it. It is safe for concurrent use.
+// core is a node in a ring without goroutines, sockets, timers or clocks of its own. Instants and messages
+// are arguments, and its own messages wait in its links. [Router] and [Stepped] drive it. It is safe for
+// concurrent use.
 //
-// Locks are taken in this order, and none is held while something waits
-// (docs/internals/peers.md has those of other packages too):
+// Locks are taken in this order, and none is held while something waits (docs/internals/peers.md has those of
+// other packages too):
 //
 //	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
 type core struct {
@@ -197,8 +197,8 @@ func (s stepping) ask(_ context.Context, now instant, _ time.Duration, asks []as
 	return nil
 }
 
-// view is the ring at one time. It is replaced as a whole and not changed, but for stable: requests
-// read it by one pointer, without a lock.
+// view is the ring at one time. It is replaced as a whole, and only stable changes: requests read it by one
+// pointer, without a lock.
 type view struct {
 	ring  *ring.Ring
 	print uint64
@@ -397,7 +397,7 @@ func (c *core) tell(addr string, err error) {
 	}
 }
 
-// stamp is the ledger's time here, for what is sent.
+// stamp is the ledger's time here, for messages.
 func (c *core) stamp() int64 {
 	// With a store no peer compares clocks, and 0 says that there is nothing to compare.
 	if c.inStore() {

@@ -169,8 +169,8 @@ type askState struct {
 	// held says that the node which is asked has called itself the owner. It is then asked again
 	// although this node's ring names another.
 	held bool
-	// final is of a peer's ask. The peer was told that this node has called itself the owner, so
-	// that the ask must not be sent on.
+	// final is for a peer's ask. The peer has a statement that this node is the owner, so that the ask must
+	// not be sent on.
 	final bool
 	below bool
 	// mine says that this node leases the key from the store itself, although another node owns it.
@@ -256,8 +256,8 @@ func (w *waiting) due() instant {
 
 // advance decides what can be decided now. It reports whether anything waits.
 func (w *waiting) advance(now instant) (open bool) {
-	// late is never taken back. sleep also sets until to 0 when the caller has gone, and what is
-	// decided then must not begin to wait again.
+	// late is never taken back. sleep also sets until to 0 when the caller has gone, and later decisions must
+	// not begin to wait again.
 	w.late = w.late || now >= w.until
 	// What others decide travels while this node decides its own.
 	for i := range w.asks {

@@ -47,8 +47,8 @@ const (
 // own: without a bound, one that others cannot reach would keep new keys waiting.
 const disagree = 2 * TakeOver
 
-// comesWithin is how long an account that is on its way is waited for until others are asked for it again. They need
-// not be, unless the ring has turned and it was refused here, or the stream has broken that it was sent on.
+// comesWithin is how long a fetch waits for an account on its way before it asks others again. That is needed
+// only if the ring has turned and it was refused here, or the stream has broken that it was sent on.
 const comesWithin = 5 * time.Millisecond
 
 // maxFetches bounds the keys that are looked for at once.

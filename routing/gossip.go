@@ -27,12 +27,12 @@ type Gossip struct {
 	list  *memberlist.Memberlist
 	seeds []string
 	known names
-	told  atomic.Pointer[func(from string, err error)] // of what is refused
+	told  atomic.Pointer[func(from string, err error)] // for refusals
 }
 
 const (
 	mostGossipStreams = 64
-	mostGossipBytes   = 1 << 20 // of one: a thousand nodes are told of in some 150 KB
+	mostGossipBytes   = 1 << 20 // of one: a thousand nodes take some 150 KB
 )
 
 // NewGossip listens on bind, so that other nodes find this node's peer address. seeds are gossip addresses of
@@ -44,7 +44,7 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if err := CheckSecret(secret); err != nil {
 		return nil, err
 	}
-	// This node itself is no seed: to join oneself succeeds, and finds nobody.
+	// This node itself is no seed: to join oneself succeeds, and finds no other node.
 	g := &Gossip{seeds: slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })}
 	g.known.refuse = g.refuse
 	if err := g.listen(bind, peerAddr, secret); err != nil {
@@ -53,8 +53,7 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	return g, nil
 }
 
-// listen joins what is gossiped on bind, as peerAddr. Where it returns an error,
-// nothing listens.
+// listen joins the gossip on bind, as peerAddr. If it returns an error, it has closed its ports.
 func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	host, port, err := net.SplitHostPort(bind)
 	if err != nil {
@@ -76,13 +75,13 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	// of the same secret (auth.go).
 	key := sha256.Sum256([]byte("sluice gossip " + secret))
 	c := memberlist.DefaultLANConfig()
-	// A gossiping node is called by its peer address: that is all that others want to know of it.
+	// A gossiping node is named by its peer address, the only thing that others need.
 	c.Name = peerAddr
 	c.SecretKey = key[:]
 	c.Logger, c.Alive, c.Events = logger, &g.known, &g.known
 	c.Transport = boundStreams(wires, g.refuse)
 	if g.list, err = memberlist.Create(c); err != nil {
-		// The ports are open already, and nobody else would close them.
+		// The ports are open already, and only this call closes them.
 		_ = c.Transport.Shutdown()
 	}
 	return err
@@ -195,7 +194,7 @@ func (n *names) NotifyUpdate(*memberlist.Node) {}
 type boundedStreams struct {
 	*memberlist.NetTransport
 	streams chan net.Conn
-	ended   chan struct{} // nobody takes streams any more
+	ended   chan struct{} // no reader takes streams any more
 	end     func()
 	down    chan struct{} // and none comes in
 	stop    func()

@@ -45,7 +45,7 @@ type mover struct {
 	// underway has the receivers of accounts that are on their way, by the hashes of their whole keys. A key
 	// in it has no account here and is not new: it must not start anew.
 	underway map[uint64]string
-	keys     []byte // of what is to be taken out next
+	keys     []byte // of accounts to take out next
 	ends     []int
 }
 
@@ -249,7 +249,7 @@ func (c *core) sealAll() {
 	}
 }
 
-// flush has the open parcel sent, with what is added until then.
+// flush sends the open parcel, with all additions until then.
 func (m *member) flush() {
 	m.mu.Lock()
 	m.out.urgent = m.out.open != nil
@@ -286,8 +286,7 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	if goes { // there was no room for it before
 		from.wake()
 	}
-	// The receipt has come twice, or what was in the parcel has been taken back meanwhile
-	// (reclaim).
+	// The receipt has come twice, or the parcel's accounts have been taken back meanwhile (reclaim).
 	if p == nil {
 		return
 	}

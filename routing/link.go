@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// Bounds of what is under way.
+// Bounds of messages under way.
 const (
 	// Beyond peerQueue a call fails at once, and its request is decided without the owner: a peer
 	// that does not read must not keep requests, nor their memory, for as long as it likes.
@@ -22,9 +22,9 @@ const (
 	// before.
 	framesAtOnce = 64
 	maxFrame     = 4 << 20
-	// parcelsAtOnce is how many parcels to one peer may be without a receipt, and one more: each is
-	// kept in memory until then. The walk fills only walkedAtOnce of them, which keep the peer busy, for an
-	// account that somebody waits for travels behind all that were sent before it.
+	// parcelsAtOnce is how many parcels to one peer may be without a receipt, and one more: each is kept in
+	// memory until then. The walk fills only walkedAtOnce of them, which keep the peer busy. An account with
+	// waiting requests travels behind all that were sent before it.
 	parcelsAtOnce = 8
 	walkedAtOnce  = 2
 )
@@ -107,8 +107,7 @@ type call struct {
 func newCall(put func(*wire.Frame, uint64)) *call { return &call{put: put, done: make(chan struct{})} }
 
 func (c *call) finish(reply *wire.Reply, err error) {
-	// They are set before done is closed, so that whoever sees it closed may read them without a
-	// lock.
+	// They are set before done is closed, so that its readers need no lock.
 	c.reply, c.err = reply, err
 	close(c.done)
 	c.bell.ring()
@@ -116,8 +115,8 @@ func (c *call) finish(reply *wire.Reply, err error) {
 		c.then(c)
 	}
 	c.mu.Lock()
-	// Whoever calls regret either leaves its function here before, or finds the call over and runs
-	// it itself: it runs once in any case.
+	// A caller of regret either leaves its function here before, or finds the call over and runs it itself:
+	// it runs once in any case.
 	late := c.late
 	c.over = true
 	c.mu.Unlock()
@@ -151,7 +150,7 @@ func (c *call) ended() bool {
 
 // post queues a call; it has failed at once where it cannot be sent.
 func (l *link) post(c *call) {
-	// A link is nil where the ring names a node of which no way is known any more.
+	// A link is nil where the ring names a node without a way to it any more.
 	if l == nil || !l.ready.Load() {
 		c.finish(nil, errPeerGone)
 		return

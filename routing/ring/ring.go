@@ -46,8 +46,7 @@ type point struct {
 func New(members []Member) *Ring {
 	r := &Ring{members: slices.Clone(members)}
 	sortMembers(r.members)
-	// Two nodes must build the same ring of the same members, in whatever order and how often they
-	// have heard of each.
+	// Two nodes must build the same ring of the same members, in any order and with repetitions.
 	r.members = slices.CompactFunc(r.members, func(a, b Member) bool { return a.Addr == b.Addr })
 	each := pointsEach(r.members)
 	for i, m := range r.members {
