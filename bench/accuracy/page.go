@@ -118,8 +118,8 @@ func (r *Report) lead() []string {
 			micros(approx.cpu, approx.offered)))
 }
 
-// advice is which mode these figures speak for, and which they do not: a mode is
-// recommended for what it was better at here, and not for what it is meant for.
+// advice names the modes that these figures support, and those that they do not: a mode is recommended for
+// its results here, and not for its purpose.
 func advice(strict, leasing, routing, approx *sum) []string {
 	lines := []string{fmt.Sprintf("leasing was at most %d over for a key, and had %.3g store operations for 1,000 decisions; "+
 		"asking for each takes %.4g.", max(leasing.over, leasing.faultOver), leasing.perThousand(), strict.perThousand())}
@@ -139,8 +139,8 @@ func advice(strict, leasing, routing, approx *sum) []string {
 	return append(lines, adviceOnApprox(leasing, approx))
 }
 
-// adviceOnApprox weighs its latency against what it may admit beyond the limit. It is
-// for requests that must not wait, so it has to be clearly faster: by a tenth.
+// adviceOnApprox weighs its latency against its over-admission. It is for requests that must not wait, so it
+// has to be clearly faster: by a tenth.
 func adviceOnApprox(leasing, approx *sum) string {
 	figures := fmt.Sprintf("it was at most %d over, of %d declared, and 99 of 100 calls took %s, leasing's %s",
 		approx.over, approx.declared, ms(approx.p99), ms(leasing.p99))

@@ -14,7 +14,7 @@ import (
 // concurrent use.
 type Judge struct {
 	limit    ratelimit.Limit
-	got      usage            // by what was admitted
+	got      usage            // by admissions
 	ideal    usage            // by what an exact limiter would have admitted
 	worst    ratelimit.Tokens // beyond the limit, at any instant
 	over     ratelimit.Tokens // beyond it, of windows that have ended
@@ -24,10 +24,10 @@ type Judge struct {
 	exact    ratelimit.Tokens // in all, by the exact limiter
 	doubt    ratelimit.Tokens // of a bucket: see Retract
 	least    ratelimit.Tokens // admitted in a whole window
-	whole    int              // windows that have ended, but for the first
+	whole    int              // windows that have ended, except the first
 }
 
-// usage is what was used of a limit at an instant, by its definition.
+// usage is the usage of a limit at an instant, by its definition.
 type usage struct {
 	window ratelimit.LedgerTime // when it began; 0: none has
 	end    ratelimit.LedgerTime

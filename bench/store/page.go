@@ -96,7 +96,7 @@ func (r *Report) ratio(m *Measured) string {
 	return fmt.Sprintf("%.3f (%.3f to %.3f)", m.Ratio, m.Least, m.Greatest)
 }
 
-// accuracy is what was admitted meanwhile.
+// accuracy has the admissions meanwhile.
 func (r *Report) accuracy() report.Table {
 	t := report.Table{
 		Title: "What was admitted meanwhile",

@@ -147,8 +147,7 @@ func (m *measure) open() (stop func()) {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	// With half as much room again as keys, what is leased stays, as it does where MAX_KEYS
-	// was not reached.
+	// With half as much room again as keys, leases stay, as they do below MAX_KEYS.
 	f := leasing.NewFleet(ample{m.clock}, account.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
 	var ended sync.WaitGroup
 	ended.Go(func() { f.Run(ctx) })
@@ -308,7 +307,7 @@ func (l ample) Settle(_ context.Context, claims []account.Claim, grants []accoun
 		total := max(c.Taken, c.Spent) + max(c.Want, c.Need)
 		grants[i] = account.Grant{Granted: max(c.Want, c.Need), Total: total, Sum: total, Fence: 1, At: at}
 	}
-	return ratelimit.Epoch{}, at, nil // of no epoch, so that nobody draws: it keeps no totals
+	return ratelimit.Epoch{}, at, nil // without an epoch, so that no node draws: it keeps no totals
 }
 
 // collector is how many seconds of CPU the garbage collector has used.
