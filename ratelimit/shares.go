@@ -22,7 +22,7 @@ func (r *Rule) LocalShare(nodes int) *Rule {
 		nodes = c.MaxNodes
 	}
 	alone.Limit.Requests = share(alone.Limit.Requests)
-	alone.Limit.Carries = false // what is owed is the account's
+	alone.Limit.Carries = false // debt is the account's
 	if alone.Limit.Algorithm == TokenBucket {
 		alone.Limit.Burst = share(alone.Limit.Burst)
 	}

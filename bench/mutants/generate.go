@@ -11,7 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// source is what is mutated: packages, and the text of each file.
+// source is the mutated code: packages, and the text of each file.
 type source struct {
 	packages map[string]*goPackage // by folder
 	texts    map[string]string     // by file
@@ -39,9 +39,8 @@ func (p *plan) read() (*source, error) {
 	return s, nil
 }
 
-// mutants are all faults of the plan's files, and those made by hand, each with
-// its number. What is wrong with a fault made by hand that the source has moved
-// away from is in misfits: the others are run all the same.
+// mutants are all faults of the plan's files, and those made by hand, each with its number. misfits has the
+// faults by hand whose source has changed: the others are run all the same.
 func (s *source) mutants(files []string, byHands []byHand) (all []*mutant, misfits []string, err error) {
 	for _, name := range files {
 		if strings.HasSuffix(name, ".lua") {

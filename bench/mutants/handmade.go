@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// byHand is a fault that somebody thought of.
+// byHand is a fault that an author wrote.
 type byHand struct {
 	name string // what goes wrong
 	edit []replacement

@@ -155,8 +155,8 @@ func (o *options) runs(s *suite) bool {
 	return o.suites == "" || slices.Contains(strings.Split(o.suites, ","), s.dir)
 }
 
-// wanted tells which mutants the options ask for. All are built whatever is
-// asked for, so that what was measured with the build stays valid.
+// wanted reports whether the options select a mutant. All are built in any case, so that measurements with
+// the build stay valid.
 func (p *plan) wanted(o *options) (func(*mutant) bool, error) {
 	files, err := p.chosen(o.files)
 	if err != nil {

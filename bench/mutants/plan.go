@@ -11,9 +11,8 @@ var thePlan = plan{
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/stored.go",
 		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go", "routing/ring/kept.go", "routing/ring/ring.go", "routing/internal/hot/hot.go",
 	},
-	// As many as a run of an hour can hold, fewest where most are alike: what is
-	// written twice has most of its faults in both at once, for in one alone the
-	// test that compares the two finds what is wrong.
+	// As many as a run of an hour can hold, fewest where most are alike. Code that is written twice has most
+	// of its faults in both at once, because the test that compares the two finds those in one.
 	percent: map[string]int{
 		"leasing/account/account.go": 25, "leasing/account/bucket.go": 25, "leasing/account/records.go": 40, "leasing/account/recall.go": 40, "leasing/account/refill.go": 40, "leasing/account/span.go": 40,
 		"leasing/account/memory.go": 20, "leasing/account/cas.go": 30, "leasing/account/store.go": 20, "leasing/account/epoch.go": 25, "leasing/account/wire.go": 15, "leasing/account/claim.lua": 15, "leasing/account/bucket.lua": 15, "leasing/account/epoch.lua": 25,

@@ -108,7 +108,7 @@ func failedTest(output string) string {
 	return ""
 }
 
-// limited keeps the first and the last of what is written.
+// limited keeps the beginning and the end of its input.
 type limited struct {
 	mu          sync.Mutex
 	first, last bytes.Buffer

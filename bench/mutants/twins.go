@@ -5,10 +5,9 @@ import (
 	"strings"
 )
 
-// A ledger is written twice, in Go and in Lua, and a test compares the two
-// claim by claim. That test finds whatever is wrong in one of them; what is
-// wrong in the idea is wrong in both. A twin is the same fault in both at once,
-// so that only a test of the idea can find it.
+// A ledger is written twice, in Go and in Lua, and a test compares the two claim by claim. That test finds
+// faults in one of them. A wrong idea is wrong in both. A twin is the same fault in both at once, so that
+// only a test of the idea can find it.
 
 // twinScripts are the Go files that say the same as a script.
 var twinScripts = map[string]string{
