@@ -1,11 +1,11 @@
 // Package approx bounds the over-admission of mode approx: a node has its share of a rule's drift budget only
 // while it holds a seat.
 //
-// Guarantee: for one key and window (for a token_bucket: beyond its level), all nodes together spend at most
-// drift_budget x limit that the ledger has not confirmed, for any number of nodes and failures. A share is
-// the budget divided by max_nodes, rounded down. There are max_nodes seats, each with one tenant at a time. A
-// tenant stops before the ledger gives the seat to the next one. A new tenant does not spend in windows that
-// began in the old tenancy.
+// Guarantee: for one key and window, all nodes together spend at most drift_budget x limit that the ledger
+// has not confirmed. For a token_bucket, that is beyond its level. It holds for any number of nodes and
+// failures. A share is the budget divided by max_nodes, rounded down. There are max_nodes seats, each with
+// one tenant at a time. A tenant stops before the ledger gives the seat to the next one. A new tenant does
+// not spend in windows that began in the old tenancy.
 //
 // The exception is a loss of the ledger's own data. Then at most one share more is spent for each tenant that
 // is cut off from the ledger while it learns the seats, within one TTL. A new seat is on trial first

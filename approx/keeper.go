@@ -46,11 +46,9 @@ type held struct {
 	trial  trial
 }
 
-// trial is the first time of a tenancy, in which nothing is spent from it. A ledger
-// that has lost its data has forgotten the tenants too, and gives away seats that
-// are taken. Who applies may not have noticed the loss: only an epoch that was asked
-// for after the seat was given, and is the one from before, proves that there was
-// none. The zero trial is over.
+// trial is the first time of a tenancy, in which the tenant spends nothing from it. A ledger that lost its
+// data has no tenants, and gives away taken seats. The applicant may not have noticed the loss. Only an
+// unchanged epoch that was read after the seat was given proves that there was none. The zero trial is over.
 type trial struct {
 	epoch uint64            // EpochKnown.ID, when it applied
 	given ratelimit.Instant // when the answer came
@@ -129,7 +127,7 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	known := k.epoch()
 	t := k.judge(known)
 	if t.trial.on && known.ID != t.trial.epoch {
-		// It may be another's: whoever gets it next leaves alone what that one spent.
+		// It may be another's: the next tenant does not spend in its windows.
 		return Application{
 			Holder: k.holder, Seats: min(max(1, wanted.seats), MaxSeats), TTL: SeatTTL, Now: t.Tenancy,
 			Plan: wanted.id, Leave: true,
@@ -144,7 +142,7 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	if t.Seat < 0 && t.wanted.id == wanted.id && t.asked != 0 && now < t.asked.Add(seatless) {
 		return Application{}, false
 	}
-	// While not all have the same plan, or the ledger learns, there is news to hear.
+	// While plans differ, or the ledger learns, there may be news.
 	calm := held && !learning && t.Agreed && t.wanted.id == wanted.id
 	if calm && now < t.until.Add(margin-SeatTTL/2) {
 		return Application{}, false
@@ -201,7 +199,7 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 	if t.Seat < 0 || t.Fence != before.Fence || now >= before.until {
 		after.agreed = nil // meanwhile the others may have agreed on something else
 	}
-	// A ledger that learns may not know yet who else has a seat, and another plan.
+	// A ledger that learns may lack other tenants, with another plan.
 	if t.Seat >= 0 && t.Agreed && !known.Learning {
 		after.agreed = agreed(after.agreed, wanted, t.Since, now)
 	}

@@ -11,12 +11,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A share is the rule's drift budget divided by max_nodes. When either changes,
-// nodes read the new rules one after the other, and for a while some divide by
-// the old number and some by the new one: ten nodes that spend a tenth each, and
-// an eleventh that spends all. A node may therefore use a new share only in
-// windows that began when every tenant of a seat had the new rules, which the
-// ledger of seats knows; in others it uses the least of those that were in force.
+// A share is the rule's drift budget divided by max_nodes. When either changes, nodes read the new rules one
+// after the other. For a while some divide by the old number and some by the new one: ten nodes spend a tenth
+// each, and an eleventh spends all. A node may therefore use a new share only in windows that began when
+// every tenant of a seat had the new rules, by the ledger of seats. In others it uses the least of those that
+// were in force.
 
 // Plan says how the rules of one configuration divide their drift budgets and reserves
 // ([ratelimit.Rule.Reserve]). For a ledger, a reserve is a drift budget too. It is immutable. The zero Plan
@@ -107,10 +106,9 @@ func agreed(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimi
 	return after[max(0, len(after)-mostAgreements):]
 }
 
-// shareUnder is the least share of a rule, and the fewest seats, of all divisions
-// that may have been in force in a window that began at begins, and of the rule's
-// own. A bucket does not begin anew: what was spent under an older division
-// counts until the rate has repaid it.
+// shareUnder is the least share of a rule, and the fewest seats, of its own division and of all others that
+// may have been in force in a window that began at begins. A bucket does not begin anew: spending under an
+// older division counts until the rate has repaid it.
 func shareUnder(
 	all []agreement, now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
 ) (ratelimit.Tokens, int) {
@@ -120,7 +118,7 @@ func shareUnder(
 		a := &all[i]
 		d, ok := a.plan.shares[idOf(rule)]
 		if !ok {
-			return 0, 0 // other nodes may not know the rule, or as another
+			return 0, 0 // other nodes may lack the rule, or have another form of it
 		}
 		s, n := d.share(limit)
 		share, seats = min(share, s), min(seats, n)
@@ -132,7 +130,7 @@ func shareUnder(
 			return share, seats
 		}
 	}
-	return 0, 0 // nobody knows what was in force when the window began
+	return 0, 0 // the divisions in force when the window began are unknown
 }
 
 // fillTime is how long an empty bucket takes to fill.

@@ -27,7 +27,7 @@ type Application struct {
 	// the ledger has not confirmed, in any window that goes on.
 	Leave, Clean bool
 
-	epoch uint64 // the ledger's, as far as the holder knew (Keeper.Epoch)
+	epoch uint64 // the ledger's, by the holder's last reading (Keeper.Epoch)
 }
 
 // Tenancy is a seat held for a time.
@@ -53,12 +53,12 @@ var errSeats = errors.New("the number of seats must be 1 to 10000, with a TTL")
 
 // seat is the record of one. The zero seat was never taken.
 type seat struct {
-	holder  ratelimit.Holder // 0: nobody
+	holder  ratelimit.Holder // 0: no tenant
 	fence   ratelimit.Fence
 	expires ratelimit.LedgerTime
 	taint   ratelimit.LedgerTime
 	plan    uint64               // 0: of a release that does not tell
-	since   ratelimit.LedgerTime // until when somebody may have spent from it under another plan
+	since   ratelimit.LedgerTime // until when a tenant may have spent from it under another plan
 }
 
 // free tells whether the seat may be taken, and with which taint.
@@ -66,7 +66,7 @@ func (s *seat) free(now ratelimit.LedgerTime) (ratelimit.LedgerTime, bool) {
 	switch {
 	case s.holder == 0:
 		return s.taint, true
-	case now >= s.expires: // nobody knows what its tenant has spent
+	case now >= s.expires: // the spending of its tenant is unknown
 		return s.expires, true
 	}
 	return 0, false
@@ -94,7 +94,7 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 	if own := a.Now.Seat; a.Now.Fence != 0 && own >= 0 {
 		s := seats[own]
 		switch {
-		case s == nil && !a.Leave && own < a.Seats: // the ledger has forgotten
+		case s == nil && !a.Leave && own < a.Seats: // the ledger has lost it
 			s = &seat{
 				holder: a.Holder, fence: a.Now.Fence, taint: min(a.Now.Taint, now), plan: a.Plan,
 				since: min(a.Now.Since, now),
@@ -118,8 +118,7 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 	if a.Leave {
 		return none
 	}
-	// A seat beyond those there are now is left to expire: whoever holds it may
-	// not hear of this.
+	// A seat beyond the present number is left to expire: its holder may not get this message.
 	best, taint := -1, ratelimit.LedgerTime(0)
 	for i := range a.Seats {
 		s := seats[i]
@@ -147,7 +146,7 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 	return tenancy(now, seats, best, a)
 }
 
-// tenancy is what the tenant of a seat is told.
+// tenancy is the answer to the tenant of a seat.
 func tenancy(now ratelimit.LedgerTime, seats map[int]*seat, own int, a *Application) Tenancy {
 	t := Tenancy{Seat: own, Fence: seats[own].fence, Taint: seats[own].taint, TTL: a.TTL, Agreed: true}
 	for _, s := range seats {

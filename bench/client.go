@@ -13,9 +13,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// client drives one server from many callers over a few connections. It sends
-// bytes made beforehand and does not look into answers: what it costs is the
-// same whatever is measured.
+// client drives one server from many callers over a few connections. It sends prepared bytes and does not
+// read answers: its cost is the same for every server.
 type client struct {
 	conns    []*grpc.ClientConn
 	requests [][]byte

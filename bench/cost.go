@@ -171,7 +171,7 @@ type contender struct {
 	start   func(binary string) (*process.Process, error)
 	process *process.Process
 	also    *process.Process  // whose processor time counts too, or nil
-	owned   func(string) bool // accepts the keys that it is asked for; nil: all
+	owned   func(string) bool // accepts its keys; nil: all
 	keys    int               // how many; 0: as the options say
 	client  *client
 	rounds  []costRound

@@ -36,7 +36,7 @@ func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 	}
 	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil, nil)...)
 	rls.RegisterRateLimitServiceServer(s, empty{})
-	healthy := health.NewServer() // Envoy asks for it
+	healthy := health.NewServer() // Envoy needs it
 	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)
 	healthpb.RegisterHealthServer(s, healthy)
 	stop := context.AfterFunc(ctx, s.Stop)

@@ -46,7 +46,7 @@ func (p *pair) node(binary string, i int) (*process.Process, error) {
 	return process.Sluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "only-for-benchmarks", "--hot-key-rate", p.hot, "--log-level", "error")
 }
 
-// start starts the node that is driven, and waits until it knows the other.
+// start starts the driven node, and waits until it has found the other.
 func (p *pair) start(binary string) (*process.Process, error) {
 	n, err := p.node(binary, 0)
 	if err != nil {

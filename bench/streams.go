@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// reporters are streams of the quota service that report in turn, for as long as they live:
-// what Envoys send, without what they enforce.
+// reporters are streams of the quota service that report in turn, for as long as they live: the messages of
+// Envoys, without their decisions.
 type reporters struct {
 	streams []atomic.Pointer[wire]
 	reports [][]byte // of each group of streams
@@ -139,7 +139,7 @@ func (r *reporters) send(ctx context.Context, perSecond float64) {
 		}
 		for due := int(time.Since(began).Seconds() * perSecond); sent < due; sent++ {
 			if r.silent.Load() {
-				continue // what was due meanwhile is not made up for
+				continue // missed reports are not made up for
 			}
 			i := next % len(r.streams)
 			next++

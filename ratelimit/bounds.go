@@ -90,15 +90,15 @@ func (r *Rule) over(nodes int) (o Over) {
 	return o
 }
 
-// overApart is for nodes that know nothing of one another: each admits the whole limit.
+// overApart is for nodes without a common store: each admits the whole limit.
 func (r *Rule) overApart(nodes int) Over {
 	limit := r.Limit.Capacity()
 	return Over{Tokens: limit * Tokens(nodes-1), EachNode: limit}
 }
 
-// under is what is out of reach of the requests that other nodes refuse. A lease of
-// plenty strands its share of the limit; a reserve, what nobody spends of it. Any other strands what it was sized by,
-// and the half of the lease before that was left when it was renewed.
+// under is out of reach of the requests that other nodes refuse. A lease of plenty strands its share of the
+// limit, and a reserve its unspent part. Any other strands the demand that it was sized by, and the half of
+// the lease before that was left at its renewal.
 func (r *Rule) under() Under {
 	u := Under{
 		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.Period(), Reserve: r.Reserve(),
@@ -117,9 +117,8 @@ func (r *Rule) under() Under {
 
 func (r *Rule) wait() Wait { return Wait{For: StoresAnswer, Longest: r.Coordination.Deadline()} }
 
-// storeOps hang on how leases are sized. What is sized by demand is renewed when half
-// of it is spent, or half of its time is over; what is sized by the rule, when half of it
-// is spent.
+// storeOps depend on the sizing of leases. A lease by demand is renewed when half of it is spent, or half of
+// its time is over. One with a fixed size is renewed when half of it is spent.
 func (r *Rule) storeOps(nodes int) StoreOps {
 	c := &r.Coordination
 	s := StoreOps{

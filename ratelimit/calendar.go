@@ -24,8 +24,8 @@ type Calendar uint16
 // ErrCalendar says that no calendar is of such a day and zone.
 var ErrCalendar = errors.New("invalid billing period")
 
-// MostCalendars is how many a process may have: 31 for each of a thousand zones, of
-// which the IANA database has some 600.
+// MostCalendars is the largest number of a process: 31 for each of a thousand zones. The IANA database has
+// some 600.
 const MostCalendars = 1 << 15
 
 // NewCalendar returns the calendar of a day, 1 to 31, and a time zone. Zones of one name

@@ -28,7 +28,7 @@ const checkEvery = time.Millisecond
 func NewClock(running, elapsed func() time.Duration) Clock {
 	c := &clock{running: running, elapsed: elapsed}
 	before := running()
-	c.base = elapsed() - before // at least what it was ahead by
+	c.base = elapsed() - before // at least its lead
 	c.checked.Store(int64(before))
 	return c.now
 }

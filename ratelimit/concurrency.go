@@ -61,7 +61,7 @@ func (r *Rule) declareSlots(nodes int, storage Storage) Bounds {
 	return b
 }
 
-// doubtSlots returns what is valid and has no effect on a concurrency limit.
+// doubtSlots returns valid settings without an effect on a concurrency limit.
 func (r *Rule) doubtSlots() (doubts []string) {
 	c := &r.Coordination
 	none := func(field string, value any) {

@@ -28,9 +28,8 @@ const (
 	// MostDrawers is how many holders of a key may draw parts of that size: a fifth of the
 	// limit is for what all have idle.
 	MostDrawers = 4
-	// RecallsPerSecond is how many claims a second recalls cause at one node, at most:
-	// each second one that gives back what others wait for, and while this node waits
-	// itself, one each 2 ms for 10 ms.
+	// RecallsPerSecond is the largest number of claims a second by recalls at one node. Each second, one
+	// gives tokens back that others wait for. While this node waits itself, it claims each 2 ms for 10 ms.
 	RecallsPerSecond = 7
 )
 
@@ -104,7 +103,7 @@ func (u Under) String() string {
 		return "0"
 	}
 	if u.Slots > 0 {
-		return fmt.Sprintf("a request whose end is not told, as of an Envoy that died, keeps its slot for %s",
+		return fmt.Sprintf("a request without a call at its end, as of a crashed Envoy, keeps its slot for %s",
 			durationText(u.Lasts))
 	}
 	crashed := u.Crashed.String()
@@ -174,8 +173,8 @@ type StoreOps struct {
 	// Refused is the number of further claims a second of one node, while requests are refused and others
 	// hold tokens, or some return.
 	Refused float64 `json:"per_second_while_refused"`
-	// Window is the number of further claims of one node in each window: the first, those while its demand
-	// grows, and those of ever smaller leases near the end of the budget.
+	// Window is the number of further claims of one node in each window. These are the first, those while its
+	// demand grows, and those of ever smaller leases near the end of the budget.
 	Window int `json:"per_window"`
 	// Each is the number of tokens for each of which one more claim is made, if the rule fixes the size of a
 	// lease; otherwise 0.

@@ -19,10 +19,9 @@ func (r *Rule) Doubts() []string {
 	var doubts []string
 	if d := c.Deadline(); d >= EnvoyTimeout {
 		doubts = append(doubts,
-			fmt.Sprintf("store_deadline %v is not below %v, for which Envoy waits by default: set the "+
-				"timeout of its rate_limit filter above the deadline, or it goes on without the answer, and the "+
-				"request is "+
-				"charged and not limited (failure_mode_deny: refused) while the store is slow", d, EnvoyTimeout))
+			fmt.Sprintf("store_deadline %v is not below %v, the default timeout of Envoy's rate_limit filter: "+
+				"set that above the deadline, or requests are charged and not limited (failure_mode_deny: refused) "+
+				"while the store is slow", d, EnvoyTimeout))
 	}
 	if h := r.Hold; r.Quota && h != nil && !h.Identified() {
 		doubts = append(doubts, fmt.Sprintf("quota_mode and hold.on: a request that passes although this limit is "+
@@ -33,8 +32,8 @@ func (r *Rule) Doubts() []string {
 	}
 	if r.Limit.Requests > math.MaxUint32 {
 		doubts = append(doubts,
-			fmt.Sprintf("requests_per_unit is %d, and RLS has 32 bits for it: it is counted exactly, "+
-				"and answers say %d of it, and of what is left while that is more; headers say both exactly",
+			fmt.Sprintf("requests_per_unit is %d, and RLS has 32 bits for it: answers show at most %d, also of "+
+				"the rest, and counts and headers are exact",
 				r.Limit.Requests, uint32(math.MaxUint32)))
 	}
 	if n := len(r.Domain) + len(r.Path); c.Lease.Reserve != (Share{}) && n > MostReserveName {

@@ -25,7 +25,7 @@ func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
 	}{
 		{rule(0, 100), ""},
 		{rule(19*time.Millisecond, 1<<32-1), ""},
-		{rule(20*time.Millisecond, 100), "store_deadline 20ms is not below 20ms, for which Envoy waits by default"},
+		{rule(20*time.Millisecond, 100), "store_deadline 20ms is not below 20ms, the default timeout of Envoy"},
 		{rule(0, 1<<32), "requests_per_unit is 4294967296, and RLS has 32 bits for it"},
 	} {
 		doubts := strings.Join(c.rule.Doubts(), "; ")

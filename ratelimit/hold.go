@@ -76,16 +76,16 @@ func (h *Hold) Validate(l Limit) (errs []error) {
 	most := l.Capacity()
 	switch {
 	case h.From == HoldAmount && (h.Amount < 1 || most > 0 && h.Amount > most):
-		bad("amount is %d, must be between 1 and the limit (%d): of more, every request is refused", h.Amount, most)
+		bad("amount is %d, must be between 1 and the limit (%d): a larger one refuses every request", h.Amount, most)
 	case h.From == HoldAmount && h.Max > 0:
-		bad("max is %d, and amount is held whatever max says; remove max", h.Max)
+		bad("max is %d, and has no effect with amount; remove max", h.Max)
 	case h.From == HoldLearned && h.Max < 1:
-		bad("max is missing: say how much a request holds at most, which is also held before costs are known")
+		bad("max is missing: set the largest hold of a request, which is also the hold before costs are known")
 	case h.From == HoldLearned && !(h.Quantile > 0 && h.Quantile < 1):
-		bad("learned is %v, must be above 0 and below 1, as 0.9 is: that part of the last costs was lower", h.Quantile)
+		bad("learned is %v, must be above 0 and below 1, such as 0.9: the quantile of the last costs", h.Quantile)
 	}
 	if most > 0 && h.Max > most {
-		bad("max is %d, must be at most the limit (%d): of more, a request is refused", h.Max, most)
+		bad("max is %d, must be at most the limit (%d): larger holds are refused", h.Max, most)
 	}
 	if h.TTL < MinHoldTTL || h.TTL > MaxHoldTTL {
 		bad("ttl is %v, must be between %v and %v", h.TTL, MinHoldTTL, durationText(MaxHoldTTL))
@@ -95,7 +95,7 @@ func (h *Hold) Validate(l Limit) (errs []error) {
 	}
 	switch {
 	case h.From != HoldAmount:
-		bad("on needs amount: a call that settles without an id does not say how much was held")
+		bad("on needs amount: a settlement without an id does not state its hold")
 	case h.TTL != DefaultHoldTTL:
 		bad("ttl is %v, and a hold without an id has none; remove ttl, or on", durationText(h.TTL))
 	case h.OnUnknown != UnknownCharges:

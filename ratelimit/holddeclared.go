@@ -34,13 +34,13 @@ func (r *Rule) DeclareHold() (b HoldBounds, ok bool) {
 	if r.Limit.Algorithm == Concurrency {
 		return HoldBounds{
 			Hold: "a slot", Least: 1, Most: 1,
-			Over: fmt.Sprintf("0; in an outage and after a loss of data, up to %d in flight from before besides",
+			Over: fmt.Sprintf("0; in an outage and after a loss of data, up to %d earlier requests in flight on top",
 				r.Limit.Requests),
-			Stranded: "a request whose end is not told keeps its slot for " + durationText(h.TTL),
+			Stranded: "a request without a call at its end keeps its slot for " + durationText(h.TTL),
 		}, true
 	}
 	b = HoldBounds{Hold: h.String(), Least: 1, Most: h.Max}
-	b.Over = "the sum, over requests in flight, of what each costs beyond what it held"
+	b.Over = "the sum of the costs of requests in flight above their holds"
 	switch h.From {
 	case HoldAmount:
 		b.Least, b.Most = h.Amount, h.Amount
@@ -48,14 +48,14 @@ func (r *Rule) DeclareHold() (b HoldBounds, ok bool) {
 	case HoldRequest:
 		b.Over += "; 0 where no request costs more than its hits_addend"
 		if h.Max > 0 {
-			b.Over += fmt.Sprintf(", and that is at most %d", h.Max)
+			b.Over += fmt.Sprintf(", which is at most %d", h.Max)
 		}
 	case HoldLearned:
-		b.Over += fmt.Sprintf("; of the last costs, %.4g%% were above what is held, or more where they are above %d",
+		b.Over += fmt.Sprintf("; %.4g%% of the last costs were above the hold, or more where costs are above %d",
 			100*(1-h.Quantile), h.Max)
 	}
 	if r.Limit.Algorithm == TokenBucket {
-		b.Over += "; and what was held as the time began: what is held too much comes back when it is settled"
+		b.Over += "; and the tokens held at the beginning of the time, because the rest of a hold returns at its end"
 	}
 	until := "until the window ends"
 	switch {
@@ -64,12 +64,12 @@ func (r *Rule) DeclareHold() (b HoldBounds, ok bool) {
 	case r.Limit.Carries:
 		until += ", and as debt beyond it"
 	}
-	b.Stranded = fmt.Sprintf("a request whose end is not told stays charged what it held, %s", until)
+	b.Stranded = fmt.Sprintf("a request without a call at its end stays charged its hold, %s", until)
 	if h.Identified() {
 		return b, true
 	}
-	b.Blind = fmt.Sprintf("a cost of %v is taken for another request, and holds %d more; a request in flight as a "+
-		"window ends is settled in the next one, which it may credit with up to %d; a cost that is told twice counts "+
-		"twice", h.on(" or "), h.Amount, h.Amount)
+	b.Blind = fmt.Sprintf("a cost of %v counts as another request, and holds %d more; a request in flight at the "+
+		"end of a window is settled in the next one, which it may credit with up to %d; a cost that arrives twice "+
+		"counts twice", h.on(" or "), h.Amount, h.Amount)
 	return b, true
 }

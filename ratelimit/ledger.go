@@ -10,10 +10,9 @@ type Fence int64
 // Window is the index of a window since the Unix epoch. 0 means "none yet", and is that of a token_bucket.
 type Window int64
 
-// Epoch is one life of a ledger's data. A new one begins when the data was lost
-// (FLUSHALL, a restart without persistence), and when it may have been: after a
-// restart from a disk, or a failover to a replica that may have lagged behind.
-// The zero Epoch is not known.
+// Epoch is one life of a ledger's data. A new one begins when the data was lost (FLUSHALL, a restart without
+// persistence). It also begins when it may have been lost: after a restart from a disk, or a failover to a
+// replica that may have lagged. The zero Epoch is not known.
 type Epoch struct {
 	ID    uint64     // of this life; 0: not known
 	Began LedgerTime // when it began

@@ -128,7 +128,7 @@ const (
 	// are cut from the Unix epoch. Two windows' worth may pass around a cut.
 	FixedWindow Algorithm = iota
 	// SlidingWindow adds to the usage of the current window that of the previous one, weighted by the part
-	// that the last period still covers (the approximation described by Cloudflare in 2017).
+	// that the last period still covers. Cloudflare described this approximation in 2017.
 	SlidingWindow
 	// TokenBucket refills continuously at limit per unit, up to burst.
 	TokenBucket
@@ -237,8 +237,8 @@ func (l Limit) Capacity() Tokens {
 	return l.Requests
 }
 
-// Crowded tells whether a key has too many holders for leases of one in PlentyPart of its limit: where
-// such a lease is a single token, which is spent at once, it never has.
+// Crowded reports whether a key has too many holders for leases of one in PlentyPart of its limit. If such a
+// lease is a single token, which is spent at once, it never has.
 func (l Limit) Crowded(holders int) bool {
 	return holders > MostDrawers && l.Capacity() >= 2*PlentyPart
 }

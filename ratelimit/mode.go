@@ -92,7 +92,7 @@ func declareApprox(r *Rule, _ int, storage Storage, b Bounds) Bounds {
 	if r.DriftShare() > 0 {
 		b.Wait.WithShare, b.Wait.Drifts = min(c.CheckTimeout, c.Deadline()), true
 		if c.CheckTimeout == 0 {
-			b.StoreOps.Each = 1 // each request that finds no lease drifts at once, and is told by itself
+			b.StoreOps.Each = 1 // each request without a lease drifts at once, and sends a message of its own
 		}
 	}
 	return b

@@ -75,8 +75,7 @@ func (c *RuleCounters) Named(name []byte) *RuleCounters {
 	}
 }
 
-// add puts a name into a free slot and returns what is there then; nil if
-// there is no room.
+// add puts a name into a free slot and returns the slot's present value; nil if there is no room.
 func (t *names) add(slot *atomic.Pointer[namedCounters], name []byte, budget *NameBudget) *namedCounters {
 	if t.size.Add(1) > MaxNames {
 		t.size.Add(-1)

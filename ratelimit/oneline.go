@@ -2,7 +2,7 @@ package ratelimit
 
 import "unicode/utf8"
 
-// lineLen is how much an error may repeat of what somebody sent.
+// lineLen is how much of a caller's text an error may repeat.
 const lineLen = 200
 
 // OneLine is a text as far as an error or a log should repeat it: its first

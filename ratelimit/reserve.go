@@ -35,8 +35,8 @@ func (r *Rule) reserves() bool {
 		!r.Unlimited && len(r.Domain)+len(r.Path) <= MostReserveName
 }
 
-// reserved is what a rule for the ledger knows of the rule that it was made of. The zero reserved is no
-// rule's for a ledger.
+// reserved is the link from a rule for the ledger to its original. The zero reserved is no rule's for a
+// ledger.
 type reserved struct {
 	of     *Rule
 	tokens Tokens
@@ -61,7 +61,8 @@ func (r *Rule) AtLedger() *Rule {
 	at.Limit.Requests -= n
 	at.Limit.Ceiling = 0 // first requests are answered from the reserve, which an override may not have
 	at.Coordination.Lease.Reserve, at.Coordination.DriftBudget = Share{}, Share{Tokens: n}
-	// Where a node knows that little is left, it waits for the ledger as long as any, and others may give back.
+	// If little is left by a node's last answer, it waits for the ledger like any other, and others may give
+	// back.
 	at.Coordination.CheckTimeout = r.Coordination.Deadline()
 	return &at
 }

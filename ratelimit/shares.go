@@ -3,7 +3,7 @@ package ratelimit
 import "time"
 
 // LossShare is the total grant of a key by a ledger that lost its data, until every holder has restored its
-// total: a twentieth of the limit, and at least one token.
+// total. It is a twentieth of the limit, and at least one token.
 func (r *Rule) LossShare() Tokens { return max(1, r.Limit.Capacity()/LossPart) }
 
 // LocalShare is the rule for a node that must decide alone, under
@@ -22,7 +22,7 @@ func (r *Rule) LocalShare(nodes int) *Rule {
 		nodes = c.MaxNodes
 	}
 	alone.Limit.Requests = share(alone.Limit.Requests)
-	alone.Limit.Carries = false // what is owed is the account's
+	alone.Limit.Carries = false // debt is the account's
 	if alone.Limit.Algorithm == TokenBucket {
 		alone.Limit.Burst = share(alone.Limit.Burst)
 	}
@@ -55,7 +55,7 @@ func (r *Rule) Drifts() bool {
 }
 
 // LargestLease is the largest grant to one holder at once under reclaim: eager, unless a single request costs
-// more: half of a whole budget, or the size that the rule fixes.
+// more. It is half of a whole budget, or the size that the rule fixes.
 func (r *Rule) LargestLease() Tokens {
 	most := max(1, r.Limit.Capacity()/2)
 	if size := r.Coordination.Lease.Fixed; size > 0 {

@@ -17,9 +17,8 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// How two nodes find out that both know PEER_SECRET, or have certificates of the
-// same authority. The stream runs in a TLS connection that is theirs alone
-// (channel.go), and begins with an introduction:
+// Two nodes prove PEER_SECRET to each other, or have certificates of the same authority. The stream runs in a
+// TLS connection that is theirs alone (channel.go), and begins with an introduction:
 //
 //	caller                                   called
 //	  hello: who it is, a nonce        -->
@@ -27,20 +26,16 @@ import (
 //	  proof: HMAC, role "caller"       -->
 //	                                   <--   proof: HMAC, role "called"
 //
-// Guarantee: who is taken for a node has itself, in this very connection, made a
-// proof with the secret, over all that both have said of themselves. A proof
-// covers the connection by its channel binding (RFC 9266, tls-exporter), which
-// nobody can make equal in two connections: somebody between two nodes has one
-// with each, and what is proved in one is worth nothing in the other. It covers
-// the role, so that it cannot be reflected, and both nonces, so that it cannot be
-// played again. The called node proves last: who does not know the secret is
-// given nothing to guess it by.
+// Guarantee: an accepted node has itself, in this very connection, made a proof with the secret, over both
+// introductions. A proof covers the connection by its channel binding (RFC 9266, tls-exporter), which cannot
+// be equal in two connections. A relay between two nodes has one with each, and a proof in one has no value
+// in the other. A proof covers the role, so that it cannot be reflected, and both nonces, so that it cannot
+// be replayed. The called node proves last: a caller without the secret gets no proof to guess it by.
 //
-// What it does not give: a node that is called by name trusts its name server to
-// find somebody to prove to. Who answers there with TLS of their own gets the
-// caller's proof, and can try secrets on it at home: hence leastSecret.
+// Limit: a caller trusts its name server for the receiver of its proof. An impostor there, with TLS of its
+// own, gets the caller's proof, and can try secrets on it offline: hence leastSecret.
 
-// version of the messages. Nodes of another one are refused: what they say of budgets means something else.
+// version of the messages. Nodes with another one are refused: their fields have other meanings.
 const version = 4
 
 // Bounds of what a node says of itself.
@@ -52,8 +47,8 @@ const (
 	// nonceSize is in bytes, and the least that a peer's nonce may have. mostNonce is the most.
 	nonceSize = 16
 	mostNonce = 64
-	// leastSecret is the shortest secret. Sixteen random letters and digits are 95
-	// bits: more than can be tried on a proof that somebody has.
+	// leastSecret is the shortest secret. Sixteen random letters and digits are 95 bits: more than can be
+	// tried on a known proof.
 	leastSecret = 16
 )
 
@@ -112,8 +107,8 @@ func part(h hash.Hash, b []byte) {
 	h.Write(b)
 }
 
-// binding is what only the two ends of a stream's connection can know, and is
-// different for any two connections.
+// binding is a value that only the two ends of a stream's connection can compute. It differs between any two
+// connections.
 func binding(stream context.Context) ([]byte, error) {
 	p, ok := peer.FromContext(stream)
 	if !ok {
@@ -134,7 +129,7 @@ func bit(set bool) uint64 {
 	return 0
 }
 
-// check says what is wrong with a peer's hello.
+// check returns the fault of a peer's hello.
 func check(h *wire.Hello) error {
 	switch {
 	case h == nil:
@@ -167,8 +162,8 @@ func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 	if err := check(welcome); err != nil {
 		return nil, err
 	}
-	// A node that answers for another's address would be asked for keys that it does not own, and
-	// never find itself in the ring by the name that others use.
+	// A node that answers for another's address would be asked for keys that it does not own. It would not
+	// find itself in the ring by the name that others use.
 	if welcome.GetAddr() != addr {
 		return nil, fmt.Errorf("%w: it is known as %s, and calls itself %q (its PEER_ADDR)", errName, addr,
 			welcome.GetAddr())

@@ -16,11 +16,9 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// What peers say is encrypted and authenticated, whether or not there are
-// certificates: without any, each node makes one for itself when it starts, and
-// nobody looks at it. TLS 1.3 then protects against those who only listen, and
-// the introduction (auth.go), whose proofs are bound to the connection, against
-// those who are in between.
+// Messages of peers are always encrypted and authenticated. Without certificates, each node makes one for
+// itself when it starts, which is not verified. TLS 1.3 then protects against listeners. The introduction
+// (auth.go), whose proofs are bound to the connection, protects against relays.
 
 // anonymous are credentials with a certificate that says nothing, for dialling
 // and for serving.
@@ -61,7 +59,7 @@ func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 	// The first byte tells whether it is TLS at all.
 	begun := &peeked{Conn: raw}
 	if _, err := io.ReadFull(raw, begun.first[:]); err != nil {
-		return nil, nil, err // somebody who only looks whether the port is open
+		return nil, nil, err // a probe of the open port
 	}
 	if begun.first[0] != tlsHandshake {
 		d.refused(raw.RemoteAddr().String(), rejectedPlain, errPlain)
@@ -77,7 +75,7 @@ func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 // hungUp tells whether a caller closed its connection, or was too slow: nothing that it said was wrong. A node that is
 // killed does so, and one without CPU.
 func hungUp(err error) bool {
-	broken, ok := errors.AsType[*net.OpError](err) // a TLS alert is another one, and is what it said
+	broken, ok := errors.AsType[*net.OpError](err) // a TLS alert is of another type, and is a message
 	return ok && (broken.Op == "read" || broken.Op == "write") ||
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
@@ -87,7 +85,7 @@ func (d *door) Clone() credentials.TransportCredentials {
 	return &door{d.TransportCredentials.Clone(), d.refused}
 }
 
-// peeked is a connection of which the first byte has been read.
+// peeked is a connection whose first byte has been read.
 type peeked struct {
 	net.Conn
 	first [1]byte

@@ -20,12 +20,12 @@ type (
 	ask     = ratelimit.Ask
 )
 
-// core is a node in a ring without goroutines, sockets, timers or clocks of its
-// own: it is told of instants and of what others say, and what it says waits in
-// its links. [Router] and [Stepped] drive it. It is safe for concurrent use.
+// core is a node in a ring without goroutines, sockets, timers or clocks of its own. Instants and messages
+// are arguments, and its own messages wait in its links. [Router] and [Stepped] drive it. It is safe for
+// concurrent use.
 //
-// Locks are taken in this order, and none is held while something waits
-// (docs/internals/peers.md has those of other packages too):
+// Locks are taken in this order, and none is held while something waits (docs/internals/peers.md has those of
+// other packages too):
 //
 //	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
 type core struct {
@@ -58,15 +58,14 @@ type identity struct {
 	began       instant
 }
 
-// awareness is what a node knows of how far it may decide.
+// awareness says how far a node may decide.
 type awareness struct {
-	// ticked is when the node last looked after itself. expired says that too much time has passed
-	// since then for it to be an owner: others may have taken over its keys.
+	// ticked is the instant of the node's last tick. expired says that too much time has passed since then
+	// for it to be an owner: others may have taken over its keys.
 	ticked  atomic.Int64
 	expired atomic.Bool
-	// unheard says that not all whom this node has met know yet that it owns keys.
-	// Two nodes that join at once would otherwise both decide for a key, each in a
-	// ring without the other.
+	// unheard says that some nodes that this one has met have not acknowledged its ownership yet. Two nodes
+	// that join at once would otherwise both decide for a key, each in a ring without the other.
 	unheard atomic.Bool
 	looking atomic.Int64 // how many accounts are fetched
 }
@@ -78,11 +77,10 @@ type heat struct {
 	hotHere hot.Leases
 }
 
-// authority is what knows of each key what is left: a store that all nodes share, or each
-// owner for the keys that it owns. In a store nothing has to move when the ring changes, an
-// owner is the one who leases, and who does not reach it leases from the store itself. Without
-// one the owner's memory is all there is: accounts are handed over, and until all have been,
-// an owner asks for those that may be elsewhere.
+// authority has the remainder of each key: a store that all nodes share, or each owner for its own keys. With
+// a store, nothing moves when the ring changes: an owner is the node that leases, and a node that does not
+// reach it leases from the store itself. Without one, the owner's memory is all there is. Accounts are handed
+// over, and until all have been, an owner asks for those that may be elsewhere.
 type authority struct {
 	// local has the budgets of the keys that this node owns; with a store it is nil.
 	local *leasing.Local
@@ -94,22 +92,22 @@ func (a *authority) inStore() bool { return a.local == nil }
 // deciders are the limiters behind a node of the ring. They are set before it is used,
 // and not changed.
 type deciders struct {
-	base limiter // decides what is this node's own
+	base limiter // decides on this node's own keys
 	authority
 	// fallback decides under on_store_failure: local when an owner does not answer.
 	fallback *leasing.Local
 }
 
-// driven is what a core gets from whoever drives it: time, chance and the means to act.
+// driven has the driver's means: time, chance and actions.
 type driven struct {
 	clock   ratelimit.Clock
 	random  func() float64
 	hands   hands
-	observe observer // nil: nobody looks
+	observe observer // nil: no observer
 }
 
-// standing is who there is, and whether this node is in the ring. The zero standing,
-// with a map, knows nobody and is in none.
+// standing has the other nodes, and whether this node is in the ring. The zero standing, with a map, has no
+// other nodes and is in no ring.
 type standing struct {
 	members map[string]*member
 	present bool // in the ring
@@ -134,8 +132,8 @@ type transit struct {
 	mover   mover
 	fetches map[string]*fetch // by key
 	inboxes map[uint64]*inbox // by the sender's incarnation
-	// numbered is the highest number of a parcel to any node that was forgotten. Numbers to such a
-	// node go on from there if it comes back.
+	// numbered is the highest number of a parcel to any dropped node. Numbers to such a node continue from
+	// there if it comes back.
 	numbered uint64
 }
 
@@ -146,14 +144,13 @@ type counted struct {
 	rejected [rejections]atomic.Uint64
 }
 
-// hands is what a core has done for it by whoever drives it. No method may
-// block, or call the core.
+// hands are the driver's actions for a core. No method may block, or call the core.
 type hands interface {
 	dial(m *member)   // keep a way open to a node
 	hangUp(m *member) // and no longer
 	redial(m *member) // on a new stream
 	wake()            // there is something to do for tick or step
-	yield()           // whoever waits for a processor goes first
+	yield()           // goroutines that wait for a processor go first
 }
 
 // observer sees what an owner decides for its peers, for simulations.
@@ -162,7 +159,7 @@ type observer interface {
 	undone(a *ask, v *verdict)
 }
 
-// limiter decides on this node. What it cannot decide at once waits.
+// limiter decides on this node. Decisions that are not possible at once wait.
 type limiter interface {
 	ask(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) waiter
 	Undo(now instant, asks []ask, verdicts []verdict)
@@ -188,7 +185,7 @@ func (b blocking) ask(ctx context.Context, now instant, within time.Duration, as
 	return nil
 }
 
-// stepping lets somebody else drive the limiter.
+// stepping lets a driver run the limiter.
 type stepping struct{ *leasing.Stepped }
 
 func (s stepping) ask(_ context.Context, now instant, _ time.Duration, asks []ask, verdicts []verdict) waiter {
@@ -200,26 +197,26 @@ func (s stepping) ask(_ context.Context, now instant, _ time.Duration, asks []as
 	return nil
 }
 
-// view is the ring at one time. It is replaced as a whole and not changed, but for stable: requests
-// read it by one pointer, without a lock.
+// view is the ring at one time. It is replaced as a whole, and only stable changes: requests read it by one
+// pointer, without a lock.
 type view struct {
 	ring  *ring.Ring
 	print uint64
-	// since has the rings that were in force since all had last handed over, the newest first. nil
-	// means that nobody knows, and then no key counts as kept.
+	// since has the rings that were in force since all had last handed over, the newest first. nil means
+	// unknown, and then no key counts as kept.
 	since  []*ring.Ring
 	peers  map[string]*link // of all members, in the ring or not
 	mine   bool             // this node is in the ring
 	began  instant
-	stable atomic.Bool // nobody else has anything of this node's
+	stable atomic.Bool // no other node has accounts of this node
 }
 
 // mostSince bounds how many rings a view remembers. Rings that change more often than that before
 // all have handed over make the node ask others for accounts that it may have had all along.
 const mostSince = 8
 
-// kept tells whether a key was this node's own ever since all had handed over:
-// then nobody else has its account.
+// kept tells whether a key was this node's own ever since all had handed over: then no other node has its
+// account.
 func (v *view) kept(hash uint64, self string) bool {
 	if len(v.since) == 0 {
 		return false
@@ -310,14 +307,14 @@ func (c *core) build(old *view) *view {
 	return v
 }
 
-// turn puts a new ring in force. What is no longer this node's moves from here
-// on, and is decided elsewhere. The caller holds mu.
+// turn puts a new ring in force. Keys that this node loses move from here on, and are decided elsewhere. The
+// caller holds mu.
 func (c *core) turn() {
 	old := c.view.Load()
 	next := c.build(old)
 	if c.inStore() {
 		next.stable.Store(true)
-		c.view.Store(next) // the store knows of all that is leased
+		c.view.Store(next) // the store has all leases
 		return
 	}
 	// Where other nodes have only gone, no key of this node's went to another, and no table needs
@@ -334,8 +331,7 @@ func (c *core) turn() {
 	c.hands.wake()
 }
 
-// lessOnly tells whether other nodes have gone, and nothing else: then what was
-// this node's own still is.
+// lessOnly tells whether other nodes have gone, without any other change: then this node keeps its keys.
 func lessOnly(old, next *view) bool {
 	had := map[ring.Member]bool{}
 	for _, m := range old.ring.Members() {
@@ -365,7 +361,7 @@ func (c *core) settle() {
 			return
 		}
 	}
-	// From here on a key without an account is a new key, and nobody is asked any more.
+	// From here on a key without an account is a new key, without a search.
 	v.stable.Store(true)
 	c.wasStable = c.wasStable || v.mine
 }
@@ -373,8 +369,8 @@ func (c *core) settle() {
 // mayHave tells whether the member may have accounts that are this node's own
 // under a view.
 func (m *member) mayHave(v *view) bool {
-	// A node that has left may still have accounts to send (holds). Its done counts only if it was
-	// said under this ring, and after it last joined or left: what it said before may be overtaken.
+	// A node that has left may still have accounts to send (holds). Its done counts only if it was sent under
+	// this ring, and after it last joined or left. An earlier one may be overtaken.
 	return (m.alive || m.holds) && (m.done != v.print || m.doneBy < m.changes)
 }
 
@@ -385,8 +381,7 @@ func (c *core) lapsed(now instant) bool {
 		return true
 	}
 	ticked := instant(c.ticked.Load())
-	// A node that has not looked after itself yet has not joined either, so that nobody can have
-	// taken its keys over.
+	// A node before its first tick has not joined either, so that no other can have taken its keys over.
 	if ticked == 0 || now.Sub(ticked) <= lapseAfter {
 		return false
 	}
@@ -402,7 +397,7 @@ func (c *core) tell(addr string, err error) {
 	}
 }
 
-// stamp is the ledger's time here, for what is sent.
+// stamp is the ledger's time here, for messages.
 func (c *core) stamp() int64 {
 	// With a store no peer compares clocks, and 0 says that there is nothing to compare.
 	if c.inStore() {

@@ -30,18 +30,17 @@ const undo = 3
 const askAgain = time.Millisecond
 
 const (
-	// silentFor is for how long an owner is not asked after a request has waited for it in vain,
-	// unless it is heard meanwhile. After that one request tries it again. Without it, each request
-	// would spend half of its time on an owner that does not answer.
+	// silentFor is the time without asks to an owner after a request has waited for it in vain, unless it
+	// answers meanwhile. After that one request tries it again. Without it, each request would spend half of
+	// its time on an owner that does not answer.
 	silentFor = 100 * time.Millisecond
-	// aliveFor is for how long after its last word an owner that does not answer counts as late
-	// instead of gone. A late owner may have spent what is left of the limit, so that nobody else
-	// admits.
+	// aliveFor is the time after its last message in which an owner without an answer counts as late instead
+	// of gone. A late owner may have spent the rest of the limit, so that no other node admits.
 	aliveFor = 250 * time.Millisecond
 )
 
-// decide decides what can be decided at once. What is returned, if anything,
-// waits. It does not allocate where all asks are this node's own.
+// decide decides as much as possible at once. The result, if any, waits. It does not allocate where all asks
+// are this node's own.
 func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell) *waiting {
 	if !c.inStore() {
 		return c.decideStoreless(ctx, now, asks, verdicts, b)
@@ -59,7 +58,7 @@ func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []v
 	return nil
 }
 
-// decideStoreless decides asks one by one: what is here does not wait.
+// decideStoreless decides asks one by one: own keys do not wait.
 func (c *core) decideStoreless(
 	ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell,
 ) *waiting {
@@ -97,15 +96,15 @@ type owned uint8
 
 const (
 	decided owned = iota
-	another       // node's, or nobody's
+	another       // node's, or no node's
 	unsure        // whether others have the account
-	// overslept says that this node may not be an owner: it has slept for too long, or has just
-	// joined and not all have heard of it.
+	// overslept says that this node may not be an owner: it has slept for too long, or has just joined
+	// without all acknowledgements.
 	overslept
 )
 
-// own decides on one key of this node's, if it can: where it has the account,
-// where nobody else can have it, or where nobody was found to.
+// own decides on one key of this node's, if it can: where it has the account, where no other node can have
+// it, or where a search found none.
 func (c *core) own(
 	ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch, leases *lessee,
 ) owned {
@@ -116,9 +115,9 @@ func (c *core) own(
 	switch {
 	case v.ring.Owner(hash) != c.options.Addr:
 		return another
-	// This comes before the account is looked at. A node that has slept still has its accounts, but
-	// others may own their keys by now and count anew; and what a node decides before all have
-	// heard of it, another may decide as well.
+	// This comes before the look at the account. A node that has slept still has its accounts, but others may
+	// own their keys by now and count anew. Before all have acknowledged this node, another may decide as
+	// well.
 	case c.lapsed(now), c.unheard.Load():
 		return overslept
 	// Possession decides (docs/internals/peers.md). Each of these excludes that another node
@@ -136,8 +135,8 @@ func (c *core) own(
 	return unsure
 }
 
-// waiting is a request of which not all was decided at once. It is told what
-// happens, and so needs neither goroutine nor clock.
+// waiting is a request that was not decided whole at once. Its driver reports events to it, so that it needs
+// neither goroutine nor clock.
 type waiting struct {
 	*core
 	ctx      context.Context
@@ -165,13 +164,13 @@ type askState struct {
 	call    *call
 	to      string
 	fetch   *fetch
-	comes   instant // by when what is looked for should be here, if it is on its way; else 0
+	comes   instant // by when the account should be here, if it is on its way; else 0
 	again   instant
 	// held says that the node which is asked has called itself the owner. It is then asked again
 	// although this node's ring names another.
 	held bool
-	// final is of a peer's ask. The peer was told that this node has called itself the owner, so
-	// that the ask must not be sent on.
+	// final is for a peer's ask. The peer has a statement that this node is the owner, so that the ask must
+	// not be sent on.
 	final bool
 	below bool
 	// mine says that this node leases the key from the store itself, although another node owns it.
@@ -217,7 +216,7 @@ func (c *core) waitBelow(now instant, asks []ask, verdicts []verdict, below wait
 	return w
 }
 
-// addBelow waits for the base, for its own time or within what is left.
+// addBelow waits for the base, for its own time or within the rest.
 func (w *waiting) addBelow(now instant, b waiter, within time.Duration, from, to int) {
 	patience := b.Patience()
 	// The base may wait as long as its rule says; but a request that has already waited for an
@@ -233,7 +232,7 @@ func (w *waiting) addBelow(now instant, b waiter, within time.Duration, from, to
 	}
 }
 
-// due is when it wants to go on, whatever happens.
+// due is when it continues at the latest.
 func (w *waiting) due() instant {
 	due := w.until
 	for i := range w.states {
@@ -257,8 +256,8 @@ func (w *waiting) due() instant {
 
 // advance decides what can be decided now. It reports whether anything waits.
 func (w *waiting) advance(now instant) (open bool) {
-	// late is never taken back. sleep also sets until to 0 when the caller has gone, and what is
-	// decided then must not begin to wait again.
+	// late is never taken back. sleep also sets until to 0 when the caller has gone, and later decisions must
+	// not begin to wait again.
 	w.late = w.late || now >= w.until
 	// What others decide travels while this node decides its own.
 	for i := range w.asks {
@@ -301,12 +300,12 @@ func (w *waiting) one(now instant, i int) bool {
 		return w.failed(now, i, nil)
 	case s.mine:
 		return false // baseAsks
-	case now >= w.leaseAt(i): // the ring is changing, and nobody has answered
+	case now >= w.leaseAt(i): // the ring is changing, and no answer came
 		return w.lease(i)
 	case now < s.again:
 		return false
-	// This node's ring may name itself or a third node. Whoever has said that it owns the key is
-	// asked all the same, for it may have the account.
+	// This node's ring may name itself or a third node. A node that says that it owns the key is asked all
+	// the same, because it may have the account.
 	case s.held:
 		w.forward(now, i, s.to)
 		return s.call.ended() && w.answered(now, i)
@@ -340,8 +339,8 @@ func (w *waiting) one(now instant, i int) bool {
 	return s.call.ended() && w.answered(now, i)
 }
 
-// canLease tells whether this node may lease another's key: the account is in a
-// store, whose fences keep the limit whoever claims. Owners are only a saving there.
+// canLease tells whether this node may lease another's key: the account is in a store, whose fences keep the
+// limit for any claimant. Owners are only a saving there.
 func (w *waiting) canLease(i int) bool {
 	a := &w.asks[i]
 	return w.inStore() && !w.remote && a.Kind == ratelimit.Spend
@@ -401,7 +400,7 @@ func (w *waiting) here(now instant, i int) bool {
 		s.again = now.Add(askAgain)
 		return false
 	}
-	// A fetch has ended at once where nobody has to be asked.
+	// A fetch has ended at once where there is no node to ask.
 	return w.one(now, i)
 }
 
@@ -489,7 +488,7 @@ func (w *waiting) abandon(now instant, i int) {
 	}
 }
 
-// regret takes back what an owner charges whose answer nobody waits for any more.
+// regret takes back the charge of an owner whose answer no request awaits any more.
 func (w *waiting) regret(now instant, i int) {
 	late, say := w.asks[i], w.states[i].call
 	late.Key = append([]byte(nil), late.Key...)
@@ -501,7 +500,7 @@ func (w *waiting) regret(now instant, i int) {
 			c.Undo(now, []ask{late}, []verdict{{Source: ratelimit.FromOwner, Charged: late.Cost, Window: late.Window}})
 		case !ok || v.OverLimit:
 		case !c.inStore() && !late.OfSlot() && c.hotHere.Credit(&late, v.Window):
-			// Whoever owns the key by then is told.
+			// The owner at that time gets it.
 			if c.observe != nil {
 				c.observe.undone(&late, &v)
 			}
@@ -512,9 +511,9 @@ func (w *waiting) regret(now instant, i int) {
 	})
 }
 
-// failed decides without the key's owner: by a lease, where there is a store and
-// time, else as the rule says. A peer's ask is not decided: the asking node has the
-// rule's policy. say is the call that failed, or waits for its answer; nil: nobody was asked.
+// failed decides without the key's owner: by a lease, where there is a store and time, else as the rule says.
+// A peer's ask is not decided: the asking node has the rule's policy. say is the call that failed, or waits
+// for its answer; nil: there was none.
 func (w *waiting) failed(now instant, i int, say *call) bool {
 	if !w.late && w.canLease(i) {
 		return w.lease(i)
@@ -524,11 +523,10 @@ func (w *waiting) failed(now instant, i int, say *call) bool {
 		return true
 	}
 	a := &w.asks[i]
-	// The store was asked, too, or there was no time for it.
+	// The store did not answer either, or there was no time for it.
 	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen &&
 		w.view.Load().peers[w.elsewhere(a)].alive(now) {
-		// The owner is late, and not gone: it may have spent what is left, and each
-		// node would admit some.
+		// The owner is late, and not gone: it may have spent the rest, and each node would admit some.
 		w.stats.fallbacks.Add(1)
 		w.verdicts[i] = verdict{
 			OverLimit: true, Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer,
@@ -541,7 +539,7 @@ func (w *waiting) failed(now instant, i int, say *call) bool {
 	return true
 }
 
-// baseAsks has the base decide what is left for it, runs of asks together.
+// baseAsks has the base decide its part, runs of asks together.
 func (w *waiting) baseAsks(now instant) {
 	for i := 0; i < len(w.asks); i++ {
 		from := i
@@ -564,9 +562,8 @@ func (w *waiting) baseAsks(now instant) {
 	}
 }
 
-// baseTime is what the base is asked, and for how long it may wait; 0: for its own
-// time. For keys of other owners it has what is left of the request's time, and
-// leases no more than the request costs: tokens that are split among nodes are
+// baseTime is the base's ask, and its longest wait; 0: its own time. For keys of other owners it has the rest
+// of the request's time, and leases no more than the request costs. Tokens that are split among nodes are
 // wasted on requests that cost more than either part.
 func (w *waiting) baseTime(now instant, from, to int) (asks []ask, within time.Duration) {
 	asks = w.asks[from:to]
@@ -583,10 +580,9 @@ func (w *waiting) baseTime(now instant, from, to int) (asks []ask, within time.D
 	return asks, w.until.Sub(now)
 }
 
-// decidedBelow takes in that the base has decided. What it admitted without an answer
-// of the store, of a key whose owner is another, is refused after all: the owner may
-// have spent what is left, and each node would admit some. Unless the rule would
-// rather admit (open), or the store is known to be gone.
+// decidedBelow takes in the decision of the base. An admission without an answer of the store, for a key of
+// another owner, becomes a refusal: the owner may have spent the rest, and each node would admit some. It
+// stands if the rule prefers to admit (open), or the store is gone.
 func (w *waiting) decidedBelow(now instant, i int) {
 	s, a, v := &w.states[i], &w.asks[i], &w.verdicts[i]
 	s.decided, s.below = true, false
@@ -666,7 +662,7 @@ func verdictOf(a *ask, say *call) (v verdict, ok bool) {
 	}, true
 }
 
-// charges tells whether what was charged, as a message says, can be of an ask of that cost.
+// charges tells whether the charge in a message can be that of an ask of that cost.
 func charges(m interface {
 	GetCharged() int64
 	GetDebt() int64
@@ -697,7 +693,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	c.stats.fallbacks.Add(1)
 	var v verdict
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
-	// There is nothing to admit or to refuse: a peek is answered, and a refund is told later.
+	// There is no decision to make: a peek is answered, and a refund is reported later.
 	case a.Kind != ratelimit.Spend && (!a.OfSlot() || policy != ratelimit.FailLocal):
 	case policy == ratelimit.FailOpen:
 		if v.Charged = a.Cost; a.OfSlot() {
@@ -711,7 +707,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 		var one [1]verdict
 		c.fallback.Decide(ctx, now, []ask{own}, one[:])
 		v = one[0]
-	default: // nothing is known of what is left
+	default: // the remainder is unknown
 		v.OverLimit = true
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, ratelimit.FallbackPeer
@@ -739,22 +735,22 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 	a, v := &asks[0], &verdicts[0]
 	owner := c.elsewhere(a)
 	switch {
-	// This comes first, whoever owns the key by now: no owner was ever charged.
+	// This comes first, for any present owner: no owner was ever charged.
 	case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:
 		c.undoFallback(now, a, v)
 	// The owner of now has the account, even if another charged it: accounts move with their keys.
 	case v.Source == ratelimit.FromOwner && owner != "":
 		c.undoAt(owner, a, v)
-	case v.Source == ratelimit.FromLease && owner != "" && !c.inStore(): // from what is in hand of a hot key
+	case v.Source == ratelimit.FromLease && owner != "" && !c.inStore(): // from the tokens in hand of a hot key
 		if !c.hotHere.Untake(a.Key, v) {
 			c.undoAt(owner, a, v)
 		}
 	case v.Source == ratelimit.FromOwner: // it is this node's own by now
 		own := *v
-		// The base does not know of owners; to it this is a charge of its own.
+		// The base has no owners; to it this is a charge of its own.
 		own.Source = ratelimit.FromLease
 		c.base.Undo(now, asks, []verdict{own})
-		if c.observe != nil { // whoever was the owner had said that it decided
+		if c.observe != nil { // the owner at that time had reported its decision
 			c.observe.undone(a, v)
 		}
 	default:
@@ -762,8 +758,8 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 	}
 }
 
-// undoFallback gives back what was charged to this node's share, without an
-// owner, and what the owner is told of it.
+// undoFallback gives back the charge to this node's share, without an owner, and reduces the report to the
+// owner.
 func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 	if a.Kind != ratelimit.Spend {
 		return

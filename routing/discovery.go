@@ -89,8 +89,8 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 
 var errAddr = errors.New("must be host:port, with the port a number and the host not empty")
 
-// checkAddr says what is wrong with an address before anybody dials it: a mistake in PEERS
-// would otherwise look like a node that is down.
+// checkAddr returns the fault of an address before it is dialled: a mistake in PEERS would otherwise look
+// like a node that is down.
 func checkAddr(a string) error {
 	host, port, err := net.SplitHostPort(a)
 	if err == nil {

@@ -47,15 +47,15 @@ const (
 // own: without a bound, one that others cannot reach would keep new keys waiting.
 const disagree = 2 * TakeOver
 
-// comesWithin is how long an account that is on its way is waited for until others are asked for it again. They need
-// not be, unless the ring has turned and it was refused here, or the stream has broken that it was sent on.
+// comesWithin is how long a fetch waits for an account on its way before it asks others again. That is needed
+// only if the ring has turned and it was refused here, or the stream has broken that it was sent on.
 const comesWithin = 5 * time.Millisecond
 
 // maxFetches bounds the keys that are looked for at once.
 const maxFetches = 16 << 10
 
-// fetch asks for a key's account, or joins who does. It returns nil where too
-// many are asked for already.
+// fetch asks for a key's account, or joins a fetch in progress. It returns nil where too many are in
+// progress.
 func (c *core) fetch(key []byte, b bell) *fetch {
 	c.mu.Lock()
 	defer c.unlock()
@@ -90,7 +90,7 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 	for _, m := range of {
 		c.ask(f, m)
 	}
-	// There may be nobody to ask.
+	// There may be no node to ask.
 	c.answeredFetch(f)
 	return f
 }
@@ -109,7 +109,7 @@ func (c *core) ask(f *fetch, m *member) {
 		c.mu.Lock()
 		defer c.unlock()
 		f.open--
-		// Without a clear answer the account may be anywhere, so that it is asked for again.
+		// Without a clear answer the account may be anywhere, so that the fetch asks again.
 		found := wire.Found_ELSEWHERE
 		if say.err == nil && say.reply.GetStatus() == answered {
 			found = say.reply.GetFound()
@@ -134,7 +134,7 @@ func (c *core) ask(f *fetch, m *member) {
 func (c *core) answeredFetch(f *fetch) {
 	switch {
 	case f.state != fetching:
-	// One owner is enough: whoever has the account decides, whatever the others say.
+	// One owner is enough: the node with the account decides, whatever the others say.
 	case f.holder != "":
 		c.fetched(f, fetchHeld)
 	case f.open > 0:
@@ -160,8 +160,8 @@ func (c *core) awaitComing(f *fetch) {
 	}
 }
 
-// endFetches ends those whose account has not come in time, and which nobody waits for any more: whoever waits ends
-// one by looking (outcome). The caller holds mu.
+// endFetches ends those whose account has not come in time, and which no request awaits any more. A waiting
+// request ends one by looking (outcome). The caller holds mu.
 func (c *core) endFetches(now instant) {
 	var late []string
 	for key, f := range c.fetches {
@@ -187,8 +187,8 @@ func (c *core) fetched(f *fetch, how fetchState) {
 	}
 }
 
-// outcome is what is known of a fetch, and by when an account that is on its way should be here. One that has not
-// come by then ends the fetch.
+// outcome is the state of a fetch, and by when an account that is on its way should be here. If it has not
+// come by then, the fetch ends.
 func (c *core) outcome(now instant, f *fetch) (how fetchState, holder string, comes instant) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -209,8 +209,7 @@ func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 	v := c.view.Load()
 	to := c.members[from]
 	owner := v.ring.Owner(ring.HashOf(key))
-	// The account is already in a parcel to whoever asks. It is sent now, though the parcel is not
-	// full.
+	// The account is already in a parcel to the asking node. It is sent now, though the parcel is not full.
 	if going := c.mover.underway[xxhash.Sum64(key)]; going == from {
 		to.flush()
 		return wire.Found_COMING
@@ -218,12 +217,12 @@ func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 		return wire.Found_ELSEWHERE
 	}
 	switch has := c.local.Has(key); {
-	// In this node's ring the key is its own, and it may be deciding on it: whoever asks is to send
-	// its requests here until the rings agree.
+	// In this node's ring the key is its own, and it may be deciding on it: the asking node must send its
+	// requests here until the rings agree.
 	case owner == c.options.Addr && !c.lapsed(now):
 		return wire.Found_OWNER
-	// This node will not get the account either, as long as it sees the ring of whoever asks, or is
-	// in none. Both take in only what is their own.
+	// This node will not get the account either, as long as it sees the ring of the asking node, or is in
+	// none. Both take in only their own accounts.
 	case !has && (v.print == m.GetRing() || !v.mine):
 		return wire.Found_NONE
 	// Under its own ring it might still be sent the account by a third node.

@@ -27,12 +27,12 @@ type Gossip struct {
 	list  *memberlist.Memberlist
 	seeds []string
 	known names
-	told  atomic.Pointer[func(from string, err error)] // of what is refused
+	told  atomic.Pointer[func(from string, err error)] // for refusals
 }
 
 const (
 	mostGossipStreams = 64
-	mostGossipBytes   = 1 << 20 // of one: a thousand nodes are told of in some 150 KB
+	mostGossipBytes   = 1 << 20 // of one: a thousand nodes take some 150 KB
 )
 
 // NewGossip listens on bind, so that other nodes find this node's peer address. seeds are gossip addresses of
@@ -44,7 +44,7 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if err := CheckSecret(secret); err != nil {
 		return nil, err
 	}
-	// This node itself is no seed: to join oneself succeeds, and finds nobody.
+	// This node itself is no seed: to join oneself succeeds, and finds no other node.
 	g := &Gossip{seeds: slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })}
 	g.known.refuse = g.refuse
 	if err := g.listen(bind, peerAddr, secret); err != nil {
@@ -53,8 +53,7 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	return g, nil
 }
 
-// listen joins what is gossiped on bind, as peerAddr. Where it returns an error,
-// nothing listens.
+// listen joins the gossip on bind, as peerAddr. If it returns an error, it has closed its ports.
 func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	host, port, err := net.SplitHostPort(bind)
 	if err != nil {
@@ -76,13 +75,13 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	// of the same secret (auth.go).
 	key := sha256.Sum256([]byte("sluice gossip " + secret))
 	c := memberlist.DefaultLANConfig()
-	// A gossiping node is called by its peer address: that is all that others want to know of it.
+	// A gossiping node is named by its peer address, the only thing that others need.
 	c.Name = peerAddr
 	c.SecretKey = key[:]
 	c.Logger, c.Alive, c.Events = logger, &g.known, &g.known
 	c.Transport = boundStreams(wires, g.refuse)
 	if g.list, err = memberlist.Create(c); err != nil {
-		// The ports are open already, and nobody else would close them.
+		// The ports are open already, and only this call closes them.
 		_ = c.Transport.Shutdown()
 	}
 	return err
@@ -121,8 +120,7 @@ func (g *Gossip) refuse(from string, err error) {
 	}
 }
 
-// gossipLog takes in memberlist's log, which is the only place where it tells of
-// what it refuses: lines that say whom something came from.
+// gossipLog takes in memberlist's log, the only place where it reports refusals: lines that name the sender.
 type gossipLog struct{ *Gossip }
 
 // mostLine is how much of a line of memberlist's is passed on: it may quote what a
@@ -161,7 +159,7 @@ type names struct {
 func (n *names) NotifyAlive(node *memberlist.Node) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Whoever knows the secret may name any node, and each name is dialled.
+	// A node with the secret may name any node, and each name is dialled.
 	if len(node.Name) > maxAddr || checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
 		err := fmt.Errorf("a node is called %q, or is one too many of %d: %w", node.Name[:min(len(node.Name), maxAddr)],
 			maxPeers, errAddr)
@@ -196,7 +194,7 @@ func (n *names) NotifyUpdate(*memberlist.Node) {}
 type boundedStreams struct {
 	*memberlist.NetTransport
 	streams chan net.Conn
-	ended   chan struct{} // nobody takes streams any more
+	ended   chan struct{} // no reader takes streams any more
 	end     func()
 	down    chan struct{} // and none comes in
 	stop    func()
@@ -212,8 +210,8 @@ func boundStreams(t *memberlist.NetTransport, refuse func(from string, err error
 	return b
 }
 
-// pass hands streams on, not more than mostGossipStreams at a time, until none comes
-// in any more: the wires go down only when somebody has taken what they have let in.
+// pass hands streams on, at most mostGossipStreams at a time, until none comes any more. The wires go down
+// only when all their streams have been taken.
 func (b *boundedStreams) pass(refuse func(from string, err error)) {
 	room := make(chan struct{}, mostGossipStreams)
 	for {
@@ -232,8 +230,8 @@ func (b *boundedStreams) pass(refuse func(from string, err error)) {
 			bounded := &boundedStream{Conn: conn, left: mostGossipBytes, free: sync.OnceFunc(func() { <-room })}
 			select {
 			case b.streams <- bounded:
-			// Gossip is closing, and nobody takes streams any more. The listener's goroutine must
-			// not wait for that, for Shutdown waits for the listener.
+			// Gossip is closing, and takes no streams any more. The listener's goroutine must not wait for
+			// that, because Shutdown waits for the listener.
 			case <-b.ended:
 				_ = bounded.Close()
 			}

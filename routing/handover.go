@@ -42,14 +42,14 @@ type mover struct {
 	full *member
 	// retry is when stuck parts are walked through again. 0 means: when a way opens.
 	retry instant
-	// underway has who accounts are on their way to, by the hashes of their whole keys. A key that
-	// is here has no account and is not new: it must not be begun anew.
+	// underway has the receivers of accounts that are on their way, by the hashes of their whole keys. A key
+	// in it has no account here and is not new: it must not start anew.
 	underway map[uint64]string
-	keys     []byte // of what is to be taken out next
+	keys     []byte // of accounts to take out next
 	ends     []int
 }
 
-// partState is what is known of a part of the tables.
+// partState is the state of a part of the tables.
 type partState uint8
 
 const (
@@ -207,7 +207,7 @@ const (
 
 func (m *member) state(now instant) way {
 	switch {
-	// The ring may name a node that has been forgotten since.
+	// The ring may name a node that has been dropped since.
 	case m == nil || !m.ready.Load():
 		return noWay
 	case now < m.paused:
@@ -249,7 +249,7 @@ func (c *core) sealAll() {
 	}
 }
 
-// flush has the open parcel sent, with what is added until then.
+// flush sends the open parcel, with all additions until then.
 func (m *member) flush() {
 	m.mu.Lock()
 	m.out.urgent = m.out.open != nil
@@ -275,8 +275,7 @@ func (c *core) sayDone(m *member) {
 	}
 }
 
-// received takes in a receipt. What was refused is this node's again, to keep or
-// to send to whoever owns it.
+// received takes in a receipt. Refused accounts are this node's again, to keep or to send to their owner.
 func (c *core) received(from *member, r *wire.Receipt) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -287,14 +286,13 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	if goes { // there was no room for it before
 		from.wake()
 	}
-	// The receipt has come twice, or what was in the parcel has been taken back meanwhile
-	// (reclaim).
+	// The receipt has come twice, or the parcel's accounts have been taken back meanwhile (reclaim).
 	if p == nil {
 		return
 	}
 	refused := map[int]bool{}
-	// What is not listed the receiver has; each index beyond the parcel's is ignored with all after
-	// it.
+	// Accounts that are not listed are at the receiver. Each index beyond the parcel's is ignored with all
+	// after it.
 	for _, i := range r.GetRefused() {
 		if int(i) >= len(p.hashes) { // it has no such account
 			c.malformed(rejectedReceipt)
@@ -313,9 +311,9 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	c.hands.wake()
 }
 
-// reclaim takes back what is on its way to a node that is dead; the caller holds
-// mu. What that node has received is lost with it, or charged twice if it is
-// not dead: then its half of the nodes and this one's count apart.
+// reclaim takes back accounts on their way to a dead node; the caller holds mu. Those that the node has
+// received are lost with it. If it is not dead, they are charged twice: then its half of the nodes and this
+// one's count apart.
 func (c *core) reclaim(now instant, m *member) {
 	m.mu.Lock()
 	parcels := m.out.empties() // none with a store, where accounts do not travel
@@ -326,8 +324,8 @@ func (c *core) reclaim(now instant, m *member) {
 	c.hands.wake()
 }
 
-// putBack takes accounts of a parcel back into the table, and forgets that the
-// parcel was on its way; the caller holds mu.
+// putBack takes accounts of a parcel back into the table, and drops the record of its way; the caller holds
+// mu.
 func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 	i, at := 0, c.local.LedgerNow(now)
 	_ = moved.Read(p.w.B, func(m moved.Entry) { // this node wrote it
@@ -346,7 +344,7 @@ func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 	}
 }
 
-// inbox is what was received of one incarnation of a node.
+// inbox has the parcels of one incarnation of a node.
 type inbox struct {
 	heard instant // guarded by core.mu
 
@@ -405,8 +403,8 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 			oldest := from.incarnation
 			least := now
 			for id, other := range c.inboxes {
-				// Of those heard last at the same instant the lowest number goes, so that a
-				// simulation does the same in every run.
+				// Of inboxes with the same last instant, the lowest number goes, so that a simulation does
+				// the same in every run.
 				if other.heard < least || other.heard == least && id < oldest {
 					oldest, least = id, other.heard
 				}
@@ -494,7 +492,7 @@ func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool 
 	}
 	c.gate.RUnlock()
 	if c.looking.Load() > 0 {
-		// Whoever looks for the account finds it here, or asks for it again where it goes back to.
+		// A node that looks for the account finds it here, or asks again where it goes back to.
 		how := fetchAgain
 		if mine {
 			how = fetchHere

@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// Where there is no store, a hot key of another owner is leased from it. What this node has of the key goes with an
-// ask that is forwarded anyway, or with a peek that nobody waits for; the answer leases more. What this node answered
-// in place of an owner is told the same way.
+// Without a store, a hot key of another owner is leased from it. This node's totals of the key go with an ask
+// that is forwarded anyway, or with a peek of its own. The answer leases more. Decisions in place of an owner
+// are reported the same way.
 
 // lessee is a node that leases the key of its ask.
 type lessee struct {
@@ -35,7 +35,7 @@ func (c *core) fromHand(now instant, a *ask, v *verdict) bool {
 	return ok
 }
 
-// tellOwners tells owners what is due, and returns when more will be; 0: nothing.
+// tellOwners sends the due messages to owners, and returns when more are due; 0: none.
 func (c *core) tellOwners(now instant) (due instant) {
 	all, due := c.hotHere.Due(now, func(key string) bool { return c.ownerOf([]byte(key)) == c.options.Addr })
 	for i := range all {
@@ -155,7 +155,7 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 		case booked:
 		case told.Kind == ratelimit.Spend, told.Kind == ratelimit.Charge:
 			c.hotHere.Admit(&told)
-		// Where nobody knows whether the owner has heard of it, a charge is told once more, and a refund is not.
+		// If it is unknown whether the owner has it, a charge is sent once more, and a refund is not.
 		case !say.sent || say.reply != nil:
 			c.hotHere.Credit(&told, told.Window)
 		}

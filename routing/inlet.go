@@ -2,8 +2,8 @@ package routing
 
 import "time"
 
-// inlet is the other end of a peer's link: its stream to this node. What is said
-// on it is taken in one frame after the other.
+// inlet is the other end of a peer's link: its stream to this node. Its frames are taken in one after the
+// other.
 type inlet struct {
 	// addr and incarnation are what the introduction has proved: later frames say nothing of who
 	// sends them.

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// Bounds of what is under way.
+// Bounds of messages under way.
 const (
 	// Beyond peerQueue a call fails at once, and its request is decided without the owner: a peer
 	// that does not read must not keep requests, nor their memory, for as long as it likes.
@@ -22,9 +22,9 @@ const (
 	// before.
 	framesAtOnce = 64
 	maxFrame     = 4 << 20
-	// parcelsAtOnce is how many parcels to one peer may be without a receipt, and one more: each is
-	// kept in memory until then. The walk fills only walkedAtOnce of them, which keep the peer busy, for an
-	// account that somebody waits for travels behind all that were sent before it.
+	// parcelsAtOnce is how many parcels to one peer may be without a receipt, and one more: each is kept in
+	// memory until then. The walk fills only walkedAtOnce of them, which keep the peer busy. An account with
+	// waiting requests travels behind all that were sent before it.
 	parcelsAtOnce = 8
 	walkedAtOnce  = 2
 )
@@ -36,8 +36,7 @@ var (
 	errPeerBusy = errors.New("too many requests wait for the peer")
 )
 
-// bell wakes whoever waits for something; it may ring for nothing. A nil bell
-// is for those who are driven from outside.
+// bell wakes its waiter; it may ring for nothing. A nil bell is for nodes with an outside driver.
 type bell chan struct{}
 
 func (b bell) ring() {
@@ -47,15 +46,14 @@ func (b bell) ring() {
 	}
 }
 
-// link is this node's way to another: what waits to be said there, and what was
-// said and not answered. It has no socket; whoever has takes frames from it. It
-// is safe for concurrent use.
+// link is this node's way to another: messages that wait to be sent, and those without an answer. It has no
+// socket; the stream's owner takes frames from it. It is safe for concurrent use.
 type link struct {
 	addr    string
 	wake    func()              // has frames taken; it must not block
-	receipt func(*wire.Receipt) // is told of parcels that have arrived
+	receipt func(*wire.Receipt) // gets receipts of parcels
 	ready   atomic.Bool         // introduced
-	heard   atomic.Int64        // the instant of its last word
+	heard   atomic.Int64        // the instant of its last message
 	missed  atomic.Int64        // the instant at which an answer was last given up; 0: never
 
 	mu       sync.Mutex
@@ -74,18 +72,18 @@ type farewell struct {
 	doneBy uint64 // this node's changes then
 }
 
-// silent tells whether the other is not worth waiting for: an answer of it was
-// given up a short while ago, and it has not been heard since.
+// silent tells whether a wait for the other is in vain: an answer of it was given up a short while ago, and
+// no message came since.
 func (l *link) silent(now instant) bool {
 	if l == nil {
-		return false // whoever posts to it finds out
+		return false // its next post finds out
 	}
 	missed := instant(l.missed.Load())
-	// A word of the other after the miss says that it is there again, and the pause ends early.
+	// A message of the other after the miss says that it is there again, and the pause ends early.
 	return missed != 0 && int64(missed) >= l.heard.Load() && now < missed.Add(silentFor)
 }
 
-// alive tells whether the other was heard a short while ago.
+// alive tells whether a message of the other came a short while ago.
 func (l *link) alive(now instant) bool {
 	return l != nil && now.Sub(instant(l.heard.Load())) < aliveFor
 }
@@ -109,8 +107,7 @@ type call struct {
 func newCall(put func(*wire.Frame, uint64)) *call { return &call{put: put, done: make(chan struct{})} }
 
 func (c *call) finish(reply *wire.Reply, err error) {
-	// They are set before done is closed, so that whoever sees it closed may read them without a
-	// lock.
+	// They are set before done is closed, so that its readers need no lock.
 	c.reply, c.err = reply, err
 	close(c.done)
 	c.bell.ring()
@@ -118,8 +115,8 @@ func (c *call) finish(reply *wire.Reply, err error) {
 		c.then(c)
 	}
 	c.mu.Lock()
-	// Whoever calls regret either leaves its function here before, or finds the call over and runs
-	// it itself: it runs once in any case.
+	// A caller of regret either leaves its function here before, or finds the call over and runs it itself:
+	// it runs once in any case.
 	late := c.late
 	c.over = true
 	c.mu.Unlock()
@@ -153,7 +150,7 @@ func (c *call) ended() bool {
 
 // post queues a call; it has failed at once where it cannot be sent.
 func (l *link) post(c *call) {
-	// A link is nil where the ring names a node of which no way is known any more.
+	// A link is nil where the ring names a node without a way to it any more.
 	if l == nil || !l.ready.Load() {
 		c.finish(nil, errPeerGone)
 		return
@@ -172,8 +169,8 @@ func (l *link) post(c *call) {
 	l.wake()
 }
 
-// take writes the next frame: calls first, for somebody waits for them, and at
-// most one parcel; nil if there is nothing to say. stamp is the ledger's time.
+// take writes the next frame: calls first, because requests wait for them, and at most one parcel; nil if
+// there is no message. stamp is the ledger's time.
 func (l *link) take(stamp int64) *wire.Frame {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -206,7 +203,7 @@ func (l *link) put(f *wire.Frame, c *call) {
 	c.put(f, l.next)
 }
 
-// ping writes a frame that is answered, so that each hears of the other.
+// ping writes a frame that is answered, so that both get a message.
 func (l *link) ping(stamp int64) *wire.Frame {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,9 +226,9 @@ func (l *link) replied(replies []*wire.Reply) {
 	}
 }
 
-// broke ends all that was sent or waits to be; parcels are kept.
+// broke ends all messages that were sent or wait; parcels are kept.
 func (l *link) broke(err error) {
-	// First of all, so that nothing is queued any more that nobody would end.
+	// This is first: later messages would be queued without an end.
 	l.ready.Store(false)
 	l.mu.Lock()
 	calls := make([]*call, 0, len(l.pending)+len(l.queue))

@@ -15,17 +15,16 @@ import (
 const (
 	// TakeOver is how long a node may be out of reach before others own its keys.
 	TakeOver = 2 * time.Second
-	// lapseAfter is how long a node may not have run before it takes it that others
-	// own its keys: they may last have heard of it a ping earlier.
+	// lapseAfter is the time without running after which a node assumes that others own its keys: its last
+	// message to them may be a ping older.
 	lapseAfter = TakeOver - pingEvery
 	// forgetAfter is how long a node that is gone is still looked for.
 	forgetAfter = time.Minute
-	// grace is how long after its start a node does not take another for absent
-	// which cannot be reached: nodes that are started together open their ports
-	// one after the other.
+	// grace is the time after its start in which a node does not count an unreachable one as absent: nodes
+	// that start together open their ports one after the other.
 	grace = time.Second
-	// readyAfter is when a node takes traffic although others did not say that
-	// they have handed over: they see another ring, or cannot say it.
+	// readyAfter is when a node takes traffic although others have not confirmed their handover: they see
+	// another ring, or cannot send.
 	readyAfter = 5 * TakeOver
 
 	// Four pings fit into TakeOver: a node counts as silent only when several in a row are lost or
@@ -33,18 +32,18 @@ const (
 	pingEvery = 500 * time.Millisecond
 	tickEvery = pingEvery / 2
 	tickSoon  = 5 * time.Millisecond // while something is to be said again
-	// tellFast is for how long after a node has joined it says so again each askAgain to whom has not
-	// taken it in, and not each tickSoon: until all have, nobody decides on the keys that are its own
-	// now, and requests for them wait.
+	// For tellFast after it joined, a node repeats this each askAgain to nodes without an acknowledgement,
+	// and then each tickSoon. Until all have acknowledged, no node decides on its new keys, and requests for
+	// them wait.
 	tellFast = 100 * time.Millisecond
-	// leaveTells is for how long a leaving node waits until all have heard of it: one that does not
-	// answer must not keep it.
+	// leaveTells is how long a leaving node waits for all acknowledgements: one that does not answer must not
+	// keep it.
 	leaveTells = 500 * time.Millisecond
 
 	redialLeast, redialMost = 100 * time.Millisecond, time.Second
 )
 
-// member is another node, as this one knows it.
+// member is another node, as this one sees it.
 //
 //	found --dialled--> met (ready) --here--> in the ring (alive) --left, or silent--> out of it
 //	                                                   |--------- done: has nothing of others
@@ -53,33 +52,33 @@ type member struct {
 	reached
 	bells
 
-	// What the node has told of itself.
+	// The node's own statements.
 	weight      uint32
 	incarnation uint64
 	alive       bool // in the ring
-	// holds says that the node has been in the ring, and has not said since that it has nothing of
-	// others: it may have accounts of this node's.
+	// holds says that the node has been in the ring, and has not stated since that it has no accounts of
+	// others: it may have some of this node's.
 	holds bool
 	done  uint64 // the ring under which it has nothing of others
-	// doneBy is the node's changes when it said so. What it said before it last joined or left
-	// counts no more.
+	// doneBy is the node's changes in that statement. Statements from before it last joined or left do not
+	// count.
 	doneBy  uint64
-	changes uint64 // how often it has joined or left, as last heard
+	changes uint64 // how often it has joined or left, by its latest statement
 }
 
-// reached is how far this node has come with telling another of itself.
+// reached is the progress of this node's announcements to another.
 type reached struct {
 	found   instant
 	greeted instant // when it last introduced itself
-	// tried says that the way was opened or that dialling has failed. Until then, nobody knows
-	// whether the node is there.
+	// tried says that the way was opened or that dialling has failed. Until then, the node may be there or
+	// not.
 	tried    bool
 	failures int // dials in a row
-	// told is what the node has acknowledged to have heard of this one.
+	// told is the announcement that the node has acknowledged.
 	told    presence
 	telling bool
-	// soon is the instant before which it is not told again, and paused that before which it is
-	// sent no parcels: it has refused some, and sees another ring yet.
+	// Before soon, the announcement is not repeated. Before paused, the node gets no parcels: it has refused
+	// some, and still sees another ring.
 	soon   instant
 	paused instant // not before, it is sent parcels
 }
@@ -89,10 +88,10 @@ type bells struct {
 	stop  context.CancelFunc
 	kick  bell // dial at once
 	again bell // end this conversation
-	words bell // there is something to say
+	words bell // a message is ready
 }
 
-// presence is what a node was told of another.
+// presence is an announcement to another node.
 type presence uint8
 
 const (
@@ -123,7 +122,7 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 	}
 }
 
-// looks takes in which nodes there may be.
+// looks takes in the nodes of discovery.
 func (c *core) looks(now instant, addrs []string) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -139,7 +138,7 @@ func (c *core) looks(now instant, addrs []string) {
 	c.hands.wake()
 }
 
-// know starts the way to a node that was not known; the caller holds mu.
+// know starts the way to a new node; the caller holds mu.
 func (c *core) know(addr string) *member {
 	m := c.members[addr]
 	// Discovery and peers both name nodes; neither may make this one dial without a bound.
@@ -147,7 +146,7 @@ func (c *core) know(addr string) *member {
 		return m
 	}
 	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, bells: bells{kick: make(bell, 1)}}
-	m.out.number = c.numbered // it may be one that was forgotten, and remembers this node's parcels
+	m.out.number = c.numbered // it may return after it was dropped, with its records of this node's parcels
 	m.receipt = func(r *wire.Receipt) { c.received(m, r) }
 	c.members[addr] = m
 	c.hands.dial(m)
@@ -172,8 +171,8 @@ func (c *core) greeted(now instant, h *wire.Hello) {
 	}
 }
 
-// introduced takes in which process a node is. What was on its way to another
-// one is not there; the caller holds mu.
+// introduced takes in the incarnation of a node. Messages to another incarnation are lost; the caller holds
+// mu.
 func (c *core) introduced(now instant, m *member, h *wire.Hello) {
 	if m.incarnation != h.GetIncarnation() {
 		m.incarnation, m.done, m.doneBy, m.changes, m.holds = h.GetIncarnation(), 0, 0, 0, m.alive
@@ -185,7 +184,7 @@ func (c *core) introduced(now instant, m *member, h *wire.Hello) {
 func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.mu.Lock()
 	defer c.unlock()
-	// The node was forgotten while it was dialled; another member may stand in its place.
+	// The node was dropped while it was dialled; another member may stand in its place.
 	if c.members[m.addr] != m {
 		return
 	}
@@ -193,8 +192,8 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.introduced(now, m, h)
 	m.tried, m.failures, m.told, m.telling = true, 0, unknown, false
 	m.mu.Lock()
-	// Parcels that were sent on the last stream may be lost, and are all sent again. The receiver
-	// knows by their numbers which it has.
+	// Parcels of the last stream may be lost, and are all sent again. The receiver detects by their numbers
+	// which it has.
 	m.out.again()
 	m.mu.Unlock()
 	// From here on others may post to it without mu, so that all the above has to be set.
@@ -212,7 +211,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	} else {
 		c.settle()
 	}
-	// What was said on the last stream may be lost, and a node of another life has not heard it.
+	// Announcements on the last stream may be lost, and a node of another incarnation has none.
 	if c.clean() {
 		c.sayDone(m)
 	}
@@ -245,15 +244,14 @@ func (c *core) pause(now instant, m *member) time.Duration {
 	return pause/2 + time.Duration(c.random()*float64(pause))
 }
 
-// presence takes in that a node owns keys from now on, or none any more. It
-// reports false when the node is to say it again: the way to it is not open, or it
-// has come and gone too often.
+// presence takes in that a node owns keys from now on, or none any more. It reports false when the node must
+// repeat this: the way to it is not open, or it has come and gone too often.
 func (c *core) presence(now instant, from *inlet, is bool, changes uint64) bool {
 	c.mu.Lock()
 	defer c.unlock()
 	m := c.members[from.addr]
-	// A node that this one cannot reach would own keys that this one could not ask for. It says so
-	// again until the way is open. That a node is gone can be believed at once.
+	// An unreachable node would own keys that this one could not ask for. It repeats its announcement until
+	// the way is open. A departure counts at once.
 	if m == nil || is && !m.ready.Load() {
 		return !is
 	}
@@ -261,8 +259,8 @@ func (c *core) presence(now instant, from *inlet, is bool, changes uint64) bool 
 		return true // it says something else by now
 	}
 	if m.alive != is {
-		// Each turn of the ring has the tables walked through, so that a peer which comes and goes
-		// without end would keep this node busy.
+		// Each turn of the ring walks through the tables, so that a peer which comes and goes without end
+		// would keep this node busy.
 		if !from.mayTurn(now) {
 			c.malformed(rejectedPresence)
 			return false
@@ -297,8 +295,7 @@ func (c *core) saidDone(addr string, print, changes uint64) {
 	c.settle()
 }
 
-// tick looks after what only time tells. It returns when it wants to be called
-// again, at the latest.
+// tick does the work that time makes due. It returns when it must be called again, at the latest.
 func (c *core) tick(now instant) (due instant) {
 	due = c.lookAfter(now)
 	if next := c.tellOwners(now); next != 0 {
@@ -321,13 +318,13 @@ func (c *core) lookAfter(now instant) (due instant) {
 	c.endFetches(now)
 	c.join(now)
 	saying := c.announce(now)
-	// Own keys are decided here only once all have heard that this node owns them. One that never
+	// Own keys are decided here only once all have acknowledged that this node owns them. One that never
 	// answers must not prevent that for ever.
 	if !saying || now.Sub(c.joined) > readyAfter {
 		c.unheard.Store(false)
 	}
 	leaving := c.depart(now)
-	// What is to be tried again needs the node sooner than it would look after itself.
+	// Retries need the node sooner than its next tick.
 	if saying {
 		return now.Add(c.tellsAgain(now))
 	}
@@ -337,9 +334,9 @@ func (c *core) lookAfter(now instant) (due instant) {
 	return now.Add(tickEvery)
 }
 
-// lapse is for a node that did not run for so long that others may own its keys:
-// it is an owner no more, hands its accounts to who is, and joins again. Others
-// may have been silent only because nobody listened.
+// lapse is for a node that did not run for so long that others may own its keys. It is an owner no more,
+// hands its accounts to the owners, and joins again. Others may have been silent only because this node did
+// not read.
 func (c *core) lapse(now instant, slept time.Duration) {
 	for _, m := range c.members {
 		m.heard.Store(int64(now))
@@ -350,24 +347,23 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	}
 	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys "+
 		"by now, so that it joins the ring again", slept.Round(time.Millisecond)))
-	// The accounts go to who owns their keys by now, and the node joins again when it has none
-	// (join).
+	// The accounts go to the present owners of their keys, and the node joins again when it has none (join).
 	c.expired.Store(true)
 	c.quitRing()
 	for _, m := range c.members {
-		// The others have heard of an entrance that does not hold any more.
+		// The others have an announcement that does not hold any more.
 		m.told = unknown
 	}
 	c.turn()
 }
 
-// bury takes nodes out of the ring that were not heard of for too long.
+// bury takes nodes out of the ring after too long a silence.
 func (c *core) bury(now instant) {
 	changed := false
 	c.each(func(m *member) {
 		heard := instant(m.heard.Load())
-		// After this long, nobody waits for its accounts: their keys are taken for new ones. That
-		// is what a crash may cost (docs/internals/peers.md).
+		// After this long, no node waits for its accounts: their keys count as new. A crash costs that
+		// (docs/internals/peers.md).
 		if (m.alive || m.holds) && now.Sub(heard) > TakeOver {
 			changed = changed || m.alive
 			m.alive, m.holds = false, false
@@ -380,9 +376,8 @@ func (c *core) bury(now instant) {
 			c.hands.hangUp(m)
 			delete(c.members, m.addr)
 			m.mu.Lock()
-			// If the node comes back, it remembers this one's parcels by their numbers. With
-			// numbers that began anew it would take new parcels for old ones, and their accounts
-			// would be lost.
+			// If the node comes back, it has this one's parcels by their numbers. If numbers began anew, it
+			// would take new parcels for old ones, and their accounts would be lost.
 			c.numbered = max(c.numbered, m.out.number)
 			m.mu.Unlock()
 		}
@@ -392,9 +387,8 @@ func (c *core) bury(now instant) {
 	}
 }
 
-// enterRing has this node be in the ring. What it says of that is numbered, so that a
-// node which hears of an entrance and a departure in the wrong order believes the later
-// one. The caller holds mu.
+// enterRing puts this node into the ring. Its announcements are numbered. A node that reads an entrance and a
+// departure in the wrong order applies the later one. The caller holds mu.
 func (c *core) enterRing() {
 	if !c.present {
 		c.present = true
@@ -402,7 +396,7 @@ func (c *core) enterRing() {
 	}
 }
 
-// quitRing has this node not be in the ring any more; the caller holds mu.
+// quitRing takes this node out of the ring; the caller holds mu.
 func (c *core) quitRing() {
 	if c.present {
 		c.present = false
@@ -410,8 +404,8 @@ func (c *core) quitRing() {
 	}
 }
 
-// hears takes in how often a node says that it has joined or left. It reports false
-// when more was heard: then what it says with that is over. The caller holds mu.
+// hears takes in how often a node says that it has joined or left. It reports false for an older statement,
+// which does not count. The caller holds mu.
 func (m *member) hears(changes uint64) bool {
 	if changes != 0 && changes < m.changes {
 		return false
@@ -420,19 +414,18 @@ func (m *member) hears(changes uint64) bool {
 	return true
 }
 
-// join enters the ring once every node that was found has been met, or could
-// not be for long enough. What a node had that was an owner before, it has
-// handed over by then.
+// join enters the ring once every found node has been met, or was unreachable for long enough. By then, this
+// node has handed over the accounts of its earlier ownership.
 func (c *core) join(now instant) {
-	// A node that joins with accounts of others would count their keys besides their owners. After
-	// a lapse it has such accounts, and hands them over first.
+	// A node that joins with accounts of others would count their keys in addition to the owners. After a
+	// lapse it has such accounts, and hands them over first.
 	if c.present || c.left || !c.looked || !c.clean() {
 		return
 	}
 	for _, m := range c.members {
 		switch {
 		case m.ready.Load():
-		// Whether it is there is not known yet.
+		// It may be there or not.
 		case !m.tried, now.Sub(c.began) < grace:
 			return
 		case m.greeted != 0 && now.Sub(m.greeted) < TakeOver && now.Sub(c.began) < readyAfter: // it is there, and slow
@@ -447,8 +440,7 @@ func (c *core) join(now instant) {
 	c.turn()
 }
 
-// announce tells all others whether this node owns keys. It reports whether
-// some have not heard.
+// announce tells all others whether this node owns keys. It reports whether acknowledgements are missing.
 func (c *core) announce(now instant) (saying bool) {
 	want := away
 	if c.present {
@@ -459,13 +451,12 @@ func (c *core) announce(now instant) (saying bool) {
 			return
 		}
 		saying = true
-		// One at a time is on its way, so that answers belong to what was said last.
+		// One at a time is on its way, so that an answer belongs to the last announcement.
 		if m.telling || now < m.soon {
 			return
 		}
 		m.telling = true
-		// They are read now, not when the frame is written: the answer counts for what is said
-		// here.
+		// They are read now, not when the frame is written: the answer counts for the present ring.
 		is, changes := c.present, c.changes+1
 		say := newCall(func(f *wire.Frame, id uint64) {
 			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
@@ -487,7 +478,7 @@ func (c *core) announce(now instant) (saying bool) {
 	return saying
 }
 
-// tellsAgain is how long this node waits to say again whether it owns keys; the caller holds mu.
+// tellsAgain is the time until this node repeats its announcement; the caller holds mu.
 func (c *core) tellsAgain(now instant) time.Duration {
 	if c.present && now.Sub(c.joined) < tellFast {
 		return askAgain
@@ -495,8 +486,7 @@ func (c *core) tellsAgain(now instant) time.Duration {
 	return tickSoon
 }
 
-// leave has this node own nothing any more. Until all others have heard, it
-// still decides.
+// leave announces that this node owns nothing any more. Until all others have acknowledged, it still decides.
 func (c *core) leave(now instant) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -508,15 +498,15 @@ func (c *core) leave(now instant) {
 	}
 }
 
-// depart takes a leaving node out of its own ring, when all others have heard
-// that it leaves. It reports whether it still leaves.
+// depart takes a leaving node out of its own ring, when all others have acknowledged. It reports whether it
+// still leaves.
 func (c *core) depart(now instant) bool {
 	if !c.left || !c.view.Load().mine {
 		return false
 	}
 	if now.Sub(c.leftAt) < leaveTells {
 		for _, m := range c.members {
-			// Those who have not heard go on asking this node. If it did not decide any more, their
+			// Nodes without the announcement still ask this node. If it did not decide any more, their
 			// requests would wait in vain.
 			if m.alive && m.ready.Load() && m.told != away {
 				return true
@@ -527,11 +517,11 @@ func (c *core) depart(now instant) bool {
 	return false
 }
 
-// counting is how much trouble to take with what is left.
+// counting selects how the remaining accounts are counted.
 type counting bool
 
 const (
-	onItsWay   counting = false // only accounts in parcels that nobody has acknowledged
+	onItsWay   counting = false // only accounts in parcels without an acknowledgement
 	allThereIs counting = true  // the table as well: it is walked from end to end
 )
 
@@ -545,7 +535,7 @@ func (c *core) gone(count counting) (bool, int) {
 	if v.mine {
 		return false, 0
 	}
-	// Where nobody is left, nobody takes back what is in hand.
+	// In the last node, tokens in hand cannot be returned.
 	if c.clean() && (c.inStore() || len(v.ring.Members()) == 0 || c.hotHere.Open() == 0) {
 		return true, 0
 	}

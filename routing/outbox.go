@@ -24,10 +24,10 @@ type outbox struct {
 	number uint64 // of the last parcel
 	open   *parcel
 	sealed []*parcel // not received for
-	// unsent is where in sealed those parcels begin that were not sent on this stream. After a
-	// stream has broken it is 0: nobody knows which arrived.
+	// unsent is where in sealed those parcels begin that were not sent on this stream. After a stream has
+	// broken it is 0: it is unknown which arrived.
 	unsent int
-	urgent bool // what is open is to be sent
+	urgent bool // the open parcel is to be sent
 }
 
 type parcel struct {
@@ -36,12 +36,12 @@ type parcel struct {
 	hashes []uint64 // of the keys, whole
 }
 
-// room tells whether the walk may add another account: it fills no more than walkedAtOnce parcels at a time. Those that
-// carry what somebody waits for are small, and do not keep it waiting.
+// room tells whether the walk may add another account: it fills no more than walkedAtOnce parcels at a time.
+// Parcels for waiting requests are small, and do not delay them.
 func (o *outbox) room() bool { return o.full() < walkedAtOnce && len(o.sealed) < parcelsAtOnce }
 
-// roomForOne tells whether an account may be added that somebody waits for: also where the walk has to wait, and to a
-// parcel that is open until another may be sent, if it is not full before.
+// roomForOne tells whether an account with waiting requests may be added: also while the walk has to wait,
+// and to a parcel that is open until another may be sent, if it is not full before.
 func (o *outbox) roomForOne() bool { return len(o.sealed) <= parcelsAtOnce }
 
 // full is how many of the sealed parcels are.
@@ -78,9 +78,9 @@ func (o *outbox) seal() {
 
 // next is the parcel to be sent, if there is one.
 func (o *outbox) next() *parcel {
-	// The open parcel is sealed only when those before it are sent: until then more accounts fit
-	// in. Parcels that are not full leave room for those that the walk fills: accounts that are asked for one after the
-	// other would else keep it from going on.
+	// The open parcel is sealed only when those before it are sent: until then more accounts fit in. Parcels
+	// that are not full leave room for those of the walk. Otherwise single accounts for waiting requests
+	// would stop it.
 	if small := len(o.sealed) - o.full(); o.urgent && small < parcelsAtOnce-walkedAtOnce && o.unsent == len(o.sealed) {
 		o.seal()
 	}
@@ -110,7 +110,7 @@ func (o *outbox) received(number uint64) *parcel {
 
 // empties takes out all that is on its way.
 func (o *outbox) empties() []*parcel {
-	// What is in the open parcel was taken out of the tables as well.
+	// The accounts of the open parcel were taken out of the tables as well.
 	o.seal()
 	all := o.sealed
 	o.sealed, o.unsent, o.urgent = nil, 0, false
@@ -120,6 +120,6 @@ func (o *outbox) empties() []*parcel {
 // parcel writes a parcel into a frame; the caller holds mu.
 func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
 	l.out.unsent++
-	// First tells the receiver which receipts it may forget.
+	// First tells the receiver which receipts it may drop.
 	f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.B}
 }

@@ -6,7 +6,7 @@ package routing
 // Guarantee: a message that cannot be meant is refused or left out, changes no
 // account, ends no process, and is counted by its kind.
 
-// rejection is a kind of what was rejected.
+// rejection is a kind of rejected message.
 type rejection uint8
 
 const (
@@ -43,7 +43,7 @@ var rejectionNames = [rejections]string{
 	rejectedAccount: "account", rejectedReceipt: "receipt",
 }
 
-// reject counts what was rejected.
+// reject counts a rejected message.
 func (c *core) reject(kind rejection) { c.stats.rejected[kind].Add(1) }
 
 // malformed counts a message of a peer that makes no sense. It counts under its kind

@@ -69,7 +69,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	}
 	// The core's options are those with the credentials that are dialled with.
 	r.core = newCore(o, clock, wall)
-	// Gossip began before there was a router to count what it refuses.
+	// Gossip began before there was a router to count its refusals.
 	if g, ok := o.Discovery.(*Gossip); ok {
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
 		g.told.Store(&refused)
@@ -119,8 +119,8 @@ func (w *waiting) sleep(ctx context.Context) {
 	case <-w.bell:
 	case <-timer.C:
 	case <-ctx.Done():
-		// What is under way is abandoned by the next advance.
-		w.until = 0 // nobody waits any more
+		// The next advance abandons messages under way.
+		w.until = 0 // no request waits any more
 	}
 }
 
@@ -143,8 +143,8 @@ func (r *Router) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// What moving accounts may take of a node's processor time: requests go on
-// meanwhile, and each waits for what is before it.
+// The part of a node's processor time for moving accounts: requests go on meanwhile, and each waits for the
+// step before it.
 const (
 	workAtOnce  = 250 * time.Microsecond
 	restBetween = 14 * workAtOnce
@@ -202,15 +202,15 @@ func (r *Router) find(ctx context.Context) {
 	}
 }
 
-// usable are the addresses that a node can be dialled at, of those found, and not
-// more than there may be nodes: whoever answers for a name could say anything.
+// usable are the addresses that can be dialled, and at most as many as there may be nodes: a server that
+// answers for a name could send any.
 func (r *Router) usable(found []string) []string {
 	addrs := make([]string, 0, min(len(found), maxPeers))
 	wrong := ""
 	for _, a := range found {
 		if len(a) > maxAddr || checkAddr(a) != nil || len(addrs) >= maxPeers {
 			r.reject(rejectedAddress)
-			// Only the last is told, and cut: whoever answers for the name chooses what they are.
+			// Only the last is reported, and cut: the server that answers for the name chooses them.
 			wrong = a[:min(len(a), maxAddr)]
 			continue
 		}
@@ -266,7 +266,7 @@ func (r *Router) Leave(ctx context.Context) {
 	r.run.Lock()
 	never := r.running == nil
 	r.run.Unlock()
-	// A router that never ran has met nobody, and no loop would move its accounts.
+	// A router that never ran has met no node, and no loop would move its accounts.
 	if never {
 		return
 	}

@@ -11,10 +11,9 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// ruleMessage is what an owner must know of a rule to decide by it. The owner may have
-// other rules in force: while a fleet gets new ones node by node, each request is decided
-// by the rule of the node that was asked. What decides without an owner (on_store_failure)
-// is not sent, for it never decides there.
+// ruleMessage has the parts of a rule that an owner decides by. The owner may have other rules in force:
+// while a fleet gets new ones node by node, each request is decided by the rule of the node that received it.
+// The policy without an owner (on_store_failure) is not sent, because it never decides there.
 func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	c := &r.Coordination
 	m := &wire.Rule{
@@ -36,16 +35,15 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	return m
 }
 
-// ruleCache keeps the rules that peers ask under, by what they say: a rule is checked and
-// built once, not for each ask. The zero ruleCache is empty. It is safe for concurrent
-// use, and has at most maxRules.
+// ruleCache keeps the rules of peers' asks, by their message: a rule is checked and built once, not for each
+// ask. The zero ruleCache is empty. It is safe for concurrent use, and has at most maxRules.
 type ruleCache struct {
 	mu    sync.RWMutex
 	rules map[ruleKey]*ratelimit.Rule // guarded by mu
 }
 
-// ruleKey is a rule message as a map's key. Two messages that differ in anything an owner
-// decides by must not share a rule: whoever adds a field to the message adds it here.
+// ruleKey is a rule message as a map's key. Two messages that differ in anything an owner decides by must not
+// share a rule: add each new field of the message here.
 type ruleKey struct {
 	algorithm, unit, multiplier uint32
 	requests, burst             int64
@@ -89,8 +87,8 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// A peer that makes rules up would fill the memory. To forget all of them costs as
-	// many honest ones as there are a second look; to keep an order of use would cost each ask.
+	// A peer that invents rules would fill the memory. Dropping all of them costs as many honest ones a
+	// second look; an order of use would cost each ask.
 	if c.rules == nil || len(c.rules) >= maxRules {
 		c.rules = map[ruleKey]*ratelimit.Rule{}
 	}
@@ -184,9 +182,9 @@ func (k *ruleKey) reserves(r *ratelimit.Rule) error {
 	return nil
 }
 
-// bill cuts the limit's windows by the calendar that the message names. Nothing but a
-// billing month has one. A zone that this machine does not know is as malformed: cut in
-// another, the owner's windows would not be those of the rule.
+// bill cuts the limit's windows by the calendar that the message names. Only a billing month has one. A zone
+// that this machine lacks is as malformed: cut in another, the owner's windows would not be those of the
+// rule.
 func (k *ruleKey) bill(l *ratelimit.Limit) error {
 	if l.Unit != ratelimit.BillingMonth {
 		if k.day != 0 || k.zone != "" {

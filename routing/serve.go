@@ -23,14 +23,12 @@ func bounded(f *wire.Frame) bool {
 	return len(f.GetAsks())+len(f.GetFetches())+len(f.GetPresences()) <= mostCalls
 }
 
-// serve takes in a frame of a peer, on the stream that the peer opened. What is
-// answered at once is given to answer, which may block. later is called with what
-// may wait.
+// serve takes in a frame of a peer, on the stream that the peer opened. answer gets the immediate answers,
+// and may block. later is called with the parts that may wait.
 func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame),
 	later func(asks []*wire.Ask),
 ) {
-	// The frame as a whole is left out. What it asks is decided at the asking node when its time is
-	// over.
+	// The frame as a whole is left out. Its asks are decided at the asking node when their time is over.
 	if !bounded(f) {
 		c.malformed(rejectedFrame)
 		return
@@ -56,7 +54,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 		reply(&wire.Reply{Id: m.GetId(), Found: c.asked(now, from.addr, m)})
 	}
 	p := f.GetParcel()
-	// Somebody waits for these, and a parcel takes a while.
+	// Requests wait for these, and a parcel takes a while.
 	if p != nil && len(a.Replies) > 0 {
 		answer(&wire.Frame{Replies: a.Replies})
 		a.Replies = nil
@@ -66,8 +64,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 			a.Receipts = append(a.Receipts, r)
 		}
 	}
-	// After the parcel of the same frame, which may be the last: a node that is believed to
-	// have nothing of others any more is asked for no account.
+	// After the parcel of the same frame, which may be the last: a node that is done is asked for no account.
 	if f.GetDone() != 0 {
 		c.saidDone(from.addr, f.GetDone(), f.GetDoneChanges())
 	}
@@ -78,8 +75,8 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 
 // compareClocks takes in what a peer's ledger clock shows.
 func (c *core) compareClocks(now instant, from *inlet, sent int64) {
-	// Nodes with a store keep no accounts of their own whose clocks could differ; and what is
-	// compared is kept for each life of a peer.
+	// Nodes with a store keep no accounts of their own whose clocks could differ. The comparison is kept for
+	// each incarnation of a peer.
 	if sent == 0 || c.inStore() {
 		return
 	}
@@ -134,8 +131,7 @@ type serving struct {
 	seen []bool // by the observer
 }
 
-// decideFor begins to decide what a peer asks. What made no sense is replied to
-// at once, and what is to be undone is undone.
+// decideFor begins to decide a peer's asks. Invalid ones are answered at once, and undos are applied.
 func (c *core) decideFor(
 	ctx context.Context, now instant, from *inlet, msgs []*wire.Ask, b bell,
 ) (*serving, []*wire.Reply) {
@@ -214,7 +210,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		s.stats.notOwner.Add(1)
 	case r.GetStatus() != answered:
 	case v.Source == ratelimit.FromFallback || v.Err != nil:
-		r.Status = notInTime // whoever asked has the rule's policy
+		r.Status = notInTime // the asking node has the rule's policy
 	default:
 		s.stats.received.Add(1)
 		s.see(i)
@@ -242,7 +238,7 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0,
 		m.GetKind() > uint32(ratelimit.Release), m.GetWindow() < 0:
 		return ratelimit.Ask{}, errMessage
-	case !charges(m, ratelimit.Tokens(m.GetCost())): // nobody was charged more than it asked for
+	case !charges(m, ratelimit.Tokens(m.GetCost())): // no ask was charged more than its cost
 		return ratelimit.Ask{}, errMessage
 	}
 	rule, err := c.rules.get(m.GetRule())

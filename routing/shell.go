@@ -75,8 +75,8 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	}
 	r.opened(r.clock(), m, welcome)
 	ended := make(chan error, 1)
-	// Each side ends the other: a conversation of which one direction is broken would look
-	// open, and asks would wait on it until their deadlines.
+	// Each side ends the other: a conversation with one broken direction would look open, and asks would wait
+	// on it until their deadlines.
 	go func() { ended <- r.listen(stream, m); cancel() }()
 	err = r.speak(ctx, stream, m)
 	cancel()
@@ -91,10 +91,10 @@ func (r *Router) speak(ctx context.Context, stream caller, m *member) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		// The core has heard nothing for too long (bury), although the stream is open.
+		// The core had no message for too long (bury), although the stream is open.
 		case <-m.again:
 			return errSilent
-		// A ping is answered, so that both sides hear of each other while there is nothing to ask.
+		// A ping is answered, so that both sides get messages while there are no asks.
 		case <-ping.C:
 			if err := stream.Send(m.ping(r.stamp())); err != nil {
 				return err
@@ -122,9 +122,8 @@ func (r *Router) listen(stream caller, m *member) error {
 	}
 }
 
-// Caps are what strangers at the peers' port are held to, before they have
-// proved to be none, and peers after that: a peer has one conversation, of
-// messages that are taken in as they come.
+// Caps bound the peers' port, for strangers and for peers: a peer has one conversation of messages, which are
+// processed as they arrive.
 func Caps() transport.Caps {
 	return transport.Caps{
 		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
@@ -155,15 +154,14 @@ type exchange struct {
 // Exchange implements the peers' service.
 func (e exchange) Exchange(s called) error { return e.exchange(s) }
 
-// turnedAway takes in that somebody connected who is no peer.
+// turnedAway takes in a connection of a stranger.
 func (r *Router) turnedAway(from string, kind rejection, err error) {
 	r.stats.refused.Add(1)
 	r.reject(kind)
 	r.tell(from, err)
 }
 
-// refuse counts an introduction that failed, by what was wrong with it, and tells
-// of it if it has a name.
+// refuse counts a failed introduction by its fault, and reports it if the peer has a name.
 func (r *Router) refuse(from string, err error) {
 	for kind, what := range map[rejection]error{
 		rejectedIntroduction: errHello, rejectedVersion: errVersion, rejectedWeight: errWeight,
@@ -183,8 +181,7 @@ func (r *Router) refuse(from string, err error) {
 	}
 }
 
-// remote says who is at the other end of a stream, by its address there and by
-// the one that it says it has.
+// remote names the other end of a stream, by its address there and by its stated one.
 func remote(stream called, hello *wire.Hello) string {
 	from := "somebody"
 	if p, ok := peer.FromContext(stream.Context()); ok {

@@ -28,12 +28,12 @@ type Stepped struct {
 	open  map[string]bool // streams that are open, or being opened
 	left  func()
 	due   instant // of the tick
-	alarm instant // the earliest that after was asked for; 0: none
+	alarm instant // the earliest requested time of after; 0: none
 	woken bool
 	ended bool
 }
 
-// steppedWork is what a Stepped has begun, and what it wants of its driver.
+// steppedWork is the work in progress of a Stepped, and its requests to its driver.
 type steppedWork struct {
 	waits []*steppedWait
 	asks  []*steppedAsks
@@ -137,8 +137,8 @@ func (s *Stepped) ping() {
 	}
 }
 
-// side is which of the two streams between a pair of nodes a frame goes by: each node
-// opens one for what it has to say, and hears the replies on it.
+// side is which of the two streams between a pair of nodes a frame goes by: each node opens one for its own
+// messages, and gets the replies on it.
 type side bool
 
 const (
@@ -195,7 +195,7 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	return welcome, err
 }
 
-// nonce is nobody's secret: who may speak is not played.
+// nonce is no secret: authentication is not played.
 var nonce = make([]byte, 16)
 
 // Opened takes in that a stream to a node is open, and how it introduced itself.
@@ -225,8 +225,7 @@ func (s *Stepped) again(m *member) {
 	delete(s.open, m.addr)
 	s.core.closed(m)
 	s.o.After(s.core.pause(s.o.Clock(), m), func() {
-		// Meanwhile the node may have been forgotten, or dialled again because it introduced
-		// itself.
+		// Meanwhile the node may have been dropped, or dialled again because it introduced itself.
 		if !s.ended && s.member(m.addr) == m && !s.open[m.addr] {
 			s.dials = append(s.dials, m)
 			s.Pump()
@@ -275,8 +274,8 @@ func (s *Stepped) serve(now instant, from *inlet, asks []*wire.Ask) {
 	}
 }
 
-// watch tells of asks that the store's limiter has charged or credited, though the store does not know it yet, or
-// others hold them up.
+// watch reports asks that the store's limiter has charged or credited, though the store does not have them
+// yet, or others hold them up.
 func (w *waiting) watch(see func(i int)) {
 	for _, b := range w.below {
 		store, ok := b.waiter.(*leasing.Wait)
@@ -339,8 +338,7 @@ func (s *Stepped) Pump() {
 		return
 	}
 	now := s.o.Clock()
-	// What is done may wake something else of this node. Time does not go on until nothing is left
-	// to do.
+	// Work may wake other work of this node. Time does not go on until all is done.
 	for again := true; again; {
 		again = s.woken
 		if s.woken || now >= s.due {
@@ -365,7 +363,7 @@ func (s *Stepped) Pump() {
 
 // advance goes on with all that waits. It reports whether something ended.
 func (s *Stepped) advance(now instant) (ended bool) {
-	// What is decided may ask again at once, which adds to waits.
+	// A decided request may ask again at once, which adds to waits.
 	waits := s.waits
 	s.waits = nil
 	for _, w := range waits {
@@ -451,8 +449,8 @@ func (s *Stepped) wakeUp(now instant) {
 	}
 	s.alarm = due
 	s.o.After(due.Sub(now), func() {
-		// An alarm that was set for later, and overtaken by an earlier one, still comes. It must
-		// not make the node forget the one that is set now.
+		// An alarm that was set for later, and overtaken by an earlier one, still comes. It must not make the
+		// node drop the present one.
 		if s.alarm == due {
 			s.alarm = 0
 		}

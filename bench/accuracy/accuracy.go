@@ -242,7 +242,7 @@ func (b *bench) measure(ctx context.Context, c *cluster, s *scenario, m *mode) (
 	return got, c.repair(b.Nodes)
 }
 
-// check looks at what was measured against what is declared.
+// check compares measurements with declarations.
 func (b *bench) check(m *Measured, s *scenario) {
 	switch {
 	case m.Over > m.Declared:

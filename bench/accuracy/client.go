@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 )
 
-// client is what stands where Envoy does, and counts what it was answered.
+// client stands in for Envoy, and counts its answers.
 type client struct {
 	domain string
 	caller.Pool
@@ -79,7 +79,7 @@ func (t *tally) sum() (offered, admitted, over, under int64) {
 	return offered, admitted, over, under
 }
 
-// demand is which keys are asked for.
+// demand names the requested keys.
 type demand struct {
 	entry  string // the descriptor's key: it names the rule
 	prefix string // of values, so that no budget was used before

@@ -141,7 +141,7 @@ func (c *cluster) leave(i int) error {
 
 func (c *cluster) pause(i int, on bool) error { return c.members[i].node.Pause(on) }
 
-// settle waits until all nodes know each other, and drift where they may.
+// settle waits until all nodes have found each other, and drift where they may.
 func (c *cluster) settle(nodes int) error {
 	want := fmt.Sprintf("\nsluice_ring_members %d\n", nodes)
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
@@ -161,7 +161,7 @@ func (c *cluster) settle(nodes int) error {
 	return fmt.Errorf("%d nodes did not all meet, and find drift seats, within 20 s", nodes)
 }
 
-// repair starts what is away, so that the next measurement begins with all.
+// repair starts absent processes, so that the next measurement begins with all.
 func (c *cluster) repair(nodes int) error {
 	if c.members[nodes].node != nil {
 		if err := c.leave(nodes); err != nil {

@@ -47,7 +47,7 @@ type scenario struct {
 	mend    func(*cluster, *Options) error // two thirds into it
 	fault   bool
 	store   bool // it does something to the store's process or data
-	amnesia bool // the store forgets: then Bounds.OnLoss may be over besides
+	amnesia bool // the store loses data: Bounds.OnLoss comes on top
 	extra   bool // not among those run by default
 }
 

@@ -96,10 +96,10 @@ type bucket struct {
 	allowed, denied uint64
 	since           ratelimit.Instant
 	active          *assignment // nil: no_assignment_behavior
-	lapsed          bool        // active is what is used after it has expired
+	lapsed          bool        // active is the assignment in use after its expiry
 }
 
-// assignment is what is in force.
+// assignment is the one in force.
 type assignment struct {
 	strategy *typev3.RateLimitStrategy // nil: all is allowed
 	tokens   *tokenBucket              // of a strategy that has one
@@ -181,7 +181,7 @@ func (c *Client) send(usages []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage
 	}
 }
 
-// usages reads what was counted, and begins to count anew.
+// usages reads the counts, and starts them anew.
 func (c *Client) usages(now ratelimit.Instant, of []*bucket) (all []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) {
 	if !c.stream && !c.Quirks.LosesReports {
 		return nil
@@ -233,7 +233,7 @@ func (c *Client) Tick(now ratelimit.Instant) {
 	c.send(usages)
 }
 
-// expire ends an assignment, or what was used in its place.
+// expire ends an assignment, or its substitute.
 func (c *Client) expire(now ratelimit.Instant, b *bucket) {
 	reuse := c.Expired == Reuse && !c.Quirks.IgnoresReuse
 	switch {
@@ -260,7 +260,7 @@ func (c *Client) Receive(now ratelimit.Instant, m *rlqs.RateLimitQuotaResponse) 
 		name := nameOf(a.GetBucketId().GetBucket())
 		b := c.buckets[name]
 		if b == nil {
-			continue // it never asked for this bucket, or was told to abandon it
+			continue // it never subscribed to this bucket, or had to abandon it
 		}
 		switch x := a.GetBucketAction().(type) {
 		case *rlqs.RateLimitQuotaResponse_BucketAction_AbandonAction_:

@@ -1,4 +1,4 @@
-// Package envoy stands in for stock Envoy: a Client of the Rate Limit Quota Service, and a Filter that calls
+// Package envoy stands in for stock Envoy. A Client is one of the Rate Limit Quota Service. A Filter calls
 // the rate limit service for requests, and when they are done.
 //
 // A Filter follows Envoy 1.40: TestStreamDoneStandIn of bench/realenvoy plays the rows of
@@ -15,7 +15,7 @@
 // Request for the others. Between the end of an assignment and the Tick that notices, requests continue under
 // it. So a frozen client is played by calling Request before Tick. Run drives one over gRPC, in real time.
 //
-// Not modelled of a Client, because no server of ours depends on it: matching of requests to buckets, the
-// replies to denied requests, per-route overrides and filter_enabled (which stock Envoy ignores), and more
-// than one worker thread.
+// A Client does not model the rest, because no server of ours depends on it: matching of requests to buckets,
+// replies to denied requests, several worker threads. The same holds for per-route overrides and
+// filter_enabled, which stock Envoy ignores.
 package envoy

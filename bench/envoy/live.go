@@ -33,7 +33,7 @@ type Live struct {
 	passed func(time.Time)
 }
 
-// outbox is what is to be sent on one stream.
+// outbox has the pending messages of one stream.
 type outbox struct {
 	messages chan *rlqs.RateLimitQuotaUsageReports
 	cancel   context.CancelFunc

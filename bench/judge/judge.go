@@ -1,5 +1,5 @@
 // Package judge compares the admissions of a key with its limit's own definition, which has no leases, nodes
-// or ledgers, and with those of an exact limiter for the same requests.
+// or ledgers. It also compares them with those of an exact limiter for the same requests.
 //
 // Guarantee: Worst is the result of a client that counts every admission, and has the ledger's clock.
 package judge
@@ -14,7 +14,7 @@ import (
 // concurrent use.
 type Judge struct {
 	limit    ratelimit.Limit
-	got      usage            // by what was admitted
+	got      usage            // by admissions
 	ideal    usage            // by what an exact limiter would have admitted
 	worst    ratelimit.Tokens // beyond the limit, at any instant
 	over     ratelimit.Tokens // beyond it, of windows that have ended
@@ -24,10 +24,10 @@ type Judge struct {
 	exact    ratelimit.Tokens // in all, by the exact limiter
 	doubt    ratelimit.Tokens // of a bucket: see Retract
 	least    ratelimit.Tokens // admitted in a whole window
-	whole    int              // windows that have ended, but for the first
+	whole    int              // windows that have ended, except the first
 }
 
-// usage is what was used of a limit at an instant, by its definition.
+// usage is the usage of a limit at an instant, by its definition.
 type usage struct {
 	window ratelimit.LedgerTime // when it began; 0: none has
 	end    ratelimit.LedgerTime
@@ -73,8 +73,8 @@ func (j *Judge) Spent(at ratelimit.LedgerTime) ratelimit.Tokens {
 	return max(0, j.got.spent)
 }
 
-// StepBack takes in that the ledger's clock went back from one instant to another: what
-// counted in the window that it showed counts in the one that it shows now, and no more.
+// StepBack takes in that the ledger's clock went back from one instant to another. The usage of the window
+// that it showed then counts in the one that it shows now, and not more.
 func (j *Judge) StepBack(from, at ratelimit.LedgerTime) {
 	j.advance(from)
 	begins, ends := j.windowAt(at)

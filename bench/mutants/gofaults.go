@@ -9,7 +9,7 @@ import (
 	"strconv"
 )
 
-// faults are the mutants of one file: what somebody might have written instead.
+// faults are the mutants of one file: texts that an author might have written instead.
 func (p *goPackage) faults(f *goFile) []*mutant {
 	w := &goWalker{goPackage: p, goFile: f}
 	for _, fn := range f.Functions() {

@@ -16,9 +16,9 @@ const (
 	decides = "routing/decide.go"
 )
 
-// allByHand are faults that would matter and are easy to miss: ideas that
-// somebody could have, rather than slips. Those of the ledger and of a node's side of a key are planted beside their
-// tests (leasing/account, leasing/internal/hold, bench/sim).
+// allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those of the ledger
+// and of a node's side of a key are planted next to their tests (leasing/account, leasing/internal/hold,
+// bench/sim).
 var allByHand = []byHand{
 	// Expiry, and whose clock.
 	{"the ledger's clock is taken to have stood still while the answer travelled", clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},

@@ -129,8 +129,8 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 
 func (o *options) report() string { return filepath.Join(o.cache, "report.json") }
 
-// wanted tells which mutants the options ask for. All are built whatever is
-// asked for, so that what was measured with the build stays valid.
+// wanted reports whether the options select a mutant. All are built in any case, so that measurements with
+// the build stay valid.
 func (p *plan) wanted(o *options) (func(*mutant) bool, error) {
 	files, err := p.chosen(o.files)
 	if err != nil {

@@ -46,7 +46,7 @@ func (c *count) share() float64 {
 // enough is the share of killed mutants below which a run has failed.
 const enough = 95
 
-// verdict is what is wrong, "" if nothing is.
+// verdict is the fault of the result, "" if there is none.
 func (r *report) verdict() string {
 	var total count
 	hand := 0

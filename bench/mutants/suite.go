@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// plan is what is mutated, and what it is run against.
+// plan names the mutated code, and its tests.
 type plan struct {
 	root    string
 	files   []string       // relative to the root
@@ -126,7 +126,7 @@ func (p *program) units(ctx context.Context) ([]*unit, error) {
 	return all, nil
 }
 
-// cache keeps what was measured with a binary, by its checksum.
+// cache keeps measurements of a binary, by its checksum.
 type cache struct{ dir string }
 
 func (c cache) load(name string, into any) bool {

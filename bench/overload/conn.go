@@ -25,7 +25,7 @@ const (
 	answered       // in time; its stream has not ended yet
 )
 
-// call is a stream that the caller has not forgotten.
+// call is a stream that the caller still has.
 type call struct {
 	id       uint32
 	state    state
@@ -171,7 +171,7 @@ func appendFrame(b []byte, t http2.FrameType, flags byte, id uint32, body ...byt
 	return append(binary.BigEndian.AppendUint32(b, id), body...)
 }
 
-// begin adds a call to what is to be written, if it may be sent now.
+// begin adds a call to the pending writes, if it may be sent now.
 func (c *conn) beginLocked(message []byte, intended time.Time) bool {
 	if c.outstanding >= c.most || c.window < int64(len(message)) {
 		return false
@@ -211,7 +211,7 @@ func (c *conn) giveUpLocked(now time.Time) {
 	}
 }
 
-// flushLocked writes what is to be written; meanwhile mu is not held.
+// flushLocked writes the pending frames; meanwhile mu is not held.
 func (c *conn) flushLocked() error {
 	out := c.out
 	c.out = nil

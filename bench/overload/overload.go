@@ -205,8 +205,7 @@ func (m *meter) step(ctx context.Context, times, capacity float64) (Step, error)
 	}, nil
 }
 
-// chargedMetric counts what the only rule admitted; what was given back was never
-// counted.
+// chargedMetric counts the admissions of the only rule; refunded ones were never counted.
 const chargedMetric = `sluice_admitted_tokens_total{domain="bench",`
 
 // charged is how many tokens have been charged and not been given back.

@@ -1,5 +1,5 @@
-// Package plant builds a package's tests with bugs in the product, at most one in each run, to see whether
-// the tests find it: a checker that cannot fail proves nothing.
+// Package plant builds a package's tests with bugs in the product, at most one in each run, and shows whether
+// the tests find it. A checker that cannot fail proves nothing.
 //
 // Guarantee: a bug replaces its right text, which is in its file exactly once, or nothing is built. A run has
 // the one requested bug, or none. The product's files are not touched: the go command reads others in their

@@ -1,5 +1,4 @@
-// Package process runs servers as processes of their own, and asks the kernel what
-// they use.
+// Package process runs servers as processes of their own, and reads their use of resources from the kernel.
 package process
 
 import (

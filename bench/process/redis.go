@@ -20,7 +20,7 @@ import (
 // Redis is the store of a run: a process of its own, or one that is there.
 type Redis struct {
 	Addr   string   // HOST:PORT
-	own    *Process // nil: it is somebody else's
+	own    *Process // nil: another owner runs it
 	client *redis.Client
 }
 

@@ -12,7 +12,7 @@ func Rules(text string) (file string, remove func(), err error) {
 	if err != nil {
 		return "", nil, fmt.Errorf("bench: %w", err)
 	}
-	remove = func() { _ = os.RemoveAll(dir) } // what is left, the system removes
+	remove = func() { _ = os.RemoveAll(dir) } // the system removes the rest
 	file = filepath.Join(dir, "rules.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		remove()

@@ -31,8 +31,7 @@ func (n *node) decide(k *key) (allowed bool) {
 	return v[0].Err == nil && !v[0].OverLimit
 }
 
-// shared: where RLS callers ask for the same bucket, they may take what is held back for
-// leases.
+// shared: RLS callers of the same bucket may take the tokens that are held back for leases.
 func (b *bound) shared(w *world) {
 	b.add(w.window(), w.window(), sublease.DeclareEach(w.rules.All()[0]).Held)
 }

@@ -71,7 +71,7 @@ func (w *world) kill(n *node, d time.Duration) {
 type bound struct {
 	extra  []extra
 	most   ratelimit.Tokens
-	counts int64 // in how many windows after its own what was let pass counts: 1 of a sliding one
+	counts int64 // the number of windows after its own in which usage counts: 1 for a sliding one
 	stays  bool  // what went over a bucket's limit stays owed
 }
 
@@ -139,7 +139,7 @@ func longest(m *rlqsv3.RateLimitQuotaResponse) (d time.Duration) {
 	return d
 }
 
-// killed: a node whose ledger is its memory forgets what it has granted.
+// killed: a node whose ledger is its memory loses its grants.
 func (b *bound) killed(w *world) {
 	if w.ledger == nil {
 		b.add(w.window(), w.window(), w.Rule.Limit.Capacity())
@@ -151,8 +151,7 @@ func (w *world) declared() ratelimit.Bounds {
 	return w.rules.All()[0].Declare(len(w.nodes), ratelimit.SharedStore)
 }
 
-// forgot: what is granted until all have told what they spent, and what those had spent who
-// are no more.
+// forgot: grants until all have restored their totals, and the totals of nodes that ended.
 func (b *bound) forgot(w *world) {
 	r := w.rules.All()[0]
 	n := w.declared().OnLoss
@@ -176,8 +175,8 @@ func (b *bound) outage(w *world, d time.Duration) {
 	b.add(w.window(), last, n)
 }
 
-// check looks whether Envoys may let more pass than there is: what they have let pass of
-// the window, and what they may still of what they have.
+// check looks whether Envoys may pass more than there is: their usage of the window, and the rest of their
+// leases.
 func (w *world) check() {
 	window := w.window()
 	beyond := w.bound.now(window)
@@ -204,7 +203,7 @@ func (w *world) rest(k *key) ratelimit.Tokens {
 		return 0
 	}
 	rule := w.rules.All()[0]
-	if w.Direct == 0 { // nobody asks for more
+	if w.Direct == 0 { // no request adds to it
 		rule = sublease.Rule(rule)
 	}
 	_, key := w.rules.Domain("d").MatchUnordered(k.entries(), nil)
@@ -213,8 +212,8 @@ func (w *world) rest(k *key) ratelimit.Tokens {
 	return v[0].Remaining
 }
 
-// room is what the limit has left of a key: of a bucket, what it would hold if all that was
-// let pass had been taken from it. Below 0, more was let pass.
+// room is the rest of a key's limit: for a bucket, its level if all usage had been taken from it. Below 0,
+// more passed.
 func (w *world) room(k *key, window int64) ratelimit.Tokens {
 	if w.bound.stays {
 		return k.judge.Room(w.ledgerTime())

@@ -71,8 +71,8 @@ func (n *node) sweep() {
 // verifyEvery is how often a node looks whose data the ledger has.
 const verifyEvery = 500 * time.Millisecond
 
-// verify has the ledger heard of, as each process does now and again, and prolongs its learning while there is more to
-// tell.
+// verify has the ledger's epoch read, as each process does now and again, and prolongs its learning while
+// totals are missing.
 func (n *node) verify() {
 	n.run(func() {
 		n.stepped.Greet()
@@ -84,7 +84,7 @@ func (n *node) verify() {
 	})
 }
 
-// pump has the ledger settle what is to be sent.
+// pump has the ledger settle the pending messages.
 func (n *node) pump() (sent bool) {
 	for b := n.stepped.Batch(); b != nil; b = n.stepped.Batch() {
 		sent = true
@@ -106,7 +106,7 @@ func (n *node) pump() (sent bool) {
 // nameBits are those of a holder's name that a node counts by: see account.NewHolder.
 const nameBits = 28
 
-// recall carries the ledger's wish that a holder gives back what it has.
+// recall carries the ledger's request to give tokens back.
 func (w *world) recall(h ratelimit.Holder, account string, window ratelimit.Window) {
 	for _, n := range w.nodes {
 		if n.name == h>>nameBits && n.alive && w.hung == 0 {

@@ -208,8 +208,7 @@ func (s *stream) travel(last *int64, do func()) {
 	s.at(*last, do)
 }
 
-// atNode does something at the node's side of the stream, if there still is one, and sends
-// what is to be sent then.
+// atNode acts at the node's side of the stream, if there still is one, and sends the resulting messages.
 func (s *stream) atNode(do func()) {
 	if s.ended || !s.node.alive {
 		return
@@ -283,7 +282,7 @@ func (s *stream) end() {
 	s.lost()
 }
 
-// lost has the Envoy notice, after what is on its way to it.
+// lost has the Envoy notice, after the messages on their way to it.
 func (s *stream) lost() {
 	s.ended, s.endedAt = true, s.now
 	s.travel(&s.back, func() {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// epoch is the ledger's time at which runs begin, but for Options.Start.
+// epoch is the ledger's time at which runs begin, unless Options.Start sets it.
 const epoch ratelimit.LedgerTime = 1_800_144_000_000_000
 
 // world is one run.
@@ -105,7 +105,7 @@ func (w *world) ledgerTime() ratelimit.LedgerTime { return w.origin + ratelimit.
 
 func (w *world) window() int64 { return int64(w.Rule.Limit.WindowAt(w.ledgerTime())) }
 
-// play has happen what is to, in order.
+// play runs the due events, in order.
 func (w *world) play() {
 	for len(w.events) > 0 && w.events[0].at <= int64(w.Length) && w.result.Violation == "" {
 		e := heap.Pop(&w.events).(event)

@@ -94,7 +94,7 @@ type Tally struct {
 	Passed, Limited, Failed int64                   // by the answer: 200, 429, all else
 	Keys                    map[int]int64           // passed, of each key
 	Latency                 *hdrhistogram.Histogram // microseconds, from the instant that the load says
-	Slow                    []time.Duration         // such instants, of requests that took longer than Drive was told
+	Slow                    []time.Duration         // such instants, of requests slower than the bound of Drive
 	Err                     error                   // the last that was not an answer
 }
 

@@ -25,7 +25,7 @@ type Config struct {
 
 type object = map[string]any
 
-// at is what is below an object by names of fields and numbers of elements. It is nil where there is nothing.
+// at is the value below an object by names of fields and numbers of elements; nil if there is none.
 func at[T any](tree any, path ...any) (found T) {
 	for _, step := range path {
 		switch s := step.(type) {
@@ -44,7 +44,7 @@ func at[T any](tree any, path ...any) (found T) {
 	return found
 }
 
-// placed is a configuration with the addresses of here, and what they are.
+// placed is a configuration with local addresses, and their list.
 type placed struct {
 	text   []byte // JSON
 	listen string // of the first listener, HOST:PORT

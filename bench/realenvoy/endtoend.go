@@ -85,7 +85,7 @@ type way struct {
 	envoyCPU, nodes, stored time.Duration
 }
 
-// withoutFilter is a configuration that limits nothing, and asks nobody.
+// withoutFilter is a configuration without limits.
 func withoutFilter(text string) (string, error) {
 	var tree object
 	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {
@@ -125,7 +125,7 @@ func EndToEnd(ctx context.Context, o Options) (*EndToEndReport, error) {
 		{name: "approx", text: deploy.Envoy, mode: "approx", warm: soon},
 		{name: "routing", text: deploy.Envoy, mode: "routing", warm: soon},
 		{name: "routing, ring hash", text: deploy.EnvoyRingHash, mode: "routing", warm: soon},
-		// Two reports, so that leases are by what is asked for.
+		// Two reports, so that leases follow the demand.
 		{name: "RLQS", text: deploy.EnvoyRLQS, mode: "leasing", headers: []string{"x-tier", "gold"}, warm: 12 * time.Second},
 	}
 	for i := range o.Rounds {

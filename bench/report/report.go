@@ -70,7 +70,7 @@ var pageHTML string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{"svg": func(c Chart) (template.HTML, error) {
 	text, err := c.SVG()
-	return template.HTML(text), err //nolint:gosec // the chart escapes what it is given
+	return template.HTML(text), err //nolint:gosec // the chart escapes its input
 }}).Parse(pageHTML))
 
 // WriteHTML writes the page.

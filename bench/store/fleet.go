@@ -21,7 +21,7 @@ type Fleet struct {
 	rules func() // removes their file
 }
 
-// openFleet starts nodes that answer in a mode, and waits until they know each other.
+// openFleet starts nodes that answer in a mode, and waits until they have found each other.
 func openFleet(o *Options, row *Row, m *mode, nodes int) (*Fleet, error) {
 	if m.fields == nil {
 		return OpenBaseline(o.Lab, row.Limit, row.window(), nodes)
@@ -101,7 +101,7 @@ func (f *Fleet) add(node *process.Process, err error) error {
 // data, and grants little.
 const young = 2500 * time.Millisecond
 
-// met waits until all nodes know each other, and the ledger's data is not young.
+// met waits until all nodes have found each other, and the ledger's data is not young.
 func (f *Fleet) met() error {
 	want := fmt.Sprintf("\nsluice_ring_members %d\n", len(f.nodes))
 	ready := 0

@@ -179,7 +179,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// idleTime is how long Redis is watched while nobody asks it for anything.
+// idleTime is how long Redis is watched without requests.
 const idleTime = time.Second
 
 // measure plays one row with one mode.
@@ -250,10 +250,10 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	return got, nil
 }
 
-// untilTurnIsHalfway is how long to wait so that a measurement of this length has the turn of a window
-// in its middle. At a turn each key is claimed anew by each node: of two modes, that which has the turn near an
-// end of its time would look better than it is. It is 0 for measurements of less than half a window,
-// which the turn would not be typical of, and for windows for whose turn nobody wants to wait.
+// untilTurnIsHalfway is the wait that puts the turn of a window into the middle of a measurement of this
+// length. At a turn each key is claimed anew by each node: a mode with the turn near an end of its time would
+// look better than it is. It is 0 for measurements of less than half a window, which the turn would distort,
+// and for windows that are too long to wait for.
 func untilTurnIsHalfway(now time.Time, window, length time.Duration) time.Duration {
 	if length < window/2 || window > longestWait {
 		return 0
@@ -285,7 +285,7 @@ func micros(d time.Duration, n int64) float64 {
 	return float64(d.Nanoseconds()) / 1e3 / float64(max(1, n))
 }
 
-// idleRedis is how much of a processor a Redis uses that nobody is connected to.
+// idleRedis is the processor use of a Redis without connections.
 func idleRedis(ctx context.Context) (float64, error) {
 	r, err := process.OpenRedis("")
 	if err != nil {
@@ -320,7 +320,7 @@ func (f *Fleet) warm(ctx context.Context, t *tally, keys int) error {
 	}
 	close(next)
 	wg.Wait()
-	// What is claimed in the background is over by then.
+	// Background claims are over by then.
 	return sleep(ctx, time.Second)
 }
 

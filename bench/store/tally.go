@@ -7,10 +7,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// tally is what the caller counted, by key and window. A request that may have been
-// counted in either of two windows, since one ended while it was under way or just
-// before or after, is for neither of them evidence: it makes nobody over, and nobody
-// under. It is safe for concurrent use.
+// tally is the caller's count, by key and window. A request near a turn may count in either of two windows,
+// and is evidence for neither: it makes no window over or under its limit. It is safe for concurrent use.
 type tally struct {
 	limit   int64
 	window  time.Duration
@@ -32,8 +30,8 @@ type countKey struct {
 // count is of one key in one window.
 type count struct{ offered, admitted, perhaps int64 }
 
-// turn is how near to the end of a window a request may be in either: nodes know the
-// ledger's clock by what it said a while ago.
+// turn is how near to the end of a window a request may be in either: nodes have the ledger's clock from an
+// older answer.
 const turn = 5 * time.Millisecond
 
 func newTally(limit int64, window time.Duration) *tally {
@@ -106,8 +104,8 @@ func (t *tally) decisions() int64 {
 	return t.asked
 }
 
-// begin forgets how long calls took, and which were refused early: what is measured begins. It returns how many were
-// made before. What was admitted counts on.
+// begin drops the times and early refusals so far, because the measurement begins. It returns the number of
+// calls before. Admissions count on.
 func (t *tally) begin() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package table measures the cost of the table of keys in a process: memory for each key, the time of
-// decisions while keys are added and while all windows turn at once, and the work of the garbage collector.
-// It measures its own process, which should do no other work.
+// Package table measures the cost of the table of keys in a process: memory for each key, and the work of the
+// garbage collector. It also measures the time of decisions while keys are added, and while all windows turn
+// at once. It measures its own process, which should do no other work.
 package table
 
 import (
@@ -348,7 +348,7 @@ func (l ample) Settle(_ context.Context, claims []account.Claim, grants []accoun
 		total := max(c.Taken, c.Spent) + max(c.Want, c.Need)
 		grants[i] = account.Grant{Granted: max(c.Want, c.Need), Total: total, Sum: total, Fence: 1, At: at}
 	}
-	return ratelimit.Epoch{}, at, nil // of no epoch, so that nobody draws: it keeps no totals
+	return ratelimit.Epoch{}, at, nil // without an epoch, so that no node draws: it keeps no totals
 }
 
 // collector is how many seconds of CPU the garbage collector has used.

@@ -113,7 +113,8 @@ var ways = []Way{
 // domain and entry are those of deploy/envoy/llm.yaml.
 const domain, entry = "llm", "team"
 
-// rules are a case's for a way. Requests that Redis does not answer for are refused: what is over, is the way's.
+// rules are a case's for a way. Requests without an answer of Redis are refused, so that over-admission is
+// the way's.
 func (w *Way) rules(c *Case) string {
 	hold := ""
 	if w.hold != nil {

@@ -1,5 +1,6 @@
-// Package tokens measures limits in tokens whose cost is known only when a request is done: usage beyond the
-// limit, refusals of requests that would have fitted, and the work of Redis, for each way to limit.
+// Package tokens measures limits in tokens whose cost is known only when a request is done. For each way to
+// limit, it measures usage beyond the limit, refusals of requests that would have fitted, and the work of
+// Redis.
 //
 // Guarantee: in each case every way gets the same requests in the same seconds, from a stand-in for Envoy
 // (envoy.Filter, by deploy/envoy/llm.yaml). Each way has a fleet of its own processes and an empty Redis of

@@ -15,11 +15,11 @@ type tally struct {
 	latency *hdrhistogram.Histogram // guarded by mu: microseconds, of requests' calls
 	asked   int64                   // guarded by mu, as all below
 	refused int64
-	fitted  int64 // of them, those whose cost fitted beside the cost of all that passed
+	fitted  int64 // of them, those whose cost fitted into the limit with that of all that passed
 	used    int64 // the cost of all that passed
 	failed  int64
 	lastErr error
-	// excess is what requests in flight cost beyond what they hold, and mostExcess the most that it was.
+	// excess is the cost of requests in flight above their holds, and mostExcess its maximum.
 	excess, mostExcess int64
 }
 
@@ -46,7 +46,7 @@ func (t *tally) answered(status int, cost int64, took time.Duration) {
 	}
 }
 
-// begins counts what a request costs beyond what it holds, until ends.
+// begins counts the cost of a request above its hold, until ends.
 func (t *tally) begins(excess int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -37,7 +37,7 @@ type parts struct {
 	peerAddr string
 }
 
-// name is the node's debug port, as others know it.
+// name is the node's debug port, as others reach it.
 func (p *parts) name() string { return debugName(p.server, p.peerAddr) }
 
 // says is what the node tells others of itself, for people.

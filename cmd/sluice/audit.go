@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// auditCmd replays what was recorded of rules with audit: true.
+// auditCmd replays the record of rules with audit: true.
 type auditCmd struct {
 	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files of nodes (AUDIT_FILE). Default: the record in the store."`
 	Store  store.Flags `embed:""`
@@ -46,9 +46,10 @@ func (*auditCmd) hideForServe(app *kong.Node) {
 			for _, serves := range []string{"redis-startup", "redis-health", "redis-persecond", "redis-pool", "redis-max-reply"} {
 				f.Hidden = f.Hidden || strings.HasPrefix(f.Name, serves)
 			}
-			if before, _, found := strings.Cut(f.Help, " Unset:"); found {
+			if before, _, found := strings.Cut(f.Help, " Default:"); found {
 				f.Help = before
 			}
+			f.Help = strings.TrimSuffix(f.Help, " Decisions wait for COORDINATION_STORE_DEADLINE.")
 		}
 	}
 }
@@ -100,7 +101,7 @@ func writeJSONLine(s streams, v any) error {
 	return err
 }
 
-// print says of each window what was used at most, and how what lies beyond its limit came there.
+// print prints the usage of each window, and the causes of usage beyond its limit.
 func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 	if c.JSON {
 		for _, w := range windows {
@@ -131,6 +132,6 @@ func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 	if err := t.Flush(); err != nil || debt == 0 {
 		return err
 	}
-	_, err := fmt.Fprintf(s.out, "Beyond the limits, charged after the fact: %d. What is charged when it is done is booked whole, and admitted by no limit.\n", debt)
+	_, err := fmt.Fprintf(s.out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
 	return err
 }

@@ -97,7 +97,7 @@ func TestAuditOfCharges(t *testing.T) {
 	fixed := replayed(redis...)["fixed"]
 	code, out, errs := runLine(append([]string{"audit", "--rule=fixed", "--events"}, redis...)...)
 	for _, want := range []string{
-		fmt.Sprintf("charged after the fact: %d.", fixed.Debt), `"kind":"grant"`, `"kind":"charge"`, `"kind":"refused"`, "held",
+		fmt.Sprintf("Charged after the fact beyond the limits: %d.", fixed.Debt), `"kind":"grant"`, `"kind":"charge"`, `"kind":"refused"`, "held",
 	} {
 		if code != 0 || !strings.Contains(out, want) || strings.Contains(out, "sliding") {
 			t.Errorf("%q is not in: %d %s\n%s", want, code, errs, out)

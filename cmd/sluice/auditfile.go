@@ -24,8 +24,8 @@ func reconciled(log *slog.Logger) func(*leasing.Reconciliation) {
 	}
 }
 
-// record writes what the ledger settles of audited rules to AUDIT_FILE, a line for each event, before anything is spent
-// of what it grants; nil: there is no file.
+// record writes the ledger's settlements of audited rules to AUDIT_FILE, a line for each event, before the
+// node spends a grant; nil: there is no file.
 func (c *serveCmd) record(log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
 	if c.AuditFile == "" {
 		return nil, nil

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 )
 
-// read returns all events there are, and what is known to be missing.
+// read returns all events, and the known gaps.
 func (c *auditCmd) read() (all []account.Event, missing []string, err error) {
 	for _, name := range c.Files {
 		if err = readFile(name, &all); err != nil {

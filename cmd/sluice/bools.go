@@ -9,8 +9,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// boolMapper reads booleans as envoyproxy/ratelimit does (1, t, true, 0, f, false
-// and their capitals), and yes and no besides.
+// boolMapper reads booleans as envoyproxy/ratelimit does (1, t, true, 0, f, false and their capitals), and
+// also yes and no.
 type boolMapper struct{}
 
 // IsBool says that a flag needs no value.

@@ -48,7 +48,7 @@ func (*checkCmd) Help() string {
   sluice check --details rules/            also debt, under-admission, waits and store operations
   sluice check --strict rules/             in a pipeline: warnings fail, too
   sluice check --override 'api_key=alice=1000' rules/    the worst case of a key whose limit is overridden, too
-  sluice check --from rules.old/ rules/    what changes, and what that does to a fleet
+  sluice check --from rules.old/ rules/    the changes, and their effects on a fleet
   kubectl get cm rules -o jsonpath='{.data.config\.yaml}' | sluice check -
   sluice check --sarif rules/ > rules.sarif
   sluice check --schema > rules.schema.json
@@ -167,7 +167,7 @@ func (c *checkCmd) options() (config.Options, error) {
 	}, errors.Join(err, bad, c.Quotas.validate())
 }
 
-// checked are rules that were read as a server would, and what was found.
+// checked are rules as a server reads them, and the findings.
 type checked struct {
 	path               string
 	texts              []config.Text
@@ -177,8 +177,7 @@ type checked struct {
 	overridden         []*ratelimit.Rule // of --override
 }
 
-// checked reads and compiles what is at a path. Names of files are given as they
-// would have to be said from here.
+// checked reads and compiles the rules at a path. Names of files are relative to the working directory.
 func (c *checkCmd) checked(path string, o config.Options) (*checked, error) {
 	texts, err := c.read(path)
 	if err != nil {

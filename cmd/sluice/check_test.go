@@ -84,7 +84,7 @@ func checksStores(t *testing.T, dir string) {
 			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 100", "round trips: 2,",
 			"one row for each account and lease", "within 2.5s", "synchronous_commit=on", "for 2s more",
 		},
-		"etcd":   {"that share etcd", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 100", "round trips: 2,", "within 2.5s", "go on at once"},
+		"etcd":   {"that share etcd", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 100", "round trips: 2,", "within 2.5s", "continue at once"},
 		"memory": {"on 3 nodes without a store", "each node counts alone"},
 	} {
 		code, out := checks(dir, "--details", "--store="+name)

@@ -29,10 +29,10 @@ func (f *quotaCheckFlags) validate() error {
 
 // filterSettings are what the bounds hang on, and what UNDER leaves out.
 const filterSettings = `
-UNDER is beside what lies at Envoys that do not need it when a window ends: more of it the nearer demand is to the limit
-(docs/rlqs.md, "How much is used").
+UNDER excludes tokens at Envoys that do not need them when a window ends. There are more as demand nears the limit
+(docs/rlqs.md, "Use of limits").
 
-They hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), for every bucket:
+The bounds hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), for every bucket:
 
   no_assignment_behavior: {fallback_rate_limit: {blanket_rule: DENY_ALL}}
   expired_assignment_behavior: {expired_assignment_behavior_timeout: 60s, fallback_rate_limit: {blanket_rule: DENY_ALL}}
@@ -40,7 +40,7 @@ They hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), for ev
 
 // declare prints what each rule promises.
 func (f *quotaCheckFlags) declare(out io.Writer, rules *config.Rules) error {
-	fmt.Fprintf(out, "\nOver RLQS, with %d Envoys that share a key, for each key and window, beside the above:\n\n", f.Envoys)
+	fmt.Fprintf(out, "\nOver RLQS, with %d Envoys that share a key, for each key and window, in addition to the above:\n\n", f.Envoys)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "RULE\tLIMIT\tOVER, ALL WELL\tOVER, EACH SILENT ENVOY\tOVER, EACH NEW ENVOY\tUNDER\tNEW KEY")
 	var others, refused []string
@@ -56,8 +56,8 @@ func (f *quotaCheckFlags) declare(out io.Writer, rules *config.Rules) error {
 			fmt.Fprintf(w, "%s\t%s\t0\t%d (one lease)\t0, by DENY_ALL\t%d for each broken stream; %v at a window's end\tone request refused, then a trip and at most %v\n",
 				name, r.Limit, b.SilentEach, b.Stranded, b.Turn, b.NewKey)
 			if b.Held > 0 {
-				others = append(others, fmt.Sprintf("%s: leases are of a bucket of %d; the other %d are what refills in %v, for so "+
-					"long may a token lie with an Envoy; callers over RLS may take them, and are then beyond the burst", name,
+				others = append(others, fmt.Sprintf("%s: leases come from a bucket of %d; the other %d are held back for the refill of %v: a token may be at an Envoy for that "+
+					"long; callers over RLS may take them, beyond the burst", name,
 					r.Limit.Burst-b.Held, b.Held, sublease.BucketWindow))
 			}
 		}

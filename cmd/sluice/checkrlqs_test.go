@@ -21,9 +21,9 @@ func checkRLQS(t *testing.T, text string, args ...string) (int, string) {
 func TestCheckRLQS(t *testing.T) {
 	head := "domain: d\ndescriptors:\n- key: k\n  "
 	for _, c := range []struct{ rule, want string }{
-		{"rate_limit: {unit: minute, requests_per_unit: 60}", "a limit of 60 leaves 6 for each of 10 Envoys, must be at least 10: ask over RLS"},
+		{"rate_limit: {unit: minute, requests_per_unit: 60}", "a limit of 60 leaves 6 for each of 10 Envoys, must be at least 10: use RLS"},
 		{"rate_limit: {unit: second, requests_per_unit: 600}", "a window of 1s is shorter than 1m0s"},
-		{"algorithm: token_bucket\n  rate_limit: {unit: second, requests_per_unit: 600}", "use a burst of 36000, or ask over RLS"},
+		{"algorithm: token_bucket\n  rate_limit: {unit: second, requests_per_unit: 600}", "use a burst of 36000, or RLS"},
 		{"algorithm: token_bucket\n  rate_limit: {unit: minute, requests_per_unit: 120}", "a limit of 88 leaves 8 for each of 10 Envoys"},
 	} {
 		if code, out := checkRLQS(t, head+c.rule+"\n"); code == 0 || !strings.Contains(out, c.want) {
@@ -32,7 +32,7 @@ func TestCheckRLQS(t *testing.T) {
 	}
 	code, out := checkRLQS(t, head+"rate_limit: {unit: hour, requests_per_unit: 600}\n  coordination: {lease: {size: 30}}\n- key: u\n  rate_limit: {unlimited: true}\n- key: b\n"+
 		"  algorithm: token_bucket\n  rate_limit: {unit: minute, requests_per_unit: 6000}\n", "--envoys=60")
-	for _, want := range []string{"30 (one lease)", "2220 (one lease)", "d.b: leases are of a bucket of 4440; the other 1560 are what refills in 15.6s", "d.u: Envoys are told ALLOW_ALL: it is unlimited", "blanket_rule: DENY_ALL", "UNDER is beside"} {
+	for _, want := range []string{"30 (one lease)", "2220 (one lease)", "d.b: leases come from a bucket of 4440; the other 1560 are held back for the refill of 15.6s", "d.u: Envoys are told ALLOW_ALL: it is unlimited", "blanket_rule: DENY_ALL", "UNDER excludes"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("%d, and no %q in\n%s", code, want, out)
 		}

@@ -42,7 +42,7 @@ type completable struct {
 	files bool // it takes the name of a file or a directory
 }
 
-// completion is a word and what it is for.
+// completion is a word and its purpose.
 type completion struct{ word, about string }
 
 // completed is a command and all below it.

@@ -202,7 +202,7 @@ func grouped(n int64) string {
 
 // legend explains the columns.
 func (d declaration) legend(out io.Writer) {
-	text := "Tokens of one key that all nodes admit at most in one window. "
+	text := "The most tokens of one key that all nodes admit in one window. "
 	if d.storage == ratelimit.SharedStore {
 		text += d.kind() + " down: in a window without it, by on_store_failure, plus leases in use, which are part of the " +
 			"limit. Data lost: in a window in which it loses its data once."
@@ -278,8 +278,8 @@ func (d declaration) holds(out io.Writer) {
 // cutsShown are how many billing months are announced.
 const cutsShown = 3
 
-// billing says when the next billing months begin, on the clocks of their zones: whoever
-// has meant another zone, or another day of a short month, sees it here.
+// billing prints when the next billing months begin, on the clocks of their zones. Authors who meant another
+// zone, or another day of a short month, see it here.
 func (d declaration) billing(out io.Writer) {
 	said := false
 	for _, r := range d.rules {

@@ -104,7 +104,7 @@ func (c *demoCmd) Run(s streams) error {
 	return c.show(ctx, s, nodes, store, front)
 }
 
-// front starts an Envoy that asks the nodes, or none where there is none: it answers by itself what they let pass.
+// front starts an Envoy in front of the nodes, if there is one: it answers the passed requests itself.
 func (c *demoCmd) front(dir string, nodes []*process.Process) (*realenvoy.Envoy, error) {
 	if !c.Envoy {
 		return nil, nil //nolint:nilnil // without one, clients ask the nodes themselves
@@ -128,8 +128,8 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 	var askers []asker
 	var clients []rls.RateLimitServiceClient
 	fmt.Fprintf(s.out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
-		"Each rule says how far a key may go over its limit, before it runs; the table shows how far keys do go.\n"+
-		"The rule api_key may go over by 6 %%, not by the default of 1 %%: 6 tokens are 2 for each of 3 nodes, and 1 token could not be shared.\n\nWhat a node does, live:\n\n",
+		"Each rule declares its over-admission before it runs. The table shows the measured one.\n"+
+		"The rule api_key may exceed its limit by 6 %%, which is 2 tokens for each of 3 nodes. The default of 1 %% is 1 token, too few for 3 nodes.\n\nConsoles of the nodes:\n\n",
 		len(nodes), store, c.Rate)
 	for i, n := range nodes {
 		fmt.Fprintf(s.out, "  node %d: http://%s/console\n", i+1, n.Debug)
@@ -150,13 +150,13 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 	if strings.Contains(os.Args[0], "go-build") {
 		name = "go run ./cmd/sluice"
 	}
-	fmt.Fprintf(s.out, "\nAll of them, and why a key is refused, in another terminal:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
+	fmt.Fprintf(s.out, "\nIn another terminal, see all nodes, and why a key is refused:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
 	if front != nil {
 		askers = []asker{httpAsker(front.URL)}
-		fmt.Fprintf(s.out, "An Envoy stands in front of them, with deploy/compose/envoy.yaml. Ask it, too:\n\n  curl -i -H 'x-api-key: key-0' %s\n\n", front.URL)
+		fmt.Fprintf(s.out, "Send requests through an Envoy with deploy/compose/envoy.yaml:\n\n  curl -i -H 'x-api-key: key-0' %s\n\n", front.URL)
 	}
 	fmt.Fprintf(s.out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
-		"with deploy/envoy/llm.yaml. What a request holds, and what requests have cost:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
+		"with deploy/envoy/llm.yaml. See the holds and the costs:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
 	told := async(func() { (&teller{out: s.out, debug: debug}).tell(ctx) })
 	err = c.demand(ctx, s, askers, llm)
 	<-told

@@ -69,7 +69,8 @@ func readKeys(name string, d *holds.Desk) error {
 	return nil
 }
 
-// follow reads the file again whenever it changes, until ctx is done. What is bad is logged, and the keys of before stay.
+// follow reads the file again whenever it changes, until ctx is done. A bad file is logged, and the previous
+// keys stay.
 func (f *holdFlags) follow(ctx context.Context, d *holds.Desk, log *slog.Logger) {
 	name, ok := f.file()
 	if !ok {

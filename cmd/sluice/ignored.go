@@ -38,8 +38,8 @@ func mogrifiers(lookup func(string) (string, bool)) (names []string) {
 	return names
 }
 
-// inEnvironment looks for names that this version does nothing with. off are
-// values that say what is true anyway.
+// inEnvironment looks for names without an effect in this version. off are values that agree with the effect
+// anyway.
 func inEnvironment(lookup func(string) (string, bool), names []string) (found []string) {
 	off := []string{"", "false", "0", "tcp", "redis", "0s"}
 	for _, name := range names {

@@ -151,7 +151,7 @@ func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.
 	return all, nil
 }
 
-// warnOfAudit names the first rule that wants a record which there is not.
+// warnOfAudit names the first rule that needs a record without a store for it.
 func warnOfAudit(rules *config.Rules, log *slog.Logger) {
 	for _, r := range rules.All() {
 		if r.Coordination.Audit {

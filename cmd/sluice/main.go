@@ -106,7 +106,7 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 	parser, err := kong.New(&cli{},
 		kong.Name("sluice"),
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
-			"the names are envoyproxy/ratelimit's."),
+			"the names are those of envoyproxy/ratelimit."),
 		kong.Vars{
 			"version": version(), "modes": strings.Join(ratelimit.ModeNames(), ", "),
 			// In a pod, commands ask its own node.

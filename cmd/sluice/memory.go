@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 )
 
-// How many keys a node may track follows from the memory that it may use, unless
-// MAX_KEYS says it: whoever invents keys then fills a known part of it.
+// The number of tracked keys follows from the memory of the process, unless MAX_KEYS sets it. So invented
+// keys fill a known part of the memory.
 
 // memory is how much this process may use, and who says so.
 type memory struct {
@@ -63,14 +63,14 @@ func ownMemory(read func(string) ([]byte, error)) memory {
 	return memory{unknownMemory, "nobody", false}
 }
 
-// Bounds of what is derived; MAX_KEYS may say more, or less.
+// Bounds of the derived number; MAX_KEYS may set more, or less.
 const (
 	leastKeys = 10_000
 	mostKeys  = 10_000_000
 )
 
-// keys is how many keys fit, each of which takes at most so many bytes: into half of
-// what is this process's own, or a quarter of what it shares with others.
+// keys is the number of keys that fit, each with at most so many bytes: into half of the process's own
+// memory, or a quarter of shared memory.
 func (m memory) keys(each int64) int {
 	part := m.bytes / 4
 	if m.alone {
@@ -101,22 +101,22 @@ func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
 	}
 }
 
-// The ballast is a part of the heap that nobody reads or writes. Its pages are never touched, so that
-// the machine spends no memory on it. But the collector, which runs each time that the heap has
-// doubled, counts it as kept: the heap grows by a ballast more before it runs.
+// The ballast is an unused part of the heap. Its pages are never touched, so that the machine spends no
+// memory on it. But the collector, which runs each time that the heap has doubled, counts it as kept: the
+// heap grows by a ballast more before it runs.
 //
-// A node keeps a few MB on the heap, for its table of keys is elsewhere, and each call leaves a few KB
-// behind. Without a ballast the heap has doubled after some thousand calls, and the collector is a large
-// part of what they cost (GODEBUG=gctrace=1 shows both).
+// A node keeps a few MB on the heap, because its table of keys is elsewhere, and each call leaves a few KB
+// behind. Without a ballast the heap has doubled after some thousand calls, and the collector is a large part
+// of their cost (GODEBUG=gctrace=1 shows both).
 //
-// GOGC, set to what has the same effect on 3 MB, would let a heap of 100 MB grow by a gigabyte before
-// the collector runs. The ballast adds the same to each heap.
+// A GOGC with the same effect on 3 MB would let a heap of 100 MB grow by a gigabyte before the collector
+// runs. The ballast adds the same to each heap.
 const mostBallast = 16 << 20
 
 // ballast is to be kept while calls are answered. It is a thirty-second of what this process may use at
 // most: GOMEMLIMIT counts it, although it takes no memory.
 func (m memory) ballast(lookup func(string) (string, bool)) []byte {
-	// Whoever sets GOGC has decided how often the collector runs.
+	// An operator who sets GOGC has decided how often the collector runs.
 	if value, _ := lookup("GOGC"); value != "" {
 		return nil
 	}
@@ -150,7 +150,7 @@ func growth(now, streams int) int {
 
 // easeCollector has it run less often while there are many streams.
 func easeCollector(ctx context.Context, streams func() int64, lookup func(string) (string, bool)) {
-	// Whoever sets GOGC has decided how often the collector runs.
+	// An operator who sets GOGC has decided how often the collector runs.
 	if value, _ := lookup("GOGC"); value != "" {
 		return
 	}

@@ -37,8 +37,8 @@ func byOwner(ledger ratelimit.Limiter, ring *routing.Router) ratelimit.Limiter {
 	return ring
 }
 
-// byMode has each ask decided by its mode's limiter, but for concurrency limits: where there is a store, they have no
-// other. All else it asks the ledger's, which every mode comes down to.
+// byMode has each ask decided by its mode's limiter. With a store, slots decides concurrency limits. All
+// other methods are those of the ledger's limiter, the base of every mode.
 type byMode struct {
 	limiter
 	modes split

@@ -99,12 +99,12 @@ func (r *registry) pause() time.Duration {
 	return min(saySeldom, max(sayEvery, time.Duration(n)*sayForOne))
 }
 
-// silentAfter is when a node that says that it is there so often should have been
-// heard again, with a second for the store's clock, which is read in seconds.
+// silentAfter is the time after which a node with such an interval has missed its turn, plus a second for the
+// store's clock, which is read in seconds.
 func silentAfter(every time.Duration) time.Duration { return 2*every + time.Second }
 
-// debugName is this node's debug port as others reach it: under the address that
-// its peers know, or its host's name.
+// debugName is this node's debug port as others reach it: under the address for its peers, or its host's
+// name.
 func debugName(v *server.Server, peerAddr string) string {
 	host, _ := os.Hostname()
 	if h, _, err := net.SplitHostPort(peerAddr); err == nil {
@@ -147,8 +147,8 @@ func readNode(x store.Said) (console.Node, bool) {
 	}, true
 }
 
-// count is how many nodes were heard in the minute before the store last answered, this one included; 0: it has not
-// answered yet.
+// count is the number of nodes that registered in the minute before the store's last answer, including this
+// one; 0: it has not answered yet.
 func (r *registry) count() int {
 	h := r.nodes.Load()
 	if h == nil {
@@ -157,9 +157,8 @@ func (r *registry) count() int {
 	return max(1, len(h.nodes))
 }
 
-// all are the nodes that have been heard in the last minute, and which of them are
-// silent: not heard since they should have been. While the store does not answer
-// nobody can tell.
+// all are the nodes that registered in the last minute, and those among them that have missed their turn.
+// While the store does not answer, both are unknown.
 func (r *registry) all() console.Fleet {
 	if r == nil || r.nodes.Load() == nil {
 		return console.Fleet{}

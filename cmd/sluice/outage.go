@@ -8,8 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// outageWatch logs the end of what was logged when it began: that the store answers again, and that data which it lost
-// is restored.
+// outageWatch logs the ends of outages: the store answers again, and lost data is restored.
 type outageWatch struct {
 	stats    func() ratelimit.LimiterStats
 	learning func() bool
@@ -47,7 +46,7 @@ func (w *outageWatch) look(s ratelimit.LimiterStats, learning bool) {
 		w.restoring = true
 	}
 	if w.recoveries = s.Recoveries; w.restoring && !learning {
-		w.log.Info("the data of the store is restored, as far as nodes that run had it")
+		w.log.Info("the data of the store is restored, except the usage of nodes that ended")
 		w.restoring = false
 	}
 }

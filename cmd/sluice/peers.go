@@ -128,8 +128,8 @@ func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Conte
 	return r, run, nil
 }
 
-// peerLog tells of what goes wrong with peers, of wrong secrets and of all else
-// each at most once in five seconds: what is counted is all.
+// peerLog logs failures with peers: wrong secrets, and all others, each at most once in five seconds. Metrics
+// count all.
 func peerLog(log *slog.Logger) func(addr string, err error) {
 	complain := seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
 	stranger := seldom(5*time.Second, func(err error) {

@@ -71,7 +71,7 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 	return source, store, nil
 }
 
-// warnOfModes says which rules ask for owners that nobody named.
+// warnOfModes names the rules that need owners without PEERS.
 func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	for _, r := range rules.All() {
 		if mode := r.Coordination.Mode; mode.Spec().Owned {
@@ -91,7 +91,7 @@ func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
 // reloadInterval is the least time between two loads of rules: faster changes and pushes share one load.
 const reloadInterval = 200 * time.Millisecond
 
-// reloadFlags say what is left of rules that were good.
+// reloadFlags are the settings of the copy of good rules.
 type reloadFlags struct {
 	LastGood string `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
 }

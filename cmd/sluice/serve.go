@@ -131,7 +131,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	stop()
 	<-registered
 	<-remembered
-	release() // after the last call: what is unspent goes back
+	release() // after the last call: unspent tokens go back
 	<-released
 	uncount()
 	<-flushed

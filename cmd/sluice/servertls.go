@@ -49,9 +49,8 @@ func (f *tlsFlags) counted(err error) {
 	}
 }
 
-// credentials reads the files; nil where TLS is off. They are looked at again
-// at most once a second, when somebody connects: what is good then is used, and
-// what is not is logged, and the old kept. Connections that are open go on.
+// credentials reads the files; nil where TLS is off. Connections check them again, at most once a second:
+// good files are used, and bad ones are logged, and the old stay in use. Open connections continue.
 func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentials, error) {
 	if !f.Use {
 		if f.ClientCA != "" || f.ClientSAN != "" {
@@ -112,7 +111,7 @@ func stateOf(name string) fileState {
 	return fileState{info.Size(), info.ModTime()}
 }
 
-// lookEvery is how long what was read counts as current.
+// lookEvery is how long the read files count as current.
 const lookEvery = time.Second
 
 func (c *serverCertificates) config() *tls.Config {

@@ -59,7 +59,7 @@ func (c *settingsCmd) Run(s streams, ctx *kong.Context, file *fileSettings) erro
 	return errors.Join(err, c.validate(own), refused(os.LookupEnv))
 }
 
-// validate is what serve would refuse, but for what it must open to know.
+// validate returns the refusals of serve, except those that need an open file or port.
 func (c *settingsCmd) validate(own memory) error {
 	c.caps = own.caps()
 	_, err := c.Coordination.coordination()

@@ -67,7 +67,7 @@ func (f *fileSettings) Resolve(ctx *kong.Context, _ *kong.Path, flag *kong.Flag)
 	return nil, nil //nolint:nilnil // the same
 }
 
-// fileError is what is wrong with the file: of no single flag, as which kong reports it.
+// fileError is a fault of the file: of no single flag, as which kong reports it.
 type fileError struct{ error }
 
 // named is the file's name, "" if there is none.

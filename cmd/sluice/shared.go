@@ -47,7 +47,8 @@ func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Pla
 	return x
 }
 
-// ready tells whether the first request is answered by a ledger that knows all; after a grace, also where it does not.
+// ready tells whether a ledger with all totals answers the first request; after a grace time, also without
+// them.
 func (s *shared) ready() bool {
 	at := ratelimit.Instant(s.warmed.Load())
 	heard, all := s.Heard()
@@ -92,8 +93,7 @@ func (s *shared) run(ctx context.Context) error {
 	return nil
 }
 
-// warnings logs what is wrong with what the store says, each kind seldom: metrics
-// count them.
+// warnings logs invalid answers of the store, each kind rarely: metrics count them.
 func warnings(log *slog.Logger) func(error) {
 	rest := time.Minute
 	clock := seldom(rest, func(err error) { log.Warn(err.Error()) })
@@ -113,8 +113,8 @@ func warnings(log *slog.Logger) func(error) {
 	}
 }
 
-// storeSettles is how long a node that is warm waits for parts of its store that do
-// not answer, and for a store to know all again that has just lost its data.
+// storeSettles is how long a warm node waits for parts of its store without an answer, and for a store to be
+// restored that has just lost its data.
 const storeSettles = 5 * time.Second
 
 // logSeats says when this node gets or loses its drift seat.

@@ -148,8 +148,8 @@ func (b *byUnit) fleet(a *ratelimit.Ask) *leasing.Fleet {
 	return b.usual
 }
 
-// Alone has the node's own budgets for outages. Both limiters spend from them, so that a decision for a key
-// whose owner is out of reach (package routing) does not depend on which of the two has the key.
+// Alone has the node's own budgets for outages. Both limiters spend from them. So package routing can decide
+// for a key whose owner is out of reach, whichever of the two has the key.
 func (b *byUnit) Alone() *leasing.Local { return b.usual.Alone() }
 
 // Stats sums both.

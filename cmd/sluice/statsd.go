@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// statsd sends counters until ctx is done, if that is asked for; the channel is
-// closed when the last are sent.
+// statsd sends counters until ctx is done, if it is on; the channel is closed when the last are sent.
 func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency *metrics.Latency, log *slog.Logger) <-chan struct{} {
 	done := make(chan struct{})
 	if !c.UseStatsd || c.DisableStats {

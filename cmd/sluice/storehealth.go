@@ -57,7 +57,7 @@ func (w *storeWatch) look(ctx context.Context) {
 	}
 }
 
-// safety is what was last heard.
+// safety is the store's last answer.
 func (w *storeWatch) safety() metrics.StoreSafety {
 	w.mu.Lock()
 	defer w.mu.Unlock()

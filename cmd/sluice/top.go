@@ -77,7 +77,7 @@ func (c *topCmd) show(s streams, before, now *looked) error {
 	return c.print(s.out, before, now)
 }
 
-// seen is a node as it was last heard.
+// seen is the last answer of a node.
 type seen struct {
 	debug string
 	state console.State
@@ -105,7 +105,7 @@ func (v *looked) failed() error {
 	return errors.Join(errs...)
 }
 
-// mostTopNodes are asked at most, however many a node knows of.
+// mostTopNodes bounds the asked nodes.
 const mostTopNodes = 200
 
 // look asks all nodes at once. What one said last stays where it does not answer.
@@ -144,7 +144,7 @@ func (v *looked) ask(addresses []string) {
 	all.Wait()
 }
 
-// others are the nodes that those which answered know of, and that were not asked.
+// others are the nodes that answers name, without those that were asked.
 func (v *looked) others() (addresses []string) {
 	for i := range v.nodes {
 		for _, n := range v.nodes[i].state.Nodes {
@@ -319,7 +319,7 @@ func (c *topCmd) print(out io.Writer, before, now *looked) error {
 	return t.Flush()
 }
 
-// trouble says what is wrong with nodes, and which rules they run.
+// trouble names the faults of nodes, and their rules.
 func (v *looked) trouble(out io.Writer, sets []topRulesSet) {
 	switch {
 	case len(sets) == 1:

@@ -73,7 +73,7 @@ func (c *whatIfCmd) Run(s streams) error {
 	page.Facts = []report.Fact{
 		{Name: "command", Value: strings.Join(os.Args, " ")},
 		{Name: "demand", Value: fmt.Sprintf("%d requests, %d tokens, of %d keys, in %v", a.Choices[0].Plain.Requests, a.Choices[0].Plain.Offered, a.Choices[0].Plain.Keys, q.Load.Length)},
-		{Name: "simulated", Value: "in virtual time, by the nodes' own code; processor time is not in it"},
+		{Name: "simulated", Value: "in virtual time, with the code of the nodes, and without processor time"},
 	}
 	if err := page.Write(c.HTML, c.Charts); err != nil {
 		return err

@@ -22,8 +22,8 @@ import (
 // configXDS is the CONFIG_TYPE of rules that a management server pushes.
 const configXDS = "GRPC_XDS_SOTW"
 
-// xdsFlags say where the management server is. Names and defaults are
-// envoyproxy/ratelimit's, but for CONFIG_GRPC_XDS_ADDITIONS.
+// xdsFlags are the settings of the management server. Names and defaults are those of envoyproxy/ratelimit,
+// except CONFIG_GRPC_XDS_ADDITIONS.
 type xdsFlags struct {
 	NodeID     string        `env:"CONFIG_GRPC_XDS_NODE_ID" name:"config-grpc-xds-node-id" default:"default" help:"Name of this node, for which the server has a set of rules."`
 	Metadata   string        `env:"CONFIG_GRPC_XDS_NODE_METADATA" name:"config-grpc-xds-node-metadata" placeholder:"K:V,..." help:"Metadata of this node: k:v or k=v separated by commas, or a JSON object."`
@@ -97,7 +97,7 @@ func (f *xdsFlags) metadata() (map[string]any, error) {
 	if strings.HasPrefix(strings.TrimSpace(f.Metadata), "{") {
 		var m map[string]any
 		if err := json.Unmarshal([]byte(f.Metadata), &m); err != nil {
-			return nil, fmt.Errorf("CONFIG_GRPC_XDS_NODE_METADATA is %q, and that is no JSON object: %w", f.Metadata, err)
+			return nil, fmt.Errorf("CONFIG_GRPC_XDS_NODE_METADATA is %q, must be a JSON object: %w", f.Metadata, err)
 		}
 		return m, nil
 	}

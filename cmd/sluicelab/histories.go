@@ -59,7 +59,7 @@ func (c *historiesCmd) Run(s streams) error {
 	defer stop()
 	start := time.Now()
 	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, report.Progress(s.progress(), c.Count, "histories"))
-	if err != nil && !errors.Is(err, context.Canceled) { // of one that was interrupted, what was played is told
+	if err != nil && !errors.Is(err, context.Canceled) { // an interrupted run reports the played histories
 		return err
 	}
 	if c.JSON {

@@ -1,6 +1,5 @@
-// Package check holds what is deployed against the types of those who will read
-// it: the Helm chart and the manifests against Kubernetes and the Prometheus
-// operator, the compose file against its schema. It also has a library for JSON
-// Schemas judge rule files by the one in docs. It is a module of its own, so
-// that Sluice does not depend on any of them.
+// Package check compares the deployed files with the types of their readers. The Helm chart and the manifests
+// must fit Kubernetes and the Prometheus operator, and the compose file its schema. A library for JSON
+// Schemas also judges rule files by the schema in docs. It is a module of its own, so that Sluice does not
+// depend on any of them.
 package check

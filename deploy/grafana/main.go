@@ -1,6 +1,5 @@
-// Command grafana writes the dashboards beside it: `make dashboards`. They are
-// written here, in a few words each, so that all look and read alike; the JSON is
-// what Grafana is given.
+// Command grafana writes the dashboards next to it: `make dashboards`. Each is a few lines here, so that all
+// look and read alike. Grafana gets the JSON.
 package main
 
 import (

@@ -44,7 +44,7 @@ func TestHoldsThatAreWrong(t *testing.T) {
 		"{amount: 1, from: request}":                "hold says amount and from; say one",
 		"{amount: 0}":                               "hold.amount is 0",
 		"{amount: 1001}":                            "hold.amount is 1001, must be between 1 and the limit (1000)",
-		"{amount: 5, max: 7}":                       "hold.max is 7, and amount is held whatever max says",
+		"{amount: 5, max: 7}":                       "hold.max is 7, and has no effect with amount",
 		"{amount: many}":                            "amount must be a whole number",
 		"{from: response}":                          "from must be request",
 		"{from: request, max: 1001}":                "hold.max is 1001, must be at most the limit (1000)",

@@ -13,8 +13,8 @@ var holdMetrics = []metric{
 		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Taken.Load()) },
 	},
 	{
-		"sluice_hold_tokens_total", "counter", "Tokens that requests hold. Less sluice_hold_settled_tokens_total, " +
-			"summed over nodes: what is held now, and what was held and never settled.",
+		"sluice_hold_tokens_total", "counter", "Held tokens. Less sluice_hold_settled_tokens_total, " +
+			"summed over nodes: the tokens held now, and holds that no cost settled.",
 		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().TakenSum.Load()) },
 	},
 	{
@@ -35,13 +35,13 @@ var holdMetrics = []metric{
 	},
 	{
 		"sluice_hold_debt_tokens_total", "counter", "Tokens of costs above their holds that the limit had no room " +
-			"for, as far as this node knew.", holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Debt.Load()) },
+			"for, by this node's count.", holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Debt.Load()) },
 	},
 }
 
 // writeHolds writes those with labels of their own.
 func writeHolds(rules []ruleRow, head func(name, kind, help string), line func(name, labels string, n int64)) {
-	head("sluice_holds_settled_total", "counter", "What became of holds: settled by their cost; unknown: they "+
+	head("sluice_holds_settled_total", "counter", "Results of holds: settled by their cost; unknown: they "+
 		"ended without one; late: their window had ended; refused as forged, expired, foreign or replayed; left_out: "+
 		"there was no room.")
 	for i := range rules {
@@ -53,7 +53,7 @@ func writeHolds(rules []ruleRow, head func(name, kind, help string), line func(n
 		}
 	}
 	const ratio = "sluice_hold_cost_percent"
-	head(ratio, "histogram", "Costs, in percent of what was held.")
+	head(ratio, "histogram", "Costs in percent of their holds.")
 	for i := range rules {
 		h := rules[i].sum.Held()
 		if h == nil {

@@ -165,7 +165,7 @@ func (c Collector) collectConfig(ch chan<- prometheus.Metric) {
 	gauge(configLoaded, float64(s.Loaded.UnixMilli())/1e3)
 }
 
-// collectStore shows what is wrong with the store's answers, and how it keeps data.
+// collectStore shows invalid answers of the store, and its persistence.
 func (c Collector) collectStore(s ratelimit.LimiterStats, count func(*prometheus.Desc, uint64, ...string),
 	gauge func(*prometheus.Desc, int, ...string),
 ) {
@@ -206,7 +206,7 @@ func (c Collector) collectGate(count func(*prometheus.Desc, uint64, ...string),
 	gauge(waitingCalls, s.Waiting)
 }
 
-// collectQuotas shows what was granted on to Envoys.
+// collectQuotas shows the grants to Envoys.
 func (c Collector) collectQuotas(count func(*prometheus.Desc, uint64, ...string),
 	gauge func(*prometheus.Desc, int, ...string),
 ) {

@@ -178,7 +178,7 @@ var (
 		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, " +
 			"all keys.", limited, func(r *ruleRow) int64 { return r.sum.Drifting.Load() }},
 		{
-			"sluice_worst_key_over_admission_tokens", "gauge", "Tokens that the worst key went beyond its limit in a " +
+			"sluice_worst_key_over_admission_tokens", "gauge", "Over-admission of the worst key in a " +
 				"window of the last 30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
 			func(r *ruleRow) int64 { return int64(r.sum.Worst.Lately()) },
 		},
@@ -231,8 +231,7 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	if err := errors.Join(write(hits, hitMetrics), write(rules, ruleMetrics)); err != nil {
 		return err
 	}
-	head("sluice_decisions_total", "counter", "Decisions by where they were made; reason says why the ledger did not "+
-		"make it.")
+	head("sluice_decisions_total", "counter", "Decisions by source; reason says why the store did not decide.")
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}

@@ -58,7 +58,7 @@ func (s *Statsd) Run(ctx context.Context) {
 	s.close()
 }
 
-// tagSuffix is what is appended to each name.
+// tagSuffix is the suffix of each name.
 func tagSuffix(tags map[string]string) string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(tags)) {

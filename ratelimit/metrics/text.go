@@ -81,7 +81,7 @@ func (c Collector) WriteRules(w io.Writer) {
 	}
 }
 
-// WriteRing writes who is in the ring, and which of this owner's keys are hot.
+// WriteRing writes the members of the ring, and this owner's hot keys.
 func (c Collector) WriteRing(w io.Writer) {
 	if c.Ring == nil {
 		fmt.Fprintln(w, "PEERS is not set: there is no ring")

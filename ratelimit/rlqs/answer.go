@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// mostActions is how many an answer has, about: what is beyond waits for the next.
+// mostActions bounds the actions of an answer, roughly: further ones wait for the next.
 const mostActions = 256
 
 // never is the fill interval of a bucket that does not refill: a year, for one token.
@@ -58,7 +58,7 @@ func (s *Session) oneShot(id []byte, n tokens, ttl time.Duration) {
 	}))
 }
 
-// abandon has an Envoy forget a bucket.
+// abandon makes an Envoy drop a bucket.
 func (s *Session) abandon(id []byte) {
 	s.add(wire.AppendMessage(s.scratch.next, 1, func(b []byte) []byte {
 		return wire.AppendMessage(append(b, id...), 3, func(b []byte) []byte { return b }) // abandon_action

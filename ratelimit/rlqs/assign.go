@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
-// demand is what is to be charged for a bucket.
+// demand is the charge that a bucket needs.
 type demand struct {
 	*bucket
 	tokens tokens
@@ -21,8 +21,8 @@ type budget struct {
 	ends instant // of the window
 }
 
-// work does what is to be done: windows that are over, and leases for those that want
-// one. Leases wait for the last answer to be acknowledged, windows do not.
+// work does the due work: ended windows, and leases for buckets that need one. Leases wait for the
+// acknowledgement of the last answer, windows do not.
 func (s *Session) work(ctx context.Context, now instant) {
 	s.turn(ctx, now)
 	// A second answer under way would make it unclear which grants an Envoy has.
@@ -31,8 +31,7 @@ func (s *Session) work(ctx context.Context, now instant) {
 	}
 	want := s.scratch.want[:0]
 	for _, b := range s.order {
-		// A lease takes two actions: the first clears what is left of the bucket before. The rest
-		// stays due.
+		// A lease takes two actions: the first clears the rest of the bucket before. The rest stays due.
 		if s.actions+2*len(want) >= mostActions {
 			break
 		}
@@ -82,10 +81,9 @@ func (s *Session) turn(ctx context.Context, now instant) {
 	}
 }
 
-// turnOf is when a bucket's window is to be looked at; 0: it has none. The windows of all streams
-// of a node end at once, and ten thousand that ask for leases in the same moment would keep calls
-// of RLS waiting: so they do one after the other. What is to be charged to the next window is so
-// without delay.
+// turnOf is when a bucket's window is due; 0: it has none. The windows of all streams of a node end at once.
+// Ten thousand requests for leases in the same moment would keep calls of RLS waiting, so they take turns.
+// Charges to the next window are made without delay.
 func (s *Session) turnOf(b *bucket) instant {
 	if b.turnAt == 0 || b.refills() || b.holding.Crossing() > 0 {
 		return b.turnAt
@@ -141,9 +139,9 @@ func (s *Session) budgets(ctx context.Context, now instant, of []*bucket) []budg
 	return x.budgets
 }
 
-// refilling is what there is of a token_bucket. Its limiter is not asked: what was left when it
-// last answered, and how fast that refills, are known, and a claim for each look would cost a
-// ledger more than the leases do. What it has not is refused with what it has (take).
+// refilling is the level of a token_bucket, without a call of its limiter. The rest at its last answer, and
+// the rate of refill, are known, and a claim for each look would cost a ledger more than the leases do. A
+// limiter with less refuses with its level (take).
 func (b *bucket) refilling(now instant) budget {
 	ends := b.holding.Ends()
 	if now >= ends { // or it has none yet
@@ -160,8 +158,8 @@ func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget 
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
 	l := &b.terms.rule.Limit
-	// Without the ledger nobody knows what is left. A node then has its share of the limit, or
-	// under open all of it.
+	// Without the ledger the rest is unknown. A node then has its share of the limit, or under open all of
+	// it.
 	left := b.terms.rule.LocalShare(0).Limit.Capacity()
 	if b.terms.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		left = l.Capacity()
@@ -169,7 +167,7 @@ func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget 
 	return budget{left, now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
 }
 
-// assign grants leases to those that want one.
+// assign grants leases to buckets that need one.
 func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 	budgets := s.look(ctx, now, of)
 	demands, ends := s.scratch.demands[:0], s.scratch.ends[:0]
@@ -190,21 +188,19 @@ func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 	}
 }
 
-// want is how large a lease a bucket is to have.
+// want is the size of a bucket's next lease.
 func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool) {
 	switch {
-	// Its Envoy has taken in that nothing is to pass, and has nothing of earlier leases: now it may
-	// forget the bucket.
+	// Its Envoy has applied DENY_ALL, and has no tokens of earlier leases: now it may drop the bucket.
 	case b.leaving == silenced && b.holding.Settled():
 		b.leaving, b.due = abandoned, true
 		return 0, false
-	// A window's turn came between: nobody knows any more what the Envoy has of the one before.
+	// A window's turn came between: the Envoy's tokens of the one before are unknown.
 	case b.leaving == silenced && !b.holding.Told():
 		return 0, true
 	case b.leaving == silenced:
 		return 0, false
-	// A grant of nothing is sent first, so that what the Envoy still has cannot be spent after the
-	// bucket is forgotten.
+	// A grant of 0 is sent first, so that the Envoy cannot spend its rest after the bucket is dropped.
 	case b.holding.Idle() >= b.idleAfter() && b.holding.Settled():
 		b.leaving = silenced
 		return 0, true
@@ -219,8 +215,8 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 	})
 }
 
-// grant sends what was taken. If it is no more than the Envoy has already, though more was
-// wanted, it would not help, and is given back.
+// grant sends the taken tokens. If they are no more than the Envoy has already, though it needed more, they
+// would not help, and are given back.
 func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 	b, h := d.bucket, &d.holding
 	has := h.Likely()
@@ -236,8 +232,8 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 		return
 	}
 	ttl := sublease.TTL(now, ends)
-	// Without this first action Envoy would scale what is left of the bucket before, or keep it
-	// (see the package's doc).
+	// Without this first action Envoy would scale the rest of the bucket before, or keep it (see the
+	// package's doc).
 	s.blanket(b.subject.id, nothing, denial(now, ends))
 	if got > 0 {
 		s.oneShot(b.subject.id, got, ttl)
@@ -254,8 +250,7 @@ func denial(now, ends instant) time.Duration {
 	return (ends.Sub(now) + time.Second).Truncate(time.Second)
 }
 
-// take charges what can be had of what is wanted, and returns how much that is of each, until it is
-// called again.
+// take charges the available part of the demand, and returns the part of each, until it is called again.
 func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	x := s.scratch
 	x.got = sized(x.got, len(of))
@@ -268,7 +263,7 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	for i, d := range of {
 		add(i, d.tokens)
 	}
-	for range 2 { // the second time, for what was said to be left
+	for range 2 { // the second time, for the rest by the first answer
 		if len(x.asks) == 0 {
 			break
 		}
@@ -297,20 +292,20 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	return x.got
 }
 
-// heard notes what a verdict says is left.
+// heard records the rest by a verdict.
 func (b *bucket) heard(now instant, v *ratelimit.Verdict) {
 	if b.refills() && v.Err == nil && v.Source != ratelimit.FromFallback {
 		b.share.heard(now, v.Remaining)
 	}
 }
 
-// pay notes what was charged, so that it can be given back. What on_store_failure
-// admitted is not: nobody can tell whose it was.
+// pay records a charge, so that it can be given back. Admissions by on_store_failure are not recorded: their
+// account is unknown.
 func (b *bucket) pay(v *ratelimit.Verdict) {
 	if v.Source == ratelimit.FromFallback {
 		return
 	}
-	// Only what was paid in one window can be given back together.
+	// Only charges of one window can be given back together.
 	if v.Window != b.paid.window {
 		b.paid.tokens = 0
 	}

@@ -31,11 +31,11 @@ type bucket struct {
 	state
 }
 
-// state is what is to be done with a bucket.
+// state is the due work of a bucket.
 type state struct {
-	// due says that the bucket is to be looked at: it may want a lease.
+	// due says that the bucket may need a lease.
 	due bool
-	// short says that its budget is to be asked for one by one (exactly).
+	// short says that its leases are requested one by one (exactly).
 	short bool
 	// scarce says that next to nothing was left of its budget when it was last looked at.
 	scarce  bool
@@ -54,25 +54,24 @@ type leaving uint8
 
 const (
 	staying   leaving = iota
-	silenced          // it was told to let nothing pass
-	abandoned         // it was told so, and has acknowledged and reported; now it is to be forgotten
+	silenced          // it got DENY_ALL
+	abandoned         // it got DENY_ALL, and has acknowledged and reported; now it is dropped
 )
 
-// payment is what was charged for a holding: Undo takes it back in its window only.
+// payment is the charge for a holding: Undo takes it back in its window only.
 type payment struct {
 	tokens tokens
 	window ratelimit.Window
 	source ratelimit.Source
 }
 
-// verdict is that of a payment of which so much is to be given back: it tells Undo whose it was,
-// and of which window.
+// verdict is that of a payment of which a part is given back: it names the holder and the window for Undo.
 func (p *payment) verdict(n tokens) ratelimit.Verdict {
 	return ratelimit.Verdict{Source: p.source, Charged: n, Window: p.window}
 }
 
-// serve finds how a bucket is served by the rules in force, and joins the holders of its
-// key. What it held of another key stays charged.
+// serve finds the rule in force for a bucket, and joins the holders of its key. Its tokens of another key
+// stay charged.
 func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	// Rules are built anew only when they change.
 	if b.matched == b.of.generation {
@@ -89,14 +88,14 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	if b.terms != nil && rule == b.terms.rule {
 		return
 	}
-	// A bucket that no rule ever matched is let through. One whose rule has gone is abandoned: its
-	// Envoy then asks anew, and is told what holds by now.
+	// A bucket that no rule ever matched gets ALLOW_ALL. One whose rule has gone is abandoned: its Envoy then
+	// subscribes anew, and gets the present rule.
 	if rule == nil && b.terms != nil { // it was removed
 		b.leaving, b.due = abandoned, true
 		return
 	}
 	t := n.termsOf(rules, rule)
-	// A rule that changed only its limit has the same key: what is held of it goes on.
+	// A rule that changed only its limit has the same key: its holding continues.
 	if t.how != granted || b.share == nil || b.share.key != string(key) {
 		b.quit(n)
 		b.holding = sublease.NewHolding()
@@ -114,7 +113,7 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 
 // quit leaves the holders of the bucket's key.
 func (b *bucket) quit(n *Node) {
-	// What was paid stays charged under the old key.
+	// Payments stay charged under the old key.
 	b.paid = payment{}
 	if b.share != nil {
 		n.stats.Unproven.Add(-int64(b.shown.unproven))
@@ -151,7 +150,7 @@ const exactBelow = 4
 // all Envoys use of a minute from one report to the next.
 const scarceBelow = 12
 
-// idleAfter is for how long it may have no request before its Envoy is told to forget it.
+// idleAfter is the time without requests after which its Envoy must drop it.
 func (b *bucket) idleAfter() time.Duration {
 	if b.short {
 		return IdleAfter
@@ -169,7 +168,7 @@ func (b *bucket) waits(now instant) bool {
 	return h.Crossing() == 0 && (b.scarce || h.Silent(now) || h.Idle() >= IdleAfter || b.leaving != staying)
 }
 
-// exactly tells how leases are to be asked for from now on.
+// exactly selects how leases are requested from now on.
 func (b *bucket) exactly(left tokens) {
 	limit := b.terms.asking.Limit.Capacity()
 	b.short = b.refills() || left < limit/exactBelow

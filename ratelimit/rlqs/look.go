@@ -17,7 +17,7 @@ type Holder struct {
 	Unproven  ratelimit.Tokens `json:"unproven"` // charged, and neither known to be spent nor in the lease in use
 }
 
-// holder is what is shown of a bucket. Its share's mu is held.
+// holder shows a bucket. Its share's mu is held.
 func (b *bucket) holder() Holder {
 	return Holder{b.of.Name, b.shown.perSecond, b.shown.charged, b.shown.inUse, b.shown.unproven}
 }
@@ -70,7 +70,7 @@ func (n *Node) Largest(most int) (held []Held, all int) {
 	return held, all
 }
 
-// insert puts one among the largest, in their order, and drops what is then too much.
+// insert puts one among the largest, in their order, and drops the excess.
 func insert(held []Held, most int, h Held) []Held {
 	at, _ := slices.BinarySearchFunc(held, h, func(a, b Held) int {
 		return cmp.Or(

@@ -93,14 +93,14 @@ type share struct {
 	at   instant
 }
 
-// heard notes what a token_bucket has.
+// heard records the level of a token_bucket.
 func (s *share) heard(now instant, left tokens) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left, s.at = left, now
 }
 
-// level is what a token_bucket has by now, if nobody but this node takes from it.
+// level is the present level of a token_bucket, if only this node takes from it.
 func (s *share) level(now instant, l *ratelimit.Limit) tokens {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +138,8 @@ func (n *Node) leave(b *bucket, s *share) {
 	s.holders[last].place = b.place
 	s.holders[b.place] = s.holders[last]
 	s.holders[last] = nil
-	// A key without holders is forgotten, so that keys of the past cost no memory. n.mu is held, so
-	// that nobody joins the share meanwhile.
+	// A key without holders is dropped, so that keys of the past cost no memory. n.mu is held, so that no
+	// holder joins the share meanwhile.
 	if s.holders = s.holders[:last]; last == 0 {
 		delete(n.shares, s.key)
 	}

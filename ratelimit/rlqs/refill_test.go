@@ -94,8 +94,8 @@ func TestSmallBucketIsDenied(t *testing.T) {
 		t.Errorf("it answers %q, %d are left", got, p.left)
 	}
 	rule := rules.All()[0]
-	want := "a burst of 599 fills up in 59.9s, must be at least 1m0s: what refills in 15.6s is held back of it, for " +
-		"so long may tokens lie with Envoys; use a burst of 600, or ask over RLS"
+	want := "a burst of 599 fills up in 59.9s, must be at least 1m0s: the refill of 15.6s is held back, because " +
+		"tokens may be at Envoys for that long; use a burst of 600, or RLS"
 	if err := sublease.Servable(rule); err == nil || err.Error() != want {
 		t.Errorf("it says %v", err)
 	}

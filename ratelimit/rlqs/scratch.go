@@ -24,7 +24,7 @@ type scratch struct {
 	ends     []instant
 }
 
-// mostScratches is how many a node keeps while nobody uses them.
+// mostScratches is the number of unused ones that a node keeps.
 const mostScratches = 64
 
 // mostBytes is how long the buffers may be that are kept for the next message.
@@ -48,7 +48,7 @@ func (s *Session) end() {
 	if len(x.next) > len(s.next) {
 		s.next = bytes.Clone(x.next)
 	}
-	// What a large message has grown is dropped, so that memory follows what is typical.
+	// Memory of an unusually large message is released.
 	if cap(x.asks) > mostActions || cap(x.want) > mostActions || cap(x.excess) > mostActions ||
 		cap(x.next) > mostBytes || cap(x.name) > mostBytes {
 		return

@@ -39,7 +39,7 @@ type Service struct {
 	drain    sync.Once
 	// owing counts the debts of streams that have ended.
 	owing atomic.Int64
-	// messages are those that nobody reads now.
+	// messages are unused ones.
 	messages sync.Pool
 }
 
@@ -83,14 +83,14 @@ func (s *Service) serve(stream grpc.ServerStream) (err error) {
 	// node.
 	default:
 		s.node.stats.Refused.Add(1)
-		return status.Errorf(codes.ResourceExhausted, "%d streams are served already", cap(s.slots))
+		return status.Errorf(codes.ResourceExhausted, "the node serves %d streams, which is its maximum", cap(s.slots))
 	}
 	// An answer counts as granted only once the Envoy has acknowledged it, which only the
 	// connection can tell.
 	talk, ok := transport.Converse(stream.Context())
 	if !ok {
 		return status.Error(codes.Internal,
-			"what this connection has received cannot be told: nothing can be granted on it")
+			"the receipts of this connection cannot be observed, so that it gets no leases")
 	}
 	defer func() {
 		if r := recover(); r != nil {
@@ -131,10 +131,10 @@ type exchange struct {
 func (e *exchange) run() error {
 	ctx, stop := context.WithCancel(e.stream.Context())
 	defer stop()
-	// ended has room for one, so that the reader ends even if nobody waits for it any more.
+	// ended has room for one, so that the reader ends even without a receiver.
 	reports, ended := make(chan *incoming), make(chan error, 1)
-	// The session is not safe for concurrent use. One goroutine drives it, and another one waits in
-	// Recv, which knows no select.
+	// The session is not safe for concurrent use. One goroutine drives it, and another one waits in Recv,
+	// which cannot be part of a select.
 	go func() { ended <- e.read(ctx, reports) }() // it ends with the stream, which ends when this returns
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -181,8 +181,8 @@ func (e *exchange) read(ctx context.Context, reports chan<- *incoming) error {
 		if err := e.stream.RecvMsg(m); err != nil {
 			return err
 		}
-		// A stream that reports too fast is held back by its own HTTP/2 window, and not refused:
-		// what it reports is still needed.
+		// A stream that reports too fast is slowed by its own HTTP/2 window, and not refused: its reports are
+		// still needed.
 		if err := pace.Wait(ctx); err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func (e *exchange) read(ctx context.Context, reports chan<- *incoming) error {
 	}
 }
 
-// release lets another stream read into a message, unless that has grown far beyond what is typical.
+// release lets another stream read into a message, unless it has grown far beyond the typical size.
 func (s *Service) release(m *incoming) {
 	if cap(m.bytes) <= mostBytes {
 		s.messages.Put(m)
@@ -221,7 +221,7 @@ func asStatus(err error) error {
 	return status.Error(codes.Unavailable, err.Error())
 }
 
-// close remembers what is still to be done about the stream's budgets.
+// close keeps the due corrections of the stream's budgets.
 func (e *exchange) close() {
 	s, now := e.service, e.service.clock()
 	for _, d := range e.session.Close(now) {

@@ -23,7 +23,7 @@ const (
 	ForgottenAfter = 5 * time.Minute
 	// StuckAfter is how long an Envoy may take to acknowledge an answer.
 	StuckAfter = 10 * time.Second
-	// turnLag is how long after a window's end, as it is known, the next is asked for.
+	// turnLag is the time after a window's known end at which the next is requested.
 	turnLag = 5 * time.Millisecond
 	// turnEach is how much later each stream asks than the one before, and longestTurn how long
 	// all of them take at most: as long as it takes until all have reported, and then they need not
@@ -44,7 +44,7 @@ type Session struct {
 	place  float64 // among all streams when a window turns, from 0 to 1
 	domain string
 	rules  *config.Rules // by which buckets were last served
-	// generation counts these, so that a bucket knows whether it was served by them.
+	// generation counts these, so that a bucket shows whether it was served by them.
 	generation uint32
 	byName     []*bucket // by canonical name
 	order      []*bucket // as they came
@@ -109,8 +109,8 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	excess := s.scratch.excess[:0]
 	err = eachReport(message, &s.scratch.report, func(r *report) error {
 		b, over, err := s.reported(now, of, r)
-		// What was let pass without having been granted is charged all the same, for it counts
-		// against the limit.
+		// Requests that passed without a grant are charged all the same, because they count against the
+		// limit.
 		if over > 0 {
 			excess = append(excess, demand{b, over})
 		}
@@ -121,7 +121,7 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	}
 	// All excess of a message is charged in one call of the limiter, which may wait for the ledger.
 	s.charge(ctx, now, excess)
-	// The holdings take in what was charged for them only now that it has been.
+	// The holdings take in their charges only now that they are made.
 	for _, d := range excess {
 		d.holding.Charge(d.tokens)
 	}
@@ -129,8 +129,7 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	return nil
 }
 
-// reported takes in one report of a message, and returns what was let pass that cannot have been
-// granted.
+// reported takes in one report of a message, and returns the usage without a possible grant.
 func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bucket, excess tokens, err error) {
 	if b, err = s.bucket(r); err != nil {
 		return nil, 0, err
@@ -176,14 +175,13 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 	return b, nil
 }
 
-// report takes in one bucket's report, and returns what was let pass that cannot have
-// been granted.
+// report takes in one bucket's report, and returns the usage without a possible grant.
 func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess tokens) {
 	n := s.node
 	n.stats.Allowed.Add(uint64(u.Allowed))
 	n.stats.Denied.Add(uint64(u.Denied))
 	b.count(u)
-	// Whether it needs another lease is seen when the ledger has said what is left (work).
+	// The need for another lease follows from the ledger's next answer (work).
 	b.due = true
 	// Nothing was granted for this bucket, so that nothing can be proven dead or be in excess.
 	if b.terms.how != granted {
@@ -212,9 +210,9 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	return o.Excess
 }
 
-// credit gives back what is proven dead.
+// credit gives back tokens that are proven dead.
 func (s *Session) credit(now instant, b *bucket, c tokens) {
-	// Undo takes back in the window of the payment only; what was paid in an earlier one is over.
+	// Undo takes back in the window of the payment only; a payment of an earlier one is over.
 	if c = min(c, b.paid.tokens); c <= 0 {
 		return
 	}
@@ -226,8 +224,7 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 
 // Acked takes in that the Envoy has received all answers up to one, counted from 1.
 func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64) {
-	// Nothing beyond what was sent can have been acknowledged, and acknowledgements may repeat
-	// themselves.
+	// Only sent answers can have been acknowledged, and acknowledgements may repeat themselves.
 	if upto = min(upto, s.sent); upto <= s.acked {
 		return
 	}
@@ -237,8 +234,7 @@ func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64)
 	kept := s.order[:0]
 	for _, b := range s.order {
 		b.holding.Acked(now, upto)
-		// The Envoy has read that it is to forget the bucket. A bucket that is due has not been
-		// told yet.
+		// The Envoy has read that it must drop the bucket. A due bucket has not been sent yet.
 		if b.leaving == abandoned && !b.due {
 			s.forget(b)
 			continue
@@ -352,8 +348,8 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 	return debts
 }
 
-// keepalive is how long a connection may be silent before it is taken for dead: what was
-// under way on one that is dead arrives no more.
+// keepalive is how long a connection may be silent before it counts as dead: messages under way on a dead one
+// are lost.
 const keepalive = 80 * time.Second
 
 // Settle books the debt.
@@ -367,11 +363,10 @@ func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, d *Debt) {
 	n.charge(ctx, now, d.ask)
 }
 
-// charge charges what there is of what an ask wants, and counts the rest.
+// charge charges the available part of an ask, and counts the rest.
 func (n *Node) charge(ctx context.Context, now instant, a ratelimit.Ask) {
 	left := a.Cost
-	// A refusal says how much is left. The second try takes that; what is missing then had been
-	// spent by others.
+	// A refusal states the rest of the limit. The second try takes that. Others spent the missing part.
 	for range 2 {
 		var v [1]ratelimit.Verdict
 		n.source.Limiter.Decide(ctx, now, []ratelimit.Ask{a}, v[:])

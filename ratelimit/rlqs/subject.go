@@ -12,9 +12,8 @@ import (
 // maxEntries is the most that a BucketId may have: so deep do rules go.
 const maxEntries = 16
 
-// subject is a BucketId, which all streams that have subscribed to it share: with ten thousand
-// of them, a copy for each would be most of what they keep, and of what the collector looks at.
-// It is not changed but for users.
+// subject is a BucketId, which all streams that have subscribed to it share. With ten thousand of them, a
+// copy for each would be most of their memory, and of the collector's work. Only users changes.
 type subject struct {
 	name    string         // canonical
 	id      []byte         // as answers have it

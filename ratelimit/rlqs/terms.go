@@ -20,8 +20,8 @@ const (
 type terms struct {
 	how  service
 	rule *ratelimit.Rule // of the configuration; nil: none matches
-	// asking is the rule as it is asked for: with the limit of sublease.Rule, and a denial takes
-	// nothing.
+	// asking is the rule for requests of tokens: with the limit of sublease.Rule, and a denial takes no
+	// tokens.
 	asking *ratelimit.Rule
 	// exact is the same for a node that leases for single requests only, and keeps nothing between
 	// them. It is asked where tokens are short.
@@ -45,8 +45,7 @@ func (n *Node) termsOf(rules *config.Rules, rule *ratelimit.Rule) *terms {
 	t := n.terms[rule]
 	if t == nil {
 		t = &terms{how: serviceOf(rule), rule: rule, asking: sublease.Rule(rule)}
-		// A lease that is refused must not drain what is left: it is asked for once more, with
-		// less.
+		// A refused lease must not drain the rest: it is requested once more, with less.
 		t.asking.Coordination.OnDeny = ratelimit.DenyRefunds
 		t.exact = t.asking.PerRequest()
 		n.terms[rule] = t

@@ -18,9 +18,9 @@ const firstRead = 2 << 10
 // turn is how much of a body is read before others have their turn.
 const turn = 4 << 10
 
-// readBody reads a request's body, and looks at it as it comes: what is too
-// large, too deep or has too many parts is refused before it is all there. What
-// is read counts in the budget until forget is called, which must be done.
+// readBody reads a request's body, and checks it as it arrives: a body that is too large, too deep or has too
+// many parts is refused before its end. The read bytes count in the budget until forget is called, which must
+// be done.
 func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte, forget func(), err error) {
 	most := s.options.MaxRequestBytes
 	// What says itself that it is too large is not read at all.
@@ -89,8 +89,8 @@ func (s *Service) jsonReadError(err error) error {
 // maxDepth is how deep a request may be nested; one that means anything has 5.
 const maxDepth = 10
 
-// shape counts the parts of a request in JSON as its bytes go by: what they
-// would become costs far more than they do. It does not judge what is no JSON.
+// shape counts the parts of a request in JSON as its bytes arrive: decoded, they cost far more. It does not
+// judge invalid JSON.
 type shape struct {
 	depth, descriptors, entries, all int
 	quoted, escaped                  bool

@@ -104,8 +104,7 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	return nil
 }
 
-// match finds each descriptor's rule, drops those that another replaces, and
-// collects what is to be asked.
+// match finds each descriptor's rule, drops those that another replaces, and collects the asks.
 func (c *call) match(s *Service, d *config.Domain) {
 	c.matches, c.asks, c.keys, c.holds, c.slot = c.matches[:0], c.asks[:0], c.keys[:0], c.holds[:0], 0
 	// As envoyproxy/ratelimit, an unknown domain limits nothing, and is counted by its name.
@@ -137,7 +136,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 	}
 }
 
-// matchAt finds a descriptor's rule, and adds what is to be asked. It reports whether the rule replaces others.
+// matchAt finds a descriptor's rule, and adds its ask. It reports whether the rule replaces others.
 func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	m, x := &c.matches[i], &c.request.descriptors[i]
 	start := len(c.keys)
@@ -150,7 +149,7 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	switch {
 	// Nothing has to be asked: the answer is the same whatever was used.
 	case m.rule == nil || m.rule.Unlimited || m.rule.RefusesAll():
-		// The next descriptor's key takes the place of one that nobody asks for.
+		// The next descriptor's key takes the place of an unused one.
 		c.keys = c.keys[:start]
 	case m.rule.Hold != nil || x.reserved > 0:
 		c.addHeld(s, i, start)
@@ -225,8 +224,7 @@ func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) er
 	}
 	s.limiter.Decide(ctx, now, c.asks, c.verdicts)
 	for i := range c.verdicts {
-		// One descriptor without a decision leaves the request without one: nobody can say whether
-		// it is within all its limits.
+		// One descriptor without a decision leaves the request without one: it may exceed that limit.
 		if c.verdicts[i].Err != nil {
 			return c.verdicts[i].Err
 		}

@@ -51,8 +51,7 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 		c.over = false
 		s.Stats.GlobalShadow.Add(1)
 	}
-	// What is spared is marked before it is counted and undone after: the counts are of what was
-	// decided.
+	// Spared asks are marked before they are counted and undone after: the counts are those of the decisions.
 	spared := c.spare(s)
 	c.count(s, now)
 	if c.hold = c.hold[:0]; len(c.holds) > 0 {
@@ -66,7 +65,7 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 
 func (c *call) status(s *Service, i int) status {
 	m := &c.matches[i]
-	// One that settles a hold is after the fact: nothing can be refused any more, and nobody reads its status.
+	// One that settles a hold is after the fact: it cannot be refused any more, and its status is not read.
 	st := status{rule: m.rule, ask: m.ask, bare: m.rule == nil || m.replaced || m.settles}
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
 	// of those that would have to be over.
@@ -144,12 +143,12 @@ func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounte
 	return r.Counters.Named(c.name)
 }
 
-// spare marks the asks whose charge is to be given back, and has their statuses
-// say what is left without it. It reports whether there is any.
+// spare marks the asks whose charge is given back, and makes their statuses show the rest without it. It
+// reports whether there is any.
 //
-// A refused request costs nothing of the rules that say so (on_deny: refund), and of
-// no rule if one that refused it does. With SpareOthers, what one descriptor refuses
-// costs nothing of the others, whatever becomes of the request.
+// A refused request costs nothing of the rules that say so (on_deny: refund), and of no rule if one that
+// refused it does. With SpareOthers, a descriptor that is refused makes the others free, whatever becomes of
+// the request.
 func (c *call) spare(s *Service) bool {
 	refused, refunds := false, false
 	for i := range c.statuses {
@@ -177,8 +176,8 @@ func (c *call) spare(s *Service) bool {
 	return some
 }
 
-// restate has statuses say what is left once the spared asks are undone: what was
-// taken from the same key by them, and by those before them in this request, is back.
+// restate makes statuses show the rest once the spared asks are undone: tokens that they took from the same
+// key, and those of asks before them in this request, are back.
 func (c *call) restate() {
 	for i := range c.statuses {
 		st := &c.statuses[i]
@@ -187,8 +186,7 @@ func (c *call) restate() {
 		}
 		a := &c.asks[st.ask]
 		back := ratelimit.Tokens(0)
-		// Asks of one key are decided in their order, so that only those up to this one had lowered
-		// what was left for it.
+		// Asks of one key are decided in their order, so that only those up to this one had lowered its rest.
 		for j := range st.ask + 1 {
 			if c.spared[j] && bytes.Equal(c.asks[j].Key, a.Key) {
 				back = ratelimit.AddTokens(back, c.verdicts[j].Charged)
@@ -200,12 +198,12 @@ func (c *call) restate() {
 
 func denyRefunds(r *ratelimit.Rule) bool { return r.Coordination.OnDeny == ratelimit.DenyRefunds }
 
-// undo takes back what was spent by some asks, which are named by their place.
+// undo takes back the charges of some asks, which are named by their place.
 func (c *call) undo(s *Service, now ratelimit.Instant, of func(int) bool) {
 	n := 0
 	for i := range c.asks {
 		if c.asks[i].Kind == ratelimit.Spend && of(i) {
-			// They are moved to the front in place, for nobody needs the others any more.
+			// They are moved to the front in place, because the others are not needed any more.
 			c.asks[n], c.verdicts[n] = c.asks[i], c.verdicts[i]
 			n++
 		}

@@ -80,8 +80,8 @@ func (c *call) Write() mem.BufferSlice {
 	return mem.BufferSlice{mem.SliceBuffer(out)}
 }
 
-// release puts a call back. One that an absurd request has grown is dropped,
-// so that memory follows what is typical.
+// release puts a call back. One that an unusually large request has grown is dropped, so that memory stays
+// typical.
 func (s *Service) release(c *call) {
 	if cap(c.in) > 64<<10 || cap(c.keys) > 64<<10 || cap(c.name) > 64<<10 || cap(c.matches) > 128 ||
 		cap(c.request.entries) > 1024 || cap(c.out) > 64<<10 {

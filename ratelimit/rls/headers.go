@@ -66,7 +66,7 @@ func appendHeader(b []byte, name string, value uint64) []byte {
 // A bucket's quota is what it holds, and its window the time in which it fills. A concurrency limit's is in
 // concurrent requests, and has no window.
 func (c *call) appendIETF(st *status) {
-	// The arrays are on the stack, large enough for a name of which every byte is escaped.
+	// The arrays are on the stack, large enough for a name with every byte escaped.
 	var room [192]byte
 	name := appendQuoted(room[:0], policyName(st.rule))
 	if l := st.limit(); l.Algorithm == ratelimit.Concurrency {
@@ -104,8 +104,8 @@ func policyName(r *ratelimit.Rule) string {
 // mostPolicyName is how much of a name a header has, in bytes.
 const mostPolicyName = 64
 
-// appendQuoted writes a string of structured fields (RFC 9651): printable ASCII, of
-// which the quote and the backslash are escaped. What cannot be in it becomes "_".
+// appendQuoted writes a string of structured fields (RFC 9651): printable ASCII, with the quote and the
+// backslash escaped. Other bytes become "_".
 func appendQuoted(b []byte, name string) []byte {
 	b = append(b, '"')
 	for i := range min(len(name), mostPolicyName) {

@@ -28,7 +28,7 @@ type held struct {
 	settles bool
 	result  ratelimit.Settled // of one that settles
 	amount  ratelimit.Tokens  // that is held
-	cost    ratelimit.Tokens  // of one that settles: what it has cost
+	cost    ratelimit.Tokens  // for one that settles: its cost
 }
 
 // reserve takes the reserved entries off the end of a descriptor.
@@ -74,7 +74,7 @@ func (c *call) addHeld(s *Service, i, start int) {
 	hold := m.rule.Hold
 	switch {
 	case kind == ratelimit.Refund && !h.settles:
-		c.ask(m, ask) // an operator's, or a gateway's that knows nothing of holds. It names no slot
+		c.ask(m, ask) // an operator's, or a gateway's without holds. It names no slot
 		return
 	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
 		h.settles, h.amount = true, hold.Amount
@@ -100,7 +100,7 @@ func (c *call) addHeld(s *Service, i, start int) {
 	c.holds = append(c.holds, h)
 	m.settles = h.settles
 	if m.ask < 0 {
-		// The next descriptor's key takes the place of one that nobody asks for.
+		// The next descriptor's key takes the place of an unused one.
 		c.keys = c.keys[:start]
 	}
 }
@@ -132,7 +132,7 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 	return true
 }
 
-// settle asks for the difference between a cost and what was held.
+// settle asks for the difference between a cost and its hold.
 func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 	hold := ask.Rule.Hold
 	if h.result = ratelimit.SettledCost; ends {
@@ -182,7 +182,7 @@ func (c *call) concludeHolds(s *Service, spared bool) {
 	}
 }
 
-// verdictOf is what was decided for a match; nil: nothing was asked.
+// verdictOf is the decision on a match; nil: there was no ask.
 func (c *call) verdictOf(m *match) *ratelimit.Verdict {
 	if m.ask < 0 {
 		return nil
@@ -190,7 +190,7 @@ func (c *call) verdictOf(m *match) *ratelimit.Verdict {
 	return &c.verdicts[m.ask]
 }
 
-// count counts one that settles. What was to be booked and was not, is late: its window has ended.
+// count counts one that settles. A booking that failed is late: its window has ended.
 func (h *held) count(of *ratelimit.RuleCounters, v *ratelimit.Verdict) {
 	if v != nil {
 		if v.Charged+v.Debt == 0 {

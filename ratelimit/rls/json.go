@@ -71,11 +71,11 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 func foreign(r *http.Request) string {
 	if origin := r.Header.Get("Origin"); origin != "" {
 		if u, err := url.Parse(origin); err != nil || u.Host != r.Host {
-			return fmt.Sprintf("the request comes from a page of %.200q: pages of other hosts may not ask", origin)
+			return fmt.Sprintf("the request comes from a page of %.200q: pages of other hosts are refused", origin)
 		}
 	}
 	if site := r.Header.Get("Sec-Fetch-Site"); site == "cross-site" {
-		return "the request comes from a page of another site: pages of other hosts may not ask"
+		return "the request comes from a page of another site: pages of other hosts are refused"
 	}
 	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	switch kind = strings.ToLower(strings.TrimSpace(kind)); kind {

@@ -27,8 +27,7 @@ const (
 type large struct {
 	slots   chan struct{} // of those that are being decided
 	waiting atomic.Int32  // for a slot, or in one
-	// calls are *call. There are as many as slots at most, but for those that the collector is
-	// about to drop.
+	// calls are *call. There are at most as many as slots, plus those that the collector is about to drop.
 	calls sync.Pool
 }
 
@@ -53,9 +52,9 @@ func (s *Service) answerLarge(ctx context.Context, c *call, start ratelimit.Inst
 		s.ended(ctx, c, start, err)
 		return err
 	}
-	// Whoever is ready to run goes first: small requests, and large ones, which find the slots taken
-	// and wait. Otherwise each would be decided as a whole when it is its turn, and a small request
-	// that came behind a thousand large ones would have its turn a quarter of a second later.
+	// Other runnable goroutines go first: small requests, and large ones, which find the slots taken and
+	// wait. Otherwise each would be decided whole in its turn. A small request behind a thousand large ones
+	// would have its turn a quarter of a second later.
 	runtime.Gosched()
 	grown := s.large.calls.Get().(*call)
 	grown.in, c.in = c.in, nil
@@ -63,7 +62,7 @@ func (s *Service) answerLarge(ctx context.Context, c *call, start ratelimit.Inst
 	if err == nil { // the answer is all that is kept of it until it is sent
 		c.out = slices.Clone(grown.out)
 	}
-	// What is larger than nearly all large requests need is not kept.
+	// Buffers beyond the size of nearly all large requests are not kept.
 	if grown.in = nil; cap(grown.matches) <= 2*MaxDescriptors && cap(grown.keys) <= 256<<10 &&
 		cap(grown.out) <= 256<<10 {
 		s.large.calls.Put(grown)

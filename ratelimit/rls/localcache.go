@@ -93,8 +93,8 @@ func (c *LocalCache) Stats() LocalCacheStats {
 
 func (c *LocalCache) hash(key []byte) uint64 { return maphash.Bytes(c.seed, key) }
 
-// lookUp counts a look-up, and tells whether it was a hit. over says whether the
-// descriptor is refused now; what is not, is not known to be over any more.
+// lookUp counts a look-up, and tells whether it was a hit. over says whether the descriptor is refused now.
+// If not, its key counts as below its limit.
 func (c *LocalCache) lookUp(now ratelimit.Instant, hash uint64, over bool) bool {
 	p, set := c.locked(hash)
 	defer p.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// appendMetadata writes dynamic_metadata: what was asked, and the metadata of
-// the rules whose descriptors passed. It allocates; it is off by default.
+// appendMetadata writes dynamic_metadata: the request, and the metadata of the rules whose descriptors
+// passed. It allocates; it is off by default.
 func (c *call) appendMetadata() {
 	// The request's strings lie in pooled bytes, and the map must not refer to them for longer.
 	fields := map[string]any{"domain": strings.Clone(c.request.domain)}

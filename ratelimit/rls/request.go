@@ -51,7 +51,7 @@ func (r *request) entriesOf(d *descriptor) []config.Entry {
 	return r.entries[d.first : d.first+d.count]
 }
 
-// ask returns what a descriptor wants of its budget.
+// ask returns the ask of a descriptor.
 func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
 	hits := uint64(max(1, r.hits))
 	if d.hasHits {
@@ -75,8 +75,7 @@ type badRequest struct{ message string }
 // Error describes the fault of the request.
 func (e *badRequest) Error() string { return e.message }
 
-// bad says what is wrong with a request, in a line: it may quote what came, which
-// may be long.
+// bad describes the fault of a request, in a line: it may quote the request, which may be long.
 func bad(format string, args ...any) error {
 	return &badRequest{ratelimit.OneLine(fmt.Sprintf(format, args...))}
 }
@@ -232,7 +231,7 @@ func eachField(b []byte, what string, f func(wire.Field) error) error {
 
 // text is b as a string, without a copy.
 func text(b []byte, what string, descriptor, entry int) (string, error) {
-	// A string in proto3 is UTF-8. What is not could not be shown, nor sent on as a string.
+	// A string in proto3 is UTF-8. Other bytes could not be shown, nor sent on as a string.
 	if len(b) <= MaxTextBytes && utf8.Valid(b) {
 		return unsafe.String(unsafe.SliceData(b), len(b)), nil
 	}

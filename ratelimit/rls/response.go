@@ -44,7 +44,7 @@ func (st *status) append(b []byte) []byte {
 	switch {
 	case st.bare:
 		return b
-	// As envoyproxy/ratelimit, no limit is told as the largest number that the field can say.
+	// As in envoyproxy/ratelimit, the largest number of the field stands for no limit.
 	case st.unlimited:
 		return wire.AppendVarint(b, 3, math.MaxUint32)
 	}
@@ -56,7 +56,7 @@ func (st *status) append(b []byte) []byte {
 	return wire.AppendMessage(b, 4, func(b []byte) []byte { return wire.AppendVarint(b, 1, st.resetSeconds()) })
 }
 
-// remaining is what is left, exactly: answers in 32 bits clamp it, headers do not.
+// remaining is the exact rest: answers in 32 bits clamp it, headers do not.
 func (st *status) remaining() ratelimit.Tokens { return max(0, st.verdict.Remaining) }
 
 // resetSeconds is the time until the reset in whole seconds, at least one.
@@ -69,7 +69,7 @@ func appendLimit(b []byte, l *ratelimit.Limit, name string) []byte {
 	if l.Requests > 0 {
 		b = wire.AppendVarint(b, 1, uint64(ratelimit.ClampedForEnvoy(l.Requests)))
 	}
-	if l.Algorithm == ratelimit.Concurrency { // has no unit that RLS knows
+	if l.Algorithm == ratelimit.Concurrency { // has no unit of RLS
 		if name != "" {
 			b = wire.AppendString(b, 3, name)
 		}

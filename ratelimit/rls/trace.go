@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// trace tells the call's span, if it is recorded, what was decided and how.
-// Descriptors' values stay out of it.
+// trace adds the decision and its source to the call's span, if it is recorded. Descriptors' values stay out
+// of it.
 func (c *call) trace(ctx context.Context, err error) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {

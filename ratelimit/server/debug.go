@@ -23,14 +23,13 @@ type DebugOptions struct {
 	Unnamed []string
 }
 
-// longestProfile bounds what /debug/pprof/profile and /trace may be asked for.
+// longestProfile bounds the time of /debug/pprof/profile and /trace.
 const longestProfile = 60 * time.Second
 
 // Debug is the handler of the debug port. It is for people; more adds pages.
 //
-// Nothing but numbers is shown to a page of another site that has its own name
-// point here (DNS rebinding): a browser says that name as the Host, and it is
-// refused.
+// A page of another site may have its own name point here (DNS rebinding). It gets only numbers: the browser
+// sends that name as the Host, which is refused.
 func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOptions,
 	more func(*http.ServeMux),
 ) http.Handler {
@@ -44,9 +43,9 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 		})
 	}
 	page("/{$}", func(w io.Writer) {
-		_, _ = io.WriteString(w, "/console: what this node does, live\n/explain?domain=D&entry=K=V: what a "+
-			"descriptor would get, and why\n/rlconfig: the rules in force\n/stats: counters\n/ring: who owns keys "+
-			"together, and which are hot\n/metrics: counters for Prometheus\n/openapi.json: these, for programs\n"+
+		_, _ = io.WriteString(w, "/console: the state of this node, live\n/explain?domain=D&entry=K=V: the decision "+
+			"on a descriptor, with its reason\n/rlconfig: the rules in force\n/stats: counters\n/ring: the owners of "+
+			"keys, and hot keys\n/metrics: counters for Prometheus\n/openapi.json: these, for programs\n"+
 			"/debug/pprof/: profiles\n")
 	})
 	page("/rlconfig", rules)
@@ -59,12 +58,12 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	mux.HandleFunc("/debug/pprof/profile", profile(pprof.Profile))
 	mux.HandleFunc("/debug/pprof/symbol", profile(pprof.Symbol))
 	mux.HandleFunc("/debug/pprof/trace", profile(pprof.Trace))
-	// A machine's own name may have dots, and is asked for by people on its network.
+	// A machine's own name may have dots, and people on its network use it.
 	own, _ := os.Hostname()
 	hosts := append(slices.Clone(o.Hosts), own)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(o.Unnamed, r.URL.Path) && !hostAllowed(r.Host, hosts) {
-			refuseDebug(w, http.StatusMisdirectedRequest, "the debug port is not asked for as "+
+			refuseDebug(w, http.StatusMisdirectedRequest, "the debug port does not accept the host name "+
 				strconv.Quote(ratelimit.OneLine(r.Host))+": use its address, or name it in DEBUG_ALLOWED_HOSTS")
 			return
 		}
@@ -76,7 +75,7 @@ func refuseDebug(w http.ResponseWriter, code int, why string) {
 	http.Error(w, why, code) // text/plain, nosniff
 }
 
-// privateNames end names that only a local resolver knows.
+// privateNames end names that only a local resolver has.
 var privateNames = []string{".localhost", ".local", ".internal", ".svc", ".cluster.local"}
 
 // hostAllowed tells whether a Host can only come from who means this port: an
@@ -108,8 +107,8 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 	return func(take http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			if !onThisMachine(r.RemoteAddr) {
-				refuseDebug(w, http.StatusForbidden, "profiles are not taken from "+r.RemoteAddr+
-					": ask from this machine, or through kubectl port-forward")
+				refuseDebug(w, http.StatusForbidden, "profiles are not available from "+r.RemoteAddr+
+					": use this machine, or kubectl port-forward")
 				return
 			}
 			if text := r.FormValue("seconds"); text != "" {
@@ -127,7 +126,7 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 				defer func() { <-one }()
 			default:
 				w.Header().Set("Retry-After", "10")
-				refuseDebug(w, http.StatusTooManyRequests, "a profile is being taken: ask again")
+				refuseDebug(w, http.StatusTooManyRequests, "a profile is in progress: try again")
 				return
 			}
 			take(w, r)

@@ -71,7 +71,7 @@ type Server struct {
 	calls     gate
 }
 
-// healthServices are the names that the health service knows.
+// healthServices are the names of the health service.
 var healthServices = []string{"", "ratelimit"}
 
 // New makes a server and opens its ports. Handlers are for the HTTP, debug and
@@ -87,7 +87,7 @@ func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *sl
 	}
 	healthpb.RegisterHealthServer(v.grpc, v.health)
 	reflection.Register(v.grpc)
-	// Nobody is to send traffic before the rules are read. Whoever reads them says so later.
+	// No traffic must come before the rules are read. The reader of rules changes this later.
 	v.SetHealthy(false)
 
 	mux := http.NewServeMux()
@@ -127,7 +127,7 @@ func fewReflections() grpc.StreamServerInterceptor {
 		case slots <- struct{}{}:
 			defer func() { <-slots }()
 		default:
-			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: ask again",
+			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: try again",
 				reflections)
 		}
 		ended := make(chan error, 1)
@@ -211,7 +211,7 @@ func removeStaleSocket(path string) {
 	if err != nil || info.Mode()&os.ModeSocket == 0 {
 		return
 	}
-	// Somebody answers, so that the socket is in use: opening it fails then, and says so.
+	// A process answers, so that the socket is in use: opening it fails then, and says so.
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
 		return
@@ -298,7 +298,7 @@ func (v *Server) drain(hurry context.Context) {
 	}
 	grace, cancel := context.WithTimeout(context.Background(), v.options.GraceTime)
 	defer cancel()
-	// GracefulStop has no time of its own: after the grace time Stop cuts off what is left.
+	// GracefulStop has no time of its own: after the grace time Stop cuts off the rest.
 	stop := context.AfterFunc(grace, func() {
 		for _, l := range v.listeners {
 			l.(*transport.Listener).End() // gRPC waits for those that have not shaken hands

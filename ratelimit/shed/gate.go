@@ -44,12 +44,12 @@ const (
 	hurry = 5 * time.Millisecond
 	// window is how long calls are counted for a measurement.
 	window = time.Millisecond
-	// inertia is how slowly what is measured is believed.
+	// inertia is how slowly measurements take effect.
 	inertia = 8
-	// likely is what the first measurement is believed at most, and a later one at
-	// most twice what was measured before: the machine may have stood still.
+	// likely bounds the effect of the first measurement, and twice the previous value that of later ones: the
+	// machine may have stood still.
 	likely = 50 * time.Microsecond
-	// stale is how long more than likely is believed without being measured again.
+	// stale is how long more than likely counts without a new measurement.
 	stale = time.Second
 )
 
@@ -71,7 +71,7 @@ type Gate struct {
 	seen     ratelimit.Instant // guarded by mu: when a call arrived or left last
 	each     float64           // guarded by mu: nanoseconds from one call's leaving to the next's, while others wait; 0: not known
 	measured ratelimit.Instant // guarded by mu: when
-	callers  int               // guarded by mu: connections of which calls are inside
+	callers  int               // guarded by mu: connections with calls inside
 	alone    int               // guarded by mu: calls inside that came without a transport: they count as one connection's
 	shared   ratelimit.Instant // guarded by mu: when a connection of which nothing was inside had a call beside others' last
 	began    ratelimit.Instant // guarded by mu: calls have been inside for long since then
@@ -130,12 +130,12 @@ func (g *Gate) decideLocked(now ratelimit.Instant, waiting, own int, patience ti
 		}
 	}
 	// If each connection had four times as many calls inside as this one with its next, they could be
-	// answered within what is allowed: it is others who have more than their share. Four times, for
-	// connections that all have too many differ by chance, and none of them is to be let in.
+	// answered in the allowed time: others have more than their share. The factor is four because connections
+	// that all have too many differ by chance, and none of them must be let in.
 	fair := time.Duration(float64(fairness*(own+1)*callers) * g.each)
 	allowed := g.allowedLocked(now, wait, min(patience, g.maxWait))
-	// Who has most of what is inside makes others wait, and however long its own callers would wait,
-	// those of others may not.
+	// The connection with most calls inside makes others wait. Its own callers may wait long, but those of
+	// others may not.
 	if now.Sub(g.shared) < standing && 2*own > waiting {
 		allowed = min(allowed, crowded)
 	}

@@ -9,8 +9,7 @@ import (
 // periods are how many a recent count goes back.
 const periods = 8
 
-// recent counts what was added lately and has not been removed: in the period that
-// goes on, and the seven before it.
+// recent counts recent additions that have not been removed: in the current period, and the seven before it.
 type recent struct {
 	period time.Duration
 	of     [periods]int64
@@ -30,7 +29,7 @@ func (r *recent) add(now ratelimit.Instant) {
 	r.counts[place]++
 }
 
-// remove takes back what was added then, if that was lately.
+// remove takes back an addition, if it is recent.
 func (r *recent) remove(then ratelimit.Instant) {
 	if number, place := r.at(then); r.of[place] == number {
 		r.counts[place]--

@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// LeastShare is how many tokens of a window each holder must have at least in the mean, for
-// a budget to be worth dividing: below, most of it lies with holders that do not need it.
+// LeastShare is the least mean number of tokens of a window for each holder of a divided budget. Below it,
+// most tokens are at holders that do not need them.
 const LeastShare ratelimit.Tokens = 10
 
 // Bounds are the promises of a rule for each key and window, where its budget is divided among holders that
@@ -22,8 +22,8 @@ type Bounds struct {
 	// Turn is for how long a holder may be without a lease when a window ends that had
 	// tokens left.
 	Turn time.Duration
-	// Held is what RLS callers of the same key may take beyond a token_bucket's burst, in
-	// all: they ask for the whole of it, and leases only for a part (Asked).
+	// Held is the total that RLS callers of the same key may take beyond a token_bucket's burst. They use the
+	// whole burst, and leases only a part of it (Asked).
 	Held ratelimit.Tokens
 	// NewKey is the longest time in which the node divides a new key, without the way to it: three decisions,
 	// each of which may wait for the store.
@@ -42,7 +42,7 @@ func Declare(r *ratelimit.Rule, holders int) (Bounds, error) {
 	limit := Asked(r.Limit).Capacity()
 	if n := limit / ratelimit.Tokens(max(1, holders)); n < LeastShare {
 		return Bounds{},
-			fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: ask over RLS, "+
+			fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: use RLS, "+
 				"or have fewer Envoys share it", limit, n, holders, LeastShare)
 	}
 	return DeclareEach(r), nil

@@ -5,8 +5,8 @@
 // Guarantee: at every instant, the usage of a holder in a window plus its unspent lease is at most its charge
 // (Holding.Charged). This holds while its reports are true and complete in the order in which they were sent,
 // and it stops using a lease at its TTL. Tokens are charged when they are granted, and credited only when
-// they are proven dead: a later lease has replaced them, its message was acknowledged, and a report was sent
-// after that. Silence credits nothing.
+// they are proven dead. Then a later lease has replaced them, its message was acknowledged, and a report was
+// sent after that. Silence credits nothing.
 //
 // A lease ends with its parent's window: its TTL is cut so that a holder which receives it within Slack stops
 // before. One that may have been received later is charged to the next window as well (Holding.Turn).

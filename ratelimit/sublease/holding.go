@@ -20,7 +20,7 @@ const (
 	applies = 100 * time.Millisecond
 	// LongestTTL is the longest lease: a holder that is cut off stops after it.
 	LongestTTL = time.Minute
-	// unit is what a TTL is a multiple of: Envoy drops what is less.
+	// unit is the unit of a TTL: Envoy drops fractions of it.
 	unit = time.Second
 )
 
@@ -29,8 +29,8 @@ const (
 type Holding struct {
 	ends    instant // when the window may end at the earliest; 0: there is none yet
 	granted tokens  // charged for this holder in the window, and not credited
-	spent   tokens  // at most what it has spent of the window
-	before  tokens  // at most what it may still spend of the leases that last replaces
+	spent   tokens  // at most its usage of the window
+	before  tokens  // at most the unspent tokens of the leases that last replaces
 	last    lease
 	// blurred says that the next reports may be about tokens that were not granted
 	// in this window, or to another holder: those of the window before, or of the
@@ -39,7 +39,7 @@ type Holding struct {
 	use     use
 }
 
-// lease is what was granted at once.
+// lease is one grant.
 type lease struct {
 	size    tokens
 	live    tokens // Invariant: at most size, and at least what may still be spent of it
@@ -48,15 +48,14 @@ type lease struct {
 	message uint64  // that carried it; 0: there is no lease
 	acked   instant // when that was acknowledged; 0: it was not
 	settled bool    // a report was sent after it had been applied
-	// likely is what is left of it, if it was used from when it was sent: live is more, for as long
-	// as a part of what was spent may have been of leases before it. How much is charged goes by
-	// live. When the next lease is due goes by this: by live, a holder would run out of tokens
-	// before it is due.
+	// likely is the rest of it, if it was used from its sending on. live is more while a part of the usage
+	// may have been of earlier leases. The charge follows live, and the time of the next lease follows
+	// likely: by live, a holder would run out of tokens before it is due.
 	likely tokens
 }
 
-// ends is when a holder has stopped using the lease, unless it stands still; 0: nobody
-// knows, for it may arrive at any time.
+// ends is when a holder has stopped using the lease, unless it is frozen; 0: unknown, because it may arrive
+// at any time.
 func (l *lease) ends() instant {
 	if l.acked == 0 {
 		return 0
@@ -138,8 +137,7 @@ func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	return o
 }
 
-// spend takes in that so much was spent: of what was replaced first, for the last
-// lease may not have been applied yet.
+// spend takes in usage: of the replaced leases first, because the last one may not have been applied yet.
 func (h *Holding) spend(n tokens) {
 	h.spent = min(ratelimit.AddTokens(h.spent, n), ratelimit.MaxBooked)
 	if h.blurred {

@@ -21,19 +21,19 @@ func Servable(r *ratelimit.Rule) error {
 		return nil
 	case l.Algorithm == ratelimit.Concurrency:
 		return errors.New("it limits requests in flight, and a report of RLQS does not say when a request has ended; " +
-			"ask over RLS")
+			"use RLS")
 	case r.Hold != nil:
-		return errors.New("its rule has a hold, and a report of RLQS does not say what a request has cost; remove " +
-			"hold, or ask over RLS")
+		return errors.New("its rule has a hold, and a report of RLQS does not state costs; remove hold, or " +
+			"use RLS")
 	case l.Algorithm == ratelimit.TokenBucket && fills(l) < ShortestWindow:
-		return fmt.Errorf("a burst of %d fills up in %v, must be at least %v: what refills in %v is held back of "+
-			"it, for so long may tokens lie with Envoys; use a burst of %d, or ask over RLS", l.Burst,
+		return fmt.Errorf("a burst of %d fills up in %v, must be at least %v: the refill of %v is held back, because "+
+			"tokens may be at Envoys for that long; use a burst of %d, or RLS", l.Burst,
 			fills(l).Truncate(time.Millisecond), ShortestWindow, BucketWindow, refills(l, ShortestWindow))
 	case l.Algorithm == ratelimit.TokenBucket:
 		return nil
 	case l.Period() < ShortestWindow:
 		return fmt.Errorf("a window of %v is shorter than %v: Envoy reports every %v, and leases last whole seconds; "+
-			"use a longer window, or ask over RLS", l.Period(), ShortestWindow, ReportEvery)
+			"use a longer window, or RLS", l.Period(), ShortestWindow, ReportEvery)
 	}
 	return nil
 }

@@ -18,17 +18,16 @@ const (
 	lastReports = 4
 	// shortest is the least time over which a rate is measured.
 	shortest = 100 * time.Millisecond
-	// parts is how many parts of what is left go to holders beyond their need, in all:
-	// one of so many.
+	// parts is the divisor of the rest that gives the tokens for holders beyond their need, in all.
 	parts = 8
-	// firstPart is which part of a limit a holder is granted at most whose rate nobody
-	// knows yet.
+	// firstPart is the divisor of a limit that gives the largest first grant of a holder without a known
+	// rate.
 	firstPart = 20
 	// shrinkAbove is how many times its need a holder may hold while tokens are short.
 	shrinkAbove = 3
 )
 
-// use is what is measured of a holder's requests.
+// use is the measurement of a holder's requests.
 type use struct {
 	last   instant       // its last report
 	every  time.Duration // from one report to the next
@@ -43,9 +42,8 @@ func (u *use) report(now instant, r Usage) (lost bool) {
 	u.denied = r.Denied > 0
 	if u.last == 0 {
 		u.last, u.every = now, ReportEvery
-		// The first report of a stream after another one says what was counted since that broke. A
-		// holder of which no rate was known would be granted less than it has, and refuse requests
-		// until its next report.
+		// The first report of a stream after another one has the counts since that broke. A holder without a
+		// known rate would be granted less than it has, and refuse requests until its next report.
 		if r.Elapsed >= unit {
 			u.perSec, u.known = float64(r.Allowed+r.Denied)/r.Elapsed.Seconds(), true
 		}
@@ -118,19 +116,19 @@ func (b *Budget) ahead() float64 {
 	return aheadOfBucket
 }
 
-// Want reports whether the holder gets another lease, and its size: the need until its report after the next,
-// or more while there is plenty, and at most its part of the rest. n may be 0: its tokens are used up, and
-// none are left.
+// Want reports whether the holder gets another lease, and its size. That is the need until its report after
+// the next, or more while there is plenty, and at most its part of the rest. n may be 0: its tokens are used
+// up, and none are left.
 func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	l := &h.last
 	left := ends.Sub(now)
-	if b.Refills { // what it cannot spend before its TTL is lost
+	if b.Refills { // tokens that it cannot spend before its TTL are lost
 		left = TTL(now, ends)
 	}
 	n, need := h.size(left, b)
 	over := l.sent.Add(l.ttl)
 	has := h.has(&b)
-	// What is not enough until the next report runs out before anybody can tell.
+	// A lease that is too small for the time until the next report runs out unnoticed.
 	soon := h.enough(min(h.use.every+unit, left))
 	switch {
 	case l.message == 0:
@@ -156,7 +154,7 @@ func (h *Holding) has(b *Budget) tokens {
 	return h.last.likely
 }
 
-// size is what the holder would be granted now, and what it needs of it.
+// size is the possible grant of the holder now, and its need.
 func (h *Holding) size(left time.Duration, b Budget) (n, need tokens) {
 	holders := tokens(max(1, b.Holders))
 	if !h.use.known {
@@ -169,9 +167,8 @@ func (h *Holding) size(left time.Duration, b Budget) (n, need tokens) {
 	return min(max(need, part), most, b.Left, b.Largest), need
 }
 
-// share is the holder's part of what is left, by its part of all requests; half of that
-// while there is time, so that there is something for those that have more requests than
-// before. One that is alone may have all.
+// share is the holder's part of the rest, by its part of all requests. It is half of that while there is
+// time, so that holders with more requests than before get some. A single holder may have all.
 func (h *Holding) share(left time.Duration, b Budget) tokens {
 	if b.Holders <= 1 {
 		return b.Left
@@ -188,5 +185,5 @@ func (h *Holding) enough(d time.Duration) tokens {
 	return tokens(math.Ceil(h.use.perSec * max(0, d).Seconds()))
 }
 
-// short tells whether what is left does not last for two reports of all holders.
+// short tells whether the rest is too small for two reports of all holders.
 func (b *Budget) short() bool { return float64(b.Left) < b.PerSecond*(ahead*ReportEvery).Seconds() }

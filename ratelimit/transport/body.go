@@ -10,8 +10,7 @@ type Body struct {
 
 	mu    sync.Mutex
 	bytes int64 // guarded by mu
-	// over says that the body has ended, or had to. What it held is given back once only. It is
-	// guarded by mu.
+	// over says that the body has ended, or had to. Its bytes are given back once only. It is guarded by mu.
 	over bool
 }
 
@@ -54,7 +53,7 @@ func (v *Body) Ended() bool {
 
 // Close lets go of it.
 func (v *Body) Close() {
-	// First, so that nobody ends it after it has let go.
+	// This is first, so that no other goroutine ends it after it has let go.
 	v.budget.leave(v)
 	v.let()
 }

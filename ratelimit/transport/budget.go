@@ -13,8 +13,8 @@ import (
 type Budget struct {
 	Counts
 	most int64
-	// Invariant: held is the sum of what the holders hold, but for changes that are
-	// being told. It is at most most once a charge has returned.
+	// Invariant: held is the sum of the bytes of all holders, except changes in progress. It is at most most
+	// once a charge has returned.
 	held atomic.Int64
 
 	mu      sync.Mutex
@@ -123,13 +123,12 @@ func (b *Budget) heaviestLocked() []weight {
 		all = append(all, weight{h, now, long})
 		allLong += long
 	}
-	// Where a node has too little of a processor, honest calls wait for longer than a moment, too,
-	// while whoever floods it begins anew each time that it was ended. Those few calls are not
-	// what fills the budget.
+	// On a node with too little of a processor, honest calls also wait for longer than a moment, while a
+	// flooding caller begins anew each time that it was ended. Those few calls do not fill the budget.
 	few := allLong < b.most/8
 	slices.SortFunc(all, func(x, y weight) int {
-		// An honest caller ends what it begins within a moment. What has been held for longer tells
-		// those who do not, however much a burst of honest calls holds just now.
+		// An honest caller ends its calls within a moment. Calls that are held for longer show the others,
+		// however much a burst of honest calls holds just now.
 		if !few && x.long != y.long {
 			return cmp.Compare(y.long, x.long)
 		}

@@ -39,7 +39,7 @@ type sight struct {
 	gated    bool
 	patience time.Duration
 	changes  bool // it changes the table
-	size     int  // of its fields, as HTTP/2 counts them: at least so much, for what is packed is not unpacked
+	size     int  // of its fields, as HTTP/2 counts them: at least so much, because packed fields are not unpacked
 }
 
 func newFields(method string, most int) *fields {
@@ -170,7 +170,7 @@ func kindOf(name *text) kind {
 	}
 }
 
-// audience is who reads a block beside the screen.
+// audience reads a block as well as the screen.
 type audience int
 
 const (
@@ -179,8 +179,8 @@ const (
 	repacked                 // gRPC, packed anew
 )
 
-// take has a block change what it changes, after it was looked at; packed has it packed anew. It is not
-// ok if nothing on the connection can be understood from here on.
+// take applies a block's changes, after it was looked at; packed has it packed anew. It is not ok if the rest
+// of the connection cannot be decoded.
 func (f *fields) take(block []byte, by audience, packed []byte) (_ []byte, ok bool) {
 	x := &f.reading
 	for len(block) > 0 {
@@ -277,7 +277,7 @@ func (f *fields) insert(x *field, named *entry, by audience) bool {
 func (f *fields) repack(b []byte, x *field, named *entry) []byte {
 	switch {
 	case x.how == resize:
-		// What gRPC is told is packed here, by a table that need not be as small as the caller's.
+		// Fields for gRPC are packed here, by a table that need not be as small as the caller's.
 		if x.index <= f.grpc.most {
 			return b
 		}
@@ -309,8 +309,7 @@ func (f *fields) repackName(b []byte, x *field, named *entry) []byte {
 	return append(append(b, how), named.packed[:named.value]...)
 }
 
-// timeout is what a grpc-timeout says: at most eight digits and a unit. What is none
-// is the transport's to refuse.
+// timeout is the value of a grpc-timeout: at most eight digits and a unit. The transport refuses others.
 func timeout(s string) time.Duration {
 	if len(s) < 2 || len(s) > 9 {
 		return forever

@@ -2,7 +2,7 @@ package transport
 
 import "encoding/binary"
 
-// Of HTTP/2, what is needed to know when calls begin and end.
+// The part of HTTP/2 that shows when calls begin and end.
 const (
 	prefaceLen  = 24
 	frameHeader = 9
@@ -22,10 +22,9 @@ const (
 	flagPriority   = 32
 )
 
-// walker follows frames through a stream of bytes, in whatever pieces these
-// come. It keeps nothing of them but a frame's header. It does not judge them:
-// what is no HTTP/2 is the transport's to refuse, and what looks like a frame
-// until then is charged, and let go with the connection.
+// walker follows frames through a stream of bytes, in pieces of any size. It keeps only a frame's header of
+// them. It does not judge them: the transport refuses other protocols. Until then, bytes that look like a
+// frame are charged, and let go with the connection.
 type walker struct {
 	// skip counts the bytes that are still to come before the first frame: the connection's
 	// preface.
@@ -92,8 +91,7 @@ func frameCost(length int) int64 {
 	}
 }
 
-// pieceCost is what it keeps for a piece of a conversation's message, which may
-// have come in frames of any size.
+// pieceCost is its cost of a piece of a conversation's message, which may have come in frames of any size.
 func pieceCost(length int) int64 { return 2*int64(length) + 128 }
 
 // message follows the messages of a conversation through the payloads of its
@@ -159,7 +157,7 @@ func appendFrame(b []byte, kind, flags byte, stream uint32, payload ...[]byte) [
 	return b
 }
 
-// mostFrame is how large a frame may be, where nobody has said otherwise.
+// mostFrame is the default of the largest frame.
 const mostFrame = 16 << 10
 
 // appendHeaders adds a header block, in as many frames as it needs.

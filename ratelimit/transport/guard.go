@@ -29,8 +29,8 @@ func (g *guarding) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 	if err != nil {
 		return c, info, err
 	}
-	// The guard is above TLS, for it has to see frames, and knows the connection below, which it
-	// may have to close without a word.
+	// The guard is above TLS, because it has to see frames. It has the connection below, which it may have to
+	// close without a message.
 	guard := newGuard(c, raw, &g.caps, g.budget)
 	if g.gated != nil {
 		guard.screen = newScreen(g.gated, g.caps.HeaderBytes)
@@ -53,7 +53,7 @@ func (g *guarding) Clone() credentials.TransportCredentials {
 	return &guarding{g.TransportCredentials.Clone(), g.caps, g.budget, g.gated}
 }
 
-var errEnded = errors.New("the connection was ended: it held more than its share of what callers may have kept " +
+var errEnded = errors.New("the connection was ended: it held more than its share of the memory for unfinished calls " +
 	"(MAX_MEMORY)")
 
 // guard is a connection whose calls are reckoned as their frames pass. It is
@@ -86,10 +86,10 @@ type guard struct {
 	// unfinished are calls whose request is not complete; it is changed under mu.
 	unfinished atomic.Int32
 	held       int64 // guarded by mu. Invariant: the sum of the costs of open
-	// ended says that the connection has been given up: nothing is charged any more, so that what
-	// was let go is not charged once more by frames that still come. It is guarded by mu.
+	// ended says that the connection has been given up. Frames that still come are not charged, so that
+	// released bytes are not charged once more. It is guarded by mu.
 	ended bool
-	now   int64 // guarded by mu: when what is being reckoned came
+	now   int64 // guarded by mu: the arrival of the bytes in progress
 	asked asked // guarded by mu
 	// asks says that a Talk has something to ask about; it is changed under mu.
 	asks atomic.Bool
@@ -283,8 +283,8 @@ func (g *guard) timeLimit() bool {
 	return i >= 0
 }
 
-// hurry gives writes a time after which nobody reads them. It is set anew once a
-// second at most.
+// hurry gives writes a time after which the caller counts as not reading. It is set anew once a second at
+// most.
 func (g *guard) hurry() {
 	if g.caps.RequestTimeout == 0 {
 		return
@@ -319,7 +319,7 @@ func (g *guard) arrived(b []byte) (change int64, ok bool) {
 	return g.held - before, !g.ended
 }
 
-// lookLocked takes the time at which what is reckoned came.
+// lookLocked takes the arrival time of the bytes in progress.
 func (g *guard) lookLocked() {
 	if g.raw != nil {
 		g.now = g.raw.last.Load()
@@ -361,9 +361,8 @@ func (g *guard) headersLocked(f *frame) {
 		return // the transport will not have it
 	}
 	g.latest = f.stream
-	// gRPC refuses calls beyond Streams, but not before it has read their headers, and each refused
-	// one is open until its reset is written. A caller who goes on that far ignores what it is
-	// told.
+	// gRPC refuses calls beyond Streams, but only after it has read their headers, and each refused one is
+	// open until its reset is written. A caller who continues that far ignores the settings.
 	if uint32(len(g.open)) >= 2*g.caps.Streams+1000 && g.caps.Streams > 0 {
 		if g.budget != nil {
 			g.budget.Excess.Add(1)
@@ -442,7 +441,7 @@ func (g *guard) forgetLocked(c *call) {
 	if c.talk != nil {
 		g.asked.talks--
 	}
-	// The gate is told after the frames of this piece, of all calls that ended in it at once.
+	// The gate gets all calls that ended in this piece at once, after its frames.
 	if c.arrived != 0 {
 		g.screen.leaving = append(g.screen.leaving, c.arrived)
 	}

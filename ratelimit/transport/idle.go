@@ -14,7 +14,8 @@ type idle struct {
 }
 
 const (
-	// framesInStock are for whoever begins: settings, windows, and a burst of what a crowd of calls needs.
+	// framesInStock are for the beginning of a connection: settings, windows, and the frames of a burst of
+	// calls.
 	framesInStock = 500
 	// framesASecond is far more than proxies ping, or change their settings.
 	framesASecond = 100
@@ -38,7 +39,7 @@ func (i *idle) afford(f *frame, open bool, now int64) bool {
 		i.earn(framesACall)
 		return true
 	case f.kind == frameData && open && f.length >= leastData:
-		return true // it is charged as what it brings
+		return true // it is charged by its content
 	}
 	i.used -= i.credit
 	i.credit = 0

@@ -12,7 +12,7 @@ type lowered struct {
 	read  int     // frames of settings so far
 	acked int     // of these, those that gRPC has acknowledged
 	asked []lower // not acknowledged. Invariant: each is less than those before it
-	least uint32  // of the sizes asked for so far, plus 1; 0: none was
+	least uint32  // of the requested sizes so far, plus 1; 0: none was
 	owed  uint32  // the size that the next block has to begin with, plus 1; 0: it need not
 }
 

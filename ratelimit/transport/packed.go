@@ -7,7 +7,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Of HPACK (RFC 7541), what is needed to read header blocks without unpacking them.
+// The part of HPACK (RFC 7541) that reads header blocks without unpacking them.
 
 // How a field is written (RFC 7541, 6), by its first bits.
 const (
@@ -193,8 +193,8 @@ func lookAtCodes() (all, first *[1 << glance]uint8) {
 	return all, first
 }
 
-// codes counts the text's codes. It is not ok where one of them is longer than glance, or what is left
-// at the end is no padding.
+// codes counts the text's codes. It is not ok where one of them is longer than glance, or the rest at the end
+// is no padding.
 func (t *text) codes() (n int, ok bool) {
 	bits, have := uint64(0), uint(0) // the last have of bits are to be looked at, at most 11 of them and 32
 	for b := t.content; len(b) > 0; {

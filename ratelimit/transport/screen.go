@@ -37,14 +37,13 @@ type Gated struct {
 
 // screen keeps refused calls of a connection from gRPC, and answers them.
 //
-// A call costs gRPC much of its price as soon as its headers are read, refused or not.
-// So the frames of a refused call are taken out of what gRPC reads, and its answer is
-// put between the frames that gRPC writes. gRPC hears nothing of it, although its header block may have
-// put fields into the connection's table, which later blocks refer to: from then on those that gRPC
-// is to read are packed anew, by a table that gRPC has (fields). The window for data that was taken out
-// is given back here.
+// A call costs gRPC much of its price as soon as its headers are read, refused or not. So the frames of a
+// refused call are taken out of gRPC's input, and its answer is put between the frames that gRPC writes. gRPC
+// never sees the call. But its header block may have put fields into the connection's table, which later
+// blocks refer to. From then on, blocks for gRPC are packed anew, by a table that gRPC has (fields). The
+// window for removed data is given back here.
 //
-// The gate is asked when all of a call's headers are there, for they say how patient its caller is. gRPC
+// The gate decides when all of a call's headers are there, because they state the caller's deadline. gRPC
 // gets none of them before.
 type screen struct {
 	*Gated
@@ -55,7 +54,7 @@ type screen struct {
 	now   ratelimit.Instant // of the bytes that are being reckoned
 	kept  []byte            // the beginning of a frame that is decided on when it is whole
 	since int64             // when it came
-	known known             // what was understood last of a caller who repeats itself
+	known known             // the last result for a caller who repeats itself
 	// piecing says that a header block goes on that is larger than mostKept, or comes in several frames.
 	piecing bool
 	pieces  []byte // of that block: what came
@@ -111,18 +110,18 @@ func refusal(code codes.Code, message string) []byte {
 		{"grpc-status", strconv.Itoa(int(code))},
 		{"grpc-message", message},
 	} {
-		// A buffer takes all; what is sensitive stays out of tables.
+		// A buffer takes all; sensitive fields stay out of tables.
 		_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1], Sensitive: f[0] != ":status"})
 	}
 	return b.Bytes()
 }
 
-// readScreened reads until there is something that gRPC is to know of. What has no room in p is spilled.
+// readScreened reads until there are bytes for gRPC. Bytes without room in p are spilled.
 func (g *guard) readScreened(p []byte) (int, error) {
 	for {
 		g.await()
-		// What was kept of the last read comes first. There is room, for it is at most mostKept
-		// bytes and p at least readBuffer.
+		// Kept bytes of the last read come first. There is room, because they are at most mostKept bytes and
+		// p at least readBuffer.
 		n := copy(p, g.screen.kept)
 		m, err := g.Conn.Read(p[n:])
 		g.stalled(err)
@@ -144,8 +143,7 @@ func (g *guard) readScreened(p []byte) (int, error) {
 	}
 }
 
-// screenArrived reckons what has been read, as arrived does, and moves what gRPC is
-// to know of to its front.
+// screenArrived counts the read bytes, as arrived does, and moves those for gRPC to its front.
 func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 	s := g.screen
 	// The clock is read once for all calls of this read.
@@ -178,7 +176,7 @@ func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 		case g.in.kind == frameSettings && g.in.flags&flagAck == 0:
 			s.lowered.readLocked(begun, piece)
 		}
-		// All that was consumed so far is room for what is passed on.
+		// The consumed bytes so far are room for those that are passed on.
 		consumed := len(b) - len(after)
 		if g.in.left == 0 {
 			passed = s.pass(b[:consumed], passed, s.instead)
@@ -194,7 +192,7 @@ func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 	return passed, g.held - before, !g.ended
 }
 
-// pass has gRPC read some bytes behind the first passed of b, or behind what is spilled.
+// pass gives gRPC some bytes behind the first passed of b, or behind the spilled ones.
 func (s *screen) pass(b []byte, passed int, more []byte) int {
 	if len(s.spill) == 0 && len(more) <= len(b)-passed {
 		return passed + copy(b[passed:], more)
@@ -220,7 +218,7 @@ func whole(b []byte) bool {
 func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 	s := g.screen
 	known := g.callLocked(f.stream) != nil
-	// Data of no call would be free; HTTP/2 knows none of a call that has not begun.
+	// Data of no call would be free; HTTP/2 has none for a call that has not begun.
 	if !s.idle.afford(f, known, g.now) || f.kind == frameData && f.stream > g.latest {
 		if g.budget != nil {
 			g.budget.Excess.Add(1)
@@ -235,7 +233,7 @@ func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 		return false
 	case f.kind == frameHeaders:
 		return g.screenHeadersLocked(f, after)
-	// Frames of the connection itself, and of calls that gRPC knows of.
+	// Frames of the connection itself, and of calls that gRPC has.
 	case f.stream == 0 || f.stream > g.latest || known:
 		g.beganLocked(f)
 		return true
@@ -294,7 +292,7 @@ func (g *guard) decideLocked(f *frame, block []byte) bool {
 	default:
 		g.withholdLocked(f, block, says.changes)
 		s.sayLocked(frameHeaders, flagEndHeaders|flagEndStream, f.stream, s.refusal)
-		// The caller goes on to send its request, until it is told to stop (settleLocked).
+		// The caller continues its request, until a frame tells it to stop (settleLocked).
 		if f.flags&flagEndStream == 0 {
 			s.cut = append(s.cut, f.stream)
 		}
@@ -349,7 +347,7 @@ const (
 	letIn   throughGate = true
 )
 
-// letInLocked has gRPC know of a call, or of what ends one.
+// letInLocked gives a call, or the frame that ends one, to gRPC.
 func (g *guard) letInLocked(f *frame, counted throughGate) {
 	s := g.screen
 	g.headersLocked(f)
@@ -396,15 +394,15 @@ func (g *guard) pieceLocked(piece []byte) {
 	}
 }
 
-// settleLocked ends what has been read: calls whose request goes on are told that it
-// need not, and the window for what was taken out is given back.
+// settleLocked ends a read: calls with a continuing request get a frame that stops it, and the window for
+// removed data is given back.
 func (s *screen) settleLocked() {
 	for _, stream := range s.cut {
 		s.sayLocked(frameReset, 0, stream, []byte{0, 0, 0, 0}) // NO_ERROR
 	}
 	s.cut = s.cut[:0]
-	// The connection's window has to be given back here, because gRPC does not know of the bytes.
-	// It goes along with whatever is said anyway, so that it rarely costs a write of its own.
+	// The connection's window has to be given back here, because gRPC has not seen the bytes. It goes along
+	// with other frames, so that it rarely costs a write of its own.
 	if s.credit >= enoughCredit || s.credit > 0 && s.said != nil {
 		s.sayLocked(frameWindow, 0, 0, binary.BigEndian.AppendUint32(nil, uint32(s.credit)))
 		s.credit = 0
@@ -423,8 +421,8 @@ func (s *screen) sayLocked(kind, flags byte, stream uint32, payload []byte) {
 	*s.said = appendFrame(*s.said, kind, flags, stream, payload)
 }
 
-// answerRefused writes what refused calls are told. Within a frame of gRPC's it does
-// not: the writer does, when that has ended.
+// answerRefused writes the answers to refused calls. Within a frame of gRPC's it does not: the writer does,
+// when that has ended.
 func (g *guard) answerRefused() error {
 	g.mu.Lock()
 	nothing := g.screen.said == nil
@@ -456,7 +454,7 @@ func (g *guard) writeSaid() error {
 	return err
 }
 
-// writeScreened writes gRPC's frames, and what refused calls are told after them.
+// writeScreened writes gRPC's frames, and the answers to refused calls after them.
 func (g *guard) writeScreened(p []byte) (int, error) {
 	g.screen.writing.Lock()
 	defer g.screen.writing.Unlock()

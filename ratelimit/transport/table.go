@@ -141,7 +141,7 @@ func (t *table) resize(most int) {
 	t.forget(&before)
 }
 
-// forget lets go of what fields had that are gone since.
+// forget releases the memory of fields that are gone.
 func (t *table) forget(before *shelf) {
 	for gone := before.evicted + 1; gone <= t.evicted; gone++ {
 		if e := &t.slots[before.place(gone)]; cap(e.packed) > mostSpare {

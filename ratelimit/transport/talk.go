@@ -33,7 +33,7 @@ type Talk struct {
 // talkCost is what a Talk costs while none of its messages is under way.
 const talkCost = 2 << 10
 
-// guarded is what is known of a caller, and its connection.
+// guarded is the state of a caller, and its connection.
 type guarded struct {
 	credentials.AuthInfo
 	guard *guard
@@ -41,8 +41,8 @@ type guarded struct {
 
 // asked is what a connection has been asked, and is to be.
 type asked struct {
-	// talks counts the calls that are Talks: on a connection without any, what is written need not
-	// be followed into its messages.
+	// talks counts the calls that are Talks: on a connection without any, writes need not be followed into
+	// their messages.
 	talks int
 	seq   uint32     // of the last ping
 	wait  []question // by rising seq. Invariant: at most one for each Talk and message
@@ -132,7 +132,7 @@ func (g *guard) converse(t *Talk) bool {
 	return true
 }
 
-// toldLocked takes in a piece of what was written to a caller.
+// toldLocked takes in a piece of the bytes to a caller.
 func (g *guard) toldLocked(stream uint32, piece []byte) {
 	c := g.callLocked(stream)
 	if c == nil || c.talk == nil {
@@ -189,7 +189,7 @@ func (g *guard) pongLocked(piece []byte) (answered bool) {
 		return false // it was never asked
 	}
 	n := 0
-	// HTTP/2 keeps the order on a connection: whoever has answered a ping has read all before it.
+	// HTTP/2 keeps the order on a connection: a caller that has answered a ping has read all before it.
 	for n < len(a.wait) && a.wait[n].seq <= seq {
 		a.wait[n].talk.acknowledge(a.wait[n].sent)
 		n++
@@ -202,7 +202,7 @@ func (t *Talk) acknowledge(n uint64) {
 	t.acked.Store(max(n, t.acked.Load()))
 	select {
 	case t.notify <- struct{}{}:
-	// There is a value already, and whoever takes it sees the latest number.
+	// There is a value already, and its receiver sees the latest number.
 	default:
 	}
 }

@@ -31,8 +31,7 @@ type Addition struct {
 	Coordination map[string]any `yaml:"coordination"`
 
 	inherited config.Inherited // what the fields above mean
-	// problems is what is wrong with the fields above. A push is refused for them only if a rule
-	// uses them.
+	// problems are the faults of the fields above. A push is refused for them only if a rule uses them.
 	problems config.Problems
 }
 
@@ -58,7 +57,7 @@ func ReadAdditions(name string) (*Additions, error) {
 	}
 	var a Additions
 	d := yaml.NewDecoder(bytes.NewReader(data))
-	// A misspelt field would otherwise add nothing, and nobody would notice.
+	// A misspelt field would otherwise add nothing, without a notice.
 	d.KnownFields(true)
 	// An empty file is one without additions.
 	if err := d.Decode(&a); err != nil && !errors.Is(err, io.EOF) {
@@ -101,9 +100,8 @@ func (r *Addition) said() map[string]any {
 	return said
 }
 
-// of is what is added to a descriptor, or with no path to its domain. Where more
-// than one addition says the same field, the last counts. The error says what is
-// wrong with those that are used.
+// of returns the additions to a descriptor, or with no path to its domain. If more than one addition sets a
+// field, the last counts. The error has the faults of the used ones.
 func (a *Additions) of(domain string, path []string) (config.Inherited, error) {
 	var all config.Inherited
 	if a == nil {

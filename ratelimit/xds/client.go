@@ -48,8 +48,8 @@ type Backoff struct {
 	// must not wait longer each time.
 	Connect        time.Duration
 	First, Longest time.Duration // after one has ended; each wait is twice the one before
-	// Spread is the part, from 0 to 1, by which a wait is longer or shorter: nodes that lose one
-	// server at once must not come back to it at once.
+	// Spread is the part, from 0 to 1, by which a wait is longer or shorter. Without it, nodes that lose a
+	// server at once return to it at once.
 	Spread float64
 }
 
@@ -145,9 +145,8 @@ func (c *Client) tell(err error) {
 	}
 }
 
-// stream asks for rules and answers pushes, until the stream ends. Where pushes
-// come faster than they may be loaded, the last one is loaded and answered: a
-// nonce that is not answered was overtaken by the next.
+// stream subscribes to rules and answers pushes, until the stream ends. If pushes come faster than they may
+// be loaded, the last one is loaded and answered. A nonce without an answer was overtaken by the next.
 func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.Loader) (pushes int, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -183,11 +182,11 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.
 		}
 		request = &discovery.DiscoveryRequest{
 			TypeUrl: TypeURL, ResponseNonce: push.GetNonce(),
-			// After a refusal the version stays the last that was accepted, as xDS wants.
+			// After a refusal the version stays the last accepted one, as xDS requires.
 			VersionInfo: request.VersionInfo,
 		}
 		if err := c.take(push, load); err != nil {
-			if refused == push.GetVersionInfo() { // some servers push what was refused again at once
+			if refused == push.GetVersionInfo() { // some servers push a refused version again at once
 				select {
 				case <-ctx.Done():
 				case <-time.After(c.options.Backoff.Connect):
@@ -201,8 +200,7 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.
 	}
 }
 
-// longestDetail is how much of an error the server is told: it may have to fit a
-// header.
+// longestDetail bounds the error text for the server: it may have to fit a header.
 const longestDetail = 4 << 10
 
 func shorten(text string) string { return shortenTo(text, longestDetail) }
@@ -215,7 +213,7 @@ func shortenTo(text string, most int) string {
 	return text
 }
 
-// take has a push put in force; if it is bad, what was before stays the source's.
+// take puts a push in force. If it is bad, the previous rules stay the source's.
 func (c *Client) take(push *discovery.DiscoveryResponse, load config.Loader) error {
 	begun := time.Now()
 	defer func() { c.pace.Done(begun, time.Now()) }()

@@ -79,14 +79,13 @@ var errMany = fmt.Errorf("it holds too many messages")
 // codec reads pushes, but none with more resources than there may be files.
 type codec struct {
 	encoding.CodecV2
-	// most is how many messages a response may hold: its resources, and 100 for what is around
-	// them.
+	// most is the largest number of messages of a response: its resources, and 100 for their envelope.
 	most   int
 	refuse func(error)
 }
 
 func newCodec(b config.Caps, refuse func(error)) codec {
-	// A response has a few messages besides its resources; 100 are more than any server sends.
+	// A response has a few messages in addition to its resources; 100 are more than any server sends.
 	return codec{encoding.GetCodecV2(grpcproto.Name), b.Files + 100, refuse}
 }
 

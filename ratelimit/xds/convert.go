@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// Fields of a RateLimitDescriptor that the published types do not know.
+// Fields of a RateLimitDescriptor that the published types lack.
 const (
 	quotaMode     = 7 // bool
 	metadataField = 8 // google.protobuf.Struct
@@ -151,9 +151,8 @@ func unitOf(u rlsconf.RateLimitUnit) string {
 	return ratelimit.Unit(u).String()
 }
 
-// unknown reads the fields that the types do not know, and leaves out those that
-// we do not know either. Of a field that is there twice, the last counts, as in
-// every message.
+// unknown reads the fields that the types lack, and leaves out others. Of a field that is there twice, the
+// last counts, as in every message.
 func unknown(d *config.Descriptor, b []byte) error {
 	meta, given := []byte(nil), false
 	for len(b) > 0 {
@@ -185,7 +184,7 @@ func unknown(d *config.Descriptor, b []byte) error {
 	if err := proto.Unmarshal(meta, &s); err != nil {
 		return fmt.Errorf("metadata: %w", err)
 	}
-	d.Metadata = s.AsMap() // what JSON knows: a NaN is a string in it
+	d.Metadata = s.AsMap() // the values of JSON: a NaN is a string in it
 	return nil
 }
 

@@ -41,7 +41,7 @@ func (in *inbox) receive(ctx context.Context,
 			load.Coalesced()
 		default:
 		}
-		in.latest <- push // nobody else fills it
+		in.latest <- push // it has no other writer
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

@@ -26,10 +26,9 @@ const PointsPerNode = 2048
 // members alone.
 const MostPoints = 1 << 22
 
-// Ring says which member owns a hash. It is immutable; the zero Ring has no
-// members. A point is XXH64 of "address_i", and a hash belongs to the first
-// point at or after it: what Envoy's RING_HASH does with XX_HASH (Karger et
-// al., "Consistent Hashing and Random Trees", 1997).
+// Ring says which member owns a hash. It is immutable; the zero Ring has no members. A point is XXH64 of
+// "address_i", and a hash belongs to the first point at or after it, as in Envoy's RING_HASH with XX_HASH.
+// Source: Karger et al., "Consistent Hashing and Random Trees", 1997.
 type Ring struct {
 	members []Member
 	points  []point
@@ -47,8 +46,7 @@ type point struct {
 func New(members []Member) *Ring {
 	r := &Ring{members: slices.Clone(members)}
 	sortMembers(r.members)
-	// Two nodes must build the same ring of the same members, in whatever order and how often they
-	// have heard of each.
+	// Two nodes must build the same ring of the same members, in any order and with repetitions.
 	r.members = slices.CompactFunc(r.members, func(a, b Member) bool { return a.Addr == b.Addr })
 	each := pointsEach(r.members)
 	for i, m := range r.members {
@@ -121,9 +119,8 @@ func (r *Ring) Has(addr string) bool {
 // String lists the members.
 func (r *Ring) String() string { return fmt.Sprint(r.members) }
 
-// HashOf is where a key is on the ring: XXH64 of the value of its last
-// descriptor entry, so that Envoy's ring hash by the header it comes from
-// chooses the same node. A key that was too long to keep is hashed whole.
+// HashOf is the place of a key on the ring: XXH64 of the value of its last descriptor entry. So Envoy's ring
+// hash by the header of that value chooses the same node. A key that was too long to keep is hashed whole.
 func HashOf(key []byte) uint64 { return xxhash.Sum64(lastValue(key)) }
 
 // lastValue finds the last field of a key (ratelimit.AppendEntry), or returns

@@ -15,7 +15,7 @@ var etcdScheme = []scheme{{names: []string{"etcd"}, open: openEtcd, promise: Pro
 	Kind: "etcd", Keeps: true,
 	Loss: "0 while a majority of members keeps its disks, and none runs with --unsafe-no-fsync. " +
 		"For a snapshot that you restore, the cost is that of Redis: --store redis.",
-	Failover: "An election decides how long no member takes writes: one to two --election-timeout (default 1s) if votes are not split.",
+	Failover: "Writes fail during an election: one to two --election-timeout (default 1s) if votes are not split.",
 	Trips:    2,
 	Claim: "etcd reads from a majority, and writes one transaction for each 63 accounts to the disks of a majority: " +
 		"one record for each account and lease.",

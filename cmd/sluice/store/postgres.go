@@ -17,7 +17,7 @@ var postgresScheme = []scheme{{names: []string{"postgres", "postgresql"}, open: 
 	Kind: "PostgreSQL", Keeps: true,
 	Loss: "0 with synchronous_commit=on and fsync=on, the defaults. A failover loses 0 with a synchronous standby. " +
 		"With less, and for an older copy that you restore, the cost is that of Redis: --store redis.",
-	Failover: "Who promotes the standby decides how long no server takes writes.",
+	Failover: "The promotion of the standby decides how long writes fail.",
 	Learns:   account.Learn, Trips: 2,
 	Claim: "PostgreSQL commits one transaction, which waits for the disk and a synchronous standby. It writes one row " +
 		"for each account and lease.",

@@ -38,7 +38,7 @@ func PromiseOf(name string) (*Promise, error) {
 
 // Lines are for people.
 func (p *Promise) Lines() []string {
-	learns := "Keys without a lease go on at once."
+	learns := "Keys without a lease continue at once."
 	if p.Learns > 0 {
 		learns = fmt.Sprintf("Few requests of keys without a lease pass for %v more.", p.Learns)
 	}

@@ -30,10 +30,10 @@ type inRedis struct {
 var redisScheme = []scheme{{names: []string{"redis", "rediss"}, open: openRedis, promise: Promise{
 	Kind: "Redis",
 	Loss: "A crash loses the writes that Redis has not saved. A failover loses those that the replica has not received. " +
-		"The column DATA LOST says the cost.",
-	Failover: "Sentinel or the Cluster decides how long no server takes writes (down-after-milliseconds, cluster-node-timeout).",
+		"The column DATA LOST has the cost.",
+	Failover: "Sentinel or the Cluster decides how long writes fail (down-after-milliseconds, cluster-node-timeout).",
 	Learns:   account.Learn, Trips: 1,
-	Claim: "Redis runs a script for each claim, and waits for no disk.",
+	Claim: "Redis runs a script for each claim, without a wait for the disk.",
 }}}
 
 func openRedis(o *Options) (Store, error) {
@@ -68,7 +68,7 @@ func openRedis(o *Options) (Store, error) {
 	held.Dialer = s.hold(held.Dialer)
 	s.client = redis.NewUniversalClient(held)
 	s.client.AddHook(s.startup)
-	// Other nodes may be alive, for nobody knows yet: the ledger learns.
+	// Other nodes may be alive, which is unknown yet: the ledger learns.
 	if s.ledger, err = account.NewRedis(s.client, f.KeyPrefix, nil); err != nil {
 		return nil, err
 	}

@@ -78,7 +78,7 @@ func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, n
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if gone := info.EntriesAdded - int64(len(entries)); gone > 0 {
-		r.missing = append(r.missing, fmt.Sprintf("of %s the first %d events are no longer kept: its oldest window may lack some", name, gone))
+		r.missing = append(r.missing, fmt.Sprintf("%s: the first %d events have expired, and its oldest window may lack some", name, gone))
 	}
 	for _, entry := range entries {
 		e, err := account.ReadEvent(r.prefix, entry.Values)

@@ -126,8 +126,8 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	return o, f.checkAddresses(o.Addrs)
 }
 
-// dialer makes the client's connections, of whatever type, and bounds what they
-// answer. With a dialer of its own the client leaves TLS to it.
+// dialer makes the client's connections, of any type, and bounds their answers. With a dialer of its own the
+// client leaves TLS to it.
 func (f *Redis) dialer(o *redis.UniversalOptions, pool *metrics.Pool, refused *atomic.Uint64) resp.Dial {
 	dial := redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig})
 	return resp.Dialer(countedDial(dial, pool), resp.MostReply, func(*resp.Error) {
@@ -201,8 +201,7 @@ func (f *Redis) tls() (*tls.Config, error) {
 	return c, nil
 }
 
-// advise names the settings that an error of Redis speaks of, with what they
-// say; passwords are left out.
+// advise names the settings behind an error of Redis, with their values; passwords are left out.
 func (f *Redis) advise(err error) string {
 	text := err.Error()
 	says := func(parts ...string) bool {
@@ -214,13 +213,13 @@ func (f *Redis) advise(err error) string {
 		user, password := userAndPassword(f.Auth)
 		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
 	case errors.Is(err, resp.ErrReply):
-		return fmt.Sprintf("check %s: what it names answers as no Redis does, or more than %d bytes", f.setting("URL"), resp.MostReply)
+		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), resp.MostReply)
 	case says("NOPERM"):
-		return fmt.Sprintf("check what the user of %s may do", f.setting("AUTH"))
+		return fmt.Sprintf("check the permissions of the user in %s", f.setting("AUTH"))
 	case unknown.Cert != nil || says("unknown authority"):
-		return fmt.Sprintf("check %s, which is %q: it must have who signed the server's certificate", tlsSetting("CACERT"), f.TLSCACert)
+		return fmt.Sprintf("check %s, which is %q: it must have the issuer of the server's certificate", tlsSetting("CACERT"), f.TLSCACert)
 	case says("x509: certificate has expired"):
-		return "the certificate of the server that " + f.setting("URL") + " names must be renewed"
+		return "renew the certificate of the server in " + f.setting("URL")
 	case says("x509: certificate is valid for", "doesn't contain any IP SANs", "x509: certificate is not valid for any names"):
 		return fmt.Sprintf("check %s: the server's certificate is for another name (%s leaves the name unchecked)", f.setting("URL"), tlsSetting("SKIP_HOSTNAME_VERIFICATION"))
 	case says("tls: bad certificate", "certificate required", "tls: expired certificate", "tls: unknown certificate", "handshake failure"):

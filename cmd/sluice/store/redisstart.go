@@ -30,7 +30,7 @@ type startup struct {
 	ping  func(context.Context) error // over a connection of its own
 	tried chan struct{}               // closed when the first attempt has ended
 	came  chan struct{}               // closed when the Redis has answered
-	ended chan struct{}               // closed when nobody asks any more
+	ended chan struct{}               // closed when no probe runs any more
 	why   atomic.Pointer[error]
 }
 
@@ -51,8 +51,8 @@ func newStartup(flags *Redis, ping func(context.Context) error) *startup {
 	return &startup{flags: flags, ping: ping, tried: make(chan struct{}), came: make(chan struct{}), ended: make(chan struct{})}
 }
 
-// run asks until the Redis answers, calls came, and warms the client. It returns when that is done, or an error when it
-// took longer than the settings allow. It blocks; failed is told of each attempt that failed.
+// run probes until the Redis answers, calls came, and warms the client. It returns when that is done, or an
+// error when it took longer than the settings allow. It blocks; failed gets the error of each attempt.
 func (s *startup) run(ctx context.Context, client redis.UniversalClient, came func(), failed func(error)) error {
 	defer close(s.ended)
 	first := true
@@ -66,8 +66,8 @@ func (s *startup) run(ctx context.Context, client redis.UniversalClient, came fu
 	}, failed)
 }
 
-// insist tries until it succeeds or ctx is done. It returns an error if it took longer
-// than they allow; failed is told of each try that failed.
+// insist tries until it succeeds or ctx is done. It returns an error if it took longer than they allow; failed gets the
+// error of each attempt.
 func (f *Redis) insist(ctx context.Context, try func(context.Context) error, failed func(error)) error {
 	if most := f.StartupMaxElapsed; most > 0 {
 		bounded, cancel := context.WithTimeoutCause(ctx, most, ErrStartup)
@@ -110,8 +110,7 @@ func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, ans
 	return nil
 }
 
-// warmUp has each server know the ledger's scripts, and the pool hold connections that
-// have been answered on.
+// warmUp loads the ledger's scripts into each server, and fills the pool with used connections.
 func (s *startup) warmUp(ctx context.Context, client redis.UniversalClient) error {
 	switch c := client.(type) {
 	case *redis.ClusterClient:

@@ -49,7 +49,7 @@ func step() {
 // paced is a connection that keeps the pace.
 type paced struct{ net.Conn }
 
-// piece is what is written before the next look at the pace.
+// piece is the number of bytes before the next look at the pace.
 const piece = 16 << 10
 
 // Write implements net.Conn.

@@ -91,7 +91,7 @@ func (h *Finder) take(hash uint64, key []byte) {
 
 // turn ends a second: who was hot is known now.
 func (h *Finder) turn(now ratelimit.Instant) {
-	// Where nobody asked for a while, the "second" was longer.
+	// Without requests for a while, the "second" was longer.
 	seconds := now.Sub(h.since).Seconds()
 	threshold := h.rate * seconds
 	if h.rate == 0 {
@@ -116,7 +116,7 @@ func (h *Finder) turn(now ratelimit.Instant) {
 func (h *Finder) Names(now ratelimit.Instant) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	// Nobody has asked for anything since, so that the last second's keys are old.
+	// There were no requests since, so that the last second's keys are old.
 	if now.Sub(h.since) >= 2*period {
 		return nil
 	}

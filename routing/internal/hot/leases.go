@@ -25,23 +25,23 @@ type Leases struct {
 
 // leased is one key.
 type leased struct {
-	rule *ratelimit.Rule // nil until it was asked for
+	rule *ratelimit.Rule // nil before its first request
 	held leasing.Held
 	hot  bool // it is leased; else there is something to tell
-	// since is when it was last looked at whether it still is, and uses how often it was asked for then.
+	// since is the instant of the last check whether it still is hot, and uses the number of requests then.
 	since ratelimit.Instant
 	uses  int
-	used  ratelimit.Tokens  // asked for since the last message
+	used  ratelimit.Tokens  // demand since the last message
 	usual ratelimit.Tokens  // cost of the larger requests, of late
-	half  ratelimit.Tokens  // when less is in hand, more is asked for at once
-	next  ratelimit.Instant // when there is something to tell it is told then, at the latest
-	calm  ratelimit.Instant // before, nothing is asked for: the key is short
+	half  ratelimit.Tokens  // with less in hand, the next message is due at once
+	next  ratelimit.Instant // the latest instant of a due message
+	calm  ratelimit.Instant // the earliest instant of a message: the key is short
 	answer
 }
 
 // answer is what the owner last said.
 type answer struct {
-	left  ratelimit.Tokens  // of the limit, in nobody's hand
+	left  ratelimit.Tokens  // of the limit, in no hand
 	reset ratelimit.Instant // when the limit is whole again
 	shut  ratelimit.Instant // until then it counts as used up
 }
@@ -62,10 +62,10 @@ const (
 	// that had no answer is followed by another after retry.
 	TellEvery = 100 * time.Millisecond
 	retry     = 5 * TellEvery
-	// believed is for how long the owner's word is believed that a key is used up: a flood of refusals does not reach
-	// it, and a refund elsewhere is seen soon.
+	// believed is how long the owner's answer counts that a key is used up: a flood of refusals does not
+	// reach it, and a refund elsewhere is seen soon.
 	believed = 20 * time.Millisecond
-	// ahead is for how long what is asked for is to last, at the present rate.
+	// ahead is how long a lease must last at the present rate.
 	ahead = 250 * time.Millisecond
 )
 
@@ -107,7 +107,7 @@ func (h *Leases) Start(now ratelimit.Instant, key []byte) {
 	}
 }
 
-// stop leases a key here no more: what is in hand goes back. The caller holds mu.
+// stop ends the lease of a key here: the tokens in hand go back. The caller holds mu.
 func (h *Leases) stop(l *leased) {
 	if l.hot {
 		l.hot = false
@@ -164,7 +164,7 @@ func (h *Leases) Use(now ratelimit.Instant, key []byte) bool {
 	return l != nil && h.use(now, l)
 }
 
-// use counts that a key was asked for; the caller holds mu.
+// use counts a request of a key; the caller holds mu.
 func (h *Leases) use(now ratelimit.Instant, l *leased) bool {
 	l.uses++
 	h.look(now, l)

@@ -25,7 +25,7 @@ const (
 	// MostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
 	MostTokens = 1 << 43
 	MostTime   = 1 << 53 // microseconds since 1970: the year 2255
-	// mostLevel bounds a bucket's level, in micro-tokens, and what it owes.
+	// mostLevel bounds a bucket's level, in micro-tokens, and its debt.
 	mostLevel = 1 << 61
 	// never is how far ahead a time in a parcel may lie, in microseconds. A bucket that does not
 	// refill is never full, and its time is cut to that.
@@ -147,15 +147,15 @@ func Read(b []byte, each func(m Entry)) error {
 	return nil
 }
 
-// fail ends the parcel. What is read afterwards means nothing, and reading it does no harm,
-// so that nobody looks at each field: Read looks once an account.
+// fail ends the parcel. Later reads return meaningless values without harm, so that fields need no check of
+// their own: Read checks once an account.
 func (r *reader) fail() int64 {
 	r.b, r.bad = nil, true
 	return 0
 }
 
-// within reads a number, which must lie between two others: what is beyond them no node
-// writes, and sums of such numbers could overflow.
+// within reads a number, which must lie between two others: no node writes numbers beyond them, and sums of
+// such numbers could overflow.
 func (r *reader) within(least, most int64) int64 {
 	v, n := binary.Varint(r.b)
 	if n <= 0 || v < least || v > most {

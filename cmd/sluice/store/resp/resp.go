@@ -122,7 +122,7 @@ type reading struct {
 	digits bool // the length has one
 	kind   byte
 	line   int64 // bytes of the line so far
-	n      int64 // the length so far, or what is left of the bulk
+	n      int64 // the length so far, or the rest of the bulk
 }
 
 // NewChecker makes a checker of answers of at most most bytes between two Resets.
