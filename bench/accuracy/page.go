@@ -57,8 +57,6 @@ func (r *Report) sums() (all []sum) {
 
 func (s *sum) perThousand() float64 { return 1000 * float64(s.ops) / float64(max(1, s.offered)) }
 
-func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
-
 // Page shows the report: first which mode to use and what it costs, then every
 // measurement.
 func (r *Report) Page() *report.Page {
