@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -173,6 +173,13 @@ settings: ## write docs/settings.md and the schema of settings files
 manifests: dashboards ## write what is deployed from the chart: its files, and deploy/kubernetes
 	mkdir -p deploy/helm/sluice/files && cp deploy/grafana/dashboards/*.json deploy/prometheus/alerts.yaml deploy/helm/sluice/files/
 	cd deploy/check && $(GO) test -run Manifests . -update
+
+# The first build of the API server takes ten minutes of a processor.
+kube-test: ## install, upgrade and remove the chart on a real kube-apiserver, without a cluster behind it
+	@mkdir -p .cache
+	cd deploy/check/apiserver && $(GO) build -trimpath -o ../../../.cache/kube-apiserver .
+	cd leasing/redistest/etcdtest/server && $(GO) build -o ../../../../.cache/etcd-for-tests .
+	cd deploy/check && $(GO) test -count=1 -v -run '^TestChartOnAPIServer$$' . -apiserver $(CURDIR)/.cache/kube-apiserver -etcd $(CURDIR)/.cache/etcd-for-tests
 
 proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-go-grpc)
 	protoc -I routing --go_out=. --go_opt=module=github.com/sluice-gate/sluice --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gate/sluice routing/wire.proto

@@ -1,27 +1,22 @@
-// Package approx bounds what mode approx may over-admit: it gives a node its
-// share of a rule's drift budget, and only while the node holds a seat.
+// Package approx bounds the over-admission of mode approx: a node has its share of a rule's drift budget only
+// while it holds a seat.
 //
-// Guarantee: of one key in one window (of a token_bucket: beyond its level), the
-// nodes together spend at most drift_budget x limit that the ledger has not
-// confirmed, however many nodes there are and whatever becomes of them. A share
-// is the budget divided by max_nodes, rounded down; there are max_nodes seats;
-// each has one tenant at a time, which stops before the ledger lets the next
-// one in; and a new tenant leaves alone whatever the old one may have spent
-// from: windows that began in the old tenancy. The one exception is loss of the
-// ledger's own data: then at most one share more for each tenant that is cut off
-// from the ledger while it learns who sat where, within one TTL. For a node that
-// has not noticed the loss must not spend from a seat that was another's, a new
-// seat is on trial first ([Keeper.Epoch]).
+// Guarantee: for one key and window (for a token_bucket: beyond its level), all nodes together spend at most
+// drift_budget x limit that the ledger has not confirmed, for any number of nodes and failures. A share is
+// the budget divided by max_nodes, rounded down. There are max_nodes seats, each with one tenant at a time. A
+// tenant stops before the ledger gives the seat to the next one. A new tenant does not spend in windows that
+// began in the old tenancy.
 //
-// It does not promise that a node has a share. One without a seat, or whose
-// seat does not count for a rule or a window, leases like any other.
+// The exception is a loss of the ledger's own data. Then at most one share more is spent for each tenant that
+// is cut off from the ledger while it learns the seats, within one TTL. A new seat is on trial first
+// ([Keeper.Epoch]), because a node may not have noticed the loss.
+//
+// It does not promise that a node has a share. A node without a seat, or with one that does not count for a
+// rule or a window, leases like any other.
 //
 //   - [Seats] is the ledger of seats: [Memory] or [Redis], one operation.
-//   - [Keeper] takes a seat, renews it, gives it up; it is the
-//     leasing limiter's Drift.
+//   - [Keeper] takes a seat, renews it and gives it up. It is the leasing limiter's Drift.
 //
-// The rules, and why each is needed, are in docs/protocol.md, section 13.
-//
-// How shares are spent, claimed for and confirmed is package leasing's
-// (leasing/internal/hold, drift.go), for that is one protocol with leases.
+// The rules, with their reasons, are in docs/protocol.md, section 13. Package leasing spends and confirms
+// shares (leasing/internal/hold, drift.go), because that is one protocol with leases.
 package approx

@@ -27,12 +27,12 @@ type Keeper struct {
 	holder ratelimit.Holder
 	clock  ratelimit.Clock
 	now    atomic.Pointer[held]
-	// OnChange, if set before Run, is told when the node gets or loses a seat
-	// (Seat -1), or when the seats cannot be asked. It must not block.
+	// OnChange, if set before Run, is called when the node gets or loses a seat (Seat -1), or when the store
+	// of seats does not answer. It must not block.
 	OnChange func(Tenancy, error)
-	// Epoch, if set before Run, tells what is known of the ledger's epochs
-	// (leasing.Fleet.Epoch). While the ledger learns, a seat that is held is claimed
-	// again, for the ledger may not know of it, and none is taken: it may be another's.
+	// Epoch, if set before Run, returns the state of the ledger's epochs (leasing.Fleet.Epoch). While the
+	// ledger learns, a held seat is claimed again, because the ledger may have lost it. No new seat is taken:
+	// it may be another node's.
 	Epoch func() ratelimit.EpochKnown
 }
 
@@ -64,10 +64,9 @@ func NewKeeper(seats Seats, holder ratelimit.Holder, clock ratelimit.Clock) *Kee
 	return k
 }
 
-// Share returns how many tokens of each key this node may spend under the rule
-// before the ledger has answered: its part of the drift budget, while it holds
-// a seat that counts for the rule and whose earlier tenants cannot have spent
-// in windows that began at begins. It neither blocks nor allocates.
+// Share returns the tokens of each key that this node may spend under the rule before the ledger answers: its
+// part of the drift budget. It is 0 unless the node holds a seat that counts for the rule, and whose earlier
+// tenants cannot have spent in windows that began at begins. It neither blocks nor allocates.
 func (k *Keeper) Share(
 	now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
 ) ratelimit.Tokens {
@@ -91,8 +90,7 @@ func (k *Keeper) Seat() (seat int, wanted bool) {
 	return t.Seat, t.wanted.seats > 0
 }
 
-// Run keeps a seat while wanted, which returns the plan of the rules as they are
-// now, says that there are any, until ctx is done. It blocks.
+// Run keeps a seat until ctx is done, while the plan that wanted returns has rules that drift. It blocks.
 func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
 	tick := time.NewTicker(SeatTTL / 20)
 	defer tick.Stop()
@@ -219,20 +217,18 @@ func (k *Keeper) tell(t Tenancy, err error) {
 	}
 }
 
-// Confirmed says whether the ledger has confirmed all that a node has spent, in
-// windows that go on. A seat that is given up with all confirmed may be used by the
-// next tenant at once; after any other, what its share allowed must be taken as spent.
+// Confirmed says whether the ledger has confirmed all that a node spent in windows that go on. If so, the
+// next tenant may use the seat at once. Otherwise the whole share counts as spent.
 type Confirmed bool
 
-// What the ledger has confirmed.
+// The states of confirmation.
 const (
 	Unconfirmed  Confirmed = false
 	AllConfirmed Confirmed = true
 )
 
-// Leave gives the seat up, with what the ledger has confirmed. Run must have ended. It blocks for
-// at most a second, or until ctx is
-// done.
+// Leave gives the seat up, and states whether all is confirmed. Run must have ended. It blocks for at most a
+// second, or until ctx is done.
 func (k *Keeper) Leave(ctx context.Context, clean Confirmed) {
 	a, ok := k.Leaving(clean)
 	if !ok {

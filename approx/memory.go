@@ -31,7 +31,7 @@ func (m *Memory) Sit(_ context.Context, a Application) (Tenancy, error) {
 	return sit(m.clock(), m.seats, &m.last, &a), nil
 }
 
-// Forget loses everything, as FLUSHALL would.
+// Forget loses all data, like FLUSHALL.
 func (m *Memory) Forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -18,9 +18,9 @@ import (
 // windows that began when every tenant of a seat had the new rules, which the
 // ledger of seats knows; in others it uses the least of those that were in force.
 
-// Plan says how the rules of one configuration divide their drift budgets, and their
-// reserves ([ratelimit.Rule.Reserve]), which are the drift budgets of their rules for a
-// ledger. It is immutable. The zero Plan has no rules that drift.
+// Plan says how the rules of one configuration divide their drift budgets and reserves
+// ([ratelimit.Rule.Reserve]). For a ledger, a reserve is a drift budget too. It is immutable. The zero Plan
+// has no rules that drift.
 type Plan struct {
 	id     uint64 // the same for the same rules
 	seats  int

@@ -13,7 +13,7 @@ type Seats interface {
 	Sit(ctx context.Context, a Application) (Tenancy, error)
 }
 
-// Application asks for a seat, renews one, or gives it up.
+// Application requests, renews or returns a seat.
 type Application struct {
 	Holder ratelimit.Holder
 	// Seats is how many there are: seats are numbered from 0.
@@ -38,8 +38,7 @@ type Tenancy struct {
 	// spending behind: windows that began before it are not to be spent in.
 	Taint ratelimit.LedgerTime
 	TTL   time.Duration // counted by the holder from when it applied
-	// Agreed says that all who have seats have the same plan, and Since from when
-	// on nobody has spent under another.
+	// Agreed says that all tenants have the same plan, and Since from when on none has spent under another.
 	Agreed bool
 	Since  ratelimit.LedgerTime
 }

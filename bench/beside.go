@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/report"
 )
 
-// BesideOptions are how Beside measures.
+// BesideOptions are the settings of Beside.
 type BesideOptions struct {
 	report.Setup
 	Rounds      int           `default:"3" help:"Rounds of each server, in turn."`
@@ -45,9 +45,9 @@ func (o *BesideOptions) Measure(ctx context.Context) (report.Result, error) {
 	return Beside(ctx, *o)
 }
 
-// BesideReport compares calls of RLS at a server without streams, and at one that has them. Each
-// is called while the streams are silent, and while they report: the server without streams is then
-// called beside another process that uses the processor time which they take.
+// BesideReport compares calls of RLS at a server without streams, and at one with streams. Each is called
+// while the streams are silent, and while they report. Then the server without streams runs next to another
+// process that uses the processor time of the streams.
 type BesideReport struct {
 	Quiet  ServerCost `json:"without_streams_beside_nothing"`
 	Alone  ServerCost `json:"without_streams"`
@@ -60,7 +60,7 @@ type BesideReport struct {
 	SilentCPURatio float64 `json:"silent_cpu_ratio"`
 	SilentP50Ratio float64 `json:"silent_p50_ratio"`
 	SilentP99Ratio float64 `json:"silent_p99_ratio"`
-	// Streams is what the streams take by themselves.
+	// Streams is the cost of the streams alone.
 	Streams struct {
 		Sent    float64 `json:"messages_per_second"`
 		Answers float64 `json:"answers_per_second"`

@@ -27,8 +27,8 @@ func (empty) ShouldRateLimit(context.Context, *rls.RateLimitRequest) (*rls.RateL
 	return &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}, nil
 }
 
-// ServeEmpty serves the empty server until ctx is done. It is what the cost of
-// this service is compared with: the same protocol and transport, no work.
+// ServeEmpty serves the empty server until ctx is done. It is the baseline for the cost of this service: the
+// same protocol and transport, no work.
 func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

@@ -50,7 +50,7 @@ type KeysReport struct {
 	MaxMemory int         `json:"max_memory_mib"`
 }
 
-// KeysPoint is what was seen after so many distinct keys.
+// KeysPoint is the measurement after so many distinct keys.
 type KeysPoint struct {
 	Keys       int    `json:"keys" col:"distinct keys"`
 	PeakMemory int    `json:"peak_memory_mib" col:"peak memory|%d MiB"` // resident

@@ -10,6 +10,8 @@ import (
 	"testing"
 )
 
+const quoted = 6 // words of a promise: enough to find its sentence, which the row links to
+
 var (
 	held   = regexp.MustCompile(`<!-- held by ([^>]*) -->`)
 	titles = regexp.MustCompile(`(?m)^(#+) (.*)$`)
@@ -76,23 +78,37 @@ func promised(before, title string) string {
 	before = linked.ReplaceAllString(strings.TrimPrefix(before, "-->"), "$1")
 	all := strings.Split(strings.Trim(strings.Join(strings.Fields(strings.NewReplacer("|", " ", "**", "", "- ", " ").Replace(before)), " "), ". "), ". ")
 	words := strings.Fields(all[len(all)-1])
-	if len(words) > 16 {
-		return strings.Join(words[:16], " ") + " ..."
+	if len(words) > quoted {
+		return strings.Join(words[:quoted], " ") + "..."
 	}
 	return strings.Join(words, " ")
 }
 
-// evidence lists each promise of a page with the command that runs its tests.
+// evidence lists each promise of a page with the command that runs its tests. Where a section has a comment of its own, its row
+// stands for the sentences whose tests it names too.
 func evidence(t *testing.T, page, text string, in map[string][]string) (rows string) {
 	t.Helper()
-	for _, m := range held.FindAllStringSubmatchIndex(text, -1) {
-		before, title, anchor := text[:m[0]], "", ""
+	sections := map[string][]string{} // the tests of comments that stand alone, by anchor
+	titled := func(before string) (title, anchor string) {
 		for _, h := range titles.FindAllStringSubmatch(before, -1) {
 			title = linked.ReplaceAllString(h[2], "$1")
 			anchor = strings.ReplaceAll(marks.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
 		}
+		return title, anchor
+	}
+	all := held.FindAllStringSubmatchIndex(text, -1)
+	for _, m := range all {
+		if _, anchor := titled(text[:m[0]]); strings.HasSuffix(text[:m[0]], "\n\n") {
+			sections[anchor] = append(sections[anchor], strings.Split(text[m[2]:m[3]], ", ")...)
+		}
+	}
+	for _, m := range all {
+		title, anchor := titled(text[:m[0]])
+		alone, names := strings.HasSuffix(text[:m[0]], "\n\n"), strings.Split(text[m[2]:m[3]], ", ")
 		run := command(t, page, text[m[2]:m[3]], in)
-		rows += "- [" + promised(before, title) + "](" + page + "#" + anchor + "): `" + run + "`\n"
+		if missing := func(name string) bool { return !slices.Contains(sections[anchor], name) }; alone || slices.ContainsFunc(names, missing) {
+			rows += "- [" + promised(text[:m[0]], title) + "](" + page + "#" + anchor + "): `" + run + "`\n"
+		}
 	}
 	if rows != "" {
 		rows = "\n## " + strings.TrimPrefix(page, "../") + "\n\n" + rows

@@ -146,6 +146,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 		*part = hold.Part{Window: k.Window + 1, Deadline: hold.Never}
 		c.Want, q.Share = k.WantsEarly(size)
 		part.Write(&fl.message, s.sent, c, q)
+		fl.message.Claim.Limit = s.rules.of(at).asked.Limit
 		return fl.message.Claim, true
 	}
 	c.Need = k.Waiting
@@ -154,6 +155,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	}
 	fl.beyond = k.Beyond
 	k.Write(&fl.message, s.sent, c, q)
+	fl.message.Claim.Limit = s.rules.of(at).asked.Limit // the ledger has the override
 	return fl.message.Claim, true
 }
 
@@ -236,6 +238,7 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	if err != nil && g.Err == nil {
 		g.Err = err
 	}
+	fl.message.Claim.Limit = fl.message.Claim.Limit.Under(g.Override) // by which it was judged
 	f.audit(&fl.message.Claim, g)
 	if fl.late != nil {
 		f.heardLate(fl, g, &a)
@@ -251,14 +254,16 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	}
 	k := s.entry(now, fl.id, at)
 	k.use.flight = nil
-	c := &fl.message.Claim
-	part := k.PartOf(c.Window)
+	life, known := f.lane(k).is(a.Epoch)
+	part := k.PartOf(fl.message.Claim.Window)
 	switch {
 	case part == nil: // the window has turned meanwhile; what it was told is told again as late
 		fl.err = errNoAnswer
 		return
 	case part != &k.Part:
-		part.Hear(&fl.message, g, &a)
+		if part.Hear(&fl.message, g, &a) && known {
+			f.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life)
+		}
 		return
 	}
 	fl.heard = k.Hear(&fl.message, g, &a)
@@ -271,10 +276,13 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	case !fl.heard:
 		fl.err = errNoAnswer
 	default:
-		if life, ok := f.lane(k).is(a.Epoch); ok {
+		if known && f.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life) {
 			k.toldIn(life)
 		}
 		f.heardLocked(now, k, fl, g)
+	}
+	if fl.again {
+		f.recallLocked(now, k)
 	}
 	if err == nil {
 		f.renewLocked(now, k)

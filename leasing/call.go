@@ -29,7 +29,8 @@ type call struct {
 
 // waiter is one ask that needs the ledger.
 type waiter struct {
-	ask     *ask
+	ask     *ask            // under the rule in force
+	rule    *ratelimit.Rule // that it was asked under
 	verdict *verdict
 	flight  *flight // that it is behind; nil: none yet
 	booking bool    // the verdict is final, and waits for being booked
@@ -39,7 +40,7 @@ type waiter struct {
 }
 
 func (c *call) add(a *ask, v *verdict) {
-	c.waits = append(c.waits, waiter{ask: a, verdict: v})
+	c.waits = append(c.waits, waiter{ask: a, rule: a.Rule, verdict: v})
 	of := &a.Rule.Coordination
 	c.deadline = max(c.deadline, of.Deadline())
 	if !c.drifts {
@@ -72,6 +73,9 @@ func (c *call) advance(now instant) (open bool) {
 		}
 		if !w.done && c.late {
 			c.decideLate(now, w)
+		}
+		if w.done {
+			w.verdict.Limit = inForce(w.rule, w.ask.Rule)
 		}
 		open = open || !w.done
 	}
@@ -109,14 +113,15 @@ func (c *call) look(now instant, w *waiter) {
 			return
 		}
 	}
-	s.under(at, w.ask.Rule)
+	s.under(at, w.rule)
 	k := s.entry(now, id, at)
 	if w.booking {
 		c.bookedLocked(k, w)
 		return
 	}
 	there := c.lane(k).time()
-	if !c.enterLocked(now, &there, k) {
+	certain := c.enterLocked(now, &there, k)
+	if w.judged(k.rule()); !certain {
 		c.uncertainLocked(k, w, &there)
 		return
 	}
@@ -177,7 +182,9 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 		k.Restart()
 		k.cell.Val.as = f.nextName()
 	}
+	f.overLocked(now, there, k)
 	over, certain := k.Enter(now, there, &k.rule().Limit)
+	k.endsWith(now, there)
 	f.tellLocked(k, over)
 	// A ledger's clock that was set back has a window come again of which this node has forgotten what it spent: under
 	// the same name its first claim would take that back.
@@ -306,7 +313,8 @@ func (c *call) driftLate(now instant, w *waiter) {
 	}
 	k := s.entry(now, id, at)
 	there := c.lane(k).time()
-	if !c.enterLocked(now, &there, k) {
+	certain := c.enterLocked(now, &there, k)
+	if w.judged(k.rule()); !certain {
 		return
 	}
 	const cautious = true

@@ -42,7 +42,8 @@ type Fleet struct {
 	lanes  []lane
 	after  func(time.Duration, func())
 	sweeper
-	ended atomic.Bool // nothing more is told to the ledger
+	lost  chan account.OverrideChange // to be told again
+	ended atomic.Bool                 // nothing more is told to the ledger
 	stats stats
 }
 
@@ -89,7 +90,7 @@ func NewFleet(
 ) *Fleet {
 	f := &Fleet{
 		FleetOptions: FleetOptions{Random: rand.Float64}, //nolint:gosec // no secret
-		ledger:       ledger, clock: clock, names: names{name: holder},
+		ledger:       ledger, clock: clock, names: names{name: holder}, lost: make(chan account.OverrideChange, mostLost),
 		alone: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
 		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
@@ -136,6 +137,11 @@ func (f *Fleet) Run(ctx context.Context) {
 	}
 	if s, ok := f.ledger.(server); ok {
 		all.Go(func() { f.attend(ctx, s) })
+	}
+	if l, ok := f.ledger.(account.Overrider); ok {
+		for range senders {
+			all.Go(func() { f.tellLost(ctx, l) })
+		}
 	}
 	tick := time.NewTicker(SweepEvery)
 	defer tick.Stop()
@@ -188,12 +194,20 @@ func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	s, id, c := f.find(a.Key)
 	defer s.mu.Unlock()
-	if c == nil || s.rules.of(c) != a.Rule {
+	if c == nil || s.rules.of(c).asked != a.Rule {
 		return false
 	}
 	k := s.entry(now, id, c)
-	if !k.Spend(now, a, v) {
-		return false
+	if in := k.rule(); in == a.Rule {
+		if !k.Spend(now, a, v) {
+			return false
+		}
+	} else {
+		own := *a
+		if own.Rule = in; !k.Spend(now, &own, v) {
+			return false
+		}
+		v.Limit = &in.Limit
 	}
 	v.Window = k.account(&a.Rule.Limit)
 	if k.use.flight == nil {
@@ -280,10 +294,15 @@ func (f *Fleet) Recalled(name string, w window) {
 	}
 	s, id, c := f.find(bytes)
 	defer s.mu.Unlock()
-	if c != nil && c.Val.Window == w {
-		k := s.entry(f.clock(), id, c)
-		k.Recalled(f.clock())
-		_, _ = f.joinLocked(k) // a request waits for it, at another node
+	if c == nil {
+		return
+	}
+	now := f.clock()
+	switch k := s.entry(now, id, c); k.PartOf(w) {
+	case &k.Part: // a request waits for it, at another node
+		f.recallLocked(now, k)
+	case &k.Next:
+		f.leaveEarlyLocked(k)
 	}
 }
 
@@ -319,6 +338,7 @@ func (f *Fleet) laneOf(name string) *lane {
 var _ interface {
 	ratelimit.Limiter
 	ratelimit.Inspector
+	ratelimit.Overrider
 } = (*Fleet)(nil)
 
 // renewLocked has a message leave if there is something to tell, or to ask for, though nobody waits.

@@ -21,6 +21,7 @@ type flight struct {
 	early   bool // it asks for tokens of the next window
 	calm    bool // guarded by shard.mu: nobody waits for it, so that it waits for others to travel with
 	written bool // guarded by shard.mu: what comes now cannot go with it
+	again   bool // guarded by shard.mu: the key was recalled since it was written
 	message hold.Message
 	beyond  hold.Beyond // that the message tells of
 	done    chan struct{}
@@ -341,7 +342,7 @@ func (f *Fleet) tellLocked(k entry, over hold.Part) {
 	if over.Deadline == 0 || !over.Untold() {
 		return
 	}
-	late := &lateReport{Part: over, name: f.keyName(k.key()), as: f.as(k), rule: k.rule()}
+	late := &lateReport{Part: over, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
 	f.tellLate(&flight{id: k.id(), shard: k.shard, late: late, done: make(chan struct{})})
 }
 

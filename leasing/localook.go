@@ -20,7 +20,7 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	if c == nil {
 		return v
 	}
-	v.Ledger = c.Val.look(at, a.Rule)
+	v.Ledger = c.Val.look(at, l.overrides.rule(at, a))
 	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged}
 	if k := s.of(c); k != nil {
 		for _, r := range k.lessees {
@@ -86,16 +86,17 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	if c == nil { // it has its whole limit
 		return nil
 	}
+	own := l.overrides.rule(at, a).Limit
 	inHand := tokens(0)
 	if k := s.of(c); k != nil {
-		k.expire(at, &c.Val, &a.Rule.Limit)
+		k.expire(at, &c.Val, &own)
 		inHand = k.inHand()
 		s.slots, k.slots = s.slots-len(k.slots), nil
 		k.refused = 0
 	}
-	_, was := c.Val.enter(at, &a.Rule.Limit) // in this window
-	c.Val.empty(&a.Rule.Limit, inHand)
-	c.Val.leave(was, &a.Rule.Limit)
+	_, was := c.Val.enter(at, &own) // in this window
+	c.Val.empty(&own, inHand)
+	c.Val.leave(was, &own)
 	return nil
 }
 

@@ -73,7 +73,8 @@ func (k *entry) account(l *ratelimit.Limit) window {
 	return k.Window
 }
 
-func (k *entry) rule() *ratelimit.Rule { return k.shard.rules.of(k.cell) }
+// rule is the one in force.
+func (k *entry) rule() *ratelimit.Rule { return k.shard.rules.of(k.cell).rule }
 func (k *entry) key() []byte           { return k.shard.keys.Key(k.cell) }
 func (k *entry) id() keytable.ID       { return k.use.id }
 
@@ -141,7 +142,7 @@ func (s *shard) leave(n uint32) {
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
 	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {
-		c.Val = key{as: uint32(f.forgotten.Load() & (1<<28 - 1)), rule: s.rules.number(a.Rule)}
+		c.Val = key{as: uint32(f.forgotten.Load() & (1<<28 - 1)), rule: s.rules.number(ruleKey{asked: a.Rule})}
 	}
 	return c
 }
@@ -154,7 +155,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	if k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now) {
 		return false
 	}
-	counts := k.Counts(now, &s.rules.of(c).Limit)
+	counts := k.Counts(now, &s.rules.of(c).rule.Limit)
 	if counts && s.keys.Len() < s.keys.Limit() {
 		return false
 	}
@@ -172,34 +173,46 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	return true
 }
 
-// ruleNumbers are short names for the rules of keys. A rule that a reload has replaced has one for as long as there
-// are keys that were last asked for under it.
+// ruleNumbers are short names for the rules of keys, with their overrides. A rule that a reload has replaced has one for
+// as long as there are keys that were last asked for under it.
 type ruleNumbers struct {
-	numbers map[*ratelimit.Rule]uint32
+	numbers map[ruleKey]uint32
 	uses    []ruleUse // by number
 	free    []uint32
 }
 
+// ruleKey is the rule that a key is asked under, and its override as last heard; the zero one: none.
+type ruleKey struct {
+	asked *ratelimit.Rule
+	over  ratelimit.Override
+}
+
 type ruleUse struct {
-	rule *ratelimit.Rule
+	ruleKey
+	rule *ratelimit.Rule // in force: the asked one, or one that has the override's limit
 	keys int
 }
 
-func (n *ruleNumbers) of(c *cell) *ratelimit.Rule { return n.uses[c.Val.rule].rule }
+func (n *ruleNumbers) of(c *cell) *ruleUse { return &n.uses[c.Val.rule] }
 
 // number is the rule's, for one more key.
-func (n *ruleNumbers) number(r *ratelimit.Rule) uint32 {
+func (n *ruleNumbers) number(r ruleKey) uint32 {
 	number, ok := n.numbers[r]
 	if !ok {
 		if n.numbers == nil {
-			n.numbers = map[*ratelimit.Rule]uint32{}
+			n.numbers = map[ruleKey]uint32{}
 		}
 		if last := len(n.free) - 1; last >= 0 {
 			number, n.free = n.free[last], n.free[:last]
 		} else {
 			number, n.uses = uint32(len(n.uses)), append(n.uses, ruleUse{})
 		}
-		n.numbers[r], n.uses[number] = number, ruleUse{rule: r}
+		n.numbers[r], n.uses[number] = number, ruleUse{ruleKey: r, rule: r.asked}
+		if r.over != (ratelimit.Override{}) {
+			own := *r.asked
+			own.Limit = own.Limit.Under(&r.over)
+			n.uses[number].rule = &own
+		}
 	}
 	n.uses[number].keys++
 	return number
@@ -209,7 +222,7 @@ func (n *ruleNumbers) number(r *ratelimit.Rule) uint32 {
 func (n *ruleNumbers) leave(number uint32) {
 	u := &n.uses[number]
 	if u.keys--; u.keys == 0 {
-		delete(n.numbers, u.rule)
+		delete(n.numbers, u.ruleKey)
 		*u = ruleUse{}
 		n.free = append(n.free, number)
 	}
@@ -217,9 +230,14 @@ func (n *ruleNumbers) leave(number uint32) {
 
 // under has a key be asked for under a rule.
 func (s *shard) under(c *cell, r *ratelimit.Rule) {
-	if s.rules.of(c) != r {
-		old := c.Val.rule
-		c.Val.rule = s.rules.number(r)
-		s.rules.leave(old)
+	if is := s.rules.of(c); is.asked != r {
+		s.move(c, ruleKey{r, is.over})
 	}
+}
+
+// move has a key be judged by another rule.
+func (s *shard) move(c *cell, to ruleKey) {
+	old := c.Val.rule
+	c.Val.rule = s.rules.number(to)
+	s.rules.leave(old)
 }

@@ -6,22 +6,21 @@ import (
 	"time"
 )
 
-// Amount is a number of tokens that may hang on demand: Tokens, and besides what is
-// asked for in the time Demand. The zero Amount is nothing.
+// Amount is a number of tokens that may depend on demand: Tokens, plus the demand of the time Demand. The
+// zero Amount is no tokens.
 type Amount struct {
 	Tokens Tokens        `json:"tokens"`
 	Demand time.Duration `json:"demand_ns,omitempty"`
 }
 
-// AllDemand is longer than any rule is in force: an Amount with it has no bound but
-// what is asked for.
+// AllDemand is longer than any rule is in force: an Amount with it is bounded by the demand alone.
 const AllDemand = time.Duration(math.MaxInt64)
 
-// Bounded tells whether the amount is less than all that is asked for.
+// Bounded reports whether the amount is less than all demand.
 func (a Amount) Bounded() bool { return a.Demand != AllDemand }
 
-// At is the amount where so many tokens are asked for in a second, rounded up, and
-// [MaxLimit] at most: no key has more than that.
+// At is the amount under a demand of so many tokens a second, rounded up, and at most [MaxLimit], the most
+// that a key has.
 func (a Amount) At(perSecond float64) Tokens {
 	n := float64(a.Tokens)
 	if perSecond > 0 {
@@ -30,8 +29,7 @@ func (a Amount) At(perSecond float64) Tokens {
 	return Tokens(min(n, float64(MaxLimit)))
 }
 
-// Times is the amount n times over: that of n nodes, each of which has the demand that
-// At is told of.
+// Times is the amount n times over: that of n nodes, each with the demand that At gets.
 func (a Amount) Times(n int) Amount {
 	if !a.Bounded() {
 		return a

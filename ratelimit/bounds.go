@@ -9,15 +9,14 @@ import (
 // nothing else ([Coordination.StoreDeadline]): less than Envoy's own default of 20 ms.
 const StoreDeadline = 15 * time.Millisecond
 
-// Bounds are the worst case that a rule declares before it runs, for each key
-// and window (token_bucket: for each time to fill the bucket; of what a node admits alone
-// in an outage, its own share of the bucket, which rounding may have fill faster). Each is a number
-// with its unit, from which `sluice check`, the console, the simulator and the
-// benchmarks derive what they print and what they judge by. docs/bounds.md has the
-// formula of each, and the test that measures it.
+// Bounds are the worst case that a rule declares before it runs, for each key and window. For a token_bucket,
+// a window is the time in which the bucket fills. In an outage, that is the node's own share of the bucket,
+// which may fill faster by rounding. Each bound is a number with its unit. `sluice check`, the console, the
+// simulator and the benchmarks derive their output and verdicts from it. docs/bounds.md has the formula and
+// the test of each.
 //
-// The zero Bounds promise that nothing goes wrong; only those of a limit of 0 are
-// like that. Bounds are a value: copies are independent.
+// The zero Bounds promise no fault of any kind; only a limit of 0 has them. Bounds are a value: copies are
+// independent.
 type Bounds struct {
 	Unlimited bool     `json:"unlimited,omitempty"` // the rule has no limit: all else is zero
 	Over      Over     `json:"over_admission"`
@@ -27,8 +26,8 @@ type Bounds struct {
 	OnOutage  Outage   `json:"outage"`
 	// Debt is what charges after the fact bring beyond the limit, and until when it counts.
 	Debt DebtLasts `json:"debt"`
-	// OnLoss is what may be admitted beyond the limit each time that the store
-	// loses its data, beside what those nodes had spent that cannot tell it.
+	// OnLoss is the over-admission of each loss of the store's data, without the usage of nodes that cannot
+	// restore it.
 	OnLoss Tokens `json:"data_loss_tokens"`
 }
 
@@ -77,8 +76,8 @@ func (r *Rule) debt() DebtLasts {
 	return UntilRefilled
 }
 
-// DeclaredOver is what the rule declares to over-admit at most, for each key and
-// window, on max_nodes nodes that share a store. It does not allocate.
+// DeclaredOver is the rule's declared over-admission for each key and window, on max_nodes nodes that share a
+// store. It does not allocate.
 func (r *Rule) DeclaredOver() Tokens {
 	return r.Declare(r.Coordination.MaxNodes, SharedStore).Over.Tokens
 }

@@ -8,19 +8,17 @@ import (
 	"time"
 )
 
-// Calendar is how billing months are cut: by a day of the month, in a time zone. Its
-// windows begin when that day does there, whatever the zone's offset is then.
+// Calendar cuts billing months by a day of the month in a time zone. Its windows begin on that day there, at
+// any offset of the zone.
 //
-// A billing month begins at the first instant at which clocks in the zone show that
-// day, or a later one: at its first midnight where there are two, and right after
-// the gap where clocks leave midnight out. Of a day that a month does not have, the
-// month's last day stands in: of day 31 the 30th of April, and the 28th or 29th of
+// A billing month begins at the first instant at which clocks in the zone show that day or a later one. That
+// is the first midnight where there are two, and the end of the gap where clocks leave midnight out. In a
+// month without that day, the last day stands in: for day 31 the 30th of April, and the 28th or 29th of
 // February.
 //
-// A Calendar is a number that this process has given to the day and the zone, so
-// that a [Limit] stays small and comparable: it must not leave the process. The zero
-// Calendar is none. Calendars are never forgotten: there are MostCalendars at most. All
-// methods are safe for concurrent use.
+// A Calendar is a number that this process gave to the day and the zone, so that a [Limit] stays small and
+// comparable. It must not leave the process. The zero Calendar is none. The process keeps all Calendars, at
+// most MostCalendars. All methods are safe for concurrent use.
 type Calendar uint16
 
 // ErrCalendar says that no calendar is of such a day and zone.

@@ -159,7 +159,7 @@ func TestCalendarsTellLimitsApart(t *testing.T) {
 	if l != billed(t, 15, "Europe/Berlin") || l.Unit.Wire() != 5 || l.Period() != 30*24*time.Hour {
 		t.Errorf("%+v", l)
 	}
-	if n := unsafe.Sizeof(l); n != 32 {
+	if n := unsafe.Sizeof(l); n != 40 {
 		t.Errorf("a limit takes %d bytes", n)
 	}
 	if s := l.String(); s != "1 per month from day 15, Europe/Berlin" {

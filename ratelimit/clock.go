@@ -5,12 +5,11 @@ import (
 	"time"
 )
 
-// MonotonicClock returns the process's clock: nanoseconds since this call,
-// plus one second, so that no reading is the zero Instant. It goes on while the
-// machine is suspended, unlike the system's monotonic clock: what was to be used
-// for ten seconds is over when the machine wakes up after an hour. It does not
-// see a virtual machine stopped from outside that is kept from knowing it; the
-// ledger's clock tells of that with its next answer (package leasing).
+// MonotonicClock returns the process's clock: nanoseconds since this call, plus one second, so that no
+// reading is the zero Instant. Unlike the system's monotonic clock, it counts while the machine is suspended.
+// So a lease of ten seconds has ended when the machine wakes up after an hour. It does not count while a
+// virtual machine is stopped from outside without notice. The ledger's clock shows that with its next answer
+// (package leasing).
 func MonotonicClock() Clock {
 	start := time.Now()
 	return NewClock(func() time.Duration { return time.Since(start) }, sinceBoot)
@@ -23,10 +22,9 @@ func MonotonicClock() Clock {
 // one that looks.
 const checkEvery = time.Millisecond
 
-// NewClock returns a clock that counts with running, which is read each time and
-// may stand still while the machine is suspended, and adds what elapsed, which
-// counts on meanwhile, is ahead of it. Both count from instants of their own. The
-// clock never goes back, allocates nothing and is safe for concurrent use.
+// NewClock returns a clock that counts with running, which is read each time and may stand still while the
+// machine is suspended. It adds the lead of elapsed, which also counts meanwhile. Both count from instants of
+// their own. The clock never goes back, allocates nothing and is safe for concurrent use.
 func NewClock(running, elapsed func() time.Duration) Clock {
 	c := &clock{running: running, elapsed: elapsed}
 	before := running()

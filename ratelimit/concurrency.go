@@ -17,7 +17,7 @@ func AtOnce(n Tokens, hold time.Duration) Limit {
 	return Limit{Algorithm: Concurrency, Unit: Second, Multiplier: uint32(hold / time.Second), Requests: n}
 }
 
-// HoldsSlot is what a request holds under a concurrency limit.
+// HoldsSlot is the hold of a request under a concurrency limit.
 func (l Limit) HoldsSlot() *Hold {
 	return &Hold{Amount: 1, TTL: l.Period(), OnUnknown: UnknownReleases}
 }

@@ -15,7 +15,7 @@ type Reclaim uint8
 const (
 	// ReclaimSafe keeps them charged until the window ends.
 	ReclaimSafe Reclaim = iota
-	// ReclaimEager credits at expiry what was not reported as spent.
+	// ReclaimEager credits at expiry the tokens that were not reported as spent.
 	ReclaimEager
 )
 
@@ -51,11 +51,11 @@ func (p *FailurePolicy) UnmarshalText(text []byte) error {
 	return setName(p, FailurePolicies[:], string(text))
 }
 
-// OnDeny says what a denied request costs.
+// OnDeny is the charge of a denied request.
 type OnDeny uint8
 
 const (
-	// DenyCharges drains what is left, as envoyproxy/ratelimit does.
+	// DenyCharges drains the rest, as envoyproxy/ratelimit does.
 	DenyCharges OnDeny = iota
 	// DenyRefunds takes nothing, from none of the request's descriptors.
 	DenyRefunds
@@ -67,7 +67,7 @@ var OnDenies = [...]string{DenyCharges: "charge", DenyRefunds: "refund"}
 // String is the name that a config may use.
 func (d OnDeny) String() string { return OnDenies[d] }
 
-// Debt says what becomes of what was charged beyond the limit of a fixed_window when that ends.
+// Debt says whether charges beyond the limit of a fixed_window count after its end.
 type Debt uint8
 
 const (
@@ -135,7 +135,7 @@ func (s Share) String() string {
 	return strconv.FormatFloat(float64(s.PPM)/1e4, 'f', -1, 64) + "%"
 }
 
-// LeaseSize is what a node asks for ahead of its demand.
+// LeaseSize is the size of a node's claims ahead of its demand.
 type LeaseSize struct {
 	Fixed Tokens // 0 means auto: sized by measured demand
 	TTL   time.Duration
@@ -168,12 +168,12 @@ type Coordination struct {
 	StoreDeadline time.Duration
 	OnDeny        OnDeny
 	Debt          Debt
-	Audit         bool // keep a record of what the ledger settles
+	Audit         bool // record each settlement in the ledger
 	Drift
 	Failure
 }
 
-// Drift is how mode approx spends what the ledger has not confirmed.
+// Drift bounds the unconfirmed spending of mode approx.
 type Drift struct {
 	DriftBudget  Share         // what may be admitted beyond the limit, over the whole fleet
 	LowWatermark Share         // a request waits for an answer only while no more than this is left,
@@ -186,7 +186,7 @@ type Failure struct {
 	LocalCap       Tokens // of each node, with FailLocal; 0 means limit / MaxNodes
 }
 
-// DefaultCoordination is what a rule has when nobody said anything.
+// DefaultCoordination is the coordination of a rule without settings.
 func DefaultCoordination() Coordination {
 	return Coordination{
 		Mode:          Leasing,
@@ -257,12 +257,12 @@ func (c Coordination) Validate() []error {
 // FieldError is a setting outside its bound.
 type FieldError struct{ Field, Value, Bound string }
 
-// Error names the field and says what is wrong with its value.
+// Error names the field, and the fault of its value.
 func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %s, must be %s", e.Field, e.Value, e.Bound)
 }
 
-// CoordinationFields are the names that Set knows, in the order of the docs.
+// CoordinationFields are the names that Set accepts, in the order of the docs.
 var CoordinationFields = []string{
 	"mode", "lease.size", "lease.ttl", "lease.reserve", "reclaim", "drift_budget", "max_nodes", "low_watermark",
 	"check_timeout", "store_deadline", "on_store_failure", "local_cap", "on_deny", "debt", "audit",

@@ -20,13 +20,13 @@ type RuleCounters struct {
 	Sources [len(Sources)]atomic.Uint64
 	// Fallbacks are those of them that were made without the ledger, by reason.
 	Fallbacks [len(FallbackReasons)]atomic.Uint64
-	// What the ledger has told of a limit that was not kept to the token.
+	// The ledger's reports of limits that were not kept to the token.
 	OverAdmitted  atomic.Uint64 // tokens spent beyond the limit, by all nodes, as told to this one
 	UnderAdmitted atomic.Uint64 // cost of requests that were refused here while others had tokens in hand
 	Drifting      atomic.Int64  // tokens spent here and not confirmed, now
 	Leased        atomic.Int64  // tokens leased to this node and unspent, also of the window that begins next
-	NearBound     atomic.Uint64 // keys and windows that went 4/5 of the way to what the rule declares to over-admit
-	BeyondBound   atomic.Uint64 // and beyond it, but for those of BeyondByPolicy
+	NearBound     atomic.Uint64 // keys and windows beyond 4/5 of the rule's declared over-admission
+	BeyondBound   atomic.Uint64 // and beyond all of it, without those of BeyondByPolicy
 	// Of the two above, what on_store_failure admitted here: tokens of OverAdmitted,
 	// and keys and windows that would be within the bound without them.
 	OverByPolicy   atomic.Uint64
@@ -41,8 +41,8 @@ type RuleCounters struct {
 	_      [64]byte
 }
 
-// Peak is the largest of the values that were seen lately: since Turn was called last but one. The zero Peak has seen
-// nothing. It is safe for concurrent use, but for Turn, which one goroutine calls.
+// Peak is the largest value since the last call of Turn but one. The zero Peak has no values. It is safe for
+// concurrent use, except Turn, which one goroutine calls.
 type Peak struct{ now, before atomic.Int64 }
 
 // See takes in a value. It does not block.
@@ -52,13 +52,13 @@ func (p *Peak) See(v Tokens) {
 	}
 }
 
-// Turn begins anew, and keeps what was seen since it was called last.
+// Turn starts anew, and keeps the values since its last call.
 func (p *Peak) Turn() { p.before.Store(p.now.Swap(0)) }
 
 // Lately is the largest value, 0 if there was none.
 func (p *Peak) Lately() Tokens { return Tokens(max(p.now.Load(), p.before.Load())) }
 
-// Add adds what another rule's counters say, but for its names. It does not block.
+// Add adds the counts of another rule, without its names. It does not block.
 func (c *RuleCounters) Add(o *RuleCounters) {
 	from := o.sums()
 	for i, to := range c.sums() {
@@ -96,9 +96,8 @@ func (c *RuleCounters) Requests() uint64 {
 	return n
 }
 
-// Count books one verdict. nearLimit is the number of tokens from which on a
-// hit counts as near the limit; locally says that a refusal counts as one of the local
-// cache. It does not block and does not allocate.
+// Count books one verdict. A hit above nearLimit tokens counts as near the limit. locally says that a refusal
+// counts as one of the local cache. It does not block and does not allocate.
 func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens, locally bool) {
 	c.Sources[v.Source].Add(1)
 	if v.Source == FromFallback {

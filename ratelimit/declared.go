@@ -13,11 +13,11 @@ const (
 	// LeaseHorizon is how long a lease should last that is sized by demand. It is
 	// renewed at half, so that a busy key costs a node a claim a second.
 	LeaseHorizon = 2 * time.Second
-	// ClaimBackOff is the least time between two claims of a key by one node, while
-	// there is nothing to be had and some may come back.
+	// ClaimBackOff is the least time between two claims of a key by one node, while no tokens are left and
+	// some may come back.
 	ClaimBackOff = 50 * time.Millisecond
-	// LossPart is the part of a limit that a ledger grants in all while it learns again
-	// what it has lost, as one of so many.
+	// LossPart is the divisor of a limit that gives the grants of a ledger, in all, while it learns after a
+	// loss of data.
 	LossPart = 20
 	// PlentyAbove says when there is plenty: while more than one of so many parts of the limit
 	// is left.
@@ -69,7 +69,7 @@ func (o Over) Percent(limit Tokens) float64 {
 	return 100 * float64(o.Tokens) / float64(limit)
 }
 
-// Note is what a reader must know of Tokens, or "".
+// Note is the remark that a reader of Tokens needs, or "".
 func (o Over) Note() string {
 	switch {
 	case o.EachOwner > 0:
@@ -83,8 +83,8 @@ func (o Over) Note() string {
 	return ""
 }
 
-// Under is what may stay unused in a window although it was asked for: what lies at
-// nodes that do not answer. The zero Under is nothing.
+// Under is the demanded part of a window that may stay unused, because it is at nodes that do not answer. The
+// zero Under is none.
 type Under struct {
 	// Crashed is for each node that crashes, or is cut off from the store. Its demand is
 	// as the node measured it between two claims: of a key with few requests in that time,
@@ -118,10 +118,10 @@ func (u Under) String() string {
 	return fmt.Sprintf("up to %d in reserve that nodes do not need; %s", u.Reserve, crash)
 }
 
-// WaitFor is what a decision may wait for.
+// WaitFor is the reason of a wait.
 type WaitFor uint8
 
-// What a decision may wait for.
+// The reasons of a wait.
 const (
 	NoAnswer WaitFor = iota
 	StoresAnswer
@@ -141,8 +141,8 @@ func (w *WaitFor) UnmarshalText(text []byte) error { return setName(w, WaitsFor[
 type Wait struct {
 	For     WaitFor       `json:"for"`
 	Longest time.Duration `json:"longest_ns"`
-	// WithShare is the longest that a decision of mode approx waits at a node that has a
-	// share of the drift budget left; Drifts tells whether the rule has such shares.
+	// WithShare is the longest wait of a decision of mode approx at a node with a rest of its share of the
+	// drift budget. Drifts tells whether the rule has such shares.
 	WithShare time.Duration `json:"with_drift_share_ns,omitempty"`
 	Drifts    bool          `json:"drifts,omitempty"`
 }
@@ -168,17 +168,17 @@ type StoreOps struct {
 	Nodes int `json:"nodes"`
 	// Steady is claims a second of one node, all the time.
 	Steady float64 `json:"per_second"`
-	// Short is claims a second of one node besides, while half of the limit or less is
-	// left: of sliding windows and buckets, whose tokens come back bit by bit.
+	// Short is the number of further claims a second of one node, while half of the limit or less is left. It
+	// is for sliding windows and buckets, whose tokens return gradually.
 	Short float64 `json:"per_second_while_short,omitempty"`
-	// Refused is claims a second of one node besides, while requests are refused and
-	// others hold tokens, or some come back.
+	// Refused is the number of further claims a second of one node, while requests are refused and others
+	// hold tokens, or some return.
 	Refused float64 `json:"per_second_while_refused"`
-	// Window is claims of one node in each window besides: the first, those while its
-	// demand grows, and those of ever smaller leases near the end of the budget.
+	// Window is the number of further claims of one node in each window: the first, those while its demand
+	// grows, and those of ever smaller leases near the end of the budget.
 	Window int `json:"per_window"`
-	// Each is the tokens for each of which one more claim is made, where the rule says
-	// how large a lease is; 0: none is.
+	// Each is the number of tokens for each of which one more claim is made, if the rule fixes the size of a
+	// lease; otherwise 0.
 	Each Tokens `json:"tokens_per_operation,omitempty"`
 	// EachSlot is, under a concurrency limit, the operations of each request that takes a slot.
 	EachSlot int `json:"operations_per_request,omitempty"`
@@ -187,14 +187,14 @@ type StoreOps struct {
 	OwnerGoneEach Tokens `json:"tokens_per_operation_without_owner,omitempty"`
 }
 
-// Demand is what one node was asked for of one key, as [StoreOps.Most] counts by.
+// Demand is the demand for one key at one node, by which [StoreOps.Most] counts.
 type Demand struct {
 	Time    time.Duration // in all
 	Short   time.Duration // of it, the time in which half of the limit or less was left
 	Refused time.Duration // of it, the time in which requests were refused
 	Windows int           // in which it was
 	Tokens  Tokens        // that were admitted
-	Unowned Tokens        // and asked for while the key's owner did not answer
+	Unowned Tokens        // and demanded while the key's owner did not answer
 }
 
 // Most is how many claims of one key one node makes at most for a demand.
@@ -241,8 +241,8 @@ func (s StoreOps) String() string {
 // perSecond has three digits.
 func perSecond(rate float64) string { return strconv.FormatFloat(rate, 'g', 3, 64) }
 
-// DebtLasts is until when debt counts. It is at most what the requests in flight cost, for as soon as there is some,
-// all nodes refuse.
+// DebtLasts is the end of debt. Debt is at most the cost of the requests in flight, because all nodes refuse
+// as soon as there is some.
 type DebtLasts uint8
 
 // Until when debt counts.
@@ -300,9 +300,8 @@ func (o OutageOf) MarshalText() ([]byte, error) { return []byte(OutagesOf[o]), n
 // UnmarshalText reads what MarshalText writes.
 func (o *OutageOf) UnmarshalText(text []byte) error { return setName(o, OutagesOf[:], string(text)) }
 
-// Outage is what on_store_failure admits in a window while the store, or a key's owner,
-// does not answer. Leases in hand are spent besides, whatever the policy: the limit has
-// paid for them.
+// Outage is the number of tokens that on_store_failure admits in a window while the store, or a key's owner,
+// does not answer. Nodes also spend the leases in hand, under any policy: the limit has paid for them.
 type Outage struct {
 	Of     OutageOf      `json:"of"`
 	Policy FailurePolicy `json:"policy"`

@@ -14,8 +14,8 @@ type Distribution struct {
 // about four million.
 const DistributionBuckets = 12
 
-// DistributionCounts is what a Distribution has counted: Buckets[i] values were
-// at most 4^i and more than 4^(i-1); the last has all that are larger.
+// DistributionCounts are the counts of a Distribution: Buckets[i] values were at most 4^i and more than
+// 4^(i-1); the last has all larger ones.
 type DistributionCounts struct {
 	Buckets [DistributionBuckets]uint64
 	Count   uint64
@@ -33,7 +33,7 @@ func (d *Distribution) Observe(n int64) {
 	}
 }
 
-// Counts returns what was counted so far.
+// Counts returns the counts so far.
 func (d *Distribution) Counts() DistributionCounts {
 	c := DistributionCounts{Sum: d.sum.Load()}
 	for i := range d.buckets {

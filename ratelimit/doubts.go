@@ -10,8 +10,7 @@ import (
 // configuration does not say (timeout).
 const EnvoyTimeout = 20 * time.Millisecond
 
-// Doubts says what is odd about the rule's coordination: settings that are
-// valid, and cannot do what they are for.
+// Doubts returns remarks on the rule's coordination: valid settings that cannot have their effect.
 func (r *Rule) Doubts() []string {
 	c, limit := &r.Coordination, r.Limit.Capacity()
 	if r.Unlimited {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Get is what the named field of CoordinationFields says, as a text that Set reads.
-// Of a name that Set does not know it is "".
+// Get is the value of the named field of CoordinationFields, as a text that Set reads. For other names it is
+// "".
 func (c *Coordination) Get(field string) string {
 	switch field {
 	case "mode":

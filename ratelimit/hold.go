@@ -22,7 +22,7 @@ const (
 	HoldLearned
 )
 
-// OnUnknown says what a request costs whose end came without its cost.
+// OnUnknown is the charge of a request that ended without a known cost.
 type OnUnknown uint8
 
 const (
@@ -38,12 +38,13 @@ var OnUnknowns = [...]string{UnknownCharges: "charge", UnknownReleases: "release
 // String is the name that a config may use.
 func (u OnUnknown) String() string { return OnUnknowns[u] }
 
-// Hold is what a request reserves of a rule's budget until its cost is known (package holds). It is immutable.
+// Hold is the reservation of a request in a rule's budget until its cost is known (package holds). It is
+// immutable.
 type Hold struct {
 	From     HoldFrom
 	Amount   Tokens  // of HoldAmount
 	Quantile float64 // of HoldLearned: above 0 and below 1
-	// Max is the most that is held, and of HoldLearned what is held before costs are known; 0: there is no bound.
+	// Max is the largest hold, and for HoldLearned the hold before costs are known; 0: no bound.
 	Max Tokens
 	// TTL is how long after the request a hold can be settled.
 	TTL       time.Duration
@@ -153,8 +154,8 @@ func (h *Hold) String() string {
 	return "{" + strings.Join(texts, ", ") + "}"
 }
 
-// Estimate is how much a call holds that says so many hits. Costs are what was learned of them, with key the one that
-// is asked for.
+// Estimate is the hold of a call with so many hits. Costs are the learned costs, with key that of the
+// request.
 func (h *Hold) Estimate(hits Tokens, key []byte, costs *quantile.Costs) Tokens {
 	switch h.From {
 	case HoldRequest:

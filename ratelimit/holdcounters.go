@@ -27,8 +27,8 @@ var SettledNames = [...]string{
 	HoldExpired: "expired", HoldForeign: "foreign", HoldReplayed: "replayed", HoldLeftOut: "left_out",
 }
 
-// HoldRatios are the upper bounds of cost by hold, in percent, that HoldCounters count by. What is above 100 was held
-// too little.
+// HoldRatios are the upper bounds of cost by hold, in percent, in HoldCounters. Above 100, the hold was too
+// small.
 var HoldRatios = [...]uint64{10, 25, 50, 75, 90, 100, 110, 150, 200, 500}
 
 // HoldCounters are the statistics of a rule that holds. The zero HoldCounters are ready; all fields may be used
@@ -37,12 +37,12 @@ type HoldCounters struct {
 	Taken      atomic.Uint64 // holds
 	TakenSum   atomic.Uint64 // tokens of them
 	SettledSum atomic.Uint64 // tokens held by holds that were settled: of TakenSum, but perhaps of another node's
-	CostSum    atomic.Uint64 // and what they cost
+	CostSum    atomic.Uint64 // and their cost
 	Charged    atomic.Uint64 // tokens of costs above their holds, as booked
 	Released   atomic.Uint64 // tokens of holds above their costs, as booked
-	Debt       atomic.Uint64 // of Charged, beyond the limit as far as this node knew
+	Debt       atomic.Uint64 // of Charged, beyond the limit by this node's count
 	Results    [len(SettledNames)]atomic.Uint64
-	Ratios     [len(HoldRatios) + 1]atomic.Uint64 // settled holds, by cost in percent of what was held
+	Ratios     [len(HoldRatios) + 1]atomic.Uint64 // settled holds, by cost in percent of the hold
 	RatioSum   atomic.Uint64                      // of these percent
 	Costs      quantile.Costs
 }

@@ -2,14 +2,14 @@ package ratelimit
 
 import "fmt"
 
-// HoldBounds are what a rule with a hold declares, beside its other bounds. They are for each key and window.
+// HoldBounds are the further bounds of a rule with a hold, for each key and window.
 type HoldBounds struct {
 	Hold string `json:"hold"` // as rule files write it
 	// Least is the least that a request holds, if its cost is at least that.
 	Least Tokens `json:"least_held_tokens"`
 	// Most is the most that a request holds; 0: its hits_addend, whatever that is.
 	Most Tokens `json:"most_held_tokens,omitempty"`
-	// Over is what requests in flight may cost beyond what they held, and the limit with them.
+	// Over is the possible cost of requests in flight beyond their holds and the limit.
 	Over     string `json:"over_admission"`
 	Stranded string `json:"stranded"` // by a settlement that is lost
 	Blind    string `json:"without_an_id,omitempty"`
@@ -25,7 +25,7 @@ func (b *HoldBounds) HeldOver(cost, inFlight Tokens) Tokens {
 	return each * inFlight
 }
 
-// DeclareHold states what a rule's hold promises; false: it has none.
+// DeclareHold states the promise of a rule's hold; false: it has none.
 func (r *Rule) DeclareHold() (b HoldBounds, ok bool) {
 	h := r.Hold
 	if h == nil {

@@ -10,9 +10,8 @@ import (
 // whatever values clients send.
 const MaxKeyLen = 128
 
-// AppendPrefix starts the key of a budget: the domain and how its windows are
-// cut. Two limits that differ only in their amount share accounts,
-// so that a changed limit goes on from what was used.
+// AppendPrefix starts the key of a budget: the domain and the cut of its windows. Two limits that differ only
+// in their amount share accounts, so that a changed limit continues from the usage.
 func AppendPrefix(b []byte, domain string, l Limit) []byte {
 	b = append(b, byte(l.Unit), byte(l.Algorithm))
 	if l.Calendar != 0 {

@@ -17,23 +17,21 @@ type Window int64
 type Epoch struct {
 	ID    uint64     // of this life; 0: not known
 	Began LedgerTime // when it began
-	// Learning is until when holders may still have to tell what was lost.
+	// Learning is the time until which holders may restore lost data.
 	Learning LedgerTime
 }
 
 // Young tells whether at is in the time of learning.
 func (e Epoch) Young(at LedgerTime) bool { return e.ID != 0 && at < e.Learning }
 
-// EpochKnown is what a node knows of the epochs of all parts of its ledger together.
-// The zero EpochKnown is that of a ledger which does not tell.
+// EpochKnown is a node's record of the epochs of all parts of its ledger together. The zero EpochKnown is
+// that of a ledger without epochs.
 type EpochKnown struct {
-	// ID is another when a part's epoch is, or when a part is heard of first.
+	// ID changes with the epoch of a part, and with the first answer of a part.
 	ID uint64
-	// Asked is when the oldest of the questions was sent that told of this ID: what
-	// happened to the ledger before it, happened in these epochs or in older ones.
-	// 0: a part was not heard of yet.
+	// Asked is when the oldest of the questions was sent whose answers make this ID. All events of the ledger
+	// before it happened in these epochs or in older ones. 0: a part has not answered yet.
 	Asked Instant
-	// Learning says that a part may have lost its data a moment ago, or that none
-	// was heard of yet.
+	// Learning says that a part may have just lost its data, or that none has answered yet.
 	Learning bool
 }

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Tokens counts what a budget is made of: usually requests, sometimes LLM
-// tokens or bytes.
+// Tokens counts the unit of a budget: usually requests, sometimes LLM tokens or bytes.
 type Tokens int64
 
 // MaxTokens is the most a cost may be; sums of costs stop there.
@@ -30,10 +29,9 @@ const MaxLimit Tokens = 1_000_000_000_000
 // ClampedForEnvoy is a number of tokens as RLS's 32 bits can say it.
 func ClampedForEnvoy(n Tokens) uint32 { return uint32(max(0, min(n, math.MaxUint32))) }
 
-// MaxBooked is the most that is booked as spent in one window of a key. Costs
-// may be larger (hits_addend is a uint64); more than the limit makes no
-// difference to what is refused, and sums over all holders of a key must fit
-// the whole numbers that Redis' scripts can hold, which are below 2^53.
+// MaxBooked is the largest booked usage of one window of a key. Costs may be larger (hits_addend is a
+// uint64), but beyond the limit they refuse no more. Sums over all holders of a key must fit the whole
+// numbers of Redis' scripts, which are below 2^53.
 const MaxBooked Tokens = 1 << 40
 
 // Booked returns a + b, or MaxBooked.
@@ -54,10 +52,9 @@ const (
 	Year        Unit = 6
 	Week        Unit = 7
 	// CalendarMonth is a month whose windows are those of the calendar, in UTC
-	// (USE_CALENDAR_MONTH_RATE_LIMIT); for fixed_window only. Envoy is told Month.
+	// (USE_CALENDAR_MONTH_RATE_LIMIT); for fixed_window only. Envoy gets Month.
 	CalendarMonth Unit = 8
-	// BillingMonth is a month whose windows a [Calendar] cuts; for fixed_window only.
-	// Envoy is told Month.
+	// BillingMonth is a month whose windows a [Calendar] cuts; for fixed_window only. Envoy gets Month.
 	BillingMonth Unit = 9
 )
 
@@ -130,9 +127,8 @@ const (
 	// FixedWindow gives the whole limit at the start of each window; windows
 	// are cut from the Unix epoch. Two windows' worth may pass around a cut.
 	FixedWindow Algorithm = iota
-	// SlidingWindow adds to the current window's use the previous window's,
-	// weighted by the part of it that the last period still covers
-	// (the approximation described by Cloudflare in 2017).
+	// SlidingWindow adds to the usage of the current window that of the previous one, weighted by the part
+	// that the last period still covers (the approximation described by Cloudflare in 2017).
 	SlidingWindow
 	// TokenBucket refills continuously at limit per unit, up to burst.
 	TokenBucket
@@ -165,9 +161,11 @@ type Limit struct {
 	Calendar   Calendar // Invariant: it is one if and only if Unit is BillingMonth
 	Multiplier uint32   // units to a period; 0 means 1, and those of a calendar have no other
 	Requests   Tokens   // per period; 0 admits nothing
-	Burst      Tokens   // token_bucket only: what a full bucket holds
-	// Carries is of a fixed_window: what was charged beyond the limit counts in the next (Coordination.Carries).
+	Burst      Tokens   // token_bucket only: the tokens of a full bucket
+	// Carries is for a fixed_window: charges beyond the limit count in the next window
+	// (Coordination.Carries).
 	Carries bool
+	Ceiling Tokens // the most that an override of a key may set; 0: overrides are not read
 }
 
 // Period is the time in which Requests tokens come back.

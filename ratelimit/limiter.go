@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Kind is what an ask wants of a budget.
+// Kind is the purpose of an ask.
 type Kind uint8
 
 const (
@@ -13,7 +13,7 @@ const (
 	Spend Kind = iota
 	// Peek takes nothing and reports.
 	Peek
-	// Refund gives Cost tokens back, at most what was spent in this window.
+	// Refund gives Cost tokens back, at most the usage of this window.
 	Refund
 	_ // on the wire between nodes: a verdict is taken back
 	// Charge takes Cost tokens after the fact, also beyond the limit. It is never refused.
@@ -23,7 +23,7 @@ const (
 	Release
 )
 
-// Settles tells whether a kind books what a Spend of before took too many or too few.
+// Settles tells whether a kind corrects the charge of an earlier Spend.
 func (k Kind) Settles() bool { return k >= Charge }
 
 // Ask is one descriptor's question: may Cost be spent on Key under Rule?
@@ -80,22 +80,25 @@ type Verdict struct {
 	OverLimit bool
 	Source    Source
 	Remaining Tokens // of the limit, after this ask
-	Charged   Tokens // what this ask took: its cost, or what was left; of a Release, what it gave back
-	Debt      Tokens // and what it was charged beyond that
-	// ResetAfter is the time until the limit is whole again; when a
-	// sliding_window or a token_bucket refuses, it is the time until the same
-	// cost would pass.
+	Charged   Tokens // the tokens that this ask took: its cost, or the rest; for a Release, those given back
+	Debt      Tokens // and its charge beyond that
+	// Limit is the limit in force by an override; nil: the rule's own. It must not be changed.
+	Limit *Limit
+	// ResetAfter is the time until the limit is whole again. When a sliding_window or a token_bucket refuses,
+	// it is the time until the same cost would pass.
 	ResetAfter time.Duration
 	// Window is the one that Charged was taken from, for Undo; 0 if it was from
 	// no lease. Of a bucket it only says whether that is still the same account.
 	Window Window
-	// Booked is the window in which what on_store_failure admitted, or what was
-	// refunded meanwhile, is to be told to the ledger; 0 if that is not known yet.
+	// Booked is the window of admissions by on_store_failure, or of refunds meanwhile, for the report to the
+	// ledger; 0 if it is not known yet.
 	Booked Window
 	// Reason is why the ledger did not decide, if Source is FromFallback.
 	Reason FallbackReason
 	// Err is set when no decision could be made; then nothing else is meant.
 	Err error
+	// Rule has the limit in force, where an override of the key has changed it; nil: the ask's rule has it.
+	Rule *Rule
 }
 
 // Limiter decides. Decide fills verdicts[i] for asks[i], in order, so that the
@@ -106,7 +109,7 @@ type Limiter interface {
 	Undo(now Instant, asks []Ask, verdicts []Verdict)
 }
 
-// LimiterStats counts what a Limiter did since it was made.
+// LimiterStats counts the work of a Limiter since its start.
 type LimiterStats struct {
 	Claims   uint64 // asked of the ledger
 	Evicted  uint64 // keys that still counted, dropped to make room
@@ -119,17 +122,17 @@ type LimiterStats struct {
 	// SyncAge is how long ago the ledger last answered; 0 if it was never asked.
 	SyncAge time.Duration
 
-	ClaimsBy   [len(ClaimReasons)]uint64 // Claims, by what they were for
-	Stale      uint64                    // claims that the ledger refused as older than what it knows
-	Recoveries uint64                    // times that the ledger was found to have forgotten
+	ClaimsBy   [len(ClaimReasons)]uint64 // Claims, by purpose
+	Stale      uint64                    // claims that the ledger refused as older than its records
+	Recoveries uint64                    // times that the ledger lost its data
 	RoundTrips uint64                    // batches of claims sent
 	Failed     uint64                    // of them, those that failed as a whole
 	StoreTime  DistributionCounts        // of round trips, in microseconds
 	LeaseSizes DistributionCounts        // tokens granted with a claim, where any were
 	Rejected   uint64                    // answers that said what cannot be, and were not taken
 	ClockSteps [2]uint64                 // times that the ledger's clock was set: ahead, and back
-	// Missing are accounts that were found to have been lost singly, as by eviction,
-	// and MissingTokens what they had granted: the most that may have been granted again.
+	// Missing are accounts that were lost singly, as by eviction, and MissingTokens their grants: the most
+	// that may have been granted again.
 	Missing, MissingTokens uint64
 	Unreported             uint64 // accounts whose window is over, and whose last total the ledger was not told
 	Queued                 int    // claims that wait to be sent
@@ -160,7 +163,7 @@ func (s *LimiterStats) Add(o LimiterStats) {
 	s.LeaseSizes.Add(o.LeaseSizes)
 }
 
-// ClaimReason says what a claim is for.
+// ClaimReason is the purpose of a claim.
 type ClaimReason uint8
 
 // The reasons for claims.
@@ -168,7 +171,7 @@ const (
 	ClaimWaiting ClaimReason = iota // requests wait for it
 	ClaimRenewal                    // in the background, ahead of demand or to report
 	ClaimNext                       // for the window to come
-	ClaimReturn                     // to give back what is unspent
+	ClaimReturn                     // to give back unspent tokens
 	ClaimFinal                      // the last word on a window
 )
 
@@ -178,7 +181,7 @@ var ClaimReasons = [...]string{
 	ClaimReturn: "return", ClaimFinal: "final",
 }
 
-// RoutingStats counts what a node did as one of a ring.
+// RoutingStats counts the work of a node in a ring.
 type RoutingStats struct {
 	Forwarded  uint64            // asks sent to their owners
 	Received   uint64            // asks of other nodes decided here
@@ -191,11 +194,11 @@ type RoutingStats struct {
 	Instead    uint64            // decisions by a lease of this node's, because the key's owner did not answer
 	Members    []string          // in the ring, as this node sees it
 	Ring       uint64            // a fingerprint of it: nodes that agree show the same
-	HotKeys    []string          // of this owner, that are asked for a lot, as the ledger names accounts
+	HotKeys    []string          // busy keys of this owner, as the ledger names accounts
 	HotHere    []string          // of other owners, that this node leases
 }
 
-// FallbackReason says why the ledger was not asked, or not heard.
+// FallbackReason says why the ledger did not decide.
 type FallbackReason uint8
 
 // The reasons.

@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// Look is what a node and its ledger know of one key: for people, not for
-// decisions.
+// Look is the state of one key at a node and its ledger: for people, not for decisions.
 type Look struct {
 	Account string `json:"account"`         // as the ledger names it
 	Owner   string `json:"owner,omitempty"` // the other node that answers for it, under mode routing
@@ -27,14 +26,14 @@ type LeaseLook struct {
 	Returned  Tokens        `json:"returned"`
 	Unspent   Tokens        `json:"unspent"`
 	Drifted   Tokens        `json:"drifted"`    // spent and not confirmed
-	Elsewhere Tokens        `json:"elsewhere"`  // what the ledger had besides, when last heard
+	Elsewhere Tokens        `json:"elsewhere"`  // the rest at the ledger, by its last answer
 	Expires   time.Duration `json:"expires_ns"` // from now; negative: it has
 	Resets    time.Duration `json:"resets_ns"`
 	Heard     time.Duration `json:"heard_ns"`      // ago
 	Refuses   time.Duration `json:"refuses_ns"`    // for so long it refuses without asking
 	PerSecond float64       `json:"per_second"`    // demand, as measured
 	Asking    bool          `json:"asking"`        // a claim is under way
-	Reported  Tokens        `json:"reported"`      // of Spent, what the ledger knows
+	Reported  Tokens        `json:"reported"`      // the part of Spent that the ledger has
 	Failing   bool          `json:"store_failing"` // its part of the store counts as dead
 }
 
@@ -45,7 +44,7 @@ type AccountLook struct {
 	Free       Tokens       `json:"free"` // could be granted now; negative: so much was spent beyond
 	Charged    Tokens       `json:"charged"`
 	Carried    Tokens       `json:"carried,omitempty"` // of it, debt of the window before
-	Relearning bool         `json:"relearning"`        // it has forgotten, and is being told
+	Relearning bool         `json:"relearning"`        // it has lost the account, and nodes are restoring it
 	Holders    []HolderLook `json:"holders"`
 }
 
@@ -63,7 +62,7 @@ type HolderLook struct {
 	Closed      bool          `json:"closed"`     // reclaimed: its fence is refused
 }
 
-// HotKey is a key that is asked for a lot here.
+// HotKey is a busy key of this node.
 type HotKey struct {
 	Account   string  `json:"account"`
 	Rule      string  `json:"rule"`

@@ -14,8 +14,8 @@ const (
 	Approx
 )
 
-// ModeSpec is a mode as configuration, declarations, advice and screens use it. How a mode decides is beside it in
-// the table of the server (cmd/sluice, modes.go).
+// ModeSpec is a mode as configuration, declarations, advice and screens use it. Its decisions are in the
+// table of the server (cmd/sluice, modes.go).
 type ModeSpec struct {
 	Name    string
 	Promise string   // a sentence without its subject, for people who choose one
@@ -24,10 +24,10 @@ type ModeSpec struct {
 	Owned bool
 	// Drifts has a node admit a share of a drift budget before the ledger has answered.
 	Drifts bool
-	// Declare changes what a rule of mode leasing would declare on so many nodes; nil: nothing is different. The rule
-	// has a limit above 0.
+	// Declare changes the bounds of a rule of mode leasing on so many nodes to those of this mode; nil: no
+	// change. The rule has a limit above 0.
 	Declare func(r *Rule, nodes int, storage Storage, b Bounds) Bounds
-	// Doubts returns what is valid and odd about a rule of this mode; nil: nothing is.
+	// Doubts returns remarks on valid rules of this mode; nil: none.
 	Doubts func(r *Rule) []string
 }
 

@@ -2,11 +2,10 @@ package ratelimit
 
 import "strings"
 
-// Nearest returns the known name that was most probably meant by said, "" if none
-// is close enough or two are equally close. Names are compared in lower case and
-// without '-', '_' and spaces; a beginning of a single known name counts as that
-// name ("sec" of "second"). It costs len(said) x the lengths of all known names;
-// what is longer than 40 bytes is not compared.
+// Nearest returns the known name that said most probably means, or "" if none is close enough or two are
+// equally close. Names are compared in lower case and without '-', '_' and spaces. A beginning of a single
+// known name counts as that name ("sec" of "second"). It costs len(said) x the lengths of all known names.
+// Texts longer than 40 bytes are not compared.
 func Nearest(said string, known []string) string {
 	plain := plainName(said)
 	if plain == "" || len(plain) > 40 {

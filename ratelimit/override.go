@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"math"
 )
 
 // Override is the limit of one key, set at run time. It counts in place of the rule's limit, at most the rule's
@@ -19,6 +20,36 @@ type Override struct {
 	Set LedgerTime
 	// By and Reason say who set it and why: at most MaxOverrideText bytes of UTF-8 each.
 	By, Reason string
+}
+
+// In tells whether it is in force at a time of the store's clock. Of none, nothing is.
+func (o *Override) In(at LedgerTime) bool { return o != nil && (o.Expires == 0 || at < o.Expires) }
+
+// MostBurst is what a bucket holds at most at a ledger, whatever its rule says.
+const MostBurst Tokens = 1<<32 - 1
+
+// Overridable tells whether overrides of the limit are read. Where debt is carried they are not: a limit that changes
+// would make debt of what was spent within another.
+func (l *Limit) Overridable() bool { return l.Ceiling > 0 && !l.Carries && l.Algorithm != Concurrency }
+
+// Under is the limit with an override in force; nil: there is none.
+func (l Limit) Under(o *Override) Limit {
+	if o == nil || !l.Overridable() {
+		return l
+	}
+	n := l.Ceiling
+	if !o.Unlimited {
+		n = min(o.Requests, n)
+	}
+	if l.Algorithm == TokenBucket { // as bucket.lua has it
+		burst := n
+		if l.Requests > 0 {
+			burst = Tokens(math.Floor(min(float64(MostBurst), float64(min(l.Burst, MostBurst))*(float64(n)/float64(l.Requests)))))
+		}
+		l.Burst = max(min(1, n), min(burst, MostBurst))
+	}
+	l.Requests = n
+	return l
 }
 
 // MaxOverrideText bounds each text of an override, in bytes.
@@ -47,8 +78,8 @@ type Match struct {
 type Overrider interface {
 	// Override returns the override of an ask's key, and whether there is one.
 	Override(ctx context.Context, now Instant, a *Ask) (o Override, ok bool, err error)
-	// SetOverride sets it, or removes it if o is nil, and returns what is in force then. The store's clock gives Set;
-	// o.Set is not read.
+	// SetOverride sets it, or removes it if o is nil, and returns the override in force then. The store's
+	// clock gives Set; o.Set is not read.
 	SetOverride(ctx context.Context, now Instant, a *Ask, o *Override, match Match) (Override, error)
 	// Overrides lists up to n whose keys' names begin with prefix and come after a name, in the order of the names.
 	Overrides(ctx context.Context, prefix, after string, n int) ([]NamedOverride, error)

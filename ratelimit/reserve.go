@@ -10,11 +10,10 @@ import "math/bits"
 // price is not over-admission but tokens that nobody can reach, those of seats that nobody has and of
 // nodes that do not need them.
 
-// Reserve is how many tokens of the limit the ledger does not grant: as many whole ones for each of
-// max_nodes as lease.reserve has; 0 where a rule has none. It is for fixed windows. A rule of mode approx
-// has a drift budget instead, an audit has all that is spent on record, debt is what lies beyond the whole limit, and a
-// limit that a request brings
-// along is no rule whose reserve nodes could agree on.
+// Reserve is the part of the limit that the ledger does not grant: whole tokens for each of max_nodes, up to
+// lease.reserve. It is 0 for rules without one. It is for fixed windows. A rule of mode approx has a drift
+// budget instead, an audit needs all spending on record, and debt is beyond the whole limit. A limit that a
+// request brings is no rule, so that nodes could not agree on its reserve.
 func (r *Rule) Reserve() Tokens {
 	c := &r.Coordination
 	if c.Lease.Reserve == (Share{}) || !r.reserves() {
@@ -43,7 +42,7 @@ type reserved struct {
 	tokens Tokens
 }
 
-// AtLedger is the rule as a ledger knows it: of a limit that is less by the reserve, which drifts. Without a
+// AtLedger is the rule for the ledger: with a limit that is less by the reserve, which drifts. Without a
 // reserve it is the rule itself. It does not allocate if Prepare was called.
 func (r *Rule) AtLedger() *Rule {
 	if r.Coordination.Lease.Reserve == (Share{}) {
@@ -60,6 +59,7 @@ func (r *Rule) AtLedger() *Rule {
 	at := *r
 	at.atLedger, at.held = nil, reserved{of: r, tokens: n}
 	at.Limit.Requests -= n
+	at.Limit.Ceiling = 0 // first requests are answered from the reserve, which an override may not have
 	at.Coordination.Lease.Reserve, at.Coordination.DriftBudget = Share{}, Share{Tokens: n}
 	// Where a node knows that little is left, it waits for the ledger as long as any, and others may give back.
 	at.Coordination.CheckTimeout = r.Coordination.Deadline()
@@ -76,8 +76,8 @@ func (r *Rule) Prepare() {
 // Whole is the rule that a rule for a ledger was made of; nil, if it is none.
 func (r *Rule) Whole() *Rule { return r.held.of }
 
-// Remaining is what is left of the whole limit, as a share, if so much is of a ledger's part of it. It is 0
-// only where nothing of that part is left.
+// Remaining scales the rest of a ledger's part to the whole limit. It is 0 only if nothing of that part is
+// left.
 func (r *Rule) Remaining(left Tokens) Tokens {
 	at := uint64(r.Limit.Capacity())
 	if r.held.tokens == 0 || left <= 0 || at == 0 {

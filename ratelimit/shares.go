@@ -2,9 +2,8 @@ package ratelimit
 
 import "time"
 
-// LossShare is what a ledger that has lost its data grants of a key, in all, until
-// every holder has told it what it had spent: a twentieth of the limit, and at
-// least one token.
+// LossShare is the total grant of a key by a ledger that lost its data, until every holder has restored its
+// total: a twentieth of the limit, and at least one token.
 func (r *Rule) LossShare() Tokens { return max(1, r.Limit.Capacity()/LossPart) }
 
 // LocalShare is the rule for a node that must decide alone, under
@@ -38,12 +37,12 @@ func (r *Rule) PerRequest() *Rule {
 	return &own
 }
 
-// SyncInterval is how old what a node knows of what is left may be for it to spend its
-// share without waiting, under mode approx.
+// SyncInterval is the largest age of the known remainder at which a node of mode approx spends its share
+// without waiting.
 func (r *Rule) SyncInterval() time.Duration { return min(2*time.Second, r.Limit.Period()/2) }
 
-// DriftShare is what one node of max_nodes may spend of a key, under mode
-// approx, before the ledger has answered; 0 if that is less than a token.
+// DriftShare is the part of a key that one node of max_nodes may spend under mode approx before the ledger
+// answers; 0 if that is less than a token.
 func (r *Rule) DriftShare() Tokens {
 	c := &r.Coordination
 	return c.DriftBudget.Of(r.Limit.Capacity()) / Tokens(c.MaxNodes)
@@ -55,9 +54,8 @@ func (r *Rule) Drifts() bool {
 	return (r.Coordination.Mode.Spec().Drifts || r.held.tokens > 0) && r.DriftShare() > 0
 }
 
-// LargestLease is the most that one holder is granted at once under reclaim:
-// eager, but for a single request that costs more: half of a whole budget, or
-// what the rule fixes.
+// LargestLease is the largest grant to one holder at once under reclaim: eager, unless a single request costs
+// more: half of a whole budget, or the size that the rule fixes.
 func (r *Rule) LargestLease() Tokens {
 	most := max(1, r.Limit.Capacity()/2)
 	if size := r.Coordination.Lease.Fixed; size > 0 {

@@ -23,7 +23,7 @@ func (t Instant) Sub(u Instant) time.Duration { return time.Duration(t - u) }
 // epoch. Windows are cut by it and fences are drawn from it.
 type LedgerTime int64
 
-// Add returns the time d later; what is less than a microsecond is dropped.
+// Add returns the time d later, without fractions of a microsecond.
 func (t LedgerTime) Add(d time.Duration) LedgerTime { return t + LedgerTime(d/time.Microsecond) }
 
 // Sub returns how much later t is than u.

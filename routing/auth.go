@@ -57,8 +57,8 @@ const (
 	leastSecret = 16
 )
 
-// ErrSecret says that somebody who calls itself a peer does not know the secret,
-// or is between this node and one that does.
+// ErrSecret says that a peer did not prove the secret. It may be a stranger, or a relay between this node and
+// a peer.
 var ErrSecret = errors.New("the peer has another PEER_SECRET or none, or a relay is between the nodes")
 
 var (
@@ -69,7 +69,7 @@ var (
 	errSelf    = errors.New("the peer has the name of this node (its PEER_ADDR)")
 )
 
-// CheckSecret tells what is wrong with a secret.
+// CheckSecret returns the fault of a secret, if it has one.
 func CheckSecret(secret string) error {
 	if len(secret) < leastSecret {
 		return fmt.Errorf("PEER_SECRET has %d bytes, must have at least %d, and at random, for it "+

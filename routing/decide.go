@@ -728,8 +728,7 @@ func (c *core) giveFallback(ctx context.Context, now instant, a *ask) {
 	c.fallback.Decide(ctx, now, []ask{own}, make([]verdict, 1))
 }
 
-// Undo implements [ratelimit.Limiter]. What an owner charged it is told to take
-// back, and nobody waits for that.
+// Undo implements [ratelimit.Limiter]. The owner of a charge is asked to take it back, without a wait.
 func (c *core) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		c.undo(now, asks[i:i+1], verdicts[i:i+1])

@@ -17,13 +17,12 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Gossip finds nodes by telling each other (memberlist, which follows Das,
-// Gupta and Motivala, "SWIM", 2002). What is said is encrypted and authenticated
-// with a key made of the secret. A node need know only one other that is there.
+// Gossip finds nodes by gossip (memberlist, which follows Das, Gupta and Motivala, "SWIM", 2002). Messages
+// are encrypted and authenticated with a key made from the secret. A node needs the address of only one
+// other.
 //
-// What strangers send costs at most mostGossipStreams connections of
-// mostGossipBytes at a time, and is counted and told of. Who knows the secret can
-// name up to maxPeers addresses.
+// Strangers cost at most mostGossipStreams connections of mostGossipBytes at a time. They are counted and
+// reported. Holders of the secret can name up to maxPeers addresses.
 type Gossip struct {
 	list  *memberlist.Memberlist
 	seeds []string
@@ -36,9 +35,8 @@ const (
 	mostGossipBytes   = 1 << 20 // of one: a thousand nodes are told of in some 150 KB
 )
 
-// NewGossip starts to listen on bind, for nodes that find this one's peer
-// address with it. seeds are others' gossip addresses; none of them need be
-// there yet. The secret is as CheckSecret wants it.
+// NewGossip listens on bind, so that other nodes find this node's peer address. seeds are gossip addresses of
+// others, which need not run yet. The secret must pass CheckSecret.
 func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if secret == "" {
 		return nil, errors.New("PEERS is gossip and needs PEER_SECRET, from which the key of gossip is derived")

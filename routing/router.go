@@ -21,11 +21,11 @@ type Options struct {
 	Addr      string // this node's, for peers
 	Weight    uint32 // 0 means 1
 	Discovery Discovery
-	Secret    string // what all peers know; see CheckSecret
+	Secret    string // the shared secret of all peers; see CheckSecret
 	// for dialling, TLS 1.3; nil: with certificates that say nothing, so that the secret is needed
 	TLS     credentials.TransportCredentials
 	HotRate float64 // hits a second from which on a key is hot; 0: ten times the mean
-	// OnPeer, if set, is told what went wrong with a peer. It must not block.
+	// OnPeer, if set, is called with each failure of a peer. It must not block.
 	OnPeer func(addr string, err error)
 }
 
@@ -259,9 +259,9 @@ func (r *Router) wake() { r.work.ring() }
 
 func (r *Router) yield() { runtime.Gosched() }
 
-// Leave hands all keys over to the others. They are told first; until all have
-// heard, this node still decides. It goes on to forward. It blocks until all is
-// acknowledged, at most until ctx is done; then it tells OnPeer what is lost.
+// Leave announces the departure, and hands all keys over. Until all peers have acknowledged the announcement,
+// this node decides. It keeps forwarding. It blocks until all is acknowledged, or ctx is done. Then OnPeer
+// gets the losses.
 func (r *Router) Leave(ctx context.Context) {
 	r.run.Lock()
 	never := r.running == nil

@@ -13,15 +13,13 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// Stepped is a node in a ring that somebody else drives, in whatever time they
-// keep: it has no goroutine, socket or timer, reads no clock but the one it is
-// given, and does the same in every run that asks it the same. It decides,
-// joins, leaves and hands over as a [Router] does, by the same code; only who
-// waits, and how frames travel, is different. It is not safe for concurrent use.
+// Stepped is a node in a ring that a driver runs in its own time. It has no goroutine, socket or timer, and
+// reads only the given clock. The same calls have the same results in every run. It decides, joins, leaves
+// and hands over by the code of a [Router]. Only waits and the transport of frames differ. It is not safe for
+// concurrent use.
 //
-// Its driver carries frames between nodes (Wires), in order as a stream does,
-// and tells of streams that open and break. After a Store has been answered,
-// it calls Pump.
+// Its driver carries frames between nodes (Wires), in order as a stream does, and reports streams that open
+// and break. After the answer of a Store, it calls Pump.
 type Stepped struct {
 	core  *core
 	o     SteppedOptions
@@ -57,8 +55,8 @@ type SteppedOptions struct {
 	Store       *leasing.Stepped // or what leases from one
 	Wires       Wires
 	OnPeer      func(addr string, err error)
-	// Decided, if set, is told what this node decides for its peers, and Undone
-	// what it takes back, when it does.
+	// Decided, if set, is called with each decision of this node for its peers, and Undone with each charge
+	// that it takes back.
 	Decided, Undone func(a *ratelimit.Ask, v *ratelimit.Verdict)
 }
 
@@ -87,7 +85,7 @@ type steppedAsks struct {
 	from *inlet
 }
 
-// NewStepped makes a node. It knows nobody yet: see Found.
+// NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
 	c := newCore(Options{Addr: o.Addr, Weight: o.Weight, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
@@ -462,7 +460,7 @@ func (s *Stepped) wakeUp(now instant) {
 	})
 }
 
-// Describe says what is in a frame, for traces.
+// Describe describes a frame, for traces.
 func Describe(frame []byte) string {
 	var f wire.Frame
 	if err := proto.Unmarshal(frame, &f); err != nil {

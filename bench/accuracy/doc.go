@@ -1,12 +1,9 @@
-// Package accuracy measures, with real processes, what each mode admits against
-// its limits, and what that costs: a fleet of nodes and a Redis are started, and
-// driven over gRPC by clients that count for themselves.
+// Package accuracy measures the admissions of each mode against its limits, and their cost. It starts a fleet
+// of nodes and a Redis, as real processes, and drives them over gRPC by clients that count for themselves.
 //
-// Guarantee: what was admitted is counted where it arrives, at the client. A run
-// in which a key went further over its limit than its rule declares, or (when
-// nothing went wrong) in which the client and the service count differently by
-// as much as a token, is marked, and fails the command.
+// Guarantee: admissions are counted where they arrive, at the client. A run is marked, and fails the command,
+// if a key exceeded its limit by more than its rule declares. So is one without faults in which the counts of
+// client and service differ by a token.
 //
-// Limits are for a year, so that no window ends while it is measured; the
-// simulator plays windows that end.
+// Limits are for a year, so that no window ends during the measurement. The simulator plays windows that end.
 package accuracy

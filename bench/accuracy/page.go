@@ -57,8 +57,7 @@ func (r *Report) sums() (all []sum) {
 
 func (s *sum) perThousand() float64 { return 1000 * float64(s.ops) / float64(max(1, s.offered)) }
 
-// Page shows the report: first which mode to use and what it costs, then every
-// measurement.
+// Page shows the report: first a recommendation of modes with their costs, then every measurement.
 func (r *Report) Page() *report.Page {
 	p := &report.Page{Title: "Accuracy: what was admitted against what was allowed", Lead: r.lead()}
 	p.Tables = []report.Table{

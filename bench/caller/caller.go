@@ -24,8 +24,8 @@ type Pool struct {
 	turn  atomic.Uint64
 }
 
-// Timeout is how long a call may take: more than any decision may, so that what is
-// counted is what the service does.
+// Timeout is the longest time of a call: more than any decision takes, so that the count is that of the
+// service.
 const Timeout = time.Second
 
 // Add has a node asked, too.
@@ -40,8 +40,7 @@ func (p *Pool) Add(address string) error {
 	return nil
 }
 
-// Drop takes a node out, as a balancer does that knows it to be away. Calls that
-// are under way there may end.
+// Drop takes a node out, as a balancer does with an absent one. Calls that are under way there may end.
 func (p *Pool) Drop(address string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,8 +82,8 @@ func (p *Pool) All() []*grpc.ClientConn {
 // inFlight bounds the calls of an open loop.
 const inFlight = 4096
 
-// Open makes the calls of a load when they are meant to be made, whatever became
-// of those before, each in a goroutine of its own, and waits for all.
+// Open makes the calls of a load at their times, whatever became of earlier ones, each in a goroutine of its
+// own, and waits for all.
 func Open(ctx context.Context, l load.Load, seed uint64, start time.Time, call func(r load.Request, intended time.Time)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, inFlight)

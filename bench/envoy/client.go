@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Quirks are where Envoy's filter differs from what the protocol says.
+// Quirks are differences between Envoy's filter and the protocol.
 type Quirks struct {
 	// FixedInterval reports every 5 s, whatever reporting_interval says.
 	FixedInterval bool
@@ -37,7 +37,7 @@ type Quirks struct {
 	// IgnoresReuse falls back to no_assignment_behavior where expired_assignment_behavior
 	// is reuse_last_assignment.
 	IgnoresReuse bool
-	// LosesReports drops what was counted when there is no stream to report it on.
+	// LosesReports drops counts while there is no stream to report them on.
 	LosesReports bool
 	// WholeSecondElapsed tells only the whole seconds of time_elapsed.
 	WholeSecondElapsed bool
@@ -73,8 +73,8 @@ type Options struct {
 // StockInterval is how often stock Envoy reports.
 const StockInterval = 5 * time.Second
 
-// Wire is a client's way to a server. Open tells whether a stream was opened, or is being;
-// what is sent on one that breaks is lost. Neither blocks.
+// Wire is a client's connection to a server. Open reports whether a stream is open, or is being opened.
+// Messages on a stream that breaks are lost. Neither blocks.
 type Wire interface {
 	Open() bool
 	Send(*rlqs.RateLimitQuotaUsageReports)
@@ -210,7 +210,7 @@ func (c *Client) Next() ratelimit.Instant {
 	return next
 }
 
-// Tick does what is due: expired assignments end, and buckets are reported.
+// Tick does the due work: expired assignments end, and buckets are reported.
 func (c *Client) Tick(now ratelimit.Instant) {
 	for _, name := range c.order {
 		if b := c.buckets[name]; b.active != nil && b.active.expires != 0 && now >= b.active.expires {
@@ -306,8 +306,8 @@ func nameOf(id map[string]string) string {
 	return b.String()
 }
 
-// Live is what a bucket would still let pass now, if its timers are looked at; MaxTokens:
-// anything.
+// Live is the number of requests that a bucket would pass now, if its timers are checked; MaxTokens: any
+// number.
 func (c *Client) Live(now ratelimit.Instant, id map[string]string) ratelimit.Tokens {
 	b := c.buckets[nameOf(id)]
 	if b == nil || b.active == nil || b.active.expires != 0 && now >= b.active.expires {

@@ -14,8 +14,8 @@ import (
 // Entries are the rate_limits of a route.
 type Entries []*route.RateLimit
 
-// ParseEntries reads rate_limits, or the first rate_limits in a whole configuration of Envoy. It refuses what a Filter
-// does not play.
+// ParseEntries reads rate_limits, or the first rate_limits in a whole configuration of Envoy. It refuses
+// entries that a Filter does not play.
 func ParseEntries(text string) (all Entries, err error) {
 	var tree any
 	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {

@@ -42,8 +42,8 @@ type outbox struct {
 // mostQueued is how many messages may wait for a stream to open; more are lost.
 const mostQueued = 1024
 
-// NewLive makes a client of the server at an address, and runs it until Close. passed, if not
-// nil, is told when each request that passes was decided, while others wait.
+// NewLive makes a client of the server at an address, and runs it until Close. passed, if not nil, is called
+// with the time of each decision that passes a request, while others wait.
 func NewLive(o Options, address string, passed func(time.Time)) (*Live, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &Live{clock: ratelimit.MonotonicClock(), ctx: ctx, stop: stop, wake: make(chan struct{}, 1), passed: passed}

@@ -1,9 +1,7 @@
-// Package judge counts what was admitted of a key against its limit's own
-// definition, which knows nothing of leases, nodes or ledgers, and beside what
-// an exact limiter would have made of the same requests.
+// Package judge compares the admissions of a key with its limit's own definition, which has no leases, nodes
+// or ledgers, and with those of an exact limiter for the same requests.
 //
-// Guarantee: Worst is what a client that counts every admission, and has the
-// ledger's clock, would find.
+// Guarantee: Worst is the result of a client that counts every admission, and has the ledger's clock.
 package judge
 
 import (
@@ -12,8 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Judge watches one key. It is told of each request once, in the order of the
-// ledger's clock. It is not safe for concurrent use.
+// Judge watches one key. It gets each request once, in the order of the ledger's clock. It is not safe for
+// concurrent use.
 type Judge struct {
 	limit    ratelimit.Limit
 	got      usage            // by what was admitted
@@ -46,7 +44,7 @@ func New(l ratelimit.Limit) *Judge {
 	return &j
 }
 
-// Limit is what it judges by.
+// Limit is the limit of its verdicts.
 func (j *Judge) Limit() ratelimit.Limit { return j.limit }
 
 // Allow has it judge by another number of tokens from here on: while nodes have
@@ -58,7 +56,7 @@ func (j *Judge) Allow(l ratelimit.Limit) {
 	j.limit.Requests, j.limit.Burst = l.Requests, l.Burst
 }
 
-// Credit takes in that n tokens were given back, at most what was spent. It returns what was not, of a window.
+// Credit takes in that n tokens were given back, at most the usage. For a window, it returns the rest.
 func (j *Judge) Credit(at ratelimit.LedgerTime, n ratelimit.Tokens) (unspent ratelimit.Tokens) {
 	j.advance(at)
 	unspent = max(0, n-j.got.spent)
@@ -69,7 +67,7 @@ func (j *Judge) Credit(at ratelimit.LedgerTime, n ratelimit.Tokens) (unspent rat
 	return unspent
 }
 
-// Spent is what was spent in the window of an instant, as far as it was not given back.
+// Spent is the usage in the window of an instant, without tokens that were given back.
 func (j *Judge) Spent(at ratelimit.LedgerTime) ratelimit.Tokens {
 	j.advance(at)
 	return max(0, j.got.spent)
@@ -112,10 +110,9 @@ func (j *Judge) Refuse(at ratelimit.LedgerTime, n ratelimit.Tokens) {
 	}
 }
 
-// Retract takes back what was admitted at an instant, for nobody heard of it: at
-// most what is still spent of that window, for it may have been credited meanwhile.
-// Of a bucket it cannot say how full it would have been meanwhile: from here on that
-// much more may pass unseen.
+// Retract takes back an admission at an instant, because its answer did not arrive: at most the remaining
+// usage of that window, which may have been credited meanwhile. It cannot compute the level that a bucket
+// would have had meanwhile. From here on that much more may pass unseen.
 func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) {
 	j.advance(now)
 	j.admitted -= n
@@ -200,7 +197,7 @@ func (u *usage) spend(n ratelimit.Tokens) {
 	u.level -= float64(n)
 }
 
-// Room is what the limit has left at an instant; below 0 when too much was admitted.
+// Room is the rest of the limit at an instant; below 0 when too much was admitted.
 func (j *Judge) Room(at ratelimit.LedgerTime) ratelimit.Tokens {
 	j.advance(at)
 	return j.got.room(at, &j.limit)
@@ -209,22 +206,20 @@ func (j *Judge) Room(at ratelimit.LedgerTime) ratelimit.Tokens {
 // Worst is the most that was admitted beyond the limit at any instant.
 func (j *Judge) Worst() ratelimit.Tokens { return j.worst }
 
-// Early is what was refused while the limit had room for it, whoever held that
-// room.
+// Early counts refusals while the limit had room for the request, at any node.
 func (j *Judge) Early() ratelimit.Tokens { return j.early }
 
 // Admitted is all that was.
 func (j *Judge) Admitted() ratelimit.Tokens { return j.admitted }
 
-// Over is what was admitted beyond the limit in fixed windows until at, all
-// windows together.
+// Over is the admission beyond the limit in fixed windows until at, all windows together.
 func (j *Judge) Over(at ratelimit.LedgerTime) ratelimit.Tokens {
 	j.advance(at)
 	return j.over
 }
 
-// Under is what was admitted less than an exact limiter would have, of the same
-// requests, until at: for fixed windows window by window.
+// Under is the admission of an exact limiter for the same requests until at, less the real one: for fixed
+// windows window by window.
 func (j *Judge) Under(at ratelimit.LedgerTime) ratelimit.Tokens {
 	j.advance(at)
 	if j.limit.Algorithm == ratelimit.FixedWindow {
@@ -233,8 +228,8 @@ func (j *Judge) Under(at ratelimit.LedgerTime) ratelimit.Tokens {
 	return max(0, j.exact-j.admitted)
 }
 
-// Least is the least that was admitted in a window until at, not counting the
-// first and the one that goes on; ok says that there was one.
+// Least is the smallest admission in a window until at, without the first and the current one. ok says that
+// there was one.
 func (j *Judge) Least(at ratelimit.LedgerTime) (n ratelimit.Tokens, ok bool) {
 	j.advance(at)
 	return j.least, j.whole >= 2

@@ -1,10 +1,9 @@
-// Package load makes demand: at which instant which key is asked for. The
-// benchmark sends it to servers, and the simulator plays it in virtual time.
+// Package load makes demand: the instants of requests, and their keys. The benchmark sends it to servers, and
+// the simulator plays it in virtual time.
 //
-// Guarantee: a Stream is the same for the same Load and seed, and costs no
-// allocation per request. Requests arrive as a Poisson process (independently
-// of each other and of the answers), whose rate changes as Shape says: its mean
-// over the whole time is Rate.
+// Guarantee: a Stream is the same for the same Load and seed, and costs no allocation per request. Requests
+// arrive as a Poisson process (independently of each other and of the answers). Its rate changes as Shape
+// says, and its mean over the whole time is Rate.
 package load
 
 import (
@@ -24,8 +23,8 @@ const (
 	// Burst is 5.5 times the mean in the first tenth of each second, and half
 	// the mean in the rest.
 	Burst
-	// Flash is two thirds of the mean, and in the fifth tenth of the time four
-	// times the mean, nearly all of it on one key that was cold before.
+	// Flash is two thirds of the mean, and in the fifth tenth of the time four times the mean, nearly all of
+	// it on one key without earlier requests.
 	Flash
 	// Ramp grows from nothing to twice the mean.
 	Ramp
@@ -52,8 +51,8 @@ type Load struct {
 	Rate   float64 // requests a second, in the mean
 	Shape  Shape
 	Keys   int           // distinct keys; 0 means 1
-	Skew   float64       // of a Zipf law over the keys: 0 is uniform, 1.1 is what the web does
-	Hot    float64       // the share of requests that one key gets besides, 0 to 1
+	Skew   float64       // of a Zipf law over the keys: 0 is uniform, 1.1 is that of the web
+	Hot    float64       // the additional share of requests for one key, 0 to 1
 	Cost   int           // hits of a request: 1 to Cost, uniformly; 0 means 1
 	Length time.Duration // of the whole
 }

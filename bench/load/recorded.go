@@ -188,7 +188,7 @@ func (r *recorder) finish() (*Recorded, error) {
 	return &r.Recorded, nil
 }
 
-// Load describes the demand: as much as a Source's reader must know.
+// Load describes the demand as far as a Source's reader needs it.
 func (r *Recorded) Load() Load {
 	length := r.Requests[len(r.Requests)-1].At + 1
 	return Load{Rate: float64(len(r.Requests)) / max(length.Seconds(), 0.001), Keys: len(r.Keys), Length: length}

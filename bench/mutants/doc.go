@@ -1,12 +1,10 @@
-// Command mutants asks what the tests would notice: it plants small faults
-// (mutants) in the core, one at a time, and runs the tests and the simulator's
-// histories against each.
+// Command mutants tests the tests: it plants small faults (mutants) in the core, one at a time, and runs the
+// tests and the simulator's histories against each.
 //
-// Guarantee: with no fault active, the instrumented build passes the same
-// tests, or the command refuses to go on; and a fault counts as killed only
-// when a test fails, panics or hangs with it, twice where the test keeps real
-// time. It does not promise that its faults are all that there are: what nobody
-// thought of writing as an operator or by hand is not planted.
+// Guarantee: with no fault active, the instrumented build passes the same tests, or the command ends. A fault
+// counts as killed only when a test fails, panics or hangs with it, twice where the test keeps real time. It
+// does not promise that its faults are all possible ones: only those of its operators, and those by hand, are
+// planted.
 //
 //	make mutants                                      # everything
 //	make mutants FILES=leasing/account/account.go BUDGET=5m   # a part, for so long
@@ -19,6 +17,5 @@
 // The scripts are the Go code once more, and get no faults: TestTwins compares the two. With
 // -skip TestTwins a fault stands for the same one in both.
 //
-// docs/internals/proof.md says how to read the report, and what to do about a
-// survivor.
+// docs/internals/proof.md says how to read the report, and how to handle a survivor.
 package main

@@ -88,7 +88,7 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 4000000000}
 `
 
-// Run measures a server's capacity, and then what it does with multiples of it.
+// Run measures a server's capacity, and then its answers at multiples of it.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.validate(); err != nil {
 		return nil, err

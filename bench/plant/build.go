@@ -28,9 +28,9 @@ type Binary struct {
 	bugs      []Bug
 }
 
-// Tests builds the tests of a package, which is named from the root as "bench/sim", with bugs.
-// What it writes, the binary as well, lies in the folder into, which must be an absolute path.
-// It blocks for a build: of all packages with bugs and of all that import them.
+// Tests builds the tests of a package with bugs, named from the root as "bench/sim". All output, including
+// the binary, is in the folder into, an absolute path. It blocks for a build of all packages with bugs and of
+// all that import them.
 func Tests(ctx context.Context, root, pkg, into string, bugs []Bug) (*Binary, error) {
 	texts, err := instrumented(root, bugs)
 	if err != nil {

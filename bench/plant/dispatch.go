@@ -14,14 +14,14 @@ const Variable = "SLUICE_MUTANT"
 // this name, with what else it imports.
 const Extra = "zz_mutants.go"
 
-// Reader declares what Dispatch asks: which bug a run has. imports are lines of an import
-// declaration, beside those of os and strconv.
+// Reader declares the variable that Dispatch reads: the bug of a run. imports are lines of an import
+// declaration, in addition to those of os and strconv.
 func Reader(name string, imports ...string) string {
 	return fmt.Sprintf("package %s\n\nimport (\n\t\"os\"\n\t\"strconv\"\n%s)\n\n"+
 		"var mutant__active = func() int { n, _ := strconv.Atoi(os.Getenv(%q)); return n }()\n", name, strings.Join(imports, ""), Variable)
 }
 
-// Asked declares the same as Reader, for who wants to know only whether a package compiles.
+// Asked declares the same as Reader, to test only whether a package compiles.
 func Asked(name string) string { return "package " + name + "\nvar mutant__active int" }
 
 // Copied is a function with a bug's edits, which lie in it, under the name that Dispatch calls

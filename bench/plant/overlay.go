@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Overlay writes texts, by their files' names from the root, to a folder, and returns what the
-// go command is to be given as -overlay.
+// Overlay writes texts to a folder, by their files' names from the root, and returns the go command's
+// argument of -overlay.
 func Overlay(root, into string, texts map[string]string) (file string, err error) {
 	replace := map[string]string{}
 	for name, text := range texts {

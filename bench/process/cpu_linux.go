@@ -24,10 +24,10 @@ func CPUOf(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// AllCPU is the processor time that all processes and the kernel have used since the machine
-// started: all the time there was, less what /proc/stat says that processors were idle, in hundredths of
-// a second. What it says that they were busy is counted by ticks, and misses most of what runs for less
-// than one: the busy time of a server and its callers was more than that of all.
+// AllCPU is the processor time of all processes and the kernel since the machine started. It is all the time
+// there was, less the idle time of /proc/stat, in hundredths of a second. The busy time there counts ticks,
+// and misses most processes that run for less than one: a server and its callers were busier than all
+// together.
 func AllCPU() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {

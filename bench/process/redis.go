@@ -93,7 +93,7 @@ func (s *Redis) Close() {
 	}
 }
 
-// RedisUse is what a Redis has done so far.
+// RedisUse is the work of a Redis so far.
 type RedisUse struct {
 	CPU     time.Duration // processor time; 0 of one that is not of this run
 	Scripts int64         // EVAL and EVALSHA: each settles the claims of one key
@@ -110,8 +110,7 @@ type RedisCommand struct {
 
 var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+),usec=(\d+)|total_net_(in|out)put_bytes:(\d+)`)
 
-// Used asks it what it has done. Of one that does not answer within a second,
-// only the processor time is known.
+// Used reads its work. Without an answer within a second, only the processor time is set.
 func (s *Redis) Used() (u RedisUse) {
 	if s.own != nil {
 		u.CPU, _ = s.own.CPU()
@@ -141,7 +140,7 @@ func (s *Redis) Used() (u RedisUse) {
 	return u
 }
 
-// Since is what it has done since it had done before.
+// Since is its work since an earlier reading.
 func (u RedisUse) Since(before RedisUse) RedisUse {
 	d := RedisUse{
 		CPU: u.CPU - before.CPU, Scripts: max(0, u.Scripts-before.Scripts), In: u.In - before.In, Out: u.Out - before.Out,

@@ -17,9 +17,8 @@ type Share struct {
 	server, own unix.CPUSet
 }
 
-// Divide gives half of the processors that this process may use to a server, and has
-// this process use only the others until rejoin is called. On one processor nothing
-// is divided.
+// Divide gives half of the processors that this process may use to a server. This process uses only the
+// others until rejoin is called. A single processor is not divided.
 func Divide() (s *Share, rejoin func(), err error) {
 	var all unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {

@@ -76,7 +76,7 @@ func (h *historian) faults(o *Options) {
 	slices.SortStableFunc(o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }
 
-// Describe says what a run plays.
+// Describe describes a run.
 func (o *Options) Describe() string {
 	return fmt.Sprintf("seed %d: %v, %d Envoys (skewed %t, bursts %t), %d nodes, %d keys, %.1f requests a second and %.1f over RLS, "+
 		"from %v for %v, trip %v; faults %v; quirks %+v", o.Seed, o.Rule.Limit, o.Envoys, o.Skewed, o.Bursts, o.Nodes, o.Keys, o.Rate, o.Direct, o.Start, o.Length, o.Trip,

@@ -40,8 +40,8 @@ const (
 	Stall                   // messages between an Envoy and its node take For longer
 	Late                    // answers to an Envoy take For longer, its reports do not
 	Kill                    // a node ends without a word, and is there again after For, knowing nothing
-	Hang                    // the ledger answers nobody, for For
-	Forget                  // the ledger forgets everything
+	Hang                    // the ledger does not answer, for For
+	Forget                  // the ledger loses all data
 	Join                    // one more Envoy
 )
 
@@ -92,12 +92,12 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Result is what a run came to.
+// Result is the result of a run.
 type Result struct {
 	Requests, Admitted int64
 	Over               ratelimit.Tokens // the most beyond the limit, of any key at any instant
-	Declared           ratelimit.Tokens // what it may have been, by the faults that there were
-	Under              float64          // of the worst window but the first, what was missing of what an exact limiter admits
+	Declared           ratelimit.Tokens // the declared bound for the faults that occurred
+	Under              float64          // the worst window's deficit against an exact limiter, without the first
 	Streams            int64            // opened
 	Reports, Answers   int64            // messages
 	Carried, Uncovered int64            // tokens

@@ -48,7 +48,7 @@ type Client struct {
 	URL       string
 	Path      string   // of the requests of Drive
 	KeyHeader string   // in which they have their keys
-	Headers   []string // that they have besides, as Get takes them
+	Headers   []string // further headers, as Get takes them
 	http      *http.Client
 }
 
@@ -69,7 +69,7 @@ type Answer struct {
 	Header http.Header
 }
 
-// Get asks for a path with headers, which are names and values in turn.
+// Get requests a path with headers, which are names and values in turn.
 func (c *Client) Get(ctx context.Context, path string, headers ...string) (Answer, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+path, http.NoBody)
 	if err != nil {
@@ -89,7 +89,7 @@ func (c *Client) Get(ctx context.Context, path string, headers ...string) (Answe
 	return Answer{a.StatusCode, a.Header}, nil
 }
 
-// Tally is what a client counted.
+// Tally is the count of a client.
 type Tally struct {
 	Passed, Limited, Failed int64                   // by the answer: 200, 429, all else
 	Keys                    map[int]int64           // passed, of each key

@@ -94,14 +94,14 @@ func Start(binary, dir string, c *Config) (*Envoy, error) {
 	return e, nil
 }
 
-// Write takes what it logs.
+// Write takes in its log.
 func (e *Envoy) Write(p []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.log.Write(p)
 }
 
-// Log is what it has logged: warnings, and worse.
+// Log is its log: warnings, and worse.
 func (e *Envoy) Log() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Fleet is nodes of Sluice as processes, which know each other as peers. It is not safe for concurrent use.
+// Fleet is nodes of Sluice as processes, which are peers of each other. It is not safe for concurrent use.
 type Fleet struct {
 	Nodes []*process.Process
 	// Peers are the names of the nodes among each other, PEER_ADDR.

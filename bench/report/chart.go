@@ -18,7 +18,7 @@ import (
 type Chart struct {
 	File   string // its name without ".svg", for the docs
 	Title  string
-	X, Y   string // what the axes are, with their units
+	X, Y   string // the labels of the axes, with their units
 	Lines  []Line
 	Bars   []Bar
 	Bound  float64 // a dashed line that is not to be crossed; 0: none

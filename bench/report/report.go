@@ -1,5 +1,5 @@
-// Package report shows what was measured: as a table in a terminal, and as a
-// page of its own with charts, which needs nothing from anywhere else.
+// Package report shows measurements: as a table in a terminal, and as a page of its own with charts, which
+// loads nothing.
 package report
 
 import (
@@ -19,7 +19,7 @@ import (
 // Page is a report.
 type Page struct {
 	Title  string
-	Lead   []string // what it says, in sentences
+	Lead   []string // its summary, in sentences
 	Tables []Table
 	Charts []Chart
 	Facts  []Fact // how it was measured

@@ -1,6 +1,5 @@
-// Command results reads what go test -v prints, and writes what the tests and
-// benchmarks measured as a table in Markdown: `make bench-approx` and others. It
-// fails if a test did.
+// Command results reads the output of go test -v, and writes the measurements of tests and benchmarks as a
+// table in Markdown: `make bench-approx` and others. It fails if a test did.
 package main
 
 import (

@@ -38,7 +38,7 @@ type book struct {
 	holders map[ratelimit.Holder]*entry
 	sum     ratelimit.Tokens
 	fence   ratelimit.Fence
-	lost    bool // it was lost, or is an older copy: refunds may lie below nothing
+	lost    bool // it was lost, is an older copy, or has credited an eager lease: refunds may lie below nothing
 }
 
 // entry is what the model has of a holder.
@@ -179,6 +179,7 @@ func (b *book) credit(now ratelimit.LedgerTime, sum ratelimit.Tokens, own *entry
 			e.total, e.expires = e.spent, 0
 		}
 	}
+	b.lost = b.lost || b.sum < 0 // others have refunded what it had in hand, or has spent and not told
 }
 
 // compare holds an answer against the model. Of a sliding window the sum has more, which is of the window before.

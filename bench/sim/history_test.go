@@ -73,6 +73,7 @@ func TestHistoriesOfBugs(t *testing.T) {
 		18484:   "what had drifted in a sliding window was forgotten with its key",
 		1005636: "a clock set ahead by more than a window had a node claim of the old one in a loop",
 
+		3004536: "an eager lease was credited whose tokens had been refunded",
 		7001049: "what was admitted before the window was known was in no book",
 		6698:    "what was refunded before a node's first answer was booked in a later window",
 		7001361: "what was refunded without the store was booked in no window",

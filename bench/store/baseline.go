@@ -16,10 +16,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-// Baseline asks Redis for each request, as envoyproxy/ratelimit's fixed window does:
-// INCRBY and EXPIRE of a key that names the window, in one pipeline, over one of ten
-// connections (its REDIS_POOL_SIZE). hits_addend of a descriptor is what is added, also
-// where that is 0 or where the limit is passed already.
+// Baseline asks Redis for each request, like envoyproxy/ratelimit's fixed window: INCRBY and EXPIRE of a key
+// that names the window, in one pipeline, over one of ten connections (its REDIS_POOL_SIZE). It adds
+// hits_addend of a descriptor, also if that is 0 or the limit is exceeded already.
 type Baseline struct {
 	Address, Redis string // HOST:PORT
 	Limit          int64

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// ClaimCost is what a claim costs a real Redis.
+// ClaimCost is the cost of a claim on a real Redis.
 type ClaimCost struct {
 	Holders  int     `json:"holders" col:"holders of a key"`      // of each key
 	Pipeline int     `json:"pipeline" col:"claims in a pipeline"` // claims that travel together

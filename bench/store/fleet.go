@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Fleet is nodes, and a Redis that was empty when they started. It is not safe for concurrent use, but for its Pool.
+// Fleet is nodes, and a Redis that was empty at their start. It is not safe for concurrent use, except its
+// Pool.
 type Fleet struct {
 	Redis *process.Redis
 	Pool  caller.Pool // of the nodes
@@ -28,7 +29,7 @@ func openFleet(o *Options, row *Row, m *mode, nodes int) (*Fleet, error) {
 	return Open(o.Binary, row.file(m), nodes)
 }
 
-// Open starts nodes of sluice, a binary, with a file of rules, and waits until they know each other.
+// Open starts nodes of sluice, a binary, with a file of rules, and waits until they have found each other.
 func Open(binary, rules string, nodes int) (*Fleet, error) {
 	file, remove, err := process.Rules(rules)
 	if err != nil {

@@ -130,8 +130,8 @@ type Measured struct {
 	Idle     float64       `json:"redis_idle"`                         // of a processor, with nobody connected; not in CPU
 	Failed   int64         `json:"failed"`                             // calls without an answer
 	Problem  string        `json:"problem,omitempty"`
-	// Commands are those that Redis ran; Reasons what the nodes claimed for, and
-	// Fallbacks why they decided without the ledger.
+	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions
+	// without the ledger.
 	Commands  map[string]process.RedisCommand `json:"commands"`
 	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
 	Fallbacks map[string]int64                `json:"fallbacks,omitempty"`

@@ -1,7 +1,6 @@
-// Package table measures what the table of keys costs in a process: memory for each
-// key, how long decisions take while keys are added and while all windows turn at
-// once, and what the garbage collector has to do with it. It measures the process that
-// it runs in, which should do nothing else.
+// Package table measures the cost of the table of keys in a process: memory for each key, the time of
+// decisions while keys are added and while all windows turn at once, and the work of the garbage collector.
+// It measures its own process, which should do no other work.
 package table
 
 import (
@@ -37,7 +36,7 @@ const (
 	Fleet Kind = "fleet"
 )
 
-// Options are what is measured.
+// Options select the measurement.
 type Options struct {
 	report.Setup
 	Keys  []int    `default:"1000000,5000000,10000000" help:"Number of keys."`

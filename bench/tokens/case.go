@@ -106,7 +106,7 @@ var ways = []Way{
 	{Name: "peek and charge"},
 	{Name: "constant", hold: func(c *Case) string { return fmt.Sprintf("{amount: %d}", c.Held) }},
 	{Name: "header", says: true, hold: func(c *Case) string { return fmt.Sprintf("{from: request, max: %d}", c.Most) }},
-	{Name: "learned", hold: func(c *Case) string { return fmt.Sprintf("{learned: 0.9, max: %d}", c.Most) }},
+	{Name: "learned", hold: func(c *Case) string { return fmt.Sprintf("{learned: 0.97, max: %d}", c.Most) }},
 	{Name: "maximum", hold: func(c *Case) string { return fmt.Sprintf("{amount: %d}", c.Most) }},
 }
 

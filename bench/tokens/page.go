@@ -52,7 +52,7 @@ func (r *Report) Page() *report.Page {
 var notes = []string{
 	"of them fitted: refused, though their cost fitted beside the cost of all that had passed. at most: what requests in flight cost beyond what they held, at its highest; over is at most that.",
 	"used: of the limit, by the cost of what passed. Redis/1,000: scripts, transactions and INCRBY for 1,000 requests and their settlements, with the script that each node runs every two seconds anyhow. p99: of a request's own call.",
-	"header: the client names the next power of two above its cost. learned: the 0.9-quantile of recent costs. Each node has seen some before.",
+	"header: the client names the next power of two above its cost. learned: the 0.97-quantile of recent costs. Each node has seen some before.",
 }
 
 // Problems are what must not be.

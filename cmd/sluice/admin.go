@@ -15,7 +15,7 @@ type adminCmd struct {
 
 type adminFlags struct {
 	descriptorArgs
-	Debug []string `default:"localhost:6070" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, HOST:PORT, separated by commas."`
+	Debug []string `default:"${debug}" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, HOST:PORT, separated by commas."`
 	All   bool     `help:"Include the other nodes of the fleet, which share the store."`
 	Token string   `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the nodes."`
 }

@@ -85,13 +85,15 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
+		Overrides: new(metrics.OverrideChanges),
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
 	}
 	p.peerAddr = c.Ring.Addr
+	overrides, _ := p.limiter.(ratelimit.Overrider)
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: explainRate, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: explainRate, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
 	p.server, err = c.open(svc, rlqs.NewService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)

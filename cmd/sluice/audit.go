@@ -49,13 +49,11 @@ func (*auditCmd) hideForServe(app *kong.Node) {
 			if before, _, found := strings.Cut(f.Help, " Unset:"); found {
 				f.Help = before
 			}
-			f.Help = strings.TrimSuffix(f.Help, " How long decisions wait, COORDINATION_STORE_DEADLINE says.")
 		}
 	}
 }
 
-// Run prints for each window what was admitted at most, and fails if that went
-// beyond what the rule declares.
+// Run prints the most that each window admitted, and fails if that exceeds the rule's declared bound.
 func (c *auditCmd) Run(s streams) error {
 	all, trimmed, err := c.read()
 	if err != nil {

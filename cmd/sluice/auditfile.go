@@ -13,26 +13,15 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 )
 
-// reconciled writes what answers have settled of what was spent without asking: to the log at debug level, and to
-// DRIFT_AUDIT_FILE as JSON lines.
-func (c *serveCmd) reconciled(log *slog.Logger) (func(*leasing.Reconciliation), error) {
-	sinks := []*slog.Logger{log}
-	if c.DriftAuditFile != "" {
-		f, err := openCapped(c.DriftAuditFile, auditBytes)
-		if err != nil {
-			return nil, fmt.Errorf("DRIFT_AUDIT_FILE is %q: %w", c.DriftAuditFile, err)
-		}
-		sinks = append(sinks, slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug})))
+// reconciled logs, at debug level, how an answer settles tokens that were spent before it.
+func reconciled(log *slog.Logger) func(*leasing.Reconciliation) {
+	if !log.Enabled(context.Background(), slog.LevelDebug) {
+		return nil
 	}
 	return func(r *leasing.Reconciliation) {
-		for _, s := range sinks {
-			if !s.Enabled(context.Background(), slog.LevelDebug) {
-				continue
-			}
-			s.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
-				"drift", r.Drift, "confirmed", r.Confirmed, "charged", r.Charged, "over", r.Over, "by_policy", r.ByPolicy, "sum", r.Sum)
-		}
-	}, nil
+		log.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
+			"drift", r.Drift, "confirmed", r.Confirmed, "charged", r.Charged, "over", r.Over, "by_policy", r.ByPolicy, "sum", r.Sum)
+	}
 }
 
 // record writes what the ledger settles of audited rules to AUDIT_FILE, a line for each event, before anything is spent

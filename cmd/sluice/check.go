@@ -26,6 +26,7 @@ type checkCmd struct {
 	Store          string            `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory for none (default redis). Print its cost of a data loss, a failover and a claim too."`
 	Cost           int64             `placeholder:"N" help:"Maximum cost of a request, for rules with a hold. With --in-flight: print their over-admission as a number."`
 	InFlight       int64             `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
+	Override       []string          `sep:"none" placeholder:"DESCRIPTOR=LIMIT" help:"Override to declare too, such as api_key=alice=1000, or with a domain edge?tier=pro&api_key=bob=unlimited. Repeat it for more."`
 	NoStore        bool              `help:"Nodes share no store: each counts alone."`
 	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
@@ -46,6 +47,7 @@ func (*checkCmd) Help() string {
   sluice check rules/                      every mistake with its place, then the worst case of each rule
   sluice check --details rules/            also debt, under-admission, waits and store operations
   sluice check --strict rules/             in a pipeline: warnings fail, too
+  sluice check --override 'api_key=alice=1000' rules/    the worst case of a key whose limit is overridden, too
   sluice check --from rules.old/ rules/    what changes, and what that does to a fleet
   kubectl get cm rules -o jsonpath='{.data.config\.yaml}' | sluice check -
   sluice check --sarif rules/ > rules.sarif
@@ -74,6 +76,11 @@ func (c *checkCmd) Run(s streams) error {
 	r, err := c.checked(c.Path, options)
 	if err != nil {
 		return err
+	}
+	if r.rules != nil {
+		if r.overridden, err = overridden(r.rules, c.Override); err != nil {
+			return err
+		}
 	}
 	if c.From != "" {
 		before, err := c.checked(c.From, options)
@@ -116,7 +123,7 @@ func (c *checkCmd) print(s streams, r *checked) error {
 		return nil
 	}
 	err := declaration{
-		rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
+		rules: slices.Concat(r.rules.All(), r.overridden), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
 		cost: ratelimit.Tokens(c.Cost), inFlight: ratelimit.Tokens(c.InFlight),
 	}.write(s.out)
 	if err != nil || !c.Quotas.RLQS {
@@ -166,7 +173,8 @@ type checked struct {
 	texts              []config.Text
 	rules              *config.Rules // nil: they are bad
 	warnings, problems config.Problems
-	before             *config.Rules // of --from; nil: there are none to compare with
+	before             *config.Rules     // of --from; nil: there are none to compare with
+	overridden         []*ratelimit.Rule // of --override
 }
 
 // checked reads and compiles what is at a path. Names of files are given as they

@@ -40,28 +40,41 @@ func debugGet(address, path string, into any) error {
 }
 
 func debugCall(method, address, path, token string, into any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, nil)
+	r, err := http.NewRequest(method, "http://"+address+path, nil)
 	if err != nil {
 		return fmt.Errorf("--debug %s: %w", address, err)
 	}
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	answer, err := http.DefaultClient.Do(r)
+	code, body, err := debugAsk(r, 5*time.Second)
 	if err != nil {
-		return fmt.Errorf("the debug port (--debug, DEBUG_PORT of the node) does not answer: %w", err)
+		return err
+	}
+	return debugAnswer(address, code, body, into)
+}
+
+// debugAsk asks a node's debug port, and reads the answer.
+func debugAsk(r *http.Request, patience time.Duration) (code int, body []byte, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	answer, err := http.DefaultClient.Do(r.WithContext(ctx))
+	if err != nil {
+		return 0, nil, fmt.Errorf("the debug port (--debug, DEBUG_PORT of the node) does not answer: %w", err)
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(answer.Body, 64<<20))
-	if err != nil {
-		return fmt.Errorf("%s: %w", address, err)
+	if body, err = io.ReadAll(io.LimitReader(answer.Body, 64<<20)); err != nil {
+		return 0, nil, fmt.Errorf("%s: %w", r.Host, err)
 	}
-	if answer.StatusCode != http.StatusOK {
+	return answer.StatusCode, body, nil
+}
+
+// debugAnswer reads what was answered: JSON, or a refusal.
+func debugAnswer(address string, code int, body []byte, into any) error {
+	if code != http.StatusOK {
 		var refusal struct{ Error string }
 		if err := json.Unmarshal(body, &refusal); err != nil || refusal.Error == "" {
-			refusal.Error = answer.Status
+			refusal.Error = fmt.Sprint(code, " ", http.StatusText(code))
 		}
 		return fmt.Errorf("%s: %s", address, refusal.Error)
 	}

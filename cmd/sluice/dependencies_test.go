@@ -17,14 +17,14 @@ func TestDependencies(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	slices.Sort(lines)
 	doc := read(t, "docs/dependencies.md")
-	listed := strings.Count(doc, "\n| ") - 1 // but for the table's head
+	listed := strings.Count(doc, "\n| ") - strings.Count(doc, "\n| module ") // the heads of the tables
 	for _, module := range slices.Compact(lines) {
 		switch {
 		case module == "" || strings.HasPrefix(module, "| github.com/sluice-gate/sluice "):
 			continue
 		case strings.Contains(module, "gonum.org") || strings.Contains(module, "image"):
 			t.Errorf("%s is in the server: only what measures needs it", module)
-		case !strings.Contains(doc, "\n"+module+" "):
+		case !strings.Contains(doc, "\n"+module):
 			t.Errorf("docs/dependencies.md has no %s: review it, and add it with who can choose what it parses", module)
 		default:
 			listed--

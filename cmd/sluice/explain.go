@@ -13,7 +13,7 @@ import (
 // explainCmd asks a node what a descriptor would get, and why.
 type explainCmd struct {
 	descriptorArgs
-	Debug string `default:"localhost:6070" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT."`
+	Debug string `default:"${debug}" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT."`
 	JSON  bool   `name:"json" help:"Print JSON."`
 }
 
@@ -58,7 +58,10 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		row("rule", "%s.%s", e.Domain, e.Rule)
 	}
 	if e.Limit != "" {
-		row("limit", "%s, mode %s, on_store_failure %s", e.Limit, e.Mode, e.OnFailure)
+		row("limit", "%s%s, mode %s, on_store_failure %s", e.Limit, originOf(e), e.Mode, e.OnFailure)
+		if e.OverrideError != "" {
+			row("override", "cannot be read, and is not shown: %s", e.OverrideError)
+		}
 		if !e.Begins.IsZero() {
 			row("next month", "begins %s", e.Begins.Format(time.RFC3339))
 		}
@@ -114,6 +117,18 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		row("envoys", "and %d more", more)
 	}
 	return t.Flush()
+}
+
+// originOf says which override a limit comes from, "" if it is the rule's.
+func originOf(e *console.Explanation) string {
+	if e.LimitFrom != "override" {
+		return ""
+	}
+	until := ""
+	if !e.OverrideExpires.IsZero() {
+		until = " until " + e.OverrideExpires.Format(time.RFC3339)
+	}
+	return fmt.Sprintf(" by an override of %s%s (the rule has %s)", e.OverrideSet.Format(time.RFC3339), until, e.RuleLimit)
 }
 
 // expiry says when a lease expires.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -125,7 +126,7 @@ func (r *checked) asJSON(c *checkCmd) checkReport {
 	if r.before != nil {
 		v.Changes = config.Changes(r.before, r.rules)
 	}
-	for _, rule := range r.rules.All() {
+	for _, rule := range slices.Concat(r.rules.All(), r.overridden) {
 		v.Rules = append(v.Rules, declaredOf(rule, boundsOn(rule, c.Nodes, c.storage(), c.promise)))
 	}
 	return v

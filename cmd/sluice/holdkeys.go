@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit/holds"
@@ -15,14 +16,13 @@ import (
 
 // holdFlags are the keys by which nodes of a fleet accept each other's holds.
 type holdFlags struct {
-	Keys string    `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,..." help:"Keys of holds, separated by commas, the same at all nodes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
-	File string    `env:"HOLD_KEYS_FILE" name:"hold-keys-file" placeholder:"FILE" help:"File with the keys of holds, like HOLD_KEYS. It is read again when it changes."`
-	seen fileState // of File; only follow uses it once it runs
+	Keys string    `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,...|@FILE" help:"Keys of holds, separated by commas, the same at all nodes; or the file with them, which is read again when it changes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
+	seen fileState // of the file; only follow uses it once it runs
 }
 
 // errNoHoldKeys is why rules of a fleet may not hold.
 var errNoHoldKeys = errors.New("nodes that share a store need the same keys of holds: " +
-	"set HOLD_KEYS or HOLD_KEYS_FILE at all nodes, or settle without an id (hold: {amount: N, on: [0, 1]})")
+	"set HOLD_KEYS at all nodes, or settle without an id (hold: {amount: N, on: [0, 1]})")
 
 // mostKeyFile is in bytes.
 const mostKeyFile = 4 << 10
@@ -30,12 +30,10 @@ const mostKeyFile = 4 << 10
 // desk makes the desk where holds are made and settled. noKeys says why rules may not hold; nil: they may.
 func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
 	d = new(holds.Desk)
-	switch {
-	case c.Holds.Keys != "" && c.Holds.File != "":
-		return nil, nil, errors.New("HOLD_KEYS and HOLD_KEYS_FILE are set: set one of them")
-	case c.Holds.File != "":
-		c.Holds.seen = stateOf(c.Holds.File) // a change from here on is read again
-		if err := c.Holds.read(d); err != nil {
+	switch name, file := c.Holds.file(); {
+	case file:
+		c.Holds.seen = stateOf(name) // a change from here on is read again
+		if err := readKeys(name, d); err != nil {
 			return nil, nil, err
 		}
 	case c.Holds.Keys != "":
@@ -52,10 +50,13 @@ func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
 	return d, nil, nil
 }
 
-func (f *holdFlags) read(d *holds.Desk) error {
-	file, err := os.Open(f.File)
+// file is the file that has the keys, if one has.
+func (f *holdFlags) file() (name string, ok bool) { return strings.CutPrefix(f.Keys, "@") }
+
+func readKeys(name string, d *holds.Desk) error {
+	file, err := os.Open(name)
 	if err != nil {
-		return fmt.Errorf("HOLD_KEYS_FILE: %w", err)
+		return fmt.Errorf("HOLD_KEYS: %w", err)
 	}
 	defer func() { _ = file.Close() }() // it was only read
 	text, err := io.ReadAll(io.LimitReader(file, mostKeyFile))
@@ -63,26 +64,27 @@ func (f *holdFlags) read(d *holds.Desk) error {
 		err = d.Set(string(text))
 	}
 	if err != nil {
-		return fmt.Errorf("HOLD_KEYS_FILE %s: %w", f.File, err)
+		return fmt.Errorf("HOLD_KEYS, file %s: %w", name, err)
 	}
 	return nil
 }
 
 // follow reads the file again whenever it changes, until ctx is done. What is bad is logged, and the keys of before stay.
 func (f *holdFlags) follow(ctx context.Context, d *holds.Desk, log *slog.Logger) {
-	if f.File == "" {
+	name, ok := f.file()
+	if !ok {
 		return
 	}
 	every(ctx, time.Second, func() {
-		now := stateOf(f.File)
+		now := stateOf(name)
 		if now == f.seen {
 			return
 		}
 		f.seen = now
-		if err := f.read(d); err != nil {
+		if err := readKeys(name, d); err != nil {
 			log.Error("the new keys of holds are bad: the previous keys stay in use", "error", err)
 		} else {
-			log.Info("the keys of holds were read again", "file", f.File)
+			log.Info("the keys of holds were read again", "file", name)
 		}
 	})
 }

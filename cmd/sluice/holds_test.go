@@ -281,7 +281,7 @@ func TestHoldKeysAreRotated(t *testing.T) {
 	file := t.TempDir() + "/keys"
 	const a, b = "first-key-of-the-fleet", "second-key-of-the-fleet"
 	writeFile(t, file, a)
-	r := newRingOf(t, heldRules, 3, 0, ratelimit.SharedStore, "HOLD_KEYS_FILE="+file, "LOG_LEVEL=info")
+	r := newRingOf(t, heldRules, 3, 0, ratelimit.SharedStore, "HOLD_KEYS=@"+file, "LOG_LEVEL=info")
 	hold := func() string {
 		t.Helper()
 		hold, ok := r.holds(0, "llm", "x", 0)

@@ -169,7 +169,7 @@ func TestHostilePorts(t *testing.T) {
 func hostilePorts(t *testing.T, a attack) {
 	file := t.TempDir() + "/rules.yaml"
 	writeFile(t, file, rules(1<<30))
-	s := serve(t, []string{"DRAIN_TIME=" + hostileDrain.String(), "GRACE_TIME=" + hostileGrace.String()}, "--config", file)
+	s := serve(t, []string{"DRAIN_TIME=" + hostileDrain.String()}, "--config", file)
 	var before *served
 	if *attackJudge {
 		second, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -241,8 +241,8 @@ func (s *sluice) endsUnder(a attack) {
 		if err != nil {
 			s.Errorf("SIGTERM while it is attacked: %v", err)
 		}
-	case <-time.After(hostileDrain + hostileGrace + 2*time.Second):
-		s.Errorf("SIGTERM while it is attacked: it goes on after %v", hostileDrain+hostileGrace+2*time.Second)
+	case <-time.After(hostileDrain + graceTime + 2*time.Second):
+		s.Errorf("SIGTERM while it is attacked: it goes on after %v", hostileDrain+graceTime+2*time.Second)
 		_ = s.cmd.Process.Kill()
 		<-s.exited
 	}
@@ -258,5 +258,5 @@ func (s *sluice) stranger() net.Conn {
 	return c
 }
 
-// What a node has for its end in these tests.
-const hostileDrain, hostileGrace = 100 * time.Millisecond, time.Second
+// hostileDrain is the DRAIN_TIME of these tests.
+const hostileDrain = 100 * time.Millisecond

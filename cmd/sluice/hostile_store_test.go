@@ -123,7 +123,7 @@ func hostileFleet(t *testing.T, addr string, refused *atomic.Uint64) (*leasing.F
 }
 
 func hostileOptions(r store.Redis, refused *atomic.Uint64) store.Options {
-	r.Timeout, r.StartupInitial, r.StartupMax = time.Second, 10*time.Millisecond, 50*time.Millisecond
+	r.Timeout = time.Second
 	return store.Options{Flags: store.Flags{Redis: r}, Refused: refused}
 }
 

@@ -13,7 +13,7 @@ import (
 // withoutEffect are names of envoyproxy/ratelimit that mean nothing here. Where
 // doing nothing would break a promise, the server refuses to start instead.
 var withoutEffect = []string{
-	"EXPIRATION_JITTER_MAX_SECONDS", "REDIS_CLUSTER_PIPELINE_PARALLELISM", "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
+	"EXPIRATION_JITTER_MAX_SECONDS", "REDIS_STARTUP_INITIAL_INTERVAL", "REDIS_STARTUP_MAX_INTERVAL", "REDIS_CLUSTER_PIPELINE_PARALLELISM", "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
 	"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "REDIS_PERSECOND_PIPELINE_WINDOW", "REDIS_PERSECOND_PIPELINE_LIMIT",
 	"REDIS_USE_EXPLICIT_PIPELINE", "REDIS_PERSECOND_USE_EXPLICIT_PIPELINE",
 	"REDIS_POOL_ON_EMPTY_BEHAVIOR", "REDIS_POOL_ON_EMPTY_WAIT_DURATION",
@@ -59,6 +59,9 @@ var replaced = map[string]string{
 	"GRPC_ACCEPT_GZIP":            "unset it, and send requests without compression, as Envoy does",
 	"RLQS":                        "unset it: the gRPC port serves RLQS, and Envoys without its filter do not use it",
 	"DEBUG_PPROF":                 "unset it: profiles are for callers on this machine, and for kubectl port-forward",
+	"GRACE_TIME":                  "unset it: after DRAIN_TIME, calls in progress have 10s",
+	"DRIFT_AUDIT_FILE":            "unset it: sluice audit reads the record of rules with audit: true, and LOG_LEVEL=debug logs settled drift",
+	"HOLD_KEYS_FILE":              "unset it, and set HOLD_KEYS=@%s",
 	"PEER_GOSSIP_ADDR":            "unset it: gossip uses the port after that of PEER_BIND or PEER_ADDR",
 	"PEER_ALLOW_OLD":              "unset it: during an upgrade, old and new nodes form two rings (docs/upgrading.md)",
 	"MAX_BYTES_IN_FLIGHT":         sizedByMemory,

@@ -23,6 +23,7 @@ import (
 type limiter interface {
 	ratelimit.Limiter
 	ratelimit.Inspector
+	ratelimit.Overrider
 	Stats() ratelimit.LimiterStats
 	SyncClock(ratelimit.Instant, time.Time)
 }
@@ -75,17 +76,13 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		d.run, d.ping, d.ready = func(context.Context) error { return nil }, func(context.Context) error { return nil }, func() bool { return true }
 		return d, nil
 	}
-	reconciled, err := c.reconciled(log)
-	if err != nil {
-		return nil, err
-	}
 	record, err := c.record(log)
 	if err != nil {
 		return nil, err
 	}
 	var holders []ratelimit.Holder
 	for _, s := range stores {
-		s.OnReconcile, s.OnAudit, s.Nodes = reconciled, record, func() int { return d.who.count() }
+		s.OnReconcile, s.OnAudit, s.Nodes = reconciled(log), record, func() int { return d.who.count() }
 		holders = append(holders, s.holder)
 	}
 	d.who = newRegistry(stores[0].store, holders...)

@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ type cli struct {
 	Explain    explainCmd  `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
 	Top        topCmd      `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
 	Admin      adminCmd    `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
+	Limit      limitCmd    `cmd:"" help:"Override the limits of keys at run time, with the ADMIN_TOKEN of the nodes."`
 	Audit      auditCmd    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
 	Version    versionCmd       `cmd:"" help:"Print version, commit and platform."`
@@ -105,7 +107,11 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 		kong.Name("sluice"),
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
 			"the names are envoyproxy/ratelimit's."),
-		kong.Vars{"version": version(), "modes": strings.Join(ratelimit.ModeNames(), ", ")},
+		kong.Vars{
+			"version": version(), "modes": strings.Join(ratelimit.ModeNames(), ", "),
+			// In a pod, commands ask its own node.
+			"debug": "localhost:" + cmp.Or(os.Getenv("DEBUG_PORT"), "6070"),
+		},
 		kong.Writers(s.out, s.err),
 		kong.Exit(exit),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),

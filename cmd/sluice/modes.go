@@ -71,6 +71,21 @@ func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency)
 	return m
 }
 
+// Override implements [ratelimit.Overrider].
+func (m *byMode) Override(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) (ratelimit.Override, bool, error) {
+	return m.modes.Override(ctx, now, a)
+}
+
+// SetOverride implements [ratelimit.Overrider].
+func (m *byMode) SetOverride(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask, o *ratelimit.Override, match ratelimit.Match) (ratelimit.Override, error) {
+	return m.modes.SetOverride(ctx, now, a, o, match)
+}
+
+// Overrides implements [ratelimit.Overrider].
+func (m *byMode) Overrides(ctx context.Context, prefix, after string, n int) ([]ratelimit.NamedOverride, error) {
+	return m.modes.Overrides(ctx, prefix, after, n)
+}
+
 // Decide implements [ratelimit.Limiter].
 func (m *byMode) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	m.modes.Decide(ctx, now, asks, verdicts)
@@ -95,7 +110,7 @@ func (m *byMode) Stats() ratelimit.LimiterStats {
 	return s
 }
 
-// Look implements [ratelimit.Inspector]. A key's owner has the figures of what it owns.
+// Look implements [ratelimit.Inspector]. A key's owner has the figures of its own keys.
 func (m *byMode) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	if m.slots != nil && a.OfSlot() {
 		return m.slots.Look(ctx, now, a)

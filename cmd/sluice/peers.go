@@ -31,7 +31,7 @@ type peerFlags struct {
 	TLSCert string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
 	TLSKey  string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
 	TLSCA   string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
-	HotRate float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second above which a key is hot and leased from its owner (0: ten times the mean, and 200)."`
+	HotRate float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second above which a key is hot and leased from its owner (0: 200, and ten times the mean)."`
 }
 
 // options checks the settings and makes them a router's.

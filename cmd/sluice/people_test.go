@@ -92,6 +92,11 @@ func TestExplain(t *testing.T) {
 			}
 		}
 	}
+	// In a pod the node's own DEBUG_PORT is asked.
+	_, port, _ := strings.Cut(peopleNodes(t, 1, "")[0].debug, ":")
+	if out, err := command([]string{"DEBUG_PORT=" + port}, "explain", "d", "free=x").CombinedOutput(); err != nil || !strings.Contains(string(out), "unlimited") {
+		t.Errorf("%v: %s", err, out)
+	}
 	for want, args := range map[string][]string{
 		"does not answer":                        {"--debug=127.0.0.1:1", "d", "a=b"},
 		"its requests are OK; did you mean 'd'?": {"--debug=" + peopleNodes(t, 1, "")[0].debug, "d_", "a=b"},

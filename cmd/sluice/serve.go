@@ -31,11 +31,11 @@ func (*serveCmd) Help() string {
 	return `Examples:
 
   sluice serve                                                       the built-in example
-  sluice serve --config rules/                                       one node, budgets in memory
+  sluice serve --config rules/                                       one node, limits in memory
   REDIS_URL=redis:6379 sluice serve --config rules/                  a node of a fleet that shares a Redis
   PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     key owners, for mode routing
 
-SIGTERM drains the node: health checks fail, the node answers calls for DRAIN_TIME more, and returns its leases. SIGINT (Ctrl+C), or a second SIGTERM, stops it without the drain.`
+After SIGTERM, health checks fail, and the node answers calls for DRAIN_TIME. Then it returns its leases and ends. SIGINT (Ctrl+C), or a second SIGTERM, skips DRAIN_TIME.`
 }
 
 // Run serves until SIGTERM (drains) or SIGINT (stops at once).

@@ -20,7 +20,7 @@ var groups = []kong.Group{
 	{Key: "rules", Title: "Rules:"},
 	{Key: "ports", Title: "Ports and connections:"},
 	{Key: "answers", Title: "Answers:"},
-	{Key: "coordination", Title: "Coordination (what a rule has when its file says nothing):"},
+	{Key: "coordination", Title: "Coordination (defaults of rules):"},
 	{Key: "store", Title: "Store (shared by all nodes of a fleet):"},
 	{Key: "peers", Title: "Peers (owners of keys, for mode routing):"},
 	{Key: "limits", Title: "Resources:"},
@@ -31,7 +31,7 @@ var groups = []kong.Group{
 // meaning are envoyproxy/ratelimit's where it has them.
 type settings struct {
 	settingsFile
-	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory read recursively. Overrides RUNTIME_ROOT. Default without both: a built-in example."`
+	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory with subdirectories. Overrides RUNTIME_ROOT. Default without both: a built-in example."`
 	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules directory. Default: /srv/runtime_data/current, if it exists."`
 	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Directory below RUNTIME_ROOT."`
 	RuntimeAppdir   string        `group:"rules" env:"RUNTIME_APPDIRECTORY" name:"runtime-appdirectory" default:"config" help:"Directory of the rules, below RUNTIME_SUBDIRECTORY."`
@@ -50,11 +50,10 @@ type settings struct {
 	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"127.0.0.1" help:"Address of the debug port: /console, /explain, /metrics, /rlconfig, /stats, /debug/pprof/."`
 	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Debug port."`
 	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"Maximum age of a gRPC connection. Then it is asked to close."`
-	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"Time for calls in progress after that. Then the connection is closed."`
-	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Hide descriptor values, such as API keys, on the console, in top and in /ring. Each becomes a mark. Default: true, unless DEBUG_HOST is a loopback address."`
-	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for corrections on the debug port: resets of keys and drops of leases. Default: no corrections."`
+	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"Time for calls in progress after GRPC_MAX_CONNECTION_AGE. Then the connection is closed."`
+	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Show marks instead of descriptor values, such as API keys, on the console, in top and in /ring. Default: true, unless DEBUG_HOST is a loopback address."`
+	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for changes on the debug port: resets of keys, drops of leases, and overrides of limits. Default: no changes."`
 	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"Time after SIGTERM in which health checks fail and the node still answers calls. Then it returns its leases."`
-	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"After DRAIN_TIME: time for calls in progress."`
 	ShadowMode      bool          `group:"answers" env:"SHADOW_MODE" help:"Answer OK to all requests, and count as usual."`
 	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Treat all descriptors as quota_mode."`
 	DynamicMetadata bool          `group:"answers" env:"RESPONSE_DYNAMIC_METADATA" name:"response-dynamic-metadata" help:"Add metadata of requests and rules to answers."`
@@ -67,7 +66,7 @@ type settings struct {
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
-	DebugHosts   string            `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot and .svc, .cluster.local, .local, .internal. *: all. Requests for other names are refused, against DNS rebinding."`
+	DebugHosts   string            `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
 	Holds        holdFlags         `embed:"" group:"coordination"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
 	Reload       reloadFlags       `embed:"" group:"rules"`
@@ -77,16 +76,15 @@ type settings struct {
 	Ring         peerFlags         `embed:"" group:"peers"`
 	caps         caps              // derived from the memory, before all else
 
-	MaxMemory      string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
-	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: derived from half of the memory of the process or container, or a quarter of the machine's, up to 10,000,000). A key takes at most 550 bytes without a store and 800 with one. Further keys share accounts, and may be refused early."`
-	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"File for settled drift as JSON lines. At 64 MB it moves to FILE.1."`
-	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules as JSON lines, written before tokens are spent. At 64 MB it moves to FILE.1. The store keeps its own record."`
-	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"Log level: debug, info, warn or error."`
-	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"Log format: text or json."`
+	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
+	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: as many as half of the memory of the process or container, or a quarter of the machine's, can hold, up to 10,000,000). Further keys share accounts, and may be refused early."`
+	AuditFile string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules as JSON lines, written before tokens are spent. At 64 MB it moves to FILE.1. The store keeps its own record."`
+	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" help:"Log level: debug, info, warn or error."`
+	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" help:"Log format: text or json."`
 
-	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Wait of callers that send no deadline, and upper bound of deadlines (grpc-timeout). Under overload, calls that would be answered too late get UNAVAILABLE at once, without a charge. 0: no call is shed."`
+	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Wait of callers that send no deadline, and upper bound of deadlines (grpc-timeout). Under overload, calls that would be answered too late are rejected at once. 0: no call is rejected."`
 
-	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of envoyproxy/ratelimit's local cache in bytes, for the counter over_limit_with_local_cache alone (0: no counter). It changes no decision."`
+	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of envoyproxy/ratelimit's local cache in bytes, for the counter over_limit_with_local_cache (0: no counter). It changes no decision."`
 	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"Report ratelimit_service_response_time_seconds in milliseconds."`
 
 	BackendType string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. memcache is refused, unless REDIS_URL or COORDINATION_MAX_NODES=1 is set."`
@@ -116,7 +114,7 @@ func (s *settings) validate() error {
 		errs = append(errs, fmt.Errorf("NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio))
 	}
 	for name, d := range map[string]time.Duration{
-		"DRAIN_TIME": s.DrainTime, "GRACE_TIME": s.GraceTime,
+		"DRAIN_TIME":              s.DrainTime,
 		"GRPC_MAX_CONNECTION_AGE": s.MaxConnAge, "GRPC_MAX_CONNECTION_AGE_GRACE": s.MaxConnAgeGrace,
 	} {
 		if d < 0 {
@@ -158,13 +156,16 @@ func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 	return o
 }
 
+// graceTime is for calls in progress, after DRAIN_TIME.
+const graceTime = 10 * time.Second
+
 func (s *settings) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
 		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.transport(), Budget: b.grpc, HTTPBudget: b.http,
 		HTTPConnections: s.caps.httpConnections, DebugConnections: debugConnections,
-		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
+		DrainTime: s.DrainTime, GraceTime: graceTime,
 	}
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
 	if s.UsePrometheus {

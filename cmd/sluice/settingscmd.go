@@ -39,7 +39,7 @@ type setting struct {
 	From    string `json:"from"` // default, environment, flag, or the file's name and line
 }
 
-// Run prints what is in force. It fails if a value is out of its bounds.
+// Run prints the settings in force. It fails if a value is out of its bounds.
 func (c *settingsCmd) Run(s streams, ctx *kong.Context, file *fileSettings) error {
 	switch {
 	case c.Schema:
@@ -176,7 +176,7 @@ func writeSettingsPage(out io.Writer, node *kong.Node) error {
 	var b strings.Builder
 	b.WriteString(`# Settings
 
-This page is for operators. It lists all settings of ` + "`sluice serve`" + `, and is generated (` + "`make settings`" + `). Each setting is a flag, an environment variable, or a line in a file:
+This page is for operators, and is generated (` + "`make settings`" + `). Each setting is a flag, an environment variable, or a line in a file:
 
     sluice serve --settings sluice.yaml
 
@@ -187,7 +187,7 @@ ports:
   grpc_port: 8081
 ` + "```" + `
 
-Flags override the environment, and the environment overrides the file. Names in a file are those of the environment in lower case, in the section of their table below. ` + "`sluice settings`" + ` prints the settings in force and the source of each value. ` + "`sluice settings --schema`" + ` prints a JSON Schema for editors. ` + "`sluice serve --help`" + ` shows the settings in bold, and ` + "`--help-all`" + ` shows all.
+Flags override the environment, and the environment overrides the file. Names in a file are those of the environment in lower case. ` + "`sluice settings`" + ` prints the settings in force and the source of each value, and with ` + "`--schema`" + ` a JSON Schema for editors. ` + "`sluice serve --help`" + ` shows the settings in bold.
 `)
 	for _, g := range groups {
 		fmt.Fprintf(&b, "\n## %s\n\nSection `%s`.\n\n| setting | default | effect |\n|---|---|---|\n", strings.TrimSuffix(g.Title, ":"), g.Key)
@@ -195,7 +195,7 @@ Flags override the environment, and the environment overrides the file. Names in
 			if flag.Group == nil || flag.Group.Key != g.Key {
 				continue
 			}
-			name, fallback := "`"+settingName(flag)+"`", "unset"
+			name, fallback := "`"+settingName(flag)+"`", ""
 			if slices.Contains(mainSettings, settingName(flag)) {
 				name = "**" + name + "**"
 			}

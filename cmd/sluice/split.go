@@ -78,6 +78,50 @@ func (s *split) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 	}
 }
 
+// overrider is who keeps the override of an ask's key.
+func (s *split) overrider(a *ratelimit.Ask) (ratelimit.Overrider, error) {
+	if o, ok := s.all[s.of(a)].(ratelimit.Overrider); ok {
+		return o, nil
+	}
+	return nil, ratelimit.ErrOverrides
+}
+
+// Override implements [ratelimit.Overrider].
+func (s *split) Override(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) (x ratelimit.Override, ok bool, err error) {
+	o, err := s.overrider(a)
+	if err != nil {
+		return x, false, err
+	}
+	return o.Override(ctx, now, a)
+}
+
+// SetOverride implements [ratelimit.Overrider].
+func (s *split) SetOverride(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask, o *ratelimit.Override, match ratelimit.Match) (ratelimit.Override, error) {
+	by, err := s.overrider(a)
+	if err != nil {
+		return ratelimit.Override{}, err
+	}
+	return by.SetOverride(ctx, now, a, o, match)
+}
+
+// Overrides implements [ratelimit.Overrider]: those of all that keep any.
+func (s *split) Overrides(ctx context.Context, prefix, after string, n int) (all []ratelimit.NamedOverride, err error) {
+	for i, l := range s.all {
+		o, ok := l.(ratelimit.Overrider)
+		if !ok || slices.Contains(s.all[:i], l) {
+			continue
+		}
+		found, err := o.Overrides(ctx, prefix, after, n)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	slices.SortFunc(all, func(a, b ratelimit.NamedOverride) int { return cmp.Compare(a.Key, b.Key) })
+	all = slices.CompactFunc(all, func(a, b ratelimit.NamedOverride) bool { return a.Key == b.Key })
+	return all[:min(n, len(all))], nil
+}
+
 // byUnit has limits for a second decided by brief, and all others by usual: REDIS_PERSECOND.
 type byUnit struct {
 	split
@@ -104,8 +148,8 @@ func (b *byUnit) fleet(a *ratelimit.Ask) *leasing.Fleet {
 	return b.usual
 }
 
-// Alone is the node's own budgets for outages. Both limiters spend from them, so that who decides
-// for a key whose owner is out of reach (package routing) need not know which of the two has it.
+// Alone has the node's own budgets for outages. Both limiters spend from them, so that a decision for a key
+// whose owner is out of reach (package routing) does not depend on which of the two has the key.
 func (b *byUnit) Alone() *leasing.Local { return b.usual.Alone() }
 
 // Stats sums both.

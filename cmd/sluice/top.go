@@ -20,7 +20,7 @@ import (
 
 // topCmd shows what nodes do, again and again.
 type topCmd struct {
-	Debug []string      `arg:"" optional:"" default:"localhost:6070" help:"Debug ports of nodes, HOST:PORT. Counts are sums."`
+	Debug []string      `arg:"" optional:"" default:"${debug}" help:"Debug ports of nodes, HOST:PORT. Counts are sums."`
 	All   bool          `help:"Include all nodes that share the store of the first node that answers."`
 	Every time.Duration `default:"2s" help:"Time between two refreshes."`
 	Times int           `help:"Number of tables to print, the first after --every (0: until interrupted)."`

@@ -192,8 +192,8 @@ func holdsTogether(t *testing.T, name string, d *apps.Deployment) {
 		t.Errorf("%s: peers' port %t, PEERS %q", name, ports["peers"], env["PEERS"])
 	case c.ReadinessProbe.GRPC == nil || c.StartupProbe == nil || c.LivenessProbe == nil:
 		t.Errorf("%s lacks probes", name)
-	case *pod.TerminationGracePeriodSeconds != 65 || env["DRAIN_TIME"] != "45s" || env["GRACE_TIME"] != "10s":
-		t.Errorf("%s: %d s to end, drains for %s and %s", name, *pod.TerminationGracePeriodSeconds, env["DRAIN_TIME"], env["GRACE_TIME"])
+	case *pod.TerminationGracePeriodSeconds != 65 || env["DRAIN_TIME"] != "45s":
+		t.Errorf("%s: %d s to end, drains for %s", name, *pod.TerminationGracePeriodSeconds, env["DRAIN_TIME"])
 	case !*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation:
 		t.Errorf("%s has rights that it does not need", name)
 	}

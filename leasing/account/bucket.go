@@ -10,8 +10,8 @@ import (
 // Micro is how many millionths are in a token: buckets count in them.
 const Micro = 1_000_000
 
-// mostBurst is what a bucket holds at most, whatever its rule says: doubles hold that many millionths.
-const mostBurst tokens = 1<<32 - 1
+// mostBurst: doubles hold that many millionths.
+const mostBurst = ratelimit.MostBurst
 
 // bucket is the account of a token bucket: a level that refills, and what live leases have in hand.
 //
@@ -178,11 +178,12 @@ func (b *bucket) cut(burst, refunded tokens) tokens {
 	return min(refunded, tokens(over/Micro))
 }
 
-// full is when the level alone will be full; not before two slots are over, as leases are by then.
-func (b *bucket) full(l *ratelimit.Limit) instant {
+// full is when the level alone will be full; not before two slots are over, as leases are by then. What was spent before
+// an override counts as long as without one, by the rule's own limit.
+func (b *bucket) full(l, own *ratelimit.Limit) instant {
 	us := 0.0
-	if missing := float64(burstOf(l))*Micro - float64(b.level); missing > 0 {
-		us = missing / float64(l.Requests) * l.Period().Seconds() // never, if nothing comes in
+	if missing := float64(max(burstOf(l), burstOf(own)))*Micro - float64(b.level); missing > 0 {
+		us = missing / float64(max(l.Requests, own.Requests)) * l.Period().Seconds() // never, if nothing comes in
 	}
 	return max(b.ends.Add(b.slot), b.at+instant(min(math.Ceil(us), float64(2*ratelimit.MaxPeriod.Microseconds()))))
 }

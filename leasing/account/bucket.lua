@@ -2,6 +2,10 @@
 -- hand, old, turn, ends, slot; "f" is fence, learns; "h:NAME" is an integer, "c:NAME" a holder's last claim: seq,
 -- spent, fence, turn.
 local MICRO, MOST_BURST = 1000000, 4294967295
+local full, rate = Limit, was
+if override ~= '' then
+  Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
+end
 
 local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed)
 local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], 8)
@@ -84,9 +88,10 @@ else
 end
 level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, max(fence + 1, now)
 
--- It expires when the level alone is full, for then nothing would be lost; and not before leases are over.
-local lacks = Limit * MICRO - level
-local full = at + (lacks > 0 and min(math.ceil(lacks / Requests * Seconds), 63072000000000) or 0)
+-- It expires when the level alone is full, for then nothing would be lost; and not before leases are over. What was
+-- spent before an override counts as long as without one.
+local lacks = max(Limit, full) * MICRO - level
+full = at + (lacks > 0 and min(math.ceil(lacks / max(Requests, rate) * Seconds), 63072000000000) or 0)
 local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says),
   cut, fence, now, 0, flag(missing), 0)
 if lost then redis.call('DEL', KEYS[1]) end

@@ -102,11 +102,13 @@ func pause(ctx context.Context, try int) error {
 type work struct {
 	key    StoreKey
 	before StoreKey // the account of the window before, if a claim looks at it
+	record StoreKey // of the key's override, if a claim may be judged by it
 	claims []*Claim
 	at     []int // of their grants
 
 	// Of a round: the accounts, and what becomes of the first.
 	own, was *state // was is nil: there is no window before
+	override *overriddenState
 	change   Change
 }
 
@@ -135,6 +137,9 @@ func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
 		if c.Window > 1 && looksBack(&c.Limit) {
 			w.before = l.keyOf(c, c.Window-1)
 		}
+		if c.Limit.Overridable() {
+			w.record = l.recordOf(c.Key)
+		}
 		w.claims, w.at = append(w.claims, c), append(w.at, i)
 	}
 	// All nodes write in the same order, so that none waits for another that waits for it.
@@ -157,8 +162,12 @@ func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 // epoch.
 func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelimit.Epoch, instant, error) {
 	keys := []StoreKey{l.life()}
-	states := map[string]*state{"": nil}
+	states, records := map[string]*state{"": nil}, map[string]*overriddenState{"": {}}
 	for _, w := range *left {
+		if _, known := records[w.record.Name]; !known {
+			records[w.record.Name], keys = &overriddenState{}, append(keys, w.record)
+		}
+		w.override = records[w.record.Name]
 		for _, k := range []StoreKey{w.key, w.before} {
 			if _, known := states[k.Name]; !known {
 				states[k.Name], keys = &state{}, append(keys, k)
@@ -175,7 +184,11 @@ func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelim
 		return ratelimit.Epoch{}, 0, err
 	}
 	for i, k := range keys[1:] {
-		states[k.Name].read(s.Records[1+i])
+		if r, ok := records[k.Name]; ok {
+			r.read(s.Records[1+i])
+		} else {
+			states[k.Name].read(s.Records[1+i])
+		}
 	}
 	var changes []Change
 	var changing []*work
@@ -229,6 +242,18 @@ type state struct {
 
 func (s *state) read(r Record) { s.version, s.err = r.Version, s.decode(r.Data) }
 
+// overriddenState is the record of an override in a round.
+type overriddenState struct {
+	Overridden
+	version uint64
+	err     error
+}
+
+func (s *overriddenState) read(r Record) {
+	s.version = r.Version
+	s.Overridden, s.err = DecodeOverride(string(r.Data))
+}
+
 // inOrder settles claims in the order of their message, as if each was sent by itself: one on a window sees what
 // those before it did to the window before.
 func inOrder(now instant, all []*work, grants []Grant) {
@@ -257,13 +282,16 @@ func (w *work) settle(now instant, claim *Claim) Grant {
 		}
 		w.own.err = errors.Join(w.own.err, w.was.err)
 	}
-	if w.own.err != nil {
-		return Grant{Err: w.own.err}
+	if err := errors.Join(w.own.err, w.override.err); err != nil {
+		return Grant{Err: err}
 	}
 	var t told
+	judged, own := w.override.judge(now, *claim), claim.Limit
+	claim = &judged
 	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
 	if span.kept(now) {
-		g = w.own.settle(now, claim, &span, was, &t)
+		g = w.own.settle(now, claim, &own, &span, was, &t)
+		g.override(&w.override.Overridden, &claim.Limit)
 	}
 	w.own.settled = w.own.settled || g.Err == nil
 	w.change.Recalled = append(w.change.Recalled, t.asked...)
@@ -428,6 +456,110 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	return v
 }
 
+func (l *CAS) recordOf(key string) StoreKey { return StoreKey{Name: overrideOf(l.prefix, key)} }
+
+// Override implements [Overrider].
+func (l *CAS) Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error) {
+	s, err := l.read(ctx, []StoreKey{l.recordOf(key)})
+	if err != nil {
+		return o, false, err
+	}
+	r, err := DecodeOverride(string(s.Records[0].Data))
+	return r.Answer(s.Now), r.InForce(s.Now) != nil, err
+}
+
+// SetOverride implements [Overrider]. Who claims of an account for the first time meanwhile is not told.
+func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, err error) {
+	if err := c.Check(); err != nil {
+		return o, err
+	}
+	for try := 1; ; try++ {
+		o, made, err := l.setOverride(ctx, c)
+		switch {
+		case made || err != nil:
+			return o, err
+		case try == triesMost:
+			return o, ErrContended
+		}
+		if err := pause(ctx, try); err != nil {
+			return o, err
+		}
+	}
+}
+
+// setOverride makes a change once. It is not made where the record was changed meanwhile.
+func (l *CAS) setOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, made bool, err error) {
+	s, err := l.read(ctx, []StoreKey{l.recordOf(c.Key)})
+	if err != nil {
+		return o, false, err
+	}
+	keys, of := []StoreKey{l.recordOf(c.Key)}, Claim{Key: c.Key, Limit: c.Limit}
+	for _, w := range c.windows(s.Now) {
+		keys = append(keys, l.keyOf(&of, w))
+	}
+	if s, err = l.read(ctx, keys); err != nil {
+		return o, false, err
+	}
+	var is overriddenState
+	if is.read(s.Records[0]); is.err != nil {
+		return o, false, is.err
+	}
+	changed, err := is.Change(s.Now, c)
+	if err != nil || !changed {
+		return is.Answer(s.Now), true, err
+	}
+	changes := []Change{{StoreKey: keys[0], Version: is.version, Data: is.Encode(), Until: is.Until()}}
+	for i, k := range keys[1:] {
+		var a state
+		if a.read(s.Records[1+i]); a.err == nil {
+			changes = append(changes, Change{StoreKey: k, Recalled: a.holders()})
+		}
+	}
+	all, err := l.store.Write(ctx, s.Life, changes)
+	if err != nil {
+		return o, false, fmt.Errorf("the store: %w", err)
+	}
+	return is.Answer(s.Now), all[0], nil
+}
+
+// Lister is a store that can list records.
+type Lister interface {
+	// List returns up to n names that begin with prefix and come after a name, in the order of their bytes.
+	List(ctx context.Context, prefix, after string, n int) ([]string, error)
+}
+
+// Overrides implements [Overrider], of a store that is a [Lister].
+func (l *CAS) Overrides(ctx context.Context, prefix, after string, n int) (found []ratelimit.NamedOverride, err error) {
+	store, ok := l.store.(Lister)
+	if !ok {
+		return nil, ratelimit.ErrOverrides
+	}
+	begin := overridesOf(l.prefix)
+	for n, after = min(n, MostListed), begin+after; len(found) < n; {
+		names, err := store.List(ctx, begin+prefix, after, n-len(found))
+		if err != nil || len(names) == 0 {
+			return found, err
+		}
+		after = names[len(names)-1]
+		keys := make([]StoreKey, len(names))
+		for i := range names {
+			keys[i].Name = names[i]
+		}
+		s, err := l.read(ctx, keys)
+		if err != nil {
+			return nil, err
+		}
+		for i, name := range names {
+			r, err := DecodeOverride(string(s.Records[i].Data))
+			key, ours := keyOfOverride(l.prefix, name)
+			if o := r.InForce(s.Now); err == nil && ours && o != nil {
+				found = append(found, ratelimit.NamedOverride{Key: key, Override: *o})
+			}
+		}
+	}
+	return found, nil
+}
+
 // Sweep has the store drop what is over. Each node calls it now and then. It blocks until ctx is done, at most.
 func (l *CAS) Sweep(ctx context.Context) error {
 	for more := true; more; {
@@ -442,4 +574,7 @@ func (l *CAS) Sweep(ctx context.Context) error {
 	return nil
 }
 
-var _ Ledger = (*CAS)(nil)
+var (
+	_ Ledger    = (*CAS)(nil)
+	_ Overrider = (*CAS)(nil)
+)

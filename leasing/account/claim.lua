@@ -4,11 +4,12 @@
 -- spent, fence, learns, learned, eagerly, asked, pause, least.
 local PART, PARTS, AGAIN, RARELY, RECORD, LEFT = 20, 1000000, 10000, 1000000, 20, 60000000
 
+Limit = Requests
 if now < Opens or now >= Over then return nothing(OVER) end
 local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a', 'h:0')
 local sum, drawn, owed = integer(got[1]), integer(got[2]), integer(got[5])
 
-local before, debt, looks = 0, owed, KEYS[2] and KEYS[2] ~= Stream and now < Ends
+local before, debt, looks = 0, owed, Carries >= 0 and now < Ends
 local was = looks and redis.call('HGET', KEYS[2], 'sum')
 if was and Carries == 1 then
   debt = max(0, min(integer(was) - Limit, MOST - sum + owed))

@@ -2,7 +2,7 @@
 -- before anything is written: what is not as this protocol writes it is an error, and changes nothing.
 
 local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
-  Seconds, Carries, Now = struct.unpack('<dddddddddddddddddd', ARGV[2])
+  Seconds, Carries, Ceiling, Now = struct.unpack('<ddddddddddddddddddd', ARGV[2])
 local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: what is settled is on record there, before it is written
 local max, min, floor = math.max, math.min, math.floor
 local STATES, DRAWS, LEAVES, SAFE, CLOSED = 0, 1, 2, 0, -1
@@ -28,6 +28,9 @@ local function unpacked(packed, n)
   return unpack(all, 1, n)
 end
 local function text(n) return string.format('%.0f', n) end
+-- The record of the key's override is read where the limit has a ceiling; override is one in force, which goes with the
+-- answer, and changes what the message is judged by.
+local override, was = Ceiling > 0 and redis.call('GET', KEYS[Stream and #KEYS - 1 or #KEYS]) or '', Requests
 -- answered: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
 local function answered(name, ...)
   local answer = struct.pack('<dddddddddddd', ...)
@@ -38,7 +41,7 @@ local function answered(name, ...)
   end
   return answer
 end
-local function reply(code, ...) return answered(ARGV[1], code, Seq, ...) end
+local function reply(code, ...) return answered(ARGV[1], code, Seq, ...) .. override end
 local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) end
 local function flag(x) return x and 1 or 0 end
 local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Share)))) end
@@ -47,4 +50,13 @@ local now = Now -- 0 but in tests
 if now == 0 then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
+end
+if override ~= '' then
+  local version, n, ends = struct.unpack('<Bdd', override)
+  if version ~= 1 then error('no override beside ' .. KEYS[1]) end
+  if n == -2 or ends > 0 and now >= ends then
+    override = ''
+  else
+    Requests = n < 0 and Ceiling or min(n, Ceiling)
+  end
 end

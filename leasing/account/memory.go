@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -36,10 +37,12 @@ type name struct {
 type memoryShard struct {
 	mu       sync.Mutex
 	accounts map[name]*kept // guarded by mu
-	most     int
-	sweep    int     // guarded by mu; as soon as there are so many, those that are over are dropped
-	oldest   instant // guarded by mu; no account is over before, of those that were there at the last sweep
-	_        [32]byte
+	// overrides are by key; those that are over are dropped with accounts. Guarded by mu.
+	overrides map[string]*Overridden
+	most      int
+	sweep     int     // guarded by mu; as soon as there are so many, those that are over are dropped
+	oldest    instant // guarded by mu; no account is over before, of those that were there at the last sweep
+	_         [32]byte
 }
 
 // kept is an account, or a bucket's, and from when on it may be dropped.
@@ -57,7 +60,7 @@ func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
 	m := &Memory{clock: clock, seed: maphash.MakeSeed(), epoch: ratelimit.Epoch{ID: 1, Began: clock()}}
 	m.shards = make([]memoryShard, min(memoryShards, max(1, maxAccounts/memoryShards)))
 	for i := range m.shards {
-		m.shards[i].accounts = map[name]*kept{}
+		m.shards[i].accounts, m.shards[i].overrides = map[name]*kept{}, map[string]*Overridden{}
 		m.shards[i].most = max(1, (maxAccounts+len(m.shards)-1)/len(m.shards))
 	}
 	return m
@@ -90,12 +93,10 @@ func (m *Memory) settle(now instant, c *Claim) Grant {
 	if err := check(c); err != nil {
 		return Grant{Err: err}
 	}
-	s := spanOf(&c.Limit, c.Window)
 	var t told
-	g := Grant{Err: ErrOver}
-	if s.kept(now) {
-		g = m.shard(c.Key).settle(now, c, &s, &t)
-	}
+	own := *c
+	c = &own
+	g := m.shard(c.Key).settle(now, c, &t)
 	if m.OnRecall != nil {
 		for _, h := range t.asked {
 			m.OnRecall(h, c.Key, c.Window)
@@ -122,24 +123,32 @@ func (m *Memory) shard(key string) *memoryShard {
 	return &m.shards[maphash.String(m.seed, key)%uint64(len(m.shards))]
 }
 
-func (s *memoryShard) settle(now instant, c *Claim, at *span, t *told) Grant {
+// settle settles a claim, and has its limit be the one that it was judged by.
+func (s *memoryShard) settle(now instant, c *Claim, t *told) Grant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	r, own, at := s.overrides[c.Key], c.Limit, spanOf(&c.Limit, c.Window)
+	*c = r.judge(now, *c)
+	if !at.kept(now) {
+		return Grant{Err: ErrOver}
+	}
 	k := s.findOrAddLocked(now, name{c.Key, c.Window})
 	if k == nil {
 		return Grant{Err: ErrFull}
 	}
-	return k.settle(now, c, at, s.accounts[name{c.Key, c.Window - 1}], t)
+	g := k.settle(now, c, &own, &at, s.accounts[name{c.Key, c.Window - 1}], t)
+	g.override(r, &c.Limit)
+	return g
 }
 
-// settle settles a claim of the account at an instant. was is the account of the window before; nil: there is none.
-func (k *kept) settle(now instant, c *Claim, at *span, was *kept, t *told) Grant {
+// settle settles a claim of the account at an instant. own is the limit without the override; was is the account of the window before; nil: there is none.
+func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, t *told) Grant {
 	if c.Window == 0 {
 		if k.bucket == nil {
 			k.bucket = &bucket{}
 		}
 		g := k.bucket.claim(now, c)
-		k.over = k.full(&c.Limit)
+		k.over = k.full(&c.Limit, own)
 		return g
 	}
 	k.over = max(k.over, at.over)
@@ -204,6 +213,7 @@ func (s *memoryShard) sweepLocked(now instant) {
 		}
 		return now >= k.over
 	})
+	maps.DeleteFunc(s.overrides, func(_ string, r *Overridden) bool { return now >= r.Until() })
 	s.sweep, s.oldest = max(64, 2*len(s.accounts)), oldest
 	if len(s.accounts) < s.most {
 		s.oldest = 0
@@ -231,6 +241,7 @@ func (m *Memory) Copy() *Memory {
 		for n, k := range from.accounts {
 			to.accounts[n] = k.copied()
 		}
+		to.overrides = maps.Clone(from.overrides)
 		from.mu.Unlock()
 	}
 	return other
@@ -253,8 +264,8 @@ func (m *Memory) Lose(older *Memory, id uint64) {
 	for i := range m.shards {
 		s := &m.shards[i]
 		s.mu.Lock()
-		if s.accounts = map[name]*kept{}; older != nil {
-			s.accounts = older.shards[i].accounts
+		if s.accounts, s.overrides = map[name]*kept{}, map[string]*Overridden{}; older != nil {
+			s.accounts, s.overrides = older.shards[i].accounts, maps.Clone(older.shards[i].overrides)
 		}
 		s.mu.Unlock()
 	}
@@ -282,4 +293,90 @@ func (m *Memory) Prolong(context.Context) error {
 	return nil
 }
 
-var _ Ledger = (*Memory)(nil)
+// Override implements [Overrider].
+func (m *Memory) Override(_ context.Context, key string) (o ratelimit.Override, ok bool, err error) {
+	s := m.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := m.clock()
+	return s.overrides[key].Answer(now), s.overrides[key].InForce(now) != nil, nil
+}
+
+// SetOverride implements [Overrider].
+func (m *Memory) SetOverride(_ context.Context, c *OverrideChange) (ratelimit.Override, error) {
+	if err := c.Check(); err != nil {
+		return ratelimit.Override{}, err
+	}
+	now, s, asked := m.clock(), m.shard(c.Key), map[ratelimit.Window][]ratelimit.Holder{}
+	r, err := s.override(now, c, asked)
+	for _, w := range c.windows(now) {
+		for _, h := range asked[w] {
+			if m.OnRecall != nil {
+				m.OnRecall(h, c.Key, w)
+			}
+		}
+	}
+	return r.Answer(now), err
+}
+
+// override makes a change, and notes who is told of it. The record is never changed, for copies of the data have it.
+func (s *memoryShard) override(
+	now instant, c *OverrideChange, asked map[ratelimit.Window][]ratelimit.Holder,
+) (r Overridden, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.overrides[c.Key]
+	if was == nil && len(s.overrides) >= s.most {
+		if s.sweepLocked(now); len(s.overrides) >= s.most {
+			return r, ErrFull
+		}
+	}
+	if was != nil {
+		r = *was
+	}
+	if changed, err := r.Change(now, c); err != nil || !changed {
+		return r, err
+	}
+	is := r
+	s.overrides[c.Key] = &is
+	for _, w := range c.windows(now) {
+		if k := s.accounts[name{c.Key, w}]; k != nil {
+			asked[w] = k.holders()
+		}
+	}
+	return r, nil
+}
+
+// holders are all that have a record.
+func (k *kept) holders() (all []ratelimit.Holder) {
+	of := k.account.records
+	if k.bucket != nil {
+		of = k.bucket.records
+	}
+	for i := range of {
+		all = append(all, of[i].holder)
+	}
+	return all
+}
+
+// Overrides implements [Overrider].
+func (m *Memory) Overrides(_ context.Context, prefix, after string, n int) (found []ratelimit.NamedOverride, err error) {
+	now := m.clock()
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		for key, r := range s.overrides {
+			if o := r.InForce(now); o != nil && strings.HasPrefix(key, prefix) && key > after {
+				found = append(found, ratelimit.NamedOverride{Key: key, Override: *o})
+			}
+		}
+		s.mu.Unlock()
+	}
+	slices.SortFunc(found, func(a, b ratelimit.NamedOverride) int { return strings.Compare(a.Key, b.Key) })
+	return found[:min(n, len(found))], nil
+}
+
+var (
+	_ Ledger    = (*Memory)(nil)
+	_ Overrider = (*Memory)(nil)
+)

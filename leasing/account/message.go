@@ -79,6 +79,8 @@ type Grant struct {
 	Missing bool
 	// Recalling says that others were asked to give back, for this need.
 	Recalling bool
+	// Override is the key's, by which the message was judged; of a draw, its sender judges by it. nil: there is none.
+	Override *ratelimit.Override
 	// Err says that the message was not settled, or is not known to be; then nothing else is meant.
 	Err error
 }
@@ -132,7 +134,7 @@ func check(c *Claim) error {
 	case c.Key == "", c.Holder == debtor, c.Kind > Leaves, bucket != (c.Window == 0),
 		c.TTL < 0, c.TTL > ratelimit.MaxPeriod, c.Limit.Carries && c.Limit.Algorithm != ratelimit.FixedWindow,
 		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0,
-		c.Limit.Requests > ratelimit.MaxLimit,
+		c.Limit.Requests > ratelimit.MaxLimit, c.Limit.Ceiling < 0, c.Limit.Ceiling > ratelimit.MaxLimit,
 		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket || c.Audit != ""),
 		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
 		return fmt.Errorf("%w: %+v", errClaim, *c)

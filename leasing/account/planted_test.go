@@ -189,7 +189,7 @@ var plantedScripts = []struct{ right, wrong string }{
 	{"sum, spent = sum + debt - owed, spent + debt - owed", "sum = sum + debt - owed"},
 	{"if debt ~= owed then redis", "if debt > owed then redis"},
 	{"if Stream then", "if Stream and Kind ~= LEAVES then"},
-	{"KEYS[2] ~= Stream", "true"},
+	{"Carries >= 0 and now < Ends", "KEYS[2] and now < Ends"},
 	{"answered(string.sub(set[i], 3), EXPIRED", "answered(ARGV[1], EXPIRED"},
 	{"for i = 1, #set, 4 do\n", "for i = 5, #set, 4 do\n"},
 	{"redis.call('PEXPIRE', Stream, KEPT)", ""},

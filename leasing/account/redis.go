@@ -297,6 +297,9 @@ func (t *trip) names(c *Claim) []string {
 	if looksBack(&c.Limit) {
 		names = append(names, t.nameOf(c.Key, c.Window-1))
 	}
+	if c.Limit.Overridable() {
+		names = append(names, overrideOf(t.prefix, c.Key))
+	}
 	if c.Audit != "" {
 		names = append(names, RecordName(t.prefix, c.Key))
 	}
@@ -307,7 +310,9 @@ func (t *trip) names(c *Claim) []string {
 type draws struct {
 	sent []int // claims, in order
 	pre  int   // replies of the transaction before those of its first draw
-	exec *redis.Cmd
+	// overridden is how many have overrides: their records are the last reply.
+	overridden int
+	exec       *redis.Cmd
 }
 
 // draws sends what may be a plain draw: on one server, of a window that certainly has begun.
@@ -316,7 +321,7 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 	if t.cluster != nil {
 		return d
 	}
-	heard := instant(t.heard.Load())
+	heard, records := instant(t.heard.Load()), []any{"mget"}
 	for _, i := range t.left {
 		c := &t.claims[i]
 		s := spanOf(&c.Limit, c.Window)
@@ -330,7 +335,12 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 			d.pre = 1
 		}
 		d.sent = append(d.sent, i)
-		t.draw(ctx, pipe, c, &s)
+		if t.draw(ctx, pipe, c, &s); c.Limit.Overridable() {
+			records = append(records, overrideOf(t.prefix, c.Key))
+		}
+	}
+	if d.overridden = len(records) - 1; d.overridden > 0 {
+		pipe.Do(ctx, records...)
 	}
 	if d.sent != nil {
 		d.exec = pipe.Do(ctx, "exec")
@@ -360,7 +370,7 @@ func (d *draws) has(i int) bool {
 // LoadScripts has a server know the ledger's scripts, so that no claim must bring them.
 func LoadScripts(ctx context.Context, server redis.Scripter) error {
 	return errors.Join(claimScript.Load(ctx, server).Err(), bucketScript.Load(ctx, server).Err(),
-		epochScript.Load(ctx, server).Err())
+		overrideScript.Load(ctx, server).Err(), epochScript.Load(ctx, server).Err())
 }
 
 // HolderName is what a holder is called in Redis.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -88,6 +89,19 @@ func (s *MemoryStore) Drop(_ context.Context, before ratelimit.LedgerTime) (n in
 	return n - len(s.records), false, nil
 }
 
+// List implements [Lister].
+func (s *MemoryStore) List(_ context.Context, prefix, after string, n int) (names []string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.records {
+		if name > after && strings.HasPrefix(name, prefix) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names[:min(n, len(names))], nil
+}
+
 // Evict loses one record silently.
 func (s *MemoryStore) Evict(name string) {
 	s.mu.Lock()
@@ -112,4 +126,7 @@ func (s *MemoryStore) Lose(older *MemoryStore, life string) {
 	s.life = life
 }
 
-var _ Store = (*MemoryStore)(nil)
+var (
+	_ Store  = (*MemoryStore)(nil)
+	_ Lister = (*MemoryStore)(nil)
+)

@@ -51,6 +51,8 @@ type twins struct {
 	limit  ratelimit.Limit
 	told   []Claim // what each holder last said
 	audit  string
+	set    ratelimit.Override // once
+	most   ratelimit.Limit    // the largest in force until now
 	// Of the ledger in memory, and of that on a store which compares and sets.
 	events, written []Event
 	met             map[string]int
@@ -73,7 +75,8 @@ func TestTwins(t *testing.T) {
 	}
 	for _, kind := range []string{
 		"draw", "claim", "left", "overtaken", "over", "cut", "missing", "recalling", "learning", "granted",
-		"lost", "evicted", "full", "bucket", "sliding", "early", "credited", "back", "forgotten", "carried", "carried on", "debt falls",
+		"overridden", "overridden draw", "overridden bucket", "changed", "told again", "another version", "unlimited",
+		"removed", "lost", "evicted", "full", "bucket", "sliding", "early", "credited", "back", "forgotten", "carried", "carried on", "debt falls",
 		"on record: " + WasOvertaken, "on record: " + WasOver, "on record: " + WasExpired, "on record: " + WasRecovery,
 		"on record: " + WasLeaving, "on record: " + WasLearning, "on record: " + WasRefused, "on record: " + WasCharge,
 		"on record: " + WasGrant, "on record: " + WasReport,
@@ -101,6 +104,10 @@ func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
 		w.limit.Algorithm, w.limit.Unit = ratelimit.FixedWindow, ratelimit.CalendarMonth
 	}
 	w.limit.Carries = w.limit.Algorithm == ratelimit.FixedWindow && w.IntN(2) == 0
+	if w.limit.Ceiling = w.limit.Requests * tokens(w.IntN(4)) / 2; seed%5 == 0 {
+		w.limit.Ceiling = ratelimit.MaxLimit
+	}
+	w.most = w.limit
 	w.told = make([]Claim, 2+w.IntN(6))
 	if seed%4 > 0 {
 		w.audit = fmt.Sprintf("%d d.rule %d", seed, seed)
@@ -142,6 +149,9 @@ func (w *twins) differ(steps int) string {
 		if d := cmp.Diff(shown(want[0]), shown(got[0])); d != "" {
 			return fmt.Sprintf("step %d at %d, %+v: memory -, CAS +\n%s", step, w.redis.now, c, d)
 		}
+		if d := w.overrides(); d != "" {
+			return d
+		}
 		if err := w.holds(&c); err != nil {
 			return err.Error()
 		}
@@ -154,6 +164,50 @@ func (w *twins) differ(steps int) string {
 		}
 	}
 	return w.sameRecord()
+}
+
+// overrides sets an override now and then, tells an old one again, or removes it: all three answer the same.
+func (w *twins) overrides() string {
+	if w.IntN(8) > 0 {
+		return ""
+	}
+	c := OverrideChange{Key: w.key, Limit: w.limit, Match: ratelimit.Match{Any: true}}
+	c.Override = &ratelimit.Override{Requests: w.some() * tokens(w.IntN(6)), By: "me", Reason: strings.Repeat("ü", w.IntN(100))}
+	switch w.IntN(8) {
+	case 0:
+		c.Override = nil
+		w.met["removed"]++
+	case 1:
+		c.Override.Requests, c.Override.Unlimited = 0, true
+		w.met["unlimited"]++
+	case 2:
+		c.Override.Expires = w.redis.now.Add(time.Duration(w.Int64N(int64(w.limit.Period()))))
+	case 3:
+		c.Match = ratelimit.Match{Set: w.set.Set}
+	case 4:
+		if c.Again = w.set.Set != 0; c.Again {
+			c.Override = &w.set
+			w.met["told again"]++
+		}
+	}
+	var all [3]string
+	for i, l := range []Overrider{w.memory, w.redis, w.cas} {
+		o, err := l.SetOverride(w.Context(), &c)
+		named, err2 := l.Overrides(w.Context(), w.key, "", 10)
+		is, ok, err3 := l.Override(w.Context(), w.key)
+		if all[i] = fmt.Sprintln(o, err, named, err2, is, ok, err3); err == nil && o.Set != 0 {
+			if w.set = o; w.limit.Under(&o).Capacity() > w.most.Capacity() {
+				w.most = w.limit.Under(&o)
+			}
+			w.met["changed"]++
+		} else if err != nil {
+			w.met["another version"]++
+		}
+	}
+	if d := cmp.Diff([]string{all[0], all[0]}, all[1:]); d != "" {
+		return fmt.Sprintf("%+v at %d: memory -, Redis and CAS +\n%s", c, w.redis.now, d)
+	}
+	return ""
 }
 
 // sameRecord compares what is on record, event by event.
@@ -195,9 +249,9 @@ func inRuns(events []Event) []Event {
 
 // shown is a grant with its error as text: what went wrong is the same, not how it is said.
 func shown(g Grant) string {
-	err := g.Err
-	g.Err = nil
-	return fmt.Sprintf("%+v %v", g, err)
+	err, o := g.Err, g.Override
+	g.Err, g.Override = nil, nil
+	return fmt.Sprintf("%+v %v %+v", g, err, o)
 }
 
 // pass has time pass, and sometimes data be lost.
@@ -216,6 +270,7 @@ func (w *twins) pass() {
 		w.memory.Lose(nil, w.Uint64())
 		w.store.Lose(nil, fmt.Sprint(w.Uint64()))
 		w.del("t:{" + w.key + "}*")
+		w.del("t:o{" + w.key + "}")
 		w.met["lost"]++
 	case n < 76:
 		by = 0
@@ -293,7 +348,7 @@ func (w *twins) next() Claim {
 	if w.limit.Algorithm != ratelimit.TokenBucket && w.IntN(4) == 0 {
 		c.Kind, c.Want, c.Audit = Draws, 1+w.some(), ""
 	}
-	if w.IntN(20) == 0 {
+	if w.IntN(20) == 0 && c.Limit.Ceiling == 0 {
 		c.Limit.Requests /= 2
 		c.Limit.Burst /= 2
 	}
@@ -304,7 +359,8 @@ func (w *twins) next() Claim {
 func (w *twins) hear(c *Claim, g *Grant) {
 	last := &w.told[c.Holder-0xabc0]
 	if c.Kind == Draws && g.Err == nil && last.Window == c.Window {
-		last.Taken += g.Owned(c.Want, &c.Limit)
+		limit := c.Limit.Under(g.Override)
+		last.Taken += g.Owned(c.Want, &limit)
 	} else if c.Kind == States && g.Err == nil {
 		*last = *c
 		last.Taken, last.Spent = max(-MostBooked, min(last.Taken, MostBooked)), max(-MostBooked, min(last.Spent, MostBooked))
@@ -326,7 +382,7 @@ func (w *twins) holds(c *Claim) error {
 	for i := range k.account.records {
 		sum += k.account.records[i].total()
 	}
-	return k.invariants(w.redis.now, &w.limit, k.sum-sum)
+	return k.invariants(w.redis.now, &w.most, k.sum-sum)
 }
 
 func (w *twins) count(c *Claim, g *Grant) {
@@ -338,10 +394,12 @@ func (w *twins) count(c *Claim, g *Grant) {
 		"overtaken": errors.Is(g.Err, ErrOvertaken), "over": errors.Is(g.Err, ErrOver),
 		"cut": g.Cut > 0, "missing": g.Missing,
 		"recalling": g.Recalling, "learning": g.Learning > 0, "granted": g.Granted > 0,
-		"bucket":  c.Window == 0 && g.Granted > 0,
-		"sliding": c.Limit.Algorithm == ratelimit.SlidingWindow && g.Granted > 0,
-		"early":   c.Limit.Algorithm == ratelimit.SlidingWindow && g.Err == nil && begins > w.redis.now,
-		"full":    c.Kind == States && g.Err == nil && g.Granted == 0 && c.Want > 0,
+		"overridden": g.Override != nil && c.Kind == States, "overridden draw": g.Override != nil && c.Kind == Draws,
+		"overridden bucket": g.Override != nil && c.Window == 0,
+		"bucket":            c.Window == 0 && g.Granted > 0,
+		"sliding":           c.Limit.Algorithm == ratelimit.SlidingWindow && g.Granted > 0,
+		"early":             c.Limit.Algorithm == ratelimit.SlidingWindow && g.Err == nil && begins > w.redis.now,
+		"full":              c.Kind == States && g.Err == nil && g.Granted == 0 && c.Want > 0,
 	} {
 		if is {
 			w.met[kind]++

@@ -35,15 +35,21 @@ func scriptOf(c *Claim) *redis.Script {
 }
 
 // claimFields are how many numbers a script is told.
-const claimFields = 18
+const claimFields = 19
 
 // numbersOf are those of a claim, but for the time.
 func numbersOf(c *Claim) [claimFields]int64 {
 	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
 	ttl := c.TTL.Microseconds()
-	carries := int64(0)
+	carries, ceiling := int64(-1), int64(0) // that account is not looked at
+	if looksBack(&c.Limit) {
+		carries = 0
+	}
 	if c.Limit.Carries {
 		carries = 1
+	}
+	if c.Limit.Overridable() {
+		ceiling = int64(c.Limit.Ceiling)
 	}
 	if c.Window == 0 {
 		limit, ttl = burstOf(&c.Limit), max(1, ttl)
@@ -53,7 +59,7 @@ func numbersOf(c *Claim) [claimFields]int64 {
 		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Share)), ttl,
 		int64(max(0, min(c.Learning, lastTime))), int64(limit),
 		int64(s.opens), int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
-		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), carries, 0,
+		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), carries, ceiling, 0,
 	}
 }
 
@@ -92,7 +98,9 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 		return Grant{Err: fmt.Errorf("redis: %w", errors.Join(a.Err(), failed))}
 	}
 	var n [answerFields]int64
-	if err != nil || !unpacked(text, n[:]) {
+	numbers := text[:min(len(text), 8*answerFields)]
+	r, bad := DecodeOverride(text[len(numbers):])
+	if err != nil || bad != nil || !unpacked(numbers, n[:]) {
 		return garbage(errShape, a.Val())
 	}
 	// A proxy that mixes up replies would have this account take another's tokens.
@@ -100,6 +108,7 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 		return garbage(errShape, a.Val())
 	}
 	if g := grantOf(&n); g.Err != nil || n[0] == wasSettled && plausible(c, &g) {
+		g.override(&r, &c.Limit)
 		return g
 	}
 	return garbage(errShape, a.Val())
@@ -169,6 +178,11 @@ func (d *draws) read(t *trip, failed error) {
 	if ok {
 		at, ok = readTime(replies[0])
 	}
+	var overrides []any
+	if ok && d.overridden > 0 {
+		overrides, ok = replies[len(replies)-1].([]any)
+		ok = ok && len(overrides) == d.overridden
+	}
 	if !ok {
 		d.fail(t, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(replies)))
 		return
@@ -179,8 +193,16 @@ func (d *draws) read(t *trip, failed error) {
 	rest := replies[d.pre:]
 	for _, i := range d.sent {
 		n := repliesOf(&t.claims[i])
-		t.grants[i] = readDraw(&t.claims[i], rest[:n], instant(at))
-		rest = rest[n:]
+		g := readDraw(&t.claims[i], rest[:n], instant(at))
+		if rest = rest[n:]; t.claims[i].Limit.Overridable() {
+			text, _ := overrides[0].(string)
+			r, err := DecodeOverride(text)
+			if overrides = overrides[1:]; err != nil {
+				g = Grant{Err: err}
+			}
+			g.override(&r, &t.claims[i].Limit)
+		}
+		t.grants[i] = g
 	}
 }
 
@@ -192,7 +214,7 @@ func (d *draws) fail(t *trip, err error) {
 
 // replies is how many there must be.
 func (d *draws) replies(t *trip) int {
-	n := d.pre
+	n := d.pre + min(1, d.overridden)
 	for _, i := range d.sent {
 		n += repliesOf(&t.claims[i])
 	}

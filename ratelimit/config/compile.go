@@ -115,7 +115,9 @@ type scope struct {
 	algorithm    ratelimit.Algorithm
 	burst        ratelimit.Tokens // 0: as many as requests_per_unit
 	coordination ratelimit.Coordination
-	hold         *Hold  // nil: requests cost their hits
+	hold         *Hold // nil: requests cost their hits
+	closed       bool  // limits are not overridden at run time
+	maxOverride  ratelimit.Tokens
 	charges      *Place // of on_deny: charge, where that was said last
 }
 
@@ -163,6 +165,12 @@ const OverridePath = "(request override)"
 func (c *compiler) inherit(s *scope, in *Inherited) {
 	if in.Hold != nil {
 		s.hold = in.Hold
+	}
+	if in.Overrides != nil {
+		s.closed = !*in.Overrides
+	}
+	if in.MaxOverride != nil {
+		s.maxOverride = *in.MaxOverride
 	}
 	if in.Algorithm != nil {
 		s.algorithm = *in.Algorithm
@@ -360,6 +368,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	c.holds(r, s, l.Place)
 	c.carried(r, l, s)
+	c.overridden(r, d, s)
 	for _, doubt := range r.Doubts() {
 		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
 	}

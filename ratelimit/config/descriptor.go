@@ -70,6 +70,8 @@ type Inherited struct {
 	Algorithm    *ratelimit.Algorithm
 	Burst        *ratelimit.Tokens
 	Hold         *Hold
+	Overrides    *bool             // false: limits are not overridden at run time
+	MaxOverride  *ratelimit.Tokens // the most that an override may set
 	Coordination []Setting
 }
 

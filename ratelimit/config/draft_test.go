@@ -42,6 +42,7 @@ func TestFilesAreBoundedAsTexts(t *testing.T) {
 		"empty metadata": {Key: "k", Metadata: map[string]any{}},
 		"metadata":       {Key: "k", Metadata: map[string]any{"a": map[string]any{"b": []any{1.0, "x", nil, true}}}},
 		"a bucket":       {Key: "k", Inherited: Inherited{Algorithm: &bucket, Burst: &burst}},
+		"overrides":      {Key: "k", Inherited: Inherited{Overrides: new(true), MaxOverride: &burst}},
 		"a mode":         {Key: "k", Inherited: Inherited{Coordination: lease[:1]}},
 		"a lease":        {Key: "k", Inherited: Inherited{Coordination: lease}},
 		"flags": {

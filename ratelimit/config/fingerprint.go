@@ -145,5 +145,5 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"metadata", metadata},
 		{"hold", hold},
 	})
-	return append(fields, coordinationFields(&r.Coordination)...)
+	return slices.Concat(fields, ceilingFields(&r.Limit), coordinationFields(&r.Coordination))
 }

@@ -26,7 +26,7 @@ func unitHint(said string) string {
 // unknownHint is about a key that the map has no field for.
 func unknownHint(key string, known []string) string {
 	switch key {
-	case "algorithm", "burst", "coordination":
+	case "algorithm", "burst", "coordination", "overrides", "max_override":
 		return "; it belongs in the descriptor, beside rate_limit"
 	case "billing":
 		return "; it belongs in rate_limit, beside unit: month"

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// ReadInherited reads algorithm, burst, hold and coordination from what a YAML or JSON
+// ReadInherited reads algorithm, burst, overrides, hold and coordination from what a YAML or JSON
 // library has made of them, with the same errors as in a rules file. All errors
 // have the same place. The last result is an error about values that neither
 // language knows.

@@ -68,6 +68,10 @@ func withInherited(properties schema) schema {
 	properties["algorithm"] = described(schema{"enum": ratelimit.RateAlgorithms()},
 		"How tokens come back; inherited by descriptors below.")
 	properties["burst"] = whole(1, "For token_bucket: what a full bucket holds. Default: requests_per_unit.")
+	properties["overrides"] = flagged("false: limits are not overridden at run time; inherited by descriptors below.")
+	properties["max_override"] = described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxLimit},
+		"Beside rate_limit: the most that an override may set, in tokens for each unit; 10^12 unless said. "+
+			"With requests_per_unit: 0 it is needed. Inherited by descriptors below.")
 	properties["hold"] = holdSchema()
 	properties["coordination"] = schema{"$ref": "#/definitions/coordination"}
 	return properties

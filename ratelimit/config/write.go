@@ -173,6 +173,12 @@ func (w *writer) inherited(in *Inherited) {
 	if in.Burst != nil {
 		w.field("burst", strconv.FormatInt(int64(*in.Burst), 10))
 	}
+	if in.Overrides != nil {
+		w.field("overrides", strconv.FormatBool(*in.Overrides))
+	}
+	if in.MaxOverride != nil {
+		w.field("max_override", strconv.FormatInt(int64(*in.MaxOverride), 10))
+	}
 	w.hold(in.Hold)
 	if len(in.Coordination) == 0 {
 		return

@@ -29,7 +29,9 @@ type Source struct {
 	Clock     ratelimit.Clock
 	// Token must come with corrections; "" allows none.
 	Token string
-	// Quotas, if set, is what streams of Envoys hold here, and KeyName names a key of theirs.
+	// Overrides, if set, keeps limits of keys that are set at run time.
+	Overrides ratelimit.Overrider
+	// Quotas, if set, is what streams of Envoys hold here. KeyName names a key, as the store does.
 	Quotas  *rlqs.Node
 	KeyName func(key []byte) string
 	// Nodes, if set, are those that share the store, and how old that is.
@@ -90,6 +92,9 @@ var assets embed.FS
 type console struct {
 	Source
 	throttle *throttle
+	// Questions and changes of overrides that run, and the import.
+	changing, importing chan struct{}
+
 	began    time.Time
 	mu       sync.Mutex
 	hot      []ratelimit.HotKey // guarded by mu
@@ -99,8 +104,16 @@ type console struct {
 }
 
 // Register adds the console's pages to a mux.
-func Register(mux *http.ServeMux, s Source) {
-	c := &console{Source: s, throttle: newThrottle(s.Questions, time.Now), began: time.Now()}
+func Register(mux *http.ServeMux, s Source) { newConsole(s).register(mux) }
+
+func newConsole(s Source) *console {
+	return &console{
+		Source: s, throttle: newThrottle(s.Questions, time.Now), began: time.Now(),
+		changing: make(chan struct{}, overridesAtOnce), importing: make(chan struct{}, 1),
+	}
+}
+
+func (c *console) register(mux *http.ServeMux) {
 	file := func(path, name, kind string) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
 			secure(w, kind)
@@ -123,6 +136,7 @@ func Register(mux *http.ServeMux, s Source) {
 	mux.HandleFunc("GET /explain", c.explain)
 	mux.HandleFunc("POST /admin/reset", c.correct("reset", c.reset))
 	mux.HandleFunc("POST /admin/drop", c.correct("drop", c.drop))
+	c.registerOverrides(mux)
 }
 
 // secure sets the headers of every answer: the page may load nothing but
@@ -137,15 +151,16 @@ func secure(w http.ResponseWriter, kind string) {
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 }
 
-func answer(w http.ResponseWriter, v any) {
+func answer(w http.ResponseWriter, v any) { answerWith(w, http.StatusOK, v) }
+
+func answerWith(w http.ResponseWriter, code int, v any) {
 	secure(w, "application/json")
+	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(v) // it escapes <, > and &
 }
 
 func refuse(w http.ResponseWriter, code int, format string, args ...any) {
-	secure(w, "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(map[string]string{"error": ratelimit.OneLine(fmt.Sprintf(format, args...))})
+	answerWith(w, code, map[string]string{"error": ratelimit.OneLine(fmt.Sprintf(format, args...))})
 }
 
 // State is what the page asks for every two seconds.

@@ -232,7 +232,7 @@ async function explain() {
     if (r.error) { out.replaceChildren(make('p', r.error, 'bad')); return; }
     const parts = [make('p', 'Next request: ' + r.next + (r.reset_ns ? ' (' + duration(r.reset_ns) + ')' : ''), 'verdict')];
     parts.push(table(['Entry', 'Matched', 'Why'], r.steps.map((s) => [s.entry, s.matched || 'nothing', s.why])));
-    if (r.rule) parts.push(make('p', r.domain + '.' + r.rule + ': ' + [r.limit, r.mode, r.declared].filter(Boolean).join('; ')));
+    if (r.rule) parts.push(make('p', r.domain + '.' + r.rule + ': ' + [r.limit + (r.limit_from === 'override' ? ' by an override' + (r.override_expires ? ' until ' + r.override_expires : '') + ', instead of ' + r.rule_limit : ''), r.mode, r.declared].filter(Boolean).join('; ')));
     if (r.holds) {
       parts.push(make('p', 'Hold ' + r.hold.hold + ': the next request holds ' + r.holds.next));
       parts.push(make('p', 'All keys, at this node: ' + r.holds.requests + ' requests held ' + r.holds.tokens + ' tokens; holds of ' + r.holds.settled_tokens +

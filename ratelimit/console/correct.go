@@ -14,20 +14,7 @@ import (
 // correct is a change that needs the token.
 func (c *console) correct(what string, change func(context.Context, *ratelimit.Ask) (string, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
-			scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-			have, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(c.Token))
-			return c.Token != "" && strings.EqualFold(scheme, "Bearer") &&
-				subtle.ConstantTimeCompare(have[:], want[:]) == 1
-		})
-		if !looked {
-			tooMany(w, "too many wrong tokens came from this address")
-			return
-		}
-		if !right {
-			c.Log.Warn("a correction was refused", "what", what, "from", r.RemoteAddr)
-			refuse(w, http.StatusForbidden, "corrections need the header Authorization: Bearer with the ADMIN_TOKEN "+
-				"of this node; one is set: %t", c.Token != "")
+		if !c.authorized(w, r, what) {
 			return
 		}
 		d, entries, err := c.asked(r)
@@ -36,7 +23,7 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 			return
 		}
 		rule, key := d.Match(entries, nil)
-		if rule == nil || rule.Unlimited || rule.Limit.Requests == 0 {
+		if rule == nil || rule.Unlimited || rule.RefusesAll() {
 			refuse(w, http.StatusBadRequest, "no rule with a budget matches this descriptor")
 			return
 		}
@@ -51,6 +38,24 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 		}
 		answer(w, map[string]string{"done": done})
 	}
+}
+
+// authorized tells whether a request has the token, and refuses it if it has not.
+func (c *console) authorized(w http.ResponseWriter, r *http.Request, what string) bool {
+	looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
+		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		have, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(c.Token))
+		return c.Token != "" && strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(have[:], want[:]) == 1
+	})
+	switch {
+	case !looked:
+		tooMany(w, "too many wrong tokens came from this address")
+	case !right:
+		c.Log.Warn("a correction was refused", "what", what, "from", r.RemoteAddr)
+		refuse(w, http.StatusForbidden, "corrections and overrides need the header Authorization: Bearer with the "+
+			"ADMIN_TOKEN of this node; one is set: %t", c.Token != "")
+	}
+	return looked && right
 }
 
 func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {

@@ -18,7 +18,14 @@ type Explanation struct {
 	Domain string        `json:"domain"`
 	Steps  []config.Step `json:"steps"`
 	Rule   string        `json:"rule,omitempty"`
-	Limit  string        `json:"limit,omitempty"`
+	Limit  string        `json:"limit,omitempty"` // in force
+	// LimitFrom is where that comes from: the rule, or an override of the key.
+	LimitFrom string `json:"limit_from,omitempty"`
+	RuleLimit string `json:"rule_limit,omitempty"` // of the file, where an override counts
+	// OverrideSet is when it was set, and OverrideExpires when it is over. Who set it and why needs the token.
+	OverrideSet     time.Time `json:"override_set,omitzero"`
+	OverrideExpires time.Time `json:"override_expires,omitzero"`
+	OverrideError   string    `json:"override_error,omitempty"` // it could not be read
 	// Begins is when the next billing month begins, of a limit that has such.
 	Begins    time.Time `json:"begins,omitzero"`
 	Mode      string    `json:"mode,omitempty"`
@@ -119,6 +126,8 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		e.Rule, e.Next = rule.Path, "OK: the rule is unlimited"
 		return e
 	}
+	a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
+	rule = c.inForce(ctx, &a, &e)
 	e.Rule, e.Limit, e.Mode = rule.Path, rule.Limit.String(), rule.Coordination.Mode.String()
 	if calendar := rule.Limit.Calendar; calendar != 0 {
 		e.Begins = calendar.Begins(time.Now(), 1)[0]
@@ -133,11 +142,14 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if hold, ok := rule.DeclareHold(); ok {
 		e.Hold, e.Holds = &hold, heldOf(rule, key)
 	}
-	if rule.Limit.Requests == 0 {
+	if rule.RefusesAll() {
 		e.Next = "OVER_LIMIT: requests_per_unit is 0"
 		return e
 	}
-	a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
+	if rule.Limit.Requests == 0 {
+		e.Next = "OVER_LIMIT: the limit of this key is 0"
+		return e
+	}
 	look := c.Inspector.Look(ctx, c.Clock(), &a)
 	if look.Ledger != nil {
 		for i := range look.Ledger.Holders {
@@ -152,6 +164,28 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	}
 	e.Next, e.WholeAgain = c.next(rule, &look)
 	return e
+}
+
+// inForce is the rule with the limit of a key.
+func (c *console) inForce(ctx context.Context, a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
+	rule := a.Rule
+	e.LimitFrom = "rule"
+	if c.Overrides == nil || rule.WhyNoOverrides() != "" {
+		return rule
+	}
+	o, ok, err := c.Overrides.Override(ctx, c.Clock(), a)
+	switch {
+	case err != nil:
+		e.OverrideError = ratelimit.OneLine(err.Error())
+		return rule
+	case !ok:
+		return rule
+	}
+	e.LimitFrom, e.RuleLimit, e.OverrideSet, e.OverrideExpires = "override", rule.Limit.String(), timeOf(o.Set),
+		timeOf(o.Expires)
+	of := *rule
+	of.Limit = rule.Limit.Under(&o)
+	return &of
 }
 
 // next says what a request for one token would get, from what was seen.

@@ -1,18 +1,16 @@
-// Package fuzztest has each input of a fuzz target stand for several runs. The
-// fuzzer itself needs longer for an input than a quick target does, for it looks
-// through the counters of all packages that are linked in.
+// Package fuzztest makes each input of a fuzz target count for several runs. The fuzzer needs longer for an
+// input than a quick target does, because it reads the counters of all linked packages.
 //
-// Guarantee: what is run for an input hangs on the input alone, so that the fuzzer
-// can tell which of its inputs discover something. It is for targets that cost
-// some microseconds; one that takes a millisecond is better without.
+// Guarantee: the runs of an input depend on the input alone, so that the fuzzer can tell which of its inputs
+// discover something. It is for targets that cost some microseconds. Do not use it for one that takes a
+// millisecond.
 package fuzztest
 
 // Runs is how many runs an input stands for, if it is long enough.
 const Runs = 9
 
-// Bytes calls f with in, and with in as it is with one bit changed at each of some
-// places: Runs times in all, less often where in has fewer bytes than that. f must
-// neither keep nor change what it is given. Bytes allocates a copy of in.
+// Bytes calls f with in, and with copies of in with one changed bit: Runs times in all, or less often if in
+// has fewer bytes. f must neither keep nor change its argument. Bytes allocates a copy of in.
 func Bytes(in []byte, f func([]byte)) {
 	f(in)
 	b := make([]byte, len(in))
@@ -23,10 +21,9 @@ func Bytes(in []byte, f func([]byte)) {
 	}
 }
 
-// Numbers calls f with in, and with in as it is with one bit changed in one of the
-// numbers: Runs times in all, if there are any numbers. Which bit hangs on the
-// number. f must neither keep nor change what it is given. Numbers allocates a copy
-// of in.
+// Numbers calls f with in, and with copies of in with one changed bit in one of the numbers: Runs times in
+// all, if there are any numbers. The bit depends on the number. f must neither keep nor change its argument.
+// Numbers allocates a copy of in.
 func Numbers(in []int64, f func([]int64)) {
 	f(in)
 	b := make([]int64, len(in))

@@ -7,14 +7,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Desk is where a node makes holds and settles them. The zero Desk has no keys: it makes no holds, and believes none.
+// Desk makes and settles the holds of a node. The zero Desk has no keys: it makes no holds, and accepts none.
 // It is safe for concurrent use.
 type Desk struct {
 	Keys
 	settled memory
 }
 
-// Held is what a hold says of one budget.
+// Held is the part of a hold for one budget.
 type Held struct {
 	Amount ratelimit.Tokens
 	// At is an instant in the window in which it was charged.

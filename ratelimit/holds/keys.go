@@ -12,11 +12,11 @@ import (
 	"sync/atomic"
 )
 
-// Keys are those that a fleet shares: the first makes holds, and all are believed. The zero Keys have none. They may be
-// replaced at any time, and are safe for concurrent use.
+// Keys are the keys that a fleet shares. The first makes holds, and all verify them. The zero Keys have none.
+// They may be replaced at any time, and are safe for concurrent use.
 type Keys struct{ all atomic.Pointer[[]*key] }
 
-// MaxKeys is how many keys are believed at a time, and MinKey how short one may be, in bytes.
+// MaxKeys is the largest number of keys at a time, and MinKey the least length of one, in bytes.
 const (
 	MaxKeys = 4
 	MinKey  = 16

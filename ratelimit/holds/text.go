@@ -24,7 +24,7 @@ const (
 	mostInstant = 1<<32 - 1
 )
 
-// Part is what a request holds of one budget.
+// Part is the hold of a request on one budget.
 type Part struct {
 	Key    []byte // of the budget (ratelimit.Ask); the caller's
 	Amount ratelimit.Tokens

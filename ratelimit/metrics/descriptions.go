@@ -35,7 +35,10 @@ var (
 	panics   = ours("panics_total", "Requests that hit a bug in Sluice.")
 	keys     = ours("keys",
 		"Tracked keys: leases of this node, or accounts in this process (ledger).", "in")
-	keysMax = ours("keys_max", "Maximum of tracked keys (MAX_KEYS).")
+	keysMax         = ours("keys_max", "Maximum of tracked keys (MAX_KEYS).")
+	overrideChanges = ours("override_changes_total",
+		"Changes of overrides at this node: set, removed, conflict (another version), refused by the rule or as "+
+			"invalid, failed without an answer of the store.", "result")
 	evicted = ours("leases_evicted_total",
 		"Keys with usage that a full table dropped. After a loss of data, their usage is not "+
 			"restored. Raise MAX_KEYS if it grows.")

@@ -65,8 +65,8 @@ func (c Collector) counters(each func(name string, n uint64)) {
 	each("ratelimit.go.numGC", uint64(m.NumGC))
 }
 
-// LatencyUnit is what the response time's histogram is in: seconds, as its name says,
-// or milliseconds, as older versions of envoyproxy/ratelimit had it under that name.
+// LatencyUnit is the unit of the response time's histogram: seconds, as its name says, or milliseconds, as
+// older versions of envoyproxy/ratelimit had it under that name.
 type LatencyUnit time.Duration
 
 // The units.

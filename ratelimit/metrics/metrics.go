@@ -1,9 +1,8 @@
-// Package metrics shows the service's counters to Prometheus, under
-// envoyproxy/ratelimit's names where it has one, and as the text of /stats.
+// Package metrics shows the service's counters to Prometheus, under the names of envoyproxy/ratelimit where
+// it has one, and as the text of /stats.
 //
-// Guarantee: nothing here is on the way of a request; counters are read when
-// somebody asks. The number of series is bounded by MaxRules and the config:
-// no request can add one.
+// Guarantee: requests do not wait for this package; counters are read at each scrape. The number of series is
+// bounded by MaxRules and the config: no request can add one.
 package metrics
 
 import (
@@ -25,7 +24,7 @@ import (
 // with the domain and key "(other)".
 const MaxRules = 10_000
 
-// Source is what is shown.
+// Source has the values of the metrics.
 type Source struct {
 	Store   *config.Store
 	Stats   *rls.Stats
@@ -35,8 +34,8 @@ type Source struct {
 	// Seat, if set, is the drift seat of this node, -1 for none, and whether a
 	// rule needs one.
 	Seat func() (seat int, wanted bool)
-	// Safety, if set, is how the store keeps its data, and RepliesRefused how many of
-	// its connections were ended because of what they announced.
+	// Safety, if set, is the persistence of the store, and RepliesRefused the number of its connections that
+	// were ended because of their announced sizes.
 	Safety         func() StoreSafety
 	RepliesRefused func() uint64
 	// Ring, if set, is what this node did as one of a ring.
@@ -51,8 +50,10 @@ type Source struct {
 	Certificates *Loads
 	// Budgets are what callers have begun and not ended, by port.
 	Budgets map[string]*transport.Budget
-	// Quotas, if set, is what was granted on to Envoys.
+	// Quotas, if set, are the grants to Envoys.
 	Quotas *rlqs.Stats
+	// Overrides counts what became of changes of overrides at this node; nil: there are none.
+	Overrides *OverrideChanges
 }
 
 // StoreSafety is how the store keeps its data: 1 yes, 0 no, -1 not known.
@@ -62,8 +63,7 @@ type StoreSafety struct {
 	Evicted            uint64 // keys, since it started
 }
 
-// Collector is a prometheus.Collector over a Source, but for the metrics of
-// rules; see Handler.
+// Collector is a prometheus.Collector over a Source, without the metrics of rules; see Handler.
 type Collector struct{ Source }
 
 // Describe implements prometheus.Collector.
@@ -137,6 +137,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectGate(count, gauge)
 	c.collectFleet(count, gauge)
 	c.collectQuotas(count, gauge)
+	c.collectOverrides(count)
 	for port, b := range c.Budgets {
 		gauge(inFlight, int(b.Held()), port)
 		count(callersEnded, b.Crowded.Load(), port, "crowded")

@@ -8,8 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// State is what the console shows: the same counters as the metrics, and the
-// busiest rules.
+// State is the data of the console: the counters of the metrics, and the busiest rules.
 type State struct {
 	Version    string            `json:"version"`
 	Calls      uint64            `json:"calls"`
@@ -33,14 +32,14 @@ type State struct {
 	Config     ConfigState       `json:"config"`
 }
 
-// ConfigState is which rules are in force, and what is wrong with newer ones.
+// ConfigState names the rules in force, and the errors of newer ones.
 type ConfigState struct {
 	Fingerprint string    `json:"fingerprint"` // "": there are no rules
 	Source      string    `json:"source"`
 	Loaded      time.Time `json:"loaded_at,omitzero"` // by the node's clock
-	FromCopy    bool      `json:"from_copy"`          // of what was good last
-	Good        bool      `json:"good"`               // what the source had last is in force
-	Error       string    `json:"error,omitempty"`    // what is wrong with it, one problem a line
+	FromCopy    bool      `json:"from_copy"`          // the time of the last good rules
+	Good        bool      `json:"good"`               // the latest rules of the source are in force
+	Error       string    `json:"error,omitempty"`    // its errors, one a line
 	Failed      time.Time `json:"failed_at,omitzero"` // since when
 }
 
@@ -81,8 +80,8 @@ type RuleState struct {
 	Over      uint64           `json:"over"` // in all keys and windows since the start
 	Near      uint64           `json:"windows_near_bound"`
 	Beyond    uint64           `json:"windows_beyond_bound"`
-	// What on_store_failure admitted: tokens of Over, and keys and windows that are
-	// beyond what is declared for nothing else.
+	// Admissions by on_store_failure: tokens of Over, and keys and windows that exceed their declared bound
+	// for no other reason.
 	OverByPolicy   uint64            `json:"over_by_policy"`
 	BeyondByPolicy uint64            `json:"windows_beyond_by_policy"`
 	Policy         string            `json:"on_store_failure"`
@@ -90,8 +89,8 @@ type RuleState struct {
 	Under          uint64            `json:"under"`
 	Declared       ratelimit.Tokens  `json:"declared"` // for each key and window
 	DriftBudget    ratelimit.Tokens  `json:"drift_budget"`
-	// Worst is how far the worst key went beyond its limit in a window of the last 30 s, by
-	// this node's drift, of Share at most.
+	// Worst is the over-admission of the worst key by this node's drift, in a window of the last 30 s, at
+	// most Share.
 	Worst    ratelimit.Tokens  `json:"worst_key_over"`
 	Share    ratelimit.Tokens  `json:"drift_share"`
 	Drifting int64             `json:"drifting"`

@@ -14,14 +14,12 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// Statsd sends the counters of a Collector to a statsd server over TCP, as
-// increments since the last time, "name:increment|c" lines, and its gauges as they
-// are, "name:value|g", under the names of envoyproxy/ratelimit. It costs no decision
-// anything.
+// Statsd sends the counters of a Collector to a statsd server over TCP, as increments since the last time
+// ("name:increment|c" lines), and its gauges as values ("name:value|g"). The names are those of
+// envoyproxy/ratelimit. Decisions cost no more with it.
 //
-// A server that is away gets what it missed when it is back, for nothing is
-// kept but the counters themselves. Where a connection breaks while lines are
-// under way, their increments may be lost or counted twice.
+// After an outage, the server gets the increments that it missed, because only the counters are kept. If a
+// connection breaks while lines are under way, their increments may be lost or counted twice.
 type Statsd struct {
 	Addr     string            // host:port
 	Interval time.Duration     // between two times
@@ -29,8 +27,7 @@ type Statsd struct {
 	Counters func(each func(name string, n uint64))
 	Gauges   func(each func(name string, value uint64)) // nil: none
 	Latency  *Latency                                   // sent as the mean in ms; nil: none
-	// OnError, if set, is told when the server cannot be reached. It must not
-	// block.
+	// OnError, if set, is called when the server cannot be reached. It must not block.
 	OnError func(error)
 
 	suffix string

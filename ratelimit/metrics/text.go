@@ -18,9 +18,9 @@ func (c Collector) WriteStats(w io.Writer) {
 	c.Gauges(write)
 }
 
-// Counters gives each counter under envoyproxy/ratelimit's statsd name: seven for
-// each rule, or for each name that its requests bring along; of these names, and
-// of those of unknown domains, there are at most so many ([ratelimit.MaxNames]).
+// Counters gives each counter under envoyproxy/ratelimit's statsd name: seven for each rule, or for each name
+// from its requests. The names from requests, and those of unknown domains, are bounded
+// ([ratelimit.MaxNames]).
 func (c Collector) Counters(each func(name string, n uint64)) {
 	const limits = "ratelimit.service.rate_limit"
 	c.Store.Rules().EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
@@ -62,8 +62,8 @@ func segment(s string) string {
 		func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
 }
 
-// WriteRules writes the rules in force, one a line. Lines about all of them begin
-// with '#': their fingerprint, and what is wrong with newer ones that were refused.
+// WriteRules writes the rules in force, one a line. Lines about all of them begin with '#': their
+// fingerprint, and the errors of newer ones that were refused.
 func (c Collector) WriteRules(w io.Writer) {
 	s := c.Store.Status()
 	if s.Fingerprint != "" {

@@ -13,7 +13,7 @@ type Holder struct {
 	Name      string           `json:"name"` // of its Envoy: as its operator calls it, or its address
 	PerSecond float64          `json:"per_second"`
 	Charged   ratelimit.Tokens `json:"charged"`  // for it, in this window
-	InUse     ratelimit.Tokens `json:"in_use"`   // at most what is left of its last lease
+	InUse     ratelimit.Tokens `json:"in_use"`   // at most the rest of its last lease
 	Unproven  ratelimit.Tokens `json:"unproven"` // charged, and neither known to be spent nor in the lease in use
 }
 
@@ -46,7 +46,7 @@ func (n *Node) Look(key []byte) (holders []Holder, all int) {
 	return holders[:min(mostShown, len(holders))], len(holders)
 }
 
-// Held is what one stream has, and of which key.
+// Held is the holding of one stream for a key.
 type Held struct {
 	Holder
 	Key []byte `json:"-"`

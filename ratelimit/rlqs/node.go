@@ -25,7 +25,7 @@ type Options struct {
 	Messages    float64 // that a stream may send a second, lastingly; more wait in its connection
 }
 
-// DefaultOptions are the bounds where nobody says otherwise.
+// DefaultOptions are the default bounds.
 func DefaultOptions() Options {
 	return Options{Streams: 10_000, Buckets: 1000, BucketBytes: 1 << 10, Messages: 100}
 }
@@ -46,7 +46,7 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Source is what a node decides with.
+// Source is the basis of a node's decisions.
 type Source struct {
 	Rules   func() *config.Rules
 	Limiter ratelimit.Limiter

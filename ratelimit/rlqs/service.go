@@ -69,9 +69,9 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// Drain ends all streams, and those to come: their Envoys ask another node within seconds,
-// and go on with what they have until then. It does not take their leases back first, for
-// then they would refuse everything in those seconds. It does not wait for them.
+// Drain ends all streams, and later ones. Their Envoys connect to another node within seconds, and use their
+// leases until then. Drain does not take leases back first: Envoys would refuse everything in those seconds.
+// It does not wait for them.
 func (s *Service) Drain() { s.drain.Do(func() { close(s.draining) }) }
 
 // serve serves one stream, until that ends.

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// IdleAfter is how long a bucket without requests is kept before its Envoy is told to
-	// forget it, if less than a quarter of its budget is left.
+	// IdleAfter is the time without requests after which an Envoy must drop a bucket, if less than a quarter
+	// of its budget is left.
 	IdleAfter = 30 * time.Second
-	// ForgottenAfter is the same while there is more: to forget it would save a few hundred bytes,
-	// and cost an Envoy with few requests the first of them each time.
+	// ForgottenAfter is the same while more is left. Dropping a bucket earlier would save a few hundred
+	// bytes, and refuse the first request of quiet Envoys each time.
 	ForgottenAfter = 5 * time.Minute
 	// StuckAfter is how long an Envoy may take to acknowledge an answer.
 	StuckAfter = 10 * time.Second
@@ -34,10 +34,9 @@ const (
 	longestTurn = sublease.ReportEvery
 )
 
-// Session is one stream, driven from outside: its driver calls Reports, Acked and Wake,
-// sends what Answer returns after each, and ends with Close. It has no goroutine and
-// reads no clock; Reports, Acked and Wake block for as long as the limiter takes to
-// decide (ratelimit.StoreDeadline, a few times). It is not safe for concurrent use.
+// Session is one stream, driven from outside. Its driver calls Reports, Acked and Wake, sends the result of
+// Answer after each, and ends with Close. It has no goroutine and reads no clock. Reports, Acked and Wake
+// block while the limiter decides (ratelimit.StoreDeadline, a few times). It is not safe for concurrent use.
 type Session struct {
 	// Name is what people are shown of the Envoy. It may be set before the first call.
 	Name   string
@@ -68,7 +67,7 @@ func (n *Node) NewSession() *Session {
 	return &Session{node: n, place: place}
 }
 
-// BadReportError says what is wrong with a message of an Envoy's: its stream is to end.
+// BadReportError is the fault of an Envoy's message, which ends its stream.
 type BadReportError struct{ message string }
 
 // Error says it.
@@ -288,7 +287,7 @@ func (s *Session) Next() ratelimit.Instant {
 // Waiting tells whether the last answer has not been acknowledged.
 func (s *Session) Waiting() bool { return s.acked < s.sent }
 
-// Stuck tells whether the Envoy does not take in what it is sent: its stream is to end.
+// Stuck reports whether the Envoy does not read its answers, which ends its stream.
 func (s *Session) Stuck(now ratelimit.Instant) bool {
 	return s.Waiting() && now >= s.sentAt.Add(StuckAfter)
 }
@@ -308,7 +307,7 @@ func (s *Session) Answer(now ratelimit.Instant) []byte {
 	return m
 }
 
-// Debt is what is to be done about a budget when a stream has ended, at a later time.
+// Debt is a correction of a budget that is due some time after the end of a stream.
 type Debt struct {
 	At     ratelimit.Instant
 	ask    ratelimit.Ask
@@ -318,9 +317,9 @@ type Debt struct {
 // Tokens is how many are to be charged, or to be given back.
 func (d *Debt) Tokens() ratelimit.Tokens { return d.ask.Cost }
 
-// Close takes in that the stream has ended. What its Envoy was granted stays charged in
-// its window; the debts are what it may spend in the next window of what it has, and,
-// under reclaim: eager, what it cannot spend any more.
+// Close takes in the end of the stream. The grants of its Envoy stay charged in their window. The debts are
+// the tokens that it may spend in the next window, and under reclaim: eager those that it cannot spend any
+// more.
 func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 	for _, b := range s.order {
 		// A bucket whose message had a mistake further on was not served yet.
@@ -357,7 +356,7 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 // under way on one that is dead arrives no more.
 const keepalive = 80 * time.Second
 
-// Settle does what was to be done.
+// Settle books the debt.
 func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, d *Debt) {
 	if d.refund != nil {
 		n.source.Limiter.Undo(now, []ratelimit.Ask{d.ask}, []ratelimit.Verdict{*d.refund})

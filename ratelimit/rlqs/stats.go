@@ -2,8 +2,8 @@ package rlqs
 
 import "sync/atomic"
 
-// Stats count what a node did since it was made. The zero value is ready; all fields may
-// be read at any time.
+// Stats count the work of a node since its start. The zero value is ready. All fields may be read at any
+// time.
 type Stats struct {
 	Streams  atomic.Int64 // open now
 	Buckets  atomic.Int64 // that they have subscribed to
@@ -21,7 +21,7 @@ type Stats struct {
 	LostReports atomic.Uint64 // by estimate
 	Excess      atomic.Uint64 // tokens that Envoys let pass and cannot have had
 	Carried     atomic.Uint64 // tokens charged to a second window, for their leases may cross
-	Uncovered   atomic.Uint64 // tokens that had to be charged, and were not to be had any more
+	Uncovered   atomic.Uint64 // tokens that had to be charged without room in the limit
 	Refused     atomic.Uint64 // streams and buckets beyond the bounds
 	Stuck       atomic.Uint64 // streams cut because they did not take in their answers
 	Unserved    atomic.Uint64 // reports of buckets whose rules cannot be served so

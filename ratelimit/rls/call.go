@@ -149,7 +149,7 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	}
 	switch {
 	// Nothing has to be asked: the answer is the same whatever was used.
-	case m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0:
+	case m.rule == nil || m.rule.Unlimited || m.rule.RefusesAll():
 		// The next descriptor's key takes the place of one that nobody asks for.
 		c.keys = c.keys[:start]
 	case m.rule.Hold != nil || x.reserved > 0:

@@ -77,7 +77,9 @@ func (c *call) status(s *Service, i int) status {
 	case st.unlimited:
 		return st
 	case m.ask >= 0:
-		st.verdict = c.verdicts[m.ask]
+		if st.verdict = c.verdicts[m.ask]; st.verdict.Rule != nil {
+			st.rule = st.verdict.Rule // answers and statistics are of the limit in force
+		}
 	// The limiter was not asked. The window's end is the wall clock's, for no ledger has an
 	// account.
 	default: // requests_per_unit: 0
@@ -107,6 +109,7 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 		a := ratelimit.Ask{Rule: st.rule, Cost: 1}
 		if st.ask >= 0 {
 			a = c.asks[st.ask]
+			a.Rule = st.rule
 			s.Stats.Sources[st.verdict.Source].Add(1)
 		}
 		near := ratelimit.Tokens(math.Floor(float64(st.rule.Limit.Capacity()) * s.options.NearLimitRatio))
@@ -191,7 +194,7 @@ func (c *call) restate() {
 				back = ratelimit.AddTokens(back, c.verdicts[j].Charged)
 			}
 		}
-		st.verdict.Remaining = min(a.Rule.Limit.Capacity(), ratelimit.AddTokens(st.verdict.Remaining, back))
+		st.verdict.Remaining = min(st.rule.Limit.Capacity(), ratelimit.AddTokens(st.verdict.Remaining, back))
 	}
 }
 

@@ -13,11 +13,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ServeJSON answers POST /json: the request as protojson in the body, the
-// answer as protojson with 200 (OK) or 429 (OVER_LIMIT), which comes with Retry-After:
-// the seconds until every limit that refused may admit again. A bad request is 400
-// (413 if it is too large, 415 if a strange page may have a browser send it), and 503, with Retry-After, that there
-// is no decision, or that the node is overloaded and did not begin.
+// ServeJSON answers POST /json: the request as protojson in the body, the answer as protojson with 200 (OK)
+// or 429 (OVER_LIMIT). With 429 comes Retry-After: the seconds until every limit that refused may admit
+// again. A bad request gets 400, 413 if it is too large, or 415 if a web page may have made a browser send
+// it. Without a decision, or on an overloaded node, it gets 503 with Retry-After.
 func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)

@@ -7,18 +7,15 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// LocalCache counts what envoyproxy/ratelimit's local cache of keys that are over
-// their limit would count. It decides nothing: a key that is over is refused
-// without the store in any case, and this says which of the refusals are counted
-// as over_limit_with_local_cache. It is safe for concurrent use.
+// LocalCache counts the hits of envoyproxy/ratelimit's local cache of keys that are over their limit. It
+// decides nothing: a key over its limit is refused without the store in any case. It tells which of the
+// refusals count as over_limit_with_local_cache. It is safe for concurrent use.
 //
-// A look-up of a descriptor with a limit is a hit if the descriptor is refused, and
-// was refused before in the same window; any other look-up is a miss. So the refusal
-// that first finds a key over is a miss.
+// A look-up of a descriptor with a limit is a hit if the descriptor is refused, and was refused before in the
+// same window. Any other look-up is a miss. So the refusal that first finds a key over its limit is a miss.
 //
-// Memory: 16 bytes for each key, as many keys as one fills in, and no more. When
-// there is no room, the key whose window ends first is forgotten, which makes its
-// next refusal a miss.
+// Memory: 16 bytes for each key, up to a fixed number of keys. Without room, the key whose window ends first
+// is dropped, so that its next refusal is a miss.
 type LocalCache struct {
 	seed  maphash.Seed
 	parts [cacheParts]cachePart
@@ -30,7 +27,7 @@ type LocalCacheStats struct {
 	Hits, Misses uint64
 	Entries      uint64 // keys that are remembered now, also those whose windows are over
 	Expired      uint64 // keys whose windows were found to be over
-	Evacuated    uint64 // keys that were forgotten to make room
+	Evacuated    uint64 // keys that were dropped to make room
 }
 
 // Lookups are all hits and misses.
@@ -63,8 +60,8 @@ type overKey struct {
 	until ratelimit.Instant // 0: there is none
 }
 
-// NewLocalCache makes one for about as many keys as theirs would hold in so many
-// bytes (at least 512 KB, as there; at most 1 GB); nil for 0 bytes.
+// NewLocalCache makes a cache for about as many keys as theirs holds in so many bytes (at least 512 KB, as
+// there; at most 1 GB); nil for 0 bytes.
 func NewLocalCache(bytes int64) *LocalCache {
 	if bytes <= 0 {
 		return nil

@@ -72,7 +72,7 @@ func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
 // badRequest is the client's mistake: InvalidArgument, or 400.
 type badRequest struct{ message string }
 
-// Error says what is wrong with the request.
+// Error describes the fault of the request.
 func (e *badRequest) Error() string { return e.message }
 
 // bad says what is wrong with a request, in a line: it may quote what came, which

@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-// Options are what the server says about all answers. The zero value is the
-// default but for NearLimitRatio.
+// Options apply to all answers. The zero value is the default, except NearLimitRatio.
 type Options struct {
 	ShadowMode bool // overall_code is always OK
 	QuotaMode  bool // every descriptor but unlimited ones is a quota descriptor
@@ -33,14 +32,13 @@ type Options struct {
 	Holds *holds.Desk
 	// LocalCache, if set, counts refusals as over_limit_with_local_cache; nil: none are.
 	LocalCache *LocalCache
-	// Traced says that calls come with a span, which is told what was decided.
+	// Traced says that calls have a span, which gets the decision.
 	Traced bool
 	// MaxRequestBytes bounds the body of POST /json; 0 means MaxRequestBytes.
 	MaxRequestBytes int
 	// Budget is what bodies that are being read count in; nil: there is none.
 	Budget *transport.Budget
-	// Gate, if set, decides which calls are begun, and has what was charged given
-	// back if the caller does not wait for the answer.
+	// Gate, if set, decides which calls start, and counts refunds to callers that gave up.
 	Gate *shed.Gate
 }
 
@@ -52,7 +50,7 @@ type HeaderNames struct {
 	IETF bool
 }
 
-// Observer is told how long each call took.
+// Observer gets the duration of each call.
 type Observer interface{ Observe(seconds float64) }
 
 // Service answers rate limit requests. It is safe for concurrent use.

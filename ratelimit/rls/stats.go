@@ -7,8 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Stats count what the service did since it was made. All fields may be read
-// at any time.
+// Stats count the work of the service since its start. All fields may be read at any time.
 type Stats struct {
 	Requests       atomic.Uint64
 	OK             atomic.Uint64 // by overall_code

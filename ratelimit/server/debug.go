@@ -16,10 +16,10 @@ import (
 
 // DebugOptions are who may ask the debug port, and for what.
 type DebugOptions struct {
-	// Hosts are names under which the port may be asked for, beside those that
-	// nobody can point at it from outside; "*" allows all. See hostAllowed.
+	// Hosts are allowed names of the port, in addition to those that an outsider cannot point at it; "*"
+	// allows all. See hostAllowed.
 	Hosts []string
-	// Unnamed are paths that may be asked for under any name.
+	// Unnamed are paths that any name may use.
 	Unnamed []string
 }
 

@@ -1,10 +1,8 @@
-// Package server opens the ports and keeps them: gRPC, HTTP and debug, health,
-// and the order of a shutdown.
+// Package server opens and closes the ports: gRPC, HTTP and debug, health, and the order of a shutdown.
 //
-// Guarantee: all ports are open before any is announced, or none stays open.
-// On Drain, health fails first, calls are served for the drain time, then
-// streams end and ports close; no call that was accepted is cut off within the
-// grace time.
+// Guarantee: all ports are open before any is announced, or none stays open. On Drain, health fails first,
+// and calls are served for the drain time. Then streams end and ports close. No accepted call is cut off
+// within the grace time.
 package server
 
 import (
@@ -36,7 +34,7 @@ import (
 
 // Options are where to listen and for how long to go on.
 type Options struct {
-	// Note, if set, is what /healthcheck says beside OK, or "".
+	// Note, if set, returns a remark for /healthcheck after OK, or "".
 	Note              func() string
 	HTTP, GRPC, Debug string                           // host:port
 	GRPCSocket        string                           // a path: instead of GRPC
@@ -51,7 +49,7 @@ type Options struct {
 	DrainTime         time.Duration                    // between health failing and ports closing
 	GraceTime         time.Duration                    // for calls under way when ports close
 	Extra             []grpc.ServerOption
-	Streams           Streams          // served on gRPC beside the calls; nil: none
+	Streams           Streams          // further gRPC services; nil: none
 	Gated             *transport.Gated // which of gRPC's calls are begun; nil: all
 }
 
@@ -229,7 +227,7 @@ func (v *Server) Addresses() (http, grpc, debug net.Addr) {
 // Open has gRPC's port open, if it was held. It is called once.
 func (v *Server) Open() { close(v.calls.opens) }
 
-// SetHealthy says what health checks are told.
+// SetHealthy sets the result of health checks.
 func (v *Server) SetHealthy(ok bool) {
 	v.ready.Store(ok)
 	state := healthpb.HealthCheckResponse_NOT_SERVING

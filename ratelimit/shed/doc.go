@@ -1,29 +1,24 @@
-// Package shed decides which calls a node begins when more come than it can answer.
+// Package shed decides which calls a node starts when more arrive than it can answer.
 //
-// Guarantee: a call is refused before anything is charged for it, or it is begun. No
-// call is refused while those that are inside the node can be answered within a quarter
-// of the time that its caller waits (half of it, for a tenth of a second), at the speed
-// at which calls have left lately.
-// A connection that has no more than a quarter of its share of what may be inside (the share is
-// as much as that of any other that has something inside) is not refused for what others
-// have: one that floods, or does not read its answers, shuts out nobody but itself.
-// It does not promise an answer in time to what it lets begin: the store may be slow.
+// Guarantee: a call is refused before any charge, or it starts. A call is not refused while the calls inside
+// the node can be answered within a quarter of its caller's deadline, at the recent speed. For a tenth of a
+// second, that is half of the deadline. A connection with at most a quarter of its share of the calls inside
+// is not refused because of others. All connections with calls inside have equal shares. So a connection that
+// floods, or does not read its answers, shuts out only itself. It does not promise an answer in time: the
+// store may be slow.
 //
-// A call is inside from when its headers are read until the last of its answer is
-// written, or it is reset. ratelimit/transport sees both, for it follows the frames on
-// each connection; it asks the gate before gRPC knows of a call, so that a refused call
-// costs next to nothing, and all that waits in the process is counted: calls that have
-// had no turn yet, and answers in gRPC's buffers. Calls that are being decided are not:
-// they may wait for a store. Nor are those that have been inside for longer than any
-// caller waits: their own callers do not read the answers.
+// A call is inside from the reading of its headers until the last byte of its answer is written, or it is
+// reset. ratelimit/transport sees both, because it follows the frames on each connection. It asks the gate
+// before gRPC reads a call. So a refused call costs little, and all calls that wait in the process count:
+// those without a turn yet, and answers in gRPC's buffers. Calls that are being decided do not count: they
+// may wait for a store. Neither do those that are inside for longer than any caller waits: their callers do
+// not read the answers.
 //
-// What waits in sockets nobody can count. But in Go's scheduler, which is fair, the
-// reader of a connection waits for its turn behind the calls that are inside, and no
-// longer: so what is inside bounds that too. That is why it is half and a quarter, and
-// not all.
+// Calls in sockets cannot be counted. But Go's scheduler is fair: the reader of a connection waits for its
+// turn behind the calls that are inside, and no longer. So the calls inside bound that too. For this reason,
+// the limits are half and a quarter of the deadline, and not all of it.
 //
-// When calls would have been inside for more than the quarter for 100 ms without an
-// end, it is no burst, and the stricter bound holds: what CoDel (RFC 8289) does, and
-// the "controlled delay" of Maurer, Fail at Scale (ACM Queue 13/8, 2015). How many
-// calls fit into a time is Little's law.
+// When calls are inside for more than the quarter for 100 ms without a break, it is no burst, and the
+// stricter bound holds. CoDel (RFC 8289) does the same, and the "controlled delay" of Maurer, Fail at Scale
+// (ACM Queue 13/8, 2015). Little's law gives the number of calls for a time.
 package shed

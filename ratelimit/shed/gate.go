@@ -53,14 +53,12 @@ const (
 	stale = time.Second
 )
 
-// Gate decides which calls are begun. It is safe for concurrent use, and does not
-// allocate. It reads no clock: instants are given, and must not go back by more
-// than callers on several processors see.
+// Gate decides which calls start. It is safe for concurrent use, and does not allocate. It reads no clock:
+// instants are arguments, and must not go back by more than callers on several processors see.
 //
-// A call arrives, begins, ends and leaves. Between Begin and End it is being decided,
-// and may wait for a store: there it takes nobody's time. Nor does it where it waits for
-// its caller to read the answer: what has been inside for longer than any caller waits
-// is not counted.
+// A call arrives, begins, ends and leaves. Between Begin and End it is being decided, and may wait for a
+// store, which takes no processor time. A call that waits for its caller to read the answer takes none
+// either: calls that are inside for longer than any caller waits do not count.
 type Gate struct {
 	maxWait  time.Duration
 	shed     [len(Reasons)]atomic.Uint64
@@ -235,11 +233,10 @@ func (g *Gate) End(began ratelimit.Instant) {
 // was its turn: it is not begun.
 func (g *Gate) Late() { g.shed[Deadline].Add(1) }
 
-// Gone counts a call whose caller gave up while it was decided: what it was charged
-// has been given back.
+// Gone counts a call whose caller gave up during the decision, and whose charge was given back.
 func (g *Gate) Gone() { g.gone.Add(1) }
 
-// Stats are what a gate did since it was made.
+// Stats count the work of a gate since its start.
 type Stats struct {
 	Shed     [len(Reasons)]uint64 // calls, by reason
 	GivenUp  uint64               // calls whose caller gave up while they were decided

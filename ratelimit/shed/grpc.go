@@ -15,7 +15,7 @@ const (
 	message = "overloaded: the request was rejected without a charge"
 )
 
-// Err is what a call is answered that is not begun.
+// Err is the answer to a refused call.
 var Err = status.Error(code, message)
 
 // Before puts the gate before a method, where the transport reads frames.

@@ -11,12 +11,11 @@ import (
 // a budget to be worth dividing: below, most of it lies with holders that do not need it.
 const LeastShare ratelimit.Tokens = 10
 
-// Bounds are what a rule promises for each key and window, where its budget is divided among
-// holders that enforce by themselves, beside what it promises of its nodes
-// (ratelimit.Rule.Declare).
+// Bounds are the promises of a rule for each key and window, where its budget is divided among holders that
+// enforce it themselves. The promises of its nodes come on top (ratelimit.Rule.Declare).
 type Bounds struct {
-	// SilentEach is what one holder may spend beyond the limit that stands still, or is cut
-	// off, with a lease or an answer in hand when a window ends, and goes on in the next.
+	// SilentEach is the over-admission of one holder that freezes, or is cut off, with a lease or an answer
+	// in hand when a window ends, and continues in the next.
 	SilentEach ratelimit.Tokens
 	// Stranded is what one broken stream may leave unused until the window ends.
 	Stranded ratelimit.Tokens
@@ -26,8 +25,8 @@ type Bounds struct {
 	// Held is what RLS callers of the same key may take beyond a token_bucket's burst, in
 	// all: they ask for the whole of it, and leases only for a part (Asked).
 	Held ratelimit.Tokens
-	// NewKey is how long the node may take to divide a key of which it has not heard
-	// before, beside the way to it: three decisions, each of which may wait for the store.
+	// NewKey is the longest time in which the node divides a new key, without the way to it: three decisions,
+	// each of which may wait for the store.
 	NewKey time.Duration
 }
 

@@ -6,22 +6,21 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// BucketWindow is how long a token of a token_bucket may lie with a holder: each holding
-// of such a budget has windows of its own of this length, from its first grant on, and
-// what may be spent after one is charged again (Holding.Turn). It is 15 whole seconds of
-// lease and what TTL takes off; three reports fit in.
+// BucketWindow is the longest time that a token of a token_bucket may be at a holder. Each holding of such a
+// budget has windows of its own of this length, from its first grant on. Tokens that may be spent after one
+// are charged again (Holding.Turn). It is 15 whole seconds of lease and the time that TTL takes off. Three
+// reports fit in.
 const BucketWindow = 15*time.Second + Slack + applies
 
-// Asked is the limit with which a rule's budget is asked for where it is granted on.
+// Asked is the limit with which a rule's budget is requested where it is granted on.
 //
-// A bucket's is smaller by what refills in BucketWindow. Each token is charged at most
-// BucketWindow before it is spent, so that what is spent in a time t was charged in
-// t + BucketWindow, and that is at most
+// A bucket's is smaller by the refill of BucketWindow. Each token is charged at most BucketWindow before it
+// is spent. So the tokens spent in a time t were charged in t + BucketWindow, and are at most
 //
 //	Asked burst + rate x (t + BucketWindow)  =  burst + rate x t
 //
-// The proof needs each token to be charged once and for good: of a bucket, nothing is
-// credited that was not spent (Refills).
+// The proof needs each token to be charged once and for good: unspent tokens of a bucket are not credited
+// (Refills).
 func Asked(l ratelimit.Limit) ratelimit.Limit {
 	if Refills(&l) {
 		l.Burst = max(0, l.Burst-refills(&l, BucketWindow))
@@ -29,7 +28,7 @@ func Asked(l ratelimit.Limit) ratelimit.Limit {
 	return l
 }
 
-// Rule is a rule as its budget is asked for: with the limit that Asked says.
+// Rule is the rule with which its budget is requested: with the limit of Asked.
 func Rule(r *ratelimit.Rule) *ratelimit.Rule {
 	asked := *r
 	asked.Limit = Asked(r.Limit)
@@ -37,9 +36,8 @@ func Rule(r *ratelimit.Rule) *ratelimit.Rule {
 	return &asked
 }
 
-// Refills tells whether tokens come back with time alone. What a holder has not spent of
-// such a budget must not be credited: while it lay there the account may have been refilled
-// to the brim, and the same tokens would be there twice.
+// Refills reports whether tokens return with time alone. Unspent tokens of such a budget must not be
+// credited: the account may have been refilled meanwhile, and the same tokens would exist twice.
 func Refills(l *ratelimit.Limit) bool { return l.Algorithm == ratelimit.TokenBucket }
 
 // WindowOf is how long the windows of a holding are; of months, about.

@@ -12,9 +12,8 @@ type (
 )
 
 const (
-	// Slack is how late a lease may arrive and still end with its window: network,
-	// the holder's event loop, and the clocks' rates. What is known to have arrived
-	// later is charged to both windows.
+	// Slack is the largest delay of a lease that still ends with its window: network, the holder's event
+	// loop, and the clocks' rates. A lease that arrived later is charged to both windows.
 	Slack = 500 * time.Millisecond
 	// applies is how long after it has acknowledged a message a holder may take to
 	// use it: Envoy acknowledges in its codec, and hands on to its other threads.
@@ -65,19 +64,19 @@ func (l *lease) ends() instant {
 	return l.acked.Add(l.ttl + applies)
 }
 
-// NewHolding is what a holder has that has just asked for a key for the first time.
-// Its first reports may be about what it was granted on another stream.
+// NewHolding is the holding of a holder with its first request of a key. Its first reports may be about
+// grants on another stream.
 func NewHolding() Holding { return Holding{blurred: true} }
 
-// Charged is what the budget must be charged for this holder.
-// Invariant: it never falls but by what Report credits, and by Turn.
+// Charged is the budget's charge for this holder. Invariant: it decreases only by the credit of Report, and
+// by Turn.
 func (h *Holding) Charged() ratelimit.Tokens { return h.granted }
 
-// Live is at most what it may still spend, whatever has become of its messages.
+// Live is the most that it may still spend, whatever became of its messages.
 func (h *Holding) Live() ratelimit.Tokens { return h.before + h.last.live }
 
-// Unproven is what is charged and neither known to be spent nor known to be in the
-// lease that is in use: it waits for an acknowledgement and a report.
+// Unproven is the charge that is neither proven to be spent nor proven to be in the current lease: it waits
+// for an acknowledgement and a report.
 func (h *Holding) Unproven() ratelimit.Tokens {
 	if h.last.settled {
 		return h.before
@@ -94,17 +93,16 @@ func (h *Holding) Waiting() bool { return h.last.message != 0 && h.last.acked ==
 // Usage is one report.
 type Usage struct {
 	Allowed, Denied tokens // since the report before, which they do not count again
-	// Elapsed is what the holder says has passed since its report before; 0: it does
-	// not say, or this is its first.
+	// Elapsed is the time since the holder's previous report, by its own count; 0: unknown, or this is its
+	// first.
 	Elapsed time.Duration
 }
 
-// Outcome is what a report comes to.
+// Outcome is the result of a report.
 type Outcome struct {
-	// Credit is what the budget may be given back of what was charged in this window.
+	// Credit is the part of this window's charge that may be given back to the budget.
 	Credit tokens
-	// Excess is what the holder let pass that it cannot have had: over-admission, to
-	// be charged.
+	// Excess is the usage that the holder had no tokens for: over-admission, to be charged.
 	Excess tokens
 	// Lost says that a report before this one seems not to have arrived.
 	Lost bool
@@ -204,10 +202,9 @@ func (h *Holding) Crossing() ratelimit.Tokens {
 	}
 }
 
-// Leave takes in that the holder's stream has ended, and returns what it may spend after
-// its window of what it has: what it had not received by now it never will, unless it
-// stands still. From expires on it has nothing, and unspent is what it is not known to
-// have spent until then.
+// Leave takes in the end of the holder's stream, and returns the tokens that it may spend after its window.
+// Messages that it has not received by now do not arrive, unless it is frozen. From expires on it has no
+// tokens, and unspent are those without a proof that they were spent.
 func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant) {
 	l := &h.last
 	if l.acked == 0 {
@@ -222,10 +219,10 @@ func (h *Holding) Deniable() bool {
 	return h.last.live == 0 && (h.last.message == 0 || h.last.size > 0)
 }
 
-// InUse is at most what is left of its last lease.
+// InUse is at most the rest of its last lease.
 func (h *Holding) InUse() ratelimit.Tokens { return h.last.live }
 
-// Likely is what is left of its last lease, if it was used from when it was sent.
+// Likely is the rest of its last lease, if it was used from its sending on.
 func (h *Holding) Likely() ratelimit.Tokens { return h.last.likely }
 
 // Told tells whether anything was granted in this window, be it nothing.
@@ -234,9 +231,8 @@ func (h *Holding) Told() bool { return h.last.message != 0 }
 // Settled tells whether the last lease is in use, and all before it gone.
 func (h *Holding) Settled() bool { return h.last.settled }
 
-// Turn takes in that the window is over and the next one ends at ends, and returns what
-// must be charged to that for this holder: the tokens that it may still have. What
-// could not be charged for want of tokens is over-admission, at most.
+// Turn takes in the end of the window, where the next one ends at ends. It returns the charge to the next one
+// for this holder: the tokens that it may still have. Tokens without room there are at most over-admission.
 func (h *Holding) Turn(ends instant) (carry tokens) {
 	carry = h.Crossing()
 	h.ends, h.granted, h.spent, h.before = ends, carry, 0, carry

@@ -93,8 +93,8 @@ type Budget struct {
 	Left      tokens  // of the window, as far as is known
 	Holders   int     // of the key at this node, at least 1
 	PerSecond float64 // of all of them
-	// Refills says that tokens come back with time alone, and Refill how many do in
-	// BucketWindow: what is leased then and not spent is lost, so that leases are short.
+	// Refills says that tokens return with time alone, and Refill the number in BucketWindow. Tokens that are
+	// leased then and not spent are lost, so that leases are short.
 	Refills bool
 	Refill  tokens
 }
@@ -118,10 +118,9 @@ func (b *Budget) ahead() float64 {
 	return aheadOfBucket
 }
 
-// Want says whether the holder is to have another lease, and how large one: what it
-// needs until its report after the next, or more while there is plenty, and never
-// more than its part of what is left. n may be 0: it has used up what it had, and there
-// is nothing.
+// Want reports whether the holder gets another lease, and its size: the need until its report after the next,
+// or more while there is plenty, and at most its part of the rest. n may be 0: its tokens are used up, and
+// none are left.
 func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	l := &h.last
 	left := ends.Sub(now)

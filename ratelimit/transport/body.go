@@ -18,8 +18,8 @@ type Body struct {
 // bodyCost is what a request costs before its body.
 const bodyCost = 8 << 10
 
-// Body begins one. stop is called, from elsewhere and at most once, if it has to
-// end: it must have whoever reads it return, and must not block.
+// Body begins one. If the body has to end, stop is called, from another goroutine and at most once. It must
+// make the reader return, and must not block.
 func (b *Budget) Body(stop func()) *Body {
 	if b == nil {
 		return &Body{stop: stop}

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// Budget is the memory that callers may have a process keep for what they have
-// begun and not ended. It is safe for concurrent use; a nil Budget bounds
-// nothing.
+// Budget is the memory for all unfinished calls of callers. It is safe for concurrent use. A nil Budget
+// bounds nothing.
 type Budget struct {
 	Counts
 	most int64
@@ -22,7 +21,7 @@ type Budget struct {
 	holders map[holder]struct{} // guarded by mu
 }
 
-// Counts are what the bounds did. They may be read at any time.
+// Counts are the actions of the bounds. They may be read at any time.
 type Counts struct {
 	Crowded  atomic.Uint64 // connections closed for newer ones, or at once
 	Heaviest atomic.Uint64 // connections and bodies ended because too many bytes were held

@@ -1,21 +1,17 @@
-// Package transport bounds what callers can make a server hold, whatever is
-// served: connections, streams, headers, messages that never end and replies
-// that nobody reads.
+// Package transport bounds the memory and connections that callers can make a server hold, for any service:
+// connections, streams, headers, unfinished messages and unread replies.
 //
-// Guarantee: what callers have begun and not ended, on all connections of a
-// Budget together, costs at most its bytes, as this package reckons them: each
-// open call, each frame of its request with what the transport needs to keep it,
-// until the call's reply has left. When there is more, the connection that has
-// held most for longer than a moment is closed (or just most, where little has been held
-// for so long), so that callers who end what they begin go on. A Listener never has more
-// connections than it may; beyond
-// them, the one that has been silent longest is closed for the new one.
+// Guarantee: the unfinished calls on all connections of a Budget together cost at most its bytes, as this
+// package counts them. They are each open call, and each frame of its request with the transport's overhead,
+// until the call's reply has left. Beyond that, the connection that has held most for longer than a moment is
+// closed, so that callers who finish their calls continue. If little was held for so long, the one that holds
+// most is closed. A Listener never has more connections than its bound: beyond it, the longest-idle one is
+// closed for the new one.
 //
-// With a Gated method, calls of it are begun only if its gate lets them in: the others
-// are answered without gRPC.
+// With a Gated method, calls of it start only if its gate accepts them: the others are answered without gRPC.
 //
-// It does not bound what the service does with a complete request, nor tell
-// callers apart by address: they may all come through one proxy.
+// It does not bound the work of the service on a complete request, nor tell callers apart by address: they
+// may all come through one proxy.
 package transport
 
 import (
@@ -41,9 +37,8 @@ type Caps struct {
 	Idle time.Duration
 	// A connection that is as old as Age is asked to end, too. Calls under way may take AgeGrace.
 	Age, AgeGrace time.Duration
-	// Conversations says that calls are long, and go on in messages each of which
-	// is taken in at once: then a call costs what its message under way costs, and
-	// need never be complete.
+	// Conversations says that calls are long, and consist of messages each of which is processed at once.
+	// Then a call costs as much as its message under way, and need never be complete.
 	Conversations bool
 }
 
@@ -56,7 +51,7 @@ func Default() Caps {
 	}
 }
 
-// DefaultBytesInFlight is what a Budget has where nobody says otherwise.
+// DefaultBytesInFlight is the default size of a Budget.
 const DefaultBytesInFlight = 64 << 20
 
 // Validate reports every cap that makes no sense, under the name of its setting.

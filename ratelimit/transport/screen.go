@@ -25,8 +25,8 @@ type Gate interface {
 	Leave(now ratelimit.Instant, own int, arrived ...ratelimit.Instant)
 }
 
-// Gated is a method whose calls a gate decides on: where frames are read, before gRPC
-// knows of them. It must not be changed once it is used.
+// Gated is a method with a gate for its calls, where frames are read, before gRPC. It must not be changed
+// once it is used.
 type Gated struct {
 	Gate    Gate
 	Method  string // as in :path

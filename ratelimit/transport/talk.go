@@ -12,14 +12,13 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// Talk is a call that goes on in messages, and whose server wants to know which of its
-// own the caller has received: behind each, a ping goes out on the connection, and the
-// caller's HTTP/2 acknowledges it only after what came before it. Acknowledged says that
-// the caller's process has read a message, and nothing of what it did with it.
+// Talk is a call of many messages whose server needs to learn which of its own the caller has received.
+// Behind each, a ping goes out on the connection, and the caller's HTTP/2 acknowledges it only after
+// everything before it. Acknowledged says that the caller's process has read a message, and nothing more.
 //
-// Its request is never complete, and so RequestTimeout does not hold for it. It costs
-// talkCost, and what has come of messages that the server has not taken in; what the
-// server keeps for it, the server bounds. It is safe for concurrent use.
+// Its request is never complete, so RequestTimeout does not apply. It costs talkCost, plus the received
+// messages that the server has not processed. The server bounds its own memory for it. It is safe for
+// concurrent use.
 type Talk struct {
 	guard  *guard
 	stream uint32
@@ -60,9 +59,9 @@ type question struct {
 // pingMark begins the data of our pings: gRPC has some of its own.
 var pingMark = [4]byte{0x5b, 'q', 'u', 'o'}
 
-// Converse makes the call of a stream's context a Talk; before it has sent anything.
-// It is not ok if the connection did not come from a server with Options, or a version
-// of gRPC does not tell which stream it is (TestTalk).
+// Converse makes the call of a stream's context a Talk, before it has sent anything. It is not ok if the
+// connection did not come from a server with Options, or if a version of gRPC does not tell the stream
+// (TestTalk).
 func Converse(ctx context.Context) (t *Talk, ok bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -14,7 +14,7 @@ import (
 )
 
 // Additions are what messages cannot carry, and a file says instead: algorithm,
-// burst, hold and coordination of domains and descriptors. Nil adds nothing.
+// burst, overrides, hold and coordination of domains and descriptors. Nil adds nothing.
 type Additions struct {
 	Rules []Addition `yaml:"rules"`
 }
@@ -25,6 +25,8 @@ type Addition struct {
 	Descriptor   []string       `yaml:"descriptor"` // key or key_value, level by level; none: the domain
 	Algorithm    string         `yaml:"algorithm"`
 	Burst        *uint32        `yaml:"burst"`
+	Overrides    *bool          `yaml:"overrides"`
+	MaxOverride  *uint64        `yaml:"max_override"`
 	Hold         map[string]any `yaml:"hold"`
 	Coordination map[string]any `yaml:"coordination"`
 
@@ -84,6 +86,12 @@ func (r *Addition) said() map[string]any {
 	if r.Burst != nil {
 		said["burst"] = *r.Burst
 	}
+	if r.Overrides != nil {
+		said["overrides"] = *r.Overrides
+	}
+	if r.MaxOverride != nil {
+		said["max_override"] = *r.MaxOverride
+	}
 	if len(r.Hold) > 0 {
 		said["hold"] = r.Hold
 	}
@@ -117,6 +125,12 @@ func (a *Additions) of(domain string, path []string) (config.Inherited, error) {
 		}
 		if r.inherited.Burst != nil {
 			all.Burst = r.inherited.Burst
+		}
+		if r.inherited.Overrides != nil {
+			all.Overrides = r.inherited.Overrides
+		}
+		if r.inherited.MaxOverride != nil {
+			all.MaxOverride = r.inherited.MaxOverride
 		}
 		if r.inherited.Hold != nil {
 			all.Hold = r.inherited.Hold

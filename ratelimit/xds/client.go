@@ -37,8 +37,8 @@ type Options struct {
 	// Interval is the least time between two loads; pushes that come faster share one.
 	Interval time.Duration
 	Caps     config.Caps // of all that is pushed at once; zero: the default
-	// OnState, if set, is told when a stream is open (nil) and why it ended. It
-	// must not block.
+	// OnState, if set, is called when a stream opens (nil), and with the reason when it ends. It must not
+	// block.
 	OnState func(error)
 }
 
@@ -66,8 +66,8 @@ func (b Backoff) wait(n int, connected bool, random float64) time.Duration {
 	return time.Duration(float64(d) * (1 + b.Spread*(2*random-1)))
 }
 
-// Client is a config.Source of what the server has pushed last. It is safe for
-// concurrent use; Watch must be running for pushes to come.
+// Client is a config.Source of the server's latest push. It is safe for concurrent use. Pushes arrive only
+// while Watch runs.
 type Client struct {
 	options Options
 	pace    config.Pace // of Watch alone

@@ -1,9 +1,7 @@
-// Package xds reads rules from a management server, as Envoy Gateway and others
-// run one: the state-of-the-world variant of xDS over an aggregated stream
-// (CONFIG_TYPE=GRPC_XDS_SOTW), one domain a resource.
+// Package xds reads rules from a management server, such as that of Envoy Gateway: the state-of-the-world
+// variant of xDS over an aggregated stream (CONFIG_TYPE=GRPC_XDS_SOTW), one domain a resource.
 //
-// Guarantee: every push is answered: acknowledged when its rules are in force,
-// refused with all that is wrong with it otherwise; the rules before stay then,
-// and when the server goes away. A server that is away is asked again for ever, at
-// intervals that grow to a bound, with jitter.
+// Guarantee: every push is answered. It is acknowledged when its rules are in force, and otherwise refused
+// with all its errors. Then the previous rules stay, as they do when the server goes away. The client
+// reconnects for ever, at intervals that grow to a bound, with jitter.
 package xds

@@ -1,12 +1,10 @@
-// Package ring says which of the nodes of a fleet owns a key: the ring of Envoy's
-// RING_HASH balancer, so that an Envoy and the nodes agree.
+// Package ring names the owner of a key: the ring of Envoy's RING_HASH balancer, so that Envoy and the nodes
+// agree.
 //
-// Guarantee: it depends on the members alone, in whatever order they are heard of; with up
-// to 100 nodes the busiest has less than 1.10 times the mean of all keys (TestRingSpreads);
-// and a node that comes or goes moves no key between two others. A ring is immutable, takes
-// at most some 100 MB however much weight its members have ([MostPoints]), and is asked
-// without a lock or an allocation.
+// Guarantee: a ring depends on its members alone, in any order. With up to 100 nodes, the busiest has less
+// than 1.10 times the mean of all keys (TestRingSpreads). A node that joins or leaves moves no key between
+// two others. A ring is immutable and takes at most some 100 MB for any weights ([MostPoints]). Look-ups take
+// no lock and do not allocate.
 //
-// Source: Karger et al., "Consistent Hashing and Random Trees", 1997; a point is XXH64 of
-// "address_i".
+// Source: Karger et al., "Consistent Hashing and Random Trees", 1997; a point is XXH64 of "address_i".
 package ring

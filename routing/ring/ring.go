@@ -14,16 +14,16 @@ import (
 // Member is a node that may own keys.
 type Member struct {
 	Addr   string // where its peers reach it, and its name
-	Weight uint32 // its share of the keys, beside others'; 0 means 1
+	Weight uint32 // its relative share of the keys; 0 means 1
 }
 
 // PointsPerNode is how many points of the ring a node of weight 1 has: enough
 // that with 100 nodes the busiest has less than 1.10 times the mean.
 const PointsPerNode = 2048
 
-// MostPoints bounds a ring, to some 100 MB. With members of more weight in all than
-// that allows, 2048, each has half as many points for its weight, or a quarter,
-// and so on: the same on every node, for it depends on the members alone.
+// MostPoints bounds a ring to some 100 MB. If the members together weigh more than 2048, each has half as
+// many points for its weight, or a quarter, and so on. All nodes agree, because the number depends on the
+// members alone.
 const MostPoints = 1 << 22
 
 // Ring says which member owns a hash. It is immutable; the zero Ring has no

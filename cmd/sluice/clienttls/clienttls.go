@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// Certificate presents the certificate in two files to a server. They are
-// read at each new connection, so that a renewed one is used without a restart;
-// while they cannot be read, or the new one is out of date, the last good one is.
+// Certificate presents the certificate in two files to a server. The files are read at each new connection,
+// so that a renewed certificate is used without a restart. While they cannot be read, or the new one is out
+// of date, the last good one is used.
 type Certificate struct {
 	Cert, Key               string // files
 	CertSetting, KeySetting string // that name them
@@ -72,8 +72,8 @@ func VerifyChain(roots *x509.CertPool, state tls.ConnectionState) error {
 	return err
 }
 
-// CutOff tells whether the other side ended a connection without a word: with TLS
-// 1.3 a server that refuses a client's certificate may be heard so.
+// CutOff reports whether the other side ended a connection without a message. With TLS 1.3, the refusal of a
+// client's certificate may look like that.
 func CutOff(text string) bool {
 	return slices.ContainsFunc([]string{"broken pipe", "connection reset", "EOF"}, func(part string) bool { return strings.Contains(text, part) })
 }

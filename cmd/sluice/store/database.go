@@ -14,13 +14,14 @@ import (
 type Database interface {
 	account.Store
 	account.Listener
-	// Prepare connects, and makes what is needed there. It is called until it succeeds, before all else.
+	// Prepare connects, and creates the tables or keys. It is called first, until it succeeds.
 	Prepare(ctx context.Context) error
 	Ping(ctx context.Context) error
-	// Say notes what a node says, "" that it is gone, and calls see with what each has said in a time until now.
+	// Say records a node's text, with "" that it is gone, and calls see with each node's latest text of a
+	// time until now.
 	Say(ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration)) error
 	Events(ctx context.Context, see func(*account.Event)) error
-	// Forget deletes events from before a time.
+	// Forget deletes events before a time.
 	Forget(ctx context.Context, before time.Time) error
 	// Durable tells whether a write that was reported survives a crash.
 	Durable(ctx context.Context) (bool, error)
@@ -46,7 +47,7 @@ const (
 	eventsKept = 90 * 24 * time.Hour
 )
 
-// Start implements [Store]. Then it has what is over dropped, until ctx is done.
+// Start implements [Store]. Afterwards it drops ended accounts until ctx is done.
 func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error)) error {
 	err := s.flags.insist(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, prepareTime)

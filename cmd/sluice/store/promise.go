@@ -10,8 +10,8 @@ import (
 // Promise is the worst case of a kind of store, and its price, as `sluice check --store` declares them.
 type Promise struct {
 	Kind string `json:"kind"` // as people call it
-	// Keeps says that a crash or a failover loses nothing that was granted, under the conditions of Loss. Else nodes
-	// tell the store what they have, and a rule's data_loss_tokens may be admitted beyond its limit.
+	// Keeps says that a crash or a failover loses no grant, under the conditions of Loss. Otherwise nodes
+	// restore their totals, and a rule's data_loss_tokens may be admitted beyond its limit.
 	Keeps bool   `json:"keeps_grants"`
 	Loss  string `json:"data_loss"`
 	// Failover says what decides how long no server takes writes. Found is after what time, at most, a node uses one
@@ -19,7 +19,8 @@ type Promise struct {
 	Failover string        `json:"failover"`
 	Found    time.Duration `json:"found_ns"`
 	Learns   time.Duration `json:"learning_ns"`
-	// Trips is how many round trips a message takes, whose claims may be many. Claim says what the store does for them.
+	// Trips is the number of round trips of a message with any number of claims. Claim says what the store
+	// does for them.
 	Trips int    `json:"claim_round_trips"`
 	Claim string `json:"claim"`
 }

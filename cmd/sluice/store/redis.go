@@ -99,7 +99,7 @@ func (s *inRedis) Close() {
 	_ = s.people.Close()
 }
 
-// Say implements [Store]: a field of a hash for each node, with Unix seconds by Redis' clock before what it says.
+// Say implements [Store]: a field of a hash for each node, with Unix seconds by Redis' clock before its text.
 func (s *inRedis) Say(ctx context.Context, node, text string) (all []Said, err error) {
 	key := s.flags.KeyPrefix + "sluice:nodes"
 	now, err := s.client.Time(ctx).Result()

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 )
 
-// Events implements [Store]: of Redis it reads the streams that are beside the accounts.
+// Events implements [Store]: it reads the streams of the accounts.
 func (s *inRedis) Events(ctx context.Context, see func(*account.Event)) (missing []string, err error) {
 	r := streamReader{client: s.people, prefix: s.flags.KeyPrefix}
 	if err := r.all(ctx); err != nil {

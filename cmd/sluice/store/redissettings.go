@@ -37,8 +37,6 @@ type Redis struct {
 	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Skip the check of the server's name."`
 	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Prefix of all names in the store."`
 
-	StartupInitial    time.Duration `env:"REDIS_STARTUP_INITIAL_INTERVAL" name:"redis-startup-initial-interval" default:"1s" help:"First time between two probes of Redis at start, doubled up to the maximum. At most 250ms, so that health follows within a second."`
-	StartupMax        time.Duration `env:"REDIS_STARTUP_MAX_INTERVAL" name:"redis-startup-max-interval" default:"30s" help:"Maximum time between two probes of Redis at start, at most 250ms."`
 	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"Maximum wait for Redis at start. Then the process ends with an error. 0: no limit."`
 
 	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions continue by on_store_failure in any case."`
@@ -48,8 +46,7 @@ type Redis struct {
 	urlSetting string // that has its URL: "" means names and URL
 }
 
-// RedisPerSecond says which other Redis has the limits for a second. What they
-// leave out (certificates) is the first one's.
+// RedisPerSecond selects another Redis for the limits of a second. Certificates are those of the first one.
 type RedisPerSecond struct {
 	Use          bool          `env:"REDIS_PERSECOND" name:"redis-persecond" help:"Use another Redis for limits of a second."`
 	URL          string        `env:"REDIS_PERSECOND_URL" name:"redis-persecond-url" placeholder:"URL" help:"REDIS_URL of that Redis."`

@@ -36,7 +36,7 @@ type startup struct {
 
 // Bounds of a start.
 const (
-	askEvery        = 250 * time.Millisecond // at most this long between two attempts
+	askEvery        = 250 * time.Millisecond // between two attempts: health follows within a second
 	warmConnections = 8                      // to each server, or all of a smaller pool
 	attemptTime     = time.Second
 )
@@ -66,7 +66,7 @@ func (s *startup) run(ctx context.Context, client redis.UniversalClient, came fu
 	}, failed)
 }
 
-// insist tries until it succeeds or ctx is done, as often as the settings say. It returns an error if it took longer
+// insist tries until it succeeds or ctx is done. It returns an error if it took longer
 // than they allow; failed is told of each try that failed.
 func (f *Redis) insist(ctx context.Context, try func(context.Context) error, failed func(error)) error {
 	if most := f.StartupMaxElapsed; most > 0 {
@@ -74,7 +74,7 @@ func (f *Redis) insist(ctx context.Context, try func(context.Context) error, fai
 		defer cancel()
 		ctx = bounded
 	}
-	for pause := min(f.StartupInitial, askEvery); ; pause = min(2*pause, f.StartupMax, askEvery) {
+	for {
 		err := try(ctx)
 		if err == nil {
 			return nil
@@ -88,7 +88,7 @@ func (f *Redis) insist(ctx context.Context, try func(context.Context) error, fai
 				return fmt.Errorf("%w, which is %v: %w", ErrStartup, f.StartupMaxElapsed, err)
 			}
 			return nil
-		case <-time.After(pause):
+		case <-time.After(askEvery):
 		}
 	}
 }

@@ -1,8 +1,9 @@
-// Package store is the one door to what the nodes of a fleet share: the ledger, drift seats, who else there is, and the
-// record of audited rules. The URL's scheme chooses the store; nothing else imports a store's client library, but the
-// ledger on Redis (package account).
+// Package store is the one interface to the shared state of a fleet: the ledger, drift seats, the registry of
+// nodes, and the record of audited rules. The URL's scheme chooses the store. No other package imports a
+// store's client library, except the ledger on Redis (package account).
 //
-// A store is one entry in schemes. For one that compares and sets records (account.Store), implement a Database.
+// A store is one entry in schemes. For one that compares and sets records (account.Store), implement a
+// Database.
 package store
 
 import (
@@ -23,23 +24,23 @@ import (
 
 // Store is what nodes share. It is safe for concurrent use. Calls with a context block until that is done, at most.
 type Store interface {
-	// Ledger is that of a [leasing.Fleet], which finds out what it can do besides.
+	// Ledger is that of a [leasing.Fleet], which detects its further interfaces.
 	Ledger() account.Ledger
 	// Slots are those of concurrency limits.
 	Slots() account.SlotLedger
 	// Seats is the record that drift seats are in.
 	Seats() approx.Cell
-	// Say notes what a node says of itself, "" that it is gone, and returns what each node has said that was heard in
-	// the last minute.
+	// Say records a node's text, with "" that it is gone, and returns the texts of all nodes in the last
+	// minute.
 	Say(ctx context.Context, node, text string) ([]Said, error)
-	// Events calls see with what is on record of audited rules, the events of each key in order. It returns what is
-	// known to be missing.
+	// Events calls see with the record of audited rules, the events of each key in order. It returns the
+	// known gaps.
 	Events(ctx context.Context, see func(*account.Event)) (missing []string, err error)
 	// Safety is how the store keeps its data, and in what words it says so, as attributes of a log line.
 	Safety(ctx context.Context) (s metrics.StoreSafety, says []any, err error)
-	// Start connects, and calls came when the first requests may come; failed is told of each attempt that failed. It
-	// returns an error at once if the store did not come in time (ErrStartup), and goes on with what the store needs
-	// done until ctx is done.
+	// Start connects, and calls came when the first requests may come. failed gets the error of each attempt.
+	// If the store did not answer in time, it returns an error at once (ErrStartup). It does the store's
+	// background work until ctx is done.
 	Start(ctx context.Context, came func(), failed func(error)) error
 	Ping(ctx context.Context) error
 	// Advise names the settings that an error of the store speaks of.
@@ -48,7 +49,7 @@ type Store interface {
 	Close()
 }
 
-// Said is what a node says of itself.
+// Said is a node's text about itself.
 type Said struct {
 	Node, Text string
 	Ago        time.Duration // by the store's clock

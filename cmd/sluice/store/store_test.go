@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-var few = Redis{Type: "SINGLE", PoolSize: 2, Timeout: time.Second, StartupInitial: 10 * time.Millisecond, StartupMax: 50 * time.Millisecond}
+var few = Redis{Type: "SINGLE", PoolSize: 2, Timeout: time.Second}
 
 // started opens a store, and returns when it has come.
 func started(t *testing.T, f Flags) Store {

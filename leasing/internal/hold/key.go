@@ -281,6 +281,14 @@ func (e Entry) Recalled(now instant) {
 	e.calm, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
+// Limited takes in that another limit counts from here on: what is refused is asked for anew, and where the limit is
+// lower, what is in hand goes back.
+func (e Entry) Limited(now instant, lower bool) {
+	if e.refusals, e.full = (refusals{}), false; lower {
+		e.Recalled(now)
+	}
+}
+
 // Resign gives back all that is in hand, and takes nothing from here on but what requests wait for: the key is of no
 // use to this node, or the node ends. It lasts until the instant.
 func (e Entry) Resign(until instant) {

@@ -40,7 +40,7 @@ type costRing struct {
 
 var costSeed = maphash.MakeSeed()
 
-// Observe takes in what a request of a key has cost.
+// Observe records the cost of a request of a key.
 func (c *Costs) Observe(key []byte, cost int64) {
 	hash := maphash.Bytes(costSeed, key)
 	c.mu.Lock()

@@ -18,8 +18,8 @@ type Writer interface {
 	Write() mem.BufferSlice
 }
 
-// ServerCodec has a server read into Readers and write Writers as they want it. Other messages
-// (health, reflection) go through the protobuf library.
+// ServerCodec makes a server read Readers and write Writers in their own form. Other messages (health,
+// reflection) use the protobuf library.
 func ServerCodec() grpc.ServerOption {
 	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(proto.Name)})
 }

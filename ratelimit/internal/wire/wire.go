@@ -1,9 +1,8 @@
-// Package wire reads and writes protobuf messages as bytes, for what the gRPC port is asked
-// most: to build a message of objects and maps costs more than to decide about it, and what it
-// leaves behind has the collector run.
+// Package wire reads and writes protobuf messages as bytes, for the most frequent calls of the gRPC port. A
+// message of objects and maps costs more than its decision, and leaves garbage.
 //
-// Guarantee: Each finds the fields that the protobuf library finds, and refuses what that refuses,
-// but for strings that are no UTF-8: its callers look at these. It allocates nothing.
+// Guarantee: Each finds the fields that the protobuf library finds, and refuses the messages that it refuses,
+// except strings that are not UTF-8: its callers check these. It allocates nothing.
 package wire
 
 import (
@@ -33,7 +32,7 @@ func (f Field) IsVarint(number protowire.Number) bool {
 // MalformedError says why bytes are no message.
 type MalformedError struct{ reason string }
 
-// Error says it, without where: that the caller knows.
+// Error describes the fault, without the place, which the caller adds.
 func (e *MalformedError) Error() string { return e.reason }
 
 // Each calls f with each field of a message, in their order, until f fails. An error is

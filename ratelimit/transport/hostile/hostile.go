@@ -1,6 +1,5 @@
-// Package hostile has callers that misbehave, for tests: each does over a real
-// connection what a server must survive. They keep within what HTTP/2 lets them
-// send, and stop when the server ends their connection.
+// Package hostile has misbehaving callers, for tests of server robustness over real connections. They keep
+// within the rules of HTTP/2, and stop when the server ends their connection.
 package hostile
 
 import (
@@ -41,7 +40,7 @@ type Caller struct {
 	ended   chan struct{}  // the server has ended the connection
 }
 
-// Dial opens a connection, says the preface, and takes in what the server says.
+// Dial opens a connection, sends the preface, and reads the server's answer.
 func Dial(address string, settings ...http2.Setting) (*Caller, error) {
 	c, err := DialDeaf(address, settings...)
 	if err == nil {
@@ -128,7 +127,7 @@ func (c *Caller) read() {
 // Ended is closed when the server has ended the connection of a Caller that reads.
 func (c *Caller) Ended() <-chan struct{} { return c.ended }
 
-// What is called: that of Envoy, or that of peers.
+// The called methods: that of Envoy, or that of peers.
 const (
 	Method     = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 	PeerMethod = "/sluice.routing.v1.Peer/Exchange"
@@ -172,7 +171,7 @@ func (c *Caller) Data(stream uint32, b []byte) error { return c.framer.WriteData
 // LastData sends the last piece of a call's request.
 func (c *Caller) LastData(stream uint32, b []byte) error { return c.framer.WriteData(stream, true, b) }
 
-// Flush sends what was written.
+// Flush sends the written frames.
 func (c *Caller) Flush() error { return c.out.Flush() }
 
 // PackedHeaders sends calls whose headers are a byte each and unpack to 4 KB: 16
@@ -270,7 +269,7 @@ func (c *Caller) pieces(stream uint32, b []byte, frame int) error {
 	return c.Flush()
 }
 
-// Unread sends whole calls for a while, and reads nothing of what is answered.
+// Unread sends whole calls for a while, and does not read the answers.
 func Unread(address string, request []byte, d time.Duration) (calls int, err error) {
 	c, err := DialDeaf(address)
 	if err != nil {

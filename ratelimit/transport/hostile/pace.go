@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// Pace has everything in this package be sent no faster than this process, with what the
-// kernel does for it, takes so much of one processor's time. Before it is called, nothing
-// is held back.
+// Pace slows all attackers of this package down to a part of one processor's time, including the kernel's
+// part. Before it is called, they run at full speed.
 //
-// An attacker on the machine that it attacks takes the processors that the server needs,
-// which says nothing of the server. One that keeps a pace begins, sends and holds as much
-// as one that does not, only later. It is the process's, because its processor time is.
+// An attacker on the attacked machine takes the processors that the server needs, which says nothing about
+// the server. A paced one begins, sends and holds as much, only later. The pace is the process's, because its
+// processor time is.
 func Pace(share float64) {
 	pace.mu.Lock()
 	defer pace.mu.Unlock()

@@ -1,9 +1,9 @@
-// Package hot finds the keys that are asked for much more often than others, and keeps
-// what this node leases of them from their owners.
+// Package hot finds keys with far more requests than others, and keeps the leases of this node from their
+// owners.
 //
-// Guarantee: memory is bounded, whatever is asked for: some hundred keys that are counted, at most [Most] that are
-// leased, and at most [MostTold] of which there is something to tell. It does not promise to find every hot key at
-// once; one that stays hot is found within two seconds (TestHotKeysAreFound).
+// Guarantee: memory is bounded for any requests: some hundred counted keys, at most [Most] leased ones, and
+// at most [MostTold] with a message for their owner. It does not promise to find every hot key at once. A key
+// that stays hot is found within two seconds (TestHotKeysAreFound).
 package hot
 
 import (
@@ -15,9 +15,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Finder finds the keys that are asked for much more often than others, in
-// bounded memory: the Space-Saving algorithm (Metwally, Agrawal and El Abbadi,
-// 2005) over a second at a time. It is safe for concurrent use.
+// Finder finds keys with far more requests than others, in bounded memory: the Space-Saving algorithm
+// (Metwally, Agrawal and El Abbadi, 2005) over a second at a time. It is safe for concurrent use.
 type Finder struct {
 	mu      sync.Mutex
 	rate    float64           // guarded by mu: hits a second from which on a key is hot; 0: ten times the mean

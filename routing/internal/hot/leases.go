@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Leases is what this node has of keys of other owners: those that are hot, which it leases, and those of which it has
-// something to tell, because it answered in place of an owner that did not. It sends nothing and waits for nothing:
-// its messages are given out, and their answers are told. It is safe for concurrent use. The zero Leases has none.
+// Leases has the keys of other owners that this node leases because they are hot, and those with a message
+// for the owner, because this node answered in its place. It sends nothing and does not wait: it returns
+// messages, and takes in their answers. It is safe for concurrent use. The zero Leases has no keys.
 type Leases struct {
 	n    atomic.Int64 // keys
 	mu   sync.Mutex
@@ -46,8 +46,8 @@ type answer struct {
 	shut  ratelimit.Instant // until then it counts as used up
 }
 
-// Most is how many keys may be leased here: one more is asked of its owner, as any other. MostTold is how many there
-// may be with those of which there is something to tell; of one more it is not told.
+// Most is the number of keys that may be leased here. The owner decides about any other. MostTold includes
+// keys with a message for their owner. The messages of further keys are dropped.
 const (
 	Most     = 1024
 	MostTold = 8 * Most
@@ -69,7 +69,7 @@ const (
 	ahead = 250 * time.Millisecond
 )
 
-// Message is what is to be told to the owner of a key.
+// Message is for the owner of a key.
 type Message struct {
 	Rule   *ratelimit.Rule
 	Key    string
@@ -140,7 +140,7 @@ func (h *Leases) Names() []string {
 	return all
 }
 
-// Open is of how many keys the owners are to hear something yet.
+// Open is the number of keys with a message that their owner has not answered.
 func (h *Leases) Open() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -152,7 +152,7 @@ func (h *Leases) Open() (n int) {
 	return n
 }
 
-// Use tells whether a key is hot here, and counts that it was asked for.
+// Use counts a request of a key, and reports whether the key is hot here.
 func (h *Leases) Use(now ratelimit.Instant, key []byte) bool {
 	// Most nodes lease no hot key at most times, and must not take a lock for each request.
 	if h.n.Load() == 0 {
@@ -183,8 +183,8 @@ func (h *Leases) look(now ratelimit.Instant, l *leased) {
 	}
 }
 
-// Take answers an ask from what is in hand, if that suffices. A peek passes where a request of the usual cost would.
-// more says that the key's next message is due.
+// Take answers an ask from the tokens in hand, if they suffice. A peek passes where a request of the usual
+// cost would. more says that the key's next message is due.
 func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) (ok, more bool) {
 	if h.n.Load() == 0 {
 		return false, false
@@ -254,13 +254,13 @@ func (h *Leases) Untake(key []byte, v *ratelimit.Verdict) bool {
 	return l != nil && l.held.Untake(v.Window, v.Charged+v.Debt)
 }
 
-// Admit notes what was admitted in place of the owner, which is told.
+// Admit records an admission in place of the owner, for the next message.
 func (h *Leases) Admit(a *ratelimit.Ask) {
 	h.note(a, func(held *leasing.Held) bool { held.Admit(a.Cost); return true })
 }
 
-// Credit notes what is to be given back: what was refunded, and the owner could not be asked, or what it has charged
-// in a window for nothing. It reports false where there is no room for it, or the window is another one.
+// Credit records tokens to give back: a refund while the owner did not answer, or a charge of the owner in
+// vain. It reports false if there is no room, or the window is another one.
 func (h *Leases) Credit(a *ratelimit.Ask, w ratelimit.Window) bool {
 	return h.note(a, func(held *leasing.Held) bool { return held.Credit(w, a.Cost) })
 }
@@ -315,8 +315,8 @@ func (h *Leases) Next(now ratelimit.Instant, key []byte) (m Message, ok bool) {
 	return Message{l.rule, string(key), h.tell(now, l)}, true
 }
 
-// Due are the messages that are due, and when others are; 0: there are none. Keys that mine says are this node's own
-// by now are leased no more. It forgets keys of which there is nothing to tell.
+// Due returns the due messages, and when others are due; 0: there are none. Leases of keys that this node
+// owns by now (mine) end. Keys without a message are dropped.
 func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []Message, next ratelimit.Instant) {
 	if h.n.Load() == 0 {
 		return nil, 0
@@ -356,8 +356,8 @@ func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []M
 	return all, next
 }
 
-// Hear takes in what an owner answers to a message. v is its verdict on the ask that the message went with. It tells
-// whether the next message is due before those are that were known of.
+// Hear takes in the owner's answer to a message. v is its verdict on the ask that went with the message. It
+// reports whether the next message is due before all others.
 func (h *Leases) Hear(
 	now ratelimit.Instant, key []byte, seq uint64, x leasing.Lease, v *ratelimit.Verdict,
 ) (soon bool) {

@@ -1,15 +1,12 @@
-// Package moved writes accounts that move from one node to another, and reads them.
+// Package moved writes accounts that move between nodes, and reads them.
 //
-// Guarantee: what was written is read to the token and the microsecond
-// (TestParcelIsReadAsItWasWritten); what makes no sense is refused, whatever bytes come, in
-// memory bounded by their length (FuzzParcel); and an account that is [Entry.Plausible] makes
-// nobody wait for ever and overflows no sum.
+// Guarantee: accounts are read as they were written, to the token and the microsecond
+// (TestParcelIsReadAsItWasWritten). Invalid bytes are refused, in memory bounded by their length
+// (FuzzParcel). An account that is [Entry.Plausible] ends all waits and overflows no sum.
 //
-// What a parcel carries: the sender's time when it was begun, and then accounts,
-// each its key and its fields one after the other, as varints. Times are written
-// as differences from that time, so that most of them take two or three bytes:
-// a message of its own for each account would cost a hand-over of a million
-// keys seconds of processor time.
+// A parcel has the sender's time at its beginning, and then accounts: each its key and its fields as varints.
+// Times are differences from that time, so that most take two or three bytes. With a message for each
+// account, a hand-over of a million keys would take seconds of processor time.
 package moved
 
 import (
@@ -33,9 +30,9 @@ const (
 	// never is how far ahead a time in a parcel may lie, in microseconds. A bucket that does not
 	// refill is never full, and its time is cut to that.
 	never = 1 << 60
-	// MostApart is how far a peer's clock may be from this node's: what is further
-	// away was made up. A time that is far ahead makes an account wait until then,
-	// and one that is far behind has it reckon with times before 1970.
+	// MostApart is the largest difference between a peer's clock and this node's. Times further away are
+	// invalid. A time far ahead makes an account wait until then, and one far behind has it count with times
+	// before 1970.
 	MostApart = 366 * 24 * time.Hour
 )
 
@@ -48,9 +45,8 @@ type Entry struct {
 	Account leasing.Account
 }
 
-// Plausible tells whether a node can have such an account whose clock showed sent
-// just now, when this one's shows here. What is refused here would make an account
-// wait for ever, or its levels overflow.
+// Plausible reports whether a node whose clock showed sent can have such an account, when this node's clock
+// shows here. Other accounts would wait for ever, or overflow their levels.
 func (m *Entry) Plausible(here, sent ratelimit.LedgerTime) bool {
 	a := &m.Account
 	// An account goes by its former owner's clock, which may be behind the sender's by Lag: that

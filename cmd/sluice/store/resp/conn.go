@@ -18,8 +18,8 @@ type Conn struct {
 	refused func(*Error)
 }
 
-// NewConn bounds the answers to what is written last to most bytes. refused, if
-// not nil, is told why a connection is ended, once.
+// NewConn bounds the answers to the last written commands to most bytes. refused, if not nil, is called once
+// with the reason why the connection was ended.
 func NewConn(c net.Conn, most int64, refused func(*Error)) net.Conn {
 	bounded := &Conn{Conn: c, checker: NewChecker(most), refused: refused}
 	if s, ok := c.(syscall.Conn); ok {

@@ -1,16 +1,14 @@
-// Package resp bounds what a Redis may answer, before anything of it is believed.
+// Package resp bounds the answers of a Redis before the client reads them.
 //
-// Redis' protocol announces lengths, and client libraries allocate what is
-// announced: `$99999999999` ends the process that reads it. A [Conn] stands between
-// the client and the connection, and follows the protocol of the answers (RESP2 and
-// RESP3, Redis' serialization protocol) byte by byte.
+// Redis' protocol announces lengths, and client libraries allocate them: `$99999999999` ends the process that
+// reads it. A [Conn] stands between the client and the connection, and follows the protocol of the answers
+// (RESP2 and RESP3, Redis' serialization protocol) byte by byte.
 //
-// Guarantee: what announces more than the bounds allow, is nested deeper, or is not
-// the protocol, is never read by the client: the connection ends with an [*Error].
-// The verdict does not depend on how the answers arrive in pieces. A read costs time
-// in proportion to its bytes, and allocates nothing.
+// Guarantee: the client never reads an answer that announces more than the bounds allow, is nested deeper, or
+// breaks the protocol: the connection ends with an [*Error]. The verdict does not depend on the pieces in
+// which answers arrive. A read costs time in proportion to its bytes, and allocates nothing.
 //
-// It does not look at what the answers say.
+// It does not check the meaning of answers.
 package resp
 
 import (
@@ -19,9 +17,9 @@ import (
 	"fmt"
 )
 
-// MostReply is how many bytes a Redis may answer to what was written last: many
-// times the answers to a full batch of claims (some 50 KB), and more than a Cluster
-// whose slots are as scattered as can be says of itself (1.6 MB).
+// MostReply bounds a Redis' answer to the last written commands, in bytes. It is many times the answers to a
+// full batch of claims (some 50 KB), and more than the description of a Cluster with the most scattered slots
+// (1.6 MB).
 const MostReply = 4 << 20
 
 // Bounds that are not settings: no answer to what this service asks comes near.
@@ -57,11 +55,11 @@ var Kinds = [...]string{
 // Error says why a connection was ended.
 type Error struct {
 	Kind  Kind
-	Found int64 // what was announced or found
+	Found int64 // the announced or found value
 	Bound int64
 }
 
-// Error says what was wrong with the answer.
+// Error describes the fault of the answer.
 func (e *Error) Error() string {
 	var what string
 	switch e.Kind {

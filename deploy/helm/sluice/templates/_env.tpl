@@ -8,7 +8,6 @@
 - {name: RUNTIME_WATCH_ROOT, value: "false"}
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
 - {name: DRAIN_TIME, value: "{{ .Values.drainSeconds }}s"}
-- {name: GRACE_TIME, value: "{{ .Values.graceSeconds }}s"}
 {{- if .Values.maxKeys }}
 - {name: MAX_KEYS, value: {{ .Values.maxKeys | int | quote }}}
 {{- end }}

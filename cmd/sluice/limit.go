@@ -1,0 +1,427 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/console"
+)
+
+// limitCmd changes limits of keys at run time.
+type limitCmd struct {
+	Set    limitSetCmd    `cmd:"" help:"Set the limit of a key. It counts within a second, on every node."`
+	Get    limitGetCmd    `cmd:"" help:"Print the override of a key: limit, expiry, author and reason."`
+	List   limitListCmd   `cmd:"" help:"List overrides."`
+	Rm     limitRmCmd     `cmd:"" help:"Remove an override. The limit of the rule is in force again."`
+	Export limitExportCmd `cmd:"" help:"Write overrides as CSV, for import."`
+	Import limitImportCmd `cmd:"" help:"Set the overrides of a CSV file, each line by itself."`
+}
+
+// limitFlags are the node to ask, and the token.
+type limitFlags struct {
+	Debug string `default:"localhost:6070" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT. Any node of the fleet serves."`
+	Token string `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the node."`
+}
+
+// authorFlags say who makes a change.
+type authorFlags struct {
+	By string `env:"USER" placeholder:"NAME" help:"Author of the change, for the record and the log (default: the name of the user)."`
+}
+
+// versionFlags say which override is replaced.
+type versionFlags struct {
+	IfVersion string `placeholder:"VERSION" help:"Version of the override to replace, as get prints it. If the override has another version, nothing changes."`
+}
+
+const overridesPath = "/v1/overrides"
+
+// path is that of one override.
+func (d *descriptorArgs) path() string {
+	return overridesPath + "/" + url.PathEscape(d.Domain) + "?" + url.Values{"entry": d.Entries}.Encode()
+}
+
+// ask asks a node. headers are names and values by turns, of which empty values are left out.
+func (f *limitFlags) ask(method, path string, body io.Reader, headers ...string) (code int, answer []byte, err error) {
+	r, err := http.NewRequest(method, "http://"+f.Debug+path, body)
+	if err != nil {
+		return 0, nil, fmt.Errorf("--debug %s: %w", f.Debug, err)
+	}
+	r.Header.Set("Authorization", "Bearer "+f.Token)
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i+1] != "" {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+	}
+	return debugAsk(r, importPatience)
+}
+
+// importPatience is for how long an answer may take: an import sets many overrides.
+const importPatience = 90 * time.Second
+
+// override asks for one override, or for a change of one.
+func (f *limitFlags) override(method, path string, body io.Reader, headers ...string) (o console.Overridden, err error) {
+	code, text, err := f.ask(method, path, body, headers...)
+	if err != nil {
+		return o, err
+	}
+	return o, debugAnswer(f.Debug, code, text, &o)
+}
+
+type limitSetCmd struct {
+	Limit string `arg:"" help:"Requests for each unit of the rule: a whole number, 0 to refuse all, or unlimited."`
+	descriptorArgs
+	Expires   string       `placeholder:"TIME" help:"End of the override: a duration such as 24h, or a time such as 2027-01-31T00:00:00Z (default: never)."`
+	Unit      string       `placeholder:"UNIT" help:"Unit of the limit. The command fails if the rule has another (default: that of the rule)."`
+	Reason    string       `placeholder:"TEXT" help:"Reason of the change, at most 256 bytes."`
+	New       bool         `help:"Set it only if the key has no override."`
+	JSON      bool         `name:"json" help:"Print JSON."`
+	IfVersion versionFlags `embed:""`
+	authorFlags
+	limitFlags
+}
+
+// Help is what `sluice limit set --help` says below its summary.
+func (*limitSetCmd) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit set 1000 edge api_key=alice --reason 'ticket 4711'
+  sluice limit set --token=... --debug node1:6070 --expires 24h 0 edge api_key=mallory     refuse a key for a day
+  sluice limit set --token=... unlimited edge tier=pro api_key=bob                         up to max_override of the rule`
+}
+
+// Run sets one.
+func (c *limitSetCmd) Run(s streams) error {
+	limit, err := console.ParseOverrideLimit(c.Limit)
+	if err != nil {
+		return err
+	}
+	body, err := json.Marshal(console.OverrideChange{Limit: &limit, Unit: c.Unit, Expires: c.Expires, Reason: c.Reason})
+	if err != nil {
+		return err
+	}
+	none := ""
+	if c.New {
+		none = "*"
+	}
+	o, err := c.override(http.MethodPut, c.path(), bytes.NewReader(body), "From", c.By, "If-None-Match", none, "If-Match", c.IfVersion.tag())
+	if err != nil {
+		return err
+	}
+	return printOverride(s.out, &o, c.JSON)
+}
+
+// tag is If-Match, "" without a version.
+func (v versionFlags) tag() string {
+	if v.IfVersion == "" {
+		return ""
+	}
+	return `"` + v.IfVersion + `"`
+}
+
+type limitGetCmd struct {
+	descriptorArgs
+	JSON bool `name:"json" help:"Print JSON."`
+	limitFlags
+}
+
+// Help is what `sluice limit get --help` says below its summary.
+func (*limitGetCmd) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit get edge api_key=alice
+  sluice limit get --token=... --json edge api_key=alice | jq .version`
+}
+
+// Run prints one.
+func (c *limitGetCmd) Run(s streams) error {
+	o, err := c.override(http.MethodGet, c.path(), nil)
+	if err != nil {
+		return err
+	}
+	return printOverride(s.out, &o, c.JSON)
+}
+
+func printOverride(out io.Writer, o *console.Overridden, asJSON bool) error {
+	if asJSON {
+		return writeJSON(out, o)
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, row := range [][2]string{
+		{"key", o.Domain + " " + o.Descriptor}, {"limit", o.Limit.String()}, {"in force", cmp.Or(o.InForce, "no: no rule has this key")},
+		{"expires", expires(o)}, {"set", o.Set.Format(time.RFC3339) + " by " + o.By}, {"reason", o.Reason}, {"version", o.Version},
+	} {
+		fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
+	}
+	return t.Flush()
+}
+
+func expires(o *console.Overridden) string {
+	if o.Expires.IsZero() {
+		return "never"
+	}
+	return o.Expires.Format(time.RFC3339)
+}
+
+type limitRmCmd struct {
+	descriptorArgs
+	IfVersion versionFlags `embed:""`
+	authorFlags
+	limitFlags
+}
+
+// Help is what `sluice limit rm --help` says below its summary.
+func (*limitRmCmd) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit rm edge api_key=alice`
+}
+
+// Run removes one.
+func (c *limitRmCmd) Run(s streams) error {
+	code, text, err := c.ask(http.MethodDelete, c.path(), nil, "From", c.By, "If-Match", c.IfVersion.tag())
+	var done struct{ Done string }
+	if err == nil {
+		err = debugAnswer(c.Debug, code, text, &done)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(s.out, done.Done)
+	return err
+}
+
+// pages calls each with the overrides of a domain, or without one of all.
+func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden) error) error {
+	path := overridesPath
+	if domain != "" {
+		path += "/" + url.PathEscape(domain)
+	}
+	for after := ""; ; {
+		q := url.Values{"limit": {"1000"}}
+		for name, value := range map[string]string{"prefix": prefix, "after": after} {
+			if value != "" {
+				q.Set(name, value)
+			}
+		}
+		code, text, err := f.ask(http.MethodGet, path+"?"+q.Encode(), nil)
+		var page console.Page
+		if err == nil {
+			err = debugAnswer(f.Debug, code, text, &page)
+		}
+		if err != nil {
+			return err
+		}
+		for i := range page.Overrides {
+			if err := each(&page.Overrides[i]); err != nil {
+				return err
+			}
+		}
+		if after = page.Next; after == "" {
+			return nil
+		}
+	}
+}
+
+type limitListCmd struct {
+	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
+	Prefix string `placeholder:"TEXT" help:"Beginning of the descriptors to list, such as api_key=al. It needs a domain (default: all descriptors)."`
+	JSON   bool   `name:"json" help:"Print JSON, a line for each override."`
+	limitFlags
+}
+
+// Help is what `sluice limit list --help` says below its summary.
+func (*limitListCmd) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit list
+  sluice limit list --token=... edge --prefix api_key=al`
+}
+
+// Run lists.
+func (c *limitListCmd) Run(s streams) error {
+	if c.JSON {
+		return c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error { return writeJSONLine(s, o) })
+	}
+	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "DOMAIN\tDESCRIPTOR\tLIMIT\tIN FORCE\tEXPIRES\tBY\tREASON")
+	err := c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error {
+		_, err := fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Domain, o.Descriptor, o.Limit, cmp.Or(o.InForce, "no"), expires(o), o.By, o.Reason)
+		return err
+	})
+	return errors.Join(err, t.Flush())
+}
+
+type limitExportCmd struct {
+	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
+	limitFlags
+}
+
+// Help is what `sluice limit export --help` says below its summary.
+func (*limitExportCmd) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit export > overrides.csv
+  sluice limit export --token=... edge > edge.csv`
+}
+
+// Run writes CSV. Keys whose name is a digest cannot be set again from it, and are told of.
+func (c *limitExportCmd) Run(s streams) error {
+	out := csv.NewWriter(s.out)
+	_ = out.Write(console.CSVColumns) // Flush and Error say it
+	digests := 0
+	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
+		if o.Domain == "" {
+			digests++
+			return nil
+		}
+		return out.Write(o.CSVRow())
+	})
+	out.Flush()
+	if digests > 0 {
+		fmt.Fprintf(s.err, "sluice: %s left out: the key is longer than 128 bytes, and the store has only its digest\n", counted(digests, "override"))
+	}
+	return errors.Join(err, out.Error())
+}
+
+type limitImportCmd struct {
+	File string `arg:"" help:"A CSV file with a line of column names, or - for standard input. Columns: domain, descriptor and limit, and optional unit, expires, reason and by."`
+	authorFlags
+	limitFlags
+
+	in io.Reader // standard input; tests set another
+}
+
+// Help is what `sluice limit import --help` says below its summary.
+func (*limitImportCmd) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit import overrides.csv
+  sluice limit export --token=... --debug old:6070 | sluice limit import --token=... --debug new:6070 -
+
+A line that is refused is printed with its number, and the others are set. The exit code is 1 then. A second import of the same file changes nothing but times.`
+}
+
+// importRows is how many are sent at a time.
+const importRows = 1000
+
+// Run sends the file in parts, and says which lines were refused.
+func (c *limitImportCmd) Run(s streams) error {
+	in := c.in
+	if in == nil {
+		in = os.Stdin
+	}
+	if c.File != "-" {
+		file, err := os.Open(c.File)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }() // it was only read
+		in = file
+	}
+	rows := csv.NewReader(in)
+	header, err := rows.Read()
+	if err != nil {
+		return fmt.Errorf("%s has no line of column names: %w", c.File, err)
+	}
+	done := console.Imported{}
+	refused := func(line int, why string) {
+		done.Failed++
+		fmt.Fprintf(s.err, "%s:%d: %s\n", c.File, line, why)
+	}
+	for err = nil; !errors.Is(err, io.EOF); {
+		var part importPart
+		if err = part.fill(rows, header, refused); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if len(part.lines) == 0 {
+			continue
+		}
+		if bad := c.send(&part, &done, refused); bad != nil {
+			return fmt.Errorf("%w; %s set before", bad, counted(done.Set, "override"))
+		}
+	}
+	fmt.Fprintf(s.out, "%s set, %s refused\n", counted(done.Set, "override"), counted(done.Failed, "line"))
+	if done.Failed > 0 {
+		return errors.New("lines were refused: correct them, and import the file again")
+	}
+	return nil
+}
+
+// importPart is a part of a file, as it is sent, and where its lines came from.
+type importPart struct {
+	text  bytes.Buffer
+	lines []int // in the file, by row
+	at    []int // in text, by row
+}
+
+// fill reads rows up to the bound; io.EOF: these were the last.
+func (p *importPart) fill(rows *csv.Reader, header []string, refused func(int, string)) error {
+	out := csv.NewWriter(&p.text)
+	if err := out.Write(header); err != nil {
+		return err
+	}
+	for len(p.lines) < importRows {
+		row, err := rows.Read()
+		if bad, ok := errors.AsType[*csv.ParseError](err); ok {
+			refused(bad.StartLine, bad.Err.Error())
+			continue
+		}
+		out.Flush()
+		if err != nil {
+			return err
+		}
+		line, _ := rows.FieldPos(0)
+		p.lines, p.at = append(p.lines, line), append(p.at, 1+bytes.Count(p.text.Bytes(), []byte{'\n'}))
+		if err := out.Write(row); err != nil {
+			return err
+		}
+	}
+	out.Flush()
+	return out.Error()
+}
+
+// lineOf is the line in the file of a line of the part.
+func (p *importPart) lineOf(sent int) int {
+	for i := len(p.at) - 1; i >= 0; i-- {
+		if p.at[i] <= sent {
+			return p.lines[i]
+		}
+	}
+	return 1
+}
+
+// send sends a part, and adds what became of it.
+func (c *limitImportCmd) send(p *importPart, done *console.Imported, refused func(int, string)) error {
+	code, text, err := c.ask(http.MethodPost, overridesPath, &p.text, "Content-Type", "text/csv", "From", c.By)
+	if err != nil {
+		return err
+	}
+	var answer console.Imported
+	if strings.Contains(string(text), `"errors"`) {
+		err = json.Unmarshal(text, &answer)
+	} else {
+		err = debugAnswer(c.Debug, code, text, &answer)
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range answer.Errors {
+		refused(p.lineOf(e.Line), e.Error)
+	}
+	done.Set, done.Failed = done.Set+answer.Set, done.Failed+answer.Failed-len(answer.Errors)
+	if code == http.StatusServiceUnavailable {
+		return errors.New("the store does not answer: import the file again")
+	}
+	return nil
+}

@@ -1,0 +1,360 @@
+package account
+
+import (
+	"context"
+	_ "embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// An override is a record beside a key's accounts, in their slot of a Cluster: a version byte; as doubles the requests,
+// from when on it is over, and when it was set; the length of a text, and both texts. A ledger reads it in the step that
+// settles a message, judges by it, and answers with it.
+
+// Overridden is such a record. The zero one is none. It is not safe for concurrent use.
+type Overridden struct {
+	ratelimit.Override
+	// removed says that there is none, as of Set: one that was set before and is told again stays removed.
+	removed bool
+}
+
+const (
+	overrideRecord = 1
+	overrideHead   = 1 + 3*8
+	// In place of requests.
+	isUnlimited, isRemoved = -1, -2
+	// overrideKept is for how long a record stays that is removed or over, so that nobody who tells what a ledger has lost
+	// brings an older one back.
+	overrideKept = time.Hour
+)
+
+// overridesOf is what the names of a ledger's overrides begin with, before the key.
+func overridesOf(prefix string) string { return prefix + "o{" }
+
+func overrideOf(prefix, key string) string { return overridesOf(prefix) + key + "}" }
+
+// keyOfOverride is overrideOf, backwards.
+func keyOfOverride(prefix, name string) (key string, ok bool) {
+	key, ours := strings.CutPrefix(name, overridesOf(prefix))
+	key, whole := strings.CutSuffix(key, "}")
+	return key, ours && whole
+}
+
+func (r *Overridden) requests() int64 {
+	switch {
+	case r.removed:
+		return isRemoved
+	case r.Unlimited:
+		return isUnlimited
+	}
+	return int64(r.Requests)
+}
+
+func (r *Overridden) texts() string {
+	return string(binary.AppendUvarint(nil, uint64(len(r.By)))) + r.By + r.Reason
+}
+
+func (r *Overridden) Encode() []byte {
+	b := []byte{overrideRecord}
+	for _, n := range []int64{r.requests(), int64(r.Expires), int64(r.Set)} {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
+	}
+	return append(b, r.texts()...)
+}
+
+// DecodeOverride is Encode, backwards. Nothing is none.
+func DecodeOverride(text string) (r Overridden, err error) {
+	if text == "" {
+		return r, nil
+	}
+	var n [3]int64
+	if len(text) > overrideHead && text[0] == overrideRecord && unpacked(text[1:overrideHead], n[:]) {
+		by, size := binary.Uvarint([]byte(text[overrideHead:]))
+		rest := text[min(len(text), overrideHead+max(0, size)):]
+		if size > 0 && by <= uint64(len(rest)) {
+			r.Override = ratelimit.Override{
+				Requests: tokens(max(0, n[0])), Unlimited: n[0] == isUnlimited, Expires: instant(n[1]),
+				Set: instant(n[2]), By: rest[:by], Reason: rest[by:],
+			}
+			r.removed = n[0] == isRemoved
+			if n[0] >= isRemoved && checkOverride(&r.Override) == nil && r.Set > 0 {
+				return r, nil
+			}
+		}
+	}
+	return Overridden{}, fmt.Errorf("%w: an override of %d bytes that begins with %.16x", ErrRecord, len(text), text)
+}
+
+func checkOverride(o *ratelimit.Override) error {
+	switch {
+	case o.Requests < 0, o.Requests > ratelimit.MaxLimit, o.Unlimited && o.Requests != 0,
+		o.Expires < 0, o.Expires > lastTime, o.Set < 0, o.Set > lastTime:
+		return fmt.Errorf("%w: a limit of %d requests, over at %d", ErrOverride, o.Requests, o.Expires)
+	case len(o.By) > ratelimit.MaxOverrideText, len(o.Reason) > ratelimit.MaxOverrideText,
+		!utf8.ValidString(o.By), !utf8.ValidString(o.Reason):
+		return fmt.Errorf("%w: texts are at most %d bytes of UTF-8", ErrOverride, ratelimit.MaxOverrideText)
+	}
+	return nil
+}
+
+// ErrOverride says that an override means nothing.
+var ErrOverride = errors.New("the override is invalid")
+
+// Removed tells whether the record says that there is none.
+func (r *Overridden) Removed() bool { return r.removed }
+
+// InForce is the override, if it is in force; else nil. It allocates.
+func (r *Overridden) InForce(now instant) *ratelimit.Override {
+	if r == nil || r.Set == 0 || r.removed || !r.In(now) {
+		return nil
+	}
+	o := r.Override
+	return &o
+}
+
+// judge is a claim as it is judged under the record.
+func (r *Overridden) judge(now instant, c Claim) Claim {
+	c.Limit = c.Limit.Under(r.InForce(now))
+	return c
+}
+
+// override takes in the record that a limit is judged by.
+func (g *Grant) override(r *Overridden, l *ratelimit.Limit) {
+	if g.Err == nil && l.Overridable() {
+		g.Override = r.InForce(g.At)
+	}
+}
+
+// Until is from when on the record may be dropped.
+func (r *Overridden) Until() instant {
+	switch {
+	case r.removed:
+		return r.Set.Add(overrideKept)
+	case r.Expires > 0:
+		return min(r.Expires, lastTime).Add(overrideKept)
+	}
+	return lastTime
+}
+
+// OverrideChange sets the override of a key.
+type OverrideChange struct {
+	Key      string              // at the ledger
+	Limit    ratelimit.Limit     // the key's
+	Override *ratelimit.Override // nil: it is removed
+	Match    ratelimit.Match
+	// Again says that a ledger may have lost it: Set stays its version, and one that was set or removed later stays, too.
+	Again bool
+}
+
+// Check tells what is wrong with a change.
+func (c *OverrideChange) Check() error {
+	switch {
+	case !c.Limit.Overridable():
+		return ratelimit.ErrOverrides
+	case c.Key == "", c.Again && (c.Override == nil || c.Override.Set == 0):
+		return errClaim
+	case c.Override != nil:
+		return checkOverride(c.Override)
+	}
+	return nil
+}
+
+// record is what becomes of the record at an instant, but for Set of one that is new.
+func (c *OverrideChange) record() Overridden {
+	if c.Override == nil {
+		return Overridden{removed: true}
+	}
+	return Overridden{Override: *c.Override}
+}
+
+// Change makes a change at an instant, as override.lua does. It reports whether the record is another then.
+func (r *Overridden) Change(now instant, c *OverrideChange) (changed bool, err error) {
+	if c.Again {
+		if changed = c.Override.Set > r.Set; changed {
+			*r = c.record()
+		}
+		return changed, nil
+	}
+	has := instant(0)
+	if is := r.InForce(now); is != nil {
+		has = is.Set
+	}
+	if !c.Match.Any && c.Match.Set != has {
+		return false, ratelimit.ErrOverrideChanged
+	}
+	set := max(now, r.Set+1)
+	*r = c.record()
+	r.Set = set
+	return true, nil
+}
+
+// Answer is what is in force.
+func (r *Overridden) Answer(now instant) (o ratelimit.Override) {
+	if is := r.InForce(now); is != nil {
+		o = *is
+	}
+	return o
+}
+
+// windows are those whose holders are told of a change: they may have tokens in hand, or refuse.
+func (c *OverrideChange) windows(now instant) []ratelimit.Window {
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		return []ratelimit.Window{0}
+	}
+	w := c.Limit.WindowAt(now)
+	return []ratelimit.Window{w, w + 1}
+}
+
+// Overrider is a ledger that keeps overrides of keys, by their names. It is safe for concurrent use, and blocks until
+// ctx is done at most. Its methods are those of [ratelimit.Overrider].
+type Overrider interface {
+	Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error)
+	// SetOverride also asks who has something of the key's accounts to give it back, and so to claim. With
+	// [ratelimit.ErrOverrideChanged] it returns what is in force.
+	SetOverride(ctx context.Context, c *OverrideChange) (ratelimit.Override, error)
+	Overrides(ctx context.Context, prefix, after string, n int) ([]ratelimit.NamedOverride, error)
+}
+
+// MostListed is how many overrides are listed at once, at most.
+const MostListed = 10_000
+
+//go:embed override.lua
+var overrideLua string
+
+var overrideScript = redis.NewScript(overrideLua)
+
+// overridesName is a sorted set of the names of keys that have a record, or had one lately.
+func (l *Redis) overridesName() string { return l.prefix + "overrides" }
+
+// now is the time of the server, or of a simulation.
+func (l *Redis) now(c *redis.TimeCmd) instant {
+	if at := l.at(); at != 0 {
+		return at
+	}
+	return instant(c.Val().UnixMicro())
+}
+
+// Override implements [Overrider].
+func (l *Redis) Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error) {
+	all, now, err := l.overrides(ctx, []string{key})
+	if err != nil {
+		return o, false, err
+	}
+	is := all[0].InForce(now)
+	return all[0].Answer(now), is != nil, nil
+}
+
+// overrides reads the records of keys.
+func (l *Redis) overrides(ctx context.Context, keys []string) ([]Overridden, instant, error) {
+	pipe := l.universal().Pipeline()
+	cmds, at := make([]*redis.StringCmd, len(keys)), pipe.Time(ctx)
+	for i, key := range keys {
+		cmds[i] = pipe.Get(ctx, overrideOf(l.prefix, key))
+	}
+	_, _ = pipe.Exec(ctx) // each has its error
+	all, errs := make([]Overridden, len(keys)), []error{at.Err()}
+	for i, c := range cmds {
+		text, err := c.Result()
+		if !errors.Is(err, redis.Nil) {
+			errs = append(errs, err)
+		}
+		all[i], err = DecodeOverride(text)
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, 0, fmt.Errorf("redis: %w", err)
+	}
+	return all, l.now(at), nil
+}
+
+// SetOverride implements [Overrider]. The name is in the set of all before the record is there, and once more after it:
+// Overrides drops names without a record.
+func (l *Redis) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, err error) {
+	if err := c.Check(); err != nil {
+		return o, err
+	}
+	client, named := l.universal(), redis.Z{Member: c.Key}
+	at := client.Time(ctx)
+	if err := errors.Join(at.Err(), client.ZAdd(ctx, l.overridesName(), named).Err()); err != nil {
+		return o, fmt.Errorf("redis: %w", err)
+	}
+	names := []string{overrideOf(l.prefix, c.Key)}
+	for _, w := range c.windows(l.now(at)) {
+		names = append(names, l.nameOf(c.Key, w))
+	}
+	match, r := int64(c.Match.Set), c.record()
+	switch {
+	case c.Again:
+		match = -2
+	case c.Match.Any:
+		match = -1
+	}
+	answer, err := overrideScript.Run(ctx, client, names, match, r.requests(), int64(r.Expires), int64(r.Set), r.texts(),
+		overrideKept.Milliseconds(), int64(l.at())).StringSlice()
+	if err != nil || len(answer) != 3 {
+		return o, fmt.Errorf("redis: %w", errors.Join(err, fmt.Errorf("%w: %.60q", ErrAnswer, answer)))
+	}
+	if err := client.ZAdd(ctx, l.overridesName(), named).Err(); err != nil {
+		return o, fmt.Errorf("redis: %w", err)
+	}
+	if r, err = DecodeOverride(answer[1]); err == nil && answer[0] != "1" {
+		err = ratelimit.ErrOverrideChanged
+	}
+	now, _ := readInteger(answer[2])
+	return r.Answer(instant(now)), err
+}
+
+// Overrides implements [Overrider].
+func (l *Redis) Overrides(ctx context.Context, prefix, after string, n int) (found []ratelimit.NamedOverride, err error) {
+	n = min(n, MostListed)
+	for len(found) < n {
+		page := &redis.ZRangeBy{Min: "[" + prefix, Max: "(" + prefix + "\xff", Count: int64(n - len(found))}
+		if after >= prefix {
+			page.Min = "(" + after
+		}
+		names, err := l.universal().ZRangeByLex(ctx, l.overridesName(), page).Result()
+		if err != nil {
+			return nil, fmt.Errorf("redis: %w", err)
+		}
+		if len(names) == 0 {
+			return found, nil
+		}
+		records, now, err := l.overrides(ctx, names)
+		if err != nil {
+			return nil, err
+		}
+		for i := range records {
+			if o := records[i].InForce(now); o != nil {
+				found = append(found, ratelimit.NamedOverride{Key: names[i], Override: *o})
+			} else if records[i].Set == 0 {
+				err = errors.Join(err, l.unname(ctx, names[i]))
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		after = names[len(names)-1]
+	}
+	return found, nil
+}
+
+// unname drops the name of a key that has no record, unless it is set meanwhile.
+func (l *Redis) unname(ctx context.Context, key string) error {
+	client := l.universal()
+	err := client.ZRem(ctx, l.overridesName(), key).Err()
+	if n, there := client.Exists(ctx, overrideOf(l.prefix, key)).Result(); n > 0 || there != nil {
+		err = errors.Join(err, there, client.ZAdd(ctx, l.overridesName(), redis.Z{Member: key}).Err())
+	}
+	return err
+}
+
+var _ Overrider = (*Redis)(nil)

@@ -1,0 +1,73 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A process that decides alone goes by an override from the next ask on, and by the rule's own limit when that is over
+// or removed. What was spent counts on.
+func TestLocalOverrides(t *testing.T) {
+	wall := time.Unix(1_800_000_000, 0)
+	l, ctx := NewLocal(100, 1, wall), context.Background()
+	r := &ratelimit.Rule{Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 3, Ceiling: 50}}
+	r.Coordination = ratelimit.DefaultCoordination()
+	r.Coordination.OnDeny = ratelimit.DenyRefunds
+	a := ask{Rule: r, Key: []byte("k"), Cost: 1}
+	admits := func(now instant, want int) {
+		t.Helper()
+		n, v := 0, make([]verdict, 1)
+		for l.Decide(ctx, now, []ask{a}, v); !v[0].OverLimit; l.Decide(ctx, now, []ask{a}, v) {
+			n++
+		}
+		if n != want {
+			t.Errorf("%d are admitted, not %d", n, want)
+		}
+	}
+	set := func(now instant, o *ratelimit.Override, m ratelimit.Match) (ratelimit.Override, error) {
+		return l.SetOverride(ctx, now, &a, o, m)
+	}
+	admits(1, 3)
+	first, err := set(1, &ratelimit.Override{Requests: 10, By: "ann"}, ratelimit.Match{})
+	if err != nil || first.Set == 0 {
+		t.Fatal(first, err)
+	}
+	admits(1, 7)
+	if is, err := set(1, nil, ratelimit.Match{}); !errors.Is(err, ratelimit.ErrOverrideChanged) || is != first {
+		t.Error(is, err)
+	}
+	second, err := set(1, &ratelimit.Override{Requests: 1000, Expires: first.Set.Add(time.Second)}, ratelimit.Match{Set: first.Set})
+	if err != nil || second.Set <= first.Set {
+		t.Error(second, err)
+	}
+	admits(1, 40) // up to the ceiling
+	if o, err := l.Overrides(ctx, "", "", 10); err != nil || len(o) != 1 || o[0].Key != KeyName(a.Key) || o[0].Override != second {
+		t.Error(o, err)
+	}
+	v := make([]verdict, 1)
+	if l.Decide(ctx, 1, []ask{{Rule: r, Key: a.Key, Kind: ratelimit.Peek}}, v); v[0].Limit == nil || v[0].Limit.Requests != 50 {
+		t.Errorf("the limit in force is %v", v[0].Limit)
+	}
+	later := instant(1 + 2*time.Second)
+	if l.Decide(ctx, later, []ask{a}, v); !v[0].OverLimit || v[0].Limit != nil {
+		t.Errorf("after it is over: %+v", v[0])
+	}
+	if _, err = set(later, nil, ratelimit.Match{Any: true}); err != nil {
+		t.Error(err)
+	}
+	if _, ok, err := l.Override(ctx, later, &a); ok || err != nil {
+		t.Error("there is one that was removed", err)
+	}
+	for i := range 100 {
+		other := ask{Rule: r, Key: []byte{byte(i)}}
+		_, err = l.SetOverride(ctx, later, &other, &ratelimit.Override{}, ratelimit.Match{Any: true})
+	}
+	if !errors.Is(err, account.ErrFull) {
+		t.Errorf("the 101st is no error but %v", err)
+	}
+}

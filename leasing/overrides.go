@@ -1,0 +1,177 @@
+package leasing
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// The override of a key is at the ledger, which answers each message with it. A node has it for as long as it tracks
+// the key, in its shard's table of rules: a key points to the rule that it is asked under, and to the one in force.
+
+// judged has a waiter be answered under the rule in force.
+func (w *waiter) judged(r *ratelimit.Rule) {
+	if w.ask.Rule != r {
+		own := *w.ask
+		own.Rule = r
+		w.ask = &own
+	}
+}
+
+// inForce is the limit of an override, for the verdict; nil: the rule's own counts.
+func inForce(asked, in *ratelimit.Rule) *ratelimit.Limit {
+	if asked == in {
+		return nil
+	}
+	return &in.Limit
+}
+
+// overriddenLocked has the key be judged by the override that came with an answer, or by none. One that the ledger has
+// lost with its data is told it again. It is false where that has to wait: what is to be told is bounded.
+func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *account.Grant, lost bool) bool {
+	was, is := k.shard.rules.uses[k.cell.Val.rule], ratelimit.Override{}
+	if !m.Claim.Limit.Overridable() || !was.asked.Limit.Overridable() {
+		return true
+	}
+	if g.Override != nil {
+		is = *g.Override
+	}
+	if is == was.over {
+		return true
+	}
+	if lost && was.over.Set > is.Set && was.over.In(g.At) {
+		again := was.over
+		select {
+		case f.lost <- account.OverrideChange{
+			Key: f.keyName(k.key()), Limit: was.asked.Limit, Override: &again, Again: true,
+		}:
+		default:
+			return false
+		}
+	}
+	k.shard.move(k.cell, ruleKey{was.asked, is})
+	f.limitedLocked(now, k, k.rule().Limit.Capacity() < was.rule.Limit.Capacity())
+	there := f.lane(k).time()
+	k.endsWith(now, &there)
+	return true
+}
+
+// limitedLocked takes in that another limit counts. What is in hand of a larger one goes back, also of the next window.
+func (f *Fleet) limitedLocked(now instant, k entry, lower bool) {
+	if k.Limited(now, lower); lower && k.Next.Deadline != 0 {
+		f.leaveEarlyLocked(k)
+	}
+}
+
+// endsWith has the key be looked at anew when its override may be over.
+func (k entry) endsWith(now instant, there *hold.LedgerClock) {
+	if o := &k.shard.rules.uses[k.cell.Val.rule].over; o.Expires != 0 {
+		k.Till = min(k.Till, there.NotBefore(now, o.Expires))
+	}
+}
+
+// overLocked has the ledger be asked anew where the key's override may be over.
+func (f *Fleet) overLocked(now instant, there *hold.LedgerClock, k entry) {
+	was := k.shard.rules.uses[k.cell.Val.rule]
+	if was.over.Expires == 0 || there.At == 0 || now < there.NotBefore(now, was.over.Expires) {
+		return
+	}
+	k.shard.move(k.cell, ruleKey{asked: was.asked})
+	const lower = true // in either direction
+	f.limitedLocked(now, k, lower)
+}
+
+// recallLocked has what is in hand go back, and the ledger be asked what there is. The answer to a message that is under
+// way may be of before.
+func (f *Fleet) recallLocked(now instant, k entry) {
+	k.Recalled(now)
+	if fl, _ := f.joinLocked(k); fl != nil && fl.written {
+		fl.again = true
+	}
+}
+
+const (
+	mostLost  = 1 << 12 // overrides that are to be told again
+	lostTries = 50      // each, as long as the ledger does not answer
+)
+
+// tellLost tells the ledger overrides that it has lost, until ctx is done.
+func (f *Fleet) tellLost(ctx context.Context, l account.Overrider) {
+	pause := time.NewTicker(SweepEvery)
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c := <-f.lost:
+			for try := 0; try < lostTries && f.tellOverride(ctx, l, &c) != nil; try++ {
+				select {
+				case <-ctx.Done():
+					return
+				case <-pause.C:
+				}
+			}
+		}
+	}
+}
+
+func (f *Fleet) tellOverride(ctx context.Context, l account.Overrider, c *account.OverrideChange) error {
+	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
+	defer cancel()
+	_, err := l.SetOverride(ctx, c)
+	if err != nil && ctx.Err() == nil && f.OnFailure != nil {
+		f.OnFailure(err)
+	}
+	return err
+}
+
+// overrider is the ledger, if the limit of the ask's key may be overridden there.
+func (f *Fleet) overrider(l *ratelimit.Limit) (account.Overrider, error) {
+	o, ok := f.ledger.(account.Overrider)
+	if !ok || !l.Overridable() {
+		return nil, ratelimit.ErrOverrides
+	}
+	return o, nil
+}
+
+// Override implements [ratelimit.Overrider].
+func (f *Fleet) Override(ctx context.Context, _ instant, a *ask) (o ratelimit.Override, ok bool, err error) {
+	l, err := f.overrider(&a.Rule.AtLedger().Limit)
+	if err != nil {
+		return o, false, err
+	}
+	return l.Override(ctx, f.keyName(a.Key))
+}
+
+// SetOverride implements [ratelimit.Overrider].
+func (f *Fleet) SetOverride(
+	ctx context.Context, now instant, a *ask, o *ratelimit.Override, match ratelimit.Match,
+) (ratelimit.Override, error) {
+	limit := a.Rule.AtLedger().Limit
+	l, err := f.overrider(&limit)
+	if err != nil {
+		return ratelimit.Override{}, err
+	}
+	c := account.OverrideChange{Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match}
+	is, err := l.SetOverride(ctx, &c)
+	s, id, at := f.find(a.Key)
+	defer s.mu.Unlock()
+	if at != nil && err == nil { // others hear of it
+		f.recallLocked(now, s.entry(now, id, at))
+	}
+	return is, err
+}
+
+// Overrides implements [ratelimit.Overrider].
+func (f *Fleet) Overrides(
+	ctx context.Context, prefix, after string, n int,
+) ([]ratelimit.NamedOverride, error) {
+	l, ok := f.ledger.(account.Overrider)
+	if !ok {
+		return nil, ratelimit.ErrOverrides
+	}
+	return l.Overrides(ctx, prefix, after, n)
+}

@@ -1,0 +1,437 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// Bounds of what may be asked about overrides.
+const (
+	overridesAtOnce  = 32      // questions and changes at a node
+	overrideBody     = 4 << 10 // bytes of one override
+	overridesOfAPage = 1000
+	defaultPage      = 100
+)
+
+// Overridden is an override as callers see it.
+type Overridden struct {
+	Domain string `json:"domain,omitempty"` // none: its key is a digest
+	// Descriptor is as a query has it, key=value&key=value, and of a digest its name.
+	Descriptor string        `json:"descriptor"`
+	Rule       string        `json:"rule,omitempty"` // none: no rule has such a key now
+	Limit      OverrideLimit `json:"limit"`
+	Unit       string        `json:"unit,omitempty"`
+	InForce    string        `json:"in_force,omitempty"` // the limit, with the rule's ceiling
+	Expires    time.Time     `json:"expires,omitzero"`
+	Set        time.Time     `json:"set"`
+	By         string        `json:"by"`
+	Reason     string        `json:"reason"`
+	Version    string        `json:"version"` // for If-Match, in quotes
+}
+
+// OverrideLimit is a number of requests, or "unlimited".
+type OverrideLimit struct {
+	Requests  ratelimit.Tokens
+	Unlimited bool
+}
+
+const unlimited = "unlimited"
+
+// String is what ParseOverrideLimit reads.
+func (l OverrideLimit) String() string {
+	if l.Unlimited {
+		return unlimited
+	}
+	return strconv.FormatInt(int64(l.Requests), 10)
+}
+
+// ParseOverrideLimit reads a number of requests, or unlimited.
+func ParseOverrideLimit(text string) (l OverrideLimit, err error) {
+	if text == unlimited {
+		return OverrideLimit{Unlimited: true}, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n > uint64(ratelimit.MaxLimit) {
+		return l, fmt.Errorf("limit is %.40q, must be a whole number from 0 to %d, or unlimited", text, ratelimit.MaxLimit)
+	}
+	return OverrideLimit{Requests: ratelimit.Tokens(n)}, nil
+}
+
+// MarshalJSON writes a number, or "unlimited".
+func (l OverrideLimit) MarshalJSON() ([]byte, error) {
+	if l.Unlimited {
+		return json.Marshal(unlimited)
+	}
+	return json.Marshal(l.Requests)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (l *OverrideLimit) UnmarshalJSON(text []byte) (err error) {
+	s := string(text)
+	if s == strconv.Quote(unlimited) {
+		s = unlimited
+	}
+	*l, err = ParseOverrideLimit(s)
+	return err
+}
+
+// OverrideChange is what a caller sets: the body of a PUT.
+type OverrideChange struct {
+	Limit   *OverrideLimit `json:"limit"`
+	Unit    string         `json:"unit,omitempty"`    // the rule's; none: it is taken as that
+	Expires string         `json:"expires,omitempty"` // RFC 3339, or a duration from now
+	Reason  string         `json:"reason"`
+}
+
+// refusal is an answer with a status.
+type refusal struct {
+	code int
+	why  string
+}
+
+func (r *refusal) Error() string { return r.why }
+
+func refusing(code int, format string, args ...any) error {
+	return &refusal{code, ratelimit.OneLine(fmt.Sprintf(format, args...))}
+}
+
+// failed answers an error.
+func failed(w http.ResponseWriter, err error) {
+	var r *refusal
+	switch {
+	case errors.As(err, &r):
+		refuse(w, r.code, "%s", r.why)
+	case errors.Is(err, ratelimit.ErrOverrideChanged):
+		refuse(w, http.StatusPreconditionFailed, "%v: get it again, and use its version", err)
+	case errors.Is(err, ratelimit.ErrOverrides):
+		refuse(w, http.StatusUnprocessableEntity, "%v", err)
+	default:
+		refuse(w, http.StatusServiceUnavailable, "the store, or the owner of the key, did not answer: %v", err)
+	}
+}
+
+// guarded is a question or a change of overrides: it needs the token, and only so many run at a time.
+func (c *console) guarded(what string, do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !c.authorized(w, r, what) {
+			return
+		}
+		select {
+		case c.changing <- struct{}{}:
+			defer func() { <-c.changing }()
+		default:
+			tooMany(w, "too many questions and changes of overrides at once")
+			return
+		}
+		if c.Overrides == nil {
+			refuse(w, http.StatusNotImplemented, "this node keeps no overrides")
+			return
+		}
+		if err := do(w, r); err != nil {
+			failed(w, err)
+		}
+	}
+}
+
+func (c *console) registerOverrides(mux *http.ServeMux) {
+	const all, of = "/v1/overrides", "/v1/overrides/{domain}"
+	mux.HandleFunc("GET "+all, c.guarded("list overrides", c.listOverrides))
+	mux.HandleFunc("POST "+all, c.guarded("import overrides", c.importOverrides))
+	mux.HandleFunc("GET "+of, c.guarded("read overrides", c.getOverrides))
+	mux.HandleFunc("POST "+of, c.guarded("import overrides", c.importOverrides))
+	mux.HandleFunc("PUT "+of, c.guarded("set an override", c.putOverride))
+	mux.HandleFunc("DELETE "+of, c.guarded("remove an override", c.deleteOverride))
+}
+
+// key is the key that a descriptor counts under, whose rule takes overrides.
+func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, error) {
+	rules := c.Metrics.Store.Rules()
+	d := rules.Domain(domain)
+	if d == nil {
+		return nil, refusing(http.StatusNotFound, "the domain %.60q has no rules%s", domain,
+			ratelimit.DidYouMean(domain, rules.DomainNames(mostNames)))
+	}
+	rule, key := d.Match(entries, nil)
+	if rule == nil {
+		return nil, refusing(http.StatusNotFound, "no rule matches the descriptor %.80q at its full depth: try "+
+			"sluice explain", descriptorText(entries))
+	}
+	if why := rule.WhyNoOverrides(); why != "" {
+		return nil, refusing(http.StatusUnprocessableEntity, "the limits of %s.%s cannot be overridden: %s", rule.Domain,
+			rule.Path, why)
+	}
+	return &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}, nil
+}
+
+// override is what a change sets under a rule.
+func (s *OverrideChange) override(l *ratelimit.Limit, now time.Time) (o ratelimit.Override, err error) {
+	bad := func(format string, args ...any) error {
+		return refusing(http.StatusUnprocessableEntity, format, args...)
+	}
+	if s.Limit == nil {
+		return o, bad("limit is missing: a whole number, or unlimited")
+	}
+	o = ratelimit.Override{Requests: s.Limit.Requests, Unlimited: s.Limit.Unlimited, Reason: s.Reason}
+	if o.Requests > l.Ceiling {
+		return o, bad("limit is %d, must be at most the rule's max_override %d", o.Requests, l.Ceiling)
+	}
+	u, known := ratelimit.ParseUnit(s.Unit)
+	if s.Unit != "" && (!known || u.Wire() != l.Unit.Wire() || l.Multiplier > 1) {
+		return o, bad("unit is %.40q, and the rule's limit is %s: leave unit out, and say the limit for that period",
+			s.Unit, l)
+	}
+	if o.Expires, err = expiry(s.Expires, now); err != nil {
+		return o, bad("%v", err)
+	}
+	return o, overrideText("reason", s.Reason)
+}
+
+// longestOverride is how far an expiry may be away.
+const longestOverride = 100 * 365 * 24 * time.Hour
+
+// expiry is when an override is over; 0: never.
+func expiry(text string, now time.Time) (ratelimit.LedgerTime, error) {
+	if text == "" {
+		return 0, nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		in, bad := time.ParseDuration(text)
+		if bad != nil {
+			return 0, fmt.Errorf("expires is %.40q, must be a time like 2027-01-31T00:00:00Z, or a duration like 24h", text)
+		}
+		at = now.Add(in)
+	}
+	if !at.After(now) || at.Sub(now) > longestOverride {
+		return 0, fmt.Errorf("expires is %.40q, must be later than now, and within 100 years", text)
+	}
+	return ratelimit.LedgerTime(at.UnixMicro()), nil
+}
+
+// overrideText checks who or why.
+func overrideText(what, text string) error {
+	if len(text) > ratelimit.MaxOverrideText {
+		return refusing(http.StatusUnprocessableEntity, "%s has %d bytes, must be at most %d", what, len(text),
+			ratelimit.MaxOverrideText)
+	}
+	if strings.ContainsFunc(text, unprintable) {
+		return refusing(http.StatusUnprocessableEntity, "%s is not one line of UTF-8: %.60q", what, text)
+	}
+	return nil
+}
+
+// unprintable is of no line of text, or the mark of bytes that are no UTF-8.
+func unprintable(r rune) bool {
+	return r < ' ' || r == 0x7f || r == '\u2028' || r == '\u2029' || r == '\ufffd'
+}
+
+// author is who makes a change: as the header From says.
+func author(r *http.Request) (string, error) {
+	if from := r.Header.Get("From"); from != "" {
+		return from, overrideText("the header From", from)
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		host = r.RemoteAddr
+	}
+	return "ADMIN_TOKEN at " + host, nil
+}
+
+// tag is an override's version as HTTP has it.
+func tag(o *ratelimit.Override) string { return strconv.Quote(strconv.FormatInt(int64(o.Set), 10)) }
+
+// condition is which override a change replaces. With If-Match: * that is any, which must be there.
+func (c *console) condition(ctx context.Context, r *http.Request, a *ratelimit.Ask) (ratelimit.Match, error) {
+	match, none := strings.Join(r.Header.Values("If-Match"), ","), strings.Join(r.Header.Values("If-None-Match"), ",")
+	switch {
+	case match == "" && none == "":
+		return ratelimit.Match{Any: true}, nil
+	case match == "" && none == "*":
+		return ratelimit.Match{}, nil
+	case match == "*" && none == "":
+		o, ok, err := c.Overrides.Override(ctx, c.Clock(), a)
+		if err == nil && !ok {
+			err = ratelimit.ErrOverrideChanged
+		}
+		return ratelimit.Match{Set: o.Set}, err
+	}
+	text, err := strconv.Unquote(match)
+	version, bad := strconv.ParseInt(text, 10, 64)
+	if err != nil || bad != nil || version <= 0 || none != "" {
+		return ratelimit.Match{}, refusing(http.StatusBadRequest, "If-Match is %.60q and If-None-Match %.60q: give one of "+
+			"If-Match with the ETag of an answer, If-Match: * and If-None-Match: *", match, none)
+	}
+	return ratelimit.Match{Set: ratelimit.LedgerTime(version)}, nil
+}
+
+// setOverride changes an override, counts it and logs it. nil removes it.
+func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor string, o *ratelimit.Override,
+	match ratelimit.Match, from *http.Request, by string,
+) (ratelimit.Override, error) {
+	is, err := c.Overrides.SetOverride(ctx, c.Clock(), a, o, match)
+	result, what := metrics.OverrideSet, "an override was set"
+	if o == nil {
+		result, what = metrics.OverrideRemoved, "an override was removed"
+	}
+	about := []any{"by", by, "from", from.RemoteAddr, "rule", a.Rule.Domain + "." + a.Rule.Path, "descriptor", descriptor}
+	if o != nil {
+		about = append(about, "limit", OverrideLimit{o.Requests, o.Unlimited}.String(), "expires", timeOf(o.Expires),
+			"reason", o.Reason)
+	}
+	level := slog.LevelInfo
+	switch {
+	case errors.Is(err, ratelimit.ErrOverrideChanged):
+		result = metrics.OverrideConflict
+	case errors.Is(err, ratelimit.ErrOverrides):
+		result = metrics.OverrideRefused
+	case err != nil:
+		result = metrics.OverrideFailed
+	}
+	if err != nil {
+		level, what, about = slog.LevelWarn, "an override did not change", append(about, "error", err)
+	}
+	c.Metrics.Overrides.Count(result)
+	c.Log.Log(ctx, level, what, about...)
+	return is, err
+}
+
+// timeOf is a time of the store; of 0 none.
+func timeOf(at ratelimit.LedgerTime) time.Time {
+	if at == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(int64(at)).UTC()
+}
+
+// shown is an override of a rule's key.
+func shown(rule *ratelimit.Rule, descriptor string, o *ratelimit.Override) Overridden {
+	v := Overridden{
+		Descriptor: descriptor, Limit: OverrideLimit{o.Requests, o.Unlimited}, Expires: timeOf(o.Expires),
+		Set: timeOf(o.Set), By: o.By, Reason: o.Reason, Version: strconv.FormatInt(int64(o.Set), 10),
+	}
+	if rule == nil {
+		return v
+	}
+	v.Domain, v.Rule, v.InForce = rule.Domain, rule.Path, rule.Limit.Under(o).String()
+	if rule.Limit.Multiplier <= 1 {
+		v.Unit = rule.Limit.Unit.String()
+	}
+	return v
+}
+
+// asked is the key of a request for one override.
+func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error) {
+	entries, page, err := entriesOf(r.URL.RawQuery)
+	switch {
+	case err != nil:
+		return nil, "", refusing(http.StatusBadRequest, "%v", err)
+	case len(page) > 0:
+		return nil, "", refusing(http.StatusBadRequest, "prefix, after and limit are of lists: for an entry with such a key "+
+			"write entry=KEY=VALUE")
+	case len(entries) == 0:
+		return nil, "", refusing(http.StatusBadRequest, "the query has no entries: write KEY=VALUE&KEY=VALUE, in the order "+
+			"of the descriptor")
+	}
+	a, err := c.key(r.PathValue("domain"), entries)
+	return a, descriptorText(entries), err
+}
+
+func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
+	a, descriptor, err := c.askedOverride(r)
+	if err != nil {
+		return err
+	}
+	by, err := author(r)
+	if err != nil {
+		return err
+	}
+	var change OverrideChange
+	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, overrideBody))
+	body.DisallowUnknownFields()
+	if err := body.Decode(&change); err != nil {
+		return refusing(http.StatusBadRequest, "the body is not {\"limit\": N, \"reason\": TEXT} of at most %d bytes: %v",
+			overrideBody, err)
+	}
+	if _, err := body.Token(); !errors.Is(err, io.EOF) {
+		return refusing(http.StatusBadRequest, "the body has more than one value")
+	}
+	o, err := change.override(&a.Rule.Limit, time.Now())
+	if err != nil {
+		c.Metrics.Overrides.Count(metrics.OverrideRefused)
+		return err
+	}
+	o.By = by
+	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
+	defer cancel()
+	match, err := c.condition(ctx, r, a)
+	if err != nil {
+		return err
+	}
+	is, err := c.setOverride(ctx, a, descriptor, &o, match, r, by)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("ETag", tag(&is))
+	answer(w, shown(a.Rule, descriptor, &is))
+	return nil
+}
+
+func (c *console) deleteOverride(w http.ResponseWriter, r *http.Request) error {
+	a, descriptor, err := c.askedOverride(r)
+	if err != nil {
+		return err
+	}
+	by, err := author(r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
+	defer cancel()
+	match, err := c.condition(ctx, r, a)
+	if err != nil {
+		return err
+	}
+	if _, err = c.setOverride(ctx, a, descriptor, nil, match, r, by); err != nil {
+		return err
+	}
+	answer(w, map[string]string{"done": "the limit of the file is in force: " + a.Rule.Limit.String()})
+	return nil
+}
+
+// getOverrides answers one override, or where the query names no entries a page of the domain's.
+func (c *console) getOverrides(w http.ResponseWriter, r *http.Request) error {
+	entries, _, err := entriesOf(r.URL.RawQuery)
+	if err == nil && len(entries) == 0 {
+		return c.listOverrides(w, r)
+	}
+	a, descriptor, err := c.askedOverride(r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
+	defer cancel()
+	o, ok, err := c.Overrides.Override(ctx, c.Clock(), a)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return refusing(http.StatusNotFound, "%s.%s has no override for %.80q: the limit of the file is in force, %s",
+			a.Rule.Domain, a.Rule.Path, descriptor, a.Rule.Limit)
+	}
+	w.Header().Set("ETag", tag(&o))
+	answer(w, shown(a.Rule, descriptor, &o))
+	return nil
+}

@@ -1,0 +1,48 @@
+package metrics
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// OverrideResult is what became of a change of an override.
+type OverrideResult uint8
+
+// The results.
+const (
+	OverrideSet OverrideResult = iota
+	OverrideRemoved
+	OverrideConflict // it was not the version that the change named
+	OverrideRefused  // the rule, or the change itself, did not allow it
+	OverrideFailed   // the store, or the owner of the key, did not answer
+)
+
+// OverrideResults are their names, by value.
+var OverrideResults = [...]string{
+	OverrideSet: "set", OverrideRemoved: "removed", OverrideConflict: "conflict", OverrideRefused: "refused",
+	OverrideFailed: "failed",
+}
+
+// OverrideChanges counts changes of overrides by result. How many overrides there are no node can tell: they lie in the
+// store, and a node reads those of the keys that it is asked for. The zero value is ready, nil counts nothing, and it is
+// safe for concurrent use.
+type OverrideChanges struct {
+	results [len(OverrideResults)]atomic.Uint64
+}
+
+// Count counts one.
+func (c *OverrideChanges) Count(r OverrideResult) {
+	if c != nil {
+		c.results[r].Add(1)
+	}
+}
+
+func (c Collector) collectOverrides(count func(*prometheus.Desc, uint64, ...string)) {
+	if c.Overrides == nil {
+		return
+	}
+	for r, name := range OverrideResults {
+		count(overrideChanges, c.Overrides.results[r].Load(), name)
+	}
+}

@@ -1,0 +1,26 @@
+package ratelimit
+
+// WhyNoOverrides says why the limits of a rule's keys cannot be overridden at run time, "" if they can.
+func (r *Rule) WhyNoOverrides() string {
+	switch l := &r.Limit; {
+	case r.Unlimited:
+		return "the rule is unlimited"
+	case l.Algorithm == Concurrency:
+		return "the rule limits requests in flight"
+	case l.Carries:
+		return "the rule has debt: carry"
+	case r.Reserve() > 0:
+		return "the rule has a lease.reserve"
+	case l.Ceiling > 0:
+		return ""
+	case l.Requests == 0:
+		return "requests_per_unit is 0, and the rule has no max_override"
+	default:
+		return "the rule has overrides: false"
+	}
+}
+
+// RefusesAll tells whether a rule refuses each request, with no override that could admit one.
+func (r *Rule) RefusesAll() bool {
+	return !r.Unlimited && r.Limit.Requests == 0 && r.Limit.Ceiling == 0
+}
