@@ -100,24 +100,6 @@ func TestSeats(t *testing.T) {
 	}
 }
 
-// A ledger of seats that forgot lets tenants go on.
-func TestSeatsForgotten(t *testing.T) {
-	now := epoch
-	m := NewMemory(func() ratelimit.LedgerTime { return now })
-	a := Application{Holder: 1, Seats: 3, TTL: time.Second, Now: none}
-	first, _ := m.Sit(context.Background(), a)
-	a.Now = first
-	m.Forget()
-	again, _ := m.Sit(context.Background(), a)
-	if again != first {
-		t.Errorf("%+v, was %+v", again, first)
-	}
-	other, _ := m.Sit(context.Background(), Application{Holder: 2, Seats: 3, TTL: time.Second, Now: none})
-	if other.Seat == first.Seat || other.Fence <= first.Fence {
-		t.Errorf("%+v beside %+v", other, first)
-	}
-}
-
 // There are at most ten thousand seats, and what asks for more, for none, for no time or for
 // nobody is no application.
 func TestApplicationsAreChecked(t *testing.T) {

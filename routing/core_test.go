@@ -161,31 +161,6 @@ func TestWeightIsBounded(t *testing.T) {
 	}
 }
 
-// What was charged without an owner goes back to where it was charged, and never
-// to the account, which was not charged.
-func TestUndoOfAFallback(t *testing.T) {
-	w := newRingWorld(t, 1)
-	n := w.start(0, known)
-	w.eventually("ready", n.Ready)
-	rule := routed(10)
-	rule.Coordination.OnStoreFailure = ratelimit.FailLocal
-	rule.Coordination.LocalCap = 5
-	if v := n.ask(rule, 1, 10); v.OverLimit {
-		t.Fatal(v)
-	}
-	a := []ask{{Rule: rule, Key: keyOf(1), Cost: 5}}
-	for range 3 { // the node's share holds 5 at a time
-		v := []verdict{n.fail(context.Background(), w.clock(), &a[0])}
-		if v[0].OverLimit || v[0].Source != ratelimit.FromFallback {
-			t.Fatalf("%+v", v)
-		}
-		n.Undo(w.clock(), a, v)
-	}
-	if v := n.ask(rule, 1, 1); !v.OverLimit {
-		t.Errorf("the account got back what it was not charged: %+v", v)
-	}
-}
-
 // A node's own keys cost no allocation.
 func TestOwnKeysDoNotAllocate(t *testing.T) {
 	w := newRingWorld(t, 1)

@@ -111,6 +111,17 @@ func (l *askLoad) run(ctx context.Context) {
 	wg.Wait()
 }
 
+// measured tells whether so many decisions more have been made.
+func (l *askLoad) measured(n int) func() bool {
+	made := func() int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.took)
+	}
+	n += made()
+	return func() bool { return made() >= n }
+}
+
 // slowest are the longest that decisions took since the last call, and the
 // 99.9th percentile.
 func (l *askLoad) slowest() (longest, p999 time.Duration) {
@@ -145,10 +156,10 @@ func TestHandOverUnderLoad(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); l.run(ctx) }()
-	time.Sleep(time.Second) // the tables have been filled
+	w.eventually("the tables have been filled", l.measured(loadAsks()))
 	filling := stalls()
 	l.slowest()
-	time.Sleep(2 * time.Second)
+	w.eventually("decisions of two seconds are measured", l.measured(2*loadAsks()))
 	before, before999 := l.slowest()
 	stall := stalls()
 
@@ -171,7 +182,7 @@ func TestHandOverUnderLoad(t *testing.T) {
 	nodes[0].Leave(bounded)
 	end()
 	left := time.Since(start)
-	time.Sleep(100 * time.Millisecond)
+	w.eventually("decisions go on", l.measured(loadAsks()/10))
 	cancel()
 	<-done
 	leave, leave999 := l.slowest()

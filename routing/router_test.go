@@ -189,24 +189,6 @@ func TestRouterOwnerCrashes(t *testing.T) {
 	}
 }
 
-// Undone decisions are undone at the owner.
-func TestRouterUndo(t *testing.T) {
-	w := newRingWorld(t, 2)
-	nodes := w.ring(2)
-	rule := routed(5)
-	for k := range 20 {
-		a := []ratelimit.Ask{{Rule: rule, Key: keyOf(k), Cost: 3}}
-		v := make([]verdict, 1)
-		nodes[0].Decide(context.Background(), w.clock(), a, v)
-		nodes[0].Undo(w.clock(), a, v)
-		w.eventually("it is undone", func() bool {
-			a := []ratelimit.Ask{{Rule: rule, Key: keyOf(k), Kind: ratelimit.Peek}}
-			nodes[0].Decide(context.Background(), w.clock(), a, v)
-			return v[0].Remaining == 5
-		})
-	}
-}
-
 // Who does not know the secret is refused, on both sides, and says so.
 func TestRouterRefusesStrangers(t *testing.T) {
 	w := newRingWorld(t, 2)

@@ -57,8 +57,6 @@ func (r *Report) sums() (all []sum) {
 
 func (s *sum) perThousand() float64 { return 1000 * float64(s.ops) / float64(max(1, s.offered)) }
 
-func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
-
 // Page shows the report: first a recommendation of modes with their costs, then every measurement.
 func (r *Report) Page() *report.Page {
 	p := &report.Page{Title: "Accuracy: what was admitted against what was allowed", Lead: r.lead()}

@@ -119,3 +119,13 @@ func Closed(ctx context.Context, callers int, l load.Load, seed uint64, start ti
 	}
 	wg.Wait()
 }
+
+// Sleep sleeps, unless ctx is done before.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

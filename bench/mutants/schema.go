@@ -8,8 +8,6 @@ import (
 	"go/token"
 	"go/types"
 	"maps"
-	"slices"
-	"strings"
 
 	"github.com/sluice-gate/sluice/bench/plant"
 )
@@ -19,26 +17,29 @@ import (
 type schema struct {
 	*goPackage
 	texts  map[string]string
-	copies map[string][]span // by file: what was added, as places in texts
-}
-
-// span is the place of one mutant's copy of a function.
-type span struct {
-	start, end int
-	m          *mutant
+	copies map[string][]plant.Copy // by file
 }
 
 // instrument adds to texts those of a package with mutants, and one file more. Mutants that do not compile are left
 // out, and added to invalid.
 func (p *goPackage) instrument(mutants []*mutant, invalid map[*mutant]string, texts map[string]string) error {
+	byNumber := map[int]*mutant{}
+	for _, m := range mutants {
+		byNumber[m.id] = m
+	}
 	for {
-		s := &schema{goPackage: p, texts: map[string]string{}, copies: map[string][]span{}}
-		valid := slices.DeleteFunc(slices.Clone(mutants), func(m *mutant) bool { return invalid[m] != "" })
+		s := &schema{goPackage: p, texts: map[string]string{}, copies: map[string][]plant.Copy{}}
 		for _, f := range p.files {
-			s.write(f, valid)
+			g := plant.Graft(f)
+			for _, m := range mutants {
+				if m.edit.File == f.Name && invalid[m] == "" {
+					g.Add(m.id, m.edit)
+				}
+			}
+			s.texts[f.Name], s.copies[f.Name] = g.Instrumented()
 		}
 		before := len(invalid)
-		if err := s.check(invalid); err != nil {
+		if err := s.check(byNumber, invalid); err != nil {
 			return err
 		}
 		if len(invalid) == before {
@@ -49,50 +50,16 @@ func (p *goPackage) instrument(mutants []*mutant, invalid map[*mutant]string, te
 	}
 }
 
-// write makes a file's text: functions that have mutants ask which is active,
-// and their copies follow at the end, so that lines stay where they were.
-func (s *schema) write(f *goFile, mutants []*mutant) {
-	byFunction := map[*ast.FuncDecl][]*mutant{}
-	for _, m := range mutants {
-		if m.edit.File == f.Name {
-			fn := f.FunctionAt(m.edit.Start, m.edit.End)
-			byFunction[fn] = append(byFunction[fn], m)
-		}
-	}
-	var edits []edit
-	var tail strings.Builder
-	var places []span // in the tail
-	for _, fn := range f.Functions() {
-		all := byFunction[fn]
-		if len(all) == 0 {
-			continue
-		}
-		numbers := make([]int, len(all))
-		for i, m := range all {
-			from := tail.Len()
-			tail.WriteString("\n" + f.Copied(fn, m.id, []edit{m.edit}) + "\n")
-			places = append(places, span{from, tail.Len(), m})
-			numbers[i] = m.id
-		}
-		edits = append(edits, f.Dispatch(fn, numbers)...)
-	}
-	text := plant.Applied(f.Text, edits) + "\n"
-	for _, pl := range places {
-		s.copies[f.Name] = append(s.copies[f.Name], span{len(text) + pl.start, len(text) + pl.end, pl.m})
-	}
-	s.texts[f.Name] = text + tail.String()
-}
-
 // check compiles the package as far as types go, and notes the mutants that
 // have errors.
-func (s *schema) check(invalid map[*mutant]string) error {
+func (s *schema) check(byNumber map[int]*mutant, invalid map[*mutant]string) error {
 	fset := token.NewFileSet()
 	var trees []*ast.File
 	var broken error
 	blame := func(at token.Position, text string) {
 		for _, c := range s.copies[at.Filename] {
-			if c.start <= at.Offset && at.Offset < c.end {
-				invalid[c.m] = text
+			if c.Start <= at.Offset && at.Offset < c.End {
+				invalid[byNumber[c.Number]] = text
 				return
 			}
 		}

@@ -65,7 +65,7 @@ func (b *Binary) Command(ctx context.Context, bug string, args ...string) *exec.
 // each of their packages gets.
 func instrumented(root string, bugs []Bug) (map[string]string, error) {
 	texts := map[string]string{}
-	files := map[string]*grafted{}
+	files := map[string]*Grafted{}
 	for i, bug := range bugs {
 		g := files[bug.File]
 		if g == nil {
@@ -77,47 +77,58 @@ func instrumented(root string, bugs []Bug) (map[string]string, error) {
 			if err != nil {
 				return nil, fmt.Errorf("bug %q: %w", bug.Name, err)
 			}
-			g = &grafted{File: f, bugs: map[*ast.FuncDecl][]int{}}
+			g = Graft(f)
 			files[bug.File] = g
 			texts[path.Join(path.Dir(bug.File), Extra)] = Reader(f.Tree.Name.Name)
 		}
-		if err := g.add(1+i, bug); err != nil {
+		e, err := Replace(g.Name, g.Text, bug.Right, bug.Wrong)
+		if err == nil && g.FunctionAt(e.Start, e.End) == nil {
+			err = fmt.Errorf("%q in %s is in no function that can be copied: plant it where it is used", bug.Right, g.Name)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("bug %q: %w", bug.Name, err)
 		}
+		g.Add(1+i, e)
 	}
 	for name, g := range files {
-		texts[name] = g.text()
+		texts[name], _ = g.Instrumented()
 	}
 	return texts, nil
 }
 
-// grafted is a file, and where bugs go in it.
-type grafted struct {
+// Grafted is a file, and where bugs go in it.
+type Grafted struct {
 	*File
-	bugs map[*ast.FuncDecl][]int
-	tail strings.Builder // copies of functions, each with a bug
+	bugs   map[*ast.FuncDecl][]int
+	tail   strings.Builder // copies of functions, each with a bug
+	copies []Copy          // as places in tail
 }
 
-func (g *grafted) add(number int, bug Bug) error {
-	e, err := Replace(g.Name, g.Text, bug.Right, bug.Wrong)
-	if err != nil {
-		return err
-	}
-	fn := g.FunctionAt(e.Start, e.End)
-	if fn == nil {
-		return fmt.Errorf("%q in %s is in no function that can be copied: plant it where it is used", bug.Right, g.Name)
-	}
+// Copy is the place of the copy with a bug of this number.
+type Copy struct{ Start, End, Number int }
+
+// Graft is a file without bugs.
+func Graft(f *File) *Grafted { return &Grafted{File: f, bugs: map[*ast.FuncDecl][]int{}} }
+
+// Add adds a bug, which is in a function of [File.FunctionAt].
+func (g *Grafted) Add(number int, bug Edit) {
+	fn := g.FunctionAt(bug.Start, bug.End)
 	g.bugs[fn] = append(g.bugs[fn], number)
-	g.tail.WriteString("\n" + g.Copied(fn, number, []Edit{e}) + "\n")
-	return nil
+	from := g.tail.Len()
+	g.tail.WriteString("\n" + g.Copied(fn, number, []Edit{bug}) + "\n")
+	g.copies = append(g.copies, Copy{from, g.tail.Len(), number})
 }
 
-// text asks in functions with bugs which is active. The copies follow at the end, so that lines
+// Instrumented asks in functions with bugs which is active. The copies follow at the end, so that lines
 // stay where they were.
-func (g *grafted) text() string {
+func (g *Grafted) Instrumented() (text string, copies []Copy) {
 	var edits []Edit
 	for _, fn := range slices.SortedFunc(maps.Keys(g.bugs), func(a, b *ast.FuncDecl) int { return int(a.Pos() - b.Pos()) }) {
 		edits = append(edits, g.Dispatch(fn, g.bugs[fn])...)
 	}
-	return Applied(g.Text, edits) + "\n" + g.tail.String()
+	text = Applied(g.Text, edits) + "\n"
+	for _, c := range g.copies {
+		copies = append(copies, Copy{len(text) + c.Start, len(text) + c.End, c.Number})
+	}
+	return text + g.tail.String(), copies
 }

@@ -47,9 +47,10 @@ type Bounds []error
 
 // Within notes a flag whose value is below the least or above the most.
 func Within[T cmp.Ordered](b *Bounds, flag string, value, least, most T) {
-	if !(value >= least && value <= most) {
-		b.Refuse(flag, value, fmt.Sprintf("%v to %v", least, most))
+	if value >= least && value <= most {
+		return
 	}
+	b.Refuse(flag, value, fmt.Sprintf("%v to %v", least, most)) // NaN, too
 }
 
 // Refuse notes a flag.

@@ -202,7 +202,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		}
 		earlier = t.begin()
 	}
-	if err := sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
+	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
 		return Measured{}, err
 	}
 	l := row.load(o.Rate, o.Length)
@@ -266,15 +266,6 @@ func untilTurnIsHalfway(now time.Time, window, length time.Duration) time.Durati
 // longestWait is that for the turn of a window.
 const longestWait = time.Minute
 
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
 // beyond is what Redis used in a time beyond what an idle one does. That was measured before, and may have been more on a
 // machine that had more to do then.
 func beyond(used, took time.Duration, idle float64) time.Duration {
@@ -293,7 +284,7 @@ func idleRedis(ctx context.Context) (float64, error) {
 	}
 	defer r.Close()
 	before := r.Used().CPU
-	if err := sleep(ctx, idleTime); err != nil {
+	if err := caller.Sleep(ctx, idleTime); err != nil {
 		return 0, err
 	}
 	return float64(r.Used().CPU-before) / float64(idleTime), nil

@@ -118,7 +118,7 @@ func (o *Options) measure(ctx context.Context, c *Case) ([]Measured, error) {
 	if err := starts.Wait(); err != nil {
 		return nil, err
 	}
-	if err := sleep(ctx, untilFits(time.Now(), c.Limit.Period(), c.whole(o.Length))); err != nil {
+	if err := caller.Sleep(ctx, untilFits(time.Now(), c.Limit.Period(), c.whole(o.Length))); err != nil {
 		return nil, err
 	}
 	start := time.Now()
@@ -146,15 +146,6 @@ func untilFits(now time.Time, window, length time.Duration) time.Duration {
 		return 0
 	}
 	return left + time.Second/10
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }
 
 // open starts the fleet, and has each node learn what requests cost.
@@ -195,7 +186,7 @@ func (p *player) play(ctx context.Context, start time.Time) {
 	before := p.fleet.Redis.Used()
 	call := func(r load.Request, intended time.Time) {
 		if !p.request(ctx, r, measuredTeam) && p.of.Callers > 0 {
-			_ = sleep(ctx, again)
+			_ = caller.Sleep(ctx, again)
 		}
 	}
 	if l := p.of.load(p.length); p.of.Callers > 0 {
@@ -227,7 +218,7 @@ func (p *player) request(ctx context.Context, r load.Request, team string) bool 
 	if status == http.StatusOK {
 		excess := max(0, cost-held(s))
 		p.tally.begins(excess)
-		if sleep(ctx, takes) == nil {
+		if caller.Sleep(ctx, takes) == nil {
 			s.Metadata["llm"] = &structpb.Struct{Fields: map[string]*structpb.Value{"tokens": structpb.NewNumberValue(float64(cost))}}
 		}
 		defer p.tally.ends(excess)

@@ -151,9 +151,8 @@ func TestAtMostSoManyAtOwners(t *testing.T) {
 		crowds = append(crowds, c)
 		all.Go(func() { c.run(4 * time.Second) })
 	}
-	time.Sleep(time.Second)
-	r.start()
-	time.Sleep(time.Second)
+	r.nodes[0].eventually("requests are served", func() bool { return crowds[0].served.Load() > 20 })
+	r.start().untilHealthy()
 	r.nodes[2].Signal(syscall.SIGTERM)
 	all.Wait()
 	for _, c := range crowds {

@@ -32,19 +32,9 @@ func pages(t *testing.T) map[string]string {
 // testNames are all tests, benchmarks and fuzz targets of the repository.
 func testNames(t *testing.T) (names []string) {
 	t.Helper()
-	function := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz)[A-Z][A-Za-z0-9_]*)\(`)
-	eachGoFile(t, func(path string, test bool) {
-		if !test {
-			return
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range function.FindAllStringSubmatch(string(text), -1) {
-			names = append(names, m[1])
-		}
-	})
+	for _, of := range testsByPackage(t) {
+		names = append(names, of...)
+	}
 	return names
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/url"
 	"os/exec"
@@ -20,7 +19,6 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
 const peopleRules = `domain: d
@@ -354,22 +352,6 @@ func runFor(cmd *exec.Cmd, d time.Duration) ([]byte, error) {
 	timer := time.AfterFunc(d, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()
 	return cmd.Output()
-}
-
-// What the page asks for is what the command line reads.
-func TestConsoleState(t *testing.T) {
-	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
-	for range 9 {
-		s.post("five", "x")
-	}
-	_, body := s.get(s.debug + "/console/state")
-	var v console.State
-	if err := json.Unmarshal([]byte(body), &v); err != nil {
-		t.Fatal(err)
-	}
-	if r := v.Rules[0]; r.Rule != "five" || r.Decisions != 9 || r.Admitted != 5 || r.Denied != 4 || v.Calls != 9 || len(v.Hottest) != 1 || v.Hottest[0].Account != "year|d|five=x" {
-		t.Errorf("%s", fmt.Sprint(body))
-	}
 }
 
 // With CONSOLE_REDACT no page shows what requests brought along.

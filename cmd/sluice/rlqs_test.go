@@ -108,12 +108,12 @@ func TestEnvoysShareABudget(t *testing.T) {
 	asking, stop := context.WithCancel(t.Context())
 	wg := askEach(asking, 50*time.Millisecond, id, all...)
 
-	time.Sleep(9 * time.Second)
-	_, text := first.get(first.debug + "/explain?domain=d&entry=tier=gold&entry=api_key=k")
-	if !strings.Contains(text, `"envoys":[{"name":"127.0.0.1:`) || !strings.Contains(text, `"envoys_in_all":2`) {
-		t.Errorf("explain does not show who holds: %s", text)
-	}
-	_, text = first.get(first.debug + "/metrics")
+	first.eventually("explain shows who holds", func() bool {
+		_, text := first.get(first.debug + "/explain?domain=d&entry=tier=gold&entry=api_key=k")
+		return strings.Contains(text, `"envoys":[{"name":"127.0.0.1:`) && strings.Contains(text, `"envoys_in_all":2`)
+	})
+	first.eventually("200 have passed", func() bool { return p.all() >= 200 })
+	_, text := first.get(first.debug + "/metrics")
 	for _, want := range []string{"sluice_rlqs_streams 2\n", "sluice_rlqs_buckets 2\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("metrics do not say %q", want)
@@ -124,12 +124,16 @@ func TestEnvoysShareABudget(t *testing.T) {
 	}
 	all[0].Cut()
 	second.Signal(syscall.SIGKILL)
-	time.Sleep(time.Second)
+	<-second.exited
 	second = serve(t, env, "--config", rules, "--grpc-port", port)
 	if second.rpc != address {
 		t.Fatalf("it is at %s, not at %s again", second.rpc, address)
 	}
-	time.Sleep(6 * time.Second)
+	first.eventually("the streams are there again", func() bool {
+		a, one := all[0].Opened()
+		b, two := all[2].Opened()
+		return one && two && a > 1 && b > 1
+	})
 	all[1].Freeze(4 * time.Second)
 	store.Do("FLUSHALL")
 	time.Sleep(8 * time.Second)
@@ -237,12 +241,16 @@ func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 		}
 		return a+b == len(all) && a > 0 && b > 0
 	})
-	time.Sleep(11 * time.Second) // two reports, so that their leases are by their rates
+	for _, n := range []*sluice{leaves, stays} {
+		n.eventually("leases are by rates, after two reports of each", func() bool {
+			return n.metric("sluice_rlqs_reports_total") >= 3*n.metric("sluice_rlqs_streams")
+		})
+	}
 	had := leaves.metric("sluice_rlqs_streams")
 	left.Store(true)
 	leaves.Signal(syscall.SIGTERM)
 	stays.eventually("the other node has all streams", func() bool { return stays.metric("sluice_rlqs_streams") == len(all) })
-	time.Sleep(3 * time.Second)
+	stays.eventually("Envoys have asked since", func() bool { return asked.Load() >= 200 })
 	stop()
 	wg.Wait()
 	t.Logf("%d of %d Envoys had a node that left: of %d requests since, %d were refused", had, len(all), asked.Load(), refused.Load())

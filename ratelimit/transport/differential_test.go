@@ -404,37 +404,3 @@ func TestScreenIsNotSeen(t *testing.T) {
 		t.Errorf("%d connections are open, and the gate believes that %d calls have not left", l.Open(), gate.in)
 	}
 }
-
-// A caller that has made its table smaller reads a refusal that is the first thing it is sent.
-func TestRefusalSaysHowSmallTheTableIs(t *testing.T) {
-	for _, size := range []uint32{0, 1, 100, 4095} {
-		v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
-		v.admit = false
-		_ = v.said.framer.WriteSettings(
-			http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 14},
-			http2.Setting{ID: http2.SettingHeaderTableSize, Val: size})
-		passed, _ := v.read()
-		if passed != "SETTINGS(0) " {
-			t.Fatalf("gRPC gets %q", passed)
-		}
-		var ack bytes.Buffer
-		_ = http2.NewFramer(&ack, nil).WriteSettingsAck()
-		if _, err := v.Write(ack.Bytes()); err != nil {
-			t.Fatal(err)
-		}
-		for id := uint32(1); id < 5; id += 2 {
-			v.headers(id)
-			v.read()
-			d := hpack.NewDecoder(size, nil)
-			d.SetAllowedMaxDynamicTableSize(size)
-			frame := v.line.written.Bytes()
-			block := frame[frameHeader : frameHeader+int(binary.BigEndian.Uint32(append([]byte{0}, frame[:3]...)))]
-			if first := id == 1; first != (block[0]&0xe0 == resize) {
-				t.Errorf("size %d: the block of call %d begins with %x", size, id, block[0])
-			}
-			if _, err := d.DecodeFull(block); err != nil {
-				t.Errorf("size %d: call %d: %v", size, id, err)
-			}
-		}
-	}
-}

@@ -71,48 +71,6 @@ func frames(b []byte) (n int) {
 	}
 }
 
-// A read that begins with the end of a frame, and goes on with hundreds of calls whose headers have grown: gRPC
-// gets all of it, and each read brings something.
-func TestTurnsOfBlocksThatGrow(t *testing.T) {
-	const calls = 300
-	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
-	f, large := v.said.framer, hpack.HeaderField{Name: "x", Value: string(bytes.Repeat([]byte{'x'}, 1000))}
-	call := func(id uint32, more ...hpack.HeaderField) {
-		v.said.block.Reset()
-		for _, x := range append([]hpack.HeaderField{{Name: ":path", Value: gatedMethod}}, more...) {
-			_ = v.said.encoder.WriteField(x)
-		}
-		_ = f.WriteHeaders(http2.HeadersFrameParam{
-			StreamID: id, BlockFragment: v.said.block.Bytes(), EndHeaders: true, EndStream: id > 1,
-		})
-	}
-	call(1)
-	v.read()
-	v.admit = false
-	call(3, large)
-	v.read()
-	v.admit = true
-	_ = f.WriteData(1, true, make([]byte, 100))
-	for id := range uint32(calls) {
-		call(2*id+5, large)
-	}
-	all := bytes.Clone(v.said.Bytes())
-	v.line.pieces = [][]byte{all[:frameHeader+99], all[frameHeader+99:]}
-	var got []byte
-	for p := make([]byte, readBuffer); ; {
-		n, err := v.Read(p)
-		if got = append(got, p[:n]...); errors.Is(err, io.EOF) {
-			break
-		}
-		if n == 0 || err != nil {
-			t.Fatalf("after %d frames a read brings %d bytes: %v", frames(got), n, err)
-		}
-	}
-	if n := frames(got); n != calls+1 {
-		t.Errorf("gRPC gets %d frames, of %d", n, calls+1)
-	}
-}
-
 // What is no crowd of calls is handed over as it came: a body is not cut into turns.
 func TestBodiesAreNotCut(t *testing.T) {
 	g, there := testGuard(nil, Caps{HeaderBytes: 8 << 10})
