@@ -312,7 +312,7 @@ func (f *Fleet) warm(ctx context.Context, t *tally, keys int) error {
 	close(next)
 	wg.Wait()
 	// Background claims are over by then.
-	return sleep(ctx, time.Second)
+	return caller.Sleep(ctx, time.Second)
 }
 
 // ask makes one call to the node whose turn it is, and counts the answer.
