@@ -214,6 +214,7 @@ func (l *lane) heard(b *batch, now instant, from, to ledgerTime, e ratelimit.Epo
 			b.stats.recoveries.Add(1)
 		}
 		l.life++
+		l.began = l.life
 	}
 	l.epoch, l.asked = e, b.sent
 }
@@ -234,14 +235,14 @@ func (f *Fleet) stepped(by time.Duration) {
 }
 
 // hear takes in the answer to a flight, and wakes those who wait.
-func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, err error) {
+func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, err error) {
 	if err != nil && g.Err == nil {
 		g.Err = err
 	}
 	fl.message.Claim.Limit = fl.message.Claim.Limit.Under(g.Override) // by which it was judged
-	f.audit(&fl.message.Claim, g)
+	b.audit(&fl.message.Claim, g)
 	if fl.late != nil {
-		f.heardLate(fl, g, &a)
+		b.heardLate(fl, g, &a)
 		return
 	}
 	s := fl.shard
@@ -254,7 +255,8 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	}
 	k := s.entry(now, fl.id, at)
 	k.use.flight = nil
-	life, known := f.lane(k).is(a.Epoch)
+	life, known := b.Fleet.lane(k).is(a.Epoch)
+	b.evicted(&fl.message.Claim, g, b.sent, b.Fleet.lane(k).had(k.cell.Val.told, a.Epoch))
 	part := k.PartOf(fl.message.Claim.Window)
 	switch {
 	case part == nil: // the window has turned meanwhile; what it was told is told again as late
@@ -262,7 +264,7 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		return
 	case part != &k.Part:
 		if part.Hear(&fl.message, g, &a) && known {
-			f.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life)
+			b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life)
 		}
 		return
 	}
@@ -276,16 +278,16 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	case !fl.heard:
 		fl.err = errNoAnswer
 	default:
-		if known && f.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life) {
+		if known && b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life) {
 			k.toldIn(life)
 		}
-		f.heardLocked(now, k, fl, g)
+		b.heardLocked(now, k, fl, g)
 	}
 	if fl.again {
-		f.recallLocked(now, k)
+		b.recallLocked(now, k)
 	}
 	if err == nil {
-		f.renewLocked(now, k)
+		b.renewLocked(now, k)
 	}
 }
 

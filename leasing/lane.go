@@ -62,6 +62,7 @@ type lane struct {
 	clock    hold.LedgerClock // guarded by mu
 	epoch    ratelimit.Epoch  // guarded by mu
 	life     uint8            // guarded by mu: which of the epochs heard of it is, the last bits of the number
+	began    uint8            // guarded by mu: the life in which the epoch began
 	asked    instant          // guarded by mu: when the first question left that told of this epoch
 	breaker  Breaker          // guarded by mu
 	greeting *flight          // guarded by mu: a message without a claim, for a first answer
@@ -111,6 +112,13 @@ func (l *lane) is(e ratelimit.Epoch) (life uint8, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.life, l.epoch.ID == e.ID
+}
+
+// had tells whether the epoch was told in a life, and goes on.
+func (l *lane) had(told uint8, e ratelimit.Epoch) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.epoch.ID == e.ID && l.life-told <= l.life-l.began
 }
 
 // lane is the way that a key's messages go.

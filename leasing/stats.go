@@ -50,17 +50,18 @@ func (b *batch) count(grants []account.Grant, err error) {
 		case g.Granted > 0:
 			f.stats.leaseSizes.Observe(int64(g.Granted))
 		}
-		if g.Missing && !b.late(&b.claims[i].Limit) {
-			f.stats.missing.Add(1)
-			f.stats.missingTokens.Add(uint64(max(0, b.claims[i].Taken)))
-			f.warn(ErrEvicted)
-		}
 	}
 }
 
-// late tells whether a batch took so long that a full bucket may have expired meanwhile: nothing was lost with it.
-func (b *batch) late(l *ratelimit.Limit) bool {
-	return l.Algorithm == ratelimit.TokenBucket && b.clock().Sub(b.sent) >= hold.Slot(l)/4
+// evicted counts an account that the ledger lost alone, if it did: told says that this life of the ledger had it.
+func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, told bool) {
+	// While a message travels for long, a full bucket may expire: nothing is lost with it.
+	late := c.Limit.Algorithm == ratelimit.TokenBucket && f.clock().Sub(sent) >= hold.Slot(&c.Limit)/4
+	if g.Missing && told && !late {
+		f.stats.missing.Add(1)
+		f.stats.missingTokens.Add(uint64(max(0, c.Taken)))
+		f.warn(ErrEvicted)
+	}
 }
 
 // Recoveries is how often the ledger was found to have begun another life.

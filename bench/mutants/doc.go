@@ -9,10 +9,8 @@
 //	make mutants                                      # everything
 //	make mutants FILES=leasing/account/account.go BUDGET=5m   # a part, for so long
 //
-// All faults of a package are in one build. A function with faults is copied
-// once for each, and the original calls the copy whose number is in the
-// environment; so a fault costs a run of test binaries that exist already, and
-// not a build.
+// All faults of a package are in one build. A function with faults is copied once for each, and the original calls
+// the copy whose number is in the environment. So a fault costs a run of test binaries, and no build.
 //
 // The scripts are the Go code once more, and get no faults: TestTwins compares the two. With
 // -skip TestTwins a fault stands for the same one in both.

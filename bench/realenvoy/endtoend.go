@@ -102,8 +102,8 @@ func withoutFilter(text string) (string, error) {
 	return string(out), nil
 }
 
-// EndToEnd sends requests through an Envoy with each way to limit them in turn, at a steady rate, and compares how long
-// they take and what Envoy and the service use of the processor. Limits are far away: each request passes.
+// EndToEnd sends requests through an Envoy at a steady rate, with each way to limit them in turn. It compares their
+// time, and the CPU of Envoy and the service. Limits are far away: each request passes.
 func EndToEnd(ctx context.Context, o Options) (*EndToEndReport, error) {
 	binary, err := Find()
 	if err != nil {

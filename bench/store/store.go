@@ -127,7 +127,7 @@ type Measured struct {
 	Declared int64         `json:"declared" col:"declared"`            // that it may be
 	Under    int64         `json:"under" col:"under"`                  // less than an exact limiter had admitted, of all keys
 	Allowed  int64         `json:"allowed" col:"of allowed"`           // what an exact limiter had admitted
-	Idle     float64       `json:"redis_idle"`                         // of a processor, with nobody connected; not in CPU
+	Idle     float64       `json:"redis_idle"`                         // of a processor, without connections; not in CPU
 	Failed   int64         `json:"failed"`                             // calls without an answer
 	Problem  string        `json:"problem,omitempty"`
 	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions

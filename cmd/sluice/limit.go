@@ -275,7 +275,7 @@ func (*limitExportCmd) Help() string {
   sluice limit export --token=... edge > edge.csv`
 }
 
-// Run writes CSV. Keys whose name is a digest cannot be set again from it, and are told of.
+// Run writes CSV. It cannot contain keys whose name is a digest, and reports their number.
 func (c *limitExportCmd) Run(s streams) error {
 	out := csv.NewWriter(s.out)
 	_ = out.Write(console.CSVColumns) // Flush and Error say it

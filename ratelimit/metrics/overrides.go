@@ -24,9 +24,8 @@ var OverrideResults = [...]string{
 	OverrideFailed: "failed",
 }
 
-// OverrideChanges counts changes of overrides by result. How many overrides there are no node can tell: they lie in
-// the store, and a node reads those of the keys that it is asked for. The zero value is ready, nil counts nothing, and
-// it is safe for concurrent use.
+// OverrideChanges counts changes of overrides by result. No node counts the overrides: the store has them, and a node
+// reads those of its keys only. The zero value is ready, nil counts nothing, and it is safe for concurrent use.
 type OverrideChanges struct {
 	results [len(OverrideResults)]atomic.Uint64
 }
