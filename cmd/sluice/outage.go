@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// outageWatch logs the ends of outages: the store answers again, and lost data is restored.
+// outageWatch logs late replies of the store, a full key table, and the ends of outages.
 type outageWatch struct {
 	stats    func() ratelimit.LimiterStats
 	learning func() bool
@@ -18,6 +18,23 @@ type outageWatch struct {
 	fallbacks  uint64        // decisions without it, before
 	recoveries uint64        // known of
 	restoring  bool
+	late, full sometimes
+}
+
+// sometimes is a count whose growth is logged once a minute at most.
+type sometimes struct {
+	logged uint64
+	rest   int // looks without a line
+}
+
+// grew is by how much the count grew since it was logged; 0: it is not to be logged now.
+func (c *sometimes) grew(n uint64) (more uint64) {
+	if c.rest > 0 || n == c.logged {
+		c.rest = max(0, c.rest-1)
+		return 0
+	}
+	more, c.logged, c.rest = n-c.logged, n, 59
+	return more
 }
 
 func (w *outageWatch) run(ctx context.Context) {
@@ -40,6 +57,12 @@ func (w *outageWatch) look(s ratelimit.LimiterStats, learning bool) {
 		w.out, w.fallbacks = 0, fallbacks
 	default:
 		w.fallbacks = fallbacks
+	}
+	if n := w.late.grew(s.Fallbacks[ratelimit.FallbackDeadline]); n > 0 && !s.BreakerOpen {
+		w.log.Warn("the store replied later than store_deadline: on_store_failure decided", "decisions", n)
+	}
+	if n := w.full.grew(s.Fallbacks[ratelimit.FallbackTableFull] + s.Overflow); n > 0 {
+		w.log.Warn("the table of keys is full: raise MAX_KEYS, or unset it", "decisions_without_a_place", n)
 	}
 	if s.Recoveries > w.recoveries {
 		w.log.Warn("the store lost its data: nodes restore their totals, and it grants a twentieth of each limit meanwhile")

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const policyRules = `domain: d
@@ -18,6 +21,26 @@ descriptors:
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 5}}
   - {key: local, coordination: {on_store_failure: local, local_cap: 3}, rate_limit: {unit: day, requests_per_unit: 5}}
 `
+
+// Late replies of the store, and keys without a place, are in the log at once, and then once a minute.
+func TestLateRepliesAreLogged(t *testing.T) {
+	var log bytes.Buffer
+	w := outageWatch{log: slog.New(slog.NewTextHandler(&log, nil))}
+	var s ratelimit.LimiterStats
+	for range 130 { // looks, one a second
+		s.Fallbacks[ratelimit.FallbackDeadline] += 2
+		s.Overflow++
+		w.look(s, false)
+	}
+	for text, n := range map[string]int{
+		"later than store_deadline: on_store_failure decided\" decisions=2\n": 1, "decisions=120\n": 2,
+		"the table of keys is full": 3, "decisions_without_a_place=60": 2,
+	} {
+		if got := strings.Count(log.String(), text); got != n {
+			t.Errorf("%q is there %d times, want %d:\n%s", text, got, n, &log)
+		}
+	}
+}
 
 // In an outage explain names the policy and what it decides. The log says that the store answers again, and that data
 // was lost and restored.

@@ -9,10 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/console"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -169,6 +172,13 @@ func TestTop(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") ||
 		strings.Count(out, "\nrules ") != 1 {
 		t.Errorf("%d %s\n%s", code, errs, out)
+	}
+	// The entry of a node before its last restart is no other node.
+	again := looked{nodes: []seen{{debug: "localhost:6070", state: console.State{Nodes: []console.Node{
+		{Debug: "a:6070", Here: true}, {Debug: "a:6070"}, {Debug: "b:6070"},
+	}}}}}
+	if others := again.others(); !slices.Equal(others, []string{"b:6070"}) {
+		t.Errorf("beside a there are %v", others)
 	}
 	other := filepath.Join(t.TempDir(), "rules.yaml")
 	writeFile(t, other, strings.Replace(peopleRules, "requests_per_unit: 50}", "requests_per_unit: 60}", 1))

@@ -146,10 +146,18 @@ func (v *looked) ask(addresses []string) {
 
 // others are the nodes that answers name, without those that were asked.
 func (v *looked) others() (addresses []string) {
+	var asked []string // also the entry of a node before its last restart
+	for i := range v.nodes {
+		asked = append(asked, v.nodes[i].debug)
+		for _, n := range v.nodes[i].state.Nodes {
+			if n.Here {
+				asked = append(asked, n.Debug)
+			}
+		}
+	}
 	for i := range v.nodes {
 		for _, n := range v.nodes[i].state.Nodes {
-			asked := slices.ContainsFunc(v.nodes, func(s seen) bool { return s.debug == n.Debug })
-			if !n.Here && !asked && !slices.Contains(addresses, n.Debug) && len(addresses) < mostTopNodes {
+			if !slices.Contains(asked, n.Debug) && !slices.Contains(addresses, n.Debug) && len(addresses) < mostTopNodes {
 				addresses = append(addresses, n.Debug)
 			}
 		}
@@ -334,12 +342,17 @@ func (v *looked) trouble(out io.Writer, sets []topRulesSet) {
 		n := &v.nodes[i]
 		switch {
 		case n.err != nil && n.heard.IsZero():
-			fmt.Fprintf(out, "%s DOES NOT ANSWER, and never did\n", n.debug)
+			fmt.Fprintf(out, "%s DOES NOT ANSWER\n", n.debug)
 		case n.err != nil:
 			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.debug, v.at.Sub(n.heard).Round(time.Second))
 		case !n.state.Config.Good:
 			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
 			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.debug, first)
+		}
+		for _, p := range n.state.Problems {
+			if n.err == nil && !slices.Contains([]string{"config-rejected", "node-down", "rules-differ"}, p.Runbook) {
+				fmt.Fprintf(out, "%s: %s (runbook: %s)\n", n.debug, p.What, p.Runbook)
+			}
 		}
 	}
 }

@@ -214,6 +214,10 @@ func (f *Redis) advise(err error) string {
 		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
 	case errors.Is(err, resp.ErrReply):
 		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), resp.MostReply)
+	case says("OOM command not allowed"):
+		return "raise maxmemory of Redis: it is full"
+	case says("READONLY"):
+		return "the server is a replica: check the failover"
 	case says("NOPERM"):
 		return fmt.Sprintf("check the permissions of the user in %s", f.setting("AUTH"))
 	case unknown.Cert != nil || says("unknown authority"):
@@ -228,9 +232,10 @@ func (f *Redis) advise(err error) string {
 		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
 	case f.TLS && clienttls.CutOff(text):
 		return fmt.Sprintf("check %s, which is %q: the server may refuse it", tlsSetting("CLIENT_CERT"), f.TLSCert)
-	case f.TLS: // a server without TLS waits for the end of a line
-		return fmt.Sprintf("check %s, and %s, which is true", f.setting("URL"), f.setting("TLS"))
-	default:
-		return fmt.Sprintf("check %s, and %s, which is false", f.setting("URL"), f.setting("TLS"))
 	}
+	check := fmt.Sprintf("check %s, and %s, which is %t", f.setting("URL"), f.setting("TLS"), f.TLS)
+	if says("i/o timeout", "deadline exceeded") { // so does a server without TLS, which waits for the end of a line
+		return "it or the network hangs. If no node reached it before, " + check
+	}
+	return check
 }
