@@ -120,7 +120,7 @@ func failed(w http.ResponseWriter, err error) {
 	case errors.Is(err, ratelimit.ErrOverrides):
 		refuse(w, http.StatusUnprocessableEntity, "%v", err)
 	default:
-		refuse(w, http.StatusServiceUnavailable, "the store, or the owner of the key, did not answer: %v", err)
+		refuse(w, http.StatusServiceUnavailable, "overrides cannot be read or set now: %v", err)
 	}
 }
 

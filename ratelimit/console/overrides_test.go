@@ -203,8 +203,8 @@ func TestOverrideIsAResource(t *testing.T) {
 	}
 	n.down = errors.New("no route to Redis")
 	n.must(503, "no route to Redis", "PUT", alice, `{"limit":1,"reason":""}`)
-	n.must(503, "did not answer", "GET", alice, "")
-	n.must(503, "did not answer", "GET", "/v1/overrides", "")
+	n.must(503, "cannot be read or set now", "GET", alice, "")
+	n.must(503, "cannot be read or set now", "GET", "/v1/overrides", "")
 }
 
 // An explanation has the limit in force and its origin, and neither who set it nor why: it needs no token.
