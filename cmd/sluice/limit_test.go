@@ -77,6 +77,11 @@ func TestLimitAtRunTime(t *testing.T) {
 					!strings.Contains(got, "(the rule has 5 per year") {
 					t.Errorf("%s is explained as\n%s", key, got)
 				}
+				last.eventually("the console says that a hot key has an override", func() bool {
+					last.post(key, "x")
+					_, state := last.get(last.debug + "/console/state")
+					return strings.Contains(state, `"overridden":true`)
+				})
 				last.may("rm", "d", key+"=x")
 				if drain() != want {
 					t.Errorf("%s: without the override %d were admitted, must be %d", key, admitted, want)
