@@ -295,8 +295,14 @@ func TestOverridesThatAreWrong(t *testing.T) {
 		put(n, part, path, good)
 	}
 	for _, headers := range [][]string{
-		{"If-Match: 5"}, {`If-Match: W/"5"`}, {`If-Match: "5", "6"`}, {`If-Match: "0"`}, {`If-Match: "-1"`},
-		{`If-Match: "x"`}, {`If-None-Match: "5"`}, {`If-Match: "5"`, "If-None-Match: *"},
+		{"If-Match: 5"},
+		{`If-Match: W/"5"`},
+		{`If-Match: "5", "6"`},
+		{`If-Match: "0"`},
+		{`If-Match: "-1"`},
+		{`If-Match: "x"`},
+		{`If-None-Match: "5"`},
+		{`If-Match: "5"`, "If-None-Match: *"},
 	} {
 		put(400, "give one of If-Match", alice, good, headers...)
 	}
