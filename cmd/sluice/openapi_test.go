@@ -171,10 +171,16 @@ func TestOpenAPI(t *testing.T) {
 	}
 	const override = "/v1/overrides/{domain}"
 	for _, change := range []struct{ method, query, body, token string }{
-		{"GET", "?five=x", "", "hunter2"}, {"PUT", "?five=x", `{"limit": "unlimited", "reason": "why", "expires": "1h"}`, "hunter2"},
-		{"GET", "?five=x", "", "hunter2"}, {"PUT", "?five=y", `{"limit": 7}`, "hunter2"}, {"GET", "", "", "hunter2"},
-		{"PUT", "?five=x", "{", "hunter2"}, {"PUT", "?free=x", `{"limit": 7}`, "hunter2"}, {"PUT", "?five=x", `{"limit": 7}`, "wrong"},
-		{"DELETE", "?five=x", "", "hunter2"}, {"POST", "", "", "hunter2"},
+		{"GET", "?five=x", "", "hunter2"},
+		{"PUT", "?five=x", `{"limit": "unlimited", "reason": "why", "expires": "1h"}`, "hunter2"},
+		{"GET", "?five=x", "", "hunter2"},
+		{"PUT", "?five=y", `{"limit": 7}`, "hunter2"},
+		{"GET", "", "", "hunter2"},
+		{"PUT", "?five=x", "{", "hunter2"},
+		{"PUT", "?free=x", `{"limit": 7}`, "hunter2"},
+		{"PUT", "?five=x", `{"limit": 7}`, "wrong"},
+		{"DELETE", "?five=x", "", "hunter2"},
+		{"POST", "", "", "hunter2"},
 	} {
 		try(change.method, override, change.query, change.body, change.token)
 	}
