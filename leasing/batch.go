@@ -264,6 +264,9 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		if part.Hear(&fl.message, g, &a) && known {
 			f.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life)
 		}
+		if fl.again {
+			part.GiveBack(0)
+		}
 		return
 	}
 	fl.heard = k.Hear(&fl.message, g, &a)
