@@ -266,6 +266,9 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		if part.Hear(&fl.message, g, &a) && known {
 			b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life)
 		}
+		if fl.again {
+			part.GiveBack(0)
+		}
 		return
 	}
 	fl.heard = k.Hear(&fl.message, g, &a)

@@ -121,7 +121,7 @@ func (c *call) look(now instant, w *waiter) {
 	}
 	there := c.lane(k).time()
 	certain := c.enterLocked(now, &there, k)
-	if w.judged(k.rule()); !certain {
+	if w.judged(s.rules.of(at)); !certain {
 		c.uncertainLocked(k, w, &there)
 		return
 	}
@@ -314,7 +314,7 @@ func (c *call) driftLate(now instant, w *waiter) {
 	k := s.entry(now, id, at)
 	there := c.lane(k).time()
 	certain := c.enterLocked(now, &there, k)
-	if w.judged(k.rule()); !certain {
+	if w.judged(s.rules.of(at)); !certain {
 		return
 	}
 	const cautious = true

@@ -302,7 +302,10 @@ func (f *Fleet) Recalled(name string, w window) {
 	case &k.Part: // a request waits for it, at another node
 		f.recallLocked(now, k)
 	case &k.Next:
-		f.leaveEarlyLocked(k)
+		k.Next.GiveBack(0)
+		if fl := k.use.flight; fl != nil && fl.written {
+			fl.again = true
+		}
 	}
 }
 

@@ -51,6 +51,17 @@ func (o *overrides) rule(now ledgerTime, a *ask) *ratelimit.Rule {
 	return last.rule
 }
 
+// has tells whether a key has an override in force.
+func (o *overrides) has(now ledgerTime, key []byte) bool {
+	if o.n.Load() == 0 {
+		return false
+	}
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	x := o.all[string(key)]
+	return x != nil && x.InForce(now) != nil
+}
+
 // Override implements [ratelimit.Overrider].
 func (l *Local) Override(_ context.Context, now instant, a *ask) (x ratelimit.Override, ok bool, err error) {
 	if !a.Rule.Limit.Overridable() {

@@ -80,6 +80,7 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 				return ratelimit.HotKey{
 					Account: f.keyName(k.key()), Rule: rule.Domain + "." + rule.Path, PerSecond: rate,
 					Spent: k.Spent, Unspent: k.InHand(now), Limit: rule.Limit.Capacity(),
+					Overridden: rule != s.rules.of(c).asked,
 				}
 			})
 		}

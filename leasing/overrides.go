@@ -12,11 +12,11 @@ import (
 // The override of a key is at the ledger, which answers each message with it. A node has it for as long as it tracks
 // the key, in its shard's table of rules: a key points to the rule that it is asked under, and to the one in force.
 
-// judged has a waiter be answered under the rule in force.
-func (w *waiter) judged(r *ratelimit.Rule) {
-	if w.ask.Rule != r {
+// judged has a waiter be answered under the rule in force, if its key is still asked for under its own.
+func (w *waiter) judged(is *ruleUse) {
+	if is.asked == w.rule && w.ask.Rule != is.rule {
 		own := *w.ask
-		own.Rule = r
+		own.Rule = is.rule
 		w.ask = &own
 	}
 }
@@ -53,16 +53,16 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 		}
 	}
 	k.shard.move(k.cell, ruleKey{was.asked, is})
-	f.limitedLocked(now, k, k.rule().Limit.Capacity() < was.rule.Limit.Capacity())
+	limitedLocked(now, k, k.rule().Limit.Capacity() < was.rule.Limit.Capacity())
 	there := f.lane(k).time()
 	k.endsWith(now, &there)
 	return true
 }
 
 // limitedLocked takes in that another limit counts. What is in hand of a larger one goes back, also of the next window.
-func (f *Fleet) limitedLocked(now instant, k entry, lower bool) {
-	if k.Limited(now, lower); lower && k.Next.Deadline != 0 {
-		f.leaveEarlyLocked(k)
+func limitedLocked(now instant, k entry, lower bool) {
+	if k.Limited(now, lower); lower {
+		k.Next.GiveBack(0) // it is told when the window begins
 	}
 }
 
@@ -81,7 +81,7 @@ func (f *Fleet) overLocked(now instant, there *hold.LedgerClock, k entry) {
 	}
 	k.shard.move(k.cell, ruleKey{asked: was.asked})
 	const lower = true // in either direction
-	f.limitedLocked(now, k, lower)
+	limitedLocked(now, k, lower)
 }
 
 // recallLocked has what is in hand go back, and the ledger be asked what there is. The answer to a message that is under

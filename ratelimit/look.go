@@ -69,8 +69,10 @@ type HotKey struct {
 	PerSecond float64 `json:"per_second"`
 	Spent     Tokens  `json:"spent"` // in this window, here
 	Unspent   Tokens  `json:"unspent"`
-	Limit     Tokens  `json:"limit"`
-	Fence     Fence   `json:"fence"` // of the lease here
+	Limit     Tokens  `json:"limit"` // in force
+	// Overridden says that an override of the key is that limit, and not the rule.
+	Overridden bool  `json:"overridden,omitempty"`
+	Fence      Fence `json:"fence"` // of the lease here
 }
 
 // Inspector is a Limiter that people can look into, and correct. All may be

@@ -37,6 +37,33 @@ func TestRuleTravelsWithItsMode(t *testing.T) {
 	}
 }
 
+// The owner reads overrides up to the rule's ceiling, and says which limit it has decided by.
+func TestRuleTravelsWithItsCeiling(t *testing.T) {
+	var rules ruleCache
+	r := routed(1000)
+	r.Limit.Ceiling = 5000
+	got, err := rules.get(ruleMessage(r))
+	if err != nil || got.Limit != r.Limit {
+		t.Fatalf("it travels as %+v, %v", got, err)
+	}
+	odd := ruleMessage(r)
+	odd.Ceiling = -1
+	if _, err := rules.get(odd); err == nil {
+		t.Error("a ceiling below 0 is taken")
+	}
+	say := &call{reply: &wire.Reply{Status: answered, Override: &wire.Override{Requests: 7}}}
+	a := &ask{Rule: r, Cost: 1}
+	if v, ok := verdictOf(a, say); !ok || v.Limit == nil || v.Limit.Requests != 7 {
+		t.Errorf("the verdict is %+v, %v", v, ok)
+	}
+	for _, o := range []*wire.Override{{Requests: -1}, {Burst: int64(ratelimit.MaxLimit) + 1}} {
+		say.reply.Override = o
+		if _, ok := verdictOf(a, say); ok {
+			t.Errorf("the limit %v is taken", o)
+		}
+	}
+}
+
 // Debt is carried of a fixed window alone.
 func TestRuleTravelsWithItsDebt(t *testing.T) {
 	var rules ruleCache

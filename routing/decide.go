@@ -653,13 +653,24 @@ func verdictOf(a *ask, say *call) (v verdict, ok bool) {
 		!charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
 		return verdict{}, false
 	}
-	return verdict{
+	limit := a.Rule.Limit
+	v = verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner,
 		Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
 		Charged:   ratelimit.Tokens(reply.GetCharged()), Debt: ratelimit.Tokens(reply.GetDebt()),
-		ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
-		Window:     ratelimit.Window(reply.GetWindow()),
-	}, true
+		Window: ratelimit.Window(reply.GetWindow()),
+	}
+	if o := reply.GetOverride(); o != nil {
+		const most = int64(ratelimit.MaxLimit)
+		if limit.Requests, limit.Burst = ratelimit.Tokens(o.GetRequests()), ratelimit.Tokens(o.GetBurst()); !limit.Overridable() ||
+			o.GetRequests() < 0 || o.GetRequests() > most || o.GetBurst() < 0 || o.GetBurst() > most {
+			return verdict{}, false
+		}
+		own := limit
+		v.Limit = &own
+	}
+	v.ResetAfter = resetOf(&limit, reply.GetResetUs())
+	return v, true
 }
 
 // charges tells whether the charge in a message can be that of an ask of that cost.

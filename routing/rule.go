@@ -20,7 +20,7 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		Audit:     r.AuditName(),
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
-		CarryDebt:    r.Limit.Carries,
+		CarryDebt: r.Limit.Carries, Ceiling: int64(r.Limit.Ceiling),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
 		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed),
 		LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
@@ -46,7 +46,7 @@ type ruleCache struct {
 // share a rule: add each new field of the message here.
 type ruleKey struct {
 	algorithm, unit, multiplier uint32
-	requests, burst             int64
+	requests, burst, ceiling    int64
 	refund, eager, carries      bool
 	fixed, ttlUs                int64
 	audit                       string
@@ -67,7 +67,7 @@ const (
 
 func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
-		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(),
+		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetRefundDenied(),
 		m.GetEager(), m.GetCarryDebt(),
 		m.GetLeaseFixed(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
 		m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
@@ -105,14 +105,14 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 		Counters: &ratelimit.RuleCounters{},
 	}
 	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most ||
-		k.burst < 0 || k.burst > most ||
+		k.burst < 0 || k.burst > most || k.ceiling < 0 || k.ceiling > most ||
 		k.fixed < 0 || k.fixed > most || k.multiplier > 1<<20 ||
 		len(k.audit) > maxAuditName || !ratelimit.KnownMode(k.mode) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
 		Algorithm: ratelimit.Algorithm(k.algorithm), Unit: ratelimit.Unit(k.unit), Multiplier: k.multiplier,
-		Requests: ratelimit.Tokens(k.requests), Burst: ratelimit.Tokens(k.burst),
+		Requests: ratelimit.Tokens(k.requests), Burst: ratelimit.Tokens(k.burst), Ceiling: ratelimit.Tokens(k.ceiling),
 	}
 	if err := k.bill(&r.Limit); err != nil {
 		return nil, err

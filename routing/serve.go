@@ -216,6 +216,9 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		s.see(i)
 		r.OverLimit, r.Remaining, r.Charged, r.Debt = v.OverLimit, int64(v.Remaining), int64(v.Charged), int64(v.Debt)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
+		if l := v.Limit; l != nil {
+			r.Override = &wire.Override{Requests: int64(l.Requests), Burst: int64(l.Burst)}
+		}
 		r.Hot = !s.asks[i].OfSlot() && s.hot.Hit(now, s.asks[i].Key)
 		if x := s.states[i].leases; x != nil && x.lease.Window != 0 {
 			r.Lease = leaseMessage(&x.lease)

@@ -85,6 +85,10 @@ func (b *book) entry(h ratelimit.Holder) *entry {
 // settled takes in a message, and holds the ledger's answer against the model.
 func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 	k := b.named[c.Key]
+	b.overridden(k, c, g)
+	judged := *c
+	judged.Limit = c.Limit.Under(g.Override)
+	c = &judged
 	switch {
 	case errors.Is(g.Err, account.ErrOver):
 		return
@@ -214,7 +218,7 @@ func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 	if g.Granted > 0 && g.Granted > c.Want || g.Granted > 0 && g.Sum > c.Limit.Burst {
 		b.violate(-1, k.index, "%d were granted, %d are wanted, and the bucket has %d of %d", g.Granted, c.Want, c.Limit.Burst-g.Sum, c.Limit.Burst)
 	}
-	if hand := g.InHand + max(0, min(g.Granted, g.Total-c.Spent-g.Cut)); hand > g.Sum && !book.lost && b.Second == nil && b.Mix.Refunds == 0 && len(b.Changes) == 0 {
+	if hand := g.InHand + max(0, min(g.Granted, g.Total-c.Spent-g.Cut)); hand > g.Sum && !book.lost && b.Second == nil && b.Mix.Refunds == 0 && len(b.Changes)+len(k.sets) == 0 {
 		b.violate(-1, k.index, "%d are in hand, and the bucket has %d of %d", hand, c.Limit.Burst-g.Sum, c.Limit.Burst)
 	}
 }
@@ -314,6 +318,9 @@ func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 		return
 	}
 	limit := a.Rule.AtLedger().Limit.Capacity()
+	if v.Limit != nil {
+		limit = v.Limit.Capacity()
+	}
 	if a.Kind == ratelimit.Spend && is.sum > limit || a.Kind == ratelimit.Peek && is.sum-is.hand > limit {
 		b.violate(n.slot, k.index, "it admits %d, and was told that %d of %d are used", a.Cost, is.sum, limit)
 	}

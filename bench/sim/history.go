@@ -34,6 +34,7 @@ func History(seed uint64) Options {
 		h.rereserve()
 	}
 	h.parts()
+	h.overrides()
 	return h.o
 }
 

@@ -212,6 +212,9 @@ func (n *node) answered() {
 	clear(n.waits[len(waits):])
 	n.waits = waits
 	n.send()
+	for c, ok := n.stepped.Lost(); ok; c, ok = n.stepped.Lost() {
+		n.store.tellAgain(n, c, lostTries)
+	}
 	if n.ring != nil {
 		n.ring.Pump()
 		n.send()

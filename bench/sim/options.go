@@ -20,9 +20,11 @@ type Options struct {
 	// requests share its one key. nil: there is none. Not with mode routing.
 	Second  *ratelimit.Rule
 	Changes []Change // of Rule, in the order of their times
-	Mix     Mix
-	Parts   int // of the ledger, each with its own data and clock; 0: one. Not with mode routing
-	Table   int // keys that a node may track; 0: as many as there are
+	// Overrides of keys of Rule, whose limit has a ceiling. Not with budgets in owners' memory.
+	Overrides []Override
+	Mix       Mix
+	Parts     int // of the ledger, each with its own data and clock; 0: one. Not with mode routing
+	Table     int // keys that a node may track; 0: as many as there are
 	// Ledger, if set, is used instead of a ledger in memory: a real one. It gets the
 	// ledger's clock. Not with mode routing.
 	Ledger    func(clock func() ratelimit.LedgerTime) (Ledger, error)
@@ -49,6 +51,14 @@ type Change struct {
 	Rule   *ratelimit.Rule
 	Spread time.Duration // from the first node to the last
 	What   string        // changed, for the summary
+}
+
+// Override is set by an operator at the ledger, if that answers.
+type Override struct {
+	At  time.Duration
+	Key int
+	To  *ratelimit.Override // nil: it is removed
+	For time.Duration       // after which it is over; 0: never
 }
 
 // Mix is what requests want, beside spending what they cost; each a share of all.

@@ -61,6 +61,7 @@ type key struct {
 	// had spent who cannot tell it, is not known to a ledger that lost its data.
 	spent map[ratelimit.Holder]spending
 	extra []extra         // what happened to this key alone
+	sets  []overridden    // its overrides, in their order
 	held  []ratelimit.Ask // releases that are still to come
 }
 
@@ -98,6 +99,9 @@ func newWorld(o *Options) *world {
 	w.prepare()
 	for _, c := range o.Changes {
 		w.queue.push(int64(c.At), func() { w.change(c) })
+	}
+	for _, x := range o.Overrides {
+		w.queue.push(int64(x.At), func() { w.override(x) })
 	}
 	if o.Points > 0 {
 		w.every = max(1, int64(o.Load.Length)/int64(o.Points))
@@ -216,6 +220,12 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 		w.keys = append(w.keys, k)
 		w.named[string(w.scratch)] = k
 	}
+	w.allow(k, rule)
+	return k
+}
+
+// allow has a key be judged by a rule's limit, if that is larger than any before.
+func (w *world) allow(k *key, rule *ratelimit.Rule) {
 	if l := &k.rule.Limit; rule != k.rule && (rule.Limit.Requests > l.Requests || rule.Limit.Burst > l.Burst) {
 		largest := *rule
 		largest.Limit.Requests, largest.Limit.Burst = max(rule.Limit.Requests, l.Requests), max(rule.Limit.Burst, l.Burst)
@@ -225,7 +235,6 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 			k.extra = append(k.extra, extra{w.now, largest.Limit.Burst})
 		}
 	}
-	return k
 }
 
 // violate ends the run.

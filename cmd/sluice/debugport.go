@@ -40,33 +40,39 @@ func debugGet(address, path string, into any) error {
 }
 
 func debugCall(method, address, path, token string, into any) error {
-	r, err := http.NewRequest(method, "http://"+address+path, nil)
-	if err != nil {
-		return fmt.Errorf("--debug %s: %w", address, err)
-	}
-	if token != "" {
-		r.Header.Set("Authorization", "Bearer "+token)
-	}
-	code, body, err := debugAsk(r, 5*time.Second)
+	code, body, err := debugAsk(method, address, path, token, nil, 5*time.Second)
 	if err != nil {
 		return err
 	}
 	return debugAnswer(address, code, body, into)
 }
 
-// debugAsk asks a node's debug port, and reads the answer.
-func debugAsk(r *http.Request, patience time.Duration) (code int, body []byte, err error) {
+// debugAsk asks a node's debug port, and reads the answer. headers are names and values by turns; those with an empty
+// value are left out.
+func debugAsk(method, address, path, token string, body io.Reader, patience time.Duration, headers ...string) (code int, text []byte, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	answer, err := http.DefaultClient.Do(r.WithContext(ctx))
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, body)
+	if err != nil {
+		return 0, nil, fmt.Errorf("--debug %s: %w", address, err)
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i+1] != "" {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+	}
+	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return 0, nil, fmt.Errorf("the debug port (--debug, DEBUG_PORT of the node) does not answer: %w", err)
 	}
 	defer answer.Body.Close()
-	if body, err = io.ReadAll(io.LimitReader(answer.Body, 64<<20)); err != nil {
-		return 0, nil, fmt.Errorf("%s: %w", r.Host, err)
+	if text, err = io.ReadAll(io.LimitReader(answer.Body, 64<<20)); err != nil {
+		return 0, nil, fmt.Errorf("%s: %w", address, err)
 	}
-	return answer.StatusCode, body, nil
+	return answer.StatusCode, text, nil
 }
 
 // debugAnswer reads what was answered: JSON, or a refusal.

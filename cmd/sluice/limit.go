@@ -51,19 +51,9 @@ func (d *descriptorArgs) path() string {
 	return overridesPath + "/" + url.PathEscape(d.Domain) + "?" + url.Values{"entry": d.Entries}.Encode()
 }
 
-// ask asks a node. headers are names and values by turns, of which empty values are left out.
+// ask asks a node. headers are names and values by turns.
 func (f *limitFlags) ask(method, path string, body io.Reader, headers ...string) (code int, answer []byte, err error) {
-	r, err := http.NewRequest(method, "http://"+f.Debug+path, body)
-	if err != nil {
-		return 0, nil, fmt.Errorf("--debug %s: %w", f.Debug, err)
-	}
-	r.Header.Set("Authorization", "Bearer "+f.Token)
-	for i := 0; i < len(headers); i += 2 {
-		if headers[i+1] != "" {
-			r.Header.Set(headers[i], headers[i+1])
-		}
-	}
-	return debugAsk(r, importPatience)
+	return debugAsk(method, f.Debug, path, f.Token, body, importPatience, headers...)
 }
 
 // importPatience is for how long an answer may take: an import sets many overrides.
@@ -158,8 +148,13 @@ func printOverride(out io.Writer, o *console.Overridden, asJSON bool) error {
 	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, row := range [][2]string{
-		{"key", o.Domain + " " + o.Descriptor}, {"limit", o.Limit.String()}, {"in force", cmp.Or(o.InForce, "no: no rule has this key")},
-		{"expires", expires(o)}, {"set", o.Set.Format(time.RFC3339) + " by " + o.By}, {"reason", o.Reason}, {"version", o.Version},
+		{"key", o.Domain + " " + o.Descriptor},
+		{"limit", o.Limit.String()},
+		{"in force", cmp.Or(o.InForce, "no: no rule has this key")},
+		{"expires", expires(o)},
+		{"set", o.Set.Format(time.RFC3339) + " by " + o.By},
+		{"reason", o.Reason},
+		{"version", o.Version},
 	} {
 		fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
 	}

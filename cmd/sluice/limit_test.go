@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit/console"
@@ -76,6 +78,11 @@ func TestLimitAtRunTime(t *testing.T) {
 					!strings.Contains(got, "(the rule has 5 per year") {
 					t.Errorf("%s is explained as\n%s", key, got)
 				}
+				last.eventually("the console says that a hot key has an override", func() bool {
+					last.post(key, "x")
+					_, state := last.get(last.debug + "/console/state")
+					return strings.Contains(state, `"overridden":true`)
+				})
 				last.may("rm", "d", key+"=x")
 				if drain() != want {
 					t.Errorf("%s: without the override %d were admitted, must be %d", key, admitted, want)
@@ -141,7 +148,9 @@ func TestLimitCommands(t *testing.T) {
 	}
 	many.WriteString("d,five=open\n")
 	writeFile(t, file, many.String())
+	began := time.Now()
 	code, out, errs := s.limit("import", file)
+	t.Logf("2,009 overrides were imported in %v", time.Since(began))
 	if code != 1 || out != "2009 overrides set, 2 lines refused\n" || !strings.Contains(errs, file+":1502: limit is") ||
 		!strings.Contains(errs, file+":2012: wrong number of fields") {
 		t.Errorf("import of a large file: %d %s%s", code, out, errs)
@@ -259,5 +268,81 @@ func TestLimitsAreChangedByVersion(t *testing.T) {
 	all.Wait()
 	if _, out, _ := nodes[1].read("get", "--json", "d", "five=x"); !strings.Contains(out, fmt.Sprintf(`"limit": %d,`, writers*each)) {
 		t.Errorf("of %d changes remains %s", writers*each, out)
+	}
+}
+
+// Three nodes have used up a key, and refuse it by themselves. An override that is set at one over HTTP counts at all of
+// them within a second, on each kind of store, and each node lists all.
+func TestOverridesReachEachNode(t *testing.T) {
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, peopleRules)
+	eachStore(t, func(t *testing.T, server storeServer) {
+		var nodes []*sluice
+		for range 3 {
+			env := []string{"STORE_URL=" + server.URL(), "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}
+			nodes = append(nodes, serve(t, env, "--config", rules))
+		}
+		for _, s := range nodes {
+			s.untilHealthy()
+		}
+		const keys, workers = 60, 6
+		took := make([]time.Duration, keys)
+		var all sync.WaitGroup
+		for worker := range workers {
+			all.Go(func() {
+				for i := worker; i < keys; i += workers {
+					took[i] = overrideReaches(t, nodes, i)
+				}
+			})
+		}
+		all.Wait()
+		slices.Sort(took)
+		t.Logf("an override counts at three nodes after %v (p50), %v (p99), %v", took[keys/2], took[keys*99/100], took[keys-1])
+		if took[keys/2] > time.Second { // a busy machine may hold up some
+			t.Errorf("half of the overrides count later than after %v", took[keys/2])
+		}
+		for _, s := range nodes {
+			if _, out, errs := s.read("list", "--json", "d"); strings.Count(out, "\n") != keys {
+				t.Errorf("%d of %d are listed: %s", strings.Count(out, "\n"), keys, errs)
+			}
+		}
+	})
+}
+
+// overrideReaches is how long it takes until an override counts at all nodes, which refused the key before.
+func overrideReaches(t *testing.T, nodes []*sluice, i int) time.Duration {
+	t.Helper()
+	key := fmt.Sprint("k", i)
+	for n := range 30 { // each request is charged
+		nodes[n%len(nodes)].post("five", key)
+	}
+	began := time.Now()
+	nodes[i%len(nodes)].put(t, "five="+key, `{"limit": 1000, "reason": "", "expires": "1h"}`)
+	for _, s := range nodes {
+		if !becomes(func() bool { return s.post("five", key) == http.StatusOK }) {
+			t.Errorf("%s is refused at %s after %v", key, s.debug, patience)
+		}
+	}
+	return time.Since(began)
+}
+
+// put sets an override over HTTP.
+func (s *sluice) put(t *testing.T, descriptor, body string) {
+	t.Helper()
+	r, err := http.NewRequest(http.MethodPut, "http://"+s.debug+"/v1/overrides/d?"+descriptor, strings.NewReader(body))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r.Header.Set("Authorization", "Bearer hunter2")
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	answer.Body.Close()
+	if answer.StatusCode != http.StatusOK || answer.Header.Get("ETag") == "" {
+		t.Errorf("PUT %s is answered %s", descriptor, answer.Status)
 	}
 }

@@ -112,7 +112,7 @@ func TestOpenAPI(t *testing.T) {
 		if path == "/json" || path == "/healthcheck" {
 			address = s.http
 		}
-		r, err := http.NewRequest(method, "http://"+address+path+query, strings.NewReader(body))
+		r, err := http.NewRequest(method, "http://"+address+strings.Replace(path, "{domain}", "d", 1)+query, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +158,7 @@ func TestOpenAPI(t *testing.T) {
 	try("POST", "/json", "", "{", "")
 	for path, methods := range o.Paths {
 		if _, ok := methods["get"]; ok && path != "/explain" {
-			try("GET", path, "", "", "")
+			try("GET", path, "", "", "hunter2")
 		}
 	}
 	try("GET", "/explain", "?domain=d&entry=five=x", "", "")
@@ -168,6 +168,29 @@ func TestOpenAPI(t *testing.T) {
 		try("POST", path, "?domain=d&entry=five=x", "", "hunter2")
 		try("POST", path, "?domain=d&entry=five=x", "", "wrong")
 		try("POST", path, "?domain=d", "", "hunter2")
+	}
+	const override = "/v1/overrides/{domain}"
+	for _, change := range []struct{ method, query, body, token string }{
+		{"GET", "?five=x", "", "hunter2"},
+		{"PUT", "?five=x", `{"limit": "unlimited", "reason": "why", "expires": "1h"}`, "hunter2"},
+		{"GET", "?five=x", "", "hunter2"},
+		{"PUT", "?five=y", `{"limit": 7}`, "hunter2"},
+		{"GET", "", "", "hunter2"},
+		{"PUT", "?five=x", "{", "hunter2"},
+		{"PUT", "?free=x", `{"limit": 7}`, "hunter2"},
+		{"PUT", "?five=x", `{"limit": 7}`, "wrong"},
+		{"DELETE", "?five=x", "", "hunter2"},
+		{"POST", "", "", "hunter2"},
+	} {
+		try(change.method, override, change.query, change.body, change.token)
+	}
+	try("GET", "/v1/overrides", "", "", "hunter2")
+	try("GET", "/v1/overrides", "?limit=x", "", "hunter2")
+	try("POST", "/v1/overrides", "", "", "hunter2")
+	for _, status := range []string{"200", "400", "403", "404", "415", "422"} {
+		if !seen[override+" "+status] {
+			t.Errorf("%s %s was not seen", override, status)
+		}
 	}
 	for _, must := range []string{"/json 200", "/json 429", "/json 400", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400"} {
 		if !seen[must] {

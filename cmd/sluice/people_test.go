@@ -293,7 +293,7 @@ func TestDebugPortIsSafe(t *testing.T) {
 	if _, body := s.get(s.debug + "/console"); strings.Contains(body, "owned") || strings.Contains(body, "http://") || strings.Contains(body, "https://") {
 		t.Error("the page is not only its own")
 	}
-	for _, path := range []string{"/admin/reset", "/admin/drop"} {
+	for _, path := range []string{"/admin/reset", "/admin/drop", "/v1/overrides/d"} {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
 			r, err := http.NewRequest(method, "http://"+s.debug+path+"?domain=d&entry=five=x", nil)
 			if err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -112,7 +113,7 @@ func (s *split) Overrides(ctx context.Context, prefix, after string, n int) (all
 			continue
 		}
 		found, err := o.Overrides(ctx, prefix, after, n)
-		if err != nil {
+		if err != nil && !errors.Is(err, ratelimit.ErrOverrides) {
 			return nil, err
 		}
 		all = append(all, found...)

@@ -8,10 +8,10 @@ if override ~= '' then
 end
 
 local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed)
-local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], 8)
-local fence, learns = unpacked(got[2], 2)
+local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], '<dddddddd')
+local fence, learns = unpacked(got[2], '<dd')
 local had = integer(got[3])
-local seq, told, _, claimedIn = unpacked(got[4], 4)
+local seq, told, _, claimedIn = unpacked(got[4], '<dddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local left = claimedIn < CLOSED
 if left then had = had + told end

@@ -23,18 +23,17 @@ elseif looks and Carries == 0 then
     before = floor(before / PARTS) * part + floor((before % PARTS * part + PARTS - 1) / PARTS)
   end
 end
-local expire = text(floor((Over + 999) / 1000))
 
 if Kind == DRAWS then
   redis.call('HINCRBY', KEYS[1], 'sum', text(Want))
   redis.call('HINCRBY', KEYS[1], holder, text(Want))
-  redis.call('PEXPIREAT', KEYS[1], expire)
+  redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000)))
   return reply(0, 0, drawn + Want, sum + Want + before, -1, 0, 0, now, 0, 0, 0)
 end
 
-local seq, told, _, expires = unpacked(got[3], 4)
+local seq, told, _, expires = unpacked(got[3], '<dddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
-local spent, fence, learns, learned, eagerly, asked, pause, least = unpacked(got[4], 8)
+local spent, fence, learns, learned, eagerly, asked, pause, least = unpacked(got[4], '<dddddddd')
 sum, spent = sum + debt - owed, spent + debt - owed
 local had = drawn + (expires < CLOSED and told or 0)
 
@@ -73,7 +72,7 @@ local function each(f)
         if kind == 'h' then
           r.taken = integer(fields[i + 1])
         else
-          r.seq, r.spent, r.fence, r.expires = unpacked(fields[i + 1], 4)
+          r.seq, r.spent, r.fence, r.expires = unpacked(fields[i + 1], '<dddd')
         end
       end
     end
@@ -144,5 +143,6 @@ if debt ~= owed then redis.call('HSET', KEYS[1], 'h:0', text(debt), 'c:0', struc
 if Kind == LEAVES then gone[#gone + 1] = holder end
 for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
 for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
-redis.call('PEXPIREAT', KEYS[1], expire)
+-- An account that is there expires already, but where the rule carries debt since.
+if not got[1] or Carries == 1 then redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000))) end
 return answer

@@ -19,13 +19,15 @@ local function integer(text)
   if not string.match(text, '^%-?%d+$') then error('no integer in ' .. KEYS[1]) end
   return number(tonumber(text))
 end
--- unpacked reads so many doubles; zeros where there is nothing.
-local function unpacked(packed, n)
-  if not packed then packed = string.rep('\0', 8 * n) end
-  if #packed ~= 8 * n then error('no record in ' .. KEYS[1]) end
-  local all = { struct.unpack('<' .. string.rep('d', n), packed) }
-  for i = 1, n do number(all[i]) end
-  return unpack(all, 1, n)
+-- unpacked reads doubles of a format, and what follows is nobody's; zeros where there is nothing.
+local function unpacked(packed, format)
+  if not packed then return 0, 0, 0, 0, 0, 0, 0, 0 end
+  if #packed ~= 8 * #format - 8 then error('no record in ' .. KEYS[1]) end
+  local all = { struct.unpack(format, packed) }
+  for i = 1, #all - 1 do -- number(all[i]), without a call
+    if all[i] % 1 ~= 0 or all[i] > 2 * MOST or all[i] < -2 * MOST then error('no whole number in ' .. KEYS[1]) end
+  end
+  return unpack(all)
 end
 local function text(n) return string.format('%.0f', n) end
 -- The record of the key's override is read where the limit has a ceiling; override is one in force, which goes with the

@@ -178,7 +178,7 @@ var plantedScripts = []struct{ right, wrong string }{
 	{"now + r.expires >= LEFT", "now + r.expires >= 0"},
 	{"if since < 0 or since >= pause then", "if since >= pause then"},
 	{"if Kind == LEAVES then gone[#gone + 1] = holder end", ""},
-	{"redis.call('PEXPIREAT', KEYS[1], expire)\nreturn", "return"},
+	{"if not got[1] or Carries == 1 then redis.call('PEXPIREAT'", "if false then redis.call('PEXPIREAT'"},
 	{"turn - claimedIn <= 1", "turn - claimedIn <= 2"},
 	{"if Seq == 1 then paid = paid + min(0, taken) end", ""},
 	{"seq, told, had, left = 0, 0, 0, false", ""},

@@ -184,7 +184,7 @@ function show(s) {
   $('redacted').hidden = !redacted;
   rows('hottest', s.hottest || [], (k) => k.account + '\n' + k.rule, (k) => [[
     [account(k.account)], [k.rule], [k.per_second ? number(k.per_second) : '–', 'n'],
-    [k.spent > k.limit ? 'all of ' + number(k.limit) + ', ' + 'debt ' + number(k.spent - k.limit) : number(k.spent) + ' of ' + number(k.limit) + ' (' + share(k.spent, k.limit) + ')', 'n'], [number(Math.max(0, k.unspent)), 'n'],
+    [(k.spent > k.limit ? 'all of ' + number(k.limit) + ', ' + 'debt ' + number(k.spent - k.limit) : number(k.spent) + ' of ' + number(k.limit) + ' (' + share(k.spent, k.limit) + ')') + (k.overridden ? ', by an override' : ''), 'n'], [number(Math.max(0, k.unspent)), 'n'],
   ]], 'No key had requests lately.');
   showEnvoys(s);
   list('store', s.store.used ? [

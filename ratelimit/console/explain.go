@@ -175,6 +175,8 @@ func (c *console) inForce(ctx context.Context, a *ratelimit.Ask, e *Explanation)
 	}
 	o, ok, err := c.Overrides.Override(ctx, c.Clock(), a)
 	switch {
+	case errors.Is(err, ratelimit.ErrOverrides):
+		return rule
 	case err != nil:
 		e.OverrideError = ratelimit.OneLine(err.Error())
 		return rule

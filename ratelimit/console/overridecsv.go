@@ -235,8 +235,9 @@ func (i *importing) row(line int, row map[string]string) (a *ratelimit.Ask, desc
 }
 
 // set sets one, and returns an error if the store did not answer.
-func (i *importing) set(ctx context.Context, line int, a *ratelimit.Ask, descriptor string,
-	o *ratelimit.Override) error {
+func (i *importing) set(
+	ctx context.Context, line int, a *ratelimit.Ask, descriptor string, o *ratelimit.Override,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	_, err := i.setOverride(ctx, a, descriptor, o, ratelimit.Match{Any: true}, i.from, i.by)

@@ -118,9 +118,9 @@ func failed(w http.ResponseWriter, err error) {
 	case errors.Is(err, ratelimit.ErrOverrideChanged):
 		refuse(w, http.StatusPreconditionFailed, "%v: get it again, and use its version", err)
 	case errors.Is(err, ratelimit.ErrOverrides):
-		refuse(w, http.StatusUnprocessableEntity, "%v", err)
+		refuse(w, http.StatusUnprocessableEntity, "%v: in mode routing, overrides need a shared store", err)
 	default:
-		refuse(w, http.StatusServiceUnavailable, "the store, or the owner of the key, did not answer: %v", err)
+		refuse(w, http.StatusServiceUnavailable, "overrides cannot be read or set now: %v", err)
 	}
 }
 
@@ -290,8 +290,10 @@ func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor 
 	if o == nil {
 		result, what = metrics.OverrideRemoved, "an override was removed"
 	}
-	about := []any{"by", by, "from", from.RemoteAddr, "rule", a.Rule.Domain + "." + a.Rule.Path, "descriptor",
-		descriptor}
+	about := []any{
+		"by", by, "from", from.RemoteAddr, "rule", a.Rule.Domain + "." + a.Rule.Path, "descriptor",
+		descriptor,
+	}
 	if o != nil {
 		about = append(about, "limit", OverrideLimit{o.Requests, o.Unlimited}.String(), "expires", timeOf(o.Expires),
 			"reason", o.Reason)

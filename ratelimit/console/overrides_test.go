@@ -203,8 +203,8 @@ func TestOverrideIsAResource(t *testing.T) {
 	}
 	n.down = errors.New("no route to Redis")
 	n.must(503, "no route to Redis", "PUT", alice, `{"limit":1,"reason":""}`)
-	n.must(503, "did not answer", "GET", alice, "")
-	n.must(503, "did not answer", "GET", "/v1/overrides", "")
+	n.must(503, "cannot be read or set now", "GET", alice, "")
+	n.must(503, "cannot be read or set now", "GET", "/v1/overrides", "")
 }
 
 // An explanation has the limit in force and its origin, and neither who set it nor why: it needs no token.
@@ -295,8 +295,14 @@ func TestOverridesThatAreWrong(t *testing.T) {
 		put(n, part, path, good)
 	}
 	for _, headers := range [][]string{
-		{"If-Match: 5"}, {`If-Match: W/"5"`}, {`If-Match: "5", "6"`}, {`If-Match: "0"`}, {`If-Match: "-1"`},
-		{`If-Match: "x"`}, {`If-None-Match: "5"`}, {`If-Match: "5"`, "If-None-Match: *"},
+		{"If-Match: 5"},
+		{`If-Match: W/"5"`},
+		{`If-Match: "5", "6"`},
+		{`If-Match: "0"`},
+		{`If-Match: "-1"`},
+		{`If-Match: "x"`},
+		{`If-None-Match: "5"`},
+		{`If-Match: "5"`, "If-None-Match: *"},
 	} {
 		put(400, "give one of If-Match", alice, good, headers...)
 	}

@@ -633,6 +633,7 @@ type Rule struct {
 	MaxNodes      uint32 `protobuf:"varint,19,opt,name=max_nodes,json=maxNodes,proto3" json:"max_nodes,omitempty"`
 	Domain        string `protobuf:"bytes,20,opt,name=domain,proto3" json:"domain,omitempty"`
 	Path          string `protobuf:"bytes,21,opt,name=path,proto3" json:"path,omitempty"`
+	Ceiling       int64  `protobuf:"varint,23,opt,name=ceiling,proto3" json:"ceiling,omitempty"` // of overrides; 0: none is read
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -807,6 +808,13 @@ func (x *Rule) GetPath() string {
 	return ""
 }
 
+func (x *Rule) GetCeiling() int64 {
+	if x != nil {
+		return x.Ceiling
+	}
+	return 0
+}
+
 type Reply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -820,6 +828,7 @@ type Reply struct {
 	Hot           bool                   `protobuf:"varint,8,opt,name=hot,proto3" json:"hot,omitempty"`
 	Lease         *Lease                 `protobuf:"bytes,9,opt,name=lease,proto3" json:"lease,omitempty"`                                // to totals
 	Found         Found                  `protobuf:"varint,10,opt,name=found,proto3,enum=sluice.routing.v1.Found" json:"found,omitempty"` // to a fetch
+	Override      *Override              `protobuf:"bytes,12,opt,name=override,proto3" json:"override,omitempty"`                         // by which it was decided
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -931,6 +940,66 @@ func (x *Reply) GetFound() Found {
 	return Found_NOT_SAID
 }
 
+func (x *Reply) GetOverride() *Override {
+	if x != nil {
+		return x.Override
+	}
+	return nil
+}
+
+// Override is the limit of a key in force in place of the rule's.
+type Override struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Requests      int64                  `protobuf:"varint,1,opt,name=requests,proto3" json:"requests,omitempty"`
+	Burst         int64                  `protobuf:"varint,2,opt,name=burst,proto3" json:"burst,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Override) Reset() {
+	*x = Override{}
+	mi := &file_wire_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Override) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Override) ProtoMessage() {}
+
+func (x *Override) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Override.ProtoReflect.Descriptor instead.
+func (*Override) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Override) GetRequests() int64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *Override) GetBurst() int64 {
+	if x != nil {
+		return x.Burst
+	}
+	return 0
+}
+
 // Parcel carries accounts that the receiver now decides for. Parcels of one
 // incarnation of a node to one of another are numbered. The sender keeps each
 // until it has a receipt, and sends it again when a stream has broken; the
@@ -947,7 +1016,7 @@ type Parcel struct {
 
 func (x *Parcel) Reset() {
 	*x = Parcel{}
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -959,7 +1028,7 @@ func (x *Parcel) String() string {
 func (*Parcel) ProtoMessage() {}
 
 func (x *Parcel) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -972,7 +1041,7 @@ func (x *Parcel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parcel.ProtoReflect.Descriptor instead.
 func (*Parcel) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{7}
+	return file_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Parcel) GetNumber() uint64 {
@@ -1015,7 +1084,7 @@ type Receipt struct {
 
 func (x *Receipt) Reset() {
 	*x = Receipt{}
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1096,7 @@ func (x *Receipt) String() string {
 func (*Receipt) ProtoMessage() {}
 
 func (x *Receipt) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1109,7 @@ func (x *Receipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Receipt.ProtoReflect.Descriptor instead.
 func (*Receipt) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{8}
+	return file_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Receipt) GetNumber() uint64 {
@@ -1069,7 +1138,7 @@ type Fetch struct {
 
 func (x *Fetch) Reset() {
 	*x = Fetch{}
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1150,7 @@ func (x *Fetch) String() string {
 func (*Fetch) ProtoMessage() {}
 
 func (x *Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1163,7 @@ func (x *Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fetch.ProtoReflect.Descriptor instead.
 func (*Fetch) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{9}
+	return file_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Fetch) GetId() uint64 {
@@ -1131,7 +1200,7 @@ type Presence struct {
 
 func (x *Presence) Reset() {
 	*x = Presence{}
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1143,7 +1212,7 @@ func (x *Presence) String() string {
 func (*Presence) ProtoMessage() {}
 
 func (x *Presence) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1156,7 +1225,7 @@ func (x *Presence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Presence.ProtoReflect.Descriptor instead.
 func (*Presence) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{10}
+	return file_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Presence) GetId() uint64 {
@@ -1234,7 +1303,7 @@ const file_wire_proto_rawDesc = "" +
 	"\agranted\x18\x02 \x01(\x03R\agranted\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x12\n" +
 	"\x04void\x18\x04 \x01(\bR\x04void\x12\x15\n" +
-	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xc9\x04\n" +
+	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xe3\x04\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1262,9 +1331,10 @@ const file_wire_proto_rawDesc = "" +
 	"\areserve\x18\x12 \x01(\x03R\areserve\x12\x1b\n" +
 	"\tmax_nodes\x18\x13 \x01(\rR\bmaxNodes\x12\x16\n" +
 	"\x06domain\x18\x14 \x01(\tR\x06domain\x12\x12\n" +
-	"\x04path\x18\x15 \x01(\tR\x04pathJ\x04\b\t\x10\n" +
+	"\x04path\x18\x15 \x01(\tR\x04path\x12\x18\n" +
+	"\aceiling\x18\x17 \x01(\x03R\aceilingJ\x04\b\t\x10\n" +
 	"J\x04\b\n" +
-	"\x10\v\"\xbf\x02\n" +
+	"\x10\v\"\xf8\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +
@@ -1278,7 +1348,11 @@ const file_wire_proto_rawDesc = "" +
 	"\x03hot\x18\b \x01(\bR\x03hot\x12.\n" +
 	"\x05lease\x18\t \x01(\v2\x18.sluice.routing.v1.LeaseR\x05lease\x12.\n" +
 	"\x05found\x18\n" +
-	" \x01(\x0e2\x18.sluice.routing.v1.FoundR\x05found\"f\n" +
+	" \x01(\x0e2\x18.sluice.routing.v1.FoundR\x05found\x127\n" +
+	"\boverride\x18\f \x01(\v2\x1b.sluice.routing.v1.OverrideR\boverride\"<\n" +
+	"\bOverride\x12\x1a\n" +
+	"\brequests\x18\x01 \x01(\x03R\brequests\x12\x14\n" +
+	"\x05burst\x18\x02 \x01(\x03R\x05burst\"f\n" +
 	"\x06Parcel\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x12\n" +
@@ -1320,7 +1394,7 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_wire_proto_goTypes = []any{
 	(Found)(0),       // 0: sluice.routing.v1.Found
 	(*Frame)(nil),    // 1: sluice.routing.v1.Frame
@@ -1330,31 +1404,33 @@ var file_wire_proto_goTypes = []any{
 	(*Lease)(nil),    // 5: sluice.routing.v1.Lease
 	(*Rule)(nil),     // 6: sluice.routing.v1.Rule
 	(*Reply)(nil),    // 7: sluice.routing.v1.Reply
-	(*Parcel)(nil),   // 8: sluice.routing.v1.Parcel
-	(*Receipt)(nil),  // 9: sluice.routing.v1.Receipt
-	(*Fetch)(nil),    // 10: sluice.routing.v1.Fetch
-	(*Presence)(nil), // 11: sluice.routing.v1.Presence
+	(*Override)(nil), // 8: sluice.routing.v1.Override
+	(*Parcel)(nil),   // 9: sluice.routing.v1.Parcel
+	(*Receipt)(nil),  // 10: sluice.routing.v1.Receipt
+	(*Fetch)(nil),    // 11: sluice.routing.v1.Fetch
+	(*Presence)(nil), // 12: sluice.routing.v1.Presence
 }
 var file_wire_proto_depIdxs = []int32{
 	2,  // 0: sluice.routing.v1.Frame.hello:type_name -> sluice.routing.v1.Hello
 	2,  // 1: sluice.routing.v1.Frame.welcome:type_name -> sluice.routing.v1.Hello
 	3,  // 2: sluice.routing.v1.Frame.asks:type_name -> sluice.routing.v1.Ask
 	7,  // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
-	11, // 4: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
-	10, // 5: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
-	8,  // 6: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
-	9,  // 7: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
+	12, // 4: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
+	11, // 5: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
+	9,  // 6: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
+	10, // 7: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
 	6,  // 8: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
 	4,  // 9: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
 	5,  // 10: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
 	0,  // 11: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
-	1,  // 12: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
-	1,  // 13: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
-	13, // [13:14] is the sub-list for method output_type
-	12, // [12:13] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	8,  // 12: sluice.routing.v1.Reply.override:type_name -> sluice.routing.v1.Override
+	1,  // 13: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
+	1,  // 14: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
+	14, // [14:15] is the sub-list for method output_type
+	13, // [13:14] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -1368,7 +1444,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,118 @@
+package sim
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// overridden is an override as it was set, or removed.
+type overridden struct {
+	ratelimit.Override
+	removed bool
+}
+
+// override has an operator set one. From then on the key may go up to the largest that it ever had, and the ledger must
+// judge by this one.
+func (w *world) override(x Override) {
+	k := w.key(w.Rule, x.Key)
+	p := k.part
+	l, ok := p.ledger.(account.Overrider)
+	if !ok || p.down > 0 || p.hung > 0 {
+		return
+	}
+	c := account.OverrideChange{Key: string(k.name), Limit: w.Rule.Limit, Match: ratelimit.Match{Any: true}}
+	if x.To != nil {
+		o := *x.To
+		if x.For > 0 {
+			o.Expires = p.time().Add(x.For)
+		}
+		c.Override = &o
+	}
+	is, err := l.SetOverride(p.ctx, &c)
+	if err != nil {
+		w.violate(-1, k.index, "an override cannot be set: %v", err)
+		return
+	}
+	w.trace("the override of key %d is %+v", k.index, is)
+	k.sets = append(k.sets, overridden{is, x.To == nil})
+	larger := *w.Rule
+	larger.Limit = larger.Limit.Under(&is)
+	if x.To != nil {
+		w.allow(k, &larger)
+	}
+}
+
+// overridden tells whether the ledger judged a message by the override that is set, or after a loss by one that was.
+func (b *books) overridden(k *key, c *account.Claim, g *account.Grant) {
+	if g.Err != nil || len(k.sets) == 0 || !c.Limit.Overridable() {
+		if g.Override != nil {
+			b.violate(-1, k.index, "the ledger judged by %+v, and nobody has set it", *g.Override)
+		}
+		return
+	}
+	last := k.sets[len(k.sets)-1]
+	switch {
+	case g.Override != nil && !slices.Contains(k.sets, overridden{*g.Override, false}):
+		b.violate(-1, k.index, "the ledger judged by %+v, and nobody has set it", *g.Override)
+	case len(b.bound.forgets) > 0 || b.stepped(k.part): // it may have lost it, or its time
+	case last.removed || !last.In(g.At):
+		if g.Override != nil {
+			b.violate(-1, k.index, "the ledger judged by %+v, and that is over", *g.Override)
+		}
+	case g.Override == nil || *g.Override != last.Override:
+		b.violate(-1, k.index, "the ledger judged by %+v, and %+v is set", g.Override, last)
+	}
+}
+
+// lostTries is how often a node tells again what the ledger has lost.
+const lostTries = 50
+
+// tellAgain carries an override that a ledger has lost.
+func (s *store) tellAgain(n *node, c account.OverrideChange, tries int) {
+	p := s.parts[s.Partition(c.Key)]
+	s.in(s.travel(s.Net.Trip), func() {
+		if n.alive && s.reaches(n, p) {
+			if l, ok := p.ledger.(account.Overrider); ok {
+				_, _ = l.SetOverride(p.ctx, &c) // one that was set meanwhile stays
+			}
+		} else if tries > 0 {
+			s.in(leasing.SweepEvery, func() { s.tellAgain(n, c, tries-1) })
+		}
+	})
+}
+
+// overrides has operators override limits, in some histories: what else happens in a history does not hang on it.
+func (h *historian) overrides() {
+	h.Rand = rand.New(rand.NewPCG(h.o.Seed, 0x416))
+	l := h.o.Rule.Limit
+	if h.o.Storeless || l.Carries || h.o.reserves() || !h.chance(0.3) {
+		return
+	}
+	ceiling := 3 * l.Requests
+	r := *h.o.Rule
+	r.Limit.Ceiling = ceiling
+	h.o.Rule = &r
+	for i := range h.o.Changes {
+		r := *h.o.Changes[i].Rule
+		r.Limit.Ceiling = ceiling
+		h.o.Changes[i].Rule = &r
+	}
+	for range 1 + h.IntN(12) {
+		x := Override{At: time.Duration(h.Int64N(int64(h.o.Load.Length))), Key: h.IntN(h.o.Load.Keys)}
+		if h.chance(0.8) {
+			x.To = &ratelimit.Override{Requests: pick(h, 0, 1, l.Requests/2, l.Requests, 2*l.Requests, 5*l.Requests)}
+		}
+		if x.To != nil && h.chance(0.1) {
+			x.To = &ratelimit.Override{Unlimited: true}
+		}
+		if h.chance(0.4) {
+			x.For = time.Duration(h.Int64N(int64(5 * time.Second)))
+		}
+		h.o.Overrides = append(h.o.Overrides, x)
+	}
+}
