@@ -174,10 +174,11 @@ manifests: dashboards ## write what is deployed from the chart: its files, and d
 	mkdir -p deploy/helm/sluice/files && cp deploy/grafana/dashboards/*.json deploy/prometheus/alerts.yaml deploy/helm/sluice/files/
 	cd deploy/check && $(GO) test -run Manifests . -update
 
+KUBE = -s -w -X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
 # The first build of the API server takes ten minutes of a processor.
 kube-test: ## install, upgrade and remove the chart on a real kube-apiserver, without a cluster behind it
 	@mkdir -p .cache
-	cd deploy/check/apiserver && $(GO) build -trimpath -o ../../../.cache/kube-apiserver .
+	cd deploy/check/apiserver && $(GO) build -trimpath -ldflags "$(KUBE)" -o ../../../.cache/kube-apiserver .
 	cd leasing/redistest/etcdtest/server && $(GO) build -o ../../../../.cache/etcd-for-tests .
 	cd deploy/check && $(GO) test -count=1 -v -run '^TestChartOnAPIServer$$' . -apiserver $(CURDIR)/.cache/kube-apiserver -etcd $(CURDIR)/.cache/etcd-for-tests
 

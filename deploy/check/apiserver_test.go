@@ -93,9 +93,13 @@ func startKubernetes(t *testing.T) *kubernetes {
 	runs(t, exec.Command(*etcd, "-token", "kubernetes", "-members", ports[1], filepath.Join(dir, "etcd"), ports[0], ports[1]))
 	key := filepath.Join(dir, "accounts.key")
 	writeKey(t, key)
+	tokens := filepath.Join(dir, "tokens.csv")
+	if err := os.WriteFile(tokens, []byte(token+",admin,1,system:masters\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	runs(t, exec.Command(*apiServer, "--etcd-servers=http://127.0.0.1:"+ports[0], "--bind-address=127.0.0.1", "--secure-port="+ports[2],
 		"--cert-dir="+dir, "--service-account-issuer=https://tests", "--service-account-key-file="+key, "--service-account-signing-key-file="+key,
-		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=AlwaysAllow", "--anonymous-auth=true", "--disable-admission-plugins=ServiceAccount"))
+		"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=AlwaysAllow", "--token-auth-file="+tokens, "--disable-admission-plugins=ServiceAccount"))
 	k := &kubernetes{t, "https://127.0.0.1:" + ports[2]}
 	k.untilReady()
 	return k
@@ -158,7 +162,7 @@ func (k *kubernetes) untilReady() {
 		k.Fatal(err)
 	}
 	var last string
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		r, err := client.Get(k.url + "/readyz")
 		if err != nil {
 			last = err.Error()
@@ -174,10 +178,12 @@ func (k *kubernetes) untilReady() {
 	k.Fatalf("the API server is not ready: %s", last)
 }
 
+const token = "only-for-this-test"
+
 // flags say to Helm and to kubectl's library where the server is.
 func (k *kubernetes) flags(namespace string) *genericclioptions.ConfigFlags {
-	f, insecure := genericclioptions.NewConfigFlags(true), true
-	f.APIServer, f.Insecure, f.Namespace = &k.url, &insecure, &namespace
+	f, insecure, bearer := genericclioptions.NewConfigFlags(true), true, token
+	f.APIServer, f.Insecure, f.BearerToken, f.Namespace = &k.url, &insecure, &bearer, &namespace
 	return f
 }
 
@@ -190,7 +196,7 @@ func (k *kubernetes) configuration(namespace string) *action.Configuration {
 	return c
 }
 
-// apply creates what a file has.
+// apply creates the objects of a file that are missing.
 func (k *kubernetes) apply(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -204,6 +210,6 @@ func (k *kubernetes) apply(file string) error {
 	if len(objects) == 0 {
 		return fmt.Errorf("%s has no object", file)
 	}
-	_, err = client.Create(objects)
+	_, err = client.Update(objects, objects, false) // the namespace is there
 	return err
 }
