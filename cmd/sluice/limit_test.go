@@ -155,6 +155,9 @@ func TestLimitCommands(t *testing.T) {
 		!strings.Contains(errs, file+":2012: wrong number of fields") {
 		t.Errorf("import of a large file: %d %s%s", code, out, errs)
 	}
+	if _, all, _ := s.read("export", "d"); strings.Count(all, "\n") != 1+2+2009 {
+		t.Errorf("of 2011 overrides, export prints %d lines", strings.Count(all, "\n"))
+	}
 	for want, args := range map[string][]string{
 		"must be a whole number":    {"set", "many", "d", "five=a"},
 		"did you mean 'd'?":         {"set", "1", "dd", "five=a"},
