@@ -33,8 +33,8 @@
 // (event.go): also what was granted to a node that never heard of it. Of such rules there are no draws.
 //
 // The limit of a key may be overridden (override.go): in a record of its own beside its accounts, which is read in the
-// step that settles a message. Guarantee: a message is judged by the override that is set, unexpired, when it is settled,
-// at most the ceiling of the claim's limit; to set, change or remove one changes no account, and so nothing that was
+// step that settles a message. Guarantee: a message is judged by the override that is set, unexpired, when it is
+// settled, at most the ceiling of the claim's limit; to set, change or remove one changes no account, and so nothing that was
 // spent. Whoever has something of the accounts, or refuses, is recalled then. It does not promise that a node whose
 // recall is lost hears of it before its next message; what it has in hand, it may spend until then.
 //
