@@ -20,7 +20,8 @@
 //
 //   - [Fleet] is a node of a fleet: the table of keys (shard.go), requests that wait (call.go), messages under way
 //     (lane.go, batch.go), what is done unasked (sweep.go, attend.go), outages (failure.go), what people see (look.go,
-//     stats.go). [Stepped] is a Fleet without goroutines, for simulations.
+//     stats.go), limits of keys set at run time (overrides.go). [Stepped] is a Fleet without goroutines, for
+//     simulations.
 //   - [Local] is a node that decides alone, or that owns keys (mode routing without a store). A key is a counter, and
 //     nothing ever waits.
 //   - [Limiter] is one of the two, for programs that are no server.

@@ -42,8 +42,7 @@ type Fleet struct {
 	lanes  []lane
 	after  func(time.Duration, func())
 	sweeper
-	lost  chan account.OverrideChange // to be told again
-	ended atomic.Bool                 // nothing more is told to the ledger
+	ended atomic.Bool // nothing more is told to the ledger
 	stats stats
 }
 
@@ -57,9 +56,10 @@ type names struct {
 type sweeper struct {
 	part    int // of the shards, that the next sweep looks at
 	gauged  gauges
-	leaving atomic.Bool // the node ends: nothing is asked for that no request waits for
-	doubted atomic.Bool // single accounts may be lost: all is to be told again
-	retold  instant     // when it last was for that; 0: never
+	leaving atomic.Bool                 // the node ends: nothing is asked for that no request waits for
+	doubted atomic.Bool                 // single accounts may be lost: all is to be told again
+	retold  instant                     // when it last was for that; 0: never
+	lost    chan account.OverrideChange // by the ledger, to be told again
 }
 
 // Partitioned is a ledger whose parts fail each by itself, such as a Redis Cluster. Messages to one part never wait
@@ -90,9 +90,10 @@ func NewFleet(
 ) *Fleet {
 	f := &Fleet{
 		FleetOptions: FleetOptions{Random: rand.Float64}, //nolint:gosec // no secret
-		ledger:       ledger, clock: clock, names: names{name: holder}, lost: make(chan account.OverrideChange, mostLost),
-		alone: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
-		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
+		ledger:       ledger, clock: clock, names: names{name: holder},
+		sweeper: sweeper{lost: make(chan account.OverrideChange, mostLost)},
+		alone:   NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
+		after:   func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
 	arena := keytable.NewArena()
 	parts, shares := keytable.NewSharding(maxKeys)

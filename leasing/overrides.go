@@ -84,8 +84,8 @@ func (f *Fleet) overLocked(now instant, there *hold.LedgerClock, k entry) {
 	limitedLocked(now, k, lower)
 }
 
-// recallLocked has what is in hand go back, and the ledger be asked what there is. The answer to a message that is under
-// way may be of before.
+// recallLocked has what is in hand go back, and the ledger be asked what there is. The answer to a message that is
+// under way may be of before.
 func (f *Fleet) recallLocked(now instant, k entry) {
 	k.Recalled(now)
 	if fl, _ := f.joinLocked(k); fl != nil && fl.written {

@@ -44,7 +44,8 @@ func (l Limit) Under(o *Override) Limit {
 	if l.Algorithm == TokenBucket { // as bucket.lua has it
 		burst := n
 		if l.Requests > 0 {
-			burst = Tokens(math.Floor(min(float64(MostBurst), float64(min(l.Burst, MostBurst))*(float64(n)/float64(l.Requests)))))
+			scaled := float64(min(l.Burst, MostBurst)) * (float64(n) / float64(l.Requests))
+			burst = Tokens(math.Floor(min(float64(MostBurst), scaled)))
 		}
 		l.Burst = max(min(1, n), min(burst, MostBurst))
 	}

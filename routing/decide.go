@@ -662,7 +662,8 @@ func verdictOf(a *ask, say *call) (v verdict, ok bool) {
 	}
 	if o := reply.GetOverride(); o != nil {
 		const most = int64(ratelimit.MaxLimit)
-		if limit.Requests, limit.Burst = ratelimit.Tokens(o.GetRequests()), ratelimit.Tokens(o.GetBurst()); !limit.Overridable() ||
+		limit.Requests, limit.Burst = ratelimit.Tokens(o.GetRequests()), ratelimit.Tokens(o.GetBurst())
+		if !limit.Overridable() ||
 			o.GetRequests() < 0 || o.GetRequests() > most || o.GetBurst() < 0 || o.GetBurst() > most {
 			return verdict{}, false
 		}

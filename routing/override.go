@@ -6,8 +6,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// With a store, overrides are there, and any node sets and reads them: the owner reads them with its next message. A ring
-// without a store keeps none: an owner's memory goes with the owner.
+// With a store, overrides are there, and any node sets and reads them: the owner reads them with its next message. A
+// ring without a store keeps none: an owner's memory goes with the owner.
 
 func (r *Router) overrider() (ratelimit.Overrider, error) {
 	if base, ok := r.base.(blocking); ok && r.inStore() {

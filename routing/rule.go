@@ -67,7 +67,8 @@ const (
 
 func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
-		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetRefundDenied(),
+		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetCeiling(),
+		m.GetRefundDenied(),
 		m.GetEager(), m.GetCarryDebt(),
 		m.GetLeaseFixed(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
 		m.GetLeaseAuto(), m.GetStoreDeadlineUs(),

@@ -14,6 +14,16 @@ var planted = []struct {
 	seed int
 	plant.Bug
 }{
+	{13, plant.Bug{
+		Name: "a claim is judged without its override", File: "leasing/account/memory.go",
+		Right: "*c = r.judge(now, *c)",
+		Wrong: "_ = r.judge(now, *c)",
+	}},
+	{8, plant.Bug{
+		Name: "an override does not expire", File: "leasing/account/override.go",
+		Right: "r.removed || !r.In(now)",
+		Wrong: "r.removed",
+	}},
 	{939, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",

@@ -155,6 +155,9 @@ func TestLimitCommands(t *testing.T) {
 		!strings.Contains(errs, file+":2012: wrong number of fields") {
 		t.Errorf("import of a large file: %d %s%s", code, out, errs)
 	}
+	if _, all, _ := s.read("export", "d"); strings.Count(all, "\n") != 1+2+2009 {
+		t.Errorf("of 2011 overrides, export prints %d lines", strings.Count(all, "\n"))
+	}
 	for want, args := range map[string][]string{
 		"must be a whole number":    {"set", "many", "d", "five=a"},
 		"did you mean 'd'?":         {"set", "1", "dd", "five=a"},
@@ -344,5 +347,36 @@ func (s *sluice) put(t *testing.T, descriptor, body string) {
 	answer.Body.Close()
 	if answer.StatusCode != http.StatusOK || answer.Header.Get("ETag") == "" {
 		t.Errorf("PUT %s is answered %s", descriptor, answer.Status)
+	}
+}
+
+// A window whose limit was raised, and lowered below its usage then, is within its largest limit for the audit, too.
+func TestAuditOfOverrides(t *testing.T) {
+	redis := redistest.Start(t)
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, "domain: d\ncoordination: {audit: true, on_deny: refund, on_store_failure: closed}\ndescriptors:\n- {key: five, rate_limit: {unit: year, requests_per_unit: 5}}\n")
+	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
+	s.untilHealthy()
+	admitted := 0
+	ask := func() bool {
+		if s.post("five", "x") == http.StatusOK {
+			admitted++
+		}
+		return admitted >= 12
+	}
+	for range 10 {
+		ask()
+	}
+	s.put(t, "five=x", `{"limit": 12, "reason": ""}`)
+	s.eventually("the raised limit", ask)
+	for _, limit := range []string{"12", "3"} {
+		s.put(t, "five=x", `{"limit": `+limit+`, "reason": ""}`)
+		for range 3 {
+			ask()
+		}
+		code, out, errs := runLine("audit", "--redis-url="+redis.Addr)
+		if code != 0 || strings.Contains(out, "BROKEN") || !strings.Contains(out, "  12  ") {
+			t.Errorf("of 12 of 12, with a limit of %s, the audit says %d\n%s%s", limit, code, out, errs)
+		}
 	}
 }

@@ -178,8 +178,8 @@ func (b *bucket) cut(burst, refunded tokens) tokens {
 	return min(refunded, tokens(over/Micro))
 }
 
-// full is when the level alone will be full; not before two slots are over, as leases are by then. What was spent before
-// an override counts as long as without one, by the rule's own limit.
+// full is when the level alone will be full; not before two slots are over, as leases are by then. What was spent
+// before an override counts as long as without one, by the rule's own limit.
 func (b *bucket) full(l, own *ratelimit.Limit) instant {
 	us := 0.0
 	if missing := float64(max(burstOf(l), burstOf(own)))*Micro - float64(b.level); missing > 0 {

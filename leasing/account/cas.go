@@ -530,7 +530,9 @@ type Lister interface {
 }
 
 // Overrides implements [Overrider], of a store that is a [Lister].
-func (l *CAS) Overrides(ctx context.Context, prefix, after string, n int) (found []ratelimit.NamedOverride, err error) {
+func (l *CAS) Overrides(
+	ctx context.Context, prefix, after string, n int,
+) (found []ratelimit.NamedOverride, err error) {
 	store, ok := l.store.(Lister)
 	if !ok {
 		return nil, ratelimit.ErrOverrides

@@ -141,7 +141,8 @@ func (s *memoryShard) settle(now instant, c *Claim, t *told) Grant {
 	return g
 }
 
-// settle settles a claim of the account at an instant. own is the limit without the override; was is the account of the window before; nil: there is none.
+// settle settles a claim of the account at an instant. own is the limit without the override; was is the account of the
+// window before; nil: there is none.
 func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, t *told) Grant {
 	if c.Window == 0 {
 		if k.bucket == nil {
@@ -360,7 +361,9 @@ func (k *kept) holders() (all []ratelimit.Holder) {
 }
 
 // Overrides implements [Overrider].
-func (m *Memory) Overrides(_ context.Context, prefix, after string, n int) (found []ratelimit.NamedOverride, err error) {
+func (m *Memory) Overrides(
+	_ context.Context, prefix, after string, n int,
+) (found []ratelimit.NamedOverride, err error) {
 	now := m.clock()
 	for i := range m.shards {
 		s := &m.shards[i]

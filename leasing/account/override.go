@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// An override is a record beside a key's accounts, in their slot of a Cluster: a version byte; as doubles the requests,
-// from when on it is over, and when it was set; the length of a text, and both texts. A ledger reads it in the step that
-// settles a message, judges by it, and answers with it.
+// An override is a record beside a key's accounts, in their slot of a Cluster: a version byte; as doubles the
+// requests, from when on it is over, and when it was set; the length of a text, and both texts. A ledger reads it in
+// the step that settles a message, judges by it, and answers with it.
 
 // Overridden is such a record. The zero one is none. It is not safe for concurrent use.
 type Overridden struct {
@@ -31,8 +31,8 @@ const (
 	overrideHead   = 1 + 3*8
 	// In place of requests.
 	isUnlimited, isRemoved = -1, -2
-	// overrideKept is for how long a record stays that is removed or over, so that nobody who tells what a ledger has lost
-	// brings an older one back.
+	// overrideKept is for how long a record stays that is removed or over, so that nobody who tells what a ledger
+	// has lost brings an older one back.
 	overrideKept = time.Hour
 )
 
@@ -143,7 +143,7 @@ type OverrideChange struct {
 	Limit    ratelimit.Limit     // the key's
 	Override *ratelimit.Override // nil: it is removed
 	Match    ratelimit.Match
-	// Again says that a ledger may have lost it: Set stays its version, and one that was set or removed later stays, too.
+	// Again says that a ledger may have lost it: Set stays its version, and one that was set or removed later stays.
 	Again bool
 }
 
@@ -290,8 +290,8 @@ func (l *Redis) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit
 	case c.Match.Any:
 		match = -1
 	}
-	answer, err := overrideScript.Run(ctx, client, names, match, r.requests(), int64(r.Expires), int64(r.Set), r.texts(),
-		overrideKept.Milliseconds(), int64(l.at())).StringSlice()
+	answer, err := overrideScript.Run(ctx, client, names, match, r.requests(), int64(r.Expires), int64(r.Set),
+		r.texts(), overrideKept.Milliseconds(), int64(l.at())).StringSlice()
 	if err != nil || len(answer) != 3 {
 		return o, fmt.Errorf("redis: %w", errors.Join(err, fmt.Errorf("%w: %.60q", ErrAnswer, answer)))
 	}
@@ -306,7 +306,9 @@ func (l *Redis) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit
 }
 
 // Overrides implements [Overrider].
-func (l *Redis) Overrides(ctx context.Context, prefix, after string, n int) (found []ratelimit.NamedOverride, err error) {
+func (l *Redis) Overrides(
+	ctx context.Context, prefix, after string, n int,
+) (found []ratelimit.NamedOverride, err error) {
 	n = min(n, MostListed)
 	for len(found) < n {
 		page := &redis.ZRangeBy{Min: "[" + prefix, Max: "(" + prefix + "\xff", Count: int64(n - len(found))}

@@ -46,8 +46,8 @@ func messages(t *testing.T, l account.Ledger) {
 	}
 }
 
-// overrides has one node set what another is judged by: a later version wins, what was spent counts on, and lists are in
-// the order of names.
+// overrides has one node set what another is judged by: a later version wins, what was spent counts on, and lists
+// are in the order of names.
 func overrides(t *testing.T, l, other account.Ledger) {
 	set, ok := l.(account.Overrider)
 	reads, _ := other.(account.Overrider)

@@ -54,9 +54,11 @@ func migrate(ctx context.Context, c *pgx.Conn) error {
 // and releases that do not read overrides go on.
 func index(ctx context.Context, tx pgx.Tx) error {
 	var missing bool
-	if err := tx.QueryRow(ctx, "SELECT to_regclass('sluice_overrides') IS NULL").Scan(&missing); err != nil || !missing {
+	err := tx.QueryRow(ctx, "SELECT to_regclass('sluice_overrides') IS NULL").Scan(&missing)
+	if err != nil || !missing {
 		return err
 	}
-	_, err := tx.Exec(ctx, `CREATE INDEX sluice_overrides ON sluice_accounts_0 (name COLLATE "C") WHERE name LIKE '%o{%'`)
+	_, err = tx.Exec(ctx, `CREATE INDEX sluice_overrides ON sluice_accounts_0 (name COLLATE "C")
+WHERE name LIKE '%o{%'`)
 	return err
 }
