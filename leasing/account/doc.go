@@ -34,9 +34,9 @@
 //
 // The limit of a key may be overridden (override.go): in a record of its own beside its accounts, which is read in the
 // step that settles a message. Guarantee: a message is judged by the override that is set, unexpired, when it is
-// settled, at most the ceiling of the claim's limit; to set, change or remove one changes no account, and so nothing that was
-// spent. Whoever has something of the accounts, or refuses, is recalled then. It does not promise that a node whose
-// recall is lost hears of it before its next message; what it has in hand, it may spend until then.
+// settled, at most the ceiling of the claim's limit; to set, change or remove one changes no account, and so nothing
+// that was spent. Whoever has something of the accounts, or refuses, is recalled then. It does not promise that a node
+// whose recall is lost hears of it before its next message; what it has in hand, it may spend until then.
 //
 // It does not see: a ledger's clock that jumps ahead, by which eager leases and those of buckets are over early; two
 // masters that both answer, behind a partition, each of which is an epoch of its own; an account that was evicted,
