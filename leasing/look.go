@@ -28,7 +28,11 @@ func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 		early, _ := there.Between(now)
 		w = rule.Limit.WindowAt(early)
 	}
-	is, err := of.Look(ctx, v.Account, w, &rule.Limit)
+	limit := rule.Limit
+	if o, overridden, _ := f.Override(ctx, now, a); overridden {
+		limit = limit.Under(&o)
+	}
+	is, err := of.Look(ctx, v.Account, w, &limit)
 	if err != nil {
 		v.LedgerError = err.Error()
 	}
