@@ -59,17 +59,22 @@ type lane struct {
 
 	mu sync.Mutex
 	gathering
-	clock    hold.LedgerClock // guarded by mu
-	epoch    ratelimit.Epoch  // guarded by mu
-	life     uint8            // guarded by mu: which of the epochs heard of it is, the last bits of the number
-	began    uint8            // guarded by mu: the life in which the epoch began
-	asked    instant          // guarded by mu: when the first question left that told of this epoch
-	breaker  Breaker          // guarded by mu
-	greeting *flight          // guarded by mu: a message without a claim, for a first answer
-	answered instant          // guarded by mu
+	clock hold.LedgerClock // guarded by mu
+	epochs
+	breaker  Breaker // guarded by mu
+	greeting *flight // guarded by mu: a message without a claim, for a first answer
+	answered instant // guarded by mu
 
 	pace chan struct{} // has one while a sender waits for its turn
 	left instant       // of that sender: when the last batch left
+}
+
+// epochs is which epoch of a part goes on. It is guarded by its lane's mu.
+type epochs struct {
+	epoch ratelimit.Epoch
+	life  uint8   // counts the epochs, and how often all was told again
+	began uint8   // the life in which the epoch began
+	asked instant // when the first question left that told of this epoch
 }
 
 // gathering is messages for which nobody waits, which wait for others to travel with. It is guarded by its lane's mu.
