@@ -19,11 +19,11 @@ import (
 // keys of its rule: it may be refused early, and is never admitted beyond the
 // limit. When even these are too many, it is refused.
 type Local struct {
-	tracked  *counters
-	overflow *counters
-	epoch    atomic.Int64 // what to add to an Instant to get the ledger's nanoseconds
-	shared   atomic.Uint64
-	overrides
+	tracked   *counters
+	overflow  *counters
+	epoch     atomic.Int64 // what to add to an Instant to get the ledger's nanoseconds
+	shared    atomic.Uint64
+	overrides overrides
 }
 
 // What a key takes at most, in bytes: for MAX_KEYS. It is the worst that a client can bring

@@ -55,6 +55,7 @@ func (r *Overridden) texts() string {
 	return string(binary.AppendUvarint(nil, uint64(len(r.By)))) + r.By + r.Reason
 }
 
+// Encode is the record as stores have it.
 func (r *Overridden) Encode() []byte {
 	b := []byte{overrideRecord}
 	for _, n := range []int64{r.requests(), int64(r.Expires), int64(r.Set)} {
