@@ -68,7 +68,7 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		all.add(n, float64(spent), func() ratelimit.HotKey {
 			return ratelimit.HotKey{
 				Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit,
-				Overridden: l.has(at, s.keys.Key(c)),
+				Overridden: l.overrides.has(at, s.keys.Key(c)),
 			}
 		})
 	})

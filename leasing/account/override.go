@@ -2,11 +2,11 @@ package account
 
 import (
 	"context"
-	_ "embed"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -169,7 +169,7 @@ func (c *OverrideChange) record() Overridden {
 	return Overridden{Override: *c.Override}
 }
 
-// Change makes a change at an instant, as override.lua does. It reports whether the record is another then.
+// Change makes a change at an instant. It reports whether the record is another then.
 func (r *Overridden) Change(now instant, c *OverrideChange) (changed bool, err error) {
 	if c.Again {
 		if changed = c.Override.Set > r.Set; changed {
@@ -220,11 +220,6 @@ type Overrider interface {
 // MostListed is how many overrides are listed at once, at most.
 const MostListed = 10_000
 
-//go:embed override.lua
-var overrideLua string
-
-var overrideScript = redis.NewScript(overrideLua)
-
 // overridesName is a sorted set of the names of keys that have a record, or had one lately.
 func (l *Redis) overridesName() string { return l.prefix + "overrides" }
 
@@ -238,7 +233,7 @@ func (l *Redis) now(c *redis.TimeCmd) instant {
 
 // Override implements [Overrider].
 func (l *Redis) Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error) {
-	all, now, err := l.overrides(ctx, []string{key})
+	all, now, err := l.overrides(ctx, l.universal().Pipeline(), []string{key})
 	if err != nil {
 		return o, false, err
 	}
@@ -247,8 +242,7 @@ func (l *Redis) Override(ctx context.Context, key string) (o ratelimit.Override,
 }
 
 // overrides reads the records of keys.
-func (l *Redis) overrides(ctx context.Context, keys []string) ([]Overridden, instant, error) {
-	pipe := l.universal().Pipeline()
+func (l *Redis) overrides(ctx context.Context, pipe redis.Pipeliner, keys []string) ([]Overridden, instant, error) {
 	cmds, at := make([]*redis.StringCmd, len(keys)), pipe.Time(ctx)
 	for i, key := range keys {
 		cmds[i] = pipe.Get(ctx, overrideOf(l.prefix, key))
@@ -276,34 +270,73 @@ func (l *Redis) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit
 		return o, err
 	}
 	client, named := l.universal(), redis.Z{Member: c.Key}
-	at := client.Time(ctx)
-	if err := errors.Join(at.Err(), client.ZAdd(ctx, l.overridesName(), named).Err()); err != nil {
-		return o, fmt.Errorf("redis: %w", err)
-	}
-	names := []string{overrideOf(l.prefix, c.Key)}
-	for _, w := range c.windows(l.now(at)) {
-		names = append(names, l.nameOf(c.Key, w))
-	}
-	match, r := int64(c.Match.Set), c.record()
-	switch {
-	case c.Again:
-		match = -2
-	case c.Match.Any:
-		match = -1
-	}
-	answer, err := overrideScript.Run(ctx, client, names, match, r.requests(), int64(r.Expires), int64(r.Set),
-		r.texts(), overrideKept.Milliseconds(), int64(l.at())).StringSlice()
-	if err != nil || len(answer) != 3 {
-		return o, fmt.Errorf("redis: %w", errors.Join(err, fmt.Errorf("%w: %.60q", ErrAnswer, answer)))
-	}
 	if err := client.ZAdd(ctx, l.overridesName(), named).Err(); err != nil {
 		return o, fmt.Errorf("redis: %w", err)
 	}
-	if r, err = DecodeOverride(answer[1]); err == nil && answer[0] != "1" {
-		err = ratelimit.ErrOverrideChanged
+	err = redis.TxFailedErr
+	for try := 0; errors.Is(err, redis.TxFailedErr) && try < triesMost; try++ {
+		err = client.Watch(ctx, func(tx *redis.Tx) (err error) {
+			o, err = l.change(ctx, tx, c)
+			return err
+		}, overrideOf(l.prefix, c.Key))
 	}
-	now, _ := readInteger(answer[2])
-	return r.Answer(instant(now)), err
+	switch {
+	case errors.Is(err, redis.TxFailedErr):
+		return ratelimit.Override{}, ErrContended
+	case err == nil:
+		err = errors.Join(l.claimAnew(ctx, c), client.ZAdd(ctx, l.overridesName(), named).Err())
+	case errors.Is(err, ratelimit.ErrOverrideChanged), errors.Is(err, ErrRecord):
+		return o, err
+	}
+	if err != nil {
+		return o, fmt.Errorf("redis: %w", err)
+	}
+	return o, nil
+}
+
+// change makes a change, unless the record changes meanwhile: then the error is redis.TxFailedErr.
+func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o ratelimit.Override, err error) {
+	all, now, err := l.overrides(ctx, tx.Pipeline(), []string{c.Key})
+	if err != nil {
+		return o, err
+	}
+	r := &all[0]
+	changed, err := r.Change(now, c)
+	if changed {
+		_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error {
+			name := overrideOf(l.prefix, c.Key)
+			p.Set(ctx, name, r.Encode(), 0)
+			if until := r.Until(); until < lastTime {
+				p.PExpireAt(ctx, name, time.UnixMicro(int64(until)))
+			}
+			return nil
+		})
+	}
+	return r.Answer(now), err
+}
+
+// claimAnew asks the holders of a key's accounts to claim: whoever claims from now on is judged by the change.
+func (l *Redis) claimAnew(ctx context.Context, c *OverrideChange) error {
+	client := l.universal()
+	at := client.Time(ctx)
+	if at.Err() != nil {
+		return at.Err()
+	}
+	pipe := client.Pipeline()
+	for _, w := range c.windows(l.now(at)) {
+		name := l.nameOf(c.Key, w)
+		fields, err := client.HKeys(ctx, name).Result()
+		if err != nil {
+			return err
+		}
+		for _, f := range fields {
+			if holder, ok := strings.CutPrefix(f, "h:"); ok {
+				pipe.Publish(ctx, recallChannel+holder[:min(9, len(holder))], name)
+			}
+		}
+	}
+	_, err := pipe.Exec(ctx)
+	return err
 }
 
 // Overrides implements [Overrider].
@@ -323,7 +356,7 @@ func (l *Redis) Overrides(
 		if len(names) == 0 {
 			return found, nil
 		}
-		records, now, err := l.overrides(ctx, names)
+		records, now, err := l.overrides(ctx, l.universal().Pipeline(), names)
 		if err != nil {
 			return nil, err
 		}

@@ -370,7 +370,7 @@ func (d *draws) has(i int) bool {
 // LoadScripts has a server know the ledger's scripts, so that no claim must bring them.
 func LoadScripts(ctx context.Context, server redis.Scripter) error {
 	return errors.Join(claimScript.Load(ctx, server).Err(), bucketScript.Load(ctx, server).Err(),
-		overrideScript.Load(ctx, server).Err(), epochScript.Load(ctx, server).Err())
+		epochScript.Load(ctx, server).Err())
 }
 
 // HolderName is what a holder is called in Redis.
