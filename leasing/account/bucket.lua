@@ -6,7 +6,6 @@ local full, rate = Limit, was
 if override ~= '' then
   Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
 end
-
 local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed)
 local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], '<dddddddd')
 local fence, learns = unpacked(got[2], '<dd')

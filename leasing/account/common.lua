@@ -1,37 +1,31 @@
 -- What both scripts begin with. Numbers are whole and within 2^53, so that doubles hold them. All is checked
 -- before anything is written: what is not as this protocol writes it is an error, and changes nothing.
-
 local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
   Seconds, Carries, Ceiling, Now = struct.unpack('<ddddddddddddddddddd', ARGV[2])
 local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: what is settled is on record there, before it is written
 local max, min, floor = math.max, math.min, math.floor
-local STATES, DRAWS, LEAVES, SAFE, CLOSED = 0, 1, 2, 0, -1
+local STATES, DRAWS, LEAVES, SAFE, CLOSED, EVENTS, KEPT = 0, 1, 2, 0, -1, 10000, 7776000000
 local OVERTAKEN, OVER, EXPIRED, MOST, LEARN = 1, 2, 3, 4503599627370496, 2000000 -- MOST: mostSum
-local EVENTS, KEPT = 10000, 7776000000
 local holder, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
 
-local function number(x)
-  if x % 1 ~= 0 or x > 2 * MOST or x < -2 * MOST then error('no whole number in ' .. KEYS[1]) end
-  return x
-end
 local function integer(text)
   if not text then return 0 end
-  if not string.match(text, '^%-?%d+$') then error('no integer in ' .. KEYS[1]) end
-  return number(tonumber(text))
+  local n = string.match(text, '^%-?%d+$') and tonumber(text)
+  if not n or n > 2 * MOST or n < -2 * MOST then error('no integer in ' .. KEYS[1]) end
+  return n
 end
 -- unpacked reads doubles of a format, and what follows is nobody's; zeros where there is nothing.
 local function unpacked(packed, format)
   if not packed then return 0, 0, 0, 0, 0, 0, 0, 0 end
   if #packed ~= 8 * #format - 8 then error('no record in ' .. KEYS[1]) end
   local all = { struct.unpack(format, packed) }
-  for i = 1, #all - 1 do -- number(all[i]), without a call
+  for i = 1, #all - 1 do
     if all[i] % 1 ~= 0 or all[i] > 2 * MOST or all[i] < -2 * MOST then error('no whole number in ' .. KEYS[1]) end
   end
   return unpack(all)
 end
 local function text(n) return string.format('%.0f', n) end
--- The record of the key's override is read where the limit has a ceiling; override is one in force, which goes with the
--- answer, and changes what the message is judged by.
+-- The record of the key's own limit, where one may be: in force, it goes with the answer, which is judged by it.
 local override, was = Ceiling > 0 and redis.call('GET', KEYS[Stream and #KEYS - 1 or #KEYS]) or '', Requests
 -- answered: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
 local function answered(name, ...)
@@ -48,17 +42,10 @@ local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) en
 local function flag(x) return x and 1 or 0 end
 local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Share)))) end
 
-local now = Now -- 0 but in tests
-if now == 0 then
-  local t = redis.call('TIME')
-  now = t[1] * 1000000 + t[2]
-end
+local clock = redis.call('TIME')
+local now = Now > 0 and Now or clock[1] * 1000000 + clock[2] -- Now is 0 but in tests
 if override ~= '' then
   local version, n, ends = struct.unpack('<Bdd', override)
   if version ~= 1 then error('no override beside ' .. KEYS[1]) end
-  if n == -2 or ends > 0 and now >= ends then
-    override = ''
-  else
-    Requests = n < 0 and Ceiling or min(n, Ceiling)
-  end
+  if n == -2 or ends > 0 and now >= ends then override = '' else Requests = n < 0 and Ceiling or min(n, Ceiling) end
 end

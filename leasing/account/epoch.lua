@@ -1,17 +1,12 @@
 -- epoch tells in which life this server's data is, and begins a new one where there is none, or where it is not the one
 -- of this server: it may be a replica that lagged behind, an older copy, or a master that was a replica in between.
---
--- KEYS[1] is a string: "id began until run replid", times in us. A server that does not say who it is is "-".
--- ARGV: an id for a new life, for how long it is learnt in us, the time in us (0 but in tests), flags: 1 somebody still
---       has something to tell, 2 nobody else is alive, so that a life begins with nothing to learn
--- Answers the string, and the time.
-
+-- KEYS[1] is a string: "id began until run replid", times in us. A server that does not say who it is is "-". ARGV: an
+-- id for a new life, for how long it is learnt in us, the time in us (0 but in tests), flags: 1 somebody still has
+-- something to tell, 2 nobody else is alive, so that a life begins with nothing to learn. Answers the string, and the
+-- time.
 local id, learn, now, flags = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
-
+local clock = redis.call('TIME')
+if now == 0 then now = clock[1] * 1000000 + clock[2] end
 local function said(section, name)
   local info = redis.pcall('INFO', section) -- which an ACL may forbid
   return type(info) == 'string' and string.match(info, name .. ':(%x+)') or '-'
@@ -26,8 +21,7 @@ local function put(was, life, began, ends, of, with)
 end
 
 local value = redis.call('GET', KEYS[1])
-local known, began, ends, run, with
-if value then known, began, ends, run, with = string.match(value, '^(%x+) (%d+) (%d+) (%S+) (%S+)$') end
+local known, began, ends, run, with = string.match(value or '', '^(%x+) (%d+) (%d+) (%S+) (%S+)$')
 if not known then return put(value, id, now, flags >= 2 and not value and now or now + learn, here, replid) end
 
 local other = run ~= here and run ~= '-' and here ~= '-'
