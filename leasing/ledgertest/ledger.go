@@ -25,7 +25,7 @@ func messages(t *testing.T, l account.Ledger) {
 	memory := Node(store)
 	bucket, sliding := Year, Year
 	bucket.Algorithm, sliding.Algorithm = ratelimit.TokenBucket, ratelimit.SlidingWindow
-	bucket.Burst = tokens(bucket.Requests)
+	bucket.Burst = bucket.Requests
 	for name, limit := range map[string]ratelimit.Limit{"fixed": Year, "sliding": sliding, "bucket": bucket} {
 		for kind := account.Kind(0); kind <= account.Leaves; kind++ {
 			for seq := uint64(1); seq < 4; seq++ {
