@@ -284,8 +284,13 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 	}
 }
 
-// Recalled has tokens of an account given back, for another node needs them. It does not block.
+// Recalled has tokens of an account given back, for another node needs them; with no name, all is told again, for a
+// recall may have been missed. It does not block.
 func (f *Fleet) Recalled(name string, w window) {
+	if name == "" {
+		f.DoubtEvicted()
+		return
+	}
 	bytes, ok := []byte(name), f.RawNames
 	if !ok {
 		bytes, ok = KeyOfName(name)

@@ -91,6 +91,8 @@ func (l *Local) SetOverride(
 	next := &ownOverride{}
 	if was := o.all[c.Key]; was != nil {
 		next.Overridden = was.Overridden
+	} else if is == nil && match.Any {
+		return ratelimit.Override{}, nil // there is none, and nothing is lost here that somebody tells again
 	} else if len(o.all) >= o.most {
 		maps.DeleteFunc(o.all, func(_ string, x *ownOverride) bool { return at >= x.Until() })
 		if len(o.all) >= o.most {
@@ -108,12 +110,14 @@ func (l *Local) SetOverride(
 	return next.Answer(at), nil
 }
 
-// Overrides implements [ratelimit.Overrider]. Those that are over may be among them.
+// Overrides implements [ratelimit.Overrider]. Those that are over may be among them. Only the copy of what there is
+// holds up decisions: no record changes once it is there.
 func (l *Local) Overrides(_ context.Context, prefix, after string, n int) (all []ratelimit.NamedOverride, _ error) {
 	o := &l.overrides
 	o.mu.RLock()
-	defer o.mu.RUnlock()
-	for key, x := range o.all {
+	copied := maps.Clone(o.all)
+	o.mu.RUnlock()
+	for key, x := range copied {
 		if name := KeyName([]byte(key)); !x.Removed() && strings.HasPrefix(name, prefix) && name > after {
 			all = append(all, ratelimit.NamedOverride{Key: name, Override: x.Override})
 		}

@@ -104,7 +104,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	case c.Val.told != life && epoch.ID != 0:
 		// After a loss the ledger is told what it may have lost, and is told when its answer is here. Of a key that is
 		// new there is nothing to tell.
-		if k.Heard != 0 && (max(k.Taken, k.Spent) != 0 || rule != s.rules.of(c).asked) {
+		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || rule != s.rules.of(c).asked {
 			k = k.busy(now)
 			k.Next.Doubt()
 			k.Doubt()

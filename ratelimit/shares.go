@@ -16,7 +16,7 @@ func (r *Rule) LocalShare(nodes int) *Rule {
 		if c.LocalCap > 0 {
 			return min(n, c.LocalCap)
 		}
-		return max(1, n/Tokens(nodes))
+		return max(min(1, n), n/Tokens(nodes)) // of a limit of 0, nothing
 	}
 	if nodes <= 0 {
 		nodes = c.MaxNodes

@@ -39,7 +39,7 @@ descriptors:
 	// A request that has waited for its store_deadline is refused while the ledger may
 	// have tokens: on a busy machine 15 ms would be too short for this.
 	leasedRules = `domain: d
-coordination: {mode: leasing, lease: {size: 1}, on_store_failure: closed, store_deadline: 500ms}
+coordination: {mode: leasing, lease: {size: 1}, on_store_failure: closed, store_deadline: 1s}
 descriptors:
   - {key: k, rate_limit: {unit: year, requests_per_unit: 40}}
 `
@@ -262,7 +262,7 @@ func newRecorder(t *testing.T, kind linearKind) *recorder {
 			kind.on = func(t testing.TB) storeServer { return redistest.Start(t) }
 		}
 		f = newFleetOn(t, kind.on(t), kind.rules, 0)
-		env = []string{"COORDINATION_STORE_DEADLINE=500ms"} // a commit may take longer than 15 ms
+		env = []string{"COORDINATION_STORE_DEADLINE=1s"} // a commit may take longer than 15 ms
 	}
 	writeFile(t, f.rules, kind.rules)
 	r := &recorder{ringFleet: &ringFleet{fleet: f, store: kind.store, env: env}, began: time.Now()}

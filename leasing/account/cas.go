@@ -382,8 +382,8 @@ func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 
 // Listener is a store that passes on whom a change recalls.
 type Listener interface {
-	// Listen calls heard with the names of records that a node is to give something back of. It returns when ctx is
-	// done.
+	// Listen calls heard with the names of records that a node is to give something back of; with "", if some may have
+	// been missed. It returns when ctx is done.
 	Listen(ctx context.Context, node ratelimit.Holder, heard func(name string))
 }
 
@@ -391,7 +391,7 @@ type Listener interface {
 func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
 	if s, ok := l.store.(Listener); ok {
 		s.Listen(ctx, NodeOf(h), func(name string) {
-			if key, w, ours := ParseName(l.prefix, name); ours {
+			if key, w, ours := ParseName(l.prefix, name); ours || name == "" {
 				recalled(key, w)
 			}
 		})
@@ -469,7 +469,7 @@ func (l *CAS) Override(ctx context.Context, key string) (o ratelimit.Override, o
 	return r.Answer(s.Now), r.InForce(s.Now) != nil, err
 }
 
-// SetOverride implements [Overrider]. Who claims of an account for the first time meanwhile is not told.
+// SetOverride implements [Overrider].
 func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, err error) {
 	if err := c.Check(); err != nil {
 		return o, err
@@ -477,8 +477,10 @@ func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 	for try := 1; ; try++ {
 		o, made, err := l.setOverride(ctx, c)
 		switch {
-		case made || err != nil:
+		case err != nil:
 			return o, err
+		case made:
+			return o, l.touch(ctx, c)
 		case try == triesMost:
 			return o, ErrContended
 		}
@@ -490,15 +492,9 @@ func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 
 // setOverride makes a change once. It is not made where the record was changed meanwhile.
 func (l *CAS) setOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, made bool, err error) {
-	s, err := l.read(ctx, []StoreKey{l.recordOf(c.Key)})
+	keys := []StoreKey{l.recordOf(c.Key)}
+	s, err := l.read(ctx, keys)
 	if err != nil {
-		return o, false, err
-	}
-	keys, of := []StoreKey{l.recordOf(c.Key)}, Claim{Key: c.Key, Limit: c.Limit}
-	for _, w := range c.windows(s.Now) {
-		keys = append(keys, l.keyOf(&of, w))
-	}
-	if s, err = l.read(ctx, keys); err != nil {
 		return o, false, err
 	}
 	var is overriddenState
@@ -510,17 +506,64 @@ func (l *CAS) setOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 		return is.Answer(s.Now), true, err
 	}
 	changes := []Change{{StoreKey: keys[0], Version: is.version, Data: is.Encode(), Until: is.Until()}}
-	for i, k := range keys[1:] {
-		var a state
-		if a.read(s.Records[1+i]); a.err == nil {
-			changes = append(changes, Change{StoreKey: k, Recalled: a.holders()})
-		}
-	}
 	all, err := l.store.Write(ctx, s.Life, changes)
 	if err != nil {
 		return o, false, fmt.Errorf("the store: %w", err)
 	}
 	return is.Answer(s.Now), all[0], nil
+}
+
+// touch makes the accounts of an override's key other records, and recalls their holders. A claim that has read the
+// record of before is not settled then: its account has changed.
+func (l *CAS) touch(ctx context.Context, c *OverrideChange) error {
+	s, err := l.read(ctx, nil)
+	if err != nil {
+		return err
+	}
+	var left []StoreKey
+	for _, w := range c.windows(s.Now) {
+		left = append(left, l.keyOf(&Claim{Key: c.Key, Limit: c.Limit}, w))
+	}
+	for try := 1; ; try++ {
+		if s, err = l.read(ctx, left); err != nil {
+			return err
+		}
+		changes := make([]Change, len(left))
+		for i, k := range left {
+			var a state
+			if a.read(s.Records[i]); a.err != nil {
+				return a.err
+			}
+			if a.version == 0 { // a new account, for as long as a claim may be under way
+				a.over = max(k.Over, s.Now.Add(overrideKept))
+				if k.Over == 0 {
+					a.bucket = &bucket{}
+				}
+			}
+			changes[i] = Change{
+				StoreKey: k, Version: a.version, Data: a.encode(), Until: a.over, Recalled: a.holders(),
+			}
+		}
+		made, err := l.store.Write(ctx, s.Life, changes)
+		if err != nil {
+			return fmt.Errorf("the store: %w", err)
+		}
+		var again []StoreKey
+		for i, ok := range made {
+			if !ok {
+				again = append(again, left[i])
+			}
+		}
+		if left = again; len(left) == 0 {
+			return nil
+		}
+		if try == triesMost {
+			return ErrContended
+		}
+		if err := pause(ctx, try); err != nil {
+			return err
+		}
+	}
 }
 
 // Lister is a store that can list records.

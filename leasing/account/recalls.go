@@ -27,19 +27,19 @@ const (
 )
 
 // Recalls calls recalled with an account of which the node of a holder is asked to give back what it has in hand,
-// until ctx is done. It blocks, and subscribes anew whenever its subscription breaks: what is missed meanwhile costs
-// refusals only.
+// until ctx is done. It blocks, and subscribes anew whenever its subscription breaks. Then it calls recalled with no
+// key: some may have been missed.
 func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
 	rest, channel := time.NewTimer(0), recallChannel+hexOf(h)
 	channel = channel[:min(len(recallChannel)+nodeDigits, len(channel))]
 	defer rest.Stop()
-	for {
+	for again := false; ; again = true {
 		select {
 		case <-ctx.Done():
 			return
 		case <-rest.C:
 		}
-		if err := l.listen(ctx, channel, recalled); errors.Is(err, redis.ErrClosed) {
+		if err := l.listen(ctx, channel, again, recalled); errors.Is(err, redis.ErrClosed) {
 			return // the client was closed, and will not open again
 		}
 		rest.Reset(recallRest) // a Redis that refuses is not asked in a loop
@@ -47,7 +47,9 @@ func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(k
 }
 
 // listen takes in recalls until the subscription breaks, and says why it did.
-func (l *Redis) listen(ctx context.Context, channel string, recalled func(string, ratelimit.Window)) error {
+func (l *Redis) listen(
+	ctx context.Context, channel string, again bool, recalled func(string, ratelimit.Window),
+) error {
 	heard := l.subscribe(ctx, channel)
 	closed := context.AfterFunc(ctx, func() { _ = heard.Close() }) // ends what is waited for
 	defer func() {
@@ -60,7 +62,12 @@ func (l *Redis) listen(ctx context.Context, channel string, recalled func(string
 		switch {
 		case err == nil:
 			asked = false
-			if m, ok := m.(*redis.Message); ok {
+			switch m := m.(type) {
+			case *redis.Subscription:
+				if again {
+					recalled("", 0)
+				}
+			case *redis.Message:
 				if key, w, ours := ParseName(l.prefix, m.Payload); ours {
 					recalled(key, w)
 				}

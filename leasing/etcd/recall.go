@@ -42,9 +42,9 @@ func recallsOf(node ratelimit.Holder) string { return recallsKey + account.Holde
 // Listen implements [account.Listener].
 func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) {
 	go s.pass(ctx)
-	for ctx.Err() == nil {
+	for again := false; ctx.Err() == nil; again = true {
 		if c, err := s.connected(); err == nil {
-			listen(ctx, c, node, heard) // what is missed costs refusals only
+			listen(ctx, c, node, again, heard)
 		}
 		select {
 		case <-ctx.Done():
@@ -54,12 +54,15 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, heard func(na
 }
 
 // listen watches until the watch breaks.
-func listen(ctx context.Context, c *clientv3.Client, node ratelimit.Holder, heard func(name string)) {
+func listen(ctx context.Context, c *clientv3.Client, node ratelimit.Holder, again bool, heard func(name string)) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	for r := range c.Watch(ctx, recallsOf(node), clientv3.WithFilterDelete()) {
+	for r := range c.Watch(ctx, recallsOf(node), clientv3.WithFilterDelete(), clientv3.WithCreatedNotify()) {
 		if r.Err() != nil {
 			return
+		}
+		if r.Created && again {
+			heard("") // what was missed meanwhile
 		}
 		for _, e := range r.Events {
 			eachName(e.Kv.Value, heard)

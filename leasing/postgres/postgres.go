@@ -265,8 +265,8 @@ ORDER BY name COLLATE "C" LIMIT $3`, prefix, after, n)
 // Listen implements [account.Listener].
 func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) {
 	go s.pass(ctx)
-	for ctx.Err() == nil {
-		_ = s.listen(ctx, node, heard) // what is missed costs refusals only
+	for again := false; ctx.Err() == nil; again = true {
+		_ = s.listen(ctx, node, again, heard)
 		select {
 		case <-ctx.Done():
 		case <-time.After(listenAgain):
@@ -284,7 +284,7 @@ const (
 
 func channelOf(node ratelimit.Holder) string { return "sluice_" + account.HolderName(node) }
 
-func (s *Store) listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) error {
+func (s *Store) listen(ctx context.Context, node ratelimit.Holder, again bool, heard func(name string)) error {
 	// One connection of its own: it waits for ever, and would be missed in the pool.
 	c, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
@@ -293,6 +293,9 @@ func (s *Store) listen(ctx context.Context, node ratelimit.Holder, heard func(na
 	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
 	if _, err := c.Exec(ctx, "LISTEN "+pgx.Identifier{channelOf(node)}.Sanitize()); err != nil {
 		return err
+	}
+	if again {
+		heard("") // what was missed meanwhile
 	}
 	for {
 		n, err := c.WaitForNotification(ctx)

@@ -152,9 +152,9 @@ func (i *importing) header(rows *csv.Reader) error {
 				strings.Join(CSVColumns, ", "))
 		}
 	}
-	for _, name := range names {
-		if !slices.Contains(CSVColumns, name) {
-			return fmt.Errorf("%.40q is no column: use %s", name, strings.Join(CSVColumns, ", "))
+	for at, name := range names {
+		if !slices.Contains(CSVColumns, name) || slices.Contains(names[:at], name) {
+			return fmt.Errorf("%.40q is no column, or there twice: use %s", name, strings.Join(CSVColumns, ", "))
 		}
 	}
 	return nil

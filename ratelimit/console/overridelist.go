@@ -43,12 +43,15 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 
 // ParseDescriptor reads a descriptor as queries and CSV files have it: KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE.
 func ParseDescriptor(text string) ([]config.Entry, error) {
-	entries, page, err := entriesOf(text)
+	entries, page, err := entriesOf(strings.ReplaceAll(text, "+", "%2B")) // in a file it is no space
 	if err == nil && (len(entries) == 0 || len(page) > 0) {
 		err = fmt.Errorf("the descriptor is %.60q: write KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE", text)
 	}
 	return entries, err
 }
+
+// escaped is a text for queries and for files: they differ in what + means.
+func escaped(text string) string { return strings.ReplaceAll(url.QueryEscape(text), "+", "%20") }
 
 // descriptorText is a descriptor that ParseDescriptor reads again.
 func descriptorText(entries []config.Entry) string {
@@ -59,9 +62,9 @@ func descriptorText(entries []config.Entry) string {
 		}
 		switch e.Key {
 		case "entry", "prefix", "after", "limit":
-			b.WriteString("entry=" + url.QueryEscape(e.Key+"="+e.Value))
+			b.WriteString("entry=" + escaped(e.Key+"="+e.Value))
 		default:
-			b.WriteString(url.QueryEscape(e.Key) + "=" + url.QueryEscape(e.Value))
+			b.WriteString(escaped(e.Key) + "=" + escaped(e.Value))
 		}
 	}
 	return b.String()

@@ -260,7 +260,7 @@ func tag(o *ratelimit.Override) string { return strconv.Quote(strconv.FormatInt(
 func (c *console) condition(ctx context.Context, r *http.Request, a *ratelimit.Ask) (ratelimit.Match, error) {
 	match, none := strings.Join(r.Header.Values("If-Match"), ","), strings.Join(r.Header.Values("If-None-Match"), ",")
 	switch {
-	case match == "" && none == "":
+	case match == "" && none == "" && len(r.Header.Values("If-Match"))+len(r.Header.Values("If-None-Match")) == 0:
 		return ratelimit.Match{Any: true}, nil
 	case match == "" && none == "*":
 		return ratelimit.Match{}, nil

@@ -374,14 +374,14 @@ func TestOverridesAreListed(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"/v1/overrides/edge?limit=3": "api_key=free-%2A tier=gold&entry=limit%3Dann api_key=alice0 api_key=alice1 " +
-			"api_key=alice2 api_key=alice3 api_key=alice4 api_key=bob bucket=b%7C%25+%3D~",
+			"api_key=alice2 api_key=alice3 api_key=alice4 api_key=bob bucket=b%7C%25%20%3D~",
 		"/v1/overrides/edge?prefix=api_key%3Dal": "api_key=alice0 api_key=alice1 api_key=alice2 api_key=alice3 " +
 			"api_key=alice4",
-		"/v1/overrides/edge?limit=1&prefix=buc":                 "bucket=b%7C%25+%3D~",
+		"/v1/overrides/edge?limit=1&prefix=buc":                 "bucket=b%7C%25%20%3D~",
 		"/v1/overrides/edge?prefix=tier%3Dgold%26limit%3Da":     "tier=gold&entry=limit%3Dann",
 		"/v1/overrides/edge?prefix=tier%3Dgold%26entry%3Dlim":   "",
 		"/v1/overrides/edge?prefix=tier%3Dgold%26":              "tier=gold&entry=limit%3Dann",
-		"/v1/overrides/edge?prefix=bucket%3Db%257C":             "bucket=b%7C%25+%3D~",
+		"/v1/overrides/edge?prefix=bucket%3Db%257C":             "bucket=b%7C%25%20%3D~",
 		"/v1/overrides/edge?prefix=api_key%3Dalice0":            "api_key=alice0",
 		"/v1/overrides/none?limit=3":                            "",
 		"/v1/overrides/edge?limit=1000&prefix=api_key%3Dnobody": "",
@@ -562,5 +562,36 @@ func TestOverrideRowsAreRead(t *testing.T) {
 	row, err := csv.NewReader(&out).Read()
 	if err != nil || len(row) != len(CSVColumns) || row[2] != "unlimited" || row[4] != "" || row[5] != v.Reason {
 		t.Errorf("%q, %v", row, err)
+	}
+}
+
+// In a file + is no space.
+func TestPlusInCSV(t *testing.T) {
+	n := newOverridable(t)
+	n.must(200, `"set":1`, "POST", "/v1/overrides", "domain,descriptor,limit\nedge,api_key=ann+test@example.com,0\n",
+		"Content-Type: text/csv")
+	for name := range n.of {
+		if !strings.HasSuffix(name, "=ann+test@example.com") {
+			t.Errorf("a row for api_key=ann+test@example.com is answered as set, and set is %q", name)
+		}
+	}
+}
+
+// A file whose columns are ambiguous is refused.
+func TestColumnTwice(t *testing.T) {
+	n := newOverridable(t)
+	w := n.do("POST", "/v1/overrides", "domain,descriptor,limit,limit\nedge,api_key=alice,5,4000\n",
+		"Content-Type: text/csv")
+	if w.Code == 200 {
+		t.Errorf("a file with two columns limit, 5 and 4000, is answered 200, and sets %v", n.of)
+	}
+}
+
+// An empty condition is a mistake, and not none.
+func TestEmptyIfMatch(t *testing.T) {
+	n := newOverridable(t)
+	n.must(200, "", "PUT", alice, `{"limit": 0, "reason": "abuse"}`)
+	if w := n.do("PUT", alice, `{"limit": 4000, "reason": ""}`, "If-Match: "); w.Code == 200 {
+		t.Errorf("a change with an empty If-Match is made: %s", w.Body)
 	}
 }

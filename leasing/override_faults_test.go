@@ -1,0 +1,76 @@
+package leasing
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A limit of 0 has no share for each node in an outage: neither a key that is banned passes, nor one without an
+// override, under a rule that admits only those with one.
+func TestOutageAdmitsNoBannedKey(t *testing.T) {
+	for name, limit := range map[string]ratelimit.Limit{
+		"banned, sliding": {Unit: ratelimit.Year, Requests: 30, Algorithm: ratelimit.SlidingWindow},
+		"banned, bucket":  {Unit: ratelimit.Hour, Requests: 30, Burst: 30, Algorithm: ratelimit.TokenBucket},
+		"never invited":   {Unit: ratelimit.Year},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := overridable(t, limit)
+			c.rule.Coordination.OnStoreFailure = ratelimit.FailLocal
+			c.rule.Coordination.StoreDeadline = 200 * time.Millisecond
+			key := "another" // which no node has heard of
+			if limit.Requests > 0 {
+				key = "k"
+				c.override(0, key, &ratelimit.Override{})
+				for node := range c.nodes {
+					if v, _ := c.attempt(node, key, 1); !v.OverLimit && v.Source != ratelimit.FromFallback {
+						t.Fatalf("node %d admits it while the store answers: %+v", node, v)
+					}
+				}
+			}
+			c.store.Kill()
+			for node := range c.nodes {
+				for range 20 {
+					if v, _ := c.attempt(node, key, 1); !v.OverLimit {
+						t.Errorf("the limit in force is 0, and node %d admits in an outage: %+v", node, v)
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// A recall that is lost while a node does not listen is made up for when it listens again.
+func TestLostRecallIsMadeUpFor(t *testing.T) {
+	c := overridable(t, ratelimit.Limit{Unit: ratelimit.Year, Requests: 50_000})
+	for range 200 { // a lease worth having
+		c.attempt(0, "k", 1)
+	}
+	client := c.store.Client()
+	defer client.Close()
+	if err := client.ClientKillByFilter(context.Background(), "TYPE", "pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	c.override(1, "k", &ratelimit.Override{})
+	c.until("it is refused", func() bool { v, _ := c.attempt(0, "k", 1); return v.OverLimit })
+}
+
+// Removing an override that is not there keeps no record at a node alone.
+func TestRemovalsOfNothingTakeNoRoom(t *testing.T) {
+	l, ctx := NewLocal(100, 1, time.Unix(1_800_000_000, 0)), context.Background()
+	r := &ratelimit.Rule{Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 3, Ceiling: 50}}
+	for i := range 100 {
+		a := ask{Rule: r, Key: []byte{byte(i)}}
+		if _, err := l.SetOverride(ctx, 1, &a, nil, ratelimit.Match{Any: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, _ := l.Overrides(ctx, "", "", 100)
+	_, err := l.SetOverride(ctx, 1, &ask{Rule: r, Key: []byte("k")}, &ratelimit.Override{}, ratelimit.Match{Any: true})
+	if err != nil {
+		t.Errorf("there are %d overrides of at most 100, and a ban cannot be set: %v", len(all), err)
+	}
+}
