@@ -56,15 +56,19 @@ func (c *call) add(a *ask, v *verdict) {
 	c.check = min(c.check, c.deadline)
 }
 
-// waitsFor tells whether an ask for a key is among those that wait.
-func (c *call) waitsFor(key []byte) bool {
-	return slices.ContainsFunc(c.waits, func(w waiter) bool { return bytes.Equal(w.ask.Key, key) })
+// waitsFor tells whether an ask for a key is among the first n that wait, and is not answered.
+func (c *call) waitsFor(key []byte, n int) bool {
+	return slices.ContainsFunc(c.waits[:n], func(w waiter) bool { return !w.done && bytes.Equal(w.ask.Key, key) })
 }
 
 // advance decides what can be decided now, and has the ledger asked for the rest. It reports whether anything waits.
 func (c *call) advance(now instant) (open bool) {
 	for i := range c.waits {
 		w := &c.waits[i]
+		if c.waitsFor(w.ask.Key, i) { // who came first is answered first, also if an answer comes between
+			open = true
+			continue
+		}
 		if !w.done && (w.flight == nil || w.flight.ended()) {
 			c.look(now, w)
 		}

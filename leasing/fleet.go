@@ -176,7 +176,7 @@ func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	var c *call
 	for i := range asks {
 		// Of one key, who came first is answered first.
-		if verdicts[i] = (verdict{}); (c == nil || !c.waitsFor(asks[i].Key)) &&
+		if verdicts[i] = (verdict{}); (c == nil || !c.waitsFor(asks[i].Key, len(c.waits))) &&
 			f.spend(now, &asks[i], &verdicts[i]) {
 			continue
 		}

@@ -67,6 +67,7 @@ func (l *Redis) listen(
 				if again {
 					recalled("", 0)
 				}
+				again = true // the client may subscribe anew by itself
 			case *redis.Message:
 				if key, w, ours := ParseName(l.prefix, m.Payload); ours {
 					recalled(key, w)
