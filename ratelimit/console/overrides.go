@@ -103,6 +103,7 @@ type refusal struct {
 	why  string
 }
 
+// Error implements error.
 func (r *refusal) Error() string { return r.why }
 
 func refusing(code int, format string, args ...any) error {
