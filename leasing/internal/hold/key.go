@@ -187,15 +187,15 @@ func Slot(l *ratelimit.Limit) time.Duration {
 
 // Stale tells whether the account of a bucket may soon be gone, for it is full: who claimed of it then, and had taken
 // something, would be taken for one whose account was lost. The key is to go on under another name, as one that knows
-// nothing (Restart). Nothing is lost with it: the ledger knows all that was spent, and nothing is in hand. What was
-// to be given back has come back with time.
+// nothing (Restart). Nothing is lost with it: the ledger knows all that was spent, beyond what it granted too, and
+// nothing is in hand. What was to be given back, or lay beyond the limit, has come back with time.
 func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
 	if limit.Algorithm != ratelimit.TokenBucket || k.Heard == 0 || k.asked != 0 || k.Spent > k.booked {
 		return false
 	}
 	// The ledger keeps it for a slot at least, and until it is full.
-	kept := max(Slot(limit)*3/4, Refill(k.Sum, limit)/2)
-	return k.InHand(now) == 0 && k.Drift() == 0 && now.Sub(k.Heard) >= kept
+	kept := max(Slot(limit)*3/4, Refill(k.Sum, limit)/2, Refill(k.Sum-limit.Capacity(), limit))
+	return k.InHand(now) == 0 && now.Sub(k.Heard) >= kept
 }
 
 // Counts tells whether what this node has taken of the account still counts: a ledger that loses its data must be told.
