@@ -221,7 +221,7 @@ var troubles = []trouble{
 		begin: func(f *troubled) { f.server.Kill(); f.server.Run() },
 	},
 	{
-		name: "full-table", lasts: 13 * time.Minute, alert: "SluiceTableFull", within: 12 * time.Minute, env: []string{"MAX_KEYS=256"},
+		name: "full-table", lasts: 13 * time.Minute, alert: "SluiceTableFull", within: 12 * time.Minute, env: []string{"MAX_KEYS=32"},
 		begin: func(f *troubled) { f.asks(invented) }, end: func(f *troubled) { f.asks(usualDemand) },
 	},
 	{
