@@ -27,12 +27,10 @@ func newPair(binary, rules, hotRate string) (*pair, error) {
 		return nil, err
 	}
 	p := &pair{rules: rules, hot: hotRate}
-	var members []ring.Member
 	for _, port := range ports {
 		p.addrs = append(p.addrs, "127.0.0.1:"+port)
-		members = append(members, ring.Member{Addr: "127.0.0.1:" + port})
 	}
-	p.ring = ring.New(members)
+	p.ring = ring.New(p.addrs)
 	p.owner, err = p.node(binary, 1)
 	return p, err
 }

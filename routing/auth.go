@@ -40,10 +40,9 @@ const version = 4
 
 // Bounds of what a node says of itself.
 const (
-	// maxWeight bounds a node's share of the keys, and with it the points that it
-	// has on each node's ring.
-	maxWeight = 100
-	maxAddr   = 256
+	// weight is each node's share of the keys. Nodes of earlier releases may have been given others.
+	weight  = 1
+	maxAddr = 256
 	// nonceSize is in bytes, and the least that a peer's nonce may have. mostNonce is the most.
 	nonceSize = 16
 	mostNonce = 64
@@ -58,7 +57,7 @@ var ErrSecret = errors.New("the peer has another PEER_SECRET or none, or a relay
 
 var (
 	errHello   = errors.New("the peer did not introduce itself")
-	errWeight  = errors.New("the peer's weight is out of bounds")
+	errWeight  = errors.New("the peer's ring is another")
 	errVersion = errors.New("the peer has another version of peer messages")
 	errPlain   = errors.New("the peer does not use TLS 1.3: it has an older version, or is not a peer")
 	errSelf    = errors.New("the peer has the name of this node (its PEER_ADDR)")
@@ -141,8 +140,8 @@ func check(h *wire.Hello) error {
 	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize ||
 		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0:
 		return errHello
-	case h.GetWeight() > maxWeight:
-		return fmt.Errorf("%w: it is %d (its PEER_WEIGHT), and may be at most %d", errWeight, h.GetWeight(), maxWeight)
+	case h.GetWeight() > weight:
+		return fmt.Errorf("%w: its PEER_WEIGHT is %d, and all nodes have the same: unset it", errWeight, h.GetWeight())
 	}
 	return nil
 }

@@ -277,22 +277,22 @@ func (c *core) unlock() {
 // build makes the view of those who are alive; the caller holds mu, if others
 // may look.
 func (c *core) build(old *view) *view {
-	var nodes []ring.Member
+	var nodes []string
 	v := &view{peers: make(map[string]*link, len(c.members)), mine: c.present, began: c.clock()}
 	if c.present {
-		nodes = append(nodes, ring.Member{Addr: c.options.Addr, Weight: c.options.Weight})
+		nodes = append(nodes, c.options.Addr)
 	}
 	for addr, m := range c.members {
 		v.peers[addr] = m.link
 		if m.alive {
-			nodes = append(nodes, ring.Member{Addr: addr, Weight: m.weight})
+			nodes = append(nodes, addr)
 		}
 	}
 	v.ring = ring.Of(nodes)
 	// print is a sum, and so the same on every node that sees the same members. Two nodes compare
 	// it to tell whether they speak of the same ring.
-	for _, m := range v.ring.Members() {
-		v.print += xxhash.Sum64String(m.Addr) * uint64(max(1, m.Weight))
+	for _, addr := range v.ring.Members() {
+		v.print += xxhash.Sum64String(addr)
 	}
 	// A node that was in no ring before owned nothing, so that it cannot say of any key that it has
 	// had it since. Where all had handed over under the old ring, that ring is enough to remember.
@@ -333,12 +333,8 @@ func (c *core) turn() {
 
 // lessOnly tells whether other nodes have gone, without any other change: then this node keeps its keys.
 func lessOnly(old, next *view) bool {
-	had := map[ring.Member]bool{}
-	for _, m := range old.ring.Members() {
-		had[m] = true
-	}
-	for _, m := range next.ring.Members() {
-		if !had[m] {
+	for _, addr := range next.ring.Members() {
+		if !old.ring.Has(addr) {
 			return false
 		}
 	}

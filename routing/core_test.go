@@ -176,9 +176,9 @@ func TestRuleTravelsWithItsReserve(t *testing.T) {
 	}
 }
 
-// A weight without bound would be a ring without bound.
-func TestWeightIsBounded(t *testing.T) {
-	h := &wire.Hello{Version: version, Addr: "a:1", Nonce: newNonce(), Incarnation: 7, Weight: maxWeight}
+// A node of an earlier release that has another weight would build another ring.
+func TestOtherWeightsAreRefused(t *testing.T) {
+	h := &wire.Hello{Version: version, Addr: "a:1", Nonce: newNonce(), Incarnation: 7, Weight: weight}
 	if err := check(h); err != nil {
 		t.Error(err)
 	}
@@ -219,7 +219,7 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	if !a.presence(s.now, from, false, joined-1) || !b.alive {
 		t.Error("b is out of the ring for what it said before it joined")
 	}
-	alone := ring.Of([]ring.Member{{Addr: "a", Weight: 1}})
+	alone := ring.Of([]string{"a"})
 	if a.saidDone("b", 42, joined-1); b.done == 42 {
 		t.Error("b is done, by what it said before it joined")
 	}
@@ -238,8 +238,8 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 // Keys stay where they were when other nodes have gone, and nothing else has
 // happened.
 func TestOnlyOthersHaveGone(t *testing.T) {
-	see := func(mine bool, nodes ...ring.Member) *view { return &view{ring: ring.Of(nodes), mine: mine} }
-	a, b, heavy := ring.Member{Addr: "a:1", Weight: 1}, ring.Member{Addr: "b:1", Weight: 1}, ring.Member{Addr: "b:1", Weight: 2}
+	see := func(mine bool, nodes ...string) *view { return &view{ring: ring.Of(nodes), mine: mine} }
+	const a, b = "a:1", "b:1"
 	for _, c := range []struct {
 		what      string
 		old, next *view
@@ -248,7 +248,6 @@ func TestOnlyOthersHaveGone(t *testing.T) {
 		{"nothing", see(true, a, b), see(true, a, b), true},
 		{"another has gone", see(true, a, b), see(true, a), true},
 		{"another has come", see(true, a), see(true, a, b), false},
-		{"another has more weight", see(true, a, b), see(true, a, heavy), false},
 		{"this one has gone", see(true, a, b), see(false, b), false},
 		{"this one has come", see(false, b), see(true, a, b), false},
 		{"another has gone, before this one came", see(false, b), see(false), true},
@@ -262,7 +261,7 @@ func TestOnlyOthersHaveGone(t *testing.T) {
 // A key was kept if it was this node's own in each ring since all had handed over;
 // where none is known, nobody can say so.
 func TestKeptKeys(t *testing.T) {
-	alone, other := ring.Of([]ring.Member{{Addr: "a:1", Weight: 1}}), ring.Of([]ring.Member{{Addr: "b:1", Weight: 1}})
+	alone, other := ring.Of([]string{"a:1"}), ring.Of([]string{"b:1"})
 	for _, c := range []struct {
 		since []*ring.Ring
 		kept  bool
@@ -387,17 +386,16 @@ func TestWhenViewsBegin(t *testing.T) {
 	}
 }
 
-// Rings of other nodes or other weights have other names; a weight of 0 is one of 1.
+// Rings of other nodes have other names.
 func TestRingsHaveNames(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core
-	name := func(alive bool, weight uint32) uint64 {
-		c.members["b:1"].alive, c.members["b:1"].weight = alive, weight
+	name := func(alive bool) uint64 {
+		c.members["b:1"].alive = alive
 		return c.build(nil).print
 	}
-	one := name(true, 1)
-	if name(true, 0) != one || name(true, 3) == one || name(false, 1) == one || name(true, 1) != one || one != s.nodes["b:1"].core.view.Load().print {
-		t.Error("the names of rings say who is in them, and with which weight")
+	if both := name(true); name(false) == both || name(true) != both || both != s.nodes["b:1"].core.view.Load().print {
+		t.Error("the names of rings do not say who is in them")
 	}
 }
 

@@ -467,7 +467,7 @@ func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {
 		}
 		c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: b.take(0).GetFetches()[0].GetId(), Found: wire.Found_COMING}}})
 		if refused {
-			c.view.Store(&view{ring: ring.Of([]ring.Member{{Addr: "b:1", Weight: 1}}), mine: true, peers: c.view.Load().peers})
+			c.view.Store(&view{ring: ring.Of([]string{"b:1"}), mine: true, peers: c.view.Load().peers})
 			here := c.local.LedgerNow(s.now)
 			if c.take(s.now, moved.Entry{Key: key, Account: leasing.Account{State: 1, Dead: here.Add(time.Hour)}}, here) {
 				t.Fatal("it is another's, and was taken in")

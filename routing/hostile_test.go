@@ -398,9 +398,8 @@ func TestSecretHasALeastLength(t *testing.T) {
 		{Options{Addr: "a:1", Secret: "fifteen bytes.."}, "openssl rand"},
 		{Options{Addr: "a:1"}, "PEER_SECRET has 0 bytes"},
 		{Options{Addr: "a:1", Secret: "short", TLS: insecure.NewCredentials()}, "PEER_SECRET has 5 bytes"},
-		{Options{Addr: "a:1", Secret: known, Weight: 101}, "PEER_WEIGHT is 101"},
 		{Options{Addr: "a", Secret: known}, `PEER_ADDR is "a"`},
-		{Options{Addr: "a:1", Secret: known, Weight: 100}, ""},
+		{Options{Addr: "a:1", Secret: known}, ""},
 		{Options{Addr: "a:1", TLS: insecure.NewCredentials()}, ""},
 	} {
 		switch err := c.o.Validate(); {

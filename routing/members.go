@@ -53,7 +53,6 @@ type member struct {
 	bells
 
 	// The node's own statements.
-	weight      uint32
 	incarnation uint64
 	alive       bool // in the ring
 	// holds says that the node has been in the ring, and has not stated since that it has no accounts of
@@ -117,7 +116,7 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 	c.mu.Lock()
 	defer c.unlock()
 	return &wire.Hello{
-		Version: version, Addr: c.options.Addr, Weight: c.options.Weight, Nonce: nonce,
+		Version: version, Addr: c.options.Addr, Weight: weight, Nonce: nonce,
 		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes + 1,
 	}
 }
@@ -203,10 +202,8 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 		alive = m.alive // it has changed since it welcomed this node
 	}
 	m.holds = m.holds || alive
-	// A weight changes the ring only while the node is in it.
-	changed := alive != m.alive || alive && m.weight != h.GetWeight()
-	m.alive, m.weight = alive, h.GetWeight()
-	if changed {
+	changed := alive != m.alive
+	if m.alive = alive; changed {
 		c.turn()
 	} else {
 		c.settle()

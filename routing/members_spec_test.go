@@ -88,11 +88,11 @@ func TestWaysBreakAndOpen(t *testing.T) {
 		}
 	}
 	m.telling, m.holds, m.alive = true, false, false
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 3})
-	if m.failures != 0 || m.telling || m.told != unknown || !m.alive || m.weight != 3 || !m.holds {
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1})
+	if m.failures != 0 || m.telling || m.told != unknown || !m.alive || !m.holds {
 		t.Errorf("%+v", m)
 	}
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 3, Absent: true})
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true})
 	if m.alive || !m.holds || c.view.Load().ring.Has("b:1") {
 		t.Errorf("it is not in the ring any more, and may have accounts still: %+v", m)
 	}
@@ -185,8 +185,8 @@ func TestGreetingSaysWhoOwnsKeys(t *testing.T) {
 	s := newScript(t, 1, 10)
 	c := s.start("a:1").core
 	for _, present := range []bool{true, false} {
-		c.present, c.options.Weight = present, 3
-		if h := c.hello(nonce); h.GetAbsent() == present || h.GetWeight() != 3 || h.GetAddr() != "a:1" || h.GetIncarnation() != c.incarnation || h.GetVersion() != version {
+		c.present = present
+		if h := c.hello(nonce); h.GetAbsent() == present || h.GetWeight() != 1 || h.GetAddr() != "a:1" || h.GetIncarnation() != c.incarnation || h.GetVersion() != version {
 			t.Errorf("present %v: %v", present, h)
 		}
 	}
@@ -399,7 +399,7 @@ func TestDoneIsSaidWhenAWayOpens(t *testing.T) {
 		if m.say = false; !clean {
 			c.mover.mark(0)
 		}
-		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: m.weight})
+		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: weight})
 		if m.say != clean {
 			t.Errorf("clean %v: said %v", clean, m.say)
 		}

@@ -14,7 +14,7 @@ const (
 	rejectedTLS                           // a TLS handshake that failed
 	rejectedIntroduction                  // a hello or welcome that makes no sense
 	rejectedVersion                       // of a version that is not spoken
-	rejectedWeight                        // beyond maxWeight
+	rejectedWeight                        // of an earlier release, with a weight
 	rejectedName                          // a node that has another's address
 	rejectedSecret                        // a wrong proof
 	rejectedGossip                        // what could not be decrypted, or makes no sense

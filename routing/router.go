@@ -19,7 +19,6 @@ import (
 // Options are a node's settings as one of a ring.
 type Options struct {
 	Addr      string // this node's, for peers
-	Weight    uint32 // 0 means 1
 	Discovery Discovery
 	Secret    string // the shared secret of all peers; see CheckSecret
 	// for dialling, TLS 1.3; nil: with certificates that say nothing, so that the secret is needed
@@ -32,9 +31,6 @@ type Options struct {
 // Validate tells all that is wrong with who may be a peer.
 func (o *Options) Validate() error {
 	var errs []error
-	if o.Weight > maxWeight {
-		errs = append(errs, fmt.Errorf("PEER_WEIGHT is %d, must be between 1 and %d", o.Weight, maxWeight))
-	}
 	// With certificates of the operator's authority the secret is not needed; but one that is set
 	// is used, and must not be one that can be guessed.
 	if o.TLS == nil || o.Secret != "" {
@@ -311,15 +307,11 @@ func (c *core) routingStats() ratelimit.RoutingStats {
 		slices.Sort(keys)
 		return keys
 	}
-	addrs := make([]string, 0, len(v.ring.Members()))
-	for _, m := range v.ring.Members() {
-		addrs = append(addrs, m.Addr)
-	}
 	return ratelimit.RoutingStats{
 		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(),
 		Refused:   s.refused.Load(),
 		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(),
 		Instead: s.instead.Load(),
-		Members: addrs, Ring: v.print, HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
+		Members: v.ring.Members(), Ring: v.print, HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
 	}
 }

@@ -44,7 +44,6 @@ type steppedWork struct {
 // SteppedOptions are all that a Stepped node depends on.
 type SteppedOptions struct {
 	Addr        string
-	Weight      uint32
 	HotRate     float64
 	Incarnation uint64 // not 0, and another one for each that ever had the address
 	Clock       ratelimit.Clock
@@ -87,7 +86,7 @@ type steppedAsks struct {
 
 // NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
-	c := newCore(Options{Addr: o.Addr, Weight: o.Weight, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
+	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
 	c.hands, c.random, c.incarnation = s, o.Random, o.Incarnation
 	// Where tables choose at random, two runs of one seed would differ.

@@ -71,7 +71,7 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 	s, a := newPair(t)
 	c, now := a.core, a.core.view.Load().ring
 	mine, theirs := a.ownedBy("a:1"), a.ownedBy("b:1")
-	alone := ring.Of([]ring.Member{{Addr: "a:1", Weight: 1}})
+	alone := ring.Of([]string{"a:1"})
 	for _, x := range []struct {
 		what   string
 		key    []byte

@@ -27,7 +27,6 @@ type peerFlags struct {
 	Addr    string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT."`
 	Bind    string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Listen address for peers, behind a NAT or a proxy. PEERS gossip uses its next port, TCP and UDP. Default: PEER_ADDR."`
 	Secret  string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
-	Weight  uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"Relative number of keys of this node, 1 to 100."`
 	TLSCert string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
 	TLSKey  string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
 	TLSCA   string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
@@ -52,13 +51,10 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	if err != nil {
 		return o, nil, err
 	}
-	if f.Weight < 1 || f.Weight > 100 {
-		return o, nil, fmt.Errorf("PEER_WEIGHT is %d, must be between 1 and 100", f.Weight)
-	}
 	if f.HotRate < 0 {
 		return o, nil, fmt.Errorf("HOT_KEY_RATE is %v, must not be negative", f.HotRate)
 	}
-	o.Addr, o.Secret, o.Weight, o.HotRate = f.Addr, f.Secret, f.Weight, f.HotRate
+	o.Addr, o.Secret, o.HotRate = f.Addr, f.Secret, f.HotRate
 	if f.TLSCert == "" && f.TLSKey == "" && f.TLSCA == "" {
 		if f.Secret == "" {
 			return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")

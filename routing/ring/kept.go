@@ -1,6 +1,10 @@
 package ring
 
-import "sync"
+import (
+	"slices"
+	"strings"
+	"sync"
+)
 
 // Rings are built once for each set of members: nodes of one process, and
 // nodes that come and go, see the same again and again.
@@ -14,27 +18,22 @@ var kept struct {
 // mostRings are kept, with at most MostPoints in all; then all are built anew.
 const mostRings = 64
 
-// Of is the ring of these nodes, which it puts in order. It may have been built before, and may
-// block while another is built.
-func Of(nodes []Member) *Ring {
-	sortMembers(nodes)
-	// The members in order are the map's key. Two bytes hold any weight that a node may have.
-	name := make([]byte, 0, 64)
-	for _, m := range nodes {
-		name = append(name, m.Addr...)
-		name = append(name, 0, byte(m.Weight), byte(m.Weight>>8))
-	}
+// Of is the ring of the nodes at these addresses, which it puts in order. It may have been built before, and
+// may block while another is built.
+func Of(addrs []string) *Ring {
+	slices.Sort(addrs)
+	name := strings.Join(addrs, "\x00")
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
 	// The lock is held while a ring is built: nodes of one process that see the same change would
 	// otherwise each build the same ring of up to MostPoints points.
-	r := kept.of[string(name)]
+	r := kept.of[name]
 	if r == nil {
-		r = New(nodes)
+		r = New(addrs)
 		if kept.points += r.Size(); kept.of == nil || len(kept.of) >= mostRings || kept.points > MostPoints {
 			kept.of, kept.points = map[string]*Ring{}, r.Size()
 		}
-		kept.of[string(name)] = r
+		kept.of[name] = r
 	}
 	return r
 }

@@ -5,20 +5,11 @@ import (
 	"testing"
 )
 
-// A ring is built once for the same nodes and weights, and not kept for ever: there
+// A ring is built once for the same nodes, and not kept for ever: there
 // are at most 64, with a bounded number of points in all.
 func TestRingsAreKept(t *testing.T) {
-	nodes := func(name string, weight uint32) []Member {
-		return []Member{{Addr: name, Weight: weight}, {Addr: "z:1", Weight: 1}}
-	}
-	for _, weight := range []uint32{0, 1, 256} {
-		for range 2 {
-			if got := Of(nodes("weighs:1", weight)).Members()[0].Weight; got != weight {
-				t.Errorf("a node of weight %d has %d", weight, got)
-			}
-		}
-	}
-	if first := Of(nodes("a:1", 1)); first != Of(nodes("a:1", 1)) {
+	nodes := func(name string) []string { return []string{name, "z:1"} }
+	if first := Of(nodes("a:1")); first != Of(nodes("a:1")) {
 		t.Error("the same ring was built twice")
 	}
 	most := 0
@@ -28,13 +19,13 @@ func TestRingsAreKept(t *testing.T) {
 		return len(kept.of)
 	}
 	for i := range 2*64 + 1 {
-		Of([]Member{{Addr: fmt.Sprint("few:", i), Weight: 1}})
+		Of([]string{fmt.Sprint("few:", i)})
 		most = max(most, there())
 	}
 	if most != 64 {
 		t.Errorf("%d rings were kept", most)
 	}
-	light := []Member{{Addr: "light:1", Weight: 1}}
+	light := []string{"light:1"}
 	points := New(light).Size()
 	for _, c := range []struct{ had, kept int }{{MostPoints - points, 2}, {MostPoints - points + 1, 1}} {
 		kept.mu.Lock()

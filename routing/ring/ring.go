@@ -11,26 +11,19 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Member is a node that may own keys.
-type Member struct {
-	Addr   string // where its peers reach it, and its name
-	Weight uint32 // its relative share of the keys; 0 means 1
-}
-
-// PointsPerNode is how many points of the ring a node of weight 1 has: enough
+// PointsPerNode is how many points of the ring a node has: enough
 // that with 100 nodes the busiest has less than 1.10 times the mean.
 const PointsPerNode = 2048
 
-// MostPoints bounds a ring to some 100 MB. If the members together weigh more than 2048, each has half as
-// many points for its weight, or a quarter, and so on. All nodes agree, because the number depends on the
-// members alone.
+// MostPoints bounds a ring to some 100 MB. Of more than 2048 members each has half as many points, or a
+// quarter, and so on. All nodes agree, because the number depends on the members alone.
 const MostPoints = 1 << 22
 
 // Ring says which member owns a hash. It is immutable; the zero Ring has no members. A point is XXH64 of
 // "address_i", and a hash belongs to the first point at or after it, as in Envoy's RING_HASH with XX_HASH.
 // Source: Karger et al., "Consistent Hashing and Random Trees", 1997.
 type Ring struct {
-	members []Member
+	members []string // addresses of nodes, in order
 	points  []point
 	shift   uint8   // of a hash, to its first guess in start
 	start   []int32 // by the upper bits of a hash: the first point that may be its own
@@ -41,17 +34,14 @@ type point struct {
 	owner int32
 }
 
-// New builds a ring. Members with the same address count once. It
-// allocates about 40 KB for each unit of their weights, and at most mostPoints.
-func New(members []Member) *Ring {
-	r := &Ring{members: slices.Clone(members)}
-	sortMembers(r.members)
+// New builds a ring of the nodes at these addresses. It allocates about 40 KB for each, and at most MostPoints.
+func New(addrs []string) *Ring {
 	// Two nodes must build the same ring of the same members, in any order and with repetitions.
-	r.members = slices.CompactFunc(r.members, func(a, b Member) bool { return a.Addr == b.Addr })
-	each := pointsEach(r.members)
-	for i, m := range r.members {
-		for n := range each * int(max(1, m.Weight)) {
-			r.points = append(r.points, point{xxhash.Sum64String(m.Addr + "_" + strconv.Itoa(n)), int32(i)})
+	r := &Ring{members: slices.Compact(slices.Sorted(slices.Values(addrs)))}
+	each := pointsEach(len(r.members))
+	for i, addr := range r.members {
+		for n := range each {
+			r.points = append(r.points, point{xxhash.Sum64String(addr + "_" + strconv.Itoa(n)), int32(i)})
 		}
 	}
 	slices.SortFunc(r.points, func(a, b point) int {
@@ -70,21 +60,13 @@ func New(members []Member) *Ring {
 	return r
 }
 
-// pointsEach is how many points members have for each unit of weight.
-func pointsEach(members []Member) int {
-	weight := 0
-	for _, m := range members {
-		weight += int(max(1, m.Weight))
-	}
+// pointsEach is how many points each of so many members has.
+func pointsEach(members int) int {
 	each := PointsPerNode
-	for each > 1 && each*weight > MostPoints {
+	for each > 1 && each*members > MostPoints {
 		each /= 2
 	}
 	return each
-}
-
-func sortMembers(m []Member) {
-	slices.SortFunc(m, func(a, b Member) int { return cmp.Compare(a.Addr, b.Addr) })
 }
 
 // Owner returns the address of the member that a hash belongs to, "" if there
@@ -101,18 +83,18 @@ func (r *Ring) Owner(hash uint64) string {
 	if i == len(r.points) {
 		i = 0
 	}
-	return r.members[r.points[i].owner].Addr
+	return r.members[r.points[i].owner]
 }
 
 // Size is how many points the ring has.
 func (r *Ring) Size() int { return len(r.points) }
 
-// Members returns the members by address. It is not to be changed.
-func (r *Ring) Members() []Member { return r.members }
+// Members are the addresses of the members, in order. They are not to be changed.
+func (r *Ring) Members() []string { return r.members }
 
 // Has tells whether a member is in the ring.
 func (r *Ring) Has(addr string) bool {
-	_, ok := slices.BinarySearchFunc(r.members, addr, func(m Member, a string) int { return cmp.Compare(m.Addr, a) })
+	_, ok := slices.BinarySearch(r.members, addr)
 	return ok
 }
 

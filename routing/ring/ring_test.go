@@ -10,10 +10,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-func members(n int) []Member {
-	m := make([]Member, n)
+func members(n int) []string {
+	m := make([]string, n)
 	for i := range m {
-		m[i].Addr = fmt.Sprintf("10.0.%d.%d:8082", i/250, i%250+1)
+		m[i] = fmt.Sprintf("10.0.%d.%d:8082", i/250, i%250+1)
 	}
 	return m
 }
@@ -32,7 +32,7 @@ const manyKeys = 300_000
 func TestRingSpreads(t *testing.T) {
 	for _, n := range []int{3, 10, 100} {
 		before, after := New(members(n)), New(members(n+1))
-		newcomer := members(n + 1)[n].Addr
+		newcomer := members(n + 1)[n]
 		for name, key := range keySets {
 			counts := map[string]int{}
 			moved := 0
@@ -60,21 +60,6 @@ func TestRingSpreads(t *testing.T) {
 	}
 }
 
-func TestRingWeights(t *testing.T) {
-	m := members(4)
-	m[0].Weight = 3
-	r := New(m)
-	heavy := 0
-	for i := range manyKeys {
-		if r.Owner(xxhash.Sum64String(fmt.Sprint(i))) == m[0].Addr {
-			heavy++
-		}
-	}
-	if share := float64(heavy) / manyKeys; share < 0.45 || share > 0.55 {
-		t.Errorf("a node of weight 3 beside three of weight 1 has %.3f", share)
-	}
-}
-
 // The index finds what a search from the start finds.
 func TestRingOwner(t *testing.T) {
 	r := New(append(members(7), members(3)...))
@@ -91,11 +76,11 @@ func TestRingOwner(t *testing.T) {
 				break
 			}
 		}
-		if got := r.Owner(h); got != r.members[want].Addr {
-			t.Fatalf("%x is %s's, not %s's", h, r.members[want].Addr, got)
+		if got := r.Owner(h); got != r.members[want] {
+			t.Fatalf("%x is %s's, not %s's", h, r.members[want], got)
 		}
 	}
-	if len(r.Members()) != 7 || !r.Has(members(7)[3].Addr) || r.Has("x") {
+	if len(r.Members()) != 7 || !r.Has(members(7)[3]) || r.Has("x") {
 		t.Error(r)
 	}
 	if new(Ring).Owner(1) != "" {
@@ -108,7 +93,7 @@ func TestRingOwner(t *testing.T) {
 
 // A point is where Envoy's RING_HASH puts it: XXH64, seed 0, of "address_i".
 func TestRingIsEnvoys(t *testing.T) {
-	r := New([]Member{{Addr: "127.0.0.1:90"}})
+	r := New([]string{"127.0.0.1:90"})
 	want := xxhash.Sum64String("127.0.0.1:90_17")
 	for _, p := range r.points {
 		if p.hash == want {
@@ -161,29 +146,19 @@ func TestHashOfIsTheLastValues(t *testing.T) {
 	}
 }
 
-// However much weight there is, a ring has at most mostPoints, and all nodes
-// have the same.
+// Of however many members, a ring has at most MostPoints, and all nodes have the same.
 func TestRingIsBounded(t *testing.T) {
-	for _, c := range []struct{ nodes, weight, each int }{
-		{1, 1, PointsPerNode},
-		{1000, 1, PointsPerNode},
-		{20, 100, PointsPerNode},
-		{21, 100, PointsPerNode / 2},
-		{1001, 100, 32},
-		{2048, 1, PointsPerNode},
-		{2049, 1, PointsPerNode / 2},
-		{4096, 0, PointsPerNode / 2},
-		{1, MostPoints, 1},
+	for _, c := range []struct{ nodes, each int }{
+		{1, PointsPerNode},
+		{2048, PointsPerNode},
+		{2049, PointsPerNode / 2},
+		{4096, PointsPerNode / 2},
+		{4097, PointsPerNode / 4},
+		{MostPoints, 1},
+		{MostPoints + 1, 1},
 	} {
-		m := members(c.nodes)
-		for i := range m {
-			m[i].Weight = uint32(c.weight)
+		if each := pointsEach(c.nodes); each != c.each {
+			t.Errorf("%d nodes have %d points each, not %d", c.nodes, each, c.each)
 		}
-		if each := pointsEach(m); each != c.each || each*c.nodes*c.weight > MostPoints {
-			t.Errorf("%d nodes of weight %d have %d points each, not %d", c.nodes, c.weight, each, c.each)
-		}
-	}
-	if each := pointsEach([]Member{{Addr: "a:1", Weight: MostPoints + 1}}); each != 1 {
-		t.Errorf("however much it weighs, a node has points: %d each", each)
 	}
 }
