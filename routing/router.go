@@ -312,6 +312,7 @@ func (c *core) routingStats() ratelimit.RoutingStats {
 		Refused:   s.refused.Load(),
 		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(),
 		Instead: s.instead.Load(),
-		Members: v.ring.Members(), Ring: v.print, HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
+		Members: v.ring.Members(), Ring: v.print,
+		HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
 	}
 }
