@@ -101,7 +101,7 @@ func heeds(client redis.UniversalClient) error {
 	}
 	if !heeds || retries > 0 {
 		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, "+
-			"must be true and -1: a decision would wait for longer than its rule's StoreDeadline", heeds, retries)
+			"must be true and -1: otherwise a decision waits longer than its rule's StoreDeadline", heeds, retries)
 	}
 	return nil
 }
@@ -193,7 +193,7 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 	}
 	r.Limit.Carries = r.Coordination.Carries(r.Limit)
 	check(r.Coordination.Debt == ratelimit.DebtCarried && !r.Limit.Carries,
-		"its debt is carry, must be forget but for a FixedWindow whose denials charge")
+		"its debt is carry, which needs a FixedWindow whose denials charge")
 	if len(problems) > 0 {
 		return nil, fmt.Errorf("leasing: rule %q: %s", name, strings.Join(problems, "; "))
 	}

@@ -125,7 +125,7 @@ var likeRegexp = regexp.MustCompile(`^\^|\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, said := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
 		if what, text := said[0], said[1]; text != strings.TrimSpace(text) {
-			a.warn(Misread, d.Place, "%s: the %s %q begins or ends with white space, and matches only what does, too",
+			a.warn(Misread, d.Place, "%s: the %s %q begins or ends with white space, which requests must have, too",
 				cut(name, maxName), what, shorten(text))
 		}
 	}
@@ -135,8 +135,8 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 			"with its length as the value", cut(name, maxName), shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
-		a.warn(Misread, d.Place, "%s: the value %q looks like a regular expression, and is none: '*' stands for any "+
-			"text, and every other character for itself", cut(name, maxName), shorten(d.Value))
+		a.warn(Misread, d.Place, "%s: the value %q looks like a regular expression, but only '*' is special: it stands "+
+			"for any text", cut(name, maxName), shorten(d.Value))
 	}
 }
 
@@ -147,8 +147,8 @@ func (a *adviser) name(d *Descriptor, name string) {
 		return
 	}
 	if first := a.named[name]; first != nil {
-		a.warn(SameName, d.Place, "%s: metrics and statistics count it together with the rule%s, which has the same "+
-			"name and matches other requests; rename one of them", cut(name, maxName), at(first))
+		a.warn(SameName, d.Place, "%s: metrics and statistics add it to the rule%s, which has the same name and "+
+			"matches other requests; rename one of them", cut(name, maxName), at(first))
 		return
 	}
 	a.named[name] = d
@@ -230,7 +230,7 @@ func (a *adviser) hidden(d *Descriptor, f *family, above string) {
 			return
 		}
 		if newPattern(first.Value).matches(text) {
-			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all that it matches%s",
+			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its requests%s",
 				cut(above, maxName), shorten(d.Segment()), shorten(first.Segment()), at(first), orderHint(d, f))
 			return
 		}
@@ -256,8 +256,8 @@ func (a *adviser) unlimited(d, instead *Descriptor, name string) {
 		if !leaf {
 			what = "has no rate_limit of its own"
 		}
-		a.warn(NoLimit, d.Place, "%s %s: a request that ends there is not limited, and %s%s, which would limit it, is "+
-			"not tried%s", name, what, shorten(instead.Segment()), at(instead), meant)
+		a.warn(NoLimit, d.Place, "%s %s: requests that end there are not limited, because %s%s is not tried for "+
+			"them%s", name, what, shorten(instead.Segment()), at(instead), meant)
 	case leaf:
 		a.warn(NoLimit, d.Place, "%s has neither rate_limit nor descriptors: it limits nothing%s", name, meant)
 	}
@@ -293,20 +293,20 @@ func idle(field string, c *ratelimit.Coordination) string {
 		}
 	case "local_cap":
 		if c.OnStoreFailure != ratelimit.FailLocal {
-			return fmt.Sprintf("it is for on_store_failure: local, and this rule's is %s", c.OnStoreFailure)
+			return fmt.Sprintf("it applies to on_store_failure: local, and this rule has %s", c.OnStoreFailure)
 		}
 	case "lease.reserve":
 		switch {
 		case c.Mode.Spec().Drifts:
 			return fmt.Sprintf("mode %s has drift_budget instead", c.Mode)
 		case c.Audit:
-			return "an audit has all that is spent on record before it is spent"
+			return "an audited rule records tokens before it spends them"
 		case c.Debt == ratelimit.DebtCarried:
-			return "with debt: carry the ledger counts up to the whole limit, beyond which there is debt"
+			return "with debt: carry, debt begins above the whole limit"
 		}
 	case "reclaim":
 		if c.Reclaim == ratelimit.ReclaimEager && !c.Eager() {
-			return fmt.Sprintf("under mode %s nothing is reclaimed eagerly", c.Mode)
+			return fmt.Sprintf("mode %s does not reclaim tokens eagerly", c.Mode)
 		}
 	}
 	return foreign(field, c.Mode)
@@ -323,5 +323,5 @@ func foreign(field string, mode ratelimit.Mode) string {
 	if len(of) == 0 || slices.Contains(of, mode.String()) {
 		return ""
 	}
-	return fmt.Sprintf("it is for mode %s, and this rule's is %s", strings.Join(of, " and "), mode)
+	return fmt.Sprintf("it applies to mode %s, and this rule has %s", strings.Join(of, " and "), mode)
 }

@@ -91,15 +91,15 @@ func tokens(text []byte) (n, directives int) {
 // nothing.
 func (b Caps) check(text []byte, left int) (n int, beyond string) {
 	if len(text) > b.FileBytes {
-		return 0, fmt.Sprintf("it is %d bytes, the most is %d: split it into several files", len(text), b.FileBytes)
+		return 0, fmt.Sprintf("it has %d bytes, and the maximum is %d: split it into several files", len(text), b.FileBytes)
 	}
 	n, directives := tokens(text)
 	switch {
 	case n > left:
-		return n, fmt.Sprintf("it has %d tokens, the most for all files is %d, of which %d are left: have fewer "+
-			"rules, or raise MAX_MEMORY", n, b.Tokens, left)
+		return n, fmt.Sprintf("it has %d tokens, and %d are left of the maximum of %d for all files: use "+
+			"fewer rules, or raise MAX_MEMORY", n, left, b.Tokens)
 	case directives > maxDirectives:
-		return n, fmt.Sprintf("it has %d lines that start with %%, the most is %d: rules need none, remove them",
+		return n, fmt.Sprintf("it has %d lines that start with %%, and the maximum is %d: remove them",
 			directives, maxDirectives)
 	}
 	return n, ""
@@ -109,12 +109,12 @@ func (b Caps) check(text []byte, left int) (n int, beyond string) {
 // those that come some other way.
 func (b Caps) all(files []Text) error {
 	if len(files) > b.Files {
-		return fmt.Errorf("there are %d files, at most %d are allowed: join some", len(files), b.Files)
+		return fmt.Errorf("there are %d files, and the maximum is %d: join some", len(files), b.Files)
 	}
 	sum := 0
 	for _, f := range files {
 		if sum += len(f.Data); sum > b.TotalBytes {
-			return fmt.Errorf("all files up to %s are %d bytes, the most is %d: have fewer rules, or raise "+
+			return fmt.Errorf("all files up to %s have %d bytes, and the maximum is %d: use fewer rules, or raise "+
 				"MAX_MEMORY", cut(f.Name, maxName), sum, b.TotalBytes)
 		}
 	}

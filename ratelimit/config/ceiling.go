@@ -26,7 +26,7 @@ func (c *compiler) overridden(r *ratelimit.Rule, d *Descriptor, s *scope) {
 		c.odd(NoEffect, d.Inherited.Place, s.names, "max_override has no effect: %s", why)
 	case *own < r.Limit.Requests:
 		c.odd(Misread, d.Inherited.Place, s.names, "max_override is %d and requests_per_unit %d: overrides can only "+
-			"lower the limit; raise max_override, or write overrides: false to have none", *own, r.Limit.Requests)
+			"lower the limit; raise max_override, or write overrides: false", *own, r.Limit.Requests)
 	}
 }
 

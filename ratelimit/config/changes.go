@@ -41,7 +41,7 @@ func (c *Change) What() string {
 	case Added, Removed:
 		return string(c.Kind) + ": " + c.Limit
 	case Reordered:
-		return "its patterns are tried in another order"
+		return "the order of its patterns changes"
 	}
 	texts := make([]string, len(c.Fields))
 	for i, f := range c.Fields {

@@ -178,8 +178,8 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	if in.Burst != nil {
 		s.burst = *in.Burst
 		if s.algorithm != ratelimit.TokenBucket {
-			c.wrong(in.Place, s.names, "config error, burst is for algorithm: token_bucket, and this is %s; say "+
-				"algorithm: token_bucket beside it, or remove burst", s.algorithm)
+			c.wrong(in.Place, s.names, "config error, burst applies to algorithm: token_bucket, and this is %s; write "+
+				"algorithm: token_bucket, or remove burst", s.algorithm)
 		}
 	}
 	inherited := s.coordination.Validate()
@@ -231,7 +231,7 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 		if !c.full {
 			c.full = true
 			c.wrong(d.Place, above.names, "config error, the names of all descriptors, each with those above it, are "+
-				"more than %d bytes: have shorter keys and values, or fewer below long ones", maxPathBytes)
+				"more than %d bytes: use shorter keys and values, or fewer below long ones", maxPathBytes)
 		}
 		return
 	}
@@ -250,7 +250,7 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	}
 	if first := at.place(n, d, wildcard); first != nil {
 		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'%s; for two limits on one key, "+
-			"have Envoy send a second descriptor with another key, for example generic_key before it",
+			"let Envoy send a second descriptor with another key, for example generic_key before it",
 			cut(s.names, maxName), firstAt(first.place))
 	}
 	if d.Limit != nil {
@@ -327,17 +327,17 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	switch {
 	case l.Concurrency > 0:
 	case l.HoldTTL != 0:
-		c.wrong(l.Place, s.names, "config error, hold_ttl is for concurrency; add concurrency, or remove hold_ttl")
+		c.wrong(l.Place, s.names, "config error, hold_ttl applies to concurrency; add concurrency, or remove hold_ttl")
 	case l.Unlimited && l.Unit != "":
 		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
 			"number, or unlimited")
 	case !l.Unlimited && !known:
 		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
 	case l.Unlimited && l.Multiplier > 0:
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and what is unlimited has no unit",
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and an unlimited rule has no unit",
 			l.Multiplier)
 	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, the most for a %s is %d", l.Multiplier, unit,
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d", l.Multiplier, unit,
 			unit.MostMultiplier())
 	}
 	for _, other := range l.Replaces {
@@ -392,11 +392,11 @@ func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
 	}
 	if s.algorithm != ratelimit.FixedWindow {
 		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which pays debt "+
-			"off by itself; use fixed_window, or say debt: forget", s.algorithm)
+			"off by itself; use fixed_window, or write debt: forget", s.algorithm)
 		return
 	}
-	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, by which nothing is "+
-		"charged beyond the limit; say on_deny: charge, or debt: forget", s.coordination.OnDeny)
+	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, which charges nothing "+
+		"beyond the limit; write on_deny: charge, or debt: forget", s.coordination.OnDeny)
 }
 
 // billed is the limit with windows of billing months, or as it was where it can have none.
@@ -406,9 +406,9 @@ func (c *compiler) billed(limit ratelimit.Limit, l *RateLimit, s *scope) ratelim
 	}
 	switch {
 	case l.Unlimited:
-		wrong("what is unlimited has no period; remove billing, or unlimited")
+		wrong("an unlimited rule has no period; remove billing, or unlimited")
 	case limit.Unit != ratelimit.Month && limit.Unit != ratelimit.CalendarMonth:
-		wrong("the unit is '%s', and only a month is billed from a day; say unit: month, or remove billing",
+		wrong("the unit is '%s', and only months begin at a billing day; write unit: month, or remove billing",
 			shorten(l.Unit))
 	case l.Multiplier > 1:
 		wrong("unit_multiplier is %d, and a billing period is one month; remove one of the two", l.Multiplier)

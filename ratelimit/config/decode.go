@@ -104,8 +104,8 @@ func (d *decoder) descriptors(f *field) []Descriptor {
 // another counts a descriptor, and tells whether there may be one more.
 func (d *decoder) another(at Place) bool {
 	if d.rules++; d.rules == d.most+1 {
-		d.problems.add(at, "config error, all files together have more than %d descriptors, and this is the first "+
-			"too many: have fewer, with patterns or values of requests, or raise MAX_MEMORY", d.most)
+		d.problems.add(at, "config error, all files together have more than %d descriptors, from this one on: use "+
+			"fewer, with patterns or values of requests, or raise MAX_MEMORY", d.most)
 	}
 	return d.rules <= d.most
 }
@@ -134,7 +134,7 @@ func (d *decoder) maps(f *field) []*value {
 
 func (d *decoder) limit(f *field) *RateLimit {
 	if f.value.kind == null {
-		d.warnings.addKind(NoEffect, f.place, "'rate_limit' is empty, and limits nothing: say unit and "+
+		d.warnings.addKind(NoEffect, f.place, "'rate_limit' is empty and limits nothing: write unit and "+
 			"requests_per_unit, indented further than rate_limit")
 		return nil
 	}

@@ -20,7 +20,7 @@ func (d Draft) written(caps Caps) ([]Text, Problems) {
 		f := &d.Files[i]
 		text, err := WriteFile(f, caps.FileBytes)
 		if sum += len(text); err == nil && sum > caps.TotalBytes {
-			err = fmt.Errorf("with it all files are %d bytes, the most is %d: have fewer rules, or raise "+
+			err = fmt.Errorf("with it all files have %d bytes, and the maximum is %d: use fewer rules, or raise "+
 				"MAX_MEMORY", sum, caps.TotalBytes)
 		}
 		texts = append(texts, Text{f.Place.File, text})
@@ -45,7 +45,7 @@ func (d *decoder) check(files []File, texts []Text, caps Caps) {
 		}
 		left -= n
 		if files[i].Defaults.depth(0) > maxDepth || !d.shallow(files[i].Descriptors, 1) {
-			d.problems.add(files[i].Place, "error loading config file: it is nested deeper than %d: write it flatter",
+			d.problems.add(files[i].Place, "error loading config file: it is nested deeper than %d: use fewer levels",
 				maxDepth)
 			return
 		}

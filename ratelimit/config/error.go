@@ -60,16 +60,16 @@ var Kinds = []struct {
 	Kind    Kind
 	Meaning string
 }{
-	{Invalid, "The rules are refused; the rules before stay in force."},
-	{NoEffect, "What is written there does nothing."},
-	{ZeroLimit, "A limit without requests_per_unit is a limit of 0, and refuses every request."},
-	{NoLimit, "A descriptor that limits nothing, or keeps a rule from limiting."},
-	{Hidden, "A rule that can never apply: another one is tried before it."},
-	{Misread, "A value that probably means something else than its writer thinks."},
-	{Ineffective, "Settings that are valid, and cannot do what they are for."},
-	{SameName, "Two rules that are counted under the same name."},
-	{NoRules, "Nothing is limited at all."},
-	{Range, "A range of addresses as a value: no address matches it."},
+	{Invalid, "The rules are refused. The previous rules stay in force."},
+	{NoEffect, "A setting without effect."},
+	{ZeroLimit, "A limit without requests_per_unit. It is 0 and refuses every request."},
+	{NoLimit, "A descriptor without a limit, which can keep another rule from applying."},
+	{Hidden, "A rule that never applies, because another one matches its requests first."},
+	{Misread, "A value that probably matches other requests than intended."},
+	{Ineffective, "A valid setting that cannot do its task."},
+	{SameName, "Two rules with the same name in metrics."},
+	{NoRules, "Rules without any limit."},
+	{Range, "A value that is an address range. No address matches it."},
 }
 
 // Error is the place and the message.
@@ -109,7 +109,7 @@ func (ps *Problems) addKind(kind Kind, at Place, format string, args ...any) {
 		return
 	case len(*ps) == maxProblems:
 		at.Line, at.Column = lastLine, 0
-		format, args = "there are more problems: mend these first", nil
+		format, args = "there are more problems: correct these first", nil
 	}
 	at.File = cut(at.File, maxName)
 	*ps = append(*ps, &Problem{at, cut(fmt.Sprintf(format, args...), maxMessage), kind})

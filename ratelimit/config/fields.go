@@ -82,9 +82,9 @@ func init() { // descriptors hold descriptors
 var elsewhere = map[string]string{
 	"domain": "at the root of the file", "descriptors": "at the root or in a descriptor",
 	"key": "in a descriptor", "value": "in a descriptor", "rate_limit": "in a descriptor",
-	"shadow_mode": "in a descriptor, beside rate_limit", "quota_mode": "in a descriptor, beside rate_limit",
-	"detailed_metric": "in a descriptor, beside rate_limit", "value_to_metric": "in a descriptor, beside rate_limit",
-	"share_threshold": "in a descriptor, beside rate_limit", "metadata": "in a descriptor, beside rate_limit",
+	"shadow_mode": "in a descriptor, next to rate_limit", "quota_mode": "in a descriptor, next to rate_limit",
+	"detailed_metric": "in a descriptor, next to rate_limit", "value_to_metric": "in a descriptor, next to rate_limit",
+	"share_threshold": "in a descriptor, next to rate_limit", "metadata": "in a descriptor, next to rate_limit",
 	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unit_multiplier": "in rate_limit",
 	"unlimited": "in rate_limit", "concurrency": "in rate_limit", "hold_ttl": "in rate_limit",
 	"name": "in rate_limit", "replaces": "in rate_limit",

@@ -14,7 +14,7 @@ import (
 
 func unitHint(said string) string {
 	if said == "" {
-		return "; unit is not set: say one of " + strings.Join(ratelimit.UnitNames(), ", ")
+		return "; unit is not set: write one of " + strings.Join(ratelimit.UnitNames(), ", ")
 	}
 	hint, units := ratelimit.DidYouMean(said, ratelimit.UnitNames()), strings.Join(ratelimit.UnitNames(), ", ")
 	if hint == "" {
@@ -27,9 +27,9 @@ func unitHint(said string) string {
 func unknownHint(key string, known []string) string {
 	switch key {
 	case "algorithm", "burst", "coordination", "overrides", "max_override":
-		return "; it belongs in the descriptor, beside rate_limit"
+		return "; it belongs in the descriptor, next to rate_limit"
 	case "billing":
-		return "; it belongs in rate_limit, beside unit: month"
+		return "; it belongs in rate_limit, next to unit: month"
 	case "day", "time_zone":
 		return "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
 	case "apiVersion":
@@ -80,7 +80,7 @@ func listHint(f *field) string {
 // fileHint is about a file that holds no map.
 func fileHint(file string, k kind) string {
 	if k == sequence {
-		return "; a list of descriptors stands below descriptors:, and domain: beside that"
+		return "; write domain: NAME, then the list below descriptors:"
 	}
 	return strayHint(file)
 }

@@ -19,7 +19,7 @@ func (d *decoder) hold(f *field) *Hold {
 	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
 	fill(d, h, &f.value, holdFields)
 	if len(h.said) != 1 {
-		d.problems.add(f.place, "config error, hold says %s; say one of amount, from and learned: how much a request "+
+		d.problems.add(f.place, "config error, hold has %s; write one of amount, from and learned: how much a request "+
 			"holds", orNone(h.said))
 	}
 	return h
@@ -27,7 +27,7 @@ func (d *decoder) hold(f *field) *Hold {
 
 func orNone(said []string) string {
 	if len(said) == 0 {
-		return "neither amount nor from nor learned"
+		return "no amount, from or learned"
 	}
 	slices.Sort(said)
 	return strings.Join(said, " and ")
@@ -137,7 +137,7 @@ func (c *compiler) holds(r *ratelimit.Rule, s *scope, at Place) {
 	}
 	if s.charges != nil {
 		c.wrong(*s.charges, s.names, "config error, coordination: on_deny is charge, and a rule with a %s charges a "+
-			"refused request nothing; say on_deny: refund for it, or remove on_deny", field)
+			"refused request nothing; write on_deny: refund, or remove on_deny", field)
 	}
 	r.Hold = hold
 	// A refused request has no cost that could be settled, and so takes nothing, from none of its budgets.

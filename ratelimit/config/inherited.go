@@ -60,7 +60,7 @@ func treeOf(at Place, v any) (value, error) {
 			out.fields = append(out.fields, field{key, at, below})
 		}
 	default:
-		return value{}, fmt.Errorf("a %T is no value of a setting", v)
+		return value{}, fmt.Errorf("a setting cannot be a %T", v)
 	}
 	return out, nil
 }

@@ -193,7 +193,7 @@ func (w *walk) names(path string) ([]string, error) {
 	}
 	if w.count += len(names); w.count > most {
 		return nil, fmt.Errorf("config directory %s: with it there are more than %d names of files and directories: "+
-			"remove what are no rules, or move the rules", cut(path, maxName), most)
+			"remove other files, or move the rules", cut(path, maxName), most)
 	}
 	slices.Sort(names)
 	return names, nil
@@ -204,7 +204,7 @@ func (w *walk) names(path string) ([]string, error) {
 func (w *walk) read(path string) ([]byte, error) {
 	b := w.caps
 	if len(w.files) == b.Files {
-		return nil, fmt.Errorf("config file %s: at most %d files are allowed: join some", cut(path, maxName), b.Files)
+		return nil, fmt.Errorf("config file %s: the maximum is %d files: join some", cut(path, maxName), b.Files)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -220,7 +220,7 @@ func (w *walk) read(path string) ([]byte, error) {
 			cut(path, maxName), b.FileBytes)
 	}
 	if w.bytes += len(data); w.bytes > b.TotalBytes {
-		return nil, fmt.Errorf("config file %s: with it all files are %d bytes, the most is %d: have fewer rules, or "+
+		return nil, fmt.Errorf("config file %s: with it all files have %d bytes, and the maximum is %d: use fewer rules, or "+
 			"raise MAX_MEMORY", cut(path, maxName), w.bytes, b.TotalBytes)
 	}
 	return data, nil

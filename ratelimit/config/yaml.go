@@ -158,7 +158,7 @@ func (r *resolver) resolve(n *yaml.Node, depth int) value {
 	if r.nodes++; r.nodes > 2*r.most+1 || depth > maxDepth {
 		if !r.full {
 			r.problems.add(v.place, "error loading config file: with its aliases it has more tokens than the %d that "+
-				"are left, or it is nested deeper than %d: write less of it, or flatter", r.most,
+				"are left, or it is nested deeper than %d: use fewer rules, or fewer levels", r.most,
 				maxDepth)
 		}
 		r.full = true

@@ -208,7 +208,7 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left in the account", l.Unspent, left),
 			l.Resets
 	case l != nil && l.Refuses > 0:
-		return over + ": no tokens, and none before the reset",
+		return over + ": no tokens before the reset",
 			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
 		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",

@@ -154,7 +154,7 @@ func (i *importing) header(rows *csv.Reader) error {
 	}
 	for at, name := range names {
 		if !slices.Contains(CSVColumns, name) || slices.Contains(names[:at], name) {
-			return fmt.Errorf("%.40q is no column, or there twice: use %s", name, strings.Join(CSVColumns, ", "))
+			return fmt.Errorf("%.40q is an unknown or repeated column: use %s", name, strings.Join(CSVColumns, ", "))
 		}
 	}
 	return nil

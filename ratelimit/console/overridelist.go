@@ -33,7 +33,7 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 		}
 		if bad != nil || worse != nil || !found || name == "" {
 			return nil, nil,
-				fmt.Errorf("%.60q is no entry of a descriptor: write KEY=VALUE, with %%26 for & and %%3D for =",
+				fmt.Errorf("%.60q is not an entry of a descriptor: write KEY=VALUE, with %%26 for & and %%3D for =",
 					part)
 		}
 		entries = append(entries, config.Entry{Key: name, Value: text})
