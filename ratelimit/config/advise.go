@@ -10,10 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// advise says what is odd about rules that are valid: what does nothing, and what
-// probably does something else than its writer thinks. It takes time in proportion
-// to the rules, but for patterns, which are compared with those before them:
-// maxCompared bytes of them in all, and those beyond that are not.
+// advise warns about valid rules: settings without effect, and values that probably match other
+// requests than intended. Its time is proportional to the rules. Patterns are compared with earlier
+// ones, for at most maxCompared bytes in all.
 func advise(files []File) Problems {
 	a := adviser{left: maxCompared, named: map[string]*Descriptor{}}
 	domains := map[string]*advised{}
@@ -42,10 +41,10 @@ func advise(files []File) Problems {
 	return a.warnings
 }
 
-// maxCompared are bytes of patterns that are compared with those before them.
+// maxCompared bounds the bytes of patterns that are compared with earlier ones.
 const maxCompared = 16 << 20
 
-// advised is a domain, whose descriptors may come from several files.
+// advised is a domain. Its descriptors may come from several files.
 type advised struct {
 	name  string
 	place Place
@@ -74,14 +73,14 @@ type adviser struct {
 	warnings Problems
 	domain   *advised
 	left     int                    // of maxCompared
-	named    map[string]*Descriptor // by the name under which they are counted
+	named    map[string]*Descriptor // by name in statistics
 }
 
 func (a *adviser) warn(kind Kind, at Place, format string, args ...any) {
 	a.warnings.addKind(kind, at, format, args...)
 }
 
-// family are the siblings of one key, in the order in which they are tried.
+// family has the siblings of one key, in matching order.
 type family struct {
 	patterns []*Descriptor
 	bare     *Descriptor
@@ -118,10 +117,10 @@ func (a *adviser) level(all []*Descriptor, above string) {
 	}
 }
 
-// likeRegexp are what regular expressions have and paths, names and addresses do not.
+// likeRegexp matches regular expressions, but no paths, names or addresses.
 var likeRegexp = regexp.MustCompile(`^\^|\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
 
-// spelling is about keys and values that match less than they seem to.
+// spelling warns about keys and values that match fewer requests than they seem to.
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, said := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
 		if what, text := said[0], said[1]; text != strings.TrimSpace(text) {
@@ -140,8 +139,8 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 	}
 }
 
-// name is about two descriptors that statistics cannot tell apart: the key a_b, and
-// the key a with the value b.
+// name warns about descriptors with the same name in statistics: the key a_b, and the key a with
+// the value b.
 func (a *adviser) name(d *Descriptor, name string) {
 	if d.Limit == nil {
 		return
@@ -154,7 +153,7 @@ func (a *adviser) name(d *Descriptor, name string) {
 	a.named[name] = d
 }
 
-// at is " at FILE:LINE:COLUMN", "" where a descriptor has no line.
+// at is " at FILE:LINE:COLUMN", or "" for a descriptor without a line.
 func at(d *Descriptor) string {
 	if d.Place.Line == 0 {
 		return ""
@@ -162,7 +161,7 @@ func at(d *Descriptor) string {
 	return " at " + d.Place.String()
 }
 
-// limit is about a limit that is not what it seems, and about fields that need one.
+// limit warns about unusual limits, and about fields that need a limit.
 func (a *adviser) limit(d *Descriptor, name string) {
 	name = cut(name, maxName)
 	l := d.Limit
@@ -198,7 +197,7 @@ func (a *adviser) limit(d *Descriptor, name string) {
 	}
 }
 
-// some are names that one may have been meant by, few enough to compare.
+// some are similar names, few enough to compare.
 func some(names map[string]bool) []string {
 	const most = 100
 	if len(names) > most {
@@ -211,9 +210,9 @@ func some(names map[string]bool) []string {
 	return all
 }
 
-// hidden is about a pattern, or a key without a value, that is never reached: one
-// before it matches all that it matches. A pattern matches all that another one
-// matches if and only if it matches the other one's text.
+// hidden warns about a pattern, or a key without a value, that never applies because an earlier
+// pattern matches all of its requests. A pattern covers another one if and only if it matches the
+// other's text.
 func (a *adviser) hidden(d *Descriptor, f *family, above string) {
 	if d != f.bare && !strings.Contains(d.Value, "*") {
 		return // exact values are tried first
@@ -244,9 +243,8 @@ func orderHint(d *Descriptor, f *family) string {
 	return "; patterns are tried in the order of the file: move it up"
 }
 
-// unlimited is about a descriptor without a limit. It limits nothing; and where
-// another one would match, it keeps that one from limiting, for there is no going
-// back.
+// unlimited warns about a descriptor without a limit. It limits nothing, and requests that it
+// matches are not tried against others, because matching never goes back.
 func (a *adviser) unlimited(d, instead *Descriptor, name string) {
 	leaf := len(d.Descriptors) == 0
 	const meant = "; write rate_limit: {unlimited: true} if that is meant"
@@ -263,7 +261,7 @@ func (a *adviser) unlimited(d, instead *Descriptor, name string) {
 	}
 }
 
-// next is what a request that matches d would match if d were not there, or nil.
+// next is the match of d's requests without d, or nil.
 func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 	if d == f.bare {
 		return nil
@@ -284,12 +282,12 @@ func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 	return f.bare
 }
 
-// idle says why a setting that a rule states for itself does nothing, or "".
+// idle is the reason why a rule's own setting has no effect, or "".
 func idle(field string, c *ratelimit.Coordination) string {
 	switch field {
 	case "low_watermark":
 		if c.Lease.Reserve != (ratelimit.Share{}) {
-			return "" // it says when a node spends of its reserve
+			return "" // its low_watermark applies to the reserve
 		}
 	case "local_cap":
 		if c.OnStoreFailure != ratelimit.FailLocal {
@@ -312,7 +310,7 @@ func idle(field string, c *ratelimit.Coordination) string {
 	return foreign(field, c.Mode)
 }
 
-// foreign says which modes a field is for, if it is for others only, or "".
+// foreign names the modes of a field that the rule's mode lacks, or "".
 func foreign(field string, mode ratelimit.Mode) string {
 	var of []string
 	for i, name := range ratelimit.ModeNames() {

@@ -14,10 +14,9 @@ type schema = map[string]any
 // SchemaID is where the schema of rule files is published.
 const SchemaID = "https://raw.githubusercontent.com/sluice-gate/sluice/main/docs/rules.schema.json"
 
-// Schema returns the JSON Schema (draft 7) of rule files, for editors. It has every
-// field that files may have, and no other; what needs more than one file, or fields
-// that fit together, only a check finds. Where files may write a flag or a number in
-// several ways of YAML 1.1, the schema has the usual one.
+// Schema returns the JSON Schema (draft 7) of rule files, for editors. It has every field of rule
+// files, and no other. It cannot check fields against each other, or several files. Where YAML 1.1
+// allows several forms of a flag or a number, the schema has the usual one.
 func Schema() []byte {
 	limit := object("The limit.", schema{
 		"requests_per_unit": whole(0, "Tokens in each unit. 0, or no value, refuses every request."),
@@ -135,7 +134,7 @@ func coordinationSchema() schema {
 	})
 }
 
-// modePromises are the sentences of all modes.
+// modePromises has the sentences of all modes.
 func modePromises() string {
 	all := make([]string, 0, 4)
 	for i, name := range ratelimit.ModeNames() {
