@@ -8,15 +8,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// strainsTills tells whether a history is one of drawn's: one of twenty.
+// strainsTills tells whether a history is one of drawn's, one in twenty.
 func (o *Options) strainsTills() bool { return o.Seed%20 == 19 }
 
-// drawn makes up a history of what tills may get wrong: demand about as high as the limit,
-// so that a till is drawn of until it is shut; limits that are no multiple of what one draw
-// takes; windows that end often, with claims ahead of them; a limit that changes on some
-// nodes first, more than once in a window; few keys' room in a node's table, so that it
-// forgets what it has drawn; answers that are lost, nodes that leave and come back, and in
-// some a ledger's clock that is set.
+// drawn makes a history that strains draws: demand close to the limit; limits that are no multiple of a draw;
+// frequent turns of windows, with early claims; a limit that changes node by node, several times in a window;
+// small tables, which drop keys with draws; lost answers; nodes that leave and return; and in some a ledger's
+// clock that is set.
 func (h *historian) drawn() {
 	r := h.o.Rule
 	c := &r.Coordination
@@ -61,8 +59,8 @@ func (h *historian) drawn() {
 	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }
 
-// relimit has the limit, and nothing else, change on some nodes first, a few times: at any time,
-// or shortly before a window ends, when the next one is claimed ahead.
+// relimit changes only the limit, node by node, a few times: at any time, or shortly before a window ends, when
+// the next one is claimed early.
 func (h *historian) relimit() {
 	rule := h.o.Rule
 	at := time.Duration(0)
