@@ -10,7 +10,7 @@
 // (GiveBack). It reads no clock, takes no lock and starts no goroutine. It has no pointers, so that tens of millions
 // of keys cost the garbage collector nothing. The zero Key is new. It is not safe for concurrent use.
 //
-//	            Write(draw)                      Hear: the expected total        
+//	            Write(draw)                      Hear: the expected total
 //	plain ---------------------> asked -------------------------------------------> plain
 //	  ^                            |  no answer, another epoch, another total
 //	  |                            v
