@@ -214,17 +214,19 @@ func comments(t *testing.T, path string) (all string) {
 // Comments on packages and exported names keep to the style guide, except that they may name the ledger. The packages
 // below unread do not yet.
 func TestPlainComments(t *testing.T) {
-	unread := []string{"../leasing"}
+	unread := []string{"../leasing/etcd", "../leasing/postgres", "../leasing/account/cas.go", "../leasing/account/override.go", "../leasing/overrides.go", "../leasing/localoverride.go"}
 	err := filepath.WalkDir("..", func(path string, d os.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case d.IsDir() && (slices.Contains(unread, filepath.ToSlash(path)) || d.Name() == "testdata" || strings.HasPrefix(d.Name(), ".") && path != ".."):
 			return filepath.SkipDir
+		case slices.Contains(unread, filepath.ToSlash(path)):
+			return nil
 		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasSuffix(path, ".pb.go"):
 			return nil
 		}
-		text := regexp.MustCompile(`(?i)\bledgers?\b|(?m)^[ \t]+\S.*$|\[[^\]]*\]|\b(?:Beside|Forget|Hear)\b`).ReplaceAllString(comments(t, path), "X")
+		text := regexp.MustCompile(`(?i:\bledgers?\b)|(?m)^[ \t]+\S.*$|\[[^\]]*\]|\b(?:Beside|Forget|Heard?|Want)\b`).ReplaceAllString(comments(t, path), "X")
 		if found := faults(text); len(found) > 0 {
 			t.Errorf("%s breaks the style guide in CONTRIBUTING.md:\n\t%s", path, strings.Join(found, "\n\t"))
 		}

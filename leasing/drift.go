@@ -10,7 +10,7 @@ import (
 // 13). Package approx implements it.
 type Drift interface {
 	// Share returns the tokens of that budget, for each key under the rule, in a window that began at begins by the
-	// ledger's clock; 0 if this node may not drift now. It does not block.
+	// ledger's clock. It returns 0 if this node may not drift now, and does not block.
 	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) ratelimit.Tokens
 }
 

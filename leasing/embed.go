@@ -105,8 +105,8 @@ func heeds(client redis.UniversalClient) error {
 }
 
 // Ready blocks until Redis has answered and has the totals of all programs, or ctx is done. Use it at the start: an
-// empty Redis may have lost its data, and grants at most a twentieth of each limit for two seconds, until all
-// programs have stated their totals. It returns ctx's error.
+// empty Redis may have lost its data. For two seconds, until all programs have stated their totals, it grants at most
+// a twentieth of each limit. It returns ctx's error.
 func (l *Limiter) Ready(ctx context.Context) error {
 	tick := time.NewTicker(readyEvery)
 	defer tick.Stop()

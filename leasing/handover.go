@@ -106,9 +106,9 @@ func (c *counter) export(algorithm ratelimit.Algorithm) Account {
 // its charges here count too. Of two buckets the emptier one counts, because only a rule has their size. It returns
 // false if there is no room: then the key shares a budget, like all keys beyond the maximum.
 //
-// If the sender's clock is behind this one's, the account uses the sender's clock until its window ends: otherwise
-// the rest of the window is granted once there, and the next window is granted too early here. If it is ahead, the
-// account waits (see counter.turn).
+// If the sender's clock is behind this one's, the account uses the sender's clock until its window ends. Otherwise
+// the rest of the window is granted there, and the next window too early here. If it is ahead, the account waits (see
+// counter.turn).
 func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelimit.LedgerTime) bool {
 	at := l.ledgerNow(now)
 	s, id, c := l.tracked.locked(key)

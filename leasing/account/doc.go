@@ -36,9 +36,9 @@
 // accounts. It does not promise that a node whose recall is lost reads the override before its next message. Until
 // then, the node may spend its tokens in hand.
 //
-// It cannot detect: a ledger's clock that jumps ahead and so ends eager leases and those of buckets early; two
-// masters that both answer, behind a partition, each with its own epoch; an evicted account, until a holder of it
-// claims; and an evicted previous window of a sliding one.
+// It cannot detect a ledger's clock that jumps ahead, and so ends eager leases and those of buckets early. It cannot
+// detect two masters that both answer, behind a partition, each with its own epoch. It detects the loss of an evicted
+// account when a holder of it claims, and never that of a sliding window's previous account.
 //
 // Start with message.go, then account.go. Memory and Redis are the two ledgers. claim.lua repeats account.go, and
 // bucket.lua bucket.go. The tests compare them message by message.

@@ -19,7 +19,7 @@ type Kind uint8
 
 // The kinds.
 const (
-	// States states the holder's total and asks for tokens: a claim.
+	// States states the holder's total and its need: a claim.
 	States Kind = iota
 	// Draws adds Want tokens to the holder's total, without a check.
 	Draws

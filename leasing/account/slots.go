@@ -64,7 +64,7 @@ type SlotLedger interface {
 	Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer)
 }
 
-// Decide answers an ask at an instant. It reports whether it has changed anything besides ended slots.
+// Decide answers an ask at an instant. It reports whether it has changed more than ended slots.
 func (all *Slots) Decide(now ratelimit.LedgerTime, a *SlotAsk) (x SlotAnswer, changed bool) {
 	*all = slices.DeleteFunc(*all, func(s Slot) bool { return s.Until <= now })
 	i := slices.IndexFunc(*all, func(s Slot) bool { return s.Number == a.Slot })

@@ -16,7 +16,7 @@ const (
 )
 
 // Drifts tells whether a request may be admitted before the ledger has answered, if this node has a share of a window
-// that began at begins: an earlier owner of the share must not have spent it in the same window. The part must be
+// that began at begins. An earlier owner of the share must not have spent it in the same window. The part must be
 // that of the current window (Enter).
 func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited Waited) (begins ledgerTime, ok bool) {
 	if a.Kind != ratelimit.Spend || !a.Rule.Drifts() || there.At == 0 {
