@@ -20,8 +20,8 @@ const (
 	breakLongest = time.Second
 )
 
-// FoundWithin is the maximum time until a node uses a store that answers again, plus the duration of a call: a call
-// that began earlier has failed, and the longest pause has passed.
+// FoundWithin is the maximum time until a node uses a store that answers again, plus the duration of a call. A
+// call that began earlier has then failed, and the longest pause has passed.
 const FoundWithin = TimeLimit + 3*breakLongest/2
 
 // Allow tells whether a call may be made now. After the pause, the first caller is the probe.

@@ -65,7 +65,7 @@ func (c *call) waitsFor(key []byte, n int) bool {
 func (c *call) advance(now instant) (open bool) {
 	for i := range c.waits {
 		w := &c.waits[i]
-		if c.waitsFor(w.ask.Key, i) { // asks for a key are answered in their order, also if an answer arrives in between
+		if c.waitsFor(w.ask.Key, i) { // asks of one key are answered in their order, also if an answer arrives in between
 			open = true
 			continue
 		}

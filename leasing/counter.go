@@ -12,9 +12,9 @@ import (
 // counter is a key's account on the only node that decides about it. All its answers are exact. A cold key takes its
 // 40 bytes and its name. The algorithm is in the table's cell (keytable.Cell.Mark). The zero counter is new.
 //
-// Guarantee: the sum is the tokens that were charged, or leased to others, in the window, and admissions keep it
-// within the limit, for any order of asks and any clock. A denial that charges is booked whole: the part beyond the
-// limit is debt. A refund credits the account, never below 0.
+// Guarantee: the sum is the tokens that were charged, or leased to others, in the window. Admissions keep it
+// within the limit, for any order of asks and any clock. A denial that charges is booked whole: the part beyond
+// the limit is debt. A refund credits the account, never below 0.
 type counter struct {
 	sum tokens // of this window; of a token_bucket: in hand of others, for which it keeps room
 	// extra is, for a sliding_window, the sum of the previous window. For a fixed_window that carries debt, it is the
@@ -205,9 +205,9 @@ func (c *counter) used(now ledgerTime, l *ratelimit.Limit) tokens {
 	return c.sum + weighted
 }
 
-// passesAfter is the time until a cost that a sliding window refuses now would pass, without further usage: in this
-// window as the previous one loses its weight, or in the next one as this one does. For a cost above the limit it is
-// the end of the window.
+// passesAfter is the time until a cost that a sliding window refuses now would pass, without further usage.
+// That is in this window, as the previous one loses its weight, or in the next one, as this one does. For a
+// cost above the limit it is the end of the window.
 func (c *counter) passesAfter(now ledgerTime, cost tokens, l *ratelimit.Limit) time.Duration {
 	period := uint64(c.ends - c.begins)
 	cost = min(cost, l.Requests+1) // more makes no difference

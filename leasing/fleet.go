@@ -176,7 +176,7 @@ func (f *Fleet) Decide(ctx context.Context, now instant, asks []ask, verdicts []
 func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	var c *call
 	for i := range asks {
-		// Asks for one key are answered in their order.
+		// Asks of one key are answered in their order.
 		if verdicts[i] = (verdict{}); (c == nil || !c.waitsFor(asks[i].Key, len(c.waits))) &&
 			f.spend(now, &asks[i], &verdicts[i]) {
 			continue

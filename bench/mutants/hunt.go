@@ -37,7 +37,7 @@ type result struct {
 	Took   time.Duration `json:"took_ns"`
 }
 
-// quick bounds the cost of tests that run together, besides the start of their program.
+// quick bounds the cost of tests that run together, without the start of their program.
 const quick = 300 * time.Millisecond
 
 // mostEach bounds the time of all tests of one mutant.

@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// books are a second ledger: what each account must contain after the settled messages, added up by a model
-// that has only the definition of an account, and what nodes have booked by their decisions. At the end of a
-// run, after the last reports of nodes, both must be equal.
+// books are a second ledger. A model that has only the definition of an account adds up what each account must
+// contain after the settled messages, and nodes' decisions add up their bookings. At the end of a run, after
+// the last reports of nodes, both must be equal.
 type books struct {
 	*world
 	accounts map[name]*book
@@ -224,7 +224,7 @@ func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 	}
 }
 
-// keep, failOver, forget and evict change the model like a part.
+// keep and its neighbours change the model like a part.
 func (b *books) keep(p *part, at int64) {
 	kept := map[name]*book{}
 	for a, is := range b.accounts {

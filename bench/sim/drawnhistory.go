@@ -11,10 +11,9 @@ import (
 // strainsTills tells whether a history is one of drawn's, one in twenty.
 func (o *Options) strainsTills() bool { return o.Seed%20 == 19 }
 
-// drawn makes a history that strains draws: demand close to the limit; limits that are no multiple of a draw;
-// frequent turns of windows, with early claims; a limit that changes node by node, several times in a window;
-// small tables, which drop keys with draws; lost answers; nodes that leave and return; and in some a ledger's
-// clock that is set.
+// drawn makes a history that strains draws. Demand is close to the limit, and the limit is no multiple of a
+// draw. Windows turn often, with early claims. The limit changes node by node, several times in a window. Small
+// tables drop keys with draws. Answers are lost, nodes leave and return, and in some the ledger's clock is set.
 func (h *historian) drawn() {
 	r := h.o.Rule
 	c := &r.Coordination

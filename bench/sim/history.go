@@ -101,7 +101,7 @@ func (h *historian) calendar() ratelimit.Calendar {
 	return c
 }
 
-// coordination varies all settings besides the limit.
+// coordination varies all settings except the limit.
 func (h *historian) coordination(c *ratelimit.Coordination) {
 	c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx, ratelimit.Approx, ratelimit.Routing)
 	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailLocal, ratelimit.FailOpen)

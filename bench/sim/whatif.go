@@ -110,7 +110,7 @@ func (q *Question) options(v variant, bad bool) (Options, error) {
 }
 
 // badDay is a day with faults: the store is slow for a fifth of the time and away for a twentieth, a node
-// crashes and returns, and another stops for a while.
+// crashes and returns, and another stops.
 func badDay(length time.Duration, nodes int) []Fault {
 	part := func(of float64) time.Duration { return time.Duration(of * float64(length)) }
 	return []Fault{

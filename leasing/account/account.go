@@ -151,7 +151,7 @@ func (a *account) leave(r *record, now instant) {
 	r.taken, r.spent, r.expires = 0, r.total(), min(-now, closed-1)
 }
 
-// grant gives a holder its need, if that is free, and beyond it a share of the free tokens, up to its want.
+// grant gives a holder its need, if that is free, and beyond it a share of the free tokens, up to Want.
 func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens {
 	limit := c.Limit.Capacity()
 	free := limit - max(0, a.sum) - before

@@ -89,9 +89,9 @@ func (b *bucket) advance(now instant, c *Claim, burst tokens, missing bool) {
 	}
 }
 
-// lose restarts a bucket that was lost, or continues with an older copy, as if all of it were leased in the previous
-// slot: empty, and it refills after the earlier leases end. Later reports of the same loss change nothing, except
-// after a first message that did not state the loss.
+// lose restarts a bucket that was lost, or continues with an older copy, as if all of it were leased in the
+// previous slot: empty. It refills after the earlier leases end. Later reports of the same loss change nothing,
+// except after a first message that did not state the loss.
 func (b *bucket) lose(now instant, c *Claim, burst tokens) {
 	if b.learns <= now {
 		b.level, b.carry, b.ends = min(0, b.level), 0, now.Add(b.slot)

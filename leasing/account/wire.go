@@ -163,8 +163,8 @@ func unpacked(packed string, all []int64) bool {
 	return true
 }
 
-// read reads the answer of a transaction: the time, and for each draw the sum, the holder's total, whether there was
-// an account to expire, and for a sliding window the previous sum.
+// read reads the answer of a transaction: the time, and for each draw the sum, the holder's total, and whether
+// there was an account to expire. For a sliding window, it also reads the previous sum.
 func (d *draws) read(t *trip, failed error) {
 	if d.sent == nil {
 		return

@@ -143,7 +143,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	}
 }
 
-// lasts is the lifetime of the tokens in hand: three quarters of the TTL, from the sending of the claim, so that the
+// lasts is the lifetime of the tokens in hand: three quarters of the TTL, from the sending of the claim. So the
 // ledger never credits tokens that are still spent.
 func lasts(sent instant, ttl time.Duration) instant { return sent.Add(ttl - ttl/4) }
 

@@ -188,7 +188,7 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if !v.OverLimit {
 		return
 	}
-	v.Remaining = min(v.Remaining, max(0, a.Cost-1)) // a caller that asks for the rest must get it
+	v.Remaining = min(v.Remaining, max(0, a.Cost-1)) // a caller that requests the rest must get it
 	if limit.Algorithm != ratelimit.FixedWindow {
 		v.ResetAfter = max(time.Millisecond, e.until.Sub(now), e.passesAfter(now, a.Cost, limit))
 	}

@@ -2,9 +2,10 @@ package keytable
 
 import "unsafe"
 
-// keys are the bytes of keys and of kept values, in grains of 16 bytes. A page has places of one number of grains.
-// When its last place is removed, the page is free for places of any length, so that keys whose lengths change over
-// time take at most the size of two generations. The number of a place is its page, and its first grain there.
+// keys are the bytes of keys and of kept values, in grains of 16 bytes. A page has places of one number of
+// grains. When its last place is removed, the page is free for places of any length. So keys whose lengths
+// change over time take at most the size of two generations. The number of a place is its page, and its first
+// grain there.
 type keys struct {
 	pages []page
 	// room is by number of grains: a page with room, plus 1, the first of a list; 0 is none. room[0] has the pages
