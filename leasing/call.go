@@ -65,7 +65,7 @@ func (c *call) waitsFor(key []byte, n int) bool {
 func (c *call) advance(now instant) (open bool) {
 	for i := range c.waits {
 		w := &c.waits[i]
-		if c.waitsFor(w.ask.Key, i) { // asks of one key are answered in their order, also if an answer arrives in between
+		if c.waitsFor(w.ask.Key, i) { // asks of one key are answered in their order, with or without a new answer
 			open = true
 			continue
 		}
@@ -206,7 +206,7 @@ func (c *call) askLocked(k entry, w *waiter) {
 		c.failLocked(c.clock(), w, &k, reason(w.flight.err))
 		return
 	case w.with && errors.Is(w.flight.err, account.ErrOver):
-		w.flight, w.with = c.rest(time.Millisecond), false // read again which window is current, without a loop of claims
+		w.flight, w.with = c.rest(time.Millisecond), false // read the current window again, without a loop of claims
 		return
 	case w.with && w.flight.recalling:
 		// Others were recalled: their answers take about a round trip.

@@ -86,7 +86,8 @@ func tokens(text []byte) (n, directives int) {
 // left. It reads the text once, without allocations.
 func (b Caps) check(text []byte, left int) (n int, beyond string) {
 	if len(text) > b.FileBytes {
-		return 0, fmt.Sprintf("it has %d bytes, and the maximum is %d: split it into several files", len(text), b.FileBytes)
+		return 0, fmt.Sprintf("it has %d bytes, and the maximum is %d: split it into several files",
+			len(text), b.FileBytes)
 	}
 	n, directives := tokens(text)
 	switch {

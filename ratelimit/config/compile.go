@@ -336,8 +336,8 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and an unlimited rule has no unit",
 			l.Multiplier)
 	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d", l.Multiplier, unit,
-			unit.MostMultiplier())
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d",
+			l.Multiplier, unit, unit.MostMultiplier())
 	}
 	for _, other := range l.Replaces {
 		switch other.Name {

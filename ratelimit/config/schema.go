@@ -40,7 +40,7 @@ func Schema() []byte {
 	})
 	descriptor := object("Match for one entry of a request's descriptor.", withInherited(schema{
 		"key":             text("The entry's key."),
-		"value":           text("The entry's value, or a pattern with '*'. Default: every value, each with its own budget."),
+		"value":           text("The entry's value, or a pattern with '*'. Default: every value, each with a budget."),
 		"rate_limit":      limit,
 		"descriptors":     list("Rules for the next entry.", schema{"$ref": "#/definitions/descriptor"}),
 		"shadow_mode":     flagged("Count requests, but answer OK."),
@@ -112,11 +112,11 @@ func coordinationSchema() schema {
 	return object("How a fleet shares the budget. Descriptors below inherit each field.", schema{
 		"mode": described(schema{"enum": ratelimit.ModeNames()}, modePromises()),
 		"lease": object("How tokens are leased.", schema{
-			"size": size, "ttl": ttl, "reserve": share("Part of the limit (0.5%) or tokens, up to a tenth of it, that " +
-				"the store does not grant, so that nodes can admit first requests at once. 0: no reserve."),
+			"size": size, "ttl": ttl, "reserve": share("Part of the limit (0.5%) or tokens, up to a tenth of it, " +
+				"that the store does not grant, so that nodes can admit first requests at once. 0: no reserve."),
 		}),
 		"reclaim":      described(schema{"enum": ratelimit.Reclaims}, "Use of a silent node's tokens."),
-		"drift_budget": share("For approx: maximum over-admission of the fleet, as a part of the limit (1%) or in tokens."),
+		"drift_budget": share("For approx: maximum over-admission of the fleet, part of the limit (1%) or tokens."),
 		"max_nodes": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxMaxNodes},
 			"Maximum nodes of the fleet."),
 		"low_watermark": share("For approx: part of the limit left, below which a node waits for the store."),

@@ -217,8 +217,8 @@ func (w *walk) read(path string) ([]byte, error) {
 			cut(path, maxName), b.FileBytes)
 	}
 	if w.bytes += len(data); w.bytes > b.TotalBytes {
-		return nil, fmt.Errorf("config file %s: with it all files have %d bytes, and the maximum is %d: use fewer rules, or "+
-			"raise MAX_MEMORY", cut(path, maxName), w.bytes, b.TotalBytes)
+		return nil, fmt.Errorf("config file %s: with it all files have %d bytes, and the maximum is %d: use fewer "+
+			"rules, or raise MAX_MEMORY", cut(path, maxName), w.bytes, b.TotalBytes)
 	}
 	return data, nil
 }
