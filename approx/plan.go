@@ -106,9 +106,9 @@ func agreed(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimi
 	return after[max(0, len(after)-mostAgreements):]
 }
 
-// shareUnder is the least share of a rule, and the fewest seats, of its own division and of all others that
-// may have been in force in a window that began at begins. A bucket does not begin anew: spending under an
-// older division counts until the rate has repaid it.
+// shareUnder is the smallest share of a rule, and the fewest seats, in a window that began at begins. It counts
+// its own division, and all that may have been in force. A bucket has no new window: usage under an older
+// division counts until the rate has repaid it.
 func shareUnder(
 	all []agreement, now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
 ) (ratelimit.Tokens, int) {

@@ -73,8 +73,8 @@ type BesideReport struct {
 	Others float64 `json:"cores_of_others"`
 }
 
-// besideRules have one rule for calls, and one for streams: of each of its keys, the streams
-// that share it use two thirds by their reports, if each reports every 5 s.
+// besideRules have one rule for calls, and one for streams. The streams that share a key use two thirds of it,
+// if each reports every 5 s.
 const besideRules = `domain: bench
 descriptors:
   - key: generic_key
@@ -118,7 +118,7 @@ func Beside(ctx context.Context, o BesideOptions) (*BesideReport, error) {
 	return b.measure(ctx)
 }
 
-// beside is a comparison under way.
+// beside is a comparison in progress.
 type beside struct {
 	BesideOptions
 	servers [2]*contender // without streams, and with them
@@ -250,8 +250,8 @@ func (r *BesideReport) memory(servers [2]*contender) error {
 	return nil
 }
 
-// paced calls at a rate, from as many callers as it takes: what a call takes counts from when
-// it was due, so that a server which is late is late for those behind, too.
+// paced calls at a rate, from any number of callers. The time of a call counts from its due time, so that a
+// late server is late for later calls, too.
 func (c *contender) paced(ctx context.Context, o BesideOptions) error {
 	before, err := c.cpu()
 	if err != nil {

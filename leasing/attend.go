@@ -9,21 +9,21 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// server is a ledger that may lose its data, and asks nodes to give back what others need. [account.Redis] is one.
+// server is a ledger that can lose its data, and that recalls tokens. [account.Redis] is one.
 type server interface {
 	account.Ledger
 	// Recalls calls recalled with each account whose tokens other nodes need. It returns when ctx is done.
 	Recalls(ctx context.Context, node ratelimit.Holder, recalled func(key string, w ratelimit.Window))
-	// Verify looks whether the same server has the data; Prolong also has its learning go on, if it has lost it.
+	// Verify checks whether the same server has the data. Prolong also prolongs its learning, if it has lost data.
 	Verify(ctx context.Context) (ratelimit.Epoch, error)
 	Prolong(ctx context.Context) error
 }
 
-// greetEvery is how often a server is heard of at least, and verifyEvery how often it is looked whether the same one
-// has the data: answers of the same server tell it as well, but not after each change of its replication.
+// greetEvery bounds the time between two answers of a server. verifyEvery is the interval of checks for a change of
+// server: answers show that too, but not after each change of its replication.
 const greetEvery, verifyEvery = 500 * time.Millisecond, 2 * time.Second
 
-// attend listens to a server, and looks after what it knows, until ctx is done.
+// attend follows a server's recalls and epochs until ctx is done.
 func (f *Fleet) attend(ctx context.Context, s server) {
 	var all sync.WaitGroup
 	all.Go(func() { s.Recalls(ctx, f.name, f.Recalled) })
@@ -31,7 +31,7 @@ func (f *Fleet) attend(ctx context.Context, s server) {
 	all.Wait()
 }
 
-// verify has the server look whose data there is, and prolong its learning as long as this node has more to tell.
+// verify reads the server's epoch, and prolongs its learning while this node has more to state.
 func (f *Fleet) verify(ctx context.Context, s server) {
 	tick := time.NewTicker(greetEvery)
 	defer tick.Stop()
@@ -42,8 +42,8 @@ func (f *Fleet) verify(ctx context.Context, s server) {
 			return
 		case <-tick.C:
 		}
-		// A node that has known another life of the ledger says so once, also with nothing left to tell. Otherwise the
-		// ledger would count as new.
+		// A node that has an earlier epoch of the ledger reports that once, even without anything to state. Otherwise
+		// the ledger counts as new.
 		telling := f.Telling() || f.Recoveries() != losses
 		losses = f.Recoveries()
 		if now := f.clock(); !telling && now.Sub(verified) < verifyEvery {

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// send takes all flights that wait, and settles them in one round trip, until stop.
+// send settles all waiting flights in one round trip, until stop.
 func (f *Fleet) send(part int, stop chan struct{}) {
 	l := &f.lanes[part]
 	for {
@@ -21,7 +21,7 @@ func (f *Fleet) send(part int, stop chan struct{}) {
 			f.turn(l)
 			f.settle(part, l.take(first))
 		case <-stop:
-			for { // what is told last
+			for { // for the last reports
 				flights := l.take(nil)
 				if len(flights) == 0 {
 					return
@@ -32,7 +32,7 @@ func (f *Fleet) send(part int, stop chan struct{}) {
 	}
 }
 
-// turn waits until the next batch may leave. Under load more messages travel together so.
+// turn waits until the next batch may leave. Under load, this puts more messages into a round trip.
 func (f *Fleet) turn(l *lane) {
 	l.pace <- struct{}{}
 	defer func() { <-l.pace }()
@@ -42,9 +42,9 @@ func (f *Fleet) turn(l *lane) {
 	l.left = f.clock()
 }
 
-// settle has messages settled, and takes in the answers. No lock is held meanwhile.
+// settle settles messages and applies the answers. It holds no lock in the meantime.
 func (f *Fleet) settle(part int, flights []*flight) {
-	// A greeting goes alone: it asks all servers of the part, and claims only those that have their accounts.
+	// A greeting travels alone: it reaches all servers of the part, and claims only the servers of their accounts.
 	if i := slices.IndexFunc(flights, func(fl *flight) bool { return fl.greet }); i >= 0 && len(flights) > 1 {
 		defer f.settle(part, []*flight{flights[i]})
 		flights = slices.Delete(flights, i, i+1)
@@ -73,7 +73,7 @@ func (f *Fleet) settle(part int, flights []*flight) {
 	b.answered(grants, epoch, from, to, err)
 }
 
-// batch is messages that travel together.
+// batch is a list of messages for one round trip.
 type batch struct {
 	*Fleet
 	lane    *lane
@@ -111,7 +111,7 @@ func (b *batch) allowed() bool {
 	return b.lane.breaker.Allow(b.sent)
 }
 
-// write makes a flight's message. It is false where there is nothing to say any more.
+// write makes a flight's message. It returns false if there is nothing left to send.
 func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (account.Claim, bool) {
 	if fl.late != nil {
 		return fl.late.write(q, &fl.message), true
@@ -120,27 +120,27 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := s.keys.Get(fl.id)
-	if at == nil || fl.written { // it has left with others already
+	if at == nil || fl.written { // it has been sent with other flights
 		return account.Claim{}, false
 	}
 	k := s.entry(q.Now, fl.id, at)
 	fl.written, k.use.flight = true, nil
 	certain := f.enterLocked(q.Now, there, k)
 	k.use.flight = fl
-	if !certain { // the window may be over: it is clear in a moment
+	if !certain { // the window may be over: that is certain in a moment
 		k.use.flight, fl.err = nil, errNoAnswer
 		close(fl.done)
 		return account.Claim{}, false
 	}
 	rule := k.rule()
 	s.seq++
-	s.sent = max(1, s.sent+1) // 0 is no message
+	s.sent = max(1, s.sent+1) // 0 means no message
 	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
 	c.Audit = account.AuditOf(rule)
 	lasting(q, rule)
 	size := hold.Sizing{Rule: rule, Nodes: f.nodes()}
 	leaving := f.leaving.Load()
-	// It may have waited for company until the window turned: then the next is a window away, and not soon.
+	// It may have waited for a batch until the window turned: then the next turn is a window away.
 	early := fl.early && k.Ends(q.Now, rule) && !leaving && k.Waiting == 0 && !k.Untold()
 	if part := &k.Next; early {
 		*part = hold.Part{Window: k.Window + 1, Deadline: hold.Never}
@@ -159,7 +159,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	return fl.message.Claim, true
 }
 
-// lasting says how long what is granted under a rule lasts.
+// lasting is the lifetime of leases under a rule.
 func lasting(q *hold.Asking, r *ratelimit.Rule) {
 	q.Eager, q.Audited = r.Coordination.Eager(), r.Coordination.Audit
 	bucket := r.Limit.Algorithm == ratelimit.TokenBucket
@@ -172,12 +172,12 @@ func lasting(q *hold.Asking, r *ratelimit.Rule) {
 	}
 }
 
-// failed takes in that nothing came of a batch.
+// failed handles a batch without an answer.
 func (b *batch) failed(err error) {
 	b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, 0, err)
 }
 
-// answered takes in what came of a batch. What time it is in the part is between from and to; 0: that is not known.
+// answered applies the answers of a batch. The ledger's time at the part is between from and to; 0: unknown.
 func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to ledgerTime, err error) {
 	now := b.clock()
 	b.lane.heard(b, now, from, to, e, err)
@@ -194,7 +194,7 @@ func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to led
 	}
 }
 
-// heard takes in what time it is at the ledger, and whose data it has.
+// heard applies the ledger's time and its epoch.
 func (l *lane) heard(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -219,7 +219,7 @@ func (l *lane) heard(b *batch, now instant, from, to ledgerTime, e ratelimit.Epo
 	l.epoch, l.asked = e, b.sent
 }
 
-// stepLeast is by how much the ledger's clock must be found to have been set for people to be told.
+// stepLeast is the smallest change of the ledger's clock that is reported.
 const stepLeast = time.Second
 
 func (f *Fleet) stepped(by time.Duration) {
@@ -234,12 +234,12 @@ func (f *Fleet) stepped(by time.Duration) {
 	f.warn(fmt.Errorf("%w (by at least %v)", ErrClockSet, by.Round(time.Millisecond)))
 }
 
-// hear takes in the answer to a flight, and wakes those who wait.
+// hear applies the answer to a flight, and wakes waiting requests.
 func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, err error) {
 	if err != nil && g.Err == nil {
 		g.Err = err
 	}
-	fl.message.Claim.Limit = fl.message.Claim.Limit.Under(g.Override) // by which it was judged
+	fl.message.Claim.Limit = fl.message.Claim.Limit.Under(g.Override) // the limit that judged it
 	b.audit(&fl.message.Claim, g)
 	if fl.late != nil {
 		b.heardLate(fl, g, &a)
@@ -259,7 +259,7 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	b.evicted(&fl.message.Claim, g, b.sent, b.Fleet.lane(k).had(k.cell.Val.told, a.Epoch))
 	part := k.PartOf(fl.message.Claim.Window)
 	switch {
-	case part == nil: // the window has turned meanwhile; what it was told is told again as late
+	case part == nil: // the window has turned: a late report states the rest
 		fl.err = errNoAnswer
 		return
 	case part != &k.Part:
@@ -272,7 +272,7 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		return
 	}
 	fl.heard = k.Hear(&fl.message, g, &a)
-	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: which window goes on is looked at anew
+	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: read again which window is current
 		k.Till = 0
 	}
 	switch {
@@ -294,18 +294,18 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	}
 }
 
-// audit has the audit hear of an answer before the key has it, so that nothing is spent that is not on record.
+// audit records an answer before the key uses it, so that tokens are on record before they are spent.
 func (f *Fleet) audit(c *account.Claim, g *account.Grant) {
 	if c.Audit != "" && f.OnAudit != nil {
 		f.OnAudit(c, g)
 	}
 }
 
-// heardLocked takes in an answer that counts.
+// heardLocked applies an answer that counts.
 func (f *Fleet) heardLocked(now instant, k entry, fl *flight, g *account.Grant) {
 	c, rule := &fl.message.Claim, k.rule()
 	k.Learned(now, &fl.message, g, rule)
-	// A draw that took too little says nothing of what others have in hand: a claim does.
+	// A draw does not show the tokens in hand of others. A claim does.
 	short := c.Kind == account.States && g.Granted < c.Need
 	fl.told, fl.refused, fl.recalling = true, short && g.InHand <= 0, short && g.InHand > 0
 	fl.most = c.Limit.Capacity() - g.Sum + max(0, g.InHand) + max(0, k.Taken-k.Spent)

@@ -2,8 +2,7 @@ package leasing
 
 import "time"
 
-// Breaker stops calls to a dead store. The zero Breaker is closed. It is not
-// safe for concurrent use.
+// Breaker stops calls to a dead store. The zero Breaker is closed. It is not safe for concurrent use.
 //
 //	closed --breakAfter failures in a row--> open --its time--> probing
 //	   ^                                      ^                   |
@@ -11,7 +10,7 @@ import "time"
 type Breaker struct {
 	failures int
 	openTill instant // until then, calls are refused
-	probing  bool    // one call is out to see
+	probing  bool    // a probe is in flight
 	wait     time.Duration
 }
 
@@ -21,12 +20,11 @@ const (
 	breakLongest = time.Second
 )
 
-// FoundWithin is after what time, at most, a node uses a store that answers again: a call that began before has failed,
-// and the longest pause has passed. What the call takes comes on top.
+// FoundWithin is the maximum time until a node uses a store that answers again, plus the duration of a call. A
+// call that began earlier has then failed, and the longest pause has passed.
 const FoundWithin = TimeLimit + 3*breakLongest/2
 
-// Allow tells whether a call may be made now. After the open time the first
-// caller is the probe.
+// Allow tells whether a call may be made now. After the pause, the first caller is the probe.
 func (b *Breaker) Allow(now instant) bool {
 	if b.Refuses(now) {
 		return false
@@ -38,7 +36,7 @@ func (b *Breaker) Allow(now instant) bool {
 // Open tells whether the store counts as dead.
 func (b *Breaker) Open() bool { return b.failures >= breakAfter }
 
-// Refuses tells whether a call would not be allowed now.
+// Refuses tells whether Allow would return false now.
 func (b *Breaker) Refuses(now instant) bool {
 	return b.Open() && (now < b.openTill || b.probing)
 }
@@ -46,8 +44,7 @@ func (b *Breaker) Refuses(now instant) bool {
 // Success books a call that was answered.
 func (b *Breaker) Success() { *b = Breaker{} }
 
-// Failure books a failed call. jitter is from 0 to 1: nodes must not probe in
-// step.
+// Failure books a failed call. jitter is from 0 to 1, so that nodes do not probe at the same time.
 func (b *Breaker) Failure(now instant, jitter float64) {
 	b.failures++
 	b.probing = false

@@ -11,18 +11,18 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// call is asks that wait for the ledger, together. It is told what happens, and needs neither goroutine nor clock.
+// call is a list of asks that wait for the ledger together. Events drive it: it has no goroutine and no clock.
 //
 //	patient --check has passed--> drifting --the deadline has passed--> late
 //
-// Rules that drift are patient for their check_timeout, and then drift as far as they may; late, on_store_failure
-// decides.
+// Rules that drift are patient for their check_timeout, then drift up to their share. When a call is late,
+// on_store_failure decides.
 type call struct {
 	*Fleet
 	waits    []waiter
 	check    time.Duration // Invariant: at most deadline
-	deadline time.Duration // the longest of the rules'
-	drifts   bool          // a rule does
+	deadline time.Duration // the longest of the rules
+	drifts   bool          // one of the rules drifts
 	drifting bool
 	late     bool
 }
@@ -30,11 +30,11 @@ type call struct {
 // waiter is one ask that needs the ledger.
 type waiter struct {
 	ask     *ask            // under the rule in force
-	rule    *ratelimit.Rule // that it was asked under
+	rule    *ratelimit.Rule // the rule of the ask
 	verdict *verdict
-	flight  *flight // that it is behind; nil: none yet
-	booking bool    // the verdict is final, and waits for being booked
-	with    bool    // the flight takes it along: it was not written yet
+	flight  *flight // it waits for this one; nil: none yet
+	booking bool    // the verdict is final, and waits to be booked
+	with    bool    // the flight includes it: it was not yet written
 	done    bool
 	waits   tokens
 }
@@ -56,16 +56,16 @@ func (c *call) add(a *ask, v *verdict) {
 	c.check = min(c.check, c.deadline)
 }
 
-// waitsFor tells whether an ask for a key is among the first n that wait, and is not answered.
+// waitsFor tells whether one of the first n asks has this key, and still waits.
 func (c *call) waitsFor(key []byte, n int) bool {
 	return slices.ContainsFunc(c.waits[:n], func(w waiter) bool { return !w.done && bytes.Equal(w.ask.Key, key) })
 }
 
-// advance decides what can be decided now, and has the ledger asked for the rest. It reports whether anything waits.
+// advance decides all asks that can be decided now, and claims for the others. It reports whether any still waits.
 func (c *call) advance(now instant) (open bool) {
 	for i := range c.waits {
 		w := &c.waits[i]
-		if c.waitsFor(w.ask.Key, i) { // who came first is answered first, also if an answer comes between
+		if c.waitsFor(w.ask.Key, i) { // asks of one key are answered in their order, with or without a new answer
 			open = true
 			continue
 		}
@@ -86,7 +86,8 @@ func (c *call) advance(now instant) (open bool) {
 	return open
 }
 
-// timeOver takes in that the time it had has passed, or that nobody waits any more. It returns how much more there is.
+// timeOver notes that the current deadline has passed, or that the caller has given up. It returns the time to the
+// next deadline.
 func (c *call) timeOver(gone bool) time.Duration {
 	c.late = c.drifting || gone || c.check == c.deadline
 	c.drifting = true
@@ -96,8 +97,8 @@ func (c *call) timeOver(gone bool) time.Duration {
 	return c.deadline - c.check
 }
 
-// next is closed when the flight ends that the first undecided ask is behind. Answers are awaited one after the other,
-// which takes no longer than together.
+// next is closed at the end of the flight of the first undecided ask. Waiting for the flights one after the other
+// takes no longer than waiting for all.
 func (c *call) next() <-chan struct{} {
 	for i := range c.waits {
 		if w := &c.waits[i]; !w.done && w.flight != nil {
@@ -107,7 +108,7 @@ func (c *call) next() <-chan struct{} {
 	return nil
 }
 
-// look answers an ask, or sees to it that it is behind a flight.
+// look answers an ask, or puts it behind a flight.
 func (c *call) look(now instant, w *waiter) {
 	s, id, at := c.find(w.ask.Key)
 	defer s.mu.Unlock()
@@ -153,13 +154,13 @@ func (c *call) look(now instant, w *waiter) {
 	}
 }
 
-// finish takes in that a waiter is answered.
+// finish marks a waiter as answered.
 func (w *waiter) finish(k entry) {
 	w.done = true
 	w.waitsLocked(k, 0)
 }
 
-// decided takes in that the verdict is final, though it may wait for being booked.
+// decided marks a verdict as final, though it may still wait to be booked.
 func (w *waiter) decided(k entry) {
 	w.verdict.Window = k.account(&w.ask.Rule.Limit)
 	w.under(k)
@@ -172,7 +173,7 @@ func (w *waiter) under(k entry) {
 	}
 }
 
-// waitsLocked says how much a waiter waits for; 0: it waits no longer.
+// waitsLocked sets the tokens that a waiter waits for; 0: it no longer waits.
 func (w *waiter) waitsLocked(k entry, n tokens) {
 	if k.use != nil {
 		k.Waiting = max(0, k.Waiting+n-w.waits)
@@ -180,7 +181,7 @@ func (w *waiter) waitsLocked(k entry, n tokens) {
 	w.waits = n
 }
 
-// enterLocked sees to it that the key is in the window that goes on; false: it is not certain which that is.
+// enterLocked moves the key to the current window. It returns false if that is not certain.
 func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool {
 	if k.use.flight == nil && k.Stale(now, &k.rule().Limit) {
 		k.Restart()
@@ -190,25 +191,25 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 	over, certain := k.Enter(now, there, &k.rule().Limit)
 	k.endsWith(now, there)
 	f.tellLocked(k, over)
-	// A ledger's clock that was set back has a window come again of which this node has forgotten what it spent: under
-	// the same name its first claim would take that back.
+	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
+	// name, its first claim would take that usage back.
 	if certain && over.Deadline != 0 && k.Window < over.Window {
 		k.cell.Val.as = f.nextName()
 	}
 	return certain
 }
 
-// askLocked has the ledger asked for what a waiter needs, or says that it cannot be.
+// askLocked sends a claim for a waiter's need, or fails the waiter.
 func (c *call) askLocked(k entry, w *waiter) {
 	switch {
 	case w.with && w.flight.err != nil && !retried(w.flight.err):
 		c.failLocked(c.clock(), w, &k, reason(w.flight.err))
 		return
 	case w.with && errors.Is(w.flight.err, account.ErrOver):
-		w.flight, w.with = c.rest(time.Millisecond), false // it is looked which window goes on, and not asked in a loop
+		w.flight, w.with = c.rest(time.Millisecond), false // read the current window again, without a loop of claims
 		return
 	case w.with && w.flight.recalling:
-		// Others were asked to give back: that takes about as long as a round trip.
+		// Others were recalled: their answers take about a round trip.
 		w.flight, w.with = c.rest(recallPause), false
 		return
 	}
@@ -227,27 +228,26 @@ func (c *call) askLocked(k entry, w *waiter) {
 
 const recallPause = 2 * time.Millisecond
 
-// retried tells whether an error says nothing of the store: the claim is made again.
+// retried tells whether an error is no failure of the store: the claim is made again.
 func retried(err error) bool {
 	return errors.Is(err, errNoAnswer) || errors.Is(err, account.ErrOvertaken) || errors.Is(err, account.ErrOver)
 }
 
-// bookedLocked has what was charged or refunded be told, and the waiter wait for that.
+// bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
 func (c *call) bookedLocked(k entry, w *waiter) {
 	if w.with && w.flight.told || !k.Untold() && !k.Asked() {
 		w.finish(k)
 		return
 	}
 	fl, _ := c.joinLocked(k)
-	if fl == nil { // it is told when the store is back
+	if fl == nil { // it is reported when the store is back
 		w.finish(k)
 		return
 	}
 	w.flight, w.with = fl, !fl.written
 }
 
-// uncertainLocked has a waiter wait until it is clear which window it is: for a first answer of the ledger, or for a
-// moment.
+// uncertainLocked lets a waiter wait until the window is certain: for a first answer of the ledger, or for a moment.
 func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 	w.with = false
 	if there.At != 0 {
@@ -261,9 +261,9 @@ func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 	c.failLocked(c.clock(), w, &k, ratelimit.FallbackBreaker)
 }
 
-// driftLocked admits from this node's share, if it may.
+// driftLocked admits an ask from this node's share, if possible.
 func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *waiter, waited hold.Waited) bool {
-	// What is spent when the node has told all would never be told.
+	// Drift after the node's last report is never reported.
 	if c.Drift == nil || c.ended.Load() {
 		return false
 	}
@@ -281,8 +281,8 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	}
 	w.decided(k)
 	w.finish(k)
-	// Only an answer frees the share again, so the ledger is told at once. Of a first request it is told in company,
-	// and one that has nothing left frees nothing.
+	// Only an answer frees the share, so the report leaves at once. After a first request, it waits for a batch. A
+	// request with no tokens left frees nothing.
 	if unheard || waited == hold.InVain {
 		c.launchLongLocked(now, k)
 	} else {
@@ -291,8 +291,8 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	return true
 }
 
-// spareLocked admits what was refused, if the node has it in reserve: what the ledger grants is used up then, and the
-// limit is not, as far as is known. What the refusal has charged is not charged twice.
+// spareLocked admits a refused ask from this node's reserve: the tokens that the ledger grants are used up, while the
+// whole limit, as last read, is not. It does not charge the ask again if the refusal did.
 func (c *call) spareLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) bool {
 	whole := w.ask.Rule.Whole()
 	if whole == nil || w.ask.Kind != ratelimit.Spend || k.Sum+w.ask.Cost > whole.Limit.Capacity() {
@@ -308,7 +308,7 @@ func (c *call) spareLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	return false
 }
 
-// driftLate decides an ask that has waited as long as its rule does before it drifts.
+// driftLate decides an ask after its rule's check_timeout.
 func (c *call) driftLate(now instant, w *waiter) {
 	s, id, at := c.find(w.ask.Key)
 	defer s.mu.Unlock()
@@ -331,7 +331,7 @@ func (c *call) driftLate(now instant, w *waiter) {
 	c.driftLocked(now, &there, k, w, hold.Fully)
 }
 
-// decideLate decides what was not heard of in time. What is only to be booked is, later.
+// decideLate decides an ask without an answer in time. A charge or refund is booked later.
 func (c *call) decideLate(now instant, w *waiter) {
 	s, id, at := c.find(w.ask.Key)
 	defer s.mu.Unlock()

@@ -13,16 +13,17 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Concurrency decides asks under concurrency limits by slots at a ledger: one operation to take a slot, and one to give
-// it back. Those that come at the same time travel together. It is safe for concurrent use, and blocks as long as a
-// rule's deadline at most.
+// Concurrency decides asks under concurrency limits by slots at a ledger: one operation takes a slot, and one gives
+// it back. Asks at the same time share a round trip. It is safe for concurrent use, and blocks at most for a rule's
+// deadline.
 //
-// Guarantee: while the ledger keeps its data, no key has more slots than its limit, but for requests that
-// on_store_failure admitted. A slot that may have been taken for a request that was refused, or whose caller has gone,
-// is given back as soon as the ledger answers; so is one whose end was told while it did not answer. Of both, up to
+// Guarantee: while the ledger keeps its data, a key has at most as many slots as its limit, plus admissions by
+// on_store_failure. Slots of refused requests, and of callers that have given up, are given back as soon as the
+// ledger answers. So are slots whose end was reported during an outage. A lane keeps up to mostGives of them, until
+// this node ends. Lost slots return at the end of their time.
 // mostGives of a lane are kept, until this node ends. What is lost comes back when its time is over.
 type Concurrency struct {
-	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: their number is not known.
+	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: the number is unknown.
 	Alone *Local
 	Nodes func() int
 
@@ -37,18 +38,18 @@ type Concurrency struct {
 }
 
 const (
-	// slotLanes are how many messages are on their way at the same time, where the ledger has one part: a key's one
-	// after the other. Else each part has a lane, so that one that does not answer holds up no other.
+	// slotLanes is the number of concurrent messages if the ledger has one part: those of a key leave one after the
+	// other. Otherwise each part has a lane, so that a failed part delays no other.
 	slotLanes = 8
-	// mostSlotAsks is how many asks travel together, and mostSlotQueue how many wait for that in each lane.
+	// mostSlotAsks bounds the asks of a message, and mostSlotQueue those that wait in each lane.
 	mostSlotAsks, mostSlotQueue = 256, 8192
-	// mostGives is how many slots each lane has to give back at most.
+	// mostGives bounds the slots that each lane keeps to give back.
 	mostGives = 1 << 15
-	// giveAgain is after what time slots are given back once more that the ledger has not heard of.
+	// giveAgain is the time after which a failed give is repeated.
 	giveAgain = 100 * time.Millisecond
 )
 
-// slotLane is the way of some keys to the ledger.
+// slotLane sends the asks of some keys to the ledger.
 //
 //	waiting --> underway --> answered
 //	   '--> gone: its caller has been refused, or its slot is given back, before it was sent
@@ -56,7 +57,7 @@ const (
 // Invariant: a slot's give leaves after its take has been answered, or the take never leaves.
 type slotLane struct {
 	mu       sync.Mutex
-	takes    []*slotCall          // guarded by mu; also looks: what somebody waits for
+	takes    []*slotCall          // guarded by mu; also looks: asks with a waiting caller
 	waiting  map[slotID]*slotCall // guarded by mu: takes, by their slots
 	underway map[slotID]*slotCall // guarded by mu: takes of the message that was sent
 	gives    []slotGive           // guarded by mu: first
@@ -72,23 +73,23 @@ type slotID struct {
 	slot int64
 }
 
-// slotGive is a slot to be given back.
+// slotGive is a slot to give back.
 type slotGive struct {
 	account.SlotAsk
-	till instant   // from then on it has come back by itself
-	told *slotCall // the call that waits for that; nil: none does
+	till instant   // end of the slot
+	told *slotCall // the call that waits for it; nil: none
 }
 
-// slotCall is an ask that somebody waits for. Its fields are guarded by its lane's mu.
+// slotCall is an ask with a waiting caller. Its fields are guarded by its lane's mu.
 type slotCall struct {
 	account.SlotAsk
 	answer account.SlotAnswer
 	done   chan struct{}
 	ended  bool
-	gone   bool // it takes nothing: what was taken is given back
+	gone   bool // the caller has gone: a slot that was taken is given back
 }
 
-// NewConcurrency makes a limiter whose slots are at a ledger. alone decides without it.
+// NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
 func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clock) *Concurrency {
 	f := &Concurrency{Alone: alone, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
 	lanes := slotLanes
@@ -134,11 +135,11 @@ func (f *Concurrency) Decide(
 	}
 }
 
-// begin sends an ask. It returns nil where it is decided.
+// begin sends an ask. It returns nil if the ask is decided.
 func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 	c := &slotCall{SlotAsk: slotAsk(a), done: make(chan struct{})}
 	switch {
-	case c.Op == account.SlotLook && a.Kind != ratelimit.Peek: // it names no slot
+	case c.Op == account.SlotLook && a.Kind != ratelimit.Peek: // it has no slot
 		*v = a.DecideSlot(0, ratelimit.NoSlot)
 		v.OverLimit = a.Kind == ratelimit.Spend
 		return nil
@@ -172,7 +173,7 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 
 func (c *slotCall) id() slotID { return slotID{c.Key, c.Slot} }
 
-// takeOf is the take of a slot that was not answered yet; nil: there is none.
+// takeOf is the unanswered take of a slot, or nil.
 func (l *slotLane) takeOf(id slotID) *slotCall {
 	if c := l.waiting[id]; c != nil {
 		return c
@@ -180,7 +181,8 @@ func (l *slotLane) takeOf(id slotID) *slotCall {
 	return l.underway[id]
 }
 
-// giveLocked gives a slot back. A take that was not sent never is; after one that was, the give waits for its answer.
+// giveLocked gives a slot back. A take that was not sent is dropped. A give waits for the answer of a take that was
+// sent.
 func (f *Concurrency) giveLocked(l *slotLane, x slotGive) {
 	id := slotID{x.Key, x.Slot}
 	if take := l.waiting[id]; take != nil {
@@ -205,7 +207,7 @@ func (f *Concurrency) giveLocked(l *slotLane, x slotGive) {
 
 var errGives = errors.New("too many slots are to be given back: this one comes back when its time is over")
 
-// finish tells who waits, if anybody does.
+// finish wakes the caller, if it waits.
 func (x *slotGive) finish(answer account.SlotAnswer) {
 	if c := x.told; c != nil && !c.ended {
 		c.answer, c.ended = answer, true
@@ -213,7 +215,7 @@ func (x *slotGive) finish(answer account.SlotAnswer) {
 	}
 }
 
-// end takes in the answer to a call, or decides without.
+// end applies the answer to a call, or decides without one.
 func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask, v *verdict) {
 	l := f.lane(c.Key)
 	l.mu.Lock()
@@ -228,25 +230,25 @@ func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask,
 		why = ratelimit.FallbackError
 	}
 	f.fail(now, a, v, why)
-	// It may have been taken. Of a caller that has gone, nothing ends.
+	// It may have been taken. If the caller has gone, its request never ends.
 	if c.Op == account.SlotTake && (v.OverLimit || ctx.Err() != nil) {
 		f.giveLocked(l, slotGive{c.SlotAsk, now.Add(c.TTL), nil})
 	}
 }
 
-// fail decides without the ledger, as the rule's on_store_failure says.
+// fail decides without the ledger, by the rule's on_store_failure.
 func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.FallbackReason) {
 	f.fallbacks[why].Add(1)
 	*v = verdict{}
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
-	case a.Kind != ratelimit.Spend: // nothing is taken; what is given back is kept
+	case a.Kind != ratelimit.Spend: // no slot is taken, and a slot to give back is kept
 		v.Charged = min(a.Cost, 1)
 	case policy == ratelimit.FailOpen:
 		v.Charged, v.Window = 1, a.Window
 	case policy == ratelimit.FailLocal:
 		f.apart.Store(true)
 		*v = f.decideAlone(now, a)
-	default: // nothing is known of how many are taken
+	default: // the number of taken slots is unknown
 		*v = a.DecideSlot(a.Rule.Limit.Requests, ratelimit.NoSlot)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why
@@ -263,7 +265,7 @@ func (f *Concurrency) decideAlone(now instant, a *ask) verdict {
 	return one[0]
 }
 
-// sendLocked begins to send what waits, if anything does; the caller holds l.mu.
+// sendLocked starts to send waiting asks, if there are any; the caller holds l.mu.
 func (f *Concurrency) sendLocked(l *slotLane) {
 	if !l.sending && !l.closed && len(l.gives)+len(l.takes) > 0 {
 		l.sending = true
@@ -271,7 +273,7 @@ func (f *Concurrency) sendLocked(l *slotLane) {
 	}
 }
 
-// send carries messages to the ledger until nothing waits, or the ledger counts as dead.
+// send carries messages to the ledger until its queue is empty, or the ledger counts as dead.
 func (f *Concurrency) send(l *slotLane) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -293,7 +295,7 @@ func (f *Concurrency) send(l *slotLane) {
 	}
 }
 
-// remindLocked has what is left be sent later.
+// remindLocked schedules the rest for later.
 func (f *Concurrency) remindLocked(l *slotLane) {
 	if l.wakes || l.closed || len(l.gives)+len(l.failed)+len(l.takes) == 0 {
 		return
@@ -308,17 +310,17 @@ func (f *Concurrency) remindLocked(l *slotLane) {
 	})
 }
 
-// slotMessage is asks that travel together: gives first, and then takes.
+// slotMessage is the asks of one round trip: gives first, then takes.
 type slotMessage struct {
 	asks  []account.SlotAsk
 	gives []slotGive
 	takes []*slotCall
 }
 
-// packLocked takes what leaves next; nothing, while the ledger counts as dead.
+// packLocked takes the next asks from the queue, or none while the ledger counts as dead.
 func (l *slotLane) packLocked(now instant) (m slotMessage) {
 	for len(l.gives) > 0 && now >= l.gives[0].till {
-		l.gives[0].finish(account.SlotAnswer{}) // it has come back
+		l.gives[0].finish(account.SlotAnswer{}) // its time is over
 		l.gives = l.gives[1:]
 	}
 	takes := l.takes[:0]
@@ -328,7 +330,7 @@ func (l *slotLane) packLocked(now instant) (m slotMessage) {
 		}
 	}
 	clear(l.takes[len(takes):])
-	// The breaker is asked last, so that its one probe is never an empty message.
+	// Ask the breaker last, so that its one probe is never an empty message.
 	if l.takes = takes; len(l.gives)+len(l.takes) == 0 || !l.breaker.Allow(now) {
 		return slotMessage{}
 	}
@@ -350,7 +352,7 @@ func (l *slotLane) packLocked(now instant) (m slotMessage) {
 	return m
 }
 
-// answeredLocked takes in what came of a message.
+// answeredLocked applies the answers to a message.
 func (f *Concurrency) answeredLocked(l *slotLane, m slotMessage, answers []account.SlotAnswer) {
 	now, dead := f.clock(), true
 	for i := range answers {
@@ -371,7 +373,7 @@ func (f *Concurrency) answeredLocked(l *slotLane, m slotMessage, answers []accou
 	for i, c := range m.takes {
 		c.answer, c.ended = answers[len(m.gives)+i], true
 		close(c.done)
-		if c.gone && (c.answer.Has || c.answer.Err != nil) { // it may be taken, and nobody has it
+		if c.gone && (c.answer.Has || c.answer.Err != nil) { // it may be taken, without an owner
 			f.giveLocked(l, slotGive{c.SlotAsk, now.Add(c.TTL), nil})
 		}
 	}
@@ -405,7 +407,7 @@ func (f *Concurrency) Fallbacks() (n [len(ratelimit.FallbackReasons)]uint64) {
 	return n
 }
 
-// Look is what the ledger knows of a key's slots. It asks the ledger.
+// Look returns the ledger's view of a key's slots. It asks the ledger.
 func (f *Concurrency) Look(ctx context.Context, _ ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: KeyName(a.Key)}
 	if x := f.ask(ctx, a, account.SlotLook); x.Err != nil {
@@ -429,8 +431,8 @@ func (f *Concurrency) ask(ctx context.Context, a *ask, op account.SlotOp) accoun
 	return answers[0]
 }
 
-// Run waits until ctx is done, and then for messages under way. Slots that are to be given back leave once more, even
-// if the ledger counts as dead. Then it sends nothing any more.
+// Run waits until ctx is done, and then for messages in flight. Slots to give back leave once more, even if the
+// ledger counts as dead. Then it sends nothing more.
 func (f *Concurrency) Run(ctx context.Context) {
 	<-ctx.Done()
 	for i := range f.lanes {

@@ -9,30 +9,29 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// counter is a key's account on the one node that decides about it. All its answers are exact. Its 40 bytes
-// are what a cold key takes besides its name; which of three algorithms it counts by
-// is not in it, but in the table's cell (keytable.Cell.Mark). The zero counter is new.
+// counter is a key's account on the only node that decides about it. All its answers are exact. A cold key takes its
+// 40 bytes and its name. The algorithm is in the table's cell (keytable.Cell.Mark). The zero counter is new.
 //
-// Guarantee: the sum is what was charged, and what others were leased, in the window, and what is admitted keeps it
-// within the limit, whatever the order of asks and however the clock is set. A denial that charges is booked whole:
-// what does not fit is debt. A refund credits the account, never below nothing.
+// Guarantee: the sum is the tokens that were charged, or leased to others, in the window. Admissions keep it
+// within the limit, for any order of asks and any clock. A denial that charges is booked whole: the part beyond
+// the limit is debt. A refund credits the account, never below 0.
 type counter struct {
-	sum tokens // of this window; of a token_bucket what others have in hand, for which it keeps room
-	// extra is of a sliding_window the sum of the window before; of a fixed_window that carries debt for how long after
-	// its end some may be left, in microseconds; of a token_bucket what is left of a refill, in micro-tokens x the
-	// period's seconds.
+	sum tokens // of this window; of a token_bucket: in hand of others, for which it keeps room
+	// extra is, for a sliding_window, the sum of the previous window. For a fixed_window that carries debt, it is the
+	// time after its end until the debt is paid, in microseconds. For a token_bucket, it is the remainder of a
+	// refill, in micro-tokens x the period's seconds.
 	extra  int64
-	begins ledgerTime // the window; of a token_bucket: up to when it is refilled; see shiftedBy
+	begins ledgerTime // the window; of a token_bucket: time of the last refill; see shiftedBy
 	ends   ledgerTime // the window; of a token_bucket: when it is full again
-	// state is the window's number, 0 for none yet; of a token_bucket its level, in
-	// micro-tokens: below nothing by what is owed.
+	// state is the window's number, or 0 for none yet. For a token_bucket, it is its level, in micro-tokens, below 0
+	// with debt.
 	state int64
 }
 
 const (
-	// bucketWindow is what verdicts call the one window that a token_bucket has.
+	// bucketWindow is the number of a token_bucket's one window in verdicts.
 	bucketWindow window = 1
-	// mostDebt is the most that one charge takes from a bucket, and that a bucket owes: levels do not overflow.
+	// mostDebt bounds one charge of a bucket, and its debt, so that levels do not overflow.
 	mostDebt tokens = 1 << 41
 )
 
@@ -43,7 +42,7 @@ func (c *counter) decide(now ledgerTime, a *ask, v *verdict) {
 	c.leave(was, &a.Rule.Limit)
 }
 
-// enter brings the counter to an instant, and returns the time to go by. leave is to be called with the rest.
+// enter brings the counter to an instant, and returns the effective time. The caller must call leave with the rest.
 func (c *counter) enter(now ledgerTime, l *ratelimit.Limit) (at ledgerTime, was shifts) {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return c.fill(now, l), shifts{}
@@ -60,33 +59,32 @@ func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
 	}
 }
 
-// A window that came from a process whose clock is behind this one's lasts until it is
-// over there: otherwise the rest of it would be granted twice. Until then begins says
-// by how much it is shifted, and ends when the counter is dead: how its windows are
-// cut, only an ask's rule tells.
+// A window from a process whose clock is behind lasts until its end by that clock. Otherwise the rest of it would be
+// granted twice. Until then begins is the shift, and ends is the time when the counter is dead: only the rule of an
+// ask tells how windows are divided.
 func shiftedBy(lag ledgerTime) ledgerTime { return -1 - lag }
 
 func (c *counter) shifted() (lag ledgerTime, shifted bool) { return -1 - c.begins, c.begins < 0 }
 
-// shifts is the window that lags, and by how much; the zero shifts is that of one that does not.
+// shifts is the window that lags, and its lag. The zero shifts does not lag.
 type shifts struct {
 	state int64
 	lag   ledgerTime
 }
 
-// unshift has begins and ends say when a window is that lags.
+// unshift restores begins and ends of a window that lags.
 func (c *counter) unshift(now ledgerTime, l *ratelimit.Limit) (was shifts) {
 	lag, shifted := c.shifted()
 	if !shifted {
 		return shifts{}
 	}
 	was = shifts{c.state, lag}
-	if w := l.WindowAt(now); window(c.state) > w+1 { // no clock shows it: what is charged counts now
+	if w := l.WindowAt(now); window(c.state) > w+1 { // its clock is unknown: charges count now
 		c.state = int64(w)
 	}
 	begins, ends := l.WindowEnd(window(c.state-1)), l.WindowEnd(window(c.state))
-	// This node's clock may have been set back since. Lag and step together can be a period although
-	// neither is, and the counter would leave its window, which would then be granted once more.
+	// This node's clock may have been set back since. Lag and step together can reach a period although neither does,
+	// and the counter would leave its window, which would then be granted once more.
 	if begins+lag-now >= ledgerTime(l.Period()/time.Microsecond) {
 		was.lag = max(0, now-begins)
 	}
@@ -94,7 +92,7 @@ func (c *counter) unshift(now ledgerTime, l *ratelimit.Limit) (was shifts) {
 	return was
 }
 
-// leave has a window that goes on lag as before.
+// leave makes a current window lag as before.
 func (c *counter) leave(was shifts, l *ratelimit.Limit) {
 	if was.lag > 0 && c.state == was.state {
 		c.begins, c.ends = shiftedBy(was.lag), c.dead(l.Algorithm)
@@ -138,7 +136,7 @@ func (c *counter) answerWindow(now ledgerTime, a *ask, v *verdict) {
 	}
 }
 
-// settle books what a spend of before took too few, or too many.
+// settle books the difference of an earlier spend.
 func (c *counter) settle(a *ask, left tokens, v *verdict) {
 	if a.Kind == ratelimit.Release {
 		v.Charged = min(a.Cost, c.sum)
@@ -150,9 +148,9 @@ func (c *counter) settle(a *ask, left tokens, v *verdict) {
 	v.Debt = a.Cost - v.Charged
 }
 
-// turn makes the window the one of now, and returns the time to go by: a clock that
-// went back by less than a period waits in the window, and one that went back further
-// takes what is charged along, so that no window is given twice.
+// turn makes the window current, and returns the effective time. If the clock went back by less than a period, the
+// counter waits in its window. If it went back further, the counter takes its charges along, so that no window is
+// granted twice.
 func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	if c.state != 0 && now >= c.begins && now < c.ends {
 		return now
@@ -174,7 +172,7 @@ func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	return now
 }
 
-// carried is what is left of a sum's debt, so many windows later: each pays a limit of it.
+// carried is the rest of a sum's debt, that many windows later: each pays one limit.
 func carried(sum tokens, windows int64, limit tokens) tokens {
 	if limit > 0 && sum/limit < tokens(windows) {
 		return 0
@@ -182,11 +180,11 @@ func carried(sum tokens, windows int64, limit tokens) tokens {
 	return max(0, sum-tokens(windows)*limit)
 }
 
-// mostOwed and longestOwed bound for how long a counter in debt is kept that nobody asks: in windows, and in
-// microseconds. Otherwise keys in debt could fill a table for ever.
+// mostOwed and longestOwed bound the life of an idle counter in debt: in windows, and in microseconds. Otherwise keys
+// in debt could fill a table for ever.
 const mostOwed, longestOwed = 1 << 10, 1 << 52
 
-// owes is for how long after the end of its window a counter has debt left: of months of a calendar, the longest.
+// owes is the time until a counter's debt is paid, after the end of its window: for calendar months, the longest.
 func (c *counter) owes(l *ratelimit.Limit) int64 {
 	windows, period := tokens(mostOwed), l.Period()
 	if l.Requests > 0 {
@@ -198,7 +196,7 @@ func (c *counter) owes(l *ratelimit.Limit) int64 {
 	return min(longestOwed, int64(windows)*period.Microseconds())
 }
 
-// used is what counts against the limit now.
+// used is the usage that counts against the limit now.
 func (c *counter) used(now ledgerTime, l *ratelimit.Limit) tokens {
 	weighted := tokens(0)
 	if l.Algorithm == ratelimit.SlidingWindow && c.extra > 0 {
@@ -207,9 +205,9 @@ func (c *counter) used(now ledgerTime, l *ratelimit.Limit) tokens {
 	return c.sum + weighted
 }
 
-// passesAfter is when a cost that a sliding window refuses now would pass, if nobody
-// else spends: in this window as the one before loses its weight, or in the next one
-// as this one does. For what is more than the limit it is the end of the window.
+// passesAfter is the time until a cost that a sliding window refuses now would pass, without further usage.
+// That is in this window, as the previous one loses its weight, or in the next one, as this one does. For a
+// cost above the limit it is the end of the window.
 func (c *counter) passesAfter(now ledgerTime, cost tokens, l *ratelimit.Limit) time.Duration {
 	period := uint64(c.ends - c.begins)
 	cost = min(cost, l.Requests+1) // more makes no difference
@@ -223,8 +221,7 @@ func (c *counter) passesAfter(now ledgerTime, cost tokens, l *ratelimit.Limit) t
 	return c.ends.Sub(now)
 }
 
-// weighsAtMost is the longest time before the end of a period for which n, weighted by
-// it, is at most room.
+// weighsAtMost is the longest time before the end of a period for which n, weighted by it, is at most room.
 func weighsAtMost(n, room, period uint64) uint64 {
 	if room >= n {
 		return period
@@ -283,13 +280,13 @@ func (c *counter) answerBucket(now ledgerTime, a *ask, v *verdict) {
 	}
 }
 
-// whole is how many tokens a bucket has.
+// whole is the number of tokens of a bucket.
 func (c *counter) whole(l *ratelimit.Limit) tokens {
 	return max(0, min(l.Burst, tokens(c.state/account.Micro)))
 }
 
-// fill refills a bucket up to now, and returns the time to go by: a clock that went
-// back waits for a second at most, for a bucket begins no window anew.
+// fill refills a bucket up to now, and returns the effective time. If the clock went back, the bucket waits for a
+// second at most, because it has no new window.
 func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	switch {
 	case c.begins == 0:
@@ -303,24 +300,24 @@ func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	return now
 }
 
-// bucketWaits is for how long a bucket stands still when the clock goes back, at most.
+// bucketWaits bounds the time that a bucket stands still when the clock goes back.
 const bucketWaits = time.Second
 
 func (c *counter) drain(n tokens) {
 	c.state = max(c.state-int64(min(n, mostDebt))*account.Micro, -int64(mostDebt)*account.Micro)
 }
 
-// pour adds n tokens to a bucket, as far as there is room.
+// pour adds up to n tokens to a bucket, within its room.
 func (c *counter) pour(n tokens, l *ratelimit.Limit) {
 	c.state = min(c.room(l), c.state+int64(min(n, mostDebt))*account.Micro)
 }
 
-// brim is a full bucket's level, and room the highest that leaves room for what others have in hand.
+// brim is a full bucket's level, and room is brim less the tokens in hand of others.
 func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * account.Micro }
 
 func (c *counter) room(l *ratelimit.Limit) int64 { return max(0, brim(l)-int64(c.sum)*account.Micro) }
 
-// undo takes back what a verdict booked, unless its window is over.
+// undo takes back the bookings of a verdict, unless its window is over.
 func (c *counter) undo(a *ask, v *verdict) {
 	l, n := &a.Rule.Limit, v.Charged+v.Debt
 	switch {
@@ -332,7 +329,7 @@ func (c *counter) undo(a *ask, v *verdict) {
 	}
 }
 
-// empty gives a key its whole limit again, but for what others have in hand.
+// empty gives a key its whole limit again, less the tokens in hand of others.
 func (c *counter) empty(l *ratelimit.Limit, inHand tokens) {
 	if c.sum = inHand; l.Algorithm == ratelimit.TokenBucket {
 		c.state = c.room(l)
@@ -340,14 +337,14 @@ func (c *counter) empty(l *ratelimit.Limit, inHand tokens) {
 	c.extra = 0
 }
 
-// dead is from when on a counter of that algorithm means the same as a new one.
+// dead is the time from which a counter of that algorithm equals a new one.
 func (c *counter) dead(algorithm ratelimit.Algorithm) ledgerTime {
 	switch {
 	case algorithm == ratelimit.TokenBucket:
 		return c.ends
 	case !c.charged() && c.begins >= 0:
-		// While a clock that was set back has yet to come to the window, a new counter would be in an
-		// earlier one, and grant it once more.
+		// While a clock that was set back is before the window, a new counter would be in an earlier window, and
+		// grant it once more.
 		return c.begins
 	case algorithm == ratelimit.SlidingWindow && c.begins >= 0:
 		return c.ends + (c.ends - c.begins)
@@ -357,11 +354,10 @@ func (c *counter) dead(algorithm ratelimit.Algorithm) ledgerTime {
 	return c.ends
 }
 
-// charged tells whether anything counts against a limit by windows.
+// charged tells whether a counter of windows has usage.
 func (c *counter) charged() bool { return c.sum != 0 || c.extra != 0 }
 
-// fullAt is from when on a bucket is full if nobody spends: never, if it does not
-// refill.
+// fullAt is the time at which a bucket is full without further usage: never, if it does not refill.
 func (c *counter) fullAt(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	if l.Requests == 0 && c.state < brim(l) {
 		return math.MaxInt64

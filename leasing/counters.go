@@ -7,14 +7,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// counters is a bounded table of counters, of the keys that this node alone decides
-// about. Of keys that other nodes lease from it (mode routing without a store) there are
-// records besides: see lent. It is safe for concurrent use.
+// counters is a bounded table of counters, for keys that this node alone decides about. Keys that other nodes lease
+// (mode routing without a store) also have records: see lent. It is safe for concurrent use.
 type counters struct {
 	keytable.Sharding
 	shards []counterShard
 	limits limitNotes
-	// before, if set, is what a key that finds room was charged while it found none.
+	// before, if set, is the usage of a key before it found room.
 	before func(*ask) counter
 }
 
@@ -22,22 +21,21 @@ type counterShard struct {
 	mu   sync.Mutex
 	keys *keytable.Table[counter] // guarded by mu
 	lent map[keytable.ID]*lent    // guarded by mu; of cells that have isLent
-	// dropped is when the last key was dropped whose window was over: a clock that goes
-	// back to before it must not have that window given again. Guarded by mu.
+	// dropped is the time of the last drop of a key with an ended window: a clock that goes back to before it must
+	// not grant that window again. Guarded by mu.
 	dropped ledgerTime
 	slots   int // guarded by mu; of all keys
 	_       [16]byte
 }
 
-// counterCell is a key's place: Mark is its algorithm and whether it isLent, Note the
-// number of its limit.
+// counterCell is a key's place. Mark has its algorithm and isLent, and Note the number of its limit.
 type counterCell = keytable.Cell[counter]
 
 const isLent = 0x80
 
 func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isLent) }
 
-// of is what others lease of a key; nil if nobody does.
+// of has the leases of a key to others, or is nil.
 func (s *counterShard) of(c *counterCell) *lent {
 	if c.Mark&isLent == 0 {
 		return nil
@@ -55,8 +53,8 @@ func newCounters(arena *keytable.Arena, maxKeys int) *counters {
 	return p
 }
 
-// locked finds a key's shard, whose lock the caller now holds and must release, the
-// key's ID, and its cell, nil if it is not there.
+// locked finds a key's shard, its ID, and its cell, which is nil if the key is missing. The caller then holds the
+// shard's lock and must release it.
 func (p *counters) locked(key []byte) (*counterShard, keytable.ID, *counterCell) {
 	id := p.Hash.ID(key)
 	s := &p.shards[p.ShardOf(id)]
@@ -71,7 +69,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	// Nothing is known of it, nor need be.
+	// The key is new, and needs no counter.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
 		fresh := counter{}
 		fresh.decide(now, a, v)
@@ -88,7 +86,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	return true
 }
 
-// decideFor books what a holder says of its lease, answers an ask of it, and leases it more.
+// decideFor books a holder's report on its lease, answers an ask of it, and leases it more.
 func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *ask, v *verdict) (x Lease, ok bool) {
 	if a.OfSlot() { // slots are not leased
 		return Lease{}, p.decideSlot(now, a, v)
@@ -107,7 +105,7 @@ func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *a
 	return k.decideFor(now, &c.Val, h, m, a, v), true
 }
 
-// enter finds room for a key, and has it count by the rule's algorithm. It returns the time to go by, and no cell if
+// enter finds room for a key, and counts it by the rule's algorithm. It returns the effective time, and no cell if
 // there is no room.
 func (p *counters) enter(
 	s *counterShard, now ledgerTime, id keytable.ID, c *counterCell, a *ask,
@@ -124,10 +122,9 @@ func (p *counters) enter(
 		}
 		return s.since(now, l), c
 	case now >= c.Val.ends:
-		c.Note = p.limits.note(l.Capacity()) // which may have changed
+		c.Note = p.limits.note(l.Capacity()) // it may have changed
 	}
-	// Another algorithm than before: windows have a sum of the one before or not, and a bucket has nothing in common
-	// with them.
+	// The algorithm has changed: windows may lack a previous sum, and a bucket has nothing in common with them.
 	if was := algorithmOf(c); was != l.Algorithm {
 		c.Mark = c.Mark&isLent | uint8(l.Algorithm)
 		if l.Algorithm == ratelimit.TokenBucket || was == ratelimit.TokenBucket {
@@ -139,7 +136,7 @@ func (p *counters) enter(
 	return now, c
 }
 
-// add makes room for a key that is not there. Nothing in use is dropped for it.
+// add makes room for a new key. It drops no key in use.
 func (p *counters) add(
 	s *counterShard, now ledgerTime, id keytable.ID, key []byte, algorithm ratelimit.Algorithm,
 ) *counterCell {
@@ -150,7 +147,7 @@ func (p *counters) add(
 	return c
 }
 
-// dead tells whether a key means the same as a new one; it is about to be dropped.
+// dead tells whether a key equals a new one, and can be dropped.
 func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
 	k := s.of(c)
 	if now < c.Val.dead(algorithmOf(c)) || k != nil && k.live(now) {
@@ -163,9 +160,8 @@ func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
 	return true
 }
 
-// since is the time that a new key goes by: not before keys were dropped, unless the
-// clock went back by more than a period. Then waiting would refuse for longer than a
-// window. A bucket that was dropped was full.
+// since is the effective time of a new key: not before keys were dropped, unless the clock went back by more than a
+// period. Then a wait would refuse for longer than a window. A dropped bucket was full.
 func (s *counterShard) since(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	if l.Algorithm != ratelimit.TokenBucket && now < s.dropped && s.dropped.Sub(now) < l.Period() {
 		return s.dropped
@@ -173,14 +169,14 @@ func (s *counterShard) since(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	return now
 }
 
-// since is the time that a key goes by for which there is no room here.
+// since is the effective time of a key without room here.
 func (p *counters) since(now ledgerTime, a *ask) ledgerTime {
 	s, _, _ := p.locked(a.Key)
 	defer s.mu.Unlock()
 	return s.since(now, &a.Rule.Limit)
 }
 
-// undo takes back what a verdict booked, if its key is still here.
+// undo takes back the bookings of a verdict, if its key is still here.
 func (p *counters) undo(key []byte, a *ask, v *verdict) {
 	if a.OfSlot() {
 		p.undoSlot(a)
@@ -193,7 +189,7 @@ func (p *counters) undo(key []byte, a *ask, v *verdict) {
 	}
 }
 
-// len is how many keys there are. It takes every lock once.
+// len is the number of keys. It takes every lock once.
 func (p *counters) len() (n int) {
 	for i := range p.shards {
 		p.shards[i].mu.Lock()
@@ -203,7 +199,7 @@ func (p *counters) len() (n int) {
 	return n
 }
 
-// walk shows all keys, a bounded number of them under one lock.
+// walk visits all keys, a bounded number of them under one lock.
 func (p *counters) walk(see func(*counterShard, *counterCell)) {
 	for i := range p.shards {
 		s := &p.shards[i]
@@ -215,15 +211,15 @@ func (p *counters) walk(see func(*counterShard, *counterCell)) {
 	}
 }
 
-// limitNotes are the numbers of limits, for people who look at keys: a cell has room
-// for a number of 16 bits. It is safe for concurrent use.
+// limitNotes are the numbers of limits, for views of keys: a cell has room for 16 bits. They are safe for concurrent
+// use.
 type limitNotes struct {
 	mu      sync.RWMutex
 	numbers map[tokens]uint16
 	limits  []tokens
 }
 
-// mostNotes bounds them, for clients may bring limits along. Those beyond are not known.
+// mostNotes bounds them, because clients can send limits. Further limits have no number.
 const mostNotes = 1 << 12
 
 func (n *limitNotes) note(limit tokens) uint16 {
@@ -246,7 +242,7 @@ func (n *limitNotes) note(limit tokens) uint16 {
 	return number
 }
 
-// limit is the one with a number; 0 if it is not known.
+// limit is the one with a number, or 0.
 func (n *limitNotes) limit(number uint16) tokens {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

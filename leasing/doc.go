@@ -1,14 +1,13 @@
-// Package leasing lets a node spend a limit that it shares with other nodes without asking for each request. Nodes take
-// tokens from a ledger and spend them locally.
+// Package leasing lets a node spend a limit that it shares with other nodes, without a message for each request.
+// Nodes take tokens from a ledger and spend them locally.
 //
-// Guarantee: under reclaim: safe, and as long as the ledger keeps its data, what nodes have admitted of a key in a
-// window is at most its limit, at every instant. What eager, drift and on_store_failure may add is declared
-// (docs/protocol.md, section 18). A cost that is known late is booked whole, also beyond the limit, and from then on
-// all nodes refuse; a refund credits the key at any node. It does not promise that every token gets used: those of a
-// silent node are stranded until the window ends.
+// Guarantee: under reclaim: safe, while the ledger keeps its data, nodes admit at most the limit of a key in a
+// window, at every instant. Eager reclaim, drift and on_store_failure have declared bounds (docs/protocol.md, section
+// 18). A late cost is booked whole, also beyond the limit, and from then on all nodes refuse. A refund credits the
+// key at any node. It does not promise that every token gets used: tokens of a silent node stay charged until the
+// window ends.
 //
-// A program that limits by itself needs [New], [NewRule], [Rule.Key] and [Limiter.Take], and nothing else of what
-// follows; see the examples.
+// A program that limits its own calls needs only [New], [NewRule], [Rule.Key] and [Limiter.Take]; see the examples.
 //
 // docs/protocol.md specifies the protocol. Its two sides are packages of their own, which are pure: time and messages
 // are arguments, and there is no goroutine, no clock and no lock.

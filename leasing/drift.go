@@ -6,17 +6,17 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Drift says how much this node may spend of a key before the ledger has answered (docs/protocol.md, section 13).
-// Package approx implements it.
+// Drift is the budget of each key that this node may spend before the ledger has answered (docs/protocol.md, section
+// 13). Package approx implements it.
 type Drift interface {
-	// Share returns that many tokens, of each key under the rule, in a window that began at begins by the ledger's
-	// clock; 0 if this node may not now. It does not block.
+	// Share returns the tokens of that budget, for each key under the rule, in a window that began at begins by the
+	// ledger's clock. It returns 0 if this node may not drift now, and does not block.
 	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) ratelimit.Tokens
 }
 
-// ErrClockSet says that the ledger's clock was set.
+// ErrClockSet means that the ledger's clock was set.
 var ErrClockSet = errors.New("the store's clock stepped: leases are claimed anew")
 
-// ErrEvicted says that an account was lost alone.
+// ErrEvicted means that a single account was lost.
 var ErrEvicted = errors.New("the store lost an account in use, by eviction (maxmemory-policy) or deletion: its " +
 	"grants can be repeated")

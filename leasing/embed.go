@@ -15,38 +15,36 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Limiter limits inside of a Go program: alone, or together with all programs that have
-// the same Redis. It is the door to this package for who does not run a server.
+// Limiter limits calls inside a Go program: alone, or together with all programs that use the same Redis. It is the
+// entry to this package for programs that are not servers.
 //
-// Guarantee: what all programs together admit of a key in a window is at most its limit,
-// as long as Redis keeps its data. What a rule's on_store_failure admits while Redis
-// does not answer comes on top of that; by default a tenth of the limit in each program.
+// Guarantee: all programs together admit at most the limit of a key in a window, while Redis keeps its data.
+// Admissions by a rule's on_store_failure, while Redis does not answer, are on top of that; by default a tenth of the
+// limit in each program.
 //
-// It is safe for concurrent use. Close it to give back what is leased.
+// It is safe for concurrent use. Close it to give back its leases.
 type Limiter struct {
 	clock  ratelimit.Clock
 	local  *Local // one of the two
 	fleet  *Fleet
 	calls  sync.Pool
-	synced atomic.Int64 // when the windows of a lone limiter were last cut by the wall clock
+	synced atomic.Int64 // time at which the windows of a lone limiter were last aligned with the wall clock
 	stop   func()
 	ended  chan struct{}
 }
 
-// Options are how a [Limiter] is made. The zero Options are those of a program that
-// limits alone.
+// Options configure a [Limiter]. The zero Options are those of a program that limits alone.
 type Options struct {
-	// Redis is asked for leases. Nil: this program counts alone, and nothing ever waits.
-	// It must be a redis.Client or redis.ClusterClient that was not used yet, made with ContextTimeoutEnabled: true and
-	// MaxRetries: -1, or a decision could wait for longer than its rule's StoreDeadline. New sets its OnConnect, and it
-	// stays the caller's.
+	// Redis stores the accounts. Nil: this program counts alone, and never waits. It must be an unused redis.Client
+	// or redis.ClusterClient with ContextTimeoutEnabled: true and MaxRetries: -1. Otherwise a decision can wait
+	// longer than its rule's StoreDeadline. New sets its OnConnect. The caller keeps and closes it.
 	Redis redis.UniversalClient
-	// Prefix begins the names of all that is written to Redis.
+	// Prefix begins all names in Redis.
 	Prefix string
-	// MaxKeys is how many keys are tracked, up to 800 bytes each; 0: 100,000. Beyond
-	// that, new keys share budgets: they may be refused early.
+	// MaxKeys is the maximum of tracked keys, up to 800 bytes each; 0: 100,000. Further keys share budgets, and may
+	// be refused early.
 	MaxKeys int
-	// OnFailure is told when Redis does not answer. It must not block.
+	// OnFailure is called when Redis does not answer. It must not block.
 	OnFailure func(error)
 }
 
@@ -55,7 +53,7 @@ const (
 	mostMaxKeys    = 100_000_000
 )
 
-// New makes a limiter. It does not wait for Redis, which may come later.
+// New makes a limiter. It does not wait for Redis.
 func New(o Options) (*Limiter, error) {
 	if o.MaxKeys == 0 {
 		o.MaxKeys = defaultMaxKeys
@@ -66,7 +64,7 @@ func New(o Options) (*Limiter, error) {
 	}
 	l := &Limiter{clock: ratelimit.MonotonicClock(), stop: func() {}, ended: make(chan struct{})}
 	l.calls.New = func() any { return new(question) }
-	// Without a Redis there is nothing to run beside the program, and nothing that Close waits for.
+	// Without Redis, there is nothing to run, and Close has nothing to wait for.
 	if o.Redis == nil {
 		l.local = NewLocal(o.MaxKeys, l.clock(), time.Now())
 		close(l.ended)
@@ -90,7 +88,7 @@ func New(o Options) (*Limiter, error) {
 	return l, nil
 }
 
-// heeds tells what is wrong with how a client waits, as far as it can be seen.
+// heeds reports an unsuitable setting of a client, as far as it is visible.
 func heeds(client redis.UniversalClient) error {
 	heeds, retries := true, 0 // of another kind of client: the ledger refuses it
 	switch c := client.(type) {
@@ -101,15 +99,14 @@ func heeds(client redis.UniversalClient) error {
 	}
 	if !heeds || retries > 0 {
 		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, "+
-			"must be true and -1: a decision would wait for longer than its rule's StoreDeadline", heeds, retries)
+			"must be true and -1: otherwise a decision waits longer than its rule's StoreDeadline", heeds, retries)
 	}
 	return nil
 }
 
-// Ready blocks until Redis has answered and knows what others had taken, or ctx is done.
-// It is for the start: a Redis that is empty might have lost its data a moment ago, and
-// for two seconds grants a twentieth of each limit at most, until all who know better
-// have had the time to say so. It returns ctx's error.
+// Ready blocks until Redis has answered and has the totals of all programs, or ctx is done. Use it at the start: an
+// empty Redis may have lost its data. For two seconds, until all programs have stated their totals, it grants at most
+// a twentieth of each limit. It returns ctx's error.
 func (l *Limiter) Ready(ctx context.Context) error {
 	tick := time.NewTicker(readyEvery)
 	defer tick.Stop()
@@ -123,33 +120,31 @@ func (l *Limiter) Ready(ctx context.Context) error {
 	return nil
 }
 
-// readyEvery is how often Ready looks.
+// readyEvery is the interval of Ready's checks.
 const readyEvery = 10 * time.Millisecond
 
-// Close gives back what is unspent, so that others need not wait for it to expire. It
-// blocks for some milliseconds, or for a few seconds where Redis does not answer. What is asked
-// afterwards is decided without Redis.
+// Close gives back unspent tokens, so that others need not wait for their end. It blocks for some milliseconds, or
+// for a few seconds if Redis does not answer. Later calls are decided without Redis.
 func (l *Limiter) Close() {
 	l.stop()
 	<-l.ended
 }
 
-// Rule is a limit under a name. It is immutable and safe for concurrent use.
+// Rule is a limit with a name. It is immutable and safe for concurrent use.
 type Rule struct {
 	rule   *ratelimit.Rule
 	prefix []byte
 }
 
-// NewRule makes a rule, or says what is wrong with it: for example
+// NewRule makes a rule, or reports its errors. For example:
 //
 //	NewRule("login", ratelimit.Limit{Requests: 5, Unit: ratelimit.Minute})
 //
-// Programs that share a Redis share a budget where name, unit, algorithm and key are
-// the same; the number of requests should be, or the last who asks decides. The name is
-// the domain of a rule file, so that a server may share the budget, too (Key). With more
-// than the limit, the coordination may be given (see [ratelimit.DefaultCoordination]);
-// its mode must be leasing, for the others need a server's parts. Nor is there a part of a reserve
-// (lease.reserve) for it: what the rule holds back, servers spend.
+// Programs that share a Redis share a budget if name, unit, algorithm and key are the same. The number of requests
+// should be the same, because the last claim's number applies. The name is the domain of a rule file, so that a
+// server can share the budget, too (Key). The coordination is optional (see [ratelimit.DefaultCoordination]). Its
+// mode must be leasing, because the others need a server. Programs have no part of a lease.reserve: only servers
+// spend it.
 func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coordination) (*Rule, error) {
 	r := &ratelimit.Rule{Domain: name, Path: "key", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
 	if len(coordination) > 0 {
@@ -193,7 +188,7 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 	}
 	r.Limit.Carries = r.Coordination.Carries(r.Limit)
 	check(r.Coordination.Debt == ratelimit.DebtCarried && !r.Limit.Carries,
-		"its debt is carry, must be forget but for a FixedWindow whose denials charge")
+		"its debt is carry, which needs a FixedWindow whose denials charge")
 	if len(problems) > 0 {
 		return nil, fmt.Errorf("leasing: rule %q: %s", name, strings.Join(problems, "; "))
 	}
@@ -201,57 +196,55 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 	return &Rule{rule: r, prefix: ratelimit.AppendPrefix(nil, name, r.Limit)}, nil
 }
 
-// Key is one budget under a rule. It is a value, and may be kept.
+// Key is one budget under a rule. It is a value, and can be stored.
 type Key struct {
 	rule *ratelimit.Rule
 	name string
 }
 
-// Key is the budget of a value, such as a user's name or an address. It is that of the
-// descriptor {key: key, value: value} at a server whose rule has the same domain and
-// limit.
+// Key is the budget of a value, such as a user's name or an address. It equals the budget of the descriptor {key:
+// key, value: value} at a server whose rule has the same domain and limit.
 func (r *Rule) Key(value string) Key {
 	b := ratelimit.AppendEntry(append([]byte(nil), r.prefix...), r.rule.Path, value, ratelimit.OfRequest)
 	return Key{rule: r.rule, name: string(ratelimit.SealKey(b, 0))}
 }
 
-// Decision is what a [Limiter] says.
+// Decision is the answer of a [Limiter].
 type Decision struct {
 	Allowed   bool
-	Remaining int64 // of the limit; with Redis as far as was last heard
-	// Reset is the time until the limit is whole again; where a sliding window or a token
-	// bucket refuses, until the same cost would pass.
+	Remaining int64 // of the limit; with Redis, as last read
+	// Reset is the time until the limit is whole again. If a sliding window or a token bucket refuses, it is the time
+	// until the same cost would pass.
 	Reset time.Duration
-	// WithoutRedis says that Redis did not answer in time, and that the rule's
-	// OnStoreFailure decided.
+	// WithoutRedis means that Redis did not answer in time, and the rule's OnStoreFailure decided.
 	WithoutRedis bool
 }
 
-// question is what one decision needs, kept so that it allocates nothing.
+// question has the values of one decision, reused to avoid allocations.
 type question struct {
 	asks     [1]ratelimit.Ask
 	verdicts [1]ratelimit.Verdict
 	key      []byte
 }
 
-// Take takes n tokens, or refuses. From a lease it does not block and does not allocate;
-// otherwise it blocks until Redis has answered, for at most the rule's StoreDeadline
-// (15 ms), or until ctx is done. The error says what is wrong with the question.
+// Take takes n tokens, or refuses. From a lease it does not block and does not allocate. Otherwise it blocks until
+// Redis has answered, at most for the rule's StoreDeadline (15 ms), or until ctx is done. The error is about the
+// arguments.
 func (l *Limiter) Take(ctx context.Context, k Key, n int64) (Decision, error) {
 	return l.ask(ctx, k, n, ratelimit.Spend)
 }
 
-// Peek tells what is left, and takes nothing.
+// Peek returns the remaining tokens, and takes none.
 func (l *Limiter) Peek(ctx context.Context, k Key) (Decision, error) {
 	return l.ask(ctx, k, 0, ratelimit.Peek)
 }
 
-// Refund gives n tokens back, at most what this program took in this window.
+// Refund gives n tokens back, at most the usage of this program in the window.
 func (l *Limiter) Refund(ctx context.Context, k Key, n int64) (Decision, error) {
 	return l.ask(ctx, k, n, ratelimit.Refund)
 }
 
-// What is wrong with a question.
+// Errors about the arguments.
 var (
 	ErrNoRule = errors.New("leasing: the key has no rule: create it with Rule.Key")
 	ErrCost   = errors.New("leasing: the number of tokens must be at least 1")
@@ -283,7 +276,7 @@ func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) 
 	return d, err
 }
 
-// sync has the windows of a lone limiter follow the wall clock.
+// sync aligns the windows of a lone limiter with the wall clock.
 func (l *Limiter) sync(now instant) {
 	if last := l.synced.Load(); now.Sub(instant(last)) > time.Second && l.synced.CompareAndSwap(last, int64(now)) {
 		l.local.SyncClock(now, time.Now())

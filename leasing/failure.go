@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// failLocked decides without the ledger: from this node's share, if the rule drifts, or as its on_store_failure says.
-// What it admits is booked, and told as soon as the store is back. k is nil where the table is full.
+// failLocked decides without the ledger: from this node's share, if the rule drifts, or by its on_store_failure. Its
+// admissions are booked, and reported when the store is back. k is nil if the table is full.
 func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.FallbackReason) {
 	w.done = true
 	if k != nil {
@@ -22,17 +22,17 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	a, v := w.ask, w.verdict
 	policy := a.Rule.Coordination.OnStoreFailure
 	if why == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed {
-		policy = ratelimit.FailLocal // it is not the store that fails
+		policy = ratelimit.FailLocal // the store has not failed
 	}
 	*v = verdict{}
 	switch {
 	case a.Kind == ratelimit.Refund && k != nil && k.Deadline != 0:
-		// Before the first answer it is not known which window it is of: in the one that the answer names, it would
-		// credit what was charged in another.
+		// Before the first answer the window of a refund is unknown: in the window that the answer names, it could
+		// credit the charge of another one.
 		k.Refund(a.Cost)
 	case a.Kind.Settles() && k != nil:
 		k.Settle(a, v)
-	case a.Kind != ratelimit.Spend: // nothing is known, nothing is taken
+	case a.Kind != ratelimit.Spend: // without data, nothing is taken
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
 	case policy == ratelimit.FailClosed:
@@ -43,7 +43,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		var alone [1]verdict
 		c.alone.Decide(context.Background(), now, []ask{own}, alone[:])
 		*v = alone[0]
-		v.Debt = 0 // which is that budget's
+		v.Debt = 0 // it is the debt of that budget
 	}
 	if k != nil && a.Kind == ratelimit.Spend && v.Charged > 0 {
 		k.Admitted(v.Charged)
@@ -58,7 +58,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 }
 
-// undoAlone takes back what a verdict without the ledger took of this node's own budget, if it was one that does.
+// undoAlone takes back a charge of this node's own budget by a verdict without the ledger.
 func (f *Fleet) undoAlone(now instant, a *ask, v *verdict) {
 	policy := a.Rule.Coordination.OnStoreFailure
 	spent := policy == ratelimit.FailLocal || v.Reason == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed
@@ -70,7 +70,7 @@ func (f *Fleet) undoAlone(now instant, a *ask, v *verdict) {
 	f.alone.Undo(now, []ask{own}, []verdict{at})
 }
 
-// reason says why the ledger did not decide.
+// reason is why the ledger did not decide.
 func reason(err error) ratelimit.FallbackReason {
 	if errors.Is(err, errBreaker) {
 		return ratelimit.FallbackBreaker

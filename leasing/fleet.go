@@ -12,25 +12,25 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// FleetOptions are what a Fleet may be told. They are set before Run.
+// FleetOptions configure a Fleet. Set them before Run.
 type FleetOptions struct {
-	Nodes  func() int     // how many were last seen alive; nil, or 0: that is not known
-	Random func() float64 // from 0 to 1: nodes must not probe a store in step. Safe for concurrent use
+	Nodes  func() int     // number of live nodes, as last read; nil, or 0: unknown
+	Random func() float64 // from 0 to 1, so that nodes do not probe a store at the same time. Safe for concurrent use
 	// Drift lets rules that drift spend before the ledger has answered; nil: they lease.
 	Drift Drift
-	// RawNames names accounts by their keys as they are: for a ledger that is no operator's to look at.
+	// RawNames names accounts by the bytes of their keys: for a ledger that operators do not read.
 	RawNames bool
 
-	// These are told of what goes on, and must not block.
-	OnFailure   func(error) // of a round trip; it is called often
-	OnWarning   func(error) // of an answer that cannot be, and of accounts that the ledger has lost
+	// Callbacks. They must not block.
+	OnFailure   func(error) // of a round trip; called often
+	OnWarning   func(error) // of an invalid answer, and of accounts that the ledger has lost
 	OnReconcile func(*Reconciliation)
-	// OnAudit is told each answer to a claim of a rule that is audited, before anything of it is spent.
+	// OnAudit receives each answer to a claim of an audited rule, before its tokens are spent.
 	OnAudit func(*account.Claim, *account.Grant)
 }
 
 // Fleet implements [ratelimit.Limiter]: a node of a fleet that shares limits through a ledger. It is safe for
-// concurrent use. Run must run for it to ask the ledger.
+// concurrent use. It claims from the ledger only while Run runs.
 type Fleet struct {
 	FleetOptions
 	ledger account.Ledger
@@ -42,49 +42,50 @@ type Fleet struct {
 	lanes  []lane
 	after  func(time.Duration, func())
 	sweeper
-	ended atomic.Bool // nothing more is told to the ledger
+	ended atomic.Bool // there are no more reports to the ledger
 	stats stats
 }
 
-// names are those by which the ledger knows this node.
+// names are this node's names in the ledger.
 type names struct {
 	name      ratelimit.Holder // the first
-	forgotten atomic.Uint64    // keys: each has those that come behind it have another name
+	forgotten atomic.Uint64    // dropped keys: each of them changes the name of later keys
 }
 
-// sweeper is what sweeps know from one to the next.
+// sweeper is the state of sweeps.
 type sweeper struct {
-	part    int // of the shards, that the next sweep looks at
+	part    int // of the shards, for the next sweep
 	gauged  gauges
-	leaving atomic.Bool                 // the node ends: nothing is asked for that no request waits for
-	doubted atomic.Bool                 // single accounts may be lost: all is to be told again
-	retold  instant                     // when it last was for that; 0: never
-	lost    chan account.OverrideChange // by the ledger, to be told again
+	leaving atomic.Bool                 // the node ends: only waiting requests cause claims
+	doubted atomic.Bool                 // single accounts may be lost: all totals are to be stated again
+	retold  instant                     // time of the last such restatement; 0: never
+	lost    chan account.OverrideChange // by the ledger, to be restated
 }
 
-// Partitioned is a ledger whose parts fail each by itself, such as a Redis Cluster. Messages to one part never wait
-// for another. A Settle is of claims of one part, and what it tells is of that part.
+// Partitioned is a ledger with parts that fail separately, such as a Redis Cluster. Messages to one part never wait
+// for another. A Settle has claims of one part, and its answer is about that part.
 type Partitioned interface {
 	account.Ledger
 	Partitions() int
 	Partition(key string) int // below Partitions
-	// Ask asks a part for its epoch, and for the time: its servers' clocks are between the two. It fails if one of its
+	// Ask asks a part for its epoch and its time, which bounds the clocks of all its servers. It fails if one of its
 	// servers does not answer.
 	Ask(ctx context.Context, part int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error)
 }
 
-// Sizes of what is under way.
+// Bounds of messages in flight.
 const (
-	senders   = 4 // round trips under way at once, to each part of the ledger
+	senders   = 4 // concurrent round trips, to each part of the ledger
 	batchSize = 256
 	queueSize = 8192
-	// TimeLimit is after which a round trip has failed.
+	// TimeLimit is the time after which a round trip has failed.
 	TimeLimit = time.Second
-	// SweepEvery is how often Run looks after keys that nobody asks for.
+	// SweepEvery is the interval at which Run looks after keys without requests.
 	SweepEvery = 100 * time.Millisecond
 )
 
-// NewFleet makes a limiter that tracks at most maxKeys keys. holder is account.NewHolder's, new with each process.
+// NewFleet makes a limiter that tracks at most maxKeys keys. holder comes from account.NewHolder, new for each
+// process.
 func NewFleet(
 	ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
 ) *Fleet {
@@ -105,7 +106,7 @@ func NewFleet(
 	return f
 }
 
-// openLanes makes a way to each part of the ledger.
+// openLanes makes a lane for each part of the ledger.
 func (f *Fleet) openLanes() {
 	f.lanes = make([]lane, 1)
 	if p, ok := f.ledger.(Partitioned); ok {
@@ -120,14 +121,14 @@ func (f *Fleet) openLanes() {
 // SyncClock is for the budgets of this node alone; see [Local.SyncClock].
 func (f *Fleet) SyncClock(now instant, wall time.Time) { f.alone.SyncClock(now, wall) }
 
-// Alone is this node's own budgets for outages; SpendAlone replaces them before the node is used, by those of another
-// limiter of the same node: a key has one budget for outages, whoever decides about it.
+// Alone is this node's own budgets for outages. SpendAlone replaces them, before the node is used, with those of
+// another limiter of the same node, so that a key has one budget for outages.
 func (f *Fleet) Alone() *Local { return f.alone }
 
-// SpendAlone is told of in Alone.
+// SpendAlone is described at Alone.
 func (f *Fleet) SpendAlone(budgets *Local) { f.alone = budgets }
 
-// Run asks the ledger until ctx is done, and then gives back what is in hand.
+// Run sends claims until ctx is done, and then gives back all tokens in hand.
 func (f *Fleet) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	stop := make(chan struct{})
@@ -159,8 +160,8 @@ func (f *Fleet) Run(ctx context.Context) {
 	all.Wait()
 }
 
-// Decide implements [ratelimit.Limiter]. It blocks for at most the longest store_deadline of the rules. From what is in
-// hand it does not block, and does not allocate.
+// Decide implements [ratelimit.Limiter]. It blocks at most for the longest store_deadline of the rules. With the
+// tokens in hand, it does not block and does not allocate.
 func (f *Fleet) Decide(ctx context.Context, now instant, asks []ask, verdicts []verdict) {
 	inside := atLedger(asks)
 	if c := f.begin(now, asks, verdicts); c != nil {
@@ -171,11 +172,11 @@ func (f *Fleet) Decide(ctx context.Context, now instant, asks []ask, verdicts []
 	}
 }
 
-// begin decides what can be decided at once; nil: that is all.
+// begin decides all asks that can be decided at once; nil: none is left.
 func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	var c *call
 	for i := range asks {
-		// Of one key, who came first is answered first.
+		// Asks of one key are answered in their order.
 		if verdicts[i] = (verdict{}); (c == nil || !c.waitsFor(asks[i].Key, len(c.waits))) &&
 			f.spend(now, &asks[i], &verdicts[i]) {
 			continue
@@ -191,7 +192,7 @@ func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	return c
 }
 
-// spend answers a request from what is in hand, if that suffices.
+// spend answers a request from the tokens in hand, if they suffice.
 func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	s, id, c := f.find(a.Key)
 	defer s.mu.Unlock()
@@ -217,14 +218,13 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	return true
 }
 
-// wait looks again whenever something has been heard, until all is decided or the time is over.
+// wait looks again after each answer, until all asks are decided or the time is over.
 func (f *Fleet) wait(ctx context.Context, c *call) {
 	timer := time.NewTimer(c.check)
 	defer timer.Stop()
 	for more := true; more; more = c.advance(f.clock()) {
-		// One timer bounds all rounds together. It runs for the time that rules which drift wait, and then for the
-		// rest of the deadline.
-		// Answers that come in time and are not enough must not keep a request beyond its time.
+		// One timer bounds all rounds together, so that a series of insufficient answers cannot keep a request beyond
+		// its deadline. It runs for the check_timeout of rules that drift, then for the rest of the deadline.
 		if !await(ctx, c.next(), timer.C) || fired(timer.C) {
 			if rest := c.timeOver(ctx.Err() != nil); rest > 0 {
 				timer.Reset(rest)
@@ -245,7 +245,7 @@ func fired(timer <-chan time.Time) bool {
 // await reports whether done was closed in time.
 func await(ctx context.Context, done <-chan struct{}, timer <-chan time.Time) bool {
 	select {
-	case <-done: // even if it is late: it is here
+	case <-done: // even if it is late
 		return true
 	default:
 	}
@@ -268,9 +268,9 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 		switch v.Source {
 		case ratelimit.FromFallback:
 			f.undoAlone(now, &asks[i], &v)
-			v.Window = v.Booked // what is booked for the ledger, beside what this node's own budget had
+			v.Window = v.Booked // the part that is booked for the ledger, without the charge of this node's own budget
 		case ratelimit.FromOverflow, ratelimit.FromOwner:
-			continue // not this node's
+			continue // of another node
 		case ratelimit.FromLease, ratelimit.FromClaim, ratelimit.FromDrift:
 		}
 		s, id, c := f.find(asks[i].Key)
@@ -284,8 +284,8 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 	}
 }
 
-// Recalled has tokens of an account given back, for another node needs them; with no name, all is told again, for a
-// recall may have been missed. It does not block.
+// Recalled gives back tokens of an account, because another node needs them. Without a name, all totals are stated
+// again, because a recall may have been missed. It does not block.
 func (f *Fleet) Recalled(name string, w window) {
 	if name == "" {
 		f.DoubtEvicted()
@@ -296,7 +296,7 @@ func (f *Fleet) Recalled(name string, w window) {
 		bytes, ok = KeyOfName(name)
 	}
 	if !ok {
-		return // nothing of this version's
+		return // no account of this version
 	}
 	s, id, c := f.find(bytes)
 	defer s.mu.Unlock()
@@ -305,7 +305,7 @@ func (f *Fleet) Recalled(name string, w window) {
 	}
 	now := f.clock()
 	switch k := s.entry(now, id, c); k.PartOf(w) {
-	case &k.Part: // a request waits for it, at another node
+	case &k.Part: // a request of another node waits for it
 		f.recallLocked(now, k)
 	case &k.Next:
 		k.Next.GiveBack(0)
@@ -315,12 +315,12 @@ func (f *Fleet) Recalled(name string, w window) {
 	}
 }
 
-// nextName is a name of this node that no key has had before: what is behind its own.
+// nextName is a new name of this node, for its next key.
 func (f *Fleet) nextName() uint32 { return uint32(f.forgotten.Add(1) & (1<<28 - 1)) }
 
 func (f *Fleet) nodes() int { return max(1, f.seen()) }
 
-// seen is how many nodes were last seen alive, 0 if that is not known.
+// seen is the last number of live nodes, or 0 if it is unknown.
 func (f *Fleet) seen() int {
 	if f.Nodes == nil {
 		return 0
@@ -328,7 +328,7 @@ func (f *Fleet) seen() int {
 	return f.Nodes()
 }
 
-// keyName is a key as the ledger names its account.
+// keyName is the ledger's name of a key.
 func (f *Fleet) keyName(key []byte) string {
 	if f.RawNames {
 		return string(key)
@@ -336,7 +336,7 @@ func (f *Fleet) keyName(key []byte) string {
 	return KeyName(key)
 }
 
-// laneOf is the way to the part of the ledger that has the account.
+// laneOf is the lane of the account's part.
 func (f *Fleet) laneOf(name string) *lane {
 	if len(f.lanes) == 1 {
 		return &f.lanes[0]
@@ -350,10 +350,10 @@ var _ interface {
 	ratelimit.Overrider
 } = (*Fleet)(nil)
 
-// renewLocked has a message leave if there is something to tell, or to ask for, though nobody waits.
+// renewLocked sends a message in the background, if there is something to report or to claim.
 func (f *Fleet) renewLocked(now instant, k entry) {
 	switch rule := k.rule(); {
-	case k.use.flight != nil, f.ended.Load(): // senders end when nothing is left to be sent
+	case k.use.flight != nil, f.ended.Load(): // senders end at an empty queue
 	case k.Due(now, rule):
 		f.dueLocked(now, k)
 	case k.Rides(now, rule):

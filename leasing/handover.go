@@ -9,31 +9,30 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// LedgerNow is what this process's ledger clock shows at an instant.
+// LedgerNow is the time of this process's ledger clock at an instant.
 func (l *Local) LedgerNow(now ratelimit.Instant) ratelimit.LedgerTime { return l.ledgerNow(now) }
 
-// Predictable makes a limiter that was not used yet do the same in every run,
-// for simulations: its keys' places are then no secret.
+// Predictable makes an unused limiter do the same in every run, for simulations: the places of its keys are then no
+// secret.
 func (l *Local) Predictable() *Local {
 	l.predictable()
 	return l
 }
 
-// Parts is in how many parts keys are kept, each under a lock of its own.
+// Parts is the number of parts of the table, each with its own lock.
 func (l *Local) Parts() int { return len(l.tracked.shards) }
 
-// Part is the part that a key is kept in.
+// Part is the part of a key.
 func (l *Local) Part(key []byte) int { return int(l.tracked.ShardOf(l.tracked.Hash.ID(key))) }
 
-// Visit is a walk through one part. Its zero value, with Part set, begins it.
+// Visit is a walk through one part. It begins with its zero value and Part.
 type Visit struct {
 	Part int
 	at   keytable.Cursor
 }
 
-// Visit shows the next few keys of a part, which see must not keep, and must
-// not ask the Local about: it is called under the part's lock. It reports
-// whether every key that has been in the part since the visit began was shown.
+// Visit shows the next few keys of a part. see runs under the part's lock: it must not keep a key or call the Local.
+// Visit reports whether it has shown every key that was in the part since the visit began.
 func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
 	s := &l.tracked.shards[v.Part]
 	s.mu.Lock()
@@ -53,25 +52,25 @@ func (l *Local) Has(key []byte) bool {
 	return c != nil
 }
 
-// Account is all that a node knows of a key, enough to go on in another process, to the token
+// Account is the state of a key, complete enough to continue in another process, to the token
 // (docs/internals/peers.md).
 type Account struct {
 	Algorithm ratelimit.Algorithm
-	// Sum, Extra and State are those of a counter: of a window what was taken in it, of a sliding one what was in the
-	// one before (of a fixed one, for how long it owes), and its number; of a token_bucket what others have in hand,
-	// what it carries over, and its level.
+	// Sum, Extra and State are those of a counter. For a window: its usage, the usage of the previous window (of a
+	// fixed window: the time for which it owes), and its number. For a token_bucket: the tokens in hand of others,
+	// the rounding remainder, and the level.
 	Sum   ratelimit.Tokens
 	Extra int64
 	State int64
-	At    ratelimit.LedgerTime // up to when a bucket is refilled
-	Dead  ratelimit.LedgerTime // from then on it means the same as none
-	Lag   ratelimit.LedgerTime // by which its clock runs behind the sender's
+	At    ratelimit.LedgerTime // time of a bucket's last refill
+	Dead  ratelimit.LedgerTime // from then on it equals no account
+	Lag   ratelimit.LedgerTime // of its clock behind the sender's
 
 	Lessees []Lessee
 }
 
-// TakeOut takes a key's account away, for another process: from here on the key
-// is unknown here. ok is false where there is none, or one that means nothing.
+// TakeOut removes a key's account, for another process: this process then has no state of the key. ok is false if
+// there is none, or one without meaning.
 func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) {
 	at := l.ledgerNow(now)
 	s, id, c := l.tracked.locked(key)
@@ -92,7 +91,7 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	return x, ok
 }
 
-// export writes a counter down.
+// export copies a counter.
 func (c *counter) export(algorithm ratelimit.Algorithm) Account {
 	x := Account{Algorithm: algorithm, Sum: c.sum, Extra: c.extra, State: c.state, Dead: c.dead(algorithm)}
 	if algorithm == ratelimit.TokenBucket {
@@ -103,16 +102,13 @@ func (c *counter) export(algorithm ratelimit.Algorithm) Account {
 	return x
 }
 
-// Adopt goes on with an account from another process, whose ledger's clock
-// showed sent a moment ago. If the key is known here already, what was charged
-// there is charged here too; of two buckets the emptier one counts, for how large
-// they are only a rule says. It reports false when there is no room: then the
-// key shares a budget, as any beyond the most that may be tracked.
+// Adopt continues an account of another process, whose ledger clock showed sent a moment ago. If the key exists here,
+// its charges here count too. Of two buckets the emptier one counts, because only a rule has their size. It returns
+// false if there is no room: then the key shares a budget, like all keys beyond the maximum.
 //
-// Where the sender's clock is behind this one's, the account goes on by the
-// sender's until its window ends: otherwise what is left of the window would be
-// granted once there, and the next window too early here. Where it is ahead,
-// the account waits (see counter.turn).
+// If the sender's clock is behind this one's, the account uses the sender's clock until its window ends. Otherwise
+// the rest of the window is granted there, and the next window too early here. If it is ahead, the account waits (see
+// counter.turn).
 func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelimit.LedgerTime) bool {
 	at := l.ledgerNow(now)
 	s, id, c := l.tracked.locked(key)
@@ -135,7 +131,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		return true
 	}
 	if both := &c.Val; bucket != (algorithmOf(c) == ratelimit.TokenBucket) || both.ends == 0 {
-		// It is new here, or has counted otherwise before.
+		// It is new here, or has used another algorithm.
 		c.Val, c.Mark = other, c.Mark&isLent|uint8(x.Algorithm)
 		if k != nil {
 			k.lessees = nil
@@ -152,7 +148,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	return true
 }
 
-// counter is what an account goes on as, whose clock runs behind this one's by lag.
+// counter is the continuation of an account whose clock is lag behind this one's.
 func (x *Account) counter(lag ledgerTime) counter {
 	c := counter{sum: x.Sum, extra: x.Extra, state: x.State, begins: shiftedBy(lag), ends: x.Dead}
 	if x.Algorithm == ratelimit.TokenBucket && x.At != 0 {
@@ -160,19 +156,19 @@ func (x *Account) counter(lag ledgerTime) counter {
 	} else if x.State == 0 || x.Algorithm == ratelimit.TokenBucket {
 		return counter{}
 	}
-	if c.ends < math.MaxInt64-lag { // others look at it by this process's clock
+	if c.ends < math.MaxInt64-lag { // others read it with this process's clock
 		c.ends += lag
 	}
 	return c
 }
 
-// merge adds what was charged in the other's windows to those that are the same here. An older window than the
-// other's ends first: it is over on one of the clocks, and otherwise what is charged in the newer one would be lost.
+// merge adds the charges of the other's windows to the same windows here. An older window ends first: it is over on
+// one of the clocks, and otherwise the charges of the newer one are lost.
 func (c *counter) merge(other *counter) {
 	if c.state < other.state {
 		*c, *other = *other, *c
 	}
-	before := other.sum // of the window before
+	before := other.sum // of the previous window
 	switch other.state {
 	case c.state:
 		lag, shifted := c.shifted()
@@ -190,7 +186,7 @@ func (c *counter) merge(other *counter) {
 	}
 }
 
-// mergeBucket leaves what either has left. Both keep room for what others have in hand.
+// mergeBucket keeps the smaller level. Both keep room for the tokens in hand of others.
 func (c *counter) mergeBucket(other *counter) {
 	if c.begins == 0 || other.begins == 0 {
 		if c.begins == 0 {
@@ -204,8 +200,8 @@ func (c *counter) mergeBucket(other *counter) {
 	c.begins, c.ends = max(c.begins, other.begins), max(c.ends, other.ends)
 }
 
-// merge takes in another's records. Of one holder's the later is its truth; what the other says of the same totals was
-// charged twice.
+// merge adds another's records. For each holder, the later record is right. The other one's charge of the same totals
+// was double.
 func (k *lent) merge(c *counter, others []Lessee, bucket bool) {
 	for _, r := range others {
 		if r.Until > 0 {

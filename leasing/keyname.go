@@ -9,9 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// KeyName is a key as the ledger names its account: readable, printable ASCII,
-// and different for different keys. It is what an operator sees in Redis:
-// "minute|edge|api_key=abc". Keys that were too long are their digest.
+// KeyName is the ledger's name of a key: readable, printable ASCII, and different for different keys. Operators see
+// it in Redis: "minute|edge|api_key=abc". The name of a long key is its digest.
 func KeyName(key []byte) string {
 	name, ok := readKey(key)
 	if !ok {
@@ -21,8 +20,7 @@ func KeyName(key []byte) string {
 }
 
 func readKey(b []byte) (string, bool) {
-	// The first byte of a readable key is its unit of time. Bytes that are no unit begin the digest
-	// of a key that was too long.
+	// The first byte of a readable key is its unit of time. Other bytes begin the digest of a long key.
 	if len(b) < 4 || b[0] >= 0xf0 {
 		return "", false
 	}
@@ -31,7 +29,7 @@ func readKey(b []byte) (string, bool) {
 		out.WriteString("calendar_")
 	}
 	out.WriteString(ratelimit.Unit(b[0]).String())
-	// Fixed windows are the usual algorithm, and are not named: names stay short.
+	// Fixed windows are the usual algorithm, and have no mark, to keep names short.
 	if b[1] != byte(ratelimit.FixedWindow) {
 		out.WriteByte('.')
 		out.WriteString(ratelimit.Algorithm(b[1]).String())
@@ -65,15 +63,15 @@ func readKey(b []byte) (string, bool) {
 	}
 	for part := 0; len(b) > 0; part++ {
 		separator := byte('|')
-		// The parts are the domain, and then by turns the name and the value of an entry.
+		// The parts are the domain, then alternating names and values of entries.
 		if part > 0 && part%2 == 0 {
 			separator = '='
 		}
 		if b[0] == 0xff && len(b) > 2 { // a shared pattern
 			separator, b = '~', b[2:]
 		}
-		// A part that is cut off, or a length that none may have: these are no bytes of ours, and
-		// are shown as they are.
+		// An incomplete part, or an impossible length: these bytes are not a key of this version, and are shown
+		// unchanged.
 		if b[0] >= 0xfd || len(b) < 1+int(b[0]) {
 			return "", false
 		}
@@ -84,8 +82,7 @@ func readKey(b []byte) (string, bool) {
 	return out.String(), true
 }
 
-// escape writes text with all that could be taken for structure, or does not
-// print, as %XX.
+// escape writes text with structural and unprintable characters as %XX.
 func escape(out *strings.Builder, text []byte) {
 	const digits = "0123456789ABCDEF"
 	for _, c := range text {
@@ -99,16 +96,15 @@ func escape(out *strings.Builder, text []byte) {
 	}
 }
 
-// KeyOfName is the key whose account has that name: KeyName, backwards. ok is
-// false for what is no key's name.
+// KeyOfName is the reverse of KeyName. ok is false for other names.
 func KeyOfName(name string) (key []byte, ok bool) {
 	if digest, found := strings.CutPrefix(name, "#"); found {
 		key, err := hex.DecodeString(digest)
 		return key, err == nil
 	}
 	end := strings.IndexByte(name, '|')
-	// A name comes from the ledger, and may be anything. What is longer than any key's name is not
-	// looked at; an escaped byte takes three.
+	// A name comes from the ledger, and can be anything. Longer names than those of keys are ignored. An escaped byte
+	// takes three.
 	if end < 0 || len(name) > 4*ratelimit.MaxKeyLen {
 		return nil, false
 	}
@@ -116,7 +112,7 @@ func KeyOfName(name string) (key []byte, ok bool) {
 		return nil, false
 	}
 	for rest := name[end:]; rest != ""; {
-		// A text ends where the next one begins: separators within texts are escaped.
+		// A text ends at the next separator. Separators within texts are escaped.
 		separator := rest[0]
 		next := strings.IndexAny(rest[1:], "|=~") + 1
 		if next == 0 {
@@ -126,7 +122,7 @@ func KeyOfName(name string) (key []byte, ok bool) {
 		if !ok || len(text) >= 0xfd {
 			return nil, false
 		}
-		// What the request brought itself is marked, so that it is no entry of the rule's own.
+		// A limit that the request contained has a mark, so that it differs from an entry of the rule.
 		if separator == '~' {
 			key = append(key, 0xff, 0xff)
 		}
@@ -136,7 +132,7 @@ func KeyOfName(name string) (key []byte, ok bool) {
 	return key, true
 }
 
-// prefixOf is the start of a key: how its windows are cut.
+// prefixOf is the start of a key: the division into windows.
 func prefixOf(header string) ([]byte, bool) {
 	if header, period, found := strings.Cut(header, "@"); found {
 		return billedPrefixOf(header, period)
@@ -151,7 +147,7 @@ func prefixOf(header string) ([]byte, bool) {
 	}
 	unit, algorithm, _ := strings.Cut(header, ".")
 	unit, calendar := strings.CutPrefix(unit, "calendar_")
-	// Names are looked up among those that KeyName writes, so that the two cannot differ.
+	// Names are looked up among those of KeyName, so that the two cannot differ.
 	for u := ratelimit.Second; u <= ratelimit.CalendarMonth; u++ {
 		if u.String() != unit || calendar != (u == ratelimit.CalendarMonth) {
 			continue
@@ -166,11 +162,11 @@ func prefixOf(header string) ([]byte, bool) {
 	return nil, false
 }
 
-// billedPrefixOf is the start of a key whose windows are billing months.
+// billedPrefixOf is the start of a key with billing months.
 func billedPrefixOf(unit, period string) ([]byte, bool) {
 	first, zone, _ := strings.Cut(period, "@")
 	day, err := strconv.ParseUint(first, 10, 7)
-	// Days and zones are not checked here: a name that no rule has is no key's, and is found nowhere.
+	// Days and zones are not checked here: a wrong name is no rule's key, and is not found.
 	name, ok := unescape(zone)
 	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || !ok || len(name) >= 0xfd ||
 		unit != ratelimit.BillingMonth.String() || algorithm != "" {
@@ -180,7 +176,7 @@ func billedPrefixOf(unit, period string) ([]byte, bool) {
 	return append(key, name...), true
 }
 
-// unescape is escape, backwards.
+// unescape is the reverse of escape.
 func unescape(text string) ([]byte, bool) {
 	out := make([]byte, 0, len(text))
 	for i := 0; i < len(text); i++ {

@@ -11,31 +11,31 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// flight is a message under way, or to be sent, with those who wait behind it.
+// flight is a message, sent or to be sent, with its waiting requests.
 type flight struct {
 	id    keytable.ID
-	shard *shard // nil: no key's
-	// late is an account whose window is over, and what is to be told of it; nil: the key's own.
+	shard *shard // nil: no key
+	// late is the last report on an account whose window is over; nil: the message is about the key.
 	late    *lateReport
-	greet   bool // it asks for nothing but the time
-	early   bool // it asks for tokens of the next window
-	calm    bool // guarded by shard.mu: nobody waits for it, so that it waits for others to travel with
-	written bool // guarded by shard.mu: what comes now cannot go with it
+	greet   bool // it asks only for the time
+	early   bool // it claims tokens of the next window
+	calm    bool // guarded by shard.mu: a background message, which waits for others to share a round trip
+	written bool // guarded by shard.mu: it can take no more requests
 	again   bool // guarded by shard.mu: the key was recalled since it was written
 	message hold.Message
-	beyond  hold.Beyond // that the message tells of
+	beyond  hold.Beyond // usage that the message reports
 	done    chan struct{}
 	outcome // read after done
 }
 
-// outcome is what became of a flight.
+// outcome is the result of a flight.
 type outcome struct {
 	err       error
 	heard     bool   // the answer counts
-	told      bool   // what the node had when it was written is booked
-	refused   bool   // the ledger has less than is needed, and others have nothing that they could give back
-	recalling bool   // others have, and were asked
-	most      tokens // that there would be if all gave back what they have in hand
+	told      bool   // the node's totals in it are booked
+	refused   bool   // the ledger has less than the need, and others have no tokens in hand
+	recalling bool   // others have tokens in hand, and were recalled
+	most      tokens // free tokens if all others gave back theirs
 }
 
 func (fl *flight) ended() bool {
@@ -52,10 +52,9 @@ var (
 	errBreaker  = errors.New("the store does not answer: the breaker is open")
 )
 
-// lane is the way to one part of the ledger: what waits to be sent there, whether it counts as dead, what time it is
-// there, and whose data it has.
+// lane sends messages to one part of the ledger. It has the part's queue, breaker, clock and epoch.
 type lane struct {
-	queue chan *flight // nil flights only have a batch leave
+	queue chan *flight // a nil flight only starts a batch
 
 	mu sync.Mutex
 	gathering
@@ -65,31 +64,31 @@ type lane struct {
 	greeting *flight // guarded by mu: a message without a claim, for a first answer
 	answered instant // guarded by mu
 
-	pace chan struct{} // has one while a sender waits for its turn
-	left instant       // of that sender: when the last batch left
+	pace chan struct{} // has one element while a sender waits for its turn
+	left instant       // of that sender: time of the last batch
 }
 
-// epochs is which epoch of a part goes on. It is guarded by its lane's mu.
+// epochs is the current epoch of a part. It is guarded by its lane's mu.
 type epochs struct {
 	epoch ratelimit.Epoch
-	life  uint8   // counts the epochs, and how often all was told again
-	began uint8   // the life in which the epoch began
-	asked instant // when the first question left that told of this epoch
+	life  uint8   // counts the epochs, and complete restatements
+	began uint8   // life in which the epoch began
+	asked instant // time of the first message that showed this epoch
 }
 
-// gathering is messages for which nobody waits, which wait for others to travel with. It is guarded by its lane's mu.
+// gathering is background messages that wait for others to share a round trip. It is guarded by its lane's mu.
 type gathering struct {
 	company []*flight // Invariant: at most queueSize
-	rings   instant   // when it leaves at the latest
+	rings   instant   // latest time to leave
 }
 
 const (
-	// companyWaits is how long a message for which nobody waits does, for others to travel with, for a round trip costs
-	// Redis more than a message; and longWaits, if it is of no use to anybody soon.
+	// companyWaits bounds the wait of a background message for others, because a round trip costs Redis more than a
+	// message. longWaits is for messages that are not urgent.
 	companyWaits, longWaits = 20 * time.Millisecond, time.Second
-	// batchEvery is from when one batch leaves to the next.
+	// batchEvery is the interval of batches.
 	batchEvery = time.Millisecond
-	// aliveFor is for how long after its last answer the ledger counts as one that answers others.
+	// aliveFor is the time after its last answer for which the ledger counts as alive.
 	aliveFor = 250 * time.Millisecond
 )
 
@@ -105,28 +104,28 @@ func (l *lane) refuses(now instant) bool {
 	return l.breaker.Refuses(now)
 }
 
-// alive tells whether the ledger answers others.
+// alive tells whether the ledger answers other messages.
 func (l *lane) alive(now instant) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.answered != 0 && now.Sub(l.answered) <= aliveFor && !l.breaker.Open()
 }
 
-// is tells whether an epoch is the one last heard of. It reads life for its caller, who holds no lock of the lane.
+// is tells whether an epoch is the last one read. It reads life for its caller, who holds no lock of the lane.
 func (l *lane) is(e ratelimit.Epoch) (life uint8, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.life, l.epoch.ID == e.ID
 }
 
-// had tells whether the epoch was told in a life, and goes on.
+// had tells whether the epoch was reported in a life, and is current.
 func (l *lane) had(told uint8, e ratelimit.Epoch) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.epoch.ID == e.ID && l.life-told <= l.life-l.began
 }
 
-// lane is the way that a key's messages go.
+// lane is the lane of a key's messages.
 func (f *Fleet) lane(k entry) *lane {
 	if len(f.lanes) == 1 {
 		return &f.lanes[0]
@@ -134,11 +133,10 @@ func (f *Fleet) lane(k entry) *lane {
 	return f.laneOf(f.keyName(k.key()))
 }
 
-// joinLocked returns the key's flight that is still to be written, or a new one; nil: there can be none, and why. It
-// leaves at once.
+// joinLocked returns the key's unwritten flight, or a new one, which leaves at once. nil: there can be none, and why.
 func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
 	l := f.lane(k)
-	// One message at a time: those who come when it is written look again when it has ended.
+	// A key has one message in flight: later requests look again when it has ended.
 	if fl := k.use.flight; fl != nil {
 		if fl.calm && !fl.written && l.send(fl) {
 			fl.calm = false
@@ -156,7 +154,7 @@ func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
 	return fl, 0
 }
 
-// send has a flight leave with the next batch, if there is room.
+// send puts a flight into the next batch, if there is room.
 func (l *lane) send(fl *flight) bool {
 	select {
 	case l.queue <- fl:
@@ -166,7 +164,7 @@ func (l *lane) send(fl *flight) bool {
 	}
 }
 
-// launchLocked has a message leave for which nobody waits. It does so in company, or alone after a while.
+// launchLocked sends a background message, which waits for a while to share a round trip.
 func (f *Fleet) launchLocked(k entry) {
 	if k.use.flight == nil {
 		fl := &flight{id: k.id(), shard: k.shard, calm: true, done: make(chan struct{})}
@@ -174,7 +172,7 @@ func (f *Fleet) launchLocked(k entry) {
 	}
 }
 
-// launchLongLocked has a message leave that is of no use to anybody soon.
+// launchLongLocked sends a background message that is not urgent.
 func (f *Fleet) launchLongLocked(now instant, k entry) {
 	switch {
 	case k.use.flight != nil:
@@ -186,14 +184,13 @@ func (f *Fleet) launchLongLocked(now instant, k entry) {
 	}
 }
 
-// launchEarlyLocked has tokens of the next window be asked for.
+// launchEarlyLocked claims tokens of the next window.
 func (f *Fleet) launchEarlyLocked(k entry) {
 	k.use.flight = f.calm(f.lane(k),
 		&flight{id: k.id(), shard: k.shard, calm: true, early: true, done: make(chan struct{})}, companyWaits)
 }
 
-// dueLocked has a message leave for which nobody waits: in company, but for one that renews an eager lease, whose time
-// is short.
+// dueLocked sends a background message. One that renews an eager lease leaves at once, because its time is short.
 func (f *Fleet) dueLocked(now instant, k entry) {
 	if now >= k.Renews(k.rule()) {
 		_, _ = f.joinLocked(k)
@@ -202,7 +199,7 @@ func (f *Fleet) dueLocked(now instant, k entry) {
 	f.launchLocked(k)
 }
 
-// timeLocked sees to it that an eager lease is renewed in time, if it is spent of: sweeps come too seldom for that.
+// timeLocked sets a timer that renews an eager lease in use: sweeps are too rare for that.
 func (f *Fleet) timeLocked(now instant, k entry) {
 	at, id := k.Renews(k.rule()), k.id()
 	if at == hold.Never || k.use.timed {
@@ -221,13 +218,13 @@ func (f *Fleet) timeLocked(now instant, k entry) {
 		k := s.entry(now, id, c)
 		k.use.timed = false
 		f.renewLocked(now, k)
-		if k.use.flight == nil && k.Renews(k.rule()) > now { // it was renewed meanwhile
+		if k.use.flight == nil && k.Renews(k.rule()) > now { // it was renewed in the meantime
 			f.timeLocked(now, k)
 		}
 	})
 }
 
-// calm adds a flight to the company; nil: there is no room, or the store is dead.
+// calm adds a flight to the background messages; nil: there is no room, or the store is dead.
 func (f *Fleet) calm(l *lane, fl *flight, wait time.Duration) *flight {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -246,7 +243,7 @@ func (f *Fleet) calm(l *lane, fl *flight, wait time.Duration) *flight {
 	return fl
 }
 
-// ring has the company leave whose time has come: one that left meanwhile with others takes its time along.
+// ring sends the background messages at their latest time. If they left earlier, their time is void.
 func (l *lane) ring(at instant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,7 +252,7 @@ func (l *lane) ring(at instant) {
 	}
 }
 
-// take gathers a batch behind a first flight, which may be nil: what waits, and then the company.
+// take collects a batch after a first flight, which may be nil: the queue, then the background messages.
 func (l *lane) take(first *flight) (flights []*flight) {
 	add := func(fl *flight) {
 		if fl != nil {
@@ -282,8 +279,8 @@ func (l *lane) take(first *flight) (flights []*flight) {
 	return flights
 }
 
-// Answered takes in that the ledger has answered somebody else. A part of it that counts as dead still does until it
-// has answered itself, but is asked now.
+// Answered notes that the ledger has answered another lane. A part that counts as dead stays dead until its own
+// answer, but is tried now.
 func (f *Fleet) Answered() {
 	for i := range f.lanes {
 		l := &f.lanes[i]
@@ -294,7 +291,7 @@ func (f *Fleet) Answered() {
 	f.Greet()
 }
 
-// Greet has each part of the ledger asked what time it is, and whose data it has, though nobody waits for it.
+// Greet asks each part of the ledger for its time and epoch, without a waiting request.
 func (f *Fleet) Greet() {
 	for i := range f.lanes {
 		_ = f.greet(&f.lanes[i])
@@ -318,14 +315,14 @@ func (f *Fleet) greet(l *lane) *flight {
 	return fl
 }
 
-// rest is a flight that carries nothing, and ends after a while.
+// rest is a flight without a message, which ends after a while.
 func (f *Fleet) rest(d time.Duration) *flight {
 	fl := &flight{done: make(chan struct{})}
 	f.after(d, func() { close(fl.done) })
 	return fl
 }
 
-// lateReport is the last word on an account whose window is over.
+// lateReport is the last report on an account whose window is over.
 type lateReport struct {
 	hold.Part
 	name  string
@@ -334,11 +331,10 @@ type lateReport struct {
 	tries int
 }
 
-// lateTries is how often an account whose window is over is told of.
+// lateTries bounds the reports on an account whose window is over.
 const lateTries = 3
 
-// lastSeq is where the numbers of late reports begin: above those of all other claims, and small enough that a script's
-// doubles hold them.
+// lastSeq is the first number of late reports: above those of all other claims, and exact as a double in a script.
 const lastSeq = 1 << 50
 
 func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
@@ -350,7 +346,7 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 	return m.Claim
 }
 
-// tellLocked has an account told of whose window is over, if the ledger does not know all of it.
+// tellLocked reports an account whose window is over, if the ledger's total differs.
 func (f *Fleet) tellLocked(k entry, over hold.Part) {
 	if over.Deadline == 0 || !over.Untold() {
 		return
@@ -359,7 +355,7 @@ func (f *Fleet) tellLocked(k entry, over hold.Part) {
 	f.tellLate(&flight{id: k.id(), shard: k.shard, late: late, done: make(chan struct{})})
 }
 
-// as is the name by which the ledger knows this node, of a key.
+// as is this node's name for a key in the ledger.
 func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.as) }
 
 func (f *Fleet) tellLate(fl *flight) {
@@ -368,7 +364,7 @@ func (f *Fleet) tellLate(fl *flight) {
 	}
 }
 
-// retryLate has a late report told again in a while, unless it was tried often enough: then it is lost.
+// retryLate repeats a late report later. After lateTries it is lost.
 func (f *Fleet) retryLate(fl *flight) {
 	if fl.late.tries++; fl.late.tries < lateTries {
 		f.after(SweepEvery, func() { f.tellLate(fl) })
@@ -391,8 +387,8 @@ func (f *Fleet) heardLate(fl *flight, g *account.Grant, a *hold.Answer) {
 	close(fl.done)
 }
 
-// claimAgain has a flight's key claim in the window that goes on: what was told of the one before may be debt, and an
-// earlier claim has not seen it.
+// claimAgain claims for the current window: the report on the previous window may have added debt, which an earlier
+// claim did not carry over.
 func (f *Fleet) claimAgain(fl *flight) {
 	s := fl.shard
 	s.mu.Lock()

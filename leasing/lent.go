@@ -10,67 +10,67 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// What a node that decides alone leases to others (mode routing without a store, of hot keys). The key's counter is
-// its account, and beside it there is one record for each holder that leases. A holder's totals are the truth, and the
-// record a copy of them: so an answer that is lost is taken back by the next message, a node that has no record of a
-// holder (its owner before crashed) charges what that has, and giving back is a message with a smaller total.
+// This file has leases of a node that decides alone to others, of busy keys (mode routing without a store). The key's
+// counter is its account, with one record for each holder. A holder's totals are the truth, and the record is a copy.
+// So the next message takes back a lost answer, and a smaller total gives tokens back. If a record is missing because
+// the previous owner crashed, the new owner charges the holder's total.
 
-// Totals is what a holder says of a key that it leases. The zero Totals says nothing.
+// Totals is the report of a holder on a key that it leases. The zero Totals is no report.
 type Totals struct {
-	// Life is the Seq of the first message in which the totals began at 0: a holder that forgets a key begins another
-	// life. Seq rises with each message; one that is not above the last is overtaken.
+	// Life is the Seq of the first message in which the totals began at 0: a holder that drops a key begins another
+	// life. Seq rises with each message. A message whose Seq is not above the last is overtaken.
 	Life, Seq uint64
-	// Window is that of the totals, as the owner has named it; 0: none was named yet.
+	// Window is the window of the totals, as named by the owner; 0: none yet.
 	Window ratelimit.Window
-	// Taken is what it has of the window, spent or in hand, and Spent what it has admitted, which may be more: what
-	// was admitted without asking. Both may be below nothing by refunds.
+	// Taken is its total of the window, spent or in hand. Spent is the usage that it admitted, which is more than
+	// Taken after admissions without a lease. Refunds can take both below 0.
 	Taken, Spent ratelimit.Tokens
-	Want         ratelimit.Tokens // in hand, besides
+	Want         ratelimit.Tokens // additional tokens in hand
 }
 
-// Lease is what the owner answers. The zero Lease is no answer.
+// Lease is the owner's answer. The zero Lease is no answer.
 type Lease struct {
-	Window  ratelimit.Window // that goes on: totals of another begin at 0
+	Window  ratelimit.Window // the current one: totals of another begin at 0
 	Granted ratelimit.Tokens
-	// Keep says that what is in hand may be kept. If not, the key is short: all is to be given back.
+	// Keep means that the tokens in hand may be kept. Otherwise the key is short, and all are to be given back.
 	Keep bool
-	// Void says that what was in hand is gone: the message came when its lease was over.
+	// Void means that the tokens in hand are gone: the message arrived after the end of the lease.
 	Void bool
-	// For is how long what is in hand may be spent, from when the message was sent.
+	// For is the lifetime of the tokens in hand, from the sending of the message.
 	For time.Duration
 }
 
-// Lessee is what an owner knows of one holder.
+// Lessee is an owner's record of one holder.
 type Lessee struct {
 	Holder    ratelimit.Holder
 	Life, Seq uint64 // Seq is 0 before its first message
 	Window    ratelimit.Window
-	Taken     ratelimit.Tokens     // Invariant: the counter's sum has it, if it is of the same window
-	Before    ratelimit.Tokens     // and the sum of the window before has this
-	Hand      ratelimit.Tokens     // of Taken, as far as it has said
-	Until     ratelimit.LedgerTime // of a token_bucket, what is in hand lasts
+	Taken     ratelimit.Tokens     // Invariant: part of the counter's sum, if it is of the same window
+	Before    ratelimit.Tokens     // part of the sum of the previous window
+	Hand      ratelimit.Tokens     // of Taken, as last reported
+	Until     ratelimit.LedgerTime // of a token_bucket: end of the tokens in hand
 }
 
-// MostTotal bounds what a holder says of itself.
+// MostTotal bounds the totals of a holder.
 const MostTotal = account.MostBooked
 
-// mostLessees bounds the records of a key: others ask for each request.
+// mostLessees bounds the records of a key: further holders ask for each request.
 const mostLessees = 1 << 10
 
-// scarce is for how long after a refusal nothing is leased: what there is goes to whoever asks.
+// scarce is the time after a refusal without leases: all tokens go to single requests.
 const scarce = time.Second
 
-// lent is what others lease of one key.
+// lent is the leases of one key to others.
 type lent struct {
 	lessees []Lessee
 	slots   account.Slots // taken, under a concurrency limit
-	soonest ledgerTime    // before then no bucket's lease is over
-	refused ledgerTime    // when a request was last refused
+	soonest ledgerTime    // earliest end of a bucket's lease
+	refused ledgerTime    // time of the last refusal
 }
 
 func newLent() *lent { return &lent{soonest: math.MaxInt64} }
 
-// of is the record of a holder's life; nil if the message was overtaken, or there are too many.
+// of is the record of a holder's life, or nil if the message was overtaken, or there are too many records.
 func (k *lent) of(h ratelimit.Holder, m *Totals) *Lessee {
 	i := slices.IndexFunc(k.lessees, func(r Lessee) bool { return r.Holder == h })
 	if i < 0 {
@@ -84,7 +84,7 @@ func (k *lent) of(h ratelimit.Holder, m *Totals) *Lessee {
 	switch {
 	case m.Life < r.Life || m.Seq <= r.Seq:
 		return nil
-	case m.Life > r.Life: // what it had in the life before stays charged
+	case m.Life > r.Life: // its total in the previous life stays charged
 		*r = Lessee{Holder: h, Life: m.Life, Hand: r.Hand, Until: r.Until}
 	}
 	return r
@@ -98,7 +98,7 @@ func (k *lent) decide(now ledgerTime, c *counter, a *ask, v *verdict) {
 	}
 }
 
-// decideFor books what a holder says, answers its ask, and leases it more.
+// decideFor books a holder's report, answers its ask, and leases it more.
 func (k *lent) decideFor(now ledgerTime, c *counter, h ratelimit.Holder, m *Totals, a *ask, v *verdict) (x Lease) {
 	l := &a.Rule.Limit
 	k.expire(now, c, l)
@@ -117,7 +117,7 @@ func (k *lent) decideFor(now ledgerTime, c *counter, h ratelimit.Holder, m *Tota
 	return x
 }
 
-// book makes the record a copy of what the holder says. It reports whether what that has in hand is gone.
+// book copies the holder's totals into the record. It reports whether the holder's tokens in hand are gone.
 func (r *Lessee) book(now ledgerTime, c *counter, m *Totals, l *ratelimit.Limit) (void bool) {
 	if l.Algorithm == ratelimit.TokenBucket {
 		void = r.bookBucket(now, c, m, l)
@@ -137,8 +137,8 @@ func (r *Lessee) bookWindow(c *counter, m *Totals) {
 		r.Window, r.Taken = goesOn, 0
 	}
 	r.Hand = max(0, m.Taken-m.Spent)
-	// A report that comes late is of a window that is over. It changes what a sliding_window still counts of it; a
-	// fixed_window weighs that with nothing.
+	// A late report is about an earlier window. It changes the part that a sliding_window still counts. A
+	// fixed_window counts none of it.
 	if m.Window != 0 && m.Window < goesOn {
 		if m.Window == goesOn-1 {
 			c.extra, r.Before = charged(c.extra, total-r.Before), total
@@ -149,13 +149,13 @@ func (r *Lessee) bookWindow(c *counter, m *Totals) {
 	r.Taken = total
 }
 
-// charged is a sum with n more tokens, or less: never below nothing, and never so many that sums overflow.
+// charged is a sum with n more tokens, or fewer: never below 0, and without overflow.
 func charged[T ~int64](sum T, n tokens) T {
 	return T(max(0, min(int64(sum)+int64(n), int64(MostTotal))))
 }
 
-// bookBucket has the level pay for what the holder took, and keep room for what it has in hand. What it has in hand
-// is gone when its lease is over: the bucket may have filled in its place.
+// bookBucket charges the level for the tokens that the holder took, and keeps room for its tokens in hand. These are
+// gone at the end of its lease: the bucket may have filled in their place.
 func (r *Lessee) bookBucket(now ledgerTime, c *counter, m *Totals, l *ratelimit.Limit) (void bool) {
 	hand, live := max(0, m.Taken-m.Spent), now < r.Until
 	if live {
@@ -164,7 +164,7 @@ func (r *Lessee) bookBucket(now ledgerTime, c *counter, m *Totals, l *ratelimit.
 	var paid tokens
 	switch {
 	case r.Seq == 0:
-		// New, or lost: of what it has spent before nothing is owed. A refund is one in the first message only.
+		// New, or lost: its earlier usage is not owed. A refund counts in the first message only.
 		if paid = hand + max(0, m.Spent-m.Taken); m.Seq == m.Life {
 			paid += min(0, m.Taken)
 		}
@@ -183,7 +183,7 @@ func (r *Lessee) bookBucket(now ledgerTime, c *counter, m *Totals, l *ratelimit.
 	return void
 }
 
-// grant leases what may be leased, and says for how long.
+// grant leases tokens, and sets their lifetime.
 func (k *lent) grant(now ledgerTime, c *counter, r *Lessee, want tokens, l *ratelimit.Limit) (x Lease) {
 	free := l.Requests - c.used(now, l)
 	x.Window, x.For = window(c.state), c.ends.Sub(now)
@@ -192,7 +192,7 @@ func (k *lent) grant(now ledgerTime, c *counter, r *Lessee, want tokens, l *rate
 		r.Until = now.Add(x.For)
 		k.soonest = min(k.soonest, r.Until)
 	}
-	// Near its end the budget is exact: nothing is in hand anywhere then.
+	// Near its end the budget is exact: no tokens are in hand.
 	x.Keep = free >= max(1, l.Capacity()/8) && (k.refused == 0 || now.Sub(k.refused) > scarce)
 	if x.Keep {
 		x.Granted = account.Granted(free, 0, want, 2*len(k.lessees))
@@ -207,8 +207,8 @@ func (k *lent) grant(now ledgerTime, c *counter, r *Lessee, want tokens, l *rate
 	return x
 }
 
-// expire has leases of a bucket end that are over by now: it fills in their place from then on. It may fill too
-// little, where some were over before others.
+// expire ends the leases of a bucket whose time is over: it refills in their place from then on. It may fill too
+// little if some ended before others.
 func (k *lent) expire(now ledgerTime, c *counter, l *ratelimit.Limit) {
 	if now < k.soonest {
 		return
@@ -231,7 +231,7 @@ func (k *lent) expire(now ledgerTime, c *counter, l *ratelimit.Limit) {
 	}
 }
 
-// inHand is what all have in hand, as far as they have said.
+// inHand is the sum of the holders' tokens in hand, as last reported.
 func (k *lent) inHand() (n tokens) {
 	for i := range k.lessees {
 		n += k.lessees[i].Hand
@@ -239,13 +239,13 @@ func (k *lent) inHand() (n tokens) {
 	return n
 }
 
-// live tells whether any bucket's lease goes on.
+// live tells whether a bucket has a current lease.
 func (k *lent) live(now ledgerTime) bool {
 	return slices.ContainsFunc(k.lessees, func(r Lessee) bool { return r.Until > now })
 }
 
-// forget drops records of which nothing will come any more: of a window that no sum has any part of, or of a bucket's
-// lease that has been over for a minute.
+// forget drops records that can no longer matter: those of a window that no sum includes, or of a bucket's lease that
+// ended a minute ago.
 func (k *lent) forget(now ledgerTime, c *counter, l *ratelimit.Limit) {
 	k.lessees = slices.DeleteFunc(k.lessees, func(r Lessee) bool {
 		if l.Algorithm == ratelimit.TokenBucket {

@@ -9,37 +9,32 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Local decides on one node, by counters in its own process. Every answer is
-// exact, the remaining count included, and nothing ever waits. It is safe for
-// concurrent use; a decision about a known key allocates nothing.
+// Local decides on one node, by counters in its own process. Every answer is exact, the remaining count included, and
+// never waits. It is safe for concurrent use. A decision about a tracked key does not allocate.
 //
-// Guarantee: no key is ever spent beyond its limit, however many keys there
-// are. When more keys are in use than it may track, a new one shares one of
-// OverflowSlots budgets, each as large as the limit, with the other untracked
-// keys of its rule: it may be refused early, and is never admitted beyond the
-// limit. When even these are too many, it is refused.
+// Guarantee: no key is ever spent beyond its limit, for any number of keys. When more keys are in use than it may
+// track, the untracked keys of a rule share OverflowSlots budgets, each as large as the limit. They may be refused
+// early, and are never admitted beyond the limit. When even these budgets have no room, it refuses.
 type Local struct {
 	tracked   *counters
 	overflow  *counters
-	epoch     atomic.Int64 // what to add to an Instant to get the ledger's nanoseconds
+	epoch     atomic.Int64 // difference of the ledger's nanoseconds and an Instant
 	shared    atomic.Uint64
 	overrides overrides
 }
 
-// What a key takes at most, in bytes: for MAX_KEYS. It is the worst that a client can bring
-// about, who makes keys longer and longer, and keeps a part of the shorter ones in use
-// (keytable's TestKeysThatStay). Of a Fleet, busy keys are included.
+// Maximum bytes of a key, for MAX_KEYS. It is the worst case that a client can cause with longer and longer keys,
+// while it keeps a part of the shorter ones in use (keytable's TestKeysThatStay). For a Fleet, it includes busy keys.
 const (
 	LocalKeyBytes = 550
 	FleetKeyBytes = 800
 )
 
-// OverflowSlots is how many budgets the untracked keys of one rule share.
+// OverflowSlots is the number of budgets that the untracked keys of one rule share.
 const OverflowSlots = 64
 
-// NewLocal makes a limiter that tracks at most maxKeys keys, and an eighth as
-// many overflow budgets. wall is the wall clock's time at the instant now;
-// windows are cut by it. See SyncClock.
+// NewLocal makes a limiter that tracks at most maxKeys keys, and an eighth as many overflow budgets. wall is the time
+// of the wall clock at the instant now, which divides windows. See SyncClock.
 func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
 	arena := keytable.NewArena()
 	l := &Local{tracked: newCounters(arena, maxKeys), overflow: newCounters(arena, max(OverflowSlots, maxKeys/8))}
@@ -48,8 +43,8 @@ func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
 	return l
 }
 
-// overflowed is what the budget was charged that a key has shared while it was not
-// tracked, and may have used up alone.
+// overflowed is the usage of the budget that a key has shared while it was not tracked, because the key may have
+// spent all of it.
 func (l *Local) overflowed(a *ask) counter {
 	if l.shared.Load() == 0 {
 		return counter{}
@@ -63,9 +58,8 @@ func (l *Local) overflowed(a *ask) counter {
 	return counter{}
 }
 
-// SyncClock tells which wall-clock time an instant is, so that windows follow
-// the wall clock's corrections. A step back makes running windows longer; it
-// never gives a budget twice.
+// SyncClock sets the wall-clock time of an instant, so that windows follow corrections of the wall clock. A step back
+// makes current windows longer. It never grants a budget twice.
 func (l *Local) SyncClock(now ratelimit.Instant, wall time.Time) {
 	l.epoch.Store(wall.UnixNano() - int64(now))
 }
@@ -92,9 +86,8 @@ func (l *Local) decide(at ledgerTime, a *ask, v *verdict) {
 	}
 }
 
-// DecideFor decides one ask of a holder that leases the key (mode routing without a store): first what it says of its
-// lease is booked, and then it is leased more. Where there is no room for the key there is no lease, and nothing
-// that it says is booked. It never blocks.
+// DecideFor decides one ask of a holder that leases the key (mode routing without a store): it books the holder's
+// report, then leases it more. If there is no room for the key, it neither leases nor books. It never blocks.
 func (l *Local) DecideFor(
 	now ratelimit.Instant, h ratelimit.Holder, m Totals, a *ratelimit.Ask, v *ratelimit.Verdict,
 ) Lease {
@@ -127,8 +120,8 @@ func (l *Local) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 	v.Source = ratelimit.FromOverflow
 }
 
-// overflowKey names the budget that an untracked key shares. Whatever clients
-// send, there are only so many: a client's own limits share by their unit.
+// overflowKey names the budget that an untracked key shares. Their number is bounded for any requests: limits that
+// clients send share by their unit.
 func (l *Local) overflowKey(b []byte, a *ask) []byte {
 	path := a.Rule.Path
 	if a.Rule.Override {
@@ -139,8 +132,8 @@ func (l *Local) overflowKey(b []byte, a *ask) []byte {
 	return ratelimit.SealKey(ratelimit.AppendEntry(b, a.Rule.Domain, path, false), 0)
 }
 
-// Undo implements [ratelimit.Limiter]. A verdict of another limiter (an owner's,
-// or a fallback's) charged nothing here and is left alone.
+// Undo implements [ratelimit.Limiter]. It ignores the verdict of another limiter (an owner's, or a fallback's), which
+// charged nothing here.
 func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		switch verdicts[i].Source {
@@ -163,7 +156,7 @@ func (l *Local) ledgerNow(now instant) ledgerTime {
 	return ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))
 }
 
-// predictable makes a limiter that was not used yet do the same in every run.
+// predictable makes an unused limiter do the same in every run.
 func (l *Local) predictable() {
 	l.tracked.Hash, l.overflow.Hash = keytable.Hasher{}, keytable.Hasher{}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// What people see of a Local, and may do to it.
+// Views of a Local, and corrections.
 
 // Look implements [ratelimit.Inspector]. It decides as if at now, and changes nothing.
 func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
@@ -35,7 +35,7 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	return v
 }
 
-// look is the counter as of now.
+// look is the counter at this time.
 func (c *counter) look(now ledgerTime, r *ratelimit.Rule) *ratelimit.AccountLook {
 	copied, v := *c, verdict{}
 	copied.decide(now, &ask{Rule: r, Kind: ratelimit.Peek}, &v)
@@ -44,15 +44,15 @@ func (c *counter) look(now ledgerTime, r *ratelimit.Rule) *ratelimit.AccountLook
 	switch {
 	case !v.OverLimit:
 	case r.Limit.Algorithm == ratelimit.TokenBucket:
-		free = tokens(copied.state/account.Micro) - 1 // what is owed, rounded up
+		free = tokens(copied.state/account.Micro) - 1 // debt, rounded up
 	default:
 		free = limit - copied.used(now, &r.Limit)
 	}
 	return &ratelimit.AccountLook{Window: v.Window, Limit: limit, Free: free, Charged: limit - free}
 }
 
-// Hottest implements [ratelimit.Inspector]. This node does not measure rates:
-// keys are those that spent most in their windows, and the rate is 0.
+// Hottest implements [ratelimit.Inspector]. This node does not measure rates: it returns the keys with the most usage
+// in their windows, with a rate of 0.
 func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	var all hottest
 	at := l.ledgerNow(now)
@@ -75,8 +75,7 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	return all.keys()
 }
 
-// Drop implements [ratelimit.Inspector]: a node that decides alone has no leases to
-// give back.
+// Drop implements [ratelimit.Inspector]: a node that decides alone has no leases to give back.
 func (l *Local) Drop(_ ratelimit.Instant, key []byte) bool { return l.Has(key) }
 
 // Reset implements [ratelimit.Inspector].
@@ -101,7 +100,7 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	return nil
 }
 
-// hottest are keys by falling rate.
+// hottest are keys by descending rate.
 type hottest []ratedKey
 
 type ratedKey struct {
@@ -119,13 +118,13 @@ func (all hottest) keys() []ratelimit.HotKey {
 
 func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
 	keys := *all
-	// Most keys are not among the n hottest. They end here, before a name is made for them.
+	// Most keys are not among the n hottest. They end here, before their name is made.
 	if len(keys) == n && (n == 0 || keys[n-1].rate >= rate) {
 		return
 	}
 	at, _ := slices.BinarySearchFunc(keys, rate,
 		func(k ratedKey, rate float64) int { return cmp.Compare(rate, k.rate) })
-	// Sorted at any time, so that the last one is the one to beat.
+	// Always sorted, so that the last one is the one to beat.
 	keys = slices.Insert(keys, at, ratedKey{rate, key()})
 	*all = keys[:min(n, len(keys))]
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// books is a ledger that people can look into.
+// books is a ledger with a view of accounts.
 type books interface {
 	Look(ctx context.Context, key string, w window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
 }
 
-// Look implements [ratelimit.Inspector]. Where the ledger cannot be looked into, it shows what was last heard of it.
+// Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer.
 func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	rule := a.Rule.AtLedger()
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
@@ -44,7 +44,7 @@ func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	return v
 }
 
-// lookHere shows what this node has of a key, and returns its window.
+// lookHere shows this node's state of a key, and returns its window.
 func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
 	s, _, c := f.find(a.Key)
 	defer s.mu.Unlock()
@@ -66,7 +66,7 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
 	return k.Window
 }
 
-// Hottest implements [ratelimit.Inspector]. It looks at busy keys, under one lock after the other.
+// Hottest implements [ratelimit.Inspector]. It looks at busy keys, one lock at a time.
 func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 	var all hottest
 	for i := range f.shards {
@@ -109,8 +109,8 @@ func (f *Fleet) Drop(now instant, key []byte) bool {
 
 var errReset = errors.New("the store did not answer")
 
-// Reset implements [ratelimit.Inspector]: it refunds all that the account has. Tokens that nodes have in hand at that
-// moment are spent besides.
+// Reset implements [ratelimit.Inspector]: it refunds the whole account. Nodes can still spend their tokens in hand of
+// that moment.
 func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	rule, name := a.Rule.AtLedger(), f.keyName(a.Key)
 	w := window(0)
@@ -122,8 +122,8 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 		}
 	}
 	f.forgive(now, a.Key)
-	// Under a name of its own, which is used once: a holder that refunds what others were charged. A key that comes
-	// next must have another.
+	// Under a name that is used once: a holder that refunds the charges of others. The next key must have another
+	// name.
 	defer f.nextName()
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Share: 1,
@@ -148,7 +148,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	return nil
 }
 
-// forgive forgets what this node has concluded of a key before it was reset.
+// forgive drops this node's refusals of a key that was reset.
 func (f *Fleet) forgive(now instant, key []byte) {
 	s, id, at := f.find(key)
 	defer s.mu.Unlock()

@@ -2,10 +2,10 @@ package leasing
 
 import "github.com/sluice-gate/sluice/ratelimit"
 
-// Rules with a reserve are another rule's at the ledger, of a smaller limit and with a share that drifts
-// (ratelimit.Rule.AtLedger). What a fleet does, it does by that one; who asks and is answered sees the whole.
+// At the ledger, a rule with a reserve is another rule, with a smaller limit and a share that drifts
+// (ratelimit.Rule.AtLedger). The fleet uses that rule, and callers see the whole limit.
 
-// atLedger gives asks the rules that the ledger knows; whole undoes it. It reports whether there are any.
+// atLedger gives asks the rules of the ledger. whole undoes it. It reports whether there are any.
 func atLedger(asks []ask) (any bool) {
 	for i := range asks {
 		if at := asks[i].Rule.AtLedger(); at != asks[i].Rule {
@@ -15,8 +15,8 @@ func atLedger(asks []ask) (any bool) {
 	return any
 }
 
-// whole gives asks their own rules again, and has verdicts, if there are any, say what is left of their limits. What a
-// node admits alone is said as it is.
+// whole gives asks their own rules again, and converts the remaining tokens of verdicts, if there are any. Verdicts
+// of a node alone stay as they are.
 func whole(asks []ask, verdicts []verdict) {
 	for i := range asks {
 		of := asks[i].Rule.Whole()
@@ -25,7 +25,7 @@ func whole(asks []ask, verdicts []verdict) {
 		}
 		if verdicts != nil {
 			switch v := &verdicts[i]; {
-			case v.OverLimit: // who asks for what is left then is to get it
+			case v.OverLimit: // the caller can get the remaining tokens with a smaller ask
 			case v.Source == ratelimit.FromLease, v.Source == ratelimit.FromClaim, v.Source == ratelimit.FromDrift:
 				v.Remaining = asks[i].Rule.Remaining(v.Remaining)
 			}

@@ -13,9 +13,9 @@ type shard struct {
 	mu    sync.Mutex
 	keys  *keytable.Table[key] // guarded by mu
 	uses  []*use               // guarded by mu; by number
-	free  []uint32             // guarded by mu; numbers of uses that no key has
-	most  int                  // uses, as far as those there are may be forgotten
-	hand  int                  // guarded by mu; where the search for a use to forget goes on
+	free  []uint32             // guarded by mu; numbers of unused uses
+	most  int                  // maximum of uses, while some of them may be dropped
+	hand  int                  // guarded by mu; position of the search for a use to drop
 	rules ruleNumbers          // guarded by mu
 	seq   uint64               // guarded by mu: of claims
 	sent  uint32               // guarded by mu: number of the last message
@@ -24,39 +24,39 @@ type shard struct {
 
 type cell = keytable.Cell[key]
 
-// key is what the table has of a key: what must not be forgotten. It has no pointers, so that tens of millions of them
-// cost the garbage collector nothing.
+// key is the state of a key that must not be lost. It has no pointers, so that tens of millions of keys cost the
+// garbage collector nothing.
 type key struct {
 	hold.Key
 	rule uint32 // its number
-	use  uint32 // its number, plus 1; 0: it was not used lately
-	as   uint32 // which of this node's names the ledger knows it by
-	told uint8  // of the epoch in which the ledger was told of it, the last bits
+	use  uint32 // its number, plus 1; 0: no recent use
+	as   uint32 // index of this node's name in the ledger
+	told uint8  // life of the epoch in which it was reported, the last bits
 }
 
-// use is how a key is used of late, and its message under way. There is one for each key that is busy.
+// use is the recent use of a key, and its message in flight. There is one for each busy key.
 type use struct {
 	hold.Use
 	id      keytable.ID
-	flight  *flight // under way, or to be sent; nil: there is none
-	timed   bool    // a timer looks after its eager lease
-	touched bool    // since the search for one to forget last came by
+	flight  *flight // sent, or to be sent; nil: there is none
+	timed   bool    // a timer renews its eager lease
+	touched bool    // since the last visit of the search for one to drop
 }
 
-// busyShare is for how many keys of a table one may be busy; there are at least busyLeast.
+// busyShare is the divisor of a table's keys that gives its busy keys; there are at least busyLeast.
 const (
 	busyShare = 16
 	busyLeast = 64
-	// tries bounds the search for a use that may be forgotten.
+	// tries bounds the search for a use to drop.
 	tries = 16
 )
 
-// open has an empty shard track at most maxKeys keys.
+// open makes an empty shard that tracks at most maxKeys keys.
 func (s *shard) open(arena *keytable.Arena, maxKeys int) {
 	s.keys, s.most = keytable.New[key](arena, maxKeys), max(busyLeast, maxKeys/busyShare)
 }
 
-// entry is all that is known of one key, while its shard is locked.
+// entry is the complete state of one key, while its shard is locked.
 type entry struct {
 	hold.Entry
 	shard *shard
@@ -64,8 +64,8 @@ type entry struct {
 	use   *use
 }
 
-// account is what verdicts name the account by, for Undo. A bucket has no window, but is another one for this node each
-// time that its key was forgotten: what one was charged, the next was not.
+// account is the account's name in verdicts, for Undo. A bucket has no window, but is another account for this node
+// each time that its key was dropped: a charge of one is no charge of the next.
 func (k *entry) account(l *ratelimit.Limit) window {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return window(k.cell.Val.as) + 1
@@ -78,8 +78,8 @@ func (k *entry) rule() *ratelimit.Rule { return k.shard.rules.of(k.cell).rule }
 func (k *entry) key() []byte           { return k.shard.keys.Key(k.cell) }
 func (k *entry) id() keytable.ID       { return k.use.id }
 
-// find returns the key's shard, whose lock the caller now holds and must release, its ID, and its cell, nil if it is
-// not tracked.
+// find returns the key's shard, its ID, and its cell, which is nil if the key is not tracked. The caller then holds
+// the shard's lock and must release it.
 func (f *Fleet) find(key []byte) (*shard, keytable.ID, *cell) {
 	id := f.Hash.ID(key)
 	s := &f.shards[f.ShardOf(id)]
@@ -87,7 +87,7 @@ func (f *Fleet) find(key []byte) (*shard, keytable.ID, *cell) {
 	return s, id, s.keys.Get(id)
 }
 
-// entry is what is known of a cell. The key is busy then.
+// entry is the state of a cell. It makes the key busy.
 func (s *shard) entry(now instant, id keytable.ID, c *cell) entry {
 	if c.Val.use == 0 {
 		c.Val.use = s.take(id) + 1
@@ -100,7 +100,7 @@ func (s *shard) entry(now instant, id keytable.ID, c *cell) entry {
 	return entry{hold.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
 }
 
-// take finds a use for a key: a free one, a new one, or one of a key that is not busy any more.
+// take finds a use for a key: a free one, a new one, or one of a key that is no longer busy.
 func (s *shard) take(id keytable.ID) uint32 {
 	if len(s.free) == 0 && len(s.uses) >= s.most {
 		s.forgetOne()
@@ -115,7 +115,7 @@ func (s *shard) take(id keytable.ID) uint32 {
 	return n
 }
 
-// forgetOne forgets a use, in turn: one that was used since it was last looked at has another chance.
+// forgetOne drops a use, in turn: a use touched since the last visit is skipped once.
 func (s *shard) forgetOne() {
 	for range min(tries, len(s.uses)) {
 		s.hand = (s.hand + 1) % len(s.uses)
@@ -147,9 +147,9 @@ func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell
 	return c
 }
 
-// mayGoLocked tells whether nothing is lost with the key: the ledger knows all of it, and nothing is in hand. It is
-// about to be forgotten then. If it comes back it has another name: under the old one it would take back what it spent.
-// A key that counts goes from a full table only: after a loss of data no other node can state it.
+// mayGoLocked tells whether a key can be dropped without a loss: the ledger has its total, and nothing is in hand. If
+// the key returns, it has another name: under the old one it would take back its usage. A key with usage in its
+// window is dropped from a full table only: after a loss of data no other node can restate it.
 func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	k := &c.Val
 	if k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now) {
@@ -173,15 +173,15 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	return true
 }
 
-// ruleNumbers are short names for the rules of keys, with their overrides. A rule that a reload has replaced has one
-// for as long as there are keys that were last asked for under it.
+// ruleNumbers are short numbers for the rules of keys, with their overrides. A rule that a reload has replaced keeps
+// its number while keys use it.
 type ruleNumbers struct {
 	numbers map[ruleKey]uint32
 	uses    []ruleUse // by number
 	free    []uint32
 }
 
-// ruleKey is the rule that a key is asked under, and its override as last heard; the zero one: none.
+// ruleKey is the rule of a key's requests, and its last override; the zero one: none.
 type ruleKey struct {
 	asked *ratelimit.Rule
 	over  ratelimit.Override
@@ -189,7 +189,7 @@ type ruleKey struct {
 
 type ruleUse struct {
 	ruleKey
-	rule *ratelimit.Rule // in force: the asked one, or one that has the override's limit
+	rule *ratelimit.Rule // in force: the asked one, or one with the override's limit
 	keys int
 }
 
@@ -218,7 +218,7 @@ func (n *ruleNumbers) number(r ruleKey) uint32 {
 	return number
 }
 
-// leave says that one key less has the rule.
+// leave counts one key fewer under the rule.
 func (n *ruleNumbers) leave(number uint32) {
 	u := &n.uses[number]
 	if u.keys--; u.keys == 0 {
@@ -228,14 +228,14 @@ func (n *ruleNumbers) leave(number uint32) {
 	}
 }
 
-// under has a key be asked for under a rule.
+// under sets the rule of a key's requests.
 func (s *shard) under(c *cell, r *ratelimit.Rule) {
 	if is := s.rules.of(c); is.asked != r {
 		s.move(c, ruleKey{r, is.over})
 	}
 }
 
-// move has a key be judged by another rule.
+// move changes the rule of a key.
 func (s *shard) move(c *cell, to ruleKey) {
 	old := c.Val.rule
 	c.Val.rule = s.rules.number(to)

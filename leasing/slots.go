@@ -11,7 +11,7 @@ import (
 
 // Slots of keys that this node alone decides about (account.Slots).
 
-// slotAsk is an ask as slots know it. A refund names no slot: it changes nothing.
+// slotAsk is an ask in the form of slots. A refund has no slot: it changes nothing.
 func slotAsk(a *ask) account.SlotAsk {
 	x := account.SlotAsk{Slot: int64(a.Window), Limit: a.Rule.Limit.Requests, TTL: a.Rule.Limit.Period()}
 	switch {
@@ -24,13 +24,13 @@ func slotAsk(a *ask) account.SlotAsk {
 	return x
 }
 
-// heldBy is what the table has of a key with these slots: a window that ends when all have come back.
+// heldBy is the table's entry of a key with these slots: a window that ends when all have returned.
 func heldBy(all account.Slots) counter {
 	return counter{sum: tokens(len(all)), state: 1, ends: all.Last()}
 }
 
-// slotsForKey is how many slots a node has room for, for each of the keys that it may track: 64 bytes of each. A part
-// of the table has room for one key's.
+// slotsForKey is the room for slots, for each key that the node may track: 64 bytes each. A part of the table has
+// room for at least one key's.
 const slotsForKey = 4
 
 func (s *counterShard) roomForSlots() bool {
@@ -83,7 +83,7 @@ func (s *counterShard) decideSlots(now ledgerTime, k *lent, c *counterCell, a *a
 	c.Val, *v = heldBy(k.slots), a.DecideSlot(answer.Taken, has)
 }
 
-// forget drops what others have of a key.
+// forget drops the leases and slots of a key.
 func (s *counterShard) forget(id keytable.ID) {
 	if k := s.lent[id]; k != nil {
 		s.slots -= len(k.slots)
@@ -91,7 +91,7 @@ func (s *counterShard) forget(id keytable.ID) {
 	}
 }
 
-// lesseesOf are slots as they move to another process.
+// lesseesOf are slots in the form of a handover.
 func lesseesOf(all account.Slots) []Lessee {
 	moved := make([]Lessee, len(all))
 	for i, s := range all {
@@ -100,8 +100,8 @@ func lesseesOf(all account.Slots) []Lessee {
 	return moved
 }
 
-// adoptSlots goes on with slots from another process, whose ledger's clock is behind this one's by lag. One that is
-// here already counts once.
+// adoptSlots continues slots of another process, whose ledger clock is lag behind this one's. A slot that is here
+// already counts once.
 func (s *counterShard) adoptSlots(k *lent, c *counterCell, moved []Lessee, lag ledgerTime) {
 	before := len(k.slots)
 	for _, r := range moved {

@@ -9,18 +9,18 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// stats are what a Fleet did.
+// stats counts the work of a Fleet.
 type stats struct {
 	claims, roundTrips, failed, stale atomic.Uint64
-	unreported                        atomic.Uint64 // accounts whose last totals were not told
-	evicted                           atomic.Uint64 // keys that count, and went from a full table
+	unreported                        atomic.Uint64 // accounts whose last totals were not reported
+	evicted                           atomic.Uint64 // keys with usage that a full table dropped
 	claimsBy                          [len(ratelimit.ClaimReasons)]atomic.Uint64
 	fallbacks                         [len(ratelimit.FallbackReasons)]atomic.Uint64
 	storeTime, leaseSizes             ratelimit.Distribution
 	distrusted
 }
 
-// distrusted counts what the ledger said that cannot be, or had lost.
+// distrusted counts invalid answers and losses of the ledger.
 type distrusted struct {
 	rejected               atomic.Uint64
 	missing, missingTokens atomic.Uint64
@@ -53,9 +53,9 @@ func (b *batch) count(grants []account.Grant, err error) {
 	}
 }
 
-// evicted counts an account that the ledger lost alone, if it did: told says that this life of the ledger had it.
+// evicted counts an account that the ledger lost alone: told means that this life of the ledger had it.
 func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, told bool) {
-	// While a message travels for long, a full bucket may expire: nothing is lost with it.
+	// While a message travels for long, a full bucket may expire, which is no loss.
 	late := c.Limit.Algorithm == ratelimit.TokenBucket && f.clock().Sub(sent) >= hold.Slot(&c.Limit)/4
 	if g.Missing && told && !late {
 		f.stats.missing.Add(1)
@@ -64,7 +64,7 @@ func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, told b
 	}
 }
 
-// Recoveries is how often the ledger was found to have begun another life.
+// Recoveries is the number of new lives of the ledger.
 func (f *Fleet) Recoveries() uint64 { return f.stats.recoveries.Load() }
 
 func (f *Fleet) warn(err error) {
@@ -73,7 +73,7 @@ func (f *Fleet) warn(err error) {
 	}
 }
 
-// reason says what a message is for.
+// reason is the purpose of a message.
 func (fl *flight) reason() ratelimit.ClaimReason {
 	c := &fl.message.Claim
 	switch {
@@ -126,22 +126,22 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 	return s
 }
 
-// Reconciliation is what a claim has settled of what this node had spent without asking.
+// Reconciliation is the settlement of this node's unclaimed usage by a claim.
 type Reconciliation struct {
 	Rule      *ratelimit.Rule
-	Key       string // as the ledger names it
+	Key       string // in the ledger
 	Window    window
 	Fence     ratelimit.Fence
-	Drift     tokens // spent and not taken, when the claim was written: drift, what on_store_failure admitted, charges
+	Drift     tokens // spent and not taken, when the claim was written: drift, admissions by on_store_failure, charges
 	Confirmed tokens // of it
-	Charged   tokens // of it, charges after the fact that were not told before
-	Over      tokens // by which what was over-admitted has grown
-	ByPolicy  tokens // of Over, what on_store_failure admitted
+	Charged   tokens // of it, late charges that were not reported before
+	Over      tokens // growth of the over-admission
+	ByPolicy  tokens // part of Over that on_store_failure admitted
 	Sum       tokens // of the account
 }
 
-// reconcile counts what an answer says of what was spent without asking. A draw that was not covered as a whole is put
-// right by a claim, which says it all once more.
+// reconcile counts the settlement of unclaimed usage by an answer. After a draw that covered only a part, a claim
+// repeats all of it.
 func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 	told := fl.message.Drift()
 	if fl.message.Claim.Kind == account.Draws {
@@ -157,11 +157,11 @@ func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 		Rule: rule, Key: fl.message.Claim.Key, Window: fl.message.Claim.Window, Fence: g.Fence,
 		Drift: told, Confirmed: told - over, Charged: fl.beyond.Charged, Sum: g.Sum,
 	}
-	if of := rule.Whole(); of != nil { // what lies beyond the ledger's part is within the limit
+	if of := rule.Whole(); of != nil { // usage above the ledger's part is within the limit
 		over = min(told, max(0, g.Sum-of.Limit.Capacity()))
 	}
-	// The account does not say which of its tokens refusals were charged. So what drifted counts first, and what a
-	// window was over-admitted is never said to be less than it is.
+	// The account does not show which of its tokens refusals charged. So drift counts first, and the over-admission
+	// of a window is never reported too low.
 	drifted := min(over, fl.beyond.Drifted)
 	byPolicy := min(over-drifted, fl.beyond.Unasked)
 	r.ByPolicy = max(0, byPolicy-k.ByPolicy)
@@ -176,8 +176,8 @@ func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 	}
 }
 
-// bounded counts a window of a key when this node's part of what was over-admitted comes near its share of what the
-// rule declares. What on_store_failure admitted is declared apart.
+// bounded counts a window of a key when this node's part of its over-admission comes close to its share of the
+// declared bound. Admissions by on_store_failure are declared separately.
 func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
 	before, beyond := k.Over, k.ByPolicy > 0
 	k.Over, k.ByPolicy = drifted, byPolicy
@@ -197,16 +197,15 @@ func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
 	}
 }
 
-// gauges are sums over the keys of each rule's counters, as of one round of sweeps.
+// gauges are sums over the keys of each rule's counters, for one round of sweeps.
 type gauges struct {
-	on        bool // what is looked at now counts
+	on        bool // keys visited now count
 	sums      map[*ratelimit.RuleCounters]*gauge
 	published map[*ratelimit.RuleCounters]*gauge
 	rounds    int
 }
 
-// worstRounds is for how many rounds of sweeps, and up to twice as many, the key that went farthest beyond its limit
-// is shown.
+// worstRounds is the number of rounds of sweeps, up to twice as many, for which the worst key stays visible.
 const worstRounds = 15
 
 type gauge struct{ leased, drifting tokens }
@@ -224,7 +223,7 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 		g.sums[rule.Counters] = of
 	}
 	of.leased += k.InHand(now) + k.Next.InHand(now)
-	// Of what was spent and not taken, the rest was charged: no answer will confirm it.
+	// The rest of the unclaimed usage was charged: no answer will confirm it.
 	unconfirmed := k.Drifted
 	if k.Untold() {
 		unconfirmed += k.Unasked
@@ -232,7 +231,7 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 	of.drifting += min(k.Drift(), unconfirmed)
 }
 
-// publish has the counters show what was found, and begins anew.
+// publish copies the sums to the counters, and begins again.
 func (g *gauges) publish() {
 	g.rounds = (g.rounds + 1) % worstRounds
 	for c, before := range g.published {
@@ -240,7 +239,7 @@ func (g *gauges) publish() {
 		if g.rounds == 0 || is == nil {
 			c.Worst.Turn()
 		}
-		if is == nil { // no key of the rule is left
+		if is == nil { // the rule has no more keys
 			is = &gauge{}
 			c.Worst.Turn()
 		}

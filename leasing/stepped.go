@@ -8,19 +8,18 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Stepped is a Fleet that somebody else drives, in whatever time they keep: it has no goroutine, reads no clock but the
-// one it is given, and does the same in every run that asks it the same. It decides as a Fleet does, by the same code;
-// only who waits is different. It is not safe for concurrent use.
+// Stepped is a Fleet for a driver with its own time: it has no goroutine, reads only the clock that it is given, and
+// repeats its behavior exactly. It decides as a Fleet does, with the same code. Only waiting is different. It is not
+// safe for concurrent use.
 //
-// Its driver calls Ask for each request, Answer with what the ledger said or Fail with why it did not, Sweep every
-// SweepEvery, and what after was given; after each of these, Advance of all that waits, and Batch until there is none.
+// Its driver calls Ask for each request, Answer or Fail for each batch, Sweep every SweepEvery, and the functions
+// passed to after. After each of these, it calls Advance for all waiting requests, and Batch until there is none.
 type Stepped struct {
 	*Fleet
-	busy []int // batches under way, to each part of the ledger
+	busy []int // batches in flight, to each part of the ledger
 }
 
-// NewStepped makes a node. after must call its function when the node's clock has gone on by that much; random is for
-// pauses.
+// NewStepped makes a node. after must call its function after that time of the node's clock. random is for pauses.
 func NewStepped(
 	holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
 	after func(time.Duration, func()), random func() float64,
@@ -32,15 +31,14 @@ func NewStepped(
 	return &Stepped{f, make([]int, 1)}
 }
 
-// Divide has the node know the parts of its ledger, before it is used. Its driver settles what is for each part there
-// (Batch.Part); Settle is not called.
+// Divide sets the parts of the ledger, before the node is used. The driver settles each batch at its part
+// (Batch.Part). It does not call Settle.
 func (s *Stepped) Divide(ledger Partitioned) {
 	s.ledger, s.busy = ledger, make([]int, ledger.Partitions())
 	s.openLanes()
 }
 
-// Ask decides what can be decided at once; if that is not all, the rest waits. The slices are the Wait's until it has
-// ended.
+// Ask decides all asks that can be decided at once. The others wait. The Wait keeps the slices until it has ended.
 func (s *Stepped) Ask(now instant, asks []ask, verdicts []verdict) *Wait {
 	atLedger(asks)
 	if c := s.begin(now, asks, verdicts); c != nil {
@@ -57,10 +55,10 @@ type Wait struct {
 	verdicts []verdict
 }
 
-// Patience is how long after the request its time is over, at first.
+// Patience is the time from the request to its first deadline.
 func (w *Wait) Patience() time.Duration { return w.call.check }
 
-// Advance decides what can be decided now. It reports whether anything waits.
+// Advance decides all asks that can be decided now. It reports whether any still waits.
 func (w *Wait) Advance(now instant) bool {
 	more := w.call.advance(now)
 	if !more {
@@ -69,7 +67,7 @@ func (w *Wait) Advance(now instant) bool {
 	return more
 }
 
-// Decided tells whether one ask is decided: what it was charged, it was then.
+// Decided tells whether one ask is decided, and so charged.
 func (w *Wait) Decided(i int) bool {
 	for j := range w.call.waits {
 		if p := &w.call.waits[j]; p.verdict == &w.verdicts[i] {
@@ -79,14 +77,14 @@ func (w *Wait) Decided(i int) bool {
 	return true
 }
 
-// TimeOver takes in that the request's time is over, and returns how much more there is; 0: none, the next Advance ends
-// it.
+// TimeOver notes that the request's deadline has passed, and returns the time to the next; 0: there is none, and the
+// next Advance ends it.
 func (w *Wait) TimeOver() time.Duration {
 	const gone = false
 	return w.call.timeOver(gone)
 }
 
-// Batch is messages that travel together. It is answered once.
+// Batch is the messages of one round trip. It is answered once.
 type Batch struct {
 	*batch
 	node *Stepped
@@ -96,8 +94,7 @@ type Batch struct {
 // Part is the part of the ledger that the batch is for.
 func (b *Batch) Part() int { return b.part }
 
-// Batch takes messages to be sent to a part of the ledger; nil when there are none, or as many batches are under way as
-// may be.
+// Batch takes messages for a part of the ledger; nil: there are none, or the maximum of batches is in flight.
 func (s *Stepped) Batch() *Batch {
 	for i := range s.lanes {
 		if b := s.batch(i); b != nil {
@@ -121,7 +118,7 @@ func (s *Stepped) batch(part int) *Batch {
 			continue
 		}
 		b := s.pack(l, flights)
-		// As the senders do: the breaker lets one batch through to see, and answers the others.
+		// As in senders: the breaker lets one batch through as a probe, and fails the others.
 		if b.allowed() {
 			s.busy[part]++
 			return &Batch{b, s, part}
@@ -131,22 +128,22 @@ func (s *Stepped) batch(part int) *Batch {
 	return nil
 }
 
-// Claims are the batch's; there may be none, if the ledger is only to be heard.
+// Claims are the batch's. There may be none, if the message asks only for the time and epoch.
 func (b *Batch) Claims() []account.Claim { return b.claims }
 
-// Answer takes in what the ledger said, a grant for each claim, and the epoch and time right after.
+// Answer applies the ledger's answer: a grant for each claim, and the epoch and time after them.
 func (b *Batch) Answer(epoch ratelimit.Epoch, at ledgerTime, grants []account.Grant) {
 	b.node.busy[b.part]--
 	b.answered(grants, epoch, at, at, nil)
 }
 
-// Fail takes in that the batch was not answered, and why.
+// Fail notes that the batch was not answered, and why.
 func (b *Batch) Fail(err error) {
 	b.node.busy[b.part]--
 	b.failed(err)
 }
 
-// Lost is an override that the ledger has lost, for the driver to set again; ok is false where there is none.
+// Lost is an override that the ledger has lost, for the driver to set again; ok is false if there is none.
 func (s *Stepped) Lost() (c account.OverrideChange, ok bool) {
 	select {
 	case c = <-s.lost:
@@ -159,8 +156,8 @@ func (s *Stepped) Lost() (c account.OverrideChange, ok bool) {
 // Sweep looks after a part of the keys; see SweepEvery.
 func (s *Stepped) Sweep(now instant) { s.sweep(now) }
 
-// Release writes the messages that give back all that is unspent: a node's last words. They are not answered, and
-// overtake what is under way.
+// Release writes the last messages of a node, which give back all unspent tokens. They are not answered, and overtake
+// those in flight.
 func (s *Stepped) Release() []account.Claim {
 	var claims []account.Claim
 	for i := range s.shards {

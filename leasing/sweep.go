@@ -8,13 +8,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// sweepParts is in how many sweeps each shard of a large table is looked at once, so that no request waits for long.
+// sweepParts is the number of sweeps for a whole large table, so that no request waits for long.
 const (
 	sweepParts = 10
 	largeShard = 1000 // keys
 )
 
-// sweep looks after keys that nobody asks for: windows that are over, what is idle, what is to be told.
+// sweep looks after keys without requests: ended windows, idle leases, and reports.
 func (f *Fleet) sweep(now instant) {
 	f.retell(now)
 	for i := range f.shards {
@@ -22,7 +22,7 @@ func (f *Fleet) sweep(now instant) {
 		s.mu.Lock()
 		large := s.keys.Len() > largeShard
 		s.mu.Unlock()
-		f.gauged.on = i%sweepParts == f.part // each key once in a round, however often it is looked at
+		f.gauged.on = i%sweepParts == f.part // each key once in a round, for any number of visits
 		if !large || f.gauged.on || f.Learning() {
 			f.sweepShard(now, s)
 		}
@@ -52,7 +52,7 @@ func (f *Fleet) sweepShard(now instant, s *shard) {
 	}
 }
 
-// view is what is known of a cell, which does not make it busy.
+// view is the state of a cell, without making it busy.
 func (s *shard) view(c *cell, scratch *use) entry {
 	if c.Val.use != 0 {
 		scratch = s.uses[c.Val.use-1]
@@ -70,8 +70,7 @@ func (k entry) busy(now instant) entry {
 	return k.shard.entry(now, k.cell.ID(), k.cell)
 }
 
-// toldIn takes in that the ledger is told of the key in an epoch. What was claimed early before is told when its window
-// begins.
+// toldIn notes that the key is reported in an epoch. Early claims are reported when their window begins.
 func (k entry) toldIn(life uint8) {
 	if k.cell.Val.told != life {
 		k.cell.Val.told = life
@@ -79,7 +78,7 @@ func (k entry) toldIn(life uint8) {
 	}
 }
 
-// sweepLocked looks after one key. It reports whether the key may be forgotten.
+// sweepLocked looks after one key. It reports whether the key can be dropped.
 func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	var scratch use
 	k := s.view(c, &scratch)
@@ -94,7 +93,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	l.mu.Unlock()
 	unused := now.Sub(k.Demand.LastUse)
 	if now >= k.Till || k.Stale(now, &rule.Limit) {
-		// What is over is told. If nobody asks for it, the key goes.
+		// Ended windows are reported. A key without requests is dropped.
 		if f.enterLocked(now, &there, k) && unused > rule.Limit.Period() {
 			return true
 		}
@@ -102,8 +101,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	}
 	switch {
 	case c.Val.told != life && epoch.ID != 0:
-		// After a loss the ledger is told what it may have lost, and is told when its answer is here. Of a key that is
-		// new there is nothing to tell.
+		// After a loss the key's total is stated again, until an answer arrives. A new key has none.
 		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || rule != s.rules.of(c).asked {
 			k = k.busy(now)
 			k.Next.Doubt()
@@ -116,7 +114,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		f.renewLocked(now, k.busy(now))
 	case k.Idle(now) && !f.keptIdle(k):
 		k = k.busy(now)
-		k.Resign(now.Add(SweepEvery)) // what it gave back is not to come again with the answer
+		k.Resign(now.Add(SweepEvery)) // the answer must not return its tokens
 		f.launchLocked(k)
 	case c.Val.use != 0 && unused > restAfter && !k.Kept():
 		s.leave(c.Val.use - 1)
@@ -124,11 +122,11 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	return false
 }
 
-// restAfter is for how long a key is busy after it was last asked for.
+// restAfter is the time for which a key is busy after its last request.
 const restAfter = 2 * SweepEvery * sweepParts
 
-// keptIdle tells whether a lease stays with its node though nobody asks for the key: one of plenty, which others recall
-// when they need it, and which no time ends. Where the table is nearly full, other keys need its place.
+// keptIdle tells whether a node keeps the lease of an idle key: if there is plenty, and the lease has no end. Others
+// recall it when they need it. In a nearly full table, other keys need its place.
 func (f *Fleet) keptIdle(k entry) bool {
 	t := k.shard.keys
 	return t.Len() <= t.Limit()*3/4 && k.Deadline == hold.Never && k.Sum <= k.rule().Limit.Capacity()*7/8
@@ -150,10 +148,10 @@ func (f *Fleet) Learning() bool {
 	return false
 }
 
-// Ready tells whether each part of the ledger was heard of, and knows all that nodes have to tell.
+// Ready tells whether each part of the ledger has answered, and has the totals of all nodes.
 func (f *Fleet) Ready() bool { return f.Epoch().ID != 0 && !f.Learning() }
 
-// Heard is of how many parts of the ledger something was heard, and how many there are.
+// Heard is the number of parts of the ledger that have answered, and of all parts.
 func (f *Fleet) Heard() (heard, all int) {
 	for i := range f.lanes {
 		if f.lanes[i].time().At != 0 {
@@ -163,14 +161,14 @@ func (f *Fleet) Heard() (heard, all int) {
 	return heard, len(f.lanes)
 }
 
-// evictionRest is how often all is told again because single accounts were lost, at most.
+// evictionRest is the minimum time between two restatements because single accounts were lost.
 const evictionRest = time.Minute
 
-// DoubtEvicted has all accounts told again, for the ledger may have lost some of them: it is known to evict. It does
-// not block. Sweeps tell them, at most once in evictionRest.
+// DoubtEvicted states all totals again, because the ledger has evicted keys. It does not block. Sweeps send the
+// claims, at most once in evictionRest.
 func (f *Fleet) DoubtEvicted() { f.doubted.Store(true) }
 
-// retell has all accounts told again, if some may have been evicted since that was last done.
+// retell states all totals again, if accounts may have been evicted since the last time.
 func (f *Fleet) retell(now instant) {
 	if f.retold != 0 && now.Sub(f.retold) < evictionRest || !f.doubted.Swap(false) {
 		return
@@ -184,7 +182,7 @@ func (f *Fleet) retell(now instant) {
 	}
 }
 
-// Epoch is what is known of the epochs of all parts together.
+// Epoch is the combined state of the epochs of all parts.
 func (f *Fleet) Epoch() ratelimit.EpochKnown {
 	known := ratelimit.EpochKnown{Learning: f.Learning()}
 	for i := range f.lanes {
@@ -204,7 +202,7 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 	return known
 }
 
-// Telling tells whether the ledger may have lost its data, and has not been told all that this node has.
+// Telling tells whether the ledger may have lost its data, and this node has not restated all of its totals.
 func (f *Fleet) Telling() bool {
 	return f.Learning() && f.any(func(k *entry) bool {
 		l := f.lane(*k)
@@ -214,13 +212,13 @@ func (f *Fleet) Telling() bool {
 	})
 }
 
-// Drifting tells whether this node has spent what the ledger has not confirmed, in windows that go on.
+// Drifting tells whether this node has unconfirmed drift, in current windows.
 func (f *Fleet) Drifting() bool {
 	now := f.clock()
 	return f.any(func(k *entry) bool { return k.Drifting(now) })
 }
 
-// any tells whether something holds of a key. It takes every lock in turn, for a bounded number of keys.
+// any tells whether a condition holds for a key. It takes one lock at a time, for a bounded number of keys.
 func (f *Fleet) any(is func(*entry) bool) (found bool) {
 	var scratch use
 	for i := range f.shards {
@@ -237,7 +235,7 @@ func (f *Fleet) any(is func(*entry) bool) (found bool) {
 	return found
 }
 
-// leave gives back all that is in hand, at the node's end, in a few rounds: a message may be under way.
+// leave gives back all tokens in hand, at the node's end, in a few rounds: a message may be in flight.
 func (f *Fleet) leave() {
 	f.leaving.Store(true)
 	for more, round := true, 0; more && round < leaveRounds; round++ {
@@ -246,7 +244,7 @@ func (f *Fleet) leave() {
 			for at := (keytable.Cursor{}); !at.Done; {
 				var last []*flight
 				at, last = f.leaveSome(&f.shards[i], at)
-				for _, fl := range last { // in steps, so that what is under way is bounded
+				for _, fl := range last { // in steps, to bound the messages in flight
 					<-fl.done
 				}
 				more = more || len(last) > 0
@@ -257,7 +255,7 @@ func (f *Fleet) leave() {
 
 const leaveRounds = 3
 
-// leaveSome has the next few keys of a shard give back all that is in hand.
+// leaveSome gives back the tokens in hand of the next few keys of a shard.
 func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, last []*flight) {
 	now := f.clock()
 	s.mu.Lock()
@@ -280,7 +278,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	return next, last
 }
 
-// leaveEarlyLocked has what was claimed of the next window go back as a late report would.
+// leaveEarlyLocked gives back early claims like a late report.
 func (f *Fleet) leaveEarlyLocked(k entry) {
 	k.Next.GiveBack(0)
 	f.tellLocked(k, k.Next)

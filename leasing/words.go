@@ -2,7 +2,7 @@ package leasing
 
 import "github.com/sluice-gate/sluice/ratelimit"
 
-// The domain's words, as this package's code says them.
+// Short names of the domain's types, for this package.
 type (
 	instant    = ratelimit.Instant
 	ledgerTime = ratelimit.LedgerTime

@@ -42,7 +42,7 @@ func NewCalendar(day int, zone *time.Location) (Calendar, error) {
 			}
 		}
 		if len(*all) >= MostCalendars {
-			return 0, fmt.Errorf("%w: there are %d others, the most that a process may have: restart it to have others",
+			return 0, fmt.Errorf("%w: the process has %d others, which is the maximum: restart it to use new ones",
 				ErrCalendar, len(*all)-1)
 		}
 		more := slices.Concat(*all, []*calendar{{day: day, zone: zone}})

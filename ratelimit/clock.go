@@ -15,11 +15,9 @@ func MonotonicClock() Clock {
 	return NewClock(func() time.Duration { return time.Since(start) }, sinceBoot)
 }
 
-// checkEvery is how often a clock looks whether the machine was suspended. It
-// costs a system call, so not at each reading; and a suspension takes longer than
-// this by the clock that then stands still, for all processes are stopped before
-// that clock is, and go on after it. The first reading after a resume is therefore
-// one that looks.
+// checkEvery is the interval of checks for a suspension of the machine. A check costs a system call, so not
+// each reading makes one. All processes are stopped before the clock that stands still, and continue after it,
+// so a suspension takes longer than this by that clock. The first reading after a resume therefore checks.
 const checkEvery = time.Millisecond
 
 // NewClock returns a clock that counts with running, which is read each time and may stand still while the

@@ -102,7 +102,7 @@ func ParseShare(s string) (Share, error) {
 	if !isPercent {
 		n, err := strconv.ParseUint(s, 10, 64)
 		if err != nil || n > uint64(MaxLimit) {
-			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to %d) nor a percentage "+
+			return Share{}, fmt.Errorf("%q must be a whole number of tokens (0 to %d) or a percentage "+
 				"like 1%%", s, MaxLimit)
 		}
 		return Share{Tokens: Tokens(n)}, nil

@@ -2,13 +2,12 @@ package ratelimit
 
 import "math/bits"
 
-// A rule may hold a part of its limit back, its reserve (lease.reserve), so that a request need not wait
-// for the ledger where nothing is known of its key. The ledger counts up to the limit less the reserve.
-// The reserve is divided into as many shares as there are seats (max_nodes), and a node that has a seat
-// spends its share as one of mode approx does, before the ledger has answered (docs/protocol.md, section
-// 13). What mode approx may admit beyond what the ledger counts to is therefore within the limit: the
-// price is not over-admission but tokens that nobody can reach, those of seats that nobody has and of
-// nodes that do not need them.
+// A rule may hold back a part of its limit, its reserve (lease.reserve), so that the first request of a key
+// need not wait for the ledger. The ledger counts up to the limit less the reserve. The reserve is divided into
+// max_nodes shares, one for each seat. A node with a seat spends its share like one of mode approx, before the
+// ledger has answered (docs/protocol.md, section 13). This drift is beyond the ledger's count, but within the
+// limit. The price is not over-admission but unused tokens: those of free seats, and of nodes that do not need
+// them.
 
 // Reserve is the part of the limit that the ledger does not grant: whole tokens for each of max_nodes, up to
 // lease.reserve. It is 0 for rules without one. It is for fixed windows. A rule of mode approx has a drift

@@ -161,8 +161,8 @@ func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 	if err := check(welcome); err != nil {
 		return nil, err
 	}
-	// A node that answers for another's address would be asked for keys that it does not own. It would not
-	// find itself in the ring by the name that others use.
+	// A node that answers for another's address would receive requests for keys that it does not own. It would
+	// not find itself in the ring by the name that others use.
 	if welcome.GetAddr() != addr {
 		return nil, fmt.Errorf("%w: it is known as %s, and calls itself %q (its PEER_ADDR)", errName, addr,
 			welcome.GetAddr())

@@ -77,10 +77,10 @@ type heat struct {
 	hotHere hot.Leases
 }
 
-// authority has the remainder of each key: a store that all nodes share, or each owner for its own keys. With
-// a store, nothing moves when the ring changes: an owner is the node that leases, and a node that does not
-// reach it leases from the store itself. Without one, the owner's memory is all there is. Accounts are handed
-// over, and until all have been, an owner asks for those that may be elsewhere.
+// authority has the remainder of each key: a store that all nodes share, or each owner for its own keys. With a
+// store, nothing moves when the ring changes: the owner is only the node that leases, and a node that cannot
+// reach it leases from the store itself. Without a store, accounts are in owners' memory. They are handed over,
+// and until all have been, an owner fetches those that may be elsewhere.
 type authority struct {
 	// local has the budgets of the keys that this node owns; with a store it is nil.
 	local *leasing.Local

@@ -25,8 +25,8 @@ const (
 // them, because it takes back a verdict instead of asking for one.
 const undo = 3
 
-// askAgain is how long to wait before a node is asked again that is not the
-// owner in its own view: when the ring changes, not all see it at once.
+// askAgain is the wait before another attempt at a node that is not the owner in its own view. Nodes do not see
+// a change of the ring at the same time.
 const askAgain = time.Millisecond
 
 const (
@@ -120,9 +120,9 @@ func (c *core) own(
 	// well.
 	case c.lapsed(now), c.unheard.Load():
 		return overslept
-	// Possession decides (docs/internals/peers.md). Each of these excludes that another node
-	// has the account: all have handed over; it is here; the key has been this node's own all
-	// along; or everybody has said, about this very ring, that they have none.
+	// Possession decides (docs/internals/peers.md). Each of these excludes that another node has the account.
+	// All have handed over; it is here; the key has always been this node's own; or all nodes have stated, for
+	// this ring, that they do not have it.
 	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) ||
 		found != nil && found.view == v && found.state == fetchAbsent:
 		if leases == nil {

@@ -27,7 +27,8 @@ type fetch struct {
 	state  fetchState
 	soon   bool // some have said to ask again
 	coming bool // one has said that it is on its way to this node
-	// comes is by when an account that is on its way should be here; 0: none is. After that it is asked for again.
+	// comes is the expected arrival of an account in a parcel; 0: there is none. After that it is fetched
+	// again.
 	comes  instant
 	holder string // who decides, if it is held
 	bells  []bell
@@ -54,8 +55,7 @@ const comesWithin = 5 * time.Millisecond
 // maxFetches bounds the keys that are looked for at once.
 const maxFetches = 16 << 10
 
-// fetch asks for a key's account, or joins a fetch in progress. It returns nil where too many are in
-// progress.
+// fetch requests a key's account, or joins a fetch in progress. It returns nil if too many are in progress.
 func (c *core) fetch(key []byte, b bell) *fetch {
 	c.mu.Lock()
 	defer c.unlock()

@@ -418,9 +418,9 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 	return in
 }
 
-// adoptedAtOnce is how many accounts of a parcel are taken in before a request that has come
-// meanwhile goes first. The memory of a table that is filled for the first time is slow, on
-// virtual machines above all: a parcel took up to 11 ms there, and many come one after the other.
+// adoptedAtOnce is the number of accounts of a parcel that are adopted before a waiting request goes first. The
+// memory of a table that is filled for the first time is slow, most of all on virtual machines. A parcel took
+// up to 11 ms there, and many come one after the other.
 const adoptedAtOnce = 16
 
 // adopt takes in a parcel, once.

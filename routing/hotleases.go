@@ -136,8 +136,8 @@ func leaseMessage(x *leasing.Lease) *wire.Lease {
 	}
 }
 
-// later has the owner told what this node answered in its place, if the owner has not booked it itself: once its
-// answer comes, or it is known that there will be none. say is the call to it; nil: it was not asked.
+// later reports to the owner what this node answered in its place, if the owner has not booked it itself. It
+// waits for the owner's answer, or for the end of the call. say is the call to it; nil: there was none.
 func (c *core) later(a *ask, v *verdict, say *call) {
 	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit || a.OfSlot() {
 		return

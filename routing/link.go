@@ -12,8 +12,8 @@ import (
 
 // Bounds of messages under way.
 const (
-	// Beyond peerQueue a call fails at once, and its request is decided without the owner: a peer
-	// that does not read must not keep requests, nor their memory, for as long as it likes.
+	// Beyond peerQueue a call fails at once, and its request is decided without the owner. Otherwise a peer
+	// that does not read keeps requests, and their memory, without a bound.
 	peerQueue   = 4096 // calls that wait to be sent to one peer
 	peerPending = 4 * peerQueue
 	frameCalls  = 256 // in one message
@@ -64,8 +64,8 @@ type link struct {
 	out      outbox           // guarded by mu
 }
 
-// farewell is what a peer is to be told once no parcel is left to send: that this node has
-// nothing of others, under which ring, and at which of its changes.
+// farewell is the last report to a peer after all parcels: that this node has no accounts of others, under
+// which ring, and at which of its changes.
 type farewell struct {
 	say    bool
 	done   uint64

@@ -232,8 +232,8 @@ func (c *core) pause(now instant, m *member) time.Duration {
 	c.mu.Lock()
 	defer c.unlock()
 	pause := redialLeast
-	// In the first second all are dialled often: nodes that are started together open their ports
-	// one after the other, and none joins before it has met or missed all others.
+	// In the first second all are dialled often. Nodes that start together open their ports one after the
+	// other, and each joins after it has met or missed all others.
 	if now.Sub(c.began) > grace {
 		pause = min(redialMost, redialLeast<<min(8, max(0, m.failures-1)))
 	}
@@ -401,8 +401,8 @@ func (c *core) quitRing() {
 	}
 }
 
-// hears takes in how often a node says that it has joined or left. It reports false for an older statement,
-// which does not count. The caller holds mu.
+// hears notes the number of a node's joins and departures. It reports false for an older statement, which does
+// not count. The caller holds mu.
 func (m *member) hears(changes uint64) bool {
 	if changes != 0 && changes < m.changes {
 		return false

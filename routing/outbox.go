@@ -40,8 +40,8 @@ type parcel struct {
 // Parcels for waiting requests are small, and do not delay them.
 func (o *outbox) room() bool { return o.full() < walkedAtOnce && len(o.sealed) < parcelsAtOnce }
 
-// roomForOne tells whether an account with waiting requests may be added: also while the walk has to wait,
-// and to a parcel that is open until another may be sent, if it is not full before.
+// roomForOne tells whether an account with waiting requests may be added. It may while the walk waits, and to
+// an open parcel that is not full, until another may be sent.
 func (o *outbox) roomForOne() bool { return len(o.sealed) <= parcelsAtOnce }
 
 // full is how many of the sealed parcels are.

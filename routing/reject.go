@@ -1,10 +1,10 @@
 package routing
 
-// What peers say is read as if anybody had written it: a proof says who speaks,
-// not that it runs our code, or that its clock and its memory are right.
+// Messages of peers are read as if they came from a stranger. A proof shows the identity of the sender, but not
+// that it runs this code, or that its clock and its memory are right.
 //
-// Guarantee: a message that cannot be meant is refused or left out, changes no
-// account, ends no process, and is counted by its kind.
+// Guarantee: an impossible message is refused or left out, changes no account, ends no process, and is counted
+// by its kind.
 
 // rejection is a kind of rejected message.
 type rejection uint8

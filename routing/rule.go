@@ -97,8 +97,8 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	return r, nil
 }
 
-// rule builds what a message says, which may be anything: what a rule file could not have
-// said is refused, so that a peer cannot make this node overflow or divide by zero.
+// rule builds the rule of a message, which can have any content. It refuses all that a rule file cannot have,
+// so that a peer cannot make this node overflow or divide by zero.
 func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	const most = int64(ratelimit.MaxLimit)
 	r := &ratelimit.Rule{

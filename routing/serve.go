@@ -64,7 +64,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 			a.Receipts = append(a.Receipts, r)
 		}
 	}
-	// After the parcel of the same frame, which may be the last: a node that is done is asked for no account.
+	// After the parcel of the same frame, which may be the last: a node that is done is asked no more.
 	if f.GetDone() != 0 {
 		c.saidDone(from.addr, f.GetDone(), f.GetDoneChanges())
 	}

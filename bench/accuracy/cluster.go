@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// cluster is a fleet of real nodes that own keys together and share a Redis, with
-// a wire of its own from each node to Redis, and to each node from its peers.
+// cluster is a fleet of real nodes that own keys together and share a Redis. Each node has its own wire to
+// Redis, and its own wire from its peers.
 type cluster struct {
 	binary  string
 	rules   string // the file

@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// reach says which units run which parts of the source.
+// reach tells which units run which parts of the source.
 type reach struct {
 	blocks map[string][]block // by file
 	by     map[block][]bool   // by unit
 	units  []*unit
 }
 
-// block is a part of a file that runs as a whole, from and to a line and column.
+// block is a part of a file that runs as a whole, from one line and column to another.
 type block struct {
 	file                   string
 	line0, col0, line1, c1 int
@@ -34,16 +34,16 @@ func (b *block) size() int { return (b.line1-b.line0)*1000 + b.c1 - b.col0 }
 
 var profileLine = regexp.MustCompile(`^(.+):(\d+)\.(\d+),(\d+)\.(\d+) \d+ (\d+)$`)
 
-// measure is what a unit's run with no fault said of it.
+// measure is the result of a unit's run without a fault.
 type measure struct {
 	Cost    time.Duration
 	Covered map[string]bool // by the lines of its profile, without the count
 }
 
-// measureTime bounds a run that measures.
+// measureTime bounds such a run.
 const measureTime = 5 * time.Minute
 
-// measureReach runs each unit once in binaries that count what is covered.
+// measureReach runs each unit once, in binaries that measure coverage.
 func (p *plan) measureReach(ctx context.Context, temp string, kept cache, modulePath string) (*reach, error) {
 	into := filepath.Join(temp, "cover")
 	if err := os.MkdirAll(into, 0o755); err != nil {
@@ -70,7 +70,7 @@ func (p *plan) measureReach(ctx context.Context, temp string, kept cache, module
 		if err != nil {
 			return err
 		}
-		if run.failed { // once more: it may not stand the load
+		if run.failed { // once more: the failure may come from load
 			if run, err = u.run(ctx, measureTime, temp, 0, []string{"-test.coverprofile", file}); err != nil {
 				return err
 			}
@@ -105,7 +105,7 @@ func (p *plan) measureReach(ctx context.Context, temp string, kept cache, module
 	return r, nil
 }
 
-// add takes in what one unit has covered.
+// add adds the coverage of one unit.
 func (r *reach) add(i int, profile map[string]bool, modulePath string) {
 	for line, covered := range profile {
 		m := profileLine.FindStringSubmatch(line + " 0")
@@ -121,8 +121,8 @@ func (r *reach) add(i int, profile map[string]bool, modulePath string) {
 	}
 }
 
-// at are the units that run the smallest block at a place; where there is none, those that run anything between two
-// lines.
+// at returns the units that run the smallest block at a place. If there is none, it returns the units that run
+// anything between two lines.
 func (r *reach) at(file string, line, col, from, to int) []bool {
 	set := make([]bool, len(r.units))
 	merge := func(more []bool) {

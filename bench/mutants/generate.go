@@ -11,13 +11,13 @@ import (
 	"github.com/sluice-gate/sluice/bench/plant"
 )
 
-// source is what is mutated.
+// source is the code to mutate.
 type source struct {
 	packages map[string]*goPackage // by folder
-	module   string                // its path
+	module   string                // its module path
 }
 
-// read loads what the plan names.
+// read loads the files of the plan.
 func (p *plan) read() (*source, error) {
 	s := &source{packages: map[string]*goPackage{}}
 	for _, dir := range p.packages() {
@@ -38,9 +38,8 @@ func (s *source) file(name string) *goFile {
 	return nil
 }
 
-// mutants are all faults of the plan's files, and those made by hand, each with
-// its number. What is wrong with a fault made by hand that the source has moved
-// away from is in misfits: the others are run all the same.
+// mutants are all faults of the plan's files, and the hand-made ones, each with its number. misfits lists hand-made
+// faults that no longer fit the source. The others run all the same.
 func (s *source) mutants(files []string, byHands []byHand) (all []*mutant, misfits []string, err error) {
 	for _, name := range files {
 		f := s.file(name)
@@ -72,8 +71,8 @@ func (s *source) mutants(files []string, byHands []byHand) (all []*mutant, misfi
 	return all, misfits, nil
 }
 
-// distinct leaves out what changes nothing, and what another changes alike; what reads alike in one function gets an
-// ordinal.
+// distinct drops mutants that change nothing, or change the same as another. Mutants of a function with the same
+// text get an ordinal.
 func distinct(all []*mutant) (kept []*mutant) {
 	seen, alike := map[edit]bool{}, map[string]int{}
 	for _, m := range all {
@@ -89,7 +88,7 @@ func distinct(all []*mutant) (kept []*mutant) {
 	return kept
 }
 
-// reached says which units run into each mutant.
+// reached tells which units reach each mutant.
 func (s *source) reached(all []*mutant, r *reach) map[*mutant][]bool {
 	sets := map[*mutant][]bool{}
 	for _, m := range all {
@@ -101,8 +100,8 @@ func (s *source) reached(all []*mutant, r *reach) map[*mutant][]bool {
 	return sets
 }
 
-// thinned keeps so many percent of a file's mutants, always the same ones: the
-// choice hangs on what each changes and not on where it is.
+// thinned keeps a percentage of a file's mutants, always the same ones: the choice depends on their text, and not
+// on their place.
 func thinned(all []*mutant, percent map[string]int) []*mutant {
 	return slices.DeleteFunc(all, func(m *mutant) bool {
 		keep, some := percent[m.edit.File]

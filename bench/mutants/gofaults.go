@@ -9,7 +9,7 @@ import (
 	"strconv"
 )
 
-// faults are the mutants of one file: texts that an author might have written instead.
+// faults are the mutants of one file: texts that an author could have written instead.
 func (p *goPackage) faults(f *goFile) []*mutant {
 	w := &goWalker{goPackage: p, goFile: f}
 	for _, fn := range f.Functions() {
@@ -19,7 +19,7 @@ func (p *goPackage) faults(f *goFile) []*mutant {
 	return w.found
 }
 
-// goWalker visits a function's nodes, and notes what can go wrong with each.
+// goWalker visits a function's nodes, and notes possible faults of each.
 type goWalker struct {
 	*goPackage
 	*goFile
@@ -123,8 +123,8 @@ func (w *goWalker) binary(n *ast.BinaryExpr) {
 	}
 }
 
-// inCondition tells whether the node decides an if, a loop or a case, or is
-// one of the operands: then other faults say what its opposite would.
+// inCondition tells whether the node decides an if, a loop or a case, or is an operand: then other faults cover its
+// opposite.
 func (w *goWalker) inCondition() bool {
 	switch p := w.parent(0).(type) {
 	case *ast.IfStmt, *ast.ForStmt, *ast.CaseClause:
@@ -135,7 +135,7 @@ func (w *goWalker) inCondition() bool {
 	return false
 }
 
-// operand drops an operand of && or ||: of a chain, each once.
+// operand drops an operand of && or ||, each of a chain once.
 func (w *goWalker) operand(n *ast.BinaryExpr) {
 	w.replace("operand", n.X.End(), n.Y.End(), "")
 	if inner, ok := n.X.(*ast.BinaryExpr); !ok || inner.Op != n.Op {
@@ -162,8 +162,7 @@ func otherNumber(v int64) string {
 	return strconv.FormatInt(2*v, 10)
 }
 
-// isSize tells whether the node says how much room to make, which changes
-// nothing but the speed, or is part of a type.
+// isSize tells whether the node is a capacity, which changes only the speed, or is part of a type.
 func (w *goWalker) isSize() bool {
 	for i := 0; ; i++ {
 		switch p := w.parent(i).(type) {
@@ -201,7 +200,7 @@ func (w *goWalker) call(n *ast.CallExpr) {
 	}
 }
 
-// dropArgument leaves one argument of min or max out.
+// dropArgument drops one argument of min or max.
 func (w *goWalker) dropArgument(n *ast.CallExpr) {
 	for i := range n.Args {
 		rest := slices.Delete(slices.Clone(n.Args), i, i+1)
@@ -234,26 +233,26 @@ func (w *goWalker) assign(n *ast.AssignStmt) {
 	if id, ok := n.Lhs[0].(*ast.Ident); ok && id.Name == "_" {
 		return
 	}
-	if w.isComm(n) { // a case needs something to wait for
+	if w.isComm(n) { // a case needs an operation to wait for
 		w.swap("drop", n.Lhs[0], "_")
 		return
 	}
 	w.swap("drop", n, "")
 }
 
-// isComm tells whether a statement is what a case of a select waits for.
+// isComm tells whether a statement is the operation of a case of a select.
 func (w *goWalker) isComm(n ast.Stmt) bool {
 	clause, ok := w.parent(0).(*ast.CommClause)
 	return ok && clause.Comm == n
 }
 
-// condition is what an if or a case hangs on: it may never hold, or always.
+// condition makes the condition of an if or a case always false, or always true.
 func (w *goWalker) condition(cond ast.Expr) {
 	if b, ok := cond.(*ast.BinaryExpr); ok {
 		if b.Op == token.EQL || b.Op == token.NEQ { // negated, it is wrong in both ways
 			return
 		}
-		if b.Op != token.LAND && b.Op != token.LOR { // there, an operand too few says as much
+		if b.Op != token.LAND && b.Op != token.LOR { // there, a dropped operand does the same
 			w.swap("always", cond, "true || ("+w.Source(cond)+")")
 		}
 	}
@@ -265,7 +264,7 @@ func (w *goWalker) condition(cond ast.Expr) {
 	}
 }
 
-// cases leaves out a value of a case, or a condition.
+// cases drops a value of a case, or a condition.
 func (w *goWalker) cases(n *ast.CaseClause) {
 	sw, ok := w.parent(1).(*ast.SwitchStmt)
 	if !ok {
@@ -329,7 +328,7 @@ func (w *goWalker) branch(n *ast.BranchStmt) {
 	}
 }
 
-// fields leaves a field of a struct out, so that it is zero.
+// fields drops a field of a struct literal, so that it is zero.
 func (w *goWalker) fields(n *ast.CompositeLit) {
 	t := w.info.TypeOf(n)
 	if t == nil {
@@ -353,8 +352,8 @@ func (w *goWalker) fields(n *ast.CompositeLit) {
 	}
 }
 
-// isLocking tells whether a call takes or leaves a lock, or tidies up: without
-// it nothing is wrong but that something waits for ever, or for longer.
+// isLocking tells whether a call locks, unlocks, or cleans up: without it, the only effect is a wait without end,
+// or a longer one.
 func isLocking(n *ast.CallExpr) bool {
 	name := ""
 	switch f := n.Fun.(type) {

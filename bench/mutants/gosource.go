@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/plant"
 )
 
-// goPackage is a package that is to be mutated, parsed and type-checked.
+// goPackage is a package to mutate, parsed and type-checked.
 type goPackage struct {
 	root, dir, path string
 	files           []*goFile
@@ -30,13 +30,13 @@ type goPackage struct {
 // goFile is one of its files.
 type goFile = plant.File
 
-// listed is what go list says of a package.
+// listed is go list's output for a package.
 type listed struct {
 	ImportPath, Dir, Export string
 	GoFiles                 []string
 }
 
-// goList asks the go command about a package and all it imports.
+// goList asks the go command for a package and all its imports.
 func goList(root, dir string) ([]listed, error) {
 	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Export,GoFiles", "-export", "-deps", "./"+dir)
 	cmd.Dir = root
@@ -67,7 +67,7 @@ func load(root, dir string) (*goPackage, error) {
 	for _, l := range all {
 		exports[l.ImportPath] = l.Export
 	}
-	own := all[len(all)-1] // -deps lists a package after what it imports
+	own := all[len(all)-1] // -deps lists a package after its imports
 	p := &goPackage{root: root, dir: dir, path: own.ImportPath, fset: token.NewFileSet()}
 	p.importer = importer.ForCompiler(p.fset, "gc", func(path string) (io.ReadCloser, error) {
 		if exports[path] == "" {

@@ -2,7 +2,7 @@ package main
 
 import "github.com/sluice-gate/sluice/bench/plant"
 
-// byHand is a fault that somebody thought of.
+// byHand is a hand-made fault.
 type byHand plant.Bug
 
 // Files of the lists below.
@@ -16,16 +16,15 @@ const (
 	decides = "routing/decide.go"
 )
 
-// allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those of the ledger
-// and of a node's side of a key are planted next to their tests (leasing/account, leasing/internal/hold,
-// bench/sim).
+// allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those of the ledger and of
+// a node's side of a key are planted next to their tests (leasing/account, leasing/internal/hold, bench/sim).
 var allByHand = []byHand{
-	// Expiry, and whose clock.
+	// Expiry, and its clock.
 	{"the ledger's clock is taken to have stood still while the answer travelled", clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
 	{"what is known of the ledger's clock does not age", clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},
-	// Refusing without asking.
+	// Local refusals.
 	{"a store that is back is met by all callers at once", "leasing/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
-	// Drift, and who may.
+	// Drift, and its seats.
 	{"a new tenant uses the shares of one that crashed", seats, "return s.expires, true", "return s.taint, true"},
 	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.taint = now\n\t\t\t}\n", ""},
 	{"a tenancy that the ledger had forgotten comes back without its taint", seats, "taint: min(a.Now.Taint, now), plan:", "plan:"},

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// fate is what became of a mutant.
+// fate is the result of a mutant.
 type fate string
 
 const (
@@ -23,7 +23,7 @@ const (
 	notRun     fate = "not run" // the budget was spent
 )
 
-// result is one mutant's.
+// result is the report of one mutant.
 type result struct {
 	Key    string        `json:"mutant"`
 	File   string        `json:"file"`
@@ -31,16 +31,16 @@ type result struct {
 	Kind   string        `json:"kind"`
 	New    string        `json:"new"`
 	Fate   fate          `json:"fate"`
-	Test   string        `json:"test,omitempty"` // that killed it, behind its folder
+	Test   string        `json:"test,omitempty"` // test that killed it, after its folder
 	Reason string        `json:"reason,omitempty"`
-	Left   int           `json:"units_not_run,omitempty"` // for the time that each may take
+	Left   int           `json:"units_not_run,omitempty"` // units left when its time was over
 	Took   time.Duration `json:"took_ns"`
 }
 
-// quick is what a test costs at most, besides the start of its program, that is run together with others.
+// quick bounds the cost of tests that run together, without the start of their program.
 const quick = 300 * time.Millisecond
 
-// mostEach is what the tests of one mutant may take in all.
+// mostEach bounds the time of all tests of one mutant.
 const mostEach = 40 * time.Second
 
 // hunt runs mutants against the units that reach them.
@@ -101,7 +101,7 @@ func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equival
 	return results, err
 }
 
-// one runs one mutant until something kills it.
+// one runs units against a mutant until one kills it.
 func (h *hunt) one(ctx context.Context, m *mutant, r *result) error {
 	start := time.Now()
 	defer func() { r.Took = time.Since(start) }()
@@ -133,7 +133,7 @@ func (h *hunt) one(ctx context.Context, m *mutant, r *result) error {
 			return nil
 		}
 		h.say("line %d, %s: %s failed, and did not when it was asked again\n", m.line, m.op, cmp.Or(o.test, u.test))
-		if rest := u.without(o.test); rest != nil { // which did not run after it
+		if rest := u.without(o.test); rest != nil { // tests that did not run after it
 			todo = append(todo, rest)
 		}
 	}
@@ -173,7 +173,7 @@ func (h *hunt) toRun(m *mutant) []*unit {
 	return all
 }
 
-// without is a group less one of its tests; nil if there are no others.
+// without is a group without one of its tests, or nil if there are no others.
 func (u *unit) without(test string) *unit {
 	tests := strings.Split(u.test, "|")
 	others := slices.DeleteFunc(slices.Clone(tests), func(t string) bool { return t == test })
@@ -185,9 +185,8 @@ func (u *unit) without(test string) *unit {
 	return &rest
 }
 
-// clean tells whether the unit passes in the instrumented build with no fault
-// active. That is asked of a unit when it has found a fault, for before that it
-// does not matter; and once.
+// clean tells whether the unit passes in the instrumented build without an active fault. It runs once, after the
+// unit's first failure.
 func (h *hunt) clean(ctx context.Context, u *unit) (bool, error) {
 	h.cleaning.Lock()
 	defer h.cleaning.Unlock()
@@ -197,7 +196,7 @@ func (h *hunt) clean(ctx context.Context, u *unit) (bool, error) {
 	}
 	var run outcome
 	var err error
-	for range 2 { // it may not stand the load
+	for range 2 { // the failure may come from load
 		if run, err = u.run(ctx, measureTime, h.temp, 0, nil); err != nil {
 			return false, err
 		}
@@ -209,8 +208,8 @@ func (h *hunt) clean(ctx context.Context, u *unit) (bool, error) {
 	return false, fmt.Errorf("%s fails in the instrumented build with no fault active: leave it out (suite.skip) if that is for its speed or its allocations, or mend it\n%s", u, run.output)
 }
 
-// proof tells whether a failure says that the fault was found: the test passes
-// without it, and, if it keeps real time, fails with it once more.
+// proof tells whether a failure proves the fault: the test passes without it, and, if it keeps real time, fails
+// with it once more.
 func (h *hunt) proof(ctx context.Context, m *mutant, u *unit, o outcome) (bool, error) {
 	if u.group {
 		i := slices.IndexFunc(h.units, func(of *unit) bool { return of.program == u.program && of.test == o.test })

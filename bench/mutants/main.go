@@ -20,17 +20,17 @@ import (
 	"github.com/sluice-gate/sluice/bench/plant"
 )
 
-// options are what a run may be told.
+// options are the settings of a run.
 type options struct {
 	files  string        // patterns of files, of the plan's; all if empty
 	only   string        // a pattern of keys
 	skip   string        // a pattern of tests that are left out
-	budget time.Duration // after which no more mutants are begun
+	budget time.Duration // no more mutants start after it
 	list   bool
 	verify bool // run those that are listed as equivalent, too
-	again  bool // run only those that the last report does not say to be killed
+	again  bool // run only those that the last report does not list as killed
 	known  string
-	cache  string // where measurements and the report are kept
+	cache  string // folder of measurements and of the report
 	out    io.Writer
 	say    func(string, ...any) // of progress
 }
@@ -60,8 +60,7 @@ func main() {
 	}
 }
 
-// run does what the options say, and returns an error when the report is not
-// good enough.
+// run does the work of the options. It returns an error if the report is not good enough.
 func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	start := time.Now()
 	known, err := readEquivalents(o.known)
@@ -129,8 +128,8 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 
 func (o *options) report() string { return filepath.Join(o.cache, "report.json") }
 
-// wanted reports whether the options select a mutant. All are built in any case, so that measurements with
-// the build stay valid.
+// wanted tells whether the options select a mutant. All are built in any case, so that measurements of the build
+// stay valid.
 func (p *plan) wanted(o *options) (func(*mutant) bool, error) {
 	files, err := p.chosen(o.files)
 	if err != nil {
@@ -145,7 +144,7 @@ func (p *plan) wanted(o *options) (func(*mutant) bool, error) {
 	}, nil
 }
 
-// before is what the last report says, by key, if that is to count.
+// before has the results of the last report, by key, with the option again.
 func (o *options) before() (map[string]result, error) {
 	before := map[string]result{}
 	if !o.again {
@@ -165,7 +164,7 @@ func (o *options) before() (map[string]result, error) {
 	return before, nil
 }
 
-// chosen are the plan's files that the option names.
+// chosen are the plan's files that match the option.
 func (p *plan) chosen(names string) ([]string, error) {
 	if names == "" {
 		return p.files, nil
@@ -185,7 +184,7 @@ func (p *plan) chosen(names string) ([]string, error) {
 	return files, nil
 }
 
-// prepare builds all that is needed, and leaves out what does not compile.
+// prepare builds all binaries, and drops mutants that do not compile.
 func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*mutant, temp string) (*hunt, []*mutant, error) {
 	instrumented := filepath.Join(temp, "instrumented")
 	if err := os.MkdirAll(instrumented, 0o755); err != nil {

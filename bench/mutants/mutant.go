@@ -12,24 +12,24 @@ type edit = plant.Edit
 
 // mutant is one fault.
 type mutant struct {
-	id   int // what the environment says to have it
+	id   int // its number in the environment
 	line int
-	fn   string // the function that it is in, as (*account).settle; of one by hand, what goes wrong
-	op   string // what kind of fault it is
-	old  string // the lines that it changes, in one
+	fn   string // the function that contains it, as (*account).settle; of a hand-made one, the idea
+	op   string // kind of fault
+	old  string // the changed lines, as one
 	new  string
-	nth  int // of those that read the same in this function, from 1
+	nth  int // number among those with the same text in this function, from 1
 	edit edit
 }
 
-// newMutant is one fault of a file.
+// newMutant makes one fault of a file.
 func newMutant(text, fn, op string, e edit) *mutant {
 	m := &mutant{line: lineOf(text, e.Start), fn: fn, op: op, edit: e}
 	m.old, m.new = shown(text, e)
 	return m
 }
 
-// key names a mutant by what it changes, and not by where: lines move.
+// key names a mutant by its text, and not by its place, because lines move.
 func (m *mutant) key() string {
 	name := m.edit.File + " " + m.fn
 	if m.nth > 1 {
@@ -38,7 +38,7 @@ func (m *mutant) key() string {
 	return name + "\n- " + m.old + "\n+ " + m.new
 }
 
-// shown is the lines that an edit changes, before and after, each as one line.
+// shown is the text of an edit's lines, before and after, each as one line.
 func shown(text string, e edit) (before, after string) {
 	from := strings.LastIndexByte(text[:e.Start], '\n') + 1
 	to := len(text)
@@ -48,7 +48,7 @@ func shown(text string, e edit) (before, after string) {
 	return oneLine(text[from:to]), oneLine(text[from:e.Start] + e.Text + text[e.End:to])
 }
 
-// longest is how much of a line is shown, and is part of a mutant's key.
+// longest is how much of a line is shown and part of a mutant's key.
 const longest = 220
 
 func oneLine(s string) string {

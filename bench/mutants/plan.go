@@ -1,6 +1,6 @@
 package main
 
-// thePlan is the core, and the tests that are to guard it.
+// thePlan is the core, and the tests that guard it.
 var thePlan = plan{
 	files: []string{
 		"leasing/account/account.go", "leasing/account/bucket.go", "leasing/account/records.go", "leasing/account/recall.go", "leasing/account/refill.go", "leasing/account/span.go",
@@ -11,7 +11,7 @@ var thePlan = plan{
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/stored.go",
 		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go", "routing/ring/kept.go", "routing/ring/ring.go", "routing/internal/hot/hot.go",
 	},
-	// As many as a run of an hour can hold, fewest where most are alike.
+	// As many as fit into a run of an hour, fewest where most are similar.
 	percent: map[string]int{
 		"leasing/account/account.go": 25, "leasing/account/bucket.go": 25, "leasing/account/records.go": 40, "leasing/account/recall.go": 40, "leasing/account/refill.go": 40, "leasing/account/span.go": 40,
 		"leasing/account/memory.go": 20, "leasing/account/cas.go": 30, "leasing/account/store.go": 20, "leasing/account/epoch.go": 25, "leasing/account/wire.go": 15,

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// report is what a run came to.
+// report is the result of a run.
 type report struct {
 	Took    time.Duration `json:"took_ns"`
 	Results []result      `json:"results"`
-	Stale   []string      `json:"stale,omitempty"` // entries, and faults made by hand, that fit no source
+	Stale   []string      `json:"stale,omitempty"` // entries, and hand-made faults, that fit no source
 }
 
 // count is a row of the table.
@@ -34,7 +34,7 @@ func (c *count) add(r *result) {
 	c.by[r.Fate]++
 }
 
-// share is how many of those that could have been killed were, in percent.
+// share is the percentage of killed mutants, without the equivalent ones.
 func (c *count) share() float64 {
 	could := c.by[killed] + c.by[survived] + c.by[notReached]
 	if could == 0 {
@@ -43,7 +43,7 @@ func (c *count) share() float64 {
 	return 100 * float64(c.by[killed]) / float64(could)
 }
 
-// enough is the share of killed mutants below which a run has failed.
+// enough is the share of killed mutants below which a run fails.
 const enough = 95
 
 // verdict is the fault of the result, "" if there is none.
@@ -69,7 +69,7 @@ func (r *report) verdict() string {
 	return strings.Join(wrong, "; ")
 }
 
-// write prints the report for people.
+// write prints the report as a table.
 func (r *report) write(out io.Writer) {
 	rows := map[string]*count{}
 	var total count
@@ -110,7 +110,7 @@ func (r *report) write(out io.Writer) {
 	fmt.Fprintf(out, "\n%.0f minutes\n", r.Took.Minutes())
 }
 
-// save writes the report for programs.
+// save writes the report as JSON.
 func (r *report) save(file string) error {
 	text, err := json.MarshalIndent(r, "", " ")
 	if err != nil {

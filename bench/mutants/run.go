@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/plant"
 )
 
-// outcome is how a run of a test binary went.
+// outcome is the result of a run of a test binary.
 type outcome struct {
 	failed bool
 	hung   bool
@@ -23,19 +23,18 @@ type outcome struct {
 	took   time.Duration
 }
 
-// mostMemory is what a run may use: a fault that makes a loop endless may also
-// make it hoard.
+// mostMemory bounds the memory of a run: a fault that makes a loop endless may also allocate without end.
 const mostMemory = 3 << 30
 
-// run runs a unit's test, or several if the pattern says so. It and all it has
-// started end when it does, when the limit has passed, or when ctx is done.
+// run runs a unit's test, or several that match its pattern. All its processes end with it, at the limit, or when
+// ctx is done.
 func (u *unit) run(ctx context.Context, limit time.Duration, temp string, mutant int, args []string) (outcome, error) {
 	dir, err := os.MkdirTemp(temp, "run")
 	if err != nil {
 		return outcome{}, err
 	}
 	defer os.RemoveAll(dir)
-	bounded, cancel := context.WithTimeout(ctx, limit+2*time.Second) // it ends itself first, and says where it hung
+	bounded, cancel := context.WithTimeout(ctx, limit+2*time.Second) // it ends itself first, and reports where it hung
 	defer cancel()
 	flags := []string{"-test.run", "^(" + u.test + ")$", "-test.failfast", "-test.timeout", limit.String()}
 	if u.skip != "" {
@@ -108,7 +107,7 @@ func failedTest(output string) string {
 	return ""
 }
 
-// limited keeps the last of what is written.
+// limited keeps the end of its input.
 type limited struct{ kept []byte }
 
 const keptOutput = 64 << 10
@@ -122,7 +121,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// limit is how long a unit may take with a fault before it counts as hung.
+// limit is the time after which a unit with a fault counts as hung.
 func (u *unit) limit() time.Duration {
 	return min(10*u.cost, 3*u.cost+8*time.Second) + 4*time.Second
 }

@@ -12,16 +12,15 @@ import (
 	"github.com/sluice-gate/sluice/bench/plant"
 )
 
-// schema is the text of a package with all its mutants: what is to stand for
-// each of its files.
+// schema is the text of a package with all its mutants: the new content of its files.
 type schema struct {
 	*goPackage
 	texts  map[string]string
 	copies map[string][]plant.Copy // by file
 }
 
-// instrument adds to texts those of a package with mutants, and one file more. Mutants that do not compile are left
-// out, and added to invalid.
+// instrument adds the texts of a package with mutants, and one file more. It drops mutants that do not compile, and
+// adds them to invalid.
 func (p *goPackage) instrument(mutants []*mutant, invalid map[*mutant]string, texts map[string]string) error {
 	byNumber := map[int]*mutant{}
 	for _, m := range mutants {
@@ -50,8 +49,7 @@ func (p *goPackage) instrument(mutants []*mutant, invalid map[*mutant]string, te
 	}
 }
 
-// check compiles the package as far as types go, and notes the mutants that
-// have errors.
+// check type-checks the package, and notes the mutants with errors.
 func (s *schema) check(byNumber map[int]*mutant, invalid map[*mutant]string) error {
 	fset := token.NewFileSet()
 	var trees []*ast.File

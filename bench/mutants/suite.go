@@ -20,19 +20,19 @@ import (
 type plan struct {
 	root    string
 	files   []string       // relative to the root
-	percent map[string]int // how many of a file's mutants are run, if not all
+	percent map[string]int // percentage of a file's mutants to run, if not all
 	suites  []suite
 }
 
 // suite is one package's tests.
 type suite struct {
 	dir    string
-	skip   string  // a pattern of tests that are left out
-	slices []slice // of a test that plays more with other arguments
+	skip   string  // a pattern of tests to skip
+	slices []slice // of a test that takes arguments to play more
 	waits  string  // a pattern of tests that keep real time: their failures must be confirmed
 }
 
-// slice is a test with arguments of its own, in the test's place.
+// slice is a test with its own arguments, which replaces the test.
 type slice struct {
 	test string
 	args []string
@@ -41,19 +41,19 @@ type slice struct {
 // program is a suite's test binary.
 type program struct {
 	*suite
-	dir      string // where it runs
+	dir      string // its working directory
 	binary   string
 	checksum string
-	start    time.Duration // what it costs before any test runs
+	start    time.Duration // cost without any test
 }
 
-// unit is what is run at a time: a test, or a slice of one.
+// unit is the smallest run: a test, or a slice of one.
 type unit struct {
 	*program
 	test  string
 	args  []string
-	cost  time.Duration // of a run with no fault
-	waits bool          // it keeps real time, so that a failure is not proof
+	cost  time.Duration // of a run without a fault
+	waits bool          // it keeps real time, so that a failure is no proof
 	group bool          // it is several tests
 }
 
@@ -99,7 +99,7 @@ func (p *plan) build(ctx context.Context, s *suite, into string, args ...string)
 	return &program{suite: s, dir: filepath.Join(p.root, s.dir), binary: binary, checksum: hex.EncodeToString(sum[:12])}, nil
 }
 
-// units are the tests of a program, each a unit or several slices.
+// units are the tests of a program, as units or slices.
 func (p *program) units(ctx context.Context) ([]*unit, error) {
 	cmd := exec.CommandContext(ctx, p.binary, "-test.list", ".")
 	cmd.Dir = p.dir

@@ -108,8 +108,8 @@ func (c *client) open(ctx context.Context, rate float64, length time.Duration) (
 	})
 }
 
-// openOne makes the calls of one connection when they are due, a few at a time, and gives up those whose
-// caller has left, until all have come to an end.
+// openOne makes the calls of one connection at their times, a few at once. It gives up those whose caller has
+// left, until all have ended.
 func (c *client) openOne(ctx context.Context, one *conn, intended time.Time, every time.Duration, end time.Time) error {
 	for n := 0; ; {
 		now := time.Now()

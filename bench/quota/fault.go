@@ -113,10 +113,9 @@ func (b *bound) wentOn(w *world, since int64) {
 	}
 }
 
-// readLate: an Envoy reads only now what was sent to it in a window, for it stood still, or the node
-// has ended the stream meanwhile. It may spend that now, and if the lease lasts so long, which counts
-// from now on, in the next window: nobody knows that it is there, or (of a sliding window) nothing
-// is left to charge it to. Within its own window it is charged.
+// readLate: an Envoy reads an answer long after it was sent, because it stood still, or the node has ended the
+// stream. It may spend those tokens now and, if the lease lasts, in the next window, where they were never
+// charged. Within its own window it is charged.
 func (b *bound) readLate(w *world, m *rlqsv3.RateLimitQuotaResponse, sent int64) {
 	now := w.window()
 	if sent < now {
@@ -151,7 +150,7 @@ func (w *world) declared() ratelimit.Bounds {
 	return w.rules.All()[0].Declare(len(w.nodes), ratelimit.SharedStore)
 }
 
-// forgot: grants until all have restored their totals, and the totals of nodes that ended.
+// Grants until all nodes have restored their totals, and the totals of nodes that ended.
 func (b *bound) forgot(w *world) {
 	r := w.rules.All()[0]
 	n := w.declared().OnLoss

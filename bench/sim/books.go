@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// books are kept beside the ledger: what each account must have by the messages that were settled, added up by a model
-// that knows no more than an account's definition; and what nodes have booked by their decisions. At the end of a run,
-// when nodes have told all, both must be the same.
+// books are a second ledger. A model that has only the definition of an account adds up what each account must
+// contain after the settled messages, and nodes' decisions add up their bookings. At the end of a run, after
+// the last reports of nodes, both must be equal.
 type books struct {
 	*world
 	accounts map[name]*book
@@ -27,26 +27,26 @@ type name struct {
 	window ratelimit.Window
 }
 
-// copyOf is a copy of a part for the failover at an instant.
+// copyOf is a copy of a part, for the failover at an instant.
 type copyOf struct {
 	part int
 	at   int64
 }
 
-// book is an account as the model has it.
+// book is an account of the model.
 type book struct {
 	holders map[ratelimit.Holder]*entry
 	sum     ratelimit.Tokens
 	fence   ratelimit.Fence
-	lost    bool // it was lost, is an older copy, or has credited an eager lease: refunds may lie below nothing
+	lost    bool // it was lost, is an older copy, or has credited an eager lease: refunds can take it below 0
 }
 
-// entry is what the model has of a holder.
+// entry is the model's record of a holder.
 type entry struct {
 	total, spent ratelimit.Tokens
 	seq          uint64
 	expires      ratelimit.LedgerTime // of its eager lease; 0: it has none
-	loose        ratelimit.Tokens     // of draws that may have come twice
+	loose        ratelimit.Tokens     // of draws that may have arrived twice
 }
 
 // booking is what one node booked in an account.
@@ -55,11 +55,11 @@ type booking struct {
 	name
 }
 
-// tally is how much that was.
+// tally is the sum of a node's bookings.
 type tally struct {
 	n     ratelimit.Tokens
 	cut   ratelimit.Tokens // of refunds, which were not credited
-	vague bool             // it was booked before it was known in which window
+	vague bool             // it was booked before its window was certain
 }
 
 func (b *books) open(w *world) {
@@ -82,7 +82,7 @@ func (b *book) entry(h ratelimit.Holder) *entry {
 	return b.holders[h]
 }
 
-// settled takes in a message, and holds the ledger's answer against the model.
+// settled books a message, and compares the ledger's answer with the model.
 func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 	k := b.named[c.Key]
 	b.overridden(k, c, g)
@@ -121,8 +121,8 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 	b.compare(p, k, c, g, book, e, before)
 }
 
-// before is what counts of the window before a sliding one: the part of its sum that the last period still covers, in
-// millionths of it, each rounded up. Until the window begins it is the limit at least.
+// before is the part of the previous window that a sliding window counts: the part of its sum that the last
+// period still covers, in millionths, rounded up twice. Until the window begins it is at least the limit.
 func (b *books) before(p *part, k *key, c *account.Claim) ratelimit.Tokens {
 	now, begins, ends := p.time(), c.Limit.WindowEnd(c.Window-1), c.Limit.WindowEnd(c.Window)
 	if c.Limit.Algorithm != ratelimit.SlidingWindow || now >= ends {
@@ -138,12 +138,13 @@ func (b *books) before(p *part, k *key, c *account.Claim) ratelimit.Tokens {
 	return (max(0, sum)*covered + parts - 1) / parts
 }
 
-// stepped tells whether a clock of the part was set: then it may have dropped accounts that it is asked for again.
+// stepped tells whether a clock of the part was set. Then it may have dropped accounts that are still in use.
 func (b *books) stepped(p *part) bool {
 	return slices.ContainsFunc(b.bound.steps, func(s step) bool { return s.part == p })
 }
 
-// carry has an account count the debt of the one before, if that is there, and its window goes on: as holder 0's.
+// carry makes an account count the debt of the previous one, if that exists and its window has not ended, as
+// the record of 0.
 func (b *books) carry(p *part, k *key, c *account.Claim, book *book) {
 	before := b.accounts[name{k, c.Window - 1}]
 	if !c.Limit.Carries || before == nil || before.lost && len(before.holders) == 0 ||
@@ -172,7 +173,7 @@ func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry, be
 	e.total, b.sum = e.total+g.Granted, b.sum+g.Granted
 }
 
-// credit takes back what others had in hand of eager leases that are over, if the ledger did: then it had that sum.
+// credit takes back the tokens in hand of ended eager leases, if the ledger's sum shows that it did.
 func (b *book) credit(now ratelimit.LedgerTime, sum ratelimit.Tokens, own *entry) {
 	if b.sum <= sum {
 		return
@@ -183,15 +184,15 @@ func (b *book) credit(now ratelimit.LedgerTime, sum ratelimit.Tokens, own *entry
 			e.total, e.expires = e.spent, 0
 		}
 	}
-	b.lost = b.lost || b.sum < 0 // others have refunded what it had in hand, or has spent and not told
+	b.lost = b.lost || b.sum < 0 // others have refunded tokens that it had in hand, or has spent and not reported
 }
 
-// compare holds an answer against the model. Of a sliding window the sum has more, which is of the window before.
+// compare compares an answer with the model. The sum of a sliding window includes a part of the previous one.
 func (b *books) compare(
 	p *part, k *key, c *account.Claim, g *account.Grant, book *book, e *entry, before ratelimit.Tokens,
 ) {
 	if b.stepped(p) {
-		e.total, book.sum = g.Total, book.sum+g.Total-e.total // as far as is known
+		e.total, book.sum = g.Total, book.sum+g.Total-e.total // as far as the model can tell
 		return
 	}
 	b.result.Debt, b.result.Cut = max(b.result.Debt, g.Sum-c.Limit.Capacity()), b.result.Cut+g.Cut
@@ -201,14 +202,14 @@ func (b *books) compare(
 	if g.Granted > 0 && g.Sum > c.Limit.Capacity() {
 		b.violate(-1, k.index, "%d were granted beyond the limit: the sum is %d", g.Granted, g.Sum)
 	}
-	forgot := slices.ContainsFunc(b.bound.forgets, func(f loss) bool { return f.part == p }) // while it learns nothing is cut
+	forgot := slices.ContainsFunc(b.bound.forgets, func(f loss) bool { return f.part == p }) // refunds are not cut during learning
 	if book.sum < 0 && !book.lost && !forgot {
 		b.violate(-1, k.index, "window %d has %d: below nothing", c.Window, book.sum)
 	}
 }
 
-// bucket holds the answer to a claim of a bucket against what must hold of every one: what is in hand has its room, but
-// for what was given back when others had it already.
+// bucket checks the invariant of the answer to a claim of a bucket: the tokens in hand fit, except tokens that
+// were given back after others had them.
 func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 	book := b.of(k, 0)
 	if g.Fence <= book.fence && !b.stepped(k.part) && !book.lost {
@@ -223,7 +224,7 @@ func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 	}
 }
 
-// keep, failOver, forget and evict do to the model what happens to a part.
+// keep and its neighbours change the model like a part.
 func (b *books) keep(p *part, at int64) {
 	kept := map[name]*book{}
 	for a, is := range b.accounts {
@@ -264,15 +265,15 @@ func (b *books) evict(k *key, w ratelimit.Window) {
 	b.accounts[name{k, w}] = &book{holders: map[ratelimit.Holder]*entry{}, lost: true}
 }
 
-// known is what a node was last told of an account.
+// known is a node's last answer about an account.
 type known struct {
 	window ratelimit.Window
 	sum    ratelimit.Tokens
-	hand   ratelimit.Tokens // its own then
-	taken  int64            // when it last took something back: what was told before is nothing known
+	hand   ratelimit.Tokens // its own at that time
+	taken  int64            // time of its last refund: earlier answers no longer count
 }
 
-// heard takes in that a node was answered.
+// heard notes an answer to a node.
 func (n *node) heard(sent int64, claims []account.Claim, grants []account.Grant) {
 	if n.bound.lossy() { // an answer may not count
 		clear(n.known)
@@ -281,7 +282,7 @@ func (n *node) heard(sent int64, claims []account.Claim, grants []account.Grant)
 	for i := range claims {
 		c, g := &claims[i], &grants[i]
 		k := n.named[c.Key]
-		if c.Kind == account.Draws && g.Err == nil { // it says less than was said before, where others have given back
+		if c.Kind == account.Draws && g.Err == nil { // it may be below an earlier answer if others have given back
 			n.known[k] = known{window: -1, taken: n.known[k].taken}
 		}
 		if is := n.known[k]; c.Kind == account.States && g.Err == nil && c.Limit.Algorithm == ratelimit.FixedWindow && sent > is.taken {
@@ -290,10 +291,10 @@ func (n *node) heard(sent int64, claims []account.Claim, grants []account.Grant)
 	}
 }
 
-// takesBack takes in that a node gives back what it was charged, or others.
+// takesBack notes that a node refunds its own charge, or one of another node.
 func (n *node) takesBack(k *key) { n.known[k] = known{window: -1, taken: n.now} }
 
-// decided takes in what a node has decided, and books what it has charged.
+// decided notes a decision of a node, and books its charge.
 func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	b.refuses(n, k, a, v)
 	t := b.tally(n, k, v)
@@ -311,7 +312,7 @@ func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	}
 }
 
-// refuses tells whether a node refuses what it knows to be used up.
+// refuses tells whether a node refuses because its last answer shows no tokens.
 func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	is, ok := n.known[k]
 	if !ok || v.Window != is.window || v.OverLimit || v.Source != ratelimit.FromLease && v.Source != ratelimit.FromClaim {
@@ -342,7 +343,7 @@ func (b *books) tallyOf(node ratelimit.Holder, k *key, w ratelimit.Window) *tall
 	return b.booked[at]
 }
 
-// undo takes in that a node takes back what it has charged, unless the window is over.
+// undo notes that a node takes a charge back, unless the window is over.
 func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if !b.Check || b.Storeless {
 		return
@@ -360,15 +361,15 @@ func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	}
 }
 
-// Times at the end of a run that is checked.
+// Times at the end of a checked run.
 const (
-	tellTime  = 3 * time.Second // for nodes to tell all, over wires that lose nothing
+	tellTime  = 3 * time.Second // for nodes to state their totals, over lossless wires
 	leaveSoon = 1500 * time.Millisecond
-	sinceTurn = 500 * time.Millisecond // all nodes are certain of a window that began so long ago, and ends as late
+	sinceTurn = 500 * time.Millisecond // all nodes agree on a window that began this long ago, and ends at least as late
 )
 
-// settleUp has nodes tell all, and leave, and then the books be closed. It returns when that is over. A store that has
-// lost single accounts says so, by then (DoubtEvicted).
+// settleUp lets nodes state their totals and leave, then closes the books. It returns at the end. A store that
+// has lost single accounts reports that by then (DoubtEvicted).
 func (w *world) settleUp() int64 {
 	at := int64(w.Load.Length)
 	w.queue.push(at, func() {
@@ -384,7 +385,7 @@ func (w *world) settleUp() int64 {
 	return at + int64(leaveSoon) + 1
 }
 
-// leave has all nodes leave that can be heard.
+// leave ends all nodes that reach the store.
 func (b *books) leave() {
 	whole := !slices.ContainsFunc(b.store.parts, func(p *part) bool { return p.down > 0 || p.hung > 0 })
 	var told []*node
@@ -400,13 +401,13 @@ func (b *books) leave() {
 			windows[k] = w
 		}
 	}
-	for _, n := range told { // at once, also in a ring: nothing is asked any more, and what is leased has no heir
+	for _, n := range told { // at once, also in a ring: there are no more requests, and no heirs of leases
 		n.goodbye()
 	}
 	b.in(leaveSoon, func() { b.closed(told, windows) })
 }
 
-// closed compares what nodes have booked that have told all with what the accounts have of them.
+// closed compares the books of nodes that have stated all totals with the accounts.
 func (b *books) closed(told []*node, windows map[*key]ratelimit.Window) {
 	for _, n := range told {
 		for _, k := range b.keys {
@@ -424,7 +425,7 @@ func (b *books) closed(told []*node, windows map[*key]ratelimit.Window) {
 	}
 }
 
-// has is what an account has of a node under all its names, and how much of it may be draws that came twice.
+// has is the total of a node in an account, over all its names, and the part of it that may be repeated draws.
 func (b *book) has(node ratelimit.Holder) (total, loose ratelimit.Tokens) {
 	for _, h := range slices.SortedFunc(maps.Keys(b.holders), cmp.Compare[ratelimit.Holder]) {
 		if e := b.holders[h]; h>>nameBits == node {

@@ -7,56 +7,55 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// bound is how far a key may go over its limit: what the rule declares, and what
-// it declares for each thing that went wrong, for as long as that may matter.
+// bound is the declared over-admission of a key: that of the rule, and that of each fault, for as long as the
+// fault matters.
 type bound struct {
 	*world
-	silences map[ratelimit.Holder][]int64 // when the ledger did not hear of a node that may hold leases
-	forgets  []loss                       // when the ledger forgot
+	silences map[ratelimit.Holder][]int64 // when a node that may hold leases did not reach the ledger
+	forgets  []loss                       // losses of data
 	outages  []span                       // when on_store_failure may decide
 	steps    []step                       // when a clock of the ledger was set
-	losable  bool                         // the ledger will lose something
+	losable  bool                         // the ledger will lose data
 	evicts   bool                         // it has lost an account
 	slow     bool                         // answers may come too late, at any time
 	lost     []span                       // when the owner of a key may not answer
-	splits   []span                       // when nodes of a ring without a store may count apart
+	splits   []span                       // when nodes of a ring without a store may count separately
 	used     float64                      // the highest share of the bound that a key has used
 }
 
-// span is from one instant to another.
+// span is a time from one instant to another.
 type span struct{ from, to int64 }
 
-// step is when the clock of a part of the ledger was set.
+// step is a change of the clock of a part of the ledger.
 type step struct {
 	at   int64
 	part *part
 }
 
-// loss is one of a part's data.
+// loss is a loss of a part's data.
 type loss struct {
 	at     int64
 	part   *part
-	absent map[ratelimit.Holder]bool // who could not tell what it knew
+	absent map[ratelimit.Holder]bool // nodes that could not state their totals
 }
 
-// spending is what one node spent of a key.
+// spending is the usage of a key by one node.
 type spending struct {
 	at int64 // the last time
 	n  ratelimit.Tokens
 }
 
-// extra is what happened to a key alone, and how far over it may go for it.
+// extra is the additional bound of one key, after an event of that key.
 type extra struct {
 	at int64
 	n  ratelimit.Tokens
 }
 
-// patience is how long a request waits for the store at least: half of its time
-// where it has waited for a key's owner before.
+// patience is the minimum wait of a request for the store: half of the deadline after a wait for a key's owner.
 const patience = ratelimit.StoreDeadline / 2
 
-// learns is how long after a loss a node may not tell what it knows, and still be
-// no exception: the time in which the ledger grants a twentieth.
+// learns is the time after a loss in which a node need not have stated its totals: the ledger grants a
+// twentieth until then.
 const learns = int64(2_000_000_000)
 
 func (b *bound) open(w *world) {
@@ -64,28 +63,27 @@ func (b *bound) open(w *world) {
 	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least >= patience/2
 }
 
-// lasts is for how many nanoseconds something that went wrong matters to a rule.
+// lasts is the time in nanoseconds for which a fault matters to a rule.
 func (b *bound) lasts(r *ratelimit.Rule) int64 {
 	if r.Limit.Algorithm == ratelimit.TokenBucket {
-		return 1 << 62 // what went over stays owed
+		return 1 << 62 // debt stays
 	}
 	return int64(3*r.Limit.Period() + r.Coordination.Lease.TTL)
 }
 
-// silent is when the ledger does not hear of a node that may hold leases, or
-// hears of it late.
+// silent notes that messages of a node that may hold leases do not reach the ledger, or arrive late.
 func (b *bound) silent(n *node) {
 	times := b.silences[n.name]
 	ttl := int64(b.shortest(n))
-	// One silence costs a lease, however many messages are lost in it; it is over
-	// when the node has been heard again, and has had time to be granted another.
+	// One silence costs one lease, for any number of lost messages. It ends when a message of the node arrives,
+	// and the node has had time to be granted another lease.
 	if last := len(times) - 1; last < 0 || b.now-times[last] >= ttl/8 {
 		b.silences[n.name] = append(times, b.now)
 	}
 	b.miss(n)
 }
 
-// miss is when a node may not be able to tell what it knows.
+// miss notes that a node may be unable to state its totals.
 func (b *bound) miss(n *node) {
 	for i := range b.forgets {
 		if f := &b.forgets[i]; b.now-f.at <= learns {
@@ -94,7 +92,7 @@ func (b *bound) miss(n *node) {
 	}
 }
 
-// shortest is the shortest lease of the rules that a node goes by.
+// shortest is the shortest lease of the rules of a node.
 func (b *bound) shortest(n *node) time.Duration {
 	ttl := n.rule.Coordination.Lease.TTL
 	if b.Second != nil {
@@ -103,8 +101,8 @@ func (b *bound) shortest(n *node) time.Duration {
 	return ttl
 }
 
-// late tells the bound how long a message to the store took: one that takes
-// longer than a report may is as good as lost.
+// late notes the travel time of a message to the store. A message slower than the bound of reports counts as
+// lost.
 func (b *bound) late(n *node, took time.Duration) {
 	if took >= b.shortest(n)/8 {
 		b.silent(n)
@@ -114,13 +112,12 @@ func (b *bound) late(n *node, took time.Duration) {
 	}
 }
 
-// outage is when on_store_failure may decide: until then, and until the breaker's
-// next probe.
+// outage notes that on_store_failure may decide until then, and until the breaker's next probe.
 func (b *bound) outage(d time.Duration) {
 	b.outages = append(b.outages, span{b.now, b.now + int64(d) + 3*learns/2})
 }
 
-// forgot is when a part of the ledger forgets.
+// forgot notes that a part of the ledger loses its data.
 func (b *bound) forgot(p *part) {
 	f := loss{at: b.now, part: p, absent: map[ratelimit.Holder]bool{}}
 	b.forgets = append(b.forgets, f)
@@ -137,12 +134,12 @@ func (b *bound) forgot(p *part) {
 	}
 }
 
-// lossy tells whether the ledger may be told of more than there is.
+// lossy tells whether the reports to the ledger can exceed the tokens that exist.
 func (b *bound) lossy() bool {
 	return len(b.forgets) > 0 || len(b.steps) > 0 || len(b.Changes) > 0 || b.evicts
 }
 
-// admitted keeps who spent what, if the ledger may lose it.
+// admitted keeps the usage of nodes, if the ledger may lose it.
 func (b *bound) admitted(n *node, k *key, cost ratelimit.Tokens) {
 	if !b.losable {
 		return
@@ -167,7 +164,7 @@ func (b *bound) recent(times []int64, r *ratelimit.Rule) ratelimit.Tokens {
 	return n
 }
 
-// stepped is how often the clock by which a key's windows are cut was set, as far as that matters.
+// stepped counts the changes of the clock that divides a key's windows, as far as they matter.
 func (b *bound) stepped(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	n := ratelimit.Tokens(0)
 	for _, s := range b.steps {
@@ -178,8 +175,8 @@ func (b *bound) stepped(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	return n
 }
 
-// tokens is a key's bound now; -1: there is none. It is the largest that a version
-// of the rule declares, for nodes have different ones for a while.
+// tokens is the current bound of a key; -1: there is none. It is the largest of the rule's versions, because
+// nodes have different versions for a while.
 func (b *bound) tokens(k *key) ratelimit.Tokens {
 	most := ratelimit.Tokens(0)
 	for _, r := range b.versions(k) {
@@ -197,7 +194,7 @@ func (b *bound) tokens(k *key) ratelimit.Tokens {
 	return most + unreserved(b.versions(k))
 }
 
-// versions are those of the rule that made the key.
+// versions are the versions of a key's rule.
 func (b *bound) versions(k *key) []*ratelimit.Rule {
 	if b.Second != nil && k.rule.Path == b.Second.Path {
 		return []*ratelimit.Rule{b.Second}
@@ -205,12 +202,12 @@ func (b *bound) versions(k *key) []*ratelimit.Rule {
 	return b.rules
 }
 
-// slidingForgets is a gap that is known: after a loss nodes tell what they have of the window that goes on, and nobody
-// tells of the one before, which a sliding window counts. Until somebody does, it may be given once more; without this,
-// seed 1014078 fails.
+// slidingForgets is a declared gap: after a loss, nodes restate the current window, but not the previous one,
+// which a sliding window counts. Until a node restates it, it can be granted once more. Without this, seed
+// 1014078 fails.
 const slidingForgets = true
 
-// of is the bound by one version of the rule.
+// of is the bound of one version of the rule.
 func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	capacity := k.rule.Limit.Capacity()
 	own := *r
@@ -243,28 +240,27 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 		return -1
 	}
 	share := outage.Node.At(0)
-	// A clock of the ledger that is set moves the edges of its windows, for good: a
-	// node's own budget goes by its own, and what it spends in two of its windows may be
-	// in one of the ledger's; more of them, while the clock is being set.
+	// A change of the ledger's clock moves the edges of its windows, for good. A node's own budget uses its own
+	// clock, so two of its windows can fall into one of the ledger's, and more while the clock is being set.
 	share *= 1 + max(ratelimit.Tokens(min(1, len(b.steps))), b.stepped(k, &own))
-	switch own.Limit.Algorithm { // declared for each window, and each incarnation has its own
+	switch own.Limit.Algorithm { // declared for each window, and for each incarnation
 	case ratelimit.SlidingWindow:
 		share *= 2
-	case ratelimit.TokenBucket: // for each time to fill the node's own bucket, and all of it stays owed
+	case ratelimit.TokenBucket: // for each time to fill the node's own bucket, and its debt stays
 		alone := own.LocalShare(0).Limit
 		full := float64(alone.Burst) / float64(alone.Requests) * float64(alone.Period())
 		share *= 2 + ratelimit.Tokens(float64(b.now)/full)
 	}
-	// A node cuts its own windows by its own clock, which runs a little faster or slower than the
-	// ledger's: within that little of an edge it may spend of two. That two nodes do is not to be expected.
+	// A node divides windows by its own clock, which runs slightly faster or slower than the ledger's. That
+	// close to an edge, it can spend two windows. Two nodes at once are too unlikely to count.
 	if b.Net.Skew > 0 {
 		most += outage.Node.At(0)
 	}
 	return most + ratelimit.Tokens(b.names)*share
 }
 
-// untold is what those had spent of a key who could not tell it after a loss. A node
-// whose table is full has forgotten keys of which the ledger knew all.
+// untold is the usage of a key by nodes that could not restate it after a loss. A node with a full table has
+// dropped keys that the ledger had completely.
 func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 	n := ratelimit.Tokens(0)
 	if b.Table > 0 {
@@ -287,7 +283,7 @@ func (b *bound) out(r *ratelimit.Rule) bool {
 	return slices.ContainsFunc(b.outages, func(s span) bool { return s.to >= b.now-b.lasts(r) })
 }
 
-// check ends the run when a key went further.
+// check ends the run if a key exceeded its bound.
 func (b *bound) check(k *key, over ratelimit.Tokens) {
 	most := b.tokens(k)
 	if most > 0 {

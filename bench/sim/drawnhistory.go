@@ -8,15 +8,12 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// strainsTills tells whether a history is one of drawn's: one of twenty.
+// strainsTills tells whether a history is one of drawn's, one in twenty.
 func (o *Options) strainsTills() bool { return o.Seed%20 == 19 }
 
-// drawn makes up a history of what tills may get wrong: demand about as high as the limit,
-// so that a till is drawn of until it is shut; limits that are no multiple of what one draw
-// takes; windows that end often, with claims ahead of them; a limit that changes on some
-// nodes first, more than once in a window; few keys' room in a node's table, so that it
-// forgets what it has drawn; answers that are lost, nodes that leave and come back, and in
-// some a ledger's clock that is set.
+// drawn makes a history that strains draws. Demand is close to the limit, and the limit is no multiple of a
+// draw. Windows turn often, with early claims. The limit changes node by node, several times in a window. Small
+// tables drop keys with draws. Answers are lost, nodes leave and return, and in some the ledger's clock is set.
 func (h *historian) drawn() {
 	r := h.o.Rule
 	c := &r.Coordination
@@ -61,8 +58,8 @@ func (h *historian) drawn() {
 	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }
 
-// relimit has the limit, and nothing else, change on some nodes first, a few times: at any time,
-// or shortly before a window ends, when the next one is claimed ahead.
+// relimit changes only the limit, node by node, a few times: at any time, or shortly before a window ends, when
+// the next one is claimed early.
 func (h *historian) relimit() {
 	rule := h.o.Rule
 	at := time.Duration(0)

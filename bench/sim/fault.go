@@ -6,7 +6,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// strike has a fault happen.
+// strike makes a fault happen.
 func (w *world) strike(f Fault) {
 	w.trace("%v node %d for %v", f.Kind, f.Node, f.For)
 	var n *node
@@ -41,10 +41,10 @@ func (w *world) strike(f Fault) {
 	}
 }
 
-// partOf is the part of the ledger that a fault strikes.
+// partOf is the part of the ledger of a fault.
 func (w *world) partOf(f Fault) *part { return w.store.parts[f.Node%len(w.store.parts)] }
 
-// strikePart has a fault happen at a part of the ledger.
+// strikePart makes a fault happen at a part of the ledger.
 func (w *world) strikePart(p *part, f Fault) {
 	switch f.Kind {
 	case Hang:
@@ -64,7 +64,7 @@ func (w *world) strikePart(p *part, f Fault) {
 	}
 }
 
-// strikeNode has a fault happen at a node.
+// strikeNode makes a fault happen at a node.
 func (w *world) strikeNode(n *node, f Fault) {
 	switch f.Kind {
 	case Crash:
@@ -116,8 +116,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 	}
 }
 
-// stops is how long before its clock stands still, and after it goes on, a node
-// that is suspended does not run.
+// stops is the time that a suspended node does not run before its clock stops, and after it continues.
 const stops = 2 * time.Millisecond
 
 // setClock sets the clock of a part of the ledger.
@@ -130,7 +129,7 @@ func (p *part) setClock(f Fault) {
 	p.set += by
 	p.bound.steps = append(p.bound.steps, step{p.now, p})
 	if by > 0 {
-		for _, n := range p.nodes { // its leases expire at once
+		for _, n := range p.nodes { // its leases end at once
 			p.bound.silent(n)
 		}
 		return
@@ -142,8 +141,8 @@ func (p *part) setClock(f Fault) {
 	}
 }
 
-// lose has a key's account lost, or reset by an operator: either may give what was
-// spent of it once more, and what was drifted.
+// lose loses a key's account, or lets an operator reset it: either can grant its spent and drifted tokens once
+// more.
 func (w *world) lose(k *key, kind FaultKind) {
 	drift := ratelimit.Tokens(0)
 	for _, r := range w.bound.versions(k) { // nodes may have any of them
@@ -158,14 +157,14 @@ func (w *world) lose(k *key, kind FaultKind) {
 		k.part.evict(k)
 		return
 	}
-	// A draw that found too little is in the sum until its sender takes it back, and is refunded with the rest.
+	// A failed draw is in the sum until its sender takes it back, and is refunded with the rest.
 	n = max(n, k.part.reset(k))
 }
 
-// operator is where the names of those begin who reset keys.
+// operator is the first name of operators that reset keys.
 const operator ratelimit.Holder = 1 << 32
 
-// prepare has copies made of the ledger for failovers to come.
+// prepare makes copies of the ledger for later failovers.
 func (w *world) prepare() {
 	for _, f := range w.Faults {
 		switch f.Kind {
@@ -179,7 +178,7 @@ func (w *world) prepare() {
 	}
 }
 
-// change has each node read a new version of the rule, in its time.
+// change gives each node a new version of the rule, at its own time.
 func (w *world) change(c Change) {
 	w.rules = append(w.rules, c.Rule)
 	w.trace("the rules change (%s): %v", c.What, c.Rule.Limit)
@@ -192,13 +191,13 @@ func (w *world) change(c Change) {
 	}
 }
 
-// during counts a state up, and down again after a while.
+// during counts a state up, and down again later.
 func (w *world) during(state *int, d time.Duration) {
 	*state++
 	w.in(d, func() { *state-- })
 }
 
-// resume has a paused node do what it did not.
+// resume runs the work that a paused node delayed.
 func (n *node) resume() {
 	n.paused = false
 	if !n.alive {

@@ -12,48 +12,48 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Summary is what many histories came to.
+// Summary is the result of many histories.
 type Summary struct {
 	Histories int64            `json:"histories"`
 	Decisions int64            `json:"decisions"`
 	Claims    int64            `json:"claims"`
 	Faults    map[string]int64 `json:"faults"`    // by kind
-	Changes   map[string]int64 `json:"changes"`   // of rules that nodes read one after the other, by what changed
-	Played    map[string]int64 `json:"played"`    // histories, by what else was in them
-	WentOver  int64            `json:"went_over"` // within what they declare
-	Closest   float64          `json:"closest"`   // the highest share of a declared bound that was used
+	Changes   map[string]int64 `json:"changes"`   // of rules, node by node, by the changed part
+	Played    map[string]int64 `json:"played"`    // histories, by their special parts
+	WentOver  int64            `json:"went_over"` // tokens beyond limits, within declared bounds
+	Closest   float64          `json:"closest"`   // the highest share of a declared bound that a key used
 	Modes     map[string]int64 `json:"modes"`
 	Failure   *Failure         `json:"failure,omitempty"`
 }
 
-// Failure is a history in which something did not hold.
+// Failure is a history with a violation.
 type Failure struct {
 	Seed      uint64     `json:"seed"`
 	Violation *Violation `json:"violation"`
-	What      string     `json:"what"` // was played
+	What      string     `json:"what"` // parts of the history
 	Trace     string     `json:"-"`    // its last events
 	Replay    string     `json:"replay"`
 }
 
-// Error says what failed, and how to play it again.
+// Error has the violation, and the command that plays the history again.
 func (f *Failure) Error() string {
 	return fmt.Sprintf("seed %d: %v\n  of %s\n  replay: %s", f.Seed, f.Violation, f.What, f.Replay)
 }
 
-// GCPercent is how far the heap may grow before garbage is collected: the simulator's is short-lived, and its memory small.
+// GCPercent is the heap growth between garbage collections: most objects of the simulator are short-lived, and
+// its heap is small.
 const GCPercent = 400
 
-// Selection is which histories are played. Those that it leaves out are made up, which takes
-// microseconds, and not played, so that a seed is the same history in every selection. The
-// zero Selection is all of them.
+// Selection selects the histories to play. The others are made, which takes microseconds, but not played, so
+// that a seed gives the same history in every selection. The zero Selection selects all of them.
 type Selection struct {
 	Mode      string // the name of one of ratelimit.Modes; "": any
-	Storeless bool   // only rings without a store, which no mode but routing has
-	Tills     bool   // only those made up to find what draws get wrong, which mode routing has none of
-	CAS       bool   // the same histories, played with the ledger on a store that compares and sets
+	Storeless bool   // only rings without a store, which only mode routing has
+	Tills     bool   // only histories for draws, which mode routing lacks
+	CAS       bool   // the same histories, with the ledger on a compare-and-set store
 }
 
-// Validate tells what no history can be.
+// Validate reports impossible selections.
 func (s Selection) Validate() error {
 	if s.Mode != "" && !slices.Contains(ratelimit.ModeNames(), s.Mode) {
 		return fmt.Errorf("the mode is %q, must be one of %s", s.Mode, strings.Join(ratelimit.ModeNames(), ", "))
@@ -71,15 +71,15 @@ func (s Selection) has(o *Options) bool {
 	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless) && (!s.Tills || o.strainsTills())
 }
 
-// chosen deals histories out, in the order of their seeds. It is safe for concurrent use.
+// chosen hands out histories, in the order of their seeds. It is safe for concurrent use.
 type chosen struct {
 	Selection
 	mu   sync.Mutex
-	next uint64 // guarded by mu: the seed to look at
+	next uint64 // guarded by mu: the next seed
 	left int64  // guarded by mu
 }
 
-// take returns the next history; ok is false when there is none, or ctx is done.
+// take returns the next history. ok is false at the end, or when ctx is done.
 func (c *chosen) take(ctx context.Context) (o Options, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,9 +101,9 @@ func (c *chosen) stop() {
 	c.left = 0
 }
 
-// Histories plays count histories of a valid selection from the seed first on, on so many
-// cores, until one fails or ctx is done. progress, if not nil, is told how many have been
-// played, from one goroutine at a time.
+// Histories plays count histories of a valid selection from the seed first on, on that many cores, until one
+// fails or ctx is done. It calls progress, if not nil, with the number of played histories, from one goroutine
+// at a time.
 func Histories(
 	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
 ) (Summary, error) {
@@ -145,8 +145,7 @@ func Histories(
 	return sum, err
 }
 
-// newSummary counts everything that may happen from 0, so that what never happens
-// is seen.
+// newSummary has a 0 for each possible event, so that missing events show.
 func newSummary() Summary {
 	s := Summary{Modes: map[string]int64{}, Faults: map[string]int64{}, Changes: map[string]int64{}, Played: map[string]int64{}}
 	for _, m := range ratelimit.ModeNames() {
@@ -189,7 +188,7 @@ func (s *Summary) add(o *Options, r *Result) {
 	}
 }
 
-// traceTail is how much of a failed history's trace is kept, in bytes.
+// traceTail bounds the bytes of a failed history's trace.
 const traceTail = 8 << 10
 
 func failure(o Options, r *Result) *Failure {

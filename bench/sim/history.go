@@ -11,9 +11,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
-// History makes up a run from a seed: a rule, a fleet, demand, and what goes
-// wrong. All that the product lets people set varies, and each fault there is
-// happens in some of them.
+// History makes a run from a seed: a rule, a fleet, demand and faults. Every setting of the product varies, and
+// each kind of fault happens in some of the runs.
 func History(seed uint64) Options {
 	h := &historian{rand.New(rand.NewPCG(seed, 0x415)), Options{Seed: seed, Check: true}}
 	h.rule()
@@ -38,8 +37,7 @@ func History(seed uint64) Options {
 	return h.o
 }
 
-// lengthen makes windows that outlast the seat of a node that has crashed, and
-// demand beyond the limit in them.
+// lengthen makes windows longer than the seat of a crashed node, with demand beyond the limit.
 func (h *historian) lengthen() {
 	l, limit := &h.o.Load, &h.o.Rule.Limit
 	limit.Unit, limit.Multiplier, limit.Calendar = ratelimit.Second, 40, 0
@@ -70,7 +68,7 @@ func (h *historian) rule() {
 		r.Limit.Burst = max(1, requests/ratelimit.Tokens(1+h.IntN(3)))
 	}
 	h.coordination(&r.Coordination)
-	if h.o.Seed%10 == 9 { // as most rules are: tokens of such windows may be drawn
+	if h.o.Seed%10 == 9 { // as in most rules: nodes may draw tokens of such windows
 		c := &r.Coordination
 		r.Limit.Algorithm, r.Limit.Burst, c.Reclaim, c.Audit = ratelimit.FixedWindow, 0, ratelimit.ReclaimSafe, false
 		c.Lease.Auto, c.Lease.Fixed = true, 0
@@ -81,7 +79,7 @@ func (h *historian) rule() {
 	}
 	h.o.Rule = r
 	h.o.Start = time.Duration(h.Int64N(int64(r.Limit.Period())))
-	if h.chance(0.15) { // long windows, of which one ends and one begins in the run
+	if h.chance(0.15) { // long windows, with one turn in the run
 		r.Limit.Unit, r.Limit.Multiplier = pick(h, ratelimit.Minute, ratelimit.Hour, ratelimit.Day, ratelimit.Month, ratelimit.Year), 1
 		if r.Limit.Unit == ratelimit.Month && h.chance(0.5) {
 			if r.Limit = r.Limit.Cut(); r.Limit.Unit == ratelimit.CalendarMonth && h.chance(0.5) {
@@ -94,16 +92,16 @@ func (h *historian) rule() {
 	}
 }
 
-// calendar is one of a zone whose clocks are set at midnight, or of one far from UTC.
+// calendar is a billing month in a zone with clock changes at midnight, or far from UTC.
 func (h *historian) calendar() ratelimit.Calendar {
 	c, err := zone.Calendar(1+h.IntN(31), pick(h, "America/New_York", "Africa/Cairo", "Pacific/Kiritimati", "Etc/GMT+12"))
 	if err != nil {
-		panic(err) // the machine, and the binary, have no time zones
+		panic(err) // the machine and the binary have no time zones
 	}
 	return c
 }
 
-// coordination is all that may be set beside the limit.
+// coordination varies all settings except the limit.
 func (h *historian) coordination(c *ratelimit.Coordination) {
 	c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx, ratelimit.Approx, ratelimit.Routing)
 	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailLocal, ratelimit.FailOpen)
@@ -124,7 +122,7 @@ func (h *historian) coordination(c *ratelimit.Coordination) {
 	c.Audit = h.chance(0.1)
 }
 
-// changes has the rule change on some nodes first: one thing of it, or all.
+// changes changes the rule node by node: one part of it, or all.
 func (h *historian) changes() {
 	if !h.chance(0.3) {
 		return
@@ -143,11 +141,10 @@ func (h *historian) changes() {
 	}
 }
 
-// changeable is what may change of a rule, as changed says it.
+// changeable names the parts of a rule that can change, as changed reports them.
 var changeable = [...]string{"limit", "unit", "algorithm", "mode", "reclaim", "max_nodes", "audit", "others"}
 
-// changed changes something of a rule, and says what. What a key's owner must do
-// stays what it is: mode routing, or not.
+// changed changes a part of a rule, and names it. Rules stay in mode routing, or outside of it.
 func (h *historian) changed(r *ratelimit.Rule) string {
 	c, l := &r.Coordination, &r.Limit
 	other := ratelimit.DefaultCoordination()
@@ -188,8 +185,7 @@ func (h *historian) changed(r *ratelimit.Rule) string {
 	}
 }
 
-// mix is what requests want, how many descriptors they have, and how much a node
-// can keep.
+// mix varies requests, the number of descriptors, and the size of a node's table.
 func (h *historian) mix() {
 	if h.chance(0.3) {
 		h.o.Mix = Mix{Peeks: 0.1 * h.Float64(), Refunds: 0.1 * h.Float64(), Large: 0.05 * h.Float64(), Honest: h.o.Seed%3 != 0}
@@ -209,7 +205,7 @@ func (h *historian) mix() {
 	}
 }
 
-// mostRequests keeps one history short.
+// mostRequests keeps a history short.
 const mostRequests = 12_000
 
 func (h *historian) demand() {

@@ -10,36 +10,35 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// node is one incarnation of a node: the real lease table and seat keeper, and
-// a shell that keeps virtual time.
+// node is one incarnation of a node: the real lease table and seat keeper, and a shell with virtual time.
 type node struct {
 	*world
 	slot    int
-	addr    string // the same for all that were in its slot
+	addr    string // the same for all incarnations in its slot
 	name    ratelimit.Holder
 	stepped *leasing.Stepped
 	known   map[*key]known
 	keeper  *approx.Keeper
 	born    int64
-	rate    float64 // of its clock, beside the ledger's
+	rate    float64 // of its clock, relative to the ledger's
 
 	alive  bool
 	paused bool
-	later  []func() // what happened while it was paused
+	later  []func() // events during its pause
 	rule   *ratelimit.Rule
 	second *ratelimit.Rule
 	asleep int64 // nanoseconds for which it was suspended
 	sleeps int64 // when its clock stopped, if it is suspended now
 	clocks ratelimit.Clock
-	late   time.Duration // more, for its answers
-	deaf   int           // to the store, by so many faults
-	cut    int           // from the store, by so many faults
-	parted int           // from other nodes
+	late   time.Duration // additional delay of its answers
+	deaf   int           // number of faults that drop its answers
+	cut    int           // number of faults that cut it off the store
+	parted int           // number of faults that cut it off other nodes
 	waits  []*request
-	ring   *ring // nil: it is in none
+	ring   *ring // nil: no ring
 }
 
-// tableSize is how many keys a node tracks.
+// tableSize is the maximum of keys that a node tracks.
 const tableSize = 1 << 20
 
 func (w *world) join() *node {
@@ -50,7 +49,7 @@ func (w *world) join() *node {
 	return n
 }
 
-// restart replaces an ended node by one that knows nothing.
+// restart replaces an ended node by a new one without state.
 func (w *world) restart(old *node) *node {
 	w.names++
 	n := &node{world: w, slot: old.slot, alive: true, cut: old.cut, parted: old.parted}
@@ -64,7 +63,7 @@ func (n *node) start() {
 	n.name, n.born, n.addr = w.names, w.now, fmt.Sprint("node-", n.slot)
 	w.slots[n.addr] = n.slot
 	n.rate = 1 + w.Net.Skew*(w.rnd.Float64()-0.5)
-	if w.Storeless { // windows are cut by nodes' own clocks, which here are right
+	if w.Storeless { // nodes divide windows by their own clocks, which are right here
 		n.rate = 1
 	}
 	n.rule, n.second = w.rules[len(w.rules)-1], w.Second
@@ -90,8 +89,7 @@ func (n *node) start() {
 // clock is the node's own.
 func (n *node) clock() ratelimit.Instant { return n.clocks() }
 
-// running is a clock that stands still while the node is suspended, elapsed one
-// that does not.
+// running is a clock that stops while the node is suspended. elapsed is one that does not.
 func (n *node) running() time.Duration {
 	at := n.now
 	if n.sleeps > 0 {
@@ -102,13 +100,12 @@ func (n *node) running() time.Duration {
 
 func (n *node) elapsed() time.Duration { return time.Duration(float64(n.now-n.born) * n.rate) }
 
-// in has something happen after a while by the node's clock, as soon as it runs.
+// in schedules an event by the node's clock, for as soon as it runs.
 func (n *node) in(d time.Duration, do func()) {
 	n.world.in(time.Duration(float64(d)/n.rate)+1, func() { n.run(do) })
 }
 
-// after is for the lease table: what happens then may decide who waits, and have
-// claims sent.
+// after schedules work of the lease table, which can decide waiting requests and send claims.
 func (n *node) after(d time.Duration, do func()) {
 	n.in(d, func() {
 		do()
@@ -116,7 +113,7 @@ func (n *node) after(d time.Duration, do func()) {
 	})
 }
 
-// run does something at the node: later, if it is paused; never, if it ended.
+// run does work at the node: later, if it is paused; never, if it ended.
 func (n *node) run(do func()) {
 	switch {
 	case !n.alive:
@@ -133,8 +130,8 @@ func (n *node) sweep() {
 	n.send()
 }
 
-// verify has the ledger heard of, as each process does now and again, and prolongs its learning while there is more to
-// tell.
+// verify reads the ledger's epoch, as each process does periodically, and prolongs its learning while the node
+// has more to state.
 func (n *node) verify() {
 	n.stepped.Greet()
 	n.send()
@@ -145,14 +142,14 @@ func (n *node) verify() {
 }
 
 const (
-	// verifyEvery is how often a node looks whose data the ledger has.
+	// verifyEvery is the interval of a node's reads of the epoch.
 	verifyEvery = 500 * time.Millisecond
-	// nameBits are those of a holder's name that a node counts by: see account.NewHolder.
+	// nameBits are the counting bits of a holder's name: see account.NewHolder.
 	nameBits = 28
 )
 
-// alive is how many nodes a node sees, by which it divides a limit in an outage. The fewest that any saw bound what is
-// admitted then.
+// alive is the number of nodes that a node sees. It divides limits in an outage, so the smallest number that a
+// node saw bounds the admissions.
 func (w *world) alive() int {
 	n := 0
 	for _, other := range w.nodes {
@@ -164,8 +161,7 @@ func (w *world) alive() int {
 	return n
 }
 
-// impatient is when a request has waited as long as it may, or as long as its
-// rule waits before it drifts.
+// impatient is the end of a request's wait, or of the wait before it drifts.
 func (n *node) impatient(q *request) {
 	if q.over {
 		return
@@ -178,7 +174,7 @@ func (n *node) impatient(q *request) {
 	n.send()
 }
 
-// advance decides a request, if it can be decided now.
+// advance decides a request, if that is possible now.
 func (n *node) advance(q *request) {
 	switch {
 	case q.over:
@@ -189,17 +185,17 @@ func (n *node) advance(q *request) {
 	}
 }
 
-// send sends what claims there are.
+// send sends the claims that are ready.
 func (n *node) send() {
 	for b := n.stepped.Batch(); b != nil; b = n.stepped.Batch() {
 		n.store.ask(n, b)
 	}
 }
 
-// answered has all go on that waited for an answer.
+// answered continues all requests that waited for an answer.
 func (n *node) answered() {
 	waits := n.waits[:0]
-	for i := range n.waits { // in the order in which they came
+	for i := range n.waits { // in the order of their arrival
 		if q := n.waits[i]; !q.over && q.wait != nil {
 			n.advance(q)
 		}
@@ -229,7 +225,7 @@ func (n *node) end() {
 	n.gone(n)
 }
 
-// forsake has those who wait get no answer.
+// forsake ends waiting requests without an answer.
 func (n *node) forsake() {
 	for _, q := range n.waits {
 		for i := range q.n {
@@ -242,7 +238,7 @@ func (n *node) forsake() {
 	n.waits = nil
 }
 
-// leave gives back all that the node has, and ends it.
+// leave gives back the node's tokens, and ends it.
 func (n *node) leave() {
 	if n.ring != nil {
 		n.leaveRing()
@@ -251,7 +247,7 @@ func (n *node) leave() {
 	n.goodbye()
 }
 
-// goodbye gives back what is leased.
+// goodbye gives back leases.
 func (n *node) goodbye() {
 	n.store.tell(n, n.stepped.Release())
 	if a, ok := n.keeper.Leaving(approx.Confirmed(!n.stepped.Drifting())); ok {
@@ -272,7 +268,7 @@ func (n *node) sit() {
 	n.in(approx.SeatTTL/20, n.sit)
 }
 
-// sat takes in the answer.
+// sat applies the answer.
 func (n *node) sat(sent ratelimit.Instant, a approx.Application, plan approx.Plan, t approx.Tenancy, err error) {
 	n.keeper.Answer(sent, a, plan, t, err)
 	n.trace("node %d: seat %d, fence %d, windows from %d (%v)", n.slot, t.Seat, t.Fence, t.Taint, err)

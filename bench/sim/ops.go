@@ -7,11 +7,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// ops counts what one node claims of one key, window by window, and what it was asked
-// for, by which its rule declares how many claims there may be.
+// ops counts the claims of one node for one key in each window, and its demand, which determines the declared
+// maximum of claims.
 type ops struct {
 	rule    *ratelimit.Rule
-	stretch int64 // which window it is, or how many times a bucket could have filled
+	stretch int64 // number of the window, or of the times that a bucket could have filled
 	first   int64 // nanoseconds
 	last    int64
 	short   spell // half of the limit or less is left
@@ -20,27 +20,26 @@ type ops struct {
 	demand  ratelimit.Demand
 }
 
-// spell is a state of a key, that each request shows which finds it so. The zero spell
-// was never.
+// spell is a state of a key, which each request in that state confirms. The zero spell never was.
 type spell struct {
 	until int64
 	lasts time.Duration
 }
 
-// seen takes in that the state is so now, and that the node may go by it for a while.
+// seen notes that the state holds now, and may guide the node for a while.
 func (s *spell) seen(now int64) {
 	until := now + int64(2*ratelimit.ClaimBackOff)
 	s.lasts += time.Duration(until - max(now, s.until))
 	s.until = until
 }
 
-// opsOf is a node's and a key's.
+// opsOf identifies a node and a key.
 type opsOf struct {
 	node ratelimit.Holder
 	key  *key
 }
 
-// opsAt is the count of a node and a key at this instant; nil where nobody counts.
+// opsAt is the count of a node and a key at this instant, or nil if ops are not counted.
 func (w *world) opsAt(node ratelimit.Holder, k *key) *ops {
 	if !w.CountOps {
 		return nil
@@ -61,7 +60,7 @@ func (w *world) opsAt(node ratelimit.Holder, k *key) *ops {
 	return o
 }
 
-// closeOps holds what was claimed in a window against what the rule declares.
+// closeOps compares the claims in a window with the declared maximum.
 func (w *world) closeOps(o *ops) {
 	o.demand.Time, o.demand.Windows = time.Duration(o.last-o.first), 1
 	o.demand.Short, o.demand.Refused = o.short.lasts, o.refused.lasts
@@ -72,7 +71,7 @@ func (w *world) closeOps(o *ops) {
 	}
 }
 
-// claimed counts a claim of a node that has reached the store.
+// claimed counts a claim that reached the store.
 func (w *world) claimed(node ratelimit.Holder, key string) {
 	if o := w.opsAt(node, w.named[key]); o != nil {
 		o.claims++
@@ -98,8 +97,7 @@ func (w *world) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	o.demand.Tokens += a.Cost
 }
 
-// unowned tells whether a key's owner may not answer: for as long as an outage of the
-// ring matters.
+// unowned tells whether a key may have no owner that answers: while an outage of the ring matters.
 func (w *world) unowned(k *key) bool {
 	if !k.rule.Coordination.Mode.Spec().Owned {
 		return false
@@ -114,7 +112,7 @@ func (w *world) unowned(k *key) bool {
 
 // finishOps ends all windows that are still counted.
 func (w *world) finishOps() {
-	for _, k := range w.keys { // in an order, for of equal shares the first is reported
+	for _, k := range w.keys { // in a fixed order, because of equal shares the first is reported
 		for name := ratelimit.Holder(1); name <= w.names; name++ {
 			if o := w.ops[opsOf{name, k}]; o != nil {
 				w.closeOps(o)

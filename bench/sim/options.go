@@ -11,104 +11,103 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Options are all that a run depends on.
+// Options determine a run.
 type Options struct {
 	Seed  uint64
 	Nodes int
 	Rule  *ratelimit.Rule
-	// Second is the rule of another descriptor that each request has as well; all
-	// requests share its one key. nil: there is none. Not with mode routing.
+	// Second is the rule of a second descriptor in each request. All requests share its one key. nil: there is
+	// none. Not with mode routing.
 	Second  *ratelimit.Rule
 	Changes []Change // of Rule, in the order of their times
 	// Overrides of keys of Rule, whose limit has a ceiling. Not with budgets in owners' memory.
 	Overrides []Override
 	Mix       Mix
 	Parts     int // of the ledger, each with its own data and clock; 0: one. Not with mode routing
-	Table     int // keys that a node may track; 0: as many as there are
-	// Ledger, if set, is used instead of a ledger in memory: a real one. It gets the
-	// ledger's clock. Not with mode routing.
+	Table     int // maximum of keys that a node tracks; 0: no maximum
+	// Ledger, if set, is a real ledger, which replaces the one in memory. It uses the ledger's clock. Not with
+	// mode routing.
 	Ledger    func(clock func() ratelimit.LedgerTime) (Ledger, error)
-	CAS       bool // the ledger is on a store that compares and sets, in memory
+	CAS       bool // the ledger is on a compare-and-set store, in memory
 	Load      load.Load
 	Source    func() load.Source // instead of Load's stream; Load still says Keys and Length
-	Start     time.Duration      // into a window, at the beginning
+	Start     time.Duration      // offset into a window, at the beginning
 	Net       Net
 	Faults    []Fault   // in the order of their times
-	Storeless bool      // mode routing with budgets in its owners' memory; the store is not used
-	HotRate   float64   // requests a second from which on a key of mode routing is hot; 0: ten times the mean
-	Refuses   bool      // a store that is down refuses connections, instead of not answering
+	Storeless bool      // mode routing with budgets in owners' memory, without the store
+	HotRate   float64   // requests a second above which a key of mode routing is hot; 0: ten times the mean
+	Refuses   bool      // a store that is down refuses connections, instead of timing out
 	Check     bool      // the ledger's and the leases' invariants, at every step
-	Trace     io.Writer // of events that are not decisions; nil: none
-	Decisions bool      // of decisions, too
+	Trace     io.Writer // of events other than decisions; nil: none
+	Decisions bool      // trace decisions, too
 	Points    int       // of the Result's Timeline; 0: none
-	CountOps  bool      // have the Result say what claims there were, against what the rule declares
+	CountOps  bool      // report the claims in the Result, with the declared maximum
 	Progress  func(share float64)
 }
 
-// Change is a new version of the rule, which each node reads at a time of its own.
+// Change is a new version of the rule, which each node reads at its own time.
 type Change struct {
 	At     time.Duration
 	Rule   *ratelimit.Rule
 	Spread time.Duration // from the first node to the last
-	What   string        // changed, for the summary
+	What   string        // changed parts, for the summary
 }
 
-// Override is set by an operator at the ledger, if that answers.
+// Override is set at the ledger by an operator, if the ledger answers.
 type Override struct {
 	At  time.Duration
 	Key int
 	To  *ratelimit.Override // nil: it is removed
-	For time.Duration       // after which it is over; 0: never
+	For time.Duration       // time until it ends; 0: never
 }
 
-// Mix is what requests want, beside spending what they cost; each a share of all.
+// Mix has the special requests, each as a share of all. The others spend their cost.
 type Mix struct {
 	Peeks, Refunds float64
-	Honest         bool    // nothing is refunded that was not spent
+	Honest         bool    // refunds return only spent tokens
 	Large          float64 // cost as much as a tenth of the limit to three times it
-	// Settles give back a part of what another request has taken, at any node and some time later: that request has
-	// held more than it has cost.
+	// Settles give back a part of another request's charge, at any node and later, as after a hold above the
+	// cost.
 	Settles float64
 }
 
-// Ledger is what a run may be played against.
+// Ledger is a ledger that a run can use.
 type Ledger interface {
 	account.Ledger
 	Forget()                                   // loses everything
-	Evict(key string, window ratelimit.Window) // loses one account, and tells nobody
+	Evict(key string, window ratelimit.Window) // loses one account, without a sign
 }
 
-// Net is what lies between a node and the store, and between two nodes.
+// Net is the network between a node and the store, and between two nodes.
 type Net struct {
 	Trip Delay   // to the store and back
 	Hop  Delay   // to another node and back
 	Loss float64 // of messages, 0 to 1
 	Dup  float64 // of claims that arrive twice, the second late
-	Skew float64 // clocks run at rates that differ by at most so much, 0.0001 is 100 parts per million
+	Skew float64 // maximum difference of clock rates: 0.0001 is 100 parts per million
 }
 
-// Delay is how long a round trip takes: at least Least, and Tail more in the
-// mean, exponentially.
+// Delay is the time of a round trip: at least Least, plus an exponential tail with the mean Tail.
 type Delay struct{ Least, Tail time.Duration }
 
-// FaultKind is what goes wrong.
+// FaultKind is a kind of fault.
 type FaultKind uint8
 
-// What may go wrong.
+// The faults.
 const (
-	Crash    FaultKind = iota // a node ends without a word
-	Restart                   // a node that ended is there again, and knows nothing
-	Pause                     // a node stops, with all it knows, for For
-	Cut                       // a node and the store do not hear each other, for For
-	Part                      // a node and the other nodes do not hear each other, for For
+	Crash    FaultKind = iota // a node ends without a goodbye
+	Restart                   // an ended node starts again, without state
+	Pause                     // a node stops for For, and keeps its state
+	Cut                       // a node and the store cannot reach each other, for For
+	Part                      // a node and the other nodes cannot reach each other, for For
 	Leave                     // a node ends, and gives back what it holds
 	Slow                      // the store's answers take For more, until the next Slow
 	Hang                      // the store does nothing, for For
 	Down                      // the store is away, for For
-	Amnesia                   // the store forgets everything
+	Amnesia                   // the store loses all data
 	Join                      // one more node
 	Suspend                   // a node stops, and its clocks with it, for For
-	Deaf                      // a node's claims arrive and it hears no answers, for For
+	Deaf                      // a node's claims arrive, and their answers are lost, for For
 	Late                      // a node's answers take For more, for as long
 	Ahead                     // the ledger's clock goes ahead by For
 	Back                      // the ledger's clock goes back by For
@@ -127,7 +126,7 @@ var FaultKinds = [...]string{
 // String is its name in files.
 func (k FaultKind) String() string { return FaultKinds[k] }
 
-// Fault is something that goes wrong at a time.
+// Fault is a fault at a time.
 type Fault struct {
 	At   time.Duration
 	Kind FaultKind
@@ -135,7 +134,7 @@ type Fault struct {
 	For  time.Duration
 }
 
-// String is for people.
+// String is for readers.
 func (f Fault) String() string {
 	return fmt.Sprintf("%v %v node %d for %v", f.At, f.Kind, f.Node, f.For)
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// overridden is an override as it was set, or removed.
+// overridden is an override that was set, or removed.
 type overridden struct {
 	ratelimit.Override
 	removed bool
 }
 
-// override has an operator set one. From then on the key may go up to the largest that it ever had, and the ledger must
-// judge by this one.
+// override lets an operator set an override. From then on, the bound of the key is its largest limit so far,
+// and the ledger must apply the new override.
 func (w *world) override(x Override) {
 	k := w.key(w.Rule, x.Key)
 	p := k.part
@@ -47,7 +47,8 @@ func (w *world) override(x Override) {
 	}
 }
 
-// overridden tells whether the ledger judged a message by the override that is set, or after a loss by one that was.
+// overridden tells whether the ledger judged a message by the current override, or after a loss by an earlier
+// one.
 func (b *books) overridden(k *key, c *account.Claim, g *account.Grant) {
 	if g.Err != nil || len(k.sets) == 0 || !c.Limit.Overridable() {
 		if g.Override != nil {
@@ -59,7 +60,7 @@ func (b *books) overridden(k *key, c *account.Claim, g *account.Grant) {
 	switch {
 	case g.Override != nil && !slices.Contains(k.sets, overridden{*g.Override, false}):
 		b.violate(-1, k.index, "the ledger judged by %+v, and nobody has set it", *g.Override)
-	case len(b.bound.forgets) > 0 || b.stepped(k.part): // it may have lost it, or its time
+	case len(b.bound.forgets) > 0 || b.stepped(k.part): // it may have lost the override, or its time
 	case last.removed || !last.In(g.At):
 		if g.Override != nil {
 			b.violate(-1, k.index, "the ledger judged by %+v, and that is over", *g.Override)
@@ -69,16 +70,16 @@ func (b *books) overridden(k *key, c *account.Claim, g *account.Grant) {
 	}
 }
 
-// lostTries is how often a node tells again what the ledger has lost.
+// lostTries is the number of times that a node restates an override that the ledger has lost.
 const lostTries = 50
 
-// tellAgain carries an override that a ledger has lost.
+// tellAgain restates an override that a ledger has lost.
 func (s *store) tellAgain(n *node, c account.OverrideChange, tries int) {
 	p := s.parts[s.Partition(c.Key)]
 	s.in(s.travel(s.Net.Trip), func() {
 		if n.alive && s.reaches(n, p) {
 			if l, ok := p.ledger.(account.Overrider); ok {
-				_, _ = l.SetOverride(p.ctx, &c) // one that was set meanwhile stays
+				_, _ = l.SetOverride(p.ctx, &c) // an override set in the meantime stays
 			}
 		} else if tries > 0 {
 			s.in(leasing.SweepEvery, func() { s.tellAgain(n, c, tries-1) })
@@ -86,7 +87,7 @@ func (s *store) tellAgain(n *node, c account.OverrideChange, tries int) {
 	})
 }
 
-// overrides has operators override limits, in some histories: what else happens in a history does not hang on it.
+// overrides lets operators override limits, in some histories, independent of their other parts.
 func (h *historian) overrides() {
 	h.Rand = rand.New(rand.NewPCG(h.o.Seed, 0x416))
 	l := h.o.Rule.Limit

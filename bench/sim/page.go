@@ -13,7 +13,7 @@ func (a *Answer) Page(q *Question) *report.Page {
 	p := &report.Page{Title: "What if: " + q.Limit.String(), Lead: a.Reasons, Tables: []report.Table{a.table(q)}}
 	best := &a.Choices[a.Best]
 	rate := 0.0
-	if best.Plain.Keys == 1 { // of many keys, each has its own
+	if best.Plain.Keys == 1 { // many keys have budgets of their own
 		rate = float64(q.Limit.Requests) / q.Limit.Period().Seconds()
 	}
 	p.Charts = append(
@@ -54,7 +54,7 @@ func (a *Answer) table(q *Question) report.Table {
 
 func short(d time.Duration) string { return fmt.Sprintf("%.2fms", d.Seconds()*1000) }
 
-// chart is what was asked for and admitted over time.
+// chart shows demand and admissions over time.
 func (a *Answer) chart(r *Result, file, title string, bound float64) report.Chart {
 	offered, admitted := report.Line{Name: "offered"}, report.Line{Name: "admitted"}
 	last := time.Duration(0)
@@ -77,11 +77,10 @@ func (a *Answer) bars(file, title string, of func(*Choice) float64) report.Chart
 	return c
 }
 
-// shortNames are the variants', for charts.
+// shortNames are short names of variants, for charts.
 var shortNames = []string{"strict", "leasing", "eager", "routing", "0.5%", "1%", "5%"}
 
-// drift is the unconfirmed drift of mode approx over a bad day, against its
-// bound.
+// drift shows the unconfirmed drift of mode approx over a bad day, and its bound.
 func (a *Answer) drift() *report.Chart {
 	for i := range a.Choices {
 		c := &a.Choices[i]

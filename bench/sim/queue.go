@@ -1,7 +1,6 @@
 package sim
 
-// queue is what will happen, in the order of its time, and at the same time in
-// the order in which it was put in: a binary heap.
+// queue has the future events, in the order of their time, then of their insertion: a binary heap.
 type queue struct {
 	events []event
 	count  uint64
@@ -17,7 +16,7 @@ func (e *event) before(f *event) bool {
 	return e.at < f.at || e.at == f.at && e.turn < f.turn
 }
 
-// next is when the first event is due; never, if there is none.
+// next is the time of the first event, or never.
 func (q *queue) next() int64 {
 	if len(q.events) == 0 {
 		return 1<<63 - 1

@@ -8,21 +8,21 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// request is one decision on its way: of a descriptor, or of two together. Those
-// decided at once are used again.
+// request is one decision in progress: of one descriptor, or of two together. Requests decided at once are
+// reused.
 type request struct {
 	asks     [2]ratelimit.Ask
 	verdicts [2]ratelimit.Verdict
 	keys     [2]*key
 	counted  [2]bool
 	n        int                     // of them
-	at       int64                   // when it came
-	admitted [2]ratelimit.LedgerTime // when each descriptor's tokens were, by the ledger's clock
+	at       int64                   // arrival
+	admitted [2]ratelimit.LedgerTime // when each descriptor was admitted, by the ledger's clock
 	wait     *leasing.Wait
-	over     bool // decided, or nobody waits any more
+	over     bool // decided, or the caller has given up
 }
 
-// arrive asks a node.
+// arrive sends a request to a node.
 func (w *world) arrive(l load.Request) {
 	n := w.ask(l.Node)
 	cost := ratelimit.Tokens(l.Cost)
@@ -48,7 +48,7 @@ func (w *world) arrive(l load.Request) {
 	w.decide(n, q)
 }
 
-// offer counts what is to be spent.
+// offer counts demand.
 func (w *world) offer(a *ratelimit.Ask) {
 	if a.Kind == ratelimit.Spend {
 		w.result.Offered += a.Cost
@@ -56,7 +56,7 @@ func (w *world) offer(a *ratelimit.Ask) {
 	}
 }
 
-// wanted is what a request asks for: to spend, as a rule.
+// wanted is the charge of a request, usually its cost.
 func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) ratelimit.Ask {
 	a := ratelimit.Ask{Rule: rule, Key: k.name, Cost: cost}
 	if w.Mix == (Mix{}) {
@@ -82,11 +82,11 @@ func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) rate
 	return a
 }
 
-// mostHeld bounds what is remembered of a key.
+// mostHeld bounds the history of a key.
 const mostHeld = 64
 
-// holds notes that a request has taken more than it costs, which will be settled; of one that may be given back as a
-// whole, because another descriptor is refused, nothing is.
+// holds notes a request that has taken more than it costs, and will be settled. A request that may be refunded
+// because another descriptor refuses is left out.
 func (w *world) holds(q *request, k *key, v *ratelimit.Verdict) {
 	if w.Mix.Settles == 0 || q.n > 1 || v.Charged < 2 || v.Window == 0 || v.Source == ratelimit.FromFallback ||
 		len(k.held) >= mostHeld {
@@ -105,18 +105,18 @@ func (k *key) settles(rule *ratelimit.Rule, i int) ratelimit.Ask {
 	return a
 }
 
-// released has the judge take in that so much was given back, in the window that goes on.
+// released makes the judge credit a release, in the current window.
 func (w *world) released(k *key, a *ratelimit.Ask, n ratelimit.Tokens) {
 	unspent := k.judge.Credit(k.part.time(), n)
 	switch {
-	case a.Rule.Limit.Algorithm == ratelimit.TokenBucket: // the ledger hears of it later, when it may be less full
+	case a.Rule.Limit.Algorithm == ratelimit.TokenBucket: // the ledger applies it later, when it may be less full
 		k.extra = append(k.extra, extra{w.now, n})
-	case unspent > 0: // what nodes have in hand is taken, to the ledger, and so it is credited
+	case unspent > 0: // tokens in hand of nodes count as taken at the ledger, which credits it
 		k.extra = append(k.extra, extra{w.now, unspent})
 	}
 }
 
-// inTime holds a release that was booked against the window that goes on: it must be that of its request.
+// inTime keeps a release that was booked against the current window: it must be that of its request.
 func (w *world) inTime(k *key, a *ratelimit.Ask) {
 	l := &a.Rule.Limit
 	if now := l.WindowAt(k.part.time()); !w.Storeless && l.Algorithm != ratelimit.TokenBucket && a.Window != now &&
@@ -125,13 +125,13 @@ func (w *world) inTime(k *key, a *ratelimit.Ask) {
 	}
 }
 
-// ask chooses the node that is asked; nil if there is none.
+// ask chooses the node for a request, or nil.
 func (w *world) ask(wanted int) *node {
 	i := wanted
 	if i < 0 || i >= len(w.nodes) {
 		i = w.rnd.IntN(len(w.nodes))
 	}
-	for range w.nodes { // a balancer knows who is away
+	for range w.nodes { // a balancer leaves out nodes that are away
 		if w.nodes[i].ready() {
 			return w.nodes[i]
 		}
@@ -152,7 +152,7 @@ func (w *world) take(k *key, a ratelimit.Ask) *request {
 	return q
 }
 
-// decide has a node decide, at once or when the ledger has answered.
+// decide lets a node decide, at once or after the ledger's answer.
 func (w *world) decide(n *node, q *request) {
 	q.wait = n.stepped.Ask(n.clock(), q.asks[:q.n], q.verdicts[:q.n])
 	if q.wait == nil {
@@ -167,7 +167,7 @@ func (w *world) decide(n *node, q *request) {
 	n.send()
 }
 
-// decided counts a decision where it was made.
+// decided counts a decision at its node.
 func (w *world) decided(n *node, q *request) {
 	q.over = true
 	w.counts(n, q)
@@ -175,8 +175,8 @@ func (w *world) decided(n *node, q *request) {
 	w.waited(q)
 }
 
-// counts has the judge count what is decided of a request: one descriptor's tokens
-// are spent then, also while another still waits.
+// counts makes the judge count the decision for one descriptor: its tokens are spent then, also while another
+// descriptor still waits.
 func (w *world) counts(n *node, q *request) {
 	for i := range q.n {
 		if q.counted[i] || q.wait != nil && !q.wait.Decided(i) {
@@ -187,8 +187,8 @@ func (w *world) counts(n *node, q *request) {
 	}
 }
 
-// refundDenied gives back what descriptors were charged of a request that another
-// one refused, where their rule says so.
+// refundDenied returns the charges of descriptors of a request that another descriptor refused, if their rule
+// says so.
 func (w *world) refundDenied(n *node, q *request) {
 	if q.n < 2 || !q.verdicts[0].OverLimit && !q.verdicts[1].OverLimit {
 		return
@@ -201,7 +201,7 @@ func (w *world) refundDenied(n *node, q *request) {
 		w.books.undo(n, q.keys[i], a, v)
 		n.stepped.Undo(n.clock(), q.asks[i:i+1], q.verdicts[i:i+1])
 		if k := q.keys[i]; a.Rule.Limit.Algorithm != ratelimit.TokenBucket && k.judge.Spent(k.part.time()) < a.Cost {
-			k.extra = append(k.extra, extra{w.now, a.Cost}) // it was refunded already, and is now once more
+			k.extra = append(k.extra, extra{w.now, a.Cost}) // it was refunded already, and now is once more
 		}
 		q.keys[i].judge.Retract(q.admitted[i], q.keys[i].part.time(), a.Cost)
 		w.result.Admitted -= a.Cost
@@ -212,7 +212,7 @@ func (w *world) refundDenied(n *node, q *request) {
 	}
 }
 
-// count has the judge count a decision, at the instant at which it was made.
+// count makes the judge count a decision, at its instant.
 func (w *world) count(n *node, q *request, i int) {
 	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
 	w.asked(n, k, a, v)
@@ -226,7 +226,7 @@ func (w *world) count(n *node, q *request, i int) {
 		w.released(k, a, a.Cost)
 	case a.Kind == ratelimit.Release:
 		n := v.Charged
-		if v.Source == ratelimit.FromFallback { // its owner may have booked it, or is told of it later
+		if v.Source == ratelimit.FromFallback { // its owner may have booked it, or learns of it later
 			n = a.Cost
 		} else if n > 0 {
 			w.inTime(k, a)
@@ -254,7 +254,7 @@ func (w *world) count(n *node, q *request, i int) {
 	}
 }
 
-// waited counts how long the one who asked has waited, and what decided.
+// waited counts the wait of the caller, and the source of the decision.
 func (w *world) waited(q *request) {
 	w.result.Sources[ratelimit.Sources[q.verdicts[0].Source]]++
 	took := w.now - q.at

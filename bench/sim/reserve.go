@@ -6,11 +6,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// reserves tells whether a history is one of rules with a reserve: one of five, and of those that strain tills.
+// reserves tells whether a history has rules with a reserve: one in five, and of those for draws.
 func (o *Options) reserves() bool { return o.Seed%5 == 2 || o.Seed%40 == 39 }
 
-// reserve has the rule hold something back of its limit, and demand be about as high as what is left, so
-// that the last tokens are wanted. Its chance is its own: other histories are what they were.
+// reserve gives the rule a reserve, and makes demand close to the rest of the limit, so that the last tokens
+// are in demand. It draws its own random number, so that other histories stay the same.
 func (h *historian) reserve() {
 	own := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x7e5e)), o: h.o}
 	r := h.o.Rule
@@ -27,7 +27,7 @@ func (h *historian) reserve() {
 	c.MaxNodes = pick(own, c.MaxNodes, h.o.Nodes, h.o.Nodes+1)
 }
 
-// rereserve has one version of the rule hold back another part than the ones before, or none.
+// rereserve gives one version of the rule another reserve, or none.
 func (h *historian) rereserve() {
 	own := rand.New(rand.NewPCG(h.o.Seed, 0x7e5f))
 	for i := range h.o.Changes {
@@ -42,8 +42,8 @@ func (h *historian) rereserve() {
 	}
 }
 
-// unreserved is what may be over where versions of a rule hold back different parts: nodes that have no
-// seat, and those of a version without, know nothing of what others have in reserve.
+// unreserved bounds the excess while versions of a rule have different reserves: nodes without a seat, and
+// nodes with a version without a reserve, ignore the reserves of others.
 func unreserved(versions []*ratelimit.Rule) ratelimit.Tokens {
 	most, differ := ratelimit.Tokens(0), false
 	for _, r := range versions {

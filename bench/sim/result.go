@@ -7,26 +7,25 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Result is what a run came to. Tokens are counted over all keys, but for Over,
-// which is of the key that went furthest.
+// Result is the result of a run. Tokens are counted over all keys, except Over, which is the maximum of a key.
 type Result struct {
 	Requests int64            `json:"requests"`
 	Offered  ratelimit.Tokens `json:"offered"`
 	Admitted ratelimit.Tokens `json:"admitted"`
 	Refused  ratelimit.Tokens `json:"refused"`
-	// Unanswered were asked of nodes that had stopped, or crashed meanwhile.
+	// Unanswered requests reached nodes that had stopped, or crashed in the meantime.
 	Unanswered ratelimit.Tokens `json:"unanswered"`
 
-	Over     ratelimit.Tokens `json:"over"`     // the most that any key was beyond its limit
-	Declared ratelimit.Tokens `json:"declared"` // what it may be, by the rule and what went wrong; -1: no bound
+	Over     ratelimit.Tokens `json:"over"`     // the largest excess of a key over its limit
+	Declared ratelimit.Tokens `json:"declared"` // declared bound of that, for the rule and the faults; -1: no bound
 	Used     float64          `json:"used"`     // the highest share of that bound that a key used
-	Under    ratelimit.Tokens `json:"under"`    // less than an exact limiter had admitted of the same requests
+	Under    ratelimit.Tokens `json:"under"`    // tokens fewer than an exact limiter admits for the same requests
 	Early    ratelimit.Tokens `json:"early"`    // refused while the limit had room
 
-	Sources map[string]int64 `json:"sources"` // requests, by what decided them
+	Sources map[string]int64 `json:"sources"` // requests, by the source of their decision
 	Claims  int64            `json:"claims"`  // that reached the store
-	Trips   int64            `json:"trips"`   // in which they did
-	Recalls int64            `json:"recalls"` // leases that the ledger asked for
+	Trips   int64            `json:"trips"`   // round trips with these claims
+	Recalls int64            `json:"recalls"` // recalls of leases by the ledger
 	Draws   int64            `json:"draws"`   // claims that were draws
 	Hops    int64            `json:"hops"`    // messages from node to node
 	Waited  int64            `json:"waited"`  // requests that were not decided at once
@@ -35,18 +34,18 @@ type Result struct {
 	P999    time.Duration    `json:"wait_p999"`
 	Longest time.Duration    `json:"wait_longest"`
 
-	// OpsUsed is the highest share of the store operations it declares that a node needed for a
-	// key in a window: Ops claims for OpsDemand. It is counted with Options.CountOps.
+	// OpsUsed is the highest share of the declared store operations that a node needed for a key in a window:
+	// Ops claims for OpsDemand. It is counted with Options.CountOps.
 	OpsUsed   float64          `json:"store_operations_used,omitempty"`
 	Ops       int64            `json:"store_operations,omitempty"`
 	OpsDemand ratelimit.Demand `json:"store_operations_demand,omitzero"`
 
-	Debt        ratelimit.Tokens `json:"debt"`               // the most that an account had beyond its limit
-	Carried     ratelimit.Tokens `json:"carried"`            // the most debt of a window before that an account had
-	Released    ratelimit.Tokens `json:"released,omitempty"` // of what requests had held
-	Cut         ratelimit.Tokens `json:"cut"`                // of refunds, for the account would be below nothing
-	Settled     int64            `json:"settled"`            // nodes' totals of accounts that were compared at the end with what they had booked
-	Keys        int              `json:"keys"`               // that were asked for
+	Debt        ratelimit.Tokens `json:"debt"`               // the largest debt of an account
+	Carried     ratelimit.Tokens `json:"carried"`            // the largest debt that an account had from the previous window
+	Released    ratelimit.Tokens `json:"released,omitempty"` // tokens returned from holds
+	Cut         ratelimit.Tokens `json:"cut"`                // of refunds, because the account would fall below 0
+	Settled     int64            `json:"settled"`            // nodes' totals of accounts that were compared with their bookings at the end
+	Keys        int              `json:"keys"`               // keys with requests
 	Fingerprint string           `json:"fingerprint"`
 	Timeline    []Point          `json:"timeline,omitempty"`
 
@@ -59,11 +58,11 @@ type Point struct {
 	Offered  ratelimit.Tokens `json:"offered"`
 	Admitted ratelimit.Tokens `json:"admitted"`
 	Claims   int64            `json:"claims"`
-	Drift    ratelimit.Tokens `json:"drift"` // spent and not confirmed, at its end
+	Drift    ratelimit.Tokens `json:"drift"` // spent and unconfirmed, at its end
 	Waited   int64            `json:"waited"`
 }
 
-// ClaimsPerThousand is the store's work for 1,000 decisions.
+// ClaimsPerThousand is the number of claims for 1,000 decisions.
 func (r *Result) ClaimsPerThousand() float64 {
 	return 1000 * float64(r.Claims) / float64(max(1, r.Requests))
 }
@@ -73,7 +72,7 @@ func (r *Result) OverPercent(limit ratelimit.Tokens) float64 {
 	return 100 * float64(r.Over) / float64(max(1, limit))
 }
 
-// Violation is something that must not be.
+// Violation is a broken invariant.
 type Violation struct {
 	At   time.Duration `json:"at"`
 	Node int           `json:"node"` // -1: the ledger, or all of them
@@ -81,7 +80,7 @@ type Violation struct {
 	What string        `json:"what"`
 }
 
-// Error says what was violated, and when.
+// Error has the violation and its time.
 func (v *Violation) Error() string {
 	return fmt.Sprintf("at %v, node %d, key %d: %s", v.At, v.Node, v.Key, v.What)
 }

@@ -9,32 +9,32 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-// A node of mode routing is a routing.Stepped, over the node's leases or, without
-// a store, over budgets of its own. Here are the wires between such nodes: frames
-// as they are encoded, in streams that keep their order and break as a whole.
+// A node of mode routing is a routing.Stepped, over the node's leases or, without a store, over its own
+// budgets. This file has the wires between such nodes: encoded frames, in streams that keep their order and
+// break as a whole.
 
-// ring is what a node is as one of a ring; nil where the rule is of another mode.
+// ring is a node's part in a ring, or nil for rules of other modes.
 type ring struct {
 	*node
 	*routing.Stepped
-	local   *leasing.Local     // the node's budgets, where there is no store
+	local   *leasing.Local     // the node's budgets, without a store
 	streams map[string]*stream // to others, by their addresses
 	leaving bool
 	left    bool
 }
 
-// stream is what one incarnation of a node opened to one of another.
+// stream is a connection from one incarnation of a node to one of another.
 type stream struct {
 	from, to *node
 	ended    bool
-	stalled  bool     // something did not arrive: it breaks
-	last     [2]int64 // when the last frame arrives, there and back
+	stalled  bool     // a frame was lost: the stream breaks
+	last     [2]int64 // arrival of the last frame, there and back
 }
 
 const (
 	opening   = 500 * time.Millisecond // for a stream to open
-	leaveTime = 15 * time.Second       // for accounts to be handed over by one who leaves
-	found     = time.Second            // until all look for one more
+	leaveTime = 15 * time.Second       // for a leaving node to hand over its accounts
+	found     = time.Second            // until all nodes look for a new one
 )
 
 func (n *node) joinRing() {
@@ -60,7 +60,7 @@ func (n *node) joinRing() {
 	n.look()
 }
 
-// look has the node look for others, now and again.
+// look makes the node look for others, periodically.
 func (n *node) look() {
 	addrs := make([]string, len(n.nodes))
 	for i, other := range n.nodes {
@@ -70,8 +70,7 @@ func (n *node) look() {
 	n.in(found, n.look)
 }
 
-// step has something happen to the node as one of its ring. Its wall clock is
-// right.
+// step makes an event happen at the node's ring. Its wall clock is right.
 func (r *ring) step(do func()) {
 	if r.local != nil {
 		wall := time.UnixMicro(int64(r.ledgerTime()))
@@ -82,11 +81,11 @@ func (r *ring) step(do func()) {
 	r.send()
 }
 
-// route has a node decide as one of its ring.
+// route lets a node decide as a part of its ring.
 func (w *world) route(n *node, q *request) {
 	n.waits = append(n.waits, q)
 	counts := func(int) {
-		if !q.over && !q.counted[0] && q.verdicts[0].Source != ratelimit.FromOwner { // else the owner's was counted
+		if !q.over && !q.counted[0] && q.verdicts[0].Source != ratelimit.FromOwner { // otherwise the owner's decision was counted
 			q.counted[0] = true
 			w.count(n, q, 0)
 		}
@@ -103,7 +102,7 @@ func (w *world) route(n *node, q *request) {
 	n.forget()
 }
 
-// forget drops those who wait no longer.
+// forget drops requests that no longer wait.
 func (n *node) forget() {
 	if len(n.waits) < 64 {
 		return
@@ -118,8 +117,8 @@ func (n *node) forget() {
 	n.waits = waits
 }
 
-// decidedFor counts what an owner decides for another node, when it does. An owner that
-// has not got the account yet passes the ask on to who has: that node was counted.
+// decidedFor counts the decision of an owner for another node, at its time. An owner that lacks the account
+// forwards the request to the node that has it: that node was counted.
 func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if v.Source == ratelimit.FromOwner {
 		return
@@ -131,8 +130,7 @@ func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	r.free = append(r.free, q)
 }
 
-// undoneFor takes back what an owner had decided for another node, which did not
-// wait for it.
+// undoneFor takes back the decision of an owner for another node, which did not wait for it.
 func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	k := r.named[string(a.Key)]
 	at := r.ledgerTime()
@@ -147,8 +145,8 @@ func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	}
 }
 
-// hears tells whether a frame from node to node arrives. What is lost is sent
-// again, as TCP does; where that is lost, too, the stream breaks.
+// hears tells whether a frame from node to node arrives. Lost frames are sent again, as in TCP. If the second
+// is lost, too, the stream breaks.
 func (w *world) hears(from, to *node) bool {
 	if from.parted > 0 || to.parted > 0 {
 		return false
@@ -230,14 +228,14 @@ func (r *ring) Send(to string, answer bool, frame []byte) {
 		if r.parted == 0 && other.parted == 0 {
 			s.end(r.travel(r.Net.Hop))
 		}
-	case s.stalled: // what was before it is missing
+	case s.stalled: // an earlier frame is missing
 		s.end(r.travel(r.Net.Hop))
 	default:
 		s.carry(way, func() { other.ring.Receive(r.addr, answer, frame) })
 	}
 }
 
-// carry has something arrive, behind what was sent before.
+// carry delivers a frame, after those sent before.
 func (s *stream) carry(way int, do func()) {
 	w, to := s.from.world, [2]*node{s.to, s.from}[way]
 	at := max(w.now+int64(w.travel(w.Net.Hop)), s.last[way]+1)
@@ -253,7 +251,7 @@ func (s *stream) carry(way int, do func()) {
 	})
 }
 
-// end breaks a stream: both sides hear of it.
+// end breaks a stream, at both sides.
 func (s *stream) end(after time.Duration) {
 	if s.ended {
 		return
@@ -270,7 +268,7 @@ func (s *stream) end(after time.Duration) {
 	})
 }
 
-// leaveRing takes a node out of its ring in good order; then it ends.
+// leaveRing takes a node out of its ring with a handover, then ends it.
 func (n *node) leaveRing() {
 	if n.ring.leaving {
 		return
@@ -280,23 +278,23 @@ func (n *node) leaveRing() {
 	n.goAway(n.now + int64(leaveTime))
 }
 
-// goAway ends a node when it has handed over all, or at a time.
+// goAway ends a node after its handover, or at a time.
 func (n *node) goAway(until int64) {
 	switch {
 	case n.ring.left:
 		if len(n.ring.Stats().Members) == 0 {
-			n.bound.apart(0) // nobody was there to hand over to
+			n.bound.apart(0) // there was no heir
 		}
-		n.in(ratelimit.StoreDeadline, n.goodbye) // what it was asked is answered
+		n.in(ratelimit.StoreDeadline, n.goodbye) // answers in flight arrive
 	case n.now >= until:
-		n.bound.apart(0) // what it has not handed over is lost
+		n.bound.apart(0) // the rest is lost
 		n.goodbye()
 	default:
 		n.in(time.Millisecond, func() { n.goAway(until) })
 	}
 }
 
-// gone has the streams of a node end that has.
+// gone breaks the streams of an ended node.
 func (w *world) gone(n *node) {
 	if n.ring == nil {
 		return
@@ -311,7 +309,7 @@ func (w *world) gone(n *node) {
 	}
 }
 
-// met has all nodes look for one more, each at its time.
+// met makes all nodes look for a new one, each at its time.
 func (w *world) met(n *node) {
 	for _, other := range w.nodes {
 		if other.ring != nil && other.alive && other != n {
@@ -328,32 +326,28 @@ func (n *node) lookOnce() {
 	n.ring.step(func() { n.ring.Found(addrs) })
 }
 
-// ready tells whether a balancer asks the node: it knows who is away, who leaves
-// and who has not joined.
+// ready tells whether a balancer uses the node: not if it is away, leaves, or has not joined.
 func (n *node) ready() bool {
 	return n.alive && (n.ring == nil || !n.ring.leaving && n.ring.Ready())
 }
 
-// takenOver is how long a node may be silent before others may own its keys: it
-// was heard a ping before.
+// takenOver is the silence after which others may own a node's keys: its last ping was one interval earlier.
 const takenOver = routing.TakeOver - 600*time.Millisecond
 
-// apart is when some nodes may count by themselves for a while.
+// apart notes that some nodes may count separately for a while.
 func (b *bound) apart(d time.Duration) {
 	if b.Storeless {
 		b.splits = append(b.splits, span{b.now, b.now + int64(d) + int64(3*time.Second)})
 	}
 }
 
-// ownerless is when keys may have no owner that answers: until nodes agree again on who
-// there is.
+// ownerless notes that keys may have no owner that answers, until nodes agree on the members again.
 func (b *bound) ownerless(d time.Duration) {
 	b.lost = append(b.lost, span{b.now, b.now + int64(d) + int64(3*time.Second)})
 }
 
-// split is how much more each of those may have cost a key: its limit once more,
-// for they count by themselves. A bucket, which owes what went over for ever, is
-// refilled on both sides for as long as they do.
+// split is the additional bound of a key for each of these: its limit once more, because they count separately.
+// A bucket, whose debt stays, refills on both sides for that time.
 func (b *bound) split(r *ratelimit.Rule) ratelimit.Tokens {
 	each := r.Declare(len(b.nodes), ratelimit.OwnMemory).Over.EachOwner
 	n := ratelimit.Tokens(0)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// ring makes up what only mode routing has: hot keys, and rings without a store,
-// in which nodes come and go more often.
+// ring makes the parts that only mode routing has: hot keys, and rings without a store, in which nodes join and
+// leave more often.
 func (h *historian) ring() {
 	if !h.o.Rule.Coordination.Mode.Spec().Owned {
 		return
@@ -27,5 +27,5 @@ func (h *historian) ring() {
 	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }
 
-// ringFaults are those that matter without a store.
+// ringFaults are the faults that matter without a store.
 var ringFaults = []FaultKind{Crash, Restart, Pause, Part, Leave, Join, Suspend}

@@ -13,37 +13,37 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// store is the ledger in all its parts, the seats, and the wires to them.
+// store has all parts of the ledger, the seats, and the wires to them.
 type store struct {
 	*world
-	parts []*part // Invariant: there is one; the first has the seats as well
+	parts []*part // Invariant: at least one; the first also has the seats
 	seats *approx.Memory
 	slow  time.Duration
 	ctx   context.Context
 }
 
-// part is a server with accounts of its own, with an epoch and a clock that are its own. It fails alone.
+// part is a server with its own accounts, epoch and clock. It fails alone.
 type part struct {
 	*store
 	index  int
 	ledger Ledger
 	ahead  ratelimit.LedgerTime
-	set    ratelimit.LedgerTime // by how much its clock was set, in all
-	hung   int                  // by so many faults
+	set    ratelimit.LedgerTime // sum of the changes of its clock
+	hung   int                  // number of faults
 	down   int
 }
 
-// copied is a ledger that goes on with an older copy of its data after a failover.
+// copied is a ledger that can continue with an older copy of its data after a failover.
 type copied interface {
 	keep(failover int64)
-	failOver(failover int64) bool // false: nothing was kept for it
+	failOver(failover int64) bool // false: there is no copy for it
 }
 
-// memory is a ledger in memory that may lose its data.
+// memory is a ledger in memory that can lose its data.
 type memory struct {
 	*account.Memory
 	epoch  uint64
-	copies map[int64]*account.Memory // by the instant of the failover that goes on with it
+	copies map[int64]*account.Memory // by the instant of the failover that uses it
 }
 
 // Forget implements [Ledger].
@@ -66,7 +66,7 @@ func (m *memory) failOver(at int64) bool {
 	return true
 }
 
-// cas is the same on a store that compares and sets.
+// cas is the same on a compare-and-set store.
 type cas struct {
 	*account.CAS
 	store  *account.MemoryStore
@@ -114,7 +114,7 @@ func (s *store) open(w *world) {
 	s.world, s.ctx = w, context.Background()
 	for i := range max(1, w.Parts) {
 		p := &part{store: s, index: i}
-		if i > 0 { // servers' clocks are never quite the same
+		if i > 0 { // clocks of servers always differ slightly
 			p.ahead = ratelimit.LedgerTime(w.rnd.Int64N(int64(mostApart/time.Microsecond))) - ratelimit.LedgerTime(mostApart/time.Microsecond)/2
 		}
 		s.parts = append(s.parts, p)
@@ -125,7 +125,7 @@ func (s *store) open(w *world) {
 	}
 }
 
-// mostApart bounds how far the clocks of the ledger's parts are apart.
+// mostApart bounds the difference between the clocks of the ledger's parts.
 const mostApart = 20 * time.Millisecond
 
 func (p *part) open() {
@@ -146,7 +146,7 @@ func (p *part) open() {
 	p.ledger = m
 }
 
-// time is what the part's clock shows.
+// time is the time of the part's clock.
 func (p *part) time() ratelimit.LedgerTime {
 	return p.origin + p.ahead + p.set + ratelimit.LedgerTime(p.now/1000)
 }
@@ -164,19 +164,19 @@ func (s *store) Partition(key string) int {
 // Partitions implements [leasing.Partitioned].
 func (s *store) Partitions() int { return len(s.parts) }
 
-// Settle is there for leasing.Partitioned alone: nodes that somebody drives do not call it.
+// Settle completes leasing.Partitioned. Driven nodes do not call it.
 func (s *store) Settle(context.Context, []account.Claim, []account.Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	return ratelimit.Epoch{}, 0, errRefused
 }
 
-// Ask is there for the same reason.
+// Ask, likewise.
 func (s *store) Ask(context.Context, int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
 	return e, 0, 0, errRefused
 }
 
 var _ leasing.Partitioned = (*store)(nil)
 
-// recall carries the ledger's wish that a holder gives back what it has.
+// recall carries a recall to a holder.
 func (p *part) recall(h ratelimit.Holder, name string, w ratelimit.Window) {
 	p.result.Recalls++
 	n := p.nodeOf(h)
@@ -192,7 +192,7 @@ func (p *part) recall(h ratelimit.Holder, name string, w ratelimit.Window) {
 	})
 }
 
-// nodeOf is the node that a holder is; nil, if it is there no more.
+// nodeOf is the node of a holder, or nil if it has ended.
 func (w *world) nodeOf(h ratelimit.Holder) *node {
 	for _, n := range w.nodes {
 		if n.name == h>>nameBits {
@@ -207,7 +207,7 @@ func (s *store) reaches(n *node, p *part) bool {
 	return n.cut == 0 && p.hung == 0 && p.down == 0 && !s.lost()
 }
 
-// ask sends a batch, and has the node hear the answer, or that there is none.
+// ask sends a batch, and delivers the answer, or an error.
 func (s *store) ask(n *node, b *leasing.Batch) {
 	p, ended := s.parts[b.Part()], false
 	end := func(do func()) func() {
@@ -234,7 +234,7 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 	}
 	n.in(leasing.TimeLimit, fail(context.DeadlineExceeded))
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
-		// The first may be lost, and this one be the only one, which nobody waits for any more.
+		// The first may be lost, and this one may be the only one, without a waiting request.
 		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.TimeLimit))), func() {
 			if p.down == 0 && p.hung == 0 {
 				_, _, _, _ = p.settle(n, claims)
@@ -266,7 +266,7 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 	})
 }
 
-// tell sends claims whose answers nobody awaits.
+// tell sends claims without waiting for answers.
 func (s *store) tell(n *node, claims []account.Claim) {
 	for _, c := range claims {
 		p := s.parts[s.Partition(c.Key)]
@@ -276,7 +276,7 @@ func (s *store) tell(n *node, claims []account.Claim) {
 	}
 }
 
-// prolong has the ledger learn for longer, for a node has more to tell.
+// prolong prolongs the ledger's learning, because a node has more to state.
 func (s *store) prolong(n *node) {
 	for _, p := range s.parts {
 		if l, ok := p.ledger.(interface{ Prolong(context.Context) error }); ok && s.reaches(n, p) {
@@ -289,7 +289,7 @@ func (s *store) prolong(n *node) {
 	}
 }
 
-// settle has the part settle claims now.
+// settle settles claims at the part now.
 func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	grants := make([]account.Grant, len(claims))
 	epoch, at, err := p.ledger.Settle(p.ctx, claims, grants)
@@ -331,14 +331,14 @@ func (p *part) keep(failover int64) {
 	}
 }
 
-// failOver goes on with the copy that was kept for it.
+// failOver continues with the copy for it.
 func (p *part) failOver(at int64) {
 	if m, ok := p.ledger.(copied); ok && m.failOver(at) {
 		p.books.failOver(p, at)
 	}
 }
 
-// forget loses everything.
+// forget loses all data.
 func (p *part) forget() {
 	if p.index == 0 {
 		p.seats.Forget()
@@ -347,14 +347,14 @@ func (p *part) forget() {
 	p.books.forget(p)
 }
 
-// evict loses the account of a key that nodes spend of now.
+// evict loses the account of a key in use.
 func (p *part) evict(k *key) {
 	w := k.window()
 	p.ledger.Evict(string(k.name), w)
 	p.books.evict(k, w)
 }
 
-// window is the one that goes on at the ledger; 0: of a bucket.
+// window is the ledger's current window; 0: of a bucket.
 func (k *key) window() ratelimit.Window {
 	if k.rule.Limit.Algorithm == ratelimit.TokenBucket {
 		return 0
@@ -362,7 +362,7 @@ func (k *key) window() ratelimit.Window {
 	return k.rule.Limit.WindowAt(k.part.time())
 }
 
-// reset has an operator refund all that an account has, as leasing.Fleet.Reset does. It returns how much that is.
+// reset lets an operator refund a whole account, as leasing.Fleet.Reset does. It returns the refund.
 func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
 	p.resets++
 	c := account.Claim{

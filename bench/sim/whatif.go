@@ -9,39 +9,37 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Question is what somebody wants to know before they choose a mode: which of
-// them keeps this limit under this demand, and what it costs.
+// Question is the choice of a mode for a limit and a demand: which modes keep the limit, and at which cost.
 type Question struct {
 	Limit        ratelimit.Limit
-	Coordination ratelimit.Coordination // of which the ways to answer change some fields
+	Coordination ratelimit.Coordination // variants change some fields of it
 	Nodes        int
 	Load         load.Load
-	Recorded     *load.Recorded // instead of Load, if there is one
+	Recorded     *load.Recorded // instead of Load, if set
 	Net          Net
 	Seed         uint64
-	MaxOver      ratelimit.Share // what may be over, at most
-	MaxWait      time.Duration   // what 999 of 1,000 decisions may take
+	MaxOver      ratelimit.Share // maximum over-admission
+	MaxWait      time.Duration   // maximum time of 999 of 1,000 decisions
 }
 
-// Choice is one mode with its settings, and what it came to: on a plain day, and
-// on a bad one.
+// Choice is one mode with its settings, and its results on a normal day and on a bad one.
 type Choice struct {
 	Name     string           `json:"name"`
 	Declared ratelimit.Tokens `json:"declared_over"`
 	Plain    *Result          `json:"plain"`
 	Bad      *Result          `json:"bad_day"`
 	Fits     bool             `json:"fits"`
-	Why      string           `json:"why"` // it fits, or does not
+	Why      string           `json:"why"` // why it fits, or does not
 }
 
-// Answer is all the choices, the one to make first of all, and the reasons.
+// Answer has all choices, the recommended one first, and the reasons.
 type Answer struct {
 	Choices []Choice `json:"choices"`
 	Best    int      `json:"best"`
 	Reasons []string `json:"reasons"`
 }
 
-// variant is a way to answer.
+// variant is a mode with settings.
 type variant struct {
 	name string
 	set  map[string]string // fields of the coordination
@@ -57,8 +55,8 @@ var variants = []variant{
 	{"approx, 5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
 }
 
-// WhatIf answers a question by playing it with each choice. progress, if not
-// nil, is told how many runs of how many are done.
+// WhatIf answers a question by playing it with each choice. It calls progress, if not nil, with the numbers of
+// completed runs and of all runs.
 func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, error) {
 	a := &Answer{}
 	for i, v := range variants {
@@ -86,7 +84,7 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 	return a, nil
 }
 
-// Runs is how many runs WhatIf takes.
+// Runs is the number of runs of WhatIf.
 func Runs() int64 { return int64(2 * len(variants)) }
 
 const whatIfPoints = 120
@@ -94,7 +92,7 @@ const whatIfPoints = 120
 func (q *Question) options(v variant, bad bool) (Options, error) {
 	r := &ratelimit.Rule{Domain: "what-if", Path: "key", Limit: q.Limit, Coordination: q.Coordination, Counters: &ratelimit.RuleCounters{}}
 	r.Coordination.MaxNodes = max(r.Coordination.MaxNodes, q.Nodes)
-	for _, field := range ratelimit.CoordinationFields { // in an order
+	for _, field := range ratelimit.CoordinationFields { // in a fixed order
 		if text, ok := v.set[field]; ok {
 			if err := r.Coordination.Set(field, text); err != nil {
 				return Options{}, fmt.Errorf("%s: %w", v.name, err)
@@ -111,9 +109,8 @@ func (q *Question) options(v variant, bad bool) (Options, error) {
 	return o, nil
 }
 
-// badDay is what goes wrong on one: a fifth of the time the store is slow, for a
-// twentieth it is away, a node crashes and comes back, and another stops for a
-// while.
+// badDay is a day with faults: the store is slow for a fifth of the time and away for a twentieth, a node
+// crashes and returns, and another stops.
 func badDay(length time.Duration, nodes int) []Fault {
 	part := func(of float64) time.Duration { return time.Duration(of * float64(length)) }
 	return []Fault{
@@ -126,7 +123,7 @@ func badDay(length time.Duration, nodes int) []Fault {
 	}
 }
 
-// judge says whether a choice does what was asked for.
+// judge tells whether a choice meets the question's bounds.
 func (q *Question) judge(c *Choice) {
 	allowed := q.MaxOver.Of(q.Limit.Capacity())
 	switch {
@@ -144,12 +141,11 @@ func (q *Question) judge(c *Choice) {
 	}
 }
 
-// hopWeight is what a message from node to node costs beside an operation of the
-// store, about: nodes can be added, and messages share frames.
+// hopWeight is the approximate cost of a message between nodes, relative to a store operation: nodes can be
+// added, and messages share frames.
 const hopWeight = 0.25
 
-// cost is what a choice is compared by: the store's work and the nodes', what is
-// refused for nothing, and waiting.
+// cost is the measure of choices: the work of the store and of the nodes, needless refusals, and waiting.
 func (c *Choice) cost() float64 {
 	lost := 0.0
 	if c.Plain.Offered > 0 {
@@ -159,8 +155,8 @@ func (c *Choice) cost() float64 {
 	return c.Plain.ClaimsPerThousand() + hopWeight*hops + 1000*lost + float64(c.Plain.P999)/float64(time.Millisecond)
 }
 
-// recommend chooses the cheapest that fits; where none does, the one that waits
-// least of those that are allowed to be as far over as they may be.
+// recommend chooses the cheapest choice that fits. If there is none, it chooses the one with the shortest waits
+// of those within MaxOver.
 func (a *Answer) recommend(q *Question) {
 	best := -1
 	for i := range a.Choices {

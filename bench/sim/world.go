@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// epoch is the ledger's time at which runs begin, but for Options.Start.
+// epoch is the ledger's time at the beginning of runs, without Options.Start.
 const epoch ratelimit.LedgerTime = 1_800_144_000_000_000 // a midnight in January 2027, and the start of an even window of any length in use
 
 // world is one run.
@@ -27,7 +27,7 @@ type world struct {
 	queue   queue
 	rnd     *rand.Rand
 	nodes   []*node
-	fewest  int            // nodes that a node has seen alive, itself among them
+	fewest  int            // the smallest number of live nodes that a node has seen, including itself
 	slots   map[string]int // of nodes, by their addresses
 	names   ratelimit.Holder
 	store   store
@@ -35,34 +35,34 @@ type world struct {
 	named   map[string]*key // by their names in the ledger
 	free    []*request
 	scratch []byte
-	rules   []*ratelimit.Rule // all versions that some node may have
+	rules   []*ratelimit.Rule // all versions that a node may have
 	books   books
 	resets  int // of keys, by an operator
 
 	result Result
-	waits  *hdrhistogram.Histogram // microseconds, of those that waited
+	waits  *hdrhistogram.Histogram // microseconds, of waiting requests
 	print  uint64
 	point  Point
 	every  int64 // nanoseconds to a point
-	ends   int64 // the run
+	ends   int64 // end of the run
 	idle   int   // events at this instant
 	bound  bound
-	ops    map[opsOf]*ops // of nodes and keys, if they are counted
+	ops    map[opsOf]*ops // by node and key, if they are counted
 }
 
 // key is one budget.
 type key struct {
 	index int
 	name  []byte
-	rule  *ratelimit.Rule // with the largest limit that some node has
+	rule  *ratelimit.Rule // with the largest limit of any node
 	part  *part           // of the ledger
 	judge *judge.Judge
-	// spent is by whom, in the window of the judge and the one before: what those
-	// had spent who cannot tell it, is not known to a ledger that lost its data.
+	// spent is by node, in the judge's window and the previous one. A ledger that lost its data lacks the usage
+	// of nodes that cannot restate it.
 	spent map[ratelimit.Holder]spending
-	extra []extra         // what happened to this key alone
+	extra []extra         // events of this key alone
 	sets  []overridden    // its overrides, in their order
-	held  []ratelimit.Ask // releases that are still to come
+	held  []ratelimit.Ask // releases that are due
 }
 
 // Run plays a run to its end, or to the first violation.
@@ -88,7 +88,7 @@ func newWorld(o *Options) *world {
 	for range o.Nodes {
 		w.join()
 	}
-	for _, n := range w.nodes { // those who start together look for each other
+	for _, n := range w.nodes { // nodes that start together look for each other
 		if n.ring != nil {
 			n.lookOnce()
 		}
@@ -109,17 +109,17 @@ func newWorld(o *Options) *world {
 	}
 	w.bound.open(w)
 	w.books.open(w)
-	w.ends = int64(o.Load.Length) + int64(leasing.TimeLimit) // what was under way at the end has ended
+	w.ends = int64(o.Load.Length) + int64(leasing.TimeLimit) // work in progress at the end has ended
 	if o.Check && !o.Storeless {
 		w.ends = w.settleUp()
 	}
 	return w
 }
 
-// ledgerTime is what the clock of the ledger's first part shows.
+// ledgerTime is the time of the clock of the ledger's first part.
 func (w *world) ledgerTime() ratelimit.LedgerTime { return w.store.parts[0].time() }
 
-// in has something happen after a while.
+// in schedules an event.
 func (w *world) in(d time.Duration, do func()) { w.queue.push(w.now+int64(d), do) }
 
 func (w *world) play() {
@@ -156,10 +156,10 @@ func (w *world) play() {
 	}
 }
 
-// livelock is how many events may happen while time stands still.
+// livelock is the maximum of events at one instant.
 const livelock = 200_000
 
-// finish draws the sums.
+// finish computes the sums.
 func (w *world) finish() *Result {
 	r := &w.result
 	w.finishOps()
@@ -210,7 +210,7 @@ func (w *world) mark() {
 	}
 }
 
-// key returns a key of a rule, which it makes when it is first asked for.
+// key returns a key of a rule. It makes the key at the first request.
 func (w *world) key(rule *ratelimit.Rule, i int) *key {
 	w.scratch = ratelimit.AppendPrefix(w.scratch[:0], rule.Domain, rule.Limit)
 	w.scratch = ratelimit.AppendEntry(w.scratch, rule.Path, strconv.Itoa(i), false)
@@ -224,14 +224,14 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 	return k
 }
 
-// allow has a key be judged by a rule's limit, if that is larger than any before.
+// allow raises the limit by which a key is judged, if the rule's is larger than any before.
 func (w *world) allow(k *key, rule *ratelimit.Rule) {
 	if l := &k.rule.Limit; rule != k.rule && (rule.Limit.Requests > l.Requests || rule.Limit.Burst > l.Burst) {
 		largest := *rule
 		largest.Limit.Requests, largest.Limit.Burst = max(rule.Limit.Requests, l.Requests), max(rule.Limit.Burst, l.Burst)
 		k.rule = &largest
 		k.judge.Allow(largest.Limit)
-		if l.Algorithm == ratelimit.TokenBucket { // it refills at the new rate from when the ledger last looked at it
+		if l.Algorithm == ratelimit.TokenBucket { // it refills at the new rate from the ledger's last look at it
 			k.extra = append(k.extra, extra{w.now, largest.Limit.Burst})
 		}
 	}
@@ -245,14 +245,14 @@ func (w *world) violate(node, key int, what string, args ...any) {
 	}
 }
 
-// trace writes what happens, if somebody wants to read it.
+// trace writes events, if a trace is set.
 func (w *world) trace(what string, args ...any) {
 	if w.Trace != nil {
 		fmt.Fprintf(w.Trace, "%12.6f "+what+"\n", append([]any{time.Duration(w.now).Seconds()}, args...)...)
 	}
 }
 
-// travel draws how long one way takes: some time, always.
+// travel draws the time of one way, which is above 0.
 func (w *world) travel(d Delay) time.Duration {
 	t := d.Least
 	if d.Tail > 0 {
@@ -263,7 +263,7 @@ func (w *world) travel(d Delay) time.Duration {
 
 func (w *world) lost() bool { return w.Net.Loss > 0 && w.rnd.Float64() < w.Net.Loss }
 
-// plan is of the drift seats that a node's rules want.
+// plan has the drift seats for a node's rules.
 func (n *node) plan() approx.Plan {
 	if n.second == nil {
 		return approx.NewPlan([]*ratelimit.Rule{n.rule})

@@ -7,9 +7,9 @@ import (
 	"github.com/sluice-gate/sluice/bench/process"
 )
 
-// A machine is not the same from one minute to the next, so that two modes that cost the same look different when each
-// is measured once. With several rounds each mode is measured again after all others were, and what is reported is of
-// all rounds together, with the least and the most that one of them had.
+// A machine changes from one minute to the next, so that two modes of the same cost look different when each is
+// measured once. With several rounds each mode is measured again after all others. The report has the sum of
+// all rounds, and the minimum and maximum of one.
 
 // measureRow measures each mode of a row, so many times in turn.
 func (o *Options) measureRow(ctx context.Context, row *Row, nodes int, tell func(string)) ([]Measured, error) {

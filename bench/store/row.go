@@ -21,8 +21,8 @@ type Row struct {
 	Most    []float64      `json:"most,omitempty"`    // Redis' work, to the baseline's: leasing, routing, approx
 }
 
-// rows are ordinary traffic, and hard cases: rows 4 and 5 gain nothing from a lease, the last two have a
-// fleet and callers that want all of the machine.
+// rows are ordinary traffic, and hard cases: rows 4 and 5 gain nothing from a lease, and the last two have a
+// fleet and callers that load the whole machine.
 var rows = []Row{
 	{Name: "60 a minute, 10,000 keys, Zipf 1.1", Unit: ratelimit.Minute, Limit: 60, Keys: 10_000, Skew: 1.1, Most: []float64{0.4, 0.2, 0.4}},
 	{Name: "1,000 an hour, 10,000 keys, Zipf 1.1", Unit: ratelimit.Hour, Limit: 1000, Keys: 10_000, Skew: 1.1, Most: []float64{0.25, 0.1, 0.25}},

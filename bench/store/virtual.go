@@ -36,7 +36,7 @@ func (o *Options) virtual(ctx context.Context, r *Report, tell func(string)) (al
 		row := &rows[i-1]
 		for _, m := range o.modes(row)[1:] {
 			if m.name == "strict" || strings.HasPrefix(m.name, "routing") {
-				continue // one asks for each request, the other has one holder a key, for any fleet
+				continue // one claims for each request, the other has one holder a key, for any fleet
 			}
 			for _, nodes := range o.Virtual {
 				tell(fmt.Sprintf("%s, %s, %d nodes, virtual time", m.name, row.Name, nodes))

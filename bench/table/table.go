@@ -160,8 +160,8 @@ func run(kind Kind, keys int) (Result, error) {
 	return r, nil
 }
 
-// warming is how often all keys are asked about before decisions in a row: a first
-// lease is of one token, and the next claim would be waited for, one key after the other.
+// warming is the number of requests for all keys before decisions in a row. A first lease is of one token, so
+// that the next request would wait, one key after the other.
 func warming(k Kind) int {
 	if k != Local {
 		return 3

@@ -59,7 +59,7 @@ func (f *limitFlags) ask(method, path string, body io.Reader, headers ...string)
 // importPatience is for how long an answer may take: an import sets many overrides.
 const importPatience = 90 * time.Second
 
-// override asks for one override, or for a change of one.
+// override requests an override, or a change of one.
 func (f *limitFlags) override(method, path string, body io.Reader, headers ...string) (o console.Overridden, err error) {
 	code, text, err := f.ask(method, path, body, headers...)
 	if err != nil {

@@ -127,10 +127,10 @@ func (m memory) ballast(lookup func(string) (string, bool)) []byte {
 	return b
 }
 
-// A node with many streams of RLQS keeps a hundred MB and more on the heap, all of it pointers, and each
-// run of the collector takes a tenth of a second on two processors. With Go's own setting that was every
-// three seconds at 2,000 messages of reports a second, and one call of RLS in a hundred fell into it and
-// took some milliseconds. So it may leave three times as much garbage as it keeps before the collector runs.
+// A node with many streams of RLQS keeps a hundred MB and more on the heap, all of it pointers. Each run of the
+// collector takes a tenth of a second on two processors. With Go's own setting, that was every three seconds at
+// 2,000 messages of reports a second, and delayed one call of RLS in a hundred by some milliseconds. So it may
+// leave three times as much garbage as it keeps before the collector runs.
 const (
 	manyStreams = 1000
 	usual, rare = 100, 300 // as GOGC has it: the heap may grow by so many percent

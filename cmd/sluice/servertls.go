@@ -26,7 +26,7 @@ type tlsFlags struct {
 	ClientCA  string `env:"GRPC_CLIENT_TLS_CACERT" name:"grpc-client-tls-cacert" placeholder:"FILE" help:"Authority of client certificates, a file. If set, clients must present one."`
 	ClientSAN string `env:"GRPC_CLIENT_TLS_SAN" name:"grpc-client-tls-san" placeholder:"NAME" help:"Required name, address or URI in a client certificate."`
 
-	loads *metrics.Loads // nil: nobody asks
+	loads *metrics.Loads // nil: not counted
 }
 
 // reloads counts how often the certificates were read; nil where TLS is off.

@@ -9,9 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// storeWatch looks, now and then, whether the store may lose accounts that are in
-// use, and whether it has: Redis counts the keys that it evicts, whose holders it
-// tells nothing.
+// storeWatch checks periodically whether the store may lose accounts in use, and whether it has lost some:
+// Redis counts evicted keys, but does not report them to their holders.
 type storeWatch struct {
 	name  string // of the setting that names the store
 	ask   func(context.Context) (metrics.StoreSafety, []any, error)

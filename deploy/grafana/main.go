@@ -1,5 +1,5 @@
-// Command grafana writes the dashboards next to it: `make dashboards`. Each is a few lines here, so that all
-// look and read alike. Grafana gets the JSON.
+// Command grafana writes the JSON of the dashboards next to it: `make dashboards`. One definition of a panel
+// makes all dashboards look alike.
 package main
 
 import (
@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// panel is one chart: what it shows, and what to read from it.
+// panel is one chart. about tells readers how to read it.
 type panel struct {
 	title, about, unit string
 	wide               bool
@@ -28,7 +28,7 @@ type dashboard struct {
 const (
 	by = "domain, rule, mode"
 	on = `namespace=~"$namespace",domain=~"$domain",rule=~"$rule"`
-	in = `namespace=~"$namespace"` // of what is a node's, not a rule's
+	in = `namespace=~"$namespace"` // for metrics of nodes
 )
 
 var dashboards = []dashboard{
@@ -41,49 +41,49 @@ var dashboards = []dashboard{
 		{"Over-admission of all keys", "Tokens admitted beyond limits, a minute, of all keys together. The allowance is for each key, so it has no line here.", "short", false, false, []query{
 			{`sum by (` + by + `) (60 * rate(sluice_over_admitted_tokens_total{` + on + `}[5m]))`, "{{domain}}.{{rule}}"},
 		}},
-		{"Keys and windows near, and beyond, their bound", "Each key and window counts by itself. Beyond must be 0, but for what on_store_failure admitted.", "short", false, false, []query{
+		{"Keys and windows near, and beyond, their bound", "Each key and window counts separately. BEYOND is 0 in normal operation. Only admissions by on_store_failure can raise it.", "short", false, false, []query{
 			{`sum by (` + by + `) (increase(sluice_windows_near_bound_total{` + on + `}[5m]))`, "near {{domain}}.{{rule}}"},
 			{`sum by (` + by + `) (increase(sluice_windows_beyond_bound_total{` + on + `}[5m]))`, "BEYOND {{domain}}.{{rule}}"},
 		}},
 		{"Unconfirmed drift", "Tokens spent and not yet confirmed by the store, now, of all keys together.", "short", false, false, []query{
 			{`sum by (` + by + `) (sluice_drift_unconfirmed_tokens{` + on + `})`, "{{domain}}.{{rule}}"},
 		}},
-		{"Decisions by drift, and shares used up", "Decisions made before the ledger had answered; and those that could not be, for this node's share of the key was used up.", "ops", false, false, []query{
+		{"Decisions by drift, and shares used up", "Decisions made before the store replied, and decisions that waited because the node's share of the key was used up.", "ops", false, false, []query{
 			{`sum by (` + by + `) (rate(sluice_decisions_total{` + on + `,source="drift"}[$__rate_interval]))`, "drift {{domain}}.{{rule}}"},
 			{`sum by (` + by + `) (rate(sluice_drift_share_used_up_total{` + on + `}[$__rate_interval]))`, "used up {{domain}}.{{rule}}"},
 		}},
 		{"Under-admission", "Tokens refused by one node while others held unspent ones.", "short", false, false, []query{
 			{`sum by (` + by + `) (rate(sluice_under_admitted_tokens_total{` + on + `}[$__rate_interval]))`, "{{domain}}.{{rule}}"},
 		}},
-		{"Drift seats", "The seat of each node; -1: it has none, and leases.", "none", false, false, []query{{`sluice_drift_seat{` + in + `}`, "{{instance}}"}}},
+		{"Drift seats", "Drift seat of each node. -1: no seat, so rules of mode approx use leases only.", "none", false, false, []query{{`sluice_drift_seat{` + in + `}`, "{{instance}}"}}},
 	}},
 	holds,
 	{"sluice-modes", "Sluice: modes and leases", []panel{
-		{"Admitted and refused", "Tokens admitted, and decisions refused, a second.", "ops", true, false, []query{
+		{"Admitted and refused", "Tokens admitted and decisions refused, per second.", "ops", true, false, []query{
 			{`sum by (` + by + `) (rate(sluice_admitted_tokens_total{` + on + `}[$__rate_interval]))`, "admitted {{domain}}.{{rule}}"},
 			{`sum by (` + by + `) (rate(sluice_denied_total{` + on + `}[$__rate_interval]))`, "refused {{domain}}.{{rule}}"},
 		}},
-		{"Debt", "Tokens charged beyond limits, a second: charges after the fact, and refused requests.", "ops", false, false, []query{
+		{"Debt", "Tokens per second charged beyond limits: late charges and refused requests.", "ops", false, false, []query{
 			{`sum by (` + by + `) (rate(sluice_debt_tokens_total{` + on + `}[$__rate_interval]))`, "{{domain}}.{{rule}}"},
 		}},
-		{"Decisions by mode and source", "Where decisions are made: from a lease, by asking the ledger or the key's owner, by drift, without the store.", "ops", false, false, []query{
+		{"Decisions by mode and source", "Source of decisions: a lease, the store, the key's owner, drift, or on_store_failure.", "ops", false, false, []query{
 			{`sum by (mode, source) (rate(sluice_decisions_total{` + on + `}[$__rate_interval]))`, "{{mode}} {{source}}"},
 		}},
-		{"Tokens leased and unspent", "Of this window and the next.", "short", false, false, []query{{`sum by (` + by + `) (sluice_leased_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
-		{"Lease sizes", "Tokens granted with a claim.", "short", false, false, []query{
+		{"Tokens leased and unspent", "For the current window and the next.", "short", false, false, []query{{`sum by (` + by + `) (sluice_leased_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
+		{"Lease sizes", "Tokens granted per claim.", "short", false, false, []query{
 			{`histogram_quantile(0.5, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "median"},
 			{`histogram_quantile(0.99, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 		}},
-		{"Claims, by what they are for", "", "ops", false, false, []query{{`sum by (for) (rate(sluice_claims_total{` + in + `}[$__rate_interval]))`, "{{for}}"}}},
-		{"Time of a decision", "From a request's bytes to its answer's.", "s", false, false, []query{
+		{"Claims, by reason", "Claims per second.", "ops", false, false, []query{{`sum by (for) (rate(sluice_claims_total{` + in + `}[$__rate_interval]))`, "{{for}}"}}},
+		{"Time of a decision", "From reading a request to writing its answer.", "s", false, false, []query{
 			{`histogram_quantile(0.5, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "median"},
 			{`histogram_quantile(0.99, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 			{`histogram_quantile(0.999, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99.9"},
 		}},
-		{"Keys held", "", "short", false, false, []query{{`sluice_keys{` + in + `,in="leases"}`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
+		{"Keys tracked", "Keys in the table of each node, and MAX_KEYS.", "short", false, false, []query{{`sluice_keys{` + in + `,in="leases"}`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
 	}},
 	{"sluice-store", "Sluice: store", []panel{
-		{"Store operations", "Round trips of all nodes; and decisions that cost none.", "ops", true, false, []query{
+		{"Store operations", "Round trips of all nodes, and decisions that needed no round trip.", "ops", true, false, []query{
 			{`sum by (result) (rate(sluice_store_operations_total{` + in + `}[$__rate_interval]))`, "{{result}}"},
 			{`sum (rate(sluice_store_operations_saved_total{` + in + `}[$__rate_interval]))`, "saved"},
 		}},
@@ -91,10 +91,10 @@ var dashboards = []dashboard{
 			{`histogram_quantile(0.5, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "median"},
 			{`histogram_quantile(0.99, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 		}},
-		{"Breaker", "1 while the store does not answer that node and is not asked.", "none", false, false, []query{{`sluice_store_breaker_open{` + in + `}`, "{{instance}}"}}},
+		{"Breaker", "1: the store does not answer this node, so the node sends no claims.", "none", false, false, []query{{`sluice_store_breaker_open{` + in + `}`, "{{instance}}"}}},
 		{"Time since the store answered", "", "s", false, false, []query{{`sluice_store_sync_age_seconds{` + in + `}`, "{{instance}}"}}},
 		{"Claims that wait to be sent", "", "short", false, false, []query{{`sluice_claims_queued{` + in + `}`, "{{instance}}"}}},
-		{"Late claims and recoveries", "Claims that came late, and times that the ledger had lost data.", "short", false, false, []query{
+		{"Late claims and recoveries", "Claims that arrived late, and recoveries after data loss in the store.", "short", false, false, []query{
 			{`sum (increase(sluice_claims_stale_total{` + in + `}[5m]))`, "late claims"},
 			{`sum (increase(sluice_ledger_recoveries_total{` + in + `}[5m]))`, "recoveries"},
 		}},
@@ -102,46 +102,46 @@ var dashboards = []dashboard{
 	{"sluice-routing", "Sluice: routing", []panel{
 		{"Nodes in the ring, as each sees it", "", "none", false, false, []query{{`sluice_ring_members{` + in + `}`, "{{instance}}"}}},
 		{"Different rings", "1 when all nodes agree.", "none", false, true, []query{{`count(count_values("ring", sluice_ring_fingerprint{` + in + `}))`, "rings"}}},
-		{"Asks between nodes", "", "ops", true, false, []query{{`sum by (instance, what) (rate(sluice_peer_asks_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{what}}"}}},
-		{"Hot keys", "Keys that owners had others lease; and decisions so made.", "short", false, false, []query{
+		{"Requests between nodes", "Per second.", "ops", true, false, []query{{`sum by (instance, what) (rate(sluice_peer_asks_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{what}}"}}},
+		{"Hot keys", "Busy keys that owners lease to other nodes, and decisions from these leases.", "short", false, false, []query{
 			{`sluice_hot_keys{` + in + `}`, "keys {{instance}}"}, {`sum by (instance) (rate(sluice_hot_key_decisions_total{` + in + `}[$__rate_interval]))`, "decisions/s {{instance}}"},
 		}},
 		{"Accounts handed over", "", "short", false, false, []query{{`sum by (instance) (increase(sluice_accounts_handed_over_total{` + in + `}[5m]))`, "{{instance}}"}}},
-		{"Peers refused, messages that make no sense", "", "short", false, false, []query{
+		{"Peers refused, invalid messages", "", "short", false, false, []query{
 			{`sum (increase(sluice_peers_refused_total{` + in + `}[5m]))`, "refused"}, {`sum (increase(sluice_peer_messages_malformed_total{` + in + `}[5m]))`, "malformed"},
 		}},
 	}},
 	{"sluice-envoys", "Sluice: Envoys with leases", []panel{
-		{"Streams and buckets", "Of Envoys that enforce by themselves (RLQS).", "short", false, false, []query{
+		{"Streams and buckets", "Envoys that enforce limits themselves (RLQS).", "short", false, false, []query{
 			{`sum by (instance) (sluice_rlqs_streams{` + in + `})`, "streams {{instance}}"}, {`sum by (instance) (sluice_rlqs_buckets{` + in + `})`, "buckets {{instance}}"},
 		}},
-		{"Requests decided by Envoys", "As they report them, every 5 s.", "ops", false, false, []query{{`sum by (decision) (rate(sluice_rlqs_requests_total{` + in + `}[$__rate_interval]))`, "{{decision}}"}}},
-		{"Tokens granted and credited", "Credited: proven dead, and granted again.", "short", true, false, []query{
+		{"Requests decided by Envoys", "Reported by Envoys every 5 s.", "ops", false, false, []query{{`sum by (decision) (rate(sluice_rlqs_requests_total{` + in + `}[$__rate_interval]))`, "{{decision}}"}}},
+		{"Tokens granted and credited", "Credited: the Envoy is proven dead, and its tokens can be granted again.", "short", true, false, []query{
 			{`sum by (what) (rate(sluice_rlqs_tokens_total{` + in + `,what=~"granted|credited"}[$__rate_interval]))`, "{{what}}"},
 			{`sum(sluice_rlqs_unproven_tokens{` + in + `})`, "unproven now"},
 		}},
-		{"Tokens beyond leases", "Excess: let pass, and never granted. Uncovered: to be charged, and not to be had any more. Carried: charged to a second window.", "short", false, false, []query{
+		{"Tokens beyond leases", "Excess: admitted without a grant. Uncovered: charged when the limit was used up. Carried: charged to a second window.", "short", false, false, []query{
 			{`sum by (instance, what) (increase(sluice_rlqs_tokens_total{` + in + `,what=~"excess|uncovered|carried"}[5m]))`, "{{instance}} {{what}}"},
 		}},
-		{"Refused, cut, lost", "Streams and buckets beyond the bounds, streams that did not take in answers, rules that cannot be divided; reports that did not arrive.", "short", false, false, []query{
+		{"Streams refused and reports lost", "Streams and buckets beyond their maximum, streams that read no answers, rules that cannot be divided, and reports that did not arrive.", "short", false, false, []query{
 			{`sum by (why) (increase(sluice_rlqs_refused_total{` + in + `}[5m]))`, "{{why}}"}, {`sum (increase(sluice_rlqs_reports_lost_total{` + in + `}[5m]))`, "reports lost"},
 		}},
 	}},
 	{"sluice-failures", "Sluice: failures", []panel{
-		{"Decisions without the store", "By reason; what they admit, on_store_failure says.", "ops", true, false, []query{{`sum by (reason) (rate(sluice_fallback_decisions_total{` + in + `}[$__rate_interval]))`, "{{reason}}"}}},
+		{"Decisions without the store", "By reason. The rule's on_store_failure decides whether they are admitted.", "ops", true, false, []query{{`sum by (reason) (rate(sluice_fallback_decisions_total{` + in + `}[$__rate_interval]))`, "{{reason}}"}}},
 		{"By rule", "", "ops", false, false, []query{{`sum by (` + by + `, reason) (rate(sluice_decisions_total{` + on + `,source="fallback"}[$__rate_interval]))`, "{{domain}}.{{rule}} {{reason}}"}}},
-		{"Errors", "Calls answered with an error, malformed ones, and bugs met.", "ops", false, false, []query{
+		{"Errors", "Calls answered with an error, malformed calls, and bugs.", "ops", false, false, []query{
 			{`sum by (err_type) (rate(ratelimit_service_should_rate_limit_error{` + in + `}[$__rate_interval]))`, "{{err_type}}"},
 			{`sum (rate(sluice_bad_requests_total{` + in + `}[$__rate_interval]))`, "malformed"},
 			{`sum (rate(sluice_panics_total{` + in + `}[$__rate_interval]))`, "bugs"},
 		}},
-		{"Calls shed", "Answered UNAVAILABLE before anything was charged, for the node could not answer in time; and calls whose callers gave up, which were given back.", "ops", false, false, []query{
+		{"Calls shed", "Calls answered UNAVAILABLE without a charge because the node is overloaded, and calls whose callers gave up, with their charge returned.", "ops", false, false, []query{
 			{`sum by (instance, reason) (rate(sluice_shed_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{reason}}"},
 			{`sum by (instance) (rate(sluice_calls_given_up_total{` + in + `}[$__rate_interval]))`, "{{instance}} given up"},
 		}},
 		{"Configs refused", "", "short", false, false, []query{{`sum by (instance) (increase(ratelimit_service_config_load_error{` + in + `}[5m]))`, "{{instance}}"}}},
 		{"Requests for unknown domains", "", "ops", false, false, []query{{`sum (rate(sluice_unknown_domain_total{` + in + `}[$__rate_interval]))`, "unknown"}}},
-		{"Keys beyond the table", "Decisions of keys that share budgets, for MAX_KEYS are tracked.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{` + in + `,source="overflow"}[$__rate_interval]))`, "{{instance}}"}}},
+		{"Keys beyond the table", "Decisions for keys that share budgets because the node tracks MAX_KEYS keys already.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{` + in + `,source="overflow"}[$__rate_interval]))`, "{{instance}}"}}},
 	}},
 }
 

@@ -47,9 +47,8 @@ func (l *layout) addJSON(kind string, v any) (descriptor, error) {
 
 type object = map[string]any
 
-// image writes the image of the Dockerfile beside it, without Docker: an OCI
-// layout in a tar, which `docker load`, `podman load` and `skopeo copy
-// oci-archive:` read.
+// image writes the image of the Dockerfile, without Docker: an OCI layout in a tar, which `docker load`,
+// `podman load` and `skopeo copy oci-archive:` read.
 func (r *release) image(ctx context.Context, work string) error {
 	var l layout
 	var manifests []descriptor

@@ -132,7 +132,7 @@ func (r *release) git(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// build makes a static binary that knows its version.
+// build makes a static binary with its version.
 func (r *release) build(ctx context.Context, p platform, out string, tags ...string) error {
 	args := []string{"build", "-trimpath", "-ldflags", "-s -w -X main.released=" + r.version, "-o", out}
 	if len(tags) > 0 {

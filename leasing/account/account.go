@@ -6,35 +6,36 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// account is what the ledger has of a key in a window. The zero account is new. It is not safe for concurrent use,
-// and knows no clock: the ledger's time comes with each message.
+// account is the ledger's state of a key in a window. The zero account is new. It is not safe for concurrent use, and
+// has no clock: the ledger's time comes with each message.
 type account struct {
-	// Invariant: sum is the totals of all records, and of those that were dropped; but for what a message of a
-	// record that the ledger had lost has put right, in no case less.
+	// Invariant: sum is the total of all records, and of dropped ones. A message that restores a record lost by the
+	// ledger may leave it larger, and never smaller.
 	sum tokens
-	// Invariant: spent is what all records have said, and the totals of dropped ones: the rest of the sum is in hand.
+	// Invariant: spent is the reported usage of all records, and the totals of dropped ones. The rest of the sum is
+	// in hand.
 	spent tokens
-	fence ratelimit.Fence // Invariant: each grant's is higher than all before it
+	fence ratelimit.Fence // Invariant: each grant's is higher than all earlier ones
 
 	learning
 	recall
 
-	// eagerly is before when no eager lease is looked for that is over; 0: there is none. Invariant: at most readAgain
-	// after the end of any that was not credited.
+	// eagerly is the earliest time of the next search for ended eager leases; 0: there are none. Invariant: at most
+	// readAgain after the end of any that was not credited.
 	eagerly instant
 	records records
 }
 
-// learning is how far an account is told again what its ledger has lost.
+// learning is the state of an account whose totals are restated after a loss.
 type learning struct {
-	learns  instant // until when. Invariant: at most Learn from now
-	learned tokens  // granted since it began to. Invariant: at most one LearnPart-th of the limit, at least 1
+	learns  instant // end of it. Invariant: at most Learn from now
+	learned tokens  // granted since it began. Invariant: at most one LearnPart-th of the limit, at least 1
 }
 
-// mostSum bounds what all holders have together, so that doubles hold it.
+// mostSum bounds the sum, so that doubles are exact.
 const mostSum tokens = 1 << 52
 
-// draw adds to a holder's total, with nothing looked at, as plain increments do.
+// draw adds to a holder's total without a check, like plain increments.
 func (a *account) draw(now instant, c *Claim, before tokens) Grant {
 	r := a.records.findOrAdd(c.Holder)
 	r.taken += c.Want
@@ -42,9 +43,9 @@ func (a *account) draw(now instant, c *Claim, before tokens) Grant {
 	return Grant{Total: r.taken, Sum: a.sum + before, InHand: -1, At: now}
 }
 
-// claim books what a holder says, and grants what it needs. before is what counts of the window before; where debt is
-// carried, the debt of that window, and below 0: it is not known. Whoever is to give back something is told through
-// ask. It allocates only for a new holder.
+// claim books a holder's totals, and grants its need. before is the part of the previous window that counts. Where
+// debt is carried, it is the debt of that window, or below 0 if it is unknown. ask recalls holders. It allocates only
+// for a new holder.
 func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit.Holder)) Grant {
 	r := a.records.find(c.Holder)
 	if r != nil && c.Seq <= r.seq {
@@ -63,7 +64,7 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 		a.leave(r, now)
 	} else {
 		g.Granted = a.grant(r, c, now, before)
-		// Where more is charged than there is, nobody is to admit from what he has in hand.
+		// With debt, no holder may admit requests from its lease.
 		short = g.Granted < c.Need || a.sum+before > c.Limit.Capacity()
 	}
 	a.fence = max(a.fence+1, ratelimit.Fence(now))
@@ -78,11 +79,11 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 	return g
 }
 
-// debtor is the name by which an account has the debt of the window before: no holder's.
+// debtor is the holder name of the previous window's debt. It is no holder's.
 const debtor ratelimit.Holder = 0
 
-// carry has the account count the debt of the window before, as that has it now: late reports and refunds change it.
-// Once counted it stays when the account before is gone.
+// carry makes the account count the debt of the previous window, as it is now: late reports and refunds change it.
+// Once counted, it stays when the previous account is gone.
 func (a *account) carry(debt tokens) {
 	r := a.records.find(debtor)
 	if debt < 0 || debt == 0 && r == nil {
@@ -96,8 +97,8 @@ func (a *account) carry(debt tokens) {
 	r.taken, r.spent, r.seq = debt, debt, 1
 }
 
-// learn notes that the account may have been lost: as the holder knows, or because it had more of it than is here.
-// Nobody learns for longer than Learn from now: what is further ahead is from before a clock was set back.
+// learn notes that the account may have been lost: the holder read that, or has more than the record. Learning ends
+// at most Learn from now: a later end is from before a clock was set back.
 func (a *account) learn(now instant, c *Claim, missing bool) {
 	until := max(a.learns, c.Learning)
 	if missing {
@@ -110,9 +111,9 @@ func (a *account) learn(now instant, c *Claim, missing bool) {
 	a.learns = until
 }
 
-// book makes the record a copy of what the holder says. It returns what of a refund is not credited: the account would
-// be below nothing. That is cut from the record as well, for a ledger that is told again would credit it then. While
-// the account learns nothing is cut: what was refunded may not have been told yet.
+// book copies the holder's totals into the record. It returns the part of a refund that is not credited, because the
+// sum would fall below 0. The record is cut as well, or restated totals after a loss would credit that part. While
+// the account learns, refunds are not cut: their charge may not have been restated yet.
 func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
 	had := r.total()
 	total := max(clamped(c.Taken), clamped(c.Spent))
@@ -121,7 +122,7 @@ func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
 		cut = min(max(0, had-total-a.sum), max(0, had-total))
 	}
 	if total < had {
-		a.pause = a.least // somebody gave something back
+		a.pause = a.least // tokens were given back
 	}
 	total += cut
 	spent := min(clamped(c.Spent)+cut, total)
@@ -136,7 +137,7 @@ func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
 
 func clamped(n tokens) tokens { return max(-MostBooked, min(n, MostBooked)) }
 
-// lease has what the holder has in hand end, unless it renews it.
+// lease ends the holder's lease, unless the holder renews it.
 func (a *account) lease(r *record, expires instant) {
 	r.expires = expires
 	if a.eagerly == 0 || expires < a.eagerly {
@@ -144,13 +145,13 @@ func (a *account) lease(r *record, expires instant) {
 	}
 }
 
-// leave drops the record of a holder that ends, but for its name. What it has counts as spent: nobody has it in hand.
+// leave drops the record of a holder that ends, except its name. Its total counts as spent, and not as in hand.
 func (a *account) leave(r *record, now instant) {
 	a.spent += r.total() - r.spent
 	r.taken, r.spent, r.expires = 0, r.total(), min(-now, closed-1)
 }
 
-// grant gives a holder what it needs, if that is free, and of what it wants beyond that a share of what is free.
+// grant gives a holder its need, if that is free, and beyond it a share of the free tokens, up to Want.
 func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens {
 	limit := c.Limit.Capacity()
 	free := limit - max(0, a.sum) - before
@@ -170,16 +171,17 @@ func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens 
 	return n
 }
 
-// granted is how much of what is free a claim gets.
+// granted is the size of a claim's grant.
 func granted(free tokens, c *Claim) tokens { return Granted(free, c.Need, c.Want, c.Share) }
 
-// Granted is what is needed, where that is free; of what is wanted beyond it, at most one share-th of what is free.
+// Granted is the need, as far as it is free, and beyond it up to Want, but at most one share-th of the free
+// tokens in all.
 func Granted(free, need, want tokens, share int) tokens {
 	return max(0, min(free, want, max(need, free/tokens(max(1, share)))))
 }
 
-// credit takes back what holders had in hand whose eager leases are over, and closes them: they have not told whether
-// they spent it. It reads all records.
+// credit takes back the tokens in hand of ended eager leases, and closes them: their holders have not reported that
+// they spent them. It reads all records.
 func (a *account) credit(but *record, now instant) {
 	a.eagerly = 0
 	for i := range a.records {
@@ -199,8 +201,8 @@ func (a *account) credit(but *record, now instant) {
 	}
 }
 
-// inHand is what others than a holder have in hand, as far as they have said.
+// inHand is the tokens in hand of all holders except one, as reported.
 func (a *account) inHand(but *record) tokens { return a.sum - a.spent - but.inHand() }
 
-// readAgain is after what time all records may be read again.
+// readAgain is the minimum time between two reads of all records.
 const readAgain = 10 * time.Millisecond

@@ -7,39 +7,39 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Micro is how many millionths are in a token: buckets count in them.
+// Micro is the number of millionths in a token, the unit of buckets.
 const Micro = 1_000_000
 
-// mostBurst: doubles hold that many millionths.
+// mostBurst: doubles are exact for that many millionths.
 const mostBurst = ratelimit.MostBurst
 
-// bucket is the account of a token bucket: a level that refills, and what live leases have in hand.
+// bucket is the account of a token bucket: a level that refills, and the tokens in hand of live leases.
 //
-// Guarantee: what holders spend of their leases in any time t is at most burst + rate x t. Whatever a slot is long, a
-// lease counts as live for one at least from when it was claimed, and what is in hand keeps its room until then.
-// The zero bucket is new, and full. It is not safe for concurrent use. An account that is full expires, and holders
-// that know it to be full forget it: who has taken something of a bucket that is not there says that it was lost.
-// Claim.Learning is of a bucket until when one that was empty when the data was lost has filled.
+// Guarantee: holders spend at most burst + rate x t of their leases in any time t. For any length of slots, a lease
+// counts as live for at least one slot from its claim, and its tokens keep their room until then. The zero bucket is
+// new, and full. It is not safe for concurrent use. A full account expires, and its holders drop it when they can
+// compute that: a holder with a total in a missing bucket means that the bucket was lost. For a bucket,
+// Claim.Learning is the time at which one that was empty at the loss has filled.
 type bucket struct {
-	// Invariant: level + hand + old is at most the burst; level is below nothing by charges that were not asked for.
+	// Invariant: level + hand + old is at most the burst; charges without a grant take level below 0.
 	level int64 // millionths
-	carry int64 // what is left of a refill: millionths x seconds of the period
+	carry int64 // remainder of a refill: millionths x seconds of the period
 	at    instant
-	// hand is what was claimed, and is not known to be spent, in this slot, and old in the one before. So what expires
-	// is seen without a look at the records.
+	// hand is the tokens claimed in this slot and not reported as spent, and old those of the previous slot. So they
+	// expire without a look at the records.
 	hand, old tokens
-	turn      instant // counts the slots. A record's expiry is the turn of its last claim
+	turn      instant // counts the slots. The expiry of a record is the turn of its last claim
 	ends      instant // this slot. Invariant: at most one slot from at
-	// slot is how long leases last. It grows with the first claim that asks for more, and shrinks when nothing is in
+	// slot is the lifetime of leases. It grows with the first claim of a longer one, and shrinks when nothing is in
 	// hand: nodes may have different ones for a while.
 	slot    time.Duration
 	fence   ratelimit.Fence // Invariant: as in account
-	learns  instant         // until when it is known that it was lost, and has begun empty
+	learns  instant         // end of the learning after a loss; the bucket began empty
 	records records
 }
 
-// claim books what a holder says and grants what it needs, as that of account does. Whoever comes when its lease is
-// over has nothing in hand.
+// claim books a holder's totals and grants its need, like that of account. A holder whose lease has ended has nothing
+// in hand.
 func (b *bucket) claim(now instant, c *Claim) Grant {
 	r := b.records.find(c.Holder)
 	if r != nil && c.Seq <= r.seq {
@@ -69,10 +69,10 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 
 func burstOf(l *ratelimit.Limit) tokens { return max(0, min(l.Burst, mostBurst)) }
 
-// handOf is what a holder with these totals has in hand.
+// handOf is the tokens in hand of a holder with these totals.
 func handOf(taken, spent tokens) tokens { return max(0, min(taken-spent, mostBurst)) }
 
-// advance has time pass, and slots have the length that leases have.
+// advance moves the bucket to now, and sets the length of slots.
 func (b *bucket) advance(now instant, c *Claim, burst tokens, missing bool) {
 	slot := max(time.Microsecond, c.TTL.Truncate(time.Microsecond))
 	if b.slot == 0 {
@@ -89,21 +89,21 @@ func (b *bucket) advance(now instant, c *Claim, burst tokens, missing bool) {
 	}
 }
 
-// lose has a bucket that was lost, or goes on with an older copy, begin as if all of it were leased in the slot
-// before: empty, and it fills once the leases of before are over. Who tells of the same loss later changes nothing;
-// but the first message may have been one that did not know of it.
+// lose restarts a bucket that was lost, or continues with an older copy, as if all of it were leased in the
+// previous slot: empty. It refills after the earlier leases end. Later reports of the same loss change nothing,
+// except after a first message that did not state the loss.
 func (b *bucket) lose(now instant, c *Claim, burst tokens) {
 	if b.learns <= now {
 		b.level, b.carry, b.ends = min(0, b.level), 0, now.Add(b.slot)
-		// What was granted of a bucket that was not so full is no credit when it is given back.
+		// Earlier grants of a bucket that was emptier than full are no credit when they are given back.
 		b.hand, b.old, b.records = 0, burst, nil
 	}
 	b.learns = max(b.learns, c.Learning, now.Add(Learn))
 }
 
-// refill brings the bucket to now, slot by slot: what expires on the way makes room.
+// refill brings the bucket to now, slot by slot: leases that end on the way make room.
 func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
-	if now < b.at { // the clock was set back: no lease is over for that
+	if now < b.at { // the clock was set back: no lease ends
 		b.at, b.ends = now, min(b.ends, now.Add(b.slot))
 	}
 	for b.at < now {
@@ -115,7 +115,7 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 		b.fill(int64(end-b.at), l, burst)
 		b.at = end
 		switch {
-		case idle && end >= b.ends: // two turns: whatever was claimed before is over
+		case idle && end >= b.ends: // two turns: all earlier claims have ended
 			b.turn, b.ends = b.turn+2, now.Add(b.slot)
 		case end == b.ends:
 			b.turn, b.old, b.hand, b.ends = b.turn+1, b.hand, 0, b.ends.Add(b.slot)
@@ -123,8 +123,7 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 	}
 }
 
-// fill adds what comes in so many microseconds, as far as there is room. Nothing is lost to rounding: what makes no
-// whole millionth is carried over.
+// fill adds the refill of that many microseconds, as far as there is room. It carries the rounding remainder over.
 func (b *bucket) fill(elapsed int64, l *ratelimit.Limit, burst tokens) {
 	if room := b.room(burst); b.level < room {
 		b.level, b.carry = Refilled(b.level, b.carry, elapsed, room, l)
@@ -133,19 +132,18 @@ func (b *bucket) fill(elapsed int64, l *ratelimit.Limit, burst tokens) {
 	}
 }
 
-// room is how far the level may rise. It is below nothing after a loss: holders tell what they have in hand of leases
-// that old counts already.
+// room is the maximum rise of the level. It is below 0 after a loss: holders report tokens in hand of leases that old
+// counts already.
 func (b *bucket) room(burst tokens) int64 { return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro }
 
-// book makes the record a copy of what the holder says, and has the level pay for what it took. It returns how much
-// was refunded.
+// book copies the holder's totals into the record, and charges the level. It returns the refund.
 func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 	taken, spent := clamped(c.Taken), clamped(c.Spent)
 	hand, had := handOf(taken, spent), r.total()
 	var paid tokens
 	switch {
 	case r.seq == 0:
-		// New, or lost: of what it has spent before nothing is owed. A refund is one in the first claim only.
+		// New, or lost: its earlier usage is not owed. A refund counts in the first claim only.
 		paid = hand + max(0, spent-taken)
 		if c.Seq == 1 {
 			paid += min(0, taken)
@@ -158,7 +156,7 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 			b.old -= own
 		}
 		paid = max(taken, spent) - had
-	default: // its lease is over: the bucket may have filled in its place
+	default: // its lease has ended: the bucket may have filled in its place
 		paid, hand = max(0, spent-had)+min(0, spent-r.spent), 0
 		taken = spent
 	}
@@ -168,7 +166,7 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 	return max(0, -paid)
 }
 
-// cut keeps the level where there is room for what is in hand, and returns what of a refund is not credited for that.
+// cut keeps room for the tokens in hand, and returns the part of a refund that is not credited for that.
 func (b *bucket) cut(burst, refunded tokens) tokens {
 	over := min(b.level, b.level-b.room(burst))
 	if over <= 0 {
@@ -178,12 +176,12 @@ func (b *bucket) cut(burst, refunded tokens) tokens {
 	return min(refunded, tokens(over/Micro))
 }
 
-// full is when the level alone will be full; not before two slots are over, as leases are by then. What was spent
+// full is the time at which the level alone is full; at least after two slots, when all leases have ended. Usage
 // before an override counts as long as without one, by the rule's own limit.
 func (b *bucket) full(l, own *ratelimit.Limit) instant {
 	us := 0.0
 	if missing := float64(max(burstOf(l), burstOf(own)))*Micro - float64(b.level); missing > 0 {
-		us = missing / float64(max(l.Requests, own.Requests)) * l.Period().Seconds() // never, if nothing comes in
+		us = missing / float64(max(l.Requests, own.Requests)) * l.Period().Seconds() // never, without a refill
 	}
 	return max(b.ends.Add(b.slot), b.at+instant(min(math.Ceil(us), float64(2*ratelimit.MaxPeriod.Microseconds()))))
 }

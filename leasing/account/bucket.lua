@@ -87,8 +87,8 @@ else
 end
 level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, max(fence + 1, now)
 
--- It expires when the level alone is full, for then nothing would be lost; and not before leases are over. What was
--- spent before an override counts as long as without one.
+-- It expires when the level alone is full, because that loses nothing; and not before leases have ended. Usage before
+-- an override counts as long as without one.
 local lacks = max(Limit, full) * MICRO - level
 full = at + (lacks > 0 and min(math.ceil(lacks / max(Requests, rate) * Seconds), 63072000000000) or 0)
 local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says),

@@ -1,7 +1,7 @@
--- claim settles a message about the account of a window: account.go, in Lua. KEYS[1] is the account. KEYS[2] is the one
--- before, of a sliding window or where debt is carried. "sum" and "h:NAME" are integers, to which draws add. "c:NAME" is
--- a holder's last claim: seq, spent, fence, expiry. Holder 0 is the debt of the window before. "a" is the account's:
--- spent, fence, learns, learned, eagerly, asked, pause, least.
+-- claim settles a message about the account of a window: account.go, in Lua. KEYS[1] is the account. KEYS[2] is the
+-- previous one, of a sliding window or where debt is carried. "sum" and "h:NAME" are integers, to which draws add.
+-- "c:NAME" is a holder's last claim: seq, spent, fence, expiry. Holder 0 is the debt of the previous window. "a" is
+-- the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
 local PART, PARTS, AGAIN, RARELY, RECORD, LEFT = 20, 1000000, 10000, 1000000, 20, 60000000
 
 Limit = Requests
@@ -57,7 +57,7 @@ if TTL > 0 then
   if eagerly == 0 or expires < eagerly then eagerly = expires end
 end
 
--- each calls f with the name, total, spent, claim and expiry of each other holder. It returns how many there are.
+-- each calls f with the name, total, spent, claim and expiry of each other holder. It returns their number.
 local set, gone, all, n = {}, {}, nil, 0
 local function each(f)
   if not all then
@@ -143,6 +143,6 @@ if debt ~= owed then redis.call('HSET', KEYS[1], 'h:0', text(debt), 'c:0', struc
 if Kind == LEAVES then gone[#gone + 1] = holder end
 for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
 for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
--- An account that is there expires already, but where the rule carries debt since.
+-- An existing account has its expiry already, unless the rule carries debt since.
 if not got[1] or Carries == 1 then redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000))) end
 return answer

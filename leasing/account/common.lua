@@ -1,8 +1,8 @@
--- What both scripts begin with. Numbers are whole and within 2^53, so that doubles hold them. All is checked
--- before anything is written: what is not as this protocol writes it is an error, and changes nothing.
+-- The common part of both scripts. Numbers are whole and within 2^53, so that doubles are exact. All fields are
+-- checked before anything is written: another form is an error, and changes nothing.
 local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
   Seconds, Carries, Ceiling, Now = struct.unpack('<ddddddddddddddddddd', ARGV[2])
-local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: what is settled is on record there, before it is written
+local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: the event is written before the change
 local max, min, floor = math.max, math.min, math.floor
 local STATES, DRAWS, LEAVES, SAFE, CLOSED, EVENTS, KEPT = 0, 1, 2, 0, -1, 10000, 7776000000
 local OVERTAKEN, OVER, EXPIRED, MOST, LEARN = 1, 2, 3, 4503599627370496, 2000000 -- MOST: mostSum
@@ -14,7 +14,7 @@ local function integer(text)
   if not n or n > 2 * MOST or n < -2 * MOST then error('no integer in ' .. KEYS[1]) end
   return n
 end
--- unpacked reads doubles of a format, and what follows is nobody's; zeros where there is nothing.
+-- unpacked reads doubles of a format, and the rest of the text; zeros if there is none.
 local function unpacked(packed, format)
   if not packed then return 0, 0, 0, 0, 0, 0, 0, 0 end
   if #packed ~= 8 * #format - 8 then error('no record in ' .. KEYS[1]) end
@@ -25,7 +25,7 @@ local function unpacked(packed, format)
   return unpack(all)
 end
 local function text(n) return string.format('%.0f', n) end
--- The record of the key's own limit, where one may be: in force, it goes with the answer, which is judged by it.
+-- The record of the key's override, if there may be one: in force, it judges the message and follows the answer.
 local override, was = Ceiling > 0 and redis.call('GET', KEYS[Stream and #KEYS - 1 or #KEYS]) or '', Requests
 -- answered: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
 local function answered(name, ...)
@@ -43,7 +43,7 @@ local function flag(x) return x and 1 or 0 end
 local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Share)))) end
 
 local clock = redis.call('TIME')
-local now = Now > 0 and Now or clock[1] * 1000000 + clock[2] -- Now is 0 but in tests
+local now = Now > 0 and Now or clock[1] * 1000000 + clock[2] -- Now is 0 except in tests
 if override ~= '' then
   local version, n, ends = struct.unpack('<Bdd', override)
   if version ~= 1 then error('no override beside ' .. KEYS[1]) end

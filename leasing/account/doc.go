@@ -1,11 +1,10 @@
 // Package account is the ledger's side of the protocol: one account for each key and window.
 //
-// Guarantee: an account's sum is at least what all holders have taken of it together, and a holder owns only what
-// lay below the limit when it was taken. So what holders spend of what they own is at most the limit, whatever
-// messages are lost, repeated, delayed or overtaken, and whoever crashes, pauses or comes back. What was charged or
-// admitted without asking is booked whole, and is the only way beyond the limit; refunds credit the account, never
-// below nothing. It does not promise that every token gets used: what a holder took and lost stays taken until the
-// window ends.
+// Guarantee: an account's sum is at least the sum of all holders' totals, and a holder owns only tokens that were
+// below the limit when it took them. So holders spend at most the limit of their own tokens. This holds if messages
+// are lost, repeated, delayed or overtaken, and if holders crash, pause or return. Charges and admissions without a
+// grant are booked whole, and are the only way beyond the limit. Refunds credit the account, never below 0. It does
+// not promise that every token gets used: tokens that a holder lost stay taken until the window ends.
 //
 // An account is a sum, and one total for each holder. In Redis it is a hash:
 //
@@ -14,34 +13,33 @@
 //	c:NAME   its last claim: seq, spent, fence, expiry     packed, written by claims only
 //	a        of the account: spent, fence, what it learns, whom it recalls     packed, written by claims only
 //
-// The window is part of the account's name, so nothing turns over inside an account: the next window is another
-// account, and a late report goes to the old one, which is kept one window longer.
+// The window is part of the account's name, so the content of an account never turns over. The next window is another
+// account. A late report goes to the old one, which is kept one window longer.
 //
-// Two messages change it. A draw adds to the sum and to the holder's total, by plain increments, and whoever sent it
-// judges what it owns: its tokens less what the sum says is beyond the limit. A claim states the holder's total and
-// its need, and the ledger judges. The holder's total is the truth, and the ledger's number a copy of it: so a lost
-// answer is taken back, a ledger that forgot learns again, and giving back is a claim with a smaller total.
+// Two messages change it. A draw adds to the sum and to the holder's total, by plain increments. Its sender computes
+// the tokens that it owns: those below the limit, by the sum. A claim states the holder's total and its need, and the
+// ledger decides. The holder's total is the truth, and the ledger's number is a copy. So a claim takes back a lost
+// answer, restores lost data, and gives tokens back with a smaller total.
 //
-// A token bucket is an account without a window: a level that refills, and what live leases have in hand. Of buckets
-// there are claims only.
+// A token bucket is an account without a window: a level that refills, and the tokens in hand of live leases. Buckets
+// have claims only.
 //
-// A holder that ends may say so (Leaves): its total stays in the sum, and its name is kept for a minute at least, for
-// messages of it that are late. One that does not leaves its record until the account is over. Nothing is deleted that
-// would change the sum.
+// A holder that ends may report it (Leaves): its total stays in the sum, and its name is kept for at least a minute,
+// for its late messages. Otherwise its record stays until the account is over. A deletion never changes the sum.
 //
-// What is settled of an audited rule is on record in a stream beside the key's accounts, written in the same step
-// (event.go): also what was granted to a node that never heard of it. Of such rules there are no draws.
+// Messages of an audited rule are on record in a stream next to the key's accounts, written in the same step
+// (event.go). This includes grants whose answer was lost. Such rules have no draws.
 //
-// The limit of a key may be overridden (override.go): in a record of its own beside its accounts, which is read in the
-// step that settles a message. Guarantee: a message is judged by the override that is set, unexpired, when it is
-// settled, at most the ceiling of the claim's limit; to set, change or remove one changes no account, and so nothing
-// that was spent. Whoever has something of the accounts, or refuses, is recalled then. It does not promise that a node
-// whose recall is lost hears of it before its next message; what it has in hand, it may spend until then.
+// The limit of a key may be overridden (override.go), in a record next to its accounts, which the step of each
+// message reads. Guarantee: the override in force when a message is settled judges it, up to the ceiling of the
+// claim's limit. To set, change or remove one changes no account, and so no usage. It recalls all holders of the
+// accounts. It does not promise that a node whose recall is lost reads the override before its next message. Until
+// then, the node may spend its tokens in hand.
 //
-// It does not see: a ledger's clock that jumps ahead, by which eager leases and those of buckets are over early; two
-// masters that both answer, behind a partition, each of which is an epoch of its own; an account that was evicted,
-// until somebody who had some of it claims; and the window before of a sliding one, if that was evicted.
+// It cannot detect a ledger's clock that jumps ahead, and so ends eager leases and those of buckets early. It cannot
+// detect two masters that both answer, behind a partition, each with its own epoch. It detects the loss of an evicted
+// account when a holder of it claims, and never that of a sliding window's previous account.
 //
-// Start with message.go, then account.go. Memory and Redis are the two ledgers; claim.lua is account.go once more,
-// bucket.lua bucket.go, and the tests compare them message by message.
+// Start with message.go, then account.go. Memory and Redis are the two ledgers. claim.lua repeats account.go, and
+// bucket.lua bucket.go. The tests compare them message by message.
 package account

@@ -16,26 +16,26 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A server that lost its data has accounts that look new. So each server has an epoch beside its data, which names the
-// server's run and its replication, and is read behind the messages of each round trip. Where it is another than a node
-// knew, what it was granted does not count, and all holders state their totals. Where it names another server than the
-// one at the connection's end, as a replica does that was promoted, a new epoch begins.
+// A server that lost its data has accounts that look new. So each server stores an epoch, which names the server's
+// run and its replication, and which each round trip reads after its messages. If it differs from the node's, the
+// grants do not count, and all holders restate their totals. If it names another server than that of the connection,
+// as on a promoted replica, a new epoch begins.
 
 //go:embed epoch.lua
 var epochLua string
 
 var epochScript = redis.NewScript(epochLua)
 
-// epochName is what an epoch's key is called, behind the prefix.
+// epochName is the name of an epoch's key, after the prefix.
 const epochName = "sluice:life"
 
-// A connection is named after the run of the server at its end, which does not change as long as it lasts.
+// A connection is named after the run of its server, which stays the same during the connection.
 const connPrefix = "sluice-"
 
-// unknown is what an epoch, and a connection's name, has of a server that does not say who it is.
+// unknown is the run of a server that does not report it, in an epoch and in a connection's name.
 const unknown = "-"
 
-// named has a new connection called after the server's run, behind what it does already.
+// named makes a new connection take the server's run as its name, after its existing OnConnect.
 func named(next func(context.Context, *redis.Conn) error) func(context.Context, *redis.Conn) error {
 	return func(ctx context.Context, cn *redis.Conn) error {
 		if next != nil {
@@ -47,7 +47,7 @@ func named(next func(context.Context, *redis.Conn) error) func(context.Context, 
 		if info, err := cn.Info(ctx, "server").Result(); err == nil {
 			run = runOf(info)
 		}
-		_ = cn.ClientSetName(ctx, connPrefix+run).Err() // a user that may not is looked at each time
+		_ = cn.ClientSetName(ctx, connPrefix+run).Err() // without the permission, each trip looks at the server
 		return nil
 	}
 }
@@ -61,7 +61,7 @@ func runOf(info string) string {
 	return unknown
 }
 
-// tail is what is asked behind the messages of a trip.
+// tail is the commands after the messages of a trip.
 type tail struct {
 	time  *redis.TimeCmd
 	epoch *redis.StringCmd
@@ -72,8 +72,8 @@ func (s *server) ask(ctx context.Context, pipe redis.Pipeliner) *tail {
 	return &tail{pipe.Time(ctx), pipe.Get(ctx, s.name), pipe.ClientGetName(ctx)}
 }
 
-// look takes in what was asked behind the messages: which epoch they were settled in, or in an older one. It is an
-// error if that is not known.
+// look applies the answers to the tail: the epoch of the messages, or an older one. It is an error if that is
+// unknown.
 func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	value, err := a.epoch.Result()
 	name, err2 := a.name.Result()
@@ -116,10 +116,10 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 
 var errElsewhere = errors.New("the client's connections lead to different servers")
 
-// same tells whether two runs may be one.
+// same tells whether two runs may be the same.
 func same(a, b string) bool { return a == b || a == unknown || b == unknown || a == "" }
 
-// life is an epoch as it is written.
+// life is an epoch in the form of its key.
 type life struct {
 	ratelimit.Epoch
 	run string
@@ -143,9 +143,10 @@ const (
 	beginning = 2
 )
 
-// lookAfter has the script look who the server is, and begin an epoch where it has none or is another.
+// lookAfter runs the script, which reads the server's run, and begins an epoch if there is none or it is another
+// server's.
 func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, error) {
-	// An epoch that this process has known before was lost.
+	// An epoch that this process has read before was lost.
 	if s.first && s.epoch.Load() == nil && l.alone != nil && l.alone() {
 		flags |= beginning
 	}
@@ -168,8 +169,8 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(answer))
 }
 
-// epochOf joins those of servers: it is another when one of them is, and learns as long as one does. Of servers that
-// were asked by trips it is what those were told: what others have heard since says nothing of these messages.
+// epochOf combines the epochs of servers: it changes with each of them, and learns while one does. For servers of
+// trips it uses the trips' own answers: later answers to others do not apply to these messages.
 func epochOf(all []*server, trips []*trip) ratelimit.Epoch {
 	var e ratelimit.Epoch
 	for _, s := range all {
@@ -179,7 +180,7 @@ func epochOf(all []*server, trips []*trip) ratelimit.Epoch {
 				is = t.epoch
 			}
 		}
-		e.ID += is.ID * 0x9e3779b97f4a7c15 // odd: each id counts wholly
+		e.ID += is.ID * 0x9e3779b97f4a7c15 // odd, so that no bit of an id is lost
 		e.Began, e.Learning = max(e.Began, is.Began), max(e.Learning, is.Learning)
 	}
 	return e
@@ -192,18 +193,18 @@ func (s *server) known() ratelimit.Epoch {
 	return ratelimit.Epoch{}
 }
 
-// Verify looks which run each server is of, and whether it was a replica in between, which no message shows where the
-// connections stayed. It is for each heartbeat, costs a script for each server, and blocks until ctx is done at most.
+// Verify reads each server's run, and whether it was a replica in between, which messages do not show on an old
+// connection. Call it at each heartbeat. It costs a script for each server, and blocks at most until ctx is done.
 func (l *Redis) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, 0) }
 
-// Prolong has the learning after a loss go on, if it still does: who has totals to tell calls it. Until then, what
-// looks unspent may be spent. It blocks until ctx is done at most.
+// Prolong prolongs the learning after a loss, if it still lasts. Nodes with unstated totals call it, because until
+// they are stated, their tokens look free. It blocks at most until ctx is done.
 func (l *Redis) Prolong(ctx context.Context) error {
 	_, err := l.each(ctx, telling)
 	return err
 }
 
-// verifiers is at how many servers each looks at the same time: one that hangs must not take the time of the others.
+// verifiers is the number of servers that each reads at the same time: one that hangs must not delay the others.
 const verifiers = 16
 
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {

@@ -9,9 +9,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Event is a message of an audited rule as it was settled, or a lease that was credited. In Redis the script that
-// settles it writes it to a stream, in the same step: what was granted is on record, whatever becomes of the node. A
-// stream keeps about 10,000 events of a key, for 90 days after the last.
+// Event is a settled message of an audited rule, or the credit of a lease. In Redis, the script that settles it
+// writes it to a stream, in the same step: grants are on record also if the node crashes. A stream keeps about 10,000
+// events of a key, for 90 days after the last.
 type Event struct {
 	Kind   string               `json:"kind"`
 	Rule   string               `json:"rule"`
@@ -20,36 +20,36 @@ type Event struct {
 	At     ratelimit.LedgerTime `json:"at_us"`
 	Window ratelimit.Window     `json:"window"`  // 0: of a bucket
 	Ends   ratelimit.LedgerTime `json:"ends_us"` // the window; 0: a bucket has no end
-	Fence  ratelimit.Fence      `json:"fence"`   // 0: nothing was settled
-	// Taken and Spent are the holder's totals, as it said, and Total is what the ledger has as its total afterwards.
+	Fence  ratelimit.Fence      `json:"fence"`   // 0: not settled
+	// Taken and Spent are the holder's totals, as stated. Total is the ledger's total of the holder afterwards.
 	Taken   tokens `json:"taken"`
 	Spent   tokens `json:"spent"`
 	Total   tokens `json:"total"`
 	Granted tokens `json:"granted"`
 	Need    tokens `json:"need"`
 	Limit   tokens `json:"limit"`
-	Bound   tokens `json:"bound"`   // what the rule declares to over-admit
-	Sum     tokens `json:"sum"`     // as in Grant, as is the rest
+	Bound   tokens `json:"bound"`   // declared over-admission of the rule
+	Sum     tokens `json:"sum"`     // as in Grant, like the others
 	InHand  tokens `json:"in_hand"` // of others
 	Cut     tokens `json:"cut"`     // of a refund
 }
 
 // Kinds of events that changed nothing come first.
 const (
-	WasFailed    = "failed"    // it is not known whether it was settled; only in records of nodes
+	WasFailed    = "failed"    // its result is unknown; only in records of nodes
 	WasOvertaken = "overtaken" // by a later claim of its holder
-	WasOver      = "over"      // its window is not kept any more, or not yet
+	WasOver      = "over"      // its window is no longer kept, or not yet
 	WasExpired   = "expiry"    // an eager lease was credited to the account: its holder is silent
-	WasRecovery  = "recovery"  // the ledger was told what it had lost
+	WasRecovery  = "recovery"  // a lost total was restated
 	WasLeaving   = "leaves"    // the last one of a holder
-	WasLearning  = "learning"  // less was granted than is needed, for the ledger may not know all
-	WasRefused   = "refused"   // less was granted than is needed
-	WasCharge    = "charge"    // more was spent than taken: charged after the fact, or without asking
+	WasLearning  = "learning"  // less was granted than needed, because the ledger may lack totals
+	WasRefused   = "refused"   // less was granted than needed
+	WasCharge    = "charge"    // spent exceeds taken: a late charge, or an admission without a grant
 	WasGrant     = "grant"
-	WasReport    = "report" // totals, as they are; refunded, or given back
+	WasReport    = "report" // unchanged totals, a refund, or a return
 )
 
-// AuditOf is what claims of a rule are on record by: what it declares to over-admit, and its name.
+// AuditOf is the audit text of a rule's claims: its declared over-admission, and its name.
 func AuditOf(r *ratelimit.Rule) string {
 	if !r.Coordination.Audit {
 		return ""
@@ -60,14 +60,15 @@ func AuditOf(r *ratelimit.Rule) string {
 // RecordName names the stream of a key's events, in the slot of its accounts.
 func RecordName(prefix, key string) string { return prefix + "{" + key + "}:record" }
 
-// NewEvent is what a claim and its answer come to.
+// NewEvent makes the event of a claim and its answer.
 func NewEvent(c *Claim, g *Grant) Event {
 	n := numbersOf(c)
 	said := [...]int64{n[0], n[2], n[3], n[4], n[9], n[12]}
 	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &said, g)
 }
 
-// saidFields are how many numbers of a claim are on record: kind, taken, spent, need, limit, and when the window ends.
+// saidFields is the number of a claim's numbers on record: kind, taken, spent, need, limit, and the end of the
+// window.
 const saidFields = 6
 
 func newEvent(e Event, n *[saidFields]int64, g *Grant) Event {
@@ -92,7 +93,7 @@ func (e *Event) kindOf(k Kind, g *Grant) string {
 		return WasOver
 	case g.Err != nil:
 		return WasFailed
-	// First what explains numbers that would look wrong for a plain grant.
+	// First the reasons for numbers that look wrong for a plain grant.
 	case g.Missing:
 		return WasRecovery
 	case k == Leaves:
@@ -109,8 +110,7 @@ func (e *Event) kindOf(k Kind, g *Grant) string {
 	return WasReport
 }
 
-// expiry is the event of a lease that was credited, made from that of the claim which had it credited. Nothing was
-// said by its holder.
+// expiry is the event of a credited lease, made from the event of the crediting claim. Its holder sent nothing.
 func expiry(h ratelimit.Holder, e Event) Event {
 	e.Kind, e.Holder, e.Taken, e.Spent, e.Need = WasExpired, hexOf(h), e.Total, e.Total, 0
 	return e

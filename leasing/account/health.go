@@ -11,37 +11,34 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Health is what a Redis says of how safe its data is.
+// Health is a Redis server's report on the safety of its data.
 type Health struct {
-	// Policy is its maxmemory-policy; "" when it does not say, as managed services
-	// may not.
+	// Policy is its maxmemory-policy; "" if it does not report it, as some managed services.
 	Policy    string
-	MaxMemory uint64 // bytes; 0: no bound
-	Evicted   uint64 // keys since it started; of a Cluster, all of its servers'
-	RDB, AOF  bool   // it saves snapshots, it keeps a log; as far as it says
-	// Saves says that RDB is known: CONFIG may be refused, and INFO does not say.
+	MaxMemory uint64 // bytes; 0: no maximum
+	Evicted   uint64 // keys since its start; for a Cluster, of all servers
+	RDB, AOF  bool   // it saves snapshots, it keeps a log; as far as it reports
+	// Saves means that RDB is known: CONFIG may be refused, and INFO lacks it.
 	Saves bool
 }
 
-// MayEvict tells whether it may drop accounts that are in use. A policy without a
-// bound of memory drops nothing yet.
+// MayEvict tells whether it may drop accounts in use. A policy without a maximum of memory drops nothing.
 func (h *Health) MayEvict() bool { return h.Policy != "" && h.Policy != "noeviction" }
 
-// Health asks Redis, or each master of a Cluster, of which the worst counts. CONFIG
-// may be refused: then INFO says what it can.
+// Health asks Redis, or each master of a Cluster, and returns the worst. If CONFIG is refused, INFO has a part of it.
 func (l *Redis) Health(ctx context.Context) (Health, error) {
 	cluster := l.cluster
 	if cluster == nil {
 		return healthOf(ctx, l.one.client)
 	}
-	// ForEachMaster asks them at the same time.
+	// ForEachMaster calls run at the same time.
 	var mu sync.Mutex
 	var all []Health
 	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
 		h, err := healthOf(ctx, c)
 		mu.Lock()
 		defer mu.Unlock()
-		// One that does not answer says nothing; what the others say still counts.
+		// The reports of the others still count.
 		if err == nil {
 			all = append(all, h)
 		}
@@ -56,7 +53,7 @@ func worst(all []Health) Health {
 	}
 	w := all[0]
 	for _, h := range all[1:] {
-		// Data is as safe as on the server where it is safest least: all must save, and one that may
+		// Data is as safe as on the least safe server: all must save, and one that may evict is enough for a warning.
 		// evict is enough to warn.
 		w.Evicted += h.Evicted
 		w.RDB, w.AOF, w.Saves = w.RDB && h.RDB, w.AOF && h.AOF, w.Saves && h.Saves
@@ -89,11 +86,11 @@ func healthOf(ctx context.Context, c redis.Cmdable) (Health, error) {
 	return h, nil
 }
 
-// read takes in a line of INFO.
+// read reads a line of INFO.
 func (h *Health) read(line string) {
 	name, value, _ := strings.Cut(line, ":")
 	switch name {
-	// INFO repeats what CONFIG has said, if it was allowed to.
+	// INFO repeats CONFIG, if that was allowed.
 	case "maxmemory_policy":
 		if h.Policy == "" {
 			h.Policy = value

@@ -13,14 +13,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// NodeOf is what all names of the node of a holder have in common: the node's first.
+// NodeOf is the common part of all names of a holder's node: the node's first name.
 func NodeOf(h ratelimit.Holder) ratelimit.Holder { return h >> namesOfANode << namesOfANode }
 
-// LookThrough has people's questions asked over a client of their own, so that they never wait for the connections
-// that claims need, nor claims for theirs. It is called before the ledger is used.
+// LookThrough sets a separate client for the views of users, so that they and claims never wait for each other's
+// connections. Call it before the ledger is used.
 func (l *Redis) LookThrough(people redis.UniversalClient) { l.people = people }
 
-// Look reads an account for people; nil: there is none. It blocks until ctx is done, at most.
+// Look reads an account for a view; nil: there is none. It blocks at most until ctx is done.
 func (l *Redis) Look(
 	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
 ) (*ratelimit.AccountLook, error) {
@@ -50,12 +50,12 @@ func (l *Redis) Look(
 	return withBefore(v, w, now, limit, was, known), nil
 }
 
-// withBefore adds to an account what counts of the window before, whose sum is was, if it is known. There may be no
-// account, and none afterwards.
+// withBefore adds the counting part of the previous window to an account. was is that window's sum, if it is known.
+// There may be no account, also afterwards.
 func withBefore(
 	v *ratelimit.AccountLook, w ratelimit.Window, now instant, limit *ratelimit.Limit, was tokens, known bool,
 ) *ratelimit.AccountLook {
-	if debt := max(0, was-limit.Capacity()); limit.Carries && known { // as the next claim has it
+	if debt := max(0, was-limit.Capacity()); limit.Carries && known { // like the next claim
 		if v == nil && debt > 0 {
 			v = &ratelimit.AccountLook{Limit: limit.Capacity()}
 		}
@@ -71,7 +71,7 @@ func withBefore(
 	return v
 }
 
-// sumOf is the sum of the account before, if it was asked for and is there.
+// sumOf is the sum of the previous account, if it was read and exists.
 func sumOf(before *redis.StringCmd) (sum tokens, known bool) {
 	if before == nil {
 		return 0, false
@@ -141,11 +141,11 @@ func doubles(packed string, n int) (all []float64, ok bool) {
 	return all, true
 }
 
-// partitions is in how many parts the slots of a Cluster are divided.
+// partitions is the number of parts of a Cluster's slots.
 const partitions = 16
 
-// Partitions is in how many parts accounts are kept that fail each by itself: one, but of a Cluster. A part's slots are
-// next to each other, and so mostly at one or two servers. A prefix with a brace may have all accounts in one slot.
+// Partitions is the number of parts that fail separately: one, except in a Cluster. A part's slots are contiguous,
+// and so mostly at one or two servers. A prefix with a brace may put all accounts into one slot.
 func (l *Redis) Partitions() int {
 	if l.cluster == nil || strings.Contains(l.prefix, "{") {
 		return 1

@@ -11,24 +11,23 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Memory is a ledger in this process: the embedded default, an owner's, the simulator's. It is safe for concurrent
-// use, blocks on nothing but its own short locks, allocates for new accounts and holders, and has at most as many
-// accounts as it was made for: a claim of one more fails with [ErrFull], and none in use is dropped.
+// Memory is a ledger in this process: for embedded use, for owners, and for the simulator. It is safe for concurrent
+// use, blocks only on its own short locks, and allocates for new accounts and holders. It has a maximum of accounts:
+// claims of further accounts fail with [ErrFull], and no account in use is dropped.
 type Memory struct {
 	clock  func() ratelimit.LedgerTime
 	seed   maphash.Seed
 	shards []memoryShard
-	// OnRecall, if set before the first claim, is told whom a claim asks to give back what it has in hand of an
-	// account. It is called with no lock held.
+	// OnRecall, if set before the first claim, is called for each recall. No lock is held.
 	OnRecall func(holder ratelimit.Holder, key string, window ratelimit.Window)
-	// OnEvent, if set before the first claim, is told what is settled of audited rules, likewise.
+	// OnEvent, if set before the first claim, is called for each event of audited rules, likewise.
 	OnEvent func(*Event)
 
 	mu    sync.Mutex
 	epoch ratelimit.Epoch // guarded by mu
 }
 
-// name is that of an account; its window is 0 for a bucket's.
+// name identifies an account; its window is 0 for a bucket.
 type name struct {
 	key    string
 	window ratelimit.Window
@@ -37,15 +36,15 @@ type name struct {
 type memoryShard struct {
 	mu       sync.Mutex
 	accounts map[name]*kept // guarded by mu
-	// overrides are by key; those that are over are dropped with accounts. Guarded by mu.
+	// overrides are by key; ended ones are dropped with accounts. Guarded by mu.
 	overrides map[string]*Overridden
 	most      int
-	sweep     int     // guarded by mu; as soon as there are so many, those that are over are dropped
-	oldest    instant // guarded by mu; no account is over before, of those that were there at the last sweep
+	sweep     int     // guarded by mu; number of accounts that starts the next sweep
+	oldest    instant // guarded by mu; the earliest end of the accounts of the last sweep
 	_         [32]byte
 }
 
-// kept is an account, or a bucket's, and from when on it may be dropped.
+// kept is an account, or a bucket's, and the time from which it may be dropped.
 type kept struct {
 	account
 	*bucket
@@ -54,8 +53,8 @@ type kept struct {
 
 const memoryShards = 16
 
-// NewMemory makes a ledger of at most about maxAccounts, which reads clock once for each Settle. It begins with an
-// epoch in which nothing is to be learnt.
+// NewMemory makes a ledger of about maxAccounts accounts at most. It reads clock once for each Settle. It begins with
+// an epoch that does not learn.
 func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
 	m := &Memory{clock: clock, seed: maphash.MakeSeed(), epoch: ratelimit.Epoch{ID: 1, Began: clock()}}
 	m.shards = make([]memoryShard, min(memoryShards, max(1, maxAccounts/memoryShards)))
@@ -66,8 +65,8 @@ func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
 	return m
 }
 
-// Predictable makes a ledger that was not used yet do the same in every run: when accounts that are over are dropped
-// hangs on how many there are of a shard, and here there is one.
+// Predictable makes an unused ledger do the same in every run: the time when ended accounts are dropped depends on
+// the size of a shard, so this uses one shard.
 func (m *Memory) Predictable() *Memory {
 	m.shards[0].most *= len(m.shards)
 	m.shards = m.shards[:1]
@@ -84,7 +83,7 @@ func (m *Memory) Settle(
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// A learning that ends later than that began before the clock was set back.
+	// A learning that ends later began before the clock was set back.
 	m.epoch.Learning = min(m.epoch.Learning, now.Add(Learn))
 	return m.epoch, now, nil
 }
@@ -112,18 +111,18 @@ func (m *Memory) settle(now instant, c *Claim) Grant {
 	return g
 }
 
-// told is what others hear of a claim.
+// told is the recalls and events of a claim.
 type told struct {
 	asked   []ratelimit.Holder
 	expired []Event
 }
 
-// shard is where all accounts of a key are.
+// shard has all accounts of a key.
 func (m *Memory) shard(key string) *memoryShard {
 	return &m.shards[maphash.String(m.seed, key)%uint64(len(m.shards))]
 }
 
-// settle settles a claim, and has its limit be the one that it was judged by.
+// settle settles a claim, and sets its limit to the one that judged it.
 func (s *memoryShard) settle(now instant, c *Claim, t *told) Grant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,8 +140,8 @@ func (s *memoryShard) settle(now instant, c *Claim, t *told) Grant {
 	return g
 }
 
-// settle settles a claim of the account at an instant. own is the limit without the override; was is the account of the
-// window before; nil: there is none.
+// settle settles a claim of the account at an instant. own is the limit without the override. was is the previous
+// window's account, or nil.
 func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, t *told) Grant {
 	if c.Window == 0 {
 		if k.bucket == nil {
@@ -179,7 +178,7 @@ func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was
 	return g
 }
 
-// debt is what the window before has beyond the limit; below 0: it is not known, or does not count any more.
+// debt is the previous window's excess over the limit; below 0: it is unknown, or no longer counts.
 func (k *kept) debt(now instant, c *Claim, at *span) tokens {
 	if k == nil || now >= at.ends {
 		return -1
@@ -204,8 +203,7 @@ func (s *memoryShard) findOrAddLocked(now instant, n name) *kept {
 	return k
 }
 
-// sweepLocked drops the accounts that are over. The next sweep is when there are twice as many, so that a claim pays
-// for few of others.
+// sweepLocked drops ended accounts. The next sweep is at twice the number, so that a claim pays for few others.
 func (s *memoryShard) sweepLocked(now instant) {
 	oldest := lastTime
 	maps.DeleteFunc(s.accounts, func(_ name, k *kept) bool {
@@ -221,7 +219,7 @@ func (s *memoryShard) sweepLocked(now instant) {
 	}
 }
 
-// Accounts returns how many there are, also such as are over and not dropped yet.
+// Accounts returns the number of accounts, including ended ones that are not dropped yet.
 func (m *Memory) Accounts() int {
 	n := 0
 	for i := range m.shards {
@@ -232,7 +230,7 @@ func (m *Memory) Accounts() int {
 	return n
 }
 
-// Copy is the data as it is now: a replica's, or on a disk. It is another ledger.
+// Copy is a copy of the data, as on a replica or a disk. It is another ledger.
 func (m *Memory) Copy() *Memory {
 	other := &Memory{clock: m.clock, seed: m.seed, shards: make([]memoryShard, len(m.shards))}
 	for i := range m.shards {
@@ -259,8 +257,8 @@ func (k *kept) copied() *kept {
 	return &c
 }
 
-// Lose goes on with an older copy of the data, or with nothing if it is nil, as after a failover or FLUSHALL: another
-// epoch begins, with this id, and the ledger learns. The copy is the ledger's from then on.
+// Lose continues with an older copy of the data, or without data if it is nil, as after a failover or FLUSHALL.
+// Another epoch begins, with this id, and the ledger learns. The copy belongs to the ledger from then on.
 func (m *Memory) Lose(older *Memory, id uint64) {
 	for i := range m.shards {
 		s := &m.shards[i]
@@ -273,10 +271,10 @@ func (m *Memory) Lose(older *Memory, id uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at := m.clock()
-	m.epoch = ratelimit.Epoch{ID: id, Began: at, Learning: at.Add(Learn) + 1} // somebody has something to tell (Told)
+	m.epoch = ratelimit.Epoch{ID: id, Began: at, Learning: at.Add(Learn) + 1} // there are totals to restate (Told)
 }
 
-// Evict loses one account and tells nobody, as a Redis with maxmemory does.
+// Evict loses one account without a sign, like a Redis with maxmemory.
 func (m *Memory) Evict(key string, window ratelimit.Window) {
 	s := m.shard(key)
 	s.mu.Lock()
@@ -284,7 +282,7 @@ func (m *Memory) Evict(key string, window ratelimit.Window) {
 	delete(s.accounts, name{key, window})
 }
 
-// Prolong has the learning go on, as [Redis.Prolong] has.
+// Prolong prolongs the learning, like [Redis.Prolong].
 func (m *Memory) Prolong(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -320,7 +318,7 @@ func (m *Memory) SetOverride(_ context.Context, c *OverrideChange) (ratelimit.Ov
 	return r.Answer(now), err
 }
 
-// override makes a change, and notes who is told of it. The record is never changed, for copies of the data have it.
+// override makes a change, and notes its recalls. Records are never modified, because copies of the data share them.
 func (s *memoryShard) override(
 	now instant, c *OverrideChange, asked map[ratelimit.Window][]ratelimit.Holder,
 ) (r Overridden, err error) {
@@ -348,7 +346,7 @@ func (s *memoryShard) override(
 	return r, nil
 }
 
-// holders are all that have a record.
+// holders are all holders with a record.
 func (k *kept) holders() (all []ratelimit.Holder) {
 	of := k.account.records
 	if k.bucket != nil {

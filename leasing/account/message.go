@@ -14,78 +14,79 @@ type (
 	instant = ratelimit.LedgerTime
 )
 
-// Kind says what a message does.
+// Kind is the kind of a message.
 type Kind uint8
 
 // The kinds.
 const (
-	// States states the holder's total and asks for tokens: a claim.
+	// States states the holder's total and its need: a claim.
 	States Kind = iota
-	// Draws adds Want tokens to the holder's total, with nothing looked at.
+	// Draws adds Want tokens to the holder's total, without a check.
 	Draws
-	// Leaves is the last claim of a holder that ends: its record goes, its total stays in the sum, and in nobody's
-	// hand.
+	// Leaves is the last claim of a holder that ends: its record is dropped, and its total stays in the sum, but not
+	// in hand.
 	Leaves
 )
 
-// Claim is a holder's message about one account. Of a draw only Key, Window, Limit, Holder and Want count.
-// The zero Claim means nothing.
+// Claim is a holder's message about one account. A draw uses only Key, Window, Limit, Holder and Want. The zero Claim
+// is invalid.
 type Claim struct {
 	Kind   Kind
 	Key    string           // at the ledger
 	Window ratelimit.Window // of the account; 0: of a token bucket
-	Limit  ratelimit.Limit  // that the claim is judged by: the rule's, or less (drift within the limit)
+	Limit  ratelimit.Limit  // limit of the claim: the rule's, or less (drift within the limit)
 	Holder ratelimit.Holder // 64 random bits: never the name of a machine
 	// Seq rises with each claim of the holder on the key. A claim that is not above the last is overtaken.
 	Seq uint64
-	// Taken is the holder's total: what it has of the account, spent or in hand. Spent is what it has admitted and
-	// charged, and may be more than Taken: what was charged without asking is booked whole. Both may be below 0, by
-	// refunds of what other holders were charged.
+	// Taken is the holder's total of the account, spent or in hand. Spent is its admissions and charges. Spent
+	// exceeds Taken after charges without a grant, which are booked whole. Refunds of other holders' charges can take
+	// both below 0.
 	Taken, Spent tokens
-	// Need is granted as far as it is free. Up to Want is granted beyond it, but no more in all than one Share-th of
-	// what is free. A Share below 1 is 1; nodes say two for each that is alive.
+	// Need is granted as far as it is free. Beyond it, up to Want is granted, but at most one Share-th of the free
+	// tokens in all. A Share below 1 is 1. Nodes use twice the number of live nodes.
 	Need, Want tokens
 	Share      int
-	// TTL is how long the holder keeps what it has in hand, counted by the ledger from when it settles the claim: of a
-	// bucket, its slot; of a window, the time after which it may be credited (Eager), and 0: never.
+	// TTL is the lifetime of the tokens in hand, from the ledger's settling of the claim. For a bucket, it is the
+	// slot. For a window, the lease may be credited after it (Eager); 0: never.
 	TTL time.Duration
-	// Learning is until when, as far as the holder knows, the ledger may have lost what was known of the account: for a
-	// bucket, until one that was empty when the epoch began has filled.
+	// Learning is the end of the learning that the holder has read, after which the ledger has all totals. For a
+	// bucket, it is the time at which one that was empty when the epoch began has filled.
 	Learning instant
-	// Audit is what the claim is to be on record by (AuditOf); "": it is not. A draw cannot be.
+	// Audit is the text for the claim's record (AuditOf); "": no record. Draws have none.
 	Audit string
 }
 
-// Eager tells whether the ledger may credit what is in hand when its time is over.
+// Eager tells whether the ledger may credit the tokens in hand after their time.
 func (c *Claim) Eager() bool { return c.Window != 0 && c.TTL >= time.Microsecond }
 
-// Grant is the answer to one claim, or what a draw found.
+// Grant is the answer to one claim, or to a draw.
 type Grant struct {
-	// Granted is new, beside the total that the claim stated; of a draw it is 0: its sender judges (Owned).
+	// Granted is added to the stated total. For a draw it is 0: the sender computes its part (Owned).
 	Granted tokens
-	// Total is the holder's total at the ledger after the message, and Sum that of all holders: of a sliding window,
-	// with what still counts of the window before; of a bucket, its burst less its level. It may be above the limit.
+	// Total is the holder's total at the ledger after the message, and Sum that of all holders. For a sliding window,
+	// Sum includes the counting part of the previous window. For a bucket, it is the burst less the level. It may
+	// exceed the limit.
 	Total, Sum tokens
-	// InHand is what others have taken and, as far as they have said, not spent. Of a draw it is not known: -1.
+	// InHand is the tokens in hand of others, as reported. For a draw it is unknown: -1.
 	InHand tokens
-	// Cut is what of a refund was not credited, for the account would be below nothing: the holder adds it to its
-	// totals, as the ledger did.
+	// Cut is the part of a refund that was not credited, because the account would fall below 0. The holder adds it
+	// to its totals, like the ledger.
 	Cut   tokens
 	Fence ratelimit.Fence
-	// At is the ledger's clock then, and Learning until when the account learns: it grants little, and what it
-	// confirms frees no share.
+	// At is the ledger's clock then, and Learning the end of the account's learning: until then it grants little, and
+	// its answers confirm no drift.
 	At, Learning instant
-	// Missing says that the holder had more of the account than the ledger knew: it was lost, alone.
+	// Missing means that the holder's total exceeded its record: the account was lost.
 	Missing bool
-	// Recalling says that others were asked to give back, for this need.
+	// Recalling means that other holders were recalled for this need.
 	Recalling bool
-	// Override is the key's, by which the message was judged; of a draw, its sender judges by it. nil: there is none.
+	// Override is the key's override, which judged the message. A draw's sender must apply it. nil: there is none.
 	Override *ratelimit.Override
-	// Err says that the message was not settled, or is not known to be; then nothing else is meant.
+	// Err means that the message was not settled, or that its result is unknown. Then no other field counts.
 	Err error
 }
 
-// Owned is what of n tokens that a draw added lay below the limit.
+// Owned is the part of a draw of n tokens that is below the limit.
 func (g *Grant) Owned(n tokens, limit *ratelimit.Limit) tokens {
 	return max(0, n-max(0, g.Sum-limit.Capacity()))
 }
@@ -94,40 +95,40 @@ func (g *Grant) Owned(n tokens, limit *ratelimit.Limit) tokens {
 var (
 	// ErrOvertaken answers a claim whose Seq is not above the last.
 	ErrOvertaken = errors.New("a later claim of the same holder came first")
-	// ErrOver answers a message for an account that is not kept any more, or not yet: nothing was booked.
+	// ErrOver answers a message for an account that is no longer kept, or not yet: nothing was booked.
 	ErrOver = errors.New("the store no longer keeps the window of the claim")
-	// ErrFull answers a claim on a new key when a ledger in memory holds as many accounts as it may.
+	// ErrFull answers a claim on a new key when a ledger in memory has its maximum of accounts.
 	ErrFull = errors.New("the account table is full: all accounts are in use")
 )
 
-// MostBooked bounds each total of a holder, and the sum of all: what is beyond is not counted. 1,000 holders at the
-// bound stay below 2^53, up to which the doubles of Redis' scripts are exact.
+// MostBooked bounds each total of a holder, and the sum: tokens beyond are not counted. 1,000 holders at the bound
+// stay below 2^53, up to which the doubles of Redis' scripts are exact.
 const MostBooked tokens = 1 << 43
 
-// Learn is for how long an account that was lost learns, and a ledger that lost its data.
+// Learn is the time that an account learns after its loss, and a ledger after a loss of data.
 const Learn = 2 * time.Second
 
-// Told tells whether somebody had something to tell a ledger of an epoch, which prolonged its learning: otherwise it
-// began with a ledger that nobody had known, and nothing was lost.
+// Told tells whether a node with totals to restate prolonged the learning of an epoch. Otherwise the epoch began with
+// a new ledger, and nothing was lost.
 func Told(e ratelimit.Epoch) bool { return e.Learning > e.Began.Add(Learn) }
 
-// LearnPart is which part of the limit is granted meanwhile, in all.
+// LearnPart is the divisor of the limit that bounds all grants in that time.
 const LearnPart = 20
 
-// Ledger is the one authority over accounts. Each message is settled atomically.
+// Ledger is the only authority over accounts. Each message is settled atomically.
 //
-// Settle fills grants[i] for claims[i]; the slices are the caller's again when it returns. It blocks at most until
-// ctx is done. A message that was not settled by then has an Err, and may still be settled later. There may be no
-// claims: then only the answer's other parts are asked for, which are the epoch of the data right after, and what time
-// it was then by the ledger's clock. Neither is known, and every grant an error, if err is not nil.
+// Settle fills grants[i] for claims[i]. The caller owns the slices again after the return. It blocks at most until
+// ctx is done. A message that was not settled by then has an Err, and may still be settled later. Without claims,
+// Settle only reads the current epoch and the ledger's time. If err is not nil, both are unknown, and every grant is
+// an error.
 type Ledger interface {
 	Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error)
 }
 
-// errClaim says that a claim means nothing. Its sender has a bug.
+// errClaim means an invalid claim. Its sender has a bug.
 var errClaim = errors.New("the claim is invalid")
 
-// check tells what is wrong with a claim, before it is sent or settled.
+// check reports the errors of a claim, before it is sent or settled.
 func check(c *Claim) error {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
 	switch {

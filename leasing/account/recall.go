@@ -6,24 +6,24 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// recall is when holders were asked to give back what they have in hand. The zero recall asks at once.
-// A recall is a hint: if it is lost, requests are refused that might have been served, and nothing else.
+// recall is the state of an account's recalls. The zero recall recalls at once. A recall is a hint: if it is lost,
+// requests are refused that could have been admitted, without other effects.
 type recall struct {
 	asked instant
-	pause time.Duration // before they are asked again; it grows while nothing comes back
+	pause time.Duration // until the next recall; it grows while no tokens come back
 	// least is the shortest pause. Invariant: it grows with the number of records, so that reading them takes a small
 	// part of the ledger's time.
 	least time.Duration
 }
 
-// How often holders are asked.
+// Pauses of recalls.
 const (
 	askedRarely  = time.Second           // the longest pause
 	recordsPause = 20 * time.Microsecond // for each record, which takes a microsecond to read
 )
 
-// recallAll asks all but one who have something in hand to give it back, if it is time. It tells whether they were
-// asked now or a moment ago. It reads all records, and moves them.
+// recallAll recalls all other holders with tokens in hand, if it is time. It tells whether they were recalled now or
+// a moment ago. It reads all records, and moves them.
 func (a *account) recallAll(but ratelimit.Holder, now instant, ask func(ratelimit.Holder)) bool {
 	since := now.Sub(a.asked)
 	if since >= 0 && since < a.pause {
@@ -39,7 +39,7 @@ func (a *account) recallAll(but ratelimit.Holder, now instant, ask func(ratelimi
 	return true
 }
 
-// askedAt sets when they are asked again.
+// askedAt sets the time of the next recall.
 func (a *account) askedAt(now instant, since time.Duration) {
 	pause := 2 * a.pause
 	if since < 0 || since > 2*askedRarely {

@@ -12,23 +12,23 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// recallChannel is where claim.lua publishes what a node is asked for: the account's name in Redis. Behind it comes
-// what all names of the node begin with.
+// recallChannel is the channel on which claim.lua publishes recalls of a node: the account's name in Redis. After it
+// comes the common part of the node's names.
 const recallChannel = "sluice:recalled:"
 
-// nodeDigits are those of a holder's name that all names of its node have.
+// nodeDigits is the number of digits of that part.
 const nodeDigits = 16 - namesOfANode/4
 
-// How a subscription is kept: one of which nothing is heard for recallSilence is asked whether it lives, and begun
-// anew, after recallRest, when it says nothing for as long again.
+// Times of a subscription: after recallSilence without a message it is pinged. Without an answer for as long again,
+// it is opened again after recallRest.
 const (
 	recallSilence = 3 * time.Second
 	recallRest    = time.Second
 )
 
-// Recalls calls recalled with an account of which the node of a holder is asked to give back what it has in hand,
-// until ctx is done. It blocks, and subscribes anew whenever its subscription breaks. Then it calls recalled with no
-// key: some may have been missed.
+// Recalls calls recalled with each account whose tokens in hand the holder's node must give back, until ctx is done.
+// It blocks, and subscribes again when its subscription breaks. Then it calls recalled without a key, because recalls
+// may have been missed.
 func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
 	rest, channel := time.NewTimer(0), recallChannel+hexOf(h)
 	channel = channel[:min(len(recallChannel)+nodeDigits, len(channel))]
@@ -40,18 +40,18 @@ func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(k
 		case <-rest.C:
 		}
 		if err := l.listen(ctx, channel, again, recalled); errors.Is(err, redis.ErrClosed) {
-			return // the client was closed, and will not open again
+			return // the client was closed for good
 		}
-		rest.Reset(recallRest) // a Redis that refuses is not asked in a loop
+		rest.Reset(recallRest) // for a Redis that refuses, without a loop
 	}
 }
 
-// listen takes in recalls until the subscription breaks, and says why it did.
+// listen reads recalls until the subscription breaks, and returns its error.
 func (l *Redis) listen(
 	ctx context.Context, channel string, again bool, recalled func(string, ratelimit.Window),
 ) error {
 	heard := l.subscribe(ctx, channel)
-	closed := context.AfterFunc(ctx, func() { _ = heard.Close() }) // ends what is waited for
+	closed := context.AfterFunc(ctx, func() { _ = heard.Close() }) // ends the wait
 	defer func() {
 		closed()
 		_ = heard.Close() // it only ends
@@ -67,13 +67,13 @@ func (l *Redis) listen(
 				if again {
 					recalled("", 0)
 				}
-				again = true // the client may subscribe anew by itself
+				again = true // the client may subscribe again by itself
 			case *redis.Message:
 				if key, w, ours := ParseName(l.prefix, m.Payload); ours {
 					recalled(key, w)
 				}
 			}
-		// A connection whose other end is gone may say nothing for hours.
+		// A connection whose other end is gone may stay silent for hours.
 		case asked, !errors.As(err, &late), !late.Timeout(), heard.Ping(ctx) != nil:
 			return err
 		default:
@@ -89,8 +89,8 @@ func (l *Redis) subscribe(ctx context.Context, channel string) *redis.PubSub {
 	return l.one.client.Subscribe(ctx, channel)
 }
 
-// received is the next message. It is received here, and not through the client's channel: the client panics at a
-// message that makes no sense, and in a goroutine of its own that would end the process.
+// received reads the next message directly. The client's channel would panic at an invalid message in its own
+// goroutine, which ends the process.
 func received(ctx context.Context, heard *redis.PubSub) (m any, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -7,35 +7,35 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// record is what an account has of one holder.
+// record is an account's state of one holder.
 type record struct {
 	holder ratelimit.Holder
-	// taken is what plain increments add to. Invariant: of a holder that has left it is what was drawn since, by
-	// draws that came late.
+	// taken is the number that plain increments change. Invariant: for a holder that has left, it is the tokens of
+	// late draws since.
 	taken tokens
-	// spent is what the holder has said; of one that has left, its total. Invariant: at most total, but for charges
-	// that were not counted (MostBooked).
+	// spent is the holder's reported usage; for a holder that has left, its total. Invariant: at most total, except
+	// for uncounted charges (MostBooked).
 	spent tokens
 	seq   uint64 // of its last claim; 0: it has only drawn
 	fence ratelimit.Fence
-	// expires is when its eager lease is over: safe, closed, or in the past by its amount if the holder has left
-	// then. Of a bucket it is the turn in which it claimed.
+	// expires is the end of its eager lease, or safe, or closed. If the holder has left, it is minus the time of
+	// that. For a bucket it is the turn of its last claim.
 	expires instant
 }
 
-// What a record's expiry may be besides.
+// Special values of expires.
 const (
-	safe   instant = 0  // it never expires
-	closed instant = -1 // it was credited: what the holder has in hand is gone
+	safe   instant = 0  // no end
+	closed instant = -1 // it was credited: the holder's tokens in hand are gone
 )
 
-// leftKept is how long the name of a holder that has left is kept, for messages of it that are late: a refund would
-// otherwise be credited twice. No message is under way for so long.
+// leftKept is the time for which the name of a holder that has left is kept, for its late messages: otherwise a
+// refund is credited twice. No message is in flight for so long.
 const leftKept = time.Minute
 
 func (r *record) left() bool { return r.expires < closed }
 
-// total is what the holder has of the account.
+// total is the holder's total of the account.
 func (r *record) total() tokens {
 	if r.left() {
 		return r.taken + r.spent
@@ -43,18 +43,18 @@ func (r *record) total() tokens {
 	return r.taken
 }
 
-// inHand is what it has not spent, as far as it has said.
+// inHand is the total less the reported usage.
 func (r *record) inHand() tokens { return r.total() - r.spent }
 
-// forgettable tells whether nothing of the holder will come any more.
+// forgettable tells whether no more messages of the holder can come.
 func (r *record) forgettable(now instant) bool {
 	return r.left() && r.taken == 0 && now.Sub(-r.expires) >= leftKept
 }
 
-// records are those of all holders of an account. The zero records are none.
+// records are the records of all holders of an account. The zero records are none.
 type records []record
 
-// find returns the record of a holder, and nil if there is none.
+// find returns the record of a holder, or nil.
 func (rs records) find(h ratelimit.Holder) *record {
 	for i := range rs {
 		if rs[i].holder == h {
@@ -73,7 +73,7 @@ func (rs *records) findOrAdd(h ratelimit.Holder) *record {
 	return &(*rs)[len(*rs)-1]
 }
 
-// over are the holders whose eager lease is over, and may be credited.
+// over are the holders with an ended eager lease to credit.
 func (rs records) over(now instant) (all []ratelimit.Holder) {
 	for i := range rs {
 		if r := &rs[i]; r.expires > safe && r.expires <= now {
@@ -83,7 +83,7 @@ func (rs records) over(now instant) (all []ratelimit.Holder) {
 	return all
 }
 
-// forget drops those of holders that have left a while ago. What they have spent stays in the sum.
+// forget drops the records of holders that left a while ago. Their usage stays in the sum.
 func (rs *records) forget(now instant) {
 	*rs = slices.DeleteFunc(*rs, func(r record) bool { return r.forgettable(now) })
 }

@@ -16,36 +16,35 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Redis is a ledger in Redis (6.2 and later, Valkey): single, Sentinel or Cluster. An account is a hash, and expires by
-// itself. It is safe for concurrent use. Messages of one Settle share a round trip to each server.
+// Redis is a ledger in Redis (6.2 and later, Valkey): single, Sentinel or Cluster. An account is a hash with an
+// expiry. It is safe for concurrent use. Messages of one Settle share a round trip to each server.
 //
-// Draws are plain increments in one MULTI, so that a connection that is cut leaves nothing half done. Where there is
-// a Cluster, or a window may not have begun, a draw is a script.
+// Draws are plain increments in one MULTI, so that a broken connection leaves nothing half done. In a Cluster, or if
+// a window may not have begun, a draw is a script.
 type Redis struct {
 	prefix  string
 	cluster *redis.ClusterClient  // nil: one server
-	people  redis.UniversalClient // for what people ask
-	// alone tells whether no other node is alive: then an empty ledger has nothing to learn.
+	people  redis.UniversalClient // for views of users
+	// alone tells whether no other node is alive: then an empty ledger does not learn.
 	alone func() bool
-	// at is the time by which the ledger goes; 0 but in tests: Redis' own clock.
+	// at replaces the clock of Redis in tests; 0: no replacement.
 	at    func() ratelimit.LedgerTime
 	heard atomic.Int64 // the latest time by its clock
 
 	servers
 }
 
-// ErrClient says that a client is none that a ledger can be sure of.
+// ErrClient means that a client is not suitable for a ledger.
 var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClient without retries")
 
-// ErrAnswer says that what answered is no ledger of this protocol.
+// ErrAnswer means that an answer has not the form of this protocol.
 var ErrAnswer = errors.New("the store's reply is invalid")
 
-// NewRedis makes a ledger whose accounts' names start with prefix. It must be made before the client is used, for it
-// sets what a new connection does first (OnConnect): it asks which run of a server is at its end, and takes that for
-// its name. The client stays the caller's, must not retry by itself, and should heed contexts (ContextTimeoutEnabled).
-// A redis.Ring, or a client in another's clothes, is refused with [ErrClient]: what it does with a transaction is not
-// known. alone tells whether no other node is alive, when a ledger is empty that this process has not known before;
-// nil says that others may be.
+// NewRedis makes a ledger whose accounts' names start with prefix. Call it before the client is used, because it sets
+// OnConnect: each new connection reads the run of its server, and takes it as its name. The caller keeps the client,
+// which must not retry by itself, and should respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped
+// client, is refused with [ErrClient], because its handling of transactions is unknown. alone tells whether no other
+// node is alive, when an empty ledger is new to this process; nil means that others may be.
 func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*Redis, error) {
 	l := &Redis{prefix: prefix, alone: alone, at: func() ratelimit.LedgerTime { return 0 }}
 	switch c := client.(type) {
@@ -67,7 +66,7 @@ func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*
 	return l, nil
 }
 
-// GoBy has the ledger go by another clock than Redis' own: a simulation's. Accounts still expire by Redis' own.
+// GoBy makes the ledger use another clock than Redis' own: a simulation's. Accounts still expire by Redis' own.
 func (l *Redis) GoBy(clock func() ratelimit.LedgerTime) { l.at = clock }
 
 // NameOf is an account's name at a store. In a Cluster the accounts of a key are in one slot.
@@ -77,7 +76,7 @@ func NameOf(prefix, key string, w ratelimit.Window) string {
 
 func (l *Redis) nameOf(key string, w ratelimit.Window) string { return NameOf(l.prefix, key, w) }
 
-// ParseName is NameOf, backwards.
+// ParseName is the reverse of NameOf.
 func ParseName(prefix, s string) (key string, w ratelimit.Window, ok bool) {
 	s, ours := strings.CutPrefix(s, prefix+"{")
 	end := strings.LastIndexByte(s, '}')
@@ -88,9 +87,9 @@ func ParseName(prefix, s string) (key string, w ratelimit.Window, ok bool) {
 	return s[:end], ratelimit.Window(n), err == nil
 }
 
-// Settle implements [Ledger]. With no claims it asks each server for its epoch. The epoch is that of all servers that
-// have accounts of the claims' parts; where these are several, no time is told, for each has a clock of its own. An
-// error of single messages is in their grants; the epoch is not known only if no server answered. It allocates.
+// Settle implements [Ledger]. Without claims it reads the epoch of each server. The epoch combines those of all
+// servers of the claims' parts. If there are several, no time is returned, because each has its own clock. The error
+// of a single message is in its grant. The epoch is unknown only if no server answered. It allocates.
 func (l *Redis) Settle(
 	ctx context.Context, claims []Claim, grants []Grant,
 ) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
@@ -112,8 +111,8 @@ func (l *Redis) Settle(
 	return epochOf(of, trips), at, nil
 }
 
-// Ask asks all servers that have accounts of a part for its epoch, and between which times their clocks are. It is an
-// error if one of them does not answer. It blocks until ctx is done at most.
+// Ask reads the epoch of all servers of a part, and bounds their clocks. It is an error if one of them does not
+// answer. It blocks at most until ctx is done.
 func (l *Redis) Ask(ctx context.Context, part int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
 	_, parts, err := l.known(ctx)
 	if err != nil {
@@ -150,9 +149,9 @@ func settleAll(ctx context.Context, trips []*trip) []error {
 	return errs
 }
 
-// trips sorts claims by the server that has their accounts. Those without one have an error in their grants. Without
-// claims there is a trip to each server. There is at least one, if there is no error. of is the servers of all parts
-// that the claims are of.
+// trips sorts claims by the server of their accounts. Claims without a server have an error in their grants. Without
+// claims there is a trip to each server. If there is no error, there is at least one trip. of is the servers of all
+// parts of the claims.
 func (l *Redis) trips(
 	ctx context.Context, claims []Claim, grants []Grant,
 ) (trips []*trip, of []*server, err error) {
@@ -197,21 +196,21 @@ func (l *Redis) trips(
 	if len(of) == 0 { // of the slots of its part
 		return nil, nil, errMoved
 	}
-	if len(trips) == 0 { // nothing of it can be sent
+	if len(trips) == 0 { // no message can be sent
 		add(of[0])
 	}
 	return trips, of, nil
 }
 
-// trip is messages on their way to one server.
+// trip is the messages of a round trip to one server.
 type trip struct {
 	*Redis
 	server *server
 	claims []Claim
 	grants []Grant
-	left   []int // those that are not settled
+	left   []int // unsettled ones
 	eval   evalFunc
-	epoch  ratelimit.Epoch // right after; the zero one is not known
+	epoch  ratelimit.Epoch // after the messages; zero: unknown
 	time   ratelimit.LedgerTime
 }
 
@@ -225,8 +224,8 @@ func evalText(ctx context.Context, s *redis.Script, c redis.Scripter, keys []str
 	return s.Eval(ctx, c, keys, args...)
 }
 
-// settle makes one round trip, and another for what met a server that had forgotten the scripts: none of that was
-// settled. If the epoch is not known afterwards, no grant counts.
+// settle makes one round trip, and another for messages to a server without the scripts, which settled none of them.
+// If the epoch is then unknown, no grant counts.
 func (t *trip) settle(ctx context.Context) error {
 	all := t.left
 	err := t.send(ctx)
@@ -245,8 +244,7 @@ func (t *trip) settle(ctx context.Context) error {
 	return err
 }
 
-// send makes one round trip: the draws, the claims, and behind them the epoch, in which none of them can have been
-// settled before the data was lost without that being seen.
+// send makes one round trip: the draws, the claims, and then the epoch, which shows a loss of data after any of them.
 func (t *trip) send(ctx context.Context) error {
 	pipe := t.server.client.Pipeline()
 	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
@@ -256,7 +254,7 @@ func (t *trip) send(ctx context.Context) error {
 		}
 	}
 	tail := t.server.ask(ctx, pipe)
-	_, failed := pipe.Exec(ctx) // each command has its own error; those without an answer have this one
+	_, failed := pipe.Exec(ctx) // each command has its own error; the error of those without an answer is this one
 	d.read(t, failed)
 	var again []int
 	for j, i := range t.left {
@@ -273,7 +271,7 @@ func (t *trip) send(ctx context.Context) error {
 	return t.look(ctx, tail, failed)
 }
 
-// doubt has the server looked at if an answer says that it may not be the one that it was.
+// doubt runs the epoch script if an answer shows that the server may have changed.
 func (t *trip) doubt() {
 	for _, i := range t.left {
 		if isDoubtful(t.grants[i].Err) {
@@ -306,16 +304,16 @@ func (t *trip) names(c *Claim) []string {
 	return names
 }
 
-// draws are those of a trip that are plain increments, in one transaction.
+// draws are the plain increments of a trip, in one transaction.
 type draws struct {
 	sent []int // claims, in order
 	pre  int   // replies of the transaction before those of its first draw
-	// overridden is how many have overrides: their records are the last reply.
+	// overridden is the number of draws that may have overrides: their records are the last reply.
 	overridden int
 	exec       *redis.Cmd
 }
 
-// draws sends what may be a plain draw: on one server, of a window that certainly has begun.
+// draws sends plain draws: on one server, for a window that certainly has begun.
 func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 	d := &draws{}
 	if t.cluster != nil {
@@ -330,7 +328,7 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 		}
 		if d.sent == nil {
 			pipe.Do(ctx, "multi")
-			// The time before the draws: of the window before they see at least what was spent by then.
+			// The time before the draws: they see at least the usage of the previous window until then.
 			pipe.Do(ctx, "time")
 			d.pre = 1
 		}
@@ -367,22 +365,22 @@ func (d *draws) has(i int) bool {
 	return false
 }
 
-// LoadScripts has a server know the ledger's scripts, so that no claim must bring them.
+// LoadScripts loads the ledger's scripts into a server, so that no claim must send them.
 func LoadScripts(ctx context.Context, server redis.Scripter) error {
 	return errors.Join(claimScript.Load(ctx, server).Err(), bucketScript.Load(ctx, server).Err(),
 		epochScript.Load(ctx, server).Err())
 }
 
-// HolderName is what a holder is called in Redis.
+// HolderName is a holder's name in Redis.
 func HolderName(h ratelimit.Holder) string { return hexOf(h) }
 
 func hexOf(h ratelimit.Holder) string { return strconv.FormatUint(uint64(h), 16) }
 
-// namesOfANode is how many bits of a holder's name a node may count by, from NewHolder on: when it has forgotten an
-// account, it comes back under another name.
+// namesOfANode is the number of low bits of a holder's name that a node counts by, from NewHolder on: after it has
+// dropped an account, it returns under another name.
 const namesOfANode = 28
 
-// NewHolder returns a node's first holder, which no other process has, nor had.
+// NewHolder returns a node's first holder name, which no other process has, nor had.
 func NewHolder() ratelimit.Holder {
 	return ratelimit.Holder((rand.Uint64() | 1<<63) >> namesOfANode << namesOfANode)
 }

@@ -8,16 +8,16 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// The arithmetic of buckets: levels in millionths of a token, and nothing lost to rounding.
+// The arithmetic of buckets: levels in millionths of a token, without loss by rounding.
 
-// Refilled is a level, and what is carried over, after so many microseconds, up to full. What makes no whole millionth
-// is carried over; a full bucket carries nothing.
+// Refilled is a level, and the rounding remainder, after that many microseconds, up to full. A full bucket has no
+// remainder.
 func Refilled(level, carry, elapsed, full int64, l *ratelimit.Limit) (int64, int64) {
 	if level >= full {
 		return full, 0
 	}
 	seconds := uint64(l.Period() / time.Second)
-	// Microseconds times requests may exceed 64 bits: the product is held in 128.
+	// Microseconds times requests can exceed 64 bits: the product is computed in 128.
 	hi, lo := bits.Mul64(uint64(elapsed), uint64(l.Requests))
 	lo, overflow := bits.Add64(lo, uint64(carry), 0)
 	hi += overflow
@@ -31,8 +31,8 @@ func Refilled(level, carry, elapsed, full int64, l *ratelimit.Limit) (int64, int
 	return level + int64(added), int64(rest)
 }
 
-// RefilledAfter is how long a bucket takes from a level, and what it carries over, to another one, rounded up. One that
-// does not refill takes no time, for nobody can say when.
+// RefilledAfter is the time from one level with its remainder to another level, rounded up; 0 for a bucket that does
+// not refill.
 func RefilledAfter(to, level, carry int64, l *ratelimit.Limit) time.Duration {
 	missing := to - level
 	if missing <= 0 || l.Requests == 0 {

@@ -15,28 +15,29 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// servers are those that hold accounts.
+// servers are the servers with accounts.
 type servers struct {
-	one *server // that which is no Cluster
+	one *server // without a Cluster
 
 	mu    sync.Mutex
 	all   []*server   // guarded by mu; of a Cluster, as last read
-	parts [][]*server // guarded by mu; those that have accounts of each part, likewise
-	tags  []uint32    // guarded by mu; a number for each slot of a Cluster that makes a name of it
-	stale atomic.Bool // the servers of the Cluster, or their slots, are others
+	parts [][]*server // guarded by mu; the servers of each part, likewise
+	tags  []uint32    // guarded by mu; a number for each slot of a Cluster that gives a name in it
+	stale atomic.Bool // the servers of the Cluster, or their slots, have changed
 }
 
-// server is one that holds accounts. In a Cluster it is the master of a shard.
+// server is a server with accounts. In a Cluster it is the master of a shard.
 type server struct {
 	client *redis.Client
-	// name is that of its epoch's key. In a Cluster it is in the lowest of the server's slots. Nodes that know other
-	// slots read another key of it, and find out as well, for both are lost together.
+	// name is the name of its epoch's key. In a Cluster it is in the lowest of the server's slots. Nodes with an
+	// older list of slots read another key of the server, and also notice a loss, because both keys are lost
+	// together.
 	name string
-	// first is that it was there when this process began. Invariant: it is not written after.
+	// first means that the server existed when this process began. Invariant: it is not written after.
 	first bool
-	// doubted is that it may not be the one that it was.
+	// doubted means that the server may have changed.
 	doubted atomic.Bool
-	epoch   atomic.Pointer[ratelimit.Epoch] // as last heard; nil: not yet
+	epoch   atomic.Pointer[ratelimit.Epoch] // last read; nil: not yet
 }
 
 func (l *Redis) single(c *redis.Client) {
@@ -45,8 +46,8 @@ func (l *Redis) single(c *redis.Client) {
 	l.parts = [][]*server{l.all}
 }
 
-// known returns the servers, in all and of each part, which of a Cluster are read at first and after each hint that
-// they are others.
+// known returns all servers, and those of each part. For a Cluster it reads them at first, and after each hint of a
+// change.
 func (l *Redis) known(ctx context.Context) (all []*server, parts [][]*server, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +67,7 @@ func (l *Redis) known(ctx context.Context) (all []*server, parts [][]*server, er
 	return all, parts, nil
 }
 
-// readLocked finds the masters of all slots, as the client knows them. What is known of those that stay is kept.
+// readLocked finds the masters of all slots, in the client's list. It keeps the state of known masters.
 func (l *Redis) readLocked(ctx context.Context) (all []*server, parts [][]*server, failed error) {
 	if l.tags == nil {
 		l.tags = slotTags(l.prefix)
@@ -75,7 +76,7 @@ func (l *Redis) readLocked(ctx context.Context) (all []*server, parts [][]*serve
 	for slot := range l.tags {
 		name := l.epochKey(l.tags[slot])
 		c, err := l.cluster.MasterForKey(ctx, name)
-		if err != nil { // a slot that nobody has now: its claims say so
+		if err != nil { // a slot without a master: its claims fail
 			if failed = err; ctx.Err() != nil {
 				break
 			}
@@ -108,11 +109,11 @@ func (l *Redis) epochKey(tag uint32) string {
 	return l.prefix + epochName + "{" + strconv.FormatUint(uint64(tag), 36) + "}"
 }
 
-// clusterSlots is how many slots a Cluster has.
+// clusterSlots is the number of slots of a Cluster.
 const clusterSlots = 16384
 
-// slotTags finds for each slot, by trying, a number whose name is in it. A prefix that has a {tag} of its own has all
-// accounts in one slot; then one name is enough. It takes some milliseconds.
+// slotTags finds for each slot, by trial, a number whose name is in it. A prefix with a {tag} has all accounts in one
+// slot; then one name is enough. It takes some milliseconds.
 func slotTags(prefix string) []uint32 {
 	if open := strings.IndexByte(prefix, '{'); open >= 0 && strings.IndexByte(prefix[open:], '}') > 1 {
 		return []uint32{1}
@@ -142,8 +143,8 @@ func slotOf(tag string) uint16 {
 	return crc % clusterSlots
 }
 
-// serverOf is the server of a Cluster that has a name, as the client knows. It must be one of those of its part, for
-// else a loss of its data would not be seen in the part's epoch.
+// serverOf is the server of a Cluster for a name, in the client's list. It must be one of those of its part:
+// otherwise the part's epoch would not show a loss of its data.
 func (l *Redis) serverOf(ctx context.Context, part []*server, name string) (*server, error) {
 	c, err := l.cluster.MasterForKey(ctx, name)
 	if err != nil {

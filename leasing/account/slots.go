@@ -13,26 +13,26 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Slots are the requests of a key that are in flight, under a concurrency limit: a number each, and until when it
-// counts at most. The zero Slots are none. They are not safe for concurrent use.
+// Slots are the requests of a key in flight, under a concurrency limit: each has a number and an end. The zero Slots
+// are none. They are not safe for concurrent use.
 //
-// Guarantee: no more are taken than there are, a slot is taken once and given back once, and it comes back by itself
-// when its time is over, by the clock that it was taken by.
+// Guarantee: at most limit slots are taken. Each is taken once and given back once. It returns by itself at its end,
+// by the clock by which it was taken.
 type Slots []Slot
 
-// Slot is one that is taken.
+// Slot is a taken slot.
 type Slot struct {
 	Number int64
 	Until  ratelimit.LedgerTime
 }
 
-// SlotOp is what is asked of slots.
+// SlotOp is an operation on slots.
 type SlotOp uint8
 
 const (
 	// SlotLook changes nothing.
 	SlotLook SlotOp = iota
-	// SlotTake takes the slot, if one is free. To take one again changes nothing.
+	// SlotTake takes the slot, if one is free. To take a taken slot changes nothing.
 	SlotTake
 	// SlotGive gives the slot back.
 	SlotGive
@@ -42,29 +42,29 @@ const (
 
 var slotOps = [...]string{SlotLook: "look", SlotTake: "take", SlotGive: "give", SlotClear: "clear"}
 
-// SlotAsk is a question about the slots of a key.
+// SlotAsk is an operation on the slots of a key.
 type SlotAsk struct {
 	Key   string
 	Op    SlotOp
-	Slot  int64            // not 0, but for SlotLook
-	Limit ratelimit.Tokens // how many there are
-	TTL   time.Duration    // for how long one is taken at most
+	Slot  int64            // not 0, except for SlotLook
+	Limit ratelimit.Tokens // maximum of slots
+	TTL   time.Duration    // maximum time of a slot
 }
 
 // SlotAnswer answers a SlotAsk.
 type SlotAnswer struct {
 	Taken ratelimit.Tokens // by all, afterwards
 	Has   bool             // the slot was taken before, or is now
-	Err   error            // nothing else is meant
+	Err   error            // if set, no other field counts
 }
 
-// SlotLedger keeps slots for a fleet. It is safe for concurrent use, and blocks until ctx is done at most. It answers
-// asks in their order. After an error an ask may have been carried out.
+// SlotLedger keeps slots for a fleet. It is safe for concurrent use, and blocks at most until ctx is done. It answers
+// asks in their order. After an error an ask may have been executed.
 type SlotLedger interface {
 	Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer)
 }
 
-// Decide answers an ask at an instant. It reports whether it has changed anything but the end of slots.
+// Decide answers an ask at an instant. It reports whether it has changed more than ended slots.
 func (all *Slots) Decide(now ratelimit.LedgerTime, a *SlotAsk) (x SlotAnswer, changed bool) {
 	*all = slices.DeleteFunc(*all, func(s Slot) bool { return s.Until <= now })
 	i := slices.IndexFunc(*all, func(s Slot) bool { return s.Number == a.Slot })
@@ -82,7 +82,7 @@ func (all *Slots) Decide(now ratelimit.LedgerTime, a *SlotAsk) (x SlotAnswer, ch
 	return x, changed
 }
 
-// Last is from when on all have come back.
+// Last is the time at which all have returned.
 func (all Slots) Last() (at ratelimit.LedgerTime) {
 	for _, s := range all {
 		at = max(at, s.Until)
@@ -109,7 +109,7 @@ func (l *Redis) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer)
 	}
 }
 
-// slots sends asks in a pipeline, and returns those to servers without the script.
+// slots sends asks in a pipeline, and returns those for servers without the script.
 func (l *Redis) slots(
 	ctx context.Context, asks []SlotAsk, answers []SlotAnswer, left []int,
 	eval func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd,
@@ -121,7 +121,7 @@ func (l *Redis) slots(
 		cmds[n] = eval(ctx, pipe, []string{slotsOf(l.prefix, a.Key)}, slotOps[a.Op], strconv.FormatInt(a.Slot, 16),
 			int64(a.Limit), a.TTL.Microseconds())
 	}
-	_, _ = pipe.Exec(ctx) // each has its error
+	_, _ = pipe.Exec(ctx) // each has its own error
 	for n, i := range left {
 		if answers[i] = slotAnswer(cmds[n]); redis.HasErrorPrefix(cmds[n].Err(), "NOSCRIPT") {
 			again = append(again, i)
@@ -148,7 +148,7 @@ func slotAnswer(c *redis.Cmd) SlotAnswer {
 	return SlotAnswer{Taken: ratelimit.Tokens(n[0]), Has: n[1] == 1}
 }
 
-// slotRecord begins a record of slots.
+// slotRecord is the beginning of a record of slots.
 const slotRecord = 2
 
 func (all Slots) encode() []byte {
@@ -196,7 +196,7 @@ func (l *CAS) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer) {
 	}
 }
 
-// slots answers asks once, and returns those about keys that others have changed meanwhile.
+// slots answers asks once, and returns those about keys that others have changed in the meantime.
 func (l *CAS) slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer, left []int) (again []int, err error) {
 	var keys []StoreKey
 	place := map[string]int{}

@@ -1,4 +1,4 @@
--- KEYS: the slots of a key. ARGV: what to do, the slot, how many there are, and for how long in microseconds.
+-- KEYS: the slots of a key. ARGV: the operation, the slot, the limit, and the time in microseconds.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))

@@ -10,55 +10,56 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Store is a transactional store of small records, as [CAS] needs it: Postgres, or [MemoryStore]. It is safe for
-// concurrent use, and blocks until ctx is done at most.
+// Store is a transactional store of small records, for [CAS]: Postgres, or [MemoryStore]. It is safe for concurrent
+// use, and blocks at most until ctx is done.
 type Store interface {
-	// Read returns the records of these keys, in their order, as they all were at one instant.
+	// Read returns the records of these keys, in their order, as of one instant.
 	Read(ctx context.Context, keys []StoreKey) (Snapshot, error)
-	// Write makes changes, each of a record that still has the version with which it was read, and only while the data
-	// is in that life. It reports which it made. With an error, any may have been made. What it reports to have made
-	// survives whatever the store promises to survive.
+	// Write makes changes. Each is made only if its record still has the version that was read, and the data is still
+	// in that life. It reports which it made. With an error, it may have made any. A reported change is as durable as
+	// the store promises.
 	Write(ctx context.Context, life string, changes []Change) (made []bool, err error)
-	// Drop removes records whose time was over before then, and reports how many; more tells whether some are left.
+	// Drop removes records whose time ended before that time, and returns their number; more tells whether some are
+	// left.
 	Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, more bool, err error)
 }
 
 // StoreKey names a record.
 type StoreKey struct {
 	Name string
-	// Over is from when on the record may be dropped: part of its name, so that a store can keep together what it drops
-	// together. 0: it is another with each change ([Change]).
+	// Over is the time from which the record may be dropped. It is part of the name, so that a store can group
+	// records that it drops together. 0: it changes with each change ([Change]).
 	Over ratelimit.LedgerTime
 }
 
-// Record is a value and its version. The zero Record is not there.
+// Record is a value and its version. The zero Record is missing.
 type Record struct {
-	Version uint64 // another with each change; 0: there is none
+	Version uint64 // changes with each change; 0: missing
 	Data    []byte
 }
 
-// Snapshot is what a store was read to be.
+// Snapshot is the result of a read.
 type Snapshot struct {
 	Records []Record
 	Now     ratelimit.LedgerTime // by the store's clock
-	// Life names the life of the data. It is another one where a write that was reported may be lost, as after a
-	// failover to a standby that lags behind, or where an older copy was restored.
+	// Life names the life of the data. It changes when a reported write may be lost, as after a failover to a standby
+	// that lags behind, or when an older copy is restored.
 	Life string
 }
 
-// Change is what becomes of a record.
+// Change is a change of a record.
 type Change struct {
 	StoreKey
-	Version uint64               // with which it was read; 0: it was not there
-	Data    []byte               // nil: the record stays as it is, and nothing is looked at
-	Until   ratelimit.LedgerTime // from when on it may be dropped: StoreKey.Over, if that is not 0
-	// In the same step are written: who is asked to give back what he has of the account (a hint, which may be lost),
-	// and what is on record of the claims.
+	Version uint64               // as read; 0: it was missing
+	Data    []byte               // nil: the record stays as it is, and its version is not checked
+	Until   ratelimit.LedgerTime // time from which it may be dropped: StoreKey.Over, if that is not 0
+	// The same step also writes the recalls of holders (hints, which may be lost), and the audit events of the
+	// claims.
 	Recalled []ratelimit.Holder
 	Events   []Event
 }
 
-// encode writes an account down.
+// encode writes an account as bytes.
 func (k *kept) encode() []byte {
 	w := writer{1}
 	w.int(int64(k.over))
@@ -95,10 +96,10 @@ func (w *writer) records(all records) {
 	}
 }
 
-// ErrRecord says that a record at the store is not what this ledger writes: another release's, or another program's.
+// ErrRecord means that a record at the store has another form: of another release, or another program.
 var ErrRecord = errors.New("the record in the store belongs to another release of Sluice")
 
-// decode is encode, backwards. Nothing is a new account.
+// decode is the reverse of encode. No bytes are a new account.
 func (k *kept) decode(data []byte) error {
 	if len(data) == 0 {
 		return nil
@@ -131,7 +132,7 @@ func (k *kept) decode(data []byte) error {
 	return nil
 }
 
-// reader reads what a writer wrote. What is missing is 0, and it has failed.
+// reader reads the bytes of a writer. A missing number is 0, and marks the reader as failed.
 type reader struct {
 	left   []byte
 	failed bool
@@ -155,7 +156,7 @@ func (r *reader) time(all ...*instant) {
 	}
 }
 
-// recordBytes is how long a record is at least.
+// recordBytes is the minimum length of a record.
 const recordBytes = 8 + 5
 
 func (r *reader) records() records {

@@ -14,7 +14,7 @@ import (
 // MemoryStore is a [Store] in this process, for tests and simulations.
 type MemoryStore struct {
 	clock func() ratelimit.LedgerTime
-	// OnRecall and OnEvent, if set before the first change, are told of what a change has of them.
+	// OnRecall and OnEvent, if set before the first change, are called with the recalls and events of a change.
 	OnRecall func(h ratelimit.Holder, name string)
 	OnEvent  func(*Event)
 
@@ -45,7 +45,7 @@ func (s *MemoryStore) Read(_ context.Context, keys []StoreKey) (Snapshot, error)
 	return x, nil
 }
 
-// ErrLife says that a store's data is in another life than a change is for.
+// ErrLife means that a store's data is in another life than a change.
 var ErrLife = errors.New("the store's data was lost, or an older copy is in use")
 
 // Write implements [Store].
@@ -102,21 +102,21 @@ func (s *MemoryStore) List(_ context.Context, prefix, after string, n int) (name
 	return names[:min(n, len(names))], nil
 }
 
-// Evict loses one record silently.
+// Evict loses one record without a sign.
 func (s *MemoryStore) Evict(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.records, name)
 }
 
-// Copy is the data as it is now: a standby's, or on a disk. It is another store.
+// Copy is a copy of the data, as on a standby or a disk. It is another store.
 func (s *MemoryStore) Copy() *MemoryStore {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return &MemoryStore{clock: s.clock, life: s.life, version: s.version, records: maps.Clone(s.records)}
 }
 
-// Lose goes on with an older copy of the data, or with nothing if it is nil, in another life.
+// Lose continues with an older copy of the data, or without data if it is nil, in another life.
 func (s *MemoryStore) Lose(older *MemoryStore, life string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

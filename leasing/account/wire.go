@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// The scripts. Both begin with what they have in common.
+// The scripts. Both begin with a common part.
 var (
 	//go:embed common.lua
 	commonLua string
@@ -34,14 +34,14 @@ func scriptOf(c *Claim) *redis.Script {
 	return claimScript
 }
 
-// claimFields are how many numbers a script is told.
+// claimFields is the number of numbers in a script's arguments.
 const claimFields = 19
 
-// numbersOf are those of a claim, but for the time.
+// numbersOf are those of a claim, without the time.
 func numbersOf(c *Claim) [claimFields]int64 {
 	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
 	ttl := c.TTL.Microseconds()
-	carries, ceiling := int64(-1), int64(0) // that account is not looked at
+	carries, ceiling := int64(-1), int64(0) // that account is not read
 	if looksBack(&c.Limit) {
 		carries = 0
 	}
@@ -63,8 +63,8 @@ func numbersOf(c *Claim) [claimFields]int64 {
 	}
 }
 
-// arguments are the holder's name; the numbers of a claim, packed as doubles, for Redis reads one long argument faster
-// than many short ones; and what it is on record by.
+// arguments are the holder's name, the numbers of a claim, packed as doubles, and its audit text. Redis reads one
+// long argument faster than many short ones.
 func (l *Redis) arguments(c *Claim) []any {
 	all := numbersOf(c)
 	all[claimFields-1] = int64(l.at())
@@ -78,20 +78,20 @@ func (l *Redis) arguments(c *Claim) []any {
 	return []any{hexOf(c.Holder), packed, c.Audit}
 }
 
-// What a script answers first.
+// The first number of a script's answer.
 const (
 	wasSettled   = 0
 	wasOvertaken = 1
 	wasOver      = 2
-	wasExpired   = 3 // on record only: another holder's lease was credited
+	wasExpired   = 3 // in records only: another holder's lease was credited
 )
 
-// answerFields are how many numbers a script answers with.
+// answerFields is the number of numbers in a script's answer.
 const answerFields = 12
 
 var errShape = errors.New("the number of integers is not that of a grant")
 
-// readGrant reads what a script answered. What is not exactly of its form is an error, and grants nothing.
+// readGrant reads a script's answer. Any other form is an error, and grants nothing.
 func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 	text, err := a.Text()
 	if a.Err() != nil || a.Val() == nil {
@@ -103,7 +103,7 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 	if err != nil || bad != nil || !unpacked(numbers, n[:]) {
 		return garbage(errShape, a.Val())
 	}
-	// A proxy that mixes up replies would have this account take another's tokens.
+	// If a proxy mixes up replies, this account would take another's tokens.
 	if n[1] != int64(c.Seq) {
 		return garbage(errShape, a.Val())
 	}
@@ -128,7 +128,7 @@ func grantOf(n *[answerFields]int64) Grant {
 	}
 }
 
-// plausible tells whether a ledger may grant this to a claim.
+// plausible tells whether an answer is possible for a claim.
 func plausible(c *Claim, g *Grant) bool {
 	most := max(0, c.Want)
 	if c.Kind != States {
@@ -137,8 +137,8 @@ func plausible(c *Claim, g *Grant) bool {
 	if g.Granted < 0 || g.Granted > most || g.Cut < 0 || g.Cut > 2*MostBooked || g.At <= 0 || g.Fence < 0 {
 		return false
 	}
-	// The total is what the holder said, and what it got. A bucket forgets what was in hand when its lease is over, and
-	// totals that are not counted are cut.
+	// The total is the stated one plus the grant. A bucket drops tokens in hand at the end of the lease, and totals
+	// beyond the bound are cut.
 	total := max(c.Taken, c.Spent)
 	small := -MostBooked < min(c.Taken, c.Spent) && total < MostBooked && g.Sum < mostSum-MostBooked
 	return c.Window == 0 || c.Kind != States || !small || g.Total == total+g.Cut+g.Granted
@@ -155,7 +155,7 @@ func unpacked(packed string, all []int64) bool {
 	}
 	for i := range all {
 		n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(packed[8*i : 8*i+8])))
-		if n != math.Trunc(n) || math.Abs(n) > 1<<53 { // a NaN is not itself
+		if n != math.Trunc(n) || math.Abs(n) > 1<<53 { // a NaN differs from itself
 			return false
 		}
 		all[i] = int64(n)
@@ -163,8 +163,8 @@ func unpacked(packed string, all []int64) bool {
 	return true
 }
 
-// read reads what a transaction answered: the time, and of each draw the sum, the holder's total, whether there was an
-// account to expire, and of a sliding window the sum of the account before.
+// read reads the answer of a transaction: the time, and for each draw the sum, the holder's total, and whether
+// there was an account to expire. For a sliding window, it also reads the previous sum.
 func (d *draws) read(t *trip, failed error) {
 	if d.sent == nil {
 		return
@@ -212,7 +212,7 @@ func (d *draws) fail(t *trip, err error) {
 	}
 }
 
-// replies is how many there must be.
+// replies is the number of its replies.
 func (d *draws) replies(t *trip) int {
 	n := d.pre + min(1, d.overridden)
 	for _, i := range d.sent {

@@ -1,12 +1,11 @@
-// Package audit replays what was recorded of audited rules: what each window's holders took, and what of it lay beyond
-// the limit, and why.
+// Package audit replays the records of audited rules: the usage of each window's holders, and the part beyond the
+// limit, with its cause.
 //
-// Guarantee: of a whole record, what holders took at the end is the sum of the ledger, and at most so much was
-// admitted. What lay beyond the limit is told apart by how it came there. What was charged after the fact is debt, and
-// no fault of a limit. What was granted beyond it, or was spent of a lease that had been credited, is over-admission:
-// a rule declares how much of it there may be. Events may come in any order and more than once, from streams and from
-// files of nodes. It does not see what is in no record: what nodes admitted and could not tell, and of a file what
-// other nodes' leases were credited.
+// Guarantee: for a complete record, the holders' final totals are the sum of the ledger, and bound the admissions.
+// Usage beyond the limit is reported by its cause. Late charges are debt, and no fault of a limit. Grants beyond the
+// limit, and usage of a lease after its credit, are over-admission, which a rule bounds. Events may arrive in any
+// order and more than once, from streams and from files of nodes. It cannot see usage outside of all records:
+// admissions that a node could not report, and in a file, credits of other nodes' leases.
 //
 // Start with Replay. Package account has the events.
 package audit

@@ -12,53 +12,53 @@ import (
 
 type tokens = ratelimit.Tokens
 
-// Window is what the events of one account come to.
+// Window is the summary of one account's events.
 type Window struct {
 	Rule, Key    string
 	Window       ratelimit.Window // 0: of a bucket
-	Begins, Ends time.Time        // Begins is the first event's; a bucket has no end
-	Limit, Bound tokens           // the highest there were
+	Begins, Ends time.Time        // Begins is the time of the first event; a bucket has no end
+	Limit, Bound tokens           // the highest ones
 	Counts
 	Totals
 	holders map[string]*holder
 }
 
-// Counts are of events, but for Holders.
+// Counts count events, except Holders.
 type Counts struct {
 	Holders    int
 	Events     int
-	Refused    int // less was granted than was needed
+	Refused    int // less was granted than needed
 	Expired    int // leases of silent holders, credited
-	Recoveries int // the ledger was told what it had lost
-	Unsettled  int // messages that changed nothing: they were overtaken, failed, or came too late
+	Recoveries int // restatements of lost totals
+	Unsettled  int // messages that changed nothing: overtaken, failed, or late
 }
 
 // Totals are tokens.
 type Totals struct {
-	Granted  tokens // in all, also what was given back
-	Taken    tokens // by all holders, at the end: at most so much was admitted and charged
-	Spent    tokens // as holders have said: at least so much
-	Charged  tokens // after the fact, or without asking: beyond what its holder had taken
+	Granted  tokens // sum of all grants, including tokens given back
+	Taken    tokens // final totals of all holders: an upper bound of admissions and charges
+	Spent    tokens // as reported by holders: a lower bound
+	Charged  tokens // late charges, and usage without a grant: beyond the holder's total
 	Refunded tokens
 	Returned tokens // given back, or credited
-	Sum      tokens // as the ledger had it last
-	// Beyond is how much there is beyond the limit at the end, and Debt what of it was charged after the fact.
+	Sum      tokens // last sum of the ledger
+	// Beyond is the final excess over the limit, and Debt the part of it that was charged late.
 	Beyond, Debt tokens
-	// Over was admitted beyond the limit otherwise, at any time.
+	// Over is other over-admission, at any time.
 	Over tokens
 }
 
-// holder is what is known of one.
+// holder is the state of one.
 type holder struct {
 	total, spent tokens
 	closed       bool // its lease was credited
 }
 
-// Held tells whether no more was admitted beyond the limit than the rule declares. What was charged after the fact was
-// not admitted by the limit, and is told apart.
+// Held tells whether the over-admission is within the rule's bound. Late charges are not admissions, and are reported
+// separately.
 func (w *Window) Held() bool { return w.Over <= w.Bound }
 
-// Replay sums up events, window by window, in the order of accounts and windows.
+// Replay sums up events by window, in the order of accounts and windows.
 func Replay(events []account.Event) []*Window {
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, inOrder)
@@ -80,8 +80,8 @@ func Replay(events []account.Event) []*Window {
 	return slices.DeleteFunc(all, func(w *Window) bool { return w.Events == 0 })
 }
 
-// inOrder compares events as the ledger settled them: its fences rise for ever, and its clock may be set back. A lease
-// that is credited comes after whatever had the account's last fence.
+// inOrder sorts events in the order of their settlement: fences always rise, while the ledger's clock may be set
+// back. The credit of a lease follows the event with the account's last fence.
 func inOrder(a, b account.Event) int {
 	last := func(e *account.Event) int {
 		if e.Kind == account.WasExpired {
@@ -102,7 +102,7 @@ func begin(events []account.Event) *Window {
 		if e.Key != w.Key || e.Window != w.Window {
 			break
 		}
-		// A limit may change within the window, and what was taken under the highest was right.
+		// A limit may change within the window, and usage under the highest was right.
 		w.Limit, w.Bound = max(w.Limit, e.Limit), max(w.Bound, e.Bound)
 		if e.Ends != 0 {
 			w.Ends = time.UnixMicro(int64(e.Ends)).UTC()
@@ -140,7 +140,7 @@ func (w *Window) add(e *account.Event) {
 	if e.Kind == account.WasRecovery {
 		w.Recoveries++
 	}
-	// The ledger has known at least what its holder said it had, unless it has lost it or credited it.
+	// The ledger had at least the holder's total, unless it has lost it or credited it.
 	known, told := h.total, tokens(0)
 	if e.Kind == account.WasRecovery || h.closed {
 		told = max(0, e.Taken-known)
@@ -154,7 +154,7 @@ func (w *Window) add(e *account.Event) {
 	w.judge(e, charged, told)
 }
 
-// take has a holder's totals be others.
+// take changes a holder's totals.
 func (w *Window) take(h *holder, total, spent tokens) {
 	refunded := max(0, h.spent-spent)
 	w.Refunded += refunded
@@ -164,14 +164,14 @@ func (w *Window) take(h *holder, total, spent tokens) {
 	h.total, h.spent = total, spent
 }
 
-// judge has what lies beyond the limit after an event be by whatever came last: what was granted, before that what was
-// charged, and before that what the ledger was told again.
+// judge assigns the excess after an event to the latest cause: first to grants, then to charges, then to restated
+// totals.
 func (w *Window) judge(e *account.Event, charged, told tokens) {
 	level, limit := e.Sum, w.Limit
 	if w.Window != 0 {
-		level = max(level, w.Taken) // a ledger that has lost its data has a lower sum
+		level = max(level, w.Taken) // after a loss of data the sum is lower
 	} else {
-		limit, told = e.Limit, 0 // one that has lost a bucket takes it to be empty
+		limit, told = e.Limit, 0 // a lost bucket counts as empty
 	}
 	w.Beyond = max(0, level-limit)
 	granted := min(e.Granted, w.Beyond)

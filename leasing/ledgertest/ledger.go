@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Ledger tests a ledger, of which open makes one for each node.
+// Ledger tests a ledger. open opens it for each node.
 func Ledger(t *testing.T, open func(*testing.T) account.Ledger) {
 	t.Run("messages", func(t *testing.T) { messages(t, open(t)) })
 	t.Run("overrides", func(t *testing.T) { overrides(t, open(t), open(t)) })
@@ -46,8 +46,8 @@ func messages(t *testing.T, l account.Ledger) {
 	}
 }
 
-// overrides has one node set what another is judged by: a later version wins, what was spent counts on, and lists
-// are in the order of names.
+// overrides lets one node set overrides for another: a later version wins, usage continues to count, and lists are in
+// the order of names.
 func overrides(t *testing.T, l, other account.Ledger) {
 	set, ok := l.(account.Overrider)
 	reads, _ := other.(account.Overrider)
@@ -120,7 +120,7 @@ func overrides(t *testing.T, l, other account.Ledger) {
 	grants(0, false)
 }
 
-// contention has sixteen nodes contend for three accounts: all of each limit is granted, and no more.
+// contention lets sixteen nodes claim from three accounts: each limit is granted completely, and not exceeded.
 func contention(t *testing.T, open func(*testing.T) account.Ledger) {
 	const nodes, accounts = 16, 3
 	var granted [accounts]atomic.Int64

@@ -1,7 +1,7 @@
-// Package ledgertest has what each ledger and each store behind one must do, as tests for all of them.
+// Package ledgertest has the common tests of all ledgers and of their stores.
 //
-// Guarantee: [Ledger] plays any ledger beside the one in memory; [Store] plays a store on a real server, which it
-// hangs and kills. What only one store can do is left to its own tests.
+// Guarantee: [Ledger] compares any ledger with the one in memory. [Store] tests a store on a real server, which it
+// hangs and kills. Special features of a store are left to its own tests.
 package ledgertest
 
 import (
@@ -24,7 +24,7 @@ type Server interface {
 	Signal(sig syscall.Signal)
 }
 
-// Database is a store with all that a fleet keeps there.
+// Database is a store with the data of a fleet.
 type Database interface {
 	account.Store
 	account.Listener
@@ -38,7 +38,7 @@ type Database interface {
 	Durable(ctx context.Context) (bool, error)
 }
 
-// Opener opens a store of a URL, and of a fleet by its prefix.
+// Opener opens a store of a URL, for a fleet with a prefix.
 type Opener[S Database] func(url, prefix string) (S, error)
 
 // Opened is a store that the test closes.
@@ -66,13 +66,13 @@ func Prepared[S Database](t testing.TB, open Opener[S], url, prefix string) S {
 	return s
 }
 
-// Node is a node's ledger on a store of the fleet "t:". No other node is alive when the store is empty.
+// Node is a node's ledger on a store of the fleet "t:". In an empty store no other node is alive.
 func Node(s account.Store) *account.CAS { return account.NewCAS(s, "t:", func() bool { return true }) }
 
 // Year is the limit of [Claim].
 var Year = ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000}
 
-// Claim is a holder's message of this year: what it has taken, and spent, and what it needs.
+// Claim is a holder's message of this year, with taken, spent and need.
 func Claim(key string, h ratelimit.Holder, seq uint64, has, need tokens) account.Claim {
 	return account.Claim{
 		Key: key, Window: Year.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro())), Limit: Year,

@@ -18,7 +18,7 @@ import (
 
 var kills = flag.Int("kills", 3, "how often a test kills the server of a store")
 
-// Store tests a store on a server that nothing else uses. Each of its tests is a fleet of its own.
+// Store tests a store on a server without other users. Each of its tests is a fleet of its own.
 func Store[S Database](t *testing.T, server Server, open Opener[S]) {
 	on := func(t *testing.T) S { return Prepared(t, open, server.URL(), t.Name()) }
 	t.Run("fleet", func(t *testing.T) { fleet(t, on(t), on(t)) })
@@ -33,7 +33,7 @@ func Store[S Database](t *testing.T, server Server, open Opener[S]) {
 	t.Run("kill", func(t *testing.T) { kill(t, server, func() *account.CAS { return Node(on(t)) }) })
 }
 
-// fleet has nodes hear of each other.
+// fleet makes nodes register and count each other.
 func fleet(t *testing.T, one, other Database) {
 	for _, text := range []string{"hello", "bye", ""} {
 		said := map[string]string{}
@@ -41,7 +41,7 @@ func fleet(t *testing.T, one, other Database) {
 			if name == "a" && text == "" {
 				continue
 			}
-			for range 2 { // the second time all have said it
+			for range 2 { // the second time all have registered
 				err := s.Say(t.Context(), name, text, time.Minute, func(node, text string, ago time.Duration) {
 					if said[node] = text; ago < 0 || ago > time.Minute {
 						t.Errorf("%s said %q %v ago", node, text, ago)
@@ -61,8 +61,8 @@ func fleet(t *testing.T, one, other Database) {
 	}
 }
 
-// record has what one node does seen by another: a message is settled and stays, what is recalled is heard, what is
-// audited is on record, and of this fleet only.
+// record checks that other nodes see the work of one node: settled messages, recalls, and audit records, of this
+// fleet only.
 func record(t *testing.T, s, twin, foreign Database) {
 	first, second := Node(s), Node(twin)
 	if e, err := first.Verify(t.Context()); err != nil || e.ID == 0 || e.Learning > e.Began {
@@ -73,7 +73,7 @@ func record(t *testing.T, s, twin, foreign Database) {
 	go second.Recalls(ctx, one, func(key string, w ratelimit.Window) { heard <- fmt.Sprint(key, " ", w) })
 	go first.Recalls(ctx, 1<<50, func(string, ratelimit.Window) {})
 	asked := []account.Change{{StoreKey: account.StoreKey{Name: "t:{}7"}, Recalled: []ratelimit.Holder{one}}}
-	for listens := false; !listens; { // it is heard from when the node listens
+	for listens := false; !listens; { // events arrive when the node listens
 		if _, err := s.Write(ctx, snapshot(t, s).Life, asked); err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +141,7 @@ func snapshot(t *testing.T, s account.Store, names ...string) account.Snapshot {
 	return x
 }
 
-// write has changes of one message made or not each by itself; and all of 300, more than a transaction of etcd has.
+// write makes changes of one message separately; and all of 300, which exceeds a transaction of etcd.
 func write(t *testing.T, s Database) {
 	names, changes := make([]string, 300), make([]account.Change, 300)
 	x := snapshot(t, s)
@@ -150,7 +150,7 @@ func write(t *testing.T, s Database) {
 		names[i] = fmt.Sprint(t.Name(), i)
 		changes[i] = account.Change{StoreKey: account.StoreKey{Name: names[i]}, Data: []byte{1}, Until: until}
 	}
-	// Together they are more than etcd takes at once.
+	// Together they exceed a request of etcd.
 	changes[7].Data, changes[8].Data = make([]byte, 1<<20), make([]byte, 1<<20)
 	life := x.Life
 	made, err := s.Write(t.Context(), life, changes)
@@ -188,7 +188,8 @@ func write(t *testing.T, s Database) {
 	}
 }
 
-// hang has a call end with its deadline while the server hangs, and fail at once before the store is prepared.
+// hang checks that a call ends at its deadline while the server hangs, and fails at once before the store is
+// prepared.
 func hang(t *testing.T, server Server, s Database) {
 	if _, err := s.Read(t.Context(), nil); err == nil {
 		t.Error("it answers before it is prepared")
@@ -211,8 +212,8 @@ func hang(t *testing.T, server Server, s Database) {
 	}
 }
 
-// kill kills the server at any instant, some times, while four nodes claim: what was granted is charged, nothing is to
-// be learnt, and no more than what was answered to nobody is charged besides.
+// kill kills the server at any instant, several times, while four nodes claim: grants are charged, no epoch learns,
+// and beyond answered grants only unanswered ones are charged.
 func kill(t *testing.T, server Server, open func() *account.CAS) {
 	const nodes = 4
 	l := open()
@@ -255,7 +256,7 @@ func kill(t *testing.T, server Server, open func() *account.CAS) {
 	stop()
 	all.Wait()
 	g, err := Settle(t, l, claim(0xfff, 1, 0, 0))
-	// What was committed and not answered is in the sum as well; a node's next claim takes it back.
+	// Commits without an answer are in the sum as well; a node's next claim takes them back.
 	if total := granted.Load(); err != nil || int64(g.Sum) < total || int64(g.Sum) > total+3*nodes {
 		t.Errorf("%d tokens were granted, and %d are charged: %v", total, g.Sum, err)
 	}

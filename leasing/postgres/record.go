@@ -42,7 +42,7 @@ func (s *Store) record(ctx context.Context, tx pgx.Tx, changes []account.Change,
 	}
 	_, err := tx.CopyFrom(ctx, pgx.Identifier{"sluice_events"}, eventColumns, pgx.CopyFromRows(rows))
 	if err != nil {
-		return fmt.Errorf("postgres: writing down what is audited: %w", err)
+		return fmt.Errorf("postgres: writing the audit record: %w", err)
 	}
 	return nil
 }

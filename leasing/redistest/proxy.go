@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Proxy stands between clients and a server, and spoils what passes.
+// Proxy stands between clients and a server, and disturbs their traffic.
 type Proxy struct {
 	Addr     string
 	target   string
@@ -18,8 +18,8 @@ type Proxy struct {
 	mu      sync.Mutex
 	delay   time.Duration // guarded by mu; of each reply
 	garbage bool          // guarded by mu; instead of replies
-	refuse  bool          // guarded by mu; connections
-	swallow int           // guarded by mu; so many replies are lost, with their connection
+	refuse  bool          // closes connections
+	swallow int           // number of replies to lose, with their connection
 	conns   map[net.Conn]bool
 }
 
@@ -45,16 +45,16 @@ func NewProxy(tb testing.TB, target string) *Proxy {
 	return p
 }
 
-// Delay makes every reply so much later.
+// Delay delays every reply.
 func (p *Proxy) Delay(d time.Duration) { p.set(func() { p.delay = d }) }
 
-// Garbage answers with nonsense instead.
+// Garbage answers with invalid bytes instead.
 func (p *Proxy) Garbage(on bool) { p.set(func() { p.garbage = on }) }
 
 // Refuse closes new connections at once.
 func (p *Proxy) Refuse(on bool) { p.set(func() { p.refuse = on }) }
 
-// Swallow loses the next n replies: the server has done what was asked.
+// Swallow loses the next n replies after the server has done the work.
 func (p *Proxy) Swallow(n int) { p.set(func() { p.swallow = n }) }
 
 // Cut closes all connections.

@@ -1,9 +1,8 @@
 // Package redistest runs real redis-servers for tests.
 //
-// Guarantee: a server runs in a directory of its own on a free loopback port, and
-// ends with the test, or with all tests of a package if they share it. Where there is
-// no redis-server the test fails, and says how to get one: no test is skipped for want
-// of it. REDIS_SERVER names another program, such as valkey-server.
+// Guarantee: a server runs in a directory of its own on a free loopback port, and ends with the test, or with all
+// tests of a package that share it. Without redis-server, the test fails with an instruction to install it: no test
+// is skipped. REDIS_SERVER names another program, such as valkey-server.
 package redistest
 
 import (
@@ -30,7 +29,7 @@ type Server struct {
 	args []string
 	dir  string
 	cmd  *exec.Cmd
-	env  []string // beside that of the test
+	env  []string // in addition to the test's
 	// config makes it a sentinel.
 	config string
 }
@@ -45,8 +44,8 @@ func Start(tb testing.TB, args ...string) *Server {
 	return s
 }
 
-// Begin makes it a Redis that has no account whose name has a prefix, and not one that has lost its data a moment ago,
-// which a fleet could not tell from it; a Cluster's names are others. Start and Shared do so without a prefix.
+// Begin marks an empty Redis as new for names with a prefix. Otherwise a fleet must assume a loss of data. In a
+// Cluster other names are needed. Start and Shared call it without a prefix.
 func (s *Server) Begin(prefix string) {
 	client := s.Client()
 	defer client.Close()
@@ -66,12 +65,12 @@ func (s *Server) Begin(prefix string) {
 // shared is the server that tests of a package share.
 var shared *Server
 
-// Shared returns the one server that tests of a package share, and empties it: to start a server takes longer
-// than most tests do. Its tests run one after the other: it fails in a parallel one. A test that changes
-// settings of the server starts one of its own, for they would stay. The package's TestMain calls EndShared.
+// Shared returns the server that all tests of a package share, and empties it: a start takes longer than most tests.
+// It fails in a parallel test. A test that changes settings of the server starts its own. The package's TestMain
+// calls EndShared.
 func Shared(tb testing.TB) *Server {
 	tb.Helper()
-	tb.Setenv("SLUICE_REDISTEST", "shared") // has package testing refuse parallel tests
+	tb.Setenv("SLUICE_REDISTEST", "shared") // makes package testing refuse parallel tests
 	if shared == nil {
 		dir, err := os.MkdirTemp("", "redistest")
 		if err != nil {
@@ -89,7 +88,7 @@ func Shared(tb testing.TB) *Server {
 	return shared
 }
 
-// EndShared ends the server that Shared has started, if it has.
+// EndShared ends the server of Shared, if there is one.
 func EndShared() {
 	if shared != nil {
 		shared.Kill()
@@ -98,7 +97,7 @@ func EndShared() {
 	}
 }
 
-// freeAddress is one on which a server can be started, ended and started again.
+// freeAddress is an address on which a server can be started, ended and started again.
 func freeAddress(tb testing.TB) string {
 	tb.Helper()
 	ports, err := freeport.Find(1, freeport.ClusterBus)
@@ -111,7 +110,7 @@ func freeAddress(tb testing.TB) string {
 // URL names the server.
 func (s *Server) URL() string { return "redis://" + s.Addr }
 
-// program is what runs: redis-server, or REDIS_SERVER, such as valkey-server.
+// program is the program to run: redis-server, or REDIS_SERVER, such as valkey-server.
 func program() string { return cmp.Or(os.Getenv("REDIS_SERVER"), "redis-server") }
 
 // Run starts the server's process, again after Kill. It keeps nothing on disk.
@@ -184,7 +183,7 @@ func (s *Server) Do(args ...any) any {
 	return v
 }
 
-// Commands returns how many commands of a name the server has run.
+// Commands returns the number of commands of a name that the server has run.
 func (s *Server) Commands(name string) int {
 	s.Helper()
 	var calls int

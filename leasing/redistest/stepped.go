@@ -14,13 +14,13 @@ import (
 //go:embed testdata/clock.c
 var clockSource []byte
 
-// StartStepped runs a redis-server whose clock a test sets: step sets it ahead of the machine's, or back. It needs a C
-// compiler, for libfaketime does not run under Redis's allocator.
+// StartStepped runs a redis-server whose clock a test sets: step sets it ahead of the machine's, or back. It needs a
+// C compiler, because libfaketime does not run under Redis's allocator.
 func StartStepped(tb testing.TB) (s *Server, step func(time.Duration)) {
 	tb.Helper()
 	dir := tb.TempDir()
 	source, library, file := filepath.Join(dir, "clock.c"), filepath.Join(dir, "clock.so"), filepath.Join(dir, "by")
-	write := func(name string, data []byte) { // in place: the server has the file in its memory
+	write := func(name string, data []byte) { // in place: the server has mapped the file
 		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
 		if err == nil {
 			_, err = f.Write(data)

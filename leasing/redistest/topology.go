@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// Cluster starts a Redis Cluster of n masters without replicas, in which the
-// shards that are up go on when one is not.
+// Cluster starts a Redis Cluster of n masters without replicas. Its shards continue when another one is down.
 func Cluster(tb testing.TB, n int) []*Server {
 	tb.Helper()
 	servers := make([]*Server, n)
@@ -46,7 +45,7 @@ func (s *Server) meet(other *Server) {
 	s.Do("CLUSTER", "MEET", host, port)
 }
 
-// untilWhole waits until each knows a Cluster of n servers, and all of its slots.
+// untilWhole waits until each server has a Cluster of n servers, with all of its slots.
 func untilWhole(servers []*Server, n int) {
 	for _, s := range servers {
 		s.until("the cluster is whole", func() bool {
@@ -76,7 +75,7 @@ func Replicas(tb testing.TB, masters []*Server) []*Server {
 	return replicas
 }
 
-// Sever has a replica hear nothing more of its master, which stays its master: it must not dial it again.
+// Sever cuts a replica off its master, which stays its master: it must not dial it again.
 func (s *Server) Sever(master *Server) {
 	s.Helper()
 	s.Do("CONFIG", "SET", "masterauth", "what no master takes")
@@ -85,8 +84,8 @@ func (s *Server) Sever(master *Server) {
 }
 
 // Promote makes a replica of a Cluster a master: how is FORCE, with the votes of the other masters, or TAKEOVER,
-// without. An election can fail, and Redis forgets one of a FORCE after 5 s; it is asked for again each second until
-// it holds.
+// without votes. An election can fail, and Redis drops a FORCE after 5 s, so Promote repeats it each second until it
+// succeeds.
 func (s *Server) Promote(how string) {
 	s.Helper()
 	var asked time.Time
@@ -98,15 +97,14 @@ func (s *Server) Promote(how string) {
 			asked = time.Now()
 			c := s.Client()
 			defer c.Close()
-			// A refusal is answered by the next look at its role: a master refuses, too.
+			// The next look at its role shows a refusal: a master refuses, too.
 			_ = c.Do(context.Background(), "CLUSTER", "FAILOVER", how).Err()
 		}
 		return false
 	})
 }
 
-// Sentinel starts one sentinel that watches master under a name, and is quick
-// to fail over.
+// Sentinel starts one sentinel that watches master under a name, and fails over quickly.
 func Sentinel(tb testing.TB, name string, master *Server) *Server {
 	tb.Helper()
 	host, port, err := net.SplitHostPort(master.Addr)
@@ -125,7 +123,7 @@ func Sentinel(tb testing.TB, name string, master *Server) *Server {
 	return s
 }
 
-// Until waits for what the server does in its own time.
+// Until waits for a condition of the server.
 func (s *Server) until(what string, ok func() bool) {
 	s.Helper()
 	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {

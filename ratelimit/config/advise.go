@@ -10,10 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// advise says what is odd about rules that are valid: what does nothing, and what
-// probably does something else than its writer thinks. It takes time in proportion
-// to the rules, but for patterns, which are compared with those before them:
-// maxCompared bytes of them in all, and those beyond that are not.
+// advise warns about valid rules: settings without effect, and values that probably match other
+// requests than intended. Its time is proportional to the rules. Patterns are compared with earlier
+// ones, for at most maxCompared bytes in all.
 func advise(files []File) Problems {
 	a := adviser{left: maxCompared, named: map[string]*Descriptor{}}
 	domains := map[string]*advised{}
@@ -42,10 +41,10 @@ func advise(files []File) Problems {
 	return a.warnings
 }
 
-// maxCompared are bytes of patterns that are compared with those before them.
+// maxCompared bounds the bytes of patterns that are compared with earlier ones.
 const maxCompared = 16 << 20
 
-// advised is a domain, whose descriptors may come from several files.
+// advised is a domain. Its descriptors may come from several files.
 type advised struct {
 	name  string
 	place Place
@@ -74,14 +73,14 @@ type adviser struct {
 	warnings Problems
 	domain   *advised
 	left     int                    // of maxCompared
-	named    map[string]*Descriptor // by the name under which they are counted
+	named    map[string]*Descriptor // by name in statistics
 }
 
 func (a *adviser) warn(kind Kind, at Place, format string, args ...any) {
 	a.warnings.addKind(kind, at, format, args...)
 }
 
-// family are the siblings of one key, in the order in which they are tried.
+// family has the siblings of one key, in matching order.
 type family struct {
 	patterns []*Descriptor
 	bare     *Descriptor
@@ -118,14 +117,14 @@ func (a *adviser) level(all []*Descriptor, above string) {
 	}
 }
 
-// likeRegexp are what regular expressions have and paths, names and addresses do not.
+// likeRegexp matches regular expressions, but no paths, names or addresses.
 var likeRegexp = regexp.MustCompile(`^\^|\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
 
-// spelling is about keys and values that match less than they seem to.
+// spelling warns about keys and values that match fewer requests than they seem to.
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, said := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
 		if what, text := said[0], said[1]; text != strings.TrimSpace(text) {
-			a.warn(Misread, d.Place, "%s: the %s %q begins or ends with white space, and matches only what does, too",
+			a.warn(Misread, d.Place, "%s: the %s %q begins or ends with white space, which requests must have, too",
 				cut(name, maxName), what, shorten(text))
 		}
 	}
@@ -135,26 +134,26 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 			"with its length as the value", cut(name, maxName), shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
-		a.warn(Misread, d.Place, "%s: the value %q looks like a regular expression, and is none: '*' stands for any "+
-			"text, and every other character for itself", cut(name, maxName), shorten(d.Value))
+		a.warn(Misread, d.Place, "%s: the value %q looks like a regular expression, but only '*' is special: it "+
+			"stands for any text", cut(name, maxName), shorten(d.Value))
 	}
 }
 
-// name is about two descriptors that statistics cannot tell apart: the key a_b, and
-// the key a with the value b.
+// name warns about descriptors with the same name in statistics: the key a_b, and the key a with
+// the value b.
 func (a *adviser) name(d *Descriptor, name string) {
 	if d.Limit == nil {
 		return
 	}
 	if first := a.named[name]; first != nil {
-		a.warn(SameName, d.Place, "%s: metrics and statistics count it together with the rule%s, which has the same "+
-			"name and matches other requests; rename one of them", cut(name, maxName), at(first))
+		a.warn(SameName, d.Place, "%s: metrics and statistics add it to the rule%s, which has the same name and "+
+			"matches other requests; rename one of them", cut(name, maxName), at(first))
 		return
 	}
 	a.named[name] = d
 }
 
-// at is " at FILE:LINE:COLUMN", "" where a descriptor has no line.
+// at is " at FILE:LINE:COLUMN", or "" for a descriptor without a line.
 func at(d *Descriptor) string {
 	if d.Place.Line == 0 {
 		return ""
@@ -162,7 +161,7 @@ func at(d *Descriptor) string {
 	return " at " + d.Place.String()
 }
 
-// limit is about a limit that is not what it seems, and about fields that need one.
+// limit warns about unusual limits, and about fields that need a limit.
 func (a *adviser) limit(d *Descriptor, name string) {
 	name = cut(name, maxName)
 	l := d.Limit
@@ -198,7 +197,7 @@ func (a *adviser) limit(d *Descriptor, name string) {
 	}
 }
 
-// some are names that one may have been meant by, few enough to compare.
+// some are similar names, few enough to compare.
 func some(names map[string]bool) []string {
 	const most = 100
 	if len(names) > most {
@@ -211,9 +210,9 @@ func some(names map[string]bool) []string {
 	return all
 }
 
-// hidden is about a pattern, or a key without a value, that is never reached: one
-// before it matches all that it matches. A pattern matches all that another one
-// matches if and only if it matches the other one's text.
+// hidden warns about a pattern, or a key without a value, that never applies because an earlier
+// pattern matches all of its requests. A pattern covers another one if and only if it matches the
+// other's text.
 func (a *adviser) hidden(d *Descriptor, f *family, above string) {
 	if d != f.bare && !strings.Contains(d.Value, "*") {
 		return // exact values are tried first
@@ -230,7 +229,7 @@ func (a *adviser) hidden(d *Descriptor, f *family, above string) {
 			return
 		}
 		if newPattern(first.Value).matches(text) {
-			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all that it matches%s",
+			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its requests%s",
 				cut(above, maxName), shorten(d.Segment()), shorten(first.Segment()), at(first), orderHint(d, f))
 			return
 		}
@@ -244,9 +243,8 @@ func orderHint(d *Descriptor, f *family) string {
 	return "; patterns are tried in the order of the file: move it up"
 }
 
-// unlimited is about a descriptor without a limit. It limits nothing; and where
-// another one would match, it keeps that one from limiting, for there is no going
-// back.
+// unlimited warns about a descriptor without a limit. It limits nothing, and requests that it
+// matches are not tried against others, because matching never goes back.
 func (a *adviser) unlimited(d, instead *Descriptor, name string) {
 	leaf := len(d.Descriptors) == 0
 	const meant = "; write rate_limit: {unlimited: true} if that is meant"
@@ -256,14 +254,14 @@ func (a *adviser) unlimited(d, instead *Descriptor, name string) {
 		if !leaf {
 			what = "has no rate_limit of its own"
 		}
-		a.warn(NoLimit, d.Place, "%s %s: a request that ends there is not limited, and %s%s, which would limit it, is "+
-			"not tried%s", name, what, shorten(instead.Segment()), at(instead), meant)
+		a.warn(NoLimit, d.Place, "%s %s: requests that end there are not limited, because %s%s is not tried for "+
+			"them%s", name, what, shorten(instead.Segment()), at(instead), meant)
 	case leaf:
 		a.warn(NoLimit, d.Place, "%s has neither rate_limit nor descriptors: it limits nothing%s", name, meant)
 	}
 }
 
-// next is what a request that matches d would match if d were not there, or nil.
+// next is the match of d's requests without d, or nil.
 func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 	if d == f.bare {
 		return nil
@@ -284,35 +282,35 @@ func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 	return f.bare
 }
 
-// idle says why a setting that a rule states for itself does nothing, or "".
+// idle is the reason why a rule's own setting has no effect, or "".
 func idle(field string, c *ratelimit.Coordination) string {
 	switch field {
 	case "low_watermark":
 		if c.Lease.Reserve != (ratelimit.Share{}) {
-			return "" // it says when a node spends of its reserve
+			return "" // its low_watermark applies to the reserve
 		}
 	case "local_cap":
 		if c.OnStoreFailure != ratelimit.FailLocal {
-			return fmt.Sprintf("it is for on_store_failure: local, and this rule's is %s", c.OnStoreFailure)
+			return fmt.Sprintf("it applies to on_store_failure: local, and this rule has %s", c.OnStoreFailure)
 		}
 	case "lease.reserve":
 		switch {
 		case c.Mode.Spec().Drifts:
 			return fmt.Sprintf("mode %s has drift_budget instead", c.Mode)
 		case c.Audit:
-			return "an audit has all that is spent on record before it is spent"
+			return "an audited rule records tokens before it spends them"
 		case c.Debt == ratelimit.DebtCarried:
-			return "with debt: carry the ledger counts up to the whole limit, beyond which there is debt"
+			return "with debt: carry, debt begins above the whole limit"
 		}
 	case "reclaim":
 		if c.Reclaim == ratelimit.ReclaimEager && !c.Eager() {
-			return fmt.Sprintf("under mode %s nothing is reclaimed eagerly", c.Mode)
+			return fmt.Sprintf("mode %s does not reclaim tokens eagerly", c.Mode)
 		}
 	}
 	return foreign(field, c.Mode)
 }
 
-// foreign says which modes a field is for, if it is for others only, or "".
+// foreign names the modes of a field that the rule's mode lacks, or "".
 func foreign(field string, mode ratelimit.Mode) string {
 	var of []string
 	for i, name := range ratelimit.ModeNames() {
@@ -323,5 +321,5 @@ func foreign(field string, mode ratelimit.Mode) string {
 	if len(of) == 0 || slices.Contains(of, mode.String()) {
 		return ""
 	}
-	return fmt.Sprintf("it is for mode %s, and this rule's is %s", strings.Join(of, " and "), mode)
+	return fmt.Sprintf("it applies to mode %s, and this rule has %s", strings.Join(of, " and "), mode)
 }

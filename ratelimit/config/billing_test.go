@@ -39,10 +39,10 @@ descriptors:
 // What cannot be billed so is refused by its name, with what to do instead.
 func TestBillingIsRefused(t *testing.T) {
 	for limit, want := range map[string]string{
-		"unit: day, billing: {day: 15}": "the unit is 'day', and only a month is billed from a day; say unit: month",
+		"unit: day, billing: {day: 15}": "the unit is 'day', and only months begin at a billing day; write unit: month",
 		"unit: month, unit_multiplier: 2, billing: {day: 15}": "unit_multiplier is 2, and a billing period is one " +
 			"month; remove one of the two",
-		"unlimited: true, billing: {day: 15}": "what is unlimited has no period; remove billing, or unlimited",
+		"unlimited: true, billing: {day: 15}": "an unlimited rule has no period; remove billing, or unlimited",
 		"unit: month, billing: {day: 32}":     `day must be a day of the month, 1 to 31, not "32"`,
 		"unit: month, billing: {day: 0}":      `day must be a day of the month, 1 to 31, not "0"`,
 		"unit: month, billing: {day: first}":  "day must be a whole number",

@@ -5,14 +5,12 @@ import (
 	"unicode/utf8"
 )
 
-// Caps are the most that rule files may be: sizes of input, not the bounds that a
-// rule declares ([ratelimit.Bounds]). What is beyond them is refused whole,
-// by an error that names the cap and the value; the rules before
-// stay in force. The zero Caps are [DefaultCaps].
+// Caps bound the size of rule files. They are not the bounds that a rule declares
+// ([ratelimit.Bounds]). Larger files are refused as a whole, by an error with the cap and the
+// value, and the previous rules stay in force. The zero Caps are [DefaultCaps].
 //
-// Guarantee: reading files takes time and memory in proportion to what the
-// caps allow, whatever the files hold. Bytes are counted before a file is
-// read, and tokens before it is parsed, so nothing unbounded is ever built.
+// Guarantee: reading files takes time and memory in proportion to the caps, for any content. Bytes
+// are counted before a file is read, and tokens before it is parsed, so every structure is bounded.
 type Caps struct {
 	FileBytes  int // of one file
 	TotalBytes int // of all files
@@ -21,20 +19,20 @@ type Caps struct {
 	Rules      int // descriptors of all files, with a limit or without
 }
 
-// DefaultCaps leave room for ten thousands of rules: a descriptor with a value
-// and a limit is about 100 bytes and six tokens. A load within them has at most 256 MB
-// on top of what is there before it (TestMemoryOfHostileFiles).
+// DefaultCaps leave room for ten thousands of rules: a descriptor with a value and a limit is about
+// 100 bytes and six tokens. A load within them takes at most 256 MB of additional memory
+// (TestMemoryOfHostileFiles).
 func DefaultCaps() Caps {
 	return Caps{FileBytes: 8 << 20, TotalBytes: 16 << 20, Files: 1000, Tokens: 250_000, Rules: 50_000}
 }
 
-// Times are caps for so many times the rules; files and a file's size stay.
+// Times multiplies the caps by a number of rules, except the size and the number of files.
 func (b Caps) Times(n int) Caps {
 	b.TotalBytes, b.Tokens, b.Rules = b.TotalBytes*n, b.Tokens*n, b.Rules*n
 	return b
 }
 
-// OrDefault replaces what is not set.
+// OrDefault replaces zero values.
 func (b Caps) OrDefault() Caps {
 	d := DefaultCaps()
 	for _, f := range []struct{ set, fallback *int }{
@@ -51,28 +49,26 @@ func (b Caps) OrDefault() Caps {
 	return b
 }
 
-// Caps that are no settings: no rules that a person wrote come near them.
+// Caps without a setting: rules that a person writes stay far below them.
 const (
-	maxDepth      = 200 // maps and lists in one another; a descriptor is two of them
+	maxDepth      = 200 // nested maps and lists; a descriptor is two of them
 	maxDirectives = 8   // lines that start with %: the parser looks through all tags for each new one
 	maxDocuments  = 100 // empty ones, before the one that counts
 	maxPathBytes  = 64 << 20
-	maxProblems   = 100 // that are reported at once
+	maxProblems   = 100 // reported at once
 	maxMessage    = 500 // bytes of a problem, so that no error echoes a file
 	maxName       = 200 // bytes of a file's name in messages
 )
 
-// tokens counts what in a text can begin a node, and its directives. It counts
-// too many (a colon inside a quoted text, too), never too few: the parser makes
-// at most two nodes of each.
+// tokens counts the possible starts of nodes in a text, and its directives. It may count too many
+// (a colon inside a quoted text), and never too few: the parser makes at most two nodes of each.
 func tokens(text []byte) (n, directives int) {
 	for i, c := range text {
 		switch c {
 		case '[', '{', ',', ':', '?':
 			n++
 		case '-':
-			// A list's item only before white space, of which there is some in
-			// Unicode, too.
+			// A list item only before white space, including that of Unicode.
 			if i+1 == len(text) || text[i+1] <= ' ' || text[i+1] >= utf8.RuneSelf {
 				n++
 			}
@@ -86,35 +82,34 @@ func tokens(text []byte) (n, directives int) {
 	return n, directives
 }
 
-// check says what of a text is beyond the caps, "" for nothing; left are the
-// tokens that the files before have left. It reads the text once, and allocates
-// nothing.
+// check names the cap that a text exceeds, or "". left is the number of tokens that earlier files
+// left. It reads the text once, without allocations.
 func (b Caps) check(text []byte, left int) (n int, beyond string) {
 	if len(text) > b.FileBytes {
-		return 0, fmt.Sprintf("it is %d bytes, the most is %d: split it into several files", len(text), b.FileBytes)
+		return 0, fmt.Sprintf("it has %d bytes, and the maximum is %d: split it into several files",
+			len(text), b.FileBytes)
 	}
 	n, directives := tokens(text)
 	switch {
 	case n > left:
-		return n, fmt.Sprintf("it has %d tokens, the most for all files is %d, of which %d are left: have fewer "+
-			"rules, or raise MAX_MEMORY", n, b.Tokens, left)
+		return n, fmt.Sprintf("it has %d tokens, and %d are left of the maximum of %d for all files: use "+
+			"fewer rules, or raise MAX_MEMORY", n, left, b.Tokens)
 	case directives > maxDirectives:
-		return n, fmt.Sprintf("it has %d lines that start with %%, the most is %d: rules need none, remove them",
+		return n, fmt.Sprintf("it has %d lines that start with %%, and the maximum is %d: remove them",
 			directives, maxDirectives)
 	}
 	return n, ""
 }
 
-// all checks files together. Sources check them while they read; this is for
-// those that come some other way.
+// all checks files together. Sources check while they read. This is for other callers.
 func (b Caps) all(files []Text) error {
 	if len(files) > b.Files {
-		return fmt.Errorf("there are %d files, at most %d are allowed: join some", len(files), b.Files)
+		return fmt.Errorf("there are %d files, and the maximum is %d: join some", len(files), b.Files)
 	}
 	sum := 0
 	for _, f := range files {
 		if sum += len(f.Data); sum > b.TotalBytes {
-			return fmt.Errorf("all files up to %s are %d bytes, the most is %d: have fewer rules, or raise "+
+			return fmt.Errorf("all files up to %s have %d bytes, and the maximum is %d: use fewer rules, or raise "+
 				"MAX_MEMORY", cut(f.Name, maxName), sum, b.TotalBytes)
 		}
 	}

@@ -6,14 +6,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// overridden gives the rule its ceiling for overrides at run time, and says where a setting that the descriptor states
-// for itself does nothing.
+// overridden sets the rule's ceiling for overrides at run time, and warns if the descriptor's own
+// setting has no effect.
 func (c *compiler) overridden(r *ratelimit.Rule, d *Descriptor, s *scope) {
 	switch {
 	case s.closed:
 	case s.maxOverride > 0:
 		r.Limit.Ceiling = s.maxOverride
-	case r.Limit.Requests > 0: // a limit of 0 refuses without a question to the store, unless max_override is said
+	case r.Limit.Requests > 0: // a limit of 0 refuses without a round trip, unless max_override is set
 		r.Limit.Ceiling = ratelimit.MaxLimit
 	}
 	why := r.WhyNoOverrides()
@@ -26,7 +26,7 @@ func (c *compiler) overridden(r *ratelimit.Rule, d *Descriptor, s *scope) {
 		c.odd(NoEffect, d.Inherited.Place, s.names, "max_override has no effect: %s", why)
 	case *own < r.Limit.Requests:
 		c.odd(Misread, d.Inherited.Place, s.names, "max_override is %d and requests_per_unit %d: overrides can only "+
-			"lower the limit; raise max_override, or write overrides: false to have none", *own, r.Limit.Requests)
+			"lower the limit; raise max_override, or write overrides: false", *own, r.Limit.Requests)
 	}
 }
 

@@ -76,7 +76,7 @@ func TestCeilings(t *testing.T) {
 		"max_override: 0, rate_limit: {unit: day, requests_per_unit: 1}":       "must be a whole number from 1 on",
 		"max_override: none, rate_limit: {unit: day, requests_per_unit: 1}":    "max_override must be a whole number",
 		"overrides: 7, rate_limit: {unit: day, requests_per_unit: 1}":          "overrides must be true or false",
-		"rate_limit: {max_override: 10, unit: day, requests_per_unit: 1}":      "in the descriptor, beside rate_limit",
+		"rate_limit: {max_override: 10, unit: day, requests_per_unit: 1}":      "in the descriptor, next to rate_limit",
 		"max_override: 1000000000001, rate_limit: {unit: day, concurrency: 9}": "from 0 to 1000000000000",
 	} {
 		_, problems := parseOne("domain: d\ndescriptors:\n- {key: k, " + fields + "}\n")

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// ChangeKind is what has become of a rule.
+// ChangeKind tells how a rule changed.
 type ChangeKind string
 
 // The kinds of changes.
@@ -17,14 +17,14 @@ const (
 	Added     ChangeKind = "added"
 	Removed   ChangeKind = "removed"
 	Changed   ChangeKind = "changed"
-	Reordered ChangeKind = "reordered" // the patterns of a key are tried in another order
+	Reordered ChangeKind = "reordered" // the patterns of a key change their order
 )
 
-// Change is what two sets of rules differ in, at one rule.
+// Change is the difference of one rule between two sets of rules.
 type Change struct {
 	Rule   string        `json:"rule"` // DOMAIN.PATH
 	Kind   ChangeKind    `json:"kind"`
-	Limit  string        `json:"limit,omitempty"` // of a rule that was added or removed
+	Limit  string        `json:"limit,omitempty"` // for an added or removed rule
 	Fields []FieldChange `json:"fields,omitempty"`
 }
 
@@ -41,7 +41,7 @@ func (c *Change) What() string {
 	case Added, Removed:
 		return string(c.Kind) + ": " + c.Limit
 	case Reordered:
-		return "its patterns are tried in another order"
+		return "the order of its patterns changes"
 	}
 	texts := make([]string, len(c.Fields))
 	for i, f := range c.Fields {
@@ -57,10 +57,9 @@ func shown(text string) string {
 	return shorten(text)
 }
 
-// Changes are what has to be done to old to make it decide as other does, in the
-// order of the rules' names. There are none if and only if the fingerprints are the
-// same. A descriptor that limits nothing counts as a rule where nothing stands below
-// it: it may keep others from matching.
+// Changes are the steps from old to other, in the order of the rules' names. There are none if and
+// only if the fingerprints are equal. A descriptor without a limit counts as a rule if it has no
+// descriptors, because it can keep others from matching.
 func Changes(old, other *Rules) []Change {
 	before, after := old.spots(), other.spots()
 	all := map[string]bool{}
@@ -80,13 +79,13 @@ func Changes(old, other *Rules) []Change {
 	return changes
 }
 
-// change is what became of a spot; nil: it is not there. The zero Change: nothing.
+// change is the change of a spot. A nil spot is missing. The zero Change is no change.
 func change(was, is *spot) Change {
 	switch {
 	case was == nil && is.order != "", is == nil && was.order != "":
-		return Change{} // of the patterns, it is said which were added and removed
+		return Change{} // added and removed patterns are reported instead
 	case was == nil && is.limit == "", is == nil && was.limit == "":
-		return Change{} // and here, of what stands below
+		return Change{} // as above, for their descriptors
 	case was == nil || was.limit == "" && is != nil && is.limit != "":
 		return Change{Kind: Added, Limit: is.limit}
 	case is == nil || is.limit == "" && was.limit != "":
@@ -94,7 +93,7 @@ func change(was, is *spot) Change {
 	case was.order != is.order && sameNames(was.order, is.order):
 		return Change{Kind: Reordered}
 	}
-	if was.ruled != is.ruled { // a rule in place of a leaf without one, or the reverse
+	if was.ruled != is.ruled { // a rule in place of a leaf without a limit, or the reverse
 		return Change{Kind: Changed, Fields: []FieldChange{{"rate_limit", was.limit, is.limit}}}
 	}
 	var fields []FieldChange
@@ -114,15 +113,14 @@ func change(was, is *spot) Change {
 const (
 	spotLevel = "\x00" // between levels
 	spotValue = "\x01" // between a key and its value
-	spotOrder = "\x02" // ends the place of the patterns of a key together
+	spotOrder = "\x02" // ends the place of all patterns of a key
 )
 
 var spotName = strings.NewReplacer(spotLevel, ".", spotValue, "_")
 
-// spot is what stands at one place among rules: a domain, a descriptor, or the
-// patterns of a key together.
+// spot is the content of one place in the rules: a domain, a descriptor, or all patterns of a key.
 type spot struct {
-	limit  string // "": nothing to tell
+	limit  string // "": no limit to report
 	ruled  bool
 	fields []ruleField
 	order  string // of patterns
@@ -187,8 +185,8 @@ func coordinationFields(c *ratelimit.Coordination) []ruleField {
 	return fields
 }
 
-// sameNames tells whether two orders are of the same patterns: where they are not,
-// some were added or removed, and that is said of those.
+// sameNames tells whether two orders have the same patterns. If not, the added and removed ones are
+// reported.
 func sameNames(a, b string) bool {
 	x, y := strings.Split(a, spotLevel), strings.Split(b, spotLevel)
 	slices.Sort(x)

@@ -46,7 +46,7 @@ func TestChanges(t *testing.T) {
 			"descriptors:\n",
 			"descriptors:\n- {key: path, value: '*b', rate_limit: {unit: minute, requests_per_unit: 20}}\n",
 			[]string{
-				"d.path: its patterns are tried in another order",
+				"d.path: the order of its patterns changes",
 			},
 		},
 		"a pattern": {"/a*", "/b*", []string{

@@ -12,32 +12,32 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
-// Options are what the server says about all rules.
+// Options are the server's settings for all rules.
 type Options struct {
-	// Coordination is what a rule has when its file says nothing.
+	// Coordination is the default of rules.
 	Coordination ratelimit.Coordination
 	// MergeDomains joins the descriptors of files with the same domain.
 	MergeDomains bool
-	// CalendarMonths makes windows of a month those of the calendar.
+	// CalendarMonths makes windows of a month calendar months.
 	CalendarMonths bool
-	// Caps are the most that files may be; zero: the default.
+	// Caps bound the files. Zero: the default.
 	Caps Caps
-	// NoHolds is why rules may have no holds with an id; nil: they may.
+	// NoHolds is the reason why rules cannot have holds with an id. Nil: they can.
 	NoHolds error
-	// Counters returns the counters of a rule, the same for the same rule after
-	// a reload. keys are the rule's, joined by NUL. nil means new ones each time.
+	// Counters returns the counters of a rule, also after a reload. keys are the rule's keys,
+	// joined by NUL. Nil means new counters each time.
 	Counters func(domain, keys string) *ratelimit.RuleCounters
 }
 
-// Parse reads and compiles texts. It returns nil rules if there is any problem;
-// warnings never stop it.
+// Parse reads and compiles texts. It returns nil rules if there is any error. Warnings do not stop
+// it.
 func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
 	return Build(Draft{Texts: texts}, o)
 }
 
-// Build compiles a draft, under the bounds of the options. It returns nil rules if
-// there is any problem; warnings never stop it. A draft of files is built if and
-// only if the same rules as texts are.
+// Build compiles a draft, under the bounds of the options. It returns nil rules if there is any
+// error. Warnings do not stop it. A draft of files is accepted if and only if the same rules as
+// texts are.
 func Build(draft Draft, o Options) (rules *Rules, warnings, problems Problems) {
 	caps := o.Caps.OrDefault()
 	texts, problems := draft.written(caps)
@@ -47,7 +47,7 @@ func Build(draft Draft, o Options) (rules *Rules, warnings, problems Problems) {
 	return build(draft, texts, o)
 }
 
-// build is Build where the draft has been written already.
+// build is Build for a draft that has been written already.
 func build(draft Draft, texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
 	caps := o.Caps.OrDefault()
 	d := decoder{most: caps.Rules}
@@ -74,7 +74,7 @@ func build(draft Draft, texts []Text, o Options) (rules *Rules, warnings, proble
 	return rules, warnings.sorted().most(), nil
 }
 
-// Compile turns decoded files into rules, or says everything that is wrong.
+// Compile turns decoded files into rules, or reports all errors.
 func Compile(files []File, o Options) (*Rules, Problems) { return newCompiler(o).compile(files) }
 
 func newCompiler(o Options) *compiler {
@@ -103,26 +103,26 @@ type compiler struct {
 	problems Problems
 	warnings Problems
 	full     bool
-	paths    int // bytes of the names of all descriptors, with those above them
+	paths    int // bytes of all descriptors' full names
 }
 
-// scope is what a node has from those above it.
+// scope has the settings that a node inherits.
 type scope struct {
-	names        string // "domain.key_value", as messages write it
-	path         string // the same without the domain, as statistics do
+	names        string // "domain.key_value", as in messages
+	path         string // the same without the domain, as in statistics
 	keys         []string
 	metric       []bool
 	algorithm    ratelimit.Algorithm
-	burst        ratelimit.Tokens // 0: as many as requests_per_unit
+	burst        ratelimit.Tokens // 0: requests_per_unit
 	coordination ratelimit.Coordination
 	hold         *Hold // nil: requests cost their hits
 	closed       bool  // limits are not overridden at run time
 	maxOverride  ratelimit.Tokens
-	charges      *Place // of on_deny: charge, where that was said last
+	charges      *Place // place of the last on_deny: charge
 }
 
-// wrong reports what is wrong with a descriptor, or with a domain. Rules that were
-// not read from a text have no lines: their problems say whose they are by name.
+// wrong reports an error of a descriptor or a domain. Rules from other sources than text have no
+// lines: their errors name the rule.
 func (c *compiler) wrong(at Place, names, format string, args ...any) {
 	if at.Line == 0 && names != "" {
 		format = strings.ReplaceAll(cut(names, maxName), "%", "%%") + ": " + format
@@ -130,7 +130,7 @@ func (c *compiler) wrong(at Place, names, format string, args ...any) {
 	c.problems.add(at, format, args...)
 }
 
-// odd is wrong for what does not keep the rules from being loaded.
+// odd reports a warning.
 func (c *compiler) odd(kind Kind, at Place, names, format string, args ...any) {
 	c.warnings.addKind(kind, at, "%s: %s", cut(names, maxName), fmt.Sprintf(format, args...))
 }
@@ -158,8 +158,7 @@ func (c *compiler) file(f *File) {
 	c.level(c.domain.root, f.Descriptors, &root)
 }
 
-// OverridePath stands for the limits that requests bring along, where a rule's
-// keys are asked for.
+// OverridePath replaces the path in keys of limits that requests contain.
 const OverridePath = "(request override)"
 
 func (c *compiler) inherit(s *scope, in *Inherited) {
@@ -178,8 +177,8 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	if in.Burst != nil {
 		s.burst = *in.Burst
 		if s.algorithm != ratelimit.TokenBucket {
-			c.wrong(in.Place, s.names, "config error, burst is for algorithm: token_bucket, and this is %s; say "+
-				"algorithm: token_bucket beside it, or remove burst", s.algorithm)
+			c.wrong(in.Place, s.names, "config error, burst applies to algorithm: token_bucket, and this is %s; write "+
+				"algorithm: token_bucket, or remove burst", s.algorithm)
 		}
 	}
 	inherited := s.coordination.Validate()
@@ -201,8 +200,8 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	}
 }
 
-// placeOf is where the setting stands that an error is about: the last of its name,
-// or else the first of all.
+// placeOf is the place of the setting of an error: the last one of its name, or else the first of
+// all.
 func (in *Inherited) placeOf(err error) Place {
 	at := in.Coordination[0].Place
 	if field, ok := errors.AsType[*ratelimit.FieldError](err); ok {
@@ -225,13 +224,13 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	if d.Key == "" {
 		c.wrong(d.Place, above.names, "descriptor has empty key")
 	}
-	// A name holds those above it: a long key with many descriptors below, or
-	// long keys in one another, are quadratic.
+	// A full name includes the names above it: a long key with many descriptors below it, or nested
+	// long keys, take quadratic space.
 	if c.paths += len(above.names) + len(d.Key) + len(d.Value); c.paths > maxPathBytes {
 		if !c.full {
 			c.full = true
 			c.wrong(d.Place, above.names, "config error, the names of all descriptors, each with those above it, are "+
-				"more than %d bytes: have shorter keys and values, or fewer below long ones", maxPathBytes)
+				"more than %d bytes: use shorter keys and values, or fewer below long ones", maxPathBytes)
 		}
 		return
 	}
@@ -250,7 +249,7 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	}
 	if first := at.place(n, d, wildcard); first != nil {
 		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'%s; for two limits on one key, "+
-			"have Envoy send a second descriptor with another key, for example generic_key before it",
+			"let Envoy send a second descriptor with another key, for example generic_key before it",
 			cut(s.names, maxName), firstAt(first.place))
 	}
 	if d.Limit != nil {
@@ -263,8 +262,8 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	c.level(n.below, d.Descriptors, &s)
 }
 
-// idle warns of what a rule states for itself and cannot use. What it inherits may
-// be for its siblings.
+// idle warns about a rule's own settings that have no effect. Inherited settings can be for its
+// siblings.
 func (c *compiler) idle(d *Descriptor, s *scope) {
 	for _, said := range d.Inherited.Coordination {
 		if why := idle(said.Field, &s.coordination); why != "" {
@@ -273,7 +272,7 @@ func (c *compiler) idle(d *Descriptor, s *scope) {
 	}
 }
 
-// firstAt says where the first of two stands that may be there once.
+// firstAt names the place of the first of two duplicates.
 func firstAt(at Place) string {
 	if at.Line == 0 {
 		return ""
@@ -281,7 +280,7 @@ func firstAt(at Place) string {
 	return "; the first is at " + at.String()
 }
 
-// place puts a node among its siblings, or returns the one that is like it.
+// place puts a node among its siblings, or returns the equal one.
 func (l level) place(n *node, d *Descriptor, wildcard bool) (first *node) {
 	s := l[d.Key]
 	if s == nil {
@@ -327,18 +326,18 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	switch {
 	case l.Concurrency > 0:
 	case l.HoldTTL != 0:
-		c.wrong(l.Place, s.names, "config error, hold_ttl is for concurrency; add concurrency, or remove hold_ttl")
+		c.wrong(l.Place, s.names, "config error, hold_ttl applies to concurrency; add concurrency, or remove hold_ttl")
 	case l.Unlimited && l.Unit != "":
 		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
 			"number, or unlimited")
 	case !l.Unlimited && !known:
 		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
 	case l.Unlimited && l.Multiplier > 0:
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and what is unlimited has no unit",
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and an unlimited rule has no unit",
 			l.Multiplier)
 	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, the most for a %s is %d", l.Multiplier, unit,
-			unit.MostMultiplier())
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d",
+			l.Multiplier, unit, unit.MostMultiplier())
 	}
 	for _, other := range l.Replaces {
 		switch other.Name {
@@ -379,9 +378,9 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	return r
 }
 
-// carried has the rule carry its debt, or says why it has none.
+// carried makes the rule carry its debt, or reports why it cannot.
 func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
-	// What costs more than it held is charged beyond the limit, whatever a refused request takes.
+	// Costs above the hold are charged beyond the limit, for any on_deny.
 	of := r.Coordination
 	if r.Hold != nil {
 		of.OnDeny = ratelimit.DenyCharges
@@ -392,23 +391,23 @@ func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
 	}
 	if s.algorithm != ratelimit.FixedWindow {
 		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which pays debt "+
-			"off by itself; use fixed_window, or say debt: forget", s.algorithm)
+			"off by itself; use fixed_window, or write debt: forget", s.algorithm)
 		return
 	}
-	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, by which nothing is "+
-		"charged beyond the limit; say on_deny: charge, or debt: forget", s.coordination.OnDeny)
+	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, which charges nothing "+
+		"beyond the limit; write on_deny: charge, or debt: forget", s.coordination.OnDeny)
 }
 
-// billed is the limit with windows of billing months, or as it was where it can have none.
+// billed is the limit with billing months, or unchanged if it cannot have them.
 func (c *compiler) billed(limit ratelimit.Limit, l *RateLimit, s *scope) ratelimit.Limit {
 	wrong := func(format string, args ...any) {
 		c.wrong(l.Billing.Place, s.names, "config error, billing: "+format, args...)
 	}
 	switch {
 	case l.Unlimited:
-		wrong("what is unlimited has no period; remove billing, or unlimited")
+		wrong("an unlimited rule has no period; remove billing, or unlimited")
 	case limit.Unit != ratelimit.Month && limit.Unit != ratelimit.CalendarMonth:
-		wrong("the unit is '%s', and only a month is billed from a day; say unit: month, or remove billing",
+		wrong("the unit is '%s', and only months begin at a billing day; write unit: month, or remove billing",
 			shorten(l.Unit))
 	case l.Multiplier > 1:
 		wrong("unit_multiplier is %d, and a billing period is one month; remove one of the two", l.Multiplier)

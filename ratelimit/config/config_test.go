@@ -150,8 +150,9 @@ descriptors:
 				`f1.yaml:6:14: config error, coordination: max_nodes: "0" is not a whole number from 1 to ` +
 					`1000000000000`,
 				"f1.yaml:7:18: config error, coordination: check_timeout is 3s, must be between 0s and 1s",
-				"f1.yaml:9:3: config error, burst is for algorithm: token_bucket, and this is fixed_window",
-				"f1.yaml:11:49: config error, unknown key 'algorithm'; it belongs in the descriptor, beside rate_limit",
+				"f1.yaml:9:3: config error, burst applies to algorithm: token_bucket, and this is fixed_window",
+				"f1.yaml:11:49: config error, unknown key 'algorithm'; it belongs in the descriptor, next to " +
+					"rate_limit",
 				`f1.yaml:13:32: config error, coordination: drift_budget: "200%" is not a percentage ` +
 					`from 0% to 100%, with at most four decimals`,
 				"f1.yaml:13:46: config error, coordination: this release does not have lease.max; remove it: " +

@@ -35,10 +35,10 @@ descriptors:
 func TestDebtIsRefused(t *testing.T) {
 	for rule, want := range map[string]string{
 		"algorithm: token_bucket, coordination: {debt: carry}": "debt is carry, and algorithm is token_bucket, which " +
-			"pays debt off by itself; use fixed_window, or say debt: forget",
+			"pays debt off by itself; use fixed_window, or write debt: forget",
 		"algorithm: sliding_window, coordination: {debt: carry}": "and algorithm is sliding_window",
-		"coordination: {debt: carry, on_deny: refund}": "debt is carry, and on_deny is refund, by which nothing is " +
-			"charged beyond the limit; say on_deny: charge, or debt: forget",
+		"coordination: {debt: carry, on_deny: refund}": "debt is carry, and on_deny is refund, which charges nothing " +
+			"beyond the limit; write on_deny: charge, or debt: forget",
 		"coordination: {debt: carries}": `debt: "carries" is not one of forget, carry`,
 	} {
 		_, problems := parseOne("domain: d\ndescriptors:\n- {key: k, " + rule +

@@ -8,18 +8,17 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// decoder turns trees into Files. It collects what is wrong, and what is only
-// odd, and goes on.
+// decoder turns trees into Files. It collects errors and warnings, and continues.
 type decoder struct {
 	problems Problems
 	warnings Problems
 	rules    int // descriptors so far, of all files
-	most     int // that there may be
+	most     int // maximum of rules
 }
 
 func (d *decoder) wrong(f *field, what string) { d.wrongly(f, what, "") }
 
-// wrongly reports a value that is not what it must be, and hints at what to do.
+// wrongly reports a value of the wrong form, with a hint.
 func (d *decoder) wrongly(f *field, what, hint string) {
 	got := f.value.kind.String()
 	if f.value.kind <= boolean && f.value.kind != null {
@@ -30,8 +29,8 @@ func (d *decoder) wrongly(f *field, what, hint string) {
 
 func shorten(s string) string { return cut(s, 60) }
 
-// decode reads texts, and collects their problems. The result is of use only if
-// there are none, but to find more of them.
+// decode reads texts, and collects their problems. If there are any, the result serves only to find
+// more of them.
 func (d *decoder) decode(texts []Text, caps Caps) []File {
 	left := caps.Tokens
 	decoded := make([]File, 0, len(texts))
@@ -101,16 +100,16 @@ func (d *decoder) descriptors(f *field) []Descriptor {
 	return all
 }
 
-// another counts a descriptor, and tells whether there may be one more.
+// another counts a descriptor, and reports whether the cap allows it.
 func (d *decoder) another(at Place) bool {
 	if d.rules++; d.rules == d.most+1 {
-		d.problems.add(at, "config error, all files together have more than %d descriptors, and this is the first "+
-			"too many: have fewer, with patterns or values of requests, or raise MAX_MEMORY", d.most)
+		d.problems.add(at, "config error, all files together have more than %d descriptors, from this one on: use "+
+			"fewer, with patterns or values of requests, or raise MAX_MEMORY", d.most)
 	}
 	return d.rules <= d.most
 }
 
-// maps are the items of a list that may hold nothing but maps.
+// maps are the items of a list of maps.
 func (d *decoder) maps(f *field) []*value {
 	if f.value.kind == null {
 		return nil
@@ -134,7 +133,7 @@ func (d *decoder) maps(f *field) []*value {
 
 func (d *decoder) limit(f *field) *RateLimit {
 	if f.value.kind == null {
-		d.warnings.addKind(NoEffect, f.place, "'rate_limit' is empty, and limits nothing: say unit and "+
+		d.warnings.addKind(NoEffect, f.place, "'rate_limit' is empty and limits nothing: write unit and "+
 			"requests_per_unit, indented further than rate_limit")
 		return nil
 	}
@@ -159,11 +158,11 @@ func (d *decoder) replaces(l *RateLimit, f *field) {
 	}
 }
 
-// billing is a block of its own, for a day and a zone say nothing without each other.
+// billing is a block of its own, because day and zone need each other.
 func (d *decoder) billing(f *field) *Billing {
 	b := &Billing{Place: f.place}
 	if f.value.kind == null {
-		return b // of the first, in UTC
+		return b // from the first, in UTC
 	}
 	if f.value.kind != mapping {
 		d.wrongly(f, "a map", mapHint(f))
@@ -173,7 +172,7 @@ func (d *decoder) billing(f *field) *Billing {
 	return b
 }
 
-// day is one of the month.
+// day is a day of the month.
 func (d *decoder) day(f *field) ratelimit.Tokens {
 	n := d.tokens(f)
 	if n == 0 || n > 31 {
@@ -183,7 +182,7 @@ func (d *decoder) day(f *field) ratelimit.Tokens {
 	return n
 }
 
-// text is any scalar, as it was written.
+// text is any scalar, as written.
 func (d *decoder) text(f *field) string {
 	if f.value.kind >= mapping {
 		d.wrong(f, "a string")
@@ -191,8 +190,8 @@ func (d *decoder) text(f *field) string {
 	return f.value.text
 }
 
-// value is a descriptor's. One that is written and empty matches as none does,
-// which is seldom what was meant.
+// value is a descriptor's value. An empty one matches as if it were missing, which is rarely
+// intended.
 func (d *decoder) value(f *field) string {
 	text := d.text(f)
 	if text == "" && f.value.kind < mapping {
@@ -203,7 +202,7 @@ func (d *decoder) value(f *field) string {
 }
 
 func (d *decoder) flag(f *field) bool {
-	switch strings.ToLower(f.value.text) { // YAML 1.1, which theirs reads
+	switch strings.ToLower(f.value.text) { // YAML 1.1, as in envoyproxy/ratelimit
 	case "true", "yes", "on", "y":
 		return true
 	case "false", "no", "off", "n", "":
@@ -215,7 +214,7 @@ func (d *decoder) flag(f *field) bool {
 	return false
 }
 
-// tokens is a number of tokens, as a limit may have them.
+// tokens is a number of tokens, in the range of limits.
 func (d *decoder) tokens(f *field) ratelimit.Tokens {
 	if f.value.kind == null {
 		return 0
@@ -249,7 +248,7 @@ func (d *decoder) metadata(f *field) map[string]any {
 	return m
 }
 
-// plain turns a tree into what JSON knows.
+// plain turns a tree into the types of encoding/json.
 func plain(v *value) any {
 	switch v.kind {
 	case mapping:

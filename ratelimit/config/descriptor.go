@@ -6,9 +6,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// File is the rules of one domain, as they were written: what the decoder makes of
-// a YAML text, and what a source fills in whose rules are no YAML. The places of
-// the latter name the file and have no line.
+// File has the rules of one domain, as written: the decoder makes it from a YAML text, and other
+// sources fill it in. Places of the latter name the file, without a line.
 type File struct {
 	Place       Place
 	Domain      string
@@ -36,42 +35,42 @@ type RateLimit struct {
 	Place    Place
 	Requests ratelimit.Tokens
 	Unit     string
-	// Multiplier is how many units a period has, unit_multiplier; 0 means one.
+	// Multiplier is the number of units in a period, unit_multiplier; 0 means one.
 	Multiplier ratelimit.Tokens
 	Billing    *Billing
-	// Concurrency is the most requests in flight at once, in place of a unit; 0: it was not written. HoldTTL is how
-	// long each counts at most; 0: ratelimit.DefaultHoldTTL.
+	// Concurrency is the maximum of requests in flight, instead of a unit; 0: not written. HoldTTL
+	// is the maximum time that each counts; 0: ratelimit.DefaultHoldTTL.
 	Concurrency ratelimit.Tokens
 	HoldTTL     time.Duration
 	Unlimited   bool
 	Name        string
 	Replaces    []Replacement
-	// NoRequests says that requests_per_unit was not written; it is 0 then.
+	// NoRequests means that requests_per_unit is not written; it is 0 then.
 	NoRequests bool
 }
 
 // Billing is a billing block: months that begin on a day of the month in a time zone.
 type Billing struct {
 	Place Place
-	Day   ratelimit.Tokens // of the month; 0, where it is not written, is the first
+	Day   ratelimit.Tokens // of the month; 0, if not written: the first
 	Zone  string           // by its IANA name; "" is UTC
 }
 
-// Replacement names a rule that this one replaces.
+// Replacement names a rule that this rule replaces.
 type Replacement struct {
 	Place Place
 	Name  string
 }
 
-// Inherited is what a node says for itself and for all below it: only what is
-// set changes anything.
+// Inherited has the settings of a node and of all descriptors below it. Only set fields change
+// anything.
 type Inherited struct {
 	Place        Place
 	Algorithm    *ratelimit.Algorithm
 	Burst        *ratelimit.Tokens
 	Hold         *Hold
 	Overrides    *bool             // false: limits are not overridden at run time
-	MaxOverride  *ratelimit.Tokens // the most that an override may set
+	MaxOverride  *ratelimit.Tokens // the maximum of an override
 	Coordination []Setting
 }
 
@@ -79,7 +78,7 @@ type Inherited struct {
 type Hold struct {
 	Place Place
 	ratelimit.Hold
-	said []string // of amount, from and learned, those that were written
+	said []string // the written ones of amount, from and learned
 }
 
 // Setting is one field of a coordination block.
@@ -88,8 +87,7 @@ type Setting struct {
 	Field, Text string
 }
 
-// Segment is a descriptor's part of a rule's path, as statistics and messages write
-// it: key, or key_value.
+// Segment is a descriptor's part of a rule's path in statistics and messages: key, or key_value.
 func (d *Descriptor) Segment() string {
 	if d.Value == "" {
 		return d.Key

@@ -1,15 +1,14 @@
-// Package config reads rules: the files of envoyproxy/ratelimit, with our
-// additions, into a structure that is matched without allocating.
+// Package config reads rules: the files of envoyproxy/ratelimit, with Sluice's additions, into a
+// structure that matches requests without allocations.
 //
-// Guarantee: what Compile accepts means what it meant to envoyproxy/ratelimit.
-// What it rejects it rejects whole, with every problem and its place. A Store
-// never replaces good rules by bad ones.
+// Guarantee: accepted files have the same meaning as in envoyproxy/ratelimit. Bad files are
+// rejected as a whole, with every problem and its place. A Store never replaces good rules with bad
+// ones.
 //
-// Rules come from a Source: a Tree (a directory that is alive), a Copy (what was
-// good last, on disk), or one that this package does not know, as package xds. A
-// Store loads its source's rules, and Watch has it load them again.
+// Rules come from a Source: a Tree (a directory or a file), a Copy (the last good rules on disk),
+// or a push of package xds. A Store loads the rules of its source, and Watch loads them again.
 //
-// The way of a file: parse (YAML to a tree with places), decode (tree to a File of
-// Descriptors), Compile (Files to Rules). Rules that are no YAML start as Files:
-// Build holds them against the same bounds.
+// The steps for a file are: parse (YAML to a tree with places), decode (tree to a File of
+// Descriptors), Compile (Files to Rules). Sources without YAML start with Files, and Build checks
+// them against the same bounds.
 package config

@@ -5,10 +5,9 @@ import (
 	"slices"
 )
 
-// written returns a draft as texts: its own, or the YAML that means the same as its
-// files. The bytes of the texts tell one draft from another, they are measured
-// against the bounds, and the copy on disk holds them. Files are compiled as they
-// are, and not from their texts. It stops at a file that is beyond the bounds.
+// written returns a draft as texts: its own, or YAML of its files. Its bytes identify the draft,
+// count against the bounds, and are stored in the copy on disk. Files are compiled directly, and
+// not from these texts. It stops at a file beyond the bounds.
 func (d Draft) written(caps Caps) ([]Text, Problems) {
 	if len(d.Files) == 0 {
 		return d.Texts, nil
@@ -20,7 +19,7 @@ func (d Draft) written(caps Caps) ([]Text, Problems) {
 		f := &d.Files[i]
 		text, err := WriteFile(f, caps.FileBytes)
 		if sum += len(text); err == nil && sum > caps.TotalBytes {
-			err = fmt.Errorf("with it all files are %d bytes, the most is %d: have fewer rules, or raise "+
+			err = fmt.Errorf("with it all files have %d bytes, and the maximum is %d: use fewer rules, or raise "+
 				"MAX_MEMORY", sum, caps.TotalBytes)
 		}
 		texts = append(texts, Text{f.Place.File, text})
@@ -32,9 +31,8 @@ func (d Draft) written(caps Caps) ([]Text, Problems) {
 	return texts, nil
 }
 
-// check holds files that a source has decoded against the bounds that texts are
-// held against while they are decoded: size, tokens, depth, and how many
-// descriptors there are.
+// check applies to files of a source the bounds that decoding applies to texts: size, tokens, depth
+// and the number of descriptors.
 func (d *decoder) check(files []File, texts []Text, caps Caps) {
 	left := caps.Tokens
 	for i := range files {
@@ -45,7 +43,7 @@ func (d *decoder) check(files []File, texts []Text, caps Caps) {
 		}
 		left -= n
 		if files[i].Defaults.depth(0) > maxDepth || !d.shallow(files[i].Descriptors, 1) {
-			d.problems.add(files[i].Place, "error loading config file: it is nested deeper than %d: write it flatter",
+			d.problems.add(files[i].Place, "error loading config file: it is nested deeper than %d: use fewer levels",
 				maxDepth)
 			return
 		}
@@ -55,9 +53,8 @@ func (d *decoder) check(files []File, texts []Text, caps Caps) {
 	}
 }
 
-// shallow tells whether descriptors would be within maxDepth in a text, given the
-// depth at which their list stands. It stops where there are more descriptors than
-// there may be.
+// shallow tells whether descriptors stay within maxDepth in a text, given the depth of their list.
+// It stops at more descriptors than the cap.
 func (d *decoder) shallow(all []Descriptor, list int) bool {
 	for i := range all {
 		x := &all[i]
@@ -71,9 +68,8 @@ func (d *decoder) shallow(all []Descriptor, list int) bool {
 	return true
 }
 
-// depth is the depth of the deepest node of a descriptor's own fields, given the
-// depth of its map. The keys and values of a map are one deeper than the map, and
-// so are the items of a list.
+// depth is the depth of the deepest node of a descriptor's own fields, given the depth of its map.
+// The keys and values of a map, and the items of a list, are one level deeper.
 func (d *Descriptor) depth(at int) int {
 	deepest := max(at+1, d.Inherited.depth(at))
 	if d.Limit != nil {

@@ -8,74 +8,73 @@ import (
 	"strings"
 )
 
-// Place is where something stands in a file; lines and columns start at 1.
-// The zero Place is the file as a whole.
+// Place is a position in a file. Lines and columns start at 1. The zero Place is the file as a
+// whole.
 type Place struct {
 	File         string
 	Line, Column int
 }
 
-// String is file:line:column, as editors and compilers write it; without a line
-// it is the file.
+// String is file:line:column, as in editors and compilers, or the file if there is no line.
 func (p Place) String() string {
 	if p.Line == 0 || p.Line == lastLine {
 		return p.File
 	}
-	if p.Column == 0 { // the parser knows the line only
+	if p.Column == 0 { // the parser reports only the line
 		return fmt.Sprintf("%s:%d", p.File, p.Line)
 	}
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
 
-// Problem is one thing wrong at one place, or only odd.
+// Problem is an error or a warning with its place.
 type Problem struct {
 	Place   Place
 	Message string
 	Kind    Kind
 }
 
-// Kind says what sort of mistake a problem is, for those who count or filter them.
+// Kind is the type of a problem, for counts and filters.
 type Kind string
 
 // The kinds. Of these only Invalid keeps rules from being loaded.
 const (
 	Invalid     Kind = "invalid"     // the rules are refused
-	NoEffect    Kind = "no-effect"   // what is written does nothing
+	NoEffect    Kind = "no-effect"   // a setting without effect
 	ZeroLimit   Kind = "zero-limit"  // a limit without requests_per_unit
-	NoLimit     Kind = "no-limit"    // a descriptor that limits nothing
-	Hidden      Kind = "hidden"      // a rule that another one is tried before, for all that it matches
-	Misread     Kind = "misread"     // a value that probably means something else to its writer
-	Ineffective Kind = "cannot-work" // settings that fit together badly
-	SameName    Kind = "same-name"   // two rules that are counted under one name
-	NoRules     Kind = "no-rules"    // nothing is limited at all
-	Range       Kind = "range"       // a range of addresses as a value, which no address matches
+	NoLimit     Kind = "no-limit"    // a descriptor without a limit
+	Hidden      Kind = "hidden"      // a rule whose requests all match an earlier rule
+	Misread     Kind = "misread"     // a value that probably matches other requests than intended
+	Ineffective Kind = "cannot-work" // settings that do not fit together
+	SameName    Kind = "same-name"   // two rules with one name in statistics
+	NoRules     Kind = "no-rules"    // rules without any limit
+	Range       Kind = "range"       // an address range as a value, which no address matches
 )
 
-// Fatal tells whether sluice check fails for such a problem, though a server loads the rules: they do the opposite of
-// what rules are for.
+// Fatal tells whether sluice check fails for the problem although a server loads the rules: they do
+// the opposite of a limit.
 func (k Kind) Fatal() bool { return k == Invalid || k == ZeroLimit || k == NoRules || k == Range }
 
-// Kinds are all of them, with what each means.
+// Kinds has all of them, with their meaning.
 var Kinds = []struct {
 	Kind    Kind
 	Meaning string
 }{
-	{Invalid, "The rules are refused; the rules before stay in force."},
-	{NoEffect, "What is written there does nothing."},
-	{ZeroLimit, "A limit without requests_per_unit is a limit of 0, and refuses every request."},
-	{NoLimit, "A descriptor that limits nothing, or keeps a rule from limiting."},
-	{Hidden, "A rule that can never apply: another one is tried before it."},
-	{Misread, "A value that probably means something else than its writer thinks."},
-	{Ineffective, "Settings that are valid, and cannot do what they are for."},
-	{SameName, "Two rules that are counted under the same name."},
-	{NoRules, "Nothing is limited at all."},
-	{Range, "A range of addresses as a value: no address matches it."},
+	{Invalid, "The rules are refused. The previous rules stay in force."},
+	{NoEffect, "A setting without effect."},
+	{ZeroLimit, "A limit without requests_per_unit. It is 0 and refuses every request."},
+	{NoLimit, "A descriptor without a limit, which can keep another rule from applying."},
+	{Hidden, "A rule that never applies, because another one matches its requests first."},
+	{Misread, "A value that probably matches other requests than intended."},
+	{Ineffective, "A valid setting that cannot do its task."},
+	{SameName, "Two rules with the same name in metrics."},
+	{NoRules, "Rules without any limit."},
+	{Range, "A value that is an address range. No address matches it."},
 }
 
 // Error is the place and the message.
 func (p *Problem) Error() string { return p.Place.String() + ": " + p.Message }
 
-// Problems are all that is wrong; as an error, one a line.
+// Problems has all problems; as an error, one a line.
 type Problems []*Problem
 
 // Error is all problems, one a line.
@@ -87,7 +86,7 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// sorted orders them as a reader of the files would find them.
+// sorted orders them by their place in the files.
 func (ps Problems) sorted() Problems {
 	slices.SortStableFunc(ps, func(a, b *Problem) int {
 		return cmp.Or(cmp.Compare(a.Place.File, b.Place.File), cmp.Compare(a.Place.Line, b.Place.Line),
@@ -96,9 +95,9 @@ func (ps Problems) sorted() Problems {
 	return ps
 }
 
-// add reports a problem, unless there are maxProblems: who mends those sees the
-// others then. No message is longer than maxMessage: what a file holds is not
-// copied into logs and answers.
+// add reports a problem, up to maxProblems: after these are corrected, the next check shows the
+// others. A message has at most maxMessage bytes, so that logs and answers do not copy the content
+// of files.
 func (ps *Problems) add(at Place, format string, args ...any) {
 	ps.addKind(Invalid, at, format, args...)
 }
@@ -109,13 +108,13 @@ func (ps *Problems) addKind(kind Kind, at Place, format string, args ...any) {
 		return
 	case len(*ps) == maxProblems:
 		at.Line, at.Column = lastLine, 0
-		format, args = "there are more problems: mend these first", nil
+		format, args = "there are more problems: correct these first", nil
 	}
 	at.File = cut(at.File, maxName)
 	*ps = append(*ps, &Problem{at, cut(fmt.Sprintf(format, args...), maxMessage), kind})
 }
 
-// lastLine sorts behind every line.
+// lastLine sorts after every line.
 const lastLine = math.MaxInt32
 
 func cut(s string, most int) string {
@@ -125,5 +124,5 @@ func cut(s string, most int) string {
 	return strings.ToValidUTF8(s[:most-3], "") + "..."
 }
 
-// most leaves out what is beyond maxProblems, where several lists were joined.
+// most drops problems beyond maxProblems after lists were joined.
 func (ps Problems) most() Problems { return ps[:min(len(ps), maxProblems+1)] }

@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// Excerpt is the line that a place names, and below it a caret at its column: two
-// lines, each ended. It is "" where the place has no line, or the text lacks it. Of
-// a long line it is what stands around the column, at most 110 columns wide.
+// Excerpt is the line of a place, and below it a caret at its column: two lines, each with a line
+// break. It is "" if the place has no line, or the text lacks it. A long line is cut to 110 columns
+// around the column.
 func Excerpt(text []byte, at Place) string {
 	if at.Line < 1 || at.Line == lastLine {
 		return ""
@@ -26,7 +26,7 @@ func Excerpt(text []byte, at Place) string {
 	}
 	margin := fmt.Sprintf("%5d | ", at.Line)
 	out := margin + printable(runes) + "\n"
-	if at.Column < 1 { // the parser knows the line only
+	if at.Column < 1 { // the parser reports only the line
 		return out
 	}
 	return out + strings.Repeat(" ", len(margin)-2) + "| " + strings.Repeat(" ", column-1-from) + "^\n"
@@ -34,8 +34,7 @@ func Excerpt(text []byte, at Place) string {
 
 const excerptWidth = 110
 
-// printable has no character that would move what stands after it, or change the
-// terminal.
+// printable replaces characters that would move the following text, or change the terminal.
 func printable(runes []rune) string {
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -1,13 +1,13 @@
 package config
 
-// Step is how one entry of a descriptor was matched.
+// Step is the match of one entry of a descriptor.
 type Step struct {
 	Entry   string `json:"entry"`   // key=value
-	Matched string `json:"matched"` // what in the rules: key, key_value or key_pattern; "": nothing
+	Matched string `json:"matched"` // in the rules: key, key_value or key_pattern; "": no match
 	Why     string `json:"why"`
 }
 
-// Explain tells how a descriptor is matched, level by level, as Match does it.
+// Explain shows the match of a descriptor, level by level, as in Match.
 func (d *Domain) Explain(entries []Entry) []Step {
 	var steps []Step
 	at := d.root

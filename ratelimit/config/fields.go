@@ -6,10 +6,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// fields are those that one kind of map may have, and what fills each of them in.
+// fields are the fields of one kind of map, with their decoders.
 type fields[T any] map[string]func(*decoder, *T, *field)
 
-// inherited fields may stand at the root and in any descriptor.
+// inherited fields can stand at the root and in any descriptor.
 func inherited[T any](of func(*T) *Inherited, more fields[T]) fields[T] {
 	more["algorithm"] = func(d *decoder, t *T, f *field) { d.algorithm(of(t), f) }
 	more["burst"] = func(d *decoder, t *T, f *field) { d.burst(of(t), f) }
@@ -77,14 +77,14 @@ func init() { // descriptors hold descriptors
 	}
 }
 
-// elsewhere tells where a key that stands in the wrong map belongs. Theirs
-// ignores it there; so do we, and say so.
+// elsewhere names the right place of a key in the wrong map. envoyproxy/ratelimit ignores the key
+// there; Sluice ignores it with a warning.
 var elsewhere = map[string]string{
 	"domain": "at the root of the file", "descriptors": "at the root or in a descriptor",
 	"key": "in a descriptor", "value": "in a descriptor", "rate_limit": "in a descriptor",
-	"shadow_mode": "in a descriptor, beside rate_limit", "quota_mode": "in a descriptor, beside rate_limit",
-	"detailed_metric": "in a descriptor, beside rate_limit", "value_to_metric": "in a descriptor, beside rate_limit",
-	"share_threshold": "in a descriptor, beside rate_limit", "metadata": "in a descriptor, beside rate_limit",
+	"shadow_mode": "in a descriptor, next to rate_limit", "quota_mode": "in a descriptor, next to rate_limit",
+	"detailed_metric": "in a descriptor, next to rate_limit", "value_to_metric": "in a descriptor, next to rate_limit",
+	"share_threshold": "in a descriptor, next to rate_limit", "metadata": "in a descriptor, next to rate_limit",
 	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unit_multiplier": "in rate_limit",
 	"unlimited": "in rate_limit", "concurrency": "in rate_limit", "hold_ttl": "in rate_limit",
 	"name": "in rate_limit", "replaces": "in rate_limit",

@@ -13,15 +13,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Fingerprint tells rules from others: twelve hexadecimal digits.
+// Fingerprint identifies rules: twelve hexadecimal digits.
 //
-// Guarantee: nodes that show the same fingerprint decide every request by the same
-// rule with the same settings, whatever files, pushes and defaults these came from,
-// and nodes that show different ones do not (but for one chance in 2^48). Comments,
-// the names of files and the order of rules without patterns do not count. What
-// stands outside the rules, as SHADOW_MODE and the store, does not count either.
+// Guarantee: nodes with the same fingerprint decide every request by the same rule with the same
+// settings, for any files, pushes and defaults. Nodes with different fingerprints do not, except by
+// a chance of 1 in 2^48. Comments, file names and the order of rules without patterns do not count.
+// Settings outside of the rules, such as SHADOW_MODE and the store, do not count either.
 //
-// It reads all rules, and is reckoned once, when they are loaded.
+// It reads all rules, once at each load.
 func (r *Rules) Fingerprint() string {
 	if r == nil {
 		return ""
@@ -29,7 +28,7 @@ func (r *Rules) Fingerprint() string {
 	return r.print
 }
 
-// settle reckons what is known of rules once there are no more to come.
+// settle computes the values of complete rules.
 func (r *Rules) settle() {
 	p := printer{sha256.New(), new([]byte)}
 	for _, name := range slices.Sorted(maps.Keys(r.domains)) {
@@ -41,20 +40,20 @@ func (r *Rules) settle() {
 	r.print = hex.EncodeToString(p.Sum(nil)[:6])
 }
 
-// printer writes rules in an order that is their own.
+// printer writes rules in a fixed order.
 type printer struct {
 	hash.Hash
 	line *[]byte // reused
 }
 
-// say writes texts so that no two lists of them are written alike.
+// say writes texts so that different lists are written differently.
 func (p printer) say(texts ...string) {
 	line := (*p.line)[:0]
 	for _, text := range texts {
 		line = strconv.AppendQuote(line, text)
 	}
 	line = append(line, '\n')
-	_, _ = p.Write(line) // a hash takes everything
+	_, _ = p.Write(line) // a hash accepts all bytes
 	*p.line = line
 }
 
@@ -94,7 +93,7 @@ func (p printer) node(kind, value string, n *node) {
 // ruleField is one setting of a rule in force.
 type ruleField struct{ Name, Text string }
 
-// fieldsOf are all settings of a rule, as rule files write them, in their order.
+// fieldsOf has all settings of a rule, as rule files write them, in a fixed order.
 func fieldsOf(r *ratelimit.Rule) []ruleField {
 	unit := r.Limit.Unit.String()
 	if r.Limit.Unit == ratelimit.CalendarMonth {
@@ -111,7 +110,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	if r.Metadata != nil {
 		text, err := json.Marshal(r.Metadata)
 		if err != nil {
-			text = fmt.Append(nil, r.Metadata) // no source has such
+			text = fmt.Append(nil, r.Metadata) // no source has it
 		}
 		metadata = string(text)
 	}

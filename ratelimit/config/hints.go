@@ -9,12 +9,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A hint says what to do about a problem. It begins with "; ", or is "" where
-// nothing better than the problem itself is known.
+// A hint is a remedy for a problem. It begins with "; ", or is "" if there is none.
 
 func unitHint(said string) string {
 	if said == "" {
-		return "; unit is not set: say one of " + strings.Join(ratelimit.UnitNames(), ", ")
+		return "; unit is not set: write one of " + strings.Join(ratelimit.UnitNames(), ", ")
 	}
 	hint, units := ratelimit.DidYouMean(said, ratelimit.UnitNames()), strings.Join(ratelimit.UnitNames(), ", ")
 	if hint == "" {
@@ -23,13 +22,13 @@ func unitHint(said string) string {
 	return hint + " Units are " + units
 }
 
-// unknownHint is about a key that the map has no field for.
+// unknownHint is for a key that the map has no field for.
 func unknownHint(key string, known []string) string {
 	switch key {
 	case "algorithm", "burst", "coordination", "overrides", "max_override":
-		return "; it belongs in the descriptor, beside rate_limit"
+		return "; it belongs in the descriptor, next to rate_limit"
 	case "billing":
-		return "; it belongs in rate_limit, beside unit: month"
+		return "; it belongs in rate_limit, next to unit: month"
 	case "day", "time_zone":
 		return "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
 	case "apiVersion":
@@ -41,7 +40,7 @@ func unknownHint(key string, known []string) string {
 	return "; known here: " + strings.Join(known, ", ")
 }
 
-// countHint is about a value that should have been a whole number.
+// countHint is for a value that must be a whole number.
 func countHint(v *value) string {
 	switch _, err := strconv.ParseUint(v.text, 10, 32); {
 	case v.kind == str && err == nil:
@@ -58,7 +57,7 @@ func countHint(v *value) string {
 	return ""
 }
 
-// mapHint is about a scalar where a map should be.
+// mapHint is for a scalar in place of a map.
 func mapHint(f *field) string {
 	switch {
 	case f.key == "coordination" && slices.Contains(ratelimit.ModeNames(), f.value.text):
@@ -69,7 +68,7 @@ func mapHint(f *field) string {
 	return ""
 }
 
-// listHint is about a map where a list should be.
+// listHint is for a map in place of a list.
 func listHint(f *field) string {
 	if f.value.kind == mapping {
 		return "; begin each of its items with '- '"
@@ -77,15 +76,15 @@ func listHint(f *field) string {
 	return ""
 }
 
-// fileHint is about a file that holds no map.
+// fileHint is for a file without a map.
 func fileHint(file string, k kind) string {
 	if k == sequence {
-		return "; a list of descriptors stands below descriptors:, and domain: beside that"
+		return "; write domain: NAME, then the list below descriptors:"
 	}
 	return strayHint(file)
 }
 
-// strayHint is about a file that is probably not meant to be rules.
+// strayHint is for a file that probably has no rules.
 func strayHint(file string) string {
 	switch filepath.Ext(file) {
 	case ".md", ".txt", ".bak", ".orig", ".rej", ".swp", ".tmpl", ".sh", ".gz", ".yaml~", ".yml~":
@@ -94,7 +93,7 @@ func strayHint(file string) string {
 	return ""
 }
 
-// syntaxHint is about a line that is no YAML, and what the parser says of it.
+// syntaxHint is for a line that is no YAML, and its parser error.
 func syntaxHint(file, line, message string) string {
 	value := strings.TrimSpace(line)
 	if _, after, found := strings.Cut(value, ": "); found {
@@ -112,8 +111,8 @@ func syntaxHint(file, line, message string) string {
 	return strayHint(file)
 }
 
-// elsewhereHint is about a key that has no effect in its map, and follows where it
-// belongs. The likeliest reason is that it is not indented far enough.
+// elsewhereHint is for a key without effect in its map, and follows its right place. The likeliest
+// reason is a missing indent.
 func elsewhereHint(at *value, key string) string {
 	if _, of := limitFields[key]; !of {
 		return ""

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// hold is a block of its own, for its fields say nothing without each other.
+// hold is a block of its own, because its fields need each other.
 func (d *decoder) hold(f *field) *Hold {
 	if f.value.kind != mapping {
 		d.wrongly(f, "a map", mapHint(f))
@@ -19,7 +19,7 @@ func (d *decoder) hold(f *field) *Hold {
 	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
 	fill(d, h, &f.value, holdFields)
 	if len(h.said) != 1 {
-		d.problems.add(f.place, "config error, hold says %s; say one of amount, from and learned: how much a request "+
+		d.problems.add(f.place, "config error, hold has %s; write one of amount, from and learned: how much a request "+
 			"holds", orNone(h.said))
 	}
 	return h
@@ -27,7 +27,7 @@ func (d *decoder) hold(f *field) *Hold {
 
 func orNone(said []string) string {
 	if len(said) == 0 {
-		return "neither amount nor from nor learned"
+		return "no amount, from or learned"
 	}
 	slices.Sort(said)
 	return strings.Join(said, " and ")
@@ -80,7 +80,7 @@ func (d *decoder) onUnknown(f *field) ratelimit.OnUnknown {
 	return ratelimit.OnUnknown(i)
 }
 
-// holdOn are the hits of calls that hold.
+// holdOn has the hits of calls that hold.
 func (d *decoder) holdOn(f *field) []ratelimit.Tokens {
 	if f.value.kind != sequence || len(f.value.items) == 0 {
 		d.wrongly(f, "a list of numbers, such as [0, 1]", "")
@@ -97,7 +97,7 @@ func (d *decoder) holdOn(f *field) []ratelimit.Tokens {
 	return slices.Compact(on)
 }
 
-// concurrent is the limit of requests that are in flight at once.
+// concurrent is the limit of requests in flight.
 func (c *compiler) concurrent(l *RateLimit, s *scope) ratelimit.Limit {
 	wrong := func(format string, args ...any) {
 		c.wrong(l.Place, s.names, "config error, "+format, args...)
@@ -117,7 +117,7 @@ func (c *compiler) concurrent(l *RateLimit, s *scope) ratelimit.Limit {
 	return ratelimit.AtOnce(l.Concurrency, ttl)
 }
 
-// holds has the rule hold, or says why it cannot; at is its limit.
+// holds gives the rule a hold, or reports why it cannot; at is the place of its limit.
 func (c *compiler) holds(r *ratelimit.Rule, s *scope, at Place) {
 	var hold *ratelimit.Hold
 	field := "concurrency"
@@ -137,9 +137,9 @@ func (c *compiler) holds(r *ratelimit.Rule, s *scope, at Place) {
 	}
 	if s.charges != nil {
 		c.wrong(*s.charges, s.names, "config error, coordination: on_deny is charge, and a rule with a %s charges a "+
-			"refused request nothing; say on_deny: refund for it, or remove on_deny", field)
+			"refused request nothing; write on_deny: refund, or remove on_deny", field)
 	}
 	r.Hold = hold
-	// A refused request has no cost that could be settled, and so takes nothing, from none of its budgets.
+	// A refused request has no cost to settle, so none of its budgets is charged.
 	r.Coordination.OnDeny = ratelimit.DenyRefunds
 }

@@ -40,8 +40,8 @@ func TestHoldsAreRead(t *testing.T) {
 func TestHoldsThatAreWrong(t *testing.T) {
 	for hold, want := range map[string]string{
 		"7":                                         "hold must be a map",
-		"{}":                                        "neither amount nor from nor learned",
-		"{amount: 1, from: request}":                "hold says amount and from; say one",
+		"{}":                                        "no amount, from or learned",
+		"{amount: 1, from: request}":                "hold has amount and from; write one",
 		"{amount: 0}":                               "hold.amount is 0",
 		"{amount: 1001}":                            "hold.amount is 1001, must be between 1 and the limit (1000)",
 		"{amount: 5, max: 7}":                       "hold.max is 7, and has no effect with amount",
@@ -129,7 +129,7 @@ func TestConcurrencyLimits(t *testing.T) {
 		"{concurrency: 3, unit: minute}":         "concurrency counts requests in flight",
 		"{concurrency: 3, requests_per_unit: 9}": "concurrency counts requests in flight",
 		"{concurrency: 3, unlimited: true}":      "concurrency counts requests in flight",
-		"{hold_ttl: 3s, unit: minute}":           "hold_ttl is for concurrency",
+		"{hold_ttl: 3s, unit: minute}":           "hold_ttl applies to concurrency",
 		"{concurrency: 3, billing: {day: 3}}":    "concurrency counts requests in flight",
 	} {
 		if _, problems := parseText(text(limit)); !strings.Contains(problems.Error(), want) {

@@ -189,14 +189,14 @@ func TestBounds(t *testing.T) {
 		"tokens": {
 			Caps{Tokens: 5},
 			[]string{"domain: d\ndescriptors: [{key: b}, {key: c}]"},
-			"f1.yaml: error loading config file: it has 8 tokens, the most for all files is 5, of which 5 are left: " +
-				"have fewer rules, or raise MAX_MEMORY",
+			"f1.yaml: error loading config file: it has 8 tokens, and 5 are left of the maximum of 5 for all files: " +
+				"use fewer rules, or raise MAX_MEMORY",
 		},
 		"tokens of two": {Caps{Tokens: 5}, []string{
 			"domain: a\ndescriptors:\n- key: b",
 			"domain: b\ndescriptors: []",
-		}, "f2.yaml: error loading config file: it has 3 tokens, the most for all " +
-			"files is 5, of which 1 are left"},
+		}, "f2.yaml: error loading config file: it has 3 tokens, and 1 are left of the " +
+			"maximum of 5 for all files"},
 		"tokens by aliases": {
 			Caps{Tokens: 40},
 			[]string{"domain: d\ndescriptors: [{key: b, metadata: {a: &a " +
@@ -207,8 +207,8 @@ func TestBounds(t *testing.T) {
 		"rules": {
 			Caps{Rules: 3},
 			[]string{file(5)},
-			"f1.yaml:6:3: config error, all files together have more than 3 descriptors, and this is the first too " +
-				"many: have fewer, with patterns or values of requests, or raise MAX_MEMORY",
+			"f1.yaml:6:3: config error, all files together have more than 3 descriptors, from this one on: " +
+				"use fewer, with patterns or values of requests, or raise MAX_MEMORY",
 		},
 		"rules of two": {
 			Caps{Rules: 3},
@@ -222,17 +222,17 @@ func TestBounds(t *testing.T) {
 		"bytes": {
 			Caps{FileBytes: 9},
 			[]string{"domain: de"},
-			"it is 10 bytes, the most is 9: split it into several files",
+			"it has 10 bytes, and the maximum is 9: split it into several files",
 		},
 		"bytes of all": {
 			Caps{TotalBytes: 17},
 			[]string{"domain: a", "domain: b"},
-			"all files up to f2.yaml are 18 bytes, the most is 17: have fewer rules, or raise MAX_MEMORY",
+			"all files up to f2.yaml have 18 bytes, and the maximum is 17: use fewer rules, or raise MAX_MEMORY",
 		},
 		"files": {
 			Caps{Files: 1},
 			[]string{"domain: a", "domain: b"},
-			"there are 2 files, at most 1 are allowed: join some",
+			"there are 2 files, and the maximum is 1: join some",
 		},
 		"depth": {Caps{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " +
 			strings.Repeat("{a: ", 210) + strings.Repeat("}", 210) + "}]"}, "nested deeper than 200"},
@@ -240,7 +240,7 @@ func TestBounds(t *testing.T) {
 		"directives": {
 			Caps{},
 			[]string{strings.Repeat("%A b\n", 9)},
-			"it has 9 lines that start with %, the most is 8",
+			"it has 9 lines that start with %, and the maximum is 8",
 		},
 		"documents": {Caps{}, []string{strings.Repeat("---\n", 200)}, "it has more than 100 documents"},
 	} {
@@ -299,7 +299,7 @@ func TestNamesAreBounded(t *testing.T) {
 	} {
 		rules, problems := parseText(text)
 		if rules != nil || !strings.Contains(problems.Error(),
-			fmt.Sprintf("are more than %d bytes: have shorter keys", maxPathBytes)) || len(problems.Error()) > 4<<10 {
+			fmt.Sprintf("are more than %d bytes: use shorter keys", maxPathBytes)) || len(problems.Error()) > 4<<10 {
 			t.Errorf("%s: %.300s", name, problems.Error())
 		}
 	}
@@ -320,12 +320,12 @@ func TestTreeIsBounded(t *testing.T) {
 		"large files": {
 			Caps{TotalBytes: 5},
 			map[string]string{"a": "123", "b/c": "456"},
-			"with it all files are 6 bytes, the most is 5: have fewer rules, or raise MAX_MEMORY",
+			"with it all files have 6 bytes, and the maximum is 5: use fewer rules, or raise MAX_MEMORY",
 		},
 		"many files": {
 			Caps{Files: 2},
 			map[string]string{"a": "", "b": "", "c": ""},
-			"at most 2 files are allowed: join some",
+			"the maximum is 2 files: join some",
 		},
 		"many names": {
 			Caps{Files: 2},

@@ -10,10 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// ReadInherited reads algorithm, burst, overrides, hold and coordination from what a YAML or JSON
-// library has made of them, with the same errors as in a rules file. All errors
-// have the same place. The last result is an error about values that neither
-// language knows.
+// ReadInherited reads algorithm, burst, overrides, hold and coordination from the values of a YAML
+// or JSON library, with the same errors as in a rules file. All errors have the same place. The
+// last result is an error about values that neither language has.
 func ReadInherited(at Place, said map[string]any) (Inherited, Problems, error) {
 	tree, err := treeOf(at, said)
 	if err != nil {
@@ -25,8 +24,8 @@ func ReadInherited(at Place, said map[string]any) (Inherited, Problems, error) {
 	return in, d.problems, nil
 }
 
-// treeOf is the tree that parse would have made of a value. Fields are in the order
-// of their names, for a Go map has no order.
+// treeOf is the tree of a value, as parse makes it. Fields are sorted by name, because a Go map has
+// no order.
 func treeOf(at Place, v any) (value, error) {
 	out := value{place: at}
 	switch v := v.(type) {
@@ -60,7 +59,7 @@ func treeOf(at Place, v any) (value, error) {
 			out.fields = append(out.fields, field{key, at, below})
 		}
 	default:
-		return value{}, fmt.Errorf("a %T is no value of a setting", v)
+		return value{}, fmt.Errorf("a setting cannot be a %T", v)
 	}
 	return out, nil
 }
@@ -85,7 +84,7 @@ func (d *decoder) burst(t *Inherited, f *field) {
 	t.Burst = &n
 }
 
-// coordination flattens the block into settings, and tries each of them.
+// coordination splits the block into settings, and tries each of them.
 func (d *decoder) coordination(t *Inherited, f *field) {
 	if f.value.kind == null {
 		return
@@ -110,7 +109,7 @@ func (d *decoder) coordination(t *Inherited, f *field) {
 	}
 }
 
-// leaseOf reports a lease that is no map: a number there is meant as its size.
+// leaseOf reports a lease that is not a map: a number there is meant as its size.
 func (d *decoder) leaseOf(f *field) {
 	hint := ""
 	if f.value.kind == integer {

@@ -10,15 +10,14 @@ import (
 	"path/filepath"
 )
 
-// Copy is a source: the texts whose rules were good last, as a [Store] has left
-// them in a file on disk. The file belongs to one node.
+// Copy is a source: the texts of the last good rules, which a [Store] wrote to a file on disk. The
+// file belongs to one node.
 type Copy struct {
 	Path string
-	Caps Caps // of what is read; zero: the default
+	Caps Caps // bounds of the read; zero: the default
 }
 
-// copied is what the file holds, as JSON. Data is base64, so that it comes back to
-// the byte.
+// copied is the content of the file, as JSON. Data is base64 to keep every byte.
 type copied struct {
 	Format int    `json:"sluice_last_good"`
 	Files  []Text `json:"files"`
@@ -26,14 +25,14 @@ type copied struct {
 
 const copyFormat = 1
 
-// Read implements [Source]. It reads no more than the bounds allow. A file that
-// others may write is refused: who writes it would choose the rules.
+// Read implements [Source]. It reads at most the bounds. A file that other users can write is
+// refused: they could choose the rules.
 func (c *Copy) Read() (Draft, error) {
 	f, err := os.Open(c.Path)
 	if err != nil {
 		return Draft{}, err
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // only read
 	info, err := f.Stat()
 	if err != nil {
 		return Draft{}, err
@@ -65,22 +64,21 @@ func (c *Copy) Read() (Draft, error) {
 // String names the file.
 func (c *Copy) String() string { return "the copy " + c.Path }
 
-// Watch implements [Source]. There is nothing to tell: only the node that writes the
-// copy reads it.
+// Watch implements [Source]. The copy never changes by itself: only this node writes it.
 func (c *Copy) Watch(ctx context.Context, _ Loader) error {
 	<-ctx.Done()
 	return nil
 }
 
-// write replaces the file whole or not at all, also when the machine stops:
-// the new one is on disk before it takes the name of the old one.
+// write replaces the file as a whole or not at all, also if the machine stops: the new file is on
+// disk before it takes the old name.
 func (c *Copy) write(texts []Text) error {
 	data, err := json.Marshal(copied{copyFormat, texts})
 	if err != nil {
 		return err
 	}
 	fresh := c.Path + ".new"
-	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) { // of a process that was killed here
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a killed process
 		return err
 	}
 	f, err := os.OpenFile(fresh, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -101,9 +99,9 @@ func (c *Copy) write(texts []Text) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// KeepLastGood has each load that succeeds leave its texts in a [Copy] at path, for
-// LoadLastGood after a restart. It is to be called before the first load. The file
-// must not be among the rules: it would be read as one of them.
+// KeepLastGood makes each successful load write its texts to a [Copy] at path, for LoadLastGood
+// after a restart. Call it before the first load. The file must be outside of the rules directory,
+// or it is read as rules.
 func (s *Store) KeepLastGood(path string) error {
 	if tree, ok := s.source.(*Tree); ok && tree.holds(path) {
 		return fmt.Errorf("%s is below %s, where rules are read from: put it elsewhere", path, tree.Path)
@@ -114,8 +112,7 @@ func (s *Store) KeepLastGood(path string) error {
 	return nil
 }
 
-// keepLocked writes the copy. A copy that cannot be written costs no rules; it is
-// logged and counted.
+// keepLocked writes the copy. Errors are logged and counted, and cost no rules.
 func (s *Store) keepLocked(texts []Text) {
 	if s.lastGood == nil {
 		return
@@ -127,9 +124,9 @@ func (s *Store) keepLocked(texts []Text) {
 	}
 }
 
-// LoadLastGood puts the copy's rules in force, where the source's are bad or not
-// there: why says so. They are checked as any are. It does nothing without
-// KeepLastGood, or once there are rules.
+// LoadLastGood puts the copy's rules in force if the source's rules are bad or missing, with the
+// reason why. It checks them as usual. It does nothing without KeepLastGood, or if rules are in
+// force.
 func (s *Store) LoadLastGood(why error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

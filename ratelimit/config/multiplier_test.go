@@ -40,19 +40,19 @@ descriptors:
 		"{unit: minute, unit_multiplier: 0, requests_per_unit: 1}": "unit_multiplier must be a whole " +
 			"number from 1 on",
 		"{unit: minute, unit_multiplier: x, requests_per_unit: 1}": "unit_multiplier must be a whole number",
-		"{unit: year, unit_multiplier: 2, requests_per_unit: 1}": "unit_multiplier is 2, the most for a " +
+		"{unit: year, unit_multiplier: 2, requests_per_unit: 1}": "unit_multiplier is 2, and the maximum for a " +
 			"year is 1",
-		"{unit: second, unit_multiplier: 31536001}": "unit_multiplier is 31536001, the most " +
+		"{unit: second, unit_multiplier: 31536001}": "unit_multiplier is 31536001, and the maximum " +
 			"for a second is 31536000",
-		"{unlimited: true, unit_multiplier: 2}": "unit_multiplier is 2, and what is " +
-			"unlimited has no unit",
+		"{unlimited: true, unit_multiplier: 2}": "unit_multiplier is 2, and an " +
+			"unlimited rule has no unit",
 		"{unit: month, requests_per_unit: 1000000000001}": "requests_per_unit must be a whole " +
 			"number from 0 to 1000000000000",
 		"{unit: month, requests_per_unit: 99999999999999999999}": "requests_per_unit must be a whole " +
 			"number from 0 to 1000000000000",
 		"{unit: month, requests_per_unit: -1}": "requests_per_unit must be a whole number",
-		"{unit: minute, unit_multiplier: 1000000001, unlimited: false}": "unit_multiplier is 1000000001, the " +
-			"most for a minute is 525600",
+		"{unit: minute, unit_multiplier: 1000000001, unlimited: false}": "unit_multiplier is 1000000001, and " +
+			"the maximum for a minute is 525600",
 	} {
 		_, problems := parseOne("domain: d\ndescriptors: [{key: k, rate_limit: " + limit + "}]")
 		if problems == nil || !strings.Contains(problems.Error(), want) {

@@ -6,20 +6,19 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// overrides are the rules of limits that requests bring along, by limit: one for all
-// requests with the same, so that what is kept of many keys has few rules. The zero
-// overrides are empty; they are safe for concurrent use.
+// overrides are the rules of limits that requests contain, one for all requests with the same
+// limit. They keep the number of rules small for many keys. The zero overrides are empty. They are
+// safe for concurrent use.
 type overrides struct {
 	mu    sync.RWMutex
 	rules map[ratelimit.Limit]*ratelimit.Rule // guarded by mu
 }
 
-// mostOverrides bounds them, for clients may bring any limit. At more all are forgotten,
-// which costs a limit that is in use another rule.
+// mostOverrides bounds them, because clients can send any limit. Beyond it, all are dropped, and a
+// limit in use gets another rule.
 const mostOverrides = 1000
 
-// OverrideRule is the rule of a limit that a request brings along. It allocates for a
-// limit that is new.
+// OverrideRule is the rule of a limit in a request. It allocates for a new limit.
 func (d *Domain) OverrideRule(limit ratelimit.Limit) *ratelimit.Rule {
 	o := &d.brought
 	o.mu.RLock()

@@ -2,35 +2,34 @@ package config
 
 import "time"
 
-// Pace spreads loads of rules, so that whoever changes rules without a pause
-// costs a node a bounded share of one core. The zero Pace lets the first load
-// begin at once. It is not safe for concurrent use.
+// Pace spreads loads of rules, so that constant changes of rules cost a node a bounded part of one
+// core. The zero Pace starts the first load at once. It is not safe for concurrent use.
 //
-// Guarantee: from the end of a load to the beginning of the next, at least
-// Interval passes, and at least nine times what the load took (a tenth of one
-// core), but never more than the longer of Interval and maxPause.
+// Guarantee: at least Interval passes between two loads, and at least nine times the duration of
+// the load (a tenth of one core). The pause is never longer than the maximum of Interval and
+// maxPause.
 type Pace struct {
 	Interval time.Duration
 	next     time.Time
 }
 
-// maxPause is how long a change waits at most because of loads before it.
+// maxPause bounds the wait of a change for earlier loads.
 const maxPause = 30 * time.Second
 
-// Wait is how long the next load still has to wait; 0: it may begin.
+// Wait is the time until the next load may start; 0: now.
 func (p *Pace) Wait(now time.Time) time.Duration { return max(0, p.next.Sub(now)) }
 
-// Done says when a load began and ended.
+// Done notes the start and end of a load.
 func (p *Pace) Done(begun, ended time.Time) {
 	p.next = ended.Add(max(p.Interval, min(maxPause, 9*ended.Sub(begun))))
 }
 
-// burst is a row of events that one load answers.
+// burst is a series of events that one load answers.
 type burst struct{ first time.Time }
 
-// event returns how long to wait for others. It waits anew at each event, for a
-// set of files takes a moment to write, but not for longer than settleMost:
-// events without an end would put off a load for ever.
+// event returns the time to wait for more events. Each event restarts the wait, because a set of
+// files takes a moment to write, up to settleMost: otherwise endless events put off a load for
+// ever.
 func (b *burst) event(now time.Time) (wait time.Duration, another bool) {
 	another = !b.first.IsZero()
 	if !another {

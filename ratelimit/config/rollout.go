@@ -2,14 +2,14 @@ package config
 
 import "slices"
 
-// Effect is what a change of one of some fields does to a fleet that shares a store
-// and gets its new rules node by node.
+// Effect describes a change of some fields for a fleet that shares a store and gets its new rules
+// node by node.
 type Effect struct {
-	Fields []string // as [FieldChange] names them, or a [ChangeKind]
-	// Anew says that budgets count from nothing: the keys are others.
+	Fields []string // names of [FieldChange], or a [ChangeKind]
+	// Anew means that usage starts from 0, because the keys change.
 	Anew bool
-	// Spent is what becomes of tokens that were spent in the window, Leases of the
-	// leases that nodes hold, and Meanwhile is what holds while nodes differ.
+	// Spent describes tokens that were spent in the window, Leases the leases of nodes, and
+	// Meanwhile the guarantee while nodes differ.
 	Spent, Leases, Meanwhile string
 }
 
@@ -133,7 +133,7 @@ var Effects = []Effect{
 	},
 }
 
-// EffectsOf are those of one change, without repetition, in the order of Effects.
+// EffectsOf are the effects of one change, without repetition, in the order of Effects.
 func EffectsOf(c *Change) []*Effect {
 	var effects []*Effect
 	for i := range Effects {

@@ -11,29 +11,29 @@ import (
 // Entry is one key and value of a request's descriptor.
 type Entry struct{ Key, Value string }
 
-// Rules are all domains, compiled. They are immutable and safe for concurrent
-// use; nothing in them allocates when a request is matched.
+// Rules has all domains, compiled. They are immutable and safe for concurrent use. Matching does
+// not allocate.
 type Rules struct {
 	domains map[string]*Domain
 	list    []*ratelimit.Rule
 	print   string // Fingerprint
 }
 
-// Domain is the rules of one domain.
+// Domain has the rules of one domain.
 type Domain struct {
 	Name     string
 	Defaults ratelimit.Coordination
-	// Overrides are the counters of the limits that requests bring along.
+	// Overrides are the counters of limits that requests contain.
 	Overrides *ratelimit.RuleCounters
 	brought   overrides
 	root      level
 	place     Place // of the first file
 }
 
-// level is the nodes that one entry of a descriptor is matched with, by key.
+// level has the nodes for one entry of a descriptor, by key.
 type level map[string]*siblings
 
-// siblings are the nodes with the same key, in the order they are tried.
+// siblings are the nodes with the same key, in matching order.
 type siblings struct {
 	exact     map[string]*node
 	wildcards []*node
@@ -58,8 +58,8 @@ func (r *Rules) Domain(name string) *Domain {
 	return r.domains[name]
 }
 
-// Coordinated returns every rule, and for each domain one with Override that has
-// the coordination of limits which requests bring along.
+// Coordinated returns every rule, and for each domain one with Override, which has the coordination
+// of limits that requests contain.
 func (r *Rules) Coordinated() []*ratelimit.Rule {
 	all := slices.Clone(r.All())
 	if r == nil {
@@ -71,7 +71,7 @@ func (r *Rules) Coordinated() []*ratelimit.Rule {
 	return all
 }
 
-// All returns every rule, by file and then as written. It is not to be changed.
+// All returns every rule, by file and then as written. Callers must not change it.
 func (r *Rules) All() []*ratelimit.Rule {
 	if r == nil {
 		return nil
@@ -79,9 +79,9 @@ func (r *Rules) All() []*ratelimit.Rule {
 	return r.list
 }
 
-// EachCounters calls f with everything that is counted apart: each rule, each
-// name that a rule's requests brought along, and the limits that they brought,
-// domain by domain. keys are the parts of the name.
+// EachCounters calls f with all counters: of each rule, of each name that requests of a rule
+// contained, and of limits that requests contained, domain by domain. keys are the parts of the
+// name.
 func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.RuleCounters)) {
 	for _, rule := range r.All() {
 		if !rule.MetricNames.FromRequest() {
@@ -118,12 +118,12 @@ func (r *Rules) DomainNames(most int) []string {
 // Domains returns how many domains there are.
 func (r *Rules) Domains() int { return len(r.domains) }
 
-// Match finds the rule for a descriptor: at each level the exact value, then
-// the wildcards as written, then the bare key, without going back. A rule
-// applies only at the full depth of the entries. The budget's key is appended
-// to buf, which is returned longer; nil and buf as it was when no rule matches.
+// Match finds the rule for a descriptor: at each level the exact value, then the wildcards as
+// written, then the bare key, without going back. A rule applies only at the full depth of the
+// entries. Match appends the budget's key to buf and returns it. If no rule matches, it returns nil
+// and the unchanged buf.
 //
-// It allocates only where buf is too short.
+// It allocates only if buf is too short.
 func (d *Domain) Match(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
 	var path [maxFastDepth]*node
 	nodes := path[:0]
@@ -152,7 +152,7 @@ func (d *Domain) Match(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
 	return last.rule, ratelimit.SealKey(buf, start)
 }
 
-// maxFastDepth is the deepest descriptor that is matched without allocating.
+// maxFastDepth is the deepest descriptor that is matched without an allocation.
 const maxFastDepth = 16
 
 func (l level) find(e *Entry) *node {
@@ -171,7 +171,7 @@ func (l level) find(e *Entry) *node {
 	return s.bare
 }
 
-// OverrideKey appends the key of a limit that the request brought along.
+// OverrideKey appends the key of a limit that the request contains.
 func (d *Domain) OverrideKey(l ratelimit.Limit, entries []Entry, buf []byte) []byte {
 	start := len(buf)
 	buf = ratelimit.AppendPrefix(buf, d.Name, l)
@@ -189,8 +189,8 @@ type pattern struct {
 
 func newPattern(text string) pattern { return pattern{text, strings.Split(text, "*")} }
 
-// matches takes each part at its first place after the one before, which for
-// patterns with only stars finds a match if there is one.
+// matches finds each part at its first place after the previous one. For patterns with only stars,
+// this finds a match if there is one.
 func (p pattern) matches(s string) bool {
 	last := len(p.parts) - 1
 	first, ending := p.parts[0], p.parts[last]

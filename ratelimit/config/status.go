@@ -6,28 +6,26 @@ import (
 	"time"
 )
 
-// Status is which rules are in force, and how the last attempt to change them went.
-// Its zero value says that there are none, and that nothing was tried. It is a value:
-// copy it.
+// Status describes the rules in force, and the result of the last attempt to change them. The zero
+// Status has no rules and no attempt. It is a value: copy it.
 type Status struct {
-	// Fingerprint tells the rules in force from others ([Rules.Fingerprint]); "":
-	// there are none.
+	// Fingerprint identifies the rules in force ([Rules.Fingerprint]); "": there are none.
 	Fingerprint string
-	// Source names where they came from, and Loaded is when, by this node's clock.
+	// Source names their origin, and Loaded the time of the load, by this node's clock.
 	Source string
 	Loaded time.Time
-	// FromCopy says that they are the copy's of what was good last.
+	// FromCopy means that they come from the last good copy.
 	FromCopy bool
-	// Good says that what the source had when it was last read is in force. It is
-	// false for as long as the source has something bad, and before the first load.
+	// Good means that the latest rules of the source are in force. It is false while the source is
+	// bad, and before the first load.
 	Good bool
-	// Error is what is wrong with it, one problem a line, at most maxError bytes;
-	// Failed is since when.
+	// Error has its problems, one a line, at most maxError bytes. Failed is the time of the first
+	// of them.
 	Error  string
 	Failed time.Time
 }
 
-// maxError are bytes of [Status.Error].
+// maxError bounds the bytes of [Status.Error].
 const maxError = 8 << 10
 
 // statuses keeps a Status. It is safe for concurrent use.
@@ -36,16 +34,15 @@ type statuses struct {
 	now Status // guarded by mu
 }
 
-// Status returns which rules are in force, and whether there is something newer that
-// is bad.
+// Status returns the rules in force, and whether newer ones are bad.
 func (s *Store) Status() Status {
 	s.status.mu.Lock()
 	defer s.status.mu.Unlock()
 	return s.status.now
 }
 
-// put says that rules are in force. why is what is wrong with the source, nil for
-// nothing: rules of the copy are in force instead of what it has.
+// put notes that rules are in force. why is the problem of the source, if the rules come from the
+// copy, or nil.
 func (s *statuses) put(r *Rules, source string, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,20 +51,19 @@ func (s *statuses) put(r *Rules, source string, why error) {
 	switch {
 	case why == nil:
 		s.now.Good, s.now.Error, s.now.Failed = true, "", time.Time{}
-	case s.now.Error == "": // the source has nothing yet
+	case s.now.Error == "": // the source has no rules yet
 		s.now.Error, s.now.Failed = cut(why.Error(), maxError), s.now.Loaded
 	}
 }
 
-// same says that the source has again what is in force.
+// same notes that the source has the rules in force again.
 func (s *statuses) same() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now.Good, s.now.Error, s.now.Failed = true, "", time.Time{}
 }
 
-// refuse says that the source has something bad. Of an error that stays the same,
-// the first time counts.
+// refuse notes bad rules of the source. If the error stays the same, its first time counts.
 func (s *statuses) refuse(why error) {
 	text := cut(why.Error(), maxError)
 	s.mu.Lock()
@@ -77,8 +73,7 @@ func (s *statuses) refuse(why error) {
 	}
 }
 
-// logged are the changes of one load that are logged each; of the others it is said
-// how many there are.
+// logged is the maximum of changes that one load logs. Of the others, it logs the number.
 const logged = 20
 
 func logChanges(log *slog.Logger, changes []Change) {

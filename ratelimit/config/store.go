@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Store holds the rules in force. Rules may be called at any time, from
-// anywhere, and does not block; what it returns stays good.
+// Store holds the rules in force. Rules can be called at any time, from any goroutine, and does not
+// block. Its result stays valid.
 //
 // Guarantee: rules are only ever replaced by rules without a problem.
 type Store struct {
@@ -32,17 +32,17 @@ type Store struct {
 
 	mu       sync.Mutex // one load at a time
 	read     bool       // guarded by mu
-	last     uint64     // guarded by mu; the fingerprint of what was read last
-	problem  error      // guarded by mu; what was wrong with it
-	lastGood *Copy      // guarded by mu; where what was good last is kept; nil: nowhere
+	last     uint64     // guarded by mu; the fingerprint of the last read
+	problem  error      // guarded by mu; its error
+	lastGood *Copy      // guarded by mu; file of the last good rules; nil: none
 	counters map[[2]string]*ratelimit.RuleCounters
 	names    *ratelimit.NameBudget
 }
 
-// maxNames is how many names all rules' statistics may take from requests.
+// maxNames bounds the names that statistics take from requests.
 const maxNames = 10_000
 
-// NewStore makes a store without rules; Load gets them.
+// NewStore makes a store without rules. Load reads them.
 func NewStore(source Source, o Options, log *slog.Logger) *Store {
 	return &Store{
 		source: source, options: o, log: log, seed: maphash.MakeSeed(),
@@ -50,21 +50,20 @@ func NewStore(source Source, o Options, log *slog.Logger) *Store {
 	}
 }
 
-// Rules returns the rules in force, nil before the first that were good.
+// Rules returns the rules in force, or nil before the first good ones.
 func (s *Store) Rules() *Rules { return s.current.Load() }
 
-// Loads returns how many loads brought new rules, and how many failed.
+// Loads returns the number of loads with new rules, and of failed ones.
 func (s *Store) Loads() (loaded, failed uint64) { return s.loaded.Load(), s.failed.Load() }
 
-// Reloads are what became of changes that did not get a load of their own, and of
-// the copy on disk.
+// Reloads counts changes without a load of their own, and failures of the copy on disk.
 type Reloads struct {
 	Coalesced  uint64 // events and pushes that shared the load of a later one
 	CopyErrors uint64 // times that the copy could not be written
-	FromCopy   bool   // the rules in force are the copy's
+	FromCopy   bool   // the rules in force come from the copy
 }
 
-// Reloads returns them as they are now.
+// Reloads returns the current counts.
 func (s *Store) Reloads() Reloads {
 	return Reloads{s.coalesced.Load(), s.copyErrors.Load(), s.Status().FromCopy}
 }
@@ -72,24 +71,23 @@ func (s *Store) Reloads() Reloads {
 // Coalesced counts a change that shares the load of a later one.
 func (s *Store) Coalesced() { s.coalesced.Add(1) }
 
-// Refuse logs and counts rules that were too bad to become a load.
+// Refuse logs and counts rules that were too bad to load.
 func (s *Store) Refuse(err error) {
 	s.failed.Add(1)
 	s.status.refuse(err)
 	s.log.Error(cut(err.Error(), maxMessage), "event", "config_load_error")
 }
 
-// Load reads the source, and puts its rules in force if they are new and good.
-// The error says everything that is wrong; the rules before stay in force. It
-// blocks for as long as reading files takes.
+// Load reads the source, and puts its rules in force if they are new and good. The error has all
+// problems. The previous rules then stay in force. It blocks while it reads files.
 func (s *Store) Load() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.loadLocked()
 }
 
-// Watch has the source load the store again whenever its rules may have changed. It
-// blocks until ctx is done; an error says that changes are no longer noticed.
+// Watch lets the source load the store again whenever its rules may have changed. It blocks until
+// ctx is done. An error means that changes are no longer noticed.
 func (s *Store) Watch(ctx context.Context) error { return s.source.Watch(ctx, s) }
 
 func (s *Store) loadLocked() error {
@@ -109,7 +107,7 @@ func (s *Store) loadLocked() error {
 	texts, beyond := draft.written(s.options.Caps.OrDefault())
 	print := fingerprint(s.seed, texts) | 1
 	if s.read && s.last == print {
-		if s.problem == nil { // also where something bad came and went between, that was no load
+		if s.problem == nil { // also after a bad state between two reads, which was no load
 			s.status.same()
 		}
 		return s.problem
@@ -148,8 +146,8 @@ func (s *Store) loadLocked() error {
 	return nil
 }
 
-// collectAbove are the bytes of files whose garbage is collected at once. Smaller
-// ones leave less than a busy node does in a second.
+// collectAbove is the size of files from which their garbage is collected at once. Smaller files
+// leave less garbage than a busy node makes in a second.
 const collectAbove = 128 << 10
 
 func size(texts []Text) (sum int) {
@@ -159,7 +157,7 @@ func size(texts []Text) (sum int) {
 	return sum
 }
 
-// fingerprint changes when a text's name or bytes do.
+// fingerprint changes with a text's name or bytes.
 func fingerprint(seed maphash.Seed, texts []Text) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -170,7 +168,7 @@ func fingerprint(seed maphash.Seed, texts []Text) uint64 {
 	return h.Sum64()
 }
 
-// compiled is what a draft has become.
+// compiled is the result of a draft.
 type compiled struct {
 	rules              *Rules
 	warnings, problems Problems
@@ -178,7 +176,7 @@ type compiled struct {
 }
 
 func (s *Store) compileLocked(draft Draft, texts []Text) compiled {
-	// What a large load leaves behind would add up with that of the next.
+	// Otherwise the garbage of a large load adds to that of the next.
 	defer func() {
 		if size(texts) > collectAbove {
 			runtime.GC()
@@ -203,8 +201,7 @@ func (s *Store) useLocked(c compiled) {
 	s.current.Store(c.rules)
 }
 
-// countersOf keeps a rule's counters over reloads, and forgets those of rules
-// that are no more.
+// countersOf keeps a rule's counters over reloads, and drops those of removed rules.
 func (s *Store) countersOf(used map[[2]string]*ratelimit.RuleCounters, domain, path string) *ratelimit.RuleCounters {
 	name := [2]string{domain, path}
 	if c := used[name]; c != nil {

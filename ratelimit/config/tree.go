@@ -14,27 +14,25 @@ import (
 	"time"
 )
 
-// Tree is a source of one file, or of every file under a directory, whatever its
-// extension. Links are followed, once each. Names that start with ".." are
-// Kubernetes' own and left out. A Tree is used by its address, and its fields are
-// not changed once it is in use.
+// Tree is a source of one file, or of every file under a directory, with any extension. It follows
+// links, once each. Names that start with ".." belong to Kubernetes and are left out. Do not copy a
+// Tree, or change its fields after the first use.
 type Tree struct {
 	Path string
-	// Root, if it is a link, is all that counts as a change: its swap to another
-	// directory, so that a set of files is never read halfway. "" or no link:
-	// every change counts.
+	// Root, if it is a link, makes only its swap to another directory count as a change, so that a
+	// set of files is never read halfway. If it is "" or no link, every change counts.
 	Root string
 	// IgnoreDotFiles leaves out names that start with ".".
 	IgnoreDotFiles bool
-	// Caps are the most that is read; zero: the default.
+	// Caps bound the read; zero: the default.
 	Caps Caps
-	// Interval is the least time between two loads that Watch asks for.
+	// Interval is the minimum time between two loads by Watch.
 	Interval time.Duration
-	// Log is told, at level debug, of events that were lost; nil: nobody is.
+	// Log reports lost events, at level debug; nil: no log.
 	Log *slog.Logger
 
 	mu   sync.Mutex
-	last string // guarded by mu; what Root pointed to when the tree was read last
+	last string // guarded by mu; target of Root at the last read
 }
 
 // Read implements [Source]. A directory without files is not an error.
@@ -70,7 +68,7 @@ func (t *Tree) log() *slog.Logger {
 	return t.Log
 }
 
-// swapped returns what Root points to, "" if it is not a link.
+// swapped returns the target of Root, or "" if it is no link.
 func (t *Tree) swapped() string {
 	if info, err := os.Lstat(t.Root); t.Root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
 		return ""
@@ -78,8 +76,8 @@ func (t *Tree) swapped() string {
 	return resolve(t.Root)
 }
 
-// changed tells whether the tree may hold other rules than when it was read last.
-// Where Root is a link, only its swap says so.
+// changed tells whether the tree may have changed since the last read. If Root is a link, only its
+// swap counts.
 func (t *Tree) changed() bool {
 	to := t.swapped()
 	t.mu.Lock()
@@ -87,7 +85,7 @@ func (t *Tree) changed() bool {
 	return to == "" || to != t.last
 }
 
-// holds tells whether a file is, or would be, one of those that are read.
+// holds tells whether a file belongs to the tree, or would.
 func (t *Tree) holds(path string) bool {
 	at, rules := absolute(filepath.Dir(path)), absolute(t.Path)
 	return at == rules || strings.HasPrefix(at, rules+string(filepath.Separator))
@@ -116,7 +114,7 @@ func (t *Tree) walk() walk {
 	return walk{tree: t, caps: t.Caps.OrDefault(), seen: map[string]bool{}}
 }
 
-// walk reads a tree. It stops at the first thing beyond the bounds.
+// walk reads a tree. It stops at the first bound.
 type walk struct {
 	tree  *Tree
 	caps  Caps
@@ -158,7 +156,7 @@ func (w *walk) entry(path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil // a file that went away, or a link to nowhere
+		return nil // a removed file, or a broken link
 	case err != nil:
 		return fmt.Errorf("config file: %w", err)
 	case info.IsDir():
@@ -178,14 +176,14 @@ func (w *walk) entry(path string) error {
 	return nil
 }
 
-// names are those in a directory, in order. Directories count like files, so
-// that neither many names nor many directories in one another are too much.
+// names are the entries of a directory, in order. Directories count like files, which bounds both
+// their number and their nesting.
 func (w *walk) names(path string) ([]string, error) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("config directory: %w", err)
 	}
-	defer func() { _ = dir.Close() }() // it was only read
+	defer func() { _ = dir.Close() }() // only read
 	most := 2 * w.caps.Files           // as many directories as files
 	names, err := dir.Readdirnames(most - w.count + 1)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -193,24 +191,23 @@ func (w *walk) names(path string) ([]string, error) {
 	}
 	if w.count += len(names); w.count > most {
 		return nil, fmt.Errorf("config directory %s: with it there are more than %d names of files and directories: "+
-			"remove what are no rules, or move the rules", cut(path, maxName), most)
+			"remove other files, or move the rules", cut(path, maxName), most)
 	}
 	slices.Sort(names)
 	return names, nil
 }
 
-// read reads a file, and never more of it than the bounds allow, also where it
-// grows meanwhile.
+// read reads a file, up to the bounds, also if it grows meanwhile.
 func (w *walk) read(path string) ([]byte, error) {
 	b := w.caps
 	if len(w.files) == b.Files {
-		return nil, fmt.Errorf("config file %s: at most %d files are allowed: join some", cut(path, maxName), b.Files)
+		return nil, fmt.Errorf("config file %s: the maximum is %d files: join some", cut(path, maxName), b.Files)
 	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("config file: %w", err)
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // only read
 	data, err := io.ReadAll(io.LimitReader(f, int64(b.FileBytes)+1))
 	if err != nil {
 		return nil, fmt.Errorf("config file: %w", err)
@@ -220,8 +217,8 @@ func (w *walk) read(path string) ([]byte, error) {
 			cut(path, maxName), b.FileBytes)
 	}
 	if w.bytes += len(data); w.bytes > b.TotalBytes {
-		return nil, fmt.Errorf("config file %s: with it all files are %d bytes, the most is %d: have fewer rules, or "+
-			"raise MAX_MEMORY", cut(path, maxName), w.bytes, b.TotalBytes)
+		return nil, fmt.Errorf("config file %s: with it all files have %d bytes, and the maximum is %d: use fewer "+
+			"rules, or raise MAX_MEMORY", cut(path, maxName), w.bytes, b.TotalBytes)
 	}
 	return data, nil
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// MatchUnordered is Match of entries that have no order, such as those of Envoy's
-// BucketId: it puts them into an order in which a rule declares them, and leaves them
-// so. If there are rules for several orders, it is the one whose keys come first in
-// the alphabet. No two entries may have the same key.
+// MatchUnordered is Match for entries without an order, such as those of Envoy's BucketId. It sorts
+// them into an order that a rule declares, and leaves them so. If there are rules for several
+// orders, it takes the one whose keys come first in the alphabet. No two entries may have the same
+// key.
 //
-// It allocates nothing; in the worst case it tries every path of the rules that has
-// only keys of the entries.
+// It does not allocate. In the worst case it tries every path of the rules with only keys of the
+// entries.
 func (d *Domain) MatchUnordered(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
 	slices.SortFunc(entries, func(a, b Entry) int { return cmp.Compare(a.Key, b.Key) })
 	if !d.root.order(entries) {
@@ -22,8 +22,8 @@ func (d *Domain) MatchUnordered(entries []Entry, buf []byte) (*ratelimit.Rule, [
 	return d.Match(entries, buf)
 }
 
-// order permutes entries until a rule matches all of them. What it leaves behind where
-// there is none is sorted, as it came.
+// order permutes entries until a rule matches all of them. Without a match, they stay sorted, as
+// they came.
 func (l level) order(entries []Entry) bool {
 	for i := range entries {
 		n := l.find(&entries[i])
@@ -39,7 +39,7 @@ func (l level) order(entries []Entry) bool {
 	return false
 }
 
-// bringForward moves an entry to the front, the others keep their order.
+// bringForward moves an entry to the front. The others keep their order.
 func bringForward(entries []Entry, i int) {
 	e := entries[i]
 	copy(entries[1:i+1], entries[:i])

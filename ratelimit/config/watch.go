@@ -10,9 +10,9 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Watch implements [Source]. Events of the file system say when to look; a look
-// now and then makes up for those that a file system does not send. Loads keep a
-// [Pace] with at least Interval between them: changes that come faster share one.
+// Watch implements [Source]. It looks at the files after events of the file system, and now and
+// then, because some file systems lose events. Loads keep a [Pace] of at least Interval: faster
+// changes share a load.
 func (t *Tree) Watch(ctx context.Context, to Loader) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -40,7 +40,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			}
 			settle.Reset(wait)
 			continue
-		case err := <-w.Errors: // mostly events that were too many: a look makes up for them
+		case err := <-w.Errors: // mostly too many events: the next look finds the changes
 			t.log().Debug("watching the config", "error", err)
 		case <-look.C:
 		case <-settle.C:
@@ -51,7 +51,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			continue
 		}
 		events = burst{}
-		t.addAll(w, watched) // before files are read: what is new is read, or an event
+		t.addAll(w, watched) // before files are read: new files are read, or cause an event
 		if t.changed() {
 			_ = to.Load() // the loader logs and counts its error
 		}
@@ -61,8 +61,8 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 
 const pollInterval = 5 * time.Second
 
-// addAll watches every directory of the tree, and those that hold the links to
-// it. A directory that cannot be watched is still looked at now and then.
+// addAll watches every directory of the tree, and those of links to it. A directory that cannot be
+// watched is still looked at now and then.
 func (t *Tree) addAll(w *fsnotify.Watcher, watched map[string]bool) {
 	paths := []string{filepath.Dir(t.Path)}
 	if t.Root != "" {

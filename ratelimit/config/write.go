@@ -11,9 +11,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// WriteFile writes a file as YAML: a line a field, and every string in quotes. It
-// stops once there are more than most bytes. The error is about that, or about
-// metadata that are not what JSON knows.
+// WriteFile writes a file as YAML: a line for each field, and every string in quotes. It stops
+// after most bytes. The error is about that, or about metadata that JSON cannot represent.
 func WriteFile(f *File, most int) ([]byte, error) {
 	w := writer{most: most}
 	w.text("domain", f.Domain)
@@ -27,8 +26,7 @@ func WriteFile(f *File, most int) ([]byte, error) {
 	return w.out, nil
 }
 
-// writer writes YAML. Strings are quoted as Go quotes them, which YAML reads alike
-// where they are UTF-8.
+// writer writes YAML. Strings are quoted as in Go. YAML reads them alike if they are UTF-8.
 type writer struct {
 	out    []byte
 	most   int // bytes of out
@@ -88,7 +86,7 @@ func (w *writer) flags(all ...namedFlag) {
 	}
 }
 
-// open begins a map or a list below a key; what it returns ends it.
+// open begins a map or a list below a key. The result ends it.
 func (w *writer) open(key string) (end func()) {
 	w.line(key)
 	w.out = append(w.out, '\n')
@@ -215,13 +213,13 @@ const leasePrefix = "lease."
 
 func (s Setting) ofLease() bool { return strings.HasPrefix(s.Field, leasePrefix) }
 
-// overruled tells whether a later setting is of the same field.
+// overruled tells whether a later setting has the same field.
 func overruled(all []Setting, i int) bool {
 	return slices.ContainsFunc(all[i+1:], func(s Setting) bool { return s.Field == all[i].Field })
 }
 
-// flow writes a value as JSON, which is YAML once the characters that YAML does
-// not allow, or takes for an end of line, are escaped.
+// flow writes a value as JSON, which is YAML once characters that YAML forbids, or reads as an end
+// of line, are escaped.
 func flow(v any) (string, error) {
 	text, err := json.Marshal(v)
 	if err != nil {

@@ -35,7 +35,7 @@ const (
 
 var kindNames = [...]string{"nothing", "a string", "a whole number", "a number", "true or false", "a map", "a list"}
 
-// String is the kind in words, for errors.
+// String names the kind, for errors.
 func (k kind) String() string { return kindNames[k] }
 
 type field struct {
@@ -44,13 +44,11 @@ type field struct {
 	value value
 }
 
-// parse reads one document. Its problems are in the file's syntax, or it is
-// beyond the bounds. A reload must not end the process: should the YAML library
-// panic, that is a problem of the file too. A stack that overflows cannot be
-// recovered from: the library refuses what is nested 10,000 deep, and resolve
-// what is nested deeper than maxDepth.
+// parse reads one document. Its problems are syntax errors, or bounds. A reload must not end the
+// process: a panic of the YAML library counts as a problem of the file. A stack overflow cannot be
+// recovered: the library refuses nesting of 10,000 levels, and resolve refuses maxDepth.
 //
-// left are the tokens that there may still be; what the file uses is taken off.
+// left is the number of remaining tokens. The tokens of the file are subtracted.
 func parse(file string, text []byte, caps Caps, left *int) (v value, problems Problems) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -113,7 +111,7 @@ func syntaxProblem(file string, text []byte, err error) *Problem {
 	return one[0]
 }
 
-// lineOf is a line of a text, "" if it has none of that number.
+// lineOf is a line of a text, or "" if there is no such line.
 func lineOf(text []byte, number int) string {
 	for line := range bytes.Lines(text) {
 		if number--; number == 0 {
@@ -123,7 +121,7 @@ func lineOf(text []byte, number int) string {
 	return ""
 }
 
-// placeOf is where a word stands first.
+// placeOf is the first place of a word.
 func placeOf(file string, text []byte, word string) Place {
 	i := bytes.Index(text, []byte(word))
 	if i < 0 {
@@ -149,16 +147,15 @@ func (r *resolver) place(n *yaml.Node) Place {
 	return Place{r.file, n.Line, n.Column}
 }
 
-// resolve copies a node, and what aliases in it stand for. Aliases make small
-// files large, and may lead back to themselves: nodes are counted as they are
-// copied, and the depth is bounded.
+// resolve copies a node with its aliases resolved. Aliases make small files large, and can form
+// cycles: it counts nodes as it copies them, and bounds the depth.
 func (r *resolver) resolve(n *yaml.Node, depth int) value {
 	v := value{place: r.place(n)}
 	// The parser makes up to two nodes of a token, and one document.
 	if r.nodes++; r.nodes > 2*r.most+1 || depth > maxDepth {
 		if !r.full {
 			r.problems.add(v.place, "error loading config file: with its aliases it has more tokens than the %d that "+
-				"are left, or it is nested deeper than %d: write less of it, or flatter", r.most,
+				"are left, or it is nested deeper than %d: use fewer rules, or fewer levels", r.most,
 				maxDepth)
 		}
 		r.full = true
@@ -185,8 +182,8 @@ func (r *resolver) resolve(n *yaml.Node, depth int) value {
 	return v
 }
 
-// entries fills v from keys and values that take turns. What is merged (<<) is
-// there unless v says otherwise; of two merged, the first counts.
+// entries fills v from alternating keys and values. Merged fields (<<) apply unless v has them. Of
+// two merged fields, the first counts.
 func (r *resolver) entries(v *value, content []*yaml.Node, depth int) {
 	var merged []field
 	known := make(map[string]Place, len(content)/2)

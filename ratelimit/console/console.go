@@ -1,10 +1,9 @@
-// Package console is what people see of a node on its debug port: a page that
-// shows whether limits hold, how far from them the truth may be, and why; an
-// answer to "what would happen to this descriptor, and why"; and two corrections.
+// Package console serves the pages of the debug port for users. They show whether limits hold, by
+// which margin, and the problems of the node. They also explain the next decision for a descriptor,
+// correct limits, and keep overrides.
 //
-// Guarantee: nothing that a request brought along is ever markup: values are
-// text in JSON, and the page may load nothing but itself. Corrections need the
-// token, and are logged; everything else only reads.
+// Guarantee: no value from a request becomes markup: values are text in JSON, and the page may load
+// only its own files. Corrections need the token, and are logged. Everything else only reads.
 package console
 
 import (
@@ -22,66 +21,65 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
-// Source is what is shown, and who may change it.
+// Source has the data of the pages, and the token for changes.
 type Source struct {
 	Metrics   metrics.Collector
 	Inspector ratelimit.Inspector
 	Clock     ratelimit.Clock
-	// Token must come with corrections; "" allows none.
+	// Token is required for corrections; "" allows none.
 	Token string
-	// Overrides, if set, keeps limits of keys that are set at run time.
+	// Overrides, if set, stores limits of keys that are set at run time.
 	Overrides ratelimit.Overrider
-	// Quotas, if set, is what streams of Envoys hold here. KeyName names a key, as the store does.
+	// Quotas, if set, has the streams of Envoys at this node. KeyName names a key, as the store
+	// does.
 	Quotas  *rlqs.Node
 	KeyName func(key []byte) string
-	// Nodes, if set, are those that share the store, and how old that is.
+	// Nodes, if set, returns the nodes that share the store, and the age of that list.
 	Nodes func() Fleet
-	// Name, if set, is this node's debug port, as others know it.
+	// Name, if set, is this node's debug port, as other nodes reach it.
 	Name func() string
-	// History, if set, is what charts show.
+	// History, if set, has the data of charts.
 	History *History
-	// Redact, if set, hides values of descriptors in what is shown of keys. Those of
-	// the ring are expected to be hidden already.
+	// Redact, if set, hides values of descriptors in keys. Those of the ring must be hidden
+	// already.
 	Redact *Redactor
-	// Questions is how many explanations a second are given; 0: DefaultQuestions.
+	// Questions is the number of explanations a second; 0: DefaultQuestions.
 	Questions int
 	Log       *slog.Logger
 }
 
-// Fleet is who shares the store.
+// Fleet has the nodes that share the store.
 type Fleet struct {
 	Nodes []Node
-	// Age is how long ago the store was asked for them; Old says that this is too
-	// long to tell who is silent.
+	// Age is the age of the list. Old means that it is too old to tell which nodes are silent.
 	Age time.Duration
 	Old bool
 }
 
-// Node is one that shares the store, as it says of itself.
+// Node is a node that shares the store, as it describes itself.
 type Node struct {
 	Name    string             `json:"name"`
 	Host    string             `json:"host"`
-	Debug   string             `json:"debug"` // its debug port, as it knows itself
+	Debug   string             `json:"debug"` // its debug port, by its own settings
 	Version string             `json:"version"`
 	Started time.Time          `json:"started"`
 	Seen    int64              `json:"seen_seconds"` // ago
 	Here    bool               `json:"here"`         // this node
-	Silent  bool               `json:"silent"`       // it should have been heard since
-	Rates   *Rates             `json:"rates"`        // nil: it is of a version that does not say
+	Silent  bool               `json:"silent"`       // its report is overdue
+	Rates   *Rates             `json:"rates"`        // nil: of a version without them
 	Wrong   int                `json:"problems"`
 	Holders []ratelimit.Holder `json:"-"`
-	Every   time.Duration      `json:"-"` // it says that it is there so often
-	// Rules is the fingerprint of the rules that it has in force; "": none, or it is
-	// of a version that does not say.
+	Every   time.Duration      `json:"-"` // interval of its reports
+	// Rules is the fingerprint of its rules in force; "": none, or a version without it.
 	Rules string `json:"rules"`
 }
 
-// Bounds of what one page costs.
+// Bounds of the cost of one page.
 const (
 	shownRules = 200
 	shownKeys  = 20
 	shownHeld  = 24              // leases of Envoys
-	hotFor     = 2 * time.Second // an answer about the hottest keys serves so long
+	hotFor     = 2 * time.Second // an answer about the hottest keys is reused for this time
 	askTimeout = 2 * time.Second
 )
 
@@ -92,7 +90,7 @@ var assets embed.FS
 type console struct {
 	Source
 	throttle *throttle
-	// Questions and changes of overrides that run, and the import.
+	// Running requests for overrides, and the running import.
 	changing, importing chan struct{}
 
 	began    time.Time
@@ -139,8 +137,8 @@ func (c *console) register(mux *http.ServeMux) {
 	c.registerOverrides(mux)
 }
 
-// secure sets the headers of every answer: the page may load nothing but
-// itself, and no other page may show it.
+// secure sets the headers of every answer: the page may load only its own files, and no other page
+// may frame it.
 func secure(w http.ResponseWriter, kind string) {
 	h := w.Header()
 	h.Set("Content-Type", kind)
@@ -163,19 +161,19 @@ func refuse(w http.ResponseWriter, code int, format string, args ...any) {
 	answerWith(w, code, map[string]string{"error": ratelimit.OneLine(fmt.Sprintf(format, args...))})
 }
 
-// State is what the page asks for every two seconds.
+// State is the answer to the page's poll every two seconds.
 type State struct {
 	metrics.State
-	Name     string             `json:"name"` // this node's debug port, as others know it
+	Name     string             `json:"name"` // this node's debug port, as other nodes reach it
 	Started  time.Time          `json:"started"`
-	Problems []Problem          `json:"problems"` // the gravest first
+	Problems []Problem          `json:"problems"` // the most severe first
 	Recent   Rates              `json:"recent"`   // of the last ten seconds
 	Hottest  []ratelimit.HotKey `json:"hottest"`
 	Redacted bool               `json:"redacted"` // values in keys are hidden
-	Envoys   *Envoys            `json:"envoys"`   // that hold leases on streams to this node
-	Nodes    []Node             `json:"nodes"`    // that share the store; none: nobody knows
+	Envoys   *Envoys            `json:"envoys"`   // with leases on streams to this node
+	Nodes    []Node             `json:"nodes"`    // that share the store; none: unknown
 	NodesAge float64            `json:"nodes_age_seconds"`
-	NodesOld bool               `json:"nodes_old"` // too old to tell who is silent
+	NodesOld bool               `json:"nodes_old"` // too old to tell which nodes are silent
 	Admin    bool               `json:"admin"`     // corrections are possible, with the token
 	Now      time.Time          `json:"now"`
 }
@@ -204,7 +202,7 @@ func (c *console) fleet() Fleet {
 	return c.Nodes()
 }
 
-// hostOf is the node that a holder is, "" if that is not known.
+// hostOf is the node of a holder, or "" if it is unknown.
 func (c *console) hostOf(h ratelimit.Holder) string {
 	for _, n := range c.fleet().Nodes {
 		if slices.Contains(n.Holders, h) {
@@ -214,7 +212,7 @@ func (c *console) hostOf(h ratelimit.Holder) string {
 	return ""
 }
 
-// hottest looks through all keys, but not for each page that is open.
+// hottest looks through all keys, once for several open pages.
 func (c *console) hottest() []ratelimit.HotKey {
 	c.mu.Lock()
 	defer c.mu.Unlock()

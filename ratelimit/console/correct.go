@@ -40,7 +40,7 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 	}
 }
 
-// authorized tells whether a request has the token, and refuses it if it has not.
+// authorized tells whether a request has the token, and refuses it otherwise.
 func (c *console) authorized(w http.ResponseWriter, r *http.Request, what string) bool {
 	looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
 		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")

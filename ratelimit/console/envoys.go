@@ -2,21 +2,21 @@ package console
 
 import "github.com/sluice-gate/sluice/ratelimit/rlqs"
 
-// Envoys are those that enforce by themselves what this node has granted them.
+// Envoys are Envoys that enforce leases of this node.
 type Envoys struct {
 	Streams  int64  `json:"streams"`
-	Unproven int64  `json:"unproven"` // tokens that are charged, and not known to be spent nor in use
-	Leases   int    `json:"leases"`   // holders of all keys: an Envoy is one for each
+	Unproven int64  `json:"unproven"` // charged tokens, neither proven spent nor in use
+	Leases   int    `json:"leases"`   // holders of all keys: an Envoy is one holder for each key
 	Held     []Held `json:"held"`     // the largest of them
 }
 
-// Held is what an Envoy holds of a key.
+// Held is the lease of an Envoy for a key.
 type Held struct {
 	Account string `json:"account"`
 	rlqs.Holder
 }
 
-// envoys looks through all streams, but not for each page that is open.
+// envoys looks through all streams, once for several open pages.
 func (c *console) envoys() *Envoys {
 	if c.Quotas == nil {
 		return nil

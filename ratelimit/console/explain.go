@@ -13,20 +13,20 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
-// Explanation is what would happen to one descriptor, and why.
+// Explanation is the next decision for a descriptor, with its reason.
 type Explanation struct {
 	Domain string        `json:"domain"`
 	Steps  []config.Step `json:"steps"`
 	Rule   string        `json:"rule,omitempty"`
 	Limit  string        `json:"limit,omitempty"` // in force
-	// LimitFrom is where that comes from: the rule, or an override of the key.
+	// LimitFrom is the origin of Limit: the rule, or an override of the key.
 	LimitFrom string `json:"limit_from,omitempty"`
-	RuleLimit string `json:"rule_limit,omitempty"` // of the file, where an override counts
-	// OverrideSet is when it was set, and OverrideExpires when it is over. Who set it and why needs the token.
+	RuleLimit string `json:"rule_limit,omitempty"` // of the file, if an override applies
+	// OverrideSet and OverrideExpires are its times. Its author and reason need the token.
 	OverrideSet     time.Time `json:"override_set,omitzero"`
 	OverrideExpires time.Time `json:"override_expires,omitzero"`
-	OverrideError   string    `json:"override_error,omitempty"` // it could not be read
-	// Begins is when the next billing month begins, of a limit that has such.
+	OverrideError   string    `json:"override_error,omitempty"` // the override cannot be read
+	// Begins is the start of the next billing month, for a limit that has billing months.
 	Begins    time.Time `json:"begins,omitzero"`
 	Mode      string    `json:"mode,omitempty"`
 	Reclaim   string    `json:"reclaim,omitempty"`
@@ -34,30 +34,29 @@ type Explanation struct {
 	Shadow    bool      `json:"shadow_mode,omitempty"`
 	Quota     bool      `json:"quota_mode,omitempty"`
 	Declared  string    `json:"declared,omitempty"` // over-admission
-	// Hold is of a rule whose requests hold an estimate, and Holds what the next one of this key holds (for hits_addend
-	// 1, where that says it) and what this node knows of all keys of the rule.
+	// Hold describes the rule's hold. Holds has the next hold of this key (for hits_addend 1, if
+	// the hold depends on it) and this node's counts for all keys of the rule.
 	Hold  *ratelimit.HoldBounds `json:"hold,omitempty"`
 	Holds *held                 `json:"held,omitempty"`
-	// Bounds is all that the rule declares, on max_nodes nodes that share a store.
+	// Bounds has the rule's declared bounds, on max_nodes nodes that share a store.
 	Bounds     *ratelimit.Bounds `json:"bounds,omitempty"`
-	Next       string            `json:"next"` // what the next request would get
+	Next       string            `json:"next"` // result of the next request
 	WholeAgain time.Duration     `json:"reset_ns,omitempty"`
-	// Envoys are those that hold leases of the key on streams to this node, the busiest
-	// first and a hundred at most; EnvoysInAll is how many there are. RLQS is what they are
-	// told where the rule's budget is not divided.
+	// Envoys hold leases of the key on streams to this node, the busiest first, at most a hundred.
+	// EnvoysInAll is their number. RLQS is their assignment if the rule's budget is not divided.
 	Envoys      []rlqs.Holder `json:"envoys,omitempty"`
 	EnvoysInAll int           `json:"envoys_in_all,omitempty"`
 	RLQS        string        `json:"rlqs,omitempty"`
 	*ratelimit.Look
 }
 
-// held is what is known of a rule's holds.
+// held has the state of a rule's holds.
 type held struct {
 	Next     ratelimit.Tokens `json:"next"`
 	Requests uint64           `json:"requests"` // since this node started
-	Tokens   uint64           `json:"tokens"`   // that these held
+	Tokens   uint64           `json:"tokens"`   // held by these requests
 	Settled  uint64           `json:"settled_tokens"`
-	Cost     uint64           `json:"cost_tokens"` // of those that were settled here
+	Cost     uint64           `json:"cost_tokens"` // of holds settled here
 }
 
 func heldOf(rule *ratelimit.Rule, key []byte) *held {
@@ -68,10 +67,10 @@ func heldOf(rule *ratelimit.Rule, key []byte) *held {
 	}
 }
 
-// mostNames are domains that an unknown one is compared with.
+// mostNames bounds the domains that an unknown one is compared with.
 const mostNames = 1000
 
-// errAsk is a question that makes no sense.
+// errAsk is an invalid request.
 var errAsk = errors.New("ask like /explain?domain=edge&entry=tier=gold&entry=user=bob")
 
 // asked is the descriptor of a request: domain, and entries in their order.
@@ -91,7 +90,7 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 	}
 	d := c.Metrics.Store.Rules().Domain(name)
 	if d == nil {
-		// The name is cut, so that what is behind it is not.
+		// The name is cut to leave room for the rest of the text.
 		return nil, entries, fmt.Errorf("the domain %.60q has no rules: its requests are OK%s", name,
 			ratelimit.DidYouMean(name, c.Metrics.Store.Rules().DomainNames(mostNames)))
 	}
@@ -166,7 +165,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	return e
 }
 
-// inForce is the rule with the limit of a key.
+// inForce is the rule with the limit in force for a key.
 func (c *console) inForce(ctx context.Context, a *ratelimit.Ask, e *Explanation) *ratelimit.Rule {
 	rule := a.Rule
 	e.LimitFrom = "rule"
@@ -190,7 +189,7 @@ func (c *console) inForce(ctx context.Context, a *ratelimit.Ask, e *Explanation)
 	return &of
 }
 
-// next says what a request for one token would get, from what was seen.
+// next is the result of a request for one token, in the observed state.
 func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.Duration) {
 	over := "OVER_LIMIT"
 	if rule.Shadow {
@@ -208,7 +207,7 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left in the account", l.Unspent, left),
 			l.Resets
 	case l != nil && l.Refuses > 0:
-		return over + ": no tokens, and none before the reset",
+		return over + ": no tokens before the reset",
 			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
 		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
@@ -224,7 +223,7 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 	}
 }
 
-// withoutStore says what a rule's on_store_failure decides.
+// withoutStore is the decision of a rule's on_store_failure.
 func withoutStore(rule *ratelimit.Rule, nodes int, over string) string {
 	switch rule.Coordination.OnStoreFailure {
 	case ratelimit.FailOpen:

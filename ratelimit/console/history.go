@@ -17,52 +17,51 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// Bounds of what a node remembers for its console: about 700 KB, and at most a
-// two-hundredth of a processor to collect it.
+// Bounds of the history: about 700 KB, and at most a two-hundredth of a CPU to collect it.
 const (
 	sampleEvery  = 2 * time.Second
 	samples      = 450 // a quarter of an hour
 	sampledRules = 50
 	chartedRules = 6
-	restFor      = 200 // times what a sample took passes until the next
+	restFor      = 200 // times the duration of a sample until the next
 	recentFor    = 10 * time.Second
 )
 
-// History is what a node did in the last quarter of an hour, so that a page that
-// is opened, or opened again, has it. It is safe for concurrent use.
+// History has the activity of a node in the last quarter of an hour, so that a newly opened page shows it at once. It
+// is safe for concurrent use.
 type History struct {
 	metrics metrics.Collector
-	latency prometheus.Metric // of whole calls; nil: not known
+	latency prometheus.Metric // of whole calls; nil: unknown
 
 	mu   sync.Mutex
-	last metrics.State     // guarded by mu: cumulative, as of the newest look
-	at   time.Time         // guarded by mu: when that was
+	last metrics.State     // guarded by mu: cumulative, at the latest look
+	at   time.Time         // guarded by mu: time of the latest look
 	took []*dto.Bucket     // guarded by mu: of latency, then
 	ring [samples]sample   // guarded by mu
 	n    int               // guarded by mu. Invariant: samples ever taken; ring[n%samples] is next
 	base map[string]counts // guarded by mu: of each sampled rule at its first sample
-	lost uint64            // guarded by mu: how often the store had lost its data at the first look
+	lost uint64            // guarded by mu: losses of data in the store at the first look
 }
 
-// sample is what happened between two looks.
+// sample is the change between two looks.
 type sample struct {
 	at    time.Time
 	node  Rates       // Lost is since the start
 	rules []ruleRates // at most sampledRules
 }
 
-// Rates are what a node did a second.
+// Rates are per second.
 type Rates struct {
 	Passed  float64 `json:"passed"`
 	Refused float64 `json:"refused"`
 	Failed  float64 `json:"failed"` // answered with an error, or shed
 	Alone   float64 `json:"alone"`  // decisions without the store
-	Full    float64 `json:"full"`   // decisions of keys for which the table has no room
+	Full    float64 `json:"full"`   // decisions of keys without a place in the table
 	Trips   float64 `json:"trips"`  // round trips to the store
 	P99     float64 `json:"p99_seconds"`
-	// Worst is how far the worst key went beyond its limit in a window of the last 30 s, in percent of what a node may.
+	// Worst is the excess of the worst key over its limit in a window of the last 30 s, in percent of its allowance.
 	Worst float64 `json:"worst_percent"`
-	// Lost is how often the store lost its data, in the time that is remembered.
+	// Lost counts losses of data in the store, during the history.
 	Lost uint64 `json:"lost"`
 }
 
@@ -72,12 +71,12 @@ type ruleRates struct {
 	counts
 }
 
-// counts are of a rule since the start.
+// counts are totals of a rule since the start.
 type counts struct{ beyond, byPolicy uint64 }
 
 func ruleID(r *metrics.RuleState) string { return r.Domain + "\n" + r.Rule + "\n" + r.Mode }
 
-// NewHistory remembers nothing yet; Run fills it.
+// NewHistory is empty. Run fills it.
 func NewHistory(c metrics.Collector, latency prometheus.Metric) *History {
 	return &History{metrics: c, latency: latency, base: map[string]counts{}}
 }
@@ -104,7 +103,7 @@ func (h *History) buckets() []*dto.Bucket {
 	return m.GetHistogram().GetBucket()
 }
 
-// observe takes in what the counters say at a time.
+// observe adds a sample with the counters at a time.
 func (h *History) observe(at time.Time, s metrics.State, took []*dto.Bucket) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -119,7 +118,7 @@ func (h *History) observe(at time.Time, s metrics.State, took []*dto.Bucket) {
 	if h.at.IsZero() {
 		h.lost = s.Store.Recoveries
 	}
-	if h.at.IsZero() || seconds <= 0 { // one look says nothing of a rate
+	if h.at.IsZero() || seconds <= 0 { // a rate needs two looks
 		return
 	}
 	now := sample{at: at, node: rates(&h.last, &s, seconds)}
@@ -166,7 +165,7 @@ func rates(before, now *metrics.State, seconds float64) Rates {
 
 var tableFull = ratelimit.FallbackReasons[ratelimit.FallbackTableFull]
 
-// since is how much a counter grew: 0 if it was begun anew.
+// since is the increase of a counter, or 0 if it was reset.
 func since(now, before uint64) float64 { return float64(now - min(before, now)) }
 
 func sum(m map[string]uint64) (n uint64) {
@@ -176,8 +175,7 @@ func sum(m map[string]uint64) (n uint64) {
 	return n
 }
 
-// quantile is that of what a histogram counted between two looks, in its unit;
-// -1: nothing.
+// quantile is a quantile of the values that a histogram counted between two looks, in its unit; -1: no values.
 func quantile(q float64, before, now []*dto.Bucket) float64 {
 	grown := func(i int) float64 {
 		if i < len(before) {
@@ -203,8 +201,7 @@ func quantile(q float64, before, now []*dto.Bucket) float64 {
 	return low
 }
 
-// eachLocked calls f with the samples since a time, the oldest first. The caller holds
-// the lock.
+// eachLocked calls f with the samples since a time, the oldest first. The caller holds the lock.
 func (h *History) eachLocked(since time.Time, f func(*sample)) {
 	for i := max(0, h.n-samples); i < h.n; i++ {
 		if s := &h.ring[i%samples]; s.at.After(since) {
@@ -213,8 +210,7 @@ func (h *History) eachLocked(since time.Time, f func(*sample)) {
 	}
 }
 
-// Wrong is how many problems the node had at the last look, but for those of
-// other nodes. It does not block.
+// Wrong is the number of the node's problems at the last look, without those of other nodes. It does not block.
 func (h *History) Wrong() int {
 	h.mu.Lock()
 	s := State{State: h.last}
@@ -223,14 +219,13 @@ func (h *History) Wrong() int {
 	return len(problems(&s, recent, rules))
 }
 
-// Recent are the rates of the last seconds. It does not block.
+// Recent returns the rates of the last seconds. It does not block.
 func (h *History) Recent() Rates {
 	r, _ := h.recent()
 	return r
 }
 
-// recentRules are, by rule, decisions a second without the store, and what was
-// beyond a bound within the time that is remembered.
+// recentRules are, by rule, decisions a second without the store, and tokens beyond a bound during the history.
 type recentRules map[string]*ruleRates
 
 func (h *History) recent() (all Rates, rules recentRules) {
@@ -266,7 +261,7 @@ func (h *History) recent() (all Rates, rules recentRules) {
 	all.Full /= n
 	lost := h.lost
 	oldest := h.base
-	if h.n >= samples { // what was counted before the time that is remembered is no news
+	if h.n >= samples { // older counts are not recent
 		lost = h.ring[h.n%samples].node.Lost
 		oldest = map[string]counts{}
 		for _, r := range h.ring[h.n%samples].rules {
@@ -305,7 +300,7 @@ type ruleColumn struct {
 
 func round(v float64) float64 { return math.Round(v*100) / 100 }
 
-// columns are the samples since a time, with the rules that decided most.
+// columns has the samples since a time, with the rules of the most decisions.
 func (h *History) columns(from time.Time) remembered {
 	v := remembered{At: []int64{}, Rules: []ruleColumn{}}
 	h.mu.Lock()
@@ -322,7 +317,7 @@ func (h *History) columns(from time.Time) remembered {
 	}
 	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(cmp.Compare(busy[b], busy[a]), cmp.Compare(a, b)) })
 	ids = ids[:min(len(ids), chartedRules)]
-	slices.Sort(ids) // those that decide more do not push others aside
+	slices.Sort(ids) // rules keep their columns while others overtake them
 	for _, id := range ids {
 		v.Rules = append(v.Rules, ruleColumn{ID: id})
 	}

@@ -23,11 +23,11 @@ import (
 
 const csvType = "text/csv"
 
-// CSVColumns are those of a list of overrides. An import needs descriptor and limit, in any order of columns, and for
-// all domains at once domain; it reads no set.
+// CSVColumns are the columns of an exported list. An import needs descriptor and limit, and for all domains at once
+// also domain, in any order. It ignores set.
 var CSVColumns = []string{"domain", "descriptor", "limit", "unit", "expires", "reason", "by", "set"}
 
-// CSVRow is an override as a row has it.
+// CSVRow is an override as a row.
 func (v *Overridden) CSVRow() []string {
 	expires := ""
 	if !v.Expires.IsZero() {
@@ -38,7 +38,7 @@ func (v *Overridden) CSVRow() []string {
 	}
 }
 
-// writeCSV answers a page of n; the header Link leads to the next.
+// writeCSV answers a page of n. The header Link leads to the next.
 func writeCSV(w http.ResponseWriter, v *Page, n int) error {
 	secure(w, csvType+"; charset=utf-8")
 	if v.Next != "" {
@@ -50,7 +50,7 @@ func writeCSV(w http.ResponseWriter, v *Page, n int) error {
 	for i := range v.Overrides {
 		_ = out.Write(v.Overrides[i].CSVRow())
 	}
-	out.Flush() // who does not read it has gone
+	out.Flush() // errors mean that the client has gone
 	return nil
 }
 
@@ -59,36 +59,36 @@ const (
 	importBody   = 4 << 20 // bytes
 	ImportRows   = 10_000
 	importTime   = time.Minute
-	importAtOnce = 8   // rows that are being set
-	importErrors = 100 // that are told
+	importAtOnce = 8   // rows that are set at the same time
+	importErrors = 100 // reported errors
 )
 
-// Imported is what became of an import. Lines without an error are set.
+// Imported is the result of an import. Lines without an error are set.
 type Imported struct {
 	Set    int           `json:"set"`
 	Failed int           `json:"failed"`
 	Errors []ImportError `json:"errors"` // the first hundred, by line
 }
 
-// ImportError is about a line that is not set.
+// ImportError describes a line that is not set.
 type ImportError struct {
 	Line  int    `json:"line"` // from 1, of the header
 	Error string `json:"error"`
 }
 
-// importing is one import. Its rows are set several at a time.
+// importing is one import. It sets several rows at the same time.
 type importing struct {
 	*console
 	from    *http.Request
 	domain  string // "": rows say it
-	by      string // where a row does not
+	by      string // default of rows
 	columns []string
 	keys    map[string]int // lines by key
 	mu      sync.Mutex
 	done    Imported // guarded by mu
 }
 
-// importOverrides sets the overrides of a CSV file, each by itself.
+// importOverrides sets the overrides of a CSV file, each separately.
 func (c *console) importOverrides(w http.ResponseWriter, r *http.Request) error {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != csvType {
 		return refusing(http.StatusUnsupportedMediaType, "an import is %s, and Content-Type is %.60q", csvType,
@@ -105,7 +105,7 @@ func (c *console) importOverrides(w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return err
 	}
-	// The body is taken in first, for it has less time to come than the rows have to be set.
+	// Read the body first: its deadline is shorter than the time to set the rows.
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, importBody))
 	if err != nil {
 		return refusing(http.StatusRequestEntityTooLarge,
@@ -154,13 +154,13 @@ func (i *importing) header(rows *csv.Reader) error {
 	}
 	for at, name := range names {
 		if !slices.Contains(CSVColumns, name) || slices.Contains(names[:at], name) {
-			return fmt.Errorf("%.40q is no column, or there twice: use %s", name, strings.Join(CSVColumns, ", "))
+			return fmt.Errorf("%.40q is an unknown or repeated column: use %s", name, strings.Join(CSVColumns, ", "))
 		}
 	}
 	return nil
 }
 
-// run sets all rows. An error is of the store, after which no more are tried.
+// run sets all rows. It stops at an error, which is of the store.
 func (i *importing) run(ctx context.Context, rows *csv.Reader) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(importAtOnce)
@@ -194,7 +194,7 @@ func (i *importing) run(ctx context.Context, rows *csv.Reader) error {
 	return g.Wait()
 }
 
-// row is what a line sets.
+// row is the change of a line.
 func (i *importing) row(line int, row map[string]string) (a *ratelimit.Ask, descriptor string, o ratelimit.Override,
 	err error,
 ) {
@@ -234,7 +234,7 @@ func (i *importing) row(line int, row map[string]string) (a *ratelimit.Ask, desc
 	return a, descriptorText(entries), o, overrideText("by", o.By)
 }
 
-// set sets one, and returns an error if the store did not answer.
+// set sets one row, and returns an error if the store does not answer.
 func (i *importing) set(
 	ctx context.Context, line int, a *ratelimit.Ask, descriptor string, o *ratelimit.Override,
 ) error {
@@ -254,12 +254,12 @@ func (i *importing) set(
 	return nil
 }
 
-// wrong notes what is wrong with a line.
+// wrong notes the error of a line.
 func (i *importing) wrong(line int, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.done.Failed++
-	// A few more than are told are kept, for rows that are being set may fail after later ones.
+	// Some more errors than the reported ones are kept, because rows can fail after later ones.
 	if len(i.done.Errors) < importErrors+importAtOnce {
 		i.done.Errors = append(i.done.Errors, ImportError{line, ratelimit.OneLine(err.Error())})
 	}

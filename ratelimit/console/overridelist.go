@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// entriesOf are the entries of a query, in their order: KEY=VALUE, or entry=KEY=VALUE for any key. What asks for a page
-// of a list is apart: prefix, after and limit.
+// entriesOf are the entries of a query, in their order: KEY=VALUE, or entry=KEY=VALUE for any key. The parameters of
+// a page are separate: prefix, after and limit.
 func entriesOf(query string) (entries []config.Entry, page url.Values, err error) {
 	page = url.Values{}
 	for part := range strings.SplitSeq(query, "&") {
@@ -33,7 +33,7 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 		}
 		if bad != nil || worse != nil || !found || name == "" {
 			return nil, nil,
-				fmt.Errorf("%.60q is no entry of a descriptor: write KEY=VALUE, with %%26 for & and %%3D for =",
+				fmt.Errorf("%.60q is not an entry of a descriptor: write KEY=VALUE, with %%26 for & and %%3D for =",
 					part)
 		}
 		entries = append(entries, config.Entry{Key: name, Value: text})
@@ -41,19 +41,19 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 	return entries, page, nil
 }
 
-// ParseDescriptor reads a descriptor as queries and CSV files have it: KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE.
+// ParseDescriptor reads a descriptor in the form of queries and CSV files: KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE.
 func ParseDescriptor(text string) ([]config.Entry, error) {
-	entries, page, err := entriesOf(strings.ReplaceAll(text, "+", "%2B")) // in a file it is no space
+	entries, page, err := entriesOf(strings.ReplaceAll(text, "+", "%2B")) // in a file, + is not a space
 	if err == nil && (len(entries) == 0 || len(page) > 0) {
 		err = fmt.Errorf("the descriptor is %.60q: write KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE", text)
 	}
 	return entries, err
 }
 
-// escaped is a text for queries and for files: they differ in what + means.
+// escaped is a text for queries and for files, which differ in the meaning of +.
 func escaped(text string) string { return strings.ReplaceAll(url.QueryEscape(text), "+", "%20") }
 
-// descriptorText is a descriptor that ParseDescriptor reads again.
+// descriptorText is a descriptor in the form of ParseDescriptor.
 func descriptorText(entries []config.Entry) string {
 	var b strings.Builder
 	for i, e := range entries {
@@ -70,8 +70,8 @@ func descriptorText(entries []config.Entry) string {
 	return b.String()
 }
 
-// entriesOfName are the domain and the entries in a key's name: PERIOD|DOMAIN|KEY=VALUE|KEY=VALUE, where a pattern
-// whose values share a budget stands behind a ~. ok is false for the digest of a key that was too long.
+// entriesOfName are the domain and the entries in a key's name: PERIOD|DOMAIN|KEY=VALUE|KEY=VALUE, with ~ before a
+// pattern whose values share a budget. ok is false for the digest of a long key.
 func entriesOfName(name string) (domain string, entries []config.Entry, ok bool) {
 	parts := strings.Split(name, "|")
 	if len(parts) < 3 {
@@ -95,7 +95,7 @@ func entriesOfName(name string) (domain string, entries []config.Entry, ok bool)
 	return domain, entries, err == nil
 }
 
-// listed is an override of a list. Its rule is the one that has such a key now.
+// listed is an override of a list. Its rule is the current rule of the key.
 func (c *console) listed(o *ratelimit.NamedOverride) Overridden {
 	domain, entries, ok := entriesOfName(o.Key)
 	if !ok {
@@ -111,7 +111,7 @@ func (c *console) listed(o *ratelimit.NamedOverride) Overridden {
 	return v
 }
 
-// prefixes are how the names of a domain's keys begin, in their order: one for each period that its rules have.
+// prefixes are the beginnings of the names of a domain's keys, in their order: one for each period of its rules.
 func (c *console) prefixes(domain, descriptor string) ([]string, error) {
 	last, key := descriptor, []byte(nil)
 	var whole []config.Entry
@@ -158,10 +158,10 @@ func (c *console) prefixes(domain, descriptor string) ([]string, error) {
 // Page is a part of a list of overrides.
 type Page struct {
 	Overrides []Overridden `json:"overrides"`
-	Next      string       `json:"next,omitempty"` // for after; none: this is the last page
+	Next      string       `json:"next,omitempty"` // for after; none on the last page
 }
 
-// listOverrides answers a page of a domain's overrides, or without a domain of all, as JSON or as CSV.
+// listOverrides answers a page of the overrides of a domain, or of all domains, as JSON or as CSV.
 func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 	entries, page, err := entriesOf(r.URL.RawQuery)
 	n := defaultPage

@@ -18,20 +18,20 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// Bounds of what may be asked about overrides.
+// Bounds of requests for overrides.
 const (
-	overridesAtOnce  = 32      // questions and changes at a node
+	overridesAtOnce  = 32      // concurrent requests at a node
 	overrideBody     = 4 << 10 // bytes of one override
 	overridesOfAPage = 1000
 	defaultPage      = 100
 )
 
-// Overridden is an override as callers see it.
+// Overridden is an override in answers.
 type Overridden struct {
 	Domain string `json:"domain,omitempty"` // none: its key is a digest
-	// Descriptor is as a query has it, key=value&key=value, and of a digest its name.
+	// Descriptor has the form of a query, key=value&key=value, or is the name of a digest.
 	Descriptor string        `json:"descriptor"`
-	Rule       string        `json:"rule,omitempty"` // none: no rule has such a key now
+	Rule       string        `json:"rule,omitempty"` // none: no current rule has the key
 	Limit      OverrideLimit `json:"limit"`
 	Unit       string        `json:"unit,omitempty"`
 	InForce    string        `json:"in_force,omitempty"` // the limit, with the rule's ceiling
@@ -50,7 +50,7 @@ type OverrideLimit struct {
 
 const unlimited = "unlimited"
 
-// String is what ParseOverrideLimit reads.
+// String is the form that ParseOverrideLimit reads.
 func (l OverrideLimit) String() string {
 	if l.Unlimited {
 		return unlimited
@@ -79,7 +79,7 @@ func (l OverrideLimit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(l.Requests)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON reads the form of MarshalJSON.
 func (l *OverrideLimit) UnmarshalJSON(text []byte) (err error) {
 	s := string(text)
 	if s == strconv.Quote(unlimited) {
@@ -89,10 +89,10 @@ func (l *OverrideLimit) UnmarshalJSON(text []byte) (err error) {
 	return err
 }
 
-// OverrideChange is what a caller sets: the body of a PUT.
+// OverrideChange is the body of a PUT.
 type OverrideChange struct {
 	Limit   *OverrideLimit `json:"limit"`
-	Unit    string         `json:"unit,omitempty"`    // the rule's; none: it is taken as that
+	Unit    string         `json:"unit,omitempty"`    // the rule's, which is the default
 	Expires string         `json:"expires,omitempty"` // RFC 3339, or a duration from now
 	Reason  string         `json:"reason"`
 }
@@ -110,7 +110,7 @@ func refusing(code int, format string, args ...any) error {
 	return &refusal{code, ratelimit.OneLine(fmt.Sprintf(format, args...))}
 }
 
-// failed answers an error.
+// failed answers with an error.
 func failed(w http.ResponseWriter, err error) {
 	var r *refusal
 	switch {
@@ -125,7 +125,7 @@ func failed(w http.ResponseWriter, err error) {
 	}
 }
 
-// guarded is a question or a change of overrides: it needs the token, and only so many run at a time.
+// guarded runs a request for overrides: it needs the token, and its concurrency is bounded.
 func (c *console) guarded(what string, do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !c.authorized(w, r, what) {
@@ -158,7 +158,7 @@ func (c *console) registerOverrides(mux *http.ServeMux) {
 	mux.HandleFunc("DELETE "+of, c.guarded("remove an override", c.deleteOverride))
 }
 
-// key is the key that a descriptor counts under, whose rule takes overrides.
+// key is the key of a descriptor whose rule allows overrides.
 func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, error) {
 	rules := c.Metrics.Store.Rules()
 	d := rules.Domain(domain)
@@ -179,7 +179,7 @@ func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, er
 	return &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}, nil
 }
 
-// override is what a change sets under a rule.
+// override is the override of a change under a rule.
 func (s *OverrideChange) override(l *ratelimit.Limit, now time.Time) (o ratelimit.Override, err error) {
 	bad := func(format string, args ...any) error {
 		return refusing(http.StatusUnprocessableEntity, format, args...)
@@ -202,10 +202,10 @@ func (s *OverrideChange) override(l *ratelimit.Limit, now time.Time) (o ratelimi
 	return o, overrideText("reason", s.Reason)
 }
 
-// longestOverride is how far an expiry may be away.
+// longestOverride bounds the time until an expiry.
 const longestOverride = 100 * 365 * 24 * time.Hour
 
-// expiry is when an override is over; 0: never.
+// expiry is the end of an override; 0: never.
 func expiry(text string, now time.Time) (ratelimit.LedgerTime, error) {
 	if text == "" {
 		return 0, nil
@@ -225,7 +225,7 @@ func expiry(text string, now time.Time) (ratelimit.LedgerTime, error) {
 	return ratelimit.LedgerTime(at.UnixMicro()), nil
 }
 
-// overrideText checks who or why.
+// overrideText checks an author or a reason.
 func overrideText(what, text string) error {
 	if len(text) > ratelimit.MaxOverrideText {
 		return refusing(http.StatusUnprocessableEntity, "%s has %d bytes, must be at most %d", what, len(text),
@@ -237,12 +237,12 @@ func overrideText(what, text string) error {
 	return nil
 }
 
-// unprintable is of no line of text, or the mark of bytes that are no UTF-8.
+// unprintable reports characters that break a line, and the mark of invalid UTF-8.
 func unprintable(r rune) bool {
 	return r < ' ' || r == 0x7f || r == '\u2028' || r == '\u2029' || r == '\ufffd'
 }
 
-// author is who makes a change: as the header From says.
+// author is the author of a change: the header From.
 func author(r *http.Request) (string, error) {
 	if from := r.Header.Get("From"); from != "" {
 		return from, overrideText("the header From", from)
@@ -254,10 +254,10 @@ func author(r *http.Request) (string, error) {
 	return "ADMIN_TOKEN at " + host, nil
 }
 
-// tag is an override's version as HTTP has it.
+// tag is an override's version in HTTP's form.
 func tag(o *ratelimit.Override) string { return strconv.Quote(strconv.FormatInt(int64(o.Set), 10)) }
 
-// condition is which override a change replaces. With If-Match: * that is any, which must be there.
+// condition is the override that a change replaces. If-Match: * means any existing one.
 func (c *console) condition(ctx context.Context, r *http.Request, a *ratelimit.Ask) (ratelimit.Match, error) {
 	match, none := strings.Join(r.Header.Values("If-Match"), ","), strings.Join(r.Header.Values("If-None-Match"), ",")
 	switch {
@@ -316,7 +316,7 @@ func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor 
 	return is, err
 }
 
-// timeOf is a time of the store; of 0 none.
+// timeOf is a time of the store, or nil for 0.
 func timeOf(at ratelimit.LedgerTime) time.Time {
 	if at == 0 {
 		return time.Time{}
@@ -324,7 +324,7 @@ func timeOf(at ratelimit.LedgerTime) time.Time {
 	return time.UnixMicro(int64(at)).UTC()
 }
 
-// shown is an override of a rule's key.
+// shown is an override of a rule's key, for an answer.
 func shown(rule *ratelimit.Rule, descriptor string, o *ratelimit.Override) Overridden {
 	v := Overridden{
 		Descriptor: descriptor, Limit: OverrideLimit{o.Requests, o.Unlimited}, Expires: timeOf(o.Expires),
@@ -422,7 +422,7 @@ func (c *console) deleteOverride(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// getOverrides answers one override, or where the query names no entries a page of the domain's.
+// getOverrides answers one override, or for a query without entries a page of the domain's.
 func (c *console) getOverrides(w http.ResponseWriter, r *http.Request) error {
 	entries, _, err := entriesOf(r.URL.RawQuery)
 	if err == nil && len(entries) == 0 {

@@ -282,13 +282,13 @@ func TestOverridesThatAreWrong(t *testing.T) {
 		"/v1/overrides/edge?nothing=x":                    "404 no rule matches",
 		"/v1/overrides/edge?tier=x":                       "404 no rule matches",
 		"/v1/overrides/edg?api_key=x":                     "404 did you mean 'edge'?",
-		"/v1/overrides/edge?api_key":                      "400 is no entry",
-		"/v1/overrides/edge?=x":                           "400 is no entry",
-		"/v1/overrides/edge?api_key=%zz":                  "400 is no entry",
+		"/v1/overrides/edge?api_key":                      "400 is not an entry",
+		"/v1/overrides/edge?=x":                           "400 is not an entry",
+		"/v1/overrides/edge?api_key=%zz":                  "400 is not an entry",
 		"/v1/overrides/edge?api_key=a&limit=":             "400 are of lists",
 		"/v1/overrides/edge":                              "400 the query has no entries",
 		"/v1/overrides/edge?tier=x&limit=c":               "400 write entry=KEY=VALUE",
-		"/v1/overrides/edge?api_key=" + long + "&" + long: "400 is no entry",
+		"/v1/overrides/edge?api_key=" + long + "&" + long: "400 is not an entry",
 	} {
 		code, part, _ := strings.Cut(want, " ")
 		n, _ := strconv.Atoi(code)
@@ -475,7 +475,7 @@ func TestHostileImports(t *testing.T) {
 	}
 	post(400, "does not name columns", "")
 	post(400, "no column descriptor", "limit\n1\n")
-	post(400, "is no column", "descriptor,limit,<script>\n")
+	post(400, "is an unknown or repeated column", "descriptor,limit,<script>\n")
 	post(413, "exceeds 4194304 bytes", "descriptor,limit\n"+strings.Repeat("x", 5<<20))
 	n.must(415, "Content-Type", "POST", "/v1/overrides/edge", "descriptor,limit\n", "Content-Type: application/json")
 	n.must(400, "no column domain", "POST", "/v1/overrides", "descriptor,limit\n", "Content-Type: text/csv")

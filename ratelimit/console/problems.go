@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Problem is something that is wrong with a node, or that its operator should
-// know: what a page leads with.
+// Problem is a fault of a node, or a warning for its operator. A page shows problems first.
 type Problem struct {
 	Severity string `json:"severity"` // Bad or Warn
 	What     string `json:"what"`
@@ -17,19 +16,19 @@ type Problem struct {
 	Runbook  string `json:"runbook,omitempty"` // the section of docs/runbooks.md
 }
 
-// How grave a problem is.
+// Severities of a problem.
 const (
-	Bad  = "bad"  // a promise is broken, or decisions are not what the rules mean
-	Warn = "warn" // something else that somebody should look at
+	Bad  = "bad"  // a promise is broken, or decisions differ from the rules
+	Warn = "warn" // another problem that an operator should check
 )
 
-// What is slow, or full.
+// Thresholds of slow and full.
 const (
-	slowP99     = 10 * time.Millisecond // half of what Envoy waits by default
+	slowP99     = 10 * time.Millisecond // half of Envoy's default timeout
 	namedAtMost = 3
 )
 
-// problems are the gravest first.
+// problems are sorted by severity.
 func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	say := func(severity, runbook, detail, format string, args ...any) {
 		all = append(all, Problem{severity, fmt.Sprintf(format, args...), detail, runbook})
@@ -85,8 +84,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 
 type sayer func(severity, runbook, detail, format string, args ...any)
 
-// brokenBounds tells of rules that went beyond what they declare, and apart from
-// these of what on_store_failure admitted.
+// brokenBounds reports rules that exceeded their declared bounds, and separately the admissions by on_store_failure.
 func brokenBounds(s *State, recent recentRules, say sayer) {
 	var now, before, policy []string
 	for i := range s.Rules {
@@ -136,8 +134,7 @@ func fleetProblems(s *State, say sayer) {
 	}
 }
 
-// alone names the rules that decide most without the store, their policy, and why
-// they do.
+// alone names the rules with the most decisions without the store, their policy, and the reasons.
 func alone(s *State, rules recentRules) string {
 	type rate struct {
 		name string

@@ -11,12 +11,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Redactor hides values of descriptors: each becomes a mark, the same for the same
-// value as long as the process runs, so that keys can still be told apart, and
-// nobody can try values out elsewhere. A nil Redactor hides nothing.
+// Redactor hides values of descriptors. Each value becomes a mark, which stays the same while the process runs, so
+// that keys can still be told apart. A secret prevents guesses of values elsewhere. A nil Redactor hides nothing.
 type Redactor struct{ secret [32]byte }
 
-// NewRedactor makes one with a secret of its own, which ends with the process.
+// NewRedactor makes one with its own secret, which ends with the process.
 func NewRedactor() *Redactor {
 	r := &Redactor{}
 	_, _ = rand.Read(r.secret[:]) // it never fails
@@ -29,8 +28,7 @@ func (r *Redactor) mark(value string) string {
 	return "#" + hex.EncodeToString(h.Sum(nil)[:4])
 }
 
-// account hides the values in the name of an account: what stands after its unit
-// and domain, and after each "=".
+// account hides the values in the name of an account: the text after its unit and domain, and after each "=".
 func (r *Redactor) account(name string) string {
 	if r == nil {
 		return name

@@ -10,20 +10,19 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What may be asked of a node.
+// Bounds of requests to a node.
 const (
-	// DefaultQuestions is how many explanations a second it gives, and twice as many
-	// at once: each may cost the store two round trips.
+	// DefaultQuestions is the number of explanations a second, and half of the burst: each may cost the store two
+	// round trips.
 	DefaultQuestions = 20
 	questionsAtOnce  = 4
-	// An address may guess the token once a second, and guessBurst times at once.
+	// An address may try a token once a second, and guessBurst times at once.
 	guessRate   = 1
 	guessBurst  = 5
 	guessPlaces = 1 << 13 // of a row
 )
 
-// throttle bounds what the store is asked for people, and how often a token is
-// guessed. It is safe for concurrent use.
+// throttle bounds the load on the store by users, and the attempts to guess a token. It is safe for concurrent use.
 type throttle struct {
 	questions *rate.Limiter
 	slots     chan struct{}
@@ -31,13 +30,12 @@ type throttle struct {
 
 	seeds [2]maphash.Seed
 	mu    sync.Mutex
-	// guesses are guarded by mu. An address has a place in each row, which others may share by chance, and
-	// has guessed too often if both places have: so its places are its own but for chance, while far fewer than
-	// guessPlaces guess.
+	// guesses are guarded by mu. An address has a place in each row, and is blocked if both places are used up.
+	// Others share a place by chance, which is rare with far fewer addresses than guessPlaces.
 	guesses [2][]guesses
 }
 
-// guesses are those of the addresses of one place: how many are left, and when that was reckoned.
+// guesses are the remaining attempts of the addresses of one place, at a time.
 type guesses struct {
 	left float64
 	at   time.Time // zero: all are left
@@ -57,7 +55,7 @@ func newThrottle(questions int, now func() time.Time) *throttle {
 	return t
 }
 
-// question tells whether one more may be asked; then done must be called.
+// question tells whether one more may run. Then the caller must call done.
 func (t *throttle) question() (done func(), ok bool) {
 	select {
 	case t.slots <- struct{}{}:
@@ -71,8 +69,8 @@ func (t *throttle) question() (done func(), ok bool) {
 	return func() { <-t.slots }, true
 }
 
-// guess looks at a token, unless its address was wrong too often: then it is not
-// looked at, so that guessing faster finds nothing more.
+// guess compares a token, unless its address was wrong too often. Then it does not compare, so that faster guesses
+// find nothing.
 func (t *throttle) guess(address string, right func() bool) (looked, ok bool) {
 	now, from := t.now(), prefixOf(address)
 	t.mu.Lock()
@@ -99,7 +97,7 @@ func (t *throttle) guess(address string, right func() bool) (looked, ok bool) {
 	return true, false
 }
 
-// prefixOf is whom an address belongs to: of IPv6, the network of 48 bits, for that is what a site is given.
+// prefixOf is the site of an address: for IPv6, its network of 48 bits.
 func prefixOf(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

@@ -2,15 +2,15 @@ package holds
 
 import "sync"
 
-// memory knows which parts of which holds were settled. It has two generations, and forgets the older one when the
-// younger is full. The zero memory is empty.
+// memory has the settled parts of holds. It has two generations, and drops the older one when the younger is
+// full. The zero memory is empty.
 //
-// Guarantee: a part is marked once. A hold of which it may have forgotten something is never marked again.
+// Guarantee: a part is marked once. A hold with dropped parts is never marked again.
 type memory struct {
 	mu         sync.Mutex
 	young, old map[uint64]uint16 // guarded by mu; parts by the hold's id
 	latest     int64             // guarded by mu: instant of the latest hold in young, or when young was last marked
-	oldest     int64             // guarded by mu: holds up to here may have been forgotten
+	oldest     int64             // guarded by mu: parts of holds up to here may have been dropped
 	retired    int64             // guarded by mu: latest of old
 	most       int               // guarded by mu: of a generation; 0: mostSettled
 }
@@ -43,7 +43,7 @@ func (m *memory) mark(id uint64, part int, at, now int64) mark {
 	m.young[id] |= bit
 	m.latest = max(m.latest, at, now)
 	if most := m.limit(); len(m.young) >= most {
-		// What is forgotten was settled up to then, and so was made up to then.
+		// Dropped parts were settled by then, and so were made by then.
 		m.oldest, m.retired = m.retired, m.latest
 		m.old, m.young = m.young, nil
 	}

@@ -162,7 +162,7 @@ func NewLatency(unit LatencyUnit) *Latency {
 	}
 	return &Latency{prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:        "ratelimit_service_response_time_seconds",
-		Help:        "Time from a request's bytes to its answer's.",
+		Help:        "Time from reading a request to writing its answer.",
 		ConstLabels: prometheus.Labels{"grpc_method": method},
 		Buckets:     buckets,
 	}), unit}

@@ -140,14 +140,13 @@ func (b *bucket) show(n *Node) {
 // refills tells whether the bucket's budget is one whose tokens come back with time alone.
 func (b *bucket) refills() bool { return sublease.Refills(&b.terms.asking.Limit) }
 
-// exactBelow is which part of a limit must be left for leases to be taken from the node's own,
-// which it is granted ahead. Below, what lies unspent at nodes is missed by the Envoys of
-// others, and leases are claimed one by one; so are those of a token_bucket at any level, for
-// what its nodes do not spend in time is lost.
+// exactBelow is the part of a limit above which leases come from the node's own tokens, which are claimed
+// ahead. Below it, tokens unspent at one node are missing at others, so leases are claimed one by one. So are
+// those of a token_bucket at any level, because its nodes lose tokens that they do not spend in time.
 const exactBelow = 4
 
-// scarceBelow is which part of a limit is left at the end of a window that was used up, about: what
-// all Envoys use of a minute from one report to the next.
+// scarceBelow is the approximate part of a limit that all Envoys use of a minute from one report to the next: a
+// used-up window ends with that much left.
 const scarceBelow = 12
 
 // idleAfter is the time without requests after which its Envoy must drop it.
@@ -158,11 +157,11 @@ func (b *bucket) idleAfter() time.Duration {
 	return ForgottenAfter
 }
 
-// waits tells whether there is nothing to do about the end of the bucket's window: it gets its
-// next lease when it reports. So it is with one that is silent or idle; and with one whose budget was used up, for
-// what its first report in a window says may be of the window before and of the new lease, too, and
-// would count in both: up to a report's worth of each Envoy's tokens, which others would miss.
-// What may be spent in the next window must be charged to it at once.
+// waits tells whether the bucket can wait for its next report at the end of its window, and gets its next lease
+// then. That holds if it is silent or idle. It also holds if its budget was used up: its first report in a
+// window may include usage of the previous window and of the new lease. That would count in both windows, up to
+// a report's worth of each Envoy's tokens. Tokens that may be spent in the next window must be charged to it at
+// once.
 func (b *bucket) waits(now instant) bool {
 	h := &b.holding
 	return h.Crossing() == 0 && (b.scarce || h.Silent(now) || h.Idle() >= IdleAfter || b.leaving != staying)

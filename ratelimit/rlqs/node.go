@@ -87,7 +87,7 @@ type share struct {
 
 	mu      sync.Mutex
 	holders []*bucket // guarded by mu, as is what is shown of each. Invariant: b.place is where b is
-	perSec  float64   // guarded by mu. Invariant: the sum of the holders', but for rounding
+	perSec  float64   // guarded by mu. Invariant: the sum of the holders', except for rounding
 	// left is what a token_bucket had at the instant at; 0: it was never asked. Guarded by mu.
 	left tokens
 	at   instant

@@ -6,9 +6,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// scratch is what a session needs while it takes something in, and not between: ten thousand
-// sessions share what a few of them use at a time, and a message leaves nothing for the collector
-// but its answer.
+// scratch is the memory of a session while it handles a message. Ten thousand sessions share the scratches of
+// the few that are active, and a message leaves only its answer to the collector.
 type scratch struct {
 	report   report
 	name     []byte // of a BucketId

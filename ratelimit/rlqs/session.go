@@ -25,11 +25,10 @@ const (
 	StuckAfter = 10 * time.Second
 	// turnLag is the time after a window's known end at which the next is requested.
 	turnLag = 5 * time.Millisecond
-	// turnEach is how much later each stream asks than the one before, and longestTurn how long
-	// all of them take at most: as long as it takes until all have reported, and then they need not
-	// ask. Ten thousand streams that ask within it are as many a second as report all the time. In
-	// less they would keep the processors busy for more than one second in a hundred, and one call
-	// of RLS in a hundred waits for as long as the most busy of these last.
+	// turnEach is the delay of each stream's claim after the previous one, and longestTurn bounds the sum: all
+	// streams report within it, and then need no claim. Ten thousand streams that claim within it are as many a
+	// second as those that report at any time. In less time they would keep the processors busy for more than
+	// one second in a hundred, which delays one call of RLS in a hundred.
 	turnEach    = 500 * time.Microsecond
 	longestTurn = sublease.ReportEvery
 )

@@ -18,7 +18,7 @@ type subject struct {
 	name    string         // canonical
 	id      []byte         // as answers have it
 	entries []config.Entry // by key
-	users   int            // guarded by Node.mu. Invariant: at least 1 while the node knows it
+	users   int            // guarded by Node.mu. Invariant: at least 1 while the node has it
 }
 
 // measure tells whether the BucketId of a report is within the bounds.

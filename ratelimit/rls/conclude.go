@@ -176,8 +176,8 @@ func (c *call) spare(s *Service) bool {
 	return some
 }
 
-// restate makes statuses show the rest once the spared asks are undone: tokens that they took from the same
-// key, and those of asks before them in this request, are back.
+// restate makes statuses show the rest once the spared asks are undone. Their tokens of the same key, and those
+// of earlier asks in this request, are back.
 func (c *call) restate() {
 	for i := range c.statuses {
 		st := &c.statuses[i]

@@ -105,8 +105,8 @@ func (c *call) addHeld(s *Service, i, start int) {
 	}
 }
 
-// settleByID books a cost in place of what the hold says. It is false where there is nothing to settle: no hold comes
-// back of a request that was refused, or that failed open; and where a cost is known, that has settled.
+// settleByID books a cost in place of the hold. It returns false if there is nothing to settle: a request that
+// was refused, or that failed open, returns no hold. A known cost has been settled already.
 func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask) bool {
 	hold, ends := c.request.hold(x)
 	if hold == "" || s.options.Holds == nil {
@@ -132,7 +132,7 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 	return true
 }
 
-// settle asks for the difference between a cost and its hold.
+// settle requests the difference between a cost and its hold.
 func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 	hold := ask.Rule.Hold
 	if h.result = ratelimit.SettledCost; ends {

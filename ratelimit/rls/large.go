@@ -11,10 +11,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A request of largeBytes or more may grow a hundred times while it is decided:
-// each descriptor has a key, a verdict and a status. So few are at a time; others
-// wait, as the bytes that they are, and not many do: those that are refused at once need
-// not be woken, all in the same instant, when their connection is ended.
+// A request of largeBytes or more may grow a hundred times while it is decided: each descriptor has a key, a
+// verdict and a status. So only a few are decided at a time. A few others wait as bytes. The rest are refused
+// at once, so that the end of their connection need not wake all of them at the same instant.
 const (
 	largeBytes   = 4 << 10
 	largeAtOnce  = 16

@@ -78,9 +78,8 @@ func refuseDebug(w http.ResponseWriter, code int, why string) {
 // privateNames end names that only a local resolver has.
 var privateNames = []string{".localhost", ".local", ".internal", ".svc", ".cluster.local"}
 
-// hostAllowed tells whether a Host can only come from who means this port: an
-// address, a name without a dot or one that no public registry has, or one that
-// was allowed.
+// hostAllowed tells whether a Host can only mean this port: an address, a name without a dot or outside of
+// public registries, or an allowed name.
 func hostAllowed(host string, allowed []string) bool {
 	name := host
 	if h, _, err := net.SplitHostPort(host); err == nil {

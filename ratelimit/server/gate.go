@@ -8,9 +8,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-// gate is the gRPC port until calls are served. An Envoy without health checks takes what a node answers for the truth,
-// and goes on at once where a connection is refused: so the port of a node that could only answer by its
-// on_store_failure is closed. It was open for a moment, so that an address in use is an error at the start.
+// gate is the gRPC port until calls are served. An Envoy without health checks accepts any answer of a node,
+// and continues at once if a connection is refused. So the port is closed while the node could only answer by
+// its on_store_failure. It was open for a moment, so that an address in use is an error at the start.
 type gate struct {
 	opens chan struct{} // closed by who opens it
 	again func() (*transport.Listener, error)

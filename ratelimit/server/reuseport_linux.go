@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharePort has the kernel let several processes of one user listen on one port, and
-// spread the connections among them (SO_REUSEPORT), as envoyproxy/ratelimit does: a new
-// process can take over while the old one drains.
+// sharePort lets several processes of one user listen on one port, and the kernel spreads the connections among
+// them (SO_REUSEPORT), as in envoyproxy/ratelimit. A new process can take over while the old one drains.
 func sharePort(network, _ string, c syscall.RawConn) error {
 	// A socket in the file system has one owner.
 	if !strings.HasPrefix(network, "tcp") {

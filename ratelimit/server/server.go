@@ -101,12 +101,11 @@ func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *sl
 	return v, nil
 }
 
-// workersEach is how many goroutines wait for calls, for each processor. A goroutine that is made for
-// a call begins with a small stack, which is copied to a larger one twice until it is answered: much
-// of what a call costs (runtime.newstack in a profile). Those that wait have grown already. When all
-// of them are at work (streams keep theirs for as long as they last), a call gets a goroutine of its
-// own. They take turns: with hundreds for a processor, each would have a stack that has long left the
-// processor's caches.
+// workersEach is the number of goroutines that wait for calls, for each processor. A goroutine made for a call
+// begins with a small stack, which is copied to a larger one twice. That is a large part of a call's cost
+// (runtime.newstack in a profile). Waiting ones have grown already. When all of them are busy (streams keep
+// theirs as long as they last), a call gets a goroutine of its own. They take turns: with hundreds for a
+// processor, each would have a stack that has long left the processor's caches.
 const workersEach = 32
 
 // Reflection is for people, and each of its streams may have 64 KB of replies

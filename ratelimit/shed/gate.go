@@ -33,9 +33,9 @@ const (
 	// standing is how long calls must have been inside for long, never pausing for gap, until
 	// it is taken for more than a burst: the interval of CoDel (RFC 8289).
 	standing, gap = 100 * time.Millisecond, 20 * time.Millisecond
-	// crowded is how long a call may be inside whose connection has more there than all others,
-	// while there are others: as long as those of Envoy, with its 20 ms, have when calls wait. Less
-	// would leave the processor without work between two readings of the socket.
+	// crowded is the time that a call may be inside if its connection has more calls there than all others
+	// together. It is the time that Envoy's calls, with their 20 ms, have when calls wait. Less would leave the
+	// processor without work between two readings of the socket.
 	crowded = 5 * time.Millisecond
 	// fairness is which part of its share a connection may have inside whatever others have. With
 	// more, answers to many connections would be written in many small pieces.
@@ -73,7 +73,7 @@ type Gate struct {
 	measured ratelimit.Instant // guarded by mu: when
 	callers  int               // guarded by mu: connections with calls inside
 	alone    int               // guarded by mu: calls inside that came without a transport: they count as one connection's
-	shared   ratelimit.Instant // guarded by mu: when a connection of which nothing was inside had a call beside others' last
+	shared   ratelimit.Instant // guarded by mu: last time that a connection with nothing inside and another one both had a call
 	began    ratelimit.Instant // guarded by mu: calls have been inside for long since then
 	pressed  ratelimit.Instant // guarded by mu: and were so last then
 	busy     bool              // guarded by mu: calls have waited since

@@ -32,9 +32,8 @@ type Holding struct {
 	spent   tokens  // at most its usage of the window
 	before  tokens  // at most the unspent tokens of the leases that last replaces
 	last    lease
-	// blurred says that the next reports may be about tokens that were not granted
-	// in this window, or to another holder: those of the window before, or of the
-	// stream before this one.
+	// blurred means that the next reports may be about tokens that were not granted in this window, or to
+	// another holder. They are about the previous window, or from the previous stream.
 	blurred bool
 	use     use
 }

@@ -144,9 +144,9 @@ func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	return 0, false
 }
 
-// has is what the holder has, as far as its next lease is concerned. Where tokens are short, a lease
-// that is replaced too early takes some from others until that is settled, or for good (Refills); one
-// that is replaced too late takes none from anybody, for others have use for them.
+// has is the holder's tokens, for the size of its next lease. Where tokens are short, an early replacement of a
+// lease takes tokens from others until it is settled, or for good (Refills). A late one takes none, because
+// others use them.
 func (h *Holding) has(b *Budget) tokens {
 	if b.Refills || b.short() {
 		return h.last.live

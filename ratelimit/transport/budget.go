@@ -110,10 +110,10 @@ type weight struct {
 	now, long int64
 }
 
-// heaviestLocked are all holders, in the order in which they are to be ended: who has held
-// most for longer than a moment first, if those who have held anything for so long hold
-// enough of the budget together to be what fills it; otherwise who holds most. Each is
-// asked once, however many have to be ended: everybody who holds more waits meanwhile.
+// heaviestLocked are all holders, in the order in which they are ended. Holders of more than a moment come
+// first, by size, if together they hold enough of the budget to be the reason that it is full. Otherwise the
+// largest come first. Each is visited once, for any number of ends, because larger holders wait in the
+// meantime.
 func (b *Budget) heaviestLocked() []weight {
 	since := nanotime() - int64(moment)
 	all := make([]weight, 0, len(b.holders))

@@ -10,15 +10,15 @@ import (
 // forever is the patience of a caller that does not say how long it waits.
 const forever = time.Duration(1<<63 - 1)
 
-// fields reads the header blocks of one connection, all of them and in their order,
-// for each may refer to what those before it have put into the table.
+// fields reads the header blocks of one connection, all of them and in their order, because each may refer to
+// table entries of earlier ones.
 //
-// Nothing is unpacked that need not be: of the fields that a call has of its own, such as a
-// traceparent, the length counts, and they are kept as they came.
+// It unpacks as little as possible. Fields that only one call has, such as a traceparent, only count by their
+// length, and are kept unchanged.
 //
-// gRPC has a table, too. As long as it has read every block, it is the caller's. Once a block has been
-// kept from it that changed the caller's, the two are apart: from then on blocks are packed anew for
-// gRPC (repack), and what only one call has is no longer put into its table.
+// gRPC has a table, too. While it reads every block, it equals the caller's. The two differ after a block that
+// changed the caller's table was kept from gRPC. From then on blocks are packed again for gRPC (repack), and
+// fields of only one call are no longer put into its table.
 type fields struct {
 	method  string
 	huffman []byte // the method's code

@@ -41,9 +41,9 @@ type conn struct {
 
 // Accept implements net.Listener.
 func (l *Listener) Accept() (net.Conn, error) {
-	// What the connection before needs to begin is done before the next is taken, and so is what
-	// else is ready: of thousands that are opened at once, the kernel's queue has those that wait,
-	// and not the scheduler's, in which everybody's calls would wait behind them.
+	// The listener starts the previous connection, and does other ready work, before it takes the next one. Of
+	// thousands opened at once, the waiting ones are in the kernel's queue. In the scheduler's queue, all calls
+	// would wait behind them.
 	runtime.Gosched()
 	raw, err := l.Listener.Accept()
 	if err != nil {

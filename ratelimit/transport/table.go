@@ -26,8 +26,8 @@ const (
 	patient
 )
 
-// shelf has the sizes of the fields that header blocks may refer to (RFC 7541, 2.3.2), by the numbers that
-// they have from 1 on, in the order in which they were put in. It must be made with newShelf.
+// shelf has the sizes of the fields that header blocks may refer to (RFC 7541, 2.3.2), by their numbers from 1
+// on, in the order of insertion. It must be made with newShelf.
 type shelf struct {
 	sizes          []uint16 // as many as a power of two, of which a field has the one of its number
 	added, evicted int64    // numbers of the latest field, and of the latest that had to go

@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// callsATurn is how many calls of a connection gRPC gets, for each processor, before those that it
-// got have run.
+// callsATurn is the number of calls of a connection, for each processor, that gRPC gets before the earlier ones
+// have run.
 //
-// One read may bring a hundred, and gRPC gives each to a goroutine at once: first to those
-// that wait for calls, whose stacks have grown (workersEach in package server), then to new ones,
-// whose stacks are copied twice until they are large enough. On a busy node that was a fifth of what
-// calls cost, and each ran when its memory had long left the processor's caches. In turns, the same
-// few goroutines answer all calls. Fewer a turn would have answers leave in more and smaller writes.
+// One read can bring a hundred calls, and gRPC gives each to a goroutine at once. The first go to waiting
+// goroutines, whose stacks have grown (workersEach in package server). The others go to new ones, whose stacks
+// are copied twice. On a busy node that was a fifth of the cost of calls, and each ran when its memory had long
+// left the processor's caches. In turns, the same few goroutines answer all calls. With fewer calls a turn,
+// answers leave in more and smaller writes.
 const callsATurn = 8
 
 // turns hands over what gRPC is to read, some calls at a time. It is the reader's alone.

@@ -68,10 +68,10 @@ func TestHostileResources(t *testing.T) {
 			nest(3, nest(metadataField, nest(1, nest(2, value)))),
 			"nested more than 208 deep",
 		},
-		"descriptors, 100 deep": {deepDescriptor(99, nil), "it is nested deeper than 200: write it flatter"},
+		"descriptors, 100 deep": {deepDescriptor(99, nil), "it is nested deeper than 200: use fewer levels"},
 		"wide": {
 			repeat(nest(3, nil), 80_000),
-			"all files together have more than 50000 descriptors, and this is the first too many",
+			"all files together have more than 50000 descriptors, from this one on",
 		},
 		"wide below deep": {
 			deepDescriptor(95, repeat(nest(4, nil), 80_000)),

@@ -198,8 +198,8 @@ func TestSourcesAgree(t *testing.T) {
 		"as many rules": {said: wideSaid(2), caps: config.Caps{Rules: 6}},
 		"many rules": {
 			said: wideSaid(2), caps: config.Caps{Rules: 5},
-			wrong: []string{"config error, all files together have more than 5 descriptors, and this is the first " +
-				"too many: have fewer, with patterns or values of requests, or raise MAX_MEMORY"},
+			wrong: []string{"config error, all files together have more than 5 descriptors, from this one on: " +
+				"use fewer, with patterns or values of requests, or raise MAX_MEMORY"},
 		},
 		"as many files": {said: wideSaid(3), caps: config.Caps{Files: 3}},
 		"many files": {
@@ -217,7 +217,7 @@ func TestSourcesAgree(t *testing.T) {
 		},
 		"large files": {
 			said: wideSaid(20), caps: config.Caps{TotalBytes: 900},
-			wrong: []string{"with it all files are", "the most is 900: have fewer rules, or raise MAX_MEMORY"},
+			wrong: []string{"with it all files have", "the maximum is 900: use fewer rules, or raise MAX_MEMORY"},
 		},
 	} {
 		for kind, load := range sources {
@@ -236,8 +236,7 @@ func TestSourcesAgree(t *testing.T) {
 				}
 				for _, want := range c.wrong {
 					if kind == "copy" { // it is bounded as a whole before, and says so in its own words
-						want = strings.Replace(want, "with it all files are", "all files up to", 1)
-						want = strings.Replace(want, "the most is 900", "bytes, the most is 900", 1)
+						want = strings.Replace(want, "with it all files have", "all files up to", 1)
 					}
 					if !strings.Contains(err.Error(), want) {
 						t.Errorf("%v\nwant %s", err, want)

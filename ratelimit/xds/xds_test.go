@@ -440,8 +440,8 @@ func TestBadAdditions(t *testing.T) {
 			"config error, unknown key 'siz'; did you mean 'size'? Known here: size, ttl, reserve\n" +
 			"CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
 			`config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
-		"e": "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst is for algorithm: " +
-			"token_bucket, and this is fixed_window; say algorithm: token_bucket beside it, or remove burst",
+		"e": "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst applies to algorithm: " +
+			"token_bucket, and this is fixed_window; write algorithm: token_bucket, or remove burst",
 		"other": "xds:other: CONFIG_GRPC_XDS_ADDITIONS " + file +
 			`, rule 1: error loading config file: burst must be a whole number from 1 to 1000000000000, not "0"`,
 		"fine": "",

@@ -28,7 +28,7 @@ const MaxLen = 64
 // may be other zones, and those below right/ count leap seconds.
 var none = [...]string{"Local", "localtime", "posixrules", "posix/", "right/"}
 
-// loaded are the zones that were found: at most as many as the machine knows.
+// loaded are the zones that were found: at most as many as the machine has.
 var loaded sync.Map // of *time.Location, by name
 
 // Load returns the zone of an IANA name (Europe/Berlin, UTC): from the machine's time

@@ -22,9 +22,8 @@ import (
 //	  |  ^                   |
 //	  +--+ no answer         +--> asking, if one of them fails
 //
-// Until then the client opens no connection, and each command fails with what the
-// last attempt said: a pool that has failed often dials only once a second, which
-// would be too late for a Redis that comes.
+// Until then the client opens no connection, and each command fails with the error of the last attempt. A pool
+// that has failed often dials only once a second, which is too late for a Redis that starts.
 type startup struct {
 	flags *Redis
 	ping  func(context.Context) error // over a connection of its own

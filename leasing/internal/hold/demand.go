@@ -7,47 +7,43 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Demand is what a holder has measured of a key's use. The zero demand has
-// measured nothing.
+// Demand is the measured demand for a key at one holder. The zero demand is unmeasured.
 type Demand struct {
 	Used    tokens // admitted since the last claim
-	Refused tokens // and not admitted
+	Refused tokens // refused since then
 	Since   instant
 	PerSec  float64
 	LastUse instant
 }
 
 const (
-	// Horizon is how long a lease should last: it is renewed at half, so that
-	// a busy key costs a claim a second.
+	// Horizon is the time that a lease should last: it is renewed at half, so that a busy key costs a claim a second.
 	Horizon = ratelimit.LeaseHorizon
-	// shortest is the least time a rate is measured over: a burst's first
-	// requests say little.
+	// shortest is the shortest time for a rate: the first requests of a burst are not representative.
 	shortest = 10 * time.Millisecond
-	// memory is for how long what was measured before counts as much as what is measured
-	// now: a claim a second halves what the rate was wrong by.
+	// memory is the age at which earlier measurements count as much as the current one: with a claim a second, the
+	// error of the rate halves each time.
 	memory = time.Second
-	// proof is by how many standard deviations a count must be beyond a rate to prove that
-	// the rate is higher. Requests that come by chance come n together with a deviation of
-	// the root of n, so that fewer than five prove nothing.
+	// proof is the number of standard deviations by which a count must exceed a rate to prove a higher rate. n random
+	// requests have a deviation of the root of n, so fewer than five prove nothing.
 	proof = 2
 )
 
-// Measure ends a stretch of use at now, with so many tokens still asked for.
+// Measure ends a stretch of use at now, with that many tokens still waiting.
 func (d *Demand) Measure(now instant, waiting tokens) {
 	d.PerSec = d.rate(now, ratelimit.AddTokens(d.Used, waiting))
 	d.Since, d.Used, d.Refused = now, 0, 0
 }
 
-// Rate is how many tokens a second are asked for now, refused ones among them.
+// Rate is the current demand in tokens a second, including refused ones.
 func (d *Demand) Rate(now instant) float64 {
 	return d.rate(now, ratelimit.AddTokens(d.Used, d.Refused))
 }
 
-// rate is the rate, with n tokens asked for in the stretch until now. It moves towards what the
-// stretch had by as much as the stretch is long. It rises at once to what so many tokens prove,
-// for a lease that is too small makes requests wait. A single request soon after a claim is no
-// rate: a fleet of many nodes with few requests each would lease far more than it needs.
+// rate is the rate, with a demand of n tokens in the stretch until now. It moves towards the stretch's rate, the more
+// the longer the stretch is. It rises at once to the rate that n proves, because a lease that is too small makes
+// requests wait. A single request soon after a claim is no rate: otherwise a fleet of many nodes with few requests
+// each leases far too much.
 func (d *Demand) rate(now instant, n tokens) float64 {
 	if d.Since == 0 {
 		return d.PerSec
@@ -58,8 +54,7 @@ func (d *Demand) rate(now instant, n tokens) float64 {
 	return max(d.PerSec+weight*(float64(n)/seconds-d.PerSec), proven/seconds)
 }
 
-// Want is what to ask for: what lasts for the horizon, or the rule's size, and
-// at least what waits.
+// Want is the size of a claim: the demand of the horizon, or the rule's size, and at least the waiting tokens.
 func (d *Demand) Want(rule *ratelimit.Rule, waiting tokens) tokens {
 	if size := rule.Coordination.Lease.Fixed; size > 0 {
 		return max(size, waiting)

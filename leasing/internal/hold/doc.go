@@ -1,20 +1,18 @@
-// Package hold is a node's side of one key: what this node has taken of an account and spent of it, and what is to be
-// said to the ledger next. Package account is the other side.
+// Package hold is a node's side of one key: what this node has taken of an account and spent of it, and its next
+// message to the ledger. Package account is the other side.
 //
-// Guarantee: what a node admits of a window without a limit's knowledge is bounded. It spends only what it owns: what a
-// ledger that knew of all holders granted, or what it drew and lay below the limit; and only while the window
-// certainly goes on and the lease certainly lasts. Beyond that it spends a share that its caller bounds (drift). What
-// it charges beyond (a charge after the fact, a denial that charges, a store that is gone) is part of its total in the
-// next message, whole. It does not promise that what it owns gets used.
+// Guarantee: a node spends only tokens that it owns, while the window is certainly current and the lease certainly
+// lasts. It owns tokens that a complete ledger granted, and draws below the limit. Beyond these it spends a share
+// that its caller bounds (drift). Other charges, which are late costs, denials that charge and admissions in an
+// outage, are part of its total in the next message. It does not promise that its tokens get used.
 //
-// A Key is told what happens: a request (Take), a message that leaves (Write), its answer (Hear), time that passes
-// (Turn), a recall (GiveBack). It reads no clock, takes no lock and starts no goroutine; it has no pointers, so that
-// tens of millions of them cost the garbage collector nothing. The zero Key knows nothing. It is not safe for
-// concurrent use.
+// Events drive a Key: a request (Take), a message that leaves (Write), its answer (Hear), time (Turn), a recall
+// (GiveBack). It reads no clock, takes no lock and starts no goroutine. It has no pointers, so that tens of millions
+// of keys cost the garbage collector nothing. The zero Key is new. It is not safe for concurrent use.
 //
-//	            Write(draw)                      Hear: total is what was expected
+//	            Write(draw)                      Hear: the expected total
 //	plain ---------------------> asked -------------------------------------------> plain
 //	  ^                            |  no answer, another epoch, another total
 //	  |                            v
-//	  +----------- Hear <-- asked <-- doubt: the next message is a claim, whose total puts both numbers right
+//	  +----------- Hear <-- asked <-- doubt: the next message is a claim, whose total corrects both numbers
 package hold

@@ -5,19 +5,19 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Waited is how long a request has waited for the ledger before it drifts.
+// Waited is the wait of a request for the ledger before it drifts.
 type Waited uint8
 
-// How long.
+// Waits.
 const (
-	NotYet Waited = iota // it has just come
-	Fully                // for as long as its rule waits
-	InVain               // it was refused, of what the ledger grants
+	NotYet Waited = iota // it has just arrived
+	Fully                // for its rule's check_timeout
+	InVain               // the ledger's part refused it
 )
 
 // Drifts tells whether a request may be admitted before the ledger has answered, if this node has a share of a window
-// that began at begins: whoever had the share before must not have spent it in the same window. The part must be that
-// of the window that goes on (Enter).
+// that began at begins. An earlier owner of the share must not have spent it in the same window. The part must be
+// that of the current window (Enter).
 func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited Waited) (begins ledgerTime, ok bool) {
 	if a.Kind != ratelimit.Spend || !a.Rule.Drifts() || there.At == 0 {
 		return 0, false
@@ -29,28 +29,28 @@ func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited 
 	limit := &a.Rule.Limit
 	switch limit.Algorithm {
 	case ratelimit.TokenBucket:
-		// What was spent of a bucket counts until it has filled again.
+		// A bucket's usage counts until it has filled again.
 		early, _ := there.Between(now)
 		return early.Add(-Refill(limit.Burst, limit)), true
 	case ratelimit.SlidingWindow:
-		return limit.WindowEnd(e.Window - 2), true // the window before counts in this one
+		return limit.WindowEnd(e.Window - 2), true // the previous window counts in this one
 	default:
 		return limit.WindowEnd(e.Window - 1), true
 	}
 }
 
-// SpendShare admits a request from this node's share, if it lies within it. What was spent of the share is free again
-// when the ledger has confirmed it.
+// SpendShare admits a request from this node's share, if it fits. When the ledger has confirmed the drift, its part
+// of the share is free again.
 func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *ratelimit.Verdict) bool {
 	e.sized(a.Cost)
-	if now >= e.Deadline && e.Taken > e.Spent { // what was in hand is the ledger's again
+	if now >= e.Deadline && e.Taken > e.Spent { // the lease has ended
 		e.Taken = e.Spent
 	}
 	if a.Cost > share-e.carried-e.Drift() {
 		return false
 	}
 	unheard, before := e.Unheard(), e.Drift()
-	// What is in hand is spent first.
+	// Tokens in hand are spent first.
 	e.Spent, e.used = e.Spent+a.Cost, true
 	e.Drifted = min(e.Drifted+e.Drift()-before, account.MostBooked)
 	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
@@ -58,17 +58,17 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	*v = ratelimit.Verdict{Charged: a.Cost, Source: ratelimit.FromDrift}
 	e.report(now, a, v)
 	if unheard {
-		v.Remaining = max(0, a.Rule.Limit.Capacity()-a.Cost) // as far as is known, all the rest is left
+		v.Remaining = max(0, a.Rule.Limit.Capacity()-a.Cost) // without other data, all the rest is left
 	}
 	v.Source = ratelimit.FromDrift
 	return true
 }
 
-// Unheard tells whether nothing was heard of the window, nor was it asked for.
+// Unheard tells whether this window has neither an answer nor a message in flight.
 func (k *Key) Unheard() bool { return k.Heard == 0 && k.asked == 0 && k.Spent == 0 }
 
-// Drifting tells whether what was spent and not confirmed may still count: then who has the share next must have none
-// of the same window.
+// Drifting tells whether unconfirmed drift may still count: then the next owner of the share must not use it in the
+// same window.
 func (k *Key) Drifting(now instant) bool {
 	return k.Deadline != 0 && (k.Drift() > 0 || k.carried > 0) && now < k.Till
 }

@@ -8,61 +8,59 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Key is what a node has of one key: its part of the account of the window that goes on. Nothing of it may be
-// forgotten while the ledger does not know it.
+// Key is a node's state of one key: its part of the account of the current window. It must be kept until the ledger
+// has all of it.
 type Key struct {
 	Part
-	// Till is the last instant until which the window certainly goes on.
+	// Till is the last instant at which the window is certainly current.
 	Till instant
-	// carried is what was spent of the window before, and not confirmed, where that still counts (sliding windows).
+	// carried is the unconfirmed drift of the previous window, where that still counts (sliding windows).
 	carried tokens
 }
 
-// Use is how a key is used of late, and what is asked for. It is worth a better guess, and no more: a key whose Use was
-// forgotten asks once more.
+// Use is the recent use of a key, and its demand. It only improves decisions: a key whose Use was dropped claims once
+// more.
 type Use struct {
 	Demand Demand
 	refusals
-	// Before calm nothing is asked for in the background, and before scarce nothing that nobody waits for: others need
-	// what there is.
+	// Before calm, the node sends no background claims. Before scarce, it claims only for waiting requests: others
+	// need the tokens.
 	calm, scarce instant
-	ends         instant // when the window is over, as far as is known: for people
-	Waiting      tokens  // what requests wait for that were not answered yet
-	largest      tokens  // cost of one request since the demand was measured
-	usual        tokens  // cost of the larger requests, of late
+	ends         instant // estimated end of the window, for views
+	Waiting      tokens  // tokens of waiting requests
+	largest      tokens  // cost of the largest request since the demand was measured
+	usual        tokens  // recent cost of the larger requests
 	Beyond
-	// Next is the part of the window that begins next, claimed early; its Deadline is 0 if there is none.
+	// Next is the part of the next window, claimed early; its Deadline is 0 if there is none.
 	Next Part
 }
 
-// refusals are what is refused without asking. The zero refusals are nothing.
+// refusals are the node's own refusals, without a claim. The zero refusals are none.
 type refusals struct {
-	// A request of more than most tokens is, before the instant until; from again on it is asked for in the background
-	// whether that is still so.
+	// A request of more than most tokens is refused until until. From again on, a background claim checks that.
 	until, again instant
-	most, under  tokens // under is the limit by which that is so
-	holds        uint8  // how often the time to again is doubled
-	frees        bool   // tokens have come back meanwhile
-	others       bool   // have what is refused in hand, when last heard
+	most, under  tokens // under is the limit of that refusal
+	holds        uint8  // number of times that the time to again is doubled
+	frees        bool   // tokens have returned in the meantime
+	others       bool   // others had tokens in hand, by the last answer
 }
 
-// Beyond says how it came about that more was spent than taken, in this window.
+// Beyond is the reasons for usage above Taken, in this window.
 type Beyond struct {
-	Drifted tokens // from this node's share, and not confirmed: at most the share
-	Unasked tokens // as on_store_failure said
-	Charged tokens // after the fact, and not told yet
-	// Of what was told, so much lay beyond the limit at most: of Drifted, and of Unasked.
+	Drifted tokens // from this node's share, and unconfirmed: at most the share
+	Unasked tokens // by on_store_failure
+	Charged tokens // late charges, not reported yet
+	// Of the reported amounts, the maximum beyond the limit: of Drifted, and of Unasked.
 	Over, ByPolicy tokens
 }
 
-// Entry is all that a node knows of one key. Its methods must not be called at the same time for the same key.
+// Entry is the complete state of one key. Its methods must not run at the same time for the same key.
 type Entry struct {
 	*Key
 	*Use
 }
 
-// Remember takes in what the key itself says of a use that was forgotten: a fixed window that was used up stays so, but
-// for a refund.
+// Remember restores a dropped use from the key: a fixed window that was used up stays used up, until a refund.
 func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	e.ends = e.Till
 	if e.full && limit.Algorithm == ratelimit.FixedWindow {
@@ -70,32 +68,31 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	}
 }
 
-// Kept tells whether the use must not be forgotten: it has tokens in hand of the next window, or says of what was spent
-// how it came about.
+// Kept tells whether the use must be kept: it has tokens in hand of the next window, or the reasons for usage.
 func (u *Use) Kept() bool {
 	return u.Next.Deadline != 0 || u.Beyond != (Beyond{}) || u.Waiting > 0
 }
 
-// Times of what a node does by itself.
+// Times of a node's own actions.
 const (
-	// soon is how long before it is used up, at the present rate, a lease is renewed.
+	// soon is the time before a lease is used up, at the current rate, at which it is renewed.
 	soon = 250 * time.Millisecond
-	// paced is how soon after an answer more is asked for in the background, and scarce how long after a recall.
+	// paced is the minimum time between an answer and a background claim, and scarce that after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
-	// refusal is how long a refusal is believed before the ledger is asked again, at first. It is doubled with each
-	// that it repeats, so often at most: seldom for a key to which tokens come back, by refunds at other nodes.
+	// refusal is the time for which a refusal holds before the next claim, at first. It doubles with each repeated
+	// refusal, up to doublings times: seldom is for a key to which tokens return, by refunds at other nodes.
 	refusal, doublings = 100 * time.Millisecond, 3
 	seldom             = 8 // times as long
-	// often is from how many tokens a second on a key is renewed before its lease is used up.
+	// often is the rate in tokens a second from which a key is renewed before its lease is used up.
 	often = 4
-	// idle is how long a key is not asked for until what it has is given back, where it lasts no longer than that.
+	// idle is the time without requests after which a lease goes back, unless it ends earlier.
 	idle = 2 * Horizon
-	// early is how long before a window begins its tokens are claimed.
+	// early is the time before a window begins at which its tokens are claimed.
 	early = 100 * time.Millisecond
 )
 
-// Enter sees to it that the part is of the window that goes on. It returns the part of a window that is over, if it has
-// something to tell; and false where it is not certain which window it is.
+// Enter moves the part to the current window. It returns the part of an ended window, if that has a report, and false
+// if the current window is not certain.
 func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (over Part, certain bool) {
 	if now < e.Till {
 		return Part{}, true
@@ -119,14 +116,14 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 	return over, true
 }
 
-// windowAt is the window that goes on by the ledger's clock, if that is certain.
+// windowAt is the current window by the ledger's clock, if that is certain.
 func windowAt(now instant, there *LedgerClock, limit *ratelimit.Limit) (w window, certain bool) {
 	early, late := there.Between(now)
 	w = limit.WindowAt(early)
 	return w, there.At != 0 && w == limit.WindowAt(late)
 }
 
-// begin has a window begin, with what was claimed of it early.
+// begin begins a window, with its early claim.
 func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	carried := tokens(0)
 	if limit.Algorithm == ratelimit.SlidingWindow && e.Deadline != 0 && e.Window == w-1 {
@@ -136,33 +133,33 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	if next.Deadline == 0 || next.Window != w {
 		next = Part{Window: w, Deadline: Never}
 	}
-	// What was admitted or charged before it was heard which window goes on is booked in this one.
+	// Admissions and charges before the first answer about the window are booked in this one.
 	if e.Deadline == 0 {
 		next.Spent, next.used = next.Spent+e.Spent, next.used || e.used
 	} else {
 		e.Beyond = Beyond{}
 	}
-	// A node claims for debt though nobody asks: the next window looks only at the account of this one.
+	// A node claims for debt also without requests: the next window reads only the account of this one.
 	next.doubt = next.doubt || limit.Carries && e.usedUp(limit)
 	e.Part, e.carried, e.Next = next, carried, Part{}
 	e.refusals = refusals{}
 }
 
-// Early tells whether tokens of the next window are to be claimed now, so that its first requests need not wait: for
-// who was asked of late. A window that is claimed early must be of its own (sliding ones count the one before, and
-// others may count its debt), and its lease must not end before it begins.
+// Early tells whether to claim tokens of the next window now, so that its first requests need not wait, if the key
+// was used recently. Such a window must be independent (sliding ones count the previous one, and others may count its
+// debt), and its lease must not end before it begins.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Limit.Carries && !rule.Coordination.Eager() &&
 		e.Next.Deadline == 0 && e.asked == 0 && e.Deadline != 0 && now >= e.calm && e.Ends(now, rule) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
 }
 
-// Ends tells whether the window is about to end, so that tokens of the next may be claimed.
+// Ends tells whether the window is about to end, so that tokens of the next can be claimed.
 func (k *Key) Ends(now instant, rule *ratelimit.Rule) bool {
 	return now < k.Till && k.Till.Sub(now) <= min(early, rule.Limit.Period()/8)
 }
 
-// PartOf is the part of a window; nil, if the key has none of it any more.
+// PartOf is the part of a window, or nil if the key no longer has one.
 func (e Entry) PartOf(w window) *Part {
 	switch {
 	case e.Deadline != 0 && e.Window == w:
@@ -173,58 +170,57 @@ func (e Entry) PartOf(w window) *Part {
 	return nil
 }
 
-// Refuses is for how long the key is refused without asking.
+// Refuses is the time for which the node refuses the key without a claim.
 func (e Entry) Refuses(now instant) time.Duration { return max(0, e.until.Sub(now)) }
 
-// Elsewhere tells whether others had tokens in hand when the ledger last fell short of what was needed here.
+// Elsewhere tells whether others had tokens in hand when the last claim fell short.
 func (e Entry) Elsewhere() bool { return e.others }
 
-// Slot is how long what a node has in hand of a bucket lasts: short, for a bucket fills only as far as what is in hand
-// lets it.
+// Slot is the lifetime of a bucket's lease. It is short, because tokens in hand delay the refill of the bucket.
 func Slot(l *ratelimit.Limit) time.Duration {
 	return min(time.Second, max(50*time.Millisecond, l.Period()/10))
 }
 
-// Stale tells whether the account of a bucket may soon be gone, for it is full: who claimed of it then, and had taken
-// something, would be taken for one whose account was lost. The key is to go on under another name, as one that knows
-// nothing (Restart). Nothing is lost with it: the ledger knows all that was spent, beyond what it granted too, and
-// nothing is in hand. What was to be given back, or lay beyond the limit, has come back with time.
+// Stale tells whether the account of a bucket may soon expire, because it is full. A later claim with a total would
+// look like a loss of the account. So the key must continue under another name, without a total (Restart). That loses
+// nothing: the ledger has its usage, also beyond the grants, and nothing is in hand. Tokens to be given back, and those
+// beyond the limit, have been refilled.
 func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
 	if limit.Algorithm != ratelimit.TokenBucket || k.Heard == 0 || k.asked != 0 || k.Spent > k.booked {
 		return false
 	}
-	// The ledger keeps it for a slot at least, and until it is full.
+	// The ledger keeps it for at least a slot, and until it is full.
 	kept := max(Slot(limit)*3/4, Refill(k.Sum, limit)/2, Refill(k.Sum-limit.Capacity(), limit))
 	return k.InHand(now) == 0 && now.Sub(k.Heard) >= kept
 }
 
-// Counts tells whether what this node has taken of the account still counts: a ledger that loses its data must be told.
+// Counts tells whether this node's total still counts: it must be restated after a loss of data.
 func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	switch {
 	case max(k.Taken, k.Spent) == 0:
 		return false
 	case limit.Algorithm == ratelimit.TokenBucket:
 		return !k.Stale(now, limit)
-	case limit.Algorithm == ratelimit.SlidingWindow: // also in the window that comes next
+	case limit.Algorithm == ratelimit.SlidingWindow: // also in the next window
 		return now < k.Till || now.Sub(k.Till) < limit.Period()
 	default:
 		return now < k.Till
 	}
 }
 
-// Restart forgets the account, and keeps what the key is asked for.
+// Restart drops the account, and keeps the demand of the key.
 func (e Entry) Restart() {
 	e.Part, e.Till = Part{}, 0
 	e.refusals, e.Beyond = refusals{}, Beyond{}
 }
 
-// Refill is how long a bucket takes for n tokens.
+// Refill is the time in which a bucket gains n tokens.
 func Refill(n tokens, l *ratelimit.Limit) time.Duration {
 	return time.Duration(math.Ceil(float64(max(0, n)) / float64(max(1, l.Requests)) * float64(l.Period())))
 }
 
-// Due tells whether a message is to leave in the background: to tell what the ledger does not know, to renew what is
-// nearly used up, or to ask again for what was refused.
+// Due tells whether to send a background message: to report a new total, to renew a lease that is nearly used up, or
+// to check a refusal.
 func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 	limit := &rule.Limit
 	switch {
@@ -233,8 +229,8 @@ func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 	case e.doubt, e.used && now >= e.Renews(rule):
 		return true
 	case now < e.until:
-		// What is refused meanwhile is told when it is asked again, and sooner if it is much and the ledger does not
-		// know that all is used up.
+		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
+		// below the limit.
 		return now >= e.again && (e.Demand.Refused > 0 || e.Untold()) || e.Sum <= limit.Capacity() &&
 			e.Spent-e.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= e.told()
 	case e.Untold():
@@ -245,7 +241,7 @@ func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, halfLease(rule))
 }
 
-// halfLease is half of what a rule that sizes leases lets a node have at once: above it there is nothing to ask for.
+// halfLease is half of a node's maximum, under a rule that sizes leases: above it no claim is needed.
 func halfLease(rule *ratelimit.Rule) float64 {
 	if size := rule.Coordination.Lease.Fixed; size > 0 {
 		return float64(size) / 2
@@ -253,8 +249,8 @@ func halfLease(rule *ratelimit.Rule) float64 {
 	return math.Inf(1)
 }
 
-// Renews is from when on what was spent of an eager lease is to be told: at half of its time, for at its end the ledger
-// credits what it was not told of. Never, of others.
+// Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
+// ledger credits unreported tokens. Never, for other leases.
 func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	if !p.eager || p.Deadline == Never {
 		return Never
@@ -262,55 +258,54 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	return p.Deadline.Add(-rule.Coordination.Lease.TTL / 4) // which is three quarters of it
 }
 
-// Rides tells whether a lease that is used up may be renewed if others travel too, of a key that is not asked for
-// often: its next request need not wait then. A lease of a single token is used up by the request that it is for.
+// Rides tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
+// request need not wait. A lease of a single token is always used up by its request.
 func (e Entry) Rides(now instant, rule *ratelimit.Rule) bool {
 	usedUp := e.asked == 0 && e.Taken == e.Spent && e.Heard != 0 && now >= e.calm && now < e.Till
 	return usedUp && e.Demand.PerSec < often && now.Sub(e.Demand.LastUse) < time.Second &&
 		e.plenty(rule) && rule.Limit.Capacity() >= 2*leastShare
 }
 
-// told is from when on what was refused may be told again, though nobody asks.
+// told is the earliest time for a report of refusals without requests.
 func (e Entry) told() instant { return e.Heard.Add(refusal / 2) }
 
-// Recalled gives back what others need, but for what requests wait for here. The ledger is told also where nothing is
-// in hand: to it, what was drawn is unspent.
+// Recalled gives back tokens that others need, except those for waiting requests here. It reports also with nothing
+// in hand: for the ledger, drawn tokens are unspent.
 func (e Entry) Recalled(now instant) {
 	e.GiveBack(e.Waiting)
 	e.Doubt()
 	e.calm, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
-// Limited takes in that another limit counts from here on: what is refused is asked for anew, and where the limit is
-// lower, what is in hand goes back.
+// Limited applies another limit from now on: it claims again for refused requests, and if the limit is lower, gives
+// back the tokens in hand.
 func (e Entry) Limited(now instant, lower bool) {
 	if e.refusals, e.full = (refusals{}), false; lower {
 		e.Recalled(now)
 	}
 }
 
-// Resign gives back all that is in hand, and takes nothing from here on but what requests wait for: the key is of no
-// use to this node, or the node ends. It lasts until the instant.
+// Resign gives back all tokens in hand, and from then on claims only for waiting requests, until the instant: this
+// node no longer needs the key, or it ends.
 func (e Entry) Resign(until instant) {
 	e.GiveBack(0)
 	e.calm, e.scarce = max(e.calm, until), max(e.scarce, until)
 }
 
-// Forgive has the ledger asked again about what is refused, and forgets what refusals were charged that it was not told
-// yet: an operator wants a new beginning.
+// Forgive checks refusals with a claim at once, and drops their unreported charges: an operator has reset the key.
 func (e Entry) Forgive() {
 	e.refusals = refusals{}
 	e.Spent -= e.Charged
 	e.Charged = 0
 }
 
-// Idle tells whether what is in hand is of no use to this node, and may be to others. It may be what a request has
-// waited for that is not woken yet, of a key that was never used before.
+// Idle tells whether this node no longer needs its tokens in hand. They may be for a request that is not awake yet,
+// of a key that was never used before.
 func (e Entry) Idle(now instant) bool {
 	return e.asked == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
-// Learned takes in an answer that counts (Hear): what is refused from here on without asking.
+// Learned applies an answer that counts (Hear) to the node's own refusals.
 func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
 	e.until, e.again, e.calm = 0, 0, max(e.calm, now.Add(paced))
@@ -318,7 +313,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		e.frees, e.holds = true, 0
 	}
 	short := g.Granted < m.Claim.Need
-	// A draw does not say what others have in hand.
+	// A draw does not show the tokens in hand of others.
 	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0
 	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
 	if m.Claim.Kind == account.Draws || e.learning || !nothing && (!short || g.Recalling) {
@@ -327,7 +322,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		}
 		return
 	}
-	// What others have in hand they may give back; what nobody has comes back with time, or with a refund.
+	// Others can give back tokens in hand. The rest returns with time, or with a refund.
 	free := max(0, limit.Capacity()-g.Sum)
 	e.most, e.under = free+max(0, e.Taken-e.Spent), limit.Capacity()
 	pause := refusal << e.holds

@@ -7,26 +7,26 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Next says what a request needs that Take cannot answer.
+// Next is the next step for a request.
 type Next uint8
 
-// What it may need.
+// Steps.
 const (
-	Answered Next = iota // nothing: it is answered
-	Booked               // answered, and to be told to the ledger before its caller hears of it
-	Asks                 // the ledger has to be asked
+	Answered Next = iota // none: it is answered
+	Booked               // answered, and to be booked at the ledger before the caller gets the answer
+	Asks                 // a claim is needed
 )
 
-// Asked says how far a request has come.
+// Asked is the progress of a request.
 type Asked struct {
-	Waited bool // the ledger was asked for it
-	Last   bool // it is answered now, for to ask again would bring nothing
+	Waited bool // a claim was made for it
+	Last   bool // it is answered now, because another claim would change nothing
 }
 
-// Spend answers a request from what is in hand, if that suffices: which is what most requests need. It reports whether
-// it did. It does not allocate.
+// Spend answers a request from the tokens in hand, if they suffice, as for most requests. It reports whether it did.
+// It does not allocate.
 func (e Entry) Spend(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
-	// Where more is taken than this request's limit, that is another than it was taken under, or there is debt: the
+	// If the sum is above this request's limit, the tokens were taken under a larger limit, or there is debt: the
 	// ledger decides.
 	if a.Kind != ratelimit.Spend || now >= e.Till || a.Cost > e.InHand(now) || e.Sum > a.Rule.Limit.Capacity() {
 		return false
@@ -40,7 +40,7 @@ func (e Entry) Spend(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
 	return true
 }
 
-// Take answers a request, or says what it needs. The part must be that of the window that goes on (Enter).
+// Take answers a request, or returns its next step. The part must be that of the current window (Enter).
 func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Verdict) Next {
 	next := Answered
 	switch a.Kind {
@@ -55,14 +55,14 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ver
 			next = e.settle(now, a, v)
 		}
 	case ratelimit.Peek:
-		// Who has tokens for a request of the usual cost knows that it may pass. Otherwise what was last heard is
-		// believed only of a key that is used up: others may have charged meanwhile.
+		// A node with tokens for a usual request can answer that requests pass. Otherwise the last answer counts only
+		// for a used-up key: others may have charged since.
 		over := e.usedUp(&a.Rule.Limit)
 		if e.InHand(now) < max(1, e.usual) && !asked.Waited && (now >= e.until || !over) {
 			return Asks
 		}
 		if *v = (ratelimit.Verdict{OverLimit: over}); over {
-			e.Demand.Refused = ratelimit.AddTokens(e.Demand.Refused, 1) // so that it is asked for again
+			e.Demand.Refused = ratelimit.AddTokens(e.Demand.Refused, 1) // so that a claim is made for it
 		}
 	default:
 		next = e.spend(now, a, asked, v)
@@ -82,7 +82,7 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 	if e.Spend(now, a, v) {
 		return Answered
 	}
-	e.sized(a.Cost) // before it is asked for, for by that it is
+	e.sized(a.Cost) // before the claim, whose size depends on it
 	known := now < e.until && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.under
 	if !known && (!asked.Waited || !asked.Last) {
 		return Asks
@@ -92,9 +92,9 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyRefunds {
 		return Answered
 	}
-	// A denial charges its cost whole. It is told before the caller hears of it, for from then on others must refuse
-	// peeks, too; but where the ledger knows that more is charged than there is, a flood of refusals is told now and
-	// then.
+	// A denial charges its whole cost. It is reported before the caller gets the answer, because from then on others
+	// must refuse peeks, too. If the ledger's sum is above the limit already, a flood of refusals is reported from
+	// time to time.
 	v.Charged = min(a.Cost, e.left(&a.Rule.Limit))
 	v.Debt = a.Cost - v.Charged
 	e.charge(a.Cost, &e.Charged)
@@ -105,7 +105,7 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 	return Booked
 }
 
-// settle books what a spend of before took too few, or too many.
+// settle books the difference of an earlier spend.
 func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next {
 	v.Charged = a.Cost
 	if a.Kind == ratelimit.Release {
@@ -127,9 +127,8 @@ func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next 
 	return Booked
 }
 
-// keeps tells whether what a request gives back may stay in this node's hand: in the window that it was taken of, for
-// as long as that lasts, and while others need not ask for it. The ledger then need not be told, for it has the whole
-// as taken.
+// keeps tells whether returned tokens of a request may stay in this node's hand: during their window, while others
+// need no recall for them. Then no report is needed, because the ledger counts them as taken.
 func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 	limit := &a.Rule.Limit
 	return limit.Algorithm != ratelimit.TokenBucket && e.Deadline == Never && !e.eager && !a.Rule.Coordination.Audit &&
@@ -137,8 +136,8 @@ func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
 }
 
-// Settle books what may be booked of a settlement before the ledger has said which window goes on: a charge, in the
-// window that it will say.
+// Settle books the part of a settlement that needs no window from the ledger: a charge, in the window of the first
+// answer.
 func (e Entry) Settle(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if a.Kind == ratelimit.Charge {
 		e.charge(a.Cost, &e.Charged)
@@ -146,13 +145,13 @@ func (e Entry) Settle(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	}
 }
 
-// charge spends tokens that the node may not have, for a reason that is counted in of.
+// charge spends tokens that the node may not have, and counts them in of.
 func (e Entry) charge(n tokens, of *tokens) {
-	e.Spent, e.used = max(e.Spent, min(e.Spent+n, account.MostBooked)), true // a grant on its way may cover it
+	e.Spent, e.used = max(e.Spent, min(e.Spent+n, account.MostBooked)), true // a grant in flight may cover it
 	*of = min(*of+n, account.MostBooked)
 }
 
-// Uncharge takes back what a refusal has charged a moment ago, for the request may be admitted after all; Recharge
+// Uncharge takes back the charge of a refusal a moment ago, because the request may be admitted after all. Recharge
 // charges it again.
 func (e Entry) Uncharge(a *ratelimit.Ask) {
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
@@ -167,18 +166,18 @@ func (e Entry) Recharge(a *ratelimit.Ask) {
 	}
 }
 
-// sized notes what a request costs.
+// sized notes the cost of a request.
 func (u *Use) sized(cost tokens) {
 	u.largest, u.usual = max(u.largest, cost), max(cost, u.usual-u.usual/8)
 }
 
-// usedUp tells whether more was charged than the limit, as far as is known. Others may have tokens in hand all the
-// same: they are asked to give them back, for they pay for it.
+// usedUp tells whether charges exceed the limit, by the last answer. Others may still have tokens in hand, and are
+// recalled to pay for it.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
 	return k.Sum+max(k.Taken, k.Spent)-k.booked > limit.Capacity()
 }
 
-// report adds to a verdict what is left, and until when.
+// report adds the remaining tokens and the reset to a verdict.
 func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	limit := &a.Rule.Limit
 	v.Remaining = e.left(limit)
@@ -189,27 +188,27 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if !v.OverLimit {
 		return
 	}
-	v.Remaining = min(v.Remaining, max(0, a.Cost-1)) // who asks for what is left then is to get it
+	v.Remaining = min(v.Remaining, max(0, a.Cost-1)) // a caller that requests the rest must get it
 	if limit.Algorithm != ratelimit.FixedWindow {
 		v.ResetAfter = max(time.Millisecond, e.until.Sub(now), e.passesAfter(now, a.Cost, limit))
 	}
 }
 
-// passesAfter is the earliest time at which a request that was refused may pass. Of a sliding window that is where what
-// counts was spent evenly: which part of it is old, a node does not know.
+// passesAfter is the earliest time at which a refused request can pass. For a sliding window, it assumes that the
+// usage is spread evenly: a node cannot tell which part of it is old.
 func (k *Key) passesAfter(now instant, cost tokens, limit *ratelimit.Limit) time.Duration {
 	unknown := max(k.Taken, k.Spent) - k.booked
 	free := limit.Capacity() - k.Sum - unknown + max(0, k.Taken-k.Spent)
 	return Refill(min(cost, limit.Capacity())-free, limit) - now.Sub(k.Heard)
 }
 
-// left is what is left of the limit, as far as is known, with what this node has in hand.
+// left is the rest of the limit, by the last answer, including this node's tokens in hand.
 func (k *Key) left(limit *ratelimit.Limit) tokens {
 	unknown := max(k.Taken, k.Spent) - k.booked
 	return max(0, min(limit.Capacity(), limit.Capacity()-k.Sum-unknown+max(0, k.Taken-k.Spent)))
 }
 
-// Undo takes back what a verdict charged, unless its window is over.
+// Undo takes back the charge of a verdict, unless its window is over.
 func (e Entry) Undo(v *ratelimit.Verdict) {
 	n := v.Charged + v.Debt
 	if n > 0 && v.Window == e.Window {
@@ -220,26 +219,26 @@ func (e Entry) Undo(v *ratelimit.Verdict) {
 	}
 }
 
-// Admitted books what on_store_failure has admitted, in the window that goes on as far as is known.
+// Admitted books an admission by on_store_failure, in the current window as far as it is certain.
 func (e Entry) Admitted(n tokens) { e.charge(n, &e.Unasked) }
 
-// Late says what becomes of a request that has waited for all its time.
+// Late is the result of a request at its deadline.
 type Late uint8
 
-// What may become of it.
+// Results.
 const (
-	Undecided Late = iota // nothing was heard that decides: on_store_failure does
-	Short                 // there was not enough a moment ago: it is refused, as any
-	Doubtful              // others may have spent what there was: it is refused, and charged nothing
+	Undecided Late = iota // no answer decides: on_store_failure does
+	Short                 // there was not enough a moment ago: it is refused, as usual
+	Doubtful              // others may have spent the rest: it is refused without a charge
 )
 
-// Late tells what was last heard says of a request that has waited. A late answer is no outage: alive says that the
-// ledger answers others. cautious says that the rule would rather refuse than admit.
+// Late is the result of a request at its deadline, by the last answer. A late answer is no outage: alive means that
+// the ledger answers others. cautious means that the rule prefers refusals.
 func (e Entry) Late(now instant, a *ratelimit.Ask, alive, cautious bool) Late {
 	limit := &a.Rule.Limit
 	cautious = alive && cautious
 	if e.Heard == 0 || now >= e.Till {
-		// Of a key that was never heard of, one request at a time may be admitted until it is.
+		// Before the first answer for a key, one request at a time may be admitted.
 		if cautious && e.Unasked > 0 {
 			return Doubtful
 		}
@@ -251,14 +250,14 @@ func (e Entry) Late(now instant, a *ratelimit.Ask, alive, cautious bool) Late {
 	case a.Cost > left && recent:
 		return Short
 	case limit.Algorithm != ratelimit.FixedWindow && !recent:
-		return Undecided // tokens have come back since
+		return Undecided // tokens have returned since
 	case a.Cost > left && alive, cautious && left <= limit.Capacity()/ratelimit.PlentyAbove:
 		return Doubtful
 	}
 	return Undecided
 }
 
-// Deny refuses a request, and charges nothing.
+// Deny refuses a request without a charge.
 func (e Entry) Deny(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	*v = ratelimit.Verdict{OverLimit: true, Source: ratelimit.FromClaim}
 	e.report(now, a, v)

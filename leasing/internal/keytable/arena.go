@@ -6,30 +6,29 @@ import (
 	"unsafe"
 )
 
-// Arena is memory for tables. It is safe for concurrent use, and must be reachable
-// for as long as anything that it gave is used: tables keep theirs.
+// Arena is memory for tables. It is safe for concurrent use, and must be reachable while its memory is used: tables
+// keep theirs.
 type Arena struct {
 	mu     sync.Mutex
 	blocks *blocks                  // guarded by mu
 	rest   []byte                   // of the last block; guarded by mu
 	next   int                      // bytes of the next block; guarded by mu
-	free   map[int][]unsafe.Pointer // what was given back, by size; guarded by mu
+	free   map[int][]unsafe.Pointer // returned memory, by size; guarded by mu
 	taken  int                      // bytes of all blocks; guarded by mu
 }
 
-// blocks are what the operating system has given. They are apart from the arena,
-// which must be unreachable when they are given back.
+// blocks are the operating system's memory. They are separate from the arena, which must be unreachable when they are
+// given back.
 type blocks struct{ all [][]byte }
 
-// Blocks double from firstBlock to mostBlock, so that a small table is small, and a
-// large one is not of many blocks.
+// Blocks double from firstBlock to mostBlock, so that a small table takes little, and a large one has few blocks.
 const (
 	firstBlock = 32 << 10
 	mostBlock  = 16 << 20
-	line       = 64 // bytes of a cache line, to which all is aligned
+	line       = 64 // bytes of a cache line, the alignment
 )
 
-// NewArena makes an arena, which has no memory yet.
+// NewArena makes an arena, without memory yet.
 func NewArena() *Arena {
 	a := &Arena{blocks: new(blocks), next: firstBlock, free: map[int][]unsafe.Pointer{}}
 	runtime.AddCleanup(a, func(b *blocks) {
@@ -40,16 +39,14 @@ func NewArena() *Arena {
 	return a
 }
 
-// Size is how many bytes the operating system has given. Those that were never used
-// take no memory.
+// Size is the number of bytes from the operating system. Unused pages take no memory.
 func (a *Arena) Size() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.taken
 }
 
-// take returns n bytes that are zero. It panics when the system has no more, as
-// make would.
+// take returns n zero bytes. Like make, it panics if the system has no more.
 func (a *Arena) take(n int) unsafe.Pointer {
 	n = (n + line - 1) / line * line
 	a.mu.Lock()
@@ -72,7 +69,7 @@ func (a *Arena) take(n int) unsafe.Pointer {
 	return p
 }
 
-// put takes n bytes back, which the caller does not use any more.
+// put takes back n bytes that the caller no longer uses.
 func (a *Arena) put(p unsafe.Pointer, n int) {
 	n = (n + line - 1) / line * line
 	a.mu.Lock()

@@ -2,14 +2,14 @@ package keytable
 
 import "unsafe"
 
-// keys are the bytes of keys, and what is kept beside each, in grains of 16 bytes. A
-// page has places of one number of grains, and when the last of them is removed it is
-// free for places of any length: keys whose lengths change over time take what two
-// generations of them take. A place's number is its page, and its first grain there.
+// keys are the bytes of keys and of kept values, in grains of 16 bytes. A page has places of one number of
+// grains. When its last place is removed, the page is free for places of any length. So keys whose lengths
+// change over time take at most the size of two generations. The number of a place is its page, and its first
+// grain there.
 type keys struct {
 	pages []page
-	// room is by how many grains: a page with room, plus 1, the first of a list; 0 is
-	// none. In room[0] are the pages without places.
+	// room is by number of grains: a page with room, plus 1, the first of a list; 0 is none. room[0] has the pages
+	// without places.
 	room [mostGrains + 1]uint32
 }
 
@@ -19,7 +19,7 @@ type page struct {
 	next, prev uint32 // pages of the same list, plus 1
 	grains     uint8  // of a place; 0: it has none
 	live       uint8  // places
-	used       uint8  // grains that were ever used since it got its first place
+	used       uint8  // grains used since it got its first place
 	free       uint8  // the first grain of a free place, plus 1; 0: none
 }
 
@@ -32,7 +32,7 @@ const (
 // grainsFor n bytes: at least one, so that each key has a place.
 func grainsFor(n int) uint8 { return uint8(max(1, (n+grain-1)/grain)) }
 
-// bytes are those of a place, all of them.
+// bytes are all bytes of a place.
 func (k *keys) bytes(number uint32) []byte {
 	p := &k.pages[number/pageGrains]
 	at := number % pageGrains * grain
@@ -61,7 +61,7 @@ func (k *keys) add(a *Arena, key []byte, n uint8) uint32 {
 	return number*pageGrains + uint32(at)
 }
 
-// begin makes a page for places of n grains, of one that has none, or a new one.
+// begin makes a page for places of n grains, from an empty one or a new one.
 func (k *keys) begin(a *Arena, n uint8) {
 	number := k.room[0]
 	if number != 0 {
@@ -75,7 +75,7 @@ func (k *keys) begin(a *Arena, n uint8) {
 	k.link(number-1, n)
 }
 
-// remove leaves a place to others.
+// remove frees a place.
 func (k *keys) remove(number uint32) {
 	of, at := number/pageGrains, uint8(number%pageGrains)
 	p := &k.pages[of]

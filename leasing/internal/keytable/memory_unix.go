@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fromSystem maps n bytes that are zero. Pages take memory when they are first used.
+// fromSystem maps n zero bytes. Pages take memory at their first use.
 func fromSystem(n int) []byte {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -17,4 +17,4 @@ func fromSystem(n int) []byte {
 	return b
 }
 
-func giveBack(b []byte) { _ = unix.Munmap(b) } // fails only for what is not mapped
+func giveBack(b []byte) { _ = unix.Munmap(b) } // fails only for memory that is not mapped

@@ -5,11 +5,11 @@ import "unsafe"
 // ID is a key's hash, of 128 bits.
 type ID struct{ High, Low uint64 }
 
-// prefix orders keys in a table: its first bits are the index into the directory.
-// The bits above it are left to who has several tables.
+// prefix orders keys in a table: its first bits are the index into the directory. The bits above it are for owners of
+// several tables.
 func (id ID) prefix() uint32 { return uint32(id.High >> 20) }
 
-// tag is never 0, and has nothing to do with the place in a segment.
+// tag is never 0, and independent of the place in a segment.
 func (id ID) tag() uint8 { return uint8(id.Low>>56) | 1 }
 
 // Cell is one key of a table. It moves when another key is added or removed.
@@ -25,24 +25,22 @@ type Cell[T any] struct {
 // ID is the key's.
 func (c *Cell[T]) ID() ID { return c.id }
 
-// segment is a small table with open addressing and linear probing over one-byte
-// tags. Its memory is the arena's.
+// segment is a small table with open addressing and linear probing over one-byte tags. Its memory is from the arena.
 type segment[T any] struct {
 	tags  []uint8 // 0 is empty
 	cells []Cell[T]
 	size  int
-	depth uint8 // how many bits of the prefix its keys have in common
+	depth uint8 // number of prefix bits that its keys have in common
 }
 
-// SegmentCells is how many places the largest segment has.
+// SegmentCells is the number of places of the largest segment.
 const SegmentCells = 512
 
-// sizes are how many places segments have. The steps are small where most segments
-// of a large table are, so that few of their places are empty.
+// sizes are the numbers of places of segments. The steps are small where most segments of a large table are, so that
+// few of their places are empty.
 var sizes = [...]int{8, 64, 256, 320, 384, 448, SegmentCells}
 
-// full is how many keys a segment of so many places may have: probes must be short
-// and must end.
+// full is the maximum of keys of a segment with that many places: probes must be short and must end.
 func full(places int) int { return places / 8 * 7 }
 
 // placesFor is the smallest size for n keys and some more.
@@ -89,7 +87,7 @@ func (s *segment[T]) get(id ID) *Cell[T] {
 	return nil
 }
 
-// place finds room for an ID that is not there. The segment must not be full.
+// place finds room for a new ID. The segment must not be full.
 func (s *segment[T]) place(id ID) *Cell[T] {
 	at := s.home(id)
 	for s.tags[at] != 0 {
@@ -100,7 +98,7 @@ func (s *segment[T]) place(id ID) *Cell[T] {
 	return &s.cells[at]
 }
 
-// remove empties the place at gap, and moves up those that were pushed past it.
+// remove empties the place at gap, and moves up the keys that were pushed past it.
 func (s *segment[T]) remove(gap int) {
 	n := len(s.tags)
 	for at := s.after(gap); s.tags[at] != 0; at = s.after(at) {

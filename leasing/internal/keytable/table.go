@@ -9,10 +9,10 @@ import (
 // MaxKeyLen is the longest key that a table keeps, in bytes.
 const MaxKeyLen = 128
 
-// MaxKept is how many bytes may be kept beside a key.
+// MaxKept is the maximum of bytes kept with a key.
 const MaxKept = 256
 
-// mostDepth bounds the directory. A keyed hash does not come near it.
+// mostDepth bounds the directory. A keyed hash stays far below it.
 const mostDepth = 24
 
 // Table is a bounded table from keys to values of a type without pointers. It is not
@@ -27,14 +27,13 @@ type Table[T any] struct {
 	hand  hand
 }
 
-// hand is where the search for a dead key goes on when the table is full.
+// hand is the position of the search for a dead key in a full table.
 type hand struct {
 	prefix uint32
 	at     int
 }
 
-// New makes a table of at most limit keys. It panics if T has pointers, which the
-// collector would not see.
+// New makes a table of at most limit keys. It panics if T has pointers, because the collector would not see them.
 func New[T any](arena *Arena, limit int) *Table[T] {
 	if t := reflect.TypeFor[T](); hasPointers(t) {
 		panic(fmt.Sprintf("keytable: %v has pointers", t))
@@ -44,10 +43,10 @@ func New[T any](arena *Arena, limit int) *Table[T] {
 	return t
 }
 
-// Len is how many keys there are.
+// Len is the number of keys.
 func (t *Table[T]) Len() int { return t.size }
 
-// Limit is how many there may be.
+// Limit is the maximum of keys.
 func (t *Table[T]) Limit() int { return t.limit }
 
 func (t *Table[T]) segment(prefix uint32) *segment[T] { return t.dir[prefix>>(32-t.depth)] }
@@ -55,10 +54,9 @@ func (t *Table[T]) segment(prefix uint32) *segment[T] { return t.dir[prefix>>(32
 // Get returns the key's cell, or nil. It does not allocate.
 func (t *Table[T]) Get(id ID) *Cell[T] { return t.segment(id.prefix()).get(id) }
 
-// Add makes a cell for a key that is not there, or returns nil when all that the
-// table may hold are alive. Before a segment grows, what dead tells is dropped from
-// it; when the table is full, what dead tells of some keys. The key must be at most
-// MaxKeyLen long.
+// Add makes a cell for a new key, or returns nil if the table is full of live keys. Before a segment grows, Add drops
+// its dead keys, as reported by dead. In a full table, it checks some keys. The key must have at most MaxKeyLen
+// bytes.
 func (t *Table[T]) Add(id ID, key []byte, dead func(*Cell[T]) bool) *Cell[T] {
 	if t.size >= t.limit && !t.evict(dead) {
 		return nil
@@ -80,8 +78,7 @@ func (t *Table[T]) Add(id ID, key []byte, dead func(*Cell[T]) bool) *Cell[T] {
 	return c
 }
 
-// purge drops what is dead of a segment, and tells whether that is an eighth: then
-// there is no need to grow.
+// purge drops the dead keys of a segment, and tells whether they are at least an eighth: then it need not grow.
 func (t *Table[T]) purge(s *segment[T], dead func(*Cell[T]) bool) bool {
 	for at := 0; at < len(s.tags); {
 		if s.tags[at] != 0 && dead(&s.cells[at]) {
@@ -93,7 +90,7 @@ func (t *Table[T]) purge(s *segment[T], dead func(*Cell[T]) bool) bool {
 	return s.size <= full(len(s.tags))*7/8
 }
 
-// grow makes room in a segment that is full: in a larger one, or in two.
+// grow makes room for a full segment: a larger one, or two.
 func (t *Table[T]) grow(s *segment[T], prefix uint32) bool {
 	if len(s.tags) < SegmentCells {
 		t.put(prefix, t.copied(s, s.depth, func(ID) bool { return true }))
@@ -119,7 +116,7 @@ func (t *Table[T]) grow(s *segment[T], prefix uint32) bool {
 	return true
 }
 
-// copied makes a segment of those keys of another, with room for more.
+// copied makes a segment of some keys of another, with room for more.
 func (t *Table[T]) copied(s *segment[T], depth uint8, wanted func(ID) bool) *segment[T] {
 	n := 0
 	for at, tag := range s.tags {
@@ -136,7 +133,7 @@ func (t *Table[T]) copied(s *segment[T], depth uint8, wanted func(ID) bool) *seg
 	return to
 }
 
-// put has the directory lead to a segment for all prefixes that it has.
+// put points the directory to a segment, for all of its prefixes.
 func (t *Table[T]) put(prefix uint32, s *segment[T]) {
 	n := 1 << (t.depth - s.depth)
 	first := int(prefix>>(32-t.depth)) &^ (n - 1)
@@ -145,7 +142,7 @@ func (t *Table[T]) put(prefix uint32, s *segment[T]) {
 	}
 }
 
-// Remove forgets a key, and tells whether it was there.
+// Remove drops a key, and tells whether it was there.
 func (t *Table[T]) Remove(id ID) bool {
 	s := t.segment(id.prefix())
 	c := s.get(id)
@@ -162,11 +159,10 @@ func (t *Table[T]) drop(s *segment[T], at int) {
 	t.size--
 }
 
-// evictTries bounds the search for room: enough to find it when one key in ten is
-// free to go, cheap enough for a flood of new keys.
+// evictTries bounds the search for room: enough if one key in ten is dead, and cheap enough for a flood of new keys.
 const evictTries = 24
 
-// evict drops one dead key, looking at no more than evictTries places from where it
+// evict drops one dead key. It checks at most evictTries places from its last position.
 // last stopped.
 func (t *Table[T]) evict(dead func(*Cell[T]) bool) bool {
 	for range evictTries {
@@ -185,13 +181,13 @@ func (t *Table[T]) evict(dead func(*Cell[T]) bool) bool {
 	return false
 }
 
-// Key is the key of a cell. It is the table's, and good until the table changes.
+// Key is the key of a cell. The table owns it, and it is valid until the table changes.
 func (t *Table[T]) Key(c *Cell[T]) []byte { return t.keys.bytes(c.key)[:c.len:c.len] }
 
-// Keep keeps bytes beside a key, in place of those that were kept; at most MaxKept.
+// Keep keeps up to MaxKept bytes with a key, and replaces the previous ones.
 func (t *Table[T]) Keep(c *Cell[T], kept []byte) {
 	n, has := grainsFor(int(c.len)+len(kept)), len(t.keys.bytes(c.key))/grain
-	if int(n) > has || int(n) < has-1 { // one grain more or less comes and goes
+	if int(n) > has || int(n) < has-1 { // its size may change by one grain
 		var key [MaxKeyLen]byte
 		copy(key[:c.len], t.Key(c))
 		t.keys.remove(c.key)
@@ -200,21 +196,20 @@ func (t *Table[T]) Keep(c *Cell[T], kept []byte) {
 	copy(t.keys.bytes(c.key)[c.len:], kept)
 }
 
-// Kept begins with what was last kept beside a key; how long that was, it does not
-// know. It is the table's, and good until the table changes.
+// Kept returns the bytes last kept with a key, and possibly more: it has no length. The table owns them, and they are
+// valid until the table changes.
 func (t *Table[T]) Kept(c *Cell[T]) []byte { return t.keys.bytes(c.key)[c.len:] }
 
-// Cursor is how far a walk through a table has come. The zero Cursor is its start.
+// Cursor is the position of a walk through a table. The zero Cursor is its start.
 type Cursor struct {
 	prefix uint32
 	Done   bool // all keys were shown
 }
 
-// Walk shows the next few keys, at most SegmentCells, and returns where to go on. see
-// must not change the table. Between two steps the table may change: a key that is
-// there from the first step to the last is shown, and once.
+// Walk shows the next few keys, at most SegmentCells, and returns the next position. see must not change the table.
+// Between two steps the table may change: a key that stays from the first step to the last is shown exactly once.
 func (t *Table[T]) Walk(from Cursor, see func(*Cell[T])) Cursor {
-	s := t.segment(from.prefix) // which begins there: segments are split, and never joined
+	s := t.segment(from.prefix) // it begins there: segments are split, and never joined
 	for at, tag := range s.tags {
 		if tag != 0 {
 			see(&s.cells[at])

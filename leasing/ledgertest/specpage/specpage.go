@@ -1,10 +1,10 @@
-// Package specpage reads the specification of the protocol, for tests that hold it against the code.
+// Package specpage reads the specification of the protocol, for tests that compare it with the code.
 //
-// Guarantee: what a package's test passes to Constants is on the page, with these values and no others. It does not
-// understand sentences: a number without the name of a constant behind it is not compared.
+// Guarantee: the page has the values that a package's test passes to Constants, and no others. It does not understand
+// sentences: a number that is not followed by the name of a constant is not compared.
 //
-// A constant stands on the page as its value, and behind it in brackets its package and name: 2 s (`account.Learn`).
-// A list or a table that is compared stands between <!-- name --> and <!-- end -->.
+// A constant is on the page as its value, then in brackets its package and name: 2 s (`account.Learn`). A list or a
+// table to compare is between <!-- name --> and <!-- end -->.
 package specpage
 
 import (
@@ -18,17 +18,17 @@ import (
 	"time"
 )
 
-// Path is that of the page, from the top of the module.
+// Path is the path of the page, from the top of the module.
 const Path = "docs/protocol.md"
 
-// Page is the text of it. It is not changed by reading.
+// Page is its text. Reading does not change it.
 type Page struct {
 	testing.TB
 	Text string
 	file string
 }
 
-// Read reads the page, from a test of whatever package of the module.
+// Read reads the page, from a test of any package of the module.
 func Read(tb testing.TB) *Page {
 	tb.Helper()
 	p := &Page{TB: tb, file: filepath.Join(Top(tb), filepath.FromSlash(Path))}
@@ -65,7 +65,7 @@ func (p *Page) Write() {
 	}
 }
 
-// Between is what stands between a mark and the next end.
+// Between is the text between a mark and the next end.
 func (p *Page) Between(mark string) string {
 	p.Helper()
 	_, rest, ok := strings.Cut(p.Text, "<!-- "+mark+" -->\n")
@@ -76,13 +76,13 @@ func (p *Page) Between(mark string) string {
 	return text
 }
 
-// Rows are those of the table at a mark, without its title, cell by cell.
+// Rows are the rows of the table at a mark, without its title, cell by cell.
 func (p *Page) Rows(mark string) (rows [][]string) {
 	p.Helper()
 	return RowsOf(p.Between(mark))
 }
 
-// RowsOf are those of a table.
+// RowsOf are the rows of a table.
 func RowsOf(table string) (rows [][]string) {
 	for line := range strings.Lines(table) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
@@ -96,7 +96,7 @@ func RowsOf(table string) (rows [][]string) {
 
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// Quoted are the names in a text that stand between backticks.
+// Quoted are the names between backticks in a text.
 func Quoted(text string) (names []string) {
 	for _, m := range quoted.FindAllStringSubmatch(text, -1) {
 		names = append(names, m[1])
@@ -104,7 +104,7 @@ func Quoted(text string) (names []string) {
 	return names
 }
 
-// Says fails the test if the page does not have these words.
+// Says fails the test if the page lacks these words.
 func (p *Page) Says(words string) {
 	p.Helper()
 	if !strings.Contains(p.Text, words) {
@@ -114,8 +114,8 @@ func (p *Page) Says(words string) {
 
 var stated = regexp.MustCompile("([^\\s(]+)(?:\\s(µs|ms|s|m|h))?\\s\\(`([a-z]+)\\.([A-Za-z]+)`\\)")
 
-// Constants compares all that the page states of some packages with the code: the values of each name. Each value must
-// be on the page, and no other.
+// Constants compares the constants of some packages on the page with the code. Each value must be on the page, and no
+// other.
 func (p *Page) Constants(packages []string, values map[string][]string) {
 	p.Helper()
 	seen := map[string]bool{}
@@ -138,7 +138,7 @@ func (p *Page) Constants(packages []string, values map[string][]string) {
 	}
 }
 
-// Packages are those of which the page states constants.
+// Packages are the packages whose constants the page has.
 func (p *Page) Packages() (all []string) {
 	for _, m := range stated.FindAllStringSubmatch(p.Text, -1) {
 		if !slices.Contains(all, m[3]) {
@@ -149,7 +149,7 @@ func (p *Page) Packages() (all []string) {
 	return all
 }
 
-// Duration writes one as the page does, in the largest unit of which it is a whole number.
+// Duration writes a duration as the page does, in the largest unit of which it is a whole number.
 func Duration(d time.Duration) string {
 	for _, u := range []struct {
 		of   time.Duration

@@ -1,8 +1,8 @@
 // Package etcdtest runs real servers of etcd for tests.
 //
-// Guarantee: a server is a process of its own, in a directory of its own and on free loopback ports, and ends with the
-// test. It keeps its data when it is killed and run again. Its program is built from the module in the folder server,
-// so that Go and its module proxy are all that is needed. Where it cannot be built the test fails, and says so.
+// Guarantee: a server is a process of its own, in a directory of its own and on free loopback ports, and ends with
+// the test. It keeps its data when it is killed and run again. Its program is built from the module in the folder
+// server, which needs only Go and its module proxy. If the build fails, the test fails with its error.
 package etcdtest
 
 import (
@@ -28,22 +28,22 @@ import (
 type Server struct {
 	testing.TB
 	Port    string
-	peers   string // its port for them
-	members string // the peers' ports of all
+	peers   string // its port for peers
+	members string // the peers' ports of all members
 	token   string
-	user    []string // whose name and password the server's own client has, if any
+	user    []string // name and password of the server's own client, if any
 	data    string
 	cmd     *exec.Cmd
 	client  *clientv3.Client
 }
 
-// Start makes a server's data and runs it.
+// Start creates a server's data and runs it.
 func Start(tb testing.TB) *Server {
 	tb.Helper()
 	return StartCluster(tb, 1)[0]
 }
 
-// StartCluster makes the data of a cluster of some members and runs them.
+// StartCluster creates the data of a cluster of some members and runs them.
 func StartCluster(tb testing.TB, members int) []*Server {
 	tb.Helper()
 	ports, err := freeport.Find(2 * members)
@@ -71,7 +71,7 @@ func (s *Server) address() string { return "127.0.0.1:" + s.Port }
 
 var program = sync.OnceValues(build)
 
-// build builds the program into the repository's cache. It links only what is not there already.
+// build builds the program into the repository's cache. It links only a missing one.
 func build() (string, error) {
 	_, file, _, _ := runtime.Caller(0)
 	dir := filepath.Join(filepath.Dir(file), "server")
@@ -79,7 +79,7 @@ func build() (string, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}
-	// Packages are tested at once, and one of them builds.
+	// Packages are tested at the same time, and one of them builds.
 	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return "", err
@@ -141,7 +141,7 @@ func (s *Server) Leads() (yes bool) {
 	return yes
 }
 
-// Kill ends the server at once, as a crash of the machine does, but that what was written stays in the system's cache.
+// Kill ends the server at once, like a crash of the machine, except that its writes stay in the system's cache.
 func (s *Server) Kill() {
 	if s.client != nil {
 		_ = s.client.Close()
@@ -165,7 +165,7 @@ func (s *Server) Signal(sig syscall.Signal) {
 // PID is the number of the process.
 func (s *Server) PID() int { return s.cmd.Process.Pid }
 
-// Snapshot writes a snapshot of the data into a file, whose path it returns.
+// Snapshot writes a snapshot of the data into a file, and returns its path.
 func (s *Server) Snapshot() string {
 	s.Helper()
 	path := filepath.Join(s.TempDir(), "snapshot")
@@ -187,7 +187,7 @@ func (s *Server) Snapshot() string {
 	return path
 }
 
-// Restore makes a killed server's data anew from a snapshot, with the token of a cluster: "" for that which it had.
+// Restore replaces a killed server's data by a snapshot, with the token of a cluster: "" for the previous one.
 func (s *Server) Restore(snapshot, token string) {
 	s.Helper()
 	if token != "" {
@@ -199,7 +199,7 @@ func (s *Server) Restore(snapshot, token string) {
 	}
 }
 
-// Protect has the server ask for a password, of the user root.
+// Protect makes the server require a password, of the user root.
 func (s *Server) Protect(password string) {
 	s.Helper()
 	s.With(func(ctx context.Context, c *clientv3.Client) error {
@@ -219,7 +219,7 @@ func (s *Server) Protect(password string) {
 	s.client, s.user = nil, []string{"root", password}
 }
 
-// Count is how many keys begin with a prefix.
+// Count is the number of keys with a prefix.
 func (s *Server) Count(prefix string) (n int64) {
 	s.Helper()
 	s.With(func(ctx context.Context, c *clientv3.Client) error {
@@ -232,7 +232,7 @@ func (s *Server) Count(prefix string) (n int64) {
 	return n
 }
 
-// With does something with a client of the server.
+// With runs a function with a client of the server.
 func (s *Server) With(do func(context.Context, *clientv3.Client) error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

@@ -1,9 +1,8 @@
 // Package freeport finds loopback ports for servers that tests and benchmarks start.
 //
-// Guarantee: a port that is found stays free for its server, also while the server is
-// ended and started again. Ports are below those that the system gives to outgoing
-// connections (/proc/sys/net/ipv4/ip_local_port_range, from 32768 on), for a connection
-// of somebody else that got the port of a server in between would keep it from starting.
+// Guarantee: a port stays free for its server, also while the server is ended and started again. Ports are below
+// those that the system gives to outgoing connections (/proc/sys/net/ipv4/ip_local_port_range, from 32768 on). A
+// foreign connection on such a port would keep a restarted server from listening.
 package freeport
 
 import (
@@ -17,18 +16,18 @@ import (
 // firstPort and portCount leave room for ClusterBus above each port and below 32768.
 const firstPort, portCount = 10_000, 12_000
 
-// ClusterBus is how far above a server's own port a Redis Cluster's nodes talk.
+// ClusterBus is the distance of a Redis Cluster's bus port above the server's own port.
 const ClusterBus = 10_000
 
-// next begins elsewhere in each process, so that two rarely look at once at the same.
+// next starts at another port in each process, so that two rarely try the same ports.
 var next = func() *atomic.Uint64 {
 	n := &atomic.Uint64{}
 	n.Store(rand.Uint64N(portCount))
 	return n
 }()
 
-// Find returns n ports that nobody listens on now, nor so far above them as offsets
-// say. In this process a port is not found again until all have been.
+// Find returns n free ports. The ports at the offsets above them are free, too. In this process a port is not
+// returned again until all others have been.
 func Find(n int, offsets ...int) ([]string, error) {
 	ports := make([]string, 0, n)
 	for range portCount {

@@ -1,7 +1,7 @@
 // Package pgtest runs real PostgreSQL servers for tests.
 //
-// Guarantee: a server runs in a directory of its own on a free loopback port, and ends with the test. It keeps its data
-// when it is killed and run again. Where there is no PostgreSQL the test fails, and says how to get one.
+// Guarantee: a server runs in a directory of its own on a free loopback port, and ends with the test. It keeps its
+// data when it is killed and run again. Without PostgreSQL, the test fails with an instruction to install it.
 package pgtest
 
 import (
@@ -33,7 +33,7 @@ type Server struct {
 	args []string
 }
 
-// Start makes a server's data and runs it, with more settings, such as "max_connections=5".
+// Start creates a server's data and runs it, with more settings, such as "max_connections=5".
 func Start(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
 	s := newServer(tb, settings)
@@ -49,7 +49,7 @@ func newServer(tb testing.TB, settings []string) *Server {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	// PostgreSQL does not run as root, and who it runs as must reach its data.
+	// PostgreSQL does not run as root, and its user must reach its data.
 	dir, err := os.MkdirTemp("", "pgtest")
 	if err != nil {
 		tb.Fatal(err)
@@ -82,13 +82,13 @@ func (s *Server) Run() {
 	s.with(func(context.Context, *pgx.Conn) error { return nil })
 }
 
-// Kill ends the server and all of its processes at once, as a crash of the machine does, but that what was written
-// stays in the system's cache.
+// Kill ends the server and all of its processes at once, like a crash of the machine, except that its writes stay in
+// the system's cache.
 func (s *Server) Kill() {
 	if s.cmd == nil {
 		return
 	}
-	// Stopped first, so that none begins another meanwhile.
+	// Stopped first, so that none starts another in the meantime.
 	_ = s.cmd.Process.Signal(syscall.SIGSTOP)
 	children := s.children()
 	_ = s.cmd.Process.Kill()
@@ -105,7 +105,7 @@ func (s *Server) Kill() {
 	_ = os.Remove(filepath.Join(s.data, "postmaster.pid")) // its number may be another process's by now
 }
 
-// children are the server's processes, but for the first: each leads a session of its own.
+// children are the server's processes except the first: each leads a session of its own.
 func (s *Server) children() (pids []int) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, name := range stats {
@@ -134,11 +134,11 @@ func (s *Server) Signal(sig syscall.Signal) {
 	}
 }
 
-// Standby makes a server that follows this one, under a name that its synchronous_standby_names may have.
+// Standby makes a standby of this server, with a name for its synchronous_standby_names.
 func (s *Server) Standby(name string) *Server {
 	s.Helper()
 	settings := slices.DeleteFunc(slices.Clone(s.args), func(setting string) bool {
-		return strings.HasPrefix(setting, "synchronous_standby_names=") // it has none of its own
+		return strings.HasPrefix(setting, "synchronous_standby_names=") // the standby has none of its own
 	})
 	other := newServer(s.TB, settings)
 	other.do("pg_basebackup", "-h", "127.0.0.1", "-p", s.Port, "-U", "sluice", "-D", other.data, "-X", "stream", "-R",
@@ -149,7 +149,7 @@ func (s *Server) Standby(name string) *Server {
 	return other
 }
 
-// Promote has a standby be a primary.
+// Promote makes a standby a primary.
 func (s *Server) Promote() {
 	s.Helper()
 	s.Exec("SELECT pg_promote(true, 30)")
@@ -164,14 +164,14 @@ func (s *Server) Exec(sql string, args ...any) {
 	})
 }
 
-// Int is the one number that a query returns.
+// Int is the only number that a query returns.
 func (s *Server) Int(sql string, args ...any) (n int64) {
 	s.Helper()
 	s.with(func(ctx context.Context, c *pgx.Conn) error { return c.QueryRow(ctx, sql, args...).Scan(&n) })
 	return n
 }
 
-// with connects, which it tries for a while: others' connections may be ending.
+// with connects, with retries: other connections may be ending.
 func (s *Server) with(do func(context.Context, *pgx.Conn) error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -205,7 +205,7 @@ func (s *Server) command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// find looks where Debian has it, too: not on the PATH.
+// find also looks at Debian's place, which is not on the PATH.
 func (s *Server) find(name string) string {
 	s.Helper()
 	if path, err := exec.LookPath(name); err == nil {
@@ -218,7 +218,7 @@ func (s *Server) find(name string) string {
 	return found[len(found)-1]
 }
 
-// credential is whom a server runs as, where the test is root.
+// credential is the server's user, if the test runs as root.
 func (s *Server) credential() *syscall.Credential {
 	s.Helper()
 	if os.Getuid() != 0 {
@@ -239,13 +239,13 @@ func (s *Server) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 }
 
-// CPU is the processor time that all processes of the server have used so far.
+// CPU is the CPU time of all processes of the server so far.
 func (s *Server) CPU() (all time.Duration) {
 	s.Helper()
 	for _, pid := range append(s.children(), s.cmd.Process.Pid) {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
-			continue // it has ended, and is one of those that the first has waited for
+			continue // it has ended, and is part of the first one's ended children
 		}
 		_, rest, _ := strings.Cut(string(text), ") ")
 		fields := strings.Fields(rest)
@@ -264,7 +264,7 @@ func (s *Server) CPU() (all time.Duration) {
 	return all
 }
 
-// AskForPasswords has the server ask all but its own user for one.
+// AskForPasswords makes the server require a password of all users but its own.
 func (s *Server) AskForPasswords() {
 	s.Helper()
 	rules := "host all sluice 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"

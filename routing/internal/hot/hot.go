@@ -84,8 +84,8 @@ func (h *Finder) take(hash uint64, key []byte) {
 	s := &h.slots[least]
 	delete(h.keys, s.hash)
 	h.keys[hash] = least
-	// The count goes on from that of the key before, so that it is never too low: a key that is hot
-	// is not missed, though a rare one may be taken for hot for a second.
+	// The count continues from that of the previous key, so that it is never too low. A hot key is not missed,
+	// though a rare one may count as hot for a second.
 	*s = slot{hash: hash, count: s.count + 1, name: string(key)}
 }
 

@@ -62,8 +62,8 @@ const (
 	// that had no answer is followed by another after retry.
 	TellEvery = 100 * time.Millisecond
 	retry     = 5 * TellEvery
-	// believed is how long the owner's answer counts that a key is used up: a flood of refusals does not
-	// reach it, and a refund elsewhere is seen soon.
+	// believed is the time for which the owner's answer that a key is used up counts. A flood of refusals does
+	// not reach the owner, and a refund elsewhere shows soon.
 	believed = 20 * time.Millisecond
 	// ahead is how long a lease must last at the present rate.
 	ahead = 250 * time.Millisecond

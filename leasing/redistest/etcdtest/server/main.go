@@ -1,10 +1,10 @@
 // Command server is one member of etcd for tests, as its own process: a test can kill it, stop it and run it again on
-// the same data. It is a module of its own, so that nothing that etcd's server needs is in Sluice's.
+// the same data. It is a module of its own, which keeps the dependencies of etcd's server out of Sluice's.
 //
 //	server [-restore SNAPSHOT] [-token TOKEN] [-members PORT,...] DATA CLIENTS PEERS
 //
-// CLIENTS and PEERS are ports, and so are the members': where all of them take messages of their peers. With -restore
-// it makes the data from a snapshot, as etcdutl does, and ends.
+// CLIENTS and PEERS are ports. The members' ports are those for messages of their peers. With -restore it creates the
+// data from a snapshot, as etcdutl does, and ends.
 package main
 
 import (
@@ -47,7 +47,7 @@ func run(restore, token, members string, args []string) error {
 	}
 	c.InitialCluster = strings.Join(all, ",")
 	c.TickMs, c.ElectionMs = 10, 100
-	c.LogLevel = "fatal" // of a start it logs errors that are none
+	c.LogLevel = "fatal" // at a start it logs false errors
 	if restore != "" {
 		return snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
 			SnapshotPath: restore, Name: c.Name, OutputDataDir: c.Dir, PeerURLs: []string{peers.String()},
