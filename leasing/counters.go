@@ -8,8 +8,8 @@ import (
 )
 
 // counters is a bounded table of counters, of the keys that this node alone decides
-// about. Of keys that other nodes lease from it (mode routing without a store) there are
-// records besides: see lent. It is safe for concurrent use.
+// about. Of keys that other nodes lease from it (mode routing without a store), and of those with an
+// override, there are records besides: see lent. It is safe for concurrent use.
 type counters struct {
 	keytable.Sharding
 	shards []counterShard
@@ -37,12 +37,23 @@ const isLent = 0x80
 
 func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isLent) }
 
-// of is what others lease of a key; nil if nobody does.
+// of is what there is of a key beside its counter; nil: nothing.
 func (s *counterShard) of(c *counterCell) *lent {
-	if c.Mark&isLent == 0 {
+	if c == nil || c.Mark&isLent == 0 {
 		return nil
 	}
 	return s.lent[c.ID()]
+}
+
+// beside is of, and makes room for it.
+func (s *counterShard) beside(c *counterCell) *lent {
+	k := s.of(c)
+	if k == nil {
+		k = newLent()
+		s.lent[c.ID()] = k
+		c.Mark |= isLent
+	}
+	return k
 }
 
 func newCounters(arena *keytable.Arena, maxKeys int) *counters {
@@ -71,6 +82,12 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
+	k := s.of(c)
+	if in := k.rule(now, a); in != a.Rule {
+		own := *a
+		own.Rule, v.Limit = in, &in.Limit
+		a = &own
+	}
 	// Nothing is known of it, nor need be.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
 		fresh := counter{}
@@ -80,7 +97,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	if now, c = p.enter(s, now, id, c, a); c == nil {
 		return false
 	}
-	if k := s.of(c); k != nil {
+	if k != nil {
 		k.decide(now, &c.Val, a, v)
 	} else {
 		c.Val.decide(now, a, v)
@@ -95,16 +112,13 @@ func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *a
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	if now, c = p.enter(s, now, id, c, a); c == nil {
+	own := *a
+	own.Rule = s.of(c).rule(now, a)
+	v.Limit = inForce(a.Rule, own.Rule)
+	if now, c = p.enter(s, now, id, c, &own); c == nil {
 		return Lease{}, false
 	}
-	k := s.of(c)
-	if k == nil {
-		k = newLent()
-		s.lent[id] = k
-		c.Mark |= isLent
-	}
-	return k.decideFor(now, &c.Val, h, m, a, v), true
+	return s.beside(c).decideFor(now, &c.Val, h, m, &own, v), true
 }
 
 // enter finds room for a key, and has it count by the rule's algorithm. It returns the time to go by, and no cell if

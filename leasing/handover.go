@@ -67,7 +67,8 @@ type Account struct {
 	Dead  ratelimit.LedgerTime // from then on it means the same as none
 	Lag   ratelimit.LedgerTime // by which its clock runs behind the sender's
 
-	Lessees []Lessee
+	Lessees  []Lessee
+	Override account.Overridden // of the key; its Set is 0 if there is none
 }
 
 // TakeOut takes a key's account away, for another process: from here on the key
@@ -82,6 +83,9 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	x = c.Val.export(algorithmOf(c))
 	if k := s.of(c); k != nil {
 		x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))
+		if k.over != nil {
+			x.Override = k.over.Overridden
+		}
 	}
 	if ok = !s.dead(c, at); ok {
 		s.forget(id)
@@ -124,10 +128,9 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		}
 	}
 	k := s.of(c)
-	if k == nil && (len(x.Lessees) > 0 || x.Algorithm == ratelimit.Concurrency) {
-		k = newLent()
-		s.lent[id] = k
-		c.Mark |= isLent
+	if len(x.Lessees) > 0 || x.Override.Set > 0 || x.Algorithm == ratelimit.Concurrency {
+		k = s.beside(c)
+		k.adopt(&x.Override)
 	}
 	bucket := x.Algorithm == ratelimit.TokenBucket
 	if x.Algorithm == ratelimit.Concurrency {

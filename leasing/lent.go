@@ -60,10 +60,11 @@ const mostLessees = 1 << 10
 // scarce is for how long after a refusal nothing is leased: what there is goes to whoever asks.
 const scarce = time.Second
 
-// lent is what others lease of one key.
+// lent is what there is of one key beside its counter: most keys have none.
 type lent struct {
 	lessees []Lessee
 	slots   account.Slots // taken, under a concurrency limit
+	over    *ownOverride  // nil: none was set
 	soonest ledgerTime    // before then no bucket's lease is over
 	refused ledgerTime    // when a request was last refused
 }
@@ -239,9 +240,10 @@ func (k *lent) inHand() (n tokens) {
 	return n
 }
 
-// live tells whether any bucket's lease goes on.
+// live tells whether any bucket's lease goes on, or the record of an override.
 func (k *lent) live(now ledgerTime) bool {
-	return slices.ContainsFunc(k.lessees, func(r Lessee) bool { return r.Until > now })
+	return k.over != nil && now < k.over.Until() ||
+		slices.ContainsFunc(k.lessees, func(r Lessee) bool { return r.Until > now })
 }
 
 // forget drops records of which nothing will come any more: of a window that no sum has any part of, or of a bucket's

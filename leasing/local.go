@@ -19,11 +19,10 @@ import (
 // keys of its rule: it may be refused early, and is never admitted beyond the
 // limit. When even these are too many, it is refused.
 type Local struct {
-	tracked   *counters
-	overflow  *counters
-	epoch     atomic.Int64 // what to add to an Instant to get the ledger's nanoseconds
-	shared    atomic.Uint64
-	overrides overrides
+	tracked  *counters
+	overflow *counters
+	epoch    atomic.Int64 // what to add to an Instant to get the ledger's nanoseconds
+	shared   atomic.Uint64
 }
 
 // What a key takes at most, in bytes: for MAX_KEYS. It is the worst that a client can bring
@@ -43,7 +42,7 @@ const OverflowSlots = 64
 func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
 	arena := keytable.NewArena()
 	l := &Local{tracked: newCounters(arena, maxKeys), overflow: newCounters(arena, max(OverflowSlots, maxKeys/8))}
-	l.tracked.before, l.overrides.most = l.overflowed, maxKeys
+	l.tracked.before = l.overflowed
 	l.SyncClock(now, wall)
 	return l
 }
@@ -75,20 +74,9 @@ func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimi
 	at := l.ledgerNow(now)
 	for i := range asks {
 		verdicts[i] = verdict{}
-		if in := l.overrides.rule(at, &asks[i]); in == asks[i].Rule {
-			l.decide(at, &asks[i], &verdicts[i])
-		} else {
-			own := asks[i]
-			own.Rule = in
-			l.decide(at, &own, &verdicts[i])
-			verdicts[i].Limit = &in.Limit
+		if !l.tracked.decide(at, &asks[i], &verdicts[i]) {
+			l.decideOverflow(at, &asks[i], &verdicts[i])
 		}
-	}
-}
-
-func (l *Local) decide(at ledgerTime, a *ask, v *verdict) {
-	if !l.tracked.decide(at, a, v) {
-		l.decideOverflow(at, a, v)
 	}
 }
 
@@ -100,13 +88,10 @@ func (l *Local) DecideFor(
 ) Lease {
 	at := l.ledgerNow(now)
 	*v = verdict{}
-	own := *a
-	own.Rule = l.overrides.rule(at, a)
-	x, ok := l.tracked.decideFor(at, h, &m, &own, v)
+	x, ok := l.tracked.decideFor(at, h, &m, a, v)
 	if !ok {
-		l.decideOverflow(at, &own, v)
+		l.decideOverflow(at, a, v)
 	}
-	v.Limit = inForce(a.Rule, own.Rule)
 	return x
 }
 

@@ -167,7 +167,7 @@ func (f *Fleet) SetOverride(
 
 // Overrides implements [ratelimit.Overrider].
 func (f *Fleet) Overrides(
-	ctx context.Context, prefix, after string, n int,
+	ctx context.Context, _ instant, prefix, after string, n int,
 ) ([]ratelimit.NamedOverride, error) {
 	l, ok := f.ledger.(account.Overrider)
 	if !ok {

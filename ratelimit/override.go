@@ -82,6 +82,7 @@ type Overrider interface {
 	// SetOverride sets it, or removes it if o is nil, and returns the override in force then. The store's
 	// clock gives Set; o.Set is not read.
 	SetOverride(ctx context.Context, now Instant, a *Ask, o *Override, match Match) (Override, error)
-	// Overrides lists up to n whose keys' names begin with prefix and come after a name, in the order of the names.
-	Overrides(ctx context.Context, prefix, after string, n int) ([]NamedOverride, error)
+	// Overrides lists up to n in force whose keys' names begin with prefix and come after a name, in the order of the
+	// names.
+	Overrides(ctx context.Context, now Instant, prefix, after string, n int) ([]NamedOverride, error)
 }

@@ -41,12 +41,12 @@ func (r *Router) SetOverride(
 }
 
 // Overrides implements [ratelimit.Overrider].
-func (r *Router) Overrides(ctx context.Context, prefix, after string, n int) ([]ratelimit.NamedOverride, error) {
+func (r *Router) Overrides(ctx context.Context, now ratelimit.Instant, prefix, after string, n int) ([]ratelimit.NamedOverride, error) {
 	o, err := r.overrider()
 	if err != nil {
 		return nil, err
 	}
-	return o.Overrides(ctx, prefix, after, n)
+	return o.Overrides(ctx, now, prefix, after, n)
 }
 
 var _ ratelimit.Overrider = (*Router)(nil)

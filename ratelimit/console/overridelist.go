@@ -188,7 +188,7 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 		if after < prefix {
 			after = ""
 		}
-		all, err := c.Overrides.Overrides(ctx, prefix, after, n-len(v.Overrides))
+		all, err := c.Overrides.Overrides(ctx, c.Clock(), prefix, after, n-len(v.Overrides))
 		if err != nil {
 			return err
 		}
