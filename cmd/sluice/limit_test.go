@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
@@ -289,28 +291,77 @@ func TestOverridesReachEachNode(t *testing.T) {
 		for _, s := range nodes {
 			s.untilHealthy()
 		}
-		const keys, workers = 60, 6
-		took := make([]time.Duration, keys)
-		var all sync.WaitGroup
-		for worker := range workers {
-			all.Go(func() {
-				for i := worker; i < keys; i += workers {
-					took[i] = overrideReaches(t, nodes, i)
-				}
-			})
+		overridesReach(t, nodes)
+	})
+}
+
+const reached = 60 // keys
+
+func overridesReach(t *testing.T, nodes []*sluice) {
+	t.Helper()
+	const workers = 6
+	took := make([]time.Duration, reached)
+	var all sync.WaitGroup
+	for worker := range workers {
+		all.Go(func() {
+			for i := worker; i < reached; i += workers {
+				took[i] = overrideReaches(t, nodes, i)
+			}
+		})
+	}
+	all.Wait()
+	slices.Sort(took)
+	t.Logf("an override counts at three nodes after %v (p50), %v (p99), %v", took[reached/2], took[reached*99/100], took[reached-1])
+	if took[reached/2] > time.Second { // a busy machine may hold up some
+		t.Errorf("half of the overrides count later than after %v", took[reached/2])
+	}
+	eachLists(t, nodes)
+}
+
+// eachLists checks that each node lists and exports all overrides.
+func eachLists(t *testing.T, nodes []*sluice) {
+	t.Helper()
+	for _, s := range nodes {
+		if _, out, errs := s.read("list", "--json", "d"); strings.Count(out, "\n") != reached {
+			t.Errorf("%d of %d are listed: %s", strings.Count(out, "\n"), reached, errs)
 		}
-		all.Wait()
-		slices.Sort(took)
-		t.Logf("an override counts at three nodes after %v (p50), %v (p99), %v", took[keys/2], took[keys*99/100], took[keys-1])
-		if took[keys/2] > time.Second { // a busy machine may hold up some
-			t.Errorf("half of the overrides count later than after %v", took[keys/2])
+		if _, out, errs := s.read("export"); strings.Count(out, "\n") != 1+reached {
+			t.Errorf("%d of %d are exported: %s", strings.Count(out, "\n")-1, reached, errs)
 		}
+	}
+}
+
+// Nodes of a ring without a store do the same by the memory of each key's owner. Of an override, a node that is added
+// takes nothing away, nor does one that ends in good order.
+func TestRingOverridesOutliveRestarts(t *testing.T) {
+	t.Parallel()
+	rules := strings.Replace(peopleRules, "domain: d\n", "domain: d\ncoordination: {mode: routing, on_store_failure: closed, on_deny: refund}\n", 1)
+	r := newRingOf(t, rules, 3, 1, ratelimit.OwnMemory, "ADMIN_TOKEN=hunter2")
+	overridesReach(t, r.nodes)
+	added := r.start()
+	in := func(nodes []*sluice, members int) {
+		t.Helper()
 		for _, s := range nodes {
-			if _, out, errs := s.read("list", "--json", "d"); strings.Count(out, "\n") != keys {
-				t.Errorf("%d of %d are listed: %s", strings.Count(out, "\n"), keys, errs)
+			s.eventually("the ring is whole", func() bool { return s.metric("sluice_ring_members") == members && s.healthy() })
+		}
+		eachLists(t, nodes)
+		for i := range reached {
+			if key := fmt.Sprint("k", i); nodes[i%len(nodes)].post("five", key) != http.StatusOK {
+				t.Errorf("with %d nodes, %s is refused", members, key)
 			}
 		}
-	})
+	}
+	in(r.nodes, 4)
+	r.nodes[0].Signal(syscall.SIGTERM)
+	if err := <-r.nodes[0].exited; err != nil {
+		t.Fatal(err)
+	}
+	in(r.nodes[1:], 3)
+	added.put(t, "five=brief", `{"limit": 0, "reason": "", "expires": "300ms"}`)
+	for _, s := range r.nodes[1:] {
+		s.eventually("an override is over", func() bool { return s.post("five", "brief") == http.StatusOK })
+	}
+	eachLists(t, r.nodes[1:])
 }
 
 // overrideReaches is how long it takes until an override counts at all nodes, which refused the key before.

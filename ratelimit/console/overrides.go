@@ -119,7 +119,7 @@ func failed(w http.ResponseWriter, err error) {
 	case errors.Is(err, ratelimit.ErrOverrideChanged):
 		refuse(w, http.StatusPreconditionFailed, "%v: get it again, and use its version", err)
 	case errors.Is(err, ratelimit.ErrOverrides):
-		refuse(w, http.StatusUnprocessableEntity, "%v: in mode routing, overrides need a shared store", err)
+		refuse(w, http.StatusUnprocessableEntity, "%v", err)
 	default:
 		refuse(w, http.StatusServiceUnavailable, "overrides cannot be read or set now: %v", err)
 	}

@@ -68,7 +68,9 @@ func (k *kept) SetOverride(_ context.Context, _ ratelimit.Instant, a *ratelimit.
 	return is, nil
 }
 
-func (k *kept) Overrides(_ context.Context, _ ratelimit.Instant, prefix, after string, n int) (all []ratelimit.NamedOverride, err error) {
+func (k *kept) Overrides(
+	_ context.Context, _ ratelimit.Instant, prefix, after string, n int,
+) (all []ratelimit.NamedOverride, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var names []string

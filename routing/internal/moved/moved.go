@@ -55,7 +55,8 @@ func (m *Entry) Plausible(here, sent ratelimit.LedgerTime) bool {
 	a := &m.Account
 	// An account goes by its former owner's clock, which may be behind the sender's by Lag: that
 	// clock must be possible, too.
-	if !possible(here, int64(a.At)) || !possible(here, int64(a.Override.Set)) || a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > MostApart {
+	if !possible(here, int64(a.At)) || !possible(here, int64(a.Override.Set)) || a.Dead < 0 || a.Dead > 2*never ||
+		a.Lag < 0 || here.Sub(sent-a.Lag) > MostApart {
 		return false
 	}
 	if a.Algorithm != ratelimit.TokenBucket && !possibleWindow(here, ratelimit.Window(a.State)) {
