@@ -47,6 +47,7 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 		select {
 		case f.lost <- account.OverrideChange{
 			Key: f.keyName(k.key()), Limit: was.asked.Limit, Override: &again, Again: true,
+			Audit: account.AuditOf(was.asked),
 		}:
 		default:
 			return false
@@ -155,7 +156,7 @@ func (f *Fleet) SetOverride(
 	if err != nil {
 		return ratelimit.Override{}, err
 	}
-	c := account.OverrideChange{Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match}
+	c := account.OverrideChange{Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match, Audit: account.AuditOf(a.Rule)}
 	is, err := l.SetOverride(ctx, &c)
 	s, id, at := f.find(a.Key)
 	defer s.mu.Unlock()

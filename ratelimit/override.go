@@ -72,6 +72,7 @@ var ErrOverrides = errors.New("this rule's limits cannot be overridden")
 type Match struct {
 	Any bool       // whatever there is
 	Set LedgerTime // the version; 0: there must be none
+	By  string     // who removes it, for the record of audited rules
 }
 
 // Overrider is a limiter that keeps overrides of its keys. All block until ctx is done at most, ask the store or the

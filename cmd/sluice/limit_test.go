@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
@@ -430,4 +431,40 @@ func TestAuditOfOverrides(t *testing.T) {
 			t.Errorf("of 12 of 12, with a limit of %s, the audit says %d\n%s%s", limit, code, out, errs)
 		}
 	}
+}
+
+// The record of an audited rule says who set which limit, when and why, on each kind of store; of an override that was
+// removed, too.
+func TestAuditNamesAuthorsOfOverrides(t *testing.T) {
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, "domain: d\ndescriptors:\n- {key: five, coordination: {audit: true}, rate_limit: {unit: year, requests_per_unit: 5}}\n"+
+		"- {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}\n")
+	eachStore(t, func(t *testing.T, server storeServer) {
+		s := serve(t, []string{"STORE_URL=" + server.URL(), "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
+		s.untilHealthy()
+		s.may("set", "12", "d", "five=x", "--expires=24h", "--reason=ticket 4711")
+		s.may("rm", "d", "five=x")
+		s.may("set", "12", "d", "ten=x")
+		if code, _, errs := s.limit("set", "12", "d", "five=x", "--if-version=1"); code == 0 {
+			t.Errorf("a change of another version is made: %s", errs)
+		}
+		code, out, errs := runLine("audit", "--store-url="+server.URL(), "--json")
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if code != 0 || len(lines) != 2 {
+			t.Fatalf("audit: %d\n%s%s", code, out, errs)
+		}
+		for i, want := range []account.Event{{Limit: 12, Reason: "ticket 4711"}, {Limit: 5}} {
+			var e account.Event
+			if err := json.Unmarshal([]byte(lines[i]), &e); err != nil || e.Kind != account.WasOverride || e.Holder != "ops" || e.Rule != "d.five" ||
+				e.Key != "year|d|five=x" || e.Limit != want.Limit || e.Reason != want.Reason || e.At == 0 || (e.Ends == 0) != (i == 1) {
+				t.Errorf("event %d is %s: %v", i, lines[i], err)
+			}
+		}
+		s.post("five", "x")
+		s.eventually("the audit shows both", func() bool {
+			code, out, _ = runLine("audit", "--store-url="+server.URL())
+			return code == 0 && strings.Contains(out, "held") && strings.Contains(out, "ops") && strings.Contains(out, "ticket 4711")
+		})
+	})
 }

@@ -146,6 +146,7 @@ type OverrideChange struct {
 	Match    ratelimit.Match
 	// Again says that a ledger may have lost it: Set stays its version, and one that was set or removed later stays.
 	Again bool
+	Audit string // as of a claim
 }
 
 // Check tells what is wrong with a change.
@@ -155,16 +156,16 @@ func (c *OverrideChange) Check() error {
 		return ratelimit.ErrOverrides
 	case c.Key == "", c.Again && (c.Override == nil || c.Override.Set == 0):
 		return errClaim
-	case c.Override != nil:
-		return checkOverride(c.Override)
+	case c.Override == nil:
+		return checkOverride(&ratelimit.Override{By: c.Match.By})
 	}
-	return nil
+	return checkOverride(c.Override)
 }
 
 // record is what becomes of the record at an instant, but for Set of one that is new.
 func (c *OverrideChange) record() Overridden {
 	if c.Override == nil {
-		return Overridden{removed: true}
+		return Overridden{removed: true, Override: ratelimit.Override{By: c.Match.By}}
 	}
 	return Overridden{Override: *c.Override}
 }
@@ -308,6 +309,13 @@ func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o 
 			p.Set(ctx, name, r.Encode(), 0)
 			if until := r.Until(); until < lastTime {
 				p.PExpireAt(ctx, name, time.UnixMicro(int64(until)))
+			}
+			if c.Audit != "" {
+				stream := RecordName(l.prefix, c.Key)
+				p.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: eventsKept, Approx: true, Values: []any{
+					"override", r.Encode(), "rule", c.Audit, "key", c.Key, "limit", int64(c.changed(r).Limit),
+				}})
+				p.PExpire(ctx, stream, recordKept)
 			}
 			return nil
 		})

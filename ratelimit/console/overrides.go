@@ -286,6 +286,7 @@ func (c *console) condition(ctx context.Context, r *http.Request, a *ratelimit.A
 func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor string, o *ratelimit.Override,
 	match ratelimit.Match, from *http.Request, by string,
 ) (ratelimit.Override, error) {
+	match.By = by
 	is, err := c.Overrides.SetOverride(ctx, c.Clock(), a, o, match)
 	result, what := metrics.OverrideSet, "an override was set"
 	if o == nil {
