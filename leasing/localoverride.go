@@ -21,7 +21,7 @@ type ownOverride struct {
 
 // rule is the one in force for an ask. It allocates when a key is asked the first time under an override, or a rule.
 func (k *lent) rule(now ledgerTime, a *ask) *ratelimit.Rule {
-	if k == nil || k.over == nil || k.over.Removed() || !k.over.In(now) || !a.Rule.Limit.Overridable() {
+	if k == nil || k.over == nil || !k.over.In(now) || !a.Rule.Limit.Overridable() {
 		return a.Rule
 	}
 	x := k.over

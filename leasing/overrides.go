@@ -42,7 +42,7 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 	if is == was.over {
 		return true
 	}
-	if lost && was.over.Set > is.Set && was.over.In(g.At) {
+	if lost && was.over.Set > is.Set && (was.over.Removed || was.over.In(g.At)) {
 		again := was.over
 		select {
 		case f.lost <- account.OverrideChange{

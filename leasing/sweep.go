@@ -94,17 +94,18 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	l.mu.Unlock()
 	unused := now.Sub(k.Demand.LastUse)
 	if now >= k.Till || k.Stale(now, &rule.Limit) {
-		// What is over is told. If nobody asks for it, the key goes.
-		if f.enterLocked(now, &there, k) && unused > rule.Limit.Period() {
-			return true
+		// What is over is told. If nobody asks for it, the key goes, or sleeps until its override may be lost.
+		idle, stays := unused > rule.Limit.Period(), s.remembers(now, c)
+		if idle && stays && c.Val.told == life && !c.Val.untold(now) {
+			return false
 		}
-		return false
+		return f.enterLocked(now, &there, k) && idle && !stays
 	}
 	switch {
 	case c.Val.told != life && epoch.ID != 0:
 		// After a loss the ledger is told what it may have lost, and is told when its answer is here. Of a key that is
 		// new there is nothing to tell.
-		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || rule != s.rules.of(c).asked {
+		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || s.rules.of(c).over.Set > 0 {
 			k = k.busy(now)
 			k.Next.Doubt()
 			k.Doubt()
@@ -122,6 +123,24 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		s.leave(c.Val.use - 1)
 	}
 	return false
+}
+
+// remembered is for how long a key with an override, or one that was removed, is tracked after its last window, or a
+// bucket after its last answer: after a loss of data the node tells it again.
+const remembered = time.Hour
+
+// remembers tells whether a key of which nothing else counts stays for its override.
+func (s *shard) remembers(now instant, c *cell) bool {
+	last := c.Val.Till
+	if last == hold.Never {
+		last = c.Val.Heard
+	}
+	return s.rules.of(c).over.Set > 0 && now.Sub(last) < remembered
+}
+
+// untold tells whether the ledger does not know all of the key, or something is in hand.
+func (k *key) untold(now instant) bool {
+	return k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now)
 }
 
 // restAfter is for how long a key is busy after it was last asked for.

@@ -45,13 +45,13 @@ func recordOf(o *ratelimit.Override) []byte {
 	if o.Set == 0 {
 		return nil
 	}
-	return (&account.Overridden{Override: *o}).Encode()
+	return (&account.Overridden{*o}).Encode()
 }
 
 // overrideOf is recordOf, backwards.
 func overrideOf(record []byte) (ratelimit.Override, error) {
 	r, err := account.DecodeOverride(string(record))
-	if err == nil && r.Removed() {
+	if err == nil && r.Removed {
 		err = account.ErrOverride
 	}
 	return r.Override, err
