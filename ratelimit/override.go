@@ -25,7 +25,9 @@ type Override struct {
 }
 
 // In tells whether it is in force at a time of the store's clock. Of none, nothing is.
-func (o *Override) In(at LedgerTime) bool { return o != nil && !o.Removed && (o.Expires == 0 || at < o.Expires) }
+func (o *Override) In(at LedgerTime) bool {
+	return o != nil && !o.Removed && (o.Expires == 0 || at < o.Expires)
+}
 
 // MostBurst is what a bucket holds at most at a ledger, whatever its rule says.
 const MostBurst Tokens = 1<<32 - 1

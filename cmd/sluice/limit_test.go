@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
@@ -467,4 +468,45 @@ func TestAuditNamesAuthorsOfOverrides(t *testing.T) {
 			return code == 0 && strings.Contains(out, "held") && strings.Contains(out, "ops") && strings.Contains(out, "ticket 4711")
 		})
 	})
+}
+
+// A ban counts within seconds at a node that missed its recall: the connection that listens was cut.
+func TestBanReachesWhoMissedItsRecall(t *testing.T) {
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, "domain: d\ncoordination: {on_deny: refund}\ndescriptors:\n- {key: many, rate_limit: {unit: year, requests_per_unit: 50000}}\n")
+	of := func(t *testing.T, url string, cut func()) {
+		t.Parallel()
+		var nodes []*sluice
+		for range 2 {
+			nodes = append(nodes, serve(t, []string{"STORE_URL=" + url, "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules))
+		}
+		for _, s := range nodes {
+			s.untilHealthy()
+		}
+		for range 300 { // a lease worth having
+			nodes[0].post("many", "x")
+		}
+		cut()
+		nodes[1].put(t, "many=x", `{"limit": 0, "reason": "abuse"}`)
+		nodes[0].eventually("the key is refused", func() bool { return nodes[0].post("many", "x") == http.StatusTooManyRequests })
+	}
+	t.Run("postgres", func(t *testing.T) {
+		server := pgtest.Start(t)
+		of(t, server.URL(), func() {
+			server.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'")
+		})
+	})
+	t.Run("redis", func(t *testing.T) {
+		server := redistest.Start(t)
+		of(t, server.URL(), func() { server.Do("CLIENT", "KILL", "TYPE", "pubsub") })
+	})
+}
+
+// An override that is over before it counts is refused, and the answer says so.
+func TestOverridesThatAreOverAreRefused(t *testing.T) {
+	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
+	if code, out, errs := s.limit("set", "3", "d", "five=x", "--expires=1ns"); code != 1 || !strings.Contains(errs, "is over by the clock of the store") {
+		t.Errorf("an override of a nanosecond: %d %s%s", code, out, errs)
+	}
 }

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -95,6 +96,29 @@ type OverrideChange struct {
 	Unit    string         `json:"unit,omitempty"`    // the rule's; none: it is taken as that
 	Expires string         `json:"expires,omitempty"` // RFC 3339, or a duration from now
 	Reason  string         `json:"reason"`
+}
+
+// UnmarshalJSON reads each field once, by its exact name: whoever looks at the body sees what counts.
+func (s *OverrideChange) UnmarshalJSON(text []byte) error {
+	fields := map[json.Token]any{"limit": &s.Limit, "unit": &s.Unit, "expires": &s.Expires, "reason": &s.Reason}
+	d := json.NewDecoder(bytes.NewReader(text))
+	if first, err := d.Token(); err != nil || first != json.Delim('{') {
+		return errors.Join(errors.New("it is no object"), err)
+	}
+	for d.More() {
+		name, err := d.Token()
+		if err == nil && fields[name] == nil {
+			err = fmt.Errorf("%.40q is no field, or there twice", name)
+		}
+		if err == nil {
+			err = d.Decode(fields[name])
+		}
+		if err != nil {
+			return err
+		}
+		delete(fields, name)
+	}
+	return nil
 }
 
 // refusal is an answer with a status.
@@ -371,7 +395,6 @@ func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
 	}
 	var change OverrideChange
 	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, overrideBody))
-	body.DisallowUnknownFields()
 	if err := body.Decode(&change); err != nil {
 		return refusing(http.StatusBadRequest,
 			"the body is not {\"limit\": N, \"reason\": TEXT} of at most %d bytes: %v",
@@ -395,6 +418,10 @@ func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
 	is, err := c.setOverride(ctx, a, descriptor, &o, match, r, by)
 	if err != nil {
 		return err
+	}
+	if is.Set == 0 {
+		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of the store: "+
+			"the limit of the file is in force", change.Expires)
 	}
 	w.Header().Set("ETag", tag(&is))
 	answer(w, shown(a.Rule, descriptor, &is))
