@@ -11,7 +11,7 @@ import (
 type Override struct {
 	// Requests are per period of the rule. 0 admits nothing. A token bucket's burst grows and shrinks in proportion.
 	Requests Tokens
-	// Removed says that there is none, as of Set: one that was set before, and is told again, stays removed.
+	// Removed says that there is none, as of Set: an earlier one that a node restores stays removed.
 	Removed bool
 	// Unlimited has the rule's max_override in force, and without one MaxLimit. Requests is 0 then.
 	Unlimited bool
