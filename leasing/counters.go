@@ -8,7 +8,8 @@ import (
 )
 
 // counters is a bounded table of counters, for keys that this node alone decides about. Keys that other nodes lease
-// (mode routing without a store) also have records: see lent. It is safe for concurrent use.
+// (mode routing without a store), and keys with an override, also have records: see lent. It is safe for concurrent
+// use.
 type counters struct {
 	keytable.Sharding
 	shards []counterShard
@@ -35,12 +36,23 @@ const isLent = 0x80
 
 func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isLent) }
 
-// of has the leases of a key to others, or is nil.
+// of is the record of a key next to its counter, or nil.
 func (s *counterShard) of(c *counterCell) *lent {
-	if c.Mark&isLent == 0 {
+	if c == nil || c.Mark&isLent == 0 {
 		return nil
 	}
 	return s.lent[c.ID()]
+}
+
+// beside is of, and makes room for it.
+func (s *counterShard) beside(c *counterCell) *lent {
+	k := s.of(c)
+	if k == nil {
+		k = newLent()
+		s.lent[c.ID()] = k
+		c.Mark |= isLent
+	}
+	return k
 }
 
 func newCounters(arena *keytable.Arena, maxKeys int) *counters {
@@ -69,6 +81,12 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
+	k := s.of(c)
+	if in := k.rule(now, a); in != a.Rule {
+		own := *a
+		own.Rule, v.Limit = in, &in.Limit
+		a = &own
+	}
 	// The key is new, and needs no counter.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
 		fresh := counter{}
@@ -78,7 +96,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	if now, c = p.enter(s, now, id, c, a); c == nil {
 		return false
 	}
-	if k := s.of(c); k != nil {
+	if k != nil {
 		k.decide(now, &c.Val, a, v)
 	} else {
 		c.Val.decide(now, a, v)
@@ -93,16 +111,13 @@ func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *a
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	if now, c = p.enter(s, now, id, c, a); c == nil {
+	own := *a
+	own.Rule = s.of(c).rule(now, a)
+	v.Limit = inForce(a.Rule, own.Rule)
+	if now, c = p.enter(s, now, id, c, &own); c == nil {
 		return Lease{}, false
 	}
-	k := s.of(c)
-	if k == nil {
-		k = newLent()
-		s.lent[id] = k
-		c.Mark |= isLent
-	}
-	return k.decideFor(now, &c.Val, h, m, a, v), true
+	return s.beside(c).decideFor(now, &c.Val, h, m, &own, v), true
 }
 
 // enter finds room for a key, and counts it by the rule's algorithm. It returns the effective time, and no cell if

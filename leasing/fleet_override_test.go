@@ -169,7 +169,7 @@ func TestOverridesMatchAndList(t *testing.T) {
 	want = slices.Delete(want, 3, 4)
 	var got []string
 	for after := ""; ; {
-		page, err := f.Overrides(ctx, want[0][:5], after, 2)
+		page, err := f.Overrides(ctx, c.clock(), want[0][:5], after, 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -264,7 +264,7 @@ func TestOverridesAreToldAgain(t *testing.T) {
 	if o := is("removed"); o.Set != 0 {
 		t.Errorf("one that was removed is back: %+v", o)
 	}
-	listed, err := c.nodes[0].Overrides(ctx, "", "", 10)
+	listed, err := c.nodes[0].Overrides(ctx, c.clock(), "", "", 10)
 	if err != nil || len(listed) != 2 {
 		t.Errorf("listed are %v, %v", listed, err)
 	}

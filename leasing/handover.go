@@ -66,7 +66,8 @@ type Account struct {
 	Dead  ratelimit.LedgerTime // from then on it equals no account
 	Lag   ratelimit.LedgerTime // of its clock behind the sender's
 
-	Lessees []Lessee
+	Lessees  []Lessee
+	Override account.Overridden // of the key; its Set is 0 if there is none
 }
 
 // TakeOut removes a key's account, for another process: this process then has no state of the key. ok is false if
@@ -81,6 +82,9 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	x = c.Val.export(algorithmOf(c))
 	if k := s.of(c); k != nil {
 		x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))
+		if k.over != nil {
+			x.Override = k.over.Overridden
+		}
 	}
 	if ok = !s.dead(c, at); ok {
 		s.forget(id)
@@ -120,10 +124,9 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		}
 	}
 	k := s.of(c)
-	if k == nil && (len(x.Lessees) > 0 || x.Algorithm == ratelimit.Concurrency) {
-		k = newLent()
-		s.lent[id] = k
-		c.Mark |= isLent
+	if len(x.Lessees) > 0 || x.Override.Set > 0 || x.Algorithm == ratelimit.Concurrency {
+		k = s.beside(c)
+		k.adopt(&x.Override)
 	}
 	bucket := x.Algorithm == ratelimit.TokenBucket
 	if x.Algorithm == ratelimit.Concurrency {

@@ -60,10 +60,11 @@ const mostLessees = 1 << 10
 // scarce is the time after a refusal without leases: all tokens go to single requests.
 const scarce = time.Second
 
-// lent is the leases of one key to others.
+// lent is the record of one key next to its counter: most keys have none.
 type lent struct {
 	lessees []Lessee
 	slots   account.Slots // taken, under a concurrency limit
+	over    *ownOverride  // nil: none was set
 	soonest ledgerTime    // earliest end of a bucket's lease
 	refused ledgerTime    // time of the last refusal
 }
@@ -239,9 +240,10 @@ func (k *lent) inHand() (n tokens) {
 	return n
 }
 
-// live tells whether a bucket has a current lease.
+// live tells whether a bucket has a current lease, or the record of an override.
 func (k *lent) live(now ledgerTime) bool {
-	return slices.ContainsFunc(k.lessees, func(r Lessee) bool { return r.Until > now })
+	return k.over != nil && now < k.over.Until() ||
+		slices.ContainsFunc(k.lessees, func(r Lessee) bool { return r.Until > now })
 }
 
 // forget drops records that can no longer matter: those of a window that no sum includes, or of a bucket's lease that

@@ -16,11 +16,10 @@ import (
 // track, the untracked keys of a rule share OverflowSlots budgets, each as large as the limit. They may be refused
 // early, and are never admitted beyond the limit. When even these budgets have no room, it refuses.
 type Local struct {
-	tracked   *counters
-	overflow  *counters
-	epoch     atomic.Int64 // difference of the ledger's nanoseconds and an Instant
-	shared    atomic.Uint64
-	overrides overrides
+	tracked  *counters
+	overflow *counters
+	epoch    atomic.Int64 // difference of the ledger's nanoseconds and an Instant
+	shared   atomic.Uint64
 }
 
 // Maximum bytes of a key, for MAX_KEYS. It is the worst case that a client can cause with longer and longer keys,
@@ -38,7 +37,7 @@ const OverflowSlots = 64
 func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
 	arena := keytable.NewArena()
 	l := &Local{tracked: newCounters(arena, maxKeys), overflow: newCounters(arena, max(OverflowSlots, maxKeys/8))}
-	l.tracked.before, l.overrides.most = l.overflowed, maxKeys
+	l.tracked.before = l.overflowed
 	l.SyncClock(now, wall)
 	return l
 }
@@ -69,20 +68,9 @@ func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimi
 	at := l.ledgerNow(now)
 	for i := range asks {
 		verdicts[i] = verdict{}
-		if in := l.overrides.rule(at, &asks[i]); in == asks[i].Rule {
-			l.decide(at, &asks[i], &verdicts[i])
-		} else {
-			own := asks[i]
-			own.Rule = in
-			l.decide(at, &own, &verdicts[i])
-			verdicts[i].Limit = &in.Limit
+		if !l.tracked.decide(at, &asks[i], &verdicts[i]) {
+			l.decideOverflow(at, &asks[i], &verdicts[i])
 		}
-	}
-}
-
-func (l *Local) decide(at ledgerTime, a *ask, v *verdict) {
-	if !l.tracked.decide(at, a, v) {
-		l.decideOverflow(at, a, v)
 	}
 }
 
@@ -93,13 +81,10 @@ func (l *Local) DecideFor(
 ) Lease {
 	at := l.ledgerNow(now)
 	*v = verdict{}
-	own := *a
-	own.Rule = l.overrides.rule(at, a)
-	x, ok := l.tracked.decideFor(at, h, &m, &own, v)
+	x, ok := l.tracked.decideFor(at, h, &m, a, v)
 	if !ok {
-		l.decideOverflow(at, &own, v)
+		l.decideOverflow(at, a, v)
 	}
-	v.Limit = inForce(a.Rule, own.Rule)
 	return x
 }
 

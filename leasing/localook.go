@@ -20,9 +20,10 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	if c == nil {
 		return v
 	}
-	v.Ledger = c.Val.look(at, l.overrides.rule(at, a))
+	k := s.of(c)
+	v.Ledger = c.Val.look(at, k.rule(at, a))
 	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged}
-	if k := s.of(c); k != nil {
+	if k != nil {
 		for _, r := range k.lessees {
 			v.Ledger.Holders = append(v.Ledger.Holders, ratelimit.HolderLook{
 				Holder: r.Holder, Granted: r.Taken, Spent: r.Taken - r.Hand, Outstanding: r.Hand,
@@ -68,7 +69,7 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		all.add(n, float64(spent), func() ratelimit.HotKey {
 			return ratelimit.HotKey{
 				Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit,
-				Overridden: l.overrides.has(at, s.keys.Key(c)),
+				Overridden: s.of(c).overridden(at),
 			}
 		})
 	})
@@ -86,9 +87,9 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	if c == nil { // it has its whole limit
 		return nil
 	}
-	own := l.overrides.rule(at, a).Limit
-	inHand := tokens(0)
-	if k := s.of(c); k != nil {
+	k, inHand := s.of(c), tokens(0)
+	own := k.rule(at, a).Limit
+	if k != nil {
 		k.expire(at, &c.Val, &own)
 		inHand = k.inHand()
 		s.slots, k.slots = s.slots-len(k.slots), nil

@@ -2,64 +2,47 @@ package leasing
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// overrides are those of a process that decides alone, in its memory: lost with it. Each change counts from the next
-// ask on. While there are none, an ask costs a look at a number. They are safe for concurrent use.
-type overrides struct {
-	n    atomic.Int32
-	mu   sync.RWMutex
-	all  map[string]*ownOverride // guarded by mu; by key
-	most int
-}
+// The override of a key at a node that decides alone, or that owns the key, is a record beside its counter: the key has
+// a counter for as long as there is the record, and where accounts move, both do. Each change counts from the next ask
+// on. All of them are lost with the process.
 
-// ownOverride is a key's. The record is guarded by the lock of all.
+// ownOverride is a key's.
 type ownOverride struct {
 	account.Overridden
-	last atomic.Pointer[judged]
+	asked, in *ratelimit.Rule // that the key was last asked under, and that in force
 }
-
-// judged is the rule that a key was last asked under, and that in force.
-type judged struct{ asked, rule *ratelimit.Rule }
 
 // rule is the one in force for an ask. It allocates when a key is asked the first time under an override, or a rule.
-func (o *overrides) rule(now ledgerTime, a *ask) *ratelimit.Rule {
-	if o.n.Load() == 0 || !a.Rule.Limit.Overridable() {
+func (k *lent) rule(now ledgerTime, a *ask) *ratelimit.Rule {
+	if k == nil || k.over == nil || !k.over.In(now) || !a.Rule.Limit.Overridable() {
 		return a.Rule
 	}
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	x := o.all[string(a.Key)]
-	if x == nil || x.Removed() || !x.In(now) {
-		return a.Rule
-	}
-	last := x.last.Load()
-	if last == nil || last.asked != a.Rule {
+	x := k.over
+	if x.asked != a.Rule {
 		own := *a.Rule
-		own.Limit = own.Limit.Under(x.InForce(now))
-		last = &judged{a.Rule, &own}
-		x.last.Store(last)
+		own.Limit = own.Limit.Under(&x.Override)
+		x.asked, x.in = a.Rule, &own
 	}
-	return last.rule
+	return x.in
 }
 
-// has tells whether a key has an override in force.
-func (o *overrides) has(now ledgerTime, key []byte) bool {
-	if o.n.Load() == 0 {
-		return false
+// overridden tells whether an override is in force.
+func (k *lent) overridden(now ledgerTime) bool {
+	return k != nil && k.over != nil && k.over.InForce(now) != nil
+}
+
+// adopt takes in a record from another process. Of two the later counts.
+func (k *lent) adopt(x *account.Overridden) {
+	if x.Set > 0 && (k.over == nil || k.over.Set < x.Set) {
+		k.over = &ownOverride{Overridden: *x}
 	}
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	x := o.all[string(key)]
-	return x != nil && x.InForce(now) != nil
 }
 
 // Override implements [ratelimit.Overrider].
@@ -67,11 +50,11 @@ func (l *Local) Override(_ context.Context, now instant, a *ask) (x ratelimit.Ov
 	if !a.Rule.Limit.Overridable() {
 		return x, false, ratelimit.ErrOverrides
 	}
-	o, at := &l.overrides, l.ledgerNow(now)
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	if is := o.all[string(a.Key)]; is != nil {
-		return is.Answer(at), is.InForce(at) != nil, nil
+	at := l.ledgerNow(now)
+	s, _, c := l.tracked.locked(a.Key)
+	defer s.mu.Unlock()
+	if k := s.of(c); k.overridden(at) {
+		return k.over.Override, true, nil
 	}
 	return x, false, nil
 }
@@ -79,51 +62,61 @@ func (l *Local) Override(_ context.Context, now instant, a *ask) (x ratelimit.Ov
 // SetOverride implements [ratelimit.Overrider].
 func (l *Local) SetOverride(
 	_ context.Context, now instant, a *ask, is *ratelimit.Override, match ratelimit.Match,
-) (ratelimit.Override, error) {
+) (o ratelimit.Override, err error) {
 	at := l.ledgerNow(now)
-	c := account.OverrideChange{Key: string(a.Key), Limit: a.Rule.Limit, Override: is, Match: match}
-	if err := c.Check(); err != nil {
-		return ratelimit.Override{}, err
+	change := account.OverrideChange{Key: string(a.Key), Limit: a.Rule.Limit, Override: is, Match: match}
+	if err := change.Check(); err != nil {
+		return o, err
 	}
-	o := &l.overrides
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	next := &ownOverride{}
-	if was := o.all[c.Key]; was != nil {
-		next.Overridden = was.Overridden
+	s, id, c := l.tracked.locked(a.Key)
+	defer s.mu.Unlock()
+	next := ownOverride{}
+	if k := s.of(c); k != nil && k.over != nil {
+		next.Overridden = k.over.Overridden
 	} else if is == nil && match.Any {
-		return ratelimit.Override{}, nil // there is none, and nothing is lost here that somebody tells again
-	} else if len(o.all) >= o.most {
-		maps.DeleteFunc(o.all, func(_ string, x *ownOverride) bool { return at >= x.Until() })
-		if len(o.all) >= o.most {
-			return ratelimit.Override{}, account.ErrFull
-		}
+		return o, nil // there is none, and nothing is lost here that somebody tells again
 	}
-	if _, err := next.Change(at, &c); err != nil {
+	if _, err := next.Change(at, &change); err != nil {
 		return next.Answer(at), err
 	}
-	if o.all == nil {
-		o.all = map[string]*ownOverride{}
+	if c == nil {
+		if c = l.tracked.add(s, at, id, a.Key, a.Rule.Limit.Algorithm); c == nil {
+			return o, account.ErrFull
+		}
+		c.Val = l.tracked.before(a)
 	}
-	o.all[c.Key] = next
-	o.n.Store(int32(len(o.all)))
+	s.beside(c).over = &next
 	return next.Answer(at), nil
 }
 
-// Overrides implements [ratelimit.Overrider]. Those that are over may be among them. Only the copy of what there is
-// holds up decisions: no record changes once it is there.
-func (l *Local) Overrides(_ context.Context, prefix, after string, n int) (all []ratelimit.NamedOverride, _ error) {
-	o := &l.overrides
-	o.mu.RLock()
-	copied := maps.Clone(o.all)
-	o.mu.RUnlock()
-	for key, x := range copied {
-		if name := KeyName([]byte(key)); !x.Removed() && strings.HasPrefix(name, prefix) && name > after {
-			all = append(all, ratelimit.NamedOverride{Key: name, Override: x.Override})
+// Overrides implements [ratelimit.Overrider]. A part of the keys is held up at a time.
+func (l *Local) Overrides(
+	_ context.Context, now instant, prefix, after string, n int,
+) (all []ratelimit.NamedOverride, _ error) {
+	at := l.ledgerNow(now)
+	least := func() {
+		slices.SortFunc(all, func(a, b ratelimit.NamedOverride) int { return strings.Compare(a.Key, b.Key) })
+		all = all[:min(n, len(all))]
+	}
+	for i := range l.tracked.shards {
+		s := &l.tracked.shards[i]
+		s.mu.Lock()
+		for id, k := range s.lent {
+			if !k.overridden(at) {
+				continue
+			}
+			name := KeyName(s.keys.Key(s.keys.Get(id)))
+			if strings.HasPrefix(name, prefix) && name > after {
+				all = append(all, ratelimit.NamedOverride{Key: name, Override: k.over.Override})
+			}
+		}
+		s.mu.Unlock()
+		if len(all) > 2*n {
+			least()
 		}
 	}
-	slices.SortFunc(all, func(a, b ratelimit.NamedOverride) int { return strings.Compare(a.Key, b.Key) })
-	return all[:min(n, len(all))], nil
+	least()
+	return all, nil
 }
 
 var _ ratelimit.Overrider = (*Local)(nil)

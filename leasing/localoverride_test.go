@@ -46,7 +46,7 @@ func TestLocalOverrides(t *testing.T) {
 		t.Error(second, err)
 	}
 	admits(1, 40) // up to the ceiling
-	if o, err := l.Overrides(ctx, "", "", 10); err != nil || len(o) != 1 || o[0].Key != KeyName(a.Key) || o[0].Override != second {
+	if o, err := l.Overrides(ctx, 1, "", "", 10); err != nil || len(o) != 1 || o[0].Key != KeyName(a.Key) || o[0].Override != second {
 		t.Error(o, err)
 	}
 	v := make([]verdict, 1)

@@ -68,7 +68,7 @@ func TestRemovalsOfNothingTakeNoRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	all, _ := l.Overrides(ctx, "", "", 100)
+	all, _ := l.Overrides(ctx, 1, "", "", 100)
 	_, err := l.SetOverride(ctx, 1, &ask{Rule: r, Key: []byte("k")}, &ratelimit.Override{}, ratelimit.Match{Any: true})
 	if err != nil {
 		t.Errorf("there are %d overrides of at most 100, and a ban cannot be set: %v", len(all), err)

@@ -42,11 +42,12 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 	if is == was.over {
 		return true
 	}
-	if lost && was.over.Set > is.Set && was.over.In(g.At) {
+	if lost && was.over.Set > is.Set && (was.over.Removed || was.over.In(g.At)) {
 		again := was.over
 		select {
 		case f.lost <- account.OverrideChange{
 			Key: f.keyName(k.key()), Limit: was.asked.Limit, Override: &again, Again: true,
+			Audit: account.AuditOf(was.asked),
 		}:
 		default:
 			return false
@@ -155,7 +156,9 @@ func (f *Fleet) SetOverride(
 	if err != nil {
 		return ratelimit.Override{}, err
 	}
-	c := account.OverrideChange{Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match}
+	c := account.OverrideChange{
+		Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match, Audit: account.AuditOf(a.Rule),
+	}
 	is, err := l.SetOverride(ctx, &c)
 	s, id, at := f.find(a.Key)
 	defer s.mu.Unlock()
@@ -167,7 +170,7 @@ func (f *Fleet) SetOverride(
 
 // Overrides implements [ratelimit.Overrider].
 func (f *Fleet) Overrides(
-	ctx context.Context, prefix, after string, n int,
+	ctx context.Context, _ instant, prefix, after string, n int,
 ) ([]ratelimit.NamedOverride, error) {
 	l, ok := f.ledger.(account.Overrider)
 	if !ok {

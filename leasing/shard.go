@@ -152,11 +152,11 @@ func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell
 // window is dropped from a full table only: after a loss of data no other node can restate it.
 func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	k := &c.Val
-	if k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now) {
+	if k.untold(now) {
 		return false
 	}
 	counts := k.Counts(now, &s.rules.of(c).rule.Limit)
-	if counts && s.keys.Len() < s.keys.Limit() {
+	if (counts || s.remembers(now, c)) && s.keys.Len() < s.keys.Limit() {
 		return false
 	}
 	if k.use != 0 {
@@ -181,7 +181,7 @@ type ruleNumbers struct {
 	free    []uint32
 }
 
-// ruleKey is the rule of a key's requests, and its last override; the zero one: none.
+// ruleKey is the rule of a key's requests, and its last override or removal; the zero one: none.
 type ruleKey struct {
 	asked *ratelimit.Rule
 	over  ratelimit.Override
@@ -208,7 +208,7 @@ func (n *ruleNumbers) number(r ruleKey) uint32 {
 			number, n.uses = uint32(len(n.uses)), append(n.uses, ruleUse{})
 		}
 		n.numbers[r], n.uses[number] = number, ruleUse{ruleKey: r, rule: r.asked}
-		if r.over != (ratelimit.Override{}) {
+		if r.over.Set > 0 && !r.over.Removed {
 			own := *r.asked
 			own.Limit = own.Limit.Under(&r.over)
 			n.uses[number].rule = &own

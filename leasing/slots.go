@@ -51,13 +51,7 @@ func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
 	if now, c = p.enter(s, now, id, c, a); c == nil {
 		return false
 	}
-	k := s.of(c)
-	if k == nil {
-		k = newLent()
-		s.lent[id] = k
-		c.Mark |= isLent
-	}
-	s.decideSlots(now, k, c, a, v)
+	s.decideSlots(now, s.beside(c), c, a, v)
 	return true
 }
 

@@ -93,16 +93,17 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	l.mu.Unlock()
 	unused := now.Sub(k.Demand.LastUse)
 	if now >= k.Till || k.Stale(now, &rule.Limit) {
-		// Ended windows are reported. A key without requests is dropped.
-		if f.enterLocked(now, &there, k) && unused > rule.Limit.Period() {
-			return true
+		// Ended windows are reported. A key without requests is dropped, or kept while its override may be lost.
+		idle, stays := unused > rule.Limit.Period(), s.remembers(now, c)
+		if idle && stays && c.Val.told == life && !c.Val.untold(now) {
+			return false
 		}
-		return false
+		return f.enterLocked(now, &there, k) && idle && !stays
 	}
 	switch {
 	case c.Val.told != life && epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none.
-		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || rule != s.rules.of(c).asked {
+		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || s.rules.of(c).over.Set > 0 {
 			k = k.busy(now)
 			k.Next.Doubt()
 			k.Doubt()
@@ -120,6 +121,24 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		s.leave(c.Val.use - 1)
 	}
 	return false
+}
+
+// remembered is the time for which a key with an override, or a removed one, is tracked after its last window (a
+// bucket: after its last answer). The node restates it after a loss of data.
+const remembered = time.Hour
+
+// remembers tells whether a key is tracked for its override alone.
+func (s *shard) remembers(now instant, c *cell) bool {
+	last := c.Val.Till
+	if last == hold.Never {
+		last = c.Val.Heard
+	}
+	return s.rules.of(c).over.Set > 0 && now.Sub(last) < remembered
+}
+
+// untold tells whether the ledger lacks some usage of the key, or tokens are in hand.
+func (k *key) untold(now instant) bool {
+	return k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now)
 }
 
 // restAfter is the time for which a key is busy after its last request.

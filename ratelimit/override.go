@@ -11,6 +11,8 @@ import (
 type Override struct {
 	// Requests are per period of the rule. 0 admits nothing. A token bucket's burst grows and shrinks in proportion.
 	Requests Tokens
+	// Removed says that there is none, as of Set: an earlier one that a node restores stays removed.
+	Removed bool
 	// Unlimited has the rule's max_override in force, and without one MaxLimit. Requests is 0 then.
 	Unlimited bool
 	// Expires is the first instant at which it is over, in microseconds since 1970 by the store's clock; 0: never.
@@ -23,7 +25,9 @@ type Override struct {
 }
 
 // In tells whether it is in force at a time of the store's clock. Of none, nothing is.
-func (o *Override) In(at LedgerTime) bool { return o != nil && (o.Expires == 0 || at < o.Expires) }
+func (o *Override) In(at LedgerTime) bool {
+	return o != nil && !o.Removed && (o.Expires == 0 || at < o.Expires)
+}
 
 // MostBurst is what a bucket holds at most at a ledger, whatever its rule says.
 const MostBurst Tokens = 1<<32 - 1
@@ -34,7 +38,7 @@ func (l *Limit) Overridable() bool { return l.Ceiling > 0 && !l.Carries && l.Alg
 
 // Under is the limit with an override in force; nil: there is none.
 func (l Limit) Under(o *Override) Limit {
-	if o == nil || !l.Overridable() {
+	if o == nil || o.Removed || !l.Overridable() {
 		return l
 	}
 	n := l.Ceiling
@@ -72,6 +76,7 @@ var ErrOverrides = errors.New("this rule's limits cannot be overridden")
 type Match struct {
 	Any bool       // whatever there is
 	Set LedgerTime // the version; 0: there must be none
+	By  string     // who removes it, for the record of audited rules
 }
 
 // Overrider is a limiter that keeps overrides of its keys. All block until ctx is done at most, ask the store or the
@@ -82,6 +87,7 @@ type Overrider interface {
 	// SetOverride sets it, or removes it if o is nil, and returns the override in force then. The store's
 	// clock gives Set; o.Set is not read.
 	SetOverride(ctx context.Context, now Instant, a *Ask, o *Override, match Match) (Override, error)
-	// Overrides lists up to n whose keys' names begin with prefix and come after a name, in the order of the names.
-	Overrides(ctx context.Context, prefix, after string, n int) ([]NamedOverride, error)
+	// Overrides lists up to n in force whose keys' names begin with prefix and come after a name, in the order of the
+	// names.
+	Overrides(ctx context.Context, now Instant, prefix, after string, n int) ([]NamedOverride, error)
 }

@@ -91,6 +91,12 @@ func (c *core) elsewhere(a *ask) string {
 
 func (c *core) ownerOf(key []byte) string { return c.view.Load().ring.Owner(ring.HashOf(key)) }
 
+// errand is what an owner does for an ask instead of a decision alone. reply adds what came of it to the answer.
+type errand interface {
+	do(now instant, l *leasing.Local, a *ask, v *verdict)
+	reply(r *wire.Reply)
+}
+
 // owned is what came of an ask for a key that may be this node's own.
 type owned uint8
 
@@ -106,7 +112,7 @@ const (
 // own decides on one key of this node's, if it can: where it has the account, where no other node can have
 // it, or where a search found none.
 func (c *core) own(
-	ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch, leases *lessee,
+	ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch, x errand,
 ) owned {
 	hash := ring.HashOf(asks[0].Key)
 	c.gate.RLock()
@@ -125,10 +131,10 @@ func (c *core) own(
 	// this ring, that they do not have it.
 	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) ||
 		found != nil && found.view == v && found.state == fetchAbsent:
-		if leases == nil {
+		if x == nil {
 			c.local.Decide(ctx, now, asks, verdicts)
 		} else {
-			leases.lease = c.local.DecideFor(now, leases.holder, leases.totals, &asks[0], &verdicts[0])
+			x.do(now, c.local, &asks[0], &verdicts[0])
 		}
 		return decided
 	}
@@ -174,9 +180,8 @@ type askState struct {
 	final bool
 	below bool
 	// mine says that this node leases the key from the store itself, although another node owns it.
-	mine bool
-	// leases is the peer that asks, if it says something of a lease of the key.
-	leases *lessee
+	mine   bool
+	errand errand // nil: none
 }
 
 // below is a run of asks that waits for a store.
@@ -320,7 +325,7 @@ func (w *waiting) one(now instant, i int) bool {
 		s.status = notOwner
 		return true
 	case !w.inStore():
-		if w.fromHand(now, a, &w.verdicts[i]) {
+		if s.errand == nil && w.fromHand(now, a, &w.verdicts[i]) {
 			return true
 		}
 	case w.hotHere.Use(now, a.Key): // from the store, as its owner does
@@ -382,7 +387,7 @@ func (w *waiting) here(now instant, i int) bool {
 	if w.inStore() {
 		return false // baseAsks
 	}
-	switch w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], nil, s.leases) {
+	switch w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], nil, s.errand) {
 	case decided:
 		return true
 	// Either the ring has just changed, or this node may not own anything yet: both pass in a
@@ -433,7 +438,7 @@ func (w *waiting) found(now instant, i int) bool {
 		}
 		// own looks at the view again, under the gate: the ring may turn between the comparison
 		// above and the decision.
-		if w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], f, s.leases) == decided {
+		if w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], f, s.errand) == decided {
 			s.fetch, s.decided = nil, true
 			return true
 		}
@@ -446,12 +451,15 @@ func (w *waiting) found(now instant, i int) bool {
 func (w *waiting) forward(now instant, i int, owner string) {
 	s, a := &w.states[i], &w.asks[i]
 	var totals *leasing.Totals
-	if !w.inStore() && !w.remote {
+	ask := &wire.Ask{Held: s.held}
+	if x, ok := s.errand.(*setting); ok {
+		ask.Change = x.message()
+	} else if !w.inStore() && !w.remote {
 		if m, ok := w.hotHere.Tell(now, a); ok {
 			totals = &m
 		}
 	}
-	s.call = w.callFor(a, &wire.Ask{Held: s.held}, totals)
+	s.call = w.callFor(a, ask, totals)
 	s.call.bell, s.to = w.bell, owner
 	w.view.Load().peers[owner].post(s.call)
 	w.stats.forwarded.Add(1)
@@ -463,6 +471,9 @@ func (w *waiting) answered(now instant, i int) bool {
 	s, a := &w.states[i], &w.asks[i]
 	say := s.call
 	v, ok, moved := w.read(now, a, say)
+	if x, is := s.errand.(*setting); is && ok {
+		ok = x.heard(say.reply)
+	}
 	s.call = nil
 	switch {
 	case ok:
@@ -518,7 +529,7 @@ func (w *waiting) failed(now instant, i int, say *call) bool {
 	if !w.late && w.canLease(i) {
 		return w.lease(i)
 	}
-	if w.remote {
+	if w.remote || w.states[i].errand != nil {
 		w.states[i].status = notInTime
 		return true
 	}

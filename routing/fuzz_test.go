@@ -203,6 +203,10 @@ func frames(x *target) map[string]*wire.Frame {
 	return map[string]*wire.Frame{
 		"asks": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
 		"undo": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
+		"overrides": {Asks: []*wire.Ask{
+			{Id: 1, Key: keyOf(1), Kind: 1, Rule: ruleMessage(overridable(9)), Change: (&setting{set: &ratelimit.Override{Requests: 5}}).message()},
+			{Id: 2, List: &wire.List{Most: 9}},
+		}},
 		"leases": {Asks: []*wire.Ask{
 			{Id: 1, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 1, Want: 5}},
 			{Id: 2, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 2, Window: int64(window), Taken: 5, Spent: 1 << 43}},

@@ -21,6 +21,18 @@ type lessee struct {
 	lease  leasing.Lease // the answer
 }
 
+// do implements errand.
+func (x *lessee) do(now instant, l *leasing.Local, a *ask, v *verdict) {
+	x.lease = l.DecideFor(now, x.holder, x.totals, a, v)
+}
+
+// reply implements errand.
+func (x *lessee) reply(r *wire.Reply) {
+	if x.lease.Window != 0 {
+		r.Lease = leaseMessage(&x.lease)
+	}
+}
+
 // fromHand answers an ask from what this node has in hand of a hot key.
 func (c *core) fromHand(now instant, a *ask, v *verdict) bool {
 	ok, more := c.hotHere.Take(now, a, v)

@@ -1,52 +1,272 @@
 package routing
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// With a store, overrides are there, and any node sets and reads them: the owner reads them with its next message. A
-// ring without a store keeps none: an owner's memory goes with the owner.
+// With a store, overrides are there, and any node sets and reads them: the owner reads them with its next message.
+// Without one, the owner of a key keeps its override with the account, and hands both over together. Changes go to the
+// owner as requests for the key do. A list combines those of all nodes of the ring.
 
-func (r *Router) overrider() (ratelimit.Overrider, error) {
-	if base, ok := r.base.(blocking); ok && r.inStore() {
-		if o, ok := base.Limiter.(ratelimit.Overrider); ok {
-			return o, nil
-		}
+// setting is what is asked of a key's owner: an override to set, or to read.
+type setting struct {
+	look  bool
+	set   *ratelimit.Override // nil: it is removed
+	match ratelimit.Match
+	// The answer: what is in force, whose Set is 0 if nothing is.
+	is   ratelimit.Override
+	err  error
+	done bool
+}
+
+// do implements errand.
+func (x *setting) do(now instant, l *leasing.Local, a *ask, _ *verdict) {
+	x.done = true
+	if x.look {
+		x.is, _, x.err = l.Override(context.Background(), now, a)
+	} else {
+		x.is, x.err = l.SetOverride(context.Background(), now, a, x.set, x.match)
 	}
-	return nil, ratelimit.ErrOverrides
+}
+
+// recordOf is an override as peers have it; none is nothing.
+func recordOf(o *ratelimit.Override) []byte {
+	if o.Set == 0 {
+		return nil
+	}
+	return (&account.Overridden{Override: *o}).Encode()
+}
+
+// overrideOf is recordOf, backwards.
+func overrideOf(record []byte) (ratelimit.Override, error) {
+	r, err := account.DecodeOverride(string(record))
+	if err == nil && r.Removed {
+		err = account.ErrOverride
+	}
+	return r.Override, err
+}
+
+func (x *setting) message() *wire.Change {
+	m := &wire.Change{Look: x.look, Any: x.match.Any, Set: int64(x.match.Set)}
+	if x.set != nil {
+		own := *x.set
+		own.Set = 1 // the owner says which it is
+		m.Record = recordOf(&own)
+	}
+	return m
+}
+
+// settingOf reads a change, which may hold anything; nil if it makes no sense.
+func settingOf(m *wire.Change) *setting {
+	x := &setting{look: m.GetLook(), match: ratelimit.Match{Any: m.GetAny(), Set: ratelimit.LedgerTime(m.GetSet())}}
+	o, err := overrideOf(m.GetRecord())
+	if err != nil || m.GetSet() < 0 {
+		return nil
+	}
+	if o.Set > 0 {
+		x.set = &o
+	}
+	return x
+}
+
+// refusals are errors of a change as peers have them, by their place.
+var refusals = []error{nil, ratelimit.ErrOverrideChanged, account.ErrFull, ratelimit.ErrOverrides}
+
+// reply implements errand.
+func (x *setting) reply(r *wire.Reply) {
+	why := slices.IndexFunc(refusals, func(err error) bool { return errors.Is(x.err, err) })
+	if why < 0 {
+		why = len(refusals) - 1
+	}
+	r.Changed = &wire.Changed{Record: recordOf(&x.is), Refused: uint32(why)}
+}
+
+// heard takes in the owner's answer. It reports false if that cannot be one.
+func (x *setting) heard(r *wire.Reply) bool {
+	m := r.GetChanged()
+	is, err := overrideOf(m.GetRecord())
+	if m == nil || err != nil || int(m.GetRefused()) >= len(refusals) {
+		return false
+	}
+	x.is, x.err, x.done = is, refusals[m.GetRefused()], true
+	return true
+}
+
+const (
+	// changeTime is how long a change waits for the owner of its key, and a list for all nodes.
+	changeTime = time.Second
+	// mostListed bounds a list of overrides: each has two texts.
+	mostListed = 1000
+)
+
+var (
+	errOwner = errors.New("the key's owner did not answer: read the override to see whether it has changed")
+	errLists = errors.New("nodes are joining or leaving, and not all overrides can be listed: try again")
+)
+
+// changing is a change on its way to its key's owner.
+func (c *core) changing(ctx context.Context, now instant, a *ask, x *setting, b bell) *waiting {
+	own := ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek}
+	w := c.newWaiting(ctx, now, []ask{own}, make([]verdict, 1), b)
+	w.states[0].errand, w.until = x, now.Add(changeTime)
+	return w
+}
+
+func (r *Router) atOwner(ctx context.Context, now instant, a *ask, x *setting) (ratelimit.Override, error) {
+	w := r.changing(ctx, now, a, x, newBell())
+	for w.advance(now) {
+		w.sleep(ctx)
+		now = r.clock()
+	}
+	return x.outcome()
+}
+
+func (x *setting) outcome() (ratelimit.Override, error) {
+	if !x.done {
+		return ratelimit.Override{}, errOwner
+	}
+	return x.is, x.err
+}
+
+// listFor sends a peer a list of overrides.
+func (c *core) listFor(now instant, id uint64, m *wire.List) *wire.Reply {
+	r := &wire.Reply{Id: id}
+	if c.inStore() || m.GetMost() > mostListed {
+		c.malformed(rejectedAsk)
+		r.Status = malformed
+		return r
+	}
+	if c.view.Load().print != m.GetRing() {
+		r.Status = notOwner
+		return r
+	}
+	all, _ := c.local.Overrides(context.Background(), now, m.GetPrefix(), m.GetAfter(), int(m.GetMost()))
+	for i := range all {
+		r.Listed = append(r.Listed, &wire.Listed{Key: all[i].Key, Record: recordOf(&all[i].Override)})
+	}
+	return r
+}
+
+// listedBy reads a peer's list, which may hold anything.
+func listedBy(m *wire.List, r *wire.Reply) (all []ratelimit.NamedOverride, ok bool) {
+	for _, l := range r.GetListed() {
+		o, err := overrideOf(l.GetRecord())
+		if err != nil || o.Set == 0 || !strings.HasPrefix(l.GetKey(), m.GetPrefix()) || l.GetKey() <= m.GetAfter() {
+			return nil, false
+		}
+		all = append(all, ratelimit.NamedOverride{Key: l.GetKey(), Override: o})
+	}
+	return all, len(all) <= int(m.GetMost())
+}
+
+// list asks all nodes of a ring at once. It is errLists where accounts may be on their way.
+func (r *Router) list(ctx context.Context, now instant, m *wire.List) ([]ratelimit.NamedOverride, error) {
+	r.mu.Lock()
+	v, clean := r.view.Load(), r.clean()
+	r.unlock()
+	if !clean || !v.stable.Load() {
+		return nil, errLists
+	}
+	m.Ring = v.print
+	var calls []*call
+	for addr := range v.peers {
+		if !v.ring.Has(addr) {
+			continue
+		}
+		say := newCall(func(f *wire.Frame, id uint64) { f.Asks = append(f.Asks, &wire.Ask{Id: id, List: m}) })
+		v.peers[addr].post(say)
+		calls = append(calls, say)
+	}
+	all, err := r.local.Overrides(ctx, now, m.GetPrefix(), m.GetAfter(), int(m.GetMost()))
+	for _, say := range calls {
+		select {
+		case <-say.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if say.err != nil || say.reply.GetStatus() != answered {
+			return nil, errors.Join(errLists, say.err)
+		}
+		found, ok := listedBy(m, say.reply)
+		if !ok {
+			r.malformed(rejectedReply)
+			return nil, errMessage
+		}
+		all = append(all, found...)
+	}
+	slices.SortFunc(all, func(a, b ratelimit.NamedOverride) int {
+		return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(b.Set, a.Set))
+	})
+	all = slices.CompactFunc(all, func(a, b ratelimit.NamedOverride) bool { return a.Key == b.Key })
+	return all[:min(len(all), int(m.GetMost()))], err
+}
+
+// stored is who keeps overrides in the store, if there is one.
+func (r *Router) stored() (ratelimit.Overrider, bool) {
+	if !r.inStore() {
+		return nil, false
+	}
+	return r.base.(blocking).Limiter.(ratelimit.Overrider), true
 }
 
 // Override implements [ratelimit.Overrider].
 func (r *Router) Override(
 	ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask,
 ) (is ratelimit.Override, ok bool, err error) {
-	o, err := r.overrider()
-	if err != nil {
-		return is, false, err
+	if o, ok := r.stored(); ok {
+		return o.Override(ctx, now, a)
 	}
-	return o.Override(ctx, now, a)
+	is, err = r.atOwner(ctx, now, a, &setting{look: true})
+	return is, is.Set > 0, err
 }
 
 // SetOverride implements [ratelimit.Overrider].
 func (r *Router) SetOverride(
 	ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask, is *ratelimit.Override, match ratelimit.Match,
 ) (ratelimit.Override, error) {
-	o, err := r.overrider()
-	if err != nil {
+	if o, ok := r.stored(); ok {
+		return o.SetOverride(ctx, now, a, is, match)
+	}
+	c := account.OverrideChange{Key: string(a.Key), Limit: a.Rule.Limit, Override: is}
+	if err := c.Check(); err != nil {
 		return ratelimit.Override{}, err
 	}
-	return o.SetOverride(ctx, now, a, is, match)
+	return r.atOwner(ctx, now, a, &setting{set: is, match: match})
 }
 
-// Overrides implements [ratelimit.Overrider].
-func (r *Router) Overrides(ctx context.Context, prefix, after string, n int) ([]ratelimit.NamedOverride, error) {
-	o, err := r.overrider()
-	if err != nil {
-		return nil, err
+// Overrides implements [ratelimit.Overrider]. It lists mostListed at most, and all of the ring or none: it waits for
+// a moment in which all nodes see one ring, and have handed over.
+func (r *Router) Overrides(
+	ctx context.Context, now ratelimit.Instant, prefix, after string, n int,
+) (all []ratelimit.NamedOverride, err error) {
+	if o, ok := r.stored(); ok {
+		return o.Overrides(ctx, now, prefix, after, n)
 	}
-	return o.Overrides(ctx, prefix, after, n)
+	ctx, cancel := context.WithTimeout(ctx, changeTime)
+	defer cancel()
+	again := time.NewTicker(10 * askAgain)
+	defer again.Stop()
+	for {
+		m := &wire.List{Prefix: prefix, After: after, Most: uint32(min(n, mostListed))}
+		if all, err = r.list(ctx, now, m); !errors.Is(err, errLists) {
+			return all, err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 var _ ratelimit.Overrider = (*Router)(nil)

@@ -140,18 +140,24 @@ func (c *core) decideFor(
 	asks := make([]ask, 0, len(msgs))
 	states := make([]askState, 0, len(msgs))
 	for _, m := range msgs {
-		a, err := c.askOf(m)
+		var a ask
+		var err error
+		if m.GetList() == nil {
+			a, err = c.askOf(m)
+		}
 		switch {
 		case err != nil:
 			c.malformed(rejectedAsk)
 			replies = append(replies, &wire.Reply{Id: m.GetId(), Status: malformed})
+		case m.GetList() != nil:
+			replies = append(replies, c.listFor(now, m.GetId(), m.GetList()))
 		// It is done at once, before any ask of the frame is decided: the tokens may serve these.
 		case m.GetKind() == undo:
 			c.undoFor(now, &a, m)
 			replies = append(replies, &wire.Reply{Id: m.GetId()})
 		default:
 			asks, s.ids = append(asks, a), append(s.ids, m.GetId())
-			states = append(states, askState{final: m.GetHeld(), leases: c.lesseeOf(from, m)})
+			states = append(states, askState{final: m.GetHeld(), errand: c.errandOf(from, m)})
 		}
 	}
 	if len(asks) == 0 {
@@ -163,8 +169,11 @@ func (c *core) decideFor(
 	return s, replies
 }
 
-// lesseeOf is the peer as one that leases the key of its ask; nil if it says nothing of that.
-func (c *core) lesseeOf(from *inlet, m *wire.Ask) *lessee {
+// errandOf is what is done for an ask of a peer: a change of an override, or the peer leases the key; nil: nothing.
+func (c *core) errandOf(from *inlet, m *wire.Ask) errand {
+	if m.GetChange() != nil {
+		return settingOf(m.GetChange())
+	}
 	if m.GetTotals() == nil || c.inStore() {
 		return nil
 	}
@@ -220,8 +229,8 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 			r.Override = &wire.Override{Requests: int64(l.Requests), Burst: int64(l.Burst)}
 		}
 		r.Hot = !s.asks[i].OfSlot() && s.hot.Hit(now, s.asks[i].Key)
-		if x := s.states[i].leases; x != nil && x.lease.Window != 0 {
-			r.Lease = leaseMessage(&x.lease)
+		if x := s.states[i].errand; x != nil {
+			x.reply(r)
 		}
 	}
 	return r
@@ -249,6 +258,9 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 		return ratelimit.Ask{}, err
 	}
 	kind := ratelimit.Kind(m.GetKind())
+	if x := m.GetChange(); x != nil && (kind != ratelimit.Peek || c.inStore() || settingOf(x) == nil) {
+		return ratelimit.Ask{}, errMessage
+	}
 	// An undo is about what a spend was charged.
 	if m.GetKind() == undo {
 		kind = ratelimit.Spend

@@ -300,6 +300,14 @@ func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, booked
 	s.Pump()
 }
 
+// SetOverride sets the override of an ask's key at its owner, or removes it with nil; done is called with the outcome.
+func (s *Stepped) SetOverride(a *ratelimit.Ask, o *ratelimit.Override, done func(ratelimit.Override, error)) {
+	x := &setting{set: o, match: ratelimit.Match{Any: true}}
+	w := s.core.changing(context.Background(), s.o.Clock(), a, x, nil)
+	s.waits = append(s.waits, &steppedWait{w, func() { done(x.outcome()) }, nil})
+	s.Pump()
+}
+
 // SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
 func (s *Stepped) SyncClock(now ratelimit.Instant, wall time.Time) {
 	s.core.fallback.SyncClock(now, wall)

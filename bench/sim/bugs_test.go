@@ -21,8 +21,8 @@ var planted = []struct {
 	}},
 	{8, plant.Bug{
 		Name: "an override does not expire", File: "leasing/account/override.go",
-		Right: "r.removed || !r.In(now)",
-		Wrong: "r.removed",
+		Right: "r.Set == 0 || !r.In(now)",
+		Wrong: "r.Set == 0",
 	}},
 	{939, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",

@@ -16,8 +16,7 @@ type overridden struct {
 	removed bool
 }
 
-// override lets an operator set an override. From then on, the bound of the key is its largest limit so far,
-// and the ledger must apply the new override.
+// override lets an operator set an override. From then on, the ledger must apply it.
 func (w *world) override(x Override) {
 	k := w.key(w.Rule, x.Key)
 	p := k.part
@@ -39,12 +38,58 @@ func (w *world) override(x Override) {
 		return
 	}
 	w.trace("the override of key %d is %+v", k.index, is)
-	k.sets = append(k.sets, overridden{is, x.To == nil})
-	larger := *w.Rule
-	larger.Limit = larger.Limit.Under(&is)
-	if x.To != nil {
-		w.allow(k, &larger)
+	if x.To == nil {
+		is.Set = p.time()
 	}
+	k.sets = append(k.sets, overridden{is, x.To == nil})
+	own := *w.Rule
+	if x.To != nil {
+		own.Limit = own.Limit.Under(&is)
+	}
+	k.rule = larger(k.rule, &own)
+	w.judges(k)
+}
+
+// inForce is the largest limit that may have been in force since the account could be claimed: the start of the window
+// before. For a bucket, with its short leases, it is the current one. A ledger that has lost data may apply any.
+func (w *world) inForce(k *key) ratelimit.Limit {
+	at := k.part.time()
+	if len(k.sets) == 0 || w.bound.lossy() || w.books.stepped(k.part) {
+		return k.rule.Limit
+	}
+	since := at
+	if l := &k.rule.Limit; l.Algorithm != ratelimit.TokenBucket {
+		since = l.WindowEnd(l.WindowAt(at) - 2)
+	}
+	var is ratelimit.Limit
+	found := false
+	add := func(from, to ratelimit.LedgerTime, o *ratelimit.Override) {
+		l := k.file.Limit.Under(o)
+		if from > at || to <= since || to <= from {
+			return
+		}
+		if !found {
+			is, found = l, true
+		}
+		is.Requests, is.Burst = max(is.Requests, l.Requests), max(is.Burst, l.Burst)
+	}
+	add(0, k.sets[0].Set, nil)
+	for i := range k.sets {
+		o, next := &k.sets[i], at+1
+		if i+1 < len(k.sets) {
+			next = k.sets[i+1].Set
+		}
+		ends := o.Set
+		if !o.removed {
+			ends = next
+			if o.Expires > 0 {
+				ends = min(next, o.Expires)
+			}
+			add(o.Set, ends, &o.Override)
+		}
+		add(ends, next, nil)
+	}
+	return is
 }
 
 // overridden tells whether the ledger judged a message by the current override, or after a loss by an earlier
@@ -58,6 +103,10 @@ func (b *books) overridden(k *key, c *account.Claim, g *account.Grant) {
 	}
 	last := k.sets[len(k.sets)-1]
 	switch {
+	case g.Override != nil && g.Override.Removed:
+		if !last.removed && len(b.bound.forgets) == 0 && !b.stepped(k.part) {
+			b.violate(-1, k.index, "the ledger judged by %+v, and %+v is set", *g.Override, last)
+		}
 	case g.Override != nil && !slices.Contains(k.sets, overridden{*g.Override, false}):
 		b.violate(-1, k.index, "the ledger judged by %+v, and nobody has set it", *g.Override)
 	case len(b.bound.forgets) > 0 || b.stepped(k.part): // it may have lost the override, or its time

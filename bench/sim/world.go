@@ -54,7 +54,8 @@ type world struct {
 type key struct {
 	index int
 	name  []byte
-	rule  *ratelimit.Rule // with the largest limit of any node
+	rule  *ratelimit.Rule // with the largest limit of any node, or of an override so far
+	file  *ratelimit.Rule // with the largest of the file
 	part  *part           // of the ledger
 	judge *judge.Judge
 	// spent is by node, in the judge's window and the previous one. A ledger that lost its data lacks the usage
@@ -216,24 +217,36 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 	w.scratch = ratelimit.AppendEntry(w.scratch, rule.Path, strconv.Itoa(i), false)
 	k := w.named[string(w.scratch)]
 	if k == nil {
-		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, judge: judge.New(rule.Limit), part: w.store.parts[w.store.Partition(string(w.scratch))]}
+		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, file: rule, judge: judge.New(rule.Limit), part: w.store.parts[w.store.Partition(string(w.scratch))]}
 		w.keys = append(w.keys, k)
 		w.named[string(w.scratch)] = k
 	}
-	w.allow(k, rule)
+	k.rule, k.file = larger(k.rule, rule), larger(k.file, rule)
+	w.judges(k)
 	return k
 }
 
-// allow raises the limit by which a key is judged, if the rule's is larger than any before.
-func (w *world) allow(k *key, rule *ratelimit.Rule) {
-	if l := &k.rule.Limit; rule != k.rule && (rule.Limit.Requests > l.Requests || rule.Limit.Burst > l.Burst) {
-		largest := *rule
-		largest.Limit.Requests, largest.Limit.Burst = max(rule.Limit.Requests, l.Requests), max(rule.Limit.Burst, l.Burst)
-		k.rule = &largest
-		k.judge.Allow(largest.Limit)
-		if l.Algorithm == ratelimit.TokenBucket { // it refills at the new rate from the ledger's last look at it
-			k.extra = append(k.extra, extra{w.now, largest.Limit.Burst})
-		}
+// larger is a rule with the larger limit of two.
+func larger(a, b *ratelimit.Rule) *ratelimit.Rule {
+	if b == a || b.Limit.Requests <= a.Limit.Requests && b.Limit.Burst <= a.Limit.Burst {
+		return a
+	}
+	own := *b
+	own.Limit.Requests, own.Limit.Burst = max(a.Limit.Requests, b.Limit.Requests), max(a.Limit.Burst, b.Limit.Burst)
+	return &own
+}
+
+// judges has a key be judged by what counts now.
+func (w *world) judges(k *key) {
+	is, was := w.inForce(k), k.judge.Limit()
+	if is == was {
+		return
+	}
+	k.judge.Allow(is)
+	if is.Algorithm == ratelimit.TokenBucket {
+		// It refills at another rate from when the ledger last looked at it. Of a smaller one, nodes may have what the
+		// larger had.
+		k.extra = append(k.extra, extra{w.now, max(is.Burst, was.Burst)})
 	}
 }
 

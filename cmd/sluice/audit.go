@@ -74,10 +74,11 @@ func (c *auditCmd) Run(s streams) error {
 		}
 	}
 	windows := audit.Replay(all)
-	if len(windows) == 0 {
+	changes := slices.DeleteFunc(all, func(e account.Event) bool { return e.Kind != account.WasOverride })
+	if len(windows)+len(changes) == 0 {
 		return errors.New("the record is empty: check that a rule has coordination: {audit: true}, and that REDIS_URL and CACHE_KEY_PREFIX are those of the nodes")
 	}
-	if err := c.print(s, windows); err != nil {
+	if err := errors.Join(c.print(s, windows), c.printChanges(s, changes)); err != nil {
 		return err
 	}
 	broken := 0
@@ -134,4 +135,30 @@ func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 	}
 	_, err := fmt.Fprintf(s.out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
 	return err
+}
+
+// printChanges prints who set which limit of which key, when and why.
+func (c *auditCmd) printChanges(s streams, changes []account.Event) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	if c.JSON {
+		for i := range changes {
+			if err := writeJSONLine(s, &changes[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nRULE\tACCOUNT\tOVERRIDE SET\tLIMIT\tEXPIRES\tBY\tREASON")
+	for i := range changes {
+		e, expires := &changes[i], "never"
+		if e.Ends != 0 {
+			expires = time.UnixMicro(int64(e.Ends)).UTC().Format(time.RFC3339)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", e.Rule, e.Key, time.UnixMicro(int64(e.At)).UTC().Format(time.RFC3339Nano),
+			e.Limit, expires, e.Holder, e.Reason)
+	}
+	return t.Flush()
 }

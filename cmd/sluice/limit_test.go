@@ -8,10 +8,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
@@ -289,28 +293,77 @@ func TestOverridesReachEachNode(t *testing.T) {
 		for _, s := range nodes {
 			s.untilHealthy()
 		}
-		const keys, workers = 60, 6
-		took := make([]time.Duration, keys)
-		var all sync.WaitGroup
-		for worker := range workers {
-			all.Go(func() {
-				for i := worker; i < keys; i += workers {
-					took[i] = overrideReaches(t, nodes, i)
-				}
-			})
+		overridesReach(t, nodes)
+	})
+}
+
+const reached = 60 // keys
+
+func overridesReach(t *testing.T, nodes []*sluice) {
+	t.Helper()
+	const workers = 6
+	took := make([]time.Duration, reached)
+	var all sync.WaitGroup
+	for worker := range workers {
+		all.Go(func() {
+			for i := worker; i < reached; i += workers {
+				took[i] = overrideReaches(t, nodes, i)
+			}
+		})
+	}
+	all.Wait()
+	slices.Sort(took)
+	t.Logf("an override counts at three nodes after %v (p50), %v (p99), %v", took[reached/2], took[reached*99/100], took[reached-1])
+	if took[reached/2] > time.Second { // a busy machine may hold up some
+		t.Errorf("half of the overrides count later than after %v", took[reached/2])
+	}
+	eachLists(t, nodes)
+}
+
+// eachLists checks that each node lists and exports all overrides.
+func eachLists(t *testing.T, nodes []*sluice) {
+	t.Helper()
+	for _, s := range nodes {
+		if _, out, errs := s.read("list", "--json", "d"); strings.Count(out, "\n") != reached {
+			t.Errorf("%d of %d are listed: %s", strings.Count(out, "\n"), reached, errs)
 		}
-		all.Wait()
-		slices.Sort(took)
-		t.Logf("an override counts at three nodes after %v (p50), %v (p99), %v", took[keys/2], took[keys*99/100], took[keys-1])
-		if took[keys/2] > time.Second { // a busy machine may hold up some
-			t.Errorf("half of the overrides count later than after %v", took[keys/2])
+		if _, out, errs := s.read("export"); strings.Count(out, "\n") != 1+reached {
+			t.Errorf("%d of %d are exported: %s", strings.Count(out, "\n")-1, reached, errs)
 		}
+	}
+}
+
+// Nodes of a ring without a store do the same by the memory of each key's owner. Of an override, a node that is added
+// takes nothing away, nor does one that ends in good order.
+func TestRingOverridesOutliveRestarts(t *testing.T) {
+	t.Parallel()
+	rules := strings.Replace(peopleRules, "domain: d\n", "domain: d\ncoordination: {mode: routing, on_store_failure: closed, on_deny: refund}\n", 1)
+	r := newRingOf(t, rules, 3, 1, ratelimit.OwnMemory, "ADMIN_TOKEN=hunter2")
+	overridesReach(t, r.nodes)
+	added := r.start()
+	in := func(nodes []*sluice, members int) {
+		t.Helper()
 		for _, s := range nodes {
-			if _, out, errs := s.read("list", "--json", "d"); strings.Count(out, "\n") != keys {
-				t.Errorf("%d of %d are listed: %s", strings.Count(out, "\n"), keys, errs)
+			s.eventually("the ring is whole", func() bool { return s.metric("sluice_ring_members") == members && s.healthy() })
+		}
+		eachLists(t, nodes)
+		for i := range reached {
+			if key := fmt.Sprint("k", i); nodes[i%len(nodes)].post("five", key) != http.StatusOK {
+				t.Errorf("with %d nodes, %s is refused", members, key)
 			}
 		}
-	})
+	}
+	in(r.nodes, 4)
+	r.nodes[0].Signal(syscall.SIGTERM)
+	if err := <-r.nodes[0].exited; err != nil {
+		t.Fatal(err)
+	}
+	in(r.nodes[1:], 3)
+	added.put(t, "five=brief", `{"limit": 0, "reason": "", "expires": "300ms"}`)
+	for _, s := range r.nodes[1:] {
+		s.eventually("an override is over", func() bool { return s.post("five", "brief") == http.StatusOK })
+	}
+	eachLists(t, r.nodes[1:])
 }
 
 // overrideReaches is how long it takes until an override counts at all nodes, which refused the key before.
@@ -378,5 +431,82 @@ func TestAuditOfOverrides(t *testing.T) {
 		if code != 0 || strings.Contains(out, "BROKEN") || !strings.Contains(out, "  12  ") {
 			t.Errorf("of 12 of 12, with a limit of %s, the audit says %d\n%s%s", limit, code, out, errs)
 		}
+	}
+}
+
+// The record of an audited rule says who set which limit, when and why, on each kind of store; of an override that was
+// removed, too.
+func TestAuditNamesAuthorsOfOverrides(t *testing.T) {
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, "domain: d\ndescriptors:\n- {key: five, coordination: {audit: true}, rate_limit: {unit: year, requests_per_unit: 5}}\n"+
+		"- {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}\n")
+	eachStore(t, func(t *testing.T, server storeServer) {
+		s := serve(t, []string{"STORE_URL=" + server.URL(), "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
+		s.untilHealthy()
+		s.may("set", "12", "d", "five=x", "--expires=24h", "--reason=ticket 4711")
+		s.may("rm", "d", "five=x")
+		s.may("set", "12", "d", "ten=x")
+		if code, _, errs := s.limit("set", "12", "d", "five=x", "--if-version=1"); code == 0 {
+			t.Errorf("a change of another version is made: %s", errs)
+		}
+		code, out, errs := runLine("audit", "--store-url="+server.URL(), "--json")
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if code != 0 || len(lines) != 2 {
+			t.Fatalf("audit: %d\n%s%s", code, out, errs)
+		}
+		for i, want := range []account.Event{{Limit: 12, Reason: "ticket 4711"}, {Limit: 5}} {
+			var e account.Event
+			if err := json.Unmarshal([]byte(lines[i]), &e); err != nil || e.Kind != account.WasOverride || e.Holder != "ops" || e.Rule != "d.five" ||
+				e.Key != "year|d|five=x" || e.Limit != want.Limit || e.Reason != want.Reason || e.At == 0 || (e.Ends == 0) != (i == 1) {
+				t.Errorf("event %d is %s: %v", i, lines[i], err)
+			}
+		}
+		s.post("five", "x")
+		s.eventually("the audit shows both", func() bool {
+			code, out, _ = runLine("audit", "--store-url="+server.URL())
+			return code == 0 && strings.Contains(out, "held") && strings.Contains(out, "ops") && strings.Contains(out, "ticket 4711")
+		})
+	})
+}
+
+// A ban counts within seconds at a node that missed its recall: the connection that listens was cut.
+func TestBanReachesWhoMissedItsRecall(t *testing.T) {
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, "domain: d\ncoordination: {on_deny: refund}\ndescriptors:\n- {key: many, rate_limit: {unit: year, requests_per_unit: 50000}}\n")
+	of := func(t *testing.T, url string, cut func()) {
+		t.Parallel()
+		var nodes []*sluice
+		for range 2 {
+			nodes = append(nodes, serve(t, []string{"STORE_URL=" + url, "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules))
+		}
+		for _, s := range nodes {
+			s.untilHealthy()
+		}
+		for range 300 { // a lease worth having
+			nodes[0].post("many", "x")
+		}
+		cut()
+		nodes[1].put(t, "many=x", `{"limit": 0, "reason": "abuse"}`)
+		nodes[0].eventually("the key is refused", func() bool { return nodes[0].post("many", "x") == http.StatusTooManyRequests })
+	}
+	t.Run("postgres", func(t *testing.T) {
+		server := pgtest.Start(t)
+		of(t, server.URL(), func() {
+			server.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'")
+		})
+	})
+	t.Run("redis", func(t *testing.T) {
+		server := redistest.Start(t)
+		of(t, server.URL(), func() { server.Do("CLIENT", "KILL", "TYPE", "pubsub") })
+	})
+}
+
+// An override that is over before it counts is refused, and the answer says so.
+func TestOverridesThatAreOverAreRefused(t *testing.T) {
+	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
+	if code, out, errs := s.limit("set", "3", "d", "five=x", "--expires=1ns"); code != 1 || !strings.Contains(errs, "is over by the clock of the store") {
+		t.Errorf("an override of a nanosecond: %d %s%s", code, out, errs)
 	}
 }

@@ -82,8 +82,8 @@ func (m *byMode) SetOverride(ctx context.Context, now ratelimit.Instant, a *rate
 }
 
 // Overrides implements [ratelimit.Overrider].
-func (m *byMode) Overrides(ctx context.Context, prefix, after string, n int) ([]ratelimit.NamedOverride, error) {
-	return m.modes.Overrides(ctx, prefix, after, n)
+func (m *byMode) Overrides(ctx context.Context, now ratelimit.Instant, prefix, after string, n int) ([]ratelimit.NamedOverride, error) {
+	return m.modes.Overrides(ctx, now, prefix, after, n)
 }
 
 // Decide implements [ratelimit.Limiter].

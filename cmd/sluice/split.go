@@ -106,13 +106,13 @@ func (s *split) SetOverride(ctx context.Context, now ratelimit.Instant, a *ratel
 }
 
 // Overrides implements [ratelimit.Overrider]: those of all that keep any.
-func (s *split) Overrides(ctx context.Context, prefix, after string, n int) (all []ratelimit.NamedOverride, err error) {
+func (s *split) Overrides(ctx context.Context, now ratelimit.Instant, prefix, after string, n int) (all []ratelimit.NamedOverride, err error) {
 	for i, l := range s.all {
 		o, ok := l.(ratelimit.Overrider)
 		if !ok || slices.Contains(s.all[:i], l) {
 			continue
 		}
-		found, err := o.Overrides(ctx, prefix, after, n)
+		found, err := o.Overrides(ctx, now, prefix, after, n)
 		if err != nil && !errors.Is(err, ratelimit.ErrOverrides) {
 			return nil, err
 		}

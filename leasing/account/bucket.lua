@@ -3,7 +3,7 @@
 -- spent, fence, turn.
 local MICRO, MOST_BURST = 1000000, 4294967295
 local full, rate = Limit, was
-if override ~= '' then
+if inForce then
   Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
 end
 local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed)

@@ -506,6 +506,9 @@ func (l *CAS) setOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 		return is.Answer(s.Now), true, err
 	}
 	changes := []Change{{StoreKey: keys[0], Version: is.version, Data: is.Encode(), Until: is.Until()}}
+	if c.Audit != "" {
+		changes[0].Events = []Event{c.changed(&is.Overridden)}
+	}
 	all, err := l.store.Write(ctx, s.Life, changes)
 	if err != nil {
 		return o, false, fmt.Errorf("the store: %w", err)

@@ -26,7 +26,7 @@ local function unpacked(packed, format)
 end
 local function text(n) return string.format('%.0f', n) end
 -- The record of the key's override, if there may be one: in force, it judges the message and follows the answer.
-local override, was = Ceiling > 0 and redis.call('GET', KEYS[Stream and #KEYS - 1 or #KEYS]) or '', Requests
+local inForce, was, override = false, Requests, Ceiling > 0 and redis.call('GET', KEYS[Stream and #KEYS - 1 or #KEYS]) or ''
 -- answered: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
 local function answered(name, ...)
   local answer = struct.pack('<dddddddddddd', ...)
@@ -47,5 +47,6 @@ local now = Now > 0 and Now or clock[1] * 1000000 + clock[2] -- Now is 0 except 
 if override ~= '' then
   local version, n, ends = struct.unpack('<Bdd', override)
   if version ~= 1 then error('no override beside ' .. KEYS[1]) end
-  if n == -2 or ends > 0 and now >= ends then override = '' else Requests = n < 0 and Ceiling or min(n, Ceiling) end
+  inForce = n ~= -2 and (ends == 0 or now < ends)
+  if inForce then Requests = n < 0 and Ceiling or min(n, Ceiling) end
 end

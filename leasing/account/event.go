@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -32,6 +33,7 @@ type Event struct {
 	Sum     tokens `json:"sum"`     // as in Grant, like the others
 	InHand  tokens `json:"in_hand"` // of others
 	Cut     tokens `json:"cut"`     // of a refund
+	Reason  string `json:"reason,omitempty"`
 }
 
 // Kinds of events that changed nothing come first.
@@ -47,6 +49,9 @@ const (
 	WasCharge    = "charge"    // spent exceeds taken: a late charge, or an admission without a grant
 	WasGrant     = "grant"
 	WasReport    = "report" // unchanged totals, a refund, or a return
+	// WasOverride is a change of a key's override, not a message: Holder is its author, Limit is in force from At to
+	// Ends (0: no end).
+	WasOverride = "override"
 )
 
 // AuditOf is the audit text of a rule's claims: its declared over-admission, and its name.
@@ -67,14 +72,19 @@ func NewEvent(c *Claim, g *Grant) Event {
 	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &said, g)
 }
 
+// eventsKept and recordKept are the number of events of a key that a stream keeps in Redis, and for how long after the
+// last.
+const (
+	eventsKept = 10_000
+	recordKept = 90 * 24 * time.Hour
+)
+
 // saidFields is the number of a claim's numbers on record: kind, taken, spent, need, limit, and the end of the
 // window.
 const saidFields = 6
 
 func newEvent(e Event, n *[saidFields]int64, g *Grant) Event {
-	bound, rule, _ := strings.Cut(e.Rule, " ")
-	most, _ := strconv.ParseInt(bound, 10, 64)
-	e.Rule, e.Bound = rule, tokens(most)
+	e.Rule, e.Bound = auditedAs(e.Rule)
 	e.Taken, e.Spent, e.Need, e.Limit = tokens(n[1]), tokens(n[2]), tokens(n[3]), tokens(n[4])
 	if e.Window != 0 {
 		e.Ends = instant(n[5])
@@ -82,6 +92,27 @@ func newEvent(e Event, n *[saidFields]int64, g *Grant) Event {
 	e.At, e.Fence, e.Granted, e.Total = g.At, g.Fence, g.Granted, g.Total
 	e.Sum, e.InHand, e.Cut = g.Sum, g.InHand, g.Cut
 	e.Kind = e.kindOf(Kind(n[0]), g)
+	return e
+}
+
+// auditedAs is AuditOf, backwards.
+func auditedAs(audit string) (rule string, bound tokens) {
+	over, rule, _ := strings.Cut(audit, " ")
+	most, _ := strconv.ParseInt(over, 10, 64)
+	return rule, tokens(most)
+}
+
+// changed is what a change of an override comes to.
+func (c *OverrideChange) changed(r *Overridden) Event {
+	limit := c.Limit.Under(r.InForce(r.Set))
+	return overrideEvent(c.Audit, c.Key, limit.Capacity(), r)
+}
+
+func overrideEvent(audit, key string, limit tokens, r *Overridden) Event {
+	e := Event{
+		Kind: WasOverride, Key: key, Holder: r.By, At: r.Set, Ends: r.Expires, Limit: limit, Reason: r.Reason,
+	}
+	e.Rule, e.Bound = auditedAs(audit)
 	return e
 }
 
@@ -123,6 +154,14 @@ func ReadEvent(prefix string, fields map[string]any) (Event, error) {
 	text := func(name string) string {
 		s, _ := fields[name].(string)
 		return s
+	}
+	if record := text("override"); record != "" {
+		r, err := DecodeOverride(record)
+		limit, bad := strconv.ParseInt(text("limit"), 10, 64)
+		if err != nil || bad != nil || text("rule") == "" || text("key") == "" {
+			return Event{}, fmt.Errorf("%w: %.200q", errEvent, fmt.Sprint(fields))
+		}
+		return overrideEvent(text("rule"), text("key"), tokens(limit), &r), nil
 	}
 	var n [saidFields]int64
 	var a [answerFields]int64

@@ -307,7 +307,11 @@ func (m *Memory) SetOverride(_ context.Context, c *OverrideChange) (ratelimit.Ov
 		return ratelimit.Override{}, err
 	}
 	now, s, asked := m.clock(), m.shard(c.Key), map[ratelimit.Window][]ratelimit.Holder{}
-	r, err := s.override(now, c, asked)
+	r, changed, err := s.override(now, c, asked)
+	if changed && c.Audit != "" && m.OnEvent != nil {
+		e := c.changed(&r)
+		m.OnEvent(&e)
+	}
 	for _, w := range c.windows(now) {
 		for _, h := range asked[w] {
 			if m.OnRecall != nil {
@@ -321,20 +325,20 @@ func (m *Memory) SetOverride(_ context.Context, c *OverrideChange) (ratelimit.Ov
 // override makes a change, and notes its recalls. Records are never modified, because copies of the data share them.
 func (s *memoryShard) override(
 	now instant, c *OverrideChange, asked map[ratelimit.Window][]ratelimit.Holder,
-) (r Overridden, err error) {
+) (r Overridden, changed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was := s.overrides[c.Key]
 	if was == nil && len(s.overrides) >= s.most {
 		if s.sweepLocked(now); len(s.overrides) >= s.most {
-			return r, ErrFull
+			return r, false, ErrFull
 		}
 	}
 	if was != nil {
 		r = *was
 	}
-	if changed, err := r.Change(now, c); err != nil || !changed {
-		return r, err
+	if changed, err = r.Change(now, c); err != nil || !changed {
+		return r, false, err
 	}
 	is := r
 	s.overrides[c.Key] = &is
@@ -343,7 +347,7 @@ func (s *memoryShard) override(
 			asked[w] = k.holders()
 		}
 	}
-	return r, nil
+	return r, true, nil
 }
 
 // holders are all holders with a record.

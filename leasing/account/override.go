@@ -20,11 +20,7 @@ import (
 // the step that settles a message, judges by it, and answers with it.
 
 // Overridden is such a record. The zero one is none. It is not safe for concurrent use.
-type Overridden struct {
-	ratelimit.Override
-	// removed says that there is none, as of Set: one that was set before and is told again stays removed.
-	removed bool
-}
+type Overridden struct{ ratelimit.Override }
 
 const (
 	overrideRecord = 1
@@ -43,7 +39,7 @@ func overrideOf(prefix, key string) string { return overridesOf(prefix) + key + 
 
 func (r *Overridden) requests() int64 {
 	switch {
-	case r.removed:
+	case r.Removed:
 		return isRemoved
 	case r.Unlimited:
 		return isUnlimited
@@ -75,10 +71,9 @@ func DecodeOverride(text string) (r Overridden, err error) {
 		rest := text[min(len(text), overrideHead+max(0, size)):]
 		if size > 0 && by <= uint64(len(rest)) {
 			r.Override = ratelimit.Override{
-				Requests: tokens(max(0, n[0])), Unlimited: n[0] == isUnlimited, Expires: instant(n[1]),
-				Set: instant(n[2]), By: rest[:by], Reason: rest[by:],
+				Requests: tokens(max(0, n[0])), Unlimited: n[0] == isUnlimited, Removed: n[0] == isRemoved,
+				Expires: instant(n[1]), Set: instant(n[2]), By: rest[:by], Reason: rest[by:],
 			}
-			r.removed = n[0] == isRemoved
 			if n[0] >= isRemoved && checkOverride(&r.Override) == nil && r.Set > 0 {
 				return r, nil
 			}
@@ -102,12 +97,18 @@ func checkOverride(o *ratelimit.Override) error {
 // ErrOverride says that an override means nothing.
 var ErrOverride = errors.New("the override is invalid")
 
-// Removed tells whether the record says that there is none.
-func (r *Overridden) Removed() bool { return r.removed }
-
 // InForce is the override, if it is in force; else nil. It allocates.
 func (r *Overridden) InForce(now instant) *ratelimit.Override {
-	if r == nil || r.Set == 0 || r.removed || !r.In(now) {
+	if r == nil || r.Set == 0 || !r.In(now) {
+		return nil
+	}
+	o := r.Override
+	return &o
+}
+
+// said is what answers bring of the record: what is in force, or that it was removed. It allocates.
+func (r *Overridden) said(now instant) *ratelimit.Override {
+	if r == nil || r.Set == 0 || !r.Removed && !r.In(now) {
 		return nil
 	}
 	o := r.Override
@@ -123,14 +124,14 @@ func (r *Overridden) judge(now instant, c Claim) Claim {
 // override takes in the record that a limit is judged by.
 func (g *Grant) override(r *Overridden, l *ratelimit.Limit) {
 	if g.Err == nil && l.Overridable() {
-		g.Override = r.InForce(g.At)
+		g.Override = r.said(g.At)
 	}
 }
 
 // Until is from when on the record may be dropped.
 func (r *Overridden) Until() instant {
 	switch {
-	case r.removed:
+	case r.Removed:
 		return r.Set.Add(overrideKept)
 	case r.Expires > 0:
 		return min(r.Expires, lastTime).Add(overrideKept)
@@ -146,6 +147,7 @@ type OverrideChange struct {
 	Match    ratelimit.Match
 	// Again says that a ledger may have lost it: Set stays its version, and one that was set or removed later stays.
 	Again bool
+	Audit string // as of a claim
 }
 
 // Check tells what is wrong with a change.
@@ -155,18 +157,18 @@ func (c *OverrideChange) Check() error {
 		return ratelimit.ErrOverrides
 	case c.Key == "", c.Again && (c.Override == nil || c.Override.Set == 0):
 		return errClaim
-	case c.Override != nil:
-		return checkOverride(c.Override)
+	case c.Override == nil:
+		return checkOverride(&ratelimit.Override{By: c.Match.By})
 	}
-	return nil
+	return checkOverride(c.Override)
 }
 
 // record is what becomes of the record at an instant, but for Set of one that is new.
 func (c *OverrideChange) record() Overridden {
 	if c.Override == nil {
-		return Overridden{removed: true}
+		return Overridden{ratelimit.Override{Removed: true, By: c.Match.By}}
 	}
-	return Overridden{Override: *c.Override}
+	return Overridden{*c.Override}
 }
 
 // Change makes a change at an instant. It reports whether the record is another then.
@@ -308,6 +310,13 @@ func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o 
 			p.Set(ctx, name, r.Encode(), 0)
 			if until := r.Until(); until < lastTime {
 				p.PExpireAt(ctx, name, time.UnixMicro(int64(until)))
+			}
+			if c.Audit != "" {
+				stream := RecordName(l.prefix, c.Key)
+				p.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: eventsKept, Approx: true, Values: []any{
+					"override", r.Encode(), "rule", c.Audit, "key", c.Key, "limit", int64(c.changed(r).Limit),
+				}})
+				p.PExpire(ctx, stream, recordKept)
 			}
 			return nil
 		})

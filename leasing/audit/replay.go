@@ -58,9 +58,10 @@ type holder struct {
 // separately.
 func (w *Window) Held() bool { return w.Over <= w.Bound }
 
-// Replay sums up events by window, in the order of accounts and windows.
+// Replay sums up events by window, in the order of accounts and windows. Changes of overrides belong to no window.
 func Replay(events []account.Event) []*Window {
-	events = slices.Clone(events)
+	isChange := func(e account.Event) bool { return e.Kind == account.WasOverride }
+	events = slices.DeleteFunc(slices.Clone(events), isChange)
 	slices.SortStableFunc(events, inOrder)
 	seen := make(map[account.Event]bool, len(events))
 	var all []*Window

@@ -13,7 +13,7 @@ import (
 
 var eventColumns = []string{
 	"prefix", "at", "rule", "key", "kind", "holder", "window_number", "window_ends", "fence", "taken", "spent", "total",
-	"granted", "need", "of_limit", "bound", "sum", "in_hand", "cut",
+	"granted", "need", "of_limit", "bound", "sum", "in_hand", "cut", "reason",
 }
 
 // record writes down what was settled of audited rules, of the changes that were made.
@@ -33,7 +33,7 @@ func (s *Store) record(ctx context.Context, tx pgx.Tx, changes []account.Change,
 			rows = append(rows, []any{
 				s.prefix, timeOf(e.At), e.Rule, e.Key, e.Kind, e.Holder, int64(e.Window), ends, int64(e.Fence),
 				int64(e.Taken), int64(e.Spent), int64(e.Total), int64(e.Granted), int64(e.Need), int64(e.Limit),
-				int64(e.Bound), int64(e.Sum), int64(e.InHand), int64(e.Cut),
+				int64(e.Bound), int64(e.Sum), int64(e.InHand), int64(e.Cut), e.Reason,
 			})
 		}
 	}
@@ -53,7 +53,8 @@ func timeOf(at ratelimit.LedgerTime) time.Time { return time.UnixMicro(int64(at)
 func (s *Store) Events(ctx context.Context, see func(*account.Event)) error {
 	rows, err := s.pool.Query(ctx, `SELECT (extract(epoch FROM at) * 1000000)::bigint, rule, key, kind, holder,
   window_number, coalesce((extract(epoch FROM window_ends) * 1000000)::bigint, 0),
-  fence, taken, spent, total, granted, need, of_limit, bound, sum, in_hand, cut
+  fence, taken, spent, total, granted, need, of_limit, bound, sum, in_hand, cut,
+  coalesce(reason, '')
 FROM sluice_events WHERE prefix = $1 ORDER BY key, id`, s.prefix)
 	if err != nil {
 		return fmt.Errorf("postgres: %w", err)
@@ -62,7 +63,7 @@ FROM sluice_events WHERE prefix = $1 ORDER BY key, id`, s.prefix)
 	for rows.Next() {
 		var e account.Event
 		err := rows.Scan(&e.At, &e.Rule, &e.Key, &e.Kind, &e.Holder, &e.Window, &e.Ends, &e.Fence, &e.Taken, &e.Spent,
-			&e.Total, &e.Granted, &e.Need, &e.Limit, &e.Bound, &e.Sum, &e.InHand, &e.Cut)
+			&e.Total, &e.Granted, &e.Need, &e.Limit, &e.Bound, &e.Sum, &e.InHand, &e.Cut, &e.Reason)
 		if err != nil {
 			return fmt.Errorf("postgres: %w", err)
 		}

@@ -44,6 +44,11 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 // ParseDescriptor reads a descriptor in the form of queries and CSV files: KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE.
 func ParseDescriptor(text string) ([]config.Entry, error) {
 	entries, page, err := entriesOf(strings.ReplaceAll(text, "+", "%2B")) // in a file, + is not a space
+	parts := strings.FieldsFunc(text, func(r rune) bool { return r == '&' || r == '=' })
+	if slices.ContainsFunc(parts, func(part string) bool { return strings.TrimSpace(part) != part }) {
+		err = fmt.Errorf("the descriptor is %.60q, with a blank before or after a key or a value: "+
+			"write %%20 if it is meant", text)
+	}
 	if err == nil && (len(entries) == 0 || len(page) > 0) {
 		err = fmt.Errorf("the descriptor is %.60q: write KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE", text)
 	}
@@ -188,7 +193,7 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 		if after < prefix {
 			after = ""
 		}
-		all, err := c.Overrides.Overrides(ctx, prefix, after, n-len(v.Overrides))
+		all, err := c.Overrides.Overrides(ctx, c.Clock(), prefix, after, n-len(v.Overrides))
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -97,6 +98,29 @@ type OverrideChange struct {
 	Reason  string         `json:"reason"`
 }
 
+// UnmarshalJSON reads each field once, by its exact name, so that the body cannot be read in two ways.
+func (s *OverrideChange) UnmarshalJSON(text []byte) error {
+	fields := map[json.Token]any{"limit": &s.Limit, "unit": &s.Unit, "expires": &s.Expires, "reason": &s.Reason}
+	d := json.NewDecoder(bytes.NewReader(text))
+	if first, err := d.Token(); err != nil || first != json.Delim('{') {
+		return errors.Join(errors.New("it is no object"), err)
+	}
+	for d.More() {
+		name, err := d.Token()
+		if err == nil && fields[name] == nil {
+			err = fmt.Errorf("%.40q is no field, or there twice", name)
+		}
+		if err == nil {
+			err = d.Decode(fields[name])
+		}
+		if err != nil {
+			return err
+		}
+		delete(fields, name)
+	}
+	return nil
+}
+
 // refusal is an answer with a status.
 type refusal struct {
 	code int
@@ -119,7 +143,7 @@ func failed(w http.ResponseWriter, err error) {
 	case errors.Is(err, ratelimit.ErrOverrideChanged):
 		refuse(w, http.StatusPreconditionFailed, "%v: get it again, and use its version", err)
 	case errors.Is(err, ratelimit.ErrOverrides):
-		refuse(w, http.StatusUnprocessableEntity, "%v: in mode routing, overrides need a shared store", err)
+		refuse(w, http.StatusUnprocessableEntity, "%v", err)
 	default:
 		refuse(w, http.StatusServiceUnavailable, "overrides cannot be read or set now: %v", err)
 	}
@@ -286,6 +310,7 @@ func (c *console) condition(ctx context.Context, r *http.Request, a *ratelimit.A
 func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor string, o *ratelimit.Override,
 	match ratelimit.Match, from *http.Request, by string,
 ) (ratelimit.Override, error) {
+	match.By = by
 	is, err := c.Overrides.SetOverride(ctx, c.Clock(), a, o, match)
 	result, what := metrics.OverrideSet, "an override was set"
 	if o == nil {
@@ -370,7 +395,6 @@ func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
 	}
 	var change OverrideChange
 	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, overrideBody))
-	body.DisallowUnknownFields()
 	if err := body.Decode(&change); err != nil {
 		return refusing(http.StatusBadRequest,
 			"the body is not {\"limit\": N, \"reason\": TEXT} of at most %d bytes: %v",
@@ -394,6 +418,10 @@ func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
 	is, err := c.setOverride(ctx, a, descriptor, &o, match, r, by)
 	if err != nil {
 		return err
+	}
+	if is.Set == 0 {
+		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of "+
+			"the store: the limit of the file is in force", change.Expires)
 	}
 	w.Header().Set("ETag", tag(&is))
 	answer(w, shown(a.Rule, descriptor, &is))

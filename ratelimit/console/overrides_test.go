@@ -68,7 +68,9 @@ func (k *kept) SetOverride(_ context.Context, _ ratelimit.Instant, a *ratelimit.
 	return is, nil
 }
 
-func (k *kept) Overrides(_ context.Context, prefix, after string, n int) (all []ratelimit.NamedOverride, err error) {
+func (k *kept) Overrides(
+	_ context.Context, _ ratelimit.Instant, prefix, after string, n int,
+) (all []ratelimit.NamedOverride, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var names []string
@@ -250,7 +252,7 @@ func TestOverridesThatAreWrong(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	for body, want := range map[string]string{
 		"": "the body is not", "[]": "the body is not", `{"limit":1,"reason":""}{}`: "more than one value",
-		`{"limit":1,"reson":"typo"}`: "unknown field", `{"reason":"none"}`: "limit is missing",
+		`{"limit":1,"reson":"typo"}`: "is no field", `{"reason":"none"}`: "limit is missing",
 		`{"limit":-1}`: "must be a whole number from 0", `{"limit":1.5}`: "must be a whole number from 0",
 		`{"limit":"many"}`: "must be a whole number from 0", `{"limit":1e3}`: "must be a whole number from 0",
 		`{"limit":1000000000001}`:                                    "must be a whole number from 0",
@@ -593,5 +595,26 @@ func TestEmptyIfMatch(t *testing.T) {
 	n.must(200, "", "PUT", alice, `{"limit": 0, "reason": "abuse"}`)
 	if w := n.do("PUT", alice, `{"limit": 4000, "reason": ""}`, "If-Match: "); w.Code == 200 {
 		t.Errorf("a change with an empty If-Match is made: %s", w.Body)
+	}
+}
+
+// What may be read in two ways changes nothing.
+func TestAmbiguousChangesAreRefused(t *testing.T) {
+	n := newOverridable(t)
+	n.must(200, "", "PUT", alice, `{"limit": 0, "reason": "abuse"}`)
+	const head, csv = "domain,descriptor,limit\n", "Content-Type: text/csv"
+	for what, r := range map[string][]string{
+		"a field twice":          {"PUT", alice, `{"limit": 5, "limit": 4000, "reason": ""}`},
+		"a field in other cases": {"PUT", alice, `{"limit": 5, "LIMIT": 4000, "reason": ""}`},
+		"no object":              {"PUT", alice, `null`},
+		"a blank behind a value": {"POST", "/v1/overrides", head + "edge,api_key=alice ,4000\n", csv},
+		"a blank before a key":   {"POST", "/v1/overrides", head + "edge, api_key=alice,4000\n", csv},
+	} {
+		if w := n.do(r[0], r[1], r[2], r[3:]...); w.Code == 200 {
+			t.Errorf("%s is answered %s", what, w.Body)
+		}
+	}
+	if o := n.of["minute|edge|api_key=alice"]; len(n.of) != 1 || o.Requests != 0 {
+		t.Errorf("set is %v", n.of)
 	}
 }

@@ -334,6 +334,8 @@ type Ask struct {
 	// asked for the account: it decides, or says that it no longer is.
 	Held          bool    `protobuf:"varint,10,opt,name=held,proto3" json:"held,omitempty"`
 	Totals        *Totals `protobuf:"bytes,11,opt,name=totals,proto3" json:"totals,omitempty"` // what the sender says of its lease of the key, if anything
+	Change        *Change `protobuf:"bytes,13,opt,name=change,proto3" json:"change,omitempty"` // of the key's override; the ask is a peek
+	List          *List   `protobuf:"bytes,14,opt,name=list,proto3" json:"list,omitempty"`     // instead of all other fields but id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -445,6 +447,264 @@ func (x *Ask) GetTotals() *Totals {
 	return nil
 }
 
+func (x *Ask) GetChange() *Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *Ask) GetList() *List {
+	if x != nil {
+		return x.List
+	}
+	return nil
+}
+
+// Change reads, sets or removes the override of a key. Only the owner of a ring without a store answers it.
+type Change struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Record        []byte                 `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"` // the override as ledgers keep it, its version aside; none: it is removed
+	Look          bool                   `protobuf:"varint,2,opt,name=look,proto3" json:"look,omitempty"`    // nothing is changed
+	Any           bool                   `protobuf:"varint,3,opt,name=any,proto3" json:"any,omitempty"`      // it replaces whatever there is
+	Set           int64                  `protobuf:"varint,4,opt,name=set,proto3" json:"set,omitempty"`      // or the override of this version, 0: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Change) Reset() {
+	*x = Change{}
+	mi := &file_wire_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Change) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Change) ProtoMessage() {}
+
+func (x *Change) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Change.ProtoReflect.Descriptor instead.
+func (*Change) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Change) GetRecord() []byte {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *Change) GetLook() bool {
+	if x != nil {
+		return x.Look
+	}
+	return false
+}
+
+func (x *Change) GetAny() bool {
+	if x != nil {
+		return x.Any
+	}
+	return false
+}
+
+func (x *Change) GetSet() int64 {
+	if x != nil {
+		return x.Set
+	}
+	return 0
+}
+
+// Changed answers a change.
+type Changed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Record        []byte                 `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`    // the override in force then; none: there is none
+	Refused       uint32                 `protobuf:"varint,2,opt,name=refused,proto3" json:"refused,omitempty"` // 0 no, 1 it had changed, 2 there is no room, 3 it makes no sense
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Changed) Reset() {
+	*x = Changed{}
+	mi := &file_wire_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Changed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Changed) ProtoMessage() {}
+
+func (x *Changed) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Changed.ProtoReflect.Descriptor instead.
+func (*Changed) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Changed) GetRecord() []byte {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *Changed) GetRefused() uint32 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+// List asks for the overrides that a node has under a ring.
+type List struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ring          uint64                 `protobuf:"fixed64,1,opt,name=ring,proto3" json:"ring,omitempty"`   // fingerprint; a node that sees another answers 1, not the owner
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"` // of keys' names
+	After         string                 `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	Most          uint32                 `protobuf:"varint,4,opt,name=most,proto3" json:"most,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *List) Reset() {
+	*x = List{}
+	mi := &file_wire_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *List) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*List) ProtoMessage() {}
+
+func (x *List) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use List.ProtoReflect.Descriptor instead.
+func (*List) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *List) GetRing() uint64 {
+	if x != nil {
+		return x.Ring
+	}
+	return 0
+}
+
+func (x *List) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *List) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *List) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+// Listed is an override of a list, by its key's name.
+type Listed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Record        []byte                 `protobuf:"bytes,2,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Listed) Reset() {
+	*x = Listed{}
+	mi := &file_wire_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Listed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Listed) ProtoMessage() {}
+
+func (x *Listed) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Listed.ProtoReflect.Descriptor instead.
+func (*Listed) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Listed) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Listed) GetRecord() []byte {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
 // Totals is what a node says of a key that it leases (leasing.Totals). Its name as a holder is its incarnation.
 type Totals struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -460,7 +720,7 @@ type Totals struct {
 
 func (x *Totals) Reset() {
 	*x = Totals{}
-	mi := &file_wire_proto_msgTypes[3]
+	mi := &file_wire_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -472,7 +732,7 @@ func (x *Totals) String() string {
 func (*Totals) ProtoMessage() {}
 
 func (x *Totals) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[3]
+	mi := &file_wire_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -485,7 +745,7 @@ func (x *Totals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Totals.ProtoReflect.Descriptor instead.
 func (*Totals) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{3}
+	return file_wire_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Totals) GetLife() uint64 {
@@ -544,7 +804,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_wire_proto_msgTypes[4]
+	mi := &file_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -556,7 +816,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[4]
+	mi := &file_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -569,7 +829,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{4}
+	return file_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Lease) GetWindow() int64 {
@@ -640,7 +900,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_wire_proto_msgTypes[5]
+	mi := &file_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +912,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[5]
+	mi := &file_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,7 +925,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{5}
+	return file_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Rule) GetAlgorithm() uint32 {
@@ -829,13 +1089,15 @@ type Reply struct {
 	Lease         *Lease                 `protobuf:"bytes,9,opt,name=lease,proto3" json:"lease,omitempty"`                                // to totals
 	Found         Found                  `protobuf:"varint,10,opt,name=found,proto3,enum=sluice.routing.v1.Found" json:"found,omitempty"` // to a fetch
 	Override      *Override              `protobuf:"bytes,12,opt,name=override,proto3" json:"override,omitempty"`                         // by which it was decided
+	Changed       *Changed               `protobuf:"bytes,13,opt,name=changed,proto3" json:"changed,omitempty"`                           // to a change
+	Listed        []*Listed              `protobuf:"bytes,14,rep,name=listed,proto3" json:"listed,omitempty"`                             // to a list
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Reply) Reset() {
 	*x = Reply{}
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1109,7 @@ func (x *Reply) String() string {
 func (*Reply) ProtoMessage() {}
 
 func (x *Reply) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1122,7 @@ func (x *Reply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reply.ProtoReflect.Descriptor instead.
 func (*Reply) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{6}
+	return file_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Reply) GetId() uint64 {
@@ -947,6 +1209,20 @@ func (x *Reply) GetOverride() *Override {
 	return nil
 }
 
+func (x *Reply) GetChanged() *Changed {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *Reply) GetListed() []*Listed {
+	if x != nil {
+		return x.Listed
+	}
+	return nil
+}
+
 // Override is the limit of a key in force in place of the rule's.
 type Override struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -958,7 +1234,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1246,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1259,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{7}
+	return file_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Override) GetRequests() int64 {
@@ -1016,7 +1292,7 @@ type Parcel struct {
 
 func (x *Parcel) Reset() {
 	*x = Parcel{}
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1304,7 @@ func (x *Parcel) String() string {
 func (*Parcel) ProtoMessage() {}
 
 func (x *Parcel) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1317,7 @@ func (x *Parcel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parcel.ProtoReflect.Descriptor instead.
 func (*Parcel) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{8}
+	return file_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Parcel) GetNumber() uint64 {
@@ -1084,7 +1360,7 @@ type Receipt struct {
 
 func (x *Receipt) Reset() {
 	*x = Receipt{}
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1372,7 @@ func (x *Receipt) String() string {
 func (*Receipt) ProtoMessage() {}
 
 func (x *Receipt) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1385,7 @@ func (x *Receipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Receipt.ProtoReflect.Descriptor instead.
 func (*Receipt) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{9}
+	return file_wire_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Receipt) GetNumber() uint64 {
@@ -1138,7 +1414,7 @@ type Fetch struct {
 
 func (x *Fetch) Reset() {
 	*x = Fetch{}
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1426,7 @@ func (x *Fetch) String() string {
 func (*Fetch) ProtoMessage() {}
 
 func (x *Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[10]
+	mi := &file_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1439,7 @@ func (x *Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fetch.ProtoReflect.Descriptor instead.
 func (*Fetch) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{10}
+	return file_wire_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Fetch) GetId() uint64 {
@@ -1200,7 +1476,7 @@ type Presence struct {
 
 func (x *Presence) Reset() {
 	*x = Presence{}
-	mi := &file_wire_proto_msgTypes[11]
+	mi := &file_wire_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1488,7 @@ func (x *Presence) String() string {
 func (*Presence) ProtoMessage() {}
 
 func (x *Presence) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[11]
+	mi := &file_wire_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1501,7 @@ func (x *Presence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Presence.ProtoReflect.Descriptor instead.
 func (*Presence) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{11}
+	return file_wire_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Presence) GetId() uint64 {
@@ -1276,7 +1552,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achanges\"\xa8\x02\n" +
+	"\achanges\x18\b \x01(\x04R\achanges\"\x88\x03\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
@@ -1290,7 +1566,25 @@ const file_wire_proto_rawDesc = "" +
 	"\x04debt\x18\f \x01(\x03R\x04debt\x12\x12\n" +
 	"\x04held\x18\n" +
 	" \x01(\bR\x04held\x121\n" +
-	"\x06totals\x18\v \x01(\v2\x19.sluice.routing.v1.TotalsR\x06totals\"\x86\x01\n" +
+	"\x06totals\x18\v \x01(\v2\x19.sluice.routing.v1.TotalsR\x06totals\x121\n" +
+	"\x06change\x18\r \x01(\v2\x19.sluice.routing.v1.ChangeR\x06change\x12+\n" +
+	"\x04list\x18\x0e \x01(\v2\x17.sluice.routing.v1.ListR\x04list\"X\n" +
+	"\x06Change\x12\x16\n" +
+	"\x06record\x18\x01 \x01(\fR\x06record\x12\x12\n" +
+	"\x04look\x18\x02 \x01(\bR\x04look\x12\x10\n" +
+	"\x03any\x18\x03 \x01(\bR\x03any\x12\x10\n" +
+	"\x03set\x18\x04 \x01(\x03R\x03set\";\n" +
+	"\aChanged\x12\x16\n" +
+	"\x06record\x18\x01 \x01(\fR\x06record\x12\x18\n" +
+	"\arefused\x18\x02 \x01(\rR\arefused\"\\\n" +
+	"\x04List\x12\x12\n" +
+	"\x04ring\x18\x01 \x01(\x06R\x04ring\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\x12\x12\n" +
+	"\x04most\x18\x04 \x01(\rR\x04most\"2\n" +
+	"\x06Listed\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
+	"\x06record\x18\x02 \x01(\fR\x06record\"\x86\x01\n" +
 	"\x06Totals\x12\x12\n" +
 	"\x04life\x18\x01 \x01(\x04R\x04life\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x16\n" +
@@ -1334,7 +1628,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x04path\x18\x15 \x01(\tR\x04path\x12\x18\n" +
 	"\aceiling\x18\x17 \x01(\x03R\aceilingJ\x04\b\t\x10\n" +
 	"J\x04\b\n" +
-	"\x10\v\"\xf8\x02\n" +
+	"\x10\v\"\xe1\x03\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +
@@ -1349,7 +1643,9 @@ const file_wire_proto_rawDesc = "" +
 	"\x05lease\x18\t \x01(\v2\x18.sluice.routing.v1.LeaseR\x05lease\x12.\n" +
 	"\x05found\x18\n" +
 	" \x01(\x0e2\x18.sluice.routing.v1.FoundR\x05found\x127\n" +
-	"\boverride\x18\f \x01(\v2\x1b.sluice.routing.v1.OverrideR\boverride\"<\n" +
+	"\boverride\x18\f \x01(\v2\x1b.sluice.routing.v1.OverrideR\boverride\x124\n" +
+	"\achanged\x18\r \x01(\v2\x1a.sluice.routing.v1.ChangedR\achanged\x121\n" +
+	"\x06listed\x18\x0e \x03(\v2\x19.sluice.routing.v1.ListedR\x06listed\"<\n" +
 	"\bOverride\x12\x1a\n" +
 	"\brequests\x18\x01 \x01(\x03R\brequests\x12\x14\n" +
 	"\x05burst\x18\x02 \x01(\x03R\x05burst\"f\n" +
@@ -1394,43 +1690,51 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_wire_proto_goTypes = []any{
 	(Found)(0),       // 0: sluice.routing.v1.Found
 	(*Frame)(nil),    // 1: sluice.routing.v1.Frame
 	(*Hello)(nil),    // 2: sluice.routing.v1.Hello
 	(*Ask)(nil),      // 3: sluice.routing.v1.Ask
-	(*Totals)(nil),   // 4: sluice.routing.v1.Totals
-	(*Lease)(nil),    // 5: sluice.routing.v1.Lease
-	(*Rule)(nil),     // 6: sluice.routing.v1.Rule
-	(*Reply)(nil),    // 7: sluice.routing.v1.Reply
-	(*Override)(nil), // 8: sluice.routing.v1.Override
-	(*Parcel)(nil),   // 9: sluice.routing.v1.Parcel
-	(*Receipt)(nil),  // 10: sluice.routing.v1.Receipt
-	(*Fetch)(nil),    // 11: sluice.routing.v1.Fetch
-	(*Presence)(nil), // 12: sluice.routing.v1.Presence
+	(*Change)(nil),   // 4: sluice.routing.v1.Change
+	(*Changed)(nil),  // 5: sluice.routing.v1.Changed
+	(*List)(nil),     // 6: sluice.routing.v1.List
+	(*Listed)(nil),   // 7: sluice.routing.v1.Listed
+	(*Totals)(nil),   // 8: sluice.routing.v1.Totals
+	(*Lease)(nil),    // 9: sluice.routing.v1.Lease
+	(*Rule)(nil),     // 10: sluice.routing.v1.Rule
+	(*Reply)(nil),    // 11: sluice.routing.v1.Reply
+	(*Override)(nil), // 12: sluice.routing.v1.Override
+	(*Parcel)(nil),   // 13: sluice.routing.v1.Parcel
+	(*Receipt)(nil),  // 14: sluice.routing.v1.Receipt
+	(*Fetch)(nil),    // 15: sluice.routing.v1.Fetch
+	(*Presence)(nil), // 16: sluice.routing.v1.Presence
 }
 var file_wire_proto_depIdxs = []int32{
 	2,  // 0: sluice.routing.v1.Frame.hello:type_name -> sluice.routing.v1.Hello
 	2,  // 1: sluice.routing.v1.Frame.welcome:type_name -> sluice.routing.v1.Hello
 	3,  // 2: sluice.routing.v1.Frame.asks:type_name -> sluice.routing.v1.Ask
-	7,  // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
-	12, // 4: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
-	11, // 5: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
-	9,  // 6: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
-	10, // 7: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
-	6,  // 8: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
-	4,  // 9: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
-	5,  // 10: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
-	0,  // 11: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
-	8,  // 12: sluice.routing.v1.Reply.override:type_name -> sluice.routing.v1.Override
-	1,  // 13: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
-	1,  // 14: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
-	14, // [14:15] is the sub-list for method output_type
-	13, // [13:14] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	11, // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
+	16, // 4: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
+	15, // 5: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
+	13, // 6: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
+	14, // 7: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
+	10, // 8: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
+	8,  // 9: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
+	4,  // 10: sluice.routing.v1.Ask.change:type_name -> sluice.routing.v1.Change
+	6,  // 11: sluice.routing.v1.Ask.list:type_name -> sluice.routing.v1.List
+	9,  // 12: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
+	0,  // 13: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
+	12, // 14: sluice.routing.v1.Reply.override:type_name -> sluice.routing.v1.Override
+	5,  // 15: sluice.routing.v1.Reply.changed:type_name -> sluice.routing.v1.Changed
+	7,  // 16: sluice.routing.v1.Reply.listed:type_name -> sluice.routing.v1.Listed
+	1,  // 17: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
+	1,  // 18: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
+	18, // [18:19] is the sub-list for method output_type
+	17, // [17:18] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -1444,7 +1748,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

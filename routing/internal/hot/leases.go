@@ -42,6 +42,7 @@ type leased struct {
 // answer is what the owner last said.
 type answer struct {
 	left  ratelimit.Tokens  // of the limit, in no hand
+	limit *ratelimit.Limit  // by an override; nil: the rule's
 	reset ratelimit.Instant // when the limit is whole again
 	shut  ratelimit.Instant // until then it counts as used up
 }
@@ -213,8 +214,12 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 		return l.refuses(now, a, v), false
 	}
 	hand := l.held.InHand(now)
+	limit := &a.Rule.Limit
+	if l.limit != nil {
+		limit = l.limit
+	}
 	*v = ratelimit.Verdict{
-		Charged: cost, Window: w, Remaining: min(l.left+hand, a.Rule.Limit.Capacity()),
+		Charged: cost, Window: w, Remaining: min(l.left+hand, limit.Capacity()), Limit: l.limit,
 		ResetAfter: max(0, l.reset.Sub(now)),
 	}
 	return true, hand < l.half && !l.held.Telling() && now >= l.calm
@@ -225,7 +230,9 @@ func (l *leased) refuses(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.V
 	if now >= l.shut {
 		return false
 	}
-	*v = ratelimit.Verdict{OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now))}
+	*v = ratelimit.Verdict{
+		OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now)), Limit: l.limit,
+	}
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
 		v.Debt = a.Cost
 		l.held.Admit(a.Cost)
@@ -374,7 +381,7 @@ func (h *Leases) Hear(
 		l.held.GiveBack()
 	}
 	l.half = l.held.InHand(now) / 2
-	l.left, l.reset = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter)
+	l.left, l.reset, l.limit = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter), v.Limit
 	l.next = l.held.Sent().Add(min(TellEvery, x.For/2))
 	if !x.Keep {
 		l.calm, l.next = now.Add(retry), now

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -25,6 +26,9 @@ const (
 	// MostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
 	MostTokens = 1 << 43
 	MostTime   = 1 << 53 // microseconds since 1970: the year 2255
+	// overridden marks the algorithm of an account whose key has the record of an override, which follows.
+	overridden = 0x80
+	mostRecord = 1 << 10 // bytes of it
 	// mostLevel bounds a bucket's level, in micro-tokens, and its debt.
 	mostLevel = 1 << 61
 	// never is how far ahead a time in a parcel may lie, in microseconds. A bucket that does not
@@ -51,7 +55,8 @@ func (m *Entry) Plausible(here, sent ratelimit.LedgerTime) bool {
 	a := &m.Account
 	// An account goes by its former owner's clock, which may be behind the sender's by Lag: that
 	// clock must be possible, too.
-	if !possible(here, int64(a.At)) || a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > MostApart {
+	if !possible(here, int64(a.At)) || !possible(here, int64(a.Override.Set)) || a.Dead < 0 || a.Dead > 2*never ||
+		a.Lag < 0 || here.Sub(sent-a.Lag) > MostApart {
 		return false
 	}
 	if a.Algorithm != ratelimit.TokenBucket && !possibleWindow(here, ratelimit.Window(a.State)) {
@@ -103,7 +108,11 @@ func (w *Writer) time(t int64) {
 func (w *Writer) Account(key []byte, a *leasing.Account) {
 	w.B = binary.AppendUvarint(w.B, uint64(len(key)))
 	w.B = append(w.B, key...)
-	w.B = append(w.B, byte(a.Algorithm))
+	kind := byte(a.Algorithm)
+	if a.Override.Set > 0 {
+		kind |= overridden
+	}
+	w.B = append(w.B, kind)
 	w.numbers(int64(a.Sum), a.Extra, a.State, int64(a.Lag))
 	w.time(int64(a.At))
 	// A bucket that does not refill is never full, and its time lies beyond what a difference may
@@ -112,6 +121,10 @@ func (w *Writer) Account(key []byte, a *leasing.Account) {
 	w.B = binary.AppendUvarint(w.B, uint64(len(a.Lessees)))
 	for i := range a.Lessees {
 		w.lessee(&a.Lessees[i])
+	}
+	if kind&overridden != 0 {
+		record := a.Override.Encode()
+		w.B = append(binary.AppendUvarint(w.B, uint64(len(record))), record...)
 	}
 }
 
@@ -214,7 +227,8 @@ func (r *reader) account() (m Entry) {
 		r.fail()
 	}
 	a := &m.Account
-	a.Algorithm = ratelimit.Algorithm(r.byte())
+	kind := r.byte()
+	a.Algorithm = ratelimit.Algorithm(kind &^ overridden)
 	if int(a.Algorithm) >= len(ratelimit.Algorithms) {
 		r.fail()
 	}
@@ -229,6 +243,13 @@ func (r *reader) account() (m Entry) {
 			break
 		}
 		a.Lessees = append(a.Lessees, h)
+	}
+	if kind&overridden != 0 {
+		var err error
+		record := r.bytes(int(r.unsigned(mostRecord)))
+		if a.Override, err = account.DecodeOverride(string(record)); err != nil || a.Override.Set == 0 {
+			r.fail()
+		}
 	}
 	return m
 }

@@ -1,0 +1,241 @@
+package routing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+func overridable(limit ratelimit.Tokens) *ratelimit.Rule {
+	r := routed(limit)
+	r.Limit.Ceiling = ratelimit.MaxLimit
+	return r
+}
+
+func (n *node) set(key int, o *ratelimit.Override, match ratelimit.Match) (ratelimit.Override, error) {
+	return n.SetOverride(context.Background(), n.clock(), &ask{Rule: overridable(1), Key: keyOf(key)}, o, match)
+}
+
+func (n *node) get(key int) (ratelimit.Override, bool, error) {
+	return n.Override(context.Background(), n.clock(), &ask{Rule: overridable(1), Key: keyOf(key)})
+}
+
+// list lists all, a page at a time.
+func (n *node) listAll(page int) (names []string, err error) {
+	after := ""
+	for {
+		found, err := n.Overrides(context.Background(), n.clock(), leasing.KeyName(keyOf(0))[:5], after, page)
+		for _, o := range found {
+			names, after = append(names, o.Key), o.Key
+		}
+		if err != nil || len(found) < page {
+			return names, err
+		}
+	}
+}
+
+// A ring without a store keeps overrides at the keys' owners. Each node sets, reads and lists all of them, and a node
+// that joins or leaves in good order loses none.
+func TestRingKeepsOverrides(t *testing.T) {
+	w := newRingWorld(t, 4)
+	late := append([]string(nil), w.addrs...)
+	w.addrs = w.addrs[:3]
+	nodes := w.ring(3)
+	const keys, asked = 300, 250 // the others are only read
+	version := make([]ratelimit.LedgerTime, keys)
+	for k := range keys {
+		o := &ratelimit.Override{Requests: ratelimit.Tokens(k % 7), By: "ann", Reason: "r"}
+		is, err := nodes[k%3].set(k, o, ratelimit.Match{})
+		if err != nil || is.Set == 0 || is.Requests != o.Requests || is.By != "ann" {
+			t.Fatalf("key %d: %+v %v", k, is, err)
+		}
+		version[k] = is.Set
+	}
+	if is, err := nodes[1].set(0, nil, ratelimit.Match{Set: 1}); !errors.Is(err, ratelimit.ErrOverrideChanged) || is.Set != version[0] {
+		t.Errorf("a change of another version: %+v %v", is, err)
+	}
+	for _, n := range nodes {
+		if _, err := n.set(0, &ratelimit.Override{Requests: -1}, ratelimit.Match{Any: true}); err == nil {
+			t.Error("a limit of -1 is set")
+		}
+	}
+	// all has each node admit what overrides say, two a time, and list them.
+	all := func(spent ratelimit.Tokens, nodes ...*node) {
+		t.Helper()
+		for k := range keys {
+			n, left := nodes[k%len(nodes)], max(0, ratelimit.Tokens(k%7)-spent)
+			for i := range min(2, left+1) {
+				if k >= asked {
+					break
+				}
+				if v := n.ask(overridable(3), k, 1); v.OverLimit != (i >= left) || v.Source == ratelimit.FromFallback {
+					t.Fatalf("of key %d, %d of %d are left: %+v", k, left, k%7, v)
+				}
+			}
+			if is, ok, err := n.get(k); err != nil || !ok || is.Set != version[k] || is.Reason != "r" {
+				t.Fatalf("key %d: %+v %v %v", k, is, ok, err)
+			}
+		}
+		for _, n := range nodes {
+			if names, err := n.listAll(70); err != nil || len(names) != keys || !slices.IsSorted(names) {
+				t.Errorf("%d of %d are listed: %v", len(names), keys, err)
+			}
+		}
+	}
+	all(0, nodes...)
+	w.addrs = late
+	nodes = append(nodes, w.start(3, known))
+	w.agree(nodes...)
+	all(2, nodes...)
+	nodes[0].Leave(context.Background())
+	nodes[0].end()
+	w.agree(nodes[1:]...)
+	all(4, nodes[1:]...)
+	if _, err := nodes[1].set(5, nil, ratelimit.Match{Any: true}); err != nil {
+		t.Error(err)
+	}
+	if _, ok, err := nodes[2].get(5); ok || err != nil {
+		t.Error("an override that was removed is there", err)
+	}
+	if names, err := nodes[3].listAll(1000); err != nil || len(names) != keys-1 {
+		t.Errorf("%d are listed of %d: %v", len(names), keys-1, err)
+	}
+}
+
+// Overrides are set at any node while others come and go in good order, and streams break: each key has the last one
+// that was set, or one that was tried since and not answered.
+func TestStepsOverridesAtRandom(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			const keys = 200
+			s := newScript(t, keys, 10)
+			s.rule = overridable(10)
+			s.rnd = rand.New(rand.NewPCG(seed, 9))
+			s.delay, s.tail = time.Duration(s.rnd.Int64N(int64(2*time.Millisecond))), time.Duration(s.rnd.Int64N(int64(2*time.Millisecond)))
+			s.ring("a:1", "b:1", "c:1")
+			next, live := 0, []string{"a:1", "b:1", "c:1"}
+			may := make([]map[ratelimit.Tokens]bool, keys) // limits of each key; -1: the rule's
+			for k := range may {
+				may[k] = map[ratelimit.Tokens]bool{-1: true}
+			}
+			changes, failures, open := 0, 0, map[int]bool{}
+			set := func() {
+				k, n := s.rnd.IntN(keys), live[s.rnd.IntN(len(live))]
+				if open[k] || s.rnd.IntN(4) == 0 {
+					s.ask(n, k, 1)
+					return
+				}
+				limit, o := ratelimit.Tokens(-1), (*ratelimit.Override)(nil)
+				if s.rnd.IntN(4) > 0 {
+					limit = ratelimit.Tokens(s.rnd.IntN(20))
+					o = &ratelimit.Override{Requests: limit}
+				}
+				changes, open[k] = changes+1, true
+				s.nodes[n].SetOverride(&ask{Rule: s.rule, Key: keyOf(k)}, o, func(_ ratelimit.Override, err error) {
+					if err == nil {
+						may[k] = map[ratelimit.Tokens]bool{}
+					} else {
+						failures++
+					}
+					may[k][limit] = true
+					delete(open, k)
+				})
+			}
+			for at := time.Duration(0); at < 4*time.Second; at += time.Millisecond {
+				s.in(at, set)
+			}
+			for range 12 {
+				switch s.rnd.IntN(4) {
+				case 0:
+					next++
+					addr := fmt.Sprintf("n%d:1", next)
+					s.addrs = append(s.addrs, addr)
+					s.start(addr)
+					live = append(live, addr)
+				case 1:
+					if len(live) > 2 {
+						i := 1 + s.rnd.IntN(len(live)-1)
+						addr := live[i]
+						live = slices.Delete(live, i, i+1)
+						s.nodes[addr].Leave(func() { s.in(time.Second, func() { s.crash(addr) }) })
+					}
+				default:
+					s.breakAll(live[s.rnd.IntN(len(live))], live[s.rnd.IntN(len(live))])
+				}
+				s.play(time.Duration(s.rnd.Int64N(int64(300 * time.Millisecond))))
+			}
+			s.play(10 * time.Second)
+			s.until("all agree", func() bool {
+				for _, a := range live {
+					if len(s.nodes[a].Stats().Members) != len(live) || !s.nodes[a].core.view.Load().stable.Load() {
+						return false
+					}
+				}
+				return true
+			})
+			if changes < 1000 || failures > changes/10 {
+				t.Errorf("%d of %d changes failed", failures, changes)
+			}
+			for k := range may {
+				x, n := &setting{look: true}, s.nodes[live[k%len(live)]]
+				w := n.core.changing(context.Background(), s.now, &ask{Rule: s.rule, Key: keyOf(k)}, x, nil)
+				n.Stepped.waits = append(n.Stepped.waits, &steppedWait{w, func() {}, nil})
+				n.Pump()
+				s.until("it is read", func() bool { return x.done })
+				got := x.is.Requests
+				if x.is.Set == 0 {
+					got = -1
+				}
+				if !may[k][got] {
+					t.Errorf("key %d has the limit %d, and may have %v", k, got, may[k])
+				}
+			}
+		})
+	}
+}
+
+// What cannot be a change, a list, or an answer to either changes nothing, and is counted.
+func TestOddChangesAreRefused(t *testing.T) {
+	s, n := newPair(t)
+	s.rule = overridable(10)
+	good := (&setting{set: &ratelimit.Override{Requests: 1}}).message()
+	for what, m := range map[string]*wire.Ask{
+		"a record that is none":    {Change: &wire.Change{Record: []byte("xxxx")}, Kind: uint32(ratelimit.Peek)},
+		"of a version before 1970": {Change: &wire.Change{Look: true, Set: -1}, Kind: uint32(ratelimit.Peek)},
+		"with a request":           {Change: good, Cost: 1, Kind: uint32(ratelimit.Spend)},
+		"a list too long":          {List: &wire.List{Most: mostListed + 1}},
+	} {
+		m.Id, m.Key, m.Rule = 1, keyOf(0), ruleMessage(s.rule)
+		before := n.Stats().Malformed
+		open, replies := n.core.decideFor(context.Background(), s.now, &inlet{addr: "b:1", incarnation: 2}, []*wire.Ask{m}, nil)
+		if open != nil || len(replies) != 1 || replies[0].GetStatus() != malformed || n.Stats().Malformed != before+1 {
+			t.Errorf("%s: %v", what, replies)
+		}
+	}
+	for what, r := range map[string]*wire.Reply{
+		"no answer":        {},
+		"a record":         {Changed: &wire.Changed{Record: []byte("xxxx")}},
+		"a reason unknown": {Changed: &wire.Changed{Refused: 9}},
+	} {
+		if x := (&setting{}); x.heard(r) || x.done {
+			t.Errorf("%s is taken", what)
+		}
+	}
+	one := recordOf(&ratelimit.Override{Set: 1})
+	for what, all := range map[string][]*wire.Listed{
+		"another prefix": {{Key: "b", Record: one}}, "before the page": {{Key: "a1", Record: one}}, "no record": {{Key: "a3"}},
+		"too many": {{Key: "a3", Record: one}, {Key: "a4", Record: one}, {Key: "a5", Record: one}},
+	} {
+		if _, ok := listedBy(&wire.List{Prefix: "a", After: "a2", Most: 2}, &wire.Reply{Listed: all}); ok {
+			t.Errorf("%s is taken", what)
+		}
+	}
+}
