@@ -3,7 +3,6 @@
 -- "c:NAME" is a holder's last claim: seq, spent, fence, expiry. Holder 0 is the debt of the previous window. "a" is
 -- the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
 local PART, PARTS, AGAIN, RARELY, RECORD, LEFT = 20, 1000000, 10000, 1000000, 20, 60000000
-
 Limit = Requests
 if now < Opens or now >= Over then return nothing(OVER) end
 local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a', 'h:0')
