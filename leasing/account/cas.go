@@ -382,8 +382,8 @@ func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 
 // Listener is a store that delivers the recalls of changes.
 type Listener interface {
-	// Listen calls heard with the names of records of recalls to a node; with "", if some may have been missed. It
-	// returns when ctx is done.
+	// Listen calls its function with the names of records of recalls to a node; with "", if some may have been
+	// missed. It returns when ctx is done.
 	Listen(ctx context.Context, node ratelimit.Holder, heard func(name string))
 }
 

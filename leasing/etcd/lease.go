@@ -15,9 +15,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Etcd deletes ended records: a record has a lease, which it shares with an eighth of those that end within the same
-// ten minutes, or on the same day if that is more than a day away. The number of a lease is computed from this time
-// and share, so that nodes share leases without messages. A change of a bucket moves it from one lease to another.
+// Etcd deletes ended records: a record shares a lease with an eighth of those that end within the same ten minutes.
+// If that is more than a day away, it shares it with those of the same day. The number of a lease is computed from
+// this time and share, so that nodes share leases without messages. A change of a bucket moves it from one lease to
+// another.
 //
 // Etcd deletes all records of a lease in one step, and does nothing else meanwhile: 12 ms for 1,000 records on a slow
 // core. So the eight leases of one time end a minute apart.

@@ -21,8 +21,8 @@ import (
 
 // The life of the data is the cluster's ID, and a number at random in a record, which all writes compare.
 //
-// The ID alone does not show an older copy: it is made of the members' addresses and of the cluster's token, so that
-// a snapshot restored in the same place has the same ID. The restored record has the same number, too. Only the last
+// The ID alone does not show an older copy: it is made of the members' addresses and of the cluster's token. So a
+// snapshot restored in the same place has the same ID. The restored record has the same number, too. Only the last
 // reported write shows it: an older copy lacks that write, and a process that sees this changes the number in the
 // record. It checks at each new connection, because the restore of a cluster ends all connections.
 //

@@ -129,7 +129,7 @@ func appendName(text []byte, name string) []byte {
 	return append(binary.AppendUvarint(text, uint64(len(name))), name...)
 }
 
-// eachName calls heard with each name of a text, as far as it can be read.
+// eachName calls its function with each name of a text, as far as it can be read.
 func eachName(text []byte, heard func(name string)) {
 	for len(text) > 0 {
 		n, size := binary.Uvarint(text)

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// The audit record has a key for each change of an audited account, whose value has its events as JSON: a change may
+// The audit record has a key for each change of an audited account, whose value has its events as JSON. A change may
 // have more events than a transaction has operations. Keys begin with the time, so that old ones are deleted as a
 // range.
 

@@ -2,7 +2,7 @@
 //
 // Guarantee: a change that Write reports has been committed, as durably as synchronous_commit provides. By default,
 // it survives a crash of the server, and a failover to a synchronous standby. If the server may have lost commits,
-// the life of its data is another one, and the ledger learns: after a promotion, after a restore, and with
+// the life of its data is another one, and the ledger learns. That is after a promotion, after a restore, and with
 // synchronous_commit off after each start of the server.
 //
 // A message costs two statements: one reads all of its accounts, and one writes them. An account is a row. Rows are
