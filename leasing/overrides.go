@@ -9,10 +9,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// The override of a key is at the ledger, which answers each message with it. A node has it for as long as it tracks
-// the key, in its shard's table of rules: a key points to the rule that it is asked under, and to the one in force.
+// The override of a key is at the ledger, whose answers contain it. A node keeps it while it tracks the key, in its
+// shard's table of rules: a key points to the rule of its requests, and to the one in force.
 
-// judged has a waiter be answered under the rule in force, if its key is still asked for under its own.
+// judged makes the rule in force answer a waiter, if its rule is still that of the key's requests.
 func (w *waiter) judged(is *ruleUse) {
 	if is.asked == w.rule && w.ask.Rule != is.rule {
 		own := *w.ask
@@ -21,7 +21,7 @@ func (w *waiter) judged(is *ruleUse) {
 	}
 }
 
-// inForce is the limit of an override, for the verdict; nil: the rule's own counts.
+// inForce is the limit of an override, for the verdict; nil: the rule's own applies.
 func inForce(asked, in *ratelimit.Rule) *ratelimit.Limit {
 	if asked == in {
 		return nil
@@ -29,8 +29,8 @@ func inForce(asked, in *ratelimit.Rule) *ratelimit.Limit {
 	return &in.Limit
 }
 
-// overriddenLocked has the key be judged by the override that came with an answer, or by none. One that the ledger has
-// lost with its data is told it again. It is false where that has to wait: what is to be told is bounded.
+// overriddenLocked applies the override of an answer to the key, or none. If the ledger has lost an override with its
+// data, it queues a restatement. It returns false if the queue is full.
 func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *account.Grant, lost bool) bool {
 	was, is := k.shard.rules.uses[k.cell.Val.rule], ratelimit.Override{}
 	if !m.Claim.Limit.Overridable() || !was.asked.Limit.Overridable() {
@@ -60,21 +60,21 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 	return true
 }
 
-// limitedLocked takes in that another limit counts. What is in hand of a larger one goes back, also of the next window.
+// limitedLocked notes that another limit applies. Tokens of a larger one go back, also those of the next window.
 func limitedLocked(now instant, k entry, lower bool) {
 	if k.Limited(now, lower); lower {
-		k.Next.GiveBack(0) // it is told when the window begins
+		k.Next.GiveBack(0) // reported when the window begins
 	}
 }
 
-// endsWith has the key be looked at anew when its override may be over.
+// endsWith makes the node look at the key again when its override may have ended.
 func (k entry) endsWith(now instant, there *hold.LedgerClock) {
 	if o := &k.shard.rules.uses[k.cell.Val.rule].over; o.Expires != 0 {
 		k.Till = min(k.Till, there.NotBefore(now, o.Expires))
 	}
 }
 
-// overLocked has the ledger be asked anew where the key's override may be over.
+// overLocked claims again if the key's override may have ended.
 func (f *Fleet) overLocked(now instant, there *hold.LedgerClock, k entry) {
 	was := k.shard.rules.uses[k.cell.Val.rule]
 	if was.over.Expires == 0 || there.At == 0 || now < there.NotBefore(now, was.over.Expires) {
@@ -85,8 +85,7 @@ func (f *Fleet) overLocked(now instant, there *hold.LedgerClock, k entry) {
 	limitedLocked(now, k, lower)
 }
 
-// recallLocked has what is in hand go back, and the ledger be asked what there is. The answer to a message that is
-// under way may be of before.
+// recallLocked gives back the tokens in hand, and claims again: the answer to a message in flight may be older.
 func (f *Fleet) recallLocked(now instant, k entry) {
 	k.Recalled(now)
 	if fl, _ := f.joinLocked(k); fl != nil && fl.written {
@@ -95,11 +94,11 @@ func (f *Fleet) recallLocked(now instant, k entry) {
 }
 
 const (
-	mostLost  = 1 << 12 // overrides that are to be told again
-	lostTries = 50      // each, as long as the ledger does not answer
+	mostLost  = 1 << 12 // overrides to restate
+	lostTries = 50      // each, while the ledger does not answer
 )
 
-// tellLost tells the ledger overrides that it has lost, until ctx is done.
+// tellLost restates overrides that the ledger has lost, until ctx is done.
 func (f *Fleet) tellLost(ctx context.Context, l account.Overrider) {
 	pause := time.NewTicker(SweepEvery)
 	defer pause.Stop()
@@ -129,7 +128,7 @@ func (f *Fleet) tellOverride(ctx context.Context, l account.Overrider, c *accoun
 	return err
 }
 
-// overrider is the ledger, if the limit of the ask's key may be overridden there.
+// overrider is the ledger, if it can override the limit of the ask's key.
 func (f *Fleet) overrider(l *ratelimit.Limit) (account.Overrider, error) {
 	o, ok := f.ledger.(account.Overrider)
 	if !ok || !l.Overridable() {
@@ -162,7 +161,7 @@ func (f *Fleet) SetOverride(
 	is, err := l.SetOverride(ctx, &c)
 	s, id, at := f.find(a.Key)
 	defer s.mu.Unlock()
-	if at != nil && err == nil { // others hear of it
+	if at != nil && err == nil { // recalls reach the others
 		f.recallLocked(now, s.entry(now, id, at))
 	}
 	return is, err

@@ -102,7 +102,7 @@ func (h *Hold) Validate(l Limit) (errs []error) {
 		bad("on_unknown is %v, and without an id no call reports an unknown cost; remove on_unknown, or on",
 			h.OnUnknown)
 	case len(h.On) > MostHoldOn:
-		bad("on has %d numbers, the most is %d", len(h.On), MostHoldOn)
+		bad("on has %d numbers, and the maximum is %d", len(h.On), MostHoldOn)
 	}
 	return errs
 }

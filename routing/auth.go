@@ -164,7 +164,7 @@ func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 	// A node that answers for another's address would receive requests for keys that it does not own. It would
 	// not find itself in the ring by the name that others use.
 	if welcome.GetAddr() != addr {
-		return nil, fmt.Errorf("%w: it is known as %s, and calls itself %q (its PEER_ADDR)", errName, addr,
+		return nil, fmt.Errorf("%w: its address is %s, and its PEER_ADDR is %q", errName, addr,
 			welcome.GetAddr())
 	}
 	bound, err := binding(stream.Context())

@@ -279,7 +279,7 @@ func (r *Router) Leave(ctx context.Context) {
 		case <-ctx.Done():
 			if gone, left := r.gone(allThereIs); !gone {
 				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged "+
-					"by their new owners in time: what they were charged in this window may be admitted again", left))
+					"by their new owners in time: their usage in this window may be admitted again", left))
 			}
 			return
 		}

@@ -17,36 +17,36 @@ import (
 )
 
 // CAS is the ledger on any store that changes a record only if it is unchanged (compare and set). An account is one
-// record. The claims of one message on an account are one change; where another node was quicker, the account is read
-// again, after a pause at random, until ctx is done or triesMost is reached. It is safe for concurrent use, and
+// record. The claims of one message on an account are one change. If another node was faster, CAS reads the account
+// again after a random pause, until ctx is done or triesMost is reached. It is safe for concurrent use, and
 // allocates.
 //
-// Guarantee: that of the package. A change is made of what its account was when it was read, at the store's time then,
-// and only if the account and the life of the data are still the same.
+// Guarantee: that of the package. A change is computed from the account as it was read, at the store's time of the
+// read. It is made only if the account and the life of the data are unchanged.
 type CAS struct {
 	store  Store
 	prefix string
 	alone  func() bool
-	known  atomic.Bool // whether an epoch was known before
+	known  atomic.Bool // whether it has read an epoch before
 }
 
-// NewCAS makes a ledger whose records' names begin with prefix. alone tells whether no other node is alive, when a
-// store is empty that this process has not known before; nil says that others may be.
+// NewCAS makes a ledger whose records' names begin with prefix. alone tells whether no other node is alive, when an
+// empty store is new to this process; nil means that others may be.
 func NewCAS(store Store, prefix string, alone func() bool) *CAS {
 	return &CAS{store: store, prefix: prefix, alone: alone}
 }
 
 const (
-	// triesMost is how often one message tries to change an account at most.
+	// triesMost bounds the attempts of one message to change an account.
 	triesMost = 16
 	// contended is the longest pause before the second try. It doubles up to contendedMost.
 	contended, contendedMost = time.Millisecond, 16 * time.Millisecond
 )
 
-// ErrContended answers claims on an account that others have changed again and again. Nothing was settled.
+// ErrContended answers claims on an account that others have changed each time. Nothing was settled.
 var ErrContended = errors.New("other nodes changed the account at each try")
 
-// errNewLife says that the data is in another life than when it was read.
+// errNewLife means that the life of the data has changed since the read.
 var errNewLife = errors.New("the store's data was lost, or another copy is in use")
 
 // Settle implements [Ledger].
@@ -59,7 +59,7 @@ func (l *CAS) Settle(
 	for try := 1; ; try++ {
 		epoch, now, err := l.round(ctx, &left, grants)
 		if err == nil && e.ID != 0 && e.ID != epoch.ID {
-			err = errNewLife // and what was settled before counts no more
+			err = errNewLife // earlier settlements no longer count
 		} else if err == nil {
 			e, at = epoch, now
 		}
@@ -85,7 +85,7 @@ func (l *CAS) Settle(
 	}
 }
 
-// pause waits before another try, for a time at random: nodes that met do not meet again.
+// pause waits for a random time before another attempt, so that nodes do not collide again.
 func pause(ctx context.Context, try int) error {
 	most := min(contended<<(try-1), contendedMost)
 	t := time.NewTimer(time.Duration(rand.Int64N(int64(most))))
@@ -98,16 +98,16 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-// work is what is to be settled of one account.
+// work is the claims of one account.
 type work struct {
 	key    StoreKey
-	before StoreKey // the account of the window before, if a claim looks at it
-	record StoreKey // of the key's override, if a claim may be judged by it
+	before StoreKey // the previous window's account, if a claim reads it
+	record StoreKey // of the key's override, if a claim obeys it
 	claims []*Claim
-	at     []int // of their grants
+	at     []int // indexes of their grants
 
-	// Of a round: the accounts, and what becomes of the first.
-	own, was *state // was is nil: there is no window before
+	// Of a round: the accounts, and the change of the first.
+	own, was *state // was is nil: there is no previous window
 	override *overriddenState
 	change   Change
 }
@@ -118,7 +118,7 @@ func (w *work) fail(grants []Grant, err error) {
 	}
 }
 
-// sort gathers claims by their accounts. Those that mean nothing have an error in their grants.
+// sort groups claims by their accounts. Invalid ones have an error in their grants.
 func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
 	byName := map[string]*work{}
 	for i := range claims {
@@ -142,7 +142,7 @@ func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
 		}
 		w.claims, w.at = append(w.claims, c), append(w.at, i)
 	}
-	// All nodes write in the same order, so that none waits for another that waits for it.
+	// All nodes write in the same order, so that they do not wait for each other in a circle.
 	slices.SortFunc(all, func(a, b *work) int { return strings.Compare(a.key.Name, b.key.Name) })
 	return all
 }
@@ -151,15 +151,15 @@ func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
 func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 	k := StoreKey{Name: NameOf(l.prefix, c.Key, w)}
 	if w != 0 {
-		// By its window alone: rules change, and their accounts stay the same records.
+		// By its window alone: rules change, and their accounts keep their records.
 		s := spanOf(&c.Limit, w)
 		k.Over = s.ends.Add(s.ends.Sub(s.begins))
 	}
 	return k
 }
 
-// round tries to settle what is left, and leaves what others have changed meanwhile. With nothing left it asks for the
-// epoch.
+// round tries to settle the rest, and leaves the accounts that others have changed in the meantime. With an empty
+// rest it reads the epoch.
 func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelimit.Epoch, instant, error) {
 	keys := []StoreKey{l.life()}
 	states, records := map[string]*state{"": nil}, map[string]*overriddenState{"": {}}
@@ -232,7 +232,7 @@ func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
 	return s, nil
 }
 
-// state is an account in a round: as it was read, and then as it is settled.
+// state is an account in a round: as it was read, then as settled.
 type state struct {
 	kept
 	version uint64
@@ -254,8 +254,8 @@ func (s *overriddenState) read(r Record) {
 	s.Overridden, s.err = DecodeOverride(string(r.Data))
 }
 
-// inOrder settles claims in the order of their message, as if each was sent by itself: one on a window sees what
-// those before it did to the window before.
+// inOrder settles claims in the order of their message, as if each was sent alone: a claim on a window sees the
+// effect of earlier ones on the previous window.
 func inOrder(now instant, all []*work, grants []Grant) {
 	type one struct {
 		*work
@@ -301,7 +301,7 @@ func (w *work) settle(now instant, claim *Claim) Grant {
 	return g
 }
 
-// changed is what becomes of the account.
+// changed is the change of the account.
 func (w *work) changed() Change {
 	if w.own.settled {
 		w.change.Version, w.change.Data, w.change.Until = w.own.version, w.own.encode(), w.own.over
@@ -309,21 +309,21 @@ func (w *work) changed() Change {
 	return w.change
 }
 
-// A store's data has an epoch, in a record beside the accounts. It names the life that the store says its data is in.
-// Where it names another, or is not there, a new epoch begins.
+// A store's data has an epoch, in a separate record. It names the life of the data. If the store reports another
+// life, or the record is missing, a new epoch begins.
 
-// life is the record of the epoch. It is never over.
+// life is the record of the epoch. It has no end.
 func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + epochName} }
 
-// epochOf is the epoch of what was read, whose first record it is: a new one where it is of another life. telling
-// has the learning go on, if it does.
+// epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. telling prolongs
+// the learning, if it lasts.
 func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Epoch, error) {
 	own := s.Records[0]
 	was, life, ok := parseEpoch(string(own.Data))
 	is := was
 	switch {
 	case !ok || life != s.Life:
-		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1 // of nodes that begin one at once, one is heard
+		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1 // if several nodes begin one at once, one of them counts
 		is = ratelimit.Epoch{ID: id, Began: s.Now, Learning: s.Now.Add(Learn)}
 		if own.Version == 0 && !l.known.Load() && l.alone != nil && l.alone() {
 			is.Learning = s.Now
@@ -331,7 +331,7 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 	case flags&telling != 0 && is.Young(s.Now):
 		is.Learning = s.Now.Add(Learn)
 	default:
-		// Nobody learns for longer from now: what is further ahead is from before the clock was set back.
+		// Learning never ends later from now: a later end is from before the clock was set back.
 		is.Learning = min(is.Learning, s.Now.Add(Learn))
 	}
 	if is != was {
@@ -344,7 +344,7 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 			return ratelimit.Epoch{}, fmt.Errorf("the store: %w", err)
 		}
 		if is.ID != was.ID && (len(made) != 1 || !made[0]) {
-			return ratelimit.Epoch{}, errNewLife // somebody else has begun one
+			return ratelimit.Epoch{}, errNewLife // another node has begun one
 		}
 	}
 	l.known.Store(true)
@@ -363,10 +363,10 @@ func parseEpoch(s string) (e ratelimit.Epoch, life string, ok bool) {
 	return e, fields[3], id != 0 && errors.Join(err1, err2, err3) == nil
 }
 
-// Verify asks whose data there is. It blocks until ctx is done at most.
+// Verify reads the life of the data. It blocks at most until ctx is done.
 func (l *CAS) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, 0) }
 
-// Prolong has the learning after a loss go on, if it still does, as [Redis.Prolong] has.
+// Prolong prolongs the learning after a loss, if it lasts, like [Redis.Prolong].
 func (l *CAS) Prolong(ctx context.Context) error {
 	_, err := l.look(ctx, telling)
 	return err
@@ -380,14 +380,14 @@ func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	return l.epochOf(ctx, &s, flags)
 }
 
-// Listener is a store that passes on whom a change recalls.
+// Listener is a store that delivers the recalls of changes.
 type Listener interface {
-	// Listen calls heard with the names of records that a node is to give something back of; with "", if some may have
-	// been missed. It returns when ctx is done.
+	// Listen calls its function with the names of records of recalls to a node; with "", if some may have been
+	// missed. It returns when ctx is done.
 	Listen(ctx context.Context, node ratelimit.Holder, heard func(name string))
 }
 
-// Recalls passes on recalls of a node, as [Redis.Recalls] does. A store that is no [Listener] has none.
+// Recalls delivers recalls of a node, like [Redis.Recalls]. A store that is not a [Listener] has none.
 func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
 	if s, ok := l.store.(Listener); ok {
 		s.Listen(ctx, NodeOf(h), func(name string) {
@@ -400,7 +400,7 @@ func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key
 	<-ctx.Done()
 }
 
-// Look reads an account for people; nil: there is none. It blocks until ctx is done, at most.
+// Look reads an account for a view; nil: there is none. It blocks at most until ctx is done.
 func (l *CAS) Look(
 	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
 ) (*ratelimit.AccountLook, error) {
@@ -430,7 +430,7 @@ func (l *CAS) Look(
 	return withBefore(v, w, s.Now, limit, was.sum, len(before) > 0 && before[0].Version != 0), nil
 }
 
-// look is an account, without what counts of the window before.
+// look is an account, without the counting part of the previous window.
 func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook {
 	v := &ratelimit.AccountLook{Limit: limit.Capacity(), Charged: k.sum, Relearning: k.account.learns > now}
 	of := k.account.records
@@ -456,7 +456,7 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	return v
 }
 
-// recordOf names the record of an override: in the order of keys, so that nothing comes behind the key.
+// recordOf names the record of an override: in the order of keys, so that the key is the end of the name.
 func (l *CAS) recordOf(key string) StoreKey { return StoreKey{Name: overridesOf(l.prefix) + key} }
 
 // Override implements [Overrider].
@@ -490,7 +490,7 @@ func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 	}
 }
 
-// setOverride makes a change once. It is not made where the record was changed meanwhile.
+// setOverride tries a change once. It fails if the record was changed in the meantime.
 func (l *CAS) setOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, made bool, err error) {
 	keys := []StoreKey{l.recordOf(c.Key)}
 	s, err := l.read(ctx, keys)
@@ -516,8 +516,8 @@ func (l *CAS) setOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 	return is.Answer(s.Now), all[0], nil
 }
 
-// touch makes the accounts of an override's key other records, and recalls their holders. A claim that has read the
-// record of before is not settled then: its account has changed.
+// touch changes the accounts of an override's key, and recalls their holders. A claim that has read the earlier
+// record then fails, because its account has changed.
 func (l *CAS) touch(ctx context.Context, c *OverrideChange) error {
 	s, err := l.read(ctx, nil)
 	if err != nil {
@@ -537,7 +537,7 @@ func (l *CAS) touch(ctx context.Context, c *OverrideChange) error {
 			if a.read(s.Records[i]); a.err != nil {
 				return a.err
 			}
-			if a.version == 0 { // a new account, for as long as a claim may be under way
+			if a.version == 0 { // a new account, for as long as a claim may be in flight
 				a.over = max(k.Over, s.Now.Add(overrideKept))
 				if k.Over == 0 {
 					a.bucket = &bucket{}
@@ -575,7 +575,7 @@ type Lister interface {
 	List(ctx context.Context, prefix, after string, n int) ([]string, error)
 }
 
-// Overrides implements [Overrider], of a store that is a [Lister].
+// Overrides implements [Overrider], for a store that is a [Lister].
 func (l *CAS) Overrides(
 	ctx context.Context, prefix, after string, n int,
 ) (found []ratelimit.NamedOverride, err error) {
@@ -608,7 +608,7 @@ func (l *CAS) Overrides(
 	return found, nil
 }
 
-// Sweep has the store drop what is over. Each node calls it now and then. It blocks until ctx is done, at most.
+// Sweep drops ended records in the store. Each node calls it periodically. It blocks at most until ctx is done.
 func (l *CAS) Sweep(ctx context.Context) error {
 	for more := true; more; {
 		s, err := l.read(ctx, nil)

@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// An override is a record beside a key's accounts, in their slot of a Cluster: a version byte; as doubles the
-// requests, from when on it is over, and when it was set; the length of a text, and both texts. A ledger reads it in
-// the step that settles a message, judges by it, and answers with it.
+// An override is a record next to a key's accounts, in their slot of a Cluster. It is a version byte, as doubles the
+// requests, the end, and the time of setting, then the length of a text, and both texts. A ledger reads it in the
+// step that settles a message, applies it, and answers with it.
 
 // Overridden is such a record. The zero one is none. It is not safe for concurrent use.
 type Overridden struct{ ratelimit.Override }
@@ -25,14 +25,14 @@ type Overridden struct{ ratelimit.Override }
 const (
 	overrideRecord = 1
 	overrideHead   = 1 + 3*8
-	// In place of requests.
+	// Special values of the requests.
 	isUnlimited, isRemoved = -1, -2
-	// overrideKept is for how long a record stays that is removed or over, so that nobody who tells what a ledger
-	// has lost brings an older one back.
+	// overrideKept is the time for which a removed or ended record stays. Otherwise a node that restates an older
+	// override after a loss of data restores the removed one.
 	overrideKept = time.Hour
 )
 
-// overridesOf is what the names of a ledger's overrides begin with, before the key.
+// overridesOf is the prefix of the names of a ledger's overrides, before the key.
 func overridesOf(prefix string) string { return prefix + "o{" }
 
 func overrideOf(prefix, key string) string { return overridesOf(prefix) + key + "}" }
@@ -51,7 +51,7 @@ func (r *Overridden) texts() string {
 	return string(binary.AppendUvarint(nil, uint64(len(r.By)))) + r.By + r.Reason
 }
 
-// Encode is the record as stores have it.
+// Encode is the record's form at stores.
 func (r *Overridden) Encode() []byte {
 	b := []byte{overrideRecord}
 	for _, n := range []int64{r.requests(), int64(r.Expires), int64(r.Set)} {
@@ -60,7 +60,7 @@ func (r *Overridden) Encode() []byte {
 	return append(b, r.texts()...)
 }
 
-// DecodeOverride is Encode, backwards. Nothing is none.
+// DecodeOverride is the reverse of Encode. No text is no override.
 func DecodeOverride(text string) (r Overridden, err error) {
 	if text == "" {
 		return r, nil
@@ -94,7 +94,7 @@ func checkOverride(o *ratelimit.Override) error {
 	return nil
 }
 
-// ErrOverride says that an override means nothing.
+// ErrOverride means that an override is invalid.
 var ErrOverride = errors.New("the override is invalid")
 
 // InForce is the override, if it is in force; else nil. It allocates.
@@ -115,20 +115,20 @@ func (r *Overridden) said(now instant) *ratelimit.Override {
 	return &o
 }
 
-// judge is a claim as it is judged under the record.
+// judge is a claim with the limit of the record.
 func (r *Overridden) judge(now instant, c Claim) Claim {
 	c.Limit = c.Limit.Under(r.InForce(now))
 	return c
 }
 
-// override takes in the record that a limit is judged by.
+// override applies the record to a limit.
 func (g *Grant) override(r *Overridden, l *ratelimit.Limit) {
 	if g.Err == nil && l.Overridable() {
 		g.Override = r.said(g.At)
 	}
 }
 
-// Until is from when on the record may be dropped.
+// Until is the time from which the record may be dropped.
 func (r *Overridden) Until() instant {
 	switch {
 	case r.Removed:
@@ -150,7 +150,7 @@ type OverrideChange struct {
 	Audit string // as of a claim
 }
 
-// Check tells what is wrong with a change.
+// Check reports the errors of a change.
 func (c *OverrideChange) Check() error {
 	switch {
 	case !c.Limit.Overridable():
@@ -163,7 +163,7 @@ func (c *OverrideChange) Check() error {
 	return checkOverride(c.Override)
 }
 
-// record is what becomes of the record at an instant, but for Set of one that is new.
+// record is the record of the change, without the time of setting.
 func (c *OverrideChange) record() Overridden {
 	if c.Override == nil {
 		return Overridden{ratelimit.Override{Removed: true, By: c.Match.By}}
@@ -171,7 +171,7 @@ func (c *OverrideChange) record() Overridden {
 	return Overridden{*c.Override}
 }
 
-// Change makes a change at an instant. It reports whether the record is another then.
+// Change makes a change at an instant. It reports whether the record has changed.
 func (r *Overridden) Change(now instant, c *OverrideChange) (changed bool, err error) {
 	if c.Again {
 		if changed = c.Override.Set > r.Set; changed {
@@ -192,7 +192,7 @@ func (r *Overridden) Change(now instant, c *OverrideChange) (changed bool, err e
 	return true, nil
 }
 
-// Answer is what is in force.
+// Answer is the override in force.
 func (r *Overridden) Answer(now instant) (o ratelimit.Override) {
 	if is := r.InForce(now); is != nil {
 		o = *is
@@ -200,7 +200,7 @@ func (r *Overridden) Answer(now instant) (o ratelimit.Override) {
 	return o
 }
 
-// windows are those whose holders are told of a change: they may have tokens in hand, or refuse.
+// windows are the windows whose holders a change recalls: they may have tokens in hand, or refuse.
 func (c *OverrideChange) windows(now instant) []ratelimit.Window {
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		return []ratelimit.Window{0}
@@ -209,20 +209,20 @@ func (c *OverrideChange) windows(now instant) []ratelimit.Window {
 	return []ratelimit.Window{w, w + 1}
 }
 
-// Overrider is a ledger that keeps overrides of keys, by their names. It is safe for concurrent use, and blocks until
-// ctx is done at most. Its methods are those of [ratelimit.Overrider].
+// Overrider is a ledger that keeps overrides of keys, by their names. It is safe for concurrent use, and blocks at
+// most until ctx is done. Its methods are those of [ratelimit.Overrider].
 type Overrider interface {
 	Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error)
-	// SetOverride also asks who has something of the key's accounts to give it back, and so to claim. With
-	// [ratelimit.ErrOverrideChanged] it returns what is in force.
+	// SetOverride also recalls the holders of the key's accounts, so that they claim. With
+	// [ratelimit.ErrOverrideChanged] it returns the override in force.
 	SetOverride(ctx context.Context, c *OverrideChange) (ratelimit.Override, error)
 	Overrides(ctx context.Context, prefix, after string, n int) ([]ratelimit.NamedOverride, error)
 }
 
-// MostListed is how many overrides are listed at once, at most.
+// MostListed bounds the overrides of one list.
 const MostListed = 10_000
 
-// overridesName is a sorted set of the names of keys that have a record, or had one lately.
+// overridesName is a sorted set of the names of keys with a record, now or recently.
 func (l *Redis) overridesName() string { return l.prefix + "overrides" }
 
 // now is the time of the server, or of a simulation.
@@ -249,7 +249,7 @@ func (l *Redis) overrides(ctx context.Context, pipe redis.Pipeliner, keys []stri
 	for i, key := range keys {
 		cmds[i] = pipe.Get(ctx, overrideOf(l.prefix, key))
 	}
-	_, _ = pipe.Exec(ctx) // each has its error
+	_, _ = pipe.Exec(ctx) // each has its own error
 	all, errs := make([]Overridden, len(keys)), []error{at.Err()}
 	for i, c := range cmds {
 		text, err := c.Result()
@@ -265,7 +265,7 @@ func (l *Redis) overrides(ctx context.Context, pipe redis.Pipeliner, keys []stri
 	return all, l.now(at), nil
 }
 
-// SetOverride implements [Overrider]. The name is in the set of all before the record is there, and once more after it:
+// SetOverride implements [Overrider]. It adds the name to the set before it writes the record, and once more after:
 // Overrides drops names without a record.
 func (l *Redis) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, err error) {
 	if err := c.Check(); err != nil {
@@ -296,7 +296,7 @@ func (l *Redis) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit
 	return o, nil
 }
 
-// change makes a change, unless the record changes meanwhile: then the error is redis.TxFailedErr.
+// change makes a change, unless the record changes in the meantime: then the error is redis.TxFailedErr.
 func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o ratelimit.Override, err error) {
 	all, now, err := l.overrides(ctx, tx.Pipeline(), []string{c.Key})
 	if err != nil {
@@ -324,7 +324,7 @@ func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o 
 	return r.Answer(now), err
 }
 
-// claimAnew asks the holders of a key's accounts to claim: whoever claims from now on is judged by the change.
+// claimAnew recalls the holders of a key's accounts, so that they claim: the change applies to all later claims.
 func (l *Redis) claimAnew(ctx context.Context, c *OverrideChange) error {
 	client := l.universal()
 	at := client.Time(ctx)
@@ -384,7 +384,7 @@ func (l *Redis) Overrides(
 	return found, nil
 }
 
-// unname drops the name of a key that has no record, unless it is set meanwhile.
+// unname drops the name of a key without a record, unless it is set in the meantime.
 func (l *Redis) unname(ctx context.Context, key string) error {
 	client := l.universal()
 	err := client.ZRem(ctx, l.overridesName(), key).Err()

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Store is a cluster of etcd. It is safe for concurrent use. Each call blocks until its context is done, at most.
+// Store is a cluster of etcd. It is safe for concurrent use. Each call blocks at most until its context is done.
 type Store struct {
 	config  clientv3.Config
 	prefix  string
@@ -33,9 +33,9 @@ type Store struct {
 	prepared atomic.Bool
 }
 
-// Open makes a store of the cluster that a URL names: etcd://user:password@host:port,host:port, and ?tls=true with
-// cacert, cert and key, each a file, and compact=false. User and password are escaped as in any URL. It reads the
-// files, and does not connect: [Store.Prepare] does. prefix tells fleets apart that share the cluster.
+// Open makes a store of the cluster of a URL: etcd://user:password@host:port,host:port, and ?tls=true with cacert,
+// cert and key, each a file, and compact=false. User and password are escaped as in any URL. It reads the files, and
+// does not connect: [Store.Prepare] does. prefix separates fleets that share the cluster.
 func Open(rawURL, prefix string) (*Store, error) {
 	p, err := parse(rawURL)
 	if err != nil {
@@ -47,8 +47,8 @@ func Open(rawURL, prefix string) (*Store, error) {
 	return s, nil
 }
 
-// again is how a connection is tried again. gRPC's own pauses grow to two minutes, for which an etcd that is there
-// again would not be used.
+// again is the backoff of connections. gRPC's own pauses grow to two minutes, for which a restarted etcd would stay
+// unused.
 var again = grpc.ConnectParams{
 	Backoff: backoff.Config{
 		BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond,
@@ -63,13 +63,13 @@ const (
 
 func keyOf(name string) string { return recordsKey + name }
 
-// Prepare connects, and has the data know its life. It is called until it returns nil, before the store is used: until
-// then all other calls fail, but Ping and Events.
+// Prepare connects, and reads or begins the life of the data. Call it until it returns nil, before the store is used.
+// Until then all other calls fail, except Ping and Events.
 func (s *Store) Prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, prepareTime) // etcd's client tries for as long as it may, and says nothing
+	ctx, cancel := context.WithTimeout(ctx, prepareTime) // etcd's client retries without end and without an error
 	defer cancel()
 	c, err := s.connect(ctx)
 	if err != nil {
@@ -87,12 +87,12 @@ func (s *Store) Prepare(ctx context.Context) error {
 
 const prepareTime = time.Second
 
-// connect makes the client, if there is none. One that has a password connects when it is made.
+// connect makes the client, if there is none. A client with a password connects at once.
 func (s *Store) connect(ctx context.Context) (*clientv3.Client, error) {
 	if c := s.client.Load(); c != nil {
 		return c, nil
 	}
-	// It outlives this call, and asks no context but its own.
+	// It outlives this call, so it has its own context.
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
 	config := s.config
@@ -112,7 +112,7 @@ func (s *Store) connect(ctx context.Context) (*clientv3.Client, error) {
 	return s.client.Load(), nil
 }
 
-// failed says of whom there was no answer, where etcd's client does not.
+// failed names the cluster in an error without a name.
 func (s *Store) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("etcd: no answer of %s: %w", strings.Join(s.config.Endpoints, ", "), ctx.Err())
@@ -154,8 +154,8 @@ func (s *Store) Close() {
 	}
 }
 
-// now is this node's time. It stands still where the clock was set back: windows that are over must not come back,
-// for their accounts may be gone.
+// now is this node's time. It stands still if the clock was set back: ended windows must not return, because their
+// accounts may be gone.
 func (s *Store) now() ratelimit.LedgerTime {
 	now := time.Now().UnixMicro()
 	for {
@@ -181,12 +181,12 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 	return x, nil
 }
 
-// read reads until the data was found to be whole on the connections that it was read from.
+// read reads again until the data is complete on all connections of the read.
 func (s *Store) read(ctx context.Context, c *clientv3.Client, keys []account.StoreKey) (account.Snapshot, error) {
 	ctx = clientv3.WithRequireLeader(ctx)
 	for {
 		dials := s.lives.dials.Load()
-		x := account.Snapshot{Now: s.now()} // before the request: not later than what it reads
+		x := account.Snapshot{Now: s.now()} // before the request: not later than its state
 		life, err := get(ctx, c, keys, &x)
 		if err != nil {
 			return x, err
@@ -207,10 +207,10 @@ func (s *Store) read(ctx context.Context, c *clientv3.Client, keys []account.Sto
 	}
 }
 
-// opsMost is how many operations etcd takes in one transaction (--max-txn-ops).
+// opsMost is etcd's maximum of operations in a transaction (--max-txn-ops).
 const opsMost = 128
 
-// get reads the life and records as they were at one revision. It returns the version of the life's record.
+// get reads the life and records as of one revision. It returns the version of the life's record.
 func get(ctx context.Context, c *clientv3.Client, keys []account.StoreKey, x *account.Snapshot) (int64, error) {
 	ops := make([]clientv3.Op, 1, 1+len(keys))
 	ops[0] = clientv3.OpGet(lifeKey)
@@ -268,16 +268,16 @@ func recordOf(r *etcdserverpb.RangeResponse) account.Record {
 }
 
 const (
-	// changesMost is how many changes there are in one transaction: each may have as many operations, and one more.
+	// changesMost is the maximum of changes in a transaction: each may have as many operations, and one more.
 	changesMost = opsMost/2 - 1
 	// bytesMost bounds a transaction of more than one change. Etcd takes 1.5 MiB (--max-request-bytes).
 	bytesMost = 1 << 20
-	// transactionsMost bounds those of one call that are under way.
+	// transactionsMost bounds the concurrent transactions of one call.
 	transactionsMost = 8
 )
 
-// Write implements [account.Store]. Each change is a transaction inside of one that compares the life: etcd writes many
-// to its disk at once, and each is made or not by itself.
+// Write implements [account.Store]. Each change is a transaction inside of one that compares the life: etcd writes
+// many to its disk at once, and each succeeds or fails separately.
 func (s *Store) Write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
 	c, err := s.connected()
 	if err != nil {
@@ -304,7 +304,7 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	return made, nil
 }
 
-// eventBytes is how long an event is, more or less.
+// eventBytes is the approximate length of an event.
 const eventBytes = 512
 
 func sizeOf(c *account.Change) int { return len(c.Name) + len(c.Data) + eventBytes*len(c.Events) }
@@ -319,7 +319,7 @@ func (s *Store) write(
 	}
 	r, err := s.commit(ctx, c, nonce, changes)
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		// Somebody revoked it: nothing was written, and all leases are granted anew.
+		// Another program revoked it: nothing was written, and all leases are granted again.
 		s.leases.forget()
 		r, err = s.commit(ctx, c, nonce, changes)
 	}

@@ -15,36 +15,37 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// What is over is deleted by etcd: a record has a lease, which it shares with an eighth of those that are over within
-// the same ten minutes, or on the same day if that is more than a day away. The number of a lease says of which: nodes
-// share them without asking. A change of a bucket moves it to another lease, away from the one before.
+// Etcd deletes ended records: a record shares a lease with an eighth of those that end within the same ten minutes.
+// If that is more than a day away, it shares it with those of the same day. The number of a lease is computed from
+// this time and share, so that nodes share leases without messages. A change of a bucket moves it from one lease to
+// another.
 //
-// Etcd deletes all that a lease has in one step, in which it does nothing else: 12 ms for 1,000 records on a slow core.
-// So the eight leases of one time end a minute apart.
+// Etcd deletes all records of a lease in one step, and does nothing else meanwhile: 12 ms for 1,000 records on a slow
+// core. So the eight leases of one time end a minute apart.
 
 const (
 	narrowSlot = ratelimit.LedgerTime(10 * time.Minute / time.Microsecond)
 	wideSlot   = ratelimit.LedgerTime(24 * time.Hour / time.Microsecond)
-	// grace is for how long a record is kept after it is over: so far may clocks of nodes differ.
+	// grace is the time that a record is kept after its end, for differences between clocks of nodes.
 	grace = 10 * time.Minute
-	// neverOver is how far away the end of a record is that has no lease. Etcd has none of more than 285 years.
+	// neverOver is the distance of an end from which a record has no lease. Etcd has none of more than 285 years.
 	neverOver = ratelimit.LedgerTime(20 * 366 * 24 * time.Hour / time.Microsecond)
-	// leasesKnown bounds those that are remembered.
+	// leasesKnown bounds the remembered leases.
 	leasesKnown = 1 << 14
-	// shares is how many leases what is over at one time has, and shareApart how far apart they end.
+	// shares is the number of leases for one end, and shareApart the time between their ends.
 	shares     = 8
 	shareApart = time.Minute
-	// grantsMost bounds how many are granted at once.
+	// grantsMost bounds concurrent grants.
 	grantsMost = 8
 )
 
-// The number of a lease: "slu", whether its slot is wide, which slot it is, and which share of that.
+// The number of a lease: "slu", whether its slot is wide, its slot, and its share of that.
 const (
 	leaseBase clientv3.LeaseID = 0x736c75 << 40
 	leaseWide clientv3.LeaseID = 1 << 39
 )
 
-// leaseOf is the lease of a share of what is over then, and for how long it is granted.
+// leaseOf is the lease of a share of records with that end, and its TTL.
 func leaseOf(now, until ratelimit.LedgerTime, share uint64) (id clientv3.LeaseID, ttl time.Duration) {
 	slot, id := narrowSlot, leaseBase
 	if until-now > wideSlot {
@@ -57,13 +58,13 @@ func leaseOf(now, until ratelimit.LedgerTime, share uint64) (id clientv3.LeaseID
 
 func shareOf(name string) uint64 { return xxhash.Sum64String(name) % shares }
 
-// leases are those that are known to be granted. The zero leases knows none.
+// leases are the leases that are granted for certain. The zero leases are none.
 type leases struct {
 	mu    sync.Mutex
 	known map[clientv3.LeaseID]bool // guarded by mu
 }
 
-// of is the lease of a record that is over then, which is granted from then on; 0 where it is never over.
+// of is the lease of a record with that end, granted if necessary; 0 if the record has no end.
 func (l *leases) of(
 	ctx context.Context, c *clientv3.Client, now, until ratelimit.LedgerTime, share uint64,
 ) (clientv3.LeaseID, error) {
@@ -77,7 +78,7 @@ func (l *leases) of(
 	if known {
 		return id, nil
 	}
-	// Not the client's Grant: that takes no number.
+	// Not the client's Grant, which has no argument for a number.
 	request := &etcdserverpb.LeaseGrantRequest{ID: int64(id), TTL: int64(ttl / time.Second)}
 	_, err := clientv3.RetryLeaseClient(c).LeaseGrant(ctx, request)
 	if err = clientv3.ContextError(ctx, err); err != nil && !errors.Is(err, rpctypes.ErrLeaseExist) {
@@ -112,7 +113,7 @@ func (l *leases) ahead(ctx context.Context, c *clientv3.Client, now ratelimit.Le
 	return all.Wait()
 }
 
-// forget has all leases granted anew before they are used.
+// forget makes all leases be granted again before their use.
 func (l *leases) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -21,12 +21,12 @@ import (
 
 // The life of the data is the cluster's ID, and a number at random in a record, which all writes compare.
 //
-// The ID alone does not tell an older copy: it is made of the members' addresses and of the cluster's token, so that a
-// snapshot that is restored in the same place has the same ID. The number in the record is restored as well. What tells
-// is the last write that a process was told of. An older copy does not have it, and a process that sees this has the
-// record say another number. It looks at each new connection, for a cluster that is restored ends all connections.
+// The ID alone does not show an older copy: it is made of the members' addresses and of the cluster's token. So a
+// snapshot restored in the same place has the same ID. The restored record has the same number, too. Only the last
+// reported write shows it: an older copy lacks that write, and a process that sees this changes the number in the
+// record. It checks at each new connection, because the restore of a cluster ends all connections.
 //
-// A process that began after the restore has nothing to tell, and nothing that it took is lost.
+// A process that began after the restore has no earlier write, and has lost nothing.
 
 const lifeKey = root + "life"
 
@@ -38,23 +38,23 @@ func parseLife(s string) (cluster uint64, nonce string, ok bool) {
 	return cluster, nonce, ok && err == nil
 }
 
-// begin has another life begin, unless somebody else has done so: the life's record had that version, 0 for none.
+// begin begins another life, unless another node has done so: the life's record had that version, 0 for none.
 func begin(ctx context.Context, c *clientv3.Client, version int64) error {
 	_, err := c.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(lifeKey), "=", version)).
 		Then(clientv3.OpPut(lifeKey, fmt.Sprintf("%016x", rand.Uint64()))).Commit()
 	return err
 }
 
-// lives is how a process tells that the data is an older copy.
+// lives is how a process detects an older copy of the data.
 type lives struct {
 	dials dials
 
 	mu     sync.Mutex
-	last   write // guarded by mu: the latest that was reported
-	proven int64 // guarded by mu: how many connections there had been when the data was last found to have it
+	last   write // guarded by mu: the last reported one
+	proven int64 // guarded by mu: number of connections at the last check that found the write
 }
 
-// write is one that was reported.
+// write is a reported write.
 type write struct {
 	key      string
 	revision int64 // 0: there was none
@@ -72,8 +72,8 @@ func (l *lives) wrote(c *account.Change, revision int64, life string) {
 	}
 }
 
-// lost tells whether data in a life lacks the last write, where there are new connections since it was looked at. What
-// cannot be told is taken for lost: the write was overwritten, and that was compacted. This costs a learning.
+// lost tells whether data in a life lacks the last write, if there are new connections since the last check. If that
+// cannot be told, because the write was overwritten and compacted, it counts as lost. This costs a learning.
 func (l *lives) lost(
 	ctx context.Context, c *clientv3.Client, life string, now ratelimit.LedgerTime, dials int64,
 ) (bool, error) {
@@ -83,7 +83,7 @@ func (l *lives) lost(
 	if proven >= dials {
 		return false, nil
 	}
-	// Of another life all is learnt anyway, and what is over is of no use.
+	// Another life is learnt anyway, and an ended record does not matter.
 	if w.revision != 0 && w.life == life && w.until > now {
 		there, err := w.there(ctx, c)
 		if err != nil || !there {

@@ -15,8 +15,8 @@ import (
 
 const nodesKey = root + "nodes/"
 
-// Say notes what a node says of itself, "" that it is gone, and calls see with what each has said in a time until now.
-// Etcd deletes what is older, by a lease. How long ago it was is by the clocks of both nodes.
+// Say notes the report of a node about itself, "" if it is gone, and calls see with each report in a time until now.
+// Etcd deletes older ones, by a lease. Their age is by the clocks of both nodes.
 func (s *Store) Say(
 	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
 ) error {
@@ -42,7 +42,7 @@ func (s *Store) Say(
 		said, text, _ := strings.Cut(string(kv.Value), " ")
 		at, err := strconv.ParseInt(said, 10, 64)
 		if err != nil {
-			continue // it is none of ours
+			continue // another program's
 		}
 		ago := now.Sub(ratelimit.LedgerTime(at))
 		see(strings.TrimPrefix(string(kv.Key), prefix), text, min(max(0, ago), within))
@@ -50,8 +50,8 @@ func (s *Store) Say(
 	return nil
 }
 
-// Durable tells whether what is committed survives a crash of all members: it does, unless they run with
-// --unsafe-no-fsync, which etcd does not tell. It asks whether a majority answers.
+// Durable tells whether commits survive a crash of all members: they do, unless members run with --unsafe-no-fsync,
+// which etcd does not report. It asks whether a majority answers.
 func (s *Store) Durable(ctx context.Context) (bool, error) {
 	err := s.Ping(ctx)
 	return err == nil, err

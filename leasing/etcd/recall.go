@@ -12,14 +12,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// recalls are what nodes are asked to give back, on the way to etcd. They are not part of the transactions that ask: a
-// recall is a hint, which may be lost. A node has one key, which each message of recalls overwrites, and watches it.
+// recalls are recalls on their way to etcd. They are outside of the transactions that cause them: a recall is a hint,
+// which may be lost. A node has one key, which each message of recalls overwrites, and watches it.
 type recalls struct {
 	waiting chan recalled
 	passing atomic.Bool
 }
 
-// recalled is what a node is asked to give back.
+// recalled is the recalls of a node.
 type recalled struct {
 	node ratelimit.Holder
 	name string
@@ -27,11 +27,11 @@ type recalled struct {
 
 const (
 	recallsKey = root + "recalls/"
-	// recallsMost bounds those that wait to be passed on; more are left out.
+	// recallsMost bounds the waiting ones; more are left out.
 	recallsMost = 1 << 10
-	// recallsPassed is how many are passed on at once.
+	// recallsPassed is the number of concurrent messages.
 	recallsPassed = 100
-	recallTime    = time.Second // for passing them on
+	recallTime    = time.Second // of a message
 	listenAgain   = time.Second
 )
 
@@ -62,7 +62,7 @@ func listen(ctx context.Context, c *clientv3.Client, node ratelimit.Holder, agai
 			return
 		}
 		if r.Created && again {
-			heard("") // what was missed meanwhile
+			heard("") // some may have been missed
 		}
 		for _, e := range r.Events {
 			eachName(e.Kv.Value, heard)
@@ -70,7 +70,7 @@ func listen(ctx context.Context, c *clientv3.Client, node ratelimit.Holder, agai
 	}
 }
 
-// ask has nodes asked that have what others need. It does not wait.
+// ask recalls nodes whose tokens others need. It does not wait.
 func (r *recalls) ask(c *account.Change) {
 	for _, h := range c.Recalled {
 		select {
@@ -80,7 +80,7 @@ func (r *recalls) ask(c *account.Change) {
 	}
 }
 
-// pass passes on what nodes are asked for, until ctx is done. One does it.
+// pass sends recalls until ctx is done. One goroutine does it.
 func (s *Store) pass(ctx context.Context) {
 	if s.passing.Swap(true) {
 		return
@@ -113,7 +113,7 @@ func (s *Store) tell(ctx context.Context, names map[ratelimit.Holder][]byte) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), recallTime)
 	defer cancel()
 	now := s.now()
-	lease, err := s.leases.of(ctx, c, now, now, 0) // what a node was asked goes with what is over soon
+	lease, err := s.leases.of(ctx, c, now, now, 0) // a recall goes with records that end soon
 	if err != nil {
 		return
 	}
@@ -124,12 +124,12 @@ func (s *Store) tell(ctx context.Context, names map[ratelimit.Holder][]byte) {
 	_, _ = c.Txn(ctx).Then(puts...).Commit()
 }
 
-// appendName adds a name to a text of names, behind its length: any byte may be in a name.
+// appendName adds a name to a text of names, after its length: a name can contain any byte.
 func appendName(text []byte, name string) []byte {
 	return append(binary.AppendUvarint(text, uint64(len(name))), name...)
 }
 
-// eachName calls heard with each name of a text, as far as it can be read.
+// eachName calls its function with each name of a text, as far as it can be read.
 func eachName(text []byte, heard func(name string)) {
 	for len(text) > 0 {
 		n, size := binary.Uvarint(text)

@@ -16,37 +16,38 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// What is on record is a key for each change of an audited account, whose value has its events as JSON: a change may
-// have more events than a transaction has operations. Keys begin with the time, so that old ones go as a range.
+// The audit record has a key for each change of an audited account, whose value has its events as JSON. A change may
+// have more events than a transaction has operations. Keys begin with the time, so that old ones are deleted as a
+// range.
 
 const (
 	eventsKey = root + "events/"
-	// eventsPage is how many keys are read at once.
+	// eventsPage is the number of keys of one read.
 	eventsPage = 1000
 )
 
-// eventsOf is what the keys of a fleet's events begin with. No fleet's is another's beginning.
+// eventsOf is the prefix of the keys of a fleet's events. No fleet's prefix begins with another's.
 func (s *Store) eventsOf() string { return eventsKey + url.PathEscape(s.prefix) + "/" }
 
 func timeKey(at ratelimit.LedgerTime) string { return fmt.Sprintf("%016x", max(0, int64(at))) }
 
-// record is the operation that writes down events. Of the same events twice it makes two keys.
+// record is the operation that writes events. Writing the same events twice makes two keys.
 func (s *Store) record(now ratelimit.LedgerTime, events []account.Event) (clientv3.Op, error) {
 	text, err := json.Marshal(events)
 	if err != nil {
-		return clientv3.Op{}, fmt.Errorf("writing down what is audited: %w", err)
+		return clientv3.Op{}, fmt.Errorf("writing the audit record: %w", err)
 	}
 	return clientv3.OpPut(fmt.Sprintf("%s%s-%016x", s.eventsOf(), timeKey(now), rand.Uint64()), string(text)), nil
 }
 
-// recorded is an event, and the revision at which it was written down.
+// recorded is an event, and the revision of its write.
 type recorded struct {
 	account.Event
 	revision int64
 }
 
-// Events calls see with all that is on record of the nodes with this prefix, the oldest of each key first: in the order
-// in which etcd committed them. It has all of them in memory.
+// Events calls see with all events of the nodes with this prefix, the oldest of each key first: in the order in which
+// etcd committed them. It keeps all of them in memory.
 func (s *Store) Events(ctx context.Context, see func(*account.Event)) error {
 	c, err := s.connect(ctx)
 	if err != nil {
@@ -59,7 +60,7 @@ func (s *Store) Events(ctx context.Context, see func(*account.Event)) error {
 		r, err := c.Get(ctx, from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)),
 			clientv3.WithLimit(eventsPage), clientv3.WithRev(revision))
 		if err != nil {
-			return fmt.Errorf("etcd: reading what is audited: %w", err)
+			return fmt.Errorf("etcd: reading the audit record: %w", err)
 		}
 		if revision == 0 {
 			revision = r.Header.Revision
@@ -85,7 +86,7 @@ func (s *Store) Events(ctx context.Context, see func(*account.Event)) error {
 	return nil
 }
 
-// Forget deletes what is on record from before a time.
+// Forget deletes events from before a time.
 func (s *Store) Forget(ctx context.Context, before time.Time) error {
 	c, err := s.connected()
 	if err != nil {
@@ -94,7 +95,7 @@ func (s *Store) Forget(ctx context.Context, before time.Time) error {
 	prefix := s.eventsOf()
 	end := prefix + timeKey(ratelimit.LedgerTime(before.UnixMicro()))
 	if _, err := c.Delete(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithRange(end)); err != nil {
-		return fmt.Errorf("etcd: deleting what is audited: %w", err)
+		return fmt.Errorf("etcd: deleting the audit record: %w", err)
 	}
 	return nil
 }

@@ -13,21 +13,21 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// historyKept is for how long etcd keeps what was overwritten, at least: as long as Kubernetes keeps it.
+// historyKept is the minimum time that etcd keeps overwritten data: as long as Kubernetes keeps it.
 const historyKept = 5 * time.Minute
 
-// history is what may be compacted.
+// history is the state of compactions.
 type history struct {
-	kept bool // by somebody else. It never changes
+	kept bool // another program compacts. It never changes
 
 	mu       sync.Mutex
 	revision int64     // guarded by mu: of the data at that time; 0: of none
 	at       time.Time // guarded by mu
 }
 
-// Drop implements [account.Store]. Etcd deletes records that are over by their leases, so that there are none to drop.
-// It grants leases of the near future, and has etcd compact what was overwritten more than five minutes ago: without
-// that, the data grows until etcd takes no more writes.
+// Drop implements [account.Store]. Etcd deletes ended records by their leases, so that none are left to drop. It
+// grants leases of the near future, and compacts data that was overwritten more than five minutes ago: without that,
+// the data grows until etcd takes no more writes.
 func (s *Store) Drop(ctx context.Context, _ ratelimit.LedgerTime) (n int, more bool, err error) {
 	c, err := s.connected()
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *Store) Drop(ctx context.Context, _ ratelimit.LedgerTime) (n int, more b
 	if revision != 0 {
 		_, err := c.Compact(clientv3.WithRequireLeader(ctx), revision)
 		if err != nil && !errors.Is(err, rpctypes.ErrCompacted) { // by another node
-			return 0, false, fmt.Errorf("etcd: compacting what was overwritten: %w", err)
+			return 0, false, fmt.Errorf("etcd: compacting overwritten data: %w", err)
 		}
 	}
 	if !now {
@@ -56,7 +56,7 @@ func (s *Store) Drop(ctx context.Context, _ ratelimit.LedgerTime) (n int, more b
 	return 0, false, nil
 }
 
-// due is up to which revision may be compacted, 0 for none, and whether it is time to look at the revision.
+// due is the revision to compact, 0 for none, and whether it is time to read the revision.
 func (h *history) due(now time.Time) (revision int64, look bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// parsed is what a URL says.
+// parsed is the content of a URL.
 type parsed struct {
 	config   clientv3.Config
 	compacts bool
@@ -24,11 +24,11 @@ type parsed struct {
 
 const (
 	scheme = "etcd://"
-	// form is what errors show.
+	// form is the form of URLs in errors.
 	form = "etcd://user:password@host:port,host:port?tls=true&cacert=FILE&cert=FILE&key=FILE&compact=false"
 )
 
-// parse reads a URL. It is not one for [url.Parse], which takes one host. Errors never show the password.
+// parse reads a URL. [url.Parse] takes only one host. Errors never contain the password.
 func parse(rawURL string) (p parsed, err error) {
 	rest, ok := strings.CutPrefix(rawURL, scheme)
 	if !ok {
@@ -48,7 +48,7 @@ func parse(rawURL string) (p parsed, err error) {
 	return p, p.settings(query)
 }
 
-// How a connection is found to be dead: etcd allows one question each five seconds.
+// Keepalive, which finds dead connections: etcd allows one ping each five seconds.
 const (
 	aliveEvery  = 5 * time.Second
 	aliveAnswer = 2 * time.Second
@@ -57,7 +57,7 @@ const (
 func configOf(hosts string) (clientv3.Config, error) {
 	c := clientv3.Config{
 		DialKeepAliveTime: aliveEvery, DialKeepAliveTimeout: aliveAnswer,
-		// What fails is told to whom it concerns.
+		// Callers get the errors.
 		Logger: zap.NewNop(),
 	}
 	for _, host := range strings.Split(strings.TrimSuffix(hosts, "/"), ",") {
@@ -88,7 +88,7 @@ func (p *parsed) credentials(user string) error {
 	return nil
 }
 
-// settings reads what is behind the question mark.
+// settings reads the parameters after the question mark.
 func (p *parsed) settings(query string) error {
 	values, err := url.ParseQuery(query)
 	if err != nil {
@@ -129,7 +129,7 @@ func boolOf(name, value string) (bool, error) {
 	return yes, nil
 }
 
-// tlsOf reads files. A client's certificate is read again for each connection, so that it may be renewed.
+// tlsOf reads files. A client's certificate is read again for each connection, so that it can be renewed.
 func tlsOf(cacert, cert, key string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if cacert != "" {

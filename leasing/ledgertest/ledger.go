@@ -78,7 +78,7 @@ func overrides(t *testing.T, l, other account.Ledger) {
 	}
 	grants(200, true)
 	if is, err := change("over", nil, ratelimit.Match{}); !errors.Is(err, ratelimit.ErrOverrideChanged) || is != first {
-		t.Errorf("a change of what is not there: %+v, %v", is, err)
+		t.Errorf("a change of a missing override: %+v, %v", is, err)
 	}
 	second, err := change("over", &ratelimit.Override{Unlimited: true}, ratelimit.Match{Set: first.Set})
 	if err != nil || second.Set <= first.Set {
@@ -87,7 +87,7 @@ func overrides(t *testing.T, l, other account.Ledger) {
 	grants(3800, true)
 	again := account.OverrideChange{Key: "over", Limit: limit, Override: &first, Again: true}
 	if is, err := set.SetOverride(ctx, &again); err != nil || is != second {
-		t.Errorf("an older one that is told again: %+v, %v", is, err)
+		t.Errorf("an older one that is restated: %+v, %v", is, err)
 	}
 	for _, key := range []string{"list|b", "list|a", "list|c", "list}", "m"} {
 		if _, err := change(key, &ratelimit.Override{}, ratelimit.Match{Any: true}); err != nil {
@@ -112,7 +112,7 @@ func overrides(t *testing.T, l, other account.Ledger) {
 		t.Fatal(err)
 	}
 	if is, err := set.SetOverride(ctx, &again); err != nil || is.Set != 0 {
-		t.Errorf("one that was removed is told again: %+v, %v", is, err)
+		t.Errorf("a removed one that is restated: %+v, %v", is, err)
 	}
 	if is, ok, err := reads.Override(ctx, "over"); ok || err != nil {
 		t.Errorf("there is %+v, %v", is, err)

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Say notes what a node says of itself, "" that it is gone, and calls see with what each has said in a time until now.
-// What is older is deleted.
+// Say notes the report of a node about itself, "" if it is gone, and calls see with each report in a time until now.
+// Older ones are deleted.
 func (s *Store) Say(
 	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
 ) error {
@@ -40,7 +40,7 @@ WHERE prefix = $1`, s.prefix).Query(func(rows pgx.Rows) error {
 	return nil
 }
 
-// Durable tells whether what is committed survives a crash of the server.
+// Durable tells whether commits survive a crash of the server.
 func (s *Store) Durable(ctx context.Context) (yes bool, err error) {
 	err = s.pool.QueryRow(ctx, `SELECT current_setting('synchronous_commit') <> 'off'
   AND current_setting('fsync') <> 'off' AND current_setting('full_page_writes') <> 'off'`).Scan(&yes)

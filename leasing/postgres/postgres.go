@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Store is a database. It is safe for concurrent use. Each call blocks until its context is done, at most.
+// Store is a database. It is safe for concurrent use. Each call blocks at most until its context is done.
 type Store struct {
 	pool     *pgxpool.Pool
 	prefix   string
@@ -26,15 +26,15 @@ type Store struct {
 	listened atomic.Bool
 }
 
-// recalled is what a node is asked to give back.
+// recalled is a recall of a node.
 type recalled struct {
 	node ratelimit.Holder
 	name string
 }
 
-// Open makes a store of the database that a URL names, in the form of libpq: several hosts, TLS, passwords and
-// settings of the session are as it reads them. It does not connect: [Store.Prepare] does. prefix tells fleets apart
-// that share the database. There are ten connections at most, unless the URL says pool_max_conns.
+// Open makes a store of the database of a URL, in the form of libpq: several hosts, TLS, passwords and settings of
+// the session have their usual meaning. It does not connect: [Store.Prepare] does. prefix separates fleets that share
+// the database. There are ten connections at most, unless the URL has pool_max_conns.
 func Open(rawURL, prefix string) (*Store, error) {
 	c, err := pgxpool.ParseConfig(rawURL)
 	if err != nil {
@@ -49,11 +49,11 @@ func Open(rawURL, prefix string) (*Store, error) {
 	}
 	defaults := map[string]string{
 		"application_name": "sluice",
-		// Rows are locked in the order in which they are named, so that nodes wait for each other in no circle; and
-		// tables are small when they are planned for.
+		// Rows are locked in the order of their names, so that nodes do not wait for each other in a circle. Tables
+		// are small at the time of planning.
 		"enable_hashjoin": "off", "enable_mergejoin": "off", "enable_seqscan": "off", "jit": "off",
-		// Left to itself, PostgreSQL plans both statements anew for each message, over all partitions, which is more
-		// work than to run them. A plan for any message is one for ten accounts, and a message of one or two looks
+		// By default, PostgreSQL plans both statements again for each message, over all partitions, which is more
+		// work than to run them. It estimates a general plan for ten accounts, and a message of one or two looks
 		// cheaper.
 		"plan_cache_mode": "force_generic_plan",
 	}
@@ -70,7 +70,7 @@ func Open(rawURL, prefix string) (*Store, error) {
 	return &Store{pool: pool, prefix: prefix, recalls: make(chan recalled, mostRecalls)}, nil
 }
 
-// withoutSecret leaves out a URL, which may hold a password.
+// withoutSecret removes a URL, which may contain a password.
 func withoutSecret(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
@@ -82,8 +82,8 @@ func withoutSecret(err error) error {
 	return err
 }
 
-// named has a connection know the server at its end, which does not change as long as it lasts. Where commits may be
-// lost by a crash, each start of the server is another one.
+// named reads the identity of a connection's server, which stays the same during the connection. If a crash may lose
+// commits, each start of the server has another identity.
 func named(ctx context.Context, c *pgx.Conn) error {
 	_, err := c.Exec(ctx, `SELECT set_config('sluice.server', (SELECT system_identifier FROM pg_control_system()) ||
   CASE WHEN current_setting('synchronous_commit') = 'off' OR current_setting('fsync') = 'off'
@@ -94,8 +94,8 @@ func named(ctx context.Context, c *pgx.Conn) error {
 // life is the life of the data: the server's, and its timeline, which a promotion changes.
 const life = `current_setting('sluice.server') || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)`
 
-// Prepare connects, and makes the tables what this release needs. It is called until it returns nil, before the store
-// is used: until then all other calls fail.
+// Prepare connects, and migrates the tables to this release. Call it until it returns nil, before the store is used.
+// Until then all other calls fail.
 func (s *Store) Prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil
@@ -116,7 +116,7 @@ var errUnprepared = errors.New("postgres: the tables are not verified yet")
 // Ping asks whether the server answers.
 func (s *Store) Ping(ctx context.Context) error { return s.pool.Ping(ctx) }
 
-// Close ends all connections. It waits for what is under way.
+// Close ends all connections. It waits for calls in progress.
 func (s *Store) Close() { s.pool.Close() }
 
 const readSQL = `SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, ` + life + `, a.version, a.data
@@ -195,7 +195,7 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	return made, nil
 }
 
-// noPartition is PostgreSQL's code for a row that has no place: check_violation.
+// noPartition is PostgreSQL's code for a row without a partition: check_violation.
 const noPartition = "23514"
 
 func (s *Store) write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
@@ -231,7 +231,7 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 	if !audited {
 		return made, do(s.pool)
 	}
-	// What is on record is written in the same transaction as what it tells of.
+	// Events are written in the transaction of their changes.
 	return made, pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if err := do(tx); err != nil {
 			return err
@@ -276,16 +276,16 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, heard func(na
 
 const (
 	listenAgain = time.Second
-	// mostRecalls bounds those that wait to be passed on; more are left out.
+	// mostRecalls bounds the waiting ones; more are left out.
 	mostRecalls = 1 << 10
-	// mostPayload is the longest text that a notification has.
+	// mostPayload is the maximum text of a notification.
 	mostPayload = 7999
 )
 
 func channelOf(node ratelimit.Holder) string { return "sluice_" + account.HolderName(node) }
 
 func (s *Store) listen(ctx context.Context, node ratelimit.Holder, again bool, heard func(name string)) error {
-	// One connection of its own: it waits for ever, and would be missed in the pool.
+	// A separate connection: it waits for ever, and the pool would lack it.
 	c, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
 		return err
@@ -295,7 +295,7 @@ func (s *Store) listen(ctx context.Context, node ratelimit.Holder, again bool, h
 		return err
 	}
 	if again {
-		heard("") // what was missed meanwhile
+		heard("") // some may have been missed
 	}
 	for {
 		n, err := c.WaitForNotification(ctx)
@@ -306,7 +306,7 @@ func (s *Store) listen(ctx context.Context, node ratelimit.Holder, again bool, h
 	}
 }
 
-// recall has nodes asked that have what others need. It does not wait.
+// recall recalls nodes whose tokens others need. It does not wait.
 func (s *Store) recall(c *account.Change) {
 	for _, h := range c.Recalled {
 		select {
@@ -316,8 +316,8 @@ func (s *Store) recall(c *account.Change) {
 	}
 }
 
-// pass sends what nodes are asked for. It is not part of the transaction that asks: PostgreSQL commits those with
-// notifications one after the other.
+// pass sends recalls outside of the transactions that cause them: PostgreSQL commits transactions with notifications
+// one after the other.
 func (s *Store) pass(ctx context.Context) {
 	if s.listened.Swap(true) {
 		return

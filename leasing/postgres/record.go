@@ -16,7 +16,7 @@ var eventColumns = []string{
 	"granted", "need", "of_limit", "bound", "sum", "in_hand", "cut", "reason",
 }
 
-// record writes down what was settled of audited rules, of the changes that were made.
+// record writes the audit events of the changes that were made.
 func (s *Store) record(ctx context.Context, tx pgx.Tx, changes []account.Change, made []bool) error {
 	var rows [][]any
 	for i := range changes {
@@ -72,7 +72,7 @@ FROM sluice_events WHERE prefix = $1 ORDER BY key, id`, s.prefix)
 	return rows.Err()
 }
 
-// Forget deletes what is on record from before a time.
+// Forget deletes events from before a time.
 func (s *Store) Forget(ctx context.Context, before time.Time) error {
 	_, err := s.pool.Exec(ctx, "DELETE FROM sluice_events WHERE prefix = $1 AND at < $2", s.prefix, before)
 	if err != nil {

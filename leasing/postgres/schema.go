@@ -12,16 +12,16 @@ import (
 //go:embed schema.sql
 var schemaSQL string
 
-// migrations make a schema of version i one of version i+1. They are never changed: a release adds one.
+// migrations lead from schema version i to version i+1. They never change: a release adds one.
 var migrations = []string{schemaSQL}
 
-// ErrSchema says that the tables are a later release's.
+// ErrSchema means that the tables belong to a later release.
 var ErrSchema = errors.New("the tables of Sluice in this database belong to a later release")
 
-// lockSchema is the advisory lock under which the schema changes, and lockSweep that under which rows are dropped.
+// lockSchema is the advisory lock of schema changes, and lockSweep that of drops.
 const lockSchema, lockSweep = 0x736c75696365 << 8, 0x736c75696365<<8 + 1
 
-// migrate makes the schema what this release needs. Nodes that start together take turns.
+// migrate brings the schema to this release. Nodes that start together take turns.
 func migrate(ctx context.Context, c *pgx.Conn) error {
 	return pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(lockSchema)); err != nil {

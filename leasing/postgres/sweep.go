@@ -15,14 +15,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A partition has the accounts that are over within ten minutes.
+// A partition has the accounts that end within ten minutes.
 const partitionWidth = ratelimit.LedgerTime(10 * time.Minute / time.Microsecond)
 
 const partitionPrefix = "sluice_accounts_"
 
 func partitionOf(over ratelimit.LedgerTime) int64 { return int64(over / partitionWidth) }
 
-// partitions makes those that changes need, which are there from then on.
+// partitions makes the partitions of changes, which then stay.
 func (s *Store) partitions(ctx context.Context, changes []account.Change) error {
 	var all []int64
 	for i := range changes {
@@ -52,7 +52,7 @@ func (s *Store) widen(ctx context.Context) error {
 func (s *Store) add(ctx context.Context, all []int64) error {
 	slices.Sort(all)
 	for _, n := range slices.Compact(all) {
-		// To attach a table blocks no query. To make it in its place would.
+		// Attaching a table blocks no query. Creating it as a partition would.
 		name := partitionPrefix + strconv.FormatInt(n, 10)
 		from, to := max(1, n*int64(partitionWidth)), (n+1)*int64(partitionWidth)
 		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -76,11 +76,11 @@ ALTER TABLE sluice_accounts ATTACH PARTITION %[1]s FOR VALUES FROM (%[2]d) TO (%
 	return nil
 }
 
-// dropMost bounds how many rows of buckets one call deletes.
+// dropMost bounds the rows of buckets that one call deletes.
 const dropMost = 10_000
 
-// Drop implements [account.Store]: whole partitions, and buckets that are full, one by one. Of nodes that call it at
-// once, one does it. It gives up what is in use for longer than a moment.
+// Drop implements [account.Store]: it drops whole partitions, and deletes full buckets one by one. If several nodes
+// call it at once, one does it. It gives up tables that stay in use for longer than a moment.
 func (s *Store) Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, more bool, err error) {
 	if !s.prepared.Load() {
 		return 0, false, errUnprepared
@@ -114,7 +114,7 @@ SELECT ctid FROM sluice_accounts_0 WHERE until <= $1 LIMIT $2))`, int64(before),
 	return n, more, nil
 }
 
-// dropPartitions drops the partitions that are over. It returns how many rows they had, as far as PostgreSQL knows.
+// dropPartitions drops the ended partitions. It returns their number of rows, as PostgreSQL estimates it.
 func dropPartitions(ctx context.Context, tx pgx.Tx, before ratelimit.LedgerTime) (rows int, err error) {
 	found, err := tx.Query(ctx, `SELECT c.relname, greatest(c.reltuples, 0)::bigint
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

@@ -78,7 +78,7 @@ func Replicas(tb testing.TB, masters []*Server) []*Server {
 // Sever cuts a replica off its master, which stays its master: it must not dial it again.
 func (s *Server) Sever(master *Server) {
 	s.Helper()
-	s.Do("CONFIG", "SET", "masterauth", "what no master takes")
+	s.Do("CONFIG", "SET", "masterauth", "another password")
 	master.Do("CLIENT", "KILL", "TYPE", "replica")
 	s.UntilInfo("replication", "master_link_status:down")
 }

@@ -61,7 +61,7 @@ func TestHoldsThatAreWrong(t *testing.T) {
 		"{amount: 5, on: 0}":                        "on must be a list of numbers",
 		"{amount: 5, on: []}":                       "on must be a list of numbers",
 		"{amount: 5, on: [a]}":                      "on must be a whole number",
-		"{amount: 5, on: [1,2,3,4,5,6,7,8,9]}":      "hold.on has 9 numbers, the most is 8",
+		"{amount: 5, on: [1,2,3,4,5,6,7,8,9]}":      "hold.on has 9 numbers, and the maximum is 8",
 		"{from: request, on: [0]}":                  "hold.on needs amount",
 		"{amount: 5, on: [0], ttl: 1m}":             "hold.ttl is 1m, and a hold without an id has none",
 		"{amount: 5, on: [0], on_unknown: release}": "hold.on_unknown is release, and without an id",

@@ -217,7 +217,7 @@ func (s *OverrideChange) override(l *ratelimit.Limit, now time.Time) (o ratelimi
 	}
 	u, known := ratelimit.ParseUnit(s.Unit)
 	if s.Unit != "" && (!known || u.Wire() != l.Unit.Wire() || l.Multiplier > 1) {
-		return o, bad("unit is %.40q, and the rule's limit is %s: leave unit out, and say the limit for that period",
+		return o, bad("unit is %.40q, and the rule's limit is %s: leave unit out, and write the limit for that period",
 			s.Unit, l)
 	}
 	if o.Expires, err = expiry(s.Expires, now); err != nil {

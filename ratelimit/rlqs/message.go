@@ -60,7 +60,7 @@ func domainOf(message []byte) (domain string, err error) {
 			return nil
 		}
 		if !utf8.Valid(f.Body) {
-			return bad("the domain is no UTF-8: %q", f.Body)
+			return bad("the domain is not UTF-8: %q", f.Body)
 		}
 		domain = stringOf(f.Body)
 		return nil

@@ -222,9 +222,9 @@ func TestSessionIsBounded(t *testing.T) {
 		{nil, "must name its domain"},
 		{wired(usageOf(0, 1)), "has 0 entries"},
 		{wired(usageOf(0, 1, many...)), "has more than 16 entries"},
-		{wired(usageOf(0, 1, "k", strings.Repeat("x", 64))), "has 65 bytes, the most is 64"},
-		{bytes.ReplaceAll(wired(usageOf(0, 1, "k", "~")), []byte("~"), []byte("\xff")), "no UTF-8"},
-		{[]byte("\x0a\x01\xff"), "the domain is no UTF-8"},
+		{wired(usageOf(0, 1, "k", strings.Repeat("x", 64))), "has 65 bytes, and the maximum is 64"},
+		{bytes.ReplaceAll(wired(usageOf(0, 1, "k", "~")), []byte("~"), []byte("\xff")), "not UTF-8"},
+		{[]byte("\x0a\x01\xff"), "the domain is not UTF-8"},
 		{[]byte("\x0a\x01d\x12\x02\x0a\x05"), "malformed report: unexpected EOF"},
 	} {
 		s, _, _ := newSession(t, &rules)

@@ -34,11 +34,11 @@ func (r *report) measure(o *Options) error {
 	for _, e := range r.id() {
 		size += len(e.Key) + len(e.Value)
 		if !utf8.ValidString(e.Key) || !utf8.ValidString(e.Value) {
-			return bad("a BucketId has an entry that is no UTF-8: %q", ratelimit.OneLine(e.Key+"="+e.Value))
+			return bad("a BucketId has an entry that is not UTF-8: %q", ratelimit.OneLine(e.Key+"="+e.Value))
 		}
 	}
 	if size > o.BucketBytes {
-		return bad("a BucketId has %d bytes, the most is %d", size, o.BucketBytes)
+		return bad("a BucketId has %d bytes, and the maximum is %d", size, o.BucketBytes)
 	}
 	return nil
 }

@@ -144,7 +144,7 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 				return err
 			}
 			if d.hits > maxHits {
-				return bad("descriptor %d: hits_addend is %d, the most is %d", i, d.hits, int64(maxHits))
+				return bad("descriptor %d: hits_addend is %d, and the maximum is %d", i, d.hits, int64(maxHits))
 			}
 		case f.IsVarint(4):
 			d.negative = f.Value != 0
@@ -204,7 +204,7 @@ func (d *descriptor) checkOverride(i int) error {
 	}
 	l.Unit = ratelimit.Unit(d.unit)
 	if most := l.Unit.MostMultiplier(); l.Multiplier > most {
-		return bad("descriptor %d: its limit override has a unit_multiplier of %d, the most for a %s is %d", i,
+		return bad("descriptor %d: its limit override has unit_multiplier %d, and the maximum for a %s is %d", i,
 			l.Multiplier, l.Unit, most)
 	}
 	return nil
@@ -240,7 +240,7 @@ func text(b []byte, what string, descriptor, entry int) (string, error) {
 		where = fmt.Sprintf("descriptor %d, entry %d: ", descriptor, entry)
 	}
 	if len(b) > MaxTextBytes {
-		return "", bad("%s%s is %d bytes, the most is %d", where, what, len(b), MaxTextBytes)
+		return "", bad("%s%s has %d bytes, and the maximum is %d", where, what, len(b), MaxTextBytes)
 	}
 	return "", bad("%s%s is not valid UTF-8", where, what)
 }

@@ -275,7 +275,7 @@ func TestBadRequests(t *testing.T) {
 		"200 entries":    {deep, "descriptor 0 has more than 100 entries"},
 		"a 1 MB value": {
 			rlsRequest(desc("twenty=x"), desc("a=b,c="+big)),
-			"descriptor 1, entry 1: value is 1048576 bytes, the most is 65536",
+			"descriptor 1, entry 1: value has 1048576 bytes, and the maximum is 65536",
 		},
 		"no unit": {
 			rlsRequest(desc("twenty=x"), override(desc("a=b"), 5, 0)),
@@ -284,7 +284,7 @@ func TestBadRequests(t *testing.T) {
 		"a strange unit": {rlsRequest(override(desc("a=b"), 5, 77)), "no valid unit (77)"},
 		"2^63": {
 			rlsRequest(desc("twenty=x"), hits(desc("twenty=x"), 1<<63)),
-			"descriptor 1: hits_addend is 9223372036854775808, the most is 9223372036854775807",
+			"descriptor 1: hits_addend is 9223372036854775808, and the maximum is 9223372036854775807",
 		},
 		"2^64-1": {
 			rlsRequest(negative(hits(desc("twenty=x"), 1<<64-1))),

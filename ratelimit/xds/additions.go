@@ -52,8 +52,8 @@ func ReadAdditions(name string) (*Additions, error) {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS: %w", err)
 	}
 	if len(data) > maxAdditions {
-		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s is more than %d bytes: leave out what the domain's "+
-			"settings say already", name, maxAdditions)
+		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s is more than %d bytes: leave out settings "+
+			"that equal the domain's", name, maxAdditions)
 	}
 	var a Additions
 	d := yaml.NewDecoder(bytes.NewReader(data))

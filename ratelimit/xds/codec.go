@@ -95,7 +95,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	left := c.most
 	// gRPC would build the message before anybody else can look at it, so that it is counted here.
 	if err := responseShape.count(bytes, &left, 0); err != nil {
-		err = fmt.Errorf("a push of %d bytes: %w: the most resources are %d", len(bytes), err,
+		err = fmt.Errorf("a push of %d bytes: %w: the maximum of resources is %d", len(bytes), err,
 			c.most-100)
 		c.refuse(err)
 		return err

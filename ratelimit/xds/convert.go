@@ -54,11 +54,11 @@ func (c *converter) file(resource *anypb.Any) (config.File, error) {
 		return config.File{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, "+
 			"limits and values of metadata: have fewer rules, or raise MAX_MEMORY", len(body), c.caps.Tokens)
 	} else if err != nil {
-		return config.File{}, fmt.Errorf("a resource of %d bytes that is no RateLimitConfig: %w", len(body), err)
+		return config.File{}, fmt.Errorf("a resource of %d bytes that is not a RateLimitConfig: %w", len(body), err)
 	}
 	var m rlsconf.RateLimitConfig
 	if err := proto.Unmarshal(body, &m); err != nil {
-		return config.File{}, fmt.Errorf("a resource that is no RateLimitConfig: %w", err)
+		return config.File{}, fmt.Errorf("a resource that is not a RateLimitConfig: %w", err)
 	}
 	// A resource has no lines: its name is the place that errors name.
 	c.domain, c.at, c.path = m.GetDomain(), config.Place{File: "xds:" + shortenTo(m.GetName(), 200)}, nil

@@ -79,7 +79,7 @@ func TestHostileResources(t *testing.T) {
 		},
 		"a name": {append(nest(1, repeat([]byte("x"), size)),
 			nest(3, protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1))...), ""},
-		"cut off": {[]byte{0x1a, 0xff}, "that is no RateLimitConfig"},
+		"cut off": {[]byte{0x1a, 0xff}, "that is not a RateLimitConfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
@@ -122,7 +122,7 @@ func TestHostileResponse(t *testing.T) {
 		refused = nil
 		err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, &discovery.DiscoveryResponse{})
 		if err == nil || len(refused) != 1 || !strings.Contains(err.Error(),
-			"the most resources are 1000") {
+			"the maximum of resources is 1000") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

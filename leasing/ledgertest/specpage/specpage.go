@@ -108,7 +108,7 @@ func Quoted(text string) (names []string) {
 func (p *Page) Says(words string) {
 	p.Helper()
 	if !strings.Contains(p.Text, words) {
-		p.Errorf("the page does not say %q", words)
+		p.Errorf("the page lacks %q", words)
 	}
 }
 
