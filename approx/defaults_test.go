@@ -11,10 +11,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// What each default costs and buys, beside what it might be instead: three
-// nodes, 10,000 tokens in 10 s, twice that in demand, a ledger a few
-// milliseconds away that takes 50 ms for a while, and one node that crashes in
-// the third of six windows. make bench-defaults prints the table.
+// The cost and the benefit of each default, and of its alternatives: three nodes, 10,000 tokens in 10 s, and
+// a demand of twice that. The ledger is a few milliseconds away, takes 50 ms for a while, and one node
+// crashes in the third of six windows. make bench-defaults prints the table.
 func TestDefaults(t *testing.T) {
 	for _, c := range []struct {
 		mode   ratelimit.Mode

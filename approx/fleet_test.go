@@ -78,7 +78,7 @@ func (w *wire) Settle(
 	return e, at, nil
 }
 
-// Recalls has the node hear of recalls, as Redis has.
+// Recalls delivers recalls to the node, like Redis.
 func (w *wire) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(string, ratelimit.Window)) {
 	w.recalls.mu.Lock()
 	w.recalls.holders[h] = recalled
@@ -284,9 +284,9 @@ func once(f func(bool)) func(bool) {
 	return func(b bool) { o.Do(func() { f(b) }) }
 }
 
-// What the nodes count as over-admitted is no less than what clients were admitted beyond
-// the limit, drift, late reports and turns of windows included; and more by no more than drifted: the account does not
-// tell which of its tokens refusals were charged.
+// The nodes' count of over-admission is at least the excess that clients got, with drift, late reports and
+// turns of windows. It is larger by at most the drift: the account does not show which of its tokens refusals
+// were charged.
 func TestOverAdmissionIsCounted(t *testing.T) {
 	total := ratelimit.Tokens(0)
 	for seed := range uint64(40) {
@@ -332,10 +332,9 @@ func TestOverAdmissionIsCounted(t *testing.T) {
 	t.Logf("%d tokens over, in all", total)
 }
 
-// With a prompt ledger mode approx goes over by a request of each node at most, which does not wait for what others are
-// to give back, and as long as there are shares
-// nobody waits longer than check_timeout, even at 50 ms a trip; leasing beside
-// it shows the difference.
+// With a prompt ledger, mode approx exceeds a limit by at most one request of each node, which does not wait
+// for the returns of others. While there are shares, no request waits longer than check_timeout, even at 50
+// ms a trip. Mode leasing shows the difference.
 func TestDriftInsteadOfWaiting(t *testing.T) {
 	for _, c := range []struct {
 		mode ratelimit.Mode

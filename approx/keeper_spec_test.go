@@ -146,8 +146,7 @@ func TestSeatBeyondTheRule(t *testing.T) {
 	}
 }
 
-// While the ledger learns, nobody takes a seat that may be another's; who has
-// one claims it again at once.
+// While the ledger learns, a node takes no seat that may be another's. Owners claim theirs again at once.
 func TestSeatsWhileTheLedgerLearns(t *testing.T) {
 	learning := true
 	s := newKeeperScript(t)
@@ -206,8 +205,7 @@ func TestAgreementEndsWithTheSeat(t *testing.T) {
 	}
 }
 
-// What a ledger that learns says of an agreement does not count: it may not know
-// yet who else has a seat.
+// An agreement read from a learning ledger does not count: it may lack other tenants.
 func TestAgreementWhileTheLedgerLearns(t *testing.T) {
 	learning := true
 	s := newKeeperScript(t)
@@ -222,8 +220,8 @@ func TestAgreementWhileTheLedgerLearns(t *testing.T) {
 	s.share(epoch, 50, "it knows all")
 }
 
-// There is news to hear while not all have the same plan, and to tell when this
-// node's is another; who is calm waits.
+// A node reads often while the plans of tenants differ, and writes while its own plan differs. Otherwise it
+// waits.
 func TestKeeperAsksForNews(t *testing.T) {
 	s := newKeeperScript(t)
 	s.sits(Tenancy{Seat: 1, Fence: 5}, 0)
@@ -240,8 +238,8 @@ func TestKeeperAsksForNews(t *testing.T) {
 	}
 }
 
-// No seat is taken while the ledger learns, whether the node had none, was told
-// that there is none, or has one that does not count any more.
+// A node takes no seat while the ledger learns, if it had none, was refused one, or has one that no longer
+// counts.
 func TestNoSeatIsTakenWhileTheLedgerLearns(t *testing.T) {
 	s := newKeeperScript(t)
 	learning := false
@@ -259,7 +257,7 @@ func TestNoSeatIsTakenWhileTheLedgerLearns(t *testing.T) {
 	s.sits(Tenancy{Seat: 2, Fence: 5}, 0)
 	learning = true
 	s.passes(SeatTTL)
-	s.applies() // it may be the one that the ledger has forgotten
+	s.applies() // it may be the one that the ledger has lost
 	learning = false
 	s.sits(Tenancy{Seat: 2, Fence: 5}, 0)
 	s.plan = NewPlan([]*ratelimit.Rule{s.rule})
@@ -270,10 +268,9 @@ func TestNoSeatIsTakenWhileTheLedgerLearns(t *testing.T) {
 	s.waits("its seat does not count any more")
 }
 
-// A ledger that lost its data gives away seats that are taken, to nodes which have
-// not noticed the loss. Nothing is spent from a new seat until an epoch that was
-// asked for after it was given is the one from before; when it is another, the seat
-// is given up, as one that somebody may have spent from.
+// A ledger that lost its data assigns occupied seats again, to nodes that have not noticed the loss. A new
+// seat is not used until the epoch, read after the assignment, is still the earlier one. If it is another,
+// the node gives the seat up, and its share may have been spent.
 func TestNewSeatIsProven(t *testing.T) {
 	var known ratelimit.EpochKnown
 	begin := func(t *testing.T) *keeperScript {
@@ -368,7 +365,7 @@ type scriptedSeats struct {
 	asked  []Application
 	t      Tenancy
 	err    error
-	longer bool // somebody would have waited for more than a second
+	longer bool // a request would wait for more than a second
 }
 
 func (s *scriptedSeats) Sit(ctx context.Context, a Application) (Tenancy, error) {
@@ -418,8 +415,7 @@ func TestKeeperKeepsWhatRulesNeed(t *testing.T) {
 	}
 }
 
-// An operator is told of each change: a seat, none, and seats that cannot be
-// asked.
+// An operator gets each change: a seat, none, and seats without an answer.
 func TestKeeperTellsOfChanges(t *testing.T) {
 	ledger := &scriptedSeats{err: errors.New("gone")}
 	s := newKeeperScript(t)
@@ -445,8 +441,8 @@ func TestKeeperTellsOfChanges(t *testing.T) {
 	}
 }
 
-// A keeper whose first application finds all seats taken tells so, once; it wants a seat also
-// for a rule of one node.
+// A keeper whose first application finds all seats taken reports that, once. It applies for a seat also for a
+// rule of one node.
 func TestKeeperTellsThatAllSeatsAreTaken(t *testing.T) {
 	s := newKeeperScript(t)
 	s.rule.Coordination.MaxNodes = 1
@@ -480,7 +476,7 @@ func (d *deadlines) Sit(ctx context.Context, _ Application) (Tenancy, error) {
 	return Tenancy{Seat: 0, Fence: 5, TTL: SeatTTL}, nil
 }
 
-// The seats have a second to answer, also whoever leaves.
+// The seats have a second to answer, also for a leaving node.
 func TestSeatsHaveASecondToAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, d := newKeeperScript(t), deadlines{}

@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// rollout is a fleet whose nodes read new rules one after the other. Each spends
-// its whole share in every window, as a node does that is cut off from the ledger
-// of accounts, and the sum is held against the larger of the two budgets.
+// rollout is a fleet whose nodes read new rules one after the other. Each spends its whole share in every
+// window, like a node that is cut off from the ledger of accounts. The sum is compared with the larger of the
+// two budgets.
 type rollout struct {
 	testing.TB
 	now     ratelimit.LedgerTime
@@ -37,8 +37,7 @@ func newRollout(t testing.TB, nodes int, rule *ratelimit.Rule) *rollout {
 	return r
 }
 
-// step has every node look after its seat, if it hears the ledger of seats, and
-// spend what it may.
+// step makes every node renew its seat, if it reaches the ledger of seats, and spend its share.
 func (r *rollout) step(d time.Duration, heard func(node int) bool) {
 	r.now = r.now.Add(d)
 	begins := r.now - r.now%ratelimit.LedgerTime(r.length/time.Microsecond)
@@ -74,8 +73,8 @@ func approxRule(limit ratelimit.Tokens, nodes int, budget uint32) *ratelimit.Rul
 
 func always(int) bool { return true }
 
-// max_nodes becomes 1 while ten nodes have spent a tenth of the budget each:
-// whoever has the one seat that is left does not spend all of it once more.
+// max_nodes becomes 1 while ten nodes have spent a tenth of the budget each: the owner of the only seat left
+// does not spend the whole budget once more.
 func TestMaxNodesChangesWithinAWindow(t *testing.T) {
 	ten, one := approxRule(10_000, 10, 50_000), approxRule(10_000, 1, 50_000)
 	r := newRollout(t, 10, ten)
@@ -98,8 +97,8 @@ func TestMaxNodesChangesWithinAWindow(t *testing.T) {
 	}
 }
 
-// However the rules change, and whoever hears of it late, crashes or is new, the
-// nodes spend no more in a window than the largest budget that was in force.
+// For any changes of the rules, late reads, crashes and new nodes, the nodes spend at most the largest budget
+// in force in a window.
 func TestRolloutsStayWithinTheBudget(t *testing.T) {
 	for seed := range uint64(300) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -154,9 +153,9 @@ func TestPlansAreTheSameForTheSameRules(t *testing.T) {
 	}
 }
 
-// A node's share of a rule, and the seats that have one, are the least of all plans that may
-// have been in force in a window, and of the plan that the node has: for a window, since it
-// began; for a bucket, until it may have filled.
+// A node's share of a rule, and the number of seats, are the smallest of all plans that may have been in
+// force in a window, and of the node's own plan. For a window that is since it began. For a bucket it is
+// until it may have filled.
 func TestShareWhileMaxNodesChanges(t *testing.T) {
 	two, four := approxRule(10_000, 2, 10_000), approxRule(10_000, 4, 10_000) // 100 tokens for all
 	bucket := func(r *ratelimit.Rule) *ratelimit.Rule {
@@ -199,8 +198,7 @@ func TestShareWhileMaxNodesChanges(t *testing.T) {
 	}
 }
 
-// A node remembers the last eight plans that all agreed on, each once however often it hears
-// of it.
+// A node remembers the last eight plans that all agreed on, each once, for any number of reads.
 func TestAgreementsAreRemembered(t *testing.T) {
 	var all []agreement
 	for nodes := 1; nodes <= 9; nodes++ {
@@ -287,8 +285,8 @@ func TestSeatsOfSeveralRules(t *testing.T) {
 	}
 }
 
-// A reserve is divided as a drift budget is: a node has its share while all that have seats hold back the same, in
-// windows that began since, and of two reserves the smaller share.
+// A reserve is divided like a drift budget. A node has its share while all tenants hold back the same, in
+// windows that began since. Of two reserves the smaller share applies.
 func TestReservesAreDividedBySeats(t *testing.T) {
 	rule := &ratelimit.Rule{Domain: "d", Path: "k", Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000}, Coordination: ratelimit.DefaultCoordination()}
 	c := &rule.Coordination

@@ -142,7 +142,7 @@ func TestSeatGivenUp(t *testing.T) {
 	h.expect("cleanly, of one that was tainted", h.sits(4, none, nil), 0, left)
 }
 
-// Whoever comes gets the seat that is tainted least, the first of those.
+// An applicant gets the seat with the lowest taint, the first of these.
 func TestLeastTaintedSeatIsTaken(t *testing.T) {
 	h := newHall(t, 3)
 	a, b := h.sits(1, none, nil), h.sits(2, none, nil)
@@ -155,9 +155,8 @@ func TestLeastTaintedSeatIsTaken(t *testing.T) {
 	h.expect("the second's, who left first", h.sits(4, none, nil), 1, epoch.Add(time.Second))
 }
 
-// A ledger of seats that has forgotten believes its tenants: each goes on in its
-// seat, with its fence, its taint, and what it has heard of the others' plans;
-// fences go on from there, whatever the clock says.
+// A ledger of seats that has lost its data accepts its tenants' statements. Each stays in its seat, with its
+// fence, its taint, and the plans of others that it has read. Fences continue from there, at any time.
 func TestSeatsAreRemembered(t *testing.T) {
 	h := newHall(t, 2)
 	a := h.sits(1, none, nil)
@@ -181,8 +180,8 @@ func TestSeatsAreRemembered(t *testing.T) {
 	}
 }
 
-// When there are fewer seats, who sits beyond them has one no more; the seat is
-// left to expire, for its tenant may not hear of it. Who leaves one does.
+// When there are fewer seats, a tenant beyond them loses its seat at the next application. The seat expires
+// by time, because its tenant may not read that. A tenant that leaves gives it up.
 func TestFewerSeats(t *testing.T) {
 	h := newHall(t, 2)
 	h.sits(1, none, nil)
@@ -226,9 +225,8 @@ func TestTenantsAgree(t *testing.T) {
 	expect(h.sits(1, a, plan(2)), true, epoch.Add(3*time.Second+hallTTL))
 }
 
-// A seat is its holder's, and a fence alone is nobody's; nor is a seat without a
-// fence. After a loss, too, who comes back for a seat that there is no more gets
-// another.
+// A seat belongs to its holder, and not to a fence alone; nor does a seat without a fence count. Also after a
+// loss, a tenant of a removed seat gets another.
 func TestSeatIsItsHolders(t *testing.T) {
 	h := newHall(t, 2)
 	a := h.sits(1, none, nil)
@@ -260,8 +258,8 @@ func TestLastFenceStays(t *testing.T) {
 	}
 }
 
-// A tenant that the ledger has forgotten comes back with its taint, but with none
-// that is to come by the ledger's clock, which may have been set back as well.
+// A lost tenant returns with its taint, unless that is in the future of the ledger's clock, which may have
+// been set back as well.
 func TestSeatComesBackByAnotherClock(t *testing.T) {
 	h := newHall(t, 1)
 	h.sits(1, none, nil)
@@ -292,7 +290,8 @@ func TestSeatsOfAnotherRelease(t *testing.T) {
 	}
 }
 
-// Another node takes a seat between reading and writing: it is not taken twice, and who never comes through is told so.
+// Another node takes a seat between reading and writing: it is not taken twice, and a node that always loses
+// gets an error.
 func TestSeatsAreNotTakenTwice(t *testing.T) {
 	h := newHall(t, 2)
 	others, tries := 0, 0
@@ -324,8 +323,7 @@ func TestSeatsAreNotTakenTwice(t *testing.T) {
 	}
 }
 
-// Who gives up a seat that the ledger of seats has forgotten has none afterwards, and another
-// may take it.
+// A tenant that gives up a lost seat has none afterwards, and another may take it.
 func TestForgottenSeatGivenUp(t *testing.T) {
 	h := newHall(t, 1)
 	first := h.sits(1, none, nil)

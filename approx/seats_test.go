@@ -13,9 +13,8 @@ import (
 
 const epoch ratelimit.LedgerTime = 1_800_000_000_000_000
 
-// Random applications, to the seats in memory and to those in a record: the
-// answers are the same, no seat has two tenants, and a seat that may have been
-// spent from is tainted.
+// Random applications, to the seats in memory and to those in a record. The answers are the same, no seat has
+// two tenants, and a seat whose share may have been spent has a taint.
 func TestSeats(t *testing.T) {
 	for seed := range uint64(100) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -75,7 +74,7 @@ func TestSeats(t *testing.T) {
 					dirtyTill[x.Seat] = max(dirtyTill[x.Seat], end)
 				}
 				if lost && !a.Leave { // it goes on as it was
-					if got.Fence != x.Fence && got.Seat >= 0 { // and nobody sits there
+					if got.Fence != x.Fence && got.Seat >= 0 { // and it has no tenant
 						last = max(last, got.Fence)
 					}
 					continue
@@ -100,8 +99,8 @@ func TestSeats(t *testing.T) {
 	}
 }
 
-// There are at most ten thousand seats, and what asks for more, for none, for no time or for
-// nobody is no application.
+// There are at most ten thousand seats. An application for more, for none, for no time or without a holder is
+// invalid.
 func TestApplicationsAreChecked(t *testing.T) {
 	m := NewMemory(func() ratelimit.LedgerTime { return epoch })
 	for _, c := range []struct {

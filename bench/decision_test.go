@@ -45,9 +45,8 @@ func (c *core) decide(value string) {
 	c.limiter.Decide(context.Background(), 1, c.asks, c.verdicts)
 }
 
-// BenchmarkDecision is match and take over so many tracked keys: uniform takes
-// each as often as any other, so that nearly every take misses the processor's
-// caches; zipf takes them as traffic does (s = 1.1).
+// BenchmarkDecision is match and take over that many tracked keys. uniform takes each equally often, so that
+// nearly every take misses the processor's caches. zipf takes them like traffic (s = 1.1).
 func BenchmarkDecision(b *testing.B) {
 	for _, n := range []int{1, 1000, 1_000_000} {
 		for _, skew := range []string{"uniform", "zipf"} {

@@ -73,7 +73,7 @@ func fire(t *testing.T, address string, firing []map[string]string) {
 	r.Body.Close()
 }
 
-// pages are the alerts that page somebody now. Alertmanager takes in alerts, and what they inhibit, one after the other.
+// pages are the alerts that page now. Alertmanager processes alerts and inhibitions one after the other.
 func pages(t *testing.T, address string) (names []string) {
 	t.Helper()
 	r, err := http.Get("http://" + address + "/api/v2/alerts")
@@ -98,8 +98,8 @@ func pages(t *testing.T, address string) (names []string) {
 	return names
 }
 
-// One cause is one page: what follows from it is inhibited, in its fleet and in no other. Alerts of severity info page
-// nobody.
+// One cause is one page. Its consequences are inhibited, in its fleet and in no other. Alerts of severity
+// info do not page.
 func TestOneCauseIsOnePage(t *testing.T) {
 	alert := func(name, severity, job string) map[string]string {
 		return map[string]string{"alertname": name, "severity": severity, "namespace": "edge", "job": job, "instance": "a:6070"}

@@ -97,7 +97,7 @@ func serve(t *testing.T, binary string, env ...string) (address string) {
 	return m[1]
 }
 
-// ask asks for one hit on k=x.
+// ask sends one hit on k=x.
 func ask(t *testing.T, address string) *rlsv3.RateLimitResponse {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))

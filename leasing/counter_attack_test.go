@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// tell has a holder tell its totals, and hear what the owner answers.
+// tell sends a holder's totals, and applies the owner's answer.
 func tell(l *Local, now instant, r *ratelimit.Rule, holder ratelimit.Holder, h *Held, seq uint64, want tokens) Lease {
 	a := ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}
 	m := h.Tell(now, seq, want)
@@ -16,7 +16,7 @@ func tell(l *Local, now instant, r *ratelimit.Rule, holder ratelimit.Holder, h *
 	return x
 }
 
-// A bucket that another holder leases first is not full again when nobody leases it any more, nor where it moves.
+// A bucket that another holder leases first is not full again when it has no leases, nor where it moves.
 func TestBucketThatOthersLeaseFirst(t *testing.T) {
 	for _, moves := range []bool{false, true} {
 		l, to := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)

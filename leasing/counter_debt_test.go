@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A node alone counts as the ledger does: each window begins with what lay beyond the limit of the one before, also where
-// nobody asked in between, and months are as long as they are. What is kept of a key is not dropped while it owes.
+// A node alone counts like the ledger: each window begins with the debt of the previous one, also after windows
+// without requests, and months have their real length. A key in debt is not dropped.
 func TestCounterCarriesDebt(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := drawLimit(t)
@@ -46,8 +46,8 @@ func TestCounterCarriesDebt(t *testing.T) {
 	})
 }
 
-// Debt of 35 of a limit of 10 lasts three windows that nobody asks in, through a table in which others need room, and on
-// the way to another owner.
+// Debt of 35 of a limit of 10 lasts three windows without requests, in a table in which others need room, and through
+// a handover to another owner.
 func TestDebtOutlastsItsWindow(t *testing.T) {
 	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10, Carries: true})
 	key, others := keyOf(1), testRule(ratelimit.Limit{Unit: ratelimit.Second, Requests: 1})

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// keyPlay is a random history of one key: two nodes between which it moves, and two
-// holders that lease it from whoever has it.
+// keyPlay is a random history of one key: two nodes between which it moves, and two holders that lease it from its
+// current owner.
 type keyPlay struct {
 	*rapid.T
 	rule    *ratelimit.Rule
@@ -19,7 +19,7 @@ type keyPlay struct {
 	now     instant
 	holders [2]playHolder
 	names   ratelimit.Holder
-	spent   func(w window, n tokens) // is told what is spent, and checks it
+	spent   func(w window, n tokens) // checks the usage
 	undone  func(w window, n tokens)
 }
 
@@ -95,7 +95,7 @@ func (p *keyPlay) ends() {
 	m := h.held.Tell(p.now, h.seq, 0)
 	a := ask{Rule: p.rule, Key: keyOf(1), Kind: ratelimit.Peek}
 	p.nodes[p.at].DecideFor(p.now, h.name, m, &a, new(verdict))
-	if p.names++; p.upTo(1, "life") == 0 { // it has forgotten the key
+	if p.names++; p.upTo(1, "life") == 0 { // it has dropped the key
 		h.held = Held{}
 		return
 	}

@@ -44,9 +44,8 @@ func (c *counter) ask(now ledgerTime, r *ratelimit.Rule, kind ratelimit.Kind, co
 	return v
 }
 
-// Whoever is refused is told when the same cost passes, if nobody else spends: it does
-// not pass a microsecond earlier, and it passes then. What is more than the limit
-// never does.
+// A refusal has the time at which the same cost passes, without further usage: it does not pass a microsecond
+// earlier, and it passes then. A cost above the limit never does.
 func TestRefusedCostPassesWhenItSays(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := testRule(drawLimit(t))
@@ -129,7 +128,7 @@ func TestClockOfACounter(t *testing.T) {
 	}
 }
 
-// A bucket that does not refill is never forgotten.
+// A bucket that does not refill is never dropped.
 func TestBucketThatDoesNotRefill(t *testing.T) {
 	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Burst: 3})
 	l := NewLocal(64, 1, testWall)

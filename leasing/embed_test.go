@@ -119,7 +119,7 @@ func TestLimitersShareARedis(t *testing.T) {
 	callers.Wait()
 	all[0].Close()
 	all[1].Close()
-	// A refusal is believed for a moment, so that the first may be of what the others had.
+	// A refusal holds for a moment, so that the first may be due to the leases of others.
 	for end := time.Now().Add(10 * time.Second); admitted.Load() < 500 && time.Now().Before(end); {
 		take(all[2])
 	}

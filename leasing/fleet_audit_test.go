@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// What nodes hear of an audited rule is what the ledger has on record, and they hear it before it is spent. Charges
-// after the fact, refunds, a reset and what is given back at the end are in it: it adds up to what the ledger has.
+// Nodes get the events of an audited rule before its tokens are spent, and these events equal the ledger's record.
+// They include late charges, refunds, a reset and returns at the end: their sum is that of the ledger.
 func TestAuditHearsFirst(t *testing.T) {
 	const limit = 1000
 	c := newCluster(t, 3, ratelimit.Limit{Unit: ratelimit.Year, Requests: limit})

@@ -18,7 +18,7 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// What must not be forgotten of a key is small, for there are tens of millions.
+// The state of a key that must be kept is small, for tens of millions of keys.
 func TestKeysAreSmall(t *testing.T) {
 	if n := unsafe.Sizeof(key{}); n > 104 {
 		t.Errorf("a key takes %d bytes", n)

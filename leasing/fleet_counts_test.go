@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A request that is refused while others have tokens counts once, with its cost, however often the ledger was asked for
-// it. One that is admitted after all does not count, though the ledger fell short at first.
+// A request that is refused while others have tokens counts once, with its cost, for any number of claims. A request
+// that is admitted in the end does not count, though the ledger fell short at first.
 func TestUnderAdmissionIsCounted(t *testing.T) {
 	for _, deny := range []ratelimit.OnDeny{ratelimit.DenyRefunds, ratelimit.DenyCharges} {
 		s := newStage(t, 2, 100, 100, nil)
@@ -28,7 +28,7 @@ func TestUnderAdmissionIsCounted(t *testing.T) {
 			t.Errorf("deny %v: %d are counted, and the second was to be admitted: %+v", deny, under.Load(), v)
 		}
 		s.goOn(time.Second)
-		if v := s.ask(0, "other", 10); !v.OverLimit || under.Load() != 97 { // nobody has more
+		if v := s.ask(0, "other", 10); !v.OverLimit || under.Load() != 97 { // no node has more
 			t.Errorf("deny %v: %d are counted, and nothing was left: %+v", deny, under.Load(), v)
 		}
 	}
@@ -83,8 +83,8 @@ func (s *stage) gauged() *ratelimit.RuleCounters {
 	return s.rule.Counters
 }
 
-// The gauge of leased tokens is what the ledger has less what was admitted, at each moment: of the window that goes on,
-// and of the next as soon as tokens of that are claimed.
+// The gauge of leased tokens is the ledger's sum less the admissions, at each moment: of the current window, and of
+// the next as soon as its tokens are claimed.
 func TestLeasedAgreesWithACountByHand(t *testing.T) {
 	for seed := range uint64(5) {
 		s := newStage(t, 2, 100, 1000, nil)
@@ -97,7 +97,7 @@ func TestLeasedAgreesWithACountByHand(t *testing.T) {
 			if v := s.ask(r.IntN(2), fmt.Sprint("k", r.IntN(4)), 1+tokens(r.IntN(8))); !v.OverLimit {
 				admitted[v.Window] += v.Charged
 			}
-			if s.goOn(30 * time.Millisecond); s.now == turn { // nobody is certain which window goes on
+			if s.goOn(30 * time.Millisecond); s.now == turn { // the current window is not certain
 				s.goOn(10 * time.Millisecond)
 			}
 			leased, w := s.gauged().Leased.Load(), s.rule.Limit.WindowAt(s.time())
@@ -151,7 +151,7 @@ func TestDriftingAgreesWithACountByHand(t *testing.T) {
 	}
 }
 
-// The worst key is the one that drifted farthest beyond its limit, and is forgotten after a while.
+// The worst key is the one that drifted farthest beyond its limit, and disappears after a while.
 func TestWorstKeyOfLate(t *testing.T) {
 	s := newStage(t, 2, 100, 1000, map[string]string{
 		"mode": "approx", "check_timeout": "0s", "drift_budget": "100", "max_nodes": "2",

@@ -53,8 +53,8 @@ func TestDebtIsCarriedAtEveryNode(t *testing.T) {
 	}
 }
 
-// Nobody asks for the key in windows in between: nodes that are alive see to it that the debt goes on. When it is paid,
-// no message is sent for it.
+// In windows without requests for the key, live nodes carry the debt on. When it is paid, they send no message for
+// it.
 func TestDebtIsCarriedThroughIdleWindows(t *testing.T) {
 	s := indebted(t)
 	for range 4 {
@@ -117,8 +117,8 @@ func TestDebtOfTheLastMoment(t *testing.T) {
 	}
 }
 
-// Refusals of the last moment are told late, to the window that is over, and a claim of the next one may be before them:
-// they are carried all the same, also where nobody asks again.
+// Refusals of the last moment are reported late, to the ended window, and a claim of the next window may precede
+// them. They are carried all the same, also without another request.
 func TestDebtThatIsToldLate(t *testing.T) {
 	s := indebted(t)
 	s.goOn(time.Second)
@@ -142,7 +142,7 @@ func TestDebtThatIsToldLate(t *testing.T) {
 	}
 }
 
-// A window whose debt is forgotten begins with nothing.
+// A window after debt: forget begins at 0.
 func TestDebtIsForgotten(t *testing.T) {
 	s := indebted(t)
 	s.rule.Limit.Carries = false

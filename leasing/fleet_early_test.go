@@ -19,8 +19,8 @@ func earlyAtTurn(t *testing.T) (s *stage, n *Stepped, turn instant) {
 	return s, s.nodes[0], turn
 }
 
-// A message that asks for tokens early may wait for company until the window has turned. It asks for none of the window
-// behind the next: those are told to nobody for a whole window, and a ledger that loses its data gives them again.
+// An early claim may wait for a batch until the window has turned. It claims no tokens of the window after the next:
+// these would not be restated for a whole window, and a ledger that loses its data would grant them again.
 func TestEarlyMessageThatLeavesLate(t *testing.T) {
 	t.Parallel()
 	s, n, turn := earlyAtTurn(t)
@@ -37,7 +37,7 @@ func TestEarlyMessageThatLeavesLate(t *testing.T) {
 	}
 }
 
-// What was claimed early, and lost by the ledger before its window began, is told in it.
+// An early claim that the ledger lost before its window began is restated in it.
 func TestEarlyClaimIsToldAfterALoss(t *testing.T) {
 	t.Parallel()
 	s, n, turn := earlyAtTurn(t)
@@ -50,7 +50,7 @@ func TestEarlyClaimIsToldAfterALoss(t *testing.T) {
 	s.ledger.Lose(nil, 2)
 	n.Greet()
 	s.settle()
-	s.sweepAll(n) // the account of the window that ends is told, before the turn
+	s.sweepAll(n) // the account of the ending window is reported before the turn
 	s.settle()
 	s.goOn(3 * time.Second)
 	if k, used := s.held(n, "k"), s.used("k"); k.Taken == 0 || used < k.Taken {
@@ -58,7 +58,7 @@ func TestEarlyClaimIsToldAfterALoss(t *testing.T) {
 	}
 }
 
-// wantEarly has a node want tokens of a key's next window.
+// wantEarly makes a node claim tokens of a key's next window.
 func (s *stage) wantEarly(n *Stepped, name string) {
 	s.Helper()
 	k := s.held(n, name)

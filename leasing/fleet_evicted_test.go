@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// Accounts that the ledger has evicted are told again within a sweep, and those that it evicts within a minute of that,
-// when the minute is over.
+// Evicted accounts are restated within a sweep. Accounts evicted within the next minute are restated at its end.
 func TestEvictedTwiceIsToldTwice(t *testing.T) {
 	s := newStage(t, 1, 100, 100, nil)
 	s.ask(0, "k", 5)

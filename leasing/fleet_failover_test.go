@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// Shards of a Cluster lose data while they are asked: replicas that lag behind take over from masters that live, with
-// the votes of others or without, or a shard is emptied, or starts again. No key is admitted more than what is declared
-// beyond its limit, the limit is not lost, and parts of other shards count no loss.
+// Shards of a Cluster lose data while they are in use: replicas that lag behind take over from live masters, with the
+// votes of others or without, or a shard is emptied, or restarts. No key exceeds its limit by more than declared, the
+// limit is not lost, and parts of other shards count no loss.
 func TestShardsThatLoseTheirData(t *testing.T) {
 	t.Parallel()
 	const limit, callers = 500, 8
@@ -73,7 +73,7 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 					t.Errorf("%s was admitted %d of %d: a loss may cost %d", key, n, limit, limit/account.LearnPart)
 				}
 			}
-			// Parts that are not asked for anything hear of it later. The next fault must not be blamed for this one.
+			// Parts without claims see it later. The next fault must not be blamed for this one.
 			unheard := func() (n int) {
 				for i, now := range c.lives() {
 					for part := range now {
@@ -101,7 +101,7 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 	}
 }
 
-// lives are the epochs of all parts of the ledger, as each node has last heard.
+// lives are the epochs of all parts of the ledger, as last read by each node.
 func (c *onRedis) lives() (of [][]uint64) {
 	for _, f := range c.nodes {
 		var ids []uint64

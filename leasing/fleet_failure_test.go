@@ -93,8 +93,7 @@ func decided(t testing.TB, node *Stepped, ledger account.Ledger, a ratelimit.Ask
 	return verdicts[0]
 }
 
-// A refund that comes while a window turns, and is not heard of in time, says in which window it is booked, as a charge
-// does.
+// A refund while a window turns, without an answer in time, reports the window of its booking, like a charge.
 func TestRefundWithoutTheStoreSaysWhere(t *testing.T) {
 	for _, kind := range []ratelimit.Kind{ratelimit.Refund, ratelimit.Spend} {
 		s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "open"})
@@ -132,8 +131,8 @@ func TestRefundBeforeTheFirstAnswer(t *testing.T) {
 	}
 }
 
-// A bucket's key that was forgotten meanwhile is another account of this node: it is not credited what the one before
-// was charged. Where the key is known still, it is.
+// A bucket's key that was dropped in the meantime is another account of this node, and gets no credit for charges of
+// the earlier one. A key that is still tracked does.
 func TestUndoOfAForgottenBucket(t *testing.T) {
 	for _, forgotten := range []bool{false, true} {
 		s := newStage(t, 1, 100, 100, nil)

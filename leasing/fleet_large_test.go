@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Limits of 30,000,000,000 tokens, asked for in halves of what is left at two nodes in turn, are admitted to the token, and not one more. A
-// bucket has as many as it may, and refills none meanwhile.
+// Limits of 30,000,000,000 tokens are admitted to the token, by requests for half of the rest at two nodes in turn. A
+// bucket has its maximum, without a refill in the meantime.
 func TestLargeLimitsAreExact(t *testing.T) {
 	for _, l := range []ratelimit.Limit{
 		{Unit: ratelimit.Hour, Requests: 30_000_000_000},

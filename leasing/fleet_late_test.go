@@ -81,8 +81,8 @@ func TestLateAnswersRenewNothing(t *testing.T) {
 	}
 }
 
-// A request of several rules waits for the longest check_timeout of those that drift, and then for the longest deadline,
-// whatever their order: when the first is over, those that may have drifted, and the others wait.
+// A request of several rules waits for the longest check_timeout of those that drift, and then for the longest
+// deadline, in any order. At the end of the first, the rules that may drift have drifted, and the others wait.
 func TestRulesOfDifferentPatience(t *testing.T) {
 	for _, order := range [][3]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}, {1, 0, 2}} {
 		s := newStage(t, 1, 100, 100, nil)
@@ -102,7 +102,7 @@ func TestRulesOfDifferentPatience(t *testing.T) {
 			s.ask(0, names[i], 1)
 			asks = append(asks, ask{Rule: rules[i], Key: []byte(names[i]), Cost: 20})
 		}
-		s.goOn(3 * time.Second) // what was heard is too old to drift by
+		s.goOn(3 * time.Second) // the last answer is too old for drift
 		verdicts := make([]verdict, len(asks))
 		w := s.nodes[0].Ask(s.now, asks, verdicts)
 		if w == nil || w.Patience() != 6*time.Millisecond {

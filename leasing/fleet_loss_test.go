@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 )
 
-// A ledger that has lost its data is told of all keys, however many there are: a node has more to tell until the last one
-// is answered, and learning goes on for so long.
+// After a loss of data, a node restates all keys, for any number of them. It has more to state until the last answer,
+// and learning lasts until then.
 func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	const keys = 12_000 // more than may wait at once
 	s := newStage(t, 1, 2*keys, 100, nil)
@@ -43,7 +43,7 @@ func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	}
 }
 
-// What was admitted before the ledger was heard of is booked when it is.
+// Admissions before the first answer of the ledger are booked with it.
 func TestAdmittedBeforeTheFirstAnswer(t *testing.T) {
 	s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "open"})
 	node := s.nodes[0]

@@ -34,8 +34,8 @@ func (c *onRedis) rest(key string, admitted, limit int) int {
 	return admitted + more[key]
 }
 
-// Whatever Redis does, or the network to it: nothing is admitted beyond the limit, and nobody waits longer than the
-// rule's deadline. When it has passed, the whole limit is there.
+// For any fault of Redis, or of the network to it, admissions stay within the limit, and no request waits longer than
+// the rule's deadline. After the fault, the whole limit is available.
 func TestFaultsOfRedis(t *testing.T) {
 	type fault struct {
 		spoil, mend func(*redistest.Server, *redistest.Proxy)
@@ -184,9 +184,9 @@ func clusterOf(servers ...*redistest.Server) func() redis.UniversalClient {
 	}
 }
 
-// Redis loses all its data while each node is alive. One has spent the limit of each key, and refuses by itself, so
-// that no request tells the ledger; one has nothing of them, and one is new to the fleet. No key is admitted more than
-// what is declared beyond its limit, the loss is counted, and nothing is lost for good.
+// Redis loses all its data while each node is alive. One node has spent the limit of each key, and refuses without
+// claims. One has no usage, and one is new to the fleet. No key exceeds its limit by more than declared, the loss is
+// counted, and no usage is lost for good.
 func TestRedisThatLosesItsData(t *testing.T) {
 	t.Parallel()
 	for how, lose := range map[string]func(*redistest.Server){
@@ -242,8 +242,8 @@ func TestRedisThatLosesItsData(t *testing.T) {
 	}
 }
 
-// A Sentinel promotes a replica that knows of a tenth of what was spent. What nodes know makes up for it: at most what
-// is declared is admitted beyond the limit, and all of the limit is.
+// A Sentinel promotes a replica with a tenth of the usage. Nodes restore the rest: the excess is at most as declared,
+// and the whole limit is admitted.
 func TestReplicaThatLagsBehind(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -267,7 +267,7 @@ func TestReplicaThatLagsBehind(t *testing.T) {
 	c.until("the replica does not follow", func() bool {
 		return replica.Do("DBSIZE").(int64) > 1 // the account is there, too
 	})
-	lag.Delay(time.Minute) // from here on the replica hears nothing
+	lag.Delay(time.Minute) // from here on the replica gets no data
 	second, _ := c.load(3000, 6, 0, "k")
 	master.Kill()
 	replica.UntilInfo("replication", "role:master")
@@ -301,8 +301,8 @@ func TestWarmKeyOfASlowRedis(t *testing.T) {
 	}
 }
 
-// Limits a second, of keys of which few are asked for often: no second admits more than its limit, by Redis' clock, and
-// those that are asked for often come to it.
+// Limits a second, of keys of which few are busy: no second admits more than its limit, by Redis' clock, and busy
+// keys reach it.
 func TestSkewedKeysPerSecond(t *testing.T) {
 	t.Parallel()
 	const limit = 50
@@ -346,7 +346,8 @@ func TestSkewedKeysPerSecond(t *testing.T) {
 	}
 }
 
-// What one node has taken while there was plenty, and does not use, another has when it needs it: Redis asks for it.
+// Tokens that one node took while there was plenty, and does not use, go to another node that needs them: Redis
+// recalls them.
 func TestTokensComeBackThroughRedis(t *testing.T) {
 	t.Parallel()
 	c := newOnRedis(t, 2, yearly(100))

@@ -73,8 +73,7 @@ func (c *onRedis) greeted(node, part int) {
 	<-fl.done
 }
 
-// Each part of a Cluster is heard of by itself: what its servers say bounds its clock, and that they answer is why it
-// counts as alive.
+// Each part of a Cluster is separate: its servers' answers bound its clock, and make it count as alive.
 func TestPartsOfACluster(t *testing.T) {
 	t.Parallel()
 	const limit, by, who = 100, 300 * time.Millisecond, 2
@@ -108,8 +107,8 @@ func TestPartsOfACluster(t *testing.T) {
 		}
 	}
 
-	// Where two servers have accounts of a part, its clock is both of theirs, whoever has answered last. Claims ask only
-	// one, and so do not answer a greeting that was sent with them.
+	// If two servers have accounts of a part, its clock covers both, whichever has answered last. Claims reach only
+	// one, and so do not answer a greeting of the same batch.
 	both := func(after string) {
 		clock := f.lanes[mixed].time()
 		early, late := clock.Between(c.clock())

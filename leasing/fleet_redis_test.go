@@ -77,7 +77,7 @@ func (c *onRedis) join(connect func() redis.UniversalClient) {
 	c.run(f)
 }
 
-// ready waits until all nodes have heard of the ledger, and nothing is to be learnt.
+// ready waits until all nodes have answers of the ledger, and it does not learn.
 func (c *onRedis) ready() {
 	c.Helper()
 	c.until("the ledger has not been heard of, or still learns", func() bool {
@@ -96,7 +96,7 @@ func (c *onRedis) until(otherwise string, is func() bool) {
 	}
 }
 
-// attempt asks for tokens of a key, whoever decides, and says how long that took.
+// attempt requests tokens of a key from any limiter, and returns the time of that.
 func (c *onRedis) attempt(node int, key string, cost tokens) (v verdict, took time.Duration) {
 	var all [1]verdict
 	began := c.clock()
@@ -264,8 +264,7 @@ func TestFleetOnRedis(t *testing.T) {
 	}
 }
 
-// A bucket that nobody has used until it is full is gone at the ledger: who used it before is nobody whose account was
-// lost, and it is full.
+// An idle bucket that is full expires at the ledger. Its earlier holder does not report a loss, and it is full.
 func TestFullBucketIsForgotten(t *testing.T) {
 	c := newOnRedis(t, 2, ratelimit.Limit{Unit: ratelimit.Second, Requests: 1000, Burst: 10, Algorithm: ratelimit.TokenBucket})
 	client := c.store.Client()
@@ -295,7 +294,7 @@ func TestFullBucketIsForgotten(t *testing.T) {
 	}
 }
 
-// Windows turn: of each no more is admitted than its limit, and what is told when it is over is told.
+// Windows turn: each admits at most its limit, and late reports arrive.
 func TestWindowsTurn(t *testing.T) {
 	const limit = 40
 	c := newOnRedis(t, 3, ratelimit.Limit{Unit: ratelimit.Second, Requests: limit})

@@ -7,8 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A refusal says when to come back and with how much: who then asks for that gets it, also where other nodes have
-// tokens in hand.
+// A refusal has a time and a cost for the next attempt, which then passes, also if other nodes have tokens in hand.
 func TestRefusalsCanBeActedOn(t *testing.T) {
 	for algorithm := range ratelimit.RateAlgorithms() {
 		for _, on := range []string{"charge", "refund"} {

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// With a part of the limit held back for drift, nodes admit at most the limit together, whatever the ledger answers and
-// whatever it does not: of the reserve each has its share only.
+// With a reserve for drift, nodes together admit at most the limit, with any answers of the ledger or without: each
+// spends only its share of the reserve.
 func TestReserveStaysWithinTheLimit(t *testing.T) {
 	for seed := range uint64(20) {
 		s := newStage(t, 2, 100, 100, map[string]string{
@@ -64,7 +64,7 @@ func (s *stage) askOrFail(node int, key string, cost tokens, fails bool) ratelim
 	return verdicts[0]
 }
 
-// recalls has nodes hear of what the ledger asks back.
+// recalls delivers recalls of the ledger to nodes.
 func (s *stage) recalls() {
 	s.ledger.OnRecall = func(h ratelimit.Holder, key string, w ratelimit.Window) {
 		for _, n := range s.nodes {

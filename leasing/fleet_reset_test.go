@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A reset at a node that has not been asked for the key holds there as well: the key's name is not the reset's, under
+// A reset at a node without requests for the key also works there: the key has another name than the reset, under
 // which its first message would take the refund back.
 func TestResetByANodeWithoutTheKey(t *testing.T) {
 	c := newCluster(t, 2, ratelimit.Limit{Unit: ratelimit.Year, Requests: 100})
@@ -15,7 +15,7 @@ func TestResetByANodeWithoutTheKey(t *testing.T) {
 	for range 110 {
 		c.ask(0, "k", ratelimit.Spend, 1)
 	}
-	c.ask(1, "other", ratelimit.Spend, 1) // so that it has heard what time it is
+	c.ask(1, "other", ratelimit.Spend, 1) // so that it has read the time
 	if err := c.nodes[1].Reset(context.Background(), c.clock(), &ratelimit.Ask{Rule: c.rule, Key: []byte("k")}); err != nil {
 		t.Fatal(err)
 	}

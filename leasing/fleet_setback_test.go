@@ -76,9 +76,9 @@ func (b *setBack) passes(seconds int) {
 	}
 }
 
-// When the ledger's clock is set back by more than a window, a busy key comes back into a window that its node has
-// left. It begins there with nothing, under the name by which the ledger has what it spent: its first claim takes all
-// that back. A key that was forgotten would come back under another name.
+// When the ledger's clock is set back by more than a window, a busy key returns to a window that its node has left.
+// It begins there without usage, under the name of its earlier usage at the ledger. So its first claim takes all of
+// that back. A key that was dropped would return under another name.
 func TestWindowThatComesBack(t *testing.T) {
 	b := newSetBack(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100})
 	if !b.ask(73) {
@@ -92,8 +92,8 @@ func TestWindowThatComesBack(t *testing.T) {
 	}
 }
 
-// The same window, of which the node has told a last word meanwhile: its number is above that of all its claims, and so
-// each of them is overtaken, without end.
+// The same window, after the node's last report for it: the report's number is above those of all claims, and so all
+// of them are overtaken, without end.
 func TestWindowThatComesBackAfterALateReport(t *testing.T) {
 	b := newSetBack(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100})
 	if !b.ask(50) {

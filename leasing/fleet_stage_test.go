@@ -139,8 +139,8 @@ func (s *stage) usedIn(key string, w window) tokens {
 	return g[0].Sum
 }
 
-// A node that gives back what it has in hand, for nobody asks for it or because it ends, does not take more with the same
-// message: it would be stranded.
+// A node that gives back its tokens, because the key is idle or the node ends, does not take more with the same
+// message: these would be stranded.
 func TestWhoGivesBackTakesNothing(t *testing.T) {
 	s := newStage(t, 2, 100, 100, map[string]string{"lease.size": "30"})
 	s.ask(1, "k", 90)
@@ -156,8 +156,8 @@ func TestWhoGivesBackTakesNothing(t *testing.T) {
 	}
 }
 
-// A node that is alive tells what it spent of an eager lease before the ledger credits it, however seldom it is asked,
-// and also of a key that it has no room for.
+// A live node reports its usage of an eager lease before the ledger credits it, with few requests, and also for a key
+// without a place in its table.
 func TestEagerSpendingIsToldInTime(t *testing.T) {
 	for _, ttl := range []time.Duration{100 * time.Millisecond, 2 * time.Second} {
 		s := newStage(t, 2, 100, 100, map[string]string{"reclaim": "eager", "lease.ttl": ttl.String()})
@@ -232,8 +232,8 @@ func TestReserveIsChargedOnce(t *testing.T) {
 	}
 }
 
-// A clock of the ledger that is set by more than a window has nodes look at once which window goes on: they do not ask
-// for the old one in a loop until it would have ended.
+// If a clock of the ledger is set by more than a window, nodes read at once which window is current. They do not
+// claim for the old one in a loop until its end.
 func TestClockSetByMoreThanAWindow(t *testing.T) {
 	for _, by := range []time.Duration{5 * time.Hour, -5 * time.Hour} {
 		s := newStage(t, 1, 100, 100, nil)
@@ -252,8 +252,8 @@ func TestClockSetByMoreThanAWindow(t *testing.T) {
 	}
 }
 
-// What a node drifted in a sliding window counts against its share in the next one, so that the key is not forgotten
-// while it does.
+// Drift of a node in a sliding window counts against its share in the next one, so the key is not dropped during
+// that.
 func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	s := newStage(t, 1, 100, 100, map[string]string{"mode": "approx", "check_timeout": "0s", "drift_budget": "4", "max_nodes": "1"})
 	s.rule.Limit.Algorithm, s.rule.Limit.Unit = ratelimit.SlidingWindow, ratelimit.Minute
@@ -276,7 +276,7 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	c := of.keys.Get(id)
 	k := of.entry(s.now, id, c)
 	before, there := k.Window, n.lane(k).time()
-	s.now = s.now.Add(20 * time.Second) // nothing was told, and the window has turned
+	s.now = s.now.Add(20 * time.Second) // no report was sent, and the window has turned
 	k.use.flight = nil
 	if certain := n.enterLocked(s.now, &there, k); !certain || k.Window != before+1 {
 		t.Fatalf("window %d follows %d, %v", k.Window, before, certain)
@@ -286,8 +286,8 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	}
 }
 
-// What a request has waited for is not given back by a sweep that comes before the request is woken, though nobody has
-// used the key before.
+// A sweep does not give back tokens for a waiting request before the request is awake, though the key was not used
+// before.
 func TestWhatWasWaitedForIsKept(t *testing.T) {
 	s := newStage(t, 1, 100, 100, nil)
 	s.ask(0, "other", 1) // what time it is there

@@ -175,7 +175,7 @@ func creditsAnywhere(t *testing.T, seed uint64) {
 	}
 }
 
-// told waits until the ledger knows all that nodes have charged, though nobody asks for it.
+// told waits until the ledger has all charges of nodes, without requests.
 func (c *cluster) told() {
 	c.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A table that is full of keys which nobody asks for any more has room for others: what they have in hand goes back.
+// A table that is full of idle keys has room for others: the tokens in hand of idle keys go back.
 func TestIdleLeasesMakeRoom(t *testing.T) {
 	b := newSetBack(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
 	b.ledger = account.NewMemory(10_000, func() ledgerTime {

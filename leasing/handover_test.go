@@ -89,7 +89,7 @@ func TestAdoptMerges(t *testing.T) {
 	}
 }
 
-// admit asks for so many single tokens, and tells how many there were.
+// admit sends that many requests for single tokens, and returns the number of admitted ones.
 func admit(l *Local, now instant, r *ratelimit.Rule, n int) (admitted int) {
 	for range n {
 		if !decideOne(l, now, ask{Rule: r, Key: keyOf(1), Cost: 1}).OverLimit {
@@ -138,7 +138,7 @@ func TestHandOverOfHolders(t *testing.T) {
 			t.Fatal(got)
 		}
 		handOver(t, 2, a, b, everything)
-		// The holder spends all, and wants more of whoever has the account now.
+		// The holder spends all, and claims more from the account's current owner.
 		if _, ok := h.Take(2, 500); !ok {
 			t.Fatal("it was leased")
 		}
@@ -220,8 +220,8 @@ func TestClockThatIsSetBackAfterAMove(t *testing.T) {
 	}
 }
 
-// A key is used up, and dropped when its window is over. Then the clock is set back into that window, and
-// a holder claims: it is granted nothing before the next window, as a request would be.
+// A key is used up, and dropped when its window is over. Then the clock is set back into that window, and a holder
+// claims: it is granted 0 before the next window, like a request.
 func TestClaimAfterAKeyWasDropped(t *testing.T) {
 	for algorithm := range ratelimit.TokenBucket { // a bucket is dropped when it is full
 		wall := time.Unix(1_800_000_000, 0)
@@ -243,8 +243,8 @@ func TestClaimAfterAKeyWasDropped(t *testing.T) {
 	}
 }
 
-// A key is used up, and nothing is charged in the next window. Then the clock is set back into the first:
-// the key is not forgotten there, and moves, for elsewhere too it is known that the first is over.
+// A key is used up, and not charged in the next window. Then the clock is set back into the first. The key is not
+// dropped there, and moves with the number of the later window.
 func TestKeyIsNotForgottenAheadOfItsClock(t *testing.T) {
 	for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
 		wall := time.Unix(1_800_000_000, 0)

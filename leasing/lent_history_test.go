@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// lentWorld is a key, two nodes of which one owns it, and three that lease it: messages are lost, late and come twice,
-// the owner changes with a hand-over or crashes, and so do lessees. It counts what is spent in each window.
+// lentWorld is a key, two nodes of which one owns it, and three lessees. Messages are lost, late and doubled, the
+// owner changes with a handover or crashes, and so do lessees. It counts the usage of each window.
 type lentWorld struct {
 	*rand.Rand
 	rule    *ratelimit.Rule
@@ -25,8 +25,8 @@ type lentWorld struct {
 	names   ratelimit.Holder
 	wire    []lentMessage
 	spent   map[window]tokens
-	beyond  map[window]tokens // what was charged, or admitted, without being asked for, or lost in a crash
-	level   float64           // of a bucket, as it would be if nobody leased
+	beyond  map[window]tokens // charges and admissions without a lease, or lost in a crash
+	level   float64           // of a bucket, without leases
 	filled  instant
 	exact   bool // nothing has happened that loses tokens
 	wild    bool // nodes end without a word, or answer in place of the owner, and messages come twice
@@ -140,7 +140,7 @@ func (w *lentWorld) takes() {
 	}
 }
 
-// admits has a lessee answer in place of the owner. It does not know whether its window goes on.
+// admits makes a lessee answer in place of the owner. It cannot tell whether its window is current.
 func (w *lentWorld) admits() {
 	n, cost := &w.lessees[w.IntN(3)], tokens(1+w.IntN(5))
 	at := w.goesOn()
@@ -224,8 +224,8 @@ func (w *lentWorld) crashes() {
 	}
 }
 
-// forgets has a lessee that has nothing to tell begin another life. What is granted to a message of the life before
-// that comes after that is lost.
+// forgets begins another life of a lessee without a report. A grant to a message of the earlier life that arrives
+// later is lost.
 func (w *lentWorld) forgets() {
 	n := &w.lessees[w.IntN(3)]
 	if !w.wild && slices.ContainsFunc(w.wire, func(m lentMessage) bool { return m.holder == n.name }) {
@@ -236,8 +236,8 @@ func (w *lentWorld) forgets() {
 	}
 }
 
-// settles has all tell what they have, and give back what is in hand, with nothing lost. Then the owner knows to the
-// token what was spent.
+// settles lets all report their totals, and give back their tokens, without losses. Then the owner has the usage to
+// the token.
 func (w *lentWorld) settles() string {
 	w.wire = nil
 	for range 4 {
@@ -288,8 +288,8 @@ func (w *lentWorld) play(steps int) string {
 	return w.settles()
 }
 
-// However messages are lost, late, or come twice, and whoever owns the key: all together spend at most its limit and
-// what was charged beyond it, and in the end the owner knows what was spent.
+// With lost, late and doubled messages, and any owner, all together spend at most the limit and the charges beyond
+// it. In the end the owner has the usage.
 func TestLentHistories(t *testing.T) {
 	histories := uint64(20_000)
 	if testing.Short() {

@@ -96,8 +96,8 @@ func TestSettlementsAskSeldom(t *testing.T) {
 	}
 }
 
-// settlements are what becomes of a charge of 30 and a release of 30 of a window that is not the one that goes on, where
-// 40 of 100 are used.
+// settlements are the results of a charge of 30 and a release of 30 for a window that is not the current one, with 40
+// of 100 used.
 var settlements = []struct {
 	name    string
 	limit   ratelimit.Limit

@@ -100,8 +100,8 @@ func TestSlotsMove(t *testing.T) {
 	}
 }
 
-// A part of a node's table keeps as many slots as one key may have, and refuses more, of known keys and of new ones. None
-// is forgotten for others.
+// A part of a node's table keeps as many slots as one key may have, and refuses more, for tracked keys and for new
+// ones. None is dropped for others.
 func TestSlotsAreBounded(t *testing.T) {
 	const most, clients = int(ratelimit.MaxConcurrency), 30_000
 	l, r := NewLocal(64, 0, time.Unix(1_800_000_000, 0)), slotRule(ratelimit.MaxConcurrency)
@@ -137,7 +137,7 @@ type shakyLedger struct {
 	mu    sync.Mutex
 	keys  map[string]*account.Slots
 	began time.Time
-	// late is how long an answer takes; heard says that the ledger has the message, and fails that the answer is lost.
+	// late is the delay of an answer. heard means that the ledger has the message, and fails that the answer is lost.
 	late         time.Duration
 	heard, fails bool
 	messages     int
@@ -328,8 +328,8 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 	})
 }
 
-// A slot that is given back before its take was sent, or while that is under way, is free in the end: by an undo, by the
-// request's end, whether the ledger or on_store_failure admitted it.
+// A slot that is given back before its take was sent, or while that is in flight, is free in the end: after an undo,
+// or the request's end, of an admission by the ledger or by on_store_failure.
 func TestSlotsInOrder(t *testing.T) {
 	for _, policy := range []ratelimit.FailurePolicy{ratelimit.FailLocal, ratelimit.FailOpen, ratelimit.FailClosed} {
 		for _, undo := range []bool{false, true} {
@@ -362,8 +362,8 @@ func TestSlotsInOrder(t *testing.T) {
 	}
 }
 
-// A lane goes on when the ledger answers again, whatever waited in the outage; slots of requests that were in flight are
-// free then, however many were refused meanwhile, also if nobody asks any more.
+// A lane continues when the ledger answers again, with any queue of the outage. Slots of requests that were in flight
+// are then free, with any number of refusals in between, also without further requests.
 func TestSlotsAfterAnOutage(t *testing.T) {
 	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
 		r := slotRule(32)
@@ -389,7 +389,7 @@ func TestSlotsAfterAnOutage(t *testing.T) {
 		if v := decides(f, clock(), slotOf(r, "k", ratelimit.Spend, 99)); v.Source != ratelimit.FromClaim || v.OverLimit {
 			t.Errorf("after the outage: %+v", v)
 		}
-		s.set(0, false, true) // one connection is cut, and then nobody asks
+		s.set(0, false, true) // one connection is cut, then there are no requests
 		decides(f, clock(), slotOf(r, "k", ratelimit.Release, 99))
 		s.set(0, true, false)
 		time.Sleep(time.Second)
@@ -399,8 +399,8 @@ func TestSlotsAfterAnOutage(t *testing.T) {
 	})
 }
 
-// What waits while the breaker is open may all have gone before it is sent: the breaker's probe is no empty message, and
-// the lane goes on when the ledger answers.
+// All asks that wait for the breaker may have gone before they are sent. The breaker's probe is then no empty
+// message, and the lane continues when the ledger answers.
 func TestSlotsOfABreaker(t *testing.T) {
 	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
 		f.Nodes = func() int { return 1 }

@@ -98,8 +98,8 @@ func TestBillingMonthsBeginAsClocksShow(t *testing.T) {
 	}
 }
 
-// Windows follow each other without a gap, and are numbered without one, from 1970 to
-// the last time that a ledger's clock can show, in whatever order they are asked about.
+// Windows follow each other without a gap, in time and in number, from 1970 to the last time of a ledger's
+// clock, for any order of calls.
 func TestBillingMonthsFollowEachOther(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(22, 18))
 	for _, l := range []Limit{
@@ -129,8 +129,7 @@ func TestBillingMonthsFollowEachOther(t *testing.T) {
 	}
 }
 
-// On the first of a month in UTC, billing months are those of the calendar, but for
-// their numbers.
+// On the first of a month in UTC, billing months are those of the calendar, with other numbers.
 func TestBillingMonthsOfTheFirst(t *testing.T) {
 	l, calendar := billed(t, 1, "UTC"), Limit{Unit: Month, Requests: 1}.Cut()
 	for w := Window(1); w < 142*12; w++ {

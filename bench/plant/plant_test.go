@@ -9,7 +9,7 @@ import (
 // product is a package of which it is known what its test notices.
 const product = "bench/mutants/testdata/purse"
 
-// A run has the bug that it was asked for, in one build of all of them, or none.
+// A run has the selected bug, in one build of all of them, or none.
 func TestRunsHaveOneBug(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// notOurs are warnings that Envoy has of any configuration like these, whoever limits.
+// notOurs are warnings of Envoy about any configuration like these.
 var notOurs = []string{
 	// Each Envoy without this monitor is told so.
 	"There is no configured limit to the number of allowed active downstream connections",

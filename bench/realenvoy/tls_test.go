@@ -71,8 +71,9 @@ func (a *authority) write(name string, c *x509.Certificate) (*x509.Certificate, 
 	return c, key
 }
 
-// Envoy asks over TLS, and presents a certificate where a node wants one. Without alpn_protocols its calls arrive, but
-// its health checks do not: it finds no node well, and asks all of them whatever becomes of them.
+// Envoy calls over TLS, and presents a certificate if a node requires one. Without alpn_protocols its calls
+// arrive, but its health checks do not: it finds no healthy node, and calls all of them regardless of their
+// state.
 func TestTLS(t *testing.T) {
 	needsLong(t)
 	a := newAuthority(t)

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// needsLong leaves a test out unless all are asked for.
+// needsLong skips a test unless all are selected.
 func needsLong(t *testing.T) {
 	t.Helper()
 	if !*long {
@@ -61,7 +61,7 @@ func needsEnvoy(t *testing.T) {
 	}
 }
 
-// world is an Envoy and all that it needs, each a process of its own but for the service behind it.
+// world is an Envoy with its processes, and the service behind it.
 type world struct {
 	*testing.T
 	config  Config

@@ -143,7 +143,7 @@ func TestRowsAreColumns(t *testing.T) {
 	}
 }
 
-// Each problem with a flag is told, with its value and its bound.
+// Each problem with a flag is reported, with its value and its bound.
 func TestBoundsTellAll(t *testing.T) {
 	var b Bounds
 	Within(&b, "--nodes", 3, 1, 3)

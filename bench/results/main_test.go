@@ -5,11 +5,10 @@ import (
 	"testing"
 )
 
-// What tests log and benchmarks print becomes rows under their names; a failure
-// is not passed over.
+// Logs of tests and output of benchmarks become rows under their names. Failures are reported.
 //
-// Lines are of the test that speaks, whoever ends first; a part that only held is
-// not told when the whole test is.
+// A line belongs to the test that prints it, for any order of ends. A part without output is not listed if
+// the whole test is.
 func TestResults(t *testing.T) {
 	const printed = `=== RUN   TestOne
     one_test.go:73: 3 nodes: admitted 1001 of 1000

@@ -44,9 +44,9 @@ func declaring(t *testing.T, l ratelimit.Limit, fields ...map[string]string) *ra
 // near is a store and peers that answer promptly.
 var near = Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Microsecond}, Hop: Delay{Least: 300 * time.Microsecond}}
 
-// The claims of a key by one node are at most those that the rule declares: while there is
-// plenty and while requests are refused, with recalls, and with a node that crashes or
-// stands still, which may be a key's owner.
+// One node makes at most the declared number of claims of a key: while there is plenty, while
+// requests are refused, with recalls, and with a node, perhaps the key's owner, that crashes or
+// stands still.
 //
 //	go test -count=1 -v -run DeclaredStoreOps ./bench/sim
 func TestDeclaredStoreOps(t *testing.T) {
@@ -63,8 +63,8 @@ func TestDeclaredStoreOps(t *testing.T) {
 	}
 }
 
-// Where no request waits, each that finds no lease drifts at once, and is told by a claim: near the end of a large limit
-// that is one for each few tokens.
+// Where no request waits, each request without a lease drifts at once, and a claim reports it. Near
+// the end of a large limit that is one claim for each few tokens.
 func TestDeclaredStoreOpsWithoutWaiting(t *testing.T) {
 	l := ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 1, Requests: 60_000}
 	result := played(t, Options{
@@ -111,9 +111,9 @@ func declaredStoreOps(t *testing.T, l ratelimit.Limit, fields map[string]string)
 	}
 }
 
-// Nothing goes further over its limit than is declared: with demand for six times the
-// limit, a store that takes 50 ms, and nodes that crash with what they have not reported.
-// Without a crash no more is over than the drift budget.
+// No key exceeds its limit by more than declared, with demand for six times the limit, a store that
+// takes 50 ms, and nodes that crash with unreported usage. Without a crash the excess is at most
+// the drift budget.
 func TestDeclaredOver(t *testing.T) {
 	over := map[string]ratelimit.Tokens{}
 	for algorithm := range ratelimit.RateAlgorithms() {
@@ -231,8 +231,8 @@ func TestDeclaredWait(t *testing.T) {
 					net := near
 					net.Hop.Least = hop
 					result := played(t, Options{
-						// A node's share of a key is seven tokens. It is asked for one in two seconds, so that the share
-						// lasts for as long as the store is hung.
+						// A node's share of a key is seven tokens. It gets one request in two
+						// seconds, so that the share lasts while the store hangs.
 						Seed: 1, Nodes: 3, Rule: r, Net: net, Load: load.Load{Rate: 60, Keys: 40, Length: 10 * time.Second}, Faults: faults,
 					})
 					declared := r.Declare(3, ratelimit.SharedStore).Wait

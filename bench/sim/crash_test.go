@@ -9,10 +9,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// What a node holds when it crashes is stranded for a while: at most what the rule
-// declares, which for leases of plenty is a twentieth of the limit beyond three seconds of
-// the node's demand. Demand is one and a half times the limits, so that all that is
-// stranded is missed by somebody. What is missed without a crash does not count.
+// The lease of a crashed node is stranded for a while: at most as declared. For leases of plenty
+// that is a twentieth of the limit beyond three seconds of the node's demand. Demand is one and a
+// half times the limits, so that all stranded tokens are missing. Tokens that are missing without a
+// crash do not count.
 //
 //	go test -count=1 -v -run DeclaredUnder ./bench/sim
 func TestDeclaredUnder(t *testing.T) {
@@ -51,10 +51,9 @@ func declaredUnder(t *testing.T, l ratelimit.Limit, fields map[string]string) {
 	}
 }
 
-// What a node holds when it crashes is stranded until the window ends: at most a
-// twentieth of the limit, beyond two seconds of its demand, for leases of plenty are
-// no larger. Demand is one and a half times the limits, so that all that is stranded is
-// missed by somebody.
+// The lease of a crashed node is stranded until the window ends: at most a twentieth of the limit,
+// beyond two seconds of its demand, because leases of plenty are no larger. Demand is one and a
+// half times the limits, so that all stranded tokens are missing.
 //
 //	go test -count=1 -v -run CrashStrands ./bench/sim
 func TestCrashStrandsATwentieth(t *testing.T) {

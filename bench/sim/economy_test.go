@@ -8,9 +8,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Ordinary traffic, of a few hot keys and many that are asked seldom, takes the
-// store at most so many claims for 1,000 decisions in a mode, of which so many are no draws; and at most so much of
-// what is asked is refused while the limit has room.
+// Ordinary traffic has a few hot keys and many quiet ones. In each mode it needs at most that many
+// claims for 1,000 decisions, of which that many are no draws. At most that part of the demand is
+// refused while the limit has room.
 //
 //	go test -count=1 -v -run Economy ./bench/sim
 func TestEconomyOfClaims(t *testing.T) {
@@ -65,9 +65,9 @@ func TestEconomyOfClaims(t *testing.T) {
 	}
 }
 
-// Few tokens among many nodes: each of 30 and of 100 nodes is asked for a key a few times a
-// second, or less. What lies unspent at some of them is missing at others, and recalls bring it
-// there: what the limit allows is admitted.
+// Few tokens among many nodes: each of 30 and of 100 nodes gets a few requests a second for a key,
+// or fewer. Unspent tokens of some are missing at others, and recalls move them: the whole limit is
+// admitted.
 func TestManyNodesShareFewTokens(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{30, 100} {

@@ -8,10 +8,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// An owner that crashes, or stops without a word, is no reason to admit more, nor
-// less: the account is in the store, and a node whose owner does not answer leases
-// from it. Demand is one and a half times the limits, and the policy is the default,
-// local, which would admit up to max_nodes shares.
+// An owner that crashes, or stops, causes neither more admissions nor fewer: the account is in the
+// store, and a node whose owner does not answer leases from it. Demand is one and a half times the
+// limits, and the policy is the default, local, which would admit up to max_nodes shares.
 //
 //	go test -count=1 -v -run OwnerIsGone ./bench/sim
 func TestOwnerIsGone(t *testing.T) {

@@ -26,8 +26,8 @@ var (
 	storeHistories = flag.Int("store-histories", 1, "how many histories to play against each other real store")
 )
 
-// The same histories that are played with the ledger in memory hold with those in Redis, PostgreSQL and etcd: what
-// serves is called when the simulator's messages arrive, in virtual time.
+// The same histories hold with the ledger in memory and in Redis, PostgreSQL and etcd. The real
+// server is called when the simulator's messages arrive, in virtual time.
 //
 //	go test -v -run TestHistoriesOnRealStores ./bench/sim -store-histories 200 -timeout 60m
 func TestHistoriesOnRealStores(t *testing.T) {

@@ -6,9 +6,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Histories in which a third of the requests give back what others have held too much, at other nodes, over wires that
-// lose and double messages, while nodes crash and stores lose data: what is admitted stays within its bound, and in the
-// end the ledger has what nodes have booked.
+// In these histories a third of the requests return the excess of other requests' holds, at other
+// nodes. Wires lose and double messages, nodes crash and stores lose data. Admissions stay within
+// their bound, and in the end the ledger equals the bookings of nodes.
 func TestHistoriesThatSettle(t *testing.T) {
 	histories := uint64(400)
 	if testing.Short() {

@@ -134,9 +134,9 @@ func TestApproxStaysWithinItsBudget(t *testing.T) {
 	}
 }
 
-// Cold keys with 50 ms on every reply: mode approx does not wait for them, leasing does. What is
-// compared is the median of the requests that find nothing leased, among others that do: it says
-// whether such requests wait, also where others use the machine and some answers come late.
+// Cold keys with 50 ms on every reply: mode approx does not wait for them, and leasing does. The test
+// compares the median of requests without a lease, among others with one, so that load on the machine and
+// some late answers do not matter.
 func TestApproxDoesNotWait(t *testing.T) {
 	f, proxy := approxFleet(t, 3, 0)
 	cold := 0

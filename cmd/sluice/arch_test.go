@@ -72,7 +72,7 @@ var behindTheDoor = []string{
 	"bench/process/", "bench/store/",
 }
 
-// One door leads to the store: whoever adds a store touches nothing else.
+// One door leads to the store: a new store changes nothing else.
 func TestClientLibrariesStayBehindTheDoor(t *testing.T) {
 	used := map[string]bool{}
 	eachGoFile(t, func(path string, test bool) {
@@ -103,7 +103,7 @@ func TestClientLibrariesStayBehindTheDoor(t *testing.T) {
 	}
 }
 
-// A mode is asked for its traits. Code that compares modes would have to know all of them.
+// Code reads the traits of a mode. Code that compares modes would need a list of all of them.
 func TestModesAreATable(t *testing.T) {
 	compares := regexp.MustCompile(`\bMode (==|!=)|(==|!=) ratelimit\.(Leasing|Routing|Approx)\b|case ratelimit\.(Leasing|Routing|Approx)\b`)
 	var files []string
@@ -236,7 +236,7 @@ func TestNoCallSaysTrue(t *testing.T) {
 	})
 }
 
-// eachOfTheCore shows the syntax of the core's code, but for what is only for tests.
+// eachOfTheCore shows the syntax of the core's code, without that for tests.
 func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
 	t.Helper()
 	eachGoFile(t, func(path string, test bool) {

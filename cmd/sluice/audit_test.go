@@ -86,8 +86,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// A cluster keeps each record beside its account, and an owner's claims are on
-// record under the name of the rule.
+// A cluster keeps each record next to its account, and an owner's claims are on record under the name of the
+// rule.
 func TestAuditOfClustersAndOwners(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.Cluster(t, 3)

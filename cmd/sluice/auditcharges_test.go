@@ -110,7 +110,7 @@ func TestAuditOfCharges(t *testing.T) {
 	}
 }
 
-// grantTooMuch puts on record that seven more were granted to somebody.
+// grantTooMuch records a grant of seven more tokens.
 func grantTooMuch(t *testing.T, store *redistest.Server, prefix, key string) {
 	t.Helper()
 	client := store.Client()

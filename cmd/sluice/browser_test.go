@@ -25,8 +25,7 @@ func browserPath(t *testing.T) string {
 	return ""
 }
 
-// browser is a Chromium that is told what to do by the DevTools protocol, over a
-// pipe: messages in JSON that end with a zero byte.
+// browser is a Chromium under the DevTools protocol, over a pipe: messages in JSON that end with a zero byte.
 type browser struct {
 	*testing.T
 	to      io.Writer
@@ -168,7 +167,7 @@ func (b *browser) shoot(file string, width int, dark bool) {
 	b.Helper()
 	b.window(width, 900, dark)
 	var height int
-	// The page hears of its new width in a moment; what it does then changes its height.
+	// The page gets its new width a moment later, and its reaction changes its height.
 	if _, err := fmt.Sscan(b.eval("dispatchEvent(new Event('resize')), document.documentElement.scrollHeight"), &height); err != nil {
 		b.Fatal(err)
 	}

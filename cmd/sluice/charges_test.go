@@ -76,7 +76,7 @@ func chargeIn(t testing.TB, node rls.RateLimitServiceClient, domain, of, key str
 
 const llmRules = "domain: llm\ndescriptors:\n  - {key: key, rate_limit: {unit: year, requests_per_unit: %d}}\n"
 
-// A refund of what was refused elsewhere frees nothing that somebody else has used.
+// A refund of a refused charge elsewhere frees no tokens that another node has used.
 func TestRefundElsewhere(t *testing.T) {
 	n := fleetOfThree(t, fmt.Sprintf(llmRules, 100))
 	if charge(t, n[0], "k", 100) {
@@ -95,7 +95,7 @@ func TestRefundElsewhere(t *testing.T) {
 	}
 }
 
-// 50 clients peek, and charge 5,000 of 10,000 when they are done: what is used is at most the limit and what was in
+// 50 clients peek, and charge 5,000 of 10,000 at the end. The usage is at most the limit plus the costs in
 // flight, and from then on all nodes refuse.
 func TestPostPaid(t *testing.T) {
 	const limit, cost, clients = 10_000, 5000, 50

@@ -118,8 +118,8 @@ func newCrowd(f *fleet, value string, clients int) *crowd {
 	return c
 }
 
-// No more than the limit are in flight on three nodes, on each store, while requests end at other nodes, twice or never,
-// and a node is killed; and what was lost comes back within hold_ttl.
+// At most the limit is in flight on three nodes, on each store, while requests end at other nodes, twice or
+// never, and a node is killed. Lost slots return within hold_ttl.
 func TestAtMostSoManyAtOnce(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, server storeServer) {

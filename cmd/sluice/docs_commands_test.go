@@ -30,7 +30,7 @@ func testsByPackage(t *testing.T) map[string][]string {
 	return all
 }
 
-// asked is what a go test command asks for.
+// asked is the arguments of a go test command.
 type asked struct {
 	packages []string
 	patterns map[string]string // by the beginning of the names that they are about
@@ -59,8 +59,8 @@ func commandOf(words string) (a asked) {
 	return a
 }
 
-// A go test command that a page or the Makefile has finds tests in each of its
-// packages: go test itself says only "no tests to run", and that it is ok.
+// A go test command of a page or the Makefile finds tests in each of its packages. go test itself prints only
+// "no tests to run", and ok.
 func TestCommandsFindTheirTests(t *testing.T) {
 	tests := testsByPackage(t)
 	command := regexp.MustCompile("go test ([^`\\n]*)")

@@ -105,7 +105,7 @@ func (f *fleet) askFor(node int, key, value string) time.Duration {
 	return took
 }
 
-// request asks for one hit of one key.
+// request sends one hit of one key.
 func request(key, value string) *rls.RateLimitRequest {
 	return &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{
 		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
@@ -168,8 +168,8 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 	}
 }
 
-// untilAdmitted asks each of the nodes in turn until so much was admitted in all, but for 20 s at
-// most: on a busy machine nodes are refused by their policy, and tokens come back late.
+// untilAdmitted calls the nodes in turn until that many tokens are admitted in all, for at most 20 s. On a
+// busy machine nodes refuse by their policy, and tokens return late.
 func (f *fleet) untilAdmitted(key string, least int64, nodes ...int) {
 	for end := time.Now().Add(20 * time.Second); f.admitted.Load() < least && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		f.load(key, 1, len(nodes), nodes...).Wait()

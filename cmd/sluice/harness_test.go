@@ -129,7 +129,7 @@ func (s *sluice) get(url string) (int, string) {
 	return r.StatusCode, string(body)
 }
 
-// post asks for one hit on key=value, over /json.
+// post sends one hit on key=value, over /json.
 func (s *sluice) post(key, value string) int {
 	s.Helper()
 	body := fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":%q,"value":%q}]}]}`, key, value)

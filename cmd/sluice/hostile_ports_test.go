@@ -113,8 +113,8 @@ func hostileRequest(n int) *rls.RateLimitRequest {
 // slowest four are beyond the p99.
 const attackFor = 2 * time.Second
 
-// attacker does an attack in a process of its own, and ends: its processor time is not
-// the honest client's, and is known. It begins when it is told to.
+// attacker runs an attack in a process of its own, whose CPU time is separate from the honest client's. It
+// begins on a signal.
 func attacker(name string) {
 	share, err := strconv.ParseFloat(os.Getenv("SLUICE_ATTACK_SHARE"), 64)
 	if err != nil {
@@ -126,7 +126,7 @@ func attacker(name string) {
 		hostile.Pace(share)
 	}
 	for end := time.Now().Add(attackFor); time.Now().Before(end); {
-		// What ends an attack early is told, and is no fault: servers end connections.
+		// An early end of an attack is reported, and is no fault: servers end connections.
 		if err := attacks[i].once(os.Getenv("SLUICE_ATTACK_RPC"), os.Getenv("SLUICE_ATTACK_HTTP")); err != nil {
 			fmt.Println(err)
 		}

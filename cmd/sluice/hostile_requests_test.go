@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
-// Whoever asks for explanations without end gets some of them, and takes none of
-// the store's connections from claims.
+// A client that requests explanations without end gets some of them, and takes no store connections from
+// claims.
 func TestHostileExplain(t *testing.T) {
 	redis := redistest.Start(t)
 	s := peopleNodes(t, 1, redis.Addr)[0]

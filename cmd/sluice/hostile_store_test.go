@@ -24,8 +24,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// scripted is a server that answers each command with the same bytes, whatever was
-// asked, but for what a client says first.
+// scripted is a server that answers each command with the same bytes, except a client's first commands.
 type scripted struct {
 	Addr  string
 	reply atomic.Pointer[string]
@@ -214,8 +213,8 @@ func TestHostileRepliesOfEveryType(t *testing.T) {
 	}
 }
 
-// A real Redis whose policy evicts is warned about; when it has evicted, it is told
-// all accounts again, and those that it had lost are counted.
+// A real Redis whose policy evicts causes a warning. After an eviction, all accounts are restated, and lost
+// ones are counted.
 func TestHostileEviction(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "64")
 	f, there := hostileFleet(t, server.Addr, nil)
@@ -253,8 +252,8 @@ func TestHostileEviction(t *testing.T) {
 	}
 }
 
-// evictQuiet writes other keys until the quiet one has gone: it is made the one that
-// was used least recently, and the others are so few that Redis looks at all.
+// evictQuiet writes other keys until the quiet one is gone. The quiet one is the least recently used, and the
+// others are so few that Redis finds it.
 func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
 	t.Helper()
 	dump, ttl := client.Dump(t.Context(), quiet).Val(), client.PTTL(t.Context(), quiet).Val()

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-// toy is a mode of its own package, as somebody may write it: every second request passes, whatever the limit.
+// toy is a mode in its own package, like one of a contributor: every second request passes, at any limit.
 type toy struct{ asked atomic.Int64 }
 
 var toySpec = ratelimit.ModeSpec{
@@ -36,7 +36,7 @@ func (m *toy) Decide(_ context.Context, _ ratelimit.Instant, asks []ratelimit.As
 
 func (m *toy) Undo(ratelimit.Instant, []ratelimit.Ask, []ratelimit.Verdict) {}
 
-// The line of the table, in processes that are told to have it.
+// The line of the table, in processes that have it enabled.
 func init() {
 	if os.Getenv("SLUICE_TOY_MODE") != "" {
 		modeTable = append(modeTable, modeLine{ratelimit.AddMode(toySpec), newToy})

@@ -199,7 +199,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// The debug port is for this machine, unless it is told otherwise; and then keys are marks.
+// By default, the debug port is for this machine only. With another host, keys are marks.
 func TestDebugPortIsForThisMachine(t *testing.T) {
 	for host, want := range map[string]bool{"127.0.0.1": false, "::1": false, "localhost": false, "0.0.0.0": true, "": true, "10.1.2.3": true} {
 		if got := (&settings{DebugHost: host}).redacts(); got != want {

@@ -97,7 +97,7 @@ func TestAnswersInAnOutage(t *testing.T) {
 	}
 }
 
-// admin --all calls all nodes that the one which is named knows of, with the token of the environment.
+// admin --all calls all nodes that the named one has seen, with the token of the environment.
 func TestAdminFindsNodes(t *testing.T) {
 	var calls [2]atomic.Int32
 	var nodes [2]*httptest.Server

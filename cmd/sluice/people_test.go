@@ -214,8 +214,7 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// Nodes that share a Redis know of each other, and of whose lease is whose; one
-// that ends is gone.
+// Nodes that share a Redis see each other, and the owner of each lease. A node that ends disappears.
 func TestFleetKnowsItself(t *testing.T) {
 	redis := redistest.Start(t)
 	nodes := peopleNodes(t, 1, redis.Addr, "PEERS=")

@@ -231,7 +231,7 @@ func TestBadPerSecond(t *testing.T) {
 	}
 }
 
-// Health follows the store where that is asked for, and decisions go on.
+// Health follows the store if that is set, and decisions continue.
 func TestHealthFollowsTheStore(t *testing.T) { eachStore(t, healthFollows) }
 
 func healthFollows(t *testing.T, store storeServer) {

@@ -180,7 +180,7 @@ func TestConsoleScreens(t *testing.T) {
 	s.fullTable()
 }
 
-// fullTable shows a node with few places for keys, which is asked for many.
+// fullTable shows a node with few places for keys, and requests for many.
 func (s *screened) fullTable() {
 	n := serve(s.T, []string{"REDIS_URL=" + s.redis.Addr, "DRAIN_TIME=0s", "MAX_KEYS=64"}, "--config", s.rules)
 	n.eventually("healthy", n.healthy)

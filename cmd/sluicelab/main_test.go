@@ -60,7 +60,7 @@ func TestEachCommandHasExamples(t *testing.T) {
 	}
 }
 
-// The sluice to measure is the one that is named, the one beside the program, the one on the PATH, or one that is built.
+// The sluice to measure is the named one, the one next to the program, the one on the PATH, or a new build.
 func TestFindsSluice(t *testing.T) {
 	dir := t.TempDir()
 	named := filepath.Join(dir, "sluice")

@@ -48,8 +48,8 @@ func TestBucketKeepsRoomForLeases(t *testing.T) {
 	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 50, 50, 100, 0)
 }
 
-// A charge that does not fit is debt. A refund pays, also at a holder that the bucket does not know, and what does not
-// fit is cut.
+// A charge beyond the level is debt. A refund pays it, also at a holder without a record, and is cut where it does
+// not fit.
 func TestBucketDebtAndRefunds(t *testing.T) {
 	b := newBench(t, filled(100, 1))
 	b.is(b.claims(1, 0, 150, 0, slot(ms100)), 0, 150, 150, 0)
@@ -77,7 +77,7 @@ func TestBucketSlotsOfDifferentLengths(t *testing.T) {
 	b.is(b.claims(2, 0, 0, 50, slot(time.Second)), 50, 50, 100, 50)
 	b.pass(ms100)
 	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
-	b.pass(900 * time.Millisecond) // both are live: whoever has them may hold them for a second
+	b.pass(900 * time.Millisecond) // both are live: their holders may keep them for a second
 	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
 	b.pass(time.Second)
 	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 9, 9, 100, 0)
@@ -188,7 +188,7 @@ type bucketWorld struct {
 	now      instant // real; the ledger's clock is off by step
 	step     instant
 	learning instant
-	left     int64 // millionths that a bucket would have that knew all at once
+	left     int64 // millionths of a bucket with all messages
 	spent    int
 	holders  []*leaser
 	net      []underway
@@ -318,7 +318,7 @@ func (w *bucketWorld) deliver(send func(underway)) error {
 		}
 		if h := u.to; h.asked == u.claim && w.now >= h.paused {
 			h.asked = nil
-			// What a message was granted that did not know of a loss is not taken.
+			// A grant to a message that did not state a loss does not count.
 			if u.answer.Err == nil && u.epoch == h.epoch {
 				if w.now >= h.deadline {
 					h.Taken = h.Spent
@@ -331,8 +331,8 @@ func (w *bucketWorld) deliver(send func(underway)) error {
 	return nil
 }
 
-// What is spent of a bucket in any time t is at most burst + rate x t, whatever is lost, late or doubled, whoever is
-// silent, whatever the ledger loses, however long slots are, and if its clock goes back.
+// At most burst + rate x t is spent of a bucket in any time t: with lost, late and doubled messages, silent holders,
+// losses of the ledger, slots of any length, and a clock that goes back.
 func TestBucketHistories(t *testing.T) {
 	faults, spent := map[string]int{}, 0
 	for seed := range uint64(1500) {

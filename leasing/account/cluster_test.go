@@ -159,7 +159,7 @@ func TestDebtOnACluster(t *testing.T) {
 			}
 		}
 		r.settle(charge)
-		sees(150, 150, 0) // nobody has claimed yet
+		sees(150, 150, 0) // there is no claim yet
 		for i, g := range r.settle(r.claim(key, 1, 2, 7), r.draw(key, 2, 3)) {
 			if g.Err != nil || g.Granted != 0 || g.Sum != tokens(150+3*i) {
 				t.Errorf("message %d: %+v", i, g)
@@ -190,7 +190,7 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 			s.Do("CLUSTER", "SETSLOT", n, "NODE", ids[1])
 		}
 	}
-	// The client hears of it before the ledger does.
+	// The client sees it before the ledger does.
 	r.cluster.ReloadState(t.Context())
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		c, err := r.cluster.MasterForKey(t.Context(), r.nameOf(key, r.window))

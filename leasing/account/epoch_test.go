@@ -33,7 +33,7 @@ func another(t *testing.T, s *redistest.Server, now instant, alone func() bool) 
 	return m
 }
 
-// An empty ledger has nothing to learn only for a node that is alone, and only if it did not know it before.
+// An empty ledger does not learn only if its node is alone, and if it is new to the process.
 func TestEpochBegins(t *testing.T) {
 	s := redistest.Shared(t)
 	m := another(t, s, epochAt, func() bool { return true })
@@ -59,7 +59,7 @@ func TestEpochBegins(t *testing.T) {
 	}
 }
 
-// A redis-server that tests start is empty, and nobody has lost its data: they do not wait until it has learned.
+// The redis-servers of tests are empty, without a loss: tests do not wait for their learning.
 func TestStartedRedisHasLearned(t *testing.T) {
 	client := redistest.Shared(t).Client()
 	defer client.Close()
@@ -178,8 +178,8 @@ func TestEpochAfterAFailoverAndBack(t *testing.T) {
 	}
 }
 
-// Where the connections of a client end at two servers that both have the data, no message counts as of the epoch
-// that was known, unless it was settled by the server that the epoch names.
+// If the connections of a client end at two servers that both have the data, a message counts for the known epoch
+// only if the epoch's server settled it.
 func TestConnectionsToTwoServers(t *testing.T) {
 	a, b := redistest.Start(t), redistest.Start(t)
 	to := a.Addr
@@ -226,7 +226,7 @@ func TestConnectionsToTwoServers(t *testing.T) {
 	}
 }
 
-// fake answers each command as a Redis would, but for one.
+// fake answers each command like a Redis, except one.
 type fake struct {
 	*testing.T
 	spoilt, reply string

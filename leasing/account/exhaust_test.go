@@ -174,7 +174,7 @@ func (w *world) remove(i int) { w.net = append(w.net[:i:i], w.net[i+1:]...) }
 
 func (w *world) send(i int, c Claim) {
 	p := &w.nodes[i]
-	// Nobody listens to the answer of a message before.
+	// The answer of an earlier message does not count.
 	w.net = slices.DeleteFunc(w.net, func(l letter) bool { return l.holder == i && l.answer })
 	p.doubt = p.doubt || p.asked > 0
 	p.number++
@@ -204,7 +204,7 @@ func (w *world) deliver(l letter) {
 	}
 }
 
-// hear has the node know what it owns.
+// hear applies the answer at the node.
 func (p *node) hear(l *letter, w *world) {
 	if l.number != p.asked || p.left {
 		return

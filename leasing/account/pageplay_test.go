@@ -34,11 +34,11 @@ type player struct {
 	claim  account.Claim // the last
 }
 
-// The examples of the specification are played against both ledgers: each answers what the page shows.
+// The examples of the specification are played against both ledgers: each gives the answers of the page.
 //
 //	go test ./leasing/account -run TestPageExamples -rewrite-page
 //
-// writes what they answer into the page. The sentences beside it then want to be read again.
+// writes their answers into the page. Then read the sentences of these examples again.
 func TestPageExamples(t *testing.T) {
 	page, server := specpage.Read(t), redistest.Shared(t)
 	played := regexp.MustCompile(`(?s)<!-- play: ([^\n]*) -->\n(.*?)<!-- end -->`)
@@ -61,7 +61,7 @@ func TestPageExamples(t *testing.T) {
 
 var numbers = regexp.MustCompile(`[0-9]+`)
 
-// The sentences beside an example have no number that it does not show.
+// The numbers in the sentences of an example are in its table.
 func TestPageSentencesSayWhatExamplesShow(t *testing.T) {
 	for _, section := range strings.Split(specpage.Read(t).Text, "\n### ")[1:] {
 		title, body, _ := strings.Cut(section, "\n")

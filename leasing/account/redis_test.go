@@ -119,7 +119,7 @@ func TestMessagesOfOneTrip(t *testing.T) {
 	expires(t, s.Client())
 }
 
-// A server that has forgotten the scripts is sent them.
+// A server without the scripts receives them.
 func TestForgottenScripts(t *testing.T) {
 	s := redistest.Shared(t)
 	s.Do("SCRIPT", "FLUSH")
@@ -252,7 +252,7 @@ func TestPipelineThatIsCut(t *testing.T) {
 	}
 }
 
-// Whoever has something in hand is told, with the key and the window, and nobody else.
+// A recall reaches exactly the holders with tokens in hand, with the key and the window.
 func TestRecallsThroughRedis(t *testing.T) {
 	s := redistest.Shared(t)
 	r := newLive(t, s.Client(), daily(100))
@@ -290,7 +290,7 @@ func answer(all ...float64) string {
 	return string(b)
 }
 
-// What is not exactly a grant of what was asked for is none.
+// An answer that is not exactly a grant of the claim is an error.
 func TestAnswers(t *testing.T) {
 	c := Claim{Key: "k", Window: 20, Limit: fixed(100), Holder: 1, Seq: 3, Taken: 4, Spent: 3, Want: 5}
 	good := []float64{0, 3, 5, 9, 9, 4, 0, 1, 1, 0, 0, 1}

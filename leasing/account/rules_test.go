@@ -20,7 +20,7 @@ func at(seq uint64) func(*Claim) { return func(c *Claim) { c.Seq = seq } }
 
 func (b *bench) pass(d time.Duration) { b.now = b.now.Add(d) }
 
-// A refund credits the account at whichever holder it arrives, and stays in nobody's hand.
+// A refund credits the account at any holder, and adds no tokens in hand.
 func TestRefundsCreditAnywhere(t *testing.T) {
 	b := newBench(t, fixed(100))
 	b.is(b.claims(1, 0, 100, 0), 0, 100, 100, 0)
@@ -85,7 +85,7 @@ func TestLearning(t *testing.T) {
 	b.is(b.claims(4, 0, 0, 9), 0, 0, 90, 19)
 }
 
-// The learning of which a holder knows is at most as long as any.
+// The learning stated by a holder has the same maximum as any.
 func TestLearningOfAStep(t *testing.T) {
 	b := newBench(t, fixed(100))
 	g := b.claims(1, 0, 0, 9, func(c *Claim) { c.Learning = b.now.Add(time.Hour) })
@@ -107,7 +107,7 @@ func TestEager(t *testing.T) {
 	b.pass(time.Second - time.Microsecond)
 	b.is(b.claims(3, 0, 0, 20, eagerly(time.Second)), 10, 10, 100, 70)
 	b.pass(time.Microsecond)
-	b.is(b.claims(3, 10, 10, 1), 0, 10, 100, 70) // whoever is safe has nothing credited
+	b.is(b.claims(3, 10, 10, 1), 0, 10, 100, 70) // a safe lease is not credited
 	b.is(b.claims(3, 10, 10, 1, eagerly(time.Second)), 1, 11, 61, 30)
 	b.pass(time.Second / 2)
 	// It comes back: what it spent is booked, its lease is gone, and nothing was lost.
@@ -150,7 +150,7 @@ func TestLeaving(t *testing.T) {
 	b.is(b.claims(1, -20, 7, 0, leaves), 0, 7, 67, 0) // a total is a total
 }
 
-// What a holder that left has is in nobody's hand, though it did not give it back.
+// A holder that left has no tokens in hand, also without giving them back.
 func TestLeavingWithTokensInHand(t *testing.T) {
 	b := newBench(t, fixed(100))
 	b.is(b.claims(1, 0, 0, 40), 40, 40, 40, 0)
@@ -218,7 +218,7 @@ func TestRecall(t *testing.T) {
 	b.claims(2, 30, 30, 0)
 	b.pass(time.Hour)
 	b.claims(1, 0, 100, 0)
-	recalls(false) // nobody has anything
+	recalls(false) // there are no tokens in hand
 }
 
 func TestRecallCostsLittleOfManyRecords(t *testing.T) {
@@ -246,7 +246,8 @@ func TestSliding(t *testing.T) {
 	b.is(b.draws(2, 1), 0, 1, 45, -1) // all of what was spent in the window before
 }
 
-// Of a sliding window that has not begun the window before counts as the whole limit: nobody who spends it looks here.
+// For a sliding window that has not begun, the previous window counts as the whole limit: its holders do not look at
+// this one.
 func carrying(n tokens) ratelimit.Limit {
 	return ratelimit.Limit{Unit: ratelimit.Minute, Requests: n, Carries: true}
 }
@@ -270,15 +271,15 @@ func TestDebtIsCarried(t *testing.T) {
 	b.is(b.claims(1, 0, 0, 10), 10, 10, 10, 0) // 10 of 10 are no debt
 	b.pass(time.Minute)
 	b.is(b.claims(1, 0, 0, 10), 10, 10, 10, 0)
-	// A rule that does not say so forgets it.
+	// Without debt: carry, debt ends with the window.
 	b = newBench(t, fixed(10))
 	b.is(b.claims(1, 0, 45, 0), 0, 45, 45, 0)
 	b.pass(time.Minute)
 	b.is(b.claims(1, 0, 0, 7), 7, 7, 7, 0)
 }
 
-// What is told late of the window before changes what is carried, and a refund pays for it. A report to a window that is
-// over itself changes nothing of it, nor does it that the account before is gone.
+// Late reports for the previous window change the carried debt, and a refund pays it. A report to an ended window
+// does not change it, nor does the end of the previous account.
 func TestDebtOfLateReports(t *testing.T) {
 	b := newBench(t, carrying(10))
 	before := func(c *Claim) { c.Window-- }
@@ -298,7 +299,7 @@ func TestDebtOfLateReports(t *testing.T) {
 	b.is(b.claims(2, 0, 0, 9), 3, 3, 10, 0)
 }
 
-// A month's account is kept for the whole of the next one where its debt is carried, for that may be asked for late.
+// A month's account is kept for the whole of the next month if its debt is carried, because a late claim may read it.
 func TestDebtOfAMonth(t *testing.T) {
 	b := newBench(t, ratelimit.Limit{Unit: ratelimit.Month, Requests: 10, Carries: true})
 	b.is(b.claims(1, 0, 15, 0), 0, 15, 15, 0)
@@ -469,7 +470,7 @@ func TestClaimsAllocateNothing(t *testing.T) {
 	}
 }
 
-// The calendar of a billing month is not asked for the end of time with each claim: that took a second.
+// A claim does not compute the calendar up to the end of time: for a billing month, that took a second.
 func TestClaimsOfBillingMonthsAreQuick(t *testing.T) {
 	c, err := zone.Calendar(31, "America/New_York")
 	if err != nil {

@@ -55,7 +55,7 @@ func TestSlotLedgersAgree(t *testing.T) {
 	}
 }
 
-// A slot that is not given back comes back when its time is over, and none sooner; Redis forgets the key then.
+// A slot that is not given back returns at its end, and not earlier. Redis then drops the key.
 func TestSlotsComeBack(t *testing.T) {
 	now := ratelimit.LedgerTime(time.Now().UnixMicro())
 	take := func(slot int64) []SlotAsk { return []SlotAsk{{"a", SlotTake, slot, 1, 500 * time.Millisecond}} }

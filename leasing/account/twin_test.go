@@ -355,7 +355,7 @@ func (w *twins) next() Claim {
 	return c
 }
 
-// hear has the holder know what it was granted; sometimes the answer is lost.
+// hear applies the answer at the holder; sometimes the answer is lost.
 func (w *twins) hear(c *Claim, g *Grant) {
 	last := &w.told[c.Holder-0xabc0]
 	if c.Kind == Draws && g.Err == nil && last.Window == c.Window {

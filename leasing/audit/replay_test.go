@@ -27,7 +27,7 @@ type node struct {
 	deadline             ratelimit.LedgerTime
 }
 
-// history is some nodes on one account of a ledger, and what is known of them besides.
+// history is some nodes on one account of a ledger, with their true usage.
 type history struct {
 	*testing.T
 	*rand.Rand
@@ -40,8 +40,8 @@ type history struct {
 	ttl    time.Duration
 	lossy  bool
 	truth  Totals
-	// may is how much may have been admitted beyond the limit: of each account that was lost, the limit, and of each
-	// lease that was credited what its holder had not told.
+	// may is the maximum of admissions beyond the limit: the limit for each lost account, and the unreported usage of
+	// each credited lease.
 	may tokens
 }
 
@@ -173,8 +173,8 @@ func (h *history) settle(c account.Claim) account.Grant {
 	return g[0]
 }
 
-// Random histories: what the record says is what the ledger has, and what its holders know. What is beyond the limit is
-// told apart: charged after the fact, or granted for a loss or a silent holder.
+// Random histories: the record equals the ledger, and the holders' totals. Usage beyond the limit has a cause: a late
+// charge, or a grant after a loss or to a silent holder.
 func TestReplayTellsWhatTheLedgerHas(t *testing.T) {
 	met := map[string]int{}
 	for seed := range *replaySeeds {
@@ -252,7 +252,7 @@ func event(fence ratelimit.Fence, holder string, taken, spent, need, granted, su
 	return e
 }
 
-// 50 clients peek, and charge 5,000 when they are done: two charges fit, and what the others charged is told as that.
+// 50 clients peek, and charge 5,000 at the end: two charges fit, and the others are reported as late charges.
 func TestReplayOfChargesAfterTheFact(t *testing.T) {
 	events := []account.Event{event(1, "a", 0, 0, 5000, 5000, 5000), event(2, "a", 5000, 5000, 5000, 5000, 10_000)}
 	for i := range tokens(48) {
@@ -269,8 +269,8 @@ func TestReplayOfChargesAfterTheFact(t *testing.T) {
 	}
 }
 
-// What was granted beyond the limit is found, also where it is hidden behind what was charged, or the ledger had lost
-// what it knew; and it may be what the rule declares. Nothing else is taken for it.
+// Grants beyond the limit are found, also behind late charges, or after a loss of the ledger. They may be declared.
+// No other event counts as one.
 func TestReplayJudges(t *testing.T) {
 	with := func(e account.Event, change func(*account.Event)) account.Event {
 		change(&e)

@@ -50,8 +50,8 @@ func TestConformance(t *testing.T) {
 	ledgertest.Store(t, etcdtest.Start(t), Open)
 }
 
-// The leader of three members is killed and comes back, and then a member hangs, while four nodes claim: nothing that
-// was granted is lost, the life stays, and claims go on.
+// The leader of three members is killed and returns, and then a member hangs, while four nodes claim. No grant is
+// lost, the life stays, and claims continue.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	const nodes = 4

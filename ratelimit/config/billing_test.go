@@ -86,8 +86,8 @@ func TestBillingOverrulesCalendarMonths(t *testing.T) {
 	}
 }
 
-// What is written is read again as it was, and rules that differ by their billing alone
-// are told apart.
+// Written rules are read again unchanged, and rules that differ only by their billing are told
+// apart.
 func TestBillingIsWrittenAndToldApart(t *testing.T) {
 	prints := map[string]*Billing{}
 	for _, b := range []*Billing{nil, {}, {Day: 15}, {Day: 15, Zone: "Europe/Berlin"}, {Zone: "Europe/Berlin"}} {

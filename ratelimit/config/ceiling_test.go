@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A rule's ceiling is what it, or the nearest above it, says; and what has no effect is told.
+// A rule's ceiling is its own, or the nearest one above it. A setting without effect is reported.
 func TestCeilings(t *testing.T) {
 	for name, c := range map[string]struct {
 		root, fields, limit string

@@ -40,9 +40,9 @@ func limits(all []typedDescriptor) (out []*typedLimit) {
 	return out
 }
 
-// Whatever a file holds, there are rules or problems; the tokens that are counted
-// before it is parsed bound what the parser builds; problems are of a size that
-// can be read; and what is accepted means what the YAML library reads of it.
+// For any file, there are rules or problems. The tokens that are counted before parsing bound the
+// parser's work. Problems have a bounded size. Accepted files have the meaning that the YAML
+// library reads.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("domain: a\ndescriptors:\n- <<: [*x, {key: y}]\n  ? {a: b}\n"))
 	f.Add([]byte("domain: d\ndescriptors: [&b {key: a, value: 17, rate_limit: {unit: Hour, requests_per_unit: " +

@@ -138,7 +138,7 @@ func TestConcurrencyLimits(t *testing.T) {
 	}
 }
 
-// A refused request takes nothing of a rule with a hold: who says otherwise is told so, wherever it was said.
+// A refused request of a rule with a hold is charged 0. Other settings are reported, at any level.
 func TestHoldsRefuseToChargeDenials(t *testing.T) {
 	const limit = "rate_limit: {unit: hour, requests_per_unit: 9}"
 	const charge = "coordination: {on_deny: charge}"

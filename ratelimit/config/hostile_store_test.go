@@ -33,8 +33,8 @@ func newStore(source Source) *Store {
 	return NewStore(source, options(), slog.New(slog.DiscardHandler))
 }
 
-// A poisoned file costs its own reload, and that of the files beside it: rules
-// are replaced as a whole or not at all. Once it is mended, all changes count.
+// A poisoned file costs its own reload, and that of the other files: rules are replaced as a whole
+// or not at all. After its correction, all changes count.
 func TestPoisonedFileCostsItsReload(t *testing.T) {
 	source := &changing{}
 	source.set(goodFile)

@@ -28,8 +28,8 @@ func took(fast, all uint64) []*dto.Bucket {
 	return []*dto.Bucket{bucket(0.001, fast), bucket(0.01, all)}
 }
 
-// A page that is opened, or opened again, has what the node did in the last
-// quarter of an hour, and no more: rates between two looks, and none of the first.
+// A page that is opened again shows the last quarter of an hour of the node: rates between two
+// looks, and none of the first.
 func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	h := NewHistory(metrics.Collector{}, nil)
 	at := time.Unix(1_000_000, 0)

@@ -148,7 +148,7 @@ func (n *overridable) do(method, path, body string, headers ...string) *httptest
 	return w
 }
 
-// must asks, and wants a status and a part of the answer.
+// must sends a request, and requires a status and a part of the answer.
 func (n *overridable) must(code int, part, method, path, body string, headers ...string) *httptest.ResponseRecorder {
 	n.Helper()
 	w := n.do(method, path, body, headers...)
@@ -403,7 +403,8 @@ func TestOverridesAreListed(t *testing.T) {
 	n.must(400, "are of a domain", "GET", "/v1/overrides?prefix=k", "")
 }
 
-// What a list says in CSV an import sets again; a bad line costs itself, and is told by its number.
+// An import sets the rows of an exported list again. A bad line costs only itself, and is reported
+// by its number.
 func TestOverridesInCSV(t *testing.T) {
 	n := newOverridable(t)
 	for path, body := range map[string]string{

@@ -36,8 +36,8 @@ func TestQuestionsAreThrottled(t *testing.T) {
 	}
 }
 
-// Wrong tokens are looked at five times at once and once a second, by address;
-// the right one is not held against anybody, and those who guess lock nobody else out.
+// Wrong tokens are compared five times at once and once a second, by address. The right one is
+// never delayed, and attackers lock no others out.
 func TestGuessesAreThrottled(t *testing.T) {
 	now := time.Unix(1000, 0)
 	th := newThrottle(0, func() time.Time { return now })

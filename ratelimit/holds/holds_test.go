@@ -92,7 +92,7 @@ func TestRoomForBudgets(t *testing.T) {
 	}
 }
 
-// A key that was the first is believed for as long as it is named, and no longer.
+// An earlier first key is valid while it is listed, and no longer.
 func TestKeysAreRotated(t *testing.T) {
 	old := newDesk(t, keyB)
 	part := Part{budget(1), 7}
@@ -136,8 +136,8 @@ func TestHoldsExpire(t *testing.T) {
 	}
 }
 
-// The memory against a map that forgets nothing: what was settled is never settled again, and what was made after all
-// that is forgotten can be.
+// The memory compared with a complete map: a settled part is never settled again, and holds made after all
+// dropped parts can be settled.
 func TestMemory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, at := memory{most: rapid.IntRange(1, 8).Draw(t, "most")}, int64(100)
@@ -157,7 +157,7 @@ func TestMemory(t *testing.T) {
 			switch {
 			case got == marked && all[p]:
 				t.Fatalf("%+v is settled twice", p)
-			// Of so few settlements nothing is forgotten yet.
+			// With so few settlements nothing is dropped yet.
 			case got != marked && !all[p] && len(settled) < m.most:
 				t.Fatalf("%+v is not settled: %v", p, got)
 			// Those of the last generation are known.
@@ -171,7 +171,7 @@ func TestMemory(t *testing.T) {
 	})
 }
 
-// 100,000 holds that are forged, cut, changed, of other keys, or settled before: nothing is believed.
+// 100,000 holds that are forged, cut, changed, of other keys, or settled before: all are refused.
 func TestHostileHolds(t *testing.T) {
 	d, other := newDesk(t, keyA), newDesk(t, keyB)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -222,7 +222,7 @@ func TestHostileHolds(t *testing.T) {
 		results[ratelimit.HoldForeign], results[ratelimit.HoldReplayed])
 }
 
-// Nothing that is not made with the key is believed, and nothing ends the process.
+// Texts that were not made with the key are refused, and none ends the process.
 func FuzzHold(f *testing.F) {
 	d := newDesk(f, keyA)
 	f.Add(d.issue(f, now, Part{budget(1), 1000}), budget(1))

@@ -23,8 +23,8 @@ descriptors:
   - {key: never, rate_limit: {unit: year, requests_per_unit: 0}}
 `
 
-// A request takes a slot whatever its hits are, and its end gives it back, however it is told; a third waits for that,
-// or until the time of one is over.
+// A request takes one slot for any hits, and its end gives the slot back in any form. A third request waits
+// for that, or until the end of a slot.
 func TestSlots(t *testing.T) {
 	f := holdFixtureOf(t, slotRules)
 	holds := []string{}
@@ -92,7 +92,7 @@ func TestHostileSlots(t *testing.T) {
 	}
 }
 
-// Envoy is told how many there are, without a unit; and clients what the draft of the IETF has for it.
+// Envoy gets the limit without a unit, and clients get the form of the IETF draft.
 func TestSlotAnswers(t *testing.T) {
 	f := holdFixtureOf(t, slotRules)
 	f.options.Headers.IETF = true

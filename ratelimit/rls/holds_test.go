@@ -85,14 +85,14 @@ func holdOf(t testing.TB, a *rlsv3.RateLimitResponse) string {
 	return hold
 }
 
-// takes asks for descriptors, of which each may hold, and returns the hold and whether it was refused.
+// takes sends descriptors, each of which may hold, and returns the hold and whether it was refused.
 func (f *fixture) takes(descriptors ...*common.RateLimitDescriptor) (hold string, over bool) {
 	f.Helper()
 	a := f.must(rlsRequest(descriptors...))
 	return holdOf(f, a), a.OverallCode == rlsv3.RateLimitResponse_OVER_LIMIT
 }
 
-// ends sends what a gateway sends when a request has ended, with its cost; unsaid: the gateway knows none.
+// ends sends the call of a gateway at the end of a request, with its cost; unsaid: without a cost.
 func (f *fixture) ends(entries, hold string, cost usage) {
 	f.Helper()
 	last := desc(entries + "," + EntryEnd + "=," + EntryHold + "=" + hold)

@@ -148,8 +148,7 @@ func (s slow) Decide(context.Context, ratelimit.Instant, []ratelimit.Ask, []rate
 	<-s.goOn
 }
 
-// Large requests are decided a few at a time, not many wait, and they keep nobody small
-// waiting.
+// Large requests are decided a few at a time, few of them wait, and they delay no small ones.
 func TestLargeRequestsWait(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
 	limiter := slow{f.limiter, make(chan struct{}, 100), make(chan struct{})}
@@ -192,7 +191,7 @@ func TestLargeRequestsWait(t *testing.T) {
 	<-limiter.begun // the small one
 	close(limiter.goOn)
 	all.Wait()
-	// One that nobody waits for any more is not decided.
+	// A request whose caller has gone is not decided.
 	for range largeAtOnce {
 		f.large.slots <- struct{}{}
 	}
@@ -242,8 +241,8 @@ func TestLargeRequestsGrowOnce(t *testing.T) {
 	}
 }
 
-// A small request that comes behind many large ones is not decided behind all of them,
-// though there is but one processor, which runs what is ready in the order in which it came.
+// A small request after many large ones is not decided after all of them, though there is only one processor,
+// which runs ready work in the order of its arrival.
 func TestSmallRequestsPassLargeOnes(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	f := newFixture(t, Options{}, testRules)

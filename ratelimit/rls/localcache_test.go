@@ -66,8 +66,7 @@ func TestNoLocalCache(t *testing.T) {
 	}
 }
 
-// However many keys are over, the cache keeps its size, and forgets first what is
-// over first.
+// With any number of keys over their limit, the cache keeps its size, and drops the earliest ends first.
 func TestLocalCacheIsBounded(t *testing.T) {
 	cache := NewLocalCache(1)
 	const keys = leastCacheSize / cacheKeySize

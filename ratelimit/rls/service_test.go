@@ -185,7 +185,7 @@ func TestGlobalModes(t *testing.T) {
 		rlsRequest(desc("ban="), desc("twenty="), desc("free=")))
 }
 
-// Rows of parity.md's "Answers", with the times until a reset: TestParity asks for the others.
+// Rows of parity.md's "Answers", with the times until a reset: TestParity has the others.
 func TestStatusesAndResets(t *testing.T) {
 	for name, run := range map[string]func(*fixture){
 		"countdown, then over": func(f *fixture) {

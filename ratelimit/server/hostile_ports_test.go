@@ -24,8 +24,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
-// bounded is a server with the bounds that it has by default, but for what a test
-// changes.
+// bounded is a server with its default bounds, except those that a test changes.
 func bounded(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
 	o := local()

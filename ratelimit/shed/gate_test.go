@@ -53,7 +53,7 @@ func (c *clocked) serve(n int, d time.Duration) {
 	}
 }
 
-// measure has the gate know that calls take d each.
+// measure sets the gate's time of a call to d.
 func (c *clocked) measure(d time.Duration) {
 	for range 60 {
 		c.arrive(100)
@@ -234,8 +234,8 @@ func TestStandstillIsForgotten(t *testing.T) {
 	}
 }
 
-// That calls take long is forgotten when it is old, and that they are fast is not: a
-// flood after a pause is refused at once.
+// Slow calls are dropped from the measurement when they are old, and fast ones are not: a flood after a pause
+// is refused at once.
 func TestOldMeasurements(t *testing.T) {
 	for _, x := range []struct{ each, then time.Duration }{{100 * time.Microsecond, likely}, {20 * time.Microsecond, 20 * time.Microsecond}} {
 		c := newClocked(t)
@@ -248,8 +248,8 @@ func TestOldMeasurements(t *testing.T) {
 	}
 }
 
-// Answers that nobody reads stay inside, and are no reason to refuse others when they
-// have been for longer than any caller waits. When they leave at last, or never, the count is right.
+// Unread answers stay inside, and are no reason to refuse others when they have stayed longer than any caller
+// waits. When they leave at last, or never, the count is right.
 func TestUnreadAnswersAreForgotten(t *testing.T) {
 	c := newClocked(t)
 	c.measure(10 * time.Microsecond)
@@ -273,8 +273,8 @@ func TestUnreadAnswersAreForgotten(t *testing.T) {
 	}
 }
 
-// A connection that has all that may be inside, and of which nothing leaves, shuts out
-// itself: another with its share is let in, and with more than that is refused.
+// A connection that fills the bound, and of which no call leaves, shuts out only itself. Another one is
+// admitted with its share, and refused beyond it.
 func TestOneConnectionShutsOutNoOther(t *testing.T) {
 	c := newClocked(t)
 	c.measure(100 * time.Microsecond)

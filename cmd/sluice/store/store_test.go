@@ -92,7 +92,7 @@ func TestSeatsOnStores(t *testing.T) {
 	})
 }
 
-// Nodes hear of each other, until they say that they are gone.
+// Nodes see each other, until they report their end.
 func TestNodesOnStores(t *testing.T) {
 	eachStore(t, func(t *testing.T, s Store) {
 		for _, step := range []struct{ node, text, want string }{

@@ -13,9 +13,9 @@ func testRule(l ratelimit.Limit) *ratelimit.Rule {
 	return &ratelimit.Rule{Domain: "d", Path: "p", Limit: l, Coordination: ratelimit.DefaultCoordination()}
 }
 
-// A rate is known from the second claim on. It rises at once to what so many tokens
-// prove, for a lease that is too small makes requests wait; beyond that, and where it
-// falls, a second halves the difference, for a pause is no proof.
+// A rate exists from the second claim on. It rises at once to the rate that the tokens prove, because a lease that is
+// too small makes requests wait. Beyond that, and where it falls, a second halves the difference, because a pause is
+// no proof.
 func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 	var d Demand
 	d.Used = 1000
@@ -42,8 +42,8 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 	}
 }
 
-// A burst's first requests come within microseconds: they count as if they had
-// taken 10 ms, or a lease would be asked for that lasts for hours.
+// A burst's first requests come within microseconds. They count as if they took 10 ms, or the claimed lease would
+// last for hours.
 func TestDemandOfABurst(t *testing.T) {
 	var d Demand
 	d.Measure(second, 0)
@@ -74,8 +74,8 @@ func TestDemandOfChance(t *testing.T) {
 	}
 }
 
-// Between two claims the rate is what a claim would measure, and refused requests count: a key
-// that everyone is refused is asked for as much as before. Asking for it changes nothing.
+// Between two claims the rate is the one that a claim would measure, and refused requests count: the demand for a
+// refused key stays the same. Reading it changes nothing.
 func TestDemandBetweenClaims(t *testing.T) {
 	d := Demand{PerSec: 100, Since: second}
 	for _, c := range []struct {

@@ -209,7 +209,7 @@ func (p *play) cost(n *node) {
 	p.ledger.really[modelHolder{w, n.name}] = part.Spent
 }
 
-// leave is a node that crashes: what it had can be told by nobody.
+// leave is a crash of a node: its total cannot be restated.
 func (p *play) leave(n *node) {
 	for w := range n.parts {
 		p.forget(n, w)
@@ -227,7 +227,7 @@ func (p *play) node(share tokens, eager bool) *node {
 	return &node{name: p.next, parts: map[window]*Part{}, under: map[window]*Message{}, share: share, eager: eager}
 }
 
-// tell has nodes tell a ledger that has lost its data what they have; what nobody tells in time is counted.
+// tell makes nodes restate their totals at a ledger that has lost its data; unstated ones are counted.
 func (p *play) tell() {
 	young := p.ledger.epoch.Young(p.ledger.time(p.now))
 	each := func(do func(n *node, w window, part *Part, told modelTold)) {
@@ -323,8 +323,8 @@ func (p *play) step() {
 	}
 }
 
-// rename has the other accounts of a node go on under its old name in nobody's hand: they are forgotten only if they
-// may be.
+// rename continues a node's other accounts under the old name, without a holder: they are dropped only if that is
+// allowed.
 func (p *play) rename(n *node) {
 	for w, part := range n.parts {
 		if part.Untold() || part.Taken != part.Spent || part.Asked() {
@@ -362,7 +362,7 @@ func newPlay(t testing.TB, seed uint64, k kind) *play {
 	return p
 }
 
-// end has all that is under way arrive, and each node claim: then nothing may be charged that nobody has.
+// end delivers all messages in flight, and makes each node claim: then the sum is that of the nodes' totals.
 func (p *play) end() {
 	p.lossy, p.doubled, p.late = 0, 0, 0
 	for _, d := range p.net {
@@ -405,8 +405,8 @@ func (p *play) end() {
 	}
 }
 
-// Histories of one key: what nodes admit is at most what is declared, whatever is lost, repeated, late or gone; and in
-// the end nothing is charged that nobody has.
+// Histories of one key: nodes admit at most the declared maximum, with lost, repeated, late and missing messages. In
+// the end, the sum is that of the nodes' totals.
 func TestHistories(t *testing.T) {
 	for name, k := range kinds {
 		t.Run(name, func(t *testing.T) {

@@ -41,7 +41,7 @@ func TestLedgerClockBoundsTheTruth(t *testing.T) {
 	}
 }
 
-// The clocks of several servers are all within what is said, also of one that was not heard of before.
+// The clocks of several servers are all within the bounds, also that of a new one.
 func TestLedgerClockOfSeveralServers(t *testing.T) {
 	var c LedgerClock
 	c.Heard(1000, 2000, 5_000_000, 5_000_000)

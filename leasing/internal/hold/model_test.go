@@ -15,7 +15,7 @@ type model struct {
 	offset   time.Duration            // of its clock
 	epoch    ratelimit.Epoch
 
-	// What no ledger knows, for the bounds.
+	// Usage that no ledger has, for the bounds.
 	really   map[modelHolder]tokens // spent by a holder
 	credited map[window]tokens      // of that, what was credited as not spent
 	cutBack  map[window]tokens

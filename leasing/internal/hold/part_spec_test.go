@@ -109,7 +109,7 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 	s.says(1, 20)
 	s.hears(account.Grant{Total: 20, Sum: 20})
 	s.kind(account.Draws)
-	// When the ledger was heard of the window, its sum has the debt.
+	// After an answer about the window, the sum includes the debt.
 	s.Part, s.limit.Carries = Part{Window: 8, Deadline: Never}, true
 	s.says(1, 20)
 	s.hears(account.Grant{Total: 20, Sum: 50, Granted: 20})
@@ -188,7 +188,7 @@ func TestSpecAnswerAfterTheDeadline(t *testing.T) {
 	s.has(1, 0, 0)
 }
 
-// A refund credits wherever it arrives, and is in nobody's hand; what is cut of it is taken in.
+// A refund credits at any node, and adds no tokens in hand; its cut is applied.
 func TestSpecRefunds(t *testing.T) {
 	s := newScene(t, 100)
 	s.says(1, 20)
@@ -207,7 +207,7 @@ func TestSpecRefunds(t *testing.T) {
 	s.kind(account.Draws)
 }
 
-// A charge beyond what is in hand is told whole; tokens of the limit confirm it, as far as there are any.
+// A charge beyond the tokens in hand is reported whole; tokens of the limit confirm it as far as possible.
 func TestSpecChargesBeyondTheLimit(t *testing.T) {
 	s := newScene(t, 100)
 	s.says(1, 10)
@@ -240,7 +240,7 @@ func TestSpecChargesBeyondTheLimit(t *testing.T) {
 	}
 }
 
-// What was in hand when a lease ended is the ledger's again: beside the share it is not spent.
+// Tokens in hand at the end of a lease are the ledger's again: they are not spent in addition to the share.
 func TestExpiredHandIsNoDrift(t *testing.T) {
 	rule := &ratelimit.Rule{
 		Limit:        ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 100, Burst: 100},

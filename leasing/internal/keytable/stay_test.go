@@ -2,18 +2,16 @@ package keytable
 
 import "testing"
 
-// Keys whose lengths grow over time, of which an eighth stays each time: a page is not
-// free before the last of its places is. That is the worst that a client can bring about
-// who chooses the lengths of its keys, and keeps asking for some of all that it has ever
-// asked for. The bounds are those that package leasing declares (LocalKeyBytes,
-// FleetKeyBytes), less what a fleet's busy keys take.
+// Keys whose lengths grow over time, of which an eighth stays each time: a page is free only after its last place.
+// That is the worst case of a client that chooses the lengths of its keys, and keeps some of all earlier keys in use.
+// The bounds are those that package leasing declares (LocalKeyBytes, FleetKeyBytes), without a fleet's busy keys.
 func TestKeysThatStay(t *testing.T) {
 	t.Run("alone", func(t *testing.T) { keysThatStay(t, 0, 550, func(v *value) *int64 { return &v.n }) })
 	t.Run("fleet", func(t *testing.T) { keysThatStay(t, 120, 780, func(n *int64) *int64 { return n }) })
 }
 
-// keysThatStay has tables of keys with so many bytes kept beside each; number is where a
-// value says which key it is of.
+// keysThatStay has tables of keys with that many kept bytes each; number is the place of the key's number in its
+// value.
 func keysThatStay[T any](t *testing.T, kept, most int, number func(*T) *int64) {
 	const limit = 40_000
 	arena := NewArena()

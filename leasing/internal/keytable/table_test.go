@@ -150,7 +150,7 @@ func TestKeyLengthsThatChange(t *testing.T) {
 	keyLengthsThatChange[value](t, 0, 400, func(v *value) *int64 { return &v.n })
 }
 
-// With 130 bytes beside each, as a fleet's nodes keep.
+// With 130 kept bytes each, as on a fleet's nodes.
 func TestKeyLengthsThatChangeWithState(t *testing.T) {
 	keyLengthsThatChange[int64](t, 130, 600, func(n *int64) *int64 { return n })
 }
@@ -176,9 +176,8 @@ func keyLengthsThatChange[T any](t *testing.T, kept, most int, number func(*T) *
 	}
 }
 
-// What is kept beside a key is there again as it was, however long it is now and was
-// before, and the key too; and what many keys have kept in turn takes no more memory
-// than what they keep at most.
+// Kept bytes come back unchanged, for any earlier and current length, and so does the key. Bytes kept for many keys
+// in turn take no more memory than their maximum.
 func TestKeptBesideKeys(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	arena := NewArena()
@@ -268,8 +267,8 @@ func TestFullTableFindsRoomSoon(t *testing.T) {
 	}
 }
 
-// What is kept beside a key has the room that it had when it gets shorter by one grain, for
-// states change often; what gets shorter by more gives its room back.
+// Kept bytes keep their room when they get shorter by one grain, because states change often. Beyond that they give
+// room back.
 func TestKeptHasRoom(t *testing.T) {
 	table := New[value](NewArena(), 10)
 	c := table.Add(idOf(1), []byte("key"), never)
@@ -303,8 +302,8 @@ func TestAnEighthThatIsDeadIsRoom(t *testing.T) {
 	}
 }
 
-// Keys of which the hashes begin alike are told apart as far as the directory may grow, and
-// no further: then there is no room for more of them, and all others go on.
+// Keys whose hashes begin alike are separated as far as the directory may grow. Then there is no room for more of
+// them, and all others continue.
 func TestKeysOfOnePrefix(t *testing.T) {
 	table := New[value](NewArena(), 1<<20)
 	alike := func(n, differ uint64) ID { return ID{High: differ << (52 - mostDepth), Low: idOf(n).Low} }
@@ -382,7 +381,7 @@ func TestNoPointers(t *testing.T) {
 	}
 }
 
-// Memory goes back to the system when nobody has the table any more.
+// Memory goes back to the system when the table is unreachable.
 func TestArenaIsGivenBack(t *testing.T) {
 	before := mapped(t)
 	func() {

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// A server that ends and starts again finds its port free, whoever has opened
-// connections meanwhile.
+// A server that ends and starts again finds its port free, whatever connections others open in between.
 func TestFoundPortsAreNobodysConnections(t *testing.T) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if err != nil {
