@@ -274,7 +274,7 @@ func TestKeptKeys(t *testing.T) {
 	}
 }
 
-// wakes counts the calls that a core asks for.
+// wakes counts the wake-ups of a core.
 type wakes struct {
 	hands
 	n int

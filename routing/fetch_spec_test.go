@@ -145,8 +145,8 @@ func TestAnswersToAFetch(t *testing.T) {
 	}
 }
 
-// A request waits for an account that is on its way, and is decided on its arrival. Other nodes are not asked
-// for it again, unless it does not come.
+// A request waits for an account that is on its way, and is decided on its arrival. Other nodes get no second
+// fetch, unless it does not come.
 func TestAccountThatComesIsWaitedFor(t *testing.T) {
 	for _, x := range []struct {
 		what      string
@@ -408,8 +408,8 @@ func TestAskedForBesideTheWalk(t *testing.T) {
 	}
 }
 
-// A key whose account this node has sent away, without a receipt, is not new, though it is this node's own
-// again and no other has it: a node that left refuses it after its answer.
+// A key whose account this node has sent away, without a receipt, is not new. The key is this node's own again
+// and no other has it, but a node that left refuses it after its answer.
 func TestSentAwayIsNotNew(t *testing.T) {
 	s, a := newPair(t)
 	c, key := a.core, a.ownedBy("a:1")

@@ -213,7 +213,7 @@ func TestNodeDecidesUnheardInTheEnd(t *testing.T) {
 	}
 }
 
-// A node that did not run for longer than TakeOver owns no keys: it is out of its own ring, walks through all
+// A node that did not run for longer than TakeOver owns no keys. It is out of its own ring, walks through all
 // its accounts, and reports all of them when it joins again. A node without keys does none of that.
 func TestLapse(t *testing.T) {
 	s, a := newPair(t)

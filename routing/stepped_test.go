@@ -539,7 +539,7 @@ func TestStepsPause(t *testing.T) {
 }
 
 // A node that has slept owns keys again when its earlier accounts are with their current owners, and not
-// earlier: it would decide on keys whose accounts others have begun in the meantime.
+// earlier. Otherwise it decides on keys whose accounts others have begun in the meantime.
 func TestStepsSleeperHandsOverBeforeItJoins(t *testing.T) {
 	s := newScript(t, 3000, 10)
 	s.delay = 2 * time.Millisecond // so that its join has not arrived when it has just joined

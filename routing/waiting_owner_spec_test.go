@@ -20,7 +20,7 @@ func (n *scriptNode) unsettled() *view {
 	return v
 }
 
-// A node that was asked as an owner, and is not one or cannot be reached, is not asked so again: a moment later
+// A node that was asked as an owner, and is not one or cannot be reached, is not asked so again. A moment later
 // the search for the key's account begins again.
 func TestFoundOwnerThatIsNone(t *testing.T) {
 	for _, reachable := range []bool{false, true} {

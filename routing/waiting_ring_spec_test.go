@@ -34,7 +34,7 @@ func TestWaitingWhileTheRingChanges(t *testing.T) {
 	}
 }
 
-// This node's leases are the base's: no owner is asked for them.
+// This node's leases are the base's: their owner gets no message.
 func TestWhatTheBaseDecides(t *testing.T) {
 	s, a := newPair(t)
 	a.withStore()

@@ -47,7 +47,7 @@ func (w *scriptedWaiter) TimeOver() (d time.Duration) {
 	return d
 }
 
-// waits is a request of that many asks for keys of an owner, not begun.
+// waits is a request with that many keys of an owner, not begun.
 func (n *scriptNode) waits(owner string, asks int) *waiting {
 	all := make([]ask, asks)
 	for i := range all {
@@ -211,8 +211,8 @@ func TestWhatIsForwarded(t *testing.T) {
 	}
 }
 
-// A charge of an owner after this node's refusal is taken back there, when its answer arrives; not if it
-// refuses as well, and not if the rule has admitted here.
+// A charge of an owner after this node's refusal is taken back there, when its answer arrives. It is not if the
+// owner refuses as well, or if the rule has admitted here.
 func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 	for _, x := range []struct {
 		what   string
@@ -409,8 +409,8 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 	}
 }
 
-// An undo goes to the node that charged: the owner, the lease of a hot key, this node's own account if the key
-// is its own by now, or its share of an outage.
+// An undo goes to the node that charged. That is the owner, the lease of a hot key, this node's own account if
+// the key is its own by now, or its share of an outage.
 func TestWhereAVerdictIsUndone(t *testing.T) {
 	const owner, hand, base, nobody = "owner", "hand", "base", "nobody"
 	for _, x := range []struct {

@@ -70,9 +70,9 @@ type division struct {
 	failed  atomic.Int64         // that were not, or with neither 200 nor 429
 }
 
-// Envoys with the shipped configuration divide budgets through Sluice, with a demand a quarter above them. Then
-// one is killed, one stands still over a window's end, all streams are cut, the nodes are restarted, and the
-// rules are removed, each in a minute of its own. No key exceeds the bound of sluice check --rlqs.
+// Envoys with the shipped configuration divide budgets through Sluice, with a demand a quarter above them.
+// Then, each in its own minute, one is killed, one stands still over a window's end, all streams break, the
+// nodes restart, and the rules are removed. No key exceeds the bound of sluice check --rlqs.
 func TestEnvoysDivideABudget(t *testing.T) {
 	needsLong(t)
 	for _, row := range []struct {

@@ -15,7 +15,7 @@ func fleetRules(coordination string, limit int) string {
 }
 
 // Three nodes are restarted one after the other, each as soon as the previous one is back, while 500 requests a
-// second go through Envoy: each is decided, and no key exceeds its rule's bound.
+// second go through Envoy. Each request is decided, and no key exceeds its rule's bound.
 //
 // A call that Envoy gave up after 20 ms passes undecided. On a busy machine, some do so without any restart.
 // They are at most 1 of 200, and each may be one over. All other failures are 0.

@@ -47,7 +47,7 @@ descriptors:
 
 const (
 	linearClients = 6
-	linearAsks    = 60                    // of each client, beside those at the pace
+	linearAsks    = 60                    // of each client, in addition to those at the pace
 	linearPace    = 12 * time.Millisecond // between a client's requests while a node ends
 )
 
@@ -116,12 +116,12 @@ func TestLinearRoutingWithRedisReplaced(t *testing.T) {
 }
 
 // Mode leasing with leases of one token claims for each request, but not for each request alone. Requests of
-// one hit that meet at a node share a claim, and a short lease is renewed in the background, so that a node may
+// one hit that meet at a node share a claim. A short lease is renewed in the background, so that a node may
 // keep one token of a key between requests. A token for a request that has gone stays with its node for two
 // seconds, and is then given back. In that time others are refused, and the token may be admitted later: that
-// is not linearizable, and not promised. The promise, which is checked, is that the limit holds, and that a
-// request is refused only if admissions, lost requests, and a token for each node leave too little for it.
-// limit_remaining is from the last answer of the ledger.
+// is not linearizable, and not promised. The promise, which is checked, is that the limit holds. A request is
+// refused only if admissions, lost requests, and a token for each node leave too little for it. limit_remaining
+// is from the last answer of the ledger.
 func TestLinearLeasing(t *testing.T) {
 	linear(t, linearKind{rules: leasedRules, store: true, ones: true})
 }

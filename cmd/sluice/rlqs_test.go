@@ -144,8 +144,8 @@ func TestEnvoysShareABudget(t *testing.T) {
 			t.Errorf("Envoy %d has opened %d streams, and has one: %t", i, n, connected)
 		}
 	}
-	// One lease of half the limit for the Envoy that stood still, if that was at a window's end; and the grants
-	// of a store that lost its data, with the usage of the killed node.
+	// One lease of half the limit for the Envoy that stood still, if that was at a window's end. In addition,
+	// the grants of a store that lost its data, with the usage of the killed node.
 	if most, declared := p.most(), 600+300+30+600; most > declared {
 		t.Errorf("%d passed in a minute, and at most %d are declared", most, declared)
 	}

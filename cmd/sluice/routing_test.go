@@ -125,9 +125,9 @@ func TestRoutingIsExact(t *testing.T) {
 	})
 }
 
-// Every node is replaced in its turn, under load: a limit of 10 admits 10, and less only by requests that this
-// machine has kept from their owners for 15 ms. These are refused, and an owner takes their charge back while
-// it owns the key and the asking node runs.
+// Every node is replaced in its turn, under load: a limit of 10 admits 10. It admits less only by requests that
+// this machine has kept from their owners for 15 ms. These are refused, and an owner takes their charge back
+// while it owns the key and the asking node runs.
 func TestRoutingRollingReplacement(t *testing.T) {
 	r := newRing(t, 3, 3, ratelimit.OwnMemory)
 	const keys = 200

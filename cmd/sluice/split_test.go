@@ -29,7 +29,7 @@ func outageRule(unit ratelimit.Unit) *ratelimit.Rule {
 	return r
 }
 
-// With two stores, each for its units, a node has one set of budgets for outages: admissions of either limiter
+// With two stores, each for its units, a node has one set of budgets for outages. Admissions of either limiter
 // without its store are not repeated for an outage of a key's owner.
 func TestOneBudgetForOutagesOfTwoStores(t *testing.T) {
 	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)

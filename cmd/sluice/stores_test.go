@@ -117,8 +117,8 @@ descriptors:
   - {key: after, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 
-// A fleet loses its store for a while: keys that nobody holds are decided by each policy. When the store is there again,
-// nodes use it as soon as is declared, and what they admitted meanwhile is charged.
+// A fleet loses its store for a while: each policy decides about keys without a lease. When the store is back,
+// nodes use it within the declared time, and their admissions in between are charged.
 //
 //	go test -run TestFleetLosesItsStore ./cmd/sluice -outage 1m
 func TestFleetLosesItsStore(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"testing"
 )
 
-// A release of this commit is complete: each file has the sum of SHA256SUMS, the command runs with its version,
-// the bill names its modules, and the name of every blob of the image is its digest.
+// A release of this commit is complete. Each file has the sum of SHA256SUMS, the command runs with its version,
+// and the bill names its modules. The name of every blob of the image is its digest.
 func TestRelease(t *testing.T) {
 	r := release{top: "../..", out: t.TempDir(), snapshot: true, platforms: []platform{{"linux", "amd64"}}}
 	if err := r.run(t.Context()); err != nil {

@@ -312,7 +312,7 @@ func TestTurnsAreSpread(t *testing.T) {
 	}
 }
 
-// At the end of a window with a used-up budget, a bucket waits for its next report: that is about the previous
+// At the end of a window with a used-up budget, a bucket waits for its next report. That is about the previous
 // window, and would count in both if a lease had been granted in the meantime.
 func TestUsedUpBucketWaits(t *testing.T) {
 	for _, c := range []struct {

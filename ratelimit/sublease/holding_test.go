@@ -171,7 +171,7 @@ func TestTTL(t *testing.T) {
 	})
 }
 
-// Want never asks for more than is free, nor for more than its maximum.
+// Want is at most the free tokens, and at most its maximum.
 func TestWantIsBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := NewHolding()

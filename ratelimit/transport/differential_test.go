@@ -349,7 +349,7 @@ func FuzzScreen(f *testing.F) {
 	})
 }
 
-// A screen is invisible. For any legal input of a caller, and any refused calls of it, the others end as
+// A screen is invisible, for any legal input of a caller, and any refused calls of it. The others end as
 // without a screen, no connection hangs, and the gate gets the end of each call that it admitted.
 func TestScreenIsNotSeen(t *testing.T) {
 	gate := &coin{random: rand.New(rand.NewPCG(1, 2))}

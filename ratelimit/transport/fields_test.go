@@ -115,8 +115,8 @@ func resizedLate(block []byte) bool {
 	return false
 }
 
-// For any header blocks of a caller, and any refused calls of it, gRPC reads the caller's fields of the others,
-// and the gate gets the calls with the caller's path and timeout.
+// For any header blocks of a caller, and any refused calls of it, gRPC reads the right fields of the others.
+// The gate gets the calls with the caller's path and timeout.
 func FuzzFields(f *testing.F) {
 	for refused := range 8 {
 		var all, b bytes.Buffer

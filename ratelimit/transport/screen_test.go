@@ -415,7 +415,7 @@ func (i *inner) window(written []byte) (n int) {
 }
 
 // BenchmarkRefused is the cost of a refused call without system calls, of which there are two for all calls of
-// one read: the work of the screen, and of gRPC's framer with the output of the screen.
+// one read. It is the work of the screen, and of gRPC's framer with the output of the screen.
 func BenchmarkRefused(b *testing.B) {
 	for _, traced := range []bool{false, true} {
 		b.Run(fmt.Sprintf("traced=%v", traced), func(b *testing.B) {
