@@ -192,7 +192,7 @@ func comments(t *testing.T, path string) (all string) {
 // Comments keep to the style guide, except that they may name the ledger. The files and packages below unread do not
 // yet.
 func TestPlainComments(t *testing.T) {
-	unread := []string{"../leasing/localoverride.go", "../leasing/account/override.go"}
+	unread := []string{"../leasing/localoverride.go", "../leasing/account/override.go", "../leasing/fleet_override_test.go"}
 	err := filepath.WalkDir("..", func(path string, d os.DirEntry, err error) error {
 		switch {
 		case err != nil:

@@ -232,7 +232,7 @@ func TestOverridesUnderLoad(t *testing.T) {
 		perSecond*seconds, set, len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
 }
 
-// After a loss of data, nodes restate their overrides to Redis, and not those that were removed or set again.
+// A Redis that has lost its data is told the overrides that nodes know, and not those that were removed or set anew.
 func TestOverridesAreToldAgain(t *testing.T) {
 	c := overridable(t, ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000})
 	ctx, client := context.Background(), c.store.Client()
