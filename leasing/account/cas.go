@@ -323,7 +323,8 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 	is := was
 	switch {
 	case !ok || life != s.Life:
-		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1 // of several that begin at once, one counts
+		// If several nodes begin one at once, one of them counts.
+		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1
 		is = ratelimit.Epoch{ID: id, Began: s.Now, Learning: s.Now.Add(Learn)}
 		if own.Version == 0 && !l.known.Load() && l.alone != nil && l.alone() {
 			is.Learning = s.Now
