@@ -204,9 +204,9 @@ func rule(algorithm ratelimit.Algorithm, seconds uint32, limit ratelimit.Tokens,
 	return r
 }
 
-// Whatever happens to nodes and wires, the fleet goes over by no more than the
-// drift budget, and in a bucket that never fills by a share more for each node that is cut off: nodes join, crash, are cut off for longer than their seats
-// last, and come back; answers are late and get lost; all start cold at once.
+// The excess of the fleet is at most the drift budget, and in a bucket that never fills one more share for each
+// node that is cut off. Nodes join, crash, are cut off for longer than their seats last, and return. Answers
+// are late and get lost. All start cold at once.
 func TestDriftStaysWithinItsBudget(t *testing.T) {
 	worst, used := ratelimit.Tokens(0), 0
 	for seed := range uint64(150) {

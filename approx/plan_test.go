@@ -153,9 +153,8 @@ func TestPlansAreTheSameForTheSameRules(t *testing.T) {
 	}
 }
 
-// A node's share of a rule, and the number of seats, are the smallest of all plans that may have been in
-// force in a window, and of the node's own plan. For a window that is since it began. For a bucket it is
-// until it may have filled.
+// A node's share of a rule, and the number of seats, are the smallest of its own plan and of all that may have
+// been in force in a window. For a window that is since it began. For a bucket it is until it may have filled.
 func TestShareWhileMaxNodesChanges(t *testing.T) {
 	two, four := approxRule(10_000, 2, 10_000), approxRule(10_000, 4, 10_000) // 100 tokens for all
 	bucket := func(r *ratelimit.Rule) *ratelimit.Rule {

@@ -21,7 +21,7 @@ var rewrite = flag.Bool("rewrite", false, "write docs/evidence.md anew")
 
 const (
 	longest     = 30 // words of a sentence
-	mostClauses = 60 // with what, and with nobody, nothing or none, in all pages
+	mostClauses = 60 // with what, and with the denials below, in all pages
 )
 
 var (
@@ -192,7 +192,7 @@ func comments(t *testing.T, path string) (all string) {
 // Comments keep to the style guide, except that they may name the ledger. The files and packages below unread do not
 // yet.
 func TestPlainComments(t *testing.T) {
-	unread := []string{"../leasing/localoverride.go", "../leasing/account/override.go"}
+	unread := []string{"../leasing/localoverride.go", "../leasing/account/override.go", "../leasing/fleet_override_test.go"}
 	err := filepath.WalkDir("..", func(path string, d os.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -201,7 +201,7 @@ func TestPlainComments(t *testing.T) {
 			return filepath.SkipDir
 		case slices.Contains(unread, filepath.ToSlash(path)):
 			return nil
-		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasSuffix(path, ".pb.go"):
+		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, ".pb.go"):
 			return nil
 		}
 		text := dialect.ReplaceAllString(comments(t, path), "X")

@@ -58,7 +58,7 @@ func TestLateReportWithoutRoom(t *testing.T) {
 		s.ask(0, "k", 1)
 		k := s.key(0, "k")
 		w := k.Window
-		k.Refund(1) // which the ledger, that has 5, does not know when the window ends
+		k.Refund(1) // which the ledger, that has 5, lacks when the window ends
 		l := &s.nodes[0].lanes[0]
 		l.company = make([]*flight, queueSize)
 		s.now = s.now.Add(s.rule.Limit.WindowEnd(w).Sub(s.time()) + time.Second)

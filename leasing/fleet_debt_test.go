@@ -142,7 +142,7 @@ func TestDebtThatIsToldLate(t *testing.T) {
 	}
 }
 
-// A window after debt: forget begins at 0.
+// A window after one without debt: carry begins at 0.
 func TestDebtIsForgotten(t *testing.T) {
 	s := indebted(t)
 	s.rule.Limit.Carries = false

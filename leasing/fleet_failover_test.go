@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// Shards of a Cluster lose data while they are in use: replicas that lag behind take over from live masters, with the
-// votes of others or without, or a shard is emptied, or restarts. No key exceeds its limit by more than declared, the
-// limit is not lost, and parts of other shards count no loss.
+// Shards of a Cluster lose data while they are in use. Replicas that lag behind take over from live masters,
+// with the votes of others or without, or a shard is emptied, or restarts. No key exceeds its limit by more
+// than declared, the limit is not lost, and parts of other shards count no loss.
 func TestShardsThatLoseTheirData(t *testing.T) {
 	t.Parallel()
 	const limit, callers = 500, 8

@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A reset at a node without requests for the key also works there: the key has another name than the reset, under
-// which its first message would take the refund back.
+// A reset at a node without requests for the key also works there. The key has another name than the reset,
+// under which its first message would take the refund back.
 func TestResetByANodeWithoutTheKey(t *testing.T) {
 	c := newCluster(t, 2, ratelimit.Limit{Unit: ratelimit.Year, Requests: 100})
 	c.rule.Coordination.OnDeny = ratelimit.DenyRefunds

@@ -224,7 +224,7 @@ func (w *lentWorld) crashes() {
 	}
 }
 
-// forgets begins another life of a lessee without a report. A grant to a message of the earlier life that arrives
+// This begins another life of a lessee without a report. A grant to a message of the earlier life that arrives
 // later is lost.
 func (w *lentWorld) forgets() {
 	n := &w.lessees[w.IntN(3)]

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A limit of 0 has no share for each node in an outage: neither a key that is banned passes, nor one without an
-// override, under a rule that admits only those with one.
+// A limit of 0 has no share for each node in an outage. A banned key does not pass, nor one without an override,
+// under a rule that admits only keys with one.
 func TestOutageAdmitsNoBannedKey(t *testing.T) {
 	for name, limit := range map[string]ratelimit.Limit{
 		"banned, sliding": {Unit: ratelimit.Year, Requests: 30, Algorithm: ratelimit.SlidingWindow},
@@ -20,7 +20,7 @@ func TestOutageAdmitsNoBannedKey(t *testing.T) {
 			c := overridable(t, limit)
 			c.rule.Coordination.OnStoreFailure = ratelimit.FailLocal
 			c.rule.Coordination.StoreDeadline = 200 * time.Millisecond
-			key := "another" // which no node has heard of
+			key := "another" // which is new to all nodes
 			if limit.Requests > 0 {
 				key = "k"
 				c.override(0, key, &ratelimit.Override{})

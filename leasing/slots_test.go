@@ -137,7 +137,8 @@ type shakyLedger struct {
 	mu    sync.Mutex
 	keys  map[string]*account.Slots
 	began time.Time
-	// late is the delay of an answer. heard means that the ledger has the message, and fails that the answer is lost.
+	// late is the delay of an answer. The others mean that the ledger has the message, and that the answer is
+	// lost.
 	late         time.Duration
 	heard, fails bool
 	messages     int
@@ -328,8 +329,8 @@ func TestSlotQueuesAreBounded(t *testing.T) {
 	})
 }
 
-// A slot that is given back before its take was sent, or while that is in flight, is free in the end: after an undo,
-// or the request's end, of an admission by the ledger or by on_store_failure.
+// A slot that is given back before its take was sent, or while that is in flight, is free in the end. That
+// holds after an undo, or the request's end, of an admission by the ledger or by on_store_failure.
 func TestSlotsInOrder(t *testing.T) {
 	for _, policy := range []ratelimit.FailurePolicy{ratelimit.FailLocal, ratelimit.FailOpen, ratelimit.FailClosed} {
 		for _, undo := range []bool{false, true} {

@@ -200,9 +200,8 @@ func TestOwnKeysDoNotAllocate(t *testing.T) {
 	}
 }
 
-// What a node says of itself travels on two streams, so that it may be heard in
-// another order than it was said. What it said before it joined or left last counts
-// no more: otherwise accounts that are on their way to it were begun anew here.
+// A node's announcements travel on two streams, and may arrive in another order. An announcement from before
+// its last join or departure no longer counts: otherwise accounts on their way to it would begin again here.
 func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	s := newScript(t, 10, 10)
 	s.addrs = []string{"a", "b"}
@@ -258,8 +257,8 @@ func TestOnlyOthersHaveGone(t *testing.T) {
 	}
 }
 
-// A key was kept if it was this node's own in each ring since all had handed over;
-// where none is known, nobody can say so.
+// A key was kept if it was this node's own in each ring since the last complete handover. Without a known ring,
+// that cannot be told.
 func TestKeptKeys(t *testing.T) {
 	alone, other := ring.Of([]string{"a:1"}), ring.Of([]string{"b:1"})
 	for _, c := range []struct {
@@ -274,7 +273,7 @@ func TestKeptKeys(t *testing.T) {
 	}
 }
 
-// wakes counts how often a core wants to be called.
+// wakes counts the wake-ups of a core.
 type wakes struct {
 	hands
 	n int
@@ -284,9 +283,8 @@ func (w *wakes) wake() { w.n++ }
 
 func (w *wakes) yield() {}
 
-// A node that did not run for longer than others wait for it is no owner from its
-// first decision on, which has that looked after; one that has never looked after
-// itself has not begun.
+// A node that did not run for longer than TakeOver is no owner from its first decision on, which also starts a
+// check. A node that was never checked has not begun.
 func TestWhoHasLapsed(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1")
@@ -314,8 +312,7 @@ func TestWhoHasLapsed(t *testing.T) {
 	}
 }
 
-// What went wrong with a peer is told, if anybody listens, and nothing if nothing
-// did.
+// Errors of a peer are reported, if there is a listener, and only if there are any.
 func TestWhatWentWrongIsTold(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1")
@@ -440,7 +437,7 @@ func TestWhatATurnHasWalkedThrough(t *testing.T) {
 	}
 }
 
-// With a store nobody hands over, so that each ring is as if all had.
+// With a store there is no handover, so that each ring counts as complete.
 func TestTurnWithAStore(t *testing.T) {
 	_, a := newPair(t)
 	c := a.core

@@ -57,7 +57,7 @@ func TestFetchIsJoined(t *testing.T) {
 // question; what is undone was charged to this node's share, if to anything.
 func TestDecidingWithoutAnOwner(t *testing.T) {
 	for policy, want := range map[ratelimit.FailurePolicy]struct {
-		admitted int // of five asks for one, undone from the fourth on
+		admitted int // of five asks of one token, undone from the fourth on
 		charged  ratelimit.Tokens
 	}{ratelimit.FailOpen: {5, 1}, ratelimit.FailClosed: {0, 0}, ratelimit.FailLocal: {4, 1}} {
 		s := newScript(t, 1, 10)
@@ -120,7 +120,7 @@ func TestVerdictOfAPeer(t *testing.T) {
 	}
 }
 
-// What an owner replies is believed within bounds.
+// An owner's reply counts within bounds.
 func TestRepliesWithinBounds(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1")

@@ -27,7 +27,7 @@ func (n *scriptNode) has(key []byte) {
 	n.local.Decide(context.Background(), n.now, []ask{{Rule: n.rule, Key: key, Cost: 1}}, make([]verdict, 1))
 }
 
-// mayHave has a node not know whether another has accounts of its keys; nothing else is to be said to that one.
+// mayHave makes it unknown whether another node has accounts of a node's keys, with no further message for it.
 func (n *scriptNode) mayHave(other string) *member {
 	n.unsettled()
 	m := n.core.members[other]
@@ -145,8 +145,8 @@ func TestAnswersToAFetch(t *testing.T) {
 	}
 }
 
-// An account that is on its way is waited for, and decided on when it is there: others are not asked for it a second
-// time, unless it does not come.
+// A request waits for an account that is on its way, and is decided on its arrival. Other nodes get no second
+// fetch, unless it does not come.
 func TestAccountThatComesIsWaitedFor(t *testing.T) {
 	for _, x := range []struct {
 		what      string
@@ -198,7 +198,7 @@ func TestAccountThatComesIsWaitedFor(t *testing.T) {
 	}
 }
 
-// What somebody waits for is answered before a parcel of the same message is taken in.
+// Waiting requests are answered before a parcel of the same message is adopted.
 func TestAnswersBeforeAParcel(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1", "b:1")
@@ -247,8 +247,8 @@ func TestAFetchWhoseWayBreaks(t *testing.T) {
 	}
 }
 
-// A leaving node goes on to decide until all others have heard, so that no ask
-// finds nobody; but it does not wait for ever for one that is silent.
+// A leaving node decides until all others have read its departure, so that each request finds a node. It does
+// not wait for ever for a silent one.
 func TestLeavingNodeTellsFirst(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1", "b:1", "c:1")
@@ -358,7 +358,7 @@ func TestFetchOfWhoCannotBeAsked(t *testing.T) {
 	}
 }
 
-// An account that is asked for goes at once; where there is no room for it, it stays.
+// A fetched account leaves at once, or stays if there is no room for it.
 func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	s, a := newPair(t)
 	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
@@ -384,8 +384,7 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	}
 }
 
-// What is asked for is sent although the walk has to wait for room; where it has ended since it was seen, it is not said
-// to be coming.
+// A fetched account is sent although the walk waits for room. If it has ended since, it is not announced.
 func TestAskedForBesideTheWalk(t *testing.T) {
 	s, a := newPair(t)
 	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
@@ -409,8 +408,8 @@ func TestAskedForBesideTheWalk(t *testing.T) {
 	}
 }
 
-// A key whose account this node has sent away, and has no receipt for, is no new key, though it is this node's own again
-// and nobody else has it: whoever has left refuses it behind its answer.
+// A key whose account this node has sent away, without a receipt, is not new. The key is this node's own again
+// and no other has it, but a node that left refuses it after its answer.
 func TestSentAwayIsNotNew(t *testing.T) {
 	s, a := newPair(t)
 	c, key := a.core, a.ownedBy("a:1")
@@ -437,7 +436,7 @@ func TestSentAwayIsNotNew(t *testing.T) {
 	}
 }
 
-// The last receipt may be what a node waited for to know that nobody has anything of its own.
+// The last receipt may be the proof that no other node has accounts of this one.
 func TestLastReceiptSettles(t *testing.T) {
 	s, a := newPair(t)
 	c, m, key := a.core, a.mayHave("b:1"), a.ownedBy("b:1")
@@ -455,7 +454,8 @@ func TestLastReceiptSettles(t *testing.T) {
 	}
 }
 
-// A fetch whose account never comes ends also where nobody waits any more; and at once where the account is sent back.
+// A fetch whose account never comes ends also without waiting requests, and at once if the account is sent
+// back.
 func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		s, a := newPair(t)
@@ -485,7 +485,7 @@ func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {
 	}
 }
 
-// What is asked for waits while as many are on their way as may be, and goes with the next receipt.
+// Fetches wait at the maximum of accounts on their way, and go with the next receipt.
 func TestReceiptLetsTheNextGo(t *testing.T) {
 	_, a := newPair(t)
 	c, m := a.core, a.core.members["b:1"]

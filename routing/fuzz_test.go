@@ -139,7 +139,7 @@ func (x *target) holds(f *wire.Frame) {
 	}
 }
 
-// decidesStill asks for a key that nobody has spoken of, under every algorithm.
+// decidesStill sends a request for a new key, under every algorithm.
 func (x *target) decidesStill() {
 	own := x.view.Load().ring.Has("own:1")
 	for algorithm := range ratelimit.RateAlgorithms() {

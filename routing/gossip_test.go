@@ -13,8 +13,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Of what memberlist writes, only errors that somebody's message caused are told:
-// whose it was, and whether it could not be decrypted.
+// Of memberlist's log, only errors caused by a message are reported: with its sender, and whether it could be
+// decrypted.
 func TestGossipTellsOfStrangers(t *testing.T) {
 	for _, c := range []struct {
 		line, from string
@@ -38,7 +38,7 @@ func TestGossipTellsOfStrangers(t *testing.T) {
 			}
 		}
 		var g Gossip
-		if n, err := (gossipLog{&g}).Write([]byte(c.line)); n != len(c.line) || err != nil { // nobody is to be told yet
+		if n, err := (gossipLog{&g}).Write([]byte(c.line)); n != len(c.line) || err != nil { // there is no receiver yet
 			t.Errorf("%d bytes of %d were written, %v", n, len(c.line), err)
 		}
 		g.told.Store(&tell)
@@ -115,8 +115,7 @@ func TestGossipStreamsAreBounded(t *testing.T) {
 	}
 }
 
-// What a node is told to gossip on must be an address of its own; which setting is
-// wrong is told.
+// The address for gossip must be the node's own. An error names the wrong setting.
 func TestGossipNeedsAnAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -170,7 +169,7 @@ func TestGossipListens(t *testing.T) {
 	l.Close()
 }
 
-// freeAddrs are so many addresses that nobody listens on.
+// freeAddrs are that many free addresses.
 func freeAddrs(t *testing.T, n int) []string {
 	addrs := make([]string, n)
 	for i := range addrs {
@@ -184,8 +183,7 @@ func freeAddrs(t *testing.T, n int) []string {
 	return addrs
 }
 
-// Only names that are addresses get in by gossip, whoever knows the secret, and who
-// is in is counted.
+// By gossip, only names that are addresses become members, also with the secret, and members are counted.
 func TestGossipLetsAddressesIn(t *testing.T) {
 	at := freeAddrs(t, 1)[0]
 	g, err := NewGossip(at, "10.0.0.1:1", known, nil)
@@ -240,7 +238,7 @@ func TestGossipLooksForSeedsWhileAlone(t *testing.T) {
 			if err != nil {
 				return
 			}
-			looked <- true // before Find can know of it
+			looked <- true // before Find can see it
 			conn.Close()
 		}
 	}()
@@ -268,8 +266,7 @@ func TestGossipLooksForSeedsWhileAlone(t *testing.T) {
 	}
 }
 
-// Strangers who come while a node goes keep it from nothing: it closes, though
-// nobody takes in what they send.
+// Strangers that connect while a node ends do not delay it: it closes, though their messages are not read.
 func TestGossipClosesWithStrangersAtTheDoor(t *testing.T) {
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{"127.0.0.1"}, Logger: log.New(io.Discard, "", 0)})
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// How far another's clock is behind is the least of what messages of the last ten
-// to twenty seconds say; less than what a message may take counts as nothing, but
-// a clock that is ahead always counts. After a long silence it begins anew.
+// The lag of another's clock is the minimum over the messages of the last ten to twenty seconds. A lag below
+// the travel time of a message counts as 0, but a clock that is ahead always counts. After a long silence it
+// begins again.
 func TestClocksAreCompared(t *testing.T) {
 	const ms = time.Millisecond
 	var in inbox
@@ -45,8 +45,8 @@ func TestClocksAreCompared(t *testing.T) {
 	}
 }
 
-// What was received of a node is remembered for so many nodes; then who was silent
-// for longest is forgotten, and of those the least number.
+// The receipts of a node are remembered for a bounded number of nodes. Beyond that, the node with the longest
+// silence is dropped, and of equal ones that with the smallest number.
 func TestMostInboxes(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1")
@@ -57,7 +57,7 @@ func TestMostInboxes(t *testing.T) {
 	for id := range uint64(mostInboxes) {
 		c.inboxOf(at.Add(time.Duration(id/3)), &inlet{incarnation: id + 10})
 	}
-	c.inboxOf(at.Add(time.Hour), &inlet{incarnation: 10}) // it is heard again
+	c.inboxOf(at.Add(time.Hour), &inlet{incarnation: 10}) // a message of it arrives again
 	for gone := uint64(11); gone < 60; gone++ {
 		c.inboxOf(at.Add(time.Hour), &inlet{incarnation: 1_000_000 + gone})
 		if c.inboxes[gone] != nil || len(c.inboxes) != mostInboxes {
@@ -114,9 +114,8 @@ func TestParcelsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// An account counts as handed over when there is a receipt that does not refuse it;
-// one that is refused is here again, is looked for by the walk, and is not sent
-// again at once.
+// An account counts as handed over when a receipt does not refuse it. A refused one is here again, the walk
+// finds it, and it is not sent again at once.
 func TestReceipts(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		s, a := newPair(t)
@@ -197,8 +196,8 @@ func TestReceiptOfMoreThanWasSent(t *testing.T) {
 	}
 }
 
-// What is on its way to one life of a node is not with the next one: it is here
-// again, and the walk looks for who is to have it.
+// Parcels to one life of a node do not reach the next one. Their accounts are here again, and the walk finds
+// their owners.
 func TestAnotherLifeHasNoAccounts(t *testing.T) {
 	for _, how := range []string{"it greets", "the way opens"} {
 		s, a := newPair(t)
@@ -312,8 +311,7 @@ func TestAccountsWithoutRoomAreCounted(t *testing.T) {
 	}
 }
 
-// A parcel may be as large as it says that it may, and what is said of its accounts is
-// about this one: which of them are not the receiver's own, by their places.
+// A parcel is at most as large as its maximum. A refusal of accounts names them by their places in this parcel.
 func TestWhatIsSaidOfAParcel(t *testing.T) {
 	s, a := newPair(t)
 	c, from := a.core, &inlet{addr: "b:1", incarnation: 7}
@@ -371,7 +369,7 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 	}
 }
 
-// Who waits for an account hears at once that it has come.
+// A request that waits for an account continues at once when it arrives.
 func TestFetchEndsWhenTheAccountComes(t *testing.T) {
 	s, a := newPair(t)
 	c, here := a.core, a.core.local.LedgerNow(s.now)

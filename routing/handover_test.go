@@ -64,9 +64,9 @@ func watchStalls(t *testing.T) func() time.Duration {
 	return func() time.Duration { return time.Duration(stall.Swap(0)) }
 }
 
-// watchWaits tells for how long, since it was last asked, something on this machine was ready to run and
-// had no processor: no decision is late by more than that for the machine's sake. What waits for another
-// goroutine of this process is the ring's doing. It tells 0 where the system does not say.
+// watchWaits returns the time since its last call in which ready threads of this machine had no processor: the
+// machine delays no decision by more than that. Waits for another goroutine of this process are the ring's
+// fault. It returns 0 if the system does not report it.
 func watchWaits() func() time.Duration {
 	waited := func() time.Duration {
 		text, _ := os.ReadFile("/proc/pressure/cpu")
@@ -212,7 +212,7 @@ func TestHandOverUnderLoad(t *testing.T) {
 	t.Logf("this machine kept a goroutine from running for up to %v, %v, %v (and %v while the tables were filled)", stall, stallJoin, stallLeave, filling)
 	t.Logf("this machine had too few processors for %v while nodes came and went", waited)
 	stall = max(stall, stallJoin, stallLeave)
-	// Nodes that do not hear each other for TakeOver count apart, as declared.
+	// Nodes that cannot reach each other for TakeOver count separately, as declared.
 	if over > 0 && stall < TakeOver/2 {
 		t.Errorf("%d of %d keys admitted more than 10", over, keys)
 	}

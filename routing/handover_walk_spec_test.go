@@ -63,9 +63,8 @@ func TestMover(t *testing.T) {
 	}
 }
 
-// Accounts whose owner has refused some wait until the first of such owners may
-// have seen the ring as it is; without a way they wait for one; without room, no
-// more are taken out.
+// If an owner has refused accounts, its accounts wait until the first such owner may have seen the current
+// ring. Without a connection they wait for one. Without room, no more are taken out.
 func TestAccountsThatCannotGo(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1", "b:1", "c:1")
@@ -217,8 +216,8 @@ func TestWalkLeavesOwnAccounts(t *testing.T) {
 	}
 }
 
-// A parcel that is full goes while the walk goes on, and one that is not when somebody
-// says so; where there is none, nobody is woken.
+// A full parcel leaves while the walk continues, and a partial one on request. Without a parcel, there is no
+// wake-up.
 func TestParcelsThatAreToGo(t *testing.T) {
 	s, a := newPair(t)
 	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
@@ -302,8 +301,8 @@ func (n *scriptNode) accounts() (all int) {
 	return all
 }
 
-// A node that leaves goes on to hand over its accounts while its heir is asked for 10,000 other keys a second, each of
-// which it has to ask for.
+// A leaving node continues its handover while its heir gets 10,000 requests for other keys a second, each of
+// which it must fetch.
 func TestStepsWalkGoesOnBesideFetches(t *testing.T) {
 	const keys, every, length = 20_000, 100 * time.Microsecond, time.Second
 	s := newScript(t, keys, 10)
@@ -334,8 +333,8 @@ func TestStepsWalkGoesOnBesideFetches(t *testing.T) {
 	}
 }
 
-// A node has joined, and leaves before what was sent to it has arrived: the keys are the sender's again, and the
-// accounts may come back. That nobody else has them does not make them new.
+// A node has joined, and leaves before the parcels to it have arrived: the keys are the sender's again, and the
+// accounts may come back. They are not new, though no other node has them.
 func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
 	s := newScript(t, 400, 10)
 	s.delay, s.tail = time.Millisecond, 0

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
-// Strangers at the peers' port, who never say who they are and send all that they
-// may of a first message, cost a bounded amount of memory, and peers go on.
+// Strangers at the peers' port, who never introduce themselves and send the maximum of a first message, cost a
+// bounded amount of memory, and peers continue.
 func TestStrangersArePutOffInBounds(t *testing.T) {
 	w := newRingWorld(t, 2)
 	nodes := w.ring(2)

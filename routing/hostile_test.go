@@ -42,7 +42,7 @@ func dialTo(t *testing.T, addr string, creds credentials.TransportCredentials) c
 	return s
 }
 
-// meet introduces somebody to a node, and goes on until a ping is answered.
+// meet introduces a peer to a node, and continues until a ping is answered.
 func (n *node) meet(t *testing.T, h *wire.Hello, secret string) (caller, error) {
 	t.Helper()
 	client, _ := anonymous()
@@ -76,8 +76,8 @@ func say(s caller, f *wire.Frame) (*wire.Frame, error) {
 	return s.Recv()
 }
 
-// between is somebody who is between two nodes: takes in connections for one as
-// if it were the other, and passes on what is said.
+// between is an attacker between two nodes: it accepts connections for one in the place of the other, and
+// relays their messages.
 type between struct {
 	wire.UnimplementedPeerServer
 	*testing.T
@@ -116,8 +116,7 @@ func (b *between) Exchange(from called) error {
 	}
 }
 
-// relayed makes two nodes of which the second is found where somebody else is.
-// They do not run yet.
+// relayed makes two nodes, and the second has the address of another process. They do not run yet.
 func relayed(t *testing.T, secret string, client, server credentials.TransportCredentials) (w *ringWorld, a *node, victim *node, run func()) {
 	w = newRingWorld(t, 3)
 	w.addrs = w.addrs[:2] // the third listener is where the second node really is
@@ -132,9 +131,8 @@ func relayed(t *testing.T, secret string, client, server credentials.TransportCr
 	}
 }
 
-// Somebody between two nodes, who passes on what they say, is taken for neither,
-// with certificates and without; only who passes on bytes that they cannot read
-// is not in the way.
+// An attacker that relays the messages of two nodes is refused by both, with certificates and without. A relay
+// of bytes that it cannot read does no harm.
 func TestRelayIsRefused(t *testing.T) {
 	authority := newAuthority(t)
 	certified, certifiedServer := authority.peer()
@@ -216,7 +214,7 @@ func TestProofsAreNotPlayedAgain(t *testing.T) {
 			t.Errorf("%s proof was taken again: %v", what, f)
 		}
 	}
-	// The node dials somebody, who says its proof back to it.
+	// The node dials a stranger, who returns the node's own proof.
 	mirror := &reflector{t: t, to: n.addr, own: w.addrs[1], client: client, done: make(chan error, 100)}
 	s := grpc.NewServer(grpc.Creds(server))
 	wire.RegisterPeerServer(s, mirror)
@@ -343,7 +341,7 @@ func TestPlainConnectionsAreTurnedAway(t *testing.T) {
 	}
 }
 
-// Nodes of two versions refuse each other, whoever calls, and say why and what to do.
+// Nodes of two versions refuse each other, in both directions, with the reason and a remedy.
 func TestOtherVersionsAreRefused(t *testing.T) {
 	w := newRingWorld(t, 2)
 	n := w.start(0, known)

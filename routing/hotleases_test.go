@@ -70,8 +70,8 @@ func TestStepsChargesAfterTheFact(t *testing.T) {
 	}
 }
 
-// What is charged is given back when it is done: never more than the limit are under way at once, and none is lost,
-// whether or not the key is leased.
+// Each charge is given back at its end: at most the limit is in flight at once, and no token is lost, with a
+// lease of the key or without.
 func TestStepsChargesThatComeBack(t *testing.T) {
 	const limit = 10
 	for _, clients := range []int{3, 8, 64} {
@@ -119,8 +119,8 @@ func TestStepsChargesThatComeBack(t *testing.T) {
 	}
 }
 
-// What a node admits in place of an owner that does not answer is booked there once, whatever the owner has heard of
-// it, and is so before its refund.
+// An admission of a node in place of an owner that does not answer is booked there once, for any arrivals at
+// the owner, and before its refund.
 func TestStepsAnsweredInPlaceOfTheOwner(t *testing.T) {
 	const limit = 1000
 	for _, what := range []string{"the answers are late", "the owner is cut off", "the way breaks"} {
@@ -161,7 +161,7 @@ func TestStepsAnsweredInPlaceOfTheOwner(t *testing.T) {
 			got := ratelimit.Tokens(-1)
 			s.at(owner, ratelimit.Peek, 0, func(v *verdict) { got = v.Remaining })
 			s.play(time.Second)
-			// Where a way breaks behind an ask, nobody knows whether it has arrived: a refund is then not told again.
+			// If a connection breaks after a request, its arrival is unknown: a refund is then not repeated.
 			lost := refunds && what == "the owner is cut off"
 			if got != want && !lost || got > want {
 				t.Errorf("%s, refunds %v: %d are left, want %d", what, refunds, got, want)

@@ -33,8 +33,8 @@ func TestLeavingNodeCountsWhatItHas(t *testing.T) {
 	}
 }
 
-// A node is ready when it has joined, all have heard, and it has its keys; or when
-// that has taken too long. One that leaves stays ready, for it still decides.
+// A node is ready when it has joined, all have read that, and it has its keys, or when that has taken too long.
+// A leaving one stays ready, because it still decides.
 func TestWhenANodeIsReady(t *testing.T) {
 	for i, x := range []struct {
 		present, left, unheard, stable bool
@@ -64,8 +64,8 @@ func TestWhenANodeIsReady(t *testing.T) {
 	}
 }
 
-// A node joins when it has met everybody whom it found, or could not for long
-// enough: at once are only those whom nobody has introduced.
+// A node joins when it has met all found nodes, or could not for long enough: those that no node has introduced
+// count at once.
 func TestWhenANodeJoins(t *testing.T) {
 	for i, x := range []struct {
 		ready, tried, looked bool
@@ -109,8 +109,7 @@ func TestWhenANodeJoins(t *testing.T) {
 	}
 }
 
-// A leaving node goes on to decide until all others have heard that it leaves, but
-// no longer than half a second.
+// A leaving node decides until all others have read its departure, but no longer than half a second.
 func TestWhenANodeDeparts(t *testing.T) {
 	for _, x := range []struct {
 		what         string
@@ -142,7 +141,7 @@ func TestWhenANodeDeparts(t *testing.T) {
 	}
 }
 
-// A node that did not run says so to whoever looks after it, and for how long.
+// A node that did not run reports that at its check, with the duration.
 func TestLapseIsTold(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1")
@@ -172,8 +171,7 @@ func TestNodeJoinsWhenItsClockBegins(t *testing.T) {
 	}
 }
 
-// After it has joined, a node without a store decides when others have heard of it;
-// with one, at once.
+// After it has joined, a node without a store decides when others have read that; with one, at once.
 func TestWhoHasToHearFirst(t *testing.T) {
 	for _, store := range []bool{false, true} {
 		s := newScript(t, 1, 10)
@@ -192,7 +190,7 @@ func TestWhoHasToHearFirst(t *testing.T) {
 	}
 }
 
-// Who has not heard that a node joined keeps it from deciding, but for so long only.
+// A node that has not read the join of another keeps it from deciding, for a bounded time only.
 func TestNodeDecidesUnheardInTheEnd(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core
@@ -215,9 +213,8 @@ func TestNodeDecidesUnheardInTheEnd(t *testing.T) {
 	}
 }
 
-// A node that did not run for longer than others wait owns nothing any more: it is out
-// of its own ring, has all walked through, and tells all of it when it joins again. One
-// that owned nothing does nothing of that.
+// A node that did not run for longer than TakeOver owns no keys. It is out of its own ring, walks through all
+// its accounts, and reports all of them when it joins again. A node without keys does none of that.
 func TestLapse(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core

@@ -37,8 +37,8 @@ func TestDialsPause(t *testing.T) {
 	}
 }
 
-// Whom a node has met, it forgets a minute after it was last found or heard; whom
-// it has not heard for longer than TakeOver owns nothing, and has nothing.
+// A node drops another a minute after it was last found, or last sent a message. A node that is silent for
+// longer than TakeOver owns no keys, and has no accounts.
 func TestWhoIsGone(t *testing.T) {
 	const ever = 24 * time.Hour
 	for i, x := range []struct {
@@ -180,7 +180,7 @@ func TestPresenceIsRemembered(t *testing.T) {
 	}
 }
 
-// A node says in its greeting whether it owns keys, and how many beside others.
+// A node reports in its greeting whether it owns keys, and how many relative to others.
 func TestGreetingSaysWhoOwnsKeys(t *testing.T) {
 	s := newScript(t, 1, 10)
 	c := s.start("a:1").core
@@ -212,8 +212,7 @@ func TestDoneOfBefore(t *testing.T) {
 	}
 }
 
-// That a node owns keys is said again to one who was too busy to hear it, in a
-// moment.
+// That a node owns keys is repeated a moment later to a peer that was too busy.
 func TestPresenceIsSaidAgain(t *testing.T) {
 	for _, x := range []struct{ joined, again time.Duration }{{tellFast, tickSoon}, {tellFast / 2, askAgain}} {
 		saysItsPresenceAgain(t, x.joined, x.again)
@@ -281,8 +280,7 @@ func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	}
 }
 
-// The parcels to a node go on by number when it was forgotten and comes back: it may
-// remember those of before.
+// The numbers of parcels to a node continue when it was dropped and returns: it may remember the earlier ones.
 func TestForgottenNodesParcelsGoOn(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core

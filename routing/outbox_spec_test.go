@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 )
 
-// A parcel goes when it is full, or when somebody is in a hurry and nothing else is
-// to be sent before; it is sent again on a new stream, until there is a receipt.
+// A parcel leaves when it is full, or when a request waits for it and no earlier one is to be sent. It is sent
+// again on a new stream, until there is a receipt.
 func TestOutbox(t *testing.T) {
 	var o outbox
 	add := func(k int) { o.add(1, uint64(k), &moved.Entry{Key: keyOf(k)}) }
@@ -78,8 +78,8 @@ func (o *outbox) fullParcel() {
 	}
 }
 
-// The walk fills two parcels at a time, and what is asked for goes besides: up to six parcels of it, one after the
-// other, and what comes then goes together. Neither keeps the other from going.
+// The walk fills two parcels at a time, and fetches fill up to six more, one after the other, with later
+// fetches together. Neither delays the other.
 func TestOutboxHasRoomForBoth(t *testing.T) {
 	var o outbox
 	for range walkedAtOnce {

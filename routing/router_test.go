@@ -99,7 +99,7 @@ func (w *ringWorld) eventually(what string, ok func() bool) {
 	}
 }
 
-// ring starts nodes and waits until all know all.
+// ring starts nodes and waits until all have met.
 func (w *ringWorld) ring(n int) []*node {
 	nodes := make([]*node, n)
 	for i := range nodes {
@@ -117,7 +117,7 @@ func (w *ringWorld) agree(nodes ...*node) {
 	}
 }
 
-// show says what nodes know, if the test has failed.
+// show prints the view of nodes, if the test has failed.
 func (w *ringWorld) show(nodes ...*node) {
 	for _, n := range nodes {
 		if w.Failed() {
@@ -290,7 +290,7 @@ func TestParsePeers(t *testing.T) {
 	}
 }
 
-// Nodes that know one of them find all.
+// Nodes with the address of one of them find all.
 func TestGossip(t *testing.T) {
 	var nodes []*Gossip
 	addrs := freeAddrs(t, 3)

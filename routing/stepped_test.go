@@ -47,7 +47,7 @@ type scriptNode struct {
 	alive   bool
 	paused  bool
 	later   []func()
-	cut     bool            // nobody hears it, and it hears nobody
+	cut     bool            // no messages arrive, in both directions
 	streams map[string]*int // by whom they go to; a counter that a break counts up
 	last    map[string]instant
 	frames  int
@@ -61,8 +61,8 @@ func newScript(t *testing.T, keys int, limit ratelimit.Tokens) *script {
 	}
 }
 
-// newPair is a script of one key with a limit of 10, and two nodes that know each other, a:1 and
-// b:1, of which it returns the first.
+// newPair is a script of one key with a limit of 10, and two nodes that have met, a:1 and b:1, of which it
+// returns the first.
 func newPair(t *testing.T) (*script, *scriptNode) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1", "b:1")
@@ -178,7 +178,7 @@ func (n *scriptNode) ended(to string, life *int) {
 // HangUp implements Wires.
 func (n *scriptNode) HangUp(to string) { n.end(to, false) }
 
-// end breaks the stream to a node, and tells this one so if it does not know.
+// end breaks the stream to a node, and reports that to this one if necessary.
 func (n *scriptNode) end(to string, tell bool) {
 	life := n.streams[to]
 	if life == nil {
@@ -538,12 +538,11 @@ func TestStepsPause(t *testing.T) {
 	s.noFailures()
 }
 
-// A node that has slept owns keys again when what it had before is with those who
-// own it now, and not earlier: it would decide on keys whose accounts others have
-// begun meanwhile.
+// A node that has slept owns keys again when its earlier accounts are with their current owners, and not
+// earlier. Otherwise it decides on keys whose accounts others have begun in the meantime.
 func TestStepsSleeperHandsOverBeforeItJoins(t *testing.T) {
 	s := newScript(t, 3000, 10)
-	s.delay = 2 * time.Millisecond // so that nobody has heard of it when it has just joined
+	s.delay = 2 * time.Millisecond // so that its join has not arrived when it has just joined
 	s.ring("a:1", "b:1", "c:1")
 	s.fill(3, "a:1")
 	c := s.nodes["c:1"]
@@ -606,8 +605,8 @@ func TestStepsAtRandom(t *testing.T) {
 				return true
 			})
 			s.play(3 * time.Second)
-			// An ask whose stream broke may have been charged, and not been heard of:
-			// so that fewer may be admitted, as many as failed, but never more.
+			// A request whose stream broke may have been charged, without an answer. So fewer may be admitted,
+			// as many as failed, but never more.
 			failed := s.failed
 			s.failed = 0
 			for range 12 {
@@ -628,8 +627,8 @@ func TestStepsAtRandom(t *testing.T) {
 	}
 }
 
-// A node that was cut off for so long that the others have forgotten it comes
-// back: it still knows their parcels by number, and what they send it now counts.
+// A node that was cut off until the others have dropped it returns: it still has the numbers of their parcels,
+// and its new parcels count.
 func TestStepsForgottenNodeComesBack(t *testing.T) {
 	s := newScript(t, 300, 10)
 	s.ring("a:1", "b:1")

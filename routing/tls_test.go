@@ -61,8 +61,7 @@ func (a *certifier) peer() (client, server credentials.TransportCredentials) {
 		credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: pair, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert})
 }
 
-// With mutual TLS peers meet without a secret; one whose certificate somebody
-// else signed does not get in.
+// With mutual TLS peers meet without a secret. A certificate of another authority is refused.
 func TestRouterTLS(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
 	w := newRingWorld(t, 3)

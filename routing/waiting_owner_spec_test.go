@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// unsettled has a core not know whether others have accounts of its keys.
+// unsettled makes it unknown whether others have accounts of a core's keys.
 func (n *scriptNode) unsettled() *view {
 	v := n.core.view.Load()
 	v.stable.Store(false)
@@ -20,8 +20,8 @@ func (n *scriptNode) unsettled() *view {
 	return v
 }
 
-// Who is asked because it was found to be the owner, and is not, or cannot be reached,
-// is not asked so again: a moment later the key's account is looked for anew.
+// A node that was asked as an owner, and is not one or cannot be reached, is not asked so again. A moment later
+// the search for the key's account begins again.
 func TestFoundOwnerThatIsNone(t *testing.T) {
 	for _, reachable := range []bool{false, true} {
 		s := newScript(t, 1, 10)
@@ -55,7 +55,7 @@ func TestFoundOwnerThatIsNone(t *testing.T) {
 	}
 }
 
-// Where nobody has a key's account, its owner decides, and charges once.
+// If no node has a key's account, its owner decides, and charges once.
 func TestKeyThatNobodyHas(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1", "b:1")
@@ -158,7 +158,7 @@ func TestHotKeyIsLeased(t *testing.T) {
 			t.Errorf("hot %v: %q are leased", hot, c.hotHere.Names())
 		}
 	}
-	// From now on an ask says what it wants, and what it is granted decides those after it.
+	// From now on a request states its demand, and its grant decides the later ones.
 	w := a.waits("b:1", 1)
 	w.advance(s.now)
 	asks := m.take(0).GetAsks()
@@ -255,9 +255,8 @@ func TestUndoingAnOutage(t *testing.T) {
 	}
 }
 
-// Where there is no store, a node has one budget for outages of a key, whether its owner does not
-// answer a request or the claim of a hot key's lease: what it admits in all is what the rule
-// declares.
+// Without a store, a node has one budget for outages of a key, if its owner does not answer a request or the
+// claim of a hot key's lease. All its admissions together are as the rule declares.
 func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 	s, a := newPair(t)
 	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = ratelimit.FailLocal, 3

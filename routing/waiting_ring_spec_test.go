@@ -34,7 +34,7 @@ func TestWaitingWhileTheRingChanges(t *testing.T) {
 	}
 }
 
-// What this node leases is the base's: no owner is asked for it.
+// This node's leases are the base's: their owner gets no message.
 func TestWhatTheBaseDecides(t *testing.T) {
 	s, a := newPair(t)
 	a.withStore()
@@ -81,8 +81,8 @@ func TestSeveralWaitBelow(t *testing.T) {
 	}
 }
 
-// An owner that has let a request wait is silent for a tenth of a second, unless it is
-// heard; it is alive for a quarter after its last word.
+// An owner that has let a request wait counts as silent for a tenth of a second, unless a message of it
+// arrives. It is alive for a quarter after its last message.
 func TestSilentOwners(t *testing.T) {
 	const ms = time.Millisecond
 	at := instant(time.Hour)
@@ -162,8 +162,8 @@ func TestOwnKeyIsLookedFor(t *testing.T) {
 	}
 }
 
-// Who was found to call itself the owner is asked, and told so; of a peer's ask, which
-// this node was to decide itself, neither node sends it to and fro.
+// A node that calls itself the owner is asked, with a note of that. A request of a peer, which this node was to
+// decide itself, does not travel back and forth.
 func TestOwnerThatWasFound(t *testing.T) {
 	for _, final := range []bool{false, true} {
 		s, a := newPair(t)

@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// scriptedBase is a limiter below a core, which notes what it is asked and told to
-// take back, and decides as it was told, or waits.
+// scriptedBase is a limiter below a core, which records its asks and undos, and decides as scripted, or waits.
 type scriptedBase struct {
 	said    string
 	verdict verdict
@@ -48,7 +47,7 @@ func (w *scriptedWaiter) TimeOver() (d time.Duration) {
 	return d
 }
 
-// waits is a request of so many asks for keys of an owner, not begun.
+// waits is a request with that many keys of an owner, not begun.
 func (n *scriptNode) waits(owner string, asks int) *waiting {
 	all := make([]ask, asks)
 	for i := range all {
@@ -64,9 +63,8 @@ func (n *scriptNode) withStore() *scriptedBase {
 	return b
 }
 
-// A node decides on a key of its own where it has the account, or where nobody else
-// can have it: all have handed over, it was its own ever since they had, or all have
-// said under this very view that they have none.
+// A node decides on a key of its own if it has the account, or if no other node can have it. Then all have
+// handed over, it was its own ever since that, or all have stated for this very view that they have none.
 func TestWhoDecidesOnOwnKeys(t *testing.T) {
 	s, a := newPair(t)
 	c, now := a.core, a.core.view.Load().ring
@@ -120,9 +118,8 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 	}
 }
 
-// A request that waits goes on when its own time is over, the time of what is below
-// it, or when it may ask again; what is decided, below or looked for has no time of its
-// own.
+// A waiting request continues at its own deadline, at that of its base, or when it may ask again. A request
+// that is decided, below or in a search has no deadline of its own.
 func TestWhenAWaitGoesOn(t *testing.T) {
 	s, a := newPair(t)
 	soon := s.now.Add(time.Millisecond)
@@ -214,8 +211,8 @@ func TestWhatIsForwarded(t *testing.T) {
 	}
 }
 
-// What an owner charges after this node has refused is taken back there, when its
-// answer comes; not what it refuses as well, and not when the rule has admitted here.
+// A charge of an owner after this node's refusal is taken back there, when its answer arrives. It is not if the
+// owner refuses as well, or if the rule has admitted here.
 func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 	for _, x := range []struct {
 		what   string
@@ -272,8 +269,8 @@ func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 	}
 }
 
-// An owner that is to undo something hears whether it had refused: then what it charged is owed beyond
-// the limit, and is taken off that.
+// An undo tells the owner whether it had refused: then its charge is debt beyond the limit, and is subtracted
+// from that.
 func TestUndoSaysWhetherItWasRefused(t *testing.T) {
 	for _, over := range []bool{true, false} {
 		s := newScript(t, 1, 10)
@@ -301,9 +298,8 @@ func TestPeersAskThatTakesTooLong(t *testing.T) {
 	}
 }
 
-// With a store, a request whose owner is late, and not gone, is refused when the store
-// does not answer either, unless the rule would rather admit; if the owner is gone, the
-// policy decides.
+// With a store, a request whose owner is late, and not gone, is refused if the store does not answer either,
+// unless the rule prefers to admit. If the owner is gone, the policy decides.
 func TestNeitherOwnerNorStore(t *testing.T) {
 	for _, x := range []struct {
 		what   string
@@ -340,9 +336,8 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 	}
 }
 
-// With a store, this node leases a key whose owner does not answer in half of the
-// request's time, and at once while it is silent: within what is left of the time, and
-// what the owner charges after all is taken back.
+// With a store, this node leases a key whose owner does not answer in half of the request's time, and at once
+// while it is silent. It does so within the rest of the time, and a late charge of the owner is taken back.
 func TestLeasingInsteadOfAnOwner(t *testing.T) {
 	s, a := newPair(t)
 	b := a.withStore()
@@ -414,8 +409,8 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 	}
 }
 
-// What is undone is told to whoever charged it: the owner, the lease of a hot key, this
-// node's own account if the key is its own by now, or its share of an outage.
+// An undo goes to the node that charged. That is the owner, the lease of a hot key, this node's own account if
+// the key is its own by now, or its share of an outage.
 func TestWhereAVerdictIsUndone(t *testing.T) {
 	const owner, hand, base, nobody = "owner", "hand", "base", "nobody"
 	for _, x := range []struct {

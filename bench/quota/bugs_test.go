@@ -128,10 +128,9 @@ var bucketBugs = []plant.Bug{
 	},
 }
 
-// A checker that cannot fail proves nothing. Each of these bugs is put into the product's own
-// source, and must be found: those in one holder's books by the tests of package sublease, which
-// hold them against a holder, the others by histories. That neither fails without a bug is what
-// these packages' own runs show.
+// A checker that cannot fail proves nothing. Each of these bugs is put into the product's own source, and must
+// be found. The tests of package sublease find those in the account of one Envoy, and histories find the
+// others. These packages' own runs show that neither fails without a bug.
 func TestBugsAreFound(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

@@ -26,8 +26,7 @@ func usual(limit ratelimit.Tokens, envoys, nodes int, skewed bool) Options {
 	}
 }
 
-// Twice the limit is asked for, by 1, 3 and 50 Envoys: nothing is let pass beyond it, and little
-// is left over.
+// Demand is twice the limit, from 1, 3 and 50 Envoys: admissions stay within it, and little is left over.
 func TestAccuracy(t *testing.T) {
 	accuracy(t, func(r *ratelimit.Rule, envoys int) (most float64) {
 		if envoys == 50 {
@@ -83,10 +82,10 @@ func accuracy(t *testing.T, prepare func(r *ratelimit.Rule, envoys int) (most fl
 	}
 }
 
-// Where fewer requests come than the limit, or hardly more, few are refused. A lease ends up to a
-// second and a half before its window, which is 2.5 % of it; an Envoy whose first report of a window
-// is also of the window before is charged both, which is up to 8 % where the limit is just used up;
-// and an Envoy with a request each 10 s may have two of them before its next report.
+// With a demand below the limit, or hardly above it, few requests are refused. A lease ends up to a second and
+// a half before its window, which is 2.5 % of it. An Envoy whose first report of a window also includes the
+// previous one is charged for both, which is up to 8 % when the limit is just used up. An Envoy with a request
+// each 10 s may have two of them before its next report.
 func TestPlenty(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -146,9 +145,8 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// A thousand streams over three nodes share 60,000 a minute, while streams break, Envoys stand
-// still, answers come late, a node is killed, and the store hangs and forgets: never more than is
-// declared.
+// A thousand streams over three nodes share 60,000 a minute. Streams break, Envoys stand still, answers come
+// late, a node is killed, and the store hangs and loses data: admissions stay within the declared bound.
 func TestThousandStreams(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

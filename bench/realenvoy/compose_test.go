@@ -106,9 +106,9 @@ func (c *composed) value(query string) string {
 	return fmt.Sprint(body.Data.Result[0].Value[1])
 }
 
-// The services of the compose file start from its commands, environments and mounts, and reach each other by its names
-// and ports: demand goes through Envoy to the nodes, which share limits through Redis, and Prometheus scrapes them.
-// Grafana is not run.
+// The services of the compose file start from its commands, environments and mounts, and reach each other by
+// its names and ports. Demand goes through Envoy to the nodes, which share limits through Redis, and Prometheus
+// scrapes them. Grafana does not run.
 func TestComposeServices(t *testing.T) {
 	needsLong(t)
 	needsEnvoy(t)

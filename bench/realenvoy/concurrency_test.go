@@ -40,8 +40,8 @@ func (g *gauge) handle(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Three nodes, five Envoys and 500 clients of one key: never more than 32 are at the service, while an Envoy and a node
-// are killed; and all 32 slots are in use again when the time is over that lost ones keep.
+// Three nodes, five Envoys and 500 clients of one key: at most 32 requests are at the service, while an Envoy
+// and a node are killed. All 32 slots are in use again at the end of the lost ones.
 func TestConcurrencyThroughEnvoys(t *testing.T) {
 	needsLong(t)
 	var g gauge

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// Keys of the two limits, and what is asked for each, of its limit.
+// Keys of the two limits, and the demand for each, relative to its limit.
 const (
 	smallLimit, smallKeys = 600, 3
 	largeLimit, largeKeys = 6000, 1
@@ -70,9 +70,9 @@ type division struct {
 	failed  atomic.Int64         // that were not, or with neither 200 nor 429
 }
 
-// Envoys with the shipped configuration divide budgets through Sluice, and are asked for a quarter more than these.
-// Then one is killed, one stands still over a window's end, all streams are cut, the nodes are restarted, and the rules
-// are removed, each in a minute of its own. No key gets more than sluice check --rlqs declares.
+// Envoys with the shipped configuration divide budgets through Sluice, with a demand a quarter above them.
+// Then, each in its own minute, one is killed, one stands still over a window's end, all streams break, the
+// nodes restart, and the rules are removed. No key exceeds the bound of sluice check --rlqs.
 func TestEnvoysDivideABudget(t *testing.T) {
 	needsLong(t)
 	for _, row := range []struct {
@@ -195,8 +195,8 @@ func (d *division) opened() (sum int64) {
 func (d *division) play() {
 	binary, err := Find()
 	d.need(err)
-	// More is left over where hardly more is asked for than there is (docs/rlqs.md); the model says as much. In the
-	// first minute nobody knows yet what each Envoy needs.
+	// More is left over with a demand hardly above the limit (docs/rlqs.md), as in the model. In the first
+	// minute the demand of each Envoy is unknown.
 	left := 0.1
 	if len(d.fleet.Nodes) > 1 {
 		left = 0.25
@@ -234,7 +234,7 @@ func (d *division) play() {
 
 	d.until(380)
 	over := 0.0
-	if len(d.fleet.Nodes) == 1 { // it has nobody to tell it what was admitted
+	if len(d.fleet.Nodes) == 1 { // no other node can report the admissions
 		over = 1
 	}
 	for i := range d.fleet.Nodes {

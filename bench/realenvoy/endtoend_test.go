@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
-// Each way answers what is sent, and what it costs is where it should be: Envoy pays for each, a service only where it
-// is asked, and least where Envoys have leases.
+// Each way answers its requests, and its cost is in the right place: Envoy pays for each, a service only where
+// it is called, and least where Envoys have leases.
 func TestEndToEnd(t *testing.T) {
 	needsLong(t)
 	needsEnvoy(t)

@@ -60,8 +60,8 @@ func TestFailureModes(t *testing.T) {
 	}
 }
 
-// While a node refuses calls because it would answer them too late (UNAVAILABLE, which is undecided to Envoy: see
-// the rows fail-open and fail-deny of docs/internals/stream-done.md), each request through Envoy is answered 200.
+// A node refuses calls because its answer would be late (UNAVAILABLE, which leaves Envoy undecided: see the
+// rows fail-open and fail-deny of docs/internals/stream-done.md). Each request through Envoy is answered 200.
 func TestOverloadedNode(t *testing.T) {
 	needsLong(t)
 	w := (&world{

@@ -14,11 +14,11 @@ func fleetRules(coordination string, limit int) string {
 		"- {key: api_key, rate_limit: {unit: year, requests_per_unit: %d}}\n", coordination, limit)
 }
 
-// Three nodes are restarted one after the other, each as soon as the one before is back, while 500 requests
-// a second go through Envoy: each is decided, and no key gets more than its rule declares.
+// Three nodes are restarted one after the other, each as soon as the previous one is back, while 500 requests a
+// second go through Envoy. Each request is decided, and no key exceeds its rule's bound.
 //
-// A call that Envoy gave up after 20 ms passes undecided. On a machine that has other work, some do so without
-// any restart: they are at most as many as 1 of 200, and each may be one over. All other failures are 0.
+// A call that Envoy gave up after 20 ms passes undecided. On a busy machine, some do so without any restart.
+// They are at most 1 of 200, and each may be one over. All other failures are 0.
 func TestRollingRestart(t *testing.T) {
 	needsLong(t)
 	const limit, keys, rate = 500, 20, 500

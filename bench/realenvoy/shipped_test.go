@@ -15,7 +15,7 @@ import (
 
 // notOurs are warnings of Envoy about any configuration like these.
 var notOurs = []string{
-	// Each Envoy without this monitor is told so.
+	// Each Envoy without this monitor has this warning.
 	"There is no configured limit to the number of allowed active downstream connections",
 	// The message has DENY_ALL, which RLQS cannot do without.
 	"message 'envoy.type.v3.RateLimitStrategy' is contained in proto file " +
@@ -129,8 +129,8 @@ func shippedApprox(t *testing.T) {
 	}
 }
 
-// The address of all these requests is one, of one owner, so that a request of another
-// owner's key is forwarded for it: only who sends one descriptor is spared the hop for all of it.
+// The address of all these requests is one, of one owner, so that requests of other owners' keys are forwarded
+// for it. Only a request with one descriptor saves the hop completely.
 func shippedRingHash(t *testing.T) {
 	rules := change(t, edge, "domain: edge\n", "domain: edge\ncoordination: {mode: routing}\n",
 		"requests_per_unit: 40}", "requests_per_unit: 1000}")

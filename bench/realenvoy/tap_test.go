@@ -92,7 +92,7 @@ func (p *tap) ShouldRateLimit(ctx context.Context, r *rls.RateLimitRequest) (*rl
 	return a, nil
 }
 
-// describe is a descriptor as the tables have it: its entries but for the id, and its hits.
+// describe is a descriptor in the form of the tables: its entries except the id, and its hits.
 func (c *call) describe(d *common.RateLimitDescriptor) string {
 	var parts []string
 	for _, e := range d.Entries {

@@ -44,9 +44,8 @@ func declaring(t *testing.T, l ratelimit.Limit, fields ...map[string]string) *ra
 // near is a store and peers that answer promptly.
 var near = Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Microsecond}, Hop: Delay{Least: 300 * time.Microsecond}}
 
-// One node makes at most the declared number of claims of a key: while there is plenty, while
-// requests are refused, with recalls, and with a node, perhaps the key's owner, that crashes or
-// stands still.
+// One node makes at most the declared number of claims of a key: while there is plenty, while requests are
+// refused, and with recalls. This includes a crash or a stop of a node, perhaps the key's owner.
 //
 //	go test -count=1 -v -run DeclaredStoreOps ./bench/sim
 func TestDeclaredStoreOps(t *testing.T) {

@@ -51,9 +51,9 @@ func declaredUnder(t *testing.T, l ratelimit.Limit, fields map[string]string) {
 	}
 }
 
-// The lease of a crashed node is stranded until the window ends: at most a twentieth of the limit,
-// beyond two seconds of its demand, because leases of plenty are no larger. Demand is one and a
-// half times the limits, so that all stranded tokens are missing.
+// The lease of a crashed node is stranded until the window ends. It is at most a twentieth of the limit, beyond
+// two seconds of its demand, because leases of plenty are no larger. Demand is one and a half times the limits,
+// so that all stranded tokens are missing.
 //
 //	go test -count=1 -v -run CrashStrands ./bench/sim
 func TestCrashStrandsATwentieth(t *testing.T) {

@@ -147,8 +147,8 @@ func nodes(t *testing.T, ledgers ...account.Ledger) (all []*leasing.Fleet, clock
 	return all, clock
 }
 
-// What the processors of a store's server do for a decision: by three nodes in mode leasing, and where each request
-// asks the server. First touches are apart: each node asks for each key once before.
+// The CPU of a store's server for a decision: by three nodes in mode leasing, and with a claim for each
+// request. First requests are separate: each node has claimed each key once before.
 //
 //	go test -v -run TestStores ./bench/store -rows 1,2,3,4,5,6 -length 20s -timeout 60m
 func TestStores(t *testing.T) {

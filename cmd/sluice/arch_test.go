@@ -65,8 +65,9 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
-// behindTheDoor is who may use a store's client library: the door itself, the ledgers that it opens, the library's own
-// door for programs (leasing.Options.Redis), and what measures or tests a store beside Sluice.
+// behindTheDoor lists the users of a store's client library: the door itself, the ledgers behind it, and the
+// library's own door for programs (leasing.Options.Redis). Measurements and tests of a store without Sluice use
+// it too.
 var behindTheDoor = []string{
 	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/etcd/", "leasing/embed.go", "leasing/redistest/",
 	"bench/process/", "bench/store/",
@@ -136,8 +137,8 @@ func TestRatelimitIsPure(t *testing.T) {
 	}
 }
 
-// What is read most has lines that fit a screen beside another: the core in its code, what
-// is around it in its tests, too.
+// Code that is read often has narrow lines, which fit next to another file: the core in its code, and the
+// packages around it also in their tests.
 func TestLinesAreNarrow(t *testing.T) {
 	const most = 120
 	eachGoFile(t, func(path string, test bool) {

@@ -41,7 +41,7 @@ func TestAudit(t *testing.T) {
 	for _, load := range []struct {
 		key string
 		n   int
-	}{ // what a node has drifted it tells while the others are played: the record cannot know what nobody told
+	}{ // a node reports its drift while the others are played: the record lacks unreported usage
 		{"drift", 3000}, {"hundred", 300}, {"many", 3000}, {"bucket", 1500}, {"sliding", 1500}, {"quiet", 200},
 	} {
 		before := f.admitted.Load()

@@ -162,7 +162,7 @@ func owes(t *testing.T, r *ringFleet, value string) {
 		for window() == began {
 			time.Sleep(10 * time.Millisecond)
 		}
-		time.Sleep(100 * time.Millisecond) // nobody has asked yet
+		time.Sleep(100 * time.Millisecond) // no request has arrived yet
 		_, text := r.nodes[1].get(r.nodes[1].debug + "/explain?domain=d&entry=owes=" + value)
 		var e struct {
 			Ledger struct{ Free, Carried, Charged int }

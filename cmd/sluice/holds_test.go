@@ -95,8 +95,9 @@ func (b *books) windows() int {
 	return len(b.used)
 }
 
-// No request costs more than it holds: nothing is over, in any mode, with a Redis and without, where requests settle at
-// other nodes, windows are cut in between, settlements are told twice or never, and, with a Redis, a node is killed.
+// If no request costs more than its hold, the limit holds, in any mode, with a Redis and without. Requests
+// settle at other nodes, windows end in between, settlements arrive twice or never, and, with a Redis, a node
+// is killed.
 func TestHoldsAreNeverOver(t *testing.T) {
 	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
 		r := newRingOf(t, heldRules, 3, 0, store)
@@ -235,7 +236,7 @@ func (r *ringFleet) atOnce(clients int, key, value string, cost int) (used, most
 // A thousand requests with their settlements ask Redis a few times, where the limit is a million.
 func TestHoldsAskSeldom(t *testing.T) {
 	r := newRingOf(t, heldRules, 3, 0, ratelimit.SharedStore)
-	for i := range 3 { // each node has heard of the key
+	for i := range 3 { // each node has had a request for the key
 		if hold, ok := r.holds(i, "llm", "x", 0); !ok || r.settles(i, "llm", "x", hold, 500) != nil {
 			t.Fatal("refused")
 		}

@@ -146,13 +146,12 @@ const mostGrowth = 256
 // mostP99 is what an honest client's p99 may be meanwhile.
 const mostP99 = 50 * time.Millisecond
 
-// Each row of the attacks on the ports, at the load that once ended the process
-// or made it grow by more than half a gigabyte: now it grows by less than 256
-// MB, goes on, and answers who asks in good order.
+// Each row of the attacks on the ports, at a load that earlier ended the process or made it grow by more than
+// half a gigabyte. It must grow by less than 256 MB, continue, and answer honest clients.
 //
-// How fast it answers is told, and judged with -attack-judge only: it says something of the
-// server where others leave it the processors that it needs (room), and the same client was
-// answered quickly before the attack. Unless it is judged, two rows are played side by side.
+// The time of its answers is logged, and judged with -attack-judge only. It is meaningful if others leave the
+// server the processors that it needs (room), and the same client had quick answers before the attack. Without
+// a judgment, two rows run at the same time.
 func TestHostilePorts(t *testing.T) {
 	for half := range 2 {
 		t.Run(fmt.Sprint("half ", half), func(t *testing.T) {

@@ -41,8 +41,8 @@ func (s *sluice) read(args ...string) (code int, out, errs string) {
 	return runLine(append(append([]string{"limit"}, args...), "--debug", s.debug, "--token=hunter2")...)
 }
 
-// A limit that is set at one node counts at each node, also where it refused the key or had tokens in hand; and it never
-// gives back what was spent.
+// A limit that is set at one node counts at each node, also where it refused the key or had tokens in hand. It never
+// returns earlier usage.
 func TestLimitAtRunTime(t *testing.T) {
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
 	// A refused request is charged otherwise, and a raised limit has to exceed all of them.

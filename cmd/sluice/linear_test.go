@@ -47,11 +47,11 @@ descriptors:
 
 const (
 	linearClients = 6
-	linearAsks    = 60                    // of each client, beside those at the pace
+	linearAsks    = 60                    // of each client, in addition to those at the pace
 	linearPace    = 12 * time.Millisecond // between a client's requests while a node ends
 )
 
-// recorder is a fleet of three nodes, and what its clients heard.
+// recorder is a fleet of three nodes, and the answers of its clients.
 type recorder struct {
 	*ringFleet
 	join    func() *sluice
@@ -82,16 +82,14 @@ type linearKind struct {
 	replace bool
 	ones    bool // requests cost 1, else 1 to 3
 	exact   bool // limit_remaining is what is left
-	// strands says that a node which ends, or which has lost keys to a new owner,
-	// may keep tokens for a while that nobody else can spend.
+	// strands notes that a node which ends, or which has lost keys to a new owner, may keep tokens for a while
+	// that no other can spend.
 	strands bool
 }
 
-// What mode routing without a store promises is a counter: there is one account of
-// a key, and one node that has it, also while nodes come and go in good order.
-// Every answer is exact, limit_remaining and peeks too. Only a request that its
-// client gives up is not one step: it may be charged, seen by others, and taken
-// back.
+// Mode routing without a store promises a counter: there is one account of a key, at one node, also while nodes
+// join and leave. Every answer is exact, including limit_remaining and peeks. Only a request that its client
+// gives up is not one step: it may be charged, seen by others, and taken back.
 func TestLinearRouting(t *testing.T) {
 	linear(t, linearKind{rules: routedRules, exact: true})
 }
@@ -100,13 +98,11 @@ func TestLinearRoutingReplaced(t *testing.T) {
 	linear(t, linearKind{rules: routedRules, exact: true, replace: true})
 }
 
-// With a Redis behind, what is admitted is a counter's, through the death of a
-// node as well. What that node had leased is stranded: refused from then on,
-// although the counter has it; so for a while is what a node had leased that ended
-// in good order, and what an owner had leased whose keys a new node now owns. A node
-// whose owner did not answer in time, on a busy machine, has leased instead, and
-// strands what it keeps, too: its metrics say whether that was so.
-// limit_remaining is what was last heard of, and not checked.
+// With Redis, admissions are those of a counter, also through the crash of a node. The leases of that node are
+// stranded: refused from then on, although the counter has them. For a while, so are the leases of a node that
+// ended, and those of an owner whose keys a new node now owns. A node whose owner did not answer in time, on a
+// busy machine, has leased instead, and strands its lease, too: its metrics show that. limit_remaining is from
+// the last answer, and not checked.
 func TestLinearRoutingWithRedis(t *testing.T) {
 	linear(t, linearKind{rules: routedRules, store: true})
 }
@@ -119,16 +115,13 @@ func TestLinearRoutingWithRedisReplaced(t *testing.T) {
 	linear(t, linearKind{rules: routedRules, store: true, replace: true, strands: true})
 }
 
-// Mode leasing with leases of one token asks Redis for each request, but not for
-// each request alone. Requests of one hit that meet at a node share a claim, and a
-// lease that is short is renewed in the background, so that a node may keep one
-// token of a key between requests; and a token that comes for a request which nobody
-// waits for any more stays with its node for two seconds, and is then given back.
-// Meanwhile others are refused, and it may be admitted later: that is not
-// linearizable, and not promised. What is promised, and checked, is that nothing
-// is over, and that a request is refused only if what was admitted, what lost
-// requests may hold, and a token for each node leave too little for it.
-// limit_remaining is what the ledger had when it was last heard.
+// Mode leasing with leases of one token claims for each request, but not for each request alone. Requests of
+// one hit that meet at a node share a claim. A short lease is renewed in the background, so that a node may
+// keep one token of a key between requests. A token for a request that has gone stays with its node for two
+// seconds, and is then given back. In that time others are refused, and the token may be admitted later: that
+// is not linearizable, and not promised. The promise, which is checked, is that the limit holds. A request is
+// refused only if admissions, lost requests, and a token for each node leave too little for it. limit_remaining
+// is from the last answer of the ledger.
 func TestLinearLeasing(t *testing.T) {
 	linear(t, linearKind{rules: leasedRules, store: true, ones: true})
 }
@@ -141,10 +134,9 @@ func TestLinearLeasingReplaced(t *testing.T) {
 	linear(t, linearKind{rules: leasedRules, store: true, ones: true, replace: true})
 }
 
-// Requests of several hits that meet at a node take from each other's grants, and
-// the one that is then short claims all that it costs once more: what it had of
-// the first grant stays there. So others are refused, and the tokens admitted
-// later, although no answer was lost. Nothing is over.
+// Requests of several hits that meet at a node take from each other's grants. The one that is then short claims
+// its whole cost once more: its part of the first grant stays there. So others are refused, and the tokens
+// admitted later, although no answer was lost. The limit holds.
 func TestLinearLeasingOfSeveralHits(t *testing.T) {
 	linear(t, linearKind{rules: leasedRules, store: true})
 }
@@ -190,10 +182,9 @@ func linear(t *testing.T, kind linearKind) {
 	}
 }
 
-// record has clients ask a fleet for about twice what there is. When they have
-// asked for half of that, a node is killed or replaced; they go on meanwhile, at a
-// pace that leaves something for it, and then once more as fast as they can. A
-// history over a new year is recorded again: its windows would be two.
+// record runs clients with about twice the demand of the limit. After half of that, a node is killed or
+// replaced. The clients continue, slowly in that time, and then at full speed. A history over a new year is
+// recorded again, because it has two windows.
 func record(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 	t.Helper()
 	for {
@@ -241,7 +232,7 @@ func record(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 		}
 		for n := range r.running() {
 			early += int(n.decidedAlone())
-			if kind.rules == routedRules && kind.store && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // nobody knows when
+			if kind.rules == routedRules && kind.store && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // the time is unknown
 				r.changed(true, 0)
 			}
 		}
@@ -337,8 +328,7 @@ func (r *recorder) replace(strands bool) {
 	}
 }
 
-// changes records that the nodes change from now on, if that may leave tokens where
-// nobody can spend them.
+// changes records that the nodes change from now on, if that may strand tokens.
 func (r *recorder) changes(strands bool) { r.changed(strands, time.Since(r.began)) }
 
 // changed is changes at some time since the first request.

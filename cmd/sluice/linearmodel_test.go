@@ -10,11 +10,10 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// What is checked is a history: what clients asked, when, and what they heard.
-// It is linearizable if each operation can be given one instant between its call
-// and its return, such that a counter to which they come in that order would have
-// answered the same. An operation whose answer was lost has no return: it may
-// have happened at any time since its call, or not at all.
+// The subject of the check is a history: requests of clients, their times, and the answers. It is linearizable
+// if each operation can have one instant between its call and its return, such that a counter with that order
+// gives the same answers. An operation whose answer was lost has no return: it may have happened at any time
+// since its call, or not at all.
 
 // counterOp is what a client asked of one key.
 type counterOp struct {
@@ -23,20 +22,19 @@ type counterOp struct {
 	change bool // of the nodes: whatever they had leased may be out of others' reach
 }
 
-// counterAnswer is what it heard.
+// counterAnswer is its answer.
 type counterAnswer struct {
 	lost      bool
 	ok        bool
 	remaining int
 }
 
-// counterState is a counter of what a key has admitted.
+// counterState is a counter of a key's admissions.
 //
-// Parked tokens are what may be held for requests that nobody waits for any more:
-// refused to others, until they are given back or spent on another request. A
-// request that is given up is charged and then taken back, or is charged to a node
-// that keeps the tokens for a while; in between others find less than there is,
-// and afterwards more. It is an upper bound.
+// Parked tokens are tokens that may be held for requests that have gone: others are refused until they are
+// given back or spent on another request. A request that is given up is charged and then taken back, or is
+// charged to a node that keeps the tokens for a while. In between others find too little, and afterwards more.
+// It is an upper bound.
 type counterState struct {
 	spent  int // admitted, or drained by a denial
 	parked int
@@ -46,9 +44,9 @@ type counterState struct {
 // counterModel is a limit with on_deny: charge.
 type counterModel struct {
 	limit int
-	exact bool // limit_remaining is what is left, but for what is parked
+	exact bool // limit_remaining is the rest, except parked tokens
 	spare bool // a request that was admitted may leave tokens with its node: all but one of its cost
-	held  int  // tokens that nodes may hold at any time, whether or not somebody waits
+	held  int  // tokens that nodes may hold at any time, with waiting requests or without
 	early int  // how many answers may be the policy's
 }
 
@@ -88,7 +86,7 @@ func (m *counterModel) leaves(s counterState, remaining int) bool {
 	return m.limit-s.spent-s.parked <= remaining && remaining <= m.limit-s.spent
 }
 
-// stepDenied drains what is left, but for what is parked.
+// stepDenied drains the rest, except parked tokens.
 func (m *counterModel) stepDenied(s counterState, op counterOp, a counterAnswer) []counterState {
 	if s.spent+s.parked+op.cost > m.limit && (!m.exact || a.remaining <= s.parked) {
 		s.spent = max(s.spent, m.limit-s.parked)

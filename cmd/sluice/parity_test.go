@@ -195,9 +195,9 @@ type parityRun struct {
 	after     func(t *testing.T, s *sluice) // if the exchanges went well
 }
 
-// answer starts the server and holds the exchanges against it. Decisions wait for the
-// store as long as they may, also in mode approx, which drifts after 2 ms otherwise: one that
-// comes late would be no part of parity (there it would be an error), and fails the test.
+// answer starts the server and compares the exchanges with it. Decisions wait for the store as long as they
+// may, also in mode approx, which drifts after 2 ms otherwise. A late one is no part of parity (there it would
+// be an error), and fails the test.
 func (p parityRun) answer(t *testing.T) {
 	t.Helper()
 	prefix := fmt.Sprintf("run %d:", parityRuns.Add(1))
@@ -234,7 +234,7 @@ func (p parityRun) answer(t *testing.T) {
 	}
 	for i, x := range p.exchanges {
 		got, want := asks[i%len(asks)](parseRequest(t, x.request)), x.want
-		if p.nodes > 0 { // what is left is what a node has last heard of
+		if p.nodes > 0 { // the rest is from the node's last answer
 			got, want = codesOf(got), codesOf(want)
 		}
 		if got != want && (!strings.HasPrefix(x.want, "error: ") || !strings.Contains(got, x.want[len("error: "):])) {
@@ -301,8 +301,8 @@ func patient(rules string) string {
 	return strings.Replace(rules, "\ndescriptors:", "\ncoordination: {check_timeout: 900ms}\ndescriptors:", 1)
 }
 
-// runtimeDirectory is a RUNTIME_ROOT as in their image, with files of any
-// extension, and other files beside it.
+// runtimeDirectory is a RUNTIME_ROOT as in their image, with files of any extension, and other files next to
+// it.
 func runtimeDirectory(t *testing.T) []string {
 	root := t.TempDir()
 	writeFile(t, filepath.Join(root, "ratelimit", "config", "parity.conf"), patient(parityRules))

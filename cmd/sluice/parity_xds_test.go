@@ -34,8 +34,7 @@ func TestParityByXDS(t *testing.T) {
 	}
 }
 
-// message is a rule file as xDS pushes it; quota_mode and metadata are fields
-// that the published types do not know.
+// message is a rule file as xDS pushes it. The published types lack the fields quota_mode and metadata.
 func message(t *testing.T, text string) *rlsconf.RateLimitConfig {
 	type descriptor struct {
 		Key, Value string

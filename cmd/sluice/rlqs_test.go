@@ -144,9 +144,8 @@ func TestEnvoysShareABudget(t *testing.T) {
 			t.Errorf("Envoy %d has opened %d streams, and has one: %t", i, n, connected)
 		}
 	}
-	// One lease of half the limit for the Envoy that stood still, if that was at a window's
-	// end, and what a store that lost its data grants once more, with what the killed node
-	// cannot tell it.
+	// One lease of half the limit for the Envoy that stood still, if that was at a window's end. In addition,
+	// the grants of a store that lost its data, with the usage of the killed node.
 	if most, declared := p.most(), 600+300+30+600; most > declared {
 		t.Errorf("%d passed in a minute, and at most %d are declared", most, declared)
 	}
@@ -155,8 +154,8 @@ func TestEnvoysShareABudget(t *testing.T) {
 	}
 }
 
-// Nothing goes wrong, and more is asked for than there is: not one too many passes, and what
-// a rule cannot be divided into is denied.
+// Without faults, and with a demand above the limit, admissions stay within it, and a rule that cannot be
+// divided is denied.
 func TestEnvoysKeepTheLimit(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 25 s")

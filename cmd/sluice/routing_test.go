@@ -97,9 +97,9 @@ func (r *ringFleet) late() int64 {
 	return total
 }
 
-// Exact from any entry node, for limits from 1 to 1,000,000: never more, and less only by what owners
-// admitted whose answers this machine has kept from their askers for 15 ms. The owner takes such a
-// request back, but the refused ones that came after it are charged before.
+// Exact from any entry node, for limits from 1 to 1,000,000: never more, and less only by admissions of owners
+// whose answers this machine has delayed for 15 ms. The owner takes such a request back, but refused ones after
+// it are charged before.
 func TestRoutingIsExact(t *testing.T) {
 	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
 		r := newRing(t, 3, 0, store)
@@ -125,9 +125,9 @@ func TestRoutingIsExact(t *testing.T) {
 	})
 }
 
-// Every node is replaced in its turn, under load: a limit of 10 admits 10, and less only by as many
-// requests as this machine has kept from their owners for 15 ms: these are refused, and what an owner
-// charges for them is taken back as long as it owns the key and whoever asked goes on.
+// Every node is replaced in its turn, under load: a limit of 10 admits 10. It admits less only by requests that
+// this machine has kept from their owners for 15 ms. These are refused, and an owner takes their charge back
+// while it owns the key and the asking node runs.
 func TestRoutingRollingReplacement(t *testing.T) {
 	r := newRing(t, 3, 3, ratelimit.OwnMemory)
 	const keys = 200
@@ -167,7 +167,7 @@ func TestRoutingRollingReplacement(t *testing.T) {
 		n.eventually("the new node is healthy", n.healthy)
 		next := []int{i + 1, i + 2, i + 3}
 		live.Store(&next)
-		// Whoever has begun another turn asks the old node no more, whose counts are final then.
+		// A client in another turn sends no more requests to the old node, whose counts are then final.
 		for caller := range turns {
 			begun := turns[caller].Load()
 			n.eventually("no caller asks the old node", func() bool { return turns[caller].Load() > begun })

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// A node refuses settings that it cannot follow at its start, and says which and why, without a secret: also those that
-// would leave a ring open, or have nodes of a fleet share no keys for holds.
+// A node refuses impossible settings at its start, with their names and reasons, and without a secret. That
+// includes settings that would leave a ring open, or give nodes of a fleet different keys for holds.
 func TestBadSettings(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "a.yaml"), rules(1))

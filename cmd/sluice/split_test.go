@@ -29,14 +29,14 @@ func outageRule(unit ratelimit.Unit) *ratelimit.Rule {
 	return r
 }
 
-// Of two stores, each for its units, a node has one set of budgets for outages: what either
-// limiter admits without its store, nobody admits again for want of a key's owner.
+// With two stores, each for its units, a node has one set of budgets for outages. Admissions of either limiter
+// without its store are not repeated for an outage of a key's owner.
 func TestOneBudgetForOutagesOfTwoStores(t *testing.T) {
 	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)
 	clock := func() ratelimit.Instant { return now }
 	b := newByUnit(leasing.NewFleet(gone{}, 7, 100, clock, wall), leasing.NewFleet(gone{}, 8, 100, clock, wall))
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // nobody waits for the store
+	cancel() // there is no wait for the store
 	for _, unit := range []ratelimit.Unit{ratelimit.Second, ratelimit.Minute} {
 		rule, v := outageRule(unit), make([]ratelimit.Verdict, 1)
 		asks := []ratelimit.Ask{{Rule: rule, Key: []byte(unit.String()), Cost: 1}}
@@ -58,7 +58,7 @@ func TestClockOfANodeInARing(t *testing.T) {
 	base := leasing.NewLocal(100, now, wall)
 	r := newByMode(base, routing.New(base, routing.Options{Addr: "a:1"}, clock, wall), nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // nobody waits for a ring that this node is not in
+	cancel() // there is no wait for a ring without this node
 	rule := outageRule(ratelimit.Minute)
 	rule.Coordination.Mode = ratelimit.Routing
 	for _, x := range []struct {

@@ -16,10 +16,9 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// The first request after health succeeds is decided by the store, over TLS as well, on a connection that
-// is there already: to make one then would take longer than a decision may. How long it takes is not
-// what is tried, for a busy machine may keep any decision for longer than 15 ms.
-// STARTS=100 has it tried as often.
+// The first request after health succeeds is decided by the store, over TLS as well, on an existing connection:
+// dialling would take longer than a decision may. The test does not measure the time, because a busy machine
+// may delay any decision for more than 15 ms. STARTS=100 repeats it.
 func TestFirstRequestIsNoFallback(t *testing.T) {
 	starts, err := strconv.Atoi(os.Getenv("STARTS"))
 	if err != nil {

@@ -56,8 +56,9 @@ descriptors:
   - {key: drift, coordination: {mode: approx, drift_budget: 40, max_nodes: 4, audit: false}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 
-// Three nodes on one database: each limit is kept, in modes leasing and approx; the nodes know of each other; what is
-// audited is on record, also after the server was killed; and decisions go on by the rules while it is away.
+// Three nodes on one database. Each limit holds, in modes leasing and approx, and the nodes see each other.
+// Audit events are on record, also after the server was killed, and decisions follow the rules while it is
+// away.
 func TestFleetOnDatabases(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, server storeServer) {
@@ -89,7 +90,7 @@ func TestFleetOnDatabases(t *testing.T) {
 		}
 		server.Kill()
 		f.admitted.Store(0)
-		f.load("five", 3, 5, 0, 1, 2).Wait() // nobody has anything in hand, and the rule is closed
+		f.load("five", 3, 5, 0, 1, 2).Wait() // no node has a lease, and the rule is closed
 		if got := f.admitted.Load(); got > 0 {
 			t.Errorf("while the server was away %d more than the limit were admitted", got)
 		}
@@ -116,8 +117,8 @@ descriptors:
   - {key: after, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 
-// A fleet loses its store for a while: keys that nobody holds are decided by each policy. When the store is there again,
-// nodes use it as soon as is declared, and what they admitted meanwhile is charged.
+// A fleet loses its store for a while: each policy decides about keys without a lease. When the store is back,
+// nodes use it within the declared time, and their admissions in between are charged.
 //
 //	go test -run TestFleetLosesItsStore ./cmd/sluice -outage 1m
 func TestFleetLosesItsStore(t *testing.T) {

@@ -157,7 +157,7 @@ type trouble struct {
 	alert  string        // that pages; empty: none may
 	or     string        // one that is right, too
 	within time.Duration // from begin to the page: the range of the expression, "for", group_wait, and a minute for scrapes
-	fires  string        // an alert that fires and pages nobody
+	fires  string        // an alert that fires without a page
 	lasts  time.Duration
 	hits   uint64 // of each request
 }
@@ -261,8 +261,8 @@ func rollOut(f *troubled) {
 	}
 }
 
-// Each trouble of a fleet is one page, within its time, and it is resolved when the trouble is over. The demo's load, a
-// rollout and a drift budget that is nearly used page nobody.
+// Each trouble of a fleet is one page, within its time, and it is resolved when the trouble is over. The demo's
+// load, a rollout and a drift budget that is nearly used do not page.
 func TestTroublesPage(t *testing.T) {
 	t.Parallel()
 	played, fast := troubles[:2], 60.0
@@ -330,7 +330,7 @@ func (f *troubled) judge(tr *trouble, began, ended time.Time) {
 		f.Logf("%s after the begin: %s %s: %s (%s)", after, page.alert, page.status, page.summary, page.runbook)
 		right := page.alert == tr.alert || tr.or != "" && page.alert == tr.or
 		switch {
-		case !right && page.status == "resolved": // it stands beside another that was sent
+		case !right && page.status == "resolved": // another page for it was sent
 			continue
 		case !right && f.timers.busy() && ofTime.MatchString(page.alert):
 			f.Logf("this machine is too busy to judge %s: run the test on one with nothing else to do", page.alert)
@@ -431,7 +431,7 @@ func (t *timers) busy() bool { return 200*t.late.Load() > t.all.Load() }
 // ofTime are alerts that a node without CPU has, too.
 var ofTime = regexp.MustCompile("^Sluice(Slow|FallbackActive|Overloaded|Errors|StaleFences|NodeDown|FleetDown)$")
 
-// demand is what a node is asked for in its nth request.
+// demand is the nth request to a node.
 type demand func(n int) (key, value string)
 
 // usualDemand is three busy keys of each rule, and addresses that come for the first time.

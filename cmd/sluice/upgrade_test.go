@@ -20,9 +20,8 @@ descriptors:
   - {key: drift, coordination: {mode: approx, drift_budget: 1%, max_nodes: 4, on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 3000}}
 `
 
-// Nodes of two releases share one Redis while a fleet is upgraded node by node, and
-// while it is rolled back: what each records there the other goes on from, and all
-// together admit the limits, under each algorithm.
+// Nodes of two releases share one Redis while a fleet is upgraded node by node, and while it is rolled back.
+// Each continues from the records of the other, and together they admit the limits, under each algorithm.
 func TestRollingUpgrade(t *testing.T) {
 	f := newEmptyFleet(t, upgradeRules)
 	joined := func(old bool) {

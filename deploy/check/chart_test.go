@@ -134,7 +134,7 @@ func render(t *testing.T, values map[string]any) []string {
 	return documents
 }
 
-// What the chart renders is what Kubernetes knows, and holds together.
+// The rendered chart fits Kubernetes' types, and its parts fit together.
 func TestChartRenders(t *testing.T) {
 	want := map[string][]string{
 		"default":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
@@ -250,7 +250,7 @@ func TestEnvoySeesReadyNodes(t *testing.T) {
 	}
 }
 
-// deployed is the chart's Deployment and what its container is told.
+// deployed is the chart's Deployment and the environment of its container.
 func deployed(t *testing.T, values map[string]any) (d *apps.Deployment, env map[string]core.EnvVar) {
 	t.Helper()
 	for _, text := range render(t, values) {

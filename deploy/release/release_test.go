@@ -16,9 +16,8 @@ import (
 	"testing"
 )
 
-// A release of this commit is whole: each file has the sum that SHA256SUMS says,
-// the command runs and knows its version, the bill names its modules, and every
-// blob of the image is what its name says.
+// A release of this commit is complete. Each file has the sum of SHA256SUMS, the command runs with its version,
+// and the bill names its modules. The name of every blob of the image is its digest.
 func TestRelease(t *testing.T) {
 	r := release{top: "../..", out: t.TempDir(), snapshot: true, platforms: []platform{{"linux", "amd64"}}}
 	if err := r.run(t.Context()); err != nil {

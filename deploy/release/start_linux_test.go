@@ -34,8 +34,8 @@ func (c *container) process(root string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// startImage starts the image as a container runtime does: its layer is the root directory, and its entry point decides
-// requests. Commands of the runbooks run beside it.
+// startImage starts the image like a container runtime: its layer is the root directory, and its entry point
+// decides requests. Commands of the runbooks run in it, too.
 func startImage(t *testing.T, c *container) {
 	t.Helper()
 	root := t.TempDir()

@@ -45,7 +45,7 @@ func (b *bench) window(later int) ratelimit.Window {
 	return b.limit.WindowAt(b.now) + ratelimit.Window(later)
 }
 
-// claims settles a claim of a holder with these totals, whose need and want are the same.
+// claims settles a claim of a holder with these totals and this need, which is also its Want.
 func (b *bench) claims(h ratelimit.Holder, taken, spent, need tokens, change ...func(*Claim)) Grant {
 	b.Helper()
 	b.seq++

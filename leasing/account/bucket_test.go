@@ -331,8 +331,8 @@ func (w *bucketWorld) deliver(send func(underway)) error {
 	return nil
 }
 
-// At most burst + rate x t is spent of a bucket in any time t: with lost, late and doubled messages, silent holders,
-// losses of the ledger, slots of any length, and a clock that goes back.
+// At most burst + rate x t is spent of a bucket in any time t. Messages are lost, late and doubled, holders are
+// silent, the ledger loses data, slots have any length, and the clock goes back.
 func TestBucketHistories(t *testing.T) {
 	faults, spent := map[string]int{}, 0
 	for seed := range uint64(1500) {

@@ -33,7 +33,7 @@ func newLive(t *testing.T, client redis.UniversalClient, l ratelimit.Limit) *liv
 		t.Fatal(err)
 	}
 	r := &live{T: t, Redis: ledger, limit: l}
-	r.settle() // so that the ledger's clock is heard
+	r.settle() // so that the ledger's clock is read
 	if l.Algorithm != ratelimit.TokenBucket {
 		r.window = l.WindowAt(instant(ledger.heard.Load()))
 	}

@@ -86,8 +86,7 @@ func TestBillingOverrulesCalendarMonths(t *testing.T) {
 	}
 }
 
-// Written rules are read again unchanged, and rules that differ only by their billing are told
-// apart.
+// Written rules are read again unchanged, and rules that differ only by their billing stay different.
 func TestBillingIsWrittenAndToldApart(t *testing.T) {
 	prints := map[string]*Billing{}
 	for _, b := range []*Billing{nil, {}, {Day: 15}, {Day: 15, Zone: "Europe/Berlin"}, {Zone: "Europe/Berlin"}} {

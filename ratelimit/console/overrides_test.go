@@ -538,7 +538,7 @@ func TestFloodsOfOverridesAreBounded(t *testing.T) {
 	wg.Wait()
 }
 
-// Descriptors survive their text, and names that are no keys are told apart.
+// Descriptors survive their text, and names that are no keys stay different.
 func FuzzOverrideDescriptors(f *testing.F) {
 	f.Add("api_key=alice&entry=limit=c", "minute|edge|a=b|c~d*")
 	f.Add("a=%26%3D&=", "#ff00")

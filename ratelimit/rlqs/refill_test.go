@@ -101,12 +101,12 @@ func TestSmallBucketIsDenied(t *testing.T) {
 	}
 }
 
-// A bucket whose window turned before it was settled is told once more, and is abandoned then.
+// A bucket whose window turned before it was settled gets one more answer, and is abandoned then.
 func TestIdleBucketOverATurn(t *testing.T) {
 	for _, text := range []string{oneRule, bucketRule} {
 		rules := rulesOf(t, text)
 		s, _, p := newSession(t, &rules)
-		p.left = 140 // so little that idle buckets are told to let go of it
+		p.left = 140 // so little that idle buckets are abandoned
 		for i := range 40 {
 			// Whole windows end between two reports, one of which silences the bucket.
 			at := start.Add(time.Duration(i) * 5 * time.Second)

@@ -274,8 +274,8 @@ func TestStuckStream(t *testing.T) {
 	}
 }
 
-// Ten thousand streams look at their windows one after the other, in as long as it takes until all
-// have reported; what may be spent in the next window is charged to it at once.
+// Ten thousand streams check their windows one after the other, within the time until all have reported. Tokens
+// that may be spent in the next window are charged to it at once.
 func TestTurnsAreSpread(t *testing.T) {
 	rules := rulesOf(t, oneRule)
 	s, n, _ := newSession(t, &rules)
@@ -312,8 +312,8 @@ func TestTurnsAreSpread(t *testing.T) {
 	}
 }
 
-// When the window ends of a budget that was used up, a bucket waits for its next report: what that
-// says is of the window before, and would count in both if a lease had been granted meanwhile.
+// At the end of a window with a used-up budget, a bucket waits for its next report. That is about the previous
+// window, and would count in both if a lease had been granted in the meantime.
 func TestUsedUpBucketWaits(t *testing.T) {
 	for _, c := range []struct {
 		left  tokens

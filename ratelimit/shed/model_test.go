@@ -9,11 +9,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// node is a model of a gRPC server on one processor, and of its callers: readers,
-// handlers and writers that take turns in the order in which they became ready, as
-// Go's scheduler has them; sockets that hold what was not read; callers that send
-// what is due every tick, give up after a while, and have a bounded number of calls
-// outstanding. The costs are about those of grpc-go, as profiles show them.
+// node is a model of a gRPC server on one processor, and of its callers. Readers, handlers and writers take
+// turns in the order in which they became ready, as in Go's scheduler. Sockets hold unread bytes. Callers send
+// their calls every tick, give up after a while, and have a bounded number of calls outstanding. The costs are
+// about those of grpc-go, by its profiles.
 type node struct {
 	gate  *Gate // nil: all calls are begun
 	now   time.Duration
@@ -58,7 +57,7 @@ type rpc struct {
 	intended time.Duration
 	seen     time.Duration     // by the reader
 	over     bool              // answered, refused or given up, for the caller
-	canceled bool              // as the server knows
+	canceled bool              // in the server's view
 	inside   ratelimit.Instant // since when, for the gate; 0: it is not
 }
 
@@ -176,7 +175,7 @@ func (n *node) readBatch(l *link) {
 		switch {
 		case n.gate == nil || f.cancel && f.call.inside != 0:
 			in = append(in, f)
-		case f.cancel: // of a refused call: nobody hears of it
+		case f.cancel: // of a refused call: without an effect
 		case n.gate.Arrive(now, l.inside, n.patience):
 			l.inside++
 			f.call.inside = now
@@ -264,7 +263,7 @@ func (n *node) write(l *link) {
 	}
 }
 
-// answered has the caller hear of a call's end.
+// answered delivers the end of a call to the caller.
 func (n *node) answered(c *rpc, refused bool) {
 	switch {
 	case c.over:
@@ -305,10 +304,10 @@ func capacity(conns int) float64 {
 	return float64(n.charged) / n.length.Seconds()
 }
 
-// In the model, callers that are an Envoy with its default circuit breaker (1,024
-// calls outstanding), over one connection or many: at ten times the capacity at least 80 %
-// of it is answered in time, and at most a twentieth of what is charged is not, also where each
-// call has headers of its own (traced), which cost more to refuse. Below the capacity next to nothing is shed.
+// In the model, callers are an Envoy with its default circuit breaker (1,024 calls outstanding), over one
+// connection or many. At ten times the capacity at least 80 % of it is answered in time, and at most a
+// twentieth of the charges is late. That holds also if each call has headers of its own (traced), which cost
+// more to refuse. Below the capacity almost no call is shed.
 func TestModelOfOverload(t *testing.T) {
 	for _, conns := range []int{1, 4, 16, 64} {
 		capacity := capacity(conns)
@@ -340,9 +339,8 @@ func modelHolds(t *testing.T, n *node, name string, times, capacity float64) {
 	}
 }
 
-// A connection that floods makes an honest one on the same node wait, but not for long,
-// and has none of its calls refused; how long the flood's callers say that they wait makes
-// little of it. Nearly all of the capacity is used.
+// A connection that floods delays an honest one on the same node only briefly, and has none of its calls
+// refused. The timeouts of the flood's callers have little influence. Nearly all of the capacity is used.
 func TestModelOfAFlood(t *testing.T) {
 	capacity := capacity(1)
 	for _, maxWait := range []time.Duration{patience, 100 * time.Millisecond} {

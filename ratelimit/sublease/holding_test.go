@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// holder is the other side of a Holding: one that does what it is told, when it hears it.
-// Messages keep their order, and may take any time.
+// holder is the other side of a Holding: it follows each message on its arrival. Messages keep their order, and
+// may take any time.
 type holder struct {
 	left     tokens  // of the lease in use
 	ends     instant // when it is over
@@ -67,9 +67,8 @@ func (x *holder) may(now instant) (n tokens) {
 	return n
 }
 
-// Whatever is granted, reported, acknowledged and turned in whatever order, what a holder has
-// spent in a window and what it may still spend is at most what is charged for it, and what is
-// credited is never charged again.
+// For any order of grants, reports, acknowledgements and turns, a holder's usage in a window and its lease are
+// at most its charge, and credited tokens are never charged again.
 func TestHoldingCoversItsHolder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h, x := NewHolding(), &holder{}
@@ -172,7 +171,7 @@ func TestTTL(t *testing.T) {
 	})
 }
 
-// Want never asks for more than there is, nor for more than one may have.
+// Want is at most the free tokens, and at most its maximum.
 func TestWantIsBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := NewHolding()
@@ -218,8 +217,7 @@ func TestLostReport(t *testing.T) {
 	}
 }
 
-// A holder whose stream was another's before is granted by what it says it has had; one that
-// asks for the first time says nothing of that.
+// A holder on the earlier stream of another gets a grant by its own reports. A first request has no report.
 func TestFirstReport(t *testing.T) {
 	now := instant(time.Hour)
 	ends := now.Add(time.Minute)
@@ -230,7 +228,7 @@ func TestFirstReport(t *testing.T) {
 	}{
 		{Usage{Denied: 1}, 150}, // a part of what is left
 		{Usage{Allowed: 200, Denied: 50, Elapsed: 5 * time.Second}, 500},     // two reports' worth
-		{Usage{Allowed: 200, Denied: 50, Elapsed: time.Second - 1}, 150},     // nobody can tell how fast that was
+		{Usage{Allowed: 200, Denied: 50, Elapsed: time.Second - 1}, 150},     // the rate of that is unknown
 		{Usage{Elapsed: 5 * time.Second}, 75},                                // hardly any
 		{Usage{Allowed: 1 << 40, Denied: 0, Elapsed: 5 * time.Second}, 3000}, // all that one may have
 	} {
@@ -242,7 +240,7 @@ func TestFirstReport(t *testing.T) {
 	}
 }
 
-// What is let pass that was never granted is told, and then charged.
+// Admissions without a grant are reported, and then charged.
 func TestExcess(t *testing.T) {
 	h := NewHolding()
 	now := instant(time.Hour)
@@ -263,8 +261,8 @@ func TestExcess(t *testing.T) {
 	}
 }
 
-// A holder whose reports may be of leases before the last one is granted the next before it has run
-// out, though by what is charged it may still have more.
+// A holder whose reports may be of leases before the last one gets the next before it has run out, though by
+// its charge it may still have more.
 func TestNextLeaseIsInTime(t *testing.T) {
 	h := NewHolding()
 	at := func(ms int) instant { return instant(time.Hour) + instant(ms)*instant(time.Millisecond) }

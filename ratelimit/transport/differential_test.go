@@ -349,8 +349,8 @@ func FuzzScreen(f *testing.F) {
 	})
 }
 
-// A screen is not seen: whatever a caller sends that is legal, and whichever of its calls are refused, the
-// others end as without a screen, no connection hangs, and the gate is told of each call that it let in.
+// A screen is invisible, for any legal input of a caller, and any refused calls of it. The others end as
+// without a screen, no connection hangs, and the gate gets the end of each call that it admitted.
 func TestScreenIsNotSeen(t *testing.T) {
 	gate := &coin{random: rand.New(rand.NewPCG(1, 2))}
 	plain, _ := differentialServer(t, nil)

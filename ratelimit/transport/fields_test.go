@@ -115,8 +115,8 @@ func resizedLate(block []byte) bool {
 	return false
 }
 
-// Whatever a caller's blocks are, and whichever of its calls are refused: gRPC reads of the others what
-// the caller meant, and the gate is asked for those whose path and timeout the caller meant.
+// For any header blocks of a caller, and any refused calls of it, gRPC reads the right fields of the others.
+// The gate gets the calls with the caller's path and timeout.
 func FuzzFields(f *testing.F) {
 	for refused := range 8 {
 		var all, b bytes.Buffer
@@ -152,8 +152,8 @@ func FuzzFields(f *testing.F) {
 	})
 }
 
-// What no decoder of HPACK understands is not understood here: when it is looked at, or at the latest
-// when it is taken in, whoever else reads it.
+// Blocks that no decoder of HPACK accepts are refused here: when they are checked, or at the latest when they
+// enter the table, for any other reader.
 func TestNonsenseIsNoHeader(t *testing.T) {
 	long := func(first byte) []byte {
 		return append(append(appendInteger([]byte{first}, 0, 7, tableSize+1), make([]byte, tableSize+1)...), 0)

@@ -102,7 +102,7 @@ type dialogue struct {
 	encoder *hpack.Encoder
 	next    uint32
 	calls   map[uint32]*meant
-	asks    int // calls that the gate is to be asked for
+	asks    int // calls that the gate must decide
 }
 
 type meant struct {
@@ -197,9 +197,8 @@ func (d *dialogue) body(t *rapid.T, id uint32, ended bool) {
 	}
 }
 
-// What passes a screen is what gRPC would have read, without the calls that were
-// refused; what is written is what gRPC wrote, with answers to these; and the gate
-// is told of each call that it let in when that is over.
+// The output of a screen is the input of gRPC without the refused calls. The written bytes are gRPC's, with
+// answers to these calls. The gate gets the end of each call that it admitted.
 func TestScreen(t *testing.T) {
 	refusals := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -342,7 +341,7 @@ func (i *inner) serve() {
 func (i *inner) answer() {
 	for n := len(i.guard.open); n > 0 && rapid.Bool().Draw(i.T, "answer one"); n = len(i.guard.open) {
 		id := i.guard.open[rapid.IntRange(0, n-1).Draw(i.T, "which")].stream
-		// Of a call whose headers are not all there, gRPC knows nothing.
+		// gRPC sees nothing of a call whose headers are incomplete.
 		if s := i.guard.screen; i.answered[id] || s.piecing && s.first.stream == id {
 			break
 		}
@@ -415,9 +414,8 @@ func (i *inner) window(written []byte) (n int) {
 	}
 }
 
-// BenchmarkRefused is what a refused call costs without the system calls, of which
-// there are two for as many calls as were read at once: what the screen does, and what gRPC's
-// framer does with what the screen leaves of it.
+// BenchmarkRefused is the cost of a refused call without system calls, of which there are two for all calls of
+// one read. It is the work of the screen, and of gRPC's framer with the output of the screen.
 func BenchmarkRefused(b *testing.B) {
 	for _, traced := range []bool{false, true} {
 		b.Run(fmt.Sprintf("traced=%v", traced), func(b *testing.B) {
@@ -561,8 +559,8 @@ func (v *talk) expect(passed, written string) {
 	}
 }
 
-// A refused call whose request has not come to its end is reset, once, and what still
-// comes of it is not passed on; one that has ended is only answered.
+// A refused call whose request has not ended is reset, once, and its later frames are dropped. One that has
+// ended is only answered.
 func TestRefusedRequestsThatGoOn(t *testing.T) {
 	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
 	f := v.said.framer
@@ -592,8 +590,7 @@ func TestRefusedRequestsThatGoOn(t *testing.T) {
 	}
 }
 
-// A caller that never hears of its window being given back cannot send more: a little
-// waits for an answer, much does not.
+// A caller without window updates cannot send more: a little waits for an answer, much does not.
 func TestWindowIsGivenBack(t *testing.T) {
 	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
 	v.headers(1)

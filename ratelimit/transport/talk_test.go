@@ -90,8 +90,8 @@ func serveTalks(t *testing.T, size int, gated *Gated, b Caps) (*talker, *stoppab
 	return s, <-made, conn, budget
 }
 
-// Each message is acknowledged when its caller has read it, however large it is and
-// whoever else talks on the connection; and no sooner.
+// Each message is acknowledged when its caller has read it, and not sooner, for any size, and with any other
+// traffic on the connection.
 func TestTalk(t *testing.T) {
 	for name, gated := range map[string]*Gated{
 		"plain": nil, "screened": gatedBy(&door{decide: func() bool { return true }}),

@@ -146,8 +146,8 @@ func (w *wire) headers(stream uint32, end ends) {
 	})
 }
 
-// What is held is what open calls cost: it grows with their frames, and is
-// nothing when all have ended, whoever ended them and in whatever order.
+// The held bytes are those of open calls. They grow with their frames, and are 0 when all have ended, in any
+// order and from either side.
 func TestGuardReckonsOpenCalls(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		budget := NewBudget(1 << 40)

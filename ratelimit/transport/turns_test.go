@@ -14,8 +14,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// gRPC is told of a hundred calls of one read in turns, in order and nothing left out, whether calls
-// are screened or not.
+// gRPC gets a hundred calls of one read in turns, in order and complete, with a screen or without.
 func TestCallsComeInTurns(t *testing.T) {
 	for _, gated := range []bool{false, true} {
 		w := &line{}

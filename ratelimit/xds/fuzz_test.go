@@ -15,9 +15,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
-// Whatever a resource holds, it is refused or means the rules that its message
-// says, read here in another way; and the rules that the same descriptors are as a
-// file, with the same problems.
+// Any resource is refused, or has the meaning of its message, which is read here in another way. It equals the
+// same descriptors as a file, with the same problems.
 func FuzzResource(f *testing.F) {
 	inner := limit("api_key", 100)
 	inner.ShadowMode, inner.DetailedMetric, inner.RateLimit.Name = true, true, "gold"
@@ -77,7 +76,7 @@ func FuzzResource(f *testing.F) {
 			return
 		}
 		x, y := got.All(), want.All()
-		for i := range min(len(x), len(y)) { // what the types do not know
+		for i := range min(len(x), len(y)) { // fields that the types lack
 			y[i].Quota, y[i].Metadata = x[i].Quota, x[i].Metadata
 		}
 		equal(t, text, x, y)
@@ -128,7 +127,7 @@ func nestedTooDeep(problems, wrong config.Problems) bool {
 		strings.Contains(wrong.Error(), "nested deeper than 200")
 }
 
-// direct is what descriptors say, but for the fields that the types do not know.
+// direct is the meaning of descriptors, without fields that the types lack.
 func direct(all []*rlsconf.RateLimitDescriptor) []config.Descriptor {
 	var out []config.Descriptor
 	for _, d := range all {

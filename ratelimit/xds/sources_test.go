@@ -290,14 +290,14 @@ func TestCopyOfAPush(t *testing.T) {
 	}
 }
 
-// told counts what a source asks for.
+// told counts the calls of a source.
 type told struct{ loads, refused, coalesced chan struct{} }
 
 func (l told) Load() error  { l.loads <- struct{}{}; return nil }
 func (l told) Refuse(error) { l.refused <- struct{}{} }
 func (l told) Coalesced()   { l.coalesced <- struct{}{} }
 
-// Every source watches until it is told to end, and ends without an error.
+// Every source watches until its end, without an error.
 func TestSourcesWatch(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "a.yaml"), "domain: d\n")

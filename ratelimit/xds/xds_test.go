@@ -172,9 +172,8 @@ func requests(store *config.Store, path string) ratelimit.Tokens {
 	return -1
 }
 
-// Pushes are put in force and acknowledged; bad ones are refused with what is
-// wrong, and change nothing; the same bad one again is refused again; a server
-// that goes away and returns changes nothing either.
+// Pushes are put in force and acknowledged. Bad ones are refused with their errors, and change nothing. The
+// same bad one is refused again. A server that goes away and returns changes nothing either.
 func TestPushes(t *testing.T) {
 	m := newManager(t, "127.0.0.1:0")
 	store := run(t, Options{

@@ -93,8 +93,8 @@ func (t *toy) Forget(_ context.Context, before time.Time) error {
 	return nil
 }
 
-// A store is a Database and one line here: a fleet leases and drifts on it, its nodes know of each other, what is
-// audited is on record, and check declares it.
+// A store is a Database and one line here: a fleet leases and drifts on it, its nodes see each other, audit
+// events are on record, and check declares it.
 func TestToyStore(t *testing.T) {
 	before, data := schemes, newToy()
 	defer func() { schemes = before }()

@@ -60,7 +60,7 @@ func TestPageConstants(t *testing.T) {
 	})
 }
 
-// What a node wants while there is plenty is by the specification's formula.
+// The size of claims while there is plenty is the specification's formula.
 func TestPageFormulas(t *testing.T) {
 	page := specpage.Read(t)
 	page.Says("`limit / (5 x max(4, nodes))`, at least 1")

@@ -11,11 +11,10 @@ import (
 
 const second = ratelimit.Instant(time.Second)
 
-// hits is a key and how often it is asked for.
+// hits is a key and its number of requests.
 type hits struct{ key, n int }
 
-// asked has keys asked for within what counts as one second, and returns whether the first of them
-// is hot after it.
+// asked sends requests for keys within one second, and returns whether the first of them is hot after it.
 func asked(h *Finder, lasts time.Duration, all ...hits) bool {
 	now := 10 * second
 	for _, x := range all {
@@ -26,7 +25,7 @@ func asked(h *Finder, lasts time.Duration, all ...hits) bool {
 	return h.Hit(now.Add(lasts), keyOf(all[0].key))
 }
 
-// others are so many keys, each asked for so often.
+// others are that many keys, with that many requests each.
 func others(keys, n int) (all []hits) {
 	for i := range keys {
 		all = append(all, hits{1000 + i, n})
@@ -34,9 +33,9 @@ func others(keys, n int) (all []hits) {
 	return all
 }
 
-// A key is hot when it was asked for more often than hot_rate says in the second before, or, without
-// one, more than ten times as often as keys are in the mean, and more than 200 times. A second in
-// which nobody asked for long counts as long as it was.
+// A key is hot if it had more requests than hot_rate in the previous second. Without hot_rate, it needs more
+// than ten times the mean of keys, and more than 200. A second without requests for long counts with its real
+// length.
 func TestHotKey(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -69,8 +68,7 @@ func TestHotKey(t *testing.T) {
 	}
 }
 
-// What is hot is said for two seconds after the last was asked for, and each second is judged by
-// itself.
+// A hot key stays hot for two seconds after its last request, and each second is judged separately.
 func TestHotNames(t *testing.T) {
 	h := New(3)
 	asked(h, time.Second, hits{1, 5})
@@ -100,8 +98,8 @@ func TestHotAfterABusySecond(t *testing.T) {
 	}
 }
 
-// Keys without number take no more room than some hundred, and the count of one that is asked for
-// while they come is never too low.
+// Any number of keys takes no more room than some hundred, and the count of a key with requests among them is
+// never too low.
 func TestFloodHidesNoHotKey(t *testing.T) {
 	h := New(199)
 	now := 10 * second
@@ -124,8 +122,8 @@ func TestFloodHidesNoHotKey(t *testing.T) {
 	}
 }
 
-// A key is leased here from when its owner has called it hot, and no other is; it goes back to its
-// owner when it is used less than 50 times a second, which is looked at every two seconds.
+// A key is leased here from when its owner has called it hot, and no other is. It goes back to its owner at
+// less than 50 requests a second, which is checked every two seconds.
 func TestLeasesOfHotKeys(t *testing.T) {
 	var h Leases
 	if h.Use(second, keyOf(1)) || len(h.Names()) != 0 {
@@ -149,7 +147,7 @@ func TestLeasesOfHotKeys(t *testing.T) {
 			t.Errorf("after %d seconds it is leased: %v", 2*(i+1), kept)
 		}
 	}
-	h.Due(8*second, func(string) bool { return false }) // forgets what there is nothing to tell of
+	h.Due(8*second, func(string) bool { return false }) // drops keys without a report
 	if h.n.Load() != 0 || len(h.Names()) != 0 || h.Use(8*second, keyOf(1)) {
 		t.Errorf("%d are leased: %q", h.n.Load(), h.Names())
 	}
@@ -179,8 +177,8 @@ func TestMostLeases(t *testing.T) {
 	}
 }
 
-// A key that its owner has said to be used up is refused here for a moment, and what that charges is told once. What
-// is undone is not.
+// A key that its owner has reported as used up is refused here for a moment, and the charge of that is reported
+// once. An undone one is not.
 func TestUsedUpKeyIsRefusedHere(t *testing.T) {
 	for _, charges := range []bool{true, false} {
 		var h Leases
