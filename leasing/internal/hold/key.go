@@ -242,15 +242,19 @@ func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 	}
 	hand := float64(e.InHand(now))
 	return now >= e.calm && hand > 0 && e.Sum < limit.Capacity() &&
-		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, halfLease(rule))
+		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, e.halfLease(rule))
 }
 
-// halfLease is half of what a rule that sizes leases lets a node have at once: above it there is nothing to ask for.
-func halfLease(rule *ratelimit.Rule) float64 {
-	if size := rule.Coordination.Lease.Fixed; size > 0 {
+// halfLease is half of what a node may have at once by a rule that sizes leases, or half of what is free of a window:
+// who has more in hand than that would be granted little or nothing.
+func (k *Key) halfLease(rule *ratelimit.Rule) float64 {
+	switch size := rule.Coordination.Lease.Fixed; {
+	case size > 0:
 		return float64(size) / 2
+	case rule.Limit.Algorithm == ratelimit.FixedWindow:
+		return float64(rule.Limit.Capacity()-k.Sum) / 2
 	}
-	return math.Inf(1)
+	return math.Inf(1) // tokens come back meanwhile
 }
 
 // Renews is from when on what was spent of an eager lease is to be told: at half of its time, for at its end the ledger
@@ -313,10 +317,11 @@ func (e Entry) Idle(now instant) bool {
 // Learned takes in an answer that counts (Hear): what is refused from here on without asking.
 func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
-	e.until, e.again, e.calm = 0, 0, max(e.calm, now.Add(paced))
-	if g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
+	// Of a window that was used up, and in nobody's hand, tokens only come back by refunds.
+	if e.until == e.Till && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
 		e.frees, e.holds = true, 0
 	}
+	e.until, e.again, e.calm = 0, 0, max(e.calm, now.Add(paced))
 	short := g.Granted < m.Claim.Need
 	// A draw does not say what others have in hand.
 	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0
