@@ -16,8 +16,8 @@ type Store interface {
 	// Read returns the records of these keys, in their order, as they all were at one instant.
 	Read(ctx context.Context, keys []StoreKey) (Snapshot, error)
 	// Write makes changes, each of a record that still has the version with which it was read, and only while the data
-	// is in that life. It reports which it made. With an error, any may have been made. What it reports to have made
-	// survives whatever the store promises to survive.
+	// is in that life: in another it makes none, and may say so ([ErrLife]). It reports which it made. With an error,
+	// any may have been made. What it reports to have made survives whatever the store promises to survive.
 	Write(ctx context.Context, life string, changes []Change) (made []bool, err error)
 	// Drop removes records whose time was over before then, and reports how many; more tells whether some are left.
 	Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, more bool, err error)
