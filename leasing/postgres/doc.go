@@ -5,9 +5,10 @@
 // life of its data is another one, and the ledger learns: after a promotion, after a restore, and, where
 // synchronous_commit is off, after each start of the server.
 //
-// A message costs two statements: one that reads all of its accounts, and one that writes them. An account is a row.
-// Rows are in partitions by the time at which they are over, of ten minutes each, so that what is over goes as a table,
-// and leaves nothing to vacuum.
+// A message costs two round trips: one statement reads all of its accounts, and one transaction writes them, with a
+// statement for what is new and one for what is changed of each partition. An account is a row. Rows are in partitions
+// by the time at which they are over, of ten minutes each, so that what is over goes as a table, and leaves nothing to
+// vacuum.
 //
 // The time of the ledger is the server's when a statement reaches it (statement_timestamp): it is not later than the
 // state that the statement reads.
