@@ -184,7 +184,8 @@ func write(t *testing.T, s Database) {
 		t.Errorf("there are %d events, not those of one change", n)
 	}
 	some[0].Version = snapshot(t, s, names[0]).Records[0].Version
-	if made, err := s.Write(t.Context(), life+"1", some[:1]); !errors.Is(err, account.ErrLife) && (err != nil || made[0]) {
+	made, err = s.Write(t.Context(), life+"1", some[:1])
+	if !errors.Is(err, account.ErrLife) && (err != nil || made[0]) {
 		t.Errorf("in another life it made %v, %v", made, err)
 	}
 }
