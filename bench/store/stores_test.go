@@ -119,20 +119,6 @@ func realEtcd(t *testing.T) real {
 	}
 }
 
-// counted is a ledger whose messages and claims are counted.
-type counted struct {
-	account.Ledger
-	messages, claims *atomic.Int64
-}
-
-func (c counted) Settle(
-	ctx context.Context, claims []account.Claim, grants []account.Grant,
-) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
-	c.messages.Add(1)
-	c.claims.Add(int64(len(claims)))
-	return c.Ledger.Settle(ctx, claims, grants)
-}
-
 // nodes make a fleet on ledgers, which runs until the test ends.
 func nodes(t *testing.T, ledgers ...account.Ledger) (all []*leasing.Fleet, clock ratelimit.Clock) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -141,6 +127,7 @@ func nodes(t *testing.T, ledgers ...account.Ledger) (all []*leasing.Fleet, clock
 	clock = ratelimit.MonotonicClock()
 	for _, l := range ledgers {
 		f := leasing.NewFleet(l, account.NewHolder(), 200_000, clock, time.Now())
+		f.Nodes = func() int { return len(ledgers) }
 		running.Go(func() { f.Run(ctx) })
 		all = append(all, f)
 	}
@@ -158,7 +145,7 @@ func TestStores(t *testing.T) {
 	for store := range strings.SplitSeq(*stores, ",") {
 		server := reals[store](t)
 		before, began := server.cpu(), time.Now()
-		time.Sleep(min(idleTime, *length))
+		time.Sleep(*length) // processors are counted in ticks of 10 ms
 		idle := float64(server.cpu()-before) / float64(time.Since(began))
 		t.Logf("%s: %s; %.3f of a processor when nobody asks", store, claimRates(t, server), idle)
 		for i := range rows {
@@ -175,18 +162,19 @@ func measureStore(t *testing.T, store string, server real, row int, idle float64
 	r := &rows[row]
 	rule := r.rule(&modes[slices.IndexFunc(modes, func(m mode) bool { return m.name == "leasing" })])
 	rule.Coordination.StoreDeadline = time.Second
-	var messages, claims atomic.Int64
 	var ledgers []account.Ledger
 	for range count {
-		ledgers = append(ledgers, counted{server.ledger(fmt.Sprint("row ", row, ":")), &messages, &claims})
+		ledgers = append(ledgers, server.ledger(fmt.Sprint("row ", row, ":")))
 	}
 	fleet, clock := nodes(t, ledgers...)
+	var before ratelimit.LimiterStats // of the first touches
 	touch, leased, asked := r.play(server.cpu, idle, count, func(node, key int) error {
 		v := make([]ratelimit.Verdict, 1)
 		fleet[node].Decide(t.Context(), clock(), []ratelimit.Ask{{Rule: rule, Key: fmt.Appendf(nil, "key %d", key), Cost: 1}}, v)
 		return nil
-	}, func() { messages.Store(0); claims.Store(0) })
-	sent, told := messages.Load(), claims.Load()
+	}, func() { before = statsOf(fleet) })
+	after := statsOf(fleet)
+	sent, told := after.RoundTrips-before.RoundTrips, after.Claims-before.Claims
 	_, each, _ := r.play(server.cpu, idle, count, func(_, key int) error { return server.each(t.Context(), key) }, func() {})
 	t.Logf("%s, row %d (%s): for 1,000 decisions the server works %v with leases, %v where each asks: %.3f of it; %.1f messages with %.1f "+
 		"claims; a node's first touch of a key costs %v", store, row+1, r.Name, 1000*leased, 1000*each, float64(leased)/float64(each),
@@ -195,6 +183,13 @@ func measureStore(t *testing.T, store string, server real, row int, idle float64
 	if asked == 0 || *length >= 5*time.Second && (each == 0 || row == 5 && leased > each/2) {
 		t.Errorf("a decision costs %v with leases, and %v where each asks", leased, each)
 	}
+}
+
+func statsOf(fleet []*leasing.Fleet) (s ratelimit.LimiterStats) {
+	for _, f := range fleet {
+		s.Add(f.Stats())
+	}
+	return s
 }
 
 // play has each node do something for each key once, and then for a load at 3,000 a second. It returns what that costs

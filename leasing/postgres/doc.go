@@ -5,8 +5,9 @@
 // the life of its data is another one, and the ledger learns. That is after a promotion, after a restore, and with
 // synchronous_commit off after each start of the server.
 //
-// A message costs two statements: one reads all of its accounts, and one writes them. An account is a row. Rows are
-// in partitions of ten minutes, by their end, so that ended rows are dropped as a table, without a vacuum.
+// A message costs two round trips: one statement reads all of its accounts, and one transaction writes them, with a
+// statement for new and one for changed records of each partition. An account is a row. Rows are in partitions of ten
+// minutes, by their end, so that ended rows are dropped as a table, without a vacuum.
 //
 // The time of the ledger is the server's when a statement reaches it (statement_timestamp): it is not later than the
 // state that the statement reads.

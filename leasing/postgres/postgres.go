@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -157,21 +159,17 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 	return x, nil
 }
 
-const writeSQL = `WITH c AS MATERIALIZED (
-  SELECT * FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[]) WITH ORDINALITY
-    c(name, over, version, until, data, n)
-  WHERE ` + life + ` = $1
-), changed AS (
-  UPDATE sluice_accounts a SET version = a.version + 1, until = c.until, data = c.data
-  FROM c WHERE c.version <> 0 AND a.name = c.name AND a.over = c.over AND a.version = c.version
-  RETURNING c.n
-), added AS (
-  INSERT INTO sluice_accounts (name, over, version, until, data)
-  SELECT name, over, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, until, data FROM c WHERE c.version = 0
-  ON CONFLICT DO NOTHING
-  RETURNING name, over
+// What is changed, and what is new, of one partition, which is named: through the table of all, PostgreSQL would open
+// each partition for each message. Most messages need only one of the two statements.
+const (
+	rowsSQL = ` FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[])
+  c(name, over, version, until, data) WHERE ` + life + ` = $1`
+	changeSQL = `UPDATE %s a SET version = a.version + 1, until = c.until, data = c.data` + rowsSQL + `
+  AND a.name = c.name AND a.over = c.over AND a.version = c.version RETURNING a.name`
+	addSQL = `INSERT INTO %s (name, over, version, until, data)
+SELECT name, over, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, until, data` + rowsSQL + `
+ON CONFLICT DO NOTHING RETURNING name`
 )
-SELECT ` + life + ` = $1, ARRAY(SELECT n FROM changed UNION ALL SELECT c.n FROM added JOIN c USING (name, over))`
 
 // Write implements [account.Store]. It makes all changes in one transaction.
 func (s *Store) Write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
@@ -195,36 +193,43 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	return made, nil
 }
 
-// noPartition is PostgreSQL's code for a row without a partition: check_violation.
-const noPartition = "23514"
+// noPartition is PostgreSQL's code for a missing table: undefined_table.
+const noPartition = "42P01"
 
 func (s *Store) write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
-	var names []string
-	var overs, versions, untils []int64
-	var data [][]byte
-	var of []int
-	made, audited := make([]bool, len(changes)), false
+	made, audited, tried := make([]bool, len(changes)), false, map[string]int{}
+	all := map[string]*rows{} // by their statements
 	for i := range changes {
 		c := &changes[i]
 		audited = audited || len(c.Events) > 0
 		if made[i] = c.Data == nil; made[i] {
 			continue
 		}
-		names, overs, versions = append(names, c.Name), append(overs, int64(c.Over)), append(versions, int64(c.Version))
-		untils, data, of = append(untils, int64(c.Until)), append(data, c.Data), append(of, i)
+		sql := changeSQL
+		if c.Version == 0 {
+			sql = addSQL
+		}
+		sql, tried[c.Name] = fmt.Sprintf(sql, partitionName(partitionOf(c.Over))), i
+		if all[sql] == nil {
+			all[sql] = &rows{}
+		}
+		all[sql].add(c)
 	}
 	do := func(q querier) error {
-		var alive bool
-		var done []int64
-		err := q.QueryRow(ctx, writeSQL, inLife, names, overs, versions, untils, data).Scan(&alive, &done)
-		switch {
-		case err != nil:
-			return fmt.Errorf("postgres: %w", err)
-		case !alive:
-			return fmt.Errorf("postgres: %w", account.ErrLife)
+		var b pgx.Batch // which is one transaction, and one round trip
+		// All nodes write in the same order, so that none waits for another that waits for it.
+		for _, sql := range slices.Sorted(maps.Keys(all)) {
+			r := all[sql]
+			b.Queue(sql, inLife, r.names, r.overs, r.versions, r.untils, r.data).Query(func(rows pgx.Rows) error {
+				names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+				for _, name := range names {
+					made[tried[name]] = true
+				}
+				return err
+			})
 		}
-		for _, n := range done {
-			made[of[n-1]] = true
+		if err := q.SendBatch(ctx, &b).Close(); err != nil {
+			return fmt.Errorf("postgres: %w", err)
 		}
 		return nil
 	}
@@ -241,7 +246,20 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 }
 
 type querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// rows are what one statement writes.
+type rows struct {
+	names                   []string
+	overs, versions, untils []int64
+	data                    [][]byte
+}
+
+func (r *rows) add(c *account.Change) {
+	r.names, r.overs = append(r.names, c.Name), append(r.overs, int64(c.Over))
+	r.versions, r.untils = append(r.versions, int64(c.Version)), append(r.untils, int64(c.Until))
+	r.data = append(r.data, c.Data)
 }
 
 // List implements [account.Lister].

@@ -20,6 +20,8 @@ const partitionWidth = ratelimit.LedgerTime(10 * time.Minute / time.Microsecond)
 
 const partitionPrefix = "sluice_accounts_"
 
+func partitionName(n int64) string { return partitionPrefix + strconv.FormatInt(n, 10) }
+
 func partitionOf(over ratelimit.LedgerTime) int64 { return int64(over / partitionWidth) }
 
 // partitions makes the partitions of changes, which then stay.
@@ -53,7 +55,7 @@ func (s *Store) add(ctx context.Context, all []int64) error {
 	slices.Sort(all)
 	for _, n := range slices.Compact(all) {
 		// Attaching a table blocks no query. Creating it as a partition would.
-		name := partitionPrefix + strconv.FormatInt(n, 10)
+		name := partitionName(n)
 		from, to := max(1, n*int64(partitionWidth)), (n+1)*int64(partitionWidth)
 		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(lockSchema)); err != nil {

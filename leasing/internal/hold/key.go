@@ -238,15 +238,19 @@ func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 	}
 	hand := float64(e.InHand(now))
 	return now >= e.calm && hand > 0 && e.Sum < limit.Capacity() &&
-		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, halfLease(rule))
+		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, e.halfLease(rule))
 }
 
-// halfLease is half of a node's maximum, under a rule that sizes leases: above it no claim is needed.
-func halfLease(rule *ratelimit.Rule) float64 {
-	if size := rule.Coordination.Lease.Fixed; size > 0 {
+// halfLease is half of a node's maximum, under a rule that sizes leases, or half of the free tokens of a window: with
+// more in hand, a claim would bring little or nothing.
+func (k *Key) halfLease(rule *ratelimit.Rule) float64 {
+	switch size := rule.Coordination.Lease.Fixed; {
+	case size > 0:
 		return float64(size) / 2
+	case rule.Limit.Algorithm == ratelimit.FixedWindow:
+		return float64(rule.Limit.Capacity()-k.Sum) / 2
 	}
-	return math.Inf(1)
+	return math.Inf(1) // tokens come back meanwhile
 }
 
 // Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
@@ -308,10 +312,11 @@ func (e Entry) Idle(now instant) bool {
 // Learned applies an answer that counts (Hear) to the node's own refusals.
 func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
-	e.until, e.again, e.calm = 0, 0, max(e.calm, now.Add(paced))
-	if g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
+	// Of a window that was used up, and in nobody's hand, tokens only come back by refunds.
+	if e.until == e.Till && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
 		e.frees, e.holds = true, 0
 	}
+	e.until, e.again, e.calm = 0, 0, max(e.calm, now.Add(paced))
 	short := g.Granted < m.Claim.Need
 	// A draw does not show the tokens in hand of others.
 	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0
