@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A node tells again what the store has lost, also of a key that nobody has asked for in the window of the loss.
+// A node restates overrides after a loss, also of a key without requests in that window.
 func TestLossKeepsOverridesOfIdleKeys(t *testing.T) {
 	const period = 5000 // ms
 	c := overridable(t, ratelimit.Limit{Unit: ratelimit.Second, Multiplier: period / 1000, Requests: 30})

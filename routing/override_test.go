@@ -110,8 +110,8 @@ func TestRingKeepsOverrides(t *testing.T) {
 	}
 }
 
-// Overrides are set at any node while others come and go in good order, and streams break: each key has the last one
-// that was set, or one that was tried since and not answered.
+// Overrides are set at any node while others join and leave, and streams break. Each key keeps the last override that
+// was answered, or a later one without an answer.
 func TestStepsOverridesAtRandom(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

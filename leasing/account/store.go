@@ -15,9 +15,9 @@ import (
 type Store interface {
 	// Read returns the records of these keys, in their order, as of one instant.
 	Read(ctx context.Context, keys []StoreKey) (Snapshot, error)
-	// Write makes changes. Each is made only if its record still has the version that was read, and the data is still
-	// in that life: in another life none is made, and the error may be [ErrLife]. It reports which it made. With another
-	// error, it may have made any. A reported change is as durable as the store promises.
+	// Write makes changes. Each is made only if its record still has the version that was read. In another life of the
+	// data none is made, and the error may be [ErrLife]. It reports which it made. With another error, it may have made
+	// any. A reported change is as durable as the store promises.
 	Write(ctx context.Context, life string, changes []Change) (made []bool, err error)
 	// Drop removes records whose time ended before that time, and returns their number; more tells whether some are
 	// left.

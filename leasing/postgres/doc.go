@@ -5,7 +5,7 @@
 // the life of its data is another one, and the ledger learns. That is after a promotion, after a restore, and with
 // synchronous_commit off after each start of the server.
 //
-// A message costs two round trips: one statement reads all of its accounts, and one transaction writes them, with a
+// A message costs two round trips: one statement reads all of its accounts, and one transaction writes them. It has a
 // statement for new and one for changed records of each partition. An account is a row. Rows are in partitions of ten
 // minutes, by their end, so that ended rows are dropped as a table, without a vacuum.
 //

@@ -241,7 +241,7 @@ func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, e.halfLease(rule))
 }
 
-// halfLease is half of a node's maximum, under a rule that sizes leases, or half of the free tokens of a window: with
+// halfLease is half of a node's maximum, under a rule that sizes leases, or half of the free tokens of a window. With
 // more in hand, a claim would bring little or nothing.
 func (k *Key) halfLease(rule *ratelimit.Rule) float64 {
 	switch size := rule.Coordination.Lease.Fixed; {
@@ -312,7 +312,7 @@ func (e Entry) Idle(now instant) bool {
 // Learned applies an answer that counts (Hear) to the node's own refusals.
 func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
-	// Of a window that was used up, and in nobody's hand, tokens only come back by refunds.
+	// Only refunds return tokens to a window that is used up, without any in hand.
 	if e.until == e.Till && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
 		e.frees, e.holds = true, 0
 	}
