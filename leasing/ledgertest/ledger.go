@@ -67,7 +67,8 @@ func overrides(t *testing.T, l, other account.Ledger) {
 		c.Limit = limit
 		c.Need, c.Want = 10_000, 10_000
 		g, err := Settle(t, other, c)
-		if has += g.Granted; err != nil || g.Err != nil || g.Granted != want || (g.Override != nil && !g.Override.Removed) != in {
+		has += g.Granted
+		if is := g.Override != nil && !g.Override.Removed; err != nil || g.Err != nil || g.Granted != want || is != in {
 			t.Errorf("granted is %d, not %d: %+v, %v", g.Granted, want, g, err)
 		}
 	}
