@@ -217,9 +217,9 @@ func (s StoreOps) String() string {
 		return fmt.Sprintf("%d for each request", s.EachSlot)
 	}
 	var b strings.Builder
-	whose := "a key a node"
+	whose := "for each key and node"
 	if s.OwnerGoneEach > 0 {
-		whose = "a key, by its owner"
+		whose = "for each key, by its owner"
 	}
 	fmt.Fprintf(&b, "at most %s/s %s, %d a window", perSecond(s.Steady), whose, s.Window)
 	if s.Each == 1 {

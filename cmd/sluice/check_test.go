@@ -232,7 +232,7 @@ func TestCheckFailsWhatDoesTheOpposite(t *testing.T) {
 	for rule, want := range map[string]string{
 		"{key: remote_address, value: 10.0.0.0/8, rate_limit: {unit: day, requests_per_unit: 1}}": `error: d.remote_address_10.0.0.0/8: the value "10.0.0.0/8" is a range`,
 		"{key: z, rate_limit: {unit: day}}":                                                        "error: d.z: requests_per_unit is not set: it is 0, and every request is refused",
-		"{key: k, rate_limit: {unit: day, requests_per_unit: 1}}":                                  "for two limits on one key, have Envoy send a second descriptor",
+		"{key: k, rate_limit: {unit: day, requests_per_unit: 1}}":                                  "for two limits on one key, let Envoy send a second descriptor",
 		"{key: c, coordination: {mode: foo}, rate_limit: {unit: day, requests_per_unit: 1}}":       "error: mode: \"foo\" is not one of",
 		"{key: c, coordination: {mode: foo, max_nodes: 0, bar: 1}, rate_limit: {unlimited: true}}": "error: max_nodes: \"0\" is not",
 	} {

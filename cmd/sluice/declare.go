@@ -202,15 +202,15 @@ func grouped(n int64) string {
 
 // legend explains the columns.
 func (d declaration) legend(out io.Writer) {
-	text := "The most tokens of one key that all nodes admit in one window. "
+	text := "Maximum tokens of one key that all nodes together admit in one window. "
 	if d.storage == ratelimit.SharedStore {
-		text += d.kind() + " down: in a window without it, by on_store_failure, plus leases in use, which are part of the " +
-			"limit. Data lost: in a window in which it loses its data once."
-	} else if text += "Without a store each node counts alone."; d.owners() {
-		text += " Owner down: in a window without the owner of the key (PEERS)."
+		text += d.kind() + " down: a window without it, by on_store_failure, plus leases in use, which are part of the " +
+			"limit. Data lost: a window with one loss of its data."
+	} else if text += "Without a store, each node counts alone."; d.owners() {
+		text += " Owner down: a window without the owner of the key (PEERS)."
 	}
 	fmt.Fprintln(out)
-	writeWrapped(out, "", text+" The largest risk is first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.details])
+	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.details])
 }
 
 // kind is what the store is called.
