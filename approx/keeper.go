@@ -143,8 +143,8 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 		return Application{}, false
 	}
 	// While plans differ, or the ledger learns, there may be news.
-	calm := held && !learning && t.Agreed && t.wanted.id == wanted.id
-	if calm && now < t.until.Add(margin-SeatTTL/2) {
+	settled := held && !learning && t.Agreed && t.wanted.id == wanted.id
+	if settled && now < t.until.Add(margin-SeatTTL/2) {
 		return Application{}, false
 	}
 	return Application{

@@ -248,10 +248,10 @@ func (c *counter) answerBucket(now ledgerTime, a *ask, v *verdict) {
 	case a.Kind == ratelimit.Peek:
 		v.OverLimit = c.state < 0
 	case a.Kind == ratelimit.Refund:
-		c.pour(a.Cost, l)
+		c.put(a.Cost, l)
 		left = c.whole(l)
 	case a.Kind == ratelimit.Release:
-		c.pour(a.Cost, l)
+		c.put(a.Cost, l)
 		v.Charged = a.Cost
 		left = c.whole(l)
 	case a.Kind == ratelimit.Charge:
@@ -274,7 +274,7 @@ func (c *counter) answerBucket(now ledgerTime, a *ask, v *verdict) {
 	v.Window = bucketWindow
 	v.Remaining = left
 	c.ends = c.fullAt(now, l)
-	v.ResetAfter = account.RefilledAfter(brim(l), c.state, c.extra, l)
+	v.ResetAfter = account.RefilledAfter(fullLevel(l), c.state, c.extra, l)
 	if v.OverLimit {
 		v.ResetAfter = account.RefilledAfter(int64(min(a.Cost, l.Burst))*account.Micro, c.state, c.extra, l)
 	}
@@ -307,22 +307,24 @@ func (c *counter) drain(n tokens) {
 	c.state = max(c.state-int64(min(n, mostDebt))*account.Micro, -int64(mostDebt)*account.Micro)
 }
 
-// pour adds up to n tokens to a bucket, within its room.
-func (c *counter) pour(n tokens, l *ratelimit.Limit) {
+// put adds up to n tokens to a bucket, within its room.
+func (c *counter) put(n tokens, l *ratelimit.Limit) {
 	c.state = min(c.room(l), c.state+int64(min(n, mostDebt))*account.Micro)
 }
 
-// brim is a full bucket's level, and room is brim less the tokens in hand of others.
-func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * account.Micro }
+// fullLevel is a full bucket's level, and room is that less the tokens in hand of others.
+func fullLevel(l *ratelimit.Limit) int64 { return int64(l.Burst) * account.Micro }
 
-func (c *counter) room(l *ratelimit.Limit) int64 { return max(0, brim(l)-int64(c.sum)*account.Micro) }
+func (c *counter) room(l *ratelimit.Limit) int64 {
+	return max(0, fullLevel(l)-int64(c.sum)*account.Micro)
+}
 
 // undo takes back the bookings of a verdict, unless its window is over.
 func (c *counter) undo(a *ask, v *verdict) {
 	l, n := &a.Rule.Limit, v.Charged+v.Debt
 	switch {
 	case l.Algorithm == ratelimit.TokenBucket && v.Window != 0 && c.begins != 0:
-		c.pour(n, l)
+		c.put(n, l)
 		c.ends = c.fullAt(c.begins, l)
 	case l.Algorithm != ratelimit.TokenBucket && v.Window == window(c.state) && c.state != 0:
 		c.sum -= min(n, c.sum)
@@ -359,10 +361,10 @@ func (c *counter) charged() bool { return c.sum != 0 || c.extra != 0 }
 
 // fullAt is the time at which a bucket is full without further usage: never, if it does not refill.
 func (c *counter) fullAt(now ledgerTime, l *ratelimit.Limit) ledgerTime {
-	if l.Requests == 0 && c.state < brim(l) {
+	if l.Requests == 0 && c.state < fullLevel(l) {
 		return math.MaxInt64
 	}
-	us := ledgerTime(account.RefilledAfter(brim(l), c.state, c.extra, l) / time.Microsecond)
+	us := ledgerTime(account.RefilledAfter(fullLevel(l), c.state, c.extra, l) / time.Microsecond)
 	if us >= math.MaxInt64-now-1 {
 		return math.MaxInt64
 	}

@@ -70,7 +70,7 @@ func New(o Options) (*Limiter, error) {
 		close(l.ended)
 		return l, nil
 	}
-	if err := heeds(o.Redis); err != nil {
+	if err := checkClient(o.Redis); err != nil {
 		return nil, err
 	}
 	ledger, err := account.NewRedis(o.Redis, o.Prefix, nil)
@@ -88,18 +88,18 @@ func New(o Options) (*Limiter, error) {
 	return l, nil
 }
 
-// heeds reports an unsuitable setting of a client, as far as it is visible.
-func heeds(client redis.UniversalClient) error {
-	heeds, retries := true, 0 // of another kind of client: the ledger refuses it
+// checkClient reports an unsuitable setting of a client, as far as it is visible.
+func checkClient(client redis.UniversalClient) error {
+	timeouts, retries := true, 0 // of another kind of client: the ledger refuses it
 	switch c := client.(type) {
 	case *redis.Client:
-		heeds, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
+		timeouts, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
 	case *redis.ClusterClient:
-		heeds, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
+		timeouts, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
 	}
-	if !heeds || retries > 0 {
+	if !timeouts || retries > 0 {
 		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, "+
-			"must be true and -1: otherwise a decision waits longer than its rule's StoreDeadline", heeds, retries)
+			"must be true and -1: otherwise a decision waits longer than its rule's StoreDeadline", timeouts, retries)
 	}
 	return nil
 }

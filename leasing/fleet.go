@@ -356,7 +356,7 @@ func (f *Fleet) renewLocked(now instant, k entry) {
 	case k.use.flight != nil, f.ended.Load(): // senders end at an empty queue
 	case k.Due(now, rule):
 		f.dueLocked(now, k)
-	case k.Rides(now, rule):
+	case k.Piggybacks(now, rule):
 		f.launchLongLocked(now, k)
 	case k.Early(now, rule):
 		f.launchEarlyLocked(k)

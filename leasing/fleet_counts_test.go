@@ -60,11 +60,11 @@ func TestLateReportWithoutRoom(t *testing.T) {
 		w := k.Window
 		k.Refund(1) // which the ledger, that has 5, lacks when the window ends
 		l := &s.nodes[0].lanes[0]
-		l.company = make([]*flight, queueSize)
+		l.later = make([]*flight, queueSize)
 		s.now = s.now.Add(s.rule.Limit.WindowEnd(w).Sub(s.time()) + time.Second)
 		s.nodes[0].Sweep(s.now)
 		s.goOn(room)
-		l.company = nil
+		l.later = nil
 		s.goOn(time.Second)
 		lost := s.nodes[0].Stats().Unreported
 		if used := s.usedIn("k", w); used != want || (lost > 0) != (want == 5) {

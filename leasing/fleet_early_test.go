@@ -69,7 +69,7 @@ func (s *stage) wantEarly(n *Stepped, name string) {
 	l := n.lane(k)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.send(nil) // its time to wait for company is over
+	l.send(nil) // its time to share a trip is over
 }
 
 // held is what a node has of a key. Nothing else of the node may run meanwhile.

@@ -16,16 +16,16 @@ type flight struct {
 	id    keytable.ID
 	shard *shard // nil: no key
 	// late is the last report on an account whose window is over; nil: the message is about the key.
-	late    *lateReport
-	greet   bool // it asks only for the time
-	early   bool // it claims tokens of the next window
-	calm    bool // guarded by shard.mu: a background message, which waits for others to share a round trip
-	written bool // guarded by shard.mu: it can take no more requests
-	again   bool // guarded by shard.mu: the key was recalled since it was written
-	message hold.Message
-	beyond  hold.Beyond // usage that the message reports
-	done    chan struct{}
-	outcome // read after done
+	late       *lateReport
+	greet      bool // it asks only for the time
+	early      bool // it claims tokens of the next window
+	background bool // guarded by shard.mu: a background message, which waits for others to share a round trip
+	written    bool // guarded by shard.mu: it can take no more requests
+	again      bool // guarded by shard.mu: the key was recalled since it was written
+	message    hold.Message
+	beyond     hold.Beyond // usage that the message reports
+	done       chan struct{}
+	outcome    // read after done
 }
 
 // outcome is the result of a flight.
@@ -78,14 +78,14 @@ type epochs struct {
 
 // gathering is background messages that wait for others to share a round trip. It is guarded by its lane's mu.
 type gathering struct {
-	company []*flight // Invariant: at most queueSize
-	rings   instant   // latest time to leave
+	later  []*flight // Invariant: at most queueSize
+	latest instant   // latest time to leave
 }
 
 const (
-	// companyWaits bounds the wait of a background message for others, because a round trip costs Redis more than a
-	// message. longWaits is for messages that are not urgent.
-	companyWaits, longWaits = 20 * time.Millisecond, time.Second
+	// batchWait bounds the wait of a background message for others, because a round trip costs Redis more than a
+	// message. longWait is for messages that are not urgent.
+	batchWait, longWait = 20 * time.Millisecond, time.Second
 	// batchEvery is the interval of batches.
 	batchEvery = time.Millisecond
 	// aliveFor is the time after its last answer for which the ledger counts as alive.
@@ -138,8 +138,8 @@ func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
 	l := f.lane(k)
 	// A key has one message in flight: later requests look again when it has ended.
 	if fl := k.use.flight; fl != nil {
-		if fl.calm && !fl.written && l.send(fl) {
-			fl.calm = false
+		if fl.background && !fl.written && l.send(fl) {
+			fl.background = false
 		}
 		return fl, 0
 	}
@@ -167,8 +167,8 @@ func (l *lane) send(fl *flight) bool {
 // launchLocked sends a background message, which waits for a while to share a round trip.
 func (f *Fleet) launchLocked(k entry) {
 	if k.use.flight == nil {
-		fl := &flight{id: k.id(), shard: k.shard, calm: true, done: make(chan struct{})}
-		k.use.flight = f.calm(f.lane(k), fl, companyWaits)
+		fl := &flight{id: k.id(), shard: k.shard, background: true, done: make(chan struct{})}
+		k.use.flight = f.sendLater(f.lane(k), fl, batchWait)
 	}
 }
 
@@ -176,18 +176,18 @@ func (f *Fleet) launchLocked(k entry) {
 func (f *Fleet) launchLongLocked(now instant, k entry) {
 	switch {
 	case k.use.flight != nil:
-	case k.Till.Sub(now) < 2*longWaits:
+	case k.Till.Sub(now) < 2*longWait:
 		f.launchLocked(k)
 	default:
-		fl := &flight{id: k.id(), shard: k.shard, calm: true, done: make(chan struct{})}
-		k.use.flight = f.calm(f.lane(k), fl, longWaits)
+		fl := &flight{id: k.id(), shard: k.shard, background: true, done: make(chan struct{})}
+		k.use.flight = f.sendLater(f.lane(k), fl, longWait)
 	}
 }
 
 // launchEarlyLocked claims tokens of the next window.
 func (f *Fleet) launchEarlyLocked(k entry) {
-	k.use.flight = f.calm(f.lane(k),
-		&flight{id: k.id(), shard: k.shard, calm: true, early: true, done: make(chan struct{})}, companyWaits)
+	k.use.flight = f.sendLater(f.lane(k),
+		&flight{id: k.id(), shard: k.shard, background: true, early: true, done: make(chan struct{})}, batchWait)
 }
 
 // dueLocked sends a background message. One that renews an eager lease leaves at once, because its time is short.
@@ -224,30 +224,30 @@ func (f *Fleet) timeLocked(now instant, k entry) {
 	})
 }
 
-// calm adds a flight to the background messages; nil: there is no room, or the store is dead.
-func (f *Fleet) calm(l *lane, fl *flight, wait time.Duration) *flight {
+// sendLater adds a flight to the background messages; nil: there is no room, or the store is dead.
+func (f *Fleet) sendLater(l *lane, fl *flight, wait time.Duration) *flight {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := f.clock()
-	if len(l.company) >= queueSize || l.breaker.Refuses(now) {
+	if len(l.later) >= queueSize || l.breaker.Refuses(now) {
 		return nil
 	}
-	l.company = append(l.company, fl)
+	l.later = append(l.later, fl)
 	switch at := now.Add(wait); {
-	case len(l.company) == batchSize:
+	case len(l.later) == batchSize:
 		l.send(nil)
-	case len(l.company) == 1 || at < l.rings:
-		l.rings = at
-		f.after(wait, func() { l.ring(at) })
+	case len(l.later) == 1 || at < l.latest:
+		l.latest = at
+		f.after(wait, func() { l.flush(at) })
 	}
 	return fl
 }
 
-// ring sends the background messages at their latest time. If they left earlier, their time is void.
-func (l *lane) ring(at instant) {
+// flush sends the background messages at their latest time. If they left earlier, their time is void.
+func (l *lane) flush(at instant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.company) > 0 && l.rings == at {
+	if len(l.later) > 0 && l.latest == at {
 		l.send(nil)
 	}
 }
@@ -270,10 +270,10 @@ func (l *lane) take(first *flight) (flights []*flight) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := min(len(l.company), batchSize-len(flights))
-	flights = append(flights, l.company[:n]...)
-	l.company = append(l.company[:0], l.company[n:]...)
-	if l.rings = 0; len(l.company) > 0 {
+	n := min(len(l.later), batchSize-len(flights))
+	flights = append(flights, l.later[:n]...)
+	l.later = append(l.later[:0], l.later[n:]...)
+	if l.latest = 0; len(l.later) > 0 {
 		l.send(nil)
 	}
 	return flights
@@ -359,7 +359,7 @@ func (f *Fleet) tellLocked(k entry, over hold.Part) {
 func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.as) }
 
 func (f *Fleet) tellLate(fl *flight) {
-	if f.calm(f.laneOf(fl.late.name), fl, companyWaits) == nil {
+	if f.sendLater(f.laneOf(fl.late.name), fl, batchWait) == nil {
 		f.retryLate(fl)
 	}
 }

@@ -178,7 +178,7 @@ func (r *Lessee) bookBucket(now ledgerTime, c *counter, m *Totals, l *ratelimit.
 	if paid >= 0 {
 		c.drain(paid)
 	} else {
-		c.pour(-paid, l)
+		c.put(-paid, l)
 	}
 	r.Window, r.Hand, r.Taken = bucketWindow, hand, m.Spent+hand
 	return void

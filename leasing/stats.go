@@ -81,7 +81,7 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 		return ratelimit.ClaimFinal
 	case fl.early:
 		return ratelimit.ClaimNext
-	case !fl.calm:
+	case !fl.background:
 		return ratelimit.ClaimWaiting
 	case c.Want == 0:
 		return ratelimit.ClaimReturn
@@ -117,7 +117,7 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 		l := &f.lanes[i]
 		l.mu.Lock()
 		s.BreakerOpen = s.BreakerOpen || l.breaker.Open()
-		s.Queued, s.QueueSize = s.Queued+len(l.queue)+len(l.company), s.QueueSize+cap(l.queue)
+		s.Queued, s.QueueSize = s.Queued+len(l.queue)+len(l.later), s.QueueSize+cap(l.queue)
 		if l.answered != 0 {
 			s.SyncAge = max(s.SyncAge, f.clock().Sub(l.answered))
 		}

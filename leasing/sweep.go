@@ -111,7 +111,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		} else {
 			k.toldIn(life)
 		}
-	case k.Due(now, rule), k.Early(now, rule), k.Rides(now, rule):
+	case k.Due(now, rule), k.Early(now, rule), k.Piggybacks(now, rule):
 		f.renewLocked(now, k.busy(now))
 	case k.Idle(now) && !f.keptIdle(k):
 		k = k.busy(now)

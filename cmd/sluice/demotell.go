@@ -18,8 +18,8 @@ import (
 // tellEvery is how often the demo says what becomes of its requests.
 const tellEvery = 5 * time.Second
 
-// teller says what all nodes of the demo do together.
-type teller struct {
+// reporter says what all nodes of the demo do together.
+type reporter struct {
 	out    io.Writer
 	debug  []string
 	began  time.Time
@@ -28,7 +28,7 @@ type teller struct {
 }
 
 // tell says it again and again, until ctx is done.
-func (v *teller) tell(ctx context.Context) {
+func (v *reporter) tell(ctx context.Context) {
 	v.began, v.at = time.Now(), time.Now()
 	every(ctx, tellEvery, func() {
 		rules, wrong := v.look()
@@ -38,7 +38,7 @@ func (v *teller) tell(ctx context.Context) {
 }
 
 // look sums the rules of all nodes that answer.
-func (v *teller) look() (rules map[string]metrics.RuleState, silent int) {
+func (v *reporter) look() (rules map[string]metrics.RuleState, silent int) {
 	rules = map[string]metrics.RuleState{}
 	for _, address := range v.debug {
 		var s console.State
@@ -61,7 +61,7 @@ func (v *teller) look() (rules map[string]metrics.RuleState, silent int) {
 }
 
 // print writes a table in words that need nothing explained.
-func (v *teller) print(rules map[string]metrics.RuleState, silent int) {
+func (v *reporter) print(rules map[string]metrics.RuleState, silent int) {
 	names := make([]string, 0, len(rules))
 	for name := range rules {
 		names = append(names, name)

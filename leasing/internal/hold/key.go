@@ -23,13 +23,13 @@ type Key struct {
 type Use struct {
 	Demand Demand
 	refusals
-	// Before calm, the node sends no background claims. Before scarce, it claims only for waiting requests: others
+	// Before renewFrom, the node sends no background claims. Before scarce, it claims only for waiting requests: others
 	// need the tokens.
-	calm, scarce instant
-	ends         instant // estimated end of the window, for views
-	Waiting      tokens  // tokens of waiting requests
-	largest      tokens  // cost of the largest request since the demand was measured
-	usual        tokens  // recent cost of the larger requests
+	renewFrom, scarce instant
+	ends              instant // estimated end of the window, for views
+	Waiting           tokens  // tokens of waiting requests
+	largest           tokens  // cost of the largest request since the demand was measured
+	usual             tokens  // recent cost of the larger requests
 	Beyond
 	// Next is the part of the next window, claimed early; its Deadline is 0 if there is none.
 	Next Part
@@ -150,7 +150,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // debt), and its lease must not end before it begins.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Limit.Carries && !rule.Coordination.Eager() &&
-		e.Next.Deadline == 0 && e.asked == 0 && e.Deadline != 0 && now >= e.calm && e.Ends(now, rule) &&
+		e.Next.Deadline == 0 && e.asked == 0 && e.Deadline != 0 && now >= e.renewFrom && e.Ends(now, rule) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
 }
 
@@ -237,7 +237,7 @@ func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 		return true
 	}
 	hand := float64(e.InHand(now))
-	return now >= e.calm && hand > 0 && e.Sum < limit.Capacity() &&
+	return now >= e.renewFrom && hand > 0 && e.Sum < limit.Capacity() &&
 		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, e.halfLease(rule))
 }
 
@@ -262,10 +262,10 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	return p.Deadline.Add(-rule.Coordination.Lease.TTL / 4) // which is three quarters of it
 }
 
-// Rides tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
+// Piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
-func (e Entry) Rides(now instant, rule *ratelimit.Rule) bool {
-	usedUp := e.asked == 0 && e.Taken == e.Spent && e.Heard != 0 && now >= e.calm && now < e.Till
+func (e Entry) Piggybacks(now instant, rule *ratelimit.Rule) bool {
+	usedUp := e.asked == 0 && e.Taken == e.Spent && e.Heard != 0 && now >= e.renewFrom && now < e.Till
 	return usedUp && e.Demand.PerSec < often && now.Sub(e.Demand.LastUse) < time.Second &&
 		e.plenty(rule) && rule.Limit.Capacity() >= 2*leastShare
 }
@@ -278,7 +278,7 @@ func (e Entry) told() instant { return e.Heard.Add(refusal / 2) }
 func (e Entry) Recalled(now instant) {
 	e.GiveBack(e.Waiting)
 	e.Doubt()
-	e.calm, e.scarce = now.Add(scarce), now.Add(scarce)
+	e.renewFrom, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
 // Limited applies another limit from now on: it claims again for refused requests, and if the limit is lower, gives
@@ -293,7 +293,7 @@ func (e Entry) Limited(now instant, lower bool) {
 // node no longer needs the key, or it ends.
 func (e Entry) Resign(until instant) {
 	e.GiveBack(0)
-	e.calm, e.scarce = max(e.calm, until), max(e.scarce, until)
+	e.renewFrom, e.scarce = max(e.renewFrom, until), max(e.scarce, until)
 }
 
 // Forgive checks refusals with a claim at once, and drops their unreported charges: an operator has reset the key.
@@ -316,7 +316,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	if e.until == e.Till && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
 		e.frees, e.holds = true, 0
 	}
-	e.until, e.again, e.calm = 0, 0, max(e.calm, now.Add(paced))
+	e.until, e.again, e.renewFrom = 0, 0, max(e.renewFrom, now.Add(paced))
 	short := g.Granted < m.Claim.Need
 	// A draw does not show the tokens in hand of others.
 	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0

@@ -29,13 +29,13 @@ type leased struct {
 	held leasing.Held
 	hot  bool // it is leased; else there is something to tell
 	// since is the instant of the last check whether it still is hot, and uses the number of requests then.
-	since ratelimit.Instant
-	uses  int
-	used  ratelimit.Tokens  // demand since the last message
-	usual ratelimit.Tokens  // cost of the larger requests, of late
-	half  ratelimit.Tokens  // with less in hand, the next message is due at once
-	next  ratelimit.Instant // the latest instant of a due message
-	calm  ratelimit.Instant // the earliest instant of a message: the key is short
+	since     ratelimit.Instant
+	uses      int
+	used      ratelimit.Tokens  // demand since the last message
+	usual     ratelimit.Tokens  // cost of the larger requests, of late
+	half      ratelimit.Tokens  // with less in hand, the next message is due at once
+	next      ratelimit.Instant // the latest instant of a due message
+	notBefore ratelimit.Instant // the earliest instant of a message: the key is short
 	answer
 }
 
@@ -222,7 +222,7 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 		Charged: cost, Window: w, Remaining: min(l.left+hand, limit.Capacity()), Limit: l.limit,
 		ResetAfter: max(0, l.reset.Sub(now)),
 	}
-	return true, hand < l.half && !l.held.Telling() && now >= l.calm
+	return true, hand < l.half && !l.held.Telling() && now >= l.notBefore
 }
 
 // refuses refuses an ask, if nothing is left of the key; the caller holds mu.
@@ -291,7 +291,7 @@ func (h *Leases) Tell(now ratelimit.Instant, a *ratelimit.Ask) (m leasing.Totals
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.find(a.Key)
-	if l == nil || l.held.Telling() || !l.held.Open() && (!l.hot || now < l.calm) {
+	if l == nil || l.held.Telling() || !l.held.Open() && (!l.hot || now < l.notBefore) {
 		return m, false
 	}
 	l.rule = a.Rule
@@ -301,7 +301,7 @@ func (h *Leases) Tell(now ratelimit.Instant, a *ratelimit.Ask) (m leasing.Totals
 // tell is the next message of a key; the caller holds mu.
 func (h *Leases) tell(now ratelimit.Instant, l *leased) leasing.Totals {
 	want := ratelimit.Tokens(0)
-	if l.hot && now >= l.calm {
+	if l.hot && now >= l.notBefore {
 		each := max(10*time.Millisecond, min(now.Sub(max(l.since, l.held.Sent())), time.Second))
 		lasts := float64(max(l.used, l.usual, 1)) * ahead.Seconds() / each.Seconds()
 		want = max(0, ratelimit.Tokens(min(lasts, float64(ratelimit.MaxLimit)))-l.held.InHand(now))
@@ -384,7 +384,7 @@ func (h *Leases) Hear(
 	l.left, l.reset, l.limit = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter), v.Limit
 	l.next = l.held.Sent().Add(min(TellEvery, x.For/2))
 	if !x.Keep {
-		l.calm, l.next = now.Add(retry), now
+		l.notBefore, l.next = now.Add(retry), now
 	}
 	return l.next < l.held.Sent().Add(TellEvery) && l.held.Open()
 }
