@@ -14,7 +14,7 @@ import (
 
 // quotaCheckFlags have check say what rules promise where Envoys enforce them by themselves.
 type quotaCheckFlags struct {
-	RLQS   bool `name:"rlqs" help:"Also print the bounds of each rule over RLQS, and fail if a rule cannot be divided."`
+	RLQS   bool `name:"rlqs" help:"Also print the bounds of each rule over RLQS, and fail if a rule cannot be divided among Envoys."`
 	Envoys int  `default:"10" help:"With --rlqs: number of Envoys that share a key."`
 }
 

@@ -14,7 +14,7 @@ import (
 // in rules, at the root of a file for all of its rules. Empty means the default, which the help states.
 type coordinationFlags struct {
 	Mode           string `env:"COORDINATION_MODE" name:"coordination-mode" placeholder:"leasing" help:"Default mode of rules: ${modes}."`
-	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Default max_nodes of rules: largest number of nodes, including those of a rolling restart."`
+	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Default max_nodes of rules: maximum number of nodes at one time, including extra ones during a rolling restart."`
 	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"Default on_store_failure of rules: local, open or closed."`
 	StoreDeadline  string `env:"COORDINATION_STORE_DEADLINE" name:"coordination-store-deadline" placeholder:"15ms" help:"Default store_deadline of rules, 1ms to 1s: maximum wait of a decision for the store. Then on_store_failure decides. Keep it below the timeout of Envoy's rate limit filter, by default 20ms."`
 }

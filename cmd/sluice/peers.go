@@ -23,7 +23,7 @@ import (
 
 // peerFlags say who owns keys together under mode routing.
 type peerFlags struct {
-	Peers   string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (a headless service, or _SRV._tcp.NAME) or gossip:HOST:PORT,... Default: none. Rules with mode routing then run as leasing."`
+	Peers   string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (NAME is a headless service, or an SRV name such as _peers._tcp.sluice) or gossip:HOST:PORT,... Default: none. Rules with mode routing then run as leasing."`
 	Addr    string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT."`
 	Bind    string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Listen address for peers, behind a NAT or a proxy. PEERS gossip uses its next port, TCP and UDP. Default: PEER_ADDR."`
 	Secret  string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`

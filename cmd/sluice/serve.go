@@ -33,7 +33,7 @@ func (*serveCmd) Help() string {
   sluice serve                                                       the built-in example
   sluice serve --config rules/                                       one node, limits in memory
   REDIS_URL=redis:6379 sluice serve --config rules/                  a node of a fleet that shares a Redis
-  PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     key owners, for mode routing
+  PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     peers that own keys, for mode routing
 
 After SIGTERM, health checks fail, and the node answers calls for DRAIN_TIME. Then it returns its leases and ends. SIGINT (Ctrl+C), or a second SIGTERM, skips DRAIN_TIME.`
 }

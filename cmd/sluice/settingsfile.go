@@ -22,7 +22,7 @@ import (
 
 // settingsFile is where a command line names the file, and what the file says.
 type settingsFile struct {
-	SettingsFile string `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}. sluice settings prints the names and sections. Flags and the environment override it."`
+	SettingsFile string `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}. The command 'sluice settings' prints the names and sections. Flags and the environment override it."`
 }
 
 // fileSettings reads the file that a command line names. It implements [kong.Resolver] for one command line.
