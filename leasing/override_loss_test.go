@@ -3,9 +3,11 @@ package leasing
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -154,5 +156,43 @@ func TestListsLackWhatIsOver(t *testing.T) {
 	l.Decide(ctx, later, []ask{a}, make([]verdict, 1))
 	if all, _ := l.Overrides(ctx, later, "", "", 10); !ok && len(all) > 0 {
 		t.Errorf("an hour after it is over it is listed: %+v", all)
+	}
+}
+
+// A key with an override takes a few hundred bytes more at a node than one without: keys with the same limit in force
+// share its rule.
+func TestOverriddenKeysTakeLittle(t *testing.T) {
+	const n = 20_000
+	r := &ratelimit.Rule{Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 3, Ceiling: 50}}
+	var s shard
+	s.open(keytable.NewArena(), n)
+	ids := make([]keytable.ID, n)
+	for i := range ids {
+		key := fmt.Append(nil, "customer-", i)
+		ids[i] = keytable.Hasher{}.ID(key)
+		s.keys.Add(ids[i], key, func(*cell) bool { return false }).Val.rule = s.rules.number(ruleKey{asked: r})
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for i, id := range ids {
+		s.move(s.keys.Get(id), r, ratelimit.Override{
+			Requests: tokens(i % 10), Set: ratelimit.LedgerTime(i + 1), By: fmt.Sprint("ann@example.com", i%10), Reason: fmt.Sprint("contract ", i),
+		})
+	}
+	each := (heap() - before) / n
+	t.Logf("an override takes %d bytes at a node", each)
+	if each > 300 || len(s.rules.uses) > 20 {
+		t.Errorf("an override takes %d bytes at a node, and %d keys have %d rules", each, n, len(s.rules.uses))
+	}
+	for _, id := range ids {
+		s.move(s.keys.Get(id), r, ratelimit.Override{})
+	}
+	if len(s.overs) != 0 || len(s.rules.numbers) != 1 {
+		t.Errorf("of no override %d are kept, and %d rules", len(s.overs), len(s.rules.numbers))
 	}
 }

@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"strings"
 	"sync"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
@@ -17,8 +18,10 @@ type shard struct {
 	most  int                  // uses, as far as those there are may be forgotten
 	hand  int                  // guarded by mu; where the search for a use to forget goes on
 	rules ruleNumbers          // guarded by mu
-	seq   uint64               // guarded by mu: of claims
-	sent  uint32               // guarded by mu: number of the last message
+	// overs are overrides as last heard, also that one was removed. Guarded by mu.
+	overs map[keytable.ID]*ratelimit.Override
+	seq   uint64 // guarded by mu: of claims
+	sent  uint32 // guarded by mu: number of the last message
 	_     [32]byte
 }
 
@@ -54,6 +57,7 @@ const (
 // open has an empty shard track at most maxKeys keys.
 func (s *shard) open(arena *keytable.Arena, maxKeys int) {
 	s.keys, s.most = keytable.New[key](arena, maxKeys), max(busyLeast, maxKeys/busyShare)
+	s.overs = map[keytable.ID]*ratelimit.Override{}
 }
 
 // entry is all that is known of one key, while its shard is locked.
@@ -166,6 +170,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 		s.leave(k.use - 1)
 	}
 	s.rules.leave(k.rule)
+	delete(s.overs, c.ID())
 	f.forgotten.Add(1)
 	if counts {
 		f.stats.evicted.Add(1)
@@ -173,7 +178,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	return true
 }
 
-// ruleNumbers are short names for the rules of keys, with their overrides. A rule that a reload has replaced has one
+// ruleNumbers are short names for the rules of keys, with their limits in force. A rule that a reload has replaced has one
 // for as long as there are keys that were last asked for under it.
 type ruleNumbers struct {
 	numbers map[ruleKey]uint32
@@ -181,10 +186,10 @@ type ruleNumbers struct {
 	free    []uint32
 }
 
-// ruleKey is the rule that a key is asked under, and its override as last heard, or that it was removed.
+// ruleKey is the rule that a key is asked under, and of a key in overs the limit in force: keys share it.
 type ruleKey struct {
 	asked *ratelimit.Rule
-	over  ratelimit.Override
+	limit ratelimit.Limit // the zero one: there is no override
 }
 
 type ruleUse struct {
@@ -208,9 +213,9 @@ func (n *ruleNumbers) number(r ruleKey) uint32 {
 			number, n.uses = uint32(len(n.uses)), append(n.uses, ruleUse{})
 		}
 		n.numbers[r], n.uses[number] = number, ruleUse{ruleKey: r, rule: r.asked}
-		if r.over.Set > 0 && !r.over.Removed {
+		if none := (ratelimit.Limit{}); r.limit != none && r.limit != r.asked.Limit {
 			own := *r.asked
-			own.Limit = own.Limit.Under(&r.over)
+			own.Limit = r.limit
 			n.uses[number].rule = &own
 		}
 	}
@@ -231,13 +236,27 @@ func (n *ruleNumbers) leave(number uint32) {
 // under has a key be asked for under a rule.
 func (s *shard) under(c *cell, r *ratelimit.Rule) {
 	if is := s.rules.of(c); is.asked != r {
-		s.move(c, ruleKey{r, is.over})
+		s.move(c, r, s.over(c))
 	}
 }
 
-// move has a key be judged by another rule.
-func (s *shard) move(c *cell, to ruleKey) {
-	old := c.Val.rule
+// over is the override of a key as last heard; one that is not Set: none.
+func (s *shard) over(c *cell) (o ratelimit.Override) {
+	if s.rules.of(c).limit.Ceiling > 0 {
+		o = *s.overs[c.ID()]
+	}
+	return o
+}
+
+// move has a key be judged under another rule, or by another override; one that is not Set: none.
+func (s *shard) move(c *cell, asked *ratelimit.Rule, over ratelimit.Override) {
+	old, to := c.Val.rule, ruleKey{asked: asked}
+	if over.Set > 0 && asked.Limit.Overridable() {
+		over.By, over.Reason = strings.Clone(over.By), strings.Clone(over.Reason) // they are a part of an answer
+		s.overs[c.ID()], to.limit = &over, asked.Limit.Under(&over)
+	} else {
+		delete(s.overs, c.ID())
+	}
 	c.Val.rule = s.rules.number(to)
 	s.rules.leave(old)
 }

@@ -105,7 +105,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	case c.Val.told != life && epoch.ID != 0:
 		// After a loss the ledger is told what it may have lost, and is told when its answer is here. Of a key that is
 		// new there is nothing to tell.
-		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || s.rules.of(c).over.Set > 0 {
+		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || s.over(c).Set > 0 {
 			k = k.busy(now)
 			k.Next.Doubt()
 			k.Doubt()
@@ -135,7 +135,7 @@ func (s *shard) remembers(now instant, c *cell) bool {
 	if last == hold.Never {
 		last = c.Val.Heard
 	}
-	return s.rules.of(c).over.Set > 0 && now.Sub(last) < remembered
+	return s.over(c).Set > 0 && now.Sub(last) < remembered
 }
 
 // untold tells whether the ledger does not know all of the key, or something is in hand.
