@@ -45,7 +45,7 @@ func recordOf(o *ratelimit.Override) []byte {
 	if o.Set == 0 {
 		return nil
 	}
-	return (&account.Overridden{*o}).Encode()
+	return (&account.Overridden{Override: *o}).Encode()
 }
 
 // overrideOf is recordOf, backwards.
