@@ -156,7 +156,9 @@ func (f *Fleet) SetOverride(
 	if err != nil {
 		return ratelimit.Override{}, err
 	}
-	c := account.OverrideChange{Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match, Audit: account.AuditOf(a.Rule)}
+	c := account.OverrideChange{
+		Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match, Audit: account.AuditOf(a.Rule),
+	}
 	is, err := l.SetOverride(ctx, &c)
 	s, id, at := f.find(a.Key)
 	defer s.mu.Unlock()

@@ -178,8 +178,8 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	return true
 }
 
-// ruleNumbers are short names for the rules of keys, with their limits in force. A rule that a reload has replaced has one
-// for as long as there are keys that were last asked for under it.
+// ruleNumbers are short names for the rules of keys, with their limits in force. A rule that a reload has replaced has
+// one for as long as there are keys that were last asked for under it.
 type ruleNumbers struct {
 	numbers map[ruleKey]uint32
 	uses    []ruleUse // by number

@@ -49,8 +49,8 @@ const (
 	WasCharge    = "charge"    // more was spent than taken: charged after the fact, or without asking
 	WasGrant     = "grant"
 	WasReport    = "report" // totals, as they are; refunded, or given back
-	// WasOverride is a change of a key's override, and no message: Holder is who made it, Limit is in force from At to Ends
-	// (0: no end).
+	// WasOverride is a change of a key's override, and no message: Holder is who made it, and Limit is in force from At
+	// to Ends (0: no end).
 	WasOverride = "override"
 )
 

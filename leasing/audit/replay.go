@@ -60,7 +60,9 @@ func (w *Window) Held() bool { return w.Over <= w.Bound }
 
 // Replay sums up events, window by window, in the order of accounts and windows. Changes of overrides are of no window.
 func Replay(events []account.Event) []*Window {
-	events = slices.DeleteFunc(slices.Clone(events), func(e account.Event) bool { return e.Kind == account.WasOverride })
+	events = slices.DeleteFunc(slices.Clone(events), func(e account.Event) bool {
+		return e.Kind == account.WasOverride
+	})
 	slices.SortStableFunc(events, inOrder)
 	seen := make(map[account.Event]bool, len(events))
 	var all []*Window

@@ -420,8 +420,8 @@ func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if is.Set == 0 {
-		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of the store: "+
-			"the limit of the file is in force", change.Expires)
+		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of the "+
+			"store: the limit of the file is in force", change.Expires)
 	}
 	w.Header().Set("ETag", tag(&is))
 	answer(w, shown(a.Rule, descriptor, &is))

@@ -602,12 +602,13 @@ func TestEmptyIfMatch(t *testing.T) {
 func TestAmbiguousChangesAreRefused(t *testing.T) {
 	n := newOverridable(t)
 	n.must(200, "", "PUT", alice, `{"limit": 0, "reason": "abuse"}`)
+	const head, csv = "domain,descriptor,limit\n", "Content-Type: text/csv"
 	for what, r := range map[string][]string{
 		"a field twice":          {"PUT", alice, `{"limit": 5, "limit": 4000, "reason": ""}`},
 		"a field in other cases": {"PUT", alice, `{"limit": 5, "LIMIT": 4000, "reason": ""}`},
 		"no object":              {"PUT", alice, `null`},
-		"a blank behind a value": {"POST", "/v1/overrides", "domain,descriptor,limit\nedge,api_key=alice ,4000\n", "Content-Type: text/csv"},
-		"a blank before a key":   {"POST", "/v1/overrides", "domain,descriptor,limit\nedge, api_key=alice,4000\n", "Content-Type: text/csv"},
+		"a blank behind a value": {"POST", "/v1/overrides", head + "edge,api_key=alice ,4000\n", csv},
+		"a blank before a key":   {"POST", "/v1/overrides", head + "edge, api_key=alice,4000\n", csv},
 	} {
 		if w := n.do(r[0], r[1], r[2], r[3:]...); w.Code == 200 {
 			t.Errorf("%s is answered %s", what, w.Body)
