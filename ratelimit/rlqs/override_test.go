@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// Under a window of 0 with max_override, a key with an override gets a budget over RLQS. Others are denied, and buckets.
+// Under a window of 0 with max_override, a key with an override gets a budget over RLQS. Others are denied, and so are
+// buckets.
 func TestInvitedKeysPassOverRLQS(t *testing.T) {
 	for _, algorithm := range []string{"fixed_window", "sliding_window", "token_bucket"} {
 		rules := rulesOf(t, "domain: d\ndescriptors:\n- key: k\n  max_override: 10000\n  algorithm: "+algorithm+
@@ -22,8 +23,8 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 		}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Messages: 100})
 		rule, key := rules.Domain("d").Match([]config.Entry{{Key: "k", Value: "invited"}}, nil)
 		a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
-		_, err := own.SetOverride(t.Context(), start, &a, &ratelimit.Override{Requests: 6000}, ratelimit.Match{Any: true})
-		if err != nil {
+		o := &ratelimit.Override{Requests: 6000}
+		if _, err := own.SetOverride(t.Context(), start, &a, o, ratelimit.Match{Any: true}); err != nil {
 			t.Fatal(err)
 		}
 		s := n.NewSession()
@@ -38,7 +39,8 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 			}
 		}
 		divided := algorithm != "token_bucket"
-		if invited, other := said["invited"], said["other"]; strings.Contains(invited, "bucket") != divided || strings.Contains(other, "bucket") ||
+		invited, other := said["invited"], said["other"]
+		if strings.Contains(invited, "bucket") != divided || strings.Contains(other, "bucket") ||
 			!strings.Contains(other, "DENY_ALL") {
 			t.Errorf("%s: a key with an override gets %q, and another %q", algorithm, invited, other)
 		}
