@@ -61,9 +61,11 @@ type key struct {
 	// spent is by whom, in the window of the judge and the one before: what those
 	// had spent who cannot tell it, is not known to a ledger that lost its data.
 	spent map[ratelimit.Holder]spending
-	extra []extra         // what happened to this key alone
-	sets  []overridden    // its overrides, in their order
-	held  []ratelimit.Ask // releases that are still to come
+	extra []extra      // what happened to this key alone
+	sets  []overridden // its overrides, in their order
+	// unsure is how many changes of its override have no answer.
+	unsure int
+	held   []ratelimit.Ask // releases that are still to come
 }
 
 // Run plays a run to its end, or to the first violation.
