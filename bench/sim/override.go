@@ -80,9 +80,11 @@ func (w *world) overrideAtOwner(k *key, o *ratelimit.Override) {
 	})
 }
 
-// loses tells whether the run has something that overrides in owners' memory are lost by.
+// loses tells whether something has happened by which overrides in owners' memory are lost.
 func (w *world) loses() bool {
-	return w.Storeless && slices.ContainsFunc(w.Faults, func(f Fault) bool { return f.Kind != Join && f.Kind != Leave })
+	return w.Storeless && slices.ContainsFunc(w.Faults, func(f Fault) bool {
+		return int64(f.At) <= w.now && f.Kind != Join && f.Kind != Leave && f.Kind != Restart
+	})
 }
 
 // inForce is the limit that a key may go up to: the largest that was in force since its account could be claimed, which
