@@ -25,7 +25,8 @@ type counterShard struct {
 	// dropped is the time of the last drop of a key with an ended window: a clock that goes back to before it must
 	// not grant that window again. Guarded by mu.
 	dropped ledgerTime
-	slots   int // guarded by mu; of all keys
+	rules   ruleNumbers // guarded by mu; in force by overrides
+	slots   int         // guarded by mu; of all keys
 	_       [16]byte
 }
 
@@ -82,7 +83,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
 	k := s.of(c)
-	if in := k.rule(now, a); in != a.Rule {
+	if in := s.rule(now, k, a); in != a.Rule {
 		own := *a
 		own.Rule, v.Limit = in, &in.Limit
 		a = &own
@@ -112,7 +113,7 @@ func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *a
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
 	own := *a
-	own.Rule = s.of(c).rule(now, a)
+	own.Rule = s.rule(now, s.of(c), a)
 	v.Limit = inForce(a.Rule, own.Rule)
 	if now, c = p.enter(s, now, id, c, &own); c == nil {
 		return Lease{}, false

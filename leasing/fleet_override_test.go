@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -184,52 +183,6 @@ func TestOverridesMatchAndList(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("listed are %v, not %v", got, want)
 	}
-}
-
-// While 10,000 keys are asked, overrides are set at 1,000 a second: each counts at all nodes within a second.
-func TestOverridesUnderLoad(t *testing.T) {
-	const keys, perSecond, seconds = 10_000, 1_000, 2
-	c := overridable(t, ratelimit.Limit{Unit: ratelimit.Year, Requests: 100})
-	name := func(i int) string { return fmt.Sprint("k", i) }
-	ctx, stop := context.WithCancel(context.Background())
-	var asked sync.WaitGroup
-	for caller := range 3 {
-		asked.Go(func() {
-			for i := caller; ctx.Err() == nil; i += 7 {
-				c.attempt(i%3, name(keys+i%keys), 1)
-			}
-		})
-	}
-	var mu sync.Mutex
-	var took []time.Duration
-	var all sync.WaitGroup
-	due, began := time.NewTicker(time.Second/perSecond), c.clock()
-	for i := range perSecond * seconds {
-		<-due.C
-		all.Go(func() {
-			c.attempt(i%3, name(i), 1)
-			began := c.clock()
-			c.override(i%3, name(i), &ratelimit.Override{})
-			if i%10 > 0 {
-				return
-			}
-			c.within(name(i), true)
-			mu.Lock()
-			defer mu.Unlock()
-			took = append(took, c.clock().Sub(began))
-		})
-	}
-	set := c.clock().Sub(began)
-	all.Wait()
-	due.Stop()
-	stop()
-	asked.Wait()
-	slices.Sort(took)
-	if half := took[len(took)/2]; half > time.Second {
-		t.Errorf("half of them took longer than %v", half)
-	}
-	t.Logf("%d overrides in %v, %d of them followed: in force at three nodes after %v (p50), %v (p99), %v",
-		perSecond*seconds, set, len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
 }
 
 // A Redis that has lost its data is told the overrides that nodes know, and not those that were removed or set anew.

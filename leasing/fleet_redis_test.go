@@ -69,9 +69,14 @@ func (c *onRedis) join(connect func() redis.UniversalClient) {
 	if err != nil {
 		c.Fatal(err)
 	}
-	f := NewFleet(ledger, account.NewHolder(), 1000, c.clock, time.Now())
-	f.Nodes = func() int { return int(c.size.Load()) }
 	c.Cleanup(func() { c.end(); client.Close() })
+	c.joins(ledger, 1000)
+}
+
+// joins adds a node with a ledger, which tracks so many keys.
+func (c *onRedis) joins(ledger account.Ledger, keys int) {
+	f := NewFleet(ledger, account.NewHolder(), keys, c.clock, time.Now())
+	f.Nodes = func() int { return int(c.size.Load()) }
 	c.nodes = append(c.nodes, f)
 	c.size.Add(1)
 	c.run(f)

@@ -126,7 +126,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	k := s.of(c)
 	if len(x.Lessees) > 0 || x.Override.Set > 0 || x.Algorithm == ratelimit.Concurrency {
 		k = s.beside(c)
-		k.adopt(&x.Override)
+		s.adoptOverride(k, &x.Override)
 	}
 	bucket := x.Algorithm == ratelimit.TokenBucket
 	if x.Algorithm == ratelimit.Concurrency {

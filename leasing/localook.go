@@ -21,7 +21,7 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 		return v
 	}
 	k := s.of(c)
-	v.Ledger = c.Val.look(at, k.rule(at, a))
+	v.Ledger = c.Val.look(at, s.rule(at, k, a))
 	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged}
 	if k != nil {
 		for _, r := range k.lessees {
@@ -88,7 +88,7 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 		return nil
 	}
 	k, inHand := s.of(c), tokens(0)
-	own := k.rule(at, a).Limit
+	own := s.rule(at, k, a).Limit
 	if k != nil {
 		k.expire(at, &c.Val, &own)
 		inHand = k.inHand()

@@ -16,32 +16,42 @@ import (
 // ownOverride is a key's.
 type ownOverride struct {
 	account.Overridden
-	asked, in *ratelimit.Rule // that the key was last asked under, and that in force
+	asked *ratelimit.Rule // that the key was last asked under
+	in    uint32          // the number of the rule in force then
 }
 
-// rule is the one in force for an ask. It allocates when a key is asked the first time under an override, or a rule.
-func (k *lent) rule(now ledgerTime, a *ask) *ratelimit.Rule {
+// rule is the one in force for an ask of a key. It allocates when a limit is in force the first time under a rule.
+func (s *counterShard) rule(now ledgerTime, k *lent, a *ask) *ratelimit.Rule {
 	if k == nil || k.over == nil || !k.over.In(now) || !a.Rule.Limit.Overridable() {
 		return a.Rule
 	}
-	x := k.over
-	if x.asked != a.Rule {
-		own := *a.Rule
-		own.Limit = own.Limit.Under(&x.Override)
-		x.asked, x.in = a.Rule, &own
+	if x := k.over; x.asked != a.Rule {
+		s.override(k, &ownOverride{
+			x.Overridden, a.Rule, s.rules.number(ruleKey{a.Rule, a.Rule.Limit.Under(&x.Override)}),
+		})
 	}
-	return x.in
+	return s.rules.uses[k.over.in].rule
+}
+
+// override replaces the override of a key.
+func (s *counterShard) override(k *lent, x *ownOverride) {
+	if k.over != nil && k.over.asked != nil {
+		s.rules.leave(k.over.in)
+	}
+	k.over = x
 }
 
 // overridden tells whether an override is in force.
 func (k *lent) overridden(now ledgerTime) bool {
-	return k != nil && k.over != nil && k.over.InForce(now) != nil
+	return k != nil && k.over != nil && k.over.In(now)
 }
 
-// adopt takes in a record from another process. Of two the later counts.
-func (k *lent) adopt(x *account.Overridden) {
+// adoptOverride takes in a record from another process. Of two the later counts.
+func (s *counterShard) adoptOverride(k *lent, x *account.Overridden) {
 	if x.Set > 0 && (k.over == nil || k.over.Set < x.Set) {
-		k.over = &ownOverride{Overridden: *x}
+		own := *x
+		own.By, own.Reason = strings.Clone(x.By), strings.Clone(x.Reason) // they are a part of a parcel
+		s.override(k, &ownOverride{Overridden: own})
 	}
 }
 
@@ -85,7 +95,7 @@ func (l *Local) SetOverride(
 		}
 		c.Val = l.tracked.before(a)
 	}
-	s.beside(c).over = &next
+	s.override(s.beside(c), &next)
 	return next.Answer(at), nil
 }
 
@@ -98,19 +108,24 @@ func (l *Local) Overrides(
 		slices.SortFunc(all, func(a, b ratelimit.NamedOverride) int { return strings.Compare(a.Key, b.Key) })
 		all = all[:min(n, len(all))]
 	}
+	var some []ratelimit.NamedOverride
 	for i := range l.tracked.shards {
 		s := &l.tracked.shards[i]
+		some = some[:0]
 		s.mu.Lock()
 		for id, k := range s.lent {
-			if !k.overridden(at) {
-				continue
-			}
-			name := KeyName(s.keys.Key(s.keys.Get(id)))
-			if strings.HasPrefix(name, prefix) && name > after {
-				all = append(all, ratelimit.NamedOverride{Key: name, Override: k.over.Override})
+			if k.overridden(at) {
+				key := string(s.keys.Key(s.keys.Get(id)))
+				some = append(some, ratelimit.NamedOverride{Key: key, Override: k.over.Override})
 			}
 		}
 		s.mu.Unlock()
+		for _, o := range some {
+			o.Key = KeyName([]byte(o.Key))
+			if strings.HasPrefix(o.Key, prefix) && o.Key > after {
+				all = append(all, o)
+			}
+		}
 		if len(all) > 2*n {
 			least()
 		}

@@ -32,18 +32,18 @@ func inForce(asked, in *ratelimit.Rule) *ratelimit.Limit {
 // overriddenLocked applies the override of an answer to the key, or none. If the ledger has lost an override with its
 // data, it queues a restatement. It returns false if the queue is full.
 func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *account.Grant, lost bool) bool {
-	was, is := k.shard.rules.uses[k.cell.Val.rule], ratelimit.Override{}
+	was, over, is := k.shard.rules.uses[k.cell.Val.rule], k.shard.over(k.cell), ratelimit.Override{}
 	if !m.Claim.Limit.Overridable() || !was.asked.Limit.Overridable() {
 		return true
 	}
 	if g.Override != nil {
 		is = *g.Override
 	}
-	if is == was.over {
+	if is == over {
 		return true
 	}
-	if lost && was.over.Set > is.Set && (was.over.Removed || was.over.In(g.At)) {
-		again := was.over
+	if lost && over.Set > is.Set && (over.Removed || over.In(g.At)) {
+		again := over
 		select {
 		case f.lost <- account.OverrideChange{
 			Key: f.keyName(k.key()), Limit: was.asked.Limit, Override: &again, Again: true,
@@ -53,7 +53,7 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 			return false
 		}
 	}
-	k.shard.move(k.cell, ruleKey{was.asked, is})
+	k.shard.move(k.cell, was.asked, is)
 	limitedLocked(now, k, k.rule().Limit.Capacity() < was.rule.Limit.Capacity())
 	there := f.lane(k).time()
 	k.endsWith(now, &there)
@@ -69,18 +69,18 @@ func limitedLocked(now instant, k entry, lower bool) {
 
 // endsWith makes the node look at the key again when its override may have ended.
 func (k entry) endsWith(now instant, there *hold.LedgerClock) {
-	if o := &k.shard.rules.uses[k.cell.Val.rule].over; o.Expires != 0 {
+	if o := k.shard.over(k.cell); o.Expires != 0 {
 		k.Till = min(k.Till, there.NotBefore(now, o.Expires))
 	}
 }
 
 // overLocked claims again if the key's override may have ended.
 func (f *Fleet) overLocked(now instant, there *hold.LedgerClock, k entry) {
-	was := k.shard.rules.uses[k.cell.Val.rule]
-	if was.over.Expires == 0 || there.At == 0 || now < there.NotBefore(now, was.over.Expires) {
+	over := k.shard.over(k.cell)
+	if over.Expires == 0 || there.At == 0 || now < there.NotBefore(now, over.Expires) {
 		return
 	}
-	k.shard.move(k.cell, ruleKey{asked: was.asked})
+	k.shard.move(k.cell, k.shard.rules.of(k.cell).asked, ratelimit.Override{})
 	const lower = true // in either direction
 	limitedLocked(now, k, lower)
 }

@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"strings"
 	"sync"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
@@ -17,8 +18,10 @@ type shard struct {
 	most  int                  // maximum of uses, while some of them may be dropped
 	hand  int                  // guarded by mu; position of the search for a use to drop
 	rules ruleNumbers          // guarded by mu
-	seq   uint64               // guarded by mu: of claims
-	sent  uint32               // guarded by mu: number of the last message
+	// overs are the last overrides, or removals, of keys. Guarded by mu.
+	overs map[keytable.ID]*ratelimit.Override
+	seq   uint64 // guarded by mu: of claims
+	sent  uint32 // guarded by mu: number of the last message
 	_     [32]byte
 }
 
@@ -54,6 +57,7 @@ const (
 // open makes an empty shard that tracks at most maxKeys keys.
 func (s *shard) open(arena *keytable.Arena, maxKeys int) {
 	s.keys, s.most = keytable.New[key](arena, maxKeys), max(busyLeast, maxKeys/busyShare)
+	s.overs = map[keytable.ID]*ratelimit.Override{}
 }
 
 // entry is the complete state of one key, while its shard is locked.
@@ -166,6 +170,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 		s.leave(k.use - 1)
 	}
 	s.rules.leave(k.rule)
+	delete(s.overs, c.ID())
 	f.forgotten.Add(1)
 	if counts {
 		f.stats.evicted.Add(1)
@@ -173,18 +178,18 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	return true
 }
 
-// ruleNumbers are short numbers for the rules of keys, with their overrides. A rule that a reload has replaced keeps
-// its number while keys use it.
+// ruleNumbers are short numbers for the rules of keys, with their limits in force. A rule that a reload has replaced
+// keeps its number while keys use it.
 type ruleNumbers struct {
 	numbers map[ruleKey]uint32
 	uses    []ruleUse // by number
 	free    []uint32
 }
 
-// ruleKey is the rule of a key's requests, and its last override or removal; the zero one: none.
+// ruleKey is the rule of a key's requests, and of a key in overs the limit in force: keys share it.
 type ruleKey struct {
 	asked *ratelimit.Rule
-	over  ratelimit.Override
+	limit ratelimit.Limit // the zero one: there is no override
 }
 
 type ruleUse struct {
@@ -208,9 +213,9 @@ func (n *ruleNumbers) number(r ruleKey) uint32 {
 			number, n.uses = uint32(len(n.uses)), append(n.uses, ruleUse{})
 		}
 		n.numbers[r], n.uses[number] = number, ruleUse{ruleKey: r, rule: r.asked}
-		if r.over.Set > 0 && !r.over.Removed {
+		if none := (ratelimit.Limit{}); r.limit != none && r.limit != r.asked.Limit {
 			own := *r.asked
-			own.Limit = own.Limit.Under(&r.over)
+			own.Limit = r.limit
 			n.uses[number].rule = &own
 		}
 	}
@@ -231,13 +236,27 @@ func (n *ruleNumbers) leave(number uint32) {
 // under sets the rule of a key's requests.
 func (s *shard) under(c *cell, r *ratelimit.Rule) {
 	if is := s.rules.of(c); is.asked != r {
-		s.move(c, ruleKey{r, is.over})
+		s.move(c, r, s.over(c))
 	}
 }
 
-// move changes the rule of a key.
-func (s *shard) move(c *cell, to ruleKey) {
-	old := c.Val.rule
+// over is the last override of a key; one that is not Set: none.
+func (s *shard) over(c *cell) (o ratelimit.Override) {
+	if s.rules.of(c).limit.Ceiling > 0 {
+		o = *s.overs[c.ID()]
+	}
+	return o
+}
+
+// move changes the rule of a key, or its override; one that is not Set: none.
+func (s *shard) move(c *cell, asked *ratelimit.Rule, over ratelimit.Override) {
+	old, to := c.Val.rule, ruleKey{asked: asked}
+	if over.Set > 0 && asked.Limit.Overridable() {
+		over.By, over.Reason = strings.Clone(over.By), strings.Clone(over.Reason) // they are part of a reply
+		s.overs[c.ID()], to.limit = &over, asked.Limit.Under(&over)
+	} else {
+		delete(s.overs, c.ID())
+	}
 	c.Val.rule = s.rules.number(to)
 	s.rules.leave(old)
 }

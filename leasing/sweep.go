@@ -103,7 +103,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	switch {
 	case c.Val.told != life && epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none.
-		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || s.rules.of(c).over.Set > 0 {
+		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || s.over(c).Set > 0 {
 			k = k.busy(now)
 			k.Next.Doubt()
 			k.Doubt()
@@ -133,7 +133,7 @@ func (s *shard) remembers(now instant, c *cell) bool {
 	if last == hold.Never {
 		last = c.Val.Heard
 	}
-	return s.rules.of(c).over.Set > 0 && now.Sub(last) < remembered
+	return s.over(c).Set > 0 && now.Sub(last) < remembered
 }
 
 // untold tells whether the ledger lacks some usage of the key, or tokens are in hand.

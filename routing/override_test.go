@@ -17,6 +17,7 @@ import (
 func overridable(limit ratelimit.Tokens) *ratelimit.Rule {
 	r := routed(limit)
 	r.Limit.Ceiling = ratelimit.MaxLimit
+	r.Coordination.StoreDeadline = time.Second // of a busy machine nothing is to be said here
 	return r
 }
 

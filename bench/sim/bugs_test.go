@@ -19,10 +19,15 @@ var planted = []struct {
 		Right: "*c = r.judge(now, *c)",
 		Wrong: "_ = r.judge(now, *c)",
 	}},
-	{8, plant.Bug{
+	{33, plant.Bug{
 		Name: "an override does not expire", File: "leasing/account/override.go",
 		Right: "r.Set == 0 || !r.In(now)",
 		Wrong: "r.Set == 0",
+	}},
+	{11843, plant.Bug{
+		Name: "an account moves without its override", File: "leasing/handover.go",
+		Right: "x.Override = k.over.Overridden",
+		Wrong: "_ = k.over.Overridden",
 	}},
 	{939, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",

@@ -20,7 +20,7 @@ type Options struct {
 	// none. Not with mode routing.
 	Second  *ratelimit.Rule
 	Changes []Change // of Rule, in the order of their times
-	// Overrides of keys of Rule, whose limit has a ceiling. Not with budgets in owners' memory.
+	// Overrides of keys of Rule, whose limit has a ceiling.
 	Overrides []Override
 	Mix       Mix
 	Parts     int // of the ledger, each with its own data and clock; 0: one. Not with mode routing

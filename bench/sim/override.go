@@ -20,10 +20,6 @@ type overridden struct {
 func (w *world) override(x Override) {
 	k := w.key(w.Rule, x.Key)
 	p := k.part
-	l, ok := p.ledger.(account.Overrider)
-	if !ok || p.down > 0 || p.hung > 0 {
-		return
-	}
 	c := account.OverrideChange{Key: string(k.name), Limit: w.Rule.Limit, Match: ratelimit.Match{Any: true}}
 	if x.To != nil {
 		o := *x.To
@@ -32,29 +28,70 @@ func (w *world) override(x Override) {
 		}
 		c.Override = &o
 	}
+	if w.Storeless {
+		w.overrideAtOwner(k, c.Override)
+		return
+	}
+	l, ok := p.ledger.(account.Overrider)
+	if !ok || p.down > 0 || p.hung > 0 {
+		return
+	}
 	is, err := l.SetOverride(p.ctx, &c)
 	if err != nil {
 		w.violate(-1, k.index, "an override cannot be set: %v", err)
 		return
 	}
+	w.overrides(k, &is, x.To == nil)
+}
+
+// overrides takes in what is set.
+func (w *world) overrides(k *key, is *ratelimit.Override, removed bool) {
 	w.trace("the override of key %d is %+v", k.index, is)
-	if x.To == nil {
-		is.Set = p.time()
+	if removed {
+		is.Set = k.part.time()
 	}
-	k.sets = append(k.sets, overridden{is, x.To == nil})
+	k.sets = append(k.sets, overridden{*is, removed})
+	w.mayHave(k, is)
+}
+
+// mayHave has a key go up to an override's limit, where it may be in force.
+func (w *world) mayHave(k *key, o *ratelimit.Override) {
 	own := *w.Rule
-	if x.To != nil {
-		own.Limit = own.Limit.Under(&is)
-	}
+	own.Limit = own.Limit.Under(o)
 	k.rule = larger(k.rule, &own)
 	w.judges(k)
+}
+
+// overrideAtOwner lets any node of a ring without a store set an override, which the key's owner keeps. Until an
+// answer arrives, and without one for good, it may be in force.
+func (w *world) overrideAtOwner(k *key, o *ratelimit.Override) {
+	n := w.ask(-1)
+	if n == nil || n.ring == nil || n.paused {
+		return
+	}
+	k.unsure++
+	w.mayHave(k, o)
+	a := ratelimit.Ask{Rule: n.rule, Key: k.name}
+	n.ring.SetOverride(&a, o, func(is ratelimit.Override, err error) {
+		if err == nil {
+			k.unsure--
+			w.overrides(k, &is, o == nil)
+		}
+	})
+}
+
+// loses tells whether a fault may have lost overrides in owners' memory.
+func (w *world) loses() bool {
+	return w.Storeless && slices.ContainsFunc(w.Faults, func(f Fault) bool {
+		return int64(f.At) <= w.now && f.Kind != Join && f.Kind != Leave && f.Kind != Restart
+	})
 }
 
 // inForce is the largest limit that may have been in force since the account could be claimed: the start of the window
 // before. For a bucket, with its short leases, it is the current one. A ledger that has lost data may apply any.
 func (w *world) inForce(k *key) ratelimit.Limit {
 	at := k.part.time()
-	if len(k.sets) == 0 || w.bound.lossy() || w.books.stepped(k.part) {
+	if len(k.sets) == 0 || k.unsure > 0 || w.loses() || w.bound.lossy() || w.books.stepped(k.part) {
 		return k.rule.Limit
 	}
 	since := at
@@ -140,7 +177,7 @@ func (s *store) tellAgain(n *node, c account.OverrideChange, tries int) {
 func (h *historian) overrides() {
 	h.Rand = rand.New(rand.NewPCG(h.o.Seed, 0x416))
 	l := h.o.Rule.Limit
-	if h.o.Storeless || l.Carries || h.o.reserves() || !h.chance(0.3) {
+	if l.Carries || h.o.reserves() || !h.chance(0.3) {
 		return
 	}
 	ceiling := 3 * l.Requests

@@ -60,10 +60,11 @@ type key struct {
 	judge *judge.Judge
 	// spent is by node, in the judge's window and the previous one. A ledger that lost its data lacks the usage
 	// of nodes that cannot restate it.
-	spent map[ratelimit.Holder]spending
-	extra []extra         // events of this key alone
-	sets  []overridden    // its overrides, in their order
-	held  []ratelimit.Ask // releases that are due
+	spent  map[ratelimit.Holder]spending
+	extra  []extra         // events of this key alone
+	sets   []overridden    // its overrides, in their order
+	unsure int             // changes of its override without an answer
+	held   []ratelimit.Ask // releases that are due
 }
 
 // Run plays a run to its end, or to the first violation.

@@ -47,6 +47,5 @@ local now = Now > 0 and Now or clock[1] * 1000000 + clock[2] -- Now is 0 except 
 if override ~= '' then
   local version, n, ends = struct.unpack('<Bdd', override)
   if version ~= 1 then error('no override beside ' .. KEYS[1]) end
-  inForce = n ~= -2 and (ends == 0 or now < ends)
-  if inForce then Requests = n < 0 and Ceiling or min(n, Ceiling) end
+  if n ~= -2 and (ends == 0 or now < ends) then inForce, Requests = true, n < 0 and Ceiling or min(n, Ceiling) end
 end

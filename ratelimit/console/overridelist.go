@@ -46,8 +46,8 @@ func ParseDescriptor(text string) ([]config.Entry, error) {
 	entries, page, err := entriesOf(strings.ReplaceAll(text, "+", "%2B")) // in a file, + is not a space
 	parts := strings.FieldsFunc(text, func(r rune) bool { return r == '&' || r == '=' })
 	if slices.ContainsFunc(parts, func(part string) bool { return strings.TrimSpace(part) != part }) {
-		err = fmt.Errorf("the descriptor is %.60q, with a blank before or after a key or a value: "+
-			"write %%20 if it is meant", text)
+		err = fmt.Errorf("the descriptor is %.60q, with a blank before or after a key or a value: if it is meant, "+
+			"write %%20", text)
 	}
 	if err == nil && (len(entries) == 0 || len(page) > 0) {
 		err = fmt.Errorf("the descriptor is %.60q: write KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE", text)

@@ -252,7 +252,7 @@ func Reason(r *ratelimit.Rule) string {
 		return "ALLOW_ALL: it is unlimited"
 	case r.Shadow:
 		return "ALLOW_ALL: it is in shadow_mode; hits are counted, and nothing is charged"
-	case r.Limit.Requests == 0:
+	case r.RefusesAll():
 		return "DENY_ALL: requests_per_unit is 0"
 	}
 	return ""

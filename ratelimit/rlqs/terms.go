@@ -59,7 +59,7 @@ func serviceOf(rule *ratelimit.Rule) service {
 		return allowAll
 	// What cannot be divided safely is denied, not let through: a limit must not be lost because a
 	// setting does not fit.
-	case rule.Limit.Requests == 0 || sublease.Servable(rule) != nil:
+	case rule.RefusesAll() || sublease.Servable(rule) != nil:
 		return denyAll
 	default:
 		return granted

@@ -17,7 +17,7 @@ const ShortestWindow = time.Minute
 func Servable(r *ratelimit.Rule) error {
 	l := &r.Limit
 	switch {
-	case r.Unlimited || l.Requests == 0:
+	case r.Unlimited || r.RefusesAll():
 		return nil
 	case l.Algorithm == ratelimit.Concurrency:
 		return errors.New("it limits requests in flight, and a report of RLQS does not say when a request has ended; " +
@@ -25,6 +25,8 @@ func Servable(r *ratelimit.Rule) error {
 	case r.Hold != nil:
 		return errors.New("its rule has a hold, and a report of RLQS does not state costs; remove hold, or " +
 			"use RLS")
+	case l.Algorithm == ratelimit.TokenBucket && l.Requests == 0:
+		return errors.New("its token_bucket does not refill without an override; use a window, or RLS")
 	case l.Algorithm == ratelimit.TokenBucket && fills(l) < ShortestWindow:
 		return fmt.Errorf("a burst of %d fills up in %v, must be at least %v: the refill of %v is held back, because "+
 			"tokens may be at Envoys for that long; use a burst of %d, or RLS", l.Burst,
