@@ -79,7 +79,8 @@ type Grant struct {
 	Missing bool
 	// Recalling says that others were asked to give back, for this need.
 	Recalling bool
-	// Override is the key's, by which the message was judged, or its removal; of a draw, its sender judges by it. nil: none.
+	// Override is the key's, by which the message was judged, or its removal. Of a draw, its sender judges by it. nil:
+	// none.
 	Override *ratelimit.Override
 	// Err says that the message was not settled, or is not known to be; then nothing else is meant.
 	Err error
