@@ -80,7 +80,7 @@ type Grant struct {
 	Missing bool
 	// Recalling means that other holders were recalled for this need.
 	Recalling bool
-	// Override is the key's override or its removal, which judged the message. A draw's sender must apply it. nil: none.
+	// Override is the key's override or its removal, which judged the message. Draws must apply it. nil: none.
 	Override *ratelimit.Override
 	// Err means that the message was not settled, or that its result is unknown. Then no other field counts.
 	Err error
