@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-const quoted = 4 // words of a promise: enough to find its sentence, which the row links to
+const quoted = 3 // words of a promise: enough to find its sentence, which the row links to
 
 var (
 	held   = regexp.MustCompile(`<!-- held by ([^>]*) -->`)
