@@ -160,7 +160,7 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 		return false
 	}
 	counts := k.Counts(now, &s.rules.of(c).rule.Limit)
-	if (counts || s.remembers(now, c)) && s.keys.Len() < s.keys.Limit() {
+	if counts && s.keys.Len() < s.keys.Limit() {
 		return false
 	}
 	if k.use != 0 {

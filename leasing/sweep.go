@@ -92,7 +92,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	there, epoch, life := l.clock, l.epoch, l.life
 	l.mu.Unlock()
 	unused := now.Sub(k.Demand.LastUse)
-	if now >= k.Till || k.Stale(now, &rule.Limit) {
+	if now >= k.Till || k.Stale(now, &rule.Limit) || k.Till == hold.Never && k.Unheard() {
 		// Ended windows are reported. A key without requests is dropped, or kept while its override may be lost.
 		idle, stays := unused > rule.Limit.Period(), s.remembers(now, c)
 		if idle && stays && c.Val.told == life && !c.Val.untold(now) {

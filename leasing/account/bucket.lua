@@ -97,5 +97,6 @@ if lost then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
   'f', struct.pack('<dd', fence, learns), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, expires))
 if Kind == LEAVES then redis.call('HDEL', KEYS[1], holder) end
-redis.call('PEXPIREAT', KEYS[1], text(floor((max(ends + slot, full) + 999) / 1000)))
+full = max(floor((max(ends + slot, full) + 999) / 1000), floor(now / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
+redis.call('PEXPIREAT', KEYS[1], text(full))
 return answer

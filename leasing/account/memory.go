@@ -148,7 +148,7 @@ func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was
 			k.bucket = &bucket{}
 		}
 		g := k.bucket.claim(now, c)
-		k.over = k.full(&c.Limit, own)
+		k.over = max(k.over, k.full(&c.Limit, own)) // a node that has not read a refund still states its total
 		return g
 	}
 	k.over = max(k.over, at.over)
@@ -280,6 +280,16 @@ func (m *Memory) Evict(key string, window ratelimit.Window) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.accounts, name{key, window})
+}
+
+// DropEnded drops ended accounts now, as stores do. It is for tests.
+func (m *Memory) DropEnded() {
+	now := m.clock()
+	for i := range m.shards {
+		m.shards[i].mu.Lock()
+		m.shards[i].sweepLocked(now)
+		m.shards[i].mu.Unlock()
+	}
 }
 
 // Prolong prolongs the learning, like [Redis.Prolong].

@@ -54,10 +54,10 @@ func migrate(ctx context.Context, c *pgx.Conn) error {
 // version, so that releases that do not read overrides go on.
 func extend(ctx context.Context, tx pgx.Tx) error {
 	for has, extension := range map[string]string{
-		"to_regclass('sluice_overrides') IS NOT NULL": `CREATE INDEX sluice_overrides
+		"to_regclass('sluice_overrides') IS NOT NULL": `CREATE INDEX IF NOT EXISTS sluice_overrides
 ON sluice_accounts_0 (name COLLATE "C") WHERE name LIKE '%o{%'`,
 		"EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'sluice_events'::regclass AND attname = 'reason')": `
-ALTER TABLE sluice_events ADD reason text`,
+ALTER TABLE sluice_events ADD COLUMN IF NOT EXISTS reason text`,
 	} {
 		var there bool
 		err := tx.QueryRow(ctx, "SELECT "+has).Scan(&there)

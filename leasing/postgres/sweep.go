@@ -61,11 +61,14 @@ func (s *Store) add(ctx context.Context, all []int64) error {
 			if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(lockSchema)); err != nil {
 				return err
 			}
+			// to_regclass may answer from a cache that is older than the wait for the lock.
 			var there bool
-			if err := tx.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", name).Scan(&there); err != nil || there {
+			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
+WHERE inhparent = 'sluice_accounts'::regclass AND c.relname = $1)`, name).Scan(&there)
+			if err != nil || there {
 				return err
 			}
-			_, err := tx.Exec(ctx, fmt.Sprintf(`CREATE TABLE %[1]s (LIKE sluice_accounts INCLUDING ALL)
+			_, err = tx.Exec(ctx, fmt.Sprintf(`CREATE TABLE %[1]s (LIKE sluice_accounts INCLUDING ALL)
   WITH (fillfactor = 70);
 ALTER TABLE %[1]s ADD CHECK (over >= %[2]d AND over < %[3]d);
 ALTER TABLE sluice_accounts ATTACH PARTITION %[1]s FOR VALUES FROM (%[2]d) TO (%[3]d)`, name, from, to))

@@ -147,9 +147,10 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 
 // Early tells whether to claim tokens of the next window now, so that its first requests need not wait, if the key
 // was used recently. Such a window must be independent (sliding ones count the previous one, and others may count its
-// debt), and its lease must not end before it begins.
+// debt), and its lease must not end before it begins. Of a small limit, one node would take all that there is.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
-	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Limit.Carries && !rule.Coordination.Eager() &&
+	return rule.Limit.Algorithm == ratelimit.FixedWindow && rule.Limit.Capacity() >= 2*leastShare &&
+		!rule.Limit.Carries && !rule.Coordination.Eager() &&
 		e.Next.Deadline == 0 && e.asked == 0 && e.Deadline != 0 && now >= e.renewFrom && e.Ends(now, rule) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
 }
@@ -186,7 +187,7 @@ func Slot(l *ratelimit.Limit) time.Duration {
 // nothing: the ledger has its usage, also beyond the grants, and nothing is in hand. Tokens to be given back, and those
 // beyond the limit, have been refilled.
 func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
-	if limit.Algorithm != ratelimit.TokenBucket || k.Heard == 0 || k.asked != 0 || k.Spent > k.booked {
+	if limit.Algorithm != ratelimit.TokenBucket || k.Heard == 0 || k.asked != 0 {
 		return false
 	}
 	// The ledger keeps it for at least a slot, and until it is full.
@@ -208,10 +209,12 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	}
 }
 
-// Restart drops the account, and keeps the demand of the key.
+// Restart drops the account, and keeps the demand of the key. Usage that was not reported belongs to the next account.
 func (e Entry) Restart() {
-	e.Part, e.Till = Part{}, 0
-	e.refusals, e.Beyond = refusals{}, Beyond{}
+	e.Part, e.Till = Part{Spent: max(0, e.Spent-max(e.booked, e.Taken))}, 0
+	if e.refusals = (refusals{}); e.Spent == 0 {
+		e.Beyond = Beyond{}
+	}
 }
 
 // Refill is the time in which a bucket gains n tokens.

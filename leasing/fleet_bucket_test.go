@@ -1,0 +1,415 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// strictStage is a stage whose store drops ended accounts at once, recalls leases, may be down, and takes its time.
+type strictStage struct {
+	*stage
+	down    bool
+	oneWay  time.Duration
+	events  []timer
+	recalls []func()
+}
+
+func newStrictStage(t *testing.T, n int, limit ratelimit.Limit, fields map[string]string) *strictStage {
+	s := &strictStage{stage: newStage(t, n, 100, limit.Requests, fields)}
+	limit.Multiplier = 1
+	s.rule.Limit = limit
+	s.ledger.OnRecall = func(h ratelimit.Holder, key string, w window) {
+		s.recalls = append(s.recalls, func() {
+			i := slices.IndexFunc(s.nodes, func(n *Stepped) bool { return h>>28 == n.name>>28 })
+			s.nodes[i].Recalled(key, w)
+		})
+	}
+	return s
+}
+
+func (s *strictStage) after(d time.Duration, do func()) {
+	if d == 0 {
+		do()
+		return
+	}
+	s.events = append(s.events, timer{s.now.Add(d), do})
+}
+
+func (s *strictStage) settle() {
+	s.ledger.DropEnded()
+	for again := true; again; {
+		again = len(s.recalls) > 0
+		recalls := s.recalls
+		s.recalls = nil
+		for _, recall := range recalls {
+			recall()
+		}
+		for _, n := range s.nodes {
+			for b := n.Batch(); b != nil; b = n.Batch() {
+				again = true
+				s.send(b)
+			}
+		}
+	}
+}
+
+func (s *strictStage) send(b *Batch) {
+	if s.down {
+		b.Fail(errors.New("down"))
+		return
+	}
+	s.after(s.oneWay, func() {
+		s.ledger.DropEnded()
+		grants := make([]account.Grant, len(b.Claims()))
+		epoch, at, err := s.ledger.Settle(context.Background(), b.Claims(), grants)
+		if err != nil {
+			s.Fatal(err)
+		}
+		s.after(s.oneWay, func() { b.Answer(epoch, at, grants) })
+	})
+}
+
+func (s *strictStage) goOn(d time.Duration) {
+	for end := s.now.Add(d); s.now < end; {
+		s.now = s.now.Add(time.Millisecond)
+		s.run(&s.timers)
+		s.run(&s.events)
+		if s.now%instant(SweepEvery) == 0 {
+			for _, n := range s.nodes {
+				n.Sweep(s.now)
+			}
+		}
+		s.settle()
+	}
+}
+
+func (s *strictStage) run(of *[]timer) {
+	due := *of
+	*of = nil
+	for _, t := range due {
+		if t.at > s.now {
+			*of = append(*of, t)
+		} else {
+			t.do()
+		}
+	}
+}
+
+func (s *strictStage) decide(node int, a ask) ratelimit.Verdict {
+	asks, v := []ask{a}, make([]verdict, 1)
+	drifts := false
+	start, w := s.now, s.nodes[node].Ask(s.now, asks, v)
+	for w != nil && w.Advance(s.now) {
+		if s.settle(); !w.Advance(s.now) {
+			break
+		}
+		if d := s.now.Sub(start); !drifts && d >= w.Patience() || d >= a.Rule.Coordination.Deadline() {
+			w.TimeOver()
+			if drifts = true; !w.Advance(s.now) {
+				break
+			}
+		}
+		s.goOn(time.Millisecond)
+	}
+	return v[0]
+}
+
+func (s *strictStage) ask(node int, key string, cost tokens) ratelimit.Verdict {
+	return s.decide(node, ask{Rule: s.rule, Key: []byte(key), Cost: cost})
+}
+
+// passes checks that a request passes, and that no account counts as lost.
+func (s *strictStage) passes(node int, cost tokens) {
+	s.Helper()
+	if v := s.ask(node, "k", cost); v.OverLimit || s.lost() > 0 {
+		s.Errorf("%+v, %d accounts count as lost", v, s.lost())
+	}
+}
+
+func (s *strictStage) lost() (n uint64) {
+	for _, f := range s.nodes {
+		n += f.stats.missing.Load()
+	}
+	return n
+}
+
+func bucketOf(rate, burst tokens, u ratelimit.Unit) ratelimit.Limit {
+	return ratelimit.Limit{Unit: u, Requests: rate, Algorithm: ratelimit.TokenBucket, Burst: burst}
+}
+
+// After an outage that is longer than the refill, the bucket is full, whatever on_store_failure admitted.
+func TestBucketIsFullAfterLongOutage(t *testing.T) {
+	for _, policy := range []string{"open", "local", "closed"} {
+		s := newStrictStage(t, 1, bucketOf(60, 60, ratelimit.Minute), map[string]string{"on_store_failure": policy})
+		for range 10 {
+			s.ask(0, "k", 1)
+		}
+		s.goOn(1100 * time.Millisecond) // its lease ends
+		s.down = true
+		s.ask(0, "k", 20)
+		s.goOn(2 * time.Minute)
+		s.down = false
+		s.goOn(25 * time.Second) // the admissions of the policy are charged now
+		s.passes(0, 60)
+	}
+}
+
+// A refund at another node fills a bucket. The node that spent it does not report a loss.
+func TestRefundElsewhereFillsBucket(t *testing.T) {
+	s := newStrictStage(t, 2, bucketOf(60, 60, ratelimit.Minute), nil)
+	for range 50 {
+		s.ask(0, "k", 1)
+	}
+	s.goOn(5 * time.Second)
+	s.decide(1, ask{Rule: s.rule, Key: []byte("k"), Cost: 50, Kind: ratelimit.Refund})
+	s.goOn(10 * time.Second)
+	s.passes(0, 30)
+}
+
+// The same, for a reset by an operator.
+func TestResetElsewhereFillsBucket(t *testing.T) {
+	s := newStrictStage(t, 2, bucketOf(60, 60, ratelimit.Minute), nil)
+	s.ask(1, "other", 1)
+	for range 60 {
+		s.ask(0, "k", 1)
+	}
+	s.goOn(time.Second)
+	s.nodes[1].ledger = s.ledger
+	if err := s.nodes[1].Reset(context.Background(), s.now, &ask{Rule: s.rule, Key: []byte("k")}); err != nil {
+		t.Fatal(err)
+	}
+	s.goOn(10 * time.Second)
+	s.passes(0, 30)
+}
+
+// Refusals that are charged are repaid by time, also if the store had dropped the account before their report.
+func TestChargedRefusalsAreRepaid(t *testing.T) {
+	s := newStrictStage(t, 1, bucketOf(100, 100, ratelimit.Second), map[string]string{"on_deny": "charge"})
+	for range 21 {
+		s.ask(0, "k", 5)
+	}
+	s.goOn(16 * time.Millisecond)
+	s.ask(0, "k", 200)
+	s.ask(0, "k", 20) // refused without a claim
+	s.goOn(4500 * time.Millisecond)
+	s.passes(0, 60)
+}
+
+// Idle full buckets leave the table.
+func TestIdleBucketsAreForgotten(t *testing.T) {
+	for _, unit := range []ratelimit.Unit{ratelimit.Second, ratelimit.Minute} {
+		s := newStrictStage(t, 1, bucketOf(1000, 1000, unit), nil)
+		for _, key := range []string{"a", "b", "c"} {
+			s.ask(0, key, 1)
+		}
+		s.goOn(5 * time.Minute)
+		for i := range s.nodes[0].shards {
+			if n := s.nodes[0].shards[i].keys.Len(); n > 0 {
+				t.Errorf("%v: after five minutes, %d buckets are tracked: %+v", unit, n, s.key(0, "a").Part)
+			}
+		}
+	}
+}
+
+// A limit of one a second admits one in each window, at whichever node and however early the request comes.
+func TestOneASecondIsUsed(t *testing.T) {
+	for _, onDeny := range []string{"charge", "refund"} {
+		for _, early := range []int{1, 20, 60, 110, 200} {
+			s := newStrictStage(t, 3, ratelimit.Limit{Unit: ratelimit.Second, Requests: 1}, map[string]string{"on_deny": onDeny})
+			s.oneWay = time.Millisecond
+			turn := func() {
+				past := time.Duration(s.time()%1_000_000) * time.Microsecond
+				s.goOn(time.Second - past + time.Duration(early)*time.Millisecond)
+			}
+			turn()
+			in, first := map[window]int{}, s.rule.Limit.WindowAt(s.time())
+			for w := range 8 {
+				for range 2 {
+					if v := s.ask(w%3, "k", 1); !v.OverLimit {
+						in[v.Window]++
+					}
+					s.goOn(300 * time.Millisecond)
+				}
+				turn()
+			}
+			for w := first; w < first+8; w++ {
+				if in[w] != 1 {
+					t.Errorf("on_deny %s, %d ms after the turn: window %d admits %d", onDeny, early, w-first, in[w])
+				}
+			}
+		}
+	}
+}
+
+// A key without requests stays in the table for its override, or for a removed one, for an hour and not for longer.
+func TestOverriddenKeysGoAfterAnHour(t *testing.T) {
+	for algorithm := range ratelimit.RateAlgorithms() {
+		for _, removed := range []bool{false, true} {
+			limit := bucketOf(20, 20, ratelimit.Minute)
+			limit.Algorithm, limit.Ceiling = ratelimit.Algorithm(algorithm), 100
+			s := newStrictStage(t, 1, limit, nil)
+			n := s.nodes[0]
+			n.ledger = s.ledger
+			s.ask(0, "k", 1)
+			set := func(o ratelimit.Override) {
+				a := ask{Rule: s.rule, Key: []byte("k")}
+				if _, err := n.SetOverride(context.Background(), s.now, &a, &o, ratelimit.Match{Any: true}); err != nil {
+					t.Fatal(err)
+				}
+				s.goOn(100 * time.Millisecond)
+			}
+			if set(ratelimit.Override{Requests: 50}); removed {
+				set(ratelimit.Override{Removed: true})
+			}
+			s.ask(0, "k", 1)
+			if after := s.dropped("k"); after < time.Hour || after > time.Hour+5*time.Minute {
+				t.Errorf("%v, removed %v: the key goes after %v", ratelimit.Algorithm(algorithm), removed, after)
+			}
+		}
+	}
+}
+
+// dropped is the time until the first node drops a key without requests, within two hours.
+func (s *strictStage) dropped(key string) time.Duration {
+	n := s.nodes[0]
+	for start := s.now; s.now.Sub(start) < 2*time.Hour; {
+		s.now = s.now.Add(SweepEvery)
+		s.run(&s.timers)
+		n.Sweep(s.now)
+		if s.settle(); s.now%instant(30*time.Second) == 0 {
+			s.ask(0, "other", 1) // so that the node has the store's time
+		}
+		of, _, c := n.find([]byte(key))
+		if of.mu.Unlock(); c == nil {
+			return s.now.Sub(start)
+		}
+	}
+	return 0
+}
+
+// Random buckets, costs and pauses around the refill: at most burst, rate and drift pass, no account counts as lost, and
+// a bucket that is repaid admits its burst.
+func TestBucketsAtRandom(t *testing.T) {
+	for seed := range uint64(60) {
+		newBucketRun(t, seed).play()
+	}
+}
+
+// bucketRun is a random bucket with its own account of what passed and of what is owed.
+type bucketRun struct {
+	*strictStage
+	r               *rand.Rand
+	what            string
+	charge          bool
+	share           tokens
+	perToken        float64 // seconds
+	passed, charged float64
+	last            instant
+}
+
+func newBucketRun(t *testing.T, seed uint64) *bucketRun {
+	r := rand.New(rand.NewPCG(seed, 7)) //nolint:gosec // the same run each time
+	pick := func(xs ...int) int { return xs[r.IntN(len(xs))] }
+	nodes, rate, burst := pick(1, 2, 2, 3), tokens(pick(1, 5, 20, 100)), tokens(pick(1, 2, 5, 20, 100))
+	unit := []ratelimit.Unit{ratelimit.Second, ratelimit.Second, ratelimit.Minute}[r.IntN(3)]
+	x := &bucketRun{r: r, charge: r.IntN(2) == 0, share: tokens(pick(0, 0, 1, 4, int(burst)*2, 200))}
+	fields := map[string]string{"on_deny": "refund"}
+	if x.charge {
+		fields["on_deny"] = "charge"
+	}
+	if x.share > 0 {
+		fields["mode"], fields["max_nodes"] = "approx", fmt.Sprint(nodes)
+		fields["check_timeout"] = []string{"0s", "5ms"}[r.IntN(2)]
+		fields["drift_budget"] = fmt.Sprint(x.share * tokens(nodes))
+	}
+	x.strictStage = newStrictStage(t, nodes, bucketOf(rate, burst, unit), fields)
+	x.oneWay = time.Duration(pick(0, 0, 1, 3)) * time.Millisecond
+	for _, n := range x.nodes {
+		if x.share > 0 {
+			n.Drift = always{x.share}
+		}
+	}
+	x.perToken, x.last = unit.Length().Seconds()/float64(rate), x.now
+	x.what = fmt.Sprintf("seed %d: %d nodes, %v, %v, %v one way", seed, nodes, x.rule.Limit, fields, x.oneWay)
+	return x
+}
+
+func (x *bucketRun) play() {
+	burst := x.rule.Limit.Burst
+	for range 60 {
+		node := x.r.IntN(len(x.nodes))
+		cost := []tokens{1, 1, 1, 2, 5, burst, burst * 3}[x.r.IntN(7)]
+		for range []int{1, 1, 3, 10}[x.r.IntN(4)] {
+			x.request(node, cost)
+		}
+		x.pause(node)
+		if x.r.IntN(8) == 0 {
+			x.repaid()
+		}
+		if x.lost() > 0 {
+			x.Errorf("%s: %d accounts count as lost", x.what, x.lost())
+		}
+		if x.Failed() {
+			return
+		}
+	}
+}
+
+func (x *bucketRun) request(node int, cost tokens) {
+	v := x.ask(node, "k", cost)
+	since := x.now.Sub(x.last).Seconds() / x.perToken
+	x.last, x.passed, x.charged = x.now, max(0, x.passed-since), max(0, x.charged-since)
+	switch {
+	case !v.OverLimit:
+		x.passed, x.charged = x.passed+float64(cost), x.charged+float64(cost)
+	case x.charge:
+		x.charged += float64(cost)
+	}
+	if most := x.rule.Limit.Burst + x.share*tokens(len(x.nodes)); x.passed > float64(most)+1 {
+		x.Errorf("%s: %.1f passed, the maximum is %d", x.what, x.passed, most)
+	}
+	if v.Source == ratelimit.FromFallback {
+		x.Errorf("%s: on_store_failure decides", x.what)
+	}
+}
+
+// pause waits around the refill of what the node has of the bucket.
+func (x *bucketRun) pause(node int) {
+	of, _, c := x.nodes[node].find([]byte("k"))
+	sum := tokens(0)
+	if c != nil {
+		sum = c.Val.Sum
+	}
+	of.mu.Unlock()
+	part := []float64{0, 0, 0.01, 0.3, 0.49, 0.5, 0.51, 0.9, 0.99, 1, 1.01, 1.2}[x.r.IntN(12)]
+	seconds := part * float64(sum) * x.perToken
+	if x.r.IntN(3) == 0 {
+		seconds = part * float64(max(0, sum-x.rule.Limit.Burst)) * x.perToken
+	}
+	if seconds > 20 {
+		seconds = 3
+	}
+	x.goOn(time.Duration(seconds * 1e9).Truncate(time.Millisecond))
+}
+
+// repaid waits until all is repaid. Then the whole burst passes.
+func (x *bucketRun) repaid() {
+	burst := float64(x.rule.Limit.Burst)
+	left := (x.charged+burst)*x.perToken - x.now.Sub(x.last).Seconds()
+	if left > 40 {
+		return
+	}
+	x.goOn(time.Duration(left*1e9) + 2100*time.Millisecond)
+	if v := x.ask(x.r.IntN(len(x.nodes)), "k", x.rule.Limit.Burst); v.OverLimit {
+		x.Errorf("%s: a repaid bucket refuses its burst: %+v", x.what, v)
+	}
+	x.last, x.passed, x.charged = x.now, burst, burst
+}
