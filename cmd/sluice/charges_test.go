@@ -174,7 +174,8 @@ func owes(t *testing.T, r *ringFleet, value string) {
 	}
 	for i := 0; window() < began+3; i++ {
 		if over := ask(i, 0); !over && window() < began+3 {
-			t.Errorf("%s: node %d admits a peek in window %d", value, i%3, window()-began)
+			t.Errorf("%s: node %d admits a peek in window %d; on_store_failure has decided %d requests there", value, i%3, window()-began,
+				r.nodes[i%3].metric(`sluice_decision_sources_total{source="fallback"}`))
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
