@@ -122,7 +122,7 @@ func TestStepsOverridesAtRandom(t *testing.T) {
 			s.rnd = rand.New(rand.NewPCG(seed, 9))
 			s.delay, s.tail = time.Duration(s.rnd.Int64N(int64(2*time.Millisecond))), time.Duration(s.rnd.Int64N(int64(2*time.Millisecond)))
 			s.ring("a:1", "b:1", "c:1")
-			next, live := 0, []string{"a:1", "b:1", "c:1"}
+			live := []string{"a:1", "b:1", "c:1"}
 			may := make([]map[ratelimit.Tokens]bool, keys) // limits of each key; -1: the rule's
 			for k := range may {
 				may[k] = map[ratelimit.Tokens]bool{-1: true}
@@ -153,35 +153,9 @@ func TestStepsOverridesAtRandom(t *testing.T) {
 			for at := time.Duration(0); at < 4*time.Second; at += time.Millisecond {
 				s.in(at, set)
 			}
-			for range 12 {
-				switch s.rnd.IntN(4) {
-				case 0:
-					next++
-					addr := fmt.Sprintf("n%d:1", next)
-					s.addrs = append(s.addrs, addr)
-					s.start(addr)
-					live = append(live, addr)
-				case 1:
-					if len(live) > 2 {
-						i := 1 + s.rnd.IntN(len(live)-1)
-						addr := live[i]
-						live = slices.Delete(live, i, i+1)
-						s.nodes[addr].Leave(func() { s.in(time.Second, func() { s.crash(addr) }) })
-					}
-				default:
-					s.breakAll(live[s.rnd.IntN(len(live))], live[s.rnd.IntN(len(live))])
-				}
-				s.play(time.Duration(s.rnd.Int64N(int64(300 * time.Millisecond))))
-			}
+			s.churn(&live)
 			s.play(10 * time.Second)
-			s.until("all agree", func() bool {
-				for _, a := range live {
-					if len(s.nodes[a].Stats().Members) != len(live) || !s.nodes[a].core.view.Load().stable.Load() {
-						return false
-					}
-				}
-				return true
-			})
+			s.agree(live)
 			if changes < 1000 || failures > changes/10 {
 				t.Errorf("%d of %d changes failed", failures, changes)
 			}

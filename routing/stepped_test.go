@@ -573,37 +573,11 @@ func TestStepsAtRandom(t *testing.T) {
 			s.delay, s.tail = time.Duration(s.rnd.Int64N(int64(2*time.Millisecond))), time.Duration(s.rnd.Int64N(int64(2*time.Millisecond)))
 			s.ring("a:1", "b:1", "c:1")
 			s.fill(2, "a:1", "b:1")
-			next, live := 0, []string{"a:1", "b:1", "c:1"}
+			live := []string{"a:1", "b:1", "c:1"}
 			s.load(6*time.Second, time.Millisecond, "a:1")
-			for range 12 {
-				switch s.rnd.IntN(4) {
-				case 0:
-					next++
-					addr := fmt.Sprintf("n%d:1", next)
-					s.addrs = append(s.addrs, addr)
-					s.start(addr)
-					live = append(live, addr)
-				case 1:
-					if len(live) > 2 {
-						i := 1 + s.rnd.IntN(len(live)-1)
-						addr := live[i]
-						live = slices.Delete(live, i, i+1)
-						s.nodes[addr].Leave(func() { s.in(time.Second, func() { s.crash(addr) }) })
-					}
-				default:
-					s.breakAll(live[s.rnd.IntN(len(live))], live[s.rnd.IntN(len(live))])
-				}
-				s.play(time.Duration(s.rnd.Int64N(int64(300 * time.Millisecond))))
-			}
+			s.churn(&live)
 			s.play(5 * time.Second)
-			s.until("all agree", func() bool {
-				for _, a := range live {
-					if len(s.nodes[a].Stats().Members) != len(live) || !s.nodes[a].core.view.Load().stable.Load() {
-						return false
-					}
-				}
-				return true
-			})
+			s.agree(live)
 			s.play(3 * time.Second)
 			// A request whose stream broke may have been charged, without an answer. So fewer may be admitted,
 			// as many as failed, but never more.
@@ -704,4 +678,41 @@ func TestStepsHotBucketIsHandedOver(t *testing.T) {
 	if s.admitted[0] < 990 {
 		t.Errorf("%d of 1000 were admitted from a bucket: leases were charged twice", s.admitted[0])
 	}
+}
+
+// churn lets nodes join and leave, and breaks streams, at random.
+func (s *script) churn(live *[]string) {
+	next := 0
+	for range 12 {
+		switch s.rnd.IntN(4) {
+		case 0:
+			next++
+			addr := fmt.Sprintf("n%d:1", next)
+			s.addrs = append(s.addrs, addr)
+			s.start(addr)
+			*live = append(*live, addr)
+		case 1:
+			if len(*live) > 2 {
+				i := 1 + s.rnd.IntN(len(*live)-1)
+				addr := (*live)[i]
+				*live = slices.Delete(*live, i, i+1)
+				s.nodes[addr].Leave(func() { s.in(time.Second, func() { s.crash(addr) }) })
+			}
+		default:
+			s.breakAll((*live)[s.rnd.IntN(len(*live))], (*live)[s.rnd.IntN(len(*live))])
+		}
+		s.play(time.Duration(s.rnd.Int64N(int64(300 * time.Millisecond))))
+	}
+}
+
+// agree waits until all live nodes have the same stable ring.
+func (s *script) agree(live []string) {
+	s.until("all agree", func() bool {
+		for _, a := range live {
+			if len(s.nodes[a].Stats().Members) != len(live) || !s.nodes[a].core.view.Load().stable.Load() {
+				return false
+			}
+		}
+		return true
+	})
 }

@@ -137,7 +137,7 @@ func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 	return err
 }
 
-// printChanges prints who set which limit of which key, when and why.
+// printChanges prints the changes of overrides, with author, time and reason.
 func (c *auditCmd) printChanges(s streams, changes []account.Event) error {
 	if len(changes) == 0 {
 		return nil

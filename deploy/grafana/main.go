@@ -48,7 +48,7 @@ var dashboards = []dashboard{
 		{"Unconfirmed drift", "Tokens spent and not yet confirmed by the store, now, of all keys together.", "short", false, false, []query{
 			{`sum by (` + by + `) (sluice_drift_unconfirmed_tokens{` + on + `})`, "{{domain}}.{{rule}}"},
 		}},
-		{"Decisions by drift, and shares used up", "Decisions made before the store replied, and decisions that waited because the node's share of the key was used up.", "ops", false, false, []query{
+		{"Decisions by drift, and shares used up", "Decisions before the store's reply, and decisions that waited for it because the node's share was used up.", "ops", false, false, []query{
 			{`sum by (` + by + `) (rate(sluice_decisions_total{` + on + `,source="drift"}[$__rate_interval]))`, "drift {{domain}}.{{rule}}"},
 			{`sum by (` + by + `) (rate(sluice_drift_share_used_up_total{` + on + `}[$__rate_interval]))`, "used up {{domain}}.{{rule}}"},
 		}},
@@ -123,7 +123,7 @@ var dashboards = []dashboard{
 		{"Tokens beyond leases", "Excess: admitted without a grant. Uncovered: charged when the limit was used up. Carried: charged to a second window.", "short", false, false, []query{
 			{`sum by (instance, what) (increase(sluice_rlqs_tokens_total{` + in + `,what=~"excess|uncovered|carried"}[5m]))`, "{{instance}} {{what}}"},
 		}},
-		{"Streams refused and reports lost", "Streams and buckets beyond their maximum, streams that read no answers, rules that cannot be divided, and reports that did not arrive.", "short", false, false, []query{
+		{"Streams refused and reports lost", "Streams and buckets beyond their maximum, streams without reads, indivisible rules, and lost reports.", "short", false, false, []query{
 			{`sum by (why) (increase(sluice_rlqs_refused_total{` + in + `}[5m]))`, "{{why}}"}, {`sum (increase(sluice_rlqs_reports_lost_total{` + in + `}[5m]))`, "reports lost"},
 		}},
 	}},

@@ -253,7 +253,7 @@ func (k *Key) halfLease(rule *ratelimit.Rule) float64 {
 	case rule.Limit.Algorithm == ratelimit.FixedWindow:
 		return float64(rule.Limit.Capacity()-k.Sum) / 2
 	}
-	return math.Inf(1) // tokens come back meanwhile
+	return math.Inf(1) // tokens return in the meantime
 }
 
 // Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the

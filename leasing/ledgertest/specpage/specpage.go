@@ -149,7 +149,7 @@ func (p *Page) Packages() (all []string) {
 	return all
 }
 
-// Duration writes a duration as the page does, in the largest unit of which it is a whole number.
+// Duration writes a duration as the page does: as a whole number of the largest possible unit.
 func Duration(d time.Duration) string {
 	for _, u := range []struct {
 		of   time.Duration
