@@ -8,7 +8,6 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
-	"github.com/sluice-gate/sluice/ratelimit/transport"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
@@ -34,7 +33,7 @@ func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("empty server: %w", err)
 	}
-	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil, nil)...)
+	s := grpc.NewServer()
 	rls.RegisterRateLimitServiceServer(s, empty{})
 	healthy := health.NewServer() // Envoy needs it
 	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)

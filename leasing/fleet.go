@@ -220,6 +220,7 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 
 // wait looks again after each answer, until all asks are decided or the time is over.
 func (f *Fleet) wait(ctx context.Context, c *call) {
+	ratelimit.Waits(ctx)
 	timer := time.NewTimer(c.check)
 	defer timer.Stop()
 	for more := true; more; more = c.advance(f.clock()) {

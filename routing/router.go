@@ -98,6 +98,7 @@ func (r *Router) Decide(
 	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
 ) {
 	if w := r.decide(ctx, now, asks, verdicts, newBell); w != nil {
+		ratelimit.Waits(ctx)
 		// The bell may ring for nothing, so that all that waits is looked at again each time.
 		for open := true; open; open = w.advance(r.clock()) {
 			w.sleep(ctx)

@@ -127,22 +127,22 @@ func (r *Router) listen(stream caller, m *member) error {
 func Caps() transport.Caps {
 	return transport.Caps{
 		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
-		Conversations: true,
 	}
 }
 
-// NewServer makes the gRPC server on which peers reach a router. creds may be
+// NewServer makes the gRPC port on which peers reach a router. creds may be
 // nil: then the connection is the node's own, and the secret is what guards it.
 // Its listener should be a transport.Listener of the same budget, which bounds
 // what peers and strangers together have begun to say.
-func (r *Router) NewServer(creds credentials.TransportCredentials, budget *transport.Budget) *grpc.Server {
+func (r *Router) NewServer(creds credentials.TransportCredentials, budget *transport.Budget) *transport.Port {
 	if creds == nil {
 		creds = r.served
 	}
-	options := transport.Options(Caps(), budget, &door{creds, r.turnedAway}, nil)
-	s := grpc.NewServer(append(options, grpc.MaxSendMsgSize(maxFrame))...)
+	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxFrame), grpc.MaxSendMsgSize(maxFrame))
 	wire.RegisterPeerServer(s, exchange{Router: r})
-	return s
+	return transport.NewPort(transport.Options{
+		Caps: Caps(), Budget: budget, Security: &door{creds, r.turnedAway}, Others: s,
+	})
 }
 
 // exchange is the peers' service of a Router.
@@ -152,7 +152,13 @@ type exchange struct {
 }
 
 // Exchange implements the peers' service.
-func (e exchange) Exchange(s called) error { return e.exchange(s) }
+func (e exchange) Exchange(s called) error {
+	talk, ok := transport.Converse(s.Context())
+	if !ok {
+		return status.Error(codes.Internal, "the call did not come by the port of peers")
+	}
+	return e.exchange(s, talk.Received)
+}
 
 // turnedAway takes in a connection of a stranger.
 func (r *Router) turnedAway(from string, kind rejection, err error) {
@@ -195,12 +201,13 @@ func remote(stream called, hello *wire.Hello) string {
 }
 
 // exchange is the other end of a peer's conversation.
-func (r *Router) exchange(stream called) error {
+func (r *Router) exchange(stream called, received func()) error {
 	hello, err := r.welcomeInTime(stream)
 	if err != nil {
 		r.refuse(remote(stream, hello), err)
 		return status.Error(codes.PermissionDenied, err.Error())
 	}
+	received()
 	// Who the node is was said and checked in its introduction. Later frames are not asked.
 	from := &inlet{addr: hello.GetAddr(), incarnation: hello.GetIncarnation()}
 	r.greeted(r.clock(), hello)
@@ -232,6 +239,7 @@ func (r *Router) exchange(stream called) error {
 			return err
 		}
 		r.serve(r.clock(), from, f, answer, later)
+		received()
 	}
 }
 

@@ -12,8 +12,6 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/redis/go-redis/v9"
 	"google.golang.org/grpc"
-
-	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // Baseline asks Redis for each request, like envoyproxy/ratelimit's fixed window: INCRBY and EXPIRE of a key
@@ -70,7 +68,7 @@ func (b Baseline) Serve(ctx context.Context, out io.Writer) error {
 	}
 	client := redis.NewClient(&redis.Options{Addr: b.Redis, PoolSize: 10})
 	defer func() { _ = client.Close() }()
-	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil, nil)...)
+	s := grpc.NewServer()
 	rls.RegisterRateLimitServiceServer(s, &baseline{Baseline: b, client: client})
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()

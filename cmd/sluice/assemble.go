@@ -112,8 +112,8 @@ func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets budget
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
 	options.Held = true
-	options.Extra, options.Streams = spans.grpc(), streams
-	options.Gated = gated(gate, people.Clock)
+	options.Extra, options.Spans, options.Streams = spans.grpc(), spans.calls(), streams
+	options.Gate = gated(gate, people.Clock)
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
@@ -21,5 +19,5 @@ func gated(gate *shed.Gate, clock ratelimit.Clock) *transport.Gated {
 	if gate == nil {
 		return nil
 	}
-	return gate.Before(rls.RateLimitService_ShouldRateLimit_FullMethodName, clock)
+	return gate.Before(clock)
 }

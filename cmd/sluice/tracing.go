@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 )
 
 // tracingFlags are envoyproxy/ratelimit's. Where spans go, the exporter reads
@@ -92,9 +93,16 @@ func (t *tracing) grpc() []grpc.ServerOption {
 	if t == nil {
 		return nil
 	}
-	return []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(
+	return []grpc.ServerOption{grpc.StatsHandler(t.calls())}
+}
+
+func (t *tracing) calls() stats.Handler {
+	if t == nil {
+		return nil
+	}
+	return otelgrpc.NewServerHandler(
 		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.headers), otelgrpc.WithFilter(filters.Not(filters.HealthCheck())),
-	))}
+	)
 }
 
 func (t *tracing) http(name string, h http.Handler) http.Handler {

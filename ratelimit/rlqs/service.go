@@ -55,7 +55,7 @@ func NewService(n *Node, clock ratelimit.Clock, log *slog.Logger) *Service {
 	}
 }
 
-// Register adds the service to a server made with transport.Options and wire.ServerCodec.
+// Register adds the service to the server behind a transport.Port, made with wire.ServerCodec.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	of := rlqs.RateLimitQuotaService_ServiceDesc
 	r.RegisterService(&grpc.ServiceDesc{
@@ -138,6 +138,7 @@ func (e *exchange) run() error {
 	go func() { ended <- e.read(ctx, reports) }() // it ends with the stream, which ends when this returns
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	receipts := e.talk.Receipts()
 	for {
 		e.wakeIn(timer)
 		select {
@@ -146,7 +147,7 @@ func (e *exchange) run() error {
 			if e.service.release(m); err != nil {
 				return asStatus(err)
 			}
-		case <-e.talk.Notify():
+		case <-receipts:
 			e.session.Acked(ctx, e.service.clock(), e.talk.Acked())
 		case <-timer.C:
 			now := e.service.clock()

@@ -12,7 +12,6 @@ import (
 // call is one request from bytes to bytes. It is pooled: nothing of it outlives
 // the call but copies.
 type call struct {
-	service *Service // that answered it
 	// in has the request's bytes, which its strings lie in; keys has the keys of all its asks, one
 	// behind the other. Both stay with the call when it is pooled, so that a typical call allocates
 	// nothing.
@@ -31,7 +30,6 @@ type call struct {
 	// spared says of each ask whether its charge is given back.
 	spared []bool
 	over   bool // overall_code
-	large  bool // its request is, and its answer is in bytes that are no other call's
 	out    []byte
 }
 
@@ -51,7 +49,7 @@ type match struct {
 // answer decides the request in c.in and leaves the answer in c.out.
 func (s *Service) answer(ctx context.Context, c *call) error {
 	start := s.clock()
-	if c.large = len(c.in) >= largeBytes; c.large {
+	if len(c.in) >= largeBytes {
 		return s.answerLarge(ctx, c, start)
 	}
 	return s.answerOne(ctx, c, start)

@@ -7,44 +7,33 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/mem"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
-// Register adds the service to a server that was made with wire.ServerCodec.
+// Register has a server list the service. Its calls are a transport.Port's.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: rlsv3.RateLimitService_ServiceDesc.ServiceName,
 		HandlerType: (*any)(nil),
-		Methods:     []grpc.MethodDesc{{MethodName: "ShouldRateLimit", Handler: shouldRateLimit}},
 		Metadata:    rlsv3.RateLimitService_ServiceDesc.Metadata,
 	}, s)
 }
 
-func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-	s := srv.(*Service)
-	// The gate is asked before anything is decoded: a refusal under overload must cost little.
-	if gate := s.options.Gate; gate != nil {
-		now := s.clock()
-		if err := gate.Enter(ctx, now); err != nil {
-			return nil, err
-		}
-		defer gate.End(now)
+// Answer decides a request, and appends the answer to out. It is the method of a transport.Port.
+func (s *Service) Answer(ctx context.Context, request, out []byte) ([]byte, error) {
+	if gate := s.options.Gate; gate != nil && ctx.Err() != nil {
+		gate.Late()
+		return nil, shed.Err
 	}
 	c := s.calls.Get().(*call)
-	if err := decode(c); err != nil {
-		s.calls.Put(c)
-		return nil, err
-	}
+	defer s.release(c)
+	c.in = append(c.in[:0], request...)
 	if err := s.answer(ctx, c); err != nil {
-		s.calls.Put(c)
 		return nil, grpcstatus.Error(grpcCode(err), err.Error())
 	}
-	// The call goes back to the pool when gRPC has marshalled it (call.Write), not here.
-	c.service = s
-	return c, nil
+	return append(out, c.out...), nil
 }
 
 func grpcCode(err error) codes.Code {
@@ -58,26 +47,6 @@ func grpcCode(err error) codes.Code {
 	default:
 		return codes.Unavailable
 	}
-}
-
-// Read implements wire.Reader: a call stays bytes until the service reads it.
-func (c *call) Read(data mem.BufferSlice) error {
-	c.in = wire.CopyTo(c.in, data)
-	return nil
-}
-
-// Write implements wire.Writer. It ends an answered call.
-func (c *call) Write() mem.BufferSlice {
-	if c.large {
-		out := c.out
-		c.out, c.large = nil, false
-		c.service.release(c)
-		return mem.BufferSlice{mem.SliceBuffer(out)}
-	}
-	// gRPC keeps the bytes until they are written, and the call is another request's by then.
-	out := append([]byte(nil), c.out...)
-	c.service.release(c)
-	return mem.BufferSlice{mem.SliceBuffer(out)}
 }
 
 // release puts a call back. One that an unusually large request has grown is dropped, so that memory stays

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -218,12 +217,9 @@ func TestLargeRequestsGrowOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	answer := func() {
-		c := new(call)
-		c.in, c.service = slices.Clone(in), f.Service
-		if err := f.answer(context.Background(), c); err != nil {
+		if _, err := f.Answer(context.Background(), in, nil); err != nil {
 			t.Fatal(err)
 		}
-		c.Write()
 	}
 	left := func(times int) uint64 {
 		var before, after runtime.MemStats

@@ -13,11 +13,11 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
@@ -49,8 +50,9 @@ type Options struct {
 	DrainTime         time.Duration                    // between health failing and ports closing
 	GraceTime         time.Duration                    // for calls under way when ports close
 	Extra             []grpc.ServerOption
+	Spans             stats.Handler    // of calls; nil: none
 	Streams           Streams          // further gRPC services; nil: none
-	Gated             *transport.Gated // which of gRPC's calls are begun; nil: all
+	Gate              *transport.Gated // of rate limit calls on gRPC; nil: all start
 }
 
 // Streams is a service whose calls do not end by themselves.
@@ -64,6 +66,7 @@ type Server struct {
 	options   Options
 	log       *slog.Logger
 	grpc      *grpc.Server
+	port      *transport.Port // it decides, and hands other methods to grpc
 	health    *health.Server
 	ready     atomic.Bool
 	https     []*http.Server
@@ -78,15 +81,21 @@ var healthServices = []string{"", "ratelimit"}
 // metrics ports.
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	options := append(transport.Options(o.Caps, o.Budget, o.TLS, o.Gated), wire.ServerCodec(),
-		grpc.NumStreamWorkers(workersEach*uint32(runtime.GOMAXPROCS(0))), grpc.ChainStreamInterceptor(fewReflections()))
-	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
+	v.grpc = grpc.NewServer(append([]grpc.ServerOption{
+		wire.ServerCodec(), grpc.MaxRecvMsgSize(o.Caps.MessageBytes), grpc.ChainStreamInterceptor(fewReflections()),
+	}, o.Extra...)...)
 	s.Register(v.grpc)
 	if o.Streams != nil {
 		o.Streams.Register(v.grpc)
 	}
 	healthpb.RegisterHealthServer(v.grpc, v.health)
 	reflection.Register(v.grpc)
+	v.port = transport.NewPort(transport.Options{
+		Caps: o.Caps, Budget: o.Budget, Security: o.TLS, Gate: o.Gate, Others: v.grpc,
+		Method: transport.Method{
+			Name: rlsv3.RateLimitService_ShouldRateLimit_FullMethodName, Answer: s.Answer, Spans: o.Spans,
+		},
+	})
 	// No traffic must come before the rules are read. The reader of rules changes this later.
 	v.SetHealthy(false)
 
@@ -100,13 +109,6 @@ func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *sl
 	}
 	return v, nil
 }
-
-// workersEach is the number of goroutines that wait for calls, for each processor. A goroutine made for a call
-// begins with a small stack, which is copied to a larger one twice. That is a large part of a call's cost
-// (runtime.newstack in a profile). Waiting ones have grown already. When all of them are busy (streams keep
-// theirs as long as they last), a call gets a goroutine of its own. They take turns: with hundreds for a
-// processor, each would have a stack that has long left the processor's caches.
-const workersEach = 32
 
 // Reflection is for people, and each of its streams may have 64 KB of replies
 // that wait to be read. So few at a time, and for so long, are enough.
@@ -273,7 +275,7 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 	for i, h := range v.https {
 		run(h.Serve, v.listeners[i])
 	}
-	run(func(net.Listener) error { return v.calls.serve(failed, v.options.Held, v.grpc.Serve) },
+	run(func(net.Listener) error { return v.calls.serve(failed, v.options.Held, v.port.Serve) },
 		v.listeners[len(v.listeners)-1])
 	<-failed.Done()
 	v.drain(hurry)
@@ -300,10 +302,10 @@ func (v *Server) drain(hurry context.Context) {
 	// GracefulStop has no time of its own: after the grace time Stop cuts off the rest.
 	stop := context.AfterFunc(grace, func() {
 		for _, l := range v.listeners {
-			l.(*transport.Listener).End() // gRPC waits for those that have not shaken hands
+			l.(*transport.Listener).End() // the port waits for those that have not shaken hands
 		}
 		v.calls.end()
-		v.grpc.Stop()
+		v.port.Stop()
 	})
 	defer stop()
 	var g errgroup.Group
@@ -316,7 +318,8 @@ func (v *Server) drain(hurry context.Context) {
 			return nil
 		})
 	}
-	v.grpc.GracefulStop()
+	v.port.GracefulStop()
+	v.grpc.Stop()
 	_ = g.Wait()
 }
 
@@ -324,5 +327,6 @@ func (v *Server) close() {
 	for _, l := range v.listeners {
 		l.Close()
 	}
-	v.grpc.Stop() // it has goroutines that wait for calls, served or not
+	v.port.Stop()
+	v.grpc.Stop()
 }

@@ -1,8 +1,6 @@
 package shed
 
 import (
-	"context"
-
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -10,28 +8,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-const (
-	code    = codes.Unavailable
-	message = "overloaded: the request was rejected without a charge"
-)
+var refusal = status.New(codes.Unavailable, "overloaded: the request was rejected without a charge")
 
 // Err is the answer to a refused call.
-var Err = status.Error(code, message)
+var Err = refusal.Err()
 
-// Before puts the gate before a method, where the transport reads frames.
-func (g *Gate) Before(method string, clock ratelimit.Clock) *transport.Gated {
-	return &transport.Gated{Gate: g, Method: method, Clock: clock, Code: code, Message: message}
-}
-
-// Enter begins a call that was let in, or says that it is not to be begun: Err, if its
-// caller has given up. Without an error, End must follow.
-func (g *Gate) Enter(ctx context.Context, now ratelimit.Instant) error {
-	if ctx.Err() != nil {
-		g.Late()
-		return Err
-	}
-	g.Begin(now)
-	return nil
+// Before puts the gate before the method of a transport.Port.
+func (g *Gate) Before(clock ratelimit.Clock) *transport.Gated {
+	return &transport.Gated{Gate: g, Clock: clock, Refusal: refusal}
 }
 
 // EnterNow is for calls that come without a transport: they arrive and begin at once.

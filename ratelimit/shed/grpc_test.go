@@ -51,24 +51,19 @@ func TestOverAConnection(t *testing.T) {
 	const gated, free = healthpb.Health_Check_FullMethodName, healthpb.Health_List_FullMethodName
 	gate, clock := NewGate(time.Minute), ratelimit.MonotonicClock()
 	ran := 0
-	guard := func(ctx context.Context, q any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		if info.FullMethod != gated {
-			return handle(ctx, q)
-		}
-		now := clock()
-		if err := gate.Enter(ctx, now); err != nil {
-			return nil, err
-		}
-		defer gate.End(now)
-		ran++
-		return handle(ctx, q)
-	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer(append(transport.Options(transport.Default(), nil, nil, gate.Before(gated, clock)), grpc.UnaryInterceptor(guard))...)
-	healthpb.RegisterHealthServer(s, health.NewServer())
+	others := grpc.NewServer()
+	healthpb.RegisterHealthServer(others, health.NewServer())
+	s := transport.NewPort(transport.Options{
+		Caps: transport.Default(), Gate: gate.Before(clock), Others: others,
+		Method: transport.Method{Name: gated, Answer: func(_ context.Context, _, out []byte) ([]byte, error) {
+			ran++
+			return out, nil
+		}},
+	})
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(transport.Listen(l, 10, nil)) }()
 	conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -77,8 +72,8 @@ func TestOverAConnection(t *testing.T) {
 	}
 	defer func() {
 		conn.Close()
-		s.Stop()
-		if err := <-served; err != nil {
+		s.GracefulStop()
+		if err := <-served; !errors.Is(err, grpc.ErrServerStopped) {
 			t.Error(err)
 		}
 		if s := gate.Stats(); s.InFlight != 0 || s.Waiting != 0 {
@@ -115,19 +110,6 @@ func TestOverAConnection(t *testing.T) {
 	relieved(gate)
 	if code := call(10 * time.Second); code != codes.OK || ran != 2 {
 		t.Errorf("when the overload is over: %v, %d calls were handled", code, ran)
-	}
-}
-
-// A call whose caller has given up by the time that it is its turn is not begun.
-func TestEnterOfALateCall(t *testing.T) {
-	g := NewGate(patience)
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := g.Enter(ctx, start); !errors.Is(err, Err) {
-		t.Errorf("Enter says %v", err)
-	}
-	if s := g.Stats(); s.Shed[Deadline] != 1 || s.InFlight != 0 {
-		t.Errorf("%+v", s)
 	}
 }
 

@@ -1,28 +1,9 @@
-// Package transport bounds the memory and connections that callers can make a server hold, for any service:
-// connections, streams, headers, unfinished messages and unread replies.
-//
-// Guarantee: the unfinished calls on all connections of a Budget together cost at most its bytes, as this
-// package counts them. They are each open call, and each frame of its request with the transport's overhead,
-// until the call's reply has left. Beyond that, the connection that has held most for longer than a moment is
-// closed, so that callers who finish their calls continue. If little was held for so long, the one that holds
-// most is closed. A Listener never has more connections than its bound: beyond it, the longest-idle one is
-// closed for the new one.
-//
-// With a Gated method, calls of it start only if its gate accepts them: the others are answered without gRPC.
-//
-// It does not bound the work of the service on a complete request, nor tell callers apart by address: they
-// may all come through one proxy.
 package transport
 
 import (
 	"errors"
 	"fmt"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/keepalive"
 )
 
 // Caps are the most that callers of one port may have a server keep. The zero value caps nothing
@@ -37,9 +18,6 @@ type Caps struct {
 	Idle time.Duration
 	// A connection that is as old as Age is asked to end, too. Calls under way may take AgeGrace.
 	Age, AgeGrace time.Duration
-	// Conversations says that calls are long, and consist of messages each of which is processed at once.
-	// Then a call costs as much as its message under way, and need never be complete.
-	Conversations bool
 }
 
 // Default are the caps of the gRPC port. What Envoy sends is far below them.
@@ -73,52 +51,4 @@ func (b *Caps) Validate() error {
 		errs = append(errs, fmt.Errorf("the idle time is %v, must be at least 1s", b.Idle))
 	}
 	return errors.Join(errs...)
-}
-
-// Buffers of a connection. A silent one keeps the first; the second is shared by
-// those that write.
-const (
-	readBuffer  = 8 << 10
-	writeBuffer = 32 << 10
-)
-
-// handshake bounds TLS and the preface.
-const handshake = 10 * time.Second
-
-// Options are the server options that hold a gRPC server to the caps. security
-// may be nil: none. gated may be nil: all calls are begun. Connections must come from
-// a Listener of the same budget.
-func Options(b Caps, budget *Budget, security credentials.TransportCredentials, gated *Gated) []grpc.ServerOption {
-	if security == nil {
-		security = insecure.NewCredentials()
-	}
-	// A caller that pings more often is disconnected by gRPC. On a port with conversations it may
-	// ping each second.
-	pings := 5 * time.Second
-	if b.Conversations {
-		pings = time.Second
-	}
-	options := []grpc.ServerOption{
-		// Credentials are where gRPC hands each connection over before it reads from it.
-		grpc.Creds(&guarding{security, b, budget, gated}),
-		grpc.ConnectionTimeout(handshake),
-		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),
-		grpc.KeepaliveParams(keepalive.ServerParameters{
-			MaxConnectionAge: b.Age, MaxConnectionAgeGrace: b.AgeGrace, MaxConnectionIdle: b.Idle, Time: time.Minute,
-			Timeout: 20 * time.Second,
-		}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pings, PermitWithoutStream: true}),
-		// The newer kind is registered for clients and servers alike, and by the tracing library.
-		grpc.RPCDecompressor(packed{}), //nolint:staticcheck // see above
-	}
-	if b.MessageBytes > 0 {
-		options = append(options, grpc.MaxRecvMsgSize(b.MessageBytes))
-	}
-	if b.HeaderBytes > 0 {
-		options = append(options, grpc.MaxHeaderListSize(b.HeaderBytes))
-	}
-	if b.Streams > 0 {
-		options = append(options, grpc.MaxConcurrentStreams(b.Streams))
-	}
-	return options
 }

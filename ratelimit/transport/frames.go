@@ -1,155 +1,130 @@
 package transport
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"fmt"
 
-// The part of HTTP/2 that shows when calls begin and end.
-const (
-	prefaceLen  = 24
-	frameHeader = 9
-
-	frameData         = 0
-	frameHeaders      = 1
-	frameReset        = 3
-	frameSettings     = 4
-	framePing         = 6
-	frameWindow       = 8
-	frameContinuation = 9
-
-	flagEndStream  = 1
-	flagAck        = 1
-	flagEndHeaders = 4
-	flagPadded     = 8
-	flagPriority   = 32
+	"golang.org/x/net/http2"
 )
 
-// walker follows frames through a stream of bytes, in pieces of any size. It keeps only a frame's header of
-// them. It does not judge them: the transport refuses other protocols. Until then, bytes that look like a
-// frame are charged, and let go with the connection.
-type walker struct {
-	// skip counts the bytes that are still to come before the first frame: the connection's
-	// preface.
-	skip   int
-	header [frameHeader]byte
-	have   int // bytes of header
-	// left counts the bytes of the frame's payload that are still to come.
-	left int
-	// block says that a header block goes on in another frame, before which no other may come.
-	block bool
-	frame
-}
+// Frames of HTTP/2 (RFC 9113, 6).
+const (
+	frameData     = http2.FrameData
+	frameHeaders  = http2.FrameHeaders
+	frameReset    = http2.FrameRSTStream
+	frameSettings = http2.FrameSettings
+	framePing     = http2.FramePing
+	frameGoAway   = http2.FrameGoAway
+	frameWindow   = http2.FrameWindowUpdate
 
+	flagEndStream  = http2.FlagDataEndStream
+	flagAck        = http2.FlagPingAck
+	flagEndHeaders = http2.FlagHeadersEndHeaders
+	flagPadded     = http2.FlagDataPadded
+	flagPriority   = http2.FlagHeadersPriority
+
+	frameHeader   = 9
+	mostFrame     = 16 << 10 // the default of the largest frame, which this side keeps
+	defaultWindow = 65535
+	mostWindow    = 1<<31 - 1
+	messagePrefix = 5 // of a message of gRPC: whether it is compressed, and its length
+)
+
+// frame is the beginning of one.
 type frame struct {
-	kind, flags byte
-	length      int
-	stream      uint32
+	kind   http2.FrameType
+	flags  http2.Flags
+	length int
+	stream uint32
 }
 
-// next consumes bytes until a frame begins, or a piece of a payload is there; rest is
-// what follows. begun says that w.frame has begun, piece is of its payload.
-func (w *walker) next(b []byte) (begun bool, piece, rest []byte) {
-	// The preface of a connection is no frame.
-	if n := min(w.skip, len(b)); n > 0 {
-		w.skip -= n
-		return false, nil, b[n:]
+func readFrame(b []byte) frame {
+	return frame{
+		length: int(b[0])<<16 | int(b[1])<<8 | int(b[2]), kind: http2.FrameType(b[3]), flags: http2.Flags(b[4]),
+		// The highest bit of a stream's number is reserved (4.1).
+		stream: binary.BigEndian.Uint32(b[5:]) &^ (1 << 31),
 	}
-	if n := min(w.left, len(b)); n > 0 {
-		w.left -= n
-		return false, b[:n], b[n:]
-	}
-	// A frame's header may come in pieces, one read at a time.
-	n := copy(w.header[w.have:], b)
-	w.have += n
-	if w.have < frameHeader {
-		return false, nil, b[n:]
-	}
-	w.have = 0
-	h := &w.header
-	w.length = int(h[0])<<16 | int(h[1])<<8 | int(h[2])
-	// The highest bit of a stream's number is reserved (RFC 9113, 4.1).
-	w.kind, w.flags, w.stream = h[3], h[4], binary.BigEndian.Uint32(h[5:])&^(1<<31)
-	w.left = w.length
-	if w.kind == frameHeaders || w.kind == frameContinuation {
-		w.block = w.flags&flagEndHeaders == 0
-	}
-	return true, nil, b[n:]
 }
 
-// frameCost is what the transport keeps for the payload of a data frame: a
-// buffer of the next larger kind, and its place in a queue.
-func frameCost(length int) int64 {
-	// queued is about what a place in the transport's queue takes, in bytes.
-	const queued = 128
-	switch {
-	case length <= 1<<10:
-		return int64(length) + queued
-	case length <= 4<<10:
-		return 4<<10 + queued
-	case length <= 16<<10:
-		return 16<<10 + queued
+// fault is an error of the caller's, which ends the connection (RFC 9113, 5.4.1).
+type fault struct {
+	code   http2.ErrCode
+	reason string
+}
+
+func (f *fault) Error() string { return fmt.Sprintf("%v: %s", f.code, f.reason) }
+
+func protocolError(reason string) error { return &fault{http2.ErrCodeProtocol, reason} }
+
+// check compares a frame with what its kind is.
+func (f *frame) check() error {
+	connection, length := false, -1
+	switch f.kind {
+	case frameSettings:
+		connection = true
+		if f.length%6 != 0 || f.flags.Has(flagAck) && f.length > 0 {
+			length = 0
+		}
+	case framePing:
+		connection, length = true, 8
+	case frameGoAway:
+		connection = true
+	case frameReset:
+		length = 4
+	case http2.FramePriority:
+		length = 5
+	case frameWindow:
+		connection, length = f.stream == 0, 4
+	case http2.FramePushPromise:
+		return protocolError("a push from a caller")
+	case frameData, frameHeaders, http2.FrameContinuation:
 	default:
-		return int64(length) + 16<<10 + queued
+		return nil // extensions are ignored
 	}
-}
-
-// pieceCost is its cost of a piece of a conversation's message, which may have come in frames of any size.
-func pieceCost(length int) int64 { return 2*int64(length) + 128 }
-
-// message follows the messages of a conversation through the payloads of its
-// data frames: each has a byte of flags and four of its length before it.
-type message struct {
-	prefix [5]byte
-	have   int
-	left   uint32
-}
-
-// through takes in a piece, and returns how many bytes at its end belong to a
-// message that is not complete, and whether one was completed.
-func (m *message) through(b []byte) (tail int, completed bool) {
-	for len(b) > 0 {
-		if m.have < len(m.prefix) {
-			n := copy(m.prefix[m.have:], b)
-			m.have += n
-			tail += n
-			if b = b[n:]; m.have < len(m.prefix) {
-				return tail, completed
-			}
-			m.left = binary.BigEndian.Uint32(m.prefix[1:])
-		}
-		n := min(int(m.left), len(b))
-		m.left -= uint32(n)
-		tail += n
-		if b = b[n:]; m.left == 0 {
-			m.have, tail, completed = 0, 0, true
-		}
+	if connection != (f.stream == 0) {
+		return protocolError(fmt.Sprintf("a frame of kind %v for stream %d", f.kind, f.stream))
 	}
-	return tail, completed
+	if length >= 0 && f.length != length {
+		return &fault{http2.ErrCodeFrameSize, fmt.Sprintf("a frame of kind %v with %d bytes", f.kind, f.length)}
+	}
+	return nil
 }
 
-// ends tells whether a frame is the last of a reply.
-func (f *frame) ends() bool {
-	return f.kind == frameReset || f.flags&flagEndStream != 0 && (f.kind == frameHeaders || f.kind == frameData)
-}
-
-// bare is the header block in the payload of a frame of headers.
-func bare(payload []byte, flags byte) []byte {
+// bare is a payload without its padding and priority.
+func (f *frame) bare(payload []byte) ([]byte, error) {
 	padding := 0
-	if flags&flagPadded != 0 && len(payload) > 0 {
+	if f.flags.Has(flagPadded) {
+		if len(payload) == 0 {
+			return nil, &fault{http2.ErrCodeFrameSize, "padding without a length"}
+		}
 		padding, payload = int(payload[0]), payload[1:]
 	}
-	// A priority takes five bytes before the block.
-	if flags&flagPriority != 0 {
-		payload = payload[min(5, len(payload)):]
+	if f.kind == frameHeaders && f.flags.Has(flagPriority) {
+		if len(payload) < 5 {
+			return nil, &fault{http2.ErrCodeFrameSize, "a priority that is cut off"}
+		}
+		payload = payload[5:]
 	}
-	// Padding that is longer than the payload is an error of the caller's, which gRPC refuses.
-	return payload[:max(0, len(payload)-padding)]
+	if padding > len(payload) {
+		return nil, protocolError("more padding than payload")
+	}
+	return payload[:len(payload)-padding], nil
 }
 
-func appendFrame(b []byte, kind, flags byte, stream uint32, payload ...[]byte) []byte {
+func be32(n uint32) []byte { return binary.BigEndian.AppendUint32(nil, n) }
+
+// prefix is what gRPC has before a message of n bytes.
+func prefix(n int) (b [messagePrefix]byte) {
+	binary.BigEndian.PutUint32(b[1:], uint32(n))
+	return b
+}
+
+func appendFrame(b []byte, kind http2.FrameType, flags http2.Flags, stream uint32, payload ...[]byte) []byte {
 	length := 0
 	for _, p := range payload {
 		length += len(p)
 	}
-	b = append(b, byte(length>>16), byte(length>>8), byte(length), kind, flags)
+	b = append(b, byte(length>>16), byte(length>>8), byte(length), byte(kind), byte(flags))
 	b = binary.BigEndian.AppendUint32(b, stream)
 	for _, p := range payload {
 		b = append(b, p...)
@@ -157,16 +132,25 @@ func appendFrame(b []byte, kind, flags byte, stream uint32, payload ...[]byte) [
 	return b
 }
 
-// mostFrame is the default of the largest frame.
-const mostFrame = 16 << 10
-
 // appendHeaders adds a header block, in as many frames as it needs.
-func appendHeaders(b []byte, flags byte, stream uint32, block []byte) []byte {
-	for kind := byte(frameHeaders); ; kind, flags = frameContinuation, 0 {
+func appendHeaders(b []byte, flags http2.Flags, stream uint32, block []byte) []byte {
+	for kind := frameHeaders; ; kind, flags = http2.FrameContinuation, 0 {
 		if len(block) <= mostFrame {
 			return appendFrame(b, kind, flags|flagEndHeaders, stream, block)
 		}
 		b = appendFrame(b, kind, flags, stream, block[:mostFrame])
 		block = block[mostFrame:]
 	}
+}
+
+// appendSettings adds settings, given as pairs of a number and a value. Those that are 0 are left out.
+func appendSettings(b []byte, settings ...uint32) []byte {
+	var payload []byte
+	for i := 0; i < len(settings); i += 2 {
+		if settings[i+1] != 0 {
+			payload = binary.BigEndian.AppendUint16(payload, uint16(settings[i]))
+			payload = binary.BigEndian.AppendUint32(payload, settings[i+1])
+		}
+	}
+	return appendFrame(b, frameSettings, 0, 0, payload)
 }

@@ -6,7 +6,7 @@ import "time"
 // windows, empty data. Each costs gRPC about as much as a call's, and nothing else bounds them. A caller
 // has a stock of them, which grows with time and with its calls; one that has used it up is disconnected.
 //
-// The zero value has a whole stock. It is guarded by guard.mu.
+// The zero value has a whole stock. It is guarded by connection.mu.
 type idle struct {
 	used   int   // of the stock
 	credit int   // what has been earned and is not taken off used yet

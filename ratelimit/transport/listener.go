@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // Listener has at most so many connections at once. One more closes that from
@@ -32,11 +31,6 @@ type conn struct {
 	of   *Listener
 	last atomic.Int64
 	once sync.Once
-	// untimed is set where others have set the deadlines, so that they are set
-	// again by those who need them.
-	untimed atomic.Bool
-	// shaking says that gRPC has set the time for the handshake, which must not be taken away.
-	shaking atomic.Bool
 }
 
 // Accept implements net.Listener.
@@ -107,13 +101,6 @@ func (c *conn) Read(p []byte) (int, error) {
 		c.last.Store(nanotime())
 	}
 	return n, err
-}
-
-// SetDeadline implements net.Conn.
-func (c *conn) SetDeadline(t time.Time) error {
-	c.untimed.Store(true)
-	c.shaking.Store(!t.IsZero())
-	return c.Conn.SetDeadline(t)
 }
 
 // Close implements net.Conn.

@@ -3,199 +3,122 @@ package transport
 import (
 	"context"
 	"encoding/binary"
-	"reflect"
 	"sync/atomic"
-	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 )
 
-// Talk is a call of many messages whose server needs to learn which of its own the caller has received.
-// Behind each, a ping goes out on the connection, and the caller's HTTP/2 acknowledges it only after
-// everything before it. Acknowledged says that the caller's process has read a message, and nothing more.
+// Talk is a call of many messages. Its request need never be complete, so RequestTimeout does not apply. It costs
+// talkCost, plus the received messages that the server has not processed, and its caller can send at most one message
+// of MessageBytes ahead. The server bounds its own memory for it. It is safe for concurrent use.
 //
-// Its request is never complete, so RequestTimeout does not apply. It costs talkCost, plus the received
-// messages that the server has not processed. The server bounds its own memory for it. It is safe for
-// concurrent use.
+// With Receipts, it tells which of its messages the caller has received. Behind each, a ping goes out on the
+// connection, which the caller's HTTP/2 acknowledges only after everything before it. Acknowledged says that the
+// caller's process has read a message, and nothing more.
 type Talk struct {
-	guard  *guard
-	stream uint32
-	out    message // guarded by guard.mu: what has been written
-	sent   uint64  // guarded by guard.mu: messages
-	// due says that the last message sent is to be asked about. It is guarded by guard.mu.
-	due    bool
+	on     *exchange
+	sent   uint64 // guarded by on.of.mu: messages
 	acked  atomic.Uint64
-	notify chan struct{}
+	notify chan struct{} // guarded by on.of.mu; nil: without receipts
 }
 
 // talkCost is what a Talk costs while none of its messages is under way.
 const talkCost = 2 << 10
 
-// guarded is the state of a caller, and its connection.
-type guarded struct {
-	credentials.AuthInfo
-	guard *guard
+// receipts are the pings of a connection that were not acknowledged.
+type receipts struct {
+	seq  uint32    // of the last ping
+	wait []receipt // by rising seq. Invariant: at most one for each message of a Talk
 }
 
-// asked is what a connection has been asked, and is to be.
-type asked struct {
-	// talks counts the calls that are Talks: on a connection without any, writes need not be followed into
-	// their messages.
-	talks int
-	seq   uint32     // of the last ping
-	wait  []question // by rising seq. Invariant: at most one for each Talk and message
-	pong  [8]byte    // of the ping that is being read
-	have  int
-}
-
-type question struct {
+type receipt struct {
 	seq  uint32
 	talk *Talk
 	sent uint64
 }
 
-// pingMark begins the data of our pings: gRPC has some of its own.
+// pingMark begins the data of pings behind messages.
 var pingMark = [4]byte{0x5b, 'q', 'u', 'o'}
 
-// Converse makes the call of a stream's context a Talk, before it has sent anything. It is not ok if the
-// connection did not come from a server with Options, or if a version of gRPC does not tell the stream
-// (TestTalk).
+// Converse makes the call of a request's context a Talk. It is not ok if the call did not come by a Port, has ended,
+// or is a Talk.
 func Converse(ctx context.Context) (t *Talk, ok bool) {
-	p, ok := peer.FromContext(ctx)
+	x, ok := ctx.Value(exchangeKey{}).(*exchange)
 	if !ok {
 		return nil, false
 	}
-	info, ok := p.AuthInfo.(*guarded)
-	id := streamOf(ctx)
-	if !ok || id == 0 {
+	c := x.of
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if x.stream.gone || x.talk != nil {
 		return nil, false
 	}
-	t = &Talk{guard: info.guard, stream: id, notify: make(chan struct{}, 1)}
-	// The call may have been reset meanwhile, or the connection ended.
-	if !info.guard.converse(t) {
-		return nil, false
-	}
-	if !info.guard.timeLimit() { // the read that is under way has the call's own
-		_ = info.guard.SetReadDeadline(time.Time{})
-	}
-	t.Received()
-	return t, true
+	x.talk = &Talk{on: x}
+	c.completesLocked(x.stream)
+	x.talk.receivedLocked()
+	return x.talk, true
 }
 
-// streamOf is the number of a call's HTTP/2 stream; 0: it cannot be found. gRPC keeps it
-// to itself, and nothing else that it says of a call tells two on a connection apart.
-func streamOf(ctx context.Context) uint32 {
-	v := reflect.Indirect(reflect.ValueOf(grpc.ServerTransportStreamFromContext(ctx)))
-	if v.Kind() != reflect.Struct {
-		return 0
+// Receipts has a value when Acked has grown. It is called before the first message is sent.
+func (t *Talk) Receipts() <-chan struct{} {
+	c := t.on.of
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t.notify == nil {
+		t.notify = make(chan struct{}, 1)
 	}
-	if id := v.FieldByName("id"); id.IsValid() && id.Kind() == reflect.Uint32 {
-		return uint32(id.Uint())
-	}
-	return 0
+	return t.notify
 }
 
 // Acked is how many of the messages that were sent the caller has acknowledged.
 func (t *Talk) Acked() uint64 { return t.acked.Load() }
 
-// Notify has a value when Acked has grown.
-func (t *Talk) Notify() <-chan struct{} { return t.notify }
-
-// Received says that the server has taken in a message: what came before is not kept
-// any more.
+// Received says that the server has taken in a message. Bytes before it are not kept any more.
 func (t *Talk) Received() {
-	g := t.guard
-	g.mu.Lock()
-	var change int64
-	// Nothing is kept of a call that has ended.
-	if c := g.callLocked(t.stream); c != nil && c.talk == t {
-		change = talkCost - c.cost
-		g.addLocked(c, change)
-	}
-	g.mu.Unlock()
-	g.budget.charge(change)
+	c := t.on.of
+	c.mu.Lock()
+	t.receivedLocked()
+	change := c.memory.told()
+	c.mu.Unlock()
+	c.Budget.charge(change)
+	c.flush()
 }
 
-func (g *guard) converse(t *Talk) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	c := g.callLocked(t.stream)
-	if c == nil || c.talk != nil || g.ended {
-		return false
-	}
-	// The request of a Talk never ends, and must not be taken for one that stalls.
-	g.completeLocked(c, flagEndStream)
-	c.talk = t
-	g.asked.talks++
-	return true
-}
-
-// toldLocked takes in a piece of the bytes to a caller.
-func (g *guard) toldLocked(stream uint32, piece []byte) {
-	c := g.callLocked(stream)
-	if c == nil || c.talk == nil {
+func (t *Talk) receivedLocked() {
+	c, s := t.on.of, t.on.stream
+	if s.gone {
 		return
 	}
-	t := c.talk
-	if _, completed := t.out.through(piece); !completed {
+	c.addLocked(s, talkCost+int64(len(t.on.body))-s.cost)
+	c.idle.earn(framesACall)
+	// The window is given back in few frames. It always has room for a message.
+	if s.received > c.Caps.MessageBytes/4 {
+		c.sayLocked(frameWindow, 0, s.id, be32(uint32(s.received)))
+		s.received = 0
+	}
+}
+
+// askLocked sends a ping behind a message.
+func (x *exchange) askLocked(c *connection) {
+	t := x.talk
+	if t == nil || t.notify == nil {
 		return
 	}
-	t.sent++ // a Talk's server waits for one to be acknowledged before it sends another
-	t.due = true
-	g.asks.Store(true)
+	t.sent++
+	r := &c.receipts
+	r.seq++
+	r.wait = append(r.wait, receipt{r.seq, t, t.sent})
+	c.sayLocked(framePing, 0, 0, binary.BigEndian.AppendUint32(pingMark[:4:4], r.seq))
 }
 
-// ask sends a ping behind messages that have been written, if no frame of gRPC's is
-// half written. It is called by the connection's one writer.
-func (g *guard) ask() error {
-	g.mu.Lock()
-	// A ping within a frame would be read as part of it. The next write tries again, for asks stays
-	// set.
-	if !g.out.between() || g.ended {
-		g.mu.Unlock()
-		return nil
+// pong takes in the answer to a ping. A caller that has answered one has read all before it.
+func (r *receipts) pong(p [8]byte) {
+	seq := binary.BigEndian.Uint32(p[4:])
+	if [4]byte(p[:4]) != pingMark || seq > r.seq {
+		return // it was never asked
 	}
-	a := &g.asked
-	a.seq++
-	for i := range g.open {
-		// One ping asks about all Talks that have written since the last.
-		if t := g.open[i].talk; t != nil && t.due {
-			t.due = false
-			a.wait = append(a.wait, question{a.seq, t, t.sent})
-		}
+	for len(r.wait) > 0 && r.wait[0].seq <= seq {
+		r.wait[0].talk.acknowledge(r.wait[0].sent)
+		r.wait = r.wait[1:]
 	}
-	g.asks.Store(false)
-	payload := binary.BigEndian.AppendUint32(pingMark[:4:4], a.seq)
-	g.mu.Unlock()
-	_, err := g.Conn.Write(appendFrame(nil, framePing, 0, 0, payload))
-	return err
-}
-
-// pongLocked takes in a piece of a ping, and tells whether it is the end of an answer that was waited for.
-func (g *guard) pongLocked(piece []byte) (answered bool) {
-	a := &g.asked
-	if g.in.flags&flagAck == 0 || g.in.length != len(a.pong) || a.have+len(piece) > len(a.pong) {
-		return false
-	}
-	a.have += copy(a.pong[a.have:], piece)
-	// gRPC's own pings are answered on the same connection.
-	if a.have < len(a.pong) || [4]byte(a.pong[:4]) != pingMark {
-		return false
-	}
-	seq := binary.BigEndian.Uint32(a.pong[4:])
-	if seq > a.seq {
-		return false // it was never asked
-	}
-	n := 0
-	// HTTP/2 keeps the order on a connection: a caller that has answered a ping has read all before it.
-	for n < len(a.wait) && a.wait[n].seq <= seq {
-		a.wait[n].talk.acknowledge(a.wait[n].sent)
-		n++
-	}
-	a.wait = append(a.wait[:0], a.wait[n:]...)
-	return n > 0
 }
 
 func (t *Talk) acknowledge(n uint64) {

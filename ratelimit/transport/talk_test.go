@@ -28,6 +28,7 @@ func (s *talker) StreamRateLimitQuotas(
 		s.talks <- nil
 		return nil
 	}
+	t.Receipts()
 	s.talks <- t
 	for {
 		if _, err := stream.Recv(); err != nil {
@@ -54,7 +55,7 @@ func (c *stoppable) Read(p []byte) (int, error) {
 }
 
 // serveTalks serves until the test ends. Its answers are size bytes.
-func serveTalks(t *testing.T, size int, gated *Gated, b Caps) (*talker, *stoppable, *grpc.ClientConn, *Budget) {
+func serveTalks(t *testing.T, size int, b Caps) (*talker, *stoppable, *grpc.ClientConn, *Budget) {
 	t.Helper()
 	s := &talker{talks: make(chan *Talk, 16), answer: &rlqs.RateLimitQuotaResponse{
 		BucketAction: []*rlqs.RateLimitQuotaResponse_BucketAction{{
@@ -62,15 +63,16 @@ func serveTalks(t *testing.T, size int, gated *Gated, b Caps) (*talker, *stoppab
 		}},
 	}}
 	budget := NewBudget(1 << 20)
-	server := grpc.NewServer(Options(b, budget, nil, gated)...)
-	rlqs.RegisterRateLimitQuotaServiceServer(server, s)
+	others := grpc.NewServer()
+	rlqs.RegisterRateLimitQuotaServiceServer(others, s)
+	server := NewPort(Options{Caps: b, Budget: budget, Others: others})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(Listen(l, 0, budget)) }()
-	t.Cleanup(func() { server.Stop(); <-served })
+	t.Cleanup(func() { server.Stop(); <-served; server.GracefulStop() })
 	made := make(chan *stoppable, 1)
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
@@ -93,59 +95,53 @@ func serveTalks(t *testing.T, size int, gated *Gated, b Caps) (*talker, *stoppab
 // Each message is acknowledged when its caller has read it, and not sooner, for any size, and with any other
 // traffic on the connection.
 func TestTalk(t *testing.T) {
-	for name, gated := range map[string]*Gated{
-		"plain": nil, "screened": gatedBy(&door{decide: func() bool { return true }}),
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, client, conn, budget := serveTalks(t, 40_000, gated, Default())
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			var talks []*Talk
-			var streams []rlqs.RateLimitQuotaService_StreamRateLimitQuotasClient
-			for range 3 {
-				stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				talk := <-s.talks
-				if talk == nil {
-					t.Fatal("the number of the stream cannot be found: has gRPC changed?")
-				}
-				streams, talks = append(streams, stream), append(talks, talk)
-			}
-			exchange := func(i int) {
-				if err := streams[i].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := streams[i].Recv(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for n, i := range []int{0, 1, 0, 2, 0, 1} {
-				exchange(i)
-				<-talks[i].Notify()
-				if got, want := talks[i].Acked(), uint64([]int{1, 1, 2, 1, 3, 2}[n]); got != want {
-					t.Fatalf("stream %d: %d messages are acknowledged, want %d", i, got, want)
-				}
-			}
-			if held := budget.Held(); held != 3*talkCost {
-				t.Errorf("three talks hold %d bytes, want %d each", held, talkCost)
-			}
-			client.mu.Lock() // it stands still, and its kernel takes in what comes
-			if err := streams[1].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case <-talks[1].Notify():
-				t.Error("a caller that does not read has acknowledged a message")
-			case <-time.After(100 * time.Millisecond):
-			}
-			client.mu.Unlock()
-			<-talks[1].Notify()
-			if got := talks[1].Acked(); got != 3 {
-				t.Errorf("%d messages are acknowledged, want 3", got)
-			}
-		})
+	s, client, conn, budget := serveTalks(t, 40_000, Default())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var talks []*Talk
+	var streams []rlqs.RateLimitQuotaService_StreamRateLimitQuotasClient
+	for range 3 {
+		stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		talk := <-s.talks
+		if talk == nil {
+			t.Fatal("the call is no talk")
+		}
+		streams, talks = append(streams, stream), append(talks, talk)
+	}
+	exchange := func(i int) {
+		if err := streams[i].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := streams[i].Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n, i := range []int{0, 1, 0, 2, 0, 1} {
+		exchange(i)
+		<-talks[i].Receipts()
+		if got, want := talks[i].Acked(), uint64([]int{1, 1, 2, 1, 3, 2}[n]); got != want {
+			t.Fatalf("stream %d: %d messages are acknowledged, want %d", i, got, want)
+		}
+	}
+	if held := budget.Held(); held != 3*talkCost {
+		t.Errorf("three talks hold %d bytes, want %d each", held, talkCost)
+	}
+	client.mu.Lock() // it stands still, and its kernel takes in what comes
+	if err := streams[1].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-talks[1].Receipts():
+		t.Error("a caller that does not read has acknowledged a message")
+	case <-time.After(100 * time.Millisecond):
+	}
+	client.mu.Unlock()
+	<-talks[1].Receipts()
+	if got := talks[1].Acked(); got != 3 {
+		t.Errorf("%d messages are acknowledged, want 3", got)
 	}
 }
 
@@ -153,7 +149,7 @@ func TestTalk(t *testing.T) {
 func TestTalkIsNoUnfinishedRequest(t *testing.T) {
 	b := Default()
 	b.RequestTimeout = 100 * time.Millisecond
-	s, _, conn, budget := serveTalks(t, 10, nil, b)
+	s, _, conn, budget := serveTalks(t, 10, b)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
@@ -175,35 +171,14 @@ func TestTalkIsNoUnfinishedRequest(t *testing.T) {
 
 // What looks like an answer to a ping, and is none, acknowledges nothing.
 func TestForgedPongs(t *testing.T) {
-	g, other := testGuard(nil, Default())
-	defer g.Close()
-	defer other.Close()
-	talk := &Talk{guard: g, stream: 1, notify: make(chan struct{}, 1)}
-	g.asked.seq, g.asked.wait = 1, []question{{1, talk, 1}}
-	w := serverWire()
+	talk := &Talk{notify: make(chan struct{}, 1)}
+	r := receipts{seq: 1, wait: []receipt{{1, talk, 1}}}
 	for _, data := range [][8]byte{{}, {0x5b, 'q', 'u', 'x', 0, 0, 0, 1}, {0x5b, 'q', 'u', 'o', 0, 0, 0, 2}} {
-		if err := w.WritePing(true, data); err != nil {
-			t.Fatal(err)
+		if r.pong(data); talk.Acked() != 0 {
+			t.Errorf("%v acknowledged a message", data)
 		}
 	}
-	if err := w.WritePing(false, [8]byte{0x5b, 'q', 'u', 'o', 0, 0, 0, 1}); err != nil {
-		t.Fatal(err)
-	}
-	g.in.skip = 0
-	for _, b := range w.Bytes() { // in pieces
-		g.arrived([]byte{b})
-	}
-	if talk.Acked() != 0 {
-		t.Error("a forged answer acknowledged a message")
-	}
-	w.Reset()
-	if err := w.WritePing(true, [8]byte{0x5b, 'q', 'u', 'o', 0, 0, 0, 1}); err != nil {
-		t.Fatal(err)
-	}
-	for _, b := range w.Bytes() {
-		g.arrived([]byte{b})
-	}
-	if talk.Acked() != 1 || len(g.asked.wait) != 0 {
-		t.Errorf("the answer acknowledged %d messages, and %d questions wait", talk.Acked(), len(g.asked.wait))
+	if r.pong([8]byte{0x5b, 'q', 'u', 'o', 0, 0, 0, 1}); talk.Acked() != 1 || len(r.wait) != 0 {
+		t.Errorf("the answer acknowledged %d messages, and %d pings wait", talk.Acked(), len(r.wait))
 	}
 }

@@ -1,0 +1,267 @@
+package transport
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// block is a header block that goes on in another frame.
+type block struct {
+	stream uint32 // 0: there is none
+	flags  http2.Flags
+	bytes  []byte
+	since  int64
+}
+
+// enoughCredit is when a caller is given back its window though nothing else is said.
+const enoughCredit = 16 << 10
+
+// framesLocked takes in frames, and returns the beginning of one that is not complete.
+func (c *connection) framesLocked(b []byte) (rest []byte, err error) {
+	for len(b) >= frameHeader && !c.life.over {
+		f := readFrame(b)
+		if f.length > mostFrame {
+			return nil, &fault{http2.ErrCodeFrameSize, fmt.Sprintf("a frame of %d bytes, of %d", f.length, mostFrame)}
+		}
+		end := frameHeader + f.length
+		if len(b) < end {
+			return b, nil
+		}
+		if err := c.frameLocked(&f, b[frameHeader:end]); err != nil {
+			return nil, err
+		}
+		b = b[end:]
+	}
+	return b, nil
+}
+
+func (c *connection) frameLocked(f *frame, payload []byte) error {
+	in := &c.in
+	if err := f.check(); err != nil {
+		return err
+	}
+	if !in.begun && f.kind != frameSettings {
+		return protocolError("a connection begins with settings")
+	}
+	in.begun = true
+	s := c.calls.open[f.stream]
+	if !c.idle.afford(f, s != nil, in.at) {
+		c.count(excessive)
+		return &fault{http2.ErrCodeEnhanceYourCalm, "too many frames that bring nothing"}
+	}
+	goesOn := in.block.stream != 0
+	if goesOn != (f.kind == http2.FrameContinuation) || goesOn && f.stream != in.block.stream {
+		return protocolError("a header block that does not go on, or did not begin")
+	}
+	if f.stream > c.calls.latest && (f.kind == frameData || f.kind == frameReset || f.kind == frameWindow) {
+		return protocolError(fmt.Sprintf("a frame of kind %v for stream %d, which did not begin", f.kind, f.stream))
+	}
+	switch f.kind {
+	case frameHeaders, http2.FrameContinuation:
+		return c.blockLocked(f, payload)
+	case frameData:
+		return c.dataLocked(s, f, payload)
+	case frameReset:
+		if s != nil {
+			c.closeLocked(s)
+		}
+	case frameSettings:
+		return c.settingsLocked(f, payload)
+	case framePing:
+		c.pingLocked(f, [8]byte(payload))
+	case frameWindow:
+		return c.windowLocked(s, f.stream, int64(binary.BigEndian.Uint32(payload)&^(1<<31)))
+	}
+	return nil
+}
+
+// blockLocked takes in a piece of a header block.
+func (c *connection) blockLocked(f *frame, payload []byte) error {
+	in := &c.in
+	if f.kind == frameHeaders {
+		// gRPC has neither trailers of requests, nor streams that go before others.
+		if f.stream <= c.calls.latest || f.stream%2 == 0 {
+			return protocolError(fmt.Sprintf("headers for stream %d after %d", f.stream, c.calls.latest))
+		}
+		payload, err := f.bare(payload)
+		if err != nil {
+			return err
+		}
+		c.calls.latest = f.stream
+		if f.flags.Has(flagEndHeaders) {
+			return c.beginLocked(f.stream, f.flags, payload)
+		}
+		in.block = block{f.stream, f.flags, append([]byte(nil), payload...), in.at}
+		return nil
+	}
+	b, ends := &in.block, f.flags.Has(flagEndHeaders)
+	if len(b.bytes)+len(payload) > mostBlock(c.Caps.HeaderBytes) || len(payload) == 0 && !ends {
+		c.count(excessive)
+		return &fault{http2.ErrCodeEnhanceYourCalm, fmt.Sprintf("headers of more than %d bytes", c.Caps.HeaderBytes)}
+	}
+	b.bytes = append(b.bytes, payload...)
+	if !ends {
+		return nil
+	}
+	whole := *b
+	*b = block{}
+	return c.beginLocked(whole.stream, whole.flags, whole.bytes)
+}
+
+// mostBlock is how many bytes of a header block are kept. Fields become larger when they are unpacked.
+func mostBlock(headerBytes uint32) int { return max(mostFrame, int(headerBytes)) }
+
+// beginLocked begins the call whose header block is complete, or refuses it.
+func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) error {
+	f := &c.in.fields
+	if err := f.read(block); err != nil {
+		return err
+	}
+	ended := flags.Has(flagEndStream)
+	switch {
+	case c.life.lastStream:
+		return nil
+	case uint32(len(c.calls.open)) >= c.Caps.Streams && c.Caps.Streams > 0:
+		c.resetLocked(id, http2.ErrCodeRefusedStream)
+		return nil
+	case f.large():
+		c.resetLocked(id, http2.ErrCodeFrameSize)
+		return nil
+	case !f.own:
+		c.handLocked(id, ended)
+		return nil
+	}
+	if g := c.Gate; g != nil && !g.Gate.Arrive(c.in.now, c.calls.inside, f.patience) {
+		c.headersLocked(flagEndStream, id, c.refusal)
+		if !ended {
+			c.resetLocked(id, http2.ErrCodeNo)
+		}
+		return nil
+	}
+	s := c.newStreamLocked(id)
+	if f.patience != forever {
+		s.until = c.in.at + int64(f.patience)
+	}
+	s.metadata = f.metadata()
+	if c.Gate != nil {
+		s.arrived = c.in.now
+		c.calls.inside++
+	}
+	if s.ended = ended; ended {
+		c.completeLocked(s)
+	}
+	return nil
+}
+
+// dataLocked takes in data of a call.
+func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
+	c.in.credit += f.length // of the connection's window
+	payload, err := f.bare(payload)
+	if err != nil || s == nil || s.ended { // it was refused, or has been answered
+		return err
+	}
+	// The window of a stream is as large as a message may be.
+	if s.received += f.length; s.received > c.Caps.MessageBytes+messagePrefix {
+		c.failLocked(s, c.tooLarge())
+		return nil
+	}
+	s.ended = f.flags.Has(flagEndStream)
+	if s.exchange != nil {
+		s.exchange.dataLocked(payload)
+		return nil
+	}
+	if s.ended && len(s.pieces) == 0 {
+		s.request = payload // until the next read
+	} else {
+		c.addLocked(s, int64(len(payload)))
+		s.pieces = append(s.pieces, payload...)
+		s.request = s.pieces
+	}
+	if len(s.request) >= messagePrefix && int64(binary.BigEndian.Uint32(s.request[1:])) > int64(c.Caps.MessageBytes) {
+		c.failLocked(s, c.tooLarge())
+		return nil
+	}
+	if s.ended {
+		c.completeLocked(s)
+	}
+	return nil
+}
+
+func (c *connection) tooLarge() *status.Status {
+	return status.Newf(codes.ResourceExhausted, "the request is larger than %d bytes", c.Caps.MessageBytes)
+}
+
+// completeLocked puts a call whose request is complete among those to be answered.
+func (c *connection) completeLocked(s *stream) {
+	c.completesLocked(s)
+	switch b := s.request; {
+	case len(b) < messagePrefix || int64(binary.BigEndian.Uint32(b[1:])) != int64(len(b)-messagePrefix):
+		c.failLocked(s, status.New(codes.Internal, "the request is not one message"))
+	case b[0] != 0:
+		// A few bytes can become the size of a message. Envoy compresses none.
+		c.failLocked(s, status.New(codes.Unimplemented, "the request is compressed: send it without compression"))
+	default:
+		s.request = b[messagePrefix:]
+		c.in.turn = append(c.in.turn, s)
+	}
+}
+
+func (c *connection) settingsLocked(f *frame, p []byte) error {
+	if f.flags.Has(flagAck) {
+		return nil
+	}
+	for ; len(p) > 0; p = p[6:] {
+		value := binary.BigEndian.Uint32(p[2:])
+		// This side has no table, and its frames are not larger than the least bound.
+		if http2.SettingID(binary.BigEndian.Uint16(p)) != http2.SettingInitialWindowSize {
+			continue
+		}
+		if value > mostWindow {
+			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d", value)}
+		}
+		for _, s := range c.calls.open {
+			if s.window += int64(value) - c.out.initial; s.window > mostWindow {
+				return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d", s.window)}
+			}
+		}
+		c.out.initial = int64(value)
+	}
+	c.sayLocked(frameSettings, flagAck, 0, nil)
+	c.unblockLocked()
+	return nil
+}
+
+func (c *connection) pingLocked(f *frame, p [8]byte) {
+	switch {
+	case !f.flags.Has(flagAck):
+		c.sayLocked(framePing, flagAck, 0, p[:])
+	case p == goodbye:
+		c.lastCallsLocked()
+	default:
+		c.receipts.pong(p)
+	}
+}
+
+func (c *connection) windowLocked(s *stream, id uint32, n int64) error {
+	switch {
+	case id == 0:
+		if c.out.window += n; n == 0 || c.out.window > mostWindow {
+			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d, by %d", c.out.window, n)}
+		}
+	case s != nil:
+		if s.window += n; n == 0 || s.window > mostWindow {
+			c.resetLocked(id, http2.ErrCodeFlowControl)
+			c.closeLocked(s)
+		}
+	}
+	c.unblockLocked()
+	return nil
+}
+
+func (c *connection) resetLocked(id uint32, code http2.ErrCode) {
+	c.sayLocked(frameReset, 0, id, be32(uint32(code)))
+}

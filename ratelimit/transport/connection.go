@@ -1,0 +1,431 @@
+package transport
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// connection is one HTTP/2 connection of a Port.
+type connection struct {
+	*Port
+	net.Conn                      // above TLS
+	beneath  *conn                // of a Listener, below TLS; nil: it came from another
+	security *tls.ConnectionState // nil: without TLS
+	in       input                // of the goroutine that leads
+
+	mu       sync.Mutex
+	calls    calls    // guarded by mu
+	out      output   // guarded by mu
+	memory   memory   // guarded by mu
+	life     life     // guarded by mu
+	idle     idle     // guarded by mu
+	receipts receipts // guarded by mu
+}
+
+// input is the state of the goroutine that leads.
+type input struct {
+	raw    syscall.RawConn // nil: with TLS, or on a system without it
+	small  []byte          // for reads without raw
+	batch  *[]byte         // of the last read; requests lie in it
+	rest   []byte          // the beginning of the next frame
+	block  block           // the header block under way
+	fields fields
+	at     int64             // when the last bytes came
+	now    ratelimit.Instant // the same, by the gate's clock
+	turn   []*stream         // calls to be answered
+	next   int               // of them
+	answer []byte            // space for an answer
+	credit int               // bytes of data whose window the caller was not given back
+	begun  bool              // the caller's settings have come
+}
+
+// calls are the open calls of a connection.
+type calls struct {
+	open       map[uint32]*stream
+	latest     uint32 // the highest stream so far
+	incomplete int    // requests
+	blocked    []*stream
+	inside     int                 // calls that the gate let in
+	leaving    []ratelimit.Instant // arrivals of those that the gate is to be told of
+}
+
+// memory is the part of the budget that a connection holds. Invariant: the budget counts bytes less untold.
+type memory struct {
+	bytes, untold int64
+	partial       int64 // of bytes: frames and header blocks that are not complete
+	since         int64 // when partial began
+}
+
+func (m *memory) add(bytes int64) {
+	m.bytes += bytes
+	m.untold += bytes
+}
+
+// told returns the change for the budget, which is charged without the connection's lock.
+func (m *memory) told() int64 {
+	change := m.untold
+	m.untold = 0
+	return change
+}
+
+// life is the age of a connection, in nanoseconds since the process began.
+type life struct {
+	end        int64 // of its Age; 0: none
+	heard      int64 // when bytes came last
+	quiet      int64 // since when it has no call
+	pinged     int64 // 0: not since bytes came
+	deadline   int64 // of the read under way
+	asked      int64 // when it was asked to end; 0: it was not
+	lastStream bool  // the caller has the number of the last call
+	over       bool
+}
+
+const (
+	batchBytes = 64 << 10 // most that one read takes in
+	smallBytes = 8 << 10
+	connWindow = 1 << 20 // of requests under way on a connection
+)
+
+// batches are buffers for a read, behind the beginning of a frame.
+var batches = sync.Pool{New: func() any {
+	b := make([]byte, frameHeader+mostFrame+batchBytes)
+	return &b
+}}
+
+func prefaced(c net.Conn) bool {
+	preface := make([]byte, len(http2.ClientPreface))
+	_, err := io.ReadFull(c, preface)
+	return err == nil && string(preface) == http2.ClientPreface
+}
+
+func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInfo) *connection {
+	now := nanotime()
+	c := &connection{
+		Port: p, Conn: secured, calls: calls{open: map[uint32]*stream{}}, out: newOutput(),
+		life: life{heard: now, quiet: now},
+	}
+	c.out.room = sync.NewCond(&c.mu)
+	c.beneath, _ = accepted.(*conn)
+	if secured, ok := info.(credentials.TLSInfo); ok {
+		c.security = &secured.State
+	}
+	if plain, ok := secured.(*conn); ok {
+		c.in.raw = rawConn(plain.Conn)
+	}
+	if c.in.raw == nil {
+		c.in.small = make([]byte, smallBytes)
+	}
+	if age := p.Caps.Age; age > 0 {
+		// Connections that began at once do not end at once.
+		c.life.end = now + int64(float64(age)*(0.9+0.2*rand.Float64()))
+	}
+	c.in.fields = newFields(&p.Method, p.Caps.HeaderBytes)
+	return c
+}
+
+// greet says this side's settings.
+func (c *connection) greet() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.frames = appendSettings(c.out.frames,
+		uint32(http2.SettingMaxConcurrentStreams), c.Caps.Streams,
+		uint32(http2.SettingInitialWindowSize), uint32(c.Caps.MessageBytes)+messagePrefix,
+		uint32(http2.SettingMaxHeaderListSize), c.Caps.HeaderBytes)
+	c.sayLocked(frameWindow, 0, 0, be32(connWindow-65535))
+}
+
+// lead answers calls and reads, until the connection ends, or a call waits: then another goroutine leads.
+func (c *connection) lead() {
+	in := &c.in
+	for {
+		for in.next < len(in.turn) {
+			s := in.turn[in.next]
+			in.next++
+			if leads := c.answer(s); !leads {
+				return
+			}
+		}
+		clear(in.turn)
+		in.turn, in.next = in.turn[:0], 0
+		c.flush()
+		if err := c.read(); err != nil {
+			c.bye(err)
+			return
+		}
+		// Other connections take in what has come for them, so that the gate counts all calls that wait.
+		if len(in.turn) > 0 {
+			runtime.Gosched()
+		}
+	}
+}
+
+// read takes in what comes next.
+func (c *connection) read() error {
+	in := &c.in
+	if in.batch != nil {
+		batches.Put(in.batch)
+		in.batch = nil
+	}
+	for {
+		if err := c.await(); err != nil {
+			return err
+		}
+		n, err := c.receive()
+		if n > 0 {
+			return c.take((*in.batch)[:len(in.rest)+n])
+		}
+		if timeout := net.Error(nil); err != nil && (!errors.As(err, &timeout) || !timeout.Timeout()) {
+			return err
+		}
+	}
+}
+
+// await does what is due, and sets the time of the next read.
+func (c *connection) await() error {
+	c.mu.Lock()
+	now := nanotime()
+	until, err := c.dueLocked(now)
+	// To set a deadline costs. One that is a little too early does no harm, unless it has passed.
+	if l := &c.life; until < l.deadline || until > l.deadline+int64(time.Second) || l.deadline <= now {
+		l.deadline = until
+		_ = c.SetReadDeadline(started.Add(time.Duration(until)))
+	}
+	said := len(c.out.frames) > 0
+	c.mu.Unlock()
+	if said {
+		c.flush()
+	}
+	return err
+}
+
+// receive reads into a batch, which a silent connection does not have, behind the rest of the last read.
+func (c *connection) receive() (n int, err error) {
+	in := &c.in
+	into := func() []byte {
+		in.batch = batches.Get().(*[]byte)
+		k := copy(*in.batch, in.rest)
+		return (*in.batch)[k : k+batchBytes]
+	}
+	if in.raw != nil {
+		n, err = readRaw(in.raw, into, func() {
+			batches.Put(in.batch)
+			in.batch = nil
+		})
+		return n, err
+	}
+	if n, err = c.Read(in.small); n > 0 {
+		copy(into(), in.small[:n])
+	}
+	return n, err
+}
+
+// take takes in a batch.
+func (c *connection) take(all []byte) error {
+	in := &c.in
+	in.at = nanotime()
+	if c.beneath != nil {
+		c.beneath.last.Store(in.at)
+	}
+	if c.Gate != nil {
+		in.now = c.Gate.Clock()
+	}
+	c.mu.Lock()
+	c.life.heard, c.life.pinged = in.at, 0
+	rest, err := c.framesLocked(all)
+	// The beginning of a frame counts from when its first byte came.
+	if len(in.rest) == 0 || len(rest) < len(all) {
+		c.memory.since = in.at
+	}
+	in.rest = append(in.rest[:0], rest...)
+	c.keepLocked()
+	if credit := &in.credit; *credit >= enoughCredit || *credit > 0 && len(c.out.frames) > 0 {
+		c.sayLocked(frameWindow, 0, 0, be32(uint32(*credit)))
+		*credit = 0
+	}
+	if c.life.over {
+		err = errEnded
+	}
+	change := c.memory.told()
+	c.mu.Unlock()
+	c.Budget.charge(change)
+	return err
+}
+
+// keepLocked counts the bytes of frames and header blocks that are not complete.
+func (c *connection) keepLocked() {
+	partial := int64(len(c.in.rest))
+	if c.in.block.stream != 0 {
+		partial += int64(len(c.in.block.bytes))
+		c.memory.since = min(c.memory.since, c.in.block.since)
+	}
+	c.memory.add(partial - c.memory.partial)
+	c.memory.partial = partial
+}
+
+var errEnded = errors.New("the connection was ended: it held more than its share of the memory for unfinished calls " +
+	"(MAX_MEMORY)")
+
+// Instants in the life of a connection, as grpc-go has them for a server.
+const (
+	silence   = time.Minute      // before a ping
+	noPong    = 20 * time.Second // after it
+	lastCalls = 5 * time.Second  // for calls under way when the caller is asked to end
+	ageless   = time.Hour        // between two looks, at most
+)
+
+// dueLocked does what is due, and returns when the next thing is. With an error the connection ends.
+func (c *connection) dueLocked(now int64) (next int64, err error) {
+	l, caps := &c.life, &c.Caps
+	next = now + int64(ageless)
+	due := func(since int64, after time.Duration) bool {
+		next = min(next, max(since+int64(after), now+1))
+		return now >= since+int64(after)
+	}
+	if since := c.oldestLocked(); since != 0 && caps.RequestTimeout > 0 && due(since, caps.RequestTimeout) {
+		c.count(stalled)
+		return next, errStalled
+	}
+	if l.pinged == 0 && due(l.heard, silence) {
+		l.pinged = now
+		c.sayLocked(framePing, 0, 0, make([]byte, 8))
+	}
+	if l.pinged != 0 && due(l.pinged, noPong) {
+		return next, errSilent
+	}
+	quiet := len(c.calls.open) == 0
+	if l.asked == 0 && (quiet && caps.Idle > 0 && due(l.quiet, caps.Idle) || l.end != 0 && due(l.end, 0)) {
+		c.goAwayLocked(now)
+	}
+	if l.end != 0 && caps.AgeGrace > 0 && due(l.end, caps.AgeGrace) {
+		return next, errOld
+	}
+	if l.asked != 0 && !l.lastStream && due(l.asked, lastCalls) {
+		c.lastCallsLocked()
+	}
+	if l.over || l.lastStream && quiet {
+		return next, io.EOF
+	}
+	return next, nil
+}
+
+var (
+	errStalled = errors.New("a request, or the reading of an answer, did not go on")
+	errSilent  = errors.New("a ping was not answered")
+	errOld     = errors.New("the connection is too old")
+)
+
+// soonerLocked has the goroutine that leads look what is due then, at the latest.
+func (c *connection) soonerLocked(at int64) {
+	if l := &c.life; at < l.deadline {
+		l.deadline = at
+		_ = c.SetReadDeadline(started.Add(time.Duration(at)))
+	}
+}
+
+// oldestLocked is when the oldest of the calls began that wait for their caller; 0: there is none.
+func (c *connection) oldestLocked() (oldest int64) {
+	older := func(since int64) {
+		if oldest == 0 || since < oldest {
+			oldest = since
+		}
+	}
+	if c.memory.partial > 0 {
+		older(c.memory.since)
+	}
+	if c.calls.incomplete > 0 {
+		for _, s := range c.calls.open {
+			if !s.complete {
+				older(s.since)
+			}
+		}
+	}
+	for _, s := range c.calls.blocked {
+		older(s.since)
+	}
+	return oldest
+}
+
+// bye ends the connection and all that is open on it, and tells the caller why.
+func (c *connection) bye(err error) {
+	c.mu.Lock()
+	code, reason := http2.ErrCodeNo, ""
+	if f, ok := errors.AsType[*fault](err); ok {
+		code, reason = f.code, f.reason
+	}
+	c.sayLocked(frameGoAway, 0, 0, append(be32(c.calls.latest), append(be32(uint32(code)), reason...)...))
+	// A caller that does not read is not waited for.
+	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+	c.out.timed = time.Now()
+	c.mu.Unlock()
+	c.flush()
+	_ = c.Close()
+	c.Budget.leave(c)
+	c.let()
+	c.Port.mu.Lock()
+	delete(c.open, c)
+	c.Port.mu.Unlock()
+}
+
+// let lets go of all calls.
+func (c *connection) let() {
+	c.mu.Lock()
+	c.life.over = true
+	for _, s := range c.calls.open {
+		c.closeLocked(s)
+	}
+	m := &c.memory
+	charged := m.bytes - m.untold
+	*m = memory{}
+	c.leaveLocked()
+	c.out.release = 0
+	c.out.room.Broadcast()
+	c.mu.Unlock()
+	c.Budget.charge(-charged)
+}
+
+// leaveLocked tells the gate of calls that have left.
+func (c *connection) leaveLocked() {
+	l := &c.calls
+	if c.Gate != nil && len(l.leaving) > 0 {
+		l.inside -= len(l.leaving)
+		c.Gate.Gate.Leave(c.Gate.Clock(), l.inside, l.leaving...)
+	}
+	l.leaving = l.leaving[:0]
+}
+
+// end implements holder.
+func (c *connection) end() {
+	c.let()
+	// Under TLS, an orderly end would wait for the other side.
+	if c.beneath != nil {
+		_ = c.beneath.Close()
+	}
+	_ = c.Close()
+}
+
+// holds implements holder.
+func (c *connection) holds(since int64) (now, long int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.memory.partial > 0 && c.memory.since <= since {
+		long = c.memory.partial
+	}
+	for _, s := range c.calls.open {
+		if s.since <= since {
+			long += s.cost
+		}
+	}
+	return c.memory.bytes, long
+}

@@ -1,0 +1,20 @@
+// Package transport is a gRPC port: HTTP/2 connections, and the memory that their callers can make a server hold.
+//
+// Guarantee: the unfinished calls on all connections of a Budget together cost at most its bytes. An open call
+// counts, with the bytes of its request, and those of its answer until that is written. Beyond that, the
+// connection that has held most for longer than a moment is closed, so that callers who finish their calls continue.
+// If little was held for so long, the one that holds most is closed. A Listener never has more connections than its
+// bound: beyond it, the longest-idle one is closed for the new one. Each call gets one answer, and it gets its own.
+//
+// A Port answers one unary method itself, behind a Gate, and hands calls of other methods to a handler, such as a
+// grpc.Server. It serves no other protocol than gRPC on HTTP/2 (RFC 9113), with or without TLS. Read port.go, then
+// connection.go. Its states are in stream.go (a call of the method) and exchange.go (a call of the handler).
+//
+// One goroutine of a connection reads, decides and writes: it leads. It takes in all frames that one read brings, asks
+// the gate about each call, answers the calls that were let in, and writes all answers at once. So calls on one
+// connection share the price of reading and writing. A decision that waits (ratelimit.Waits) keeps the goroutine, and
+// a new one leads.
+//
+// It does not bound the work of the service on a complete request, nor tell callers apart by address: they may all
+// come through one proxy.
+package transport

@@ -1,0 +1,149 @@
+package transport
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// output is what is to be written to a connection.
+type output struct {
+	frames  []byte // to be written
+	spare   []byte
+	release int64 // bytes of the budget that are given back with frames
+	writing bool  // a goroutine is
+	timed   time.Time
+	headed  bool       // a header block has been written
+	window  int64      // of the connection
+	initial int64      // of a new stream
+	room    *sync.Cond // a window has grown, or frames have been written
+}
+
+func newOutput() output { return output{window: defaultWindow, initial: defaultWindow} }
+
+// mostWaiting is how many bytes may wait to be written before nothing more is read.
+const mostWaiting = 256 << 10
+
+// flush writes what is to be written. If another goroutine is writing, that one does, and flush waits for it only if
+// there is much.
+func (c *connection) flush() {
+	o := &c.out
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for o.writing && len(o.frames) > mostWaiting && !c.life.over {
+		o.room.Wait()
+	}
+	for !o.writing && len(o.frames)+len(c.calls.leaving) > 0 && !c.life.over {
+		if err := c.writeLocked(); err != nil {
+			if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
+				c.count(stalled)
+			}
+			o.frames = o.frames[:0]
+			_ = c.Close()
+		}
+	}
+	if c.life.lastStream && len(c.calls.open) == 0 {
+		c.soonerLocked(nanotime())
+	}
+}
+
+// writeLocked writes all frames, and gives back the memory of the calls that they answer.
+func (c *connection) writeLocked() error {
+	o := &c.out
+	frames, release, leaving := o.frames, o.release, c.calls.leaving
+	o.frames, o.release, c.calls.leaving = o.spare[:0], 0, nil
+	o.writing = true
+	most, now := c.Caps.RequestTimeout, time.Now()
+	if most > 0 && now.Sub(o.timed) > min(time.Second, most/4) { // to set a deadline costs
+		o.timed = now
+		_ = c.SetWriteDeadline(now.Add(most))
+	}
+	c.mu.Unlock()
+	var err error
+	if len(frames) > 0 {
+		_, err = c.Write(frames)
+	}
+	c.mu.Lock()
+	o.writing = false
+	o.spare = nil
+	if cap(frames) <= batchBytes {
+		o.spare = frames
+	}
+	if c.life.over {
+		return err
+	}
+	// Calls that have left while frames were written come after those that left before.
+	c.calls.leaving = append(leaving, c.calls.leaving...)
+	c.leaveLocked()
+	o.room.Broadcast()
+	c.memory.add(-release)
+	if change := c.memory.told(); change != 0 {
+		c.mu.Unlock()
+		c.Budget.charge(change)
+		c.mu.Lock()
+	}
+	return err
+}
+
+func (c *connection) sayLocked(kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte) {
+	c.out.frames = appendFrame(c.out.frames, kind, flags, stream, payload)
+}
+
+// headersLocked says a header block that uses no table.
+func (c *connection) headersLocked(flags http2.Flags, stream uint32, block []byte) {
+	if !c.out.headed {
+		c.out.headed = true
+		block = append([]byte{noTable}, block...)
+	}
+	c.out.frames = appendHeaders(c.out.frames, flags, stream, block)
+}
+
+// goAway asks the caller to begin no more calls.
+func (c *connection) goAway() {
+	c.mu.Lock()
+	c.goAwayLocked(nanotime())
+	c.mu.Unlock()
+	c.flush()
+}
+
+// goodbye is the ping behind which the caller has read that it is to end.
+var goodbye = [8]byte{'g', 'o', 'o', 'd', 'b', 'y', 'e'}
+
+// goAwayLocked asks the caller to begin no more calls. Those on their way are answered: the last number is said when
+// the caller has answered a ping (RFC 9113, 6.8).
+func (c *connection) goAwayLocked(now int64) {
+	l := &c.life
+	if l.asked != 0 {
+		return
+	}
+	l.asked = now
+	c.sayLocked(frameGoAway, 0, 0, append(be32(1<<31-1), be32(0)...))
+	c.sayLocked(framePing, 0, 0, goodbye[:])
+	c.soonerLocked(now + int64(lastCalls))
+}
+
+// lastCallsLocked says that later calls are not answered.
+func (c *connection) lastCallsLocked() {
+	if l := &c.life; l.asked != 0 && !l.lastStream {
+		l.lastStream = true
+		c.sayLocked(frameGoAway, 0, 0, append(be32(c.calls.latest), be32(0)...))
+	}
+}
+
+// sendLocked says as much of a stream's data as the windows let it.
+func (c *connection) sendLocked(s *stream, data []byte) (sent int) {
+	for sent < len(data) {
+		n := min(len(data)-sent, mostFrame, int(c.out.window), int(s.window))
+		if n <= 0 {
+			break
+		}
+		c.sayLocked(frameData, 0, s.id, data[sent:sent+n])
+		c.out.window -= int64(n)
+		s.window -= int64(n)
+		sent += n
+	}
+	return sent
+}

@@ -1,0 +1,160 @@
+package transport
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/stats"
+)
+
+// Method is a unary method that a Port answers itself.
+type Method struct {
+	Name string // as in :path
+	// Answer appends the answer to out. The request is valid until Answer returns, or calls ratelimit.Waits with ctx,
+	// which it does before it waits. Its error is a status, or of code Unknown.
+	Answer func(ctx context.Context, request, out []byte) ([]byte, error)
+	Spans  stats.Handler // of its calls; nil: none
+}
+
+// Options are what a Port serves, and within which bounds.
+type Options struct {
+	Caps     Caps
+	Budget   *Budget                          // nil: no bound
+	Security credentials.TransportCredentials // nil: none
+	Method   Method                           // the zero value: none
+	Gate     *Gated                           // of the method's calls; nil: all start
+	Others   http.Handler                     // of calls of other methods
+}
+
+// Port serves gRPC. It is safe for concurrent use.
+type Port struct {
+	Options
+	refusal []byte // the header block of an answer to a refused call
+
+	mu       sync.Mutex
+	listener net.Listener             // guarded by mu
+	open     map[*connection]struct{} // guarded by mu
+	draining bool                     // guarded by mu
+	running  sync.WaitGroup           // connections, and calls that may outlive theirs
+}
+
+// NewPort makes a port.
+func NewPort(o Options) *Port {
+	if o.Security == nil {
+		o.Security = insecure.NewCredentials()
+	}
+	if o.Caps.MessageBytes == 0 {
+		o.Caps.MessageBytes = 4 << 20 // as gRPC
+	}
+	if o.Caps.HeaderBytes == 0 {
+		o.Caps.HeaderBytes = 1 << 20
+	}
+	p := &Port{Options: o, open: map[*connection]struct{}{}}
+	if o.Gate != nil {
+		p.refusal = failure(o.Gate.Refusal)
+	}
+	return p
+}
+
+// Serve accepts connections until the port is stopped, and then returns grpc.ErrServerStopped. Connections
+// should come from a Listener of the same Budget.
+func (p *Port) Serve(l net.Listener) error {
+	p.mu.Lock()
+	p.listener = l
+	stopped := p.draining
+	p.mu.Unlock()
+	if stopped {
+		_ = l.Close()
+		return grpc.ErrServerStopped
+	}
+	for {
+		accepted, err := l.Accept()
+		p.mu.Lock()
+		switch {
+		case p.draining:
+			err = grpc.ErrServerStopped
+			if accepted != nil {
+				_ = accepted.Close()
+			}
+		case err == nil:
+			p.running.Go(func() { p.welcome(accepted) }) // under mu, so that GracefulStop waits for it
+		}
+		p.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// handshake bounds TLS and the preface.
+const handshake = 10 * time.Second
+
+// welcome begins a connection, and serves it until it ends.
+func (p *Port) welcome(accepted net.Conn) {
+	_ = accepted.SetDeadline(time.Now().Add(handshake))
+	secured, info, err := p.Security.ServerHandshake(accepted)
+	if err != nil {
+		_ = accepted.Close()
+		return
+	}
+	if !prefaced(secured) {
+		_ = secured.Close()
+		return
+	}
+	_ = accepted.SetDeadline(time.Time{})
+	c := newConnection(p, secured, accepted, info)
+	p.mu.Lock()
+	p.open[c] = struct{}{}
+	draining := p.draining
+	p.mu.Unlock()
+	p.Budget.join(c)
+	c.greet()
+	if draining {
+		c.goAway()
+	}
+	c.lead()
+}
+
+// GracefulStop asks all callers to end, and waits until they have, and all calls.
+func (p *Port) GracefulStop() {
+	p.mu.Lock()
+	p.stopLocked()
+	for c := range p.open {
+		p.running.Go(c.goAway)
+	}
+	p.mu.Unlock()
+	p.running.Wait()
+}
+
+// Stop ends all connections. It does not wait for calls.
+func (p *Port) Stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopLocked()
+	for c := range p.open {
+		_ = c.Close()
+	}
+}
+
+func (p *Port) stopLocked() {
+	p.draining = true
+	if p.listener != nil {
+		_ = p.listener.Close()
+	}
+}
+
+// count adds to a number of the budget.
+func (p *Port) count(which func(*Counts)) {
+	if p.Budget != nil {
+		which(&p.Budget.Counts)
+	}
+}
+
+func stalled(c *Counts)   { c.Stalled.Add(1) }
+func excessive(c *Counts) { c.Excess.Add(1) }

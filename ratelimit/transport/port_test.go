@@ -1,0 +1,179 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// echo answers a request with itself, some after a wait.
+func echo(ctx context.Context, in, out []byte) ([]byte, error) {
+	if len(in) > 0 && in[len(in)-1]%2 == 0 {
+		in = bytes.Clone(in)
+		ratelimit.Waits(ctx)
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	return append(out, in...), nil
+}
+
+func echoes(budget *Budget) Options {
+	return Options{
+		Caps: Default(), Budget: budget, Method: Method{Name: "/x/Echo", Answer: echo}, Others: http.NotFoundHandler(),
+	}
+}
+
+func testPort(t *testing.T, budget *Budget) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewPort(echoes(budget))
+	served := make(chan error)
+	go func() { served <- p.Serve(Listen(l, 100, budget)) }()
+	t.Cleanup(func() {
+		p.GracefulStop()
+		if err := <-served; !errors.Is(err, grpc.ErrServerStopped) {
+			t.Error(err)
+		}
+	})
+	return l.Addr().String()
+}
+
+// Each call gets its own answer, whatever its size, and whether it waits or its caller gives up.
+func TestPortAnswersEachCall(t *testing.T) {
+	budget := NewBudget(64 << 20)
+	conn, err := grpc.NewClient("passthrough:///"+testPort(t, budget),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(i)))
+			for range 200 {
+				q := make([]byte, random.IntN(1<<random.IntN(18)))
+				for i := range q {
+					q[i] = byte(random.Uint32())
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				hurried := random.IntN(4) == 0
+				if hurried {
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(random.IntN(2000))*time.Microsecond)
+				}
+				var a wrapperspb.BytesValue
+				err := conn.Invoke(ctx, "/x/Echo", wrapperspb.Bytes(q), &a)
+				cancel()
+				if hurried && status.Code(err) == codes.DeadlineExceeded {
+					continue
+				}
+				if err != nil || !bytes.Equal(a.Value, q) {
+					t.Errorf("%d bytes: %d bytes, %v", len(q), len(a.Value), err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for end := time.Now().Add(10 * time.Second); budget.Held() != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d bytes are held when all calls have ended", budget.Held())
+		}
+	}
+}
+
+// Nonsense ends a connection, and nothing else.
+func FuzzPort(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0})
+	f.Add(appendHeaders(nil, 0, 1, []byte{0x83, 0x86}))
+	f.Add(append(appendHeaders(nil, 0, 1, []byte{0x83}), appendFrame(nil, frameData, 1, 1, make([]byte, 9))...))
+	f.Add(append([]byte{0, 0, 4, 8, 0, 0, 0, 0, 0}, 0x7f, 0xff, 0xff, 0xff))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		here, there := net.Pipe()
+		budget := NewBudget(1 << 20)
+		p := NewPort(echoes(budget))
+		p.running.Go(func() { p.welcome(there) })
+		go func() { _, _ = io.Copy(io.Discard, here) }()
+		_ = here.SetDeadline(time.Now().Add(10 * time.Second))
+		_, _ = io.WriteString(here, http2.ClientPreface)
+		_, _ = here.Write(b)
+		here.Close()
+		p.running.Wait()
+		if budget.Held() != 0 {
+			t.Fatalf("%d bytes are held", budget.Held())
+		}
+	})
+}
+
+// always is a gate with one answer.
+type always bool
+
+func (a always) Arrive(ratelimit.Instant, int, time.Duration) bool { return bool(a) }
+func (always) Leave(ratelimit.Instant, int, ...ratelimit.Instant)  {}
+func (always) Begin(ratelimit.Instant)                             {}
+func (always) End(ratelimit.Instant)                               {}
+
+// discards is a connection whose writes go nowhere.
+type discards struct{ net.Conn }
+
+func (discards) Write(b []byte) (int, error)      { return len(b), nil }
+func (discards) SetWriteDeadline(time.Time) error { return nil }
+
+// BenchmarkCall is the port's own time for a call, of 32 that one read brings.
+func BenchmarkCall(b *testing.B) {
+	for name, answer := range map[string]always{"accepted": true, "refused": false} {
+		b.Run(name, func(b *testing.B) {
+			o := echoes(NewBudget(1 << 20))
+			o.Gate = &Gated{
+				Gate: answer, Clock: func() ratelimit.Instant { return 1 },
+				Refusal: status.New(codes.Unavailable, "overloaded"),
+			}
+			c := newConnection(NewPort(o), discards{}, nil, nil)
+			c.in.begun = true
+			caller := newScript(discards{})
+			fields := ordinary("/x/Echo", "grpc-timeout", "20m")
+			if err := c.in.fields.read(caller.block(fields...)); err != nil {
+				b.Fatal(err)
+			}
+			block := caller.block(fields...) // its fields are in the table now
+			batch := make([]byte, 0, batchBytes)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				id := uint32(2*i + 1)
+				batch = appendHeaders(batch, 0, id, block)
+				batch = appendFrame(batch, frameData, flagEndStream, id, message("a"))
+				if i%32 == 31 {
+					if _, err := c.framesLocked(batch); err != nil {
+						b.Fatal(err)
+					}
+					for _, s := range c.in.turn {
+						c.answer(s)
+					}
+					c.in.turn = c.in.turn[:0]
+					c.flush()
+					batch = batch[:0]
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,228 @@
+package transport
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// bubble runs f in a time of its own, in which the process has just begun.
+func bubble(t *testing.T, f func(*testing.T)) {
+	synctest.Test(t, func(t *testing.T) {
+		defer func(then time.Time) { started = then }(started)
+		started = time.Now().Add(-time.Second)
+		f(t)
+	})
+}
+
+// inTime plays a script against a port, in the time of a bubble. Calls wait for ten seconds, and others talk until
+// their callers end them.
+func inTime(t *testing.T, caps Caps, play func(*testing.T, *script, *Port)) {
+	bubble(t, func(t *testing.T) {
+		p := NewPort(Options{
+			Caps: caps, Budget: NewBudget(1 << 20), Method: Method{
+				Name: "/x/Echo", Answer: func(ctx context.Context, request, out []byte) ([]byte, error) {
+					out = append(out, request...)
+					if ratelimit.Waits(ctx); len(request) == 0 {
+						return out, nil
+					}
+					select {
+					case <-ctx.Done():
+						return nil, status.FromContextError(ctx.Err()).Err()
+					case <-time.After(10 * time.Second):
+					}
+					return out, nil
+				},
+			},
+			Others: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/x/Talk" {
+					Converse(r.Context())
+				}
+				_, _ = io.Copy(io.Discard, r.Body)
+			}),
+		})
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		s := newScriptRead(here)
+		defer time.Sleep(2 * time.Second) // who says something each second finds that it has ended
+		defer p.GracefulStop()
+		defer here.Close()
+		play(t, s, p)
+	})
+}
+
+// newScriptRead begins a script whose peer writes at once.
+func newScriptRead(c net.Conn) *script {
+	made := make(chan *script)
+	r, w := io.Pipe()
+	go func() { _, err := io.Copy(w, c); w.CloseWithError(err) }()
+	go func() { made <- newScript(piped{c, r}) }()
+	s := <-made
+	go func() { s.read(); r.Close() }()
+	return s
+}
+
+// piped is a connection whose reads come from a pipe.
+type piped struct {
+	net.Conn
+	from io.Reader
+}
+
+func (p piped) Read(b []byte) (int, error) { return p.from.Read(b) }
+
+// endsAfter waits until the connection ends, and checks how long that took.
+func (s *script) endsAfter(t *testing.T, least, most time.Duration) {
+	t.Helper()
+	begun := time.Now()
+	s.await(func() bool { return false })
+	if took := time.Since(begun); took < least || took > most {
+		t.Errorf("it ended after %v, want %v to %v", took, least, most)
+	}
+}
+
+// A request that is not complete in time ends its connection, and so does an answer that is not taken.
+func TestStalledCallsEndTheirConnection(t *testing.T) {
+	b := func(s *script) []byte { return s.block(ordinary("/x/Echo")...) }
+	for name, play := range map[string]func(*script){
+		"half a frame": func(s *script) {
+			_, _ = s.Write(appendFrame(nil, frameHeaders, flagEndHeaders, 1, b(s))[:12])
+		},
+		"half a block": func(s *script) {
+			_ = s.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b(s)})
+		},
+		"half a request": func(s *script) {
+			s.head(1, false, ordinary("/x/Echo")...)
+			_ = s.WriteData(1, false, message("abc")[:6])
+		},
+		"half a request of another method": func(s *script) { s.head(1, false, ordinary("/x/Other")...) },
+		"an answer without a window": func(s *script) {
+			_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+			s.call(1, "/x/Echo", "")
+		},
+		"a request that goes on": func(s *script) {
+			s.head(1, false, ordinary("/x/Echo")...)
+			go func() {
+				for range 30 { // each second, a byte
+					if s.WriteData(1, false, []byte{0}) != nil {
+						return
+					}
+					time.Sleep(time.Second)
+				}
+			}()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+				play(s)
+				s.endsAfter(t, 9*time.Second, 12*time.Second)
+				synctest.Wait()
+				if n := p.Budget.Stalled.Load(); n != 1 {
+					t.Errorf("%d connections are counted as stalled", n)
+				}
+			})
+		})
+	}
+}
+
+// A caller that does not read is given up, however much it sends.
+func TestCallersThatDoNotRead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := NewPort(echoes(NewBudget(1 << 20)))
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		begun := time.Now()
+		_, _ = io.WriteString(here, http2.ClientPreface)
+		for err := error(nil); err == nil; {
+			_, err = here.Write(appendFrame(nil, frameSettings, 0, 0))
+		}
+		if took := time.Since(begun); took > 12*time.Second || p.Budget.Stalled.Load() == 0 {
+			t.Errorf("it ended after %v, %d are counted as stalled", took, p.Budget.Stalled.Load())
+		}
+		p.GracefulStop()
+	})
+}
+
+// Callers that are silent are asked whether they live, and end if they do not answer.
+func TestSilentCallersAreAsked(t *testing.T) {
+	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+		s.head(1, false, ordinary("/x/Talk")...)
+		time.Sleep(time.Hour) // its pings are answered
+		if got := s.outcome(); got != "" {
+			t.Errorf("a caller that answers pings: %s", got)
+		}
+	})
+	bubble(t, func(t *testing.T) {
+		p := NewPort(echoes(nil))
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		go func() { _, _ = io.WriteString(here, http2.ClientPreface) }()
+		begun := time.Now()
+		_, _ = io.Copy(io.Discard, here)
+		if took := time.Since(begun); took < 75*time.Second || took > 85*time.Second {
+			t.Errorf("a caller that answers none was given up after %v", took)
+		}
+		p.GracefulStop()
+	})
+}
+
+// Connections without a call, and old ones, are asked to end. Calls under way get their time.
+func TestOldConnectionsAreAskedToEnd(t *testing.T) {
+	inTime(t, Default(), func(t *testing.T, s *script, _ *Port) {
+		s.endsAfter(t, 5*time.Minute, 5*time.Minute+time.Second)
+	})
+	inTime(t, Default(), func(t *testing.T, s *script, _ *Port) {
+		s.head(1, false, ordinary("/x/Talk")...)
+		s.endsAfter(t, 20*time.Hour, 29*time.Hour) // 24 h, a tenth, and an hour of grace
+	})
+}
+
+// Draining answers the calls that are under way, and takes no later ones.
+func TestDrainAnswersCallsUnderWay(t *testing.T) {
+	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+		s.call(1, "/x/Echo", "a")
+		late, there := net.Pipe() // it has not begun to speak yet
+		p.running.Go(func() { p.welcome(there) })
+		time.Sleep(time.Second)
+		go p.GracefulStop()
+		s.call(3, "/x/Echo", "b") // on its way
+		time.Sleep(time.Second)
+		s.call(5, "/x/Echo", "c")
+		l := newScriptRead(late)
+		l.endsAfter(t, 0, time.Second)
+		s.endsAfter(t, 7*time.Second, 9*time.Second)
+		if got := s.outcome(1, 3); got != "0: ended, 1: status 0, 3: status 0" {
+			t.Error(got)
+		}
+		late.Close()
+	})
+}
+
+// A decision ends with its caller's patience, and when its call is reset or its connection ends.
+func TestDecisionsEndWithTheirCall(t *testing.T) {
+	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+		begun := time.Now()
+		s.head(1, false, ordinary("/x/Echo", "grpc-timeout", "100m")...)
+		_ = s.WriteData(1, true, message("a"))
+		if got := s.outcome(1); got != "1: status 4" || time.Since(begun) != 100*time.Millisecond {
+			t.Errorf("a caller that waits 100ms: %s after %v", got, time.Since(begun))
+		}
+		s.call(3, "/x/Echo", "a")
+		_ = s.WriteRSTStream(3, http2.ErrCodeCancel)
+		s.call(5, "/x/Echo", "a")
+		s.outcome()
+		s.Close()
+		p.GracefulStop()
+		if took := time.Since(begun); took > time.Second {
+			t.Errorf("decisions went on for %v", took)
+		}
+	})
+}
