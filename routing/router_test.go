@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,7 @@ type ringWorld struct {
 
 	tableSize int
 	hotRate   float64
+	budget    int64 // of each node's port for peers; 0: the default
 }
 
 func newRingWorld(t *testing.T, n int) *ringWorld {
@@ -65,7 +67,7 @@ func (w *ringWorld) startTLS(i int, secret string, client, server credentials.Tr
 
 // run runs a node until the test ends.
 func (w *ringWorld) run(n *node, l net.Listener, server credentials.TransportCredentials) {
-	n.budget = transport.NewBudget(transport.DefaultBytesInFlight)
+	n.budget = transport.NewBudget(cmp.Or(w.budget, transport.DefaultBytesInFlight))
 	listener := n.NewServer(server, n.budget)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

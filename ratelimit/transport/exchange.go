@@ -1,7 +1,9 @@
 package transport
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"io"
 	"net/http"
 	"net/url"
@@ -17,9 +19,11 @@ type exchange struct {
 	cancel context.CancelFunc
 
 	// Guarded by of.mu:
-	body []byte // received, and not read
-	shut bool   // nothing more is read
-	talk *Talk  // nil: it is none
+	body  bytes.Buffer // received, and not read
+	whole int          // bytes of body up to the end of a message; 0: it has none
+	last  message
+	shut  bool  // nothing more is read
+	talk  *Talk // nil: it is none
 
 	// Of the handler's goroutine:
 	header http.Header
@@ -64,27 +68,40 @@ func (c *connection) handLocked(id uint32, ended bool) {
 // grpc-go reads all that there is, whatever its handler takes.
 func (x *exchange) dataLocked(piece []byte) {
 	x.of.addLocked(x.stream, int64(len(piece)))
-	x.body = append(x.body, piece...)
+	x.body.Write(piece)
+	if tail, ends := x.last.through(piece, x.of.Caps.MessageBytes); ends {
+		x.whole = x.body.Len() - tail
+	}
 	if x.stream.ended {
 		x.of.completesLocked(x.stream)
 	}
 	x.of.out.room.Broadcast()
 }
 
-// Read implements io.Reader for the request.
+// Read implements io.Reader for the request. It fills p, or ends with a message: grpc-go keeps p, of 16 KiB, for
+// whatever a read brings. So that is what a read costs, until the call ends, or its Talk has received it.
 func (x *exchange) Read(p []byte) (int, error) {
-	c := x.of
+	c, s := x.of, x.stream
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(x.body) == 0 && !x.stream.ended && !x.stream.gone && !x.shut {
+	for x.whole == 0 && x.body.Len() < len(p) && !s.ended && !s.gone && !x.shut {
 		c.out.room.Wait()
 	}
-	n := copy(p, x.body)
-	x.body = append(x.body[:0], x.body[n:]...)
+	if x.whole > 0 {
+		p = p[:min(len(p), x.whole)]
+	}
+	n, _ := x.body.Read(p)
+	x.whole = max(0, x.whole-n)
+	if x.body.Len() == 0 && x.body.Cap() > 4*mostFrame {
+		x.body = bytes.Buffer{} // it keeps no room of a large message
+	}
 	switch {
-	case n > 0 || len(p) == 0:
+	case n > 0:
+		if !s.gone {
+			c.addLocked(s, max(0, mostFrame-int64(n)))
+		}
 		return n, nil
-	case x.stream.gone && !x.stream.ended:
+	case s.gone && !s.ended:
 		return 0, context.Canceled
 	}
 	return 0, io.EOF
@@ -205,4 +222,36 @@ func (x *exchange) finish() {
 		c.answeredLocked(x.stream)
 	})
 	x.of.flush()
+}
+
+// message follows the messages of a request: each has a byte of flags and four of its length before it.
+type message struct {
+	prefix [messagePrefix]byte
+	have   int
+	left   int
+}
+
+// through takes in a piece. It tells whether a message ended in it, and how many bytes came behind that. One of more
+// than most bytes ends with its prefix, which is all that gRPC reads of it.
+func (m *message) through(b []byte, most int) (tail int, ended bool) {
+	for len(b) > 0 {
+		if m.have < messagePrefix {
+			n := copy(m.prefix[m.have:], b)
+			m.have += n
+			tail += n
+			if b = b[n:]; m.have < messagePrefix {
+				return tail, ended
+			}
+			if m.left = int(binary.BigEndian.Uint32(m.prefix[1:])); m.left > most {
+				m.left = 0
+			}
+		}
+		n := min(m.left, len(b))
+		m.left -= n
+		tail += n
+		if b = b[n:]; m.left == 0 {
+			m.have, tail, ended = 0, 0, true
+		}
+	}
+	return tail, ended
 }

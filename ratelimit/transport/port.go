@@ -138,7 +138,7 @@ func (p *Port) Stop() {
 	defer p.mu.Unlock()
 	p.stopLocked()
 	for c := range p.open {
-		_ = c.Close()
+		c.end()
 	}
 }
 

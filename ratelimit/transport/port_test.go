@@ -161,7 +161,7 @@ func BenchmarkCall(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				id := uint32(2*i + 1)
 				batch = appendHeaders(batch, 0, id, block)
-				batch = appendFrame(batch, frameData, flagEndStream, id, message("a"))
+				batch = appendFrame(batch, frameData, flagEndStream, id, text("a"))
 				if i%32 == 31 {
 					if _, err := c.framesLocked(batch); err != nil {
 						b.Fatal(err)

@@ -87,7 +87,7 @@ func (t *Talk) receivedLocked() {
 	if s.gone {
 		return
 	}
-	c.addLocked(s, talkCost+int64(len(t.on.body))-s.cost)
+	c.addLocked(s, talkCost+int64(t.on.body.Len())-s.cost)
 	c.idle.earn(framesACall)
 	// The window is given back in few frames. It always has room for a message.
 	if s.received > c.Caps.MessageBytes/4 {

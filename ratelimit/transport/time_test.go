@@ -50,14 +50,19 @@ func inTime(t *testing.T, caps Caps, play func(*testing.T, *script, *Port)) {
 				_, _ = io.Copy(io.Discard, r.Body)
 			}),
 		})
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(there) })
-		s := newScriptRead(here)
+		s := startScript(p)
 		defer time.Sleep(2 * time.Second) // who says something each second finds that it has ended
 		defer p.GracefulStop()
-		defer here.Close()
+		defer s.Close()
 		play(t, s, p)
 	})
+}
+
+// startScript begins a connection to a port.
+func startScript(p *Port) *script {
+	here, there := net.Pipe()
+	p.running.Go(func() { p.welcome(there) })
+	return newScriptRead(here)
 }
 
 // newScriptRead begins a script whose peer writes at once.
@@ -101,7 +106,7 @@ func TestStalledCallsEndTheirConnection(t *testing.T) {
 		},
 		"half a request": func(s *script) {
 			s.head(1, false, ordinary("/x/Echo")...)
-			_ = s.WriteData(1, false, message("abc")[:6])
+			_ = s.WriteData(1, false, text("abc")[:6])
 		},
 		"half a request of another method": func(s *script) { s.head(1, false, ordinary("/x/Other")...) },
 		"an answer without a window": func(s *script) {
@@ -211,7 +216,7 @@ func TestDecisionsEndWithTheirCall(t *testing.T) {
 	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
 		begun := time.Now()
 		s.head(1, false, ordinary("/x/Echo", "grpc-timeout", "100m")...)
-		_ = s.WriteData(1, true, message("a"))
+		_ = s.WriteData(1, true, text("a"))
 		if got := s.outcome(1); got != "1: status 4" || time.Since(begun) != 100*time.Millisecond {
 			t.Errorf("a caller that waits 100ms: %s after %v", got, time.Since(begun))
 		}

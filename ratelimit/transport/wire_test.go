@@ -167,8 +167,8 @@ func (s *script) head(id uint32, end bool, pairs ...string) {
 	})
 }
 
-// message is a message of gRPC.
-func message(content string) []byte {
+// text is a message of gRPC.
+func text(content string) []byte {
 	b := prefix(len(content))
 	return append(b[:], content...)
 }
@@ -176,7 +176,7 @@ func message(content string) []byte {
 // call says a whole call.
 func (s *script) call(id uint32, method, content string) {
 	s.head(id, false, ordinary(method)...)
-	_ = s.WriteData(id, true, message(content))
+	_ = s.WriteData(id, true, text(content))
 }
 
 // outcome waits until the streams and all frames have been dealt with, and tells what became of them.
@@ -255,7 +255,7 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 	with := func(method string, more ...string) func(*script) {
 		return func(s *script) {
 			s.head(1, false, ordinary(method, more...)...)
-			_ = s.WriteData(1, true, message("a"))
+			_ = s.WriteData(1, true, text("a"))
 		}
 	}
 	for name, x := range map[string]struct {
@@ -271,7 +271,7 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 		}, []uint32{1, 3, 5, 7, 9}, "1: status 0, 3: status 0, 5: status 0, 7: status 0, 9: status 0", ""},
 		"pieces": {func(s *script) {
 			s.head(1, false, ordinary(echoed)...)
-			for i, b := range message("abc") {
+			for i, b := range text("abc") {
 				_ = s.WriteData(1, i == 7, []byte{b})
 			}
 		}, []uint32{1}, "1: status 0", ""},
@@ -280,19 +280,19 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 				StreamID: 1, BlockFragment: s.block(ordinary(echoed)...), EndHeaders: true, PadLength: 9,
 				Priority: http2.PriorityParam{StreamDep: 0, Weight: 3},
 			})
-			_ = s.WriteDataPadded(1, true, message("a"), make([]byte, 200))
+			_ = s.WriteDataPadded(1, true, text("a"), make([]byte, 200))
 		}, []uint32{1}, "1: status 0", ""},
 		"a block in pieces": {func(s *script) {
 			b := s.block(ordinary(echoed)...)
 			_ = s.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b[:3]})
 			_ = s.WriteContinuation(1, false, b[3:9])
 			_ = s.WriteContinuation(1, true, b[9:])
-			_ = s.WriteData(1, true, message("a"))
+			_ = s.WriteData(1, true, text("a"))
 		}, []uint32{1}, "1: status 0", ""},
 		"a reset": {func(s *script) {
 			s.head(1, false, ordinary(echoed)...)
 			_ = s.WriteRSTStream(1, http2.ErrCodeCancel)
-			_ = s.WriteData(1, true, message("a"))
+			_ = s.WriteData(1, true, text("a"))
 			s.call(3, echoed, "b")
 		}, []uint32{3}, "3: status 0", ""},
 		"extensions": {func(s *script) {
@@ -327,22 +327,22 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 			p := ordinary(echoed)
 			p[9] = "application/grpc+proto"
 			s.head(1, false, p...)
-			_ = s.WriteData(1, true, message("a"))
+			_ = s.WriteData(1, true, text("a"))
 		}, []uint32{1}, "1: status 0", ""},
 		"compressed": {func(s *script) {
 			s.head(1, false, ordinary(echoed, "grpc-encoding", "gzip")...)
-			m := message("a")
+			m := text("a")
 			m[0] = 1
 			_ = s.WriteData(1, true, m)
 		}, []uint32{1}, "1: status 12", ""},
 		"no message": {func(s *script) { s.head(1, true, ordinary(echoed)...) }, []uint32{1}, "1: status 13", ""},
 		"half a message": {func(s *script) {
 			s.head(1, false, ordinary(echoed)...)
-			_ = s.WriteData(1, true, message("abc")[:6])
+			_ = s.WriteData(1, true, text("abc")[:6])
 		}, []uint32{1}, "1: status 13", ""},
 		"two messages": {func(s *script) {
 			s.head(1, false, ordinary(echoed)...)
-			_ = s.WriteData(1, true, append(message("a"), message("b")...))
+			_ = s.WriteData(1, true, append(text("a"), text("b")...))
 		}, []uint32{1}, "1: status 13", ""},
 		"too large a message": {func(s *script) {
 			s.head(1, false, ordinary(echoed)...)
@@ -441,7 +441,7 @@ func TestMixedFramesFindTheirCalls(t *testing.T) {
 		for i := range uint32(rapid.IntRange(1, 8).Draw(r, "calls")) {
 			id := 2*i + 1
 			size := rapid.SampledFrom([]int{0, 1, 100, 5000, 20_000}).Draw(r, "size")
-			want[id] = message(strings.Repeat(string(rune('a'+i)), size))
+			want[id] = text(strings.Repeat(string(rune('a'+i)), size))
 			left[id] = want[id]
 			s.head(id, false, ordinary(rapid.SampledFrom([]string{"/x/Echo", "/x/Other"}).Draw(r, "method"))...)
 		}

@@ -35,7 +35,8 @@ type Caller struct {
 	acks   bool // pings are answered
 
 	mu      sync.Mutex
-	windows map[uint32]int // guarded by mu: what the server has granted beyond the first 64 KB
+	initial int            // guarded by mu: bytes that each call may send unasked
+	windows map[uint32]int // guarded by mu: what the server has granted beyond them
 	turned  chan struct{}  // something was granted
 	ended   chan struct{}  // the server has ended the connection
 }
@@ -57,7 +58,7 @@ func DialDeaf(address string, settings ...http2.Setting) (*Caller, error) {
 		return nil, err
 	}
 	c := &Caller{
-		Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{},
+		Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{}, initial: 64<<10 - 1,
 		turned: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	c.framer = http2.NewFramer(c.out, conn)
@@ -112,15 +113,23 @@ func (c *Caller) read() {
 				_ = c.framer.WritePing(true, f.Data)
 				_ = c.Flush()
 			}
-		case *http2.WindowUpdateFrame:
-			c.mu.Lock()
-			c.windows[f.StreamID] += int(f.Increment)
-			c.mu.Unlock()
-			select {
-			case c.turned <- struct{}{}:
-			default:
+		case *http2.SettingsFrame:
+			if window, ok := f.Value(http2.SettingInitialWindowSize); ok {
+				c.grant(func() { c.initial = int(window) })
 			}
+		case *http2.WindowUpdateFrame:
+			c.grant(func() { c.windows[f.StreamID] += int(f.Increment) })
 		}
+	}
+}
+
+func (c *Caller) grant(change func()) {
+	c.mu.Lock()
+	change()
+	c.mu.Unlock()
+	select {
+	case c.turned <- struct{}{}:
+	default:
 	}
 }
 
@@ -225,7 +234,7 @@ func UnfinishedOf(method, address string, calls, size, frame int, hold time.Dura
 	whole := Message(0, make([]byte, size))
 	whole = whole[:len(whole)-1]
 	sent := make(map[uint32]int, calls)
-	const first = 60 << 10 // of the 64 KB that each call may send unasked
+	const first = 60 << 10 // of at least 64 KB
 	for range calls {
 		stream, err := c.Call()
 		if err != nil {
@@ -239,7 +248,7 @@ func UnfinishedOf(method, address string, calls, size, frame int, hold time.Dura
 	for end := time.Now().Add(hold); time.Now().Before(end); {
 		for stream, n := range sent {
 			c.mu.Lock()
-			granted := 60<<10 + c.windows[stream]
+			granted := c.initial + c.windows[stream]
 			c.mu.Unlock()
 			if upTo := min(granted, len(whole)); upTo > n {
 				if err := c.pieces(stream, whole[n:upTo], frame); err != nil {
