@@ -104,6 +104,7 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 		many.Descriptors = append(many.Descriptors, &common.RateLimitDescriptor{Entries: entries})
 	}
 	heavy := metadata.AppendToOutgoingContext(context.Background(), "x-large", strings.Repeat("x", 9<<10))
+	packed := []grpc.CallOption{grpc.UseCompressor(gzip.Name)}
 	for name, c := range map[string]struct {
 		ctx     context.Context
 		q       *rlsv3.RateLimitRequest
@@ -114,7 +115,7 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 		"large":         {context.Background(), large, nil, codes.ResourceExhausted},
 		"entries":       {context.Background(), many, nil, codes.InvalidArgument},
 		"headers":       {heavy, good, nil, codes.Internal},
-		"packed":        {context.Background(), good, []grpc.CallOption{grpc.UseCompressor(gzip.Name)}, codes.Unimplemented},
+		"packed":        {context.Background(), good, packed, codes.Unimplemented},
 		"good as after": {context.Background(), good, nil, codes.OK},
 	} {
 		_, err := calls.ShouldRateLimit(c.ctx, c.q, c.options...)

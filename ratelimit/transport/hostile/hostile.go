@@ -58,8 +58,9 @@ func DialDeaf(address string, settings ...http2.Setting) (*Caller, error) {
 		return nil, err
 	}
 	c := &Caller{
-		Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{}, initial: 64<<10 - 1,
-		turned: make(chan struct{}, 1), ended: make(chan struct{}),
+		Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{},
+		initial: 64<<10 - 1,
+		turned:  make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	c.framer = http2.NewFramer(c.out, conn)
 	c.pack = hpack.NewEncoder(&c.block)
