@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -69,9 +70,12 @@ func command(env []string, args ...string) *exec.Cmd {
 
 var announced = regexp.MustCompile(`HTTP on (\S+), gRPC on (\S+), debug on (\S+)`)
 
+// freePorts has a server serve on ports of this machine that are free.
+var freePorts = []string{"serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0"}
+
 func serve(t *testing.T, env []string, args ...string) *sluice {
 	t.Helper()
-	return serveWith(t, env, append([]string{"serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0"}, args...)...)
+	return serveWith(t, env, slices.Concat(freePorts, args)...)
 }
 
 // serveWith runs a command line that announces its ports.
@@ -175,6 +179,11 @@ func (s *sluice) eventually(what string, ok func() bool) {
 	if !becomes(ok) {
 		s.Fatalf("%s: not within %v; the log:\n%s", what, patience, s.log())
 	}
+}
+
+func (s *sluice) healthy() bool {
+	code, _ := s.get(s.http + "/healthcheck")
+	return code == 200
 }
 
 // untilHealthy waits until the node says that it can answer as its store would.

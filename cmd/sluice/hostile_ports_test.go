@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
 	"google.golang.org/protobuf/proto"
@@ -102,9 +101,9 @@ func bodies(web string, n, size int) error {
 
 // hostileRequest has n descriptors that rules(...) limits.
 func hostileRequest(n int) *rls.RateLimitRequest {
-	q := &rls.RateLimitRequest{Domain: "d"}
+	q := asking()
 	for i := range n {
-		q.Descriptors = append(q.Descriptors, &common.RateLimitDescriptor{Entries: []*common.RateLimitDescriptor_Entry{{Key: "k", Value: strconv.Itoa(i)}}})
+		q.Descriptors = append(q.Descriptors, descriptor(1, "k", strconv.Itoa(i)))
 	}
 	return q
 }

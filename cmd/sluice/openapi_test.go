@@ -90,7 +90,7 @@ func (o *openAPI) fits(at string, d described, v any) string {
 // described.
 func TestOpenAPI(t *testing.T) {
 	t.Parallel()
-	s := peopleNodes(t, 1, "")[0]
+	s := newFleet(t, 1, setup{rules: peopleRules}).nodes[0]
 	var o openAPI
 	_, text := s.get(s.debug + "/openapi.json")
 	if err := json.Unmarshal([]byte(text), &o); err != nil {

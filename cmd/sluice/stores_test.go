@@ -62,10 +62,7 @@ descriptors:
 func TestFleetOnDatabases(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, server storeServer) {
-		f := newFleetOn(t, server, storeRules, 3)
-		for _, n := range f.nodes {
-			n.untilHealthy()
-		}
+		f := newFleet(t, 3, setup{rules: storeRules, store: server})
 		for _, c := range []struct {
 			key       string
 			limit     int64
@@ -123,10 +120,7 @@ descriptors:
 //	go test -run TestFleetLosesItsStore ./cmd/sluice -outage 1m
 func TestFleetLosesItsStore(t *testing.T) {
 	eachStore(t, func(t *testing.T, server storeServer) {
-		f := newFleetOn(t, server, outageRules, 2)
-		for _, n := range f.nodes {
-			n.untilHealthy()
-		}
+		f := newFleet(t, 2, setup{rules: outageRules, store: server})
 		server.Kill()
 		began := time.Now()
 		for key, want := range map[string]int64{"open": 40, "closed": 0, "local": 14} {
