@@ -194,28 +194,6 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// A walk takes out what is another's, and leaves what is this node's own.
-func TestWalkLeavesOwnAccounts(t *testing.T) {
-	s := newScript(t, 60, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	c := a.core
-	for k := range s.admitted {
-		a.has(keyOf(k))
-	}
-	c.mover.all()
-	for c.step(s.now) {
-	}
-	for k := range s.admitted {
-		if own := c.view.Load().ring.Owner(ring.HashOf(keyOf(k))) == "a:1"; c.local.Has(keyOf(k)) != own {
-			t.Errorf("key %d is its own %v, and here %v", k, own, !own)
-		}
-	}
-	if c.mover.left != 0 || c.mover.stuck {
-		t.Errorf("%d parts are left", c.mover.left)
-	}
-}
-
 // A full parcel leaves while the walk continues, and a partial one on request. Without a parcel, there is no
 // wake-up.
 func TestParcelsThatAreToGo(t *testing.T) {
@@ -244,51 +222,6 @@ func TestParcelsThatAreToGo(t *testing.T) {
 	c.unlock()
 	if woken != 1 || len(m.out.sealed) != 1 {
 		t.Errorf("a parcel is full, and whoever sends it was woken %d times", woken)
-	}
-}
-
-// That a node is done is said to whom there is a way, under the ring that it sees.
-func TestWhoIsToldOfDone(t *testing.T) {
-	for _, x := range []struct {
-		ready bool
-		told  bool
-	}{{true, true}, {false, false}} {
-		_, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
-		m.say, m.done = false, 0
-		m.ready.Store(x.ready)
-		c.mu.Lock()
-		c.sayDone(m)
-		c.unlock()
-		if m.say != x.told || x.told && (m.link.done != c.view.Load().print || m.link.doneBy != c.changes+1) {
-			t.Errorf("%+v: told %v of ring %x", x, m.say, m.link.done)
-		}
-	}
-}
-
-// With the last receipt a node is done, and says so; not while something is still on
-// its way, or was refused.
-func TestLastReceiptIsDone(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	c := a.core
-	b, other := c.members["b:1"], c.members["c:1"]
-	for _, m := range []*member{b, other} {
-		key := a.ownedBy(m.addr)
-		a.has(key)
-		c.mu.Lock()
-		c.send(s.now, m, key)
-		c.unlock()
-		m.out.seal()
-		m.say = false
-	}
-	if c.received(b, &wire.Receipt{Number: b.out.number}); b.say || other.say {
-		t.Error("an account is on its way to the other")
-	}
-	if c.received(other, &wire.Receipt{Number: other.out.number}); !b.say || !other.say {
-		t.Error("all have arrived, and nobody is told")
 	}
 }
 

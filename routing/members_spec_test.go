@@ -280,27 +280,6 @@ func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	}
 }
 
-// The numbers of parcels to a node continue when it was dropped and returns: it may remember the earlier ones.
-func TestForgottenNodesParcelsGoOn(t *testing.T) {
-	s, a := newPair(t)
-	c := a.core
-	s.now = s.now.Add(2 * forgetAfter)
-	for _, x := range []struct{ last, next uint64 }{{9, 9}, {4, 9}, {12, 12}} {
-		m := c.know("b:1")
-		m.found, m.alive, m.holds, m.out.number = 1, false, false, x.last
-		m.heard.Store(1)
-		c.mu.Lock()
-		c.bury(s.now)
-		c.unlock()
-		if c.members["b:1"] != nil {
-			t.Fatal("it is not forgotten")
-		}
-		if again := c.know("b:1"); again == m || again.out.number != x.next {
-			t.Errorf("the next parcel after number %d has the number %d, want %d", x.last, again.out.number+1, x.next+1)
-		}
-	}
-}
-
 // Who is found again is looked for again from then on.
 func TestFoundAgain(t *testing.T) {
 	s, a := newPair(t)

@@ -143,25 +143,6 @@ func TestDecidingWithAStore(t *testing.T) {
 	}
 }
 
-// A key of this node's own, whose account others may have, is looked for; where too many
-// are, it is tried again in a moment.
-func TestOwnKeyIsLookedFor(t *testing.T) {
-	for _, full := range []bool{false, true} {
-		s, a := newPair(t)
-		c := a.core
-		c.members["b:1"].done = 0
-		c.view.Load().stable.Store(false)
-		c.view.Load().since = nil
-		for i := 0; full && i < maxFetches; i++ {
-			c.fetches[string(keyOf(i+1_000_000))] = &fetch{view: c.view.Load()}
-		}
-		w := a.waits("a:1", 1)
-		if !w.advance(s.now) || (w.states[0].fetch == nil) != full || full && w.states[0].again != s.now.Add(askAgain) {
-			t.Errorf("too many %v: %+v", full, w.states[0])
-		}
-	}
-}
-
 // A node that calls itself the owner is asked, with a note of that. A request of a peer, which this node was to
 // decide itself, does not travel back and forth.
 func TestOwnerThatWasFound(t *testing.T) {
