@@ -3,6 +3,7 @@ package routing
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -36,6 +37,10 @@ func TestRulesTravel(t *testing.T) {
 		"debt and refunds": func(r *ratelimit.Rule) {
 			r.Limit.Carries, r.Coordination.OnDeny = true, ratelimit.DenyRefunds
 		},
+		"a lease": func(r *ratelimit.Rule) {
+			c := &r.Coordination
+			c.Lease.Fixed, c.Lease.TTL, c.Lease.Auto, c.StoreDeadline = 7, time.Second, false, 30*time.Millisecond
+		},
 		"a billing month": billed, "a reserve": reserved,
 	}
 	for mode := range ratelimit.ModeNames() {
@@ -60,7 +65,8 @@ func TestRulesTravel(t *testing.T) {
 			continue
 		}
 		c, want := &got.Coordination, &r.Coordination
-		if got.Limit != r.Limit || c.Mode != want.Mode || c.Eager() != want.Eager() || c.OnDeny != want.OnDeny {
+		if got.Limit != r.Limit || c.Mode != want.Mode || c.Eager() != want.Eager() || c.OnDeny != want.OnDeny ||
+			c.Lease.Fixed != want.Lease.Fixed || c.Lease.TTL != want.Lease.TTL || c.Lease.Auto != want.Lease.Auto || c.StoreDeadline != want.StoreDeadline {
 			t.Errorf("%s: the owner has %+v", what, got)
 		}
 		if at, own := got.AtLedger(), r.AtLedger(); at.Limit != own.Limit || at.DriftShare() != own.DriftShare() || said.GetReserve() > 0 &&
