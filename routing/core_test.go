@@ -2,7 +2,6 @@ package routing
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
@@ -95,36 +94,6 @@ func TestWhoHasLapsed(t *testing.T) {
 	}
 }
 
-// Errors of a peer are reported, if there is a listener, and only if there are any.
-func TestWhatWentWrongIsTold(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1")
-	c := s.nodes["a:1"].core
-	c.options.OnPeer = nil
-	c.tell("b:1", errPeerGone)
-	told := ""
-	c.options.OnPeer = func(addr string, err error) { told += fmt.Sprintln(addr, err) }
-	c.tell("b:1", nil)
-	c.tell("b:1", errPeerGone)
-	if want := fmt.Sprintln("b:1", errPeerGone); told != want {
-		t.Errorf("told %q, want %q", told, want)
-	}
-}
-
-// A node with a store has no time of its own to send.
-func TestStamp(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1")
-	c := s.nodes["a:1"].core
-	if got := c.stamp(); got != int64(c.local.LedgerNow(c.clock())) {
-		t.Errorf("its ledger's clock shows %d, and it says %d", c.local.LedgerNow(c.clock()), got)
-	}
-	c.local = nil
-	if got := c.stamp(); got != 0 {
-		t.Errorf("it has no ledger of its own, and says %d", got)
-	}
-}
-
 // deadlines notes until when it may decide.
 type deadlines struct {
 	ratelimit.Limiter
@@ -149,23 +118,6 @@ func TestDecidingHasItsTime(t *testing.T) {
 	}
 }
 
-// A core begins when it is made, and each view when it comes into force.
-func TestWhenViewsBegin(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.now = s.now.Add(time.Hour)
-	c := s.start("a:1").core
-	if c.began != s.now {
-		t.Errorf("it began %v ago", s.now.Sub(c.began))
-	}
-	s.now = s.now.Add(time.Minute)
-	c.mu.Lock()
-	c.turn()
-	c.unlock()
-	if v := c.view.Load(); v.began != s.now {
-		t.Errorf("its view began %v ago", s.now.Sub(v.began))
-	}
-}
-
 // A view remembers the rings since all had handed over to this node: after that the
 // one before, with those before it, up to so many. More, or none known: nothing is.
 func TestRingsSinceAllHadHandedOver(t *testing.T) {
@@ -185,28 +137,6 @@ func TestRingsSinceAllHadHandedOver(t *testing.T) {
 	}
 }
 
-// When another node comes, all is walked through; when one has only gone, nothing is
-// another's that was not.
-func TestWhatATurnHasWalkedThrough(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	w := &wakes{hands: c.hands}
-	c.hands = w
-	for _, x := range []struct {
-		alive bool
-		left  int
-	}{{false, 0}, {true, c.local.Parts()}} {
-		c.members["b:1"].alive = x.alive
-		before := w.n
-		c.mu.Lock()
-		c.turn()
-		c.unlock()
-		if c.mover.left != x.left || w.n == before || c.view.Load().ring.Has("b:1") != x.alive {
-			t.Errorf("the other is there %v: %d parts are to be walked through, woken %d times", x.alive, c.mover.left, w.n-before)
-		}
-	}
-}
-
 // With a store there is no handover, so that each ring counts as complete.
 func TestTurnWithAStore(t *testing.T) {
 	_, a := newPair(t)
@@ -217,24 +147,5 @@ func TestTurnWithAStore(t *testing.T) {
 	c.unlock()
 	if !c.view.Load().stable.Load() {
 		t.Error("it waits for others to hand over")
-	}
-}
-
-// A node that once had all its keys goes on to be ready when it leaves.
-func TestOnceStable(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	if !c.wasStable {
-		t.Fatal("it has its keys")
-	}
-	c.mu.Lock()
-	c.quitRing()
-	for _, m := range c.members {
-		m.alive, m.holds = false, false
-	}
-	c.turn()
-	c.unlock()
-	if !c.view.Load().stable.Load() || !c.wasStable {
-		t.Errorf("stable %v, once %v", c.view.Load().stable.Load(), c.wasStable)
 	}
 }

@@ -308,30 +308,6 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	}
 }
 
-// A fetched account is sent although the walk waits for room. If it has ended since, it is not announced.
-func TestAskedForBesideTheWalk(t *testing.T) {
-	s, a := newPair(t)
-	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-	a.has(key)
-	for range walkedAtOnce {
-		m.out.fullParcel()
-	}
-	for m.take(0) != nil {
-	}
-	if got := c.asked(s.now, "b:1", &wire.Fetch{Key: key, Ring: c.view.Load().print}); got != wire.Found_COMING {
-		t.Fatalf("it says %v", got)
-	}
-	if f := m.take(0); f == nil || f.GetParcel() == nil {
-		t.Error("it waits behind what the walk has found")
-	}
-	delete(c.mover.underway, xxhash.Sum64(key))
-	a.has(key)
-	s.now = s.now.Add(2 * s.rule.Limit.Period()) // its window is over
-	if got := c.asked(s.now, "b:1", &wire.Fetch{Key: key, Ring: c.view.Load().print}); got == wire.Found_COMING {
-		t.Error("an account that has ended is said to be coming")
-	}
-}
-
 // A fetch whose account never comes ends also without waiting requests, and at once if the account is sent
 // back.
 func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {

@@ -108,28 +108,6 @@ func TestAccountsThatCannotGo(t *testing.T) {
 	}
 }
 
-// What a walk has found goes when the walk is over, with as much as a parcel holds,
-// and not after each few keys.
-func TestWalkSendsWhenItIsOver(t *testing.T) {
-	s := newScript(t, 300, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	for k := range s.admitted {
-		a.has(keyOf(k))
-	}
-	c, m := a.core, a.core.members["b:1"]
-	c.mover.all()
-	steps := 0
-	for more := true; more; steps++ {
-		if more = c.step(s.now); m.out.urgent == more || more && len(m.out.sealed) > 0 {
-			t.Fatalf("step %d, more %v: to be sent now %v, %d parcels are full", steps, more, m.out.urgent, len(m.out.sealed))
-		}
-	}
-	if p := m.out.next(); p == nil || len(p.hashes) < 100 || steps < 3 {
-		t.Errorf("after %d steps it sends %+v", steps, p)
-	}
-}
-
 // While a node has no room, nothing is taken out; once it has given a receipt the
 // walk goes on where it was.
 func TestWalkWaitsForRoom(t *testing.T) {

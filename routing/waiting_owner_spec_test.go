@@ -74,22 +74,6 @@ func TestKeyThatNobodyHas(t *testing.T) {
 	}
 }
 
-// An owner that sends an ask back when its time is over: the rule's policy decides.
-func TestSentBackTooLate(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	m := a.core.members["b:1"]
-	m.take(0)
-	w := a.waits("b:1", 1)
-	w.advance(s.now)
-	m.replied([]*wire.Reply{{Id: m.take(0).GetAsks()[0].GetId(), Status: notOwner}})
-	if w.advance(w.until) || !w.verdicts[0].OverLimit || w.verdicts[0].Reason != ratelimit.FallbackPeer {
-		t.Errorf("%+v", w.verdicts[0])
-	}
-}
-
 // An owner that cannot be reached is not waited for: the rule's policy decides at once.
 func TestOwnerThatCannotBeReached(t *testing.T) {
 	s := newScript(t, 1, 10)

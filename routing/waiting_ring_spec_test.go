@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -31,22 +30,6 @@ func TestWaitingWhileTheRingChanges(t *testing.T) {
 	}
 	if w.advance(s.now.Add(askAgain)); b.said == "" {
 		t.Error("it is to be asked again")
-	}
-}
-
-// This node's leases are the base's: their owner gets no message.
-func TestWhatTheBaseDecides(t *testing.T) {
-	s, a := newPair(t)
-	a.withStore()
-	m := a.core.members["b:1"]
-	m.take(0)
-	w := a.waits("b:1", 1)
-	w.states[0].mine = true
-	if w.one(s.now, 0) || m.take(0) != nil {
-		t.Error("an owner was asked")
-	}
-	if !w.forBase(s.now, 0) {
-		t.Error("the base is to decide")
 	}
 }
 
@@ -108,38 +91,6 @@ func TestSilentOwners(t *testing.T) {
 	never := &link{}
 	if never.silent(5) || (*link)(nil).silent(5) || (*link)(nil).alive(5) {
 		t.Error("nobody has let a request wait")
-	}
-}
-
-// With a store, what is all this node's own is the base's at once; with one ask for
-// another's key, the request waits.
-func TestDecidingWithAStore(t *testing.T) {
-	s, a := newPair(t)
-	b := a.withStore()
-	decides := func(owners ...string) *waiting {
-		b.said = ""
-		asks := make([]ask, len(owners))
-		for i, o := range owners {
-			asks[i] = ask{Rule: s.rule, Key: a.ownedBy(o), Cost: 1}
-		}
-		return a.core.decide(context.Background(), s.now, asks, make([]verdict, len(asks)), newBell)
-	}
-	if w := decides("a:1", "a:1"); w != nil || b.said != "asked 2 within 0s\n" {
-		t.Errorf("its own: waits %v, %q", w != nil, b.said)
-	}
-	if w := decides("a:1", "b:1"); w == nil || b.said != "asked 1 within 0s\n" {
-		t.Errorf("one is another's: waits %v, %q", w != nil, b.said)
-	}
-	if w := decides("b:1"); w == nil || b.said != "" {
-		t.Errorf("another's: waits %v, %q", w != nil, b.said)
-	}
-	b.waiter = &scriptedWaiter{open: true, patience: time.Millisecond}
-	w := decides("a:1", "a:1")
-	if w == nil || len(w.below) != 1 || w.below[0].to != 2 {
-		t.Fatal("the store is waited for")
-	}
-	if !w.advance(s.now) || b.said != "asked 2 within 0s\n" {
-		t.Errorf("it is asked while it is waited for: %q", b.said)
 	}
 }
 

@@ -438,27 +438,3 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 		t.Errorf("decided without a store: its limiter is told %q", b.said)
 	}
 }
-
-// Asks of one request are decided together where that is possible: those before one for
-// another's key, and those after it, each by the base, and each once.
-func TestRunsOfAsks(t *testing.T) {
-	s, a := newPair(t)
-	b := a.withStore()
-	b.verdict = verdict{Source: ratelimit.FromClaim, Charged: 5}
-	m := a.core.members["b:1"]
-	m.take(0)
-	w := a.waits("a:1", 5)
-	w.asks[2].Key = a.ownedBy("b:1")
-	if !w.advance(s.now) || b.said != "asked 2 within 0s\nasked 2 within 0s\n" {
-		t.Errorf("%q", b.said)
-	}
-	for i := range w.states {
-		if w.states[i].decided != (i != 2) {
-			t.Errorf("ask %d is decided %v", i, w.states[i].decided)
-		}
-	}
-	m.replied([]*wire.Reply{{Id: m.take(0).GetAsks()[0].GetId(), Charged: 1}})
-	if w.advance(s.now) || w.verdicts[2].Source != ratelimit.FromOwner || b.said != "asked 2 within 0s\nasked 2 within 0s\n" {
-		t.Errorf("%+v, %q", w.verdicts[2], b.said)
-	}
-}

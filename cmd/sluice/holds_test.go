@@ -122,7 +122,7 @@ func TestHoldsAreNeverOver(t *testing.T) {
 }
 
 // uses is a client that asks any node, and settles at any other, for a while.
-func (r *fleet) uses(value string, client int, length time.Duration, kept *books, killed *atomic.Bool) {
+func (f *fleet) uses(value string, client int, length time.Duration, kept *books, killed *atomic.Bool) {
 	random := rand.New(rand.NewPCG(uint64(client), 5))
 	node := func() int {
 		if killed.Load() {
@@ -133,22 +133,22 @@ func (r *fleet) uses(value string, client int, length time.Duration, kept *books
 	for end := time.Now().Add(length); time.Now().Before(end); {
 		held := 100 + random.IntN(400)
 		cost := min(held, 10+int(10/(0.02+random.Float64())))
-		hold, ok := r.holds(node(), "max", value, held)
+		hold, ok := f.holds(node(), "max", value, held)
 		if !ok {
 			time.Sleep(5 * time.Millisecond)
 			continue
 		}
-		window := heldIn(r, hold)
+		window := heldIn(f, hold)
 		time.Sleep(time.Duration(random.IntN(100)) * time.Millisecond) // the completion
 		switch at := node(); random.IntN(10) {
 		case 0: // it is never told
 			kept.add(window, held)
 		case 1:
-			_ = r.settles(at, "max", value, hold, cost)
-			_ = r.settles(at, "max", value, hold, 0)
+			_ = f.settles(at, "max", value, hold, cost)
+			_ = f.settles(at, "max", value, hold, 0)
 			kept.add(window, cost)
 		default:
-			_ = r.settles(at, "max", value, hold, cost)
+			_ = f.settles(at, "max", value, hold, cost)
 			kept.add(window, cost)
 		}
 	}
@@ -188,17 +188,17 @@ func TestHoldsAtOnce(t *testing.T) {
 
 // atOnce has clients ask in rounds until all are refused five times: a node that has refused asks again a moment later. It returns what was used, and how many were in
 // flight at once, at most.
-func (r *fleet) atOnce(clients int, key, value string, cost int) (used, most int) {
+func (f *fleet) atOnce(clients int, key, value string, cost int) (used, most int) {
 	for refusals := 0; refusals < 5; {
 		var all sync.WaitGroup
 		var inFlight atomic.Int64
 		for i := range clients {
 			all.Go(func() {
-				if hold, ok := r.holds(i%3, key, value, 0); ok {
+				if hold, ok := f.holds(i%3, key, value, 0); ok {
 					inFlight.Add(1)
 					time.Sleep(50 * time.Millisecond) // the completion
-					if err := r.settles((i+1)%3, key, value, hold, cost); err != nil {
-						r.Error(err)
+					if err := f.settles((i+1)%3, key, value, hold, cost); err != nil {
+						f.Error(err)
 					}
 				}
 			})

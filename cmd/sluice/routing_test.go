@@ -36,9 +36,9 @@ func withAndWithout(t *testing.T, test func(*testing.T, storeServer)) {
 }
 
 // late is how many requests their owners did not answer in time so far.
-func (r *fleet) late() int64 {
-	total := r.fallbacks()
-	for _, n := range r.nodes {
+func (f *fleet) late() int64 {
+	total := f.fallbacks()
+	for _, n := range f.nodes {
 		total += int64(n.metric(`sluice_peer_asks_total{what="leased_instead"}`))
 	}
 	return total
