@@ -247,3 +247,34 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 		}
 	}
 }
+
+// Parcels to one life of a node do not reach the next one. Their accounts are here again, and the walk finds
+// their owners.
+func TestAnotherLifeHasNoAccounts(t *testing.T) {
+	for _, how := range []string{"it greets", "the way opens"} {
+		s, a := newPair(t)
+		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+		a.has(key)
+		c.mu.Lock()
+		c.send(s.now, m, key)
+		c.unlock()
+		w := &wakes{hands: c.hands}
+		c.hands = w
+		h := &wire.Hello{Version: version, Addr: "b:1", Weight: weight, Incarnation: m.incarnation, Changes: m.changes}
+		introduces := func() {
+			if how == "it greets" {
+				c.greeted(s.now, h)
+			} else {
+				c.opened(s.now, m, h)
+			}
+		}
+		if introduces(); c.local.Has(key) || len(c.mover.underway) != 1 {
+			t.Errorf("%s: it is the same life, and what was sent to it is here again", how)
+		}
+		h.Incarnation++
+		before := w.n
+		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || c.mover.left == 0 || w.n == before {
+			t.Errorf("%s: the account is here %v, on its way %d, parts to walk through %d", how, c.local.Has(key), len(c.mover.underway), c.mover.left)
+		}
+	}
+}
