@@ -143,6 +143,9 @@ func (s *keeperScript) do(line string) string {
 		return "due: " + applied(s.applies())
 	case "leave":
 		left, ok := s.Leaving(Confirmed(a.has("clean")))
+		if ok && (left.Holder != 7 || left.valid() != nil) {
+			s.Errorf("it leaves with %+v", left)
+		}
 		return "leave: " + applied(left, ok)
 	case "share":
 		rule := s.rule
