@@ -26,9 +26,8 @@ func reserved(r *ratelimit.Rule) {
 	r.Coordination.MaxNodes, r.Coordination.Lease.Reserve = 7, ratelimit.Share{PPM: 10_000}
 }
 
-// What a message says of a rule is what the rule says, as far as its owner must know: its mode (under mode routing,
-// reclaim: eager never credits an owner's lease), ceiling, debt, billing period by name, and reserve with its name, for
-// the owner has a share of that by its own rules.
+// A message has the parts of a rule that its owner decides by. Under mode routing, reclaim: eager never credits an
+// owner's lease. A reserve travels with its name, because the owner has a share of it by its own rules.
 func TestRulesTravel(t *testing.T) {
 	rows := map[string]func(*ratelimit.Rule){
 		"a ceiling": func(r *ratelimit.Rule) { r.Limit.Ceiling = 5000 }, // the owner reads overrides up to it

@@ -180,7 +180,7 @@ func blanket(rule typev3.RateLimitStrategy_BlanketRule) action {
 	}, durationpb.New(anHour))
 }
 
-// script is what a quirk does, with steps like "1s deny and lease 8": at an instant since the bucket's subscription,
+// script is one quirk. A step like "1s deny and lease 8" begins with its time since the bucket's subscription. Then
 // actions are sent in one message, or requests are made.
 type script struct{ name, tier, steps string }
 

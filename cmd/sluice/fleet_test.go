@@ -61,7 +61,7 @@ descriptors:
   - {key: brief, coordination: {on_store_failure: closed, lease: {ttl: 300ms, size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
 `
 
-// newFleet starts so many nodes, and waits until they are healthy and know of each other.
+// newFleet starts so many nodes, and waits until they are healthy, and in the ring.
 func newFleet(t *testing.T, nodes int, with setup) *fleet {
 	t.Helper()
 	f := &fleet{T: t, setup: with, file: filepath.Join(t.TempDir(), "rules.yaml")}
@@ -155,7 +155,7 @@ func asking(descriptors ...*common.RateLimitDescriptor) *rls.RateLimitRequest {
 	return &rls.RateLimitRequest{Domain: "d", Descriptors: descriptors}
 }
 
-// request asks for one hit of one key.
+// request has one hit of one key.
 func request(key, value string) *rls.RateLimitRequest { return asking(descriptor(1, key, value)) }
 
 // send asks a node, and waits for ten seconds at most.
