@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -202,39 +203,24 @@ func TestTiers(t *testing.T) {
 		}
 	}
 	s := serve(t, []string{"ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
-	limitOf := func(entries ...[2]string) string {
+	limitOf := func(entries string) string { // the code, and the limit in force
 		t.Helper()
-		var all []map[string]string
-		for _, e := range entries {
-			all = append(all, map[string]string{"key": e[0], "value": e[1]})
+		answer := s.overJSON()(parseRequest(t, "domain=edge | "+entries))
+		m := regexp.MustCompile(`^(\w+) \[\w+ (\d+)/`).FindStringSubmatch(answer)
+		if m == nil {
+			t.Fatalf("%s is answered %s", entries, answer)
 		}
-		body, err := json.Marshal(map[string]any{"domain": "edge", "descriptors": []any{map[string]any{"entries": all}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(string(body)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Body.Close()
-		var answer struct {
-			OverallCode string
-			Statuses    []struct{ CurrentLimit struct{ RequestsPerUnit int } }
-		}
-		if err := json.NewDecoder(r.Body).Decode(&answer); err != nil || len(answer.Statuses) != 1 {
-			t.Fatalf("%s: %+v %v", body, answer, err)
-		}
-		return fmt.Sprint(answer.OverallCode, " ", answer.Statuses[0].CurrentLimit.RequestsPerUnit)
+		return m[1] + " " + m[2]
 	}
-	tier := func(name string) string { return limitOf([2]string{"tier", name}, [2]string{"api_key", "ann"}) }
+	tier := func(name string) string { return limitOf("tier=" + name + ",api_key=ann") }
 	if got := tier("free") + ", " + tier("pro") + ", " + tier("enterprise"); got != "OK 60, OK 6000, OK 60000" {
 		t.Errorf("the tiers are answered %s", got)
 	}
 	s.may("set", "9000", "edge", "tier=pro", "api_key=ann")
 	s.may("set", "500", "edge", "api_key=bob")
 	s.may("set", "10", "edge", "partner=acme")
-	for want, entry := range map[string][2]string{
-		"OK 500": {"api_key", "bob"}, "OK 60": {"api_key", "eve"}, "OK 10": {"partner", "acme"}, "OVER_LIMIT 0": {"partner", "stranger"},
+	for want, entry := range map[string]string{
+		"OK 500": "api_key=bob", "OK 60": "api_key=eve", "OK 10": "partner=acme", "OVER_LIMIT 0": "partner=stranger",
 	} {
 		if got := limitOf(entry); got != want {
 			t.Errorf("%v is answered %s, must be %s", entry, got, want)

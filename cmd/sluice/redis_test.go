@@ -1,15 +1,12 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
@@ -138,47 +135,33 @@ descriptors:
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
 `)
 	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s"}, "--config", rules, "--log-level=warn")
-	client := rls.NewRateLimitServiceClient(s.dial())
-	ask := func(keys ...string) []*rls.RateLimitResponse_DescriptorStatus {
-		t.Helper()
-		q := asking()
-		for _, k := range keys {
-			q.Descriptors = append(q.Descriptors, request(k, "x").Descriptors...)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		r, err := client.ShouldRateLimit(ctx, q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.Statuses
+	ask := func(descriptors string) string {
+		return codesOf(s.overGRPC()(parseRequest(t, "domain=d | "+descriptors)))
 	}
 	claims := func(s *redistest.Server) int {
 		return s.Commands("evalsha") + s.Commands("eval") + s.Commands("hincrby")
 	}
 	s.untilHealthy()
 	before, briefly := claims(usual), claims(brief) // both have been asked whose data they have
-	ask("often")
+	ask("often=x")
 	if claims(usual) != before || claims(brief) == briefly {
 		t.Errorf("a limit for a second: %d claims in the first Redis, %d in the other", claims(usual)-before, claims(brief)-briefly)
 	}
 	for i := range 7 {
-		statuses := ask("five", "often", "five")
-		first, often, last := statuses[0], statuses[1], statuses[2]
-		if got, want := [3]rls.RateLimitResponse_Code{first.Code, often.Code, last.Code}, [3]rls.RateLimitResponse_Code{over(2*i >= 5), over(false), over(2*i+1 >= 5)}; got != want {
-			t.Errorf("request %d: %v, want %v", i, got, want)
+		got, want := ask("five=x; often=x; five=x"), "OK [OK 5/YEAR] [OK 100000/SECOND] [OK 5/YEAR]"
+		switch {
+		case 2*i >= 5:
+			want = "OVER_LIMIT [OVER_LIMIT 5/YEAR] [OK 100000/SECOND] [OVER_LIMIT 5/YEAR]"
+		case 2*i+1 >= 5:
+			want = "OVER_LIMIT [OK 5/YEAR] [OK 100000/SECOND] [OVER_LIMIT 5/YEAR]"
+		}
+		if got != want {
+			t.Errorf("request %d: %s, want %s", i, got, want)
 		}
 	}
 	if claims(usual) == before {
 		t.Error("the first Redis was not asked")
 	}
-}
-
-func over(yes bool) rls.RateLimitResponse_Code {
-	if yes {
-		return rls.RateLimitResponse_OVER_LIMIT
-	}
-	return rls.RateLimitResponse_OK
 }
 
 func TestBadPerSecond(t *testing.T) {
