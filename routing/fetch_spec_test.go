@@ -368,3 +368,27 @@ func TestReceiptLetsTheNextGo(t *testing.T) {
 		t.Error("woken, and nothing is to be sent")
 	}
 }
+
+// So many accounts are looked for at a time. A search under another view ends, and is begun again.
+func TestMostFetches(t *testing.T) {
+	_, a := newPair(t)
+	c := a.core
+	a.mayHave("b:1")
+	waits := make(bell, 1)
+	f := c.fetch(keyOf(1), waits)
+	next := &view{ring: f.view.ring, print: f.view.print, mine: true}
+	c.view.Store(next)
+	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {
+		t.Errorf("under another view: the first %v, the second %v", f.state, again.state)
+	}
+	for i := len(c.fetches); i < maxFetches; i++ {
+		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
+	}
+	if c.fetch(keyOf(0), nil) != nil {
+		t.Error("there are too many")
+	}
+	delete(c.fetches, string(keyOf(maxFetches)))
+	if c.fetch(keyOf(0), nil) == nil {
+		t.Error("one more may be looked for")
+	}
+}

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -111,5 +112,37 @@ func TestOwnerThatWasFound(t *testing.T) {
 		if !final && (!open || len(asks) != 1 || !asks[0].GetHeld()) {
 			t.Errorf("this node's: open %v, sent %v", open, asks)
 		}
+	}
+}
+
+// With a store, what is all this node's own is the base's at once; with one ask for
+// another's key, the request waits.
+func TestDecidingWithAStore(t *testing.T) {
+	s, a := newPair(t)
+	b := a.withStore()
+	decides := func(owners ...string) *waiting {
+		b.said = ""
+		asks := make([]ask, len(owners))
+		for i, o := range owners {
+			asks[i] = ask{Rule: s.rule, Key: a.ownedBy(o), Cost: 1}
+		}
+		return a.core.decide(context.Background(), s.now, asks, make([]verdict, len(asks)), newBell)
+	}
+	if w := decides("a:1", "a:1"); w != nil || b.said != "asked 2 within 0s\n" {
+		t.Errorf("its own: waits %v, %q", w != nil, b.said)
+	}
+	if w := decides("a:1", "b:1"); w == nil || b.said != "asked 1 within 0s\n" {
+		t.Errorf("one is another's: waits %v, %q", w != nil, b.said)
+	}
+	if w := decides("b:1"); w == nil || b.said != "" {
+		t.Errorf("another's: waits %v, %q", w != nil, b.said)
+	}
+	b.waiter = &scriptedWaiter{open: true, patience: time.Millisecond}
+	w := decides("a:1", "a:1")
+	if w == nil || len(w.below) != 1 || w.below[0].to != 2 {
+		t.Fatal("the store is waited for")
+	}
+	if !w.advance(s.now) || b.said != "asked 2 within 0s\n" {
+		t.Errorf("it is asked while it is waited for: %q", b.said)
 	}
 }
