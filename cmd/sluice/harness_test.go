@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	goflag "flag" // flag is a function here
 	"fmt"
@@ -49,9 +48,26 @@ type sluice struct {
 	*testing.T
 	cmd              *exec.Cmd
 	http, rpc, debug string
-	mu               sync.Mutex
-	output           bytes.Buffer // guarded by mu
+	output           lines
 	exited           chan error
+}
+
+// lines collects a log.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder // guarded by mu
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 // commandTime is longer than any test takes on a busy machine, without a flag that makes it long: a command that hangs
@@ -91,15 +107,15 @@ func start(t *testing.T, cmd *exec.Cmd) *sluice {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.cmd.Stderr = s
+	s.cmd.Stderr = &s.output
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.cmd.Process.Kill() })
-	lines := bufio.NewReader(out)
-	line, err := lines.ReadString('\n')
+	first := bufio.NewReader(out)
+	line, err := first.ReadString('\n')
 	go func() {
-		_, _ = io.Copy(s, lines)
+		_, _ = io.Copy(&s.output, first)
 		s.exited <- s.cmd.Wait()
 	}()
 	m := announced.FindStringSubmatch(line)
@@ -110,17 +126,7 @@ func start(t *testing.T, cmd *exec.Cmd) *sluice {
 	return s
 }
 
-func (s *sluice) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.output.Write(p)
-}
-
-func (s *sluice) log() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.output.String()
-}
+func (s *sluice) log() string { return s.output.String() }
 
 func (s *sluice) get(url string) (int, string) {
 	s.Helper()

@@ -245,21 +245,3 @@ func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
 	}
 	t.Fatal("the account was not evicted")
 }
-
-// lines collects a log.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
