@@ -6,7 +6,6 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -201,15 +200,6 @@ func TestParcelsThatAreToGo(t *testing.T) {
 	if woken != 1 || len(m.out.sealed) != 1 {
 		t.Errorf("a parcel is full, and whoever sends it was woken %d times", woken)
 	}
-}
-
-// accounts is how many accounts a node has.
-func (n *scriptNode) accounts() (all int) {
-	for part := range n.local.Parts() {
-		for v := (leasing.Visit{Part: part}); !n.local.Visit(&v, func([]byte) { all++ }); {
-		}
-	}
-	return all
 }
 
 // A leaving node continues its handover while its heir gets 10,000 requests for other keys a second, each of
