@@ -73,7 +73,7 @@ test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says fir
 
 valkey: ## the tests of the ledger, of fleets and of settings once more, with the valkey-server on the PATH
 	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./leasing/... ./cmd/sluice/store ./bench/sim
-	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./cmd/sluice -run 'Redis|Fleet|Seat|Startup|HostileStore|HostileReplies|Audit'
+	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./cmd/sluice -run 'Redis|Fleet|Startup|HostileReplies|HostileEviction|Audit'
 
 check: ## formatting, vet and linters
 	@test -z "$$($(TOOL) gofumpt -l .)" || { echo "not formatted (make format):"; $(TOOL) gofumpt -l .; exit 1; }

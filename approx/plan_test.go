@@ -324,19 +324,3 @@ func TestReservesAreDividedBySeats(t *testing.T) {
 		t.Errorf("a rule without a reserve wants %d seats", p.Seats())
 	}
 }
-
-// Who found all seats taken applies again after a while; who has other rules, or has given one up, at once.
-func TestSeatlessNodeWaits(t *testing.T) {
-	s := newKeeperScript(t)
-	s.sits(none, 0)
-	s.waits("all seats are taken")
-	s.passes(seatless - time.Millisecond)
-	s.waits("nor have they become free in a moment")
-	s.passes(time.Millisecond)
-	s.applies()
-	s.sits(none, 0)
-	wide := *s.rule
-	wide.Path = "q"
-	s.plan = NewPlan([]*ratelimit.Rule{s.rule, &wide})
-	s.applies()
-}

@@ -3,9 +3,12 @@ package approx
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -53,13 +56,10 @@ func (c *memoryCell) Save(_ context.Context, version uint64, data []byte) (bool,
 
 const hallTTL = 10 * time.Second
 
-// sits applies for a holder that has the tenancy now.
-func (h *hall) sits(who ratelimit.Holder, now Tenancy, change func(*Application)) Tenancy {
+// sits applies at both.
+func (h *hall) sits(a Application) Tenancy {
 	h.Helper()
-	a := Application{Holder: who, Seats: h.seats, TTL: hallTTL, Now: now, Plan: 1}
-	if change != nil {
-		change(&a)
-	}
+	a.Seats, a.TTL = h.seats, hallTTL
 	m, err := h.memory.Sit(context.Background(), a)
 	r, err2 := h.stored.Sit(context.Background(), a)
 	if err != nil || err2 != nil || m != r {
@@ -68,214 +68,87 @@ func (h *hall) sits(who ratelimit.Holder, now Tenancy, change func(*Application)
 	return m
 }
 
-func (h *hall) leaves(who ratelimit.Holder, now Tenancy, clean bool) {
-	h.Helper()
-	h.sits(who, now, func(a *Application) { a.Leave, a.Clean = true, clean })
-}
-
-func (h *hall) passes(d time.Duration) { h.now = h.now.Add(d) }
-
 func (h *hall) forgets() {
 	h.memory.Forget()
 	h.cell.data, h.cell.version = nil, 0
 }
 
-func (h *hall) expect(what string, got Tenancy, seat int, taint ratelimit.LedgerTime) {
+// do plays a line of a script, and returns what a holder is answered.
+func (h *hall) do(line string, had map[string]Tenancy) string {
 	h.Helper()
-	if got.Seat != seat || got.Taint != taint {
-		h.Errorf("%s: seat %d with taint %d, and it should be seat %d with taint %d", what, got.Seat, got.Taint, seat, taint)
+	words := strings.Fields(line)
+	switch words[0] {
+	case "pass":
+		h.now = h.now.Add(duration(words[1]))
+		return ""
+	case "seats":
+		h.seats = int(words[1][0] - '0')
+		return ""
+	case "forget":
+		h.forgets()
+		return ""
 	}
-}
-
-// A seat is its tenant's until its time is over, to the microsecond. From then
-// on it is another's, tainted by that instant: until then its tenant may have
-// spent. Who comes back with the old fence gets no seat that is taken.
-func TestSeatOfACrashedTenant(t *testing.T) {
-	h := newHall(t, 1)
-	first := h.sits(1, none, nil)
-	h.expect("nobody has sat here", first, 0, 0)
-	end := h.now.Add(hallTTL)
-	h.passes(hallTTL - time.Microsecond)
-	h.expect("its time is not over", h.sits(2, none, nil), -1, 0)
-	h.passes(time.Microsecond)
-	second := h.sits(2, none, nil)
-	h.expect("its time is over", second, 0, end)
-	if second.Fence <= first.Fence {
-		t.Errorf("fence %d after %d", second.Fence, first.Fence)
+	who := words[0]
+	a := Application{Holder: ratelimit.Holder(who[0] - '0'), Leave: words[1] == "leaves", Plan: 1, Now: none}
+	if words[1] != "sits" {
+		a.Now = had[who]
 	}
-	h.expect("it is another's", h.sits(1, first, nil), -1, 0)
-	h.leaves(1, first, false) // which it has no more
-	h.expect("it is the second's still", h.sits(2, second, nil), 0, end)
-	if again := h.sits(2, Tenancy{Seat: 0, Fence: second.Fence - 1}, nil); again.Seat != -1 {
-		t.Errorf("with a fence that is not its own, %+v", again)
-	}
-}
-
-// A tenant that renews late, but before anybody else has come, goes on.
-func TestSeatRenewedLate(t *testing.T) {
-	h := newHall(t, 1)
-	first := h.sits(1, none, nil)
-	h.passes(2 * hallTTL)
-	if again := h.sits(1, first, nil); again != first {
-		t.Errorf("%+v, was %+v", again, first)
-	}
-	h.passes(hallTTL - time.Microsecond)
-	h.expect("it is renewed", h.sits(2, none, nil), -1, 0)
-}
-
-// A seat that was given up with all its spending confirmed is as it was before;
-// otherwise it is tainted by now.
-func TestSeatGivenUp(t *testing.T) {
-	h := newHall(t, 1)
-	a := h.sits(1, none, nil)
-	h.passes(time.Second)
-	h.leaves(1, a, true)
-	b := h.sits(2, none, nil)
-	h.expect("given up cleanly", b, 0, 0)
-	h.passes(time.Second)
-	left := h.now
-	h.leaves(2, b, false)
-	h.passes(time.Second)
-	c := h.sits(3, none, nil)
-	h.expect("not cleanly", c, 0, left)
-	h.leaves(3, c, true)
-	h.expect("cleanly, of one that was tainted", h.sits(4, none, nil), 0, left)
-}
-
-// An applicant gets the seat with the lowest taint, the first of these.
-func TestLeastTaintedSeatIsTaken(t *testing.T) {
-	h := newHall(t, 3)
-	a, b := h.sits(1, none, nil), h.sits(2, none, nil)
-	h.passes(time.Second)
-	h.leaves(2, b, false)
-	h.passes(time.Second)
-	h.leaves(1, a, false)
-	c := h.sits(3, none, nil)
-	h.expect("nobody has sat there", c, 2, 0)
-	h.expect("the second's, who left first", h.sits(4, none, nil), 1, epoch.Add(time.Second))
-}
-
-// A ledger of seats that has lost its data accepts its tenants' statements. Each stays in its seat, with its
-// fence, its taint, and the plans of others that it has read. Fences continue from there, at any time.
-func TestSeatsAreRemembered(t *testing.T) {
-	h := newHall(t, 2)
-	a := h.sits(1, none, nil)
-	h.leaves(1, a, false)
-	h.sits(9, none, nil)
-	a = h.sits(1, none, nil)
-	h.expect("tainted", a, 0, epoch)
-	h.forgets()
-	h.passes(time.Second)
-	if again := h.sits(1, a, nil); again != a {
-		t.Errorf("it comes back as %+v, and was %+v", again, a)
-	}
-	h.forgets()
-	ahead := a
-	ahead.Fence += 1_000_000_000_000
-	if again := h.sits(1, ahead, nil); again.Fence != ahead.Fence {
-		t.Errorf("%+v, was %+v", again, ahead)
-	}
-	if b := h.sits(2, none, nil); b.Fence != ahead.Fence+1 {
-		t.Errorf("fence %d after %d", b.Fence, ahead.Fence)
-	}
-}
-
-// When there are fewer seats, a tenant beyond them loses its seat at the next application. The seat expires
-// by time, because its tenant may not read that. A tenant that leaves gives it up.
-func TestFewerSeats(t *testing.T) {
-	h := newHall(t, 2)
-	h.sits(1, none, nil)
-	b := h.sits(2, none, nil)
-	h.seats = 1
-	h.expect("there is one seat, and it is taken", h.sits(2, b, nil), -1, 0)
-	h.seats = 2
-	h.expect("it has its seat still", h.sits(2, b, nil), 1, 0)
-	h.seats = 1
-	h.passes(time.Second)
-	h.leaves(2, b, false)
-	h.seats = 2
-	h.expect("it has left", h.sits(3, none, nil), 1, epoch.Add(time.Second))
-}
-
-// All are agreed when every tenant has the same plan: since when the last of the
-// others can have spent under another. A tenant whose time is over has no say,
-// but until then it had.
-func TestTenantsAgree(t *testing.T) {
-	h := newHall(t, 3)
-	plan := func(n uint64) func(*Application) { return func(a *Application) { a.Plan = n } }
-	expect := func(got Tenancy, agreed bool, since ratelimit.LedgerTime) {
-		t.Helper()
-		if got.Agreed != agreed || got.Since != since {
-			t.Errorf("agreed %v since %d, and it should be %v since %d", got.Agreed, got.Since, agreed, since)
+	for _, word := range words[2:] {
+		switch name, value, _ := strings.Cut(word, "="); name {
+		case "clean":
+			a.Clean = true
+		case "as":
+			a.Now = had[value]
+		case "plan":
+			a.Plan = uint64(value[0] - '0')
+		case "seat":
+			a.Now.Seat = int(value[0] - '0')
+		case "since":
+			a.Now.Since = epoch.Add(duration(value))
+		case "fence": // a negative one is relative, and 0s is none
+			switch d := duration(value); {
+			case d < 0:
+				a.Now.Fence -= ratelimit.Fence(-d / time.Microsecond)
+			case d > 0:
+				a.Now.Fence = ratelimit.Fence(epoch.Add(d))
+			default:
+				a.Now.Fence = 0
+			}
+		default:
+			h.Fatalf("%s: %s?", line, word)
 		}
 	}
-	a := h.sits(1, none, plan(1))
-	expect(a, true, 0)
-	b := h.sits(2, none, plan(1))
-	expect(b, true, 0)
-	h.passes(time.Second)
-	expect(h.sits(1, a, plan(2)), false, epoch.Add(time.Second))
-	h.passes(time.Second)
-	expect(h.sits(2, b, plan(2)), true, epoch.Add(2*time.Second))
-	h.passes(time.Second)
-	expect(h.sits(1, a, plan(2)), true, epoch.Add(2*time.Second)) // not since it renewed
-	h.sits(3, none, plan(1))
-	expect(h.sits(1, a, plan(2)), false, epoch.Add(2*time.Second))
-	h.passes(hallTTL) // at 13 s, the third is silent
-	expect(h.sits(1, a, plan(2)), true, epoch.Add(3*time.Second+hallTTL))
+	got := h.sits(a)
+	if got.Seat < 0 {
+		return who + ": no seat\n"
+	}
+	had[who] = got
+	text := fmt.Sprintf("%s: seat %d, fence %v", who, got.Seat, since(ratelimit.LedgerTime(got.Fence)))
+	if got.Taint != 0 {
+		text += fmt.Sprintf(", tainted at %v", since(got.Taint))
+	}
+	switch {
+	case !got.Agreed:
+		text += ", not agreed"
+	case got.Since != 0:
+		text += fmt.Sprintf(", agreed since %v", since(got.Since))
+	}
+	return text + "\n"
 }
 
-// A seat belongs to its holder, and not to a fence alone; nor does a seat without a fence count. Also after a
-// loss, a tenant of a removed seat gets another.
-func TestSeatIsItsHolders(t *testing.T) {
-	h := newHall(t, 2)
-	a := h.sits(1, none, nil)
-	if b := h.sits(2, a, nil); b.Seat == a.Seat {
-		t.Errorf("another came with the fence of seat 0 and sits there: %+v", b)
-	}
-	h.leaves(2, a, false)
-	h.expect("another cannot give it up", h.sits(1, a, nil), 0, 0)
-	h.forgets()
-	if z := h.sits(3, Tenancy{}, nil); z.Fence == 0 || z.Seat != 0 {
-		t.Errorf("%+v was given to who had none", z)
-	}
-	h.forgets()
-	h.seats = 1
-	if c := h.sits(4, Tenancy{Seat: 1, Fence: 9}, nil); c.Seat != 0 {
-		t.Errorf("there is only seat 0, and it sits on %d", c.Seat)
-	}
-}
+// since is a time as scripts say it.
+func since(at ratelimit.LedgerTime) time.Duration { return time.Duration(at-epoch) * time.Microsecond }
 
-// A tenant that comes back after a loss does not take fences back: another may
-// have brought a higher one before.
-func TestLastFenceStays(t *testing.T) {
-	h := newHall(t, 3)
-	high := ratelimit.Fence(h.now) + 1_000_000_000_000
-	h.sits(1, Tenancy{Seat: 0, Fence: high}, nil)
-	h.sits(2, Tenancy{Seat: 1, Fence: high - 5}, nil)
-	if c := h.sits(3, none, nil); c.Fence != high+1 {
-		t.Errorf("fence %d after %d", c.Fence, high)
-	}
-}
-
-// A lost tenant returns with its taint, unless that is in the future of the ledger's clock, which may have
-// been set back as well.
-func TestSeatComesBackByAnotherClock(t *testing.T) {
-	h := newHall(t, 1)
-	h.sits(1, none, nil)
-	h.passes(time.Hour)
-	second := h.sits(2, none, nil)
-	second.Since = h.now
-	h.forgets()
-	h.passes(-10 * time.Minute)
-	h.expect("its taint is half an hour old", h.sits(2, second, nil), 0, second.Taint)
-	h.forgets()
-	h.passes(-2 * time.Hour)
-	back := h.sits(2, second, nil)
-	h.expect("its taint is to come", back, 0, h.now)
-	if back.Since != h.now {
-		t.Errorf("since %d, and it is %d", back.Since, h.now)
-	}
+// The scripts of testdata/seats say who gets which seat, of seats in memory and in a record.
+func TestSeatScripts(t *testing.T) {
+	datadriven.RunTest(t, "testdata/seats", func(t *testing.T, d *datadriven.TestData) (said string) {
+		h, had := newHall(t, 0), map[string]Tenancy{}
+		d.ScanArgs(t, "seats", &h.seats)
+		for line := range strings.Lines(d.Input) {
+			said += h.do(line, had)
+		}
+		return said
+	})
 }
 
 // A record that is not this release's is left as it is, and the error says what to do.
@@ -320,16 +193,5 @@ func TestSeatsAreNotTakenTwice(t *testing.T) {
 	if got, err = h.stored.Sit(t.Context(), Application{Holder: 3, Seats: 2, TTL: hallTTL, Now: got, Plan: 1}); !errors.Is(err, errBusy) ||
 		got.Seat >= 0 || tries != savesMost {
 		t.Errorf("%+v %v after %d tries", got, err, tries)
-	}
-}
-
-// A tenant that gives up a lost seat has none afterwards, and another may take it.
-func TestForgottenSeatGivenUp(t *testing.T) {
-	h := newHall(t, 1)
-	first := h.sits(1, none, nil)
-	h.forgets()
-	h.leaves(1, first, false)
-	if next := h.sits(2, none, nil); next.Seat != 0 {
-		t.Errorf("the one seat was given up, and another gets %+v", next)
 	}
 }

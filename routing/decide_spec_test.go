@@ -2,12 +2,10 @@ package routing
 
 import (
 	"context"
-	"math"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -90,6 +88,21 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 	}
 }
 
+// A peer says by which limit it has decided, if that is an override.
+func TestVerdictHasTheLimitInForce(t *testing.T) {
+	a := &ask{Rule: routed(1000), Cost: 1}
+	a.Rule.Limit.Ceiling = 5000
+	for _, x := range []struct {
+		override *wire.Override
+		taken    bool
+	}{{&wire.Override{Requests: 7}, true}, {&wire.Override{Requests: -1}, false}, {&wire.Override{Burst: int64(ratelimit.MaxLimit) + 1}, false}} {
+		v, ok := verdictOf(a, &call{reply: &wire.Reply{Status: answered, Override: x.override}})
+		if ok != x.taken || ok && (v.Limit == nil || v.Limit.Requests != 7) {
+			t.Errorf("of the limit %v the verdict is %+v, %v", x.override, v, ok)
+		}
+	}
+}
+
 // What a peer says is taken where it can be meant.
 func TestVerdictOfAPeer(t *testing.T) {
 	s := newScript(t, 1, 10)
@@ -117,33 +130,6 @@ func TestVerdictOfAPeer(t *testing.T) {
 	}
 	if _, ok, moved := c.read(s.now, &a, &call{err: errPeerGone}); ok || moved {
 		t.Error("nobody has answered")
-	}
-}
-
-// An owner's reply counts within bounds.
-func TestRepliesWithinBounds(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1")
-	c := s.nodes["a:1"].core
-	a := ask{Rule: s.rule, Key: keyOf(1), Cost: 5}
-	for _, x := range []struct {
-		reply *wire.Reply
-		ok    bool
-	}{
-		{&wire.Reply{Charged: 5, Remaining: moved.MostTokens, Window: 0}, true},
-		{&wire.Reply{Charged: 6}, false},
-		{&wire.Reply{Remaining: moved.MostTokens + 1}, false},
-		{&wire.Reply{Window: -1}, false},
-		{&wire.Reply{Remaining: -1}, true}, // nothing
-		{&wire.Reply{Charged: -1}, false},
-		{&wire.Reply{Charged: 2, Debt: 3}, true},
-		{&wire.Reply{Charged: 2, Debt: 4}, false},
-		{&wire.Reply{Debt: math.MinInt64}, false},
-	} {
-		x.reply.Status = answered
-		if v, ok, _ := c.read(s.now, &a, &call{reply: x.reply}); ok != x.ok || v.Charged < 0 || v.Remaining < 0 {
-			t.Errorf("%v is taken for %+v, %v", x.reply, v, ok)
-		}
 	}
 }
 

@@ -77,22 +77,6 @@ func TestWhereAnAccountIs(t *testing.T) {
 	}
 }
 
-// A node that has left the ring takes nothing in any more: what it has not, it
-// never will, whatever ring the other sees.
-func TestWhereAnAccountIsAfterLeaving(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	a.Leave(func() {})
-	s.until("it has left", func() bool { return !a.core.view.Load().mine })
-	v := a.core.view.Load()
-	for _, ring := range []uint64{v.print, v.print + 1} {
-		if got := a.core.asked(s.now, "b:1", &wire.Fetch{Key: a.ownedBy("b:1"), Ring: ring}); got != wire.Found_NONE {
-			t.Errorf("it says %v", got)
-		}
-	}
-}
-
 // What is made of the answers: a key is new when all have said that they have
 // none, and not before; one owner decides; everything else is asked again. Who
 // sees another ring for longer than others need to see it counts no more.
@@ -223,30 +207,6 @@ func TestAnswersBeforeAParcel(t *testing.T) {
 	}
 }
 
-// A broken way is no answer.
-func TestAFetchWhoseWayBreaks(t *testing.T) {
-	_, a := newPair(t)
-	core := a.core
-	f := &fetch{key: string(keyOf(1)), view: core.view.Load(), open: 1}
-	m := core.members["b:1"]
-	core.mu.Lock()
-	core.ask(f, m)
-	core.unlock()
-	m.take(0)
-	core.closed(m)
-	if f.state != fetchAgain {
-		t.Errorf("the fetch is %v: nobody has said that there is none", f.state)
-	}
-	f = &fetch{key: string(keyOf(1)), view: core.view.Load(), open: 1}
-	core.mu.Lock()
-	core.ask(f, m) // there is no way yet
-	core.answeredFetch(f)
-	core.unlock()
-	if f.state != fetchAgain {
-		t.Errorf("the fetch is %v: nobody was asked", f.state)
-	}
-}
-
 // A leaving node decides until all others have read its departure, so that each request finds a node. It does
 // not wait for ever for a silent one.
 func TestLeavingNodeTellsFirst(t *testing.T) {
@@ -303,42 +263,6 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 	}
 }
 
-// A fetch asks those who may have the account, and only them; the one under another
-// view ends, and is begun again. There are so many at a time.
-func TestFetchesAsk(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	c := s.nodes["a:1"].core
-	b := c.members["b:1"]
-	b.take(0)
-	c.members["c:1"].take(0)
-	b.done = 0 // it may have some, and the other has said that it has not
-	waits := make(bell, 1)
-	f := c.fetch(keyOf(1), waits)
-	if f.open != 1 || c.looking.Load() != 1 || c.fetches[string(keyOf(1))] != f || c.members["c:1"].take(0) != nil {
-		t.Fatalf("%+v", f)
-	}
-	if asks := b.take(0).GetFetches(); len(asks) != 1 || asks[0].GetRing() != f.view.print || string(asks[0].GetKey()) != string(keyOf(1)) {
-		t.Errorf("it is asked %v", asks)
-	}
-	next := &view{ring: f.view.ring, print: f.view.print, mine: true}
-	c.view.Store(next)
-	again := c.fetch(keyOf(1), make(bell, 1))
-	if again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next || again.state != fetching || c.looking.Load() != 1 {
-		t.Errorf("under another view: the first %v, the second %v, %d in all", f.state, again.state, c.looking.Load())
-	}
-	for i := len(c.fetches); i < maxFetches; i++ {
-		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
-	}
-	if c.fetch(keyOf(0), nil) != nil {
-		t.Error("there are too many")
-	}
-	delete(c.fetches, string(keyOf(maxFetches)))
-	if c.fetch(keyOf(0), nil) == nil {
-		t.Error("one more may be looked for")
-	}
-}
-
 // Who cannot be asked may still have it: the key is looked for again.
 func TestFetchOfWhoCannotBeAsked(t *testing.T) {
 	for _, x := range []struct {
@@ -381,76 +305,6 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 		if got := c.asked(s.now, "b:1", asks); got != wire.Found_COMING || !m.out.urgent || c.local.Has(key) {
 			t.Errorf("it says %v, and it is to go at once: %v", got, m.out.urgent)
 		}
-	}
-}
-
-// A fetched account is sent although the walk waits for room. If it has ended since, it is not announced.
-func TestAskedForBesideTheWalk(t *testing.T) {
-	s, a := newPair(t)
-	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-	a.has(key)
-	for range walkedAtOnce {
-		m.out.fullParcel()
-	}
-	for m.take(0) != nil {
-	}
-	if got := c.asked(s.now, "b:1", &wire.Fetch{Key: key, Ring: c.view.Load().print}); got != wire.Found_COMING {
-		t.Fatalf("it says %v", got)
-	}
-	if f := m.take(0); f == nil || f.GetParcel() == nil {
-		t.Error("it waits behind what the walk has found")
-	}
-	delete(c.mover.underway, xxhash.Sum64(key))
-	a.has(key)
-	s.now = s.now.Add(2 * s.rule.Limit.Period()) // its window is over
-	if got := c.asked(s.now, "b:1", &wire.Fetch{Key: key, Ring: c.view.Load().print}); got == wire.Found_COMING {
-		t.Error("an account that has ended is said to be coming")
-	}
-}
-
-// A key whose account this node has sent away, without a receipt, is not new. The key is this node's own again
-// and no other has it, but a node that left refuses it after its answer.
-func TestSentAwayIsNotNew(t *testing.T) {
-	s, a := newPair(t)
-	c, key := a.core, a.ownedBy("a:1")
-	b := a.mayHave("b:1")
-	c.mover.underway[xxhash.Sum64(key)] = "b:1"
-	f := c.fetch(key, make(bell, 1))
-	c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: b.take(0).GetFetches()[0].GetId(), Found: wire.Found_NONE}}})
-	if f.state != fetchAgain {
-		t.Errorf("nobody else has it, and it may come back: the fetch is %v", f.state)
-	}
-	b.done, b.doneBy = c.view.Load().print, b.changes
-	c.mu.Lock()
-	c.settle()
-	c.unlock()
-	if c.view.Load().stable.Load() {
-		t.Error("all others have handed over, and what this node has sent away may come back")
-	}
-	delete(c.mover.underway, xxhash.Sum64(key))
-	c.mu.Lock()
-	c.settle()
-	c.unlock()
-	if !c.view.Load().stable.Load() {
-		t.Error("nobody has anything")
-	}
-}
-
-// The last receipt may be the proof that no other node has accounts of this one.
-func TestLastReceiptSettles(t *testing.T) {
-	s, a := newPair(t)
-	c, m, key := a.core, a.mayHave("b:1"), a.ownedBy("b:1")
-	m.done, m.doneBy = c.view.Load().print, m.changes
-	a.has(key)
-	c.mu.Lock()
-	c.send(s.now, m, key)
-	c.unlock()
-	m.flush()
-	for m.take(0) != nil {
-	}
-	c.received(m, &wire.Receipt{Number: m.out.number})
-	if !c.view.Load().stable.Load() {
-		t.Error("there is a receipt for all, and all others have handed over")
 	}
 }
 
@@ -512,5 +366,29 @@ func TestReceiptLetsTheNextGo(t *testing.T) {
 	woken = 0
 	if c.received(m, &wire.Receipt{Number: 2}); woken != 0 {
 		t.Error("woken, and nothing is to be sent")
+	}
+}
+
+// So many accounts are looked for at a time. A search under another view ends, and is begun again.
+func TestMostFetches(t *testing.T) {
+	_, a := newPair(t)
+	c := a.core
+	a.mayHave("b:1")
+	waits := make(bell, 1)
+	f := c.fetch(keyOf(1), waits)
+	next := &view{ring: f.view.ring, print: f.view.print, mine: true}
+	c.view.Store(next)
+	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {
+		t.Errorf("under another view: the first %v, the second %v", f.state, again.state)
+	}
+	for i := len(c.fetches); i < maxFetches; i++ {
+		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
+	}
+	if c.fetch(keyOf(0), nil) != nil {
+		t.Error("there are too many")
+	}
+	delete(c.fetches, string(keyOf(maxFetches)))
+	if c.fetch(keyOf(0), nil) == nil {
+		t.Error("one more may be looked for")
 	}
 }

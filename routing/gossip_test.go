@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // Of memberlist's log, only errors caused by a message are reported: with its sender, and whether it could be
@@ -170,15 +172,14 @@ func TestGossipListens(t *testing.T) {
 }
 
 // freeAddrs are that many free addresses.
-func freeAddrs(t *testing.T, n int) []string {
-	addrs := make([]string, n)
-	for i := range addrs {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		addrs[i] = l.Addr().String()
+func freeAddrs(t *testing.T, n int) (addrs []string) {
+	t.Helper()
+	ports, err := freeport.Find(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range ports {
+		addrs = append(addrs, "127.0.0.1:"+port)
 	}
 	return addrs
 }

@@ -148,127 +148,6 @@ func TestReceipts(t *testing.T) {
 	}
 }
 
-// An account that is another's is not taken: its sender has it back.
-func TestAccountOfAnotherIsNotTaken(t *testing.T) {
-	s, a := newPair(t)
-	c := a.core
-	var mine, theirs []byte
-	for k := 0; mine == nil || theirs == nil; k++ {
-		if key := keyOf(k); c.view.Load().ring.Owner(ring.HashOf(key)) == "a:1" {
-			mine = key
-		} else {
-			theirs = key
-		}
-	}
-	now := c.local.LedgerNow(s.now)
-	account := leasing.Account{State: int64(s.rule.Limit.WindowAt(now)), Sum: 4, Dead: now.Add(time.Hour)}
-	for _, x := range []struct {
-		key  []byte
-		mine bool
-	}{{mine, true}, {theirs, false}} {
-		taken := c.take(s.now, moved.Entry{Key: x.key, Account: account}, now)
-		if _, has := c.local.TakeOut(s.now, x.key); taken != x.mine || has != x.mine {
-			t.Errorf("its own %v: taken %v, and it has it %v", x.mine, taken, has)
-		}
-	}
-}
-
-// A receipt that refuses an account which its parcel does not have is counted, and
-// what it does not refuse has been handed over.
-func TestReceiptOfMoreThanWasSent(t *testing.T) {
-	s, a := newPair(t)
-	c, m := a.core, a.core.members["b:1"]
-	key := a.ownedBy("b:1")
-	a.has(key)
-	c.mu.Lock()
-	c.send(s.now, m, key)
-	c.unlock()
-	m.mu.Lock()
-	m.out.seal()
-	m.mu.Unlock()
-	handed, rejected := c.stats.handed.Load(), c.stats.rejected[rejectedReceipt].Load()
-	c.received(m, &wire.Receipt{Number: m.out.sealed[0].number, Refused: []uint32{1, 2, 3}})
-	if got := c.stats.handed.Load() - handed; got != 1 || c.local.Has(key) {
-		t.Errorf("%d accounts were handed over, and it has it still: %v", got, c.local.Has(key))
-	}
-	if got := c.stats.rejected[rejectedReceipt].Load() - rejected; got != 1 {
-		t.Errorf("%d were counted as rejected", got)
-	}
-}
-
-// Parcels to one life of a node do not reach the next one. Their accounts are here again, and the walk finds
-// their owners.
-func TestAnotherLifeHasNoAccounts(t *testing.T) {
-	for _, how := range []string{"it greets", "the way opens"} {
-		s, a := newPair(t)
-		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-		a.has(key)
-		c.mu.Lock()
-		c.send(s.now, m, key)
-		c.unlock()
-		w := &wakes{hands: c.hands}
-		c.hands = w
-		h := &wire.Hello{Version: version, Addr: "b:1", Weight: weight, Incarnation: m.incarnation, Changes: m.changes}
-		introduces := func() {
-			if how == "it greets" {
-				c.greeted(s.now, h)
-			} else {
-				c.opened(s.now, m, h)
-			}
-		}
-		if introduces(); c.local.Has(key) || len(c.mover.underway) != 1 {
-			t.Errorf("%s: it is the same life, and what was sent to it is here again", how)
-		}
-		h.Incarnation++
-		before := w.n
-		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || c.mover.left == 0 || w.n == before {
-			t.Errorf("%s: the account is here %v, on its way %d, parts to walk through %d", how, c.local.Has(key), len(c.mover.underway), c.mover.left)
-		}
-	}
-}
-
-// With a store no accounts move: a parcel is no node's of this ring.
-func TestNothingMovesWithAStore(t *testing.T) {
-	s, a := newPair(t)
-	c := a.core
-	c.local = nil
-	if r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: 7}, &wire.Parcel{Number: 1, Sent: 1}); r != nil || c.stats.rejected[rejectedParcel].Load() != 1 {
-		t.Errorf("a parcel is answered %v, and %d were counted", r, c.stats.rejected[rejectedParcel].Load())
-	}
-	if !c.clean() || c.step(s.now) {
-		t.Error("there is nothing to walk through")
-	}
-	c.mu.Lock()
-	c.reclaim(s.now, c.members["b:1"])
-	c.unlock()
-}
-
-// Of a parcel that was refused in part, just that part is here again.
-func TestReceiptThatRefusesSome(t *testing.T) {
-	s, a := newPair(t)
-	c, m := a.core, a.core.members["b:1"]
-	var keys [][]byte
-	for k := 0; len(keys) < 3; k++ {
-		if key := keyOf(k); c.view.Load().ring.Owner(ring.HashOf(key)) == "b:1" {
-			keys = append(keys, key)
-			a.has(key)
-			c.mu.Lock()
-			c.send(s.now, m, key)
-			c.unlock()
-		}
-	}
-	m.out.seal()
-	c.received(m, &wire.Receipt{Number: m.out.number, Refused: []uint32{1}})
-	for i, key := range keys {
-		if c.local.Has(key) != (i == 1) {
-			t.Errorf("account %d is here %v", i, i != 1)
-		}
-	}
-	if n := c.stats.lost.Load(); n != 0 {
-		t.Errorf("%d accounts are counted as lost", n)
-	}
-}
-
 // Where there is no room for an account, it is counted as lost, whether it comes or
 // comes back.
 func TestAccountsWithoutRoomAreCounted(t *testing.T) {
@@ -369,26 +248,33 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 	}
 }
 
-// A request that waits for an account continues at once when it arrives.
-func TestFetchEndsWhenTheAccountComes(t *testing.T) {
-	s, a := newPair(t)
-	c, here := a.core, a.core.local.LedgerNow(s.now)
-	account := leasing.Account{State: int64(s.rule.Limit.WindowAt(here)), Sum: 4, Dead: here.Add(time.Hour)}
-	key := a.ownedBy("a:1")
-	var other []byte
-	for k := 0; other == nil; k++ {
-		if x := keyOf(k); string(x) != string(key) && c.view.Load().ring.Owner(ring.HashOf(x)) == "a:1" {
-			other = x
+// Parcels to one life of a node do not reach the next one. Their accounts are here again, and the walk finds
+// their owners.
+func TestAnotherLifeHasNoAccounts(t *testing.T) {
+	for _, how := range []string{"it greets", "the way opens"} {
+		s, a := newPair(t)
+		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+		a.has(key)
+		c.mu.Lock()
+		c.send(s.now, m, key)
+		c.unlock()
+		w := &wakes{hands: c.hands}
+		c.hands = w
+		h := &wire.Hello{Version: version, Addr: "b:1", Weight: weight, Incarnation: m.incarnation, Changes: m.changes}
+		introduces := func() {
+			if how == "it greets" {
+				c.greeted(s.now, h)
+			} else {
+				c.opened(s.now, m, h)
+			}
 		}
-	}
-	waits := make(bell, 1)
-	f := &fetch{key: string(key), view: c.view.Load(), open: 1, bells: []bell{waits}}
-	c.fetches[f.key] = f
-	c.looking.Store(1)
-	if c.take(s.now, moved.Entry{Key: other, Account: account}, here); f.state != fetching {
-		t.Error("another account has come")
-	}
-	if c.take(s.now, moved.Entry{Key: key, Account: account}, here); f.state != fetchHere || len(waits) != 1 || c.looking.Load() != 0 {
-		t.Errorf("it has come: the fetch is %v, %d look for accounts", f.state, c.looking.Load())
+		if introduces(); c.local.Has(key) || len(c.mover.underway) != 1 {
+			t.Errorf("%s: it is the same life, and what was sent to it is here again", how)
+		}
+		h.Incarnation++
+		before := w.n
+		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || c.mover.left == 0 || w.n == before {
+			t.Errorf("%s: the account is here %v, on its way %d, parts to walk through %d", how, c.local.Has(key), len(c.mover.underway), c.mover.left)
+		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -108,28 +107,6 @@ func TestAccountsThatCannotGo(t *testing.T) {
 	}
 }
 
-// What a walk has found goes when the walk is over, with as much as a parcel holds,
-// and not after each few keys.
-func TestWalkSendsWhenItIsOver(t *testing.T) {
-	s := newScript(t, 300, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	for k := range s.admitted {
-		a.has(keyOf(k))
-	}
-	c, m := a.core, a.core.members["b:1"]
-	c.mover.all()
-	steps := 0
-	for more := true; more; steps++ {
-		if more = c.step(s.now); m.out.urgent == more || more && len(m.out.sealed) > 0 {
-			t.Fatalf("step %d, more %v: to be sent now %v, %d parcels are full", steps, more, m.out.urgent, len(m.out.sealed))
-		}
-	}
-	if p := m.out.next(); p == nil || len(p.hashes) < 100 || steps < 3 {
-		t.Errorf("after %d steps it sends %+v", steps, p)
-	}
-}
-
 // While a node has no room, nothing is taken out; once it has given a receipt the
 // walk goes on where it was.
 func TestWalkWaitsForRoom(t *testing.T) {
@@ -194,28 +171,6 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// A walk takes out what is another's, and leaves what is this node's own.
-func TestWalkLeavesOwnAccounts(t *testing.T) {
-	s := newScript(t, 60, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	c := a.core
-	for k := range s.admitted {
-		a.has(keyOf(k))
-	}
-	c.mover.all()
-	for c.step(s.now) {
-	}
-	for k := range s.admitted {
-		if own := c.view.Load().ring.Owner(ring.HashOf(keyOf(k))) == "a:1"; c.local.Has(keyOf(k)) != own {
-			t.Errorf("key %d is its own %v, and here %v", k, own, !own)
-		}
-	}
-	if c.mover.left != 0 || c.mover.stuck {
-		t.Errorf("%d parts are left", c.mover.left)
-	}
-}
-
 // A full parcel leaves while the walk continues, and a partial one on request. Without a parcel, there is no
 // wake-up.
 func TestParcelsThatAreToGo(t *testing.T) {
@@ -245,60 +200,6 @@ func TestParcelsThatAreToGo(t *testing.T) {
 	if woken != 1 || len(m.out.sealed) != 1 {
 		t.Errorf("a parcel is full, and whoever sends it was woken %d times", woken)
 	}
-}
-
-// That a node is done is said to whom there is a way, under the ring that it sees.
-func TestWhoIsToldOfDone(t *testing.T) {
-	for _, x := range []struct {
-		ready bool
-		told  bool
-	}{{true, true}, {false, false}} {
-		_, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
-		m.say, m.done = false, 0
-		m.ready.Store(x.ready)
-		c.mu.Lock()
-		c.sayDone(m)
-		c.unlock()
-		if m.say != x.told || x.told && (m.link.done != c.view.Load().print || m.link.doneBy != c.changes+1) {
-			t.Errorf("%+v: told %v of ring %x", x, m.say, m.link.done)
-		}
-	}
-}
-
-// With the last receipt a node is done, and says so; not while something is still on
-// its way, or was refused.
-func TestLastReceiptIsDone(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	c := a.core
-	b, other := c.members["b:1"], c.members["c:1"]
-	for _, m := range []*member{b, other} {
-		key := a.ownedBy(m.addr)
-		a.has(key)
-		c.mu.Lock()
-		c.send(s.now, m, key)
-		c.unlock()
-		m.out.seal()
-		m.say = false
-	}
-	if c.received(b, &wire.Receipt{Number: b.out.number}); b.say || other.say {
-		t.Error("an account is on its way to the other")
-	}
-	if c.received(other, &wire.Receipt{Number: other.out.number}); !b.say || !other.say {
-		t.Error("all have arrived, and nobody is told")
-	}
-}
-
-// accounts is how many accounts a node has.
-func (n *scriptNode) accounts() (all int) {
-	for part := range n.local.Parts() {
-		for v := (leasing.Visit{Part: part}); !n.local.Visit(&v, func([]byte) { all++ }); {
-		}
-	}
-	return all
 }
 
 // A leaving node continues its handover while its heir gets 10,000 requests for other keys a second, each of

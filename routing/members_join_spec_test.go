@@ -109,38 +109,6 @@ func TestWhenANodeJoins(t *testing.T) {
 	}
 }
 
-// A leaving node decides until all others have read its departure, but no longer than half a second.
-func TestWhenANodeDeparts(t *testing.T) {
-	for _, x := range []struct {
-		what         string
-		after        time.Duration
-		alive, ready bool
-		told         presence
-		leaves       bool
-	}{
-		{"it has not heard", leaveTells - 1, true, true, here, true},
-		{"its time is over", leaveTells, true, true, here, false},
-		{"it has heard", 0, true, true, away, false},
-		{"it owns nothing", 0, false, true, here, false},
-		{"it cannot be told", 0, true, false, here, false},
-	} {
-		s, a := newPair(t)
-		c := a.core
-		c.leave(s.now)
-		c.mu.Lock()
-		m := c.members["b:1"]
-		m.alive, m.told = x.alive, x.told
-		m.ready.Store(x.ready)
-		leaves := c.depart(s.now.Add(x.after))
-		mine := c.view.Load().mine
-		again := c.depart(s.now.Add(x.after))
-		c.unlock()
-		if leaves != x.leaves || mine != x.leaves || again != x.leaves {
-			t.Errorf("%s: it leaves still %v, and is in its ring %v", x.what, leaves, mine)
-		}
-	}
-}
-
 // A node that did not run reports that at its check, with the duration.
 func TestLapseIsTold(t *testing.T) {
 	s := newScript(t, 1, 10)
@@ -151,23 +119,6 @@ func TestLapseIsTold(t *testing.T) {
 	c.tick(ticked.Add(3*time.Second + 400*time.Microsecond))
 	if want := "this node did not run for 3s: "; !strings.HasPrefix(told, want) || strings.Count(told, "\n") != 1 {
 		t.Errorf("told %q, want %q", told, want)
-	}
-}
-
-// A node joins as early as that in the life of its clock.
-func TestNodeJoinsWhenItsClockBegins(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.now = 1
-	c := s.start("a:1").core
-	c.looks(s.now, []string{"b:1"})
-	c.members["b:1"].tried, c.present, c.left = true, false, false
-	c.mu.Lock()
-	c.join(c.began.Add(grace))
-	joined := c.present
-	c.posts = nil
-	c.mu.Unlock()
-	if !joined {
-		t.Error("one that cannot be reached, and has not said a word, is waited for")
 	}
 }
 
@@ -187,29 +138,6 @@ func TestWhoHasToHearFirst(t *testing.T) {
 		if !c.present || c.unheard.Load() == store || c.expired.Load() || c.joined != s.now {
 			t.Errorf("store %v: present %v, unheard %v", store, c.present, c.unheard.Load())
 		}
-	}
-}
-
-// A node that has not read the join of another keeps it from deciding, for a bounded time only.
-func TestNodeDecidesUnheardInTheEnd(t *testing.T) {
-	s, a := newPair(t)
-	c := a.core
-	m := c.members["b:1"]
-	m.told, m.telling = unknown, true
-	for _, x := range []struct {
-		after   time.Duration
-		unheard bool
-	}{{readyAfter, true}, {readyAfter + 1, false}} {
-		c.unheard.Store(true)
-		c.joined = s.now.Add(-x.after)
-		if c.tick(s.now); c.unheard.Load() != x.unheard {
-			t.Errorf("%v after it has joined: unheard %v", x.after, !x.unheard)
-		}
-	}
-	c.unheard.Store(true)
-	m.told, m.telling = here, false
-	if c.tick(s.now); c.unheard.Load() {
-		t.Error("all have heard")
 	}
 }
 

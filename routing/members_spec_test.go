@@ -149,37 +149,6 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// Who has been an owner may have accounts, also when it is none any more.
-func TestPresenceIsRemembered(t *testing.T) {
-	s, a := newPair(t)
-	c := a.core
-	m := c.members["b:1"]
-	m.alive, m.holds = false, false
-	says := func(addr string, is bool) bool { return c.presence(s.now, &inlet{addr: addr}, is, 0) }
-	if !says("b:1", true) || !m.alive || !m.holds {
-		t.Errorf("%+v", m)
-	}
-	if !says("b:1", false) || m.alive || !m.holds {
-		t.Errorf("%+v", m)
-	}
-	m.ready.Store(false)
-	if says("b:1", true) || says("x:1", true) || m.alive {
-		t.Error("without a way to it, it is no owner yet")
-	}
-	c.saidDone("b:1", c.view.Load().print, 0)
-	if m.holds {
-		t.Error("it has said that it has nothing")
-	}
-	var names []string
-	for _, a := range []string{"z:1", "c:1", "y:1", "d:1"} {
-		c.know(a)
-	}
-	c.each(func(m *member) { names = append(names, m.addr) })
-	if fmt.Sprint(names) != "[b:1 c:1 d:1 y:1 z:1]" {
-		t.Errorf("always in the same order: %v", names)
-	}
-}
-
 // A node reports in its greeting whether it owns keys, and how many relative to others.
 func TestGreetingSaysWhoOwnsKeys(t *testing.T) {
 	s := newScript(t, 1, 10)
@@ -188,26 +157,6 @@ func TestGreetingSaysWhoOwnsKeys(t *testing.T) {
 		c.present = present
 		if h := c.hello(nonce); h.GetAbsent() == present || h.GetWeight() != 1 || h.GetAddr() != "a:1" || h.GetIncarnation() != c.incarnation || h.GetVersion() != version {
 			t.Errorf("present %v: %v", present, h)
-		}
-	}
-}
-
-// That a node has nothing of others counts as long as it has not joined or left
-// since, whichever of its words said so.
-func TestDoneOfBefore(t *testing.T) {
-	for _, x := range []struct {
-		changes, doneBy, said uint64
-		counts                bool
-	}{
-		{5, 0, 4, false}, {5, 0, 5, true}, {3, 5, 4, false}, {3, 5, 5, true}, {5, 5, 0, true},
-	} {
-		_, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
-		m.changes, m.doneBy, m.done = x.changes, x.doneBy, 7
-		c.saidDone("b:1", 8, x.said)
-		if (m.done == 8) != x.counts {
-			t.Errorf("%+v: it is done under %d", x, m.done)
 		}
 	}
 }
@@ -277,27 +226,6 @@ func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	}
 	if says(s.now.Add(turnsIn), false) || !says(s.now.Add(turnsIn+1), false) || m.alive {
 		t.Errorf("its time has begun anew: alive %v", m.alive)
-	}
-}
-
-// The numbers of parcels to a node continue when it was dropped and returns: it may remember the earlier ones.
-func TestForgottenNodesParcelsGoOn(t *testing.T) {
-	s, a := newPair(t)
-	c := a.core
-	s.now = s.now.Add(2 * forgetAfter)
-	for _, x := range []struct{ last, next uint64 }{{9, 9}, {4, 9}, {12, 12}} {
-		m := c.know("b:1")
-		m.found, m.alive, m.holds, m.out.number = 1, false, false, x.last
-		m.heard.Store(1)
-		c.mu.Lock()
-		c.bury(s.now)
-		c.unlock()
-		if c.members["b:1"] != nil {
-			t.Fatal("it is not forgotten")
-		}
-		if again := c.know("b:1"); again == m || again.out.number != x.next {
-			t.Errorf("the next parcel after number %d has the number %d, want %d", x.last, again.out.number+1, x.next+1)
-		}
 	}
 }
 
@@ -383,23 +311,6 @@ func TestWelcomeOfBefore(t *testing.T) {
 		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true, Changes: x.says})
 		if m.alive != x.alive {
 			t.Errorf("it is absent by its change %d, and %d were heard: alive %v", x.says, x.heard, m.alive)
-		}
-	}
-}
-
-// When a way opens, a node that has nothing of others says so; one that has something
-// does not.
-func TestDoneIsSaidWhenAWayOpens(t *testing.T) {
-	for _, clean := range []bool{true, false} {
-		s, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
-		if m.say = false; !clean {
-			c.mover.mark(0)
-		}
-		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: weight})
-		if m.say != clean {
-			t.Errorf("clean %v: said %v", clean, m.say)
 		}
 	}
 }

@@ -78,52 +78,6 @@ func (o *outbox) fullParcel() {
 	}
 }
 
-// The walk fills two parcels at a time, and fetches fill up to six more, one after the other, with later
-// fetches together. Neither delays the other.
-func TestOutboxHasRoomForBoth(t *testing.T) {
-	var o outbox
-	for range walkedAtOnce {
-		if !o.room() {
-			t.Fatalf("the walk has filled %d", len(o.sealed))
-		}
-		o.fullParcel()
-	}
-	sends := func() (sent int) {
-		for ; o.next() != nil; sent++ {
-			o.unsent++
-		}
-		return sent
-	}
-	if o.room() || sends() != walkedAtOnce {
-		t.Fatalf("the walk may go on %v, with %d of %d parcels sent", o.room(), o.unsent, len(o.sealed))
-	}
-	for i := range parcelsAtOnce {
-		if !o.roomForOne() {
-			t.Fatalf("%d that are asked for are on their way, and there is no room for another", i)
-		}
-		o.add(1, 2, &moved.Entry{Key: keyOf(i)})
-		o.urgent = true
-		if sent := sends(); (sent == 1) != (i < parcelsAtOnce-walkedAtOnce) {
-			t.Errorf("%d that are asked for are on their way, and %d more are sent", i, sent)
-		}
-	}
-	if o.received(1) == nil || !o.room() {
-		t.Error("the walk has room for one more, whatever is asked for")
-	}
-	o.received(2)
-	if o.fullParcel(); !o.room() {
-		t.Error("one of two is filled")
-	}
-	if sends() != 1 || o.open != nil {
-		t.Error("what was asked for last went with what the walk has found")
-	}
-	o.add(1, 2, &moved.Entry{Key: keyOf(9)})
-	o.urgent = true
-	if o.received(3) == nil || sends() != 1 {
-		t.Error("there is a receipt for one that was asked for: the next may go")
-	}
-}
-
 // A parcel counts as full from the size on with which the walk's are sealed.
 func TestFullParcels(t *testing.T) {
 	for size, full := range map[int]int{parcelBytes - 1: 0, parcelBytes: 1} {
@@ -131,36 +85,5 @@ func TestFullParcels(t *testing.T) {
 		if got := o.full(); got != full {
 			t.Errorf("a parcel of %d bytes: %d are full", size, got)
 		}
-	}
-}
-
-// A parcel that is full goes as it is.
-func TestFullParcelGoes(t *testing.T) {
-	var o outbox
-	key := make([]byte, ratelimit.MaxKeyLen)
-	n := 0
-	for ; len(o.sealed) == 0 && n < parcelBytes; n++ {
-		o.add(1, uint64(n), &moved.Entry{Key: key})
-	}
-	if len(o.sealed) != 1 || o.open != nil || len(o.sealed[0].w.B) < parcelBytes || len(o.sealed[0].hashes) != n {
-		t.Errorf("%d accounts, %d sealed", n, len(o.sealed))
-	}
-}
-
-// A receipt for a parcel that is to be sent again, and was not yet, leaves the next
-// one to be sent.
-func TestReceiptBeforeItIsSentAgain(t *testing.T) {
-	var o outbox
-	for i := range uint64(2) {
-		o.add(5, i, &moved.Entry{Key: keyOf(int(i))})
-		o.seal()
-	}
-	o.unsent = 2
-	o.again()
-	if p := o.received(1); p == nil || p.number != 1 {
-		t.Fatalf("%+v", p)
-	}
-	if p := o.next(); p == nil || p.number != 2 {
-		t.Errorf("to be sent is %+v", p)
 	}
 }

@@ -249,14 +249,16 @@ func (s *script) ring(addrs ...string) {
 	for _, a := range addrs {
 		s.start(a)
 	}
-	s.until("all are ready", func() bool {
-		for _, a := range addrs {
-			if !s.nodes[a].Ready() || len(s.nodes[a].Stats().Members) != len(addrs) || !s.nodes[a].core.view.Load().stable.Load() {
-				return false
-			}
+	s.agree(addrs)
+}
+
+// accounts is how many accounts a node has.
+func (n *scriptNode) accounts() (all int) {
+	for part := range n.local.Parts() {
+		for v := (leasing.Visit{Part: part}); !n.local.Visit(&v, func([]byte) { all++ }); {
 		}
-		return true
-	})
+	}
+	return all
 }
 
 // ask asks a node, and counts.
@@ -433,12 +435,7 @@ func TestStepsReceiverCrashes(t *testing.T) {
 	s.addrs = append(s.addrs, "c:1")
 	s.start("c:1")
 	s.until("accounts are on their way", func() bool { return len(s.nodes["a:1"].core.mover.underway) > 100 })
-	had := 0 // accounts that c has, and takes with it
-	c := s.nodes["c:1"]
-	for part := range c.local.Parts() {
-		for v := (leasing.Visit{Part: part}); !c.local.Visit(&v, func([]byte) { had++ }); {
-		}
-	}
+	had := s.nodes["c:1"].accounts() // which it takes with it
 	way := len(s.nodes["a:1"].core.mover.underway) + len(s.nodes["b:1"].core.mover.underway)
 	s.crash("c:1")
 	s.play(3 * time.Second)
@@ -553,12 +550,7 @@ func TestStepsSleeperHandsOverBeforeItJoins(t *testing.T) {
 		do()
 	}
 	s.until("it joins", func() bool { return c.core.view.Load().mine && !c.core.expired.Load() })
-	n := 0
-	for part := range c.local.Parts() {
-		for v := (leasing.Visit{Part: part}); !c.local.Visit(&v, func([]byte) { n++ }); {
-		}
-	}
-	if way := len(c.core.mover.underway); n > 0 || way > 0 {
+	if n, way := c.accounts(), len(c.core.mover.underway); n > 0 || way > 0 {
 		t.Errorf("it joins with %d accounts of before its sleep, and %d that are on their way", n, way)
 	}
 }
@@ -705,11 +697,11 @@ func (s *script) churn(live *[]string) {
 	}
 }
 
-// agree waits until all live nodes have the same stable ring.
+// agree waits until all live nodes are ready, in the same stable ring.
 func (s *script) agree(live []string) {
 	s.until("all agree", func() bool {
 		for _, a := range live {
-			if len(s.nodes[a].Stats().Members) != len(live) || !s.nodes[a].core.view.Load().stable.Load() {
+			if !s.nodes[a].Ready() || len(s.nodes[a].Stats().Members) != len(live) || !s.nodes[a].core.view.Load().stable.Load() {
 				return false
 			}
 		}

@@ -1,12 +1,10 @@
 package routing
 
 import (
-	"context"
 	"math"
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -76,59 +74,6 @@ func TestKeyThatNobodyHas(t *testing.T) {
 	}
 }
 
-// A node that has not joined yet, or has slept, decides on no key: a request of its own
-// tries again in a moment, a peer's is sent back.
-func TestOwnKeyOfANodeThatHasNotJoined(t *testing.T) {
-	for _, remote := range []bool{false, true} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
-		a.core.unheard.Store(true)
-		w := a.waits("a:1", 1)
-		w.remote = remote
-		open := w.advance(s.now)
-		st, soon := &w.states[0], s.now.Add(time.Millisecond)
-		if open == remote || st.fetch != nil || st.again != soon || (st.status == notOwner) != remote ||
-			w.verdicts[0] != (verdict{}) {
-			t.Errorf("remote %v: open %v, %+v, %+v", remote, open, st, w.verdicts[0])
-		}
-		if a.core.unheard.Store(false); !remote && w.advance(s.now.Add(time.Millisecond)) {
-			t.Error("it has joined, and the key is its own")
-		}
-	}
-}
-
-// A peer's ask for a key that is another's is not passed on: who asks sees another
-// ring.
-func TestPeersAskForAnothersKey(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	a.core.members["b:1"].take(0)
-	w := a.waits("b:1", 1)
-	w.remote = true
-	sent := w.advance(s.now) || w.states[0].call != nil || a.core.members["b:1"].take(0) != nil
-	if sent || w.states[0].status != notOwner {
-		t.Errorf("%+v", w.states[0])
-	}
-}
-
-// An owner that sends an ask back when its time is over: the rule's policy decides.
-func TestSentBackTooLate(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	m := a.core.members["b:1"]
-	m.take(0)
-	w := a.waits("b:1", 1)
-	w.advance(s.now)
-	m.replied([]*wire.Reply{{Id: m.take(0).GetAsks()[0].GetId(), Status: notOwner}})
-	if w.advance(w.until) || !w.verdicts[0].OverLimit || w.verdicts[0].Reason != ratelimit.FallbackPeer {
-		t.Errorf("%+v", w.verdicts[0])
-	}
-}
-
 // An owner that cannot be reached is not waited for: the rule's policy decides at once.
 func TestOwnerThatCannotBeReached(t *testing.T) {
 	s := newScript(t, 1, 10)
@@ -182,76 +127,11 @@ func TestHotKeyIsLeased(t *testing.T) {
 	}
 }
 
-// A request decides its own keys once, and waits for the others' only.
-func TestStorelessRequest(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	asks := []ask{
-		{Rule: s.rule, Key: a.ownedBy("a:1"), Cost: 2},
-		{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 3},
-		{Rule: s.rule, Key: a.ownedBy("a:1"), Cost: 4},
-	}
-	verdicts := make([]verdict, len(asks))
-	w := a.core.decide(context.Background(), s.now, asks, verdicts, newBell)
-	if w == nil {
-		t.Fatal("one is another's")
-	}
-	for i, left := range []ratelimit.Tokens{8, 0, 4} {
-		if w.states[i].decided != (i != 1) || verdicts[i].Remaining != left {
-			t.Errorf("ask %d: %+v, %+v", i, w.states[i], verdicts[i])
-		}
-	}
-	verdicts = make([]verdict, 1)
-	w = a.core.decide(context.Background(), s.now, asks[:1], verdicts, newBell)
-	if w != nil || verdicts[0].Remaining != 2 {
-		t.Errorf("all is its own, and waits %v: %+v", w != nil, verdicts)
-	}
-}
-
 // A reset beyond all time is the longest that there is.
 func TestEndlessReset(t *testing.T) {
 	l := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}
 	if got := resetOf(&l, math.MaxInt64); got != 2*time.Minute {
 		t.Errorf("a reset in %v", got)
-	}
-}
-
-// What a policy has admitted without an owner is given back to this node's share only
-// where it was taken from that.
-func TestUndoingAnOutage(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.rule.Coordination.LocalCap = 3
-	c := s.start("a:1").core
-	left := func() ratelimit.Tokens {
-		v := make([]verdict, 1)
-		a := ask{Rule: s.rule.LocalShare(0), Key: keyOf(1), Kind: ratelimit.Peek}
-		c.fallback.Decide(context.Background(), s.now, []ask{a}, v)
-		return v[0].Remaining
-	}
-	fallback := verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer, Charged: 1}
-	for _, x := range []struct {
-		policy ratelimit.FailurePolicy
-		kind   ratelimit.Kind
-		left   ratelimit.Tokens
-	}{
-		{ratelimit.FailOpen, ratelimit.Spend, 1},
-		{ratelimit.FailLocal, ratelimit.Peek, 1},
-		{ratelimit.FailLocal, ratelimit.Spend, 2},
-	} {
-		for range 2 {
-			one := make([]verdict, 1)
-			spent := ask{Rule: s.rule.LocalShare(0), Key: keyOf(1), Cost: 1}
-			c.fallback.Decide(context.Background(), s.now, []ask{spent}, one)
-			fallback.Window = one[0].Window
-		}
-		rule := *s.rule
-		rule.Coordination.OnStoreFailure = x.policy
-		c.Undo(s.now, []ask{{Rule: &rule, Key: keyOf(1), Cost: 1, Kind: x.kind}}, []verdict{fallback})
-		if got := left(); got != x.left {
-			t.Errorf("%v of kind %v: %d are left, want %d", x.policy, x.kind, got, x.left)
-		}
-		c.fallback.TakeOut(s.now, keyOf(1))
 	}
 }
 
@@ -276,27 +156,5 @@ func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 	}
 	if admitted != 3 || reasons[ratelimit.FallbackPeer] != 12 || len(reasons) > 1 {
 		t.Errorf("%d were admitted, want 3; decisions without the owner by reason: %v", admitted, reasons)
-	}
-}
-
-// The budgets for outages turn their windows by the wall clock, as owners do.
-func TestOutageBudgetsFollowTheClock(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.rule.Limit.Unit, s.rule.Coordination.LocalCap = ratelimit.Minute, 1
-	s.rule.Coordination.OnStoreFailure = ratelimit.FailLocal
-	n, clock, wall := s.start("a:1"), func() instant { return s.now }, time.Unix(1_800_000_000, 0)
-	r := New(leasing.NewLocal(10, s.now, wall), Options{Addr: "a:1"}, clock, wall)
-	for _, x := range []struct {
-		what string
-		core *core
-		sync func(instant, time.Time)
-	}{{"stepped", n.core, n.SyncClock}, {"serving", r.core, r.SyncClock}} {
-		for i, ahead := range []time.Duration{0, 0, time.Minute, time.Minute} {
-			x.sync(s.now, wall.Add(ahead))
-			v := x.core.fail(context.Background(), s.now, &ask{Rule: s.rule, Key: keyOf(1), Cost: 1})
-			if v.OverLimit != (i%2 == 1) {
-				t.Errorf("%s, ask %d, the clock %v ahead: over limit %v", x.what, i, ahead, v.OverLimit)
-			}
-		}
 	}
 }

@@ -34,22 +34,6 @@ func TestWaitingWhileTheRingChanges(t *testing.T) {
 	}
 }
 
-// This node's leases are the base's: their owner gets no message.
-func TestWhatTheBaseDecides(t *testing.T) {
-	s, a := newPair(t)
-	a.withStore()
-	m := a.core.members["b:1"]
-	m.take(0)
-	w := a.waits("b:1", 1)
-	w.states[0].mine = true
-	if w.one(s.now, 0) || m.take(0) != nil {
-		t.Error("an owner was asked")
-	}
-	if !w.forBase(s.now, 0) {
-		t.Error("the base is to decide")
-	}
-}
-
 // Of a run of asks, those for another's key are leased for the request alone; others by
 // their rule.
 func TestLeasesForOneRequest(t *testing.T) {
@@ -111,6 +95,26 @@ func TestSilentOwners(t *testing.T) {
 	}
 }
 
+// A node that calls itself the owner is asked, with a note of that. A request of a peer, which this node was to
+// decide itself, does not travel back and forth.
+func TestOwnerThatWasFound(t *testing.T) {
+	for _, final := range []bool{false, true} {
+		s, a := newPair(t)
+		m := a.core.members["b:1"]
+		m.take(0)
+		w := a.waits("a:1", 1)
+		w.states[0].fetch, w.states[0].final = &fetch{state: fetchHeld, holder: "b:1"}, final
+		open := w.advance(s.now)
+		asks := m.take(0).GetAsks()
+		if final && (open || len(asks) != 0 || w.states[0].status != notOwner) {
+			t.Errorf("a peer's: open %v, sent %v, status %d", open, asks, w.states[0].status)
+		}
+		if !final && (!open || len(asks) != 1 || !asks[0].GetHeld()) {
+			t.Errorf("this node's: open %v, sent %v", open, asks)
+		}
+	}
+}
+
 // With a store, what is all this node's own is the base's at once; with one ask for
 // another's key, the request waits.
 func TestDecidingWithAStore(t *testing.T) {
@@ -140,44 +144,5 @@ func TestDecidingWithAStore(t *testing.T) {
 	}
 	if !w.advance(s.now) || b.said != "asked 2 within 0s\n" {
 		t.Errorf("it is asked while it is waited for: %q", b.said)
-	}
-}
-
-// A key of this node's own, whose account others may have, is looked for; where too many
-// are, it is tried again in a moment.
-func TestOwnKeyIsLookedFor(t *testing.T) {
-	for _, full := range []bool{false, true} {
-		s, a := newPair(t)
-		c := a.core
-		c.members["b:1"].done = 0
-		c.view.Load().stable.Store(false)
-		c.view.Load().since = nil
-		for i := 0; full && i < maxFetches; i++ {
-			c.fetches[string(keyOf(i+1_000_000))] = &fetch{view: c.view.Load()}
-		}
-		w := a.waits("a:1", 1)
-		if !w.advance(s.now) || (w.states[0].fetch == nil) != full || full && w.states[0].again != s.now.Add(askAgain) {
-			t.Errorf("too many %v: %+v", full, w.states[0])
-		}
-	}
-}
-
-// A node that calls itself the owner is asked, with a note of that. A request of a peer, which this node was to
-// decide itself, does not travel back and forth.
-func TestOwnerThatWasFound(t *testing.T) {
-	for _, final := range []bool{false, true} {
-		s, a := newPair(t)
-		m := a.core.members["b:1"]
-		m.take(0)
-		w := a.waits("a:1", 1)
-		w.states[0].fetch, w.states[0].final = &fetch{state: fetchHeld, holder: "b:1"}, final
-		open := w.advance(s.now)
-		asks := m.take(0).GetAsks()
-		if final && (open || len(asks) != 0 || w.states[0].status != notOwner) {
-			t.Errorf("a peer's: open %v, sent %v, status %d", open, asks, w.states[0].status)
-		}
-		if !final && (!open || len(asks) != 1 || !asks[0].GetHeld()) {
-			t.Errorf("this node's: open %v, sent %v", open, asks)
-		}
 	}
 }

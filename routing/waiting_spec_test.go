@@ -191,26 +191,6 @@ func TestWaitingBelow(t *testing.T) {
 	}
 }
 
-// An ask that is forwarded says all that its owner needs.
-func TestWhatIsForwarded(t *testing.T) {
-	s, a := newPair(t)
-	c, m := a.core, a.core.members["b:1"]
-	m.take(0)
-	w, before := a.waits("b:1", 1), c.stats.forwarded.Load()
-	w.states[0].held = true
-	w.forward(s.now, 0, "b:1")
-	asks := m.take(0).GetAsks()
-	if len(asks) != 1 || !asks[0].GetHeld() || string(asks[0].GetKey()) != string(w.asks[0].Key) || asks[0].GetCost() != 5 || asks[0].GetRule() == nil || asks[0].GetTotals() != nil {
-		t.Errorf("it says %v", asks)
-	}
-	if c.stats.forwarded.Load() != before+1 || w.states[0].to != "b:1" {
-		t.Errorf("%d were forwarded, to %q", c.stats.forwarded.Load()-before, w.states[0].to)
-	}
-	if m.replied([]*wire.Reply{{Id: asks[0].GetId()}}); len(w.bell) != 1 {
-		t.Error("it is answered, and who waits was not woken")
-	}
-}
-
 // A charge of an owner after this node's refusal is taken back there, when its answer arrives. It is not if the
 // owner refuses as well, or if the rule has admitted here.
 func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
@@ -456,29 +436,5 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 	a.core.Undo(s.now, []ask{{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 5}}, []verdict{v})
 	if want := fmt.Sprintf("undo 1 of source %d\n", ratelimit.FromFallback); b.said != want {
 		t.Errorf("decided without a store: its limiter is told %q", b.said)
-	}
-}
-
-// Asks of one request are decided together where that is possible: those before one for
-// another's key, and those after it, each by the base, and each once.
-func TestRunsOfAsks(t *testing.T) {
-	s, a := newPair(t)
-	b := a.withStore()
-	b.verdict = verdict{Source: ratelimit.FromClaim, Charged: 5}
-	m := a.core.members["b:1"]
-	m.take(0)
-	w := a.waits("a:1", 5)
-	w.asks[2].Key = a.ownedBy("b:1")
-	if !w.advance(s.now) || b.said != "asked 2 within 0s\nasked 2 within 0s\n" {
-		t.Errorf("%q", b.said)
-	}
-	for i := range w.states {
-		if w.states[i].decided != (i != 2) {
-			t.Errorf("ask %d is decided %v", i, w.states[i].decided)
-		}
-	}
-	m.replied([]*wire.Reply{{Id: m.take(0).GetAsks()[0].GetId(), Charged: 1}})
-	if w.advance(s.now) || w.verdicts[2].Source != ratelimit.FromOwner || b.said != "asked 2 within 0s\nasked 2 within 0s\n" {
-		t.Errorf("%+v, %q", w.verdicts[2], b.said)
 	}
 }

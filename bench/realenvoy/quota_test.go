@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -179,161 +180,78 @@ func blanket(rule typev3.RateLimitStrategy_BlanketRule) action {
 	}, durationpb.New(anHour))
 }
 
-// step is what is done at an instant since the bucket's subscription: actions are sent, or requests are made.
-type step struct {
-	at      time.Duration
-	actions []action // in one message
-	asks    int
+// script is one quirk. A step like "1s deny and lease 8" begins with its time since the bucket's subscription. Then
+// actions are sent in one message, or requests are made.
+type script struct{ name, tier, steps string }
+
+var scripts = []script{
+	{"requests_per_time_unit of 7", "gold", "0s minute 7; 0.5s ask 20"},
+	{"requests_per_time_unit after a bucket of 5", "gold", "0s lease 5; 0.5s ask 2; 1s minute 7; 1.5s ask 20"},
+	{"ALLOW_ALL, then DENY_ALL", "gold", "0s allow; 0.5s ask 9; 1s deny; 1.5s ask 9"},
+	{"no strategy", "gold", "0s nothing; 0.5s ask 9"},
+	{"no strategy, and new is ALLOW_ALL", "open", "0s nothing; 0.5s ask 9"},
+	{"no strategy after a bucket of 5", "gold", "0s lease 5; 0.5s ask 2; 1s nothing; 1.5s ask 9"},
+	{"a bucket of 5, no strategy, the same bucket", "gold", "0s lease 5; 0.5s ask 2; 1s nothing; 1.5s lease 5; 2s ask 9"},
+	{"a first bucket of 5", "gold", "0s lease 5; 0.5s ask 20"},
+	{"a bucket of 8 after one of 5 that is empty", "gold", "0s lease 5; 0.5s ask 20; 1s lease 8; 1.5s ask 20"},
+	{"a bucket of 20 after one of 10 that is half full", "gold", "0s lease 10; 0.5s ask 5; 1s lease 20; 1.5s ask 30"},
+	{"a bucket of 5 after one of 20 that is half full", "gold", "0s lease 20; 0.5s ask 10; 1s lease 5; 1.5s ask 30"},
+	{"a bucket of 5, DENY_ALL, the same bucket", "gold", "0s lease 5; 0.5s ask 20; 1s deny; 1.5s lease 5; 2s ask 20"},
+	{"DENY_ALL and a bucket in one message", "gold", "0s lease 5; 0.5s ask 20; 1s deny and lease 8; 1.5s ask 20"},
+	{"the same bucket again", "gold", "0s lease 5; 0.5s ask 20; 1s lease 5; 1.5s ask 20"},
+	{"a fill each 1.5 s, 6 s later", "gold", "0s bucket 10 1 1.5s; 0.5s ask 11; 7s ask 20"},
+	{"a fill each 0.5 s", "gold", "0s bucket 10 1 0.5s; 0.5s ask 30; 1.5s ask 30"},
+	{"10 a year, then 10 a second", "gold", "0s bucket 10 10 8760h; 0.5s ask 12; 1s bucket 10 10 1s; 3s ask 20"},
+	{"another tokens_per_fill", "gold", "0s bucket 10 1 8760h; 0.5s ask 12; 1s bucket 10 10 1s; 3s ask 20"},
+	{"a TTL of 1.9 s, after 1.5 s", "gold", "0s lasts 1.9s; 1.5s ask 20"},
+	{"a TTL of 0.9 s, after 0.4 s", "gold", "0s lasts 0.9s; 0.4s ask 20"},
+	{"a TTL of 3 s, after 2.5 and 3.5 s", "gold", "0s lasts 3s; 2.5s ask 4; 3.5s ask 20"},
+	{"no TTL", "gold", "0s lasts; 0.5s ask 20"},
+	{"a TTL of 0", "gold", "0s lasts 0s; 0.5s ask 20"},
+	{"the same bucket with a TTL anew, of 2 s each, after 3 s", "gold", "0s lasts 2s; 0.5s ask 3; 1.5s lasts 2s; 3s ask 20"},
+	{"the same bucket after it has expired", "gold", "0s lasts 1s; 0.5s ask 4; 2s bucket 10 1 8760h; 2.5s ask 20"},
+	{"expired, with reuse_last_assignment", "reuse", "0s lasts 1s; 1.5s ask 20"},
+	{"expired, with ALLOW_ALL for 5 s", "allow", "0s lasts 1s; 2s ask 20; 8s ask 20"},
+	{"expired, without expired_assignment_behavior", "none", "0s lasts 1s; 2s ask 20"},
+	{"new, with ALLOW_ALL; then a bucket of 5", "open", "0s ask 7; 0.5s lease 5; 1s ask 20"},
+	{"expired, without that, and new is ALLOW_ALL", "open", "0s lasts 1s; 2s ask 20"},
+	{"ALLOW_ALL, then abandoned", "gold", "0s allow; 0.5s ask 9; 1s abandon; 1.5s ask 9"},
+	{"a bucket of 5, abandoned, subscribed anew, a bucket of 5", "gold", "0s lease 5; 0.5s ask 9; 1s abandon; 1.5s ask 1; 2s lease 5; 2.5s ask 9"},
 }
 
-func gives(at time.Duration, actions ...action) step { return step{at: at, actions: actions} }
-func asks(at time.Duration, n int) step              { return step{at: at, asks: n} }
-
-// scripts are what quirks do. soon is when what was sent has arrived.
-var scripts = func() []script {
-	const soon = 500 * time.Millisecond
-	perMinute := &typev3.RateLimitStrategy{Strategy: &typev3.RateLimitStrategy_RequestsPerTimeUnit_{
-		RequestsPerTimeUnit: &typev3.RateLimitStrategy_RequestsPerTimeUnit{
-			RequestsPerTimeUnit: 7, TimeUnit: typev3.RateLimitUnit_MINUTE,
-		},
-	}}
-	deny, allow := blanket(typev3.RateLimitStrategy_DENY_ALL), blanket(typev3.RateLimitStrategy_ALLOW_ALL)
+// actionOf reads what a step sends.
+func actionOf(text string) (action, error) {
+	var word, every string
+	var n, fill uint32
+	_, _ = fmt.Sscan(text, &word, &n, &fill, &every) // as many as there are
 	hour := durationpb.New(anHour)
-	lasts := func(d time.Duration) action { return assign(bucketOf(10, 1, aYear), durationpb.New(d)) }
-	return []script{
-		{"requests_per_time_unit of 7", "gold", []step{gives(0, assign(perMinute, hour)), asks(soon, 20)}},
-		{
-			"requests_per_time_unit after a bucket of 5", "gold",
-			[]step{gives(0, lease(5)), asks(soon, 2), gives(2*soon, assign(perMinute, hour)), asks(3*soon, 20)},
-		},
-		{"ALLOW_ALL, then DENY_ALL", "gold", []step{gives(0, allow), asks(soon, 9), gives(2*soon, deny), asks(3*soon, 9)}},
-		{"no strategy", "gold", []step{gives(0, assign(nil, hour)), asks(soon, 9)}},
-		{"no strategy, and new is ALLOW_ALL", "open", []step{gives(0, assign(nil, hour)), asks(soon, 9)}},
-		{
-			"no strategy after a bucket of 5", "gold",
-			[]step{gives(0, lease(5)), asks(soon, 2), gives(2*soon, assign(nil, hour)), asks(3*soon, 9)},
-		},
-		{
-			"a bucket of 5, no strategy, the same bucket", "gold",
-			[]step{
-				gives(0, lease(5)), asks(soon, 2), gives(2*soon, assign(nil, hour)), gives(3*soon, lease(5)), asks(4*soon, 9),
-			},
-		},
-		{"a first bucket of 5", "gold", []step{gives(0, lease(5)), asks(soon, 20)}},
-		{
-			"a bucket of 8 after one of 5 that is empty", "gold",
-			[]step{gives(0, lease(5)), asks(soon, 20), gives(2*soon, lease(8)), asks(3*soon, 20)},
-		},
-		{
-			"a bucket of 20 after one of 10 that is half full", "gold",
-			[]step{gives(0, lease(10)), asks(soon, 5), gives(2*soon, lease(20)), asks(3*soon, 30)},
-		},
-		{
-			"a bucket of 5 after one of 20 that is half full", "gold",
-			[]step{gives(0, lease(20)), asks(soon, 10), gives(2*soon, lease(5)), asks(3*soon, 30)},
-		},
-		{
-			"a bucket of 5, DENY_ALL, the same bucket", "gold",
-			[]step{gives(0, lease(5)), asks(soon, 20), gives(2*soon, deny), gives(3*soon, lease(5)), asks(4*soon, 20)},
-		},
-		{
-			"DENY_ALL and a bucket in one message", "gold",
-			[]step{gives(0, lease(5)), asks(soon, 20), gives(2*soon, deny, lease(8)), asks(3*soon, 20)},
-		},
-		{
-			"the same bucket again", "gold",
-			[]step{gives(0, lease(5)), asks(soon, 20), gives(2*soon, lease(5)), asks(3*soon, 20)},
-		},
-		{
-			"a fill each 1.5 s, 6 s later", "gold",
-			[]step{
-				gives(0, assign(bucketOf(10, 1, 1500*time.Millisecond), hour)), asks(soon, 11),
-				asks(soon+6500*time.Millisecond, 20),
-			},
-		},
-		{
-			"a fill each 0.5 s", "gold",
-			[]step{gives(0, assign(bucketOf(10, 1, 500*time.Millisecond), hour)), asks(soon, 30), asks(3*soon, 30)},
-		},
-		{
-			"10 a year, then 10 a second", "gold",
-			[]step{
-				gives(0, assign(bucketOf(10, 10, aYear), hour)), asks(soon, 12),
-				gives(2*soon, assign(bucketOf(10, 10, time.Second), hour)), asks(6*soon, 20),
-			},
-		},
-		{
-			"another tokens_per_fill", "gold",
-			[]step{
-				gives(0, assign(bucketOf(10, 1, aYear), hour)), asks(soon, 12),
-				gives(2*soon, assign(bucketOf(10, 10, time.Second), hour)), asks(6*soon, 20),
-			},
-		},
-		{
-			"a TTL of 1.9 s, after 1.5 s", "gold",
-			[]step{gives(0, lasts(1900*time.Millisecond)), asks(1500*time.Millisecond, 20)},
-		},
-		{
-			"a TTL of 0.9 s, after 0.4 s", "gold",
-			[]step{gives(0, lasts(900*time.Millisecond)), asks(400*time.Millisecond, 20)},
-		},
-		{
-			"a TTL of 3 s, after 2.5 and 3.5 s", "gold",
-			[]step{
-				gives(0, lasts(3*time.Second)),
-				asks(2500*time.Millisecond, 4), asks(3500*time.Millisecond, 20),
-			},
-		},
-		{"no TTL", "gold", []step{gives(0, assign(bucketOf(10, 1, aYear), nil)), asks(soon, 20)}},
-		{"a TTL of 0", "gold", []step{gives(0, lasts(0)), asks(soon, 20)}},
-		{
-			"the same bucket with a TTL anew, of 2 s each, after 3 s", "gold",
-			[]step{
-				gives(0, lasts(2*time.Second)), asks(soon, 3),
-				gives(3*soon, lasts(2*time.Second)), asks(3*time.Second, 20),
-			},
-		},
-		{
-			"the same bucket after it has expired", "gold",
-			[]step{
-				gives(0, lasts(time.Second)), asks(soon, 4),
-				gives(4*soon, assign(bucketOf(10, 1, aYear), hour)), asks(5*soon, 20),
-			},
-		},
-		{
-			"expired, with reuse_last_assignment", "reuse",
-			[]step{gives(0, lasts(time.Second)), asks(3*soon, 20)},
-		},
-		{
-			"expired, with ALLOW_ALL for 5 s", "allow",
-			[]step{gives(0, lasts(time.Second)), asks(4*soon, 20), asks(8*time.Second, 20)},
-		},
-		{
-			"expired, without expired_assignment_behavior", "none",
-			[]step{gives(0, lasts(time.Second)), asks(4*soon, 20)},
-		},
-		{"new, with ALLOW_ALL; then a bucket of 5", "open", []step{asks(0, 7), gives(soon, lease(5)), asks(2*soon, 20)}},
-		{
-			"expired, without that, and new is ALLOW_ALL", "open",
-			[]step{gives(0, lasts(time.Second)), asks(4*soon, 20)},
-		},
-		{
-			"ALLOW_ALL, then abandoned", "gold",
-			[]step{gives(0, allow), asks(soon, 9), gives(2*soon, abandon), asks(3*soon, 9)},
-		},
-		{
-			"a bucket of 5, abandoned, subscribed anew, a bucket of 5", "gold",
-			[]step{
-				gives(0, lease(5)), asks(soon, 9), gives(2*soon, abandon), asks(3*soon, 1),
-				gives(4*soon, lease(5)), asks(5*soon, 9),
-			},
-		},
+	switch word {
+	case "lease":
+		return lease(n), nil
+	case "bucket": // tokens, tokens of each fill, and the time between two
+		d, err := time.ParseDuration(every)
+		return assign(bucketOf(n, fill, d), hour), err
+	case "lasts": // a bucket of 10 with this TTL, or without one
+		_, ttl, has := strings.Cut(text, " ")
+		if !has {
+			return assign(bucketOf(10, 1, aYear), nil), nil
+		}
+		d, err := time.ParseDuration(ttl)
+		return assign(bucketOf(10, 1, aYear), durationpb.New(d)), err
+	case "minute":
+		return assign(&typev3.RateLimitStrategy{Strategy: &typev3.RateLimitStrategy_RequestsPerTimeUnit_{
+			RequestsPerTimeUnit: &typev3.RateLimitStrategy_RequestsPerTimeUnit{RequestsPerTimeUnit: uint64(n), TimeUnit: typev3.RateLimitUnit_MINUTE},
+		}}, hour), nil
+	case "nothing":
+		return assign(nil, hour), nil
+	case "allow":
+		return blanket(typev3.RateLimitStrategy_ALLOW_ALL), nil
+	case "deny":
+		return blanket(typev3.RateLimitStrategy_DENY_ALL), nil
+	case "abandon":
+		return abandon, nil
 	}
-}()
-
-type script struct {
-	name, tier string
-	steps      []step
+	return nil, fmt.Errorf("%q is no action", text)
 }
 
 // play does the steps, and is how many requests passed at each.
@@ -347,16 +265,34 @@ func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, e
 	}
 	start := time.Now()
 	var passed []string
-	for _, at := range s.steps {
-		time.Sleep(time.Until(start.Add(at.at)))
-		if at.actions != nil {
-			if err := d.send(s.tier, key, at.actions...); err != nil {
+	for step := range strings.SplitSeq(s.steps, "; ") {
+		at, what, _ := strings.Cut(step, " ")
+		after, err := time.ParseDuration(at)
+		if err != nil {
+			return "", err
+		}
+		time.Sleep(time.Until(start.Add(after)))
+		asks, asked := strings.CutPrefix(what, "ask ")
+		if !asked {
+			var actions []action
+			for text := range strings.SplitSeq(what, " and ") {
+				a, err := actionOf(text)
+				if err != nil {
+					return "", err
+				}
+				actions = append(actions, a)
+			}
+			if err := d.send(s.tier, key, actions...); err != nil {
 				return "", err
 			}
 			continue
 		}
+		of, err := strconv.Atoi(asks)
+		if err != nil {
+			return "", err
+		}
 		n := 0
-		for range at.asks {
+		for range of {
 			ok, err := ask(s.tier, key)
 			if err != nil {
 				return "", err
@@ -365,7 +301,7 @@ func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, e
 				n++
 			}
 		}
-		passed = append(passed, fmt.Sprintf("%d of %d", n, at.asks))
+		passed = append(passed, fmt.Sprintf("%d of %d", n, of))
 	}
 	return strings.Join(passed, ", "), nil
 }

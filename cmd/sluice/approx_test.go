@@ -25,11 +25,8 @@ descriptors:
 
 // approxFleet is nodes with drift shares, behind a proxy that delays replies.
 func approxFleet(t *testing.T, nodes int, delay time.Duration) (*fleet, *redistest.Proxy) {
-	f := newEmptyFleet(t, approxRules)
-	proxy := redistest.NewProxy(t, f.redis.Addr)
-	for range nodes {
-		f.join("redis://" + proxy.Addr)
-	}
+	f := newFleet(t, nodes, setup{rules: approxRules, store: startSlowStore(t)})
+	proxy := f.store.(slowStore).proxy
 	f.nodes[0].eventually("there are three drift seats", func() bool {
 		seated := 0
 		for _, n := range f.nodes {
@@ -184,7 +181,7 @@ func TestApproxNodeFaults(t *testing.T) {
 	f.load("five", 6, 300, 0, 1, 2).Wait()
 	_ = f.nodes[2].cmd.Process.Kill()
 	<-f.nodes[2].exited
-	f.join("redis://" + proxy.Addr)
+	f.join()
 	f.load("five", 6, 300, 0, 1, 3).Wait()
 	f.nodes[0].Signal(syscall.SIGSTOP)
 	time.Sleep(11 * time.Second) // a seat lasts 10 s

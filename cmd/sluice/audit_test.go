@@ -8,11 +8,8 @@ import (
 	"syscall"
 	"testing"
 
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-
 	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const auditRules = `domain: d
@@ -26,17 +23,21 @@ descriptors:
   - {key: quiet, coordination: {audit: false}, rate_limit: {unit: year, requests_per_unit: 100}}
 `
 
+// newAudited is a fleet whose nodes write their events into files, too.
+func newAudited(t *testing.T, rules string, nodes int) (f *fleet, files []string) {
+	f = newFleet(t, 0, setup{rules: rules, store: aRedis(t)})
+	for i := range nodes {
+		files = append(files, filepath.Join(t.TempDir(), fmt.Sprint(i)))
+		f.env = []string{"AUDIT_FILE=" + files[i], "CACHE_KEY_PREFIX=p[x]*", "COORDINATION_STORE_DEADLINE=1s"}
+		f.join()
+	}
+	f.untilWhole()
+	return f, files
+}
+
 // What clients were admitted is on record, also of a node that was killed.
 func TestAudit(t *testing.T) {
-	f := newEmptyFleet(t, auditRules)
-	dir := t.TempDir()
-	var files []string
-	for _, name := range []string{"a", "b"} {
-		files = append(files, filepath.Join(dir, name))
-		s := serve(t, []string{"REDIS_URL=" + f.redis.Addr, "AUDIT_FILE=" + files[len(files)-1], "CACHE_KEY_PREFIX=p[x]*", "DRAIN_TIME=0s"}, "--config", f.rules, "--log-level=warn")
-		s.untilHealthy()
-		f.nodes, f.clients = append(f.nodes, s), append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
-	}
+	f, files := newAudited(t, auditRules, 2)
 	admitted := map[string]int64{}
 	for _, load := range []struct {
 		key string
@@ -104,7 +105,8 @@ func TestAuditOfClustersAndOwners(t *testing.T) {
 		t.Errorf("of a cluster: %d %s\n%s", code, errs, out)
 	}
 
-	r := newRingOf(t, strings.Replace(routingRules, "{mode: routing,", "{mode: routing, audit: true,", 1), 2, 0, ratelimit.SharedStore)
+	audited := strings.Replace(routingRules, "{mode: routing,", "{mode: routing, audit: true,", 1)
+	r := newFleet(t, 2, setup{rules: audited, store: aRedis(t), ring: 2})
 	for i := range 20 {
 		r.askFor(i%2, "ten", fmt.Sprint(i))
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-const llmAudited = `domain: llm
+const llmAudited = `domain: d
 coordination: {audit: true, on_store_failure: closed}
 descriptors:
   - {key: fixed, rate_limit: {unit: year, requests_per_unit: 10000}}
@@ -36,7 +36,7 @@ func replayed(args ...string) map[string]audit.Window {
 		if err := json.Unmarshal([]byte(line), &w); err != nil || !w.Held || code != 0 {
 			return nil
 		}
-		all[strings.TrimPrefix(w.Rule, "llm.")] = w.Window
+		all[strings.TrimPrefix(w.Rule, "d.")] = w.Window
 	}
 	return all
 }
@@ -46,32 +46,30 @@ func replayed(args ...string) map[string]audit.Window {
 // found behind it.
 func TestAuditOfCharges(t *testing.T) {
 	const limit, cost, clients = 10_000, 5000, 50
-	store, dir := redistest.Start(t), t.TempDir()
-	files := []string{dir + "/0", dir + "/1", dir + "/2"}
-	procs, n := nodesOfThree(t, store, llmAudited, files)
+	f, files := newAudited(t, llmAudited, 3)
 	for _, of := range []string{"fixed", "sliding", "bucket", "quiet"} {
 		for i := range clients {
-			if chargeOf(t, n[i%3], of, "k", 0) {
+			if f.charge(i%3, of, "k", 0) {
 				t.Errorf("%s: client %d is refused, and nothing was used", of, i)
 			}
 		}
 		var all sync.WaitGroup
 		for i := range clients {
-			all.Go(func() { chargeOf(t, n[(i+1)%3], of, "k", cost) })
+			all.Go(func() { f.charge((i+1)%3, of, "k", cost) })
 		}
 		all.Wait()
-		if !chargeOf(t, n[0], of, "k", 0) {
+		if !f.charge(0, of, "k", 0) {
 			t.Errorf("%s: %d are used of %d, and a peek passes", of, clients*cost, limit)
 		}
 	}
-	redis := []string{"--redis-url=" + store.Addr, "--cache-key-prefix=p[x]*"}
+	redis := []string{"--redis-url=" + f.redis.Addr, "--cache-key-prefix=p[x]*"}
 	for _, from := range [][]string{redis, files} {
-		procs[0].eventually("what is refused is told now and then", func() bool {
+		f.nodes[0].eventually("what is refused is told now and then", func() bool {
 			w := replayed(from...)
 			return min(w["fixed"].Spent, w["sliding"].Spent, w["bucket"].Spent) >= clients*cost
 		})
 	}
-	for _, p := range procs {
+	for _, p := range f.nodes {
 		_ = p.cmd.Process.Kill()
 		<-p.exited
 	}
@@ -103,7 +101,7 @@ func TestAuditOfCharges(t *testing.T) {
 			t.Errorf("%q is not in: %d %s\n%s", want, code, errs, out)
 		}
 	}
-	grantTooMuch(t, store, "p[x]*", fixed.Key)
+	grantTooMuch(t, f.redis, "p[x]*", fixed.Key)
 	code, out, errs = runLine(append([]string{"audit"}, redis...)...)
 	if code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 3 windows") {
 		t.Errorf("a limit that was not kept: %d %s\n%s", code, errs, out)

@@ -1,96 +1,47 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/protobuf/types/known/wrapperspb"
-
-	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// fleetOfThree is three processes on one Redis.
-func fleetOfThree(t *testing.T, rules string) []rls.RateLimitServiceClient {
-	t.Helper()
-	_, nodes := nodesOfThree(t, redistest.Start(t), rules, nil)
-	return nodes
-}
-
-// nodesOfThree are three processes. Each writes a file of its own, if there are any.
-func nodesOfThree(
-	t *testing.T, store *redistest.Server, rules string, files []string,
-) (all []*sluice, nodes []rls.RateLimitServiceClient) {
-	t.Helper()
-	file := t.TempDir() + "/rules.yaml"
-	writeFile(t, file, rules)
-	for i := range 3 {
-		env := []string{"REDIS_URL=" + store.Addr, "COORDINATION_STORE_DEADLINE=1s"}
-		if files != nil {
-			env = append(env, "CACHE_KEY_PREFIX=p[x]*", "AUDIT_FILE="+files[i])
-		}
-		s := serve(t, env, "--config", file)
-		all, nodes = append(all, s), append(nodes, rls.NewRateLimitServiceClient(s.dial()))
-	}
-	for _, s := range all {
-		s.untilHealthy()
-	}
-	return all, nodes
-}
-
 // charge is whether a node refuses a charge of so many tokens; 0 peeks, and fewer than none refunds.
-func charge(t testing.TB, node rls.RateLimitServiceClient, key string, n int) (over bool) {
-	t.Helper()
-	return chargeOf(t, node, "key", key, n)
-}
-
-func chargeOf(t testing.TB, node rls.RateLimitServiceClient, of, key string, n int) (over bool) {
-	t.Helper()
-	return chargeIn(t, node, "llm", of, key, n)
-}
-
-func chargeIn(t testing.TB, node rls.RateLimitServiceClient, domain, of, key string, n int) (over bool) {
-	t.Helper()
-	d := &common.RateLimitDescriptor{
-		Entries:    []*common.RateLimitDescriptor_Entry{{Key: of, Value: key}},
-		HitsAddend: wrapperspb.UInt64(uint64(max(n, -n))), IsNegativeHits: n < 0,
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	a, err := node.ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: domain, Descriptors: []*common.RateLimitDescriptor{d}})
+func (f *fleet) charge(node int, key, value string, n int) (over bool) {
+	f.Helper()
+	a, err := f.send(node, descriptor(n, key, value))
 	if err != nil {
-		t.Error(err)
+		f.Error(err)
 		return true
 	}
 	return a.OverallCode == rls.RateLimitResponse_OVER_LIMIT
 }
 
-const llmRules = "domain: llm\ndescriptors:\n  - {key: key, rate_limit: {unit: year, requests_per_unit: %d}}\n"
+// newCharged is three nodes on one Redis with a limit, which wait for it as long as they may.
+func newCharged(t *testing.T, limit int) *fleet {
+	t.Helper()
+	return newFleet(t, 3, setup{rules: rules(limit), store: aRedis(t), env: []string{"COORDINATION_STORE_DEADLINE=1s"}})
+}
 
 // A refund of a refused charge elsewhere frees no tokens that another node has used.
 func TestRefundElsewhere(t *testing.T) {
-	n := fleetOfThree(t, fmt.Sprintf(llmRules, 100))
-	if charge(t, n[0], "k", 100) {
+	f := newCharged(t, 100)
+	if f.charge(0, "k", "x", 100) {
 		t.Fatal("100 of 100 are refused")
 	}
 	for range 8 {
-		if !charge(t, n[1], "k", 1) {
+		if !f.charge(1, "k", "x", 1) {
 			t.Error("node 1 admits the 101st")
 		}
 	}
 	for range 8 {
-		charge(t, n[0], "k", -1)
+		f.charge(0, "k", "x", -1)
 	}
-	if !charge(t, n[0], "k", 8) {
+	if !f.charge(0, "k", "x", 8) {
 		t.Error("100 and 8 are charged, 8 refunded, and 8 more are admitted")
 	}
 }
@@ -99,26 +50,26 @@ func TestRefundElsewhere(t *testing.T) {
 // flight, and from then on all nodes refuse.
 func TestPostPaid(t *testing.T) {
 	const limit, cost, clients = 10_000, 5000, 50
-	n := fleetOfThree(t, fmt.Sprintf(llmRules, limit))
+	f := newCharged(t, limit)
 	var used, passed, refused atomic.Int64
 	var all sync.WaitGroup
 	for i := range clients {
 		all.Go(func() {
 			for j := range 8 {
-				if charge(t, n[(i+j)%3], "k", 0) {
+				if f.charge((i+j)%3, "k", "x", 0) {
 					refused.Add(1)
 					continue
 				}
 				passed.Add(1)
 				time.Sleep(100 * time.Millisecond) // the completion
-				charge(t, n[(i+2*j+1)%3], "k", cost)
+				f.charge((i+2*j+1)%3, "k", "x", cost)
 				used.Add(cost)
 			}
 		})
 	}
 	all.Wait()
-	for i := range n {
-		if !charge(t, n[i], "k", 0) || !charge(t, n[i], "k", 1) {
+	for i := range f.nodes {
+		if !f.charge(i, "k", "x", 0) || !f.charge(i, "k", "x", 1) {
 			t.Errorf("node %d admits, and %d of %d are used", i, used.Load(), limit)
 		}
 	}
@@ -132,11 +83,11 @@ func TestPostPaid(t *testing.T) {
 // left. So it is in each mode, with a Redis behind and without, and metrics and explain say it.
 func TestPostPaidDebt(t *testing.T) {
 	t.Parallel()
-	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
+	withAndWithout(t, func(t *testing.T, store storeServer) {
 		t.Parallel()
-		r := newRing(t, 3, 0, store, "COORDINATION_STORE_DEADLINE=1s")
+		r := newFleet(t, 3, setup{rules: routingRules, store: store, ring: 3, env: []string{"COORDINATION_STORE_DEADLINE=1s"}})
 		values := []string{"routing"}
-		if store == ratelimit.SharedStore {
+		if store != nil {
 			values = append(values, "leasing", "approx")
 		}
 		var all sync.WaitGroup
@@ -147,18 +98,18 @@ func TestPostPaidDebt(t *testing.T) {
 	})
 }
 
-func owes(t *testing.T, r *ringFleet, value string) {
+func owes(t *testing.T, r *fleet, value string) {
 	const period = 3 * time.Second
 	window := func() int64 { return time.Now().UnixMicro() / period.Microseconds() }
 	for before := window(); window() == before; {
 		time.Sleep(time.Millisecond)
 	}
 	began := window()
-	ask := func(i, n int) bool { return chargeIn(t, r.clients[i%3], "d", "owes", value, n) }
+	ask := func(i, n int) bool { return r.charge(i%3, "owes", value, n) }
 	if !ask(0, 350) {
 		t.Errorf("%s: 350 of 100 are no more than there is", value)
 	}
-	if r.store == ratelimit.SharedStore {
+	if r.store != nil {
 		for window() == began {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -180,18 +131,13 @@ func owes(t *testing.T, r *ringFleet, value string) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	debt, path := 0, "owes_"+value
+	path := "owes_" + value
 	if value == "routing" {
 		path = "owes"
 	}
+	debt := 0
 	for _, n := range r.nodes {
-		_, text := n.get(n.debug + "/metrics")
-		for line := range strings.Lines(text) {
-			if rest, ok := strings.CutPrefix(line, `sluice_debt_tokens_total{domain="d",rule="`+path+`"`); ok {
-				n, _ := strconv.Atoi(strings.Fields(rest)[1])
-				debt += n
-			}
-		}
+		debt += n.sum("sluice_debt_tokens_total", `domain="d"`, `rule="`+path+`"`)
 	}
 	if debt != 250 {
 		t.Errorf("%s: %d are counted as debt, and 250 of 350 lay beyond 100", value, debt)

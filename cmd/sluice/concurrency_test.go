@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -11,11 +10,7 @@ import (
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-
-	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const slots, slotSeconds = 32, 6
@@ -123,10 +118,7 @@ func newCrowd(f *fleet, value string, clients int) *crowd {
 func TestAtMostSoManyAtOnce(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, server storeServer) {
-		f := newFleetOn(t, server, slotRules, 3)
-		for _, n := range f.nodes {
-			n.untilHealthy()
-		}
+		f := newFleet(t, 3, setup{rules: slotRules, store: server})
 		c := newCrowd(f, "x", 64)
 		killed := time.AfterFunc(1500*time.Millisecond, func() {
 			c.nodes.Store(2)
@@ -142,17 +134,17 @@ func TestAtMostSoManyAtOnce(t *testing.T) {
 // The same in mode routing without a store, while owners change: nodes join, and leave in peace.
 func TestAtMostSoManyAtOwners(t *testing.T) {
 	t.Parallel()
-	r := newRingOf(t, slotRules, 3, 1, ratelimit.OwnMemory)
+	r := newFleet(t, 3, setup{rules: slotRules, ring: 4})
 	var all sync.WaitGroup
 	var crowds []*crowd
 	for i := range 4 {
-		c := newCrowd(r.fleet, fmt.Sprint(i), 50)
+		c := newCrowd(r, fmt.Sprint(i), 50)
 		c.nodes.Store(2) // the third leaves
 		crowds = append(crowds, c)
 		all.Go(func() { c.run(4 * time.Second) })
 	}
 	r.nodes[0].eventually("requests are served", func() bool { return crowds[0].served.Load() > 20 })
-	r.start().untilHealthy()
+	r.join().untilHealthy()
 	r.nodes[2].Signal(syscall.SIGTERM)
 	all.Wait()
 	for _, c := range crowds {
@@ -164,8 +156,8 @@ func TestAtMostSoManyAtOwners(t *testing.T) {
 // A request that one of two limits refuses takes no slot of the other; two descriptors of one key take one.
 func TestSlotsAllOrNothing(t *testing.T) {
 	t.Parallel()
-	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		r := newRingOf(t, slotRules, 3, 0, store)
+	withAndWithout(t, func(t *testing.T, store storeServer) {
+		r := newFleet(t, 3, setup{rules: slotRules, store: store, ring: 3})
 		hold, ok := r.holds(0, "both", "b", 0)
 		if !ok {
 			t.Fatal("refused")
@@ -195,7 +187,7 @@ func TestSlotsAllOrNothing(t *testing.T) {
 // that were given back meanwhile are free.
 func TestSlotsInAnOutage(t *testing.T) {
 	t.Parallel()
-	f := newFleetOn(t, redistest.Start(t), slotRules, 3)
+	f := newFleet(t, 3, setup{rules: slotRules, store: aRedis(t)})
 	var held []string
 	for i := range 9 {
 		hold, ok := f.holds(i%3, "slots", "local", 1)
@@ -234,19 +226,11 @@ func TestSlotsInAnOutage(t *testing.T) {
 }
 
 // overBoth has one request ask for a slot of two keys.
-func (r *ringFleet) overBoth(node int, a, b string) bool {
-	r.Helper()
-	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
-	defer cancel()
-	q := &rls.RateLimitRequest{Domain: "d"}
-	for _, value := range []string{a, b} {
-		q.Descriptors = append(q.Descriptors, &common.RateLimitDescriptor{
-			Entries: []*common.RateLimitDescriptor_Entry{{Key: "both", Value: value}},
-		})
-	}
-	x, err := r.clients[node].ShouldRateLimit(ctx, q)
+func (f *fleet) overBoth(node int, a, b string) bool {
+	f.Helper()
+	x, err := f.send(node, descriptor(1, "both", a), descriptor(1, "both", b))
 	if err != nil {
-		r.Fatal(err)
+		f.Fatal(err)
 	}
 	return x.GetOverallCode() == rls.RateLimitResponse_OVER_LIMIT
 }

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,17 +16,27 @@ import (
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// fleet is a few real nodes on a real Redis, with clients that count what they
-// were admitted.
+// setup is what a fleet has.
+type setup struct {
+	rules   string      // fleetRules, unless said
+	store   storeServer // nil: nodes count in their own memory
+	ring    int         // so many nodes, at most, own keys together; 0: none does
+	env     []string    // of each node
+	program string      // of the nodes; this one, unless said
+}
+
+// fleet is a few real nodes with the same rules, and clients that count what they were admitted.
 type fleet struct {
 	*testing.T
-	server   storeServer
-	redis    *redistest.Server // that is the server; nil: it is another
-	rules    string
+	setup
+	file     string            // of the rules
+	redis    *redistest.Server // the store, if it is one
+	addrs    []string          // of the ring
 	nodes    []*sluice
 	clients  []rls.RateLimitServiceClient
 	admitted atomic.Int64
@@ -48,48 +61,71 @@ descriptors:
   - {key: brief, coordination: {on_store_failure: closed, lease: {ttl: 300ms, size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
 `
 
-func newFleet(t *testing.T, nodes int) *fleet {
+// newFleet starts so many nodes, and waits until they are healthy, and in the ring.
+func newFleet(t *testing.T, nodes int, with setup) *fleet {
 	t.Helper()
-	return newFleetOn(t, redistest.Start(t), fleetRules, nodes)
-}
-
-// newFleetOn has its nodes on a store.
-func newFleetOn(t *testing.T, server storeServer, rules string, nodes int) *fleet {
-	t.Helper()
-	f := &fleet{T: t, server: server, rules: filepath.Join(t.TempDir(), "rules.yaml")}
-	f.redis, _ = server.(*redistest.Server)
-	writeFile(t, f.rules, rules)
-	for range nodes {
-		f.join(server.URL())
+	f := &fleet{T: t, setup: with, file: filepath.Join(t.TempDir(), "rules.yaml")}
+	switch store := with.store.(type) {
+	case *redistest.Server:
+		f.redis = store
+	case slowStore:
+		f.redis = store.Server
 	}
+	writeFile(t, f.file, cmp.Or(with.rules, fleetRules))
+	for range with.ring {
+		host, port := freeAddress(t)
+		f.addrs = append(f.addrs, net.JoinHostPort(host, port))
+	}
+	for range nodes {
+		f.join()
+	}
+	f.untilWhole()
 	return f
 }
 
-func newEmptyFleet(t *testing.T, rules string) *fleet {
-	t.Helper()
-	return newFleetOn(t, redistest.Start(t), rules, 0)
+// aRedis is a store.
+func aRedis(t testing.TB) storeServer { return redistest.Start(t) }
+
+// untilWhole waits until all nodes are healthy, and in the ring.
+func (f *fleet) untilWhole() {
+	f.Helper()
+	for _, n := range f.nodes {
+		n.eventually("all nodes are healthy, and in the ring", func() bool {
+			return n.healthy() && (f.ring == 0 || n.metric("sluice_ring_members") == len(f.nodes))
+		})
+	}
 }
 
-// join starts one more node, which finds its store at a URL.
-func (f *fleet) join(url string) *sluice {
+// join starts one more node.
+func (f *fleet) join() *sluice {
 	f.Helper()
-	s := serve(f.T, []string{"STORE_URL=" + url, "DRAIN_TIME=0s", "HOLD_KEYS=the-key-of-the-tests"}, "--config", f.rules, "--log-level=warn")
+	s := f.launch(len(f.nodes))
 	f.nodes = append(f.nodes, s)
 	f.clients = append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
 	return s
+}
+
+// launch starts a node of the fleet, in a ring at its own address.
+func (f *fleet) launch(i int) *sluice {
+	f.Helper()
+	env := []string{"DRAIN_TIME=0s", "LOG_LEVEL=warn", "ADMIN_TOKEN=hunter2", "HOLD_KEYS=the-key-of-the-tests"}
+	if f.store != nil {
+		env = append(env, "STORE_URL="+f.store.URL())
+	}
+	if f.ring > 0 {
+		env = append(env, "PEERS=static:"+strings.Join(f.addrs, ","), "PEER_ADDR="+f.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "HOT_KEY_RATE=1e9")
+	}
+	cmd := command(append(env, f.env...), slices.Concat(freePorts, []string{"--config", f.file})...)
+	cmd.Path = cmp.Or(f.program, cmd.Path)
+	return start(f.T, cmd)
 }
 
 // ask asks one node for a request's hits, and says how long it took.
 func (f *fleet) ask(node int, key string) time.Duration { return f.askFor(node, key, "x") }
 
 func (f *fleet) askFor(node int, key, value string) time.Duration {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	start := time.Now()
-	hits := max(1, f.hits)
-	q := request(key, value)
-	q.HitsAddend = uint32(hits)
-	r, err := f.clients[node].ShouldRateLimit(ctx, q)
+	start, hits := time.Now(), max(1, f.hits)
+	r, err := f.send(node, descriptor(int(hits), key, value))
 	took := time.Since(start)
 	if int64(took) > f.slowest.Load() {
 		f.slowest.Store(int64(took))
@@ -105,11 +141,28 @@ func (f *fleet) askFor(node int, key, value string) time.Duration {
 	return took
 }
 
-// request sends one hit of one key.
-func request(key, value string) *rls.RateLimitRequest {
-	return &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{
-		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
-	}}
+// descriptor costs so many hits; fewer than none is a refund. entries are keys and values in turn.
+func descriptor(hits int, entries ...string) *common.RateLimitDescriptor {
+	d := &common.RateLimitDescriptor{HitsAddend: wrapperspb.UInt64(uint64(max(hits, -hits))), IsNegativeHits: hits < 0}
+	for i := 0; i < len(entries); i += 2 {
+		d.Entries = append(d.Entries, &common.RateLimitDescriptor_Entry{Key: entries[i], Value: entries[i+1]})
+	}
+	return d
+}
+
+// asking is a request of the domain d.
+func asking(descriptors ...*common.RateLimitDescriptor) *rls.RateLimitRequest {
+	return &rls.RateLimitRequest{Domain: "d", Descriptors: descriptors}
+}
+
+// request has one hit of one key.
+func request(key, value string) *rls.RateLimitRequest { return asking(descriptor(1, key, value)) }
+
+// send asks a node, and waits for ten seconds at most.
+func (f *fleet) send(node int, descriptors ...*common.RateLimitDescriptor) (*rls.RateLimitResponse, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return f.clients[node].ShouldRateLimit(ctx, asking(descriptors...))
 }
 
 // load has callers ask all nodes in turn, until each has asked n times.
@@ -139,7 +192,7 @@ func (f *fleet) claims() int { return f.redis.Commands("evalsha") + f.redis.Comm
 // Three nodes, one Redis, more demand than there is: exactly the limit.
 func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 3)
+	f := newFleet(t, 3, setup{store: aRedis(t)})
 	for key, limit := range map[string]int64{"five": 5, "hundred": 100, "many": 20_000, "held": 9000, "million": 1_000_000, "bucket": 1000, "sliding": 1000} {
 		f.admitted.Store(0)
 		before, day := f.claims(), time.Now().UTC().YearDay()
@@ -155,11 +208,11 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 			limit *= 2 // midnight came in between
 		}
 		// Where this machine kept a decision from the store for 15 ms, the rule's
-		// policy admitted from the node's own budget: none on a quiet one.
-		late := f.fallbacks()
+		// policy admitted its hits from the node's own budget: none on a quiet one.
+		late := f.fallbacks() * int64(f.hits)
 		// What is refused while other nodes have tokens in hand is charged, too: up to one in a hundred here, or one.
 		if got > limit+late || got < limit-max(1, limit/100) {
-			t.Errorf("%s: admitted %d of %d, and %d decisions were without the store", key, got, limit, late)
+			t.Errorf("%s: admitted %d of %d, and %d tokens were without the store", key, got, limit, late)
 		}
 		t.Logf("%s: admitted %d of %d, %d of them without a pause, %d refused while others held some, %d claims, slowest decision %v", key, got, limit, first, f.ofRule(key, "leasing", "under_admitted_tokens_total"), f.claims()-before, time.Duration(f.slowest.Load()))
 	}
@@ -198,7 +251,7 @@ func (f *fleet) paced(key string, length time.Duration) (decisions int64) {
 // A key with about a thousand decisions a second on each of three nodes costs
 // about a claim a second and node; a flood of refused requests costs nothing.
 func TestFleetStoreOperations(t *testing.T) {
-	f := newFleet(t, 3)
+	f := newFleet(t, 3, setup{store: aRedis(t)})
 	f.paced("plenty", 2*time.Second)
 	before := f.claims()
 	decisions := f.paced("plenty", 5*time.Second)
@@ -226,7 +279,7 @@ func TestFleetNodeFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const limit, lease, slack = 20_000, 500, 100
-			f := newFleet(t, 3)
+			f := newFleet(t, 3, setup{store: aRedis(t)})
 			f.hits = 2
 			f.load(key, 6, 200, 0, 1, 2).Wait()
 			cmd := f.nodes[0].cmd.Process
@@ -273,7 +326,7 @@ func (s *sluice) Signal(sig syscall.Signal) {
 // The ledger loses everything in mid-window: nodes re-present their totals
 // with their next claims, and what went over is what it granted before.
 func TestFleetSurvivesFlush(t *testing.T) {
-	f := newFleet(t, 3)
+	f := newFleet(t, 3, setup{store: aRedis(t)})
 	f.hits = 2
 	for range 20 {
 		f.load("closed", 6, 50, 0, 1, 2).Wait()
@@ -292,7 +345,7 @@ func TestFleetSurvivesFlush(t *testing.T) {
 func TestFleetStoreFaults(t *testing.T) { eachStore(t, storeFaults) }
 
 func storeFaults(t *testing.T, server storeServer) {
-	f := newFleetOn(t, server, fleetRules, 2)
+	f := newFleet(t, 2, setup{store: server})
 	f.load("closed", 4, 200, 0, 1).Wait()
 	f.slowest.Store(0)
 	server.Kill()
@@ -330,25 +383,50 @@ func storeFaults(t *testing.T, server storeServer) {
 	t.Logf("slowest call %v", time.Duration(f.slowest.Load()))
 }
 
+// metric is the value of a series that there is.
 func (s *sluice) metric(name string) int {
 	s.Helper()
 	_, text := s.get(s.debug + "/metrics")
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				s.Fatal(err)
-			}
-			return int(n)
+			return s.number(value)
 		}
 	}
 	s.Fatalf("no metric %s", name)
 	return 0
 }
 
+// sum adds up the series of a metric that have these labels.
+func (s *sluice) sum(name string, labels ...string) (sum int) {
+	s.Helper()
+	_, text := s.get(s.debug + "/metrics")
+lines:
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, name+"{") {
+			continue
+		}
+		for _, label := range labels {
+			if !strings.Contains(line, label) {
+				continue lines
+			}
+		}
+		sum += s.number(line[strings.LastIndexByte(line, ' ')+1:])
+	}
+	return sum
+}
+
+func (s *sluice) number(text string) int {
+	s.Helper()
+	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return int(n)
+}
+
 // What a node has leased and not spent is given back when it ends.
 func TestFleetGivesBackAtTheEnd(t *testing.T) {
-	f := newFleet(t, 2)
+	f := newFleet(t, 2, setup{store: aRedis(t)})
 	f.load("closed", 4, 500, 0).Wait()
 	f.nodes[0].Signal(syscall.SIGTERM)
 	if err := <-f.nodes[0].exited; err != nil {

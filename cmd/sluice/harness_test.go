@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	goflag "flag" // flag is a function here
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,9 +48,26 @@ type sluice struct {
 	*testing.T
 	cmd              *exec.Cmd
 	http, rpc, debug string
-	mu               sync.Mutex
-	output           bytes.Buffer // guarded by mu
+	output           lines
 	exited           chan error
+}
+
+// lines collects a log.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder // guarded by mu
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 // commandTime is longer than any test takes on a busy machine, without a flag that makes it long: a command that hangs
@@ -69,9 +86,12 @@ func command(env []string, args ...string) *exec.Cmd {
 
 var announced = regexp.MustCompile(`HTTP on (\S+), gRPC on (\S+), debug on (\S+)`)
 
+// freePorts has a server serve on ports of this machine that are free.
+var freePorts = []string{"serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0"}
+
 func serve(t *testing.T, env []string, args ...string) *sluice {
 	t.Helper()
-	return serveWith(t, env, append([]string{"serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0"}, args...)...)
+	return serveWith(t, env, slices.Concat(freePorts, args)...)
 }
 
 // serveWith runs a command line that announces its ports.
@@ -87,15 +107,15 @@ func start(t *testing.T, cmd *exec.Cmd) *sluice {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.cmd.Stderr = s
+	s.cmd.Stderr = &s.output
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.cmd.Process.Kill() })
-	lines := bufio.NewReader(out)
-	line, err := lines.ReadString('\n')
+	first := bufio.NewReader(out)
+	line, err := first.ReadString('\n')
 	go func() {
-		_, _ = io.Copy(s, lines)
+		_, _ = io.Copy(&s.output, first)
 		s.exited <- s.cmd.Wait()
 	}()
 	m := announced.FindStringSubmatch(line)
@@ -106,17 +126,7 @@ func start(t *testing.T, cmd *exec.Cmd) *sluice {
 	return s
 }
 
-func (s *sluice) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.output.Write(p)
-}
-
-func (s *sluice) log() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.output.String()
-}
+func (s *sluice) log() string { return s.output.String() }
 
 func (s *sluice) get(url string) (int, string) {
 	s.Helper()
@@ -175,6 +185,11 @@ func (s *sluice) eventually(what string, ok func() bool) {
 	if !becomes(ok) {
 		s.Fatalf("%s: not within %v; the log:\n%s", what, patience, s.log())
 	}
+}
+
+func (s *sluice) healthy() bool {
+	code, _ := s.get(s.http + "/healthcheck")
+	return code == 200
 }
 
 // untilHealthy waits until the node says that it can answer as its store would.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
@@ -14,11 +13,7 @@ import (
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/protobuf/types/known/wrapperspb"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const holdLimit, holdSeconds, holdDrift = 20_000, 2, 600
@@ -39,10 +34,7 @@ descriptors:
 // holds has a request hold at a node; hits is the estimate, where the rule goes by it. ok is false if it was refused, or
 // the node did not answer.
 func (f *fleet) holds(node int, key, value string, hits int) (hold string, ok bool) {
-	d := &common.RateLimitDescriptor{
-		Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}, HitsAddend: wrapperspb.UInt64(uint64(hits)),
-	}
-	a, err := f.send(node, d)
+	a, err := f.send(node, descriptor(hits, key, value))
 	if err != nil || a.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
 		return "", false
 	}
@@ -51,19 +43,8 @@ func (f *fleet) holds(node int, key, value string, hits int) (hold string, ok bo
 
 // settles tells a node what a request has cost.
 func (f *fleet) settles(node int, key, value, hold string, cost int) error {
-	_, err := f.send(node, &common.RateLimitDescriptor{
-		Entries:    []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}, {Key: "sluice_hold", Value: hold}},
-		HitsAddend: wrapperspb.UInt64(uint64(cost)),
-	})
+	_, err := f.send(node, descriptor(cost, key, value, "sluice_hold", hold))
 	return err
-}
-
-func (f *fleet) send(node int, d *common.RateLimitDescriptor) (*rls.RateLimitResponse, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	return f.clients[node].ShouldRateLimit(ctx, &rls.RateLimitRequest{
-		Domain: "d", Descriptors: []*common.RateLimitDescriptor{d},
-	})
 }
 
 // heldIn is the window that a hold was charged in.
@@ -99,10 +80,10 @@ func (b *books) windows() int {
 // settle at other nodes, windows end in between, settlements arrive twice or never, and, with a Redis, a node
 // is killed.
 func TestHoldsAreNeverOver(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		r := newRingOf(t, heldRules, 3, 0, store)
+	withAndWithout(t, func(t *testing.T, store storeServer) {
+		r := newFleet(t, 3, setup{rules: heldRules, store: store, ring: 3})
 		values := []string{"routing"}
-		if store == ratelimit.SharedStore {
+		if store != nil {
 			values = append(values, "leasing", "approx")
 		}
 		var all sync.WaitGroup
@@ -114,7 +95,7 @@ func TestHoldsAreNeverOver(t *testing.T) {
 				all.Go(func() { r.uses(value, client, 6*time.Second, &kept[i], &killed) })
 			}
 		}
-		if store == ratelimit.SharedStore {
+		if store != nil {
 			r.nodes[0].eventually("a second window has begun", func() bool { return kept[0].windows() > 1 })
 			killed.Store(true)
 			r.nodes[2].Signal(syscall.SIGKILL)
@@ -141,7 +122,7 @@ func TestHoldsAreNeverOver(t *testing.T) {
 }
 
 // uses is a client that asks any node, and settles at any other, for a while.
-func (r *ringFleet) uses(value string, client int, length time.Duration, kept *books, killed *atomic.Bool) {
+func (f *fleet) uses(value string, client int, length time.Duration, kept *books, killed *atomic.Bool) {
 	random := rand.New(rand.NewPCG(uint64(client), 5))
 	node := func() int {
 		if killed.Load() {
@@ -152,22 +133,22 @@ func (r *ringFleet) uses(value string, client int, length time.Duration, kept *b
 	for end := time.Now().Add(length); time.Now().Before(end); {
 		held := 100 + random.IntN(400)
 		cost := min(held, 10+int(10/(0.02+random.Float64())))
-		hold, ok := r.holds(node(), "max", value, held)
+		hold, ok := f.holds(node(), "max", value, held)
 		if !ok {
 			time.Sleep(5 * time.Millisecond)
 			continue
 		}
-		window := heldIn(r, hold)
+		window := heldIn(f, hold)
 		time.Sleep(time.Duration(random.IntN(100)) * time.Millisecond) // the completion
 		switch at := node(); random.IntN(10) {
 		case 0: // it is never told
 			kept.add(window, held)
 		case 1:
-			_ = r.settles(at, "max", value, hold, cost)
-			_ = r.settles(at, "max", value, hold, 0)
+			_ = f.settles(at, "max", value, hold, cost)
+			_ = f.settles(at, "max", value, hold, 0)
 			kept.add(window, cost)
 		default:
-			_ = r.settles(at, "max", value, hold, cost)
+			_ = f.settles(at, "max", value, hold, cost)
 			kept.add(window, cost)
 		}
 	}
@@ -177,20 +158,20 @@ func (r *ringFleet) uses(value string, client int, length time.Duration, kept *b
 // 10,000 and hold 2,000. What is over is at most what requests in flight cost beyond what they held. Of 100 at least three
 // times 23 are used: 31 are left then, which two nodes may have in parts.
 func TestHoldsAtOnce(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		r := newRingOf(t, heldRules, 3, 0, store)
+	withAndWithout(t, func(t *testing.T, store storeServer) {
+		r := newFleet(t, 3, setup{rules: heldRules, store: store, ring: 3})
 		for _, c := range []struct {
 			key                      string
 			limit, held, cost, least int
 			clients                  int
 		}{{"five", 100, 30, 23, 69, 5}, {"five", 100, 30, 30, 70, 5}, {"fifty", 10_000, 2000, 5000, 10_000, 50}} {
 			for _, value := range []string{"routing", "leasing"} {
-				if value == "leasing" && store == ratelimit.OwnMemory {
+				if value == "leasing" && store == nil {
 					continue
 				}
 				if c.cost == 30 {
 					value += "-again"
-					if store == ratelimit.SharedStore && strings.HasPrefix(value, "leasing") {
+					if store != nil && strings.HasPrefix(value, "leasing") {
 						continue // it would be another rule
 					}
 				}
@@ -207,17 +188,17 @@ func TestHoldsAtOnce(t *testing.T) {
 
 // atOnce has clients ask in rounds until all are refused five times: a node that has refused asks again a moment later. It returns what was used, and how many were in
 // flight at once, at most.
-func (r *ringFleet) atOnce(clients int, key, value string, cost int) (used, most int) {
+func (f *fleet) atOnce(clients int, key, value string, cost int) (used, most int) {
 	for refusals := 0; refusals < 5; {
 		var all sync.WaitGroup
 		var inFlight atomic.Int64
 		for i := range clients {
 			all.Go(func() {
-				if hold, ok := r.holds(i%3, key, value, 0); ok {
+				if hold, ok := f.holds(i%3, key, value, 0); ok {
 					inFlight.Add(1)
 					time.Sleep(50 * time.Millisecond) // the completion
-					if err := r.settles((i+1)%3, key, value, hold, cost); err != nil {
-						r.Error(err)
+					if err := f.settles((i+1)%3, key, value, hold, cost); err != nil {
+						f.Error(err)
 					}
 				}
 			})
@@ -235,7 +216,7 @@ func (r *ringFleet) atOnce(clients int, key, value string, cost int) (used, most
 
 // A thousand requests with their settlements ask Redis a few times, where the limit is a million.
 func TestHoldsAskSeldom(t *testing.T) {
-	r := newRingOf(t, heldRules, 3, 0, ratelimit.SharedStore)
+	r := newFleet(t, 3, setup{rules: heldRules, store: aRedis(t), ring: 3})
 	for i := range 3 { // each node has had a request for the key
 		if hold, ok := r.holds(i, "llm", "x", 0); !ok || r.settles(i, "llm", "x", hold, 500) != nil {
 			t.Fatal("refused")
@@ -282,7 +263,7 @@ func TestHoldKeysAreRotated(t *testing.T) {
 	file := t.TempDir() + "/keys"
 	const a, b = "first-key-of-the-fleet", "second-key-of-the-fleet"
 	writeFile(t, file, a)
-	r := newRingOf(t, heldRules, 3, 0, ratelimit.SharedStore, "HOLD_KEYS=@"+file, "LOG_LEVEL=info")
+	r := newFleet(t, 3, setup{rules: heldRules, store: aRedis(t), ring: 3, env: []string{"HOLD_KEYS=@" + file, "LOG_LEVEL=info"}})
 	hold := func() string {
 		t.Helper()
 		hold, ok := r.holds(0, "llm", "x", 0)
@@ -293,14 +274,7 @@ func TestHoldKeysAreRotated(t *testing.T) {
 	}
 	settled := func(result string) (n int) {
 		for _, s := range r.nodes {
-			_, text := s.get(s.debug + "/metrics")
-			for line := range strings.Lines(text) {
-				if strings.HasPrefix(line, "sluice_holds_settled_total{") && strings.Contains(line, `"`+result+`"`) {
-					var one int
-					_, _ = fmt.Sscan(line[strings.LastIndexByte(line, ' '):], &one)
-					n += one
-				}
-			}
+			n += s.sum("sluice_holds_settled_total", `"`+result+`"`)
 		}
 		return n
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // spoiler stands between a client and a Redis, has each command executed, and answers those of one name with the
-// same bytes always.
+// same bytes always. Without a Redis it answers all but a client's first commands so.
 type spoiler struct {
 	Addr, target, command, garbage string
 
@@ -33,11 +33,14 @@ func newSpoiler(t *testing.T, target, command, garbage string) *spoiler {
 
 func (s *spoiler) serve(c net.Conn) {
 	defer c.Close()
-	upstream, err := net.Dial("tcp", s.target)
-	if err != nil {
-		return
+	var upstream net.Conn
+	if s.target != "" {
+		var err error
+		if upstream, err = net.Dial("tcp", s.target); err != nil {
+			return
+		}
+		defer upstream.Close()
 	}
-	defer upstream.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	var sent strings.Builder
 	asks, answers := bufio.NewReader(io.TeeReader(c, &sent)), bufio.NewReader(upstream)
@@ -46,6 +49,16 @@ func (s *spoiler) serve(c net.Conn) {
 		command, err := readCommand(asks)
 		if err != nil {
 			return
+		}
+		if upstream == nil {
+			reply := s.garbage
+			if command == "hello" || command == "client" {
+				reply = "-ERR unknown command\r\n"
+			}
+			if _, err := io.WriteString(c, reply); err != nil {
+				return
+			}
+			continue
 		}
 		// What was read ahead belongs to the commands behind this one.
 		whole := sent.String()

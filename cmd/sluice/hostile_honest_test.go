@@ -73,7 +73,7 @@ func (v *served) String() string {
 // half of the machine.
 func (v *served) room() bool { return v.rest <= v.wall*time.Duration(runtime.NumCPU())/2 }
 
-// honest asks as often as -honest-rate says, over a connection of its own, until ctx is done.
+// honest asks at honestRate, over a connection of its own, until ctx is done.
 func (s *sluice) honest(ctx context.Context) *served {
 	s.Helper()
 	client := rls.NewRateLimitServiceClient(s.dial())
@@ -85,7 +85,7 @@ func (s *sluice) honest(ctx context.Context) *served {
 	var mu sync.Mutex // guards v
 	var calls sync.WaitGroup
 	begun, server, busy := time.Now(), s.processor(), s.busy()
-	for due := begun; ctx.Err() == nil; due = due.Add(time.Second / time.Duration(*honestRate)) {
+	for due := begun; ctx.Err() == nil; due = due.Add(time.Second / honestRate) {
 		// A client that was late makes up for it, so that no time is passed over.
 		time.Sleep(time.Until(due))
 		calls.Go(func() {
@@ -112,17 +112,14 @@ func (s *sluice) honest(ctx context.Context) *served {
 }
 
 // attacker is a process that does a row to the server as soon as it reads a line.
-func (s *sluice) attacker(a attack, share float64) *exec.Cmd {
-	return command([]string{
-		"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http,
-		"SLUICE_ATTACK_SHARE=" + strconv.FormatFloat(share, 'f', -1, 64),
-	})
+func (s *sluice) attacker(a attack) *exec.Cmd {
+	return command([]string{"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http})
 }
 
 // attacked is what an honest client has of the server while a row is done to it.
-func (s *sluice) attacked(a attack, share float64) *served {
+func (s *sluice) attacked(a attack) *served {
 	s.Helper()
-	cmd := s.attacker(a, share)
+	cmd := s.attacker(a)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	begin, err := cmd.StdinPipe()

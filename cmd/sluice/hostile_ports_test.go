@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
 	"google.golang.org/protobuf/proto"
@@ -102,9 +101,9 @@ func bodies(web string, n, size int) error {
 
 // hostileRequest has n descriptors that rules(...) limits.
 func hostileRequest(n int) *rls.RateLimitRequest {
-	q := &rls.RateLimitRequest{Domain: "d"}
+	q := asking()
 	for i := range n {
-		q.Descriptors = append(q.Descriptors, &common.RateLimitDescriptor{Entries: []*common.RateLimitDescriptor_Entry{{Key: "k", Value: strconv.Itoa(i)}}})
+		q.Descriptors = append(q.Descriptors, descriptor(1, "k", strconv.Itoa(i)))
 	}
 	return q
 }
@@ -116,15 +115,9 @@ const attackFor = 2 * time.Second
 // attacker runs an attack in a process of its own, whose CPU time is separate from the honest client's. It
 // begins on a signal.
 func attacker(name string) {
-	share, err := strconv.ParseFloat(os.Getenv("SLUICE_ATTACK_SHARE"), 64)
-	if err != nil {
-		panic(err)
-	}
 	i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == name })
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
-	if share > 0 {
-		hostile.Pace(share)
-	}
+	hostile.Pace(attackShare)
 	for end := time.Now().Add(attackFor); time.Now().Before(end); {
 		// An early end of an attack is reported, and is no fault: servers end connections.
 		if err := attacks[i].once(os.Getenv("SLUICE_ATTACK_RPC"), os.Getenv("SLUICE_ATTACK_HTTP")); err != nil {
@@ -134,11 +127,11 @@ func attacker(name string) {
 	os.Exit(0)
 }
 
-var (
-	attackShare = goflag.Float64("attack-share", 0.5, "of one processor that an attacker may take; 0: what it can get")
-	honestRate  = goflag.Int("honest-rate", 200, "calls a second of the honest client")
-	attackJudge = goflag.Bool("attack-judge", false, "whether the honest client's p99 is judged: on a machine that does nothing else")
-)
+// attackShare is the part of one processor that an attacker may take, and honestRate the calls a second of the honest
+// client.
+const attackShare, honestRate = 0.5, 200
+
+var attackJudge = goflag.Bool("attack-judge", false, "whether the honest client's p99 is judged: on a machine that does nothing else")
 
 // mostGrowth is how much more memory than a quiet process any attack may cost, in MB.
 const mostGrowth = 256
@@ -177,7 +170,7 @@ func hostilePorts(t *testing.T, a attack) {
 		t.Logf("before: %v", before)
 	}
 	quiet := s.memory("VmRSS")
-	during := s.attacked(a, *attackShare)
+	during := s.attacked(a)
 	peak := s.memory("VmHWM")
 	t.Logf("%d -> %d MB\nduring: %v", quiet, peak, during)
 	if before != nil {
@@ -216,7 +209,7 @@ func (v *served) judge(t *testing.T, before *served) {
 // attacker does.
 func (s *sluice) endsUnder(a attack) {
 	s.Helper()
-	cmd := s.attacker(a, *attackShare)
+	cmd := s.attacker(a)
 	begin, err := cmd.StdinPipe()
 	if err != nil {
 		s.Fatal(err)

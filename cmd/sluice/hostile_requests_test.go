@@ -8,18 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
 // A client that requests explanations without end gets some of them, and takes no store connections from
 // claims.
 func TestHostileExplain(t *testing.T) {
-	redis := redistest.Start(t)
-	s := peopleNodes(t, 1, redis.Addr)[0]
+	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t)}).nodes[0]
 	s.post("five", "x")
-	client := redis.Client()
-	defer client.Close()
 	answered, refused := 0, 0
 	for range 300 {
 		r, err := http.Get("http://" + s.debug + "/explain?domain=d&entry=five=x")
@@ -46,7 +42,7 @@ func TestHostileExplain(t *testing.T) {
 
 // A token that is guessed too fast is not looked at, whatever it is.
 func TestHostileTokens(t *testing.T) {
-	s := peopleNodes(t, 1, "")[0]
+	s := newFleet(t, 1, setup{rules: peopleRules, env: []string{"LOG_LEVEL=info"}}).nodes[0]
 	correct := func(authorization string) int {
 		r, err := http.NewRequest(http.MethodPost, "http://"+s.debug+"/admin/drop?domain=d&entry=five=x", nil)
 		if err != nil {

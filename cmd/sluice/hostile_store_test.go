@@ -24,20 +24,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// scripted is a server that answers each command with the same bytes, except a client's first commands.
-type scripted struct {
-	Addr  string
-	reply atomic.Pointer[string]
-}
-
-func newScripted(t *testing.T, reply string) *scripted {
-	t.Helper()
-	s := new(scripted)
-	s.reply.Store(&reply)
-	s.Addr = listening(t, s.serve)
-	return s
-}
-
 // listening has serve answer each connection to the address, until the test ends.
 func listening(t *testing.T, serve func(net.Conn)) (addr string) {
 	t.Helper()
@@ -57,25 +43,6 @@ func listening(t *testing.T, serve func(net.Conn)) (addr string) {
 	})
 	t.Cleanup(func() { l.Close(); all.Wait() })
 	return l.Addr().String()
-}
-
-func (s *scripted) serve(c net.Conn) {
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-	r := bufio.NewReader(c)
-	for {
-		command, err := readCommand(r)
-		if err != nil {
-			return
-		}
-		reply := *s.reply.Load()
-		if command == "hello" || command == "client" {
-			reply = "-ERR unknown command\r\n"
-		}
-		if _, err := io.WriteString(c, reply); err != nil {
-			return
-		}
-	}
 }
 
 // readCommand reads an array of strings, and returns the first.
@@ -161,7 +128,7 @@ func TestHostileReplies(t *testing.T) {
 		"HTTP":                     "HTTP/1.1 400 Bad Request\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScripted(t, reply)
+			s := newSpoiler(t, "", "", reply)
 			var refused atomic.Uint64
 			f, _ := hostileFleet(t, s.Addr, &refused)
 			var before, after runtime.MemStats
@@ -183,7 +150,7 @@ func TestHostileReplies(t *testing.T) {
 // The bound is that of every connection, of whatever type of Redis; what it names is
 // said where it is reached.
 func TestHostileRepliesOfEveryType(t *testing.T) {
-	s := newScripted(t, "$99999999999\r\n")
+	s := newSpoiler(t, "", "", "$99999999999\r\n")
 	for name, flags := range map[string]store.Redis{
 		"single":   {URL: s.Addr, Type: "SINGLE"},
 		"cluster":  {URL: s.Addr + "," + s.Addr, Type: "CLUSTER"},
@@ -277,22 +244,4 @@ func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
 		}
 	}
 	t.Fatal("the account was not evicted")
-}
-
-// lines collects a log.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +16,6 @@ import (
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
-	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
@@ -44,16 +44,15 @@ func (s *sluice) read(args ...string) (code int, out, errs string) {
 // A limit that is set at one node counts at each node, also where it refused the key or had tokens in hand. It never
 // returns earlier usage.
 func TestLimitAtRunTime(t *testing.T) {
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
 	// A refused request is charged otherwise, and a raised limit has to exceed all of them.
-	writeFile(t, rules, strings.Replace(peopleRules, "domain: d\n", "domain: d\ncoordination: {on_deny: refund, on_store_failure: closed}\n", 1))
-	for name, stores := range map[string][]string{"fleet": {redistest.Start(t).Addr, ""}, "alone": {""}} {
+	rules := strings.Replace(peopleRules, "domain: d\n", "domain: d\ncoordination: {on_deny: refund, on_store_failure: closed}\n", 1)
+	for name, n := range map[string]int{"fleet": 2, "alone": 1} {
 		t.Run(name, func(t *testing.T) {
-			var nodes []*sluice
-			for range stores {
-				nodes = append(nodes, serve(t, []string{"REDIS_URL=" + stores[0], "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules))
-				nodes[len(nodes)-1].untilHealthy()
+			with := setup{rules: rules}
+			if n > 1 {
+				with.store = aRedis(t)
 			}
+			nodes := newFleet(t, n, with).nodes
 			first, last := nodes[0], nodes[len(nodes)-1]
 			for _, key := range []string{"five", "sliding", "bucket"} {
 				admitted := 0
@@ -104,7 +103,7 @@ func TestLimitAtRunTime(t *testing.T) {
 
 // The commands do what the resource does: conditions, lists, and a file that goes out and in again.
 func TestLimitCommands(t *testing.T) {
-	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
+	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t), env: []string{"LOG_LEVEL=info"}}).nodes[0]
 	s.may("set", "12", "d", "five=a", "--reason=why, \"so\"", "--new")
 	if code, _, errs := s.limit("set", "13", "d", "five=a", "--new"); code != 1 || !strings.Contains(errs, "has changed since") {
 		t.Errorf("--new of one that is there: %d %s", code, errs)
@@ -204,39 +203,24 @@ func TestTiers(t *testing.T) {
 		}
 	}
 	s := serve(t, []string{"ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
-	limitOf := func(entries ...[2]string) string {
+	limitOf := func(entries string) string { // the code, and the limit in force
 		t.Helper()
-		var all []map[string]string
-		for _, e := range entries {
-			all = append(all, map[string]string{"key": e[0], "value": e[1]})
+		answer := s.overJSON()(parseRequest(t, "domain=edge | "+entries))
+		m := regexp.MustCompile(`^(\w+) \[\w+ (\d+)/`).FindStringSubmatch(answer)
+		if m == nil {
+			t.Fatalf("%s is answered %s", entries, answer)
 		}
-		body, err := json.Marshal(map[string]any{"domain": "edge", "descriptors": []any{map[string]any{"entries": all}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(string(body)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Body.Close()
-		var answer struct {
-			OverallCode string
-			Statuses    []struct{ CurrentLimit struct{ RequestsPerUnit int } }
-		}
-		if err := json.NewDecoder(r.Body).Decode(&answer); err != nil || len(answer.Statuses) != 1 {
-			t.Fatalf("%s: %+v %v", body, answer, err)
-		}
-		return fmt.Sprint(answer.OverallCode, " ", answer.Statuses[0].CurrentLimit.RequestsPerUnit)
+		return m[1] + " " + m[2]
 	}
-	tier := func(name string) string { return limitOf([2]string{"tier", name}, [2]string{"api_key", "ann"}) }
+	tier := func(name string) string { return limitOf("tier=" + name + ",api_key=ann") }
 	if got := tier("free") + ", " + tier("pro") + ", " + tier("enterprise"); got != "OK 60, OK 6000, OK 60000" {
 		t.Errorf("the tiers are answered %s", got)
 	}
 	s.may("set", "9000", "edge", "tier=pro", "api_key=ann")
 	s.may("set", "500", "edge", "api_key=bob")
 	s.may("set", "10", "edge", "partner=acme")
-	for want, entry := range map[string][2]string{
-		"OK 500": {"api_key", "bob"}, "OK 60": {"api_key", "eve"}, "OK 10": {"partner", "acme"}, "OVER_LIMIT 0": {"partner", "stranger"},
+	for want, entry := range map[string]string{
+		"OK 500": "api_key=bob", "OK 60": "api_key=eve", "OK 10": "partner=acme", "OVER_LIMIT 0": "partner=stranger",
 	} {
 		if got := limitOf(entry); got != want {
 			t.Errorf("%v is answered %s, must be %s", entry, got, want)
@@ -249,7 +233,7 @@ func TestTiers(t *testing.T) {
 
 // Changes at all nodes at once end in one of them, and none is lost: with versions each counts once.
 func TestLimitsAreChangedByVersion(t *testing.T) {
-	nodes := peopleNodes(t, 2, redistest.Start(t).Addr)
+	nodes := newFleet(t, 2, setup{rules: peopleRules, store: aRedis(t)}).nodes
 	nodes[0].may("set", "0", "d", "five=x")
 	const writers, each = 4, 5
 	var all sync.WaitGroup
@@ -282,18 +266,8 @@ func TestLimitsAreChangedByVersion(t *testing.T) {
 // them within a second, on each kind of store, and each node lists all.
 func TestOverridesReachEachNode(t *testing.T) {
 	t.Parallel()
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, peopleRules)
 	eachStore(t, func(t *testing.T, server storeServer) {
-		var nodes []*sluice
-		for range 3 {
-			env := []string{"STORE_URL=" + server.URL(), "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}
-			nodes = append(nodes, serve(t, env, "--config", rules))
-		}
-		for _, s := range nodes {
-			s.untilHealthy()
-		}
-		overridesReach(t, nodes)
+		overridesReach(t, newFleet(t, 3, setup{rules: peopleRules, store: server}).nodes)
 	})
 }
 
@@ -338,9 +312,9 @@ func eachLists(t *testing.T, nodes []*sluice) {
 func TestRingOverridesOutliveRestarts(t *testing.T) {
 	t.Parallel()
 	rules := strings.Replace(peopleRules, "domain: d\n", "domain: d\ncoordination: {mode: routing, on_store_failure: closed, on_deny: refund}\n", 1)
-	r := newRingOf(t, rules, 3, 1, ratelimit.OwnMemory, "ADMIN_TOKEN=hunter2")
+	r := newFleet(t, 3, setup{rules: rules, ring: 4})
 	overridesReach(t, r.nodes)
-	added := r.start()
+	added := r.join()
 	in := func(nodes []*sluice, members int) {
 		t.Helper()
 		for _, s := range nodes {
@@ -405,11 +379,9 @@ func (s *sluice) put(t *testing.T, descriptor, body string) {
 
 // A window whose limit was raised, and lowered below its usage then, is within its largest limit for the audit, too.
 func TestAuditOfOverrides(t *testing.T) {
-	redis := redistest.Start(t)
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, "domain: d\ncoordination: {audit: true, on_deny: refund, on_store_failure: closed}\ndescriptors:\n- {key: five, rate_limit: {unit: year, requests_per_unit: 5}}\n")
-	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
-	s.untilHealthy()
+	rules := "domain: d\ncoordination: {audit: true, on_deny: refund, on_store_failure: closed}\ndescriptors:\n- {key: five, rate_limit: {unit: year, requests_per_unit: 5}}\n"
+	f := newFleet(t, 1, setup{rules: rules, store: aRedis(t)})
+	s := f.nodes[0]
 	admitted := 0
 	ask := func() bool {
 		if s.post("five", "x") == http.StatusOK {
@@ -427,7 +399,7 @@ func TestAuditOfOverrides(t *testing.T) {
 		for range 3 {
 			ask()
 		}
-		code, out, errs := runLine("audit", "--redis-url="+redis.Addr)
+		code, out, errs := runLine("audit", "--redis-url="+f.redis.Addr)
 		if code != 0 || strings.Contains(out, "BROKEN") || !strings.Contains(out, "  12  ") {
 			t.Errorf("of 12 of 12, with a limit of %s, the audit says %d\n%s%s", limit, code, out, errs)
 		}
@@ -438,12 +410,10 @@ func TestAuditOfOverrides(t *testing.T) {
 // removed, too.
 func TestAuditNamesAuthorsOfOverrides(t *testing.T) {
 	t.Parallel()
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, "domain: d\ndescriptors:\n- {key: five, coordination: {audit: true}, rate_limit: {unit: year, requests_per_unit: 5}}\n"+
-		"- {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}\n")
+	rules := "domain: d\ndescriptors:\n- {key: five, coordination: {audit: true}, rate_limit: {unit: year, requests_per_unit: 5}}\n" +
+		"- {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}\n"
 	eachStore(t, func(t *testing.T, server storeServer) {
-		s := serve(t, []string{"STORE_URL=" + server.URL(), "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules)
-		s.untilHealthy()
+		s := newFleet(t, 1, setup{rules: rules, store: server}).nodes[0]
 		s.may("set", "12", "d", "five=x", "--expires=24h", "--reason=ticket 4711")
 		s.may("rm", "d", "five=x")
 		s.may("set", "12", "d", "ten=x")
@@ -473,17 +443,10 @@ func TestAuditNamesAuthorsOfOverrides(t *testing.T) {
 // A ban counts within seconds at a node that missed its recall: the connection that listens was cut.
 func TestBanReachesWhoMissedItsRecall(t *testing.T) {
 	t.Parallel()
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, "domain: d\ncoordination: {on_deny: refund}\ndescriptors:\n- {key: many, rate_limit: {unit: year, requests_per_unit: 50000}}\n")
-	of := func(t *testing.T, url string, cut func()) {
+	const rules = "domain: d\ncoordination: {on_deny: refund}\ndescriptors:\n- {key: many, rate_limit: {unit: year, requests_per_unit: 50000}}\n"
+	of := func(t *testing.T, server storeServer, cut func()) {
 		t.Parallel()
-		var nodes []*sluice
-		for range 2 {
-			nodes = append(nodes, serve(t, []string{"STORE_URL=" + url, "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"}, "--config", rules))
-		}
-		for _, s := range nodes {
-			s.untilHealthy()
-		}
+		nodes := newFleet(t, 2, setup{rules: rules, store: server}).nodes
 		for range 300 { // a lease worth having
 			nodes[0].post("many", "x")
 		}
@@ -493,19 +456,19 @@ func TestBanReachesWhoMissedItsRecall(t *testing.T) {
 	}
 	t.Run("postgres", func(t *testing.T) {
 		server := pgtest.Start(t)
-		of(t, server.URL(), func() {
+		of(t, server, func() {
 			server.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'")
 		})
 	})
 	t.Run("redis", func(t *testing.T) {
 		server := redistest.Start(t)
-		of(t, server.URL(), func() { server.Do("CLIENT", "KILL", "TYPE", "pubsub") })
+		of(t, server, func() { server.Do("CLIENT", "KILL", "TYPE", "pubsub") })
 	})
 }
 
 // An override that is over before it counts is refused, and the answer says so.
 func TestOverridesThatAreOverAreRefused(t *testing.T) {
-	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
+	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t), env: []string{"LOG_LEVEL=info"}}).nodes[0]
 	if code, out, errs := s.limit("set", "3", "d", "five=x", "--expires=1ns"); code != 1 || !strings.Contains(errs, "is over by the clock of the store") {
 		t.Errorf("an override of a nanosecond: %d %s%s", code, out, errs)
 	}

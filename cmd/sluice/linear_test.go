@@ -5,9 +5,6 @@ import (
 	goflag "flag" // flag is a function here
 	"fmt"
 	"math/rand/v2"
-	"net"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -15,11 +12,7 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 var (
@@ -53,8 +46,7 @@ const (
 
 // recorder is a fleet of three nodes, and the answers of its clients.
 type recorder struct {
-	*ringFleet
-	join    func() *sluice
+	*fleet
 	most    int // that a request costs
 	keys    int
 	began   time.Time
@@ -76,8 +68,7 @@ type liveNode struct {
 // linearKind is a mode, and what happens to its nodes meanwhile.
 type linearKind struct {
 	rules   string
-	store   ratelimit.Storage
-	on      func(testing.TB) storeServer // nil: a Redis
+	store   func(testing.TB) storeServer // nil: none
 	kill    bool
 	replace bool
 	ones    bool // requests cost 1, else 1 to 3
@@ -87,34 +78,18 @@ type linearKind struct {
 	strands bool
 }
 
-// Mode routing without a store promises a counter: there is one account of a key, at one node, also while nodes
-// join and leave. Every answer is exact, including limit_remaining and peeks. Only a request that its client
-// gives up is not one step: it may be charged, seen by others, and taken back.
-func TestLinearRouting(t *testing.T) {
-	linear(t, linearKind{rules: routedRules, exact: true})
-}
-
-func TestLinearRoutingReplaced(t *testing.T) {
-	linear(t, linearKind{rules: routedRules, exact: true, replace: true})
-}
-
+// Histories of real fleets are those of a counter, as far as each mode promises one.
+//
+// Mode routing without a store promises it: there is one account of a key, at one node, also while nodes join and
+// leave. Every answer is exact, including limit_remaining and peeks. Only a request that its client gives up is not
+// one step: it may be charged, seen by others, and taken back.
+//
 // With Redis, admissions are those of a counter, also through the crash of a node. The leases of that node are
 // stranded: refused from then on, although the counter has them. For a while, so are the leases of a node that
 // ended, and those of an owner whose keys a new node now owns. A node whose owner did not answer in time, on a
 // busy machine, has leased instead, and strands its lease, too: its metrics show that. limit_remaining is from
 // the last answer, and not checked.
-func TestLinearRoutingWithRedis(t *testing.T) {
-	linear(t, linearKind{rules: routedRules, store: true})
-}
-
-func TestLinearRoutingWithRedisKilled(t *testing.T) {
-	linear(t, linearKind{rules: routedRules, store: true, kill: true, strands: true})
-}
-
-func TestLinearRoutingWithRedisReplaced(t *testing.T) {
-	linear(t, linearKind{rules: routedRules, store: true, replace: true, strands: true})
-}
-
+//
 // Mode leasing with leases of one token claims for each request, but not for each request alone. Requests of
 // one hit that meet at a node share a claim. A short lease is renewed in the background, so that a node may
 // keep one token of a key between requests. A token for a request that has gone stays with its node for two
@@ -122,27 +97,25 @@ func TestLinearRoutingWithRedisReplaced(t *testing.T) {
 // is not linearizable, and not promised. The promise, which is checked, is that the limit holds. A request is
 // refused only if admissions, lost requests, and a token for each node leave too little for it. limit_remaining
 // is from the last answer of the ledger.
-func TestLinearLeasing(t *testing.T) {
-	linear(t, linearKind{rules: leasedRules, store: true, ones: true})
-}
-
-func TestLinearLeasingKilled(t *testing.T) {
-	linear(t, linearKind{rules: leasedRules, store: true, ones: true, kill: true})
-}
-
-func TestLinearLeasingReplaced(t *testing.T) {
-	linear(t, linearKind{rules: leasedRules, store: true, ones: true, replace: true})
-}
-
+//
 // Requests of several hits that meet at a node take from each other's grants. The one that is then short claims
 // its whole cost once more: its part of the first grant stays there. So others are refused, and the tokens
-// admitted later, although no answer was lost. The limit holds.
-func TestLinearLeasingOfSeveralHits(t *testing.T) {
-	linear(t, linearKind{rules: leasedRules, store: true})
-}
-
-// On a database the same is promised.
-func TestLinearOnDatabases(t *testing.T) {
+// admitted later, although no answer was lost. The limit holds. On a database the same is promised.
+func TestLinear(t *testing.T) {
+	kinds := map[string]linearKind{
+		"routing":                      {rules: routedRules, exact: true},
+		"routing, replaced":            {rules: routedRules, exact: true, replace: true},
+		"routing with Redis":           {rules: routedRules, store: aRedis},
+		"routing with Redis, killed":   {rules: routedRules, store: aRedis, kill: true, strands: true},
+		"routing with Redis, replaced": {rules: routedRules, store: aRedis, replace: true, strands: true},
+		"leasing":                      {rules: leasedRules, store: aRedis, ones: true},
+		"leasing, killed":              {rules: leasedRules, store: aRedis, ones: true, kill: true},
+		"leasing, replaced":            {rules: leasedRules, store: aRedis, ones: true, replace: true},
+		"leasing of several hits":      {rules: leasedRules, store: aRedis},
+	}
+	for name, kind := range kinds {
+		t.Run(name, func(t *testing.T) { linear(t, kind) })
+	}
 	for store, start := range databases {
 		for name, kind := range map[string]linearKind{
 			"routing":  {rules: routedRules, strands: true},
@@ -151,7 +124,7 @@ func TestLinearOnDatabases(t *testing.T) {
 			"replaced": {rules: leasedRules, ones: true, replace: true},
 			"hits":     {rules: leasedRules},
 		} {
-			kind.store, kind.on = true, start
+			kind.store = start
 			t.Run(store+" "+name, func(t *testing.T) {
 				t.Parallel()
 				linear(t, kind)
@@ -232,7 +205,7 @@ func record(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 		}
 		for n := range r.running() {
 			early += int(n.decidedAlone())
-			if kind.rules == routedRules && kind.store && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // the time is unknown
+			if kind.rules == routedRules && kind.store != nil && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // the time is unknown
 				r.changed(true, 0)
 			}
 		}
@@ -246,35 +219,21 @@ func linearKey(i int) string { return string(rune('a' + i)) }
 
 func newRecorder(t *testing.T, kind linearKind) *recorder {
 	t.Helper()
-	f := &fleet{T: t, rules: filepath.Join(t.TempDir(), "rules.yaml")}
-	var env []string
-	if kind.store {
-		if kind.on == nil {
-			kind.on = func(t testing.TB) storeServer { return redistest.Start(t) }
-		}
-		f = newFleetOn(t, kind.on(t), kind.rules, 0)
-		env = []string{"COORDINATION_STORE_DEADLINE=1s"} // a commit may take longer than 15 ms
+	with := setup{rules: kind.rules}
+	if kind.rules == routedRules {
+		with.ring = 4
 	}
-	writeFile(t, f.rules, kind.rules)
-	r := &recorder{ringFleet: &ringFleet{fleet: f, store: kind.store, env: env}, began: time.Now()}
+	if kind.store != nil { // a commit may take longer than 15 ms
+		with.store, with.env = kind.store(t), []string{"COORDINATION_STORE_DEADLINE=1s"}
+	}
+	r := &recorder{fleet: newFleet(t, 0, with), began: time.Now()}
 	if r.most, r.keys = 3, 10; kind.ones {
 		r.most, r.keys = 1, 6
-	}
-	routed := strings.Contains(kind.rules, "routing")
-	r.join = func() *sluice { return f.join(f.server.URL()) }
-	if routed {
-		for range 4 {
-			host, port := freeAddress(t)
-			r.addrs = append(r.addrs, net.JoinHostPort(host, port))
-		}
-		r.join = r.start
 	}
 	for i := range r.live {
 		r.live[i].Store(r.another())
 	}
-	for _, n := range r.nodes {
-		n.eventually("it has met the others", func() bool { return n.healthy() && (!routed || n.metric("sluice_ring_members") == 3) })
-	}
+	r.untilWhole()
 	return r
 }
 
@@ -370,11 +329,8 @@ func (r *recorder) decide(client, node int, key string, cost int, patience time.
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	q := &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{
-		Entries: []*common.RateLimitDescriptor_Entry{{Key: "k", Value: key}}, HitsAddend: wrapperspb.UInt64(uint64(cost)),
-	}}}
 	op := porcupine.Operation{ClientId: client, Input: counterOp{key: key, cost: cost}, Call: int64(time.Since(r.began)), Return: never}
-	reply, err := r.live[node].Load().clients[client].ShouldRateLimit(ctx, q)
+	reply, err := r.live[node].Load().clients[client].ShouldRateLimit(ctx, asking(descriptor(cost, "k", key)))
 	if err != nil {
 		op.Output = counterAnswer{lost: true}
 		r.lost.Add(1)

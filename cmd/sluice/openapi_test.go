@@ -86,11 +86,66 @@ func (o *openAPI) fits(at string, d described, v any) string {
 	return ""
 }
 
+// caller asks a node, and compares each answer with the description.
+type caller struct {
+	*testing.T
+	openAPI
+	node *sluice
+	seen map[string]bool // paths with statuses
+}
+
+func (c *caller) try(method, path, query, body, token string) {
+	c.Helper()
+	address := c.node.debug
+	if path == "/json" || path == "/healthcheck" {
+		address = c.node.http
+	}
+	r, err := http.NewRequest(method, "http://"+address+strings.Replace(path, "{domain}", "d", 1)+query, strings.NewReader(body))
+	if err != nil {
+		c.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer answer.Body.Close()
+	var op operation
+	if err := json.Unmarshal(c.Paths[path][strings.ToLower(method)], &op); err != nil {
+		c.Fatalf("%s %s is not described: %v", method, path, err)
+	}
+	code := strings.Fields(answer.Status)[0]
+	said, ok := op.Responses[code]
+	if !ok {
+		c.Errorf("%s %s answers %s, which is not described", method, path, code)
+		return
+	}
+	c.seen[path+" "+code] = true
+	kind, _, _ := strings.Cut(answer.Header.Get("Content-Type"), ";")
+	content, ok := said.Content[kind]
+	if !ok {
+		c.Errorf("%s %s answers %s with %s, and %v are described", method, path, code, kind, said.Content)
+		return
+	}
+	if kind == "application/json" {
+		var v any
+		if err := json.NewDecoder(answer.Body).Decode(&v); err != nil && err != io.EOF {
+			c.Errorf("%s %s: %v", method, path, err)
+		}
+		if wrong := c.fits(path, content.Schema, v); wrong != "" {
+			c.Errorf("%s %s answers %s: %s", method, path, code, wrong)
+		}
+	}
+}
+
 // Each endpoint answers as /openapi.json says, also when it refuses; and each page that the debug port lists is
 // described.
 func TestOpenAPI(t *testing.T) {
 	t.Parallel()
-	s := peopleNodes(t, 1, "")[0]
+	s := newFleet(t, 1, setup{rules: peopleRules}).nodes[0]
 	var o openAPI
 	_, text := s.get(s.debug + "/openapi.json")
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -105,69 +160,23 @@ func TestOpenAPI(t *testing.T) {
 		}
 	}
 	request := `{"domain": "d", "descriptors": [{"entries": [{"key": "five", "value": "x"}]}]}`
-	seen := map[string]bool{}
-	try := func(method, path, query, body, token string) {
-		t.Helper()
-		address := s.debug
-		if path == "/json" || path == "/healthcheck" {
-			address = s.http
-		}
-		r, err := http.NewRequest(method, "http://"+address+strings.Replace(path, "{domain}", "d", 1)+query, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Content-Type", "application/json")
-		if token != "" {
-			r.Header.Set("Authorization", "Bearer "+token)
-		}
-		answer, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		var op operation
-		if err := json.Unmarshal(o.Paths[path][strings.ToLower(method)], &op); err != nil {
-			t.Fatalf("%s %s is not described: %v", method, path, err)
-		}
-		code := strings.Fields(answer.Status)[0]
-		said, ok := op.Responses[code]
-		if !ok {
-			t.Errorf("%s %s answers %s, which is not described", method, path, code)
-			return
-		}
-		seen[path+" "+code] = true
-		kind, _, _ := strings.Cut(answer.Header.Get("Content-Type"), ";")
-		content, ok := said.Content[kind]
-		if !ok {
-			t.Errorf("%s %s answers %s with %s, and %v are described", method, path, code, kind, said.Content)
-			return
-		}
-		if kind == "application/json" {
-			var v any
-			if err := json.NewDecoder(answer.Body).Decode(&v); err != nil && err != io.EOF {
-				t.Errorf("%s %s: %v", method, path, err)
-			}
-			if wrong := o.fits(path, content.Schema, v); wrong != "" {
-				t.Errorf("%s %s answers %s: %s", method, path, code, wrong)
-			}
-		}
-	}
+	c := &caller{t, o, s, map[string]bool{}}
 	for range 6 {
-		try("POST", "/json", "", request, "")
+		c.try("POST", "/json", "", request, "")
 	}
-	try("POST", "/json", "", "{", "")
+	c.try("POST", "/json", "", "{", "")
 	for path, methods := range o.Paths {
 		if _, ok := methods["get"]; ok && path != "/explain" {
-			try("GET", path, "", "", "hunter2")
+			c.try("GET", path, "", "", "hunter2")
 		}
 	}
-	try("GET", "/explain", "?domain=d&entry=five=x", "", "")
-	try("GET", "/explain", "?domain=d", "", "")
-	try("GET", "/console/history", "?since=x", "", "")
+	c.try("GET", "/explain", "?domain=d&entry=five=x", "", "")
+	c.try("GET", "/explain", "?domain=d", "", "")
+	c.try("GET", "/console/history", "?since=x", "", "")
 	for _, path := range []string{"/admin/reset", "/admin/drop"} {
-		try("POST", path, "?domain=d&entry=five=x", "", "hunter2")
-		try("POST", path, "?domain=d&entry=five=x", "", "wrong")
-		try("POST", path, "?domain=d", "", "hunter2")
+		c.try("POST", path, "?domain=d&entry=five=x", "", "hunter2")
+		c.try("POST", path, "?domain=d&entry=five=x", "", "wrong")
+		c.try("POST", path, "?domain=d", "", "hunter2")
 	}
 	const override = "/v1/overrides/{domain}"
 	for _, change := range []struct{ method, query, body, token string }{
@@ -182,18 +191,18 @@ func TestOpenAPI(t *testing.T) {
 		{"DELETE", "?five=x", "", "hunter2"},
 		{"POST", "", "", "hunter2"},
 	} {
-		try(change.method, override, change.query, change.body, change.token)
+		c.try(change.method, override, change.query, change.body, change.token)
 	}
-	try("GET", "/v1/overrides", "", "", "hunter2")
-	try("GET", "/v1/overrides", "?limit=x", "", "hunter2")
-	try("POST", "/v1/overrides", "", "", "hunter2")
+	c.try("GET", "/v1/overrides", "", "", "hunter2")
+	c.try("GET", "/v1/overrides", "?limit=x", "", "hunter2")
+	c.try("POST", "/v1/overrides", "", "", "hunter2")
 	for _, status := range []string{"200", "400", "403", "404", "415", "422"} {
-		if !seen[override+" "+status] {
+		if !c.seen[override+" "+status] {
 			t.Errorf("%s %s was not seen", override, status)
 		}
 	}
 	for _, must := range []string{"/json 200", "/json 429", "/json 400", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400"} {
-		if !seen[must] {
+		if !c.seen[must] {
 			t.Errorf("%s was not seen", must)
 		}
 	}

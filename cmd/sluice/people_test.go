@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/console"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
@@ -36,22 +34,6 @@ descriptors:
   - {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}
 `
 
-// nodes are servers with the rules above, on one Redis, or alone without.
-func peopleNodes(t *testing.T, n int, redis string, env ...string) (nodes []*sluice) {
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, peopleRules)
-	for range n {
-		if redis != "" {
-			env = append(env[:len(env):len(env)], "REDIS_URL="+redis)
-		}
-		nodes = append(nodes, serve(t, append(env[:len(env):len(env)], "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"), "--config", rules))
-	}
-	for _, s := range nodes {
-		s.eventually("healthy", s.healthy)
-	}
-	return nodes
-}
-
 // explained asks with the command.
 func (s *sluice) explained(args ...string) string {
 	s.Helper()
@@ -66,8 +48,8 @@ func (s *sluice) explained(args ...string) string {
 // then gets.
 func TestExplain(t *testing.T) {
 	t.Parallel()
-	for _, store := range []string{"", redistest.Start(t).Addr} {
-		s := peopleNodes(t, 1, store)[0]
+	for _, store := range []storeServer{nil, aRedis(t)} {
+		s := newFleet(t, 1, setup{rules: peopleRules, store: store}).nodes[0]
 		for args, want := range map[string]string{
 			"d tier=gold user=ann":   "tier_g*: the first pattern that matches",
 			"d tier=none user=ann":   "tier: the default of this key",
@@ -96,14 +78,15 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	// In a pod the node's own DEBUG_PORT is asked.
-	_, port, _ := strings.Cut(peopleNodes(t, 1, "")[0].debug, ":")
+	alone := newFleet(t, 1, setup{rules: peopleRules}).nodes[0]
+	_, port, _ := strings.Cut(alone.debug, ":")
 	if out, err := command([]string{"DEBUG_PORT=" + port}, "explain", "d", "free=x").CombinedOutput(); err != nil || !strings.Contains(string(out), "unlimited") {
 		t.Errorf("%v: %s", err, out)
 	}
 	for want, args := range map[string][]string{
 		"does not answer":                        {"--debug=127.0.0.1:1", "d", "a=b"},
-		"its requests are OK; did you mean 'd'?": {"--debug=" + peopleNodes(t, 1, "")[0].debug, "d_", "a=b"},
-		`the domain "nowhere" has no rules`:      {"--debug=" + peopleNodes(t, 1, "")[0].debug, "nowhere", "a=b"},
+		"its requests are OK; did you mean 'd'?": {"--debug=" + alone.debug, "d_", "a=b"},
+		`the domain "nowhere" has no rules`:      {"--debug=" + alone.debug, "nowhere", "a=b"},
 	} {
 		if code, _, errs := runLine(append([]string{"explain"}, args...)...); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s", args, code, errs)
@@ -114,9 +97,11 @@ func TestExplain(t *testing.T) {
 // A reset key may be spent once more, by all nodes together; only who has the
 // token may reset, and it is logged.
 func TestAdmin(t *testing.T) {
-	for name, nodes := range map[string][]*sluice{
-		"fleet": peopleNodes(t, 2, redistest.Start(t).Addr, "COORDINATION_ON_STORE_FAILURE=closed"), "alone": peopleNodes(t, 1, ""),
+	for name, f := range map[string]*fleet{
+		"fleet": newFleet(t, 2, setup{rules: peopleRules, store: aRedis(t), env: []string{"COORDINATION_ON_STORE_FAILURE=closed", "LOG_LEVEL=info"}}),
+		"alone": newFleet(t, 1, setup{rules: peopleRules, env: []string{"LOG_LEVEL=info"}}),
 	} {
+		nodes := f.nodes
 		t.Run(name, func(t *testing.T) {
 			addresses := nodes[0].debug
 			if len(nodes) > 1 {
@@ -163,8 +148,8 @@ func TestAdmin(t *testing.T) {
 // The table sums nodes, goes on when one dies, and says who has other rules, for
 // people and for programs.
 func TestTop(t *testing.T) {
-	redis := redistest.Start(t)
-	nodes := peopleNodes(t, 2, redis.Addr)
+	f := newFleet(t, 2, setup{rules: peopleRules, store: aRedis(t)})
+	nodes := f.nodes
 	for i := range 20 {
 		nodes[i%2].post("five", "x")
 	}
@@ -180,9 +165,8 @@ func TestTop(t *testing.T) {
 	if others := again.others(); !slices.Equal(others, []string{"b:6070"}) {
 		t.Errorf("beside a there are %v", others)
 	}
-	other := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, other, strings.Replace(peopleRules, "requests_per_unit: 50}", "requests_per_unit: 60}", 1))
-	third := serve(t, []string{"REDIS_URL=" + redis.Addr}, "--config", other)
+	other := strings.Replace(peopleRules, "requests_per_unit: 50}", "requests_per_unit: 60}", 1)
+	third := newFleet(t, 1, setup{rules: other, store: f.store}).nodes[0]
 	top := topCmd{Debug: []string{nodes[0].debug, nodes[1].debug, third.debug}, Rules: 20}
 	before := top.look(nil)
 	if err := before.failed(); err != nil {
@@ -216,9 +200,10 @@ func TestTop(t *testing.T) {
 
 // Nodes that share a Redis see each other, and the owner of each lease. A node that ends disappears.
 func TestFleetKnowsItself(t *testing.T) {
-	redis := redistest.Start(t)
-	nodes := peopleNodes(t, 1, redis.Addr, "PEERS=")
-	nodes = append(nodes, peopleNodes(t, 1, redis.Addr)...)
+	f := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t), env: []string{"PEERS="}})
+	f.env = nil
+	f.join().untilHealthy()
+	nodes := f.nodes
 	nodes[1].eventually("the second knows both", func() bool {
 		_, body := nodes[1].get(nodes[1].debug + "/console/state")
 		return strings.Count(body, `"seen_seconds"`) == 2
@@ -231,7 +216,7 @@ func TestFleetKnowsItself(t *testing.T) {
 	}
 	_ = nodes[1].cmd.Process.Signal(syscall.SIGTERM)
 	<-nodes[1].exited
-	client := redis.Client()
+	client := f.redis.Client()
 	defer client.Close()
 	if n := client.HLen(context.Background(), "sluice:nodes").Val(); n != 1 {
 		t.Errorf("%d nodes are there after one has ended", n)
@@ -255,11 +240,8 @@ func TestDebugPortIsSafe(t *testing.T) {
 	s := serve(t, []string{"REDIS_URL=redis://:hunter9@" + redis.Addr, "ADMIN_TOKEN=hunter2", "PEER_SECRET=hunter3"}, "--config", rules)
 	client := s.overGRPC()
 	for _, v := range hostileValues {
-		q := &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{
-			{Entries: []*common.RateLimitDescriptor_Entry{{Key: "v", Value: v}}},
-			{Entries: []*common.RateLimitDescriptor_Entry{{Key: "five", Value: v}}},
-			{Entries: []*common.RateLimitDescriptor_Entry{{Key: v, Value: v}}, Limit: &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_DAY}},
-		}}
+		q := asking(descriptor(1, "v", v), descriptor(1, "five", v), descriptor(1, v, v))
+		q.Descriptors[2].Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_DAY}
 		client(q)
 		q.Domain = v
 		client(q)
@@ -314,8 +296,8 @@ func TestDebugPortIsSafe(t *testing.T) {
 // values as the text that they are.
 func TestConsoleInABrowser(t *testing.T) {
 	t.Parallel()
-	browser := browserPath(t)
-	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
+	b := newBrowser(t)
+	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t)}).nodes[0]
 	for _, v := range hostileValues {
 		for range 3 {
 			s.post("five", v)
@@ -324,17 +306,12 @@ func TestConsoleInABrowser(t *testing.T) {
 	for range 50 {
 		s.post("drift", "busy")
 	}
-	address := "http://" + s.debug + "/console?domain=d&entry=" + url.QueryEscape("five="+hostileValues[0])
+	b.window(390, 844, false)
+	b.open("http://" + s.debug + "/console?domain=d&entry=" + url.QueryEscape("five="+hostileValues[0]))
 	dom := ""
 	s.eventually("the page shows what the node does", func() bool {
 		s.post("drift", "busy") // a key that is idle is not shown for long
-		cmd := exec.Command(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--user-data-dir="+t.TempDir(),
-			"--window-size=390,844", "--virtual-time-budget=6000", "--dump-dom", address)
-		out, err := runFor(cmd, 60*time.Second)
-		if err != nil {
-			t.Fatalf("%v: %.2000s", err, out)
-		}
-		dom = string(out)
+		dom = b.eval("document.documentElement.outerHTML")
 		// A chart's line needs two looks; by then the page may tell of the values that are no text, as of errors.
 		return strings.Contains(dom, "d.five") && strings.Contains(dom, "drift=busy") && strings.Contains(dom, "<polyline")
 	})
@@ -356,16 +333,9 @@ func TestConsoleInABrowser(t *testing.T) {
 	}
 }
 
-// runFor runs a command for so long at most.
-func runFor(cmd *exec.Cmd, d time.Duration) ([]byte, error) {
-	timer := time.AfterFunc(d, func() { _ = cmd.Process.Kill() })
-	defer timer.Stop()
-	return cmd.Output()
-}
-
 // With CONSOLE_REDACT no page shows what requests brought along.
 func TestConsoleRedacts(t *testing.T) {
-	s := peopleNodes(t, 1, "", "CONSOLE_REDACT=true")[0]
+	s := newFleet(t, 1, setup{rules: peopleRules, env: []string{"CONSOLE_REDACT=true"}}).nodes[0]
 	s.post("five", "s3cret")
 	for _, page := range []string{"/console/state", "/console/history", "/ring"} {
 		if _, body := s.get(s.debug + page); strings.Contains(body, "s3cret") {

@@ -42,7 +42,7 @@ descriptors:
 // store fails for a while.
 func TestDashboardsHaveData(t *testing.T) {
 	t.Parallel()
-	r := newScraped(t)
+	r := newFleet(t, 3, setup{rules: scrapedRules, store: aRedis(t), ring: 3, env: []string{"HOT_KEY_RATE=100"}})
 	prometheus := r.prometheus()
 	stop := r.underLoad()
 	defer stop()
@@ -103,34 +103,16 @@ func dashboardQueries(t *testing.T) (all []string) {
 	return all
 }
 
-// scraped is a ring of three nodes on a Redis.
-type scraped struct{ *ringFleet }
-
-func newScraped(t *testing.T) *scraped {
-	r := &ringFleet{fleet: newEmptyFleet(t, scrapedRules), store: true, env: []string{"HOT_KEY_RATE=100"}}
-	for range 3 {
-		host, port := freeAddress(t)
-		r.addrs = append(r.addrs, host+":"+port)
-	}
-	for range 3 {
-		r.start()
-	}
-	for _, n := range r.nodes {
-		n.eventually("healthy", n.healthy)
-	}
-	return &scraped{r}
-}
-
 // prometheus scrapes the nodes twice a second.
-func (r *scraped) prometheus() (address string) {
-	dir := r.TempDir()
-	targets := make([]string, len(r.nodes))
-	for i, n := range r.nodes {
+func (f *fleet) prometheus() (address string) {
+	dir := f.TempDir()
+	targets := make([]string, len(f.nodes))
+	for i, n := range f.nodes {
 		targets[i] = n.debug
 	}
 	config := filepath.Join(dir, "prometheus.yml")
-	writeFile(r.T, config, "global: {scrape_interval: 500ms, evaluation_interval: 1s}\nscrape_configs:\n- job_name: sluice\n  static_configs: [{targets: ["+strings.Join(targets, ",")+"]}]\n")
-	return runWeb(r.T, tool(r.T, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"))
+	writeFile(f.T, config, "global: {scrape_interval: 500ms, evaluation_interval: 1s}\nscrape_configs:\n- job_name: sluice\n  static_configs: [{targets: ["+strings.Join(targets, ",")+"]}]\n")
+	return runWeb(f.T, tool(f.T, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"))
 }
 
 // runWeb starts Prometheus, or Alertmanager, and waits until it is ready.
@@ -205,17 +187,17 @@ func query(t *testing.T, address, q string) int {
 
 // underLoad has the nodes decide under every rule, until it is stopped; the store
 // hangs for a moment now and then.
-func (r *scraped) underLoad() (stop func()) {
+func (f *fleet) underLoad() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	for i := range r.nodes {
+	for i := range f.nodes {
 		wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				for _, key := range []string{"lease", "tight", "drift", "owned"} {
-					r.askFor(i, key, fmt.Sprint("k", n%3))
+					f.askFor(i, key, fmt.Sprint("k", n%3))
 				}
-				if hold, ok := r.holds(i, "holds", "k", 1); ok {
-					_ = r.settles((i+1)%len(r.nodes), "holds", "k", hold, n%40)
+				if hold, ok := f.holds(i, "holds", "k", 1); ok {
+					_ = f.settles((i+1)%len(f.nodes), "holds", "k", hold, n%40)
 				}
 				time.Sleep(time.Millisecond)
 			}
@@ -227,9 +209,9 @@ func (r *scraped) underLoad() (stop func()) {
 			case <-ctx.Done():
 			case <-time.After(2 * time.Second):
 			}
-			r.redis.Signal(syscall.SIGSTOP)
+			f.redis.Signal(syscall.SIGSTOP)
 			time.Sleep(300 * time.Millisecond)
-			r.redis.Signal(syscall.SIGCONT)
+			f.redis.Signal(syscall.SIGCONT)
 		}
 	})
 	return func() {

@@ -1,53 +1,18 @@
 package main
 
 import (
-	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
-
-// certificate writes a certificate for name, signed by itself, and its key.
-func certificate(t *testing.T, dir, name string) (cert, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der2, err := x509.MarshalECPrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, key = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
-	writeFile(t, cert, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
-	writeFile(t, key, string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der2})))
-	return cert, key
-}
 
 func freeAddress(t *testing.T) (host, port string) {
 	t.Helper()
@@ -63,18 +28,21 @@ func freeAddress(t *testing.T) (host, port string) {
 // why without the secret.
 func TestRedisSettings(t *testing.T) {
 	dir := t.TempDir()
-	serverCert, serverKey := certificate(t, dir, "server")
-	clientCert, clientKey := certificate(t, dir, "client")
+	servers, clients := newIssuer(t), newIssuer(t)
+	servers.sign("server", &x509.Certificate{DNSNames: []string{"server"}, NotAfter: time.Now().Add(time.Hour)}) // not for 127.0.0.1
+	servers.leaf("client", time.Hour)
+	clients.leaf("client", time.Hour)
+	clientCert, clientKey, stranger := clients.file("client.crt"), clients.file("client.key"), servers.file("client.crt")
 	_, tlsPort := freeAddress(t)
 	socket := filepath.Join(dir, "redis.sock")
-	r := redistest.Start(t, "--tls-port", tlsPort, "--tls-cert-file", serverCert, "--tls-key-file", serverKey,
-		"--tls-ca-cert-file", clientCert, "--tls-auth-clients", "yes", "--unixsocket", socket)
+	r := redistest.Start(t, "--tls-port", tlsPort, "--tls-cert-file", servers.file("server.crt"), "--tls-key-file", servers.file("server.key"),
+		"--tls-ca-cert-file", clients.file("ca.crt"), "--tls-auth-clients", "yes", "--unixsocket", socket)
 	r.Do("ACL", "SETUSER", "me", "on", ">hunter3", "~*", "&*", "+@all")
 	r.Do("ACL", "SETUSER", "default", "on", "resetpass", ">hunter2")
 	rules := filepath.Join(dir, "rules.yaml")
 	writeFile(t, rules, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000}}]\n")
 	tlsEnv := []string{
-		"REDIS_TLS=true", "REDIS_TLS_CACERT=" + serverCert, "REDIS_TLS_CLIENT_CERT=" + clientCert, "REDIS_TLS_CLIENT_KEY=" + clientKey,
+		"REDIS_TLS=true", "REDIS_TLS_CACERT=" + servers.file("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + clientCert, "REDIS_TLS_CLIENT_KEY=" + clientKey,
 		"REDIS_AUTH=hunter2",
 	}
 	for name, c := range map[string]struct {
@@ -89,8 +57,8 @@ func TestRedisSettings(t *testing.T) {
 		"bad password": {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter9"}, `check REDIS_AUTH: its user is \"\", and it has a password: true`},
 		"no password":  {[]string{"REDIS_URL=" + r.Addr}, `check REDIS_AUTH: its user is \"\", and it has a password: false`},
 		"bad name":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv...), "check REDIS_URL: the server's certificate is for another name"},
-		"stranger":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CACERT="+clientCert, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CACERT, which is \\\"" + clientCert},
-		"refused cert": {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CLIENT_CERT="+serverCert, "REDIS_TLS_CLIENT_KEY="+serverKey, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + serverCert},
+		"stranger":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CACERT="+clients.file("ca.crt"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CACERT, which is \\\"" + clients.file("ca.crt")},
+		"refused cert": {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CLIENT_CERT="+stranger, "REDIS_TLS_CLIENT_KEY="+servers.file("client.key"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + stranger},
 		"no TLS there": {append([]string{"REDIS_URL=" + r.Addr}, tlsEnv...), "check REDIS_URL, and REDIS_TLS, which is true"},
 		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "check REDIS_URL"},
 	} {
@@ -167,47 +135,33 @@ descriptors:
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
 `)
 	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s"}, "--config", rules, "--log-level=warn")
-	client := rls.NewRateLimitServiceClient(s.dial())
-	ask := func(keys ...string) []*rls.RateLimitResponse_DescriptorStatus {
-		t.Helper()
-		q := &rls.RateLimitRequest{Domain: "d"}
-		for _, k := range keys {
-			q.Descriptors = append(q.Descriptors, request(k, "x").Descriptors...)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		r, err := client.ShouldRateLimit(ctx, q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.Statuses
+	ask := func(descriptors string) string {
+		return codesOf(s.overGRPC()(parseRequest(t, "domain=d | "+descriptors)))
 	}
 	claims := func(s *redistest.Server) int {
 		return s.Commands("evalsha") + s.Commands("eval") + s.Commands("hincrby")
 	}
 	s.untilHealthy()
 	before, briefly := claims(usual), claims(brief) // both have been asked whose data they have
-	ask("often")
+	ask("often=x")
 	if claims(usual) != before || claims(brief) == briefly {
 		t.Errorf("a limit for a second: %d claims in the first Redis, %d in the other", claims(usual)-before, claims(brief)-briefly)
 	}
 	for i := range 7 {
-		statuses := ask("five", "often", "five")
-		first, often, last := statuses[0], statuses[1], statuses[2]
-		if got, want := [3]rls.RateLimitResponse_Code{first.Code, often.Code, last.Code}, [3]rls.RateLimitResponse_Code{over(2*i >= 5), over(false), over(2*i+1 >= 5)}; got != want {
-			t.Errorf("request %d: %v, want %v", i, got, want)
+		got, want := ask("five=x; often=x; five=x"), "OK [OK 5/YEAR] [OK 100000/SECOND] [OK 5/YEAR]"
+		switch {
+		case 2*i >= 5:
+			want = "OVER_LIMIT [OVER_LIMIT 5/YEAR] [OK 100000/SECOND] [OVER_LIMIT 5/YEAR]"
+		case 2*i+1 >= 5:
+			want = "OVER_LIMIT [OK 5/YEAR] [OK 100000/SECOND] [OVER_LIMIT 5/YEAR]"
+		}
+		if got != want {
+			t.Errorf("request %d: %s, want %s", i, got, want)
 		}
 	}
 	if claims(usual) == before {
 		t.Error("the first Redis was not asked")
 	}
-}
-
-func over(yes bool) rls.RateLimitResponse_Code {
-	if yes {
-		return rls.RateLimitResponse_OVER_LIMIT
-	}
-	return rls.RateLimitResponse_OK
 }
 
 func TestBadPerSecond(t *testing.T) {

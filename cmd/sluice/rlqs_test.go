@@ -154,44 +154,6 @@ func TestEnvoysShareABudget(t *testing.T) {
 	}
 }
 
-// Without faults, and with a demand above the limit, admissions stay within it, and a rule that cannot be
-// divided is denied.
-func TestEnvoysKeepTheLimit(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 25 s")
-	}
-	t.Parallel()
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, strings.ReplaceAll(quotaRules, "600", "200"))
-	s := serve(t, []string{"DRAIN_TIME=100ms"}, "--config", rules)
-	p := &passes{minute: map[int64]int{}}
-	brief := &passes{minute: map[int64]int{}}
-	id := map[string]string{"api_key": "k", "tier": "gold"}
-	asking, stop := context.WithCancel(t.Context())
-	wg := askEach(asking, 20*time.Millisecond, id, envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p))
-	second := askEach(asking, 50*time.Millisecond, map[string]string{"brief": "x"}, envoyOf(t, s.rpc, brief))
-	bucket, began := &passes{minute: map[int64]int{}}, time.Now()
-	third := askEach(asking, 40*time.Millisecond, map[string]string{"bucket": "x"}, envoyOf(t, s.rpc, bucket), envoyOf(t, s.rpc, bucket))
-	time.Sleep(25 * time.Second)
-	stop()
-	wg.Wait()
-	second.Wait()
-	third.Wait()
-	if n := p.most(); n > 200 || n < 100 {
-		t.Errorf("%d passed in a minute, of a limit of 200 with 3750 asked for", n)
-	}
-	if n, most := bucket.all(), 200+int(time.Since(began).Seconds()*200/60)+1; n > most || n < most/2 {
-		t.Errorf("%d passed of a bucket, which may let pass %d", n, most)
-	}
-	if n := brief.most(); n != 0 {
-		t.Errorf("%d passed of a rule that cannot be divided", n)
-	}
-	s.Signal(syscall.SIGTERM)
-	if err := <-s.exited; err != nil {
-		t.Errorf("it ended with %v", err)
-	}
-}
-
 // A node leaves while others take its streams over: its Envoys go on with what they have, ask
 // another node within 5 s, and refuse hardly anything meanwhile. Told to drop their leases (a
 // TTL of 0), they would refuse everything until then.

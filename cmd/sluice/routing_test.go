@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const routingRules = `domain: d
@@ -31,67 +29,16 @@ descriptors:
   - {key: owes, value: approx, coordination: {debt: carry, mode: approx, drift_budget: 30}, rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 100}}
 `
 
-// ringFleet is nodes that own keys together, with or without a Redis behind.
-type ringFleet struct {
-	*fleet
-	addrs []string // of all nodes there will be
-	store ratelimit.Storage
-	env   []string
-}
-
-func newRing(t *testing.T, nodes, spare int, store ratelimit.Storage, env ...string) *ringFleet {
-	t.Helper()
-	return newRingOf(t, routingRules, nodes, spare, store, env...)
-}
-
-func newRingOf(t *testing.T, rules string, nodes, spare int, store ratelimit.Storage, env ...string) *ringFleet {
-	t.Helper()
-	r := &ringFleet{fleet: newEmptyFleet(t, rules), store: store, env: env}
-	for range nodes + spare {
-		host, port := freeAddress(t)
-		r.addrs = append(r.addrs, net.JoinHostPort(host, port))
-	}
-	for range nodes {
-		r.start()
-	}
-	for _, n := range r.nodes {
-		n.eventually("all nodes are in the ring", func() bool { return n.metric("sluice_ring_members") == nodes && n.healthy() })
-	}
-	return r
-}
-
-func (r *ringFleet) start() *sluice {
-	s := r.launch(len(r.nodes))
-	r.nodes = append(r.nodes, s)
-	r.clients = append(r.clients, rls.NewRateLimitServiceClient(s.dial()))
-	return s
-}
-
-// launch starts the node of an address.
-func (r *ringFleet) launch(i int) *sluice {
-	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9", "LOG_LEVEL=warn"}
-	env = append(env, r.env...)
-	if r.store {
-		env = append(env, "STORE_URL="+r.server.URL())
-	}
-	return serve(r.T, env, "--config", r.rules)
-}
-
-func (s *sluice) healthy() bool {
-	code, _ := s.get(s.http + "/healthcheck")
-	return code == 200
-}
-
 // withAndWithout runs a test in memory, and with a Redis behind.
-func withAndWithout(t *testing.T, test func(*testing.T, ratelimit.Storage)) {
-	t.Run("memory", func(t *testing.T) { test(t, ratelimit.OwnMemory) })
-	t.Run("redis", func(t *testing.T) { test(t, ratelimit.SharedStore) })
+func withAndWithout(t *testing.T, test func(*testing.T, storeServer)) {
+	t.Run("memory", func(t *testing.T) { test(t, nil) })
+	t.Run("redis", func(t *testing.T) { test(t, aRedis(t)) })
 }
 
 // late is how many requests their owners did not answer in time so far.
-func (r *ringFleet) late() int64 {
-	total := r.fallbacks()
-	for _, n := range r.nodes {
+func (f *fleet) late() int64 {
+	total := f.fallbacks()
+	for _, n := range f.nodes {
 		total += int64(n.metric(`sluice_peer_asks_total{what="leased_instead"}`))
 	}
 	return total
@@ -101,8 +48,8 @@ func (r *ringFleet) late() int64 {
 // whose answers this machine has delayed for 15 ms. The owner takes such a request back, but refused ones after
 // it are charged before.
 func TestRoutingIsExact(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		r := newRing(t, 3, 0, store)
+	withAndWithout(t, func(t *testing.T, store storeServer) {
+		r := newFleet(t, 3, setup{rules: routingRules, store: store, ring: 3})
 		for _, c := range []struct {
 			key   string
 			limit int64
@@ -129,7 +76,7 @@ func TestRoutingIsExact(t *testing.T) {
 // this machine has kept from their owners for 15 ms. These are refused, and an owner takes their charge back
 // while it owns the key and the asking node runs.
 func TestRoutingRollingReplacement(t *testing.T) {
-	r := newRing(t, 3, 3, ratelimit.OwnMemory)
+	r := newFleet(t, 3, setup{rules: routingRules, ring: 6})
 	const keys = 200
 	var admitted [keys]atomic.Int64
 	var live atomic.Pointer[[]int]
@@ -161,7 +108,7 @@ func TestRoutingRollingReplacement(t *testing.T) {
 	}
 	late := int64(0)
 	for i := range 3 {
-		n := r.start()
+		n := r.join()
 		all := append([]rls.RateLimitServiceClient(nil), r.clients...)
 		clients.Store(&all)
 		n.eventually("the new node is healthy", n.healthy)
@@ -206,8 +153,8 @@ func TestRoutingRollingReplacement(t *testing.T) {
 // and with Redis nothing is over.
 func TestRoutingOwnerIsKilled(t *testing.T) {
 	t.Parallel()
-	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		r := newRing(t, 3, 0, store)
+	withAndWithout(t, func(t *testing.T, store storeServer) {
+		r := newFleet(t, 3, setup{rules: routingRules, store: store, ring: 3})
 		const keys = 30
 		var admitted [keys]int
 		ask := func(node, k int) {
@@ -242,7 +189,7 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 			over = max(over, n-10)
 		}
 		t.Logf("at most %d over, of a limit of 10", over)
-		if declared := map[ratelimit.Storage]int{ratelimit.SharedStore: 0, ratelimit.OwnMemory: 10}[store]; over > declared {
+		if declared := map[bool]int{false: 10}[store != nil]; over > declared {
 			t.Errorf("%d over, declared %d", over, declared)
 		}
 	})
@@ -251,12 +198,12 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 // One key is most of the traffic: the nodes lease it instead of asking its
 // owner each time, and it still admits no more than its limit.
 func TestRoutingHotKey(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		testHotKey(t, newRing(t, 4, 0, store, "HOT_KEY_RATE=300"))
+	withAndWithout(t, func(t *testing.T, store storeServer) {
+		testHotKey(t, newFleet(t, 4, setup{rules: routingRules, store: store, ring: 4, env: []string{"HOT_KEY_RATE=300"}}))
 	})
 }
 
-func testHotKey(t *testing.T, r *ringFleet) {
+func testHotKey(t *testing.T, r *fleet) {
 	received := func() (total int) {
 		for _, n := range r.nodes {
 			total += n.metric(`sluice_peer_asks_total{what="received"}`)

@@ -12,16 +12,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-
-	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
 var screens = goflag.String("screens", "", "a directory for the pictures of the console, at all widths, light and dark; unset: a few, that are thrown away")
 
-const screenRules = `domain: edge
+const screenRules = `domain: d
 descriptors:
   - {key: api_key, coordination: {mode: approx, drift_budget: 40%, max_nodes: 4, check_timeout: 0s}, rate_limit: {unit: second, requests_per_unit: 20}}
   - {key: tenant, coordination: {on_store_failure: open}, rate_limit: {unit: second, requests_per_unit: 100}}
@@ -31,32 +26,20 @@ descriptors:
 // screened is a fleet under load whose console a browser shows.
 type screened struct {
 	*browser
-	nodes []*sluice
-	redis *redistest.Server
-	rules string
+	fleet *fleet
 }
 
 func newScreened(t *testing.T) *screened {
 	b := newBrowser(t)
-	redis := redistest.Start(t)
-	s := &screened{browser: b, redis: redis, rules: filepath.Join(t.TempDir(), "rules.yaml")}
-	writeFile(t, s.rules, screenRules)
-	for range 3 {
-		s.nodes = append(s.nodes, serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s"}, "--config", s.rules))
-	}
-	for _, n := range s.nodes {
-		n.eventually("healthy", n.healthy)
-	}
+	s := &screened{b, newFleet(t, 3, setup{rules: screenRules, store: aRedis(t)})}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	for i, n := range s.nodes {
+	for i, n := range s.fleet.nodes {
 		ask := n.overGRPC()
 		wg.Go(func() {
 			for k := 0; ctx.Err() == nil; k++ {
 				key := []string{"api_key", "tenant", "invoice"}[k%3]
-				ask(&rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
-					{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: fmt.Sprint("key-", (k/3+i)%4)}}},
-				}})
+				ask(request(key, fmt.Sprint("key-", (k/3+i)%4)))
 				select {
 				case <-ctx.Done():
 				case <-time.After(10 * time.Millisecond):
@@ -128,9 +111,9 @@ func TestConsoleScreens(t *testing.T) {
 	t.Parallel()
 	s := newScreened(t)
 	s.window(1280, 900, false)
-	page := "http://" + s.nodes[0].debug + "/console"
+	page := "http://" + s.fleet.nodes[0].debug + "/console"
 	s.open(page)
-	s.shows("under load", "edge.api_key", "20 per second", "(this node)", "3 of 3 nodes respond", "Over-admission of the worst key")
+	s.shows("under load", "d.api_key", "20 per second", "(this node)", "3 of 3 nodes respond", "Over-admission of the worst key")
 	s.eventually("charts have a line", "document.querySelector('#lead polyline') && document.querySelectorAll('#lead polyline')[0].getAttribute('points').split(' ').length > 4")
 	s.order()
 	s.pictures("load")
@@ -138,7 +121,7 @@ func TestConsoleScreens(t *testing.T) {
 	s.open(page) // again: what was drawn is still there
 	s.eventually("a page that is opened anew has the past", "document.querySelector('#lead polyline') && document.querySelectorAll('#lead polyline')[0].getAttribute('points').split(' ').length > 4")
 
-	last := s.nodes[2]
+	last := s.fleet.nodes[2]
 	_ = last.cmd.Process.Signal(syscall.SIGSTOP)
 	_, port, _ := strings.Cut(last.debug, ":")
 	s.shows("a node hangs", "1 of 3 nodes are silent", "SILENT, last seen")
@@ -147,34 +130,34 @@ func TestConsoleScreens(t *testing.T) {
 	_ = last.cmd.Process.Signal(syscall.SIGCONT)
 	s.shows("it goes on", "3 of 3 nodes respond")
 
-	writeFile(t, s.rules, strings.Replace(screenRules, "unit: second", "unit: fortnight", 1))
+	writeFile(t, s.fleet.file, strings.Replace(screenRules, "unit: second", "unit: fortnight", 1))
 	s.shows("a bad file", "The current rules are bad", "fortnight")
 	s.pictures("bad-file")
-	writeFile(t, s.rules, screenRules)
+	writeFile(t, s.fleet.file, screenRules)
 	s.eventually("it is mended", "!document.body.innerText.includes('The current rules are bad')")
 
-	s.redis.Signal(syscall.SIGSTOP)
+	s.fleet.redis.Signal(syscall.SIGSTOP)
 	s.shows("Redis hangs", "The store does not answer", "decisions a second are made without the store", "As of ", "tenant (open)")
 	s.pictures("redis-stopped")
-	s.redis.Signal(syscall.SIGCONT)
+	s.fleet.redis.Signal(syscall.SIGCONT)
 	s.shows("Redis is back", "3 of 3 nodes respond")
 	s.eventually("the store answers", "!document.body.innerText.includes('The store does not answer')")
 	if text := s.eval("document.body.innerText"); strings.Contains(text, "more was admitted than is declared") || strings.Contains(text, "More was admitted than is declared") {
 		t.Errorf("what on_store_failure admitted is shown as a broken bound:\n%.2000s", text)
 	}
 
-	_ = s.nodes[0].cmd.Process.Signal(syscall.SIGSTOP)
+	_ = s.fleet.nodes[0].cmd.Process.Signal(syscall.SIGSTOP)
 	s.shows("this node hangs", "This node does not answer", "Last seen at")
 	if opacity := s.eval("getComputedStyle(document.querySelector('#cards')).opacity"); opacity == "1" {
 		t.Error("what a node said that does not answer any more looks new")
 	}
 	s.pictures("this-node-stopped")
-	_ = s.nodes[0].cmd.Process.Signal(syscall.SIGCONT)
-	s.shows("this node goes on", "edge.api_key")
+	_ = s.fleet.nodes[0].cmd.Process.Signal(syscall.SIGCONT)
+	s.shows("this node goes on", "d.api_key")
 	s.eventually("it is shown as it is now", "document.body.className === ''")
 
-	s.redis.Kill()
-	s.redis.Run()
+	s.fleet.redis.Kill()
+	s.fleet.redis.Run()
 	s.shows("Redis lost its data", "The store lost its data, in the last quarter of an hour")
 	s.pictures("data-lost")
 	s.fullTable()
@@ -182,17 +165,16 @@ func TestConsoleScreens(t *testing.T) {
 
 // fullTable shows a node with few places for keys, and requests for many.
 func (s *screened) fullTable() {
-	n := serve(s.T, []string{"REDIS_URL=" + s.redis.Addr, "DRAIN_TIME=0s", "MAX_KEYS=64"}, "--config", s.rules)
-	n.eventually("healthy", n.healthy)
+	s.fleet.env = []string{"MAX_KEYS=64"}
+	n := s.fleet.join()
+	n.untilHealthy()
 	s.open("http://" + n.debug + "/console")
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	ask := n.overGRPC()
 	wg.Go(func() {
 		for k := 0; ctx.Err() == nil; k++ {
-			ask(&rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
-				{Entries: []*common.RateLimitDescriptor_Entry{{Key: "invoice", Value: fmt.Sprint("many-", k%500)}}},
-			}})
+			ask(request("invoice", fmt.Sprint("many-", k%500)))
 		}
 	})
 	s.shows("a full table", "The table of keys is full")

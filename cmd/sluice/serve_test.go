@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -28,19 +26,8 @@ func TestServeOutOfTheBox(t *testing.T) {
 	if fmt.Sprint(got) != "[200 200 200 429]" && time.Now().Minute() != 0 {
 		t.Errorf("got %v", got)
 	}
-	s.eventually("healthy", func() bool { code, body := s.get(s.http + "/healthcheck"); return code == 200 && body == "OK" })
-	conn := s.dial()
-	for _, name := range []string{"", "ratelimit"} {
-		r, err := healthpb.NewHealthClient(conn).Check(context.Background(), &healthpb.HealthCheckRequest{Service: name})
-		if err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("health of %q: %v %v", name, r, err)
-		}
-	}
-	answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(context.Background(), &rls.RateLimitRequest{
-		Domain: "example", Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{{Key: "user", Value: "alice"}}}},
-	})
-	if err != nil || answer.Statuses[0].LimitRemaining != 4 {
-		t.Errorf("%v %v", answer, err)
+	if got := s.overGRPC()(parseRequest(t, "domain=example | user=alice")); got != "OK [OK 5/HOUR left 4]" {
+		t.Error(got)
 	}
 	for path, want := range map[string]string{
 		"/":                    "/rlconfig",

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,12 +17,9 @@ import (
 
 // The first request after health succeeds is decided by the store, over TLS as well, on an existing connection:
 // dialling would take longer than a decision may. The test does not measure the time, because a busy machine
-// may delay any decision for more than 15 ms. STARTS=100 repeats it.
+// may delay any decision for more than 15 ms.
 func TestFirstRequestIsNoFallback(t *testing.T) {
-	starts, err := strconv.Atoi(os.Getenv("STARTS"))
-	if err != nil {
-		starts = 5
-	}
+	const starts = 5
 	i := newIssuer(t)
 	i.leaf("redis", time.Hour, "localhost")
 	_, port := freeAddress(t)

@@ -2,15 +2,12 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"net"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
 // lineSink is a statsd server for one client.
@@ -72,15 +69,11 @@ func (k *lineSink) sums(t *testing.T) map[string]int {
 func TestStatsd(t *testing.T) {
 	sink := newLineSink(t)
 	s := serve(t, append(sink.env(), "DRAIN_TIME=0s", "LOCAL_CACHE_SIZE_IN_BYTES=1"))
-	client := rls.NewRateLimitServiceClient(s.dial())
+	ask := s.overGRPC()
 	for range 5 {
-		q := request("user", "bob")
-		q.Domain = "example"
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		if _, err := client.ShouldRateLimit(ctx, q); err != nil {
-			t.Error(err)
+		if got := ask(parseRequest(t, "domain=example | user=bob")); strings.HasPrefix(got, "error") {
+			t.Error(got)
 		}
-		cancel()
 	}
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,6 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 var (
@@ -193,10 +192,10 @@ func startSteppedStore(t *testing.T) storeServer {
 }
 
 func delays(d time.Duration) func(*troubled) {
-	return func(f *troubled) { f.server.(slowStore).proxy.Delay(d) }
+	return func(f *troubled) { f.store.(slowStore).proxy.Delay(d) }
 }
 
-func signals(s syscall.Signal) func(*troubled) { return func(f *troubled) { f.server.Signal(s) } }
+func signals(s syscall.Signal) func(*troubled) { return func(f *troubled) { f.store.Signal(s) } }
 
 // invented is a demand for keys that come once.
 func invented(n int) (key, value string) { return "tenant", fmt.Sprint("invented-", n) }
@@ -212,13 +211,13 @@ var troubles = []trouble{
 	{
 		name: "bad-rules", lasts: 5 * time.Minute, alert: "SluiceConfigRejected", within: 3 * time.Minute,
 		begin: func(f *troubled) {
-			writeFile(f.T, f.rules, "domain: d\ndescriptors:\n- {key: tenant, rate_limit: {unit: fortnight}}\n")
+			writeFile(f.T, f.file, "domain: d\ndescriptors:\n- {key: tenant, rate_limit: {unit: fortnight}}\n")
 		},
-		end: func(f *troubled) { writeFile(f.T, f.rules, troubledRules) },
+		end: func(f *troubled) { writeFile(f.T, f.file, troubledRules) },
 	},
 	{
 		name: "empty-restart", lasts: 3 * time.Minute, alert: "SluiceLedgerLost", within: 2 * time.Minute,
-		begin: func(f *troubled) { f.server.Kill(); f.server.Run() },
+		begin: func(f *troubled) { f.store.Kill(); f.store.Run() },
 	},
 	{
 		name: "full-table", lasts: 13 * time.Minute, alert: "SluiceTableFull", within: 12 * time.Minute, env: []string{"MAX_KEYS=32"},
@@ -243,7 +242,7 @@ var troubles = []trouble{
 	},
 	{
 		name: "clock-step", lasts: 3 * time.Minute, alert: "SluiceStoreClockStepped", within: 2 * time.Minute, store: startSteppedStore,
-		begin: func(f *troubled) { f.server.(steppedStore).step(5 * time.Second) },
+		begin: func(f *troubled) { f.store.(steppedStore).step(5 * time.Second) },
 	},
 	{name: "rollout", env: []string{"DRAIN_TIME=1s"}, begin: rollOut},
 }
@@ -253,8 +252,8 @@ var troubledRules = strings.NewReplacer("domain: edge", "domain: d", "requests_p
 
 // rollOut replaces one node after the other, with other rules.
 func rollOut(f *troubled) {
-	f.rules = filepath.Join(f.TempDir(), "rules.yaml")
-	writeFile(f.T, f.rules, strings.Replace(troubledRules, "requests_per_unit: 3000", "requests_per_unit: 3100", 1))
+	f.file = filepath.Join(f.TempDir(), "rules.yaml")
+	writeFile(f.T, f.file, strings.Replace(troubledRules, "requests_per_unit: 3000", "requests_per_unit: 3100", 1))
 	for i := range f.nodes {
 		f.restart(i)
 		time.Sleep(f.pager.scaled(30 * time.Second)) // the rollout takes its time
@@ -395,7 +394,7 @@ func (p *pager) demo(t *testing.T) {
 
 // troubled is a fleet under a demand that its limits allow, whose pages are read.
 type troubled struct {
-	*ringFleet
+	*fleet
 	pager  *pager
 	name   string
 	swap   [3]sync.Mutex // of a node and its client
@@ -446,20 +445,10 @@ func newTroubled(t *testing.T, p *pager, tr *trouble) *troubled {
 	f := &troubled{pager: p, name: tr.name}
 	start := tr.store
 	if start == nil {
-		start = func(t *testing.T) storeServer { return redistest.Start(t) }
+		start = func(t *testing.T) storeServer { return aRedis(t) }
 	}
-	f.ringFleet = &ringFleet{fleet: newFleetOn(t, start(t), troubledRules, 0), store: ratelimit.SharedStore, env: tr.env}
+	f.fleet = newFleet(t, len(f.swap), setup{rules: troubledRules, store: start(t), ring: len(f.swap), env: tr.env})
 	f.hits = tr.hits
-	for range f.swap {
-		host, port := freeAddress(t)
-		f.addrs = append(f.addrs, host+":"+port)
-	}
-	for range f.addrs {
-		f.start()
-	}
-	for _, n := range f.nodes {
-		n.eventually("all nodes are in the ring", func() bool { return n.metric("sluice_ring_members") == 3 && n.healthy() })
-	}
 	f.asks(usualDemand)
 	f.load()
 	f.scraped()

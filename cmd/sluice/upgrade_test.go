@@ -2,11 +2,8 @@ package main
 
 import (
 	goflag "flag" // flag is a function here
-	"os/exec"
 	"syscall"
 	"testing"
-
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
 var oldBinary = goflag.String("old-binary", "", "nodes of the release before, in TestRollingUpgrade; none: of this one (make upgrade FROM=commit)")
@@ -23,18 +20,12 @@ descriptors:
 // Nodes of two releases share one Redis while a fleet is upgraded node by node, and while it is rolled back.
 // Each continues from the records of the other, and together they admit the limits, under each algorithm.
 func TestRollingUpgrade(t *testing.T) {
-	f := newEmptyFleet(t, upgradeRules)
+	f := newFleet(t, 0, setup{rules: upgradeRules, store: aRedis(t)})
 	joined := func(old bool) {
-		cmd := command([]string{"REDIS_URL=" + f.redis.Addr, "DRAIN_TIME=0s"}, "serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1",
-			"--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0", "--config", f.rules, "--log-level=warn")
-		if old && *oldBinary != "" {
-			env := cmd.Env
-			cmd = exec.Command(*oldBinary, cmd.Args[1:]...)
-			cmd.Env = env
+		if f.program = ""; old {
+			f.program = *oldBinary
 		}
-		s := start(t, cmd)
-		s.untilHealthy()
-		f.nodes, f.clients = append(f.nodes, s), append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
+		f.join().untilHealthy()
 	}
 	left := func(node int) {
 		f.nodes[node].Signal(syscall.SIGTERM)

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
@@ -72,33 +71,17 @@ func TestRulesFromAServer(t *testing.T) {
 		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.file("node.key"),
 		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "DRAIN_TIME=0s",
 	})
-	health := func() int {
-		t.Helper()
-		r, err := http.Get("http://" + s.http + "/healthcheck")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Body.Close()
-		return r.StatusCode
-	}
-	if code := health(); code != http.StatusInternalServerError {
-		t.Errorf("healthy before there are rules: %d", code)
+	if s.healthy() {
+		t.Error("healthy before there are rules")
 	}
 	rules := &rlsconf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: []*rlsconf.RateLimitDescriptor{
 		{Key: "five", RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_DAY, RequestsPerUnit: 5}},
 	}}
 	push(t, snapshots, "n1", rules)
-	s.eventually("the rules have come", func() bool { return health() == http.StatusOK })
-	client := rls.NewRateLimitServiceClient(s.dial())
+	s.eventually("the rules have come", s.healthy)
 	admitted := 0
 	for range 8 {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		r, err := client.ShouldRateLimit(ctx, request("five", "x"))
-		cancel()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.OverallCode == rls.RateLimitResponse_OK {
+		if s.post("five", "x") == http.StatusOK {
 			admitted++
 		}
 	}

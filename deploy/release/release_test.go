@@ -79,6 +79,9 @@ type container struct {
 	}
 }
 
+// mostServer is the maximum size of the server's binary.
+const mostServer = 42 << 20
+
 // imageIsWhole follows the descriptors from the index down, to what is started.
 func imageIsWhole(t *testing.T, files map[string][]byte) *container {
 	t.Helper()
@@ -122,6 +125,9 @@ func imageIsWhole(t *testing.T, files map[string][]byte) *container {
 		t.Errorf("%+v", config)
 	}
 	root := untar(t, bytes.NewReader(plain))
+	if n := len(root["bin/sluice"]); n > mostServer {
+		t.Errorf("the server's binary has %d bytes, more than %d: what does it have that only measuring needs?", n, mostServer)
+	}
 	if len(root["bin/sluice"]) == 0 || len(root["etc/ssl/certs/ca-certificates.crt"]) == 0 || string(root["bin/ratelimit"]) != "-> sluice" {
 		t.Errorf("the image lacks a file: %d bytes of sluice", len(root["bin/sluice"]))
 	}
@@ -130,6 +136,19 @@ func imageIsWhole(t *testing.T, files map[string][]byte) *container {
 	}
 	config.layer = plain
 	return &config
+}
+
+// The Dockerfile, which no test builds, makes the same image.
+func TestDockerfileMakesTheSameImage(t *testing.T) {
+	dockerfile, err := os.ReadFile("../docker/Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"FROM scratch", "USER 65532:65532", "ARG TAGS=server", `CGO_ENABLED=0 go build -tags "$TAGS"`, "ln -s sluice /out/bin/ratelimit", `ENTRYPOINT ["/bin/sluice"]`} {
+		if !strings.Contains(string(dockerfile), line) {
+			t.Errorf("deploy/docker/Dockerfile has no %s", line)
+		}
+	}
 }
 
 // A commit that is not tagged, or has changes, is no release.

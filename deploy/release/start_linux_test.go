@@ -101,6 +101,9 @@ func startImage(t *testing.T, c *container) {
 			t.Errorf("%s: %v, no %q in\n%s", typed.args, err, typed.says, out)
 		}
 	}
+	if out, err := c.process(root, "/bin/sluice", "bench", "cost").CombinedOutput(); err == nil {
+		t.Errorf("the server's binary measures: %s", out)
+	}
 	if uid := owner(t, node.Process.Pid); os.Getuid() == 0 && uid != "65532" {
 		t.Errorf("it runs as user %s", uid)
 	}

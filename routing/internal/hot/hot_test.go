@@ -2,12 +2,220 @@ package hot
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+const second = ratelimit.Instant(time.Second)
+
+// hits is a key and its number of requests.
+type hits struct{ key, n int }
+
+// asked sends requests for keys within one second, and returns whether the first of them is hot after it.
+func asked(h *Finder, lasts time.Duration, all ...hits) bool {
+	now := 10 * second
+	for _, x := range all {
+		for range x.n {
+			h.Hit(now, keyOf(x.key))
+		}
+	}
+	return h.Hit(now.Add(lasts), keyOf(all[0].key))
+}
+
+// others are that many keys, with that many requests each.
+func others(keys, n int) (all []hits) {
+	for i := range keys {
+		all = append(all, hits{1000 + i, n})
+	}
+	return all
+}
+
+// A key is hot if it had more requests than hot_rate in the previous second. Without hot_rate, it needs more
+// than ten times the mean of keys, and more than 200. A second without requests for long counts with its real
+// length.
+func TestHotKey(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		rate  float64
+		lasts time.Duration
+		hits  []hits
+		hot   bool
+	}{
+		{"more than its rate", 300, time.Second, []hits{{1, 301}}, true},
+		{"no more than its rate", 300, time.Second, []hits{{1, 300}}, false},
+		{"two seconds of less", 300, 2 * time.Second, []hits{{1, 599}}, false},
+		{"two seconds of more", 300, 2 * time.Second, []hits{{1, 601}}, true},
+		{"a second is not over", 300, time.Second - 1, []hits{{1, 900}}, false},
+		{"one key alone, more than 200", 0, time.Second, []hits{{1, 201}}, true},
+		{"one key alone, 200", 0, time.Second, []hits{{1, 200}}, false},
+		{"one key alone, 300 in two seconds", 0, 2 * time.Second, []hits{{1, 300}}, false},
+		{"of nine keys there is no mean", 0, time.Second, append([]hits{{1, 300}}, others(8, 100)...), true},
+		{"of ten there is", 0, time.Second, append([]hits{{1, 300}}, others(9, 100)...), false},
+		{"more than ten times the mean of 20", 0, time.Second, append([]hits{{1, 3000}}, others(19, 1)...), true},
+		{"no more than ten times the mean of 20", 0, time.Second, append([]hits{{1, 1900}}, others(19, 100)...), false},
+		{"one more than ten times the mean", 0, time.Second, append([]hits{{1, 381}}, others(19, 20)...), true},
+		{"ten times the mean", 0, time.Second, append([]hits{{1, 380}}, others(19, 20)...), false},
+		{"ten times the mean, and no more than 200", 0, time.Second, append([]hits{{1, 200}}, others(100, 1)...), false},
+		{"ten times the mean, and more than 200", 0, time.Second, append([]hits{{1, 201}}, others(100, 1)...), true},
+		{"ten times the mean, and 300 in two seconds", 0, 2 * time.Second, append([]hits{{1, 300}}, others(100, 1)...), false},
+	} {
+		if got := asked(New(c.rate), c.lasts, c.hits...); got != c.hot {
+			t.Errorf("%s: hot %v", c.name, got)
+		}
+	}
+}
+
+// A hot key stays hot for two seconds after its last request, and each second is judged separately.
+func TestHotNames(t *testing.T) {
+	h := New(3)
+	asked(h, time.Second, hits{1, 5})
+	now := 11 * second
+	if names := h.Names(now.Add(2*time.Second - 1)); len(names) != 1 || names[0] != string(keyOf(1)) {
+		t.Errorf("%q", names)
+	}
+	if names := h.Names(now.Add(2 * time.Second)); len(names) != 0 {
+		t.Errorf("still hot: %q", names)
+	}
+	if h.Hit(now.Add(time.Second), keyOf(1)) {
+		t.Error("it is hot by what it was asked for the second before the last")
+	}
+}
+
+// A busy second says nothing of the next one.
+func TestHotAfterABusySecond(t *testing.T) {
+	h := New(0)
+	asked(h, time.Second, others(20, 5000)...)
+	now := 11 * second
+	for i := range 3000 {
+		h.Hit(now, keyOf(7))
+		h.Hit(now, keyOf(100+i%19))
+	}
+	if !h.Hit(now.Add(time.Second), keyOf(7)) {
+		t.Error("a key that is asked for 19 times as often as each of 19 others is not hot")
+	}
+}
+
+// Any number of keys takes no more room than some hundred, and the count of a key with requests among them is
+// never too low.
+func TestFloodHidesNoHotKey(t *testing.T) {
+	h := New(199)
+	now := 10 * second
+	for i := range 20_400 {
+		h.Hit(now, keyOf(1_000_000+i))
+		if i >= 400 && i%200 == 199 { // it comes when no room is left
+			for range 2 {
+				h.Hit(now, keyOf(7))
+			}
+		}
+	}
+	if len(h.slots) != mostSlots || len(h.keys) != mostSlots {
+		t.Errorf("%d are counted, under %d names", len(h.slots), len(h.keys))
+	}
+	if !h.Hit(now.Add(time.Second), keyOf(7)) {
+		t.Error("a key that was asked for 200 times is not hot")
+	}
+	if names := h.Names(now.Add(time.Second)); !slices.Contains(names, string(keyOf(7))) {
+		t.Errorf("%q are hot", names)
+	}
+}
+
+// A key is leased here from when its owner has called it hot, and no other is. It goes back to its owner at
+// less than 50 requests a second, which is checked every two seconds.
+func TestLeasesOfHotKeys(t *testing.T) {
+	var h Leases
+	if h.Use(second, keyOf(1)) || len(h.Names()) != 0 {
+		t.Fatal("a key is leased that nobody has called hot")
+	}
+	h.Start(second, keyOf(1))
+	h.Start(second.Add(time.Second), keyOf(1)) // which changes nothing
+	if !h.Use(second, keyOf(1)) || h.Use(second, keyOf(2)) {
+		t.Fatal("it is not the key that was called hot")
+	}
+	if names := h.Names(); len(names) != 1 || names[0] != string(keyOf(1)) {
+		t.Errorf("%q", names)
+	}
+	// One use was above: 100 in each of two seconds, and again, and then 99.
+	for i, uses := range []int{98, 99, 98} {
+		end := second.Add(time.Duration(i+1) * 2 * time.Second)
+		for range uses {
+			h.Use(end.Add(-time.Second), keyOf(1))
+		}
+		if kept := h.Use(end, keyOf(1)); kept != (i < 2) {
+			t.Errorf("after %d seconds it is leased: %v", 2*(i+1), kept)
+		}
+	}
+	h.Due(8*second, func(string) bool { return false }) // drops keys without a report
+	if h.n.Load() != 0 || len(h.Names()) != 0 || h.Use(8*second, keyOf(1)) {
+		t.Errorf("%d are leased: %q", h.n.Load(), h.Names())
+	}
+}
+
+// One use too few in two seconds, and a key goes back; up to the last nanosecond of them it is not
+// looked at.
+func TestLeaseOfAKeyThatCools(t *testing.T) {
+	var h Leases
+	h.Start(second, keyOf(1))
+	for range 98 {
+		h.Use((3 * second).Add(-1), keyOf(1))
+	}
+	if h.Use(3*second, keyOf(1)) {
+		t.Error("99 uses in two seconds keep it")
+	}
+}
+
+// So many keys are leased here and no more, whatever owners say.
+func TestMostLeases(t *testing.T) {
+	var h Leases
+	for i := range Most + 5 {
+		h.Start(second, keyOf(i))
+	}
+	if len(h.Names()) != Most || h.n.Load() != Most || h.Use(second, keyOf(Most)) || !h.Use(second, keyOf(Most-1)) {
+		t.Errorf("%d are leased", len(h.Names()))
+	}
+}
+
+// A key that its owner has reported as used up is refused here for a moment, and the charge of that is reported
+// once. An undone one is not.
+func TestUsedUpKeyIsRefusedHere(t *testing.T) {
+	for _, charges := range []bool{true, false} {
+		var h Leases
+		r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10}, Coordination: ratelimit.DefaultCoordination()}
+		if !charges {
+			r.Coordination.OnDeny = ratelimit.DenyRefunds
+		}
+		a, v := ratelimit.Ask{Rule: r, Key: keyOf(1), Cost: 3}, ratelimit.Verdict{}
+		h.Start(second, a.Key)
+		m, _ := h.Tell(second, &a)
+		h.Hear(second, a.Key, m.Seq, leasing.Lease{Window: 7, For: time.Hour}, &v)
+		if ok, _ := h.Take(second, &a, &v); ok {
+			t.Fatal("nothing is in hand, and nobody has refused")
+		}
+		h.Refused(second, &a, &ratelimit.Verdict{OverLimit: true, Window: 7, ResetAfter: time.Minute, Remaining: 2, Charged: 0})
+		if ok, _ := h.Take(second, &a, &v); ok {
+			t.Fatal("something is left")
+		}
+		h.Refused(second, &a, &ratelimit.Verdict{OverLimit: true, Window: 7, ResetAfter: time.Minute})
+		for range 2 {
+			if ok, _ := h.Take(second.Add(believed-1), &a, &v); !ok || !v.OverLimit || v.Window != 7 || (v.Debt == 3) != charges {
+				t.Errorf("%+v", v)
+			}
+		}
+		h.Untake(a.Key, &v)
+		if ok, _ := h.Take(second.Add(believed), &a, &v); ok {
+			t.Error("it is refused for longer")
+		}
+		m, ok := h.Tell(second.Add(time.Second), &a)
+		if want := map[bool]ratelimit.Tokens{true: 3}[charges]; !ok || m.Spent != want {
+			t.Errorf("charges %v: it tells %+v", charges, m)
+		}
+	}
+}
+
+// A key that stays hot is found within two seconds, and the table of keys does not grow meanwhile.
 func TestHotKeysAreFound(t *testing.T) {
 	h := New(0)
 	now := ratelimit.Instant(1)

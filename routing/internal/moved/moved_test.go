@@ -126,30 +126,6 @@ func TestClocksThatMayBe(t *testing.T) {
 	}
 }
 
-// An account of which little is to be said takes few bytes.
-func TestSmallAccounts(t *testing.T) {
-	small := NewWriter(1_800_000_000_000_000)
-	empty := len(small.B)
-	small.Account([]byte("k"), &leasing.Account{})
-	if n := len(small.B) - empty; n > 10 { // key, seven fields, and how many lessees there are
-		t.Errorf("an account of which nothing is to be said takes %d bytes", n)
-	}
-}
-
-// What is written for ever is read as for ever, whenever the parcel was begun.
-func TestAccountThatIsKeptForEver(t *testing.T) {
-	const base = 1_800_000_000_000_000
-	w := NewWriter(base)
-	w.Account([]byte("k"), &leasing.Account{Dead: 1<<63 - 1})
-	if err := Read(w.B, func(m Entry) {
-		if m.Account.Dead != base+1<<60 || !m.Plausible(base, base) {
-			t.Errorf("%+v", m)
-		}
-	}); err != nil {
-		t.Error(err)
-	}
-}
-
 // A parcel is read up to what makes no sense: each number has its bounds, and what
 // is not there is missing.
 func TestParcelsBeyondTheirBounds(t *testing.T) {

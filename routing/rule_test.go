@@ -1,0 +1,132 @@
+package routing
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+func billed(r *ratelimit.Rule) {
+	calendar, err := zone.Calendar(15, "America/New_York")
+	if err != nil {
+		panic(err)
+	}
+	r.Limit = r.Limit.Billed(calendar)
+}
+
+func reserved(r *ratelimit.Rule) {
+	r.Domain, r.Path = "d", "tier.key"
+	r.Coordination.MaxNodes, r.Coordination.Lease.Reserve = 7, ratelimit.Share{PPM: 10_000}
+}
+
+// A message has the parts of a rule that its owner decides by. Under mode routing, reclaim: eager never credits an
+// owner's lease. A reserve travels with its name, because the owner has a share of it by its own rules.
+func TestRulesTravel(t *testing.T) {
+	rows := map[string]func(*ratelimit.Rule){
+		"a ceiling": func(r *ratelimit.Rule) { r.Limit.Ceiling = 5000 }, // the owner reads overrides up to it
+		"debt":      func(r *ratelimit.Rule) { r.Limit.Carries = true },
+		"refunds":   func(r *ratelimit.Rule) { r.Coordination.OnDeny = ratelimit.DenyRefunds }, // leases for Envoys refund
+		"debt and refunds": func(r *ratelimit.Rule) {
+			r.Limit.Carries, r.Coordination.OnDeny = true, ratelimit.DenyRefunds
+		},
+		"a lease": func(r *ratelimit.Rule) {
+			c := &r.Coordination
+			c.Lease.Fixed, c.Lease.TTL, c.Lease.Auto, c.StoreDeadline = 7, time.Second, false, 30*time.Millisecond
+		},
+		"a billing month": billed, "a reserve": reserved,
+	}
+	for mode := range ratelimit.ModeNames() {
+		rows["mode "+ratelimit.Mode(mode).String()] = func(r *ratelimit.Rule) {
+			r.Coordination.Mode, r.Coordination.Reclaim = ratelimit.Mode(mode), ratelimit.ReclaimEager
+		}
+	}
+	var cache ruleCache
+	for what, change := range rows {
+		r, said := routed(1000), &wire.Rule{}
+		change(r)
+		bytes, err := proto.Marshal(ruleMessage(r))
+		if err == nil {
+			err = proto.Unmarshal(bytes, said)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := cache.get(said)
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+			continue
+		}
+		c, want := &got.Coordination, &r.Coordination
+		if got.Limit != r.Limit || c.Mode != want.Mode || c.Eager() != want.Eager() || c.OnDeny != want.OnDeny ||
+			c.Lease.Fixed != want.Lease.Fixed || c.Lease.TTL != want.Lease.TTL || c.Lease.Auto != want.Lease.Auto || c.StoreDeadline != want.StoreDeadline {
+			t.Errorf("%s: the owner has %+v", what, got)
+		}
+		if at, own := got.AtLedger(), r.AtLedger(); at.Limit != own.Limit || at.DriftShare() != own.DriftShare() || said.GetReserve() > 0 &&
+			(at.Domain != "d" || at.Path != "tier.key") || got.AtLedger() != at {
+			t.Errorf("%s: at its ledger it is %+v, want %+v", what, at, own)
+		}
+	}
+}
+
+// What no rule says is malformed: in each row one number or name of a good message is another.
+func TestOddRulesAreRefused(t *testing.T) {
+	plain := func(*ratelimit.Rule) {}
+	sliding := func(m *wire.Rule) { m.Algorithm = uint32(ratelimit.SlidingWindow) }
+	for _, c := range []struct {
+		what  string
+		of    func(*ratelimit.Rule)
+		spoil func(*wire.Rule)
+	}{
+		{"a mode that there is not", plain, func(m *wire.Rule) { m.Mode = 99 }},
+		{"a ceiling below 0", plain, func(m *wire.Rule) { m.Ceiling = -1 }},
+		{"debt of a sliding window", func(r *ratelimit.Rule) { r.Limit.Carries = true }, sliding},
+		{"no billing day", billed, func(m *wire.Rule) { m.BillingDay = 0 }},
+		{"billing day 32", billed, func(m *wire.Rule) { m.BillingDay = 32 }},
+		{"no zone", billed, func(m *wire.Rule) { m.TimeZone = "" }},
+		{"no such zone", billed, func(m *wire.Rule) { m.TimeZone = "Europe/Berln" }},
+		{"billing months of a sliding window", billed, sliding},
+		{"several billing months", billed, func(m *wire.Rule) { m.Multiplier = 2 }},
+		{"a unit without billing months", billed, func(m *wire.Rule) { m.Unit = uint32(ratelimit.Month) }},
+		{"a unit that is none", billed, func(m *wire.Rule) { m.Unit = 10 }},
+		{"a reserve below 0", reserved, func(m *wire.Rule) { m.Reserve = -1 }},
+		{"a reserve above the limit", reserved, func(m *wire.Rule) { m.Reserve = 1001 }},
+		{"a reserve of no node", reserved, func(m *wire.Rule) { m.MaxNodes = 0 }},
+		{"a reserve of less than one for each", reserved, func(m *wire.Rule) { m.MaxNodes = 11 }},
+		{"a reserve of more than a tenth", reserved, func(m *wire.Rule) { m.Reserve = 105 }},
+		{"a reserve of a sliding window", reserved, sliding},
+		{"a reserve of an audited rule", reserved, func(m *wire.Rule) { m.Audit = "d.other" }},
+		{"a reserve of mode approx", reserved, func(m *wire.Rule) { m.Mode = uint32(ratelimit.Approx) + 1 }},
+		{"a reserve of too many nodes", reserved, func(m *wire.Rule) { m.MaxNodes = ratelimit.MaxMaxNodes + 1 }},
+		{"a long name", reserved, func(m *wire.Rule) { m.Path = strings.Repeat("x", maxAuditName) }},
+		{"a name without a reserve", reserved, func(m *wire.Rule) { m.Reserve, m.MaxNodes = 0, 0 }},
+	} {
+		var cache ruleCache
+		r := routed(1000)
+		c.of(r)
+		m := ruleMessage(r)
+		if _, err := cache.get(m); err != nil {
+			t.Fatal(err)
+		}
+		c.spoil(m)
+		if got, err := cache.get(m); err == nil {
+			t.Errorf("%s: read as %+v", c.what, got)
+		}
+	}
+}
+
+// A rule without a billing period and a reserve is said in the bytes in which it was said before there were any.
+func TestPlainRulesAreSaidAsBefore(t *testing.T) {
+	m := ruleMessage(routed(1000)).ProtoReflect()
+	for _, name := range []protoreflect.Name{"billing_day", "time_zone", "reserve", "max_nodes", "domain", "path"} {
+		if m.Has(m.Descriptor().Fields().ByName(name)) {
+			t.Errorf("it has %s", name)
+		}
+	}
+}
