@@ -15,9 +15,9 @@ var planted = []struct {
 	plant.Bug
 }{
 	{13, plant.Bug{
-		Name: "a claim is judged without its override", File: "leasing/account/memory.go",
-		Right: "*c = r.judge(now, *c)",
-		Wrong: "_ = r.judge(now, *c)",
+		Name: "a claim is judged without its override", File: "leasing/account/cas.go",
+		Right: "judged, own := w.override.judge(now, *claim), claim.Limit",
+		Wrong: "judged, own := *claim, claim.Limit",
 	}},
 	{33, plant.Bug{
 		Name: "an override does not expire", File: "leasing/account/override.go",

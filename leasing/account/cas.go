@@ -28,12 +28,15 @@ type CAS struct {
 	prefix string
 	alone  func() bool
 	known  atomic.Bool // whether it has read an epoch before
+	// OnRecall, if set before the first claim, is called for each recall, which then is not sent to its node.
+	OnRecall func(holder ratelimit.Holder, key string, window ratelimit.Window)
+	recalls  chan recalled // on their way to the store
 }
 
 // NewCAS makes a ledger whose records' names begin with prefix. alone tells whether no other node is alive, when an
 // empty store is new to this process; nil means that others may be.
 func NewCAS(store Store, prefix string, alone func() bool) *CAS {
-	return &CAS{store: store, prefix: prefix, alone: alone}
+	return &CAS{store: store, prefix: prefix, alone: alone, recalls: make(chan recalled, recallsMost)}
 }
 
 const (
@@ -110,6 +113,7 @@ type work struct {
 	own, was *state // was is nil: there is no previous window
 	override *overriddenState
 	change   Change
+	asked    []ratelimit.Holder // recalled by the change
 }
 
 func (w *work) fail(grants []Grant, err error) {
@@ -174,6 +178,7 @@ func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelim
 			}
 		}
 		w.own, w.was, w.change = states[w.key.Name], states[w.before.Name], Change{StoreKey: w.key}
+		w.asked = nil
 	}
 	s, err := l.read(ctx, keys)
 	if err != nil {
@@ -185,7 +190,7 @@ func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelim
 	}
 	for i, k := range keys[1:] {
 		if r, ok := records[k.Name]; ok {
-			r.read(s.Records[1+i])
+			r.Overridden, r.err = DecodeOverride(string(s.Records[1+i].Data))
 		} else {
 			states[k.Name].read(s.Records[1+i])
 		}
@@ -202,19 +207,18 @@ func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelim
 	if len(changes) == 0 {
 		return e, s.Now, nil
 	}
-	made, err := l.store.Write(ctx, s.Life, changes)
-	if err == nil && len(made) != len(changes) {
-		err = fmt.Errorf("%w: %d answers to %d changes", ErrAnswer, len(made), len(changes))
-	}
+	made, err := l.write(ctx, s.Life, changes)
 	if err != nil { // any may have been made
 		for _, w := range changing {
 			w.fail(grants, err)
 		}
-		return ratelimit.Epoch{}, 0, fmt.Errorf("the store: %w", err)
+		return ratelimit.Epoch{}, 0, err
 	}
-	for i, ok := range made {
-		if !ok {
-			*left = append(*left, changing[i])
+	for i, w := range changing {
+		if made[i] {
+			l.recall(w.key.Name, w.asked)
+		} else {
+			*left = append(*left, w)
 		}
 	}
 	return e, s.Now, nil
@@ -232,6 +236,67 @@ func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
 	return s, nil
 }
 
+func (l *CAS) write(ctx context.Context, life string, changes []Change) ([]bool, error) {
+	made, err := l.store.Write(ctx, life, changes)
+	if err == nil && len(made) != len(changes) {
+		err = fmt.Errorf("%w: %d answers to %d changes", ErrAnswer, len(made), len(changes))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the store: %w", err)
+	}
+	return made, nil
+}
+
+// edit changes records, each until no other node is faster. next is called with each of them as it was read, and
+// returns its change, or nil. edit returns the indexes of the records that it could not change.
+func (l *CAS) edit(
+	ctx context.Context, keys []StoreKey, next func(now instant, i int, r *Record) *Change,
+) (left []int, err error) {
+	for i := range keys {
+		left = append(left, i)
+	}
+	for try := 1; ; try++ {
+		read := make([]StoreKey, len(left))
+		for n, i := range left {
+			read[n] = keys[i]
+		}
+		s, err := l.read(ctx, read)
+		if err != nil {
+			return left, err
+		}
+		var changes []Change
+		var changing []int
+		for n, i := range left {
+			if c := next(s.Now, i, &s.Records[n]); c != nil {
+				c.StoreKey, c.Version = keys[i], s.Records[n].Version
+				changes, changing = append(changes, *c), append(changing, i)
+			}
+		}
+		if left = changing; len(left) == 0 {
+			return nil, nil
+		}
+		made, err := l.write(ctx, s.Life, changes)
+		if err != nil {
+			return left, err
+		}
+		left = nil
+		for n, ok := range made {
+			if !ok {
+				left = append(left, changing[n])
+			}
+		}
+		switch {
+		case len(left) == 0:
+			return nil, nil
+		case try == triesMost:
+			return left, ErrContended
+		}
+		if err := pause(ctx, try); err != nil {
+			return left, err
+		}
+	}
+}
+
 // state is an account in a round: as it was read, then as settled.
 type state struct {
 	kept
@@ -245,13 +310,7 @@ func (s *state) read(r Record) { s.version, s.err = r.Version, s.decode(r.Data) 
 // overriddenState is the record of an override in a round.
 type overriddenState struct {
 	Overridden
-	version uint64
-	err     error
-}
-
-func (s *overriddenState) read(r Record) {
-	s.version = r.Version
-	s.Overridden, s.err = DecodeOverride(string(r.Data))
+	err error
 }
 
 // inOrder settles claims in the order of their message, as if each was sent alone: a claim on a window sees the
@@ -294,7 +353,7 @@ func (w *work) settle(now instant, claim *Claim) Grant {
 		g.override(&w.override.Overridden, &claim.Limit)
 	}
 	w.own.settled = w.own.settled || g.Err == nil
-	w.change.Recalled = append(w.change.Recalled, t.asked...)
+	w.asked = append(w.asked, t.asked...)
 	if claim.Audit != "" {
 		w.change.Events = append(append(w.change.Events, t.expired...), NewEvent(claim, &g))
 	}
@@ -327,7 +386,7 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1
 		is = ratelimit.Epoch{ID: id, Began: s.Now, Learning: s.Now.Add(Learn)}
 		if own.Version == 0 && !l.known.Load() && l.alone != nil && l.alone() {
-			is.Learning = s.Now
+			is.Learning = 0
 		}
 	case flags&telling != 0 && is.Young(s.Now):
 		is.Learning = s.Now.Add(Learn)
@@ -337,14 +396,14 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 	}
 	if is != was {
 		data := fmt.Sprintf("%x %d %d %s", is.ID, is.Began, is.Learning, s.Life)
-		made, err := l.store.Write(ctx, s.Life, []Change{{
+		made, err := l.write(ctx, s.Life, []Change{{
 			StoreKey: l.life(), Version: own.Version, Data: []byte(data),
 			Until: lastTime,
 		}})
 		if err != nil {
-			return ratelimit.Epoch{}, fmt.Errorf("the store: %w", err)
+			return ratelimit.Epoch{}, err
 		}
-		if is.ID != was.ID && (len(made) != 1 || !made[0]) {
+		if is.ID != was.ID && !made[0] {
 			return ratelimit.Epoch{}, errNewLife // another node has begun one
 		}
 	}
@@ -379,26 +438,6 @@ func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 		return ratelimit.Epoch{}, err
 	}
 	return l.epochOf(ctx, &s, flags)
-}
-
-// Listener is a store that delivers the recalls of changes.
-type Listener interface {
-	// Listen calls its function with the names of records of recalls to a node; with "", if some may have been
-	// missed. It returns when ctx is done.
-	Listen(ctx context.Context, node ratelimit.Holder, heard func(name string))
-}
-
-// Recalls delivers recalls of a node, like [Redis.Recalls]. A store that is not a [Listener] has none.
-func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
-	if s, ok := l.store.(Listener); ok {
-		s.Listen(ctx, NodeOf(h), func(name string) {
-			if key, w, ours := ParseName(l.prefix, name); ours || name == "" {
-				recalled(key, w)
-			}
-		})
-		return
-	}
-	<-ctx.Done()
 }
 
 // Look reads an account for a view; nil: there is none. It blocks at most until ctx is done.
@@ -475,46 +514,30 @@ func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 	if err := c.Check(); err != nil {
 		return o, err
 	}
-	for try := 1; ; try++ {
-		o, made, err := l.setOverride(ctx, c)
-		switch {
-		case err != nil:
-			return o, err
-		case made:
-			return o, l.touch(ctx, c)
-		case try == triesMost:
-			return o, ErrContended
+	var failed error
+	_, err = l.edit(ctx, []StoreKey{l.recordOf(c.Key)}, func(now instant, _ int, r *Record) *Change {
+		is, err := DecodeOverride(string(r.Data))
+		changed := false
+		if err == nil {
+			changed, err = is.Change(now, c)
+			o = is.Answer(now)
 		}
-		if err := pause(ctx, try); err != nil {
-			return o, err
+		if failed = err; !changed {
+			return nil
 		}
+		x := &Change{Data: is.Encode(), Until: is.Until()}
+		if c.Audit != "" {
+			x.Events = []Event{c.changed(&is)}
+		}
+		return x
+	})
+	switch {
+	case err != nil:
+		return ratelimit.Override{}, err
+	case failed != nil:
+		return o, failed
 	}
-}
-
-// setOverride tries a change once. It fails if the record was changed in the meantime.
-func (l *CAS) setOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, made bool, err error) {
-	keys := []StoreKey{l.recordOf(c.Key)}
-	s, err := l.read(ctx, keys)
-	if err != nil {
-		return o, false, err
-	}
-	var is overriddenState
-	if is.read(s.Records[0]); is.err != nil {
-		return o, false, is.err
-	}
-	changed, err := is.Change(s.Now, c)
-	if err != nil || !changed {
-		return is.Answer(s.Now), true, err
-	}
-	changes := []Change{{StoreKey: keys[0], Version: is.version, Data: is.Encode(), Until: is.Until()}}
-	if c.Audit != "" {
-		changes[0].Events = []Event{c.changed(&is.Overridden)}
-	}
-	all, err := l.store.Write(ctx, s.Life, changes)
-	if err != nil {
-		return o, false, fmt.Errorf("the store: %w", err)
-	}
-	return is.Answer(s.Now), all[0], nil
+	return o, l.touch(ctx, c)
 }
 
 // touch changes the accounts of an override's key, and recalls their holders. A claim that has read the earlier
@@ -524,50 +547,31 @@ func (l *CAS) touch(ctx context.Context, c *OverrideChange) error {
 	if err != nil {
 		return err
 	}
-	var left []StoreKey
+	var keys []StoreKey
 	for _, w := range c.windows(s.Now) {
-		left = append(left, l.keyOf(&Claim{Key: c.Key, Limit: c.Limit}, w))
+		keys = append(keys, l.keyOf(&Claim{Key: c.Key, Limit: c.Limit}, w))
 	}
-	for try := 1; ; try++ {
-		if s, err = l.read(ctx, left); err != nil {
-			return err
-		}
-		changes := make([]Change, len(left))
-		for i, k := range left {
-			var a state
-			if a.read(s.Records[i]); a.err != nil {
-				return a.err
-			}
-			if a.version == 0 { // a new account, for as long as a claim may be in flight
-				a.over = max(k.Over, s.Now.Add(overrideKept))
-				if k.Over == 0 {
-					a.bucket = &bucket{}
-				}
-			}
-			changes[i] = Change{
-				StoreKey: k, Version: a.version, Data: a.encode(), Until: a.over, Recalled: a.holders(),
-			}
-		}
-		made, err := l.store.Write(ctx, s.Life, changes)
-		if err != nil {
-			return fmt.Errorf("the store: %w", err)
-		}
-		var again []StoreKey
-		for i, ok := range made {
-			if !ok {
-				again = append(again, left[i])
-			}
-		}
-		if left = again; len(left) == 0 {
+	var failed error
+	holders := make([][]ratelimit.Holder, len(keys))
+	_, err = l.edit(ctx, keys, func(now instant, i int, r *Record) *Change {
+		var a state
+		if a.read(*r); a.err != nil {
+			failed = a.err
 			return nil
 		}
-		if try == triesMost {
-			return ErrContended
+		if a.version == 0 { // a new account, for as long as a claim may be in flight
+			a.over = max(keys[i].Over, now.Add(overrideKept))
+			if keys[i].Over == 0 {
+				a.bucket = &bucket{}
+			}
 		}
-		if err := pause(ctx, try); err != nil {
-			return err
-		}
+		holders[i] = a.holders()
+		return &Change{Data: a.encode(), Until: a.over}
+	})
+	for i, k := range keys {
+		l.recall(k.Name, holders[i])
 	}
+	return errors.Join(err, failed)
 }
 
 // Lister is a store that can list records.
