@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -56,12 +57,19 @@ var errNewLife = errors.New("the store's data was lost, or another copy is in us
 func (l *CAS) Settle(
 	ctx context.Context, claims []Claim, grants []Grant,
 ) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
-	left := l.sort(claims, grants)
+	var left []int
+	for i := range claims {
+		if err := check(&claims[i]); err != nil {
+			grants[i] = Grant{Err: err}
+		} else {
+			left = append(left, i)
+		}
+	}
 	var e ratelimit.Epoch
 	var at instant
 	for try := 1; ; try++ {
-		epoch, now, err := l.round(ctx, &left, grants)
-		if err == nil && e.ID != 0 && e.ID != epoch.ID {
+		again, epoch, now, err := l.round(ctx, claims, grants, left)
+		if left = again; err == nil && e.ID != 0 && e.ID != epoch.ID {
 			err = errNewLife // earlier settlements no longer count
 		} else if err == nil {
 			e, at = epoch, now
@@ -80,8 +88,8 @@ func (l *CAS) Settle(
 			err = pause(ctx, try)
 		}
 		if err != nil {
-			for _, w := range left {
-				w.fail(grants, err)
+			for _, i := range left {
+				grants[i] = Grant{Err: err}
 			}
 			return e, at, nil
 		}
@@ -101,56 +109,6 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-// work is the claims of one account.
-type work struct {
-	key    StoreKey
-	before StoreKey // the previous window's account, if a claim reads it
-	record StoreKey // of the key's override, if a claim obeys it
-	claims []*Claim
-	at     []int // indexes of their grants
-
-	// Of a round: the accounts, and the change of the first.
-	own, was *state // was is nil: there is no previous window
-	override *overriddenState
-	change   Change
-	asked    []ratelimit.Holder // recalled by the change
-}
-
-func (w *work) fail(grants []Grant, err error) {
-	for _, i := range w.at {
-		grants[i] = Grant{Err: err}
-	}
-}
-
-// sort groups claims by their accounts. Invalid ones have an error in their grants.
-func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
-	byName := map[string]*work{}
-	for i := range claims {
-		c := &claims[i]
-		if err := check(c); err != nil {
-			grants[i] = Grant{Err: err}
-			continue
-		}
-		key := l.keyOf(c, c.Window)
-		w := byName[key.Name]
-		if w == nil {
-			w = &work{key: key}
-			byName[key.Name] = w
-			all = append(all, w)
-		}
-		if c.Window > 1 && looksBack(&c.Limit) {
-			w.before = l.keyOf(c, c.Window-1)
-		}
-		if c.Limit.Overridable() {
-			w.record = l.recordOf(c.Key)
-		}
-		w.claims, w.at = append(w.claims, c), append(w.at, i)
-	}
-	// All nodes write in the same order, so that they do not wait for each other in a circle.
-	slices.SortFunc(all, func(a, b *work) int { return strings.Compare(a.key.Name, b.key.Name) })
-	return all
-}
-
 // keyOf names the account of a window.
 func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 	k := StoreKey{Name: NameOf(l.prefix, c.Key, w)}
@@ -162,66 +120,93 @@ func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 	return k
 }
 
-// round tries to settle the rest, and leaves the accounts that others have changed in the meantime. With an empty
-// rest it reads the epoch.
-func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelimit.Epoch, instant, error) {
-	keys := []StoreKey{l.life()}
-	states, records := map[string]*state{"": nil}, map[string]*overriddenState{"": {}}
-	for _, w := range *left {
-		if _, known := records[w.record.Name]; !known {
-			records[w.record.Name], keys = &overriddenState{}, append(keys, w.record)
+// subject is the records of a claim in a round: its account, and if it needs them, the previous window's account and
+// the override of its key.
+type subject struct {
+	own, was *state
+	over     *overriddenState
+}
+
+// round tries to settle claims, in their order, as if each was sent alone: a claim on a window sees the effect of
+// earlier ones on the previous window. It returns the claims on accounts that others have changed in the meantime; with
+// an error, those that may not be settled. Without claims it reads the epoch.
+func (l *CAS) round(
+	ctx context.Context, claims []Claim, grants []Grant, left []int,
+) (again []int, e ratelimit.Epoch, now instant, err error) {
+	keys, reads := []StoreKey{l.life()}, []func(Record){nil}
+	accounts, overrides := map[string]*state{}, map[string]*overriddenState{}
+	account := func(c *Claim, w ratelimit.Window) *state {
+		k := l.keyOf(c, w)
+		if accounts[k.Name] == nil {
+			a := &state{change: Change{StoreKey: k}}
+			accounts[k.Name], keys, reads = a, append(keys, k), append(reads, a.read)
 		}
-		w.override = records[w.record.Name]
-		for _, k := range []StoreKey{w.key, w.before} {
-			if _, known := states[k.Name]; !known {
-				states[k.Name], keys = &state{}, append(keys, k)
+		return accounts[k.Name]
+	}
+	all := make([]subject, len(left))
+	for n, i := range left {
+		c := &claims[i]
+		all[n] = subject{own: account(c, c.Window), over: &overriddenState{}}
+		if c.Window > 1 && looksBack(&c.Limit) {
+			all[n].was = account(c, c.Window-1)
+		}
+		if c.Limit.Overridable() {
+			if overrides[c.Key] == nil {
+				overrides[c.Key] = all[n].over
+				keys, reads = append(keys, l.recordOf(c.Key)), append(reads, all[n].over.read)
 			}
+			all[n].over = overrides[c.Key]
 		}
-		w.own, w.was, w.change = states[w.key.Name], states[w.before.Name], Change{StoreKey: w.key}
-		w.asked = nil
 	}
 	s, err := l.read(ctx, keys)
-	if err != nil {
-		return ratelimit.Epoch{}, 0, err
+	if err == nil {
+		e, err = l.epochOf(ctx, &s, 0)
 	}
-	e, err := l.epochOf(ctx, &s, 0)
 	if err != nil {
-		return ratelimit.Epoch{}, 0, err
+		return left, e, 0, err
 	}
-	for i, k := range keys[1:] {
-		if r, ok := records[k.Name]; ok {
-			r.Overridden, r.err = DecodeOverride(string(s.Records[1+i].Data))
-		} else {
-			states[k.Name].read(s.Records[1+i])
+	for i, r := range s.Records[1:] {
+		reads[1+i](r)
+	}
+	for n, i := range left {
+		grants[i] = all[n].settle(s.Now, &claims[i])
+	}
+	err = l.commit(ctx, s.Life, accounts)
+	for n, i := range left {
+		if a := all[n].own; a.changed && !a.made {
+			again = append(again, i)
 		}
 	}
+	return again, e, s.Now, err
+}
+
+// commit makes the changes of accounts.
+func (l *CAS) commit(ctx context.Context, life string, accounts map[string]*state) error {
 	var changes []Change
-	var changing []*work
-	inOrder(s.Now, *left, grants)
-	for _, w := range *left {
-		if w.own.settled || len(w.change.Events) > 0 {
-			changes, changing = append(changes, w.changed()), append(changing, w)
+	var changing []*state
+	// All nodes write in the same order, so that they do not wait for each other in a circle.
+	for _, name := range slices.Sorted(maps.Keys(accounts)) {
+		a := accounts[name]
+		if a.settled {
+			a.change.Version, a.change.Data, a.change.Until = a.version, a.encode(), a.over
+		}
+		if a.changed = a.settled || len(a.change.Events) > 0; a.changed {
+			changes, changing = append(changes, a.change), append(changing, a)
 		}
 	}
-	*left = nil
 	if len(changes) == 0 {
-		return e, s.Now, nil
+		return nil
 	}
-	made, err := l.write(ctx, s.Life, changes)
+	made, err := l.write(ctx, life, changes)
 	if err != nil { // any may have been made
-		for _, w := range changing {
-			w.fail(grants, err)
-		}
-		return ratelimit.Epoch{}, 0, err
+		return err
 	}
-	for i, w := range changing {
-		if made[i] {
-			l.recall(w.key.Name, w.asked)
-		} else {
-			*left = append(*left, w)
+	for i, a := range changing {
+		if a.made = made[i]; a.made {
+			l.recall(a.change.Name, a.asked)
 		}
 	}
-	return e, s.Now, nil
+	return nil
 }
 
 func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
@@ -301,8 +286,12 @@ func (l *CAS) edit(
 type state struct {
 	kept
 	version uint64
-	settled bool
 	err     error
+	settled bool
+	change  Change
+	asked   []ratelimit.Holder // recalled by the change
+	changed bool
+	made    bool
 }
 
 func (s *state) read(r Record) { s.version, s.err = r.Version, s.decode(r.Data) }
@@ -313,59 +302,35 @@ type overriddenState struct {
 	err error
 }
 
-// inOrder settles claims in the order of their message, as if each was sent alone: a claim on a window sees the
-// effect of earlier ones on the previous window.
-func inOrder(now instant, all []*work, grants []Grant) {
-	type one struct {
-		*work
-		n int
-	}
-	var order []one
-	for _, w := range all {
-		for n := range w.at {
-			order = append(order, one{w, n})
-		}
-	}
-	slices.SortFunc(order, func(a, b one) int { return a.at[a.n] - b.at[b.n] })
-	for _, x := range order {
-		grants[x.at[x.n]] = x.settle(now, x.claims[x.n])
-	}
-}
+func (s *overriddenState) read(r Record) { s.Overridden, s.err = DecodeOverride(string(r.Data)) }
 
 // settle settles one claim. There is no change if none was kept.
-func (w *work) settle(now instant, claim *Claim) Grant {
+func (x *subject) settle(now instant, claim *Claim) Grant {
+	a, err := x.own, errors.Join(x.own.err, x.over.err)
 	var was *kept
-	if w.was != nil {
-		if w.was.version != 0 || w.was.settled {
-			was = &w.was.kept
+	if x.was != nil {
+		if x.was.version != 0 || x.was.settled {
+			was = &x.was.kept
 		}
-		w.own.err = errors.Join(w.own.err, w.was.err)
+		err = errors.Join(err, x.was.err)
 	}
-	if err := errors.Join(w.own.err, w.override.err); err != nil {
+	if err != nil {
 		return Grant{Err: err}
 	}
 	var t told
-	judged, own := w.override.judge(now, *claim), claim.Limit
+	judged, own := x.over.judge(now, *claim), claim.Limit
 	claim = &judged
 	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
 	if span.kept(now) {
-		g = w.own.settle(now, claim, &own, &span, was, &t)
-		g.override(&w.override.Overridden, &claim.Limit)
+		g = a.settle(now, claim, &own, &span, was, &t)
+		g.override(&x.over.Overridden, &claim.Limit)
 	}
-	w.own.settled = w.own.settled || g.Err == nil
-	w.asked = append(w.asked, t.asked...)
+	a.settled = a.settled || g.Err == nil
+	a.asked = append(a.asked, t.asked...)
 	if claim.Audit != "" {
-		w.change.Events = append(append(w.change.Events, t.expired...), NewEvent(claim, &g))
+		a.change.Events = append(append(a.change.Events, t.expired...), NewEvent(claim, &g))
 	}
 	return g
-}
-
-// changed is the change of the account.
-func (w *work) changed() Change {
-	if w.own.settled {
-		w.change.Version, w.change.Data, w.change.Until = w.own.version, w.own.encode(), w.own.over
-	}
-	return w.change
 }
 
 // A store's data has an epoch, in a separate record. It names the life of the data. If the store reports another
