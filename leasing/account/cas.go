@@ -435,32 +435,6 @@ func (l *CAS) Look(
 	return withBefore(v, w, s.Now, limit, was.sum, len(before) > 0 && before[0].Version != 0), nil
 }
 
-// look is an account, without the counting part of the previous window.
-func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook {
-	v := &ratelimit.AccountLook{Limit: limit.Capacity(), Charged: k.sum, Relearning: k.account.learns > now}
-	of := k.account.records
-	if b := k.bucket; b != nil {
-		v.Charged, of = tokens(roundUp(int64(v.Limit)*Micro-b.level, Micro)), b.records
-		v.Relearning = b.learns > now
-	}
-	for i := range of {
-		r := &of[i]
-		if r.holder == debtor {
-			v.Carried = r.total()
-			continue
-		}
-		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.total(), Spent: r.spent, Fence: r.fence}
-		if k.bucket == nil {
-			if x.Closed = r.expires == closed; r.expires > safe {
-				x.Expires = r.expires.Sub(now)
-			}
-		}
-		x.Outstanding = max(0, x.Granted-x.Spent)
-		v.Holders = append(v.Holders, x)
-	}
-	return v
-}
-
 // recordOf names the record of an override: in the order of keys, so that the key is the end of the name.
 func (l *CAS) recordOf(key string) StoreKey { return StoreKey{Name: overridesOf(l.prefix) + key} }
 
