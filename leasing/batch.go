@@ -159,15 +159,13 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	return fl.message.Claim, true
 }
 
-// lasting is the lifetime of leases under a rule.
+// lasting sets the lifetime of leases under a rule.
 func lasting(q *hold.Asking, r *ratelimit.Rule) {
-	q.Eager, q.Audited = r.Coordination.Eager(), r.Coordination.Audit
-	bucket := r.Limit.Algorithm == ratelimit.TokenBucket
-	q.Deadline = q.Eager || bucket
+	q.Eager = r.Coordination.Eager()
 	switch {
 	case q.Eager:
 		q.TTL = r.Coordination.Lease.TTL
-	case bucket:
+	case r.Limit.Algorithm == ratelimit.TokenBucket:
 		q.TTL = hold.Slot(&r.Limit)
 	}
 }
