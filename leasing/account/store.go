@@ -60,9 +60,9 @@ type Change struct {
 type Messenger interface {
 	// Tell sends names of records to nodes.
 	Tell(ctx context.Context, names map[ratelimit.Holder][]string) error
-	// Listen calls heard with the names that are sent to a node, and ready when it begins to, and after a gap. It
+	// Listen calls see with the names that are sent to a node. It calls ready at its beginning, and after a gap. It
 	// returns when ctx is done or its connection breaks.
-	Listen(ctx context.Context, node ratelimit.Holder, ready func(), heard func(name string)) error
+	Listen(ctx context.Context, node ratelimit.Holder, ready func(), see func(name string)) error
 }
 
 // encode writes an account as bytes.
