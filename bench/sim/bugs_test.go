@@ -141,8 +141,8 @@ var planted = []struct {
 	}},
 	{473, plant.Bug{
 		Name: "a ledger that lost its data is not told", File: "leasing/sweep.go",
-		Right: "case c.Val.told != life && epoch.ID != 0:",
-		Wrong: "case c.Val.told != life && epoch.ID == 1<<63:",
+		Right: "case c.Val.told != life && is.epoch.ID != 0:",
+		Wrong: "case c.Val.told != life && is.epoch.ID == 1<<63:",
 	}},
 	{2, plant.Bug{
 		Name: "a node that ends keeps what it has", File: "leasing/sweep.go",
