@@ -132,7 +132,7 @@ type world struct {
 func newWorld(tb testing.TB, seed uint64, rule *ratelimit.Rule) *world {
 	w := &world{TB: tb, start: time.Now(), rule: rule, seed: seed, judge: judge.New(rule.Limit)}
 	rule.Counters = &ratelimit.RuleCounters{}
-	w.ledger, w.seats = account.NewMemory(1000, ledgerNow), approx.NewMemory(ledgerNow)
+	w.ledger, w.seats = account.NewMemory(ledgerNow), approx.NewMemory(ledgerNow)
 	w.recalls.holders, w.ledger.OnRecall = map[ratelimit.Holder]func(string, ratelimit.Window){}, w.recalls.send
 	return w
 }

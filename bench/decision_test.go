@@ -78,7 +78,7 @@ func BenchmarkLease(b *testing.B) {
 	rule := &ratelimit.Rule{Domain: "d", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 1<<32 - 1}, Coordination: ratelimit.DefaultCoordination()}
 	rule.Coordination.Lease.Fixed = 1 << 30
 	clock := ratelimit.MonotonicClock()
-	fleet := leasing.NewFleet(account.NewMemory(1000, func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }), 1, 1000, clock, time.Now())
+	fleet := leasing.NewFleet(account.NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }), 1, 1000, clock, time.Now())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); fleet.Run(ctx) }()

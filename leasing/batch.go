@@ -86,11 +86,9 @@ type batch struct {
 // pack writes the messages of flights.
 func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	b := &batch{Fleet: f, lane: l, sent: f.clock()}
-	l.mu.Lock()
-	there, epoch := l.clock, l.epoch
-	l.mu.Unlock()
+	there, is := l.read()
 	early, _ := there.Between(b.sent)
-	q := hold.Asking{Now: b.sent, There: early, Epoch: epoch, Young: there.At == 0 || epoch.Young(early)}
+	q := hold.Asking{Now: b.sent, There: early, Epoch: is.epoch, Young: there.At == 0 || is.epoch.Young(early)}
 	for _, fl := range flights {
 		if fl.greet {
 			b.greeted = append(b.greeted, fl)
@@ -159,15 +157,13 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	return fl.message.Claim, true
 }
 
-// lasting is the lifetime of leases under a rule.
+// lasting sets the lifetime of leases under a rule.
 func lasting(q *hold.Asking, r *ratelimit.Rule) {
-	q.Eager, q.Audited = r.Coordination.Eager(), r.Coordination.Audit
-	bucket := r.Limit.Algorithm == ratelimit.TokenBucket
-	q.Deadline = q.Eager || bucket
+	q.Eager = r.Coordination.Eager()
 	switch {
 	case q.Eager:
 		q.TTL = r.Coordination.Lease.TTL
-	case bucket:
+	case r.Limit.Algorithm == ratelimit.TokenBucket:
 		q.TTL = hold.Slot(&r.Limit)
 	}
 }
@@ -255,8 +251,9 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	}
 	k := s.entry(now, fl.id, at)
 	k.use.flight = nil
-	life, known := b.Fleet.lane(k).is(a.Epoch)
-	b.evicted(&fl.message.Claim, g, b.sent, b.Fleet.lane(k).had(k.cell.Val.told, a.Epoch))
+	_, is := b.lane.read()
+	life, known := is.life, is.epoch.ID == a.Epoch.ID
+	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.told))
 	part := k.PartOf(fl.message.Claim.Window)
 	switch {
 	case part == nil: // the window has turned: a late report states the rest

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +22,6 @@ import (
 // on_store_failure. Slots of refused requests, and of callers that have given up, are given back as soon as the
 // ledger answers. So are slots whose end was reported during an outage. A lane keeps up to mostGives of them, until
 // this node ends. Lost slots return at the end of their time.
-// mostGives of a lane are kept, until this node ends. What is lost comes back when its time is over.
 type Concurrency struct {
 	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: the number is unknown.
 	Alone *Local
@@ -49,44 +49,30 @@ const (
 	giveAgain = 100 * time.Millisecond
 )
 
-// slotLane sends the asks of some keys to the ledger.
+// slotLane sends the asks of some keys to the ledger, one message after the other.
 //
-//	waiting --> underway --> answered
-//	   '--> gone: its caller has been refused, or its slot is given back, before it was sent
-//
-// Invariant: a slot's give leaves after its take has been answered, or the take never leaves.
+// Invariant: a slot's give leaves after its take has been answered, or the take never leaves. A caller gives a slot
+// back after its wait for the take. By then the take is answered, in flight, or gone.
 type slotLane struct {
-	mu       sync.Mutex
-	takes    []*slotCall          // guarded by mu; also looks: asks with a waiting caller
-	waiting  map[slotID]*slotCall // guarded by mu: takes, by their slots
-	underway map[slotID]*slotCall // guarded by mu: takes of the message that was sent
-	gives    []slotGive           // guarded by mu: first
-	sending  bool                 // guarded by mu
-	wakes    bool                 // guarded by mu: a timer runs
-	failed   []slotGive           // guarded by mu: gives to be tried again
-	closed   bool                 // guarded by mu
-	breaker  Breaker              // guarded by mu
+	mu      sync.Mutex
+	takes   []*slotCall // guarded by mu; also looks: asks with a waiting caller
+	gives   []*slotCall // guarded by mu
+	failed  []*slotCall // guarded by mu: gives to be tried again
+	sending bool        // guarded by mu
+	wakes   bool        // guarded by mu: a timer runs
+	closed  bool        // guarded by mu
+	breaker Breaker     // guarded by mu
 }
 
-type slotID struct {
-	key  string
-	slot int64
-}
-
-// slotGive is a slot to give back.
-type slotGive struct {
-	account.SlotAsk
-	till instant   // end of the slot
-	told *slotCall // the call that waits for it; nil: none
-}
-
-// slotCall is an ask with a waiting caller. Its fields are guarded by its lane's mu.
+// slotCall is an ask. Its fields are guarded by its lane's mu.
 type slotCall struct {
 	account.SlotAsk
+	till   instant // end of the slot, as far as it is taken now
 	answer account.SlotAnswer
 	done   chan struct{}
 	ended  bool
-	gone   bool // the caller has gone: a slot that was taken is given back
+	sent   bool
+	gone   bool // the caller has gone before it was sent
 }
 
 // NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
@@ -97,9 +83,6 @@ func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clo
 		f.part, lanes = p.Partition, p.Partitions()
 	}
 	f.lanes = make([]slotLane, lanes)
-	for i := range f.lanes {
-		f.lanes[i].waiting, f.lanes[i].underway = map[slotID]*slotCall{}, map[slotID]*slotCall{}
-	}
 	return f
 }
 
@@ -137,7 +120,7 @@ func (f *Concurrency) Decide(
 
 // begin sends an ask. It returns nil if the ask is decided.
 func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
-	c := &slotCall{SlotAsk: slotAsk(a), done: make(chan struct{})}
+	c := slotCallOf(now, a)
 	switch {
 	case c.Op == account.SlotLook && a.Kind != ratelimit.Peek: // it has no slot
 		*v = a.DecideSlot(0, ratelimit.NoSlot)
@@ -146,15 +129,12 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 	case c.Op == account.SlotGive && f.apart.Load():
 		f.decideAlone(now, a)
 	}
-	c.Key = KeyName(a.Key)
 	l := f.lane(c.Key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch same := l.takeOf(c.id()); {
-	case c.Op == account.SlotTake && same != nil: // another descriptor of this request has the same key
-		return same
+	switch {
 	case c.Op == account.SlotGive:
-		f.giveLocked(l, slotGive{c.SlotAsk, now.Add(c.TTL), c})
+		f.giveLocked(l, c)
 		return c
 	case l.breaker.Refuses(now):
 		f.fail(now, a, v, ratelimit.FallbackBreaker)
@@ -164,52 +144,31 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 		return nil
 	}
 	l.takes = append(l.takes, c)
-	if c.Op == account.SlotTake {
-		l.waiting[c.id()] = c
-	}
 	f.sendLocked(l)
 	return c
 }
 
-func (c *slotCall) id() slotID { return slotID{c.Key, c.Slot} }
-
-// takeOf is the unanswered take of a slot, or nil.
-func (l *slotLane) takeOf(id slotID) *slotCall {
-	if c := l.waiting[id]; c != nil {
-		return c
-	}
-	return l.underway[id]
+func slotCallOf(now instant, a *ask) *slotCall {
+	c := &slotCall{SlotAsk: slotAsk(a), done: make(chan struct{})}
+	c.Key, c.till = KeyName(a.Key), now.Add(c.TTL)
+	return c
 }
 
-// giveLocked gives a slot back. A take that was not sent is dropped. A give waits for the answer of a take that was
-// sent.
-func (f *Concurrency) giveLocked(l *slotLane, x slotGive) {
-	id := slotID{x.Key, x.Slot}
-	if take := l.waiting[id]; take != nil {
-		take.gone = true
-		delete(l.waiting, id)
-		x.finish(account.SlotAnswer{})
-		return
-	}
-	if take := l.underway[id]; take != nil {
-		take.gone = true
-		x.finish(account.SlotAnswer{Has: true})
-		return
-	}
+// giveLocked gives a slot back.
+func (f *Concurrency) giveLocked(l *slotLane, c *slotCall) {
 	if len(l.gives)+len(l.failed) >= mostGives {
-		x.finish(account.SlotAnswer{Err: errGives})
+		c.finish(account.SlotAnswer{Err: errGives})
 		return
 	}
-	x.Op = account.SlotGive
-	l.gives = append(l.gives, x)
+	l.gives = append(l.gives, c)
 	f.sendLocked(l)
 }
 
 var errGives = errors.New("too many slots are to be given back: this one comes back when its time is over")
 
-// finish wakes the caller, if it waits.
-func (x *slotGive) finish(answer account.SlotAnswer) {
-	if c := x.told; c != nil && !c.ended {
+// finish wakes the caller. The first answer counts.
+func (c *slotCall) finish(answer account.SlotAnswer) {
+	if !c.ended {
 		c.answer, c.ended = answer, true
 		close(c.done)
 	}
@@ -231,8 +190,10 @@ func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask,
 	}
 	f.fail(now, a, v, why)
 	// It may have been taken. If the caller has gone, its request never ends.
-	if c.Op == account.SlotTake && (v.OverLimit || ctx.Err() != nil) {
-		f.giveLocked(l, slotGive{c.SlotAsk, now.Add(c.TTL), nil})
+	if c.gone = !c.sent; c.sent && c.Op == account.SlotTake && (v.OverLimit || ctx.Err() != nil) {
+		back := slotCallOf(now, a)
+		back.Op = account.SlotGive
+		f.giveLocked(l, back)
 	}
 }
 
@@ -278,20 +239,22 @@ func (f *Concurrency) send(l *slotLane) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		now := f.clock()
-		m := l.packLocked(now)
-		if len(m.asks) == 0 {
+		all := l.packLocked(f.clock())
+		if len(all) == 0 {
 			l.sending = false
 			f.remindLocked(l)
 			return
 		}
 		l.mu.Unlock()
-		answers := make([]account.SlotAnswer, len(m.asks))
+		asks, answers := make([]account.SlotAsk, len(all)), make([]account.SlotAnswer, len(all))
+		for i, c := range all {
+			asks[i] = c.SlotAsk
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
-		f.ledger.Slots(ctx, m.asks, answers)
+		f.ledger.Slots(ctx, asks, answers)
 		cancel()
 		l.mu.Lock()
-		f.answeredLocked(l, m, answers)
+		f.answeredLocked(l, all, answers)
 	}
 }
 
@@ -310,72 +273,42 @@ func (f *Concurrency) remindLocked(l *slotLane) {
 	})
 }
 
-// slotMessage is the asks of one round trip: gives first, then takes.
-type slotMessage struct {
-	asks  []account.SlotAsk
-	gives []slotGive
-	takes []*slotCall
-}
-
-// packLocked takes the next asks from the queue, or none while the ledger counts as dead.
-func (l *slotLane) packLocked(now instant) (m slotMessage) {
+// packLocked takes the next asks from the queue, gives first, or none while the ledger counts as dead.
+func (l *slotLane) packLocked(now instant) []*slotCall {
 	for len(l.gives) > 0 && now >= l.gives[0].till {
 		l.gives[0].finish(account.SlotAnswer{}) // its time is over
 		l.gives = l.gives[1:]
 	}
-	takes := l.takes[:0]
-	for _, c := range l.takes {
-		if !c.gone {
-			takes = append(takes, c)
-		}
-	}
-	clear(l.takes[len(takes):])
+	l.takes = slices.DeleteFunc(l.takes, func(c *slotCall) bool { return c.gone })
 	// Ask the breaker last, so that its one probe is never an empty message.
-	if l.takes = takes; len(l.gives)+len(l.takes) == 0 || !l.breaker.Allow(now) {
-		return slotMessage{}
+	if len(l.gives)+len(l.takes) == 0 || !l.breaker.Allow(now) {
+		return nil
 	}
-	n := min(len(l.gives), mostSlotAsks/2)
-	m.gives, l.gives = l.gives[:n:n], l.gives[n:]
-	n = min(len(l.takes), mostSlotAsks-n)
-	m.takes = append(m.takes, l.takes[:n]...)
-	l.takes = append(l.takes[:0], l.takes[n:]...)
-	for i := range m.gives {
-		m.asks = append(m.asks, m.gives[i].SlotAsk)
+	gives := min(len(l.gives), mostSlotAsks/2)
+	takes := min(len(l.takes), mostSlotAsks-gives)
+	all := slices.Concat(l.gives[:gives], l.takes[:takes])
+	l.gives, l.takes = l.gives[gives:], slices.Delete(l.takes, 0, takes)
+	for _, c := range all {
+		c.sent = true
 	}
-	for _, c := range m.takes {
-		m.asks = append(m.asks, c.SlotAsk)
-		if c.Op == account.SlotTake {
-			delete(l.waiting, c.id())
-			l.underway[c.id()] = c
-		}
-	}
-	return m
+	return all
 }
 
 // answeredLocked applies the answers to a message.
-func (f *Concurrency) answeredLocked(l *slotLane, m slotMessage, answers []account.SlotAnswer) {
-	now, dead := f.clock(), true
-	for i := range answers {
-		dead = dead && answers[i].Err != nil && !errors.Is(answers[i].Err, account.ErrContended) &&
-			!errors.Is(answers[i].Err, account.ErrRecord)
+func (f *Concurrency) answeredLocked(l *slotLane, all []*slotCall, answers []account.SlotAnswer) {
+	dead := true
+	for i, c := range all {
+		err := answers[i].Err
+		foreign := errors.Is(err, account.ErrRecord)
+		dead = dead && err != nil && !errors.Is(err, account.ErrContended) && !foreign
+		if c.finish(answers[i]); c.Op == account.SlotGive && err != nil && !foreign {
+			l.failed = append(l.failed, c)
+		}
 	}
 	if dead {
-		l.breaker.Failure(now, rand.Float64())
+		l.breaker.Failure(f.clock(), rand.Float64())
 	} else {
 		l.breaker.Success()
-	}
-	for i, x := range m.gives {
-		if x.finish(answers[i]); answers[i].Err != nil && !errors.Is(answers[i].Err, account.ErrRecord) {
-			l.failed = append(l.failed, x)
-		}
-	}
-	clear(l.underway)
-	for i, c := range m.takes {
-		c.answer, c.ended = answers[len(m.gives)+i], true
-		close(c.done)
-		if c.gone && (c.answer.Has || c.answer.Err != nil) { // it may be taken, without an owner
-			f.giveLocked(l, slotGive{c.SlotAsk, now.Add(c.TTL), nil})
-		}
 	}
 }
 
@@ -390,11 +323,10 @@ func (f *Concurrency) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts
 		if f.apart.Load() {
 			f.decideAlone(now, &a)
 		}
-		x := slotAsk(&a)
-		x.Key = KeyName(a.Key)
-		l := f.lane(x.Key)
+		c := slotCallOf(now, &a)
+		l := f.lane(c.Key)
 		l.mu.Lock()
-		f.giveLocked(l, slotGive{x, now.Add(x.TTL), nil})
+		f.giveLocked(l, c)
 		l.mu.Unlock()
 	}
 }

@@ -51,14 +51,6 @@ func (c *counter) enter(now ledgerTime, l *ratelimit.Limit) (at ledgerTime, was 
 	return c.turn(now, l), was
 }
 
-func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
-	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
-		c.answerBucket(now, a, v)
-	} else {
-		c.answerWindow(now, a, v)
-	}
-}
-
 // A window from a process whose clock is behind lasts until its end by that clock. Otherwise the rest of it would be
 // granted twice. Until then begins is the shift, and ends is the time when the counter is dead: only the rule of an
 // ask tells how windows are divided.
@@ -99,53 +91,91 @@ func (c *counter) leave(was shifts, l *ratelimit.Limit) {
 	}
 }
 
-func (c *counter) answerWindow(now ledgerTime, a *ask, v *verdict) {
+// answer answers an ask in the counter's window.
+func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
 	l := &a.Rule.Limit
-	left := max(0, l.Requests-c.used(now, l))
+	left := c.left(now, l)
+	v.Window = c.window(l)
 	switch {
-	case a.Kind == ratelimit.Refund:
-		c.sum -= min(a.Cost, c.sum)
-		left = max(0, l.Requests-c.used(now, l))
 	case a.Kind == ratelimit.Peek:
-		v.OverLimit = c.used(now, l) > l.Requests
-	case a.Kind.Settles():
-		if a.Books(window(c.state)) {
-			c.settle(a, left, v)
-			left = max(0, l.Requests-c.used(now, l))
-		}
-	case a.Cost <= left:
-		c.sum += a.Cost
-		v.Charged = a.Cost
-		left -= a.Cost
+		v.OverLimit = c.indebted(now, l)
+	case a.Kind == ratelimit.Refund:
+		c.credit(a.Cost, l)
+		left = c.left(now, l)
+	case a.Kind.Settles() && !a.Books(v.Window):
+	case a.Kind == ratelimit.Release:
+		v.Charged = c.credit(a.Cost, l)
+		left = c.left(now, l)
 	default:
-		v.OverLimit = true
-		if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-			c.sum = min(ratelimit.AddTokens(c.sum, a.Cost), account.MostBooked)
-			v.Charged, v.Debt = left, a.Cost-left
-			left = 0
+		v.OverLimit = a.Kind == ratelimit.Spend && a.Cost > left
+		if !v.OverLimit || a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+			c.charge(a.Cost, l)
+			v.Charged = min(a.Cost, left)
+			v.Debt = a.Cost - v.Charged
+			left -= v.Charged
 		}
 	}
-	if l.Carries {
+	v.Remaining = left
+	switch {
+	case l.Algorithm == ratelimit.TokenBucket:
+		c.ends = c.fullAt(now, l)
+		to := fullLevel(l)
+		if v.OverLimit {
+			to = int64(min(a.Cost, l.Burst)) * account.Micro
+		}
+		v.ResetAfter = account.RefilledAfter(to, c.state, c.extra, l)
+		return
+	case l.Carries:
 		c.extra = c.owes(l)
 	}
-	v.Window = window(c.state)
-	v.Remaining = left
 	v.ResetAfter = c.ends.Sub(now)
 	if v.OverLimit && l.Algorithm == ratelimit.SlidingWindow && a.Kind == ratelimit.Spend {
 		v.ResetAfter = c.passesAfter(now, a.Cost, l)
 	}
 }
 
-// settle books the difference of an earlier spend.
-func (c *counter) settle(a *ask, left tokens, v *verdict) {
-	if a.Kind == ratelimit.Release {
-		v.Charged = min(a.Cost, c.sum)
-		c.sum -= v.Charged
-		return
+// window is the one of verdicts.
+func (c *counter) window(l *ratelimit.Limit) window {
+	if l.Algorithm == ratelimit.TokenBucket {
+		return bucketWindow
 	}
-	c.sum = min(ratelimit.AddTokens(c.sum, a.Cost), account.MostBooked)
-	v.Charged = min(a.Cost, left)
-	v.Debt = a.Cost - v.Charged
+	return window(c.state)
+}
+
+// left is the rest of the limit.
+func (c *counter) left(now ledgerTime, l *ratelimit.Limit) tokens {
+	if l.Algorithm == ratelimit.TokenBucket {
+		return c.whole(l)
+	}
+	return max(0, l.Requests-c.used(now, l))
+}
+
+// indebted tells whether more was charged than the limit.
+func (c *counter) indebted(now ledgerTime, l *ratelimit.Limit) bool {
+	if l.Algorithm == ratelimit.TokenBucket {
+		return c.state < 0
+	}
+	return c.used(now, l) > l.Requests
+}
+
+// charge takes tokens, also beyond the limit.
+func (c *counter) charge(n tokens, l *ratelimit.Limit) {
+	if l.Algorithm == ratelimit.TokenBucket {
+		c.drain(n)
+	} else {
+		c.sum = min(ratelimit.AddTokens(c.sum, n), account.MostBooked)
+	}
+}
+
+// credit gives tokens back, and returns their number.
+func (c *counter) credit(n tokens, l *ratelimit.Limit) tokens {
+	if l.Algorithm == ratelimit.TokenBucket {
+		c.put(n, l)
+	} else {
+		n = min(n, c.sum)
+		c.sum -= n
+	}
+	return n
 }
 
 // turn makes the window current, and returns the effective time. If the clock went back by less than a period, the
@@ -241,45 +271,6 @@ func ceilMulDiv(a, b, c uint64) uint64 {
 	return q
 }
 
-func (c *counter) answerBucket(now ledgerTime, a *ask, v *verdict) {
-	l := &a.Rule.Limit
-	left := c.whole(l)
-	switch {
-	case a.Kind == ratelimit.Peek:
-		v.OverLimit = c.state < 0
-	case a.Kind == ratelimit.Refund:
-		c.put(a.Cost, l)
-		left = c.whole(l)
-	case a.Kind == ratelimit.Release:
-		c.put(a.Cost, l)
-		v.Charged = a.Cost
-		left = c.whole(l)
-	case a.Kind == ratelimit.Charge:
-		c.drain(a.Cost)
-		v.Charged = min(a.Cost, left)
-		v.Debt = a.Cost - v.Charged
-		left -= v.Charged
-	case a.Cost <= left:
-		c.drain(a.Cost)
-		v.Charged = a.Cost
-		left -= a.Cost
-	default:
-		v.OverLimit = true
-		if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-			c.drain(a.Cost)
-			v.Charged, v.Debt = left, a.Cost-left
-			left = 0
-		}
-	}
-	v.Window = bucketWindow
-	v.Remaining = left
-	c.ends = c.fullAt(now, l)
-	v.ResetAfter = account.RefilledAfter(fullLevel(l), c.state, c.extra, l)
-	if v.OverLimit {
-		v.ResetAfter = account.RefilledAfter(int64(min(a.Cost, l.Burst))*account.Micro, c.state, c.extra, l)
-	}
-}
-
 // whole is the number of tokens of a bucket.
 func (c *counter) whole(l *ratelimit.Limit) tokens {
 	return max(0, min(l.Burst, tokens(c.state/account.Micro)))
@@ -321,13 +312,14 @@ func (c *counter) room(l *ratelimit.Limit) int64 {
 
 // undo takes back the bookings of a verdict, unless its window is over.
 func (c *counter) undo(a *ask, v *verdict) {
-	l, n := &a.Rule.Limit, v.Charged+v.Debt
-	switch {
-	case l.Algorithm == ratelimit.TokenBucket && v.Window != 0 && c.begins != 0:
-		c.put(n, l)
+	l := &a.Rule.Limit
+	bucket := l.Algorithm == ratelimit.TokenBucket
+	if v.Window == 0 || v.Window != c.window(l) || bucket && c.begins == 0 {
+		return
+	}
+	c.credit(v.Charged+v.Debt, l)
+	if bucket {
 		c.ends = c.fullAt(c.begins, l)
-	case l.Algorithm != ratelimit.TokenBucket && v.Window == window(c.state) && c.state != 0:
-		c.sum -= min(n, c.sum)
 	}
 }
 

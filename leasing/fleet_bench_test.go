@@ -31,7 +31,7 @@ func warm(t testing.TB) (*Fleet, []ratelimit.Ask, []ratelimit.Verdict) {
 		Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Year, Requests: 1 << 31},
 		Coordination: ratelimit.DefaultCoordination(),
 	}
-	ledger := account.NewMemory(1000, func() ratelimit.LedgerTime { return 1_800_000_000_000_000 })
+	ledger := account.NewMemory(func() ratelimit.LedgerTime { return 1_800_000_000_000_000 })
 	now := instant(time.Hour)
 	node := NewStepped(account.NewHolder(), 100_000, func() instant { return now }, time.Now(), func(time.Duration, func()) {},
 		func() float64 { return 0.5 })

@@ -43,8 +43,15 @@ func (s *strictStage) after(d time.Duration, do func()) {
 	s.events = append(s.events, timer{s.now.Add(d), do})
 }
 
+// dropEnded drops ended accounts, as stores do.
+func (s *strictStage) dropEnded() {
+	if err := s.ledger.Sweep(context.Background()); err != nil {
+		s.Fatal(err)
+	}
+}
+
 func (s *strictStage) settle() {
-	s.ledger.DropEnded()
+	s.dropEnded()
 	for again := true; again; {
 		again = len(s.recalls) > 0
 		recalls := s.recalls
@@ -67,7 +74,7 @@ func (s *strictStage) send(b *Batch) {
 		return
 	}
 	s.after(s.oneWay, func() {
-		s.ledger.DropEnded()
+		s.dropEnded()
 		grants := make([]account.Grant, len(b.Claims()))
 		epoch, at, err := s.ledger.Settle(context.Background(), b.Claims(), grants)
 		if err != nil {

@@ -47,7 +47,7 @@ func TestEarlyClaimIsToldAfterALoss(t *testing.T) {
 	if k := s.held(n, "k"); k.Next.Taken == 0 {
 		t.Fatal("nothing was claimed early")
 	}
-	s.ledger.Lose(nil, 2)
+	s.ledger.Lose(nil, "2")
 	n.Greet()
 	s.settle()
 	s.sweepAll(n) // the account of the ending window is reported before the turn

@@ -39,7 +39,7 @@ func TestUndoWithoutTheStore(t *testing.T) {
 			rule.Coordination.OnStoreFailure = policy
 			now := instant(time.Hour)
 			clock := func() instant { return now }
-			ledger := &gone{Ledger: account.NewMemory(10, func() ratelimit.LedgerTime { return 1_800_000_000_000_000 })}
+			ledger := &gone{Ledger: account.NewMemory(func() ratelimit.LedgerTime { return 1_800_000_000_000_000 })}
 			node := NewStepped(account.NewHolder(), 100, clock, time.Now(), func(time.Duration, func()) {},
 				func() float64 { return 0.5 })
 			ask := ratelimit.Ask{Rule: rule, Key: []byte("k"), Cost: 1}

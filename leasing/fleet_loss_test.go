@@ -13,13 +13,13 @@ import (
 func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	const keys = 12_000 // more than may wait at once
 	s := newStage(t, 1, 2*keys, 100, nil)
-	s.ledger = account.NewMemory(2*keys, s.time)
+	s.ledger = account.NewMemory(s.time)
 	node := s.nodes[0]
 	for i := range keys {
 		s.ask(0, fmt.Sprint("k", i), 60)
 	}
 	s.goOn(3 * time.Second)
-	s.ledger.Lose(nil, 99)
+	s.ledger.Lose(nil, "99")
 	node.Greet()
 	s.settle()
 	for range sweepParts {

@@ -23,7 +23,7 @@ type setBack struct {
 func newSetBack(t *testing.T, l ratelimit.Limit) *setBack {
 	const begins = instant(time.Hour)
 	b := &setBack{T: t, now: begins, key: []byte("k")}
-	b.ledger = account.NewMemory(100, func() ledgerTime {
+	b.ledger = account.NewMemory(func() ledgerTime {
 		return ledgerTime(20_834 * 86_400 * 1_000_000).Add(b.now.Sub(begins) + b.by)
 	})
 	b.rule = &ratelimit.Rule{Domain: "d", Path: "p", Limit: l, Coordination: ratelimit.DefaultCoordination()}

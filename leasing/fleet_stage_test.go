@@ -42,7 +42,7 @@ func newStage(t *testing.T, n, maxKeys int, limit tokens, fields map[string]stri
 			}
 		}
 	}
-	s.ledger = account.NewMemory(1000, s.time)
+	s.ledger = account.NewMemory(s.time)
 	for i := range n {
 		after := func(d time.Duration, do func()) { s.timers = append(s.timers, timer{s.now.Add(d), do}) }
 		node := NewStepped(ratelimit.Holder(i+1)<<28, maxKeys, func() instant { return s.now }, time.UnixMicro(0), after,

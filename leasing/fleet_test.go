@@ -42,7 +42,7 @@ func newCluster(t testing.TB, n int, limit ratelimit.Limit) *cluster {
 	began := time.Now()
 	at := clock()
 	c := &cluster{TB: t, clock: clock}
-	c.ledger = account.NewMemory(1000, func() ratelimit.LedgerTime {
+	c.ledger = account.NewMemory(func() ratelimit.LedgerTime {
 		return ratelimit.LedgerTime(began.Add(clock().Sub(at)).UnixMicro())
 	})
 	c.rule = &ratelimit.Rule{Domain: "d", Path: "p", Limit: limit, Coordination: ratelimit.DefaultCoordination()}

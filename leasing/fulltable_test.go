@@ -13,7 +13,7 @@ import (
 // A table that is full of idle keys has room for others: the tokens in hand of idle keys go back.
 func TestIdleLeasesMakeRoom(t *testing.T) {
 	b := newSetBack(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
-	b.ledger = account.NewMemory(10_000, func() ledgerTime {
+	b.ledger = account.NewMemory(func() ledgerTime {
 		return ledgerTime(20_834 * 86_400 * 1_000_000).Add(b.now.Sub(instant(time.Hour)))
 	})
 	const keys = 3000 // of which the node may track a third

@@ -9,13 +9,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// LedgerNow is the time of this process's ledger clock at an instant.
-func (l *Local) LedgerNow(now ratelimit.Instant) ratelimit.LedgerTime { return l.ledgerNow(now) }
-
 // Predictable makes an unused limiter do the same in every run, for simulations: the places of its keys are then no
 // secret.
 func (l *Local) Predictable() *Local {
-	l.predictable()
+	l.tracked.Hash, l.overflow.Hash = keytable.Hasher{}, keytable.Hasher{}
 	return l
 }
 
@@ -73,7 +70,7 @@ type Account struct {
 // TakeOut removes a key's account, for another process: this process then has no state of the key. ok is false if
 // there is none, or one without meaning.
 func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) {
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	s, id, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
 	if c == nil {
@@ -114,7 +111,7 @@ func (c *counter) export(algorithm ratelimit.Algorithm) Account {
 // the rest of the window is granted there, and the next window too early here. If it is ahead, the account waits (see
 // counter.turn).
 func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelimit.LedgerTime) bool {
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	s, id, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
 	other := x.counter(max(0, at-(sent-x.Lag)))

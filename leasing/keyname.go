@@ -3,6 +3,7 @@ package leasing
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -34,30 +35,23 @@ func readKey(b []byte) (string, bool) {
 		out.WriteByte('.')
 		out.WriteString(ratelimit.Algorithm(b[1]).String())
 	}
-	multiplier, n := uint64(0), 0
-	// A uvarint: the multiplier of the unit, or the day on which billing months begin.
-	for i, c := range b[2:] {
-		multiplier |= uint64(c&0x7f) << (7 * i)
-		if c < 0x80 {
-			n = i + 1
-			break
-		}
-		if i > 4 {
-			return "", false
-		}
+	// The multiplier of the unit, or the day on which billing months begin.
+	multiplier, n := binary.Uvarint(b[2:])
+	if n <= 0 || n > binary.MaxVarintLen32 {
+		return "", false
 	}
 	billed := ratelimit.Unit(b[0]) == ratelimit.BillingMonth
-	b = b[2+n:]
-	switch {
-	case billed && (len(b) == 0 || b[0] >= 0xfd || len(b) < 1+int(b[0])):
-		return "", false
-	case billed: // month@15@America/New_York
+	if b = b[2+n:]; billed { // month@15@America/New_York
+		zone, rest, ok := textOf(b)
+		if !ok {
+			return "", false
+		}
 		out.WriteByte('@')
 		out.WriteString(strconv.FormatUint(multiplier, 10))
 		out.WriteByte('@')
-		escape(&out, b[1:1+int(b[0])])
-		b = b[1+int(b[0]):]
-	case multiplier > 1:
+		escape(&out, zone)
+		b = rest
+	} else if multiplier > 1 {
 		out.WriteByte('*')
 		out.WriteString(strconv.FormatUint(multiplier, 10))
 	}
@@ -70,16 +64,24 @@ func readKey(b []byte) (string, bool) {
 		if b[0] == 0xff && len(b) > 2 { // a shared pattern
 			separator, b = '~', b[2:]
 		}
-		// An incomplete part, or an impossible length: these bytes are not a key of this version, and are shown
-		// unchanged.
-		if b[0] >= 0xfd || len(b) < 1+int(b[0]) {
+		text, rest, ok := textOf(b)
+		if !ok {
 			return "", false
 		}
 		out.WriteByte(separator)
-		escape(&out, b[1:1+int(b[0])])
-		b = b[1+int(b[0]):]
+		escape(&out, text)
+		b = rest
 	}
 	return out.String(), true
+}
+
+// textOf splits a key after its first text. ok is false if the text is incomplete, or has an impossible length: then
+// the bytes are not a key of this version, and are shown unchanged.
+func textOf(b []byte) (text, rest []byte, ok bool) {
+	if len(b) == 0 || b[0] >= 0xfd || len(b) < 1+int(b[0]) {
+		return nil, nil, false
+	}
+	return b[1 : 1+int(b[0])], b[1+int(b[0]):], true
 }
 
 // escape writes text with structural and unprintable characters as %XX.
@@ -118,8 +120,8 @@ func KeyOfName(name string) (key []byte, ok bool) {
 		if next == 0 {
 			next = len(rest)
 		}
-		text, ok := unescape(rest[1:next])
-		if !ok || len(text) >= 0xfd {
+		text, err := url.PathUnescape(rest[1:next])
+		if err != nil || len(text) >= 0xfd {
 			return nil, false
 		}
 		// A limit that the request contained has a mark, so that it differs from an entry of the rule.
@@ -167,31 +169,11 @@ func billedPrefixOf(unit, period string) ([]byte, bool) {
 	first, zone, _ := strings.Cut(period, "@")
 	day, err := strconv.ParseUint(first, 10, 7)
 	// Days and zones are not checked here: a wrong name is no rule's key, and is not found.
-	name, ok := unescape(zone)
-	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || !ok || len(name) >= 0xfd ||
+	name, err2 := url.PathUnescape(zone)
+	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || err2 != nil || len(name) >= 0xfd ||
 		unit != ratelimit.BillingMonth.String() || algorithm != "" {
 		return nil, false
 	}
 	key := []byte{byte(ratelimit.BillingMonth), byte(ratelimit.FixedWindow), byte(day), byte(len(name))}
 	return append(key, name...), true
-}
-
-// unescape is the reverse of escape.
-func unescape(text string) ([]byte, bool) {
-	out := make([]byte, 0, len(text))
-	for i := 0; i < len(text); i++ {
-		c := text[i]
-		if c == '%' {
-			if i+2 >= len(text) {
-				return nil, false
-			}
-			v, err := strconv.ParseUint(text[i+1:i+3], 16, 8)
-			if err != nil {
-				return nil, false
-			}
-			c, i = byte(v), i+2
-		}
-		out = append(out, c)
-	}
-	return out, true
 }

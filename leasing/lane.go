@@ -76,6 +76,9 @@ type epochs struct {
 	asked instant // time of the first message that showed this epoch
 }
 
+// had tells whether the epoch was reported in a life.
+func (e *epochs) had(told uint8) bool { return e.life-told <= e.life-e.began }
+
 // gathering is background messages that wait for others to share a round trip. It is guarded by its lane's mu.
 type gathering struct {
 	later  []*flight // Invariant: at most queueSize
@@ -93,9 +96,15 @@ const (
 )
 
 func (l *lane) time() hold.LedgerClock {
+	there, _ := l.read()
+	return there
+}
+
+// read returns the ledger's time and its epoch, as last answered.
+func (l *lane) read() (hold.LedgerClock, epochs) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.clock
+	return l.clock, l.epochs
 }
 
 func (l *lane) refuses(now instant) bool {
@@ -109,20 +118,6 @@ func (l *lane) alive(now instant) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.answered != 0 && now.Sub(l.answered) <= aliveFor && !l.breaker.Open()
-}
-
-// is tells whether an epoch is the last one read. It reads life for its caller, who holds no lock of the lane.
-func (l *lane) is(e ratelimit.Epoch) (life uint8, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.life, l.epoch.ID == e.ID
-}
-
-// had tells whether the epoch was reported in a life, and is current.
-func (l *lane) had(told uint8, e ratelimit.Epoch) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.epoch.ID == e.ID && l.life-told <= l.life-l.began
 }
 
 // lane is the lane of a key's messages.

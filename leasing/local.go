@@ -65,7 +65,7 @@ func (l *Local) SyncClock(now ratelimit.Instant, wall time.Time) {
 
 // Decide implements [ratelimit.Limiter]. It never blocks.
 func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	for i := range asks {
 		verdicts[i] = verdict{}
 		if !l.tracked.decide(at, &asks[i], &verdicts[i]) {
@@ -79,7 +79,7 @@ func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimi
 func (l *Local) DecideFor(
 	now ratelimit.Instant, h ratelimit.Holder, m Totals, a *ratelimit.Ask, v *ratelimit.Verdict,
 ) Lease {
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	*v = verdict{}
 	x, ok := l.tracked.decideFor(at, h, &m, a, v)
 	if !ok {
@@ -137,11 +137,7 @@ func (l *Local) Stats() ratelimit.LimiterStats {
 	return ratelimit.LimiterStats{Overflow: l.shared.Load(), Accounts: l.tracked.len() + l.overflow.len()}
 }
 
-func (l *Local) ledgerNow(now instant) ledgerTime {
+// LedgerNow is the time of this process's ledger clock at an instant.
+func (l *Local) LedgerNow(now ratelimit.Instant) ratelimit.LedgerTime {
 	return ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))
-}
-
-// predictable makes an unused limiter do the same in every run.
-func (l *Local) predictable() {
-	l.tracked.Hash, l.overflow.Hash = keytable.Hasher{}, keytable.Hasher{}
 }

@@ -14,7 +14,7 @@ import (
 // Look implements [ratelimit.Inspector]. It decides as if at now, and changes nothing.
 func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: KeyName(a.Key)}
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
 	if c == nil {
@@ -56,7 +56,7 @@ func (c *counter) look(now ledgerTime, r *ratelimit.Rule) *ratelimit.AccountLook
 // in their windows, with a rate of 0.
 func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	var all hottest
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	l.tracked.walk(func(s *counterShard, c *counterCell) {
 		if at >= c.Val.dead(algorithmOf(c)) {
 			return
@@ -81,7 +81,7 @@ func (l *Local) Drop(_ ratelimit.Instant, key []byte) bool { return l.Has(key) }
 
 // Reset implements [ratelimit.Inspector].
 func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
 	if c == nil { // it has its whole limit

@@ -60,7 +60,7 @@ func (l *Local) Override(_ context.Context, now instant, a *ask) (x ratelimit.Ov
 	if !a.Rule.Limit.Overridable() {
 		return x, false, ratelimit.ErrOverrides
 	}
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
 	if k := s.of(c); k.overridden(at) {
@@ -73,7 +73,7 @@ func (l *Local) Override(_ context.Context, now instant, a *ask) (x ratelimit.Ov
 func (l *Local) SetOverride(
 	_ context.Context, now instant, a *ask, is *ratelimit.Override, match ratelimit.Match,
 ) (o ratelimit.Override, err error) {
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	change := account.OverrideChange{Key: string(a.Key), Limit: a.Rule.Limit, Override: is, Match: match}
 	if err := change.Check(); err != nil {
 		return o, err
@@ -103,7 +103,7 @@ func (l *Local) SetOverride(
 func (l *Local) Overrides(
 	_ context.Context, now instant, prefix, after string, n int,
 ) (all []ratelimit.NamedOverride, _ error) {
-	at := l.ledgerNow(now)
+	at := l.LedgerNow(now)
 	least := func() {
 		slices.SortFunc(all, func(a, b ratelimit.NamedOverride) int { return strings.Compare(a.Key, b.Key) })
 		all = all[:min(n, len(all))]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -355,8 +356,11 @@ func TestSlotsInOrder(t *testing.T) {
 				if n := s.taken(); n != 0 {
 					t.Errorf("%v, undone %v: %d slots are left", policy, undo, n)
 				}
-				if l := laneOf(f, "k"); len(l.waiting)+len(l.underway)+len(l.takes)+len(l.gives)+len(l.failed) > 0 {
-					t.Errorf("%v: the lane keeps %+v", policy, l)
+				l := laneOf(f, "k")
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if len(l.takes)+len(l.gives)+len(l.failed) > 0 {
+					t.Errorf("%v: the lane keeps %d takes, %d gives and %d failed", policy, len(l.takes), len(l.gives), len(l.failed))
 				}
 			})
 		}
@@ -503,9 +507,9 @@ func TestSlotsOfOtherParts(t *testing.T) {
 func laneOf(f *Concurrency, key string) *slotLane { return f.lane(KeyName([]byte(key))) }
 
 // owedOf are the slots that the lane of a key is to give back.
-func owedOf(f *Concurrency, key string) []slotGive {
+func owedOf(f *Concurrency, key string) []*slotCall {
 	l := laneOf(f, key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return append(append([]slotGive(nil), l.failed...), l.gives...)
+	return slices.Concat(l.failed, l.gives)
 }

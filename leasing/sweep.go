@@ -87,10 +87,8 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	if k.use.flight != nil {
 		return false
 	}
-	l := f.lane(k)
-	l.mu.Lock()
-	there, epoch, life := l.clock, l.epoch, l.life
-	l.mu.Unlock()
+	there, is := f.lane(k).read()
+	life := is.life
 	unused := now.Sub(k.Demand.LastUse)
 	if now >= k.Till || k.Stale(now, &rule.Limit) || k.Till == hold.Never && k.Unheard() {
 		// Ended windows are reported. A key without requests is dropped, or kept while its override may be lost.
@@ -101,7 +99,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		return f.enterLocked(now, &there, k) && idle && !stays
 	}
 	switch {
-	case c.Val.told != life && epoch.ID != 0:
+	case c.Val.told != life && is.epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none.
 		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || s.over(c).Set > 0 {
 			k = k.busy(now)
@@ -155,12 +153,8 @@ func (f *Fleet) keptIdle(k entry) bool {
 func (f *Fleet) Learning() bool {
 	now := f.clock()
 	for i := range f.lanes {
-		l := &f.lanes[i]
-		l.mu.Lock()
-		early, _ := l.clock.Between(now)
-		young := l.epoch.Young(early)
-		l.mu.Unlock()
-		if young {
+		there, is := f.lanes[i].read()
+		if early, _ := there.Between(now); is.epoch.Young(early) {
 			return true
 		}
 	}
@@ -205,16 +199,13 @@ func (f *Fleet) retell(now instant) {
 func (f *Fleet) Epoch() ratelimit.EpochKnown {
 	known := ratelimit.EpochKnown{Learning: f.Learning()}
 	for i := range f.lanes {
-		l := &f.lanes[i]
-		l.mu.Lock()
-		id, asked := l.epoch.ID, l.asked
-		l.mu.Unlock()
-		if id == 0 {
+		_, is := f.lanes[i].read()
+		if is.epoch.ID == 0 {
 			return ratelimit.EpochKnown{Learning: true}
 		}
-		known.ID = known.ID*31 + id
-		if i == 0 || asked < known.Asked {
-			known.Asked = asked
+		known.ID = known.ID*31 + is.epoch.ID
+		if i == 0 || is.asked < known.Asked {
+			known.Asked = is.asked
 		}
 	}
 	known.ID |= 1
@@ -224,10 +215,8 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 // Telling tells whether the ledger may have lost its data, and this node has not restated all of its totals.
 func (f *Fleet) Telling() bool {
 	return f.Learning() && f.any(func(k *entry) bool {
-		l := f.lane(*k)
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return k.cell.Val.told != l.life && k.Heard != 0 && max(k.Taken, k.Spent) > 0
+		_, is := f.lane(*k).read()
+		return k.cell.Val.told != is.life && k.Heard != 0 && max(k.Taken, k.Spent) > 0
 	})
 }
 

@@ -4,7 +4,7 @@ package main
 var thePlan = plan{
 	files: []string{
 		"leasing/account/account.go", "leasing/account/bucket.go", "leasing/account/records.go", "leasing/account/recall.go", "leasing/account/refill.go", "leasing/account/span.go",
-		"leasing/account/memory.go", "leasing/account/cas.go", "leasing/account/store.go", "leasing/account/epoch.go", "leasing/account/wire.go",
+		"leasing/account/kept.go", "leasing/account/cas.go", "leasing/account/store.go", "leasing/account/epoch.go", "leasing/account/wire.go",
 		"leasing/internal/hold/part.go", "leasing/internal/hold/key.go", "leasing/internal/hold/take.go", "leasing/internal/hold/drift.go", "leasing/internal/hold/wants.go",
 		"leasing/internal/hold/demand.go", "leasing/internal/hold/ledgerclock.go", "leasing/internal/keytable/table.go", "leasing/internal/keytable/sharding.go",
 		"leasing/call.go", "leasing/lane.go", "leasing/batch.go", "leasing/shard.go", "leasing/sweep.go", "leasing/failure.go", "leasing/breaker.go", "leasing/counter.go", "leasing/lent.go", "leasing/held.go",
@@ -14,7 +14,7 @@ var thePlan = plan{
 	// As many as fit into a run of an hour, fewest where most are similar.
 	percent: map[string]int{
 		"leasing/account/account.go": 25, "leasing/account/bucket.go": 25, "leasing/account/records.go": 40, "leasing/account/recall.go": 40, "leasing/account/refill.go": 40, "leasing/account/span.go": 40,
-		"leasing/account/memory.go": 20, "leasing/account/cas.go": 30, "leasing/account/store.go": 20, "leasing/account/epoch.go": 25, "leasing/account/wire.go": 15,
+		"leasing/account/kept.go": 20, "leasing/account/cas.go": 30, "leasing/account/store.go": 20, "leasing/account/epoch.go": 25, "leasing/account/wire.go": 15,
 		"leasing/internal/hold/part.go": 45, "leasing/internal/hold/key.go": 40, "leasing/internal/hold/take.go": 45, "leasing/internal/hold/drift.go": 60, "leasing/internal/hold/wants.go": 60,
 		"leasing/internal/hold/demand.go": 45, "leasing/internal/hold/ledgerclock.go": 45, "leasing/internal/keytable/table.go": 25, "leasing/internal/keytable/sharding.go": 60,
 		"leasing/call.go": 40, "leasing/lane.go": 30, "leasing/batch.go": 35, "leasing/shard.go": 30, "leasing/sweep.go": 30, "leasing/failure.go": 60, "leasing/breaker.go": 60,

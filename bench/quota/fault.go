@@ -2,6 +2,7 @@ package quota
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	rlqsv3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
@@ -24,7 +25,7 @@ func (w *world) strike(f Fault) {
 	case Forget:
 		if w.ledger != nil {
 			w.losses++
-			w.ledger.Lose(nil, 1+w.losses)
+			w.ledger.Lose(nil, fmt.Sprint("after ", w.losses))
 			w.bound.forgot(w)
 		}
 	default:

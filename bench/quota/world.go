@@ -58,7 +58,7 @@ func Run(o Options) (*Result, error) {
 		return nil, err
 	}
 	if o.Nodes > 0 {
-		w.ledger = account.NewMemory(1<<16, w.ledgerTime).Predictable()
+		w.ledger = account.NewMemory(w.ledgerTime)
 		w.ledger.OnRecall = w.recall
 	}
 	for i := range max(1, o.Nodes) {

@@ -15,9 +15,9 @@ var planted = []struct {
 	plant.Bug
 }{
 	{13, plant.Bug{
-		Name: "a claim is judged without its override", File: "leasing/account/memory.go",
-		Right: "*c = r.judge(now, *c)",
-		Wrong: "_ = r.judge(now, *c)",
+		Name: "a claim is judged without its override", File: "leasing/account/cas.go",
+		Right: "judged, own := x.over.judge(now, *claim), claim.Limit",
+		Wrong: "judged, own := *claim, claim.Limit",
 	}},
 	{33, plant.Bug{
 		Name: "an override does not expire", File: "leasing/account/override.go",
@@ -141,8 +141,8 @@ var planted = []struct {
 	}},
 	{473, plant.Bug{
 		Name: "a ledger that lost its data is not told", File: "leasing/sweep.go",
-		Right: "case c.Val.told != life && epoch.ID != 0:",
-		Wrong: "case c.Val.told != life && epoch.ID == 1<<63:",
+		Right: "case c.Val.told != life && is.epoch.ID != 0:",
+		Wrong: "case c.Val.told != life && is.epoch.ID == 1<<63:",
 	}},
 	{2, plant.Bug{
 		Name: "a node that ends keeps what it has", File: "leasing/sweep.go",

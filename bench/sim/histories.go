@@ -50,7 +50,6 @@ type Selection struct {
 	Mode      string // the name of one of ratelimit.Modes; "": any
 	Storeless bool   // only rings without a store, which only mode routing has
 	Tills     bool   // only histories for draws, which mode routing lacks
-	CAS       bool   // the same histories, with the ledger on a compare-and-set store
 }
 
 // Validate reports impossible selections.
@@ -88,7 +87,6 @@ func (c *chosen) take(ctx context.Context) (o Options, ok bool) {
 		c.next++
 		if c.has(&o) {
 			c.left--
-			o.CAS = c.CAS
 			return o, true
 		}
 	}

@@ -28,7 +28,6 @@ type Options struct {
 	// Ledger, if set, is a real ledger, which replaces the one in memory. It uses the ledger's clock. Not with
 	// mode routing.
 	Ledger    func(clock func() ratelimit.LedgerTime) (Ledger, error)
-	CAS       bool // the ledger is on a compare-and-set store, in memory
 	Load      load.Load
 	Source    func() load.Source // instead of Load's stream; Load still says Keys and Length
 	Start     time.Duration      // offset into a window, at the beginning

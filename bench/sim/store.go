@@ -42,16 +42,16 @@ type copied interface {
 // memory is a ledger in memory that can lose its data.
 type memory struct {
 	*account.Memory
-	epoch  uint64
-	copies map[int64]*account.Memory // by the instant of the failover that uses it
+	lives  int
+	copies map[int64]*account.MemoryStore // by the instant of the failover that uses it
 }
 
 // Forget implements [Ledger].
 func (m *memory) Forget() { m.lose(nil) }
 
-func (m *memory) lose(older *account.Memory) {
-	m.epoch++
-	m.Lose(older, m.epoch)
+func (m *memory) lose(older *account.MemoryStore) {
+	m.lives++
+	m.Lose(older, fmt.Sprint("after ", m.lives))
 }
 
 func (m *memory) keep(at int64) { m.copies[at] = m.Copy() }
@@ -63,48 +63,6 @@ func (m *memory) failOver(at int64) bool {
 	}
 	m.lose(older)
 	delete(m.copies, at)
-	return true
-}
-
-// cas is the same on a compare-and-set store.
-type cas struct {
-	*account.CAS
-	store  *account.MemoryStore
-	lives  int
-	copies map[int64]*account.MemoryStore
-}
-
-func newCAS(p *part) *cas {
-	c := &cas{store: account.NewMemoryStore(p.time), copies: map[int64]*account.MemoryStore{}}
-	c.CAS = account.NewCAS(c.store, "", func() bool { return true })
-	c.store.OnRecall = func(h ratelimit.Holder, name string) {
-		if key, w, ok := account.ParseName("", name); ok {
-			p.recall(h, key, w)
-		}
-	}
-	return c
-}
-
-// Forget implements [Ledger].
-func (c *cas) Forget() { c.lose(nil) }
-
-func (c *cas) lose(older *account.MemoryStore) {
-	c.lives++
-	c.store.Lose(older, fmt.Sprint("after ", c.lives))
-}
-
-// Evict implements [Ledger].
-func (c *cas) Evict(key string, w ratelimit.Window) { c.store.Evict(account.NameOf("", key, w)) }
-
-func (c *cas) keep(at int64) { c.copies[at] = c.store.Copy() }
-
-func (c *cas) failOver(at int64) bool {
-	older := c.copies[at]
-	if older == nil {
-		return false
-	}
-	c.lose(older)
-	delete(c.copies, at)
 	return true
 }
 
@@ -137,11 +95,7 @@ func (p *part) open() {
 		p.ledger = l
 		return
 	}
-	if p.CAS {
-		p.ledger = newCAS(p)
-		return
-	}
-	m := &memory{account.NewMemory(max(1<<16, 8*max(1, p.Load.Keys)), p.time).Predictable(), 1, map[int64]*account.Memory{}}
+	m := &memory{account.NewMemory(p.time), 0, map[int64]*account.MemoryStore{}}
 	m.OnRecall = p.recall
 	p.ledger = m
 }

@@ -282,7 +282,7 @@ func TestWarmNodes(t *testing.T) {
 	rule.Coordination.StoreDeadline = time.Second
 	var warm []func(n int) (fromLease int)
 	for _, name := range names {
-		var l account.Ledger = account.NewMemory(1000, func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
+		var l account.Ledger = account.NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
 		if name != "memory" {
 			l = reals[name](t).ledger("warm:")
 		}

@@ -26,7 +26,6 @@ type historiesCmd struct {
 	// NoStore is named as that of check.
 	NoStore bool `help:"Simulate only rings without a store, in mode routing."`
 	Tills   bool `help:"Simulate only histories that stress draws, one of twenty."`
-	CAS     bool `name:"cas" help:"Use a store that compares and sets records, like PostgreSQL."`
 	Trace   bool `help:"Simulate the history of --seed alone, and print all its events."`
 	JSON    bool `help:"Print JSON."`
 }
@@ -44,7 +43,7 @@ func (c *historiesCmd) Run(s streams) error {
 	if c.Count < 1 || c.Cores < 0 {
 		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
 	}
-	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Tills: c.Tills, CAS: c.CAS}
+	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Tills: c.Tills}
 	if err := which.Validate(); err != nil {
 		return err
 	}
@@ -105,7 +104,7 @@ func countsLine(counts map[string]int64) string {
 
 func (c *historiesCmd) replay(out io.Writer) error {
 	o := sim.History(c.Seed)
-	o.Trace, o.Decisions, o.CAS = out, true, c.CAS
+	o.Trace, o.Decisions = out, true
 	r, err := sim.Run(o)
 	if err != nil {
 		return err

@@ -32,10 +32,25 @@ func sliding(n tokens) ratelimit.Limit {
 
 func newBench(t *testing.T, l ratelimit.Limit) *bench {
 	b := &bench{T: t, now: epochAt, limit: l}
-	b.Memory = NewMemory(100, func() ratelimit.LedgerTime { return b.now })
+	b.Memory = NewMemory(func() ratelimit.LedgerTime { return b.now })
 	b.OnRecall = func(h ratelimit.Holder, _ string, _ ratelimit.Window) { b.asked = append(b.asked, h) }
 	return b
 }
+
+// account is what the store has of an account; nil: nothing.
+func (m *Memory) account(key string, w ratelimit.Window) *kept {
+	k := &kept{}
+	switch data := m.records[NameOf("", key, w)].Data; {
+	case data == nil:
+		return nil
+	case k.decode(data) != nil:
+		panic(key)
+	}
+	return k
+}
+
+// accounts is the number of records, without the epoch's.
+func (m *Memory) accounts() int { return len(m.records) - 1 }
 
 // window is the one of now, and so many later.
 func (b *bench) window(later int) ratelimit.Window {
@@ -76,7 +91,7 @@ func (b *bench) settles(c *Claim) Grant {
 // holds checks the invariants of an account.
 func (b *bench) holds(key string, w ratelimit.Window) {
 	b.Helper()
-	if k := b.shard(key).accounts[name{key, w}]; k != nil {
+	if k := b.account(key, w); k != nil {
 		if err := k.invariants(b.now, &b.limit, b.dropped); err != nil {
 			b.Fatal(err)
 		}

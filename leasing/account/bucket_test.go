@@ -81,7 +81,7 @@ func TestBucketSlotsOfDifferentLengths(t *testing.T) {
 	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
 	b.pass(time.Second)
 	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 9, 9, 100, 0)
-	k := b.shard("k").accounts[name{"k", 0}]
+	k := b.account("k", 0)
 	if k.slot != ms100 {
 		t.Errorf("slots are %v long", k.slot)
 	}
@@ -121,7 +121,7 @@ func TestBucketThatWasLost(t *testing.T) {
 // A bucket is not dropped before it is full, nor while a lease is live.
 func TestBucketExpires(t *testing.T) {
 	b := newBench(t, filled(100, 10))
-	over := func() time.Duration { return b.shard("k").accounts[name{"k", 0}].over.Sub(epochAt) }
+	over := func() time.Duration { return b.account("k", 0).over.Sub(epochAt) }
 	b.claims(1, 0, 0, 50, slot(time.Second))
 	if d := over(); d != 5*time.Second {
 		t.Errorf("after %v", d)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -28,12 +29,15 @@ type CAS struct {
 	prefix string
 	alone  func() bool
 	known  atomic.Bool // whether it has read an epoch before
+	// OnRecall, if set before the first claim, is called for each recall, which then is not sent to its node.
+	OnRecall func(holder ratelimit.Holder, key string, window ratelimit.Window)
+	recalls  chan recalled // on their way to the store
 }
 
 // NewCAS makes a ledger whose records' names begin with prefix. alone tells whether no other node is alive, when an
 // empty store is new to this process; nil means that others may be.
 func NewCAS(store Store, prefix string, alone func() bool) *CAS {
-	return &CAS{store: store, prefix: prefix, alone: alone}
+	return &CAS{store: store, prefix: prefix, alone: alone, recalls: make(chan recalled, recallsMost)}
 }
 
 const (
@@ -53,12 +57,19 @@ var errNewLife = errors.New("the store's data was lost, or another copy is in us
 func (l *CAS) Settle(
 	ctx context.Context, claims []Claim, grants []Grant,
 ) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
-	left := l.sort(claims, grants)
+	var left []int
+	for i := range claims {
+		if err := check(&claims[i]); err != nil {
+			grants[i] = Grant{Err: err}
+		} else {
+			left = append(left, i)
+		}
+	}
 	var e ratelimit.Epoch
 	var at instant
 	for try := 1; ; try++ {
-		epoch, now, err := l.round(ctx, &left, grants)
-		if err == nil && e.ID != 0 && e.ID != epoch.ID {
+		again, epoch, now, err := l.round(ctx, claims, grants, left)
+		if left = again; err == nil && e.ID != 0 && e.ID != epoch.ID {
 			err = errNewLife // earlier settlements no longer count
 		} else if err == nil {
 			e, at = epoch, now
@@ -77,8 +88,8 @@ func (l *CAS) Settle(
 			err = pause(ctx, try)
 		}
 		if err != nil {
-			for _, w := range left {
-				w.fail(grants, err)
+			for _, i := range left {
+				grants[i] = Grant{Err: err}
 			}
 			return e, at, nil
 		}
@@ -98,55 +109,6 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-// work is the claims of one account.
-type work struct {
-	key    StoreKey
-	before StoreKey // the previous window's account, if a claim reads it
-	record StoreKey // of the key's override, if a claim obeys it
-	claims []*Claim
-	at     []int // indexes of their grants
-
-	// Of a round: the accounts, and the change of the first.
-	own, was *state // was is nil: there is no previous window
-	override *overriddenState
-	change   Change
-}
-
-func (w *work) fail(grants []Grant, err error) {
-	for _, i := range w.at {
-		grants[i] = Grant{Err: err}
-	}
-}
-
-// sort groups claims by their accounts. Invalid ones have an error in their grants.
-func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
-	byName := map[string]*work{}
-	for i := range claims {
-		c := &claims[i]
-		if err := check(c); err != nil {
-			grants[i] = Grant{Err: err}
-			continue
-		}
-		key := l.keyOf(c, c.Window)
-		w := byName[key.Name]
-		if w == nil {
-			w = &work{key: key}
-			byName[key.Name] = w
-			all = append(all, w)
-		}
-		if c.Window > 1 && looksBack(&c.Limit) {
-			w.before = l.keyOf(c, c.Window-1)
-		}
-		if c.Limit.Overridable() {
-			w.record = l.recordOf(c.Key)
-		}
-		w.claims, w.at = append(w.claims, c), append(w.at, i)
-	}
-	// All nodes write in the same order, so that they do not wait for each other in a circle.
-	slices.SortFunc(all, func(a, b *work) int { return strings.Compare(a.key.Name, b.key.Name) })
-	return all
-}
-
 // keyOf names the account of a window.
 func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 	k := StoreKey{Name: NameOf(l.prefix, c.Key, w)}
@@ -158,66 +120,93 @@ func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 	return k
 }
 
-// round tries to settle the rest, and leaves the accounts that others have changed in the meantime. With an empty
-// rest it reads the epoch.
-func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelimit.Epoch, instant, error) {
-	keys := []StoreKey{l.life()}
-	states, records := map[string]*state{"": nil}, map[string]*overriddenState{"": {}}
-	for _, w := range *left {
-		if _, known := records[w.record.Name]; !known {
-			records[w.record.Name], keys = &overriddenState{}, append(keys, w.record)
+// subject is the records of a claim in a round: its account, and if it needs them, the previous window's account and
+// the override of its key.
+type subject struct {
+	own, was *state
+	over     *overriddenState
+}
+
+// round tries to settle claims, in their order, as if each was sent alone: a claim on a window sees the effect of
+// earlier ones on the previous window. It returns the claims on accounts that others have changed in the meantime; with
+// an error, those that may not be settled. Without claims it reads the epoch.
+func (l *CAS) round(
+	ctx context.Context, claims []Claim, grants []Grant, left []int,
+) (again []int, e ratelimit.Epoch, now instant, err error) {
+	keys, reads := []StoreKey{l.life()}, []func(Record){nil}
+	accounts, overrides := map[string]*state{}, map[string]*overriddenState{}
+	account := func(c *Claim, w ratelimit.Window) *state {
+		k := l.keyOf(c, w)
+		if accounts[k.Name] == nil {
+			a := &state{change: Change{StoreKey: k}}
+			accounts[k.Name], keys, reads = a, append(keys, k), append(reads, a.read)
 		}
-		w.override = records[w.record.Name]
-		for _, k := range []StoreKey{w.key, w.before} {
-			if _, known := states[k.Name]; !known {
-				states[k.Name], keys = &state{}, append(keys, k)
+		return accounts[k.Name]
+	}
+	all := make([]subject, len(left))
+	for n, i := range left {
+		c := &claims[i]
+		all[n] = subject{own: account(c, c.Window), over: &overriddenState{}}
+		if c.Window > 1 && looksBack(&c.Limit) {
+			all[n].was = account(c, c.Window-1)
+		}
+		if c.Limit.Overridable() {
+			if overrides[c.Key] == nil {
+				overrides[c.Key] = all[n].over
+				keys, reads = append(keys, l.recordOf(c.Key)), append(reads, all[n].over.read)
 			}
+			all[n].over = overrides[c.Key]
 		}
-		w.own, w.was, w.change = states[w.key.Name], states[w.before.Name], Change{StoreKey: w.key}
 	}
 	s, err := l.read(ctx, keys)
-	if err != nil {
-		return ratelimit.Epoch{}, 0, err
+	if err == nil {
+		e, err = l.epochOf(ctx, &s, 0)
 	}
-	e, err := l.epochOf(ctx, &s, 0)
 	if err != nil {
-		return ratelimit.Epoch{}, 0, err
+		return left, e, 0, err
 	}
-	for i, k := range keys[1:] {
-		if r, ok := records[k.Name]; ok {
-			r.read(s.Records[1+i])
-		} else {
-			states[k.Name].read(s.Records[1+i])
+	for i, r := range s.Records[1:] {
+		reads[1+i](r)
+	}
+	for n, i := range left {
+		grants[i] = all[n].settle(s.Now, &claims[i])
+	}
+	err = l.commit(ctx, s.Life, accounts)
+	for n, i := range left {
+		if a := all[n].own; a.changed && !a.made {
+			again = append(again, i)
 		}
 	}
+	return again, e, s.Now, err
+}
+
+// commit makes the changes of accounts.
+func (l *CAS) commit(ctx context.Context, life string, accounts map[string]*state) error {
 	var changes []Change
-	var changing []*work
-	inOrder(s.Now, *left, grants)
-	for _, w := range *left {
-		if w.own.settled || len(w.change.Events) > 0 {
-			changes, changing = append(changes, w.changed()), append(changing, w)
+	var changing []*state
+	// All nodes write in the same order, so that they do not wait for each other in a circle.
+	for _, name := range slices.Sorted(maps.Keys(accounts)) {
+		a := accounts[name]
+		if a.settled {
+			a.change.Version, a.change.Data, a.change.Until = a.version, a.encode(), a.over
+		}
+		if a.changed = a.settled || len(a.change.Events) > 0; a.changed {
+			changes, changing = append(changes, a.change), append(changing, a)
 		}
 	}
-	*left = nil
 	if len(changes) == 0 {
-		return e, s.Now, nil
+		return nil
 	}
-	made, err := l.store.Write(ctx, s.Life, changes)
-	if err == nil && len(made) != len(changes) {
-		err = fmt.Errorf("%w: %d answers to %d changes", ErrAnswer, len(made), len(changes))
-	}
+	made, err := l.write(ctx, life, changes)
 	if err != nil { // any may have been made
-		for _, w := range changing {
-			w.fail(grants, err)
-		}
-		return ratelimit.Epoch{}, 0, fmt.Errorf("the store: %w", err)
+		return err
 	}
-	for i, ok := range made {
-		if !ok {
-			*left = append(*left, changing[i])
+	for i, a := range changing {
+		if a.made = made[i]; a.made {
+			l.recall(a.change.Name, a.asked)
 		}
 	}
-	return e, s.Now, nil
+	return nil
 }
 
 func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
@@ -232,12 +221,77 @@ func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
 	return s, nil
 }
 
+func (l *CAS) write(ctx context.Context, life string, changes []Change) ([]bool, error) {
+	made, err := l.store.Write(ctx, life, changes)
+	if err == nil && len(made) != len(changes) {
+		err = fmt.Errorf("%w: %d answers to %d changes", ErrAnswer, len(made), len(changes))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the store: %w", err)
+	}
+	return made, nil
+}
+
+// edit changes records, each until no other node is faster. next is called with each of them as it was read, and
+// returns its change, or nil. edit returns the indexes of the records that it could not change.
+func (l *CAS) edit(
+	ctx context.Context, keys []StoreKey, next func(now instant, i int, r *Record) *Change,
+) (left []int, err error) {
+	for i := range keys {
+		left = append(left, i)
+	}
+	for try := 1; ; try++ {
+		read := make([]StoreKey, len(left))
+		for n, i := range left {
+			read[n] = keys[i]
+		}
+		s, err := l.read(ctx, read)
+		if err != nil {
+			return left, err
+		}
+		var changes []Change
+		var changing []int
+		for n, i := range left {
+			if c := next(s.Now, i, &s.Records[n]); c != nil {
+				c.StoreKey, c.Version = keys[i], s.Records[n].Version
+				changes, changing = append(changes, *c), append(changing, i)
+			}
+		}
+		if left = changing; len(left) == 0 {
+			return nil, nil
+		}
+		made, err := l.write(ctx, s.Life, changes)
+		if err != nil {
+			return left, err
+		}
+		left = nil
+		for n, ok := range made {
+			if !ok {
+				left = append(left, changing[n])
+			}
+		}
+		switch {
+		case len(left) == 0:
+			return nil, nil
+		case try == triesMost:
+			return left, ErrContended
+		}
+		if err := pause(ctx, try); err != nil {
+			return left, err
+		}
+	}
+}
+
 // state is an account in a round: as it was read, then as settled.
 type state struct {
 	kept
 	version uint64
-	settled bool
 	err     error
+	settled bool
+	change  Change
+	asked   []ratelimit.Holder // recalled by the change
+	changed bool
+	made    bool
 }
 
 func (s *state) read(r Record) { s.version, s.err = r.Version, s.decode(r.Data) }
@@ -245,68 +299,38 @@ func (s *state) read(r Record) { s.version, s.err = r.Version, s.decode(r.Data) 
 // overriddenState is the record of an override in a round.
 type overriddenState struct {
 	Overridden
-	version uint64
-	err     error
+	err error
 }
 
-func (s *overriddenState) read(r Record) {
-	s.version = r.Version
-	s.Overridden, s.err = DecodeOverride(string(r.Data))
-}
-
-// inOrder settles claims in the order of their message, as if each was sent alone: a claim on a window sees the
-// effect of earlier ones on the previous window.
-func inOrder(now instant, all []*work, grants []Grant) {
-	type one struct {
-		*work
-		n int
-	}
-	var order []one
-	for _, w := range all {
-		for n := range w.at {
-			order = append(order, one{w, n})
-		}
-	}
-	slices.SortFunc(order, func(a, b one) int { return a.at[a.n] - b.at[b.n] })
-	for _, x := range order {
-		grants[x.at[x.n]] = x.settle(now, x.claims[x.n])
-	}
-}
+func (s *overriddenState) read(r Record) { s.Overridden, s.err = DecodeOverride(string(r.Data)) }
 
 // settle settles one claim. There is no change if none was kept.
-func (w *work) settle(now instant, claim *Claim) Grant {
+func (x *subject) settle(now instant, claim *Claim) Grant {
+	a, err := x.own, errors.Join(x.own.err, x.over.err)
 	var was *kept
-	if w.was != nil {
-		if w.was.version != 0 || w.was.settled {
-			was = &w.was.kept
+	if x.was != nil {
+		if x.was.version != 0 || x.was.settled {
+			was = &x.was.kept
 		}
-		w.own.err = errors.Join(w.own.err, w.was.err)
+		err = errors.Join(err, x.was.err)
 	}
-	if err := errors.Join(w.own.err, w.override.err); err != nil {
+	if err != nil {
 		return Grant{Err: err}
 	}
 	var t told
-	judged, own := w.override.judge(now, *claim), claim.Limit
+	judged, own := x.over.judge(now, *claim), claim.Limit
 	claim = &judged
 	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
 	if span.kept(now) {
-		g = w.own.settle(now, claim, &own, &span, was, &t)
-		g.override(&w.override.Overridden, &claim.Limit)
+		g = a.settle(now, claim, &own, &span, was, &t)
+		g.override(&x.over.Overridden, &claim.Limit)
 	}
-	w.own.settled = w.own.settled || g.Err == nil
-	w.change.Recalled = append(w.change.Recalled, t.asked...)
+	a.settled = a.settled || g.Err == nil
+	a.asked = append(a.asked, t.asked...)
 	if claim.Audit != "" {
-		w.change.Events = append(append(w.change.Events, t.expired...), NewEvent(claim, &g))
+		a.change.Events = append(append(a.change.Events, t.expired...), NewEvent(claim, &g))
 	}
 	return g
-}
-
-// changed is the change of the account.
-func (w *work) changed() Change {
-	if w.own.settled {
-		w.change.Version, w.change.Data, w.change.Until = w.own.version, w.own.encode(), w.own.over
-	}
-	return w.change
 }
 
 // A store's data has an epoch, in a separate record. It names the life of the data. If the store reports another
@@ -327,7 +351,7 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1
 		is = ratelimit.Epoch{ID: id, Began: s.Now, Learning: s.Now.Add(Learn)}
 		if own.Version == 0 && !l.known.Load() && l.alone != nil && l.alone() {
-			is.Learning = s.Now
+			is.Learning = 0
 		}
 	case flags&telling != 0 && is.Young(s.Now):
 		is.Learning = s.Now.Add(Learn)
@@ -337,14 +361,14 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 	}
 	if is != was {
 		data := fmt.Sprintf("%x %d %d %s", is.ID, is.Began, is.Learning, s.Life)
-		made, err := l.store.Write(ctx, s.Life, []Change{{
+		made, err := l.write(ctx, s.Life, []Change{{
 			StoreKey: l.life(), Version: own.Version, Data: []byte(data),
 			Until: lastTime,
 		}})
 		if err != nil {
-			return ratelimit.Epoch{}, fmt.Errorf("the store: %w", err)
+			return ratelimit.Epoch{}, err
 		}
-		if is.ID != was.ID && (len(made) != 1 || !made[0]) {
+		if is.ID != was.ID && !made[0] {
 			return ratelimit.Epoch{}, errNewLife // another node has begun one
 		}
 	}
@@ -381,26 +405,6 @@ func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	return l.epochOf(ctx, &s, flags)
 }
 
-// Listener is a store that delivers the recalls of changes.
-type Listener interface {
-	// Listen calls its function with the names of records of recalls to a node; with "", if some may have been
-	// missed. It returns when ctx is done.
-	Listen(ctx context.Context, node ratelimit.Holder, heard func(name string))
-}
-
-// Recalls delivers recalls of a node, like [Redis.Recalls]. A store that is not a [Listener] has none.
-func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
-	if s, ok := l.store.(Listener); ok {
-		s.Listen(ctx, NodeOf(h), func(name string) {
-			if key, w, ours := ParseName(l.prefix, name); ours || name == "" {
-				recalled(key, w)
-			}
-		})
-		return
-	}
-	<-ctx.Done()
-}
-
 // Look reads an account for a view; nil: there is none. It blocks at most until ctx is done.
 func (l *CAS) Look(
 	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
@@ -431,32 +435,6 @@ func (l *CAS) Look(
 	return withBefore(v, w, s.Now, limit, was.sum, len(before) > 0 && before[0].Version != 0), nil
 }
 
-// look is an account, without the counting part of the previous window.
-func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook {
-	v := &ratelimit.AccountLook{Limit: limit.Capacity(), Charged: k.sum, Relearning: k.account.learns > now}
-	of := k.account.records
-	if b := k.bucket; b != nil {
-		v.Charged, of = tokens(roundUp(int64(v.Limit)*Micro-b.level, Micro)), b.records
-		v.Relearning = b.learns > now
-	}
-	for i := range of {
-		r := &of[i]
-		if r.holder == debtor {
-			v.Carried = r.total()
-			continue
-		}
-		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.total(), Spent: r.spent, Fence: r.fence}
-		if k.bucket == nil {
-			if x.Closed = r.expires == closed; r.expires > safe {
-				x.Expires = r.expires.Sub(now)
-			}
-		}
-		x.Outstanding = max(0, x.Granted-x.Spent)
-		v.Holders = append(v.Holders, x)
-	}
-	return v
-}
-
 // recordOf names the record of an override: in the order of keys, so that the key is the end of the name.
 func (l *CAS) recordOf(key string) StoreKey { return StoreKey{Name: overridesOf(l.prefix) + key} }
 
@@ -475,46 +453,30 @@ func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 	if err := c.Check(); err != nil {
 		return o, err
 	}
-	for try := 1; ; try++ {
-		o, made, err := l.setOverride(ctx, c)
-		switch {
-		case err != nil:
-			return o, err
-		case made:
-			return o, l.touch(ctx, c)
-		case try == triesMost:
-			return o, ErrContended
+	var failed error
+	_, err = l.edit(ctx, []StoreKey{l.recordOf(c.Key)}, func(now instant, _ int, r *Record) *Change {
+		is, err := DecodeOverride(string(r.Data))
+		changed := false
+		if err == nil {
+			changed, err = is.Change(now, c)
+			o = is.Answer(now)
 		}
-		if err := pause(ctx, try); err != nil {
-			return o, err
+		if failed = err; !changed {
+			return nil
 		}
+		x := &Change{Data: is.Encode(), Until: is.Until()}
+		if c.Audit != "" {
+			x.Events = []Event{c.changed(&is)}
+		}
+		return x
+	})
+	switch {
+	case err != nil:
+		return ratelimit.Override{}, err
+	case failed != nil:
+		return o, failed
 	}
-}
-
-// setOverride tries a change once. It fails if the record was changed in the meantime.
-func (l *CAS) setOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, made bool, err error) {
-	keys := []StoreKey{l.recordOf(c.Key)}
-	s, err := l.read(ctx, keys)
-	if err != nil {
-		return o, false, err
-	}
-	var is overriddenState
-	if is.read(s.Records[0]); is.err != nil {
-		return o, false, is.err
-	}
-	changed, err := is.Change(s.Now, c)
-	if err != nil || !changed {
-		return is.Answer(s.Now), true, err
-	}
-	changes := []Change{{StoreKey: keys[0], Version: is.version, Data: is.Encode(), Until: is.Until()}}
-	if c.Audit != "" {
-		changes[0].Events = []Event{c.changed(&is.Overridden)}
-	}
-	all, err := l.store.Write(ctx, s.Life, changes)
-	if err != nil {
-		return o, false, fmt.Errorf("the store: %w", err)
-	}
-	return is.Answer(s.Now), all[0], nil
+	return o, l.touch(ctx, c)
 }
 
 // touch changes the accounts of an override's key, and recalls their holders. A claim that has read the earlier
@@ -524,50 +486,31 @@ func (l *CAS) touch(ctx context.Context, c *OverrideChange) error {
 	if err != nil {
 		return err
 	}
-	var left []StoreKey
+	var keys []StoreKey
 	for _, w := range c.windows(s.Now) {
-		left = append(left, l.keyOf(&Claim{Key: c.Key, Limit: c.Limit}, w))
+		keys = append(keys, l.keyOf(&Claim{Key: c.Key, Limit: c.Limit}, w))
 	}
-	for try := 1; ; try++ {
-		if s, err = l.read(ctx, left); err != nil {
-			return err
-		}
-		changes := make([]Change, len(left))
-		for i, k := range left {
-			var a state
-			if a.read(s.Records[i]); a.err != nil {
-				return a.err
-			}
-			if a.version == 0 { // a new account, for as long as a claim may be in flight
-				a.over = max(k.Over, s.Now.Add(overrideKept))
-				if k.Over == 0 {
-					a.bucket = &bucket{}
-				}
-			}
-			changes[i] = Change{
-				StoreKey: k, Version: a.version, Data: a.encode(), Until: a.over, Recalled: a.holders(),
-			}
-		}
-		made, err := l.store.Write(ctx, s.Life, changes)
-		if err != nil {
-			return fmt.Errorf("the store: %w", err)
-		}
-		var again []StoreKey
-		for i, ok := range made {
-			if !ok {
-				again = append(again, left[i])
-			}
-		}
-		if left = again; len(left) == 0 {
+	var failed error
+	holders := make([][]ratelimit.Holder, len(keys))
+	_, err = l.edit(ctx, keys, func(now instant, i int, r *Record) *Change {
+		var a state
+		if a.read(*r); a.err != nil {
+			failed = a.err
 			return nil
 		}
-		if try == triesMost {
-			return ErrContended
+		if a.version == 0 { // a new account, for as long as a claim may be in flight
+			a.over = max(keys[i].Over, now.Add(overrideKept))
+			if keys[i].Over == 0 {
+				a.bucket = &bucket{}
+			}
 		}
-		if err := pause(ctx, try); err != nil {
-			return err
-		}
+		holders[i] = a.holders()
+		return &Change{Data: a.encode(), Until: a.over}
+	})
+	for i, k := range keys {
+		l.recall(k.Name, holders[i])
 	}
+	return errors.Join(err, failed)
 }
 
 // Lister is a store that can list records.

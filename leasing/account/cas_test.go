@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"testing"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -213,49 +211,6 @@ func TestCASSettlesInOrder(t *testing.T) {
 			if grants[i].Err != nil || grants[i].Sum != sum {
 				t.Errorf("of %v the window %d has %+v, and must have %d", claims, c.Window, grants[i], sum)
 			}
-		}
-	}
-}
-
-// Sixteen nodes claim of the same accounts at once: together they get each limit, to the token.
-func TestCASContention(t *testing.T) {
-	const nodes, keys = 16, 5
-	b, _ := newBetween(t)
-	var all sync.WaitGroup
-	var granted [nodes][keys]tokens
-	for n := range nodes {
-		all.Go(func() {
-			l, rnd := NewCAS(b.MemoryStore, "c:", nil), rand.New(rand.NewPCG(uint64(n), 1))
-			for seq := uint64(1); seq < 200; seq++ {
-				k := rnd.IntN(keys)
-				c := casClaim(fmt.Sprint("k", k), ratelimit.Holder(0xa00+n), seq, tokens(rnd.IntN(2)))
-				c.Limit.Requests, c.Want, c.Taken = 300, c.Need, granted[n][k]
-				c.Spent = c.Taken
-				g := make([]Grant, 1)
-				if _, _, err := l.Settle(t.Context(), []Claim{c}, g); err != nil {
-					t.Error(err)
-					return
-				}
-				if g[0].Err == nil {
-					granted[n][k] += g[0].Granted
-				} else if !errors.Is(g[0].Err, ErrContended) {
-					t.Error(g[0].Err)
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	for k := range keys {
-		total := tokens(0)
-		for n := range nodes {
-			total += granted[n][k]
-		}
-		l := NewCAS(b.MemoryStore, "c:", nil)
-		c := casClaim(fmt.Sprint("k", k), 0xfff00, 1, 0)
-		c.Limit.Requests = 300
-		if g := settle1(t, l, c); g.Sum != total || total > 300 || total < 200 {
-			t.Errorf("key %d: %d were granted, and the sum is %d", k, total, g.Sum)
 		}
 	}
 }

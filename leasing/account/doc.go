@@ -40,6 +40,6 @@
 // detect two masters that both answer, behind a partition, each with its own epoch. It detects the loss of an evicted
 // account when a holder of it claims, and never that of a sliding window's previous account.
 //
-// Start with message.go, then account.go. Memory and Redis are the two ledgers. claim.lua repeats account.go, and
-// bucket.lua bucket.go. The tests compare them message by message.
+// Start with message.go, then account.go. The ledgers are Redis, and CAS on any other store. claim.lua repeats
+// account.go, and bucket.lua bucket.go. The tests compare them message by message.
 package account

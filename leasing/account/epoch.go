@@ -126,15 +126,9 @@ type life struct {
 }
 
 func parseLife(s string) (life, bool) {
-	fields := strings.Fields(s)
-	if len(fields) != 5 {
-		return life{}, false
-	}
-	id, err1 := strconv.ParseUint(fields[0], 16, 64)
-	began, err2 := strconv.ParseInt(fields[1], 10, 64)
-	ends, err3 := strconv.ParseInt(fields[2], 10, 64)
-	e := ratelimit.Epoch{ID: id, Began: instant(began), Learning: instant(ends)}
-	return life{e, fields[3]}, errors.Join(err1, err2, err3) == nil && id != 0
+	e, server, ok := parseEpoch(s)
+	run, replid, two := strings.Cut(server, " ")
+	return life{e, run}, ok && two && !strings.Contains(replid, " ")
 }
 
 // Flags of epoch.lua.

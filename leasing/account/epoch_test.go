@@ -76,8 +76,9 @@ func TestStartedRedisHasLearned(t *testing.T) {
 func TestEpochLearns(t *testing.T) {
 	s := redistest.Shared(t)
 	m := another(t, s, epochAt, nil)
-	memory := NewMemory(10, func() ratelimit.LedgerTime { return m.now })
-	memory.Lose(nil, 7)
+	memory := NewMemory(func() ratelimit.LedgerTime { return m.now })
+	_, _ = memory.Verify(t.Context())
+	memory.Lose(nil, "7")
 	m.epochs(t)
 	step := func(by time.Duration, tell bool, want instant) {
 		t.Helper()

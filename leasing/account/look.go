@@ -2,9 +2,7 @@ package account
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 
@@ -42,11 +40,15 @@ func (l *Redis) Look(
 		return nil, fmt.Errorf("redis: %w", err)
 	}
 	now := ratelimit.LedgerTime(at.Val().UnixMicro())
-	v, err := lookAt(fields.Val(), now, limit)
-	was, known := sumOf(before)
-	if err != nil {
-		return nil, err
+	var v *ratelimit.AccountLook
+	if len(fields.Val()) > 0 {
+		k, err := keptIn(fields.Val())
+		if err != nil {
+			return nil, err
+		}
+		v = k.look(now, limit)
 	}
+	was, known := sumOf(before)
 	return withBefore(v, w, now, limit, was, known), nil
 }
 
@@ -80,22 +82,20 @@ func sumOf(before *redis.StringCmd) (sum tokens, known bool) {
 	return tokens(n), err == nil
 }
 
-// lookAt reads the fields of an account as the scripts write them.
-func lookAt(fields map[string]string, now instant, limit *ratelimit.Limit) (*ratelimit.AccountLook, error) {
-	if len(fields) == 0 {
-		return nil, nil //nolint:nilnil // there is no account
-	}
-	v := &ratelimit.AccountLook{Limit: limit.Capacity()}
-	sum, err := strconv.ParseInt(fields["sum"], 10, 64)
-	if bucket, ok := doubles(fields["b"], 8); ok { // level, ...
-		err, sum = nil, int64(math.Ceil((float64(v.Limit)*Micro-bucket[0])/Micro))
-	}
-	if err != nil {
+// keptIn is the account in the fields of a hash, as far as views show it.
+func keptIn(fields map[string]string) (*kept, error) {
+	k, n := &kept{}, [8]int64{}
+	records := &k.account.records
+	if unpacked(fields["b"], n[:]) { // level, ...
+		k.bucket = &bucket{level: n[0]}
+		records = &k.bucket.records
+	} else if sum, err := strconv.ParseInt(fields["sum"], 10, 64); err == nil {
+		k.sum = tokens(sum)
+	} else {
 		return nil, fmt.Errorf("%w: the account's sum is %.40q", ErrAnswer, fields["sum"])
 	}
-	v.Charged = tokens(sum)
-	if of, ok := doubles(fields["a"], 8); ok {
-		v.Relearning = instant(of[2]) > now
+	if unpacked(fields["a"], n[:]) {
+		k.account.learns = instant(n[2])
 	}
 	for name, text := range fields {
 		of, ours := strings.CutPrefix(name, "h:")
@@ -104,41 +104,13 @@ func lookAt(fields map[string]string, now instant, limit *ratelimit.Limit) (*rat
 		if !ours || err != nil || err2 != nil {
 			continue
 		}
-		if ratelimit.Holder(h) == debtor {
-			v.Carried = tokens(taken)
-			continue
+		r := record{holder: ratelimit.Holder(h), taken: tokens(taken)}
+		if unpacked(fields["c:"+of], n[:4]) { // seq, spent, fence, expires
+			r.spent, r.fence, r.expires = tokens(n[1]), ratelimit.Fence(n[2]), instant(n[3])
 		}
-		v.Holders = append(v.Holders, holderLook(ratelimit.Holder(h), tokens(taken), fields["c:"+of], now, limit))
+		*records = append(*records, r)
 	}
-	return v, nil
-}
-
-func holderLook(
-	h ratelimit.Holder, taken tokens, claimed string, now instant, limit *ratelimit.Limit,
-) ratelimit.HolderLook {
-	x := ratelimit.HolderLook{Holder: h, Granted: taken}
-	if last, ok := doubles(claimed, 4); ok { // seq, spent, fence, expires
-		x.Spent, x.Fence = tokens(last[1]), ratelimit.Fence(last[2])
-		if ends := instant(last[3]); limit.Algorithm != ratelimit.TokenBucket {
-			x.Closed = ends == closed
-			if ends > safe {
-				x.Expires = ends.Sub(now)
-			}
-		}
-	}
-	x.Outstanding = max(0, taken-x.Spent)
-	return x
-}
-
-// doubles reads what a script has packed.
-func doubles(packed string, n int) (all []float64, ok bool) {
-	if len(packed) != 8*n {
-		return nil, false
-	}
-	for i := range n {
-		all = append(all, math.Float64frombits(binary.LittleEndian.Uint64([]byte(packed[8*i:]))))
-	}
-	return all, true
+	return k, nil
 }
 
 // partitions is the number of parts of a Cluster's slots.

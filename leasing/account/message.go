@@ -97,7 +97,7 @@ var (
 	ErrOvertaken = errors.New("a later claim of the same holder came first")
 	// ErrOver answers a message for an account that is no longer kept, or not yet: nothing was booked.
 	ErrOver = errors.New("the store no longer keeps the window of the claim")
-	// ErrFull answers a claim on a new key when a ledger in memory has its maximum of accounts.
+	// ErrFull means that a table in memory has no room for another key.
 	ErrFull = errors.New("the account table is full: all accounts are in use")
 )
 

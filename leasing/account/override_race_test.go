@@ -11,7 +11,7 @@ func TestBanReachesAFirstClaim(t *testing.T) {
 	b, node := newBetween(t)
 	operator := NewCAS(b.MemoryStore, "c:", nil)
 	told := map[string]bool{}
-	b.OnRecall = func(h ratelimit.Holder, name string) { told[name] = true }
+	operator.OnRecall = func(_ ratelimit.Holder, key string, _ ratelimit.Window) { told[key] = true }
 	c := casClaim("k", 1, 1, 10)
 	c.Limit.Ceiling = 100
 	set := ratelimit.LedgerTime(0)

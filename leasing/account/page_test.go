@@ -289,7 +289,7 @@ func pageFields(t *testing.T, mark string, fields map[string]string, b *bench) {
 			t.Errorf("%s: %d names, and %q", mark, len(names), row[1])
 		}
 	}
-	k := b.shard("k").accounts[name{"k", b.window(0)}]
+	k := b.account("k", b.window(0))
 	seen, values := map[string]bool{}, b.accountNumbers(k)
 	for field, value := range fields {
 		kind, holder, isHolder := strings.Cut(field, ":")

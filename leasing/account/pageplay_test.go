@@ -99,7 +99,7 @@ func newPlayer(t *testing.T, server *redistest.Server, rule string) *player {
 		p.limit.Algorithm, p.limit.Burst = ratelimit.TokenBucket, ratelimit.Tokens(burst)
 	}
 	clock := func() ratelimit.LedgerTime { return p.now }
-	p.memory = account.NewMemory(10, clock)
+	p.memory = account.NewMemory(clock)
 	client := server.Client()
 	t.Cleanup(func() { client.Close() })
 	server.Do("FLUSHALL")
@@ -127,7 +127,7 @@ func (p *player) play(table string) string {
 		p.now = playBegins.Add(time.Duration(ms) * time.Millisecond)
 		answer := ""
 		if row[1] == "ledger" {
-			p.memory.Lose(nil, 7)
+			p.memory.Lose(nil, "7")
 			p.server.Do("FLUSHALL")
 		} else {
 			answer = p.answered(row[1], row[2])

@@ -30,51 +30,130 @@ const (
 // It blocks, and subscribes again when its subscription breaks. Then it calls recalled without a key, because recalls
 // may have been missed.
 func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
-	rest, channel := time.NewTimer(0), recallChannel+hexOf(h)
+	channel := recallChannel + hexOf(h)
 	channel = channel[:min(len(recallChannel)+nodeDigits, len(channel))]
+	follow(ctx, l.prefix, recalled, func(ready func(), heard func(string)) error {
+		return l.listen(ctx, channel, ready, heard)
+	})
+}
+
+// follow calls listen again and again until ctx is done, and passes on the names of accounts.
+func follow(
+	ctx context.Context, prefix string, recalled func(string, ratelimit.Window),
+	listen func(ready func(), heard func(string)) error,
+) {
+	again := false
+	ready := func() {
+		if again {
+			recalled("", 0)
+		}
+		again = true
+	}
+	heard := func(name string) {
+		if key, w, ours := ParseName(prefix, name); ours {
+			recalled(key, w)
+		}
+	}
+	rest := time.NewTicker(recallRest)
 	defer rest.Stop()
-	for again := false; ; again = true {
+	for ; ; again = true {
+		if err := listen(ready, heard); errors.Is(err, redis.ErrClosed) {
+			return // the client was closed for good
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-rest.C:
+		case <-rest.C: // for a store that refuses, without a loop
 		}
-		if err := l.listen(ctx, channel, again, recalled); errors.Is(err, redis.ErrClosed) {
-			return // the client was closed for good
+	}
+}
+
+// recalled is a recall on its way to the store.
+type recalled struct {
+	node ratelimit.Holder
+	name string
+}
+
+const (
+	// recallsMost bounds those that wait: more are left out. recallsSent is the number in one message.
+	recallsMost, recallsSent = 1 << 10, 100
+	recallTime               = time.Second // of a message
+)
+
+// recall recalls holders of an account. It does not wait for the store: a recall is outside of the change that causes
+// it, because PostgreSQL commits transactions with notifications one after the other.
+func (l *CAS) recall(name string, holders []ratelimit.Holder) {
+	for _, h := range holders {
+		if l.OnRecall != nil {
+			key, w, _ := ParseName(l.prefix, name)
+			l.OnRecall(h, key, w)
+			continue
 		}
-		rest.Reset(recallRest) // for a Redis that refuses, without a loop
+		select {
+		case l.recalls <- recalled{NodeOf(h), name}:
+		default:
+		}
+	}
+}
+
+// Recalls is like [Redis.Recalls], and sends this node's recalls. A store that is no [Messenger] has none.
+func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
+	s, ok := l.store.(Messenger)
+	if !ok {
+		<-ctx.Done()
+		return
+	}
+	go l.pass(ctx, s)
+	follow(ctx, l.prefix, recalled, func(ready func(), heard func(string)) error {
+		return s.Listen(ctx, NodeOf(h), ready, heard)
+	})
+}
+
+// pass sends recalls until ctx is done, all that wait in one message.
+func (l *CAS) pass(ctx context.Context, s Messenger) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case r := <-l.recalls:
+			names := map[ratelimit.Holder][]string{r.node: {r.name}}
+			for n, more := 1, true; more && n < recallsSent; n++ {
+				select {
+				case r := <-l.recalls:
+					names[r.node] = append(names[r.node], r.name)
+				default:
+					more = false
+				}
+			}
+			bounded, cancel := context.WithTimeout(ctx, recallTime)
+			_ = s.Tell(bounded, names) // a recall may be lost
+			cancel()
+		}
 	}
 }
 
 // listen reads recalls until the subscription breaks, and returns its error.
-func (l *Redis) listen(
-	ctx context.Context, channel string, again bool, recalled func(string, ratelimit.Window),
-) error {
-	heard := l.subscribe(ctx, channel)
-	closed := context.AfterFunc(ctx, func() { _ = heard.Close() }) // ends the wait
+func (l *Redis) listen(ctx context.Context, channel string, ready func(), heard func(string)) error {
+	from := l.subscribe(ctx, channel)
+	closed := context.AfterFunc(ctx, func() { _ = from.Close() }) // ends the wait
 	defer func() {
 		closed()
-		_ = heard.Close() // it only ends
+		_ = from.Close() // it only ends
 	}()
 	for asked := false; ; {
-		m, err := received(ctx, heard)
+		m, err := received(ctx, from)
 		var late net.Error
 		switch {
 		case err == nil:
 			asked = false
 			switch m := m.(type) {
-			case *redis.Subscription:
-				if again {
-					recalled("", 0)
-				}
-				again = true // the client may subscribe again by itself
+			case *redis.Subscription: // the client may subscribe again by itself
+				ready()
 			case *redis.Message:
-				if key, w, ours := ParseName(l.prefix, m.Payload); ours {
-					recalled(key, w)
-				}
+				heard(m.Payload)
 			}
 		// A connection whose other end is gone may stay silent for hours.
-		case asked, !errors.As(err, &late), !late.Timeout(), heard.Ping(ctx) != nil:
+		case asked, !errors.As(err, &late), !late.Timeout(), from.Ping(ctx) != nil:
 			return err
 		default:
 			asked = true

@@ -175,77 +175,33 @@ func (all *Slots) decode(data []byte) error {
 
 // Slots implements [SlotLedger]: a record for each key. The asks about a key are one change.
 func (l *CAS) Slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer) {
-	left := make([]int, len(asks))
-	for i := range left {
-		left[i] = i
-	}
-	for try := 1; len(left) > 0; try++ {
-		again, err := l.slots(ctx, asks, answers, left)
-		switch {
-		case err == nil && try == triesMost:
-			err = ErrContended
-		case err == nil && len(again) > 0:
-			err = pause(ctx, try)
-		}
-		if left = again; err != nil {
-			for _, i := range left {
-				answers[i] = SlotAnswer{Err: err}
-			}
-			return
-		}
-	}
-}
-
-// slots answers asks once, and returns those about keys that others have changed in the meantime.
-func (l *CAS) slots(ctx context.Context, asks []SlotAsk, answers []SlotAnswer, left []int) (again []int, err error) {
 	var keys []StoreKey
-	place := map[string]int{}
-	for _, i := range left {
-		name := slotsOf(l.prefix, asks[i].Key)
-		if _, ok := place[name]; !ok {
-			place[name] = len(keys)
-			keys = append(keys, StoreKey{Name: name})
+	var of [][]int // the asks of each
+	for i := range asks {
+		key := StoreKey{Name: slotsOf(l.prefix, asks[i].Key)}
+		k := slices.Index(keys, key)
+		if k < 0 {
+			k, keys, of = len(keys), append(keys, key), append(of, nil)
+		}
+		of[k] = append(of[k], i)
+	}
+	left, err := l.edit(ctx, keys, func(now instant, k int, r *Record) *Change {
+		var all Slots
+		failed, changed := all.decode(r.Data), false
+		for _, i := range of[k] {
+			if answers[i] = (SlotAnswer{Err: failed}); failed == nil {
+				x, changes := all.Decide(now, &asks[i])
+				answers[i], changed = x, changed || changes
+			}
+		}
+		if !changed {
+			return nil
+		}
+		return &Change{Data: all.encode(), Until: max(now, all.Last())}
+	})
+	for _, k := range left {
+		for _, i := range of[k] {
+			answers[i] = SlotAnswer{Err: err}
 		}
 	}
-	read, err := l.store.Read(ctx, keys)
-	if err != nil {
-		return left, err
-	}
-	all, changes, errs := make([]Slots, len(keys)), make([]Change, len(keys)), make([]error, len(keys))
-	for k := range all {
-		changes[k] = Change{StoreKey: keys[k], Version: read.Records[k].Version}
-		errs[k] = all[k].decode(read.Records[k].Data)
-	}
-	var written []Change
-	for _, i := range left {
-		k := place[slotsOf(l.prefix, asks[i].Key)]
-		if errs[k] != nil {
-			answers[i] = SlotAnswer{Err: errs[k]}
-			continue
-		}
-		x, changed := all[k].Decide(read.Now, &asks[i])
-		if answers[i] = x; changed {
-			changes[k].Data, changes[k].Until = all[k].encode(), max(read.Now, all[k].Last())
-		}
-	}
-	for _, c := range changes {
-		if c.Data != nil {
-			written = append(written, c)
-		}
-	}
-	if len(written) == 0 {
-		return nil, nil
-	}
-	made, err := l.store.Write(ctx, read.Life, written)
-	if err != nil {
-		return left, err
-	}
-	for _, i := range left {
-		k := place[slotsOf(l.prefix, asks[i].Key)]
-		n := slices.IndexFunc(written, func(c Change) bool { return c.StoreKey == keys[k] })
-		if n >= 0 && !made[n] {
-			again = append(again, i)
-		}
-	}
-	return again, nil
 }

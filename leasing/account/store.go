@@ -53,10 +53,16 @@ type Change struct {
 	Version uint64               // as read; 0: it was missing
 	Data    []byte               // nil: the record stays as it is, and its version is not checked
 	Until   ratelimit.LedgerTime // time from which it may be dropped: StoreKey.Over, if that is not 0
-	// The same step also writes the recalls of holders (hints, which may be lost), and the audit events of the
-	// claims.
-	Recalled []ratelimit.Holder
-	Events   []Event
+	Events  []Event              // of audited claims, which the same step writes
+}
+
+// Messenger is a store that carries messages to nodes. They are hints, which may be lost.
+type Messenger interface {
+	// Tell sends names of records to nodes.
+	Tell(ctx context.Context, names map[ratelimit.Holder][]string) error
+	// Listen calls see with the names that are sent to a node. It calls ready at its beginning, and after a gap. It
+	// returns when ctx is done or its connection breaks.
+	Listen(ctx context.Context, node ratelimit.Holder, ready func(), see func(name string)) error
 }
 
 // encode writes an account as bytes.

@@ -11,23 +11,39 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// MemoryStore is a [Store] in this process, for tests and simulations.
+// MemoryStore is a [Store] in this process, for tests and simulations. It drops ended records when their number has
+// doubled.
 type MemoryStore struct {
 	clock func() ratelimit.LedgerTime
-	// OnRecall and OnEvent, if set before the first change, are called with the recalls and events of a change.
-	OnRecall func(h ratelimit.Holder, name string)
-	OnEvent  func(*Event)
+	// OnEvent, if set before the first change, is called with the events of a change.
+	OnEvent func(*Event)
 
 	mu      sync.Mutex
 	life    string                  // guarded by mu
 	version uint64                  // guarded by mu: the last one given
 	records map[string]memoryRecord // guarded by mu
+	sweep   int                     // guarded by mu: number of records that starts the next sweep
 }
 
 type memoryRecord struct {
 	Record
 	until instant
 }
+
+// Memory is a ledger in this process, for tests and simulations. It is safe for concurrent use.
+type Memory struct {
+	*CAS
+	*MemoryStore
+}
+
+// NewMemory makes an empty ledger. It begins with an epoch that does not learn.
+func NewMemory(clock func() ratelimit.LedgerTime) *Memory {
+	s := NewMemoryStore(clock)
+	return &Memory{NewCAS(s, "", func() bool { return true }), s}
+}
+
+// Evict loses one account without a sign, like a Redis with maxmemory.
+func (m *Memory) Evict(key string, w ratelimit.Window) { m.MemoryStore.Evict(NameOf("", key, w)) }
 
 // NewMemoryStore makes an empty store.
 func NewMemoryStore(clock func() ratelimit.LedgerTime) *MemoryStore {
@@ -66,16 +82,15 @@ func (s *MemoryStore) Write(_ context.Context, life string, changes []Change) ([
 			s.records[c.Name] = memoryRecord{Record{s.version, slices.Clone(c.Data)}, c.Until}
 		}
 		made[i] = true
-		for _, h := range c.Recalled {
-			if s.OnRecall != nil {
-				s.OnRecall(h, c.Name)
-			}
-		}
 		for j := range c.Events {
 			if s.OnEvent != nil {
 				s.OnEvent(&c.Events[j])
 			}
 		}
+	}
+	if len(s.records) >= s.sweep {
+		s.dropLocked(s.clock())
+		s.sweep = max(64, 2*len(s.records))
 	}
 	return made, nil
 }
@@ -85,8 +100,12 @@ func (s *MemoryStore) Drop(_ context.Context, before ratelimit.LedgerTime) (n in
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n = len(s.records)
-	maps.DeleteFunc(s.records, func(_ string, r memoryRecord) bool { return r.until <= before })
+	s.dropLocked(before)
 	return n - len(s.records), false, nil
+}
+
+func (s *MemoryStore) dropLocked(before instant) {
+	maps.DeleteFunc(s.records, func(_ string, r memoryRecord) bool { return r.until <= before })
 }
 
 // List implements [Lister].

@@ -61,7 +61,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	case seed%5 == 1:
 		h.lossy = true
 	}
-	h.ledger = account.NewMemory(10, func() ratelimit.LedgerTime { return h.now })
+	h.ledger = account.NewMemory(func() ratelimit.LedgerTime { return h.now })
 	h.ledger.OnEvent = h.hear
 	for i := range h.nodes {
 		h.nodes[i] = h.newNode()

@@ -28,7 +28,6 @@ type Store struct {
 	lives   lives
 	leases  leases
 	history history
-	recalls
 
 	prepared atomic.Bool
 }
@@ -41,7 +40,7 @@ func Open(rawURL, prefix string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the store's URL is not a valid etcd URL: %w", err)
 	}
-	s := &Store{config: p.config, prefix: prefix, recalls: newRecalls()}
+	s := &Store{config: p.config, prefix: prefix}
 	s.history.kept = !p.compacts
 	s.config.DialOptions = []grpc.DialOption{grpc.WithStatsHandler(&s.lives.dials), grpc.WithConnectParams(again)}
 	return s, nil
@@ -296,11 +295,6 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	if err := all.Wait(); err != nil {
 		return nil, s.failed(ctx, err)
 	}
-	for i := range changes {
-		if made[i] {
-			s.ask(&changes[i])
-		}
-	}
 	return made, nil
 }
 
@@ -370,7 +364,7 @@ func (s *Store) commit(
 }
 
 var (
-	_ account.Store    = (*Store)(nil)
-	_ account.Listener = (*Store)(nil)
-	_ account.Lister   = (*Store)(nil)
+	_ account.Store     = (*Store)(nil)
+	_ account.Messenger = (*Store)(nil)
+	_ account.Lister    = (*Store)(nil)
 )

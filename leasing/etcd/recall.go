@@ -3,8 +3,6 @@ package etcd
 import (
 	"context"
 	"encoding/binary"
-	"sync/atomic"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -12,116 +10,55 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// recalls are recalls on their way to etcd. They are outside of the transactions that cause them: a recall is a hint,
-// which may be lost. A node has one key, which each message of recalls overwrites, and watches it.
-type recalls struct {
-	waiting chan recalled
-	passing atomic.Bool
-}
+// A node has one key of messages, which each message overwrites, and watches it.
 
-// recalled is the recalls of a node.
-type recalled struct {
-	node ratelimit.Holder
-	name string
-}
-
-const (
-	recallsKey = root + "recalls/"
-	// recallsMost bounds the waiting ones; more are left out.
-	recallsMost = 1 << 10
-	// recallsPassed is the number of concurrent messages.
-	recallsPassed = 100
-	recallTime    = time.Second // of a message
-	listenAgain   = time.Second
-)
-
-func newRecalls() recalls { return recalls{waiting: make(chan recalled, recallsMost)} }
+const recallsKey = root + "recalls/"
 
 func recallsOf(node ratelimit.Holder) string { return recallsKey + account.HolderName(node) }
 
-// Listen implements [account.Listener].
-func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) {
-	go s.pass(ctx)
-	for again := false; ctx.Err() == nil; again = true {
-		if c, err := s.connected(); err == nil {
-			listen(ctx, c, node, again, heard)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(listenAgain):
-		}
+// Listen implements [account.Messenger].
+func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(), heard func(name string)) error {
+	c, err := s.connected()
+	if err != nil {
+		return err
 	}
-}
-
-// listen watches until the watch breaks.
-func listen(ctx context.Context, c *clientv3.Client, node ratelimit.Holder, again bool, heard func(name string)) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	for r := range c.Watch(ctx, recallsOf(node), clientv3.WithFilterDelete(), clientv3.WithCreatedNotify()) {
 		if r.Err() != nil {
-			return
+			return r.Err()
 		}
-		if r.Created && again {
-			heard("") // some may have been missed
+		if r.Created {
+			ready()
 		}
 		for _, e := range r.Events {
 			eachName(e.Kv.Value, heard)
 		}
 	}
+	return nil
 }
 
-// ask recalls nodes whose tokens others need. It does not wait.
-func (r *recalls) ask(c *account.Change) {
-	for _, h := range c.Recalled {
-		select {
-		case r.waiting <- recalled{account.NodeOf(h), c.Name}:
-		default:
-		}
-	}
-}
-
-// pass sends recalls until ctx is done. One goroutine does it.
-func (s *Store) pass(ctx context.Context) {
-	if s.passing.Swap(true) {
-		return
-	}
-	defer s.passing.Store(false)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case r := <-s.waiting:
-			names := map[ratelimit.Holder][]byte{r.node: appendName(nil, r.name)}
-			for n, more := 1, true; more && n < recallsPassed; n++ {
-				select {
-				case r := <-s.waiting:
-					names[r.node] = appendName(names[r.node], r.name)
-				default:
-					more = false
-				}
-			}
-			s.tell(ctx, names)
-		}
-	}
-}
-
-func (s *Store) tell(ctx context.Context, names map[ratelimit.Holder][]byte) {
+// Tell implements [account.Messenger].
+func (s *Store) Tell(ctx context.Context, names map[ratelimit.Holder][]string) error {
 	c, err := s.connected()
 	if err != nil {
-		return
+		return err
 	}
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), recallTime)
-	defer cancel()
-	now := s.now()
+	ctx, now := clientv3.WithRequireLeader(ctx), s.now()
 	lease, err := s.leases.of(ctx, c, now, now, 0) // a recall goes with records that end soon
 	if err != nil {
-		return
+		return err
 	}
 	puts := make([]clientv3.Op, 0, len(names))
-	for node, text := range names {
+	for node, some := range names {
+		var text []byte
+		for _, name := range some {
+			text = appendName(text, name)
+		}
 		puts = append(puts, clientv3.OpPut(recallsOf(node), string(text), clientv3.WithLease(lease)))
 	}
-	_, _ = c.Txn(ctx).Then(puts...).Commit()
+	_, err = c.Txn(ctx).Then(puts...).Commit()
+	return err
 }
 
 // appendName adds a name to a text of names, after its length: a name can contain any byte.

@@ -27,7 +27,7 @@ type Server interface {
 // Database is a store with the data of a fleet.
 type Database interface {
 	account.Store
-	account.Listener
+	account.Messenger
 	Prepare(ctx context.Context) error
 	Close()
 	Say(

@@ -14,10 +14,6 @@ func TestLedgers(t *testing.T) {
 	now := func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }
 	for name, start := range map[string]func(*testing.T) func(*testing.T) account.Ledger{
 		"memory": func(*testing.T) func(*testing.T) account.Ledger {
-			m := account.NewMemory(1000, now)
-			return func(*testing.T) account.Ledger { return m }
-		},
-		"memory store": func(*testing.T) func(*testing.T) account.Ledger {
 			m := account.NewMemoryStore(now)
 			return func(*testing.T) account.Ledger { return Node(m) }
 		},

@@ -72,9 +72,8 @@ func record(t *testing.T, s, twin, foreign Database) {
 	heard, ctx := make(chan string, 1000), t.Context()
 	go second.Recalls(ctx, one, func(key string, w ratelimit.Window) { heard <- fmt.Sprint(key, " ", w) })
 	go first.Recalls(ctx, 1<<50, func(string, ratelimit.Window) {})
-	asked := []account.Change{{StoreKey: account.StoreKey{Name: "t:{}7"}, Recalled: []ratelimit.Holder{one}}}
 	for listens := false; !listens; { // events arrive when the node listens
-		if _, err := s.Write(ctx, snapshot(t, s).Life, asked); err != nil {
+		if err := s.Tell(ctx, map[ratelimit.Holder][]string{one: {"t:{}7"}}); err != nil {
 			t.Fatal(err)
 		}
 		select {

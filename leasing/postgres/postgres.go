@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -24,14 +23,6 @@ type Store struct {
 	pool     *pgxpool.Pool
 	prefix   string
 	prepared atomic.Bool
-	recalls  chan recalled
-	listened atomic.Bool
-}
-
-// recalled is a recall of a node.
-type recalled struct {
-	node ratelimit.Holder
-	name string
 }
 
 // Open makes a store of the database of a URL, in the form of libpq: several hosts, TLS, passwords and settings of
@@ -69,7 +60,7 @@ func Open(rawURL, prefix string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", withoutSecret(err))
 	}
-	return &Store{pool: pool, prefix: prefix, recalls: make(chan recalled, mostRecalls)}, nil
+	return &Store{pool: pool, prefix: prefix}, nil
 }
 
 // withoutSecret removes a URL, which may contain a password.
@@ -182,15 +173,7 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 			made, err = s.write(ctx, inLife, changes)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	for i := range changes {
-		if made[i] {
-			s.recall(&changes[i])
-		}
-	}
-	return made, nil
+	return made, err
 }
 
 // noPartition is PostgreSQL's code for a missing table: undefined_table.
@@ -280,29 +263,13 @@ ORDER BY name COLLATE "C" LIMIT $3`, prefix, after, n)
 	return names, nil
 }
 
-// Listen implements [account.Listener].
-func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) {
-	go s.pass(ctx)
-	for again := false; ctx.Err() == nil; again = true {
-		_ = s.listen(ctx, node, again, heard)
-		select {
-		case <-ctx.Done():
-		case <-time.After(listenAgain):
-		}
-	}
-}
-
-const (
-	listenAgain = time.Second
-	// mostRecalls bounds the waiting ones; more are left out.
-	mostRecalls = 1 << 10
-	// mostPayload is the maximum text of a notification.
-	mostPayload = 7999
-)
+// mostPayload is the maximum text of a notification.
+const mostPayload = 7999
 
 func channelOf(node ratelimit.Holder) string { return "sluice_" + account.HolderName(node) }
 
-func (s *Store) listen(ctx context.Context, node ratelimit.Holder, again bool, heard func(name string)) error {
+// Listen implements [account.Messenger].
+func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(), heard func(name string)) error {
 	// A separate connection: it waits for ever, and the pool would lack it.
 	c, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
@@ -312,10 +279,7 @@ func (s *Store) listen(ctx context.Context, node ratelimit.Holder, again bool, h
 	if _, err := c.Exec(ctx, "LISTEN "+pgx.Identifier{channelOf(node)}.Sanitize()); err != nil {
 		return err
 	}
-	if again {
-		heard("") // some may have been missed
-	}
-	for {
+	for ready(); ; {
 		n, err := c.WaitForNotification(ctx)
 		if err != nil {
 			return err
@@ -324,47 +288,21 @@ func (s *Store) listen(ctx context.Context, node ratelimit.Holder, again bool, h
 	}
 }
 
-// recall recalls nodes whose tokens others need. It does not wait.
-func (s *Store) recall(c *account.Change) {
-	for _, h := range c.Recalled {
-		select {
-		case s.recalls <- recalled{account.NodeOf(h), c.Name}:
-		default:
+// Tell implements [account.Messenger], by notifications.
+func (s *Store) Tell(ctx context.Context, all map[ratelimit.Holder][]string) error {
+	var channels, names []string
+	for node, some := range all {
+		for _, name := range some {
+			channels, names = append(channels, channelOf(node)), append(names, name)
 		}
 	}
-}
-
-// pass sends recalls outside of the transactions that cause them: PostgreSQL commits transactions with notifications
-// one after the other.
-func (s *Store) pass(ctx context.Context) {
-	if s.listened.Swap(true) {
-		return
-	}
-	defer s.listened.Store(false)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case r := <-s.recalls:
-			channels, names := []string{channelOf(r.node)}, []string{r.name}
-			for more := true; more && len(names) < 100; {
-				select {
-				case r := <-s.recalls:
-					channels, names = append(channels, channelOf(r.node)), append(names, r.name)
-				default:
-					more = false
-				}
-			}
-			bounded, cancel := context.WithTimeout(ctx, time.Second)
-			_, _ = s.pool.Exec(bounded, `SELECT pg_notify(c, n) FROM unnest($1::text[], $2::text[]) r(c, n)
+	_, err := s.pool.Exec(ctx, `SELECT pg_notify(c, n) FROM unnest($1::text[], $2::text[]) r(c, n)
 WHERE length(n) <= $3`, channels, names, mostPayload)
-			cancel()
-		}
-	}
+	return err
 }
 
 var (
-	_ account.Store    = (*Store)(nil)
-	_ account.Listener = (*Store)(nil)
-	_ account.Lister   = (*Store)(nil)
+	_ account.Store     = (*Store)(nil)
+	_ account.Messenger = (*Store)(nil)
+	_ account.Lister    = (*Store)(nil)
 )

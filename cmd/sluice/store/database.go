@@ -13,7 +13,7 @@ import (
 // Database is a store that changes records only if they are unchanged, and that keeps what else nodes share.
 type Database interface {
 	account.Store
-	account.Listener
+	account.Messenger
 	// Prepare connects, and creates the tables or keys. It is called first, until it succeeds.
 	Prepare(ctx context.Context) error
 	Ping(ctx context.Context) error

@@ -20,9 +20,9 @@ import (
 type toy struct {
 	*account.MemoryStore
 	mu     sync.Mutex
-	said   map[string]said         // guarded by mu
-	events []account.Event         // guarded by mu
-	heard  map[uint64]func(string) // guarded by mu: by node
+	said   map[string]said                   // guarded by mu
+	events []account.Event                   // guarded by mu
+	heard  map[ratelimit.Holder]func(string) // guarded by mu: by node
 }
 
 type said struct {
@@ -33,28 +33,36 @@ type said struct {
 func newToy() *toy {
 	t := &toy{
 		MemoryStore: account.NewMemoryStore(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }),
-		said:        map[string]said{}, heard: map[uint64]func(string){},
+		said:        map[string]said{}, heard: map[ratelimit.Holder]func(string){},
 	}
 	t.OnEvent = func(e *account.Event) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.events = append(t.events, *e)
 	}
-	t.OnRecall = func(h ratelimit.Holder, name string) {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if heard := t.heard[uint64(account.NodeOf(h))]; heard != nil {
-			go heard(name)
-		}
-	}
 	return t
 }
 
-func (t *toy) Listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) {
+func (t *toy) Tell(_ context.Context, names map[ratelimit.Holder][]string) error {
 	t.mu.Lock()
-	t.heard[uint64(node)] = heard
+	defer t.mu.Unlock()
+	for node, some := range names {
+		for _, name := range some {
+			if heard := t.heard[node]; heard != nil {
+				go heard(name)
+			}
+		}
+	}
+	return nil
+}
+
+func (t *toy) Listen(ctx context.Context, node ratelimit.Holder, ready func(), heard func(name string)) error {
+	t.mu.Lock()
+	t.heard[node] = heard
 	t.mu.Unlock()
+	ready()
 	<-ctx.Done()
+	return nil
 }
 
 func (*toy) Prepare(context.Context) error         { return nil }

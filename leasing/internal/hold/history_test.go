@@ -120,7 +120,10 @@ func (p *play) ask(n *node, w window, again time.Duration) {
 	n.seq++
 	n.number++
 	m := new(Message)
-	q := Asking{Now: p.now, There: early, Epoch: n.epoch, Young: n.clock.At == 0 || n.epoch.Young(early), Eager: n.eager, Deadline: n.eager, TTL: p.ttl, Share: 2 * len(p.nodes)}
+	q := Asking{Now: p.now, There: early, Epoch: n.epoch, Young: n.clock.At == 0 || n.epoch.Young(early), Eager: n.eager, Share: 2 * len(p.nodes)}
+	if n.eager {
+		q.TTL = p.ttl
+	}
 	need := tokens(1)
 	part.Write(m, n.number, account.Claim{
 		Limit: p.ledger.limit, Holder: n.name, Seq: n.seq, Need: need, Want: tokens(1 + p.IntN(50)),

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/ledgertest/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -42,7 +43,7 @@ func TestPageConstants(t *testing.T) {
 	page.Constants([]string{"hold"}, map[string][]string{
 		"hold.mayDraw": eighths(t, func(sum tokens) bool {
 			p := Part{Window: 1, Sum: sum, Deadline: Never}
-			return p.mayDraw(&Asking{Epoch: ratelimit.Epoch{ID: 1}}, &limit)
+			return p.mayDraw(&Asking{Epoch: ratelimit.Epoch{ID: 1}}, &account.Claim{Limit: limit})
 		}),
 		"hold.plenty":    eighths(t, func(sum tokens) bool { return (&Key{Part: Part{Sum: sum}}).plenty(rule) }),
 		"hold.lasts":     {fmt.Sprintf("%d/4", 4*time.Duration(lasts(0, ttl))/ttl)},

@@ -60,15 +60,13 @@ func (m *Message) Sum() tokens { return m.sum }
 
 // Asking is the node's view of the ledger when it writes, and the rule's settings.
 type Asking struct {
-	Now      instant
-	There    ledgerTime      // earliest time at the ledger
-	Epoch    ratelimit.Epoch // 0: unknown
-	Young    bool            // the epoch still accepts totals that were lost
-	Eager    bool            // the ledger credits the leases of silent nodes
-	Audited  bool            // each grant is on record, so that there are no draws
-	TTL      time.Duration   // of an eager lease, or a bucket's slot; 0: none
-	Share    int             // divisor of the free tokens beyond the need
-	Deadline bool            // a lease has an end (eager, or a bucket)
+	Now   instant
+	There ledgerTime      // earliest time at the ledger
+	Epoch ratelimit.Epoch // 0: unknown
+	Young bool            // the epoch still accepts totals that were lost
+	Eager bool            // the ledger credits the leases of silent nodes
+	TTL   time.Duration   // of an eager lease, or a bucket's slot; 0: leases have no end
+	Share int             // divisor of the free tokens beyond the need
 }
 
 // InHand is the number of tokens to spend without a claim.
@@ -97,9 +95,10 @@ func (p *Part) Owes() bool { return p.Untold() || p.eager && p.used }
 // mayDraw tells whether the next message may be a draw: while there is plenty, and the ledger's number is this node's
 // total. A claim is needed if the ledger must judge or record the message, or may credit it. So is the first message
 // of a window in which the previous debt counts.
-func (p *Part) mayDraw(q *Asking, limit *ratelimit.Limit) bool {
+func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
+	limit := &c.Limit
 	most := limit.Capacity() - limit.Capacity()/8
-	return limit.Algorithm != ratelimit.TokenBucket && q.Epoch.ID != 0 && !q.Young && !q.Eager && !q.Audited &&
+	return limit.Algorithm != ratelimit.TokenBucket && q.Epoch.ID != 0 && !q.Young && !q.Eager && c.Audit == "" &&
 		!p.doubt && !p.eager && p.Taken == p.booked && p.Sum <= most && (p.Heard != 0 || !limit.Carries)
 }
 
@@ -107,7 +106,7 @@ func (p *Part) mayDraw(q *Asking, limit *ratelimit.Limit) bool {
 func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 	need, want := c.Need, max(c.Need, c.Want)
 	c.Window = p.Window
-	if p.mayDraw(q, &c.Limit) && p.Drift()+want > 0 {
+	if p.mayDraw(q, &c) && p.Drift()+want > 0 {
 		c.Kind, c.Need, c.Want = account.Draws, 0, p.Drift()+want
 	} else {
 		p.state(&c, q)
@@ -136,7 +135,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	}
 	// The ledger may settle it, and its answer may be lost: from now on, the lease can end by the new TTL, for any
 	// earlier agreement.
-	if q.Deadline {
+	if q.TTL > 0 {
 		c.TTL = q.TTL
 		p.eager = p.eager || q.Eager
 		p.Deadline = min(p.Deadline, lasts(q.Now, q.TTL))

@@ -13,6 +13,7 @@ type scene struct {
 	*testing.T
 	Part
 	limit  ratelimit.Limit
+	audit  string
 	q      Asking
 	number uint32
 	last   Message
@@ -21,14 +22,16 @@ type scene struct {
 func newScene(t *testing.T, limit tokens) *scene {
 	return &scene{
 		T: t, Part: Part{Window: 7, Deadline: Never}, limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit},
-		q: Asking{Now: 1e9, Epoch: ratelimit.Epoch{ID: 1}, Share: 2, TTL: time.Second},
+		q: Asking{Now: 1e9, Epoch: ratelimit.Epoch{ID: 1}, Share: 2},
 	}
 }
 
 // says has the part write a message, and returns it.
 func (s *scene) says(need, want tokens) *account.Claim {
 	s.number++
-	s.Write(&s.last, s.number, account.Claim{Limit: s.limit, Holder: 5, Seq: uint64(s.number), Need: need, Want: want}, &s.q)
+	s.Write(&s.last, s.number, account.Claim{
+		Limit: s.limit, Holder: 5, Seq: uint64(s.number), Need: need, Want: want, Audit: s.audit,
+	}, &s.q)
 	return &s.last.Claim
 }
 
@@ -83,8 +86,8 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 	for name, change := range map[string]func(s *scene){
 		"no epoch is known":             func(s *scene) { s.q.Epoch = ratelimit.Epoch{} },
 		"the ledger may have lost data": func(s *scene) { s.q.Young = true },
-		"the rule is eager":             func(s *scene) { s.q.Eager, s.q.Deadline = true, true },
-		"each grant is on record":       func(s *scene) { s.q.Audited = true },
+		"the rule is eager":             func(s *scene) { s.q.Eager, s.q.TTL = true, time.Second },
+		"each grant is on record":       func(s *scene) { s.audit = "7 d.rule" },
 		"a message was not answered":    func(s *scene) { s.says(1, 1); s.Lost(&s.last) },
 		"a refund is to be told":        func(s *scene) { s.Refund(3) },
 		"tokens are to be given back":   func(s *scene) { s.GiveBack(0) },
@@ -166,7 +169,7 @@ func TestSpecDeadlineOfAnUnansweredClaim(t *testing.T) {
 	s := newScene(t, 100)
 	s.says(1, 60)
 	s.hears(account.Grant{Total: 60, Sum: 60})
-	s.q.Eager, s.q.Deadline = true, true
+	s.q.Eager, s.q.TTL = true, time.Second
 	s.says(1, 1)
 	s.Lost(&s.last)
 	s.q.Now = s.q.Now.Add(750 * time.Millisecond)
@@ -178,7 +181,7 @@ func TestSpecDeadlineOfAnUnansweredClaim(t *testing.T) {
 
 func TestSpecAnswerAfterTheDeadline(t *testing.T) {
 	s := newScene(t, 100)
-	s.q.Eager, s.q.Deadline = true, true
+	s.q.Eager, s.q.TTL = true, time.Second
 	s.says(1, 60)
 	s.hears(account.Grant{Granted: 60, Total: 60, Sum: 60})
 	s.has(60, 0, 60)

@@ -2,7 +2,7 @@ package keytable
 
 import "unsafe"
 
-// keys are the bytes of keys and of kept values, in grains of 16 bytes. A page has places of one number of
+// keys are the bytes of keys, in grains of 16 bytes. A page has places of one number of
 // grains. When its last place is removed, the page is free for places of any length. So keys whose lengths
 // change over time take at most the size of two generations. The number of a place is its page, and its first
 // grain there.
@@ -26,7 +26,7 @@ type page struct {
 const (
 	grain      = 16
 	pageGrains = 64 // 1 KiB
-	mostGrains = (MaxKeyLen + MaxKept) / grain
+	mostGrains = MaxKeyLen / grain
 )
 
 // grainsFor n bytes: at least one, so that each key has a place.
@@ -39,8 +39,9 @@ func (k *keys) bytes(number uint32) []byte {
 	return p.bytes[at : at+uint32(p.grains)*grain]
 }
 
-// add finds a place of n grains for a key's bytes, and returns its number.
-func (k *keys) add(a *Arena, key []byte, n uint8) uint32 {
+// add finds a place for a key's bytes, and returns its number.
+func (k *keys) add(a *Arena, key []byte) uint32 {
+	n := grainsFor(len(key))
 	if k.room[n] == 0 {
 		k.begin(a, n)
 	}

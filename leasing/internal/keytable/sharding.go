@@ -62,9 +62,6 @@ func ShardCount(n int) int {
 	return shards
 }
 
-// ShareOf is the i-th of parts nearly equal shares of total.
-func ShareOf(total, i, parts int) int { return (total + parts - 1 - i) / parts }
-
 // Hasher hashes keys, differently in each process: clients choose keys, and must not be able to choose their places.
 // The zero hasher is the same in all processes, for simulations.
 type Hasher struct {

@@ -68,25 +68,6 @@ func TestShardsForSoManyKeys(t *testing.T) {
 	}
 }
 
-// Parts differ by one at most, the first are the larger ones, and together they are all.
-func TestShareOf(t *testing.T) {
-	for total := range 20 {
-		for parts := 1; parts < 8; parts++ {
-			sum, before := 0, total
-			for i := range parts {
-				n := ShareOf(total, i, parts)
-				if n > before || n < total/parts || n > total/parts+1 {
-					t.Errorf("part %d of %d has %d of %d", i, parts, n, total)
-				}
-				sum, before = sum+n, n
-			}
-			if sum != total {
-				t.Errorf("%d parts of %d are %d", parts, total, sum)
-			}
-		}
-	}
-}
-
 // A hasher of its own puts keys elsewhere than any other does, in both halves of their ID, and always
 // in the same place. The zero hasher is the same everywhere, and yet tells keys apart by either half.
 func TestHashers(t *testing.T) {

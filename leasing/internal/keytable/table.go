@@ -9,9 +9,6 @@ import (
 // MaxKeyLen is the longest key that a table keeps, in bytes.
 const MaxKeyLen = 128
 
-// MaxKept is the maximum of bytes kept with a key.
-const MaxKept = 256
-
 // mostDepth bounds the directory. A keyed hash stays far below it.
 const mostDepth = 24
 
@@ -74,7 +71,7 @@ func (t *Table[T]) Add(id ID, key []byte, dead func(*Cell[T]) bool) *Cell[T] {
 	t.size++
 	c := s.place(id)
 	c.id, c.len = id, uint8(len(key))
-	c.key = t.keys.add(t.arena, key, grainsFor(len(key)))
+	c.key = t.keys.add(t.arena, key)
 	return c
 }
 
@@ -163,7 +160,6 @@ func (t *Table[T]) drop(s *segment[T], at int) {
 const evictTries = 24
 
 // evict drops one dead key. It checks at most evictTries places from its last position.
-// last stopped.
 func (t *Table[T]) evict(dead func(*Cell[T]) bool) bool {
 	for range evictTries {
 		s := t.segment(t.hand.prefix)
@@ -183,22 +179,6 @@ func (t *Table[T]) evict(dead func(*Cell[T]) bool) bool {
 
 // Key is the key of a cell. The table owns it, and it is valid until the table changes.
 func (t *Table[T]) Key(c *Cell[T]) []byte { return t.keys.bytes(c.key)[:c.len:c.len] }
-
-// Keep keeps up to MaxKept bytes with a key, and replaces the previous ones.
-func (t *Table[T]) Keep(c *Cell[T], kept []byte) {
-	n, has := grainsFor(int(c.len)+len(kept)), len(t.keys.bytes(c.key))/grain
-	if int(n) > has || int(n) < has-1 { // its size may change by one grain
-		var key [MaxKeyLen]byte
-		copy(key[:c.len], t.Key(c))
-		t.keys.remove(c.key)
-		c.key = t.keys.add(t.arena, key[:c.len], n)
-	}
-	copy(t.keys.bytes(c.key)[c.len:], kept)
-}
-
-// Kept returns the bytes last kept with a key, and possibly more: it has no length. The table owns them, and they are
-// valid until the table changes.
-func (t *Table[T]) Kept(c *Cell[T]) []byte { return t.keys.bytes(c.key)[c.len:] }
 
 // Cursor is the position of a walk through a table. The zero Cursor is its start.
 type Cursor struct {

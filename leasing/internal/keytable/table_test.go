@@ -1,7 +1,6 @@
 package keytable
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -147,65 +146,22 @@ func TestFullTable(t *testing.T) {
 // Keys whose lengths change over time, as a client's may who wants memory to be used up,
 // take what two generations of them take, and not what all have taken.
 func TestKeyLengthsThatChange(t *testing.T) {
-	keyLengthsThatChange[value](t, 0, 400, func(v *value) *int64 { return &v.n })
-}
-
-// With 130 kept bytes each, as on a fleet's nodes.
-func TestKeyLengthsThatChangeWithState(t *testing.T) {
-	keyLengthsThatChange[int64](t, 130, 600, func(n *int64) *int64 { return n })
-}
-
-func keyLengthsThatChange[T any](t *testing.T, kept, most int, number func(*T) *int64) {
 	const limit = 40_000
 	arena := NewArena()
-	table := New[T](arena, limit)
+	table := New[value](arena, limit)
 	lengths := []int{16, 32, 48, 64, 80, 96, 112, 128, 16, 128, 64}
 	for round, size := range lengths {
 		key := make([]byte, size)
 		for n := range uint64(3 * limit) {
 			next := int64(round)*3*limit + int64(n)
-			if c := table.Add(idOf(uint64(next)), key, func(c *Cell[T]) bool { return *number(&c.Val) < int64(round)*3*limit }); c != nil {
-				*number(&c.Val) = next
-				table.Keep(c, make([]byte, kept))
+			if c := table.Add(idOf(uint64(next)), key, func(c *Cell[value]) bool { return c.Val.n < int64(round)*3*limit }); c != nil {
+				c.Val.n = next
 			}
 		}
 		each := (arena.taken - len(arena.rest)) / limit
-		if t.Logf("keys of %d bytes: %d bytes a key", size, each); each > most {
+		if t.Logf("keys of %d bytes: %d bytes a key", size, each); each > 400 {
 			t.Errorf("keys of %d bytes, after others: %d bytes a key", size, each)
 		}
-	}
-}
-
-// Kept bytes come back unchanged, for any earlier and current length, and so does the key. Bytes kept for many keys
-// in turn take no more memory than their maximum.
-func TestKeptBesideKeys(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(1, 2))
-	arena := NewArena()
-	table := New[value](arena, 1000)
-	kept := map[uint64][]byte{}
-	keyOf := func(n uint64) []byte { return fmt.Appendf(nil, "%0*d", n%MaxKeyLen, n)[:n%MaxKeyLen] }
-	for n := range uint64(1000) {
-		table.Add(idOf(n), keyOf(n), never)
-	}
-	taken := 0
-	for step := range 200_000 {
-		n := rnd.Uint64N(1000)
-		c := table.Get(idOf(n))
-		if got := table.Kept(c); !bytes.HasPrefix(got, kept[n]) || !bytes.Equal(table.Key(c), keyOf(n)) {
-			t.Fatalf("step %d, key %d: %q and %x, want %q and %x", step, n, table.Key(c), got, keyOf(n), kept[n])
-		}
-		b := make([]byte, rnd.IntN(MaxKept+1))
-		for i := range b {
-			b[i] = byte(rnd.Uint32())
-		}
-		table.Keep(c, b)
-		kept[n] = b
-		if step == 100_000 {
-			taken = arena.taken - len(arena.rest)
-		}
-	}
-	if now := arena.taken - len(arena.rest); now > taken*11/10 {
-		t.Errorf("%d bytes are taken, and %d were", now, taken)
 	}
 }
 
@@ -264,22 +220,6 @@ func TestFullTableFindsRoomSoon(t *testing.T) {
 	}
 	if failed > 4 {
 		t.Errorf("%d of 100 keys found no room, and one in ten was dead", failed)
-	}
-}
-
-// Kept bytes keep their room when they get shorter by one grain, because states change often. Beyond that they give
-// room back.
-func TestKeptHasRoom(t *testing.T) {
-	table := New[value](NewArena(), 10)
-	c := table.Add(idOf(1), []byte("key"), never)
-	for _, to := range []struct{ grains, room int }{{4, 4}, {4, 4}, {3, 4}, {4, 4}, {2, 2}, {3, 3}, {2, 3}} {
-		table.Keep(c, make([]byte, to.grains*grain-3))
-		if got := len(table.keys.bytes(c.key)) / grain; got != to.room {
-			t.Errorf("to %d grains: it has room for %d, want %d", to.grains, got, to.room)
-		}
-		if got := string(table.Key(c)); got != "key" {
-			t.Errorf("the key is %q", got)
-		}
 	}
 }
 
