@@ -60,7 +60,7 @@ func TestCeilings(t *testing.T) {
 			fields = c.fields + ", "
 		}
 		text := "domain: d\n" + c.root + "\ndescriptors:\n- {key: k, " + fields + "rate_limit: {" + c.limit + "}}\n"
-		rules, warnings, problems := Parse([]Text{{"f", []byte(text)}}, options())
+		rules, warnings, problems := Parse([]Text{{Name: "f", Data: []byte(text)}}, options())
 		if problems != nil {
 			t.Errorf("%s: %v\n%s", name, problems, text)
 			continue

@@ -137,7 +137,7 @@ func TestChangesFingerprintsAndMatchesAgree(t *testing.T) {
 		}
 		var rules [2]*Rules
 		for i, text := range texts {
-			parsed, _, problems := Parse([]Text{{"f", []byte(text)}}, options())
+			parsed, _, problems := Parse([]Text{{Name: "f", Data: []byte(text)}}, options())
 			if problems != nil {
 				t.Fatalf("%v\n%s", problems, text)
 			}
@@ -203,7 +203,7 @@ descriptors:
 		"on_store_failure": "open", "local_cap": "7", "on_deny": "refund", "audit": "true",
 	} {
 		setting := field + ": " + text
-		if name, of := strings.CutPrefix(field, leasePrefix); of {
+		if name, of := strings.CutPrefix(field, "lease."); of {
 			setting = "lease: {" + name + ": " + text + "}"
 		}
 		texts[field] = strings.Replace(before, "  rate", "  coordination: {"+setting+"}\n  rate", 1)
@@ -342,7 +342,7 @@ func TestManyChangesAreLoggedInPart(t *testing.T) {
 func TestFingerprintIsOfWhatIsInForce(t *testing.T) {
 	o := options()
 	parse := func(name string) string {
-		r, _, problems := Parse([]Text{{name, []byte(changeFile)}}, o)
+		r, _, problems := Parse([]Text{{Name: name, Data: []byte(changeFile)}}, o)
 		if problems != nil {
 			t.Fatal(problems)
 		}

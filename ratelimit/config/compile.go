@@ -29,41 +29,16 @@ type Options struct {
 	Counters func(domain, keys string) *ratelimit.RuleCounters
 }
 
-// Parse reads and compiles texts. It returns nil rules if there is any error. Warnings do not stop
-// it.
+// Parse reads and compiles texts, under the bounds of the options. It returns nil rules if there is
+// any error. Warnings do not stop it.
 func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
-	return Build(Draft{Texts: texts}, o)
-}
-
-// Build compiles a draft, under the bounds of the options. It returns nil rules if there is any
-// error. Warnings do not stop it. A draft of files is accepted if and only if the same rules as
-// texts are.
-func Build(draft Draft, o Options) (rules *Rules, warnings, problems Problems) {
-	caps := o.Caps.OrDefault()
-	texts, problems := draft.written(caps)
-	if len(problems) > 0 {
-		return nil, nil, problems
-	}
-	return build(draft, texts, o)
-}
-
-// build is Build for a draft that has been written already.
-func build(draft Draft, texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
 	caps := o.Caps.OrDefault()
 	d := decoder{most: caps.Rules}
 	if err := caps.all(texts); err != nil {
 		d.problems.add(Place{File: "config"}, "%v", err)
 		return nil, nil, d.problems
 	}
-	files := draft.Files
-	if len(files) > 0 {
-		d.check(files, texts, caps)
-		if len(d.problems) > 0 {
-			return nil, nil, d.problems
-		}
-	} else {
-		files = d.decode(texts, caps)
-	}
+	files := d.decode(texts, caps)
 	c := newCompiler(o)
 	rules, problems = c.compile(files)
 	problems = append(d.problems, problems...)
@@ -121,8 +96,8 @@ type scope struct {
 	charges      *Place // place of the last on_deny: charge
 }
 
-// wrong reports an error of a descriptor or a domain. Rules from other sources than text have no
-// lines: their errors name the rule.
+// wrong reports an error of a descriptor or a domain. Pushed rules have no lines: their errors name
+// the rule.
 func (c *compiler) wrong(at Place, names, format string, args ...any) {
 	if at.Line == 0 && names != "" {
 		format = strings.ReplaceAll(cut(names, maxName), "%", "%%") + ": " + format

@@ -6,8 +6,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// File has the rules of one domain, as written: the decoder makes it from a YAML text, and other
-// sources fill it in. Places of the latter name the file, without a line.
+// File has the rules of one domain, as written. Places in a pushed text name the file, without a line.
 type File struct {
 	Place       Place
 	Domain      string
