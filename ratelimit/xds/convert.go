@@ -44,7 +44,7 @@ func newConverter(more *Additions, caps config.Caps) *converter {
 	return &converter{more: more, caps: caps, messages: caps.Tokens}
 }
 
-// text converts a resource. It has no lines that an author knows: its name is the place that errors name.
+// text converts a resource. Errors name the resource and the rule, because no file has its lines.
 func (c *converter) text(resource *anypb.Any) (config.Text, error) {
 	if resource.GetTypeUrl() != TypeURL {
 		return config.Text{}, fmt.Errorf("a resource of type %q, must be of type %s",
