@@ -86,7 +86,7 @@ func TestBillingOverrulesCalendarMonths(t *testing.T) {
 	}
 }
 
-// Rules that differ only by their billing are told apart.
+// Rules that differ only by their billing have different fingerprints.
 func TestBillingIsToldApart(t *testing.T) {
 	prints := map[string]*Billing{}
 	for text, b := range map[string]*Billing{
