@@ -36,9 +36,10 @@ type cli struct {
 	Limit      limitCmd    `cmd:"" help:"Override the limits of keys at run time, with the ADMIN_TOKEN of the nodes."`
 	Audit      auditCmd    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
-	Version    versionCmd       `cmd:"" help:"Print version, commit and platform."`
-	Completion completionCmd    `cmd:"" help:"Print a completion script for a shell."`
-	ShortOf    kong.VersionFlag `name:"version" help:"Print the version."`
+	Version    versionCmd         `cmd:"" help:"Print version, commit and platform."`
+	Completion completionCmd      `cmd:"" help:"Print a completion script for a shell."`
+	Words      completionWordsCmd `cmd:"" name:"completion-words" hidden:"" help:"Print the words that may follow those of a command line."`
+	ShortOf    kong.VersionFlag   `name:"version" help:"Print the version."`
 }
 
 // streams are where a command writes; tests read them.
