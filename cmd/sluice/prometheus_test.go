@@ -107,7 +107,7 @@ func dashboardQueries(t *testing.T) (all []string) {
 type scraped struct{ *ringFleet }
 
 func newScraped(t *testing.T) *scraped {
-	r := &ringFleet{fleet: newEmptyFleet(t, scrapedRules), store: true, env: []string{"HOT_KEY_RATE=100"}}
+	r := &ringFleet{fleet: newEmptyFleet(t, scrapedRules), store: true}
 	for range 3 {
 		host, port := freeAddress(t)
 		r.addrs = append(r.addrs, host+":"+port)

@@ -69,7 +69,7 @@ func (r *ringFleet) start() *sluice {
 
 // launch starts the node of an address.
 func (r *ringFleet) launch(i int) *sluice {
-	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9", "LOG_LEVEL=warn"}
+	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "LOG_LEVEL=warn"}
 	env = append(env, r.env...)
 	if r.store {
 		env = append(env, "STORE_URL="+r.server.URL())
@@ -99,7 +99,7 @@ func (r *ringFleet) late() int64 {
 
 // Exact from any entry node, for limits from 1 to 1,000,000: never more, and less only by admissions of owners
 // whose answers this machine has delayed for 15 ms. The owner takes such a request back, but refused ones after
-// it are charged before.
+// it are charged before. Of a hot key, two nodes may also have a rest that is less than a request.
 func TestRoutingIsExact(t *testing.T) {
 	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
 		r := newRing(t, 3, 0, store)
@@ -112,9 +112,10 @@ func TestRoutingIsExact(t *testing.T) {
 			before := r.late()
 			r.load(c.key, 12, int(c.limit)/int(r.hits)*3/2/12+20, 0, 1, 2).Wait()
 			late := (r.late() - before) * int64(r.hits)
-			r.untilAdmitted(c.key, c.limit-late, 0, 1, 2)
+			least := c.limit - late - 2*int64(r.hits-1)
+			r.untilAdmitted(c.key, least, 0, 1, 2)
 			got := r.admitted.Load()
-			if got > c.limit || got < c.limit-late {
+			if got > c.limit || got < least {
 				t.Errorf("%s: admitted %d of %d, and %d were answered late", c.key, got, c.limit, late)
 			}
 			t.Logf("%s: admitted %d of %d, and %d were answered late", c.key, got, c.limit, late)
@@ -252,7 +253,7 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 // owner each time, and it still admits no more than its limit.
 func TestRoutingHotKey(t *testing.T) {
 	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		testHotKey(t, newRing(t, 4, 0, store, "HOT_KEY_RATE=300"))
+		testHotKey(t, newRing(t, 4, 0, store))
 	})
 }
 
