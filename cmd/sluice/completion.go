@@ -58,6 +58,13 @@ type completionWordsCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" help:"Words of a command line, without the last."`
 }
 
+// Help is what `sluice completion-words --help` says below its summary.
+func (*completionWordsCmd) Help() string {
+	return `Examples:
+
+  sluice completion-words limit`
+}
+
 // Run prints the words that may follow.
 func (c *completionWordsCmd) Run(s streams, ctx *kong.Context) error {
 	at, flags := ctx.Model.Node, ctx.Model.Flags

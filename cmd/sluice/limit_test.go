@@ -194,7 +194,7 @@ func TestTiers(t *testing.T) {
 	}
 	for want, override := range map[string]string{
 		"max_override 1000":            "tier=free&api_key=a=1001",
-		"the rule has overrides: fals": "masked_remote_address=10.0.0.0/8=1",
+		"the rule has max_override: 0": "masked_remote_address=10.0.0.0/8=1",
 		"no rule matches":              "tier=none&api_key=a=1",
 		"write DESCRIPTOR=LIMIT":       "nothing",
 		"must be a whole number":       "api_key=a=b",

@@ -213,7 +213,6 @@ descriptors:
 	for _, flag := range []string{"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric"} {
 		texts[flag] = strings.Replace(before, "  rate", "  "+flag+": true\n  rate", 1)
 	}
-	texts["overrides"] = strings.Replace(before, "  rate", "  overrides: false\n  rate", 1)
 	texts["max_override"] = strings.Replace(before, "  rate", "  max_override: 900\n  rate", 1)
 	texts["hold"] = strings.Replace(before, "  rate", "  hold: {amount: 3, on: [0]}\n  rate", 1)
 	texts["metadata"] = strings.Replace(before, "  rate", "  metadata: {a: 1}\n  rate", 1)

@@ -91,8 +91,7 @@ type scope struct {
 	burst        ratelimit.Tokens // 0: requests_per_unit
 	coordination ratelimit.Coordination
 	hold         *Hold // nil: requests cost their hits
-	closed       bool  // limits are not overridden at run time
-	maxOverride  ratelimit.Tokens
+	maxOverride  *ratelimit.Tokens
 	charges      *Place // place of the last on_deny: charge
 }
 
@@ -140,11 +139,8 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	if in.Hold != nil {
 		s.hold = in.Hold
 	}
-	if in.Overrides != nil {
-		s.closed = !*in.Overrides
-	}
 	if in.MaxOverride != nil {
-		s.maxOverride = *in.MaxOverride
+		s.maxOverride = in.MaxOverride
 	}
 	if in.Algorithm != nil {
 		s.algorithm = *in.Algorithm

@@ -68,8 +68,7 @@ type Inherited struct {
 	Algorithm    *ratelimit.Algorithm
 	Burst        *ratelimit.Tokens
 	Hold         *Hold
-	Overrides    *bool             // false: limits are not overridden at run time
-	MaxOverride  *ratelimit.Tokens // the maximum of an override
+	MaxOverride  *ratelimit.Tokens // the maximum of an override; 0: limits are not overridden at run time
 	Coordination []Setting
 }
 

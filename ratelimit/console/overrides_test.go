@@ -96,7 +96,7 @@ descriptors:
   descriptors:
   - {key: limit, rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 10}}
 - {key: bucket, algorithm: token_bucket, burst: 20, rate_limit: {unit: second, requests_per_unit: 10}}
-- {key: shut, overrides: false, rate_limit: {unit: minute, requests_per_unit: 100}}
+- {key: shut, max_override: 0, rate_limit: {unit: minute, requests_per_unit: 100}}
 - {key: free, rate_limit: {unlimited: true}}
 `
 
@@ -278,7 +278,7 @@ func TestOverridesThatAreWrong(t *testing.T) {
 	}
 	const good = `{"limit":1,"reason":""}`
 	for path, want := range map[string]string{
-		"/v1/overrides/edge?shut=x":                       "422 the rule has overrides: false",
+		"/v1/overrides/edge?shut=x":                       "422 the rule has max_override: 0",
 		"/v1/overrides/edge?free=x":                       "422 the rule is unlimited",
 		"/v1/overrides/edge?nothing=x":                    "404 no rule matches",
 		"/v1/overrides/edge?tier=x":                       "404 no rule matches",
