@@ -293,23 +293,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if slices.Contains(s.metric, true) {
 		r.MetricNames.Levels = s.metric
 	}
-	unit, known := ratelimit.ParseUnit(l.Unit)
-	switch {
-	case l.Concurrency > 0:
-	case l.HoldTTL != 0:
-		c.wrong(l.Place, s.names, "config error, hold_ttl applies to concurrency; add concurrency, or remove hold_ttl")
-	case l.Unlimited && l.Unit != "":
-		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
-			"number, or unlimited")
-	case !l.Unlimited && !known:
-		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
-	case l.Unlimited && l.Multiplier > 0:
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and an unlimited rule has no unit",
-			l.Multiplier)
-	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d",
-			l.Multiplier, unit, unit.MostMultiplier())
-	}
+	unit := c.unit(l, s)
 	for _, other := range l.Replaces {
 		switch other.Name {
 		case "":
@@ -347,6 +331,28 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	r.Prepare()
 	return r
+}
+
+// unit is the unit of a limit, and reports what does not fit it.
+func (c *compiler) unit(l *RateLimit, s *scope) ratelimit.Unit {
+	unit, known := ratelimit.ParseUnit(l.Unit)
+	switch {
+	case l.Concurrency > 0:
+	case l.HoldTTL != 0:
+		c.wrong(l.Place, s.names, "config error, hold_ttl applies to concurrency; add concurrency, or remove hold_ttl")
+	case l.Unlimited && l.Unit != "":
+		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
+			"number, or unlimited")
+	case !l.Unlimited && !known:
+		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
+	case l.Unlimited && l.Multiplier > 0:
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and an unlimited rule has no unit",
+			l.Multiplier)
+	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d",
+			l.Multiplier, unit, unit.MostMultiplier())
+	}
+	return unit
 }
 
 // carried makes the rule carry its debt, or reports why it cannot.
