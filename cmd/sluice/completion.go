@@ -74,24 +74,26 @@ func (c *completionWordsCmd) Run(s streams, ctx *kong.Context) error {
 			flags = append(slices.Clip(flags), at.Flags...)
 		}
 	}
+	var words strings.Builder
 	for _, child := range at.Children {
 		if !child.Hidden {
-			fmt.Fprintf(s.out, "%s\t%s\n", child.Name, summaryOf(child.Help))
+			fmt.Fprintf(&words, "%s\t%s\n", child.Name, summaryOf(child.Help))
 		}
 	}
 	for _, p := range at.Positional {
 		for _, word := range p.EnumSlice() {
 			if word != "" {
-				fmt.Fprintln(s.out, word)
+				fmt.Fprintln(&words, word)
 			}
 		}
 	}
 	for _, f := range flags {
 		if !f.Hidden {
-			fmt.Fprintf(s.out, "--%s\t%s\n", f.Name, summaryOf(f.Help))
+			fmt.Fprintf(&words, "--%s\t%s\n", f.Name, summaryOf(f.Help))
 		}
 	}
-	return nil
+	_, err := io.WriteString(s.out, words.String())
+	return err
 }
 
 // summaryOf is the first sentence of a help, where a list has a line for each word.
