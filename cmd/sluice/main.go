@@ -16,7 +16,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime/debug"
 	"strings"
 	_ "time/tzdata" // the zones of billing periods, for machines and images that have no zone database
@@ -120,7 +119,6 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 		kong.Resolvers(file),
 		kong.Help(briefHelp),
 		kong.ExplicitGroups(groups),
-		kong.KindMapper(reflect.Bool, boolMapper{}),
 	)
 	if err == nil {
 		(*auditCmd)(nil).hideForServe(parser.Model.Node)
