@@ -111,23 +111,37 @@ type replies struct {
 
 func (r *replies) feed(p []byte) {
 	for len(p) > 0 && r.err == nil {
-		if r.left -= min(len(p), max(1, r.skip)); r.left < 0 {
+		n := min(len(p), r.skip)
+		if n == 0 {
+			n = min(len(p), mostLine-len(r.line))
+			if end := bytes.IndexByte(p[:n], '\n'); end >= 0 {
+				n = end + 1
+			}
+		}
+		if r.left -= n; r.left < 0 {
 			r.fail("more than %d bytes", mostReply)
 			return
 		}
 		if r.skip > 0 {
-			n := min(len(p), r.skip)
-			p, r.skip = p[n:], r.skip-n
-			continue
+			r.skip -= n
+		} else {
+			r.inLine(p[:n])
 		}
-		// Byte by byte: lines are short.
-		r.line, p = append(r.line, p[0]), p[1:]
-		if line, ends := bytes.CutSuffix(r.line, []byte("\r\n")); ends {
-			r.announced(line)
-			r.line = r.line[:0]
-		} else if len(r.line) >= mostLine {
-			r.fail("a line of more than %d bytes", mostLine)
-		}
+		p = p[n:]
+	}
+}
+
+// inLine takes in a part of a line, or all of it.
+func (r *replies) inLine(p []byte) {
+	if len(r.line) > 0 || !bytes.HasSuffix(p, []byte("\r\n")) {
+		r.line = append(r.line, p...)
+		p = r.line
+	}
+	if line, ends := bytes.CutSuffix(p, []byte("\r\n")); ends {
+		r.announced(line)
+		r.line = r.line[:0]
+	} else if len(p) >= mostLine {
+		r.fail("a line of more than %d bytes", mostLine)
 	}
 }
 
