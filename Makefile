@@ -90,7 +90,7 @@ format: ## format the code
 
 # Two at a time, each with one process: while one is built, the other runs.
 FUZZED := ratelimit/config:FuzzParse ratelimit/console:FuzzOverrideDescriptors ratelimit/config:FuzzPattern bench/load:FuzzRecorded routing/internal/moved:FuzzParcel routing:FuzzFrame \
-  cmd/sluice/store/resp:FuzzReplies leasing/account:FuzzAnswers ratelimit/rls:FuzzAnswer ratelimit/rlqs:FuzzReports ratelimit/xds:FuzzResource ratelimit/transport:FuzzPort
+  cmd/sluice/store:FuzzReplies leasing/account:FuzzAnswers ratelimit/rls:FuzzAnswer ratelimit/rlqs:FuzzReports ratelimit/xds:FuzzResource ratelimit/transport:FuzzPort
 fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	@echo $(FUZZED) | xargs -n 1 -P 2 sh -c 't=$$0; $(GO) test -vet=off -run "^$$" -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -parallel 1 -fuzzminimizetime 10x ./$${t%:*}'
 

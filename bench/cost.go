@@ -98,10 +98,10 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 	}}}
 	if o.Forwarded {
 		for _, p := range []struct {
-			name, hotRate string
-			keys          int
-		}{{"sluice, forwarding", "1e9", o.Keys}, {"sluice, a hot key", "300", 1}} {
-			ring, err := newPair(o.Binary, rules, p.hotRate)
+			name string
+			keys int
+		}{{"sluice, forwarding", o.Keys}, {"sluice, a hot key", 1}} { // of many keys, none is hot
+			ring, err := newPair(o.Binary, rules)
 			if err != nil {
 				return nil, err
 			}

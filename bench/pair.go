@@ -18,15 +18,14 @@ type pair struct {
 	addrs []string
 	ring  *ring.Ring
 	owner *process.Process
-	hot   string // HOT_KEY_RATE
 }
 
-func newPair(binary, rules, hotRate string) (*pair, error) {
+func newPair(binary, rules string) (*pair, error) {
 	ports, err := freeport.Find(2)
 	if err != nil {
 		return nil, err
 	}
-	p := &pair{rules: rules, hot: hotRate}
+	p := &pair{rules: rules}
 	for _, port := range ports {
 		p.addrs = append(p.addrs, "127.0.0.1:"+port)
 	}
@@ -41,7 +40,7 @@ func (p *pair) elsewhere(value string) bool {
 }
 
 func (p *pair) node(binary string, i int) (*process.Process, error) {
-	return process.Sluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "only-for-benchmarks", "--hot-key-rate", p.hot, "--log-level", "error")
+	return process.Sluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "only-for-benchmarks", "--log-level", "error")
 }
 
 // start starts the driven node, and waits until it has found the other.

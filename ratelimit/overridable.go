@@ -16,7 +16,7 @@ func (r *Rule) WhyNoOverrides() string {
 	case l.Requests == 0:
 		return "requests_per_unit is 0, and the rule has no max_override"
 	default:
-		return "the rule has overrides: false"
+		return "the rule has max_override: 0"
 	}
 }
 

@@ -184,7 +184,7 @@ func (c *checkCmd) checked(path string, o config.Options) (*checked, error) {
 		return nil, err
 	}
 	r := &checked{path: path, texts: texts}
-	r.rules, r.warnings, r.problems = config.Build(config.Draft{Texts: texts}, o)
+	r.rules, r.warnings, r.problems = config.Parse(texts, o)
 	if len(texts) == 0 {
 		r.warnings = append(r.warnings, &config.Problem{
 			Place: config.Place{File: path}, Kind: config.NoRules,
@@ -205,7 +205,7 @@ func (c *checkCmd) read(path string) ([]config.Text, error) {
 		return []config.Text{{Name: "(stdin)", Data: data}}, err
 	}
 	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Caps: c.caps}
-	draft, err := tree.Read()
+	texts, err := tree.Read()
 	if err != nil {
 		return nil, err
 	}
@@ -213,11 +213,11 @@ func (c *checkCmd) read(path string) ([]config.Text, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range draft.Texts {
-		t := &draft.Texts[i]
+	for i := range texts {
+		t := &texts[i]
 		if t.Name = filepath.Join(path, t.Name); !info.IsDir() {
 			t.Name = path
 		}
 	}
-	return draft.Texts, nil
+	return texts, nil
 }

@@ -39,6 +39,9 @@ func debugGet(address, path string, into any) error {
 	return debugCall(http.MethodGet, address, path, "", into)
 }
 
+// debugClient keeps the connections of an import.
+var debugClient = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: importAtOnce}}
+
 func debugCall(method, address, path, token string, into any) error {
 	code, body, err := debugAsk(method, address, path, token, nil, 5*time.Second)
 	if err != nil {
@@ -64,7 +67,7 @@ func debugAsk(method, address, path, token string, body io.Reader, patience time
 			r.Header.Set(headers[i], headers[i+1])
 		}
 	}
-	answer, err := http.DefaultClient.Do(r)
+	answer, err := debugClient.Do(r)
 	if err != nil {
 		return 0, nil, fmt.Errorf("the debug port (--debug, DEBUG_PORT of the node) does not answer: %w", err)
 	}

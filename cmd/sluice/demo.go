@@ -157,7 +157,7 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 	}
 	fmt.Fprintf(s.out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
 		"with deploy/envoy/llm.yaml. See the holds and the costs:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
-	told := async(func() { (&reporter{out: s.out, debug: debug}).tell(ctx) })
+	told := async(func() { (&reporter{out: s.out, top: topCmd{Debug: debug}}).tell(ctx) })
 	err = c.demand(ctx, s, askers, llm)
 	<-told
 	return err

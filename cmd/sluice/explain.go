@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
@@ -72,40 +73,8 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		row("", "over-admission in addition: %s", e.Hold.Over)
 		row("", "all keys of the rule, at this node: %d requests held %d tokens; holds of %d tokens were settled and cost %d", h.Requests, h.Tokens, h.Settled, h.Cost)
 	}
-	if v := e.Look; v != nil {
-		row("account", "%s", v.Account)
-		if v.Owner != "" {
-			row("owner", "%s", v.Owner)
-		}
-		if l := v.Lease; l != nil {
-			row("lease here", "window %d, fence %d: granted %d, spent %d, unspent %d; %s, answered %v ago", l.Window, l.Fence, l.Granted, l.Spent, l.Unspent, expiry(l.Expires), l.Heard.Round(time.Millisecond))
-		} else {
-			row("lease here", "none")
-		}
-		switch {
-		case v.LedgerError != "":
-			row("store", "cannot be read: %s", v.LedgerError)
-		case v.Ledger == nil:
-			row("store", "no account: the key is unused")
-		default:
-			row("store", "%d of %d left in window %d", max(0, v.Ledger.Free), v.Ledger.Limit, v.Ledger.Window)
-			if v.Ledger.Free < 0 {
-				row("debt", "%d tokens charged beyond the limit, by refused requests or charges after the fact", -v.Ledger.Free)
-			}
-			if v.Ledger.Carried > 0 {
-				row("", "%d tokens of it carried from the previous window (debt: carry)", v.Ledger.Carried)
-			}
-			for _, h := range v.Ledger.Holders {
-				where := fmt.Sprint(h.Holder)
-				if h.Node != "" {
-					where = h.Node
-				}
-				if h.Here {
-					where += " (this node)"
-				}
-				row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d; %s", where, h.Fence, h.Granted, h.Spent, h.Outstanding, expiry(h.Expires))
-			}
-		}
+	if e.Look != nil {
+		explainKey(row, e.Look)
 	}
 	if e.RLQS != "" {
 		row("envoys", "assignment over RLQS: %s", e.RLQS)
@@ -117,6 +86,50 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		row("envoys", "and %d more", more)
 	}
 	return t.Flush()
+}
+
+// rower writes a row of a name and a text.
+type rower = func(name, format string, args ...any)
+
+// explainKey writes the state of a key at the node and at the store.
+func explainKey(row rower, v *ratelimit.Look) {
+	row("account", "%s", v.Account)
+	if v.Owner != "" {
+		row("owner", "%s", v.Owner)
+	}
+	if l := v.Lease; l != nil {
+		row("lease here", "window %d, fence %d: granted %d, spent %d, unspent %d; %s, answered %v ago", l.Window, l.Fence, l.Granted, l.Spent, l.Unspent, expiry(l.Expires), l.Heard.Round(time.Millisecond))
+	} else {
+		row("lease here", "none")
+	}
+	switch {
+	case v.LedgerError != "":
+		row("store", "cannot be read: %s", v.LedgerError)
+	case v.Ledger == nil:
+		row("store", "no account: the key is unused")
+	default:
+		explainAccount(row, v.Ledger)
+	}
+}
+
+func explainAccount(row rower, a *ratelimit.AccountLook) {
+	row("store", "%d of %d left in window %d", max(0, a.Free), a.Limit, a.Window)
+	if a.Free < 0 {
+		row("debt", "%d tokens charged beyond the limit, by refused requests or charges after the fact", -a.Free)
+	}
+	if a.Carried > 0 {
+		row("", "%d tokens of it carried from the previous window (debt: carry)", a.Carried)
+	}
+	for _, h := range a.Holders {
+		where := fmt.Sprint(h.Holder)
+		if h.Node != "" {
+			where = h.Node
+		}
+		if h.Here {
+			where += " (this node)"
+		}
+		row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d; %s", where, h.Fence, h.Granted, h.Spent, h.Outstanding, expiry(h.Expires))
+	}
 }
 
 // originOf says which override a limit comes from, "" if it is the rule's.

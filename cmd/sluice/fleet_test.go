@@ -113,7 +113,7 @@ func (f *fleet) launch(i int) *sluice {
 		env = append(env, "STORE_URL="+f.store.URL())
 	}
 	if f.ring > 0 {
-		env = append(env, "PEERS=static:"+strings.Join(f.addrs, ","), "PEER_ADDR="+f.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "HOT_KEY_RATE=1e9")
+		env = append(env, "PEERS=static:"+strings.Join(f.addrs, ","), "PEER_ADDR="+f.addrs[i], "PEER_SECRET=s3cret-of-the-tests")
 	}
 	cmd := command(append(env, f.env...), slices.Concat(freePorts, []string{"--config", f.file})...)
 	cmd.Path = cmp.Or(f.program, cmd.Path)

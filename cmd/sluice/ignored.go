@@ -65,6 +65,7 @@ var replaced = map[string]string{
 	"PEER_GOSSIP_ADDR":            "unset it: gossip uses the port after that of PEER_BIND or PEER_ADDR",
 	"PEER_ALLOW_OLD":              "unset it: during an upgrade, old and new nodes form two rings (docs/upgrading.md)",
 	"PEER_WEIGHT":                 "unset it: all nodes own as many keys",
+	"HOT_KEY_RATE":                "unset it: a key is hot above 200 requests a second at its owner, and ten times the mean of all keys",
 	"MAX_BYTES_IN_FLIGHT":         sizedByMemory,
 	"MAX_REQUEST_BYTES":           "unset it: a request has at most 256 KiB",
 	"GRPC_MAX_CONNECTIONS":        sizedByMemory,

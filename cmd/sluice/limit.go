@@ -3,15 +3,12 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
-	"os"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -53,11 +50,11 @@ func (d *descriptorArgs) path() string {
 
 // ask asks a node. headers are names and values by turns.
 func (f *limitFlags) ask(method, path string, body io.Reader, headers ...string) (code int, answer []byte, err error) {
-	return debugAsk(method, f.Debug, path, f.Token, body, importPatience, headers...)
+	return debugAsk(method, f.Debug, path, f.Token, body, askPatience, headers...)
 }
 
-// importPatience is for how long an answer may take: an import sets many overrides.
-const importPatience = 90 * time.Second
+// askPatience is for how long an answer may take: the node asks the store, or the owner of the key.
+const askPatience = 10 * time.Second
 
 // override requests an override, or a change of one.
 func (f *limitFlags) override(method, path string, body io.Reader, headers ...string) (o console.Overridden, err error) {
@@ -255,168 +252,4 @@ func (c *limitListCmd) Run(s streams) error {
 		return err
 	})
 	return errors.Join(err, t.Flush())
-}
-
-type limitExportCmd struct {
-	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
-	limitFlags
-}
-
-// Help is what `sluice limit export --help` says below its summary.
-func (*limitExportCmd) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice limit export > overrides.csv
-  sluice limit export --token=... edge > edge.csv`
-}
-
-// Run writes CSV. It cannot contain keys whose name is a digest, and reports their number.
-func (c *limitExportCmd) Run(s streams) error {
-	out := csv.NewWriter(s.out)
-	_ = out.Write(console.CSVColumns) // Flush and Error say it
-	digests := 0
-	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
-		if o.Domain == "" {
-			digests++
-			return nil
-		}
-		return out.Write(o.CSVRow())
-	})
-	out.Flush()
-	if digests > 0 {
-		fmt.Fprintf(s.err, "sluice: %s left out: the key is longer than 128 bytes, and the store has only its digest\n", counted(digests, "override"))
-	}
-	return errors.Join(err, out.Error())
-}
-
-type limitImportCmd struct {
-	File string `arg:"" help:"A CSV file with a line of column names, or - for standard input. Columns: domain, descriptor and limit, and optional unit, expires, reason and by."`
-	authorFlags
-	limitFlags
-
-	in io.Reader // standard input; tests set another
-}
-
-// Help is what `sluice limit import --help` says below its summary.
-func (*limitImportCmd) Help() string {
-	return `Examples:
-
-  ADMIN_TOKEN=... sluice limit import overrides.csv
-  cat overrides.csv | sluice limit import --token=... --debug node1:6070 -
-
-A line that is refused is printed with its number, and the others are set. The exit code is 1 then. A second import of the same file changes nothing but times.`
-}
-
-// importRows is how many are sent at a time.
-const importRows = 1000
-
-// Run sends the file in parts, and says which lines were refused.
-func (c *limitImportCmd) Run(s streams) error {
-	in := c.in
-	if in == nil {
-		in = os.Stdin
-	}
-	if c.File != "-" {
-		file, err := os.Open(c.File)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = file.Close() }() // it was only read
-		in = file
-	}
-	rows := csv.NewReader(in)
-	header, err := rows.Read()
-	if err != nil {
-		return fmt.Errorf("%s has no line of column names: %w", c.File, err)
-	}
-	done := console.Imported{}
-	refused := func(line int, why string) {
-		done.Failed++
-		fmt.Fprintf(s.err, "%s:%d: %s\n", c.File, line, why)
-	}
-	for err = nil; !errors.Is(err, io.EOF); {
-		var part importPart
-		if err = part.fill(rows, header, refused); err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if len(part.lines) == 0 {
-			continue
-		}
-		if bad := c.send(&part, &done, refused); bad != nil {
-			return fmt.Errorf("%w; %s set before", bad, counted(done.Set, "override"))
-		}
-	}
-	fmt.Fprintf(s.out, "%s set, %s refused\n", counted(done.Set, "override"), counted(done.Failed, "line"))
-	if done.Failed > 0 {
-		return errors.New("lines were refused: correct them, and import the file again")
-	}
-	return nil
-}
-
-// importPart is a part of a file, as it is sent, and where its lines came from.
-type importPart struct {
-	text  bytes.Buffer
-	lines []int // in the file, by row
-	at    []int // in text, by row
-}
-
-// fill reads rows up to the bound; io.EOF: these were the last.
-func (p *importPart) fill(rows *csv.Reader, header []string, refused func(int, string)) error {
-	out := csv.NewWriter(&p.text)
-	if err := out.Write(header); err != nil {
-		return err
-	}
-	for len(p.lines) < importRows {
-		row, err := rows.Read()
-		if bad, ok := errors.AsType[*csv.ParseError](err); ok {
-			refused(bad.StartLine, bad.Err.Error())
-			continue
-		}
-		out.Flush()
-		if err != nil {
-			return err
-		}
-		line, _ := rows.FieldPos(0)
-		p.lines, p.at = append(p.lines, line), append(p.at, 1+bytes.Count(p.text.Bytes(), []byte{'\n'}))
-		if err := out.Write(row); err != nil {
-			return err
-		}
-	}
-	out.Flush()
-	return out.Error()
-}
-
-// lineOf is the line in the file of a line of the part.
-func (p *importPart) lineOf(sent int) int {
-	for i := len(p.at) - 1; i >= 0; i-- {
-		if p.at[i] <= sent {
-			return p.lines[i]
-		}
-	}
-	return 1
-}
-
-// send sends a part, and adds what became of it.
-func (c *limitImportCmd) send(p *importPart, done *console.Imported, refused func(int, string)) error {
-	code, text, err := c.ask(http.MethodPost, overridesPath, &p.text, "Content-Type", "text/csv", "From", c.By)
-	if err != nil {
-		return err
-	}
-	var answer console.Imported
-	if strings.Contains(string(text), `"errors"`) {
-		err = json.Unmarshal(text, &answer)
-	} else {
-		err = debugAnswer(c.Debug, code, text, &answer)
-	}
-	if err != nil {
-		return err
-	}
-	for _, e := range answer.Errors {
-		refused(p.lineOf(e.Line), e.Error)
-	}
-	done.Set, done.Failed = done.Set+answer.Set, done.Failed+answer.Failed-len(answer.Errors)
-	if code == http.StatusServiceUnavailable {
-		return errors.New("the store does not answer: import the file again")
-	}
-	return nil
 }

@@ -16,7 +16,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime/debug"
 	"strings"
 	_ "time/tzdata" // the zones of billing periods, for machines and images that have no zone database
@@ -36,9 +35,10 @@ type cli struct {
 	Limit      limitCmd    `cmd:"" help:"Override the limits of keys at run time, with the ADMIN_TOKEN of the nodes."`
 	Audit      auditCmd    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
-	Version    versionCmd       `cmd:"" help:"Print version, commit and platform."`
-	Completion completionCmd    `cmd:"" help:"Print a completion script for a shell."`
-	ShortOf    kong.VersionFlag `name:"version" help:"Print the version."`
+	Version    versionCmd         `cmd:"" help:"Print version, commit and platform."`
+	Completion completionCmd      `cmd:"" help:"Print a completion script for a shell."`
+	Words      completionWordsCmd `cmd:"" name:"completion-words" hidden:"" help:"Print the words that may follow those of a command line."`
+	ShortOf    kong.VersionFlag   `name:"version" help:"Print the version."`
 }
 
 // streams are where a command writes; tests read them.
@@ -119,7 +119,6 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 		kong.Resolvers(file),
 		kong.Help(briefHelp),
 		kong.ExplicitGroups(groups),
-		kong.KindMapper(reflect.Bool, boolMapper{}),
 	)
 	if err == nil {
 		(*auditCmd)(nil).hideForServe(parser.Model.Node)

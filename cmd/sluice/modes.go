@@ -37,31 +37,31 @@ func byOwner(ledger ratelimit.Limiter, ring *routing.Router) ratelimit.Limiter {
 	return ring
 }
 
-// byMode has each ask decided by its mode's limiter. With a store, slots decides concurrency limits. All
-// other methods are those of the ledger's limiter, the base of every mode.
+// byMode has each ask decided by its mode's limiter. With a store, slots decides concurrency limits. The
+// base is the limiter of the ledger.
 type byMode struct {
-	limiter
-	modes split
+	split
+	base  limiter
 	ring  *routing.Router      // nil: there is none
 	slots *leasing.Concurrency // nil: there is no store
 }
 
 func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency) limiter {
-	m := &byMode{limiter: ledger, ring: ring, slots: slots}
-	m.modes.of = func(a *ratelimit.Ask) int { return int(a.Rule.Coordination.Mode) }
-	m.modes.all = make([]ratelimit.Limiter, len(ratelimit.ModeNames()))
+	m := &byMode{base: ledger, ring: ring, slots: slots}
+	m.of = func(a *ratelimit.Ask) int { return int(a.Rule.Coordination.Mode) }
+	m.all = make([]ratelimit.Limiter, len(ratelimit.ModeNames()))
 	plain := slots == nil
 	for _, line := range modeTable {
 		l := line.decides(ledger, ring)
-		m.modes.all[line.mode], plain = l, plain && l == ratelimit.Limiter(ledger)
+		m.all[line.mode], plain = l, plain && l == ratelimit.Limiter(ledger)
 	}
 	if plain {
 		return ledger
 	}
 	if slots != nil {
-		last := len(m.modes.all)
-		m.modes.all = append(m.modes.all, slots)
-		m.modes.of = func(a *ratelimit.Ask) int {
+		last := len(m.all)
+		m.all = append(m.all, slots)
+		m.of = func(a *ratelimit.Ask) int {
 			if a.OfSlot() {
 				return last
 			}
@@ -71,34 +71,9 @@ func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency)
 	return m
 }
 
-// Override implements [ratelimit.Overrider].
-func (m *byMode) Override(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) (ratelimit.Override, bool, error) {
-	return m.modes.Override(ctx, now, a)
-}
-
-// SetOverride implements [ratelimit.Overrider].
-func (m *byMode) SetOverride(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask, o *ratelimit.Override, match ratelimit.Match) (ratelimit.Override, error) {
-	return m.modes.SetOverride(ctx, now, a, o, match)
-}
-
-// Overrides implements [ratelimit.Overrider].
-func (m *byMode) Overrides(ctx context.Context, now ratelimit.Instant, prefix, after string, n int) ([]ratelimit.NamedOverride, error) {
-	return m.modes.Overrides(ctx, now, prefix, after, n)
-}
-
-// Decide implements [ratelimit.Limiter].
-func (m *byMode) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	m.modes.Decide(ctx, now, asks, verdicts)
-}
-
-// Undo implements [ratelimit.Limiter].
-func (m *byMode) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	m.modes.Undo(now, asks, verdicts)
-}
-
 // Stats adds the decisions for which an owner did not answer.
 func (m *byMode) Stats() ratelimit.LimiterStats {
-	s := m.limiter.Stats()
+	s := m.base.Stats()
 	if m.ring != nil {
 		s.Fallbacks[ratelimit.FallbackPeer] += m.ring.Fallbacks()
 	}
@@ -115,7 +90,7 @@ func (m *byMode) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 	if m.slots != nil && a.OfSlot() {
 		return m.slots.Look(ctx, now, a)
 	}
-	v := m.limiter.Look(ctx, now, a)
+	v := m.base.Look(ctx, now, a)
 	if m.ring != nil && a.Rule.Coordination.Mode.Spec().Owned {
 		v.Owner = m.ring.Owner(a)
 	}
@@ -127,12 +102,20 @@ func (m *byMode) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.
 	if m.slots != nil && a.OfSlot() {
 		return m.slots.Reset(ctx, now, a)
 	}
-	return m.limiter.Reset(ctx, now, a)
+	return m.base.Reset(ctx, now, a)
+}
+
+// Drop implements [ratelimit.Inspector].
+func (m *byMode) Drop(now ratelimit.Instant, key []byte) bool { return m.base.Drop(now, key) }
+
+// Hottest implements [ratelimit.Inspector].
+func (m *byMode) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
+	return m.base.Hottest(now, n)
 }
 
 // SyncClock implements limiter. The ring has budgets of its own for outages.
 func (m *byMode) SyncClock(now ratelimit.Instant, wall time.Time) {
-	m.limiter.SyncClock(now, wall)
+	m.base.SyncClock(now, wall)
 	if m.ring != nil {
 		m.ring.SyncClock(now, wall)
 	}

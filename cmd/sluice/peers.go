@@ -23,14 +23,13 @@ import (
 
 // peerFlags say who owns keys together under mode routing.
 type peerFlags struct {
-	Peers   string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (NAME is a headless service, or an SRV name such as _peers._tcp.sluice) or gossip:HOST:PORT,... Default: none. Rules with mode routing then run as leasing."`
-	Addr    string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT."`
-	Bind    string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Listen address for peers, behind a NAT or a proxy. PEERS gossip uses its next port, TCP and UDP. Default: PEER_ADDR."`
-	Secret  string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
-	TLSCert string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
-	TLSKey  string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
-	TLSCA   string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
-	HotRate float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second above which a key is hot and leased from its owner (0: 200, and ten times the mean)."`
+	Peers   string `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (NAME is a headless service, or an SRV name such as _peers._tcp.sluice) or gossip:HOST:PORT,... Default: none. Rules with mode routing then run as leasing."`
+	Addr    string `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT."`
+	Bind    string `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Listen address for peers, behind a NAT or a proxy. PEERS gossip uses its next port, TCP and UDP. Default: PEER_ADDR."`
+	Secret  string `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
+	TLSCert string `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
+	TLSKey  string `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
+	TLSCA   string `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
 }
 
 // options checks the settings and makes them a router's.
@@ -51,10 +50,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	if err != nil {
 		return o, nil, err
 	}
-	if f.HotRate < 0 {
-		return o, nil, fmt.Errorf("HOT_KEY_RATE is %v, must not be negative", f.HotRate)
-	}
-	o.Addr, o.Secret, o.HotRate = f.Addr, f.Secret, f.HotRate
+	o.Addr, o.Secret = f.Addr, f.Secret
 	if f.TLSCert == "" && f.TLSKey == "" && f.TLSCA == "" {
 		if f.Secret == "" {
 			return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")

@@ -42,7 +42,7 @@ descriptors:
 // store fails for a while.
 func TestDashboardsHaveData(t *testing.T) {
 	t.Parallel()
-	r := newFleet(t, 3, setup{rules: scrapedRules, store: aRedis(t), ring: 3, env: []string{"HOT_KEY_RATE=100"}})
+	r := newFleet(t, 3, setup{rules: scrapedRules, store: aRedis(t), ring: 3})
 	prometheus := r.prometheus()
 	stop := r.underLoad()
 	defer stop()

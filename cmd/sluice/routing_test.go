@@ -46,7 +46,7 @@ func (f *fleet) late() int64 {
 
 // Exact from any entry node, for limits from 1 to 1,000,000: never more, and less only by admissions of owners
 // whose answers this machine has delayed for 15 ms. The owner takes such a request back, but refused ones after
-// it are charged before.
+// it are charged before. Of a hot key, two nodes may also have a rest that is less than a request.
 func TestRoutingIsExact(t *testing.T) {
 	withAndWithout(t, func(t *testing.T, store storeServer) {
 		r := newFleet(t, 3, setup{rules: routingRules, store: store, ring: 3})
@@ -59,9 +59,10 @@ func TestRoutingIsExact(t *testing.T) {
 			before := r.late()
 			r.load(c.key, 12, int(c.limit)/int(r.hits)*3/2/12+20, 0, 1, 2).Wait()
 			late := (r.late() - before) * int64(r.hits)
-			r.untilAdmitted(c.key, c.limit-late, 0, 1, 2)
+			least := c.limit - late - 2*int64(r.hits-1)
+			r.untilAdmitted(c.key, least, 0, 1, 2)
 			got := r.admitted.Load()
-			if got > c.limit || got < c.limit-late {
+			if got > c.limit || got < least {
 				t.Errorf("%s: admitted %d of %d, and %d were answered late", c.key, got, c.limit, late)
 			}
 			t.Logf("%s: admitted %d of %d, and %d were answered late", c.key, got, c.limit, late)
@@ -199,7 +200,7 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 // owner each time, and it still admits no more than its limit.
 func TestRoutingHotKey(t *testing.T) {
 	withAndWithout(t, func(t *testing.T, store storeServer) {
-		testHotKey(t, newFleet(t, 4, setup{rules: routingRules, store: store, ring: 4, env: []string{"HOT_KEY_RATE=300"}}))
+		testHotKey(t, newFleet(t, 4, setup{rules: routingRules, store: store, ring: 4}))
 	})
 }
 

@@ -79,7 +79,7 @@ func inForce(ctx *kong.Context, file *fileSettings) (all []setting) {
 			if flag.Group == nil || flag.Group.Key != g.Key {
 				continue
 			}
-			x := setting{Section: g.Key, Name: settingName(flag), Value: masked(flag, fmt.Sprint(ctx.FlagValue(flag))), From: "default"}
+			x := setting{Section: g.Key, Name: settingName(flag), Value: masked(flag, valueText(ctx.FlagValue(flag))), From: "default"}
 			for _, env := range flag.Envs {
 				v, ok := file.values[env]
 				switch {
@@ -98,6 +98,17 @@ func inForce(ctx *kong.Context, file *fileSettings) (all []setting) {
 		}
 	}
 	return all
+}
+
+// valueText is a value for people; "" of a flag that may be unset, and is.
+func valueText(value any) string {
+	if b, ok := value.(*bool); ok {
+		if b == nil {
+			return ""
+		}
+		value = *b
+	}
+	return fmt.Sprint(value)
 }
 
 func settingName(flag *kong.Flag) string {

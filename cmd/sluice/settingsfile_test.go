@@ -141,3 +141,14 @@ func TestHelpIsBrief(t *testing.T) {
 		t.Errorf("%d settings in the help of serve, and %d in all of it (%d, %d)", n, strings.Count(all, "($"), code, allCode)
 	}
 }
+
+// A setting whose default follows from others is empty until it is set.
+func TestSettingsShowUnsetBooleans(t *testing.T) {
+	for flag, want := range map[string]string{"--no-runtime-watch-root": "-", "--console-redact=no": "false", "--console-redact": "true"} {
+		_, out, errs := runLine("settings", flag)
+		_, rest, found := strings.Cut(out, "CONSOLE_REDACT ")
+		if value := strings.Fields(rest); !found || value[0] != want {
+			t.Errorf("%s: CONSOLE_REDACT is %.20s (%s), want %s", flag, rest, errs, want)
+		}
+	}
+}

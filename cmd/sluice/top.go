@@ -201,7 +201,7 @@ func (v *looked) addRule(r metrics.RuleState) {
 		return
 	}
 	all.Decisions, all.Denied, all.Admitted = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Admitted+r.Admitted
-	all.Near, all.Beyond = all.Near+r.Near, all.Beyond+r.Beyond
+	all.Near, all.Beyond, all.Worst = all.Near+r.Near, all.Beyond+r.Beyond, all.Worst+r.Worst
 	all.Over, all.Under, all.Drifting, all.Leased = all.Over+r.Over, all.Under+r.Under, all.Drifting+r.Drifting, all.Leased+r.Leased
 }
 

@@ -10,9 +10,8 @@ import (
 // setting has no effect.
 func (c *compiler) overridden(r *ratelimit.Rule, d *Descriptor, s *scope) {
 	switch {
-	case s.closed:
-	case s.maxOverride > 0:
-		r.Limit.Ceiling = s.maxOverride
+	case s.maxOverride != nil:
+		r.Limit.Ceiling = *s.maxOverride
 	case r.Limit.Requests > 0: // a limit of 0 refuses without a round trip, unless max_override is set
 		r.Limit.Ceiling = ratelimit.MaxLimit
 	}
@@ -21,20 +20,19 @@ func (c *compiler) overridden(r *ratelimit.Rule, d *Descriptor, s *scope) {
 		r.Limit.Ceiling = 0
 	}
 	switch own := d.Inherited.MaxOverride; {
-	case own == nil:
+	case own == nil || *own == 0:
 	case why != "":
 		c.odd(NoEffect, d.Inherited.Place, s.names, "max_override has no effect: %s", why)
 	case *own < r.Limit.Requests:
 		c.odd(Misread, d.Inherited.Place, s.names, "max_override is %d and requests_per_unit %d: overrides can only "+
-			"lower the limit; raise max_override, or write overrides: false", *own, r.Limit.Requests)
+			"lower the limit; raise max_override, or write 0 for no overrides", *own, r.Limit.Requests)
 	}
 }
 
-// ceilingFields are the settings of overrides, as rule files write them.
-func ceilingFields(l *ratelimit.Limit) []ruleField {
-	most := ""
-	if l.Ceiling > 0 && l.Ceiling != ratelimit.MaxLimit {
-		most = strconv.FormatInt(int64(l.Ceiling), 10)
+// ceilingField is the ceiling, as rule files write it.
+func ceilingField(l *ratelimit.Limit) ruleField {
+	if l.Ceiling == ratelimit.MaxLimit {
+		return ruleField{"max_override", ""}
 	}
-	return []ruleField{{"overrides", strconv.FormatBool(l.Ceiling > 0)}, {"max_override", most}}
+	return ruleField{"max_override", strconv.FormatInt(int64(l.Ceiling), 10)}
 }

@@ -21,10 +21,10 @@ func TestCeilings(t *testing.T) {
 			root: "max_override: 9", fields: "max_override: 1000", limit: "unit: day, requests_per_unit: 100",
 			want: 1000,
 		},
-		"closed": {root: "overrides: false", limit: "unit: day, requests_per_unit: 100"},
+		"closed": {root: "max_override: 0", limit: "unit: day, requests_per_unit: 100"},
 		"opened": {
-			root: "overrides: no", fields: "overrides: yes", limit: "unit: day, requests_per_unit: 100",
-			want: ratelimit.MaxLimit,
+			root: "max_override: 0", fields: "max_override: 100", limit: "unit: day, requests_per_unit: 100",
+			want: 100,
 		},
 		"a ban":         {limit: "unit: day, requests_per_unit: 0"},
 		"an allow-list": {fields: "max_override: 7", limit: "unit: day, requests_per_unit: 0", want: 7},
@@ -33,10 +33,6 @@ func TestCeilings(t *testing.T) {
 			warning: "max_override is 7 and requests_per_unit 100: overrides can only lower the limit",
 		},
 		"lower, inherited": {root: "max_override: 7", limit: "unit: day, requests_per_unit: 100", want: 7},
-		"both": {
-			fields: "max_override: 7, overrides: false", limit: "unit: day, requests_per_unit: 1",
-			warning: "max_override has no effect: the rule has overrides: false",
-		},
 		"unlimited": {
 			fields: "max_override: 7", limit: "unlimited: true",
 			warning: "max_override has no effect: the rule is unlimited",
@@ -60,7 +56,7 @@ func TestCeilings(t *testing.T) {
 			fields = c.fields + ", "
 		}
 		text := "domain: d\n" + c.root + "\ndescriptors:\n- {key: k, " + fields + "rate_limit: {" + c.limit + "}}\n"
-		rules, warnings, problems := Parse([]Text{{"f", []byte(text)}}, options())
+		rules, warnings, problems := Parse([]Text{{Name: "f", Data: []byte(text)}}, options())
 		if problems != nil {
 			t.Errorf("%s: %v\n%s", name, problems, text)
 			continue
@@ -73,9 +69,9 @@ func TestCeilings(t *testing.T) {
 		}
 	}
 	for fields, want := range map[string]string{
-		"max_override: 0, rate_limit: {unit: day, requests_per_unit: 1}":       "must be a whole number from 1 on",
+		"max_override: -1, rate_limit: {unit: day, requests_per_unit: 1}":      "max_override must be a whole number",
 		"max_override: none, rate_limit: {unit: day, requests_per_unit: 1}":    "max_override must be a whole number",
-		"overrides: 7, rate_limit: {unit: day, requests_per_unit: 1}":          "overrides must be true or false",
+		"overrides: false, rate_limit: {unit: day, requests_per_unit: 1}":      "write max_override: 0 instead",
 		"rate_limit: {max_override: 10, unit: day, requests_per_unit: 1}":      "in the descriptor, next to rate_limit",
 		"max_override: 1000000000001, rate_limit: {unit: day, concurrency: 9}": "from 0 to 1000000000000",
 	} {

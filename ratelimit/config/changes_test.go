@@ -137,7 +137,7 @@ func TestChangesFingerprintsAndMatchesAgree(t *testing.T) {
 		}
 		var rules [2]*Rules
 		for i, text := range texts {
-			parsed, _, problems := Parse([]Text{{"f", []byte(text)}}, options())
+			parsed, _, problems := Parse([]Text{{Name: "f", Data: []byte(text)}}, options())
 			if problems != nil {
 				t.Fatalf("%v\n%s", problems, text)
 			}
@@ -203,7 +203,7 @@ descriptors:
 		"on_store_failure": "open", "local_cap": "7", "on_deny": "refund", "audit": "true",
 	} {
 		setting := field + ": " + text
-		if name, of := strings.CutPrefix(field, leasePrefix); of {
+		if name, of := strings.CutPrefix(field, "lease."); of {
 			setting = "lease: {" + name + ": " + text + "}"
 		}
 		texts[field] = strings.Replace(before, "  rate", "  coordination: {"+setting+"}\n  rate", 1)
@@ -213,7 +213,6 @@ descriptors:
 	for _, flag := range []string{"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric"} {
 		texts[flag] = strings.Replace(before, "  rate", "  "+flag+": true\n  rate", 1)
 	}
-	texts["overrides"] = strings.Replace(before, "  rate", "  overrides: false\n  rate", 1)
 	texts["max_override"] = strings.Replace(before, "  rate", "  max_override: 900\n  rate", 1)
 	texts["hold"] = strings.Replace(before, "  rate", "  hold: {amount: 3, on: [0]}\n  rate", 1)
 	texts["metadata"] = strings.Replace(before, "  rate", "  metadata: {a: 1}\n  rate", 1)
@@ -342,7 +341,7 @@ func TestManyChangesAreLoggedInPart(t *testing.T) {
 func TestFingerprintIsOfWhatIsInForce(t *testing.T) {
 	o := options()
 	parse := func(name string) string {
-		r, _, problems := Parse([]Text{{name, []byte(changeFile)}}, o)
+		r, _, problems := Parse([]Text{{Name: name, Data: []byte(changeFile)}}, o)
 		if problems != nil {
 			t.Fatal(problems)
 		}

@@ -29,41 +29,16 @@ type Options struct {
 	Counters func(domain, keys string) *ratelimit.RuleCounters
 }
 
-// Parse reads and compiles texts. It returns nil rules if there is any error. Warnings do not stop
-// it.
+// Parse reads and compiles texts, under the bounds of the options. It returns nil rules if there is
+// any error. Warnings do not stop it.
 func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
-	return Build(Draft{Texts: texts}, o)
-}
-
-// Build compiles a draft, under the bounds of the options. It returns nil rules if there is any
-// error. Warnings do not stop it. A draft of files is accepted if and only if the same rules as
-// texts are.
-func Build(draft Draft, o Options) (rules *Rules, warnings, problems Problems) {
-	caps := o.Caps.OrDefault()
-	texts, problems := draft.written(caps)
-	if len(problems) > 0 {
-		return nil, nil, problems
-	}
-	return build(draft, texts, o)
-}
-
-// build is Build for a draft that has been written already.
-func build(draft Draft, texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
 	caps := o.Caps.OrDefault()
 	d := decoder{most: caps.Rules}
 	if err := caps.all(texts); err != nil {
 		d.problems.add(Place{File: "config"}, "%v", err)
 		return nil, nil, d.problems
 	}
-	files := draft.Files
-	if len(files) > 0 {
-		d.check(files, texts, caps)
-		if len(d.problems) > 0 {
-			return nil, nil, d.problems
-		}
-	} else {
-		files = d.decode(texts, caps)
-	}
+	files := d.decode(texts, caps)
 	c := newCompiler(o)
 	rules, problems = c.compile(files)
 	problems = append(d.problems, problems...)
@@ -116,13 +91,12 @@ type scope struct {
 	burst        ratelimit.Tokens // 0: requests_per_unit
 	coordination ratelimit.Coordination
 	hold         *Hold // nil: requests cost their hits
-	closed       bool  // limits are not overridden at run time
-	maxOverride  ratelimit.Tokens
+	maxOverride  *ratelimit.Tokens
 	charges      *Place // place of the last on_deny: charge
 }
 
-// wrong reports an error of a descriptor or a domain. Rules from other sources than text have no
-// lines: their errors name the rule.
+// wrong reports an error of a descriptor or a domain. Pushed rules have no lines: their errors name
+// the rule.
 func (c *compiler) wrong(at Place, names, format string, args ...any) {
 	if at.Line == 0 && names != "" {
 		format = strings.ReplaceAll(cut(names, maxName), "%", "%%") + ": " + format
@@ -165,11 +139,8 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	if in.Hold != nil {
 		s.hold = in.Hold
 	}
-	if in.Overrides != nil {
-		s.closed = !*in.Overrides
-	}
 	if in.MaxOverride != nil {
-		s.maxOverride = *in.MaxOverride
+		s.maxOverride = in.MaxOverride
 	}
 	if in.Algorithm != nil {
 		s.algorithm = *in.Algorithm
@@ -322,23 +293,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if slices.Contains(s.metric, true) {
 		r.MetricNames.Levels = s.metric
 	}
-	unit, known := ratelimit.ParseUnit(l.Unit)
-	switch {
-	case l.Concurrency > 0:
-	case l.HoldTTL != 0:
-		c.wrong(l.Place, s.names, "config error, hold_ttl applies to concurrency; add concurrency, or remove hold_ttl")
-	case l.Unlimited && l.Unit != "":
-		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
-			"number, or unlimited")
-	case !l.Unlimited && !known:
-		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
-	case l.Unlimited && l.Multiplier > 0:
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and an unlimited rule has no unit",
-			l.Multiplier)
-	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d",
-			l.Multiplier, unit, unit.MostMultiplier())
-	}
+	unit := c.unit(l, s)
 	for _, other := range l.Replaces {
 		switch other.Name {
 		case "":
@@ -376,6 +331,28 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	r.Prepare()
 	return r
+}
+
+// unit is the unit of a limit, and reports what does not fit it.
+func (c *compiler) unit(l *RateLimit, s *scope) ratelimit.Unit {
+	unit, known := ratelimit.ParseUnit(l.Unit)
+	switch {
+	case l.Concurrency > 0:
+	case l.HoldTTL != 0:
+		c.wrong(l.Place, s.names, "config error, hold_ttl applies to concurrency; add concurrency, or remove hold_ttl")
+	case l.Unlimited && l.Unit != "":
+		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
+			"number, or unlimited")
+	case !l.Unlimited && !known:
+		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
+	case l.Unlimited && l.Multiplier > 0:
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and an unlimited rule has no unit",
+			l.Multiplier)
+	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d",
+			l.Multiplier, unit, unit.MostMultiplier())
+	}
+	return unit
 }
 
 // carried makes the rule carry its debt, or reports why it cannot.

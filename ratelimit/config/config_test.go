@@ -18,7 +18,7 @@ func options() Options { return Options{Coordination: ratelimit.DefaultCoordinat
 func parseText(texts ...string) (*Rules, Problems) {
 	var files []Text
 	for i, text := range texts {
-		files = append(files, Text{fmt.Sprintf("f%d.yaml", i+1), []byte(text)})
+		files = append(files, Text{Name: fmt.Sprintf("f%d.yaml", i+1), Data: []byte(text)})
 	}
 	rules, _, problems := Parse(files, options())
 	return rules, problems
@@ -367,7 +367,7 @@ func TestOnlyMapsAreMerged(t *testing.T) {
 	for _, merged := range []string{"2", "", "[3, {key: y}]", "*list", "[*list]"} {
 		text := "domain: d\ndescriptors:\n- {key: x, metadata: {list: &list [{value: b}]}}\n- key: y\n  <<: " +
 			merged + "\n"
-		_, _, problems := Parse([]Text{{"f.yaml", []byte(text)}}, options())
+		_, _, problems := Parse([]Text{{Name: "f.yaml", Data: []byte(text)}}, options())
 		if len(problems) != 1 || !strings.Contains(problems.Error(),
 			"error loading config file: map merge requires map or sequence of maps as the value") {
 			t.Errorf("%q: %v", merged, problems)
@@ -379,7 +379,7 @@ func TestOnlyMapsAreMerged(t *testing.T) {
 func TestMisplacedKeysAreWarnedAbout(t *testing.T) {
 	text := "domain: d\ndescriptors:\n- key: a\n  unit: second\n  rate_limit: {unit: second, requests_per_unit: 1, " +
 		"shadow_mode: true}\n"
-	_, warnings, problems := Parse([]Text{{"f.yaml", []byte(text)}}, options())
+	_, warnings, problems := Parse([]Text{{Name: "f.yaml", Data: []byte(text)}}, options())
 	if problems != nil || len(warnings) != 2 {
 		t.Fatalf("%v, %v", warnings, problems)
 	}
@@ -393,8 +393,8 @@ func TestMergeDomains(t *testing.T) {
 	o := options()
 	o.MergeDomains = true
 	rules, _, problems := Parse([]Text{
-		{"1", []byte("domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]")},
-		{"2", []byte("domain: d\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]")},
+		{Name: "1", Data: []byte("domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]")},
+		{Name: "2", Data: []byte("domain: d\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]")},
 	}, o)
 	if problems != nil || len(rules.All()) != 2 {
 		t.Fatalf("%v %v", rules, problems)
@@ -468,11 +468,11 @@ func TestTree(t *testing.T) {
 	write("sub/deep/b", "b")
 	write(".hidden", "h")
 	names := func(tree *Tree) (names []string) {
-		draft, err := tree.Read()
+		texts, err := tree.Read()
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range draft.Texts {
+		for _, f := range texts {
 			names = append(names, f.Name)
 		}
 		slices.Sort(names)

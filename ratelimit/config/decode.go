@@ -38,7 +38,7 @@ func (d *decoder) decode(texts []Text, caps Caps) []File {
 		if len(d.problems) > maxProblems {
 			break
 		}
-		tree, syntax := parse(text.Name, text.Data, caps, &left)
+		tree, syntax := parse(text, caps, &left)
 		if len(syntax) > 0 {
 			d.problems = append(d.problems, syntax...)
 			if tree.kind == null {

@@ -6,8 +6,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// File has the rules of one domain, as written: the decoder makes it from a YAML text, and other
-// sources fill it in. Places of the latter name the file, without a line.
+// File has the rules of one domain, as written. Places in a pushed text name the file, without a line.
 type File struct {
 	Place       Place
 	Domain      string
@@ -69,8 +68,7 @@ type Inherited struct {
 	Algorithm    *ratelimit.Algorithm
 	Burst        *ratelimit.Tokens
 	Hold         *Hold
-	Overrides    *bool             // false: limits are not overridden at run time
-	MaxOverride  *ratelimit.Tokens // the maximum of an override
+	MaxOverride  *ratelimit.Tokens // the maximum of an override; 0: limits are not overridden at run time
 	Coordination []Setting
 }
 

@@ -9,6 +9,5 @@
 // or a push of package xds. A Store loads the rules of its source, and Watch loads them again.
 //
 // The steps for a file are: parse (YAML to a tree with places), decode (tree to a File of
-// Descriptors), Compile (Files to Rules). Sources without YAML start with Files, and Build checks
-// them against the same bounds.
+// Descriptors), Compile (Files to Rules).
 package config

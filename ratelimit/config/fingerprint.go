@@ -143,6 +143,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"value_to_metric", fmt.Sprint(r.MetricNames.Levels)},
 		{"metadata", metadata},
 		{"hold", hold},
+		ceilingField(&r.Limit),
 	})
-	return slices.Concat(fields, ceilingFields(&r.Limit), coordinationFields(&r.Coordination))
+	return slices.Concat(fields, coordinationFields(&r.Coordination))
 }

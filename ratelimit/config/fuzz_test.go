@@ -59,7 +59,7 @@ func FuzzParse(f *testing.F) {
 		if len(text) > 1<<10 {
 			return
 		}
-		rules, _, problems := Parse([]Text{{"f", text}}, o)
+		rules, _, problems := Parse([]Text{{Name: "f", Data: text}}, o)
 		if (rules == nil) == (problems == nil) {
 			t.Fatalf("rules %v and problems %v", rules, problems)
 		}

@@ -25,7 +25,9 @@ func unitHint(said string) string {
 // unknownHint is for a key that the map has no field for.
 func unknownHint(key string, known []string) string {
 	switch key {
-	case "algorithm", "burst", "coordination", "overrides", "max_override":
+	case "overrides":
+		return "; write max_override: 0 instead of overrides: false"
+	case "algorithm", "burst", "coordination", "max_override":
 		return "; it belongs in the descriptor, next to rate_limit"
 	case "billing":
 		return "; it belongs in rate_limit, next to unit: month"

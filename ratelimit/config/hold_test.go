@@ -67,7 +67,7 @@ func TestHoldsThatAreWrong(t *testing.T) {
 		"{amount: 5, on: [0], on_unknown: release}": "hold.on_unknown is release, and without an id",
 		"{amount: 5, timeout: 7s}":                  "unknown key 'timeout'",
 	} {
-		_, _, problems := Parse([]Text{{"f", []byte(holdText(hold, ""))}}, options())
+		_, _, problems := Parse([]Text{{Name: "f", Data: []byte(holdText(hold, ""))}}, options())
 		if len(problems) == 0 || !strings.Contains(problems.Error(), want) {
 			t.Errorf("%s: %v, must say %q", hold, problems, want)
 		}
@@ -95,12 +95,12 @@ descriptors:
 	}
 	o := options()
 	o.NoHolds = errors.New("there are no keys")
-	_, _, problems := Parse([]Text{{"f", []byte(text)}}, o)
+	_, _, problems := Parse([]Text{{Name: "f", Data: []byte(text)}}, o)
 	if len(problems) != 2 || !strings.Contains(problems[0].Error(), "there are no keys") {
 		t.Errorf("without keys: %v", problems)
 	}
 	one := strings.Replace(text, "hold: {from: request, max: 7, ttl: 1m}\n", "", 1)
-	if _, _, problems = Parse([]Text{{"f", []byte(one)}}, o); len(problems) > 0 {
+	if _, _, problems = Parse([]Text{{Name: "f", Data: []byte(one)}}, o); len(problems) > 0 {
 		t.Errorf("a hold without an id: %v", problems)
 	}
 }
@@ -150,7 +150,7 @@ func TestHoldsRefuseToChargeDenials(t *testing.T) {
 		charge + "\ndescriptors:\n- {key: k, hold: {amount: 5}, coordination: {on_deny: refund}, " +
 			limit + "}\n- {key: l, " + limit + "}\n- {key: m, hold: {amount: 5}, rate_limit: {unlimited: true}}\n": "",
 	} {
-		_, _, problems := Parse([]Text{{"f", []byte("domain: d\n" + text)}}, options())
+		_, _, problems := Parse([]Text{{Name: "f", Data: []byte("domain: d\n" + text)}}, options())
 		if line == "" {
 			if problems != nil {
 				t.Errorf("%s: %v", text, problems)

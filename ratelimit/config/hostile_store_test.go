@@ -20,12 +20,12 @@ type changing struct {
 	err error
 }
 
-func (c *changing) Read() (Draft, error) { return Draft{Texts: c.Static}, c.err }
+func (c *changing) Read() ([]Text, error) { return []Text(c.Static), c.err }
 
 func (c *changing) set(texts ...string) {
 	c.Static = nil
 	for i, text := range texts {
-		c.Static = append(c.Static, Text{fmt.Sprintf("f%d", i), []byte(text)})
+		c.Static = append(c.Static, Text{Name: fmt.Sprintf("f%d", i), Data: []byte(text)})
 	}
 }
 
@@ -138,7 +138,7 @@ func TestBadCopies(t *testing.T) {
 			}
 			o := options()
 			o.Caps.TotalBytes = 1000
-			s := NewStore(Static{{"f", []byte("[")}}, o, slog.New(slog.DiscardHandler))
+			s := NewStore(Static{{Name: "f", Data: []byte("[")}}, o, slog.New(slog.DiscardHandler))
 			if err := s.KeepLastGood(path); err != nil {
 				t.Fatal(err)
 			}
@@ -152,7 +152,7 @@ func TestBadCopies(t *testing.T) {
 	if err := newStore(&Tree{Path: dir}).KeepLastGood(filepath.Join(dir, "copy")); err == nil {
 		t.Error("a copy among the rules")
 	}
-	s := newStore(Static{{"f", []byte(goodFile)}})
+	s := newStore(Static{{Name: "f", Data: []byte(goodFile)}})
 	if err := errors.Join(s.KeepLastGood(filepath.Join(dir, "no", "such", "copy")), s.Load()); err != nil ||
 		s.Reloads().CopyErrors != 1 {
 		t.Errorf("a copy that cannot be written: %v, %+v", err, s.Reloads())

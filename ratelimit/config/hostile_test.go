@@ -105,7 +105,7 @@ func allocated(text string) (n uint64, took time.Duration) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	begun := time.Now()
-	_, _, _ = Parse([]Text{{"f", []byte(text)}}, options())
+	_, _, _ = Parse([]Text{{Name: "f", Data: []byte(text)}}, options())
 	took = time.Since(begun)
 	runtime.ReadMemStats(&after)
 	return after.TotalAlloc - before.TotalAlloc, took
@@ -123,7 +123,7 @@ func TestHostileFilesAreLinear(t *testing.T) {
 			if large > 6*small+3<<20 || took > 10*time.Second {
 				t.Errorf("%d bytes allocate %d, and %d allocate %d in %v", n, small, 4*n, large, took)
 			}
-			_, warnings, problems := Parse([]Text{{"f", []byte(shape(n))}}, options())
+			_, warnings, problems := Parse([]Text{{Name: "f", Data: []byte(shape(n))}}, options())
 			if got := len(problems.Error()); got > 64<<10 || len(warnings) > maxProblems+1 {
 				t.Errorf("problems of %d bytes, %d warnings", got, len(warnings))
 			}
@@ -161,7 +161,7 @@ func TestMemoryOfHostileFiles(t *testing.T) {
 				}
 			}
 		}()
-		_, _, problems := Parse([]Text{{"f", []byte(shape)}}, options())
+		_, _, problems := Parse([]Text{{Name: "f", Data: []byte(shape)}}, options())
 		close(stop)
 		if got := <-peak - quiet; got > 256<<20 {
 			t.Errorf("%s: %d MB", name, got>>20)
@@ -247,7 +247,7 @@ func TestBounds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var files []Text
 			for i, text := range c.files {
-				files = append(files, Text{fmt.Sprintf("f%d.yaml", i+1), []byte(text)})
+				files = append(files, Text{Name: fmt.Sprintf("f%d.yaml", i+1), Data: []byte(text)})
 			}
 			o := options()
 			o.Caps = c.caps
@@ -355,10 +355,10 @@ func TestTreeIsBounded(t *testing.T) {
 			if c.files["only"] != "" {
 				tree.Path = filepath.Join(dir, "only")
 			}
-			draft, err := tree.Read()
+			texts, err := tree.Read()
 			switch {
-			case c.want == "" && (err != nil || len(draft.Texts) != len(c.files)):
-				t.Errorf("%v, %v", draft, err)
+			case c.want == "" && (err != nil || len(texts) != len(c.files)):
+				t.Errorf("%v, %v", texts, err)
 			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 				t.Errorf("%v, want %q", err, c.want)
 			}

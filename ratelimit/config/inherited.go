@@ -2,66 +2,19 @@ package config
 
 import (
 	"fmt"
-	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// ReadInherited reads algorithm, burst, overrides, hold and coordination from the values of a YAML
-// or JSON library, with the same errors as in a rules file. All errors have the same place. The
-// last result is an error about values that neither language has.
-func ReadInherited(at Place, said map[string]any) (Inherited, Problems, error) {
-	tree, err := treeOf(at, said)
-	if err != nil {
-		return Inherited{}, nil, err
-	}
-	in := Inherited{Place: at}
-	var d decoder
-	fill(&d, &in, &tree, inheritedFields)
-	return in, d.problems, nil
-}
-
-// treeOf is the tree of a value, as parse makes it. Fields are sorted by name, because a Go map has
-// no order.
-func treeOf(at Place, v any) (value, error) {
-	out := value{place: at}
-	switch v := v.(type) {
-	case nil:
-	case string:
-		out.kind, out.text = str, v
-	case bool:
-		out.kind, out.text = boolean, strconv.FormatBool(v)
-	case int, int64, uint32, uint64:
-		out.kind, out.text = integer, fmt.Sprint(v)
-	case float64:
-		out.kind, out.text = number, strconv.FormatFloat(v, 'f', -1, 64)
-	case fmt.Stringer: // a date
-		out.kind, out.text = str, v.String()
-	case []any:
-		out.kind = sequence
-		for _, item := range v {
-			below, err := treeOf(at, item)
-			if err != nil {
-				return value{}, err
-			}
-			out.items = append(out.items, below)
-		}
-	case map[string]any:
-		out.kind = mapping
-		for _, key := range slices.Sorted(maps.Keys(v)) {
-			below, err := treeOf(at, v[key])
-			if err != nil {
-				return value{}, err
-			}
-			out.fields = append(out.fields, field{key, at, below})
-		}
-	default:
-		return value{}, fmt.Errorf("a setting cannot be a %T", v)
-	}
-	return out, nil
+// CheckInherited returns the problems of a text that may have only fields that descriptors inherit.
+func CheckInherited(text Text) Problems {
+	caps := DefaultCaps()
+	tree, problems := parse(text, caps, &caps.Tokens)
+	d := decoder{problems: problems}
+	fill(&d, new(Inherited), &tree, inheritedFields)
+	return append(d.problems, d.warnings...) // warnings are of other fields
 }
 
 func (d *decoder) algorithm(t *Inherited, f *field) {

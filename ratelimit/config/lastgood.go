@@ -27,38 +27,38 @@ const copyFormat = 1
 
 // Read implements [Source]. It reads at most the bounds. A file that other users can write is
 // refused: they could choose the rules.
-func (c *Copy) Read() (Draft, error) {
+func (c *Copy) Read() ([]Text, error) {
 	f, err := os.Open(c.Path)
 	if err != nil {
-		return Draft{}, err
+		return nil, err
 	}
 	defer func() { _ = f.Close() }() // only read
 	info, err := f.Stat()
 	if err != nil {
-		return Draft{}, err
+		return nil, err
 	}
 	if info.Mode().Perm()&0o022 != 0 {
-		return Draft{}, fmt.Errorf("%s has the permissions %v: other users can write it; chmod 600 it if you trust "+
+		return nil, fmt.Errorf("%s has the permissions %v: other users can write it; chmod 600 it if you trust "+
 			"its content", c.Path, info.Mode().Perm())
 	}
 	most := 2*int64(c.Caps.OrDefault().TotalBytes) + 1<<20 // base64 and names
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
-		return Draft{}, err
+		return nil, err
 	}
 	if int64(len(data)) > most {
-		return Draft{}, fmt.Errorf("%s is more than %d bytes: it is not a copy of rules within the caps on rules",
+		return nil, fmt.Errorf("%s is more than %d bytes: it is not a copy of rules within the caps on rules",
 			c.Path, most)
 	}
 	var on copied
 	if err := json.Unmarshal(data, &on); err != nil {
-		return Draft{}, fmt.Errorf("%s is not a copy of rules: %w", c.Path, err)
+		return nil, fmt.Errorf("%s is not a copy of rules: %w", c.Path, err)
 	}
 	if on.Format != copyFormat {
-		return Draft{}, fmt.Errorf("%s has sluice_last_good %d, and this version reads %d: remove it", c.Path,
+		return nil, fmt.Errorf("%s has sluice_last_good %d, and this version reads %d: remove it", c.Path,
 			on.Format, copyFormat)
 	}
-	return Draft{Texts: on.Files}, nil
+	return on.Files, nil
 }
 
 // String names the file.
@@ -133,11 +133,11 @@ func (s *Store) LoadLastGood(why error) error {
 	if s.lastGood == nil || s.Rules() != nil {
 		return why
 	}
-	draft, err := s.lastGood.Read()
+	texts, err := s.lastGood.Read()
 	if err != nil {
 		return fmt.Errorf("%w\nand the last good rules are not available: %w", why, err)
 	}
-	compiled := s.compileLocked(draft, draft.Texts)
+	compiled := s.compileLocked(texts)
 	if len(compiled.problems) > 0 {
 		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.Path,
 			compiled.problems)
@@ -146,7 +146,7 @@ func (s *Store) LoadLastGood(why error) error {
 	s.status.put(compiled.rules, s.lastGood.String(), why)
 	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or missing",
 		"event", "config_last_good",
-		"copy", s.lastGood.Path, "fingerprint", compiled.rules.Fingerprint(), "files", len(draft.Texts),
+		"copy", s.lastGood.Path, "fingerprint", compiled.rules.Fingerprint(), "files", len(texts),
 		"rules", len(compiled.rules.All()), "error", cut(why.Error(), maxMessage))
 	return nil
 }

@@ -60,22 +60,3 @@ descriptors:
 		}
 	}
 }
-
-// What is written is read again as it was.
-func TestUnitMultiplierIsWritten(t *testing.T) {
-	f := &File{Domain: "d", Descriptors: []Descriptor{{Key: "k", Limit: &RateLimit{
-		Unit: "minute", Multiplier: 5,
-		Requests: 30_000_000_000,
-	}}}}
-	text, err := WriteFile(f, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rules, problems := parseOne(string(text))
-	if problems != nil {
-		t.Fatalf("%v\n%s", problems, text)
-	}
-	if l := rules.All()[0].Limit; l.Multiplier != 5 || l.Requests != 30_000_000_000 {
-		t.Errorf("%+v", l)
-	}
-}

@@ -102,7 +102,7 @@ var Effects = []Effect{
 		Meanwhile: "each node answers and charges by its own rules. One can refuse a request that another admits",
 	},
 	{
-		Fields:    []string{"overrides", "max_override"},
+		Fields:    []string{"max_override"},
 		Spent:     "stay charged",
 		Leases:    "of keys with an override continue under the limit in force at their node",
 		Meanwhile: "each node applies overrides by its own rules: the larger limit holds for the fleet",

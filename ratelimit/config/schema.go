@@ -67,10 +67,9 @@ func withInherited(properties schema) schema {
 	properties["algorithm"] = described(schema{"enum": ratelimit.RateAlgorithms()},
 		"How tokens return. Descriptors below inherit it.")
 	properties["burst"] = whole(1, "For token_bucket: tokens of a full bucket (default requests_per_unit).")
-	properties["overrides"] = flagged("false: no overrides at run time. Descriptors below inherit it.")
-	properties["max_override"] = described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxLimit},
+	properties["max_override"] = described(schema{"type": "integer", "minimum": 0, "maximum": ratelimit.MaxLimit},
 		"Next to rate_limit: maximum of an override, in tokens for each unit (default 10^12). "+
-			"Required with requests_per_unit: 0. Descriptors below inherit it.")
+			"0: no overrides at run time. Required with requests_per_unit: 0. Descriptors below inherit it.")
 	properties["hold"] = holdSchema()
 	properties["coordination"] = schema{"$ref": "#/definitions/coordination"}
 	return properties

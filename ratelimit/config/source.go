@@ -10,7 +10,7 @@ import (
 type Source interface {
 	// Read returns all current rules, in a fixed order. It returns [ErrNothingYet] until the first
 	// rules arrive.
-	Read() (Draft, error)
+	Read() ([]Text, error)
 	// Watch calls the loader each time that Read may return other rules than before. It blocks
 	// until ctx is done, and then returns nil. An error means that changes are no longer noticed.
 	// Read still works.
@@ -33,24 +33,19 @@ type Loader interface {
 // ErrNothingYet is the error of a source before its first rules.
 var ErrNothingYet = errors.New("no rules have arrived yet")
 
-// Draft has all rules of a source as written, before they are compiled. It has either texts, which
-// the store decodes, or decoded files: one of the two fields is empty.
-type Draft struct {
-	Texts []Text
-	Files []File
-}
-
 // Text is a YAML file: its name, for messages, and its content.
 type Text struct {
 	Name string `json:"name"`
 	Data []byte `json:"data"`
+	// Pushed says that no author has this text: problems name the rule instead of a line.
+	Pushed bool `json:"-"`
 }
 
 // Static is a source of constant texts.
 type Static []Text
 
 // Read implements [Source].
-func (s Static) Read() (Draft, error) { return Draft{Texts: s}, nil }
+func (s Static) Read() ([]Text, error) { return s, nil }
 
 // String is the name of the first text.
 func (s Static) String() string {

@@ -91,7 +91,7 @@ func (s *Store) Load() error {
 func (s *Store) Watch(ctx context.Context) error { return s.source.Watch(ctx, s) }
 
 func (s *Store) loadLocked() error {
-	draft, err := s.source.Read()
+	texts, err := s.source.Read()
 	if errors.Is(err, ErrNothingYet) {
 		return err
 	}
@@ -104,7 +104,6 @@ func (s *Store) loadLocked() error {
 		}
 		return err
 	}
-	texts, beyond := draft.written(s.options.Caps.OrDefault())
 	print := fingerprint(s.seed, texts) | 1
 	if s.read && s.last == print {
 		if s.problem == nil { // also after a bad state between two reads, which was no load
@@ -113,10 +112,7 @@ func (s *Store) loadLocked() error {
 		return s.problem
 	}
 	s.read, s.last, s.problem = true, print, nil
-	compiled := compiled{problems: beyond}
-	if len(beyond) == 0 {
-		compiled = s.compileLocked(draft, texts)
-	}
+	compiled := s.compileLocked(texts)
 	for _, w := range compiled.warnings {
 		s.log.Warn(w.Message, "at", w.Place.String())
 	}
@@ -168,14 +164,14 @@ func fingerprint(seed maphash.Seed, texts []Text) uint64 {
 	return h.Sum64()
 }
 
-// compiled is the result of a draft.
+// compiled is the result of texts.
 type compiled struct {
 	rules              *Rules
 	warnings, problems Problems
 	counters           map[[2]string]*ratelimit.RuleCounters
 }
 
-func (s *Store) compileLocked(draft Draft, texts []Text) compiled {
+func (s *Store) compileLocked(texts []Text) compiled {
 	// Otherwise the garbage of a large load adds to that of the next.
 	defer func() {
 		if size(texts) > collectAbove {
@@ -187,7 +183,7 @@ func (s *Store) compileLocked(draft Draft, texts []Text) compiled {
 	o.Counters = func(domain, path string) *ratelimit.RuleCounters {
 		return s.countersOf(c.counters, domain, path)
 	}
-	c.rules, c.warnings, c.problems = build(draft, texts, o)
+	c.rules, c.warnings, c.problems = Parse(texts, o)
 	return c
 }
 

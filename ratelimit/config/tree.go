@@ -36,26 +36,26 @@ type Tree struct {
 }
 
 // Read implements [Source]. A directory without files is not an error.
-func (t *Tree) Read() (Draft, error) {
+func (t *Tree) Read() ([]Text, error) {
 	t.mu.Lock()
 	t.last = t.swapped() // before files are read: a swap meanwhile is a change
 	t.mu.Unlock()
 	info, err := os.Stat(t.Path)
 	if err != nil {
-		return Draft{}, fmt.Errorf("config path: %w", err)
+		return nil, fmt.Errorf("config path: %w", err)
 	}
 	w := t.walk()
 	if !info.IsDir() {
 		data, err := w.read(t.Path)
 		if err != nil {
-			return Draft{}, err
+			return nil, err
 		}
-		return Draft{Texts: []Text{{filepath.Base(t.Path), data}}}, nil
+		return []Text{{Name: filepath.Base(t.Path), Data: data}}, nil
 	}
 	if err := w.dir(t.Path); err != nil {
-		return Draft{}, err
+		return nil, err
 	}
-	return Draft{Texts: w.files}, nil
+	return w.files, nil
 }
 
 // String is the path.
@@ -172,7 +172,7 @@ func (w *walk) entry(path string) error {
 	if err != nil {
 		name = path
 	}
-	w.files = append(w.files, Text{name, data})
+	w.files = append(w.files, Text{Name: name, Data: data})
 	return nil
 }
 

@@ -49,7 +49,8 @@ type field struct {
 // recovered: the library refuses nesting of 10,000 levels, and resolve refuses maxDepth.
 //
 // left is the number of remaining tokens. The tokens of the file are subtracted.
-func parse(file string, text []byte, caps Caps, left *int) (v value, problems Problems) {
+func parse(from Text, caps Caps, left *int) (v value, problems Problems) {
+	file, text := from.Name, from.Data
 	defer func() {
 		if r := recover(); r != nil {
 			v, problems = value{}, nil
@@ -62,7 +63,7 @@ func parse(file string, text []byte, caps Caps, left *int) (v value, problems Pr
 		return value{}, problems
 	}
 	documents := yaml.NewDecoder(bytes.NewReader(text))
-	r := resolver{file: file, most: *left}
+	r := resolver{file: file, lineless: from.Pushed, most: *left}
 	defer func() { *left = max(0, *left-max(n, r.nodes/2)) }()
 	v.place.File = file
 	found := false
@@ -134,6 +135,7 @@ func placeOf(file string, text []byte, word string) Place {
 
 type resolver struct {
 	file     string
+	lineless bool // places have no lines
 	nodes    int
 	most     int
 	full     bool
@@ -141,6 +143,9 @@ type resolver struct {
 }
 
 func (r *resolver) place(n *yaml.Node) Place {
+	if r.lineless {
+		return Place{File: r.file}
+	}
 	if n.Kind == yaml.MappingNode && len(n.Content) > 0 {
 		n = n.Content[0]
 	}

@@ -91,7 +91,7 @@ type console struct {
 	Source
 	throttle *throttle
 	// Running requests for overrides, and the running import.
-	changing, importing chan struct{}
+	changing chan struct{}
 
 	began    time.Time
 	mu       sync.Mutex
@@ -107,7 +107,7 @@ func Register(mux *http.ServeMux, s Source) { newConsole(s).register(mux) }
 func newConsole(s Source) *console {
 	return &console{
 		Source: s, throttle: newThrottle(s.Questions, time.Now), began: time.Now(),
-		changing: make(chan struct{}, overridesAtOnce), importing: make(chan struct{}, 1),
+		changing: make(chan struct{}, overridesAtOnce),
 	}
 }
 

@@ -41,7 +41,7 @@ func entriesOf(query string) (entries []config.Entry, page url.Values, err error
 	return entries, page, nil
 }
 
-// ParseDescriptor reads a descriptor in the form of queries and CSV files: KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE.
+// ParseDescriptor reads a descriptor in the form of queries and files: KEY=VALUE&KEY=VALUE, or entry=KEY=VALUE.
 func ParseDescriptor(text string) ([]config.Entry, error) {
 	entries, page, err := entriesOf(strings.ReplaceAll(text, "+", "%2B")) // in a file, + is not a space
 	parts := strings.FieldsFunc(text, func(r rune) bool { return r == '&' || r == '=' })
@@ -58,8 +58,8 @@ func ParseDescriptor(text string) ([]config.Entry, error) {
 // escaped is a text for queries and for files, which differ in the meaning of +.
 func escaped(text string) string { return strings.ReplaceAll(url.QueryEscape(text), "+", "%20") }
 
-// descriptorText is a descriptor in the form of ParseDescriptor.
-func descriptorText(entries []config.Entry) string {
+// DescriptorText is a descriptor in the form of ParseDescriptor.
+func DescriptorText(entries []config.Entry) string {
 	var b strings.Builder
 	for i, e := range entries {
 		if i > 0 {
@@ -108,10 +108,10 @@ func (c *console) listed(o *ratelimit.NamedOverride) Overridden {
 	}
 	if d := c.Metrics.Store.Rules().Domain(domain); d != nil {
 		if rule, key := d.Match(entries, nil); rule != nil && c.KeyName(key) == o.Key {
-			return shown(rule, descriptorText(entries), &o.Override)
+			return shown(rule, DescriptorText(entries), &o.Override)
 		}
 	}
-	v := shown(nil, descriptorText(entries), &o.Override)
+	v := shown(nil, DescriptorText(entries), &o.Override)
 	v.Domain = domain
 	return v
 }
@@ -166,7 +166,7 @@ type Page struct {
 	Next      string       `json:"next,omitempty"` // for after; none on the last page
 }
 
-// listOverrides answers a page of the overrides of a domain, or of all domains, as JSON or as CSV.
+// listOverrides answers a page of the overrides of a domain, or of all domains.
 func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 	entries, page, err := entriesOf(r.URL.RawQuery)
 	n := defaultPage
@@ -204,9 +204,6 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 			v.Next = all[len(all)-1].Key
 			break
 		}
-	}
-	if strings.Contains(r.Header.Get("Accept"), csvType) {
-		return writeCSV(w, &v, n)
 	}
 	answer(w, v)
 	return nil

@@ -175,9 +175,7 @@ func (c *console) guarded(what string, do func(http.ResponseWriter, *http.Reques
 func (c *console) registerOverrides(mux *http.ServeMux) {
 	const all, of = "/v1/overrides", "/v1/overrides/{domain}"
 	mux.HandleFunc("GET "+all, c.guarded("list overrides", c.listOverrides))
-	mux.HandleFunc("POST "+all, c.guarded("import overrides", c.importOverrides))
 	mux.HandleFunc("GET "+of, c.guarded("read overrides", c.getOverrides))
-	mux.HandleFunc("POST "+of, c.guarded("import overrides", c.importOverrides))
 	mux.HandleFunc("PUT "+of, c.guarded("set an override", c.putOverride))
 	mux.HandleFunc("DELETE "+of, c.guarded("remove an override", c.deleteOverride))
 }
@@ -193,7 +191,7 @@ func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, er
 	rule, key := d.Match(entries, nil)
 	if rule == nil {
 		return nil, refusing(http.StatusNotFound, "no rule matches the descriptor %.80q at its full depth: try "+
-			"sluice explain", descriptorText(entries))
+			"sluice explain", DescriptorText(entries))
 	}
 	if why := rule.WhyNoOverrides(); why != "" {
 		return nil, refusing(http.StatusUnprocessableEntity, "the limits of %s.%s cannot be overridden: %s",
@@ -381,7 +379,7 @@ func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error)
 				"of the descriptor")
 	}
 	a, err := c.key(r.PathValue("domain"), entries)
-	return a, descriptorText(entries), err
+	return a, DescriptorText(entries), err
 }
 
 func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {

@@ -3,7 +3,6 @@ package console
 import (
 	"bytes"
 	"context"
-	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -97,7 +96,7 @@ descriptors:
   descriptors:
   - {key: limit, rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 10}}
 - {key: bucket, algorithm: token_bucket, burst: 20, rate_limit: {unit: second, requests_per_unit: 10}}
-- {key: shut, overrides: false, rate_limit: {unit: minute, requests_per_unit: 100}}
+- {key: shut, max_override: 0, rate_limit: {unit: minute, requests_per_unit: 100}}
 - {key: free, rate_limit: {unlimited: true}}
 `
 
@@ -279,7 +278,7 @@ func TestOverridesThatAreWrong(t *testing.T) {
 	}
 	const good = `{"limit":1,"reason":""}`
 	for path, want := range map[string]string{
-		"/v1/overrides/edge?shut=x":                       "422 the rule has overrides: false",
+		"/v1/overrides/edge?shut=x":                       "422 the rule has max_override: 0",
 		"/v1/overrides/edge?free=x":                       "422 the rule is unlimited",
 		"/v1/overrides/edge?nothing=x":                    "404 no rule matches",
 		"/v1/overrides/edge?tier=x":                       "404 no rule matches",
@@ -323,8 +322,7 @@ func TestOverridesNeedTheToken(t *testing.T) {
 	n.must(200, "", "PUT", alice, `{"limit": 1000, "reason": "s3cret"}`)
 	for _, at := range []string{
 		"GET /v1/overrides", "GET /v1/overrides/edge", "GET " + alice, "PUT " + alice, "DELETE " + alice,
-		"POST /v1/overrides",
-		"POST /v1/overrides/edge", "HEAD " + alice,
+		"HEAD " + alice,
 	} {
 		method, path, _ := strings.Cut(at, " ")
 		for _, token := range []string{"", "Bearer wrong", "Basic hunter2", "Bearer"} {
@@ -403,121 +401,6 @@ func TestOverridesAreListed(t *testing.T) {
 	n.must(400, "are of a domain", "GET", "/v1/overrides?prefix=k", "")
 }
 
-// An import sets the rows of an exported list again. A bad line costs only itself, and is reported
-// by its number.
-func TestOverridesInCSV(t *testing.T) {
-	n := newOverridable(t)
-	for path, body := range map[string]string{
-		"api_key=alice":               `{"limit":1000,"reason":"says \"hi\", twice","expires":"2099-01-31T00:00:00Z"}`,
-		"api_key=free-1":              `{"limit": "unlimited", "reason": ""}`,
-		"tier=gold&entry=limit=a%26b": `{"limit": 0, "reason": "ban"}`,
-	} {
-		n.must(200, "", "PUT", "/v1/overrides/edge?"+path, body, "From: ops@example.com")
-	}
-	w := n.must(200, "domain,descriptor,limit,unit,expires,reason,by,set\n", "GET", "/v1/overrides?limit=2", "",
-		"Accept: text/csv")
-	link := w.Header().Get("Link")
-	if !strings.HasPrefix(link, "<?after=minute") || !strings.HasSuffix(link, `&limit=2>; rel="next"`) {
-		t.Errorf("the next page is at %s", link)
-	}
-	text := n.must(200, `,"says ""hi"", twice",ops@example.com,`, "GET", "/v1/overrides", "",
-		"Accept: text/csv").Body.String()
-	before := n.of
-	for _, path := range []string{"/v1/overrides", "/v1/overrides/edge"} {
-		n.of = map[string]ratelimit.Override{}
-		n.must(200, `{"set":3,"failed":0,"errors":[]}`, "POST", path, text, "Content-Type: text/csv; charset=utf-8")
-		for name, want := range before {
-			if got := n.of[name]; got.Requests != want.Requests || got.Unlimited != want.Unlimited ||
-				got.By != want.By ||
-				got.Reason != want.Reason || got.Expires != want.Expires {
-				t.Errorf("%s is %+v after export and import, was %+v", name, got, want)
-			}
-		}
-	}
-	const bad = `limit,descriptor,reason
-1,api_key=a,ok
-x,api_key=b,
-2,api_key=a,twice
-3,api_key
-4,nothing=x,
-5,"api_key=c","more
-than a line"
-6,api_key=d,"an open
-7,api_key=e,`
-	w = n.must(422, `"set":1,"failed":6`, "POST", "/v1/overrides/edge", bad, "Content-Type: text/csv")
-	var done Imported
-	if err := json.Unmarshal(w.Body.Bytes(), &done); err != nil {
-		t.Fatal(err)
-	}
-	for i, want := range []string{
-		"3 limit is", "4 line 2 has the same key", "5 wrong number of fields", "6 no rule matches",
-		"7 reason is not one line",
-		"9 extraneous or missing",
-	} {
-		line, part, _ := strings.Cut(want, " ")
-		if i >= len(done.Errors) || fmt.Sprint(done.Errors[i].Line) != line || !strings.Contains(done.Errors[i].Error,
-			part) {
-			t.Errorf("of line %s it says %+v, must be %q", line, done.Errors, part)
-		}
-	}
-	if got := n.of["minute|edge|api_key=a"]; got.Requests != 1 || got.By != "ADMIN_TOKEN at 192.0.2.1" {
-		t.Errorf("the good line set %+v", got)
-	}
-}
-
-// An import is bounded in bytes, rows and errors, and ends where the store does not answer.
-func TestHostileImports(t *testing.T) {
-	n := newOverridable(t)
-	post := func(code int, part, body string, headers ...string) string {
-		t.Helper()
-		w := n.must(code, part, "POST", "/v1/overrides/edge", body, append(headers, "Content-Type: text/csv")...)
-		if w.Body.Len() > 40_000 {
-			t.Errorf("%.40q is answered with %d bytes", body, w.Body.Len())
-		}
-		return w.Body.String()
-	}
-	post(400, "does not name columns", "")
-	post(400, "no column descriptor", "limit\n1\n")
-	post(400, "is an unknown or repeated column", "descriptor,limit,<script>\n")
-	post(413, "exceeds 4194304 bytes", "descriptor,limit\n"+strings.Repeat("x", 5<<20))
-	n.must(415, "Content-Type", "POST", "/v1/overrides/edge", "descriptor,limit\n", "Content-Type: application/json")
-	n.must(400, "no column domain", "POST", "/v1/overrides", "descriptor,limit\n", "Content-Type: text/csv")
-	n.must(422, "and the import is of", "POST", "/v1/overrides/edge", "domain,descriptor,limit\nother,api_key=a,1\n",
-		"Content-Type: text/csv")
-	post(422, "digest of a key", "descriptor,limit\n#ff00,1\n")
-	var many strings.Builder
-	many.WriteString("descriptor,limit\n")
-	for i := range ImportRows + 500 {
-		fmt.Fprintf(&many, "api_key=%d,1\n", i)
-	}
-	post(422, `"set":10000,"failed":1,"errors":[{"line":10002,"error":"one import has at most 10000 rows`,
-		many.String())
-	if said := post(422, `"set":0,"failed":10001`, strings.ReplaceAll(many.String(), ",1\n",
-		",-1\n")); strings.Count(said, "line") != importErrors {
-		t.Errorf("%d errors are told, must be %d", strings.Count(said, "line"), importErrors)
-	}
-	n.down = errors.New("no route to Redis")
-	var done Imported
-	if err := json.Unmarshal([]byte(post(503, "no route to Redis", many.String())), &done); err != nil ||
-		done.Set > 0 ||
-		done.Failed > importAtOnce+1 {
-		t.Errorf("without a store it is answered %+v (%v)", done, err)
-	}
-}
-
-// One import runs at a time.
-func TestImportsAreOneAtATime(t *testing.T) {
-	n := newOverridable(t)
-	n.began, n.hold = make(chan struct{}), make(chan struct{})
-	const file = "descriptor,limit\napi_key=a,1\n"
-	var wg sync.WaitGroup
-	wg.Go(func() { n.must(200, `"set":1`, "POST", "/v1/overrides/edge", file, "Content-Type: text/csv") })
-	<-n.began
-	n.must(429, "another import runs", "POST", "/v1/overrides/edge", file, "Content-Type: text/csv")
-	close(n.hold)
-	wg.Wait()
-}
-
 // So many questions run at once, and more are refused for a moment.
 func TestFloodsOfOverridesAreBounded(t *testing.T) {
 	n := newOverridable(t)
@@ -538,56 +421,35 @@ func TestFloodsOfOverridesAreBounded(t *testing.T) {
 	wg.Wait()
 }
 
+// In a file + is no space, and blanks around a key or a value are a mistake.
+func TestDescriptorsOfFiles(t *testing.T) {
+	entries, err := ParseDescriptor("api_key=ann+test@example.com&entry=limit=a%20b")
+	want := []config.Entry{{Key: "api_key", Value: "ann+test@example.com"}, {Key: "limit", Value: "a b"}}
+	if err != nil || !slices.Equal(entries, want) {
+		t.Errorf("%v, %v", entries, err)
+	}
+	for _, text := range []string{"", "api_key=alice ", " api_key=alice", "#ff00", "limit=3", "a"} {
+		if entries, err := ParseDescriptor(text); err == nil {
+			t.Errorf("%q is read as %v", text, entries)
+		}
+	}
+}
+
 // Descriptors survive their text, and names that are no keys stay different.
 func FuzzOverrideDescriptors(f *testing.F) {
 	f.Add("api_key=alice&entry=limit=c", "minute|edge|a=b|c~d*")
 	f.Add("a=%26%3D&=", "#ff00")
 	f.Fuzz(func(t *testing.T, query, name string) {
 		if entries, _, err := entriesOf(query); err == nil {
-			again, page, err := entriesOf(descriptorText(entries))
+			again, page, err := entriesOf(DescriptorText(entries))
 			if err != nil || len(page) > 0 || !slices.Equal(again, entries) {
-				t.Errorf("%q is %q, and its text %q is %q (%v)", query, entries, descriptorText(entries), again, err)
+				t.Errorf("%q is %q, and its text %q is %q (%v)", query, entries, DescriptorText(entries), again, err)
 			}
 		}
 		if domain, entries, ok := entriesOfName(name); ok && (len(entries) == 0 || strings.Count(name, "|") < 2) {
 			t.Errorf("%q is of %q with %q", name, domain, entries)
 		}
 	})
-}
-
-// A row that is written is read as it was.
-func TestOverrideRowsAreRead(t *testing.T) {
-	var out bytes.Buffer
-	w := csv.NewWriter(&out)
-	v := Overridden{Domain: "d", Descriptor: "a=b", Limit: OverrideLimit{Unlimited: true}, Reason: `a,"b"`}
-	_ = w.Write(v.CSVRow())
-	w.Flush()
-	row, err := csv.NewReader(&out).Read()
-	if err != nil || len(row) != len(CSVColumns) || row[2] != "unlimited" || row[4] != "" || row[5] != v.Reason {
-		t.Errorf("%q, %v", row, err)
-	}
-}
-
-// In a file + is no space.
-func TestPlusInCSV(t *testing.T) {
-	n := newOverridable(t)
-	n.must(200, `"set":1`, "POST", "/v1/overrides", "domain,descriptor,limit\nedge,api_key=ann+test@example.com,0\n",
-		"Content-Type: text/csv")
-	for name := range n.of {
-		if !strings.HasSuffix(name, "=ann+test@example.com") {
-			t.Errorf("a row for api_key=ann+test@example.com is answered as set, and set is %q", name)
-		}
-	}
-}
-
-// A file whose columns are ambiguous is refused.
-func TestColumnTwice(t *testing.T) {
-	n := newOverridable(t)
-	w := n.do("POST", "/v1/overrides", "domain,descriptor,limit,limit\nedge,api_key=alice,5,4000\n",
-		"Content-Type: text/csv")
-	if w.Code == 200 {
-		t.Errorf("a file with two columns limit, 5 and 4000, is answered 200, and sets %v", n.of)
-	}
 }
 
 // An empty condition is a mistake, and not none.
@@ -603,13 +465,10 @@ func TestEmptyIfMatch(t *testing.T) {
 func TestAmbiguousChangesAreRefused(t *testing.T) {
 	n := newOverridable(t)
 	n.must(200, "", "PUT", alice, `{"limit": 0, "reason": "abuse"}`)
-	const head, csv = "domain,descriptor,limit\n", "Content-Type: text/csv"
 	for what, r := range map[string][]string{
 		"a field twice":          {"PUT", alice, `{"limit": 5, "limit": 4000, "reason": ""}`},
 		"a field in other cases": {"PUT", alice, `{"limit": 5, "LIMIT": 4000, "reason": ""}`},
 		"no object":              {"PUT", alice, `null`},
-		"a blank behind a value": {"POST", "/v1/overrides", head + "edge,api_key=alice ,4000\n", csv},
-		"a blank before a key":   {"POST", "/v1/overrides", head + "edge, api_key=alice,4000\n", csv},
 	} {
 		if w := n.do(r[0], r[1], r[2], r[3:]...); w.Code == 200 {
 			t.Errorf("%s is answered %s", what, w.Body)

@@ -106,33 +106,12 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	count(badCalls, s.BadRequests.Load())
 	count(panics, s.Panics.Load())
 	local := c.Limiter()
-	gauge(keys, local.Leases, "leases")
-	gauge(keys, local.Accounts, "ledger")
-	gauge(keysMax, c.MaxKeys)
-	count(evicted, local.Evicted)
-	count(claims, local.Claims)
-	for i, name := range ratelimit.FallbackReasons {
-		count(fallbacks, local.Fallbacks[i], name)
-	}
-	gauge(breaker, flag(local.BreakerOpen))
-	ch <- prometheus.MustNewConstMetric(syncAge, prometheus.GaugeValue, local.SyncAge.Seconds())
-	for i, name := range ratelimit.ClaimReasons {
-		count(claimsBy, local.ClaimsBy[i], name)
-	}
-	count(stale, local.Stale)
-	count(unreported, local.Unreported)
-	count(recoveries, local.Recoveries)
-	count(roundTrips, local.RoundTrips-min(local.Failed, local.RoundTrips), "answered")
-	count(roundTrips, local.Failed, "failed")
-	ch <- histogram(storeTime, local.StoreTime, 1e-6)
-	ch <- histogram(leaseSizes, local.LeaseSizes, 1)
+	c.collectLimiter(ch, local, count, gauge)
 	decided := uint64(0)
 	for i := range s.Sources {
 		decided += s.Sources[i].Load()
 	}
 	count(saved, decided-min(local.Claims, decided))
-	gauge(queued, local.Queued)
-	gauge(queueSize, local.QueueSize)
 	c.collectStore(local, count, gauge)
 	c.collectGate(count, gauge)
 	c.collectFleet(count, gauge)
@@ -148,6 +127,34 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ruleCount, len(rules.All()))
 	gauge(domains, rules.Domains())
 	gauge(build, 1, c.Version)
+}
+
+// collectLimiter shows the table of keys, and the claims of the store.
+func (c Collector) collectLimiter(ch chan<- prometheus.Metric, s ratelimit.LimiterStats,
+	count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string),
+) {
+	gauge(keys, s.Leases, "leases")
+	gauge(keys, s.Accounts, "ledger")
+	gauge(keysMax, c.MaxKeys)
+	count(evicted, s.Evicted)
+	count(claims, s.Claims)
+	for i, name := range ratelimit.FallbackReasons {
+		count(fallbacks, s.Fallbacks[i], name)
+	}
+	gauge(breaker, flag(s.BreakerOpen))
+	ch <- prometheus.MustNewConstMetric(syncAge, prometheus.GaugeValue, s.SyncAge.Seconds())
+	for i, name := range ratelimit.ClaimReasons {
+		count(claimsBy, s.ClaimsBy[i], name)
+	}
+	count(stale, s.Stale)
+	count(unreported, s.Unreported)
+	count(recoveries, s.Recoveries)
+	count(roundTrips, s.RoundTrips-min(s.Failed, s.RoundTrips), "answered")
+	count(roundTrips, s.Failed, "failed")
+	ch <- histogram(storeTime, s.StoreTime, 1e-6)
+	ch <- histogram(leaseSizes, s.LeaseSizes, 1)
+	gauge(queued, s.Queued)
+	gauge(queueSize, s.QueueSize)
 }
 
 // collectConfig shows which rules are in force, and whether there is something newer

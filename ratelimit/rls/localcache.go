@@ -14,10 +14,11 @@ import (
 // A look-up of a descriptor with a limit is a hit if the descriptor is refused, and was refused before in the
 // same window. Any other look-up is a miss. So the refusal that first finds a key over its limit is a miss.
 //
-// Memory: 16 bytes for each key, up to a fixed number of keys. Without room, the key whose window ends first
-// is dropped, so that its next refusal is a miss.
+// Memory: about 40 bytes for each key, up to a fixed number of keys. Without room, any key is dropped, so that
+// its next refusal is a miss.
 type LocalCache struct {
 	seed  maphash.Seed
+	most  int // keys of a part
 	parts [cacheParts]cachePart
 }
 
@@ -35,8 +36,6 @@ func (s LocalCacheStats) Lookups() uint64 { return s.Hits + s.Misses }
 
 const (
 	cacheParts = 16
-	// cacheWays is how many keys there are among which one makes room for another.
-	cacheWays = 8
 	// leastCacheSize is in bytes, and the least that the cache of envoyproxy/ratelimit has.
 	leastCacheSize = 512 << 10
 	mostCacheSize  = 1 << 30
@@ -48,16 +47,10 @@ const (
 
 type cachePart struct {
 	mu    sync.Mutex
-	sets  [][cacheWays]overKey // guarded by mu
-	stats LocalCacheStats      // guarded by mu
+	until map[uint64]ratelimit.Instant // guarded by mu: when the limit of an over key is whole again, by hash
+	stats LocalCacheStats              // guarded by mu: without Entries
 	// The padding keeps two parts that different processors lock out of one line of their caches.
 	_ [32]byte
-}
-
-// overKey is a key that is over until its limit is whole again.
-type overKey struct {
-	hash  uint64
-	until ratelimit.Instant // 0: there is none
 }
 
 // NewLocalCache makes a cache for about as many keys as theirs holds in so many bytes (at least 512 KB, as
@@ -67,9 +60,9 @@ func NewLocalCache(bytes int64) *LocalCache {
 		return nil
 	}
 	keys := min(max(bytes, leastCacheSize), mostCacheSize) / cacheKeySize
-	c := &LocalCache{seed: maphash.MakeSeed()}
+	c := &LocalCache{seed: maphash.MakeSeed(), most: int(keys / cacheParts)}
 	for i := range c.parts {
-		c.parts[i].sets = make([][cacheWays]overKey, keys/cacheParts/cacheWays)
+		c.parts[i].until = map[uint64]ratelimit.Instant{}
 	}
 	return c
 }
@@ -83,9 +76,9 @@ func (c *LocalCache) Stats() LocalCacheStats {
 	for i := range c.parts {
 		p := &c.parts[i]
 		p.mu.Lock()
-		s := p.stats
+		s, n := p.stats, len(p.until)
 		p.mu.Unlock()
-		sum.Hits, sum.Misses, sum.Entries = sum.Hits+s.Hits, sum.Misses+s.Misses, sum.Entries+s.Entries
+		sum.Hits, sum.Misses, sum.Entries = sum.Hits+s.Hits, sum.Misses+s.Misses, sum.Entries+uint64(n)
 		sum.Expired, sum.Evacuated = sum.Expired+s.Expired, sum.Evacuated+s.Evacuated
 	}
 	return sum
@@ -96,57 +89,34 @@ func (c *LocalCache) hash(key []byte) uint64 { return maphash.Bytes(c.seed, key)
 // lookUp counts a look-up, and tells whether it was a hit. over says whether the descriptor is refused now.
 // If not, its key counts as below its limit.
 func (c *LocalCache) lookUp(now ratelimit.Instant, hash uint64, over bool) bool {
-	p, set := c.locked(hash)
+	p := &c.parts[hash%cacheParts]
+	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range set {
-		k := &set[i]
-		if k.until == 0 || k.hash != hash {
-			continue
-		}
-		if over && now < k.until {
-			p.stats.Hits++
-			return true
-		}
-		if now >= k.until {
-			p.stats.Expired++
-		}
-		// Its window is over, or it is within its limit again: either way the next refusal is a
-		// first one.
-		*k = overKey{}
-		p.stats.Entries--
-		break
+	until, known := p.until[hash]
+	if known && over && now < until {
+		p.stats.Hits++
+		return true
 	}
+	if known && now >= until {
+		p.stats.Expired++
+	}
+	// Its window is over, or it is within its limit again: either way the next refusal is a first one.
+	delete(p.until, hash)
 	p.stats.Misses++
 	return false
 }
 
 // remember keeps that a key is over.
 func (c *LocalCache) remember(hash uint64, until ratelimit.Instant) {
-	p, set := c.locked(hash)
-	defer p.mu.Unlock()
-	first := &set[0]
-	for i := range set {
-		k := &set[i]
-		if k.until != 0 && k.hash == hash {
-			k.until = until
-			return
-		}
-		// An empty place has the time 0, and so is the first to be taken.
-		if k.until < first.until {
-			first = k
-		}
-	}
-	if first.until != 0 {
-		p.stats.Evacuated++
-		p.stats.Entries--
-	}
-	*first = overKey{hash, until}
-	p.stats.Entries++
-}
-
-// locked is where a key would be; the caller must release the part's lock.
-func (c *LocalCache) locked(hash uint64) (*cachePart, *[cacheWays]overKey) {
 	p := &c.parts[hash%cacheParts]
 	p.mu.Lock()
-	return p, &p.sets[hash/cacheParts%uint64(len(p.sets))]
+	defer p.mu.Unlock()
+	if _, known := p.until[hash]; !known && len(p.until) >= c.most {
+		for dropped := range p.until {
+			delete(p.until, dropped)
+			p.stats.Evacuated++
+			break
+		}
+	}
+	p.until[hash] = until
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 
@@ -21,17 +22,12 @@ type Additions struct {
 
 // Addition is for a domain, or for one descriptor in it.
 type Addition struct {
-	Domain       string         `yaml:"domain"`
-	Descriptor   []string       `yaml:"descriptor"` // key or key_value, level by level; none: the domain
-	Algorithm    string         `yaml:"algorithm"`
-	Burst        *uint32        `yaml:"burst"`
-	Overrides    *bool          `yaml:"overrides"`
-	MaxOverride  *uint64        `yaml:"max_override"`
-	Hold         map[string]any `yaml:"hold"`
-	Coordination map[string]any `yaml:"coordination"`
+	Domain     string   `yaml:"domain"`
+	Descriptor []string `yaml:"descriptor"` // key or key_value, level by level; none: the domain
+	// Said are the fields of rule files that are added.
+	Said map[string]any `yaml:",inline"`
 
-	inherited config.Inherited // what the fields above mean
-	// problems are the faults of the fields above. A push is refused for them only if a rule uses them.
+	// problems are the faults of Said. A push is refused for them only if a rule uses them.
 	problems config.Problems
 }
 
@@ -68,42 +64,20 @@ func ReadAdditions(name string) (*Additions, error) {
 		if r.Domain == "" {
 			return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: rule %d has no domain", name, i+1)
 		}
-		at := config.Place{File: fmt.Sprintf("CONFIG_GRPC_XDS_ADDITIONS %s, rule %d", name, i+1)}
-		if r.inherited, r.problems, err = config.ReadInherited(at, r.said()); err != nil {
-			return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: the coordination of rule %d: %w", name, i+1, err)
+		text, err := yaml.Marshal(r.Said)
+		if err != nil {
+			return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: rule %d: %w", name, i+1, err)
 		}
+		at := fmt.Sprintf("CONFIG_GRPC_XDS_ADDITIONS %s, rule %d", name, i+1)
+		r.problems = config.CheckInherited(config.Text{Name: at, Data: text, Pushed: true})
 	}
 	return &a, nil
 }
 
-// said are the fields that are set, as a rules file has them.
-func (r *Addition) said() map[string]any {
-	said := map[string]any{}
-	if r.Algorithm != "" {
-		said["algorithm"] = r.Algorithm
-	}
-	if r.Burst != nil {
-		said["burst"] = *r.Burst
-	}
-	if r.Overrides != nil {
-		said["overrides"] = *r.Overrides
-	}
-	if r.MaxOverride != nil {
-		said["max_override"] = *r.MaxOverride
-	}
-	if len(r.Hold) > 0 {
-		said["hold"] = r.Hold
-	}
-	if len(r.Coordination) > 0 {
-		said["coordination"] = r.Coordination
-	}
-	return said
-}
-
 // of returns the additions to a descriptor, or with no path to its domain. If more than one addition sets a
 // field, the last counts. The error has the faults of the used ones.
-func (a *Additions) of(domain string, path []string) (config.Inherited, error) {
-	var all config.Inherited
+func (a *Additions) of(domain string, path []string) (map[string]any, error) {
+	all := map[string]any{}
 	if a == nil {
 		return all, nil
 	}
@@ -117,25 +91,7 @@ func (a *Additions) of(domain string, path []string) (config.Inherited, error) {
 		if len(r.problems) > 0 {
 			return all, r.problems
 		}
-		all.Place = r.inherited.Place
-		if r.inherited.Algorithm != nil {
-			all.Algorithm = r.inherited.Algorithm
-		}
-		if r.inherited.Burst != nil {
-			all.Burst = r.inherited.Burst
-		}
-		if r.inherited.Overrides != nil {
-			all.Overrides = r.inherited.Overrides
-		}
-		if r.inherited.MaxOverride != nil {
-			all.MaxOverride = r.inherited.MaxOverride
-		}
-		if r.inherited.Hold != nil {
-			all.Hold = r.inherited.Hold
-		}
-		if len(r.inherited.Coordination) > 0 {
-			all.Coordination = r.inherited.Coordination
-		}
+		maps.Copy(all, r.Said)
 	}
 	return all, nil
 }

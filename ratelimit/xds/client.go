@@ -72,7 +72,7 @@ type Client struct {
 	options Options
 	pace    config.Pace // of Watch alone
 	mu      sync.Mutex
-	files   []config.File // guarded by mu
+	texts   []config.Text // guarded by mu
 	got     bool          // guarded by mu: a push
 }
 
@@ -83,14 +83,14 @@ func NewClient(o Options) *Client {
 }
 
 // Read implements [config.Source]. Before the first push there is nothing yet.
-func (c *Client) Read() (config.Draft, error) {
+func (c *Client) Read() ([]config.Text, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// No push yet is not the same as a push without resources, which ends all rules.
 	if !c.got {
-		return config.Draft{}, config.ErrNothingYet
+		return nil, config.ErrNothingYet
 	}
-	return config.Draft{Files: c.files}, nil
+	return c.texts, nil
 }
 
 // String names the server.
@@ -217,23 +217,23 @@ func shortenTo(text string, most int) string {
 func (c *Client) take(push *discovery.DiscoveryResponse, load config.Loader) error {
 	begun := time.Now()
 	defer func() { c.pace.Done(begun, time.Now()) }()
-	files, err := filesOf(push.GetResources(), c.options.Additions, c.options.Caps)
+	texts, err := textsOf(push.GetResources(), c.options.Additions, c.options.Caps)
 	if err != nil {
 		load.Refuse(err)
 		return err
 	}
 	c.mu.Lock()
-	before, got := c.files, c.got
-	// load reads the source again (Read), and so the new files have to be in their place before it
+	before, got := c.texts, c.got
+	// load reads the source again (Read), and so the new texts have to be in their place before it
 	// is called.
-	c.files, c.got = files, true
+	c.texts, c.got = texts, true
 	c.mu.Unlock()
 	err = load.Load()
 	if err != nil {
 		c.mu.Lock()
 		// The rules before stay in force, and a later load for another reason must find their
-		// files.
-		c.files, c.got = before, got
+		// texts.
+		c.texts, c.got = before, got
 		c.mu.Unlock()
 	}
 	return err

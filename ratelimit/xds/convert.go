@@ -1,9 +1,12 @@
 package xds
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
@@ -22,8 +25,7 @@ const (
 	metadataField = 8 // google.protobuf.Struct
 )
 
-// converter turns the resources of one push into the descriptors that rules files
-// are decoded to, so that they are checked and compiled as files are.
+// converter turns the resources of one push into YAML, so that they are checked and compiled as files are.
 type converter struct {
 	more *Additions
 	caps config.Caps
@@ -32,114 +34,163 @@ type converter struct {
 	messages int
 	rules    int // descriptors so far
 
-	domain string       // that is converted
-	at     config.Place // of everything in it
+	domain string // that is converted
 	// path leads to the descriptor that is converted, for errors and for additions to it.
 	path []string
+	out  []byte // YAML of the domain
 }
 
 func newConverter(more *Additions, caps config.Caps) *converter {
 	return &converter{more: more, caps: caps, messages: caps.Tokens}
 }
 
-// file converts a resource.
-func (c *converter) file(resource *anypb.Any) (config.File, error) {
+// text converts a resource. Errors name the resource and the rule, because no file has its lines.
+func (c *converter) text(resource *anypb.Any) (config.Text, error) {
 	if resource.GetTypeUrl() != TypeURL {
-		return config.File{}, fmt.Errorf("a resource of type %q, must be of type %s",
+		return config.Text{}, fmt.Errorf("a resource of type %q, must be of type %s",
 			shortenTo(resource.GetTypeUrl(), 200), TypeURL)
 	}
 	body := resource.GetValue()
 	// Counted in the bytes, before anything is built: see shape.
 	if err := configShape.count(body, &c.messages, 0); errors.Is(err, errMany) {
-		return config.File{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, "+
+		return config.Text{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, "+
 			"limits and values of metadata: have fewer rules, or raise MAX_MEMORY", len(body), c.caps.Tokens)
 	} else if err != nil {
-		return config.File{}, fmt.Errorf("a resource of %d bytes that is not a RateLimitConfig: %w", len(body), err)
+		return config.Text{}, fmt.Errorf("a resource of %d bytes that is not a RateLimitConfig: %w", len(body), err)
 	}
 	var m rlsconf.RateLimitConfig
 	if err := proto.Unmarshal(body, &m); err != nil {
-		return config.File{}, fmt.Errorf("a resource that is not a RateLimitConfig: %w", err)
+		return config.Text{}, fmt.Errorf("a resource that is not a RateLimitConfig: %w", err)
 	}
-	// A resource has no lines: its name is the place that errors name.
-	c.domain, c.at, c.path = m.GetDomain(), config.Place{File: "xds:" + shortenTo(m.GetName(), 200)}, nil
-	f := config.File{Place: c.at, Domain: m.GetDomain()}
-	var err error
-	if f.Defaults, err = c.inherited(); err == nil {
-		f.Descriptors, err = c.descriptors(m.GetDescriptors())
+	name := "xds:" + shortenTo(m.GetName(), 200)
+	c.domain, c.path, c.out = m.GetDomain(), nil, nil
+	c.line("", "domain", strconv.Quote(m.GetDomain()))
+	err := c.added("")
+	if err == nil {
+		err = c.descriptors("", m.GetDescriptors())
 	}
 	if err != nil {
-		return config.File{}, fmt.Errorf("%s: %w", c.at.File, err)
+		return config.Text{}, fmt.Errorf("%s: %w", name, err)
 	}
-	return f, nil
+	return config.Text{Name: name, Data: c.out, Pushed: true}, nil
+}
+
+// line writes a field. Strings are quoted as in Go: YAML reads them alike, because messages are UTF-8.
+func (c *converter) line(indent, key, value string) {
+	c.out = fmt.Appendf(c.out, "%s%s: %s\n", indent, key, value)
+}
+
+// texts writes the fields that are not empty: keys and values by turns.
+func (c *converter) texts(indent string, fields ...string) {
+	for i := 0; i < len(fields); i += 2 {
+		if fields[i+1] != "" {
+			c.line(indent, fields[i], strconv.Quote(fields[i+1]))
+		}
+	}
+}
+
+// flag writes a field that is set.
+func (c *converter) flag(indent, key string, set bool) {
+	if set {
+		c.line(indent, key, "true")
+	}
+}
+
+// json writes a value as JSON, which is YAML once characters that YAML forbids, or reads as an end of line, are
+// escaped.
+func (c *converter) json(indent, key string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("%s: %w", key, err)
+	}
+	var b strings.Builder
+	for _, r := range string(text) {
+		switch {
+		case r >= 0x7f && r <= 0x9f, r == 0xfeff, r == 0xfffe, r == 0xffff:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	c.line(indent, key, b.String())
+	return nil
+}
+
+// added writes the additions to the descriptor that is converted, or to its domain.
+func (c *converter) added(indent string) error {
+	said, err := c.more.of(c.domain, c.path)
+	for _, key := range slices.Sorted(maps.Keys(said)) {
+		err = errors.Join(err, c.json(indent, key, said[key]))
+	}
+	return err
 }
 
 // descriptors converts them and all below them. It stops where there is one more
 // than there may be: the store refuses all of them then, as it does those of files.
-func (c *converter) descriptors(all []*rlsconf.RateLimitDescriptor) ([]config.Descriptor, error) {
-	if len(all) == 0 {
-		return nil, nil
+func (c *converter) descriptors(indent string, all []*rlsconf.RateLimitDescriptor) error {
+	if len(all) > 0 {
+		c.line(indent, "descriptors", "")
 	}
-	// One more than may be is converted, so that the check of all rules sees that there are too
-	// many.
-	out := make([]config.Descriptor, 0, min(len(all), c.caps.Rules+1-c.rules))
 	for _, m := range all {
+		// One more than may be is converted, so that the check of all rules sees that there are too
+		// many.
 		if c.rules > c.caps.Rules {
 			break
 		}
 		c.rules++
-		d, err := c.descriptor(m)
-		if err != nil {
-			return nil, err
+		if err := c.descriptor(indent, m); err != nil {
+			return err
 		}
-		out = append(out, d)
+		if len(c.out) > c.caps.FileBytes {
+			return fmt.Errorf("error loading config file: as a file it exceeds %d bytes: use fewer rules",
+				c.caps.FileBytes)
+		}
 	}
-	return out, nil
+	return nil
 }
 
-func (c *converter) descriptor(m *rlsconf.RateLimitDescriptor) (config.Descriptor, error) {
-	d := config.Descriptor{
-		Place: c.at, Key: m.GetKey(), Value: m.GetValue(), Limit: c.limit(m.GetRateLimit()),
-		Shadow: m.GetShadowMode(), Detailed: m.GetDetailedMetric(),
-	}
-	c.path = append(c.path, d.Segment())
-	err := unknown(&d, m.ProtoReflect().GetUnknown())
+// descriptor converts an item of a list. Its other fields are indented by the mark of the item.
+func (c *converter) descriptor(indent string, m *rlsconf.RateLimitDescriptor) error {
+	named := config.Descriptor{Key: m.GetKey(), Value: m.GetValue()}
+	c.path = append(c.path, named.Segment())
+	c.line(indent, "- key", strconv.Quote(m.GetKey()))
+	below := indent + "  "
+	c.texts(below, "value", m.GetValue())
+	c.limit(below, m.GetRateLimit())
+	c.flag(below, "shadow_mode", m.GetShadowMode())
+	c.flag(below, "detailed_metric", m.GetDetailedMetric())
+	err := c.unknown(below, m.ProtoReflect().GetUnknown())
 	if err == nil {
-		d.Inherited, err = c.inherited()
+		err = c.added(below)
 	}
 	if err != nil {
-		return d, fmt.Errorf("descriptor %s: %w", shortenTo(strings.Join(c.path, "."), 200), err)
+		return fmt.Errorf("descriptor %s: %w", shortenTo(strings.Join(c.path, "."), 200), err)
 	}
-	if d.Descriptors, err = c.descriptors(m.GetDescriptors()); err != nil {
-		return d, err
-	}
+	err = c.descriptors(below, m.GetDescriptors())
 	c.path = c.path[:len(c.path)-1]
-	return d, nil
+	return err
 }
 
-func (c *converter) limit(m *rlsconf.RateLimitPolicy) *config.RateLimit {
+func (c *converter) limit(indent string, m *rlsconf.RateLimitPolicy) {
 	if m == nil {
-		return nil
+		return
 	}
-	l := &config.RateLimit{Place: c.at, Unlimited: m.GetUnlimited(), Name: m.GetName()}
+	c.line(indent, "rate_limit", "")
+	below := indent + "  "
 	// A file that says unlimited may say neither a unit nor a number.
-	if !l.Unlimited {
-		l.Unit, l.Requests = unitOf(m.GetUnit()), ratelimit.Tokens(m.GetRequestsPerUnit())
+	if m.GetUnlimited() {
+		c.flag(below, "unlimited", true)
+	} else {
+		c.line(below, "requests_per_unit", strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10))
+		c.texts(below, "unit", unitOf(m.GetUnit()))
+	}
+	c.texts(below, "name", m.GetName())
+	if len(m.GetReplaces()) > 0 {
+		c.line(below, "replaces", "")
 	}
 	for _, r := range m.GetReplaces() {
-		l.Replaces = append(l.Replaces, config.Replacement{Place: c.at, Name: r.GetName()})
+		c.line(below, "- name", strconv.Quote(r.GetName()))
 	}
-	return l
-}
-
-// inherited is what a file adds to the descriptor that is converted, or to its
-// domain.
-func (c *converter) inherited() (config.Inherited, error) {
-	in, err := c.more.of(c.domain, c.path)
-	// Without an addition the place is the resource.
-	if in.Place == (config.Place{}) {
-		in.Place = c.at
-	}
-	return in, err
 }
 
 // unitOf is a unit's name. The published types lack month, year and week, which
@@ -151,10 +202,10 @@ func unitOf(u rlsconf.RateLimitUnit) string {
 	return ratelimit.Unit(u).String()
 }
 
-// unknown reads the fields that the types lack, and leaves out others. Of a field that is there twice, the
+// unknown converts the fields that the types lack, and leaves out others. Of a field that is there twice, the
 // last counts, as in every message.
-func unknown(d *config.Descriptor, b []byte) error {
-	meta, given := []byte(nil), false
+func (c *converter) unknown(indent string, b []byte) error {
+	quota, meta, given := false, []byte(nil), false
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
@@ -165,7 +216,7 @@ func unknown(d *config.Descriptor, b []byte) error {
 		case number == quotaMode && kind == protowire.VarintType:
 			var v uint64
 			v, n = protowire.ConsumeVarint(b)
-			d.Quota = v != 0
+			quota = v != 0
 		case number == metadataField && kind == protowire.BytesType:
 			meta, n = protowire.ConsumeBytes(b)
 			given = true
@@ -177,6 +228,7 @@ func unknown(d *config.Descriptor, b []byte) error {
 		}
 		b = b[n:]
 	}
+	c.flag(indent, "quota_mode", quota)
 	if !given {
 		return nil
 	}
@@ -184,31 +236,32 @@ func unknown(d *config.Descriptor, b []byte) error {
 	if err := proto.Unmarshal(meta, &s); err != nil {
 		return fmt.Errorf("metadata: %w", err)
 	}
-	d.Metadata = s.AsMap() // the values of JSON: a NaN is a string in it
-	return nil
+	return c.json(indent, "metadata", s.AsMap()) // a NaN is a string in it
 }
 
-// filesOf converts the resources of a push, and says of the first few that are bad
-// why. Files are in the order of their names: a server may send them in any.
-func filesOf(resources []*anypb.Any, more *Additions, caps config.Caps) ([]config.File, error) {
+// textsOf converts the resources of a push, and says of the first few that are bad
+// why. Texts are in the order of their names: a server may send them in any. It stops beyond the bytes
+// that all files may have, as their check does.
+func textsOf(resources []*anypb.Any, more *Additions, caps config.Caps) ([]config.Text, error) {
 	c := newConverter(more, caps)
-	files := make([]config.File, 0, len(resources))
+	texts := make([]config.Text, 0, len(resources))
 	var errs []error
-	for _, r := range resources {
-		file, err := c.file(r)
+	for sum, i := 0, 0; i < len(resources) && sum <= caps.TotalBytes; i++ {
+		text, err := c.text(resources[i])
 		if err != nil {
 			if errs = append(errs, err); len(errs) == maxErrors {
 				break
 			}
 			continue
 		}
-		files = append(files, file)
+		sum += len(text.Data)
+		texts = append(texts, text)
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	slices.SortStableFunc(files, func(a, b config.File) int { return strings.Compare(a.Place.File, b.Place.File) })
-	return files, nil
+	slices.SortStableFunc(texts, func(a, b config.Text) int { return strings.Compare(a.Name, b.Name) })
+	return texts, nil
 }
 
 // maxErrors are those that one push is refused with.

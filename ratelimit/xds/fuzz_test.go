@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
-// Any resource is refused, or has the meaning of its message, which is read here in another way. It equals the
-// same descriptors as a file, with the same problems.
+// Any resource is refused, or has the meaning of its message, which is read here in another way.
 func FuzzResource(f *testing.F) {
 	inner := limit("api_key", 100)
 	inner.ShadowMode, inner.DetailedMetric, inner.RateLimit.Name = true, true, "gold"
@@ -45,7 +44,7 @@ func FuzzResource(f *testing.F) {
 	counters := new(ratelimit.RuleCounters)
 	o.Counters = func(string, string) *ratelimit.RuleCounters { return counters }
 	run := func(t *testing.T, b []byte) {
-		file, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: b}, nil)
+		text, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: b}, nil)
 		var c rlsconf.RateLimitConfig
 		parseErr := proto.Unmarshal(b, &c)
 		if parseErr != nil {
@@ -60,17 +59,14 @@ func FuzzResource(f *testing.F) {
 			}
 			return
 		}
-		text := written(t, file)
-		if len(text) > 200*len(b)+100 {
-			t.Fatalf("%d bytes became %d", len(b), len(text))
+		if len(text.Data) > 200*len(b)+100 {
+			t.Fatalf("%d bytes became %d", len(b), len(text.Data))
 		}
-		got, _, problems := config.Build(config.Draft{Files: []config.File{file}}, o)
-		asText, _, textProblems := config.Parse([]config.Text{{Name: file.Place.File, Data: []byte(text)}}, o)
-		same(t, text, got, asText, problems, textProblems)
+		got, _, problems := config.Parse([]config.Text{text}, o)
 		want, wrong := config.Compile([]config.File{{Domain: c.Domain, Descriptors: direct(c.Descriptors)}}, o)
 		if len(problems) == 0 && len(wrong) > 0 || len(problems) > 0 && len(wrong) == 0 &&
 			!strings.Contains(problems.Error(), "nested deeper") {
-			t.Fatalf("converted: %v\ndirectly: %v\n%s", problems, wrong, text)
+			t.Fatalf("converted: %v\ndirectly: %v\n%s", problems, wrong, text.Data)
 		}
 		if len(problems) > 0 {
 			return
@@ -79,7 +75,7 @@ func FuzzResource(f *testing.F) {
 		for i := range min(len(x), len(y)) { // fields that the types lack
 			y[i].Quota, y[i].Metadata = x[i].Quota, x[i].Metadata
 		}
-		equal(t, text, x, y)
+		equal(t, string(text.Data), x, y)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > 2<<10 {
@@ -87,25 +83,6 @@ func FuzzResource(f *testing.F) {
 		}
 		fuzztest.Bytes(b, func(b []byte) { run(t, b) })
 	})
-}
-
-// same compares what descriptors became with what they became as a text.
-func same(t *testing.T, text string, got, want *config.Rules, problems, wrong config.Problems) {
-	t.Helper()
-	equal(t, text, got.All(), want.All())
-	if len(problems) != len(wrong) && !nestedTooDeep(problems, wrong) {
-		t.Fatalf("problems: %v\nas text: %v\n%s", problems, wrong, text)
-	}
-	for i := range problems {
-		// A text has lines, and says where the first of a duplicate is.
-		message, first, ok := strings.Cut(wrong[i].Message, "; the first is at ")
-		if _, hint, more := strings.Cut(first, "; "); ok && more {
-			message += "; " + hint
-		}
-		if !strings.HasSuffix(problems[i].Message, message) && !nestedTooDeep(problems, wrong) {
-			t.Fatalf("problem %v\nas text: %v\n%s", problems[i], wrong[i], text)
-		}
-	}
 }
 
 func equal(t *testing.T, text string, got, want []*ratelimit.Rule) {
@@ -118,13 +95,6 @@ func equal(t *testing.T, text string, got, want []*ratelimit.Rule) {
 			t.Fatalf("%+v, want %+v:\n%s", got[i], want[i], text)
 		}
 	}
-}
-
-// nestedTooDeep tells whether both are refused for their depth. A text that is too
-// deep is compiled as far as it goes, to tell of more problems; descriptors are not.
-func nestedTooDeep(problems, wrong config.Problems) bool {
-	return len(problems) == 1 && strings.Contains(problems.Error(), "nested deeper than 200") &&
-		strings.Contains(wrong.Error(), "nested deeper than 200")
 }
 
 // direct is the meaning of descriptors, without fields that the types lack.

@@ -293,20 +293,19 @@ func TestConversion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := convertOne(body, additions)
+	text, err := convertOne(body, additions)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := written(t, file)
 	for range 20 { // or a push that changes nothing would be a new one
 		again, err := convertOne(body, additions)
-		if err != nil || written(t, again) != text {
-			t.Fatalf("converted twice: %v\n%s\n%s", err, text, written(t, again))
+		if err != nil || string(again.Data) != string(text.Data) {
+			t.Fatalf("converted twice: %v\n%s\n%s", err, text.Data, again.Data)
 		}
 	}
-	rules, _, problems := config.Build(config.Draft{Files: []config.File{file}}, options())
+	rules, _, problems := config.Parse([]config.Text{text}, options())
 	if len(problems) > 0 {
-		t.Fatalf("%v\n%s", problems, text)
+		t.Fatalf("%v\n%s", problems, text.Data)
 	}
 	for _, r := range rules.All() {
 		switch r.Path {
@@ -329,30 +328,21 @@ func TestConversion(t *testing.T) {
 		}
 	}
 	if len(rules.All()) != 3 {
-		t.Errorf("%d rules of\n%s", len(rules.All()), text)
+		t.Errorf("%d rules of\n%s", len(rules.All()), text.Data)
 	}
 }
 
 func options() config.Options { return config.Options{Coordination: ratelimit.DefaultCoordination()} }
 
-func convertOne(resource *anypb.Any, more *Additions) (config.File, error) {
-	return newConverter(more, config.DefaultCaps()).file(resource)
-}
-
-func written(t *testing.T, f config.File) string {
-	t.Helper()
-	text, err := config.WriteFile(&f, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+func convertOne(resource *anypb.Any, more *Additions) (config.Text, error) {
+	return newConverter(more, config.DefaultCaps()).text(resource)
 }
 
 func TestBadInput(t *testing.T) {
 	bad := limit("k", 1)
 	bad.ProtoReflect().SetUnknown([]byte{0xff})
-	if _, err := newConverter(nil,
-		config.DefaultCaps()).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
+	if err := newConverter(nil,
+		config.DefaultCaps()).descriptors("", []*rlsconf.RateLimitDescriptor{bad}); err == nil {
 		t.Error("a broken field was read")
 	}
 	meta, err := proto.Marshal(&structpb.Struct{
@@ -364,9 +354,8 @@ func TestBadInput(t *testing.T) {
 	read, err := convertOne(&anypb.Any{
 		TypeUrl: TypeURL, Value: nest(3, append(nest(1, []byte("k")), nest(metadataField, meta)...)),
 	}, nil)
-	if err != nil || read.Descriptors[0].Metadata["rate"] != "NaN" ||
-		!strings.Contains(written(t, read), `{"rate":"NaN"}`) {
-		t.Errorf("metadata that JSON cannot say: %v %v", read, err)
+	if err != nil || !strings.Contains(string(read.Data), `{"rate":"NaN"}`) {
+		t.Errorf("metadata that JSON cannot say: %v\n%s", err, read.Data)
 	}
 	if _, err := convertOne(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
 		t.Error("another type was read")
@@ -402,11 +391,11 @@ func TestAdditionsByPath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filesOf([]*anypb.Any{body}, more, config.DefaultCaps())
+	texts, err := textsOf([]*anypb.Any{body}, more, config.DefaultCaps())
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules, _, problems := config.Build(config.Draft{Files: files}, options())
+	rules, _, problems := config.Parse(texts, options())
 	if problems != nil || len(rules.All()) != 2 {
 		t.Fatal(problems)
 	}
@@ -439,7 +428,7 @@ func TestBadAdditions(t *testing.T) {
 			"config error, unknown key 'siz'; did you mean 'size'? Known here: size, ttl, reserve\n" +
 			"CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
 			`config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
-		"e": "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst applies to algorithm: " +
+		"e": "xds:e: e.k: config error, burst applies to algorithm: " +
 			"token_bucket, and this is fixed_window; write algorithm: token_bucket, or remove burst",
 		"other": "xds:other: CONFIG_GRPC_XDS_ADDITIONS " + file +
 			`, rule 1: error loading config file: burst must be a whole number from 1 to 1000000000000, not "0"`,
@@ -450,9 +439,9 @@ func TestBadAdditions(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := ""
-		if files, err := filesOf([]*anypb.Any{body}, more, config.DefaultCaps()); err != nil {
+		if texts, err := textsOf([]*anypb.Any{body}, more, config.DefaultCaps()); err != nil {
 			got = err.Error()
-		} else if _, _, problems := config.Build(config.Draft{Files: files}, options()); problems != nil {
+		} else if _, _, problems := config.Parse(texts, options()); problems != nil {
 			got = problems.Error()
 		}
 		if got != want {

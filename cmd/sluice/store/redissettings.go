@@ -16,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/store/resp"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -122,19 +121,9 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	if err != nil {
 		return nil, err
 	}
-	o.Dialer = f.dialer(o, pool, refused)
+	// With a dialer of its own the client leaves TLS to it.
+	o.Dialer = bounded(redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig}), pool, refused)
 	return o, f.checkAddresses(o.Addrs)
-}
-
-// dialer makes the client's connections, of any type, and bounds their answers. With a dialer of its own the
-// client leaves TLS to it.
-func (f *Redis) dialer(o *redis.UniversalOptions, pool *metrics.Pool, refused *atomic.Uint64) resp.Dial {
-	dial := redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig})
-	return resp.Dialer(countedDial(dial, pool), resp.MostReply, func(*resp.Error) {
-		if refused != nil {
-			refused.Add(1)
-		}
-	})
 }
 
 func (f *Redis) single(o *redis.UniversalOptions) error {
@@ -212,8 +201,8 @@ func (f *Redis) advise(err error) string {
 	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
 		user, password := userAndPassword(f.Auth)
 		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
-	case errors.Is(err, resp.ErrReply):
-		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), resp.MostReply)
+	case errors.Is(err, errReply):
+		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), mostReply)
 	case says("OOM command not allowed"):
 		return "raise maxmemory of Redis: it is full"
 	case says("READONLY"):

@@ -11,7 +11,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/store/resp"
 	"github.com/sluice-gate/sluice/leasing/account"
 )
 
@@ -160,7 +159,7 @@ func (s *startup) wait(ctx context.Context) error {
 }
 
 // hold has the client's connections wait until the Redis has answered.
-func (s *startup) hold(dial resp.Dial) resp.Dial {
+func (s *startup) hold(next dial) dial {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		select { // not until ctx is done: the pool would count it as a failure
 		case <-s.came:
@@ -169,7 +168,7 @@ func (s *startup) hold(dial resp.Dial) resp.Dial {
 				return nil, err
 			}
 		}
-		return dial(ctx, network, address)
+		return next(ctx, network, address)
 	}
 }
 
