@@ -110,9 +110,9 @@ bench: bench-core bench-cost ## what a decision costs, in the core and as a whol
 bench-accuracy: deps $(LAB) ## every load and fault under every mode, as a table and as .cache/accuracy.html
 	$(LAB) bench accuracy --all --html .cache/accuracy.html
 
-# About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window, and fleets in virtual time.
+# About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window.
 bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
-	$(LAB) bench store --nodes 3 --length 60s --html .cache/store.html
+	$(LAB) bench store --length 60s --html .cache/store.html
 
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
-// Two servers are called, while the streams of one of them report and while they are silent.
+// Two servers are called, while the streams of one of them report.
 func TestBeside(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds sluice")
@@ -23,11 +22,8 @@ func TestBeside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Quiet.Calls != 200 || r.Silent.Calls != 200 || r.Alone.Calls != 200 || r.Beside.Calls != 200 || r.Streams.Sent < 100 || r.Streams.Cores <= 0 || r.Streams.Ended != 0 {
+	if r.Alone.Calls != 200 || r.Beside.Calls != 200 || r.Streams.Sent < 100 || r.Streams.Cores <= 0 || r.CPURatio <= 0 {
 		t.Errorf("%+v", r)
-	}
-	if r.Others < -0.1 || r.Others > float64(runtime.NumCPU()) {
-		t.Errorf("other processes took %v cores", r.Others)
 	}
 	var out strings.Builder
 	if err := r.Page().WriteText(&out); err != nil || !strings.Contains(out.String(), "beside streams, a call takes") {

@@ -7,7 +7,9 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/routing/ring"
 
+	"github.com/cespare/xxhash/v2"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
@@ -93,35 +95,38 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		return nil, err
 	}
 	defer remove()
-	servers := []*contender{{name: "empty gRPC server", start: func(string) (*process.Process, error) { return StartEmpty(o.Lab) }}, {name: "sluice", start: func(binary string) (*process.Process, error) {
-		return process.Sluice(binary, rules, "--log-level", "error")
-	}}}
-	if o.Forwarded {
-		for _, p := range []struct {
-			name, hotRate string
-			keys          int
-		}{{"sluice, forwarding", "1e9", o.Keys}, {"sluice, a hot key", "300", 1}} {
-			ring, err := newPair(o.Binary, rules, p.hotRate)
-			if err != nil {
-				return nil, err
-			}
-			defer ring.owner.Stop()
-			servers = append(servers, &contender{name: p.name, start: ring.start, also: ring.owner, owned: ring.elsewhere, keys: p.keys})
+	var servers []*contender
+	add := func(c *contender, err error) error {
+		if err == nil {
+			servers = append(servers, c)
+			err = c.open(o.Connections)
 		}
+		return err
 	}
-	for _, c := range servers {
-		if err := c.open(o); err != nil {
+	defer func() {
+		for _, c := range servers {
+			c.stop()
+		}
+	}()
+	if err := add(contend("empty gRPC server", o.Keys, nil)(StartEmpty(o.Lab))); err != nil {
+		return nil, err
+	}
+	if err := add(contend("sluice", o.Keys, nil)(process.Sluice(o.Binary, rules, "--log-level", "error"))); err != nil {
+		return nil, err
+	}
+	if o.Forwarded {
+		if err := add(pair("sluice, forwarding", o.Binary, rules, "1e9", o.Keys)); err != nil {
 			return nil, err
 		}
-		defer c.stop()
-	}
-	if o.Forwarded { // until the key is hot
-		if err := servers[3].round(ctx, CostOptions{Callers: o.Callers, Round: 3 * time.Second}); err != nil {
+		if err := add(pair("sluice, a hot key", o.Binary, rules, "300", 1)); err != nil {
+			return nil, err
+		}
+		if err := servers[3].round(ctx, o.Callers, 0, 3*time.Second); err != nil { // until the key is hot
 			return nil, err
 		}
 	}
 	for _, c := range servers { // connections, tables and heaps grow here
-		if err := c.round(ctx, o); err != nil {
+		if err := c.round(ctx, o.Callers, 0, o.Round); err != nil {
 			return nil, err
 		}
 		c.rounds = c.rounds[:0]
@@ -129,7 +134,7 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 	for i := range o.Rounds {
 		o.Tell(o.Rounds, "rounds")
 		for n := range servers { // none is always the one after another
-			if err := servers[(i+n)%len(servers)].round(ctx, o); err != nil {
+			if err := servers[(i+n)%len(servers)].round(ctx, o.Callers, 0, o.Round); err != nil {
 				return nil, err
 			}
 		}
@@ -144,12 +149,52 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 	return r, nil
 }
 
-// costRequests are of keys whose values owned accepts.
-func costRequests(keys int, owned func(string) bool) ([][]byte, error) {
-	var requests [][]byte
-	for i := 0; len(requests) < keys; i++ {
+// contender is one of the servers, and what its rounds measured.
+type contender struct {
+	name   string
+	keys   int
+	owned  func(string) bool  // accepts its keys; nil: all
+	nodes  []*process.Process // the first is driven, and the processor time of all counts
+	client *client
+	rounds []costRound
+}
+
+type costRound struct {
+	round
+	cpu time.Duration
+}
+
+// contend makes a contender of a server that was started.
+func contend(name string, keys int, owned func(string) bool) func(*process.Process, error) (*contender, error) {
+	return func(p *process.Process, err error) (*contender, error) {
+		return &contender{name: name, keys: keys, owned: owned, nodes: []*process.Process{p}}, err
+	}
+}
+
+// pair is two nodes that own keys together. One is driven, with keys of the other.
+func pair(name, binary, rules, hotRate string, keys int) (*contender, error) {
+	f, err := process.StartFleet(binary, rules, 2, "--hot-key-rate", hotRate)
+	if err != nil {
+		return nil, err
+	}
+	owners := ring.New(f.Peers)
+	elsewhere := func(value string) bool { return owners.Owner(xxhash.Sum64String(value)) == f.Peers[1] }
+	return &contender{name: name, keys: keys, owned: elsewhere, nodes: f.Nodes}, nil
+}
+
+func (c *contender) open(connections int) error {
+	requests, err := c.requests()
+	if err != nil {
+		return err
+	}
+	c.client, err = dial(c.nodes[0].Address, connections, requests)
+	return err
+}
+
+func (c *contender) requests() (all [][]byte, err error) {
+	for i := 0; len(all) < c.keys; i++ {
 		value := fmt.Sprintf("key-%08d", i)
-		if !owned(value) {
+		if c.owned != nil && !c.owned(value) {
 			continue
 		}
 		request, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*common.RateLimitDescriptor{{
@@ -160,55 +205,26 @@ func costRequests(keys int, owned func(string) bool) ([][]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("bench: %w", err)
 		}
-		requests = append(requests, request)
+		all = append(all, request)
 	}
-	return requests, nil
-}
-
-// contender is one of the servers, and what its rounds measured.
-type contender struct {
-	name    string
-	start   func(binary string) (*process.Process, error)
-	process *process.Process
-	also    *process.Process  // whose processor time counts too, or nil
-	owned   func(string) bool // accepts its keys; nil: all
-	keys    int               // how many; 0: as the options say
-	client  *client
-	rounds  []costRound
-}
-
-type costRound struct {
-	round
-	cpu time.Duration
-}
-
-func (c *contender) open(o CostOptions) error {
-	owned, keys := c.owned, c.keys
-	if owned == nil {
-		owned, keys = func(string) bool { return true }, o.Keys
-	}
-	requests, err := costRequests(keys, owned)
-	if err != nil {
-		return err
-	}
-	if c.process, err = c.start(o.Binary); err != nil {
-		return err
-	}
-	c.client, err = dial(c.process.Address, o.Connections, requests)
-	return err
+	return all, nil
 }
 
 func (c *contender) stop() {
-	c.client.close()
-	c.process.Stop()
+	if c.client != nil {
+		c.client.close()
+	}
+	for _, p := range c.nodes {
+		p.Stop()
+	}
 }
 
-func (c *contender) round(ctx context.Context, o CostOptions) error {
+func (c *contender) round(ctx context.Context, callers int, perSecond float64, length time.Duration) error {
 	before, err := c.cpu()
 	if err != nil {
 		return err
 	}
-	r := costRound{round: c.client.run(ctx, o.Callers, o.Round)}
+	r := costRound{round: c.client.run(ctx, callers, perSecond, length)}
 	after, err := c.cpu()
 	if err != nil {
 		return err
@@ -221,13 +237,15 @@ func (c *contender) round(ctx context.Context, o CostOptions) error {
 	return nil
 }
 
-func (c *contender) cpu() (time.Duration, error) {
-	own, err := c.process.CPU()
-	if err != nil || c.also == nil {
-		return own, err
+func (c *contender) cpu() (sum time.Duration, err error) {
+	for _, p := range c.nodes {
+		used, err := p.CPU()
+		if err != nil {
+			return 0, err
+		}
+		sum += used
 	}
-	other, err := c.also.CPU()
-	return own + other, err
+	return sum, nil
 }
 
 func (c *contender) cost() ServerCost {

@@ -3,8 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -201,16 +199,11 @@ func (f *keysFlood) look(ctx context.Context, sent int) error {
 	if err != nil {
 		return err
 	}
-	response, err := http.Get("http://" + f.process.Debug + "/metrics")
+	text, err := f.process.Scrape()
 	if err != nil {
-		return fmt.Errorf("metrics: %w", err)
+		return err
 	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return fmt.Errorf("metrics: %w", err)
-	}
-	p := KeysPoint{Keys: sent, PeakMemory: int(peak >> 20), Series: strings.Count(string(text), "\n"), Known: "ADMITTED"}
+	p := KeysPoint{Keys: sent, PeakMemory: int(peak >> 20), Series: strings.Count(text, "\n"), Known: "ADMITTED"}
 	if answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
 		p.Known = stillLimited
 	}

@@ -17,18 +17,14 @@ import (
 // reporters are streams of the quota service that report in turn, for as long as they live: the messages of
 // Envoys, without their decisions.
 type reporters struct {
-	streams []atomic.Pointer[wire]
+	streams []grpc.ClientStream
 	reports [][]byte // of each group of streams
 	answers atomic.Int64
 	sent    atomic.Int64
-	ended   atomic.Int64 // streams that the server has ended
-	silent  atomic.Bool  // none reports for now
+	ended   atomic.Pointer[error] // why the server has ended a stream
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
 }
-
-// wire is one stream.
-type wire struct{ grpc.ClientStream }
 
 // sharing is how many streams share their buckets.
 const sharing = 100
@@ -58,7 +54,7 @@ func reportOf(group, buckets int, elapsed time.Duration) ([]byte, error) {
 // openReporters opens streams over a client's connections, and has each send its first report.
 func openReporters(ctx context.Context, c *client, streams, buckets int, perSecond float64) (*reporters, error) {
 	ctx, stop := context.WithCancel(ctx)
-	r := &reporters{stop: stop, streams: make([]atomic.Pointer[wire], streams)}
+	r := &reporters{stop: stop, streams: make([]grpc.ClientStream, streams)}
 	var opening errgroup.Group
 	opening.SetLimit(64)
 	for group := range (streams + sharing - 1) / sharing {
@@ -86,33 +82,8 @@ func openReporters(ctx context.Context, c *client, streams, buckets int, perSeco
 	return r, nil
 }
 
-// open opens a stream, and another whenever one ends, as an Envoy does.
+// open opens a stream, and reads its answers.
 func (r *reporters) open(ctx context.Context, c *client, i int, first []byte) error {
-	if err := r.connect(ctx, c, i, first); err != nil {
-		return err
-	}
-	r.wg.Go(func() {
-		var size int
-		for ctx.Err() == nil {
-			if err := r.streams[i].Load().RecvMsg(&size); err == nil {
-				r.answers.Add(1)
-				continue
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(reopenAfter):
-				r.ended.Add(1)
-				_ = r.connect(ctx, c, i, first) // if it fails, the stream that ended fails again
-			}
-		}
-	})
-	return nil
-}
-
-// reopenAfter is how long a stream that has ended is left alone.
-const reopenAfter = time.Second
-
-func (r *reporters) connect(ctx context.Context, c *client, i int, first []byte) error {
 	stream, err := c.conns[i%len(c.conns)].NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
 		rlqs.RateLimitQuotaService_StreamRateLimitQuotas_FullMethodName)
 	if err != nil {
@@ -121,7 +92,27 @@ func (r *reporters) connect(ctx context.Context, c *client, i int, first []byte)
 	if err := stream.SendMsg(first); err != nil {
 		return fmt.Errorf("reporting on stream %d: %w", i, err)
 	}
-	r.streams[i].Store(&wire{stream})
+	r.streams[i] = stream
+	r.wg.Go(func() {
+		var size int
+		for {
+			if err := stream.RecvMsg(&size); err != nil {
+				if ctx.Err() == nil {
+					r.ended.Store(&err)
+				}
+				return
+			}
+			r.answers.Add(1)
+		}
+	})
+	return nil
+}
+
+// err says that a stream has ended: then fewer than were meant to be were measured.
+func (r *reporters) err() error {
+	if err := r.ended.Load(); err != nil {
+		return fmt.Errorf("the server has ended a stream (raise MAX_MEMORY): %w", *err)
+	}
 	return nil
 }
 
@@ -130,7 +121,7 @@ func (r *reporters) connect(ctx context.Context, c *client, i int, first []byte)
 func (r *reporters) send(ctx context.Context, perSecond float64) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	began, next := time.Now(), 0
+	began := time.Now()
 	for sent := 0; ; {
 		select {
 		case <-tick.C:
@@ -138,12 +129,8 @@ func (r *reporters) send(ctx context.Context, perSecond float64) {
 			return
 		}
 		for due := int(time.Since(began).Seconds() * perSecond); sent < due; sent++ {
-			if r.silent.Load() {
-				continue // missed reports are not made up for
-			}
-			i := next % len(r.streams)
-			next++
-			if r.streams[i].Load().SendMsg(r.reports[i/sharing]) == nil {
+			i := sent % len(r.streams)
+			if r.streams[i].SendMsg(r.reports[i/sharing]) == nil {
 				r.sent.Add(1)
 			}
 		}

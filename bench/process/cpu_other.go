@@ -4,6 +4,7 @@ package process
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"time"
 )
@@ -18,11 +19,5 @@ func CPUOf(pid int) (time.Duration, error) {
 		pid, runtime.GOOS)
 }
 
-// AllCPU would be the processor time that all processes have used.
-func AllCPU() (time.Duration, error) {
-	return 0, fmt.Errorf("the processor time of all processes is not known: %s does not say it, measure on Linux",
-		runtime.GOOS)
-}
-
 // OwnCPU would be the processor time that this process has used.
-func OwnCPU() (time.Duration, error) { return AllCPU() }
+func OwnCPU() (time.Duration, error) { return CPUOf(os.Getpid()) }

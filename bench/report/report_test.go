@@ -126,15 +126,17 @@ func TestRowsAreColumns(t *testing.T) {
 		Mode    string  `col:"mode"`
 		Share   float64 `col:"share|%.0f%%"`
 		hidden  int
+		None    int   `json:"none,omitempty" col:"none"`
+		Some    int   `json:"some,omitempty" col:"some"`
 		Took    times `col:"took"`
 		Problem string
-	}{{"leasing", 0.5, 1, times{time.Millisecond, time.Second}, ""}, {"approx", 2, 1, times{}, "2 over"}}
+	}{{"leasing", 0.5, 1, 0, 1, times{time.Millisecond, time.Second}, ""}, {"approx", 2, 1, 0, 0, times{}, "2 over"}}
 	table := Rows("rows", rows)
 	var b bytes.Buffer
 	if err := table.WriteText(&b); err != nil {
 		t.Fatal(err)
 	}
-	want := "rows\n     mode  share  took p50  took p99\n  leasing    50%    1.0 ms        1s\n   approx   200%    0.0 ms        0s  <- beyond its bound\nPROBLEM: approx: 2 over\n"
+	want := "rows\n     mode  share  some  took p50  took p99\n  leasing    50%     1    1.0 ms        1s\n   approx   200%     0    0.0 ms        0s  <- beyond its bound\nPROBLEM: approx: 2 over\n"
 	if b.String() != want {
 		t.Errorf("%s, want\n%s", b.String(), want)
 	}

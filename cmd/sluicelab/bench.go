@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench"
-	"github.com/sluice-gate/sluice/bench/accuracy"
 	"github.com/sluice-gate/sluice/bench/overload"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
@@ -19,7 +18,7 @@ import (
 )
 
 type benchCmd struct {
-	Accuracy measuring[accuracy.Options, *accuracy.Options]       `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
+	Accuracy measuring[store.Accuracy, *store.Accuracy]           `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
 	Cost     measuring[bench.CostOptions, *bench.CostOptions]     `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
 	Envoy    measuring[realenvoy.Options, *realenvoy.Options]     `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
 	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]     `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`

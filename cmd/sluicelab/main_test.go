@@ -141,7 +141,7 @@ func TestSimHistoriesOfAKind(t *testing.T) {
 }
 
 func TestBenchAccuracyRefusesNonsense(t *testing.T) {
-	if code, _, errs := runLine("bench", "accuracy", "--scenario", "storm", "--nodes", "1"); code != 1 || !strings.Contains(errs, "storm") || !strings.Contains(errs, "--nodes is 1") {
+	if code, _, errs := runLine("bench", "accuracy", "--scenario", "storm", "--nodes", "0"); code != 1 || !strings.Contains(errs, "storm") || !strings.Contains(errs, "--nodes is 0") {
 		t.Errorf("%d %s", code, errs)
 	}
 }
