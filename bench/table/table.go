@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
@@ -15,11 +14,11 @@ import (
 	"runtime/metrics"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -96,12 +95,6 @@ type Result struct {
 	Add  Times `json:"add" col:"add"`   // decisions about new keys, while the table grows
 	Turn Times `json:"turn" col:"turn"` // the first decisions about all keys after their windows have turned at once
 
-	// Decisions in a row, in nanoseconds: medians of 5 runs.
-	OneKey  float64 `json:"one_key_ns" col:"one key|%.0f ns"`
-	Zipf    float64 `json:"zipf_ns" col:"zipf|%.0f ns"`
-	Uniform float64 `json:"uniform_ns" col:"uniform|%.0f ns"`
-	Cold    float64 `json:"cold_read_ns" col:"cold read|%.0f ns"` // one dependent read of memory as large as the table
-
 	Collector float64 `json:"collector_percent" col:"collector, percent|%.1f"` // of one core, from the first key to the last turn
 }
 
@@ -123,7 +116,7 @@ func run(kind Kind, keys int) (Result, error) {
 	}
 	runtime.GC()
 	debug.FreeOSMemory()
-	before, err := resident("VmRSS")
+	before, err := process.Memory(os.Getpid(), "VmRSS")
 	if err != nil {
 		return Result{}, err
 	}
@@ -138,7 +131,7 @@ func run(kind Kind, keys int) (Result, error) {
 	r := Result{Kind: kind, Keys: keys}
 	begun, collected := time.Now(), collector()
 	r.Add = m.each(keys)
-	peak, err := resident("VmHWM")
+	peak, err := process.Memory(os.Getpid(), "VmHWM")
 	if err != nil {
 		return Result{}, err
 	}
@@ -146,27 +139,10 @@ func run(kind Kind, keys int) (Result, error) {
 	m.ahead.Store(int64(time.Hour))
 	r.Turn = m.each(keys)
 	r.Collector = 100 * (collector() - collected) / time.Since(begun).Seconds()
-	for range warming(kind) {
-		m.each(keys)
-	}
-	r.OneKey = m.inARow(func(*rand.Rand) uint64 { return 0 })
-	zipf := rand.NewZipf(rand.New(rand.NewPCG(2, 2)), 1.1, 1, uint64(keys-1))
-	r.Zipf = m.inARow(func(*rand.Rand) uint64 { return zipf.Uint64() })
-	r.Uniform = m.inARow(func(rnd *rand.Rand) uint64 { return rnd.Uint64N(uint64(keys)) })
-	r.Cold = coldRead(keys)
 	if m.elsewhere.Load() > 0 {
 		return r, fmt.Errorf("bench: %d decisions were not made by the table that is measured", m.elsewhere.Load())
 	}
 	return r, nil
-}
-
-// warming is the number of requests for all keys before decisions in a row. A first lease is of one token, so
-// that the next request would wait, one key after the other.
-func warming(k Kind) int {
-	if k != Local {
-		return 3
-	}
-	return 0
 }
 
 type measure struct {
@@ -293,50 +269,6 @@ func gcd(a, b uint64) uint64 {
 	return a
 }
 
-// inARow is the median of 5 runs, in nanoseconds a decision.
-func (m *measure) inARow(key func(*rand.Rand) uint64) float64 {
-	const runs, decisions = 5, 300_000
-	rnd := rand.New(rand.NewPCG(1, 1))
-	keys := make([]uint64, decisions)
-	a, each := m.asker(), make([]float64, runs)
-	for run := range each {
-		for i := range keys {
-			keys[i] = key(rnd)
-		}
-		begun := time.Now()
-		for _, k := range keys {
-			a.ask(k)
-		}
-		each[run] = float64(time.Since(begun).Nanoseconds()) / decisions
-	}
-	slices.Sort(each)
-	return each[runs/2]
-}
-
-// coldRead is one read that depends on the read before, of memory that has a cache
-// line for each key.
-func coldRead(n int) float64 {
-	type line struct {
-		next uint64
-		_    [56]byte
-	}
-	lines := make([]line, n)
-	rnd := rand.New(rand.NewPCG(3, 3))
-	order := rnd.Perm(n)
-	for i, at := range order {
-		lines[at].next = uint64(order[(i+1)%n])
-	}
-	const reads = 1_000_000
-	at := uint64(0)
-	begun := time.Now()
-	for range reads {
-		at = lines[at].next
-	}
-	took := float64(time.Since(begun).Nanoseconds()) / reads
-	runtime.KeepAlive(at)
-	return took
-}
-
 // ample is a ledger that grants everything and keeps nothing.
 type ample struct{ clock ratelimit.Clock }
 
@@ -356,19 +288,4 @@ func collector() float64 {
 	s := []metrics.Sample{{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/cpu/classes/gc/mark/idle:cpu-seconds"}}
 	metrics.Read(s)
 	return s[0].Value.Float64() - s[1].Value.Float64()
-}
-
-// resident is a line of this process's memory, in bytes.
-func resident(name string) (int64, error) {
-	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, fmt.Errorf("bench: this process's memory: %w", err)
-	}
-	for line := range strings.Lines(string(text)) {
-		var kib int64
-		if n, _ := fmt.Sscanf(line, name+": %d kB", &kib); n == 1 {
-			return kib << 10, nil
-		}
-	}
-	return 0, fmt.Errorf("bench: /proc/self/status has no %s", name)
 }
