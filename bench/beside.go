@@ -12,14 +12,14 @@ import (
 // BesideOptions are the settings of Beside.
 type BesideOptions struct {
 	report.Setup
-	Rounds      int           `default:"3" help:"Rounds of each server, in turn."`
-	Round       time.Duration `default:"1m" help:"Length of a round. Streams get new assignments each minute, so that rounds of whole minutes have one turn each."`
-	Calls       float64       `default:"1000" help:"RLS calls a second, to each server in its rounds."`
-	Connections int           `default:"4" help:"Connections of the callers."`
-	Keys        int           `default:"1000" help:"Distinct keys."`
-	Streams     int           `default:"10000" help:"RLQS streams to one of the servers."`
-	Buckets     int           `default:"10" help:"Buckets of each stream."`
-	Reports     float64       `default:"2000" help:"Messages with reports a second, of all streams."`
+	Rounds      int           `in:"1..10000" default:"3" help:"Rounds of each server, in turn."`
+	Round       time.Duration `in:"1ms..1h" default:"1m" help:"Length of a round. Streams get new assignments each minute, so that rounds of whole minutes have one turn each."`
+	Calls       float64       `in:"1..1000000" default:"1000" help:"RLS calls a second, to each server in its rounds."`
+	Connections int           `in:"1..10000" default:"4" help:"Connections of the callers."`
+	Keys        int           `in:"1..10000000" default:"1000" help:"Distinct keys."`
+	Streams     int           `in:"1..1000000" default:"10000" help:"RLQS streams to one of the servers."`
+	Buckets     int           `in:"1..10000" default:"10" help:"Buckets of each stream."`
+	Reports     float64       `in:"1..1000000" default:"2000" help:"Messages with reports a second, of all streams."`
 }
 
 // Examples implements [report.Measurement].
@@ -27,17 +27,8 @@ func (*BesideOptions) Examples() string { return "  sluicelab bench streams" }
 
 // Measure implements [report.Measurement].
 func (o *BesideOptions) Measure(ctx context.Context) (report.Result, error) {
-	var b report.Bounds
-	report.Within(&b, "--rounds", o.Rounds, 1, 10_000)
-	report.Within(&b, "--round", o.Round, time.Millisecond, time.Hour)
-	report.Within(&b, "--calls", o.Calls, 1, 1e6)
-	report.Within(&b, "--connections", o.Connections, 1, 10_000)
-	report.Within(&b, "--keys", o.Keys, 1, 10_000_000)
-	report.Within(&b, "--streams", o.Streams, 1, 1_000_000)
-	report.Within(&b, "--buckets", o.Buckets, 1, 10_000)
-	report.Within(&b, "--reports", o.Reports, 1, 1e6)
-	if b != nil {
-		return nil, b.Err()
+	if err := report.Check(o); err != nil {
+		return nil, err
 	}
 	return Beside(ctx, *o)
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,11 +19,11 @@ import (
 // CostOptions are how Cost measures.
 type CostOptions struct {
 	report.Setup
-	Rounds      int           `default:"10" help:"Rounds of each server, in turn."`
-	Round       time.Duration `default:"1s" help:"Length of a round."`
-	Callers     int           `default:"64" help:"Concurrent callers."`
-	Connections int           `default:"4" help:"Connections of the callers."`
-	Keys        int           `default:"1000" help:"Distinct keys."`
+	Rounds      int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
+	Round       time.Duration `in:"1ms..1h" default:"1s" help:"Length of a round."`
+	Callers     int           `in:"1..100000" default:"64" help:"Concurrent callers."`
+	Connections int           `in:"1..10000" default:"4" help:"Connections of the callers."`
+	Keys        int           `in:"1..10000000" default:"1000" help:"Distinct keys."`
 	MaxRatio    float64       `default:"1.15" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
 	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
 	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
@@ -34,16 +35,6 @@ func (*CostOptions) Examples() string { return "  sluicelab bench cost" }
 
 // Measure implements [report.Measurement].
 func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) { return Cost(ctx, *o) }
-
-func (o *CostOptions) validate() error {
-	var b report.Bounds
-	report.Within(&b, "--rounds", o.Rounds, 1, 10_000)
-	report.Within(&b, "--round", o.Round, time.Millisecond, time.Hour)
-	report.Within(&b, "--callers", o.Callers, 1, 100_000)
-	report.Within(&b, "--connections", o.Connections, 1, 10_000)
-	report.Within(&b, "--keys", o.Keys, 1, 10_000_000)
-	return b.Err()
-}
 
 // ServerCost is what one server cost over all its rounds.
 type ServerCost struct {
@@ -87,7 +78,7 @@ descriptors:
 // Cost drives this service and an empty server of the same protocol in turn,
 // by the same client, and compares the processor time each uses for a call.
 func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
-	if err := o.validate(); err != nil {
+	if err := report.Check(&o); err != nil {
 		return nil, err
 	}
 	rules, remove, err := process.Rules(costRules)
@@ -285,14 +276,14 @@ func (r *CostReport) Page() *report.Page {
 
 // Problems are ratios above what the options allow.
 func (r *CostReport) Problems() error {
-	var b report.Bounds
+	var all []error
 	for _, x := range []struct {
 		what       string
 		ratio, max float64
 	}{{"the ratio", r.Ratio, r.options.MaxRatio}, {"the ratio of forwarded decisions", r.ForwardedRatio, r.options.MaxForward}, {"the ratio of decisions on a hot key", r.HotRatio, r.options.MaxHot}} {
-		if x.max > 0 {
-			report.Within(&b, x.what, x.ratio, 0, x.max)
+		if x.max > 0 && !(x.ratio <= x.max) {
+			all = append(all, fmt.Errorf("%s is %.2f, must be at most %v", x.what, x.ratio, x.max))
 		}
 	}
-	return b.Err()
+	return errors.Join(all...)
 }

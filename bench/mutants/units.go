@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -123,6 +124,9 @@ const mostMemory = 8 << 20
 // ctx is done.
 func (u *unit) run(ctx context.Context, limit time.Duration, temp, env string) (outcome, error) {
 	dir, err := os.MkdirTemp(temp, "run")
+	if err == nil {
+		err = errors.Join(os.Chmod(temp, 0o755), os.Chmod(dir, 0o755)) // PostgreSQL runs as another user
+	}
 	if err != nil {
 		return outcome{}, err
 	}

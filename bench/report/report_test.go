@@ -147,11 +147,15 @@ func TestRowsAreColumns(t *testing.T) {
 
 // Each problem with a flag is reported, with its value and its bound.
 func TestBoundsTellAll(t *testing.T) {
-	var b Bounds
-	Within(&b, "--nodes", 3, 1, 3)
-	Within(&b, "--rate", math.NaN(), 0, 1)
-	Within(&b, "--keys", 0, 1, 9)
-	if err := b.Err(); err == nil || err.Error() != "--rate is NaN, must be 0 to 1\n--keys is 0, must be 1 to 9" {
+	err := Check(&struct {
+		Nodes   int           `in:"1..3"`
+		Rate    float64       `in:"0..1"`
+		MaxKeys []int         `in:"1..9"`
+		Length  time.Duration `in:"1s..1m"`
+		Any     string
+	}{3, math.NaN(), []int{1, 0, 10}, time.Hour, ""})
+	want := "--rate is NaN, must be 0 to 1\n--max-keys is 0, must be 1 to 9\n--max-keys is 10, must be 1 to 9\n--length is 1h0m0s, must be 1s to 1m"
+	if err == nil || err.Error() != want {
 		t.Errorf("it tells %v", err)
 	}
 }

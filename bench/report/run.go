@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -46,12 +48,50 @@ func (s *Setup) Tell(of int, what string) {
 // Bounds are all problems with options, each with its value and its bound.
 type Bounds []error
 
-// Within notes a flag whose value is below the least or above the most.
-func Within[T cmp.Ordered](b *Bounds, flag string, value, least, most T) {
-	if value >= least && value <= most {
-		return
+// Check notes each field of options whose value, or one of whose values, is outside of its tag `in:"least..most"`.
+func (b *Bounds) Check(options any) {
+	v := reflect.ValueOf(options).Elem()
+	for i := range v.NumField() {
+		field, f := v.Type().Field(i), v.Field(i)
+		bounds := field.Tag.Get("in")
+		if bounds == "" {
+			continue
+		}
+		all := []reflect.Value{f}
+		if f.Kind() == reflect.Slice {
+			all = nil
+			for j := range f.Len() {
+				all = append(all, f.Index(j))
+			}
+		}
+		for _, one := range all {
+			if !within(one, bounds) {
+				b.Refuse(flag(field.Name), one.Interface(), strings.Replace(bounds, "..", " to ", 1))
+			}
+		}
 	}
-	b.Refuse(flag, value, fmt.Sprintf("%v to %v", least, most)) // NaN, too
+}
+
+// within tells whether a number or a duration is within bounds; NaN is not.
+func within(v reflect.Value, bounds string) bool {
+	least, most, _ := strings.Cut(bounds, "..")
+	number := func(text string) float64 {
+		if d, err := time.ParseDuration(text); err == nil {
+			return float64(d)
+		}
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			panic(err) // tags are ours
+		}
+		return n
+	}
+	is := v.Convert(reflect.TypeFor[float64]()).Float()
+	return is >= number(least) && is <= number(most)
+}
+
+// flag is the name that kong gives to a field: --max-keys, of MaxKeys.
+func flag(field string) string {
+	return "-" + regexp.MustCompile("[A-Z]").ReplaceAllStringFunc(field, func(c string) string { return "-" + strings.ToLower(c) })
 }
 
 // Refuse notes a flag.
@@ -68,6 +108,13 @@ func (b *Bounds) OneOf(flag, value string, names []string) {
 
 // Err is all of it.
 func (b Bounds) Err() error { return errors.Join(b...) }
+
+// Check checks the fields of options, and nothing else.
+func Check(options any) error {
+	var b Bounds
+	b.Check(options)
+	return b.Err()
+}
 
 // Rows is a table with a column for each field that has a tag `col:"head"` or `col:"head|format"`. Durations are in
 // milliseconds, and a format with %% makes a part a percentage. A struct's columns begin with the head of its field.

@@ -372,7 +372,7 @@ const (
 // has lost single accounts reports that by then (DoubtEvicted).
 func (w *world) settleUp() int64 {
 	at := int64(w.Load.Length)
-	w.queue.push(at, func() {
+	w.queue.Push(at, func() {
 		w.Net.Loss, w.Net.Dup = 0, 0
 		for _, n := range w.nodes {
 			if w.bound.evicts {
@@ -381,7 +381,7 @@ func (w *world) settleUp() int64 {
 		}
 	})
 	at += int64(tellTime)
-	w.queue.push(at, w.books.leave)
+	w.queue.Push(at, w.books.leave)
 	return at + int64(leaveSoon) + 1
 }
 

@@ -39,74 +39,69 @@ type copied interface {
 	failOver(failover int64) bool // false: there is no copy for it
 }
 
-// memory is a ledger in memory that can lose its data.
-type memory struct {
-	*account.Memory
-	epoch  uint64
-	copies map[int64]*account.Memory // by the instant of the failover that uses it
+// lossy makes a ledger with data of type D lose it, or continue with a copy.
+type lossy[D any] struct {
+	copies map[int64]D // by the instant of the failover that uses it
+	lives  int
+	copy   func() D
+	lose   func(older D, life int)
 }
 
 // Forget implements [Ledger].
-func (m *memory) Forget() { m.lose(nil) }
-
-func (m *memory) lose(older *account.Memory) {
-	m.epoch++
-	m.Lose(older, m.epoch)
+func (l *lossy[D]) Forget() {
+	var nothing D
+	l.lives++
+	l.lose(nothing, l.lives)
 }
 
-func (m *memory) keep(at int64) { m.copies[at] = m.Copy() }
+func (l *lossy[D]) keep(at int64) { l.copies[at] = l.copy() }
 
-func (m *memory) failOver(at int64) bool {
-	older := m.copies[at]
-	if older == nil {
-		return false
+func (l *lossy[D]) failOver(at int64) bool {
+	older, ok := l.copies[at]
+	if ok {
+		l.lives++
+		l.lose(older, l.lives)
+		delete(l.copies, at)
 	}
-	m.lose(older)
-	delete(m.copies, at)
-	return true
+	return ok
+}
+
+// memory is a ledger in memory.
+type memory struct {
+	*account.Memory
+	lossy[*account.Memory]
+}
+
+func newMemory(p *part) *memory {
+	m := account.NewMemory(max(1<<16, 8*max(1, p.Load.Keys)), p.time).Predictable()
+	m.OnRecall = p.recall
+	return &memory{m, lossy[*account.Memory]{
+		copies: map[int64]*account.Memory{}, copy: m.Copy, lose: func(older *account.Memory, life int) { m.Lose(older, uint64(1+life)) },
+	}}
 }
 
 // cas is the same on a compare-and-set store.
 type cas struct {
 	*account.CAS
-	store  *account.MemoryStore
-	lives  int
-	copies map[int64]*account.MemoryStore
+	lossy[*account.MemoryStore]
+	store *account.MemoryStore
 }
 
 func newCAS(p *part) *cas {
-	c := &cas{store: account.NewMemoryStore(p.time), copies: map[int64]*account.MemoryStore{}}
-	c.CAS = account.NewCAS(c.store, "", func() bool { return true })
-	c.store.OnRecall = func(h ratelimit.Holder, name string) {
+	s := account.NewMemoryStore(p.time)
+	s.OnRecall = func(h ratelimit.Holder, name string) {
 		if key, w, ok := account.ParseName("", name); ok {
 			p.recall(h, key, w)
 		}
 	}
-	return c
-}
-
-// Forget implements [Ledger].
-func (c *cas) Forget() { c.lose(nil) }
-
-func (c *cas) lose(older *account.MemoryStore) {
-	c.lives++
-	c.store.Lose(older, fmt.Sprint("after ", c.lives))
+	return &cas{account.NewCAS(s, "", func() bool { return true }), lossy[*account.MemoryStore]{
+		copies: map[int64]*account.MemoryStore{}, copy: s.Copy,
+		lose: func(older *account.MemoryStore, life int) { s.Lose(older, fmt.Sprint("after ", life)) },
+	}, s}
 }
 
 // Evict implements [Ledger].
 func (c *cas) Evict(key string, w ratelimit.Window) { c.store.Evict(account.NameOf("", key, w)) }
-
-func (c *cas) keep(at int64) { c.copies[at] = c.store.Copy() }
-
-func (c *cas) failOver(at int64) bool {
-	older := c.copies[at]
-	if older == nil {
-		return false
-	}
-	c.lose(older)
-	delete(c.copies, at)
-	return true
-}
 
 var errRefused = errors.New("connection refused")
 
@@ -141,9 +136,7 @@ func (p *part) open() {
 		p.ledger = newCAS(p)
 		return
 	}
-	m := &memory{account.NewMemory(max(1<<16, 8*max(1, p.Load.Keys)), p.time).Predictable(), 1, map[int64]*account.Memory{}}
-	m.OnRecall = p.recall
-	p.ledger = m
+	p.ledger = newMemory(p)
 }
 
 // time is the time of the part's clock.

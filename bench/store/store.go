@@ -23,9 +23,9 @@ import (
 // Options are how Run measures.
 type Options struct {
 	report.Setup
-	Nodes  []int         `default:"3" help:"Sizes of the fleets."`
-	Rate   float64       `default:"3000" help:"Requests a second."`
-	Length time.Duration `default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
+	Nodes  []int         `in:"1..20" default:"3" help:"Sizes of the fleets."`
+	Rate   float64       `in:"0..100000" default:"3000" help:"Requests a second."`
+	Length time.Duration `in:"500ms..10m" default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
 	Rows   []string      `placeholder:"N" help:"Rows to measure, from 1 to 8."`
 	Modes  []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx, and with large limits leasing-reserve and routing-reserve."`
 	Warm   bool          `help:"Call each node once for each key before the measurement."`
@@ -56,11 +56,7 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) { return R
 // validate reports every problem.
 func (o *Options) validate() error {
 	b := report.Bounds(load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate())
-	for _, n := range o.Nodes {
-		report.Within(&b, "--nodes", n, 1, 20)
-	}
-	report.Within(&b, "--rate", o.Rate, 0, 100_000)
-	report.Within(&b, "--length", o.Length, 500*time.Millisecond, 10*time.Minute)
+	b.Check(o)
 	var ids, names []string
 	for _, r := range o.of.rows {
 		ids = append(ids, r.ID)
