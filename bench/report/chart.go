@@ -16,7 +16,6 @@ import (
 
 // Chart is lines over one axis, or bars over names.
 type Chart struct {
-	File   string // its name without ".svg", for the docs
 	Title  string
 	X, Y   string // the labels of the axes, with their units
 	Lines  []Line

@@ -132,7 +132,6 @@ func (w *world) play() {
 	} else {
 		source = w.Load.Stream(w.Seed)
 	}
-	progress := int64(w.Load.Length) / 100
 	next, more := source.Next()
 	for w.result.Violation == nil {
 		at := w.queue.Next()
@@ -144,10 +143,6 @@ func (w *world) play() {
 		}
 		if !more && at > w.ends {
 			return
-		}
-		if w.Progress != nil && at >= progress {
-			w.Progress(float64(at) / float64(w.Load.Length))
-			progress += int64(w.Load.Length) / 100
 		}
 		if w.idle++; at > w.now {
 			w.idle = 0

@@ -390,7 +390,7 @@ func (r *Report) Page() *report.Page {
 		m := &r.Measured[i]
 		title := fmt.Sprintf("Redis CPU a decision, us: %s, %d nodes", m.Row, m.Nodes)
 		if last := len(p.Charts) - 1; last < 0 || p.Charts[last].Title != title {
-			p.Charts = append(p.Charts, report.Chart{File: fmt.Sprintf("store-%d", len(p.Charts)+1), Title: title})
+			p.Charts = append(p.Charts, report.Chart{Title: title})
 		}
 		c := &p.Charts[len(p.Charts)-1]
 		c.Bars = append(c.Bars, report.Bar{Name: m.Mode, Value: m.CPU})

@@ -40,7 +40,6 @@ type measuring[T any, P interface {
 	Options  T      `embed:""`
 	JSON     bool   `help:"Print JSON."`
 	HTML     string `placeholder:"FILE" help:"Also write a page with charts."`
-	Charts   string `placeholder:"DIR" help:"Also write the charts as SVG files."`
 }
 
 // Help is what `--help` says below the summary.
@@ -76,7 +75,7 @@ func (m *measuring[T, P]) Run(s streams) error {
 		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
 		{Name: "took", Value: time.Since(began).Round(time.Second).String()},
 	}
-	if err := page.Write(m.HTML, m.Charts); err != nil {
+	if err := page.Write(m.HTML); err != nil {
 		return err
 	}
 	if m.JSON {
