@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/routing/ring"
@@ -99,7 +100,7 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 			c.stop()
 		}
 	}()
-	if err := add(contend("empty gRPC server", o.Keys, nil)(StartEmpty(o.Lab))); err != nil {
+	if err := add(contend("empty gRPC server", o.Keys, nil)(baseline.Server{}.Start(o.Lab))); err != nil {
 		return nil, err
 	}
 	if err := add(contend("sluice", o.Keys, nil)(process.Sluice(o.Binary, rules, "--log-level", "error"))); err != nil {

@@ -38,7 +38,7 @@ func main() {
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
 	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
 	flag.Uint64Var(&o.percent, "percent", 30, "run this part of the mutants, always the same ones: as many as fit into an hour")
-	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
+	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time, which starts when the tests are built and measured")
 	flag.BoolVar(&o.list, "list", false, "list the mutants, and run nothing")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -70,7 +70,6 @@ func (p *plan) load() (map[string]*goPackage, error) {
 
 // run does the work of the options. It returns an error if the report is not good enough.
 func (p *plan) run(ctx context.Context, o *options, byHands []byHand) (*report, error) {
-	until := time.Now().Add(o.budget)
 	known, err := readEquivalents(o.known)
 	if err != nil {
 		return nil, err
@@ -110,7 +109,7 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) (*report, 
 	if all, err = p.prepare(ctx, h, packages, all); err != nil {
 		return nil, err
 	}
-	results, err := h.all(ctx, all, until)
+	results, err := h.all(ctx, all, time.Now().Add(o.budget))
 	if err != nil && ctx.Err() == nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/goccy/go-yaml"
 
-	"github.com/sluice-gate/sluice/bench"
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
@@ -167,7 +167,7 @@ func (w *way) round(ctx context.Context, binary string, o Options) (err error) {
 	var store *process.Redis
 	switch {
 	case w.empty:
-		server, err := bench.StartEmpty(o.Lab)
+		server, err := baseline.Server{}.Start(o.Lab)
 		if err != nil {
 			return err
 		}

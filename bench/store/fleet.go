@@ -6,9 +6,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/process"
-	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // Fleet is nodes, and a Redis that was empty at their start. It is not safe for concurrent use, except its
@@ -56,13 +56,7 @@ func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*Fl
 	return open(func() {}, func(f *Fleet) error {
 		f.nodes = &process.Fleet{}
 		for range nodes {
-			ports, err := freeport.Find(1)
-			if err != nil {
-				return err
-			}
-			address := "127.0.0.1:" + ports[0]
-			p, err := process.Start(lab, address, "bench", "baseline", "--address", address, "--redis", f.Redis.Addr,
-				"--limit", strconv.FormatInt(limit, 10), "--window", window.String())
+			p, err := baseline.Server{Redis: f.Redis.Addr, Limit: limit, Window: window}.Start(lab)
 			if err != nil {
 				return err
 			}

@@ -53,7 +53,7 @@ func cpuOf(t *testing.T, pid int) func() time.Duration {
 	}
 }
 
-// realRedis counts as [Baseline] does.
+// realRedis counts as package baseline does.
 func realRedis(t *testing.T) real {
 	server := redistest.Start(t)
 	client := server.Client()

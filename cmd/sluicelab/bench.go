@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench"
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/overload"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
@@ -27,8 +28,7 @@ type benchCmd struct {
 	Streams  measuring[bench.BesideOptions, *bench.BesideOptions] `cmd:"" help:"Measure RLS calls while thousands of RLQS streams report."`
 	Table    measuring[table.Options, *table.Options]             `cmd:"" help:"Measure memory and time for a million keys and more in one process."`
 	Tokens   measuring[tokens.Options, *tokens.Options]           `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
-	Empty    benchEmptyCmd                                        `cmd:"" hidden:"" help:"Run the empty server."`
-	Baseline benchBaselineCmd                                     `cmd:"" hidden:"" help:"Run the server that asks Redis for each request."`
+	Baseline benchBaselineCmd                                     `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
 }
 
 // measuring is the command of a measurement: its options are flags.
@@ -89,27 +89,13 @@ func (m *measuring[T, P]) Run(s streams) error {
 	return r.Problems()
 }
 
-type benchEmptyCmd struct {
-	Address string `required:"" help:"host:port"`
-}
-
-// Run serves until interrupted.
-func (c *benchEmptyCmd) Run(s streams) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	return bench.ServeEmpty(ctx, c.Address, s.out)
-}
-
 type benchBaselineCmd struct {
-	Address string        `required:"" help:"host:port"`
-	Redis   string        `required:"" help:"host:port"`
-	Limit   int64         `required:"" help:"Key of the descriptor."`
-	Window  time.Duration `required:"" help:"Unit of the limit."`
+	baseline.Server `embed:""`
 }
 
 // Run serves until interrupted.
 func (c *benchBaselineCmd) Run(s streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	return store.Baseline{Address: c.Address, Redis: c.Redis, Limit: c.Limit, Window: c.Window}.Serve(ctx, s.out)
+	return c.Serve(ctx, s.out)
 }
