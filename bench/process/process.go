@@ -129,19 +129,16 @@ func (p *Process) Scrape() (string, error) {
 }
 
 // PeakMemory is the most resident memory that the process has had, in bytes.
-func (p *Process) PeakMemory() (int64, error) { return Memory(p.cmd.Process.Pid, "VmHWM") }
-
-// Memory is a line of a process's memory in /proc, such as VmRSS, in bytes.
-func Memory(pid int, name string) (int64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+func (p *Process) PeakMemory() (int64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
-		return 0, fmt.Errorf("memory of process %d: %w", pid, err)
+		return 0, fmt.Errorf("memory of process %d: %w", p.cmd.Process.Pid, err)
 	}
 	for line := range strings.Lines(string(text)) {
 		var kib int64
-		if n, _ := fmt.Sscanf(line, name+": %d kB", &kib); n == 1 {
+		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &kib); n == 1 {
 			return kib << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("memory of process %d: /proc has no %s", pid, name)
+	return 0, fmt.Errorf("memory of process %d: /proc says nothing of it", p.cmd.Process.Pid)
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/store"
-	"github.com/sluice-gate/sluice/bench/table"
 	"github.com/sluice-gate/sluice/bench/tokens"
 )
 
@@ -26,7 +25,6 @@ type benchCmd struct {
 	Overload measuring[overload.Options, *overload.Options]       `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
 	Store    measuring[store.Options, *store.Options]             `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
 	Streams  measuring[bench.BesideOptions, *bench.BesideOptions] `cmd:"" help:"Measure RLS calls while thousands of RLQS streams report."`
-	Table    measuring[table.Options, *table.Options]             `cmd:"" help:"Measure memory and time for a million keys and more in one process."`
 	Tokens   measuring[tokens.Options, *tokens.Options]           `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
 	Baseline benchBaselineCmd                                     `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
 }
