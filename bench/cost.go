@@ -26,13 +26,19 @@ type CostOptions struct {
 	Connections int           `in:"1..10000" default:"4" help:"Connections of the callers."`
 	Keys        int           `in:"1..10000000" default:"1000" help:"Distinct keys."`
 	MaxRatio    float64       `default:"1.15" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
+	Calls       float64       `in:"0..1000000" help:"Calls a second, to each server in its rounds (0: each caller calls after its last answer)."`
+	Streams     int           `in:"0..1000000" help:"Also measure a server with so many RLQS streams. Each server is called while they report."`
+	Buckets     int           `in:"1..10000" default:"10" help:"Buckets of each stream."`
+	Reports     float64       `in:"1..1000000" default:"2000" help:"Messages with reports a second, of all streams."`
 	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
 	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 	MaxHot      float64       `default:"1.2" name:"max-hot-ratio" help:"Failure threshold for a decision on a hot key, as a multiple of a local one's CPU (0: off)."`
 }
 
 // Examples implements [report.Measurement].
-func (*CostOptions) Examples() string { return "  sluicelab bench cost" }
+func (*CostOptions) Examples() string {
+	return "  sluicelab bench cost\n  sluicelab bench cost --streams 10000 --calls 1000 --round 1m --rounds 3     new assignments come each minute"
+}
 
 // Measure implements [report.Measurement].
 func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) { return Cost(ctx, *o) }
@@ -62,7 +68,10 @@ type CostReport struct {
 	// Hot is of the same two with one key, which is hot.
 	Hot      *ServerCost `json:"hot,omitempty"`
 	HotRatio float64     `json:"hot_cpu_ratio_to_local,omitempty"`
-	options  *CostOptions
+	// Beside is of a node with streams, without what these take alone.
+	Beside  *ServerCost `json:"with_streams,omitempty"`
+	Streams StreamCost  `json:"streams,omitzero"`
+	options *CostOptions
 }
 
 // costRules limit nothing that Cost sends.
@@ -74,6 +83,9 @@ descriptors:
     descriptors:
       - key: api_key
         rate_limit: {unit: hour, requests_per_unit: 4000000000}
+  - key: bucket # of streams. Those that share a key use two thirds of it, if each reports every 5 s
+    coordination: {mode: leasing}
+    rate_limit: {unit: minute, requests_per_unit: 36000}
 `
 
 // Cost drives this service and an empty server of the same protocol in turn,
@@ -117,8 +129,18 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 			return nil, err
 		}
 	}
+	beside := &reporters{}
+	if o.Streams > 0 {
+		if err := add(contend("sluice, with streams", o.Keys, nil)(process.Sluice(o.Binary, rules, "--log-level", "error"))); err != nil {
+			return nil, err
+		}
+		if beside, err = openReporters(ctx, servers[len(servers)-1], o.Streams, o.Buckets, o.Reports); err != nil {
+			return nil, err
+		}
+		defer beside.close()
+	}
 	for _, c := range servers { // connections, tables and heaps grow here
-		if err := c.round(ctx, o.Callers, 0, o.Round); err != nil {
+		if err := c.round(ctx, o.Callers, o.Calls, o.Round); err != nil {
 			return nil, err
 		}
 		c.rounds = c.rounds[:0]
@@ -126,7 +148,8 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 	for i := range o.Rounds {
 		o.Tell(o.Rounds, "rounds")
 		for n := range servers { // none is always the one after another
-			if err := servers[(i+n)%len(servers)].round(ctx, o.Callers, 0, o.Round); err != nil {
+			c := servers[(i+n)%len(servers)]
+			if err := beside.alone(c, func() error { return c.round(ctx, o.Callers, o.Calls, o.Round) }); err != nil {
 				return nil, err
 			}
 		}
@@ -138,7 +161,12 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		r.Forwarded, r.ForwardedRatio = &f, f.CPUPerCall/r.Empty.CPUPerCall
 		r.Hot, r.HotRatio = &h, h.CPUPerCall/r.Sluice.CPUPerCall
 	}
-	return r, nil
+	if o.Streams > 0 {
+		r.Streams = beside.cost()
+		b := beside.server.costWithout(r.Streams.Cores)
+		r.Beside = &b
+	}
+	return r, beside.err()
 }
 
 // contender is one of the servers, and what its rounds measured.
@@ -240,11 +268,15 @@ func (c *contender) cpu() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-func (c *contender) cost() ServerCost {
+func (c *contender) cost() ServerCost { return c.costWithout(0) }
+
+// costWithout is its cost without processors that it uses for something else.
+func (c *contender) costWithout(cores float64) ServerCost {
 	s := ServerCost{Name: c.name}
 	latency := newLatency()
 	var cpu, took time.Duration
 	for i, r := range c.rounds {
+		r.cpu -= time.Duration(cores * float64(r.took))
 		one := float64(r.cpu.Nanoseconds()) / 1e3 / float64(r.calls)
 		if i == 0 || one < s.Least {
 			s.Least = one
@@ -271,6 +303,13 @@ func (r *CostReport) Page() *report.Page {
 		servers = append(servers, *r.Forwarded, *r.Hot)
 		notes = append(notes, fmt.Sprintf("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99),
 			fmt.Sprintf("a decision on a hot key, both nodes together: %.2f times the CPU of a local one", r.HotRatio))
+	}
+	if r.Beside != nil {
+		servers = append(servers, *r.Beside)
+		notes = append(notes,
+			fmt.Sprintf("beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99), of one beside another process that takes as much",
+				r.Beside.CPUPerCall/r.Sluice.CPUPerCall, r.Beside.P50/r.Sluice.P50, r.Beside.P99/r.Sluice.P99),
+			fmt.Sprintf("the streams send %.0f messages a second, get %.0f answers, and take %.2f cores of their server", r.Streams.Sent, r.Streams.Answers, r.Streams.Cores))
 	}
 	return &report.Page{Title: "What a call costs", Tables: []report.Table{report.Rows("", servers, notes...)}}
 }

@@ -14,9 +14,18 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
+// StreamCost is the cost of streams while another server is called.
+type StreamCost struct {
+	Sent    float64 `json:"messages_per_second"`
+	Answers float64 `json:"answers_per_second"`
+	Cores   float64 `json:"cores"`
+}
+
 // reporters are streams of the quota service that report in turn, for as long as they live: the messages of
 // Envoys, without their decisions.
 type reporters struct {
+	server  *contender // nil: there are none
+	wires   *client
 	streams []grpc.ClientStream
 	reports [][]byte // of each group of streams
 	answers atomic.Int64
@@ -24,6 +33,9 @@ type reporters struct {
 	ended   atomic.Pointer[error] // why the server has ended a stream
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
+
+	spent, took time.Duration // by its server, while others were called
+	meanwhile   StreamCost    // sums in that time
 }
 
 // sharing is how many streams share their buckets.
@@ -51,27 +63,32 @@ func reportOf(group, buckets int, elapsed time.Duration) ([]byte, error) {
 	return b, nil
 }
 
-// openReporters opens streams over a client's connections, and has each send its first report.
-func openReporters(ctx context.Context, c *client, streams, buckets int, perSecond float64) (*reporters, error) {
+// openReporters opens streams to a server, and has each send its first report. Each connection has a hundred streams,
+// so that what is measured is streams and not connections.
+func openReporters(ctx context.Context, server *contender, streams, buckets int, perSecond float64) (*reporters, error) {
+	c, err := dial(server.nodes[0].Address, max(1, streams/sharing), nil)
+	if err != nil {
+		return nil, err
+	}
 	ctx, stop := context.WithCancel(ctx)
-	r := &reporters{stop: stop, streams: make([]grpc.ClientStream, streams)}
+	r := &reporters{server: server, wires: c, stop: stop, streams: make([]grpc.ClientStream, streams)}
 	var opening errgroup.Group
 	opening.SetLimit(64)
 	for group := range (streams + sharing - 1) / sharing {
 		first, err := reportOf(group, buckets, 0)
 		if err != nil {
-			stop()
+			r.close()
 			return nil, err
 		}
 		// Each stream reports once in so long a time.
 		later, err := reportOf(group, buckets, time.Duration(float64(streams)/perSecond*float64(time.Second)))
 		if err != nil {
-			stop()
+			r.close()
 			return nil, err
 		}
 		r.reports = append(r.reports, later)
 		for i := group * sharing; i < min(streams, (group+1)*sharing); i++ {
-			opening.Go(func() error { return r.open(ctx, c, i, first) })
+			opening.Go(func() error { return r.open(ctx, i, first) })
 		}
 	}
 	if err := opening.Wait(); err != nil {
@@ -83,8 +100,8 @@ func openReporters(ctx context.Context, c *client, streams, buckets int, perSeco
 }
 
 // open opens a stream, and reads its answers.
-func (r *reporters) open(ctx context.Context, c *client, i int, first []byte) error {
-	stream, err := c.conns[i%len(c.conns)].NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
+func (r *reporters) open(ctx context.Context, i int, first []byte) error {
+	stream, err := r.wires.conns[i%len(r.wires.conns)].NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
 		rlqs.RateLimitQuotaService_StreamRateLimitQuotas_FullMethodName)
 	if err != nil {
 		return fmt.Errorf("opening stream %d: %w", i, err)
@@ -140,4 +157,30 @@ func (r *reporters) send(ctx context.Context, perSecond float64) {
 func (r *reporters) close() {
 	r.stop()
 	r.wg.Wait()
+	r.wires.close()
+}
+
+// alone has a server be called. If that is another one, it measures what the streams take meanwhile.
+func (r *reporters) alone(called *contender, call func() error) error {
+	if r.server == nil || r.server == called {
+		return call()
+	}
+	before, err := r.server.cpu()
+	if err != nil {
+		return err
+	}
+	sent, answers, began := r.sent.Load(), r.answers.Load(), time.Now()
+	if err := call(); err != nil {
+		return err
+	}
+	after, err := r.server.cpu()
+	r.spent, r.took = r.spent+after-before, r.took+time.Since(began)
+	r.meanwhile.Sent += float64(r.sent.Load() - sent)
+	r.meanwhile.Answers += float64(r.answers.Load() - answers)
+	return err
+}
+
+func (r *reporters) cost() StreamCost {
+	took := r.took.Seconds()
+	return StreamCost{Sent: r.meanwhile.Sent / took, Answers: r.meanwhile.Answers / took, Cores: r.spent.Seconds() / took}
 }

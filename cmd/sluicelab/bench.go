@@ -18,15 +18,14 @@ import (
 )
 
 type benchCmd struct {
-	Accuracy measuring[store.Accuracy, *store.Accuracy]           `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
-	Cost     measuring[bench.CostOptions, *bench.CostOptions]     `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
-	Envoy    measuring[realenvoy.Options, *realenvoy.Options]     `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
-	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]     `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
-	Overload measuring[overload.Options, *overload.Options]       `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
-	Store    measuring[store.Options, *store.Options]             `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
-	Streams  measuring[bench.BesideOptions, *bench.BesideOptions] `cmd:"" help:"Measure RLS calls while thousands of RLQS streams report."`
-	Tokens   measuring[tokens.Options, *tokens.Options]           `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
-	Baseline benchBaselineCmd                                     `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
+	Accuracy measuring[store.Accuracy, *store.Accuracy]       `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
+	Cost     measuring[bench.CostOptions, *bench.CostOptions] `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
+	Envoy    measuring[realenvoy.Options, *realenvoy.Options] `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
+	Keys     measuring[bench.KeysOptions, *bench.KeysOptions] `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
+	Overload measuring[overload.Options, *overload.Options]   `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
+	Store    measuring[store.Options, *store.Options]         `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
+	Tokens   measuring[tokens.Options, *tokens.Options]       `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
+	Baseline benchBaselineCmd                                 `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
 }
 
 // measuring is the command of a measurement: its options are flags.
