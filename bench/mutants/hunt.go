@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -41,9 +42,9 @@ const mostEach = 40 * time.Second
 
 // hunt runs mutants against the units that reach them.
 type hunt struct {
-	units []*unit
-	temp  string
-	say   func(string, ...any)
+	programs []*program
+	temp     string
+	say      func(string, ...any)
 }
 
 // all runs the mutants, two at a time, until an instant.
@@ -79,66 +80,88 @@ func (h *hunt) all(ctx context.Context, all []*mutant, until time.Time) ([]resul
 	return results, err
 }
 
-// one runs units against a mutant until one kills it: its test fails twice.
+// one runs the tests that reach a mutant, those of its own package first, until one kills it.
 func (h *hunt) one(ctx context.Context, r *result) error {
-	todo := h.toRun(r.mutant)
-	r.fate = survived
-	if len(todo) == 0 {
-		r.fate = notReached
-	}
-	active := fmt.Sprintf("%s=%d", plant.Variable, r.id)
-	for spent := time.Duration(0); len(todo) > 0; {
-		u := todo[0]
-		todo = todo[1:]
-		if spent > 0 && spent+u.cost > mostEach {
-			r.left++
-			continue
-		}
-		spent += u.cost
-		o, err := u.run(ctx, u.limit(), h.temp, active)
-		if err != nil {
+	r.fate = notReached
+	spent := time.Duration(0)
+	for _, p := range h.near(path.Dir(r.edit.File)) {
+		if err := p.ready(); err != nil {
 			return err
 		}
-		if !o.failed {
-			continue
+		for todo := p.toRun(r.mutant); len(todo) > 0 && r.fate != killed; todo = todo[1:] {
+			u := todo[0]
+			r.fate = survived
+			if spent > 0 && spent+u.cost > mostEach {
+				r.left++
+				continue
+			}
+			spent += u.cost
+			rest, err := h.try(ctx, u, r)
+			if err != nil {
+				return err
+			}
+			todo = append(todo, rest...)
 		}
-		again, rest := *u, *u
-		if slices.Contains(u.tests, o.test) {
-			again.tests = []string{o.test}
-			rest.tests = slices.DeleteFunc(slices.Clone(u.tests), func(t string) bool { return t == o.test })
-		}
-		second, err := again.run(ctx, u.limit(), h.temp, active)
-		if err != nil {
-			return err
-		}
-		if second.failed {
-			r.fate, r.test = killed, u.suite.dir+" "+cmp.Or(o.test, u.tests[0])
+		if r.fate == killed {
 			return nil
-		}
-		h.say("line %d, %s: %s failed, and did not when it ran again\n", r.line, r.op, cmp.Or(o.test, u.tests[0]))
-		if len(rest.tests) > 0 && len(rest.tests) < len(u.tests) { // tests that did not run after it
-			todo = append(todo, &rest)
 		}
 	}
 	return nil
 }
 
-// toRun are the units that reach a mutant, the cheapest first, quick ones of a program as one.
-func (h *hunt) toRun(m *mutant) (all []*unit) {
-	groups := map[*program]*unit{}
-	for _, u := range h.units {
-		own := u.cost - u.start
-		switch g := groups[u.program]; {
+// near are all programs, that of a folder first.
+func (h *hunt) near(dir string) []*program {
+	all := slices.Clone(h.programs)
+	if i := slices.IndexFunc(all, func(p *program) bool { return p.suite.dir == dir }); i > 0 {
+		own := all[i]
+		all = slices.Insert(slices.Delete(all, i, i+1), 0, own)
+	}
+	return all
+}
+
+// try runs a unit against a mutant. A test that fails twice kills it. If one fails once, rest are the tests of the
+// unit that have not run after it.
+func (h *hunt) try(ctx context.Context, u *unit, r *result) (rest []*unit, err error) {
+	active := fmt.Sprintf("%s=%d", plant.Variable, r.id)
+	o, err := u.run(ctx, u.limit(), h.temp, active)
+	if err != nil || !o.failed {
+		return nil, err
+	}
+	again, others := *u, *u
+	if slices.Contains(u.tests, o.test) {
+		again.tests = []string{o.test}
+		others.tests = slices.DeleteFunc(slices.Clone(u.tests), func(t string) bool { return t == o.test })
+	}
+	second, err := again.run(ctx, u.limit(), h.temp, active)
+	if err != nil {
+		return nil, err
+	}
+	if second.failed {
+		r.fate, r.test = killed, u.suite.dir+" "+cmp.Or(o.test, u.tests[0])
+		return nil, nil
+	}
+	h.say("line %d, %s: %s failed, and did not when it ran again\n", r.line, r.op, cmp.Or(o.test, u.tests[0]))
+	if len(others.tests) == 0 || len(others.tests) == len(u.tests) {
+		return nil, nil
+	}
+	return []*unit{&others}, nil
+}
+
+// toRun are the units that reach a mutant, the cheapest first, quick ones as one.
+func (p *program) toRun(m *mutant) (all []*unit) {
+	group := &unit{program: p, cost: p.start}
+	for _, u := range p.units {
+		own := u.cost - p.start
+		switch {
 		case !u.reached[m.first]:
 		case own > quick || len(u.args) > 0:
 			all = append(all, u)
-		case g == nil:
-			g = &unit{program: u.program, tests: slices.Clone(u.tests), cost: u.cost}
-			groups[u.program] = g
-			all = append(all, g)
 		default:
-			g.tests, g.cost = append(g.tests, u.tests...), g.cost+own
+			group.tests, group.cost = append(group.tests, u.tests...), group.cost+own
 		}
+	}
+	if len(group.tests) > 0 {
+		all = append(all, group)
 	}
 	slices.SortStableFunc(all, func(a, b *unit) int { return cmp.Compare(a.cost, b.cost) })
 	return all

@@ -38,7 +38,7 @@ func main() {
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
 	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
 	flag.Uint64Var(&o.percent, "percent", 30, "run this part of the mutants, always the same ones: as many as fit into an hour")
-	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time, which starts when the tests are built and measured")
+	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
 	flag.BoolVar(&o.list, "list", false, "list the mutants, and run nothing")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -148,7 +148,7 @@ func (p *plan) wanted(o *options, all []*mutant) ([]*mutant, error) {
 	return all, nil
 }
 
-// prepare builds the tests with all mutants, measures them without one, and drops mutants that do not compile.
+// prepare writes the sources with all mutants, and drops mutants that do not compile.
 func (p *plan) prepare(ctx context.Context, h *hunt, packages map[string]*goPackage, all []*mutant) ([]*mutant, error) {
 	if len(all) == 0 {
 		return nil, errors.New("no mutant is selected: -list shows what -files, -only and -percent leave")
@@ -171,21 +171,11 @@ func (p *plan) prepare(ctx context.Context, h *hunt, packages map[string]*goPack
 		}
 	}
 	all = slices.DeleteFunc(all, func(m *mutant) bool { return invalid[m] != "" })
-	h.say("%d mutants, and %d that do not compile; building and measuring the tests\n", len(all), len(invalid))
+	h.say("%d mutants, and %d that do not compile\n", len(all), len(invalid))
 	overlay, err := plant.Overlay(p.root, h.temp, texts)
 	if err != nil {
 		return nil, err
 	}
-	if h.units, err = p.units(ctx, overlay, h.temp); err != nil {
-		return nil, err
-	}
-	if err := each(ctx, len(h.units), func(i int) error { return h.units[i].measure(ctx, h.temp) }); err != nil {
-		return nil, err
-	}
-	for _, u := range h.units {
-		if u.start == 0 || u.cost < u.start {
-			u.start = u.cost
-		}
-	}
+	h.programs = p.programs(ctx, overlay, h.temp)
 	return all, nil
 }

@@ -83,11 +83,11 @@ func (r *report) write(out io.Writer) {
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fates := []fate{killed, survived, notReached, equivalent, notRun}
-	fmt.Fprint(w, "mutants\t")
+	fmt.Fprintf(w, "mutants\t")
 	for _, f := range fates {
 		fmt.Fprintf(w, "%s\t", f)
 	}
-	fmt.Fprint(w, "killed of those that could be\t file\n")
+	fmt.Fprintf(w, "killed of those that could be\t file\n")
 	by, total := r.counts()
 	print := func(name string, c count) {
 		fmt.Fprintf(w, "%d\t", c.all())

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -22,6 +23,8 @@ type program struct {
 	dir    string // its working directory
 	binary string
 	start  time.Duration // cost without any test
+	units  []*unit
+	ready  func() error // builds and measures it, once
 }
 
 // unit is tests that run together: one, a slice of one, or several quick ones.
@@ -38,41 +41,56 @@ func (u *unit) String() string {
 	return strings.Join(append([]string{u.suite.dir, strings.Join(u.tests, "|")}, u.args...), " ")
 }
 
-// units builds the test binaries of all suites, and lists their tests.
-func (p *plan) units(ctx context.Context, overlay, into string) (all []*unit, err error) {
+// programs are those of all suites. None is built yet: a run of a few files may need few of them.
+func (p *plan) programs(ctx context.Context, overlay, temp string) (all []*program) {
 	for i := range p.suites {
 		s := &p.suites[i]
-		prog := &program{suite: s, dir: filepath.Join(p.root, s.dir), binary: filepath.Join(into, strings.ReplaceAll(s.dir, "/", "_")+".test")}
-		build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", prog.binary, "./"+s.dir)
-		build.Dir = p.root
-		if out, err := build.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("building the tests of %s: %w\n%s", s.dir, err, out)
+		prog := &program{suite: s, dir: filepath.Join(p.root, s.dir), binary: filepath.Join(temp, strings.ReplaceAll(s.dir, "/", "_")+".test")}
+		prog.ready = sync.OnceValue(func() error { return errors.Join(prog.build(ctx, overlay), prog.measure(ctx, temp)) })
+		all = append(all, prog)
+	}
+	return all
+}
+
+// build builds the binary, and lists its tests.
+func (p *program) build(ctx context.Context, overlay string) error {
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", p.binary, ".")
+	build.Dir = p.dir
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("building the tests of %s: %w\n%s", p.suite.dir, err, out)
+	}
+	list := exec.CommandContext(ctx, p.binary, "-test.list", "^Test")
+	list.Dir = p.dir
+	out, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("listing the tests of %s: %w", p.suite.dir, err)
+	}
+	for name := range strings.FieldsSeq(string(out)) {
+		if p.skip != "" && regexp.MustCompile(p.skip).MatchString(name) {
+			continue
 		}
-		list := exec.CommandContext(ctx, prog.binary, "-test.list", "^Test")
-		list.Dir = prog.dir
-		out, err := list.Output()
-		if err != nil {
-			return nil, fmt.Errorf("listing the tests of %s: %w", s.dir, err)
+		before := len(p.units)
+		for _, s := range p.slices {
+			if s.test == name {
+				p.units = append(p.units, &unit{program: p, tests: []string{name}, args: s.args})
+			}
 		}
-		for name := range strings.FieldsSeq(string(out)) {
-			if s.skip != "" && regexp.MustCompile(s.skip).MatchString(name) {
-				continue
-			}
-			parts := []unit{{program: prog, tests: []string{name}}}
-			for j, sl := range s.slices {
-				if sl.test == name && j > 0 {
-					parts = append(parts, parts[0])
-				}
-				if sl.test == name {
-					parts[len(parts)-1].args = sl.args
-				}
-			}
-			for j := range parts {
-				all = append(all, &parts[j])
-			}
+		if len(p.units) == before {
+			p.units = append(p.units, &unit{program: p, tests: []string{name}})
 		}
 	}
-	return all, nil
+	return nil
+}
+
+// measure runs each unit without a fault.
+func (p *program) measure(ctx context.Context, temp string) error {
+	err := each(ctx, len(p.units), func(i int) error { return p.units[i].measure(ctx, temp) })
+	for i, u := range p.units {
+		if i == 0 || u.cost < p.start {
+			p.start = u.cost
+		}
+	}
+	return err
 }
 
 // measureTime bounds a run without a fault.

@@ -118,8 +118,8 @@ func (r *Row) fails(ctx context.Context, f *Fleet, length time.Duration) error {
 		if step == nil {
 			continue
 		}
-		if caller.Sleep(ctx, length/3) != nil {
-			return nil // interrupted: what was started is ended
+		if err := caller.Sleep(ctx, length/3); err != nil {
+			return err
 		}
 		if err := step(f); err != nil {
 			return err
