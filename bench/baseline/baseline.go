@@ -22,9 +22,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-// Server answers OK to every request. With a Redis, it asks that for each, like envoyproxy/ratelimit's fixed window:
-// INCRBY and EXPIRE of a key that names the window, in one pipeline, over one of ten connections (its
-// REDIS_POOL_SIZE). It adds hits_addend of a descriptor, also if that is 0 or the limit is exceeded already.
+// Server answers OK to every request. With a Redis, it asks that for each, like envoyproxy/ratelimit's fixed window.
+// It sends INCRBY and EXPIRE of a key that names the window, in one pipeline, over one of ten connections. It adds hits_addend of a descriptor, also if that is 0 or the limit is exceeded already.
 type Server struct {
 	Address string        `required:"" help:"host:port"`
 	Redis   string        `help:"host:port; without it, no work is done."`

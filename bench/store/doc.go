@@ -1,7 +1,6 @@
-// Package store runs real fleets on a Redis. For each row of a limit and its demand, and each mode, it measures the
-// work of Redis and the nodes for one decision, and compares admissions with the limit: `sluicelab bench store`, beside
-// a service that asks Redis for each request like envoyproxy/ratelimit, and `sluicelab bench accuracy`, under loads
-// and faults.
+// Package store runs real fleets on a Redis. A row is a limit and its demand. For each row and mode it measures the
+// work of Redis and the nodes for one decision, and compares admissions with the limit. `sluicelab bench store` also
+// runs a service that asks Redis for each request. `sluicelab bench accuracy` has loads and faults.
 //
 // Guarantee: every mode of a row gets the same requests at the same rate from the same caller. Each has a
 // fleet of its own processes, and an empty Redis process of its own. Windows of up to a minute turn in the
