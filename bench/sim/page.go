@@ -25,9 +25,6 @@ func (a *Answer) Page(q *Question) *report.Page {
 		a.bars("Over-admission of a bad day, tokens", func(c *Choice) float64 { return float64(c.Bad.Over) }),
 		a.bars("Under-admission of a bad day, tokens", func(c *Choice) float64 { return float64(c.Bad.Under) }),
 	)
-	if d := a.drift(); d != nil {
-		p.Charts = append(p.Charts, *d)
-	}
 	return p
 }
 
@@ -72,29 +69,7 @@ func (a *Answer) chart(r *Result, title string, bound float64) report.Chart {
 func (a *Answer) bars(title string, of func(*Choice) float64) report.Chart {
 	c := report.Chart{Title: title}
 	for i := range a.Choices {
-		c.Bars = append(c.Bars, report.Bar{Name: shortNames[i], Value: of(&a.Choices[i])})
+		c.Bars = append(c.Bars, report.Bar{Name: variants[i].short, Value: of(&a.Choices[i])})
 	}
 	return c
-}
-
-// shortNames are short names of variants, for charts.
-var shortNames = []string{"strict", "leasing", "eager", "routing", "0.5%", "1%", "5%"}
-
-// drift shows the unconfirmed drift of mode approx over a bad day, and its bound.
-func (a *Answer) drift() *report.Chart {
-	for i := range a.Choices {
-		c := &a.Choices[i]
-		if c.Name != "approx, 1%" {
-			continue
-		}
-		line := report.Line{Name: "unconfirmed"}
-		for _, p := range c.Bad.Timeline {
-			line.X, line.Y = append(line.X, p.At.Seconds()), append(line.Y, float64(p.Drift))
-		}
-		return &report.Chart{
-			Title: "Unconfirmed drift of approx, 1%, a bad day, against its budget", X: "seconds", Y: "tokens, all keys",
-			Lines: []report.Line{line}, Bound: float64(c.Declared) * float64(max(1, c.Bad.Keys)),
-		}
-	}
-	return nil
 }
