@@ -354,9 +354,7 @@ func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if v.Source == ratelimit.FromFallback {
 		w = v.Booked
 	}
-	switch {
-	case l == nil || l.Window != w:
-	default:
+	if l != nil && l.Window == w {
 		t.n -= v.Charged + v.Debt
 	}
 }
