@@ -21,12 +21,3 @@ func CPUOf(pid int) (time.Duration, error) {
 	}
 	return time.Duration(ts.Nano()), nil
 }
-
-// OwnCPU is the processor time that this process has used.
-func OwnCPU() (time.Duration, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {
-		return 0, fmt.Errorf("processor time of this process: %w", err)
-	}
-	return time.Duration(ts.Nano()), nil
-}

@@ -4,7 +4,6 @@ package process
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"time"
 )
@@ -18,6 +17,3 @@ func CPUOf(pid int) (time.Duration, error) {
 	return 0, fmt.Errorf("the processor time of process %d is not known: %s does not say it, measure on Linux",
 		pid, runtime.GOOS)
 }
-
-// OwnCPU would be the processor time that this process has used.
-func OwnCPU() (time.Duration, error) { return CPUOf(os.Getpid()) }
