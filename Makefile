@@ -110,12 +110,12 @@ bench: bench-core bench-cost ## what a decision costs, in the core and as a whol
 bench-accuracy: deps $(LAB) ## every load and fault under every mode, as a table and as .cache/accuracy.html
 	$(LAB) bench accuracy --all --html .cache/accuracy.html
 
-# About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window, and fleets in virtual time.
+# About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window.
 bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
-	$(LAB) bench store --nodes 3 --length 60s --html .cache/store.html
+	$(LAB) bench store --length 60s --html .cache/store.html
 
 bench-sim: ## decisions the simulator plays a second, on one core
-	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim | $(GO) run ./bench/results
+	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim
 
 # About 20 minutes on 2 cores.
 HISTORIES ?= 100000
@@ -136,7 +136,7 @@ mutants: deps ## plant faults in the core, one at a time, and see which ones the
 	$(GO) run ./bench/mutants -files '$(FILES)' -budget $(BUDGET)
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
-	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench | $(GO) run ./bench/results
+	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench
 
 upgrade: deps ## share one Redis with nodes of the commit FROM, while a fleet is upgraded and rolled back
 	rm -rf .cache/upgrade && git worktree prune && git worktree add --detach --force .cache/upgrade $(FROM)
@@ -148,20 +148,20 @@ bench-cost: $(LAB) ## server CPU a call, against an empty gRPC server
 	$(LAB) bench cost
 
 bench-defaults: ## what each default costs and buys, beside what it might be instead
-	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./approx | $(GO) run ./bench/results
+	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./approx
 
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
-	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing | $(GO) run ./bench/results
-	$(GO) test -count=1 -v -run '^TestAccountInRedisIsSmall' ./leasing/account | $(GO) run ./bench/results
+	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing
+	$(GO) test -count=1 -v -run '^TestAccountInRedisIsSmall' ./leasing/account
 
 bench-approx: deps ## what mode approx admits beyond its limits, against what it declares
-	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice | $(GO) run ./bench/results
+	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice
 
 bench-routing: deps ## what mode routing admits while nodes come, go and die
-	$(GO) test -count=1 -v -run '^TestRouting' ./cmd/sluice | $(GO) run ./bench/results
+	$(GO) test -count=1 -v -run '^TestRouting' ./cmd/sluice
 
 bench-handover: ## a million accounts handed over while 2,000 requests a second go on
-	HANDOVER_KEYS=1000000 $(GO) test -count=1 -v -run '^TestHandOverUnderLoad$$' ./routing | $(GO) run ./bench/results
+	HANDOVER_KEYS=1000000 $(GO) test -count=1 -v -run '^TestHandOverUnderLoad$$' ./routing
 
 dashboards: ## write the Grafana dashboards
 	$(GO) run ./deploy/grafana
@@ -186,10 +186,10 @@ proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-
 	protoc -I routing --go_out=. --go_opt=module=github.com/sluice-gate/sluice --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gate/sluice routing/wire.proto
 
 bench-metrics: ## what counting costs a decision, and a scrape of 10,000 rules
-	$(GO) test -run '^$$' -bench 'Metrics|Scrape' ./bench ./ratelimit/metrics | $(GO) run ./bench/results
+	$(GO) test -run '^$$' -bench 'Metrics|Scrape' ./bench ./ratelimit/metrics
 
-bench-keys: $(LAB) ## memory and time of tables of up to 10,000,000 keys; 5,000,000 invented keys against 512 MiB
-	$(LAB) bench table
+bench-keys: $(LAB) ## memory of a key; 5,000,000 invented keys against 512 MiB
+	$(GO) test -count=1 -v -run '^TestKeysThatStay$$' ./leasing/internal/keytable
 	$(LAB) bench keys --max-keys 0 --memory 512 --max-memory 512
 
 # Both programs: sluicelab measures the sluice beside it.

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -10,24 +9,21 @@ import (
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
-// Two servers are called, while the streams of one of them report and while they are silent.
+// Two servers are called, while the streams of one of them report.
 func TestBeside(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds sluice")
 	}
 	t.Parallel()
-	r, err := Beside(t.Context(), BesideOptions{
-		Setup: report.Setup{Binary: sluicetest.Build(t)}, Rounds: 2, Round: 500 * time.Millisecond, Calls: 200, Connections: 2, Keys: 10,
+	r, err := Cost(t.Context(), CostOptions{
+		Setup: report.Setup{Binary: sluicetest.Build(t), Lab: sluicetest.Lab(t)}, Rounds: 2, Round: 500 * time.Millisecond, Callers: 32, Calls: 200, Connections: 2, Keys: 10,
 		Streams: 250, Buckets: 3, Reports: 500,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Quiet.Calls != 200 || r.Silent.Calls != 200 || r.Alone.Calls != 200 || r.Beside.Calls != 200 || r.Streams.Sent < 100 || r.Streams.Cores <= 0 || r.Streams.Ended != 0 {
-		t.Errorf("%+v", r)
-	}
-	if r.Others < -0.1 || r.Others > float64(runtime.NumCPU()) {
-		t.Errorf("other processes took %v cores", r.Others)
+	if r.Sluice.Calls < 180 || r.Sluice.Calls > 200 || r.Beside.Calls != r.Sluice.Calls || r.Streams.Sent < 100 || r.Streams.Cores <= 0 {
+		t.Errorf("%+v, with streams %+v", r, r.Beside)
 	}
 	var out strings.Builder
 	if err := r.Page().WriteText(&out); err != nil || !strings.Contains(out.String(), "beside streams, a call takes") {

@@ -69,18 +69,21 @@ type round struct {
 
 func newLatency() *hdrhistogram.Histogram { return hdrhistogram.New(1000, int64(10*time.Second), 3) }
 
-// run calls in a closed loop, with callers callers, for about length; calls
-// that are under way then are waited for.
-func (c *client) run(ctx context.Context, callers int, length time.Duration) round {
+// run calls for a time, from so many callers: at a rate, or, if that is 0, in a closed loop. Calls that are under way
+// then are waited for. The time of a call counts from its due time, so that a late server is late for later calls,
+// too.
+func (c *client) run(ctx context.Context, callers int, perSecond float64, length time.Duration) round {
 	total := round{latency: newLatency()}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	start := time.Now()
-	until, cancel := context.WithTimeout(ctx, length)
-	defer cancel()
+	p := pace{began: time.Now()}
+	p.end = p.began.Add(length)
+	if perSecond > 0 {
+		p.each = time.Duration(float64(callers) / perSecond * float64(time.Second))
+	}
 	for i := range callers {
 		wg.Go(func() {
-			r := c.call(ctx, until, c.conns[i%len(c.conns)], i)
+			r := c.call(ctx, p, p.began.Add(p.each*time.Duration(i)/time.Duration(callers)), i)
 			mu.Lock()
 			defer mu.Unlock()
 			total.calls += r.calls
@@ -92,24 +95,35 @@ func (c *client) run(ctx context.Context, callers int, length time.Duration) rou
 		})
 	}
 	wg.Wait()
-	total.took = time.Since(start)
+	total.took = time.Since(p.began)
 	return total
 }
 
-func (c *client) call(ctx, until context.Context, conn *grpc.ClientConn, at int) round {
+// pace is when the calls of one caller are due.
+type pace struct {
+	began, end time.Time
+	each       time.Duration // between two; 0: the next is due after the last
+}
+
+func (c *client) call(ctx context.Context, p pace, due time.Time, i int) round {
 	r := round{latency: newLatency()}
+	conn, at := c.conns[i%len(c.conns)], i
 	var size int
-	for until.Err() == nil {
+	for ; ; due = due.Add(p.each) {
+		if p.each == 0 {
+			due = time.Now()
+		}
+		if !due.Before(p.end) || ctx.Err() != nil {
+			return r
+		}
+		time.Sleep(time.Until(due))
 		at = (at + 7919) % len(c.requests)
-		start := time.Now()
-		err := conn.Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.requests[at], &size)
 		r.calls++
-		if err != nil {
+		if err := conn.Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.requests[at], &size); err != nil {
 			r.errors++
 			r.first = err
 			continue
 		}
-		_ = r.latency.RecordValue(time.Since(start).Nanoseconds())
+		_ = r.latency.RecordValue(time.Since(due).Nanoseconds())
 	}
-	return r
 }

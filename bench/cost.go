@@ -2,12 +2,16 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/routing/ring"
 
+	"github.com/cespare/xxhash/v2"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
@@ -16,32 +20,28 @@ import (
 // CostOptions are how Cost measures.
 type CostOptions struct {
 	report.Setup
-	Rounds      int           `default:"10" help:"Rounds of each server, in turn."`
-	Round       time.Duration `default:"1s" help:"Length of a round."`
-	Callers     int           `default:"64" help:"Concurrent callers."`
-	Connections int           `default:"4" help:"Connections of the callers."`
-	Keys        int           `default:"1000" help:"Distinct keys."`
+	Rounds      int           `in:"1..10000" default:"10" help:"Rounds of each server, in turn."`
+	Round       time.Duration `in:"1ms..1h" default:"1s" help:"Length of a round."`
+	Callers     int           `in:"1..100000" default:"64" help:"Concurrent callers."`
+	Connections int           `in:"1..10000" default:"4" help:"Connections of the callers."`
+	Keys        int           `in:"1..10000000" default:"1000" help:"Distinct keys."`
 	MaxRatio    float64       `default:"1.15" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
+	Calls       float64       `in:"0..1000000" help:"Calls a second, to each server in its rounds (0: each caller calls after its last answer)."`
+	Streams     int           `in:"0..1000000" help:"Also measure a server with so many RLQS streams. Each server is called while they report."`
+	Buckets     int           `in:"1..10000" default:"10" help:"Buckets of each stream."`
+	Reports     float64       `in:"1..1000000" default:"2000" help:"Messages with reports a second, of all streams."`
 	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
 	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 	MaxHot      float64       `default:"1.2" name:"max-hot-ratio" help:"Failure threshold for a decision on a hot key, as a multiple of a local one's CPU (0: off)."`
 }
 
 // Examples implements [report.Measurement].
-func (*CostOptions) Examples() string { return "  sluicelab bench cost" }
+func (*CostOptions) Examples() string {
+	return "  sluicelab bench cost\n  sluicelab bench cost --streams 10000 --calls 1000 --round 1m --rounds 3     new assignments come each minute"
+}
 
 // Measure implements [report.Measurement].
 func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) { return Cost(ctx, *o) }
-
-func (o *CostOptions) validate() error {
-	var b report.Bounds
-	report.Within(&b, "--rounds", o.Rounds, 1, 10_000)
-	report.Within(&b, "--round", o.Round, time.Millisecond, time.Hour)
-	report.Within(&b, "--callers", o.Callers, 1, 100_000)
-	report.Within(&b, "--connections", o.Connections, 1, 10_000)
-	report.Within(&b, "--keys", o.Keys, 1, 10_000_000)
-	return b.Err()
-}
 
 // ServerCost is what one server cost over all its rounds.
 type ServerCost struct {
@@ -68,7 +68,10 @@ type CostReport struct {
 	// Hot is of the same two with one key, which is hot.
 	Hot      *ServerCost `json:"hot,omitempty"`
 	HotRatio float64     `json:"hot_cpu_ratio_to_local,omitempty"`
-	options  *CostOptions
+	// Beside is of a node with streams, without what these take alone.
+	Beside  *ServerCost `json:"with_streams,omitempty"`
+	Streams StreamCost  `json:"streams,omitzero"`
+	options *CostOptions
 }
 
 // costRules limit nothing that Cost sends.
@@ -80,12 +83,15 @@ descriptors:
     descriptors:
       - key: api_key
         rate_limit: {unit: hour, requests_per_unit: 4000000000}
+  - key: bucket # of streams. Those that share a key use two thirds of it, if each reports every 5 s
+    coordination: {mode: leasing}
+    rate_limit: {unit: minute, requests_per_unit: 36000}
 `
 
 // Cost drives this service and an empty server of the same protocol in turn,
 // by the same client, and compares the processor time each uses for a call.
 func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
-	if err := o.validate(); err != nil {
+	if err := report.Check(&o); err != nil {
 		return nil, err
 	}
 	rules, remove, err := process.Rules(costRules)
@@ -93,35 +99,48 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		return nil, err
 	}
 	defer remove()
-	servers := []*contender{{name: "empty gRPC server", start: func(string) (*process.Process, error) { return StartEmpty(o.Lab) }}, {name: "sluice", start: func(binary string) (*process.Process, error) {
-		return process.Sluice(binary, rules, "--log-level", "error")
-	}}}
+	var servers []*contender
+	add := func(c *contender, err error) error {
+		if err == nil {
+			servers = append(servers, c)
+			err = c.open(o.Connections)
+		}
+		return err
+	}
+	defer func() {
+		for _, c := range servers {
+			c.stop()
+		}
+	}()
+	if err := add(contend("empty gRPC server", o.Keys, nil)(baseline.Server{}.Start(o.Lab))); err != nil {
+		return nil, err
+	}
+	if err := add(contend("sluice", o.Keys, nil)(process.Sluice(o.Binary, rules, "--log-level", "error"))); err != nil {
+		return nil, err
+	}
 	if o.Forwarded {
-		for _, p := range []struct {
-			name string
-			keys int
-		}{{"sluice, forwarding", o.Keys}, {"sluice, a hot key", 1}} { // of many keys, none is hot
-			ring, err := newPair(o.Binary, rules)
-			if err != nil {
-				return nil, err
-			}
-			defer ring.owner.Stop()
-			servers = append(servers, &contender{name: p.name, start: ring.start, also: ring.owner, owned: ring.elsewhere, keys: p.keys})
-		}
-	}
-	for _, c := range servers {
-		if err := c.open(o); err != nil {
+		if err := add(pair("sluice, forwarding", o.Binary, rules, o.Keys)); err != nil {
 			return nil, err
 		}
-		defer c.stop()
-	}
-	if o.Forwarded { // until the key is hot
-		if err := servers[3].round(ctx, CostOptions{Callers: o.Callers, Round: 3 * time.Second}); err != nil {
+		if err := add(pair("sluice, a hot key", o.Binary, rules, 1)); err != nil {
 			return nil, err
 		}
+		if err := servers[3].round(ctx, o.Callers, 0, 3*time.Second); err != nil { // until the key is hot
+			return nil, err
+		}
+	}
+	beside := &reporters{}
+	if o.Streams > 0 {
+		if err := add(contend("sluice, with streams", o.Keys, nil)(process.Sluice(o.Binary, rules, "--log-level", "error"))); err != nil {
+			return nil, err
+		}
+		if beside, err = openReporters(ctx, servers[len(servers)-1], o.Streams, o.Buckets, o.Reports); err != nil {
+			return nil, err
+		}
+		defer beside.close()
 	}
 	for _, c := range servers { // connections, tables and heaps grow here
-		if err := c.round(ctx, o); err != nil {
+		if err := c.round(ctx, o.Callers, o.Calls, o.Round); err != nil {
 			return nil, err
 		}
 		c.rounds = c.rounds[:0]
@@ -129,7 +148,8 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 	for i := range o.Rounds {
 		o.Tell(o.Rounds, "rounds")
 		for n := range servers { // none is always the one after another
-			if err := servers[(i+n)%len(servers)].round(ctx, o); err != nil {
+			c := servers[(i+n)%len(servers)]
+			if err := beside.alone(c, func() error { return c.round(ctx, o.Callers, o.Calls, o.Round) }); err != nil {
 				return nil, err
 			}
 		}
@@ -141,15 +161,60 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		r.Forwarded, r.ForwardedRatio = &f, f.CPUPerCall/r.Empty.CPUPerCall
 		r.Hot, r.HotRatio = &h, h.CPUPerCall/r.Sluice.CPUPerCall
 	}
-	return r, nil
+	if o.Streams > 0 {
+		r.Streams = beside.cost()
+		b := beside.server.costWithout(r.Streams.Cores)
+		r.Beside = &b
+	}
+	return r, beside.err()
 }
 
-// costRequests are of keys whose values owned accepts.
-func costRequests(keys int, owned func(string) bool) ([][]byte, error) {
-	var requests [][]byte
-	for i := 0; len(requests) < keys; i++ {
+// contender is one of the servers, and what its rounds measured.
+type contender struct {
+	name   string
+	keys   int
+	owned  func(string) bool  // accepts its keys; nil: all
+	nodes  []*process.Process // the first is driven, and the processor time of all counts
+	client *client
+	rounds []costRound
+}
+
+type costRound struct {
+	round
+	cpu time.Duration
+}
+
+// contend makes a contender of a server that was started.
+func contend(name string, keys int, owned func(string) bool) func(*process.Process, error) (*contender, error) {
+	return func(p *process.Process, err error) (*contender, error) {
+		return &contender{name: name, keys: keys, owned: owned, nodes: []*process.Process{p}}, err
+	}
+}
+
+// pair is two nodes that own keys together. One is driven, with keys of the other.
+func pair(name, binary, rules string, keys int) (*contender, error) {
+	f, err := process.StartFleet(binary, rules, 2)
+	if err != nil {
+		return nil, err
+	}
+	owners := ring.New(f.Peers)
+	elsewhere := func(value string) bool { return owners.Owner(xxhash.Sum64String(value)) == f.Peers[1] }
+	return &contender{name: name, keys: keys, owned: elsewhere, nodes: f.Nodes}, nil
+}
+
+func (c *contender) open(connections int) error {
+	requests, err := c.requests()
+	if err != nil {
+		return err
+	}
+	c.client, err = dial(c.nodes[0].Address, connections, requests)
+	return err
+}
+
+func (c *contender) requests() (all [][]byte, err error) {
+	for i := 0; len(all) < c.keys; i++ {
 		value := fmt.Sprintf("key-%08d", i)
-		if !owned(value) {
+		if c.owned != nil && !c.owned(value) {
 			continue
 		}
 		request, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*common.RateLimitDescriptor{{
@@ -160,55 +225,26 @@ func costRequests(keys int, owned func(string) bool) ([][]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("bench: %w", err)
 		}
-		requests = append(requests, request)
+		all = append(all, request)
 	}
-	return requests, nil
-}
-
-// contender is one of the servers, and what its rounds measured.
-type contender struct {
-	name    string
-	start   func(binary string) (*process.Process, error)
-	process *process.Process
-	also    *process.Process  // whose processor time counts too, or nil
-	owned   func(string) bool // accepts its keys; nil: all
-	keys    int               // how many; 0: as the options say
-	client  *client
-	rounds  []costRound
-}
-
-type costRound struct {
-	round
-	cpu time.Duration
-}
-
-func (c *contender) open(o CostOptions) error {
-	owned, keys := c.owned, c.keys
-	if owned == nil {
-		owned, keys = func(string) bool { return true }, o.Keys
-	}
-	requests, err := costRequests(keys, owned)
-	if err != nil {
-		return err
-	}
-	if c.process, err = c.start(o.Binary); err != nil {
-		return err
-	}
-	c.client, err = dial(c.process.Address, o.Connections, requests)
-	return err
+	return all, nil
 }
 
 func (c *contender) stop() {
-	c.client.close()
-	c.process.Stop()
+	if c.client != nil {
+		c.client.close()
+	}
+	for _, p := range c.nodes {
+		p.Stop()
+	}
 }
 
-func (c *contender) round(ctx context.Context, o CostOptions) error {
+func (c *contender) round(ctx context.Context, callers int, perSecond float64, length time.Duration) error {
 	before, err := c.cpu()
 	if err != nil {
 		return err
 	}
-	r := costRound{round: c.client.run(ctx, o.Callers, o.Round)}
+	r := costRound{round: c.client.run(ctx, callers, perSecond, length)}
 	after, err := c.cpu()
 	if err != nil {
 		return err
@@ -221,20 +257,26 @@ func (c *contender) round(ctx context.Context, o CostOptions) error {
 	return nil
 }
 
-func (c *contender) cpu() (time.Duration, error) {
-	own, err := c.process.CPU()
-	if err != nil || c.also == nil {
-		return own, err
+func (c *contender) cpu() (sum time.Duration, err error) {
+	for _, p := range c.nodes {
+		used, err := p.CPU()
+		if err != nil {
+			return 0, err
+		}
+		sum += used
 	}
-	other, err := c.also.CPU()
-	return own + other, err
+	return sum, nil
 }
 
-func (c *contender) cost() ServerCost {
+func (c *contender) cost() ServerCost { return c.costWithout(0) }
+
+// costWithout is its cost without processors that it uses for something else.
+func (c *contender) costWithout(cores float64) ServerCost {
 	s := ServerCost{Name: c.name}
 	latency := newLatency()
 	var cpu, took time.Duration
 	for i, r := range c.rounds {
+		r.cpu -= time.Duration(cores * float64(r.took))
 		one := float64(r.cpu.Nanoseconds()) / 1e3 / float64(r.calls)
 		if i == 0 || one < s.Least {
 			s.Least = one
@@ -262,19 +304,26 @@ func (r *CostReport) Page() *report.Page {
 		notes = append(notes, fmt.Sprintf("a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one", r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99),
 			fmt.Sprintf("a decision on a hot key, both nodes together: %.2f times the CPU of a local one", r.HotRatio))
 	}
+	if r.Beside != nil {
+		servers = append(servers, *r.Beside)
+		notes = append(notes,
+			fmt.Sprintf("beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99), of one beside another process that takes as much",
+				r.Beside.CPUPerCall/r.Sluice.CPUPerCall, r.Beside.P50/r.Sluice.P50, r.Beside.P99/r.Sluice.P99),
+			fmt.Sprintf("the streams send %.0f messages a second, get %.0f answers, and take %.2f cores of their server", r.Streams.Sent, r.Streams.Answers, r.Streams.Cores))
+	}
 	return &report.Page{Title: "What a call costs", Tables: []report.Table{report.Rows("", servers, notes...)}}
 }
 
 // Problems are ratios above what the options allow.
 func (r *CostReport) Problems() error {
-	var b report.Bounds
+	var all []error
 	for _, x := range []struct {
 		what       string
 		ratio, max float64
 	}{{"the ratio", r.Ratio, r.options.MaxRatio}, {"the ratio of forwarded decisions", r.ForwardedRatio, r.options.MaxForward}, {"the ratio of decisions on a hot key", r.HotRatio, r.options.MaxHot}} {
-		if x.max > 0 {
-			report.Within(&b, x.what, x.ratio, 0, x.max)
+		if x.max > 0 && !(x.ratio <= x.max) {
+			all = append(all, fmt.Errorf("%s is %.2f, must be at most %v", x.what, x.ratio, x.max))
 		}
 	}
-	return b.Err()
+	return errors.Join(all...)
 }

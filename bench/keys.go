@@ -3,8 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -22,9 +20,9 @@ import (
 // KeysOptions are how Keys measures.
 type KeysOptions struct {
 	report.Setup
-	Keys      int `default:"5000000" help:"Distinct keys to send."`
-	MaxKeys   int `default:"1000000" help:"Keys that the server tracks (0: derived from its memory)."`
-	Memory    int `help:"GOMEMLIMIT of the server in MiB (0: none)."`
+	Keys      int `in:"1000..1000000000000" default:"5000000" help:"Distinct keys to send."`
+	MaxKeys   int `in:"0..1000000000000" default:"1000000" help:"Keys that the server tracks (0: derived from its memory)."`
+	Memory    int `in:"0..1000000000" help:"GOMEMLIMIT of the server in MiB (0: none)."`
 	MaxMemory int `default:"1536" help:"Failure threshold for resident memory in MiB."`
 }
 
@@ -33,12 +31,8 @@ func (*KeysOptions) Examples() string { return "  sluicelab bench keys" }
 
 // Measure implements [report.Measurement].
 func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
-	var b report.Bounds
-	report.Within(&b, "--keys", o.Keys, 1000, 1<<40)
-	report.Within(&b, "--max-keys", o.MaxKeys, 0, 1<<40)
-	report.Within(&b, "--memory", o.Memory, 0, 1<<30)
-	if b != nil {
-		return nil, b.Err()
+	if err := report.Check(o); err != nil {
+		return nil, err
 	}
 	points, err := Keys(ctx, *o)
 	return &KeysReport{points, o.MaxMemory}, err
@@ -201,16 +195,11 @@ func (f *keysFlood) look(ctx context.Context, sent int) error {
 	if err != nil {
 		return err
 	}
-	response, err := http.Get("http://" + f.process.Debug + "/metrics")
+	text, err := f.process.Scrape()
 	if err != nil {
-		return fmt.Errorf("metrics: %w", err)
+		return err
 	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return fmt.Errorf("metrics: %w", err)
-	}
-	p := KeysPoint{Keys: sent, PeakMemory: int(peak >> 20), Series: strings.Count(string(text), "\n"), Known: "ADMITTED"}
+	p := KeysPoint{Keys: sent, PeakMemory: int(peak >> 20), Series: strings.Count(text, "\n"), Known: "ADMITTED"}
 	if answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
 		p.Known = stillLimited
 	}

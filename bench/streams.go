@@ -14,21 +14,29 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
+// StreamCost is the cost of streams while another server is called.
+type StreamCost struct {
+	Sent    float64 `json:"messages_per_second"`
+	Answers float64 `json:"answers_per_second"`
+	Cores   float64 `json:"cores"`
+}
+
 // reporters are streams of the quota service that report in turn, for as long as they live: the messages of
 // Envoys, without their decisions.
 type reporters struct {
-	streams []atomic.Pointer[wire]
+	server  *contender // nil: there are none
+	wires   *client
+	streams []grpc.ClientStream
 	reports [][]byte // of each group of streams
 	answers atomic.Int64
 	sent    atomic.Int64
-	ended   atomic.Int64 // streams that the server has ended
-	silent  atomic.Bool  // none reports for now
+	ended   atomic.Pointer[error] // why the server has ended a stream
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
-}
 
-// wire is one stream.
-type wire struct{ grpc.ClientStream }
+	spent, took time.Duration // by its server, while others were called
+	meanwhile   StreamCost    // sums in that time
+}
 
 // sharing is how many streams share their buckets.
 const sharing = 100
@@ -55,27 +63,32 @@ func reportOf(group, buckets int, elapsed time.Duration) ([]byte, error) {
 	return b, nil
 }
 
-// openReporters opens streams over a client's connections, and has each send its first report.
-func openReporters(ctx context.Context, c *client, streams, buckets int, perSecond float64) (*reporters, error) {
+// openReporters opens streams to a server, and has each send its first report. Each connection has a hundred streams,
+// so that what is measured is streams and not connections.
+func openReporters(ctx context.Context, server *contender, streams, buckets int, perSecond float64) (*reporters, error) {
+	c, err := dial(server.nodes[0].Address, max(1, streams/sharing), nil)
+	if err != nil {
+		return nil, err
+	}
 	ctx, stop := context.WithCancel(ctx)
-	r := &reporters{stop: stop, streams: make([]atomic.Pointer[wire], streams)}
+	r := &reporters{server: server, wires: c, stop: stop, streams: make([]grpc.ClientStream, streams)}
 	var opening errgroup.Group
 	opening.SetLimit(64)
 	for group := range (streams + sharing - 1) / sharing {
 		first, err := reportOf(group, buckets, 0)
 		if err != nil {
-			stop()
+			r.close()
 			return nil, err
 		}
 		// Each stream reports once in so long a time.
 		later, err := reportOf(group, buckets, time.Duration(float64(streams)/perSecond*float64(time.Second)))
 		if err != nil {
-			stop()
+			r.close()
 			return nil, err
 		}
 		r.reports = append(r.reports, later)
 		for i := group * sharing; i < min(streams, (group+1)*sharing); i++ {
-			opening.Go(func() error { return r.open(ctx, c, i, first) })
+			opening.Go(func() error { return r.open(ctx, i, first) })
 		}
 	}
 	if err := opening.Wait(); err != nil {
@@ -86,34 +99,9 @@ func openReporters(ctx context.Context, c *client, streams, buckets int, perSeco
 	return r, nil
 }
 
-// open opens a stream, and another whenever one ends, as an Envoy does.
-func (r *reporters) open(ctx context.Context, c *client, i int, first []byte) error {
-	if err := r.connect(ctx, c, i, first); err != nil {
-		return err
-	}
-	r.wg.Go(func() {
-		var size int
-		for ctx.Err() == nil {
-			if err := r.streams[i].Load().RecvMsg(&size); err == nil {
-				r.answers.Add(1)
-				continue
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(reopenAfter):
-				r.ended.Add(1)
-				_ = r.connect(ctx, c, i, first) // if it fails, the stream that ended fails again
-			}
-		}
-	})
-	return nil
-}
-
-// reopenAfter is how long a stream that has ended is left alone.
-const reopenAfter = time.Second
-
-func (r *reporters) connect(ctx context.Context, c *client, i int, first []byte) error {
-	stream, err := c.conns[i%len(c.conns)].NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
+// open opens a stream, and reads its answers.
+func (r *reporters) open(ctx context.Context, i int, first []byte) error {
+	stream, err := r.wires.conns[i%len(r.wires.conns)].NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
 		rlqs.RateLimitQuotaService_StreamRateLimitQuotas_FullMethodName)
 	if err != nil {
 		return fmt.Errorf("opening stream %d: %w", i, err)
@@ -121,7 +109,27 @@ func (r *reporters) connect(ctx context.Context, c *client, i int, first []byte)
 	if err := stream.SendMsg(first); err != nil {
 		return fmt.Errorf("reporting on stream %d: %w", i, err)
 	}
-	r.streams[i].Store(&wire{stream})
+	r.streams[i] = stream
+	r.wg.Go(func() {
+		var size int
+		for {
+			if err := stream.RecvMsg(&size); err != nil {
+				if ctx.Err() == nil {
+					r.ended.Store(&err)
+				}
+				return
+			}
+			r.answers.Add(1)
+		}
+	})
+	return nil
+}
+
+// err says that a stream has ended: then fewer than were meant to be were measured.
+func (r *reporters) err() error {
+	if err := r.ended.Load(); err != nil {
+		return fmt.Errorf("the server has ended a stream (raise MAX_MEMORY): %w", *err)
+	}
 	return nil
 }
 
@@ -130,7 +138,7 @@ func (r *reporters) connect(ctx context.Context, c *client, i int, first []byte)
 func (r *reporters) send(ctx context.Context, perSecond float64) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	began, next := time.Now(), 0
+	began := time.Now()
 	for sent := 0; ; {
 		select {
 		case <-tick.C:
@@ -138,12 +146,8 @@ func (r *reporters) send(ctx context.Context, perSecond float64) {
 			return
 		}
 		for due := int(time.Since(began).Seconds() * perSecond); sent < due; sent++ {
-			if r.silent.Load() {
-				continue // missed reports are not made up for
-			}
-			i := next % len(r.streams)
-			next++
-			if r.streams[i].Load().SendMsg(r.reports[i/sharing]) == nil {
+			i := sent % len(r.streams)
+			if r.streams[i].SendMsg(r.reports[i/sharing]) == nil {
 				r.sent.Add(1)
 			}
 		}
@@ -153,4 +157,30 @@ func (r *reporters) send(ctx context.Context, perSecond float64) {
 func (r *reporters) close() {
 	r.stop()
 	r.wg.Wait()
+	r.wires.close()
+}
+
+// alone has a server be called. If that is another one, it measures what the streams take meanwhile.
+func (r *reporters) alone(called *contender, call func() error) error {
+	if r.server == nil || r.server == called {
+		return call()
+	}
+	before, err := r.server.cpu()
+	if err != nil {
+		return err
+	}
+	sent, answers, began := r.sent.Load(), r.answers.Load(), time.Now()
+	if err := call(); err != nil {
+		return err
+	}
+	after, err := r.server.cpu()
+	r.spent, r.took = r.spent+after-before, r.took+time.Since(began)
+	r.meanwhile.Sent += float64(r.sent.Load() - sent)
+	r.meanwhile.Answers += float64(r.answers.Load() - answers)
+	return err
+}
+
+func (r *reporters) cost() StreamCost {
+	took := r.took.Seconds()
+	return StreamCost{Sent: r.meanwhile.Sent / took, Answers: r.meanwhile.Answers / took, Cores: r.spent.Seconds() / took}
 }

@@ -2,17 +2,17 @@
 // tests and the simulator's histories against each.
 //
 // Guarantee: without an active fault, the instrumented build passes the same tests, or the command ends. A fault
-// counts as killed only if a test fails, panics or hangs with it, and twice if the test keeps real time. It does
+// counts as killed only if a test fails, panics or hangs with it twice. It does
 // not promise all possible faults: it plants those of its operators, and those of a hand-made list.
 //
 //	make mutants                                      # everything
 //	make mutants FILES=leasing/account/account.go BUDGET=5m   # a part, for so long
 //
 // All faults of a package are in one build. A function with faults is copied once for each, and the original calls
-// the copy whose number is in the environment. So a fault costs a run of test binaries, without a build.
+// the copy whose number is in the environment. So a fault costs a run of test binaries, without a build. A run
+// without a fault notes which functions each test enters: only those tests run for the faults of a function.
 //
-// The scripts repeat the Go code, and get no faults: TestTwins compares the two. With -skip TestTwins a fault
-// counts for both.
+// The scripts repeat the Go code, and get no faults: TestTwins compares the two.
 //
 // docs/internals/proof.md says how to read the report, and how to handle a survivor.
 package main

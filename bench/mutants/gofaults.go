@@ -5,7 +5,6 @@ import (
 	"go/constant"
 	"go/token"
 	"go/types"
-	"slices"
 	"strconv"
 )
 
@@ -203,16 +202,21 @@ func (w *goWalker) call(n *ast.CallExpr) {
 // dropArgument drops one argument of min or max.
 func (w *goWalker) dropArgument(n *ast.CallExpr) {
 	for i := range n.Args {
-		rest := slices.Delete(slices.Clone(n.Args), i, i+1)
-		switch {
-		case len(rest) == 1:
-			w.swap("min-max", n, "("+w.Source(rest[0])+")")
-		case i == 0:
-			w.replace("min-max", n.Args[0].Pos(), n.Args[1].Pos(), "")
-		default:
-			w.replace("min-max", n.Args[i-1].End(), n.Args[i].End(), "")
+		if len(n.Args) == 2 {
+			w.swap("min-max", n, "("+w.Source(n.Args[1-i])+")")
+			continue
 		}
+		w.dropFrom("min-max", n.Args, i)
 	}
+}
+
+// dropFrom drops one of several expressions with commas between.
+func (w *goWalker) dropFrom(op string, list []ast.Expr, i int) {
+	if i+1 < len(list) {
+		w.replace(op, list[i].Pos(), list[i+1].Pos(), "")
+		return
+	}
+	w.replace(op, list[i-1].End(), list[i].End(), "")
 }
 
 func (w *goWalker) assign(n *ast.AssignStmt) {
@@ -277,12 +281,8 @@ func (w *goWalker) cases(n *ast.CaseClause) {
 		return
 	}
 	for i := range n.List {
-		switch {
-		case len(n.List) == 1:
-		case i == 0:
-			w.replace("case", n.List[0].Pos(), n.List[1].Pos(), "")
-		default:
-			w.replace("case", n.List[i-1].End(), n.List[i].End(), "")
+		if len(n.List) > 1 {
+			w.dropFrom("case", n.List, i)
 		}
 	}
 }
@@ -341,14 +341,11 @@ func (w *goWalker) fields(n *ast.CompositeLit) {
 		if _, ok := e.(*ast.KeyValueExpr); !ok {
 			return
 		}
-		switch {
-		case i+1 < len(n.Elts):
-			w.replace("field", e.Pos(), n.Elts[i+1].Pos(), "")
-		case i > 0:
-			w.replace("field", n.Elts[i-1].End(), e.End(), "")
-		default:
+		if len(n.Elts) == 1 {
 			w.swap("field", e, "")
+			continue
 		}
+		w.dropFrom("field", n.Elts, i)
 	}
 }
 

@@ -5,6 +5,9 @@ import "github.com/sluice-gate/sluice/bench/plant"
 // byHand is a hand-made fault.
 type byHand plant.Bug
 
+// byHandKind is the kind of such mutants.
+const byHandKind = "by hand"
+
 // Files of the lists below.
 const (
 	clock   = "leasing/internal/hold/ledgerclock.go"

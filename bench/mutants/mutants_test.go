@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,24 +18,14 @@ func TestHunt(t *testing.T) {
 	const file = "bench/mutants/testdata/purse/purse.go"
 	p := plan{root: root, files: []string{file}, suites: []suite{{dir: "bench/mutants/testdata/purse"}}}
 	var out bytes.Buffer
-	o := options{
-		budget: 1 << 40, known: "testdata/equivalent.txt", cache: t.TempDir(), out: &out, say: t.Logf,
-	}
-	err = p.run(t.Context(), &o, []byHand{{Name: "a purse may be overdrawn", File: file, Right: "n = min(n, p.coins)\n\tp.coins -= n", Wrong: "p.coins -= n"}})
+	o := options{budget: 1 << 40, percent: 100, known: "testdata/equivalent.txt", out: &out, say: t.Logf}
+	r, err := p.run(t.Context(), &o, []byHand{{Name: "a purse may be overdrawn", File: file, Right: "n = min(n, p.coins)\n\tp.coins -= n", Wrong: "p.coins -= n"}})
 	if err == nil || !strings.Contains(err.Error(), "must be") || !strings.Contains(err.Error(), "name none that there is") {
-		t.Errorf("a run with survivors and a stale entry ended with %v", err)
-	}
-	text, err := os.ReadFile(o.report())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r report
-	if err := json.Unmarshal(text, &r); err != nil {
-		t.Fatal(err)
+		t.Fatalf("a run with survivors and a stale entry ended with %v", err)
 	}
 	var got []string
-	for _, x := range r.Results {
-		got = append(got, string(x.Fate)+": "+x.Kind+": "+x.New)
+	for _, x := range r.results {
+		got = append(got, string(x.fate)+": "+x.op+": "+x.new)
 	}
 	slices.Sort(got)
 	want := []string{
@@ -65,23 +54,6 @@ func TestHunt(t *testing.T) {
 	}
 }
 
-// When the failure of one test of a group is no proof, the others are run without it.
-func TestGroupWithoutATest(t *testing.T) {
-	group := &unit{test: "TestA|TestAB|TestC", group: true}
-	for test, want := range map[string]string{"TestA": "TestAB|TestC", "TestC": "TestA|TestAB", "TestB": ""} {
-		got := ""
-		if rest := group.without(test); rest != nil {
-			got = rest.test
-		}
-		if got != want {
-			t.Errorf("without %s it is %q", test, got)
-		}
-	}
-	if one := (&unit{test: "TestA", group: true}); one.without("TestA") != nil || (&unit{test: "TestA|TestB"}).without("TestA") != nil {
-		t.Error("there are no others")
-	}
-}
-
 // What is planned fits the sources as they are: each fault made by hand, and what is
 // taken from scripts of faults in both ledgers. So do the entries of the list of equivalents, which go stale when
 // their line is written anew: a hunt would tell of that, at its end.
@@ -92,11 +64,11 @@ func TestPlanFitsTheSources(t *testing.T) {
 	}
 	p := thePlan
 	p.root = root
-	src, err := p.read()
+	packages, err := p.load()
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, misfits, err := src.mutants(p.files, allByHand)
+	all, misfits, err := p.mutants(packages, allByHand)
 	if err != nil {
 		t.Fatal(err)
 	}

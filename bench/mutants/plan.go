@@ -1,5 +1,34 @@
 package main
 
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/sluice-gate/sluice/bench/plant"
+)
+
+// plan names the mutated code, and its tests.
+type plan struct {
+	root   string
+	files  []string // relative to the root
+	suites []suite
+}
+
+// suite is one package's tests.
+type suite struct {
+	dir    string
+	skip   string  // a pattern of tests to skip
+	slices []slice // of a test that takes arguments to play more
+}
+
+// slice is a test with its own arguments, which replaces the test.
+type slice struct {
+	test string
+	args []string
+}
+
 // thePlan is the core, and the tests that guard it.
 var thePlan = plan{
 	files: []string{
@@ -11,32 +40,19 @@ var thePlan = plan{
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/stored.go",
 		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go", "routing/ring/kept.go", "routing/ring/ring.go", "routing/internal/hot/hot.go",
 	},
-	// As many as fit into a run of an hour, fewest where most are similar.
-	percent: map[string]int{
-		"leasing/account/account.go": 25, "leasing/account/bucket.go": 25, "leasing/account/records.go": 40, "leasing/account/recall.go": 40, "leasing/account/refill.go": 40, "leasing/account/span.go": 40,
-		"leasing/account/kept.go": 20, "leasing/account/cas.go": 30, "leasing/account/store.go": 20, "leasing/account/epoch.go": 25, "leasing/account/wire.go": 15,
-		"leasing/internal/hold/part.go": 45, "leasing/internal/hold/key.go": 40, "leasing/internal/hold/take.go": 45, "leasing/internal/hold/drift.go": 60, "leasing/internal/hold/wants.go": 60,
-		"leasing/internal/hold/demand.go": 45, "leasing/internal/hold/ledgerclock.go": 45, "leasing/internal/keytable/table.go": 25, "leasing/internal/keytable/sharding.go": 60,
-		"leasing/call.go": 40, "leasing/lane.go": 30, "leasing/batch.go": 35, "leasing/shard.go": 30, "leasing/sweep.go": 30, "leasing/failure.go": 60, "leasing/breaker.go": 60,
-		"leasing/counter.go": 25, "leasing/lent.go": 25, "leasing/held.go": 30,
-		"approx/keeper.go": 35, "approx/plan.go": 40, "approx/seats.go": 40, "approx/stored.go": 40,
-		"routing/decide.go": 25, "routing/members.go": 25, "routing/handover.go": 25, "routing/fetch.go": 40, "routing/outbox.go": 40, "routing/internal/moved/moved.go": 20,
-		"routing/core.go": 35, "routing/gossip.go": 35, "routing/ring/kept.go": 60, "routing/ring/ring.go": 45, "routing/internal/hot/hot.go": 40,
-	},
 	suites: []suite{
-		{dir: "leasing", waits: "Redis|^TestMoreKeys"},
+		{dir: "leasing"},
 		{dir: "leasing/internal/hold"},
 		{dir: "leasing/internal/keytable"},
 		{
-			dir:   "leasing/account",
-			skip:  "^TestClaimsAllocateNothing$|^TestPlanted|^TestPage", // the first: a call of a copy by its number makes the account escape
-			waits: "^Test(Cluster|Epoch|Connections|Recalls|Pipeline)",
+			dir:  "leasing/account",
+			skip: "^TestClaimsAllocateNothing$|^TestPlanted|^TestPage", // the first: a call of a copy by its number makes the account escape
 		},
-		{dir: "approx", waits: "^Test(Drift|OverAdmission|OneNode)"},
+		{dir: "approx"},
 		{dir: "routing/internal/moved"},
 		{dir: "routing/internal/hot"},
 		{dir: "routing/ring"},
-		{dir: "routing", waits: "^Test(Router|Gossip|DNS)"},
+		{dir: "routing"},
 		{
 			dir:  "bench/sim",
 			skip: "^(TestHistoriesFindBugs|TestHistoriesOnRealStores|TestLargeFleets)$", // builds the product, starts servers, plays for long
@@ -46,4 +62,84 @@ var thePlan = plan{
 			},
 		},
 	},
+}
+
+// packages are the folders of the plan's files.
+func (p *plan) packages() (all []string) {
+	for _, f := range p.files {
+		if d := path.Dir(f); !slices.Contains(all, d) {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// chosen are the plan's files that match patterns, with commas between; all, of none.
+func (p *plan) chosen(patterns string) (files []string, err error) {
+	if patterns == "" {
+		return p.files, nil
+	}
+	for pattern := range strings.FieldsFuncSeq(patterns, func(r rune) bool { return r == ',' || r == ' ' }) {
+		before := len(files)
+		for _, f := range p.files {
+			if ok, _ := path.Match(pattern, f); ok && !slices.Contains(files, f) {
+				files = append(files, f)
+			}
+		}
+		if len(files) == before {
+			return nil, fmt.Errorf("no file to mutate is named %s: there are %s", pattern, strings.Join(p.files, " "))
+		}
+	}
+	return files, nil
+}
+
+// mutants are all faults of the plan's files, and the hand-made ones. misfits lists hand-made faults that no longer
+// fit the source. The others run all the same.
+func (p *plan) mutants(packages map[string]*goPackage, byHands []byHand) (all []*mutant, misfits []string, err error) {
+	for _, name := range p.files {
+		pkg := packages[path.Dir(name)]
+		f := pkg.files[name]
+		if f == nil {
+			return nil, nil, fmt.Errorf("%s is no file of its package on this system", name)
+		}
+		all = append(all, pkg.faults(f)...)
+	}
+	all = distinct(all)
+	for _, b := range byHands {
+		var f *goFile
+		if pkg := packages[path.Dir(b.File)]; pkg != nil {
+			f = pkg.files[b.File]
+		}
+		if f == nil {
+			misfits = append(misfits, fmt.Sprintf("%q is to change %s, which is not among the files to mutate", b.Name, b.File))
+			continue
+		}
+		e, err := plant.Replace(b.File, f.Text, b.Right, b.Wrong)
+		if err == nil && f.FunctionAt(e.Start, e.End) == nil {
+			err = fmt.Errorf("the text in %s is in no function", b.File)
+		}
+		if err != nil {
+			misfits = append(misfits, fmt.Sprintf("%q: %v", b.Name, err))
+			continue
+		}
+		all = append(all, newMutant(f.Text, b.Name, byHandKind, e))
+	}
+	return all, misfits, nil
+}
+
+// distinct drops mutants that change nothing, or change the same as another. Mutants of a function with the same
+// text get an ordinal.
+func distinct(all []*mutant) (kept []*mutant) {
+	seen, alike := map[edit]bool{}, map[string]int{}
+	for _, m := range all {
+		if m.old == m.new || seen[m.edit] {
+			continue
+		}
+		seen[m.edit] = true
+		k := m.key()
+		alike[k]++
+		m.nth = alike[k]
+		kept = append(kept, m)
+	}
+	return kept
 }

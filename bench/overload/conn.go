@@ -3,10 +3,8 @@ package overload
 import (
 	"bufio"
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -55,7 +53,8 @@ type conn struct {
 	outstanding int            // guarded by mu
 	most        int            // guarded by mu: outstanding calls, by our own bound and the server's
 	window      int64          // guarded by mu: bytes that may be sent
-	out         []byte         // guarded by mu: frames to be written
+	out         bytes.Buffer   // guarded by mu: frames to be written
+	frames      *http2.Framer  // guarded by mu: into out
 	block       bytes.Buffer   // guarded by mu: the header block that was encoded last
 	encoder     *hpack.Encoder // guarded by mu: into block
 	tally       *tally         // guarded by mu
@@ -63,13 +62,6 @@ type conn struct {
 	writing sync.Mutex // held while frames are written
 	ended   chan struct{}
 }
-
-// endStream and endHeaders are the flags of frames that are written here.
-const (
-	endStream  = 0x1
-	ack        = 0x1
-	endHeaders = 0x4
-)
 
 // open connects, and waits for the server's settings. Calls on the connection wait
 // as long as patience; at most most are outstanding; if they are traced, no two have
@@ -83,7 +75,7 @@ func open(address string, most int, patience time.Duration, traced bool) (*conn,
 		tcp: tcp, patience: patience, next: 1, oldest: 1, calls: make([]call, callSlots), most: most, window: 65535,
 		tally: newTally(), ended: make(chan struct{}), traced: traced,
 	}
-	c.encoder = hpack.NewEncoder(&c.block)
+	c.encoder, c.frames = hpack.NewEncoder(&c.block), http2.NewFramer(&c.out, nil)
 	c.fields = [][2]string{
 		{":method", "POST"},
 		{":scheme", "http"},
@@ -94,12 +86,14 @@ func open(address string, most int, patience time.Duration, traced bool) (*conn,
 		{"grpc-timeout", fmt.Sprintf("%dm", patience.Milliseconds())},
 		{"user-agent", "sluice-bench"},
 	}
-	var hello bytes.Buffer
-	hello.WriteString(http2.ClientPreface)
-	f := http2.NewFramer(&hello, nil)
-	_ = f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}, http2.Setting{ID: http2.SettingEnablePush, Val: 0}) // a buffer takes all
-	_ = f.WriteWindowUpdate(0, 1<<30)
-	if _, err := tcp.Write(hello.Bytes()); err != nil {
+	c.out.WriteString(http2.ClientPreface)
+	// Writes into a buffer do not fail.
+	_ = c.frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}, http2.Setting{ID: http2.SettingEnablePush, Val: 0})
+	_ = c.frames.WriteWindowUpdate(0, 1<<30)
+	c.mu.Lock()
+	err = c.flushLocked()
+	c.mu.Unlock()
+	if err != nil {
 		tcp.Close()
 		return nil, fmt.Errorf("greeting %s: %w", address, err)
 	}
@@ -166,11 +160,6 @@ func (c *conn) fail(err error) {
 	}
 }
 
-func appendFrame(b []byte, t http2.FrameType, flags byte, id uint32, body ...byte) []byte {
-	b = append(b, byte(len(body)>>16), byte(len(body)>>8), byte(len(body)), byte(t), flags)
-	return append(binary.BigEndian.AppendUint32(b, id), body...)
-}
-
 // begin adds a call to the pending writes, if it may be sent now.
 func (c *conn) beginLocked(message []byte, intended time.Time) bool {
 	if c.outstanding >= c.most || c.window < int64(len(message)) {
@@ -187,8 +176,8 @@ func (c *conn) addCallLocked(message []byte, intended time.Time) {
 	}
 	id := c.next
 	c.next += 2
-	c.out = appendFrame(c.out, http2.FrameHeaders, endHeaders, id, head...)
-	c.out = appendFrame(c.out, http2.FrameData, endStream, id, message...)
+	_ = c.frames.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: head, EndHeaders: true})
+	_ = c.frames.WriteData(id, true, message)
 	c.window -= int64(len(message))
 	c.calls[id/2%callSlots] = call{id: id, state: waiting, intended: intended}
 	c.outstanding++
@@ -206,15 +195,15 @@ func (c *conn) giveUpLocked(now time.Time) {
 			w.state = free
 			c.outstanding--
 			c.tally.GivenUp++
-			c.out = appendFrame(c.out, http2.FrameRSTStream, 0, w.id, 0, 0, 0, byte(http2.ErrCodeCancel))
+			_ = c.frames.WriteRSTStream(w.id, http2.ErrCodeCancel)
 		}
 	}
 }
 
 // flushLocked writes the pending frames; meanwhile mu is not held.
 func (c *conn) flushLocked() error {
-	out := c.out
-	c.out = nil
+	out := bytes.Clone(c.out.Bytes())
+	c.out.Reset()
 	c.mu.Unlock()
 	defer c.mu.Lock()
 	if len(out) == 0 {
@@ -230,22 +219,16 @@ func (c *conn) flushLocked() error {
 func (c *conn) read(settled chan struct{}) {
 	defer close(c.ended)
 	in := bufio.NewReaderSize(c.tcp, 256<<10)
-	var body []byte
+	frames := http2.NewFramer(nil, in)
+	frames.SetReuseFrames()
 	for {
-		var head [9]byte
-		if _, err := io.ReadFull(in, head[:]); err != nil {
+		f, err := frames.ReadFrame()
+		if err != nil {
 			c.fail(err)
 			return
 		}
-		n := int(head[0])<<16 | int(head[1])<<8 | int(head[2])
-		body = append(body[:0], make([]byte, n)...)
-		if _, err := io.ReadFull(in, body); err != nil {
-			c.fail(err)
-			return
-		}
-		kind, flags, id := http2.FrameType(head[3]), head[4], binary.BigEndian.Uint32(head[5:])&(1<<31-1)
-		ended, reply := c.handle(kind, flags, id, body)
-		if kind == http2.FrameSettings && settled != nil {
+		ended, reply := c.handle(f)
+		if _, ok := f.(*http2.SettingsFrame); ok && settled != nil {
 			close(settled)
 			settled = nil
 		}
@@ -266,46 +249,41 @@ func (c *conn) read(settled chan struct{}) {
 
 // handle takes one frame. ended says that a call has; reply, that there is
 // something to write.
-func (c *conn) handle(kind http2.FrameType, flags byte, id uint32, body []byte) (ended, reply bool) {
+func (c *conn) handle(f http2.Frame) (ended, reply bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch kind {
-	case http2.FrameData:
+	id := f.Header().StreamID
+	switch f := f.(type) {
+	case *http2.DataFrame:
 		c.answeredLocked(id, time.Now())
-	case http2.FrameHeaders:
-		return flags&endStream != 0 && c.endedLocked(id), false
-	case http2.FrameRSTStream:
+	case *http2.HeadersFrame:
+		return f.StreamEnded() && c.endedLocked(id), false
+	case *http2.RSTStreamFrame:
 		return c.endedLocked(id), false
-	case http2.FrameWindowUpdate:
-		if id == 0 && len(body) == 4 {
-			c.window += int64(binary.BigEndian.Uint32(body))
+	case *http2.WindowUpdateFrame:
+		if id == 0 {
+			c.window += int64(f.Increment)
 		}
-	case http2.FramePing:
-		if flags&ack == 0 {
-			c.out = appendFrame(c.out, http2.FramePing, ack, 0, body...)
+	case *http2.PingFrame:
+		if !f.IsAck() {
+			_ = c.frames.WritePing(true, f.Data)
 			return false, true
 		}
-	case http2.FrameSettings:
-		if flags&ack == 0 {
-			c.settingsLocked(body)
-			c.out = appendFrame(c.out, http2.FrameSettings, ack, 0)
+	case *http2.SettingsFrame:
+		if !f.IsAck() {
+			if most, ok := f.Value(http2.SettingMaxConcurrentStreams); ok {
+				c.most = min(c.most, int(most))
+			}
+			_ = c.frames.WriteSettingsAck()
 			return false, true
 		}
-	case http2.FrameGoAway:
+	case *http2.GoAwayFrame:
 		c.most = 0 // no more calls
 		if c.err == nil {
-			c.err = fmt.Errorf("the server ended the connection: %q", body)
+			c.err = fmt.Errorf("the server ended the connection: %v", f)
 		}
 	}
 	return false, false
-}
-
-func (c *conn) settingsLocked(body []byte) {
-	for ; len(body) >= 6; body = body[6:] {
-		if http2.SettingID(binary.BigEndian.Uint16(body)) == http2.SettingMaxConcurrentStreams {
-			c.most = min(c.most, int(binary.BigEndian.Uint32(body[2:])))
-		}
-	}
 }
 
 // answeredLocked takes the message of an answer: the call is decided.

@@ -99,40 +99,23 @@ func (c *client) each(f func(i int, one *conn) error) (*tally, error) {
 	return total, errors.Join(errs...)
 }
 
-// open makes calls at a rate, whatever becomes of them.
+// open makes calls at a rate, whatever becomes of them: those that are due, a few at once.
 func (c *client) open(ctx context.Context, rate float64, length time.Duration) (*tally, error) {
 	start := time.Now()
+	end := start.Add(length)
 	every := time.Duration(float64(time.Second) / rate * float64(len(c.conns)))
 	return c.each(func(i int, one *conn) error {
-		return c.openOne(ctx, one, start.Add(every*time.Duration(i)/time.Duration(len(c.conns))), every, start.Add(length))
-	})
-}
-
-// openOne makes the calls of one connection at their times, a few at once. It gives up those whose caller has
-// left, until all have ended.
-func (c *client) openOne(ctx context.Context, one *conn, intended time.Time, every time.Duration, end time.Time) error {
-	for n := 0; ; {
-		now := time.Now()
-		one.mu.Lock()
-		one.giveUpLocked(now)
-		for ; !intended.After(now) && intended.Before(end); intended = intended.Add(every) {
-			one.tally.Offered++
-			if now.Sub(intended) <= one.patience {
-				n++
-				one.beginLocked(c.messages[n*7919%len(c.messages)], intended)
+		intended := start.Add(every * time.Duration(i) / time.Duration(len(c.conns)))
+		return c.drive(ctx, one, func(now time.Time, next func() []byte) (over bool) {
+			for ; !intended.After(now) && intended.Before(end); intended = intended.Add(every) {
+				one.tally.Offered++
+				if now.Sub(intended) <= one.patience {
+					one.beginLocked(next(), intended)
+				}
 			}
-		}
-		err := one.flushLocked()
-		done := one.outstanding == 0 && !intended.Before(end)
-		if err == nil {
-			err = one.err
-		}
-		one.mu.Unlock()
-		if done || err != nil || ctx.Err() != nil {
-			return errors.Join(err, ctx.Err())
-		}
-		time.Sleep(tick)
-	}
+			return !intended.Before(end)
+		}, func() { time.Sleep(tick) })
+	})
 }
 
 // tick is how often calls that are due are made.
@@ -156,29 +139,43 @@ func (c *client) closedOne(ctx context.Context, one *conn, callers int, end time
 	defer one.setAgain(nil)
 	ticks := time.NewTicker(time.Millisecond)
 	defer ticks.Stop()
-	for n := 0; ; {
-		now := time.Now()
-		one.mu.Lock()
-		one.giveUpLocked(now)
+	return c.drive(ctx, one, func(now time.Time, next func() []byte) (over bool) {
 		for now.Before(end) && one.outstanding < callers {
-			n++
 			one.tally.Offered++
-			if !one.beginLocked(c.messages[n*7919%len(c.messages)], now) {
+			if !one.beginLocked(next(), now) {
 				break
 			}
 		}
-		err := one.flushLocked()
-		done := one.outstanding == 0 && !now.Before(end)
-		if err == nil {
-			err = one.err
-		}
-		one.mu.Unlock()
-		if done || err != nil || ctx.Err() != nil {
-			return errors.Join(err, ctx.Err())
-		}
+		return !now.Before(end)
+	}, func() {
 		select {
 		case <-more:
 		case <-ticks.C:
 		}
+	})
+}
+
+// drive makes the calls of one connection, until begin says that it makes no more, and all have ended. It gives up
+// those whose caller has left. begin makes those that are due, with one.mu held.
+func (c *client) drive(
+	ctx context.Context, one *conn, begin func(now time.Time, next func() []byte) (over bool), wait func(),
+) error {
+	n := 0
+	next := func() []byte {
+		n++
+		return c.messages[n*7919%len(c.messages)]
+	}
+	for {
+		now := time.Now()
+		one.mu.Lock()
+		one.giveUpLocked(now)
+		over := begin(now, next)
+		err := errors.Join(one.flushLocked(), one.err)
+		done := over && one.outstanding == 0
+		one.mu.Unlock()
+		if done || err != nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		wait()
 	}
 }

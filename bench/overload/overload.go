@@ -14,11 +14,11 @@ import (
 // Options are how Run measures.
 type Options struct {
 	report.Setup
-	Step        time.Duration `default:"2s" help:"Length of each measurement."`
-	Rounds      int           `default:"3" help:"Repetitions of each measurement. The median round is shown."`
-	Times       []float64     `default:"0.5,1,2,5,10" help:"Offered load as multiples of the capacity."`
-	Patience    time.Duration `default:"20ms" help:"Time after which callers give up. The default is that of Envoy."`
-	Connections int           `default:"4" help:"Connections of the callers."`
+	Step        time.Duration `in:"100ms..1m" default:"2s" help:"Length of each measurement."`
+	Rounds      int           `in:"1..100" default:"3" help:"Repetitions of each measurement. The median round is shown."`
+	Times       []float64     `in:"0.01..100" default:"0.5,1,2,5,10" help:"Offered load as multiples of the capacity."`
+	Patience    time.Duration `in:"1ms..10s" default:"20ms" help:"Time after which callers give up. The default is that of Envoy."`
+	Connections int           `in:"1..1000" default:"4" help:"Connections of the callers."`
 	Callers     int           `default:"128" help:"Concurrent calls while the capacity is measured."`
 	Outstanding int           `default:"1024" help:"Maximum of concurrent calls, like Envoy's circuit breaker. Further calls fail at the caller."`
 	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server (0: no call is shed)."`
@@ -35,14 +35,12 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) { return R
 // validate reports every problem.
 func (o *Options) validate() error {
 	var b report.Bounds
-	report.Within(&b, "--step", o.Step, 100*time.Millisecond, time.Minute)
-	report.Within(&b, "--patience", o.Patience, time.Millisecond, 10*time.Second)
-	report.Within(&b, "--connections", o.Connections, 1, 1000)
-	report.Within(&b, "--outstanding", o.Outstanding, max(1, o.Connections), callSlots/2)
-	report.Within(&b, "--callers", o.Callers, 1, o.Outstanding)
-	report.Within(&b, "--rounds", o.Rounds, 1, 100)
-	for _, t := range o.Times {
-		report.Within(&b, "--times", t, 0.01, 100)
+	b.Check(o)
+	if least := max(1, o.Connections); o.Outstanding < least || o.Outstanding > callSlots/2 {
+		b.Refuse("--outstanding", o.Outstanding, fmt.Sprintf("%d to %d", least, callSlots/2))
+	}
+	if o.Callers < 1 || o.Callers > o.Outstanding {
+		b.Refuse("--callers", o.Callers, fmt.Sprintf("1 to %d", o.Outstanding))
 	}
 	if len(o.Times) == 0 {
 		b.Refuse("--times", "empty", "at least one multiple")

@@ -45,7 +45,7 @@ func (r *Report) Page() *report.Page {
 		}
 	}
 	p.Charts = []report.Chart{
-		{File: "overload", Title: "What becomes of calls", X: "offered, times the capacity", Y: "times the capacity", Lines: lines},
+		{Title: "What becomes of calls", X: "offered, times the capacity", Y: "times the capacity", Lines: lines},
 	}
 	return p
 }

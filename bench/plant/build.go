@@ -79,7 +79,7 @@ func instrumented(root string, bugs []Bug) (map[string]string, error) {
 			}
 			g = Graft(f)
 			files[bug.File] = g
-			texts[path.Join(path.Dir(bug.File), Extra)] = Reader(f.Tree.Name.Name)
+			texts[path.Join(path.Dir(bug.File), Extra)] = Reader(f.Tree.Name.Name, len(bugs))
 		}
 		e, err := Replace(g.Name, g.Text, bug.Right, bug.Wrong)
 		if err == nil && g.FunctionAt(e.Start, e.End) == nil {
@@ -118,6 +118,9 @@ func (g *Grafted) Add(number int, bug Edit) {
 	g.tail.WriteString("\n" + g.Copied(fn, number, []Edit{bug}) + "\n")
 	g.copies = append(g.copies, Copy{from, g.tail.Len(), number})
 }
+
+// First is the number of the first bug of the function that has these bytes.
+func (g *Grafted) First(bug Edit) int { return g.bugs[g.FunctionAt(bug.Start, bug.End)][0] }
 
 // Instrumented asks in functions with bugs which is active. The copies follow at the end, so that lines
 // stay where they were.

@@ -7,22 +7,58 @@ import (
 	"strings"
 )
 
-// Variable is in the environment of a run that has a bug: its number, from 1.
+// Variable is in the environment of a run that has a bug: its number, from 1. With Reach instead, a run notes which
+// functions with bugs it enters.
 const Variable = "SLUICE_MUTANT"
 
+// Reach names the file of such a run: a line for each function that was entered, with the number of its first bug.
+const Reach = "SLUICE_MUTANT_REACH"
+
 // Extra is the file that every package with bugs gets; Reader is its text, for a package of
-// this name, with what else it imports.
+// this name.
 const Extra = "zz_mutants.go"
 
-// Reader declares the variable that Dispatch reads: the bug of a run. imports are lines of an import
-// declaration, in addition to those of os and strconv.
-func Reader(name string, imports ...string) string {
-	return fmt.Sprintf("package %s\n\nimport (\n\t\"os\"\n\t\"strconv\"\n%s)\n\n"+
-		"var mutant__active = func() int { n, _ := strconv.Atoi(os.Getenv(%q)); return n }()\n", name, strings.Join(imports, ""), Variable)
+// Reader declares what functions with bugs ask: the bug of a run. bugs is the number of the last one.
+func Reader(name string, bugs int) string {
+	return fmt.Sprintf(reader, name, Variable, Reach, bugs+1)
 }
 
+const reader = `package %s
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"sync/atomic"
+)
+
+var (
+	mutant__active = func() int { n, _ := strconv.Atoi(os.Getenv(%q)); return n }()
+	mutant__reach  = os.Getenv(%q)
+	mutant__seen   [%d]atomic.Bool
+)
+
+// mutant__bug is the bug of the run, asked by the function whose first bug has this number.
+func mutant__bug(first int) int {
+	if mutant__reach != "" {
+		mutant__enter(first)
+	}
+	return mutant__active
+}
+
+func mutant__enter(first int) {
+	if mutant__seen[first].Swap(true) {
+		return
+	}
+	if f, err := os.OpenFile(mutant__reach, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
+		fmt.Fprintln(f, first)
+		f.Close()
+	}
+}
+`
+
 // Asked declares the same as Reader, to test only whether a package compiles.
-func Asked(name string) string { return "package " + name + "\nvar mutant__active int" }
+func Asked(name string) string { return "package " + name + "\nfunc mutant__bug(int) int { return 0 }" }
 
 // Copied is a function with a bug's edits, which lie in it, under the name that Dispatch calls
 // for the bug's number.
@@ -49,7 +85,7 @@ func (f *File) Dispatch(fn *ast.FuncDecl, numbers []int) []Edit {
 	}
 	edits, arguments := f.named(edits, fn.Type.Params)
 	var b strings.Builder
-	b.WriteString(" switch mutant__active { ")
+	fmt.Fprintf(&b, " switch mutant__bug(%d) { ", numbers[0])
 	for _, n := range numbers {
 		call := fmt.Sprintf("%s%s__m%d(%s)", receiver, fn.Name.Name, n, strings.Join(arguments, ", "))
 		if fn.Type.Results == nil {

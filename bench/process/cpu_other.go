@@ -17,12 +17,3 @@ func CPUOf(pid int) (time.Duration, error) {
 	return 0, fmt.Errorf("the processor time of process %d is not known: %s does not say it, measure on Linux",
 		pid, runtime.GOOS)
 }
-
-// AllCPU would be the processor time that all processes have used.
-func AllCPU() (time.Duration, error) {
-	return 0, fmt.Errorf("the processor time of all processes is not known: %s does not say it, measure on Linux",
-		runtime.GOOS)
-}
-
-// OwnCPU would be the processor time that this process has used.
-func OwnCPU() (time.Duration, error) { return AllCPU() }

@@ -75,10 +75,19 @@ func Sluice(binary, rules string, more ...string) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := append([]string{
-		"serve", "--config", rules, "--log-level", "warn", "--grpc-host", "127.0.0.1", "--grpc-port", ports[0],
-		"--host", "127.0.0.1", "--port", ports[1], "--debug-host", "127.0.0.1", "--debug-port", ports[2],
-	}, more...)
+	args := append(serveArgs(ports), "--config", rules, "--log-level", "warn")
+	return startNode(binary, ports, append(args, more...))
+}
+
+// serveArgs are a node's, with its ports of gRPC, HTTP and debugging.
+func serveArgs(ports []string) []string {
+	return []string{
+		"serve", "--grpc-host", "127.0.0.1", "--grpc-port", ports[0], "--host", "127.0.0.1", "--port", ports[1],
+		"--debug-host", "127.0.0.1", "--debug-port", ports[2], "--log-level", "error",
+	}
+}
+
+func startNode(binary string, ports, args []string) (*Process, error) {
 	p, err := Start(binary, "127.0.0.1:"+ports[0], args...)
 	if err != nil {
 		return nil, err

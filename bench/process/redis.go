@@ -143,7 +143,7 @@ func (s *Redis) Used() (u RedisUse) {
 // Since is its work since an earlier reading.
 func (u RedisUse) Since(before RedisUse) RedisUse {
 	d := RedisUse{
-		CPU: u.CPU - before.CPU, Scripts: max(0, u.Scripts-before.Scripts), In: u.In - before.In, Out: u.Out - before.Out,
+		CPU: u.CPU - before.CPU, Scripts: max(0, u.Scripts-before.Scripts), In: max(0, u.In-before.In), Out: max(0, u.Out-before.Out),
 		Commands: map[string]RedisCommand{},
 	}
 	for name, c := range u.Commands {

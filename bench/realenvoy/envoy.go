@@ -203,15 +203,5 @@ func (e *Envoy) Stop() {
 	}
 }
 
-// patience is far longer than processes need for anything here.
-const patience = 30 * time.Second
-
 // Until asks until the answer is yes, for half a minute at most.
-func Until(what string, ok func() bool) error {
-	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			return fmt.Errorf("%s: not within %v", what, patience)
-		}
-	}
-	return nil
-}
+func Until(what string, ok func() bool) error { return process.Until(what, ok) }

@@ -16,13 +16,11 @@ import (
 
 // Chart is lines over one axis, or bars over names.
 type Chart struct {
-	File   string // its name without ".svg", for the docs
-	Title  string
-	X, Y   string // the labels of the axes, with their units
-	Lines  []Line
-	Bars   []Bar
-	Bound  float64 // a dashed line that is not to be crossed; 0: none
-	Legend bool
+	Title string
+	X, Y  string // the labels of the axes, with their units
+	Lines []Line
+	Bars  []Bar
+	Bound float64 // a dashed line that is not to be crossed; 0: none
 }
 
 // Line is one line of a chart.
@@ -77,7 +75,7 @@ func (c *Chart) draw(p *plot.Plot) error {
 		}
 		line.Color, line.Width = colours[i%len(colours)], vg.Points(1.5)
 		p.Add(line)
-		if len(c.Lines) > 1 || c.Legend {
+		if len(c.Lines) > 1 {
 			p.Legend.Add(l.Name, line)
 		}
 	}

@@ -4,13 +4,11 @@ package report
 
 import (
 	"bytes"
-	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -76,33 +74,21 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{"svg": func
 // WriteHTML writes the page.
 func (p *Page) WriteHTML(out io.Writer) error { return page.Execute(out, p) }
 
-// Write writes the page to a file, and each chart as an SVG file into a directory; "" leaves one out. Files are
-// written whole or not at all.
-func (p *Page) Write(html, charts string) error {
-	if html != "" {
-		var b bytes.Buffer
-		if err := p.WriteHTML(&b); err != nil {
-			return fmt.Errorf("making %s: %w", html, err)
-		}
-		if err := writeFile(html, b.Bytes()); err != nil {
-			return err
-		}
-	}
-	if charts == "" {
+// Write writes the page to a file, whole or not at all; "" is none.
+func (p *Page) Write(file string) error {
+	if file == "" {
 		return nil
 	}
-	if err := os.MkdirAll(charts, 0o755); err != nil {
-		return fmt.Errorf("making charts: %w", err)
+	var b bytes.Buffer
+	if err := p.WriteHTML(&b); err != nil {
+		return fmt.Errorf("making %s: %w", file, err)
 	}
-	for i := range p.Charts {
-		text, err := p.Charts[i].SVG()
-		if err != nil {
-			return err
-		}
-		name := cmp.Or(p.Charts[i].File, fmt.Sprintf("chart-%d", i+1))
-		if err := writeFile(filepath.Join(charts, name+".svg"), []byte(text)); err != nil {
-			return err
-		}
+	part := file + ".part"
+	if err := os.WriteFile(part, b.Bytes(), 0o644); err != nil { //nolint:gosec // a report is for all to read
+		return fmt.Errorf("writing a report: %w", err)
+	}
+	if err := os.Rename(part, file); err != nil {
+		return fmt.Errorf("writing a report: %w", err)
 	}
 	return nil
 }
@@ -138,15 +124,4 @@ func Progress(terminal io.Writer, of int64, unit string) func(int64) {
 			}
 		}
 	}
-}
-
-func writeFile(name string, text []byte) error {
-	part := name + ".part"
-	if err := os.WriteFile(part, text, 0o644); err != nil { //nolint:gosec // a report is for all to read
-		return fmt.Errorf("writing a report: %w", err)
-	}
-	if err := os.Rename(part, name); err != nil {
-		return fmt.Errorf("writing a report: %w", err)
-	}
-	return nil
 }

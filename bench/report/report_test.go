@@ -6,8 +6,6 @@ import (
 	"errors"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -22,7 +20,7 @@ func sample() *Page {
 		Title: "a <b> & c", Lead: []string{"Use leasing."},
 		Tables: []Table{{Title: "modes", Head: []string{"mode", "over"}, Rows: []Row{{Cells: []string{"leasing", "0"}}, {Cells: []string{"<script>", "9"}, Bad: true}}, Notes: []string{"a note"}}},
 		Charts: []Chart{
-			{File: "admitted", Title: "admitted <i>", X: "s", Y: "tokens", Lines: []Line{{Name: "a<", X: []float64{0, 1, 2}, Y: []float64{1, 3, 2}}, {Name: "b", X: []float64{0, 2}, Y: []float64{2, 2}}}, Bound: 4},
+			{Title: "admitted <i>", X: "s", Y: "tokens", Lines: []Line{{Name: "a<", X: []float64{0, 1, 2}, Y: []float64{1, 3, 2}}, {Name: "b", X: []float64{0, 2}, Y: []float64{2, 2}}}, Bound: 4},
 			{Title: "operations", Y: "claims", Bars: []Bar{{"strict", 1000}, {"leasing", 1}}},
 		},
 		Facts: []Fact{{"command", "sluicelab sim"}},
@@ -49,21 +47,16 @@ func TestPageIsSelfContained(t *testing.T) {
 }
 
 func TestChartsAreSVG(t *testing.T) {
-	dir := t.TempDir()
-	if err := sample().Write("", dir); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"admitted.svg", "chart-2.svg"} {
-		text, err := os.ReadFile(filepath.Join(dir, name))
+	for _, c := range sample().Charts {
+		text, err := c.SVG()
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := xml.NewDecoder(bytes.NewReader(text))
-		for {
+		for d := xml.NewDecoder(strings.NewReader(text)); ; {
 			if _, err := d.Token(); errors.Is(err, io.EOF) {
 				break
 			} else if err != nil {
-				t.Fatalf("%s: %v", name, err)
+				t.Fatalf("%s: %v", c.Title, err)
 			}
 		}
 	}
@@ -126,15 +119,17 @@ func TestRowsAreColumns(t *testing.T) {
 		Mode    string  `col:"mode"`
 		Share   float64 `col:"share|%.0f%%"`
 		hidden  int
+		None    int   `json:"none,omitempty" col:"none"`
+		Some    int   `json:"some,omitempty" col:"some"`
 		Took    times `col:"took"`
 		Problem string
-	}{{"leasing", 0.5, 1, times{time.Millisecond, time.Second}, ""}, {"approx", 2, 1, times{}, "2 over"}}
+	}{{"leasing", 0.5, 1, 0, 1, times{time.Millisecond, time.Second}, ""}, {"approx", 2, 1, 0, 0, times{}, "2 over"}}
 	table := Rows("rows", rows)
 	var b bytes.Buffer
 	if err := table.WriteText(&b); err != nil {
 		t.Fatal(err)
 	}
-	want := "rows\n     mode  share  took p50  took p99\n  leasing    50%    1.0 ms        1s\n   approx   200%    0.0 ms        0s  <- beyond its bound\nPROBLEM: approx: 2 over\n"
+	want := "rows\n     mode  share  some  took p50  took p99\n  leasing    50%     1    1.0 ms        1s\n   approx   200%     0    0.0 ms        0s  <- beyond its bound\nPROBLEM: approx: 2 over\n"
 	if b.String() != want {
 		t.Errorf("%s, want\n%s", b.String(), want)
 	}
@@ -145,11 +140,15 @@ func TestRowsAreColumns(t *testing.T) {
 
 // Each problem with a flag is reported, with its value and its bound.
 func TestBoundsTellAll(t *testing.T) {
-	var b Bounds
-	Within(&b, "--nodes", 3, 1, 3)
-	Within(&b, "--rate", math.NaN(), 0, 1)
-	Within(&b, "--keys", 0, 1, 9)
-	if err := b.Err(); err == nil || err.Error() != "--rate is NaN, must be 0 to 1\n--keys is 0, must be 1 to 9" {
+	err := Check(&struct {
+		Nodes   int           `in:"1..3"`
+		Rate    float64       `in:"0..1"`
+		MaxKeys []int         `in:"1..9"`
+		Length  time.Duration `in:"1s..1m"`
+		Any     string
+	}{3, math.NaN(), []int{1, 0, 10}, time.Hour, ""})
+	want := "--rate is NaN, must be 0 to 1\n--max-keys is 0, must be 1 to 9\n--max-keys is 10, must be 1 to 9\n--length is 1h0m0s, must be 1s to 1m"
+	if err == nil || err.Error() != want {
 		t.Errorf("it tells %v", err)
 	}
 }

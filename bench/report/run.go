@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -45,12 +48,50 @@ func (s *Setup) Tell(of int, what string) {
 // Bounds are all problems with options, each with its value and its bound.
 type Bounds []error
 
-// Within notes a flag whose value is below the least or above the most.
-func Within[T cmp.Ordered](b *Bounds, flag string, value, least, most T) {
-	if value >= least && value <= most {
-		return
+// Check notes each field of options whose value, or one of whose values, is outside of its tag `in:"least..most"`.
+func (b *Bounds) Check(options any) {
+	v := reflect.ValueOf(options).Elem()
+	for i := range v.NumField() {
+		field, f := v.Type().Field(i), v.Field(i)
+		bounds := field.Tag.Get("in")
+		if bounds == "" {
+			continue
+		}
+		all := []reflect.Value{f}
+		if f.Kind() == reflect.Slice {
+			all = nil
+			for j := range f.Len() {
+				all = append(all, f.Index(j))
+			}
+		}
+		for _, one := range all {
+			if !within(one, bounds) {
+				b.Refuse(flag(field.Name), one.Interface(), strings.Replace(bounds, "..", " to ", 1))
+			}
+		}
 	}
-	b.Refuse(flag, value, fmt.Sprintf("%v to %v", least, most)) // NaN, too
+}
+
+// within tells whether a number or a duration is within bounds; NaN is not.
+func within(v reflect.Value, bounds string) bool {
+	least, most, _ := strings.Cut(bounds, "..")
+	number := func(text string) float64 {
+		if d, err := time.ParseDuration(text); err == nil {
+			return float64(d)
+		}
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			panic(err) // tags are ours
+		}
+		return n
+	}
+	is := v.Convert(reflect.TypeFor[float64]()).Float()
+	return is >= number(least) && is <= number(most)
+}
+
+// flag is the name that kong gives to a field: --max-keys, of MaxKeys.
+func flag(field string) string {
+	return "-" + regexp.MustCompile("[A-Z]").ReplaceAllStringFunc(field, func(c string) string { return "-" + strings.ToLower(c) })
 }
 
 // Refuse notes a flag.
@@ -58,21 +99,45 @@ func (b *Bounds) Refuse(flag string, value any, must string) {
 	*b = append(*b, fmt.Errorf("%s is %v, must be %s", flag, value, must))
 }
 
+// OneOf notes a flag whose value has no such name.
+func (b *Bounds) OneOf(flag, value string, names []string) {
+	if !slices.Contains(names, value) {
+		b.Refuse(flag, value, "one of "+strings.Join(names, ", "))
+	}
+}
+
 // Err is all of it.
 func (b Bounds) Err() error { return errors.Join(b...) }
 
+// Check checks the fields of options, and nothing else.
+func Check(options any) error {
+	var b Bounds
+	b.Check(options)
+	return b.Err()
+}
+
 // Rows is a table with a column for each field that has a tag `col:"head"` or `col:"head|format"`. Durations are in
 // milliseconds, and a format with %% makes a part a percentage. A struct's columns begin with the head of its field.
-// Rows whose field Problem has a text are beyond their bound.
+// A column of zeros is left out if its field is `json:",omitempty"`. Rows whose field Problem has a text are beyond
+// their bound.
 func Rows[T any](title string, rows []T, notes ...string) Table {
-	t := Table{Title: title, Notes: notes}
-	columns(reflect.TypeFor[T](), "", func(head string) { t.Head = append(t.Head, head) })
+	t := Table{Title: title, Notes: notes, Rows: make([]Row, len(rows))}
+	all := make([][]cell, len(rows))
 	for i := range rows {
 		v := reflect.ValueOf(&rows[i]).Elem()
-		problem := problemOf(v)
-		t.Rows = append(t.Rows, Row{Cells: cells(v, nil), Bad: problem != ""})
-		if problem != "" {
+		all[i] = cells(v, "", nil)
+		if problem := problemOf(v); problem != "" {
+			t.Rows[i].Bad = true
 			t.Notes = append(t.Notes, "PROBLEM: "+labelled(v, problem).Error())
+		}
+	}
+	for c, of := range cells(reflect.ValueOf(new(T)).Elem(), "", nil) {
+		if of.optional && !slices.ContainsFunc(all, func(row []cell) bool { return !row[c].zero }) {
+			continue
+		}
+		t.Head = append(t.Head, of.head)
+		for i := range all {
+			t.Rows[i].Cells = append(t.Rows[i].Cells, all[i][c].text)
 		}
 	}
 	return t
@@ -106,43 +171,42 @@ func labelled(v reflect.Value, problem string) error {
 	return fmt.Errorf("%s: %s", strings.Join(label, ", "), problem)
 }
 
-func columns(t reflect.Type, prefix string, add func(head string)) {
-	for i := range t.NumField() {
-		f := t.Field(i)
-		head, _, _ := strings.Cut(f.Tag.Get("col"), "|")
-		switch {
-		case head == "":
-		case f.Type.Kind() == reflect.Struct:
-			columns(f.Type, prefix+head+" ", add)
-		default:
-			add(prefix + head)
-		}
-	}
+// cell is a value of a row, under the head of its column.
+type cell struct {
+	head, text     string
+	zero, optional bool
 }
 
-func cells(v reflect.Value, all []string) []string {
+// cells adds those of a struct, whose heads begin with a prefix.
+func cells(v reflect.Value, prefix string, all []cell) []cell {
 	for i := range v.NumField() {
-		head, format, _ := strings.Cut(v.Type().Field(i).Tag.Get("col"), "|")
+		tag := v.Type().Field(i).Tag
+		head, format, _ := strings.Cut(tag.Get("col"), "|")
 		if head == "" {
 			continue
 		}
 		f := v.Field(i)
-		switch k := f.Kind(); {
-		case k == reflect.Struct:
-			all = cells(f, all)
-		case k == reflect.String:
-			all = append(all, f.String())
-		case f.Type() == reflect.TypeFor[time.Duration]() && format == "":
-			all = append(all, fmt.Sprintf("%.1f ms", time.Duration(f.Int()).Seconds()*1000))
-		case f.Type() == reflect.TypeFor[time.Duration]():
-			all = append(all, fmt.Sprintf(format, time.Duration(f.Int())))
-		case f.CanInt():
-			all = append(all, fmt.Sprintf(cmp.Or(format, "%d"), f.Int()))
-		case strings.Contains(format, "%%"):
-			all = append(all, fmt.Sprintf(format, 100*f.Float()))
-		default:
-			all = append(all, fmt.Sprintf(cmp.Or(format, "%.2f"), f.Float()))
+		if f.Kind() == reflect.Struct {
+			all = cells(f, prefix+head+" ", all)
+			continue
 		}
+		all = append(all, cell{prefix + head, shown(f, format), f.IsZero(), strings.HasSuffix(tag.Get("json"), ",omitempty")})
 	}
 	return all
+}
+
+func shown(f reflect.Value, format string) string {
+	switch {
+	case f.Kind() == reflect.String:
+		return f.String()
+	case f.Type() == reflect.TypeFor[time.Duration]() && format == "":
+		return fmt.Sprintf("%.1f ms", time.Duration(f.Int()).Seconds()*1000)
+	case f.Type() == reflect.TypeFor[time.Duration]():
+		return fmt.Sprintf(format, time.Duration(f.Int()))
+	case f.CanInt():
+		return fmt.Sprintf(cmp.Or(format, "%d"), f.Int())
+	case strings.Contains(format, "%%"):
+		return fmt.Sprintf(format, 100*f.Float())
+	}
+	return fmt.Sprintf(cmp.Or(format, "%.2f"), f.Float())
 }

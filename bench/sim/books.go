@@ -354,9 +354,7 @@ func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if v.Source == ratelimit.FromFallback {
 		w = v.Booked
 	}
-	switch {
-	case l == nil || l.Window != w:
-	default:
+	if l != nil && l.Window == w {
 		t.n -= v.Charged + v.Debt
 	}
 }
@@ -372,7 +370,7 @@ const (
 // has lost single accounts reports that by then (DoubtEvicted).
 func (w *world) settleUp() int64 {
 	at := int64(w.Load.Length)
-	w.queue.push(at, func() {
+	w.queue.Push(at, func() {
 		w.Net.Loss, w.Net.Dup = 0, 0
 		for _, n := range w.nodes {
 			if w.bound.evicts {
@@ -381,7 +379,7 @@ func (w *world) settleUp() int64 {
 		}
 	})
 	at += int64(tellTime)
-	w.queue.push(at, w.books.leave)
+	w.queue.Push(at, w.books.leave)
 	return at + int64(leaveSoon) + 1
 }
 

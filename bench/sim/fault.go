@@ -170,7 +170,7 @@ func (w *world) prepare() {
 		switch f.Kind {
 		case FailOver:
 			at := int64(f.At)
-			w.queue.push(max(0, at-int64(f.For)), func() { w.partOf(f).keep(at) })
+			w.queue.Push(max(0, at-int64(f.For)), func() { w.partOf(f).keep(at) })
 			w.bound.losable = true
 		case Amnesia, Evict:
 			w.bound.losable = true

@@ -70,33 +70,24 @@ func (s Selection) has(o *Options) bool {
 	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless) && (!s.Tills || o.strainsTills())
 }
 
-// chosen hands out histories, in the order of their seeds. It is safe for concurrent use.
-type chosen struct {
-	Selection
-	mu   sync.Mutex
-	next uint64 // guarded by mu: the next seed
-	left int64  // guarded by mu
-}
-
-// take returns the next history. ok is false at the end, or when ctx is done.
-func (c *chosen) take(ctx context.Context) (o Options, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.left > 0 && ctx.Err() == nil {
-		o := History(c.next)
-		c.next++
-		if c.has(&o) {
-			c.left--
-			return o, true
+// histories are count of them, from the seed first on, until ctx is done.
+func (s Selection) histories(ctx context.Context, first uint64, count int64) <-chan Options {
+	all := make(chan Options)
+	go func() {
+		defer close(all)
+		for seed := first; count > 0 && ctx.Err() == nil; seed++ {
+			o := History(seed)
+			if !s.has(&o) {
+				continue
+			}
+			count--
+			select {
+			case all <- o:
+			case <-ctx.Done():
+			}
 		}
-	}
-	return Options{}, false
-}
-
-func (c *chosen) stop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.left = 0
+	}()
+	return all
 }
 
 // Histories plays count histories of a valid selection from the seed first on, on that many cores, until one
@@ -106,7 +97,9 @@ func Histories(
 	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
 ) (Summary, error) {
 	sum := newSummary()
-	all := chosen{Selection: which, next: first, left: count}
+	playing, stop := context.WithCancel(ctx)
+	defer stop()
+	all := which.histories(playing, first, count)
 	var (
 		mu  sync.Mutex
 		wg  sync.WaitGroup
@@ -114,7 +107,7 @@ func Histories(
 	)
 	for range max(1, cores) {
 		wg.Go(func() {
-			for o, ok := all.take(ctx); ok; o, ok = all.take(ctx) {
+			for o := range all {
 				r, bad := Run(o)
 				mu.Lock()
 				if bad != nil {
@@ -125,14 +118,13 @@ func Histories(
 				if r != nil && r.Violation != nil && (sum.Failure == nil || o.Seed < sum.Failure.Seed) {
 					sum.Failure = failure(o, r)
 				}
-				stop := err != nil || sum.Failure != nil
+				if err != nil || sum.Failure != nil {
+					stop()
+				}
 				if progress != nil {
 					progress(sum.Histories)
 				}
 				mu.Unlock()
-				if stop {
-					all.stop()
-				}
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
@@ -194,19 +195,12 @@ func (n *node) send() {
 
 // answered continues all requests that waited for an answer.
 func (n *node) answered() {
-	waits := n.waits[:0]
 	for i := range n.waits { // in the order of their arrival
 		if q := n.waits[i]; !q.over && q.wait != nil {
 			n.advance(q)
 		}
 	}
-	for _, q := range n.waits {
-		if !q.over {
-			waits = append(waits, q)
-		}
-	}
-	clear(n.waits[len(waits):])
-	n.waits = waits
+	n.dropDecided()
 	n.send()
 	for c, ok := n.stepped.Lost(); ok; c, ok = n.stepped.Lost() {
 		n.store.tellAgain(n, c, lostTries)
@@ -215,6 +209,11 @@ func (n *node) answered() {
 		n.ring.Pump()
 		n.send()
 	}
+}
+
+// dropDecided drops requests that no longer wait.
+func (n *node) dropDecided() {
+	n.waits = slices.DeleteFunc(n.waits, func(q *request) bool { return q.over })
 }
 
 // end stops a node for good.

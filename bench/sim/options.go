@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -14,7 +15,7 @@ import (
 // Options determine a run.
 type Options struct {
 	Seed  uint64
-	Nodes int
+	Nodes int `in:"1..1000"`
 	Rule  *ratelimit.Rule
 	// Second is the rule of a second descriptor in each request. All requests share its one key. nil: there is
 	// none. Not with mode routing.
@@ -23,7 +24,7 @@ type Options struct {
 	// Overrides of keys of Rule, whose limit has a ceiling.
 	Overrides []Override
 	Mix       Mix
-	Parts     int // of the ledger, each with its own data and clock; 0: one. Not with mode routing
+	Parts     int `in:"0..64"` // of the ledger, each with its own data and clock; 0: one. Not with mode routing
 	Table     int // maximum of keys that a node tracks; 0: no maximum
 	// Ledger, if set, is a real ledger, which replaces the one in memory. It uses the ledger's clock. Not with
 	// mode routing.
@@ -39,9 +40,8 @@ type Options struct {
 	Check     bool      // the ledger's and the leases' invariants, at every step
 	Trace     io.Writer // of events other than decisions; nil: none
 	Decisions bool      // trace decisions, too
-	Points    int       // of the Result's Timeline; 0: none
+	Points    int       `in:"0..10000"` // of the Result's Timeline; 0: none
 	CountOps  bool      // report the claims in the Result, with the declared maximum
-	Progress  func(share float64)
 }
 
 // Change is a new version of the rule, which each node reads at its own time.
@@ -81,9 +81,9 @@ type Ledger interface {
 type Net struct {
 	Trip Delay   // to the store and back
 	Hop  Delay   // to another node and back
-	Loss float64 // of messages, 0 to 1
-	Dup  float64 // of claims that arrive twice, the second late
-	Skew float64 // maximum difference of clock rates: 0.0001 is 100 parts per million
+	Loss float64 `in:"0..0.999"` // of messages
+	Dup  float64 `in:"0..0.999"` // of claims that arrive twice, the second late
+	Skew float64 `in:"0..0.01"`  // maximum difference of clock rates: 0.0001 is 100 parts per million
 }
 
 // Delay is the time of a round trip: at least Least, plus an exponential tail with the mean Tail.
@@ -138,43 +138,24 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%v %v node %d for %v", f.At, f.Kind, f.Node, f.For)
 }
 
-// Bounds of a run.
-const (
-	MaxNodes  = 1000
-	maxPoints = 10_000
-	maxParts  = 64
-)
+// MaxNodes bounds the nodes of a run.
+const MaxNodes = 1000
 
 // Validate reports every problem, each with its value and its bound.
 func (o *Options) Validate() error {
-	errs := o.Load.Validate()
-	if o.Nodes < 1 || o.Nodes > MaxNodes {
-		errs = append(errs, fmt.Errorf("the number of nodes is %d, must be 1 to %d", o.Nodes, MaxNodes))
-	}
+	errs := report.Bounds(o.Load.Validate())
+	errs.Check(o)
+	errs.Check(&o.Net)
 	if o.Rule == nil || o.Rule.Limit.Period() <= 0 || o.Rule.Unlimited {
 		errs = append(errs, errors.New("there is no rule with a limit"))
-	}
-	for name, p := range map[string]float64{"loss": o.Net.Loss, "duplication": o.Net.Dup} {
-		if !(p >= 0 && p < 1) {
-			errs = append(errs, fmt.Errorf("the %s is %v, must be at least 0 and below 1", name, p))
-		}
-	}
-	if !(o.Net.Skew >= 0 && o.Net.Skew <= 0.01) {
-		errs = append(errs, fmt.Errorf("the clocks' skew is %v, must be 0 to 0.01", o.Net.Skew))
 	}
 	for _, d := range []time.Duration{o.Net.Trip.Least, o.Net.Trip.Tail, o.Net.Hop.Least, o.Net.Hop.Tail} {
 		if d < 0 || d > time.Minute {
 			errs = append(errs, fmt.Errorf("a trip takes %v, must be 0 to 1m", d))
 		}
 	}
-	if o.Parts < 0 || o.Parts > maxParts {
-		errs = append(errs, fmt.Errorf("the ledger has %d parts, must be 0 to %d", o.Parts, maxParts))
-	}
 	if o.Rule != nil && o.Rule.Coordination.Mode.Spec().Owned && (o.Parts > 1 || o.Ledger != nil) {
 		errs = append(errs, errors.New("mode routing is played with a ledger of one part in memory"))
-	}
-	if o.Points < 0 || o.Points > maxPoints {
-		errs = append(errs, fmt.Errorf("the timeline has %d points, must be 0 to %d", o.Points, maxPoints))
 	}
 	for i, c := range o.Changes {
 		if c.Rule == nil || c.Rule.Limit.Period() <= 0 || c.Spread < 0 || i > 0 && c.At < o.Changes[i-1].At {
@@ -186,5 +167,5 @@ func (o *Options) Validate() error {
 			errs = append(errs, fmt.Errorf("fault %d (%v) has no such kind or node, or is out of order", i, f))
 		}
 	}
-	return errors.Join(errs...)
+	return errs.Err()
 }

@@ -18,16 +18,13 @@ func (a *Answer) Page(q *Question) *report.Page {
 	}
 	p.Charts = append(
 		p.Charts,
-		a.chart(best.Plain, "admitted", "Admitted, "+best.Name+", a plain day", rate),
-		a.chart(best.Bad, "admitted-bad-day", "Admitted, "+best.Name+", a bad day", rate),
-		a.bars("store-operations", "Store operations for 1,000 decisions", func(c *Choice) float64 { return c.Plain.ClaimsPerThousand() }),
-		a.bars("waits", "Wait of 1 in 1,000 decisions, in ms", func(c *Choice) float64 { return c.Plain.P999.Seconds() * 1000 }),
-		a.bars("over", "Over-admission of a bad day, tokens", func(c *Choice) float64 { return float64(c.Bad.Over) }),
-		a.bars("under", "Under-admission of a bad day, tokens", func(c *Choice) float64 { return float64(c.Bad.Under) }),
+		a.chart(best.Plain, "Admitted, "+best.Name+", a plain day", rate),
+		a.chart(best.Bad, "Admitted, "+best.Name+", a bad day", rate),
+		a.bars("Store operations for 1,000 decisions", func(c *Choice) float64 { return c.Plain.ClaimsPerThousand() }),
+		a.bars("Wait of 1 in 1,000 decisions, in ms", func(c *Choice) float64 { return c.Plain.P999.Seconds() * 1000 }),
+		a.bars("Over-admission of a bad day, tokens", func(c *Choice) float64 { return float64(c.Bad.Over) }),
+		a.bars("Under-admission of a bad day, tokens", func(c *Choice) float64 { return float64(c.Bad.Under) }),
 	)
-	if d := a.drift(); d != nil {
-		p.Charts = append(p.Charts, *d)
-	}
 	return p
 }
 
@@ -55,7 +52,7 @@ func (a *Answer) table(q *Question) report.Table {
 func short(d time.Duration) string { return fmt.Sprintf("%.2fms", d.Seconds()*1000) }
 
 // chart shows demand and admissions over time.
-func (a *Answer) chart(r *Result, file, title string, bound float64) report.Chart {
+func (a *Answer) chart(r *Result, title string, bound float64) report.Chart {
 	offered, admitted := report.Line{Name: "offered"}, report.Line{Name: "admitted"}
 	last := time.Duration(0)
 	for _, p := range r.Timeline {
@@ -66,35 +63,13 @@ func (a *Answer) chart(r *Result, file, title string, bound float64) report.Char
 			line.Y = append(line.Y, float64(tokens)/seconds)
 		}
 	}
-	return report.Chart{File: file, Title: title, X: "seconds", Y: "tokens a second", Lines: []report.Line{offered, admitted}, Bound: bound}
+	return report.Chart{Title: title, X: "seconds", Y: "tokens a second", Lines: []report.Line{offered, admitted}, Bound: bound}
 }
 
-func (a *Answer) bars(file, title string, of func(*Choice) float64) report.Chart {
-	c := report.Chart{File: file, Title: title}
+func (a *Answer) bars(title string, of func(*Choice) float64) report.Chart {
+	c := report.Chart{Title: title}
 	for i := range a.Choices {
-		c.Bars = append(c.Bars, report.Bar{Name: shortNames[i], Value: of(&a.Choices[i])})
+		c.Bars = append(c.Bars, report.Bar{Name: variants[i].short, Value: of(&a.Choices[i])})
 	}
 	return c
-}
-
-// shortNames are short names of variants, for charts.
-var shortNames = []string{"strict", "leasing", "eager", "routing", "0.5%", "1%", "5%"}
-
-// drift shows the unconfirmed drift of mode approx over a bad day, and its bound.
-func (a *Answer) drift() *report.Chart {
-	for i := range a.Choices {
-		c := &a.Choices[i]
-		if c.Name != "approx, 1%" {
-			continue
-		}
-		line := report.Line{Name: "unconfirmed"}
-		for _, p := range c.Bad.Timeline {
-			line.X, line.Y = append(line.X, p.At.Seconds()), append(line.Y, float64(p.Drift))
-		}
-		return &report.Chart{
-			File: "drift", Title: "Unconfirmed drift of approx, 1%, a bad day, against its budget", X: "seconds", Y: "tokens, all keys",
-			Lines: []report.Line{line}, Bound: float64(c.Declared) * float64(max(1, c.Bad.Keys)),
-		}
-	}
-	return nil
 }

@@ -62,11 +62,7 @@ func (n *node) joinRing() {
 
 // look makes the node look for others, periodically.
 func (n *node) look() {
-	addrs := make([]string, len(n.nodes))
-	for i, other := range n.nodes {
-		addrs[i] = other.addr
-	}
-	n.ring.step(func() { n.ring.Found(addrs) })
+	n.lookOnce()
 	n.in(found, n.look)
 }
 
@@ -102,19 +98,11 @@ func (w *world) route(n *node, q *request) {
 	n.forget()
 }
 
-// forget drops requests that no longer wait.
+// forget drops requests that no longer wait, now and again.
 func (n *node) forget() {
-	if len(n.waits) < 64 {
-		return
+	if len(n.waits) >= 64 {
+		n.dropDecided()
 	}
-	waits := n.waits[:0]
-	for _, q := range n.waits {
-		if !q.over {
-			waits = append(waits, q)
-		}
-	}
-	clear(n.waits[len(waits):])
-	n.waits = waits
 }
 
 // decidedFor counts the decision of an owner for another node, at its time. An owner that lacks the account
@@ -240,7 +228,7 @@ func (s *stream) carry(way int, do func()) {
 	w, to := s.from.world, [2]*node{s.to, s.from}[way]
 	at := max(w.now+int64(w.travel(w.Net.Hop)), s.last[way]+1)
 	s.last[way] = at
-	w.queue.push(at, func() {
+	w.queue.Push(at, func() {
 		if !s.ended && !s.stalled {
 			to.run(func() {
 				if !s.ended {

@@ -41,18 +41,19 @@ type Answer struct {
 
 // variant is a mode with settings.
 type variant struct {
-	name string
-	set  map[string]string // fields of the coordination
+	name  string
+	short string            // for charts
+	set   map[string]string // fields of the coordination
 }
 
 var variants = []variant{
-	{"strict, per request", map[string]string{"mode": "leasing", "lease.size": "1"}},
-	{"leasing", map[string]string{"mode": "leasing"}},
-	{"leasing, eager", map[string]string{"mode": "leasing", "reclaim": "eager", "lease.ttl": "2s"}},
-	{"routing", map[string]string{"mode": "routing"}},
-	{"approx, 0.5%", map[string]string{"mode": "approx", "drift_budget": "0.5%"}},
-	{"approx, 1%", map[string]string{"mode": "approx", "drift_budget": "1%"}},
-	{"approx, 5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
+	{"strict, per request", "strict", map[string]string{"mode": "leasing", "lease.size": "1"}},
+	{"leasing", "leasing", map[string]string{"mode": "leasing"}},
+	{"leasing, eager", "eager", map[string]string{"mode": "leasing", "reclaim": "eager", "lease.ttl": "2s"}},
+	{"routing", "routing", map[string]string{"mode": "routing"}},
+	{"approx, 0.5%", "0.5%", map[string]string{"mode": "approx", "drift_budget": "0.5%"}},
+	{"approx, 1%", "1%", map[string]string{"mode": "approx", "drift_budget": "1%"}},
+	{"approx, 5%", "5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
 }
 
 // WhatIf answers a question by playing it with each choice. It calls progress, if not nil, with the numbers of

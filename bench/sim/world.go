@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/bench/judge"
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/queue"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -24,7 +25,7 @@ type world struct {
 	*Options
 	now     int64 // virtual nanoseconds since the start
 	origin  ratelimit.LedgerTime
-	queue   queue
+	queue   queue.Queue
 	rnd     *rand.Rand
 	nodes   []*node
 	fewest  int            // the smallest number of live nodes that a node has seen, including itself
@@ -96,18 +97,18 @@ func newWorld(o *Options) *world {
 		}
 	}
 	for _, f := range o.Faults {
-		w.queue.push(int64(f.At), func() { w.strike(f) })
+		w.queue.Push(int64(f.At), func() { w.strike(f) })
 	}
 	w.prepare()
 	for _, c := range o.Changes {
-		w.queue.push(int64(c.At), func() { w.change(c) })
+		w.queue.Push(int64(c.At), func() { w.change(c) })
 	}
 	for _, x := range o.Overrides {
-		w.queue.push(int64(x.At), func() { w.override(x) })
+		w.queue.Push(int64(x.At), func() { w.override(x) })
 	}
 	if o.Points > 0 {
 		w.every = max(1, int64(o.Load.Length)/int64(o.Points))
-		w.queue.push(w.every, w.mark)
+		w.queue.Push(w.every, w.mark)
 	}
 	w.bound.open(w)
 	w.books.open(w)
@@ -122,7 +123,7 @@ func newWorld(o *Options) *world {
 func (w *world) ledgerTime() ratelimit.LedgerTime { return w.store.parts[0].time() }
 
 // in schedules an event.
-func (w *world) in(d time.Duration, do func()) { w.queue.push(w.now+int64(d), do) }
+func (w *world) in(d time.Duration, do func()) { w.queue.Push(w.now+int64(d), do) }
 
 func (w *world) play() {
 	var source load.Source
@@ -131,10 +132,9 @@ func (w *world) play() {
 	} else {
 		source = w.Load.Stream(w.Seed)
 	}
-	progress := int64(w.Load.Length) / 100
 	next, more := source.Next()
 	for w.result.Violation == nil {
-		at := w.queue.next()
+		at := w.queue.Next()
 		if more && int64(next.At) <= at {
 			w.now = int64(next.At)
 			w.arrive(next)
@@ -144,17 +144,13 @@ func (w *world) play() {
 		if !more && at > w.ends {
 			return
 		}
-		if w.Progress != nil && at >= progress {
-			w.Progress(float64(at) / float64(w.Load.Length))
-			progress += int64(w.Load.Length) / 100
-		}
 		if w.idle++; at > w.now {
 			w.idle = 0
 		} else if w.idle > livelock {
 			w.violate(-1, -1, "%d events at one instant: something goes round and round", livelock)
 		}
 		w.now = at
-		w.queue.pop()()
+		w.queue.Pop()()
 	}
 }
 
@@ -208,7 +204,7 @@ func (w *world) mark() {
 	w.result.Timeline = append(w.result.Timeline, w.point)
 	w.point = Point{}
 	if w.now+w.every <= int64(w.Load.Length) {
-		w.queue.push(w.now+w.every, w.mark)
+		w.queue.Push(w.now+w.every, w.mark)
 	}
 }
 

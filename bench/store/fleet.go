@@ -1,15 +1,14 @@
 package store
 
 import (
-	"fmt"
 	"regexp"
 	"strconv"
-	"strings"
+	"syscall"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/process"
-	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // Fleet is nodes, and a Redis that was empty at their start. It is not safe for concurrent use, except its
@@ -17,60 +16,53 @@ import (
 type Fleet struct {
 	Redis *process.Redis
 	Pool  caller.Pool // of the nodes
-	nodes []*process.Process
+	nodes *process.Fleet
 	rules func() // removes their file
 }
 
-// openFleet starts nodes that answer in a mode, and waits until they have found each other.
-func openFleet(o *Options, row *Row, m *mode, nodes int) (*Fleet, error) {
-	if m.fields == nil {
-		return OpenBaseline(o.Lab, row.Limit, row.window(), nodes)
-	}
-	return Open(o.Binary, row.file(m), nodes)
-}
-
 // Open starts nodes of sluice, a binary, with a file of rules, and waits until they have found each other.
-func Open(binary, rules string, nodes int) (*Fleet, error) {
+func Open(binary, rules string, nodes int) (*Fleet, error) { return openNodes(binary, rules, nodes, 0) }
+
+// openNodes has places for others that may join, and adds flags to the command lines.
+func openNodes(binary, rules string, nodes, others int, flags ...string) (*Fleet, error) {
 	file, remove, err := process.Rules(rules)
 	if err != nil {
 		return nil, err
 	}
 	return open(remove, func(f *Fleet) error {
-		ports, err := freeport.Find(nodes)
+		f.nodes, err = process.NewFleet(binary, file, nodes+others, append([]string{
+			"--redis-url", f.Redis.Addr, "--max-keys", strconv.Itoa(maxKeys), "--drain-time", "200ms",
+		}, flags...)...)
 		if err != nil {
 			return err
 		}
-		peers := "static:127.0.0.1:" + strings.Join(ports, ",127.0.0.1:")
-		for _, port := range ports {
-			if err := f.add(process.Sluice(
-				binary, file, "--log-level", "error", "--redis-url", f.Redis.Addr, "--max-keys", strconv.Itoa(maxKeys),
-				"--peers", peers, "--peer-addr", "127.0.0.1:"+port, "--peer-bind", "127.0.0.1:"+port, "--peer-secret", "only-for-benchmarks", "--drain-time", "200ms",
-			)); err != nil {
-				return err
-			}
+		if err := f.nodes.StartFirst(nodes); err != nil {
+			return err
 		}
-		return f.met()
+		time.Sleep(young)
+		return f.add(f.nodes.Running()...)
 	})
 }
 
-// maxKeys is more than any row has.
+// maxKeys is more than most rows have.
 const maxKeys = 200_000
+
+// young is how long a Redis that begins empty counts as one that may have lost its
+// data, and grants little.
+const young = 2500 * time.Millisecond
 
 // OpenBaseline starts servers that ask Redis for each request, by sluicelab, a binary.
 func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*Fleet, error) {
 	return open(func() {}, func(f *Fleet) error {
+		f.nodes = &process.Fleet{}
 		for range nodes {
-			ports, err := freeport.Find(1)
+			p, err := baseline.Server{Redis: f.Redis.Addr, Limit: limit, Window: window}.Start(lab)
 			if err != nil {
 				return err
 			}
-			address := "127.0.0.1:" + ports[0]
-			if err := f.add(process.Start(lab, address, "bench", "baseline", "--address", address, "--redis", f.Redis.Addr,
-				"--limit", strconv.FormatInt(limit, 10), "--window", window.String())); err != nil {
-				return err
-			}
+			f.nodes.Nodes = append(f.nodes.Nodes, p)
 		}
-		return nil
+		return f.add(f.nodes.Running()...)
 	})
 }
 
@@ -89,56 +81,40 @@ func open(rules func(), nodes func(f *Fleet) error) (*Fleet, error) {
 	return f, nil
 }
 
-func (f *Fleet) add(node *process.Process, err error) error {
-	if err != nil {
+func (f *Fleet) add(nodes ...*process.Process) error {
+	for _, n := range nodes {
+		if err := f.Pool.Add(n.Address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// start starts a node in its place.
+func (f *Fleet) start(i int) error {
+	if err := f.nodes.Start(i); err != nil {
 		return err
 	}
-	f.nodes = append(f.nodes, node)
-	return f.Pool.Add(node.Address)
+	return f.add(f.nodes.Nodes[i])
 }
 
-// young is how long a Redis that begins empty counts as one that may have lost its
-// data, and grants little.
-const young = 2500 * time.Millisecond
-
-// met waits until all nodes have found each other, and the ledger's data is not young.
-func (f *Fleet) met() error {
-	want := fmt.Sprintf("\nsluice_ring_members %d\n", len(f.nodes))
-	ready := 0
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		ready = 0
-		for _, node := range f.nodes {
-			if text, err := node.Scrape(); err == nil && strings.Contains(text, want) {
-				ready++
-			}
-		}
-		if ready == len(f.nodes) {
-			time.Sleep(young)
-			return nil
-		}
-	}
-	return fmt.Errorf("%d of %d nodes had met all others after 20 s", ready, len(f.nodes))
+// end ends a node, which is asked no longer: SIGTERM has it drain.
+func (f *Fleet) end(i int, s syscall.Signal) error {
+	f.Pool.Drop(f.nodes.Nodes[i].Address)
+	return f.nodes.End(i, s)
 }
 
-// cpu is the processor time of all nodes so far.
-func (f *Fleet) cpu() (sum time.Duration) {
-	for _, node := range f.nodes {
-		if used, err := node.CPU(); err == nil {
-			sum += used
-		}
-	}
-	return sum
-}
-
+// Counters of nodes, by a label.
 var (
 	fallbacks = regexp.MustCompile(`(?m)^sluice_fallback_decisions_total\{reason="([a-z_]+)"\} (\d+)`)
 	claims    = regexp.MustCompile(`(?m)^sluice_claims_total\{for="([a-z_]+)"\} (\d+)`)
+	counted   = regexp.MustCompile(`(?m)^ratelimit_service_rate_limit_(total_hits|within_limit)\{domain="bench",key1="key",key2=""\} ([0-9.e+]+)$`)
 )
 
-// byReason is a counter of all nodes together, by reason.
-func (f *Fleet) byReason(counter *regexp.Regexp) map[string]int64 {
+// sum is a counter of all nodes together, by label.
+func (f *Fleet) sum(counter *regexp.Regexp) map[string]int64 {
 	all := map[string]int64{}
-	for _, node := range f.nodes {
+	for _, node := range f.nodes.Running() {
 		if node.Debug == "" { // the baseline has no metrics
 			continue
 		}
@@ -147,8 +123,8 @@ func (f *Fleet) byReason(counter *regexp.Regexp) map[string]int64 {
 			continue
 		}
 		for _, m := range counter.FindAllStringSubmatch(text, -1) {
-			if n, _ := strconv.ParseInt(m[2], 10, 64); n > 0 {
-				all[m[1]] += n
+			if n, _ := strconv.ParseFloat(m[2], 64); n > 0 {
+				all[m[1]] += int64(n)
 			}
 		}
 	}
@@ -158,8 +134,8 @@ func (f *Fleet) byReason(counter *regexp.Regexp) map[string]int64 {
 // Close ends all of it.
 func (f *Fleet) Close() {
 	f.Pool.Close()
-	for _, node := range f.nodes {
-		node.Stop()
+	if f.nodes != nil {
+		f.nodes.Stop()
 	}
 	f.Redis.Close()
 	f.rules()

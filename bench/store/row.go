@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -9,8 +10,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Row is a limit and the demand for it.
+// Row is a limit, the demand for it, and what goes wrong meanwhile.
 type Row struct {
+	ID      string         `json:"id"` // as flags name it
 	Name    string         `json:"name"`
 	Unit    ratelimit.Unit `json:"-"`
 	Limit   int64          `json:"limit"`
@@ -19,23 +21,33 @@ type Row struct {
 	Callers int            `json:"callers,omitempty"` // of a closed loop; 0: requests come at a rate
 	Nodes   int            `json:"nodes,omitempty"`   // 0: as the options say
 	Most    []float64      `json:"most,omitempty"`    // Redis' work, to the baseline's: leasing, routing, approx
+
+	shape   load.Shape
+	hot     float64            // share of the requests for one key
+	fields  map[string]string  // of the coordination, in each mode
+	flags   []string           // of nodes
+	others  int                // nodes that may join
+	strike  func(*Fleet) error // a third into it; nil: nothing goes wrong
+	mend    func(*Fleet) error // two thirds into it
+	amnesia bool               // Redis loses data: Bounds.OnLoss comes on top
+	extra   bool               // measured only if it is named
 }
 
 // rows are ordinary traffic, and hard cases: rows 4 and 5 gain nothing from a lease, and the last two have a
 // fleet and callers that load the whole machine.
 var rows = []Row{
-	{Name: "60 a minute, 10,000 keys, Zipf 1.1", Unit: ratelimit.Minute, Limit: 60, Keys: 10_000, Skew: 1.1, Most: []float64{0.4, 0.2, 0.4}},
-	{Name: "1,000 an hour, 10,000 keys, Zipf 1.1", Unit: ratelimit.Hour, Limit: 1000, Keys: 10_000, Skew: 1.1, Most: []float64{0.25, 0.1, 0.25}},
-	{Name: "1,000,000 a day, 10,000 keys, Zipf 1.1", Unit: ratelimit.Day, Limit: 1_000_000, Keys: 10_000, Skew: 1.1, Most: []float64{0.25, 0.1, 0.25}},
-	{Name: "10 a minute, 100,000 keys, uniform", Unit: ratelimit.Minute, Limit: 10, Keys: 100_000, Most: []float64{1.2, 1, 1.2}},
-	{Name: "100 a second, 100 keys, Zipf 1.1", Unit: ratelimit.Second, Limit: 100, Keys: 100, Skew: 1.1, Most: []float64{0.5, 0.3, 0.5}},
-	{Name: "1,000,000 a day, 10 keys, Zipf 1.1", Unit: ratelimit.Day, Limit: 1_000_000, Keys: 10, Skew: 1.1, Most: []float64{0.02, 0.02, 0.02}},
-	{Name: "burst: 100 a day, 20 keys, 6 nodes, 96 callers", Unit: ratelimit.Day, Limit: 100, Keys: 20, Callers: 96, Nodes: 6},
-	{Name: "burst: 1,000 a day, 20 keys, 6 nodes, 96 callers", Unit: ratelimit.Day, Limit: 1000, Keys: 20, Callers: 96, Nodes: 6},
+	{ID: "1", Name: "60 a minute, 10,000 keys, Zipf 1.1", Unit: ratelimit.Minute, Limit: 60, Keys: 10_000, Skew: 1.1, Most: []float64{0.4, 0.2, 0.4}},
+	{ID: "2", Name: "1,000 an hour, 10,000 keys, Zipf 1.1", Unit: ratelimit.Hour, Limit: 1000, Keys: 10_000, Skew: 1.1, Most: []float64{0.25, 0.1, 0.25}},
+	{ID: "3", Name: "1,000,000 a day, 10,000 keys, Zipf 1.1", Unit: ratelimit.Day, Limit: 1_000_000, Keys: 10_000, Skew: 1.1, Most: []float64{0.25, 0.1, 0.25}},
+	{ID: "4", Name: "10 a minute, 100,000 keys, uniform", Unit: ratelimit.Minute, Limit: 10, Keys: 100_000, Most: []float64{1.2, 1, 1.2}},
+	{ID: "5", Name: "100 a second, 100 keys, Zipf 1.1", Unit: ratelimit.Second, Limit: 100, Keys: 100, Skew: 1.1, Most: []float64{0.5, 0.3, 0.5}},
+	{ID: "6", Name: "1,000,000 a day, 10 keys, Zipf 1.1", Unit: ratelimit.Day, Limit: 1_000_000, Keys: 10, Skew: 1.1, Most: []float64{0.02, 0.02, 0.02}},
+	{ID: "7", Name: "burst: 100 a day, 20 keys, 6 nodes, 96 callers", Unit: ratelimit.Day, Limit: 100, Keys: 20, Callers: 96, Nodes: 6},
+	{ID: "8", Name: "burst: 1,000 a day, 20 keys, 6 nodes, 96 callers", Unit: ratelimit.Day, Limit: 1000, Keys: 20, Callers: 96, Nodes: 6},
 }
 
 func (r *Row) load(rate float64, length time.Duration) load.Load {
-	return load.Load{Rate: rate, Keys: r.Keys, Skew: r.Skew, Length: length}
+	return load.Load{Rate: rate, Shape: r.shape, Keys: r.Keys, Skew: r.Skew, Hot: r.hot, Length: length}
 }
 
 // window is how long the limit's window is.
@@ -67,22 +79,22 @@ var modes = []mode{
 // reserve ends the names of modes in which rules have one.
 const reserve = "-reserve"
 
-// modeNames are the accepted names.
-func modeNames() (names []string) {
-	for _, m := range modes[1:] {
-		names = append(names, m.name)
+// fieldsOf are those of a mode and of the row, in a fixed order.
+func (r *Row) fieldsOf(m *mode) (all [][2]string) {
+	for _, field := range ratelimit.CoordinationFields {
+		if text := cmp.Or(m.fields[field], r.fields[field]); text != "" {
+			all = append(all, [2]string{field, text})
+		}
 	}
-	return names
+	return all
 }
 
 // rule is the row's rule under a mode.
 func (r *Row) rule(m *mode) *ratelimit.Rule {
 	rule := &ratelimit.Rule{Domain: domain, Path: entry, Limit: r.limit(), Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
-	for _, field := range ratelimit.CoordinationFields {
-		if text, ok := m.fields[field]; ok {
-			if err := rule.Coordination.Set(field, text); err != nil {
-				panic(err) // modes is ours
-			}
+	for _, f := range r.fieldsOf(m) {
+		if err := rule.Coordination.Set(f[0], f[1]); err != nil {
+			panic(err) // modes and rows are ours
 		}
 	}
 	return rule
@@ -94,14 +106,12 @@ const domain, entry = "bench", "key"
 // file is the same as a file of rules.
 func (r *Row) file(m *mode) string {
 	var c []string
-	for _, field := range ratelimit.CoordinationFields {
-		if text, ok := m.fields[field]; ok {
-			if outer, inner, ok := strings.Cut(field, "."); ok {
-				c = append(c, fmt.Sprintf("%s: {%s: %s}", outer, inner, text))
-				continue
-			}
-			c = append(c, field+": "+text)
+	for _, f := range r.fieldsOf(m) {
+		if outer, inner, ok := strings.Cut(f[0], "."); ok {
+			c = append(c, fmt.Sprintf("%s: {%s: %s}", outer, inner, f[1]))
+			continue
 		}
+		c = append(c, f[0]+": "+f[1])
 	}
 	return fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: %s, coordination: {%s}, rate_limit: {unit: %v, requests_per_unit: %d}}\n",
 		domain, entry, strings.Join(c, ", "), r.Unit, r.Limit)

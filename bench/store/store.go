@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,20 +23,31 @@ import (
 // Options are how Run measures.
 type Options struct {
 	report.Setup
-	Nodes   []int         `default:"3,10" help:"Sizes of the fleets of processes."`
-	Virtual []int         `default:"3,30,100" help:"Sizes of the fleets in virtual time, up to 1000 (0: none)."`
-	Rate    float64       `default:"3000" help:"Requests a second."`
-	Length  time.Duration `default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
-	Rows    []int         `placeholder:"N" help:"Rows to measure, from 1 to 8."`
-	Modes   []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx, and with large limits leasing-reserve and routing-reserve."`
-	Rounds  int           `default:"1" help:"Measurements of each mode of a row, in turn."`
-	Warm    bool          `help:"Call each node once for each key before the measurement."`
-	Seed    uint64        `default:"1" help:"Seed of the demand."`
+	Nodes  []int         `in:"1..20" default:"3" help:"Sizes of the fleets."`
+	Rate   float64       `in:"0..100000" default:"3000" help:"Requests a second."`
+	Length time.Duration `in:"500ms..10m" default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
+	Rows   []string      `placeholder:"N" help:"Rows to measure, from 1 to 8."`
+	Modes  []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx, and with large limits leasing-reserve and routing-reserve."`
+	Warm   bool          `help:"Call each node once for each key before the measurement."`
+	Seed   uint64        `default:"1" help:"Seed of the demand."`
+	of     suite         // the zero suite is costs
+}
+
+// suite is the rows of one command.
+type suite struct {
+	title, lead, flag string
+	rows              []Row
+	modes             []mode // the first may be the baseline
+}
+
+var costs = suite{
+	title: "The store: what Redis does for one decision", flag: "--rows", rows: rows, modes: modes,
+	lead: "The baseline asks Redis for each request as envoyproxy/ratelimit does (INCRBY and EXPIRE in one pipeline); strict is a lease of one token.",
 }
 
 // Examples implements [report.Measurement].
 func (*Options) Examples() string {
-	return "  sluicelab bench store --nodes 3 --virtual 0\n  sluicelab bench store --nodes 3 --virtual 0 --rows 2,3 --length 60s --warm"
+	return "  sluicelab bench store\n  sluicelab bench store --rows 2,3 --length 60s --warm"
 }
 
 // Measure implements [report.Measurement].
@@ -44,29 +56,26 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) { return R
 // validate reports every problem.
 func (o *Options) validate() error {
 	b := report.Bounds(load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate())
-	for _, n := range o.Nodes {
-		report.Within(&b, "--nodes", n, 1, 20)
+	b.Check(o)
+	var ids, names []string
+	for _, r := range o.of.rows {
+		ids = append(ids, r.ID)
 	}
-	for _, n := range o.Virtual {
-		report.Within(&b, "--virtual", n, 0, 1000)
+	for _, m := range o.of.modes {
+		names = append(names, m.name)
 	}
-	report.Within(&b, "--rate", o.Rate, 0, 100_000)
-	report.Within(&b, "--length", o.Length, time.Second, 10*time.Minute)
-	report.Within(&b, "--rounds", o.Rounds, 0, 10)
-	for _, n := range o.Rows {
-		report.Within(&b, "--rows", n, 1, len(rows))
+	for _, id := range o.Rows {
+		b.OneOf(o.of.flag, id, ids)
 	}
 	for _, name := range o.Modes {
-		if !slices.ContainsFunc(modes[1:], func(m mode) bool { return m.name == name }) {
-			b.Refuse("--modes", name, strings.Join(modeNames(), ", "))
-		}
+		b.OneOf("--modes", name, names)
 	}
 	return b.Err()
 }
 
 func (o *Options) rows() (chosen []Row) {
-	for i, r := range rows {
-		if len(o.Rows) == 0 || slices.Contains(o.Rows, i+1) {
+	for _, r := range o.of.rows {
+		if len(o.Rows) == 0 || slices.Contains(o.Rows, r.ID) {
 			chosen = append(chosen, r)
 		}
 	}
@@ -75,11 +84,11 @@ func (o *Options) rows() (chosen []Row) {
 
 // modes are those in which a row is measured: not with a reserve that is no token for each node.
 func (o *Options) modes(r *Row) (chosen []mode) {
-	for i, m := range modes {
+	for _, m := range o.of.modes {
 		if _, reserves := m.fields["lease.reserve"]; reserves && r.rule(&m).Reserve() == 0 {
 			continue
 		}
-		if i == 0 || len(o.Modes) == 0 || slices.Contains(o.Modes, m.name) {
+		if m.fields == nil || len(o.Modes) == 0 || slices.Contains(o.Modes, m.name) {
 			chosen = append(chosen, m)
 		}
 	}
@@ -94,10 +103,10 @@ func (o *Options) fleets(r *Row) []int {
 	return o.Nodes
 }
 
-// Count is how many measurements Run makes with processes.
+// Count is how many measurements Run makes.
 func (o *Options) Count() (n int) {
 	for _, r := range o.rows() {
-		n += len(o.fleets(&r)) * len(o.modes(&r)) * o.rounds()
+		n += len(o.fleets(&r)) * len(o.modes(&r))
 	}
 	return n
 }
@@ -107,28 +116,27 @@ type Measured struct {
 	Row      string        `json:"row" col:"row"`
 	Mode     string        `json:"mode" col:"mode"`
 	Nodes    int           `json:"nodes" col:"nodes"`
-	CPU      float64       `json:"redis_us" col:"us"`                  // processor time of Redis for a decision, in microseconds
-	Ratio    float64       `json:"ratio" col:"of baseline|%.3f"`       // of CPU to the baseline's
-	Least    float64       `json:"ratio_least" col:"least|%.3f"`       // that Ratio was in a round
-	Greatest float64       `json:"ratio_greatest" col:"greatest|%.3f"` //
-	Most     float64       `json:"most,omitempty" col:"at most|%.3g"`  // that Ratio should be; 0: nothing is said
-	Warm     float64       `json:"redis_us_warm" col:"warm, us"`       // as CPU, in the last third of the time
-	WarmRate float64       `json:"ratio_warm" col:"of baseline|%.3f"`  // of Warm to the baseline's
-	Claims   float64       `json:"claims" col:"scripts/1,000|%.1f"`    // that Redis ran, for 1,000 decisions
-	Draws    float64       `json:"draws" col:"draws/1,000|%.1f"`       // claims that were plain commands, for 1,000 decisions
-	Bytes    float64       `json:"bytes" col:"bytes|%.0f"`             // to and from Redis, for a decision
-	NodeCPU  float64       `json:"node_us" col:"nodes' CPU, us|%.0f"`  // processor time of all nodes for a decision, in microseconds
-	P50      time.Duration `json:"latency_p50" col:"p50"`              // of a call
-	P99      time.Duration `json:"latency_p99" col:"p99"`              //
-	Asked    int64         `json:"decisions" col:"decisions"`          //
-	Early    int64         `json:"refused_early" col:"refused early"`  // while fewer than the limit had been admitted
-	Half     int64         `json:"refused_half" col:"below half"`      // while fewer than half of the limit had
-	Over     int64         `json:"over" col:"over"`                    // of the key and window that went furthest
-	Declared int64         `json:"declared" col:"declared"`            // that it may be
-	Under    int64         `json:"under" col:"under"`                  // less than an exact limiter had admitted, of all keys
-	Allowed  int64         `json:"allowed" col:"of allowed"`           // what an exact limiter had admitted
-	Idle     float64       `json:"redis_idle"`                         // of a processor, without connections; not in CPU
-	Failed   int64         `json:"failed"`                             // calls without an answer
+	CPU      float64       `json:"redis_us" col:"us"`                           // processor time of Redis for a decision, in microseconds
+	Ratio    float64       `json:"ratio,omitempty" col:"of baseline|%.3f"`      // of CPU to the baseline's
+	Most     float64       `json:"most,omitempty" col:"at most|%.3g"`           // that Ratio should be; 0: nothing is said
+	Warm     float64       `json:"redis_us_warm,omitempty" col:"warm, us"`      // as CPU, in the last third of the time
+	WarmRate float64       `json:"ratio_warm,omitempty" col:"of baseline|%.3f"` // of Warm to the baseline's
+	Claims   float64       `json:"claims" col:"scripts/1,000|%.1f"`             // that Redis ran, for 1,000 decisions
+	Draws    float64       `json:"draws,omitempty" col:"draws/1,000|%.1f"`      // claims that were plain commands, for 1,000 decisions
+	Bytes    float64       `json:"bytes" col:"bytes|%.0f"`                      // to and from Redis, for a decision
+	NodeCPU  float64       `json:"node_us" col:"nodes' CPU, us|%.0f"`           // processor time of all nodes for a decision, in microseconds
+	P50      time.Duration `json:"latency_p50" col:"p50"`                       // of a call
+	P99      time.Duration `json:"latency_p99" col:"p99"`                       //
+	Asked    int64         `json:"decisions" col:"decisions"`                   //
+	Admitted int64         `json:"admitted" col:"admitted"`                     // with what was before the measurement
+	Early    int64         `json:"refused_early" col:"refused early"`           // while fewer than the limit had been admitted
+	Half     int64         `json:"refused_half" col:"below half"`               // while fewer than half of the limit had
+	Over     int64         `json:"over" col:"over"`                             // of the key and window that went furthest
+	Declared int64         `json:"declared" col:"declared"`                     // that it may be
+	Under    int64         `json:"under" col:"under"`                           // less than an exact limiter had admitted, of all keys
+	Allowed  int64         `json:"allowed" col:"of allowed"`                    // what an exact limiter had admitted
+	Idle     float64       `json:"redis_idle"`                                  // of a processor, without connections; not in CPU
+	Failed   int64         `json:"failed,omitempty" col:"failed"`               // calls without an answer
 	Problem  string        `json:"problem,omitempty"`
 	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions
 	// without the ledger.
@@ -140,40 +148,37 @@ type Measured struct {
 // Report is all that was measured.
 type Report struct {
 	Measured []Measured    `json:"measured"`
-	Costs    []ClaimCost   `json:"claim_costs,omitempty"`
-	Virtual  []Virtual     `json:"virtual,omitempty"`
 	Rate     float64       `json:"rate"`
 	Length   time.Duration `json:"length"`
 	Warm     bool          `json:"warm"`
-	Rounds   int           `json:"rounds"`
+	of       suite
 }
 
-// Run measures each row with each mode, one after the other, and then what larger
-// fleets do in virtual time.
+// Run measures each row with each mode, one after the other.
 func Run(ctx context.Context, o Options) (*Report, error) {
+	if o.of.rows == nil {
+		o.of = costs
+	}
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	r := &Report{Rate: o.Rate, Length: o.Length, Warm: o.Warm, Rounds: o.rounds()}
-	o.Virtual = slices.DeleteFunc(slices.Clone(o.Virtual), func(n int) bool { return n == 0 })
-	tell := func(what string) { o.Tell(o.Count(), what) }
+	r := &Report{Rate: o.Rate, Length: o.Length, Warm: o.Warm, of: o.of}
 	for _, row := range o.rows() {
 		for _, nodes := range o.fleets(&row) {
-			all, err := o.measureRow(ctx, &row, nodes, tell)
-			if err != nil {
-				return nil, err
+			first := len(r.Measured)
+			for _, m := range o.modes(&row) {
+				what := fmt.Sprintf("%s, %s, %d nodes", m.name, row.Name, nodes)
+				o.Tell(o.Count(), what)
+				got, err := o.measure(ctx, &row, &m, nodes)
+				if err != nil {
+					return nil, fmt.Errorf("%s: %w", what, err)
+				}
+				r.Measured = append(r.Measured, got)
+				if base := r.Measured[first]; base.Mode == modes[0].name {
+					is := &r.Measured[len(r.Measured)-1]
+					is.Ratio, is.WarmRate = is.CPU/base.CPU, is.Warm/base.Warm
+				}
 			}
-			r.Measured = append(r.Measured, all...)
-		}
-	}
-	if len(o.Virtual) > 0 {
-		tell("what claims cost Redis")
-		var err error
-		if r.Costs, err = claimCosts(ctx); err != nil {
-			return nil, err
-		}
-		if r.Virtual, err = o.virtual(ctx, r, tell); err != nil {
-			return nil, err
 		}
 	}
 	return r, nil
@@ -188,12 +193,11 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	if err != nil {
 		return Measured{}, err
 	}
-	f, err := openFleet(o, row, m, nodes)
+	f, err := o.open(row, m, nodes)
 	if err != nil {
 		return Measured{}, err
 	}
 	defer f.Close()
-
 	t := newTally(row.Limit, row.window())
 	earlier := int64(0) // decisions that are not measured
 	if o.Warm {
@@ -205,19 +209,14 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
 		return Measured{}, err
 	}
-	l := row.load(o.Rate, o.Length)
-	ask := func(r load.Request, intended time.Time) { f.ask(ctx, t, r.Key, intended) }
 	var warmUse process.RedisUse
 	var warmAsked int64
-	before, cpu, start := f.Redis.Used(), f.cpu(), time.Now()
-	timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.Redis.Used(), t.decisions() })
-	defer timer.Stop()
-	if row.Callers > 0 {
-		caller.Closed(ctx, row.Callers, l, o.Seed, start, ask)
-	} else {
-		caller.Open(ctx, l, o.Seed, start, ask)
+	before, cpu, start := f.Redis.Used(), f.nodes.CPU(), time.Now()
+	if row.strike == nil { // else Redis may be away then
+		timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.Redis.Used(), t.decisions() })
+		defer timer.Stop()
 	}
-	if err := ctx.Err(); err != nil {
+	if err := o.load(ctx, row, f, t, start); err != nil {
 		return Measured{}, err
 	}
 	after, took := f.Redis.Used(), time.Since(start)
@@ -225,29 +224,70 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	got := Measured{
 		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
 		CPU:     micros(beyond(used.CPU, took, idle), asked),
-		Warm:    micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked+earlier-warmAsked),
 		Claims:  1000 * float64(used.Scripts) / float64(asked),
 		Draws:   1000 * float64(used.Commands["hincrby"].Calls) / 2 / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
-		NodeCPU: micros(f.cpu()-cpu, asked),
+		NodeCPU: micros(f.nodes.CPU()-cpu, asked),
 		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early, Half: t.half,
-		Commands: used.Commands, Reasons: f.byReason(claims), Fallbacks: f.byReason(fallbacks),
+		Commands: used.Commands, Reasons: f.sum(claims), Fallbacks: f.sum(fallbacks),
 	}
-	got.Over, got.Under, got.Allowed = t.sums()
+	if row.strike == nil {
+		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked+earlier-warmAsked)
+	}
+	got.Admitted, got.Over, got.Under, got.Allowed = t.sums()
 	if m.fields != nil {
-		got.Declared = int64(row.rule(m).Declare(nodes, ratelimit.SharedStore).Over.Tokens)
-		if got.Over > got.Declared {
-			got.Problem = fmt.Sprintf("%d over the limit of %d, and %d are declared", got.Over, row.Limit, got.Declared)
-		}
-		name := strings.TrimSuffix(m.name, reserve)
-		if i := slices.Index([]string{"leasing", "routing", "approx"}, name); i >= 0 && row.Most != nil {
-			got.Most = row.Most[i]
-		}
+		got.declared(row, m)
 	}
-	if t.failed > 0 && got.Problem == "" {
-		got.Problem = fmt.Sprintf("%d of %d calls had no answer, such as: %v", t.failed, asked, t.lastErr)
-	}
+	got.check(row, m, t, f.sum(counted))
 	return got, nil
+}
+
+// open starts a fleet that answers in a mode.
+func (o *Options) open(row *Row, m *mode, nodes int) (*Fleet, error) {
+	if m.fields == nil {
+		return OpenBaseline(o.Lab, row.Limit, row.window(), nodes)
+	}
+	return openNodes(o.Binary, row.file(m), nodes, row.others, row.flags...)
+}
+
+// load makes the row's requests, while things go wrong.
+func (o *Options) load(ctx context.Context, row *Row, f *Fleet, t *tally, start time.Time) error {
+	struck := make(chan error, 1)
+	go func() { struck <- row.fails(ctx, f, o.Length) }()
+	ask := func(r load.Request, intended time.Time) { f.askAt(ctx, f.Pool.Next(), t, r.Key, intended) }
+	if l := row.load(o.Rate, o.Length); row.Callers > 0 {
+		caller.Closed(ctx, row.Callers, l, o.Seed, start, ask)
+	} else {
+		caller.Open(ctx, l, o.Seed, start, ask)
+	}
+	return errors.Join(<-struck, ctx.Err())
+}
+
+// declared says what the mode declares, and what Redis' work should be at most.
+func (m *Measured) declared(row *Row, of *mode) {
+	declared := row.rule(of).Declare(m.Nodes, ratelimit.SharedStore)
+	m.Declared = int64(declared.Over.Tokens)
+	if row.amnesia {
+		m.Declared += int64(declared.OnLoss)
+	}
+	name := strings.TrimSuffix(of.name, reserve)
+	if i := slices.Index([]string{"leasing", "routing", "approx"}, name); i >= 0 && row.Most != nil {
+		m.Most = row.Most[i]
+	}
+}
+
+// check compares measurements with what is declared, and with what the nodes have counted.
+func (m *Measured) check(row *Row, of *mode, t *tally, counted map[string]int64) {
+	hits, within := counted["total_hits"], counted["within_limit"]
+	switch {
+	case of.fields != nil && m.Over > m.Declared:
+		m.Problem = fmt.Sprintf("%d over the limit of %d, and %d are declared", m.Over, row.Limit, m.Declared)
+	case row.strike != nil: // calls fail, and nodes that have ended take their counts along
+	case m.Failed > 0:
+		m.Problem = fmt.Sprintf("%d of %d calls had no answer, such as: %v", m.Failed, m.Asked, t.lastErr)
+	case of.fields != nil && (hits != t.asked || within != m.Admitted):
+		m.Problem = fmt.Sprintf("the nodes count %d hits and %d within the limit, the caller %d and %d", hits, within, t.asked, m.Admitted)
+	}
 }
 
 // untilTurnIsHalfway is the wait that puts the turn of a window into the middle of a measurement of this
@@ -315,19 +355,54 @@ func (f *Fleet) warm(ctx context.Context, t *tally, keys int) error {
 	return caller.Sleep(ctx, time.Second)
 }
 
-// ask makes one call to the node whose turn it is, and counts the answer.
-func (f *Fleet) ask(ctx context.Context, t *tally, key int, intended time.Time) {
-	f.askAt(ctx, f.Pool.Next(), t, key, intended)
-}
-
+// askAt makes one call to a node, and counts the answer.
 func (f *Fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
 	defer cancel()
 	sent := time.Now()
+	if node == nil {
+		t.answered(key, intended, sent, sent, false, errNoNode)
+		return
+	}
 	answer, err := rls.NewRateLimitServiceClient(node).ShouldRateLimit(ctx, &rls.RateLimitRequest{
 		Domain: domain, Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{{Key: entry, Value: fmt.Sprintf("client-%d", key)}}}},
 	})
 	t.answered(key, intended, sent, time.Now(), answer.GetOverallCode() == rls.RateLimitResponse_OK, err)
+}
+
+var errNoNode = errors.New("no node runs")
+
+// Page shows the report: a table of all, and a chart for each row.
+func (r *Report) Page() *report.Page {
+	start := "a cold start"
+	if r.Warm {
+		start = "when each node had been asked for each key once"
+	}
+	p := &report.Page{
+		Title: r.of.title,
+		Lead: []string{
+			fmt.Sprintf("%.0f requests a second for %v from %s, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length, start),
+			r.of.lead,
+		},
+		Tables: []report.Table{report.Rows("", r.Measured, notes...)},
+	}
+	for i := range r.Measured {
+		m := &r.Measured[i]
+		title := fmt.Sprintf("Redis CPU a decision, us: %s, %d nodes", m.Row, m.Nodes)
+		if last := len(p.Charts) - 1; last < 0 || p.Charts[last].Title != title {
+			p.Charts = append(p.Charts, report.Chart{Title: title})
+		}
+		c := &p.Charts[len(p.Charts)-1]
+		c.Bars = append(c.Bars, report.Bar{Name: m.Mode, Value: m.CPU})
+	}
+	return p
+}
+
+var notes = []string{
+	"us: processor time of Redis for one decision; what Redis needs with nobody connected is subtracted. of baseline: to the baseline's in the same row; at most: what it should be, 0 where nothing is said. Columns without a figure are left out.",
+	"warm: in the last third of the time. scripts, draws: claims of one key each, by the script or by plain commands, tried ones too; none in the baseline. bytes: to and from Redis.",
+	"p50, p99: of a call, from when it was meant to be made. refused early: while fewer than the limit had been admitted in the window; below half: while fewer than half of it had.",
+	"over: of the key and window that went furthest. under: less than an exact limiter had admitted of the same requests, over all keys and windows. Requests that may belong to either of two windows count for nobody.",
 }
 
 // Problems are what must not be.

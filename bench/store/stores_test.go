@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -53,7 +54,7 @@ func cpuOf(t *testing.T, pid int) func() time.Duration {
 	}
 }
 
-// realRedis counts as [Baseline] does.
+// realRedis counts as package baseline does.
 func realRedis(t *testing.T) real {
 	server := redistest.Start(t)
 	client := server.Client()
@@ -303,9 +304,9 @@ func TestWarmNodes(t *testing.T) {
 	took := make([][]time.Duration, len(names))
 	for range *rounds {
 		for i, run := range warm {
-			before, err := process.OwnCPU()
+			before, err := process.CPUOf(os.Getpid())
 			fromLease := run(decisions)
-			after, failed := process.OwnCPU()
+			after, failed := process.CPUOf(os.Getpid())
 			if err != nil || failed != nil || fromLease < decisions {
 				t.Fatalf("%s: %d of %d decisions on a warm key are from its lease; %v, %v", names[i], fromLease, decisions, err, failed)
 			}

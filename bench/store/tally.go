@@ -16,6 +16,7 @@ type tally struct {
 	counts  map[countKey]*count     // guarded by mu
 	latency *hdrhistogram.Histogram // guarded by mu: microseconds
 	asked   int64                   // guarded by mu
+	passed  int64                   // guarded by mu
 	failed  int64                   // guarded by mu
 	early   int64                   // guarded by mu: refused while fewer than the limit had been admitted
 	half    int64                   // guarded by mu: while fewer than half the limit had
@@ -50,6 +51,8 @@ func (t *tally) answered(key int, intended, sent, now time.Time, ok bool, err er
 		t.lastErr = err
 		ok = true // for all that is known, it may have been charged
 		last = first + 1
+	} else if ok {
+		t.passed++
 	}
 	if first != last {
 		for w := first; w <= last; w++ {
@@ -86,7 +89,7 @@ func (t *tally) of(key int, window int64) *count {
 
 // sums are over all keys and windows, but over, which is of the one that went
 // furthest; allowed is what an exact limiter had admitted of the same requests.
-func (t *tally) sums() (over, under, allowed int64) {
+func (t *tally) sums() (admitted, over, under, allowed int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, c := range t.counts {
@@ -95,7 +98,7 @@ func (t *tally) sums() (over, under, allowed int64) {
 		allowed += exact
 		under += max(0, exact-c.admitted-c.perhaps)
 	}
-	return over, under, allowed
+	return t.passed, over, under, allowed
 }
 
 func (t *tally) decisions() int64 {

@@ -29,8 +29,8 @@ import (
 // Options are how Run measures.
 type Options struct {
 	report.Setup
-	Nodes  int           `default:"3" help:"Nodes of each fleet."`
-	Length time.Duration `default:"15s" help:"Length of the longest case, without its last responses."`
+	Nodes  int           `in:"1..10" default:"3" help:"Nodes of each fleet."`
+	Length time.Duration `in:"10s..50s" default:"15s" help:"Length of the longest case, without its last responses. A case is within a window of a minute."`
 	Case   []string      `placeholder:"NAME" help:"Cases: half, twice, flight, five, fifty. Default: all."`
 	Seed   uint64        `default:"1" help:"Seed of the demand."`
 }
@@ -46,14 +46,18 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) { return R
 // validate reports every problem.
 func (o *Options) validate() error {
 	var b report.Bounds
-	report.Within(&b, "--nodes", o.Nodes, 1, 10)
-	report.Within(&b, "--length", o.Length, 10*time.Second, 50*time.Second) // a case is within a window of a minute
+	b.Check(o)
 	for _, id := range o.Case {
-		if !slices.ContainsFunc(cases, func(c Case) bool { return c.ID == id }) {
-			b.Refuse("--case", id, "one of half, twice, flight, five, fifty")
-		}
+		b.OneOf("--case", id, caseIDs())
 	}
 	return b.Err()
+}
+
+func caseIDs() (all []string) {
+	for _, c := range cases {
+		all = append(all, c.ID)
+	}
+	return all
 }
 
 func (o *Options) cases() (chosen []Case) {

@@ -115,13 +115,12 @@ func TestDocsNameTargetsThatExist(t *testing.T) {
 	}
 }
 
-// What tests print stands in tables, which a command writes (bench/results), not
-// as it was printed.
+// Pages show what tests print as tables, not as it was printed.
 func TestDocsHaveTables(t *testing.T) {
 	raw := regexp.MustCompile(`(?m)^\s*[a-z0-9_]+_test\.go:\d+: |^\s*--- (?:PASS|FAIL)|^Benchmark\S+\s+\d+\s`)
 	for page, text := range pages(t) {
 		if m := raw.FindString(text); m != "" {
-			t.Errorf("%s has raw output of tests, %q: pipe it through go run ./bench/results", page, m)
+			t.Errorf("%s has raw output of tests, %q: write a table", page, m)
 		}
 	}
 }

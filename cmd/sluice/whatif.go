@@ -45,7 +45,6 @@ type whatIfCmd struct {
 	Seed         uint64            `default:"1" help:"Seed. The same seed gives the same answer."`
 	JSON         bool              `help:"Print JSON."`
 	HTML         string            `placeholder:"FILE" help:"HTML file for a page with charts."`
-	Charts       string            `placeholder:"DIR" help:"Directory for charts as SVG files."`
 	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.ttl=2s."`
 }
 
@@ -75,7 +74,7 @@ func (c *whatIfCmd) Run(s streams) error {
 		{Name: "demand", Value: fmt.Sprintf("%d requests, %d tokens, of %d keys, in %v", a.Choices[0].Plain.Requests, a.Choices[0].Plain.Offered, a.Choices[0].Plain.Keys, q.Load.Length)},
 		{Name: "simulated", Value: "in virtual time, with the code of the nodes, and without processor time"},
 	}
-	if err := page.Write(c.HTML, c.Charts); err != nil {
+	if err := page.Write(c.HTML); err != nil {
 		return err
 	}
 	if c.JSON {

@@ -9,27 +9,23 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench"
-	"github.com/sluice-gate/sluice/bench/accuracy"
+	"github.com/sluice-gate/sluice/bench/baseline"
 	"github.com/sluice-gate/sluice/bench/overload"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/store"
-	"github.com/sluice-gate/sluice/bench/table"
 	"github.com/sluice-gate/sluice/bench/tokens"
 )
 
 type benchCmd struct {
-	Accuracy measuring[accuracy.Options, *accuracy.Options]       `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
-	Cost     measuring[bench.CostOptions, *bench.CostOptions]     `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
-	Envoy    measuring[realenvoy.Options, *realenvoy.Options]     `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
-	Keys     measuring[bench.KeysOptions, *bench.KeysOptions]     `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
-	Overload measuring[overload.Options, *overload.Options]       `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
-	Store    measuring[store.Options, *store.Options]             `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
-	Streams  measuring[bench.BesideOptions, *bench.BesideOptions] `cmd:"" help:"Measure RLS calls while thousands of RLQS streams report."`
-	Table    measuring[table.Options, *table.Options]             `cmd:"" help:"Measure memory and time for a million keys and more in one process."`
-	Tokens   measuring[tokens.Options, *tokens.Options]           `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
-	Empty    benchEmptyCmd                                        `cmd:"" hidden:"" help:"Run the empty server."`
-	Baseline benchBaselineCmd                                     `cmd:"" hidden:"" help:"Run the server that asks Redis for each request."`
+	Accuracy measuring[store.Accuracy, *store.Accuracy]       `cmd:"" help:"Compare admitted requests with limits in each mode, under load and faults."`
+	Cost     measuring[bench.CostOptions, *bench.CostOptions] `cmd:"" help:"Compare the CPU of a call with an empty gRPC server."`
+	Envoy    measuring[realenvoy.Options, *realenvoy.Options] `cmd:"" help:"Measure latency and CPU of a request through Envoy: each mode, an empty server, no filter."`
+	Keys     measuring[bench.KeysOptions, *bench.KeysOptions] `cmd:"" help:"Measure memory and limits of a process that gets new keys all the time."`
+	Overload measuring[overload.Options, *overload.Options]   `cmd:"" help:"Measure the goodput of a server at up to ten times its capacity."`
+	Store    measuring[store.Options, *store.Options]         `cmd:"" help:"Measure the CPU of Redis for a decision in each mode, and for a service that asks Redis for each request."`
+	Tokens   measuring[tokens.Options, *tokens.Options]       `cmd:"" help:"Measure limits in tokens whose cost is known when a request is done: what is over, what is refused, and the work of Redis."`
+	Baseline benchBaselineCmd                                 `cmd:"" hidden:"" help:"Run the server that Sluice is compared with."`
 }
 
 // measuring is the command of a measurement: its options are flags.
@@ -41,7 +37,6 @@ type measuring[T any, P interface {
 	Options  T      `embed:""`
 	JSON     bool   `help:"Print JSON."`
 	HTML     string `placeholder:"FILE" help:"Also write a page with charts."`
-	Charts   string `placeholder:"DIR" help:"Also write the charts as SVG files."`
 }
 
 // Help is what `--help` says below the summary.
@@ -77,7 +72,7 @@ func (m *measuring[T, P]) Run(s streams) error {
 		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
 		{Name: "took", Value: time.Since(began).Round(time.Second).String()},
 	}
-	if err := page.Write(m.HTML, m.Charts); err != nil {
+	if err := page.Write(m.HTML); err != nil {
 		return err
 	}
 	if m.JSON {
@@ -91,27 +86,13 @@ func (m *measuring[T, P]) Run(s streams) error {
 	return r.Problems()
 }
 
-type benchEmptyCmd struct {
-	Address string `required:"" help:"host:port"`
-}
-
-// Run serves until interrupted.
-func (c *benchEmptyCmd) Run(s streams) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	return bench.ServeEmpty(ctx, c.Address, s.out)
-}
-
 type benchBaselineCmd struct {
-	Address string        `required:"" help:"host:port"`
-	Redis   string        `required:"" help:"host:port"`
-	Limit   int64         `required:"" help:"Key of the descriptor."`
-	Window  time.Duration `required:"" help:"Unit of the limit."`
+	baseline.Server `embed:""`
 }
 
 // Run serves until interrupted.
 func (c *benchBaselineCmd) Run(s streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	return store.Baseline{Address: c.Address, Redis: c.Redis, Limit: c.Limit, Window: c.Window}.Serve(ctx, s.out)
+	return c.Serve(ctx, s.out)
 }

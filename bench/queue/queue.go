@@ -1,7 +1,9 @@
-package sim
+// Package queue has the future events of a simulation.
+package queue
 
-// queue has the future events, in the order of their time, then of their insertion: a binary heap.
-type queue struct {
+// Queue has the future events, in the order of their time, then of their insertion: a binary heap. The zero Queue is empty.
+// It is not safe for concurrent use.
+type Queue struct {
 	events []event
 	count  uint64
 }
@@ -16,15 +18,16 @@ func (e *event) before(f *event) bool {
 	return e.at < f.at || e.at == f.at && e.turn < f.turn
 }
 
-// next is the time of the first event, or never.
-func (q *queue) next() int64 {
+// Next is the time of the first event, or never.
+func (q *Queue) Next() int64 {
 	if len(q.events) == 0 {
 		return 1<<63 - 1
 	}
 	return q.events[0].at
 }
 
-func (q *queue) push(at int64, do func()) {
+// Push adds an event.
+func (q *Queue) Push(at int64, do func()) {
 	q.count++
 	q.events = append(q.events, event{at, q.count, do})
 	h := q.events
@@ -38,7 +41,8 @@ func (q *queue) push(at int64, do func()) {
 	}
 }
 
-func (q *queue) pop() func() {
+// Pop takes the first event out, of a queue that has one.
+func (q *Queue) Pop() func() {
 	h := q.events
 	first := h[0].do
 	last := len(h) - 1

@@ -1,0 +1,99 @@
+package store
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Real nodes, a real Redis: no mode goes further than it declares, and caller and nodes count the same, with faults of
+// each kind.
+func TestAccuracy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	a := Accuracy{
+		Setup: report.Setup{Binary: sluicetest.Build(t)}, Nodes: 2, Rate: 500, Length: time.Second, Seed: 1,
+		Scenario: []string{"closed", "kill", "dead store"},
+	}
+	told := 0
+	a.Progress = func(done, _ int, _ string) { told = done + 1 }
+	o := a.options()
+	o.Modes = []string{"leasing", "approx"}
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Problems(); err != nil {
+		t.Error(err)
+	}
+	if len(r.Measured) != o.Count() || told != o.Count() || told != 6 {
+		t.Errorf("%d measurements, %d told, want %d", len(r.Measured), told, o.Count())
+	}
+	for _, m := range r.Measured {
+		if m.Asked < 100 || m.Admitted == 0 || m.NodeCPU == 0 || m.P99 == 0 {
+			t.Errorf("nothing was measured: %+v", m)
+		}
+	}
+	var text bytes.Buffer
+	if err := r.Page().WriteText(&text); err != nil || !strings.Contains(text.String(), "kill: a node is killed") || strings.Contains(text.String(), "of baseline  at most") {
+		t.Errorf("%v: the page does not show the row, or shows a column without figures:\n%s", err, text.String())
+	}
+}
+
+// A figure beyond its bound fails the run.
+func TestBeyondTheBound(t *testing.T) {
+	calm, struck := &Row{Limit: 300, Unit: ratelimit.Year}, &Row{Limit: 300, Unit: ratelimit.Year, strike: func(*Fleet) error { return nil }}
+	leasing, approx := &scenarioModes[1], &scenarioModes[3]
+	ten := map[string]int64{"total_hits": 10, "within_limit": 8}
+	for _, c := range []struct {
+		m       Measured
+		row     *Row
+		mode    *mode
+		problem string
+	}{
+		{Measured{Over: 1}, struck, leasing, "1 over the limit of 300, and 0 are declared"},
+		{Measured{Over: 15}, struck, approx, ""},
+		{Measured{Over: 16}, struck, approx, "16 over the limit of 300, and 15 are declared"},
+		{Measured{Failed: 1}, struck, leasing, ""},
+		{Measured{Failed: 1, Admitted: 8}, calm, leasing, "1 of 0 calls had no answer"},
+		{Measured{Admitted: 8}, calm, leasing, ""},
+		{Measured{Admitted: 7}, calm, leasing, "the nodes count 10 hits and 8 within the limit, the caller 10 and 7"},
+		{Measured{Admitted: 7}, calm, &modes[0], ""},
+	} {
+		c.m.Nodes = 3
+		c.m.declared(c.row, c.mode)
+		c.m.check(c.row, c.mode, &tally{asked: 10}, ten)
+		if (c.m.Problem == "") != (c.problem == "") || !strings.Contains(c.m.Problem, c.problem) {
+			t.Errorf("%+v: %q, want %q", c.m, c.m.Problem, c.problem)
+		}
+		if r := (Report{Measured: []Measured{c.m}}); (r.Problems() == nil) != (c.problem == "") {
+			t.Errorf("the report says %v", r.Problems())
+		}
+	}
+}
+
+func TestWithoutRedis(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if _, err := process.OpenRedis(""); !errors.Is(err, process.ErrNoRedis) {
+		t.Errorf("without redis-server: %v", err)
+	}
+	if _, err := process.OpenRedis("127.0.0.1:1"); err == nil {
+		t.Error("a Redis was found where there is none")
+	}
+}
+
+func TestEveryRowHasALoad(t *testing.T) {
+	for _, r := range append(rows, scenarios...) {
+		if errs := r.load(100, time.Second).Validate(); errs != nil || r.ID == "" || r.Name == "" {
+			t.Errorf("%s: %v", r.Name, errs)
+		}
+	}
+}
