@@ -128,8 +128,8 @@ func (c *connection) goAwayLocked(now int64) {
 // lastCallsLocked says that later calls are not answered.
 func (c *connection) lastCallsLocked() {
 	if l := &c.life; l.asked != 0 && !l.lastStream {
-		l.lastStream = true
-		c.sayLocked(frameGoAway, 0, 0, append(be32(c.calls.latest), be32(0)...))
+		l.lastStream, l.last = true, c.calls.latest
+		c.sayLocked(frameGoAway, 0, 0, append(be32(l.last), be32(0)...))
 	}
 }
 
