@@ -293,7 +293,7 @@ func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
 		s := newScriptRead(here)
 		time.Sleep(time.Second)
 		s.call(1, "/x/Echo", "b") // it waits, so that its own goroutine writes
-		s.outcome(1)
+		s.await(func() bool { return s.became[1] != "" })
 		here.Close()
 		p.GracefulStop()
 		synctest.Wait()
