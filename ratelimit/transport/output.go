@@ -72,12 +72,13 @@ func (c *connection) writeLocked() error {
 	if cap(frames) <= batchBytes {
 		o.spare = frames
 	}
+	// Calls that have left while frames were written come after those that left before. They leave the gate also when
+	// the connection has ended meanwhile.
+	c.calls.leaving = append(leaving, c.calls.leaving...)
+	c.leaveLocked()
 	if c.life.over {
 		return err
 	}
-	// Calls that have left while frames were written come after those that left before.
-	c.calls.leaving = append(leaving, c.calls.leaving...)
-	c.leaveLocked()
 	o.room.Broadcast()
 	c.memory.add(-release)
 	if change := c.memory.told(); change != 0 {
