@@ -315,7 +315,7 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 	if l.asked != 0 && !l.lastStream && due(l.asked, lastCalls) {
 		c.lastCallsLocked()
 	}
-	if l.over || l.lastStream && quiet {
+	if l.over || l.lastStream && quiet && !c.out.writing { // who writes has the lead look again
 		return next, io.EOF
 	}
 	return next, nil
