@@ -214,21 +214,24 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 	if f.flags.Has(flagAck) {
 		return nil
 	}
+	initial := c.out.initial
 	for ; len(p) > 0; p = p[6:] {
-		value := binary.BigEndian.Uint32(p[2:])
 		// This side has no table, and its frames are not larger than the least bound.
-		if http2.SettingID(binary.BigEndian.Uint16(p)) != http2.SettingInitialWindowSize {
-			continue
+		if http2.SettingID(binary.BigEndian.Uint16(p)) == http2.SettingInitialWindowSize {
+			initial = int64(binary.BigEndian.Uint32(p[2:]))
 		}
-		if value > mostWindow {
-			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d", value)}
+		if initial > mostWindow {
+			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d", initial)}
 		}
+	}
+	// Once a frame: a frame has thousands of settings, and a connection a thousand calls.
+	if initial != c.out.initial {
 		for _, s := range c.calls.open {
-			if s.window += int64(value) - c.out.initial; s.window > mostWindow {
+			if s.window += initial - c.out.initial; s.window > mostWindow {
 				return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d", s.window)}
 			}
 		}
-		c.out.initial = int64(value)
+		c.out.initial = initial
 	}
 	c.sayLocked(frameSettings, flagAck, 0, nil)
 	c.unblockLocked()

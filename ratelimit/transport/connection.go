@@ -82,13 +82,14 @@ func (m *memory) told() int64 {
 
 // life is the age of a connection, in nanoseconds since the process began.
 type life struct {
-	end        int64 // of its Age; 0: none
-	heard      int64 // when bytes came last
-	quiet      int64 // since when it has no call
-	pinged     int64 // 0: not since bytes came
-	deadline   int64 // of the read under way
-	asked      int64 // when it was asked to end; 0: it was not
-	lastStream bool  // the caller has the number of the last call
+	end        int64  // of its Age; 0: none
+	heard      int64  // when bytes came last
+	quiet      int64  // since when it has no call
+	pinged     int64  // 0: not since bytes came
+	deadline   int64  // of the read under way
+	asked      int64  // when it was asked to end; 0: it was not
+	lastStream bool   // the caller has the number of the last call
+	last       uint32 // that number
 	over       bool
 }
 
@@ -314,7 +315,7 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 	if l.asked != 0 && !l.lastStream && due(l.asked, lastCalls) {
 		c.lastCallsLocked()
 	}
-	if l.over || l.lastStream && quiet {
+	if l.over || l.lastStream && quiet && !c.out.writing { // who writes has the lead look again
 		return next, io.EOF
 	}
 	return next, nil
@@ -364,7 +365,11 @@ func (c *connection) bye(err error) {
 	if f, ok := errors.AsType[*fault](err); ok {
 		code, reason = f.code, f.reason
 	}
-	c.sayLocked(frameGoAway, 0, 0, append(be32(c.calls.latest), append(be32(uint32(code)), reason...)...))
+	last := c.calls.latest
+	if c.life.lastStream { // the number never rises
+		last = c.life.last
+	}
+	c.sayLocked(frameGoAway, 0, 0, append(be32(last), append(be32(uint32(code)), reason...)...))
 	// A caller that does not read is not waited for.
 	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
 	c.out.timed = time.Now()

@@ -155,8 +155,9 @@ func timeout(s string) (d time.Duration, ok bool) {
 	default:
 		return forever, false
 	}
-	// Eight digits of hours may be more than the 292 years that a Duration holds.
-	if n > int64(forever/unit) {
+	// Eight digits of hours may be more than the 292 years that a Duration holds. Half of it, so that the time of the
+	// process can be added: grpc-java says 2562047 hours for the longest deadline.
+	if n > int64(forever/unit)/2 {
 		return forever, true
 	}
 	return time.Duration(n) * unit, true

@@ -72,12 +72,13 @@ func (c *connection) writeLocked() error {
 	if cap(frames) <= batchBytes {
 		o.spare = frames
 	}
+	// Calls that have left while frames were written come after those that left before. They leave the gate also when
+	// the connection has ended meanwhile.
+	c.calls.leaving = append(leaving, c.calls.leaving...)
+	c.leaveLocked()
 	if c.life.over {
 		return err
 	}
-	// Calls that have left while frames were written come after those that left before.
-	c.calls.leaving = append(leaving, c.calls.leaving...)
-	c.leaveLocked()
 	o.room.Broadcast()
 	c.memory.add(-release)
 	if change := c.memory.told(); change != 0 {
@@ -128,8 +129,8 @@ func (c *connection) goAwayLocked(now int64) {
 // lastCallsLocked says that later calls are not answered.
 func (c *connection) lastCallsLocked() {
 	if l := &c.life; l.asked != 0 && !l.lastStream {
-		l.lastStream = true
-		c.sayLocked(frameGoAway, 0, 0, append(be32(c.calls.latest), be32(0)...))
+		l.lastStream, l.last = true, c.calls.latest
+		c.sayLocked(frameGoAway, 0, 0, append(be32(l.last), be32(0)...))
 	}
 }
 

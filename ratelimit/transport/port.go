@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"sync"
@@ -75,6 +76,11 @@ func (p *Port) Serve(l net.Listener) error {
 	}
 	for {
 		accepted, err := l.Accept()
+		// Other calls end and give back their descriptors. The port must not end with the process short of them.
+		if lack, ok := errors.AsType[temporary](err); ok && lack.Temporary() {
+			time.Sleep(lackOfDescriptors)
+			continue
+		}
 		p.mu.Lock()
 		switch {
 		case p.draining:
@@ -91,6 +97,15 @@ func (p *Port) Serve(l net.Listener) error {
 		}
 	}
 }
+
+// temporary is an error of Accept that other connections explain, such as too many open files.
+type temporary interface {
+	error
+	Temporary() bool
+}
+
+// lackOfDescriptors is how long a port waits for one.
+const lackOfDescriptors = 100 * time.Millisecond
 
 // handshake bounds TLS and the preface.
 const handshake = 10 * time.Second

@@ -277,6 +277,7 @@ func (c *connection) closeLocked(s *stream) {
 	s.cancelLocked()
 	if x := s.exchange; x != nil {
 		x.cancel()
+		c.receipts.wait = slices.DeleteFunc(c.receipts.wait, func(r receipt) bool { return r.talk == x.talk })
 		c.out.room.Broadcast()
 	}
 }

@@ -26,7 +26,7 @@ const talkCost = 2 << 10
 // receipts are the pings of a connection that were not acknowledged.
 type receipts struct {
 	seq  uint32    // of the last ping
-	wait []receipt // by rising seq. Invariant: at most one for each message of a Talk
+	wait []receipt // by rising seq. Invariant: at most one for each message of a Talk that goes on
 }
 
 type receipt struct {

@@ -1,0 +1,429 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Streams that are begun and reset do not add up to more handlers than a connection may have calls.
+func TestResetCallsKeepTheirPlaceUntilTheirHandlerEnds(t *testing.T) {
+	caps := Default()
+	caps.Streams = 10
+	bubble(t, func(t *testing.T) {
+		var running, most atomic.Int32
+		p := NewPort(Options{
+			Caps: caps, Budget: NewBudget(1 << 20),
+			Others: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+				most.Store(max(most.Load(), running.Add(1)))
+				time.Sleep(time.Second) // as one that does not look at its context
+				running.Add(-1)
+			}),
+		})
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		s := newScriptRead(here)
+		for i := range uint32(500) {
+			s.head(2*i+1, false, ordinary("/x/Other")...)
+			_ = s.WriteRSTStream(2*i+1, http2.ErrCodeCancel)
+		}
+		s.outcome()
+		if n := most.Load(); n > 10 {
+			t.Errorf("%d handlers ran at once, of a connection with %d calls", n, caps.Streams)
+		}
+		if p.Budget.Held() < int64(running.Load())*exchangeCost {
+			t.Errorf("%d bytes are held for %d handlers", p.Budget.Held(), running.Load())
+		}
+		time.Sleep(2 * time.Second)
+		if p.Budget.Held() != 0 {
+			t.Errorf("%d bytes are held", p.Budget.Held())
+		}
+		s.call(1001, "/x/Other", "a")
+		if got := s.outcome(); s.became[1001] != "" {
+			t.Errorf("a later call: %s", got[max(0, len(got)-50):])
+		}
+		here.Close()
+		p.GracefulStop()
+	})
+}
+
+// Settings cost little, however often a frame repeats them, and however many calls are open.
+func TestRepeatedSettingsAreCheap(t *testing.T) {
+	c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
+	c.in.begun = true
+	caller := newScript(discards{})
+	for id := uint32(1); id < 2000; id += 2 {
+		if _, err := c.framesLocked(appendHeaders(nil, 0, id, caller.block(ordinary("/x/Echo")...))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var settings []byte
+	for i := range uint32(mostFrame / 6) {
+		settings = binary.BigEndian.AppendUint16(settings, uint16(http2.SettingInitialWindowSize))
+		settings = binary.BigEndian.AppendUint32(settings, i)
+	}
+	frame := appendFrame(nil, frameSettings, 0, 0, settings)
+	begun := time.Now()
+	for range 10 {
+		if _, err := c.framesLocked(frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(begun); took > 50*time.Millisecond {
+		t.Errorf("10 frames took %v", took)
+	}
+}
+
+// A Talk that has ended is not kept for a ping that nobody answers.
+func TestEndedTalksLeaveNoReceipts(t *testing.T) {
+	c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
+	for id := uint32(1); id < 200; id += 2 {
+		s := c.newStreamLocked(id)
+		s.exchange = &exchange{of: c, stream: s, cancel: func() {}, header: http.Header{}}
+		talk, _ := Converse(context.WithValue(t.Context(), exchangeKey{}, s.exchange))
+		talk.Receipts()
+		_, _ = s.exchange.Write([]byte("a"))
+		s.exchange.Flush()
+		c.closeLocked(s)
+	}
+	if n := len(c.receipts.wait); n > 0 {
+		t.Errorf("%d receipts are kept", n)
+	}
+}
+
+// A caller with the longest deadline there is, as grpc-java says it, is not late.
+func TestTheLongestDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		started = started.Add(-time.Hour) // of the process
+		o := echoes(nil)
+		o.Method.Answer = func(ctx context.Context, _, out []byte) ([]byte, error) { return out, ctx.Err() }
+		p := NewPort(o)
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		s := newScriptRead(here)
+		s.head(1, false, ordinary("/x/Echo", "grpc-timeout", "2562047H")...)
+		_ = s.WriteData(1, true, message("a"))
+		if got := s.outcome(1); got != "1: status 0" {
+			t.Error(got)
+		}
+		here.Close()
+		p.GracefulStop()
+	})
+}
+
+// slow is a connection whose writes take a while.
+type slow struct{ net.Conn }
+
+func (s slow) Write(p []byte) (int, error) {
+	n, err := s.Conn.Write(p)
+	time.Sleep(100 * time.Millisecond)
+	return n, err
+}
+
+// slowStart is a connection whose writes begin after a while.
+type slowStart struct{ net.Conn }
+
+func (s slowStart) Write(p []byte) (int, error) {
+	time.Sleep(100 * time.Millisecond)
+	return s.Conn.Write(p)
+}
+
+// A Drain writes the answers that were given while another goroutine wrote.
+func TestDrainWaitsForTheWriter(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := NewPort(Options{
+			Caps: Default(), Budget: NewBudget(1 << 20), Others: http.NotFoundHandler(),
+			Method: Method{Name: "/x/Echo", Answer: func(ctx context.Context, in, out []byte) ([]byte, error) {
+				out = append(out, in...)
+				ratelimit.Waits(ctx)
+				time.Sleep(time.Duration(out[0]) * 10 * time.Millisecond)
+				return out, nil
+			}},
+		})
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(slowStart{there}) })
+		s := newScriptRead(here)
+		time.Sleep(time.Second)
+		s.call(1, "/x/Echo", "\x64") // 1 s
+		s.call(3, "/x/Echo", "\x69") // 50 ms later, while the first is written
+		go p.GracefulStop()
+		s.await(func() bool { return false })
+		if s.became[1] != "status 0" || s.became[3] != "status 0" {
+			t.Errorf("calls under way: %q, %q", s.became[1], s.became[3])
+		}
+		here.Close()
+		time.Sleep(2 * time.Second)
+	})
+}
+
+// failing is a listener that fails once, as one without a file descriptor does.
+type failing struct {
+	net.Listener
+	failed atomic.Bool
+}
+
+func (l *failing) Accept() (net.Conn, error) {
+	if !l.failed.Swap(true) {
+		return nil, &net.OpError{Op: "accept", Err: syscall.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+// A port goes on when there was no file descriptor for a connection.
+func TestPortOutlivesALackOfDescriptors(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewPort(echoes(nil))
+	served := make(chan error, 1)
+	go func() { served <- p.Serve(Listen(&failing{Listener: l}, 0, nil)) }()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, _ = io.WriteString(c, http2.ClientPreface)
+	_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := c.Read(make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	p.Stop()
+	select {
+	case err := <-served:
+		t.Log(err)
+	case <-time.After(5 * time.Second):
+		t.Error("it serves after Stop")
+	}
+}
+
+// goAways notes the last stream of each GOAWAY.
+func goAways(r io.Reader) (all []uint32, first http2.FrameType) {
+	f := http2.NewFramer(io.Discard, r)
+	for i := 0; ; i++ {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			return all, first
+		}
+		if i == 0 {
+			first = frame.Header().Type
+		}
+		if g, ok := frame.(*http2.GoAwayFrame); ok {
+			all = append(all, g.LastStreamID)
+		}
+	}
+}
+
+// The last stream never rises from one GOAWAY to the next (RFC 9113, 6.8), whatever the caller begins meanwhile.
+func TestLastStreamNeverRises(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := NewPort(echoes(nil))
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		var all []uint32
+		var reads sync.WaitGroup
+		reads.Go(func() { all, _ = goAways(here) })
+		s := newScript(here)
+		s.head(1, false, ordinary("/x/Echo")...)
+		go p.GracefulStop()
+		time.Sleep(lastCalls + time.Second) // its pings are not answered
+		s.call(3, "/x/Echo", "a")
+		s.call(5, "/x/Echo", "a")
+		_ = s.WriteData(1, true, message("a"))
+		reads.Wait()
+		here.Close()
+		for i := 1; i < len(all); i++ {
+			if all[i] > all[i-1] {
+				t.Errorf("the last streams are %v", all)
+			}
+		}
+	})
+}
+
+// inside counts the calls and callers of a gate.
+type inside struct {
+	mu             sync.Mutex
+	calls, callers int
+}
+
+func (g *inside) Arrive(_ ratelimit.Instant, own int, _ time.Duration) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.calls++
+	if own == 0 {
+		g.callers++
+	}
+	return true
+}
+
+func (g *inside) Leave(_ ratelimit.Instant, own int, arrived ...ratelimit.Instant) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.calls -= len(arrived)
+	if own == 0 && len(arrived) > 0 {
+		g.callers--
+	}
+}
+func (*inside) Begin(ratelimit.Instant) {}
+func (*inside) End(ratelimit.Instant)   {}
+
+// All calls leave the gate, also those whose answers are being written when their connection ends.
+func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		o := echoes(NewBudget(1 << 20))
+		gate := &inside{}
+		o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }}
+		p := NewPort(o)
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(slow{there}) })
+		s := newScriptRead(here)
+		time.Sleep(time.Second)
+		s.call(1, "/x/Echo", "b") // it waits, so that its own goroutine writes
+		s.await(func() bool { return s.became[1] != "" })
+		here.Close()
+		p.GracefulStop()
+		synctest.Wait()
+		if gate.calls != 0 || gate.callers != 0 {
+			t.Errorf("%d calls and %d callers are inside", gate.calls, gate.callers)
+		}
+	})
+}
+
+// An answer of the handler that its caller does not take ends the connection in time.
+func TestAnswersOfTheHandlerAreTaken(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		o := echoes(NewBudget(1 << 20))
+		o.Others = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write(make([]byte, 100))
+		})
+		p := NewPort(o)
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		s := newScriptRead(here)
+		_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		s.call(1, "/x/Other", "a")
+		s.endsAfter(t, 9*time.Second, 12*time.Second)
+		here.Close()
+		p.GracefulStop()
+	})
+}
+
+// An answer that waits for its own window does not hold up others.
+func TestBlockedAnswersDoNotBlockOthers(t *testing.T) {
+	s := onPort(t, Default(), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	s.call(1, "/x/Echo", "a")
+	s.call(3, "/x/Echo", "a")
+	_ = s.WriteWindowUpdate(3, 100)
+	if got := s.outcome(3); got != "3: status 0" {
+		t.Error(got)
+	}
+}
+
+// A closed connection does not take back what it wrote: what its caller said meanwhile is read.
+func TestLastAnswersArrive(t *testing.T) {
+	p := NewPort(echoes(nil))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
+		return raw.Control(func(fd uintptr) {
+			_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096)
+		})
+	}}
+	here, err := d.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	there, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.running.Go(func() { p.welcome(there) })
+	s := newScript(here, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+	_ = s.WriteWindowUpdate(0, 1<<20)
+	const answers = 50
+	for i := range uint32(answers) {
+		s.call(2*i+1, "/x/Echo", string(bytes.Repeat([]byte("a"), 4001)))
+	}
+	var got bytes.Buffer
+	chunk := make([]byte, 100)
+	for range 5 { // it has begun to read
+		n, _ := here.Read(chunk)
+		got.Write(chunk[:n])
+	}
+	stopped := make(chan struct{})
+	go func() { p.GracefulStop(); close(stopped) }()
+	pong := appendFrame(nil, framePing, flagAck, 0, goodbye[:])
+	time.Sleep(100 * time.Millisecond)
+	// It answers the ping, and says more than that.
+	_, _ = here.Write(pong)
+	for range 100 {
+		_, _ = here.Write(appendFrame(nil, frameWindow, 0, 0, be32(1)))
+		time.Sleep(time.Millisecond)
+	}
+	_, err = io.Copy(&got, here)
+	if n := bytes.Count(got.Bytes(), okTrailers); n != answers {
+		t.Errorf("%d answers of %d arrived: %v", n, answers, err)
+	}
+	<-stopped
+}
+
+// What the handler's own gRPC keeps of a request counts, in however small pieces it comes.
+func TestSmallPiecesCount(t *testing.T) {
+	caps := Default()
+	budget := NewBudget(16 << 20)
+	p := NewPort(Options{Caps: caps, Budget: budget, Others: grpcEchoes(caps)})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- p.Serve(Listen(l, 0, nil)) }()
+	defer func() { p.Stop(); <-served; p.GracefulStop() }()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s := newScript(c)
+	read := make(chan struct{})
+	go func() { defer close(read); s.read() }()
+	s.head(1, false, ordinary("/x/Other")...)
+	all := message(string(make([]byte, 200<<10)))
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for ; len(all) > 64; all = all[32:] {
+		if s.WriteData(1, false, all[:32]) != nil {
+			break // it was ended
+		}
+		time.Sleep(20 * time.Microsecond) // each is read on its own
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	grew := int64(after.HeapAlloc) - int64(before.HeapAlloc)
+	t.Logf("the heap grew by %d KB, of a budget of 16 MB, which counts %d KB; %d were ended",
+		grew>>10, budget.Held()>>10, budget.Heaviest.Load())
+	if grew > 32<<20 {
+		t.Error("more than twice the budget")
+	}
+	c.Close()
+	<-read
+}
