@@ -116,7 +116,7 @@ func TestTheLongestDeadline(t *testing.T) {
 		p.running.Go(func() { p.welcome(there) })
 		s := newScriptRead(here)
 		s.head(1, false, ordinary("/x/Echo", "grpc-timeout", "2562047H")...)
-		_ = s.WriteData(1, true, message("a"))
+		_ = s.WriteData(1, true, text("a"))
 		if got := s.outcome(1); got != "1: status 0" {
 			t.Error(got)
 		}
@@ -243,7 +243,7 @@ func TestLastStreamNeverRises(t *testing.T) {
 		time.Sleep(lastCalls + time.Second) // its pings are not answered
 		s.call(3, "/x/Echo", "a")
 		s.call(5, "/x/Echo", "a")
-		_ = s.WriteData(1, true, message("a"))
+		_ = s.WriteData(1, true, text("a"))
 		reads.Wait()
 		here.Close()
 		for i := 1; i < len(all); i++ {
@@ -406,7 +406,7 @@ func TestSmallPiecesCount(t *testing.T) {
 	read := make(chan struct{})
 	go func() { defer close(read); s.read() }()
 	s.head(1, false, ordinary("/x/Other")...)
-	all := message(string(make([]byte, 200<<10)))
+	all := text(string(make([]byte, 200<<10)))
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
