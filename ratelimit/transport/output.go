@@ -45,7 +45,7 @@ func (c *connection) flush() {
 			_ = c.Close()
 		}
 	}
-	if c.life.lastStream && len(c.calls.open) == 0 {
+	if c.life.lastStream && len(c.calls.open) == 0 && !o.writing {
 		c.soonerLocked(nanotime())
 	}
 }
