@@ -146,7 +146,9 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	if f.patience != forever {
 		s.until = c.in.at + int64(f.patience)
 	}
-	s.metadata = f.metadata()
+	if s.metadata = f.metadata(); s.metadata != nil {
+		c.addLocked(s, int64(f.size))
+	}
 	if c.Gate != nil {
 		s.arrived = c.in.now
 		c.calls.inside++

@@ -75,6 +75,17 @@ func (c *connection) addLocked(s *stream, cost int64) {
 	c.memory.add(cost)
 }
 
+// grow notes that a call costs more, unless it has ended.
+func (c *connection) grow(s *stream, cost int64) {
+	c.mu.Lock()
+	if !s.gone {
+		c.addLocked(s, cost)
+	}
+	change := c.memory.told()
+	c.mu.Unlock()
+	c.Budget.charge(change)
+}
+
 // Deadline implements context.Context.
 func (s *stream) Deadline() (time.Time, bool) {
 	return started.Add(time.Duration(s.until)), s.until != 0
@@ -147,7 +158,10 @@ func (c *connection) answer(s *stream) (leads bool) {
 	}
 	out := c.in.answer[:0]
 	if len(s.request) >= largeRequest {
-		s.request = append([]byte(nil), s.request...)
+		if len(s.pieces) == 0 { // it lies in the batch
+			s.request = append([]byte(nil), s.request...)
+			c.grow(s, int64(len(s.request)))
+		}
 		s.Waits()
 	}
 	out, err := s.decide(out)
@@ -218,23 +232,25 @@ func (c *connection) finish(s *stream, out []byte, err error) {
 		s.answer = append(before[:], out...)
 		c.addLocked(s, int64(len(s.answer)))
 		c.calls.blocked = append(c.calls.blocked, s)
-		c.unblockLocked()
 		c.soonerLocked(s.since + int64(c.Caps.RequestTimeout))
+		c.unblockLocked() // afterwards, s may be another call
 	}
 }
 
 // unblockLocked says answers as far as the windows let it.
 func (c *connection) unblockLocked() {
-	for len(c.calls.blocked) > 0 {
-		s := c.calls.blocked[0]
+	all := c.calls.blocked
+	c.calls.blocked = all[:0]
+	for _, s := range all {
 		s.answer = s.answer[c.sendLocked(s, s.answer):]
 		if len(s.answer) > 0 {
-			break
+			c.calls.blocked = append(c.calls.blocked, s)
+			continue
 		}
-		c.calls.blocked = c.calls.blocked[1:]
 		c.headersLocked(flagEndStream, s.id, okTrailers)
 		c.answeredLocked(s)
 	}
+	clear(all[len(c.calls.blocked):])
 	c.out.room.Broadcast()
 }
 
@@ -244,7 +260,7 @@ func (c *connection) answeredLocked(s *stream) {
 	c.out.release += s.cost
 	s.cost = 0
 	c.closeLocked(s)
-	if !s.shared {
+	if !s.shared && cap(s.pieces) <= streamCost { // a pooled call counts as one without a request
 		streams.Put(s)
 	}
 }
