@@ -125,7 +125,7 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	switch {
 	case c.life.lastStream:
 		return nil
-	case uint32(len(c.calls.open)) >= c.Caps.Streams && c.Caps.Streams > 0:
+	case uint32(max(len(c.calls.open), c.calls.handlers)) >= c.Caps.Streams && c.Caps.Streams > 0:
 		c.resetLocked(id, http2.ErrCodeRefusedStream)
 		return nil
 	case f.large():

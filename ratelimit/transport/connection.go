@@ -56,6 +56,7 @@ type calls struct {
 	open       map[uint32]*stream
 	latest     uint32 // the highest stream so far
 	incomplete int    // requests
+	handlers   int    // that run, also of calls that were reset
 	blocked    []*stream
 	inside     int                 // calls that the gate let in
 	leaving    []ratelimit.Instant // arrivals of those that the gate is to be told of

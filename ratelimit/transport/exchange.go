@@ -19,6 +19,7 @@ type exchange struct {
 	// Guarded by of.mu:
 	body []byte // received, and not read
 	shut bool   // nothing more is read
+	over bool   // the handler has answered
 	talk *Talk  // nil: it is none
 
 	// Of the handler's goroutine:
@@ -46,6 +47,7 @@ func (c *connection) handLocked(id uint32, ended bool) {
 	x := &exchange{of: c, stream: s, header: http.Header{}}
 	s.exchange = x
 	c.calls.open[id] = s
+	c.calls.handlers++
 	if !ended {
 		c.calls.incomplete++
 	}
@@ -202,7 +204,25 @@ func (x *exchange) finish() {
 		if !x.stream.ended {
 			c.resetLocked(x.stream.id, http2.ErrCodeNo)
 		}
+		c.calls.handlers--
+		x.over = true
 		c.answeredLocked(x.stream)
 	})
+	x.leave()
 	x.of.flush()
+}
+
+// leave gives back what a handler held whose call was reset.
+func (x *exchange) leave() {
+	c := x.of
+	c.mu.Lock()
+	if !x.over {
+		c.calls.handlers--
+	}
+	if !c.life.over {
+		c.addLocked(x.stream, -x.stream.cost)
+	}
+	change := c.memory.told()
+	c.mu.Unlock()
+	c.Budget.charge(change)
 }

@@ -285,8 +285,10 @@ func (c *connection) closeLocked(s *stream) {
 	if s.arrived != 0 {
 		c.calls.leaving = append(c.calls.leaving, s.arrived)
 	}
-	c.memory.add(-s.cost)
-	s.cost = 0
+	if s.exchange == nil { // a handler goes on until it finds that its call has ended
+		c.memory.add(-s.cost)
+		s.cost = 0
+	}
 	if len(c.calls.open) == 0 {
 		c.life.quiet = nanotime()
 	}
