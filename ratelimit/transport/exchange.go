@@ -153,10 +153,15 @@ func (x *exchange) Write(p []byte) (int, error) {
 // send says the data of the answer, and waits for the windows. It is false if the call has ended.
 func (x *exchange) send() bool {
 	c := x.of
+	begun := nanotime()
 	for sent := 0; sent < len(x.out); {
 		c.mu.Lock()
 		for !x.stream.gone && min(c.out.window, x.stream.window) <= 0 {
+			c.waitsLocked(x.stream, begun)
 			c.out.room.Wait()
+		}
+		if x.stream.ended || x.talk != nil {
+			c.completesLocked(x.stream)
 		}
 		gone := x.stream.gone
 		if !gone {

@@ -70,6 +70,15 @@ func (c *connection) completesLocked(s *stream) {
 	}
 }
 
+// waitsLocked notes that a call waits for its caller since then.
+func (c *connection) waitsLocked(s *stream, since int64) {
+	if s.complete && c.Caps.RequestTimeout > 0 {
+		s.complete, s.since = false, since
+		c.calls.incomplete++
+		c.soonerLocked(since + int64(c.Caps.RequestTimeout))
+	}
+}
+
 func (c *connection) addLocked(s *stream, cost int64) {
 	s.cost += cost
 	c.memory.add(cost)
