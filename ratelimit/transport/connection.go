@@ -380,8 +380,10 @@ func (c *connection) bye(err error) {
 	c.let()
 	// A socket that is closed while bytes of its caller's are unread drops what its caller has not read. Callers
 	// close when they have read that it ends.
-	_ = c.SetReadDeadline(time.Now().Add(time.Second))
-	_, _ = io.Copy(io.Discard, c.Conn)
+	if errors.Is(err, io.EOF) {
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		_, _ = io.Copy(io.Discard, c.Conn)
+	}
 	_ = c.Close()
 	c.Port.mu.Lock()
 	delete(c.open, c)
