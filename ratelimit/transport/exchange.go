@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"encoding/binary"
 	"io"
 	"net/http"
 	"net/url"
@@ -17,10 +18,12 @@ type exchange struct {
 	cancel context.CancelFunc
 
 	// Guarded by of.mu:
-	body []byte // received, and not read
-	shut bool   // nothing more is read
-	over bool   // the handler has answered
-	talk *Talk  // nil: it is none
+	body  []byte // received, and not read
+	left  int64  // bytes of the message that is being read
+	ahead bool   // a message was read, at least in part, that the Talk has not received
+	shut  bool   // nothing more is read
+	over  bool   // the handler has answered
+	talk  *Talk  // nil: it is none
 
 	// Of the handler's goroutine:
 	header http.Header
@@ -78,11 +81,15 @@ func (x *exchange) Read(p []byte) (int, error) {
 	c := x.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(x.body) == 0 && !x.stream.ended && !x.stream.gone && !x.shut {
+	for x.readyLocked() == 0 && (!x.stream.ended || len(x.body) > 0) && !x.stream.gone && !x.shut {
 		c.out.room.Wait()
 	}
-	n := copy(p, x.body)
+	n := copy(p, x.body[:x.readyLocked()])
 	x.body = append(x.body[:0], x.body[n:]...)
+	x.left -= int64(n)
+	if n > 0 && !x.stream.gone {
+		c.addLocked(x.stream, readCost)
+	}
 	switch {
 	case n > 0 || len(p) == 0:
 		return n, nil
@@ -90,6 +97,23 @@ func (x *exchange) Read(p []byte) (int, error) {
 		return 0, context.Canceled
 	}
 	return 0, io.EOF
+}
+
+// readCost is what grpc-go keeps for a read, however little that brings, until its handler takes it.
+const readCost = mostFrame
+
+// readyLocked is how many bytes may be read: of one message, and of a Talk's next one when it has received the last.
+func (x *exchange) readyLocked() int {
+	switch {
+	case x.left > 0:
+	case x.ahead && x.talk != nil:
+		return 0
+	case len(x.body) >= messagePrefix:
+		x.left, x.ahead = messagePrefix+int64(binary.BigEndian.Uint32(x.body[1:])), true
+	case x.stream.ended: // it is cut off
+		x.left = int64(len(x.body))
+	}
+	return int(min(x.left, int64(len(x.body))))
 }
 
 // Close implements io.Closer.
