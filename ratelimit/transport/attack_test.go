@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"golang.org/x/net/http2"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -426,4 +427,37 @@ func TestSmallPiecesCount(t *testing.T) {
 	}
 	c.Close()
 	<-read
+}
+
+// A message of the largest size finds a window, though it comes behind a small one.
+func TestTalksHaveRoomForTheLargestMessage(t *testing.T) {
+	s, _, conn, _ := serveTalks(t, 1, Default())
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-s.talks
+	for _, size := range []int{60 << 10, 250 << 10, 60 << 10, 250 << 10} {
+		if err := stream.Send(&rlqs.RateLimitQuotaUsageReports{Domain: string(bytes.Repeat([]byte("d"), size))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(size, err)
+		}
+	}
+}
+
+// A large request that is decided beside others counts.
+func TestLargeRequestsThatWaitCount(t *testing.T) {
+	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+		for id := uint32(1); id < 20; id += 2 {
+			s.call(id, "/x/Echo", string(make([]byte, 10<<10)))
+		}
+		s.outcome()
+		if held := p.Budget.Held(); held < 100<<10 {
+			t.Errorf("10 calls of 10 KB hold %d bytes", held)
+		}
+	})
 }
