@@ -461,3 +461,17 @@ func TestLargeRequestsThatWaitCount(t *testing.T) {
 		}
 	})
 }
+
+// A connection that shakes hands while the port is stopped ends.
+func TestStopEndsConnectionsThatBegin(t *testing.T) {
+	inTime(t, Default(), func(t *testing.T, _ *script, p *Port) {
+		late, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		time.Sleep(time.Second)
+		p.Stop()
+		l := newScriptRead(late)
+		l.head(1, false, ordinary("/x/Talk")...)
+		l.endsAfter(t, 0, time.Second)
+		late.Close()
+	})
+}
