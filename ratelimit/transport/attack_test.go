@@ -94,7 +94,7 @@ func TestEndedTalksLeaveNoReceipts(t *testing.T) {
 	c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
 	for id := uint32(1); id < 200; id += 2 {
 		s := c.newStreamLocked(id)
-		s.exchange = &exchange{of: c, stream: s, cancel: func() {}, header: http.Header{}}
+		s.exchange = &exchange{of: c, stream: s, cancel: func() {}, header: http.Header{}, news: sync.NewCond(&c.mu)}
 		talk, _ := Converse(context.WithValue(t.Context(), exchangeKey{}, s.exchange))
 		talk.Receipts()
 		_, _ = s.exchange.Write([]byte("a"))

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 
 	"golang.org/x/net/http2"
 )
@@ -16,6 +17,8 @@ type exchange struct {
 	of     *connection
 	stream *stream
 	cancel context.CancelFunc
+
+	news *sync.Cond // of of.mu: there may be something to be read, or a window. Its own, so that none wakes all.
 
 	// Guarded by of.mu:
 	body  []byte // received, and not read
@@ -47,7 +50,7 @@ func (c *connection) handLocked(id uint32, ended bool) {
 	}
 	s := &stream{of: c, id: id, since: c.in.at, window: c.out.initial, ended: ended, complete: ended}
 	s.shared = true
-	x := &exchange{of: c, stream: s, header: http.Header{}}
+	x := &exchange{of: c, stream: s, header: http.Header{}, news: sync.NewCond(&c.mu)}
 	s.exchange = x
 	c.calls.open[id] = s
 	c.calls.handlers++
@@ -73,7 +76,7 @@ func (x *exchange) dataLocked(piece []byte) {
 	if x.stream.ended {
 		x.of.completesLocked(x.stream)
 	}
-	x.of.out.room.Broadcast()
+	x.news.Broadcast()
 }
 
 // Read implements io.Reader for the request.
@@ -82,7 +85,7 @@ func (x *exchange) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for x.readyLocked() == 0 && (!x.stream.ended || len(x.body) > 0) && !x.stream.gone && !x.shut {
-		c.out.room.Wait()
+		x.news.Wait()
 	}
 	n := copy(p, x.body[:x.readyLocked()])
 	x.body = append(x.body[:0], x.body[n:]...)
@@ -121,7 +124,7 @@ func (x *exchange) Close() error {
 	x.of.mu.Lock()
 	defer x.of.mu.Unlock()
 	x.shut = true
-	x.of.out.room.Broadcast()
+	x.news.Broadcast()
 	return nil
 }
 
@@ -182,7 +185,9 @@ func (x *exchange) send() bool {
 		c.mu.Lock()
 		for !x.stream.gone && min(c.out.window, x.stream.window) <= 0 {
 			c.waitsLocked(x.stream, begun)
-			c.out.room.Wait()
+			c.out.senders++
+			x.news.Wait()
+			c.out.senders--
 		}
 		if x.stream.ended || x.talk != nil {
 			c.completesLocked(x.stream)

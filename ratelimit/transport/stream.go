@@ -260,7 +260,13 @@ func (c *connection) unblockLocked() {
 		c.answeredLocked(s)
 	}
 	clear(all[len(c.calls.blocked):])
-	c.out.room.Broadcast()
+	if c.out.senders > 0 {
+		for _, s := range c.calls.open {
+			if s.exchange != nil && s.window > 0 {
+				s.exchange.news.Broadcast()
+			}
+		}
+	}
 }
 
 // answeredLocked lets go of a call. Its memory is given back when the answer is written.
@@ -305,6 +311,6 @@ func (c *connection) closeLocked(s *stream) {
 	if x := s.exchange; x != nil {
 		x.cancel()
 		c.receipts.wait = slices.DeleteFunc(c.receipts.wait, func(r receipt) bool { return r.talk == x.talk })
-		c.out.room.Broadcast()
+		x.news.Broadcast()
 	}
 }

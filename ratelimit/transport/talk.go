@@ -93,7 +93,7 @@ func (t *Talk) receivedLocked() {
 	c.addLocked(s, talkCost+int64(len(t.on.body))-s.cost)
 	c.idle.earn(framesACall)
 	t.on.ahead = false
-	c.out.room.Broadcast()
+	t.on.news.Broadcast()
 	// The window is given back in few frames.
 	if back := s.received + c.Caps.MessageBytes/4 - len(t.on.body); back > c.Caps.MessageBytes/4 {
 		c.sayLocked(frameWindow, 0, s.id, be32(uint32(back)))
