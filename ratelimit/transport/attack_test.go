@@ -440,7 +440,8 @@ func TestTalksHaveRoomForTheLargestMessage(t *testing.T) {
 	}
 	<-s.talks
 	for _, size := range []int{60 << 10, 250 << 10, 60 << 10, 250 << 10} {
-		if err := stream.Send(&rlqs.RateLimitQuotaUsageReports{Domain: string(bytes.Repeat([]byte("d"), size))}); err != nil {
+		report := &rlqs.RateLimitQuotaUsageReports{Domain: string(bytes.Repeat([]byte("d"), size))}
+		if err := stream.Send(report); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := stream.Recv(); err != nil {
