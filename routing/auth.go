@@ -184,11 +184,12 @@ func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 }
 
 // welcome takes in a peer's introduction.
-func (r *Router) welcome(stream called) (*wire.Hello, error) {
+func (r *Router) welcome(stream called, received func()) (*wire.Hello, error) {
 	f, err := stream.Recv()
 	if err != nil {
 		return nil, err
 	}
+	received()
 	hello := f.GetHello()
 	if err := check(hello); err != nil {
 		return hello, err

@@ -202,7 +202,7 @@ func remote(stream called, hello *wire.Hello) string {
 
 // exchange is the other end of a peer's conversation.
 func (r *Router) exchange(stream called, received func()) error {
-	hello, err := r.welcomeInTime(stream)
+	hello, err := r.welcomeInTime(stream, received)
 	if err != nil {
 		r.refuse(remote(stream, hello), err)
 		return status.Error(codes.PermissionDenied, err.Error())
@@ -266,14 +266,14 @@ func (r *Router) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, an
 }
 
 // welcomeInTime gives up on one who connects and does not introduce itself.
-func (r *Router) welcomeInTime(stream called) (*wire.Hello, error) {
+func (r *Router) welcomeInTime(stream called, received func()) (*wire.Hello, error) {
 	type outcome struct {
 		hello *wire.Hello
 		err   error
 	}
 	done := make(chan outcome, 1)
 	go func() { // it ends with the stream, at the latest
-		h, err := r.welcome(stream)
+		h, err := r.welcome(stream, received)
 		done <- outcome{h, err}
 	}()
 	select {

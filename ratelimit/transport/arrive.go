@@ -125,7 +125,7 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	switch {
 	case c.life.lastStream:
 		return nil
-	case uint32(len(c.calls.open)) >= c.Caps.Streams && c.Caps.Streams > 0:
+	case uint32(max(len(c.calls.open), c.calls.handlers)) >= c.Caps.Streams && c.Caps.Streams > 0:
 		c.resetLocked(id, http2.ErrCodeRefusedStream)
 		return nil
 	case f.large():
@@ -146,7 +146,9 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	if f.patience != forever {
 		s.until = c.in.at + int64(f.patience)
 	}
-	s.metadata = f.metadata()
+	if s.metadata = f.metadata(); s.metadata != nil {
+		c.addLocked(s, int64(f.size))
+	}
 	if c.Gate != nil {
 		s.arrived = c.in.now
 		c.calls.inside++
@@ -166,6 +168,11 @@ func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 	}
 	// The window of a stream is as large as a message may be.
 	if s.received += f.length; s.received > c.Caps.MessageBytes+messagePrefix {
+		if s.exchange != nil { // whose answer may have begun
+			c.resetLocked(s.id, http2.ErrCodeFlowControl)
+			c.closeLocked(s)
+			return nil
+		}
 		c.failLocked(s, c.tooLarge())
 		return nil
 	}

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"golang.org/x/net/http2"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -88,12 +89,12 @@ func TestRepeatedSettingsAreCheap(t *testing.T) {
 	}
 }
 
-// A Talk that has ended is not kept for a ping that nobody answers.
+// A Talk that has ended is not kept for a ping without an answer.
 func TestEndedTalksLeaveNoReceipts(t *testing.T) {
 	c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
 	for id := uint32(1); id < 200; id += 2 {
 		s := c.newStreamLocked(id)
-		s.exchange = &exchange{of: c, stream: s, cancel: func() {}, header: http.Header{}}
+		s.exchange = &exchange{of: c, stream: s, cancel: func() {}, header: http.Header{}, news: sync.NewCond(&c.mu)}
 		talk, _ := Converse(context.WithValue(t.Context(), exchangeKey{}, s.exchange))
 		talk.Receipts()
 		_, _ = s.exchange.Write([]byte("a"))
@@ -426,4 +427,52 @@ func TestSmallPiecesCount(t *testing.T) {
 	}
 	c.Close()
 	<-read
+}
+
+// A message of the largest size finds a window, though it comes behind a small one.
+func TestTalksHaveRoomForTheLargestMessage(t *testing.T) {
+	s, _, conn, _ := serveTalks(t, 1, Default())
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-s.talks
+	for _, size := range []int{60 << 10, 250 << 10, 60 << 10, 250 << 10} {
+		report := &rlqs.RateLimitQuotaUsageReports{Domain: string(bytes.Repeat([]byte("d"), size))}
+		if err := stream.Send(report); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(size, err)
+		}
+	}
+}
+
+// A large request that is decided beside others counts.
+func TestLargeRequestsThatWaitCount(t *testing.T) {
+	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+		for id := uint32(1); id < 20; id += 2 {
+			s.call(id, "/x/Echo", string(make([]byte, 10<<10)))
+		}
+		s.outcome()
+		if held := p.Budget.Held(); held < 100<<10 {
+			t.Errorf("10 calls of 10 KB hold %d bytes", held)
+		}
+	})
+}
+
+// A connection that shakes hands while the port is stopped ends.
+func TestStopEndsConnectionsThatBegin(t *testing.T) {
+	inTime(t, Default(), func(t *testing.T, _ *script, p *Port) {
+		late, there := net.Pipe()
+		p.running.Go(func() { p.welcome(there) })
+		time.Sleep(time.Second)
+		p.Stop()
+		l := newScriptRead(late)
+		l.head(1, false, ordinary("/x/Talk")...)
+		l.endsAfter(t, 0, time.Second)
+		late.Close()
+	})
 }

@@ -56,6 +56,7 @@ type calls struct {
 	open       map[uint32]*stream
 	latest     uint32 // the highest stream so far
 	incomplete int    // requests
+	handlers   int    // that run, also of calls that were reset
 	blocked    []*stream
 	inside     int                 // calls that the gate let in
 	leaving    []ratelimit.Instant // arrivals of those that the gate is to be told of
@@ -204,11 +205,22 @@ func (c *connection) await() error {
 		_ = c.SetReadDeadline(started.Add(time.Duration(until)))
 	}
 	said := len(c.out.frames) > 0
+	if !said && len(c.calls.open) == 0 { // a burst leaves large buffers
+		c.out.frames, c.out.spare = small(c.out.frames), small(c.out.spare)
+	}
 	c.mu.Unlock()
 	if said {
 		c.flush()
 	}
 	return err
+}
+
+// small drops the room of a buffer, unless it is little.
+func small(b []byte) []byte {
+	if cap(b) > smallBytes {
+		return nil
+	}
+	return b
 }
 
 // receive reads into a batch, which a silent connection does not have, behind the rest of the last read.
@@ -375,9 +387,15 @@ func (c *connection) bye(err error) {
 	c.out.timed = time.Now()
 	c.mu.Unlock()
 	c.flush()
-	_ = c.Close()
 	c.Budget.leave(c)
 	c.let()
+	// A socket that is closed while bytes of its caller's are unread drops what its caller has not read. Callers
+	// close when they have read that it ends.
+	if errors.Is(err, io.EOF) {
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		_, _ = io.Copy(io.Discard, c.Conn)
+	}
+	_ = c.Close()
 	c.Port.mu.Lock()
 	delete(c.open, c)
 	c.Port.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 
 	"golang.org/x/net/http2"
 )
@@ -18,12 +19,15 @@ type exchange struct {
 	stream *stream
 	cancel context.CancelFunc
 
+	news *sync.Cond // of of.mu: there may be something to be read, or a window. Its own, so that none wakes all.
+
 	// Guarded by of.mu:
 	body  bytes.Buffer // received, and not read
-	whole int          // bytes of body up to the end of a message; 0: it has none
-	last  message
-	shut  bool  // nothing more is read
-	talk  *Talk // nil: it is none
+	left  int64        // bytes of the message that is being read
+	ahead bool         // a message was read, at least in part, that the Talk has not received
+	shut  bool         // nothing more is read
+	over  bool         // the handler has answered
+	talk  *Talk        // nil: it is none
 
 	// Of the handler's goroutine:
 	header http.Header
@@ -36,7 +40,7 @@ type exchange struct {
 type exchangeKey struct{}
 
 // exchangeCost is what an open call costs, in addition to its fields: its goroutines, and what they have.
-const exchangeCost = 8 << 10
+const exchangeCost = 32 << 10
 
 // handLocked hands a call to the handler.
 func (c *connection) handLocked(id uint32, ended bool) {
@@ -47,9 +51,10 @@ func (c *connection) handLocked(id uint32, ended bool) {
 	}
 	s := &stream{of: c, id: id, since: c.in.at, window: c.out.initial, ended: ended, complete: ended}
 	s.shared = true
-	x := &exchange{of: c, stream: s, header: http.Header{}}
+	x := &exchange{of: c, stream: s, header: http.Header{}, news: sync.NewCond(&c.mu)}
 	s.exchange = x
 	c.calls.open[id] = s
+	c.calls.handlers++
 	if !ended {
 		c.calls.incomplete++
 	}
@@ -69,42 +74,52 @@ func (c *connection) handLocked(id uint32, ended bool) {
 func (x *exchange) dataLocked(piece []byte) {
 	x.of.addLocked(x.stream, int64(len(piece)))
 	x.body.Write(piece)
-	if tail, ends := x.last.through(piece, x.of.Caps.MessageBytes); ends {
-		x.whole = x.body.Len() - tail
-	}
 	if x.stream.ended {
 		x.of.completesLocked(x.stream)
 	}
-	x.of.out.room.Broadcast()
+	x.news.Broadcast()
 }
 
-// Read implements io.Reader for the request. It fills p, or ends with a message: grpc-go keeps p, of 16 KiB, for
-// whatever a read brings. So that is what a read costs, until the call ends, or its Talk has received it.
+// Read implements io.Reader for the request.
 func (x *exchange) Read(p []byte) (int, error) {
-	c, s := x.of, x.stream
+	c := x.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for x.whole == 0 && x.body.Len() < len(p) && !s.ended && !s.gone && !x.shut {
-		c.out.room.Wait()
+	for x.readyLocked() == 0 && (!x.stream.ended || x.body.Len() > 0) && !x.stream.gone && !x.shut {
+		x.news.Wait()
 	}
-	if x.whole > 0 {
-		p = p[:min(len(p), x.whole)]
-	}
-	n, _ := x.body.Read(p)
-	x.whole = max(0, x.whole-n)
+	n, _ := x.body.Read(p[:min(len(p), x.readyLocked())])
+	x.left -= int64(n)
 	if x.body.Len() == 0 && x.body.Cap() > 4*mostFrame {
 		x.body = bytes.Buffer{} // it keeps no room of a large message
 	}
+	if n > 0 && !x.stream.gone {
+		c.addLocked(x.stream, readCost)
+	}
 	switch {
-	case n > 0:
-		if !s.gone {
-			c.addLocked(s, max(0, mostFrame-int64(n)))
-		}
+	case n > 0 || len(p) == 0:
 		return n, nil
-	case s.gone && !s.ended:
+	case x.stream.gone && !x.stream.ended:
 		return 0, context.Canceled
 	}
 	return 0, io.EOF
+}
+
+// readCost is what grpc-go keeps for a read, however little that brings, until its handler takes it.
+const readCost = mostFrame
+
+// readyLocked is how many bytes may be read: of one message, and of a Talk's next one when it has received the last.
+func (x *exchange) readyLocked() int {
+	switch {
+	case x.left > 0:
+	case x.ahead && x.talk != nil:
+		return 0
+	case x.body.Len() >= messagePrefix:
+		x.left, x.ahead = messagePrefix+int64(binary.BigEndian.Uint32(x.body.Bytes()[1:])), true
+	case x.stream.ended: // it is cut off
+		x.left = int64(x.body.Len())
+	}
+	return int(min(x.left, int64(x.body.Len())))
 }
 
 // Close implements io.Closer.
@@ -112,7 +127,7 @@ func (x *exchange) Close() error {
 	x.of.mu.Lock()
 	defer x.of.mu.Unlock()
 	x.shut = true
-	x.of.out.room.Broadcast()
+	x.news.Broadcast()
 	return nil
 }
 
@@ -168,10 +183,17 @@ func (x *exchange) Write(p []byte) (int, error) {
 // send says the data of the answer, and waits for the windows. It is false if the call has ended.
 func (x *exchange) send() bool {
 	c := x.of
+	begun := nanotime()
 	for sent := 0; sent < len(x.out); {
 		c.mu.Lock()
 		for !x.stream.gone && min(c.out.window, x.stream.window) <= 0 {
-			c.out.room.Wait()
+			c.waitsLocked(x.stream, begun)
+			c.out.senders++
+			x.news.Wait()
+			c.out.senders--
+		}
+		if x.stream.ended || x.talk != nil {
+			c.completesLocked(x.stream)
 		}
 		gone := x.stream.gone
 		if !gone {
@@ -219,39 +241,25 @@ func (x *exchange) finish() {
 		if !x.stream.ended {
 			c.resetLocked(x.stream.id, http2.ErrCodeNo)
 		}
+		c.calls.handlers--
+		x.over = true
 		c.answeredLocked(x.stream)
 	})
+	x.leave()
 	x.of.flush()
 }
 
-// message follows the messages of a request: each has a byte of flags and four of its length before it.
-type message struct {
-	prefix [messagePrefix]byte
-	have   int
-	left   int
-}
-
-// through takes in a piece. It tells whether a message ended in it, and how many bytes came behind that. One of more
-// than most bytes ends with its prefix, which is all that gRPC reads of it.
-func (m *message) through(b []byte, most int) (tail int, ended bool) {
-	for len(b) > 0 {
-		if m.have < messagePrefix {
-			n := copy(m.prefix[m.have:], b)
-			m.have += n
-			tail += n
-			if b = b[n:]; m.have < messagePrefix {
-				return tail, ended
-			}
-			if m.left = int(binary.BigEndian.Uint32(m.prefix[1:])); m.left > most {
-				m.left = 0
-			}
-		}
-		n := min(m.left, len(b))
-		m.left -= n
-		tail += n
-		if b = b[n:]; m.left == 0 {
-			m.have, tail, ended = 0, 0, true
-		}
+// leave gives back what a handler held whose call was reset.
+func (x *exchange) leave() {
+	c := x.of
+	c.mu.Lock()
+	if !x.over {
+		c.calls.handlers--
 	}
-	return tail, ended
+	if !c.life.over {
+		c.addLocked(x.stream, -x.stream.cost)
+	}
+	change := c.memory.told()
+	c.mu.Unlock()
+	c.Budget.charge(change)
 }

@@ -19,7 +19,8 @@ type output struct {
 	headed  bool       // a header block has been written
 	window  int64      // of the connection
 	initial int64      // of a new stream
-	room    *sync.Cond // a window has grown, or frames have been written
+	room    *sync.Cond // frames have been written
+	senders int        // exchanges that wait for a window
 }
 
 func newOutput() output { return output{window: defaultWindow, initial: defaultWindow} }
@@ -45,7 +46,7 @@ func (c *connection) flush() {
 			_ = c.Close()
 		}
 	}
-	if c.life.lastStream && len(c.calls.open) == 0 {
+	if c.life.lastStream && len(c.calls.open) == 0 && !o.writing {
 		c.soonerLocked(nanotime())
 	}
 }

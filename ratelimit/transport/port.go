@@ -42,6 +42,7 @@ type Port struct {
 	listener net.Listener             // guarded by mu
 	open     map[*connection]struct{} // guarded by mu
 	draining bool                     // guarded by mu
+	stopped  bool                     // guarded by mu
 	running  sync.WaitGroup           // connections, and calls that may outlive theirs
 }
 
@@ -124,12 +125,15 @@ func (p *Port) welcome(accepted net.Conn) {
 	}
 	_ = accepted.SetDeadline(time.Time{})
 	c := newConnection(p, secured, accepted, info)
+	c.greet() // nothing is said before
+	p.Budget.join(c)
 	p.mu.Lock()
 	p.open[c] = struct{}{}
-	draining := p.draining
+	draining, stopped := p.draining, p.stopped
 	p.mu.Unlock()
-	p.Budget.join(c)
-	c.greet()
+	if stopped {
+		_ = c.Close()
+	}
 	if draining {
 		c.goAway()
 	}
@@ -152,6 +156,7 @@ func (p *Port) Stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopLocked()
+	p.stopped = true
 	for c := range p.open {
 		c.end()
 	}

@@ -53,6 +53,9 @@ var _ context.Context = (*stream)(nil)
 // streamCost is what an open call costs, without its request.
 const streamCost = 1 << 10
 
+// waitCost is what a call costs in addition that waits for its decision: a goroutine, and what that has.
+const waitCost = 4 << 10
+
 func (c *connection) newStreamLocked(id uint32) *stream {
 	s := streams.Get().(*stream)
 	*s = stream{of: c, id: id, since: c.in.at, window: c.out.initial, call: call{pieces: s.pieces[:0]}}
@@ -70,9 +73,29 @@ func (c *connection) completesLocked(s *stream) {
 	}
 }
 
+// waitsLocked notes that a call waits for its caller since then.
+func (c *connection) waitsLocked(s *stream, since int64) {
+	if s.complete && c.Caps.RequestTimeout > 0 {
+		s.complete, s.since = false, since
+		c.calls.incomplete++
+		c.soonerLocked(since + int64(c.Caps.RequestTimeout))
+	}
+}
+
 func (c *connection) addLocked(s *stream, cost int64) {
 	s.cost += cost
 	c.memory.add(cost)
+}
+
+// grow notes that a call costs more, unless it has ended.
+func (c *connection) grow(s *stream, cost int64) {
+	c.mu.Lock()
+	if !s.gone {
+		c.addLocked(s, cost)
+	}
+	change := c.memory.told()
+	c.mu.Unlock()
+	c.Budget.charge(change)
 }
 
 // Deadline implements context.Context.
@@ -147,7 +170,10 @@ func (c *connection) answer(s *stream) (leads bool) {
 	}
 	out := c.in.answer[:0]
 	if len(s.request) >= largeRequest {
-		s.request = append([]byte(nil), s.request...)
+		if len(s.pieces) == 0 { // it lies in the batch
+			s.request = append([]byte(nil), s.request...)
+			c.grow(s, int64(len(s.request)))
+		}
 		s.Waits()
 	}
 	out, err := s.decide(out)
@@ -184,6 +210,11 @@ func (s *stream) Waits() {
 	}
 	s.waits, s.shared = true, true
 	c := s.of
+	c.mu.Lock()
+	if !s.gone {
+		c.addLocked(s, waitCost)
+	}
+	c.mu.Unlock()
 	if g := c.Gate; g != nil {
 		s.began = c.in.now
 		g.Gate.Begin(s.began)
@@ -218,24 +249,32 @@ func (c *connection) finish(s *stream, out []byte, err error) {
 		s.answer = append(before[:], out...)
 		c.addLocked(s, int64(len(s.answer)))
 		c.calls.blocked = append(c.calls.blocked, s)
-		c.unblockLocked()
 		c.soonerLocked(s.since + int64(c.Caps.RequestTimeout))
+		c.unblockLocked() // afterwards, s may be another call
 	}
 }
 
 // unblockLocked says answers as far as the windows let it.
 func (c *connection) unblockLocked() {
-	for len(c.calls.blocked) > 0 {
-		s := c.calls.blocked[0]
+	all := c.calls.blocked
+	c.calls.blocked = all[:0]
+	for _, s := range all {
 		s.answer = s.answer[c.sendLocked(s, s.answer):]
 		if len(s.answer) > 0 {
-			break
+			c.calls.blocked = append(c.calls.blocked, s)
+			continue
 		}
-		c.calls.blocked = c.calls.blocked[1:]
 		c.headersLocked(flagEndStream, s.id, okTrailers)
 		c.answeredLocked(s)
 	}
-	c.out.room.Broadcast()
+	clear(all[len(c.calls.blocked):])
+	if c.out.senders > 0 {
+		for _, s := range c.calls.open {
+			if s.exchange != nil && s.window > 0 {
+				s.exchange.news.Broadcast()
+			}
+		}
+	}
 }
 
 // answeredLocked lets go of a call. Its memory is given back when the answer is written.
@@ -244,7 +283,7 @@ func (c *connection) answeredLocked(s *stream) {
 	c.out.release += s.cost
 	s.cost = 0
 	c.closeLocked(s)
-	if !s.shared {
+	if !s.shared && cap(s.pieces) <= streamCost { // a pooled call counts as one without a request
 		streams.Put(s)
 	}
 }
@@ -269,8 +308,10 @@ func (c *connection) closeLocked(s *stream) {
 	if s.arrived != 0 {
 		c.calls.leaving = append(c.calls.leaving, s.arrived)
 	}
-	c.memory.add(-s.cost)
-	s.cost = 0
+	if s.exchange == nil { // a handler goes on until it finds that its call has ended
+		c.memory.add(-s.cost)
+		s.cost = 0
+	}
 	if len(c.calls.open) == 0 {
 		c.life.quiet = nanotime()
 	}
@@ -278,6 +319,6 @@ func (c *connection) closeLocked(s *stream) {
 	if x := s.exchange; x != nil {
 		x.cancel()
 		c.receipts.wait = slices.DeleteFunc(c.receipts.wait, func(r receipt) bool { return r.talk == x.talk })
-		c.out.room.Broadcast()
+		x.news.Broadcast()
 	}
 }

@@ -53,7 +53,10 @@ func Converse(ctx context.Context) (t *Talk, ok bool) {
 	}
 	x.talk = &Talk{on: x}
 	c.completesLocked(x.stream)
-	x.talk.receivedLocked()
+	// Its window has room for a message though up to a quarter of one is not given back.
+	c.sayLocked(frameWindow, 0, x.stream.id, be32(uint32(c.Caps.MessageBytes/4)))
+	x.stream.received -= c.Caps.MessageBytes / 4
+	c.addLocked(x.stream, talkCost-exchangeCost)
 	return x.talk, true
 }
 
@@ -89,10 +92,12 @@ func (t *Talk) receivedLocked() {
 	}
 	c.addLocked(s, talkCost+int64(t.on.body.Len())-s.cost)
 	c.idle.earn(framesACall)
-	// The window is given back in few frames. It always has room for a message.
-	if s.received > c.Caps.MessageBytes/4 {
-		c.sayLocked(frameWindow, 0, s.id, be32(uint32(s.received)))
-		s.received = 0
+	s.since, t.on.ahead = nanotime(), false // what comes now is not held for long
+	t.on.news.Broadcast()
+	// The window is given back in few frames.
+	if back := s.received + c.Caps.MessageBytes/4 - t.on.body.Len(); back > c.Caps.MessageBytes/4 {
+		c.sayLocked(frameWindow, 0, s.id, be32(uint32(back)))
+		s.received -= back
 	}
 }
 

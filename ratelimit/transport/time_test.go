@@ -29,7 +29,7 @@ func bubble(t *testing.T, f func(*testing.T)) {
 func inTime(t *testing.T, caps Caps, play func(*testing.T, *script, *Port)) {
 	bubble(t, func(t *testing.T) {
 		p := NewPort(Options{
-			Caps: caps, Budget: NewBudget(1 << 20), Method: Method{
+			Caps: caps, Budget: NewBudget(16 << 20), Method: Method{
 				Name: "/x/Echo", Answer: func(ctx context.Context, request, out []byte) ([]byte, error) {
 					out = append(out, request...)
 					if ratelimit.Waits(ctx); len(request) == 0 {
