@@ -450,7 +450,7 @@ func TestTalksHaveRoomForTheLargestMessage(t *testing.T) {
 	}
 }
 
-// A large request that is decided beside others counts.
+// A large request that is decided with others counts.
 func TestLargeRequestsThatWaitCount(t *testing.T) {
 	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
 		for id := uint32(1); id < 20; id += 2 {

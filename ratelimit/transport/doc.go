@@ -3,8 +3,9 @@
 // Guarantee: the unfinished calls on all connections of a Budget together cost at most its bytes, as this package
 // counts them. An open call counts, with the bytes of its request, and those of its answer until that is written.
 // Beyond that, the connection that has held most for longer than a moment is closed, so that callers who finish their
-// calls continue. If little was held for so long, the one that holds most is closed. A Listener never has more connections than its
-// bound: beyond it, the longest-idle one is closed for the new one. Each call gets one answer, and it gets its own.
+// calls continue. If little was held for so long, the one that holds most is closed. A Listener never has more
+// connections than its bound: beyond it, the longest-idle one is closed for the new one. Each call gets one answer, and
+// it gets its own.
 //
 // A Port answers one unary method itself, behind a Gate, and hands calls of other methods to a handler, such as a
 // grpc.Server. It serves no other protocol than gRPC on HTTP/2 (RFC 9113), with or without TLS. Read port.go, then
