@@ -25,13 +25,13 @@ type CostOptions struct {
 	Callers     int           `in:"1..100000" default:"64" help:"Concurrent callers."`
 	Connections int           `in:"1..10000" default:"4" help:"Connections of the callers."`
 	Keys        int           `in:"1..10000000" default:"1000" help:"Distinct keys."`
-	MaxRatio    float64       `default:"1.15" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
+	MaxRatio    float64       `default:"0.5" help:"Failure threshold: CPU of Sluice as a multiple of the empty server's (0: off)."`
 	Calls       float64       `in:"0..1000000" help:"Calls a second, to each server in its rounds (0: each caller calls after its last answer)."`
 	Streams     int           `in:"0..1000000" help:"Also measure a server with so many RLQS streams. Each server is called while they report."`
 	Buckets     int           `in:"1..10000" default:"10" help:"Buckets of each stream."`
 	Reports     float64       `in:"1..1000000" default:"2000" help:"Messages with reports a second, of all streams."`
 	Forwarded   bool          `help:"Also measure decisions by another node, in mode routing."`
-	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
+	MaxForward  float64       `default:"2" name:"max-forwarded-ratio" help:"Failure threshold for a forwarded decision, as a multiple of the empty server's CPU (0: off)."`
 	MaxHot      float64       `default:"1.2" name:"max-hot-ratio" help:"Failure threshold for a decision on a hot key, as a multiple of a local one's CPU (0: off)."`
 }
 

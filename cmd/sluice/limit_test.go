@@ -297,13 +297,16 @@ func overridesReach(t *testing.T, nodes []*sluice) {
 // eachLists checks that each node lists and exports all overrides.
 func eachLists(t *testing.T, nodes []*sluice) {
 	t.Helper()
+	lines := func(s *sluice, want int, args ...string) {
+		t.Helper()
+		s.eventually(fmt.Sprint(args, " has ", want, " lines"), func() bool { // while the ring changes, it asks to try again
+			_, out, _ := s.read(args...)
+			return strings.Count(out, "\n") == want
+		})
+	}
 	for _, s := range nodes {
-		if _, out, errs := s.read("list", "--json", "d"); strings.Count(out, "\n") != reached {
-			t.Errorf("%d of %d are listed: %s", strings.Count(out, "\n"), reached, errs)
-		}
-		if _, out, errs := s.read("export"); strings.Count(out, "\n") != 1+reached {
-			t.Errorf("%d of %d are exported: %s", strings.Count(out, "\n")-1, reached, errs)
-		}
+		lines(s, reached, "list", "--json", "d")
+		lines(s, 1+reached, "export")
 	}
 }
 
