@@ -212,7 +212,7 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 		late := f.fallbacks() * int64(f.hits)
 		// What is refused while other nodes have tokens in hand is charged, too: one in a hundred here, or one. Where
 		// this machine stood still, it is as much as the nodes count.
-		under := int64(f.ofRule(key, "leasing", "under_admitted_tokens_total"))
+		under := f.ofRule(key, "leasing", "under_admitted_tokens_total")
 		if got > limit+late || got < limit-max(1, limit/100, under) {
 			t.Errorf("%s: admitted %d of %d, and %d tokens were without the store", key, got, limit, late)
 		}
