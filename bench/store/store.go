@@ -399,10 +399,10 @@ func (r *Report) Page() *report.Page {
 }
 
 var notes = []string{
-	"us: processor time of Redis for one decision; what Redis needs with nobody connected is subtracted. of baseline: to the baseline's in the same row; at most: what it should be, 0 where nothing is said. Columns without a figure are left out.",
+	"us: processor time of Redis for one decision; the time of an idle Redis is subtracted. of baseline: to the baseline's in the same row; at most: what it should be, 0 where nothing is said. Columns without a figure are left out.",
 	"warm: in the last third of the time. scripts, draws: claims of one key each, by the script or by plain commands, tried ones too; none in the baseline. bytes: to and from Redis.",
 	"p50, p99: of a call, from when it was meant to be made. refused early: while fewer than the limit had been admitted in the window; below half: while fewer than half of it had.",
-	"over: of the key and window that went furthest. under: less than an exact limiter had admitted of the same requests, over all keys and windows. Requests that may belong to either of two windows count for nobody.",
+	"over: of the key and window that went furthest. under: less than an exact limiter had admitted of the same requests, over all keys and windows. Requests at the turn of a window count in neither.",
 }
 
 // Problems are what must not be.

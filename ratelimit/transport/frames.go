@@ -52,6 +52,7 @@ type fault struct {
 	reason string
 }
 
+// Error is the reason that the caller gets with GOAWAY.
 func (f *fault) Error() string { return fmt.Sprintf("%v: %s", f.code, f.reason) }
 
 func protocolError(reason string) error { return &fault{http2.ErrCodeProtocol, reason} }

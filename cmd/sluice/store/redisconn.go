@@ -51,7 +51,7 @@ func bounded(next dial, pool *metrics.Pool, refused *atomic.Uint64) dial {
 // redisConn bounds the answers of a Redis before the client reads them. Redis' protocol announces lengths, and client
 // libraries allocate them: `$99999999999` ends the process that reads it.
 //
-// Guarantee: the client reads no length and no number of elements beyond the bounds, and no more bytes. The verdict
+// Guarantee: an answer has at most the bounds' bytes and elements; the client reads none beyond. The verdict
 // does not depend on the pieces in which answers arrive. The client checks all else.
 //
 // One goroutine at a time may read, and others may write meanwhile, as of any net.Conn.
