@@ -268,7 +268,9 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		}
 		return
 	}
+	had := k.Taken
 	fl.heard = k.Hear(&fl.message, g, &a)
+	fl.granted = k.Taken > had
 	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: read again which window is current
 		k.Till = 0
 	}

@@ -131,6 +131,8 @@ func (c *call) look(now instant, w *waiter) {
 		return
 	}
 	asked := hold.Asked{Waited: w.with && w.flight.heard}
+	asked.Granted = asked.Waited && w.flight.granted && w.flight.message.Claim.Window == k.Window &&
+		w.flight.message.Claim.Limit.Capacity() <= w.ask.Rule.Limit.Capacity()
 	asked.Last = asked.Waited && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
 	next := k.Take(now, w.ask, asked, w.verdict)
 	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, &there, k, w) {

@@ -3,6 +3,7 @@ package leasing
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -37,5 +38,46 @@ func TestRefusalsCanBeActedOn(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Requests get the tokens that a claim brought for them, though refusals of other nodes exceed the limit before the
+// requests are awake. Later requests are refused then.
+func TestGrantedTokensAreSpent(t *testing.T) {
+	s := newStage(t, 3, 100, 5, nil)
+	for i := range s.nodes {
+		s.ask(i, "other", 1)
+	}
+	verdicts := make([]verdict, 8)
+	waits := make([]*Wait, len(verdicts))
+	for i := range waits {
+		waits[i] = s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 1}}, verdicts[i:i+1])
+	}
+	s.sent(0)()
+	for range 8 {
+		if v := s.ask(1, "k", 1); !v.OverLimit {
+			t.Fatalf("node 0 has all of the limit, and %+v", v)
+		}
+	}
+	s.nodes[0].Recalled("k", s.rule.Limit.WindowAt(s.time()))
+	s.settle()
+	if sum := s.key(0, "k").Sum; sum <= 5 {
+		t.Fatalf("node 0 has no answer with the refusals of node 1: %d", sum)
+	}
+	admitted := 0
+	for i, w := range waits {
+		for w != nil && w.Advance(s.now) {
+			s.settle()
+			s.goOn(10 * time.Millisecond)
+		}
+		if !verdicts[i].OverLimit {
+			admitted++
+		}
+	}
+	if admitted != 5 {
+		t.Errorf("%d of 5 were admitted", admitted)
+	}
+	if v := s.ask(0, "k", 1); !v.OverLimit {
+		t.Errorf("the limit is exceeded, and %+v", v)
 	}
 }

@@ -33,6 +33,7 @@ type outcome struct {
 	err       error
 	heard     bool   // the answer counts
 	told      bool   // the node's totals in it are booked
+	granted   bool   // it brought tokens
 	refused   bool   // the ledger has less than the need, and others have no tokens in hand
 	recalling bool   // others have tokens in hand, and were recalled
 	most      tokens // free tokens if all others gave back theirs

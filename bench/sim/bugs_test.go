@@ -116,8 +116,8 @@ var planted = []struct {
 	}},
 	{12, plant.Bug{
 		Name: "a node spends what it has where there is debt", File: "leasing/internal/hold/take.go",
-		Right: "|| e.Sum > a.Rule.Limit.Capacity() {",
-		Wrong: "{",
+		Right: "e.Sum <= a.Rule.Limit.Capacity() && e.spendInHand",
+		Wrong: "e.spendInHand",
 	}},
 	{12, plant.Bug{
 		Name: "a share is spent again and again", File: "leasing/internal/hold/drift.go",

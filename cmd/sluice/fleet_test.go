@@ -210,10 +210,8 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 		// Where this machine kept a decision from the store for 15 ms, the rule's
 		// policy admitted its hits from the node's own budget: none on a quiet one.
 		late := f.fallbacks() * int64(f.hits)
-		// What is refused while other nodes have tokens in hand is charged, too: one in a hundred here, or one. Where
-		// this machine stood still, it is as much as the nodes count.
-		under := f.ofRule(key, "leasing", "under_admitted_tokens_total")
-		if got > limit+late || got < limit-max(1, limit/100, under) {
+		// What is refused while other nodes have tokens in hand is charged, too: one in a hundred here, or one.
+		if got > limit+late || got < limit-max(1, limit/100) {
 			t.Errorf("%s: admitted %d of %d, and %d tokens were without the store", key, got, limit, late)
 		}
 		t.Logf("%s: admitted %d of %d, %d of them without a pause, %d refused while others held some, %d claims, slowest decision %v", key, got, limit, first, f.ofRule(key, "leasing", "under_admitted_tokens_total"), f.claims()-before, time.Duration(f.slowest.Load()))

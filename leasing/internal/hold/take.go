@@ -19,8 +19,9 @@ const (
 
 // Asked is the progress of a request.
 type Asked struct {
-	Waited bool // a claim was made for it
-	Last   bool // it is answered now, because another claim would change nothing
+	Waited  bool // a claim was made for it
+	Granted bool // it brought tokens, under a limit that is at most the request's
+	Last    bool // it is answered now, because another claim would change nothing
 }
 
 // Spend answers a request from the tokens in hand, if they suffice, as for most requests. It reports whether it did.
@@ -28,7 +29,11 @@ type Asked struct {
 func (e Entry) Spend(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
 	// If the sum is above this request's limit, the tokens were taken under a larger limit, or there is debt: the
 	// ledger decides.
-	if a.Kind != ratelimit.Spend || now >= e.Till || a.Cost > e.InHand(now) || e.Sum > a.Rule.Limit.Capacity() {
+	return e.Sum <= a.Rule.Limit.Capacity() && e.spendInHand(now, a, v)
+}
+
+func (e Entry) spendInHand(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
+	if a.Kind != ratelimit.Spend || now >= e.Till || a.Cost > e.InHand(now) {
 		return false
 	}
 	e.sized(a.Cost)
@@ -79,7 +84,8 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ver
 }
 
 func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Verdict) Next {
-	if e.Spend(now, a, v) {
+	// Tokens that were granted for a request are its own, whatever others have been refused since.
+	if asked.Granted && e.spendInHand(now, a, v) || e.Spend(now, a, v) {
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
