@@ -21,10 +21,8 @@ func TestDefaults(t *testing.T) {
 		values []string
 	}{
 		{ratelimit.Leasing, "lease.size", []string{"auto", "1", "100", "2000"}},
-		{ratelimit.Leasing, "lease.ttl", []string{"auto", "500ms", "2s", "60s"}},
 		{ratelimit.Leasing, "reclaim", []string{"safe", "eager"}},
 		{ratelimit.Approx, "drift_budget", []string{"1%", "0.1%", "5%"}},
-		{ratelimit.Approx, "low_watermark", []string{"20%", "0%", "100%"}},
 		{ratelimit.Approx, "check_timeout", []string{"2ms", "0s", "10ms"}},
 	} {
 		for i, value := range c.values {
@@ -41,9 +39,6 @@ func tryDefault(t *testing.T, what string, mode ratelimit.Mode, field, value str
 	const limit = 10_000
 	r := rule(ratelimit.FixedWindow, 10, limit, "1%", 3)
 	r.Coordination.Mode = mode
-	if mode == ratelimit.Leasing {
-		r.Coordination.Lease.TTL = 10 * time.Second
-	}
 	if err := r.Coordination.Set(field, value); err != nil {
 		t.Fatal(err)
 	}

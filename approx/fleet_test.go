@@ -218,7 +218,7 @@ func TestDriftStaysWithinItsBudget(t *testing.T) {
 				budget := r.Coordination.DriftBudget.Of(limit)
 				local := r.Limit.Algorithm == ratelimit.FixedWindow && rnd.IntN(3) == 0
 				if local { // declared on top: so much for each node
-					r.Coordination.OnStoreFailure, r.Coordination.LocalCap = ratelimit.FailLocal, 3
+					r.Coordination.OnStoreFailure = ratelimit.FailLocal
 				}
 				w := newWorld(t, seed, r)
 				defer w.end()
@@ -262,7 +262,7 @@ func TestDriftStaysWithinItsBudget(t *testing.T) {
 					budget += silent * r.DriftShare()
 				}
 				if local {
-					budget += 3 * ratelimit.Tokens(len(w.nodes))
+					budget += r.LocalShare(0).Limit.Capacity() * ratelimit.Tokens(len(w.nodes))
 				}
 				if got := w.judge.Worst(); got > budget {
 					t.Errorf("%v, %d nodes with %d seats: %d over, and the budget is %d", r.Limit, len(w.nodes), r.Coordination.MaxNodes, got, budget)

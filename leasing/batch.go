@@ -162,7 +162,7 @@ func lasting(q *hold.Asking, r *ratelimit.Rule) {
 	q.Eager = r.Coordination.Eager()
 	switch {
 	case q.Eager:
-		q.TTL = r.Coordination.Lease.TTL
+		q.TTL = r.LeaseTTL()
 	case r.Limit.Algorithm == ratelimit.TokenBucket:
 		q.TTL = hold.Slot(&r.Limit)
 	}

@@ -166,7 +166,7 @@ func TestWrongOptionsAndRules(t *testing.T) {
 		"Algorithm is sliding_window and Multiplier 0, must be":          with(func(l *ratelimit.Limit) { l.Algorithm = ratelimit.SlidingWindow }),
 		"Algorithm is fixed_window and Multiplier 2, must be":            with(func(l *ratelimit.Limit) { l.Multiplier = 2 }),
 		"mode is approx, must be leasing":                                func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx) },
-		"lease.ttl is 0s, must be between 100ms and 1h0m0s;":             func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, nothing) },
+		"max_nodes is 0, must be between 1 and 10000":                    func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, nothing) },
 		"2 coordinations, must have at most one":                         func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx, approx) },
 	} {
 		if _, err := rule(); err == nil || !strings.Contains(err.Error(), want) {

@@ -49,7 +49,7 @@ func TestLateAnswersRenewNothing(t *testing.T) {
 	} {
 		t.Run(l.Algorithm.String(), func(t *testing.T) {
 			s := newStage(t, 2, 100, 100, map[string]string{
-				"reclaim": "eager", "lease.ttl": "1s", "lease.size": "20", "on_deny": "refund", "on_store_failure": "closed",
+				"reclaim": "eager", "lease.size": "20", "on_deny": "refund", "on_store_failure": "closed",
 			})
 			s.rule.Limit = l
 			admitted := tokens(0)
@@ -61,18 +61,18 @@ func TestLateAnswersRenewNothing(t *testing.T) {
 			w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 30}}, verdicts)
 			before := k.Taken
 			deliver := s.sent(0)
-			s.now = s.now.Add(1100 * time.Millisecond)
+			s.now = s.now.Add(s.rule.LeaseTTL() + 100*time.Millisecond)
 			if w.TimeOver(); w.Advance(s.now) || !verdicts[0].OverLimit {
 				t.Fatalf("nothing was heard, and on_store_failure is closed: %+v", verdicts[0])
 			}
-			s.now = s.now.Add(1100 * time.Millisecond)
+			s.now = s.now.Add(s.rule.LeaseTTL() + 100*time.Millisecond)
 			for !s.ask(1, "k", 1).OverLimit { // what was node 0's is credited
 				admitted++
 			}
 			if deliver(); k.InHand(s.now) != 0 {
 				t.Errorf("%d are in hand, of %d before", k.InHand(s.now), before)
 			}
-			s.goOn(2 * time.Second)
+			s.goOn(2 * s.rule.LeaseTTL())
 			admitted += s.spendAll("k")
 			if lost := 100 - admitted; lost < 0 || lost > 0 && l.Algorithm == ratelimit.FixedWindow {
 				t.Errorf("%d of 100 were admitted", admitted)
@@ -129,7 +129,7 @@ func TestUndoneFallbacksCostNothing(t *testing.T) {
 	for _, policy := range []string{"local", "open"} {
 		t.Run(policy, func(t *testing.T) {
 			s := newStage(t, 1, 100, 10, map[string]string{
-				"on_store_failure": policy, "on_deny": "refund", "local_cap": "5",
+				"on_store_failure": policy, "on_deny": "refund",
 			})
 			if v := s.ask(0, "k", 3); v.OverLimit {
 				t.Fatalf("%+v", v)

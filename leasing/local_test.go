@@ -125,7 +125,6 @@ func TestLocalIsExact(t *testing.T) {
 		}
 		rule := testRule(limit)
 		rule.Coordination.OnDeny = ratelimit.OnDeny(rapid.IntRange(0, 1).Draw(t, "on_deny"))
-		rule.Coordination.Lease.TTL = 300 * time.Millisecond
 		rule.Coordination.Lease.Fixed = tokens(rapid.IntRange(0, 5).Draw(t, "lease.size"))
 		model := paper{limit: limit, onDeny: rule.Coordination.OnDeny, level: float64(limit.Burst)}
 		at := time.Duration(0)

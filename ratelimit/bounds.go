@@ -110,7 +110,7 @@ func (r *Rule) under() Under {
 		u.Crashed.Tokens = r.Limit.Capacity() / PlentyPart
 	}
 	if r.Coordination.Eager() {
-		u.Lasts = min(u.Lasts, size.TTL)
+		u.Lasts = min(u.Lasts, r.LeaseTTL())
 	}
 	return u
 }
@@ -123,7 +123,7 @@ func (r *Rule) storeOps(nodes int) StoreOps {
 	c := &r.Coordination
 	s := StoreOps{
 		Nodes:   nodes,
-		Steady:  2/min(LeaseHorizon, r.Limit.Period()).Seconds() + 2/c.Lease.TTL.Seconds(),
+		Steady:  2/min(LeaseHorizon, r.Limit.Period()).Seconds() + 2/r.LeaseTTL().Seconds(),
 		Refused: 1/ClaimBackOff.Seconds() + RecallsPerSecond,
 		Window:  10 * max(1, bits.Len64(uint64(r.Limit.Capacity()))-1),
 	}

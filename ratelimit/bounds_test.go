@@ -47,11 +47,11 @@ func TestBoundsAreSaid(t *testing.T) {
 		},
 		{
 			"eager, of a size",
-			map[string]string{"reclaim": "eager", "lease.size": "10", "lease.ttl": "2s", "on_store_failure": "closed"},
+			map[string]string{"reclaim": "eager", "lease.size": "10", "on_store_failure": "closed"},
 			3, ratelimit.SharedStore, 30, "10, or one larger request, for each silent node",
-			"after a crash of a node, up to 15 tokens stay unused for up to 2s",
+			"after a crash of a node, up to 15 tokens stay unused for up to 10s",
 			"one round trip to the store, at most 15ms",
-			"at most 2/s for each key and node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
+			"at most 1.2/s for each key and node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
 				"tokens can return",
 			"leases in hand, then 0",
 		},

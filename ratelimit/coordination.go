@@ -137,21 +137,14 @@ func (s Share) String() string {
 
 // LeaseSize is the size of a node's claims ahead of its demand.
 type LeaseSize struct {
-	Fixed Tokens // 0 means auto: sized by measured demand
-	TTL   time.Duration
-	// Auto lets leases be larger than measured demand, and last longer than TTL,
-	// while there is plenty of the limit left. It is off when a TTL or a size was
-	// chosen.
-	Auto bool
-	// Reserve is a part of the limit that the ledger does not grant; see [Rule.Reserve].
-	Reserve Share
+	Fixed   Tokens // 0 means auto: sized by measured demand
+	Reserve Share  // the part of the limit that the ledger does not grant; see [Rule.Reserve]
 }
 
-// Stretched tells whether leases of a rule may be larger and longer while there
-// is plenty.
+// Stretched tells whether leases of a rule may be larger than measured demand, while there is plenty of the limit left.
 func (r *Rule) Stretched() bool {
 	c := &r.Coordination
-	return c.Lease.Auto && c.Lease.Fixed == 0 && !c.Eager() && r.Limit.Algorithm != TokenBucket
+	return c.Lease.Fixed == 0 && !c.Eager() && r.Limit.Algorithm != TokenBucket
 }
 
 // Coordination is how a rule's budget is shared by the fleet, and what happens
@@ -165,49 +158,37 @@ type Coordination struct {
 	// StoreDeadline is the longest that a decision waits for the store, and for a key's
 	// owner; 0 means [StoreDeadline]. A request with several rules waits as long as the
 	// longest of theirs.
-	StoreDeadline time.Duration
-	OnDeny        OnDeny
-	Debt          Debt
-	Audit         bool // record each settlement in the ledger
+	StoreDeadline  time.Duration
+	OnStoreFailure FailurePolicy // decides when the store does not answer in time
+	OnDeny         OnDeny
+	Debt           Debt
+	Audit          bool // record each settlement in the ledger
 	Drift
-	Failure
 }
 
 // Drift bounds the unconfirmed spending of mode approx.
 type Drift struct {
 	DriftBudget  Share         // what may be admitted beyond the limit, over the whole fleet
-	LowWatermark Share         // a request waits for an answer only while no more than this is left,
-	CheckTimeout time.Duration // and at most so long, before it spends a share of the budget
-}
-
-// Failure is what decides when the store does not answer in time.
-type Failure struct {
-	OnStoreFailure FailurePolicy
-	LocalCap       Tokens // of each node, with FailLocal; 0 means limit / MaxNodes
+	CheckTimeout time.Duration // longest wait below the low watermark, before a request spends a share of the budget
 }
 
 // DefaultCoordination is the coordination of a rule without settings.
 func DefaultCoordination() Coordination {
 	return Coordination{
-		Mode:          Leasing,
-		Lease:         LeaseSize{TTL: DefaultLeaseTTL, Auto: true},
-		MaxNodes:      10,
-		StoreDeadline: StoreDeadline,
-		OnDeny:        DenyCharges,
-		Drift: Drift{
-			DriftBudget: Share{PPM: 10_000}, LowWatermark: Share{PPM: 200_000}, CheckTimeout: 2 * time.Millisecond,
-		},
-		Failure: Failure{OnStoreFailure: FailLocal},
+		Mode:           Leasing,
+		MaxNodes:       10,
+		StoreDeadline:  StoreDeadline,
+		OnStoreFailure: FailLocal,
+		OnDeny:         DenyCharges,
+		Drift:          Drift{DriftBudget: Share{PPM: 10_000}, CheckTimeout: 2 * time.Millisecond},
 	}
 }
 
-// DefaultLeaseTTL is how long a lease lasts that is sized by demand.
-const DefaultLeaseTTL = 10 * time.Second
+// LeaseTTL is the lifetime of an eager lease: 10 seconds, or half of a shorter window.
+func (r *Rule) LeaseTTL() time.Duration { return min(10*time.Second, r.Limit.Period()/2) }
 
 // The bounds of the durations a coordination may hold.
 const (
-	MinLeaseTTL      = 100 * time.Millisecond
-	MaxLeaseTTL      = time.Hour
 	MaxCheckTimeout  = time.Second
 	MinStoreDeadline = time.Millisecond
 	MaxStoreDeadline = time.Second // for which a claim is waited for at most
@@ -241,7 +222,6 @@ func (c Coordination) Validate() []error {
 			bad(field, d, fmt.Sprintf("between %v and %v", lo, hi))
 		}
 	}
-	within("lease.ttl", c.Lease.TTL, MinLeaseTTL, MaxLeaseTTL)
 	within("check_timeout", c.CheckTimeout, 0, MaxCheckTimeout)
 	within("store_deadline", c.Deadline(), MinStoreDeadline, MaxStoreDeadline)
 	if c.MaxNodes < 1 || c.MaxNodes > MaxMaxNodes {
@@ -264,8 +244,8 @@ func (e *FieldError) Error() string {
 
 // CoordinationFields are the names that Set accepts, in the order of the docs.
 var CoordinationFields = []string{
-	"mode", "lease.size", "lease.ttl", "lease.reserve", "reclaim", "drift_budget", "max_nodes", "low_watermark",
-	"check_timeout", "store_deadline", "on_store_failure", "local_cap", "on_deny", "debt", "audit",
+	"mode", "lease.size", "lease.reserve", "reclaim", "drift_budget", "max_nodes", "check_timeout", "store_deadline",
+	"on_store_failure", "on_deny", "debt", "audit",
 }
 
 // ReplacedFields are fields of earlier releases, with the advice for each.
@@ -274,6 +254,9 @@ var ReplacedFields = map[string]string{
 	"lease.max":     "write lease: {size: N}, which bounds the tokens that a crash strands",
 	"sync_interval": "a reply counts for 2s, or for half of a shorter window",
 	"max_staleness": "write on_store_failure: local instead of cached",
+	"lease.ttl":     "an eager lease lasts 10s, or half of a shorter window",
+	"low_watermark": "requests without a lease wait while at most a fifth of the limit is left",
+	"local_cap":     "each node admits the limit divided by the live nodes; with a smaller limit, it admits less",
 }
 
 // Set changes the named field to what text says. It does not look at how
@@ -287,11 +270,6 @@ func (c *Coordination) Set(field, text string) error {
 		if c.Lease.Fixed = 0; text != "auto" {
 			err = setTokens(&c.Lease.Fixed, text, 1)
 		}
-	case "lease.ttl":
-		c.Lease.TTL, c.Lease.Auto = DefaultLeaseTTL, text == "auto"
-		if !c.Lease.Auto {
-			err = setDuration(&c.Lease.TTL, text)
-		}
 	case "lease.reserve":
 		c.Lease.Reserve, err = ParseShare(text)
 	case "reclaim":
@@ -303,8 +281,6 @@ func (c *Coordination) Set(field, text string) error {
 		if err = setTokens(&n, text, 1); err == nil {
 			c.MaxNodes = int(min(n, math.MaxInt32)) // Validate says what the most is
 		}
-	case "low_watermark":
-		c.LowWatermark, err = ParseShare(text)
 	case "check_timeout":
 		err = setDuration(&c.CheckTimeout, text)
 	case "store_deadline":
@@ -316,8 +292,6 @@ func (c *Coordination) Set(field, text string) error {
 		if err = setName(&c.OnStoreFailure, FailurePolicies[:], text); text == "cached" {
 			err = fmt.Errorf("%q is not in this release: write local, a share of the limit for each node", text)
 		}
-	case "local_cap":
-		err = setTokens(&c.LocalCap, text, 0)
 	case "on_deny":
 		err = setName(&c.OnDeny, OnDenies[:], text)
 	case "debt":

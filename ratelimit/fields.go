@@ -17,11 +17,6 @@ func (c *Coordination) Get(field string) string {
 			return "auto"
 		}
 		return c.Lease.Fixed.text()
-	case "lease.ttl":
-		if c.Lease.Auto {
-			return "auto"
-		}
-		return durationText(c.Lease.TTL)
 	case "reclaim":
 		return c.Reclaim.String()
 	case "lease.reserve":
@@ -30,16 +25,12 @@ func (c *Coordination) Get(field string) string {
 		return c.DriftBudget.String()
 	case "max_nodes":
 		return strconv.Itoa(c.MaxNodes)
-	case "low_watermark":
-		return c.LowWatermark.String()
 	case "check_timeout":
 		return durationText(c.CheckTimeout)
 	case "store_deadline":
 		return durationText(c.Deadline())
 	case "on_store_failure":
 		return c.OnStoreFailure.String()
-	case "local_cap":
-		return c.LocalCap.text()
 	case "on_deny":
 		return c.OnDeny.String()
 	case "debt":

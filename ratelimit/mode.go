@@ -41,7 +41,7 @@ var modes = []ModeSpec{
 	Approx: {
 		Name:    "approx",
 		Promise: "admits at most its drift budget beyond the limit, and waits less",
-		Fields:  []string{"drift_budget", "check_timeout", "low_watermark"}, Drifts: true,
+		Fields:  []string{"drift_budget", "check_timeout"}, Drifts: true,
 		Declare: declareApprox, Doubts: doubtApprox,
 	},
 }
@@ -104,10 +104,6 @@ func doubtApprox(r *Rule) (doubts []string) {
 		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes "+
 			"%d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
 			c.DriftBudget, limit, c.DriftBudget.Of(limit), c.MaxNodes, c.MaxNodes))
-	}
-	if c.LowWatermark.Of(limit) >= limit {
-		doubts = append(doubts, fmt.Sprintf("low_watermark %v is the whole limit of %d: every request without a "+
-			"lease waits up to %v; lower it below 100%%", c.LowWatermark, limit, c.CheckTimeout))
 	}
 	if c.CheckTimeout >= c.Deadline() {
 		doubts = append(doubts, fmt.Sprintf("check_timeout %v is not below the store deadline of %v: the rule waits "+

@@ -7,20 +7,14 @@ import "time"
 func (r *Rule) LossShare() Tokens { return max(1, r.Limit.Capacity()/LossPart) }
 
 // LocalShare is the rule for a node that must decide alone, under
-// on_store_failure: local: local_cap, or the limit's share of one of so many nodes, as were last seen alive. 0: that is
-// not known, and there may be max_nodes.
+// on_store_failure: local: the limit's share of one of so many nodes, as were last seen alive. 0: that is not known,
+// and there may be max_nodes.
 func (r *Rule) LocalShare(nodes int) *Rule {
 	alone := *r
-	c := &alone.Coordination
-	share := func(n Tokens) Tokens {
-		if c.LocalCap > 0 {
-			return min(n, c.LocalCap)
-		}
-		return max(min(1, n), n/Tokens(nodes)) // of a limit of 0, nothing
-	}
 	if nodes <= 0 {
-		nodes = c.MaxNodes
+		nodes = r.Coordination.MaxNodes
 	}
+	share := func(n Tokens) Tokens { return max(min(1, n), n/Tokens(nodes)) } // of a limit of 0, nothing
 	alone.Limit.Requests = share(alone.Limit.Requests)
 	alone.Limit.Carries = false // debt is the account's
 	if alone.Limit.Algorithm == TokenBucket {

@@ -59,7 +59,7 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 		charged  ratelimit.Tokens
 	}{ratelimit.FailOpen: {5, 1}, ratelimit.FailClosed: {0, 0}, ratelimit.FailLocal: {4, 1}} {
 		s := newScript(t, 1, 10)
-		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = policy, 3
+		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxNodes = policy, 3
 		c := s.start("a:1").core
 		admitted := 0
 		for i := range 5 {

@@ -23,7 +23,7 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		CarryDebt: r.Limit.Carries, Ceiling: int64(r.Limit.Ceiling),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
 		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed),
-		LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
+		LeaseTtlUs: r.LeaseTTL().Microseconds(), LeaseAuto: true, // for nodes of earlier releases
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
 	if calendar := r.Limit.Calendar; calendar != 0 {
@@ -48,10 +48,9 @@ type ruleKey struct {
 	algorithm, unit, multiplier uint32
 	requests, burst, ceiling    int64
 	refund, eager, carries      bool
-	fixed, ttlUs                int64
+	fixed                       int64
 	audit                       string
 	mode                        uint32
-	auto                        bool
 	deadlineUs                  int64
 	day                         uint32
 	zone                        string
@@ -70,8 +69,8 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetCeiling(),
 		m.GetRefundDenied(),
 		m.GetEager(), m.GetCarryDebt(),
-		m.GetLeaseFixed(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
-		m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
+		m.GetLeaseFixed(), m.GetAudit(), m.GetMode(),
+		m.GetStoreDeadlineUs(),
 		m.GetBillingDay(), m.GetTimeZone(),
 		m.GetReserve(), m.GetMaxNodes(), m.GetDomain(), m.GetPath(),
 	}
@@ -142,11 +141,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if k.eager {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
-	c.Lease = ratelimit.LeaseSize{
-		Fixed: ratelimit.Tokens(k.fixed),
-		TTL:   time.Duration(min(max(k.ttlUs, 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))) * time.Microsecond,
-		Auto:  k.auto,
-	}
+	c.Lease.Fixed = ratelimit.Tokens(k.fixed)
 	if k.deadlineUs < 0 || k.deadlineUs > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
 		return nil, errMessage
 	}

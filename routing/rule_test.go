@@ -38,7 +38,7 @@ func TestRulesTravel(t *testing.T) {
 		},
 		"a lease": func(r *ratelimit.Rule) {
 			c := &r.Coordination
-			c.Lease.Fixed, c.Lease.TTL, c.Lease.Auto, c.StoreDeadline = 7, time.Second, false, 30*time.Millisecond
+			c.Lease.Fixed, c.StoreDeadline = 7, 30*time.Millisecond
 		},
 		"a billing month": billed, "a reserve": reserved,
 	}
@@ -65,7 +65,7 @@ func TestRulesTravel(t *testing.T) {
 		}
 		c, want := &got.Coordination, &r.Coordination
 		if got.Limit != r.Limit || c.Mode != want.Mode || c.Eager() != want.Eager() || c.OnDeny != want.OnDeny ||
-			c.Lease.Fixed != want.Lease.Fixed || c.Lease.TTL != want.Lease.TTL || c.Lease.Auto != want.Lease.Auto || c.StoreDeadline != want.StoreDeadline {
+			c.Lease.Fixed != want.Lease.Fixed || c.StoreDeadline != want.StoreDeadline {
 			t.Errorf("%s: the owner has %+v", what, got)
 		}
 		if at, own := got.AtLedger(), r.AtLedger(); at.Limit != own.Limit || at.DriftShare() != own.DriftShare() || said.GetReserve() > 0 &&

@@ -139,7 +139,7 @@ func TestEndlessReset(t *testing.T) {
 // claim of a hot key's lease. All its admissions together are as the rule declares.
 func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 	s, a := newPair(t)
-	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = ratelimit.FailLocal, 3
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxNodes = ratelimit.FailLocal, 3
 	key, reasons, admitted := a.ownedBy("b:1"), map[ratelimit.FallbackReason]int{}, ratelimit.Tokens(0)
 	s.crash("b:1")
 	for i := range 12 {

@@ -294,7 +294,7 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 		{"late, and it only looks", ratelimit.FailLocal, 0, false, ratelimit.Peek},
 	} {
 		s := newScript(t, 1, 10)
-		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = x.policy, 5
+		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxNodes = x.policy, 2
 		s.ring("a:1", "b:1")
 		a := s.nodes["a:1"]
 		a.withStore()

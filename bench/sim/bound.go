@@ -68,7 +68,7 @@ func (b *bound) lasts(r *ratelimit.Rule) int64 {
 	if r.Limit.Algorithm == ratelimit.TokenBucket {
 		return 1 << 62 // debt stays
 	}
-	return int64(3*r.Limit.Period() + r.Coordination.Lease.TTL)
+	return int64(3*r.Limit.Period() + r.LeaseTTL())
 }
 
 // silent notes that messages of a node that may hold leases do not reach the ledger, or arrive late.
@@ -94,9 +94,9 @@ func (b *bound) miss(n *node) {
 
 // shortest is the shortest lease of the rules of a node.
 func (b *bound) shortest(n *node) time.Duration {
-	ttl := n.rule.Coordination.Lease.TTL
+	ttl := n.rule.LeaseTTL()
 	if b.Second != nil {
-		ttl = min(ttl, b.Second.Coordination.Lease.TTL)
+		ttl = min(ttl, b.Second.LeaseTTL())
 	}
 	return ttl
 }

@@ -18,8 +18,7 @@ var coordinations = []map[string]string{
 	{"mode": "leasing"},
 	{"mode": "leasing", "lease.size": "1"},
 	{"mode": "leasing", "lease.size": "10"},
-	{"mode": "leasing", "lease.ttl": "200ms"},
-	{"mode": "leasing", "reclaim": "eager", "lease.ttl": "2s"},
+	{"mode": "leasing", "reclaim": "eager"},
 	{"mode": "routing"},
 	{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"},
 	{"mode": "approx", "drift_budget": "5%", "max_nodes": "4", "reclaim": "eager"},
@@ -151,8 +150,6 @@ func TestDeclaredOutage(t *testing.T) {
 	l := ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 1, Requests: 600}
 	for _, fields := range []map[string]string{
 		{"on_store_failure": "local"},
-		{"on_store_failure": "local", "local_cap": "25"},
-		{"on_store_failure": "local", "local_cap": "10000"},
 		{"on_store_failure": "open"},
 		{"on_store_failure": "closed"},
 	} {

@@ -21,8 +21,7 @@ func (h *historian) drawn() {
 		c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx)
 	}
 	c.OnStoreFailure, c.Reclaim, c.Audit = ratelimit.FailClosed, ratelimit.ReclaimSafe, false
-	c.Lease.Auto, c.Lease.Fixed = true, 0
-	c.Lease.TTL = pick(h, 2*time.Second, 10*time.Second)
+	c.Lease.Fixed = 0
 	r.Limit = ratelimit.Limit{
 		Unit: ratelimit.Second, Multiplier: uint32(3 + h.IntN(10)), Requests: pick(h, ratelimit.Tokens(20), 40, 100, 1000) + ratelimit.Tokens(h.IntN(40)),
 	}

@@ -71,7 +71,7 @@ func (h *historian) rule() {
 	if h.o.Seed%10 == 9 { // as in most rules: nodes may draw tokens of such windows
 		c := &r.Coordination
 		r.Limit.Algorithm, r.Limit.Burst, c.Reclaim, c.Audit = ratelimit.FixedWindow, 0, ratelimit.ReclaimSafe, false
-		c.Lease.Auto, c.Lease.Fixed = true, 0
+		c.Lease.Fixed = 0
 		if h.o.Seed%20 == 9 {
 			c.Debt, c.OnDeny = ratelimit.DebtCarried, ratelimit.DenyCharges
 			r.Limit.Carries = c.Carries(r.Limit)
@@ -109,16 +109,12 @@ func (h *historian) coordination(c *ratelimit.Coordination) {
 	if h.chance(0.25) {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
-	c.Lease.TTL = pick(h, 100*time.Millisecond, 500*time.Millisecond, 2*time.Second, 10*time.Second)
-	c.Lease.Auto = h.chance(0.7)
 	if h.IntN(4) < 2 {
 		c.Lease.Fixed = pick(h, ratelimit.Tokens(1), 1, 10, 100)
 	}
 	c.MaxNodes = 1 + h.IntN(8)
 	c.DriftBudget = pick(h, ratelimit.Share{PPM: 5000}, ratelimit.Share{PPM: 10_000}, ratelimit.Share{PPM: 50_000}, ratelimit.Share{Tokens: 20})
-	c.LowWatermark = pick(h, ratelimit.Share{}, ratelimit.Share{PPM: 200_000}, ratelimit.Share{PPM: 1_000_000})
 	c.CheckTimeout = pick(h, 0, 2*time.Millisecond, 10*time.Millisecond)
-	c.LocalCap = pick(h, ratelimit.Tokens(0), 20)
 	c.Audit = h.chance(0.1)
 }
 
@@ -180,7 +176,7 @@ func (h *historian) changed(r *ratelimit.Rule) string {
 		c.Audit = !c.Audit
 		return "audit"
 	default:
-		c.Lease, c.OnStoreFailure, c.OnDeny, c.LowWatermark, c.CheckTimeout = other.Lease, other.OnStoreFailure, other.OnDeny, other.LowWatermark, other.CheckTimeout
+		c.Lease, c.OnStoreFailure, c.OnDeny, c.CheckTimeout = other.Lease, other.OnStoreFailure, other.OnDeny, other.CheckTimeout
 		return "others"
 	}
 }

@@ -49,7 +49,7 @@ type variant struct {
 var variants = []variant{
 	{"strict, per request", "strict", map[string]string{"mode": "leasing", "lease.size": "1"}},
 	{"leasing", "leasing", map[string]string{"mode": "leasing"}},
-	{"leasing, eager", "eager", map[string]string{"mode": "leasing", "reclaim": "eager", "lease.ttl": "2s"}},
+	{"leasing, eager", "eager", map[string]string{"mode": "leasing", "reclaim": "eager"}},
 	{"routing", "routing", map[string]string{"mode": "routing"}},
 	{"approx, 0.5%", "0.5%", map[string]string{"mode": "approx", "drift_budget": "0.5%"}},
 	{"approx, 1%", "1%", map[string]string{"mode": "approx", "drift_budget": "1%"}},

@@ -61,10 +61,10 @@ func TestMaxMemory(t *testing.T) {
 
 // A setting of an earlier release is refused with the advice for it, unless it is empty; and none that exists is.
 func TestReplacedSettings(t *testing.T) {
-	set := map[string]string{"COORDINATION_LEASE_TTL": "2s", "HTTP_MAX_CONNECTIONS": "", "GRPC_MAX_CONNECTIONS": "9"}
+	set := map[string]string{"COORDINATION_RECLAIM": "eager", "HTTP_MAX_CONNECTIONS": "", "GRPC_MAX_CONNECTIONS": "9"}
 	err := refused(func(name string) (string, bool) { v, ok := set[name]; return v, ok })
 	for _, want := range []string{
-		"write coordination: {lease: {ttl: 2s}} at the root of each file of rules", `GRPC_MAX_CONNECTIONS is "9"`, "MAX_MEMORY",
+		"write coordination: {reclaim: eager} at the root of each file of rules", `GRPC_MAX_CONNECTIONS is "9"`, "MAX_MEMORY",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %q", err, want)

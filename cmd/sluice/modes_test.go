@@ -18,7 +18,7 @@ import (
 type toy struct{ asked atomic.Int64 }
 
 var toySpec = ratelimit.ModeSpec{
-	Name: "toy", Promise: "lets every second request pass", Fields: []string{"local_cap"},
+	Name: "toy", Promise: "lets every second request pass", Fields: []string{"drift_budget"},
 	Declare: func(_ *ratelimit.Rule, _ int, _ ratelimit.Storage, b ratelimit.Bounds) ratelimit.Bounds {
 		b.Over = ratelimit.Over{Tokens: 777}
 		return b

@@ -19,7 +19,7 @@ const policyRules = `domain: d
 descriptors:
   - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 5}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 5}}
-  - {key: local, coordination: {on_store_failure: local, local_cap: 3}, rate_limit: {unit: day, requests_per_unit: 5}}
+  - {key: local, coordination: {on_store_failure: local}, rate_limit: {unit: day, requests_per_unit: 5}}
 `
 
 // Late replies of the store, and keys without a place, are in the log at once, and then once a minute.
@@ -66,7 +66,7 @@ func TestAnswersInAnOutage(t *testing.T) {
 	for key, want := range map[string]string{
 		"open":   "OK: admitted by on_store_failure: open; the store has not answered for ",
 		"closed": "OVER_LIMIT: denied by on_store_failure: closed; the store has not answered for ",
-		"local":  "OK for 3 tokens of each window at this node, by on_store_failure: local; the store has not answered for ",
+		"local":  "OK for 5 tokens of each window at this node, by on_store_failure: local; the store has not answered for ",
 	} {
 		if got := s.explained("d", key+"=new"); !strings.Contains(got, want) || strings.Contains(got, "says: the ledger") {
 			t.Errorf("%s: no %q in\n%s", key, want, got)

@@ -33,7 +33,7 @@ func TestBadSettings(t *testing.T) {
 		"no such path":           {nil, []string{"--config=/no/such"}, "/no/such: no such file"},
 		"a bad time":             {[]string{"DRAIN_TIME=soon"}, nil, "DRAIN_TIME"},
 		"a bad mode":             {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
-		"a bad ttl":              {[]string{"COORDINATION_LEASE_TTL=1ms"}, nil, `COORDINATION_LEASE_TTL is "1ms", and this release does not have it: write coordination: {lease: {ttl: 1ms}} at the root of each file`},
+		"a field of rules":       {[]string{"COORDINATION_RECLAIM=eager"}, nil, `COORDINATION_RECLAIM is "eager", and this release does not have it: write coordination: {reclaim: eager} at the root of each file`},
 		"a bad ratio":            {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
 		"persecond":              {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, REDIS_PERSECOND_URL"},
 		"redis type":             {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},

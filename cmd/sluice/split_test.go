@@ -19,13 +19,13 @@ func (gone) Settle(context.Context, []account.Claim, []account.Grant) (ratelimit
 	return ratelimit.Epoch{}, 0, errors.New("gone")
 }
 
-// outageRule admits one token in each unit while nothing answers.
+// outageRule admits one token of each unit at a node while nothing answers: a tenth of ten.
 func outageRule(unit ratelimit.Unit) *ratelimit.Rule {
 	r := &ratelimit.Rule{
 		Domain: "d", Path: "k", Limit: ratelimit.Limit{Unit: unit, Requests: 10},
 		Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{},
 	}
-	r.Coordination.OnStoreFailure, r.Coordination.LocalCap = ratelimit.FailLocal, 1
+	r.Coordination.OnStoreFailure = ratelimit.FailLocal
 	return r
 }
 

@@ -98,7 +98,7 @@ coordination: {store_deadline: 200ms, max_nodes: 2, on_deny: refund}
 descriptors:
   - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: year, requests_per_unit: 200}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 1000}}
-  - {key: local, coordination: {on_store_failure: local, local_cap: 7}, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: local, coordination: {on_store_failure: local}, rate_limit: {unit: year, requests_per_unit: 14}}
   - {key: after, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 

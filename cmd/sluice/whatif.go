@@ -45,7 +45,7 @@ type whatIfCmd struct {
 	Seed         uint64            `default:"1" help:"Seed. The same seed gives the same answer."`
 	JSON         bool              `help:"Print JSON."`
 	HTML         string            `placeholder:"FILE" help:"HTML file for a page with charts."`
-	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.ttl=2s."`
+	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.size=10."`
 }
 
 // Help is what `sluice what-if --help` says below its summary.

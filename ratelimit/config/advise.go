@@ -285,14 +285,6 @@ func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 // idle is the reason why a rule's own setting has no effect, or "".
 func idle(field string, c *ratelimit.Coordination) string {
 	switch field {
-	case "low_watermark":
-		if c.Lease.Reserve != (ratelimit.Share{}) {
-			return "" // its low_watermark applies to the reserve
-		}
-	case "local_cap":
-		if c.OnStoreFailure != ratelimit.FailLocal {
-			return fmt.Sprintf("it applies to on_store_failure: local, and this rule has %s", c.OnStoreFailure)
-		}
 	case "lease.reserve":
 		switch {
 		case c.Mode.Spec().Drifts:

@@ -53,11 +53,11 @@ func TestChanges(t *testing.T) {
 			"d.path_/a*: removed: 10 per minute, mode leasing",
 			"d.path_/b*: added: 10 per minute, mode leasing",
 		}},
-		"defaults": {"domain: d", "domain: d\ncoordination: {mode: approx, lease: {ttl: 1m}}", []string{
-			"d: mode leasing -> approx, lease.ttl auto -> 1m",
-			"d.path_*b: mode leasing -> approx, lease.ttl auto -> 1m",
-			"d.path_/a*: mode leasing -> approx, lease.ttl auto -> 1m",
-			"d.tier_gold.user: mode leasing -> approx, lease.ttl auto -> 1m",
+		"defaults": {"domain: d", "domain: d\ncoordination: {mode: approx, lease: {size: 9}}", []string{
+			"d: mode leasing -> approx, lease.size auto -> 9",
+			"d.path_*b: mode leasing -> approx, lease.size auto -> 9",
+			"d.path_/a*: mode leasing -> approx, lease.size auto -> 9",
+			"d.tier_gold.user: mode leasing -> approx, lease.size auto -> 9",
 		}},
 		"a leaf": {"    rate_limit: {unit: day, requests_per_unit: 7}\n", "", []string{
 			"d.tier_gold.user: rate_limit 7 per day, mode leasing -> limits nothing",
@@ -196,11 +196,11 @@ descriptors:
 		"share_threshold":   strings.Replace(before, "  rate", "  share_threshold: true\n  rate", 1),
 	}
 	for field, text := range map[string]string{
-		"mode": "approx", "lease.size": "9", "lease.ttl": "1m",
+		"mode": "approx", "lease.size": "9",
 		"lease.reserve": "5%", "reclaim": "eager",
-		"drift_budget": "3%", "max_nodes": "3", "low_watermark": "7%", "check_timeout": "3ms",
+		"drift_budget": "3%", "max_nodes": "3", "check_timeout": "3ms",
 		"store_deadline":   "9ms",
-		"on_store_failure": "open", "local_cap": "7", "on_deny": "refund", "audit": "true",
+		"on_store_failure": "open", "on_deny": "refund", "audit": "true",
 	} {
 		setting := field + ": " + text
 		if name, of := strings.CutPrefix(field, "lease."); of {

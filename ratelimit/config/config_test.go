@@ -129,7 +129,7 @@ descriptors:
 algorithm: leaky
 coordination:
   mode: gossip
-  lease: {ttl: 1, siz: 3}
+  lease: {size: x, siz: 3}
   max_nodes: 0
   check_timeout: 3s
 descriptors:
@@ -137,7 +137,7 @@ descriptors:
   burst: 5
   rate_limit: {unit: day, requests_per_unit: 1, algorithm: token_bucket}
 - key: b
-  coordination: {drift_budget: 200%, lease: {max: 2}, low_watermark: 1.00001%}
+  coordination: {drift_budget: 200%, lease: {max: 2}, low_watermark: 1%}
 - key: c
   coordination: {on_store_failure: cached}
 `},
@@ -145,8 +145,9 @@ descriptors:
 				`f1.yaml:2:12: error loading config file: algorithm must be one of ` +
 					`fixed_window, sliding_window, token_bucket, not "leaky"`,
 				`f1.yaml:4:9: config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
-				`f1.yaml:5:16: config error, coordination: lease.ttl: "1" is not a duration like 250ms or 10s`,
-				"f1.yaml:5:19: config error, unknown key 'siz'; did you mean 'size'? Known here: size, ttl, reserve",
+				`f1.yaml:5:17: config error, coordination: lease.size: "x" is not a whole number from 1 to ` +
+					`1000000000000`,
+				"f1.yaml:5:20: config error, unknown key 'siz'; did you mean 'size'? Known here: size, reserve",
 				`f1.yaml:6:14: config error, coordination: max_nodes: "0" is not a whole number from 1 to ` +
 					`1000000000000`,
 				"f1.yaml:7:18: config error, coordination: check_timeout is 3s, must be between 0s and 1s",
@@ -157,7 +158,8 @@ descriptors:
 					`from 0% to 100%, with at most four decimals`,
 				"f1.yaml:13:46: config error, coordination: this release does not have lease.max; remove it: " +
 					"write lease: {size: N}",
-				`f1.yaml:13:70: config error, coordination: low_watermark: "1.00001%" is not a percentage`,
+				"f1.yaml:13:55: config error, coordination: this release does not have low_watermark; remove it: " +
+					"requests without a lease wait",
 				`f1.yaml:15:36: config error, coordination: on_store_failure: "cached" is not in this release: ` +
 					`write local`,
 			},
@@ -309,7 +311,7 @@ func TestInheritance(t *testing.T) {
 domain: d
 algorithm: token_bucket
 burst: 9
-coordination: {mode: approx, drift_budget: 5%, lease: {ttl: 3s}}
+coordination: {mode: approx, drift_budget: 5%, lease: {size: 3}}
 descriptors:
   - key: a
     rate_limit: {unit: second, requests_per_unit: 1}
@@ -326,13 +328,13 @@ descriptors:
 	var got []string
 	for _, r := range rules {
 		c := r.Coordination
-		got = append(got, fmt.Sprintf("%s: %s, %s %s ttl %s size %d %s", r.Path, r.Limit, c.Mode, c.DriftBudget,
-			c.Lease.TTL, c.Lease.Fixed, c.OnDeny))
+		got = append(got, fmt.Sprintf("%s: %s, %s %s size %d %s", r.Path, r.Limit, c.Mode, c.DriftBudget,
+			c.Lease.Fixed, c.OnDeny))
 	}
 	want := []string{
-		"a: 1 per second, bucket of 9, routing 5% ttl 3s size 0 charge",
-		"a.b: 1 per second, sliding, routing 5% ttl 3s size 7 refund",
-		"c: 1 per second, approx 5% ttl 3s size 0 charge",
+		"a: 1 per second, bucket of 9, routing 5% size 3 charge",
+		"a.b: 1 per second, sliding, routing 5% size 7 refund",
+		"c: 1 per second, approx 5% size 3 charge",
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)

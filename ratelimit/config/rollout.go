@@ -45,7 +45,7 @@ var Effects = []Effect{
 			"a window begins. In an outage, each node uses its own rules",
 	},
 	{
-		Fields:    []string{"lease.size", "lease.ttl"},
+		Fields:    []string{"lease.size"},
 		Spent:     "stay charged",
 		Leases:    "stay. The next claim of a node follows its new rules",
 		Meanwhile: "the limit holds",
@@ -72,13 +72,13 @@ var Effects = []Effect{
 		Meanwhile: "the bound of eager holds: one lease for each silent node",
 	},
 	{
-		Fields:    []string{"on_store_failure", "local_cap"},
+		Fields:    []string{"on_store_failure"},
 		Spent:     "stay charged",
 		Leases:    "stay",
 		Meanwhile: "in an outage, each node decides by its own rules",
 	},
 	{
-		Fields:    []string{"low_watermark", "check_timeout", "store_deadline"},
+		Fields:    []string{"check_timeout", "store_deadline"},
 		Spent:     "stay charged",
 		Leases:    "stay",
 		Meanwhile: "nodes wait for different times. The bounds hold",

@@ -106,26 +106,22 @@ func coordinationSchema() schema {
 	}
 	size := described(schema{"anyOf": []schema{{"const": "auto"}, whole(1, "")}},
 		"Tokens of a claim. auto: by demand.")
-	ttl := described(schema{"anyOf": []schema{{"const": "auto"}, duration("")}},
-		"Lifetime of a lease, 100ms to 1h.")
 	return object("How a fleet shares the budget. Descriptors below inherit each field.", schema{
 		"mode": described(schema{"enum": ratelimit.ModeNames()}, modePromises()),
 		"lease": object("How tokens are leased.", schema{
-			"size": size, "ttl": ttl, "reserve": share("Part of the limit (0.5%) or tokens, up to a tenth of it, " +
+			"size": size, "reserve": share("Part of the limit (0.5%) or tokens, up to a tenth of it, " +
 				"that the store does not grant, so that nodes can admit first requests at once. 0: no reserve."),
 		}),
 		"reclaim":      described(schema{"enum": ratelimit.Reclaims}, "Use of a silent node's tokens."),
 		"drift_budget": share("For approx: maximum over-admission of the fleet, part of the limit (1%) or tokens."),
 		"max_nodes": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxMaxNodes},
 			"Maximum nodes of the fleet."),
-		"low_watermark": share("For approx: part of the limit left, below which a node waits for the store."),
-		"check_timeout": duration("For approx: maximum of that wait, up to 1s."),
+		"check_timeout": duration("For approx: maximum wait for the store while at most a fifth of the limit is " +
+			"left, up to 1s."),
 		"store_deadline": duration("Maximum wait of a decision for the store or a key's owner, 1ms to 1s " +
 			"(default 15ms)."),
 		"on_store_failure": described(schema{"enum": ratelimit.FailurePolicies},
 			"Decision while the store does not answer."),
-		"local_cap": whole(0, "For on_store_failure: local: tokens per node. 0: the limit divided by the "+
-			"nodes last seen alive, or by max_nodes if their number is unknown."),
 		"on_deny": described(schema{"enum": ratelimit.OnDenies}, "Charge of a denied request."),
 		"debt": described(schema{"enum": ratelimit.Debts},
 			"For fixed_window: charges beyond the limit, at the end of the window."),

@@ -73,9 +73,11 @@ func (k *Key) Drifting(now instant) bool {
 	return k.Deadline != 0 && (k.Drift() > 0 || k.carried > 0) && now < k.Till
 }
 
-// ample tells whether more than the watermark was left a short while ago.
+// lowWatermark is the part of the limit below which requests without a lease wait for an answer.
+const lowWatermark = 5
+
+// ample tells whether more than the low watermark was left a short while ago.
 func (k *Key) ample(now instant, r *ratelimit.Rule) bool {
-	c := &r.Coordination
 	left := r.Limit.Capacity() - k.Sum + max(0, k.Taken-k.Spent)
-	return k.Heard != 0 && now.Sub(k.Heard) <= r.SyncInterval() && left > c.LowWatermark.Of(r.Limit.Capacity())
+	return k.Heard != 0 && now.Sub(k.Heard) <= r.SyncInterval() && left > r.Limit.Capacity()/lowWatermark
 }

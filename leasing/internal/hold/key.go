@@ -262,7 +262,7 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	if !p.eager || p.Deadline == Never {
 		return Never
 	}
-	return p.Deadline.Add(-rule.Coordination.Lease.TTL / 4) // which is three quarters of it
+	return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
 }
 
 // Piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
