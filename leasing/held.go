@@ -59,9 +59,29 @@ func (h *Held) Credit(w ratelimit.Window, n ratelimit.Tokens) bool {
 	if w != 0 && t.Window != w {
 		return false
 	}
+	h.lower(n)
+	return true
+}
+
+// Refund credits a refund that the owner did not answer. w is its window by this node's clock, for totals whose window
+// the owner has not named; 0: a bucket. Such totals with unreported admissions may be of an earlier window: the refund
+// takes back only these.
+func (h *Held) Refund(w ratelimit.Window, n ratelimit.Tokens) {
+	t := &h.totals
+	switch {
+	case w == 0 || t.Window != 0:
+	case t.Taken == 0 && t.Spent == 0:
+		t.Window = w
+	default:
+		n = min(n, max(0, t.Spent))
+	}
+	h.lower(n)
+}
+
+func (h *Held) lower(n ratelimit.Tokens) {
+	t := &h.totals
 	n = min(n, MostTotal)
 	t.Taken, t.Spent = max(t.Taken-n, -MostTotal), max(t.Spent-n, -MostTotal)
-	return true
 }
 
 // Open tells whether there is something to report to the owner, now or later: another total, or tokens in hand.

@@ -156,6 +156,10 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 	}
 	told := *a
 	told.Key = append([]byte(nil), a.Key...)
+	w := ratelimit.Window(0)
+	if a.Rule.Limit.Algorithm != ratelimit.TokenBucket {
+		w = a.Rule.Limit.WindowAt(c.fallback.LedgerNow(c.clock()))
+	}
 	if say == nil {
 		say = newCall(nil)
 		say.finish(nil, errPeerGone)
@@ -169,7 +173,11 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 			c.hotHere.Admit(&told)
 		// If it is unknown whether the owner has it, a charge is sent once more, and a refund is not.
 		case !say.sent || say.reply != nil:
-			c.hotHere.Credit(&told, told.Window)
+			if told.Window != 0 { // of a release: the owner's
+				c.hotHere.Credit(&told, told.Window)
+			} else {
+				c.hotHere.Refund(&told, w)
+			}
 		}
 		c.hands.wake()
 	})

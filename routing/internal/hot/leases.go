@@ -266,8 +266,13 @@ func (h *Leases) Admit(a *ratelimit.Ask) {
 	h.note(a, func(held *leasing.Held) bool { held.Admit(a.Cost); return true })
 }
 
-// Credit records tokens to give back: a refund while the owner did not answer, or a charge of the owner in
-// vain. It reports false if there is no room, or the window is another one.
+// Refund records a refund while the owner did not answer. w is its window by this node's clock; 0: a bucket.
+func (h *Leases) Refund(a *ratelimit.Ask, w ratelimit.Window) {
+	h.note(a, func(held *leasing.Held) bool { held.Refund(w, a.Cost); return true })
+}
+
+// Credit records tokens to give back: a charge of the owner in vain. It reports false if there is no room, or the
+// window is another one.
 func (h *Leases) Credit(a *ratelimit.Ask, w ratelimit.Window) bool {
 	return h.note(a, func(held *leasing.Held) bool { return held.Credit(w, a.Cost) })
 }
