@@ -68,6 +68,7 @@ test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says fir
 	$(GO) vet ./...
 	$(GO) test -vet=off -timeout 10m ./cmd/sluice ./...
 	@if command -v valkey-server; then $(MAKE) valkey; else echo "no valkey-server here: tests run on redis-server only"; fi
+	cd bench/mutants && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./...
 	cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
 	$(MAKE) fuzz
 
@@ -133,7 +134,7 @@ exhaust: ## visit every state of small fleets, for 20 to 40 minutes and some GB 
 # FILES='leasing/*.go' takes a part; docs/internals/proof.md says how to read it.
 BUDGET ?= 60m
 mutants: deps ## plant faults in the core, one at a time, and see which ones the tests notice
-	$(GO) run ./bench/mutants -files '$(FILES)' -budget $(BUDGET)
+	$(GO) run -C bench/mutants . -files '$(FILES)' -budget $(BUDGET)
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench

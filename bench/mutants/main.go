@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"syscall"
@@ -33,7 +34,7 @@ type options struct {
 }
 
 func main() {
-	o := options{known: "bench/mutants/equivalent.txt", out: os.Stdout}
+	o := options{known: "equivalent.txt", out: os.Stdout}
 	o.say = func(format string, args ...any) { fmt.Fprintf(os.Stderr, format, args...) }
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
 	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
@@ -43,7 +44,7 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	root, err := os.Getwd()
+	root, err := filepath.Abs("../..") // of the product's module
 	if err == nil {
 		thePlan.root = root
 		_, err = thePlan.run(ctx, &o, allByHand)

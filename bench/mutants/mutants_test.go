@@ -11,12 +11,12 @@ import (
 
 // The whole tool, on a package of which it is known what its test notices.
 func TestHunt(t *testing.T) {
-	root, err := filepath.Abs("../..")
+	root, err := filepath.Abs(".")
 	if err != nil {
 		t.Fatal(err)
 	}
-	const file = "bench/mutants/testdata/purse/purse.go"
-	p := plan{root: root, files: []string{file}, suites: []suite{{dir: "bench/mutants/testdata/purse"}}}
+	const file = "testdata/purse/purse.go"
+	p := plan{root: root, files: []string{file}, suites: []suite{{dir: "testdata/purse"}}}
 	var out bytes.Buffer
 	o := options{budget: 1 << 40, percent: 100, known: "testdata/equivalent.txt", out: &out, say: t.Logf}
 	r, err := p.run(t.Context(), &o, []byHand{{Name: "a purse may be overdrawn", File: file, Right: "n = min(n, p.coins)\n\tp.coins -= n", Wrong: "p.coins -= n"}})
