@@ -26,7 +26,7 @@ func TestProblems(t *testing.T) {
 	}
 	runbooks := string(page)
 	none := -1
-	lately := func(r ruleRates) recentRules { return recentRules{"edge\nlogin\n": &r} }
+	lately := func(r recentRule) recentRules { return recentRules{"edge\nlogin\n": r} }
 	for name, c := range map[string]struct {
 		s      State
 		recent Rates
@@ -36,7 +36,7 @@ func TestProblems(t *testing.T) {
 		"nothing": {s: State{State: metrics.State{Rules: rule(nil)}}},
 		"a bound is broken": {
 			s:     State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) { r.Beyond = 2 })}},
-			rules: lately(ruleRates{counts: counts{beyond: 1}}),
+			rules: lately(recentRule{beyond: 1}),
 			want: []string{"bad Rules exceeded their declared bound in the last 15 minutes|edge.login " +
 				"(declared: 6"},
 		},
@@ -49,7 +49,7 @@ func TestProblems(t *testing.T) {
 				r.BeyondByPolicy,
 					r.OverByPolicy = 1, 120
 			})}},
-			rules: lately(ruleRates{counts: counts{byPolicy: 1}}),
+			rules: lately(recentRule{byPolicy: 1}),
 			want: []string{"warn on_store_failure admitted more than the limit|edge.login (open): 120 tokens " +
 				"in all. The bound for normal operation holds."},
 		},
@@ -58,7 +58,7 @@ func TestProblems(t *testing.T) {
 				BreakerOpen: true,
 				SyncAge:     12,
 			}, Seat: &none, SeatWanted: true}},
-			recent: Rates{Alone: 14}, rules: lately(ruleRates{alone: 14}),
+			recent: Rates{Alone: 14}, rules: lately(recentRule{alone: 14}),
 			want: []string{
 				"bad The store does not answer: the last reply was 12 s ago|Nodes spend",
 				"warn 14 decisions a second are made without the store|By rule, with its " +
