@@ -107,12 +107,16 @@ func (p *player) play(t *testing.T, line string) string {
 	return p.answered(line)
 }
 
-// answered sends descriptors, with | between two. "-> NAME" gives the answer's hold a name.
+// answered sends descriptors, with | between two. "-> NAME" gives the answer's hold a name, "hits=N" before it is the
+// request's hits_addend, and "nowhere" leaves out its domain.
 func (p *player) answered(line string) string {
 	line, name, named := strings.Cut(line, " -> ")
 	r := rlsRequest()
 	if rest, ok := strings.CutPrefix(line, "nowhere "); ok {
 		r.Domain, line = "", rest
+	}
+	if n, err := fmt.Sscanf(line, "hits=%d", &r.HitsAddend); n == 1 && err == nil {
+		_, line, _ = strings.Cut(line, " ")
 	}
 	for text := range strings.SplitSeq(line, " | ") {
 		if text != "" {
