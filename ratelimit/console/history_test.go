@@ -43,8 +43,18 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	if v.P99[0] != 9.1 { // nine tenths of the way from 1 to 10 ms
 		t.Errorf("p99 %v ms", v.P99[0])
 	}
+	if r := h.Recent(); r.Passed != 10 || r.P99 != 0.0091 {
+		t.Errorf("lately %+v", r)
+	}
 	if newest := h.columns(time.UnixMilli(v.At[shownLooks-3])); len(newest.At) != 2 || newest.At[1] != v.At[shownLooks-1] {
 		t.Errorf("since the last but two: %v", newest.At)
+	}
+	for i := range recentFor / lookEvery {
+		h.observe(at.Add(time.Duration(shownLooks+11)*lookEvery+i*lookEvery), looked(1e6, 0, 0, 0), nil)
+	}
+	h.observe(at.Add(time.Duration(shownLooks+11)*lookEvery+recentFor), looked(1e6, 0, 0, 0), nil)
+	if r := h.Recent(); r.Passed != 0 {
+		t.Errorf("ten seconds without a call: %v a second", r.Passed)
 	}
 }
 

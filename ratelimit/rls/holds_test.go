@@ -9,7 +9,6 @@ import (
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -226,18 +225,6 @@ func TestHostileSettlements(t *testing.T) {
 		t.Errorf("of 100,000 hostile settlements these are counted: %v", counted)
 	}
 	t.Log(counted)
-}
-
-// A caller that has gone takes no hold along.
-func TestGoneCallersHoldNothing(t *testing.T) {
-	f := holdFixture(t)
-	c := &call{}
-	c.in, _ = proto.Marshal(rlsRequest(desc("constant=a")))
-	if err := f.answer(context.Background(), c); err != nil {
-		t.Fatal(err)
-	}
-	c.undo(f.Service, f.now, func(int) bool { return true })
-	f.hasLeft("constant=a", 100)
 }
 
 func entryOf(e *common.RateLimitDescriptor_Entry) config.Entry {

@@ -247,8 +247,10 @@ func TestPanicIsOneFailedRequest(t *testing.T) {
 type broken struct{ ratelimit.Limiter }
 
 func TestAnswerAllocatesNothing(t *testing.T) {
-	f := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
-	in, err := proto.Marshal(rlsRequest(desc("five=0123456789"), desc("twenty=x"), desc("node=x,leaf=y")))
+	f := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}},
+		testRules+"  - {key: named, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}\n")
+	in, err := proto.Marshal(rlsRequest(desc("five=0123456789"), desc("twenty=x"), desc("node=x,leaf=y"),
+		desc("named=z")))
 	if err != nil {
 		t.Fatal(err)
 	}
