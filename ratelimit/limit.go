@@ -34,9 +34,6 @@ func ClampedForEnvoy(n Tokens) uint32 { return uint32(max(0, min(n, math.MaxUint
 // numbers of Redis' scripts, which are below 2^53.
 const MaxBooked Tokens = 1 << 40
 
-// Booked returns a + b, or MaxBooked.
-func Booked(a, b Tokens) Tokens { return min(AddTokens(a, b), MaxBooked) }
-
 // Unit is the period a limit is stated for. Its numbers are those of Envoy's
 // RateLimitResponse.RateLimit.Unit, so that it goes on the wire as it is.
 type Unit uint8
