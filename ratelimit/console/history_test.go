@@ -32,7 +32,8 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 		h.observe(at.Add(time.Duration(i)*lookEvery), looked(20*i, 10*i, 2*i, 0), took(90*i, 100*i))
 	}
 	v := h.columns(time.Time{})
-	if len(v.At) != shownLooks || len(v.Passed) != shownLooks || len(v.Rules) != 1 || len(v.Rules[0].Passed) != shownLooks {
+	if len(v.At) != shownLooks || len(v.Passed) != shownLooks || len(v.Rules) != 1 ||
+		len(v.Rules[0].Passed) != shownLooks {
 		t.Fatalf("%d samples, %d rules", len(v.At), len(v.Rules))
 	}
 	if v.Passed[0] != 10 || v.Refused[0] != 5 || v.Alone[0] != 1 || v.Rules[0].Passed[0] != 10 ||
@@ -46,8 +47,9 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	if r := h.Recent(); r.Passed != 10 || r.P99 != 0.0091 {
 		t.Errorf("lately %+v", r)
 	}
-	if newest := h.columns(time.UnixMilli(v.At[shownLooks-3])); len(newest.At) != 2 || newest.At[1] != v.At[shownLooks-1] {
-		t.Errorf("since the last but two: %v", newest.At)
+	newest := h.columns(time.UnixMilli(v.At[shownLooks-3])).At
+	if len(newest) != 2 || newest[1] != v.At[shownLooks-1] {
+		t.Errorf("since the last but two: %v", newest)
 	}
 	for i := range recentFor / lookEvery {
 		h.observe(at.Add(time.Duration(shownLooks+11)*lookEvery+i*lookEvery), looked(1e6, 0, 0, 0), nil)

@@ -62,8 +62,8 @@ func (n *overridable) play(line string) string {
 		if err := json.Unmarshal(text, &e); err != nil {
 			n.Fatal(err)
 		}
-		return fmt.Sprintf("%s of %s, %q in the file, error %q: %s; set %t, expires %t, says why %t", e.Limit, e.LimitFrom,
-			e.RuleLimit, e.OverrideError, e.Next, !e.OverrideSet.IsZero(), !e.OverrideExpires.IsZero(),
+		return fmt.Sprintf("%s of %s, %q in the file, error %q: %s; set %t, expires %t, says why %t", e.Limit,
+			e.LimitFrom, e.RuleLimit, e.OverrideError, e.Next, !e.OverrideSet.IsZero(), !e.OverrideExpires.IsZero(),
 			bytes.Contains(text, []byte("s3cret")) || bytes.Contains(text, []byte("ops")))
 	case "quiet":
 		return n.play(rest)[:0]
@@ -91,7 +91,8 @@ func (n *overridable) listed(path string) string {
 	all := []string{}
 	for after := ""; ; {
 		var page Page
-		if err := json.Unmarshal(n.do("GET", path+"&after="+url.QueryEscape(after), "").Body.Bytes(), &page); err != nil {
+		answer := n.do("GET", path+"&after="+url.QueryEscape(after), "").Body.Bytes()
+		if err := json.Unmarshal(answer, &page); err != nil {
 			n.Fatal(err)
 		}
 		for _, o := range page.Overrides {

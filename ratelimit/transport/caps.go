@@ -26,6 +26,3 @@ func Default() Caps {
 		Age: 24 * time.Hour, AgeGrace: time.Hour,
 	}
 }
-
-// DefaultBytesInFlight is the default size of a Budget.
-const DefaultBytesInFlight = 64 << 20
