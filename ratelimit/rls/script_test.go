@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -101,6 +104,12 @@ func (p *player) play(t *testing.T, line string) string {
 					c.OverLocally.Load(), p.holdsCounted(first))
 			}
 		}
+	case "post":
+		w := httptest.NewRecorder()
+		in := strings.NewReader(strings.TrimPrefix(line, "post "))
+		p.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", in))
+		body := strings.NewReplacer(" ", "", "\u00a0", "", "\n", "").Replace(w.Body.String()) // protojson varies it
+		return fmt.Sprintf("%d %q %s", w.Code, w.Header().Get("Retry-After"), body)
 	case "cache":
 		return fmt.Sprintf("%+v", p.options.LocalCache.Stats())
 	}
@@ -187,4 +196,12 @@ func (f *fixture) counted() string {
 		fmt.Fprintf(&b, "%s:%d ", name, sums[name])
 	}
 	return strings.TrimSpace(b.String())
+}
+
+func headersOf(a *rlsv3.RateLimitResponse) string {
+	var all []string
+	for _, h := range a.ResponseHeadersToAdd {
+		all = append(all, h.Key+": "+h.Value)
+	}
+	return strings.Join(all, " | ")
 }

@@ -266,31 +266,13 @@ func TestAnswerAllocatesNothing(t *testing.T) {
 
 func TestJSON(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
-	post := func(body io.Reader) (int, string) {
-		w := httptest.NewRecorder()
-		f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", body))
-		return w.Code, w.Body.String()
-	}
 	one := `{"domain":"d","descriptors":[{"entries":[{"key":"node","value":"a"},{"key":"leaf","value":"b"}]}]}`
-	for _, c := range []struct {
-		body io.Reader
-		code int
-		want string
-	}{
-		{strings.NewReader(one), 200, `"overallCode":"OK"`},
-		{strings.NewReader(one), 429, `"overallCode":"OVER_LIMIT"`},
-		{strings.NewReader(`{"domain":`), 400, "malformed request"},
-		{strings.NewReader(`{"domain":"","descriptors":[]}`), 400, "rate limit domain must not be empty"},
-		{strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"a","value":"\ud800"}]}]}`), 400, ""},
-		{io.LimitReader(endless{}, 100<<20), 413, "request is larger than 262144 bytes"},
-	} {
-		code, body := post(c.body)
-		body = strings.ReplaceAll(body, `": "`, `":"`)
-		if code != c.code || !strings.Contains(body, c.want) {
-			t.Errorf("got %d %s, want %d %s", code, body, c.code, c.want)
-		}
-	}
 	w := httptest.NewRecorder()
+	f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", io.LimitReader(endless{}, 100<<20)))
+	if w.Code != http.StatusRequestEntityTooLarge || w.Body.String() != "request is larger than 262144 bytes\n" {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	w = httptest.NewRecorder()
 	f.ServeJSON(w, httptest.NewRequest(http.MethodGet, "/json", nil))
 	if w.Code != http.StatusMethodNotAllowed {
 		t.Error(w.Code)
