@@ -66,7 +66,7 @@ func (w *ringWorld) startTLS(i int, secret string, client, server credentials.Tr
 
 // run runs a node until the test ends.
 func (w *ringWorld) run(n *node, l net.Listener, server credentials.TransportCredentials) {
-	n.budget = transport.NewBudget(cmp.Or(w.budget, transport.DefaultBytesInFlight))
+	n.budget = transport.NewBudget(cmp.Or(w.budget, 64<<20))
 	listener := n.NewServer(server, n.budget)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

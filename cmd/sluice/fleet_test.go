@@ -57,8 +57,8 @@ descriptors:
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 20000}}
   - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 1000}}
   - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
-  - {key: eager, coordination: {reclaim: eager, on_store_failure: closed, lease: {ttl: 300ms, size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
-  - {key: brief, coordination: {on_store_failure: closed, lease: {ttl: 300ms, size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
+  - {key: eager, coordination: {reclaim: eager, on_store_failure: closed, lease: {size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
+  - {key: brief, coordination: {on_store_failure: closed, lease: {size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
 `
 
 // newFleet starts so many nodes, and waits until they are healthy, and in the ring.
@@ -289,7 +289,9 @@ func TestFleetNodeFaults(t *testing.T) {
 				f.nodes[0].Signal(syscall.SIGSTOP)
 			}
 			during := f.load(key, 6, 750, 1, 2)
-			time.Sleep(700 * time.Millisecond) // past the lease's 300 ms
+			if key == "eager" {
+				time.Sleep(10*time.Second + 500*time.Millisecond) // past the lease
+			}
 			if name != "killed" {
 				f.nodes[0].Signal(syscall.SIGCONT)
 				f.load(key, 6, 100, 0).Wait()

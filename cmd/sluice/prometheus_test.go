@@ -31,7 +31,7 @@ func tool(t *testing.T, name string) string {
 const scrapedRules = `domain: d
 descriptors:
   - {key: lease, rate_limit: {unit: minute, requests_per_unit: 100000}}
-  - {key: tight, coordination: {lease: {ttl: 200ms}}, rate_limit: {unit: minute, requests_per_unit: 50}}
+  - {key: tight, rate_limit: {unit: minute, requests_per_unit: 50}}
   - {key: drift, coordination: {mode: approx, drift_budget: 10%, check_timeout: 0s}, rate_limit: {unit: second, requests_per_unit: 200}}
   - {key: owned, coordination: {mode: routing}, rate_limit: {unit: minute, requests_per_unit: 100000}}
   - {key: holds, hold: {amount: 20}, rate_limit: {unit: minute, requests_per_unit: 1000000}}

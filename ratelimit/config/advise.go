@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -203,11 +204,7 @@ func some(names map[string]bool) []string {
 	if len(names) > most {
 		return nil
 	}
-	all := make([]string, 0, len(names))
-	for name := range names {
-		all = append(all, name)
-	}
-	return all
+	return slices.Collect(maps.Keys(names))
 }
 
 // hidden warns about a pattern, or a key without a value, that never applies because an earlier

@@ -116,7 +116,11 @@ const (
 	spotOrder = "\x02" // ends the place of all patterns of a key
 )
 
-var spotName = strings.NewReplacer(spotLevel, ".", spotValue, "_")
+var (
+	spotName = strings.NewReplacer(spotLevel, ".", spotValue, "_")
+	// spotText keeps keys and values apart from separators.
+	spotText = strings.NewReplacer("\x00", "\x03\x03", "\x01", "\x03\x04", "\x02", "\x03\x05", "\x03", "\x03\x06")
+)
 
 // spot is the content of one place in the rules: a domain, a descriptor, or all patterns of a key.
 type spot struct {
@@ -128,33 +132,39 @@ type spot struct {
 
 func (r *Rules) spots() map[string]*spot {
 	all := map[string]*spot{}
-	if r == nil {
-		return all
-	}
-	for name, d := range r.domains {
-		all[name] = &spot{limit: "a domain", fields: coordinationFields(&d.Defaults)}
-		d.root.spots(name, all)
-	}
+	r.eachSpot(func(at string, p *spot) { all[at] = p })
 	return all
 }
 
-func (l level) spots(above string, all map[string]*spot) {
-	for key, s := range l {
-		at := above + spotLevel + key
-		put := func(at string, n *node) {
-			all[at] = n.spot()
-			n.below.spots(at, all)
-		}
-		for value, n := range s.exact {
-			put(at+spotValue+value, n)
+// eachSpot calls f with all spots, in an order that the rules alone give.
+func (r *Rules) eachSpot(f func(at string, p *spot)) {
+	if r == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.domains)) {
+		d, at := r.domains[name], spotText.Replace(name)
+		f(at, &spot{limit: "a domain", fields: coordinationFields(&d.Defaults)})
+		d.root.eachSpot(at, f)
+	}
+}
+
+func (l level) eachSpot(above string, f func(at string, p *spot)) {
+	put := func(at string, n *node) {
+		f(at, n.spot())
+		n.below.eachSpot(at, f)
+	}
+	for _, key := range slices.Sorted(maps.Keys(l)) {
+		s, at := l[key], above+spotLevel+spotText.Replace(key)
+		for _, value := range slices.Sorted(maps.Keys(s.exact)) {
+			put(at+spotValue+spotText.Replace(value), s.exact[value])
 		}
 		order := make([]string, len(s.wildcards))
 		for i, n := range s.wildcards {
-			order[i] = n.pattern.text
-			put(at+spotValue+n.pattern.text, n)
+			order[i] = spotText.Replace(n.pattern.text)
+			put(at+spotValue+order[i], n)
 		}
 		if len(order) > 1 {
-			all[at+spotOrder] = &spot{order: strings.Join(order, spotLevel)}
+			f(at+spotOrder, &spot{order: strings.Join(order, spotLevel)})
 		}
 		if s.bare != nil {
 			put(at, s.bare)

@@ -355,6 +355,11 @@ func TestFingerprintIsOfWhatIsInForce(t *testing.T) {
 	if d := parse("a.yaml"); a != b || a == c || d != a {
 		t.Error(a, b, c, d)
 	}
+	below := mustParse(t, "{domain: d, descriptors: [{key: k, descriptors: [{key: l}, {key: m}]}]}")
+	beside := mustParse(t, `{domain: d, descriptors: [{key: k, descriptors: [{key: m}]}, {key: "k\0l"}]}`)
+	if below.Fingerprint() == beside.Fingerprint() || len(Changes(below, beside)) == 0 {
+		t.Error("a key with a separator is taken for two levels")
+	}
 	if got := (*Rules)(nil).Fingerprint(); got != "" {
 		t.Errorf("of no rules: %q", got)
 	}

@@ -227,15 +227,6 @@ func (d *decoder) tokens(f *field) ratelimit.Tokens {
 	return ratelimit.Tokens(n)
 }
 
-// multiplier is a number of units.
-func (d *decoder) multiplier(f *field) ratelimit.Tokens {
-	n := d.tokens(f)
-	if n == 0 {
-		d.wrong(f, "a whole number from 1 on")
-	}
-	return n
-}
-
 func (d *decoder) metadata(f *field) map[string]any {
 	if f.value.kind == null {
 		return nil

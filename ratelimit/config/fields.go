@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -49,7 +50,7 @@ func init() { // descriptors hold descriptors
 	limitFields = fields[RateLimit]{
 		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.tokens(f) },
 		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
-		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.multiplier(f) },
+		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.atLeastOne(f) },
 		"concurrency":       func(d *decoder, t *RateLimit, f *field) { t.Concurrency = d.atLeastOne(f) },
 		"hold_ttl":          func(d *decoder, t *RateLimit, f *field) { t.HoldTTL = d.duration(f) },
 		"billing":           func(d *decoder, t *RateLimit, f *field) { t.Billing = d.billing(f) },
@@ -89,11 +90,4 @@ var elsewhere = map[string]string{
 	"name": "in rate_limit", "replaces": "in rate_limit",
 }
 
-func (known fields[T]) names() []string {
-	names := make([]string, 0, len(known))
-	for name := range known {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func (known fields[T]) names() []string { return slices.Sorted(maps.Keys(known)) }

@@ -5,8 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"hash"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -30,64 +28,18 @@ func (r *Rules) Fingerprint() string {
 
 // settle computes the values of complete rules.
 func (r *Rules) settle() {
-	p := printer{sha256.New(), new([]byte)}
-	for _, name := range slices.Sorted(maps.Keys(r.domains)) {
-		d := r.domains[name]
-		p.say("domain", name)
-		p.coordination(&d.Defaults)
-		p.level(d.root)
-	}
-	r.print = hex.EncodeToString(p.Sum(nil)[:6])
-}
-
-// printer writes rules in a fixed order.
-type printer struct {
-	hash.Hash
-	line *[]byte // reused
-}
-
-// say writes texts so that different lists are written differently.
-func (p printer) say(texts ...string) {
-	line := (*p.line)[:0]
-	for _, text := range texts {
-		line = strconv.AppendQuote(line, text)
-	}
-	line = append(line, '\n')
-	_, _ = p.Write(line) // a hash accepts all bytes
-	*p.line = line
-}
-
-func (p printer) coordination(c *ratelimit.Coordination) {
-	for _, f := range coordinationFields(c) {
-		p.say(f.Name, f.Text)
-	}
-}
-
-func (p printer) level(l level) {
-	p.say("level", strconv.Itoa(len(l)))
-	for _, key := range slices.Sorted(maps.Keys(l)) {
-		s := l[key]
-		p.say("key", key, strconv.Itoa(len(s.exact)), strconv.Itoa(len(s.wildcards)))
-		for _, value := range slices.Sorted(maps.Keys(s.exact)) {
-			p.node("value", value, s.exact[value])
+	h, text := sha256.New(), []byte(nil)
+	r.eachSpot(func(at string, p *spot) {
+		text = text[:0]
+		for _, part := range [...]string{at, p.limit, p.order, strconv.FormatBool(p.ruled)} {
+			text = strconv.AppendQuote(text, part)
 		}
-		for _, n := range s.wildcards {
-			p.node("pattern", n.pattern.text, n)
+		for _, f := range p.fields {
+			text = strconv.AppendQuote(strconv.AppendQuote(text, f.Name), f.Text)
 		}
-		if s.bare != nil {
-			p.node("any", "", s.bare)
-		}
-	}
-}
-
-func (p printer) node(kind, value string, n *node) {
-	p.say(kind, value, strconv.FormatBool(n.share))
-	if n.rule != nil {
-		for _, f := range fieldsOf(n.rule) {
-			p.say(f.Name, f.Text)
-		}
-	}
-	p.level(n.below)
+		_, _ = h.Write(append(text, '\n')) // a hash accepts all bytes
+	})
+	r.print = hex.EncodeToString(h.Sum(nil)[:6])
 }
 
 // ruleField is one setting of a rule in force.

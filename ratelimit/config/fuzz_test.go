@@ -48,7 +48,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("domain: d\ndescriptors: [&b {key: a, value: 17, rate_limit: {unit: Hour, requests_per_unit: " +
 		"0x10}}, {<<: *b, value: on}]\n"))
 	f.Add([]byte("%YAML 1.1\n---\n\"domain\": !!str \"d\\n\"\n...\n# end\n"))
-	f.Add([]byte("domain: d\ncoordination: {mode: approx, lease: {ttl: 3s}}\nalgorithm: token_bucket\nburst: 9\n"))
+	f.Add([]byte("domain: d\ncoordination: {mode: approx, lease: {size: 3}}\nalgorithm: token_bucket\nburst: 9\n"))
 	f.Add([]byte("domain: d\ndescriptors:\n- key: a\n  value: x*\n  share_threshold: yes\n  metadata: {a: [1, 2.5, " +
 		"~]}\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n    replaces: [{name: b}]\n"))
 	f.Add([]byte("- |\n  a\n- >-\n b\n? 'c'\n"))

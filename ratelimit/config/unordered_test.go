@@ -73,16 +73,3 @@ func TestMatchUnordered(t *testing.T) {
 		})
 	}
 }
-
-func TestMatchUnorderedAllocatesNothing(t *testing.T) {
-	rules, _, problems := Parse([]Text{{Name: "r", Data: []byte(unorderedRules)}},
-		Options{Coordination: ratelimit.DefaultCoordination()})
-	if problems != nil {
-		t.Fatal(problems)
-	}
-	d, buf := rules.Domain("d"), make([]byte, 0, 256)
-	entries := []Entry{{"zone", "z"}, {"tier", "gold"}, {"api_key", "k"}}
-	if n := testing.AllocsPerRun(100, func() { d.MatchUnordered(entries, buf) }); n != 0 {
-		t.Errorf("a match allocates %v times", n)
-	}
-}

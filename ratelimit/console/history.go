@@ -3,12 +3,14 @@ package console
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math"
 	"net/http"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
+	"unique"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -17,37 +19,50 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// Bounds of the history: about 700 KB, and at most a two-hundredth of a CPU to collect it.
+// Bounds of the history: about 1.5 MB, and at most a two-hundredth of a CPU to collect it.
 const (
-	sampleEvery  = 2 * time.Second
-	samples      = 450 // a quarter of an hour
-	sampledRules = 50
+	lookEvery    = 2 * time.Second
+	looks        = 451 // a quarter of an hour
+	watchedRules = 50
 	chartedRules = 6
-	restFor      = 200 // times the duration of a sample until the next
+	restFor      = 200 // times the duration of a look until the next
 	recentFor    = 10 * time.Second
 )
 
-// History has the activity of a node in the last quarter of an hour, so that a newly opened page shows it at once. It
-// is safe for concurrent use.
+// History has the counters of a node in the last quarter of an hour, so that a newly opened page shows it at once. All
+// that it says is the difference of two looks. It is safe for concurrent use.
 type History struct {
 	metrics metrics.Collector
 	latency prometheus.Metric // of whole calls; nil: unknown
 
 	mu   sync.Mutex
-	last metrics.State     // guarded by mu: cumulative, at the latest look
-	at   time.Time         // guarded by mu: time of the latest look
-	took []*dto.Bucket     // guarded by mu: of latency, then
-	ring [samples]sample   // guarded by mu
-	n    int               // guarded by mu. Invariant: samples ever taken; ring[n%samples] is next
-	base map[string]counts // guarded by mu: of each sampled rule at its first sample
-	lost uint64            // guarded by mu: losses of data in the store at the first look
+	last metrics.State // guarded by mu: of the latest look
+	ring [looks]look   // guarded by mu
+	n    int           // guarded by mu. Invariant: looks ever taken; ring[n%looks] is next
 }
 
-// sample is the change between two looks.
-type sample struct {
-	at    time.Time
-	node  Rates       // Lost is since the start
-	rules []ruleRates // at most sampledRules
+// look has the counters of a node at one moment.
+type look struct {
+	at time.Time
+	counters
+	lost  uint64
+	worst float64 // see Rates
+	took  []bucket
+	rules []ruleLook // at most watchedRules
+}
+
+// counters are those of a node or a rule, since its start.
+type counters struct{ passed, refused, failed, alone, full, trips, beyond, byPolicy uint64 }
+
+type ruleLook struct {
+	id string
+	counters
+}
+
+// bucket counts calls that took at most so many seconds.
+type bucket struct {
+	top float64
+	n   uint64
 }
 
 // Rates are per second.
@@ -65,28 +80,27 @@ type Rates struct {
 	Lost uint64 `json:"lost"`
 }
 
-type ruleRates struct {
-	id                     string
-	passed, refused, alone float32
-	counts
-}
+// recentRules are, by rule, decisions a second without the store, and tokens beyond a bound during the history.
+type recentRules map[string]recentRule
 
-// counts are totals of a rule since the start.
-type counts struct{ beyond, byPolicy uint64 }
+type recentRule struct {
+	alone            float64
+	beyond, byPolicy uint64
+}
 
 func ruleID(r *metrics.RuleState) string { return r.Domain + "\n" + r.Rule + "\n" + r.Mode }
 
 // NewHistory is empty. Run fills it.
 func NewHistory(c metrics.Collector, latency prometheus.Metric) *History {
-	return &History{metrics: c, latency: latency, base: map[string]counts{}}
+	return &History{metrics: c, latency: latency}
 }
 
 // Run looks at the node until ctx is done. It blocks.
 func (h *History) Run(ctx context.Context) {
 	for {
 		began := time.Now()
-		h.observe(began, h.metrics.State(sampledRules), h.buckets())
-		pause := max(sampleEvery, restFor*time.Since(began))
+		h.observe(began, h.metrics.State(watchedRules), h.buckets())
+		pause := max(lookEvery, restFor*time.Since(began))
 		select {
 		case <-ctx.Done():
 			return
@@ -95,78 +109,79 @@ func (h *History) Run(ctx context.Context) {
 	}
 }
 
-func (h *History) buckets() []*dto.Bucket {
+func (h *History) buckets() (all []bucket) {
 	var m dto.Metric
 	if h.latency == nil || h.latency.Write(&m) != nil {
 		return nil
 	}
-	return m.GetHistogram().GetBucket()
+	for _, b := range m.GetHistogram().GetBucket() {
+		all = append(all, bucket{b.GetUpperBound(), b.GetCumulativeCount()})
+	}
+	return all
 }
 
-// observe adds a sample with the counters at a time.
-func (h *History) observe(at time.Time, s metrics.State, took []*dto.Bucket) {
+// observe adds a look at the counters.
+func (h *History) observe(at time.Time, s metrics.State, took []bucket) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	defer func() { h.last, h.took, h.at = s, took, at }()
-	for i := range s.Rules {
-		r := &s.Rules[i]
-		if _, known := h.base[ruleID(r)]; !known && len(h.base) < 2*sampledRules {
-			h.base[ruleID(r)] = counts{r.Beyond, r.BeyondByPolicy}
-		}
-	}
-	seconds := at.Sub(h.at).Seconds()
-	if h.at.IsZero() {
-		h.lost = s.Store.Recoveries
-	}
-	if h.at.IsZero() || seconds <= 0 { // a rate needs two looks
-		return
-	}
-	now := sample{at: at, node: rates(&h.last, &s, seconds)}
-	now.node.P99 = quantile(0.99, h.took, took)
-	for i := range s.Rules {
-		if r := &s.Rules[i]; r.Share > 0 {
-			now.node.Worst = max(now.node.Worst, 100*float64(r.Worst)/float64(r.Share))
-		}
-	}
-	old := make(map[string]*metrics.RuleState, len(h.last.Rules))
-	for i := range h.last.Rules {
-		old[ruleID(&h.last.Rules[i])] = &h.last.Rules[i]
-	}
-	for i := range s.Rules {
-		r := &s.Rules[i]
-		if b := old[ruleID(r)]; b != nil {
-			now.rules = append(now.rules, ruleRates{
-				id:      ruleID(r),
-				passed:  float32(since(r.Decisions-r.Denied, b.Decisions-b.Denied) / seconds),
-				refused: float32(since(r.Denied, b.Denied) / seconds),
-				alone:   float32(since(sum(r.Fallbacks), sum(b.Fallbacks)) / seconds),
-				counts:  counts{r.Beyond, r.BeyondByPolicy},
-			})
-		}
-	}
-	h.ring[h.n%samples] = now
+	h.last = s
+	h.ring[h.n%looks] = lookAt(at, &s, took)
 	h.n++
 }
 
-func rates(before, now *metrics.State, seconds float64) Rates {
-	crowded := func(s *metrics.State) uint64 { return s.Fallbacks[tableFull] }
-	full := func(s *metrics.State) uint64 {
-		return crowded(s) + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]]
+func lookAt(at time.Time, s *metrics.State, took []bucket) look {
+	crowded := s.Fallbacks[ratelimit.FallbackReasons[ratelimit.FallbackTableFull]]
+	l := look{at: at, lost: s.Store.Recoveries, took: took, counters: counters{
+		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, alone: sum(s.Fallbacks) - crowded,
+		full: crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
+	}}
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		if r.Share > 0 {
+			l.worst = max(l.worst, 100*float64(r.Worst)/float64(r.Share))
+		}
+		l.rules = append(l.rules, ruleLook{unique.Make(ruleID(r)).Value(), counters{
+			passed: r.Decisions - r.Denied, refused: r.Denied, alone: sum(r.Fallbacks), beyond: r.Beyond,
+			byPolicy: r.BeyondByPolicy,
+		}})
 	}
-	return Rates{
-		Passed: since(now.OK, before.OK) / seconds, Refused: since(now.OverLimit, before.OverLimit) / seconds,
-		Failed: since(now.Errors+now.Shed, before.Errors+before.Shed) / seconds,
-		Alone:  since(sum(now.Fallbacks)-crowded(now), sum(before.Fallbacks)-crowded(before)) / seconds,
-		Full:   since(full(now), full(before)) / seconds,
-		Lost:   now.Store.Recoveries,
-		Trips:  since(now.Store.RoundTrips, before.Store.RoundTrips) / seconds,
+	return l
+}
+
+// since are the increases from earlier counters. A counter that was reset has none.
+func (c counters) since(o *counters) counters {
+	less := func(now, before uint64) uint64 { return now - min(before, now) }
+	return counters{
+		less(c.passed, o.passed), less(c.refused, o.refused), less(c.failed, o.failed), less(c.alone, o.alone),
+		less(c.full, o.full), less(c.trips, o.trips), less(c.beyond, o.beyond), less(c.byPolicy, o.byPolicy),
 	}
 }
 
-var tableFull = ratelimit.FallbackReasons[ratelimit.FallbackTableFull]
+// rates are those of increases in so many seconds.
+func (c counters) rates(seconds float64) Rates {
+	return Rates{
+		Passed: float64(c.passed) / seconds, Refused: float64(c.refused) / seconds,
+		Failed: float64(c.failed) / seconds, Alone: float64(c.alone) / seconds,
+		Full: float64(c.full) / seconds, Trips: float64(c.trips) / seconds,
+	}
+}
 
-// since is the increase of a counter, or 0 if it was reset.
-func since(now, before uint64) float64 { return float64(now - min(before, now)) }
+// since are a node's rates from an earlier look on.
+func (l *look) since(before *look) Rates {
+	r := l.counters.since(&before.counters).rates(l.at.Sub(before.at).Seconds())
+	r.P99, r.Worst, r.Lost = quantile(0.99, before.took, l.took), l.worst, l.lost-min(before.lost, l.lost)
+	return r
+}
+
+// rule has the counters of a rule; nil: it has none, or too few decisions.
+func (l *look) rule(id string) *counters {
+	for i := range l.rules {
+		if l.rules[i].id == id {
+			return &l.rules[i].counters
+		}
+	}
+	return nil
+}
 
 func sum(m map[string]uint64) (n uint64) {
 	for _, v := range m {
@@ -176,12 +191,12 @@ func sum(m map[string]uint64) (n uint64) {
 }
 
 // quantile is a quantile of the values that a histogram counted between two looks, in its unit; -1: no values.
-func quantile(q float64, before, now []*dto.Bucket) float64 {
+func quantile(q float64, before, now []bucket) float64 {
 	grown := func(i int) float64 {
 		if i < len(before) {
-			return float64(now[i].GetCumulativeCount()) - float64(before[i].GetCumulativeCount())
+			return float64(now[i].n) - float64(before[i].n)
 		}
-		return float64(now[i].GetCumulativeCount())
+		return float64(now[i].n)
 	}
 	if len(now) == 0 || grown(len(now)-1) <= 0 {
 		return -1
@@ -189,25 +204,25 @@ func quantile(q float64, before, now []*dto.Bucket) float64 {
 	rank := q * grown(len(now)-1)
 	low, under := 0.0, 0.0
 	for i, b := range now {
-		top, n := b.GetUpperBound(), grown(i)
+		n := grown(i)
 		if n >= rank {
-			if math.IsInf(top, 1) || n == under {
+			if math.IsInf(b.top, 1) || n == under {
 				return low
 			}
-			return low + (top-low)*(rank-under)/(n-under)
+			return low + (b.top-low)*(rank-under)/(n-under)
 		}
-		low, under = top, n
+		low, under = b.top, n
 	}
 	return low
 }
 
-// eachLocked calls f with the samples since a time, the oldest first. The caller holds the lock.
-func (h *History) eachLocked(since time.Time, f func(*sample)) {
-	for i := max(0, h.n-samples); i < h.n; i++ {
-		if s := &h.ring[i%samples]; s.at.After(since) {
-			f(s)
-		}
+// looksLocked are the looks that there are, the oldest first.
+func (h *History) looksLocked() []*look {
+	var all []*look
+	for i := max(0, h.n-looks); i < h.n; i++ {
+		all = append(all, &h.ring[i%looks])
 	}
+	return all
 }
 
 // Wrong is the number of the node's problems at the last look, without those of other nodes. It does not block.
@@ -225,125 +240,126 @@ func (h *History) Recent() Rates {
 	return r
 }
 
-// recentRules are, by rule, decisions a second without the store, and tokens beyond a bound during the history.
-type recentRules map[string]*ruleRates
-
-func (h *History) recent() (all Rates, rules recentRules) {
-	rules = recentRules{}
+func (h *History) recent() (Rates, recentRules) {
+	rules := recentRules{}
 	if h == nil {
-		return all, rules
+		return Rates{}, rules
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.n == 0 {
-		return all, rules
+	all := h.looksLocked()
+	if len(all) < 2 {
+		return Rates{}, rules
 	}
-	newest := h.ring[(h.n-1)%samples].at
-	n := 0.0
-	h.eachLocked(newest.Add(-recentFor), func(s *sample) {
-		n++
-		all.Passed, all.Refused, all.Failed = all.Passed+s.node.Passed, all.Refused+s.node.Refused,
-			all.Failed+s.node.Failed
-		all.Alone, all.Trips, all.P99 = all.Alone+s.node.Alone, all.Trips+s.node.Trips, max(all.P99, s.node.P99)
-		all.Full, all.Worst, all.Lost = all.Full+s.node.Full, max(all.Worst, s.node.Worst), s.node.Lost
-		for i := range s.rules {
-			r := rules[s.rules[i].id]
-			if r == nil {
-				r = &ruleRates{}
-				rules[s.rules[i].id] = r
-			}
-			r.alone += s.rules[i].alone
-			r.counts = s.rules[i].counts
-		}
-	})
-	all.Passed, all.Refused, all.Failed, all.Alone, all.Trips = all.Passed/n, all.Refused/n, all.Failed/n,
-		all.Alone/n, all.Trips/n
-	all.Full /= n
-	lost := h.lost
-	oldest := h.base
-	if h.n >= samples { // older counts are not recent
-		lost = h.ring[h.n%samples].node.Lost
-		oldest = map[string]counts{}
-		for _, r := range h.ring[h.n%samples].rules {
-			oldest[r.id] = r.counts
+	now, from := all[len(all)-1], len(all)-2
+	for from > 0 && now.at.Sub(all[from].at) < recentFor {
+		from--
+	}
+	r := now.since(all[from])
+	r.P99, r.Lost = max(0, r.P99), now.since(all[0]).Lost
+	for i := range now.rules {
+		is := &now.rules[i]
+		ever, lately := is.since(first(all, is.id)), is.since(first(all[from:], is.id))
+		rules[is.id] = recentRule{
+			lately.rates(now.at.Sub(all[from].at).Seconds()).Alone, ever.beyond, ever.byPolicy,
 		}
 	}
-	all.Lost -= min(lost, all.Lost)
-	for id, r := range rules {
-		r.alone /= float32(n)
-		if o, known := oldest[id]; known {
-			r.beyond -= min(o.beyond, r.beyond)
-			r.byPolicy -= min(o.byPolicy, r.byPolicy)
+	return r, rules
+}
+
+// first has the counters of a rule at the first look that has them, of which the last one is such.
+func first(all []*look, id string) *counters {
+	for _, l := range all {
+		if c := l.rule(id); c != nil {
+			return c
 		}
 	}
-	return all, rules
+	return &counters{}
 }
 
 // remembered is the answer to /console/history: columns of equal length.
 type remembered struct {
-	At      []int64      `json:"at_ms"`
-	Passed  []float64    `json:"passed"`
-	Refused []float64    `json:"refused"`
-	Failed  []float64    `json:"failed"`
-	Alone   []float64    `json:"alone"`
-	P99     []float64    `json:"p99_ms"` // -1: there were no calls
-	Worst   []float64    `json:"worst_percent"`
-	Rules   []ruleColumn `json:"rules"`
+	At []int64 `json:"at_ms"`
+	column
+	Failed []float64    `json:"failed"`
+	P99    []float64    `json:"p99_ms"` // -1: there were no calls
+	Worst  []float64    `json:"worst_percent"`
+	Rules  []ruleColumn `json:"rules"`
 }
 
 type ruleColumn struct {
-	ID      string    `json:"id"`
+	ID string `json:"id"`
+	column
+}
+
+type column struct {
 	Passed  []float64 `json:"passed"`
 	Refused []float64 `json:"refused"`
 	Alone   []float64 `json:"alone"`
 }
 
+func (c *column) add(r Rates) {
+	c.Passed, c.Refused = append(c.Passed, round(r.Passed)), append(c.Refused, round(r.Refused))
+	c.Alone = append(c.Alone, round(r.Alone))
+}
+
 func round(v float64) float64 { return math.Round(v*100) / 100 }
 
-// columns has the samples since a time, with the rules of the most decisions.
+// columns has the rates of each look after a time, with the rules of the most decisions.
 func (h *History) columns(from time.Time) remembered {
 	v := remembered{At: []int64{}, Rules: []ruleColumn{}}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	busy := map[string]float64{}
-	h.eachLocked(time.Time{}, func(s *sample) {
-		for i := range s.rules {
-			busy[s.rules[i].id] += float64(s.rules[i].passed + s.rules[i].refused)
-		}
-	})
-	ids := make([]string, 0, len(busy))
-	for id := range busy {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(cmp.Compare(busy[b], busy[a]), cmp.Compare(a, b)) })
-	ids = ids[:min(len(ids), chartedRules)]
-	slices.Sort(ids) // rules keep their columns while others overtake them
-	for _, id := range ids {
+	all := h.looksLocked()
+	for _, id := range busiest(all) {
 		v.Rules = append(v.Rules, ruleColumn{ID: id})
 	}
-	h.eachLocked(from, func(s *sample) {
-		v.At = append(v.At, s.at.UnixMilli())
-		v.Passed, v.Refused = append(v.Passed, round(s.node.Passed)), append(v.Refused, round(s.node.Refused))
-		v.Failed, v.Alone = append(v.Failed, round(s.node.Failed)), append(v.Alone, round(s.node.Alone))
-		ms := s.node.P99
-		if ms >= 0 {
-			ms = math.Round(ms*1e6) / 1e3
+	for i := 1; i < len(all); i++ {
+		was, is := all[i-1], all[i]
+		if !is.at.After(from) {
+			continue
 		}
-		v.P99, v.Worst = append(v.P99, ms), append(v.Worst, round(s.node.Worst))
-		for i := range v.Rules {
-			r, c := ruleRates{}, &v.Rules[i]
-			if at := slices.IndexFunc(s.rules, func(r ruleRates) bool { return r.id == c.ID }); at >= 0 {
-				r = s.rules[at]
+		r := is.since(was)
+		v.At = append(v.At, is.at.UnixMilli())
+		v.add(r)
+		if r.P99 >= 0 {
+			r.P99 = math.Round(r.P99*1e6) / 1e3
+		}
+		v.Failed, v.P99, v.Worst = append(v.Failed, round(r.Failed)), append(v.P99, r.P99),
+			append(v.Worst, round(r.Worst))
+		for j := range v.Rules {
+			old, now, of := was.rule(v.Rules[j].ID), is.rule(v.Rules[j].ID), counters{}
+			if old != nil && now != nil {
+				of = now.since(old)
 			}
-			c.Passed, c.Refused = append(c.Passed, round(float64(r.passed))), append(c.Refused,
-				round(float64(r.refused)))
-			c.Alone = append(c.Alone, round(float64(r.alone)))
+			v.Rules[j].add(of.rates(is.at.Sub(was.at).Seconds()))
 		}
-	})
+	}
 	return v
 }
 
-// history answers with the samples after ?since=, in Unix milliseconds.
+// busiest are the rules with most decisions in a time, in the order of their names: they keep their columns while
+// others overtake them.
+func busiest(all []*look) []string {
+	decided := map[string]uint64{}
+	for i := 1; i < len(all); i++ {
+		for j := range all[i].rules {
+			r := &all[i].rules[j]
+			if was := all[i-1].rule(r.id); was != nil {
+				of := r.since(was)
+				decided[r.id] += of.passed + of.refused
+			}
+		}
+	}
+	ids := slices.SortedFunc(maps.Keys(decided), func(a, b string) int {
+		return cmp.Or(cmp.Compare(decided[b], decided[a]), cmp.Compare(a, b))
+	})
+	ids = ids[:min(len(ids), chartedRules)]
+	slices.Sort(ids)
+	return ids
+}
+
+// history answers with the looks after ?since=, in Unix milliseconds.
 func (c *console) history(w http.ResponseWriter, r *http.Request) {
 	from := time.Time{}
 	if text := r.URL.Query().Get("since"); text != "" {

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -21,23 +19,21 @@ func looked(passed, refused, alone, beyond uint64) metrics.State {
 	}
 }
 
-func took(fast, all uint64) []*dto.Bucket {
-	bucket := func(top float64, n uint64) *dto.Bucket {
-		return &dto.Bucket{UpperBound: &top, CumulativeCount: &n}
-	}
-	return []*dto.Bucket{bucket(0.001, fast), bucket(0.01, all)}
-}
+func took(fast, all uint64) []bucket { return []bucket{{0.001, fast}, {0.01, all}} }
+
+const shownLooks = looks - 1 // rates are of two looks
 
 // A page that is opened again shows the last quarter of an hour of the node: rates between two
 // looks, and none of the first.
 func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	h := NewHistory(metrics.Collector{}, nil)
 	at := time.Unix(1_000_000, 0)
-	for i := range uint64(samples + 10) {
-		h.observe(at.Add(time.Duration(i)*sampleEvery), looked(20*i, 10*i, 2*i, 0), took(90*i, 100*i))
+	for i := range uint64(shownLooks + 10) {
+		h.observe(at.Add(time.Duration(i)*lookEvery), looked(20*i, 10*i, 2*i, 0), took(90*i, 100*i))
 	}
 	v := h.columns(time.Time{})
-	if len(v.At) != samples || len(v.Passed) != samples || len(v.Rules) != 1 || len(v.Rules[0].Passed) != samples {
+	if len(v.At) != shownLooks || len(v.Passed) != shownLooks || len(v.Rules) != 1 ||
+		len(v.Rules[0].Passed) != shownLooks {
 		t.Fatalf("%d samples, %d rules", len(v.At), len(v.Rules))
 	}
 	if v.Passed[0] != 10 || v.Refused[0] != 5 || v.Alone[0] != 1 || v.Rules[0].Passed[0] != 10 ||
@@ -48,8 +44,18 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	if v.P99[0] != 9.1 { // nine tenths of the way from 1 to 10 ms
 		t.Errorf("p99 %v ms", v.P99[0])
 	}
-	if newest := h.columns(time.UnixMilli(v.At[samples-3])); len(newest.At) != 2 || newest.At[1] != v.At[samples-1] {
-		t.Errorf("since the last but two: %v", newest.At)
+	if r := h.Recent(); r.Passed != 10 || r.P99 != 0.0091 {
+		t.Errorf("lately %+v", r)
+	}
+	newest := h.columns(time.UnixMilli(v.At[shownLooks-3])).At
+	if len(newest) != 2 || newest[1] != v.At[shownLooks-1] {
+		t.Errorf("since the last but two: %v", newest)
+	}
+	for i := range int(recentFor/lookEvery) + 1 {
+		h.observe(at.Add(time.Duration(shownLooks+11+i)*lookEvery), looked(1e6, 0, 0, 0), nil)
+	}
+	if r := h.Recent(); r.Passed != 0 {
+		t.Errorf("ten seconds without a call: %v a second", r.Passed)
 	}
 }
 
@@ -61,16 +67,13 @@ func TestHistoryIsBounded(t *testing.T) {
 	for i := range 500 {
 		s := looked(5, 5, 5, 0)
 		s.Rules = nil
-		for r := range sampledRules {
+		for r := range watchedRules {
 			s.Rules = append(s.Rules, metrics.RuleState{
 				Domain: "d", Rule: fmt.Sprint("r", i/10*7+r),
 				Decisions: uint64(1000 - i),
 			})
 		}
 		h.observe(at.Add(time.Duration(i)*time.Second), s, nil)
-	}
-	if len(h.base) > 2*sampledRules {
-		t.Errorf("%d rules are remembered", len(h.base))
 	}
 	v := h.columns(time.Time{})
 	if len(v.Rules) != chartedRules {
@@ -88,12 +91,9 @@ func TestHistoryForgetsNews(t *testing.T) {
 	h := NewHistory(metrics.Collector{}, nil)
 	at := time.Unix(1_000_000, 0)
 	look := func(i int, beyond uint64) uint64 {
-		h.observe(at.Add(time.Duration(i)*sampleEvery), looked(uint64(i), 0, 0, beyond), nil)
+		h.observe(at.Add(time.Duration(i)*lookEvery), looked(uint64(i), 0, 0, beyond), nil)
 		_, rules := h.recent()
-		if r := rules["d\nr\n"]; r != nil {
-			return r.beyond
-		}
-		return 0
+		return rules["d\nr\n"].beyond
 	}
 	look(0, 3) // of before the first look
 	if n := look(1, 3); n != 0 {
@@ -102,10 +102,10 @@ func TestHistoryForgetsNews(t *testing.T) {
 	if n := look(2, 4); n != 1 {
 		t.Errorf("one more, and %d are news", n)
 	}
-	for i := range samples + 2 {
+	for i := range shownLooks + 2 {
 		look(3+i, 4)
 	}
-	if n := look(samples+10, 4); n != 0 {
+	if n := look(shownLooks+10, 4); n != 0 {
 		t.Errorf("a quarter of an hour later %d are news", n)
 	}
 }

@@ -383,14 +383,6 @@ func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error)
 }
 
 func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
-	a, descriptor, err := c.askedOverride(r)
-	if err != nil {
-		return err
-	}
-	by, err := author(r)
-	if err != nil {
-		return err
-	}
 	var change OverrideChange
 	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, overrideBody))
 	if err := body.Decode(&change); err != nil {
@@ -401,32 +393,15 @@ func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
 	if _, err := body.Token(); !errors.Is(err, io.EOF) {
 		return refusing(http.StatusBadRequest, "the body has more than one value")
 	}
-	o, err := change.override(&a.Rule.Limit, time.Now())
-	if err != nil {
-		c.Metrics.Overrides.Count(metrics.OverrideRefused)
-		return err
-	}
-	o.By = by
-	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
-	defer cancel()
-	match, err := c.condition(ctx, r, a)
-	if err != nil {
-		return err
-	}
-	is, err := c.setOverride(ctx, a, descriptor, &o, match, r, by)
-	if err != nil {
-		return err
-	}
-	if is.Set == 0 {
-		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of "+
-			"the store: the limit of the file is in force", change.Expires)
-	}
-	w.Header().Set("ETag", tag(&is))
-	answer(w, shown(a.Rule, descriptor, &is))
-	return nil
+	return c.changeOverride(w, r, &change)
 }
 
 func (c *console) deleteOverride(w http.ResponseWriter, r *http.Request) error {
+	return c.changeOverride(w, r, nil)
+}
+
+// changeOverride sets an override, or removes it if there is no change to set.
+func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change *OverrideChange) error {
 	a, descriptor, err := c.askedOverride(r)
 	if err != nil {
 		return err
@@ -435,16 +410,34 @@ func (c *console) deleteOverride(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	var o *ratelimit.Override
+	if change != nil {
+		set, err := change.override(&a.Rule.Limit, time.Now())
+		if err != nil {
+			c.Metrics.Overrides.Count(metrics.OverrideRefused)
+			return err
+		}
+		set.By, o = by, &set
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
 	defer cancel()
 	match, err := c.condition(ctx, r, a)
 	if err != nil {
 		return err
 	}
-	if _, err = c.setOverride(ctx, a, descriptor, nil, match, r, by); err != nil {
+	is, err := c.setOverride(ctx, a, descriptor, o, match, r, by)
+	switch {
+	case err != nil:
 		return err
+	case o == nil:
+		answer(w, map[string]string{"done": "the limit of the file is in force: " + a.Rule.Limit.String()})
+		return nil
+	case is.Set == 0:
+		return refusing(http.StatusUnprocessableEntity, "expires is %.40q, and that is over by the clock of "+
+			"the store: the limit of the file is in force", change.Expires)
 	}
-	answer(w, map[string]string{"done": "the limit of the file is in force: " + a.Rule.Limit.String()})
+	w.Header().Set("ETag", tag(&is))
+	answer(w, shown(a.Rule, descriptor, &is))
 	return nil
 }
 

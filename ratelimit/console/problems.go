@@ -92,12 +92,12 @@ func brokenBounds(s *State, recent recentRules, say sayer) {
 		name := r.Domain + "." + r.Rule
 		lately := recent[ruleID(r)]
 		switch {
-		case lately != nil && lately.beyond > 0:
+		case lately.beyond > 0:
 			now = append(now, fmt.Sprintf("%s (declared: %d, for each key and window)", name, r.Declared))
 		case r.Beyond > 0:
 			before = append(before, name)
 		}
-		if lately != nil && lately.byPolicy > 0 {
+		if lately.byPolicy > 0 {
 			policy = append(policy, fmt.Sprintf("%s (%s): %d tokens in all", name, r.Policy, r.OverByPolicy))
 		}
 	}
@@ -138,14 +138,14 @@ func fleetProblems(s *State, say sayer) {
 func alone(s *State, rules recentRules) string {
 	type rate struct {
 		name string
-		n    float32
+		n    float64
 	}
 	var by []rate
 	for i := range s.Rules {
 		r := &s.Rules[i]
-		if lately := rules[ruleID(r)]; lately != nil && lately.alone > 0 {
+		if lately := rules[ruleID(r)]; lately.alone > 0 {
 			by = append(by, rate{fmt.Sprintf("%s.%s (%s) %s", r.Domain, r.Rule, r.Policy,
-				figure(float64(lately.alone))), lately.alone})
+				figure(lately.alone)), lately.alone})
 		}
 	}
 	slices.SortStableFunc(by, func(a, b rate) int { return cmp.Compare(b.n, a.n) })

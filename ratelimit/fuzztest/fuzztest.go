@@ -20,20 +20,3 @@ func Bytes(in []byte, f func([]byte)) {
 		f(b)
 	}
 }
-
-// Numbers calls f with in, and with copies of in with one changed bit in one of the numbers: Runs times in
-// all, if there are any numbers. The bit depends on the number. f must neither keep nor change its argument.
-// Numbers allocates a copy of in.
-func Numbers(in []int64, f func([]int64)) {
-	f(in)
-	b := make([]int64, len(in))
-	for i := range Runs - 1 {
-		if len(in) == 0 {
-			return
-		}
-		copy(b, in)
-		at := i % len(in)
-		b[at] ^= int64(1) << ((uint64(in[at])%64 + 9*uint64(i)) % 64)
-		f(b)
-	}
-}

@@ -2,7 +2,6 @@ package fuzztest
 
 import (
 	"bytes"
-	"fmt"
 	"math/bits"
 	"slices"
 	"testing"
@@ -31,31 +30,6 @@ func TestEachRunIsAnother(t *testing.T) {
 		}
 		if want := min(Runs, size+1); len(all) != want || !slices.Equal(all, runs()) {
 			t.Errorf("%d bytes are run %d times, want %d, and the same each time", size, len(all), want)
-		}
-	}
-}
-
-func TestEachRunHasAnotherNumber(t *testing.T) {
-	for size := range 14 {
-		in := make([]int64, size)
-		for i := range in {
-			in[i] = int64(i) * -12345
-		}
-		seen, runs := map[string]bool{}, 0
-		Numbers(in, func(b []int64) {
-			changed := 0
-			for j := range in {
-				changed += bits.OnesCount64(uint64(in[j] ^ b[j]))
-			}
-			if key := fmt.Sprint(b); seen[key] || changed != min(runs, 1) || len(b) != size {
-				t.Errorf("of %d numbers, run %d has %d bits changed: %v", size, runs, changed, b)
-			} else {
-				seen[key] = true
-			}
-			runs++
-		})
-		if want := map[bool]int{true: 1, false: Runs}[size == 0]; runs != want {
-			t.Errorf("%d numbers are run %d times, want %d", size, runs, want)
 		}
 	}
 }

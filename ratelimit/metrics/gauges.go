@@ -3,7 +3,6 @@ package metrics
 import (
 	"runtime"
 	"sync/atomic"
-	"time"
 )
 
 // Pool counts the connections of the clients of one Redis. The zero Pool is ready,
@@ -64,16 +63,3 @@ func (c Collector) counters(each func(name string, n uint64)) {
 	each("ratelimit.go.pauseTotalNs", m.PauseTotalNs)
 	each("ratelimit.go.numGC", uint64(m.NumGC))
 }
-
-// LatencyUnit is the unit of the response time's histogram: seconds, as its name says, or milliseconds, as
-// older versions of envoyproxy/ratelimit had it under that name.
-type LatencyUnit time.Duration
-
-// The units.
-const (
-	InSeconds      = LatencyUnit(time.Second)
-	InMilliseconds = LatencyUnit(time.Millisecond)
-)
-
-// of is a time in seconds in the unit.
-func (u LatencyUnit) of(seconds float64) float64 { return seconds * float64(time.Second) / float64(u) }

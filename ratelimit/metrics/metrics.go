@@ -66,208 +66,271 @@ type StoreSafety struct {
 // Collector is a prometheus.Collector over a Source, without the metrics of rules; see Handler.
 type Collector struct{ Source }
 
-// Describe implements prometheus.Collector.
-func (c Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range everything {
-		ch <- d
+// Describe implements prometheus.Collector. Which metrics there are depends on the Source.
+func (c Collector) Describe(chan<- *prometheus.Desc) {}
+
+// page takes in a scrape: each metric says its name, its help and its labels, and then its values.
+type page chan<- prometheus.Metric
+
+func (p page) number(kind prometheus.ValueType, name, help string, labels []string) func(float64, ...string) {
+	d := prometheus.NewDesc(name, help, labels, nil)
+	return func(v float64, values ...string) { p <- prometheus.MustNewConstMetric(d, kind, v, values...) }
+}
+
+func (p page) count(name, help string, labels ...string) func(n uint64, values ...string) {
+	put := p.number(prometheus.CounterValue, name, help, labels)
+	return func(n uint64, values ...string) { put(float64(n), values...) }
+}
+
+func (p page) gauge(name, help string, labels ...string) func(n int, values ...string) {
+	put := p.precise(name, help, labels...)
+	return func(n int, values ...string) { put(float64(n), values...) }
+}
+
+// precise is a gauge with fractions.
+func (p page) precise(name, help string, labels ...string) func(v float64, values ...string) {
+	return p.number(prometheus.GaugeValue, name, help, labels)
+}
+
+// distribution shows one, whose values are multiplied by scale.
+func (p page) distribution(name, help string, c ratelimit.DistributionCounts, scale float64) {
+	buckets, sum := map[float64]uint64{}, uint64(0)
+	for i, n := range c.Buckets[:len(c.Buckets)-1] {
+		sum += n
+		buckets[scale*float64(int64(1)<<(2*i))] = sum
 	}
+	p <- prometheus.MustNewConstHistogram(prometheus.NewDesc(name, help, nil, nil), c.Count, scale*float64(c.Sum),
+		buckets)
 }
 
 // Collect implements prometheus.Collector.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
-	count := func(d *prometheus.Desc, n uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
-	}
-	gauge := func(d *prometheus.Desc, n int, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
-	}
-	rules := c.Store.Rules()
-	s := c.Stats
-	count(calls, s.Requests.Load(), method)
-	count(callErrors, s.StoreErrors.Load(), "redis_error")
-	count(callErrors, s.ServiceErrors.Load(), "service_error")
-	loaded, failed := c.Store.Loads()
-	count(loadSuccess, loaded)
-	count(loadError, failed)
-	c.collectConfig(ch)
-	reloads := c.Store.Reloads()
-	count(coalesced, reloads.Coalesced)
-	count(copyErrors, reloads.CopyErrors)
-	gauge(fromCopy, flag(reloads.FromCopy))
-	for i, name := range ratelimit.Sources {
-		count(sources, s.Sources[i].Load(), name)
-	}
-	count(answers, s.OK.Load(), "OK")
-	count(answers, s.OverLimit.Load(), "OVER_LIMIT")
-	count(shadowed, s.GlobalShadow.Load())
-	unknownRequests := uint64(0)
-	s.UnknownDomains.EachNamed(func(_ string, n *ratelimit.RuleCounters) { unknownRequests += n.Requests() })
-	count(unknown, unknownRequests)
-	count(badCalls, s.BadRequests.Load())
-	count(panics, s.Panics.Load())
-	local := c.Limiter()
-	c.collectLimiter(ch, local, count, gauge)
-	decided := uint64(0)
-	for i := range s.Sources {
-		decided += s.Sources[i].Load()
-	}
-	count(saved, decided-min(local.Claims, decided))
-	c.collectStore(local, count, gauge)
-	c.collectGate(count, gauge)
-	c.collectFleet(count, gauge)
-	c.collectQuotas(count, gauge)
-	c.collectOverrides(count)
-	for port, b := range c.Budgets {
-		gauge(inFlight, int(b.Held()), port)
-		count(callersEnded, b.Crowded.Load(), port, "crowded")
-		count(callersEnded, b.Heaviest.Load(), port, "heaviest")
-		count(callersEnded, b.Stalled.Load(), port, "stalled")
-		count(callersEnded, b.Excess.Load(), port, "excess")
-	}
-	gauge(ruleCount, len(rules.All()))
-	gauge(domains, rules.Domains())
-	gauge(build, 1, c.Version)
+	p, s := page(ch), c.Limiter()
+	c.collectCalls(p, s.Claims)
+	c.collectConfig(p)
+	c.collectLimiter(p, &s)
+	c.collectStore(p, &s)
+	c.collectFleet(p, &s)
+	c.collectGate(p)
+	c.collectQuotas(p)
+	c.collectOverrides(p)
 }
 
-// collectLimiter shows the table of keys, and the claims of the store.
-func (c Collector) collectLimiter(ch chan<- prometheus.Metric, s ratelimit.LimiterStats,
-	count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string),
-) {
-	gauge(keys, s.Leases, "leases")
-	gauge(keys, s.Accounts, "ledger")
-	gauge(keysMax, c.MaxKeys)
-	count(evicted, s.Evicted)
-	count(claims, s.Claims)
-	for i, name := range ratelimit.FallbackReasons {
-		count(fallbacks, s.Fallbacks[i], name)
+// collectCalls shows what became of calls; claims are those of the store.
+func (c Collector) collectCalls(p page, claims uint64) {
+	s := c.Stats
+	p.count("ratelimit_service_total_requests", "All calls.", "grpc_method")(s.Requests.Load(), method)
+	failed := p.count("ratelimit_service_should_rate_limit_error",
+		"Calls with an error: redis_error (no decision without the store), service_error (a bad request, no rules, "+
+			"a bug).", "err_type")
+	failed(s.StoreErrors.Load(), "redis_error")
+	failed(s.ServiceErrors.Load(), "service_error")
+	sources := p.count("sluice_decision_sources_total",
+		"Decisions of all rules by source, including removed rules.", "source")
+	decided := uint64(0)
+	for i, name := range ratelimit.Sources {
+		n := s.Sources[i].Load()
+		sources(n, name)
+		decided += n
 	}
-	gauge(breaker, flag(s.BreakerOpen))
-	ch <- prometheus.MustNewConstMetric(syncAge, prometheus.GaugeValue, s.SyncAge.Seconds())
-	for i, name := range ratelimit.ClaimReasons {
-		count(claimsBy, s.ClaimsBy[i], name)
-	}
-	count(stale, s.Stale)
-	count(unreported, s.Unreported)
-	count(recoveries, s.Recoveries)
-	count(roundTrips, s.RoundTrips-min(s.Failed, s.RoundTrips), "answered")
-	count(roundTrips, s.Failed, "failed")
-	ch <- histogram(storeTime, s.StoreTime, 1e-6)
-	ch <- histogram(leaseSizes, s.LeaseSizes, 1)
-	gauge(queued, s.Queued)
-	gauge(queueSize, s.QueueSize)
+	p.count("sluice_store_operations_saved_total", "Decisions without a round trip.")(decided - min(claims, decided))
+	answers := p.count("sluice_answers_total", "Answers by overall code.", "code")
+	answers(s.OK.Load(), "OK")
+	answers(s.OverLimit.Load(), "OVER_LIMIT")
+	p.count("sluice_global_shadow_total", "Answers turned to OK by SHADOW_MODE.")(s.GlobalShadow.Load())
+	unknown := uint64(0)
+	s.UnknownDomains.EachNamed(func(_ string, n *ratelimit.RuleCounters) { unknown += n.Requests() })
+	p.count("sluice_unknown_domain_total", "Requests for a domain without rules.")(unknown)
+	p.count("sluice_bad_requests_total", "Malformed requests.")(s.BadRequests.Load())
+	p.count("sluice_panics_total", "Requests that hit a bug in Sluice.")(s.Panics.Load())
+	p.gauge("sluice_build_info", "The version.", "version")(1, c.Version)
 }
 
 // collectConfig shows which rules are in force, and whether there is something newer
 // that is bad.
-func (c Collector) collectConfig(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	s := c.Store.Status()
-	gauge(reloadGood, float64(flag(s.Good)))
+func (c Collector) collectConfig(p page) {
+	loaded, failed := c.Store.Loads()
+	p.count("ratelimit_service_config_load_success", "Loads of valid rules.")(loaded)
+	p.count("ratelimit_service_config_load_error", "Loads of refused rules.")(failed)
+	reloads, s, rules := c.Store.Reloads(), c.Store.Status(), c.Store.Rules()
+	p.count("sluice_config_changes_coalesced_total", "Changes and pushes that shared a later load.")(reloads.Coalesced)
+	p.count("sluice_config_copy_errors_total", "Failed writes of CONFIG_LAST_GOOD_FILE.")(reloads.CopyErrors)
+	p.gauge("sluice_config_from_copy", "1 while the rules come from the last good copy.")(flag(reloads.FromCopy))
+	p.gauge("sluice_rules", "Rules in force.")(len(rules.All()))
+	p.gauge("sluice_domains", "Domains in force.")(rules.Domains())
+	p.gauge("sluice_config_last_reload_successful",
+		"1 if the latest rules are in force, 0 while they are bad or missing.")(flag(s.Good))
 	if s.Fingerprint == "" {
 		return
 	}
-	gauge(configInfo, 1, s.Fingerprint, strings.ToValidUTF8(s.Source, "?"))
-	gauge(configLoaded, float64(s.Loaded.UnixMilli())/1e3)
+	p.gauge("sluice_config_info",
+		"The fingerprint of the rules in force. Missing without rules.", "fingerprint", "source")(
+		1, s.Fingerprint, strings.ToValidUTF8(s.Source, "?"))
+	p.precise("sluice_config_last_reload_success_timestamp_seconds",
+		"Unix time of the last successful load.")(float64(s.Loaded.UnixMilli()) / 1e3)
 }
 
-// collectStore shows invalid answers of the store, and its persistence.
-func (c Collector) collectStore(s ratelimit.LimiterStats, count func(*prometheus.Desc, uint64, ...string),
-	gauge func(*prometheus.Desc, int, ...string),
-) {
-	count(rejected, s.Rejected, "store", "answer")
-	count(clockSteps, s.ClockSteps[0], "ahead")
-	count(clockSteps, s.ClockSteps[1], "back")
-	count(missing, s.Missing)
-	count(missingTokens, s.MissingTokens)
-	if c.RepliesRefused != nil {
-		count(rejected, c.RepliesRefused(), "store", "reply")
+// collectLimiter shows the table of keys, and the claims of the store.
+func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
+	keys := p.gauge("sluice_keys", "Tracked keys: leases of this node, or accounts in this process (ledger).", "in")
+	keys(s.Leases, "leases")
+	keys(s.Accounts, "ledger")
+	p.gauge("sluice_keys_max", "Maximum of tracked keys (MAX_KEYS).")(c.MaxKeys)
+	p.count("sluice_leases_evicted_total",
+		"Keys with usage that a full table dropped. After a loss of data, their usage is not restored. Raise "+
+			"MAX_KEYS if it grows.")(s.Evicted)
+	p.count("sluice_ledger_claims_total", "Claims that were settled or failed.")(s.Claims)
+	fallbacks := p.count("sluice_fallback_decisions_total", "Decisions without the store, all rules.", "reason")
+	for i, name := range ratelimit.FallbackReasons {
+		fallbacks(s.Fallbacks[i], name)
 	}
+	p.gauge("sluice_store_breaker_open", "1 while the breaker skips the store.")(flag(s.BreakerOpen))
+	p.precise("sluice_store_sync_age_seconds", "Age of the last reply.")(s.SyncAge.Seconds())
+	claimsFor := p.count("sluice_claims_total",
+		"Claims by cause: waiting requests, renewal, next_window, return, final report of a window.", "for")
+	for i, name := range ratelimit.ClaimReasons {
+		claimsFor(s.ClaimsBy[i], name)
+	}
+	p.count("sluice_claims_stale_total", "Claims refused as older than a later one, or for an ended window.")(s.Stale)
+	p.count("sluice_late_reports_lost_total",
+		"Accounts of ended windows whose last total did not reach the store in three tries. Statistics, audits and "+
+			"sliding windows lack it.")(s.Unreported)
+	p.count("sluice_ledger_recoveries_total", "Times that the store lost data and nodes restored it.")(s.Recoveries)
+	trips := p.count("sluice_store_operations_total",
+		"Round trips, answered or failed, of up to 256 claims each.", "result")
+	trips(s.RoundTrips-min(s.Failed, s.RoundTrips), "answered")
+	trips(s.Failed, "failed")
+	p.distribution("sluice_store_seconds",
+		"Time of a round trip; buckets are powers of four from 1 us.", s.StoreTime, 1e-6)
+	p.distribution("sluice_lease_tokens", "Tokens of a grant; buckets are powers of four.", s.LeaseSizes, 1)
+	p.gauge("sluice_claims_queued", "Claims in the queue.")(s.Queued)
+	p.gauge("sluice_claims_queue_size", "Size of the queue.")(s.QueueSize)
+}
+
+// collectStore shows what the store lost or may lose.
+func (c Collector) collectStore(p page, s *ratelimit.LimiterStats) {
+	steps := p.count("sluice_store_clock_steps_total",
+		"Steps of the store's clock by at least 100 ms, ahead or back.", "direction")
+	steps(s.ClockSteps[0], "ahead")
+	steps(s.ClockSteps[1], "back")
+	p.count("sluice_store_accounts_lost_total",
+		"Single accounts in use that the store lost, for example by eviction.")(s.Missing)
+	p.count("sluice_store_accounts_lost_tokens_total",
+		"Their tokens at this node: the upper bound of tokens that were granted again.")(s.MissingTokens)
 	if c.Safety == nil {
 		return
 	}
 	if v := c.Safety(); v.Known {
-		gauge(mayEvict, v.MayEvict)
-		gauge(evictedKeys, int(v.Evicted))
-		gauge(persistent, v.RDB, "rdb")
-		gauge(persistent, v.AOF, "aof")
+		p.gauge("sluice_store_may_evict", "1 if maxmemory-policy can evict accounts; -1 if unknown.")(v.MayEvict)
+		p.gauge("sluice_store_evicted_keys", "Keys that the store has evicted since its start.")(int(v.Evicted))
+		persistent := p.gauge("sluice_store_persistent",
+			"1 if the store saves its data by rdb or aof; -1 if unknown.", "by")
+		persistent(v.RDB, "rdb")
+		persistent(v.AOF, "aof")
 	}
 }
 
-// collectGate shows which calls were not begun.
-func (c Collector) collectGate(count func(*prometheus.Desc, uint64, ...string),
-	gauge func(*prometheus.Desc, int, ...string),
-) {
+// collectFleet shows what this node is among others, and the messages that it refused.
+func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
+	if c.Seat != nil {
+		n, wanted := c.Seat()
+		p.gauge("sluice_drift_seat", "The drift seat of this node; -1: none, its rules use leases only.")(n)
+		p.gauge("sluice_drift_seat_wanted", "1 if a rule is of mode approx or has a lease.reserve.")(flag(wanted))
+	}
+	rejected := p.count("sluice_rejected_total",
+		"Invalid messages. From the store: reply (above 4 MiB), answer. From a peer: plaintext and tls (no TLS 1.3), "+
+			"introduction, version, weight, name, secret (a wrong proof or a relay), gossip, address, frame, sent (a "+
+			"clock more than a year off), ask, reply, lease, fetch, presence, parcel, account, receipt.",
+		"from", "kind")
+	rejected(local.Rejected, "store", "answer")
+	if c.RepliesRefused != nil {
+		rejected(c.RepliesRefused(), "store", "reply")
+	}
+	if c.Ring == nil {
+		return
+	}
+	s := c.Ring()
+	for kind, n := range s.RejectedBy {
+		rejected(n, "peer", kind)
+	}
+	p.gauge("sluice_ring_members", "Members of the ring, as this node sees it.")(len(s.Members))
+	p.gauge("sluice_ring_fingerprint",
+		"Hash of the ring, equal on nodes that agree.")(int(s.Ring >> 12)) // what a float holds
+	asks := p.count("sluice_peer_asks_total", "Requests forwarded to an owner, received, or not_owner.", "what")
+	asks(s.Forwarded, "forwarded")
+	asks(s.Received, "received")
+	asks(s.NotOwner, "not_owner")
+	asks(s.Instead, "leased_instead")
+	p.count("sluice_peers_refused_total", "Peers without a valid proof.")(s.Refused)
+	p.count("sluice_peer_messages_malformed_total", "Invalid messages without effect.")(s.Malformed)
+	p.count("sluice_accounts_handed_over_total", "Accounts sent to new owners.")(s.Handed)
+	p.count("sluice_hot_key_decisions_total", "Decisions here on hot keys of other owners.")(s.Hot)
+	p.gauge("sluice_hot_keys", "Hot keys of this owner.")(len(s.HotKeys))
+}
+
+// collectGate shows which calls were not begun, or not ended by their callers.
+func (c Collector) collectGate(p page) {
 	var s shed.Stats
 	if c.Gate != nil {
 		s = c.Gate.Stats()
 	}
+	refused := p.count("sluice_shed_total",
+		"Calls rejected without a charge: overload, or deadline (the caller would give up first).", "reason")
 	for reason, name := range shed.Reasons {
 		if name != "" {
-			count(shedCalls, s.Shed[reason], name)
+			refused(s.Shed[reason], name)
 		}
 	}
-	count(givenUp, s.GivenUp)
-	gauge(callsInFlight, s.InFlight)
-	gauge(waitingCalls, s.Waiting)
+	p.count("sluice_calls_given_up_total", "Calls whose caller gave up; their charge was taken back.")(s.GivenUp)
+	p.gauge("sluice_calls_in_flight", "Calls being decided.")(s.InFlight)
+	p.gauge("sluice_calls_waiting", "Calls that wait for a decision or for their answer to be written.")(s.Waiting)
+	held := p.gauge("sluice_bytes_in_flight", "Unfinished calls and bodies; port grpc or http.", "port")
+	ended := p.count("sluice_callers_ended_total",
+		"Connections and bodies ended by a bound: crowded (too many connections), heaviest (too many bytes), "+
+			"stalled (no progress), excess (too many calls or idle frames).", "port", "why")
+	for port, b := range c.Budgets {
+		held(int(b.Held()), port)
+		ended(b.Crowded.Load(), port, "crowded")
+		ended(b.Heaviest.Load(), port, "heaviest")
+		ended(b.Stalled.Load(), port, "stalled")
+		ended(b.Excess.Load(), port, "excess")
+	}
 }
 
 // collectQuotas shows the grants to Envoys.
-func (c Collector) collectQuotas(count func(*prometheus.Desc, uint64, ...string),
-	gauge func(*prometheus.Desc, int, ...string),
-) {
+func (c Collector) collectQuotas(p page) {
 	s := c.Quotas
 	if s == nil {
 		return
 	}
-	gauge(quotaStreams, int(s.Streams.Load()))
-	gauge(quotaBuckets, int(s.Buckets.Load()))
-	gauge(quotaUnproven, int(s.Unproven.Load()))
-	count(quotaReports, s.Reports.Load())
-	count(quotaRequests, s.Allowed.Load(), "allowed")
-	count(quotaRequests, s.Denied.Load(), "denied")
-	count(quotaMessages, s.Messages.Load())
-	count(quotaAssignments, s.Assignments.Load())
-	count(quotaAbandoned, s.Abandoned.Load())
-	count(quotaTokens, s.Granted.Load(), "granted")
-	count(quotaTokens, s.Credited.Load(), "credited")
-	count(quotaTokens, s.Forgone.Load(), "forgone")
-	count(quotaTokens, s.Carried.Load(), "carried")
-	count(quotaTokens, s.Uncovered.Load(), "uncovered")
-	count(quotaTokens, s.Excess.Load(), "excess")
-	count(quotaLost, s.LostReports.Load())
-	count(quotaRefused, s.Refused.Load(), "bound")
-	count(quotaRefused, s.Stuck.Load(), "stuck")
-	count(quotaRefused, s.Unserved.Load(), "rule")
-}
-
-// collectFleet shows what this node is among others.
-func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string),
-	gauge func(*prometheus.Desc, int, ...string),
-) {
-	if c.Seat != nil {
-		n, wanted := c.Seat()
-		gauge(seat, n)
-		gauge(seatsWanted, flag(wanted))
-	}
-	if c.Ring != nil {
-		s := c.Ring()
-		gauge(ringMembers, len(s.Members))
-		gauge(ringPrint, int(s.Ring>>12)) // what a float holds
-		count(peerAsks, s.Forwarded, "forwarded")
-		count(peerAsks, s.Received, "received")
-		count(peerAsks, s.NotOwner, "not_owner")
-		count(peerAsks, s.Instead, "leased_instead")
-		count(peerRefused, s.Refused)
-		count(peerMalformed, s.Malformed)
-		for kind, n := range s.RejectedBy {
-			count(rejected, n, "peer", kind)
-		}
-		count(handed, s.Handed)
-		count(hotDecisions, s.Hot)
-		gauge(hotKeys, len(s.HotKeys))
-	}
+	p.gauge("sluice_rlqs_streams", "Open streams of RLQS Envoys.")(int(s.Streams.Load()))
+	p.gauge("sluice_rlqs_buckets", "Buckets of these streams.")(int(s.Buckets.Load()))
+	p.gauge("sluice_rlqs_unproven_tokens",
+		"Charged tokens that are neither spent nor in a confirmed lease.")(int(s.Unproven.Load()))
+	p.count("sluice_rlqs_reports_total", "Reports of single buckets.")(s.Reports.Load())
+	requests := p.count("sluice_rlqs_requests_total", "Requests decided by Envoys, allowed or denied.", "decision")
+	requests(s.Allowed.Load(), "allowed")
+	requests(s.Denied.Load(), "denied")
+	p.count("sluice_rlqs_messages_total", "Answers to Envoys.")(s.Messages.Load())
+	p.count("sluice_rlqs_assignments_total", "Leases granted to Envoys.")(s.Assignments.Load())
+	p.count("sluice_rlqs_abandoned_total", "Buckets that Envoys must drop.")(s.Abandoned.Load())
+	tokens := p.count("sluice_rlqs_tokens_total",
+		"granted; credited (proven unspent); forgone (unspent in a token_bucket); carried (charged to a second "+
+			"window); uncovered (not chargeable any more); excess (admitted without a grant: a fallback is not "+
+			"DENY_ALL, or a lease was used after its TTL).", "what")
+	tokens(s.Granted.Load(), "granted")
+	tokens(s.Credited.Load(), "credited")
+	tokens(s.Forgone.Load(), "forgone")
+	tokens(s.Carried.Load(), "carried")
+	tokens(s.Uncovered.Load(), "uncovered")
+	tokens(s.Excess.Load(), "excess")
+	p.count("sluice_rlqs_reports_lost_total", "Reports that seem lost.")(s.LostReports.Load())
+	refused := p.count("sluice_rlqs_refused_total",
+		"bound: too many streams or buckets; stuck: an answer was not acknowledged; rule: the rule cannot be "+
+			"divided.", "why")
+	refused(s.Refused.Load(), "bound")
+	refused(s.Stuck.Load(), "stuck")
+	refused(s.Unserved.Load(), "rule")
 }
 
 func flag(yes bool) int {
@@ -275,16 +338,6 @@ func flag(yes bool) int {
 		return 1
 	}
 	return 0
-}
-
-// histogram shows a distribution, whose values are multiplied by scale.
-func histogram(d *prometheus.Desc, c ratelimit.DistributionCounts, scale float64) prometheus.Metric {
-	buckets, sum := map[float64]uint64{}, uint64(0)
-	for i, n := range c.Buckets[:len(c.Buckets)-1] {
-		sum += n
-		buckets[scale*float64(int64(1)<<(2*i))] = sum
-	}
-	return prometheus.MustNewConstHistogram(d, c.Count, scale*float64(c.Sum), buckets)
 }
 
 // Handler serves the metrics of rules, and then those of the registry, which

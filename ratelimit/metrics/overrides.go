@@ -1,10 +1,6 @@
 package metrics
 
-import (
-	"sync/atomic"
-
-	"github.com/prometheus/client_golang/prometheus"
-)
+import "sync/atomic"
 
 // OverrideResult is what became of a change of an override.
 type OverrideResult uint8
@@ -37,11 +33,13 @@ func (c *OverrideChanges) Count(r OverrideResult) {
 	}
 }
 
-func (c Collector) collectOverrides(count func(*prometheus.Desc, uint64, ...string)) {
+func (c Collector) collectOverrides(p page) {
 	if c.Overrides == nil {
 		return
 	}
+	changes := p.count("sluice_override_changes_total", "Changes of overrides at this node: set, removed, conflict "+
+		"(another version), refused by the rule or as invalid, failed without an answer of the store.", "result")
 	for r, name := range OverrideResults {
-		count(overrideChanges, c.Overrides.results[r].Load(), name)
+		changes(c.Overrides.results[r].Load(), name)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -30,16 +31,16 @@ type metric struct {
 
 // rows reads all counters. Rules that come out with the same labels are summed,
 // and so are those beyond MaxRules.
-func (c Collector) rows() (hits, rules []ruleRow) {
+func (c Collector) rows() (named, rules []ruleRow) {
 	all := c.Store.Rules()
 	seen := make(index, min(len(all.All()), MaxRules))
 	others := labelText("domain", ratelimit.OtherName, "key1", ratelimit.OtherName, "key2", "")
 	all.EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
 		i, labels := seen.of(labelText("domain", domain, "key1", keys[0], "key2", strings.Join(keys[1:], ".")), others)
-		if i == len(hits) {
-			hits = append(hits, ruleRow{labels: labels})
+		if i == len(named) {
+			named = append(named, ruleRow{labels: labels})
 		}
-		hits[i].sum.Add(n)
+		named[i].sum.Add(n)
 	})
 	clear(seen)
 	others = labelText("domain", ratelimit.OtherName, "rule", ratelimit.OtherName, "mode", "")
@@ -53,7 +54,7 @@ func (c Collector) rows() (hits, rules []ruleRow) {
 		rules[i].sum.Add(r.Counters)
 		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { rules[i].sum.Add(c) })
 	}
-	return hits, rules
+	return named, rules
 }
 
 // index is the place of each row, by its labels.
@@ -92,111 +93,109 @@ func approx(r *ruleRow) bool  { return r.driftLimit > 0 }
 func every(*ruleRow) bool     { return true }
 func holds(r *ruleRow) bool   { return r.sum.Held() != nil }
 
+// hits are a rule's counters by envoyproxy/ratelimit's names for statsd, which are also the ends of its names for
+// Prometheus. It has none there for the one without help.
+var hits = []struct {
+	name, help string
+	of         func(*ratelimit.RuleCounters) *atomic.Uint64
+}{
+	{"total_hits", "All hits of a rule.", func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.TotalHits }},
+	{
+		"within_limit", "Hits within the limit.",
+		func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.WithinLimit },
+	},
+	{
+		"near_limit", "Hits within the limit, and above NEAR_LIMIT_RATIO of it.",
+		func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.NearLimit },
+	},
+	{"over_limit", "Hits above the limit.", func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.OverLimit }},
+	{"over_limit_with_local_cache", "", func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.OverLocally }},
+	{
+		"shadow_mode", "Hits over a limit in shadow_mode.",
+		func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.ShadowMode },
+	},
+	{
+		"total_negative_hits", "Hits refunded by is_negative_hits.",
+		func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.Refunded },
+	},
+}
+
 // The metrics of rules.
-var (
-	hitMetrics = []metric{
-		{
-			"ratelimit_service_rate_limit_total_hits", "counter", "All hits of a rule.", every,
-			func(r *ruleRow) int64 { return int64(r.sum.TotalHits.Load()) },
-		},
-		{
-			"ratelimit_service_rate_limit_within_limit", "counter", "Hits within the limit.", every,
-			func(r *ruleRow) int64 { return int64(r.sum.WithinLimit.Load()) },
-		},
-		{
-			"ratelimit_service_rate_limit_near_limit", "counter",
-			"Hits within the limit, and above NEAR_LIMIT_RATIO of it.", every,
-			func(r *ruleRow) int64 { return int64(r.sum.NearLimit.Load()) },
-		},
-		{
-			"ratelimit_service_rate_limit_over_limit", "counter", "Hits above the limit.", every,
-			func(r *ruleRow) int64 { return int64(r.sum.OverLimit.Load()) },
-		},
-		{
-			"ratelimit_service_rate_limit_shadow_mode", "counter", "Hits over a limit in shadow_mode.", every,
-			func(r *ruleRow) int64 { return int64(r.sum.ShadowMode.Load()) },
-		},
-		{
-			"ratelimit_service_rate_limit_total_negative_hits", "counter", "Hits refunded by is_negative_hits.", every,
-			func(r *ruleRow) int64 { return int64(r.sum.Refunded.Load()) },
-		},
-	}
-	ruleMetrics = []metric{
-		{
-			"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", every,
-			func(r *ruleRow) int64 { return int64(r.sum.Denied.Load()) },
-		},
-		{
-			"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every,
-			func(r *ruleRow) int64 { return int64(r.admitted()) },
-		},
-		{
-			"sluice_debt_tokens_total", "counter", "Tokens charged beyond the limit: charges after the fact, and " +
-				"refused requests under on_deny: charge.", limited,
-			func(r *ruleRow) int64 { return int64(r.sum.Debt.Load()) },
-		},
-		{
-			"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",
-			limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) },
-		},
-		{"sluice_declared_over_admission_tokens", "gauge", "Declared over-admission of each key and window " +
-			"while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
-		{
-			"sluice_over_admitted_tokens_total", "counter",
-			"Tokens admitted beyond the limit by all nodes, as reported to " +
-				"this one. In mode approx, the sum over nodes is an upper bound.", limited,
-			func(r *ruleRow) int64 { return int64(r.sum.OverAdmitted.Load()) },
-		},
-		{
-			"sluice_under_admitted_tokens_total", "counter", "Tokens refused here while other nodes held unspent ones.",
-			limited, func(r *ruleRow) int64 { return int64(r.sum.UnderAdmitted.Load()) },
-		},
-		{
-			"sluice_windows_near_bound_total", "counter", "Windows in which this node used 4/5 of its share of " +
-				"the drift budget.", limited,
-			func(r *ruleRow) int64 { return int64(r.sum.NearBound.Load()) },
-		},
-		{"sluice_windows_beyond_bound_total", "counter", "Windows in which this node exceeded its share. " +
-			"A value above 0 is a bug.", limited, func(r *ruleRow) int64 { return int64(r.sum.BeyondBound.Load()) }},
-		{
-			"sluice_over_admitted_by_policy_tokens_total", "counter",
-			"Tokens beyond the limit that " +
-				"on_store_failure admitted at this node.", limited,
-			func(r *ruleRow) int64 { return int64(r.sum.OverByPolicy.Load()) },
-		},
-		{
-			"sluice_windows_beyond_by_policy_total", "counter", "Windows in which on_store_failure exceeded the " +
-				"limit at this node.", limited,
-			func(r *ruleRow) int64 { return int64(r.sum.BeyondByPolicy.Load()) },
-		},
-		{"sluice_drift_share_used_up_total", "counter", "Decisions that found the share of the key " +
-			"used up.", approx, func(r *ruleRow) int64 { return int64(r.sum.ShareUsedUp.Load()) }},
-		{
-			"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, of this window and the next.",
-			limited, func(r *ruleRow) int64 { return r.sum.Leased.Load() },
-		},
-		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, " +
-			"all keys.", limited, func(r *ruleRow) int64 { return r.sum.Drifting.Load() }},
-		{
-			"sluice_worst_key_over_admission_tokens", "gauge", "Over-admission of the worst key in a " +
-				"window of the last 30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
-			func(r *ruleRow) int64 { return int64(r.sum.Worst.Lately()) },
-		},
-		{
-			"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx,
-			func(r *ruleRow) int64 { return int64(r.share) },
-		},
-		{
-			"sluice_drift_budget_tokens", "gauge", "Tokens of each key that all seats together may spend unconfirmed.",
-			approx, func(r *ruleRow) int64 { return int64(r.driftLimit) },
-		},
-	}
-)
+var ruleMetrics = []metric{
+	{
+		"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", every,
+		func(r *ruleRow) int64 { return int64(r.sum.Denied.Load()) },
+	},
+	{
+		"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every,
+		func(r *ruleRow) int64 { return int64(r.admitted()) },
+	},
+	{
+		"sluice_debt_tokens_total", "counter", "Tokens charged beyond the limit: charges after the fact, and " +
+			"refused requests under on_deny: charge.", limited,
+		func(r *ruleRow) int64 { return int64(r.sum.Debt.Load()) },
+	},
+	{
+		"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",
+		limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) },
+	},
+	{"sluice_declared_over_admission_tokens", "gauge", "Declared over-admission of each key and window " +
+		"while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
+	{
+		"sluice_over_admitted_tokens_total", "counter",
+		"Tokens admitted beyond the limit by all nodes, as reported to " +
+			"this one. In mode approx, the sum over nodes is an upper bound.", limited,
+		func(r *ruleRow) int64 { return int64(r.sum.OverAdmitted.Load()) },
+	},
+	{
+		"sluice_under_admitted_tokens_total", "counter", "Tokens refused here while other nodes held unspent ones.",
+		limited, func(r *ruleRow) int64 { return int64(r.sum.UnderAdmitted.Load()) },
+	},
+	{
+		"sluice_windows_near_bound_total", "counter", "Windows in which this node used 4/5 of its share of " +
+			"the drift budget.", limited,
+		func(r *ruleRow) int64 { return int64(r.sum.NearBound.Load()) },
+	},
+	{"sluice_windows_beyond_bound_total", "counter", "Windows in which this node exceeded its share. " +
+		"A value above 0 is a bug.", limited, func(r *ruleRow) int64 { return int64(r.sum.BeyondBound.Load()) }},
+	{
+		"sluice_over_admitted_by_policy_tokens_total", "counter",
+		"Tokens beyond the limit that " +
+			"on_store_failure admitted at this node.", limited,
+		func(r *ruleRow) int64 { return int64(r.sum.OverByPolicy.Load()) },
+	},
+	{
+		"sluice_windows_beyond_by_policy_total", "counter", "Windows in which on_store_failure exceeded the " +
+			"limit at this node.", limited,
+		func(r *ruleRow) int64 { return int64(r.sum.BeyondByPolicy.Load()) },
+	},
+	{"sluice_drift_share_used_up_total", "counter", "Decisions that found the share of the key " +
+		"used up.", approx, func(r *ruleRow) int64 { return int64(r.sum.ShareUsedUp.Load()) }},
+	{
+		"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, of this window and the next.",
+		limited, func(r *ruleRow) int64 { return r.sum.Leased.Load() },
+	},
+	{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, " +
+		"all keys.", limited, func(r *ruleRow) int64 { return r.sum.Drifting.Load() }},
+	{
+		"sluice_worst_key_over_admission_tokens", "gauge", "Over-admission of the worst key in a " +
+			"window of the last 30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
+		func(r *ruleRow) int64 { return int64(r.sum.Worst.Lately()) },
+	},
+	{
+		"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx,
+		func(r *ruleRow) int64 { return int64(r.share) },
+	},
+	{
+		"sluice_drift_budget_tokens", "gauge", "Tokens of each key that all seats together may spend unconfirmed.",
+		approx, func(r *ruleRow) int64 { return int64(r.driftLimit) },
+	},
+}
 
 // WriteRuleMetrics writes the metrics of rules in the text format 0.0.4 of
 // Prometheus.
 func (c Collector) WriteRuleMetrics(w io.Writer) error {
-	hits, rules := c.rows()
+	named, rules := c.rows()
 	var b bytes.Buffer
 	head := func(name, kind, help string) {
 		b.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
@@ -228,7 +227,17 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 		}
 		return nil
 	}
-	if err := errors.Join(write(hits, hitMetrics), write(rules, ruleMetrics)); err != nil {
+	for _, h := range hits {
+		if h.help != "" {
+			m := metric{"ratelimit_service_rate_limit_" + h.name, "counter", h.help, every, func(r *ruleRow) int64 {
+				return int64(h.of(&r.sum).Load())
+			}}
+			if err := write(named, []metric{m}); err != nil {
+				return err
+			}
+		}
+	}
+	if err := write(rules, ruleMetrics); err != nil {
 		return err
 	}
 	head("sluice_decisions_total", "counter", "Decisions by source; reason says why the store did not decide.")

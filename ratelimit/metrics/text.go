@@ -29,13 +29,9 @@ func (c Collector) Counters(each func(name string, n uint64)) {
 			parts = append(parts, segment(k))
 		}
 		name := strings.Join(parts, ".") + "."
-		each(name+"total_hits", n.TotalHits.Load())
-		each(name+"within_limit", n.WithinLimit.Load())
-		each(name+"near_limit", n.NearLimit.Load())
-		each(name+"over_limit", n.OverLimit.Load())
-		each(name+"over_limit_with_local_cache", n.OverLocally.Load())
-		each(name+"shadow_mode", n.ShadowMode.Load())
-		each(name+"total_negative_hits", n.Refunded.Load())
+		for _, h := range hits {
+			each(name+h.name, h.of(n).Load())
+		}
 	})
 	loaded, failed := c.Store.Loads()
 	each("ratelimit.service.config_load_success", loaded)

@@ -255,41 +255,42 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	x := s.scratch
 	x.got = sized(x.got, len(of))
 	x.reset()
-	add := func(i int, n tokens) {
-		if n > 0 {
-			x.ask(i, of[i].ask(ratelimit.Spend, n))
+	for i, d := range of {
+		if d.tokens > 0 {
+			x.ask(i, d.ask(ratelimit.Spend, d.tokens))
 		}
 	}
-	for i, d := range of {
-		add(i, d.tokens)
-	}
-	for range 2 { // the second time, for the rest by the first answer
+	s.node.spend(ctx, now, x, func(i int, v *ratelimit.Verdict) {
+		of[i].heard(now, v)
+		if v.Err == nil && !v.OverLimit {
+			x.got[i] = v.Charged
+			of[i].pay(v)
+		}
+	})
+	return x.got
+}
+
+// spend decides the asks of x, and once more those for less that were refused with a rest. said gets each verdict, with
+// whose it is.
+func (n *Node) spend(ctx context.Context, now instant, x *scratch, said func(of int, v *ratelimit.Verdict)) {
+	for range 2 {
 		if len(x.asks) == 0 {
-			break
+			return
 		}
 		x.verdicts = sized(x.verdicts, len(x.asks))
-		s.node.source.Limiter.Decide(ctx, now, x.asks, x.verdicts)
-		tried := x.of
-		x.asks, x.of = x.asks[:0], nil // tried is read meanwhile
-		for k, i := range tried {
-			v := &x.verdicts[k]
-			of[i].heard(now, v)
-			switch {
-			case v.Err != nil:
-			case v.OverLimit:
-				// The second try is for less in any case, for the same amount would be refused
-				// again.
-				add(i, min(v.Remaining, of[i].tokens-1))
-			default:
-				x.got[i] = v.Charged
-				of[i].pay(v)
+		n.source.Limiter.Decide(ctx, now, x.asks, x.verdicts)
+		again := 0
+		for k, i := range x.of {
+			v, a := &x.verdicts[k], x.asks[k]
+			said(i, v)
+			// Less in any case, for the same amount would be refused again.
+			if a.Cost = min(v.Remaining, a.Cost-1); v.Err == nil && v.OverLimit && a.Cost > 0 {
+				x.asks[again], x.of[again] = a, i
+				again++
 			}
 		}
-		if x.of == nil { // nothing is tried again
-			x.of = tried[:0]
-		}
+		x.asks, x.of = x.asks[:again], x.of[:again]
 	}
-	return x.got
 }
 
 // heard records the rest by a verdict.

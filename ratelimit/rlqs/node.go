@@ -1,8 +1,6 @@
 package rlqs
 
 import (
-	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,7 +15,7 @@ type (
 	tokens  = ratelimit.Tokens
 )
 
-// Options bound what callers may have a node keep. The zero value is no valid one.
+// Options bound what callers may have a node keep..
 type Options struct {
 	Streams     int     // at once, in this process
 	Buckets     int     // of one stream
@@ -28,22 +26,6 @@ type Options struct {
 // DefaultOptions are the default bounds.
 func DefaultOptions() Options {
 	return Options{Streams: 10_000, Buckets: 1000, BucketBytes: 1 << 10, Messages: 100}
-}
-
-// Validate reports every bound that makes no sense, under the name of its setting.
-func (o *Options) Validate() error {
-	var errs []error
-	within := func(name string, value, least, most float64) {
-		// A NaN is within no bounds, which a comparison the other way round would let pass.
-		if !(value >= least && value <= most) {
-			errs = append(errs, fmt.Errorf("%s is %v, must be between %v and %v", name, value, least, most))
-		}
-	}
-	within("Streams", float64(o.Streams), 0, 1<<20)
-	within("Buckets", float64(o.Buckets), 1, 1<<16)
-	within("BucketBytes", float64(o.BucketBytes), 16, 16<<10)
-	within("Messages", o.Messages, 1, 1e6)
-	return errors.Join(errs...)
 }
 
 // Source is the basis of a node's decisions.

@@ -362,22 +362,14 @@ func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, d *Debt) {
 	n.charge(ctx, now, d.ask)
 }
 
-// charge charges the available part of an ask, and counts the rest.
+// charge charges the available part of an ask, and counts the rest, which others have spent.
 func (n *Node) charge(ctx context.Context, now instant, a ratelimit.Ask) {
-	left := a.Cost
-	// A refusal states the rest of the limit. The second try takes that. Others spent the missing part.
-	for range 2 {
-		var v [1]ratelimit.Verdict
-		n.source.Limiter.Decide(ctx, now, []ratelimit.Ask{a}, v[:])
-		switch {
-		case v[0].Err != nil:
-		case !v[0].OverLimit:
-			left -= v[0].Charged
-		case v[0].Remaining > 0:
-			a.Cost = min(a.Cost-1, v[0].Remaining)
-			continue
+	x, left := new(scratch), a.Cost
+	x.ask(0, a)
+	n.spend(ctx, now, x, func(_ int, v *ratelimit.Verdict) {
+		if v.Err == nil && !v.OverLimit {
+			left -= v.Charged
 		}
-		break
-	}
+	})
 	n.stats.Uncovered.Add(uint64(max(0, left)))
 }

@@ -11,7 +11,6 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
@@ -39,6 +38,11 @@ func FuzzAnswer(f *testing.F) {
 	valid, _ := proto.Marshal(rlsRequest(desc("five=x")))
 	// a field number that no message may have
 	f.Add(protowire.AppendVarint(protowire.AppendVarint(valid, (1<<29)<<3), 1))
+	// Two limits in one descriptor, which protobuf joins: the second has the unit that the first lacks.
+	first, _ := proto.Marshal(hits(override(desc("a=b"), 3, typev3.RateLimitUnit_UNKNOWN), 7))
+	second, _ := proto.Marshal(override(&common.RateLimitDescriptor{}, 0, typev3.RateLimitUnit_DAY))
+	joined := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "d")
+	f.Add(protowire.AppendBytes(protowire.AppendTag(joined, 2, protowire.BytesType), append(first, second...)))
 	lean := newFixture(f, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
 	full := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{
 		Limit: "L", Remaining: "Rem",
@@ -155,44 +159,4 @@ func admittedBeyond(s *rlsv3.RateLimitResponse_DescriptorStatus, d *common.RateL
 		cost = d.HitsAddend.Value
 	}
 	return cost > uint64(s.CurrentLimit.RequestsPerUnit)
-}
-
-// The readings above must be able to differ: a test of the oracle itself.
-func TestFuzzOracle(t *testing.T) {
-	twice := override(desc("a=b"), 3, typev3.RateLimitUnit_UNKNOWN)
-	in, err := proto.Marshal(rlsRequest(twice))
-	if err != nil {
-		t.Fatal(err)
-	}
-	// A second limit in the same descriptor, with the unit that the first lacks:
-	// protobuf joins the two.
-	var r request
-	if err := r.decode(in); err == nil {
-		t.Error("a limit without a unit was read")
-	}
-	two := &rlsv3.RateLimitRequest{
-		Domain: "d",
-		Descriptors: []*common.RateLimitDescriptor{{
-			Limit:      &common.RateLimitDescriptor_RateLimitOverride{Unit: typev3.RateLimitUnit_DAY},
-			HitsAddend: wrapperspb.UInt64(0),
-		}},
-	}
-	second, err := proto.Marshal(two.Descriptors[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, err := proto.Marshal(hits(twice, 7))
-	if err != nil {
-		t.Fatal(err)
-	}
-	in = protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "d")
-	in = protowire.AppendBytes(protowire.AppendTag(in, 2, protowire.BytesType), append(first, second...))
-	theirs := &rlsv3.RateLimitRequest{}
-	if err := errors.Join(proto.Unmarshal(in, theirs), r.decode(in)); err != nil {
-		t.Fatal(err)
-	}
-	checkRequest(t, &r, theirs)
-	if x := r.descriptors[0]; x.override.Requests != 3 || x.hits != 7 {
-		t.Errorf("%+v", x)
-	}
 }

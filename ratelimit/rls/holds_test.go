@@ -2,7 +2,6 @@ package rls
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -10,7 +9,6 @@ import (
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -154,106 +152,6 @@ func (f *fixture) holdsCounted(path string) map[string]uint64 {
 	return all
 }
 
-func (f *fixture) hasCounted(path, want string) {
-	f.Helper()
-	if got := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprint(f.holdsCounted(path)), "map["), "]"); got != want {
-		f.Errorf("%s counts %s, must be %s", path, got, want)
-	}
-}
-
-// A request holds the rule's amount, and is charged its cost when it is known: once.
-func TestHoldSettles(t *testing.T) {
-	f := holdFixture(t)
-	hold, over := f.takes(desc("constant=a"))
-	if over || hold == "" {
-		t.Fatalf("%q, over %v", hold, over)
-	}
-	f.hasLeft("constant=a", 70)
-	f.ends("constant=a", hold, 12)
-	f.hasLeft("constant=a", 88)
-	f.ends("constant=a", hold, 1)
-	f.hasLeft("constant=a", 88)
-	hold, _ = f.takes(desc("constant=a"))
-	f.ends("constant=a", hold, 50)
-	f.hasLeft("constant=a", 38)
-	f.hasCounted("constant", "charged:20 released:18 replayed:1 settled:2 taken:2")
-}
-
-// A request that fits none of its budgets takes nothing of any, and what is refused holds nothing.
-func TestHoldsAreAllOrNothing(t *testing.T) {
-	f := holdFixture(t)
-	both := []*common.RateLimitDescriptor{desc("constant=a"), desc("hourly=b")}
-	var all []string
-	for range 3 {
-		hold, over := f.takes(both...)
-		if over || hold == "" {
-			t.Fatalf("%q, over %v", hold, over)
-		}
-		all = append(all, hold)
-	}
-	if hold, over := f.takes(both...); !over || hold != "" {
-		t.Errorf("90 and 60 of 100 are held, and 30 and 20 more are: %q, over %v", hold, over)
-	}
-	f.hasLeft("constant=a", 10)
-	f.hasLeft("hourly=b", 40)
-	// Each is settled by its own cost, in one call or in two.
-	f.ends("constant=a", all[0], 1)
-	f.ends("hourly=b", all[0], 2)
-	f.must(rlsRequest(descOf("constant=a,"+EntryHold+"="+all[1], 3), descOf("hourly=b,"+EntryHold+"="+all[1], 4)))
-	f.hasLeft("constant=a", 66)
-	f.hasLeft("hourly=b", 74)
-}
-
-// A request that ends without a known cost costs what it held, or nothing, as the rule says.
-func TestHoldsOfUnknownCost(t *testing.T) {
-	f := holdFixture(t)
-	hold, _ := f.takes(desc("constant=a"), desc("hourly=a"))
-	f.ends("constant=a", hold, unsaid)
-	f.ends("hourly=a", hold, unsaid)
-	f.hasLeft("constant=a", 70)
-	f.hasLeft("hourly=a", 100)
-	// A request that was refused, or failed open, ends without a hold, which costs nothing.
-	f.ends("constant=a", "", unsaid)
-	f.hasLeft("constant=a", 70)
-	f.hasCounted("constant", "taken:1 unknown:1")
-	f.hasCounted("hourly", "taken:1 unknown:1")
-}
-
-// What is settled in another window credits nothing, and charges nothing but where debt is carried.
-func TestHoldsOverTheTurn(t *testing.T) {
-	f := holdFixture(t)
-	hold, _ := f.takes(desc("constant=a"), desc("hourly=a"), desc("carried=a"))
-	f.pass(50 * time.Second)
-	f.takes(desc("constant=a"))
-	f.ends("constant=a", hold, 5)
-	f.ends("hourly=a", hold, 5)
-	f.ends("carried=a", hold, 70)
-	f.hasLeft("constant=a", 70)
-	f.hasLeft("hourly=a", 95)
-	f.hasLeft("carried=a", 60)
-	f.hasCounted("constant", "late:1 taken:2")
-	hold, _ = f.takes(desc("constant=a"))
-	f.pass(91 * time.Second)
-	f.ends("constant=a", hold, 5)
-	f.hasCounted("constant", "expired:2 late:1 taken:3")
-}
-
-// The hits of a request are what it holds, up to the maximum, and 0 holds nothing.
-func TestHoldsFromTheRequest(t *testing.T) {
-	f := holdFixture(t)
-	hold, _ := f.takes(descOf("request=a", 40))
-	f.hasLeft("request=a", 60)
-	f.ends("request=a", hold, 41)
-	f.hasLeft("request=a", 59)
-	if hold, over := f.takes(descOf("request=a", 70)); over || hold == "" {
-		t.Errorf("50 of 70 are held at most: %q, over %v", hold, over)
-	}
-	f.hasLeft("request=a", 9)
-	if hold, over := f.takes(descOf("request=a", 0)); over || hold != "" {
-		t.Errorf("a peek holds: %q, over %v", hold, over)
-	}
-}
-
 // A quantile of the last costs is held: of the key, or where that is new, of the rule; at first the maximum.
 func TestHoldsAreLearned(t *testing.T) {
 	f := holdFixture(t)
@@ -293,62 +191,6 @@ func TestHoldsAreLearned(t *testing.T) {
 	}
 }
 
-// Without an id, calls of some hits hold, and all others settle.
-func TestHoldsWithoutAnID(t *testing.T) {
-	f := holdFixture(t)
-	for _, n := range []usage{0, 1, unsaid} {
-		if hold, over := f.takes(descOf("blind=a", n)); over || hold != "" {
-			t.Errorf("%d: %q, over %v", n, hold, over)
-		}
-	}
-	f.hasLeft("blind=a", 40)
-	for _, n := range []usage{5, 20, 50} {
-		if _, over := f.takes(descOf("blind=a", n)); over {
-			t.Errorf("a cost of %d is refused", n)
-		}
-	}
-	f.hasLeft("blind=a", 25)
-	f.hasCounted("blind", "charged:30 released:15 settled:3 taken:3")
-	// A gateway that can say that a request has ended may say any cost.
-	f.ends("blind=a", "", 1)
-	f.hasLeft("blind=a", 44)
-	// Two more, and a third is refused, also as a peek.
-	f.takes(descOf("blind=a", 0))
-	f.takes(descOf("blind=a", 0))
-	if _, over := f.takes(descOf("blind=a", 0)); !over {
-		t.Error("96 of 100 are held, and 20 more")
-	}
-	f.hasLeft("blind=a", 4)
-}
-
-// Entries with reserved names are taken off the end alone, and are no rule's.
-func TestReservedEntries(t *testing.T) {
-	f := holdFixture(t)
-	hold, _ := f.takes(desc("constant=a"))
-	for _, entries := range []string{
-		"constant=a," + EntryHold + "=" + hold + ",more=x", // not at the end: no rule has it
-		EntryHold + "=" + hold + ",constant=a",
-		EntryHold + "=" + hold,
-		"constant=b," + EntryHold + "=" + hold, // another budget
-		"constant=a," + EntryHold + "=x",
-		"constant=a," + EntryHold + "=",
-		"plain=a," + EntryHold + "=" + hold,
-		"plain=a," + EntryHold + "=x",
-	} {
-		f.takes(descOf(entries, 1))
-	}
-	f.hasLeft("constant=a", 70)
-	f.hasLeft("constant=b", 100)
-	f.hasLeft("plain=a", 100)
-	negative := descOf("constant=a,"+EntryHold+"="+hold, 5)
-	negative.IsNegativeHits = true
-	if _, err := f.call(rlsRequest(negative)); err == nil {
-		t.Error("a cost below 0 settles a hold")
-	}
-	f.ends("constant=a", hold, 10)
-	f.hasLeft("constant=a", 90)
-}
-
 // 100,000 hostile settlements credit nothing: of holds that are cut, changed, made up, of another budget, or replayed.
 func TestHostileSettlements(t *testing.T) {
 	f := holdFixture(t)
@@ -383,55 +225,6 @@ func TestHostileSettlements(t *testing.T) {
 		t.Errorf("of 100,000 hostile settlements these are counted: %v", counted)
 	}
 	t.Log(counted)
-}
-
-// A hold is in the answer where nothing else is in its metadata, and where everything is.
-func TestHoldsBesideMetadata(t *testing.T) {
-	f := holdFixture(t)
-	f.options.DynamicMetadata = true
-	a := f.must(rlsRequest(desc("constant=a")))
-	if holdOf(t, a) == "" || a.GetDynamicMetadata().GetFields()["domain"].GetStringValue() != "d" {
-		t.Errorf("%v", a.GetDynamicMetadata())
-	}
-	f.options.DynamicMetadata = false
-	if a = f.must(rlsRequest(desc("plain=a"))); a.GetDynamicMetadata() != nil {
-		t.Errorf("a rule that holds nothing has %v", a.GetDynamicMetadata())
-	}
-	f.options.ShadowMode = true
-	f.takes(desc("constant=a"), desc("constant=a"))
-	if hold, over := f.takes(desc("constant=a")); over || hold != "" {
-		t.Errorf("admitted by SHADOW_MODE alone: %q, over %v", hold, over)
-	}
-}
-
-// Ten budgets are more than a hold has room for: the last stays charged, and is counted.
-func TestMoreBudgetsThanRoom(t *testing.T) {
-	f := holdFixture(t)
-	f.rules().All()[0].Hold.Amount = 100 // of a limit that is raised
-	var all []*common.RateLimitDescriptor
-	for i := range 10 {
-		all = append(all, desc(fmt.Sprint("constant=", i)))
-	}
-	hold, over := f.takes(all...)
-	if over || hold == "" {
-		t.Fatalf("%q, over %v", hold, over)
-	}
-	for i := range 10 {
-		f.ends(fmt.Sprint("constant=", i), hold, 1)
-	}
-	f.hasCounted("constant", "foreign:2 left_out:1 released:891 settled:9 taken:10")
-}
-
-// A caller that has gone takes no hold along.
-func TestGoneCallersHoldNothing(t *testing.T) {
-	f := holdFixture(t)
-	c := &call{}
-	c.in, _ = proto.Marshal(rlsRequest(desc("constant=a")))
-	if err := f.answer(context.Background(), c); err != nil {
-		t.Fatal(err)
-	}
-	c.undo(f.Service, f.now, func(int) bool { return true })
-	f.hasLeft("constant=a", 100)
 }
 
 func entryOf(e *common.RateLimitDescriptor_Entry) config.Entry {

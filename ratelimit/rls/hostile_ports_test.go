@@ -237,10 +237,29 @@ func TestLargeRequestsGrowOnce(t *testing.T) {
 	}
 }
 
-// A small request after many large ones is not decided after all of them, though there is only one processor,
-// which runs ready work in the order of its arrival.
-func TestSmallRequestsPassLargeOnes(t *testing.T) {
+// overtaken does many large pieces of work and then a small one, with one processor, which runs ready work in the order
+// of its arrival. It returns how many were done before the small one.
+func overtaken(many int, large func(i int), small func()) int32 {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	var all sync.WaitGroup
+	var done, before atomic.Int32
+	for i := range many {
+		all.Go(func() {
+			large(i)
+			done.Add(1)
+		})
+	}
+	all.Go(func() {
+		small()
+		before.Store(done.Load())
+	})
+	all.Go(func() {}) // the last one would be the first to run
+	all.Wait()
+	return before.Load()
+}
+
+// A small request after many large ones is not decided after all of them.
+func TestSmallRequestsPassLargeOnes(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
 	ask := func(n int) *call {
 		q := &rlsv3.RateLimitRequest{Domain: "d"}
@@ -256,64 +275,39 @@ func TestSmallRequestsPassLargeOnes(t *testing.T) {
 		return c
 	}
 	const many = largeAtOnce + largeWaiting
-	var all sync.WaitGroup
-	var decided, before atomic.Int32
-	calls := make([]*call, many)
-	for i := range calls {
+	calls := make([]*call, many+1)
+	for i := range many {
 		calls[i] = ask(500)
 	}
-	small := ask(1)
-	for _, c := range calls {
-		all.Go(func() {
-			if err := f.answer(context.Background(), c); err != nil {
-				t.Error(err)
-			}
-			decided.Add(1)
-		})
-	}
-	all.Go(func() {
-		if err := f.answer(context.Background(), small); err != nil {
+	calls[many] = ask(1)
+	answer := func(i int) {
+		if err := f.answer(context.Background(), calls[i]); err != nil {
 			t.Error(err)
 		}
-		before.Store(decided.Load())
-	})
-	all.Go(func() {}) // the last one would be the first to run
-	all.Wait()
-	if n := before.Load(); n > many/2 {
+	}
+	if n := overtaken(many, answer, func() { answer(many) }); n > many/2 {
 		t.Errorf("%d of %d large requests were decided before a small one", n, many)
 	}
 }
 
 // A small body that comes behind many large ones waits for a turn of each, and not for all
-// of each, though there is but one processor.
+// of each.
 func TestBodiesTakeTurns(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	f := newFixture(t, Options{}, testRules)
 	const many = 20
-	var all sync.WaitGroup
-	var read, before atomic.Int32
-	body := func(size int) *http.Request {
-		return httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(strings.Repeat("x", size)))
-	}
-	for range many {
-		r := body(MaxRequestBytes)
-		all.Go(func() {
+	read := func(size int) func() {
+		r := httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(strings.Repeat("x", size)))
+		return func() {
 			if _, _, err := f.readBody(httptest.NewRecorder(), r); err != nil {
 				t.Error(err)
 			}
-			read.Add(1)
-		})
-	}
-	r := body(10)
-	all.Go(func() {
-		if _, _, err := f.readBody(httptest.NewRecorder(), r); err != nil {
-			t.Error(err)
 		}
-		before.Store(read.Load())
-	})
-	all.Go(func() {}) // the last one would be the first to run
-	all.Wait()
-	if n := before.Load(); n > many/2 {
+	}
+	var bodies [many]func()
+	for i := range bodies {
+		bodies[i] = read(MaxRequestBytes)
+	}
+	if n := overtaken(many, func(i int) { bodies[i]() }, read(10)); n > many/2 {
 		t.Errorf("%d of %d large bodies were read before a small one", n, many)
 	}
 }

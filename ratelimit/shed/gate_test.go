@@ -98,18 +98,6 @@ func TestMoreThanABurstIsRefused(t *testing.T) {
 	}
 }
 
-// Calls that are reset leave as those that are answered.
-func TestResetCallsLeave(t *testing.T) {
-	c := newClocked(t)
-	c.measure(10 * time.Microsecond)
-	c.arrive(5000)
-	waiting := c.Stats().Waiting
-	c.leave(waiting)
-	if got := c.arrive(waiting); got != waiting {
-		t.Errorf("when all %d have been reset, %d are let in", waiting, got)
-	}
-}
-
 // A slow node lets in fewer, and a fast one more: what was measured is followed, both
 // ways.
 func TestTheNodesSpeedIsFollowed(t *testing.T) {

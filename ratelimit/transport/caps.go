@@ -1,8 +1,6 @@
 package transport
 
 import (
-	"errors"
-	"fmt"
 	"time"
 )
 
@@ -27,28 +25,4 @@ func Default() Caps {
 		RequestTimeout: 10 * time.Second, Idle: 5 * time.Minute,
 		Age: 24 * time.Hour, AgeGrace: time.Hour,
 	}
-}
-
-// DefaultBytesInFlight is the default size of a Budget.
-const DefaultBytesInFlight = 64 << 20
-
-// Validate reports every cap that makes no sense, under the name of its setting.
-func (b *Caps) Validate() error {
-	var errs []error
-	within := func(name string, value, least, most int64) {
-		if value < least || value > most {
-			errs = append(errs, fmt.Errorf("%s is %d, must be between %d and %d", name, value, least, most))
-		}
-	}
-	within("Connections", int64(b.Connections), 1, 1<<20)
-	within("Streams", int64(b.Streams), 1, 1<<20)
-	within("HeaderBytes", int64(b.HeaderBytes), 1<<10, 1<<20)
-	within("MessageBytes", int64(b.MessageBytes), 1<<10, 16<<20)
-	if b.RequestTimeout < 100*time.Millisecond {
-		errs = append(errs, fmt.Errorf("the time of a request is %v, must be at least 100ms", b.RequestTimeout))
-	}
-	if b.Idle < time.Second {
-		errs = append(errs, fmt.Errorf("the idle time is %v, must be at least 1s", b.Idle))
-	}
-	return errors.Join(errs...)
 }

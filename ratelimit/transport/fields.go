@@ -138,23 +138,13 @@ func timeout(s string) (d time.Duration, ok bool) {
 		}
 		n = 10*n + int64(c-'0')
 	}
-	var unit time.Duration
-	switch s[len(s)-1] {
-	case 'n':
-		unit = time.Nanosecond
-	case 'u':
-		unit = time.Microsecond
-	case 'm':
-		unit = time.Millisecond
-	case 'S':
-		unit = time.Second
-	case 'M':
-		unit = time.Minute
-	case 'H':
-		unit = time.Hour
-	default:
+	of := strings.IndexByte("numSMH", s[len(s)-1])
+	if of < 0 {
 		return forever, false
 	}
+	unit := [...]time.Duration{
+		time.Nanosecond, time.Microsecond, time.Millisecond, time.Second, time.Minute, time.Hour,
+	}[of]
 	// Eight digits of hours may be more than the 292 years that a Duration holds. Half of it, so that the time of the
 	// process can be added: grpc-java says 2562047 hours for the longest deadline.
 	if n > int64(forever/unit)/2 {

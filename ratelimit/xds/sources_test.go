@@ -130,10 +130,6 @@ func TestSourcesAgree(t *testing.T) {
 	named := limit("b", 7)
 	named.ShadowMode, named.DetailedMetric, named.RateLimit.Name = true, true, "n"
 	named.RateLimit.Replaces = []*rlsconf.RateLimitReplace{{Name: "other"}}
-	itself := limit("k", 1)
-	itself.RateLimit.Name, itself.RateLimit.Replaces = "n", []*rlsconf.RateLimitReplace{{Name: "n"}, {}}
-	odd := limit("k", 1)
-	odd.RateLimit.Unit = 257
 	for name, c := range map[string]struct {
 		said
 		caps  config.Caps
@@ -162,36 +158,6 @@ func TestSourcesAgree(t *testing.T) {
 				},
 			},
 			rules: "d.a_x: [: 5 per minute\nd.a_x: [.b: 7 per minute n[other] true true\ne.free: unlimited",
-		},
-		"no domain": {
-			said:  said{[]string{"descriptors: []"}, []*rlsconf.RateLimitConfig{{Name: "d"}}},
-			wrong: []string{"config file cannot have empty domain"},
-		},
-		"a domain twice": {
-			said: said{
-				[]string{"domain: d", "domain: d"},
-				[]*rlsconf.RateLimitConfig{{Name: "1", Domain: "d"}, {Name: "2", Domain: "d"}},
-			},
-			wrong: []string{"duplicate domain 'd' in config file"},
-		},
-		"no key": {
-			said:  one("value: v", &rlsconf.RateLimitDescriptor{Value: "v"}),
-			wrong: []string{"descriptor has empty key"},
-		},
-		"a bad unit": {
-			said:  one("{key: k, rate_limit: {unit: unit 257, requests_per_unit: 1}}", odd),
-			wrong: []string{"invalid rate limit unit 'unit 257'"},
-		},
-		"replacing itself": {said: one("{key: k, rate_limit: {unit: minute, requests_per_unit: 1, name: n, replaces: "+
-			"[{name: n}, {name: ''}]}}", itself), wrong: []string{"replaces should not contain name of same " +
-			"descriptor", "should not have an empty replaces entry"}},
-		"a key twice": {
-			said: said{
-				[]string{"domain: d\ndescriptors: [{key: a, value: b}, {key: a, value: b}]"},
-				[]*rlsconf.RateLimitConfig{domain("d", &rlsconf.RateLimitDescriptor{Key: "a", Value: "b"},
-					&rlsconf.RateLimitDescriptor{Key: "a", Value: "b"})},
-			},
-			wrong: []string{"duplicate descriptor composite key 'd.a_b'"},
 		},
 		"99 deep":       {said: deepSaid(99), rules: "d." + strings.Repeat("k.", 98) + "k: 1 per minute"},
 		"100 deep":      {said: deepSaid(100), wrong: []string{"nested deeper than 200"}},
@@ -252,7 +218,7 @@ func TestSourcesAgree(t *testing.T) {
 func TestCopyOfAPush(t *testing.T) {
 	more := filepath.Join(t.TempDir(), "more.yaml")
 	writeFile(t, more, "rules:\n  - {domain: d, descriptor: [k], algorithm: token_bucket, burst: 50, coordination: "+
-		"{mode: approx, lease: {ttl: 3s}}}\n")
+		"{mode: approx, lease: {size: 3}}}\n")
 	additions, err := ReadAdditions(more)
 	if err != nil {
 		t.Fatal(err)

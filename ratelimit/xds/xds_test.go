@@ -7,7 +7,6 @@ import (
 	"math"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +21,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -249,89 +247,6 @@ func TestLateServer(t *testing.T) {
 	}
 }
 
-// All that a message can say is taken over, the fields that the published types
-// lack too, and what it cannot say comes from a file.
-func TestConversion(t *testing.T) {
-	more := filepath.Join(t.TempDir(), "more.yaml")
-	writeFile(t, more, `rules:
-  - {domain: d, coordination: {max_nodes: 4}}
-  - domain: d
-    descriptor: [tier_gold, api_key]
-    algorithm: token_bucket
-    burst: 50
-    coordination: {mode: approx, drift_budget: 5%}
-`)
-	additions, err := ReadAdditions(more)
-	if err != nil {
-		t.Fatal(err)
-	}
-	meta, err := proto.Marshal(&structpb.Struct{
-		Fields: map[string]*structpb.Value{"plan": structpb.NewStringValue("gold")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	inner := limit("api_key", 100)
-	inner.ShadowMode, inner.DetailedMetric, inner.RateLimit.Name = true, true, "gold"
-	unknown := protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1)
-	unknown = protowire.AppendBytes(protowire.AppendTag(unknown, metadataField, protowire.BytesType), meta)
-	unknown = protowire.AppendVarint(protowire.AppendTag(unknown, 99, protowire.VarintType), 1)
-	inner.ProtoReflect().SetUnknown(unknown)
-	other := &rlsconf.RateLimitDescriptor{Key: "free", RateLimit: &rlsconf.RateLimitPolicy{
-		Unlimited: true,
-		Replaces:  []*rlsconf.RateLimitReplace{{Name: "gold"}},
-	}}
-	// newer than the types
-	yearly := &rlsconf.RateLimitDescriptor{Key: "yearly", RateLimit: &rlsconf.RateLimitPolicy{
-		Unit:            6,
-		RequestsPerUnit: 3,
-	}}
-	body, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{
-		Key: "tier", Value: "gold",
-		Descriptors: []*rlsconf.RateLimitDescriptor{inner},
-	}, other, yearly))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := convertOne(body, additions)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 20 { // or a push that changes nothing would be a new one
-		again, err := convertOne(body, additions)
-		if err != nil || string(again.Data) != string(text.Data) {
-			t.Fatalf("converted twice: %v\n%s\n%s", err, text.Data, again.Data)
-		}
-	}
-	rules, _, problems := config.Parse([]config.Text{text}, options())
-	if len(problems) > 0 {
-		t.Fatalf("%v\n%s", problems, text.Data)
-	}
-	for _, r := range rules.All() {
-		switch r.Path {
-		case "tier_gold.api_key":
-			if !r.Shadow || !r.Quota || r.Name != "gold" || r.Metadata["plan"] != "gold" || r.Limit.Burst != 50 ||
-				r.Coordination.Mode != ratelimit.Approx || r.Coordination.MaxNodes != 4 ||
-				r.Limit.Unit != ratelimit.Minute {
-				t.Errorf("%+v", r)
-			}
-		case "free":
-			if !r.Unlimited || len(r.Replaces) != 1 {
-				t.Errorf("%+v", r)
-			}
-		case "yearly":
-			if r.Limit.Unit != ratelimit.Year {
-				t.Errorf("%+v", r)
-			}
-		default:
-			t.Errorf("a rule at %s", r.Path)
-		}
-	}
-	if len(rules.All()) != 3 {
-		t.Errorf("%d rules of\n%s", len(rules.All()), text.Data)
-	}
-}
-
 func options() config.Options { return config.Options{Coordination: ratelimit.DefaultCoordination()} }
 
 func convertOne(resource *anypb.Any, more *Additions) (config.Text, error) {
@@ -362,91 +277,6 @@ func TestBadInput(t *testing.T) {
 	}
 	if _, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
 		t.Error("nonsense was read")
-	}
-	file := filepath.Join(t.TempDir(), "more.yaml")
-	for _, text := range []string{"rules: [{descriptor: [a]}]", "rule: []", "["} {
-		writeFile(t, file, text)
-		if _, err := ReadAdditions(file); err == nil || !strings.Contains(err.Error(), "CONFIG_GRPC_XDS_ADDITIONS") {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
-}
-
-// An addition is for the descriptor of just that path; the last one counts.
-func TestAdditionsByPath(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "more.yaml")
-	writeFile(t, file, `rules:
-  - {domain: d, descriptor: [a_b_], algorithm: token_bucket, burst: 7, coordination: {max_nodes: 3}}
-  - {domain: d, descriptor: [a_b_], coordination: {mode: routing}}
-  - {domain: d, descriptor: [a_b_, c], algorithm: sliding_window}
-  - {domain: other, descriptor: [a_b], algorithm: token_bucket}
-`)
-	more, err := ReadAdditions(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ends, plain := limit("a", 5), limit("a", 5)
-	ends.Value, plain.Value = "b_", "b"
-	body, err := anypb.New(domain("d", ends, plain))
-	if err != nil {
-		t.Fatal(err)
-	}
-	texts, err := textsOf([]*anypb.Any{body}, more, config.DefaultCaps())
-	if err != nil {
-		t.Fatal(err)
-	}
-	rules, _, problems := config.Parse(texts, options())
-	if problems != nil || len(rules.All()) != 2 {
-		t.Fatal(problems)
-	}
-	first, second := rules.All()[0], rules.All()[1]
-	if nodes := ratelimit.DefaultCoordination().MaxNodes; first.Limit.Burst != 7 ||
-		first.Limit.Algorithm != ratelimit.TokenBucket ||
-		first.Coordination.Mode != ratelimit.Routing || first.Coordination.MaxNodes != nodes {
-		t.Errorf("%+v", first)
-	}
-	if second.Limit.Algorithm != ratelimit.FixedWindow || second.Coordination.Mode != ratelimit.Leasing {
-		t.Errorf("what is added for another path is added here: %+v", second)
-	}
-}
-
-// What a file adds wrongly costs no start, and the pushes whose rules use it: the
-// error says where it is written.
-func TestBadAdditions(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "more.yaml")
-	writeFile(t, file, `rules:
-  - {domain: other, burst: 0}
-  - {domain: d, descriptor: [k], coordination: {mode: gossip, lease: {siz: 3}}}
-  - {domain: e, descriptor: [k], coordination: {mode: approx, drift_budget: 5%}, burst: 5}
-`)
-	more, err := ReadAdditions(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]string{
-		"d": "xds:d: descriptor k: CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
-			"config error, unknown key 'siz'; did you mean 'size'? Known here: size, ttl, reserve\n" +
-			"CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
-			`config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
-		"e": "xds:e: e.k: config error, burst applies to algorithm: " +
-			"token_bucket, and this is fixed_window; write algorithm: token_bucket, or remove burst",
-		"other": "xds:other: CONFIG_GRPC_XDS_ADDITIONS " + file +
-			`, rule 1: error loading config file: burst must be a whole number from 1 to 1000000000000, not "0"`,
-		"fine": "",
-	} {
-		body, err := anypb.New(domain(name, limit("k", 1)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := ""
-		if texts, err := textsOf([]*anypb.Any{body}, more, config.DefaultCaps()); err != nil {
-			got = err.Error()
-		} else if _, _, problems := config.Parse(texts, options()); problems != nil {
-			got = problems.Error()
-		}
-		if got != want {
-			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
-		}
 	}
 }
 
