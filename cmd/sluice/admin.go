@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 
 // adminCmd are corrections on running nodes.
@@ -44,7 +46,7 @@ func (*adminResetCmd) Help() string {
 }
 
 // Run resets by one node that can, and has all others drop their leases.
-func (c *adminResetCmd) Run(s streams) error {
+func (c *adminResetCmd) Run(s cli.Streams) error {
 	nodes, err := c.nodes()
 	if err != nil {
 		return err
@@ -75,7 +77,7 @@ func (*adminDropCmd) Help() string {
 }
 
 // Run drops the lease on every node named.
-func (c *adminDropCmd) Run(s streams) error {
+func (c *adminDropCmd) Run(s cli.Streams) error {
 	nodes, err := c.nodes()
 	if err != nil {
 		return err
@@ -88,11 +90,11 @@ func (c *adminDropCmd) Run(s streams) error {
 	return nil
 }
 
-func (c *adminFlags) call(s streams, address, path string) error {
+func (c *adminFlags) call(s cli.Streams, address, path string) error {
 	var answer struct{ Done string }
 	if err := debugCall(http.MethodPost, address, path+c.query(), c.Token, &answer); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(s.out, "%s: %s\n", address, answer.Done)
+	_, err := fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)
 	return err
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/audit"
@@ -55,20 +55,20 @@ func (*auditCmd) hideForServe(app *kong.Node) {
 }
 
 // Run prints the most that each window admitted, and fails if that exceeds the rule's declared bound.
-func (c *auditCmd) Run(s streams) error {
+func (c *auditCmd) Run(s cli.Streams) error {
 	all, trimmed, err := c.read()
 	if err != nil {
 		return err
 	}
 	for _, t := range trimmed {
-		fmt.Fprintln(s.err, "sluice:", t)
+		fmt.Fprintln(s.Err, "sluice:", t)
 	}
 	all = slices.DeleteFunc(all, func(e account.Event) bool {
 		return !strings.Contains(e.Rule, c.Rule) || !strings.Contains(e.Key, c.Key)
 	})
 	if c.Events {
 		for i := range all {
-			if err := writeJSONLine(s, &all[i]); err != nil {
+			if err := s.JSONLine(&all[i]); err != nil {
 				return err
 			}
 		}
@@ -93,20 +93,11 @@ func (c *auditCmd) Run(s streams) error {
 	return nil
 }
 
-func writeJSONLine(s streams, v any) error {
-	line, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(s.out, "%s\n", line)
-	return err
-}
-
 // print prints the usage of each window, and the causes of usage beyond its limit.
-func (c *auditCmd) print(s streams, windows []*audit.Window) error {
+func (c *auditCmd) print(s cli.Streams, windows []*audit.Window) error {
 	if c.JSON {
 		for _, w := range windows {
-			if err := writeJSONLine(s, struct {
+			if err := s.JSONLine(struct {
 				*audit.Window
 				Held bool
 			}{w, w.Held()}); err != nil {
@@ -115,7 +106,7 @@ func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 		}
 		return nil
 	}
-	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tUSED AT MOST\tBEYOND IT\tCHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tHOLDERS\tMESSAGES\tREFUSED\tRECOVERIES\t")
 	var debt ratelimit.Tokens
 	for _, w := range windows {
@@ -133,24 +124,24 @@ func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 	if err := t.Flush(); err != nil || debt == 0 {
 		return err
 	}
-	_, err := fmt.Fprintf(s.out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
+	_, err := fmt.Fprintf(s.Out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
 	return err
 }
 
 // printChanges prints the changes of overrides, with author, time and reason.
-func (c *auditCmd) printChanges(s streams, changes []account.Event) error {
+func (c *auditCmd) printChanges(s cli.Streams, changes []account.Event) error {
 	if len(changes) == 0 {
 		return nil
 	}
 	if c.JSON {
 		for i := range changes {
-			if err := writeJSONLine(s, &changes[i]); err != nil {
+			if err := s.JSONLine(&changes[i]); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nRULE\tACCOUNT\tOVERRIDE SET\tLIMIT\tEXPIRES\tBY\tREASON")
 	for i := range changes {
 		e, expires := &changes[i], "never"

@@ -9,7 +9,7 @@ const memcache = "memcache" // a value of BACKEND_TYPE
 
 // validateBackend refuses memcached: there is no ledger in it, and nodes that each
 // count in their own memory would each admit the whole limit.
-func (s *settings) validateBackend() error {
+func (s *flags) validateBackend() error {
 	switch {
 	case s.BackendType == "redis":
 		return nil
@@ -22,7 +22,7 @@ func (s *settings) validateBackend() error {
 		"and N of them would admit N times the limit; set REDIS_URL, or COORDINATION_MAX_NODES=1 if there is only this one")
 }
 
-func (s *settings) validateLocalCache() error {
+func (s *flags) validateLocalCache() error {
 	if s.LocalCacheSize < 0 {
 		return fmt.Errorf("LOCAL_CACHE_SIZE_IN_BYTES is %d, must be 0 (off) or more", s.LocalCacheSize)
 	}

@@ -53,33 +53,8 @@ func TestMaxMemory(t *testing.T) {
 			t.Errorf("%q is %d (%v), want %d", text, got, err, want)
 		}
 	}
-	s := settings{MaxMemory: "1GiB"}
+	s := flags{MaxMemory: "1GiB"}
 	if m, err := s.memory(nil); err != nil || m.bytes != 1<<30 || !m.alone || m.from != "MAX_MEMORY" {
 		t.Errorf("%+v %v", m, err)
-	}
-}
-
-// A setting of an earlier release is refused with the advice for it, unless it is empty; and none that exists is.
-func TestReplacedSettings(t *testing.T) {
-	set := map[string]string{"COORDINATION_LEASE_TTL": "2s", "HTTP_MAX_CONNECTIONS": "", "GRPC_MAX_CONNECTIONS": "9"}
-	err := refused(func(name string) (string, bool) { v, ok := set[name]; return v, ok })
-	for _, want := range []string{
-		"write coordination: {lease: {ttl: 2s}} at the root of each file of rules", `GRPC_MAX_CONNECTIONS is "9"`, "MAX_MEMORY",
-	} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not say %q", err, want)
-		}
-	}
-	if strings.Contains(err.Error(), "HTTP_MAX_CONNECTIONS") {
-		t.Errorf("an empty one is refused: %v", err)
-	}
-	_, help, _ := runLine("serve", "--help-all")
-	for name, advice := range replaced {
-		if strings.Contains(help, "$"+name+")") || strings.Contains(help, "$"+name+",") {
-			t.Errorf("%s is a setting", name)
-		}
-		if advice == "" {
-			t.Errorf("%s has no advice", name)
-		}
 	}
 }

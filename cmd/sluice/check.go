@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -64,9 +65,9 @@ var (
 )
 
 // Run validates, and says so with the exit code.
-func (c *checkCmd) Run(s streams) error {
+func (c *checkCmd) Run(s cli.Streams) error {
 	if c.Schema {
-		_, err := s.out.Write(config.Schema())
+		_, err := s.Out.Write(config.Schema())
 		return err
 	}
 	options, err := c.options()
@@ -106,30 +107,30 @@ func (c *checkCmd) Run(s streams) error {
 	return nil
 }
 
-func (c *checkCmd) print(s streams, r *checked) error {
+func (c *checkCmd) print(s cli.Streams, r *checked) error {
 	switch {
 	case c.JSON:
-		return writeJSON(s.out, r.asJSON(c))
+		return s.JSON(r.asJSON(c))
 	case c.SARIF:
-		return writeJSON(s.out, r.sarif())
+		return s.JSON(r.sarif())
 	}
-	r.writeFindings(s.err)
+	r.writeFindings(s.Err)
 	if len(r.problems) > 0 {
 		return nil
 	}
-	fmt.Fprintln(s.out, r.summary())
+	fmt.Fprintln(s.Out, r.summary())
 	if r.before != nil {
-		writeChanges(s.out, config.Changes(r.before, r.rules))
+		writeChanges(s.Out, config.Changes(r.before, r.rules))
 		return nil
 	}
 	err := declaration{
 		rules: slices.Concat(r.rules.All(), r.overridden), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
 		cost: ratelimit.Tokens(c.Cost), inFlight: ratelimit.Tokens(c.InFlight),
-	}.write(s.out)
+	}.write(s.Out)
 	if err != nil || !c.Quotas.RLQS {
 		return err
 	}
-	return c.Quotas.declare(s.out, r.rules)
+	return c.Quotas.declare(s.Out, r.rules)
 }
 
 func (c *checkCmd) storage() ratelimit.Storage {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"path/filepath"
 	"regexp"
@@ -14,9 +13,8 @@ import (
 
 // checks runs the command; runs of spaces count as one.
 func checks(args ...string) (int, string) {
-	var out bytes.Buffer
-	code := run(append([]string{"check"}, args...), streams{&out, &out})
-	return code, regexp.MustCompile(" +").ReplaceAllString(out.String(), " ")
+	code, out, errs := runLine(append([]string{"check"}, args...)...)
+	return code, regexp.MustCompile(" +").ReplaceAllString(errs+out, " ")
 }
 
 const twoRules = "- key: a\n  coordination: {mode: approx, drift_budget: 3%, reclaim: eager, on_store_failure: open}\n" +
@@ -114,9 +112,8 @@ func TestCheckIsNarrow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	writeFile(t, file, rules(100)+"- key: "+strings.Repeat("long", 20)+"\n  algorithm: token_bucket\n  coordination: {on_store_failure: closed}\n"+
 		"  rate_limit: {unit: day, requests_per_unit: 4000000000}\n"+twoRules)
-	var out, errs bytes.Buffer
-	if code := run([]string{"check", file}, streams{&out, &errs}); code != 0 || widest(out.String()) > screen {
-		t.Errorf("%d, %d columns:\n%s", code, widest(out.String()), out.String())
+	if code, out, _ := runLine("check", file); code != 0 || widest(out) > screen {
+		t.Errorf("%d, %d columns:\n%s", code, widest(out), out)
 	}
 }
 
@@ -124,8 +121,8 @@ func TestCheckForPrograms(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	writeFile(t, file, rules(100)+"- key: z\n  rate_limit: {unit: day}\n- key: a\n  vlaue: b\n")
 	printed := func(form string) (int, string) {
-		var out, errs bytes.Buffer
-		return run([]string{"check", form, file}, streams{&out, &errs}), out.String()
+		code, out, _ := runLine("check", form, file)
+		return code, out
 	}
 	_, out := printed("--json")
 	var v checkReport

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,9 +11,8 @@ func checkRLQS(t *testing.T, text string, args ...string) (int, string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	writeFile(t, file, text)
-	var out bytes.Buffer
-	code := run(append([]string{"check", "--rlqs", file}, args...), streams{&out, &out})
-	return code, out.String()
+	code, out, errs := runLine(append([]string{"check", "--rlqs", file}, args...)...)
+	return code, out + errs
 }
 
 // What cannot be divided is refused, with the reason and what to use instead.

@@ -16,7 +16,7 @@ import (
 
 // redacts tells whether values are hidden on the debug port: where others than this machine reach it, unless the setting
 // says otherwise.
-func (s *settings) redacts() bool {
+func (s *flags) redacts() bool {
 	if s.ConsoleRedact != nil {
 		return *s.ConsoleRedact
 	}
@@ -93,7 +93,7 @@ func debugAnswer(address string, code int, body []byte, into any) error {
 	return nil
 }
 
-func (s *settings) debugOptions() server.DebugOptions {
+func (s *flags) debugOptions() server.DebugOptions {
 	o := server.DebugOptions{Unnamed: []string{"/metrics"}}
 	for name := range strings.SplitSeq(s.DebugHosts, ",") {
 		if name = strings.TrimSpace(name); name != "" {

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -364,7 +365,7 @@ func writeChanges(out io.Writer, changes []config.Change) {
 		return
 	}
 	fmt.Fprintf(out, "\n%s, with the effects on a fleet that shares a store and gets the new rules node by node:\n",
-		counted(len(changes), "change"))
+		cli.Counted(len(changes), "change"))
 	for i := range changes {
 		c := &changes[i]
 		fmt.Fprintln(out)

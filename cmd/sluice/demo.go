@@ -28,6 +28,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/realenvoy"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/deploy"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
@@ -54,7 +55,7 @@ func (*demoCmd) Help() string {
 }
 
 // Run starts what there must be, prints where to look, and keeps the demand up.
-func (c *demoCmd) Run(s streams) error {
+func (c *demoCmd) Run(s cli.Streams) error {
 	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate > 0) || c.Rate > 1e5 {
 		return fmt.Errorf("--nodes is %d and --rate %v, must be 1 to 10 nodes and at most 100000 requests a second", c.Nodes, c.Rate)
 	}
@@ -66,7 +67,7 @@ func (c *demoCmd) Run(s streams) error {
 		defer cancel()
 	}
 	if c.HTTP != "" {
-		fmt.Fprintf(s.out, "%v requests a second to %s\n", c.Rate, c.HTTP)
+		fmt.Fprintf(s.Out, "%v requests a second to %s\n", c.Rate, c.HTTP)
 		return c.demand(ctx, s, []asker{httpAsker(c.HTTP)}, nil)
 	}
 	dir, err := os.MkdirTemp("", "sluice-demo")
@@ -123,16 +124,16 @@ func (c *demoCmd) front(dir string, nodes []*process.Process) (*realenvoy.Envoy,
 	return realenvoy.Start(binary, dir, &config)
 }
 
-func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
+func (c *demoCmd) show(ctx context.Context, s cli.Streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
 	var debug []string
 	var askers []asker
 	var clients []rls.RateLimitServiceClient
-	fmt.Fprintf(s.out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
+	fmt.Fprintf(s.Out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
 		"Each rule declares its over-admission before it runs. The table shows the measured one.\n"+
 		"The rule api_key may exceed its limit by 6 %%, which is 2 tokens for each of 3 nodes. The default of 1 %% is 1 token, too few for 3 nodes.\n\nConsoles of the nodes:\n\n",
 		len(nodes), store, c.Rate)
 	for i, n := range nodes {
-		fmt.Fprintf(s.out, "  node %d: http://%s/console\n", i+1, n.Debug)
+		fmt.Fprintf(s.Out, "  node %d: http://%s/console\n", i+1, n.Debug)
 		debug = append(debug, n.Debug)
 		conn, err := grpc.NewClient("passthrough:///"+n.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
@@ -150,14 +151,14 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 	if strings.Contains(os.Args[0], "go-build") {
 		name = "go run ./cmd/sluice"
 	}
-	fmt.Fprintf(s.out, "\nIn another terminal, see all nodes, and why a key is refused:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
+	fmt.Fprintf(s.Out, "\nIn another terminal, see all nodes, and why a key is refused:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
 	if front != nil {
 		askers = []asker{httpAsker(front.URL)}
-		fmt.Fprintf(s.out, "Send requests through an Envoy with deploy/compose/envoy.yaml:\n\n  curl -i -H 'x-api-key: key-0' %s\n\n", front.URL)
+		fmt.Fprintf(s.Out, "Send requests through an Envoy with deploy/compose/envoy.yaml:\n\n  curl -i -H 'x-api-key: key-0' %s\n\n", front.URL)
 	}
-	fmt.Fprintf(s.out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
+	fmt.Fprintf(s.Out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
 		"with deploy/envoy/llm.yaml. See the holds and the costs:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
-	told := async(func() { (&reporter{out: s.out, top: topCmd{Debug: debug}}).tell(ctx) })
+	told := async(func() { (&reporter{out: s.Out, top: topCmd{Debug: debug}}).tell(ctx) })
 	err = c.demand(ctx, s, askers, llm)
 	<-told
 	return err
@@ -253,7 +254,7 @@ const (
 )
 
 // demand sends requests until ctx is done, and says how many passed. llm, if not nil, has requests for tokens.
-func (c *demoCmd) demand(ctx context.Context, s streams, askers []asker, llm asker) error {
+func (c *demoCmd) demand(ctx context.Context, s cli.Streams, askers []asker, llm asker) error {
 	var sent, passed, failed atomic.Int64
 	var lastErr atomic.Pointer[error]
 	var wg sync.WaitGroup
@@ -293,7 +294,7 @@ func (c *demoCmd) demand(ctx context.Context, s streams, askers []asker, llm ask
 		})
 	}
 	wg.Wait()
-	fmt.Fprintf(s.out, "%d requests, %d passed, %d without an answer\n", sent.Load(), passed.Load(), failed.Load())
+	fmt.Fprintf(s.Out, "%d requests, %d passed, %d without an answer\n", sent.Load(), passed.Load(), failed.Load())
 	// A machine that does other things as well answers some too late; a demo that
 	// shows little else has failed.
 	if err := lastErr.Load(); err != nil && failed.Load() > sent.Load()/demoMayFail {

@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
@@ -28,20 +29,20 @@ func (*explainCmd) Help() string {
 }
 
 // Run prints the explanation.
-func (c *explainCmd) Run(s streams) error {
+func (c *explainCmd) Run(s cli.Streams) error {
 	if c.JSON {
 		var raw json.RawMessage
 		if err := debugGet(c.Debug, "/explain?"+c.query(), &raw); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(s.out, "%s\n", raw)
+		_, err := fmt.Fprintf(s.Out, "%s\n", raw)
 		return err
 	}
 	var e console.Explanation
 	if err := debugGet(c.Debug, "/explain?"+c.query(), &e); err != nil {
 		return err
 	}
-	return printExplanation(s.out, &e)
+	return printExplanation(s.Out, &e)
 }
 
 func printExplanation(out io.Writer, e *console.Explanation) error {

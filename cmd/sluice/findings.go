@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -30,18 +31,11 @@ func (r *checked) writeFindings(out io.Writer) {
 func (r *checked) summary() string {
 	if len(r.warnings) == 0 {
 		return fmt.Sprintf("all rate limit configs ok\nrules %s: %s in %s", r.rules.Fingerprint(),
-			counted(len(r.rules.All()), "rule"), counted(len(r.texts), "file"))
+			cli.Counted(len(r.rules.All()), "rule"), cli.Counted(len(r.texts), "file"))
 	}
 	return fmt.Sprintf("these rules would be loaded, but see the %s above\nrules %s: %s in %s",
-		counted(len(r.warnings), "finding"), r.rules.Fingerprint(), counted(len(r.rules.All()), "rule"),
-		counted(len(r.texts), "file"))
-}
-
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
+		cli.Counted(len(r.warnings), "finding"), r.rules.Fingerprint(), cli.Counted(len(r.rules.All()), "rule"),
+		cli.Counted(len(r.texts), "file"))
 }
 
 // finding is a problem or a warning, for programs.

@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
@@ -88,7 +89,7 @@ func (*limitSetCmd) Help() string {
 }
 
 // Run sets one.
-func (c *limitSetCmd) Run(s streams) error {
+func (c *limitSetCmd) Run(s cli.Streams) error {
 	limit, err := console.ParseOverrideLimit(c.Limit)
 	if err != nil {
 		return err
@@ -105,7 +106,7 @@ func (c *limitSetCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	return printOverride(s.out, &o, c.JSON)
+	return printOverride(s, &o, c.JSON)
 }
 
 // tag is If-Match, "" without a version.
@@ -131,19 +132,19 @@ func (*limitGetCmd) Help() string {
 }
 
 // Run prints one.
-func (c *limitGetCmd) Run(s streams) error {
+func (c *limitGetCmd) Run(s cli.Streams) error {
 	o, err := c.override(http.MethodGet, c.path(), nil)
 	if err != nil {
 		return err
 	}
-	return printOverride(s.out, &o, c.JSON)
+	return printOverride(s, &o, c.JSON)
 }
 
-func printOverride(out io.Writer, o *console.Overridden, asJSON bool) error {
+func printOverride(s cli.Streams, o *console.Overridden, asJSON bool) error {
 	if asJSON {
-		return writeJSON(out, o)
+		return s.JSON(o)
 	}
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
 	for _, row := range [][2]string{
 		{"key", o.Domain + " " + o.Descriptor},
 		{"limit", o.Limit.String()},
@@ -180,7 +181,7 @@ func (*limitRmCmd) Help() string {
 }
 
 // Run removes one.
-func (c *limitRmCmd) Run(s streams) error {
+func (c *limitRmCmd) Run(s cli.Streams) error {
 	code, text, err := c.ask(http.MethodDelete, c.path(), nil, "From", c.By, "If-Match", c.IfVersion.tag())
 	var done struct{ Done string }
 	if err == nil {
@@ -189,7 +190,7 @@ func (c *limitRmCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(s.out, done.Done)
+	_, err = fmt.Fprintln(s.Out, done.Done)
 	return err
 }
 
@@ -241,11 +242,11 @@ func (*limitListCmd) Help() string {
 }
 
 // Run lists.
-func (c *limitListCmd) Run(s streams) error {
+func (c *limitListCmd) Run(s cli.Streams) error {
 	if c.JSON {
-		return c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error { return writeJSONLine(s, o) })
+		return c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error { return s.JSONLine(o) })
 	}
-	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "DOMAIN\tDESCRIPTOR\tLIMIT\tIN FORCE\tEXPIRES\tBY\tREASON")
 	err := c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error {
 		_, err := fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Domain, o.Descriptor, o.Limit, cmp.Or(o.InForce, "no"), expires(o), o.By, o.Reason)

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
@@ -39,8 +40,8 @@ func (*limitExportCmd) Help() string {
 }
 
 // Run writes CSV. It cannot contain keys whose name is a digest, and reports their number.
-func (c *limitExportCmd) Run(s streams) error {
-	out := csv.NewWriter(s.out)
+func (c *limitExportCmd) Run(s cli.Streams) error {
+	out := csv.NewWriter(s.Out)
 	_ = out.Write(csvColumns) // Flush and Error say it
 	digests := 0
 	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
@@ -58,7 +59,7 @@ func (c *limitExportCmd) Run(s streams) error {
 	})
 	out.Flush()
 	if digests > 0 {
-		fmt.Fprintf(s.err, "sluice: %s left out: the key is longer than 128 bytes, and the store has only its digest\n", counted(digests, "override"))
+		fmt.Fprintf(s.Err, "sluice: %s left out: the key is longer than 128 bytes, and the store has only its digest\n", cli.Counted(digests, "override"))
 	}
 	return errors.Join(err, out.Error())
 }
@@ -96,7 +97,7 @@ type importing struct {
 }
 
 // Run sets each line by itself, and says which were refused.
-func (c *limitImportCmd) Run(s streams) error {
+func (c *limitImportCmd) Run(s cli.Streams) error {
 	in := cmp.Or[io.Reader](c.in, os.Stdin)
 	if c.File != "-" {
 		file, err := os.Open(c.File)
@@ -114,11 +115,11 @@ func (c *limitImportCmd) Run(s streams) error {
 	if err != nil {
 		return fmt.Errorf("%s has no line of column names: %w", c.File, err)
 	}
-	i := &importing{limitImportCmd: c, columns: columns, lines: map[string]int{}, err: s.err}
+	i := &importing{limitImportCmd: c, columns: columns, lines: map[string]int{}, err: s.Err}
 	if err := i.run(rows); err != nil {
-		return fmt.Errorf("%w; %s set before: import the file again", err, counted(i.set, "override"))
+		return fmt.Errorf("%w; %s set before: import the file again", err, cli.Counted(i.set, "override"))
 	}
-	fmt.Fprintf(s.out, "%s set, %s refused\n", counted(i.set, "override"), counted(i.refused, "line"))
+	fmt.Fprintf(s.Out, "%s set, %s refused\n", cli.Counted(i.set, "override"), cli.Counted(i.refused, "line"))
 	if i.refused > 0 {
 		return errors.New("lines were refused: correct them, and import the file again")
 	}

@@ -26,7 +26,7 @@ type memory struct {
 const unknownMemory = 2 << 30
 
 // memory is that of MAX_MEMORY, or of this process.
-func (s *settings) memory(read func(string) ([]byte, error)) (memory, error) {
+func (s *flags) memory(read func(string) ([]byte, error)) (memory, error) {
 	if s.MaxMemory == "" {
 		return ownMemory(read), nil
 	}

@@ -16,7 +16,7 @@ import (
 const defaultRuntimeRoot = "/srv/runtime_data/current"
 
 // source is where rules come from. It does not connect to anything yet.
-func (s *settings) source(log *slog.Logger) (config.Source, error) {
+func (s *flags) source(log *slog.Logger) (config.Source, error) {
 	if s.ConfigType == configXDS {
 		return s.XDS.client(s.caps.rules, log)
 	}

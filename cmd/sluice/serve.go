@@ -9,12 +9,13 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -22,8 +23,8 @@ import (
 )
 
 type serveCmd struct {
-	settings
-	HelpAll helpAll `name:"help-all" help:"Show all settings."`
+	flags
+	HelpAll settings.HelpAll `name:"help-all" help:"Show all settings."`
 }
 
 // Help is what `sluice serve --help` says below its summary.
@@ -39,7 +40,7 @@ After SIGTERM, health checks fail, and the node answers calls for DRAIN_TIME. Th
 }
 
 // Run serves until SIGTERM (drains) or SIGINT (stops at once).
-func (c *serveCmd) Run(s streams) error {
+func (c *serveCmd) Run(s cli.Streams) error {
 	drain, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	hurry, rush := context.WithCancel(context.Background())
@@ -58,11 +59,11 @@ func (c *serveCmd) Run(s streams) error {
 	return c.serve(drain, hurry, s, os.LookupEnv)
 }
 
-func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(string) (string, bool)) error {
-	if err := errors.Join(c.validate(), refused(lookup)); err != nil {
+func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup func(string) (string, bool)) error {
+	if err := errors.Join(c.validate(), settings.Refused(lookup)); err != nil {
 		return err
 	}
-	log := c.logger(s.err)
+	log := c.logger(s.Err)
 	defer context.AfterFunc(drain, func() {
 		if hurry.Err() == nil {
 			log.Info("SIGTERM: the node drains, then stops; a second signal stops it at once", "DRAIN_TIME", c.DrainTime)
@@ -71,7 +72,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	defer context.AfterFunc(hurry, func() {
 		log.Info("SIGINT, or a second SIGTERM: the node stops without a drain; leases go back")
 	})()
-	if names := inEnvironment(lookup, slices.Concat(withoutEffect, mogrifiers(lookup))); len(names) > 0 {
+	if names := settings.WithoutEffect(lookup); len(names) > 0 {
 		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))
 	}
 	if c.BackendType == memcache {
@@ -95,7 +96,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 }
 
 // live runs the parts until drain is done, and ends them one after the other.
-func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error {
+func (c *serveCmd) live(drain, hurry context.Context, p *parts, s cli.Streams) error {
 	drain, end := context.WithCancel(drain)
 	defer end()
 	hurry, rush := context.WithCancel(hurry)
@@ -123,7 +124,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	registered := async(func() { p.who.run(background, p.name(), p.says) })
 	remembered := async(func() { p.people.History.Run(background) })
 	left := leaveRing(drain, hurry, p.ring)
-	announce(s.out, p.server, p.source)
+	announce(s.Out, p.server, p.source)
 	err := p.server.Serve(drain, hurry)
 	if drain.Err() != nil {
 		<-left

@@ -8,29 +8,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/alecthomas/kong"
-
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-var groups = []kong.Group{
-	{Key: "rules", Title: "Rules:"},
-	{Key: "ports", Title: "Ports and connections:"},
-	{Key: "answers", Title: "Answers:"},
-	{Key: "coordination", Title: "Coordination (defaults of rules):"},
-	{Key: "store", Title: "Store (shared by all nodes of a fleet):"},
-	{Key: "peers", Title: "Peers (owners of keys, for mode routing):"},
-	{Key: "limits", Title: "Resources:"},
-	{Key: "log", Title: "Logs and metrics:"},
-}
-
-// settings are the server's, from flags and environment. Names, defaults and
+// flags are the server's, from flags and environment. Names, defaults and
 // meaning are envoyproxy/ratelimit's where it has them.
-type settings struct {
-	settingsFile
+type flags struct {
+	File            settings.File `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}. The command 'sluice settings' prints the names and sections. Flags and the environment override it."`
 	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory with subdirectories. Overrides RUNTIME_ROOT. Default without both: a built-in example."`
 	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules directory. Default: /srv/runtime_data/current, if it exists."`
 	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Directory below RUNTIME_ROOT."`
@@ -102,7 +90,7 @@ type settings struct {
 }
 
 // validate reports settings outside their bounds, with name and value.
-func (s *settings) validate() error {
+func (s *flags) validate() error {
 	var errs []error
 	if s.MaxKeys < 0 || s.MaxKeys > 1<<30 {
 		errs = append(errs, fmt.Errorf("MAX_KEYS is %d, must be 0 (from the memory), or between 1 and %d", s.MaxKeys, 1<<30))
@@ -143,7 +131,7 @@ func (s *settings) validate() error {
 	return errors.Join(errs...)
 }
 
-func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
+func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
 		MaxRequestBytes: requestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
@@ -159,7 +147,7 @@ func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 // graceTime is for calls in progress, after DRAIN_TIME.
 const graceTime = 10 * time.Second
 
-func (s *settings) serverOptions(b budgets) server.Options {
+func (s *flags) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
@@ -180,7 +168,7 @@ var logLevels = map[string]slog.Level{
 	"error": slog.LevelError, "fatal": slog.LevelError, "panic": slog.LevelError,
 }
 
-func (s *settings) logger(w io.Writer) *slog.Logger {
+func (s *flags) logger(w io.Writer) *slog.Logger {
 	o := &slog.HandlerOptions{Level: logLevels[strings.ToLower(s.LogLevel)]}
 	if strings.EqualFold(s.LogFormat, "json") {
 		return slog.New(slog.NewJSONHandler(w, o))

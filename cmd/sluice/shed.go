@@ -7,7 +7,7 @@ import (
 )
 
 // gate decides which calls are begun; nil: all are (MAX_WAIT 0).
-func (s *settings) gate() *shed.Gate {
+func (s *flags) gate() *shed.Gate {
 	if s.MaxWait == 0 {
 		return nil
 	}

@@ -32,7 +32,7 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 	return done
 }
 
-func (s *settings) latencyUnit() metrics.LatencyUnit {
+func (s *flags) latencyUnit() metrics.LatencyUnit {
 	if s.LatencyMillis {
 		return metrics.InMilliseconds
 	}

@@ -14,6 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
@@ -41,7 +42,7 @@ Examples:
 
 // Run prints a table for each look. It blocks until it is interrupted, or has
 // looked as often as it should. It fails only if no node answers the first look.
-func (c *topCmd) Run(s streams) error {
+func (c *topCmd) Run(s cli.Streams) error {
 	if c.Every < 100*time.Millisecond {
 		return fmt.Errorf("--every is %v, must be at least 100ms", c.Every)
 	}
@@ -67,14 +68,14 @@ func (c *topCmd) Run(s streams) error {
 	}
 }
 
-func (c *topCmd) show(s streams, before, now *looked) error {
+func (c *topCmd) show(s cli.Streams, before, now *looked) error {
 	if c.JSON {
-		return json.NewEncoder(s.out).Encode(c.summary(before, now))
+		return json.NewEncoder(s.Out).Encode(c.summary(before, now))
 	}
-	if s.progress() != nil { // a terminal: the page begins anew
-		fmt.Fprintf(s.out, "\x1b[H\x1b[2J")
+	if s.Progress() != nil { // a terminal: the page begins anew
+		fmt.Fprintf(s.Out, "\x1b[H\x1b[2J")
 	}
-	return c.print(s.out, before, now)
+	return c.print(s.Out, before, now)
 }
 
 // seen is the last answer of a node.

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sim"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -56,7 +57,7 @@ func (*whatIfCmd) Help() string {
 }
 
 // Run prints what each mode would do, and which to choose.
-func (c *whatIfCmd) Run(s streams) error {
+func (c *whatIfCmd) Run(s cli.Streams) error {
 	q, err := c.question()
 	if err != nil {
 		return err
@@ -64,7 +65,7 @@ func (c *whatIfCmd) Run(s streams) error {
 	debug.SetGCPercent(sim.GCPercent)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	a, err := sim.WhatIf(ctx, q, report.Progress(s.progress(), sim.Runs(), "runs"))
+	a, err := sim.WhatIf(ctx, q, report.Progress(s.Progress(), sim.Runs(), "runs"))
 	if err != nil {
 		return err
 	}
@@ -78,12 +79,12 @@ func (c *whatIfCmd) Run(s streams) error {
 		return err
 	}
 	if c.JSON {
-		return writeJSON(s.out, a)
+		return s.JSON(a)
 	}
-	if err := page.Tables[0].WriteText(s.out); err != nil {
+	if err := page.Tables[0].WriteText(s.Out); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.out, "\n%s\n", strings.Join(page.Lead, "\n"))
+	_, err = fmt.Fprintf(s.Out, "\n%s\n", strings.Join(page.Lead, "\n"))
 	return err
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -10,12 +9,6 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/sim"
 )
-
-func runLine(args ...string) (code int, out, errs string) {
-	var o, e bytes.Buffer
-	code = run(args, streams{&o, &e})
-	return code, o.String(), e.String()
-}
 
 func TestWhatIf(t *testing.T) {
 	t.Parallel()

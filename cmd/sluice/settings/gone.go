@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"errors"
@@ -38,11 +38,11 @@ func mogrifiers(lookup func(string) (string, bool)) (names []string) {
 	return names
 }
 
-// inEnvironment looks for names without an effect in this version. off are values that agree with the effect
-// anyway.
-func inEnvironment(lookup func(string) (string, bool), names []string) (found []string) {
+// WithoutEffect are the names in the environment that have no effect in this version. Values that agree with the effect
+// anyway are left out.
+func WithoutEffect(lookup func(string) (string, bool)) (found []string) {
 	off := []string{"", "false", "0", "tcp", "redis", "0s"}
-	for _, name := range names {
+	for _, name := range slices.Concat(withoutEffect, mogrifiers(lookup)) {
 		if value, ok := lookup(name); ok && !slices.Contains(off, strings.ToLower(value)) {
 			found = append(found, name)
 		}
@@ -113,8 +113,8 @@ func inRules(field string) string {
 // withAdvice is the advice for a setting of an earlier release with that value; "" if there was none of that name.
 func withAdvice(name, value string) string { return strings.Replace(replaced[name], "%s", value, 1) }
 
-// refused reports settings that a release has replaced: without effect, they would be lost unseen.
-func refused(lookup func(string) (string, bool)) error {
+// Refused reports settings that a release has replaced: without effect, they would be lost unseen.
+func Refused(lookup func(string) (string, bool)) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(replaced)) {
 		if value, set := lookup(name); set && value != "" {
