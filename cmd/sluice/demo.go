@@ -158,10 +158,11 @@ func (c *demoCmd) show(ctx context.Context, s cli.Streams, nodes []*process.Proc
 	}
 	fmt.Fprintf(s.Out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
 		"with deploy/envoy/llm.yaml. See the holds and the costs:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
-	told := async(func() { (&reporter{out: s.Out, top: topCmd{Debug: debug}}).tell(ctx) })
+	var failed error
+	told := async(func() { failed = tell(ctx, s.Out, debug) })
 	err = c.demand(ctx, s, askers, llm)
 	<-told
-	return err
+	return errors.Join(err, failed)
 }
 
 // demoRedis runs a Redis that keeps nothing.

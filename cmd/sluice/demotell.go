@@ -7,59 +7,45 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/cmd/sluice/debugport"
 )
 
 // tellEvery is how often the demo says what becomes of its requests.
 const tellEvery = 5 * time.Second
 
-// reporter says what all nodes of the demo do together.
-type reporter struct {
-	out    io.Writer
-	top    topCmd
-	began  time.Time
-	before *looked
+// tell says what all nodes of the demo do together, again and again, until ctx is done.
+func tell(ctx context.Context, out io.Writer, debug []string) error {
+	began := time.Now()
+	return debugport.Watch(ctx, debug, false, tellEvery, func(v *debugport.Summary) error { return writeTold(out, v.At.Sub(began), v) })
 }
 
-// tell says it again and again, until ctx is done.
-func (v *reporter) tell(ctx context.Context) {
-	v.began, v.before = time.Now(), &looked{at: time.Now()}
-	every(ctx, tellEvery, func() {
-		now := v.top.look(nil)
-		v.print(now)
-		v.before = now
-	})
-}
-
-// print writes a table in words that need nothing explained.
-func (v *reporter) print(now *looked) {
-	fmt.Fprintf(v.out, "after %.0f s", now.at.Sub(v.began).Seconds())
+// writeTold writes a table in words that need nothing explained.
+func writeTold(out io.Writer, after time.Duration, v *debugport.Summary) error {
+	fmt.Fprintf(out, "after %.0f s", after.Seconds())
 	silent := 0
-	for i := range now.nodes {
-		if now.nodes[i].err != nil {
+	for i := range v.Nodes {
+		if !v.Nodes[i].Answers {
 			silent++
 		}
 	}
 	if silent > 0 {
-		fmt.Fprintf(v.out, ", and %d of %d nodes do not answer", silent, len(now.nodes))
+		fmt.Fprintf(out, ", and %d of %d nodes do not answer", silent, len(v.Nodes))
 	}
-	fmt.Fprintln(v.out, ":")
-	t := tabwriter.NewWriter(v.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "  RULE\tEACH KEY MAY HAVE\tWORST KEY OVER BY\tKEYS THAT BROKE THE BOUND\tPASSED/S, ALL KEYS\tREFUSED/S, ALL KEYS\t")
-	seconds := now.at.Sub(v.before.at).Seconds()
-	for _, name := range slices.Sorted(maps.Keys(now.rules)) {
-		r, old := now.rules[name], cmp.Or(v.before.rules[name], new(metrics.RuleState))
-		rate := func(now, before uint64) string { return fmt.Sprintf("%.0f", float64(now-min(before, now))/seconds) }
+	fmt.Fprintln(out, ":")
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "  RULE\tEACH KEY MAY HAVE\tWORST KEY OVER BY\tKEYS THAT BROKE THE BOUND\tADMITTED/S, ALL KEYS\tREFUSED/S, ALL KEYS\t")
+	slices.SortFunc(v.Rules, func(a, b debugport.Rule) int { return cmp.Compare(a.RuleState.Rule, b.RuleState.Rule) })
+	for i := range v.Rules {
+		r := &v.Rules[i]
 		// Each node's worst key may be another one: together they are the most that one key can have.
-		fmt.Fprintf(t, "  %s (%s)\t%s\t%d of %d allowed\t%d\t%s\t%s\t\n", r.Rule, r.Mode, strings.TrimSuffix(r.Limit, ","), r.Worst, r.Declared,
-			r.Beyond, rate(r.Decisions-r.Denied, old.Decisions-old.Denied), rate(r.Denied, old.Denied))
+		fmt.Fprintf(t, "  %s (%s)\t%s\t%d of %d allowed\t%d\t%.0f\t%.0f\t\n", r.RuleState.Rule, r.Mode, strings.TrimSuffix(r.Limit, ","), r.Worst, r.Declared,
+			r.Beyond, r.AdmittedRate, r.DeniedRate)
 	}
-	_ = t.Flush()
-	fmt.Fprintln(v.out)
+	fmt.Fprintln(t)
+	return t.Flush()
 }

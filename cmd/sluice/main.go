@@ -18,20 +18,21 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/debugport"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // commands are the command line.
 type commands struct {
-	Serve      serveCmd    `cmd:"" help:"Answer Envoy's rate limit requests."`
-	Settings   settingsCmd `cmd:"" help:"Print the settings in force, and the source of each value."`
-	Check      checkCmd    `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
-	Explain    explainCmd  `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
-	Top        topCmd      `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
-	Admin      adminCmd    `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
-	Limit      limitCmd    `cmd:"" help:"Override the limits of keys at run time, with the ADMIN_TOKEN of the nodes."`
-	Audit      auditCmd    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
+	Serve      serveCmd          `cmd:"" help:"Answer Envoy's rate limit requests."`
+	Settings   settingsCmd       `cmd:"" help:"Print the settings in force, and the source of each value."`
+	Check      checkCmd          `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
+	Explain    debugport.Explain `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
+	Top        debugport.Top     `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
+	Admin      debugport.Admin   `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
+	Limit      debugport.Limit   `cmd:"" help:"Override the limits of keys at run time, with the ADMIN_TOKEN of the nodes."`
+	Audit      auditCmd          `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
 	Version    versionCmd         `cmd:"" help:"Print version, commit and platform."`
 	Completion completionCmd      `cmd:"" help:"Print a completion script for a shell."`

@@ -1,6 +1,7 @@
-package main
+package debugport
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,15 +13,15 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
-// explainCmd asks a node what a descriptor would get, and why.
-type explainCmd struct {
+// Explain is the command that asks a node what a descriptor would get, and why.
+type Explain struct {
 	descriptorArgs
 	Debug string `default:"${debug}" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT."`
 	JSON  bool   `name:"json" help:"Print JSON."`
 }
 
 // Help is what `sluice explain --help` says below its summary.
-func (*explainCmd) Help() string {
+func (*Explain) Help() string {
 	return `Examples:
 
   sluice explain edge api_key=abc
@@ -29,18 +30,18 @@ func (*explainCmd) Help() string {
 }
 
 // Run prints the explanation.
-func (c *explainCmd) Run(s cli.Streams) error {
+func (c *Explain) Run(s cli.Streams) error {
+	var answer json.RawMessage
+	if err := (port{address: c.Debug}).get(context.Background(), "/explain?"+c.query(), &answer); err != nil {
+		return err
+	}
 	if c.JSON {
-		var raw json.RawMessage
-		if err := debugGet(c.Debug, "/explain?"+c.query(), &raw); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintf(s.Out, "%s\n", raw)
+		_, err := fmt.Fprintf(s.Out, "%s\n", answer)
 		return err
 	}
 	var e console.Explanation
-	if err := debugGet(c.Debug, "/explain?"+c.query(), &e); err != nil {
-		return err
+	if err := json.Unmarshal(answer, &e); err != nil {
+		return fmt.Errorf("%s answers with another form: %w", c.Debug, err)
 	}
 	return printExplanation(s.Out, &e)
 }

@@ -1,6 +1,7 @@
-package main
+package debugport
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,10 +10,10 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 
-// adminCmd are corrections on running nodes.
-type adminCmd struct {
-	Reset adminResetCmd `cmd:"" help:"Reset the usage of a descriptor in this window."`
-	Drop  adminDropCmd  `cmd:"" help:"Return the leases of a descriptor. The next request claims from the store."`
+// Admin is the command with corrections on running nodes.
+type Admin struct {
+	Reset adminReset `cmd:"" help:"Reset the usage of a descriptor in this window."`
+	Drop  adminDrop  `cmd:"" help:"Return the leases of a descriptor. The next request claims from the store."`
 }
 
 type adminFlags struct {
@@ -27,7 +28,7 @@ func (c *adminFlags) nodes() ([]string, error) {
 	if !c.All {
 		return c.Debug, nil
 	}
-	v := looked{}
+	var v look
 	v.ask(c.Debug)
 	if err := v.failed(); err != nil {
 		return nil, err
@@ -35,10 +36,10 @@ func (c *adminFlags) nodes() ([]string, error) {
 	return append(slices.Clone(c.Debug), v.others()...), nil
 }
 
-type adminResetCmd struct{ adminFlags }
+type adminReset struct{ adminFlags }
 
 // Help is what `sluice admin reset --help` says below its summary.
-func (*adminResetCmd) Help() string {
+func (*adminReset) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice admin reset --all --debug node1:6070 edge api_key=abc
@@ -46,7 +47,7 @@ func (*adminResetCmd) Help() string {
 }
 
 // Run resets by one node that can, and has all others drop their leases.
-func (c *adminResetCmd) Run(s cli.Streams) error {
+func (c *adminReset) Run(s cli.Streams) error {
 	nodes, err := c.nodes()
 	if err != nil {
 		return err
@@ -67,17 +68,17 @@ func (c *adminResetCmd) Run(s cli.Streams) error {
 	return errors.Join(errs...)
 }
 
-type adminDropCmd struct{ adminFlags }
+type adminDrop struct{ adminFlags }
 
 // Help is what `sluice admin drop --help` says below its summary.
-func (*adminDropCmd) Help() string {
+func (*adminDrop) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice admin drop --all --debug node1:6070 edge api_key=abc`
 }
 
 // Run drops the lease on every node named.
-func (c *adminDropCmd) Run(s cli.Streams) error {
+func (c *adminDrop) Run(s cli.Streams) error {
 	nodes, err := c.nodes()
 	if err != nil {
 		return err
@@ -91,8 +92,8 @@ func (c *adminDropCmd) Run(s cli.Streams) error {
 }
 
 func (c *adminFlags) call(s cli.Streams, address, path string) error {
-	var answer struct{ Done string }
-	if err := debugCall(http.MethodPost, address, path+c.query(), c.Token, &answer); err != nil {
+	var answer done
+	if err := (port{address, c.Token}).call(context.Background(), http.MethodPost, path+c.query(), nil, &answer); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)

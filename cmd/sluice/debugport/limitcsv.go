@@ -1,11 +1,9 @@
-package main
+package debugport
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/csv"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,13 +24,13 @@ import (
 // csvColumns are the columns of an export. An import needs the first three, in any order, and ignores set.
 var csvColumns = []string{"domain", "descriptor", "limit", "unit", "expires", "reason", "by", "set"}
 
-type limitExportCmd struct {
+type limitExport struct {
 	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
 	limitFlags
 }
 
 // Help is what `sluice limit export --help` says below its summary.
-func (*limitExportCmd) Help() string {
+func (*limitExport) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice limit export > overrides.csv
@@ -40,7 +38,7 @@ func (*limitExportCmd) Help() string {
 }
 
 // Run writes CSV. It cannot contain keys whose name is a digest, and reports their number.
-func (c *limitExportCmd) Run(s cli.Streams) error {
+func (c *limitExport) Run(s cli.Streams) error {
 	out := csv.NewWriter(s.Out)
 	_ = out.Write(csvColumns) // Flush and Error say it
 	digests := 0
@@ -64,7 +62,7 @@ func (c *limitExportCmd) Run(s cli.Streams) error {
 	return errors.Join(err, out.Error())
 }
 
-type limitImportCmd struct {
+type limitImport struct {
 	File string `arg:"" help:"A CSV file with a line of column names, or - for standard input. Columns: domain, descriptor and limit, and optional unit, expires, reason and by."`
 	authorFlags
 	limitFlags
@@ -73,7 +71,7 @@ type limitImportCmd struct {
 }
 
 // Help is what `sluice limit import --help` says below its summary.
-func (*limitImportCmd) Help() string {
+func (*limitImport) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice limit import overrides.csv
@@ -87,7 +85,7 @@ const importAtOnce = 8
 
 // importing is one import of a file.
 type importing struct {
-	*limitImportCmd
+	*limitImport
 	columns []string
 	lines   map[string]int // by key
 	err     io.Writer
@@ -97,7 +95,7 @@ type importing struct {
 }
 
 // Run sets each line by itself, and says which were refused.
-func (c *limitImportCmd) Run(s cli.Streams) error {
+func (c *limitImport) Run(s cli.Streams) error {
 	in := cmp.Or[io.Reader](c.in, os.Stdin)
 	if c.File != "-" {
 		file, err := os.Open(c.File)
@@ -115,7 +113,7 @@ func (c *limitImportCmd) Run(s cli.Streams) error {
 	if err != nil {
 		return fmt.Errorf("%s has no line of column names: %w", c.File, err)
 	}
-	i := &importing{limitImportCmd: c, columns: columns, lines: map[string]int{}, err: s.Err}
+	i := &importing{limitImport: c, columns: columns, lines: map[string]int{}, err: s.Err}
 	if err := i.run(rows); err != nil {
 		return fmt.Errorf("%w; %s set before: import the file again", err, cli.Counted(i.set, "override"))
 	}
@@ -172,33 +170,25 @@ func (i *importing) run(rows *csv.Reader) error {
 }
 
 // change is the path and the body of a row's request.
-func (i *importing) change(line int, row map[string]string) (path string, body []byte, err error) {
+func (i *importing) change(line int, row map[string]string) (path string, body console.OverrideChange, err error) {
 	entries, err := console.ParseDescriptor(row["descriptor"])
 	if err != nil {
-		return "", nil, err
+		return "", body, err
 	}
 	path = overridesPath + "/" + url.PathEscape(row["domain"]) + "?" + console.DescriptorText(entries)
 	if first, twice := i.lines[path]; twice {
-		return "", nil, fmt.Errorf("line %d has the same key", first)
+		return "", body, fmt.Errorf("line %d has the same key", first)
 	}
 	i.lines[path] = line
 	limit, err := console.ParseOverrideLimit(row["limit"])
-	if err != nil {
-		return "", nil, err
-	}
-	body, err = json.Marshal(console.OverrideChange{Limit: &limit, Unit: row["unit"], Expires: row["expires"], Reason: row["reason"]})
-	return path, body, err
+	return path, console.OverrideChange{Limit: &limit, Unit: row["unit"], Expires: row["expires"], Reason: row["reason"]}, err
 }
 
 // put sets the override of a line.
-func (i *importing) put(line int, path string, body []byte, by string) error {
-	code, text, err := i.ask(http.MethodPut, path, bytes.NewReader(body), "From", by)
+func (i *importing) put(line int, path string, body console.OverrideChange, by string) error {
 	var o console.Overridden
-	if err == nil {
-		err = debugAnswer(i.Debug, code, text, &o)
-	}
-	switch code {
-	case http.StatusBadRequest, http.StatusNotFound, http.StatusUnprocessableEntity:
+	err := i.call(http.MethodPut, path, body, &o, "From", by)
+	if no, ok := errors.AsType[*refusal](err); ok && slices.Contains(ofTheLine, no.code) {
 		i.refuse(line, err)
 		return nil
 	}
@@ -210,6 +200,9 @@ func (i *importing) put(line int, path string, body []byte, by string) error {
 	i.set++
 	return nil
 }
+
+// ofTheLine are the answers that refuse a line, and say nothing of others.
+var ofTheLine = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusUnprocessableEntity}
 
 // refuse prints why a line is not set.
 func (i *importing) refuse(line int, why error) {

@@ -1,12 +1,10 @@
-package main
+package debugport
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"text/tabwriter"
@@ -16,19 +14,19 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
-// limitCmd changes limits of keys at run time.
-type limitCmd struct {
-	Set    limitSetCmd    `cmd:"" help:"Set the limit of a key. It counts within a second, on every node."`
-	Get    limitGetCmd    `cmd:"" help:"Print the override of a key: limit, expiry, author and reason."`
-	List   limitListCmd   `cmd:"" help:"List overrides."`
-	Rm     limitRmCmd     `cmd:"" help:"Remove an override. The limit of the rule is in force again."`
-	Export limitExportCmd `cmd:"" help:"Write overrides as CSV, for import."`
-	Import limitImportCmd `cmd:"" help:"Set the overrides of a CSV file, each line by itself."`
+// Limit is the command that changes limits of keys at run time.
+type Limit struct {
+	Set    limitSet    `cmd:"" help:"Set the limit of a key. It counts within a second, on every node."`
+	Get    limitGet    `cmd:"" help:"Print the override of a key: limit, expiry, author and reason."`
+	List   limitList   `cmd:"" help:"List overrides."`
+	Rm     limitRm     `cmd:"" help:"Remove an override. The limit of the rule is in force again."`
+	Export limitExport `cmd:"" help:"Write overrides as CSV, for import."`
+	Import limitImport `cmd:"" help:"Set the overrides of a CSV file, each line by itself."`
 }
 
 // limitFlags are the node to ask, and the token.
 type limitFlags struct {
-	Debug string `default:"localhost:6070" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT. Any node of the fleet serves."`
+	Debug string `default:"${debug}" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT. Any node of the fleet serves."`
 	Token string `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the node."`
 }
 
@@ -49,24 +47,12 @@ func (d *descriptorArgs) path() string {
 	return overridesPath + "/" + url.PathEscape(d.Domain) + "?" + url.Values{"entry": d.Entries}.Encode()
 }
 
-// ask asks a node. headers are names and values by turns.
-func (f *limitFlags) ask(method, path string, body io.Reader, headers ...string) (code int, answer []byte, err error) {
-	return debugAsk(method, f.Debug, path, f.Token, body, askPatience, headers...)
+// call requests a path of the node.
+func (f *limitFlags) call(method, path string, body, into any, headers ...string) error {
+	return port{f.Debug, f.Token}.call(context.Background(), method, path, body, into, headers...)
 }
 
-// askPatience is for how long an answer may take: the node asks the store, or the owner of the key.
-const askPatience = 10 * time.Second
-
-// override requests an override, or a change of one.
-func (f *limitFlags) override(method, path string, body io.Reader, headers ...string) (o console.Overridden, err error) {
-	code, text, err := f.ask(method, path, body, headers...)
-	if err != nil {
-		return o, err
-	}
-	return o, debugAnswer(f.Debug, code, text, &o)
-}
-
-type limitSetCmd struct {
+type limitSet struct {
 	Limit string `arg:"" help:"Requests for each unit of the rule: a whole number, 0 to refuse all, or unlimited."`
 	descriptorArgs
 	Expires   string       `placeholder:"TIME" help:"End of the override: a duration such as 24h, or a time such as 2027-01-31T00:00:00Z (default: never)."`
@@ -80,7 +66,7 @@ type limitSetCmd struct {
 }
 
 // Help is what `sluice limit set --help` says below its summary.
-func (*limitSetCmd) Help() string {
+func (*limitSet) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice limit set 1000 edge api_key=alice --reason 'ticket 4711'
@@ -89,21 +75,18 @@ func (*limitSetCmd) Help() string {
 }
 
 // Run sets one.
-func (c *limitSetCmd) Run(s cli.Streams) error {
+func (c *limitSet) Run(s cli.Streams) error {
 	limit, err := console.ParseOverrideLimit(c.Limit)
 	if err != nil {
 		return err
 	}
-	body, err := json.Marshal(console.OverrideChange{Limit: &limit, Unit: c.Unit, Expires: c.Expires, Reason: c.Reason})
-	if err != nil {
-		return err
-	}
+	body := console.OverrideChange{Limit: &limit, Unit: c.Unit, Expires: c.Expires, Reason: c.Reason}
 	none := ""
 	if c.New {
 		none = "*"
 	}
-	o, err := c.override(http.MethodPut, c.path(), bytes.NewReader(body), "From", c.By, "If-None-Match", none, "If-Match", c.IfVersion.tag())
-	if err != nil {
+	var o console.Overridden
+	if err := c.call(http.MethodPut, c.path(), body, &o, "From", c.By, "If-None-Match", none, "If-Match", c.IfVersion.tag()); err != nil {
 		return err
 	}
 	return printOverride(s, &o, c.JSON)
@@ -117,14 +100,14 @@ func (v versionFlags) tag() string {
 	return `"` + v.IfVersion + `"`
 }
 
-type limitGetCmd struct {
+type limitGet struct {
 	descriptorArgs
 	JSON bool `name:"json" help:"Print JSON."`
 	limitFlags
 }
 
 // Help is what `sluice limit get --help` says below its summary.
-func (*limitGetCmd) Help() string {
+func (*limitGet) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice limit get edge api_key=alice
@@ -132,9 +115,9 @@ func (*limitGetCmd) Help() string {
 }
 
 // Run prints one.
-func (c *limitGetCmd) Run(s cli.Streams) error {
-	o, err := c.override(http.MethodGet, c.path(), nil)
-	if err != nil {
+func (c *limitGet) Run(s cli.Streams) error {
+	var o console.Overridden
+	if err := c.call(http.MethodGet, c.path(), nil, &o); err != nil {
 		return err
 	}
 	return printOverride(s, &o, c.JSON)
@@ -166,7 +149,7 @@ func expires(o *console.Overridden) string {
 	return o.Expires.Format(time.RFC3339)
 }
 
-type limitRmCmd struct {
+type limitRm struct {
 	descriptorArgs
 	IfVersion versionFlags `embed:""`
 	authorFlags
@@ -174,23 +157,19 @@ type limitRmCmd struct {
 }
 
 // Help is what `sluice limit rm --help` says below its summary.
-func (*limitRmCmd) Help() string {
+func (*limitRm) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice limit rm edge api_key=alice`
 }
 
 // Run removes one.
-func (c *limitRmCmd) Run(s cli.Streams) error {
-	code, text, err := c.ask(http.MethodDelete, c.path(), nil, "From", c.By, "If-Match", c.IfVersion.tag())
-	var done struct{ Done string }
-	if err == nil {
-		err = debugAnswer(c.Debug, code, text, &done)
-	}
-	if err != nil {
+func (c *limitRm) Run(s cli.Streams) error {
+	var answer done
+	if err := c.call(http.MethodDelete, c.path(), nil, &answer, "From", c.By, "If-Match", c.IfVersion.tag()); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(s.Out, done.Done)
+	_, err := fmt.Fprintln(s.Out, answer.Done)
 	return err
 }
 
@@ -207,12 +186,8 @@ func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden)
 				q.Set(name, value)
 			}
 		}
-		code, text, err := f.ask(http.MethodGet, path+"?"+q.Encode(), nil)
 		var page console.Page
-		if err == nil {
-			err = debugAnswer(f.Debug, code, text, &page)
-		}
-		if err != nil {
+		if err := f.call(http.MethodGet, path+"?"+q.Encode(), nil, &page); err != nil {
 			return err
 		}
 		for i := range page.Overrides {
@@ -226,7 +201,7 @@ func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden)
 	}
 }
 
-type limitListCmd struct {
+type limitList struct {
 	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
 	Prefix string `placeholder:"TEXT" help:"Beginning of the descriptors to list, such as api_key=al. It needs a domain (default: all descriptors)."`
 	JSON   bool   `name:"json" help:"Print JSON, a line for each override."`
@@ -234,7 +209,7 @@ type limitListCmd struct {
 }
 
 // Help is what `sluice limit list --help` says below its summary.
-func (*limitListCmd) Help() string {
+func (*limitList) Help() string {
 	return `Examples:
 
   ADMIN_TOKEN=... sluice limit list
@@ -242,7 +217,7 @@ func (*limitListCmd) Help() string {
 }
 
 // Run lists.
-func (c *limitListCmd) Run(s cli.Streams) error {
+func (c *limitList) Run(s cli.Streams) error {
 	if c.JSON {
 		return c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error { return s.JSONLine(o) })
 	}

@@ -1,15 +1,18 @@
-package main
+package debugport
 
 import (
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 )
 
 // Each line of a file is a request of its own: a bad line costs only itself, and is named. The store's silence ends all.
@@ -33,8 +36,10 @@ func TestImportSetsEachLine(t *testing.T) {
 	defer node.Close()
 	file := filepath.Join(t.TempDir(), "o.csv")
 	imported := func(text string) (int, string) {
-		writeFile(t, file, text)
-		code, out, errs := runLine("limit", "import", "--token=t", "--by=ann", "--debug", strings.TrimPrefix(node.URL, "http://"), file)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := clitest.Run(new(Limit), []string{"import", "--token=t", "--by=ann", "--debug", strings.TrimPrefix(node.URL, "http://"), file}, address)
 		return code, out + errs
 	}
 	code, said := imported("limit,descriptor,domain,by,reason\n1,a=b,d,,\"x\ny\"\n2,none=1,d,,\n3,a=b,d,,\n4,c\n5, a=c,d,,\nx,a=d,d,,\n0,a=+&c=%26,e f,bob,\n")
