@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -48,7 +49,7 @@ func (p *parts) says(s *said) {
 
 // assemble makes the parts, and opens the ports last. Nothing runs yet.
 func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
-	coordination, err := c.Coordination.coordination()
+	coordination, err := c.Coordination.Default()
 	if err != nil {
 		return nil, err
 	}
@@ -76,14 +77,14 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 			return s
 		}
 	}
-	budgets := c.caps.budgets()
+	budgets := c.caps.Budgets()
 	gate := c.gate()
-	options := c.serviceOptions(budgets.http)
+	options := c.serviceOptions(budgets.HTTP)
 	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := quotaNode(p.store, p.limiter, c.caps.quotas())
+	quotas := quotaNode(p.store, p.limiter, c.caps.Quotas())
 	p.shown = metrics.Collector{Source: metrics.Source{
-		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
+		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges),
 	}}
@@ -93,14 +94,14 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	p.peerAddr = c.Ring.Addr
 	overrides, _ := p.limiter.(ratelimit.Overrider)
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: explainRate, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: sizing.ExplainRate, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
 	p.server, err = c.open(svc, rlqs.NewService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
 	return p, err
 }
 
-func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets sizing.Budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

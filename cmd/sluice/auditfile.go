@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 )
@@ -34,7 +35,7 @@ func (c *serveCmd) record(log *slog.Logger) (func(*account.Claim, *account.Grant
 	if err != nil {
 		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", c.AuditFile, err)
 	}
-	failed := seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
+	failed := pace.Seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
 	return func(claim *account.Claim, g *account.Grant) {
 		line, err := json.Marshal(account.NewEvent(claim, g))
 		if err == nil {

@@ -1,16 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
 const billedRules = `domain: d
@@ -19,35 +16,6 @@ descriptors:
     rate_limit: {unit: month, requests_per_unit: 5, billing: {day: 31, time_zone: America/Havana}}
   - {key: other, rate_limit: {unit: month, requests_per_unit: 5}}
 `
-
-// Check says when the next billing months begin, on the clocks of their zones.
-func TestCheckSaysWhenMonthsBegin(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "a.yaml")
-	writeFile(t, file, billedRules)
-	r, err := (&checkCmd{}).checked(file, config.Options{})
-	if err != nil || r.problems != nil {
-		t.Fatal(err, r.problems)
-	}
-	var out strings.Builder
-	d := declaration{rules: r.rules.All(), nodes: 3, now: time.Date(2028, 2, 28, 0, 0, 0, 0, time.UTC)}
-	if err := d.write(&out); err != nil {
-		t.Fatal(err)
-	}
-	want := "\nthe next billing months begin:\n" +
-		"  d.billed: 2028-02-29T00:00:00-05:00, 2028-03-31T00:00:00-04:00, 2028-04-30T00:00:00-04:00\n"
-	if !strings.Contains(out.String(), want) || strings.Count(out.String(), "begin") != 1 {
-		t.Errorf("no %q in\n%s", want, out.String())
-	}
-	var v checkReport
-	if _, out := checks("--json", file); json.Unmarshal([]byte(out), &v) != nil || len(v.Rules) != 2 || len(v.Rules[0].NextMonths) != 3 || v.Rules[1].NextMonths != nil {
-		t.Errorf("as JSON: %s", out)
-	}
-	for _, text := range v.Rules[0].NextMonths {
-		if at, err := time.Parse(time.RFC3339, text); err != nil || at.Before(time.Now()) || at.Day() < 28 {
-			t.Errorf("a month begins at %s (%v)", text, err)
-		}
-	}
-}
 
 // Servers count billing months, alone and on a Redis, and say so to people.
 func TestServeBillingMonths(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 )
 
@@ -76,7 +77,7 @@ func (f *holdFlags) follow(ctx context.Context, d *holds.Desk, log *slog.Logger)
 	if !ok {
 		return
 	}
-	every(ctx, time.Second, func() {
+	pace.Every(ctx, time.Second, func() {
 		now := stateOf(name)
 		if now == f.seen {
 			return

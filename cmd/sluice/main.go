@@ -17,6 +17,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/check"
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/debugport"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
@@ -27,7 +28,7 @@ import (
 type commands struct {
 	Serve      serveCmd          `cmd:"" help:"Answer Envoy's rate limit requests."`
 	Settings   settingsCmd       `cmd:"" help:"Print the settings in force, and the source of each value."`
-	Check      checkCmd          `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
+	Check      check.Command     `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
 	Explain    debugport.Explain `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
 	Top        debugport.Top     `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
 	Admin      debugport.Admin   `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
@@ -67,7 +68,7 @@ func options() []kong.Option {
 			// In a pod, commands ask its own node.
 			"debug": "localhost:" + cmp.Or(os.Getenv("DEBUG_PORT"), "6070"),
 		},
-		kong.Bind(file),
+		kong.Bind(file, check.Version(version())),
 		kong.Resolvers(file),
 		kong.Help(settings.Help),
 		kong.ExplicitGroups(settings.Sections),

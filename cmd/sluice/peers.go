@@ -17,6 +17,8 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
 )
@@ -84,7 +86,7 @@ func (f *peerFlags) listen() (setting, addr string) {
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *sizing.Caps, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options()
 	if err != nil {
 		return nil, nil, err
@@ -96,7 +98,7 @@ func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Conte
 		return nil, nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
-	bounded, budget := bounds.peers(l)
+	bounded, budget := bounds.Peers(l)
 	server := r.NewServer(serverTLS, budget)
 	run := func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -123,8 +125,8 @@ func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Conte
 // peerLog logs failures with peers: wrong secrets, and all others, each at most once in five seconds. Metrics
 // count all.
 func peerLog(log *slog.Logger) func(addr string, err error) {
-	complain := seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
-	stranger := seldom(5*time.Second, func(err error) {
+	complain := pace.Seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
+	stranger := pace.Seldom(5*time.Second, func(err error) {
 		log.Warn("a peer has another PEER_SECRET, or a relay is between the nodes; sluice_rejected_total counts all", "error", err)
 	})
 	return func(addr string, err error) {

@@ -18,9 +18,9 @@ const defaultRuntimeRoot = "/srv/runtime_data/current"
 // source is where rules come from. It does not connect to anything yet.
 func (s *flags) source(log *slog.Logger) (config.Source, error) {
 	if s.ConfigType == configXDS {
-		return s.XDS.client(s.caps.rules, log)
+		return s.XDS.client(s.caps.Rules, log)
 	}
-	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Caps: s.caps.rules, Interval: reloadInterval, Log: log}
+	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Caps: s.caps.Rules, Interval: reloadInterval, Log: log}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
@@ -48,7 +48,7 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 		return nil, nil, err
 	}
 	store = config.NewStore(source, config.Options{
-		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.rules,
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.Rules,
 		NoHolds: noHolds,
 	}, log)
 	if c.Reload.LastGood != "" {

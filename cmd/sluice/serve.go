@@ -15,7 +15,10 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -78,20 +81,24 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "COORDINATION_MAX_NODES", c.Coordination.MaxNodes)
 	}
-	own, err := c.memory(os.ReadFile)
+	memory, err := sizing.Of(c.MaxMemory)
 	if err != nil {
 		return err
 	}
-	c.caps = own.caps()
-	c.sizeTable(own, log)
-	defer runtime.KeepAlive(own.ballast(lookup))
+	c.caps = memory.Caps()
+	each := int64(leasing.FleetKeyBytes)
+	if !c.Store.Shared() {
+		each = leasing.LocalKeyBytes
+	}
+	c.MaxKeys = memory.Table(c.MaxKeys, each, log)
+	defer runtime.KeepAlive(memory.Ballast(lookup))
 	p, err := c.assemble(log)
 	if err != nil {
 		return err
 	}
 	defer p.spans.stop()
 	quotas := p.people.Quotas.Stats()
-	go easeCollector(drain, quotas.Streams.Load, lookup)
+	go sizing.EaseCollector(drain, quotas.Streams.Load, lookup)
 	return c.live(drain, hurry, p, s)
 }
 
@@ -164,7 +171,7 @@ func leaveRing(drain, hurry context.Context, ring *routing.Router) <-chan struct
 
 // followWallClock keeps windows on the wall clock through its corrections.
 func followWallClock(ctx context.Context, l limiter, clock ratelimit.Clock) {
-	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
+	pace.Every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
 }
 
 func announce(w io.Writer, v *server.Server, source config.Source) {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -64,7 +65,7 @@ func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 	if f.ClientSAN != "" && f.ClientCA == "" {
 		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and needs GRPC_CLIENT_TLS_CACERT: otherwise any client can claim the name", f.ClientSAN)
 	}
-	c := &serverCertificates{flags: f, clock: time.Now, complain: seldom(time.Second, func(err error) {
+	c := &serverCertificates{flags: f, clock: time.Now, complain: pace.Seldom(time.Second, func(err error) {
 		log.Error("the new TLS certificate is invalid: the old one stays in use", "error", err)
 	})}
 	if err := c.load(time.Now()); err != nil {

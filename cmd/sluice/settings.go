@@ -8,7 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -53,16 +55,16 @@ type flags struct {
 	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses (draft-ietf-httpapi-ratelimit-headers-11)."`
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
 
-	TLS          tlsFlags          `embed:"" group:"ports"`
-	DebugHosts   string            `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
-	Holds        holdFlags         `embed:"" group:"coordination"`
-	XDS          xdsFlags          `embed:"" group:"rules"`
-	Reload       reloadFlags       `embed:"" group:"rules"`
-	Tracing      tracingFlags      `embed:"" group:"log"`
-	Coordination coordinationFlags `embed:"" group:"coordination"`
-	Store        store.Flags       `embed:"" group:"store"`
-	Ring         peerFlags         `embed:"" group:"peers"`
-	caps         caps              // derived from the memory, before all else
+	TLS          tlsFlags           `embed:"" group:"ports"`
+	DebugHosts   string             `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
+	Holds        holdFlags          `embed:"" group:"coordination"`
+	XDS          xdsFlags           `embed:"" group:"rules"`
+	Reload       reloadFlags        `embed:"" group:"rules"`
+	Tracing      tracingFlags       `embed:"" group:"log"`
+	Coordination coordination.Flags `embed:"" group:"coordination"`
+	Store        store.Flags        `embed:"" group:"store"`
+	Ring         peerFlags          `embed:"" group:"peers"`
+	caps         sizing.Caps        // derived from the memory, before all else
 
 	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, else the limit of the container, else the memory of the machine but at most 2 GiB."`
 	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: as many as half of the memory of the process or container, or a quarter of the machine's, can hold, up to 10,000,000). Further keys share accounts, and may be refused early."`
@@ -133,7 +135,7 @@ func (s *flags) validate() error {
 
 func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
-		MaxRequestBytes: requestBytes, Budget: budget,
+		MaxRequestBytes: sizing.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize),
 	}
@@ -147,12 +149,12 @@ func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 // graceTime is for calls in progress, after DRAIN_TIME.
 const graceTime = 10 * time.Second
 
-func (s *flags) serverOptions(b budgets) server.Options {
+func (s *flags) serverOptions(b sizing.Budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
-		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.transport(), Budget: b.grpc, HTTPBudget: b.http,
-		HTTPConnections: s.caps.httpConnections, DebugConnections: debugConnections,
+		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.Transport(), Budget: b.GRPC, HTTPBudget: b.HTTP,
+		HTTPConnections: s.caps.HTTPConnections, DebugConnections: sizing.DebugConnections,
 		DrainTime: s.DrainTime, GraceTime: graceTime,
 	}
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace

@@ -7,6 +7,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 )
 
 // settingsCmd has the flags of serve.
@@ -43,7 +44,7 @@ func (c *settingsCmd) Run(s cli.Streams, ctx *kong.Context, file *settings.Value
 	if err := write(); err != nil {
 		return err
 	}
-	_, noMemory := c.memory(os.ReadFile)
-	_, noCoordination := c.Coordination.coordination()
+	_, noMemory := sizing.Of(c.MaxMemory)
+	_, noCoordination := c.Coordination.Default()
 	return errors.Join(noMemory, c.validate(), noCoordination, settings.Refused(os.LookupEnv))
 }

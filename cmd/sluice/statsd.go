@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -23,7 +24,7 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 	s := &metrics.Statsd{
 		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
 		Counters: shown.Counters, Gauges: shown.Gauges, Latency: latency,
-		OnError: seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
+		OnError: pace.Seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
 	}
 	go func() {
 		defer close(done)

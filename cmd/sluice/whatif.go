@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sim"
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -97,7 +98,7 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 	var errs [5]error
 	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
 	q.Load.Shape, errs[1] = load.ParseShape(c.Shape)
-	q.Coordination, errs[2] = coordinationOf(c.Coordination, func(field string) string { return "--coordination " + field })
+	q.Coordination, errs[2] = coordination.Of(c.Coordination, func(field string) string { return "--coordination " + field })
 	q.MaxOver, errs[3] = ratelimit.ParseShare(c.MaxOver)
 	if errs[3] != nil {
 		errs[3] = fmt.Errorf("--max-over: %w", errs[3])

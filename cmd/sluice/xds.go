@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/xds"
 )
@@ -63,7 +64,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	if f.Jitter {
 		o.Backoff.Spread = f.Random
 	}
-	warn := seldom(10*time.Second, func(err error) {
+	warn := pace.Seldom(10*time.Second, func(err error) {
 		log.Warn("the management server is unreachable: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
 	})
 	o.OnState = func(err error) {

@@ -1,43 +1,41 @@
-package main
+package sizing
 
 import (
 	"context"
 	"log/slog"
 	"math"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 )
 
-// The number of tracked keys follows from the memory of the process, unless MAX_KEYS sets it. So invented
-// keys fill a known part of the memory.
-
-// memory is how much this process may use, and who says so.
-type memory struct {
-	bytes int64
-	from  string
-	alone bool // it is this process's, and no others'
+// Memory is how much this process may use, and who says so.
+type Memory struct {
+	Bytes int64
+	From  string
+	Alone bool // it is this process's, and no others'
 }
 
 // unknownMemory is what to reckon with where the system says nothing.
 const unknownMemory = 2 << 30
 
-// memory is that of MAX_MEMORY, or of this process.
-func (s *flags) memory(read func(string) ([]byte, error)) (memory, error) {
-	if s.MaxMemory == "" {
-		return ownMemory(read), nil
+// Of is the memory that MAX_MEMORY gives this process, or without it what the system does.
+func Of(maxMemory string) (Memory, error) {
+	if maxMemory == "" {
+		return own(os.ReadFile), nil
 	}
-	bytes, err := parseMemory(s.MaxMemory)
-	return memory{bytes, "MAX_MEMORY", true}, err
+	bytes, err := parse(maxMemory)
+	return Memory{bytes, "MAX_MEMORY", true}, err
 }
 
-// ownMemory finds the least of what bounds this process.
-func ownMemory(read func(string) ([]byte, error)) memory {
+// own finds the least of what bounds this process.
+func own(read func(string) ([]byte, error)) Memory {
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
-		return memory{limit, "GOMEMLIMIT", true}
+		return Memory{limit, "GOMEMLIMIT", true}
 	}
 	for _, file := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
 		text, err := read(file)
@@ -46,7 +44,7 @@ func ownMemory(read func(string) ([]byte, error)) memory {
 		}
 		// "max", and a number beyond all memory, are no limit.
 		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 && n < 1<<50 {
-			return memory{n, "the container", true}
+			return Memory{n, "the container", true}
 		}
 	}
 	if text, err := read("/proc/meminfo"); err == nil {
@@ -56,11 +54,11 @@ func ownMemory(read func(string) ([]byte, error)) memory {
 				continue
 			}
 			if kib, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
-				return memory{kib << 10, "the machine", false}
+				return Memory{kib << 10, "the machine", false}
 			}
 		}
 	}
-	return memory{unknownMemory, "nobody", false}
+	return Memory{unknownMemory, "nobody", false}
 }
 
 // Bounds of the derived number; MAX_KEYS may set more, or less.
@@ -71,34 +69,31 @@ const (
 
 // keys is the number of keys that fit, each with at most so many bytes: into half of the process's own
 // memory, or a quarter of shared memory.
-func (m memory) keys(each int64) int {
-	part := m.bytes / 4
-	if m.alone {
-		part = m.bytes / 2
+func (m Memory) keys(each int64) int {
+	part := m.Bytes / 4
+	if m.Alone {
+		part = m.Bytes / 2
 	}
 	return int(min(max(part/each, leastKeys), mostKeys))
 }
 
-// sizeTable decides how many keys are tracked if MAX_KEYS does not, and keeps the
-// collector from using what the table may need.
-func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
-	each := int64(leasing.FleetKeyBytes)
-	if !c.Store.Shared() {
-		each = leasing.LocalKeyBytes
-	}
+// Table is how many keys are tracked, each of at most so many bytes: maxKeys (MAX_KEYS), or what fits if that is 0. So invented keys fill a
+// known part of the memory. It keeps the collector from using what the table may need.
+func (m Memory) Table(maxKeys int, each int64, log *slog.Logger) int {
 	from := "MAX_KEYS"
-	if c.MaxKeys == 0 {
-		c.MaxKeys, from = m.keys(each), m.from
+	if maxKeys == 0 {
+		maxKeys, from = m.keys(each), m.From
 	}
-	most := int64(c.MaxKeys) * each
-	if m.from == "the container" || m.from == "MAX_MEMORY" { // the table is not on the collector's heap
-		debug.SetMemoryLimit(max(m.bytes/10*9-most, m.bytes/4))
+	most := int64(maxKeys) * each
+	if m.From == "the container" || m.From == "MAX_MEMORY" { // the table is not on the collector's heap
+		debug.SetMemoryLimit(max(m.Bytes/10*9-most, m.Bytes/4))
 	}
-	log.Info("key table sized", "max_keys", c.MaxKeys, "from", from, "memory_bytes", m.bytes, "table_bytes_at_most", most)
-	if most > m.bytes/10*8 {
+	log.Info("key table sized", "max_keys", maxKeys, "from", from, "memory_bytes", m.Bytes, "table_bytes_at_most", most)
+	if most > m.Bytes/10*8 {
 		log.Warn("MAX_KEYS needs more memory than the process has: invented keys can end it. Lower MAX_KEYS, or add memory",
-			"max_keys", c.MaxKeys, "table_bytes_at_most", most, "memory_bytes", m.bytes, "memory_of", m.from)
+			"max_keys", maxKeys, "table_bytes_at_most", most, "memory_bytes", m.Bytes, "memory_of", m.From)
 	}
+	return maxKeys
 }
 
 // The ballast is an unused part of the heap. Its pages are never touched, so that the machine spends no
@@ -113,14 +108,14 @@ func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
 // runs. The ballast adds the same to each heap.
 const mostBallast = 16 << 20
 
-// ballast is to be kept while calls are answered. It is a thirty-second of what this process may use at
+// Ballast is to be kept while calls are answered. It is a thirty-second of what this process may use at
 // most: GOMEMLIMIT counts it, although it takes no memory.
-func (m memory) ballast(lookup func(string) (string, bool)) []byte {
+func (m Memory) Ballast(lookup func(string) (string, bool)) []byte {
 	// An operator who sets GOGC has decided how often the collector runs.
 	if value, _ := lookup("GOGC"); value != "" {
 		return nil
 	}
-	b := make([]byte, min(mostBallast, m.bytes/32))
+	b := make([]byte, min(mostBallast, m.Bytes/32))
 	// Where the collector has run before, a part of this may have been used and freed, and then Go has
 	// written zeros to all of it.
 	release(b)
@@ -148,14 +143,14 @@ func growth(now, streams int) int {
 	return now
 }
 
-// easeCollector has it run less often while there are many streams.
-func easeCollector(ctx context.Context, streams func() int64, lookup func(string) (string, bool)) {
+// EaseCollector has the collector run less often while there are many streams, until ctx is done.
+func EaseCollector(ctx context.Context, streams func() int64, lookup func(string) (string, bool)) {
 	// An operator who sets GOGC has decided how often the collector runs.
 	if value, _ := lookup("GOGC"); value != "" {
 		return
 	}
 	now := usual
-	every(ctx, 5*time.Second, func() {
+	pace.Every(ctx, 5*time.Second, func() {
 		if next := growth(now, int(streams())); next != now {
 			now = next
 			debug.SetGCPercent(now)

@@ -1,4 +1,4 @@
-package main
+package check
 
 import (
 	"errors"
@@ -10,31 +10,34 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-type checkCmd struct {
-	Path           string            `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
-	From           string            `placeholder:"OLD" help:"The previous rules. Print the changes, and their effects on usage and leases during a rollout."`
-	Strict         bool              `help:"Fail on warnings too."`
-	JSON           bool              `name:"json" help:"Print findings, bounds and changes as JSON."`
-	SARIF          bool              `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
-	Schema         bool              `help:"Print the JSON Schema of rule files, for editors."`
-	Details        bool              `help:"Also print the debt, under-admission, waits and store operations of each rule."`
-	Nodes          int               `default:"3" help:"Number of nodes of the fleet."`
-	Store          string            `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory (as --no-store). Also print the cost of a loss of its data, of a failover and of a claim. Default: redis."`
-	Cost           int64             `placeholder:"N" help:"Maximum cost of a request, for rules with a hold. With --in-flight: print their over-admission as a number, not as a formula."`
-	InFlight       int64             `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
-	Override       []string          `sep:"none" placeholder:"DESCRIPTOR=LIMIT" help:"Also print the worst case with this override, such as api_key=alice=1000, or with a domain edge?tier=pro&api_key=bob=unlimited. Repeat it for more."`
-	NoStore        bool              `help:"Nodes share no store: each counts alone."`
-	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
-	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
-	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
-	Coordination   coordinationFlags `embed:"" group:"coordination"`
-	MaxMemory      string            `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes. The maximum size of rules follows from it."`
-	Quotas         quotaCheckFlags   `embed:""`
+// Command validates rules as a server does, and declares what they promise.
+type Command struct {
+	Path           string             `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
+	From           string             `placeholder:"OLD" help:"The previous rules. Print the changes, and their effects on usage and leases during a rollout."`
+	Strict         bool               `help:"Fail on warnings too."`
+	JSON           bool               `name:"json" help:"Print findings, bounds and changes as JSON."`
+	SARIF          bool               `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
+	Schema         bool               `help:"Print the JSON Schema of rule files, for editors."`
+	Details        bool               `help:"Also print the debt, under-admission, waits and store operations of each rule."`
+	Nodes          int                `default:"3" help:"Number of nodes of the fleet."`
+	Store          string             `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory (as --no-store). Also print the cost of a loss of its data, of a failover and of a claim. Default: redis."`
+	Cost           int64              `placeholder:"N" help:"Maximum cost of a request, for rules with a hold. With --in-flight: print their over-admission as a number, not as a formula."`
+	InFlight       int64              `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
+	Override       []string           `sep:"none" placeholder:"DESCRIPTOR=LIMIT" help:"Also print the worst case with this override, such as api_key=alice=1000, or with a domain edge?tier=pro&api_key=bob=unlimited. Repeat it for more."`
+	NoStore        bool               `help:"Nodes share no store: each counts alone."`
+	IgnoreDotFiles bool               `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
+	MergeDomains   bool               `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
+	CalendarMonths bool               `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
+	Coordination   coordination.Flags `embed:"" group:"coordination"`
+	MaxMemory      string             `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes. The maximum size of rules follows from it."`
+	Quotas         quotaFlags         `embed:""`
 
 	in      io.Reader      // standard input; tests set another
 	promise *store.Promise // of Store; nil: Redis is not named, or there is no store
@@ -42,7 +45,7 @@ type checkCmd struct {
 }
 
 // Help is what `sluice check --help` says below its summary.
-func (*checkCmd) Help() string {
+func (*Command) Help() string {
 	return `Examples:
 
   sluice check rules/                      every mistake with its place, then the worst case of each rule
@@ -58,6 +61,9 @@ The exit code is 0 if the rules are good, 1 if not (with --strict: or there are 
 A directory without files, a limit that refuses every request and an address range as a value are errors here, though a server loads such rules.`
 }
 
+// Version is that of the program, in SARIF.
+type Version string
+
 var (
 	errCheckFailed = errors.New("the rules have problems: a server would refuse them and keep its rules")
 	errFatal       = errors.New("the rules have errors: a server would load them, and they do the opposite of their purpose")
@@ -65,7 +71,7 @@ var (
 )
 
 // Run validates, and says so with the exit code.
-func (c *checkCmd) Run(s cli.Streams) error {
+func (c *Command) Run(s cli.Streams, version Version) error {
 	if c.Schema {
 		_, err := s.Out.Write(config.Schema())
 		return err
@@ -93,7 +99,7 @@ func (c *checkCmd) Run(s cli.Streams) error {
 		}
 		r.before = before.rules
 	}
-	if err := c.print(s, r); err != nil {
+	if err := c.print(s, r, version); err != nil {
 		return err
 	}
 	switch {
@@ -107,12 +113,12 @@ func (c *checkCmd) Run(s cli.Streams) error {
 	return nil
 }
 
-func (c *checkCmd) print(s cli.Streams, r *checked) error {
+func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 	switch {
 	case c.JSON:
 		return s.JSON(r.asJSON(c))
 	case c.SARIF:
-		return s.JSON(r.sarif())
+		return s.JSON(r.sarif(version))
 	}
 	r.writeFindings(s.Err)
 	if len(r.problems) > 0 {
@@ -133,7 +139,7 @@ func (c *checkCmd) print(s cli.Streams, r *checked) error {
 	return c.Quotas.declare(s.Out, r.rules)
 }
 
-func (c *checkCmd) storage() ratelimit.Storage {
+func (c *Command) storage() ratelimit.Storage {
 	if c.NoStore || c.Nodes == 1 || c.Store == "memory" {
 		return ratelimit.OwnMemory
 	}
@@ -141,7 +147,7 @@ func (c *checkCmd) storage() ratelimit.Storage {
 }
 
 // options are those of the server, whose settings check takes, too.
-func (c *checkCmd) options() (config.Options, error) {
+func (c *Command) options() (config.Options, error) {
 	if c.Path == "" {
 		return config.Options{}, errors.New("name the rules: sluice check FILE, DIR or -")
 	}
@@ -154,9 +160,9 @@ func (c *checkCmd) options() (config.Options, error) {
 	if c.JSON && c.SARIF {
 		return config.Options{}, errors.New("--json and --sarif exclude each other")
 	}
-	coordination, err := c.Coordination.coordination()
-	bytes, bad := parseMemory(c.MaxMemory)
-	c.caps = memory{bytes: bytes, alone: true}.caps().rules
+	defaults, err := c.Coordination.Default()
+	memory, bad := sizing.Of(c.MaxMemory)
+	c.caps = memory.Caps().Rules
 	if c.Store != "" && c.Store != "memory" {
 		p, unknown := store.PromiseOf(c.Store)
 		if err = errors.Join(err, unknown); c.storage() == ratelimit.SharedStore {
@@ -164,7 +170,7 @@ func (c *checkCmd) options() (config.Options, error) {
 		}
 	}
 	return config.Options{
-		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,
+		Coordination: defaults, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,
 	}, errors.Join(err, bad, c.Quotas.validate())
 }
 
@@ -179,7 +185,7 @@ type checked struct {
 }
 
 // checked reads and compiles the rules at a path. Names of files are relative to the working directory.
-func (c *checkCmd) checked(path string, o config.Options) (*checked, error) {
+func (c *Command) checked(path string, o config.Options) (*checked, error) {
 	texts, err := c.read(path)
 	if err != nil {
 		return nil, err
@@ -195,7 +201,7 @@ func (c *checkCmd) checked(path string, o config.Options) (*checked, error) {
 	return r, nil
 }
 
-func (c *checkCmd) read(path string) ([]config.Text, error) {
+func (c *Command) read(path string) ([]config.Text, error) {
 	if path == "-" {
 		in := c.in
 		if in == nil {

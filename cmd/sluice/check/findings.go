@@ -1,4 +1,4 @@
-package main
+package check
 
 import (
 	"fmt"
@@ -111,7 +111,7 @@ type declared struct {
 	NextMonths []string `json:"next_billing_months,omitempty"`
 }
 
-func (r *checked) asJSON(c *checkCmd) checkReport {
+func (r *checked) asJSON(c *Command) checkReport {
 	v := checkReport{Files: len(r.texts), Findings: r.findings(), Nodes: c.Nodes, Store: c.promise}
 	if r.rules == nil {
 		return v
@@ -144,7 +144,7 @@ func declaredOf(rule *ratelimit.Rule, b ratelimit.Bounds) declared {
 }
 
 // sarif is the findings in the form that code hosts read: SARIF 2.1.0.
-func (r *checked) sarif() map[string]any {
+func (r *checked) sarif(version Version) map[string]any {
 	type object = map[string]any
 	rules := make([]object, 0, len(config.Kinds))
 	for _, k := range config.Kinds {
@@ -164,7 +164,7 @@ func (r *checked) sarif() map[string]any {
 	return object{
 		"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
 		"runs": []object{{
-			"tool":       object{"driver": object{"name": "sluice", "semanticVersion": version(), "rules": rules}},
+			"tool":       object{"driver": object{"name": "sluice", "semanticVersion": version, "rules": rules}},
 			"columnKind": "unicodeCodePoints", "results": results,
 		}},
 	}

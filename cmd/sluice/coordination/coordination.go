@@ -1,4 +1,4 @@
-package main
+package coordination
 
 import (
 	"errors"
@@ -10,24 +10,24 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// coordinationFlags are the fields of a coordination block that belong to a fleet more than to a rule. All others are
+// Flags are the fields of a coordination block that belong to a fleet more than to a rule. All others are
 // in rules, at the root of a file for all of its rules. Empty means the default, which the help states.
-type coordinationFlags struct {
+type Flags struct {
 	Mode           string `env:"COORDINATION_MODE" name:"coordination-mode" placeholder:"leasing" help:"Default mode of rules: ${modes}."`
 	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Default max_nodes of rules: maximum number of nodes at one time, including extra ones during a rolling restart."`
 	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"Default on_store_failure of rules: local, open or closed."`
 	StoreDeadline  string `env:"COORDINATION_STORE_DEADLINE" name:"coordination-store-deadline" placeholder:"15ms" help:"Default store_deadline of rules, 1ms to 1s: maximum wait of a decision for the store. Then on_store_failure decides. Keep it below the timeout of Envoy's rate limit filter, by default 20ms."`
 }
 
-// coordination is the default of all rules.
-func (f *coordinationFlags) coordination() (ratelimit.Coordination, error) {
-	return coordinationOf(map[string]string{
+// Default is the coordination of rules that do not say another.
+func (f *Flags) Default() (ratelimit.Coordination, error) {
+	return Of(map[string]string{
 		"mode": f.Mode, "max_nodes": f.MaxNodes, "on_store_failure": f.OnStoreFailure, "store_deadline": f.StoreDeadline,
-	}, coordinationEnv)
+	}, func(field string) string { return "COORDINATION_" + strings.ToUpper(field) })
 }
 
-// coordinationOf is the default with some fields changed; name is what an error calls a field.
-func coordinationOf(fields map[string]string, name func(string) string) (ratelimit.Coordination, error) {
+// Of is the default with some fields changed; name is what an error calls a field.
+func Of(fields map[string]string, name func(string) string) (ratelimit.Coordination, error) {
 	c := ratelimit.DefaultCoordination()
 	var errs []error
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
@@ -43,5 +43,3 @@ func coordinationOf(fields map[string]string, name func(string) string) (ratelim
 	}
 	return c, errors.Join(errs...)
 }
-
-func coordinationEnv(field string) string { return "COORDINATION_" + strings.ToUpper(field) }

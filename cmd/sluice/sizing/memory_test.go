@@ -1,4 +1,4 @@
-package main
+package sizing
 
 import (
 	"bytes"
@@ -21,14 +21,14 @@ func TestOwnMemory(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		files map[string]string
-		want  memory
+		want  Memory
 	}{
-		{"a container", map[string]string{v2: "536870912\n", machine: total}, memory{512 << 20, "the container", true}},
-		{"an older container", map[string]string{v1: "268435456\n", machine: total}, memory{256 << 20, "the container", true}},
-		{"a container without a limit", map[string]string{v2: "max\n", machine: total}, memory{16 << 20, "the machine", false}},
-		{"an older container without a limit", map[string]string{v1: "9223372036854771712\n", machine: total}, memory{16 << 20, "the machine", false}},
-		{"nonsense", map[string]string{v2: "x", machine: "MemTotal: y kB"}, memory{unknownMemory, "nobody", false}},
-		{"another system", nil, memory{unknownMemory, "nobody", false}},
+		{"a container", map[string]string{v2: "536870912\n", machine: total}, Memory{512 << 20, "the container", true}},
+		{"an older container", map[string]string{v1: "268435456\n", machine: total}, Memory{256 << 20, "the container", true}},
+		{"a container without a limit", map[string]string{v2: "max\n", machine: total}, Memory{16 << 20, "the machine", false}},
+		{"an older container without a limit", map[string]string{v1: "9223372036854771712\n", machine: total}, Memory{16 << 20, "the machine", false}},
+		{"nonsense", map[string]string{v2: "x", machine: "MemTotal: y kB"}, Memory{unknownMemory, "nobody", false}},
+		{"another system", nil, Memory{unknownMemory, "nobody", false}},
 	} {
 		read := func(name string) ([]byte, error) {
 			if text, ok := c.files[name]; ok {
@@ -36,13 +36,13 @@ func TestOwnMemory(t *testing.T) {
 			}
 			return nil, os.ErrNotExist
 		}
-		if got := ownMemory(read); got != c.want {
+		if got := own(read); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
 	old := debug.SetMemoryLimit(300 << 20)
 	defer debug.SetMemoryLimit(old)
-	if got := ownMemory(os.ReadFile); got.bytes != 300<<20 || got.from != "GOMEMLIMIT" {
+	if got := own(os.ReadFile); got.Bytes != 300<<20 || got.From != "GOMEMLIMIT" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -52,31 +52,28 @@ func TestOwnMemory(t *testing.T) {
 func TestTableFitsTheMemory(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64))
 	for _, c := range []struct {
-		url      string
+		each     int64
 		max      int
-		m        memory
+		m        Memory
 		want     int
 		complain bool
 	}{
-		{"", 0, memory{512 << 20, "the container", true}, 256 << 20 / leasing.LocalKeyBytes, false},
-		{"redis://x", 0, memory{512 << 20, "GOMEMLIMIT", true}, 256 << 20 / leasing.FleetKeyBytes, false},
-		{"", 0, memory{512 << 20, "the machine", false}, 128 << 20 / leasing.LocalKeyBytes, false},
-		{"", 0, memory{1 << 20, "the machine", false}, leastKeys, true},
-		{"", 0, memory{1 << 40, "the machine", false}, mostKeys, false},
-		{"", 700_000, memory{512 << 20, "the machine", false}, 700_000, false},
-		{"redis://x", 1_000_000, memory{512 << 20, "GOMEMLIMIT", true}, 1_000_000, true},
+		{leasing.LocalKeyBytes, 0, Memory{512 << 20, "the container", true}, 256 << 20 / leasing.LocalKeyBytes, false},
+		{leasing.FleetKeyBytes, 0, Memory{512 << 20, "GOMEMLIMIT", true}, 256 << 20 / leasing.FleetKeyBytes, false},
+		{leasing.LocalKeyBytes, 0, Memory{512 << 20, "the machine", false}, 128 << 20 / leasing.LocalKeyBytes, false},
+		{leasing.LocalKeyBytes, 0, Memory{1 << 20, "the machine", false}, leastKeys, true},
+		{leasing.LocalKeyBytes, 0, Memory{1 << 40, "the machine", false}, mostKeys, false},
+		{leasing.LocalKeyBytes, 700_000, Memory{512 << 20, "the machine", false}, 700_000, false},
+		{leasing.FleetKeyBytes, 1_000_000, Memory{512 << 20, "GOMEMLIMIT", true}, 1_000_000, true},
 	} {
 		var log bytes.Buffer
-		s := serveCmd{}
-		s.Store.Redis.URL, s.MaxKeys = c.url, c.max
-		s.sizeTable(c.m, slog.New(slog.NewTextHandler(&log, nil)))
-		if s.MaxKeys != c.want {
-			t.Errorf("%+v: %d keys", c, s.MaxKeys)
+		if keys := c.m.Table(c.max, c.each, slog.New(slog.NewTextHandler(&log, nil))); keys != c.want {
+			t.Errorf("%+v: %d keys", c, keys)
 		}
 		if got := strings.Contains(log.String(), "more memory than the process has"); got != c.complain {
 			t.Errorf("%+v: it says %s", c, &log)
 		}
-		if limit := debug.SetMemoryLimit(-1); c.m.from == "the container" && (limit > c.m.bytes*9/10-256<<20+1<<20 || limit < c.m.bytes/4) {
+		if limit := debug.SetMemoryLimit(-1); c.m.From == "the container" && (limit > c.m.Bytes*9/10-256<<20+1<<20 || limit < c.m.Bytes/4) {
 			t.Errorf("%+v: the collector may use %d", c, limit)
 		}
 	}
@@ -86,11 +83,11 @@ func TestTableFitsTheMemory(t *testing.T) {
 func TestBallast(t *testing.T) {
 	unset := func(string) (string, bool) { return "", false }
 	for bytes, want := range map[int64]int{64 << 20: 2 << 20, 512 << 20: 16 << 20, 1 << 40: 16 << 20} {
-		if got := len((memory{bytes: bytes}).ballast(unset)); got != want {
+		if got := len((Memory{Bytes: bytes}).Ballast(unset)); got != want {
 			t.Errorf("of %d bytes of memory, the ballast is %d, want %d", bytes, got, want)
 		}
 	}
-	if got := (memory{bytes: 1 << 40}).ballast(func(name string) (string, bool) { return "100", name == "GOGC" }); got != nil {
+	if got := (Memory{Bytes: 1 << 40}).Ballast(func(name string) (string, bool) { return "100", name == "GOGC" }); got != nil {
 		t.Errorf("with GOGC set the ballast is %d", len(got))
 	}
 }
@@ -130,20 +127,4 @@ func TestReleasedPagesAreGone(t *testing.T) {
 	}
 	release(b[:20])
 	release(nil)
-}
-
-// With its ballast a node's collector runs when the heap has grown by as much more, and a quiet
-// process has no more memory than without it.
-func TestBallastTakesNoMemory(t *testing.T) {
-	file := t.TempDir() + "/rules.yaml"
-	writeFile(t, file, rules(10))
-	with, without := serve(t, nil, "--config", file), serve(t, []string{"GOGC=100"}, "--config", file)
-	const goal = "go_memstats_next_gc_bytes"
-	with.eventually("the collector counts the ballast", func() bool { return with.metric(goal) >= without.metric(goal)+mostBallast })
-	if runtime.GOOS != "linux" {
-		return // the rest reads what Linux says of processes
-	}
-	if a, b := with.memory("VmRSS"), without.memory("VmRSS"); a > b+mostBallast>>21 {
-		t.Errorf("a quiet process has %d MB, and %d without a ballast", a, b)
-	}
 }

@@ -1,8 +1,9 @@
-package main
+package sizing
 
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -11,34 +12,37 @@ import (
 
 // Caps are in proportion to the memory, within bounds, and docs/callers.md has the figures.
 func TestCaps(t *testing.T) {
-	page := read(t, "docs/callers.md")
+	page, err := os.ReadFile("../../../docs/callers.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, x := range []struct {
-		of   memory
+		of   Memory
 		want string
 	}{
-		{memory{bytes: 2 << 30, alone: true}, "64 4096 1024 10485 1"},
-		{memory{bytes: 2 << 30}, "64 4096 1024 10485 1"},
-		{memory{bytes: 256 << 30}, "64 4096 1024 10485 1"}, // of a machine that others use, too
-		{memory{bytes: 64 << 20, alone: true}, "32 512 128 1000 1"},
-		{memory{bytes: 8 << 30, alone: true}, "256 16384 4096 41943 4"},
-		{memory{bytes: 1 << 40, alone: true}, "1024 65536 16384 100000 16"},
+		{Memory{Bytes: 2 << 30, Alone: true}, "64 4096 1024 10485 1"},
+		{Memory{Bytes: 2 << 30}, "64 4096 1024 10485 1"},
+		{Memory{Bytes: 256 << 30}, "64 4096 1024 10485 1"}, // of a machine that others use, too
+		{Memory{Bytes: 64 << 20, Alone: true}, "32 512 128 1000 1"},
+		{Memory{Bytes: 8 << 30, Alone: true}, "256 16384 4096 41943 4"},
+		{Memory{Bytes: 1 << 40, Alone: true}, "1024 65536 16384 100000 16"},
 	} {
-		c := x.of.caps()
-		got := fmt.Sprint(c.bytesInFlight>>20, c.grpcConnections, c.httpConnections, c.quotaStreams, c.rules.Rules/config.DefaultCaps().Rules)
+		c := x.of.Caps()
+		got := fmt.Sprint(c.bytesInFlight>>20, c.GRPCConnections, c.HTTPConnections, c.quotaStreams, c.Rules.Rules/config.DefaultCaps().Rules)
 		if got != x.want {
 			t.Errorf("%+v: %s, want %s", x.of, got, x.want)
 		}
-		if c.bytesInFlight < 16*requestBytes || c.bytesInFlight < 32<<20 {
+		if c.bytesInFlight < 16*RequestBytes || c.bytesInFlight < 32<<20 {
 			t.Errorf("%+v: %d bytes in flight are too few for requests and peers", x.of, c.bytesInFlight)
 		}
-		bounds := c.transport()
-		quotas := c.quotas()
+		bounds := c.Transport()
+		quotas := c.Quotas()
 		if err := errors.Join(bounds.Validate(), quotas.Validate()); err != nil {
 			t.Errorf("%+v: %v", x.of, err)
 		}
 	}
 	for _, row := range []string{"| 64 MiB | 32 MiB to 1 GiB |", "| 4096 | 512 to 65536 |", "| 1024 | 128 to 16384 |", "| 10485 | 1000 to 100000 |"} {
-		if !strings.Contains(page, row) {
+		if !strings.Contains(string(page), row) {
 			t.Errorf("docs/callers.md does not have %s", row)
 		}
 	}
@@ -49,12 +53,11 @@ func TestMaxMemory(t *testing.T) {
 		"2GiB": 2 << 30, "67108864": 64 << 20, "67108864B": 64 << 20, "65536KiB": 64 << 20, "512MiB": 512 << 20, "1TiB": 1 << 40,
 		"63MiB": 0, "1GB": 0, "": 0, "-1GiB": 0, "9999999999GiB": 0, "GiB": 0, "1.5GiB": 0,
 	} {
-		if got, err := parseMemory(text); got != want || (err == nil) != (want > 0) {
+		if got, err := parse(text); got != want || (err == nil) != (want > 0) {
 			t.Errorf("%q is %d (%v), want %d", text, got, err, want)
 		}
 	}
-	s := flags{MaxMemory: "1GiB"}
-	if m, err := s.memory(nil); err != nil || m.bytes != 1<<30 || !m.alone || m.from != "MAX_MEMORY" {
+	if m, err := Of("1GiB"); err != nil || m != (Memory{1 << 30, "MAX_MEMORY", true}) {
 		t.Errorf("%+v %v", m, err)
 	}
 }

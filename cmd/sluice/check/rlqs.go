@@ -1,4 +1,4 @@
-package main
+package check
 
 import (
 	"errors"
@@ -12,15 +12,15 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
-// quotaCheckFlags have check say what rules promise where Envoys enforce them by themselves.
-type quotaCheckFlags struct {
+// quotaFlags have check say what rules promise where Envoys enforce them by themselves.
+type quotaFlags struct {
 	RLQS   bool `name:"rlqs" help:"Also print the bounds of each rule over RLQS, and fail if a rule cannot be divided among Envoys."`
 	Envoys int  `default:"10" help:"With --rlqs: number of Envoys that share a key."`
 }
 
 var errNotDivisible = errors.New("not every rule can be divided among Envoys")
 
-func (f *quotaCheckFlags) validate() error {
+func (f *quotaFlags) validate() error {
 	if f.Envoys < 1 || f.Envoys > 100_000 {
 		return fmt.Errorf("--envoys is %d, must be between 1 and 100000", f.Envoys)
 	}
@@ -39,7 +39,7 @@ The bounds hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), 
 `
 
 // declare prints what each rule promises.
-func (f *quotaCheckFlags) declare(out io.Writer, rules *config.Rules) error {
+func (f *quotaFlags) declare(out io.Writer, rules *config.Rules) error {
 	fmt.Fprintf(out, "\nOver RLQS, with %d Envoys that share a key, for each key and window, in addition to the above:\n\n", f.Envoys)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "RULE\tLIMIT\tOVER, ALL WELL\tOVER, EACH SILENT ENVOY\tOVER, EACH NEW ENVOY\tUNDER\tNEW KEY")

@@ -1,6 +1,7 @@
-package main
+package check
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,7 +12,7 @@ func checkRLQS(t *testing.T, text string, args ...string) (int, string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	writeFile(t, file, text)
-	code, out, errs := runLine(append([]string{"check", "--rlqs", file}, args...)...)
+	code, out, errs := printed(append([]string{"--rlqs", file}, args...)...)
 	return code, out + errs
 }
 
@@ -42,8 +43,14 @@ func TestCheckRLQS(t *testing.T) {
 
 // The worked example of docs/rlqs.md is what check prints.
 func TestDocsOfRLQS(t *testing.T) {
-	page := read(t, "docs/rlqs.md")
-	code, out := checkRLQS(t, fenced(page, "yaml")[0], "--envoys=50")
+	text, err := os.ReadFile("../../../docs/rlqs.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(text)
+	_, example, _ := strings.Cut(page, "```yaml\n")
+	example, _, _ = strings.Cut(example, "```")
+	code, out := checkRLQS(t, example, "--envoys=50")
 	_, block, _ := strings.Cut(page, "<!-- check -->\n```text\n")
 	block, _, _ = strings.Cut(block, "```")
 	if code != 0 || len(block) < 100 || !strings.Contains(out, block) {

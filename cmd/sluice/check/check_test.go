@@ -1,20 +1,41 @@
-package main
+package check
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/alecthomas/kong"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
+// printed runs the command.
+func printed(args ...string) (code int, out, errs string) {
+	return clitest.Run(new(Command), args, kong.Vars{"modes": ""}, kong.Bind(Version("v1.2.3")))
+}
+
 // checks runs the command; runs of spaces count as one.
 func checks(args ...string) (int, string) {
-	code, out, errs := runLine(append([]string{"check"}, args...)...)
+	code, out, errs := printed(args...)
 	return code, regexp.MustCompile(" +").ReplaceAllString(errs+out, " ")
+}
+
+func rules(limit int) string {
+	return fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: year, requests_per_unit: %d}\n", limit)
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 const twoRules = "- key: a\n  coordination: {mode: approx, drift_budget: 3%, reclaim: eager, on_store_failure: open}\n" +
@@ -112,7 +133,7 @@ func TestCheckIsNarrow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	writeFile(t, file, rules(100)+"- key: "+strings.Repeat("long", 20)+"\n  algorithm: token_bucket\n  coordination: {on_store_failure: closed}\n"+
 		"  rate_limit: {unit: day, requests_per_unit: 4000000000}\n"+twoRules)
-	if code, out, _ := runLine("check", file); code != 0 || widest(out) > screen {
+	if code, out, _ := printed(file); code != 0 || widest(out) > screen {
 		t.Errorf("%d, %d columns:\n%s", code, widest(out), out)
 	}
 }
@@ -120,11 +141,7 @@ func TestCheckIsNarrow(t *testing.T) {
 func TestCheckForPrograms(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	writeFile(t, file, rules(100)+"- key: z\n  rate_limit: {unit: day}\n- key: a\n  vlaue: b\n")
-	printed := func(form string) (int, string) {
-		code, out, _ := runLine("check", form, file)
-		return code, out
-	}
-	_, out := printed("--json")
+	_, out, _ := printed("--json", file)
 	var v checkReport
 	if err := json.Unmarshal([]byte(out), &v); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -137,7 +154,7 @@ func TestCheckForPrograms(t *testing.T) {
 	if got.Message = ""; got != want || v.Good || v.Fingerprint != "" {
 		t.Errorf("%+v", v)
 	}
-	_, out = printed("--sarif")
+	_, out, _ = printed("--sarif", file)
 	var log struct {
 		Version string
 		Runs    []struct {
@@ -170,7 +187,7 @@ func TestCheckForPrograms(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 	writeFile(t, file, rules(100)+"- key: z\n  rate_limit: {unit: day}\n")
-	code, out := printed("--json")
+	code, out, _ := printed("--json", file)
 	v = checkReport{}
 	if err := json.Unmarshal([]byte(out), &v); err != nil {
 		t.Fatal(err)
@@ -211,11 +228,10 @@ func TestCheckFrom(t *testing.T) {
 
 // A file on standard input is checked as any other.
 func TestCheckOfStandardInput(t *testing.T) {
-	cmd := command(nil, "check", "-")
-	cmd.Stdin = strings.NewReader(rules(7) + "- {key: z, rate_limit: {unit: dya}}\n")
-	out, err := cmd.CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "(stdin):5:31: error: invalid rate limit unit 'dya'; did you mean 'day'?") {
-		t.Errorf("%v\n%s", err, out)
+	c := &Command{in: strings.NewReader(rules(7) + "- {key: z, rate_limit: {unit: dya}}\n")}
+	code, _, errs := clitest.Run(c, []string{"-"}, kong.Vars{"modes": ""}, kong.Bind(Version("")))
+	if code != 1 || !strings.Contains(errs, "(stdin):5:31: error: invalid rate limit unit 'dya'; did you mean 'day'?") {
+		t.Errorf("%d\n%s", code, errs)
 	}
 }
 
@@ -241,5 +257,41 @@ func TestCheckFailsWhatDoesTheOpposite(t *testing.T) {
 	writeFile(t, file, rules(100)+"- {key: masked_remote_address, value: 10.0.0.0/8, rate_limit: {unit: day, requests_per_unit: 1}}\n")
 	if code, out := checks(file); code != 0 {
 		t.Errorf("a masked address: %d\n%s", code, out)
+	}
+}
+
+const billedRules = `domain: d
+descriptors:
+  - key: billed
+    rate_limit: {unit: month, requests_per_unit: 5, billing: {day: 31, time_zone: America/Havana}}
+  - {key: other, rate_limit: {unit: month, requests_per_unit: 5}}
+`
+
+// Check says when the next billing months begin, on the clocks of their zones.
+func TestCheckSaysWhenMonthsBegin(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	writeFile(t, file, billedRules)
+	r, err := (&Command{}).checked(file, config.Options{})
+	if err != nil || r.problems != nil {
+		t.Fatal(err, r.problems)
+	}
+	var out strings.Builder
+	d := declaration{rules: r.rules.All(), nodes: 3, now: time.Date(2028, 2, 28, 0, 0, 0, 0, time.UTC)}
+	if err := d.write(&out); err != nil {
+		t.Fatal(err)
+	}
+	want := "\nthe next billing months begin:\n" +
+		"  d.billed: 2028-02-29T00:00:00-05:00, 2028-03-31T00:00:00-04:00, 2028-04-30T00:00:00-04:00\n"
+	if !strings.Contains(out.String(), want) || strings.Count(out.String(), "begin") != 1 {
+		t.Errorf("no %q in\n%s", want, out.String())
+	}
+	var v checkReport
+	if _, out := checks("--json", file); json.Unmarshal([]byte(out), &v) != nil || len(v.Rules) != 2 || len(v.Rules[0].NextMonths) != 3 || v.Rules[1].NextMonths != nil {
+		t.Errorf("as JSON: %s", out)
+	}
+	for _, text := range v.Rules[0].NextMonths {
+		if at, err := time.Parse(time.RFC3339, text); err != nil || at.Before(time.Now()) || at.Day() < 28 {
+			t.Errorf("a month begins at %s (%v)", text, err)
+		}
 	}
 }
