@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/cmd/sluice/record"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -76,13 +77,13 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		d.run, d.ping, d.ready = func(context.Context) error { return nil }, func(context.Context) error { return nil }, func() bool { return true }
 		return d, nil
 	}
-	record, err := c.record(log)
+	events, err := record.To(c.AuditFile, log)
 	if err != nil {
 		return nil, err
 	}
 	var holders []ratelimit.Holder
 	for _, s := range stores {
-		s.OnReconcile, s.OnAudit, s.Nodes = reconciled(log), record, func() int { return d.who.count() }
+		s.OnReconcile, s.OnAudit, s.Nodes = reconciled(log), events, func() int { return d.who.count() }
 		holders = append(holders, s.holder)
 	}
 	d.who = newRegistry(stores[0].store, holders...)

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/check"
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/debugport"
+	"github.com/sluice-gate/sluice/cmd/sluice/record"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -33,7 +34,7 @@ type commands struct {
 	Top        debugport.Top     `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
 	Admin      debugport.Admin   `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
 	Limit      debugport.Limit   `cmd:"" help:"Override the limits of keys at run time, with the ADMIN_TOKEN of the nodes."`
-	Audit      auditCmd          `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
+	Audit      record.Command    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
 	Version    versionCmd         `cmd:"" help:"Print version, commit and platform."`
 	Completion completionCmd      `cmd:"" help:"Print a completion script for a shell."`
@@ -72,5 +73,6 @@ func options() []kong.Option {
 		kong.Resolvers(file),
 		kong.Help(settings.Help),
 		kong.ExplicitGroups(settings.Sections),
+		kong.PostBuild(record.HideForServe),
 	}
 }

@@ -248,7 +248,7 @@ var troubles = []trouble{
 	{name: "rollout", env: []string{"DRAIN_TIME=1s"}, begin: rollOut},
 }
 
-//go:embed demo.yaml
+//go:embed lab/demo.yaml
 var demoYAML string
 
 // troubledRules are the demo's, with a limit that these fleets can reach.

@@ -1,8 +1,13 @@
-package main
+package record
 
 import (
+	"bufio"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -17,8 +22,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// auditCmd replays the record of rules with audit: true.
-type auditCmd struct {
+// Command is the command that replays the record.
+type Command struct {
 	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files of nodes (AUDIT_FILE). Default: the record in the store."`
 	Store  store.Flags `embed:""`
 	Rule   string      `help:"Part of the name of a rule."`
@@ -28,34 +33,33 @@ type auditCmd struct {
 }
 
 // Help is what `sluice audit --help` says below its summary.
-func (*auditCmd) Help() string {
+func (*Command) Help() string {
 	return `Examples:
 
   sluice audit node1.jsonl node2.jsonl                 the files of AUDIT_FILE, of any number of nodes
   REDIS_URL=redis:6379 sluice audit --rule edge.login  the record in Redis`
 }
 
-// hideForServe hides flags of the store that say how long serve waits for it and where other limits are: audit reads the
+// HideForServe hides flags of the store that say how long serve waits for it and where other limits are: audit reads the
 // record once. The flag of the store's URL has another effect when it is unset.
-func (*auditCmd) hideForServe(app *kong.Node) {
-	for _, n := range app.Children {
+func HideForServe(app *kong.Kong) error {
+	for _, n := range app.Model.Children {
 		if n.Name != "audit" {
 			continue
 		}
 		for _, f := range n.Flags {
-			for _, serves := range []string{"redis-startup", "redis-health", "redis-persecond", "redis-pool", "redis-max-reply"} {
+			for _, serves := range []string{"redis-startup", "redis-health", "redis-persecond", "redis-pool"} {
 				f.Hidden = f.Hidden || strings.HasPrefix(f.Name, serves)
 			}
-			if before, _, found := strings.Cut(f.Help, " Default:"); found {
-				f.Help = before
-			}
+			f.Help, _, _ = strings.Cut(f.Help, " Default:")
 			f.Help = strings.TrimSuffix(f.Help, " Decisions wait for COORDINATION_STORE_DEADLINE.")
 		}
 	}
+	return nil
 }
 
 // Run prints the most that each window admitted, and fails if that exceeds the rule's declared bound.
-func (c *auditCmd) Run(s cli.Streams) error {
+func (c *Command) Run(s cli.Streams) error {
 	all, trimmed, err := c.read()
 	if err != nil {
 		return err
@@ -94,7 +98,7 @@ func (c *auditCmd) Run(s cli.Streams) error {
 }
 
 // print prints the usage of each window, and the causes of usage beyond its limit.
-func (c *auditCmd) print(s cli.Streams, windows []*audit.Window) error {
+func (c *Command) print(s cli.Streams, windows []*audit.Window) error {
 	if c.JSON {
 		for _, w := range windows {
 			if err := s.JSONLine(struct {
@@ -129,7 +133,7 @@ func (c *auditCmd) print(s cli.Streams, windows []*audit.Window) error {
 }
 
 // printChanges prints the changes of overrides, with author, time and reason.
-func (c *auditCmd) printChanges(s cli.Streams, changes []account.Event) error {
+func (c *Command) printChanges(s cli.Streams, changes []account.Event) error {
 	if len(changes) == 0 {
 		return nil
 	}
@@ -152,4 +156,46 @@ func (c *auditCmd) printChanges(s cli.Streams, changes []account.Event) error {
 			e.Limit, expires, e.Holder, e.Reason)
 	}
 	return t.Flush()
+}
+
+// read returns all events, and the known gaps.
+func (c *Command) read() (all []account.Event, missing []string, err error) {
+	for _, name := range c.Files {
+		if err = readFile(name, &all); err != nil {
+			return all, nil, err
+		}
+	}
+	if len(c.Files) > 0 {
+		return all, nil, nil
+	}
+	if !c.Store.Shared() {
+		return all, nil, errors.New("set STORE_URL or REDIS_URL to the store of the nodes, or name the files of AUDIT_FILE")
+	}
+	s, err := store.Open(store.Options{Flags: c.Store, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return all, nil, err
+	}
+	defer s.Close()
+	missing, err = s.Events(context.Background(), func(e *account.Event) { all = append(all, *e) })
+	if err != nil {
+		return all, nil, fmt.Errorf("reading the record: %s: %w", s.Advise(err), err)
+	}
+	return all, missing, nil
+}
+
+func readFile(name string, all *[]account.Event) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	lines := bufio.NewScanner(f)
+	for n := 1; lines.Scan(); n++ {
+		var e account.Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
+			return fmt.Errorf("%s:%d is not an event of AUDIT_FILE: %w", name, n, errors.Join(err))
+		}
+		*all = append(*all, e)
+	}
+	return lines.Err()
 }

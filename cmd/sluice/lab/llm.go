@@ -1,6 +1,4 @@
-//go:build !server
-
-package main
+package lab
 
 import (
 	"context"

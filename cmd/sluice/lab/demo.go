@@ -1,6 +1,4 @@
-//go:build !server
-
-package main
+package lab
 
 import (
 	"context"
@@ -23,6 +21,7 @@ import (
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -36,8 +35,8 @@ import (
 //go:embed demo.yaml
 var demoRules string
 
-// demoCmd shows a fleet at work.
-type demoCmd struct {
+// Demo is the command that shows a fleet at work.
+type Demo struct {
 	Nodes int           `default:"3" help:"Number of nodes, 1 to 10."`
 	Rate  float64       `default:"1500" help:"Requests a second of all clients."`
 	For   time.Duration `help:"Length (0: until interrupted)."`
@@ -47,7 +46,7 @@ type demoCmd struct {
 }
 
 // Help is what `sluice demo --help` says below its summary.
-func (*demoCmd) Help() string {
+func (*Demo) Help() string {
 	return `Examples:
 
   sluice demo
@@ -55,7 +54,7 @@ func (*demoCmd) Help() string {
 }
 
 // Run starts what there must be, prints where to look, and keeps the demand up.
-func (c *demoCmd) Run(s cli.Streams) error {
+func (c *Demo) Run(s cli.Streams) error {
 	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate > 0) || c.Rate > 1e5 {
 		return fmt.Errorf("--nodes is %d and --rate %v, must be 1 to 10 nodes and at most 100000 requests a second", c.Nodes, c.Rate)
 	}
@@ -106,7 +105,7 @@ func (c *demoCmd) Run(s cli.Streams) error {
 }
 
 // front starts an Envoy in front of the nodes, if there is one: it answers the passed requests itself.
-func (c *demoCmd) front(dir string, nodes []*process.Process) (*realenvoy.Envoy, error) {
+func (c *Demo) front(dir string, nodes []*process.Process) (*realenvoy.Envoy, error) {
 	if !c.Envoy {
 		return nil, nil //nolint:nilnil // without one, clients ask the nodes themselves
 	}
@@ -124,7 +123,7 @@ func (c *demoCmd) front(dir string, nodes []*process.Process) (*realenvoy.Envoy,
 	return realenvoy.Start(binary, dir, &config)
 }
 
-func (c *demoCmd) show(ctx context.Context, s cli.Streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
+func (c *Demo) show(ctx context.Context, s cli.Streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
 	var debug []string
 	var askers []asker
 	var clients []rls.RateLimitServiceClient
@@ -158,11 +157,10 @@ func (c *demoCmd) show(ctx context.Context, s cli.Streams, nodes []*process.Proc
 	}
 	fmt.Fprintf(s.Out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
 		"with deploy/envoy/llm.yaml. See the holds and the costs:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
-	var failed error
-	told := async(func() { failed = tell(ctx, s.Out, debug) })
-	err = c.demand(ctx, s, askers, llm)
-	<-told
-	return errors.Join(err, failed)
+	var g errgroup.Group
+	g.Go(func() error { return tell(ctx, s.Out, debug) })
+	g.Go(func() error { return c.demand(ctx, s, askers, llm) })
+	return g.Wait()
 }
 
 // demoRedis runs a Redis that keeps nothing.
@@ -179,7 +177,7 @@ func demoRedis(dir string) (*process.Process, error) {
 }
 
 // start runs the nodes, with their debug ports from 6070 on where these are free.
-func (c *demoCmd) start(dir, store string) (nodes []*process.Process, err error) {
+func (c *Demo) start(dir, store string) (nodes []*process.Process, err error) {
 	rules := filepath.Join(dir, "rules.yaml")
 	text := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
 	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
@@ -255,7 +253,7 @@ const (
 )
 
 // demand sends requests until ctx is done, and says how many passed. llm, if not nil, has requests for tokens.
-func (c *demoCmd) demand(ctx context.Context, s cli.Streams, askers []asker, llm asker) error {
+func (c *Demo) demand(ctx context.Context, s cli.Streams, askers []asker, llm asker) error {
 	var sent, passed, failed atomic.Int64
 	var lastErr atomic.Pointer[error]
 	var wg sync.WaitGroup

@@ -1,7 +1,6 @@
-package main
+package record
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -10,30 +9,18 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 )
 
-// reconciled logs, at debug level, how an answer settles tokens that were spent before it.
-func reconciled(log *slog.Logger) func(*leasing.Reconciliation) {
-	if !log.Enabled(context.Background(), slog.LevelDebug) {
-		return nil
-	}
-	return func(r *leasing.Reconciliation) {
-		log.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
-			"drift", r.Drift, "confirmed", r.Confirmed, "charged", r.Charged, "over", r.Over, "by_policy", r.ByPolicy, "sum", r.Sum)
-	}
-}
-
-// record writes the ledger's settlements of audited rules to AUDIT_FILE, a line for each event, before the
+// To writes the ledger's settlements of audited rules to AUDIT_FILE, a line for each event, before the
 // node spends a grant; nil: there is no file.
-func (c *serveCmd) record(log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
-	if c.AuditFile == "" {
+func To(name string, log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
+	if name == "" {
 		return nil, nil
 	}
-	f, err := openCapped(c.AuditFile, auditBytes)
+	f, err := openCapped(name, auditBytes)
 	if err != nil {
-		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", c.AuditFile, err)
+		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", name, err)
 	}
 	failed := pace.Seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
 	return func(claim *account.Claim, g *account.Grant) {
