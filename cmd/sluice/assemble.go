@@ -78,11 +78,14 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 		}
 	}
 	budgets := c.caps.Budgets()
-	gate := c.gate()
+	var gate *shed.Gate // nil: all calls are begun
+	if c.MaxWait > 0 {
+		gate = shed.NewGate(c.MaxWait)
+	}
 	options := c.serviceOptions(budgets.HTTP)
 	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := quotaNode(p.store, p.limiter, c.caps.Quotas())
+	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now}, c.caps.Quotas())
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
@@ -114,7 +117,9 @@ func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets sizing
 	options := c.serverOptions(budgets)
 	options.Held = true
 	options.Extra, options.Spans, options.Streams = spans.grpc(), spans.calls(), streams
-	options.Gate = gated(gate, people.Clock)
+	if gate != nil {
+		options.Gate = gate.Before(people.Clock)
+	}
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {

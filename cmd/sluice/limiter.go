@@ -72,7 +72,8 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	case err != nil:
 		return nil, err
 	case len(stores) == 0:
-		warnOfAudit(rules.Rules(), log)
+		warnOfRules(rules.Rules(), log, "audit: true has no effect: there is no store for the record",
+			func(c *ratelimit.Coordination) bool { return c.Audit })
 		d.limiter = leasing.NewLocal(c.MaxKeys, clock(), time.Now())
 		d.run, d.ping, d.ready = func(context.Context) error { return nil }, func(context.Context) error { return nil }, func() bool { return true }
 		return d, nil
@@ -150,16 +151,6 @@ func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.
 		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, seats, clock, log))
 	}
 	return all, nil
-}
-
-// warnOfAudit names the first rule that needs a record without a store for it.
-func warnOfAudit(rules *config.Rules, log *slog.Logger) {
-	for _, r := range rules.All() {
-		if r.Coordination.Audit {
-			log.Warn("audit: true has no effect: there is no store for the record", "first", r.Domain+"."+r.Path)
-			return
-		}
-	}
 }
 
 // plans returns the drift plan of the rules as they are now. It is made once for

@@ -3,13 +3,11 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +15,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -63,13 +62,9 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	if err != nil {
 		return o, nil, fmt.Errorf("PEER_TLS_CERT and PEER_TLS_KEY: %w", err)
 	}
-	pem, err := os.ReadFile(f.TLSCA)
+	pool, err := clienttls.Pool(f.TLSCA)
 	if err != nil {
 		return o, nil, fmt.Errorf("PEER_TLS_CACERT: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return o, nil, fmt.Errorf("PEER_TLS_CACERT: %s has no certificate", f.TLSCA)
 	}
 	o.TLS = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: pool})
 	return o, credentials.NewTLS(&tls.Config{

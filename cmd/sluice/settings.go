@@ -59,7 +59,7 @@ type flags struct {
 	DebugHosts   string             `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
 	Holds        holdFlags          `embed:"" group:"coordination"`
 	XDS          xdsFlags           `embed:"" group:"rules"`
-	Reload       reloadFlags        `embed:"" group:"rules"`
+	LastGood     string             `group:"rules" env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
 	Tracing      tracingFlags       `embed:"" group:"log"`
 	Coordination coordination.Flags `embed:"" group:"coordination"`
 	Store        store.Flags        `embed:"" group:"store"`
@@ -120,17 +120,33 @@ func (s *flags) validate() error {
 	if s.UseStatsd && s.StatsInterval < time.Millisecond {
 		errs = append(errs, fmt.Errorf("STATS_FLUSH_INTERVAL is %v, must be at least 1ms", s.StatsInterval))
 	}
-	if _, err := parseTags(s.ExtraTags); err != nil {
-		errs = append(errs, err)
+	_, badTags := s.tags()
+	errs = append(errs, badTags, s.Tracing.validate())
+	if s.LocalCacheSize < 0 {
+		errs = append(errs, fmt.Errorf("LOCAL_CACHE_SIZE_IN_BYTES is %d, must be 0 (off) or more", s.LocalCacheSize))
 	}
-	if err := s.Tracing.validate(); err != nil {
-		errs = append(errs, err)
-	}
-	errs = append(errs, s.validateBackend(), s.validateLocalCache())
+	errs = append(errs, s.validateBackend())
 	if s.ConfigType != "FILE" && s.ConfigType != configXDS {
 		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS))
 	}
 	return errors.Join(errs...)
+}
+
+const memcache = "memcache" // a value of BACKEND_TYPE
+
+// validateBackend refuses memcached: there is no ledger in it, and nodes that each
+// count in their own memory would each admit the whole limit.
+func (s *flags) validateBackend() error {
+	switch {
+	case s.BackendType == "redis":
+		return nil
+	case s.BackendType != memcache:
+		return fmt.Errorf("BACKEND_TYPE is %q, must be redis or memcache", s.BackendType)
+	case s.Store.Shared() || s.Coordination.MaxNodes == "1":
+		return nil
+	}
+	return errors.New("BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone, " +
+		"and N of them would admit N times the limit; set REDIS_URL, or COORDINATION_MAX_NODES=1 if there is only this one")
 }
 
 func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {

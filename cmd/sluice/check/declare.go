@@ -52,11 +52,11 @@ func (d declaration) write(out io.Writer) error {
 		return err
 	}
 	d.legend(out)
-	d.holds(out)
+	section(out, "holds, in addition", d.holds())
 	if d.details {
 		d.notes(out)
 	}
-	d.billing(out)
+	section(out, "the next billing months begin", d.billing())
 	return nil
 }
 
@@ -242,57 +242,56 @@ func (d declaration) notes(out io.Writer) {
 		{"longest wait", func(b ratelimit.Bounds) string { return b.Wait.String() }},
 		{"store operations", func(b ratelimit.Bounds) string { return b.StoreOps.String() }},
 	} {
-		d.note(out, about.title, about.of)
+		section(out, about.title, d.note(about.of))
 	}
 	if d.store != nil {
-		fmt.Fprintf(out, "\nthe store, %s:\n", d.store.Kind)
-		for _, line := range d.store.Lines() {
-			writeWrapped(out, "  ", line)
-		}
+		section(out, "the store, "+d.store.Kind, d.store.Lines())
 	}
 }
 
-// holds prints the promises of rules with holds.
-func (d declaration) holds(out io.Writer) {
-	said := false
+// section prints lines below a title, if there are any.
+func section(out io.Writer, title string, lines []string) {
+	if len(lines) > 0 {
+		fmt.Fprintf(out, "\n%s:\n", title)
+	}
+	for _, line := range lines {
+		writeWrapped(out, "  ", line)
+	}
+}
+
+// holds are the promises of rules with holds.
+func (d declaration) holds() (lines []string) {
 	for _, r := range d.rules {
 		b, ok := r.DeclareHold()
 		if !ok {
 			continue
-		}
-		if !said {
-			fmt.Fprintf(out, "\nholds, in addition:\n")
-			said = true
 		}
 		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)
 		if d.cost > 0 && d.inFlight > 0 {
 			text += fmt.Sprintf("; at most %d with %d in flight that cost at most %d (--cost, --in-flight)",
 				b.HeldOver(d.cost, d.inFlight), d.inFlight, d.cost)
 		}
-		writeWrapped(out, "  ", text+". Lost: "+b.Stranded+".")
+		text += ". Lost: " + b.Stranded + "."
 		if b.Blind != "" {
-			writeWrapped(out, "    ", "Without an id: "+b.Blind+".")
+			text += " Without an id: " + b.Blind + "."
 		}
+		lines = append(lines, text)
 	}
+	return lines
 }
 
 // cutsShown are how many billing months are announced.
 const cutsShown = 3
 
-// billing prints when the next billing months begin, on the clocks of their zones. Authors who meant another
+// billing is when the next billing months begin, on the clocks of their zones. Authors who meant another
 // zone, or another day of a short month, see it here.
-func (d declaration) billing(out io.Writer) {
-	said := false
+func (d declaration) billing() (lines []string) {
 	for _, r := range d.rules {
-		if r.Unlimited || r.Limit.Calendar == 0 {
-			continue
+		if !r.Unlimited && r.Limit.Calendar != 0 {
+			lines = append(lines, r.Domain+"."+r.Path+": "+strings.Join(nextMonths(r, d.now), ", "))
 		}
-		if !said {
-			fmt.Fprintf(out, "\nthe next billing months begin:\n")
-			said = true
-		}
-		writeWrapped(out, "  ", r.Domain+"."+r.Path+": "+strings.Join(nextMonths(r, d.now), ", "))
 	}
+	return lines
 }
 
 // nextMonths are when a rule's next billing months begin.
@@ -304,7 +303,8 @@ func nextMonths(r *ratelimit.Rule, now time.Time) []string {
 	return texts
 }
 
-func (d declaration) note(out io.Writer, title string, of func(ratelimit.Bounds) string) {
+// note has the sentences that are true of rules, and the rules.
+func (d declaration) note(of func(ratelimit.Bounds) string) (lines []string) {
 	var texts []string
 	whose := map[string][]string{}
 	limited := 0
@@ -320,14 +320,9 @@ func (d declaration) note(out io.Writer, title string, of func(ratelimit.Bounds)
 		}
 		whose[text] = append(whose[text], r.Domain+"."+r.Path)
 	}
-	said := false
 	for _, text := range texts {
 		if text == "" {
 			continue
-		}
-		if !said {
-			fmt.Fprintf(out, "\n%s:\n", title)
-			said = true
 		}
 		of := "every rule"
 		if names := whose[text]; len(names) < limited {
@@ -336,8 +331,9 @@ func (d declaration) note(out io.Writer, title string, of func(ratelimit.Bounds)
 				of += fmt.Sprintf(" and %d more", more)
 			}
 		}
-		writeWrapped(out, "  ", of+": "+text)
+		lines = append(lines, of+": "+text)
 	}
+	return lines
 }
 
 // writeWrapped writes a text in lines that fit the screen, all but the first indented

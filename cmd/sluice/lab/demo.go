@@ -2,12 +2,10 @@ package lab
 
 import (
 	"context"
-	secrets "crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -83,17 +81,21 @@ func (c *Demo) Run(s cli.Streams) error {
 		defer redis.Stop()
 		store = redis.Address
 	}
-	nodes, err := c.start(dir, store)
-	defer func() {
-		var wg sync.WaitGroup
-		for _, n := range nodes {
-			wg.Go(n.Stop)
-		}
-		wg.Wait()
-	}()
+	rules := filepath.Join(dir, "rules.yaml")
+	text := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
+	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
+		return err
+	}
+	binary, err := os.Executable()
 	if err != nil {
 		return err
 	}
+	fleet, err := process.StartFleet(binary, rules, c.Nodes, "--redis-url", store, "--drain-time", "0s")
+	if err != nil {
+		return err
+	}
+	defer fleet.Stop()
+	nodes := fleet.Running()
 	front, err := c.front(dir, nodes)
 	if err != nil {
 		return err
@@ -174,48 +176,6 @@ func demoRedis(dir string) (*process.Process, error) {
 		return nil, err
 	}
 	return process.Start(path, "127.0.0.1:"+ports[0], "--port", ports[0], "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir)
-}
-
-// start runs the nodes, with their debug ports from 6070 on where these are free.
-func (c *Demo) start(dir, store string) (nodes []*process.Process, err error) {
-	rules := filepath.Join(dir, "rules.yaml")
-	text := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
-	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
-		return nil, err
-	}
-	binary, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	ports, err := freeport.Find(c.Nodes)
-	if err != nil {
-		return nil, err
-	}
-	for i := range ports {
-		ports[i] = "127.0.0.1:" + ports[i]
-	}
-	secret := secrets.Text()
-	for i, own := range ports {
-		args := []string{"--redis-url", store, "--peers", "static:" + strings.Join(ports, ","), "--peer-addr", own, "--peer-secret", secret, "--drain-time", "0s", "--log-level", "error"}
-		address := fmt.Sprintf("127.0.0.1:%d", 6070+i)
-		port := ""
-		if l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", address); err == nil {
-			l.Close()
-			_, port, _ = net.SplitHostPort(address)
-		}
-		if port != "" {
-			args = append(args, "--debug-port", port)
-		}
-		n, err := process.Sluice(binary, rules, args...)
-		if err != nil {
-			return nodes, err
-		}
-		if port != "" {
-			n.Debug = address
-		}
-		nodes = append(nodes, n)
-	}
-	return nodes, nil
 }
 
 // asker sends one request and tells whether it passed.
