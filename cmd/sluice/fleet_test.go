@@ -229,48 +229,6 @@ func (f *fleet) untilAdmitted(key string, least int64, nodes ...int) {
 	}
 }
 
-// paced asks each of three nodes about a thousand times a second.
-func (f *fleet) paced(key string, length time.Duration) (decisions int64) {
-	before := f.admitted.Load() + f.refused.Load()
-	var wg sync.WaitGroup
-	for node := range 3 {
-		for range 4 { // callers of 250 a second
-			wg.Go(func() {
-				tick := time.NewTicker(4 * time.Millisecond)
-				defer tick.Stop()
-				for end := time.Now().Add(length); time.Now().Before(end); <-tick.C {
-					f.ask(node, key)
-				}
-			})
-		}
-	}
-	wg.Wait()
-	return f.admitted.Load() + f.refused.Load() - before
-}
-
-// A key with about a thousand decisions a second on each of three nodes costs
-// about a claim a second and node; a flood of refused requests costs nothing.
-func TestFleetStoreOperations(t *testing.T) {
-	f := newFleet(t, 3, setup{store: aRedis(t)})
-	f.paced("plenty", 2*time.Second)
-	before := f.claims()
-	decisions := f.paced("plenty", 5*time.Second)
-	claims := f.claims() - before
-	t.Logf("%d decisions, %d claims: %.2f for every 1000", decisions, claims, 1000*float64(claims)/float64(decisions))
-	if float64(claims) > 2*float64(decisions)/1000 {
-		t.Errorf("%d claims for %d decisions, at most 2 for every 1000", claims, decisions)
-	}
-	f.paced("five", 3*time.Second) // uses it up, and idle leases come back
-	before = f.claims()
-	decisions = f.paced("five", 3*time.Second)
-	claims = f.claims() - before
-	t.Logf("%d refused decisions, %d claims", decisions, claims)
-	// The ledger is asked ever more rarely whether something was refunded, and told of what was refused.
-	if claims > 60 {
-		t.Errorf("%d claims for %d refused decisions", claims, decisions)
-	}
-}
-
 // A node that is killed takes its lease along, and nothing else; a node that
 // is stopped past its lease and goes on spends nothing of it.
 func TestFleetNodeFaults(t *testing.T) {
