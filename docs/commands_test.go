@@ -1,34 +1,12 @@
-package main
+package docs
 
 import (
 	"os"
 	"path"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 )
-
-// testsByPackage are the tests, benchmarks and fuzz targets of each directory.
-func testsByPackage(t *testing.T) map[string][]string {
-	t.Helper()
-	function := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz)[A-Z][A-Za-z0-9_]*)\(`)
-	all := map[string][]string{}
-	eachGoFile(t, func(file string, test bool) {
-		if !test {
-			return
-		}
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir := strings.TrimPrefix(filepath.ToSlash(filepath.Dir(file)), strings.TrimSuffix(top, "/")+"/")
-		for _, m := range function.FindAllStringSubmatch(string(text), -1) {
-			all[dir] = append(all[dir], m[1])
-		}
-	})
-	return all
-}
 
 // asked is the arguments of a go test command.
 type asked struct {
@@ -62,7 +40,7 @@ func commandOf(words string) (a asked) {
 // A go test command of a page or the Makefile finds tests in each of its packages. go test itself prints only
 // "no tests to run", and ok.
 func TestCommandsFindTheirTests(t *testing.T) {
-	tests := testsByPackage(t)
+	tests := packages(t)
 	command := regexp.MustCompile("go test ([^`\\n]*)")
 	texts := pages(t)
 	texts["Makefile"] = regexp.MustCompile(`\$\(GO\) test`).ReplaceAllString(strings.ReplaceAll(read(t, "Makefile"), "$$'", "$'"), "go test")
@@ -107,14 +85,15 @@ func findsOne(t *testing.T, tests map[string][]string, dir, about, pattern strin
 		t.Errorf("%q is no pattern: %v", pattern, err)
 		return true
 	}
-	for in, names := range tests {
-		below := strings.HasSuffix(dir, "...") && strings.HasPrefix(in+"/", strings.TrimSuffix(dir, "..."))
-		if !below && in != path.Clean(dir) {
+	for test, dirs := range tests {
+		seeds := about == "Test" && strings.HasPrefix(test, "Fuzz") // -run plays the seeds of fuzz targets
+		if !strings.HasPrefix(test, about) && !seeds || !name.MatchString(test) {
 			continue
 		}
-		for _, n := range names {
-			seeds := about == "Test" && strings.HasPrefix(n, "Fuzz") // -run plays the seeds of fuzz targets
-			if (strings.HasPrefix(n, about) || seeds) && name.MatchString(n) {
+		for _, in := range dirs {
+			in = strings.TrimPrefix(in, "./")
+			below := strings.HasSuffix(dir, "...") && strings.HasPrefix(in+"/", strings.TrimSuffix(dir, "..."))
+			if below || in == path.Clean(dir) {
 				return true
 			}
 		}

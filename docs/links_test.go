@@ -1,6 +1,7 @@
-package main
+package docs
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -29,19 +30,22 @@ func pages(t *testing.T) map[string]string {
 	return texts
 }
 
-// testNames are all tests, benchmarks and fuzz targets of the repository.
-func testNames(t *testing.T) (names []string) {
+// top is the repository.
+const top = "../"
+
+func read(t *testing.T, name string) string {
 	t.Helper()
-	for _, of := range testsByPackage(t) {
-		names = append(names, of...)
+	text, err := os.ReadFile(top + name)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return names
+	return string(text)
 }
 
 // A promise names the test that shows it, and there is such a test. Names that
 // end in "..." stand for all that begin so.
 func TestDocsNameTestsThatExist(t *testing.T) {
-	names := testNames(t)
+	names := slices.Collect(maps.Keys(packages(t)))
 	if len(names) < 500 {
 		t.Fatalf("%d tests", len(names))
 	}
@@ -63,15 +67,14 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 
 // headings are a page's anchors, as GitHub makes them.
 func headings(text string) (anchors []string) {
-	drop := regexp.MustCompile(`[^\p{L}\p{N}\- _]`)
 	code := false
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "```") {
 			code = !code
 		}
 		if title, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && strings.HasPrefix(line, "#") && !code {
-			title = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`).ReplaceAllString(strings.TrimSpace(title), "$1")
-			anchors = append(anchors, strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(title), ""), " ", "-"))
+			title = linked.ReplaceAllString(strings.TrimSpace(title), "$1")
+			anchors = append(anchors, strings.ReplaceAll(marks.ReplaceAllString(strings.ToLower(title), ""), " ", "-"))
 		}
 	}
 	return anchors
