@@ -112,7 +112,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s cli.Streams) e
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
 	go watchRules(background, p.store, p.log)
-	go c.Holds.follow(background, p.desk, p.log)
+	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }
 	go keepHealthy(background, p.server, healthy, sync.OnceFunc(p.server.Open))
 	if c.Store.Redis.HealthCheck {
