@@ -37,18 +37,7 @@ func (d declaration) write(out io.Writer) error {
 	if len(d.rules) == 0 {
 		return nil
 	}
-	fmt.Fprintf(out, "\nWorst case for each key and window, %s (--nodes):\n\n", d.fleet())
-	var table strings.Builder
-	if err := d.table(&table, true); err != nil {
-		return err
-	}
-	if widest(table.String()) > screen { // names get lines of their own
-		table.Reset()
-		if err := d.table(&table, false); err != nil {
-			return err
-		}
-	}
-	if _, err := io.WriteString(out, table.String()); err != nil {
+	if _, err := fmt.Fprintf(out, "\nWorst case for each key and window, %s (--nodes):\n\n%s", d.fleet(), d.table()); err != nil {
 		return err
 	}
 	d.legend(out)
@@ -115,50 +104,48 @@ func (d declaration) owners() bool {
 	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return d.of(r).OnOutage.Of == ratelimit.OwnerOutage })
 }
 
-// table has the rules with the largest risk first. With named, a rule's name is its row's first cell; else it stands
-// above its row.
-func (d declaration) table(out io.Writer, named bool) error {
-	rules := slices.Clone(d.rules)
-	slices.SortStableFunc(rules, func(a, b *ratelimit.Rule) int { return cmp.Compare(d.worst(b), d.worst(a)) })
-	var cells strings.Builder
-	w := tabwriter.NewWriter(&cells, 0, 0, 2, ' ', 0)
-	names := []string{"RULE"}
-	for _, r := range rules {
-		names = append(names, r.Domain+"."+r.Path)
-	}
-	row := func(i int, cells ...string) {
-		if named {
-			cells = append([]string{names[i]}, cells...)
-		} else if len(cells) > 1 { // the mode stands behind the name
-			names[i] += "  " + cells[1]
-			cells = slices.Delete(cells, 1, 2)
-		}
-		fmt.Fprintln(w, strings.Join(cells, "\t"))
-	}
-	if head := []string{"LIMIT", "MODE", "NORMAL"}; d.storage == ratelimit.SharedStore {
-		row(0, append(head, strings.ToUpper(d.kind())+" DOWN", "DATA LOST")...)
+// table has the rules with the largest risk first. If it is wider than a screen, names and modes stand above their rows.
+func (d declaration) table() string {
+	head := []string{"RULE", "LIMIT", "MODE", "NORMAL"}
+	if d.storage == ratelimit.SharedStore {
+		head = append(head, strings.ToUpper(d.kind())+" DOWN", "DATA LOST")
 	} else if d.owners() {
-		row(0, append(head, "OWNER DOWN")...)
-	} else {
-		row(0, head...)
+		head = append(head, "OWNER DOWN")
 	}
-	for i, r := range rules {
-		row(i+1, d.cells(r)...)
+	rows := [][]string{head}
+	byRisk := func(a, b *ratelimit.Rule) int { return cmp.Compare(d.worst(b), d.worst(a)) }
+	for _, r := range slices.SortedStableFunc(slices.Values(d.rules), byRisk) {
+		rows = append(rows, append([]string{r.Domain + "." + r.Path}, d.cells(r)...))
 	}
-	if err := w.Flush(); err != nil {
-		return err
+	if text := aligned(rows); widest(text) <= screen {
+		return text
 	}
-	i := 0
-	for line := range strings.Lines(cells.String()) {
-		if !named {
-			line = names[i] + "\n  " + line
+	var names []string
+	for i, row := range rows {
+		name := row[0]
+		if rows[i] = row[1:]; len(row) > 2 {
+			name += "  " + row[2]
+			rows[i] = slices.Delete(row[1:], 1, 2)
 		}
-		i++
-		if _, err := io.WriteString(out, line); err != nil {
-			return err
-		}
+		names = append(names, name)
 	}
-	return nil
+	var b strings.Builder
+	for line := range strings.Lines(aligned(rows)) {
+		b.WriteString(names[0] + "\n  " + line)
+		names = names[1:]
+	}
+	return b.String()
+}
+
+// aligned are rows with their cells below each other.
+func aligned(rows [][]string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	_ = w.Flush() // a Builder takes everything
+	return b.String()
 }
 
 // cells are those of a rule's row: what all nodes admit at most in a window.
