@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -82,7 +83,7 @@ func (c *Command) Run(s cli.Streams) error {
 	if len(windows)+len(changes) == 0 {
 		return errors.New("the record is empty: check that a rule has coordination: {audit: true}, and that REDIS_URL and CACHE_KEY_PREFIX are those of the nodes")
 	}
-	if err := errors.Join(c.print(s, windows), c.printChanges(s, changes)); err != nil {
+	if err := c.print(s, windows, changes); err != nil {
 		return err
 	}
 	broken := 0
@@ -97,20 +98,26 @@ func (c *Command) Run(s cli.Streams) error {
 	return nil
 }
 
-// print prints the usage of each window, and the causes of usage beyond its limit.
-func (c *Command) print(s cli.Streams, windows []*audit.Window) error {
-	if c.JSON {
-		for _, w := range windows {
-			if err := s.JSONLine(struct {
-				*audit.Window
-				Held bool
-			}{w, w.Held()}); err != nil {
-				return err
-			}
-		}
-		return nil
+// print prints the usage of each window, and the changes of overrides.
+func (c *Command) print(s cli.Streams, windows []*audit.Window, changes []account.Event) (err error) {
+	if !c.JSON {
+		return errors.Join(printWindows(s.Out, windows), printChanges(s.Out, changes))
 	}
-	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+	for _, w := range windows {
+		err = errors.Join(err, s.JSONLine(struct {
+			*audit.Window
+			Held bool
+		}{w, w.Held()}))
+	}
+	for i := range changes {
+		err = errors.Join(err, s.JSONLine(&changes[i]))
+	}
+	return err
+}
+
+// printWindows prints the usage of each window, and the causes of usage beyond its limit.
+func printWindows(out io.Writer, windows []*audit.Window) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tUSED AT MOST\tBEYOND IT\tCHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tHOLDERS\tMESSAGES\tREFUSED\tRECOVERIES\t")
 	var debt ratelimit.Tokens
 	for _, w := range windows {
@@ -128,24 +135,16 @@ func (c *Command) print(s cli.Streams, windows []*audit.Window) error {
 	if err := t.Flush(); err != nil || debt == 0 {
 		return err
 	}
-	_, err := fmt.Fprintf(s.Out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
+	_, err := fmt.Fprintf(out, "Charged after the fact beyond the limits: %d. Such charges are booked whole.\n", debt)
 	return err
 }
 
 // printChanges prints the changes of overrides, with author, time and reason.
-func (c *Command) printChanges(s cli.Streams, changes []account.Event) error {
+func printChanges(out io.Writer, changes []account.Event) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	if c.JSON {
-		for i := range changes {
-			if err := s.JSONLine(&changes[i]); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nRULE\tACCOUNT\tOVERRIDE SET\tLIMIT\tEXPIRES\tBY\tREASON")
 	for i := range changes {
 		e, expires := &changes[i], "never"
