@@ -37,11 +37,11 @@ func writeTold(out io.Writer, after time.Duration, v *debugport.Summary) error {
 	fmt.Fprintln(out, ":")
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "  RULE\tEACH KEY MAY HAVE\tWORST KEY OVER BY\tKEYS THAT BROKE THE BOUND\tADMITTED/S, ALL KEYS\tREFUSED/S, ALL KEYS\t")
-	slices.SortFunc(v.Rules, func(a, b debugport.Rule) int { return cmp.Compare(a.RuleState.Rule, b.RuleState.Rule) })
+	slices.SortFunc(v.Rules, func(a, b debugport.Rule) int { return cmp.Compare(a.Rule, b.Rule) })
 	for i := range v.Rules {
 		r := &v.Rules[i]
 		// Each node's worst key may be another one: together they are the most that one key can have.
-		fmt.Fprintf(t, "  %s (%s)\t%s\t%d of %d allowed\t%d\t%.0f\t%.0f\t\n", r.RuleState.Rule, r.Mode, strings.TrimSuffix(r.Limit, ","), r.Worst, r.Declared,
+		fmt.Fprintf(t, "  %s (%s)\t%s\t%d of %d allowed\t%d\t%.0f\t%.0f\t\n", r.Rule, r.Mode, strings.TrimSuffix(r.Limit, ","), r.Worst, r.Declared,
 			r.Beyond, r.AdmittedRate, r.DeniedRate)
 	}
 	fmt.Fprintln(t)
