@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: attack outage kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: attack kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,10 +125,6 @@ sim: $(LAB) ## play HISTORIES (100000) random fleets and faults, every invariant
 
 attack: deps ## hostile callers, peers and stores, with the honest client's times judged: on a machine that does nothing else
 	$(GO) test -count=1 -v -parallel 1 -timeout 60m -run '^TestHostile' ./cmd/sluice -attack-judge
-
-OUTAGE ?= 1m
-outage: deps ## a fleet on each store loses it for OUTAGE (1m)
-	$(GO) test -count=1 -v -timeout 30m -run '^TestFleetLosesItsStore$$' ./cmd/sluice -outage $(OUTAGE)
 
 # Each kind of history takes a second or two; make linear SEEDS=100 for longer.
 SEEDS ?= 20

@@ -1,4 +1,4 @@
-// Package docs holds what users read to the style guide of CONTRIBUTING.md.
+// Package docs holds what users read to the style guide of CONTRIBUTING.md, and to the tests, links and commands that there are.
 package docs
 
 import (

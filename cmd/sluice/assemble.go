@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -48,7 +49,7 @@ func (p *parts) says(s *said) {
 
 // assemble makes the parts, and opens the ports last. Nothing runs yet.
 func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
-	coordination, err := c.Coordination.coordination()
+	coordination, err := c.Coordination.Default()
 	if err != nil {
 		return nil, err
 	}
@@ -76,14 +77,17 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 			return s
 		}
 	}
-	budgets := c.caps.budgets()
-	gate := c.gate()
-	options := c.serviceOptions(budgets.http)
+	budgets := c.caps.Budgets()
+	var gate *shed.Gate // nil: all calls are begun
+	if c.MaxWait > 0 {
+		gate = shed.NewGate(c.MaxWait)
+	}
+	options := c.serviceOptions(budgets.HTTP)
 	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := quotaNode(p.store, p.limiter, c.caps.quotas())
+	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now}, c.caps.Quotas())
 	p.shown = metrics.Collector{Source: metrics.Source{
-		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
+		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges),
 	}}
@@ -93,14 +97,14 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	p.peerAddr = c.Ring.Addr
 	overrides, _ := p.limiter.(ratelimit.Overrider)
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: explainRate, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: sizing.ExplainRate, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
 	p.server, err = c.open(svc, rlqs.NewService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
 	return p, err
 }
 
-func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets sizing.Budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -113,7 +117,9 @@ func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets budget
 	options := c.serverOptions(budgets)
 	options.Held = true
 	options.Extra, options.Spans, options.Streams = spans.grpc(), spans.calls(), streams
-	options.Gate = gated(gate, people.Clock)
+	if gate != nil {
+		options.Gate = gate.Before(people.Clock)
+	}
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {

@@ -27,25 +27,6 @@ func newCharged(t *testing.T, limit int) *fleet {
 	return newFleet(t, 3, setup{rules: rules(limit), store: aRedis(t), env: []string{"COORDINATION_STORE_DEADLINE=1s"}})
 }
 
-// A refund of a refused charge elsewhere frees no tokens that another node has used.
-func TestRefundElsewhere(t *testing.T) {
-	f := newCharged(t, 100)
-	if f.charge(0, "k", "x", 100) {
-		t.Fatal("100 of 100 are refused")
-	}
-	for range 8 {
-		if !f.charge(1, "k", "x", 1) {
-			t.Error("node 1 admits the 101st")
-		}
-	}
-	for range 8 {
-		f.charge(0, "k", "x", -1)
-	}
-	if !f.charge(0, "k", "x", 8) {
-		t.Error("100 and 8 are charged, 8 refunded, and 8 more are admitted")
-	}
-}
-
 // 50 clients peek, and charge 5,000 of 10,000 at the end. The usage is at most the limit plus the costs in
 // flight, and from then on all nodes refuse.
 func TestPostPaid(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -70,7 +71,7 @@ func TestDocsOfBounds(t *testing.T) {
 			more += fmt.Sprintf(", %g/s while short", o.Short)
 		}
 		if o.Each > 0 {
-			more += fmt.Sprintf(", one each %s", counted(int(o.Each), "token"))
+			more += fmt.Sprintf(", one each %s", cli.Counted(int(o.Each), "token"))
 		}
 		if o.OwnerGoneEach > 0 {
 			more += ", one each request without the owner"
@@ -80,7 +81,7 @@ func TestDocsOfBounds(t *testing.T) {
 			wait = fmt.Sprintf("%v (%v with a share)", b.Wait.Longest, b.Wait.WithShare)
 		}
 		fmt.Fprintf(&want, "| %s | %d | %v, for %v | %s | %g (%s) | %s | %v | %d |\n",
-			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, counted(o.Nodes, "node"), more, b.OnOutage, b.OnLoss)
+			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, cli.Counted(o.Nodes, "node"), more, b.OnOutage, b.OnLoss)
 	}
 	want.WriteString("\n")
 	holdsTable(t, "docs/bounds.md", "bounds", want.String())

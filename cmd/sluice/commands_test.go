@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -11,73 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/alecthomas/kong"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 )
-
-// leaves are all commands that can be run.
-func leaves(n *kong.Node, path []string, each func(path []string, n *kong.Node)) {
-	if len(n.Children) == 0 {
-		each(path, n)
-	}
-	for _, child := range n.Children {
-		leaves(child, append(path[:len(path):len(path)], child.Name), each)
-	}
-}
 
 // Each command says what it is for, and has examples that are command lines of it.
 func TestEachCommandHasExamples(t *testing.T) {
-	parser, err := newParser(streams{&bytes.Buffer{}, &bytes.Buffer{}}, func(int) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaves(parser.Model.Node, nil, func(path []string, n *kong.Node) {
-		name := strings.Join(path, " ")
-		if n.Help == "" || !strings.Contains(n.Detail, "Examples:\n") {
-			t.Errorf("%s has no help, or no examples:\n%s", name, n.Detail)
-		}
-		found := 0
-		for line := range strings.Lines(n.Detail) {
-			args, ok := exampleArgs(line)
-			if !ok {
-				continue
-			}
-			found++
-			if !strings.HasPrefix(strings.Join(args, " "), name) {
-				t.Errorf("%s: the example %q is of another command", name, line)
-			}
-			t.Setenv("ADMIN_TOKEN", "x")
-			if _, err := parser.Parse(args); err != nil && !strings.Contains(err.Error(), "no such file") {
-				t.Errorf("%s: the example %q: %v", name, line, err)
-			}
-		}
-		if found == 0 {
-			t.Errorf("%s has no example that is a command line", name)
-		}
-	})
-}
-
-// exampleArgs are the arguments of sluice on a line of examples: up to what explains
-// it, which two spaces separate, or what the shell does with it.
-func exampleArgs(line string) (args []string, ok bool) {
-	line = strings.TrimSpace(line)
-	if i := strings.LastIndex(line, "sluice "); i > 0 && !strings.Contains(line[:i], "| ") && !strings.HasSuffix(line[:i], "<(") && !strings.Contains(line[:i], "=") {
-		return nil, false
-	}
-	_, line, found := strings.Cut(line, "sluice ")
-	if !found {
-		return nil, false
-	}
-	for _, end := range []string{"  ", " |", " >", ")"} {
-		line, _, _ = strings.Cut(line, end)
-	}
-	for i, part := range strings.Split(line, "'") {
-		if i%2 == 1 {
-			args = append(args, part)
-			continue
-		}
-		args = append(args, strings.Fields(part)...)
-	}
-	return args, true
+	t.Setenv("ADMIN_TOKEN", "x")
+	clitest.Examples(t, "sluice", new(commands), options()...)
 }
 
 func TestVersion(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 
 type completionCmd struct {
@@ -48,8 +49,8 @@ complete -c sluice -a '(sluice completion-words (commandline -opc)[2..])'
 }
 
 // Run prints the shell's script.
-func (c *completionCmd) Run(s streams) error {
-	_, err := io.WriteString(s.out, completionScripts[c.Shell])
+func (c *completionCmd) Run(s cli.Streams) error {
+	_, err := io.WriteString(s.Out, completionScripts[c.Shell])
 	return err
 }
 
@@ -66,7 +67,7 @@ func (*completionWordsCmd) Help() string {
 }
 
 // Run prints the words that may follow.
-func (c *completionWordsCmd) Run(s streams, ctx *kong.Context) error {
+func (c *completionWordsCmd) Run(s cli.Streams, ctx *kong.Context) error {
 	at, flags := ctx.Model.Node, ctx.Model.Flags
 	for _, word := range c.Words {
 		if i := slices.IndexFunc(at.Children, func(n *kong.Node) bool { return n.Name == word }); i >= 0 {
@@ -92,7 +93,7 @@ func (c *completionWordsCmd) Run(s streams, ctx *kong.Context) error {
 			fmt.Fprintf(&words, "--%s\t%s\n", f.Name, summaryOf(f.Help))
 		}
 	}
-	_, err := io.WriteString(s.out, words.String())
+	_, err := io.WriteString(s.Out, words.String())
 	return err
 }
 

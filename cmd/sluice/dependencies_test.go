@@ -34,3 +34,11 @@ func TestDependencies(t *testing.T) {
 		t.Errorf("docs/dependencies.md lists %d modules that the server does not have", listed)
 	}
 }
+
+// A machine without a database of time zones has that of the binary.
+func TestZonesAreInTheBinary(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-tags", "server", ".").Output()
+	if err != nil || !slices.Contains(strings.Fields(string(out)), "time/tzdata") {
+		t.Errorf("the server does not have package time/tzdata (%v)", err)
+	}
+}

@@ -53,7 +53,6 @@ descriptors:
   - {key: many, rate_limit: {unit: year, requests_per_unit: 20000}}
   - {key: held, coordination: {max_nodes: 3, lease: {reserve: 0.5%}}, rate_limit: {unit: year, requests_per_unit: 9000}}
   - {key: million, rate_limit: {unit: day, requests_per_unit: 1000000}}
-  - {key: plenty, rate_limit: {unit: year, requests_per_unit: 100000000}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 20000}}
   - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 1000}}
   - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
@@ -229,48 +228,6 @@ func (f *fleet) untilAdmitted(key string, least int64, nodes ...int) {
 	}
 }
 
-// paced asks each of three nodes about a thousand times a second.
-func (f *fleet) paced(key string, length time.Duration) (decisions int64) {
-	before := f.admitted.Load() + f.refused.Load()
-	var wg sync.WaitGroup
-	for node := range 3 {
-		for range 4 { // callers of 250 a second
-			wg.Go(func() {
-				tick := time.NewTicker(4 * time.Millisecond)
-				defer tick.Stop()
-				for end := time.Now().Add(length); time.Now().Before(end); <-tick.C {
-					f.ask(node, key)
-				}
-			})
-		}
-	}
-	wg.Wait()
-	return f.admitted.Load() + f.refused.Load() - before
-}
-
-// A key with about a thousand decisions a second on each of three nodes costs
-// about a claim a second and node; a flood of refused requests costs nothing.
-func TestFleetStoreOperations(t *testing.T) {
-	f := newFleet(t, 3, setup{store: aRedis(t)})
-	f.paced("plenty", 2*time.Second)
-	before := f.claims()
-	decisions := f.paced("plenty", 5*time.Second)
-	claims := f.claims() - before
-	t.Logf("%d decisions, %d claims: %.2f for every 1000", decisions, claims, 1000*float64(claims)/float64(decisions))
-	if float64(claims) > 2*float64(decisions)/1000 {
-		t.Errorf("%d claims for %d decisions, at most 2 for every 1000", claims, decisions)
-	}
-	f.paced("five", 3*time.Second) // uses it up, and idle leases come back
-	before = f.claims()
-	decisions = f.paced("five", 3*time.Second)
-	claims = f.claims() - before
-	t.Logf("%d refused decisions, %d claims", decisions, claims)
-	// The ledger is asked ever more rarely whether something was refunded, and told of what was refused.
-	if claims > 60 {
-		t.Errorf("%d claims for %d refused decisions", claims, decisions)
-	}
-}
-
 // A node that is killed takes its lease along, and nothing else; a node that
 // is stopped past its lease and goes on spends nothing of it.
 func TestFleetNodeFaults(t *testing.T) {
@@ -340,49 +297,6 @@ func TestFleetSurvivesFlush(t *testing.T) {
 		t.Errorf("admitted %d of 20000: more than 5%% over", got)
 	}
 	t.Logf("admitted %d of 20000 over a FLUSHALL", got)
-}
-
-// The store is killed and comes back (a Redis empty); it is stopped, as by a disk that hangs; it answers slowly. No
-// call fails, none waits long, and closed rules admit no more than was leased.
-func TestFleetStoreFaults(t *testing.T) { eachStore(t, storeFaults) }
-
-func storeFaults(t *testing.T, server storeServer) {
-	f := newFleet(t, 2, setup{store: server})
-	f.load("closed", 4, 200, 0, 1).Wait()
-	f.slowest.Store(0)
-	server.Kill()
-	f.load("closed", 4, 3000, 0, 1).Wait()
-	server.Run()
-	back := func() bool { // both nodes have asked, and were answered
-		f.load("five", 1, 2, 0, 1).Wait()
-		return f.nodes[0].metric("sluice_store_breaker_open")+f.nodes[1].metric("sluice_store_breaker_open") == 0
-	}
-	f.nodes[0].eventually("the ledger is used again", back)
-	server.Signal(syscall.SIGSTOP)
-	f.load("closed", 4, 200, 0, 1).Wait()
-	closed := f.admitted.Load()
-	f.load("hundred", 2, 2, 0, 1).Wait() // keys without a lease wait until the deadline
-	server.Signal(syscall.SIGCONT)
-	if n := f.failed.Load(); n > 0 {
-		t.Errorf("%d calls failed", n)
-	}
-	if closed > 20_010 { // and the few of "five"
-		t.Errorf("admitted %d of 20000", closed)
-	}
-	for _, want := range []string{"deadline", "breaker"} {
-		total := 0
-		for _, n := range f.nodes {
-			total += n.metric(`sluice_fallback_decisions_total{reason="` + want + `"}`)
-		}
-		if total == 0 {
-			t.Errorf("no decision was counted as %s", want)
-		}
-	}
-	// A decision waits 15 ms for the store; the rest is this machine.
-	if slow := time.Duration(f.slowest.Load()); slow > 500*time.Millisecond {
-		t.Errorf("a call took %v", slow)
-	}
-	t.Logf("slowest call %v", time.Duration(f.slowest.Load()))
 }
 
 // metric is the value of a series that there is.

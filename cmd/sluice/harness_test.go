@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -41,6 +42,11 @@ func TestMain(m *testing.M) {
 		_ = goflag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
 	os.Exit(m.Run())
+}
+
+// runLine runs one command line in this process.
+func runLine(args ...string) (code int, out, errs string) {
+	return clitest.Run(new(commands), args, options()...)
 }
 
 // sluice is a running process. Its ports are free ones.

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 )
 
@@ -31,13 +32,13 @@ func keepHealthy(ctx context.Context, v *server.Server, healthy func() bool, ope
 		}
 	}
 	look()
-	every(ctx, 20*time.Millisecond, look)
+	pace.Every(ctx, 20*time.Millisecond, look)
 }
 
 // watchStore has health follow the store: REDIS_HEALTH_CHECK_ACTIVE_CONNECTION.
 func watchStore(ctx context.Context, v *server.Server, healthy func() bool, ping func(context.Context) error, log *slog.Logger) {
 	up := true
-	every(ctx, 250*time.Millisecond, func() {
+	pace.Every(ctx, 250*time.Millisecond, func() {
 		bounded, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		err := ping(bounded)

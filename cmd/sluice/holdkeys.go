@@ -11,13 +11,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 )
 
 // holdFlags are the keys by which nodes of a fleet accept each other's holds.
 type holdFlags struct {
-	Keys string    `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,...|@FILE" help:"Keys of holds, separated by commas, the same at all nodes; or the file with them, which is read again when it changes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
-	seen fileState // of the file; only follow uses it once it runs
+	Keys string                   `env:"HOLD_KEYS" name:"hold-keys" placeholder:"KEY,...|@FILE" help:"Keys of holds, separated by commas, the same at all nodes; or the file with them, which is read again when it changes. Each has at least 16 random bytes (openssl rand -base64 32). New holds use the first key, and holds of all keys are accepted. Default: a key from PEER_SECRET, or a random key of a single node."`
+	read *reread.Value[time.Time] // when the file was read last; nil: there is none
 }
 
 // errNoHoldKeys is why rules of a fleet may not hold.
@@ -32,8 +34,8 @@ func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
 	d = new(holds.Desk)
 	switch name, file := c.Holds.file(); {
 	case file:
-		c.Holds.seen = stateOf(name) // a change from here on is read again
-		if err := readKeys(name, d); err != nil {
+		c.Holds.read = &reread.Value[time.Time]{Files: []string{name}, Read: func(now time.Time) (time.Time, error) { return now, readKeys(name, d) }}
+		if err := c.Holds.read.Load(time.Now()); err != nil {
 			return nil, nil, err
 		}
 	case c.Holds.Keys != "":
@@ -71,21 +73,16 @@ func readKeys(name string, d *holds.Desk) error {
 
 // follow reads the file again whenever it changes, until ctx is done. A bad file is logged, and the previous
 // keys stay.
-func (f *holdFlags) follow(ctx context.Context, d *holds.Desk, log *slog.Logger) {
-	name, ok := f.file()
-	if !ok {
+func (f *holdFlags) follow(ctx context.Context, log *slog.Logger) {
+	if f.read == nil {
 		return
 	}
-	every(ctx, time.Second, func() {
-		now := stateOf(name)
-		if now == f.seen {
-			return
-		}
-		f.seen = now
-		if err := readKeys(name, d); err != nil {
-			log.Error("the new keys of holds are bad: the previous keys stay in use", "error", err)
-		} else {
-			log.Info("the keys of holds were read again", "file", name)
+	f.read.Failed = pace.Seldom(time.Minute, func(err error) {
+		log.Error("the new keys of holds are bad: the previous keys stay in use", "error", err)
+	})
+	pace.Every(ctx, time.Second, func() {
+		if now := time.Now(); f.read.Get(now).Equal(now) {
+			log.Info("the keys of holds were read again", "file", f.read.Files[0])
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/cmd/sluice/record"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -71,18 +72,19 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	case err != nil:
 		return nil, err
 	case len(stores) == 0:
-		warnOfAudit(rules.Rules(), log)
+		warnOfRules(rules.Rules(), log, "audit: true has no effect: there is no store for the record",
+			func(c *ratelimit.Coordination) bool { return c.Audit })
 		d.limiter = leasing.NewLocal(c.MaxKeys, clock(), time.Now())
 		d.run, d.ping, d.ready = func(context.Context) error { return nil }, func(context.Context) error { return nil }, func() bool { return true }
 		return d, nil
 	}
-	record, err := c.record(log)
+	events, err := record.To(c.AuditFile, log)
 	if err != nil {
 		return nil, err
 	}
 	var holders []ratelimit.Holder
 	for _, s := range stores {
-		s.OnReconcile, s.OnAudit, s.Nodes = reconciled(log), record, func() int { return d.who.count() }
+		s.OnReconcile, s.OnAudit, s.Nodes = reconciled(log), events, func() int { return d.who.count() }
 		holders = append(holders, s.holder)
 	}
 	d.who = newRegistry(stores[0].store, holders...)
@@ -149,16 +151,6 @@ func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.
 		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, seats, clock, log))
 	}
 	return all, nil
-}
-
-// warnOfAudit names the first rule that needs a record without a store for it.
-func warnOfAudit(rules *config.Rules, log *slog.Logger) {
-	for _, r := range rules.All() {
-		if r.Coordination.Audit {
-			log.Warn("audit: true has no effect: there is no store for the record", "first", r.Domain+"."+r.Path)
-			return
-		}
-	}
 }
 
 // plans returns the drift plan of the rules as they are now. It is made once for

@@ -142,7 +142,7 @@ func linear(t *testing.T, kind linearKind) {
 	}
 	for seed := first; seed < first+uint64(*linearSeeds); seed++ {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { // its nodes end with it
-			r, early := record(t, kind, seed)
+			r, early := recorded(t, kind, seed)
 			m := counterModel{limit: linearLimit, exact: kind.exact, early: early}
 			if kind.rules == leasedRules {
 				m.spare, m.held = !kind.ones, len(r.live)
@@ -158,7 +158,7 @@ func linear(t *testing.T, kind linearKind) {
 // record runs clients with about twice the demand of the limit. After half of that, a node is killed or
 // replaced. The clients continue, slowly in that time, and then at full speed. A history over a new year is
 // recorded again, because it has two windows.
-func record(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
+func recorded(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 	t.Helper()
 	for {
 		year := time.Now().UTC().Year()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	goflag "flag"
 	"os"
 	"path/filepath"
@@ -82,11 +81,10 @@ func playMistake(t *testing.T, section string) string {
 		}
 		line, _, _ := strings.Cut(m[2], "\n")
 		args := strings.Fields(strings.TrimPrefix(line, "$ sluice "))
-		var said, ignored bytes.Buffer
-		run(args, streams{&ignored, &said})
-		if code := run(append(args, "--strict"), streams{&ignored, &ignored}); code != 1 {
+		_, _, said := runLine(args...)
+		if code, _, _ := runLine(append(args, "--strict")...); code != 1 {
 			t.Errorf("with --strict the exit code is %d", code)
 		}
-		return "```text\n" + line + "\n" + strings.TrimSuffix(said.String(), "\n") + "\n```\n"
+		return "```text\n" + line + "\n" + strings.TrimSuffix(said, "\n") + "\n```\n"
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -38,7 +39,7 @@ func (c *sometimes) grew(n uint64) (more uint64) {
 }
 
 func (w *outageWatch) run(ctx context.Context) {
-	every(ctx, time.Second, func() { w.look(w.stats(), w.learning()) })
+	pace.Every(ctx, time.Second, func() { w.look(w.stats(), w.learning()) })
 }
 
 // look takes in how the store is now.

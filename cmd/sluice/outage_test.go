@@ -3,10 +3,7 @@ package main
 import (
 	"bytes"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -96,33 +93,3 @@ func TestAnswersInAnOutage(t *testing.T) {
 		t.Error(s.log())
 	}
 }
-
-// admin --all calls all nodes that the named one has seen, with the token of the environment.
-func TestAdminFindsNodes(t *testing.T) {
-	var calls [2]atomic.Int32
-	var nodes [2]*httptest.Server
-	for i := range nodes {
-		nodes[i] = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/console/state" {
-				_, _ = w.Write([]byte(`{"nodes": [{"debug": "` + host(nodes[0]) + `", "here": true}, {"debug": "` + host(nodes[1]) + `"}]}`))
-				return
-			}
-			if r.Header.Get("Authorization") == "Bearer hunter2" {
-				calls[i].Add(1)
-			}
-			_, _ = w.Write([]byte(`{"done": "it"}`))
-		}))
-		defer nodes[i].Close()
-	}
-	t.Setenv("ADMIN_TOKEN", "hunter2")
-	for _, what := range []string{"reset", "drop"} {
-		if code, _, errs := runLine("admin", what, "--all", "--debug", host(nodes[0]), "d", "a=b"); code != 0 {
-			t.Fatal(errs)
-		}
-	}
-	if a, b := calls[0].Load(), calls[1].Load(); a != 2 || b != 2 {
-		t.Errorf("%d and %d corrections arrived", a, b)
-	}
-}
-
-func host(s *httptest.Server) string { return strings.TrimPrefix(s.URL, "http://") }

@@ -262,33 +262,18 @@ func codesOf(answer string) string {
 // What is asked of three nodes in turn is answered as one node answers it: requests, charges after the fact, refunds and
 // peeks, each at whichever node it arrives.
 func TestParityOfFleets(t *testing.T) {
-	files, store := runtimeDirectory(t), redistest.Start(t)
+	files, store, script := runtimeDirectory(t), redistest.Start(t), parityScript(t)
 	for _, mode := range []string{"leasing", "approx", "routing", "routing without a store"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			name, storeless := strings.CutSuffix(mode, " without a store")
-			p := parityRun{nodes: 3, routing: name == "routing", exchanges: slices.Concat(parityExchanges, fileExchanges, fleetExchanges)}
+			p := parityRun{nodes: 3, routing: name == "routing", exchanges: slices.Concat(script[0].exchanges, script[1].exchanges, script[2].exchanges)}
 			if p.env = append([]string{"COORDINATION_MODE=" + name}, files...); !storeless {
 				p.env, p.store = append(p.env, "REDIS_URL="+store.Addr), store
 			}
 			p.answer(t)
 		})
 	}
-}
-
-// fleetExchanges are what a language model's gateway asks: a peek, a charge when the response is done, a refund.
-var fleetExchanges = []exchange{
-	{"other=llm hits=0", "OK [OK 5/DAY left 5]"},
-	{"other=llm hits=4", "OK [OK 5/DAY left 1]"},
-	{"other=llm hits=0", "OK [OK 5/DAY left 1]"},
-	{"other=llm hits=400", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
-	{"other=llm hits=0", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
-	{"other=llm hits=0", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
-	{"other=llm", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
-	{"other=back hits=5", "OK [OK 5/DAY left 0]"},
-	{"other=back hits=3 refund", "OK [OK 5/DAY left 3]"},
-	{"other=back hits=3", "OK [OK 5/DAY left 0]"},
-	{"other=back", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
 }
 
 // late counts decisions without the store, and those that drifted.
@@ -305,8 +290,8 @@ func patient(rules string) string {
 // it.
 func runtimeDirectory(t *testing.T) []string {
 	root := t.TempDir()
-	writeFile(t, filepath.Join(root, "ratelimit", "config", "parity.conf"), patient(parityRules))
-	writeFile(t, filepath.Join(root, "ratelimit", "config", "more", "files.yaml"), patient(fileRules))
+	writeFile(t, filepath.Join(root, "ratelimit", "config", "parity.conf"), patient(read(t, "cmd/sluice/testdata/parity/rules.yaml")))
+	writeFile(t, filepath.Join(root, "ratelimit", "config", "more", "files.yaml"), patient(read(t, "cmd/sluice/testdata/parity/files.yaml")))
 	writeFile(t, filepath.Join(root, "ratelimit", "config", ".hidden"), "no: rules")
 	writeFile(t, filepath.Join(root, "ratelimit", "other", "not-rules"), "{")
 	return []string{"RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true"}
@@ -348,32 +333,33 @@ func parityStores(t *testing.T) map[string]parityStore {
 
 // Every row, on every kind of store, in every mode, over gRPC and /json.
 func TestParity(t *testing.T) {
-	files := runtimeDirectory(t)
+	files, script := runtimeDirectory(t), parityScript(t)
+	exchanges := slices.Concat(script[0].exchanges, script[1].exchanges)
 	for store, of := range parityStores(t) {
 		for _, mode := range []string{"leasing", "routing", "approx"} {
 			t.Run(store+"/"+mode, func(t *testing.T) {
 				t.Parallel() // a node on a store that has something to learn is not healthy for two seconds
 				sink := newLineSink(t)
 				env := append(append([]string{"COORDINATION_MODE=" + mode}, files...), of.env...)
-				p := parityRun{env: append(sink.env(), env...), routing: mode == "routing", store: of.store, exchanges: append(parityExchanges[:len(parityExchanges):len(parityExchanges)], fileExchanges...)}
+				p := parityRun{env: append(sink.env(), env...), routing: mode == "routing", store: of.store, exchanges: exchanges}
 				p.after = func(t *testing.T, s *sluice) {
 					checkShown(t, s)
 					if open := s.stat("ratelimit.redis_pool.cx_active"); (open > 0) != (store != "memory") {
 						t.Errorf("%d connections to Redis are open", open)
 					}
-					checkStatistics(t, s, sink, parityStatistics, poolStatistics(store))
+					checkStatistics(t, s, sink, script[0].statistics, map[string]int{"ratelimit_server.ShouldRateLimit.total_requests": len(exchanges)}, poolStatistics(store))
 				}
 				p.answer(t)
 				json := parityRun{env: env, routing: p.routing, store: of.store, exchanges: p.exchanges, json: true}
 				json.answer(t)
-				for _, g := range globalExchanges {
+				for _, g := range script[3:] {
 					if store != "single" && g.statistics == nil { // no store has a part in these
 						continue
 					}
-					t.Run(strings.Join(g.env, " "), func(t *testing.T) {
+					t.Run(g.title, func(t *testing.T) {
 						t.Parallel()
 						sink := newLineSink(t)
-						run := parityRun{env: append(append(sink.env(), g.env...), env...), routing: p.routing, store: of.store, exchanges: g.exchanges}
+						run := parityRun{env: append(append(sink.env(), strings.Fields(g.title)...), env...), routing: p.routing, store: of.store, exchanges: g.exchanges}
 						run.after = func(t *testing.T, s *sluice) { checkStatistics(t, s, sink, g.statistics) }
 						run.answer(t)
 					})
@@ -448,7 +434,7 @@ func TestParityErrors(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "config", "bad.yaml")
-	writeFile(t, filepath.Join(dir, "config", "good.yaml"), patient(parityRules))
+	writeFile(t, filepath.Join(dir, "config", "good.yaml"), patient(read(t, "cmd/sluice/testdata/parity/rules.yaml")))
 	env := []string{"RUNTIME_ROOT=" + dir, "HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "RUNTIME_WATCH_ROOT=false", "DRAIN_TIME=0s"}
 	s := serveWith(t, env, "serve")
 	for i, c := range parityErrors {

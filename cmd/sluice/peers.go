@@ -3,13 +3,11 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +15,9 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
 )
@@ -61,13 +62,9 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	if err != nil {
 		return o, nil, fmt.Errorf("PEER_TLS_CERT and PEER_TLS_KEY: %w", err)
 	}
-	pem, err := os.ReadFile(f.TLSCA)
+	pool, err := clienttls.Pool(f.TLSCA)
 	if err != nil {
 		return o, nil, fmt.Errorf("PEER_TLS_CACERT: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return o, nil, fmt.Errorf("PEER_TLS_CACERT: %s has no certificate", f.TLSCA)
 	}
 	o.TLS = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: pool})
 	return o, credentials.NewTLS(&tls.Config{
@@ -84,7 +81,7 @@ func (f *peerFlags) listen() (setting, addr string) {
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *sizing.Caps, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options()
 	if err != nil {
 		return nil, nil, err
@@ -96,7 +93,7 @@ func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Conte
 		return nil, nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
-	bounded, budget := bounds.peers(l)
+	bounded, budget := bounds.Peers(l)
 	server := r.NewServer(serverTLS, budget)
 	run := func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -123,8 +120,8 @@ func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Conte
 // peerLog logs failures with peers: wrong secrets, and all others, each at most once in five seconds. Metrics
 // count all.
 func peerLog(log *slog.Logger) func(addr string, err error) {
-	complain := seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
-	stranger := seldom(5*time.Second, func(err error) {
+	complain := pace.Seldom(5*time.Second, func(err error) { log.Warn("a peer is unreachable or was refused", "error", err) })
+	stranger := pace.Seldom(5*time.Second, func(err error) {
 		log.Warn("a peer has another PEER_SECRET, or a relay is between the nodes; sluice_rejected_total counts all", "error", err)
 	})
 	return func(addr string, err error) {

@@ -1,20 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 	"net/url"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
-
-	"github.com/sluice-gate/sluice/ratelimit/console"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -142,59 +136,6 @@ func TestAdmin(t *testing.T) {
 				t.Errorf("drop: %d %s %s", code, out, errs)
 			}
 		})
-	}
-}
-
-// The table sums nodes, goes on when one dies, and says who has other rules, for
-// people and for programs.
-func TestTop(t *testing.T) {
-	f := newFleet(t, 2, setup{rules: peopleRules, store: aRedis(t)})
-	nodes := f.nodes
-	for i := range 20 {
-		nodes[i%2].post("five", "x")
-	}
-	code, out, errs := runLine("top", nodes[0].debug, nodes[1].debug, "--every=100ms", "--times=1")
-	if code != 0 || !strings.Contains(out, "2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") ||
-		strings.Count(out, "\nrules ") != 1 {
-		t.Errorf("%d %s\n%s", code, errs, out)
-	}
-	// The entry of a node before its last restart is no other node.
-	again := looked{nodes: []seen{{debug: "localhost:6070", state: console.State{Nodes: []console.Node{
-		{Debug: "a:6070", Here: true}, {Debug: "a:6070"}, {Debug: "b:6070"},
-	}}}}}
-	if others := again.others(); !slices.Equal(others, []string{"b:6070"}) {
-		t.Errorf("beside a there are %v", others)
-	}
-	other := strings.Replace(peopleRules, "requests_per_unit: 50}", "requests_per_unit: 60}", 1)
-	third := newFleet(t, 1, setup{rules: other, store: f.store}).nodes[0]
-	top := topCmd{Debug: []string{nodes[0].debug, nodes[1].debug, third.debug}, Rules: 20}
-	before := top.look(nil)
-	if err := before.failed(); err != nil {
-		t.Fatal(err)
-	}
-	_ = nodes[1].cmd.Process.Kill()
-	<-nodes[1].exited
-	now := top.look(before)
-	now.at = before.at.Add(7 * time.Second)
-	var text bytes.Buffer
-	if err := top.print(&text, before, now); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"2 nodes", "NODES HAVE DIFFERENT RULES", third.debug + "\n", nodes[1].debug + " DOES NOT ANSWER, last seen 7s ago", "d.five"} {
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("no %q in\n%s", want, text.String())
-		}
-	}
-	v := top.summary(before, now)
-	if len(v.Nodes) != 3 || v.Nodes[1].Answers || v.Nodes[1].Error == "" || len(v.Sets) != 2 || v.Calls < 0 || v.Rules[0].Decisions < 20 {
-		t.Errorf("%+v", v)
-	}
-	if code, out, errs := runLine("top", "--json", "--all", nodes[0].debug, "--every=100ms", "--times=2"); code != 0 || strings.Count(out, "\n") != 2 ||
-		json.Unmarshal([]byte(strings.Split(out, "\n")[1]), v) != nil || len(v.Sets) == 0 {
-		t.Errorf("%d %s\n%s", code, errs, out)
-	}
-	if code, _, errs := runLine("top", "127.0.0.1:1", "--times=1"); code != 1 || !strings.Contains(errs, "does not answer") {
-		t.Errorf("of no node: %d %s", code, errs)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
@@ -56,7 +57,7 @@ func (p *passes) all() (all int) {
 func askEach(ctx context.Context, d time.Duration, id map[string]string, all ...*envoy.Live) *sync.WaitGroup {
 	var wg sync.WaitGroup
 	for _, e := range all {
-		wg.Go(func() { every(ctx, d, func() { e.Request(id) }) })
+		wg.Go(func() { pace.Every(ctx, d, func() { e.Request(id) }) })
 	}
 	return &wg
 }
@@ -180,7 +181,7 @@ func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 		e := envoyOf(t, leaves.rpc, &passes{minute: map[int64]int{}})
 		all = append(all, e)
 		wg.Go(func() {
-			every(asking, 50*time.Millisecond, func() {
+			pace.Every(asking, 50*time.Millisecond, func() {
 				ok := e.Request(map[string]string{"k": "v"})
 				if left.Load() {
 					asked.Add(1)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -194,66 +192,4 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 			t.Errorf("%d over, declared %d", over, declared)
 		}
 	})
-}
-
-// One key is most of the traffic: the nodes lease it instead of asking its
-// owner each time, and it still admits no more than its limit.
-func TestRoutingHotKey(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store storeServer) {
-		testHotKey(t, newFleet(t, 4, setup{rules: routingRules, store: store, ring: 4}))
-	})
-}
-
-func testHotKey(t *testing.T, r *fleet) {
-	received := func() (total int) {
-		for _, n := range r.nodes {
-			total += n.metric(`sluice_peer_asks_total{what="received"}`)
-		}
-		return total
-	}
-	hammer := func(length time.Duration) (asked int64) {
-		before := r.admitted.Load() + r.refused.Load()
-		var wg sync.WaitGroup
-		for node := range 4 {
-			for range 3 {
-				wg.Go(func() {
-					for end := time.Now().Add(length); time.Now().Before(end); {
-						r.ask(node, "million")
-					}
-				})
-			}
-		}
-		wg.Wait()
-		return r.admitted.Load() + r.refused.Load() - before
-	}
-	listed := func() bool {
-		return slices.ContainsFunc(r.nodes, func(n *sluice) bool {
-			_, text := n.get(n.debug + "/ring")
-			return strings.Contains(text, "leased from its owner: year|d|million=x\n")
-		})
-	}
-	r.nodes[0].eventually("a node lists the hot key", func() bool {
-		hammer(500 * time.Millisecond)
-		return listed()
-	})
-	r.nodes[0].eventually("once all lease it, few decisions reach the owner", func() bool {
-		before := received()
-		asked := hammer(1500 * time.Millisecond)
-		atOwner := received() - before
-		t.Logf("%d of %d decisions reached the owner from others", atOwner, asked)
-		return int64(atOwner)*50 <= asked*3/4 // three nodes of four do not own it
-	})
-	if !listed() {
-		t.Error("no node lists the hot key")
-	}
-	r.hits = 1000
-	r.load("million", 12, 300, 0, 1, 2, 3).Wait()
-	t.Logf("admitted %d of 1000000", r.admitted.Load())
-	// A request of 1,000 that is refused while others have tokens in hand is charged all the same.
-	if got := r.admitted.Load(); got > 1_000_000 || got < 900_000 {
-		t.Errorf("admitted %d of 1000000", got)
-	}
-	if n := r.failed.Load(); n > 0 {
-		t.Errorf("%d calls failed", n)
-	}
 }

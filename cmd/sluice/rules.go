@@ -16,11 +16,11 @@ import (
 const defaultRuntimeRoot = "/srv/runtime_data/current"
 
 // source is where rules come from. It does not connect to anything yet.
-func (s *settings) source(log *slog.Logger) (config.Source, error) {
+func (s *flags) source(log *slog.Logger) (config.Source, error) {
 	if s.ConfigType == configXDS {
-		return s.XDS.client(s.caps.rules, log)
+		return s.XDS.client(s.caps.Rules, log)
 	}
-	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Caps: s.caps.rules, Interval: reloadInterval, Log: log}
+	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Caps: s.caps.Rules, Interval: reloadInterval, Log: log}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
@@ -48,16 +48,16 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 		return nil, nil, err
 	}
 	store = config.NewStore(source, config.Options{
-		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.rules,
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.Rules,
 		NoHolds: noHolds,
 	}, log)
-	if c.Reload.LastGood != "" {
-		if err := store.KeepLastGood(c.Reload.LastGood); err != nil {
+	if c.LastGood != "" {
+		if err := store.KeepLastGood(c.LastGood); err != nil {
 			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
 		}
 	}
 	err = store.Load()
-	if err != nil && c.Reload.LastGood != "" {
+	if err != nil && c.LastGood != "" {
 		if err = store.LoadLastGood(err); err != nil {
 			log.Warn("no copy of the last good rules is available (CONFIG_LAST_GOOD_FILE)", "error", err)
 		}
@@ -66,16 +66,17 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
 	if c.Ring.Peers == "" {
-		warnOfModes(store.Rules(), log)
+		warnOfRules(store.Rules(), log, "PEERS is not set: rules of a mode with owners run as leasing",
+			func(c *ratelimit.Coordination) bool { return c.Mode.Spec().Owned })
 	}
 	return source, store, nil
 }
 
-// warnOfModes names the rules that need owners without PEERS.
-func warnOfModes(rules *config.Rules, log *slog.Logger) {
+// warnOfRules names the first rule that has something without an effect here.
+func warnOfRules(rules *config.Rules, log *slog.Logger, what string, has func(*ratelimit.Coordination) bool) {
 	for _, r := range rules.All() {
-		if mode := r.Coordination.Mode; mode.Spec().Owned {
-			log.Warn(fmt.Sprintf("PEERS is not set: mode %v runs as leasing", mode), "first", r.Domain+"."+r.Path, "mode", mode.String())
+		if has(&r.Coordination) {
+			log.Warn(what, "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
 			return
 		}
 	}
@@ -91,7 +92,22 @@ func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
 // reloadInterval is the least time between two loads of rules: faster changes and pushes share one load.
 const reloadInterval = 200 * time.Millisecond
 
-// reloadFlags are the settings of the copy of good rules.
-type reloadFlags struct {
-	LastGood string `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
-}
+// exampleConfig is what serve has without rules of your own.
+const exampleConfig = `# sluice's built-in example. Your own: sluice serve --config DIR|FILE
+domain: example
+descriptors:
+  # Each user may do 3 requests an hour; alice 5.
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 3}
+  - key: user
+    value: alice
+    rate_limit: {unit: hour, requests_per_unit: 5}
+  # A login is tried 1 time a second, in bursts of 3.
+  - key: login
+    algorithm: token_bucket
+    burst: 3
+    rate_limit: {unit: second, requests_per_unit: 1}
+`
+
+// exampleRequest is a body for /json that the example limits to 3 an hour.
+const exampleRequest = `{"domain":"example","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`

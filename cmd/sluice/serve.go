@@ -9,12 +9,16 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -22,8 +26,8 @@ import (
 )
 
 type serveCmd struct {
-	settings
-	HelpAll helpAll `name:"help-all" help:"Show all settings."`
+	flags
+	HelpAll settings.HelpAll `name:"help-all" help:"Show all settings."`
 }
 
 // Help is what `sluice serve --help` says below its summary.
@@ -39,7 +43,7 @@ After SIGTERM, health checks fail, and the node answers calls for DRAIN_TIME. Th
 }
 
 // Run serves until SIGTERM (drains) or SIGINT (stops at once).
-func (c *serveCmd) Run(s streams) error {
+func (c *serveCmd) Run(s cli.Streams) error {
 	drain, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	hurry, rush := context.WithCancel(context.Background())
@@ -58,11 +62,11 @@ func (c *serveCmd) Run(s streams) error {
 	return c.serve(drain, hurry, s, os.LookupEnv)
 }
 
-func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(string) (string, bool)) error {
-	if err := errors.Join(c.validate(), refused(lookup)); err != nil {
+func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup func(string) (string, bool)) error {
+	if err := errors.Join(c.validate(), settings.Refused(lookup)); err != nil {
 		return err
 	}
-	log := c.logger(s.err)
+	log := c.logger(s.Err)
 	defer context.AfterFunc(drain, func() {
 		if hurry.Err() == nil {
 			log.Info("SIGTERM: the node drains, then stops; a second signal stops it at once", "DRAIN_TIME", c.DrainTime)
@@ -71,31 +75,35 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	defer context.AfterFunc(hurry, func() {
 		log.Info("SIGINT, or a second SIGTERM: the node stops without a drain; leases go back")
 	})()
-	if names := inEnvironment(lookup, slices.Concat(withoutEffect, mogrifiers(lookup))); len(names) > 0 {
+	if names := settings.WithoutEffect(lookup); len(names) > 0 {
 		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))
 	}
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "COORDINATION_MAX_NODES", c.Coordination.MaxNodes)
 	}
-	own, err := c.memory(os.ReadFile)
+	memory, err := sizing.Of(c.MaxMemory)
 	if err != nil {
 		return err
 	}
-	c.caps = own.caps()
-	c.sizeTable(own, log)
-	defer runtime.KeepAlive(own.ballast(lookup))
+	c.caps = memory.Caps()
+	each := int64(leasing.FleetKeyBytes)
+	if !c.Store.Shared() {
+		each = leasing.LocalKeyBytes
+	}
+	c.MaxKeys = memory.Table(c.MaxKeys, each, log)
+	defer runtime.KeepAlive(memory.Ballast(lookup))
 	p, err := c.assemble(log)
 	if err != nil {
 		return err
 	}
 	defer p.spans.stop()
 	quotas := p.people.Quotas.Stats()
-	go easeCollector(drain, quotas.Streams.Load, lookup)
+	go sizing.EaseCollector(drain, quotas.Streams.Load, lookup)
 	return c.live(drain, hurry, p, s)
 }
 
 // live runs the parts until drain is done, and ends them one after the other.
-func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error {
+func (c *serveCmd) live(drain, hurry context.Context, p *parts, s cli.Streams) error {
 	drain, end := context.WithCancel(drain)
 	defer end()
 	hurry, rush := context.WithCancel(hurry)
@@ -104,7 +112,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
 	go watchRules(background, p.store, p.log)
-	go c.Holds.follow(background, p.desk, p.log)
+	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }
 	go keepHealthy(background, p.server, healthy, sync.OnceFunc(p.server.Open))
 	if c.Store.Redis.HealthCheck {
@@ -123,7 +131,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	registered := async(func() { p.who.run(background, p.name(), p.says) })
 	remembered := async(func() { p.people.History.Run(background) })
 	left := leaveRing(drain, hurry, p.ring)
-	announce(s.out, p.server, p.source)
+	announce(s.Out, p.server, p.source)
 	err := p.server.Serve(drain, hurry)
 	if drain.Err() != nil {
 		<-left
@@ -163,7 +171,7 @@ func leaveRing(drain, hurry context.Context, ring *routing.Router) <-chan struct
 
 // followWallClock keeps windows on the wall clock through its corrections.
 func followWallClock(ctx context.Context, l limiter, clock ratelimit.Clock) {
-	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
+	pace.Every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
 }
 
 func announce(w io.Writer, v *server.Server, source config.Source) {

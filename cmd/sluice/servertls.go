@@ -6,14 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -38,17 +38,6 @@ func (f *tlsFlags) reloads() *metrics.Loads {
 	return f.loads
 }
 
-// counted counts that the files were read.
-func (f *tlsFlags) counted(err error) {
-	if f.loads == nil {
-		return
-	}
-	f.loads.Attempts.Add(1)
-	if err != nil {
-		f.loads.Failures.Add(1)
-	}
-}
-
 // credentials reads the files; nil where TLS is off. Connections check them again, at most once a second:
 // good files are used, and bad ones are logged, and the old stay in use. Open connections continue.
 func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentials, error) {
@@ -64,91 +53,36 @@ func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 	if f.ClientSAN != "" && f.ClientCA == "" {
 		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and needs GRPC_CLIENT_TLS_CACERT: otherwise any client can claim the name", f.ClientSAN)
 	}
-	c := &serverCertificates{flags: f, clock: time.Now, complain: seldom(time.Second, func(err error) {
-		log.Error("the new TLS certificate is invalid: the old one stays in use", "error", err)
-	})}
-	if err := c.load(time.Now()); err != nil {
+	c := f.certificates(log)
+	if err := c.Load(time.Now()); err != nil {
 		return nil, err
 	}
 	return credentials.NewTLS(&tls.Config{
 		MinVersion:         tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.config(), nil },
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.Get(time.Now()), nil },
 	}), nil
 }
 
-// serverCertificates are what the files say, as of a moment ago.
-type serverCertificates struct {
-	flags    *tlsFlags
-	clock    func() time.Time
-	complain func(error)
-
-	mu     sync.Mutex
-	now    *tls.Config // guarded by mu
-	looked time.Time   // guarded by mu
-	seen   []fileState // guarded by mu
-}
-
-// fileState is what tells whether a file has changed.
-type fileState struct {
-	size int64
-	mod  time.Time
-}
-
-func (f *tlsFlags) states() []fileState {
-	var all []fileState
-	for _, name := range []string{f.Cert, f.Key, f.ClientCA} {
-		all = append(all, stateOf(name))
+// certificates are what the files say, as of a second ago. Each reading is counted.
+func (f *tlsFlags) certificates(log *slog.Logger) *reread.Value[*tls.Config] {
+	return &reread.Value[*tls.Config]{
+		Files: []string{f.Cert, f.Key, f.ClientCA}, Least: time.Second,
+		Read: func(now time.Time) (*tls.Config, error) {
+			c, err := f.read(now)
+			if f.loads != nil {
+				f.loads.Attempts.Add(1)
+				if err != nil {
+					f.loads.Failures.Add(1)
+				}
+			}
+			return c, err
+		},
+		Failed: pace.Seldom(time.Second, func(err error) {
+			log.Error("the new TLS certificate is invalid: the old one stays in use", "error", err)
+		}),
 	}
-	return all
 }
 
-// stateOf is the zero fileState of a file that is not there.
-func stateOf(name string) fileState {
-	info, err := os.Stat(name)
-	if err != nil {
-		return fileState{}
-	}
-	return fileState{info.Size(), info.ModTime()}
-}
-
-// lookEvery is how long the read files count as current.
-const lookEvery = time.Second
-
-func (c *serverCertificates) config() *tls.Config {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.clock()
-	if now.Sub(c.looked) < lookEvery {
-		return c.now
-	}
-	c.looked = now
-	if states := c.flags.states(); slices.Equal(states, c.seen) {
-		return c.now
-	}
-	if err := c.loadLocked(now); err != nil {
-		c.complain(err)
-	}
-	return c.now
-}
-
-func (c *serverCertificates) load(now time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.loadLocked(now)
-}
-
-func (c *serverCertificates) loadLocked(now time.Time) error {
-	states := c.flags.states()
-	fresh, err := c.flags.read(now)
-	c.flags.counted(err)
-	if err != nil {
-		return err
-	}
-	c.now, c.seen, c.looked = fresh, states, now
-	return nil
-}
-
-// read makes a configuration from the files.
 func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {

@@ -193,21 +193,22 @@ func TestBadCertificates(t *testing.T) {
 		}
 	}
 	now, complaints := time.Now(), 0
-	c := &serverCertificates{flags: &good, clock: func() time.Time { return now }, complain: func(error) { complaints++ }}
-	if err := c.load(now); err != nil {
+	c := good.certificates(slog.Default())
+	c.Failed = func(error) { complaints++ }
+	if err := c.Load(now); err != nil {
 		t.Fatal(err)
 	}
-	served := c.config()
+	served := c.Get(now)
 	writeFile(t, good.Cert, "nonsense")
 	now = now.Add(2 * time.Second)
-	if c.config() != served || complaints != 1 {
+	if c.Get(now) != served || complaints != 1 {
 		t.Errorf("a bad new certificate: %d complaints", complaints)
 	}
 	if err := os.Remove(good.Cert); err != nil {
 		t.Fatal(err)
 	}
 	now = now.Add(2 * time.Second)
-	if c.config() != served || complaints != 2 {
+	if c.Get(now) != served || complaints != 2 {
 		t.Errorf("no certificate: %d complaints", complaints)
 	}
 }

@@ -8,29 +8,19 @@ import (
 	"strings"
 	"time"
 
-	"github.com/alecthomas/kong"
-
+	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-var groups = []kong.Group{
-	{Key: "rules", Title: "Rules:"},
-	{Key: "ports", Title: "Ports and connections:"},
-	{Key: "answers", Title: "Answers:"},
-	{Key: "coordination", Title: "Coordination (defaults of rules):"},
-	{Key: "store", Title: "Store (shared by all nodes of a fleet):"},
-	{Key: "peers", Title: "Peers (owners of keys, for mode routing):"},
-	{Key: "limits", Title: "Resources:"},
-	{Key: "log", Title: "Logs and metrics:"},
-}
-
-// settings are the server's, from flags and environment. Names, defaults and
+// flags are the server's, from flags and environment. Names, defaults and
 // meaning are envoyproxy/ratelimit's where it has them.
-type settings struct {
-	settingsFile
+type flags struct {
+	File            settings.File `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}. The command 'sluice settings' prints the names and sections. Flags and the environment override it."`
 	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory with subdirectories. Overrides RUNTIME_ROOT. Default without both: a built-in example."`
 	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules directory. Default: /srv/runtime_data/current, if it exists."`
 	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Directory below RUNTIME_ROOT."`
@@ -65,16 +55,16 @@ type settings struct {
 	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses (draft-ietf-httpapi-ratelimit-headers-11)."`
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
 
-	TLS          tlsFlags          `embed:"" group:"ports"`
-	DebugHosts   string            `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
-	Holds        holdFlags         `embed:"" group:"coordination"`
-	XDS          xdsFlags          `embed:"" group:"rules"`
-	Reload       reloadFlags       `embed:"" group:"rules"`
-	Tracing      tracingFlags      `embed:"" group:"log"`
-	Coordination coordinationFlags `embed:"" group:"coordination"`
-	Store        store.Flags       `embed:"" group:"store"`
-	Ring         peerFlags         `embed:"" group:"peers"`
-	caps         caps              // derived from the memory, before all else
+	TLS          tlsFlags           `embed:"" group:"ports"`
+	DebugHosts   string             `group:"ports" env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot, and .localhost, .local, .internal, .svc, .cluster.local. *: all. Other names are refused, against DNS rebinding."`
+	Holds        holdFlags          `embed:"" group:"coordination"`
+	XDS          xdsFlags           `embed:"" group:"rules"`
+	LastGood     string             `group:"rules" env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
+	Tracing      tracingFlags       `embed:"" group:"log"`
+	Coordination coordination.Flags `embed:"" group:"coordination"`
+	Store        store.Flags        `embed:"" group:"store"`
+	Ring         peerFlags          `embed:"" group:"peers"`
+	caps         sizing.Caps        // derived from the memory, before all else
 
 	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, else the limit of the container, else the memory of the machine but at most 2 GiB."`
 	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: as many as half of the memory of the process or container, or a quarter of the machine's, can hold, up to 10,000,000). Further keys share accounts, and may be refused early."`
@@ -102,7 +92,7 @@ type settings struct {
 }
 
 // validate reports settings outside their bounds, with name and value.
-func (s *settings) validate() error {
+func (s *flags) validate() error {
 	var errs []error
 	if s.MaxKeys < 0 || s.MaxKeys > 1<<30 {
 		errs = append(errs, fmt.Errorf("MAX_KEYS is %d, must be 0 (from the memory), or between 1 and %d", s.MaxKeys, 1<<30))
@@ -130,22 +120,38 @@ func (s *settings) validate() error {
 	if s.UseStatsd && s.StatsInterval < time.Millisecond {
 		errs = append(errs, fmt.Errorf("STATS_FLUSH_INTERVAL is %v, must be at least 1ms", s.StatsInterval))
 	}
-	if _, err := parseTags(s.ExtraTags); err != nil {
-		errs = append(errs, err)
+	_, badTags := s.tags()
+	errs = append(errs, badTags, s.Tracing.validate())
+	if s.LocalCacheSize < 0 {
+		errs = append(errs, fmt.Errorf("LOCAL_CACHE_SIZE_IN_BYTES is %d, must be 0 (off) or more", s.LocalCacheSize))
 	}
-	if err := s.Tracing.validate(); err != nil {
-		errs = append(errs, err)
-	}
-	errs = append(errs, s.validateBackend(), s.validateLocalCache())
+	errs = append(errs, s.validateBackend())
 	if s.ConfigType != "FILE" && s.ConfigType != configXDS {
 		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS))
 	}
 	return errors.Join(errs...)
 }
 
-func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
+const memcache = "memcache" // a value of BACKEND_TYPE
+
+// validateBackend refuses memcached: there is no ledger in it, and nodes that each
+// count in their own memory would each admit the whole limit.
+func (s *flags) validateBackend() error {
+	switch {
+	case s.BackendType == "redis":
+		return nil
+	case s.BackendType != memcache:
+		return fmt.Errorf("BACKEND_TYPE is %q, must be redis or memcache", s.BackendType)
+	case s.Store.Shared() || s.Coordination.MaxNodes == "1":
+		return nil
+	}
+	return errors.New("BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone, " +
+		"and N of them would admit N times the limit; set REDIS_URL, or COORDINATION_MAX_NODES=1 if there is only this one")
+}
+
+func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
-		MaxRequestBytes: requestBytes, Budget: budget,
+		MaxRequestBytes: sizing.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize),
 	}
@@ -159,12 +165,12 @@ func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 // graceTime is for calls in progress, after DRAIN_TIME.
 const graceTime = 10 * time.Second
 
-func (s *settings) serverOptions(b budgets) server.Options {
+func (s *flags) serverOptions(b sizing.Budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
-		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.transport(), Budget: b.grpc, HTTPBudget: b.http,
-		HTTPConnections: s.caps.httpConnections, DebugConnections: debugConnections,
+		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.Transport(), Budget: b.GRPC, HTTPBudget: b.HTTP,
+		HTTPConnections: s.caps.HTTPConnections, DebugConnections: sizing.DebugConnections,
 		DrainTime: s.DrainTime, GraceTime: graceTime,
 	}
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
@@ -180,7 +186,7 @@ var logLevels = map[string]slog.Level{
 	"error": slog.LevelError, "fatal": slog.LevelError, "panic": slog.LevelError,
 }
 
-func (s *settings) logger(w io.Writer) *slog.Logger {
+func (s *flags) logger(w io.Writer) *slog.Logger {
 	o := &slog.HandlerOptions{Level: logLevels[strings.ToLower(s.LogLevel)]}
 	if strings.EqualFold(s.LogFormat, "json") {
 		return slog.New(slog.NewJSONHandler(w, o))

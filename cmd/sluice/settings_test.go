@@ -1,13 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"net"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 )
 
 // A node refuses impossible settings at its start, with their names and reasons, and without a secret. That
@@ -79,14 +79,25 @@ func TestBadSettings(t *testing.T) {
 	}
 }
 
-func TestHelpNamesEverySetting(t *testing.T) {
-	var out bytes.Buffer
-	if code := run([]string{"serve", "--help-all"}, streams{&out, &out}); code != 0 {
-		t.Fatal(code)
+// A setting of an earlier release is refused with the advice for it, unless it is empty; and none that exists is.
+func TestReplacedSettings(t *testing.T) {
+	set := map[string]string{"COORDINATION_RECLAIM": "eager", "HTTP_MAX_CONNECTIONS": "", "GRPC_MAX_CONNECTIONS": "9"}
+	err := settings.Refused(func(name string) (string, bool) { v, ok := set[name]; return v, ok })
+	for _, want := range []string{
+		"write coordination: {reclaim: eager} at the root of each file of rules", `GRPC_MAX_CONNECTIONS is "9"`, "MAX_MEMORY",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
 	}
-	for _, name := range []string{"RUNTIME_ROOT", "GRPC_PORT", "COORDINATION_MODE", "LIMIT_RESET_HEADER", "MAX_KEYS", "LOG_FORMAT"} {
-		if !strings.Contains(out.String(), "$"+name) {
-			t.Errorf("no %s in the help", name)
+	if strings.Contains(err.Error(), "HTTP_MAX_CONNECTIONS") {
+		t.Errorf("an empty one is refused: %v", err)
+	}
+	_, help, _ := runLine("serve", "--help-all")
+	every := settings.Refused(func(string) (string, bool) { return "x", true })
+	for _, m := range regexp.MustCompile(`(?m)^(\w+) is "x", .* does not have it: (.*)$`).FindAllStringSubmatch(every.Error(), -1) {
+		if strings.Contains(help, "$"+m[1]+")") || strings.Contains(help, "$"+m[1]+",") || m[2] == "" {
+			t.Errorf("%s is a setting, or has no advice", m[1])
 		}
 	}
 }
@@ -94,19 +105,16 @@ func TestHelpNamesEverySetting(t *testing.T) {
 // The table of docs/migrating.md says of each name what the binary does with it,
 // and of no name that the binary lacks.
 func TestMigratingNamesEverySetting(t *testing.T) {
-	var help bytes.Buffer
-	if code := run([]string{"serve", "--help-all"}, streams{&help, &help}); code != 0 {
-		t.Fatal(code)
-	}
+	_, help, _ := runLine("serve", "--help-all")
 	ours := map[string]bool{}
-	for _, m := range regexp.MustCompile(`\$([A-Z0-9_]+)`).FindAllStringSubmatch(help.String(), -1) {
+	for _, m := range regexp.MustCompile(`\$([A-Z0-9_]+)`).FindAllStringSubmatch(help, -1) {
 		ours[m[1]] = true
 	}
 	names := 0
 	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z0-9_ ]+)` \\| (same|different|ignored)").FindAllStringSubmatch(read(t, "docs/migrating.md"), -1) {
 		for name := range strings.FieldsSeq(row[1]) {
 			names++
-			if ignored := slices.Contains(withoutEffect, name); ours[name] == ignored || ignored != (row[2] == "ignored") {
+			if ignored := len(settings.WithoutEffect(func(other string) (string, bool) { return "x", other == name })) > 0; ours[name] == ignored || ignored != (row[2] == "ignored") {
 				t.Errorf("%s is said to be %s; a flag: %t, logged as without effect: %t", name, row[2], ours[name], ignored)
 			}
 		}
@@ -119,17 +127,14 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 // Each setting that the chart, the manifests and the compose file give a node is
 // one that it has.
 func TestDeployedSettingsExist(t *testing.T) {
-	var help bytes.Buffer
-	if code := run([]string{"serve", "--help-all"}, streams{&help, &help}); code != 0 {
-		t.Fatal(code)
-	}
+	_, help, _ := runLine("serve", "--help-all")
 	set := regexp.MustCompile(`(?m)(?:name: |^  |list ")([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b`)
 	seen := 0
 	for _, file := range []string{"helm/sluice/templates/_env.tpl", "kubernetes/sluice.yaml", "kubernetes/secret.yaml", "compose/compose.yaml"} {
 		for _, m := range set.FindAllStringSubmatch(read(t, "deploy/"+file), -1) {
 			name := m[1]
 			seen++
-			if name != "POD_IP" && !strings.Contains(help.String(), "$"+name+")") {
+			if name != "POD_IP" && !strings.Contains(help, "$"+name+")") {
 				t.Errorf("deploy/%s sets %s, which no node has", file, name)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -37,7 +38,7 @@ func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Pla
 		Fleet: leasing.NewFleet(s.Ledger(), holder, c.MaxKeys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
 	x.slots = leasing.NewConcurrency(s.Slots(), x.Alone(), clock)
-	x.failed = seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })
+	x.failed = pace.Seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })
 	x.OnFailure, x.OnWarning = x.failed, warnings(log)
 	x.keeper = approx.NewKeeper(approx.NewStored(s.Seats()), holder, clock)
 	x.keeper.OnChange, x.keeper.Epoch = logSeats(log), x.Epoch
@@ -96,9 +97,9 @@ func (s *shared) run(ctx context.Context) error {
 // warnings logs invalid answers of the store, each kind rarely: metrics count them.
 func warnings(log *slog.Logger) func(error) {
 	rest := time.Minute
-	clock := seldom(rest, func(err error) { log.Warn(err.Error()) })
-	lost := seldom(rest, func(err error) { log.Warn(err.Error()) })
-	wrong := seldom(rest, func(err error) {
+	clock := pace.Seldom(rest, func(err error) { log.Warn(err.Error()) })
+	lost := pace.Seldom(rest, func(err error) { log.Warn(err.Error()) })
+	wrong := pace.Seldom(rest, func(err error) {
 		log.Warn("the store sent an invalid reply: it is ignored, and on_store_failure decides", "error", err)
 	})
 	return func(err error) {
@@ -119,7 +120,7 @@ const storeSettles = 5 * time.Second
 
 // logSeats says when this node gets or loses its drift seat.
 func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
-	complain := seldom(10*time.Second, func(err error) { log.Warn("the store does not answer requests for a drift seat", "error", err) })
+	complain := pace.Seldom(10*time.Second, func(err error) { log.Warn("the store does not answer requests for a drift seat", "error", err) })
 	return func(t approx.Tenancy, err error) {
 		switch {
 		case err != nil:
@@ -129,5 +130,16 @@ func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
 		default:
 			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
 		}
+	}
+}
+
+// reconciled logs, at debug level, how an answer settles tokens that were spent before it.
+func reconciled(log *slog.Logger) func(*leasing.Reconciliation) {
+	if !log.Enabled(context.Background(), slog.LevelDebug) {
+		return nil
+	}
+	return func(r *leasing.Reconciliation) {
+		log.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
+			"drift", r.Drift, "confirmed", r.Confirmed, "charged", r.Charged, "over", r.Over, "by_policy", r.ByPolicy, "sum", r.Sum)
 	}
 }

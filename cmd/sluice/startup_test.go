@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -124,5 +125,22 @@ func TestPortsAreShared(t *testing.T) {
 		if code := second.postBody(strings.ReplaceAll(exampleRequest, "bob", "ann")); code != http.StatusOK && code != http.StatusTooManyRequests {
 			t.Errorf("answered %d", code)
 		}
+	}
+}
+
+// With its ballast a node's collector runs when the heap has grown by as much more, and a quiet
+// process has no more memory than without it.
+func TestBallastTakesNoMemory(t *testing.T) {
+	const ballast = 16 << 20
+	file := t.TempDir() + "/rules.yaml"
+	writeFile(t, file, rules(10))
+	with, without := serve(t, nil, "--config", file), serve(t, []string{"GOGC=100"}, "--config", file)
+	const goal = "go_memstats_next_gc_bytes"
+	with.eventually("the collector counts the ballast", func() bool { return with.metric(goal) >= without.metric(goal)+ballast })
+	if runtime.GOOS != "linux" {
+		return // the rest reads what Linux says of processes
+	}
+	if a, b := with.memory("VmRSS"), without.memory("VmRSS"); a > b+ballast>>21 {
+		t.Errorf("a quiet process has %d MB, and %d without a ballast", a, b)
 	}
 }

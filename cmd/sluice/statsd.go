@@ -9,48 +9,52 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // statsd sends counters until ctx is done, if it is on; the channel is closed when the last are sent.
 func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency *metrics.Latency, log *slog.Logger) <-chan struct{} {
-	done := make(chan struct{})
 	if !c.UseStatsd || c.DisableStats {
-		close(done)
-		return done
+		return async(func() {})
 	}
-	tags, _ := parseTags(c.ExtraTags) // it was validated
+	tags, _ := c.tags() // they were validated
 	s := &metrics.Statsd{
 		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
 		Counters: shown.Counters, Gauges: shown.Gauges, Latency: latency,
-		OnError: seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
+		OnError: pace.Seldom(time.Minute, func(err error) { log.Warn("statsd is unreachable: counters are kept until it answers", "error", err) }),
 	}
-	go func() {
-		defer close(done)
-		s.Run(ctx)
-	}()
-	return done
+	return async(func() { s.Run(ctx) })
 }
 
-func (s *settings) latencyUnit() metrics.LatencyUnit {
+func (s *flags) latencyUnit() metrics.LatencyUnit {
 	if s.LatencyMillis {
 		return metrics.InMilliseconds
 	}
 	return metrics.InSeconds
 }
 
-// parseTags reads "k:v,k2:v2".
-func parseTags(text string) (map[string]string, error) {
-	tags := map[string]string{}
-	if text == "" {
-		return tags, nil
-	}
-	for tag := range strings.SplitSeq(text, ",") {
-		name, value, ok := strings.Cut(tag, ":")
-		if !ok || name == "" {
-			return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %q is not a name and a value", text, tag)
-		}
-		tags[name] = value
+// tags are those of EXTRA_TAGS: k:v,k2:v2.
+func (s *flags) tags() (map[string]string, error) {
+	tags, err := parsePairs(s.ExtraTags, ":")
+	if err != nil {
+		return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %w", s.ExtraTags, err)
 	}
 	return tags, nil
+}
+
+// parsePairs reads names and values: "k:v,k2:v2". Each of the separators may be between a name and its value.
+func parsePairs(text, separators string) (map[string]string, error) {
+	pairs := map[string]string{}
+	if text == "" {
+		return pairs, nil
+	}
+	for pair := range strings.SplitSeq(text, ",") {
+		at := strings.IndexAny(pair, separators)
+		if at < 1 {
+			return nil, fmt.Errorf("part %d of it is not a name and a value", len(pairs)+1) // which may be a secret
+		}
+		pairs[strings.TrimSpace(pair[:at])] = strings.TrimSpace(pair[at+1:])
+	}
+	return pairs, nil
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -28,7 +29,7 @@ const healthEvery = 10 * time.Second
 // run looks until ctx is done.
 func (w *storeWatch) run(ctx context.Context) {
 	w.look(ctx)
-	every(ctx, healthEvery, func() { w.look(ctx) })
+	pace.Every(ctx, healthEvery, func() { w.look(ctx) })
 }
 
 func (w *storeWatch) look(ctx context.Context) {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
@@ -68,7 +69,7 @@ func (f *tracingFlags) start(log *slog.Logger) (*tracing, error) {
 	if f.InstanceID != "" {
 		about = append(about, attribute.String("service.instance.id", f.InstanceID))
 	}
-	failed := seldom(time.Minute, func(err error) {
+	failed := pace.Seldom(time.Minute, func(err error) {
 		log.Warn("spans are dropped: the collector does not accept them (OTEL_EXPORTER_OTLP_ENDPOINT)", "error", err)
 	})
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(failed))

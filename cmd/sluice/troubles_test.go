@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	_ "embed"
 	"encoding/json"
 	goflag "flag"
 	"fmt"
@@ -247,8 +248,11 @@ var troubles = []trouble{
 	{name: "rollout", env: []string{"DRAIN_TIME=1s"}, begin: rollOut},
 }
 
+//go:embed lab/demo.yaml
+var demoYAML string
+
 // troubledRules are the demo's, with a limit that these fleets can reach.
-var troubledRules = strings.NewReplacer("domain: edge", "domain: d", "requests_per_unit: 100}", "requests_per_unit: 30}", "drift_budget: 6%", "drift_budget: 20%").Replace(demoRules)
+var troubledRules = strings.NewReplacer("domain: edge", "domain: d", "requests_per_unit: 100}", "requests_per_unit: 30}", "drift_budget: 6%", "drift_budget: 20%").Replace(demoYAML)
 
 // rollOut replaces one node after the other, with other rules.
 func rollOut(f *troubled) {

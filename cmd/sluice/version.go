@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"runtime/debug"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 
 type versionCmd struct {
@@ -20,12 +23,19 @@ type built struct {
 	Platform string `json:"platform"`
 }
 
+// released is the version that make release gives a binary; "": none.
+var released string
+
+// version is the release's, or the module's as the Go tool recorded it.
+func version() string { return builtAs().Version }
+
 func builtAs() built {
-	b := built{Version: version(), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	b := built{Version: cmp.Or(released, "unknown"), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return b
 	}
+	b.Version = cmp.Or(released, info.Main.Version, b.Version)
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "vcs.revision":
@@ -48,19 +58,19 @@ func (*versionCmd) Help() string {
 }
 
 // Run prints which sluice this is.
-func (c *versionCmd) Run(s streams) error {
+func (c *versionCmd) Run(s cli.Streams) error {
 	b := builtAs()
 	if c.JSON {
-		return writeJSON(s.out, b)
+		return s.JSON(b)
 	}
-	fmt.Fprintf(s.out, "sluice %s\n", b.Version)
+	fmt.Fprintf(s.Out, "sluice %s\n", b.Version)
 	if b.Commit != "" {
 		changed := ""
 		if b.Modified {
 			changed = ", with changes that were not committed"
 		}
-		fmt.Fprintf(s.out, "commit %s of %s%s\n", b.Commit, b.Time, changed)
+		fmt.Fprintf(s.Out, "commit %s of %s%s\n", b.Commit, b.Time, changed)
 	}
-	_, err := fmt.Fprintf(s.out, "%s, %s\n", b.Go, b.Platform)
+	_, err := fmt.Fprintf(s.Out, "%s, %s\n", b.Go, b.Platform)
 	return err
 }

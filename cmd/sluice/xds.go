@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/xds"
 )
@@ -48,7 +49,9 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	o := xds.Options{Interval: reloadInterval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
 	var errs [4]error
 	o.Metadata, errs[0] = f.metadata()
-	o.Headers, errs[1] = parsePairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", f.Headers)
+	if o.Headers, errs[1] = parsePairs(f.Headers, ":="); errs[1] != nil {
+		errs[1] = fmt.Errorf("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS must be like name:value,name2:value2: %w", errs[1])
+	}
 	o.Credentials, errs[2] = f.credentials()
 	if f.Additions != "" {
 		o.Additions, errs[3] = xds.ReadAdditions(f.Additions)
@@ -63,7 +66,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	if f.Jitter {
 		o.Backoff.Spread = f.Random
 	}
-	warn := seldom(10*time.Second, func(err error) {
+	warn := pace.Seldom(10*time.Second, func(err error) {
 		log.Warn("the management server is unreachable: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
 	})
 	o.OnState = func(err error) {
@@ -101,28 +104,15 @@ func (f *xdsFlags) metadata() (map[string]any, error) {
 		}
 		return m, nil
 	}
-	pairs, err := parsePairs("CONFIG_GRPC_XDS_NODE_METADATA", f.Metadata)
+	pairs, err := parsePairs(f.Metadata, ":=")
+	if err != nil {
+		return nil, fmt.Errorf("CONFIG_GRPC_XDS_NODE_METADATA must be like name:value,name2:value2: %w", err)
+	}
 	m := make(map[string]any, len(pairs))
 	for k, v := range pairs {
 		m[k] = v
 	}
-	return m, err
-}
-
-// parsePairs reads "k:v,k2=v2".
-func parsePairs(setting, text string) (map[string]string, error) {
-	pairs := map[string]string{}
-	if text == "" {
-		return pairs, nil
-	}
-	for pair := range strings.SplitSeq(text, ",") {
-		at := strings.IndexAny(pair, ":=")
-		if at < 1 {
-			return nil, fmt.Errorf("%s must be like name:value,name2:value2: part %d of it is not a name and a value", setting, len(pairs)+1) // a header may be a secret
-		}
-		pairs[strings.TrimSpace(pair[:at])] = strings.TrimSpace(pair[at+1:])
-	}
-	return pairs, nil
+	return m, nil
 }
 
 func (f *xdsFlags) credentials() (credentials.TransportCredentials, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/store"
 	"github.com/sluice-gate/sluice/bench/tokens"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 
 type benchCmd struct {
@@ -43,7 +44,7 @@ type measuring[T any, P interface {
 func (m *measuring[T, P]) Help() string { return "Examples:\n\n" + P(&m.Options).Examples() }
 
 // Run measures, shows the result, and fails if something is beyond its bound.
-func (m *measuring[T, P]) Run(s streams) error {
+func (m *measuring[T, P]) Run(s cli.Streams) error {
 	options := P(&m.Options)
 	given := options.Given()
 	path, done, err := m.find()
@@ -55,7 +56,7 @@ func (m *measuring[T, P]) Run(s streams) error {
 	if given.Lab, err = os.Executable(); err != nil {
 		return fmt.Errorf("finding this binary: %w", err)
 	}
-	if out := s.progress(); out != nil {
+	if out := s.Progress(); out != nil {
 		given.Progress = func(done, of int, what string) { fmt.Fprintf(out, "\r%d of %d: %-70s", done+1, of, what) }
 		defer fmt.Fprintln(out)
 	}
@@ -76,9 +77,9 @@ func (m *measuring[T, P]) Run(s streams) error {
 		return err
 	}
 	if m.JSON {
-		err = writeJSON(s.out, r)
+		err = s.JSON(r)
 	} else {
-		err = page.WriteText(s.out)
+		err = page.WriteText(s.Out)
 	}
 	if err != nil {
 		return err
@@ -91,8 +92,8 @@ type benchBaselineCmd struct {
 }
 
 // Run serves until interrupted.
-func (c *benchBaselineCmd) Run(s streams) error {
+func (c *benchBaselineCmd) Run(s cli.Streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	return c.Serve(ctx, s.out)
+	return c.Serve(ctx, s.Out)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/signal"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sim"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 
 type historiesCmd struct {
@@ -39,7 +39,7 @@ func (*historiesCmd) Help() string {
 }
 
 // Run fails if a history does.
-func (c *historiesCmd) Run(s streams) error {
+func (c *historiesCmd) Run(s cli.Streams) error {
 	if c.Count < 1 || c.Cores < 0 {
 		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
 	}
@@ -48,7 +48,7 @@ func (c *historiesCmd) Run(s streams) error {
 		return err
 	}
 	if c.Trace {
-		return c.replay(s.out)
+		return c.replay(s)
 	}
 	debug.SetGCPercent(sim.GCPercent)
 	if c.Cores == 0 {
@@ -57,26 +57,26 @@ func (c *historiesCmd) Run(s streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	start := time.Now()
-	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, report.Progress(s.progress(), c.Count, "histories"))
+	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, report.Progress(s.Progress(), c.Count, "histories"))
 	if err != nil && !errors.Is(err, context.Canceled) { // an interrupted run reports the played histories
 		return err
 	}
 	if c.JSON {
-		if err := writeJSON(s.out, sum); err != nil {
+		if err := s.JSON(sum); err != nil {
 			return err
 		}
 	} else {
-		fmt.Fprintf(s.out, "%d histories from seed %d: %d decisions, %d claims; %d went over their limits as far as they declare, mode approx by at most %.0f%% of that\n",
+		fmt.Fprintf(s.Out, "%d histories from seed %d: %d decisions, %d claims; %d went over their limits as far as they declare, mode approx by at most %.0f%% of that\n",
 			sum.Histories, c.Seed, sum.Decisions, sum.Claims, sum.WentOver, 100*sum.Closest)
 		for _, counts := range []struct {
 			what string
 			of   map[string]int64
 		}{{"modes", sum.Modes}, {"faults", sum.Faults}, {"changes", sum.Changes}, {"histories with", sum.Played}} {
-			fmt.Fprintf(s.out, "%s: %s\n", counts.what, countsLine(counts.of))
+			fmt.Fprintf(s.Out, "%s: %s\n", counts.what, countsLine(counts.of))
 		}
 	}
 	if f := sum.Failure; f != nil {
-		fmt.Fprintf(s.err, "the last events:\n%s", f.Trace)
+		fmt.Fprintf(s.Err, "the last events:\n%s", f.Trace)
 		return f
 	}
 	if err != nil {
@@ -84,7 +84,7 @@ func (c *historiesCmd) Run(s streams) error {
 	}
 	if !c.JSON {
 		took := time.Since(start)
-		fmt.Fprintf(s.out, "no invariant was broken and no bound exceeded; %.1f million decisions a second on %d cores, every step checked\n",
+		fmt.Fprintf(s.Out, "no invariant was broken and no bound exceeded; %.1f million decisions a second on %d cores, every step checked\n",
 			float64(sum.Decisions)/took.Seconds()/1e6, c.Cores)
 	}
 	return nil
@@ -102,9 +102,9 @@ func countsLine(counts map[string]int64) string {
 	return b.String()
 }
 
-func (c *historiesCmd) replay(out io.Writer) error {
+func (c *historiesCmd) replay(s cli.Streams) error {
 	o := sim.History(c.Seed)
-	o.Trace, o.Decisions = out, true
+	o.Trace, o.Decisions = s.Out, true
 	r, err := sim.Run(o)
 	if err != nil {
 		return err
@@ -112,5 +112,5 @@ func (c *historiesCmd) replay(out io.Writer) error {
 	if r.Violation != nil {
 		return r.Violation
 	}
-	return writeJSON(out, r)
+	return s.JSON(r)
 }

@@ -6,18 +6,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 
 	"github.com/alecthomas/kong"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 
-type cli struct {
+// commands are the command line.
+type commands struct {
 	Bench benchCmd `cmd:"" help:"Measure real processes."`
 	Sim   simCmd   `cmd:"" help:"Simulate fleets in virtual time."`
 }
@@ -26,52 +26,11 @@ type simCmd struct {
 	Histories historiesCmd `cmd:"" help:"Simulate random fleets, settings and faults, and check each invariant at each step."`
 }
 
-// streams are where a command writes; tests read them.
-type streams struct{ out, err io.Writer }
-
-// progress is the terminal that shows the progress of a long run; nil: there is none.
-func (s streams) progress() io.Writer {
-	f, ok := s.err.(*os.File)
-	if !ok {
-		return nil
-	}
-	if info, err := f.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
-		return nil
-	}
-	return s.err
-}
-
-func writeJSON(out io.Writer, v any) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
-}
-
-func main() { os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr})) }
+func main() { os.Exit(run(os.Args[1:], cli.Streams{Out: os.Stdout, Err: os.Stderr})) }
 
 // run runs one command line and returns its exit code.
-func run(args []string, s streams) int {
-	exit := -1
-	parser := newParser(s, func(code int) { exit = code })
-	ctx, err := parser.Parse(args)
-	if exit >= 0 {
-		return exit
-	}
-	if err != nil {
-		fmt.Fprintln(s.err, "sluicelab:", err)
-		return 2
-	}
-	if err := ctx.Run(); err != nil {
-		fmt.Fprintln(s.err, "sluicelab:", err)
-		return 1
-	}
-	return 0
-}
-
-func newParser(s streams, exit func(code int)) *kong.Kong {
-	return kong.Must(&cli{}, kong.Name("sluicelab"), kong.Description("Measures and simulates Sluice."),
-		kong.Writers(s.out, s.err), kong.Exit(exit), kong.Bind(s),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}))
+func run(args []string, s cli.Streams) int {
+	return cli.Run("sluicelab", new(commands), args, s, kong.Description("Measures and simulates Sluice."))
 }
 
 // measured is the sluice that a command measures.

@@ -1,16 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/alecthomas/kong"
-
 	"github.com/sluice-gate/sluice/bench/sim"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -21,44 +19,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func runLine(args ...string) (code int, out, errs string) {
-	var o, e bytes.Buffer
-	code = run(args, streams{&o, &e})
-	return code, o.String(), e.String()
-}
+func runLine(args ...string) (code int, out, errs string) { return clitest.Run(new(commands), args) }
 
 // Each command that people run has examples, and these are command lines of it.
-func TestEachCommandHasExamples(t *testing.T) {
-	parser := newParser(streams{&bytes.Buffer{}, &bytes.Buffer{}}, func(int) {})
-	commands := 0
-	_ = kong.Visit(parser.Model.Node, func(node kong.Visitable, next kong.Next) error {
-		n, ok := node.(*kong.Node)
-		if !ok || n.Hidden || len(n.Children) > 0 {
-			return next(nil)
-		}
-		commands++
-		found := 0
-		for line := range strings.Lines(n.Detail) {
-			line, ok := strings.CutPrefix(strings.TrimSpace(line), "sluicelab ")
-			if !ok {
-				continue
-			}
-			line, _, _ = strings.Cut(line, "   ")
-			found++
-			args := strings.Fields(strings.ReplaceAll(line, "'dead store'", "dead"))
-			if _, err := parser.Parse(args); err != nil || !strings.HasPrefix(line, strings.TrimPrefix(n.FullPath(), "sluicelab ")) {
-				t.Errorf("%s: the example %q: %v", n.FullPath(), line, err)
-			}
-		}
-		if n.Help == "" || found == 0 {
-			t.Errorf("%s has no help, or no examples:\n%s", n.FullPath(), n.Detail)
-		}
-		return next(nil)
-	})
-	if commands < 8 {
-		t.Errorf("there are %d commands", commands)
-	}
-}
+func TestEachCommandHasExamples(t *testing.T) { clitest.Examples(t, "sluicelab", new(commands)) }
 
 // The sluice to measure is the named one, the one next to the program, the one on the PATH, or a new build.
 func TestFindsSluice(t *testing.T) {

@@ -8,19 +8,17 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 )
 
-// Certificate presents the certificate in two files to a server. The files are read at each new connection,
+// Certificate presents the certificate in two files to a server. The files are looked at for each new connection,
 // so that a renewed certificate is used without a restart. While they cannot be read, or the new one is out
 // of date, the last good one is used.
 type Certificate struct {
 	Cert, Key               string // files
 	CertSetting, KeySetting string // that name them
-
-	mu   sync.Mutex
-	good *tls.Certificate // guarded by mu
 }
 
 // Use has c present the certificate, which must be good now.
@@ -28,30 +26,20 @@ func (f *Certificate) Use(c *tls.Config) error {
 	if f.Cert == "" && f.Key == "" {
 		return nil
 	}
-	good, err := f.read()
-	if err != nil {
+	own := &reread.Value[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.read}
+	if err := own.Load(time.Now()); err != nil {
 		return err
 	}
-	f.good = good
-	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return f.current(), nil }
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
 	return nil
 }
 
-func (f *Certificate) current() *tls.Certificate {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if good, err := f.read(); err == nil {
-		f.good = good
-	}
-	return f.good
-}
-
-func (f *Certificate) read() (*tls.Certificate, error) {
+func (f *Certificate) read(now time.Time) (*tls.Certificate, error) {
 	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s and %s %s: %w", f.CertSetting, f.Cert, f.KeySetting, f.Key, err)
 	}
-	return &pair, InDate(pair.Leaf, f.CertSetting, f.Cert, time.Now())
+	return &pair, InDate(pair.Leaf, f.CertSetting, f.Cert, now)
 }
 
 // InDate is an error if a certificate is not good at a time.

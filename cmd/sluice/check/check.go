@@ -1,0 +1,230 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// Command validates rules as a server does, and declares what they promise.
+type Command struct {
+	Path           string             `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
+	From           string             `placeholder:"OLD" help:"The previous rules. Print the changes, and their effects on usage and leases during a rollout."`
+	Strict         bool               `help:"Fail on warnings too."`
+	JSON           bool               `name:"json" help:"Print findings, bounds and changes as JSON."`
+	SARIF          bool               `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
+	Schema         bool               `help:"Print the JSON Schema of rule files, for editors."`
+	Details        bool               `help:"Also print the debt, under-admission, waits and store operations of each rule."`
+	Nodes          int                `default:"3" help:"Number of nodes of the fleet."`
+	Store          string             `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory (as --no-store). Also print the cost of a loss of its data, of a failover and of a claim. Default: redis."`
+	Cost           int64              `placeholder:"N" help:"Maximum cost of a request, for rules with a hold. With --in-flight: print their over-admission as a number, not as a formula."`
+	InFlight       int64              `placeholder:"N" help:"Concurrent requests of a key, for --cost."`
+	Override       []string           `sep:"none" placeholder:"DESCRIPTOR=LIMIT" help:"Also print the worst case with this override, such as api_key=alice=1000, or with a domain edge?tier=pro&api_key=bob=unlimited. Repeat it for more."`
+	NoStore        bool               `help:"Nodes share no store: each counts alone."`
+	IgnoreDotFiles bool               `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
+	MergeDomains   bool               `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
+	CalendarMonths bool               `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
+	Coordination   coordination.Flags `embed:"" group:"coordination"`
+	MaxMemory      string             `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes. The maximum size of rules follows from it."`
+	Quotas         quotaFlags         `embed:""`
+
+	in      io.Reader      // standard input; tests set another
+	promise *store.Promise // of Store; nil: Redis is not named, or there is no store
+	caps    config.Caps    // of MaxMemory
+}
+
+// Help is what `sluice check --help` says below its summary.
+func (*Command) Help() string {
+	return `Examples:
+
+  sluice check rules/                      every mistake with its place, then the worst case of each rule
+  sluice check --details rules/            also debt, under-admission, waits and store operations
+  sluice check --strict rules/             in a pipeline: warnings fail, too
+  sluice check --override 'api_key=alice=1000' rules/    the worst case of a key whose limit is overridden, too
+  sluice check --from rules.old/ rules/    the changes, and their effects on a fleet
+  kubectl get cm rules -o jsonpath='{.data.config\.yaml}' | sluice check -
+  sluice check --sarif rules/ > rules.sarif
+  sluice check --schema > rules.schema.json
+
+The exit code is 0 if the rules are good, 1 if not (with --strict: or there are warnings), 2 for a wrong command line.
+A directory without files, a limit that refuses every request and an address range as a value are errors here, though a server loads such rules.`
+}
+
+// Version is that of the program, in SARIF.
+type Version string
+
+var (
+	errCheckFailed = errors.New("the rules have problems: a server would refuse them and keep its rules")
+	errFatal       = errors.New("the rules have errors: a server would load them, and they do the opposite of their purpose")
+	errStrict      = errors.New("the rules have warnings, which fail with --strict")
+)
+
+// Run validates, and says so with the exit code.
+func (c *Command) Run(s cli.Streams, version Version) error {
+	if c.Schema {
+		_, err := s.Out.Write(config.Schema())
+		return err
+	}
+	options, err := c.options()
+	if err != nil {
+		return err
+	}
+	r, err := c.checked(c.Path, options)
+	if err != nil {
+		return err
+	}
+	if r.rules != nil {
+		if r.overridden, err = overridden(r.rules, c.Override); err != nil {
+			return err
+		}
+	}
+	if c.From != "" {
+		before, err := c.checked(c.From, options)
+		if err != nil {
+			return fmt.Errorf("--from: %w", err)
+		}
+		if before.rules == nil {
+			return fmt.Errorf("--from: the previous rules are bad:\n%w", before.problems)
+		}
+		r.before = before.rules
+	}
+	if err := c.print(s, r, version); err != nil {
+		return err
+	}
+	switch {
+	case len(r.problems) > 0:
+		return errCheckFailed
+	case slices.ContainsFunc(r.warnings, func(p *config.Problem) bool { return p.Kind.Fatal() }):
+		return errFatal
+	case c.Strict && len(r.warnings) > 0:
+		return errStrict
+	}
+	return nil
+}
+
+func (c *Command) print(s cli.Streams, r *checked, version Version) error {
+	switch {
+	case c.JSON:
+		return s.JSON(r.asJSON(c))
+	case c.SARIF:
+		return s.JSON(r.sarif(version))
+	}
+	r.writeFindings(s.Err)
+	if len(r.problems) > 0 {
+		return nil
+	}
+	fmt.Fprintln(s.Out, r.summary())
+	if r.before != nil {
+		writeChanges(s.Out, config.Changes(r.before, r.rules))
+		return nil
+	}
+	err := declaration{
+		rules: slices.Concat(r.rules.All(), r.overridden), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
+		cost: ratelimit.Tokens(c.Cost), inFlight: ratelimit.Tokens(c.InFlight),
+	}.write(s.Out)
+	if err != nil || !c.Quotas.RLQS {
+		return err
+	}
+	return c.Quotas.declare(s.Out, r.rules)
+}
+
+func (c *Command) storage() ratelimit.Storage {
+	if c.NoStore || c.Nodes == 1 || c.Store == "memory" {
+		return ratelimit.OwnMemory
+	}
+	return ratelimit.SharedStore
+}
+
+// options are those of the server, whose settings check takes, too.
+func (c *Command) options() (config.Options, error) {
+	if c.Path == "" {
+		return config.Options{}, errors.New("name the rules: sluice check FILE, DIR or -")
+	}
+	if c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes {
+		return config.Options{}, fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
+	}
+	if c.Cost < 0 || c.InFlight < 0 {
+		return config.Options{}, fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
+	}
+	if c.JSON && c.SARIF {
+		return config.Options{}, errors.New("--json and --sarif exclude each other")
+	}
+	defaults, err := c.Coordination.Default()
+	memory, bad := sizing.Of(c.MaxMemory)
+	c.caps = memory.Caps().Rules
+	if c.Store != "" && c.Store != "memory" {
+		p, unknown := store.PromiseOf(c.Store)
+		if err = errors.Join(err, unknown); c.storage() == ratelimit.SharedStore {
+			c.promise = p
+		}
+	}
+	return config.Options{
+		Coordination: defaults, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,
+	}, errors.Join(err, bad, c.Quotas.validate())
+}
+
+// checked are rules as a server reads them, and the findings.
+type checked struct {
+	path               string
+	texts              []config.Text
+	rules              *config.Rules // nil: they are bad
+	warnings, problems config.Problems
+	before             *config.Rules     // of --from; nil: there are none to compare with
+	overridden         []*ratelimit.Rule // of --override
+}
+
+// checked reads and compiles the rules at a path. Names of files are relative to the working directory.
+func (c *Command) checked(path string, o config.Options) (*checked, error) {
+	texts, err := c.read(path)
+	if err != nil {
+		return nil, err
+	}
+	r := &checked{path: path, texts: texts}
+	r.rules, r.warnings, r.problems = config.Parse(texts, o)
+	if len(texts) == 0 {
+		r.warnings = append(r.warnings, &config.Problem{
+			Place: config.Place{File: path}, Kind: config.NoRules,
+			Message: "there are no files in this directory: no request is limited",
+		})
+	}
+	return r, nil
+}
+
+func (c *Command) read(path string) ([]config.Text, error) {
+	if path == "-" {
+		in := c.in
+		if in == nil {
+			in = os.Stdin
+		}
+		most := int64(c.caps.FileBytes)
+		data, err := io.ReadAll(io.LimitReader(in, most+1)) // a longer one is refused by the bounds
+		return []config.Text{{Name: "(stdin)", Data: data}}, err
+	}
+	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Caps: c.caps}
+	texts, err := tree.Read()
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	for i := range texts {
+		t := &texts[i]
+		if t.Name = filepath.Join(path, t.Name); !info.IsDir() {
+			t.Name = path
+		}
+	}
+	return texts, nil
+}

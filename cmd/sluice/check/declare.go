@@ -1,0 +1,362 @@
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// declaration is the worst case that rules promise, as a table for people.
+type declaration struct {
+	rules   []*ratelimit.Rule
+	nodes   int
+	storage ratelimit.Storage
+	store   *store.Promise // that was named; nil: none was
+	now     time.Time
+	details bool
+	// The largest cost and the number in flight of requests, for rules that hold; 0: not given.
+	cost, inFlight ratelimit.Tokens
+}
+
+// screen is how wide a table may be, in columns.
+const screen = 120
+
+func (d declaration) write(out io.Writer) error {
+	if len(d.rules) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintf(out, "\nWorst case for each key and window, %s (--nodes):\n\n%s", d.fleet(), d.table()); err != nil {
+		return err
+	}
+	d.legend(out)
+	section(out, "holds, in addition", d.holds())
+	if d.details {
+		d.notes(out)
+	}
+	section(out, "the next billing months begin", d.billing())
+	return nil
+}
+
+func (d declaration) fleet() string {
+	switch {
+	case d.nodes == 1:
+		return "on 1 node that counts in its memory"
+	case d.storage == ratelimit.OwnMemory:
+		return fmt.Sprintf("on %d nodes without a store", d.nodes)
+	}
+	return fmt.Sprintf("on %d nodes that share %s", d.nodes, d.kind())
+}
+
+// of is what a rule declares on a store; nil: on a Redis, or on none.
+func boundsOn(r *ratelimit.Rule, nodes int, storage ratelimit.Storage, on *store.Promise) ratelimit.Bounds {
+	b := r.Declare(nodes, storage)
+	if on != nil && on.Keeps {
+		b.OnLoss = 0
+	}
+	return b
+}
+
+func (d declaration) of(r *ratelimit.Rule) ratelimit.Bounds {
+	return boundsOn(r, d.nodes, d.storage, d.store)
+}
+
+// worst is what a rule admits at most in a window, in parts of its limit: its place in the table.
+func (d declaration) worst(r *ratelimit.Rule) float64 {
+	b := d.of(r)
+	if b.Unlimited {
+		return -1
+	}
+	limit := r.Limit.Capacity()
+	most := max(limit+b.Over.Tokens+b.OnLoss, d.outage(r, &b))
+	return float64(most) / float64(max(1, limit))
+}
+
+// allDemand is more than any rule admits that has a bound.
+const allDemand = ratelimit.Tokens(math.MaxInt64 / 2)
+
+// outage is what all nodes admit in a window without the store, or without a key's owner.
+func (d declaration) outage(r *ratelimit.Rule, b *ratelimit.Bounds) ratelimit.Tokens {
+	o := b.OnOutage
+	switch fleet := o.Fleet(); {
+	case o.Of == ratelimit.NoOutage:
+		return r.Limit.Capacity() + b.Over.Tokens
+	case !fleet.Bounded():
+		return allDemand
+	default:
+		return fleet.Tokens + b.Over.Drift
+	}
+}
+
+// owners tells whether owners of keys may not answer.
+func (d declaration) owners() bool {
+	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return d.of(r).OnOutage.Of == ratelimit.OwnerOutage })
+}
+
+// table has the rules with the largest risk first. If it is wider than a screen, names and modes stand above their rows.
+func (d declaration) table() string {
+	head := []string{"RULE", "LIMIT", "MODE", "NORMAL"}
+	if d.storage == ratelimit.SharedStore {
+		head = append(head, strings.ToUpper(d.kind())+" DOWN", "DATA LOST")
+	} else if d.owners() {
+		head = append(head, "OWNER DOWN")
+	}
+	rows := [][]string{head}
+	byRisk := func(a, b *ratelimit.Rule) int { return cmp.Compare(d.worst(b), d.worst(a)) }
+	for _, r := range slices.SortedStableFunc(slices.Values(d.rules), byRisk) {
+		rows = append(rows, append([]string{r.Domain + "." + r.Path}, d.cells(r)...))
+	}
+	if text := aligned(rows); widest(text) <= screen {
+		return text
+	}
+	var names []string
+	for i, row := range rows {
+		name := row[0]
+		if rows[i] = row[1:]; len(row) > 2 {
+			name += "  " + row[2]
+			rows[i] = slices.Delete(row[1:], 1, 2)
+		}
+		names = append(names, name)
+	}
+	var b strings.Builder
+	for line := range strings.Lines(aligned(rows)) {
+		b.WriteString(names[0] + "\n  " + line)
+		names = names[1:]
+	}
+	return b.String()
+}
+
+// aligned are rows with their cells below each other.
+func aligned(rows [][]string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	_ = w.Flush() // a Builder takes everything
+	return b.String()
+}
+
+// cells are those of a rule's row: what all nodes admit at most in a window.
+func (d declaration) cells(r *ratelimit.Rule) []string {
+	b := d.of(r)
+	if b.Unlimited {
+		return []string{"unlimited"}
+	}
+	limit := r.Limit.Capacity()
+	cells := []string{r.Limit.String(), r.Coordination.Mode.String(), upTo(limit+b.Over.Tokens, limit)}
+	switch {
+	case b.OnOutage.Of != ratelimit.NoOutage:
+		cells = append(cells, upTo(d.outage(r, &b), limit))
+	case d.storage == ratelimit.SharedStore || d.owners():
+		cells = append(cells, "-")
+	}
+	if d.storage == ratelimit.SharedStore {
+		cells = append(cells, upTo(limit+b.Over.Tokens+b.OnLoss, limit))
+	}
+	return cells
+}
+
+// upTo is a number of tokens, and which part of the limit that is.
+func upTo(n, limit ratelimit.Tokens) string {
+	switch {
+	case n == allDemand:
+		return "all requests"
+	case n == limit || limit == 0:
+		return "up to " + grouped(int64(n))
+	}
+	return fmt.Sprintf("up to %s (%.4g%%)", grouped(int64(n)), 100*float64(n)/float64(limit))
+}
+
+// grouped is a number with a comma between each three digits.
+func grouped(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// legend explains the columns.
+func (d declaration) legend(out io.Writer) {
+	text := "Maximum tokens of one key that all nodes together admit in one window. "
+	if d.storage == ratelimit.SharedStore {
+		text += d.kind() + " down: a window without it, by on_store_failure, plus leases in use, which are part of the " +
+			"limit. Data lost: a window with one loss of its data."
+	} else if text += "Without a store, each node counts alone."; d.owners() {
+		text += " Owner down: a window without the owner of the key (PEERS)."
+	}
+	fmt.Fprintln(out)
+	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.details])
+}
+
+// kind is what the store is called.
+func (d declaration) kind() string {
+	if d.store != nil {
+		return d.store.Kind
+	}
+	return "Redis"
+}
+
+func widest(text string) (columns int) {
+	for line := range strings.Lines(text) {
+		columns = max(columns, utf8.RuneCountInString(line)-1)
+	}
+	return columns
+}
+
+// notes are what takes a sentence. A sentence that is true of several rules is said
+// once.
+func (d declaration) notes(out io.Writer) {
+	for _, about := range []struct {
+		title string
+		of    func(ratelimit.Bounds) string
+	}{
+		{"over-admission", func(b ratelimit.Bounds) string { return b.Over.Note() }},
+		{"debt", func(b ratelimit.Bounds) string { return b.Debt.String() }},
+		{"under-admission", func(b ratelimit.Bounds) string { return b.Under.String() }},
+		{"longest wait", func(b ratelimit.Bounds) string { return b.Wait.String() }},
+		{"store operations", func(b ratelimit.Bounds) string { return b.StoreOps.String() }},
+	} {
+		section(out, about.title, d.note(about.of))
+	}
+	if d.store != nil {
+		section(out, "the store, "+d.store.Kind, d.store.Lines())
+	}
+}
+
+// section prints lines below a title, if there are any.
+func section(out io.Writer, title string, lines []string) {
+	if len(lines) > 0 {
+		fmt.Fprintf(out, "\n%s:\n", title)
+	}
+	for _, line := range lines {
+		writeWrapped(out, "  ", line)
+	}
+}
+
+// holds are the promises of rules with holds.
+func (d declaration) holds() (lines []string) {
+	for _, r := range d.rules {
+		b, ok := r.DeclareHold()
+		if !ok {
+			continue
+		}
+		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)
+		if d.cost > 0 && d.inFlight > 0 {
+			text += fmt.Sprintf("; at most %d with %d in flight that cost at most %d (--cost, --in-flight)",
+				b.HeldOver(d.cost, d.inFlight), d.inFlight, d.cost)
+		}
+		text += ". Lost: " + b.Stranded + "."
+		if b.Blind != "" {
+			text += " Without an id: " + b.Blind + "."
+		}
+		lines = append(lines, text)
+	}
+	return lines
+}
+
+// cutsShown are how many billing months are announced.
+const cutsShown = 3
+
+// billing is when the next billing months begin, on the clocks of their zones. Authors who meant another
+// zone, or another day of a short month, see it here.
+func (d declaration) billing() (lines []string) {
+	for _, r := range d.rules {
+		if !r.Unlimited && r.Limit.Calendar != 0 {
+			lines = append(lines, r.Domain+"."+r.Path+": "+strings.Join(nextMonths(r, d.now), ", "))
+		}
+	}
+	return lines
+}
+
+// nextMonths are when a rule's next billing months begin.
+func nextMonths(r *ratelimit.Rule, now time.Time) []string {
+	texts := make([]string, cutsShown)
+	for i, at := range r.Limit.Calendar.Begins(now, cutsShown) {
+		texts[i] = at.Format(time.RFC3339)
+	}
+	return texts
+}
+
+// note has the sentences that are true of rules, and the rules.
+func (d declaration) note(of func(ratelimit.Bounds) string) (lines []string) {
+	var texts []string
+	whose := map[string][]string{}
+	limited := 0
+	for _, r := range d.rules {
+		b := d.of(r)
+		if b.Unlimited {
+			continue
+		}
+		limited++
+		text := of(b)
+		if whose[text] == nil {
+			texts = append(texts, text)
+		}
+		whose[text] = append(whose[text], r.Domain+"."+r.Path)
+	}
+	for _, text := range texts {
+		if text == "" {
+			continue
+		}
+		of := "every rule"
+		if names := whose[text]; len(names) < limited {
+			of = strings.Join(names[:min(3, len(names))], ", ")
+			if more := len(names) - 3; more > 0 {
+				of += fmt.Sprintf(" and %d more", more)
+			}
+		}
+		lines = append(lines, of+": "+text)
+	}
+	return lines
+}
+
+// writeWrapped writes a text in lines that fit the screen, all but the first indented
+// further.
+func writeWrapped(out io.Writer, indent, text string) {
+	line := indent
+	for word := range strings.FieldsSeq(text) {
+		if line != indent && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > screen {
+			fmt.Fprintln(out, line)
+			indent = strings.TrimSuffix(indent, "    ") + "    "
+			line = indent
+		}
+		if line != indent {
+			line += " "
+		}
+		line += word
+	}
+	fmt.Fprintln(out, line)
+}
+
+// writeChanges says what a fleet that gets new rules node by node goes through.
+func writeChanges(out io.Writer, changes []config.Change) {
+	if len(changes) == 0 {
+		fmt.Fprintln(out, "\nNo changes: nodes with old and new rules decide alike.")
+		return
+	}
+	fmt.Fprintf(out, "\n%s, with the effects on a fleet that shares a store and gets the new rules node by node:\n",
+		cli.Counted(len(changes), "change"))
+	for i := range changes {
+		c := &changes[i]
+		fmt.Fprintln(out)
+		writeWrapped(out, "", c.Rule+": "+c.What())
+		for _, e := range config.EffectsOf(c) {
+			writeWrapped(out, "  ", "tokens spent "+e.Spent+".")
+			writeWrapped(out, "  ", "leases out: "+e.Leases+".")
+			writeWrapped(out, "  ", "while nodes differ: "+e.Meanwhile+".")
+		}
+	}
+}

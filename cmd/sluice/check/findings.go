@@ -1,0 +1,171 @@
+package check
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// writeFindings writes each problem and warning as compilers do, so that editors
+// find the place, and below it the line with a caret.
+func (r *checked) writeFindings(out io.Writer) {
+	for _, f := range r.findings() {
+		message := strings.TrimPrefix(strings.TrimPrefix(f.Message, "config error, "), "coordination: ")
+		place := f.File
+		if f.Line > 0 {
+			place = config.Place{File: f.File, Line: f.Line, Column: f.Column}.String()
+		}
+		fmt.Fprintf(out, "%s: %s: %s\n%s", place, f.Severity, message, f.excerpt)
+	}
+}
+
+// summary is what a reader takes away if there is no problem.
+func (r *checked) summary() string {
+	if len(r.warnings) == 0 {
+		return fmt.Sprintf("all rate limit configs ok\nrules %s: %s in %s", r.rules.Fingerprint(),
+			cli.Counted(len(r.rules.All()), "rule"), cli.Counted(len(r.texts), "file"))
+	}
+	return fmt.Sprintf("these rules would be loaded, but see the %s above\nrules %s: %s in %s",
+		cli.Counted(len(r.warnings), "finding"), r.rules.Fingerprint(), cli.Counted(len(r.rules.All()), "rule"),
+		cli.Counted(len(r.texts), "file"))
+}
+
+// finding is a problem or a warning, for programs.
+type finding struct {
+	Severity string      `json:"severity"` // error or warning
+	Kind     config.Kind `json:"kind"`
+	File     string      `json:"file"`
+	Line     int         `json:"line,omitempty"` // from 1; none: the file as a whole
+	Column   int         `json:"column,omitempty"`
+	Message  string      `json:"message"`
+	excerpt  string
+}
+
+func (r *checked) findings() []finding {
+	all := []finding{}
+	add := func(severity string, ps config.Problems) {
+		for _, p := range ps {
+			f := finding{Severity: severity, Kind: p.Kind, File: p.Place.File, Message: p.Message}
+			if p.Place.String() != p.Place.File { // it has a line
+				f.Line, f.Column = p.Place.Line, p.Place.Column
+				f.excerpt = config.Excerpt(r.text(p.Place.File), p.Place)
+			}
+			if p.Kind.Fatal() {
+				f.Severity = "error"
+			}
+			all = append(all, f)
+		}
+	}
+	add("error", r.problems)
+	add("warning", r.warnings)
+	return all
+}
+
+func (r *checked) text(name string) []byte {
+	for _, t := range r.texts {
+		if t.Name == name {
+			return t.Data
+		}
+	}
+	return nil
+}
+
+// checkReport is what --json prints.
+type checkReport struct {
+	Good        bool            `json:"good"` // a server would load them
+	Fingerprint string          `json:"fingerprint,omitempty"`
+	Files       int             `json:"files"`
+	Findings    []finding       `json:"findings"`
+	Nodes       int             `json:"nodes"`
+	Store       *store.Promise  `json:"store,omitempty"` // that --store names
+	Rules       []declared      `json:"rules,omitempty"`
+	Changes     []config.Change `json:"changes,omitempty"`
+}
+
+// declared is what a rule promises, for each key and window.
+type declared struct {
+	Rule        string           `json:"rule"`
+	Limit       string           `json:"limit"`
+	Mode        string           `json:"mode"`
+	Over        ratelimit.Tokens `json:"over_admission_tokens"`
+	OverPercent float64          `json:"over_admission_percent"`
+	Note        string           `json:"note,omitempty"`
+	Under       string           `json:"under_admission,omitempty"`
+	Wait        string           `json:"longest_wait,omitempty"`
+	StoreOps    string           `json:"store_operations,omitempty"`
+	Outage      string           `json:"in_an_outage,omitempty"`
+	Loss        ratelimit.Tokens `json:"over_admission_when_data_is_lost"`
+	// Bounds is the same and more as numbers, whose units are in their names.
+	Bounds ratelimit.Bounds `json:"bounds"`
+	// Hold is of a rule whose requests hold an estimate.
+	Hold *ratelimit.HoldBounds `json:"hold,omitempty"`
+	// NextMonths is when the next billing months begin, of a rule that has such.
+	NextMonths []string `json:"next_billing_months,omitempty"`
+}
+
+func (r *checked) asJSON(c *Command) checkReport {
+	v := checkReport{Files: len(r.texts), Findings: r.findings(), Nodes: c.Nodes, Store: c.promise}
+	if r.rules == nil {
+		return v
+	}
+	v.Good, v.Fingerprint = true, r.rules.Fingerprint()
+	if r.before != nil {
+		v.Changes = config.Changes(r.before, r.rules)
+	}
+	for _, rule := range slices.Concat(r.rules.All(), r.overridden) {
+		v.Rules = append(v.Rules, declaredOf(rule, boundsOn(rule, c.Nodes, c.storage(), c.promise)))
+	}
+	return v
+}
+
+func declaredOf(rule *ratelimit.Rule, b ratelimit.Bounds) declared {
+	d := declared{Rule: rule.Domain + "." + rule.Path, Limit: "unlimited", Mode: rule.Coordination.Mode.String()}
+	d.Bounds = b
+	if b.Unlimited {
+		return d
+	}
+	d.Limit, d.Over, d.OverPercent, d.Note = rule.Limit.String(), b.Over.Tokens, b.Over.Percent(rule.Limit.Capacity()), b.Over.Note()
+	d.Under, d.Wait, d.StoreOps, d.Outage, d.Loss = b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(), b.OnLoss
+	if hold, ok := rule.DeclareHold(); ok {
+		d.Hold = &hold
+	}
+	if rule.Limit.Calendar != 0 {
+		d.NextMonths = nextMonths(rule, time.Now())
+	}
+	return d
+}
+
+// sarif is the findings in the form that code hosts read: SARIF 2.1.0.
+func (r *checked) sarif(version Version) map[string]any {
+	type object = map[string]any
+	rules := make([]object, 0, len(config.Kinds))
+	for _, k := range config.Kinds {
+		rules = append(rules, object{"id": k.Kind, "shortDescription": object{"text": k.Meaning}})
+	}
+	results := []object{}
+	for _, f := range r.findings() {
+		location := object{"artifactLocation": object{"uri": strings.TrimPrefix(filepath.ToSlash(f.File), "./")}}
+		if f.Line > 0 {
+			location["region"] = object{"startLine": f.Line, "startColumn": max(1, f.Column)}
+		}
+		results = append(results, object{
+			"ruleId": f.Kind, "level": f.Severity, "message": object{"text": f.Message},
+			"locations": []object{{"physicalLocation": location}},
+		})
+	}
+	return object{
+		"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
+		"runs": []object{{
+			"tool":       object{"driver": object{"name": "sluice", "semanticVersion": version, "rules": rules}},
+			"columnKind": "unicodeCodePoints", "results": results,
+		}},
+	}
+}

@@ -1,0 +1,64 @@
+package check
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/console"
+)
+
+// overridden are rules with the limits of keys that --override names: DESCRIPTOR=LIMIT, or DOMAIN?DESCRIPTOR=LIMIT.
+func overridden(rules *config.Rules, texts []string) (all []*ratelimit.Rule, err error) {
+	for _, text := range texts {
+		rule, err := overriddenBy(rules, text)
+		if err != nil {
+			return nil, fmt.Errorf("--override %q: %w", text, err)
+		}
+		all = append(all, rule)
+	}
+	return all, nil
+}
+
+func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
+	at := strings.LastIndexByte(text, '=')
+	if at < 0 {
+		return nil, fmt.Errorf("write DESCRIPTOR=LIMIT, such as api_key=alice=1000")
+	}
+	limit, err := console.ParseOverrideLimit(text[at+1:])
+	if err != nil {
+		return nil, err
+	}
+	domain, descriptor, named := strings.Cut(text[:at], "?")
+	if strings.Contains(domain, "=") || !named {
+		domain, descriptor, named = "", text[:at], false
+	}
+	entries, err := console.ParseDescriptor(descriptor)
+	if err != nil {
+		return nil, err
+	}
+	var found *ratelimit.Rule
+	for _, name := range rules.DomainNames(rules.Domains()) {
+		rule, _ := rules.Domain(name).Match(entries, nil)
+		if rule == nil || named && name != domain {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("the domains %q and %q have a rule for it: write %s?%s", found.Domain, name, name, text)
+		}
+		found = rule
+	}
+	switch {
+	case found == nil:
+		return nil, fmt.Errorf("no rule matches this descriptor at its full depth")
+	case found.WhyNoOverrides() != "":
+		return nil, fmt.Errorf("the limits of %s.%s cannot be overridden: %s", found.Domain, found.Path, found.WhyNoOverrides())
+	case limit.Requests > found.Limit.Ceiling:
+		return nil, fmt.Errorf("the limit is %d, must be at most the rule's max_override %d", limit.Requests, found.Limit.Ceiling)
+	}
+	rule := *found
+	rule.Limit = found.Limit.Under(&ratelimit.Override{Requests: limit.Requests, Unlimited: limit.Unlimited})
+	rule.Path += " [" + descriptor + "]"
+	return &rule, nil
+}

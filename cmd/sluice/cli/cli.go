@@ -1,0 +1,72 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/alecthomas/kong"
+)
+
+// Streams are where a command writes; tests read them.
+type Streams struct{ Out, Err io.Writer }
+
+// Progress is where a long run says how far it is: the terminal, or nil without one.
+func (s Streams) Progress() io.Writer {
+	f, ok := s.Err.(*os.File)
+	if !ok {
+		return nil
+	}
+	if info, err := f.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return nil
+	}
+	return s.Err
+}
+
+// JSON writes a value for programs. It writes the value v on several lines.
+func (s Streams) JSON(v any) error {
+	e := json.NewEncoder(s.Out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// JSONLine writes the value v for programs, as one line.
+func (s Streams) JSONLine(v any) error { return json.NewEncoder(s.Out).Encode(v) }
+
+// Run runs one command line of a program, whose commands are the fields of grammar. It returns the exit code.
+func Run(name string, grammar any, args []string, s Streams, options ...kong.Option) int {
+	exit := -1
+	parser, err := NewParser(name, grammar, s, append(options, kong.Exit(func(code int) { exit = code }))...)
+	if err != nil {
+		fmt.Fprintf(s.Err, "%s: %v\n", name, err)
+		return 2
+	}
+	ctx, err := parser.Parse(args)
+	if exit >= 0 { // help was printed
+		return exit
+	}
+	if err != nil {
+		fmt.Fprintf(s.Err, "%s: %v\n", name, err)
+		return 2
+	}
+	if err := ctx.Run(); err != nil {
+		fmt.Fprintf(s.Err, "%s: %v\n", name, err)
+		return 1
+	}
+	return 0
+}
+
+// NewParser reads command lines as [Run] does, and runs none.
+func NewParser(name string, grammar any, s Streams, options ...kong.Option) (*kong.Kong, error) {
+	return kong.New(grammar, append(options, kong.Name(name), kong.Writers(s.Out, s.Err), kong.Bind(s),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}))...)
+}
+
+// Counted is a number of things: 1 rule, 2 rules.
+func Counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

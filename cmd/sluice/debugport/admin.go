@@ -1,0 +1,101 @@
+package debugport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+)
+
+// Admin is the command with corrections on running nodes.
+type Admin struct {
+	Reset adminReset `cmd:"" help:"Reset the usage of a descriptor in this window."`
+	Drop  adminDrop  `cmd:"" help:"Return the leases of a descriptor. The next request claims from the store."`
+}
+
+type adminFlags struct {
+	descriptorArgs
+	Debug []string `default:"${debug}" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, HOST:PORT, separated by commas."`
+	All   bool     `help:"Include the other nodes of the fleet, which share the store."`
+	Token string   `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the nodes."`
+}
+
+// nodes are the debug ports to call.
+func (c *adminFlags) nodes() ([]string, error) {
+	if !c.All {
+		return c.Debug, nil
+	}
+	var v look
+	v.ask(c.Debug)
+	if err := v.failed(); err != nil {
+		return nil, err
+	}
+	return append(slices.Clone(c.Debug), v.others()...), nil
+}
+
+type adminReset struct{ adminFlags }
+
+// Help is what `sluice admin reset --help` says below its summary.
+func (*adminReset) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice admin reset --all --debug node1:6070 edge api_key=abc
+  ADMIN_TOKEN=... sluice admin reset --debug node1:6070,node2:6070 edge api_key=abc`
+}
+
+// Run resets by one node that can, and has all others drop their leases.
+func (c *adminReset) Run(s cli.Streams) error {
+	nodes, err := c.nodes()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i, address := range nodes {
+		if err := c.call(s, address, "/admin/reset?"); err != nil {
+			errs = append(errs, err) // perhaps another node owns it
+			continue
+		}
+		for _, other := range slices.Delete(slices.Clone(nodes), i, i+1) {
+			if err := c.call(s, other, "/admin/drop?"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return errors.Join(errs...)
+}
+
+type adminDrop struct{ adminFlags }
+
+// Help is what `sluice admin drop --help` says below its summary.
+func (*adminDrop) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice admin drop --all --debug node1:6070 edge api_key=abc`
+}
+
+// Run drops the lease on every node named.
+func (c *adminDrop) Run(s cli.Streams) error {
+	nodes, err := c.nodes()
+	if err != nil {
+		return err
+	}
+	for _, address := range nodes {
+		if err := c.call(s, address, "/admin/drop?"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *adminFlags) call(s cli.Streams, address, path string) error {
+	var answer done
+	if err := (port{address, c.Token}).call(context.Background(), http.MethodPost, path+c.query(), nil, &answer); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)
+	return err
+}

@@ -1,0 +1,231 @@
+package debugport
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/ratelimit/console"
+)
+
+// Limit is the command that changes limits of keys at run time.
+type Limit struct {
+	Set    limitSet    `cmd:"" help:"Set the limit of a key. It counts within a second, on every node."`
+	Get    limitGet    `cmd:"" help:"Print the override of a key: limit, expiry, author and reason."`
+	List   limitList   `cmd:"" help:"List overrides."`
+	Rm     limitRm     `cmd:"" help:"Remove an override. The limit of the rule is in force again."`
+	Export limitExport `cmd:"" help:"Write overrides as CSV, for import."`
+	Import limitImport `cmd:"" help:"Set the overrides of a CSV file, each line by itself."`
+}
+
+// limitFlags are the node to ask, and the token.
+type limitFlags struct {
+	Debug string `default:"${debug}" placeholder:"HOST:PORT" help:"Debug port of a node, HOST:PORT. Any node of the fleet serves."`
+	Token string `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the node."`
+}
+
+// authorFlags say who makes a change.
+type authorFlags struct {
+	By string `env:"USER" placeholder:"NAME" help:"Author of the change, for the record and the log (default: the name of the user)."`
+}
+
+// versionFlags say which override is replaced.
+type versionFlags struct {
+	IfVersion string `placeholder:"VERSION" help:"Version of the override to replace, as get prints it. If the override has another version, nothing changes."`
+}
+
+const overridesPath = "/v1/overrides"
+
+// path is that of one override.
+func (d *descriptorArgs) path() string {
+	return overridesPath + "/" + url.PathEscape(d.Domain) + "?" + url.Values{"entry": d.Entries}.Encode()
+}
+
+// call requests a path of the node.
+func (f *limitFlags) call(method, path string, body, into any, headers ...string) error {
+	return port{f.Debug, f.Token}.call(context.Background(), method, path, body, into, headers...)
+}
+
+type limitSet struct {
+	Limit string `arg:"" help:"Requests for each unit of the rule: a whole number, 0 to refuse all, or unlimited."`
+	descriptorArgs
+	Expires   string       `placeholder:"TIME" help:"End of the override: a duration such as 24h, or a time such as 2027-01-31T00:00:00Z (default: never)."`
+	Unit      string       `placeholder:"UNIT" help:"Unit of the limit. The command fails if the rule has another (default: that of the rule)."`
+	Reason    string       `placeholder:"TEXT" help:"Reason of the change, at most 256 bytes."`
+	New       bool         `help:"Set it only if the key has no override."`
+	JSON      bool         `name:"json" help:"Print JSON."`
+	IfVersion versionFlags `embed:""`
+	authorFlags
+	limitFlags
+}
+
+// Help is what `sluice limit set --help` says below its summary.
+func (*limitSet) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit set 1000 edge api_key=alice --reason 'ticket 4711'
+  sluice limit set --token=... --debug node1:6070 --expires 24h 0 edge api_key=mallory     refuse a key for a day
+  sluice limit set --token=... unlimited edge tier=pro api_key=bob                         up to max_override of the rule`
+}
+
+// Run sets one.
+func (c *limitSet) Run(s cli.Streams) error {
+	limit, err := console.ParseOverrideLimit(c.Limit)
+	if err != nil {
+		return err
+	}
+	body := console.OverrideChange{Limit: &limit, Unit: c.Unit, Expires: c.Expires, Reason: c.Reason}
+	none := ""
+	if c.New {
+		none = "*"
+	}
+	var o console.Overridden
+	if err := c.call(http.MethodPut, c.path(), body, &o, "From", c.By, "If-None-Match", none, "If-Match", c.IfVersion.tag()); err != nil {
+		return err
+	}
+	return printOverride(s, &o, c.JSON)
+}
+
+// tag is If-Match, "" without a version.
+func (v versionFlags) tag() string {
+	if v.IfVersion == "" {
+		return ""
+	}
+	return `"` + v.IfVersion + `"`
+}
+
+type limitGet struct {
+	descriptorArgs
+	JSON bool `name:"json" help:"Print JSON."`
+	limitFlags
+}
+
+// Help is what `sluice limit get --help` says below its summary.
+func (*limitGet) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit get edge api_key=alice
+  sluice limit get --token=... --json edge api_key=alice | jq .version`
+}
+
+// Run prints one.
+func (c *limitGet) Run(s cli.Streams) error {
+	var o console.Overridden
+	if err := c.call(http.MethodGet, c.path(), nil, &o); err != nil {
+		return err
+	}
+	return printOverride(s, &o, c.JSON)
+}
+
+func printOverride(s cli.Streams, o *console.Overridden, asJSON bool) error {
+	if asJSON {
+		return s.JSON(o)
+	}
+	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+	for _, row := range [][2]string{
+		{"key", o.Domain + " " + o.Descriptor},
+		{"limit", o.Limit.String()},
+		{"in force", cmp.Or(o.InForce, "no: no rule has this key")},
+		{"expires", expires(o)},
+		{"set", o.Set.Format(time.RFC3339) + " by " + o.By},
+		{"reason", o.Reason},
+		{"version", o.Version},
+	} {
+		fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
+	}
+	return t.Flush()
+}
+
+func expires(o *console.Overridden) string {
+	if o.Expires.IsZero() {
+		return "never"
+	}
+	return o.Expires.Format(time.RFC3339)
+}
+
+type limitRm struct {
+	descriptorArgs
+	IfVersion versionFlags `embed:""`
+	authorFlags
+	limitFlags
+}
+
+// Help is what `sluice limit rm --help` says below its summary.
+func (*limitRm) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit rm edge api_key=alice`
+}
+
+// Run removes one.
+func (c *limitRm) Run(s cli.Streams) error {
+	var answer done
+	if err := c.call(http.MethodDelete, c.path(), nil, &answer, "From", c.By, "If-Match", c.IfVersion.tag()); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(s.Out, answer.Done)
+	return err
+}
+
+// pages calls each with the overrides of a domain, or without one of all.
+func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden) error) error {
+	path := overridesPath
+	if domain != "" {
+		path += "/" + url.PathEscape(domain)
+	}
+	for after := ""; ; {
+		q := url.Values{"limit": {"1000"}}
+		for name, value := range map[string]string{"prefix": prefix, "after": after} {
+			if value != "" {
+				q.Set(name, value)
+			}
+		}
+		var page console.Page
+		if err := f.call(http.MethodGet, path+"?"+q.Encode(), nil, &page); err != nil {
+			return err
+		}
+		for i := range page.Overrides {
+			if err := each(&page.Overrides[i]); err != nil {
+				return err
+			}
+		}
+		if after = page.Next; after == "" {
+			return nil
+		}
+	}
+}
+
+type limitList struct {
+	Domain string `arg:"" optional:"" help:"Domain of the rules (default: all)."`
+	Prefix string `placeholder:"TEXT" help:"Beginning of the descriptors to list, such as api_key=al. It needs a domain (default: all descriptors)."`
+	JSON   bool   `name:"json" help:"Print JSON, a line for each override."`
+	limitFlags
+}
+
+// Help is what `sluice limit list --help` says below its summary.
+func (*limitList) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice limit list
+  sluice limit list --token=... edge --prefix api_key=al`
+}
+
+// Run lists.
+func (c *limitList) Run(s cli.Streams) error {
+	if c.JSON {
+		return c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error { return s.JSONLine(o) })
+	}
+	t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "DOMAIN\tDESCRIPTOR\tLIMIT\tIN FORCE\tEXPIRES\tBY\tREASON")
+	err := c.pages(c.Domain, c.Prefix, func(o *console.Overridden) error {
+		_, err := fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Domain, o.Descriptor, o.Limit, cmp.Or(o.InForce, "no"), expires(o), o.By, o.Reason)
+		return err
+	})
+	return errors.Join(err, t.Flush())
+}

@@ -1,0 +1,82 @@
+package debugport
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+)
+
+// Each line of a file is a request of its own: a bad line costs only itself, and is named. The store's silence ends all.
+func TestImportSetsEachLine(t *testing.T) {
+	var mu sync.Mutex
+	var got []string
+	status := http.StatusOK
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, fmt.Sprint(r.Method, " ", r.URL, " ", r.Header.Get("From"), " ", string(body)))
+		if strings.Contains(r.URL.RawQuery, "none") {
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = io.WriteString(w, `{"error":"no rule matches"}`)
+			return
+		}
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer node.Close()
+	file := filepath.Join(t.TempDir(), "o.csv")
+	imported := func(text string) (int, string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := clitest.Run(new(Limit), []string{"import", "--token=t", "--by=ann", "--debug", strings.TrimPrefix(node.URL, "http://"), file}, address)
+		return code, out + errs
+	}
+	code, said := imported("limit,descriptor,domain,by,reason\n1,a=b,d,,\"x\ny\"\n2,none=1,d,,\n3,a=b,d,,\n4,c\n5, a=c,d,,\nx,a=d,d,,\n0,a=+&c=%26,e f,bob,\n")
+	slices.Sort(got)
+	want := []string{
+		`PUT /v1/overrides/d?a=b ann {"limit":1,"reason":"x\ny"}`,
+		`PUT /v1/overrides/d?none=1 ann {"limit":2,"reason":""}`,
+		`PUT /v1/overrides/e%20f?a=%2B&c=%26 bob {"limit":0,"reason":""}`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("requests\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, part := range []string{
+		"2 overrides set, 5 lines refused", ":4: " + strings.TrimPrefix(node.URL, "http://") + ": no rule matches",
+		":5: line 2 has the same key", ":6: wrong number of fields", ":7: the descriptor is", ":8: limit is",
+	} {
+		if code != 1 || !strings.Contains(said, part) {
+			t.Errorf("exit code %d, and it prints\n%s\nwithout %s", code, said, part)
+		}
+	}
+	for text, part := range map[string]string{
+		"":                                      "no line of column names",
+		"domain,limit\n":                        "the column descriptor is missing",
+		"domain,descriptor,limit,limit\n":       "unknown or repeated column",
+		"domain,descriptor,limit,<script>\n":    "unknown or repeated column",
+		"domain,descriptor,limit\nd,a=b,1\n":    "1 override set, 0 lines refused",
+		"domain,descriptor,limit\nd,\"a=b,1\nx": "extraneous or missing",
+	} {
+		if _, said := imported(text); !strings.Contains(said, part) {
+			t.Errorf("%q prints %s, must be %s", text, said, part)
+		}
+	}
+	mu.Lock()
+	status = http.StatusServiceUnavailable
+	mu.Unlock()
+	many := "domain,descriptor,limit\n" + "d,a=b,1\n" + "d,a=c,1\n"
+	if code, said := imported(many); code != 1 || !strings.Contains(said, "0 overrides set before: import the file again") {
+		t.Errorf("without a store it ends with %d and %s", code, said)
+	}
+}

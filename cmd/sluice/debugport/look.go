@@ -1,0 +1,249 @@
+package debugport
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/console"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// Watch looks at nodes each time that the interval has passed, and shows what they did since the look before. It
+// returns when ctx is done, when show fails, or at once if no node answers the first look. With all, it includes the
+// nodes that share the store of those that answer.
+func Watch(ctx context.Context, debug []string, all bool, interval time.Duration, show func(*Summary) error) error {
+	before := lookAt(debug, all, nil)
+	if err := before.failed(); err != nil {
+		return err
+	}
+	ticks := time.NewTicker(interval)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+		now := lookAt(debug, all, before)
+		if err := show(now.since(before)); err != nil {
+			return err
+		}
+		before = now
+	}
+}
+
+// node is the last answer of a node.
+type node struct {
+	debug string
+	state console.State
+	heard time.Time // zero: never
+	err   error     // why not now; nil: it answered
+}
+
+// look is all nodes at one time.
+type look struct {
+	at    time.Time
+	nodes []node
+	rules map[string]*metrics.RuleState // by domain, rule and mode
+	total struct{ calls, over, trips, fallbacks uint64 }
+}
+
+// lookAt asks all nodes at once. What one said last stays where it does not answer.
+func lookAt(debug []string, all bool, before *look) *look {
+	v := &look{at: time.Now(), rules: map[string]*metrics.RuleState{}}
+	v.ask(debug)
+	if all {
+		v.ask(v.others())
+	}
+	if before != nil {
+		v.remember(before)
+	}
+	for i := range v.nodes {
+		if n := &v.nodes[i]; !n.heard.IsZero() {
+			v.add(&n.state)
+		}
+	}
+	return v
+}
+
+// failed is why no node answered, nil if one did.
+func (v *look) failed() error {
+	var errs []error
+	for i := range v.nodes {
+		if v.nodes[i].err == nil {
+			return nil
+		}
+		errs = append(errs, v.nodes[i].err)
+	}
+	return errors.Join(errs...)
+}
+
+// ask adds nodes, in the order of their addresses as given.
+func (v *look) ask(addresses []string) {
+	first := len(v.nodes)
+	for _, address := range addresses {
+		v.nodes = append(v.nodes, node{debug: address})
+	}
+	var all sync.WaitGroup
+	for i := range v.nodes[first:] {
+		n := &v.nodes[first+i]
+		all.Go(func() {
+			if n.err = (port{address: n.debug}).get(context.Background(), "/console/state", &n.state); n.err == nil {
+				n.heard = v.at
+			}
+		})
+	}
+	all.Wait()
+}
+
+// mostNodes bounds the asked nodes.
+const mostNodes = 200
+
+// others are the nodes that answers name, without those that were asked.
+func (v *look) others() (addresses []string) {
+	var asked []string // also the entry of a node before its last restart
+	for i := range v.nodes {
+		asked = append(asked, v.nodes[i].debug)
+		for _, n := range v.nodes[i].state.Nodes {
+			if n.Here {
+				asked = append(asked, n.Debug)
+			}
+		}
+	}
+	for i := range v.nodes {
+		for _, n := range v.nodes[i].state.Nodes {
+			if !slices.Contains(asked, n.Debug) && !slices.Contains(addresses, n.Debug) && len(addresses) < mostNodes {
+				addresses = append(addresses, n.Debug)
+			}
+		}
+	}
+	return addresses
+}
+
+// remember takes from the look before what nodes said that do not answer, and those
+// nodes that are no longer named.
+func (v *look) remember(before *look) {
+	for _, old := range before.nodes {
+		i := slices.IndexFunc(v.nodes, func(n node) bool { return n.debug == old.debug })
+		switch {
+		case i < 0:
+			old.err = errors.New("it left the registry of nodes")
+			v.nodes = append(v.nodes, old)
+		case v.nodes[i].err != nil:
+			v.nodes[i].state, v.nodes[i].heard = old.state, old.heard
+		}
+	}
+}
+
+func (v *look) add(s *console.State) {
+	v.total.calls += s.Calls
+	v.total.over += s.OverLimit
+	v.total.trips += s.Store.RoundTrips
+	for _, n := range s.Fallbacks {
+		v.total.fallbacks += n
+	}
+	for i := range s.Rules {
+		v.addRule(s.Rules[i])
+	}
+}
+
+// addRule takes the rule by value: what a node said last is summed at each look.
+func (v *look) addRule(r metrics.RuleState) {
+	name := r.Domain + "\x00" + r.Rule + "\x00" + r.Mode
+	all := v.rules[name]
+	if all == nil {
+		v.rules[name] = &r
+		return
+	}
+	all.Decisions, all.Denied, all.Admitted = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Admitted+r.Admitted
+	all.Near, all.Beyond, all.Worst = all.Near+r.Near, all.Beyond+r.Beyond, all.Worst+r.Worst
+	all.Over, all.Under, all.Drifting, all.Leased = all.Over+r.Over, all.Under+r.Under, all.Drifting+r.Drifting, all.Leased+r.Leased
+}
+
+// Summary is what nodes did between two looks.
+type Summary struct {
+	At      time.Time `json:"at"`
+	Seconds float64   `json:"seconds"` // since the look before; rates are over them
+	Nodes   []Node    `json:"nodes"`
+	Calls   float64   `json:"calls_per_second"`
+	Refused float64   `json:"refused_per_second"`
+	Trips   float64   `json:"store_operations_per_second"`
+	Alone   float64   `json:"decided_without_store_per_second"`
+	Rules   []Rule    `json:"rules"`     // those with most decisions first
+	Sets    []RuleSet `json:"rule_sets"` // of nodes that answer; more than one: they differ
+
+	nodes []node // for what is said of them in words
+}
+
+// Node is one that was asked.
+type Node struct {
+	Debug       string    `json:"debug"`
+	Answers     bool      `json:"answers"`
+	Error       string    `json:"error,omitempty"`
+	Heard       time.Time `json:"last_heard,omitzero"`
+	Version     string    `json:"version"`
+	Rules       string    `json:"rules"` // fingerprint
+	RulesGood   bool      `json:"rules_good"`
+	StoreFailed bool      `json:"store_does_not_answer"`
+}
+
+// Rule is the sum of a rule at all nodes.
+type Rule struct {
+	metrics.RuleState
+	AdmittedRate float64 `json:"admitted_per_second"`
+	DeniedRate   float64 `json:"denied_per_second"`
+}
+
+// RuleSet is a set of rules, and the nodes that have it.
+type RuleSet struct {
+	Fingerprint string   `json:"fingerprint"`
+	Nodes       []string `json:"nodes"`
+}
+
+// since is what happened between two looks.
+func (v *look) since(before *look) *Summary {
+	s := &Summary{At: v.at.UTC(), Seconds: v.at.Sub(before.at).Seconds(), Sets: v.sets(), nodes: v.nodes}
+	rate := func(now, before uint64) float64 { return float64(now-min(before, now)) / s.Seconds }
+	s.Calls, s.Refused = rate(v.total.calls, before.total.calls), rate(v.total.over, before.total.over)
+	s.Trips, s.Alone = rate(v.total.trips, before.total.trips), rate(v.total.fallbacks, before.total.fallbacks)
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		x := Node{
+			Debug: n.debug, Answers: n.err == nil, Heard: n.heard, Version: n.state.Version,
+			Rules: n.state.Config.Fingerprint, RulesGood: n.state.Config.Good, StoreFailed: n.state.Store.BreakerOpen,
+		}
+		if n.err != nil {
+			x.Error = n.err.Error()
+		}
+		s.Nodes = append(s.Nodes, x)
+	}
+	for name, r := range v.rules {
+		old := cmp.Or(before.rules[name], r)
+		s.Rules = append(s.Rules, Rule{*r, rate(r.Admitted, old.Admitted), rate(r.Denied, old.Denied)})
+	}
+	slices.SortFunc(s.Rules, func(a, b Rule) int {
+		return cmp.Or(cmp.Compare(b.Decisions, a.Decisions), cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Mode, b.Mode))
+	})
+	return s
+}
+
+// sets are the sets of rules that nodes which answer have in force.
+func (v *look) sets() (sets []RuleSet) {
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		if n.err != nil {
+			continue
+		}
+		print := n.state.Config.Fingerprint
+		at := slices.IndexFunc(sets, func(s RuleSet) bool { return s.Fingerprint == print })
+		if at < 0 {
+			at, sets = len(sets), append(sets, RuleSet{Fingerprint: print})
+		}
+		sets[at].Nodes = append(sets[at].Nodes, n.debug)
+	}
+	return sets
+}

@@ -1,0 +1,124 @@
+package debugport
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
+	"github.com/sluice-gate/sluice/ratelimit/console"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// address is the default of --debug.
+var address = kong.Vars{"debug": "127.0.0.1:1"}
+
+func host(s *httptest.Server) string { return strings.TrimPrefix(s.URL, "http://") }
+
+// showing is a node whose console shows a state with so many decisions more at each look.
+func showing(t *testing.T, rules string, decisions uint64, others ...string) *httptest.Server {
+	t.Helper()
+	looks := uint64(0)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		looks++
+		var v console.State
+		v.Config.Fingerprint, v.Config.Good = rules, true
+		v.Calls = looks * decisions
+		v.Rules = []metrics.RuleState{{Domain: "d", Rule: "five", Limit: "5 per year", Decisions: looks * decisions, Admitted: looks * decisions}}
+		for _, other := range others {
+			v.Nodes = append(v.Nodes, console.Node{Debug: other})
+		}
+		_ = json.NewEncoder(w).Encode(v)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+// The table sums nodes, goes on when one dies, and says who has other rules, for
+// people and for programs.
+func TestTop(t *testing.T) {
+	a, b, other := showing(t, "abc", 10), showing(t, "abc", 30), showing(t, "xyz", 1)
+	code, out, errs := clitest.Run(new(Top), []string{host(a), host(b), "--every=100ms", "--times=1"}, address)
+	if code != 0 || !strings.Contains(out, "2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") ||
+		strings.Count(out, "\nrules abc\n") != 1 {
+		t.Errorf("%d %s\n%s", code, errs, out)
+	}
+	debug := []string{host(a), host(b), host(other)}
+	before := lookAt(debug, false, nil)
+	b.Close()
+	now := lookAt(debug, false, before)
+	now.at = before.at.Add(7 * time.Second)
+	v := now.since(before)
+	var text strings.Builder
+	if err := v.write(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"2 nodes", "NODES HAVE DIFFERENT RULES", "  xyz on " + host(other) + "\n", host(b) + " DOES NOT ANSWER, last seen 7s ago", "d.five",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, &text)
+		}
+	}
+	// Another 10 at a and 1 at the third node in 7 s; what b had is still in the sums.
+	if len(v.Nodes) != 3 || v.Nodes[1].Answers || v.Nodes[1].Error == "" || len(v.Sets) != 2 || v.Calls != 11./7 || v.Rules[0].AdmittedRate != 11./7 ||
+		v.Rules[0].Decisions != 4*10+3*30+2*1 {
+		t.Errorf("%+v", v)
+	}
+	one := showing(t, "abc", 1, host(a))
+	code, out, errs = clitest.Run(new(Top), []string{"--json", "--all", host(one), "--every=100ms", "--times=2"}, address)
+	var read Summary
+	if code != 0 || strings.Count(out, "\n") != 2 || json.Unmarshal([]byte(strings.Split(out, "\n")[1]), &read) != nil || len(read.Nodes) != 2 ||
+		math.Round(read.Calls*read.Seconds) != 11 { // since the table before: 1 and 10
+		t.Errorf("%d %s\n%s", code, errs, out)
+	}
+	if code, _, errs := clitest.Run(new(Top), []string{"--times=1"}, address); code != 1 || !strings.Contains(errs, "does not answer") {
+		t.Errorf("of no node: %d %s", code, errs)
+	}
+}
+
+// The entry of a node before its last restart is no other node.
+func TestRestartedNodeIsNoOther(t *testing.T) {
+	again := look{nodes: []node{{debug: "localhost:6070", state: console.State{Nodes: []console.Node{
+		{Debug: "a:6070", Here: true}, {Debug: "a:6070"}, {Debug: "b:6070"},
+	}}}}}
+	if others := again.others(); !slices.Equal(others, []string{"b:6070"}) {
+		t.Errorf("beside a there are %v", others)
+	}
+}
+
+// admin --all calls all nodes that the named one has seen, with the token of the environment.
+func TestAdminFindsNodes(t *testing.T) {
+	var calls [2]atomic.Int32
+	var nodes [2]*httptest.Server
+	for i := range nodes {
+		nodes[i] = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/console/state" {
+				_, _ = w.Write([]byte(`{"nodes": [{"debug": "` + host(nodes[0]) + `", "here": true}, {"debug": "` + host(nodes[1]) + `"}]}`))
+				return
+			}
+			if r.Header.Get("Authorization") == "Bearer hunter2" {
+				calls[i].Add(1)
+			}
+			_, _ = w.Write([]byte(`{"done": "it"}`))
+		}))
+		defer nodes[i].Close()
+	}
+	t.Setenv("ADMIN_TOKEN", "hunter2")
+	for _, what := range []string{"reset", "drop"} {
+		if code, _, errs := clitest.Run(new(Admin), []string{what, "--all", "--debug", host(nodes[0]), "d", "a=b"}, address); code != 0 {
+			t.Fatal(errs)
+		}
+	}
+	if a, b := calls[0].Load(), calls[1].Load(); a != 2 || b != 2 {
+		t.Errorf("%d and %d corrections arrived", a, b)
+	}
+}

@@ -1,0 +1,93 @@
+package debugport
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// port is the debug port of a node. The token is that of ADMIN_TOKEN; "" for requests that change nothing.
+type port struct{ address, token string }
+
+// patience is for how long an answer may take: the node asks the store, or the owner of the key, for two seconds at most.
+const patience = 5 * time.Second
+
+// client keeps the connections of an import.
+var client = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: importAtOnce}}
+
+// refusal is an answer of a node that is not OK.
+type refusal struct {
+	address string
+	code    int
+	why     string
+}
+
+func (r *refusal) Error() string { return r.address + ": " + r.why }
+
+// get reads JSON from a path.
+func (p port) get(ctx context.Context, path string, into any) error {
+	return p.call(ctx, http.MethodGet, path, nil, into)
+}
+
+// call sends a request with a body of JSON, unless it is nil, and reads the JSON of the answer. headers are names and
+// values by turns; those with an empty value are left out. An answer that is not OK is a [refusal].
+func (p port) call(ctx context.Context, method, path string, body, into any, headers ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
+			return err
+		}
+	}
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+p.address+path, bytes.NewReader(text))
+	if err != nil {
+		return fmt.Errorf("--debug %s: %w", p.address, err)
+	}
+	if p.token != "" {
+		r.Header.Set("Authorization", "Bearer "+p.token)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i+1] != "" {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return fmt.Errorf("the debug port (--debug, DEBUG_PORT of the node) does not answer: %w", err)
+	}
+	defer answer.Body.Close()
+	if text, err = io.ReadAll(io.LimitReader(answer.Body, 64<<20)); err != nil {
+		return fmt.Errorf("%s: %w", p.address, err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		var said struct{ Error string }
+		if err := json.Unmarshal(text, &said); err != nil || said.Error == "" {
+			said.Error = answer.Status
+		}
+		return &refusal{p.address, answer.StatusCode, said.Error}
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("%s is not a debug port of sluice: %w", p.address, err)
+	}
+	return nil
+}
+
+// done is the answer to a change.
+type done struct{ Done string }
+
+// descriptorArgs name one descriptor on a command line.
+type descriptorArgs struct {
+	Domain  string   `arg:"" help:"Domain of the rules."`
+	Entries []string `arg:"" help:"Entries of the descriptor, key=value, in order."`
+}
+
+func (d *descriptorArgs) query() string {
+	return url.Values{"domain": {d.Domain}, "entry": d.Entries}.Encode()
+}

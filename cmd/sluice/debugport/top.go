@@ -1,0 +1,118 @@
+package debugport
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+)
+
+// Top is the command that shows what nodes do, again and again.
+type Top struct {
+	Debug []string      `arg:"" optional:"" default:"${debug}" help:"Debug ports of nodes, HOST:PORT. Counts are sums."`
+	All   bool          `help:"Include all nodes that share the store of the first node that answers."`
+	Every time.Duration `default:"2s" help:"Time between two refreshes."`
+	Times int           `help:"Number of tables to print, the first after --every (0: until interrupted)."`
+	Rules int           `default:"20" help:"Number of rules to show."`
+	JSON  bool          `name:"json" help:"Print a line of JSON for each refresh."`
+}
+
+// Help is what `sluice top --help` says below its summary.
+func (*Top) Help() string {
+	return `A node that does not answer stays in the table, with the time of its last answer. Its counts stay in the sums.
+
+Examples:
+
+  sluice top node1:6070 node2:6070
+  sluice top --all node1:6070
+  sluice top --json --times=1 node1:6070 | jq .rules`
+}
+
+// Run prints a table for each look. It blocks until it is interrupted, or has
+// looked as often as it should. It fails only if no node answers the first look.
+func (c *Top) Run(s cli.Streams) error {
+	if c.Every < 100*time.Millisecond {
+		return fmt.Errorf("--every is %v, must be at least 100ms", c.Every)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	shown := 0
+	return Watch(ctx, c.Debug, c.All, c.Every, func(v *Summary) error {
+		if shown++; shown == c.Times {
+			stop()
+		}
+		v.Rules = v.Rules[:min(c.Rules, len(v.Rules))]
+		if c.JSON {
+			return s.JSONLine(v)
+		}
+		if s.Progress() != nil { // a terminal: the page begins anew
+			fmt.Fprintf(s.Out, "\x1b[H\x1b[2J")
+		}
+		return v.write(s.Out)
+	})
+}
+
+func (v *Summary) write(out io.Writer) error {
+	answer, open, seats := 0, 0, 0
+	for i := range v.nodes {
+		n := &v.nodes[i].state
+		switch {
+		case v.nodes[i].err != nil:
+			continue
+		case n.Store.BreakerOpen:
+			open++
+		case n.Seat != nil && *n.Seat >= 0:
+			seats++
+		}
+		answer++
+	}
+	fmt.Fprintf(out, "%d nodes (store does not answer: %d, with a drift seat: %d)   %.0f calls/s, %.0f refused   "+
+		"%.0f store operations/s   %.0f decided without the store/s\n", answer, open, seats, v.Calls, v.Refused, v.Trips, v.Alone)
+	v.writeTrouble(out)
+	fmt.Fprintln(out)
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "RULE\tLIMIT\tMODE\tADMITTED/S\tDENIED/S\tMAY GO OVER BY\tNEAR\tBEYOND\tOVER IN ALL\tDRIFT\tLEASED\t")
+	for i := range v.Rules {
+		r := &v.Rules[i]
+		fmt.Fprintf(t, "%s.%s\t%s\t%s\t%.0f\t%.0f\t%d\t%d\t%d\t%d\t%d\t%d\t\n", r.Domain, r.Rule, r.Limit, r.Mode, r.AdmittedRate,
+			r.DeniedRate, r.Declared, r.Near, r.Beyond, r.Over, r.Drifting, r.Leased)
+	}
+	return t.Flush()
+}
+
+// writeTrouble names the faults of nodes, and their rules.
+func (v *Summary) writeTrouble(out io.Writer) {
+	switch {
+	case len(v.Sets) == 1:
+		fmt.Fprintf(out, "rules %s\n", v.Sets[0].Fingerprint)
+	case len(v.Sets) > 1:
+		fmt.Fprintln(out, "NODES HAVE DIFFERENT RULES:")
+		for _, s := range v.Sets {
+			fmt.Fprintf(out, "  %s on %s\n", s.Fingerprint, strings.Join(s.Nodes, ", "))
+		}
+	}
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		switch {
+		case n.err != nil && n.heard.IsZero():
+			fmt.Fprintf(out, "%s DOES NOT ANSWER\n", n.debug)
+		case n.err != nil:
+			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.debug, v.At.Sub(n.heard).Round(time.Second))
+		case !n.state.Config.Good:
+			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
+			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.debug, first)
+		}
+		for _, p := range n.state.Problems {
+			if n.err == nil && !slices.Contains([]string{"config-rejected", "node-down", "rules-differ"}, p.Runbook) {
+				fmt.Fprintf(out, "%s: %s (runbook: %s)\n", n.debug, p.What, p.Runbook)
+			}
+		}
+	}
+}

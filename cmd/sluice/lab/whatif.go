@@ -1,0 +1,150 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/bench/sim"
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
+	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// WhatIf is the command that compares the modes in a simulation.
+type WhatIf struct {
+	Limit     string `arg:"" help:"Limit of each key, such as 6000/minute."`
+	Algorithm string `default:"fixed_window" enum:"fixed_window,sliding_window,token_bucket" help:"Algorithm: fixed_window, sliding_window or token_bucket."`
+	Burst     int64  `default:"0" help:"Burst of a token_bucket (0: the limit)."`
+
+	Nodes  int           `default:"3" help:"Nodes of the fleet."`
+	Rate   float64       `default:"1000" help:"Requests a second of all clients."`
+	Shape  string        `default:"steady" help:"Shape of the demand: steady, burst, flash or ramp."`
+	Keys   int           `default:"1000" help:"Distinct keys."`
+	Skew   float64       `default:"1.1" help:"Exponent of a Zipf distribution over the keys (0: uniform)."`
+	Hot    float64       `default:"0" help:"Additional part of the requests for one key, 0 to 1."`
+	Cost   int           `default:"1" help:"Maximum of hits in a request."`
+	Length time.Duration `default:"3m" help:"Simulated time."`
+	Trace  string        `type:"existingfile" help:"File of recorded requests instead of a generated demand: CSV with the columns time, key, hits, node, or JSON lines."`
+
+	Trip time.Duration `default:"500us" help:"Minimum round trip to the store."`
+	Tail time.Duration `default:"500us" help:"Mean of the additional round trip time."`
+	Hop  time.Duration `default:"300us" help:"Round trip to another node."`
+	Loss float64       `default:"0" help:"Part of the messages to the store that are lost, 0 to 1."`
+
+	MaxOver string        `default:"0" help:"Allowed over-admission: tokens, or a part such as 1%."`
+	MaxWait time.Duration `default:"5ms" help:"Maximum wait of 999 in 1,000 decisions."`
+
+	Seed         uint64            `default:"1" help:"Seed. The same seed gives the same answer."`
+	JSON         bool              `help:"Print JSON."`
+	HTML         string            `placeholder:"FILE" help:"HTML file for a page with charts."`
+	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination like in rules, such as lease.size=10."`
+}
+
+// Help is what `sluice what-if --help` says below its summary.
+func (*WhatIf) Help() string {
+	return `Examples:
+
+  sluice what-if 6000/minute --rate 1000 --keys 1000 --nodes 3`
+}
+
+// Run prints what each mode would do, and which to choose.
+func (c *WhatIf) Run(s cli.Streams) error {
+	q, err := c.question()
+	if err != nil {
+		return err
+	}
+	debug.SetGCPercent(sim.GCPercent)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	a, err := sim.WhatIf(ctx, q, report.Progress(s.Progress(), sim.Runs(), "runs"))
+	if err != nil {
+		return err
+	}
+	page := a.Page(&q)
+	page.Facts = []report.Fact{
+		{Name: "command", Value: strings.Join(os.Args, " ")},
+		{Name: "demand", Value: fmt.Sprintf("%d requests, %d tokens, of %d keys, in %v", a.Choices[0].Plain.Requests, a.Choices[0].Plain.Offered, a.Choices[0].Plain.Keys, q.Load.Length)},
+		{Name: "simulated", Value: "in virtual time, with the code of the nodes, and without processor time"},
+	}
+	if err := page.Write(c.HTML); err != nil {
+		return err
+	}
+	if c.JSON {
+		return s.JSON(a)
+	}
+	if err := page.Tables[0].WriteText(s.Out); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(s.Out, "\n%s\n", strings.Join(page.Lead, "\n"))
+	return err
+}
+
+func (c *WhatIf) question() (sim.Question, error) {
+	q := sim.Question{
+		Nodes: c.Nodes, Seed: c.Seed, MaxWait: c.MaxWait,
+		Net:  sim.Net{Trip: sim.Delay{Least: c.Trip, Tail: c.Tail}, Hop: sim.Delay{Least: c.Hop}, Loss: c.Loss, Skew: 20e-6},
+		Load: load.Load{Rate: c.Rate, Keys: c.Keys, Skew: c.Skew, Hot: c.Hot, Cost: c.Cost, Length: c.Length},
+	}
+	var errs [5]error
+	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
+	q.Load.Shape, errs[1] = load.ParseShape(c.Shape)
+	q.Coordination, errs[2] = coordination.Of(c.Coordination, func(field string) string { return "--coordination " + field })
+	q.MaxOver, errs[3] = ratelimit.ParseShare(c.MaxOver)
+	if errs[3] != nil {
+		errs[3] = fmt.Errorf("--max-over: %w", errs[3])
+	}
+	if c.Trace != "" {
+		q.Recorded, errs[4] = readTrace(c.Trace)
+		if q.Recorded != nil {
+			q.Load = q.Recorded.Load()
+		}
+	}
+	return q, errors.Join(errs[:]...)
+}
+
+func readTrace(name string) (*load.Recorded, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	r, err := load.ReadRecorded(f)
+	_ = f.Close() // it was only read
+	if err != nil {
+		return nil, fmt.Errorf("--trace %s: %w", name, err)
+	}
+	return r, nil
+}
+
+// parseLimit reads a limit as people write it: 6000/minute.
+func parseLimit(text, algorithm string, burst int64) (ratelimit.Limit, error) {
+	count, per, _ := strings.Cut(text, "/")
+	n, err := strconv.ParseUint(count, 10, 64)
+	unit, ok := ratelimit.ParseUnit(per)
+	if err != nil || !ok || n == 0 || n > uint64(ratelimit.MaxLimit) {
+		return ratelimit.Limit{}, fmt.Errorf("the limit is %q, must be like 6000/minute: a number from 1 to %d, and second, minute, hour, day, week, month or year", text, ratelimit.MaxLimit)
+	}
+	if burst < 0 || burst > int64(ratelimit.MaxLimit) {
+		return ratelimit.Limit{}, fmt.Errorf("--burst is %d, must be 0 to %d", burst, ratelimit.MaxLimit)
+	}
+	l := ratelimit.Limit{Unit: unit, Requests: ratelimit.Tokens(n)}
+	for a, name := range ratelimit.Algorithms {
+		if name == algorithm {
+			l.Algorithm = ratelimit.Algorithm(a)
+		}
+	}
+	if l.Algorithm == ratelimit.TokenBucket {
+		if l.Burst = ratelimit.Tokens(burst); burst == 0 {
+			l.Burst = l.Requests
+		}
+	}
+	return l, nil
+}

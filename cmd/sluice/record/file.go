@@ -1,0 +1,81 @@
+package record
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/leasing/account"
+)
+
+// To writes the ledger's settlements of audited rules to AUDIT_FILE, a line for each event, before the
+// node spends a grant; nil: there is no file.
+func To(name string, log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
+	if name == "" {
+		return nil, nil
+	}
+	f, err := openCapped(name, auditBytes)
+	if err != nil {
+		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", name, err)
+	}
+	failed := pace.Seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
+	return func(claim *account.Claim, g *account.Grant) {
+		line, err := json.Marshal(account.NewEvent(claim, g))
+		if err == nil {
+			_, err = f.Write(append(line, '\n'))
+		}
+		if err != nil {
+			failed(err)
+		}
+	}, nil
+}
+
+// auditBytes is how large an audit file gets before it is moved to NAME.1,
+// whose content goes.
+const auditBytes = 64 << 20
+
+// capped is a file that starts anew when it is full. It is safe for concurrent
+// use.
+type capped struct {
+	name string
+	most int64
+	mu   sync.Mutex
+	file *os.File // guarded by mu
+	size int64    // guarded by mu
+}
+
+func openCapped(name string, most int64) (*capped, error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return &capped{name: name, most: most, file: f, size: info.Size()}, nil
+}
+
+// Write appends one line.
+func (c *capped) Write(line []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.size > 0 && c.size+int64(len(line)) > c.most {
+		if err := os.Rename(c.name, c.name+".1"); err != nil {
+			return 0, err
+		}
+		f, err := os.OpenFile(c.name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return 0, err
+		}
+		_ = c.file.Close()
+		c.file, c.size = f, 0
+	}
+	n, err := c.file.Write(line)
+	c.size += int64(n)
+	return n, err
+}

@@ -1,0 +1,12 @@
+// Package settings reads, prints and explains the settings of sluice serve, which are flags of kong.
+//
+// A settings file has a section for each group of flags, and in it names of the environment in lower case:
+//
+//	store: {redis_url: "redis:6379"}
+//	ports: {grpc_port: 8081}
+//
+// A flag on the command line overrides the environment, and the environment overrides the file ([File], [Values]).
+// [InForce] says where each value comes from. It prints no secret. [Schema], [WritePage] and [Help] derive the schema, the page and
+// the help from the flags, so that they name what there is. Names of envoyproxy/ratelimit and of earlier releases that
+// this one does not have are refused with a replacement ([Refused]), or reported ([WithoutEffect]).
+package settings

@@ -1,0 +1,159 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/alecthomas/kong"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Sections are those of a settings file, and the groups of flags in the help.
+var Sections = []kong.Group{
+	{Key: "rules", Title: "Rules:"},
+	{Key: "ports", Title: "Ports and connections:"},
+	{Key: "answers", Title: "Answers:"},
+	{Key: "coordination", Title: "Coordination (defaults of rules):"},
+	{Key: "store", Title: "Store (shared by all nodes of a fleet):"},
+	{Key: "peers", Title: "Peers (owners of keys, for mode routing):"},
+	{Key: "limits", Title: "Resources:"},
+	{Key: "log", Title: "Logs and metrics:"},
+}
+
+// File is a flag that names a settings file. It reads the file into [Values].
+type File string
+
+// BeforeResolve is called by kong when all flags are known.
+func (File) BeforeResolve(ctx *kong.Context, trace *kong.Path, values *Values) (err error) {
+	values.file, _ = ctx.FlagValue(trace.Flag).(File)
+	values.of, err = read(string(values.file), ctx.Selected())
+	return err
+}
+
+// Values are what the file says, by the names in the environment. Bind the same Values to a parser, and make them its
+// resolver.
+type Values struct {
+	file File
+	of   map[string]value
+}
+
+// value is what a file says of a setting.
+type value struct {
+	text string
+	line int
+}
+
+// Validate implements [kong.Resolver].
+func (*Values) Validate(*kong.Application) error { return nil }
+
+// Resolve implements [kong.Resolver]. A setting that the environment has keeps its value.
+func (v *Values) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+	for _, env := range flag.Envs {
+		if x, ok := v.of[env]; ok && os.Getenv(env) == "" {
+			return x.text, nil
+		}
+	}
+	return nil, nil //nolint:nilnil // kong's word for "not mine"
+}
+
+// mostBytes is how large a settings file may be.
+const mostBytes = 1 << 20
+
+// read reads a file, and refuses sections and names that the command does not have.
+func read(name string, node *kong.Node) (map[string]value, error) {
+	in, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("--settings: %w", err)
+	}
+	defer func() { _ = in.Close() }() // it was only read
+	text, err := io.ReadAll(io.LimitReader(in, mostBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("--settings %s: %w", name, err)
+	}
+	if len(text) > mostBytes {
+		return nil, fmt.Errorf("--settings %s exceeds %d bytes", name, mostBytes)
+	}
+	var root yaml.Node
+	if err := yaml.Unmarshal(text, &root); err != nil {
+		return nil, fmt.Errorf("--settings %s: %w", name, err)
+	}
+	values := map[string]value{}
+	if len(root.Content) == 0 { // an empty file
+		return values, nil
+	}
+	known := sections(node)
+	var errs []error
+	bad := func(at *yaml.Node, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--settings %s:%d: %s", name, at.Line, fmt.Sprintf(format, args...)))
+	}
+	each(root.Content[0], bad, func(section, body *yaml.Node) {
+		names, ok := known[section.Value]
+		if !ok {
+			bad(section, "there is no section %q; it has %s%s", section.Value, strings.Join(sectionNames(), ", "), ratelimit.DidYouMean(section.Value, sectionNames()))
+			return
+		}
+		each(body, bad, func(key, said *yaml.Node) {
+			env := strings.ToUpper(key.Value)
+			_, twice := values[env]
+			_, ok := names[env]
+			advice := withAdvice(env, said.Value)
+			switch {
+			case !ok && advice != "":
+				bad(key, "%s is %q, and this release does not have it: %s", key.Value, said.Value, advice)
+			case !ok:
+				bad(key, "section %q has no setting %q%s", section.Value, key.Value, ratelimit.DidYouMean(key.Value, lowered(names)))
+			case twice:
+				bad(key, "%s is set twice", key.Value)
+			case said.Kind != yaml.ScalarNode:
+				bad(said, "%s must be a single value: write lists with commas", key.Value)
+			case said.Tag != "!!null":
+				values[env] = value{said.Value, said.Line}
+			}
+		})
+	})
+	return values, errors.Join(errs...)
+}
+
+// each calls see with the pairs of a map.
+func each(n *yaml.Node, bad func(*yaml.Node, string, ...any), see func(key, value *yaml.Node)) {
+	if n.Kind != yaml.MappingNode {
+		bad(n, "this must be a map of names")
+		return
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		see(n.Content[i], n.Content[i+1])
+	}
+}
+
+// sections are the settings of a command by section and name in the environment.
+func sections(node *kong.Node) map[string]map[string]*kong.Flag {
+	all := map[string]map[string]*kong.Flag{}
+	for _, name := range sectionNames() {
+		all[name] = map[string]*kong.Flag{}
+	}
+	for _, flag := range node.Flags {
+		if flag.Group != nil && len(flag.Envs) > 0 {
+			all[flag.Group.Key][flag.Envs[0]] = flag
+		}
+	}
+	return all
+}
+
+func sectionNames() (names []string) {
+	for _, g := range Sections {
+		names = append(names, g.Key)
+	}
+	return names
+}
+
+func lowered(names map[string]*kong.Flag) (all []string) {
+	for name := range names {
+		all = append(all, strings.ToLower(name))
+	}
+	return all
+}

@@ -1,0 +1,111 @@
+package settings
+
+import (
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/alecthomas/kong"
+)
+
+// Setting is one that is in force.
+type Setting struct {
+	Section string `json:"section"`
+	Name    string `json:"name"`
+	Value   string `json:"value"`
+	From    string `json:"from"` // default, environment, flag, or the file's name and line
+}
+
+// InForce are the settings of the command line, section by section. Secrets are masked.
+func InForce(ctx *kong.Context, file *Values) (all []Setting) {
+	given := map[*kong.Flag]bool{}
+	for _, p := range ctx.Path {
+		if p.Flag != nil && !p.Resolved {
+			given[p.Flag] = true
+		}
+	}
+	for _, g := range Sections {
+		for _, flag := range ctx.Selected().Flags {
+			if flag.Group == nil || flag.Group.Key != g.Key {
+				continue
+			}
+			x := Setting{Section: g.Key, Name: nameOf(flag), Value: masked(flag, valueText(ctx.FlagValue(flag))), From: "default"}
+			for _, env := range flag.Envs {
+				v, ok := file.of[env]
+				switch {
+				case given[flag]:
+					x.From = "flag"
+				case os.Getenv(env) != "":
+					x.From = "environment"
+				case ok:
+					x.From = fmt.Sprintf("%s:%d", file.file, v.line)
+				}
+			}
+			if len(flag.Envs) == 0 && given[flag] {
+				x.From = "flag"
+			}
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// valueText is a value for people; "" of a flag that may be unset, and is.
+func valueText(value any) string {
+	if b, ok := value.(*bool); ok {
+		if b == nil {
+			return ""
+		}
+		value = *b
+	}
+	return fmt.Sprint(value)
+}
+
+func nameOf(flag *kong.Flag) string {
+	if len(flag.Envs) > 0 {
+		return flag.Envs[0]
+	}
+	return "--" + flag.Name
+}
+
+// masked hides passwords and tokens.
+func masked(flag *kong.Flag, value string) string {
+	name := nameOf(flag)
+	switch {
+	case value == "":
+		return ""
+	case name == "HOLD_KEYS" || strings.HasSuffix(name, "_SECRET") || strings.HasSuffix(name, "_TOKEN") ||
+		strings.HasSuffix(name, "_AUTH") || strings.HasSuffix(name, "_HEADERS"):
+		return "(set)"
+	case strings.HasSuffix(name, "_URL"):
+		u, err := url.Parse(value)
+		if err == nil && (u.User != nil || u.Query().Has("password")) {
+			if q := u.Query(); q.Has("password") { // PostgreSQL's clients take it there, too
+				q.Set("password", "xxxxx")
+				u.RawQuery = q.Encode()
+			}
+			return u.Redacted()
+		}
+		if at := strings.LastIndex(value, "@"); at >= 0 { // not a URL, and maybe a password
+			return "(set)" + value[at:]
+		}
+	}
+	return value
+}
+
+// Write writes settings as a table.
+func Write(out io.Writer, all []Setting) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SECTION\tSETTING\tVALUE\tFROM")
+	for _, x := range all {
+		value := x.Value
+		if value == "" {
+			value = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", x.Section, x.Name, value, x.From)
+	}
+	return w.Flush()
+}

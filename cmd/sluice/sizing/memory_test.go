@@ -1,0 +1,130 @@
+package sizing
+
+import (
+	"bytes"
+	"log/slog"
+	"math"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/sluice-gate/sluice/leasing"
+)
+
+// How much memory there is, is read where each system says it.
+func TestOwnMemory(t *testing.T) {
+	const v2, v1, machine = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/proc/meminfo"
+	total := "MemFree: 1 kB\nMemTotal:       16384 kB\n"
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		want  Memory
+	}{
+		{"a container", map[string]string{v2: "536870912\n", machine: total}, Memory{512 << 20, "the container", true}},
+		{"an older container", map[string]string{v1: "268435456\n", machine: total}, Memory{256 << 20, "the container", true}},
+		{"a container without a limit", map[string]string{v2: "max\n", machine: total}, Memory{16 << 20, "the machine", false}},
+		{"an older container without a limit", map[string]string{v1: "9223372036854771712\n", machine: total}, Memory{16 << 20, "the machine", false}},
+		{"nonsense", map[string]string{v2: "x", machine: "MemTotal: y kB"}, Memory{unknownMemory, "nobody", false}},
+		{"another system", nil, Memory{unknownMemory, "nobody", false}},
+	} {
+		read := func(name string) ([]byte, error) {
+			if text, ok := c.files[name]; ok {
+				return []byte(text), nil
+			}
+			return nil, os.ErrNotExist
+		}
+		if got := own(read); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+	old := debug.SetMemoryLimit(300 << 20)
+	defer debug.SetMemoryLimit(old)
+	if got := own(os.ReadFile); got.Bytes != 300<<20 || got.From != "GOMEMLIMIT" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The table takes at most half of what is this process's own, whatever a key takes, and
+// what MAX_KEYS says is not changed.
+func TestTableFitsTheMemory(t *testing.T) {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64))
+	for _, c := range []struct {
+		each     int64
+		max      int
+		m        Memory
+		want     int
+		complain bool
+	}{
+		{leasing.LocalKeyBytes, 0, Memory{512 << 20, "the container", true}, 256 << 20 / leasing.LocalKeyBytes, false},
+		{leasing.FleetKeyBytes, 0, Memory{512 << 20, "GOMEMLIMIT", true}, 256 << 20 / leasing.FleetKeyBytes, false},
+		{leasing.LocalKeyBytes, 0, Memory{512 << 20, "the machine", false}, 128 << 20 / leasing.LocalKeyBytes, false},
+		{leasing.LocalKeyBytes, 0, Memory{1 << 20, "the machine", false}, leastKeys, true},
+		{leasing.LocalKeyBytes, 0, Memory{1 << 40, "the machine", false}, mostKeys, false},
+		{leasing.LocalKeyBytes, 700_000, Memory{512 << 20, "the machine", false}, 700_000, false},
+		{leasing.FleetKeyBytes, 1_000_000, Memory{512 << 20, "GOMEMLIMIT", true}, 1_000_000, true},
+	} {
+		var log bytes.Buffer
+		if keys := c.m.Table(c.max, c.each, slog.New(slog.NewTextHandler(&log, nil))); keys != c.want {
+			t.Errorf("%+v: %d keys", c, keys)
+		}
+		if got := strings.Contains(log.String(), "more memory than the process has"); got != c.complain {
+			t.Errorf("%+v: it says %s", c, &log)
+		}
+		if limit := debug.SetMemoryLimit(-1); c.m.From == "the container" && (limit > c.m.Bytes*9/10-256<<20+1<<20 || limit < c.m.Bytes/4) {
+			t.Errorf("%+v: the collector may use %d", c, limit)
+		}
+	}
+}
+
+// The ballast is a small part of the memory, and none where GOGC is set.
+func TestBallast(t *testing.T) {
+	unset := func(string) (string, bool) { return "", false }
+	for bytes, want := range map[int64]int{64 << 20: 2 << 20, 512 << 20: 16 << 20, 1 << 40: 16 << 20} {
+		if got := len((Memory{Bytes: bytes}).Ballast(unset)); got != want {
+			t.Errorf("of %d bytes of memory, the ballast is %d, want %d", bytes, got, want)
+		}
+	}
+	if got := (Memory{Bytes: 1 << 40}).Ballast(func(name string) (string, bool) { return "100", name == "GOGC" }); got != nil {
+		t.Errorf("with GOGC set the ballast is %d", len(got))
+	}
+}
+
+// The collector runs less often while there are many streams, and a number of them that goes up and down
+// does not have the setting follow.
+func TestManyStreamsEaseTheCollector(t *testing.T) {
+	now := usual
+	for _, step := range []struct{ streams, want int }{
+		{0, usual}, {999, usual}, {1000, rare}, {999, rare}, {500, rare}, {10_000, rare}, {499, usual}, {600, usual},
+	} {
+		if now = growth(now, step.streams); now != step.want {
+			t.Errorf("with %d streams the heap may grow by %d percent, want %d", step.streams, now, step.want)
+		}
+	}
+}
+
+// The ballast takes no memory either where Go has written to all of it.
+func TestReleasedPagesAreGone(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("elsewhere nothing is released")
+	}
+	page := os.Getpagesize()
+	all := make([]byte, 1<<20)
+	for i := range all {
+		all[i] = 1
+	}
+	begin := page - 5 // of a page before, and 7 of one behind
+	begin += int(-uintptr(unsafe.Pointer(&all[0])) % uintptr(page))
+	b := all[begin : begin+5+8*page+7]
+	release(b)
+	if n := bytes.Count(b, []byte{0}); n != 8*page {
+		t.Errorf("of %d bytes, %d are gone, want 8 pages", len(b), n)
+	}
+	if n := bytes.Count(all, []byte{0}); n != 8*page {
+		t.Errorf("%d bytes are gone, and %d of them had been released", n, 8*page)
+	}
+	release(b[:20])
+	release(nil)
+}
