@@ -34,7 +34,6 @@ func TestPageConstants(t *testing.T) {
 		"account.mostSum":      one(specpage.Power(int64(mostSum))),
 		"account.mostBurst":    one(fmt.Sprint(int64(mostBurst))),
 		"account.readAgain":    of(readAgain),
-		"account.leftKept":     of(leftKept),
 		"account.overrideKept": of(overrideKept),
 		"account.keptMost":     of(keptMost),
 		"account.recordsPause": of(recordsPause),
@@ -153,7 +152,7 @@ func TestPageBounds(t *testing.T) {
 		n++
 		field, least, most := strings.Trim(row[0], "`"), wholeOf(t, m[2]), wholeOf(t, m[3])
 		for _, v := range []int64{least - 1, least, most, most + 1} {
-			c := Claim{Key: "k", Limit: fixed(100), Holder: 1, Seq: 1}
+			c := Claim{Key: "k", Limit: fixed(100), Holder: 1, Seq: 1, Want: 1}
 			if m[1] == "draws " {
 				c.Kind = Draws
 			}
@@ -210,7 +209,7 @@ func pageClamps(t *testing.T, field string, c *Claim, want tokens) {
 // What the specification says of single values of a claim is so.
 func TestPageValues(t *testing.T) {
 	page, b := specpage.Read(t), newBench(t, fixed(100))
-	page.Says(fmt.Sprintf("| %d claims, %d draws, %d leaves |", States, Draws, Leaves))
+	page.Says(fmt.Sprintf("| %d claims, %d draws |", States, Draws))
 	page.Says("if that is more; below 1 is 1 |")
 	for h, share := range []int{-1, 0, 1} {
 		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 0, func(c *Claim) { c.Want, c.Share = 10, share }), 10, 10,
@@ -302,7 +301,7 @@ func pageFields(t *testing.T, mark string, fields map[string]string, b *bench) {
 			}
 			numbers = map[string]float64{
 				"seq": float64(r.seq), "spent": float64(r.spent), "fence": float64(r.fence),
-				"expires": float64(r.expires), "turn": float64(r.expires), "": float64(r.total()),
+				"expires": float64(r.expires), "turn": float64(r.expires), "": float64(r.taken),
 			}
 		}
 		names, ok := forms[form]
