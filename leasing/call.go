@@ -237,7 +237,7 @@ func retried(err error) bool {
 
 // bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
 func (c *call) bookedLocked(k entry, w *waiter) {
-	if w.with && w.flight.told || !k.Untold() && !k.Asked() {
+	if w.with && w.flight.heard || !k.Untold() && !k.Asked() {
 		w.finish(k)
 		return
 	}
@@ -286,7 +286,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	// Only an answer frees the share, so the report leaves at once. After a first request, it waits for a batch. A
 	// request with no tokens left frees nothing.
 	if unheard || waited == hold.InVain {
-		c.launchLongLocked(now, k)
+		c.launchLocked(k, k.Patience(now))
 	} else {
 		_, _ = c.joinLocked(k)
 	}
