@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"os"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -60,35 +58,6 @@ func TestPageConstants(t *testing.T) {
 	}
 	if top := NewHolder() >> 63; top != 1 {
 		t.Error("the top bit of a name is not set")
-	}
-}
-
-// The tests that the specification names are there.
-func TestPageNamesTests(t *testing.T) {
-	page, tests := specpage.Read(t), map[string]bool{}
-	function := regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9]+)\(`)
-	for _, folder := range []string{"leasing/account", "leasing/internal/*", "leasing", "approx", "cmd/sluice"} {
-		files, _ := filepath.Glob(filepath.Join(specpage.Top(t), folder, "*_test.go"))
-		for _, file := range files {
-			source, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, m := range function.FindAllStringSubmatch(string(source), -1) {
-				tests[m[1]] = true
-			}
-		}
-	}
-	named := regexp.MustCompile(`<!-- held by ([A-Za-z0-9, ]+) -->`).FindAllStringSubmatch(page.Text, -1)
-	if len(named) < 15 {
-		t.Errorf("%d sentences are tied to tests", len(named))
-	}
-	for _, m := range named {
-		for _, name := range strings.Split(m[1], ", ") {
-			if !tests[name] {
-				t.Errorf("the page names %s, and there is no such test", name)
-			}
-		}
 	}
 }
 

@@ -151,6 +151,15 @@ func TestSpecNoAnswer(t *testing.T) {
 		}
 		s.has(0, 0, 0)
 	})
+	t.Run("of a ledger that learns, to a message that did not state that", func(t *testing.T) {
+		s := newScene(t, 100)
+		s.says(1, 20)
+		s.q.Epoch.Learning = 9
+		if s.hears(account.Grant{Total: 20, Sum: 20, At: 8}) {
+			t.Error("it counts")
+		}
+		s.has(0, 0, 0)
+	})
 	t.Run("to an earlier message", func(t *testing.T) {
 		s := newScene(t, 100)
 		s.says(1, 20)
