@@ -38,7 +38,9 @@ type outcome struct {
 	most      tokens // free tokens if all others gave back theirs
 }
 
-func newFlight(k entry) *flight { return &flight{id: k.id(), shard: k.shard, done: make(chan struct{})} }
+func newFlight(k entry) *flight {
+	return &flight{id: k.id(), shard: k.shard, done: make(chan struct{})}
+}
 
 func (fl *flight) ended() bool {
 	select {
