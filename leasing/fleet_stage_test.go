@@ -24,10 +24,10 @@ type stage struct {
 	ahead  time.Duration // the ledger's clock
 	looks  uint64        // into the ledger
 
-	down    bool
-	oneWay  time.Duration // of a message
-	events  []timer
-	asked   []func() // recalls of the ledger
+	down   bool
+	oneWay time.Duration // of a message
+	events []timer
+	asked  []func() // recalls of the ledger
 }
 
 type timer struct {

@@ -83,8 +83,7 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	}
 	for i := range of {
 		r := &of[i]
-		switch {
-		case r.holder == debtor:
+		if r.holder == debtor {
 			v.Carried = r.taken
 			continue
 		}

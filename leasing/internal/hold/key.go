@@ -91,9 +91,11 @@ const (
 	early = 100 * time.Millisecond
 )
 
-// Batch bounds the wait of a background message for others, because a round trip costs Redis more than a message. Long
-// is for messages that are not urgent.
-const Batch, Long = 20 * time.Millisecond, time.Second
+// Waits of background messages for others, because a round trip costs Redis more than a message.
+const (
+	Batch = 20 * time.Millisecond
+	Long  = time.Second // of messages that are not urgent
+)
 
 // Patience is the wait of a message that is not urgent. It must not last until the window ends.
 func (k *Key) Patience(now instant) time.Duration {
