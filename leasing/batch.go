@@ -138,9 +138,8 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	lasting(q, rule)
 	size := hold.Sizing{Rule: rule, Nodes: f.nodes()}
 	leaving := f.leaving.Load()
-	// It may have waited for a batch until the window turned: then the next turn is a window away.
-	early := fl.early && k.Ends(q.Now, rule) && !leaving && k.Waiting == 0 && !k.Untold()
-	if part := &k.Next; early {
+	if part := &k.Next; fl.background && !leaving && k.Waiting == 0 && k.Early(q.Now, rule) {
+		fl.early = true
 		*part = hold.Part{Window: k.Window + 1, Deadline: hold.Never}
 		c.Want, q.Share = k.WantsEarly(size)
 		part.Write(&fl.message, s.sent, c, q)
@@ -306,7 +305,7 @@ func (f *Fleet) heardLocked(now instant, k entry, fl *flight, g *account.Grant) 
 	k.Learned(now, &fl.message, g, rule)
 	// A draw does not show the tokens in hand of others. A claim does.
 	short := c.Kind == account.States && g.Granted < c.Need
-	fl.told, fl.refused, fl.recalling = true, short && g.InHand <= 0, short && g.InHand > 0
+	fl.refused, fl.recalling = short && g.InHand <= 0, short && g.InHand > 0
 	fl.most = c.Limit.Capacity() - g.Sum + max(0, g.InHand) + max(0, k.Taken-k.Spent)
 	f.reconcile(k, fl, g)
 	k.Drifted = min(k.Drifted, k.Drift()) // the rest is confirmed

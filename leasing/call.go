@@ -69,14 +69,8 @@ func (c *call) advance(now instant) (open bool) {
 			open = true
 			continue
 		}
-		if !w.done && (w.flight == nil || w.flight.ended()) {
-			c.look(now, w)
-		}
-		if !w.done && c.drifting {
-			c.driftLate(now, w)
-		}
-		if !w.done && c.late {
-			c.decideLate(now, w)
+		if !w.done && (c.drifting || w.flight == nil || w.flight.ended()) {
+			c.decide(now, w)
 		}
 		if w.done {
 			w.verdict.Limit = inForce(w.rule, w.ask.Rule)
@@ -108,8 +102,8 @@ func (c *call) next() <-chan struct{} {
 	return nil
 }
 
-// look answers an ask, or puts it behind a flight.
-func (c *call) look(now instant, w *waiter) {
+// decide answers an ask, or lets it wait for a flight.
+func (c *call) decide(now instant, w *waiter) {
 	s, id, at := c.find(w.ask.Key)
 	defer s.mu.Unlock()
 	if at == nil {
@@ -120,14 +114,29 @@ func (c *call) look(now instant, w *waiter) {
 	}
 	s.under(at, w.rule)
 	k := s.entry(now, id, at)
-	if w.booking {
+	looks := w.flight == nil || w.flight.ended()
+	switch {
+	case !w.booking:
+		there := c.lane(k).time()
+		certain := c.enterLocked(now, &there, k)
+		if w.judged(s.rules.of(at)); looks {
+			c.lookLocked(now, &there, k, w, certain)
+		}
+		if c.drifting && certain && !w.done && !w.booking && w.ask.Rule.Drifts() {
+			c.driftLateLocked(now, &there, k, w)
+		}
+	case looks:
 		c.bookedLocked(k, w)
-		return
 	}
-	there := c.lane(k).time()
-	certain := c.enterLocked(now, &there, k)
-	if w.judged(s.rules.of(at)); !certain {
-		c.uncertainLocked(k, w, &there)
+	if c.late && !w.done {
+		c.decideLateLocked(now, k, w)
+	}
+}
+
+// lookLocked answers an ask by the key's state, or lets it wait for a flight.
+func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *waiter, certain bool) {
+	if !certain {
+		c.uncertainLocked(k, w, there)
 		return
 	}
 	asked := hold.Asked{Waited: w.with && w.flight.heard}
@@ -135,7 +144,7 @@ func (c *call) look(now instant, w *waiter) {
 		w.flight.message.Claim.Limit.Capacity() <= w.ask.Rule.Limit.Capacity()
 	asked.Last = asked.Waited && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
 	next := k.Take(now, w.ask, asked, w.verdict)
-	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, &there, k, w) {
+	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, there, k, w) {
 		next = hold.Answered
 	}
 	if next != hold.Asks {
@@ -150,7 +159,7 @@ func (c *call) look(now instant, w *waiter) {
 		w.waitsLocked(k, 0)
 		c.bookedLocked(k, w)
 	case hold.Asks:
-		if !c.driftLocked(now, &there, k, w, hold.NotYet) {
+		if !c.driftLocked(now, there, k, w, hold.NotYet) {
 			c.askLocked(k, w)
 		}
 	}
@@ -237,7 +246,7 @@ func retried(err error) bool {
 
 // bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
 func (c *call) bookedLocked(k entry, w *waiter) {
-	if w.with && w.flight.told || !k.Untold() && !k.Asked() {
+	if w.with && w.flight.heard || !k.Untold() && !k.Asked() {
 		w.finish(k)
 		return
 	}
@@ -286,7 +295,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	// Only an answer frees the share, so the report leaves at once. After a first request, it waits for a batch. A
 	// request with no tokens left frees nothing.
 	if unheard || waited == hold.InVain {
-		c.launchLongLocked(now, k)
+		c.launchLocked(k, k.Patience(now))
 	} else {
 		_, _ = c.joinLocked(k)
 	}
@@ -310,19 +319,8 @@ func (c *call) spareLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	return false
 }
 
-// driftLate decides an ask after its rule's check_timeout.
-func (c *call) driftLate(now instant, w *waiter) {
-	s, id, at := c.find(w.ask.Key)
-	defer s.mu.Unlock()
-	if at == nil || w.booking || !w.ask.Rule.Drifts() {
-		return
-	}
-	k := s.entry(now, id, at)
-	there := c.lane(k).time()
-	certain := c.enterLocked(now, &there, k)
-	if w.judged(s.rules.of(at)); !certain {
-		return
-	}
+// driftLateLocked decides an ask after its rule's check_timeout.
+func (c *call) driftLateLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
 	const cautious = true
 	if w.flight != nil && w.flight.recalling && k.Late(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
 		k.Deny(now, w.ask, w.verdict)
@@ -330,18 +328,11 @@ func (c *call) driftLate(now instant, w *waiter) {
 		w.finish(k)
 		return
 	}
-	c.driftLocked(now, &there, k, w, hold.Fully)
+	c.driftLocked(now, there, k, w, hold.Fully)
 }
 
-// decideLate decides an ask without an answer in time. A charge or refund is booked later.
-func (c *call) decideLate(now instant, w *waiter) {
-	s, id, at := c.find(w.ask.Key)
-	defer s.mu.Unlock()
-	if at == nil {
-		c.failLocked(now, w, nil, ratelimit.FallbackDeadline)
-		return
-	}
-	k := s.entry(now, id, at)
+// decideLateLocked decides an ask without an answer in time. A charge or refund is booked later.
+func (c *call) decideLateLocked(now instant, k entry, w *waiter) {
 	if w.booking {
 		w.finish(k)
 		return

@@ -353,13 +353,10 @@ var _ interface {
 
 // renewLocked sends a message in the background, if there is something to report or to claim.
 func (f *Fleet) renewLocked(now instant, k entry) {
-	switch rule := k.rule(); {
-	case k.use.flight != nil, f.ended.Load(): // senders end at an empty queue
-	case k.Due(now, rule):
-		f.dueLocked(now, k)
-	case k.Piggybacks(now, rule):
-		f.launchLongLocked(now, k)
-	case k.Early(now, rule):
-		f.launchEarlyLocked(k)
+	if k.use.flight != nil || f.ended.Load() { // senders end at an empty queue
+		return
+	}
+	if wait, due := k.Due(now, k.rule()); due {
+		f.launchLocked(k, wait)
 	}
 }

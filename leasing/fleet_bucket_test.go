@@ -2,146 +2,32 @@ package leasing
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// strictStage is a stage whose store drops ended accounts at once, recalls leases, may be down, and takes its time.
-type strictStage struct {
-	*stage
-	down    bool
-	oneWay  time.Duration
-	events  []timer
-	recalls []func()
-}
-
-func newStrictStage(t *testing.T, n int, limit ratelimit.Limit, fields map[string]string) *strictStage {
-	s := &strictStage{stage: newStage(t, n, 100, limit.Requests, fields)}
+// newStrictStage has a stage whose store recalls leases.
+func newStrictStage(t *testing.T, n int, limit ratelimit.Limit, fields map[string]string) *stage {
+	s := newStage(t, n, 100, limit.Requests, fields)
 	limit.Multiplier = 1
 	s.rule.Limit = limit
-	s.ledger.OnRecall = func(h ratelimit.Holder, key string, w window) {
-		s.recalls = append(s.recalls, func() {
-			i := slices.IndexFunc(s.nodes, func(n *Stepped) bool { return h>>28 == n.name>>28 })
-			s.nodes[i].Recalled(key, w)
-		})
-	}
+	s.recalling()
 	return s
 }
 
-func (s *strictStage) after(d time.Duration, do func()) {
-	if d == 0 {
-		do()
-		return
-	}
-	s.events = append(s.events, timer{s.now.Add(d), do})
-}
-
-// dropEnded drops ended accounts, as stores do.
-func (s *strictStage) dropEnded() {
-	if err := s.ledger.Sweep(context.Background()); err != nil {
-		s.Fatal(err)
-	}
-}
-
-func (s *strictStage) settle() {
-	s.dropEnded()
-	for again := true; again; {
-		again = len(s.recalls) > 0
-		recalls := s.recalls
-		s.recalls = nil
-		for _, recall := range recalls {
-			recall()
-		}
-		for _, n := range s.nodes {
-			for b := n.Batch(); b != nil; b = n.Batch() {
-				again = true
-				s.send(b)
-			}
-		}
-	}
-}
-
-func (s *strictStage) send(b *Batch) {
-	if s.down {
-		b.Fail(errors.New("down"))
-		return
-	}
-	s.after(s.oneWay, func() {
-		s.dropEnded()
-		grants := make([]account.Grant, len(b.Claims()))
-		epoch, at, err := s.ledger.Settle(context.Background(), b.Claims(), grants)
-		if err != nil {
-			s.Fatal(err)
-		}
-		s.after(s.oneWay, func() { b.Answer(epoch, at, grants) })
-	})
-}
-
-func (s *strictStage) goOn(d time.Duration) {
-	for end := s.now.Add(d); s.now < end; {
-		s.now = s.now.Add(time.Millisecond)
-		s.run(&s.timers)
-		s.run(&s.events)
-		if s.now%instant(SweepEvery) == 0 {
-			for _, n := range s.nodes {
-				n.Sweep(s.now)
-			}
-		}
-		s.settle()
-	}
-}
-
-func (s *strictStage) run(of *[]timer) {
-	due := *of
-	*of = nil
-	for _, t := range due {
-		if t.at > s.now {
-			*of = append(*of, t)
-		} else {
-			t.do()
-		}
-	}
-}
-
-func (s *strictStage) decide(node int, a ask) ratelimit.Verdict {
-	asks, v := []ask{a}, make([]verdict, 1)
-	drifts := false
-	start, w := s.now, s.nodes[node].Ask(s.now, asks, v)
-	for w != nil && w.Advance(s.now) {
-		if s.settle(); !w.Advance(s.now) {
-			break
-		}
-		if d := s.now.Sub(start); !drifts && d >= w.Patience() || d >= a.Rule.Coordination.Deadline() {
-			w.TimeOver()
-			if drifts = true; !w.Advance(s.now) {
-				break
-			}
-		}
-		s.goOn(time.Millisecond)
-	}
-	return v[0]
-}
-
-func (s *strictStage) ask(node int, key string, cost tokens) ratelimit.Verdict {
-	return s.decide(node, ask{Rule: s.rule, Key: []byte(key), Cost: cost})
-}
-
 // passes checks that a request passes, and that no account counts as lost.
-func (s *strictStage) passes(node int, cost tokens) {
+func (s *stage) passes(node int, cost tokens) {
 	s.Helper()
 	if v := s.ask(node, "k", cost); v.OverLimit || s.lost() > 0 {
 		s.Errorf("%+v, %d accounts count as lost", v, s.lost())
 	}
 }
 
-func (s *strictStage) lost() (n uint64) {
+func (s *stage) lost() (n uint64) {
 	for _, f := range s.nodes {
 		n += f.stats.missing.Load()
 	}
@@ -285,7 +171,7 @@ func TestOverriddenKeysGoAfterAnHour(t *testing.T) {
 }
 
 // dropped is the time until the first node drops a key without requests, within two hours.
-func (s *strictStage) dropped(key string) time.Duration {
+func (s *stage) dropped(key string) time.Duration {
 	n := s.nodes[0]
 	for start := s.now; s.now.Sub(start) < 2*time.Hour; {
 		s.now = s.now.Add(SweepEvery)
@@ -312,7 +198,7 @@ func TestBucketsAtRandom(t *testing.T) {
 
 // bucketRun is a random bucket with its own account of what passed and of what is owed.
 type bucketRun struct {
-	*strictStage
+	*stage
 	r               *rand.Rand
 	what            string
 	charge          bool
@@ -337,7 +223,7 @@ func newBucketRun(t *testing.T, seed uint64) *bucketRun {
 		fields["check_timeout"] = []string{"0s", "5ms"}[r.IntN(2)]
 		fields["drift_budget"] = fmt.Sprint(x.share * tokens(nodes))
 	}
-	x.strictStage = newStrictStage(t, nodes, bucketOf(rate, burst, unit), fields)
+	x.stage = newStrictStage(t, nodes, bucketOf(rate, burst, unit), fields)
 	x.oneWay = time.Duration(pick(0, 0, 1, 3)) * time.Millisecond
 	for _, n := range x.nodes {
 		if x.share > 0 {

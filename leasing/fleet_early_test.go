@@ -12,8 +12,8 @@ func earlyAtTurn(t *testing.T) (s *stage, n *Stepped, turn instant) {
 	s = newStage(t, 1, 100, 1000, map[string]string{"mode": "leasing"})
 	turn = instant(2 * time.Hour)
 	s.now = turn - instant(2*time.Second)
-	for s.now < turn-instant(100*time.Millisecond) {
-		s.ask(0, "k", 1)
+	for s.now < turn-instant(150*time.Millisecond) {
+		s.ask(0, "k", 4)
 		s.goOn(50 * time.Millisecond)
 	}
 	return s, s.nodes[0], turn
@@ -62,10 +62,10 @@ func TestEarlyClaimIsToldAfterALoss(t *testing.T) {
 func (s *stage) wantEarly(n *Stepped, name string) {
 	s.Helper()
 	k := s.held(n, name)
-	if k.use.flight != nil || k.Next.Deadline != 0 {
-		s.Fatal("something is under way")
+	if k.use.flight != nil || !k.Early(s.now, k.rule()) {
+		s.Fatal("no early claim is due")
 	}
-	n.launchEarlyLocked(k)
+	n.renewLocked(s.now, k)
 	l := n.lane(k)
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,7 +1,6 @@
 package leasing
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -25,7 +24,8 @@ func TestReserveStaysWithinTheLimit(t *testing.T) {
 		admitted, first := tokens(0), ratelimit.Verdict{}
 		for i := range 300 {
 			cost, node := 1+tokens(r.IntN(3)), r.IntN(2)
-			v := s.askOrFail(node, "k", cost, r.IntN(3) == 0)
+			s.down = r.IntN(3) == 0
+			v := s.ask(node, "k", cost)
 			if i == 0 {
 				first = v
 			}
@@ -36,6 +36,7 @@ func TestReserveStaysWithinTheLimit(t *testing.T) {
 				s.goOn(20 * time.Millisecond)
 			}
 		}
+		s.down = false
 		s.goOn(3 * time.Second)
 		if admitted += s.spendAll("k"); admitted > 100 || admitted < 80 {
 			t.Errorf("seed %d: %d of 100 were admitted", seed, admitted)
@@ -47,39 +48,11 @@ func TestReserveStaysWithinTheLimit(t *testing.T) {
 	}
 }
 
-// askOrFail asks a node; what is sent meanwhile is settled, or fails.
-func (s *stage) askOrFail(node int, key string, cost tokens, fails bool) ratelimit.Verdict {
-	if !fails {
-		return s.ask(node, key, cost)
-	}
-	verdicts := make([]verdict, 1)
-	w := s.nodes[node].Ask(s.now, []ask{{Rule: s.rule, Key: []byte(key), Cost: cost}}, verdicts)
-	for more := w != nil; more; more = w.Advance(s.now) {
-		if b := s.nodes[node].Batch(); b != nil {
-			b.Fail(errors.New("gone"))
-		} else {
-			w.TimeOver()
-		}
-	}
-	return verdicts[0]
-}
-
-// recalls delivers recalls of the ledger to nodes.
-func (s *stage) recalls() {
-	s.ledger.OnRecall = func(h ratelimit.Holder, key string, w ratelimit.Window) {
-		for _, n := range s.nodes {
-			if h == n.name {
-				s.timers = append(s.timers, timer{s.now, func() { n.Recalled(key, w) }})
-			}
-		}
-	}
-}
-
 // What lies at other nodes comes back when a request needs it, before that is refused: all of the limit is admitted at
 // one node, in time. The others take nothing again meanwhile.
 func TestRecallsServeTheRequestThatWaits(t *testing.T) {
 	s := newStage(t, 4, 100, 100, map[string]string{"on_deny": "refund", "store_deadline": "100ms"})
-	s.recalls()
+	s.recalling()
 	for i := range s.nodes {
 		s.ask(i, "k", 1)
 	}

@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -10,7 +11,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// stage is some nodes on one ledger in memory, in a time that the test keeps. Messages take none.
+// stage is some nodes on one ledger in memory, in a time that the test keeps. The store drops what is over at once, and
+// may be down, or take its time.
 type stage struct {
 	*testing.T
 	now    instant
@@ -21,6 +23,11 @@ type stage struct {
 	claims int
 	ahead  time.Duration // the ledger's clock
 	looks  uint64        // into the ledger
+
+	down   bool
+	oneWay time.Duration // of a message
+	events []timer
+	asked  []func() // recalls of the ledger
 }
 
 type timer struct {
@@ -58,34 +65,73 @@ func (s *stage) time() ratelimit.LedgerTime {
 	return 1_800_144_000_000_000 + ratelimit.LedgerTime(s.now.Add(s.ahead)/1000)
 }
 
+func (s *stage) after(d time.Duration, do func()) {
+	if d == 0 {
+		do()
+		return
+	}
+	s.events = append(s.events, timer{s.now.Add(d), do})
+}
+
+// dropEnded drops ended accounts, as stores do.
+func (s *stage) dropEnded() {
+	if err := s.ledger.Sweep(context.Background()); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// recalling has the ledger's recalls reach the nodes.
+func (s *stage) recalling() {
+	s.ledger.OnRecall = func(h ratelimit.Holder, key string, w window) {
+		s.asked = append(s.asked, func() {
+			i := slices.IndexFunc(s.nodes, func(n *Stepped) bool { return h>>28 == n.name>>28 })
+			s.nodes[i].Recalled(key, w)
+		})
+	}
+}
+
 // settle has the ledger settle all that is to be sent.
 func (s *stage) settle() {
-	for _, n := range s.nodes {
-		for b := n.Batch(); b != nil; b = n.Batch() {
-			s.claims += len(b.Claims())
-			grants := make([]account.Grant, len(b.Claims()))
-			epoch, at, err := s.ledger.Settle(context.Background(), b.Claims(), grants)
-			if err != nil {
-				s.Fatal(err)
+	s.dropEnded()
+	for again := true; again; {
+		again = len(s.asked) > 0
+		recalls := s.asked
+		s.asked = nil
+		for _, recall := range recalls {
+			recall()
+		}
+		for _, n := range s.nodes {
+			for b := n.Batch(); b != nil; b = n.Batch() {
+				again = true
+				s.send(b)
 			}
-			b.Answer(epoch, at, grants)
 		}
 	}
+}
+
+func (s *stage) send(b *Batch) {
+	if s.down {
+		b.Fail(errors.New("down"))
+		return
+	}
+	s.after(s.oneWay, func() {
+		s.dropEnded()
+		s.claims += len(b.Claims())
+		grants := make([]account.Grant, len(b.Claims()))
+		epoch, at, err := s.ledger.Settle(context.Background(), b.Claims(), grants)
+		if err != nil {
+			s.Fatal(err)
+		}
+		s.after(s.oneWay, func() { b.Answer(epoch, at, grants) })
+	})
 }
 
 // goOn has time pass, and with it timers and sweeps.
 func (s *stage) goOn(d time.Duration) {
 	for end := s.now.Add(d); s.now < end; {
-		s.now = s.now.Add(10 * time.Millisecond)
-		due := s.timers
-		s.timers = nil
-		for _, t := range due {
-			if t.at > s.now {
-				s.timers = append(s.timers, t)
-			} else {
-				t.do()
-			}
-		}
+		s.now = s.now.Add(time.Millisecond)
+		s.run(&s.timers)
+		s.run(&s.events)
 		if s.now%instant(SweepEvery) == 0 {
 			for _, n := range s.nodes {
 				n.Sweep(s.now)
@@ -95,19 +141,38 @@ func (s *stage) goOn(d time.Duration) {
 	}
 }
 
-// ask has a node decide, in a second at most.
+func (s *stage) run(of *[]timer) {
+	due := *of
+	*of = nil
+	for _, t := range due {
+		if t.at > s.now {
+			*of = append(*of, t)
+		} else {
+			t.do()
+		}
+	}
+}
+
+// ask has a node decide.
 func (s *stage) ask(node int, key string, cost tokens) ratelimit.Verdict {
 	return s.decide(node, ask{Rule: s.rule, Key: []byte(key), Cost: cost})
 }
 
 func (s *stage) decide(node int, a ask) ratelimit.Verdict {
 	asks, v := []ask{a}, make([]verdict, 1)
-	w := s.nodes[node].Ask(s.now, asks, v)
-	for tries := 0; w != nil && w.Advance(s.now); tries++ {
-		if s.settle(); tries > 100 {
-			w.TimeOver()
+	drifts := false
+	start, w := s.now, s.nodes[node].Ask(s.now, asks, v)
+	for w != nil && w.Advance(s.now) {
+		if s.settle(); !w.Advance(s.now) {
+			break
 		}
-		s.goOn(10 * time.Millisecond)
+		if d := s.now.Sub(start); !drifts && d >= w.Patience() || d >= a.Rule.Coordination.Deadline() {
+			w.TimeOver()
+			if drifts = true; !w.Advance(s.now) {
+				break
+			}
+		}
+		s.goOn(time.Millisecond)
 	}
 	return v[0]
 }

@@ -18,7 +18,7 @@ type flight struct {
 	// late is the last report on an account whose window is over; nil: the message is about the key.
 	late       *lateReport
 	greet      bool // it asks only for the time
-	early      bool // it claims tokens of the next window
+	early      bool // guarded by shard.mu: it claims tokens of the next window
 	background bool // guarded by shard.mu: a background message, which waits for others to share a round trip
 	written    bool // guarded by shard.mu: it can take no more requests
 	again      bool // guarded by shard.mu: the key was recalled since it was written
@@ -31,12 +31,15 @@ type flight struct {
 // outcome is the result of a flight.
 type outcome struct {
 	err       error
-	heard     bool   // the answer counts
-	told      bool   // the node's totals in it are booked
+	heard     bool   // the answer counts: the node's totals in it are booked
 	granted   bool   // it brought tokens
 	refused   bool   // the ledger has less than the need, and others have no tokens in hand
 	recalling bool   // others have tokens in hand, and were recalled
 	most      tokens // free tokens if all others gave back theirs
+}
+
+func newFlight(k entry) *flight {
+	return &flight{id: k.id(), shard: k.shard, done: make(chan struct{})}
 }
 
 func (fl *flight) ended() bool {
@@ -87,9 +90,6 @@ type gathering struct {
 }
 
 const (
-	// batchWait bounds the wait of a background message for others, because a round trip costs Redis more than a
-	// message. longWait is for messages that are not urgent.
-	batchWait, longWait = 20 * time.Millisecond, time.Second
 	// batchEvery is the interval of batches.
 	batchEvery = time.Millisecond
 	// aliveFor is the time after its last answer for which the ledger counts as alive.
@@ -142,7 +142,7 @@ func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
 	if l.refuses(f.clock()) {
 		return nil, ratelimit.FallbackBreaker
 	}
-	fl := &flight{id: k.id(), shard: k.shard, done: make(chan struct{})}
+	fl := newFlight(k)
 	if !l.send(fl) {
 		return nil, ratelimit.FallbackError
 	}
@@ -160,39 +160,13 @@ func (l *lane) send(fl *flight) bool {
 	}
 }
 
-// launchLocked sends a background message, which waits for a while to share a round trip.
-func (f *Fleet) launchLocked(k entry) {
+// launchLocked sends a background message, unless the key has a message: it waits for a while to share a round trip.
+func (f *Fleet) launchLocked(k entry, wait time.Duration) {
 	if k.use.flight == nil {
-		fl := &flight{id: k.id(), shard: k.shard, background: true, done: make(chan struct{})}
-		k.use.flight = f.sendLater(f.lane(k), fl, batchWait)
+		fl := newFlight(k)
+		fl.background = true
+		k.use.flight = f.sendLater(f.lane(k), fl, wait)
 	}
-}
-
-// launchLongLocked sends a background message that is not urgent.
-func (f *Fleet) launchLongLocked(now instant, k entry) {
-	switch {
-	case k.use.flight != nil:
-	case k.Till.Sub(now) < 2*longWait:
-		f.launchLocked(k)
-	default:
-		fl := &flight{id: k.id(), shard: k.shard, background: true, done: make(chan struct{})}
-		k.use.flight = f.sendLater(f.lane(k), fl, longWait)
-	}
-}
-
-// launchEarlyLocked claims tokens of the next window.
-func (f *Fleet) launchEarlyLocked(k entry) {
-	k.use.flight = f.sendLater(f.lane(k),
-		&flight{id: k.id(), shard: k.shard, background: true, early: true, done: make(chan struct{})}, batchWait)
-}
-
-// dueLocked sends a background message. One that renews an eager lease leaves at once, because its time is short.
-func (f *Fleet) dueLocked(now instant, k entry) {
-	if now >= k.Renews(k.rule()) {
-		_, _ = f.joinLocked(k)
-		return
-	}
-	f.launchLocked(k)
 }
 
 // timeLocked sets a timer that renews an eager lease in use: sweeps are too rare for that.
@@ -347,15 +321,16 @@ func (f *Fleet) tellLocked(k entry, over hold.Part) {
 	if over.Deadline == 0 || !over.Untold() {
 		return
 	}
-	late := &lateReport{Part: over, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
-	f.tellLate(&flight{id: k.id(), shard: k.shard, late: late, done: make(chan struct{})})
+	fl := newFlight(k)
+	fl.late = &lateReport{Part: over, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
+	f.tellLate(fl)
 }
 
 // as is this node's name for a key in the ledger.
 func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.as) }
 
 func (f *Fleet) tellLate(fl *flight) {
-	if f.sendLater(f.laneOf(fl.late.name), fl, batchWait) == nil {
+	if f.sendLater(f.laneOf(fl.late.name), fl, hold.Batch) == nil {
 		f.retryLate(fl)
 	}
 }
@@ -392,6 +367,6 @@ func (f *Fleet) claimAgain(fl *flight) {
 	if at := s.keys.Get(fl.id); at != nil {
 		k := s.entry(f.clock(), fl.id, at)
 		k.Doubt()
-		f.launchLocked(k)
+		f.launchLocked(k, hold.Batch)
 	}
 }

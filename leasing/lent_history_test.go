@@ -30,6 +30,7 @@ type lentWorld struct {
 	filled  instant
 	exact   bool // nothing has happened that loses tokens
 	wild    bool // nodes end without a word, or answer in place of the owner, and messages come twice
+	clocks  bool // the owners' clocks are set, and differ by less than a period
 }
 
 type lentNode struct {
@@ -51,6 +52,7 @@ func newLentWorld(seed uint64) *lentWorld {
 	if l.Algorithm == ratelimit.TokenBucket {
 		l.Burst = tokens(1 + w.IntN(60))
 	}
+	w.clocks = seed%8 == 0 && l.Algorithm != ratelimit.TokenBucket
 	w.rule = testRule(l)
 	w.rule.Coordination.OnDeny = ratelimit.OnDeny(w.IntN(2))
 	w.spent, w.beyond = map[window]tokens{}, map[window]tokens{}
@@ -89,16 +91,15 @@ func (w *lentWorld) drains(n tokens) {
 // over says by how much more is spent than the limit and what was charged beyond it.
 func (w *lentWorld) over() string {
 	l := &w.rule.Limit
-	at := w.goesOn()
-	if w.bucket() {
+	if at := w.goesOn(); w.bucket() {
 		if w.drains(0); w.level < -float64(w.beyond[at])-1.001 {
 			return fmt.Sprintf("the level is %.2f, and %d were charged beyond it", w.level, w.beyond[at])
 		}
 		return ""
 	}
-	for _, in := range []window{at - 1, at} {
-		if n := w.spent[in] - l.Requests - w.beyond[in]; n > 0 {
-			return fmt.Sprintf("%d of %d are spent in window %d, and %d beyond were declared", w.spent[in], l.Requests, in, w.beyond[in])
+	for in, n := range w.spent {
+		if n > l.Requests+w.beyond[in] {
+			return fmt.Sprintf("%d of %d are spent in window %d, and %d beyond were declared", n, l.Requests, in, w.beyond[in])
 		}
 	}
 	return ""
@@ -133,9 +134,13 @@ func (w *lentWorld) takes() {
 	n := &w.lessees[w.IntN(3)]
 	cost := min(n.held.InHand(w.now), tokens(1+w.IntN(12)))
 	if at, ok := n.held.Take(w.now, cost); ok && cost > 0 {
-		w.counts(w.goesOn(), cost) // its window goes on at the owner, too
+		in := w.goesOn() // its window goes on at the owner, too, unless a clock was set
+		if w.clocks {
+			in = at
+		}
+		w.counts(in, cost)
 		if w.IntN(5) == 0 && n.held.Untake(at, cost) {
-			w.counts(w.goesOn(), -cost)
+			w.counts(in, -cost)
 		}
 	}
 }
@@ -165,6 +170,9 @@ func (w *lentWorld) tells() {
 	}
 	n.seq++
 	w.wire = append(w.wire, lentMessage{holder: n.name, m: n.held.Tell(w.now, n.seq, tokens(w.IntN(30)))})
+	for w.clocks && len(w.wire) > 0 { // no clock is set while it is under way
+		w.travels()
+	}
 }
 
 // travels has any message arrive, which may be one that was sent long ago, or that has come before.
@@ -202,6 +210,9 @@ func (w *lentWorld) answered(m lentMessage) {
 func (w *lentWorld) moves() {
 	x, ok := w.owner().TakeOut(w.now, keyOf(1))
 	sent := w.owner().LedgerNow(w.now)
+	if w.clocks && !ok {
+		return // its window is over here, and may go on by the other clock
+	}
 	w.at = 1 - w.at
 	if ok {
 		w.owner().Adopt(w.now, keyOf(1), x, sent)
@@ -222,6 +233,14 @@ func (w *lentWorld) crashes() {
 	if !w.bucket() {
 		w.beyond[at-1] += w.rule.Limit.Capacity()
 	}
+}
+
+// sets sets the clock of a node that owns the key, or may.
+func (w *lentWorld) sets() {
+	// The ledger's clock has microseconds: what differs by a nanosecond less than a period may be a period there.
+	most := int64(w.rule.Limit.Period())/2 - int64(time.Microsecond)
+	w.exact = false
+	w.owners[w.IntN(2)].SyncClock(w.now, testWall.Add(time.Duration(int64(w.now-1)+w.Int64N(2*most)-most)))
 }
 
 // This begins another life of a lessee without a report. A grant to a message of the earlier life that arrives
@@ -276,6 +295,8 @@ func (w *lentWorld) play(steps int) string {
 			w.crashes()
 		case n < 30 && w.wild:
 			w.admits()
+		case n < 60 && w.clocks:
+			w.sets()
 		case n < 180:
 			w.now = w.now.Add(time.Duration(w.Int64N([]int64{2e6, 4e8, 8e8, 4e9, 5e10}[w.IntN(5)])))
 		default:

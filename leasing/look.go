@@ -156,6 +156,6 @@ func (f *Fleet) forgive(now instant, key []byte) {
 		k := s.entry(now, id, at)
 		k.Forgive()
 		k.Doubt()
-		f.launchLocked(k)
+		f.launchLocked(k, hold.Batch)
 	}
 }

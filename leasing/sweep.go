@@ -98,6 +98,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		}
 		return f.enterLocked(now, &there, k) && idle && !stays
 	}
+	_, due := k.Due(now, rule)
 	switch {
 	case c.Val.told != life && is.epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none.
@@ -105,16 +106,16 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 			k = k.busy(now)
 			k.Next.Doubt()
 			k.Doubt()
-			f.launchLocked(k)
+			f.launchLocked(k, hold.Batch)
 		} else {
 			k.toldIn(life)
 		}
-	case k.Due(now, rule), k.Early(now, rule), k.Piggybacks(now, rule):
+	case due:
 		f.renewLocked(now, k.busy(now))
 	case k.Idle(now) && !f.keptIdle(k):
 		k = k.busy(now)
 		k.Resign(now.Add(SweepEvery)) // the answer must not return its tokens
-		f.launchLocked(k)
+		f.launchLocked(k, hold.Batch)
 	case c.Val.use != 0 && unused > restAfter && !k.Kept():
 		s.leave(c.Val.use - 1)
 	}

@@ -275,7 +275,7 @@ func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelim
 	return grants, epoch, at, err
 }
 
-var kinds = [...]string{account.States: "claim", account.Draws: "draw", account.Leaves: "last claim"}
+var kinds = [...]string{account.States: "claim", account.Draws: "draw"}
 
 // keep copies a part of the ledger for the failover at an instant.
 func (p *part) keep(failover int64) {

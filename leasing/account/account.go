@@ -9,11 +9,10 @@ import (
 // account is the ledger's state of a key in a window. The zero account is new. It is not safe for concurrent use, and
 // has no clock: the ledger's time comes with each message.
 type account struct {
-	// Invariant: sum is the total of all records, and of dropped ones. A message that restores a record lost by the
-	// ledger may leave it larger, and never smaller.
+	// Invariant: sum is the total of all records. A message that restores a record lost by the ledger may leave it
+	// larger, and never smaller.
 	sum tokens
-	// Invariant: spent is the reported usage of all records, and the totals of dropped ones. The rest of the sum is
-	// in hand.
+	// Invariant: spent is the reported usage of all records. The rest of the sum is in hand.
 	spent tokens
 	fence ratelimit.Fence // Invariant: each grant's is higher than all earlier ones
 
@@ -56,20 +55,15 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 		before = 0
 	}
 	r = a.records.findOrAdd(c.Holder)
-	g := Grant{At: now, Missing: clamped(c.Taken) > r.total() && r.expires != closed}
+	g := Grant{At: now, Missing: clamped(c.Taken) > r.taken && r.expires != closed}
 	a.learn(now, c, g.Missing)
 	g.Cut = a.book(r, c, now)
-	short := false
-	if c.Kind == Leaves {
-		a.leave(r, now)
-	} else {
-		g.Granted = a.grant(r, c, now, before)
-		// With debt, no holder may admit requests from its lease.
-		short = g.Granted < c.Need || a.sum+before > c.Limit.Capacity()
-	}
+	g.Granted = a.grant(r, c, now, before)
+	// With debt, no holder may admit requests from its lease.
+	short := g.Granted < c.Need || a.sum+before > c.Limit.Capacity()
 	a.fence = max(a.fence+1, ratelimit.Fence(now))
 	r.fence = a.fence
-	g.Total, g.Sum, g.InHand, g.Fence = r.total(), a.sum+before, a.inHand(r), a.fence
+	g.Total, g.Sum, g.InHand, g.Fence = r.taken, a.sum+before, a.inHand(r), a.fence
 	if a.learns > now {
 		g.Learning = a.learns
 	}
@@ -115,7 +109,7 @@ func (a *account) learn(now instant, c *Claim, missing bool) {
 // sum would fall below 0. The record is cut as well, or restated totals after a loss would credit that part. While
 // the account learns, refunds are not cut: their charge may not have been restated yet.
 func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
-	had := r.total()
+	had := r.taken
 	total := max(clamped(c.Taken), clamped(c.Spent))
 	total = max(min(total, had+mostSum-a.sum), had-mostSum-a.sum)
 	if now >= a.learns {
@@ -143,12 +137,6 @@ func (a *account) lease(r *record, expires instant) {
 	if a.eagerly == 0 || expires < a.eagerly {
 		a.eagerly = expires
 	}
-}
-
-// leave drops the record of a holder that ends, except its name. Its total counts as spent, and not as in hand.
-func (a *account) leave(r *record, now instant) {
-	a.spent += r.total() - r.spent
-	r.taken, r.spent, r.expires = 0, r.total(), min(-now, closed-1)
 }
 
 // grant gives a holder its need, if that is free, and beyond it a share of the free tokens, up to Want.

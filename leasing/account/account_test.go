@@ -20,8 +20,6 @@ type bench struct {
 	limit ratelimit.Limit
 	asked []ratelimit.Holder
 	seq   uint64
-	// dropped is the total of records that were dropped.
-	dropped tokens
 }
 
 func fixed(n tokens) ratelimit.Limit { return ratelimit.Limit{Unit: ratelimit.Minute, Requests: n} }
@@ -92,7 +90,7 @@ func (b *bench) settles(c *Claim) Grant {
 func (b *bench) holds(key string, w ratelimit.Window) {
 	b.Helper()
 	if k := b.account(key, w); k != nil {
-		if err := k.invariants(b.now, &b.limit, b.dropped); err != nil {
+		if err := k.invariants(b.now, &b.limit); err != nil {
 			b.Fatal(err)
 		}
 	}

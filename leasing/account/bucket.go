@@ -52,17 +52,13 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	refunded := b.book(r, c)
 	g.Cut = b.cut(burst, refunded)
 	r.taken, r.spent = r.taken+g.Cut, r.spent+g.Cut
-	if c.Kind == Leaves {
-		r.taken, r.spent, r.expires = 0, r.taken, min(-now, closed-1)
-	} else {
-		g.Granted = granted(tokens(max(0, b.level)/Micro), c)
-	}
+	g.Granted = granted(tokens(max(0, b.level)/Micro), c)
 	b.level -= int64(g.Granted) * Micro
 	b.hand += g.Granted
 	r.taken += g.Granted
 	b.fence = max(b.fence+1, ratelimit.Fence(now))
 	r.seq, r.fence = c.Seq, b.fence
-	g.Total, g.Fence, g.InHand = r.total(), b.fence, b.hand+b.old-handOf(r.total(), r.spent)
+	g.Total, g.Fence, g.InHand = r.taken, b.fence, b.hand+b.old-handOf(r.taken, r.spent)
 	g.Sum = tokens(roundUp(int64(burst)*Micro-b.level, Micro))
 	return g
 }
@@ -139,7 +135,7 @@ func (b *bucket) room(burst tokens) int64 { return int64(max(-mostBurst, burst-b
 // book copies the holder's totals into the record, and charges the level. It returns the refund.
 func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 	taken, spent := clamped(c.Taken), clamped(c.Spent)
-	hand, had := handOf(taken, spent), r.total()
+	hand, had := handOf(taken, spent), r.taken
 	var paid tokens
 	switch {
 	case r.seq == 0:
@@ -148,7 +144,7 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 		if c.Seq == 1 {
 			paid += min(0, taken)
 		}
-	case !r.left() && b.turn-r.expires <= 1:
+	case b.turn-r.expires <= 1:
 		own := handOf(had, r.spent)
 		if b.turn == r.expires {
 			b.hand -= own

@@ -12,8 +12,6 @@ local fence, learns = unpacked(got[2], '<dd')
 local had = integer(got[3])
 local seq, told, _, claimedIn = unpacked(got[4], '<dddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
-local left = claimedIn < CLOSED
-if left then had = had + told end
 local missing = seq == 0 and Taken > 0
 local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end
 local function room() return max(-MOST_BURST, Limit - hand - old) * MICRO - level end
@@ -53,7 +51,7 @@ local lost = (missing or Learning > now) and learns <= now
 if missing or Learning > now then
   if lost then
     level, carry, ends, hand, old = min(0, level), 0, now + slot, 0, Limit
-    seq, told, had, left = 0, 0, 0, false
+    seq, told, had = 0, 0, 0
   end
   learns = max(learns, Learning, now + LEARN)
 end
@@ -63,7 +61,7 @@ local taken, own, paid = Taken, held(Taken, Spent)
 if seq == 0 then
   paid = own + max(0, Spent - taken)
   if Seq == 1 then paid = paid + min(0, taken) end
-elseif not left and turn - claimedIn <= 1 then
+elseif turn - claimedIn <= 1 then
   if turn == claimedIn then hand = hand - held(had, told) else old = old - held(had, told) end
   paid = max(taken, Spent) - had
 else
@@ -79,12 +77,7 @@ if over > 0 then
   total, says = total + cut, says + cut
 end
 
-local grant, expires = 0, turn
-if Kind == LEAVES then
-  says, expires = total, min(-now, CLOSED - 1)
-else
-  grant = granted(floor(max(0, level) / MICRO))
-end
+local grant = granted(floor(max(0, level) / MICRO))
 level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, max(fence + 1, now)
 
 -- It expires when the level alone is full, because that loses nothing; and not before leases have ended. Usage before
@@ -95,8 +88,7 @@ local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) 
   cut, fence, now, 0, flag(missing), 0)
 if lost then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
-  'f', struct.pack('<dd', fence, learns), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, expires))
-if Kind == LEAVES then redis.call('HDEL', KEYS[1], holder) end
+  'f', struct.pack('<dd', fence, learns), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, turn))
 full = max(floor((max(ends + slot, full) + 999) / 1000), floor(now / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
 redis.call('PEXPIREAT', KEYS[1], text(full))
 return answer

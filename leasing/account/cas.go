@@ -67,31 +67,40 @@ func (l *CAS) Settle(
 	}
 	var e ratelimit.Epoch
 	var at instant
-	for try := 1; ; try++ {
+	left, err := retried(ctx, left, func(left []int) ([]int, error) {
 		again, epoch, now, err := l.round(ctx, claims, grants, left)
-		if left = again; err == nil && e.ID != 0 && e.ID != epoch.ID {
+		if err == nil && e.ID != 0 && e.ID != epoch.ID {
 			err = errNewLife // earlier settlements no longer count
 		} else if err == nil {
 			e, at = epoch, now
 		}
-		switch {
-		case err != nil && (e.ID == 0 || errors.Is(err, errNewLife)):
-			for i := range grants {
-				grants[i] = Grant{Err: err}
-			}
-			return ratelimit.Epoch{}, 0, err
-		case len(left) == 0:
-			return e, at, nil
-		case err == nil && try == triesMost:
-			err = ErrContended
-		case err == nil:
-			err = pause(ctx, try)
+		return again, err
+	})
+	if err != nil && (e.ID == 0 || errors.Is(err, errNewLife)) {
+		for i := range grants {
+			grants[i] = Grant{Err: err}
 		}
-		if err != nil {
-			for _, i := range left {
-				grants[i] = Grant{Err: err}
-			}
-			return e, at, nil
+		return ratelimit.Epoch{}, 0, err
+	}
+	for _, i := range left {
+		grants[i] = Grant{Err: err}
+	}
+	return e, at, nil
+}
+
+// retried calls f with the indexes that are left, which returns those where another node was faster, until there are
+// none. It returns the rest, and why there is one.
+func retried(ctx context.Context, left []int, f func(left []int) (again []int, err error)) ([]int, error) {
+	for try := 1; ; try++ {
+		again, err := f(left)
+		switch left = again; {
+		case err != nil || len(left) == 0:
+			return left, err
+		case try == triesMost:
+			return left, ErrContended
+		}
+		if err := pause(ctx, try); err != nil {
+			return left, err
 		}
 	}
 }
@@ -240,7 +249,7 @@ func (l *CAS) edit(
 	for i := range keys {
 		left = append(left, i)
 	}
-	for try := 1; ; try++ {
+	return retried(ctx, left, func(left []int) (again []int, err error) {
 		read := make([]StoreKey, len(left))
 		for n, i := range left {
 			read[n] = keys[i]
@@ -257,29 +266,20 @@ func (l *CAS) edit(
 				changes, changing = append(changes, *c), append(changing, i)
 			}
 		}
-		if left = changing; len(left) == 0 {
+		if len(changes) == 0 {
 			return nil, nil
 		}
 		made, err := l.write(ctx, s.Life, changes)
 		if err != nil {
-			return left, err
+			return changing, err
 		}
-		left = nil
 		for n, ok := range made {
 			if !ok {
-				left = append(left, changing[n])
+				again = append(again, changing[n])
 			}
 		}
-		switch {
-		case len(left) == 0:
-			return nil, nil
-		case try == triesMost:
-			return left, ErrContended
-		}
-		if err := pause(ctx, try); err != nil {
-			return left, err
-		}
-	}
+		return again, nil
+	})
 }
 
 // state is an account in a round: as it was read, then as settled.

@@ -2,11 +2,11 @@
 -- previous one, of a sliding window or where debt is carried. "sum" and "h:NAME" are integers, to which draws add.
 -- "c:NAME" is a holder's last claim: seq, spent, fence, expiry. Holder 0 is the debt of the previous window. "a" is
 -- the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
-local PART, PARTS, AGAIN, RARELY, RECORD, LEFT = 20, 1000000, 10000, 1000000, 20, 60000000
+local PART, PARTS, AGAIN, RARELY, RECORD = 20, 1000000, 10000, 1000000, 20
 Limit = Requests
 if now < Opens or now >= Over then return nothing(OVER) end
 local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a', 'h:0')
-local sum, drawn, owed = integer(got[1]), integer(got[2]), integer(got[5])
+local sum, had, owed = integer(got[1]), integer(got[2]), integer(got[5])
 
 local before, debt, looks = 0, owed, Carries >= 0 and now < Ends
 local was = looks and redis.call('HGET', KEYS[2], 'sum')
@@ -27,14 +27,13 @@ if Kind == DRAWS then
   redis.call('HINCRBY', KEYS[1], 'sum', text(Want))
   redis.call('HINCRBY', KEYS[1], holder, text(Want))
   redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000)))
-  return reply(0, 0, drawn + Want, sum + Want + before, -1, 0, 0, now, 0, 0, 0)
+  return reply(0, 0, had + Want, sum + Want + before, -1, 0, 0, now, 0, 0, 0)
 end
 
 local seq, told, _, expires = unpacked(got[3], '<dddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local spent, fence, learns, learned, eagerly, asked, pause, least = unpacked(got[4], '<dddddddd')
 sum, spent = sum + debt - owed, spent + debt - owed
-local had = drawn + (expires < CLOSED and told or 0)
 
 -- learn
 local missing = Taken > had and expires ~= CLOSED
@@ -57,7 +56,7 @@ if TTL > 0 then
 end
 
 -- each calls f with the name, total, spent, claim and expiry of each other holder. It returns their number.
-local set, gone, all, n = {}, {}, nil, 0
+local set, all, n = {}, nil, 0
 local function each(f)
   if not all then
     all = {}
@@ -78,11 +77,11 @@ local function each(f)
   end
   for name, r in pairs(all) do f(name, r) end
 end
-local function hand(r) return r.taken + (r.expires < CLOSED and r.spent or 0) - r.spent end
+local function hand(r) return r.taken - r.spent end
 
 -- credit
 local free = Limit - max(0, sum) - before
-if Kind == STATES and TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerly then
+if TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerly then
   eagerly = expires
   each(function(name, r)
     if r.expires > SAFE and r.expires <= now then
@@ -102,30 +101,21 @@ if Kind == STATES and TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerl
 end
 
 -- grant
-local grant, recalling = 0, false
-if Kind == STATES then
-  if now < learns then free = min(free, max(1, floor(Limit / PART)) - learned) end
-  grant = granted(free)
-  if now < learns then learned = learned + grant end
-  total, sum = total + grant, sum + grant
-else
-  spent, says, expires = spent + total - says, total, min(-now, CLOSED - 1)
-end
+if now < learns then free = min(free, max(1, floor(Limit / PART)) - learned) end
+local grant, recalling = granted(free), false
+if now < learns then learned = learned + grant end
+total, sum = total + grant, sum + grant
 fence = max(fence + 1, now)
 local others = sum - spent - (total - says)
 
 -- recall
-if Kind == STATES and (grant < Need or sum + before > Limit) and others > 0 then
+if (grant < Need or sum + before > Limit) and others > 0 then
   local since = now - asked
   recalling = since >= 0 and since < AGAIN
   if since < 0 or since >= pause then
     recalling, asked = true, now
     each(function(name, r)
-      if r.expires < CLOSED and r.taken == 0 and now + r.expires >= LEFT then
-        gone[#gone + 1] = 'c:' .. name
-      elseif hand(r) > 0 then
-        redis.call('PUBLISH', 'sluice:recalled:' .. string.sub(name, 1, 9), KEYS[1])
-      end
+      if hand(r) > 0 then redis.call('PUBLISH', 'sluice:recalled:' .. string.sub(name, 1, 9), KEYS[1]) end
     end)
     pause = (since < 0 or since > 2 * RARELY) and 0 or 2 * pause
     least = max(AGAIN, RECORD * (n + 1))
@@ -139,9 +129,7 @@ redis.call('HSET', KEYS[1], 'sum', text(sum), holder, text(total),
   claimed, struct.pack('<dddd', Seq, says, fence, expires), 'a',
   struct.pack('<dddddddd', spent, fence, learns, learned, eagerly, asked, pause, least))
 if debt ~= owed then redis.call('HSET', KEYS[1], 'h:0', text(debt), 'c:0', struct.pack('<dddd', 1, debt, 0, SAFE)) end
-if Kind == LEAVES then gone[#gone + 1] = holder end
 for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
-for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
 -- An existing account has its expiry already, unless the rule carries debt since.
 if not got[1] or Carries == 1 then redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000))) end
 return answer

@@ -24,8 +24,7 @@
 // A token bucket is an account without a window: a level that refills, and the tokens in hand of live leases. Buckets
 // have claims only.
 //
-// A holder that ends may report it (Leaves): its total stays in the sum, and its name is kept for at least a minute,
-// for its late messages. Otherwise its record stays until the account is over. A deletion never changes the sum.
+// A holder that ends gives its tokens back. Its record stays until the account is over.
 //
 // Messages of an audited rule are on record in a stream next to the key's accounts, written in the same step
 // (event.go). This includes grants whose answer was lost. Such rules have no draws.

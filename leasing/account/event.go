@@ -43,7 +43,6 @@ const (
 	WasOver      = "over"      // its window is no longer kept, or not yet
 	WasExpired   = "expiry"    // an eager lease was credited to the account: its holder is silent
 	WasRecovery  = "recovery"  // a lost total was restated
-	WasLeaving   = "leaves"    // the last one of a holder
 	WasLearning  = "learning"  // less was granted than needed, because the ledger may lack totals
 	WasRefused   = "refused"   // less was granted than needed
 	WasCharge    = "charge"    // spent exceeds taken: a late charge, or an admission without a grant
@@ -91,7 +90,7 @@ func newEvent(e Event, n *[saidFields]int64, g *Grant) Event {
 	}
 	e.At, e.Fence, e.Granted, e.Total = g.At, g.Fence, g.Granted, g.Total
 	e.Sum, e.InHand, e.Cut = g.Sum, g.InHand, g.Cut
-	e.Kind = e.kindOf(Kind(n[0]), g)
+	e.Kind = e.kindOf(g)
 	return e
 }
 
@@ -116,7 +115,7 @@ func overrideEvent(audit, key string, limit tokens, r *Overridden) Event {
 	return e
 }
 
-func (e *Event) kindOf(k Kind, g *Grant) string {
+func (e *Event) kindOf(g *Grant) string {
 	switch {
 	case errors.Is(g.Err, ErrOvertaken):
 		return WasOvertaken
@@ -127,8 +126,6 @@ func (e *Event) kindOf(k Kind, g *Grant) string {
 	// First the reasons for numbers that look wrong for a plain grant.
 	case g.Missing:
 		return WasRecovery
-	case k == Leaves:
-		return WasLeaving
 	case e.Granted < e.Need && g.Learning > g.At:
 		return WasLearning
 	case e.Granted < e.Need:

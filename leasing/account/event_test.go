@@ -79,7 +79,6 @@ func TestEvents(t *testing.T) {
 	b.pass(time.Second)
 	b.claims(2, 60, 60, 0, audited) // tokens are not short for it: nothing is credited
 	b.claims(5, 0, 0, 30, audited, eagerly(time.Second))
-	b.claims(2, 60, 60, 0, audited, leaves)
 	b.Evict("k", b.window(0))
 	b.claims(3, 5, 5, 0, audited)
 	b.claims(6, 0, 0, 50, audited)
@@ -91,7 +90,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 	const want = "grant of 1, grant of 2, refused of 2, report of 2, overtaken of 2, charge of 3, report of 2, " +
-		"expiry of 1, grant of 5, leaves of 2, recovery of 3, learning of 6, over of 6"
+		"expiry of 1, grant of 5, recovery of 3, learning of 6, over of 6"
 	if got := strings.Join(kinds, ", "); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}

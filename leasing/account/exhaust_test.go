@@ -23,7 +23,6 @@ type scope struct {
 	charges  int // of one token, at any holder, without asking
 	refunds  int
 	doubles  int // messages that arrive twice
-	leaves   bool
 	evicts   int // times that the account is lost, alone
 }
 
@@ -34,7 +33,7 @@ type node struct {
 	taken, spent, booked tokens
 	seq                  uint64
 	number, asked        int // of its messages; of the one that it waits for
-	doubt, left          bool
+	doubt                bool
 }
 
 // letter is a message or an answer under way.
@@ -82,9 +81,9 @@ func (w *world) key() string {
 		tokens(w.charges), tokens(w.refunds), tokens(w.doubles), tokens(w.cut))
 	for i := range w.holders {
 		p := &w.nodes[i]
-		n(p.taken, p.spent, p.booked, tokens(p.seq), tokens(p.number), tokens(p.asked), flag(p.doubt), flag(p.left))
+		n(p.taken, p.spent, p.booked, tokens(p.seq), tokens(p.number), tokens(p.asked), flag(p.doubt))
 		if r := w.records.find(ratelimit.Holder(i + 1)); r != nil {
-			n(r.taken, r.spent, tokens(r.seq), flag(r.left()), 99)
+			n(r.taken, r.spent, tokens(r.seq), 99)
 		}
 	}
 	letters := make([]string, len(w.net))
@@ -128,9 +127,6 @@ func (w *world) next(f func(*world)) {
 
 func (w *world) nodeMoves(i int, f func(*world)) {
 	p := &w.nodes[i]
-	if p.left {
-		return
-	}
 	if p.taken > p.spent {
 		f(w.with(fmt.Sprintf("%d spends", i), func(c *world) { c.nodes[i].spent++; c.taken++ }))
 	}
@@ -152,13 +148,6 @@ func (w *world) nodeMoves(i int, f func(*world)) {
 		f(w.with(fmt.Sprintf("%d claims, and gives back %d", i, back), func(c *world) {
 			c.nodes[i].taken -= back
 			c.send(i, Claim{Need: 1, Want: 2, Share: 1})
-		}))
-	}
-	if w.leaves {
-		f(w.with(fmt.Sprintf("%d leaves", i), func(c *world) {
-			c.nodes[i].taken = min(c.nodes[i].taken, c.nodes[i].spent)
-			c.send(i, Claim{Kind: Leaves})
-			c.nodes[i].left = true
 		}))
 	}
 }
@@ -199,14 +188,14 @@ func (w *world) deliver(l letter) {
 		l.grant = w.claim(epochAt, &l.claim, 0, func(ratelimit.Holder) {})
 	}
 	l.grant = Grant{Granted: l.grant.Granted, Total: l.grant.Total, Sum: l.grant.Sum, Cut: l.grant.Cut, Err: l.grant.Err}
-	if l.number == w.nodes[l.holder].asked && !w.nodes[l.holder].left {
+	if l.number == w.nodes[l.holder].asked {
 		w.net = append(w.net, l)
 	}
 }
 
 // hear applies the answer at the node.
 func (p *node) hear(l *letter, w *world) {
-	if l.number != p.asked || p.left {
+	if l.number != p.asked {
 		return
 	}
 	p.asked = 0
@@ -234,20 +223,18 @@ func (w *world) broken() error {
 	inHand := tokens(0)
 	for i := range w.holders {
 		p := &w.nodes[i]
-		if !p.left {
-			inHand += max(0, p.taken-p.spent)
-		}
+		inHand += max(0, p.taken-p.spent)
 	}
 	// What was refunded may be spent once more, and an account that was lost may grant its limit again.
 	if all, most := w.taken+inHand, w.limit*(1+w.evicted)+tokens(w.refunds); all > most {
 		return fmt.Errorf("%d were spent or are in hand, of %d", all, most)
 	}
 	k := kept{account: w.account}
-	return k.invariants(epochAt, &ratelimit.Limit{Requests: w.limit}, 0)
+	return k.invariants(epochAt, &ratelimit.Limit{Requests: w.limit})
 }
 
 func (l letter) String() string {
-	what := []string{"claim", "draw", "last claim"}[l.claim.Kind]
+	what := []string{"claim", "draw"}[l.claim.Kind]
 	if l.answer {
 		what = fmt.Sprintf("answer (%d of %d) to the %s", l.grant.Granted, l.grant.Sum, what)
 	}
@@ -290,7 +277,6 @@ func scopes() []*scope {
 		{name: "three holders", holders: 3, limit: 1, messages: 1, doubles: 1},
 		{name: "costs", holders: 2, limit: 1, messages: 2, charges: 1},
 		{name: "refunds", holders: 2, limit: 1, messages: 2, refunds: 1},
-		{name: "holders that leave", holders: 2, limit: 1, messages: 2, leaves: true, doubles: 1},
 		{name: "an account that is lost", holders: 2, limit: 1, messages: 2, evicts: 1},
 	}
 }

@@ -9,8 +9,8 @@ import (
 
 var errInvariant = errors.New("an invariant is broken")
 
-// invariants tells which invariant of an account is broken. dropped is the total of records that were dropped.
-func (k *kept) invariants(now instant, l *ratelimit.Limit, dropped tokens) error {
+// invariants tells which invariant of an account is broken.
+func (k *kept) invariants(now instant, l *ratelimit.Limit) error {
 	if k.bucket != nil {
 		return k.bucket.invariants(l)
 	}
@@ -18,7 +18,7 @@ func (k *kept) invariants(now instant, l *ratelimit.Limit, dropped tokens) error
 	var sum, spent tokens
 	for i := range a.records {
 		r := &a.records[i]
-		sum, spent = sum+r.total(), spent+r.spent
+		sum, spent = sum+r.taken, spent+r.spent
 		if r.inHand() < 0 || r.fence > a.fence {
 			return fmt.Errorf("%w: record %+v, fence %d", errInvariant, *r, a.fence)
 		}
@@ -26,7 +26,7 @@ func (k *kept) invariants(now instant, l *ratelimit.Limit, dropped tokens) error
 			return fmt.Errorf("%w: a lease ends at %d, and is looked for at %d", errInvariant, r.expires, a.eagerly)
 		}
 	}
-	if sum != a.sum-dropped || spent != a.spent-dropped {
+	if sum != a.sum || spent != a.spent {
 		return fmt.Errorf("%w: sum %d of records' %d, spent %d of %d", errInvariant, a.sum, sum, a.spent, spent)
 	}
 	if a.learned > max(1, l.Capacity()/LearnPart) && a.learns > now {

@@ -83,14 +83,11 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	}
 	for i := range of {
 		r := &of[i]
-		switch {
-		case r.holder == debtor:
-			v.Carried = r.total()
-			continue
-		case r.left() && r.taken == 0:
+		if r.holder == debtor {
+			v.Carried = r.taken
 			continue
 		}
-		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.total(), Spent: r.spent, Fence: r.fence}
+		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.taken, Spent: r.spent, Fence: r.fence}
 		if k.bucket == nil {
 			if x.Closed = r.expires == closed; r.expires > safe {
 				x.Expires = r.expires.Sub(now)

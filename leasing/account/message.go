@@ -23,9 +23,6 @@ const (
 	States Kind = iota
 	// Draws adds Want tokens to the holder's total, without a check.
 	Draws
-	// Leaves is the last claim of a holder that ends: its record is dropped, and its total stays in the sum, but not
-	// in hand.
-	Leaves
 )
 
 // Claim is a holder's message about one account. A draw uses only Key, Window, Limit, Holder and Want. The zero Claim
@@ -132,7 +129,7 @@ var errClaim = errors.New("the claim is invalid")
 func check(c *Claim) error {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
 	switch {
-	case c.Key == "", c.Holder == debtor, c.Kind > Leaves, bucket != (c.Window == 0),
+	case c.Key == "", c.Holder == debtor, c.Kind > Draws, bucket != (c.Window == 0),
 		c.TTL < 0, c.TTL > ratelimit.MaxPeriod, c.Limit.Carries && c.Limit.Algorithm != ratelimit.FixedWindow,
 		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0,
 		c.Limit.Requests > ratelimit.MaxLimit, c.Limit.Ceiling < 0, c.Limit.Ceiling > ratelimit.MaxLimit,

@@ -23,14 +23,13 @@ const (
 )
 
 // recallAll recalls all other holders with tokens in hand, if it is time. It tells whether they were recalled now or
-// a moment ago. It reads all records, and moves them.
+// a moment ago. It reads all records.
 func (a *account) recallAll(but ratelimit.Holder, now instant, ask func(ratelimit.Holder)) bool {
 	since := now.Sub(a.asked)
 	if since >= 0 && since < a.pause {
 		return since < readAgain
 	}
 	a.askedAt(now, since)
-	a.records.forget(now)
 	for i := range a.records {
 		if r := &a.records[i]; r.holder != but && r.inHand() > 0 {
 			ask(r.holder)

@@ -14,8 +14,6 @@ func eagerly(ttl time.Duration) func(*Claim) {
 	return func(c *Claim) { c.TTL = ttl }
 }
 
-func leaves(c *Claim) { c.Kind = Leaves }
-
 func at(seq uint64) func(*Claim) { return func(c *Claim) { c.Seq = seq } }
 
 func (b *bench) pass(d time.Duration) { b.now = b.now.Add(d) }
@@ -130,54 +128,6 @@ func TestEagerLooksRarely(t *testing.T) {
 	b.is(b.claims(21, 0, 0, 10, eagerly(time.Second)), 9, 9, 100, 91)
 	b.pass(time.Millisecond)
 	b.is(b.claims(21, 9, 9, 10, eagerly(time.Second)), 10, 19, 20, 1)
-}
-
-// A holder that has left has nothing in hand, and its late messages change nothing.
-func TestLeaving(t *testing.T) {
-	b := newBench(t, fixed(100))
-	b.is(b.claims(3, 0, 50, 0), 0, 50, 50, 0)
-	b.is(b.claims(1, 0, 0, 40), 40, 40, 90, 0)
-	late := b.seq + 1
-	b.is(b.claims(1, -20, -20, 9, leaves, at(late+1)), 0, -20, 30, 0)
-	b.seq += 2
-	b.is(b.claims(2, 0, 0, 10), 10, 10, 40, 0)
-	if g := b.claims(1, -20, -20, 9, at(late)); !errors.Is(g.Err, ErrOvertaken) {
-		t.Errorf("late: %+v", g)
-	}
-	b.is(b.claims(1, -20, -20, 0, leaves), 0, -20, 40, 10) // its answer was lost, and it says it again
-	b.is(b.draws(1, 5), 0, 5, 45, -1)                      // a draw came late
-	b.is(b.claims(2, 10, 10, 0), 0, 10, 45, 5)
-	b.is(b.claims(1, -20, 7, 0, leaves), 0, 7, 67, 0) // a total is a total
-}
-
-// A holder that left has no tokens in hand, also without giving them back.
-func TestLeavingWithTokensInHand(t *testing.T) {
-	b := newBench(t, fixed(100))
-	b.is(b.claims(1, 0, 0, 40), 40, 40, 40, 0)
-	b.is(b.claims(1, 40, 10, 0, leaves), 0, 40, 40, 0)
-	b.is(b.claims(2, 0, 0, 99), 60, 60, 100, 0)
-	if len(b.asked) > 0 {
-		t.Errorf("%v were asked", b.asked)
-	}
-}
-
-// The names of those that left are dropped by a recall a minute later, and what they spent stays.
-func TestThoseThatLeftAreDropped(t *testing.T) {
-	b := newBench(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100})
-	b.claims(1, 0, 30, 0, leaves)
-	b.claims(2, 0, 0, 70)
-	records := func() int { return len(b.account("k", b.window(0)).account.records) }
-	b.pass(leftKept - 1)
-	b.is(b.claims(3, 0, 0, 1), 0, 0, 100, 70)
-	if n := records(); n != 3 {
-		t.Errorf("%d records", n)
-	}
-	b.pass(time.Second)
-	b.dropped = 30
-	b.is(b.claims(3, 0, 0, 1), 0, 0, 100, 70)
-	if n := records(); n != 2 {
-		t.Errorf("%d records", n)
-	}
 }
 
 // Who has something in hand is asked to give it back by a claim that needs more than there is.

@@ -70,11 +70,11 @@ func TestTwins(t *testing.T) {
 		return // too few for each kind to come
 	}
 	for _, kind := range []string{
-		"draw", "claim", "left", "overtaken", "over", "cut", "missing", "recalling", "learning", "granted",
+		"draw", "claim", "overtaken", "over", "cut", "missing", "recalling", "learning", "granted",
 		"overridden", "overridden draw", "overridden bucket", "changed", "told again", "another version", "unlimited",
 		"removed", "lost", "evicted", "full", "bucket", "sliding", "early", "credited", "back", "forgotten", "carried", "carried on", "debt falls",
 		"on record: " + WasOvertaken, "on record: " + WasOver, "on record: " + WasExpired, "on record: " + WasRecovery,
-		"on record: " + WasLeaving, "on record: " + WasLearning, "on record: " + WasRefused, "on record: " + WasCharge,
+		"on record: " + WasLearning, "on record: " + WasRefused, "on record: " + WasCharge,
 		"on record: " + WasGrant, "on record: " + WasReport,
 	} {
 		if met[kind] < 5 {
@@ -321,12 +321,10 @@ func (w *twins) next() Claim {
 	case 5:
 		c.Seq = uint64(w.Int64N(int64(c.Seq) + 1))
 	case 6:
-		c.Kind = Leaves
-	case 7:
 		if w.IntN(6) == 0 {
 			c.Taken, c.Spent = tokens(w.Int64())-1<<62, tokens(w.Int64())-1<<62
 		}
-	case 8:
+	case 7:
 		c.Learning = w.redis.now.Add(time.Duration(w.Int64N(int64(4 * time.Second))))
 	}
 	if w.limit.Algorithm != ratelimit.TokenBucket && w.IntN(4) == 0 {
@@ -356,17 +354,13 @@ func (w *twins) hear(c *Claim, g *Grant) {
 	last.Seq = max(last.Seq, c.Seq)
 }
 
-// holds tells which invariant of the account in memory is broken. What was dropped is not known here.
+// holds tells which invariant of the account in memory is broken.
 func (w *twins) holds(c *Claim) error {
 	k := w.memory.account(c.Key, c.Window)
 	if k == nil {
 		return nil
 	}
-	var sum tokens
-	for i := range k.account.records {
-		sum += k.account.records[i].total()
-	}
-	return k.invariants(w.redis.now, &w.most, k.sum-sum)
+	return k.invariants(w.redis.now, &w.most)
 }
 
 func (w *twins) count(c *Claim, g *Grant) {
@@ -374,7 +368,6 @@ func (w *twins) count(c *Claim, g *Grant) {
 	begins := spanOf(&c.Limit, c.Window).begins
 	for kind, is := range map[string]bool{
 		"draw": c.Kind == Draws && g.Err == nil, "claim": c.Kind == States && g.Err == nil,
-		"left":      c.Kind == Leaves && g.Err == nil,
 		"overtaken": errors.Is(g.Err, ErrOvertaken), "over": errors.Is(g.Err, ErrOver),
 		"cut": g.Cut > 0, "missing": g.Missing,
 		"recalling": g.Recalling, "learning": g.Learning > 0, "granted": g.Granted > 0,
@@ -432,9 +425,7 @@ func (w *twins) same(window ratelimit.Window, k *kept) string {
 	want := map[string]string{}
 	for i := range rs {
 		r := &rs[i]
-		if !r.left() || r.taken != 0 {
-			want["h:"+hexOf(r.holder)] = fmt.Sprint(int64(r.taken))
-		}
+		want["h:"+hexOf(r.holder)] = fmt.Sprint(int64(r.taken))
 		if r.seq > 0 {
 			want["c:"+hexOf(r.holder)] = ""
 		}

@@ -127,7 +127,7 @@ func (h *history) play() {
 		case 6:
 			if h.IntN(4) == 0 {
 				n.taken = min(n.taken, n.spent)
-				h.claim(n, account.Leaves, 0)
+				h.claim(n, account.States, 0)
 				h.left = append(h.left, *n)
 				*n = h.newNode()
 			}

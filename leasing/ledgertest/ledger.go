@@ -27,7 +27,7 @@ func messages(t *testing.T, l account.Ledger) {
 	bucket.Algorithm, sliding.Algorithm = ratelimit.TokenBucket, ratelimit.SlidingWindow
 	bucket.Burst = bucket.Requests
 	for name, limit := range map[string]ratelimit.Limit{"fixed": Year, "sliding": sliding, "bucket": bucket} {
-		for kind := account.Kind(0); kind <= account.Leaves; kind++ {
+		for kind := account.Kind(0); kind <= account.Draws; kind++ {
 			for seq := uint64(1); seq < 4; seq++ {
 				c := Claim(fmt.Sprint(name, kind), 0xa00, seq, tokens(seq-1)*5, 5)
 				c.Kind, c.Limit = kind, limit

@@ -91,6 +91,37 @@ const (
 	early = 100 * time.Millisecond
 )
 
+// Waits of background messages for others, because a round trip costs Redis more than a message.
+const (
+	Batch = 20 * time.Millisecond
+	Long  = time.Second // of messages that are not urgent
+)
+
+// Patience is the wait of a message that is not urgent. It must not last until the window ends.
+func (k *Key) Patience(now instant) time.Duration {
+	if k.Till.Sub(now) < 2*Long {
+		return Batch
+	}
+	return Long
+}
+
+// Due tells whether to send a background message, and how long it may wait for others. One that renews an eager lease
+// leaves at once, because its time is short.
+func (e Entry) Due(now instant, rule *ratelimit.Rule) (wait time.Duration, due bool) {
+	switch {
+	case e.asked != 0 || e.Deadline == 0:
+		return 0, false
+	case e.reports(now, rule):
+		if now >= e.Renews(rule) {
+			return 0, true
+		}
+		return Batch, true
+	case e.Early(now, rule):
+		return Batch, true
+	}
+	return e.Patience(now), e.piggybacks(now, rule)
+}
+
 // Enter moves the part to the current window. It returns the part of an ended window, if that has a report, and false
 // if the current window is not certain.
 func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (over Part, certain bool) {
@@ -150,14 +181,10 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // debt), and its lease must not end before it begins. Of a small limit, one node would take all that there is.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && rule.Limit.Capacity() >= 2*leastShare &&
-		!rule.Limit.Carries && !rule.Coordination.Eager() &&
-		e.Next.Deadline == 0 && e.asked == 0 && e.Deadline != 0 && now >= e.renewFrom && e.Ends(now, rule) &&
-		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
-}
-
-// Ends tells whether the window is about to end, so that tokens of the next can be claimed.
-func (k *Key) Ends(now instant, rule *ratelimit.Rule) bool {
-	return now < k.Till && k.Till.Sub(now) <= min(early, rule.Limit.Period()/8)
+		!rule.Limit.Carries && !rule.Coordination.Eager() && e.Next.Deadline == 0 && now >= e.renewFrom &&
+		now < e.Till && e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
+		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period()) &&
+		!e.reports(now, rule)
 }
 
 // PartOf is the part of a window, or nil if the key no longer has one.
@@ -222,13 +249,11 @@ func Refill(n tokens, l *ratelimit.Limit) time.Duration {
 	return time.Duration(math.Ceil(float64(max(0, n)) / float64(max(1, l.Requests)) * float64(l.Period())))
 }
 
-// Due tells whether to send a background message: to report a new total, to renew a lease that is nearly used up, or
-// to check a refusal.
-func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
+// reports tells whether to send a message about this window: to report a new total, to renew a lease that is nearly
+// used up, or to check a refusal.
+func (e Entry) reports(now instant, rule *ratelimit.Rule) bool {
 	limit := &rule.Limit
 	switch {
-	case e.asked != 0 || e.Deadline == 0:
-		return false
 	case e.doubt, e.used && now >= e.Renews(rule):
 		return true
 	case now < e.until:
@@ -265,10 +290,10 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
 }
 
-// Piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
+// piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
-func (e Entry) Piggybacks(now instant, rule *ratelimit.Rule) bool {
-	usedUp := e.asked == 0 && e.Taken == e.Spent && e.Heard != 0 && now >= e.renewFrom && now < e.Till
+func (e Entry) piggybacks(now instant, rule *ratelimit.Rule) bool {
+	usedUp := e.Taken == e.Spent && e.Heard != 0 && now >= e.renewFrom && now < e.Till
 	return usedUp && e.Demand.PerSec < often && now.Sub(e.Demand.LastUse) < time.Second &&
 		e.plenty(rule) && rule.Limit.Capacity() >= 2*leastShare
 }

@@ -68,6 +68,9 @@ func TestSpecDraws(t *testing.T) {
 	if !s.hears(account.Grant{Total: 20, Sum: 90}) {
 		t.Fatal("the answer does not count")
 	}
+	if s.Asked() || s.hears(account.Grant{Total: 20, Sum: 90}) {
+		t.Fatal("it counts twice")
+	}
 	s.has(20, 0, 20)
 	s.kind(account.States) // 90 of 100 are more than seven eighths
 	s = newScene(t, 100)
@@ -151,6 +154,15 @@ func TestSpecNoAnswer(t *testing.T) {
 		}
 		s.has(0, 0, 0)
 	})
+	t.Run("of a ledger that learns, to a message that did not state that", func(t *testing.T) {
+		s := newScene(t, 100)
+		s.says(1, 20)
+		s.q.Epoch.Learning = 9
+		if s.hears(account.Grant{Total: 20, Sum: 20, At: 8}) {
+			t.Error("it counts")
+		}
+		s.has(0, 0, 0)
+	})
 	t.Run("to an earlier message", func(t *testing.T) {
 		s := newScene(t, 100)
 		s.says(1, 20)
@@ -176,6 +188,24 @@ func TestSpecDeadlineOfAnUnansweredClaim(t *testing.T) {
 	s.has(60, 0, 0)
 	if c := s.says(1, 1); c.Taken != 0 {
 		t.Errorf("it claims %d as its own", c.Taken)
+	}
+	s.Lost(&s.last)
+	s.Spent = 3
+	if c := s.says(1, 1); c.Taken != 0 || c.Spent != 3 {
+		t.Errorf("it claims %d of the %d that it has spent", c.Taken, c.Spent)
+	}
+}
+
+// A node gives back what it has in hand, except what its own requests wait for.
+func TestSpecGivesBack(t *testing.T) {
+	s := newScene(t, 100)
+	s.says(1, 20)
+	s.hears(account.Grant{Total: 20, Sum: 20})
+	s.Spent = 5
+	s.GiveBack(3)
+	s.has(8, 5, 3)
+	if c := s.says(0, 0); c.Kind != account.States || c.Taken != 8 || c.Spent != 5 {
+		t.Errorf("%+v", c)
 	}
 }
 
