@@ -28,13 +28,17 @@ type Visit struct {
 	at   keytable.Cursor
 }
 
-// Visit shows the next few keys of a part. see runs under the part's lock: it must not keep a key or call the Local.
+// Visit shows the next few keys of a part that have an owner (mode routing). see runs under the part's lock: it must not keep a key or call the Local.
 // Visit reports whether it has shown every key that was in the part since the visit began.
 func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
 	s := &l.tracked.shards[v.Part]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v.at = s.keys.Walk(v.at, func(c *counterCell) { see(s.keys.Key(c)) })
+	v.at = s.keys.Walk(v.at, func(c *counterCell) {
+		if c.Mark&isOwned != 0 {
+			see(s.keys.Key(c))
+		}
+	})
 	if v.at.Done {
 		*v = Visit{Part: v.Part}
 		return true
@@ -120,6 +124,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 			return false
 		}
 	}
+	c.Mark |= isOwned
 	k := s.of(c)
 	if len(x.Lessees) > 0 || x.Override.Set > 0 || x.Algorithm == ratelimit.Concurrency {
 		k = s.beside(c)
@@ -132,7 +137,8 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	}
 	if both := &c.Val; bucket != (algorithmOf(c) == ratelimit.TokenBucket) || both.ends == 0 {
 		// It is new here, or has used another algorithm.
-		c.Val, c.Mark = other, c.Mark&isLent|uint8(x.Algorithm)
+		c.Val = other
+		setAlgorithm(c, x.Algorithm)
 		if k != nil {
 			k.lessees = nil
 		}
@@ -140,7 +146,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		both.mergeBucket(&other)
 	} else {
 		both.merge(&other)
-		c.Mark = c.Mark&isLent | max(uint8(x.Algorithm), uint8(algorithmOf(c)))
+		setAlgorithm(c, max(x.Algorithm, algorithmOf(c)))
 	}
 	if k != nil {
 		k.merge(&c.Val, x.Lessees, bucket)

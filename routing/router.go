@@ -42,8 +42,8 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Router is the ratelimit.Limiter of a node in a ring: the owner of a key decides, whatever the rule's mode. It is safe
-// for concurrent use. Run must be running for peers to be met.
+// Router is the ratelimit.Limiter of a node in a ring: the owner of a key decides. Without a store, accounts move for
+// rules of modes with owners only. It is safe for concurrent use. Run must be running for peers to be met.
 type Router struct {
 	*core
 	work bell

@@ -362,6 +362,43 @@ func TestStepsJoinOfThree(t *testing.T) {
 	s.exact(0, s.addrs...)
 }
 
+// Each node counts keys of mode leasing by itself: a change of the ring neither takes their usage away nor
+// brings another node's.
+func TestLeasingUsageStaysAtItsNode(t *testing.T) {
+	const keys = 200
+	s := newScript(t, keys, 10)
+	s.ring("a:1", "b:1")
+	s.fill(10, "a:1", "b:1")
+	each := *s.rule
+	each.Coordination.Mode = ratelimit.Leasing
+	admits := func(addr string) (n ratelimit.Tokens) {
+		var v [1]verdict
+		for k := range keys {
+			key := ratelimit.AppendEntry(keyOf(k), "alone", "x", false)
+			s.nodes[addr].local.Decide(t.Context(), s.now, []ask{{Rule: &each, Key: key, Cost: 10}}, v[:])
+			n, v[0] = n+v[0].Charged, verdict{}
+		}
+		return n
+	}
+	s.addrs = append(s.addrs, "c:1")
+	for _, addr := range s.addrs[:2] {
+		if n := admits(addr); n != 10*keys {
+			t.Fatalf("%s admits %d of %d", addr, n, 10*keys)
+		}
+	}
+	c := s.start("c:1")
+	s.until("a third node has its keys", c.Ready)
+	gone := false
+	s.nodes["b:1"].Leave(func() { gone = true })
+	s.until("the second has left", func() bool { return gone })
+	for addr, want := range map[string]ratelimit.Tokens{"a:1": 0, "b:1": 0, "c:1": 10 * keys} {
+		if n := admits(addr); n != want {
+			t.Errorf("%s admits %d more, want %d", addr, n, want)
+		}
+	}
+	s.exact(0, "a:1", "c:1")
+}
+
 // Another node joins, and one leaves, before the first hand-over has ended.
 func TestStepsRingChangesDuringHandOver(t *testing.T) {
 	s := newScript(t, 4000, 10)
