@@ -144,8 +144,10 @@ type counted struct {
 	rejected [rejections]atomic.Uint64
 }
 
-// hands are the driver's actions for a core. No method may block, or call the core.
+// hands are the driver's actions for a core. No method but sleep may block, and none may call the core.
 type hands interface {
+	bell() bell       // for a request that waits
+	sleep(w *waiting) // until something has happened to it, or its time is over
 	dial(m *member)   // keep a way open to a node
 	hangUp(m *member) // and no longer
 	redial(m *member) // on a new stream
@@ -153,48 +155,30 @@ type hands interface {
 	yield()           // goroutines that wait for a processor go first
 }
 
-// observer sees what an owner decides for its peers, for simulations.
+// observer sees what an owner decides for its peers, for simulations. asked has it see a verdict with its place as
+// soon as it is made, though others of the same message still wait.
 type observer interface {
+	asked(ctx context.Context, verdicts []verdict, see func(i int))
 	decided(a *ask, v *verdict)
 	undone(a *ask, v *verdict)
 }
 
-// limiter decides on this node. Decisions that are not possible at once wait.
+// limiter decides on this node. decide blocks for at most within, where it is not 0, else for the rules' time.
 type limiter interface {
-	ask(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) waiter
+	decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict)
 	Undo(now instant, asks []ask, verdicts []verdict)
 }
 
-// waiter is asks that wait for a store; see leasing.Wait.
-type waiter interface {
-	Patience() time.Duration
-	Advance(now instant) bool
-	TimeOver() time.Duration
-}
+// baseOf is a limiter that can be given less time than its own.
+type baseOf struct{ ratelimit.Limiter }
 
-// blocking has a limiter's caller wait.
-type blocking struct{ ratelimit.Limiter }
-
-func (b blocking) ask(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) waiter {
+func (b baseOf) decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) {
 	if within > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, within)
 		defer cancel()
 	}
 	b.Decide(ctx, now, asks, verdicts)
-	return nil
-}
-
-// stepping lets a driver run the limiter.
-type stepping struct{ *leasing.Stepped }
-
-func (s stepping) ask(_ context.Context, now instant, _ time.Duration, asks []ask, verdicts []verdict) waiter {
-	// A nil *leasing.Wait put into the interface would not compare equal to nil, and the caller
-	// would take it for something to wait for.
-	if w := s.Ask(now, asks, verdicts); w != nil {
-		return w
-	}
-	return nil
 }
 
 // view is the ring at one time. It is replaced as a whole, and only stable changes: requests read it by one

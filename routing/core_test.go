@@ -108,11 +108,11 @@ func (d *deadlines) Decide(ctx context.Context, _ ratelimit.Instant, _ []ratelim
 // What has a time of its own is decided within that; what has none, within its caller's.
 func TestDecidingHasItsTime(t *testing.T) {
 	d := &deadlines{}
-	if w := (blocking{d}).ask(context.Background(), 1, 0, nil, nil); w != nil || d.bound {
+	if (baseOf{d}).decide(context.Background(), 1, 0, nil, nil); d.bound {
 		t.Errorf("it has no time of its own, and decides until %v", d.until)
 	}
 	before := time.Now()
-	(blocking{d}).ask(context.Background(), 1, time.Hour, nil, nil)
+	(baseOf{d}).decide(context.Background(), 1, time.Hour, nil, nil)
 	if !d.bound || d.until.Before(before.Add(time.Hour)) || d.until.After(time.Now().Add(time.Hour)) {
 		t.Errorf("it has an hour, and decides until %v", d.until)
 	}

@@ -149,6 +149,7 @@ func TestAccountThatComesIsWaitedFor(t *testing.T) {
 		c, key := a.core, a.ownedBy("a:1")
 		b := a.mayHave("b:1")
 		w := a.waits("a:1", 1)
+		w.bell = make(bell, 1)
 		if !w.advance(s.now) {
 			t.Fatal("it is decided, and may be elsewhere")
 		}
@@ -248,7 +249,7 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 		owner  string
 		status uint32
 	}{{"a:1", answered}, {"b:1", notOwner}} {
-		serving, bad := a.core.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleMessage(s.rule)}}, nil)
+		serving, bad := a.core.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleMessage(s.rule)}})
 		if len(bad) > 0 {
 			t.Fatal(bad)
 		}

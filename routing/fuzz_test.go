@@ -38,6 +38,8 @@ func (quiet) hangUp(*member)   {}
 func (quiet) redial(m *member) {}
 func (quiet) wake()            {}
 func (quiet) yield()           {}
+func (quiet) bell() bell       { return nil }
+func (quiet) sleep(*waiting)   {}
 
 // base is where the fuzzed core's clock is.
 var base = time.Unix(1_800_000_000, 0)
@@ -47,7 +49,7 @@ func newTarget(t *testing.T) *target {
 	local := leasing.NewLocal(64, x.now, base)
 	x.core = coreWith(Options{Addr: "own:1"}, func() instant { return x.now }, local) // small: each input has its own
 	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
-	x.base = blocking{local}
+	x.base = baseOf{local}
 	x.storeless(local)
 	x.looks(x.now, []string{"peer:1"})
 	x.peer = x.members["peer:1"]
@@ -97,7 +99,7 @@ func (x *target) takes(f *wire.Frame, answer bool) {
 		return
 	}
 	x.serve(x.now, x.from, f, x.says, func(asks []*wire.Ask) {
-		s, replies := x.decideFor(context.Background(), x.now, x.from, asks, nil)
+		s, replies := x.decideFor(context.Background(), x.now, x.from, asks)
 		x.says(&wire.Frame{Replies: replies})
 		if s != nil {
 			s.advance(x.now)

@@ -71,7 +71,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		g.told.Store(&refused)
 	}
 	r.hands, r.random, r.incarnation = r, rand.Float64, incarnation()
-	r.base = blocking{base}
+	r.base = baseOf{base}
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
 	// asked. With two of them, a node would admit twice what the rule declares.
 	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
@@ -91,31 +91,17 @@ func incarnation() (n uint64) {
 	return n
 }
 
-// Decide implements [ratelimit.Limiter]. It blocks for at most
-// the longest store_deadline of their rules beyond what this node's own limiter does. Asks of
-// other nodes travel while this one decides its own.
-func (r *Router) Decide(
-	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
-) {
-	if w := r.decide(ctx, now, asks, verdicts, newBell); w != nil {
-		ratelimit.Waits(ctx)
-		// The bell may ring for nothing, so that all that waits is looked at again each time.
-		for open := true; open; open = w.advance(r.clock()) {
-			w.sleep(ctx)
-		}
-	}
-}
+// bell implements hands.
+func (r *Router) bell() bell { return make(bell, 1) }
 
-func newBell() bell { return make(bell, 1) }
-
-// sleep blocks until something has happened to what waits, or its time is over.
-func (w *waiting) sleep(ctx context.Context) {
+// sleep implements hands.
+func (r *Router) sleep(w *waiting) {
 	timer := time.NewTimer(max(0, w.due().Sub(w.clock())))
 	defer timer.Stop()
 	select {
 	case <-w.bell:
 	case <-timer.C:
-	case <-ctx.Done():
+	case <-w.ctx.Done():
 		// The next advance abandons messages under way.
 		w.until = 0 // no request waits any more
 	}

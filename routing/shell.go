@@ -243,28 +243,6 @@ func (r *Router) exchange(stream called, received func()) error {
 	}
 }
 
-// answerTo decides what a peer asks, and answers as it goes.
-func (r *Router) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, answer func(*wire.Frame)) {
-	say := func(replies []*wire.Reply) {
-		if len(replies) > 0 {
-			answer(&wire.Frame{Replies: replies})
-		}
-	}
-	now := r.clock()
-	s, replies := r.decideFor(ctx, now, from, asks, newBell())
-	if s == nil {
-		say(replies)
-		return
-	}
-	for s.advance(now) {
-		say(append(replies, s.replies(now)...))
-		replies = nil
-		s.sleep(ctx)
-		now = r.clock()
-	}
-	say(append(replies, s.replies(now)...))
-}
-
 // welcomeInTime gives up on one who connects and does not introduce itself.
 func (r *Router) welcomeInTime(stream called, received func()) (*wire.Hello, error) {
 	type outcome struct {

@@ -123,6 +123,7 @@ func (s *script) start(addr string) *scriptNode {
 			s.in(d, func() { n.do(do) })
 		}, Random: s.rnd.Float64, Local: n.local, Wires: n, HotRate: max(s.hotRate, 0),
 	})
+	s.Cleanup(n.End)
 	n.Found(s.addrs)
 	return n
 }

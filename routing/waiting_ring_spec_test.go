@@ -51,20 +51,6 @@ func TestLeasesForOneRequest(t *testing.T) {
 	}
 }
 
-// Of several that wait below, each is decided when it is ready; one that gives itself no
-// more time is over.
-func TestSeveralWaitBelow(t *testing.T) {
-	s, a := newPair(t)
-	w := a.waits("b:1", 3)
-	first, second, third := &scriptedWaiter{open: true}, &scriptedWaiter{}, &scriptedWaiter{open: true}
-	for i, b := range []*scriptedWaiter{first, second, third} {
-		w.addBelow(s.now, b, 0, i, i+1)
-	}
-	if !w.advance(s.now) || w.states[0].decided || !w.states[1].decided || w.states[2].decided || len(w.below) != 2 {
-		t.Errorf("%+v", w.states)
-	}
-}
-
 // An owner that has let a request wait counts as silent for a tenth of a second, unless a message of it
 // arrives. It is alive for a quarter after its last message.
 func TestSilentOwners(t *testing.T) {
@@ -126,7 +112,7 @@ func TestDecidingWithAStore(t *testing.T) {
 		for i, o := range owners {
 			asks[i] = ask{Rule: s.rule, Key: a.ownedBy(o), Cost: 1}
 		}
-		return a.core.decide(context.Background(), s.now, asks, make([]verdict, len(asks)), newBell)
+		return a.core.decide(context.Background(), s.now, asks, make([]verdict, len(asks)))
 	}
 	if w := decides("a:1", "a:1"); w != nil || b.said != "asked 2 within 0s\n" {
 		t.Errorf("its own: waits %v, %q", w != nil, b.said)
@@ -136,13 +122,5 @@ func TestDecidingWithAStore(t *testing.T) {
 	}
 	if w := decides("b:1"); w == nil || b.said != "" {
 		t.Errorf("another's: waits %v, %q", w != nil, b.said)
-	}
-	b.waiter = &scriptedWaiter{open: true, patience: time.Millisecond}
-	w := decides("a:1", "a:1")
-	if w == nil || len(w.below) != 1 || w.below[0].to != 2 {
-		t.Fatal("the store is waited for")
-	}
-	if !w.advance(s.now) || b.said != "asked 2 within 0s\n" {
-		t.Errorf("it is asked while it is waited for: %q", b.said)
 	}
 }

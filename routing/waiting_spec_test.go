@@ -12,39 +12,21 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// scriptedBase is a limiter below a core, which records its asks and undos, and decides as scripted, or waits.
+// scriptedBase is a limiter below a core, which records its asks and undos, and decides as scripted.
 type scriptedBase struct {
 	said    string
 	verdict verdict
-	waiter  waiter
 }
 
-func (b *scriptedBase) ask(_ context.Context, _ instant, within time.Duration, asks []ask, verdicts []verdict) waiter {
+func (b *scriptedBase) decide(_ context.Context, _ instant, within time.Duration, asks []ask, verdicts []verdict) {
 	b.said += fmt.Sprintf("asked %d within %v\n", len(asks), within)
 	for i := range asks {
 		verdicts[i] = b.verdict
 	}
-	return b.waiter
 }
 
 func (b *scriptedBase) Undo(_ instant, asks []ask, verdicts []verdict) {
 	b.said += fmt.Sprintf("undo %d of source %d\n", len(asks), verdicts[0].Source)
-}
-
-// scriptedWaiter waits until it is open no more, and gives itself more time so often.
-type scriptedWaiter struct {
-	patience time.Duration
-	open     bool
-	more     []time.Duration
-}
-
-func (w *scriptedWaiter) Patience() time.Duration { return w.patience }
-func (w *scriptedWaiter) Advance(instant) bool    { return w.open }
-func (w *scriptedWaiter) TimeOver() (d time.Duration) {
-	if len(w.more) > 0 {
-		d, w.more = w.more[0], w.more[1:]
-	}
-	return d
 }
 
 // waits is a request with that many keys of an owner, not begun.
@@ -53,7 +35,7 @@ func (n *scriptNode) waits(owner string, asks int) *waiting {
 	for i := range all {
 		all[i] = ask{Rule: n.rule, Key: n.ownedBy(owner), Cost: 5}
 	}
-	return n.core.newWaiting(context.Background(), n.now, all, make([]verdict, asks), make(bell, 1))
+	return n.core.newWaiting(context.Background(), n.now, all, make([]verdict, asks))
 }
 
 // withStore has a core lease from a store.
@@ -118,8 +100,8 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 	}
 }
 
-// A waiting request continues at its own deadline, at that of its base, or when it may ask again. A request
-// that is decided, below or in a search has no deadline of its own.
+// A waiting request continues at its own deadline, at or when it may ask again. A request
+// that is decided or in a search has no deadline of its own.
 func TestWhenAWaitGoesOn(t *testing.T) {
 	s, a := newPair(t)
 	soon := s.now.Add(time.Millisecond)
@@ -129,7 +111,6 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 	}{
 		"it is asked again":       {askState{again: soon}, time.Millisecond},
 		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
-		"it waits below":          {askState{again: soon, below: true}, ratelimit.StoreDeadline},
 		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
 		"its account is coming":   {askState{again: s.now, fetch: &fetch{}, comes: soon}, time.Millisecond},
 		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
@@ -148,22 +129,6 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 		}
 		w.states[0].again, w.states[1].again = w.states[1].again, w.states[0].again
 	}
-	w = a.waits("b:1", 4)
-	for i := range w.states {
-		w.states[i].decided = true
-	}
-	for _, x := range []struct{ patience, within, want time.Duration }{{5, 0, 5}, {5, 3, 3}, {5, 9, 5}} {
-		w.below = nil
-		w.addBelow(s.now, &scriptedWaiter{patience: x.patience}, x.within, 1, 3)
-		if got := w.due().Sub(s.now); got != x.want {
-			t.Errorf("%+v: in %v", x, got)
-		}
-	}
-	for i := range w.states {
-		if w.states[i].below != (i == 1 || i == 2) {
-			t.Errorf("ask %d is below %v", i, w.states[i].below)
-		}
-	}
 	a.withStore()
 	w = a.waits("b:1", 1)
 	w.states[0].call = newCall(nil)
@@ -172,22 +137,6 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 	}
 	if w.states[0].mine = true; w.due() != w.until {
 		t.Error("it leases already")
-	}
-}
-
-// What waits below has as much more time as it gives itself, and is decided when it is
-// open no more.
-func TestWaitingBelow(t *testing.T) {
-	s, a := newPair(t)
-	w := a.waits("b:1", 2)
-	b := &scriptedWaiter{patience: time.Millisecond, open: true, more: []time.Duration{2 * time.Millisecond}}
-	w.addBelow(s.now, b, 0, 0, 2)
-	if !w.advance(s.now.Add(time.Millisecond)) || len(b.more) != 0 || w.due() != s.now.Add(3*time.Millisecond) {
-		t.Errorf("it goes on in %v, and has %d times more", w.due().Sub(s.now), len(b.more))
-	}
-	b.open = false
-	if w.advance(s.now.Add(2*time.Millisecond)) || !w.states[0].decided || !w.states[1].decided || w.states[0].below || len(w.below) != 0 {
-		t.Errorf("%+v", w.states)
 	}
 }
 
@@ -376,14 +325,14 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 		a := s.nodes["a:1"]
 		b := a.withStore()
 		w := a.waits("b:1", 1)
-		w.states[0].mine, w.states[0].below, w.verdicts[0] = x.mine, true, x.verdict
-		w.decidedBelow(s.now, 0)
+		w.states[0].mine, w.verdicts[0] = x.mine, x.verdict
+		w.decidedByBase(s.now, 0)
 		want, said := x.verdict, ""
 		if x.undone {
 			want = verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}
 			said = fmt.Sprintf("undo 1 of source %d\n", late.Source)
 		}
-		if w.verdicts[0] != want || b.said != said || !w.states[0].decided || w.states[0].below {
+		if w.verdicts[0] != want || b.said != said || !w.states[0].decided {
 			t.Errorf("%s: %+v, %q", x.what, w.verdicts[0], b.said)
 		}
 	}
