@@ -193,7 +193,7 @@ func (x *target) handsOn(key []byte) {
 
 // frames are what nodes say, and some of what they never do.
 func frames(x *target) map[string]*wire.Frame {
-	own, rule := x.key("own:1"), ruleMessage(routed(10))
+	own, rule := x.key("own:1"), ruleBytes(routed(10))
 	here := int64(x.local.LedgerNow(x.now))
 	parcel := func(a leasing.Account) []byte {
 		w := moved.NewWriter(ratelimit.LedgerTime(here))
@@ -206,7 +206,7 @@ func frames(x *target) map[string]*wire.Frame {
 		"asks": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
 		"undo": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
 		"overrides": {Asks: []*wire.Ask{
-			{Id: 1, Key: keyOf(1), Kind: 1, Rule: ruleMessage(overridable(9)), Change: (&setting{set: &ratelimit.Override{Requests: 5}}).message()},
+			{Id: 1, Key: keyOf(1), Kind: 1, Rule: ruleBytes(overridable(9)), Change: (&setting{set: &ratelimit.Override{Requests: 5}}).message()},
 			{Id: 2, List: &wire.List{Most: 9}},
 		}},
 		"leases": {Asks: []*wire.Ask{

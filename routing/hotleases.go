@@ -75,7 +75,7 @@ func (c *core) tellOwner(now instant, m *hot.Message) {
 // callFor is an ask as a call to its owner. totals are those of a lease of its key; nil: there are none.
 func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 	m.Key = append([]byte(nil), a.Key...) // it outlives the request, if that gives up
-	m.Cost, m.Kind, m.Rule = int64(a.Cost), uint32(a.Kind), ruleMessage(a.Rule)
+	m.Cost, m.Kind, m.Rule = int64(a.Cost), uint32(a.Kind), ruleBytes(a.Rule)
 	if a.Kind.Settles() || a.OfSlot() {
 		m.Window = int64(a.Window)
 	}

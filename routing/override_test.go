@@ -189,7 +189,7 @@ func TestOddChangesAreRefused(t *testing.T) {
 		"with a request":           {Change: good, Cost: 1, Kind: uint32(ratelimit.Spend)},
 		"a list too long":          {List: &wire.List{Most: mostListed + 1}},
 	} {
-		m.Id, m.Key, m.Rule = 1, keyOf(0), ruleMessage(s.rule)
+		m.Id, m.Key, m.Rule = 1, keyOf(0), ruleBytes(s.rule)
 		before := n.Stats().Malformed
 		open, replies := n.core.decideFor(context.Background(), s.now, &inlet{addr: "b:1", incarnation: 2}, []*wire.Ask{m})
 		if open != nil || len(replies) != 1 || replies[0].GetStatus() != malformed || n.Stats().Malformed != before+1 {

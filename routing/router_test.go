@@ -195,21 +195,19 @@ func TestRouterBadPeers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rule := ruleMessage(routed(10))
+	rule := ruleBytes(routed(10))
 	bad := []*wire.Ask{
 		{},
 		{Key: keyOf(1), Cost: -1, Rule: rule},
 		{Key: keyOf(1), Cost: 1},
 		{Key: make([]byte, 1000), Cost: 1, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: 9, Rule: rule},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 200, Requests: 1}},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 2, Requests: -1}},
+		{Key: keyOf(1), Cost: 1, Rule: []byte("not a rule")},
 		{Key: keyOf(1), Cost: 0, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: -5, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: 2, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: 1, Window: -1, Rule: rule},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 200, Requests: 1}},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: uint32(ratelimit.Year), Multiplier: 1 << 20, Requests: 1}},
+		{Key: keyOf(1), Cost: 1, Rule: make([]byte, maxRuleBytes+1)},
 	}
 	_ = s.Send(&wire.Frame{Asks: bad})
 	_ = s.Send(&wire.Frame{Fetches: []*wire.Fetch{{Id: 3}}})

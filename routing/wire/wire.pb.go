@@ -324,8 +324,8 @@ type Ask struct {
 	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Key       []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	Cost      int64                  `protobuf:"varint,3,opt,name=cost,proto3" json:"cost,omitempty"`
-	Kind      uint32                 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"` // 0 spend, 1 peek, 2 refund, 3 undo, 4 charge, 5 release
-	Rule      *Rule                  `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
+	Kind      uint32                 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"`                            // 0 spend, 1 peek, 2 refund, 3 undo, 4 charge, 5 release
+	Rule      []byte                 `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`                             // a Rule, encoded: owners keep the rules that they have read, by these bytes
 	Window    int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`                        // of an undo, a charge and a release: where it was charged
 	OverLimit bool                   `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // of an undo: that it had been refused
 	Charged   int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
@@ -398,7 +398,7 @@ func (x *Ask) GetKind() uint32 {
 	return 0
 }
 
-func (x *Ask) GetRule() *Rule {
+func (x *Ask) GetRule() []byte {
 	if x != nil {
 		return x.Rule
 	}
@@ -1552,13 +1552,13 @@ const file_wire_proto_rawDesc = "" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achanges\"\x88\x03\n" +
+	"\achanges\x18\b \x01(\x04R\achanges\"\xef\x02\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
 	"\x04cost\x18\x03 \x01(\x03R\x04cost\x12\x12\n" +
-	"\x04kind\x18\x04 \x01(\rR\x04kind\x12+\n" +
-	"\x04rule\x18\x05 \x01(\v2\x17.sluice.routing.v1.RuleR\x04rule\x12\x16\n" +
+	"\x04kind\x18\x04 \x01(\rR\x04kind\x12\x12\n" +
+	"\x04rule\x18\x05 \x01(\fR\x04rule\x12\x16\n" +
 	"\x06window\x18\a \x01(\x03R\x06window\x12\x1d\n" +
 	"\n" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
@@ -1719,22 +1719,21 @@ var file_wire_proto_depIdxs = []int32{
 	15, // 5: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
 	13, // 6: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
 	14, // 7: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
-	10, // 8: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
-	8,  // 9: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
-	4,  // 10: sluice.routing.v1.Ask.change:type_name -> sluice.routing.v1.Change
-	6,  // 11: sluice.routing.v1.Ask.list:type_name -> sluice.routing.v1.List
-	9,  // 12: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
-	0,  // 13: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
-	12, // 14: sluice.routing.v1.Reply.override:type_name -> sluice.routing.v1.Override
-	5,  // 15: sluice.routing.v1.Reply.changed:type_name -> sluice.routing.v1.Changed
-	7,  // 16: sluice.routing.v1.Reply.listed:type_name -> sluice.routing.v1.Listed
-	1,  // 17: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
-	1,  // 18: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
-	18, // [18:19] is the sub-list for method output_type
-	17, // [17:18] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	8,  // 8: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
+	4,  // 9: sluice.routing.v1.Ask.change:type_name -> sluice.routing.v1.Change
+	6,  // 10: sluice.routing.v1.Ask.list:type_name -> sluice.routing.v1.List
+	9,  // 11: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
+	0,  // 12: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
+	12, // 13: sluice.routing.v1.Reply.override:type_name -> sluice.routing.v1.Override
+	5,  // 14: sluice.routing.v1.Reply.changed:type_name -> sluice.routing.v1.Changed
+	7,  // 15: sluice.routing.v1.Reply.listed:type_name -> sluice.routing.v1.Listed
+	1,  // 16: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
+	1,  // 17: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
+	17, // [17:18] is the sub-list for method output_type
+	16, // [16:17] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
