@@ -67,7 +67,6 @@ type awareness struct {
 	// unheard says that some nodes that this one has met have not acknowledged its ownership yet. Two nodes
 	// that join at once would otherwise both decide for a key, each in a ring without the other.
 	unheard atomic.Bool
-	looking atomic.Int64 // how many accounts are fetched
 }
 
 // heat is which keys are hot: hot is what others ask this node for as the owner, hotHere

@@ -179,14 +179,7 @@ type askState struct {
 	call    *call
 	to      string
 	fetch   *fetch
-	comes   instant // by when the account should be here, if it is on its way; else 0
 	again   instant
-	// held says that the node which is asked has called itself the owner. It is then asked again
-	// although this node's ring names another.
-	held bool
-	// final is for a peer's ask. The peer has a statement that this node is the owner, so that the ask must
-	// not be sent on.
-	final bool
 	// mine says that this node leases the key from the store itself, although another node owns it.
 	mine   bool
 	errand errand // nil: none
@@ -221,9 +214,7 @@ func (w *waiting) due() instant {
 	for i := range w.states {
 		switch s := &w.states[i]; {
 		// These need no time of their own: the end of a fetch rings the bell.
-		case s.decided || s.fetch != nil && s.comes == 0:
-		case s.fetch != nil:
-			due = min(due, s.comes)
+		case s.decided || s.fetch != nil:
 		case s.call == nil:
 			due = min(due, s.again)
 		default:
@@ -282,11 +273,6 @@ func (w *waiting) one(now instant, i int) bool {
 		return w.lease(i)
 	case now < s.again:
 		return false
-	// This node's ring may name itself or a third node. A node that says that it owns the key is asked all
-	// the same, because it may have the account.
-	case s.held:
-		w.forward(now, i, s.to)
-		return s.call.ended() && w.answered(now, i)
 	}
 	owner := w.elsewhere(a)
 	switch {
@@ -383,19 +369,9 @@ func (w *waiting) here(now instant, i int) bool {
 // may go on.
 func (w *waiting) found(now instant, i int) bool {
 	s := &w.states[i]
-	how, holder, comes := w.outcome(now, s.fetch)
-	s.comes = comes
-	switch how {
+	switch w.outcome(s.fetch) {
 	case fetching:
 		return false
-	case fetchHere:
-		s.fetch = nil
-	case fetchHeld:
-		if s.fetch = nil; s.final { // two nodes take themselves for the owner: neither sends it back
-			s.status, s.decided = notOwner, true
-			return true
-		}
-		s.held, s.to = true, holder
 	case fetchAgain:
 		s.fetch, s.again = nil, now.Add(askAgain)
 	case fetchAbsent:
@@ -421,7 +397,7 @@ func (w *waiting) found(now instant, i int) bool {
 func (w *waiting) forward(now instant, i int, owner string) {
 	s, a := &w.states[i], &w.asks[i]
 	var totals *leasing.Totals
-	ask := &wire.Ask{Held: s.held}
+	ask := &wire.Ask{}
 	if x, ok := s.errand.(*setting); ok {
 		ask.Change = x.message()
 	} else if !w.inStore() && !w.remote {
@@ -449,10 +425,9 @@ func (w *waiting) answered(now instant, i int) bool {
 	case ok:
 		w.verdicts[i] = v
 		return true
-	// The node that was asked is not the owner, or not any more; or the one that had called itself
-	// the owner has failed. The next try goes by this node's own ring again.
-	case moved || s.held:
-		s.held, s.again = false, now.Add(askAgain)
+	// The node that was asked is not the owner, or not any more. The next try goes by this node's own ring again.
+	case moved:
+		s.again = now.Add(askAgain)
 		return w.late && w.failed(now, i, say)
 	}
 	return w.failed(now, i, say)

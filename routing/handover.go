@@ -484,24 +484,12 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 // take goes on with an account, if the key is this node's own.
 func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool {
 	c.gate.RLock()
+	defer c.gate.RUnlock()
 	// The gate is held until the account is in the table. If the ring turned in between, the mover
 	// might already have walked past its place.
 	mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr
 	if mine && !c.local.Adopt(now, m.Key, m.Account, sent) {
 		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
-	}
-	c.gate.RUnlock()
-	if c.looking.Load() > 0 {
-		// A node that looks for the account finds it here, or asks again where it goes back to.
-		how := fetchAgain
-		if mine {
-			how = fetchHere
-		}
-		c.mu.Lock()
-		if f := c.fetches[string(m.Key)]; f != nil {
-			c.fetched(f, how)
-		}
-		c.unlock()
 	}
 	return mine
 }

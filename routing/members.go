@@ -312,7 +312,6 @@ func (c *core) lookAfter(now instant) (due instant) {
 	}
 	c.ticked.Store(int64(now))
 	c.bury(now)
-	c.endFetches(now)
 	c.join(now)
 	saying := c.announce(now)
 	// Own keys are decided here only once all have acknowledged that this node owns them. One that never

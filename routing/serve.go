@@ -179,7 +179,7 @@ func (c *core) decideFor(
 			replies = append(replies, &wire.Reply{Id: m.GetId()})
 		default:
 			asks, s.ids = append(asks, a), append(s.ids, m.GetId())
-			states = append(states, askState{final: m.GetHeld(), errand: c.errandOf(from, m)})
+			states = append(states, askState{errand: c.errandOf(from, m)})
 		}
 	}
 	if len(asks) == 0 {

@@ -18,41 +18,6 @@ func (n *scriptNode) unsettled() *view {
 	return v
 }
 
-// A node that was asked as an owner, and is not one or cannot be reached, is not asked so again. A moment later
-// the search for the key's account begins again.
-func TestFoundOwnerThatIsNone(t *testing.T) {
-	for _, reachable := range []bool{false, true} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
-		m := a.core.members["b:1"]
-		m.done = 0 // it may have some
-		v := a.unsettled()
-		m.take(0)
-		m.ready.Store(reachable)
-		w := a.waits("a:1", 1)
-		w.states[0].fetch = &fetch{state: fetchHeld, holder: "b:1", view: v}
-		if !w.advance(s.now) || w.states[0].fetch != nil {
-			t.Fatalf("reachable %v: %+v", reachable, w.states[0])
-		}
-		if reachable {
-			asks := m.take(0).GetAsks()
-			if len(asks) != 1 || !asks[0].GetHeld() || w.states[0].call == nil {
-				t.Fatalf("it is sent %v", asks)
-			}
-			m.replied([]*wire.Reply{{Id: asks[0].GetId(), Status: notOwner}})
-			w.advance(s.now)
-		}
-		if st := &w.states[0]; st.decided || st.held || st.call != nil || st.again != s.now.Add(time.Millisecond) {
-			t.Errorf("reachable %v: %+v", reachable, st)
-		}
-		m.ready.Store(true)
-		if !w.advance(s.now.Add(time.Millisecond)) || w.states[0].fetch == nil || len(m.take(0).GetAsks()) != 0 {
-			t.Errorf("reachable %v: its account is not looked for: %+v", reachable, w.states[0])
-		}
-	}
-}
-
 // If no node has a key's account, its owner decides, and charges once.
 func TestKeyThatNobodyHas(t *testing.T) {
 	s := newScript(t, 1, 10)

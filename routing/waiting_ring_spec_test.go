@@ -81,26 +81,6 @@ func TestSilentOwners(t *testing.T) {
 	}
 }
 
-// A node that calls itself the owner is asked, with a note of that. A request of a peer, which this node was to
-// decide itself, does not travel back and forth.
-func TestOwnerThatWasFound(t *testing.T) {
-	for _, final := range []bool{false, true} {
-		s, a := newPair(t)
-		m := a.core.members["b:1"]
-		m.take(0)
-		w := a.waits("a:1", 1)
-		w.states[0].fetch, w.states[0].final = &fetch{state: fetchHeld, holder: "b:1"}, final
-		open := w.advance(s.now)
-		asks := m.take(0).GetAsks()
-		if final && (open || len(asks) != 0 || w.states[0].status != notOwner) {
-			t.Errorf("a peer's: open %v, sent %v, status %d", open, asks, w.states[0].status)
-		}
-		if !final && (!open || len(asks) != 1 || !asks[0].GetHeld()) {
-			t.Errorf("this node's: open %v, sent %v", open, asks)
-		}
-	}
-}
-
 // With a store, what is all this node's own is the base's at once; with one ask for
 // another's key, the request waits.
 func TestDecidingWithAStore(t *testing.T) {

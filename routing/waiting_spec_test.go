@@ -112,7 +112,6 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 		"it is asked again":       {askState{again: soon}, time.Millisecond},
 		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
 		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
-		"its account is coming":   {askState{again: s.now, fetch: &fetch{}, comes: soon}, time.Millisecond},
 		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
 	} {
 		w := a.waits("b:1", 2)
