@@ -16,22 +16,16 @@ func (l *Local) Predictable() *Local {
 	return l
 }
 
-// Parts is the number of parts of the table, each with its own lock.
-func (l *Local) Parts() int { return len(l.tracked.shards) }
-
-// Part is the part of a key.
-func (l *Local) Part(key []byte) int { return int(l.tracked.ShardOf(l.tracked.Hash.ID(key))) }
-
-// Visit is a walk through one part. It begins with its zero value and Part.
+// Visit is a walk through the table. It begins with its zero value.
 type Visit struct {
-	Part int
+	part int
 	at   keytable.Cursor
 }
 
-// Visit shows the next few keys of a part that have an owner (mode routing). see runs under the part's lock: it must not keep a key or call the Local.
-// Visit reports whether it has shown every key that was in the part since the visit began.
+// Visit shows the next few keys that have an owner (mode routing). see runs under a lock of the table: it must not keep
+// a key or call the Local. Visit reports whether it has shown every such key that was here since the visit began.
 func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
-	s := &l.tracked.shards[v.Part]
+	s := &l.tracked.shards[v.part]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v.at = s.keys.Walk(v.at, func(c *counterCell) {
@@ -40,10 +34,9 @@ func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
 		}
 	})
 	if v.at.Done {
-		*v = Visit{Part: v.Part}
-		return true
+		*v = Visit{part: (v.part + 1) % len(l.tracked.shards)}
 	}
-	return false
+	return *v == Visit{}
 }
 
 // Has tells whether the key has an account here.

@@ -19,23 +19,18 @@ func ownedRule(l ratelimit.Limit) *ratelimit.Rule {
 // handOver moves the keys that match accepts.
 func handOver(t *testing.T, now instant, from, to *Local, match func(key []byte) bool) (handed int) {
 	t.Helper()
-	for part := range from.Parts() {
-		var keys [][]byte
-		for v := (Visit{Part: part}); ; {
-			if from.Visit(&v, func(key []byte) {
-				if match(key) {
-					keys = append(keys, append([]byte(nil), key...))
-				}
-			}) {
-				break
-			}
+	var keys [][]byte
+	for v := (Visit{}); !from.Visit(&v, func(key []byte) {
+		if match(key) {
+			keys = append(keys, append([]byte(nil), key...))
 		}
-		for _, key := range keys {
-			if a, ok := from.TakeOut(now, key); ok {
-				handed++
-				if !to.Adopt(now, key, a, from.LedgerNow(now)) {
-					t.Fatal("no room")
-				}
+	}); {
+	}
+	for _, key := range keys {
+		if a, ok := from.TakeOut(now, key); ok {
+			handed++
+			if !to.Adopt(now, key, a, from.LedgerNow(now)) {
+				t.Fatal("no room")
 			}
 		}
 	}
@@ -284,9 +279,7 @@ func TestVisitShowsOwnedKeysOnly(t *testing.T) {
 		r, shown := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(i % 2 * 2), Unit: ratelimit.Hour, Requests: 10, Burst: 10}), 0
 		r.Coordination.Mode = mode
 		decideOne(l, 2, ask{Rule: r, Key: keyOf(1), Cost: 1})
-		for part := range l.Parts() {
-			for v := (Visit{Part: part}); !l.Visit(&v, func([]byte) { shown++ }); {
-			}
+		for v := (Visit{}); !l.Visit(&v, func([]byte) { shown++ }); {
 		}
 		if want := i % 2; shown != want {
 			t.Errorf("after a request of mode %v, %d keys are shown, want %d", mode, shown, want)
@@ -304,14 +297,12 @@ func TestVisitShowsAll(t *testing.T) {
 		put(k)
 	}
 	seen := map[string]bool{}
-	for part := range l.Parts() {
-		for v := (Visit{Part: part}); !l.Visit(&v, func(key []byte) { seen[string(key)] = true }); {
-			for range 20 {
-				if k := 1000 + rnd.Uint64N(2000); rnd.IntN(2) == 0 {
-					put(k)
-				} else {
-					l.TakeOut(2, keyOf(k))
-				}
+	for v := (Visit{}); !l.Visit(&v, func(key []byte) { seen[string(key)] = true }); {
+		for range 20 {
+			if k := 1000 + rnd.Uint64N(2000); rnd.IntN(2) == 0 {
+				put(k)
+			} else {
+				l.TakeOut(2, keyOf(k))
 			}
 		}
 	}

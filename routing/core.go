@@ -235,7 +235,7 @@ func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 // storeless has budgets in this process, which move with their keys.
 func (c *core) storeless(l *leasing.Local) {
 	c.local = l
-	c.mover = newMover(l.Parts())
+	c.mover.underway = map[uint64]string{}
 }
 
 type post struct {
@@ -303,7 +303,7 @@ func (c *core) turn() {
 	// Where other nodes have only gone, no key of this node's went to another, and no table needs
 	// to be walked through.
 	if !lessOnly(old, next) {
-		c.mover.all()
+		c.mover.begin()
 	}
 	// The swap is all that requests wait for. Accounts move afterwards, a few keys at a time.
 	c.gate.Lock()

@@ -216,8 +216,8 @@ func TestWhatIsSaidOfAParcel(t *testing.T) {
 	if c.adopt(s.now, from, p); c.local.Has(mine) {
 		t.Error("a parcel that came again was taken in again")
 	}
-	if c.mover.left != 0 {
-		t.Errorf("%d parts are to be walked through for what was not taken", c.mover.left)
+	if c.mover.dirty {
+		t.Error("the walk goes round for what was not taken")
 	}
 }
 
@@ -273,8 +273,8 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 		}
 		h.Incarnation++
 		before := w.n
-		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || c.mover.left == 0 || w.n == before {
-			t.Errorf("%s: the account is here %v, on its way %d, parts to walk through %d", how, c.local.Has(key), len(c.mover.underway), c.mover.left)
+		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || !c.mover.dirty || w.n == before {
+			t.Errorf("%s: the account is here %v, on its way %d, the walk goes round %v", how, c.local.Has(key), len(c.mover.underway), c.mover.dirty)
 		}
 	}
 }

@@ -212,7 +212,9 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	if c.clean() {
 		c.sayDone(m)
 	}
-	c.mover.unstick()
+	if c.mover.dirty {
+		c.mover.once() // with what waits for this way
+	}
 	m.wake()
 	c.hands.wake()
 }
@@ -539,9 +541,7 @@ func (c *core) gone(count counting) (bool, int) {
 	if !count {
 		return false, n
 	}
-	for part := range c.local.Parts() {
-		for visit := (leasing.Visit{Part: part}); !c.local.Visit(&visit, func([]byte) { n++ }); {
-		}
+	for visit := (leasing.Visit{}); !c.local.Visit(&visit, func([]byte) { n++ }); {
 	}
 	return false, n
 }
