@@ -449,7 +449,7 @@ func (w *waiting) regret(now instant, i int) {
 	late, say := w.asks[i], w.states[i].call
 	late.Key = append([]byte(nil), late.Key...)
 	c := w.core
-	say.regret(func() { // when the owner answers, or the conversation ends
+	say.after(func() { // when the owner answers, or the conversation ends
 		v, ok, _ := c.read(now, &late, say)
 		switch {
 		case !ok && late.OfSlot(): // it may have been taken: to give back a slot that was not changes nothing

@@ -87,7 +87,7 @@ func (c *core) ask(f *fetch, m *member) {
 	say := newCall(func(fr *wire.Frame, id uint64) {
 		fr.Fetches = append(fr.Fetches, &wire.Fetch{Id: id, Key: []byte(f.key), Ring: f.view.print})
 	})
-	say.then = func(say *call) {
+	say.after(func() {
 		c.mu.Lock()
 		defer c.unlock()
 		f.open--
@@ -104,7 +104,7 @@ func (c *core) ask(f *fetch, m *member) {
 			f.soon = true
 		}
 		c.answeredFetch(f)
-	}
+	})
 	c.post(m.link, say)
 }
 

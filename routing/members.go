@@ -459,7 +459,7 @@ func (c *core) announce(now instant) (saying bool) {
 		say := newCall(func(f *wire.Frame, id uint64) {
 			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
 		})
-		say.then = func(say *call) {
+		say.after(func() {
 			c.mu.Lock()
 			defer c.unlock()
 			m.telling = false
@@ -470,7 +470,7 @@ func (c *core) announce(now instant) (saying bool) {
 				m.soon = now.Add(c.tellsAgain(now)) // it dials back
 			}
 			c.hands.wake()
-		}
+		})
 		c.post(m.link, say)
 	})
 	return saying

@@ -50,16 +50,16 @@ type Router struct {
 
 	served credentials.TransportCredentials // for serving without certificates
 
-	run     sync.Mutex
-	ctx     context.Context // guarded by run: Run's
-	running *sync.WaitGroup // guarded by run
-	waiting []*member       // guarded by run: to be dialled when there is a Run
+	// runs is closed when Run has begun, and has set ctx and running.
+	runs    chan struct{}
+	ctx     context.Context
+	running sync.WaitGroup
 }
 
 // New makes a router over the node's own limiter.
 func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Time) *Router {
 	dialled, served := anonymous()
-	r := &Router{work: make(bell, 1), served: served}
+	r := &Router{work: make(bell, 1), served: served, runs: make(chan struct{})}
 	if o.TLS == nil {
 		o.TLS = dialled
 	}
@@ -110,20 +110,13 @@ func (r *Router) sleep(w *waiting) {
 // Owner is the other node that decides, "" if it is this one.
 func (r *Router) Owner(a *ratelimit.Ask) string { return r.elsewhere(a) }
 
-// Run finds peers and talks to them until ctx is done. It blocks.
+// Run finds peers and talks to them until ctx is done. It blocks. It is called once.
 func (r *Router) Run(ctx context.Context) {
-	var wg sync.WaitGroup
-	r.run.Lock()
-	r.ctx, r.running = ctx, &wg
-	// Nodes may have introduced themselves before Run, for the port is served by others.
-	for _, m := range r.waiting {
-		r.start(m)
-	}
-	r.waiting = nil
-	r.run.Unlock()
-	wg.Go(func() { r.find(ctx) })
+	r.ctx = ctx
+	close(r.runs)
+	r.running.Go(func() { r.find(ctx) })
 	r.loop(ctx)
-	wg.Wait()
+	r.running.Wait()
 }
 
 // The part of a node's processor time for moving accounts: requests go on meanwhile, and each waits for the
@@ -206,22 +199,10 @@ func (r *Router) usable(found []string) []string {
 	return addrs
 }
 
-// dial implements hands.
+// dial implements hands. Nodes are known from Run on (find, exchange).
 func (r *Router) dial(m *member) {
 	work := make(bell, 1)
 	m.wake, m.words, m.again = work.ring, work, make(bell, 1)
-	r.run.Lock()
-	defer r.run.Unlock()
-	// There is no context yet in which to talk.
-	if r.running == nil {
-		r.waiting = append(r.waiting, m)
-		return
-	}
-	r.start(m)
-}
-
-// start keeps a way open; the caller holds run.
-func (r *Router) start(m *member) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	m.stop = cancel
 	r.running.Go(func() { r.converse(ctx, m) })
@@ -229,9 +210,7 @@ func (r *Router) start(m *member) {
 
 // hangUp implements hands.
 func (r *Router) hangUp(m *member) {
-	if m.stop != nil {
-		m.stop()
-	}
+	m.stop()
 }
 
 // redial implements hands.
@@ -246,11 +225,9 @@ func (r *Router) yield() { runtime.Gosched() }
 // this node decides. It keeps forwarding. It blocks until all is acknowledged, or ctx is done. Then OnPeer
 // gets the losses.
 func (r *Router) Leave(ctx context.Context) {
-	r.run.Lock()
-	never := r.running == nil
-	r.run.Unlock()
-	// A router that never ran has met no node, and no loop would move its accounts.
-	if never {
+	select {
+	case <-r.runs:
+	default: // a router that never ran has met no node, and no loop would move its accounts
 		return
 	}
 	r.leave(r.clock())

@@ -169,16 +169,8 @@ func (r *Router) turnedAway(from string, kind rejection, err error) {
 
 // refuse counts a failed introduction by its fault, and reports it if the peer has a name.
 func (r *Router) refuse(from string, err error) {
-	for kind, what := range map[rejection]error{
-		rejectedIntroduction: errHello, rejectedVersion: errVersion, rejectedWeight: errWeight,
-		rejectedSecret: ErrSecret, rejectedPlain: errPlain,
-	} {
-		if errors.Is(err, what) {
-			r.reject(kind)
-		}
-	}
-	if errors.Is(err, errSelf) || errors.Is(err, errName) {
-		r.reject(rejectedName)
+	if fault, ok := errors.AsType[*refusal](err); ok {
+		r.reject(fault.kind)
 	}
 	// Of a node that this one has dialled converse tells, with its address.
 	if from != "" {
@@ -202,6 +194,11 @@ func remote(stream called, hello *wire.Hello) string {
 
 // exchange is the other end of a peer's conversation.
 func (r *Router) exchange(stream called, received func()) error {
+	select {
+	case <-r.runs:
+	case <-stream.Context().Done():
+		return stream.Context().Err()
+	}
 	hello, err := r.welcomeInTime(stream, received)
 	if err != nil {
 		r.refuse(remote(stream, hello), err)
