@@ -138,7 +138,7 @@ type transit struct {
 
 // counted is what a node counts for its metrics.
 type counted struct {
-	forwarded, received, notOwner, refused, malformed, handed, hot, instead, fallbacks, lost atomic.Uint64
+	forwarded, received, notOwner, refused, malformed, handed, hot, instead, fallbacks atomic.Uint64
 
 	rejected [rejections]atomic.Uint64
 }

@@ -143,37 +143,6 @@ func TestAnswersBeforeAParcel(t *testing.T) {
 	}
 }
 
-// A leaving node decides until all others have read its departure, so that each request finds a node. It does
-// not wait for ever for a silent one.
-func TestLeavingNodeTellsFirst(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	mine := func() bool { return a.core.view.Load().mine }
-	s.nodes["b:1"].paused = true
-	a.Leave(func() {})
-	s.play(leaveTells - 20*time.Millisecond)
-	if !mine() {
-		t.Error("one node has not heard that this one leaves, and it owns nothing any more")
-	}
-	s.play(40 * time.Millisecond)
-	if mine() {
-		t.Error("it still waits for a node that is silent")
-	}
-
-	s = newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a = s.nodes["a:1"]
-	a.Leave(func() {})
-	if !mine() {
-		t.Error("nobody has heard that it leaves")
-	}
-	s.play(20 * time.Millisecond)
-	if mine() {
-		t.Error("all have heard")
-	}
-}
-
 // What another node asks is decided here or not at all: two nodes that take each
 // other for the owner must not send an ask to and fro.
 func TestForwardedAskIsNotForwarded(t *testing.T) {
@@ -199,25 +168,6 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 	}
 }
 
-// Who cannot be asked may still have it: the key is looked for again.
-func TestFetchOfWhoCannotBeAsked(t *testing.T) {
-	for _, x := range []struct {
-		ready bool
-		state fetchState
-	}{{false, fetchAgain}, {true, fetching}} {
-		_, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
-		m.take(0)
-		m.done = 0
-		m.ready.Store(x.ready)
-		f := c.fetch(keyOf(1), make(bell, 1))
-		if f.state != x.state || (m.take(0) != nil) != (x.state == fetching) || (len(c.fetches) == 0) != (x.state == fetchAgain) {
-			t.Errorf("%+v: the fetch is %v, %d are looked for", x, f.state, len(c.fetches))
-		}
-	}
-}
-
 // A fetched account leaves at once, or stays if there is no room for it.
 func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	s, a := newPair(t)
@@ -240,6 +190,49 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 		m.out.urgent = false
 		if got := c.asked(s.now, "b:1", asks); got != wire.Found_ELSEWHERE || !m.out.urgent || c.local.Has(key) {
 			t.Errorf("it says %v, and it is to go at once: %v", got, m.out.urgent)
+		}
+	}
+}
+
+// So many accounts are looked for at a time. A search under another view ends, and is begun again.
+func TestMostFetches(t *testing.T) {
+	_, a := newPair(t)
+	c := a.core
+	a.mayHave("b:1")
+	waits := make(bell, 1)
+	f := c.fetch(keyOf(1), waits)
+	next := &view{ring: f.view.ring, print: f.view.print, mine: true}
+	c.view.Store(next)
+	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {
+		t.Errorf("under another view: the first %v, the second %v", f.state, again.state)
+	}
+	for i := len(c.fetches); i < maxFetches; i++ {
+		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
+	}
+	if c.fetch(keyOf(0), nil) != nil {
+		t.Error("there are too many")
+	}
+	delete(c.fetches, string(keyOf(maxFetches)))
+	if c.fetch(keyOf(0), nil) == nil {
+		t.Error("one more may be looked for")
+	}
+}
+
+// Who cannot be asked may still have it: the key is looked for again.
+func TestFetchOfWhoCannotBeAsked(t *testing.T) {
+	for _, x := range []struct {
+		ready bool
+		state fetchState
+	}{{false, fetchAgain}, {true, fetching}} {
+		_, a := newPair(t)
+		c := a.core
+		m := c.members["b:1"]
+		m.take(0)
+		m.done = 0
+		m.ready.Store(x.ready)
+		f := c.fetch(keyOf(1), make(bell, 1))
+		if f.state != x.state || (m.take(0) != nil) != (x.state == fetching) || (len(c.fetches) == 0) != (x.state == fetchAgain) {
+			t.Errorf("%+v: the fetch is %v, %d are looked for", x, f.state, len(c.fetches))
 		}
 	}
 }
@@ -274,26 +267,33 @@ func TestReceiptLetsTheNextGo(t *testing.T) {
 	}
 }
 
-// So many accounts are looked for at a time. A search under another view ends, and is begun again.
-func TestMostFetches(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	a.mayHave("b:1")
-	waits := make(bell, 1)
-	f := c.fetch(keyOf(1), waits)
-	next := &view{ring: f.view.ring, print: f.view.print, mine: true}
-	c.view.Store(next)
-	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {
-		t.Errorf("under another view: the first %v, the second %v", f.state, again.state)
+// A leaving node decides until all others have read its departure, so that each request finds a node. It does
+// not wait for ever for a silent one.
+func TestLeavingNodeTellsFirst(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	mine := func() bool { return a.core.view.Load().mine }
+	s.nodes["b:1"].paused = true
+	a.Leave(func() {})
+	s.play(leaveTells - 20*time.Millisecond)
+	if !mine() {
+		t.Error("one node has not heard that this one leaves, and it owns nothing any more")
 	}
-	for i := len(c.fetches); i < maxFetches; i++ {
-		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
+	s.play(40 * time.Millisecond)
+	if mine() {
+		t.Error("it still waits for a node that is silent")
 	}
-	if c.fetch(keyOf(0), nil) != nil {
-		t.Error("there are too many")
+
+	s = newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a = s.nodes["a:1"]
+	a.Leave(func() {})
+	if !mine() {
+		t.Error("nobody has heard that it leaves")
 	}
-	delete(c.fetches, string(keyOf(maxFetches)))
-	if c.fetch(keyOf(0), nil) == nil {
-		t.Error("one more may be looked for")
+	s.play(20 * time.Millisecond)
+	if mine() {
+		t.Error("all have heard")
 	}
 }

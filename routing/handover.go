@@ -285,9 +285,7 @@ func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 	i, at := 0, c.local.LedgerNow(now)
 	_ = moved.Read(p.w.B, func(m moved.Entry) { // this node wrote it
 		if which(i) {
-			if !c.local.Adopt(now, m.Key, m.Account, at) {
-				c.stats.lost.Add(1)
-			}
+			c.local.Adopt(now, m.Key, m.Account, at)
 			c.mover.once()
 		}
 		i++
@@ -442,8 +440,8 @@ func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool 
 	// The gate is held until the account is in the table. If the ring turned in between, the mover
 	// might already have walked past its place.
 	mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr
-	if mine && !c.local.Adopt(now, m.Key, m.Account, sent) {
-		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
+	if mine { // without room, it shares a budget with others, as any key beyond the most
+		c.local.Adopt(now, m.Key, m.Account, sent)
 	}
 	return mine
 }

@@ -4,84 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"github.com/sluice-gate/sluice/routing/ring"
-	"github.com/sluice-gate/sluice/routing/wire"
 )
-
-// If an owner has refused accounts, its accounts wait until the first such owner may have seen the current
-// ring. Without a connection they wait for one. Without room, no more are taken out.
-func TestAccountsThatCannotGo(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	c, v := a.core, a.core.view.Load()
-	toB, toC := a.ownedBy("b:1"), a.ownedBy("c:1")
-	b, other := c.members["b:1"], c.members["c:1"]
-	takesOut := func(keys ...[]byte) *mover {
-		for _, k := range keys {
-			a.has(k)
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		m := &c.mover
-		m.keys, m.ends, m.stuck, m.retry, m.full = nil, nil, false, 0, nil
-		for _, k := range keys {
-			m.keys = append(m.keys, k...)
-			m.ends = append(m.ends, len(m.keys))
-		}
-		c.takeOut(s.now, v)
-		return m
-	}
-	b.paused, other.paused = s.now.Add(5*time.Millisecond), s.now.Add(3*time.Millisecond)
-	for _, keys := range [][][]byte{{toB, toC}, {toC, toB}} {
-		if m := takesOut(keys...); !m.stuck || m.retry != other.paused || !c.local.Has(toB) || !c.local.Has(toC) {
-			t.Errorf("both have refused some a moment ago: %+v", m.retry.Sub(s.now))
-		}
-	}
-	b.paused = s.now // it is over
-	other.ready.Store(false)
-	if m := takesOut(toB, toC); !m.stuck || m.retry != 0 || c.local.Has(toB) || !c.local.Has(toC) {
-		t.Errorf("there is no way to one: %+v", m)
-	}
-	other.ready.Store(true)
-	other.paused = 0
-	for range walkedAtOnce {
-		b.out.fullParcel()
-	}
-	if m := takesOut(toB, toC); m.full != b || m.stuck || !c.local.Has(toB) || !c.local.Has(toC) {
-		t.Errorf("there is no room at one: %+v", m)
-	}
-}
-
-// While a node has no room, nothing is taken out; once it has given a receipt the
-// walk goes on where it was.
-func TestWalkWaitsForRoom(t *testing.T) {
-	s, a := newPair(t)
-	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-	w := &wakes{hands: c.hands}
-	c.hands = w
-	a.has(key)
-	for range walkedAtOnce {
-		m.out.fullParcel()
-	}
-	c.mover.begin()
-	for c.step(s.now) {
-	}
-	if c.mover.full != m || !c.local.Has(key) {
-		t.Fatalf("it waits for %v", c.mover.full)
-	}
-	before := w.n
-	if c.received(m, &wire.Receipt{Number: 1}); w.n == before {
-		t.Error("there is room, and the walk was not told")
-	}
-	for c.step(s.now) {
-	}
-	if c.local.Has(key) || c.mover.full != nil || c.mover.dirty || c.mover.underway[xxhash.Sum64(key)] != "b:1" {
-		t.Errorf("the account is here %v, there may be more %v", c.local.Has(key), c.mover.dirty)
-	}
-}
 
 // What is refused waits until it may be tried again, and then no longer has the node
 // look after itself every few milliseconds, wherever the account went meanwhile.
@@ -113,37 +37,6 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 		if c.mover.dirty || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
 			t.Errorf("gone meanwhile %v: there may be more %v, retry %v, %d are on their way", gone, c.mover.dirty, c.mover.retry, len(c.mover.underway))
 		}
-	}
-}
-
-// A full parcel leaves while the walk continues, and a partial one on request. Without a parcel, there is no
-// wake-up.
-func TestParcelsThatAreToGo(t *testing.T) {
-	s, a := newPair(t)
-	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-	woken := 0
-	m.wake = func() { woken++ }
-	if m.flush(); woken != 0 || m.out.urgent {
-		t.Error("there is nothing to be sent")
-	}
-	a.has(key)
-	c.mu.Lock()
-	c.send(s.now, m, key)
-	c.unlock()
-	if woken != 0 {
-		t.Error("more may come")
-	}
-	if m.flush(); woken != 1 || !m.out.urgent {
-		t.Error("it is to be sent")
-	}
-	m.out.urgent, woken = false, 0
-	m.out.open.w.B = append(m.out.open.w.B, make([]byte, parcelBytes)...) // as if by many accounts
-	a.has(key)
-	c.mu.Lock()
-	c.send(s.now, m, key)
-	c.unlock()
-	if woken != 1 || len(m.out.sealed) != 1 {
-		t.Errorf("a parcel is full, and whoever sends it was woken %d times", woken)
 	}
 }
 

@@ -515,35 +515,24 @@ func (c *core) depart(now instant) bool {
 	return false
 }
 
-// counting selects how the remaining accounts are counted.
-type counting bool
-
-const (
-	onItsWay   counting = false // only accounts in parcels without an acknowledgement
-	allThereIs counting = true  // the table as well: it is walked from end to end
-)
-
-// gone tells whether a leaving node has handed over all, and how many accounts
-// it still has if not.
-func (c *core) gone(count counting) (bool, int) {
+// gone tells whether a leaving node has handed over all.
+func (c *core) gone() bool {
 	c.mu.Lock()
 	defer c.unlock()
 	v := c.view.Load()
-	// It has not even left its own ring yet.
-	if v.mine {
-		return false, 0
-	}
 	// In the last node, tokens in hand cannot be returned.
-	if c.clean() && (c.inStore() || len(v.ring.Members()) == 0 || c.hotHere.Open() == 0) {
-		return true, 0
-	}
+	return !v.mine && c.clean() && (c.inStore() || len(v.ring.Members()) == 0 || c.hotHere.Open() == 0)
+}
+
+// rest is how many accounts a node in no ring still has, in parcels without a receipt and in the table, which is
+// walked from end to end.
+func (c *core) rest() int {
+	c.mu.Lock()
+	defer c.unlock()
 	n := len(c.mover.underway)
-	if !count {
-		return false, n
+	for visit := (leasing.Visit{}); !c.inStore() && !c.local.Visit(&visit, func([]byte) { n++ }); {
 	}
-	for visit := (leasing.Visit{}); !c.local.Visit(&visit, func([]byte) { n++ }); {
-	}
-	return false, n
+	return n
 }
 
 // isReady tells whether this node has joined the ring, and has its keys.

@@ -234,14 +234,14 @@ func (r *Router) Leave(ctx context.Context) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
-		if gone, _ := r.gone(onItsWay); gone {
+		if r.gone() {
 			return
 		}
 		select {
 		case <-tick.C:
 		// The accounts are counted only now, because to count them all tables are walked through.
 		case <-ctx.Done():
-			if gone, left := r.gone(allThereIs); !gone {
+			if left := r.rest(); left > 0 {
 				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged "+
 					"by their new owners in time: their usage in this window may be admitted again", left))
 			}

@@ -441,7 +441,7 @@ func (s *Stepped) Pump() {
 		s.talk()
 		again = again && s.woken
 	}
-	if gone, _ := s.core.gone(onItsWay); s.left != nil && gone {
+	if s.left != nil && s.core.gone() {
 		left := s.left
 		// left may call this node again.
 		s.left = nil

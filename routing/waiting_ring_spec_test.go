@@ -8,49 +8,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// While the ring changes, an ask is tried again in a moment, and not before; with a
-// store, this node leases when half of the request's time is over.
-func TestWaitingWhileTheRingChanges(t *testing.T) {
-	s, a := newPair(t)
-	b, m := a.withStore(), a.core.members["b:1"]
-	m.take(0)
-	w := a.waits("b:1", 1)
-	w.states[0].again = w.until
-	at := s.now.Add(ratelimit.StoreDeadline / 2)
-	if w.advance(at - 1); b.said != "" || m.take(0) != nil {
-		t.Errorf("it is not to be asked yet: %q", b.said)
-	}
-	if w.advance(at); b.said == "" || m.take(0) != nil {
-		t.Error("nobody has answered for half of its time")
-	}
-	b.said = ""
-	w = a.waits("a:1", 1)
-	w.states[0].again = s.now.Add(askAgain)
-	if w.advance(s.now); b.said != "" {
-		t.Errorf("its own is decided too early: %q", b.said)
-	}
-	if w.advance(s.now.Add(askAgain)); b.said == "" {
-		t.Error("it is to be asked again")
-	}
-}
-
-// Of a run of asks, those for another's key are leased for the request alone; others by
-// their rule.
-func TestLeasesForOneRequest(t *testing.T) {
-	s, a := newPair(t)
-	a.withStore()
-	w := a.waits("b:1", 4)
-	w.states[0].mine, w.states[2].mine = true, true
-	asks, within := w.baseTime(s.now, 1, 4)
-	if within != ratelimit.StoreDeadline || len(asks) != 3 || asks[0].Rule != s.rule || asks[1].Rule == s.rule || asks[2].Rule != s.rule || w.asks[2].Rule != s.rule {
-		t.Errorf("within %v: %+v", within, asks)
-	}
-	w.states[2].mine = false
-	if asks, within := w.baseTime(s.now, 1, 4); within != 0 || asks[1].Rule != s.rule {
-		t.Errorf("within %v: %+v", within, asks)
-	}
-}
-
 // An owner that has let a request wait counts as silent for a tenth of a second, unless a message of it
 // arrives. It is alive for a quarter after its last message.
 func TestSilentOwners(t *testing.T) {
@@ -102,5 +59,48 @@ func TestDecidingWithAStore(t *testing.T) {
 	}
 	if w := decides("b:1"); w == nil || b.said != "" {
 		t.Errorf("another's: waits %v, %q", w != nil, b.said)
+	}
+}
+
+// While the ring changes, an ask is tried again in a moment, and not before; with a
+// store, this node leases when half of the request's time is over.
+func TestWaitingWhileTheRingChanges(t *testing.T) {
+	s, a := newPair(t)
+	b, m := a.withStore(), a.core.members["b:1"]
+	m.take(0)
+	w := a.waits("b:1", 1)
+	w.states[0].again = w.until
+	at := s.now.Add(ratelimit.StoreDeadline / 2)
+	if w.advance(at - 1); b.said != "" || m.take(0) != nil {
+		t.Errorf("it is not to be asked yet: %q", b.said)
+	}
+	if w.advance(at); b.said == "" || m.take(0) != nil {
+		t.Error("nobody has answered for half of its time")
+	}
+	b.said = ""
+	w = a.waits("a:1", 1)
+	w.states[0].again = s.now.Add(askAgain)
+	if w.advance(s.now); b.said != "" {
+		t.Errorf("its own is decided too early: %q", b.said)
+	}
+	if w.advance(s.now.Add(askAgain)); b.said == "" {
+		t.Error("it is to be asked again")
+	}
+}
+
+// Of a run of asks, those for another's key are leased for the request alone; others by
+// their rule.
+func TestLeasesForOneRequest(t *testing.T) {
+	s, a := newPair(t)
+	a.withStore()
+	w := a.waits("b:1", 4)
+	w.states[0].mine, w.states[2].mine = true, true
+	asks, within := w.baseTime(s.now, 1, 4)
+	if within != ratelimit.StoreDeadline || len(asks) != 3 || asks[0].Rule != s.rule || asks[1].Rule == s.rule || asks[2].Rule != s.rule || w.asks[2].Rule != s.rule {
+		t.Errorf("within %v: %+v", within, asks)
+	}
+	w.states[2].mine = false
+	if asks, within := w.baseTime(s.now, 1, 4); within != 0 || asks[1].Rule != s.rule {
+		t.Errorf("within %v: %+v", within, asks)
 	}
 }

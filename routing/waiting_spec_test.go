@@ -100,45 +100,6 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 	}
 }
 
-// A waiting request continues at its own deadline, at or when it may ask again. A request
-// that is decided or in a search has no deadline of its own.
-func TestWhenAWaitGoesOn(t *testing.T) {
-	s, a := newPair(t)
-	soon := s.now.Add(time.Millisecond)
-	for what, x := range map[string]struct {
-		state askState
-		want  time.Duration
-	}{
-		"it is asked again":       {askState{again: soon}, time.Millisecond},
-		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
-		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
-		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
-	} {
-		w := a.waits("b:1", 2)
-		w.states[0], w.states[1] = x.state, askState{decided: true}
-		if got := w.due().Sub(s.now); got != x.want {
-			t.Errorf("%s: in %v, want %v", what, got, x.want)
-		}
-	}
-	w := a.waits("b:1", 2)
-	w.states[0].again, w.states[1].again = s.now.Add(2*time.Millisecond), soon
-	for range 2 {
-		if got := w.due(); got != soon {
-			t.Errorf("in %v", got.Sub(s.now))
-		}
-		w.states[0].again, w.states[1].again = w.states[1].again, w.states[0].again
-	}
-	a.withStore()
-	w = a.waits("b:1", 1)
-	w.states[0].call = newCall(nil)
-	if got := w.due().Sub(s.now); got != ratelimit.StoreDeadline/2 {
-		t.Errorf("with a store it leases itself in %v", got)
-	}
-	if w.states[0].mine = true; w.due() != w.until {
-		t.Error("it leases already")
-	}
-}
-
 // A charge of an owner after this node's refusal is taken back there, when its answer arrives. It is not if the
 // owner refuses as well, or if the rule has admitted here.
 func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
@@ -194,35 +155,6 @@ func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 				t.Errorf("%s: it is told %v", x.what, u)
 			}
 		}
-	}
-}
-
-// An undo tells the owner whether it had refused: then its charge is debt beyond the limit, and is subtracted
-// from that.
-func TestUndoSaysWhetherItWasRefused(t *testing.T) {
-	for _, over := range []bool{true, false} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
-		m := a.core.members["b:1"]
-		m.take(0)
-		v := verdict{OverLimit: over, Charged: 2, Debt: 1, Window: 3}
-		a.core.undoAt("b:1", &ask{Rule: s.rule, Key: a.ownedBy("b:1"), Kind: ratelimit.Spend, Cost: 5}, &v)
-		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 || asks[0].GetDebt() != 1 {
-			t.Errorf("refused %v: it is told %v", over, asks)
-		}
-	}
-}
-
-// A peer's ask that its owner cannot answer in time is left to the peer; its policy
-// decides, and not this node's.
-func TestPeersAskThatTakesTooLong(t *testing.T) {
-	_, a := newPair(t)
-	w := a.waits("a:1", 1)
-	w.remote = true
-	w.states[0].fetch = &fetch{view: w.view.Load(), open: 1}
-	if w.advance(w.until); w.states[0].status != notInTime || w.verdicts[0] != (verdict{}) || w.stats.fallbacks.Load() != 0 {
-		t.Errorf("status %d, %+v", w.states[0].status, w.verdicts[0])
 	}
 }
 
@@ -384,5 +316,73 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 	a.core.Undo(s.now, []ask{{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 5}}, []verdict{v})
 	if want := fmt.Sprintf("undo 1 of source %d\n", ratelimit.FromFallback); b.said != want {
 		t.Errorf("decided without a store: its limiter is told %q", b.said)
+	}
+}
+
+// A waiting request continues at its own deadline, at or when it may ask again. A request
+// that is decided or in a search has no deadline of its own.
+func TestWhenAWaitGoesOn(t *testing.T) {
+	s, a := newPair(t)
+	soon := s.now.Add(time.Millisecond)
+	for what, x := range map[string]struct {
+		state askState
+		want  time.Duration
+	}{
+		"it is asked again":       {askState{again: soon}, time.Millisecond},
+		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
+		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
+		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
+	} {
+		w := a.waits("b:1", 2)
+		w.states[0], w.states[1] = x.state, askState{decided: true}
+		if got := w.due().Sub(s.now); got != x.want {
+			t.Errorf("%s: in %v, want %v", what, got, x.want)
+		}
+	}
+	w := a.waits("b:1", 2)
+	w.states[0].again, w.states[1].again = s.now.Add(2*time.Millisecond), soon
+	for range 2 {
+		if got := w.due(); got != soon {
+			t.Errorf("in %v", got.Sub(s.now))
+		}
+		w.states[0].again, w.states[1].again = w.states[1].again, w.states[0].again
+	}
+	a.withStore()
+	w = a.waits("b:1", 1)
+	w.states[0].call = newCall(nil)
+	if got := w.due().Sub(s.now); got != ratelimit.StoreDeadline/2 {
+		t.Errorf("with a store it leases itself in %v", got)
+	}
+	if w.states[0].mine = true; w.due() != w.until {
+		t.Error("it leases already")
+	}
+}
+
+// A peer's ask that its owner cannot answer in time is left to the peer; its policy
+// decides, and not this node's.
+func TestPeersAskThatTakesTooLong(t *testing.T) {
+	_, a := newPair(t)
+	w := a.waits("a:1", 1)
+	w.remote = true
+	w.states[0].fetch = &fetch{view: w.view.Load(), open: 1}
+	if w.advance(w.until); w.states[0].status != notInTime || w.verdicts[0] != (verdict{}) || w.stats.fallbacks.Load() != 0 {
+		t.Errorf("status %d, %+v", w.states[0].status, w.verdicts[0])
+	}
+}
+
+// An undo tells the owner whether it had refused: then its charge is debt beyond the limit, and is subtracted
+// from that.
+func TestUndoSaysWhetherItWasRefused(t *testing.T) {
+	for _, over := range []bool{true, false} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		m := a.core.members["b:1"]
+		m.take(0)
+		v := verdict{OverLimit: over, Charged: 2, Debt: 1, Window: 3}
+		a.core.undoAt("b:1", &ask{Rule: s.rule, Key: a.ownedBy("b:1"), Kind: ratelimit.Spend, Cost: 5}, &v)
+		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 || asks[0].GetDebt() != 1 {
+			t.Errorf("refused %v: it is told %v", over, asks)
+		}
 	}
 }
