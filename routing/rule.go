@@ -99,7 +99,8 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
-		Algorithm: ratelimit.Algorithm(m.GetAlgorithm()), Unit: ratelimit.Unit(m.GetUnit()), Multiplier: m.GetMultiplier(),
+		Algorithm: ratelimit.Algorithm(m.GetAlgorithm()),
+		Unit:      ratelimit.Unit(m.GetUnit()), Multiplier: m.GetMultiplier(),
 		Requests: ratelimit.Tokens(m.GetRequests()), Burst: ratelimit.Tokens(m.GetBurst()),
 		Ceiling: ratelimit.Tokens(m.GetCeiling()),
 	}
@@ -130,9 +131,10 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	if m.GetEager() {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
+	ttl := min(max(m.GetLeaseTtlUs(), 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))
 	c.Lease = ratelimit.LeaseSize{
 		Fixed: ratelimit.Tokens(m.GetLeaseFixed()),
-		TTL:   time.Duration(min(max(m.GetLeaseTtlUs(), 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))) * time.Microsecond,
+		TTL:   time.Duration(ttl) * time.Microsecond,
 		Auto:  m.GetLeaseAuto(),
 	}
 	if m.GetStoreDeadlineUs() < 0 || m.GetStoreDeadlineUs() > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
