@@ -30,12 +30,26 @@ type counterShard struct {
 	_       [16]byte
 }
 
-// counterCell is a key's place. Mark has its algorithm and isLent, and Note the number of its limit.
+// counterCell is a key's place. Mark has its algorithm, isLent and isOwned, and Note the number of its limit.
 type counterCell = keytable.Cell[counter]
 
-const isLent = 0x80
+const (
+	isLent = 0x80
+	// isOwned is of keys that one node of a ring decides for (mode routing): only these move with the ring.
+	isOwned = 0x40
+	marks   = isLent | isOwned
+)
 
-func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isLent) }
+func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ marks) }
+
+func setAlgorithm(c *counterCell, a ratelimit.Algorithm) { c.Mark = c.Mark&marks | uint8(a) }
+
+// setOwned notes whether the key has an owner, as its rule now says.
+func setOwned(c *counterCell, r *ratelimit.Rule) {
+	if c.Mark &^= isOwned; r.Coordination.Mode.Spec().Owned {
+		c.Mark |= isOwned
+	}
+}
 
 // of is the record of a key next to its counter, or nil.
 func (s *counterShard) of(c *counterCell) *lent {
@@ -136,15 +150,17 @@ func (p *counters) enter(
 		if p.before != nil {
 			c.Val = p.before(a)
 		}
+		setOwned(c, a.Rule)
 		return s.since(now, l), c
 	case now >= c.Val.ends:
 		c.Note = p.limits.note(l.Capacity()) // it may have changed
 	}
+	setOwned(c, a.Rule)
 	// The algorithm has changed: windows may lack a previous sum, and a bucket has nothing in common with them.
 	if was := algorithmOf(c); was != l.Algorithm {
-		c.Mark = c.Mark&isLent | uint8(l.Algorithm)
+		setAlgorithm(c, l.Algorithm)
 		if l.Algorithm == ratelimit.TokenBucket || was == ratelimit.TokenBucket {
-			c.Val, c.Mark = counter{}, uint8(l.Algorithm)
+			c.Val, c.Mark = counter{}, c.Mark&^isLent
 			s.forget(id)
 		}
 		c.Val.extra = 0

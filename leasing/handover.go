@@ -16,30 +16,27 @@ func (l *Local) Predictable() *Local {
 	return l
 }
 
-// Parts is the number of parts of the table, each with its own lock.
-func (l *Local) Parts() int { return len(l.tracked.shards) }
-
-// Part is the part of a key.
-func (l *Local) Part(key []byte) int { return int(l.tracked.ShardOf(l.tracked.Hash.ID(key))) }
-
-// Visit is a walk through one part. It begins with its zero value and Part.
+// Visit is a walk through the table. It begins with its zero value.
 type Visit struct {
-	Part int
+	part int
 	at   keytable.Cursor
 }
 
-// Visit shows the next few keys of a part. see runs under the part's lock: it must not keep a key or call the Local.
-// Visit reports whether it has shown every key that was in the part since the visit began.
+// Visit shows the next few keys that have an owner (mode routing). see runs under a lock of the table: it must not keep
+// a key or call the Local. Visit reports whether it has shown every such key that was here since the visit began.
 func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
-	s := &l.tracked.shards[v.Part]
+	s := &l.tracked.shards[v.part]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v.at = s.keys.Walk(v.at, func(c *counterCell) { see(s.keys.Key(c)) })
+	v.at = s.keys.Walk(v.at, func(c *counterCell) {
+		if c.Mark&isOwned != 0 {
+			see(s.keys.Key(c))
+		}
+	})
 	if v.at.Done {
-		*v = Visit{Part: v.Part}
-		return true
+		*v = Visit{part: (v.part + 1) % len(l.tracked.shards)}
 	}
-	return false
+	return *v == Visit{}
 }
 
 // Has tells whether the key has an account here.
@@ -120,6 +117,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 			return false
 		}
 	}
+	c.Mark |= isOwned
 	k := s.of(c)
 	if len(x.Lessees) > 0 || x.Override.Set > 0 || x.Algorithm == ratelimit.Concurrency {
 		k = s.beside(c)
@@ -132,7 +130,8 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	}
 	if both := &c.Val; bucket != (algorithmOf(c) == ratelimit.TokenBucket) || both.ends == 0 {
 		// It is new here, or has used another algorithm.
-		c.Val, c.Mark = other, c.Mark&isLent|uint8(x.Algorithm)
+		c.Val = other
+		setAlgorithm(c, x.Algorithm)
 		if k != nil {
 			k.lessees = nil
 		}
@@ -140,7 +139,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		both.mergeBucket(&other)
 	} else {
 		both.merge(&other)
-		c.Mark = c.Mark&isLent | max(uint8(x.Algorithm), uint8(algorithmOf(c)))
+		setAlgorithm(c, max(x.Algorithm, algorithmOf(c)))
 	}
 	if k != nil {
 		k.merge(&c.Val, x.Lessees, bucket)

@@ -9,26 +9,28 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// ownedRule is of keys that move with a ring.
+func ownedRule(l ratelimit.Limit) *ratelimit.Rule {
+	r := testRule(l)
+	r.Coordination.Mode = ratelimit.Routing
+	return r
+}
+
 // handOver moves the keys that match accepts.
 func handOver(t *testing.T, now instant, from, to *Local, match func(key []byte) bool) (handed int) {
 	t.Helper()
-	for part := range from.Parts() {
-		var keys [][]byte
-		for v := (Visit{Part: part}); ; {
-			if from.Visit(&v, func(key []byte) {
-				if match(key) {
-					keys = append(keys, append([]byte(nil), key...))
-				}
-			}) {
-				break
-			}
+	var keys [][]byte
+	for v := (Visit{}); !from.Visit(&v, func(key []byte) {
+		if match(key) {
+			keys = append(keys, append([]byte(nil), key...))
 		}
-		for _, key := range keys {
-			if a, ok := from.TakeOut(now, key); ok {
-				handed++
-				if !to.Adopt(now, key, a, from.LedgerNow(now)) {
-					t.Fatal("no room")
-				}
+	}); {
+	}
+	for _, key := range keys {
+		if a, ok := from.TakeOut(now, key); ok {
+			handed++
+			if !to.Adopt(now, key, a, from.LedgerNow(now)) {
+				t.Fatal("no room")
 			}
 		}
 	}
@@ -49,7 +51,7 @@ func TestHandOver(t *testing.T) {
 			for step := range 20_000 {
 				now = now.Add(time.Duration(rnd.Int64N(int64(2 * time.Millisecond))))
 				k := rnd.IntN(len(owner))
-				r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Second, Multiplier: 3, Requests: tokens(1 + k%7*5), Burst: tokens(1 + k%7*5)})
+				r := ownedRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Second, Multiplier: 3, Requests: tokens(1 + k%7*5), Burst: tokens(1 + k%7*5)})
 				a := ask{Rule: r, Key: keyOf(uint64(k)), Cost: 1 + tokens(rnd.IntN(2))}
 				want, got := decideOne(one, now, a), decideOne(several[owner[k]], now, a)
 				want.Source, got.Source = 0, 0
@@ -78,7 +80,7 @@ func TestHandOver(t *testing.T) {
 func TestAdoptMerges(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
 	a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
-	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
 	for _, l := range []*Local{a, b} {
 		l.Decide(context.Background(), 2, []ask{{Rule: r, Key: keyOf(1), Cost: 4}}, make([]verdict, 1))
 	}
@@ -108,7 +110,7 @@ func TestAdoptOverAnotherWindow(t *testing.T) {
 	minute := instant(1).Add(time.Minute)
 	for algorithm, want := range map[ratelimit.Algorithm]int{ratelimit.FixedWindow: 4, ratelimit.SlidingWindow: 1} {
 		for _, newerArrives := range []bool{true, false} {
-			r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+			r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
 			older, newer := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
 			admit(older, 1, r, 3)
 			admit(newer, minute, r, 6)
@@ -129,7 +131,7 @@ func TestHandOverOfHolders(t *testing.T) {
 	for algorithm := range ratelimit.RateAlgorithms() {
 		wall := time.Unix(1_800_000_000, 0)
 		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
-		r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1000, Burst: 1000})
+		r := ownedRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1000, Burst: 1000})
 		var h Held
 		if x := tell(a, 1, r, 77, &h, 1, 500); x.Granted != 500 {
 			t.Fatalf("%+v", x)
@@ -154,7 +156,7 @@ func TestHandOverOfHolders(t *testing.T) {
 // Owners' clocks differ: a window gets longer by the difference, at most once,
 // and is never granted twice.
 func TestHandOverBetweenClocks(t *testing.T) {
-	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
 	wall := time.Unix(1_800_000_000, 0)
 	start := instant(time.Second)
 	for _, skew := range []time.Duration{300 * time.Millisecond, -300 * time.Millisecond, 10 * time.Minute, -10 * time.Minute} {
@@ -188,7 +190,7 @@ func TestClockThatIsSetBackAfterAMove(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
 	for _, leased := range []bool{true, false} {
 		for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
-			r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+			r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
 			r.Coordination.OnDeny = ratelimit.DenyRefunds
 			const ahead, behind = 29 * time.Second, -29 * time.Second
 			start := instant(time.Second)
@@ -226,7 +228,7 @@ func TestClaimAfterAKeyWasDropped(t *testing.T) {
 	for algorithm := range ratelimit.TokenBucket { // a bucket is dropped when it is full
 		wall := time.Unix(1_800_000_000, 0)
 		l := NewLocal(10, 1, wall)
-		r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
 		r.Coordination.OnDeny = ratelimit.DenyRefunds
 		if got := admit(l, 1, r, 20); got != 10 {
 			t.Fatal(got)
@@ -249,7 +251,7 @@ func TestKeyIsNotForgottenAheadOfItsClock(t *testing.T) {
 	for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
 		wall := time.Unix(1_800_000_000, 0)
 		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
-		r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
 		r.Coordination.OnDeny = ratelimit.DenyRefunds
 		if got := admit(a, 1, r, 20); got != 10 {
 			t.Fatal(got)
@@ -270,24 +272,37 @@ func TestKeyIsNotForgottenAheadOfItsClock(t *testing.T) {
 	}
 }
 
+// Only keys of a mode with owners are shown, as the rule of their last request says.
+func TestVisitShowsOwnedKeysOnly(t *testing.T) {
+	l := NewLocal(100, 1, time.Unix(1_800_000_000, 0))
+	for i, mode := range []ratelimit.Mode{ratelimit.Leasing, ratelimit.Routing, ratelimit.Approx, ratelimit.Routing} {
+		r, shown := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(i % 2 * 2), Unit: ratelimit.Hour, Requests: 10, Burst: 10}), 0
+		r.Coordination.Mode = mode
+		decideOne(l, 2, ask{Rule: r, Key: keyOf(1), Cost: 1})
+		for v := (Visit{}); !l.Visit(&v, func([]byte) { shown++ }); {
+		}
+		if want := i % 2; shown != want {
+			t.Errorf("after a request of mode %v, %d keys are shown, want %d", mode, shown, want)
+		}
+	}
+}
+
 // A visit shows every key that is there all the time, however many come and go.
 func TestVisitShowsAll(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	l := NewLocal(4000, 1, time.Unix(1_800_000_000, 0))
-	r := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
+	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
 	put := func(k uint64) { decideOne(l, 2, ask{Rule: r, Key: keyOf(k), Cost: 1}) }
 	for k := range uint64(1000) {
 		put(k)
 	}
 	seen := map[string]bool{}
-	for part := range l.Parts() {
-		for v := (Visit{Part: part}); !l.Visit(&v, func(key []byte) { seen[string(key)] = true }); {
-			for range 20 {
-				if k := 1000 + rnd.Uint64N(2000); rnd.IntN(2) == 0 {
-					put(k)
-				} else {
-					l.TakeOut(2, keyOf(k))
-				}
+	for v := (Visit{}); !l.Visit(&v, func(key []byte) { seen[string(key)] = true }); {
+		for range 20 {
+			if k := 1000 + rnd.Uint64N(2000); rnd.IntN(2) == 0 {
+				put(k)
+			} else {
+				l.TakeOut(2, keyOf(k))
 			}
 		}
 	}

@@ -94,6 +94,7 @@ func (l *Local) SetOverride(
 			return o, account.ErrFull
 		}
 		c.Val = l.tracked.before(a)
+		setOwned(c, a.Rule)
 	}
 	s.override(s.beside(c), &next)
 	return next.Answer(at), nil

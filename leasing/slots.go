@@ -107,5 +107,6 @@ func (s *counterShard) adoptSlots(k *lent, c *counterCell, moved []Lessee, lag l
 		}
 	}
 	s.slots += len(k.slots) - before
-	c.Val, c.Mark = heldBy(k.slots), isLent|uint8(ratelimit.Concurrency)
+	c.Val = heldBy(k.slots)
+	setAlgorithm(c, ratelimit.Concurrency)
 }

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash"
 
@@ -53,15 +52,26 @@ const (
 
 // ErrSecret says that a peer did not prove the secret. It may be a stranger, or a relay between this node and
 // a peer.
-var ErrSecret = errors.New("the peer has another PEER_SECRET or none, or a relay is between the nodes")
+var ErrSecret error = &refusal{
+	rejectedSecret, "the peer has another PEER_SECRET or none, or a relay is between the nodes",
+}
 
 var (
-	errHello   = errors.New("the peer did not introduce itself")
-	errWeight  = errors.New("the peer's ring is another")
-	errVersion = errors.New("the peer has another version of peer messages")
-	errPlain   = errors.New("the peer does not use TLS 1.3: it has an older version, or is not a peer")
-	errSelf    = errors.New("the peer has the name of this node (its PEER_ADDR)")
+	errHello   = &refusal{rejectedIntroduction, "the peer did not introduce itself"}
+	errWeight  = &refusal{rejectedWeight, "the peer's ring is another"}
+	errVersion = &refusal{rejectedVersion, "the peer has another version of peer messages"}
+	errPlain   = &refusal{rejectedPlain, "the peer does not use TLS 1.3: it has an older version, or is not a peer"}
+	errSelf    = &refusal{rejectedName, "the peer has the name of this node (its PEER_ADDR)"}
+	errName    = &refusal{rejectedName, "the peer has another name"}
 )
+
+// refusal is the fault of an introduction, with the kind under which it counts.
+type refusal struct {
+	kind rejection
+	text string
+}
+
+func (e *refusal) Error() string { return e.text }
 
 // CheckSecret returns the fault of a secret, if it has one.
 func CheckSecret(secret string) error {

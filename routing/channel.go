@@ -50,22 +50,14 @@ type door struct {
 	refused func(from string, kind rejection, err error)
 }
 
-// tlsHandshake is the first byte of a TLS connection.
-const tlsHandshake = 22
-
 // ServerHandshake implements [credentials.TransportCredentials]. Its caller
 // bounds the time.
 func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	// The first byte tells whether it is TLS at all.
-	begun := &peeked{Conn: raw}
-	if _, err := io.ReadFull(raw, begun.first[:]); err != nil {
-		return nil, nil, err // a probe of the open port
-	}
-	if begun.first[0] != tlsHandshake {
+	conn, info, err := d.TransportCredentials.ServerHandshake(raw)
+	if _, plain := errors.AsType[tls.RecordHeaderError](err); plain {
 		d.refused(raw.RemoteAddr().String(), rejectedPlain, errPlain)
 		return nil, nil, errPlain
 	}
-	conn, info, err := d.TransportCredentials.ServerHandshake(begun)
 	if err != nil && !hungUp(err) {
 		d.refused(raw.RemoteAddr().String(), rejectedTLS, fmt.Errorf("its TLS handshake failed: %w", err))
 	}
@@ -83,20 +75,4 @@ func hungUp(err error) bool {
 // Clone implements [credentials.TransportCredentials].
 func (d *door) Clone() credentials.TransportCredentials {
 	return &door{d.TransportCredentials.Clone(), d.refused}
-}
-
-// peeked is a connection whose first byte has been read.
-type peeked struct {
-	net.Conn
-	first [1]byte
-	given bool
-}
-
-// Read gives the first byte once more, and then goes on with the connection.
-func (p *peeked) Read(b []byte) (int, error) {
-	if p.given || len(b) == 0 {
-		return p.Conn.Read(b)
-	}
-	p.given = true
-	return copy(b, p.first[:]), nil
 }

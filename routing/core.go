@@ -67,7 +67,6 @@ type awareness struct {
 	// unheard says that some nodes that this one has met have not acknowledged its ownership yet. Two nodes
 	// that join at once would otherwise both decide for a key, each in a ring without the other.
 	unheard atomic.Bool
-	looking atomic.Int64 // how many accounts are fetched
 }
 
 // heat is which keys are hot: hot is what others ask this node for as the owner, hotHere
@@ -139,13 +138,15 @@ type transit struct {
 
 // counted is what a node counts for its metrics.
 type counted struct {
-	forwarded, received, notOwner, refused, malformed, handed, hot, instead, fallbacks, lost atomic.Uint64
+	forwarded, received, notOwner, refused, malformed, handed, hot, instead, fallbacks atomic.Uint64
 
 	rejected [rejections]atomic.Uint64
 }
 
-// hands are the driver's actions for a core. No method may block, or call the core.
+// hands are the driver's actions for a core. No method but sleep may block, and none may call the core.
 type hands interface {
+	bell() bell       // for a request that waits
+	sleep(w *waiting) // until something has happened to it, or its time is over
 	dial(m *member)   // keep a way open to a node
 	hangUp(m *member) // and no longer
 	redial(m *member) // on a new stream
@@ -153,48 +154,30 @@ type hands interface {
 	yield()           // goroutines that wait for a processor go first
 }
 
-// observer sees what an owner decides for its peers, for simulations.
+// observer sees what an owner decides for its peers, for simulations. asked has it see a verdict with its place as
+// soon as it is made, though others of the same message still wait.
 type observer interface {
+	asked(ctx context.Context, verdicts []verdict, see func(i int))
 	decided(a *ask, v *verdict)
 	undone(a *ask, v *verdict)
 }
 
-// limiter decides on this node. Decisions that are not possible at once wait.
+// limiter decides on this node. decide blocks for at most within, where it is not 0, else for the rules' time.
 type limiter interface {
-	ask(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) waiter
+	decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict)
 	Undo(now instant, asks []ask, verdicts []verdict)
 }
 
-// waiter is asks that wait for a store; see leasing.Wait.
-type waiter interface {
-	Patience() time.Duration
-	Advance(now instant) bool
-	TimeOver() time.Duration
-}
+// baseOf is a limiter that can be given less time than its own.
+type baseOf struct{ ratelimit.Limiter }
 
-// blocking has a limiter's caller wait.
-type blocking struct{ ratelimit.Limiter }
-
-func (b blocking) ask(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) waiter {
+func (b baseOf) decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) {
 	if within > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, within)
 		defer cancel()
 	}
 	b.Decide(ctx, now, asks, verdicts)
-	return nil
-}
-
-// stepping lets a driver run the limiter.
-type stepping struct{ *leasing.Stepped }
-
-func (s stepping) ask(_ context.Context, now instant, _ time.Duration, asks []ask, verdicts []verdict) waiter {
-	// A nil *leasing.Wait put into the interface would not compare equal to nil, and the caller
-	// would take it for something to wait for.
-	if w := s.Ask(now, asks, verdicts); w != nil {
-		return w
-	}
-	return nil
 }
 
 // view is the ring at one time. It is replaced as a whole, and only stable changes: requests read it by one
@@ -252,7 +235,7 @@ func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 // storeless has budgets in this process, which move with their keys.
 func (c *core) storeless(l *leasing.Local) {
 	c.local = l
-	c.mover = newMover(l.Parts())
+	c.mover.underway = map[uint64]string{}
 }
 
 type post struct {
@@ -320,7 +303,7 @@ func (c *core) turn() {
 	// Where other nodes have only gone, no key of this node's went to another, and no table needs
 	// to be walked through.
 	if !lessOnly(old, next) {
-		c.mover.all()
+		c.mover.begin()
 	}
 	// The swap is all that requests wait for. Accounts move afterwards, a few keys at a time.
 	c.gate.Lock()

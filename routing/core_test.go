@@ -21,6 +21,70 @@ func TestOwnKeysDoNotAllocate(t *testing.T) {
 	}
 }
 
+// deadlines notes until when it may decide.
+type deadlines struct {
+	ratelimit.Limiter
+	until time.Time
+	bound bool
+}
+
+func (d *deadlines) Decide(ctx context.Context, _ ratelimit.Instant, _ []ratelimit.Ask, _ []ratelimit.Verdict) {
+	d.until, d.bound = ctx.Deadline()
+}
+
+// What has a time of its own is decided within that; what has none, within its caller's.
+func TestDecidingHasItsTime(t *testing.T) {
+	d := &deadlines{}
+	if (baseOf{d}).decide(context.Background(), 1, 0, nil, nil); d.bound {
+		t.Errorf("it has no time of its own, and decides until %v", d.until)
+	}
+	before := time.Now()
+	(baseOf{d}).decide(context.Background(), 1, time.Hour, nil, nil)
+	if !d.bound || d.until.Before(before.Add(time.Hour)) || d.until.After(time.Now().Add(time.Hour)) {
+		t.Errorf("it has an hour, and decides until %v", d.until)
+	}
+}
+
+// wakes counts the wake-ups of a core.
+type wakes struct {
+	hands
+	n int
+}
+
+func (w *wakes) wake() { w.n++ }
+
+// A view remembers the rings since all had handed over to this node: after that the
+// one before, with those before it, up to so many. More, or none known: nothing is.
+func TestRingsSinceAllHadHandedOver(t *testing.T) {
+	_, a := newPair(t)
+	c := a.core
+	now := c.view.Load().ring
+	for _, x := range []struct {
+		mine, stable bool
+		had, want    int
+	}{{true, true, 0, 1}, {true, true, 3, 1}, {true, false, 0, 0}, {true, false, 1, 2}, {true, false, mostSince - 1, mostSince}, {true, false, mostSince, 0}, {false, true, 0, 0}, {false, false, 3, 0}} {
+		old := &view{ring: now, mine: x.mine, since: make([]*ring.Ring, x.had)}
+		old.stable.Store(x.stable)
+		v := c.build(old)
+		if len(v.since) != x.want || x.want > 0 && v.since[0] != now {
+			t.Errorf("%+v: it remembers %d rings", x, len(v.since))
+		}
+	}
+}
+
+// With a store there is no handover, so that each ring counts as complete.
+func TestTurnWithAStore(t *testing.T) {
+	_, a := newPair(t)
+	c := a.core
+	c.local = nil
+	c.mu.Lock()
+	c.turn()
+	c.unlock()
+	if !c.view.Load().stable.Load() {
+		t.Error("it waits for others to hand over")
+	}
+}
+
 // A node's announcements travel on two streams, and may arrive in another order. An announcement from before
 // its last join or departure no longer counts: otherwise accounts on their way to it would begin again here.
 func TestOldWordsOfANodeCountNoMore(t *testing.T) {
@@ -52,100 +116,5 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	b.done, b.doneBy = a.view.Load().print, joined
 	if !b.mayHave(a.view.Load()) {
 		t.Error("b has left, and may have accounts still: it was done before that")
-	}
-}
-
-// wakes counts the wake-ups of a core.
-type wakes struct {
-	hands
-	n int
-}
-
-func (w *wakes) wake() { w.n++ }
-
-func (w *wakes) yield() {}
-
-// A node that did not run for longer than TakeOver is no owner from its first decision on, which also starts a
-// check. A node that was never checked has not begun.
-func TestWhoHasLapsed(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1")
-	c := s.nodes["a:1"].core
-	w := &wakes{}
-	c.hands = w
-	at := instant(c.ticked.Load())
-	if c.lapsed(at.Add(lapseAfter)) || w.n > 0 {
-		t.Error("others have waited for it")
-	}
-	if !c.lapsed(at.Add(lapseAfter+1)) || w.n != 1 {
-		t.Errorf("others may own its keys; it was woken %d times", w.n)
-	}
-	if !c.lapsed(at) {
-		t.Error("it has lapsed, and nobody has looked after that")
-	}
-	c.expired.Store(false)
-	c.ticked.Store(0)
-	if c.lapsed(at.Add(time.Hour)) {
-		t.Error("it has not begun")
-	}
-	c.ticked.Store(1)
-	if !c.lapsed(at.Add(time.Hour)) {
-		t.Error("it has begun an hour ago")
-	}
-}
-
-// deadlines notes until when it may decide.
-type deadlines struct {
-	ratelimit.Limiter
-	until time.Time
-	bound bool
-}
-
-func (d *deadlines) Decide(ctx context.Context, _ ratelimit.Instant, _ []ratelimit.Ask, _ []ratelimit.Verdict) {
-	d.until, d.bound = ctx.Deadline()
-}
-
-// What has a time of its own is decided within that; what has none, within its caller's.
-func TestDecidingHasItsTime(t *testing.T) {
-	d := &deadlines{}
-	if w := (blocking{d}).ask(context.Background(), 1, 0, nil, nil); w != nil || d.bound {
-		t.Errorf("it has no time of its own, and decides until %v", d.until)
-	}
-	before := time.Now()
-	(blocking{d}).ask(context.Background(), 1, time.Hour, nil, nil)
-	if !d.bound || d.until.Before(before.Add(time.Hour)) || d.until.After(time.Now().Add(time.Hour)) {
-		t.Errorf("it has an hour, and decides until %v", d.until)
-	}
-}
-
-// A view remembers the rings since all had handed over to this node: after that the
-// one before, with those before it, up to so many. More, or none known: nothing is.
-func TestRingsSinceAllHadHandedOver(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	now := c.view.Load().ring
-	for _, x := range []struct {
-		mine, stable bool
-		had, want    int
-	}{{true, true, 0, 1}, {true, true, 3, 1}, {true, false, 0, 0}, {true, false, 1, 2}, {true, false, mostSince - 1, mostSince}, {true, false, mostSince, 0}, {false, true, 0, 0}, {false, false, 3, 0}} {
-		old := &view{ring: now, mine: x.mine, since: make([]*ring.Ring, x.had)}
-		old.stable.Store(x.stable)
-		v := c.build(old)
-		if len(v.since) != x.want || x.want > 0 && v.since[0] != now {
-			t.Errorf("%+v: it remembers %d rings", x, len(v.since))
-		}
-	}
-}
-
-// With a store there is no handover, so that each ring counts as complete.
-func TestTurnWithAStore(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	c.local = nil
-	c.mu.Lock()
-	c.turn()
-	c.unlock()
-	if !c.view.Load().stable.Load() {
-		t.Error("it waits for others to hand over")
 	}
 }

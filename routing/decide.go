@@ -39,36 +39,46 @@ const (
 	aliveFor = 250 * time.Millisecond
 )
 
+// Decide implements [ratelimit.Limiter]. It blocks for at most the longest store_deadline of their rules beyond what
+// this node's own limiter does. Asks of other nodes travel while this one decides its own.
+func (c *core) Decide(
+	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
+) {
+	if w := c.decide(ctx, now, asks, verdicts); w != nil {
+		ratelimit.Waits(ctx)
+		// The bell may ring for nothing, so that all that waits is looked at again each time.
+		for open := true; open; open = w.advance(c.clock()) {
+			c.hands.sleep(w)
+		}
+	}
+}
+
 // decide decides as much as possible at once. The result, if any, waits. It does not allocate where all asks
 // are this node's own.
-func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell) *waiting {
+func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []verdict) *waiting {
 	if !c.inStore() {
-		return c.decideStoreless(ctx, now, asks, verdicts, b)
+		return c.decideStoreless(ctx, now, asks, verdicts)
 	}
 	for i := range asks {
 		if c.elsewhere(&asks[i]) != "" {
-			return c.wait(ctx, now, asks, verdicts, 0, b())
+			return c.wait(ctx, now, asks, verdicts, 0)
 		}
 	}
 	// All asks are this node's own, so that the base decides them in one call, and can claim for
 	// them together.
-	if w := c.base.ask(ctx, now, 0, asks, verdicts); w != nil {
-		return c.waitBelow(now, asks, verdicts, w, b())
-	}
+	c.base.decide(ctx, now, 0, asks, verdicts)
 	return nil
 }
 
 // decideStoreless decides asks one by one: own keys do not wait.
-func (c *core) decideStoreless(
-	ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell,
-) *waiting {
+func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, verdicts []verdict) *waiting {
 	for i := range asks {
 		if a := &asks[i]; a.OfSlot() && a.Kind == ratelimit.Release {
 			c.giveFallback(ctx, now, a)
 		}
 		// What has been decided so far stays decided; the request waits with the rest from here on.
 		if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil, nil) != decided {
-			return c.wait(ctx, now, asks, verdicts, i, b())
+			return c.wait(ctx, now, asks, verdicts, i)
 		}
 	}
 	return nil
@@ -149,7 +159,6 @@ type waiting struct {
 	asks     []ask
 	verdicts []verdict
 	states   []askState
-	below    []below // runs of asks that the base decides
 	until    instant // when its time is over
 	// patience is how long before that it leases from the store itself where a key's
 	// owner does not answer: half of its time, so that the store has the other.
@@ -170,30 +179,15 @@ type askState struct {
 	call    *call
 	to      string
 	fetch   *fetch
-	comes   instant // by when the account should be here, if it is on its way; else 0
 	again   instant
-	// held says that the node which is asked has called itself the owner. It is then asked again
-	// although this node's ring names another.
-	held bool
-	// final is for a peer's ask. The peer has a statement that this node is the owner, so that the ask must
-	// not be sent on.
-	final bool
-	below bool
 	// mine says that this node leases the key from the store itself, although another node owns it.
 	mine   bool
 	errand errand // nil: none
 }
 
-// below is a run of asks that waits for a store.
-type below struct {
-	waiter
-	from, to int
-	until    instant
-}
-
 // wait makes a request wait that is decided up to from.
-func (c *core) wait(ctx context.Context, now instant, asks []ask, verdicts []verdict, from int, b bell) *waiting {
-	w := c.newWaiting(ctx, now, asks, verdicts, b)
+func (c *core) wait(ctx context.Context, now instant, asks []ask, verdicts []verdict, from int) *waiting {
+	w := c.newWaiting(ctx, now, asks, verdicts)
 	for i := range from {
 		w.states[i].decided = true
 	}
@@ -203,37 +197,14 @@ func (c *core) wait(ctx context.Context, now instant, asks []ask, verdicts []ver
 	return w
 }
 
-func (c *core) newWaiting(ctx context.Context, now instant, asks []ask, verdicts []verdict, b bell) *waiting {
+func (c *core) newWaiting(ctx context.Context, now instant, asks []ask, verdicts []verdict) *waiting {
 	deadline := time.Duration(0)
 	for i := range asks {
 		deadline = max(deadline, asks[i].Rule.Coordination.Deadline())
 	}
 	return &waiting{
 		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)),
-		until: now.Add(deadline), patience: deadline / 2, bell: b,
-	}
-}
-
-// waitBelow waits for the base only.
-func (c *core) waitBelow(now instant, asks []ask, verdicts []verdict, below waiter, b bell) *waiting {
-	w := c.newWaiting(context.Background(), now, asks, verdicts, b)
-	w.addBelow(now, below, 0, 0, len(asks))
-	return w
-}
-
-// addBelow waits for the base, for its own time or within the rest.
-func (w *waiting) addBelow(now instant, b waiter, within time.Duration, from, to int) {
-	patience := b.Patience()
-	// The base may wait as long as its rule says; but a request that has already waited for an
-	// owner has only the rest of its own time.
-	if within > 0 {
-		patience = min(patience, within)
-	}
-	w.below = append(w.below, below{b, from, to, now.Add(patience)})
-	for i := from; i < to; i++ {
-		// Until the base has decided them, nothing else may: an ask that is decided twice is
-		// charged twice.
-		w.states[i].below = true
+		until: now.Add(deadline), patience: deadline / 2, bell: c.hands.bell(),
 	}
 }
 
@@ -242,19 +213,13 @@ func (w *waiting) due() instant {
 	due := w.until
 	for i := range w.states {
 		switch s := &w.states[i]; {
-		// These need no time of their own: what waits below has its own, and the end of a fetch
-		// rings the bell.
-		case s.decided || s.below || s.fetch != nil && s.comes == 0:
-		case s.fetch != nil:
-			due = min(due, s.comes)
+		// These need no time of their own: the end of a fetch rings the bell.
+		case s.decided || s.fetch != nil:
 		case s.call == nil:
 			due = min(due, s.again)
 		default:
 			due = min(due, w.leaseAt(i))
 		}
-	}
-	for i := range w.below {
-		due = min(due, w.below[i].until)
 	}
 	return due
 }
@@ -266,12 +231,11 @@ func (w *waiting) advance(now instant) (open bool) {
 	w.late = w.late || now >= w.until
 	// What others decide travels while this node decides its own.
 	for i := range w.asks {
-		if s := &w.states[i]; !s.decided && !s.below {
+		if s := &w.states[i]; !s.decided {
 			s.decided = w.one(now, i)
 		}
 	}
 	w.baseAsks(now)
-	w.advanceBelow(now)
 	for i := range w.states {
 		open = open || !w.states[i].decided
 	}
@@ -309,11 +273,6 @@ func (w *waiting) one(now instant, i int) bool {
 		return w.lease(i)
 	case now < s.again:
 		return false
-	// This node's ring may name itself or a third node. A node that says that it owns the key is asked all
-	// the same, because it may have the account.
-	case s.held:
-		w.forward(now, i, s.to)
-		return s.call.ended() && w.answered(now, i)
 	}
 	owner := w.elsewhere(a)
 	switch {
@@ -330,10 +289,7 @@ func (w *waiting) one(now instant, i int) bool {
 		}
 	case w.hotHere.Use(now, a.Key): // from the store, as its owner does
 		w.stats.hot.Add(1)
-		if b := w.base.ask(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
-			w.addBelow(now, b, 0, i, i+1)
-			return false
-		}
+		w.base.decide(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1])
 		return true
 	}
 	// Nothing is to be gained by waiting for an owner that has just let another request wait.
@@ -413,19 +369,9 @@ func (w *waiting) here(now instant, i int) bool {
 // may go on.
 func (w *waiting) found(now instant, i int) bool {
 	s := &w.states[i]
-	how, holder, comes := w.outcome(now, s.fetch)
-	s.comes = comes
-	switch how {
+	switch w.outcome(s.fetch) {
 	case fetching:
 		return false
-	case fetchHere:
-		s.fetch = nil
-	case fetchHeld:
-		if s.fetch = nil; s.final { // two nodes take themselves for the owner: neither sends it back
-			s.status, s.decided = notOwner, true
-			return true
-		}
-		s.held, s.to = true, holder
 	case fetchAgain:
 		s.fetch, s.again = nil, now.Add(askAgain)
 	case fetchAbsent:
@@ -451,7 +397,7 @@ func (w *waiting) found(now instant, i int) bool {
 func (w *waiting) forward(now instant, i int, owner string) {
 	s, a := &w.states[i], &w.asks[i]
 	var totals *leasing.Totals
-	ask := &wire.Ask{Held: s.held}
+	ask := &wire.Ask{}
 	if x, ok := s.errand.(*setting); ok {
 		ask.Change = x.message()
 	} else if !w.inStore() && !w.remote {
@@ -479,10 +425,9 @@ func (w *waiting) answered(now instant, i int) bool {
 	case ok:
 		w.verdicts[i] = v
 		return true
-	// The node that was asked is not the owner, or not any more; or the one that had called itself
-	// the owner has failed. The next try goes by this node's own ring again.
-	case moved || s.held:
-		s.held, s.again = false, now.Add(askAgain)
+	// The node that was asked is not the owner, or not any more. The next try goes by this node's own ring again.
+	case moved:
+		s.again = now.Add(askAgain)
 		return w.late && w.failed(now, i, say)
 	}
 	return w.failed(now, i, say)
@@ -504,7 +449,7 @@ func (w *waiting) regret(now instant, i int) {
 	late, say := w.asks[i], w.states[i].call
 	late.Key = append([]byte(nil), late.Key...)
 	c := w.core
-	say.regret(func() { // when the owner answers, or the conversation ends
+	say.after(func() { // when the owner answers, or the conversation ends
 		v, ok, _ := c.read(now, &late, say)
 		switch {
 		case !ok && late.OfSlot(): // it may have been taken: to give back a slot that was not changes nothing
@@ -563,12 +508,9 @@ func (w *waiting) baseAsks(now instant) {
 			continue
 		}
 		asks, within := w.baseTime(now, from, i)
-		if b := w.base.ask(w.ctx, now, within, asks, w.verdicts[from:i]); b != nil {
-			w.addBelow(now, b, within, from, i)
-			continue
-		}
+		w.base.decide(w.ctx, now, within, asks, w.verdicts[from:i])
 		for j := from; j < i; j++ {
-			w.decidedBelow(now, j)
+			w.decidedByBase(now, j)
 		}
 	}
 }
@@ -591,12 +533,12 @@ func (w *waiting) baseTime(now instant, from, to int) (asks []ask, within time.D
 	return asks, w.until.Sub(now)
 }
 
-// decidedBelow takes in the decision of the base. An admission without an answer of the store, for a key of
+// decidedByBase takes in the decision of the base. An admission without an answer of the store, for a key of
 // another owner, becomes a refusal: the owner may have spent the rest, and each node would admit some. It
 // stands if the rule prefers to admit (open), or the store is gone.
-func (w *waiting) decidedBelow(now instant, i int) {
+func (w *waiting) decidedByBase(now instant, i int) {
 	s, a, v := &w.states[i], &w.asks[i], &w.verdicts[i]
-	s.decided, s.below = true, false
+	s.decided = true
 	if !s.mine || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline ||
 		a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		return
@@ -611,33 +553,10 @@ func (w *waiting) decidedBelow(now instant, i int) {
 // keys and those that it leases instead of their owner.
 func (w *waiting) forBase(now instant, i int) bool {
 	s, a := &w.states[i], &w.asks[i]
-	if s.decided || s.below || s.call != nil || now < s.again && !s.mine {
+	if s.decided || s.call != nil || now < s.again && !s.mine {
 		return false
 	}
 	return w.inStore() && (s.mine || w.elsewhere(a) == "")
-}
-
-// advanceBelow goes on with what waits for a store.
-func (w *waiting) advanceBelow(now instant) {
-	keep := w.below[:0]
-	for _, b := range w.below {
-		// The base may be given more time more than once. When there is none left, its next Advance
-		// ends it.
-		for now >= b.until {
-			more := b.TimeOver()
-			if b.until = b.until.Add(more); more == 0 {
-				break
-			}
-		}
-		if b.Advance(now) {
-			keep = append(keep, b)
-			continue
-		}
-		for i := b.from; i < b.to; i++ {
-			w.decidedBelow(now, i)
-		}
-	}
-	w.below = keep
 }
 
 // read takes a verdict from a reply, if there is one.

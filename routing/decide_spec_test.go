@@ -34,23 +34,6 @@ func TestForwardedAsksAreCounted(t *testing.T) {
 	}
 }
 
-// Two who ask for one key at the same time have its account looked for once.
-func TestFetchIsJoined(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	v := c.view.Load()
-	m := c.members["b:1"]
-	m.done = 0 // it may have some
-	v.stable.Store(false)
-	f := c.fetch(keyOf(1), make(bell, 1))
-	if f == nil || f.state != fetching || f.open != 1 {
-		t.Fatalf("%+v", f)
-	}
-	if c.fetch(keyOf(1), make(bell, 1)) != f || len(f.bells) != 2 {
-		t.Error("it is looked for twice")
-	}
-}
-
 // Without an owner the rule's policy decides, and nothing is charged for a
 // question; what is undone was charged to this node's share, if to anything.
 func TestDecidingWithoutAnOwner(t *testing.T) {
@@ -130,6 +113,23 @@ func TestVerdictOfAPeer(t *testing.T) {
 	}
 	if _, ok, moved := c.read(s.now, &a, &call{err: errPeerGone}); ok || moved {
 		t.Error("nobody has answered")
+	}
+}
+
+// Two who ask for one key at the same time have its account looked for once.
+func TestFetchIsJoined(t *testing.T) {
+	_, a := newPair(t)
+	c := a.core
+	v := c.view.Load()
+	m := c.members["b:1"]
+	m.done = 0 // it may have some
+	v.stable.Store(false)
+	f := c.fetch(keyOf(1), make(bell, 1))
+	if f == nil || f.state != fetching || f.open != 1 {
+		t.Fatalf("%+v", f)
+	}
+	if c.fetch(keyOf(1), make(bell, 1)) != f || len(f.bells) != 2 {
+		t.Error("it is looked for twice")
 	}
 }
 

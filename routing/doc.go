@@ -20,7 +20,7 @@
 //   - [Ring] is the ring: immutable, pure.
 //   - [hot] finds busy keys: pure.
 //   - [core] is a node without goroutines, sockets, timers or clocks: the members of the ring
-//     (members.go), decisions (decide.go), moving accounts (handover.go, outbox.go, parcel.go) and the
+//     (members.go), decisions (decide.go), moving accounts (handover.go, outbox.go, internal/moved) and the
 //     search for them (fetch.go).
 //   - [Discovery] finds possible nodes.
 //   - [Router] is the ratelimit.Limiter: a core with goroutines and streams (shell.go, wire.proto).

@@ -1,12 +1,8 @@
 package routing
 
 import (
-	"slices"
-	"time"
-
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -14,24 +10,17 @@ import (
 // this node's own, while others may still have it. It asks each of them:
 //
 //	asking --all say none, under this ring--> absent: it is a new key
-//	   |-----one is its owner, as it sees it--> held: that one decides
-//	   |-----it is on its way to this node--> asking, until it is taken in--> here
-//	   '-----it is on its way to another node, or the ring is another's--> again, in a moment
+//	   '-----it is on its way, or the ring is another's--> again, in a moment: it may be here by then
 //
 // One who says none will have none as long as it sees the same ring: it takes in
 // only what is its own.
 type fetch struct {
-	key    string
-	view   *view
-	open   int // answers that are missing
-	state  fetchState
-	soon   bool // some have said to ask again
-	coming bool // one has said that it is on its way to this node
-	// comes is the expected arrival of an account in a parcel; 0: there is none. After that it is fetched
-	// again.
-	comes  instant
-	holder string // who decides, if it is held
-	bells  []bell
+	key   string
+	view  *view
+	open  int // answers that are missing
+	state fetchState
+	soon  bool // some have said to ask again
+	bells []bell
 }
 
 type fetchState uint8
@@ -39,18 +28,12 @@ type fetchState uint8
 const (
 	fetching fetchState = iota
 	fetchAbsent
-	fetchHeld
 	fetchAgain
-	fetchHere
 )
 
 // disagree is how long nodes may see different rings before each decides by its
 // own: without a bound, one that others cannot reach would keep new keys waiting.
 const disagree = 2 * TakeOver
-
-// comesWithin is how long a fetch waits for an account on its way before it asks others again. That is needed
-// only if the ring has turned and it was refused here, or the stream has broken that it was sent on.
-const comesWithin = 5 * time.Millisecond
 
 // maxFetches bounds the keys that are looked for at once.
 const maxFetches = 16 << 10
@@ -76,7 +59,6 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 	}
 	f = &fetch{key: string(key), view: v, bells: []bell{b}}
 	c.fetches[f.key] = f
-	c.looking.Store(int64(len(c.fetches)))
 	var of []*member
 	c.each(func(m *member) {
 		if m.mayHave(v) {
@@ -105,7 +87,7 @@ func (c *core) ask(f *fetch, m *member) {
 	say := newCall(func(fr *wire.Frame, id uint64) {
 		fr.Fetches = append(fr.Fetches, &wire.Fetch{Id: id, Key: []byte(f.key), Ring: f.view.print})
 	})
-	say.then = func(say *call) {
+	say.after(func() {
 		c.mu.Lock()
 		defer c.unlock()
 		f.open--
@@ -116,62 +98,24 @@ func (c *core) ask(f *fetch, m *member) {
 		}
 		switch found {
 		case wire.Found_NONE:
-		case wire.Found_OWNER:
-			f.holder = m.addr
-		case wire.Found_COMING:
-			f.coming = true
 		case wire.Found_OTHER_RING: // who goes on to see another counts apart
 			f.soon = f.soon || c.clock().Sub(f.view.began) < disagree
 		default:
 			f.soon = true
 		}
 		c.answeredFetch(f)
-	}
+	})
 	c.post(m.link, say)
 }
 
 // answeredFetch ends a fetch that has its answers; the caller holds mu.
 func (c *core) answeredFetch(f *fetch) {
 	switch {
-	case f.state != fetching:
-	// One owner is enough: the node with the account decides, whatever the others say.
-	case f.holder != "":
-		c.fetched(f, fetchHeld)
-	case f.open > 0:
+	case f.state != fetching, f.open > 0:
 	case f.soon:
 		c.fetched(f, fetchAgain)
-	case f.coming:
-		c.awaitComing(f)
 	default:
 		c.fetched(f, fetchAbsent)
-	}
-}
-
-// awaitComing has a fetch wait for the account, which ends it when it is taken in; the caller holds mu.
-func (c *core) awaitComing(f *fetch) {
-	// The answer that it was on its way has come behind the account.
-	if c.local.Has([]byte(f.key)) {
-		c.fetched(f, fetchHere)
-		return
-	}
-	f.comes = c.clock().Add(comesWithin)
-	for _, b := range f.bells { // they learn until when to wait
-		b.ring()
-	}
-}
-
-// endFetches ends those whose account has not come in time, and which no request awaits any more. A waiting
-// request ends one by looking (outcome). The caller holds mu.
-func (c *core) endFetches(now instant) {
-	var late []string
-	for key, f := range c.fetches {
-		if f.comes != 0 && now >= f.comes {
-			late = append(late, key)
-		}
-	}
-	slices.Sort(late) // so that a simulation does the same in every run
-	for _, key := range late {
-		c.fetched(c.fetches[key], fetchAgain)
 	}
 }
 
@@ -180,26 +124,21 @@ func (c *core) fetched(f *fetch, how fetchState) {
 	f.state = how
 	if c.fetches[f.key] == f {
 		delete(c.fetches, f.key)
-		c.looking.Store(int64(len(c.fetches)))
 	}
 	for _, b := range f.bells {
 		b.ring()
 	}
 }
 
-// outcome is the state of a fetch, and by when an account that is on its way should be here. If it has not
-// come by then, the fetch ends.
-func (c *core) outcome(now instant, f *fetch) (how fetchState, holder string, comes instant) {
+// outcome is the state of a fetch.
+func (c *core) outcome(f *fetch) fetchState {
 	c.mu.Lock()
 	defer c.unlock()
-	if f.state == fetching && f.comes != 0 && now >= f.comes {
-		c.fetched(f, fetchAgain)
-	}
-	return f.state, f.holder, f.comes
+	return f.state
 }
 
-// asked answers a fetch of a peer. An account that is found is sent in a parcel,
-// which is not lost when a stream breaks; the answer only says so.
+// asked answers a fetch of a peer. An account that is found is sent in a parcel, which is not lost when a
+// stream breaks; the answer only has the peer look again.
 func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 	c.mu.Lock()
 	defer c.unlock()
@@ -208,35 +147,24 @@ func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 	defer c.gate.RUnlock()
 	v := c.view.Load()
 	to := c.members[from]
-	owner := v.ring.Owner(ring.HashOf(key))
+	going := c.mover.underway[xxhash.Sum64(key)]
+	switch {
 	// The account is already in a parcel to the asking node. It is sent now, though the parcel is not full.
-	if going := c.mover.underway[xxhash.Sum64(key)]; going == from {
+	case going == from:
 		to.flush()
-		return wire.Found_COMING
-	} else if going != "" {
-		return wire.Found_ELSEWHERE
-	}
-	switch has := c.local.Has(key); {
-	// In this node's ring the key is its own, and it may be deciding on it: the asking node must send its
-	// requests here until the rings agree.
-	case owner == c.options.Addr && !c.lapsed(now):
-		return wire.Found_OWNER
+	case going != "":
 	// This node will not get the account either, as long as it sees the ring of the asking node, or is in
 	// none. Both take in only their own accounts.
-	case !has && (v.print == m.GetRing() || !v.mine):
+	case !c.local.Has(key) && (v.print == m.GetRing() || !v.mine):
 		return wire.Found_NONE
-	// Under its own ring it might still be sent the account by a third node.
+	// Under its own ring it might still be sent the account by a third node, or own the key.
 	case v.print != m.GetRing():
 		return wire.Found_OTHER_RING
-	case to == nil || !to.ready.Load() || !to.roomForOne():
-		return wire.Found_ELSEWHERE
-	}
 	// It may have ended since it was looked for: then the next look finds none.
-	if !c.send(now, to, key) {
-		return wire.Found_ELSEWHERE
+	case to != nil && to.ready.Load() && to.roomForOne() && c.send(now, to, key):
+		to.flush()
 	}
-	to.flush()
-	return wire.Found_COMING
+	return wire.Found_ELSEWHERE
 }
 
 func (m *member) roomForOne() bool {

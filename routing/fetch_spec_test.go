@@ -52,51 +52,43 @@ func TestWhereAnAccountIs(t *testing.T) {
 			t.Errorf("%s: it says %v and should say %v", why, got, want)
 		}
 	}
-	expect("it is the owner", "b:1", own, print, wire.Found_OWNER)
-	expect("it is the owner, and the other sees another ring", "b:1", own, print+1, wire.Found_OWNER)
+	expect("it is the owner, and the other sees another ring", "b:1", own, print+1, wire.Found_OTHER_RING)
 	expect("it has none", "b:1", other, print, wire.Found_NONE)
 	expect("it has none now, but may take some in under the ring that it sees", "b:1", other, print+1, wire.Found_OTHER_RING)
 	hash := xxhash.Sum64(other)
 	c.mover.underway[hash] = "c:1"
 	expect("it is on its way to another", "b:1", other, print, wire.Found_ELSEWHERE)
 	c.mover.underway[hash] = "b:1"
-	expect("it is on its way to who asks", "b:1", other, print, wire.Found_COMING)
+	expect("it is on its way to who asks", "b:1", other, print, wire.Found_ELSEWHERE)
 	delete(c.mover.underway, hash)
 	a.has(other)
 	expect("it has it, and the other sees another ring", "b:1", other, print+1, wire.Found_OTHER_RING)
 	expect("it has it, and knows no way to who asks", "x:1", other, print, wire.Found_ELSEWHERE)
-	expect("it has it", "b:1", other, print, wire.Found_COMING)
+	expect("it has it", "b:1", other, print, wire.Found_ELSEWHERE)
 	if c.local.Has(other) || c.mover.underway[hash] != "b:1" {
 		t.Error("it was said to be on its way, and is not")
 	}
 	s.play(10 * time.Millisecond)
 	expect("it is there", "b:1", other, print, wire.Found_NONE)
-	s.now = s.now.Add(TakeOver) // nothing ran meanwhile
-	if got := c.asked(s.now, "b:1", &wire.Fetch{Key: own, Ring: print}); got == wire.Found_OWNER {
-		t.Error("a node that slept calls itself the owner")
-	}
 }
 
 // What is made of the answers: a key is new when all have said that they have
-// none, and not before; one owner decides; everything else is asked again. Who
-// sees another ring for longer than others need to see it counts no more.
+// none, and not before; everything else is asked again. Who sees another ring for
+// longer than others need to see it counts no more.
 func TestAnswersToAFetch(t *testing.T) {
 	for _, c := range []struct {
-		why    string
-		b, c   wire.Found // NOT_SAID: nothing yet
-		age    time.Duration
-		state  fetchState
-		holder string
+		why   string
+		b, c  wire.Found // NOT_SAID: nothing yet
+		age   time.Duration
+		state fetchState
 	}{
-		{"one has not answered", wire.Found_NONE, wire.Found_NOT_SAID, 0, fetching, ""},
-		{"nobody has any", wire.Found_NONE, wire.Found_NONE, 0, fetchAbsent, ""},
-		{"one comes", wire.Found_NONE, wire.Found_COMING, 0, fetching, ""},
-		{"one is on its way to somebody else", wire.Found_ELSEWHERE, wire.Found_NONE, 0, fetchAgain, ""},
-		{"one is the owner, whatever others say", wire.Found_NOT_SAID, wire.Found_OWNER, 0, fetchHeld, "c:1"},
-		{"one sees another ring", wire.Found_OTHER_RING, wire.Found_NONE, disagree - time.Millisecond, fetchAgain, ""},
-		{"and goes on to", wire.Found_OTHER_RING, wire.Found_NONE, disagree, fetchAbsent, ""},
-		{"and another has some", wire.Found_OTHER_RING, wire.Found_COMING, disagree, fetching, ""},
-		{"one comes, and one is to be asked again", wire.Found_ELSEWHERE, wire.Found_COMING, 0, fetchAgain, ""},
+		{"one has not answered", wire.Found_NONE, wire.Found_NOT_SAID, 0, fetching},
+		{"nobody has any", wire.Found_NONE, wire.Found_NONE, 0, fetchAbsent},
+		{"one is on its way", wire.Found_ELSEWHERE, wire.Found_NONE, 0, fetchAgain},
+		{"one says what this node does not know", 4, wire.Found_NONE, 0, fetchAgain},
+		{"one sees another ring", wire.Found_OTHER_RING, wire.Found_NONE, disagree - time.Millisecond, fetchAgain},
+		{"and goes on to", wire.Found_OTHER_RING, wire.Found_NONE, disagree, fetchAbsent},
+		{"and another has some", wire.Found_OTHER_RING, wire.Found_ELSEWHERE, disagree, fetchAgain},
 	} {
 		s := newScript(t, 1, 10)
 		s.ring("a:1", "b:1", "c:1")
@@ -120,64 +112,8 @@ func TestAnswersToAFetch(t *testing.T) {
 				core.replied(s.now, m, &wire.Frame{Replies: []*wire.Reply{{Id: frame.GetFetches()[0].GetId(), Found: found}}})
 			}
 		}
-		if f.state != c.state || f.holder != c.holder {
-			t.Errorf("%s: the fetch is %v of %q, and should be %v of %q", c.why, f.state, f.holder, c.state, c.holder)
-		}
-		if comes := c.state == fetching && c.c == wire.Found_COMING; comes != (f.comes == core.clock().Add(comesWithin)) || !comes && f.comes != 0 {
-			t.Errorf("%s: it waits until %v for an account that is on its way", c.why, f.comes.Sub(s.now))
-		}
-	}
-}
-
-// A request waits for an account that is on its way, and is decided on its arrival. Other nodes get no second
-// fetch, unless it does not come.
-func TestAccountThatComesIsWaitedFor(t *testing.T) {
-	for _, x := range []struct {
-		what      string
-		before    bool          // it is here before the answer that it is on its way
-		after     time.Duration // how long after that answer it comes; 0: not at all
-		looked    time.Duration // when the request looks
-		decided   bool
-		askedMore bool
-	}{
-		{what: "it has not come yet", looked: comesWithin - time.Microsecond},
-		{what: "it does not come", looked: comesWithin, askedMore: true},
-		{what: "it comes", after: time.Millisecond, looked: time.Millisecond, decided: true},
-		{what: "it was here already", before: true, decided: true},
-	} {
-		s, a := newPair(t)
-		c, key := a.core, a.ownedBy("a:1")
-		b := a.mayHave("b:1")
-		w := a.waits("a:1", 1)
-		if !w.advance(s.now) {
-			t.Fatal("it is decided, and may be elsewhere")
-		}
-		if x.before {
-			a.has(key)
-		}
-		id := b.take(0).GetFetches()[0].GetId()
-		c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: id, Found: wire.Found_COMING}}})
-		if len(w.bell) != 1 {
-			t.Fatalf("%s: the request did not hear that it is on its way", x.what)
-		}
-		if !x.before && (!w.advance(s.now) || w.due() != s.now.Add(comesWithin)) {
-			t.Errorf("%s: the request goes on after %v", x.what, w.due().Sub(s.now))
-		}
-		if x.after > 0 {
-			here := c.local.LedgerNow(s.now)
-			c.take(s.now, moved.Entry{Key: key, Account: leasing.Account{
-				State: int64(s.rule.Limit.WindowAt(here)), Sum: 1, Dead: here.Add(time.Hour),
-			}}, here)
-		}
-		open := w.advance(s.now.Add(x.looked))
-		if open == x.decided || x.decided && w.verdicts[0].OverLimit {
-			t.Errorf("%s: it waits %v: %+v", x.what, open, w.verdicts[0])
-		}
-		if x.askedMore {
-			w.advance(s.now.Add(x.looked + askAgain))
-		}
-		if asked := len(b.take(0).GetFetches()) > 0; asked != x.askedMore {
-			t.Errorf("%s: it is asked for again %v", x.what, asked)
+		if f.state != c.state {
+			t.Errorf("%s: the fetch is %v, and should be %v", c.why, f.state, c.state)
 		}
 	}
 }
@@ -207,37 +143,6 @@ func TestAnswersBeforeAParcel(t *testing.T) {
 	}
 }
 
-// A leaving node decides until all others have read its departure, so that each request finds a node. It does
-// not wait for ever for a silent one.
-func TestLeavingNodeTellsFirst(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	mine := func() bool { return a.core.view.Load().mine }
-	s.nodes["b:1"].paused = true
-	a.Leave(func() {})
-	s.play(leaveTells - 20*time.Millisecond)
-	if !mine() {
-		t.Error("one node has not heard that this one leaves, and it owns nothing any more")
-	}
-	s.play(40 * time.Millisecond)
-	if mine() {
-		t.Error("it still waits for a node that is silent")
-	}
-
-	s = newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a = s.nodes["a:1"]
-	a.Leave(func() {})
-	if !mine() {
-		t.Error("nobody has heard that it leaves")
-	}
-	s.play(20 * time.Millisecond)
-	if mine() {
-		t.Error("all have heard")
-	}
-}
-
 // What another node asks is decided here or not at all: two nodes that take each
 // other for the owner must not send an ask to and fro.
 func TestForwardedAskIsNotForwarded(t *testing.T) {
@@ -248,7 +153,7 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 		owner  string
 		status uint32
 	}{{"a:1", answered}, {"b:1", notOwner}} {
-		serving, bad := a.core.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleMessage(s.rule)}}, nil)
+		serving, bad := a.core.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleBytes(s.rule)}})
 		if len(bad) > 0 {
 			t.Fatal(bad)
 		}
@@ -260,25 +165,6 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 	}
 	if n := a.core.stats.forwarded.Load(); n != 0 {
 		t.Errorf("%d asks were forwarded", n)
-	}
-}
-
-// Who cannot be asked may still have it: the key is looked for again.
-func TestFetchOfWhoCannotBeAsked(t *testing.T) {
-	for _, x := range []struct {
-		ready bool
-		state fetchState
-	}{{false, fetchAgain}, {true, fetching}} {
-		_, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
-		m.take(0)
-		m.done = 0
-		m.ready.Store(x.ready)
-		f := c.fetch(keyOf(1), make(bell, 1))
-		if f.state != x.state || (m.take(0) != nil) != (x.state == fetching) || (c.looking.Load() == 0) != (x.state == fetchAgain) {
-			t.Errorf("%+v: the fetch is %v, %d are looked for", x, f.state, c.looking.Load())
-		}
 	}
 }
 
@@ -302,39 +188,51 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	m.ready.Store(true)
 	for range 2 { // the second time it is on its way already
 		m.out.urgent = false
-		if got := c.asked(s.now, "b:1", asks); got != wire.Found_COMING || !m.out.urgent || c.local.Has(key) {
+		if got := c.asked(s.now, "b:1", asks); got != wire.Found_ELSEWHERE || !m.out.urgent || c.local.Has(key) {
 			t.Errorf("it says %v, and it is to go at once: %v", got, m.out.urgent)
 		}
 	}
 }
 
-// A fetch whose account never comes ends also without waiting requests, and at once if the account is sent
-// back.
-func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {
-	for _, refused := range []bool{false, true} {
-		s, a := newPair(t)
-		c, key := a.core, a.ownedBy("a:1")
-		b := a.mayHave("b:1")
-		f := c.fetch(key, make(bell, 1))
-		if c.tick(s.now); f.state != fetching {
-			t.Fatal("nobody has answered, and it has ended")
-		}
-		c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: b.take(0).GetFetches()[0].GetId(), Found: wire.Found_COMING}}})
-		if refused {
-			c.view.Store(&view{ring: ring.Of([]string{"b:1"}), mine: true, peers: c.view.Load().peers})
-			here := c.local.LedgerNow(s.now)
-			if c.take(s.now, moved.Entry{Key: key, Account: leasing.Account{State: 1, Dead: here.Add(time.Hour)}}, here) {
-				t.Fatal("it is another's, and was taken in")
-			}
-		} else {
-			c.tick(s.now.Add(comesWithin - 1))
-			if f.state != fetching {
-				t.Fatal("it may still come")
-			}
-			c.tick(s.now.Add(comesWithin))
-		}
-		if f.state != fetchAgain || len(c.fetches) != 0 || c.looking.Load() != 0 {
-			t.Errorf("refused %v: the fetch is %v, %d are looked for", refused, f.state, c.looking.Load())
+// So many accounts are looked for at a time. A search under another view ends, and is begun again.
+func TestMostFetches(t *testing.T) {
+	_, a := newPair(t)
+	c := a.core
+	a.mayHave("b:1")
+	waits := make(bell, 1)
+	f := c.fetch(keyOf(1), waits)
+	next := &view{ring: f.view.ring, print: f.view.print, mine: true}
+	c.view.Store(next)
+	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {
+		t.Errorf("under another view: the first %v, the second %v", f.state, again.state)
+	}
+	for i := len(c.fetches); i < maxFetches; i++ {
+		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
+	}
+	if c.fetch(keyOf(0), nil) != nil {
+		t.Error("there are too many")
+	}
+	delete(c.fetches, string(keyOf(maxFetches)))
+	if c.fetch(keyOf(0), nil) == nil {
+		t.Error("one more may be looked for")
+	}
+}
+
+// Who cannot be asked may still have it: the key is looked for again.
+func TestFetchOfWhoCannotBeAsked(t *testing.T) {
+	for _, x := range []struct {
+		ready bool
+		state fetchState
+	}{{false, fetchAgain}, {true, fetching}} {
+		_, a := newPair(t)
+		c := a.core
+		m := c.members["b:1"]
+		m.take(0)
+		m.done = 0
+		m.ready.Store(x.ready)
+		f := c.fetch(keyOf(1), make(bell, 1))
+		if f.state != x.state || (m.take(0) != nil) != (x.state == fetching) || (len(c.fetches) == 0) != (x.state == fetchAgain) {
+			t.Errorf("%+v: the fetch is %v, %d are looked for", x, f.state, len(c.fetches))
 		}
 	}
 }
@@ -369,26 +267,33 @@ func TestReceiptLetsTheNextGo(t *testing.T) {
 	}
 }
 
-// So many accounts are looked for at a time. A search under another view ends, and is begun again.
-func TestMostFetches(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	a.mayHave("b:1")
-	waits := make(bell, 1)
-	f := c.fetch(keyOf(1), waits)
-	next := &view{ring: f.view.ring, print: f.view.print, mine: true}
-	c.view.Store(next)
-	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {
-		t.Errorf("under another view: the first %v, the second %v", f.state, again.state)
+// A leaving node decides until all others have read its departure, so that each request finds a node. It does
+// not wait for ever for a silent one.
+func TestLeavingNodeTellsFirst(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	mine := func() bool { return a.core.view.Load().mine }
+	s.nodes["b:1"].paused = true
+	a.Leave(func() {})
+	s.play(leaveTells - 20*time.Millisecond)
+	if !mine() {
+		t.Error("one node has not heard that this one leaves, and it owns nothing any more")
 	}
-	for i := len(c.fetches); i < maxFetches; i++ {
-		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
+	s.play(40 * time.Millisecond)
+	if mine() {
+		t.Error("it still waits for a node that is silent")
 	}
-	if c.fetch(keyOf(0), nil) != nil {
-		t.Error("there are too many")
+
+	s = newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a = s.nodes["a:1"]
+	a.Leave(func() {})
+	if !mine() {
+		t.Error("nobody has heard that it leaves")
 	}
-	delete(c.fetches, string(keyOf(maxFetches)))
-	if c.fetch(keyOf(0), nil) == nil {
-		t.Error("one more may be looked for")
+	s.play(20 * time.Millisecond)
+	if mine() {
+		t.Error("all have heard")
 	}
 }

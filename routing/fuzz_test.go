@@ -38,6 +38,8 @@ func (quiet) hangUp(*member)   {}
 func (quiet) redial(m *member) {}
 func (quiet) wake()            {}
 func (quiet) yield()           {}
+func (quiet) bell() bell       { return nil }
+func (quiet) sleep(*waiting)   {}
 
 // base is where the fuzzed core's clock is.
 var base = time.Unix(1_800_000_000, 0)
@@ -47,7 +49,7 @@ func newTarget(t *testing.T) *target {
 	local := leasing.NewLocal(64, x.now, base)
 	x.core = coreWith(Options{Addr: "own:1"}, func() instant { return x.now }, local) // small: each input has its own
 	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
-	x.base = blocking{local}
+	x.base = baseOf{local}
 	x.storeless(local)
 	x.looks(x.now, []string{"peer:1"})
 	x.peer = x.members["peer:1"]
@@ -97,7 +99,7 @@ func (x *target) takes(f *wire.Frame, answer bool) {
 		return
 	}
 	x.serve(x.now, x.from, f, x.says, func(asks []*wire.Ask) {
-		s, replies := x.decideFor(context.Background(), x.now, x.from, asks, nil)
+		s, replies := x.decideFor(context.Background(), x.now, x.from, asks)
 		x.says(&wire.Frame{Replies: replies})
 		if s != nil {
 			s.advance(x.now)
@@ -191,7 +193,7 @@ func (x *target) handsOn(key []byte) {
 
 // frames are what nodes say, and some of what they never do.
 func frames(x *target) map[string]*wire.Frame {
-	own, rule := x.key("own:1"), ruleMessage(routed(10))
+	own, rule := x.key("own:1"), ruleBytes(routed(10))
 	here := int64(x.local.LedgerNow(x.now))
 	parcel := func(a leasing.Account) []byte {
 		w := moved.NewWriter(ratelimit.LedgerTime(here))
@@ -204,7 +206,7 @@ func frames(x *target) map[string]*wire.Frame {
 		"asks": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
 		"undo": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
 		"overrides": {Asks: []*wire.Ask{
-			{Id: 1, Key: keyOf(1), Kind: 1, Rule: ruleMessage(overridable(9)), Change: (&setting{set: &ratelimit.Override{Requests: 5}}).message()},
+			{Id: 1, Key: keyOf(1), Kind: 1, Rule: ruleBytes(overridable(9)), Change: (&setting{set: &ratelimit.Override{Requests: 5}}).message()},
 			{Id: 2, List: &wire.List{Most: 9}},
 		}},
 		"leases": {Asks: []*wire.Ask{

@@ -28,19 +28,17 @@ import (
 // is on its way. When all have, under the ring that a node sees, a key without
 // an account has none anywhere.
 
-// mover is where the walk is.
+// mover is the walk through this node's tables. It goes round until a round has left nothing of others behind.
 type mover struct {
-	parts []partState
-	// left counts the parts that are not clean, stuck ones included: a node with a stuck part still
-	// has something of others, and must not say done.
-	left    int
-	visit   leasing.Visit
-	walking bool
-	// stuck says that in this visit an account could not be put on its way.
-	stuck bool
+	// dirty says that there may be accounts of others: this node must not say done.
+	dirty bool
+	visit leasing.Visit
+	again bool // an account may be where the walk has passed: this round is not the last
+	stuck bool // in this round, an account could not be put on its way
+	waits bool // the round is over, and what is left is stuck
 	// full is the node whose room the walk waits for; nil: none.
 	full *member
-	// retry is when stuck parts are walked through again. 0 means: when a way opens.
+	// retry is when a walk that is stuck begins anew. 0 means: when a way opens.
 	retry instant
 	// underway has the receivers of accounts that are on their way, by the hashes of their whole keys. A key
 	// in it has no account here and is not new: it must not start anew.
@@ -49,79 +47,38 @@ type mover struct {
 	ends     []int
 }
 
-// partState is the state of a part of the tables.
-type partState uint8
-
-const (
-	clean partState = iota // nothing in it is another's
-	dirty                  // it is to be walked through
-	stuck                  // as dirty, but there is no way to where its accounts belong
-)
-
-func newMover(parts int) mover {
-	return mover{parts: make([]partState, parts), underway: map[uint64]string{}}
+// begin begins the first round.
+func (m *mover) begin() {
+	m.dirty, m.visit, m.again, m.stuck, m.waits, m.full, m.retry = true, leasing.Visit{}, false, false, false, nil, 0
 }
 
-// all has every part walked through.
-func (m *mover) all() {
-	for i := range m.parts {
-		m.parts[i] = dirty
-	}
-	m.left, m.walking, m.full, m.retry = len(m.parts), false, nil, 0
-}
-
-func (m *mover) mark(part int) {
-	if m.parts[part] == clean {
-		m.left++
-	}
-	m.parts[part] = dirty
-	// The walk is in this part, and may have passed the place where the account now is. It begins
-	// the part anew.
-	if m.walking && m.visit.Part == part {
-		m.walking = false // perhaps behind the walk
+// once has the walk go round once more: an account has come back, or a way has opened.
+func (m *mover) once() {
+	if m.walks() {
+		m.again = true
+	} else {
+		m.begin()
 	}
 }
 
-// unstick has stuck parts walked through again.
-func (m *mover) unstick() {
-	for i := range m.parts {
-		if m.parts[i] == stuck {
-			m.parts[i] = dirty
-		}
-	}
-	m.retry = 0
-}
-
-// begin chooses the next dirty part; it reports whether there is one.
-func (m *mover) begin() bool {
-	if m.walking {
-		return true
-	}
-	for i := range m.parts {
-		// The search goes on behind the last part, so that one which is marked again and again does
-		// not keep the others waiting.
-		part := (m.visit.Part + 1 + i) % len(m.parts)
-		if m.parts[part] == dirty {
-			m.visit, m.walking, m.stuck = leasing.Visit{Part: part}, true, false
-			return true
-		}
-	}
-	return false
-}
-
-// end takes in that the walk through a part has ended.
+// end takes in that a round has ended.
 func (m *mover) end() {
-	m.walking = false
-	// A stuck part still counts in left.
-	if m.parts[m.visit.Part] = stuck; !m.stuck {
-		m.parts[m.visit.Part] = clean
-		m.left--
+	switch {
+	case m.again:
+		m.begin()
+	case m.stuck:
+		m.waits = true
+	default:
+		m.dirty = false
 	}
 }
+
+// walks tells whether the walk has more to see.
+func (m *mover) walks() bool { return m.dirty && !m.waits }
 
 // clean tells whether this node has nothing that is not its own, as one with a
 // store never has; the caller holds mu.
-func (c *core) clean() bool { return c.mover.left == 0 && len(c.mover.underway) == 0 }
+func (c *core) clean() bool { return !c.mover.dirty && len(c.mover.underway) == 0 }
 
 // step moves a few accounts. It reports whether there is more to do at once.
 func (c *core) step(now instant) (more bool) {
@@ -129,14 +86,12 @@ func (c *core) step(now instant) (more bool) {
 	defer c.unlock()
 	m := &c.mover
 	if m.retry != 0 && now >= m.retry {
-		m.unstick()
-	}
-	if m.left == 0 {
-		return false
+		m.retry = 0
+		m.once()
 	}
 	// A walk that waits for room at one node stops as a whole. To pass that node's accounts over
-	// would mean to walk through the part once more for them.
-	if m.full != nil && m.full.state(now) == noRoom || !m.begin() {
+	// would mean another round for them.
+	if !m.walks() || m.full != nil && m.full.state(now) == noRoom {
 		return false
 	}
 	m.full = nil
@@ -160,7 +115,7 @@ func (c *core) step(now instant) (more bool) {
 	case done:
 		m.end()
 	}
-	more = m.full == nil && m.begin()
+	more = m.full == nil && m.walks()
 	if !more {
 		// Nothing is to be added for now. Parcels that are not full go out as they are.
 		c.sealAll()
@@ -330,11 +285,8 @@ func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 	i, at := 0, c.local.LedgerNow(now)
 	_ = moved.Read(p.w.B, func(m moved.Entry) { // this node wrote it
 		if which(i) {
-			if !c.local.Adopt(now, m.Key, m.Account, at) {
-				c.stats.lost.Add(1)
-			}
-			// The walk may have passed this place.
-			c.mover.mark(c.local.Part(m.Key))
+			c.local.Adopt(now, m.Key, m.Account, at)
+			c.mover.once()
 		}
 		i++
 	})
@@ -484,24 +436,12 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 // take goes on with an account, if the key is this node's own.
 func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool {
 	c.gate.RLock()
+	defer c.gate.RUnlock()
 	// The gate is held until the account is in the table. If the ring turned in between, the mover
 	// might already have walked past its place.
 	mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr
-	if mine && !c.local.Adopt(now, m.Key, m.Account, sent) {
-		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
-	}
-	c.gate.RUnlock()
-	if c.looking.Load() > 0 {
-		// A node that looks for the account finds it here, or asks again where it goes back to.
-		how := fetchAgain
-		if mine {
-			how = fetchHere
-		}
-		c.mu.Lock()
-		if f := c.fetches[string(m.Key)]; f != nil {
-			c.fetched(f, how)
-		}
-		c.unlock()
+	if mine { // without room, it shares a budget with others, as any key beyond the most
+		c.local.Adopt(now, m.Key, m.Account, sent)
 	}
 	return mine
 }

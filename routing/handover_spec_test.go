@@ -1,14 +1,12 @@
 package routing
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
-	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -148,79 +146,6 @@ func TestReceipts(t *testing.T) {
 	}
 }
 
-// Where there is no room for an account, it is counted as lost, whether it comes or
-// comes back.
-func TestAccountsWithoutRoomAreCounted(t *testing.T) {
-	x := newTarget(t)
-	here := x.local.LedgerNow(x.now)
-	account := leasing.Account{State: int64(routed(10).Limit.WindowAt(here)), Sum: 4, Dead: 1 << 60}
-	absent := uint64(0)
-	for k, n := 0, 0; n < 300; k++ {
-		key := keyOf(k)
-		if x.view.Load().ring.Owner(ring.HashOf(key)) != "own:1" {
-			continue
-		}
-		n++
-		if !x.take(x.now, moved.Entry{Key: key, Account: account}, here) {
-			t.Fatalf("key %d is its own, and was not taken", k)
-		}
-		if !x.local.Has(key) {
-			absent++
-		}
-	}
-	if lost := x.stats.lost.Load(); absent == 0 || lost != absent {
-		t.Errorf("%d had no room, and %d are counted", absent, lost)
-	}
-	w := moved.NewWriter(here)
-	for k := range 5 {
-		w.Account(keyOf(1_000_000+k), &account)
-	}
-	before := x.stats.lost.Load()
-	x.mu.Lock()
-	x.putBack(x.now, &parcel{w: w}, func(i int) bool { return i < 3 })
-	x.unlock()
-	back := uint64(0)
-	for k := range 3 {
-		if !x.local.Has(keyOf(1_000_000 + k)) {
-			back++
-		}
-	}
-	if lost := x.stats.lost.Load() - before; back == 0 || lost != back {
-		t.Errorf("%d of 3 that came back had no room, and %d are counted", back, lost)
-	}
-}
-
-// A parcel is at most as large as its maximum. A refusal of accounts names them by their places in this parcel.
-func TestWhatIsSaidOfAParcel(t *testing.T) {
-	s, a := newPair(t)
-	c, from := a.core, &inlet{addr: "b:1", incarnation: 7}
-	sent := int64(c.local.LedgerNow(s.now))
-	for size, ok := range map[int]bool{mostParcel: true, mostParcel + 1: false} {
-		if r := c.adopt(s.now, from, &wire.Parcel{Number: uint64(size), Sent: sent, Accounts: make([]byte, size)}); (r != nil) != ok {
-			t.Errorf("a parcel of %d bytes is answered %v", size, r)
-		}
-	}
-	from.incarnation++
-	mine, theirs := a.ownedBy("a:1"), a.ownedBy("b:1")
-	p := &wire.Parcel{Number: 1, First: 1, Sent: sent, Accounts: s.accounts(theirs, mine, theirs)}
-	for range 2 {
-		r := c.adopt(s.now, from, p)
-		if r.GetNumber() != 1 || fmt.Sprint(r.GetRefused()) != "[0 2]" || c.local.Has(theirs) {
-			t.Errorf("%v", r)
-		}
-	}
-	if !c.local.Has(mine) {
-		t.Fatal("its own account was not taken")
-	}
-	c.local.TakeOut(s.now, mine)
-	if c.adopt(s.now, from, p); c.local.Has(mine) {
-		t.Error("a parcel that came again was taken in again")
-	}
-	if c.mover.left != 0 {
-		t.Errorf("%d parts are to be walked through for what was not taken", c.mover.left)
-	}
-}
-
 // An account goes on by its sender's clock, where that is behind: as far as the
 // sender's own clock is behind this one's, and the account's behind that.
 func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
@@ -273,8 +198,8 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 		}
 		h.Incarnation++
 		before := w.n
-		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || c.mover.left == 0 || w.n == before {
-			t.Errorf("%s: the account is here %v, on its way %d, parts to walk through %d", how, c.local.Has(key), len(c.mover.underway), c.mover.left)
+		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || !c.mover.dirty || w.n == before {
+			t.Errorf("%s: the account is here %v, on its way %d, the walk goes round %v", how, c.local.Has(key), len(c.mover.underway), c.mover.dirty)
 		}
 	}
 }

@@ -4,139 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"github.com/sluice-gate/sluice/routing/ring"
-	"github.com/sluice-gate/sluice/routing/wire"
 )
-
-// The walk goes through what is dirty, part by part and round again. What could not
-// be put on its way is stuck until a way opens; what is marked behind the walk is
-// walked through again.
-func TestMover(t *testing.T) {
-	m := newMover(3)
-	if m.begin() {
-		t.Error("all is clean")
-	}
-	m.retry = 1
-	if m.all(); m.left != 3 || m.retry != 0 {
-		t.Errorf("%+v", m)
-	}
-	for i, part := range []int{1, 2, 0} {
-		first, again := m.begin(), m.begin()
-		if !first || !again || m.visit.Part != part || !m.walking {
-			t.Fatalf("%+v", m)
-		}
-		if m.end(); m.left != 2-i || m.walking {
-			t.Errorf("%+v", m)
-		}
-	}
-	m.mark(1)
-	m.mark(1)
-	if m.left != 1 || !m.begin() || m.visit.Part != 1 {
-		t.Fatalf("%+v", m)
-	}
-	if m.mark(2); !m.walking || m.left != 2 {
-		t.Error("another part is marked, and the walk goes on")
-	}
-	if m.mark(1); m.walking || m.left != 2 {
-		t.Error("perhaps it is behind the walk")
-	}
-	m.begin()
-	m.stuck = true
-	m.end()
-	part := m.visit.Part
-	if m.left != 2 || m.parts[part] != stuck || !m.begin() || m.visit.Part == part {
-		t.Fatalf("%+v", m)
-	}
-	if m.end(); m.left != 1 || m.begin() {
-		t.Errorf("what is left is stuck: %+v", m)
-	}
-	m.mark(part)
-	if m.left != 1 || m.parts[part] != dirty {
-		t.Errorf("%+v", m)
-	}
-	m.parts[part], m.retry = stuck, 7
-	if m.unstick(); m.retry != 0 || !m.begin() || m.visit.Part != part {
-		t.Errorf("a way has opened: %+v", m)
-	}
-}
-
-// If an owner has refused accounts, its accounts wait until the first such owner may have seen the current
-// ring. Without a connection they wait for one. Without room, no more are taken out.
-func TestAccountsThatCannotGo(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	c, v := a.core, a.core.view.Load()
-	toB, toC := a.ownedBy("b:1"), a.ownedBy("c:1")
-	b, other := c.members["b:1"], c.members["c:1"]
-	takesOut := func(keys ...[]byte) *mover {
-		for _, k := range keys {
-			a.has(k)
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		m := &c.mover
-		m.keys, m.ends, m.stuck, m.retry, m.full = nil, nil, false, 0, nil
-		for _, k := range keys {
-			m.keys = append(m.keys, k...)
-			m.ends = append(m.ends, len(m.keys))
-		}
-		c.takeOut(s.now, v)
-		return m
-	}
-	b.paused, other.paused = s.now.Add(5*time.Millisecond), s.now.Add(3*time.Millisecond)
-	for _, keys := range [][][]byte{{toB, toC}, {toC, toB}} {
-		if m := takesOut(keys...); !m.stuck || m.retry != other.paused || !c.local.Has(toB) || !c.local.Has(toC) {
-			t.Errorf("both have refused some a moment ago: %+v", m.retry.Sub(s.now))
-		}
-	}
-	b.paused = s.now // it is over
-	other.ready.Store(false)
-	if m := takesOut(toB, toC); !m.stuck || m.retry != 0 || c.local.Has(toB) || !c.local.Has(toC) {
-		t.Errorf("there is no way to one: %+v", m)
-	}
-	other.ready.Store(true)
-	other.paused = 0
-	for range walkedAtOnce {
-		b.out.fullParcel()
-	}
-	if m := takesOut(toB, toC); m.full != b || m.stuck || !c.local.Has(toB) || !c.local.Has(toC) {
-		t.Errorf("there is no room at one: %+v", m)
-	}
-}
-
-// While a node has no room, nothing is taken out; once it has given a receipt the
-// walk goes on where it was.
-func TestWalkWaitsForRoom(t *testing.T) {
-	s, a := newPair(t)
-	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-	w := &wakes{hands: c.hands}
-	c.hands = w
-	a.has(key)
-	for range walkedAtOnce {
-		m.out.fullParcel()
-	}
-	c.mover.all()
-	for range 2 * c.local.Parts() {
-		if c.step(s.now) && c.mover.full != nil {
-			t.Fatal("it has more to do at once, and no room")
-		}
-	}
-	if c.mover.full != m || !c.local.Has(key) {
-		t.Fatalf("it waits for %v", c.mover.full)
-	}
-	before := w.n
-	if c.received(m, &wire.Receipt{Number: 1}); w.n == before {
-		t.Error("there is room, and the walk was not told")
-	}
-	for c.step(s.now) {
-	}
-	if c.local.Has(key) || c.mover.full != nil || c.mover.left != 0 || c.mover.underway[xxhash.Sum64(key)] != "b:1" {
-		t.Errorf("the account is here %v, %d parts are left", c.local.Has(key), c.mover.left)
-	}
-}
 
 // What is refused waits until it may be tried again, and then no longer has the node
 // look after itself every few milliseconds, wherever the account went meanwhile.
@@ -146,59 +15,28 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
 		a.has(key)
 		m.paused = s.now.Add(tickSoon)
-		c.mover.all()
+		c.mover.begin()
 		for c.step(s.now) {
 		}
-		if c.mover.left != 1 || c.mover.retry != m.paused || !c.local.Has(key) {
-			t.Fatalf("%d parts are left, to be tried again in %v", c.mover.left, c.mover.retry.Sub(s.now))
+		if !c.mover.waits || c.mover.retry != m.paused || !c.local.Has(key) {
+			t.Fatalf("it is to be tried again in %v", c.mover.retry.Sub(s.now))
 		}
 		for range 2 { // nothing can be begun
-			if c.step(m.paused-1) || c.mover.left != 1 || !c.local.Has(key) {
-				t.Fatalf("it is tried again too soon, %d parts are left", c.mover.left)
+			if c.step(m.paused-1) || !c.mover.waits || !c.local.Has(key) {
+				t.Fatal("it is tried again too soon")
 			}
 		}
 		if gone { // fetched, or its time is over
 			c.local.TakeOut(s.now, key)
-			c.mover.mark(c.local.Part(key))
+			c.mover.once()
 			for c.step(m.paused - 1) {
 			}
 		}
 		for c.step(m.paused) {
 		}
-		if c.mover.left != 0 || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
-			t.Errorf("gone meanwhile %v: %d parts are left, retry %v, %d are on their way", gone, c.mover.left, c.mover.retry, len(c.mover.underway))
+		if c.mover.dirty || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
+			t.Errorf("gone meanwhile %v: there may be more %v, retry %v, %d are on their way", gone, c.mover.dirty, c.mover.retry, len(c.mover.underway))
 		}
-	}
-}
-
-// A full parcel leaves while the walk continues, and a partial one on request. Without a parcel, there is no
-// wake-up.
-func TestParcelsThatAreToGo(t *testing.T) {
-	s, a := newPair(t)
-	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-	woken := 0
-	m.wake = func() { woken++ }
-	if m.flush(); woken != 0 || m.out.urgent {
-		t.Error("there is nothing to be sent")
-	}
-	a.has(key)
-	c.mu.Lock()
-	c.send(s.now, m, key)
-	c.unlock()
-	if woken != 0 {
-		t.Error("more may come")
-	}
-	if m.flush(); woken != 1 || !m.out.urgent {
-		t.Error("it is to be sent")
-	}
-	m.out.urgent, woken = false, 0
-	m.out.open.w.B = append(m.out.open.w.B, make([]byte, parcelBytes)...) // as if by many accounts
-	a.has(key)
-	c.mu.Lock()
-	c.send(s.now, m, key)
-	c.unlock()
-	if woken != 1 || len(m.out.sealed) != 1 {
-		t.Errorf("a parcel is full, and whoever sends it was woken %d times", woken)
 	}
 }
 

@@ -147,7 +147,7 @@ func TestRelayIsRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w, a, victim, run := relayed(t, known, c.client, c.server)
-			refund := &wire.Ask{Id: 9, Key: keyOf(1), Cost: 10, Kind: uint32(ratelimit.Refund), Rule: ruleMessage(routed(10))}
+			refund := &wire.Ask{Id: 9, Key: keyOf(1), Cost: 10, Kind: uint32(ratelimit.Refund), Rule: ruleBytes(routed(10))}
 			b := &between{T: t, to: w.lis[2].Addr().String(), client: c.relay, also: &wire.Frame{Asks: []*wire.Ask{refund}}}
 			s := grpc.NewServer(grpc.Creds(c.relayedAs))
 			wire.RegisterPeerServer(s, b)

@@ -75,7 +75,7 @@ func (c *core) tellOwner(now instant, m *hot.Message) {
 // callFor is an ask as a call to its owner. totals are those of a lease of its key; nil: there are none.
 func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 	m.Key = append([]byte(nil), a.Key...) // it outlives the request, if that gives up
-	m.Cost, m.Kind, m.Rule = int64(a.Cost), uint32(a.Kind), ruleMessage(a.Rule)
+	m.Cost, m.Kind, m.Rule = int64(a.Cost), uint32(a.Kind), ruleBytes(a.Rule)
 	if a.Kind.Settles() || a.OfSlot() {
 		m.Window = int64(a.Window)
 	}
@@ -92,7 +92,7 @@ func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 	}
 	said := *a
 	said.Key = m.Key
-	say.then = func(say *call) {
+	say.after(func() {
 		now := c.clock()
 		if v, ok := verdictOf(&said, say); ok && say.reply.GetLease() != nil {
 			if x, ok := leaseOf(&said.Rule.Limit, totals, say.reply.GetLease()); ok {
@@ -102,7 +102,7 @@ func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 			c.malformed(rejectedLease)
 		}
 		c.hotHere.Lost(now, said.Key, totals.Seq)
-	}
+	})
 	return say
 }
 
@@ -164,7 +164,7 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 		say = newCall(nil)
 		say.finish(nil, errPeerGone)
 	}
-	say.regret(func() {
+	say.after(func() {
 		at, answered := verdictOf(&told, say)
 		booked := answered && (told.Kind != ratelimit.Spend || at.Charged+at.Debt > 0)
 		switch {

@@ -31,7 +31,6 @@ const (
 
 var (
 	errPeerGone = errors.New("the peer is unreachable")
-	errName     = errors.New("the peer has another name")
 	errSilent   = errors.New("the peer did not answer in time")
 	errPeerBusy = errors.New("too many requests wait for the peer")
 )
@@ -91,7 +90,6 @@ func (l *link) alive(now instant) bool {
 // call is one message that is answered by one reply.
 type call struct {
 	put   func(f *wire.Frame, id uint64) // puts it into a frame
-	then  func(c *call)                  // if set, goes on with the reply; no lock is held
 	bell  bell
 	reply *wire.Reply // read after done
 	err   error       // read after done
@@ -99,9 +97,8 @@ type call struct {
 	sent  bool // it was written into a frame; read after done
 
 	mu   sync.Mutex
-	over bool // guarded by mu
-	// late goes on when the call has ended, for those who did not wait. It is guarded by mu.
-	late func()
+	over bool     // guarded by mu
+	then []func() // guarded by mu: go on when the call has ended
 }
 
 func newCall(put func(*wire.Frame, uint64)) *call { return &call{put: put, done: make(chan struct{})} }
@@ -111,26 +108,23 @@ func (c *call) finish(reply *wire.Reply, err error) {
 	c.reply, c.err = reply, err
 	close(c.done)
 	c.bell.ring()
-	if c.then != nil {
-		c.then(c)
-	}
 	c.mu.Lock()
-	// A caller of regret either leaves its function here before, or finds the call over and runs it itself:
+	// A caller of after either leaves its function here before, or finds the call over and runs it itself:
 	// it runs once in any case.
-	late := c.late
+	then := c.then
 	c.over = true
 	c.mu.Unlock()
-	if late != nil {
-		late()
+	for _, do := range then {
+		do()
 	}
 }
 
-// regret has something done when the call has ended.
-func (c *call) regret(do func()) {
+// after has something done when the call has ended, without a lock.
+func (c *call) after(do func()) {
 	c.mu.Lock()
 	over := c.over
 	if !over {
-		c.late = do
+		c.then = append(c.then, do)
 	}
 	c.mu.Unlock()
 	if over {

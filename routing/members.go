@@ -212,7 +212,9 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	if c.clean() {
 		c.sayDone(m)
 	}
-	c.mover.unstick()
+	if c.mover.dirty {
+		c.mover.once() // with what waits for this way
+	}
 	m.wake()
 	c.hands.wake()
 }
@@ -312,7 +314,6 @@ func (c *core) lookAfter(now instant) (due instant) {
 	}
 	c.ticked.Store(int64(now))
 	c.bury(now)
-	c.endFetches(now)
 	c.join(now)
 	saying := c.announce(now)
 	// Own keys are decided here only once all have acknowledged that this node owns them. One that never
@@ -458,7 +459,7 @@ func (c *core) announce(now instant) (saying bool) {
 		say := newCall(func(f *wire.Frame, id uint64) {
 			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
 		})
-		say.then = func(say *call) {
+		say.after(func() {
 			c.mu.Lock()
 			defer c.unlock()
 			m.telling = false
@@ -469,7 +470,7 @@ func (c *core) announce(now instant) (saying bool) {
 				m.soon = now.Add(c.tellsAgain(now)) // it dials back
 			}
 			c.hands.wake()
-		}
+		})
 		c.post(m.link, say)
 	})
 	return saying
@@ -514,37 +515,24 @@ func (c *core) depart(now instant) bool {
 	return false
 }
 
-// counting selects how the remaining accounts are counted.
-type counting bool
-
-const (
-	onItsWay   counting = false // only accounts in parcels without an acknowledgement
-	allThereIs counting = true  // the table as well: it is walked from end to end
-)
-
-// gone tells whether a leaving node has handed over all, and how many accounts
-// it still has if not.
-func (c *core) gone(count counting) (bool, int) {
+// gone tells whether a leaving node has handed over all.
+func (c *core) gone() bool {
 	c.mu.Lock()
 	defer c.unlock()
 	v := c.view.Load()
-	// It has not even left its own ring yet.
-	if v.mine {
-		return false, 0
-	}
 	// In the last node, tokens in hand cannot be returned.
-	if c.clean() && (c.inStore() || len(v.ring.Members()) == 0 || c.hotHere.Open() == 0) {
-		return true, 0
-	}
+	return !v.mine && c.clean() && (c.inStore() || len(v.ring.Members()) == 0 || c.hotHere.Open() == 0)
+}
+
+// rest is how many accounts a node in no ring still has, in parcels without a receipt and in the table, which is
+// walked from end to end.
+func (c *core) rest() int {
+	c.mu.Lock()
+	defer c.unlock()
 	n := len(c.mover.underway)
-	if !count {
-		return false, n
+	for visit := (leasing.Visit{}); !c.inStore() && !c.local.Visit(&visit, func([]byte) { n++ }); {
 	}
-	for part := range c.local.Parts() {
-		for visit := (leasing.Visit{Part: part}); !c.local.Visit(&visit, func([]byte) { n++ }); {
-		}
-	}
-	return false, n
+	return n
 }
 
 // isReady tells whether this node has joined the ring, and has its keys.

@@ -1,37 +1,9 @@
 package routing
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 )
-
-// A leaving node that still has accounts says how many.
-func TestLeavingNodeCountsWhatItHas(t *testing.T) {
-	s := newScript(t, 40, 10)
-	s.ring("a:1", "b:1")
-	s.fill(1, "a:1")
-	a := s.nodes["a:1"]
-	had := 0
-	for k := range s.admitted {
-		if a.local.Has(keyOf(k)) {
-			had++
-		}
-	}
-	b := s.nodes["b:1"]
-	b.cut = true // nothing can be handed over
-	s.breakAll("a:1", "b:1")
-	s.play(10 * time.Millisecond)
-	a.Leave(func() {})
-	s.play(leaveTells + 50*time.Millisecond)
-	if done, n := a.core.gone(true); done || n != had {
-		t.Errorf("gone: %v, and %d accounts are left of %d", done, n, had)
-	}
-	if done, n := a.core.gone(false); done || n != 0 {
-		t.Errorf("gone: %v, and %d are on their way", done, n)
-	}
-}
 
 // A node is ready when it has joined, all have read that, and it has its keys, or when that has taken too long.
 // A leaving one stays ready, because it still decides.
@@ -94,7 +66,7 @@ func TestWhenANodeJoins(t *testing.T) {
 			m.greeted = now.Add(-x.greeted)
 		}
 		c.mu.Lock()
-		c.mover.mark(0)
+		c.mover.begin()
 		if c.join(now); c.present {
 			t.Errorf("case %d, %+v: it has accounts of before, and joins", i, x)
 		}
@@ -105,38 +77,6 @@ func TestWhenANodeJoins(t *testing.T) {
 		c.mu.Unlock()
 		if joined != x.joins {
 			t.Errorf("case %d, %+v: joined %v", i, x, joined)
-		}
-	}
-}
-
-// A node that did not run reports that at its check, with the duration.
-func TestLapseIsTold(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1")
-	c, told := s.nodes["a:1"].core, ""
-	c.options.OnPeer = func(addr string, err error) { told += fmt.Sprintf("%s%v\n", addr, err) }
-	ticked := instant(c.ticked.Load())
-	c.tick(ticked.Add(3*time.Second + 400*time.Microsecond))
-	if want := "this node did not run for 3s: "; !strings.HasPrefix(told, want) || strings.Count(told, "\n") != 1 {
-		t.Errorf("told %q, want %q", told, want)
-	}
-}
-
-// After it has joined, a node without a store decides when others have read that; with one, at once.
-func TestWhoHasToHearFirst(t *testing.T) {
-	for _, store := range []bool{false, true} {
-		s := newScript(t, 1, 10)
-		c := s.start("a:1").core
-		if c.present, c.looked = false, true; store {
-			c.local = nil
-		}
-		c.unheard.Store(store)
-		c.expired.Store(true)
-		c.mu.Lock()
-		c.join(s.now)
-		c.unlock()
-		if !c.present || c.unheard.Load() == store || c.expired.Load() || c.joined != s.now {
-			t.Errorf("store %v: present %v, unheard %v", store, c.present, c.unheard.Load())
 		}
 	}
 }
@@ -162,8 +102,8 @@ func TestLapse(t *testing.T) {
 	if lapse(); c.present || c.changes != changes+1 || !c.expired.Load() || told != 1 || m.told != unknown || instant(m.heard.Load()) != s.now {
 		t.Errorf("present %v, %d changes, expired %v, told %d times", c.present, c.changes-changes, c.expired.Load(), told)
 	}
-	if v := c.view.Load(); v.mine || v.ring.Has("a:1") || c.mover.left != c.local.Parts() {
-		t.Errorf("it is in its ring %v, %d parts are to be walked through", v.mine, c.mover.left)
+	if v := c.view.Load(); v.mine || v.ring.Has("a:1") || !c.mover.dirty {
+		t.Errorf("it is in its ring %v, and does not look for accounts of others", v.mine)
 	}
 	c.expired.Store(false)
 	if lapse(); c.expired.Load() || told != 1 || c.changes != changes+1 {
@@ -180,12 +120,50 @@ func TestWhoHasGone(t *testing.T) {
 		if !x.clean {
 			c.mover.underway[5] = "b:1"
 		}
-		want := 0
-		if !x.mine && !x.clean {
-			want = 1
+		if gone := c.gone(); gone != x.gone {
+			t.Errorf("%+v: gone %v", x, gone)
 		}
-		if gone, n := c.gone(false); gone != x.gone || n != want {
-			t.Errorf("%+v: gone %v, %d on their way", x, gone, n)
+	}
+}
+
+// After it has joined, a node without a store decides when others have read that; with one, at once.
+func TestWhoHasToHearFirst(t *testing.T) {
+	for _, store := range []bool{false, true} {
+		s := newScript(t, 1, 10)
+		c := s.start("a:1").core
+		if c.present, c.looked = false, true; store {
+			c.local = nil
 		}
+		c.unheard.Store(store)
+		c.expired.Store(true)
+		c.mu.Lock()
+		c.join(s.now)
+		c.unlock()
+		if !c.present || c.unheard.Load() == store || c.expired.Load() || c.joined != s.now {
+			t.Errorf("store %v: present %v, unheard %v", store, c.present, c.unheard.Load())
+		}
+	}
+}
+
+// A leaving node that still has accounts says how many.
+func TestLeavingNodeCountsWhatItHas(t *testing.T) {
+	s := newScript(t, 40, 10)
+	s.ring("a:1", "b:1")
+	s.fill(1, "a:1")
+	a := s.nodes["a:1"]
+	had := 0
+	for k := range s.admitted {
+		if a.local.Has(keyOf(k)) {
+			had++
+		}
+	}
+	b := s.nodes["b:1"]
+	b.cut = true // nothing can be handed over
+	s.breakAll("a:1", "b:1")
+	s.play(10 * time.Millisecond)
+	a.Leave(func() {})
+	s.play(leaveTells + 50*time.Millisecond)
+	if gone, n := a.core.gone(), a.core.rest(); gone || n != had {
+		t.Errorf("gone: %v, and %d accounts are left of %d", gone, n, had)
 	}
 }

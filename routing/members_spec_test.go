@@ -37,71 +37,6 @@ func TestDialsPause(t *testing.T) {
 	}
 }
 
-// A node drops another a minute after it was last found, or last sent a message. A node that is silent for
-// longer than TakeOver owns no keys, and has no accounts.
-func TestWhoIsGone(t *testing.T) {
-	const ever = 24 * time.Hour
-	for i, x := range []struct {
-		alive, holds  bool
-		found, heard  time.Duration // ago
-		known, holds2 bool
-	}{
-		{true, true, ever, TakeOver, true, true},
-		{true, true, 0, TakeOver + 1, true, false},
-		{false, true, 0, TakeOver, true, true},
-		{false, true, 0, TakeOver + 1, true, false},
-		{false, false, forgetAfter, ever, true, false},
-		{false, false, forgetAfter + 1, ever, false, false},
-		{false, false, ever, forgetAfter, true, false},
-		{false, false, ever, forgetAfter + 1, false, false},
-	} {
-		s := newScript(t, 1, 10)
-		s.now = s.now.Add(2 * ever)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
-		m := c.members["b:1"]
-		m.alive, m.holds, m.found = x.alive, x.holds, s.now.Add(-x.found)
-		m.heard.Store(int64(s.now.Add(-x.heard)))
-		c.mu.Lock()
-		c.bury(s.now)
-		known := c.members["b:1"] == m
-		c.unlock()
-		if known != x.known || m.holds != x.holds2 || m.alive != (x.alive && x.holds2) {
-			t.Errorf("case %d, %+v: known %v, holds %v, alive %v", i, x, known, m.holds, m.alive)
-		}
-		if x.alive && c.view.Load().ring.Has("b:1") != m.alive {
-			t.Errorf("case %d, %+v: it is alive %v, and in the ring %v", i, x, m.alive, !m.alive)
-		}
-	}
-}
-
-// A way that breaks was tried, and has failed once more; one that opens begins
-// anew.
-func TestWaysBreakAndOpen(t *testing.T) {
-	s, a := newPair(t)
-	c := a.core
-	m := c.members["b:1"]
-	for i := range 3 {
-		m.tried, m.telling = false, true
-		if c.closed(m); m.failures != i+1 || !m.tried || m.telling {
-			t.Errorf("closed %d times: %+v", i+1, m)
-		}
-	}
-	m.telling, m.holds, m.alive = true, false, false
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1})
-	if m.failures != 0 || m.telling || m.told != unknown || !m.alive || !m.holds {
-		t.Errorf("%+v", m)
-	}
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true})
-	if m.alive || !m.holds || c.view.Load().ring.Has("b:1") {
-		t.Errorf("it is not in the ring any more, and may have accounts still: %+v", m)
-	}
-	gone := &member{link: &link{addr: "x:1", pending: map[uint64]*call{}}}
-	if c.opened(s.now, gone, &wire.Hello{Version: 2, Addr: "x:1"}); gone.ready.Load() {
-		t.Error("a way opened to a node that was forgotten")
-	}
-}
-
 // A node looks after itself soon again while something is to be said, or to be
 // joined, or to be tried; otherwise now and then.
 func TestTicks(t *testing.T) {
@@ -149,64 +84,6 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// A node reports in its greeting whether it owns keys, and how many relative to others.
-func TestGreetingSaysWhoOwnsKeys(t *testing.T) {
-	s := newScript(t, 1, 10)
-	c := s.start("a:1").core
-	for _, present := range []bool{true, false} {
-		c.present = present
-		if h := c.hello(nonce); h.GetAbsent() == present || h.GetWeight() != 1 || h.GetAddr() != "a:1" || h.GetIncarnation() != c.incarnation || h.GetVersion() != version {
-			t.Errorf("present %v: %v", present, h)
-		}
-	}
-}
-
-// That a node owns keys is repeated a moment later to a peer that was too busy.
-func TestPresenceIsSaidAgain(t *testing.T) {
-	for _, x := range []struct{ joined, again time.Duration }{{tellFast, tickSoon}, {tellFast / 2, askAgain}} {
-		saysItsPresenceAgain(t, x.joined, x.again)
-	}
-}
-
-func saysItsPresenceAgain(t *testing.T, joined, again time.Duration) {
-	s, a := newPair(t)
-	c := a.core
-	c.joined = s.now.Add(-joined)
-	m := c.members["b:1"]
-	m.told, m.queue = unknown, make([]*call, peerQueue)
-	if c.tick(s.now); m.told == here || m.telling {
-		t.Fatalf("it was too busy, and has heard: told %v, telling %v", m.told, m.telling)
-	}
-	m.queue = nil
-	at := s.now.Add(again)
-	if c.tick(at - 1); len(m.queue) > 0 {
-		t.Error("it is told again at once")
-	}
-	if c.tick(at); len(m.queue) != 1 || !m.telling {
-		t.Errorf("%d calls wait to be said", len(m.queue))
-	}
-	if c.tick(at); len(m.queue) != 1 {
-		t.Errorf("%d calls say the same", len(m.queue))
-	}
-	f := m.take(0)
-	if p := f.GetPresences(); len(p) != 1 || !p[0].GetHere() || p[0].GetChanges() != c.changes+1 {
-		t.Fatalf("it is told %v", p)
-	}
-	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId(), Status: malformed}})
-	if m.told == here {
-		t.Error("it did not take that in")
-	}
-	c.tick(s.now.Add(2 * again))
-	f = m.take(0)
-	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId()}})
-	if m.told != here {
-		t.Error("it has heard")
-	}
-	if c.tick(s.now.Add(4 * again)); len(m.queue) > 0 {
-		t.Error("it has heard, and is told again")
-	}
-}
-
 // A node may join and leave so often; each time all tables are walked through.
 func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	s, a := newPair(t)
@@ -226,20 +103,6 @@ func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	}
 	if says(s.now.Add(turnsIn), false) || !says(s.now.Add(turnsIn+1), false) || m.alive {
 		t.Errorf("its time has begun anew: alive %v", m.alive)
-	}
-}
-
-// Who is found again is looked for again from then on.
-func TestFoundAgain(t *testing.T) {
-	s, a := newPair(t)
-	c := a.core
-	w := &wakes{hands: c.hands}
-	c.hands = w
-	m := c.members["b:1"]
-	at := s.now.Add(time.Hour)
-	c.looks(at, []string{"b:1", "a:1"})
-	if m.found != at || w.n != 1 || c.members["a:1"] != nil || c.stats.rejected[rejectedAddress].Load() != 0 {
-		t.Errorf("found %v ago, woken %d times", at.Sub(m.found), w.n)
 	}
 }
 
@@ -266,6 +129,33 @@ func TestGreeted(t *testing.T) {
 	c.greeted(at, hello("x:1"))
 	if len(c.members) != maxPeers || c.members["x:1"] != nil {
 		t.Errorf("%d nodes are known", len(c.members))
+	}
+}
+
+// A way that breaks was tried, and has failed once more; one that opens begins
+// anew.
+func TestWaysBreakAndOpen(t *testing.T) {
+	s, a := newPair(t)
+	c := a.core
+	m := c.members["b:1"]
+	for i := range 3 {
+		m.tried, m.telling = false, true
+		if c.closed(m); m.failures != i+1 || !m.tried || m.telling {
+			t.Errorf("closed %d times: %+v", i+1, m)
+		}
+	}
+	m.telling, m.holds, m.alive = true, false, false
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1})
+	if m.failures != 0 || m.telling || m.told != unknown || !m.alive || !m.holds {
+		t.Errorf("%+v", m)
+	}
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true})
+	if m.alive || !m.holds || c.view.Load().ring.Has("b:1") {
+		t.Errorf("it is not in the ring any more, and may have accounts still: %+v", m)
+	}
+	gone := &member{link: &link{addr: "x:1", pending: map[uint64]*call{}}}
+	if c.opened(s.now, gone, &wire.Hello{Version: 2, Addr: "x:1"}); gone.ready.Load() {
+		t.Error("a way opened to a node that was forgotten")
 	}
 }
 
@@ -328,5 +218,65 @@ func TestDoneOfOneThatHasLeft(t *testing.T) {
 		if c.saidDone("b:1", print, 0); m.holds != x.holds {
 			t.Errorf("%+v: it may have accounts %v", x, m.holds)
 		}
+	}
+}
+
+// Who is found again is looked for again from then on.
+func TestFoundAgain(t *testing.T) {
+	s, a := newPair(t)
+	c := a.core
+	w := &wakes{hands: c.hands}
+	c.hands = w
+	m := c.members["b:1"]
+	at := s.now.Add(time.Hour)
+	c.looks(at, []string{"b:1", "a:1"})
+	if m.found != at || w.n != 1 || c.members["a:1"] != nil || c.stats.rejected[rejectedAddress].Load() != 0 {
+		t.Errorf("found %v ago, woken %d times", at.Sub(m.found), w.n)
+	}
+}
+
+// That a node owns keys is repeated a moment later to a peer that was too busy.
+func TestPresenceIsSaidAgain(t *testing.T) {
+	for _, x := range []struct{ joined, again time.Duration }{{tellFast, tickSoon}, {tellFast / 2, askAgain}} {
+		saysItsPresenceAgain(t, x.joined, x.again)
+	}
+}
+
+func saysItsPresenceAgain(t *testing.T, joined, again time.Duration) {
+	s, a := newPair(t)
+	c := a.core
+	c.joined = s.now.Add(-joined)
+	m := c.members["b:1"]
+	m.told, m.queue = unknown, make([]*call, peerQueue)
+	if c.tick(s.now); m.told == here || m.telling {
+		t.Fatalf("it was too busy, and has heard: told %v, telling %v", m.told, m.telling)
+	}
+	m.queue = nil
+	at := s.now.Add(again)
+	if c.tick(at - 1); len(m.queue) > 0 {
+		t.Error("it is told again at once")
+	}
+	if c.tick(at); len(m.queue) != 1 || !m.telling {
+		t.Errorf("%d calls wait to be said", len(m.queue))
+	}
+	if c.tick(at); len(m.queue) != 1 {
+		t.Errorf("%d calls say the same", len(m.queue))
+	}
+	f := m.take(0)
+	if p := f.GetPresences(); len(p) != 1 || !p[0].GetHere() || p[0].GetChanges() != c.changes+1 {
+		t.Fatalf("it is told %v", p)
+	}
+	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId(), Status: malformed}})
+	if m.told == here {
+		t.Error("it did not take that in")
+	}
+	c.tick(s.now.Add(2 * again))
+	f = m.take(0)
+	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId()}})
+	if m.told != here {
+		t.Error("it has heard")
+	}
+	if c.tick(s.now.Add(4 * again)); len(m.queue) > 0 {
+		t.Error("it has heard, and is told again")
 	}
 }

@@ -114,24 +114,14 @@ var (
 	errLists = errors.New("nodes are joining or leaving, and not all overrides can be listed: try again")
 )
 
-// changing is a change on its way to its key's owner.
-func (c *core) changing(ctx context.Context, now instant, a *ask, x *setting, b bell) *waiting {
+// atOwner has the owner of a key change or read its override.
+func (c *core) atOwner(ctx context.Context, now instant, a *ask, x *setting) (ratelimit.Override, error) {
 	own := ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek}
-	w := c.newWaiting(ctx, now, []ask{own}, make([]verdict, 1), b)
+	w := c.newWaiting(ctx, now, []ask{own}, make([]verdict, 1))
 	w.states[0].errand, w.until = x, now.Add(changeTime)
-	return w
-}
-
-func (r *Router) atOwner(ctx context.Context, now instant, a *ask, x *setting) (ratelimit.Override, error) {
-	w := r.changing(ctx, now, a, x, newBell())
-	for w.advance(now) {
-		w.sleep(ctx)
-		now = r.clock()
+	for ; w.advance(now); now = c.clock() {
+		c.hands.sleep(w)
 	}
-	return x.outcome()
-}
-
-func (x *setting) outcome() (ratelimit.Override, error) {
 	if !x.done {
 		return ratelimit.Override{}, errOwner
 	}
@@ -216,7 +206,7 @@ func (r *Router) stored() (ratelimit.Overrider, bool) {
 	if !r.inStore() {
 		return nil, false
 	}
-	return r.base.(blocking).Limiter.(ratelimit.Overrider), true
+	return r.base.(baseOf).Limiter.(ratelimit.Overrider), true
 }
 
 // Override implements [ratelimit.Overrider].

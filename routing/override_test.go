@@ -161,8 +161,9 @@ func TestStepsOverridesAtRandom(t *testing.T) {
 			}
 			for k := range may {
 				x, n := &setting{look: true}, s.nodes[live[k%len(live)]]
-				w := n.core.changing(context.Background(), s.now, &ask{Rule: s.rule, Key: keyOf(k)}, x, nil)
-				n.Stepped.waits = append(n.Stepped.waits, &steppedWait{w, func() {}, nil})
+				n.begin(&task{done: func() {}}, func(ctx context.Context) {
+					_, _ = n.core.atOwner(ctx, s.now, &ask{Rule: s.rule, Key: keyOf(k)}, x)
+				})
 				n.Pump()
 				s.until("it is read", func() bool { return x.done })
 				got := x.is.Requests
@@ -188,9 +189,9 @@ func TestOddChangesAreRefused(t *testing.T) {
 		"with a request":           {Change: good, Cost: 1, Kind: uint32(ratelimit.Spend)},
 		"a list too long":          {List: &wire.List{Most: mostListed + 1}},
 	} {
-		m.Id, m.Key, m.Rule = 1, keyOf(0), ruleMessage(s.rule)
+		m.Id, m.Key, m.Rule = 1, keyOf(0), ruleBytes(s.rule)
 		before := n.Stats().Malformed
-		open, replies := n.core.decideFor(context.Background(), s.now, &inlet{addr: "b:1", incarnation: 2}, []*wire.Ask{m}, nil)
+		open, replies := n.core.decideFor(context.Background(), s.now, &inlet{addr: "b:1", incarnation: 2}, []*wire.Ask{m})
 		if open != nil || len(replies) != 1 || replies[0].GetStatus() != malformed || n.Stats().Malformed != before+1 {
 			t.Errorf("%s: %v", what, replies)
 		}

@@ -42,24 +42,24 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Router is the ratelimit.Limiter of a node in a ring: the owner of a key decides, whatever the rule's mode. It is safe
-// for concurrent use. Run must be running for peers to be met.
+// Router is the ratelimit.Limiter of a node in a ring: the owner of a key decides. Without a store, accounts move for
+// rules of modes with owners only. It is safe for concurrent use. Run must be running for peers to be met.
 type Router struct {
 	*core
 	work bell
 
 	served credentials.TransportCredentials // for serving without certificates
 
-	run     sync.Mutex
-	ctx     context.Context // guarded by run: Run's
-	running *sync.WaitGroup // guarded by run
-	waiting []*member       // guarded by run: to be dialled when there is a Run
+	// runs is closed when Run has begun, and has set ctx and running.
+	runs    chan struct{}
+	ctx     context.Context
+	running sync.WaitGroup
 }
 
 // New makes a router over the node's own limiter.
 func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Time) *Router {
 	dialled, served := anonymous()
-	r := &Router{work: make(bell, 1), served: served}
+	r := &Router{work: make(bell, 1), served: served, runs: make(chan struct{})}
 	if o.TLS == nil {
 		o.TLS = dialled
 	}
@@ -71,7 +71,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		g.told.Store(&refused)
 	}
 	r.hands, r.random, r.incarnation = r, rand.Float64, incarnation()
-	r.base = blocking{base}
+	r.base = baseOf{base}
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
 	// asked. With two of them, a node would admit twice what the rule declares.
 	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
@@ -91,31 +91,17 @@ func incarnation() (n uint64) {
 	return n
 }
 
-// Decide implements [ratelimit.Limiter]. It blocks for at most
-// the longest store_deadline of their rules beyond what this node's own limiter does. Asks of
-// other nodes travel while this one decides its own.
-func (r *Router) Decide(
-	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
-) {
-	if w := r.decide(ctx, now, asks, verdicts, newBell); w != nil {
-		ratelimit.Waits(ctx)
-		// The bell may ring for nothing, so that all that waits is looked at again each time.
-		for open := true; open; open = w.advance(r.clock()) {
-			w.sleep(ctx)
-		}
-	}
-}
+// bell implements hands.
+func (r *Router) bell() bell { return make(bell, 1) }
 
-func newBell() bell { return make(bell, 1) }
-
-// sleep blocks until something has happened to what waits, or its time is over.
-func (w *waiting) sleep(ctx context.Context) {
+// sleep implements hands.
+func (r *Router) sleep(w *waiting) {
 	timer := time.NewTimer(max(0, w.due().Sub(w.clock())))
 	defer timer.Stop()
 	select {
 	case <-w.bell:
 	case <-timer.C:
-	case <-ctx.Done():
+	case <-w.ctx.Done():
 		// The next advance abandons messages under way.
 		w.until = 0 // no request waits any more
 	}
@@ -124,20 +110,13 @@ func (w *waiting) sleep(ctx context.Context) {
 // Owner is the other node that decides, "" if it is this one.
 func (r *Router) Owner(a *ratelimit.Ask) string { return r.elsewhere(a) }
 
-// Run finds peers and talks to them until ctx is done. It blocks.
+// Run finds peers and talks to them until ctx is done. It blocks. It is called once.
 func (r *Router) Run(ctx context.Context) {
-	var wg sync.WaitGroup
-	r.run.Lock()
-	r.ctx, r.running = ctx, &wg
-	// Nodes may have introduced themselves before Run, for the port is served by others.
-	for _, m := range r.waiting {
-		r.start(m)
-	}
-	r.waiting = nil
-	r.run.Unlock()
-	wg.Go(func() { r.find(ctx) })
+	r.ctx = ctx
+	close(r.runs)
+	r.running.Go(func() { r.find(ctx) })
 	r.loop(ctx)
-	wg.Wait()
+	r.running.Wait()
 }
 
 // The part of a node's processor time for moving accounts: requests go on meanwhile, and each waits for the
@@ -220,22 +199,10 @@ func (r *Router) usable(found []string) []string {
 	return addrs
 }
 
-// dial implements hands.
+// dial implements hands. Nodes are known from Run on (find, exchange).
 func (r *Router) dial(m *member) {
 	work := make(bell, 1)
 	m.wake, m.words, m.again = work.ring, work, make(bell, 1)
-	r.run.Lock()
-	defer r.run.Unlock()
-	// There is no context yet in which to talk.
-	if r.running == nil {
-		r.waiting = append(r.waiting, m)
-		return
-	}
-	r.start(m)
-}
-
-// start keeps a way open; the caller holds run.
-func (r *Router) start(m *member) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	m.stop = cancel
 	r.running.Go(func() { r.converse(ctx, m) })
@@ -243,9 +210,7 @@ func (r *Router) start(m *member) {
 
 // hangUp implements hands.
 func (r *Router) hangUp(m *member) {
-	if m.stop != nil {
-		m.stop()
-	}
+	m.stop()
 }
 
 // redial implements hands.
@@ -260,25 +225,23 @@ func (r *Router) yield() { runtime.Gosched() }
 // this node decides. It keeps forwarding. It blocks until all is acknowledged, or ctx is done. Then OnPeer
 // gets the losses.
 func (r *Router) Leave(ctx context.Context) {
-	r.run.Lock()
-	never := r.running == nil
-	r.run.Unlock()
-	// A router that never ran has met no node, and no loop would move its accounts.
-	if never {
+	select {
+	case <-r.runs:
+	default: // a router that never ran has met no node, and no loop would move its accounts
 		return
 	}
 	r.leave(r.clock())
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
-		if gone, _ := r.gone(onItsWay); gone {
+		if r.gone() {
 			return
 		}
 		select {
 		case <-tick.C:
 		// The accounts are counted only now, because to count them all tables are walked through.
 		case <-ctx.Done():
-			if gone, left := r.gone(allThereIs); !gone {
+			if left := r.rest(); left > 0 {
 				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged "+
 					"by their new owners in time: their usage in this window may be admitted again", left))
 			}

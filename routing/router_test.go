@@ -123,7 +123,7 @@ func (w *ringWorld) show(nodes ...*node) {
 	for _, n := range nodes {
 		if w.Failed() {
 			n.mu.Lock()
-			w.Logf("%s present %v stable %v, was %v, ring %v %x, mover left %d full %v, underway %d", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring, n.view.Load().print, n.mover.left, n.mover.full != nil, len(n.mover.underway))
+			w.Logf("%s present %v stable %v, was %v, ring %v %x, mover dirty %v full %v, underway %d", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring, n.view.Load().print, n.mover.dirty, n.mover.full != nil, len(n.mover.underway))
 			for a, m := range n.members {
 				w.Logf("    %s alive %v ready %v tried %v done %x holds %v", a, m.alive, m.ready.Load(), m.tried, m.done, m.holds)
 			}
@@ -195,21 +195,19 @@ func TestRouterBadPeers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rule := ruleMessage(routed(10))
+	rule := ruleBytes(routed(10))
 	bad := []*wire.Ask{
 		{},
 		{Key: keyOf(1), Cost: -1, Rule: rule},
 		{Key: keyOf(1), Cost: 1},
 		{Key: make([]byte, 1000), Cost: 1, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: 9, Rule: rule},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 200, Requests: 1}},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 2, Requests: -1}},
+		{Key: keyOf(1), Cost: 1, Rule: []byte("not a rule")},
 		{Key: keyOf(1), Cost: 0, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: -5, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: 2, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: 1, Window: -1, Rule: rule},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 200, Requests: 1}},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: uint32(ratelimit.Year), Multiplier: 1 << 20, Requests: 1}},
+		{Key: keyOf(1), Cost: 1, Rule: make([]byte, maxRuleBytes+1)},
 	}
 	_ = s.Send(&wire.Frame{Asks: bad})
 	_ = s.Send(&wire.Frame{Fetches: []*wire.Fetch{{Id: 3}}})

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -35,53 +37,38 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	return m
 }
 
-// ruleCache keeps the rules of peers' asks, by their message: a rule is checked and built once, not for each
+// ruleBytes is the message of a rule in an ask. Names of rules are UTF-8, so that it can be encoded.
+func ruleBytes(r *ratelimit.Rule) []byte {
+	b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(ruleMessage(r))
+	return b
+}
+
+// ruleCache keeps the rules of peers' asks, by their messages: a rule is read and built once, not for each
 // ask. The zero ruleCache is empty. It is safe for concurrent use, and has at most maxRules.
 type ruleCache struct {
 	mu    sync.RWMutex
-	rules map[ruleKey]*ratelimit.Rule // guarded by mu
-}
-
-// ruleKey is a rule message as a map's key. Two messages that differ in anything an owner decides by must not
-// share a rule: add each new field of the message here.
-type ruleKey struct {
-	algorithm, unit, multiplier uint32
-	requests, burst, ceiling    int64
-	refund, eager, carries      bool
-	fixed                       int64
-	audit                       string
-	mode                        uint32
-	deadlineUs                  int64
-	day                         uint32
-	zone                        string
-	reserve                     int64
-	nodes                       uint32
-	domain, path                string
+	rules map[string]*ratelimit.Rule // guarded by mu
 }
 
 const (
 	maxRules     = 10_000
+	maxRuleBytes = 4 << 10
 	maxAuditName = 1 << 10
 )
 
-func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
-	k := ruleKey{
-		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetCeiling(),
-		m.GetRefundDenied(),
-		m.GetEager(), m.GetCarryDebt(),
-		m.GetLeaseFixed(), m.GetAudit(), m.GetMode(),
-		m.GetStoreDeadlineUs(),
-		m.GetBillingDay(), m.GetTimeZone(),
-		m.GetReserve(), m.GetMaxNodes(), m.GetDomain(), m.GetPath(),
-	}
+func (c *ruleCache) get(b []byte) (*ratelimit.Rule, error) {
 	c.mu.RLock()
-	r := c.rules[k]
+	r := c.rules[string(b)]
 	c.mu.RUnlock()
 	if r != nil {
 		return r, nil
 	}
 	// Built without the lock: two that ask at once both build it, which is harmless.
-	r, err := k.rule()
+	m := &wire.Rule{}
+	if len(b) > maxRuleBytes || proto.Unmarshal(b, m) != nil {
+		return nil, errMessage
+	}
+	r, err := readRule(m)
 	if err != nil {
 		return nil, err
 	}
@@ -90,65 +77,68 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	// A peer that invents rules would fill the memory. Dropping all of them costs as many honest ones a
 	// second look; an order of use would cost each ask.
 	if c.rules == nil || len(c.rules) >= maxRules {
-		c.rules = map[ruleKey]*ratelimit.Rule{}
+		c.rules = map[string]*ratelimit.Rule{}
 	}
-	c.rules[k] = r
+	c.rules[string(b)] = r
 	return r, nil
 }
 
-// rule builds the rule of a message, which can have any content. It refuses all that a rule file cannot have,
+// readRule builds the rule of a message, which can have any content. It refuses all that a rule file cannot have,
 // so that a peer cannot make this node overflow or divide by zero.
-func (k *ruleKey) rule() (*ratelimit.Rule, error) {
+func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	const most = int64(ratelimit.MaxLimit)
 	r := &ratelimit.Rule{
 		Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(),
 		Counters: &ratelimit.RuleCounters{},
 	}
-	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most ||
-		k.burst < 0 || k.burst > most || k.ceiling < 0 || k.ceiling > most ||
-		k.fixed < 0 || k.fixed > most || k.multiplier > 1<<20 ||
-		len(k.audit) > maxAuditName || !ratelimit.KnownMode(k.mode) {
+	if int(m.GetAlgorithm()) >= len(ratelimit.Algorithms) || m.GetUnit() > 255 ||
+		m.GetRequests() < 0 || m.GetRequests() > most ||
+		m.GetBurst() < 0 || m.GetBurst() > most || m.GetCeiling() < 0 || m.GetCeiling() > most ||
+		m.GetLeaseFixed() < 0 || m.GetLeaseFixed() > most || m.GetMultiplier() > 1<<20 ||
+		len(m.GetAudit()) > maxAuditName || !ratelimit.KnownMode(m.GetMode()) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
-		Algorithm: ratelimit.Algorithm(k.algorithm), Unit: ratelimit.Unit(k.unit), Multiplier: k.multiplier,
-		Requests: ratelimit.Tokens(k.requests), Burst: ratelimit.Tokens(k.burst), Ceiling: ratelimit.Tokens(k.ceiling),
+		Algorithm: ratelimit.Algorithm(m.GetAlgorithm()),
+		Unit:      ratelimit.Unit(m.GetUnit()), Multiplier: m.GetMultiplier(),
+		Requests: ratelimit.Tokens(m.GetRequests()), Burst: ratelimit.Tokens(m.GetBurst()),
+		Ceiling: ratelimit.Tokens(m.GetCeiling()),
 	}
-	if err := k.bill(&r.Limit); err != nil {
+	if err := readCalendar(m, &r.Limit); err != nil {
 		return nil, err
 	}
 	// What follows divides by the period, and adds periods to times.
-	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, k.multiplier)) > math.MaxInt64/int64(unit) {
+	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, m.GetMultiplier())) > math.MaxInt64/int64(unit) {
 		return nil, errMessage // a period that overflows may come out as none
 	}
-	if r.Limit.Period() <= 0 || r.Limit.Algorithm == ratelimit.TokenBucket && k.burst == 0 {
+	if r.Limit.Period() <= 0 || r.Limit.Algorithm == ratelimit.TokenBucket && m.GetBurst() == 0 {
 		return nil, errMessage
 	}
 	c := &r.Coordination
 	c.OnStoreFailure = ratelimit.FailClosed // the asking node has the rule's own policy
-	if k.refund {
+	if m.GetRefundDenied() {
 		c.OnDeny = ratelimit.DenyRefunds
 	}
-	if r.Limit.Carries = k.carries; k.carries && r.Limit.Algorithm != ratelimit.FixedWindow {
+	if r.Limit.Carries = m.GetCarryDebt(); m.GetCarryDebt() && r.Limit.Algorithm != ratelimit.FixedWindow {
 		return nil, errMessage
 	}
 	// The record of an audited key carries the rule's name: the owner claims for it, and may
 	// not have the rule.
-	if c.Audit = k.audit != ""; c.Audit {
-		r.Domain, r.Path, _ = strings.Cut(k.audit, ".")
+	if c.Audit = m.GetAudit() != ""; c.Audit {
+		r.Domain, r.Path, _ = strings.Cut(m.GetAudit(), ".")
 	}
-	c.Mode = ratelimit.Mode(k.mode)
-	if k.eager {
+	c.Mode = ratelimit.Mode(m.GetMode())
+	if m.GetEager() {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
-	c.Lease.Fixed = ratelimit.Tokens(k.fixed)
-	if k.deadlineUs < 0 || k.deadlineUs > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
+	c.Lease.Fixed = ratelimit.Tokens(m.GetLeaseFixed())
+	if m.GetStoreDeadlineUs() < 0 || m.GetStoreDeadlineUs() > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
 		return nil, errMessage
 	}
-	if k.deadlineUs > 0 {
-		c.StoreDeadline = time.Duration(k.deadlineUs) * time.Microsecond
+	if m.GetStoreDeadlineUs() > 0 {
+		c.StoreDeadline = time.Duration(m.GetStoreDeadlineUs()) * time.Microsecond
 	}
-	if err := k.reserves(r); err != nil {
+	if err := readReserve(m, r); err != nil {
 		return nil, err
 	}
 	if errs := c.Validate(); len(errs) > 0 {
@@ -158,40 +148,40 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	return r, nil
 }
 
-// reserves has the rule hold back what the message says. Which share of it this node has is for its own
+// readReserve has the rule hold back what the message says. Which share of it this node has is for its own
 // rules to say, by the rule's name.
-func (k *ruleKey) reserves(r *ratelimit.Rule) error {
-	if k.reserve == 0 && k.nodes == 0 && k.domain == "" && k.path == "" {
+func readReserve(m *wire.Rule, r *ratelimit.Rule) error {
+	if m.GetReserve() == 0 && m.GetMaxNodes() == 0 && m.GetDomain() == "" && m.GetPath() == "" {
 		return nil
 	}
-	if k.reserve <= 0 || k.nodes < 1 || k.nodes > ratelimit.MaxMaxNodes {
+	if m.GetReserve() <= 0 || m.GetMaxNodes() < 1 || m.GetMaxNodes() > ratelimit.MaxMaxNodes {
 		return errMessage
 	}
-	r.Domain, r.Path = k.domain, k.path
-	r.Coordination.MaxNodes = int(k.nodes)
-	r.Coordination.Lease.Reserve = ratelimit.Share{Tokens: ratelimit.Tokens(k.reserve)}
+	r.Domain, r.Path = m.GetDomain(), m.GetPath()
+	r.Coordination.MaxNodes = int(m.GetMaxNodes())
+	r.Coordination.Lease.Reserve = ratelimit.Share{Tokens: ratelimit.Tokens(m.GetReserve())}
 	// What this node would hold back by it is to be what the peer holds back. It is nothing of rules that have no
 	// reserve, which must not go by another rule's name.
-	if r.Reserve() != ratelimit.Tokens(k.reserve) {
+	if r.Reserve() != ratelimit.Tokens(m.GetReserve()) {
 		return errMessage
 	}
 	return nil
 }
 
-// bill cuts the limit's windows by the calendar that the message names. Only a billing month has one. A zone
+// readCalendar cuts the limit's windows by the calendar that the message names. Only a billing month has one. A zone
 // that this machine lacks is as malformed: cut in another, the owner's windows would not be those of the
 // rule.
-func (k *ruleKey) bill(l *ratelimit.Limit) error {
+func readCalendar(m *wire.Rule, l *ratelimit.Limit) error {
 	if l.Unit != ratelimit.BillingMonth {
-		if k.day != 0 || k.zone != "" {
+		if m.GetBillingDay() != 0 || m.GetTimeZone() != "" {
 			return errMessage
 		}
 		return nil
 	}
-	if l.Algorithm != ratelimit.FixedWindow || k.multiplier > 1 || k.day > 31 {
+	if l.Algorithm != ratelimit.FixedWindow || m.GetMultiplier() > 1 || m.GetBillingDay() > 31 {
 		return errMessage
 	}
-	calendar, err := zone.Calendar(int(k.day), k.zone)
+	calendar, err := zone.Calendar(int(m.GetBillingDay()), m.GetTimeZone())
 	if err != nil {
 		return errMessage
 	}

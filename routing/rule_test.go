@@ -51,14 +51,11 @@ func TestRulesTravel(t *testing.T) {
 	for what, change := range rows {
 		r, said := routed(1000), &wire.Rule{}
 		change(r)
-		bytes, err := proto.Marshal(ruleMessage(r))
-		if err == nil {
-			err = proto.Unmarshal(bytes, said)
-		}
-		if err != nil {
+		bytes := ruleBytes(r)
+		if err := proto.Unmarshal(bytes, said); err != nil {
 			t.Fatal(err)
 		}
-		got, err := cache.get(said)
+		got, err := cache.get(bytes)
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 			continue
@@ -85,6 +82,9 @@ func TestOddRulesAreRefused(t *testing.T) {
 		spoil func(*wire.Rule)
 	}{
 		{"a mode that there is not", plain, func(m *wire.Rule) { m.Mode = 99 }},
+		{"a unit of an earlier release", plain, func(m *wire.Rule) { m.Unit = 200 }},
+		{"a limit below 0", plain, func(m *wire.Rule) { m.Requests = -1 }},
+		{"a period beyond all time", plain, func(m *wire.Rule) { m.Multiplier = 1 << 20 }},
 		{"a ceiling below 0", plain, func(m *wire.Rule) { m.Ceiling = -1 }},
 		{"debt of a sliding window", func(r *ratelimit.Rule) { r.Limit.Carries = true }, sliding},
 		{"no billing day", billed, func(m *wire.Rule) { m.BillingDay = 0 }},
@@ -107,15 +107,14 @@ func TestOddRulesAreRefused(t *testing.T) {
 		{"a long name", reserved, func(m *wire.Rule) { m.Path = strings.Repeat("x", maxAuditName) }},
 		{"a name without a reserve", reserved, func(m *wire.Rule) { m.Reserve, m.MaxNodes = 0, 0 }},
 	} {
-		var cache ruleCache
 		r := routed(1000)
 		c.of(r)
 		m := ruleMessage(r)
-		if _, err := cache.get(m); err != nil {
+		if _, err := readRule(m); err != nil {
 			t.Fatal(err)
 		}
 		c.spoil(m)
-		if got, err := cache.get(m); err == nil {
+		if got, err := readRule(m); err == nil {
 			t.Errorf("%s: read as %+v", c.what, got)
 		}
 	}

@@ -131,9 +131,31 @@ type serving struct {
 	seen []bool // by the observer
 }
 
+// answerTo decides what a peer asks, and answers as it goes. It blocks until all is decided.
+func (c *core) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, answer func(*wire.Frame)) {
+	say := func(replies []*wire.Reply) {
+		if len(replies) > 0 {
+			answer(&wire.Frame{Replies: replies})
+		}
+	}
+	now := c.clock()
+	s, replies := c.decideFor(ctx, now, from, asks)
+	if s == nil {
+		say(replies)
+		return
+	}
+	for s.advance(now) {
+		say(append(replies, s.replies(now)...))
+		replies = nil
+		c.hands.sleep(s.waiting)
+		now = c.clock()
+	}
+	say(append(replies, s.replies(now)...))
+}
+
 // decideFor begins to decide a peer's asks. Invalid ones are answered at once, and undos are applied.
 func (c *core) decideFor(
-	ctx context.Context, now instant, from *inlet, msgs []*wire.Ask, b bell,
+	ctx context.Context, now instant, from *inlet, msgs []*wire.Ask,
 ) (*serving, []*wire.Reply) {
 	var replies []*wire.Reply
 	s := &serving{ids: make([]uint64, 0, len(msgs))}
@@ -157,15 +179,18 @@ func (c *core) decideFor(
 			replies = append(replies, &wire.Reply{Id: m.GetId()})
 		default:
 			asks, s.ids = append(asks, a), append(s.ids, m.GetId())
-			states = append(states, askState{final: m.GetHeld(), errand: c.errandOf(from, m)})
+			states = append(states, askState{errand: c.errandOf(from, m)})
 		}
 	}
 	if len(asks) == 0 {
 		return nil, replies
 	}
-	s.waiting = c.newWaiting(ctx, now, asks, make([]verdict, len(asks)), b)
+	s.waiting = c.newWaiting(ctx, now, asks, make([]verdict, len(asks)))
 	s.remote, s.sent, s.seen = true, make([]bool, len(asks)), make([]bool, len(asks))
 	s.states = states
+	if c.observe != nil {
+		c.observe.asked(ctx, s.verdicts, s.see)
+	}
 	return s, replies
 }
 

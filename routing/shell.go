@@ -169,16 +169,8 @@ func (r *Router) turnedAway(from string, kind rejection, err error) {
 
 // refuse counts a failed introduction by its fault, and reports it if the peer has a name.
 func (r *Router) refuse(from string, err error) {
-	for kind, what := range map[rejection]error{
-		rejectedIntroduction: errHello, rejectedVersion: errVersion, rejectedWeight: errWeight,
-		rejectedSecret: ErrSecret, rejectedPlain: errPlain,
-	} {
-		if errors.Is(err, what) {
-			r.reject(kind)
-		}
-	}
-	if errors.Is(err, errSelf) || errors.Is(err, errName) {
-		r.reject(rejectedName)
+	if fault, ok := errors.AsType[*refusal](err); ok {
+		r.reject(fault.kind)
 	}
 	// Of a node that this one has dialled converse tells, with its address.
 	if from != "" {
@@ -202,6 +194,11 @@ func remote(stream called, hello *wire.Hello) string {
 
 // exchange is the other end of a peer's conversation.
 func (r *Router) exchange(stream called, received func()) error {
+	select {
+	case <-r.runs:
+	case <-stream.Context().Done():
+		return stream.Context().Err()
+	}
 	hello, err := r.welcomeInTime(stream, received)
 	if err != nil {
 		r.refuse(remote(stream, hello), err)
@@ -241,28 +238,6 @@ func (r *Router) exchange(stream called, received func()) error {
 		r.serve(r.clock(), from, f, answer, later)
 		received()
 	}
-}
-
-// answerTo decides what a peer asks, and answers as it goes.
-func (r *Router) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, answer func(*wire.Frame)) {
-	say := func(replies []*wire.Reply) {
-		if len(replies) > 0 {
-			answer(&wire.Frame{Replies: replies})
-		}
-	}
-	now := r.clock()
-	s, replies := r.decideFor(ctx, now, from, asks, newBell())
-	if s == nil {
-		say(replies)
-		return
-	}
-	for s.advance(now) {
-		say(append(replies, s.replies(now)...))
-		replies = nil
-		s.sleep(ctx)
-		now = r.clock()
-	}
-	say(append(replies, s.replies(now)...))
 }
 
 // welcomeInTime gives up on one who connects and does not introduce itself.

@@ -2,7 +2,9 @@ package routing
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -35,8 +37,7 @@ type Stepped struct {
 
 // steppedWork is the work in progress of a Stepped, and its requests to its driver.
 type steppedWork struct {
-	waits []*steppedWait
-	asks  []*steppedAsks
+	tasks []*task
 	dials []*member
 	ends  []*member
 }
@@ -71,17 +72,111 @@ type Wires interface {
 	Send(to string, answer bool, frame []byte)
 }
 
-// steppedWait is a request of this node that waits for an owner.
-type steppedWait struct {
-	*waiting
-	decided func()
-	booked  func(i int)
+// task is a request, or the asks of a peer's frame: a coroutine, which goes on when the node is pumped.
+type task struct {
+	next  func() (due instant, open bool)
+	stop  func()
+	yield func(due instant) bool
+	due   instant
+	done  func()
+	// see is called with the places of verdicts that are made, perhaps again and again; nil: nothing is.
+	verdicts []verdict
+	see      func(i int)
 }
 
-// steppedAsks are those of a peer's frame that are not decided yet.
-type steppedAsks struct {
-	*serving
-	from *inlet
+// taskKey is the key of a task in its context.
+type taskKey struct{}
+
+// errEnded unwinds the tasks of a node that has ended.
+var errEnded = errors.New("routing: the node has ended")
+
+// sleep goes on when the node is pumped, at due at the latest.
+func (t *task) sleep(due instant) {
+	if !t.yield(due) {
+		panic(errEnded)
+	}
+}
+
+// begin runs do until it waits, and goes on whenever the node is pumped. Then done is called.
+func (s *Stepped) begin(t *task, do func(ctx context.Context)) {
+	ctx := context.WithValue(context.Background(), taskKey{}, t)
+	t.next, t.stop = iter.Pull(func(yield func(instant) bool) {
+		t.yield = yield
+		defer func() {
+			if s.ended {
+				_ = recover()
+			}
+		}()
+		do(ctx)
+	})
+	s.resume(t)
+}
+
+// resume reports whether a task has ended.
+func (s *Stepped) resume(t *task) (ended bool) {
+	if s.ended {
+		t.stop()
+		return false
+	}
+	if due, open := t.next(); open {
+		t.due = due
+		s.tasks = append(s.tasks, t)
+		return false
+	}
+	t.done()
+	return true
+}
+
+// bell implements hands.
+func (s *Stepped) bell() bell { return nil }
+
+// sleep implements hands.
+func (s *Stepped) sleep(w *waiting) { w.ctx.Value(taskKey{}).(*task).sleep(w.due()) }
+
+// stepping is a base that leases from a store which the driver plays.
+type stepping struct {
+	*leasing.Stepped
+	clock ratelimit.Clock
+}
+
+// decide implements limiter.
+func (s stepping) decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) {
+	w := s.Ask(now, asks, verdicts)
+	if w == nil {
+		return
+	}
+	t := ctx.Value(taskKey{}).(*task)
+	until := w.Patience()
+	if within > 0 {
+		until = min(until, within)
+	}
+	for at := now.Add(until); ; {
+		t.watch(w, verdicts)
+		t.sleep(at)
+		now = s.clock()
+		// There may be more time more than once. When there is none left, Advance ends the wait.
+		for more := time.Duration(1); now >= at && more > 0; at = at.Add(more) {
+			more = w.TimeOver()
+		}
+		if !w.Advance(now) {
+			return
+		}
+	}
+}
+
+// watch shows verdicts that the store's limiter has charged or credited, though the store does not have them yet, or
+// others hold them up.
+func (t *task) watch(w *leasing.Wait, verdicts []verdict) {
+	for i := range verdicts {
+		v := &verdicts[i]
+		if t.see != nil && w.Decided(i) && v.Source != ratelimit.FromFallback && v.Err == nil {
+			for j := range t.verdicts {
+				if &t.verdicts[j] == v {
+					t.see(j)
+				}
+			}
+		}
+	}
 }
 
 // NewStepped makes a node without peers: see Found.
@@ -95,9 +190,9 @@ func NewStepped(o SteppedOptions) *Stepped {
 		c.observe = observed{o}
 	}
 	if o.Store != nil {
-		c.base, c.fallback = stepping{o.Store}, o.Store.Alone()
+		c.base, c.fallback = stepping{o.Store, o.Clock}, o.Store.Alone()
 	} else {
-		c.base = blocking{o.Local}
+		c.base = baseOf{o.Local}
 		c.storeless(o.Local)
 	}
 	s.every(pingEvery, s.ping)
@@ -107,6 +202,10 @@ func NewStepped(o SteppedOptions) *Stepped {
 
 type observed struct{ SteppedOptions }
 
+func (o observed) asked(ctx context.Context, verdicts []verdict, see func(i int)) {
+	t := ctx.Value(taskKey{}).(*task)
+	t.verdicts, t.see = verdicts, see
+}
 func (o observed) decided(a *ask, v *verdict) { o.Decided(a, v) }
 func (o observed) undone(a *ask, v *verdict)  { o.Undone(a, v) }
 
@@ -254,57 +353,34 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 		s.core.replied(now, m, &f)
 	} else if !answer && in != nil {
 		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, reply, a) },
-			func(asks []*wire.Ask) { s.serve(now, in, asks) })
+			func(asks []*wire.Ask) { s.serve(in, asks) })
 	}
 	s.Pump()
 }
 
-func (s *Stepped) serve(now instant, from *inlet, asks []*wire.Ask) {
-	serving, replies := s.core.decideFor(context.Background(), now, from, asks, nil)
-	if serving != nil {
-		open := serving.advance(now)
-		if serving.watch(serving.see); open {
-			s.asks = append(s.asks, &steppedAsks{serving, from})
-		}
-		replies = append(replies, serving.replies(now)...)
-	}
-	if len(replies) > 0 {
-		s.send(from.addr, true, &wire.Frame{Replies: replies})
-	}
-}
-
-// watch reports asks that the store's limiter has charged or credited, though the store does not have them
-// yet, or others hold them up.
-func (w *waiting) watch(see func(i int)) {
-	for _, b := range w.below {
-		store, ok := b.waiter.(*leasing.Wait)
-		for i := b.from; ok && see != nil && i < b.to; i++ {
-			if store.Decided(i-b.from) && w.verdicts[i].Source != ratelimit.FromFallback && w.verdicts[i].Err == nil {
-				see(i)
-			}
-		}
-	}
+func (s *Stepped) serve(from *inlet, asks []*wire.Ask) {
+	s.begin(&task{done: func() {}}, func(ctx context.Context) {
+		s.core.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, reply, a) })
+	})
 }
 
 // Ask decides; decided is called when all is, perhaps at once. The slices are
 // the node's until then. booked, if set, is called before, perhaps again and again,
 // for each ask that this node has charged or credited.
 func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, booked func(i int), decided func()) {
-	w := s.core.decide(context.Background(), s.o.Clock(), asks, verdicts, func() bell { return nil })
-	if w == nil {
-		decided()
-	} else {
-		w.watch(booked)
-		s.waits = append(s.waits, &steppedWait{w, decided, booked})
-	}
+	s.begin(&task{done: decided, verdicts: verdicts, see: booked}, func(ctx context.Context) {
+		s.core.Decide(ctx, s.o.Clock(), asks, verdicts)
+	})
 	s.Pump()
 }
 
 // SetOverride sets the override of an ask's key at its owner, or removes it with nil; done is called with the outcome.
 func (s *Stepped) SetOverride(a *ratelimit.Ask, o *ratelimit.Override, done func(ratelimit.Override, error)) {
-	x := &setting{set: o, match: ratelimit.Match{Any: true}}
-	w := s.core.changing(context.Background(), s.o.Clock(), a, x, nil)
-	s.waits = append(s.waits, &steppedWait{w, func() { done(x.outcome()) }, nil})
+	var is ratelimit.Override
+	var err error
+	s.begin(&task{done: func() { done(is, err) }}, func(ctx context.Context) {
+		is, err = s.core.atOwner(ctx, s.o.Clock(), a, &setting{set: o, match: ratelimit.Match{Any: true}})
+	})
 	s.Pump()
 }
 
@@ -327,8 +403,14 @@ func (s *Stepped) Leave(left func()) {
 	s.Pump()
 }
 
-// End has the node do nothing any more.
-func (s *Stepped) End() { s.ended = true }
+// End has the node do nothing any more. Requests that wait end without a decision.
+func (s *Stepped) End() {
+	s.ended = true
+	for _, t := range s.tasks {
+		t.stop()
+	}
+	s.tasks = nil
+}
 
 // Ready tells whether this node has joined the ring, and has its keys.
 func (s *Stepped) Ready() bool { return s.core.isReady(s.o.Clock()) }
@@ -355,11 +437,11 @@ func (s *Stepped) Pump() {
 		// The mover does not rest: in virtual time its work takes none.
 		for s.core.step(now) {
 		}
-		again = s.advance(now) || again
+		again = s.advance() || again
 		s.talk()
 		again = again && s.woken
 	}
-	if gone, _ := s.core.gone(onItsWay); s.left != nil && gone {
+	if s.left != nil && s.core.gone() {
 		left := s.left
 		// left may call this node again.
 		s.left = nil
@@ -369,33 +451,13 @@ func (s *Stepped) Pump() {
 }
 
 // advance goes on with all that waits. It reports whether something ended.
-func (s *Stepped) advance(now instant) (ended bool) {
-	// A decided request may ask again at once, which adds to waits.
-	waits := s.waits
-	s.waits = nil
-	for _, w := range waits {
-		if w.advance(now) {
-			w.watch(w.booked)
-			s.waits = append(s.waits, w)
-			continue
-		}
-		ended = true
-		w.decided()
+func (s *Stepped) advance() (ended bool) {
+	// A decided request may ask again at once, which adds to tasks.
+	tasks := s.tasks
+	s.tasks = nil
+	for _, t := range tasks {
+		ended = s.resume(t) || ended
 	}
-	asks := s.asks[:0]
-	for _, a := range s.asks {
-		open := a.advance(now)
-		a.watch(a.see)
-		if replies := a.replies(now); len(replies) > 0 {
-			s.send(a.from.addr, reply, &wire.Frame{Replies: replies})
-		}
-		if open {
-			asks = append(asks, a)
-		}
-	}
-	// What has ended is not kept in memory by the rest of the array.
-	clear(s.asks[len(asks):])
-	s.asks = asks
 	return ended
 }
 
@@ -441,11 +503,8 @@ func (s *Stepped) talk() {
 // wakeUp has the node pumped when the next of its times has come.
 func (s *Stepped) wakeUp(now instant) {
 	due := s.due
-	for _, w := range s.waits {
-		due = min(due, w.due())
-	}
-	for _, a := range s.asks {
-		due = min(due, a.due())
+	for _, t := range s.tasks {
+		due = min(due, t.due)
 	}
 	// Something that is due now and cannot go on would have the node pumped for ever at the same
 	// instant.

@@ -103,7 +103,7 @@ func (s *script) show() {
 	for _, a := range s.addrs {
 		if n := s.nodes[a]; n != nil {
 			v := n.core.view.Load()
-			s.Logf("%s alive %v present %v stable %v ring %v mover left %d underway %d", a, n.alive, n.core.present, v.stable.Load(), v.ring, n.core.mover.left, len(n.core.mover.underway))
+			s.Logf("%s alive %v present %v stable %v ring %v mover dirty %v underway %d", a, n.alive, n.core.present, v.stable.Load(), v.ring, n.core.mover.dirty, len(n.core.mover.underway))
 			n.core.each(func(m *member) {
 				s.Logf("    %s alive %v ready %v holds %v done %v", m.addr, m.alive, m.ready.Load(), m.holds, m.done == v.print)
 			})
@@ -123,6 +123,7 @@ func (s *script) start(addr string) *scriptNode {
 			s.in(d, func() { n.do(do) })
 		}, Random: s.rnd.Float64, Local: n.local, Wires: n, HotRate: max(s.hotRate, 0),
 	})
+	s.Cleanup(n.End)
 	n.Found(s.addrs)
 	return n
 }
@@ -254,9 +255,7 @@ func (s *script) ring(addrs ...string) {
 
 // accounts is how many accounts a node has.
 func (n *scriptNode) accounts() (all int) {
-	for part := range n.local.Parts() {
-		for v := (leasing.Visit{Part: part}); !n.local.Visit(&v, func([]byte) { all++ }); {
-		}
+	for v := (leasing.Visit{}); !n.local.Visit(&v, func([]byte) { all++ }); {
 	}
 	return all
 }
@@ -360,6 +359,43 @@ func TestStepsJoinOfThree(t *testing.T) {
 	s.play(6 * time.Second)
 	s.noFailures()
 	s.exact(0, s.addrs...)
+}
+
+// Each node counts keys of mode leasing by itself: a change of the ring neither takes their usage away nor
+// brings another node's.
+func TestLeasingUsageStaysAtItsNode(t *testing.T) {
+	const keys = 200
+	s := newScript(t, keys, 10)
+	s.ring("a:1", "b:1")
+	s.fill(10, "a:1", "b:1")
+	each := *s.rule
+	each.Coordination.Mode = ratelimit.Leasing
+	admits := func(addr string) (n ratelimit.Tokens) {
+		var v [1]verdict
+		for k := range keys {
+			key := ratelimit.AppendEntry(keyOf(k), "alone", "x", false)
+			s.nodes[addr].local.Decide(t.Context(), s.now, []ask{{Rule: &each, Key: key, Cost: 10}}, v[:])
+			n, v[0] = n+v[0].Charged, verdict{}
+		}
+		return n
+	}
+	s.addrs = append(s.addrs, "c:1")
+	for _, addr := range s.addrs[:2] {
+		if n := admits(addr); n != 10*keys {
+			t.Fatalf("%s admits %d of %d", addr, n, 10*keys)
+		}
+	}
+	c := s.start("c:1")
+	s.until("a third node has its keys", c.Ready)
+	gone := false
+	s.nodes["b:1"].Leave(func() { gone = true })
+	s.until("the second has left", func() bool { return gone })
+	for addr, want := range map[string]ratelimit.Tokens{"a:1": 0, "b:1": 0, "c:1": 10 * keys} {
+		if n := admits(addr); n != want {
+			t.Errorf("%s admits %d more, want %d", addr, n, want)
+		}
+	}
+	s.exact(0, "a:1", "c:1")
 }
 
 // Another node joins, and one leaves, before the first hand-over has ended.

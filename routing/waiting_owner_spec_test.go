@@ -18,75 +18,6 @@ func (n *scriptNode) unsettled() *view {
 	return v
 }
 
-// A node that was asked as an owner, and is not one or cannot be reached, is not asked so again. A moment later
-// the search for the key's account begins again.
-func TestFoundOwnerThatIsNone(t *testing.T) {
-	for _, reachable := range []bool{false, true} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
-		m := a.core.members["b:1"]
-		m.done = 0 // it may have some
-		v := a.unsettled()
-		m.take(0)
-		m.ready.Store(reachable)
-		w := a.waits("a:1", 1)
-		w.states[0].fetch = &fetch{state: fetchHeld, holder: "b:1", view: v}
-		if !w.advance(s.now) || w.states[0].fetch != nil {
-			t.Fatalf("reachable %v: %+v", reachable, w.states[0])
-		}
-		if reachable {
-			asks := m.take(0).GetAsks()
-			if len(asks) != 1 || !asks[0].GetHeld() || w.states[0].call == nil {
-				t.Fatalf("it is sent %v", asks)
-			}
-			m.replied([]*wire.Reply{{Id: asks[0].GetId(), Status: notOwner}})
-			w.advance(s.now)
-		}
-		if st := &w.states[0]; st.decided || st.held || st.call != nil || st.again != s.now.Add(time.Millisecond) {
-			t.Errorf("reachable %v: %+v", reachable, st)
-		}
-		m.ready.Store(true)
-		if !w.advance(s.now.Add(time.Millisecond)) || w.states[0].fetch == nil || len(m.take(0).GetAsks()) != 0 {
-			t.Errorf("reachable %v: its account is not looked for: %+v", reachable, w.states[0])
-		}
-	}
-}
-
-// If no node has a key's account, its owner decides, and charges once.
-func TestKeyThatNobodyHas(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	v := a.unsettled()
-	w := a.waits("a:1", 1)
-	w.states[0].fetch = &fetch{state: fetchAbsent, view: v}
-	v0 := &w.verdicts[0]
-	if w.advance(s.now) || v0.OverLimit || v0.Charged != 5 || v0.Remaining != 5 || w.states[0].fetch != nil {
-		t.Errorf("%+v, %+v", w.states[0], w.verdicts[0])
-	}
-	if w.advance(s.now); w.verdicts[0].Remaining != 5 {
-		t.Errorf("it is charged again: %+v", w.verdicts[0])
-	}
-	w = a.waits("a:1", 1)
-	if w.advance(s.now) || w.verdicts[0].Remaining != 0 {
-		t.Errorf("its account is here now: %+v", w.verdicts[0])
-	}
-}
-
-// An owner that cannot be reached is not waited for: the rule's policy decides at once.
-func TestOwnerThatCannotBeReached(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	a.core.members["b:1"].ready.Store(false)
-	w := a.waits("b:1", 1)
-	if w.advance(s.now) || !w.verdicts[0].OverLimit || w.verdicts[0].Reason != ratelimit.FallbackPeer {
-		t.Errorf("%+v", w.verdicts[0])
-	}
-}
-
 // A key that its owner calls hot is leased from then on, not forwarded; its request
 // waits below for the lease, and others of the request do not.
 func TestHotKeyIsLeased(t *testing.T) {
@@ -127,14 +58,6 @@ func TestHotKeyIsLeased(t *testing.T) {
 	}
 }
 
-// A reset beyond all time is the longest that there is.
-func TestEndlessReset(t *testing.T) {
-	l := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}
-	if got := resetOf(&l, math.MaxInt64); got != 2*time.Minute {
-		t.Errorf("a reset in %v", got)
-	}
-}
-
 // Without a store, a node has one budget for outages of a key, if its owner does not answer a request or the
 // claim of a hot key's lease. All its admissions together are as the rule declares.
 func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
@@ -156,5 +79,13 @@ func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 	}
 	if admitted != 3 || reasons[ratelimit.FallbackPeer] != 12 || len(reasons) > 1 {
 		t.Errorf("%d were admitted, want 3; decisions without the owner by reason: %v", admitted, reasons)
+	}
+}
+
+// A reset beyond all time is the longest that there is.
+func TestEndlessReset(t *testing.T) {
+	l := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}
+	if got := resetOf(&l, math.MaxInt64); got != 2*time.Minute {
+		t.Errorf("a reset in %v", got)
 	}
 }

@@ -8,6 +8,60 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// An owner that has let a request wait counts as silent for a tenth of a second, unless a message of it
+// arrives. It is alive for a quarter after its last message.
+func TestSilentOwners(t *testing.T) {
+	const ms = time.Millisecond
+	at := instant(time.Hour)
+	for _, x := range []struct {
+		missed, heard, now time.Duration
+		silent, alive      bool
+	}{
+		{0, -ms, 0, true, true},
+		{0, -ms, 100*ms - 1, true, true},
+		{0, -ms, 100 * ms, false, true},
+		{0, 0, ms, true, true},
+		{0, 1, ms, false, true},
+		{0, 0, 250*ms - 1, false, true},
+		{0, 0, 250 * ms, false, false},
+	} {
+		l := &link{}
+		l.missed.Store(int64(at.Add(x.missed)))
+		l.heard.Store(int64(at.Add(x.heard)))
+		if now := at.Add(x.now); l.silent(now) != x.silent || l.alive(now) != x.alive {
+			t.Errorf("%+v: silent %v, alive %v", x, l.silent(now), l.alive(now))
+		}
+	}
+	never := &link{}
+	if never.silent(5) || (*link)(nil).silent(5) || (*link)(nil).alive(5) {
+		t.Error("nobody has let a request wait")
+	}
+}
+
+// With a store, what is all this node's own is the base's at once; with one ask for
+// another's key, the request waits.
+func TestDecidingWithAStore(t *testing.T) {
+	s, a := newPair(t)
+	b := a.withStore()
+	decides := func(owners ...string) *waiting {
+		b.said = ""
+		asks := make([]ask, len(owners))
+		for i, o := range owners {
+			asks[i] = ask{Rule: s.rule, Key: a.ownedBy(o), Cost: 1}
+		}
+		return a.core.decide(context.Background(), s.now, asks, make([]verdict, len(asks)))
+	}
+	if w := decides("a:1", "a:1"); w != nil || b.said != "asked 2 within 0s\n" {
+		t.Errorf("its own: waits %v, %q", w != nil, b.said)
+	}
+	if w := decides("a:1", "b:1"); w == nil || b.said != "asked 1 within 0s\n" {
+		t.Errorf("one is another's: waits %v, %q", w != nil, b.said)
+	}
+	if w := decides("b:1"); w == nil || b.said != "" {
+		t.Errorf("another's: waits %v, %q", w != nil, b.said)
+	}
+}
+
 // While the ring changes, an ask is tried again in a moment, and not before; with a
 // store, this node leases when half of the request's time is over.
 func TestWaitingWhileTheRingChanges(t *testing.T) {
@@ -48,101 +102,5 @@ func TestLeasesForOneRequest(t *testing.T) {
 	w.states[2].mine = false
 	if asks, within := w.baseTime(s.now, 1, 4); within != 0 || asks[1].Rule != s.rule {
 		t.Errorf("within %v: %+v", within, asks)
-	}
-}
-
-// Of several that wait below, each is decided when it is ready; one that gives itself no
-// more time is over.
-func TestSeveralWaitBelow(t *testing.T) {
-	s, a := newPair(t)
-	w := a.waits("b:1", 3)
-	first, second, third := &scriptedWaiter{open: true}, &scriptedWaiter{}, &scriptedWaiter{open: true}
-	for i, b := range []*scriptedWaiter{first, second, third} {
-		w.addBelow(s.now, b, 0, i, i+1)
-	}
-	if !w.advance(s.now) || w.states[0].decided || !w.states[1].decided || w.states[2].decided || len(w.below) != 2 {
-		t.Errorf("%+v", w.states)
-	}
-}
-
-// An owner that has let a request wait counts as silent for a tenth of a second, unless a message of it
-// arrives. It is alive for a quarter after its last message.
-func TestSilentOwners(t *testing.T) {
-	const ms = time.Millisecond
-	at := instant(time.Hour)
-	for _, x := range []struct {
-		missed, heard, now time.Duration
-		silent, alive      bool
-	}{
-		{0, -ms, 0, true, true},
-		{0, -ms, 100*ms - 1, true, true},
-		{0, -ms, 100 * ms, false, true},
-		{0, 0, ms, true, true},
-		{0, 1, ms, false, true},
-		{0, 0, 250*ms - 1, false, true},
-		{0, 0, 250 * ms, false, false},
-	} {
-		l := &link{}
-		l.missed.Store(int64(at.Add(x.missed)))
-		l.heard.Store(int64(at.Add(x.heard)))
-		if now := at.Add(x.now); l.silent(now) != x.silent || l.alive(now) != x.alive {
-			t.Errorf("%+v: silent %v, alive %v", x, l.silent(now), l.alive(now))
-		}
-	}
-	never := &link{}
-	if never.silent(5) || (*link)(nil).silent(5) || (*link)(nil).alive(5) {
-		t.Error("nobody has let a request wait")
-	}
-}
-
-// A node that calls itself the owner is asked, with a note of that. A request of a peer, which this node was to
-// decide itself, does not travel back and forth.
-func TestOwnerThatWasFound(t *testing.T) {
-	for _, final := range []bool{false, true} {
-		s, a := newPair(t)
-		m := a.core.members["b:1"]
-		m.take(0)
-		w := a.waits("a:1", 1)
-		w.states[0].fetch, w.states[0].final = &fetch{state: fetchHeld, holder: "b:1"}, final
-		open := w.advance(s.now)
-		asks := m.take(0).GetAsks()
-		if final && (open || len(asks) != 0 || w.states[0].status != notOwner) {
-			t.Errorf("a peer's: open %v, sent %v, status %d", open, asks, w.states[0].status)
-		}
-		if !final && (!open || len(asks) != 1 || !asks[0].GetHeld()) {
-			t.Errorf("this node's: open %v, sent %v", open, asks)
-		}
-	}
-}
-
-// With a store, what is all this node's own is the base's at once; with one ask for
-// another's key, the request waits.
-func TestDecidingWithAStore(t *testing.T) {
-	s, a := newPair(t)
-	b := a.withStore()
-	decides := func(owners ...string) *waiting {
-		b.said = ""
-		asks := make([]ask, len(owners))
-		for i, o := range owners {
-			asks[i] = ask{Rule: s.rule, Key: a.ownedBy(o), Cost: 1}
-		}
-		return a.core.decide(context.Background(), s.now, asks, make([]verdict, len(asks)), newBell)
-	}
-	if w := decides("a:1", "a:1"); w != nil || b.said != "asked 2 within 0s\n" {
-		t.Errorf("its own: waits %v, %q", w != nil, b.said)
-	}
-	if w := decides("a:1", "b:1"); w == nil || b.said != "asked 1 within 0s\n" {
-		t.Errorf("one is another's: waits %v, %q", w != nil, b.said)
-	}
-	if w := decides("b:1"); w == nil || b.said != "" {
-		t.Errorf("another's: waits %v, %q", w != nil, b.said)
-	}
-	b.waiter = &scriptedWaiter{open: true, patience: time.Millisecond}
-	w := decides("a:1", "a:1")
-	if w == nil || len(w.below) != 1 || w.below[0].to != 2 {
-		t.Fatal("the store is waited for")
-	}
-	if !w.advance(s.now) || b.said != "asked 2 within 0s\n" {
-		t.Errorf("it is asked while it is waited for: %q", b.said)
 	}
 }

@@ -12,39 +12,21 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// scriptedBase is a limiter below a core, which records its asks and undos, and decides as scripted, or waits.
+// scriptedBase is a limiter below a core, which records its asks and undos, and decides as scripted.
 type scriptedBase struct {
 	said    string
 	verdict verdict
-	waiter  waiter
 }
 
-func (b *scriptedBase) ask(_ context.Context, _ instant, within time.Duration, asks []ask, verdicts []verdict) waiter {
+func (b *scriptedBase) decide(_ context.Context, _ instant, within time.Duration, asks []ask, verdicts []verdict) {
 	b.said += fmt.Sprintf("asked %d within %v\n", len(asks), within)
 	for i := range asks {
 		verdicts[i] = b.verdict
 	}
-	return b.waiter
 }
 
 func (b *scriptedBase) Undo(_ instant, asks []ask, verdicts []verdict) {
 	b.said += fmt.Sprintf("undo %d of source %d\n", len(asks), verdicts[0].Source)
-}
-
-// scriptedWaiter waits until it is open no more, and gives itself more time so often.
-type scriptedWaiter struct {
-	patience time.Duration
-	open     bool
-	more     []time.Duration
-}
-
-func (w *scriptedWaiter) Patience() time.Duration { return w.patience }
-func (w *scriptedWaiter) Advance(instant) bool    { return w.open }
-func (w *scriptedWaiter) TimeOver() (d time.Duration) {
-	if len(w.more) > 0 {
-		d, w.more = w.more[0], w.more[1:]
-	}
-	return d
 }
 
 // waits is a request with that many keys of an owner, not begun.
@@ -53,7 +35,7 @@ func (n *scriptNode) waits(owner string, asks int) *waiting {
 	for i := range all {
 		all[i] = ask{Rule: n.rule, Key: n.ownedBy(owner), Cost: 5}
 	}
-	return n.core.newWaiting(context.Background(), n.now, all, make([]verdict, asks), make(bell, 1))
+	return n.core.newWaiting(context.Background(), n.now, all, make([]verdict, asks))
 }
 
 // withStore has a core lease from a store.
@@ -118,79 +100,6 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 	}
 }
 
-// A waiting request continues at its own deadline, at that of its base, or when it may ask again. A request
-// that is decided, below or in a search has no deadline of its own.
-func TestWhenAWaitGoesOn(t *testing.T) {
-	s, a := newPair(t)
-	soon := s.now.Add(time.Millisecond)
-	for what, x := range map[string]struct {
-		state askState
-		want  time.Duration
-	}{
-		"it is asked again":       {askState{again: soon}, time.Millisecond},
-		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
-		"it waits below":          {askState{again: soon, below: true}, ratelimit.StoreDeadline},
-		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
-		"its account is coming":   {askState{again: s.now, fetch: &fetch{}, comes: soon}, time.Millisecond},
-		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
-	} {
-		w := a.waits("b:1", 2)
-		w.states[0], w.states[1] = x.state, askState{decided: true}
-		if got := w.due().Sub(s.now); got != x.want {
-			t.Errorf("%s: in %v, want %v", what, got, x.want)
-		}
-	}
-	w := a.waits("b:1", 2)
-	w.states[0].again, w.states[1].again = s.now.Add(2*time.Millisecond), soon
-	for range 2 {
-		if got := w.due(); got != soon {
-			t.Errorf("in %v", got.Sub(s.now))
-		}
-		w.states[0].again, w.states[1].again = w.states[1].again, w.states[0].again
-	}
-	w = a.waits("b:1", 4)
-	for i := range w.states {
-		w.states[i].decided = true
-	}
-	for _, x := range []struct{ patience, within, want time.Duration }{{5, 0, 5}, {5, 3, 3}, {5, 9, 5}} {
-		w.below = nil
-		w.addBelow(s.now, &scriptedWaiter{patience: x.patience}, x.within, 1, 3)
-		if got := w.due().Sub(s.now); got != x.want {
-			t.Errorf("%+v: in %v", x, got)
-		}
-	}
-	for i := range w.states {
-		if w.states[i].below != (i == 1 || i == 2) {
-			t.Errorf("ask %d is below %v", i, w.states[i].below)
-		}
-	}
-	a.withStore()
-	w = a.waits("b:1", 1)
-	w.states[0].call = newCall(nil)
-	if got := w.due().Sub(s.now); got != ratelimit.StoreDeadline/2 {
-		t.Errorf("with a store it leases itself in %v", got)
-	}
-	if w.states[0].mine = true; w.due() != w.until {
-		t.Error("it leases already")
-	}
-}
-
-// What waits below has as much more time as it gives itself, and is decided when it is
-// open no more.
-func TestWaitingBelow(t *testing.T) {
-	s, a := newPair(t)
-	w := a.waits("b:1", 2)
-	b := &scriptedWaiter{patience: time.Millisecond, open: true, more: []time.Duration{2 * time.Millisecond}}
-	w.addBelow(s.now, b, 0, 0, 2)
-	if !w.advance(s.now.Add(time.Millisecond)) || len(b.more) != 0 || w.due() != s.now.Add(3*time.Millisecond) {
-		t.Errorf("it goes on in %v, and has %d times more", w.due().Sub(s.now), len(b.more))
-	}
-	b.open = false
-	if w.advance(s.now.Add(2*time.Millisecond)) || !w.states[0].decided || !w.states[1].decided || w.states[0].below || len(w.below) != 0 {
-		t.Errorf("%+v", w.states)
-	}
-}
-
 // A charge of an owner after this node's refusal is taken back there, when its answer arrives. It is not if the
 // owner refuses as well, or if the rule has admitted here.
 func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
@@ -246,35 +155,6 @@ func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 				t.Errorf("%s: it is told %v", x.what, u)
 			}
 		}
-	}
-}
-
-// An undo tells the owner whether it had refused: then its charge is debt beyond the limit, and is subtracted
-// from that.
-func TestUndoSaysWhetherItWasRefused(t *testing.T) {
-	for _, over := range []bool{true, false} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
-		m := a.core.members["b:1"]
-		m.take(0)
-		v := verdict{OverLimit: over, Charged: 2, Debt: 1, Window: 3}
-		a.core.undoAt("b:1", &ask{Rule: s.rule, Key: a.ownedBy("b:1"), Kind: ratelimit.Spend, Cost: 5}, &v)
-		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 || asks[0].GetDebt() != 1 {
-			t.Errorf("refused %v: it is told %v", over, asks)
-		}
-	}
-}
-
-// A peer's ask that its owner cannot answer in time is left to the peer; its policy
-// decides, and not this node's.
-func TestPeersAskThatTakesTooLong(t *testing.T) {
-	_, a := newPair(t)
-	w := a.waits("a:1", 1)
-	w.remote = true
-	w.states[0].fetch = &fetch{view: w.view.Load(), open: 1}
-	if w.advance(w.until); w.states[0].status != notInTime || w.verdicts[0] != (verdict{}) || w.stats.fallbacks.Load() != 0 {
-		t.Errorf("status %d, %+v", w.states[0].status, w.verdicts[0])
 	}
 }
 
@@ -376,14 +256,14 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 		a := s.nodes["a:1"]
 		b := a.withStore()
 		w := a.waits("b:1", 1)
-		w.states[0].mine, w.states[0].below, w.verdicts[0] = x.mine, true, x.verdict
-		w.decidedBelow(s.now, 0)
+		w.states[0].mine, w.verdicts[0] = x.mine, x.verdict
+		w.decidedByBase(s.now, 0)
 		want, said := x.verdict, ""
 		if x.undone {
 			want = verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}
 			said = fmt.Sprintf("undo 1 of source %d\n", late.Source)
 		}
-		if w.verdicts[0] != want || b.said != said || !w.states[0].decided || w.states[0].below {
+		if w.verdicts[0] != want || b.said != said || !w.states[0].decided {
 			t.Errorf("%s: %+v, %q", x.what, w.verdicts[0], b.said)
 		}
 	}
@@ -436,5 +316,73 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 	a.core.Undo(s.now, []ask{{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 5}}, []verdict{v})
 	if want := fmt.Sprintf("undo 1 of source %d\n", ratelimit.FromFallback); b.said != want {
 		t.Errorf("decided without a store: its limiter is told %q", b.said)
+	}
+}
+
+// A waiting request continues at its own deadline, at or when it may ask again. A request
+// that is decided or in a search has no deadline of its own.
+func TestWhenAWaitGoesOn(t *testing.T) {
+	s, a := newPair(t)
+	soon := s.now.Add(time.Millisecond)
+	for what, x := range map[string]struct {
+		state askState
+		want  time.Duration
+	}{
+		"it is asked again":       {askState{again: soon}, time.Millisecond},
+		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
+		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
+		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
+	} {
+		w := a.waits("b:1", 2)
+		w.states[0], w.states[1] = x.state, askState{decided: true}
+		if got := w.due().Sub(s.now); got != x.want {
+			t.Errorf("%s: in %v, want %v", what, got, x.want)
+		}
+	}
+	w := a.waits("b:1", 2)
+	w.states[0].again, w.states[1].again = s.now.Add(2*time.Millisecond), soon
+	for range 2 {
+		if got := w.due(); got != soon {
+			t.Errorf("in %v", got.Sub(s.now))
+		}
+		w.states[0].again, w.states[1].again = w.states[1].again, w.states[0].again
+	}
+	a.withStore()
+	w = a.waits("b:1", 1)
+	w.states[0].call = newCall(nil)
+	if got := w.due().Sub(s.now); got != ratelimit.StoreDeadline/2 {
+		t.Errorf("with a store it leases itself in %v", got)
+	}
+	if w.states[0].mine = true; w.due() != w.until {
+		t.Error("it leases already")
+	}
+}
+
+// A peer's ask that its owner cannot answer in time is left to the peer; its policy
+// decides, and not this node's.
+func TestPeersAskThatTakesTooLong(t *testing.T) {
+	_, a := newPair(t)
+	w := a.waits("a:1", 1)
+	w.remote = true
+	w.states[0].fetch = &fetch{view: w.view.Load(), open: 1}
+	if w.advance(w.until); w.states[0].status != notInTime || w.verdicts[0] != (verdict{}) || w.stats.fallbacks.Load() != 0 {
+		t.Errorf("status %d, %+v", w.states[0].status, w.verdicts[0])
+	}
+}
+
+// An undo tells the owner whether it had refused: then its charge is debt beyond the limit, and is subtracted
+// from that.
+func TestUndoSaysWhetherItWasRefused(t *testing.T) {
+	for _, over := range []bool{true, false} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		m := a.core.members["b:1"]
+		m.take(0)
+		v := verdict{OverLimit: over, Charged: 2, Debt: 1, Window: 3}
+		a.core.undoAt("b:1", &ask{Rule: s.rule, Key: a.ownedBy("b:1"), Kind: ratelimit.Spend, Cost: 5}, &v)
+		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 || asks[0].GetDebt() != 1 {
+			t.Errorf("refused %v: it is told %v", over, asks)
+		}
 	}
 }

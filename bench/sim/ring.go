@@ -297,6 +297,15 @@ func (w *world) gone(n *node) {
 	}
 }
 
+// endRings ends the requests of rings that still wait: each is a coroutine, which would stay for ever.
+func (w *world) endRings() {
+	for _, n := range w.nodes {
+		if n.ring != nil {
+			n.ring.End()
+		}
+	}
+}
+
 // met makes all nodes look for a new one, each at its time.
 func (w *world) met(n *node) {
 	for _, other := range w.nodes {

@@ -75,6 +75,7 @@ func Run(o Options) (*Result, error) {
 	}
 	w := newWorld(&o)
 	w.play()
+	w.endRings()
 	return w.finish(), nil
 }
 

@@ -171,7 +171,6 @@ var flatOnPurpose = map[string]string{
 	"RuleCounters":   "counts, each of which is a metric",
 	"Rule":           "what a configuration says of a rule",
 	"SteppedOptions": "options, each for itself",
-	"ruleKey":        "a rule as a key of a map: every part of it counts",
 }
 
 // A struct of the core has at most 12 fields; others are put together under a name.

@@ -29,9 +29,7 @@ type Found int32
 const (
 	Found_NOT_SAID   Found = 0
 	Found_NONE       Found = 1 // and will have none as long as the ring is the same
-	Found_COMING     Found = 2 // it is on its way to whoever asked
-	Found_ELSEWHERE  Found = 3 // it is on its way to another node, or cannot be sent yet: ask again
-	Found_OWNER      Found = 4 // the one asked takes itself for the owner: it decides
+	Found_ELSEWHERE  Found = 3 // it is on its way, or cannot be sent yet: ask again
 	Found_OTHER_RING Found = 5 // the one asked sees another ring: ask again
 )
 
@@ -40,17 +38,13 @@ var (
 	Found_name = map[int32]string{
 		0: "NOT_SAID",
 		1: "NONE",
-		2: "COMING",
 		3: "ELSEWHERE",
-		4: "OWNER",
 		5: "OTHER_RING",
 	}
 	Found_value = map[string]int32{
 		"NOT_SAID":   0,
 		"NONE":       1,
-		"COMING":     2,
 		"ELSEWHERE":  3,
-		"OWNER":      4,
 		"OTHER_RING": 5,
 	}
 )
@@ -320,22 +314,19 @@ func (x *Hello) GetChanges() uint64 {
 }
 
 type Ask struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Key       []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	Cost      int64                  `protobuf:"varint,3,opt,name=cost,proto3" json:"cost,omitempty"`
-	Kind      uint32                 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"` // 0 spend, 1 peek, 2 refund, 3 undo, 4 charge, 5 release
-	Rule      *Rule                  `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
-	Window    int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`                        // of an undo, a charge and a release: where it was charged
-	OverLimit bool                   `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // of an undo: that it had been refused
-	Charged   int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
-	Debt      int64                  `protobuf:"varint,12,opt,name=debt,proto3" json:"debt,omitempty"`                           // of an undo: what it was charged beyond that
-	// held says that the receiver has called itself the key's owner when it was
-	// asked for the account: it decides, or says that it no longer is.
-	Held          bool    `protobuf:"varint,10,opt,name=held,proto3" json:"held,omitempty"`
-	Totals        *Totals `protobuf:"bytes,11,opt,name=totals,proto3" json:"totals,omitempty"` // what the sender says of its lease of the key, if anything
-	Change        *Change `protobuf:"bytes,13,opt,name=change,proto3" json:"change,omitempty"` // of the key's override; the ask is a peek
-	List          *List   `protobuf:"bytes,14,opt,name=list,proto3" json:"list,omitempty"`     // instead of all other fields but id
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Cost          int64                  `protobuf:"varint,3,opt,name=cost,proto3" json:"cost,omitempty"`
+	Kind          uint32                 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"`                            // 0 spend, 1 peek, 2 refund, 3 undo, 4 charge, 5 release
+	Rule          []byte                 `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`                             // a Rule, encoded: owners keep the rules that they have read, by these bytes
+	Window        int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`                        // of an undo, a charge and a release: where it was charged
+	OverLimit     bool                   `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // of an undo: that it had been refused
+	Charged       int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
+	Debt          int64                  `protobuf:"varint,12,opt,name=debt,proto3" json:"debt,omitempty"`                           // of an undo: what it was charged beyond that
+	Totals        *Totals                `protobuf:"bytes,11,opt,name=totals,proto3" json:"totals,omitempty"`                        // what the sender says of its lease of the key, if anything
+	Change        *Change                `protobuf:"bytes,13,opt,name=change,proto3" json:"change,omitempty"`                        // of the key's override; the ask is a peek
+	List          *List                  `protobuf:"bytes,14,opt,name=list,proto3" json:"list,omitempty"`                            // instead of all other fields but id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -398,7 +389,7 @@ func (x *Ask) GetKind() uint32 {
 	return 0
 }
 
-func (x *Ask) GetRule() *Rule {
+func (x *Ask) GetRule() []byte {
 	if x != nil {
 		return x.Rule
 	}
@@ -431,13 +422,6 @@ func (x *Ask) GetDebt() int64 {
 		return x.Debt
 	}
 	return 0
-}
-
-func (x *Ask) GetHeld() bool {
-	if x != nil {
-		return x.Held
-	}
-	return false
 }
 
 func (x *Ask) GetTotals() *Totals {
@@ -1552,23 +1536,22 @@ const file_wire_proto_rawDesc = "" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achanges\"\x88\x03\n" +
+	"\achanges\x18\b \x01(\x04R\achanges\"\xe1\x02\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
 	"\x04cost\x18\x03 \x01(\x03R\x04cost\x12\x12\n" +
-	"\x04kind\x18\x04 \x01(\rR\x04kind\x12+\n" +
-	"\x04rule\x18\x05 \x01(\v2\x17.sluice.routing.v1.RuleR\x04rule\x12\x16\n" +
+	"\x04kind\x18\x04 \x01(\rR\x04kind\x12\x12\n" +
+	"\x04rule\x18\x05 \x01(\fR\x04rule\x12\x16\n" +
 	"\x06window\x18\a \x01(\x03R\x06window\x12\x1d\n" +
 	"\n" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
 	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
-	"\x04debt\x18\f \x01(\x03R\x04debt\x12\x12\n" +
-	"\x04held\x18\n" +
-	" \x01(\bR\x04held\x121\n" +
+	"\x04debt\x18\f \x01(\x03R\x04debt\x121\n" +
 	"\x06totals\x18\v \x01(\v2\x19.sluice.routing.v1.TotalsR\x06totals\x121\n" +
 	"\x06change\x18\r \x01(\v2\x19.sluice.routing.v1.ChangeR\x06change\x12+\n" +
-	"\x04list\x18\x0e \x01(\v2\x17.sluice.routing.v1.ListR\x04list\"X\n" +
+	"\x04list\x18\x0e \x01(\v2\x17.sluice.routing.v1.ListR\x04listJ\x04\b\n" +
+	"\x10\v\"X\n" +
 	"\x06Change\x12\x16\n" +
 	"\x06record\x18\x01 \x01(\fR\x06record\x12\x12\n" +
 	"\x04look\x18\x02 \x01(\bR\x04look\x12\x10\n" +
@@ -1664,16 +1647,13 @@ const file_wire_proto_rawDesc = "" +
 	"\bPresence\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04here\x18\x02 \x01(\bR\x04here\x12\x18\n" +
-	"\achanges\x18\x03 \x01(\x04R\achanges*U\n" +
+	"\achanges\x18\x03 \x01(\x04R\achanges*J\n" +
 	"\x05Found\x12\f\n" +
 	"\bNOT_SAID\x10\x00\x12\b\n" +
-	"\x04NONE\x10\x01\x12\n" +
+	"\x04NONE\x10\x01\x12\r\n" +
+	"\tELSEWHERE\x10\x03\x12\x0e\n" +
 	"\n" +
-	"\x06COMING\x10\x02\x12\r\n" +
-	"\tELSEWHERE\x10\x03\x12\t\n" +
-	"\x05OWNER\x10\x04\x12\x0e\n" +
-	"\n" +
-	"OTHER_RING\x10\x052J\n" +
+	"OTHER_RING\x10\x05\"\x04\b\x02\x10\x02\"\x04\b\x04\x10\x042J\n" +
 	"\x04Peer\x12B\n" +
 	"\bExchange\x12\x18.sluice.routing.v1.Frame\x1a\x18.sluice.routing.v1.Frame(\x010\x01B,Z*github.com/sluice-gate/sluice/routing/wireb\x06proto3"
 
@@ -1719,22 +1699,21 @@ var file_wire_proto_depIdxs = []int32{
 	15, // 5: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
 	13, // 6: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
 	14, // 7: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
-	10, // 8: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
-	8,  // 9: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
-	4,  // 10: sluice.routing.v1.Ask.change:type_name -> sluice.routing.v1.Change
-	6,  // 11: sluice.routing.v1.Ask.list:type_name -> sluice.routing.v1.List
-	9,  // 12: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
-	0,  // 13: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
-	12, // 14: sluice.routing.v1.Reply.override:type_name -> sluice.routing.v1.Override
-	5,  // 15: sluice.routing.v1.Reply.changed:type_name -> sluice.routing.v1.Changed
-	7,  // 16: sluice.routing.v1.Reply.listed:type_name -> sluice.routing.v1.Listed
-	1,  // 17: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
-	1,  // 18: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
-	18, // [18:19] is the sub-list for method output_type
-	17, // [17:18] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	8,  // 8: sluice.routing.v1.Ask.totals:type_name -> sluice.routing.v1.Totals
+	4,  // 9: sluice.routing.v1.Ask.change:type_name -> sluice.routing.v1.Change
+	6,  // 10: sluice.routing.v1.Ask.list:type_name -> sluice.routing.v1.List
+	9,  // 11: sluice.routing.v1.Reply.lease:type_name -> sluice.routing.v1.Lease
+	0,  // 12: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
+	12, // 13: sluice.routing.v1.Reply.override:type_name -> sluice.routing.v1.Override
+	5,  // 14: sluice.routing.v1.Reply.changed:type_name -> sluice.routing.v1.Changed
+	7,  // 15: sluice.routing.v1.Reply.listed:type_name -> sluice.routing.v1.Listed
+	1,  // 16: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
+	1,  // 17: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
+	17, // [17:18] is the sub-list for method output_type
+	16, // [16:17] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
