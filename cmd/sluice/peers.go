@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -25,8 +26,7 @@ import (
 // peerFlags say who owns keys together under mode routing.
 type peerFlags struct {
 	Peers   string `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (NAME is a headless service, or an SRV name such as _peers._tcp.sluice) or gossip:HOST:PORT,... Default: none. Rules with mode routing then run as leasing."`
-	Addr    string `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT."`
-	Bind    string `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Listen address for peers, behind a NAT or a proxy. PEERS gossip uses its next port, TCP and UDP. Default: PEER_ADDR."`
+	Addr    string `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT. If it is not of this machine, as behind a NAT, the node listens on its port of all addresses. PEERS gossip uses the next port, TCP and UDP."`
 	Secret  string `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
 	TLSCert string `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
 	TLSKey  string `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
@@ -36,16 +36,12 @@ type peerFlags struct {
 // options checks the settings and makes them a router's.
 func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
 	host, port, err := net.SplitHostPort(f.Addr)
-	if _, notNumber := strconv.Atoi(port); err != nil || host == "" || notNumber != nil {
+	own, notNumber := strconv.Atoi(port)
+	if err != nil || host == "" || notNumber != nil {
 		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be the HOST:PORT of this node as peers see it", f.Addr)
 	}
 	o.Discovery, err = routing.ParsePeers(f.Peers, func(seeds []string) (routing.Discovery, error) {
-		_, addr := f.listen()
-		bound, port, err := net.SplitHostPort(addr)
-		own, notNumber := strconv.Atoi(port)
-		if err != nil || notNumber != nil {
-			return nil, fmt.Errorf("PEER_BIND is %q, must be a HOST:PORT", addr)
-		}
+		bound, _, _ := net.SplitHostPort(f.listens(host, port))
 		return routing.NewGossip(net.JoinHostPort(bound, strconv.Itoa(own+1)), f.Addr, f.Secret, seeds)
 	})
 	if err != nil {
@@ -72,12 +68,18 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	}), o.Validate()
 }
 
-// listen is where peers are listened for, and the setting that says so.
-func (f *peerFlags) listen() (setting, addr string) {
-	if f.Bind != "" {
-		return "PEER_BIND", f.Bind
+// listens is the address to listen on: PEER_ADDR, or its port of all addresses, if PEER_ADDR is not of this machine.
+func (f *peerFlags) listens(host, port string) string {
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(host, "0"))
+	switch ip := net.ParseIP(host); {
+	case err == nil:
+		l.Close()
+	case errors.Is(err, syscall.EADDRNOTAVAIL) && ip != nil && ip.To4() == nil:
+		return net.JoinHostPort("::", port)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return net.JoinHostPort("0.0.0.0", port)
 	}
-	return "PEER_ADDR", f.Addr
+	return f.Addr
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
@@ -87,10 +89,10 @@ func (f *peerFlags) route(bounds *sizing.Caps, base limiter, baseRun func(contex
 		return nil, nil, err
 	}
 	o.OnPeer = peerLog(log)
-	setting, bind := f.listen()
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", bind)
+	host, port, _ := net.SplitHostPort(f.Addr)
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", f.listens(host, port))
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", setting, err)
+		return nil, nil, fmt.Errorf("PEER_ADDR is %q: %w", f.Addr, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
 	bounded, budget := bounds.Peers(l)
