@@ -1,7 +1,7 @@
 package main
 
 import (
-	// flag is a function here
+	"encoding/json"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,6 +108,13 @@ func TestFleetStoreFaults(t *testing.T) { eachStore(t, storeFaults) }
 
 func storeFaults(t *testing.T, server storeServer) {
 	f := newFleet(t, 2, setup{rules: faultRules, store: server})
+	for _, n := range f.nodes { // local divides by the nodes that were seen
+		n.eventually("it has seen both nodes", func() bool {
+			var state struct{ Nodes []json.RawMessage }
+			_, text := n.get(n.debug + "/console/state")
+			return json.Unmarshal([]byte(text), &state) == nil && len(state.Nodes) == 2
+		})
+	}
 	f.load("leased", 4, 200, 0, 1).Wait()
 	f.slowest.Store(0)
 	server.Kill()
