@@ -44,24 +44,24 @@ func (f *Fleet) verify(ctx context.Context, s server) {
 		}
 		// A node that has an earlier epoch of the ledger reports that once, even without anything to state. Otherwise
 		// the ledger counts as new.
-		telling := f.Telling() || f.Recoveries() != losses
+		restating := f.Restating() || f.Recoveries() != losses
 		losses = f.Recoveries()
-		if now := f.clock(); !telling && now.Sub(verified) < verifyEvery {
+		if now := f.clock(); !restating && now.Sub(verified) < verifyEvery {
 			f.Greet()
 			continue
-		} else if !telling {
+		} else if !restating {
 			verified = now
 		}
-		if err := look(ctx, s, telling); err != nil && ctx.Err() == nil && f.OnFailure != nil {
+		if err := look(ctx, s, restating); err != nil && ctx.Err() == nil && f.OnFailure != nil {
 			f.OnFailure(err)
 		}
 	}
 }
 
-func look(ctx context.Context, s server, telling bool) error {
+func look(ctx context.Context, s server, restating bool) error {
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
 	defer cancel()
-	if telling {
+	if restating {
 		return s.Prolong(ctx)
 	}
 	_, err := s.Verify(ctx)

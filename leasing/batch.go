@@ -175,10 +175,10 @@ func (b *batch) failed(err error) {
 // answered applies the answers of a batch. The ledger's time at the part is between from and to; 0: unknown.
 func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to ledgerTime, err error) {
 	now := b.clock()
-	b.lane.heard(b, now, from, to, e, err)
+	b.lane.observe(b, now, from, to, e, err)
 	b.count(grants, err)
 	for i, fl := range b.carried {
-		b.hear(now, fl, &grants[i], hold.Answer{Now: now, Epoch: e}, err)
+		b.apply(now, fl, &grants[i], hold.Answer{Now: now, Epoch: e}, err)
 	}
 	for _, fl := range b.greeted {
 		b.lane.mu.Lock()
@@ -189,8 +189,8 @@ func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to led
 	}
 }
 
-// heard applies the ledger's time and its epoch.
-func (l *lane) heard(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
+// observe applies the ledger's time and its epoch.
+func (l *lane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
@@ -202,7 +202,7 @@ func (l *lane) heard(b *batch, now instant, from, to ledgerTime, e ratelimit.Epo
 	l.breaker.Success()
 	l.answered = now
 	if from > 0 {
-		b.stepped(l.clock.Heard(b.sent, now, from, to))
+		b.stepped(l.clock.Observe(b.sent, now, from, to))
 	}
 	if e.ID != l.epoch.ID {
 		if l.epoch.ID != 0 {
@@ -229,15 +229,15 @@ func (f *Fleet) stepped(by time.Duration) {
 	f.warn(fmt.Errorf("%w (by at least %v)", ErrClockSet, by.Round(time.Millisecond)))
 }
 
-// hear applies the answer to a flight, and wakes waiting requests.
-func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, err error) {
+// apply applies the answer to a flight, and wakes waiting requests.
+func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, err error) {
 	if err != nil && g.Err == nil {
 		g.Err = err
 	}
 	fl.message.Claim.Limit = fl.message.Claim.Limit.Under(g.Override) // the limit that judged it
 	b.audit(&fl.message.Claim, g)
 	if fl.late != nil {
-		b.heardLate(fl, g, &a)
+		b.applyLate(fl, g, &a)
 		return
 	}
 	s := fl.shard
@@ -252,15 +252,15 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	k.use.flight = nil
 	_, is := b.lane.read()
 	life, known := is.life, is.epoch.ID == a.Epoch.ID
-	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.told))
+	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.stated))
 	part := k.PartOf(fl.message.Claim.Window)
 	switch {
 	case part == nil: // the window has turned: a late report states the rest
 		fl.err = errNoAnswer
 		return
 	case part != &k.Part:
-		if part.Hear(&fl.message, g, &a) && known {
-			b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life)
+		if part.Apply(&fl.message, g, &a) && known {
+			b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life)
 		}
 		if fl.again {
 			part.GiveBack(0)
@@ -268,7 +268,7 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		return
 	}
 	had := k.Taken
-	fl.heard = k.Hear(&fl.message, g, &a)
+	fl.applied = k.Apply(&fl.message, g, &a)
 	fl.granted = k.Taken > had
 	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: read again which window is current
 		k.Till = 0
@@ -276,13 +276,13 @@ func (b *batch) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	switch {
 	case g.Err != nil:
 		fl.err = g.Err
-	case !fl.heard:
+	case !fl.applied:
 		fl.err = errNoAnswer
 	default:
-		if known && b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.told != life) {
-			k.toldIn(life)
+		if known && b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life) {
+			k.statedIn(life)
 		}
-		b.heardLocked(now, k, fl, g)
+		b.applyLocked(now, k, fl, g)
 	}
 	if fl.again {
 		b.recallLocked(now, k)
@@ -299,8 +299,8 @@ func (f *Fleet) audit(c *account.Claim, g *account.Grant) {
 	}
 }
 
-// heardLocked applies an answer that counts.
-func (f *Fleet) heardLocked(now instant, k entry, fl *flight, g *account.Grant) {
+// applyLocked applies an answer that counts.
+func (f *Fleet) applyLocked(now instant, k entry, fl *flight, g *account.Grant) {
 	c, rule := &fl.message.Claim, k.rule()
 	k.Learned(now, &fl.message, g, rule)
 	// A draw does not show the tokens in hand of others. A claim does.

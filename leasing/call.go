@@ -139,7 +139,7 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		c.uncertainLocked(k, w, there)
 		return
 	}
-	asked := hold.Asked{Waited: w.with && w.flight.heard}
+	asked := hold.Asked{Waited: w.with && w.flight.applied}
 	asked.Granted = asked.Waited && w.flight.granted && w.flight.message.Claim.Window == k.Window &&
 		w.flight.message.Claim.Limit.Capacity() <= w.ask.Rule.Limit.Capacity()
 	asked.Last = asked.Waited && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
@@ -201,7 +201,7 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 	f.overLocked(now, there, k)
 	over, certain := k.Enter(now, there, &k.rule().Limit)
 	k.endsWith(now, there)
-	f.tellLocked(k, over)
+	f.reportLocked(k, over)
 	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
 	// name, its first claim would take that usage back.
 	if certain && over.Deadline != 0 && k.Window < over.Window {
@@ -246,7 +246,7 @@ func retried(err error) bool {
 
 // bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
 func (c *call) bookedLocked(k entry, w *waiter) {
-	if w.with && w.flight.heard || !k.Untold() && !k.Asked() {
+	if w.with && w.flight.applied || !k.Unreported() && !k.Asked() {
 		w.finish(k)
 		return
 	}
@@ -283,7 +283,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 		return false
 	}
 	share := c.Drift.Share(now, w.ask.Rule, begins)
-	unheard := k.Unheard()
+	unanswered := k.Unanswered()
 	if share <= 0 || !k.SpendShare(now, w.ask, share, w.verdict) {
 		if share > 0 && waited == hold.Fully && w.ask.Rule.Counters != nil {
 			w.ask.Rule.Counters.ShareUsedUp.Add(1)
@@ -294,7 +294,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	w.finish(k)
 	// Only an answer frees the share, so the report leaves at once. After a first request, it waits for a batch. A
 	// request with no tokens left frees nothing.
-	if unheard || waited == hold.InVain {
+	if unanswered || waited == hold.InVain {
 		c.launchLocked(k, k.Patience(now))
 	} else {
 		_, _ = c.joinLocked(k)

@@ -10,9 +10,9 @@ import (
 // tell sends a holder's totals, and applies the owner's answer.
 func tell(l *Local, now instant, r *ratelimit.Rule, holder ratelimit.Holder, h *Held, seq uint64, want tokens) Lease {
 	a := ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}
-	m := h.Tell(now, seq, want)
+	m := h.Report(now, seq, want)
 	x := l.DecideFor(now, holder, m, &a, new(verdict))
-	h.Hear(m.Seq, x)
+	h.Apply(m.Seq, x)
 	return x
 }
 
@@ -50,11 +50,11 @@ func TestLeaseThatIsOverIsVoid(t *testing.T) {
 	if x := tell(l, 1, r, 8, &h, 1, 100); x.Granted != 50 || x.For != time.Second {
 		t.Fatalf("%+v", x)
 	}
-	m := h.Tell(instant(900*time.Millisecond), 2, 0)
+	m := h.Report(instant(900*time.Millisecond), 2, 0)
 	late := instant(1500 * time.Millisecond)
 	a := ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}
 	x := l.DecideFor(late, 8, m, &a, new(verdict))
-	if h.Hear(m.Seq, x); !x.Void || h.InHand(late) != 0 {
+	if h.Apply(m.Seq, x); !x.Void || h.InHand(late) != 0 {
 		t.Errorf("%+v: %d are in hand", x, h.InHand(late))
 	}
 	if n := admit(l, late, r, 200); n != 100 {

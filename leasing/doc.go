@@ -30,5 +30,5 @@
 //	Decide --enough in hand--> answered
 //	  |  not enough, or to be booked
 //	  v
-//	flight --a sender takes all that wait--> Write --Settle--> Hear --wakes--> Decide looks again
+//	flight --a sender takes all that wait--> Write --Settle--> Apply --wakes--> Decide looks again
 package leasing

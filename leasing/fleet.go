@@ -54,12 +54,12 @@ type names struct {
 
 // sweeper is the state of sweeps.
 type sweeper struct {
-	part    int // of the shards, for the next sweep
-	gauged  gauges
-	leaving atomic.Bool                 // the node ends: only waiting requests cause claims
-	doubted atomic.Bool                 // single accounts may be lost: all totals are to be stated again
-	retold  instant                     // time of the last such restatement; 0: never
-	lost    chan account.OverrideChange // by the ledger, to be restated
+	part     int // of the shards, for the next sweep
+	gauged   gauges
+	leaving  atomic.Bool                 // the node ends: only waiting requests cause claims
+	restates atomic.Bool                 // single accounts may be lost: all totals are to be stated again
+	restated instant                     // time of the last such restatement; 0: never
+	lost     chan account.OverrideChange // by the ledger, to be restated
 }
 
 // Partitioned is a ledger with parts that fail separately, such as a Redis Cluster. Messages to one part never wait
@@ -289,7 +289,7 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 // again, because a recall may have been missed. It does not block.
 func (f *Fleet) Recalled(name string, w window) {
 	if name == "" {
-		f.DoubtEvicted()
+		f.RestateEvicted()
 		return
 	}
 	bytes, ok := []byte(name), f.RawNames

@@ -12,7 +12,7 @@ func TestEvictedTwiceIsToldTwice(t *testing.T) {
 	evict := func(tells time.Duration) {
 		t.Helper()
 		s.ledger.Evict("k", s.key(0, "k").Window)
-		s.nodes[0].DoubtEvicted()
+		s.nodes[0].RestateEvicted()
 		s.goOn(tells)
 	}
 	evict(10 * time.Second) // which is also for as long as the account learns

@@ -74,7 +74,7 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 				}
 			}
 			// Parts without claims see it later. The next fault must not be blamed for this one.
-			unheard := func() (n int) {
+			unanswered := func() (n int) {
 				for i, now := range c.lives() {
 					for part := range now {
 						if now[part] == was[i][part] && !slices.Contains(fault.unharmed, part) {
@@ -84,10 +84,10 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 				}
 				return n
 			}
-			for end := time.Now().Add(15 * time.Second); unheard() > 0 && time.Now().Before(end); {
+			for end := time.Now().Add(15 * time.Second); unanswered() > 0 && time.Now().Before(end); {
 				time.Sleep(50 * time.Millisecond)
 			}
-			if n := unheard(); n > 0 {
+			if n := unanswered(); n > 0 {
 				t.Errorf("of %d parts no node has noticed", n)
 			}
 			for i, now := range c.lives() {

@@ -25,11 +25,11 @@ func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	for range sweepParts {
 		node.Sweep(s.now)
 	}
-	if !node.Telling() {
+	if !node.Restating() {
 		t.Error("nothing was answered, and it has nothing more to tell")
 	}
 	for range 40 {
-		if node.Telling() {
+		if node.Restating() {
 			if err := s.ledger.Prolong(t.Context()); err != nil {
 				t.Fatal(err)
 			}

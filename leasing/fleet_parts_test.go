@@ -129,8 +129,8 @@ func TestPartsOfACluster(t *testing.T) {
 		claim.shard.mu.Unlock()
 		f.settle(mixed, []*flight{claim, greeting})
 		clock := f.lanes[mixed].time()
-		if clock.At < sent || !claim.heard {
-			t.Errorf("it was heard at %d, and a greeting sent at %d; the claim was heard: %v", clock.At, sent, claim.heard)
+		if clock.At < sent || !claim.applied {
+			t.Errorf("it was heard at %d, and a greeting sent at %d; the claim was heard: %v", clock.At, sent, claim.applied)
 		}
 		both("a greeting")
 	}

@@ -179,11 +179,11 @@ func creditsAnywhere(t *testing.T, seed uint64) {
 func (c *cluster) told() {
 	c.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		untold := false
+		unreported := false
 		for _, f := range c.nodes {
-			untold = untold || f.any(func(k *entry) bool { return k.Untold() })
+			unreported = unreported || f.any(func(k *entry) bool { return k.Unreported() })
 		}
-		if !untold {
+		if !unreported {
 			return
 		}
 		if time.Now().After(end) {

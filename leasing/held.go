@@ -8,13 +8,13 @@ import "github.com/sluice-gate/sluice/ratelimit"
 // owner's clock. Its totals report admissions without a lease, and refunds, once. The zero Held has no tokens. It is
 // not safe for concurrent use.
 type Held struct {
-	totals Totals
-	until  instant // end of the tokens in hand
-	keeps  bool    // if not, the tokens in hand are to be given back
-	told   Totals  // in flight; its Seq is 0 if there is none
-	sent   instant // time of the last message
-	known  tokens  // the last total of the owner
-	doubt  bool    // it is not certain: an answer was lost
+	totals    Totals
+	until     instant // end of the tokens in hand
+	keeps     bool    // if not, the tokens in hand are to be given back
+	inFlight  Totals  // in flight; its Seq is 0 if there is none
+	sent      instant // time of the last message
+	known     tokens  // the last total of the owner
+	uncertain bool    // it is not certain: an answer was lost
 }
 
 // InHand is the number of tokens to spend.
@@ -87,17 +87,17 @@ func (h *Held) lower(n ratelimit.Tokens) {
 // Open tells whether there is something to report to the owner, now or later: another total, or tokens in hand.
 func (h *Held) Open() bool {
 	t := &h.totals
-	return h.doubt || max(t.Taken, t.Spent) != h.known || t.Taken > t.Spent
+	return h.uncertain || max(t.Taken, t.Spent) != h.known || t.Taken > t.Spent
 }
 
-// Telling tells whether a message is in flight. The next one waits for its answer, or for its loss.
-func (h *Held) Telling() bool { return h.told.Seq != 0 }
+// Reporting tells whether a message is in flight. The next one waits for its answer, or for its loss.
+func (h *Held) Reporting() bool { return h.inFlight.Seq != 0 }
 
 // Sent is the time of the last message.
 func (h *Held) Sent() ratelimit.Instant { return h.sent }
 
-// Tell is a message to the owner, with a request for that many more tokens. seq rises with each message of the node.
-func (h *Held) Tell(now ratelimit.Instant, seq uint64, want ratelimit.Tokens) Totals {
+// Report is a message to the owner, with a request for that many more tokens. seq rises with each message of the node.
+func (h *Held) Report(now ratelimit.Instant, seq uint64, want ratelimit.Tokens) Totals {
 	if h.InHand(now) == 0 {
 		h.giveBack()
 	}
@@ -105,8 +105,8 @@ func (h *Held) Tell(now ratelimit.Instant, seq uint64, want ratelimit.Tokens) To
 		h.totals.Life = seq
 	}
 	h.totals.Seq, h.totals.Want = seq, want
-	h.told, h.sent = h.totals, now
-	return h.told
+	h.inFlight, h.sent = h.totals, now
+	return h.inFlight
 }
 
 // GiveBack makes the next message return all tokens in hand.
@@ -114,27 +114,27 @@ func (h *Held) GiveBack() { h.giveBack(); h.keeps = false }
 
 func (h *Held) giveBack() { h.totals.Taken = min(h.totals.Taken, h.totals.Spent) }
 
-// Hear applies the answer to a message. Answers to earlier messages are ignored.
-func (h *Held) Hear(seq uint64, x Lease) {
-	if h.told.Seq != seq {
+// Apply applies the answer to a message. Answers to earlier messages are ignored.
+func (h *Held) Apply(seq uint64, x Lease) {
+	if h.inFlight.Seq != seq {
 		return
 	}
-	drift := max(0, h.told.Spent-h.told.Taken) // it is charged now
+	drift := max(0, h.inFlight.Spent-h.inFlight.Taken) // it is charged now
 	t := &h.totals
-	if h.told.Window != 0 && x.Window > h.told.Window {
+	if h.inFlight.Window != 0 && x.Window > h.inFlight.Window {
 		// The totals of another window begin with the admissions without a lease since the message.
 		t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)
 		h.known = x.Granted
 	} else {
 		if t.Taken += drift; x.Void {
-			t.Taken -= max(0, h.told.Taken-h.told.Spent)
-			h.told.Taken = h.told.Spent
+			t.Taken -= max(0, h.inFlight.Taken-h.inFlight.Spent)
+			h.inFlight.Taken = h.inFlight.Spent
 		}
-		h.known = max(h.told.Taken, h.told.Spent) + x.Granted
+		h.known = max(h.inFlight.Taken, h.inFlight.Spent) + x.Granted
 	}
 	t.Taken += x.Granted
 	t.Window = x.Window
-	h.doubt, h.told = false, Totals{}
+	h.uncertain, h.inFlight = false, Totals{}
 	h.until, h.keeps = h.sent.Add(x.For), x.Keep
 	if !x.Keep {
 		h.giveBack()
@@ -143,7 +143,7 @@ func (h *Held) Hear(seq uint64, x Lease) {
 
 // Lost notes that there will be no answer.
 func (h *Held) Lost(seq uint64) {
-	if h.told.Seq == seq {
-		h.doubt, h.told = true, Totals{}
+	if h.inFlight.Seq == seq {
+		h.uncertain, h.inFlight = true, Totals{}
 	}
 }

@@ -31,7 +31,7 @@ type flight struct {
 // outcome is the result of a flight.
 type outcome struct {
 	err       error
-	heard     bool   // the answer counts: the node's totals in it are booked
+	applied   bool   // the answer counts: the node's totals in it are booked
 	granted   bool   // it brought tokens
 	refused   bool   // the ledger has less than the need, and others have no tokens in hand
 	recalling bool   // others have tokens in hand, and were recalled
@@ -81,7 +81,7 @@ type epochs struct {
 }
 
 // had tells whether the epoch was reported in a life.
-func (e *epochs) had(told uint8) bool { return e.life-told <= e.life-e.began }
+func (e *epochs) had(stated uint8) bool { return e.life-stated <= e.life-e.began }
 
 // gathering is background messages that wait for others to share a round trip. It is guarded by its lane's mu.
 type gathering struct {
@@ -316,20 +316,20 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 	return m.Claim
 }
 
-// tellLocked reports an account whose window is over, if the ledger's total differs.
-func (f *Fleet) tellLocked(k entry, over hold.Part) {
-	if over.Deadline == 0 || !over.Untold() {
+// reportLocked reports an account whose window is over, if the ledger's total differs.
+func (f *Fleet) reportLocked(k entry, over hold.Part) {
+	if over.Deadline == 0 || !over.Unreported() {
 		return
 	}
 	fl := newFlight(k)
 	fl.late = &lateReport{Part: over, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
-	f.tellLate(fl)
+	f.reportLate(fl)
 }
 
 // as is this node's name for a key in the ledger.
 func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.as) }
 
-func (f *Fleet) tellLate(fl *flight) {
+func (f *Fleet) reportLate(fl *flight) {
 	if f.sendLater(f.laneOf(fl.late.name), fl, hold.Batch) == nil {
 		f.retryLate(fl)
 	}
@@ -338,16 +338,16 @@ func (f *Fleet) tellLate(fl *flight) {
 // retryLate repeats a late report later. After lateTries it is lost.
 func (f *Fleet) retryLate(fl *flight) {
 	if fl.late.tries++; fl.late.tries < lateTries {
-		f.after(SweepEvery, func() { f.tellLate(fl) })
+		f.after(SweepEvery, func() { f.reportLate(fl) })
 		return
 	}
 	f.stats.unreported.Add(1)
 	close(fl.done)
 }
 
-func (f *Fleet) heardLate(fl *flight, g *account.Grant, a *hold.Answer) {
+func (f *Fleet) applyLate(fl *flight, g *account.Grant, a *hold.Answer) {
 	l := fl.late
-	if !l.Hear(&fl.message, g, a) && !errors.Is(g.Err, account.ErrOver) {
+	if !l.Apply(&fl.message, g, a) && !errors.Is(g.Err, account.ErrOver) {
 		l.Lost(&fl.message)
 		f.retryLate(fl)
 		return
@@ -366,7 +366,7 @@ func (f *Fleet) claimAgain(fl *flight) {
 	defer s.mu.Unlock()
 	if at := s.keys.Get(fl.id); at != nil {
 		k := s.entry(f.clock(), fl.id, at)
-		k.Doubt()
+		k.Restate()
 		f.launchLocked(k, hold.Batch)
 	}
 }

@@ -152,7 +152,7 @@ func (w *lentWorld) admits() {
 	n.held.Admit(cost)
 	w.beyond[at] += cost
 	w.counts(at, cost)
-	w.exact = w.exact && n.held.totals.Window == at && !n.held.Telling()
+	w.exact = w.exact && n.held.totals.Window == at && !n.held.Reporting()
 	if w.IntN(2) == 0 {
 		n.held.Credit(0, cost)
 		w.counts(at, -cost)
@@ -162,14 +162,14 @@ func (w *lentWorld) admits() {
 // tells has a lessee send a message, if none is under way; else that may be given up.
 func (w *lentWorld) tells() {
 	n := &w.lessees[w.IntN(3)]
-	if n.held.Telling() {
+	if n.held.Reporting() {
 		if w.IntN(4) == 0 {
-			n.held.Lost(n.held.told.Seq)
+			n.held.Lost(n.held.inFlight.Seq)
 		}
 		return
 	}
 	n.seq++
-	w.wire = append(w.wire, lentMessage{holder: n.name, m: n.held.Tell(w.now, n.seq, tokens(w.IntN(30)))})
+	w.wire = append(w.wire, lentMessage{holder: n.name, m: n.held.Report(w.now, n.seq, tokens(w.IntN(30)))})
 	for w.clocks && len(w.wire) > 0 { // no clock is set while it is under way
 		w.travels()
 	}
@@ -190,7 +190,7 @@ func (w *lentWorld) travels() {
 	case m.answers:
 		for k := range w.lessees {
 			if n := &w.lessees[k]; n.name == m.holder {
-				n.held.Hear(m.m.Seq, m.x)
+				n.held.Apply(m.m.Seq, m.x)
 			}
 		}
 	default:
@@ -250,7 +250,7 @@ func (w *lentWorld) forgets() {
 	if !w.wild && slices.ContainsFunc(w.wire, func(m lentMessage) bool { return m.holder == n.name }) {
 		return
 	}
-	if n.held.GiveBack(); !n.held.Open() && !n.held.Telling() {
+	if n.held.GiveBack(); !n.held.Open() && !n.held.Reporting() {
 		n.held = Held{}
 	}
 }
@@ -262,12 +262,12 @@ func (w *lentWorld) settles() string {
 	for range 4 {
 		for i := range w.lessees {
 			n := &w.lessees[i]
-			n.held.Lost(n.held.told.Seq)
+			n.held.Lost(n.held.inFlight.Seq)
 			n.held.GiveBack()
 			n.seq++
-			w.answered(lentMessage{holder: n.name, m: n.held.Tell(w.now, n.seq, 0)})
+			w.answered(lentMessage{holder: n.name, m: n.held.Report(w.now, n.seq, 0)})
 			last := w.wire[len(w.wire)-1]
-			n.held.Hear(last.m.Seq, last.x)
+			n.held.Apply(last.m.Seq, last.x)
 			if n.held.Open() {
 				n.held.GiveBack()
 			}
@@ -342,8 +342,8 @@ var lentBugs = []struct{ file, name, right, wrong string }{
 	{"lent.go", "a bucket's lease that is over comes back", "paid, hand, void = max(0, m.Spent-r.Taken), 0, hand > 0", "paid = max(m.Taken, m.Spent) - r.Taken"},
 	{"held.go", "a lease is counted from its answer", "h.until, h.keeps = h.sent.Add(x.For), x.Keep", "h.until, h.keeps = h.sent.Add(2*x.For), x.Keep"},
 	{"held.go", "what is over is spent", "if now >= h.until || !h.keeps {", "if !h.keeps {"},
-	{"held.go", "another answer counts", "if h.told.Seq != seq {", "if h.told.Seq == 0 {"},
-	{"held.go", "totals of the window before go on", "if h.told.Window != 0 && x.Window > h.told.Window {", "if x.Window > h.told.Window+1<<40 {"},
+	{"held.go", "another answer counts", "if h.inFlight.Seq != seq {", "if h.inFlight.Seq == 0 {"},
+	{"held.go", "totals of the window before go on", "if h.inFlight.Window != 0 && x.Window > h.inFlight.Window {", "if x.Window > h.inFlight.Window+1<<40 {"},
 	{"held.go", "what was admitted is told twice", "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
 	{"handover.go", "lessees stay behind", "x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))", "x.Lessees = nil"},
 	{"counter.go", "a denial is undone in part", "v.Charged+v.Debt", "v.Charged"},

@@ -57,10 +57,10 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
 	v.Lease = &ratelimit.LeaseLook{
 		Window: k.Window, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
 		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
-		Heard: now.Sub(k.Heard), Refuses: k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
+		Heard: now.Sub(k.LastAnswer), Refuses: k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
 		Reported: k.Reported(), Failing: f.lane(k).refuses(now),
 	}
-	if k.Heard != 0 {
+	if k.LastAnswer != 0 {
 		v.Ledger = &ratelimit.AccountLook{Window: k.Window, Limit: limit, Free: limit - k.Sum, Charged: k.Sum}
 	}
 	return k.Window
@@ -155,7 +155,7 @@ func (f *Fleet) forgive(now instant, key []byte) {
 	if at != nil {
 		k := s.entry(now, id, at)
 		k.Forgive()
-		k.Doubt()
+		k.Restate()
 		f.launchLocked(k, hold.Batch)
 	}
 }

@@ -29,7 +29,7 @@ func TestLossKeepsOverridesOfIdleKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.until("the nodes have not heard of the loss", func() bool { return c.nodes[0].Recoveries() > 0 })
-	c.until("the nodes have not told all", func() bool { return c.nodes[0].Ready() && !c.nodes[0].Telling() })
+	c.until("the nodes have not told all", func() bool { return c.nodes[0].Ready() && !c.nodes[0].Restating() })
 	asked := func() bool { v, _ := c.attempt(0, "k", 1); return v.OverLimit }
 	is := func() bool {
 		_, ok, _ := c.nodes[0].Override(ctx, c.clock(), &ask{Rule: c.rule, Key: []byte("k")})
@@ -68,7 +68,7 @@ func TestLossKeepsRemovals(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.until("the nodes have not heard of the loss", func() bool { return c.nodes[0].Recoveries() > 0 })
-	c.until("the nodes have not told all", func() bool { return c.nodes[0].Ready() && !c.nodes[0].Telling() })
+	c.until("the nodes have not told all", func() bool { return c.nodes[0].Ready() && !c.nodes[0].Restating() })
 	c.drain("k")
 	if o, ok, err := c.nodes[1].Override(ctx, c.clock(), &ask{Rule: c.rule, Key: []byte("k")}); ok || err != nil {
 		t.Errorf("an override that was removed, and all nodes have read so, is in force again: %+v, %v", o, err)
@@ -92,7 +92,7 @@ func TestNoNodeBringsBackWhatWasRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.until("the nodes have not heard of the loss", func() bool { return c.nodes[0].Recoveries() > 0 })
-	c.until("the nodes have not told all", func() bool { return c.nodes[0].Ready() && !c.nodes[0].Telling() })
+	c.until("the nodes have not told all", func() bool { return c.nodes[0].Ready() && !c.nodes[0].Restating() })
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if o, ok, _ := c.nodes[1].Override(ctx, c.clock(), &ask{Rule: c.rule, Key: []byte("k")}); ok {
 			t.Errorf("an override that was removed is in force again: %+v", o)

@@ -31,10 +31,10 @@ type cell = keytable.Cell[key]
 // garbage collector nothing.
 type key struct {
 	hold.Key
-	rule uint32 // its number
-	use  uint32 // its number, plus 1; 0: no recent use
-	as   uint32 // index of this node's name in the ledger
-	told uint8  // life of the epoch in which it was reported, the last bits
+	rule   uint32 // its number
+	use    uint32 // its number, plus 1; 0: no recent use
+	as     uint32 // index of this node's name in the ledger
+	stated uint8  // life of the epoch in which it was reported, the last bits
 }
 
 // use is the recent use of a key, and its message in flight. There is one for each busy key.
@@ -156,7 +156,7 @@ func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell
 // window is dropped from a full table only: after a loss of data no other node can restate it.
 func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	k := &c.Val
-	if k.untold(now) {
+	if k.unreported(now) {
 		return false
 	}
 	counts := k.Counts(now, &s.rules.of(c).rule.Limit)

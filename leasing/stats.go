@@ -53,11 +53,11 @@ func (b *batch) count(grants []account.Grant, err error) {
 	}
 }
 
-// evicted counts an account that the ledger lost alone: told means that this life of the ledger had it.
-func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, told bool) {
+// evicted counts an account that the ledger lost alone: stated means that this life of the ledger had it.
+func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, stated bool) {
 	// While a message travels for long, a full bucket may expire, which is no loss.
 	late := c.Limit.Algorithm == ratelimit.TokenBucket && f.clock().Sub(sent) >= hold.Slot(&c.Limit)/4
-	if g.Missing && told && !late {
+	if g.Missing && stated && !late {
 		f.stats.missing.Add(1)
 		f.stats.missingTokens.Add(uint64(max(0, c.Taken)))
 		f.warn(ErrEvicted)
@@ -143,22 +143,22 @@ type Reconciliation struct {
 // reconcile counts the settlement of unclaimed usage by an answer. After a draw that covered only a part, a claim
 // repeats all of it.
 func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
-	told := fl.message.Drift()
+	drift := fl.message.Drift()
 	if fl.message.Claim.Kind == account.Draws {
 		return
 	}
 	k.Charged = max(0, k.Charged-fl.beyond.Charged)
-	if told <= 0 {
+	if drift <= 0 {
 		return
 	}
 	rule := k.rule()
-	over := min(told, max(0, g.Sum-fl.message.Claim.Limit.Capacity()))
+	over := min(drift, max(0, g.Sum-fl.message.Claim.Limit.Capacity()))
 	r := Reconciliation{
 		Rule: rule, Key: fl.message.Claim.Key, Window: fl.message.Claim.Window, Fence: g.Fence,
-		Drift: told, Confirmed: told - over, Charged: fl.beyond.Charged, Sum: g.Sum,
+		Drift: drift, Confirmed: drift - over, Charged: fl.beyond.Charged, Sum: g.Sum,
 	}
 	if of := rule.Whole(); of != nil { // usage above the ledger's part is within the limit
-		over = min(told, max(0, g.Sum-of.Limit.Capacity()))
+		over = min(drift, max(0, g.Sum-of.Limit.Capacity()))
 	}
 	// The account does not show which of its tokens refusals charged. So drift counts first, and the over-admission
 	// of a window is never reported too low.
@@ -225,7 +225,7 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 	of.leased += k.InHand(now) + k.Next.InHand(now)
 	// The rest of the unclaimed usage was charged: no answer will confirm it.
 	unconfirmed := k.Drifted
-	if k.Untold() {
+	if k.Unreported() {
 		unconfirmed += k.Unasked
 	}
 	of.drifting += min(k.Drift(), unconfirmed)

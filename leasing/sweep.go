@@ -70,11 +70,11 @@ func (k entry) busy(now instant) entry {
 	return k.shard.entry(now, k.cell.ID(), k.cell)
 }
 
-// toldIn notes that the key is reported in an epoch. Early claims are reported when their window begins.
-func (k entry) toldIn(life uint8) {
-	if k.cell.Val.told != life {
-		k.cell.Val.told = life
-		k.Next.Doubt()
+// statedIn notes that the key is reported in an epoch. Early claims are reported when their window begins.
+func (k entry) statedIn(life uint8) {
+	if k.cell.Val.stated != life {
+		k.cell.Val.stated = life
+		k.Next.Restate()
 	}
 }
 
@@ -90,25 +90,25 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	there, is := f.lane(k).read()
 	life := is.life
 	unused := now.Sub(k.Demand.LastUse)
-	if now >= k.Till || k.Stale(now, &rule.Limit) || k.Till == hold.Never && k.Unheard() {
+	if now >= k.Till || k.Stale(now, &rule.Limit) || k.Till == hold.Never && k.Unanswered() {
 		// Ended windows are reported. A key without requests is dropped, or kept while its override may be lost.
 		idle, stays := unused > rule.Limit.Period(), s.remembers(now, c)
-		if idle && stays && c.Val.told == life && !c.Val.untold(now) {
+		if idle && stays && c.Val.stated == life && !c.Val.unreported(now) {
 			return false
 		}
 		return f.enterLocked(now, &there, k) && idle && !stays
 	}
 	_, due := k.Due(now, rule)
 	switch {
-	case c.Val.told != life && is.epoch.ID != 0:
+	case c.Val.stated != life && is.epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none.
-		if k.Heard != 0 && max(k.Taken, k.Spent) != 0 || s.over(c).Set > 0 {
+		if k.LastAnswer != 0 && max(k.Taken, k.Spent) != 0 || s.over(c).Set > 0 {
 			k = k.busy(now)
-			k.Next.Doubt()
-			k.Doubt()
+			k.Next.Restate()
+			k.Restate()
 			f.launchLocked(k, hold.Batch)
 		} else {
-			k.toldIn(life)
+			k.statedIn(life)
 		}
 	case due:
 		f.renewLocked(now, k.busy(now))
@@ -130,13 +130,13 @@ const remembered = time.Hour
 func (s *shard) remembers(now instant, c *cell) bool {
 	last := c.Val.Till
 	if last == hold.Never {
-		last = c.Val.Heard
+		last = c.Val.LastAnswer
 	}
 	return s.over(c).Set > 0 && now.Sub(last) < remembered
 }
 
-// untold tells whether the ledger lacks some usage of the key, or tokens are in hand.
-func (k *key) untold(now instant) bool {
+// unreported tells whether the ledger lacks some usage of the key, or tokens are in hand.
+func (k *key) unreported(now instant) bool {
 	return k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now)
 }
 
@@ -165,29 +165,29 @@ func (f *Fleet) Learning() bool {
 // Ready tells whether each part of the ledger has answered, and has the totals of all nodes.
 func (f *Fleet) Ready() bool { return f.Epoch().ID != 0 && !f.Learning() }
 
-// Heard is the number of parts of the ledger that have answered, and of all parts.
-func (f *Fleet) Heard() (heard, all int) {
+// PartsAnswered is the number of parts of the ledger that have answered, and of all parts.
+func (f *Fleet) PartsAnswered() (answered, all int) {
 	for i := range f.lanes {
 		if f.lanes[i].time().At != 0 {
-			heard++
+			answered++
 		}
 	}
-	return heard, len(f.lanes)
+	return answered, len(f.lanes)
 }
 
 // evictionRest is the minimum time between two restatements because single accounts were lost.
 const evictionRest = time.Minute
 
-// DoubtEvicted states all totals again, because the ledger has evicted keys. It does not block. Sweeps send the
+// RestateEvicted states all totals again, because the ledger has evicted keys. It does not block. Sweeps send the
 // claims, at most once in evictionRest.
-func (f *Fleet) DoubtEvicted() { f.doubted.Store(true) }
+func (f *Fleet) RestateEvicted() { f.restates.Store(true) }
 
 // retell states all totals again, if accounts may have been evicted since the last time.
 func (f *Fleet) retell(now instant) {
-	if f.retold != 0 && now.Sub(f.retold) < evictionRest || !f.doubted.Swap(false) {
+	if f.restated != 0 && now.Sub(f.restated) < evictionRest || !f.restates.Swap(false) {
 		return
 	}
-	f.retold = now
+	f.restated = now
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
@@ -213,11 +213,11 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 	return known
 }
 
-// Telling tells whether the ledger may have lost its data, and this node has not restated all of its totals.
-func (f *Fleet) Telling() bool {
+// Restating tells whether the ledger may have lost its data, and this node has not restated all of its totals.
+func (f *Fleet) Restating() bool {
 	return f.Learning() && f.any(func(k *entry) bool {
 		_, is := f.lane(*k).read()
-		return k.cell.Val.told != is.life && k.Heard != 0 && max(k.Taken, k.Spent) > 0
+		return k.cell.Val.stated != is.life && k.LastAnswer != 0 && max(k.Taken, k.Spent) > 0
 	})
 }
 
@@ -290,6 +290,6 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 // leaveEarlyLocked gives back early claims like a late report.
 func (f *Fleet) leaveEarlyLocked(k entry) {
 	k.Next.GiveBack(0)
-	f.tellLocked(k, k.Next)
+	f.reportLocked(k, k.Next)
 	k.Next = hold.Part{}
 }

@@ -401,7 +401,7 @@ func (w *waiting) forward(now instant, i int, owner string) {
 	if x, ok := s.errand.(*setting); ok {
 		ask.Change = x.message()
 	} else if !w.inStore() && !w.remote {
-		if m, ok := w.hotHere.Tell(now, a); ok {
+		if m, ok := w.hotHere.Report(now, a); ok {
 			totals = &m
 		}
 	}

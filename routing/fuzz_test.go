@@ -69,7 +69,7 @@ func (x *target) waits() {
 	x.call = newCall(func(f *wire.Frame, id uint64) { f.Asks = append(f.Asks, &wire.Ask{Id: id}) })
 	x.peer.post(x.call)
 	x.hotHere.Start(x.now, x.asked.Key)
-	x.sent, _ = x.hotHere.Tell(x.now, &x.asked)
+	x.sent, _ = x.hotHere.Report(x.now, &x.asked)
 	x.peer.post(x.callFor(&x.asked, &wire.Ask{}, &x.sent))
 	x.mu.Lock()
 	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)

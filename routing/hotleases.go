@@ -66,7 +66,7 @@ func (c *core) tellOwner(now instant, m *hot.Message) {
 	var one [1]verdict
 	x := lessee{holder: ratelimit.Holder(c.incarnation), totals: m.Totals}
 	if c.own(context.Background(), now, []ask{a}, one[:], nil, &x) == decided {
-		c.heard(now, &a, m.Totals.Seq, x.lease, &one[0])
+		c.leaseAnswered(now, &a, m.Totals.Seq, x.lease, &one[0])
 	} else {
 		c.hotHere.Lost(now, a.Key, m.Totals.Seq)
 	}
@@ -96,7 +96,7 @@ func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 		now := c.clock()
 		if v, ok := verdictOf(&said, say); ok && say.reply.GetLease() != nil {
 			if x, ok := leaseOf(&said.Rule.Limit, totals, say.reply.GetLease()); ok {
-				c.heard(now, &said, totals.Seq, x, &v)
+				c.leaseAnswered(now, &said, totals.Seq, x, &v)
 				return
 			}
 			c.malformed(rejectedLease)
@@ -106,8 +106,8 @@ func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 	return say
 }
 
-func (c *core) heard(now instant, a *ask, seq uint64, x leasing.Lease, v *verdict) {
-	if c.hotHere.Hear(now, a.Key, seq, x, v) {
+func (c *core) leaseAnswered(now instant, a *ask, seq uint64, x leasing.Lease, v *verdict) {
+	if c.hotHere.Apply(now, a.Key, seq, x, v) {
 		c.hands.wake()
 	}
 }
@@ -154,8 +154,8 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit || a.OfSlot() {
 		return
 	}
-	told := *a
-	told.Key = append([]byte(nil), a.Key...)
+	report := *a
+	report.Key = append([]byte(nil), a.Key...)
 	w := ratelimit.Window(0)
 	if a.Rule.Limit.Algorithm != ratelimit.TokenBucket {
 		w = a.Rule.Limit.WindowAt(c.fallback.LedgerNow(c.clock()))
@@ -165,18 +165,18 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 		say.finish(nil, errPeerGone)
 	}
 	say.after(func() {
-		at, answered := verdictOf(&told, say)
-		booked := answered && (told.Kind != ratelimit.Spend || at.Charged+at.Debt > 0)
+		at, answered := verdictOf(&report, say)
+		booked := answered && (report.Kind != ratelimit.Spend || at.Charged+at.Debt > 0)
 		switch {
 		case booked:
-		case told.Kind == ratelimit.Spend, told.Kind == ratelimit.Charge:
-			c.hotHere.Admit(&told)
+		case report.Kind == ratelimit.Spend, report.Kind == ratelimit.Charge:
+			c.hotHere.Admit(&report)
 		// If it is unknown whether the owner has it, a charge is sent once more, and a refund is not.
 		case !say.sent || say.reply != nil:
-			if told.Window != 0 { // of a release: the owner's
-				c.hotHere.Credit(&told, told.Window)
+			if report.Window != 0 { // of a release: the owner's
+				c.hotHere.Credit(&report, report.Window)
 			} else {
-				c.hotHere.Refund(&told, w)
+				c.hotHere.Refund(&report, w)
 			}
 		}
 		c.hands.wake()

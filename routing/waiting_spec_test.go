@@ -292,9 +292,9 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 		c, below := a.core, &scriptedBase{}
 		c.base = below
 		c.hotHere.Start(s.now, a.ownedBy("b:1"))
-		totals, _ := c.hotHere.Tell(s.now, &ask{Rule: s.rule, Key: a.ownedBy("b:1")})
+		totals, _ := c.hotHere.Report(s.now, &ask{Rule: s.rule, Key: a.ownedBy("b:1")})
 		x3 := leasing.Lease{Window: 3, Granted: 5, Keep: true, For: time.Second}
-		c.hotHere.Hear(s.now, a.ownedBy("b:1"), totals.Seq, x3, &verdict{})
+		c.hotHere.Apply(s.now, a.ownedBy("b:1"), totals.Seq, x3, &verdict{})
 		spent := ask{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 4}
 		c.hotHere.Take(s.now, &spent, new(verdict))
 		m := c.members["b:1"]

@@ -49,7 +49,7 @@ var allByHand = []byHand{
 	{"a key is new when the first of several says that it has no account", fetches, "case f.state != fetching, f.open > 0:", "case f.state != fetching:"},
 	{"a key is new under a ring that others do not see yet", fetches, "f.soon = f.soon || c.clock().Sub(f.view.began) < disagree", "f.soon = f.soon || false"},
 	{"a node that sees another ring says that it has no account", fetches, "case !c.local.Has(key) && (v.print == m.GetRing() || !v.mine):", "case !c.local.Has(key):"},
-	{"an owner that slept goes on to decide", decides, "case c.lapsed(now), c.unheard.Load():", "case c.unheard.Load():"},
+	{"an owner that slept goes on to decide", decides, "case c.lapsed(now), c.unheard.Load():", "case c.unanswered.Load():"},
 	{"an owner that slept does not give its keys up", members, "\tc.expired.Store(true)\n\tc.quitRing()\n", "\tc.expired.Store(true)\n"},
 	{"a node joins the ring before it has handed over what it had", members, "!c.looked || !c.clean() {", "!c.looked {"},
 	{"a leaving node leaves its ring before the others have heard", members, "if now.Sub(c.leftAt) < leaveTells {", "if false {"},

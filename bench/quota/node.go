@@ -77,7 +77,7 @@ func (n *node) verify() {
 	n.run(func() {
 		n.stepped.Greet()
 		n.pump()
-		if n.stepped.Telling() && n.hung == 0 {
+		if n.stepped.Restating() && n.hung == 0 {
 			_ = n.ledger.Prolong(context.Background()) // it never fails
 		}
 		n.in(verifyEvery, n.verify)

@@ -374,7 +374,7 @@ func (w *world) settleUp() int64 {
 		w.Net.Loss, w.Net.Dup = 0, 0
 		for _, n := range w.nodes {
 			if w.bound.evicts {
-				n.stepped.DoubtEvicted()
+				n.stepped.RestateEvicted()
 			}
 		}
 	})

@@ -75,9 +75,9 @@ var planted = []struct {
 		Wrong: "p.Taken += n",
 	}},
 	{87, plant.Bug{
-		Name: "telling of drift confirms it", File: "leasing/internal/hold/part.go",
-		Right: "p.Taken += max(0, told-over)",
-		Wrong: "p.Taken += told + 0*over",
+		Name: "restating of drift confirms it", File: "leasing/internal/hold/part.go",
+		Right: "p.Taken += max(0, drift-over)",
+		Wrong: "p.Taken += drift + 0*over",
 	}},
 	{665, plant.Bug{
 		Name: "an expired lease is spent", File: "leasing/internal/hold/part.go",
@@ -91,8 +91,8 @@ var planted = []struct {
 	}},
 	{665, plant.Bug{
 		Name: "spending is not told before an eager lease ends", File: "leasing/internal/hold/key.go",
-		Right: "case e.doubt, e.used && now >= e.Renews(rule):",
-		Wrong: "case e.doubt:",
+		Right: "case e.restate, e.used && now >= e.Renews(rule):",
+		Wrong: "case e.restate:",
 	}},
 	{85, plant.Bug{
 		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
@@ -141,8 +141,8 @@ var planted = []struct {
 	}},
 	{473, plant.Bug{
 		Name: "a ledger that lost its data is not told", File: "leasing/sweep.go",
-		Right: "case c.Val.told != life && is.epoch.ID != 0:",
-		Wrong: "case c.Val.told != life && is.epoch.ID == 1<<63:",
+		Right: "case c.Val.stated != life && is.epoch.ID != 0:",
+		Wrong: "case c.Val.stated != life && is.epoch.ID == 1<<63:",
 	}},
 	{2, plant.Bug{
 		Name: "a node that ends keeps what it has", File: "leasing/sweep.go",

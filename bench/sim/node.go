@@ -136,7 +136,7 @@ func (n *node) sweep() {
 func (n *node) verify() {
 	n.stepped.Greet()
 	n.send()
-	if n.stepped.Telling() {
+	if n.stepped.Restating() {
 		n.store.prolong(n)
 	}
 	n.in(verifyEvery, n.verify)

@@ -186,7 +186,7 @@ func TestHostileEviction(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "64")
 	f, there := hostileFleet(t, server.Addr, nil)
 	var log lines
-	watch := &storeWatch{name: "REDIS_URL", ask: there.Safety, doubt: f.DoubtEvicted, log: slog.New(slog.NewTextHandler(&log, nil))}
+	watch := &storeWatch{name: "REDIS_URL", ask: there.Safety, restate: f.RestateEvicted, log: slog.New(slog.NewTextHandler(&log, nil))}
 	watch.look(t.Context())
 	if s := watch.safety(); !s.Known || s.MayEvict != 1 || s.RDB != 0 || s.AOF != 0 || !strings.Contains(log.String(), "maxmemory_policy=allkeys-lru") {
 		t.Errorf("%+v\n%s", s, &log)

@@ -44,7 +44,7 @@ func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Pla
 	x.keeper.OnChange, x.keeper.Epoch = logSeats(log), x.Epoch
 	x.Drift = x.keeper
 	x.outage = &outageWatch{stats: x.Stats, learning: x.Learning, log: log.With("setting", setting)}
-	x.watch = &storeWatch{name: setting, ask: s.Safety, doubt: x.DoubtEvicted, log: log}
+	x.watch = &storeWatch{name: setting, ask: s.Safety, restate: x.RestateEvicted, log: log}
 	return x
 }
 
@@ -52,14 +52,14 @@ func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Pla
 // them.
 func (s *shared) ready() bool {
 	at := ratelimit.Instant(s.warmed.Load())
-	heard, all := s.Heard()
+	answered, all := s.PartsAnswered()
 	switch {
 	case at == 0:
 		return false
-	case s.Ready(), s.late.Load() && heard == all:
+	case s.Ready(), s.late.Load() && answered == all:
 		return true
 	default:
-		return heard > 0 && s.clock().Sub(at) >= storeSettles
+		return answered > 0 && s.clock().Sub(at) >= storeSettles
 	}
 }
 

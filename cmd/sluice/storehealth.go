@@ -13,10 +13,10 @@ import (
 // storeWatch checks periodically whether the store may lose accounts in use, and whether it has lost some:
 // Redis counts evicted keys, but does not report them to their holders.
 type storeWatch struct {
-	name  string // of the setting that names the store
-	ask   func(context.Context) (metrics.StoreSafety, []any, error)
-	doubt func() // accounts may be lost
-	log   *slog.Logger
+	name    string // of the setting that names the store
+	ask     func(context.Context) (metrics.StoreSafety, []any, error)
+	restate func() // accounts may be lost
+	log     *slog.Logger
 
 	mu   sync.Mutex
 	last metrics.StoreSafety // guarded by mu
@@ -53,7 +53,7 @@ func (w *storeWatch) look(ctx context.Context) {
 	}
 	if before.Known && now.Evicted > before.Evicted {
 		w.log.Warn("the store evicted keys: nodes restore all accounts, at most once a minute", "setting", w.name, "keys", now.Evicted-before.Evicted)
-		w.doubt()
+		w.restate()
 	}
 }
 

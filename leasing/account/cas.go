@@ -317,7 +317,7 @@ func (x *subject) settle(now instant, claim *Claim) Grant {
 	if err != nil {
 		return Grant{Err: err}
 	}
-	var t told
+	var t effects
 	judged, own := x.over.judge(now, *claim), claim.Limit
 	claim = &judged
 	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
@@ -339,7 +339,7 @@ func (x *subject) settle(now instant, claim *Claim) Grant {
 // life is the record of the epoch. It has no end.
 func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + epochName} }
 
-// epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. telling prolongs
+// epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. restating prolongs
 // the learning, if it lasts.
 func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Epoch, error) {
 	own := s.Records[0]
@@ -353,7 +353,7 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 		if own.Version == 0 && !l.known.Load() && l.alone != nil && l.alone() {
 			is.Learning = 0
 		}
-	case flags&telling != 0 && is.Young(s.Now):
+	case flags&restating != 0 && is.Young(s.Now):
 		is.Learning = s.Now.Add(Learn)
 	default:
 		// Learning never ends later from now: a later end is from before the clock was set back.
@@ -393,7 +393,7 @@ func (l *CAS) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.lo
 
 // Prolong prolongs the learning after a loss, if it lasts, like [Redis.Prolong].
 func (l *CAS) Prolong(ctx context.Context) error {
-	_, err := l.look(ctx, telling)
+	_, err := l.look(ctx, restating)
 	return err
 }
 

@@ -86,7 +86,7 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	}
 	if err := errors.Join(err, err2, err3); err != nil {
 		if isDoubtful(err) || isDoubtful(failed) {
-			t.server.doubted.Store(true)
+			t.server.suspect.Store(true)
 			t.stale.Store(true)
 		}
 		return fmt.Errorf("redis: the epoch is unknown: %w", err)
@@ -98,10 +98,10 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 		}
 	}
 	t.time = now
-	t.heard.Store(int64(now))
+	t.latest.Store(int64(now))
 	run, isNamed := strings.CutPrefix(name, connPrefix)
 	life, ok := parseLife(value)
-	if ok && isNamed && same(run, life.run) && life.Learning <= now.Add(Learn) && !t.server.doubted.Load() {
+	if ok && isNamed && same(run, life.run) && life.Learning <= now.Add(Learn) && !t.server.suspect.Load() {
 		t.server.epoch.Store(&life.Epoch)
 		t.epoch = life.Epoch
 		return nil
@@ -133,7 +133,7 @@ func parseLife(s string) (life, bool) {
 
 // Flags of epoch.lua.
 const (
-	telling   = 1
+	restating = 1
 	beginning = 2
 )
 
@@ -155,7 +155,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	}
 	if len(answer) == 2 {
 		if is, ok := parseLife(answer[0]); ok {
-			s.doubted.Store(false)
+			s.suspect.Store(false)
 			s.epoch.Store(&is.Epoch)
 			return is, nil
 		}
@@ -194,7 +194,7 @@ func (l *Redis) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.
 // Prolong prolongs the learning after a loss, if it still lasts. Nodes with unstated totals call it, because until
 // they are stated, their tokens look free. It blocks at most until ctx is done.
 func (l *Redis) Prolong(ctx context.Context) error {
-	_, err := l.each(ctx, telling)
+	_, err := l.each(ctx, restating)
 	return err
 }
 

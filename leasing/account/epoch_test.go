@@ -328,7 +328,7 @@ func (f *fake) settles() []Grant {
 	if err != nil {
 		f.Fatal(err)
 	}
-	l.heard.Store(int64(epochAt))
+	l.latest.Store(int64(epochAt))
 	limit := fixed(100)
 	c := Claim{Key: "k", Window: limit.WindowAt(epochAt), Limit: limit, Holder: 1, Seq: 1, Want: 5, Need: 5}
 	d := c

@@ -9,15 +9,15 @@ type kept struct {
 	over instant
 }
 
-// told is the recalls and events of a claim.
-type told struct {
+// effects is the recalls and events of a claim.
+type effects struct {
 	asked   []ratelimit.Holder
 	expired []Event
 }
 
 // settle settles a claim of the account at an instant. own is the limit without the override. was is the previous
 // window's account, or nil.
-func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, t *told) Grant {
+func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, t *effects) Grant {
 	if c.Window == 0 {
 		if k.bucket == nil {
 			k.bucket = &bucket{}

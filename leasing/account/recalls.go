@@ -32,15 +32,15 @@ const (
 func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
 	channel := recallChannel + hexOf(h)
 	channel = channel[:min(len(recallChannel)+nodeDigits, len(channel))]
-	follow(ctx, l.prefix, recalled, func(ready func(), heard func(string)) error {
-		return l.listen(ctx, channel, ready, heard)
+	follow(ctx, l.prefix, recalled, func(ready func(), received func(string)) error {
+		return l.listen(ctx, channel, ready, received)
 	})
 }
 
 // follow calls listen again and again until ctx is done, and passes on the names of accounts.
 func follow(
 	ctx context.Context, prefix string, recalled func(string, ratelimit.Window),
-	listen func(ready func(), heard func(string)) error,
+	listen func(ready func(), received func(string)) error,
 ) {
 	again := false
 	ready := func() {
@@ -49,7 +49,7 @@ func follow(
 		}
 		again = true
 	}
-	heard := func(name string) {
+	received := func(name string) {
 		if key, w, ours := ParseName(prefix, name); ours {
 			recalled(key, w)
 		}
@@ -57,7 +57,7 @@ func follow(
 	rest := time.NewTicker(recallRest)
 	defer rest.Stop()
 	for ; ; again = true {
-		if err := listen(ready, heard); errors.Is(err, redis.ErrClosed) {
+		if err := listen(ready, received); errors.Is(err, redis.ErrClosed) {
 			return // the client was closed for good
 		}
 		select {
@@ -104,8 +104,8 @@ func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key
 		return
 	}
 	go l.pass(ctx, s)
-	follow(ctx, l.prefix, recalled, func(ready func(), heard func(string)) error {
-		return s.Listen(ctx, NodeOf(h), ready, heard)
+	follow(ctx, l.prefix, recalled, func(ready func(), received func(string)) error {
+		return s.Listen(ctx, NodeOf(h), ready, received)
 	})
 }
 
@@ -126,14 +126,14 @@ func (l *CAS) pass(ctx context.Context, s Messenger) {
 				}
 			}
 			bounded, cancel := context.WithTimeout(ctx, recallTime)
-			_ = s.Tell(bounded, names) // a recall may be lost
+			_ = s.Send(bounded, names) // a recall may be lost
 			cancel()
 		}
 	}
 }
 
 // listen reads recalls until the subscription breaks, and returns its error.
-func (l *Redis) listen(ctx context.Context, channel string, ready func(), heard func(string)) error {
+func (l *Redis) listen(ctx context.Context, channel string, ready func(), received func(string)) error {
 	from := l.subscribe(ctx, channel)
 	closed := context.AfterFunc(ctx, func() { _ = from.Close() }) // ends the wait
 	defer func() {
@@ -141,7 +141,7 @@ func (l *Redis) listen(ctx context.Context, channel string, ready func(), heard 
 		_ = from.Close() // it only ends
 	}()
 	for asked := false; ; {
-		m, err := received(ctx, from)
+		m, err := receive(ctx, from)
 		var late net.Error
 		switch {
 		case err == nil:
@@ -150,7 +150,7 @@ func (l *Redis) listen(ctx context.Context, channel string, ready func(), heard 
 			case *redis.Subscription: // the client may subscribe again by itself
 				ready()
 			case *redis.Message:
-				heard(m.Payload)
+				received(m.Payload)
 			}
 		// A connection whose other end is gone may stay silent for hours.
 		case asked, !errors.As(err, &late), !late.Timeout(), from.Ping(ctx) != nil:
@@ -168,13 +168,13 @@ func (l *Redis) subscribe(ctx context.Context, channel string) *redis.PubSub {
 	return l.one.client.Subscribe(ctx, channel)
 }
 
-// received reads the next message directly. The client's channel would panic at an invalid message in its own
+// receive reads the next message directly. The client's channel would panic at an invalid message in its own
 // goroutine, which ends the process.
-func received(ctx context.Context, heard *redis.PubSub) (m any, err error) {
+func receive(ctx context.Context, from *redis.PubSub) (m any, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %v", ErrAnswer, r)
 		}
 	}()
-	return heard.ReceiveTimeout(ctx, recallSilence)
+	return from.ReceiveTimeout(ctx, recallSilence)
 }

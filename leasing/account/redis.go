@@ -28,8 +28,8 @@ type Redis struct {
 	// alone tells whether no other node is alive: then an empty ledger does not learn.
 	alone func() bool
 	// at replaces the clock of Redis in tests; 0: no replacement.
-	at    func() ratelimit.LedgerTime
-	heard atomic.Int64 // the latest time by its clock
+	at     func() ratelimit.LedgerTime
+	latest atomic.Int64 // the latest time by its clock
 
 	servers
 }
@@ -266,16 +266,16 @@ func (t *trip) send(ctx context.Context) error {
 			t.grants[i] = readGrant(&t.claims[i], a, failed)
 		}
 	}
-	t.doubt()
+	t.recheck()
 	t.left = again
 	return t.look(ctx, tail, failed)
 }
 
-// doubt runs the epoch script if an answer shows that the server may have changed.
-func (t *trip) doubt() {
+// recheck runs the epoch script if an answer shows that the server may have changed.
+func (t *trip) recheck() {
 	for _, i := range t.left {
 		if isDoubtful(t.grants[i].Err) {
-			t.server.doubted.Store(true)
+			t.server.suspect.Store(true)
 			t.stale.Store(t.cluster != nil)
 		}
 	}
@@ -319,11 +319,11 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 	if t.cluster != nil {
 		return d
 	}
-	heard, records := instant(t.heard.Load()), []any{"mget"}
+	latest, records := instant(t.latest.Load()), []any{"mget"}
 	for _, i := range t.left {
 		c := &t.claims[i]
 		s := spanOf(&c.Limit, c.Window)
-		if c.Kind != Draws || heard < s.begins || !s.kept(heard) {
+		if c.Kind != Draws || latest < s.begins || !s.kept(latest) {
 			continue
 		}
 		if d.sent == nil {

@@ -35,7 +35,7 @@ func newLive(t *testing.T, client redis.UniversalClient, l ratelimit.Limit) *liv
 	r := &live{T: t, Redis: ledger, limit: l}
 	r.settle() // so that the ledger's clock is read
 	if l.Algorithm != ratelimit.TokenBucket {
-		r.window = l.WindowAt(instant(ledger.heard.Load()))
+		r.window = l.WindowAt(instant(ledger.latest.Load()))
 	}
 	return r
 }

@@ -35,8 +35,8 @@ type server struct {
 	name string
 	// first means that the server existed when this process began. Invariant: it is not written after.
 	first bool
-	// doubted means that the server may have changed.
-	doubted atomic.Bool
+	// suspect means that the server may have changed.
+	suspect atomic.Bool
 	epoch   atomic.Pointer[ratelimit.Epoch] // last read; nil: not yet
 }
 

@@ -58,8 +58,8 @@ type Change struct {
 
 // Messenger is a store that carries messages to nodes. They are hints, which may be lost.
 type Messenger interface {
-	// Tell sends names of records to nodes.
-	Tell(ctx context.Context, names map[ratelimit.Holder][]string) error
+	// Send sends names of records to nodes.
+	Send(ctx context.Context, names map[ratelimit.Holder][]string) error
 	// Listen calls see with the names that are sent to a node. It calls ready at its beginning, and after a gap. It
 	// returns when ctx is done or its connection breaks.
 	Listen(ctx context.Context, node ratelimit.Holder, ready func(), see func(name string)) error

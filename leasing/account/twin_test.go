@@ -124,7 +124,7 @@ func (w *twins) differ(steps int) string {
 	for step := range steps {
 		w.pass()
 		// Every second draw is a plain one: of a window that goes on, as far as the ledger's clock is known.
-		w.redis.heard.Store(int64(w.redis.now) * int64(step%2))
+		w.redis.latest.Store(int64(w.redis.now) * int64(step%2))
 		c := w.next()
 		got, want := make([]Grant, 1), make([]Grant, 1)
 		if _, _, err := w.memory.Settle(w.Context(), []Claim{c}, want); err != nil {

@@ -142,9 +142,9 @@ func (w *Window) add(e *account.Event) {
 		w.Recoveries++
 	}
 	// The ledger had at least the holder's total, unless it has lost it or credited it.
-	known, told := h.total, tokens(0)
+	known, stated := h.total, tokens(0)
 	if e.Kind == account.WasRecovery || h.closed {
-		told = max(0, e.Taken-known)
+		stated = max(0, e.Taken-known)
 	}
 	charged := max(0, e.Spent-max(e.Taken, known))
 	h.closed = false
@@ -152,7 +152,7 @@ func (w *Window) add(e *account.Event) {
 	w.take(h, e.Total, h.spent)
 	w.Granted += e.Granted
 	w.Charged += charged
-	w.judge(e, charged, told)
+	w.judge(e, charged, stated)
 }
 
 // take changes a holder's totals.
@@ -167,16 +167,16 @@ func (w *Window) take(h *holder, total, spent tokens) {
 
 // judge assigns the excess after an event to the latest cause: first to grants, then to charges, then to restated
 // totals.
-func (w *Window) judge(e *account.Event, charged, told tokens) {
+func (w *Window) judge(e *account.Event, charged, stated tokens) {
 	level, limit := e.Sum, w.Limit
 	if w.Window != 0 {
 		level = max(level, w.Taken) // after a loss of data the sum is lower
 	} else {
-		limit, told = e.Limit, 0 // a lost bucket counts as empty
+		limit, stated = e.Limit, 0 // a lost bucket counts as empty
 	}
 	w.Beyond = max(0, level-limit)
 	granted := min(e.Granted, w.Beyond)
 	charged = min(charged, w.Beyond-granted)
-	w.Over += granted + min(told, w.Beyond-granted-charged)
+	w.Over += granted + min(stated, w.Beyond-granted-charged)
 	w.Debt = min(w.Debt+charged, w.Beyond)
 }

@@ -17,7 +17,7 @@ const recallsKey = root + "recalls/"
 func recallsOf(node ratelimit.Holder) string { return recallsKey + account.HolderName(node) }
 
 // Listen implements [account.Messenger].
-func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(), heard func(name string)) error {
+func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(), received func(name string)) error {
 	c, err := s.connected()
 	if err != nil {
 		return err
@@ -32,14 +32,14 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(),
 			ready()
 		}
 		for _, e := range r.Events {
-			eachName(e.Kv.Value, heard)
+			eachName(e.Kv.Value, received)
 		}
 	}
 	return nil
 }
 
-// Tell implements [account.Messenger].
-func (s *Store) Tell(ctx context.Context, names map[ratelimit.Holder][]string) error {
+// Send implements [account.Messenger].
+func (s *Store) Send(ctx context.Context, names map[ratelimit.Holder][]string) error {
 	c, err := s.connected()
 	if err != nil {
 		return err
@@ -67,14 +67,14 @@ func appendName(text []byte, name string) []byte {
 }
 
 // eachName calls its function with each name of a text, as far as it can be read.
-func eachName(text []byte, heard func(name string)) {
+func eachName(text []byte, received func(name string)) {
 	for len(text) > 0 {
 		n, size := binary.Uvarint(text)
 		if size <= 0 || n > uint64(len(text)-size) {
 			return
 		}
 		text = text[size:]
-		heard(string(text[:n]))
+		received(string(text[:n]))
 		text = text[n:]
 	}
 }

@@ -73,7 +73,7 @@ func record(t *testing.T, s, twin, foreign Database) {
 	go second.Recalls(ctx, one, func(key string, w ratelimit.Window) { heard <- fmt.Sprint(key, " ", w) })
 	go first.Recalls(ctx, 1<<50, func(string, ratelimit.Window) {})
 	for listens := false; !listens; { // events arrive when the node listens
-		if err := s.Tell(ctx, map[ratelimit.Holder][]string{one: {"t:{}7"}}); err != nil {
+		if err := s.Send(ctx, map[ratelimit.Holder][]string{one: {"t:{}7"}}); err != nil {
 			t.Fatal(err)
 		}
 		select {

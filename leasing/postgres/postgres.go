@@ -269,7 +269,7 @@ const mostPayload = 7999
 func channelOf(node ratelimit.Holder) string { return "sluice_" + account.HolderName(node) }
 
 // Listen implements [account.Messenger].
-func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(), heard func(name string)) error {
+func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(), received func(name string)) error {
 	// A separate connection: it waits for ever, and the pool would lack it.
 	c, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
@@ -284,12 +284,12 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(),
 		if err != nil {
 			return err
 		}
-		heard(n.Payload)
+		received(n.Payload)
 	}
 }
 
-// Tell implements [account.Messenger], by notifications.
-func (s *Store) Tell(ctx context.Context, all map[ratelimit.Holder][]string) error {
+// Send implements [account.Messenger], by notifications.
+func (s *Store) Send(ctx context.Context, all map[ratelimit.Holder][]string) error {
 	var channels, names []string
 	for node, some := range all {
 		for _, name := range some {

@@ -43,7 +43,7 @@ func newToy() *toy {
 	return t
 }
 
-func (t *toy) Tell(_ context.Context, names map[ratelimit.Holder][]string) error {
+func (t *toy) Send(_ context.Context, names map[ratelimit.Holder][]string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for node, some := range names {

@@ -6,13 +6,13 @@
 // that its caller bounds (drift). Other charges, which are late costs, denials that charge and admissions in an
 // outage, are part of its total in the next message. It does not promise that its tokens get used.
 //
-// Events drive a Key: a request (Take), a message that leaves (Write), its answer (Hear), time (Turn), a recall
+// Events drive a Key: a request (Take), a message that leaves (Write), its answer (Apply), time (Turn), a recall
 // (GiveBack). It reads no clock, takes no lock and starts no goroutine. It has no pointers, so that tens of millions
 // of keys cost the garbage collector nothing. The zero Key is new. It is not safe for concurrent use.
 //
-//	            Write(draw)                      Hear: the expected total
+//	            Write(draw)                      Apply: the expected total
 //	plain ---------------------> asked -------------------------------------------> plain
 //	  ^                            |  no answer, another epoch, another total
 //	  |                            v
-//	  +----------- Hear <-- asked <-- doubt: the next message is a claim, whose total corrects both numbers
+//	  +----------- Apply <-- asked <-- restate: the next message is a claim, whose total corrects both numbers
 package hold

@@ -23,7 +23,7 @@ func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited 
 		return 0, false
 	}
 	// Below the watermark a request waits for an answer first. The first of a window does not.
-	if waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !e.Unheard() && !e.ample(now, a.Rule) {
+	if waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !e.Unanswered() && !e.ample(now, a.Rule) {
 		return 0, false
 	}
 	limit := &a.Rule.Limit
@@ -49,7 +49,7 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	if a.Cost > share-e.carried-e.Drift() {
 		return false
 	}
-	unheard, before := e.Unheard(), e.Drift()
+	unanswered, before := e.Unanswered(), e.Drift()
 	// Tokens in hand are spent first.
 	e.Spent, e.used = e.Spent+a.Cost, true
 	e.Drifted = min(e.Drifted+e.Drift()-before, account.MostBooked)
@@ -57,15 +57,15 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	e.Demand.LastUse = now
 	*v = ratelimit.Verdict{Charged: a.Cost, Source: ratelimit.FromDrift}
 	e.report(now, a, v)
-	if unheard {
+	if unanswered {
 		v.Remaining = max(0, a.Rule.Limit.Capacity()-a.Cost) // without other data, all the rest is left
 	}
 	v.Source = ratelimit.FromDrift
 	return true
 }
 
-// Unheard tells whether this window has neither an answer nor a message in flight.
-func (k *Key) Unheard() bool { return k.Heard == 0 && k.asked == 0 && k.Spent == 0 }
+// Unanswered tells whether this window has neither an answer nor a message in flight.
+func (k *Key) Unanswered() bool { return k.LastAnswer == 0 && k.asked == 0 && k.Spent == 0 }
 
 // Drifting tells whether unconfirmed drift may still count: then the next owner of the share must not use it in the
 // same window.
@@ -79,5 +79,5 @@ const lowWatermark = 5
 // ample tells whether more than the low watermark was left a short while ago.
 func (k *Key) ample(now instant, r *ratelimit.Rule) bool {
 	left := r.Limit.Capacity() - k.Sum + max(0, k.Taken-k.Spent)
-	return k.Heard != 0 && now.Sub(k.Heard) <= r.SyncInterval() && left > r.Limit.Capacity()/lowWatermark
+	return k.LastAnswer != 0 && now.Sub(k.LastAnswer) <= r.SyncInterval() && left > r.Limit.Capacity()/lowWatermark
 }

@@ -18,7 +18,7 @@ var faults = []plant.Bug{
 	},
 	{
 		Name: "a draw is made where the record is not this node's total", File: partFile,
-		Right: "!p.doubt && !p.eager && p.Taken == p.booked", Wrong: "!p.eager",
+		Right: "!p.restate && !p.eager && p.Taken == p.booked", Wrong: "!p.eager",
 	},
 	{
 		Name: "a draw of another total is taken", File: partFile,
@@ -30,7 +30,7 @@ var faults = []plant.Bug{
 	},
 	{
 		Name: "a lease that the ledger may credit is drawn beside", File: partFile,
-		Right: "!p.doubt && !p.eager && p.Taken", Wrong: "!p.doubt && p.Taken",
+		Right: "!p.restate && !p.eager && p.Taken", Wrong: "!p.restate && p.Taken",
 	},
 	{
 		Name: "a deadline is set by answers only", File: partFile,
@@ -45,8 +45,8 @@ var faults = []plant.Bug{
 		Right: "p.Deadline = lasts(m.At, c.TTL)", Wrong: "p.Deadline = lasts(a.Now, 2*c.TTL)",
 	},
 	{
-		Name: "telling of drift confirms it", File: partFile,
-		Right: "p.Taken += max(0, told-over)", Wrong: "p.Taken += told + 0*over",
+		Name: "restating of drift confirms it", File: partFile,
+		Right: "p.Taken += max(0, drift-over)", Wrong: "p.Taken += drift + 0*over",
 	},
 	{
 		Name: "a ledger that learns confirms", File: partFile,
@@ -66,7 +66,7 @@ var faults = []plant.Bug{
 	},
 	{
 		Name: "what was not answered is drawn on", File: partFile,
-		Right: "p.asked, p.doubt = 0, true", Wrong: "p.asked = 0",
+		Right: "p.asked, p.restate = 0, true", Wrong: "p.asked = 0",
 	},
 	{
 		Name: "an overtaken claim is an answer", File: partFile,

@@ -171,7 +171,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 		e.Beyond = Beyond{}
 	}
 	// A node claims for debt also without requests: the next window reads only the account of this one.
-	next.doubt = next.doubt || limit.Carries && e.usedUp(limit)
+	next.restate = next.restate || limit.Carries && e.usedUp(limit)
 	e.Part, e.carried, e.Next = next, carried, Part{}
 	e.refusals = refusals{}
 }
@@ -214,12 +214,12 @@ func Slot(l *ratelimit.Limit) time.Duration {
 // nothing: the ledger has its usage, also beyond the grants, and nothing is in hand. Tokens to be given back, and those
 // beyond the limit, have been refilled.
 func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
-	if limit.Algorithm != ratelimit.TokenBucket || k.Heard == 0 || k.asked != 0 {
+	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.asked != 0 {
 		return false
 	}
 	// The ledger keeps it for at least a slot, and until it is full.
 	kept := max(Slot(limit)*3/4, Refill(k.Sum, limit)/2, Refill(k.Sum-limit.Capacity(), limit))
-	return k.InHand(now) == 0 && now.Sub(k.Heard) >= kept
+	return k.InHand(now) == 0 && now.Sub(k.LastAnswer) >= kept
 }
 
 // Counts tells whether this node's total still counts: it must be restated after a loss of data.
@@ -254,14 +254,14 @@ func Refill(n tokens, l *ratelimit.Limit) time.Duration {
 func (e Entry) reports(now instant, rule *ratelimit.Rule) bool {
 	limit := &rule.Limit
 	switch {
-	case e.doubt, e.used && now >= e.Renews(rule):
+	case e.restate, e.used && now >= e.Renews(rule):
 		return true
 	case now < e.until:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
 		// below the limit.
-		return now >= e.again && (e.Demand.Refused > 0 || e.Untold()) || e.Sum <= limit.Capacity() &&
-			e.Spent-e.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= e.told()
-	case e.Untold():
+		return now >= e.again && (e.Demand.Refused > 0 || e.Unreported()) || e.Sum <= limit.Capacity() &&
+			e.Spent-e.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= e.refusalsDue()
+	case e.Unreported():
 		return true
 	}
 	hand := float64(e.InHand(now))
@@ -293,19 +293,19 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 // piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
 func (e Entry) piggybacks(now instant, rule *ratelimit.Rule) bool {
-	usedUp := e.Taken == e.Spent && e.Heard != 0 && now >= e.renewFrom && now < e.Till
+	usedUp := e.Taken == e.Spent && e.LastAnswer != 0 && now >= e.renewFrom && now < e.Till
 	return usedUp && e.Demand.PerSec < often && now.Sub(e.Demand.LastUse) < time.Second &&
 		e.plenty(rule) && rule.Limit.Capacity() >= 2*leastShare
 }
 
-// told is the earliest time for a report of refusals without requests.
-func (e Entry) told() instant { return e.Heard.Add(refusal / 2) }
+// refusalsDue is the earliest time for a report of refusals without requests.
+func (e Entry) refusalsDue() instant { return e.LastAnswer.Add(refusal / 2) }
 
 // Recalled gives back tokens that others need, except those for waiting requests here. It reports also with nothing
 // in hand: for the ledger, drawn tokens are unspent.
 func (e Entry) Recalled(now instant) {
 	e.GiveBack(e.Waiting)
-	e.Doubt()
+	e.Restate()
 	e.renewFrom, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
@@ -337,7 +337,7 @@ func (e Entry) Idle(now instant) bool {
 	return e.asked == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
-// Learned applies an answer that counts (Hear) to the node's own refusals.
+// Learned applies an answer that counts (Apply) to the node's own refusals.
 func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
 	// Only refunds return tokens to a window that is used up, without any in hand.

@@ -18,11 +18,11 @@ const MaxSkew = 10_000
 
 func nanos(t ledgerTime) time.Duration { return time.Duration(t) * time.Microsecond }
 
-// Heard adds an interval: the ledger's clocks showed between from and to at instants from sent to answered. If that
+// Observe adds an interval: the ledger's clocks showed between from and to at instants from sent to answered. If that
 // contradicts the bounds, the ledger's clock was set, or another server answered, and the new interval replaces them.
 // If clocks of several servers differ, it replaces them too, because one of the servers may be new. It returns the
 // minimum step of the ledger's clock relative to this node's.
-func (c *LedgerClock) Heard(sent, answered instant, from, to ledgerTime) (step time.Duration) {
+func (c *LedgerClock) Observe(sent, answered instant, from, to ledgerTime) (step time.Duration) {
 	lo := nanos(from) - time.Duration(answered)
 	hi := nanos(to+1) - time.Duration(sent) // it is cut off to a microsecond
 	if c.At > 0 && from == to {

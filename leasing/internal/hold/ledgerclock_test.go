@@ -24,7 +24,7 @@ func TestLedgerClockBoundsTheTruth(t *testing.T) {
 			out, back := between(50*time.Microsecond, 50*time.Millisecond), between(50*time.Microsecond, 50*time.Millisecond)
 			sent, handled, answered := at, at.Add(out), at.Add(out+back)
 			shortest = min(shortest, out+back)
-			c.Heard(sent, answered, ledgerTime(there(handled)/time.Microsecond), ledgerTime(there(handled)/time.Microsecond))
+			c.Observe(sent, answered, ledgerTime(there(handled)/time.Microsecond), ledgerTime(there(handled)/time.Microsecond))
 			at = answered
 			// An event of the ledger, up to ten seconds from now.
 			event := ledgerTime((there(at) + between(0, 10*time.Second)) / time.Microsecond)
@@ -44,12 +44,12 @@ func TestLedgerClockBoundsTheTruth(t *testing.T) {
 // The clocks of several servers are all within the bounds, also that of a new one.
 func TestLedgerClockOfSeveralServers(t *testing.T) {
 	var c LedgerClock
-	c.Heard(1000, 2000, 5_000_000, 5_000_000)
-	c.Heard(3000, 4000, 5_000_000, 5_050_000)
+	c.Observe(1000, 2000, 5_000_000, 5_000_000)
+	c.Observe(3000, 4000, 5_000_000, 5_050_000)
 	if early, late := c.Between(4000); early > 5_000_000 || late < 5_050_000 {
 		t.Errorf("it is from %d to %d", early, late)
 	}
-	c.Heard(5000, 6000, 5_000_000, 5_000_000)
+	c.Observe(5000, 6000, 5_000_000, 5_000_000)
 	if early, late := c.Between(6000); early < 4_999_990 || late > 5_000_010 {
 		t.Errorf("it is from %d to %d, of one that is left", early, late)
 	}
@@ -58,8 +58,8 @@ func TestLedgerClockOfSeveralServers(t *testing.T) {
 // When the ledger's clock is set, what was known is no hindrance.
 func TestLedgerClockIsSet(t *testing.T) {
 	var c LedgerClock
-	c.Heard(1000, 2000, 5_000_000, 5_000_000)
-	c.Heard(3000, 4000, 1_000_000, 1_000_000)
+	c.Observe(1000, 2000, 5_000_000, 5_000_000)
+	c.Observe(3000, 4000, 1_000_000, 1_000_000)
 	if x := c.SurelyBy(4000, 1_000_001); x < 3000 || x > 8000 {
 		t.Errorf("a microsecond later is at %d", x)
 	}

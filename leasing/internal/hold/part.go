@@ -27,14 +27,14 @@ type Part struct {
 	booked       tokens // this node's total at the ledger, by the last answer
 	Sum          tokens // total of all nodes, by the last answer
 	// Deadline is the end of the tokens in hand.
-	Deadline instant
-	Heard    instant // time of the last answer about this account; 0: never
-	asked    uint32  // the number of the message in flight; 0: there is none
+	Deadline   instant
+	LastAnswer instant // time of the last answer about this account; 0: never
+	asked      uint32  // the number of the message in flight; 0: there is none
 	flags
 }
 
 type flags struct {
-	doubt    bool // the last message has no answer that counts: the next is a claim
+	restate  bool // the last message has no answer that counts: the next is a claim
 	short    bool // the ledger's total was lower than this node's: it may have lost the account
 	eager    bool // the ledger may credit the tokens in hand: the last claim was eager
 	learning bool // the ledger granted little, and confirmed nothing
@@ -86,11 +86,11 @@ func (p *Part) Asked() bool { return p.asked != 0 }
 // Reported is this node's total at the ledger.
 func (p *Part) Reported() tokens { return p.booked }
 
-// Untold tells whether the ledger's total differs from this node's.
-func (p *Part) Untold() bool { return p.doubt || max(p.Taken, p.Spent) != p.booked }
+// Unreported tells whether the ledger's total differs from this node's.
+func (p *Part) Unreported() bool { return p.restate || max(p.Taken, p.Spent) != p.booked }
 
 // Owes tells whether the ledger lacks usage of this node: of an eager lease it credits that.
-func (p *Part) Owes() bool { return p.Untold() || p.eager && p.used }
+func (p *Part) Owes() bool { return p.Unreported() || p.eager && p.used }
 
 // mayDraw tells whether the next message may be a draw: while there is plenty, and the ledger's number is this node's
 // total. A claim is needed if the ledger must judge or record the message, or may credit it. So is the first message
@@ -99,7 +99,7 @@ func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
 	limit := &c.Limit
 	most := limit.Capacity() - limit.Capacity()/8
 	return limit.Algorithm != ratelimit.TokenBucket && q.Epoch.ID != 0 && !q.Young && !q.Eager && c.Audit == "" &&
-		!p.doubt && !p.eager && p.Taken == p.booked && p.Sum <= most && (p.Heard != 0 || !limit.Carries)
+		!p.restate && !p.eager && p.Taken == p.booked && p.Sum <= most && (p.LastAnswer != 0 || !limit.Carries)
 }
 
 // Write makes the next message: for need, and for additional tokens. m is kept to judge its answer.
@@ -126,7 +126,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	p.used = false
 	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
 	c.Learning = q.Epoch.Learning
-	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Told(e) {
+	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Prolonged(e) {
 		// A lost bucket has its full state again when one that was empty then is full.
 		c.Learning = max(e.Learning, e.Began.Add(Refill(c.Limit.Burst, &c.Limit)))
 	}
@@ -149,7 +149,7 @@ func lasts(sent instant, ttl time.Duration) instant { return sent.Add(ttl - ttl/
 // Lost notes that the message in flight has no answer.
 func (p *Part) Lost(m *Message) {
 	if p.asked == m.Number {
-		p.asked, p.doubt = 0, true
+		p.asked, p.restate = 0, true
 	}
 }
 
@@ -159,9 +159,9 @@ type Answer struct {
 	Epoch ratelimit.Epoch // of the data after the messages; 0: unknown
 }
 
-// Hear applies the answer to a message. It returns whether the answer counts: it must be for the latest message, and
+// Apply applies the answer to a message. It returns whether the answer counts: it must be for the latest message, and
 // settled after the loss that the message states.
-func (p *Part) Hear(m *Message, g *account.Grant, a *Answer) bool {
+func (p *Part) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	if p.asked != m.Number {
 		return false
 	}
@@ -170,7 +170,7 @@ func (p *Part) Hear(m *Message, g *account.Grant, a *Answer) bool {
 	unaware := a.Epoch.Young(g.At) && m.Claim.Learning < a.Epoch.Learning
 	if g.Err != nil || a.Epoch.ID != m.epoch && m.epoch != 0 || m.Claim.Kind == account.Draws && m.epoch == 0 ||
 		unaware {
-		p.doubt = true
+		p.restate = true
 		p.short = p.short && !errors.Is(g.Err, account.ErrOvertaken)
 		return false
 	}
@@ -186,14 +186,14 @@ func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 	n := m.Claim.Want
 	if g.Total != p.booked+n {
 		// An earlier draw arrived late, or twice, or the ledger has lost the record.
-		p.doubt, p.short = true, p.short || g.Total < p.booked+n
+		p.restate, p.short = true, p.short || g.Total < p.booked+n
 		return false
 	}
 	p.Taken += g.Owned(n, &m.Claim.Limit)
-	p.booked, p.Sum, p.Heard = g.Total, g.Sum, a.Now
+	p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
 	p.full = false
 	if p.Taken != p.booked { // the part beyond the limit goes back with the next claim
-		p.doubt = true
+		p.restate = true
 	}
 	return true
 }
@@ -208,20 +208,20 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	p.Taken += g.Granted + g.Cut
 	p.Spent += g.Cut
 	p.learning = g.Learning > g.At
-	if told := max(0, c.Spent-c.Taken); !p.learning {
-		p.Taken += max(0, told-over) // only tokens within the limit confirm drift
+	if drift := max(0, c.Spent-c.Taken); !p.learning {
+		p.Taken += max(0, drift-over) // only tokens within the limit confirm drift
 	}
-	p.doubt, p.short, p.eager = false, false, c.Eager()
+	p.restate, p.short, p.eager = false, false, c.Eager()
 	p.Deadline = Never
 	if c.Eager() || c.Limit.Algorithm == ratelimit.TokenBucket {
 		p.Deadline = lasts(m.At, c.TTL)
 	}
-	p.booked, p.Sum, p.Heard = g.Total, g.Sum, a.Now
+	p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
 	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !p.learning
 }
 
-// Doubt makes the next message a claim, to state this node's total.
-func (p *Part) Doubt() { p.doubt = true }
+// Restate makes the next message a claim, to state this node's total.
+func (p *Part) Restate() { p.restate = true }
 
 // Refund credits a charge of any node. It adds no tokens in hand.
 func (p *Part) Refund(n tokens) { p.Taken, p.Spent = p.Taken-n, p.Spent-n }
@@ -230,6 +230,6 @@ func (p *Part) Refund(n tokens) { p.Taken, p.Spent = p.Taken-n, p.Spent-n }
 func (p *Part) GiveBack(keep tokens) {
 	if hand := p.Taken - p.Spent; hand > keep {
 		p.Taken -= hand - keep
-		p.doubt = true
+		p.restate = true
 	}
 }

@@ -42,7 +42,7 @@ func (s *scene) hears(g account.Grant) bool {
 
 func (s *scene) hearsLater(g account.Grant, after time.Duration) bool {
 	s.q.Now = s.q.Now.Add(after)
-	return s.Hear(&s.last, &g, &Answer{Now: s.q.Now, Epoch: s.q.Epoch})
+	return s.Apply(&s.last, &g, &Answer{Now: s.q.Now, Epoch: s.q.Epoch})
 }
 
 func (s *scene) has(taken, spent, hand tokens) {
@@ -169,7 +169,7 @@ func TestSpecNoAnswer(t *testing.T) {
 		first := s.last
 		s.Lost(&first)
 		s.says(1, 3)
-		if s.Hear(&first, &account.Grant{Total: 20, Sum: 20}, &Answer{Now: s.q.Now, Epoch: s.q.Epoch}) {
+		if s.Apply(&first, &account.Grant{Total: 20, Sum: 20}, &Answer{Now: s.q.Now, Epoch: s.q.Epoch}) {
 			t.Error("it counts")
 		}
 		s.has(0, 0, 0)
@@ -279,13 +279,13 @@ func TestExpiredHandIsNoDrift(t *testing.T) {
 		Limit:        ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 100, Burst: 100},
 		Coordination: ratelimit.DefaultCoordination(),
 	}
-	e := Entry{&Key{Part: Part{Taken: 45, Spent: 5, booked: 45, Deadline: 1e9, Heard: 1}}, &Use{}}
+	e := Entry{&Key{Part: Part{Taken: 45, Spent: 5, booked: 45, Deadline: 1e9, LastAnswer: 1}}, &Use{}}
 	admitted := 0
 	for e.SpendShare(2e9, &ratelimit.Ask{Rule: rule, Cost: 1}, 2, &ratelimit.Verdict{}) {
 		admitted++
 	}
-	if admitted != 2 || !e.Untold() {
-		t.Errorf("%d were admitted, of a share of 2; told %v", admitted, !e.Untold())
+	if admitted != 2 || !e.Unreported() {
+		t.Errorf("%d were admitted, of a share of 2; told %v", admitted, !e.Unreported())
 	}
 }
 

@@ -138,7 +138,7 @@ func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next 
 func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 	limit := &a.Rule.Limit
 	return limit.Algorithm != ratelimit.TokenBucket && e.Deadline == Never && !e.eager && !a.Rule.Coordination.Audit &&
-		e.Heard != 0 && now >= e.scarce && now >= e.until &&
+		e.LastAnswer != 0 && now >= e.scarce && now >= e.until &&
 		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
 }
 
@@ -205,7 +205,7 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 func (k *Key) passesAfter(now instant, cost tokens, limit *ratelimit.Limit) time.Duration {
 	unknown := max(k.Taken, k.Spent) - k.booked
 	free := limit.Capacity() - k.Sum - unknown + max(0, k.Taken-k.Spent)
-	return Refill(min(cost, limit.Capacity())-free, limit) - now.Sub(k.Heard)
+	return Refill(min(cost, limit.Capacity())-free, limit) - now.Sub(k.LastAnswer)
 }
 
 // left is the rest of the limit, by the last answer, including this node's tokens in hand.
@@ -243,7 +243,7 @@ const (
 func (e Entry) Late(now instant, a *ratelimit.Ask, alive, cautious bool) Late {
 	limit := &a.Rule.Limit
 	cautious = alive && cautious
-	if e.Heard == 0 || now >= e.Till {
+	if e.LastAnswer == 0 || now >= e.Till {
 		// Before the first answer for a key, one request at a time may be admitted.
 		if cautious && e.Unasked > 0 {
 			return Doubtful
@@ -251,7 +251,7 @@ func (e Entry) Late(now instant, a *ratelimit.Ask, alive, cautious bool) Late {
 		return Undecided
 	}
 	left := limit.Capacity() - e.Sum + max(0, e.Taken-e.Spent) - e.Drift()
-	recent := now.Sub(e.Heard) <= a.Rule.Coordination.Deadline()
+	recent := now.Sub(e.LastAnswer) <= a.Rule.Coordination.Deadline()
 	switch {
 	case a.Cost > left && recent:
 		return Short

@@ -2,7 +2,7 @@
 // owners.
 //
 // Guarantee: memory is bounded for any requests: some hundred counted keys, at most [Most] leased ones, and
-// at most [MostTold] with a message for their owner. It does not promise to find every hot key at once. A key
+// at most [MostReported] with a message for their owner. It does not promise to find every hot key at once. A key
 // that stays hot is found within two seconds (TestHotKeysAreFound).
 package hot
 

@@ -189,8 +189,8 @@ func TestUsedUpKeyIsRefusedHere(t *testing.T) {
 		}
 		a, v := ratelimit.Ask{Rule: r, Key: keyOf(1), Cost: 3}, ratelimit.Verdict{}
 		h.Start(second, a.Key)
-		m, _ := h.Tell(second, &a)
-		h.Hear(second, a.Key, m.Seq, leasing.Lease{Window: 7, For: time.Hour}, &v)
+		m, _ := h.Report(second, &a)
+		h.Apply(second, a.Key, m.Seq, leasing.Lease{Window: 7, For: time.Hour}, &v)
 		if ok, _ := h.Take(second, &a, &v); ok {
 			t.Fatal("nothing is in hand, and nobody has refused")
 		}
@@ -208,7 +208,7 @@ func TestUsedUpKeyIsRefusedHere(t *testing.T) {
 		if ok, _ := h.Take(second.Add(believed), &a, &v); ok {
 			t.Error("it is refused for longer")
 		}
-		m, ok := h.Tell(second.Add(time.Second), &a)
+		m, ok := h.Report(second.Add(time.Second), &a)
 		if want := map[bool]ratelimit.Tokens{true: 3}[charges]; !ok || m.Spent != want {
 			t.Errorf("charges %v: it tells %+v", charges, m)
 		}

@@ -47,11 +47,11 @@ type answer struct {
 	shut  ratelimit.Instant // until then it counts as used up
 }
 
-// Most is the number of keys that may be leased here. The owner decides about any other. MostTold includes
+// Most is the number of keys that may be leased here. The owner decides about any other. MostReported includes
 // keys with a message for their owner. The messages of further keys are dropped.
 const (
-	Most     = 1024
-	MostTold = 8 * Most
+	Most         = 1024
+	MostReported = 8 * Most
 )
 
 const (
@@ -59,10 +59,10 @@ const (
 	lookedAt = 2 * time.Second
 	// cool is the rate of uses here, in a second, below which the key goes back to its owner.
 	cool = least / 4
-	// TellEvery is how often a message leaves of a key that has something in hand, or something to tell: at least. One
+	// ReportEvery is how often a message leaves of a key that has something in hand, or something to tell: at least. One
 	// that had no answer is followed by another after retry.
-	TellEvery = 100 * time.Millisecond
-	retry     = 5 * TellEvery
+	ReportEvery = 100 * time.Millisecond
+	retry       = 5 * ReportEvery
 	// believed is the time for which the owner's answer that a key is used up counts. A flood of refusals does
 	// not reach the owner, and a refund elsewhere shows soon.
 	believed = 20 * time.Millisecond
@@ -102,7 +102,7 @@ func (h *Leases) Start(now ratelimit.Instant, key []byte) {
 	if h.ended || h.hot >= Most {
 		return
 	}
-	if l := h.findOrAdd(key, MostTold); l != nil && !l.hot {
+	if l := h.findOrAdd(key, MostReported); l != nil && !l.hot {
 		l.hot, l.since, l.uses = true, now, 0
 		h.hot++
 	}
@@ -146,7 +146,7 @@ func (h *Leases) Open() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, l := range h.keys {
-		if l.held.Open() || l.held.Telling() {
+		if l.held.Open() || l.held.Reporting() {
 			n++
 		}
 	}
@@ -222,7 +222,7 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 		Charged: cost, Window: w, Remaining: min(l.left+hand, limit.Capacity()), Limit: l.limit,
 		ResetAfter: max(0, l.reset.Sub(now)),
 	}
-	return true, hand < l.half && !l.held.Telling() && now >= l.notBefore
+	return true, hand < l.half && !l.held.Reporting() && now >= l.notBefore
 }
 
 // refuses refuses an ask, if nothing is left of the key; the caller holds mu.
@@ -280,7 +280,7 @@ func (h *Leases) Credit(a *ratelimit.Ask, w ratelimit.Window) bool {
 func (h *Leases) note(a *ratelimit.Ask, book func(*leasing.Held) bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.findOrAdd(a.Key, MostTold)
+	l := h.findOrAdd(a.Key, MostReported)
 	if l == nil {
 		return false
 	}
@@ -288,32 +288,32 @@ func (h *Leases) note(a *ratelimit.Ask, book func(*leasing.Held) bool) bool {
 	return book(&l.held)
 }
 
-// Tell is what an ask that is forwarded to its owner says of the key's lease, if there is anything to say.
-func (h *Leases) Tell(now ratelimit.Instant, a *ratelimit.Ask) (m leasing.Totals, ok bool) {
+// Report is what an ask that is forwarded to its owner says of the key's lease, if there is anything to say.
+func (h *Leases) Report(now ratelimit.Instant, a *ratelimit.Ask) (m leasing.Totals, ok bool) {
 	if h.n.Load() == 0 {
 		return m, false
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.find(a.Key)
-	if l == nil || l.held.Telling() || !l.held.Open() && (!l.hot || now < l.notBefore) {
+	if l == nil || l.held.Reporting() || !l.held.Open() && (!l.hot || now < l.notBefore) {
 		return m, false
 	}
 	l.rule = a.Rule
-	return h.tell(now, l), true
+	return h.report(now, l), true
 }
 
-// tell is the next message of a key; the caller holds mu.
-func (h *Leases) tell(now ratelimit.Instant, l *leased) leasing.Totals {
+// report is the next message of a key; the caller holds mu.
+func (h *Leases) report(now ratelimit.Instant, l *leased) leasing.Totals {
 	want := ratelimit.Tokens(0)
 	if l.hot && now >= l.notBefore {
 		each := max(10*time.Millisecond, min(now.Sub(max(l.since, l.held.Sent())), time.Second))
 		lasts := float64(max(l.used, l.usual, 1)) * ahead.Seconds() / each.Seconds()
 		want = max(0, ratelimit.Tokens(min(lasts, float64(ratelimit.MaxLimit)))-l.held.InHand(now))
 	}
-	l.used, l.next = 0, now.Add(TellEvery)
+	l.used, l.next = 0, now.Add(ReportEvery)
 	h.seq++
-	return l.held.Tell(now, h.seq, want)
+	return l.held.Report(now, h.seq, want)
 }
 
 // Next is the message of one key, if it has none under way.
@@ -321,10 +321,10 @@ func (h *Leases) Next(now ratelimit.Instant, key []byte) (m Message, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.find(key)
-	if l == nil || l.rule == nil || l.held.Telling() {
+	if l == nil || l.rule == nil || l.held.Reporting() {
 		return m, false
 	}
-	return Message{l.rule, string(key), h.tell(now, l)}, true
+	return Message{l.rule, string(key), h.report(now, l)}, true
 }
 
 // Due returns the due messages, and when others are due; 0: there are none. Leases of keys that this node
@@ -341,16 +341,16 @@ func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []M
 			h.stop(l)
 		}
 		switch {
-		case !l.held.Open() && !l.held.Telling():
+		case !l.held.Open() && !l.held.Reporting():
 			if !l.hot {
 				delete(h.keys, key)
 			}
-		case l.rule != nil && now >= l.next && !l.held.Telling():
+		case l.rule != nil && now >= l.next && !l.held.Reporting():
 			due = append(due, key)
 		default: // of one that is under way it is looked at again whether there is an answer
 			at := l.next
 			if at <= now {
-				at = now.Add(TellEvery)
+				at = now.Add(ReportEvery)
 			}
 			if next == 0 || at < next {
 				next = at
@@ -358,19 +358,19 @@ func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []M
 		}
 	}
 	h.n.Store(int64(len(h.keys)))
-	if len(due) > 0 && (next == 0 || next > now.Add(TellEvery)) {
-		next = now.Add(TellEvery)
+	if len(due) > 0 && (next == 0 || next > now.Add(ReportEvery)) {
+		next = now.Add(ReportEvery)
 	}
 	slices.Sort(due) // the same in each run of a simulation
 	for _, key := range due {
-		all = append(all, Message{h.keys[key].rule, key, h.tell(now, h.keys[key])})
+		all = append(all, Message{h.keys[key].rule, key, h.report(now, h.keys[key])})
 	}
 	return all, next
 }
 
-// Hear takes in the owner's answer to a message. v is its verdict on the ask that went with the message. It
+// Apply takes in the owner's answer to a message. v is its verdict on the ask that went with the message. It
 // reports whether the next message is due before all others.
-func (h *Leases) Hear(
+func (h *Leases) Apply(
 	now ratelimit.Instant, key []byte, seq uint64, x leasing.Lease, v *ratelimit.Verdict,
 ) (soon bool) {
 	h.mu.Lock()
@@ -379,7 +379,7 @@ func (h *Leases) Hear(
 	if l == nil {
 		return false
 	}
-	l.held.Hear(seq, x)
+	l.held.Apply(seq, x)
 	// What does not suffice for a request is of use to others only.
 	if hand := l.held.InHand(now); !l.hot || hand < l.usual {
 		x.Keep = false
@@ -387,11 +387,11 @@ func (h *Leases) Hear(
 	}
 	l.half = l.held.InHand(now) / 2
 	l.left, l.reset, l.limit = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter), v.Limit
-	l.next = l.held.Sent().Add(min(TellEvery, x.For/2))
+	l.next = l.held.Sent().Add(min(ReportEvery, x.For/2))
 	if !x.Keep {
 		l.notBefore, l.next = now.Add(retry), now
 	}
-	return l.next < l.held.Sent().Add(TellEvery) && l.held.Open()
+	return l.next < l.held.Sent().Add(ReportEvery) && l.held.Open()
 }
 
 // Lost takes in that a message was not answered.
