@@ -105,8 +105,8 @@ const MostBooked tokens = 1 << 43
 // Learn is the time that an account learns after its loss, and a ledger after a loss of data.
 const Learn = 2 * time.Second
 
-// Prolonged tells whether a node with totals to restate prolonged the learning of an epoch. Otherwise the epoch began with
-// a new ledger, and nothing was lost.
+// Prolonged tells whether a node with totals to restate prolonged the learning of an epoch. Otherwise the epoch began
+// with a new ledger, and nothing was lost.
 func Prolonged(e ratelimit.Epoch) bool { return e.Learning > e.Began.Add(Learn) }
 
 // LearnPart is the divisor of the limit that bounds all grants in that time.

@@ -59,8 +59,8 @@ const (
 	lookedAt = 2 * time.Second
 	// cool is the rate of uses here, in a second, below which the key goes back to its owner.
 	cool = least / 4
-	// ReportEvery is how often a message leaves of a key that has something in hand, or something to tell: at least. One
-	// that had no answer is followed by another after retry.
+	// ReportEvery is the longest interval of messages of a key with tokens in hand, or with usage to report. After a
+	// message without an answer, the next leaves after retry.
 	ReportEvery = 100 * time.Millisecond
 	retry       = 5 * ReportEvery
 	// believed is the time for which the owner's answer that a key is used up counts. A flood of refusals does
