@@ -19,17 +19,17 @@ var planted = []struct {
 		Right: "judged, own := x.over.judge(now, *claim), claim.Limit",
 		Wrong: "judged, own := *claim, claim.Limit",
 	}},
-	{33, plant.Bug{
+	{66, plant.Bug{
 		Name: "an override does not expire", File: "leasing/account/override.go",
 		Right: "r.Set == 0 || !r.In(now)",
 		Wrong: "r.Set == 0",
 	}},
-	{11843, plant.Bug{
+	{6071, plant.Bug{
 		Name: "an account moves without its override", File: "leasing/handover.go",
 		Right: "x.Override = k.over.Overridden",
 		Wrong: "_ = k.over.Overridden",
 	}},
-	{939, plant.Bug{
+	{93, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",
 		Wrong: "r != nil && c.Seq < r.seq",
@@ -49,7 +49,7 @@ var planted = []struct {
 		Right: "total := max(clamped(c.Taken), clamped(c.Spent))",
 		Wrong: "total := clamped(c.Taken)",
 	}},
-	{24, plant.Bug{
+	{16, plant.Bug{
 		Name: "a lease is credited before it is over", File: "leasing/account/account.go",
 		Right: "r != but && r.expires <= now",
 		Wrong: "r != but",
@@ -64,57 +64,57 @@ var planted = []struct {
 		Right: "case l.Algorithm != ratelimit.SlidingWindow || now >= s.ends:",
 		Wrong: "case l.Algorithm != ratelimit.SlidingWindow || now >= s.begins:",
 	}},
-	{3973, plant.Bug{
+	{3, plant.Bug{
 		Name: "a bucket fills beside what is leased", File: "leasing/account/bucket.go",
 		Right: "return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro",
 		Wrong: "return int64(burst) * Micro",
 	}},
-	{482, plant.Bug{
+	{4, plant.Bug{
 		Name: "a draw keeps what lies beyond the limit", File: "leasing/internal/hold/part.go",
 		Right: "p.Taken += g.Owned(n, &m.Claim.Limit)",
 		Wrong: "p.Taken += n",
 	}},
-	{87, plant.Bug{
+	{17, plant.Bug{
 		Name: "restating of drift confirms it", File: "leasing/internal/hold/part.go",
 		Right: "p.Taken += max(0, drift-over)",
 		Wrong: "p.Taken += drift + 0*over",
 	}},
-	{665, plant.Bug{
+	{1074, plant.Bug{
 		Name: "an expired lease is spent", File: "leasing/internal/hold/part.go",
 		Right: "if now >= p.Deadline {\n\t\treturn 0",
 		Wrong: "if now < 0 {\n\t\treturn 0",
 	}},
-	{1, plant.Bug{
+	{17, plant.Bug{
 		Name: "a claim does not say what was spent", File: "leasing/internal/hold/part.go",
 		Right: "c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share",
 		Wrong: "c.Taken, c.Spent, c.Share = p.Taken, min(p.Taken, p.Spent), q.Share",
 	}},
-	{665, plant.Bug{
+	{1195, plant.Bug{
 		Name: "spending is not told before an eager lease ends", File: "leasing/internal/hold/key.go",
 		Right: "case e.restate, e.used && now >= e.Renews(rule):",
 		Wrong: "case e.restate:",
 	}},
-	{85, plant.Bug{
+	{72, plant.Bug{
 		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
 		Right: "return w, there.At != 0 && w == limit.WindowAt(late)",
 		Wrong: "return limit.WindowAt(late), there.At != 0",
 	}},
-	{219, plant.Bug{
+	{439, plant.Bug{
 		Name: "a window is spent of when it may be over", File: "leasing/internal/hold/key.go",
 		Right: "e.Till = there.NotBefore(now,",
 		Wrong: "e.Till = there.SurelyBy(now,",
 	}},
-	{8320, plant.Bug{
+	{263, plant.Bug{
 		Name: "what drifted in the window before does not count", File: "leasing/internal/hold/key.go",
 		Right: "carried = e.Drift()",
 		Wrong: "carried = 0 * e.Drift()",
 	}},
-	{1, plant.Bug{
+	{4, plant.Bug{
 		Name: "a refusal charges only what is left", File: "leasing/internal/hold/take.go",
 		Right: "e.charge(a.Cost, &e.Charged)\n\tlimit",
 		Wrong: "e.charge(v.Charged, &e.Charged)\n\tlimit",
 	}},
-	{12, plant.Bug{
+	{79, plant.Bug{
 		Name: "a node spends what it has where there is debt", File: "leasing/internal/hold/take.go",
 		Right: "e.Sum <= a.Rule.Limit.Capacity() && e.spendInHand",
 		Wrong: "e.spendInHand",
@@ -124,22 +124,22 @@ var planted = []struct {
 		Right: "if a.Cost > share-e.carried-e.Drift() {",
 		Wrong: "if a.Cost > share {",
 	}},
-	{1882, plant.Bug{
+	{17, plant.Bug{
 		Name: "a reserve admits what was charged", File: "leasing/call.go",
 		Right: "\tk.Uncharge(w.ask)\n",
 		Wrong: "",
 	}},
-	{1, plant.Bug{
+	{9, plant.Bug{
 		Name: "claims have no numbers of their own", File: "leasing/batch.go",
 		Right: "\ts.seq++\n",
 		Wrong: "\ts.seq = max(s.seq, 1)\n",
 	}},
-	{51, plant.Bug{
+	{201, plant.Bug{
 		Name: "a key that was forgotten comes back under its old name", File: "leasing/lane.go",
 		Right: "return f.name + ratelimit.Holder(k.cell.Val.as)",
 		Wrong: "return f.name",
 	}},
-	{473, plant.Bug{
+	{1982, plant.Bug{
 		Name: "a ledger that lost its data is not told", File: "leasing/sweep.go",
 		Right: "case c.Val.stated != life && is.epoch.ID != 0:",
 		Wrong: "case c.Val.stated != life && is.epoch.ID == 1<<63:",
@@ -149,47 +149,42 @@ var planted = []struct {
 		Right: "if k.Resign(hold.Never); early &&",
 		Wrong: "if early &&",
 	}},
-	{32, plant.Bug{
+	{11, plant.Bug{
 		Name: "all messages go to one part of the ledger", File: "leasing/fleet.go",
 		Right: "return &f.lanes[f.ledger.(Partitioned).Partition(name)]",
 		Wrong: "return &f.lanes[0*f.ledger.(Partitioned).Partition(name)]",
 	}},
-	{118, plant.Bug{
+	{49, plant.Bug{
 		Name: "a node alone takes the whole limit", File: "leasing/failure.go",
 		Right: "own.Rule = a.Rule.LocalShare(c.seen())\n\t\tvar",
 		Wrong: "own.Rule = a.Rule\n\t\tvar",
 	}},
-	{14, plant.Bug{
+	{41, plant.Bug{
 		Name: "what a node admitted alone is not told", File: "leasing/failure.go",
 		Right: "k.Admitted(v.Charged)",
 		Wrong: "k.Admitted(0)",
 	}},
-	{12, plant.Bug{
+	{17, plant.Bug{
 		Name: "a drift share is doubled", File: "approx/keeper.go",
 		Right: "return share\n",
 		Wrong: "return 2 * share\n",
 	}},
-	{132, plant.Bug{
+	{48, plant.Bug{
 		Name: "a seat is given twice", File: "approx/seats.go",
 		Right: "s.free(now); ok && ",
 		Wrong: "s.free(now); (ok || true) && ",
 	}},
-	{12, plant.Bug{
+	{72, plant.Bug{
 		Name: "a reserve is granted by the ledger too", File: "ratelimit/reserve.go",
 		Right: "at.Limit.Requests -= n\n",
 		Wrong: "at.Limit.Requests -= 0 * n\n",
 	}},
-	{1005636, plant.Bug{
-		Name: "a clock that was set is not looked at", File: "leasing/batch.go",
-		Right: "		k.Till = 0\n",
-		Wrong: "		k.Till += 0\n",
-	}},
-	{214, plant.Bug{
+	{76, plant.Bug{
 		Name: "what an owner leases is not charged", File: "leasing/lent.go",
 		Right: "	c.sum += x.Granted\n",
 		Wrong: "	c.sum += 0 * x.Granted\n",
 	}},
-	{55, plant.Bug{
+	{67, plant.Bug{
 		Name: "an account moves without its sum", File: "leasing/handover.go",
 		Right: "	c := counter{sum: x.Sum,",
 		Wrong: "	c := counter{sum: 0 * x.Sum,",
