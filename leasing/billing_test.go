@@ -30,7 +30,7 @@ func TestBillingCutBetweenTwoClocks(t *testing.T) {
 		begins := cut.Add(-2 * time.Second)
 		nodes := []*Local{NewLocal(10, 1, begins), NewLocal(10, 1, begins.Add(300*time.Millisecond))}
 		owner, now, admitted := rnd.IntN(2), instant(1), map[window]tokens{}
-		r := testRule(limit)
+		r := ownedRule(limit)
 		for now < instant(4*time.Second) {
 			now = now.Add(time.Duration(rnd.Int64N(int64(4 * time.Millisecond))))
 			a := ask{Rule: r, Key: keyOf(1), Cost: 1 + tokens(rnd.IntN(5))}

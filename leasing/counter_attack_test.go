@@ -20,7 +20,7 @@ func tell(l *Local, now instant, r *ratelimit.Rule, holder ratelimit.Holder, h *
 func TestBucketThatOthersLeaseFirst(t *testing.T) {
 	for _, moves := range []bool{false, true} {
 		l, to := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
-		r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 20, Burst: 20})
+		r := ownedRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 20, Burst: 20})
 		var h Held
 		if x := tell(l, 1, r, 8, &h, 1, 20); x.Granted != 10 {
 			t.Fatalf("%+v", x)
@@ -109,7 +109,7 @@ func TestDropThenClockBack(t *testing.T) {
 // A bucket that was idle here for long does not fill the one that comes.
 func TestMergeIdleBucket(t *testing.T) {
 	a, b := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
-	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 10, Burst: 10})
+	r := ownedRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 10, Burst: 10})
 	admit(b, 1, r, 1)
 	now := instant(10 * time.Minute)
 	if n := admit(a, now, r, 20); n != 10 {

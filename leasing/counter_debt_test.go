@@ -49,7 +49,7 @@ func TestCounterCarriesDebt(t *testing.T) {
 // Debt of 35 of a limit of 10 lasts three windows without requests, in a table in which others need room, and through
 // a handover to another owner.
 func TestDebtOutlastsItsWindow(t *testing.T) {
-	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10, Carries: true})
+	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10, Carries: true})
 	key, others := keyOf(1), testRule(ratelimit.Limit{Unit: ratelimit.Second, Requests: 1})
 	a, b := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
 	now := instant(1)

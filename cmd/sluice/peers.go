@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -71,12 +70,14 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 // listens is the address to listen on: PEER_ADDR, or its port of all addresses, if PEER_ADDR is not of this machine.
 func (f *peerFlags) listens(host, port string) string {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(host, "0"))
+	var unresolved *net.DNSError
 	switch ip := net.ParseIP(host); {
 	case err == nil:
 		l.Close()
-	case errors.Is(err, syscall.EADDRNOTAVAIL) && ip != nil && ip.To4() == nil:
+	case errors.As(err, &unresolved): // the caller reports it
+	case ip != nil && ip.To4() == nil:
 		return net.JoinHostPort("::", port)
-	case errors.Is(err, syscall.EADDRNOTAVAIL):
+	default:
 		return net.JoinHostPort("0.0.0.0", port)
 	}
 	return f.Addr

@@ -27,13 +27,13 @@ var planted = []struct{ name, right, wrong string }{
 	{"a lease is credited and stays", "w.take(h, e.Total, h.spent)\n\t\th.closed", "h.closed"},
 	{"what is charged counts again", "max(0, e.Spent-max(e.Taken, known))", "max(0, e.Spent-e.Taken)"},
 	{"grants are told as charges", "granted := min(e.Granted, w.Beyond)", "granted := min(0, w.Beyond)"},
-	{"charges excuse grants", "w.Over += granted + min(told,", "w.Over += max(0, granted-w.Charged) + min(told,"},
+	{"charges excuse grants", "w.Over += granted + min(stated,", "w.Over += max(0, granted-w.Charged) + min(stated,"},
 	{"a debt that was paid stays", "w.Debt = min(w.Debt+charged, w.Beyond)", "w.Debt += charged"},
 	{"a refund is given back", "max(0, h.total-total-refunded)", "max(0, h.total-total)"},
 	{"what is cut is refunded", "min(e.Spent+e.Cut, e.Total-e.Granted)", "min(e.Spent, e.Total-e.Granted)"},
 	{"debt breaks a limit", "return w.Over <= w.Bound", "return w.Over+w.Debt <= w.Bound"},
 	{"nothing may be over", "return w.Over <= w.Bound", "return w.Over <= 0"},
-	{"a bucket that was lost is over", "limit, told = e.Limit, 0", "limit = e.Limit"},
+	{"a bucket that was lost is over", "limit, stated = e.Limit, 0", "limit = e.Limit"},
 }
 
 // Each planted fault is noticed. It builds the tests once, with all faults in them.
