@@ -11,10 +11,10 @@ type Held struct {
 	totals    Totals
 	until     instant // end of the tokens in hand
 	keeps     bool    // if not, the tokens in hand are to be given back
-	inFlight  Totals  // in flight; its Seq is 0 if there is none
+	inFlight  Totals  // its Seq is 0 if there is none
 	sent      instant // time of the last message
 	known     tokens  // the last total of the owner
-	uncertain bool    // it is not certain: an answer was lost
+	uncertain bool    // an answer was lost: the owner may have applied the message
 }
 
 // InHand is the number of tokens to spend.

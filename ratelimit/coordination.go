@@ -184,7 +184,7 @@ func DefaultCoordination() Coordination {
 	}
 }
 
-// LeaseTTL is the lifetime of an eager lease: 10 seconds, or half of a shorter window.
+// LeaseTTL is the lifetime of an eager lease: 10 seconds, or half of the window if that is less.
 func (r *Rule) LeaseTTL() time.Duration { return min(10*time.Second, r.Limit.Period()/2) }
 
 // The bounds of the durations a coordination may hold.
@@ -254,7 +254,7 @@ var ReplacedFields = map[string]string{
 	"lease.max":     "write lease: {size: N}, which bounds the tokens that a crash strands",
 	"sync_interval": "a reply counts for 2s, or for half of a shorter window",
 	"max_staleness": "write on_store_failure: local instead of cached",
-	"lease.ttl":     "an eager lease lasts 10s, or half of a shorter window",
+	"lease.ttl":     "an eager lease lasts 10s, or half of its window if that is less",
 	"low_watermark": "requests without a lease wait while at most a fifth of the limit is left",
 	"local_cap":     "each node admits the limit divided by the live nodes; with a smaller limit, it admits less",
 }

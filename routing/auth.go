@@ -71,6 +71,7 @@ type refusal struct {
 	text string
 }
 
+// Error says the fault.
 func (e *refusal) Error() string { return e.text }
 
 // CheckSecret returns the fault of a secret, if it has one.

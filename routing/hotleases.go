@@ -156,7 +156,7 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 	}
 	report := *a
 	report.Key = append([]byte(nil), a.Key...)
-	w := ratelimit.Window(0)
+	w := ratelimit.Window(0) // by this node's clock
 	if a.Rule.Limit.Algorithm != ratelimit.TokenBucket {
 		w = a.Rule.Limit.WindowAt(c.fallback.LedgerNow(c.clock()))
 	}

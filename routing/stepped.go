@@ -103,8 +103,8 @@ func (s *Stepped) begin(t *task, do func(ctx context.Context)) {
 	t.next, t.stop = iter.Pull(func(yield func(instant) bool) {
 		t.yield = yield
 		defer func() {
-			if s.ended {
-				_ = recover()
+			if fault := recover(); fault != nil && fault != any(errEnded) {
+				panic(fault)
 			}
 		}()
 		do(ctx)

@@ -40,7 +40,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be the HOST:PORT of this node as peers see it", f.Addr)
 	}
 	o.Discovery, err = routing.ParsePeers(f.Peers, func(seeds []string) (routing.Discovery, error) {
-		bound, _, _ := net.SplitHostPort(f.listens(host, port))
+		bound, _, _ := net.SplitHostPort(f.listens())
 		return routing.NewGossip(net.JoinHostPort(bound, strconv.Itoa(own+1)), f.Addr, f.Secret, seeds)
 	})
 	if err != nil {
@@ -68,7 +68,8 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 }
 
 // listens is the address to listen on: PEER_ADDR, or its port of all addresses, if PEER_ADDR is not of this machine.
-func (f *peerFlags) listens(host, port string) string {
+func (f *peerFlags) listens() string {
+	host, port, _ := net.SplitHostPort(f.Addr) // options has checked it
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(host, "0"))
 	var unresolved *net.DNSError
 	switch ip := net.ParseIP(host); {
@@ -90,8 +91,7 @@ func (f *peerFlags) route(bounds *sizing.Caps, base limiter, baseRun func(contex
 		return nil, nil, err
 	}
 	o.OnPeer = peerLog(log)
-	host, port, _ := net.SplitHostPort(f.Addr)
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", f.listens(host, port))
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", f.listens())
 	if err != nil {
 		return nil, nil, fmt.Errorf("PEER_ADDR is %q: %w", f.Addr, err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// Bounds of the history: about 1.5 MB, and at most a two-hundredth of a CPU to collect it.
+// Bounds of the history: about 2 MB, and at most a two-hundredth of a CPU to collect it.
 const (
 	lookEvery    = 2 * time.Second
 	looks        = 451 // a quarter of an hour
@@ -135,6 +135,7 @@ func lookAt(at time.Time, s *metrics.State, took []bucket) look {
 		passed: s.OK, refused: s.OverLimit, failed: s.Errors + s.Shed, alone: sum(s.Fallbacks) - crowded,
 		full: crowded + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]], trips: s.Store.RoundTrips,
 	}}
+	l.rules = make([]ruleLook, 0, len(s.Rules))
 	for i := range s.Rules {
 		r := &s.Rules[i]
 		if r.Share > 0 {
@@ -267,7 +268,7 @@ func (h *History) recent() (Rates, recentRules) {
 	return r, rules
 }
 
-// first has the counters of a rule at the first look that has them, of which the last one is such.
+// first returns the counters of a rule at the earliest look that has them.
 func first(all []*look, id string) *counters {
 	for _, l := range all {
 		if c := l.rule(id); c != nil {

@@ -24,14 +24,14 @@ func (s Streams) Progress() io.Writer {
 	return s.Err
 }
 
-// JSON writes a value for programs. It writes the value v on several lines.
+// JSON writes v for programs, on several lines.
 func (s Streams) JSON(v any) error {
 	e := json.NewEncoder(s.Out)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
 
-// JSONLine writes the value v for programs, as one line.
+// JSONLine writes v for programs, as one line.
 func (s Streams) JSONLine(v any) error { return json.NewEncoder(s.Out).Encode(v) }
 
 // Run runs one command line of a program, whose commands are the fields of grammar. It returns the exit code.

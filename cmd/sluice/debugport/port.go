@@ -27,6 +27,7 @@ type refusal struct {
 	why     string
 }
 
+// Error says the port and the fault.
 func (r *refusal) Error() string { return r.address + ": " + r.why }
 
 // get reads JSON from a path.

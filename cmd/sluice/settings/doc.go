@@ -6,7 +6,7 @@
 //	ports: {grpc_port: 8081}
 //
 // A flag on the command line overrides the environment, and the environment overrides the file ([File], [Values]).
-// [InForce] says where each value comes from. It prints no secret. [Schema], [WritePage] and [Help] derive the schema, the page and
-// the help from the flags, so that they name what there is. Names of envoyproxy/ratelimit and of earlier releases that
-// this one does not have are refused with a replacement ([Refused]), or reported ([WithoutEffect]).
+// [InForce] says where each value comes from. It prints no secret. [Schema], [WritePage] and [Help] derive the schema,
+// the page and the help from the flags. Names of envoyproxy/ratelimit and of earlier releases that this one does not
+// have are refused with a replacement ([Refused]), or reported ([WithoutEffect]).
 package settings
