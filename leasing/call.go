@@ -139,9 +139,12 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		c.uncertainLocked(k, w, there)
 		return
 	}
-	asked := hold.Asked{Waited: w.with && w.flight.applied}
-	asked.Granted = asked.Waited && w.flight.granted && w.flight.message.Claim.Window == k.Window &&
-		w.flight.message.Claim.Limit.Capacity() <= w.ask.Rule.Limit.Capacity()
+	var asked hold.Asked
+	if w.with && w.flight.applied {
+		m := &w.flight.message.Claim // of a window that has ended, it decides nothing
+		asked.Waited = m.Window == k.Window
+		asked.Granted = asked.Waited && w.flight.granted && m.Limit.Capacity() <= w.ask.Rule.Limit.Capacity()
+	}
 	asked.Last = asked.Waited && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
 	next := k.Take(now, w.ask, asked, w.verdict)
 	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, there, k, w) {

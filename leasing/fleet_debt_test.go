@@ -159,3 +159,38 @@ func (s *stage) peek(node int, key string) ratelimit.Verdict {
 func (s *stage) refund(node int, key string, n tokens) {
 	s.decide(node, ratelimit.Ask{Rule: s.rule, Key: []byte(key), Kind: ratelimit.Refund, Cost: n})
 }
+
+// An answer about a window that has ended decides nothing in the next one. There, a peek is refused because of carried
+// debt, and a request passes because the limit is free again.
+func TestAnswersOfAnEndedWindow(t *testing.T) {
+	s := indebted(t)
+	s.ask(1, "first", 1) // from then on, node 1 has the ledger's time
+	if v := s.acrossTheTurn(1, ask{Rule: s.rule, Key: []byte("k"), Kind: ratelimit.Peek}); !v.OverLimit {
+		t.Errorf("35 of 10 are carried, and a peek passes: %+v", v)
+	}
+	s.ask(0, "other", 11)
+	if v := s.acrossTheTurn(1, ask{Rule: s.rule, Key: []byte("other"), Cost: 1}); v.OverLimit {
+		t.Errorf("1 of 10 is carried, and %+v", v)
+	}
+}
+
+// acrossTheTurn is the verdict of a request whose claim is answered in a window, and which runs on in the next.
+func (s *stage) acrossTheTurn(node int, a ask) (v verdict) {
+	s.Helper()
+	w := s.rule.Limit.WindowAt(s.time())
+	for end := s.rule.Limit.WindowEnd(w); s.time().Add(20*time.Millisecond) < end; {
+		s.goOn(10 * time.Millisecond)
+	}
+	all := []verdict{{}}
+	wait := s.nodes[node].Ask(s.now, []ask{a}, all)
+	s.sent(node)()
+	for s.rule.Limit.WindowAt(s.time()) == w {
+		s.now = s.now.Add(time.Millisecond)
+	}
+	s.now = s.now.Add(5 * time.Millisecond)
+	for wait != nil && wait.Advance(s.now) {
+		s.settle()
+		s.goOn(time.Millisecond)
+	}
+	return all[0]
+}
