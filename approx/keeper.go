@@ -116,7 +116,7 @@ func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 	defer cancel()
 	answer, err := k.seats.Sit(ctx, a)
 	if first := k.now.Load().wanted.seats == 0; err != nil && (ctx.Err() == nil || first) {
-		k.tell(none, err)
+		k.report(none, err)
 	}
 	k.Answer(sent, a, wanted, answer, err)
 }
@@ -205,11 +205,11 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 	}
 	k.now.Store(after)
 	if t.Fence != before.Fence || before.wanted.seats == 0 {
-		k.tell(t, nil)
+		k.report(t, nil)
 	}
 }
 
-func (k *Keeper) tell(t Tenancy, err error) {
+func (k *Keeper) report(t Tenancy, err error) {
 	if k.OnChange != nil {
 		k.OnChange(t, err)
 	}
@@ -235,7 +235,7 @@ func (k *Keeper) Leave(ctx context.Context, clean Confirmed) {
 	ctx, cancel := context.WithTimeout(ctx, sitTimeout)
 	defer cancel()
 	_, err := k.seats.Sit(ctx, a)
-	k.tell(none, err)
+	k.report(none, err)
 }
 
 // Leaving gives up using the seat, if there is one, and returns the application

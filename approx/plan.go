@@ -88,9 +88,9 @@ func divisionOf(r *ratelimit.Rule) division {
 // agreement is a plan that all tenants had, in all windows that began at since or
 // later, until the next agreement.
 type agreement struct {
-	plan  Plan
-	since ratelimit.LedgerTime
-	heard ratelimit.Instant
+	plan    Plan
+	since   ratelimit.LedgerTime
+	reached ratelimit.Instant
 }
 
 // mostAgreements is how many are remembered: in windows that began before the
@@ -102,7 +102,7 @@ func agreed(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimi
 	if n := len(before); n > 0 && before[n-1].plan.id == p.id {
 		return before
 	}
-	after := append(slices.Clone(before), agreement{plan: p, since: since, heard: now})
+	after := append(slices.Clone(before), agreement{plan: p, since: since, reached: now})
 	return after[max(0, len(after)-mostAgreements):]
 }
 
@@ -124,7 +124,7 @@ func shareUnder(
 		share, seats = min(share, s), min(seats, n)
 		alone := a.since <= begins
 		if rule.Limit.Algorithm == ratelimit.TokenBucket {
-			alone = a.since == 0 || now.Sub(a.heard) >= fillTime(&rule.Limit)
+			alone = a.since == 0 || now.Sub(a.reached) >= fillTime(&rule.Limit)
 		}
 		if alone {
 			return share, seats

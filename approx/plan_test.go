@@ -38,14 +38,14 @@ func newRollout(t testing.TB, nodes int, rule *ratelimit.Rule) *rollout {
 }
 
 // step makes every node renew its seat, if it reaches the ledger of seats, and spend its share.
-func (r *rollout) step(d time.Duration, heard func(node int) bool) {
+func (r *rollout) step(d time.Duration, reached func(node int) bool) {
 	r.now = r.now.Add(d)
 	begins := r.now - r.now%ratelimit.LedgerTime(r.length/time.Microsecond)
 	if r.spent[begins] == nil {
 		r.spent[begins] = map[int]ratelimit.Tokens{}
 	}
 	for i, k := range r.keepers {
-		if heard(i) {
+		if reached(i) {
 			k.keep(context.Background(), NewPlan([]*ratelimit.Rule{r.rules[i]}))
 		}
 		share := k.Share(r.clock(), r.rules[i], begins)
@@ -165,10 +165,10 @@ func TestShareWhileMaxNodesChanges(t *testing.T) {
 	}
 	var fromTwo, fromFour, lateTwo []agreement
 	plan := func(r *ratelimit.Rule) Plan { return NewPlan([]*ratelimit.Rule{r}) }
-	heard := ratelimit.Instant(time.Hour)
-	fromTwo = agreed(agreed(nil, plan(two), 0, heard), plan(four), 100, heard)
-	fromFour = agreed(agreed(nil, plan(four), 0, heard), plan(two), 100, heard)
-	lateTwo = agreed(nil, plan(two), 10, heard)
+	reached := ratelimit.Instant(time.Hour)
+	fromTwo = agreed(agreed(nil, plan(two), 0, reached), plan(four), 100, reached)
+	fromFour = agreed(agreed(nil, plan(four), 0, reached), plan(two), 100, reached)
+	lateTwo = agreed(nil, plan(two), 10, reached)
 	const filled = 2 * time.Minute
 	for _, c := range []struct {
 		what   string
@@ -187,11 +187,11 @@ func TestShareWhileMaxNodesChanges(t *testing.T) {
 		{"the window began with the old plan, of more seats", fromFour, two, 0, 99, 25, 2},
 		{"the window began before any", lateTwo, two, 0, 9, 0, 0},
 		{"other nodes may not know the rule", lateTwo, &ratelimit.Rule{Path: "new", Coordination: two.Coordination}, 0, 50, 0, 0},
-		{"a bucket under one plan", []agreement{{plan: plan(bucket(two)), heard: heard}}, bucket(two), 0, 0, 50, 2},
-		{"a bucket that has not filled", []agreement{{plan: plan(bucket(two)), since: 10, heard: heard}}, bucket(two), filled - 1, 50, 0, 0},
-		{"a bucket that has", []agreement{{plan: plan(bucket(two)), since: 10, heard: heard}}, bucket(two), filled, 50, 50, 2},
+		{"a bucket under one plan", []agreement{{plan: plan(bucket(two)), reached: reached}}, bucket(two), 0, 0, 50, 2},
+		{"a bucket that has not filled", []agreement{{plan: plan(bucket(two)), since: 10, reached: reached}}, bucket(two), filled - 1, 50, 0, 0},
+		{"a bucket that has", []agreement{{plan: plan(bucket(two)), since: 10, reached: reached}}, bucket(two), filled, 50, 50, 2},
 	} {
-		if share, seats := shareUnder(c.all, heard.Add(c.later), c.rule, c.begins); share != c.share || seats != c.seats {
+		if share, seats := shareUnder(c.all, reached.Add(c.later), c.rule, c.begins); share != c.share || seats != c.seats {
 			t.Errorf("%s: a share of %d for %d seats, want %d for %d", c.what, share, seats, c.share, c.seats)
 		}
 	}
@@ -208,8 +208,8 @@ func TestAgreementsAreRemembered(t *testing.T) {
 		if want := min(nodes, 8); len(all) != want || all[0].since != ratelimit.LedgerTime(1+nodes-want) {
 			t.Fatalf("after %d plans it remembers %d, from %v", nodes, len(all), all[0].since)
 		}
-		if last := all[len(all)-1]; last.heard != ratelimit.Instant(10*nodes) {
-			t.Errorf("plan %d was first heard of at %d", nodes, last.heard)
+		if last := all[len(all)-1]; last.reached != ratelimit.Instant(10*nodes) {
+			t.Errorf("plan %d was first reached of at %d", nodes, last.reached)
 		}
 	}
 }

@@ -2,12 +2,12 @@ package ratelimit
 
 import "strings"
 
-// Nearest returns the known name that said most probably means, or "" if none is close enough or two are
+// Nearest returns the known name that given most probably means, or "" if none is close enough or two are
 // equally close. Names are compared in lower case and without '-', '_' and spaces. A beginning of a single
-// known name counts as that name ("sec" of "second"). It costs len(said) x the lengths of all known names.
+// known name counts as that name ("sec" of "second"). It costs len(given) x the lengths of all known names.
 // Texts longer than 40 bytes are not compared.
-func Nearest(said string, known []string) string {
-	plain := plainName(said)
+func Nearest(given string, known []string) string {
+	plain := plainName(given)
 	if plain == "" || len(plain) > 40 {
 		return ""
 	}
@@ -70,8 +70,8 @@ func editDistance(a, b string) int {
 }
 
 // DidYouMean is "; did you mean 'name'?" for the nearest of the known names, or "".
-func DidYouMean(said string, known []string) string {
-	if name := Nearest(said, known); name != "" {
+func DidYouMean(given string, known []string) string {
+	if name := Nearest(given, known); name != "" {
 		return "; did you mean '" + name + "'?"
 	}
 	return ""

@@ -41,8 +41,8 @@ type parts struct {
 // name is the node's debug port, as others reach it.
 func (p *parts) name() string { return debugName(p.server, p.peerAddr) }
 
-// says is what the node tells others of itself, for people.
-func (p *parts) says(s *said) {
+// registers adds the changing part of the registration, for people.
+func (p *parts) registers(s *registration) {
 	recent := p.people.History.Recent()
 	s.Rules, s.Rates, s.Wrong = p.store.Status().Fingerprint, &recent, p.people.History.Wrong()
 }

@@ -24,11 +24,11 @@ type registry struct {
 	store   store.Store
 	name    string // of this node, which no other has
 	holders []ratelimit.Holder
-	nodes   atomic.Pointer[heardOf]
+	nodes   atomic.Pointer[registered]
 }
 
-// heardOf is who was there when the store was last asked.
-type heardOf struct {
+// registered is who was there when the store was last asked.
+type registered struct {
 	nodes []console.Node
 	at    time.Time
 	every time.Duration // this node asks so often
@@ -37,14 +37,14 @@ type heardOf struct {
 const (
 	// A node says that it is there, and reads what all others said, so often: n
 	// nodes have the store read 10 n records a second.
-	sayEvery  = 2 * time.Second
-	sayForOne = 100 * time.Millisecond // for each node
-	saySeldom = 10 * time.Second       // at most; what nodes of older versions do
+	registerEvery  = 2 * time.Second
+	registerForOne = 100 * time.Millisecond // for each node
+	registerSeldom = 10 * time.Second       // at most; what nodes of older versions do
 	mostNodes = 1000                   // that are shown
 )
 
-// said is what a node says of itself.
-type said struct {
+// registration is the text of a node about itself, as JSON.
+type registration struct {
 	Host    string             `json:"host"`
 	Debug   string             `json:"debug"`
 	Version string             `json:"version"`
@@ -63,7 +63,7 @@ func newRegistry(s store.Store, holders ...ratelimit.Holder) *registry {
 
 // run says that this node is there until ctx is done, and then that it is gone.
 // A nil registry says nothing. now adds what changes: rules and rates.
-func (r *registry) run(ctx context.Context, name string, now func(*said)) {
+func (r *registry) run(ctx context.Context, name string, now func(*registration)) {
 	if r == nil {
 		return
 	}
@@ -71,13 +71,13 @@ func (r *registry) run(ctx context.Context, name string, now func(*said)) {
 	if err != nil {
 		return
 	}
-	me := said{Host: host, Debug: name, Version: version(), Started: time.Now().Unix(), Holders: r.holders}
+	me := registration{Host: host, Debug: name, Version: version(), Started: time.Now().Unix(), Holders: r.holders}
 	pause := time.Second // nodes that start together find each other
 	for n := 0; ctx.Err() == nil; n++ {
 		me.Every = r.pause().Seconds()
 		now(&me)
 		if text, err := json.Marshal(me); err == nil {
-			r.say(ctx, string(text))
+			r.register(ctx, string(text))
 		}
 		select {
 		case <-ctx.Done():
@@ -87,7 +87,7 @@ func (r *registry) run(ctx context.Context, name string, now func(*said)) {
 			pause = r.pause()
 		}
 	}
-	r.say(context.Background(), "")
+	r.register(context.Background(), "")
 }
 
 // pause is how long a node waits until it says again that it is there.
@@ -96,7 +96,7 @@ func (r *registry) pause() time.Duration {
 	if h := r.nodes.Load(); h != nil {
 		n = len(h.nodes)
 	}
-	return min(saySeldom, max(sayEvery, time.Duration(n)*sayForOne))
+	return min(registerSeldom, max(registerEvery, time.Duration(n)*registerForOne))
 }
 
 // silentAfter is the time after which a node with such an interval has missed its turn, plus a second for the
@@ -115,12 +115,12 @@ func debugName(v *server.Server, peerAddr string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// say blocks for a second at most. Where the store does not answer, who was there
+// register blocks for a second at most. Where the store does not answer, who was there
 // last is kept. "" says that this node is gone.
-func (r *registry) say(ctx context.Context, text string) {
+func (r *registry) register(ctx context.Context, text string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	all, err := r.store.Say(ctx, r.name, text)
+	all, err := r.store.Register(ctx, r.name, text)
 	if err != nil {
 		return
 	}
@@ -132,12 +132,12 @@ func (r *registry) say(ctx context.Context, text string) {
 		}
 	}
 	slices.SortFunc(nodes, func(a, b console.Node) int { return strings.Compare(a.Debug+a.Name, b.Debug+b.Name) })
-	r.nodes.Store(&heardOf{nodes, time.Now(), r.pause()})
+	r.nodes.Store(&registered{nodes, time.Now(), r.pause()})
 }
 
 // readNode reads what a node said of itself.
-func readNode(x store.Said) (console.Node, bool) {
-	var s said
+func readNode(x store.Registration) (console.Node, bool) {
+	var s registration
 	if json.Unmarshal([]byte(x.Text), &s) != nil {
 		return console.Node{}, false
 	}
@@ -169,7 +169,7 @@ func (r *registry) all() console.Fleet {
 	for i := range f.Nodes {
 		n := &f.Nodes[i]
 		if n.Every <= 0 {
-			n.Every = saySeldom
+			n.Every = registerSeldom
 		}
 		n.Seen += int64(f.Age / time.Second)
 		n.Silent = !f.Old && time.Duration(n.Seen)*time.Second > silentAfter(n.Every)

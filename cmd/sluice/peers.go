@@ -128,13 +128,13 @@ func peerLog(log *slog.Logger) func(addr string, err error) {
 		log.Warn("a peer has another PEER_SECRET, or a relay is between the nodes; sluice_rejected_total counts all", "error", err)
 	})
 	return func(addr string, err error) {
-		told := fmt.Errorf("%s: %w", addr, err)
+		at := fmt.Errorf("%s: %w", addr, err)
 		switch {
 		case strings.Contains(err.Error(), context.Canceled.Error()):
 		case errors.Is(err, routing.ErrSecret):
-			stranger(told)
+			stranger(at)
 		default:
-			complain(told)
+			complain(at)
 		}
 	}
 }

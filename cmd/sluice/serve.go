@@ -128,7 +128,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s cli.Streams) e
 			end()
 		}
 	})
-	registered := async(func() { p.who.run(background, p.name(), p.says) })
+	registered := async(func() { p.who.run(background, p.name(), p.registers) })
 	remembered := async(func() { p.people.History.Run(background) })
 	left := leaveRing(drain, hurry, p.ring)
 	announce(s.Out, p.server, p.source)

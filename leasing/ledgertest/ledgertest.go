@@ -30,7 +30,7 @@ type Database interface {
 	account.Messenger
 	Prepare(ctx context.Context) error
 	Close()
-	Say(
+	Register(
 		ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
 	) error
 	Events(ctx context.Context, see func(*account.Event)) error

@@ -42,7 +42,7 @@ func fleet(t *testing.T, one, other Database) {
 				continue
 			}
 			for range 2 { // the second time all have registered
-				err := s.Say(t.Context(), name, text, time.Minute, func(node, text string, ago time.Duration) {
+				err := s.Register(t.Context(), name, text, time.Minute, func(node, text string, ago time.Duration) {
 					if said[node] = text; ago < 0 || ago > time.Minute {
 						t.Errorf("%s said %q %v ago", node, text, ago)
 					}

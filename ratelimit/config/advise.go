@@ -123,8 +123,8 @@ var likeRegexp = regexp.MustCompile(`^\^|\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-
 
 // spelling warns about keys and values that match fewer requests than they seem to.
 func (a *adviser) spelling(d *Descriptor, name string) {
-	for _, said := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
-		if what, text := said[0], said[1]; text != strings.TrimSpace(text) {
+	for _, part := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
+		if what, text := part[0], part[1]; text != strings.TrimSpace(text) {
 			a.warn(Misread, d.Place, "%s: the %s %q begins or ends with white space, which requests must have, too",
 				cut(name, maxName), what, shorten(text))
 		}

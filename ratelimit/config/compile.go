@@ -176,9 +176,9 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 func (in *Inherited) placeOf(err error) Place {
 	at := in.Coordination[0].Place
 	if field, ok := errors.AsType[*ratelimit.FieldError](err); ok {
-		for _, said := range in.Coordination {
-			if said.Field == field.Field {
-				at = said.Place
+		for _, set := range in.Coordination {
+			if set.Field == field.Field {
+				at = set.Place
 			}
 		}
 	}
@@ -236,9 +236,9 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 // idle warns about a rule's own settings that have no effect. Inherited settings can be for its
 // siblings.
 func (c *compiler) idle(d *Descriptor, s *scope) {
-	for _, said := range d.Inherited.Coordination {
-		if why := idle(said.Field, &s.coordination); why != "" {
-			c.odd(NoEffect, said.Place, s.names, "%s has no effect: %s", said.Field, why)
+	for _, set := range d.Inherited.Coordination {
+		if why := idle(set.Field, &s.coordination); why != "" {
+			c.odd(NoEffect, set.Place, s.names, "%s has no effect: %s", set.Field, why)
 		}
 	}
 }

@@ -76,7 +76,7 @@ type Inherited struct {
 type Hold struct {
 	Place Place
 	ratelimit.Hold
-	said []string // the written ones of amount, from and learned
+	given []string // the written ones of amount, from and learned
 }
 
 // Setting is one field of a coordination block.

@@ -11,11 +11,11 @@ import (
 
 // A hint is a remedy for a problem. It begins with "; ", or is "" if there is none.
 
-func unitHint(said string) string {
-	if said == "" {
+func unitHint(unit string) string {
+	if unit == "" {
 		return "; unit is not set: write one of " + strings.Join(ratelimit.UnitNames(), ", ")
 	}
-	hint, units := ratelimit.DidYouMean(said, ratelimit.UnitNames()), strings.Join(ratelimit.UnitNames(), ", ")
+	hint, units := ratelimit.DidYouMean(unit, ratelimit.UnitNames()), strings.Join(ratelimit.UnitNames(), ", ")
 	if hint == "" {
 		return "; units are " + units
 	}

@@ -18,24 +18,24 @@ func (d *decoder) hold(f *field) *Hold {
 	}
 	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
 	fill(d, h, &f.value, holdFields)
-	if len(h.said) != 1 {
+	if len(h.given) != 1 {
 		d.problems.add(f.place, "config error, hold has %s; write one of amount, from and learned: how much a request "+
-			"holds", orNone(h.said))
+			"holds", orNone(h.given))
 	}
 	return h
 }
 
-func orNone(said []string) string {
-	if len(said) == 0 {
+func orNone(given []string) string {
+	if len(given) == 0 {
 		return "no amount, from or learned"
 	}
-	slices.Sort(said)
-	return strings.Join(said, " and ")
+	slices.Sort(given)
+	return strings.Join(given, " and ")
 }
 
 // from records the source of the estimate: a hold has exactly one.
 func (h *Hold) from(f *field, from ratelimit.HoldFrom) {
-	h.said, h.From = append(h.said, f.key), from
+	h.given, h.From = append(h.given, f.key), from
 }
 
 func (d *decoder) fromRequest(f *field) {

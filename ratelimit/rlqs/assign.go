@@ -52,9 +52,9 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	case b.terms.how == granted:
 		return true
 	// A blanket expires at the Envoy. It is repeated at half of its time, at the next report.
-	case b.told == 0 || now.Sub(b.told) >= sublease.LongestTTL/2:
+	case b.blanketAt == 0 || now.Sub(b.blanketAt) >= sublease.LongestTTL/2:
 		s.blanket(b.subject.id, b.terms.how == allowAll, sublease.LongestTTL)
-		b.told = now
+		b.blanketAt = now
 	}
 	b.due = false
 	return false
@@ -196,7 +196,7 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		b.leaving, b.due = abandoned, true
 		return 0, false
 	// A window's turn came between: the Envoy's tokens of the one before are unknown.
-	case b.leaving == silenced && !b.holding.Told():
+	case b.leaving == silenced && !b.holding.Granted():
 		return 0, true
 	case b.leaving == silenced:
 		return 0, false
@@ -261,7 +261,7 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 		}
 	}
 	s.node.spend(ctx, now, x, func(i int, v *ratelimit.Verdict) {
-		of[i].heard(now, v)
+		of[i].observe(now, v)
 		if v.Err == nil && !v.OverLimit {
 			x.got[i] = v.Charged
 			of[i].pay(v)
@@ -270,9 +270,9 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	return x.got
 }
 
-// spend decides the asks of x, and once more those for less that were refused with a rest. said gets each verdict, with
+// spend decides the asks of x, and once more those for less that were refused with a rest. use gets each verdict, with
 // whose it is.
-func (n *Node) spend(ctx context.Context, now instant, x *scratch, said func(of int, v *ratelimit.Verdict)) {
+func (n *Node) spend(ctx context.Context, now instant, x *scratch, use func(of int, v *ratelimit.Verdict)) {
 	for range 2 {
 		if len(x.asks) == 0 {
 			return
@@ -282,7 +282,7 @@ func (n *Node) spend(ctx context.Context, now instant, x *scratch, said func(of 
 		again := 0
 		for k, i := range x.of {
 			v, a := &x.verdicts[k], x.asks[k]
-			said(i, v)
+			use(i, v)
 			// Less in any case, for the same amount would be refused again.
 			if a.Cost = min(v.Remaining, a.Cost-1); v.Err == nil && v.OverLimit && a.Cost > 0 {
 				x.asks[again], x.of[again] = a, i
@@ -293,10 +293,10 @@ func (n *Node) spend(ctx context.Context, now instant, x *scratch, said func(of 
 	}
 }
 
-// heard records the rest by a verdict.
-func (b *bucket) heard(now instant, v *ratelimit.Verdict) {
+// observe records the rest by a verdict.
+func (b *bucket) observe(now instant, v *ratelimit.Verdict) {
 	if b.refills() && v.Err == nil && v.Source != ratelimit.FromFallback {
-		b.share.heard(now, v.Remaining)
+		b.share.observe(now, v.Remaining)
 	}
 }
 

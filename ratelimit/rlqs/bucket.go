@@ -22,8 +22,8 @@ type bucket struct {
 	shown   shown // what the share has of it
 	place   int32 // among the share's holders; guarded by its mu
 	paid    payment
-	// told is when a blanket rule was last sent; 0: none was.
-	told instant
+	// blanketAt is the time of the last blanket rule; 0: none was.
+	blanketAt instant
 	// turnAt is when the window of holding is over, or is to be looked at again; 0: it has none.
 	turnAt instant
 	// matched is the number of the rules by which it was last served (Session.generation).
@@ -100,7 +100,7 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 		b.quit(n)
 		b.holding = sublease.NewHolding()
 		// The blanket that was sent last may say the opposite of the next.
-		b.told = 0
+		b.blanketAt = 0
 		if t.how == granted {
 			b.share = n.join(b, key)
 		}

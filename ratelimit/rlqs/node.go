@@ -75,8 +75,8 @@ type share struct {
 	at   instant
 }
 
-// heard records the level of a token_bucket.
-func (s *share) heard(now instant, left tokens) {
+// observe records the level of a token_bucket.
+func (s *share) observe(now instant, left tokens) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left, s.at = left, now

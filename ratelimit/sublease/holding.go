@@ -222,8 +222,8 @@ func (h *Holding) InUse() ratelimit.Tokens { return h.last.live }
 // Likely is the rest of its last lease, if it was used from its sending on.
 func (h *Holding) Likely() ratelimit.Tokens { return h.last.likely }
 
-// Told tells whether anything was granted in this window, be it nothing.
-func (h *Holding) Told() bool { return h.last.message != 0 }
+// Granted tells whether a lease was granted in this window, be it of 0 tokens.
+func (h *Holding) Granted() bool { return h.last.message != 0 }
 
 // Settled tells whether the last lease is in use, and all before it gone.
 func (h *Holding) Settled() bool { return h.last.settled }

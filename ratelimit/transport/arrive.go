@@ -17,7 +17,7 @@ type block struct {
 	since  int64
 }
 
-// enoughCredit is when a caller is given back its window though nothing else is said.
+// enoughCredit is when a caller is given back its window though nothing else is sent.
 const enoughCredit = 16 << 10
 
 // framesLocked takes in frames, and returns the beginning of one that is not complete.
@@ -240,7 +240,7 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 		}
 		c.out.initial = initial
 	}
-	c.sayLocked(frameSettings, flagAck, 0, nil)
+	c.writeFrameLocked(frameSettings, flagAck, 0, nil)
 	c.unblockLocked()
 	return nil
 }
@@ -248,7 +248,7 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 func (c *connection) pingLocked(f *frame, p [8]byte) {
 	switch {
 	case !f.flags.Has(flagAck):
-		c.sayLocked(framePing, flagAck, 0, p[:])
+		c.writeFrameLocked(framePing, flagAck, 0, p[:])
 	case p == goodbye:
 		c.lastCallsLocked()
 	default:
@@ -273,5 +273,5 @@ func (c *connection) windowLocked(s *stream, id uint32, n int64) error {
 }
 
 func (c *connection) resetLocked(id uint32, code http2.ErrCode) {
-	c.sayLocked(frameReset, 0, id, be32(uint32(code)))
+	c.writeFrameLocked(frameReset, 0, id, be32(uint32(code)))
 }

@@ -62,29 +62,29 @@ type calls struct {
 	leaving    []ratelimit.Instant // arrivals of those that the gate is to be told of
 }
 
-// memory is the part of the budget that a connection holds. Invariant: the budget counts bytes less untold.
+// memory is the part of the budget that a connection holds. Invariant: the budget counts bytes less unbooked.
 type memory struct {
-	bytes, untold int64
-	partial       int64 // of bytes: frames and header blocks that are not complete
-	since         int64 // when partial began
+	bytes, unbooked int64
+	partial         int64 // of bytes: frames and header blocks that are not complete
+	since           int64 // when partial began
 }
 
 func (m *memory) add(bytes int64) {
 	m.bytes += bytes
-	m.untold += bytes
+	m.unbooked += bytes
 }
 
-// told returns the change for the budget, which is charged without the connection's lock.
-func (m *memory) told() int64 {
-	change := m.untold
-	m.untold = 0
+// book returns the change that the budget lacks. It is charged without the connection's lock.
+func (m *memory) book() int64 {
+	change := m.unbooked
+	m.unbooked = 0
 	return change
 }
 
 // life is the age of a connection, in nanoseconds since the process began.
 type life struct {
 	end        int64  // of its Age; 0: none
-	heard      int64  // when bytes came last
+	received   int64  // when bytes came last
 	quiet      int64  // since when it has no call
 	pinged     int64  // 0: not since bytes came
 	deadline   int64  // of the read under way
@@ -116,7 +116,7 @@ func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInf
 	now := nanotime()
 	c := &connection{
 		Port: p, Conn: secured, calls: calls{open: map[uint32]*stream{}}, out: newOutput(),
-		life: life{heard: now, quiet: now},
+		life: life{received: now, quiet: now},
 	}
 	c.out.room = sync.NewCond(&c.mu)
 	c.beneath, _ = accepted.(*conn)
@@ -145,7 +145,7 @@ func (c *connection) greet() {
 		uint32(http2.SettingMaxConcurrentStreams), c.Caps.Streams,
 		uint32(http2.SettingInitialWindowSize), uint32(c.Caps.MessageBytes)+messagePrefix,
 		uint32(http2.SettingMaxHeaderListSize), c.Caps.HeaderBytes)
-	c.sayLocked(frameWindow, 0, 0, be32(connWindow-65535))
+	c.writeFrameLocked(frameWindow, 0, 0, be32(connWindow-65535))
 }
 
 // lead answers calls and reads, until the connection ends, or a call waits: then another goroutine leads.
@@ -204,12 +204,12 @@ func (c *connection) await() error {
 		l.deadline = until
 		_ = c.SetReadDeadline(started.Add(time.Duration(until)))
 	}
-	said := len(c.out.frames) > 0
-	if !said && len(c.calls.open) == 0 { // a burst leaves large buffers
+	waiting := len(c.out.frames) > 0
+	if !waiting && len(c.calls.open) == 0 { // a burst leaves large buffers
 		c.out.frames, c.out.spare = small(c.out.frames), small(c.out.spare)
 	}
 	c.mu.Unlock()
-	if said {
+	if waiting {
 		c.flush()
 	}
 	return err
@@ -255,7 +255,7 @@ func (c *connection) take(all []byte) error {
 		in.now = c.Gate.Clock()
 	}
 	c.mu.Lock()
-	c.life.heard, c.life.pinged = in.at, 0
+	c.life.received, c.life.pinged = in.at, 0
 	rest, err := c.framesLocked(all)
 	// The beginning of a frame counts from when its first byte came.
 	if len(in.rest) == 0 || len(rest) < len(all) {
@@ -264,13 +264,13 @@ func (c *connection) take(all []byte) error {
 	in.rest = append(in.rest[:0], rest...)
 	c.keepLocked()
 	if credit := &in.credit; *credit >= enoughCredit || *credit > 0 && len(c.out.frames) > 0 {
-		c.sayLocked(frameWindow, 0, 0, be32(uint32(*credit)))
+		c.writeFrameLocked(frameWindow, 0, 0, be32(uint32(*credit)))
 		*credit = 0
 	}
 	if c.life.over {
 		err = errEnded
 	}
-	change := c.memory.told()
+	change := c.memory.book()
 	c.mu.Unlock()
 	c.Budget.charge(change)
 	return err
@@ -310,9 +310,9 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 		c.count(stalled)
 		return next, errStalled
 	}
-	if l.pinged == 0 && due(l.heard, silence) {
+	if l.pinged == 0 && due(l.received, silence) {
 		l.pinged = now
-		c.sayLocked(framePing, 0, 0, make([]byte, 8))
+		c.writeFrameLocked(framePing, 0, 0, make([]byte, 8))
 	}
 	if l.pinged != 0 && due(l.pinged, noPong) {
 		return next, errSilent
@@ -381,7 +381,7 @@ func (c *connection) bye(err error) {
 	if c.life.lastStream { // the number never rises
 		last = c.life.last
 	}
-	c.sayLocked(frameGoAway, 0, 0, append(be32(last), append(be32(uint32(code)), reason...)...))
+	c.writeFrameLocked(frameGoAway, 0, 0, append(be32(last), append(be32(uint32(code)), reason...)...))
 	// A caller that does not read is not waited for.
 	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
 	c.out.timed = time.Now()
@@ -409,7 +409,7 @@ func (c *connection) let() {
 		c.closeLocked(s)
 	}
 	m := &c.memory
-	charged := m.bytes - m.untold
+	charged := m.bytes - m.unbooked
 	*m = memory{}
 	c.leaveLocked()
 	c.out.release = 0

@@ -236,7 +236,7 @@ func (x *exchange) finish() {
 		if len(trailers) > 0 {
 			c.headersLocked(flagEndStream, x.stream.id, trailers)
 		} else {
-			c.sayLocked(frameData, flagEndStream, x.stream.id, nil)
+			c.writeFrameLocked(frameData, flagEndStream, x.stream.id, nil)
 		}
 		if !x.stream.ended {
 			c.resetLocked(x.stream.id, http2.ErrCodeNo)
@@ -259,7 +259,7 @@ func (x *exchange) leave() {
 	if !c.life.over {
 		c.addLocked(x.stream, -x.stream.cost)
 	}
-	change := c.memory.told()
+	change := c.memory.book()
 	c.mu.Unlock()
 	c.Budget.charge(change)
 }

@@ -82,7 +82,7 @@ func (c *connection) writeLocked() error {
 	}
 	o.room.Broadcast()
 	c.memory.add(-release)
-	if change := c.memory.told(); change != 0 {
+	if change := c.memory.book(); change != 0 {
 		c.mu.Unlock()
 		c.Budget.charge(change)
 		c.mu.Lock()
@@ -90,7 +90,7 @@ func (c *connection) writeLocked() error {
 	return err
 }
 
-func (c *connection) sayLocked(kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte) {
+func (c *connection) writeFrameLocked(kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte) {
 	c.out.frames = appendFrame(c.out.frames, kind, flags, stream, payload)
 }
 
@@ -114,7 +114,7 @@ func (c *connection) goAway() {
 // goodbye is the ping behind which the caller has read that it is to end.
 var goodbye = [8]byte{'g', 'o', 'o', 'd', 'b', 'y', 'e'}
 
-// goAwayLocked asks the caller to begin no more calls. Those on their way are answered: the last number is said when
+// goAwayLocked asks the caller to begin no more calls. Those on their way are answered: the last number is sent when
 // the caller has answered a ping (RFC 9113, 6.8).
 func (c *connection) goAwayLocked(now int64) {
 	l := &c.life
@@ -122,8 +122,8 @@ func (c *connection) goAwayLocked(now int64) {
 		return
 	}
 	l.asked = now
-	c.sayLocked(frameGoAway, 0, 0, append(be32(1<<31-1), be32(0)...))
-	c.sayLocked(framePing, 0, 0, goodbye[:])
+	c.writeFrameLocked(frameGoAway, 0, 0, append(be32(1<<31-1), be32(0)...))
+	c.writeFrameLocked(framePing, 0, 0, goodbye[:])
 	c.soonerLocked(now + int64(lastCalls))
 }
 
@@ -131,7 +131,7 @@ func (c *connection) goAwayLocked(now int64) {
 func (c *connection) lastCallsLocked() {
 	if l := &c.life; l.asked != 0 && !l.lastStream {
 		l.lastStream, l.last = true, c.calls.latest
-		c.sayLocked(frameGoAway, 0, 0, append(be32(l.last), be32(0)...))
+		c.writeFrameLocked(frameGoAway, 0, 0, append(be32(l.last), be32(0)...))
 	}
 }
 
@@ -142,7 +142,7 @@ func (c *connection) sendLocked(s *stream, data []byte) (sent int) {
 		if n <= 0 {
 			break
 		}
-		c.sayLocked(frameData, 0, s.id, data[sent:sent+n])
+		c.writeFrameLocked(frameData, 0, s.id, data[sent:sent+n])
 		c.out.window -= int64(n)
 		s.window -= int64(n)
 		sent += n

@@ -125,7 +125,7 @@ func (p *Port) welcome(accepted net.Conn) {
 	}
 	_ = accepted.SetDeadline(time.Time{})
 	c := newConnection(p, secured, accepted, info)
-	c.greet() // nothing is said before
+	c.greet() // nothing is sent before
 	p.Budget.join(c)
 	p.mu.Lock()
 	p.open[c] = struct{}{}

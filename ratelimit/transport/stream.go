@@ -93,7 +93,7 @@ func (c *connection) grow(s *stream, cost int64) {
 	if !s.gone {
 		c.addLocked(s, cost)
 	}
-	change := c.memory.told()
+	change := c.memory.book()
 	c.mu.Unlock()
 	c.Budget.charge(change)
 }

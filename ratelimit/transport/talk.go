@@ -54,7 +54,7 @@ func Converse(ctx context.Context) (t *Talk, ok bool) {
 	x.talk = &Talk{on: x}
 	c.completesLocked(x.stream)
 	// Its window has room for a message though up to a quarter of one is not given back.
-	c.sayLocked(frameWindow, 0, x.stream.id, be32(uint32(c.Caps.MessageBytes/4)))
+	c.writeFrameLocked(frameWindow, 0, x.stream.id, be32(uint32(c.Caps.MessageBytes/4)))
 	x.stream.received -= c.Caps.MessageBytes / 4
 	c.addLocked(x.stream, talkCost-exchangeCost)
 	return x.talk, true
@@ -79,7 +79,7 @@ func (t *Talk) Received() {
 	c := t.on.of
 	c.mu.Lock()
 	t.receivedLocked()
-	change := c.memory.told()
+	change := c.memory.book()
 	c.mu.Unlock()
 	c.Budget.charge(change)
 	c.flush()
@@ -96,7 +96,7 @@ func (t *Talk) receivedLocked() {
 	t.on.news.Broadcast()
 	// The window is given back in few frames.
 	if back := s.received + c.Caps.MessageBytes/4 - t.on.body.Len(); back > c.Caps.MessageBytes/4 {
-		c.sayLocked(frameWindow, 0, s.id, be32(uint32(back)))
+		c.writeFrameLocked(frameWindow, 0, s.id, be32(uint32(back)))
 		s.received -= back
 	}
 }
@@ -111,7 +111,7 @@ func (x *exchange) askLocked(c *connection) {
 	r := &c.receipts
 	r.seq++
 	r.wait = append(r.wait, receipt{r.seq, t, t.sent})
-	c.sayLocked(framePing, 0, 0, binary.BigEndian.AppendUint32(pingMark[:4:4], r.seq))
+	c.writeFrameLocked(framePing, 0, 0, binary.BigEndian.AppendUint32(pingMark[:4:4], r.seq))
 }
 
 // pong takes in the answer to a ping. A caller that has answered one has read all before it.

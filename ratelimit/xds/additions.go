@@ -24,10 +24,10 @@ type Additions struct {
 type Addition struct {
 	Domain     string   `yaml:"domain"`
 	Descriptor []string `yaml:"descriptor"` // key or key_value, level by level; none: the domain
-	// Said are the fields of rule files that are added.
-	Said map[string]any `yaml:",inline"`
+	// Fields are the fields of rule files that are added.
+	Fields map[string]any `yaml:",inline"`
 
-	// problems are the faults of Said. A push is refused for them only if a rule uses them.
+	// problems are the faults of Fields. A push is refused for them only if a rule uses them.
 	problems config.Problems
 }
 
@@ -64,7 +64,7 @@ func ReadAdditions(name string) (*Additions, error) {
 		if r.Domain == "" {
 			return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: rule %d has no domain", name, i+1)
 		}
-		text, err := yaml.Marshal(r.Said)
+		text, err := yaml.Marshal(r.Fields)
 		if err != nil {
 			return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: rule %d: %w", name, i+1, err)
 		}
@@ -91,7 +91,7 @@ func (a *Additions) of(domain string, path []string) (map[string]any, error) {
 		if len(r.problems) > 0 {
 			return all, r.problems
 		}
-		maps.Copy(all, r.Said)
+		maps.Copy(all, r.Fields)
 	}
 	return all, nil
 }

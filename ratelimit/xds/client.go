@@ -127,7 +127,7 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 		if pushes > 0 {
 			failures, connected = 0, true
 		}
-		c.tell(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
+		c.report(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
 		select {
 		case <-ctx.Done():
 		case <-time.After(c.options.Backoff.wait(failures, connected, rand.Float64())):
@@ -139,7 +139,7 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 // maxHeaders are bytes of headers that a server may send.
 const maxHeaders = 64 << 10
 
-func (c *Client) tell(err error) {
+func (c *Client) report(err error) {
 	if c.options.OnState != nil {
 		c.options.OnState(err)
 	}
@@ -178,7 +178,7 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.
 		// gRPC reports an open stream before any byte has come from the server. Only a push shows
 		// that it is there.
 		if pushes++; pushes == 1 {
-			c.tell(nil)
+			c.report(nil)
 		}
 		request = &discovery.DiscoveryRequest{
 			TypeUrl: TypeURL, ResponseNonce: push.GetNonce(),

@@ -118,9 +118,9 @@ func (c *converter) json(indent, key string, v any) error {
 
 // added writes the additions to the descriptor that is converted, or to its domain.
 func (c *converter) added(indent string) error {
-	said, err := c.more.of(c.domain, c.path)
-	for _, key := range slices.Sorted(maps.Keys(said)) {
-		err = errors.Join(err, c.json(indent, key, said[key]))
+	fields, err := c.more.of(c.domain, c.path)
+	for _, key := range slices.Sorted(maps.Keys(fields)) {
+		err = errors.Join(err, c.json(indent, key, fields[key]))
 	}
 	return err
 }

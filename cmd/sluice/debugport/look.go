@@ -40,7 +40,7 @@ func Watch(ctx context.Context, debug []string, all bool, interval time.Duration
 type node struct {
 	debug string
 	state console.State
-	heard time.Time // zero: never
+	seen time.Time // zero: never
 	err   error     // why not now; nil: it answered
 }
 
@@ -63,7 +63,7 @@ func lookAt(debug []string, all bool, before *look) *look {
 		v.remember(before)
 	}
 	for i := range v.nodes {
-		if n := &v.nodes[i]; !n.heard.IsZero() {
+		if n := &v.nodes[i]; !n.seen.IsZero() {
 			v.add(&n.state)
 		}
 	}
@@ -93,7 +93,7 @@ func (v *look) ask(addresses []string) {
 		n := &v.nodes[first+i]
 		all.Go(func() {
 			if n.err = (port{address: n.debug}).get(context.Background(), "/console/state", &n.state); n.err == nil {
-				n.heard = v.at
+				n.seen = v.at
 			}
 		})
 	}
@@ -134,7 +134,7 @@ func (v *look) remember(before *look) {
 			old.err = errors.New("it left the registry of nodes")
 			v.nodes = append(v.nodes, old)
 		case v.nodes[i].err != nil:
-			v.nodes[i].state, v.nodes[i].heard = old.state, old.heard
+			v.nodes[i].state, v.nodes[i].seen = old.state, old.seen
 		}
 	}
 }
@@ -213,7 +213,7 @@ func (v *look) since(before *look) *Summary {
 	for i := range v.nodes {
 		n := &v.nodes[i]
 		x := Node{
-			Debug: n.debug, Answers: n.err == nil, Heard: n.heard, Version: n.state.Version,
+			Debug: n.debug, Answers: n.err == nil, Heard: n.seen, Version: n.state.Version,
 			Rules: n.state.Config.Fingerprint, RulesGood: n.state.Config.Good, StoreFailed: n.state.Store.BreakerOpen,
 		}
 		if n.err != nil {

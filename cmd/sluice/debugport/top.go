@@ -101,10 +101,10 @@ func (v *Summary) writeTrouble(out io.Writer) {
 	for i := range v.nodes {
 		n := &v.nodes[i]
 		switch {
-		case n.err != nil && n.heard.IsZero():
+		case n.err != nil && n.seen.IsZero():
 			fmt.Fprintf(out, "%s DOES NOT ANSWER\n", n.debug)
 		case n.err != nil:
-			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.debug, v.At.Sub(n.heard).Round(time.Second))
+			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.debug, v.At.Sub(n.seen).Round(time.Second))
 		case !n.state.Config.Good:
 			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
 			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.debug, first)

@@ -160,7 +160,7 @@ func (c *Demo) show(ctx context.Context, s cli.Streams, nodes []*process.Process
 	fmt.Fprintf(s.Out, "The rule team counts tokens of a language model. %d clients hold an estimate at each request, and settle its cost at the end, as an Envoy does\n"+
 		"with deploy/envoy/llm.yaml. See the holds and the costs:\n\n  %s explain --debug %s edge team=team-0\n\n", llmClients, name, debug[0])
 	var g errgroup.Group
-	g.Go(func() error { return tell(ctx, s.Out, debug) })
+	g.Go(func() error { return watch(ctx, s.Out, debug) })
 	g.Go(func() error { return c.demand(ctx, s, askers, llm) })
 	return g.Wait()
 }

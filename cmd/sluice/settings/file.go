@@ -97,22 +97,22 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 			bad(section, "there is no section %q; it has %s%s", section.Value, strings.Join(sectionNames(), ", "), ratelimit.DidYouMean(section.Value, sectionNames()))
 			return
 		}
-		each(body, bad, func(key, said *yaml.Node) {
+		each(body, bad, func(key, of *yaml.Node) {
 			env := strings.ToUpper(key.Value)
 			_, twice := values[env]
 			_, ok := names[env]
-			advice := withAdvice(env, said.Value)
+			advice := withAdvice(env, of.Value)
 			switch {
 			case !ok && advice != "":
-				bad(key, "%s is %q, and this release does not have it: %s", key.Value, said.Value, advice)
+				bad(key, "%s is %q, and this release does not have it: %s", key.Value, of.Value, advice)
 			case !ok:
 				bad(key, "section %q has no setting %q%s", section.Value, key.Value, ratelimit.DidYouMean(key.Value, lowered(names)))
 			case twice:
 				bad(key, "%s is set twice", key.Value)
-			case said.Kind != yaml.ScalarNode:
-				bad(said, "%s must be a single value: write lists with commas", key.Value)
-			case said.Tag != "!!null":
-				values[env] = value{said.Value, said.Line}
+			case of.Kind != yaml.ScalarNode:
+				bad(of, "%s must be a single value: write lists with commas", key.Value)
+			case of.Tag != "!!null":
+				values[env] = value{of.Value, of.Line}
 			}
 		})
 	})

@@ -17,9 +17,9 @@ type Database interface {
 	// Prepare connects, and creates the tables or keys. It is called first, until it succeeds.
 	Prepare(ctx context.Context) error
 	Ping(ctx context.Context) error
-	// Say records a node's text, with "" that it is gone, and calls see with each node's latest text of a
+	// Register records a node's text, with "" that it is gone, and calls see with each node's latest text of a
 	// time until now.
-	Say(ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration)) error
+	Register(ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration)) error
 	Events(ctx context.Context, see func(*account.Event)) error
 	// Forget deletes events before a time.
 	Forget(ctx context.Context, before time.Time) error
@@ -90,10 +90,10 @@ func (s *inDatabase) Slots() account.SlotLedger { return s.ledger }
 // Advise implements [Store].
 func (s *inDatabase) Advise(err error) string { return s.advice(err) }
 
-// Say implements [Store].
-func (s *inDatabase) Say(ctx context.Context, node, text string) (all []Said, err error) {
-	err = s.Database.Say(ctx, node, text, SilentFor, func(node, text string, ago time.Duration) {
-		all = append(all, Said{node, text, ago})
+// Register implements [Store].
+func (s *inDatabase) Register(ctx context.Context, node, text string) (all []Registration, err error) {
+	err = s.Database.Register(ctx, node, text, SilentFor, func(node, text string, ago time.Duration) {
+		all = append(all, Registration{node, text, ago})
 	})
 	return all, err
 }

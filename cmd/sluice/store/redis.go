@@ -99,8 +99,8 @@ func (s *inRedis) Close() {
 	_ = s.people.Close()
 }
 
-// Say implements [Store]: a field of a hash for each node, with Unix seconds by Redis' clock before its text.
-func (s *inRedis) Say(ctx context.Context, node, text string) (all []Said, err error) {
+// Register implements [Store]: a field of a hash for each node, with Unix seconds by Redis' clock before its text.
+func (s *inRedis) Register(ctx context.Context, node, text string) (all []Registration, err error) {
 	key := s.flags.KeyPrefix + "sluice:nodes"
 	now, err := s.client.Time(ctx).Result()
 	if err != nil {
@@ -120,13 +120,13 @@ func (s *inRedis) Say(ctx context.Context, node, text string) (all []Said, err e
 	var silent []string
 	for name, value := range fields.Val() {
 		at, text, _ := strings.Cut(value, " ")
-		heard, err := strconv.ParseInt(at, 10, 64)
-		ago := max(0, time.Duration(now.Unix()-heard)*time.Second)
+		seen, err := strconv.ParseInt(at, 10, 64)
+		ago := max(0, time.Duration(now.Unix()-seen)*time.Second)
 		if err != nil || ago > SilentFor {
 			silent = append(silent, name)
 			continue
 		}
-		all = append(all, Said{name, text, ago})
+		all = append(all, Registration{name, text, ago})
 	}
 	if len(silent) > 0 {
 		s.client.HDel(ctx, key, silent...)

@@ -30,9 +30,9 @@ type Store interface {
 	Slots() account.SlotLedger
 	// Seats is the record that drift seats are in.
 	Seats() approx.Cell
-	// Say records a node's text, with "" that it is gone, and returns the texts of all nodes in the last
+	// Register records a node's text, with "" that it is gone, and returns the texts of all nodes in the last
 	// minute.
-	Say(ctx context.Context, node, text string) ([]Said, error)
+	Register(ctx context.Context, node, text string) ([]Registration, error)
 	// Events calls see with the record of audited rules, the events of each key in order. It returns the
 	// known gaps.
 	Events(ctx context.Context, see func(*account.Event)) (missing []string, err error)
@@ -49,8 +49,8 @@ type Store interface {
 	Close()
 }
 
-// Said is a node's text about itself.
-type Said struct {
+// Registration is a node's text about itself.
+type Registration struct {
 	Node, Text string
 	Ago        time.Duration // by the store's clock
 }

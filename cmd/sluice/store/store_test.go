@@ -98,7 +98,7 @@ func TestNodesOnStores(t *testing.T) {
 		for _, step := range []struct{ node, text, want string }{
 			{"a", "one", "a=one"}, {"b", "two", "a=one b=two"}, {"a", "three", "a=three b=two"}, {"b", "", "a=three"},
 		} {
-			all, err := s.Say(t.Context(), step.node, step.text)
+			all, err := s.Register(t.Context(), step.node, step.text)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -70,7 +70,7 @@ func (*toy) Ping(context.Context) error            { return nil }
 func (*toy) Durable(context.Context) (bool, error) { return false, nil }
 func (*toy) Close()                                {}
 
-func (t *toy) Say(
+func (t *toy) Register(
 	_ context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
 ) error {
 	t.mu.Lock()
@@ -165,7 +165,7 @@ func TestToyStore(t *testing.T) {
 		}
 	}
 	for i, s := range stores {
-		if known, err := s.Say(ctx, fmt.Sprint("node ", i), "here"); err != nil || len(known) != i+1 {
+		if known, err := s.Register(ctx, fmt.Sprint("node ", i), "here"); err != nil || len(known) != i+1 {
 			t.Errorf("after node %d came they know of %v, %v", i, known, err)
 		}
 	}

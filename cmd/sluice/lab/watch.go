@@ -13,17 +13,17 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/debugport"
 )
 
-// tellEvery is how often the demo says what becomes of its requests.
-const tellEvery = 5 * time.Second
+// watchEvery is the time between two tables of the demo.
+const watchEvery = 5 * time.Second
 
-// tell says what all nodes of the demo do together, again and again, until ctx is done.
-func tell(ctx context.Context, out io.Writer, debug []string) error {
+// watch shows the sums of all nodes of the demo, again and again, until ctx is done.
+func watch(ctx context.Context, out io.Writer, debug []string) error {
 	began := time.Now()
-	return debugport.Watch(ctx, debug, false, tellEvery, func(v *debugport.Summary) error { return writeTold(out, v.At.Sub(began), v) })
+	return debugport.Watch(ctx, debug, false, watchEvery, func(v *debugport.Summary) error { return writeTable(out, v.At.Sub(began), v) })
 }
 
-// writeTold writes a table in words that need nothing explained.
-func writeTold(out io.Writer, after time.Duration, v *debugport.Summary) error {
+// writeTable writes a table in words that need nothing explained.
+func writeTable(out io.Writer, after time.Duration, v *debugport.Summary) error {
 	fmt.Fprintf(out, "after %.0f s", after.Seconds())
 	silent := 0
 	for i := range v.Nodes {
