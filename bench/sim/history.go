@@ -34,7 +34,17 @@ func History(seed uint64) Options {
 	}
 	h.parts()
 	h.overrides()
+	h.wake()
 	return h.o
+}
+
+// wake makes requests run late after an answer, as on a busy machine. It draws from numbers of its own, so that it
+// changes nothing else.
+func (h *historian) wake() {
+	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x3a7e))}
+	if of.chance(0.25) {
+		h.o.Net.Wake = pick(of, time.Millisecond, 10*time.Millisecond, 10*time.Millisecond, 300*time.Millisecond)
+	}
 }
 
 // lengthen makes windows longer than the seat of a crashed node, with demand beyond the limit.

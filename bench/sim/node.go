@@ -197,7 +197,7 @@ func (n *node) send() {
 func (n *node) answered() {
 	for i := range n.waits { // in the order of their arrival
 		if q := n.waits[i]; !q.over && q.wait != nil {
-			n.advance(q)
+			n.wakes(q)
 		}
 	}
 	n.dropDecided()
@@ -209,6 +209,19 @@ func (n *node) answered() {
 		n.ring.Pump()
 		n.send()
 	}
+}
+
+// wakes continues a request after an answer: at once, or when the machine has time for it.
+func (n *node) wakes(q *request) {
+	if n.Net.Wake == 0 {
+		n.advance(q)
+		return
+	}
+	n.in(time.Duration(n.wakeRnd.Int64N(int64(n.Net.Wake))), func() {
+		n.advance(q)
+		n.dropDecided()
+		n.send()
+	})
 }
 
 // dropDecided drops requests that no longer wait.

@@ -27,6 +27,7 @@ type world struct {
 	origin  ratelimit.LedgerTime
 	queue   queue.Queue
 	rnd     *rand.Rand
+	wakeRnd *rand.Rand // of [Net].Wake
 	nodes   []*node
 	fewest  int            // the smallest number of live nodes that a node has seen, including itself
 	slots   map[string]int // of nodes, by their addresses
@@ -81,7 +82,7 @@ func Run(o Options) (*Result, error) {
 
 func newWorld(o *Options) *world {
 	w := &world{
-		Options: o, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), slots: map[string]int{}, print: 14695981039346656037,
+		Options: o, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), wakeRnd: rand.New(rand.NewPCG(o.Seed, 0x52)), slots: map[string]int{}, print: 14695981039346656037,
 		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, ops: map[opsOf]*ops{}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
 	}
 	first := o.Rule.Limit.WindowAt(epoch - 1)
