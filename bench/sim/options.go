@@ -79,12 +79,12 @@ type Ledger interface {
 
 // Net is the network between a node and the store, and between two nodes.
 type Net struct {
-	Trip Delay   // to the store and back
-	Hop  Delay   // to another node and back
-	Loss float64 `in:"0..0.999"` // of messages
-	Dup  float64 `in:"0..0.999"` // of claims that arrive twice, the second late
-	Skew float64 `in:"0..0.01"`  // maximum difference of clock rates: 0.0001 is 100 parts per million
-	Wake time.Duration           // maximum time from an answer until a request that waits for it runs
+	Trip Delay         // to the store and back
+	Hop  Delay         // to another node and back
+	Loss float64       `in:"0..0.999"` // of messages
+	Dup  float64       `in:"0..0.999"` // of claims that arrive twice, the second late
+	Skew float64       `in:"0..0.01"`  // maximum difference of clock rates: 0.0001 is 100 parts per million
+	Wake time.Duration // maximum time from an answer until a request that waits for it runs
 }
 
 // Delay is the time of a round trip: at least Least, plus an exponential tail with the mean Tail.

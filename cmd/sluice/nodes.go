@@ -40,7 +40,7 @@ const (
 	registerEvery  = 2 * time.Second
 	registerForOne = 100 * time.Millisecond // for each node
 	registerSeldom = 10 * time.Second       // at most; what nodes of older versions do
-	mostNodes = 1000                   // that are shown
+	mostNodes      = 1000                   // that are shown
 )
 
 // registration is the text of a node about itself, as JSON.

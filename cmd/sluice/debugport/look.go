@@ -40,7 +40,7 @@ func Watch(ctx context.Context, debug []string, all bool, interval time.Duration
 type node struct {
 	debug string
 	state console.State
-	seen time.Time // zero: never
+	seen  time.Time // zero: never
 	err   error     // why not now; nil: it answered
 }
 
