@@ -152,7 +152,7 @@ func (b *books) carry(p *part, k *key, c *account.Claim, book *book) {
 		return
 	}
 	e, debt := book.entry(0), max(0, before.sum-c.Limit.Capacity())
-	book.sum += debt - e.total
+	book.sum += max(debt-e.total, min(0, -book.sum))
 	e.total, e.spent = debt, debt
 	b.result.Carried = max(b.result.Carried, debt)
 }

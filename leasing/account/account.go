@@ -10,7 +10,7 @@ import (
 // has no clock: the ledger's time comes with each message.
 type account struct {
 	// Invariant: sum is the total of all records. A message that restores a record lost by the ledger may leave it
-	// larger, and never smaller.
+	// larger, and never smaller. So may debt that falls after it was refunded.
 	sum tokens
 	// Invariant: spent is the reported usage of all records. The rest of the sum is in hand.
 	spent tokens
@@ -87,7 +87,8 @@ func (a *account) carry(debt tokens) {
 		r = a.records.findOrAdd(debtor)
 	}
 	debt = max(0, min(debt, mostSum-a.sum+r.taken))
-	a.sum, a.spent = a.sum+debt-r.taken, a.spent+debt-r.taken
+	more := max(debt-r.taken, min(0, -a.sum)) // debt that a refund has paid here already pays nothing else
+	a.sum, a.spent = a.sum+more, a.spent+more
 	r.taken, r.spent, r.seq = debt, debt, 1
 }
 

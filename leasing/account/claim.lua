@@ -33,7 +33,8 @@ end
 local seq, told, _, expires = unpacked(got[3], '<dddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local spent, fence, learns, learned, eagerly, asked, pause, least = unpacked(got[4], '<dddddddd')
-sum, spent = sum + debt - owed, spent + debt - owed
+local more = max(debt - owed, min(0, -sum))
+sum, spent = sum + more, spent + more
 
 -- learn
 local missing = Taken > had and expires ~= CLOSED

@@ -62,7 +62,7 @@ func withBefore(
 			v = &ratelimit.AccountLook{Limit: limit.Capacity()}
 		}
 		if v != nil {
-			v.Charged, v.Carried = v.Charged+debt-v.Carried, debt
+			v.Charged, v.Carried = v.Charged+max(debt-v.Carried, min(0, -v.Charged)), debt
 		}
 	}
 	if v != nil {

@@ -249,6 +249,22 @@ func TestDebtOfLateReports(t *testing.T) {
 	b.is(b.claims(2, 0, 0, 9), 3, 3, 10, 0)
 }
 
+// Debt is refunded in the window in which it counts, and then proves to be less. The difference pays for nothing else
+// there: as after a reset, when lost draws of the window before are given back.
+func TestDebtIsPaidOnce(t *testing.T) {
+	b := newBench(t, carrying(10))
+	before := func(c *Claim) { c.Window-- }
+	b.is(b.claims(1, 0, 15, 0), 0, 15, 15, 0)
+	b.pass(time.Minute)
+	b.is(b.claims(2, 0, 1, 0), 0, 1, 6, 0)
+	b.is(b.claims(3, -5, -5, 0), 0, -5, 1, 0)
+	b.is(b.claims(1, 0, 11, 0, before), 0, 11, 11, 0)
+	b.is(b.claims(2, 0, 1, 12), 10, 11, 10, 0)
+	b.is(b.claims(2, 11, 11, 0), 0, 11, 10, 0)
+	b.is(b.claims(1, 0, 13, 0, before), 0, 13, 13, 0)
+	b.is(b.claims(2, 11, 11, 0), 0, 11, 12, 0) // charged later
+}
+
 // A month's account is kept for the whole of the next month if its debt is carried, because a late claim may read it.
 func TestDebtOfAMonth(t *testing.T) {
 	b := newBench(t, ratelimit.Limit{Unit: ratelimit.Month, Requests: 10, Carries: true})
