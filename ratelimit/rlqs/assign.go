@@ -147,7 +147,7 @@ func (b *bucket) refilling(now instant) budget {
 	if now >= ends { // or it has none yet
 		ends = now.Add(sublease.BucketWindow)
 	}
-	return budget{b.share.level(now, &b.terms.asking.Limit), ends}
+	return budget{b.pool.level(now, &b.terms.asking.Limit), ends}
 }
 
 // windowed is what a verdict says. Without a ledger, the wall clock says when the window
@@ -205,7 +205,7 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		b.leaving = silenced
 		return 0, true
 	}
-	holders, perSec := b.share.sums()
+	holders, perSec := b.pool.sums()
 	l := &b.terms.asking.Limit
 	return b.holding.Want(now, of.ends, sublease.Budget{
 		Limit: l.Capacity(), Left: of.left, Holders: holders, PerSecond: perSec,
@@ -296,7 +296,7 @@ func (n *Node) spend(ctx context.Context, now instant, x *scratch, use func(of i
 // observe records the rest by a verdict.
 func (b *bucket) observe(now instant, v *ratelimit.Verdict) {
 	if b.refills() && v.Err == nil && v.Source != ratelimit.FromFallback {
-		b.share.observe(now, v.Remaining)
+		b.pool.observe(now, v.Remaining)
 	}
 }
 

@@ -10,17 +10,17 @@ import (
 )
 
 // bucket is one that a stream has subscribed to. Ten thousand streams have a hundred thousand
-// of them: what several of them share is kept once (subject, terms, share).
+// of them: what several of them share is kept once (subject, terms, pool).
 type bucket struct {
 	of      *Session
 	subject *subject
 	terms   *terms
-	share   *share
+	pool    *pool
 	// levels are the entries in the rule's order, if its statistics name values of theirs.
 	levels  []config.Entry
 	holding sublease.Holding
-	shown   shown // what the share has of it
-	place   int32 // among the share's holders; guarded by its mu
+	shown   shown // what the pool has of it
+	place   int32 // among the pool's holders; guarded by its mu
 	paid    payment
 	// blanketAt is the time of the last blanket rule; 0: none was.
 	blanketAt instant
@@ -42,7 +42,7 @@ type state struct {
 	leaving leaving
 }
 
-// shown is what others see of a bucket. Its own stream writes it, under the mu of the share that
+// shown is what others see of a bucket. Its own stream writes it, under the mu of the pool that
 // the bucket has, and may read it without.
 type shown struct {
 	perSecond                float64
@@ -96,13 +96,13 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	}
 	t := n.termsOf(rules, rule)
 	// A rule that changed only its limit has the same key: its holding continues.
-	if t.how != granted || b.share == nil || b.share.key != string(key) {
+	if t.how != granted || b.pool == nil || b.pool.key != string(key) {
 		b.quit(n)
 		b.holding = sublease.NewHolding()
 		// The blanket that was sent last may say the opposite of the next.
 		b.blanketAt = 0
 		if t.how == granted {
-			b.share = n.join(b, key)
+			b.pool = n.join(b, key)
 		}
 	}
 	b.terms, b.short, b.levels, b.due = t, false, nil, true
@@ -115,26 +115,26 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 func (b *bucket) quit(n *Node) {
 	// Payments stay charged under the old key.
 	b.paid = payment{}
-	if b.share != nil {
+	if b.pool != nil {
 		n.stats.Unproven.Add(-int64(b.shown.unproven))
-		n.leave(b, b.share)
-		b.share, b.shown = nil, shown{}
+		n.leave(b, b.pool)
+		b.pool, b.shown = nil, shown{}
 	}
 }
 
 // show brings what others see of the holding up to date.
 func (b *bucket) show(n *Node) {
-	if b.share == nil {
+	if b.pool == nil {
 		return
 	}
 	h := &b.holding
 	is := shown{h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
-	// Most reports change nothing that others see, and must not take the share's lock.
+	// Most reports change nothing that others see, and must not take the pool's lock.
 	if is == b.shown {
 		return
 	}
 	n.stats.Unproven.Add(int64(is.unproven - b.shown.unproven))
-	b.share.set(b, is)
+	b.pool.set(b, is)
 }
 
 // refills tells whether the bucket's budget is one whose tokens come back with time alone.
@@ -180,7 +180,7 @@ func (b *bucket) ask(kind ratelimit.Kind, cost tokens) ratelimit.Ask {
 	if b.short {
 		rule = b.terms.exact
 	}
-	return ratelimit.Ask{Rule: rule, Key: b.share.account, Kind: kind, Cost: cost}
+	return ratelimit.Ask{Rule: rule, Key: b.pool.account, Kind: kind, Cost: cost}
 }
 
 // count books what a report says in the rule's statistics.

@@ -17,7 +17,7 @@ type Holder struct {
 	Unproven  ratelimit.Tokens `json:"unproven"` // charged, and neither known to be spent nor in the lease in use
 }
 
-// holder shows a bucket. Its share's mu is held.
+// holder shows a bucket. Its pool's mu is held.
 func (b *bucket) holder() Holder {
 	return Holder{b.of.Name, b.shown.perSecond, b.shown.charged, b.shown.inUse, b.shown.unproven}
 }
@@ -29,7 +29,7 @@ const mostShown = 100
 // first, the first hundred, and how many there are.
 func (n *Node) Look(key []byte) (holders []Holder, all int) {
 	n.mu.Lock()
-	s := n.shares[string(key)]
+	s := n.pools[string(key)]
 	n.mu.Unlock()
 	if s == nil {
 		return nil, 0
@@ -57,9 +57,9 @@ type Held struct {
 // and its time grows with how many leases all streams have.
 func (n *Node) Largest(most int) (held []Held, all int) {
 	n.mu.Lock()
-	shares := slices.Collect(maps.Values(n.shares))
+	pools := slices.Collect(maps.Values(n.pools))
 	n.mu.Unlock()
-	for _, s := range shares {
+	for _, s := range pools {
 		s.mu.Lock()
 		all += len(s.holders)
 		for _, b := range s.holders {

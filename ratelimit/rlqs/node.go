@@ -45,7 +45,7 @@ type Node struct {
 	scratches chan *scratch
 
 	mu       sync.Mutex
-	shares   map[string]*share          // guarded by mu, by key. Invariant: each has a holder
+	pools    map[string]*pool           // guarded by mu, by key. Invariant: each has a holder
 	subjects map[string]*subject        // guarded by mu, by name. Invariant: each has a user
 	rules    *config.Rules              // guarded by mu: those that terms are of
 	terms    map[*ratelimit.Rule]*terms // guarded by mu
@@ -55,15 +55,15 @@ type Node struct {
 func NewNode(s Source, o Options) *Node {
 	return &Node{
 		source: s, options: o, scratches: make(chan *scratch, mostScratches),
-		shares: map[string]*share{}, subjects: map[string]*subject{},
+		pools: map[string]*pool{}, subjects: map[string]*subject{},
 	}
 }
 
 // Stats are the node's counts.
 func (n *Node) Stats() *Stats { return &n.stats }
 
-// share is what a node's streams have of one key. It is safe for concurrent use.
-type share struct {
+// pool is what a node's streams have of one key. It is safe for concurrent use.
+type pool struct {
 	key     string
 	account []byte // the same, for asks; it is not written to
 
@@ -76,14 +76,14 @@ type share struct {
 }
 
 // observe records the level of a token_bucket.
-func (s *share) observe(now instant, left tokens) {
+func (s *pool) observe(now instant, left tokens) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left, s.at = left, now
 }
 
 // level is the present level of a token_bucket, if only this node takes from it.
-func (s *share) level(now instant, l *ratelimit.Limit) tokens {
+func (s *pool) level(now instant, l *ratelimit.Limit) tokens {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.at == 0 {
@@ -93,13 +93,13 @@ func (s *share) level(now instant, l *ratelimit.Limit) tokens {
 }
 
 // join adds a holder of a key.
-func (n *Node) join(b *bucket, key []byte) *share {
+func (n *Node) join(b *bucket, key []byte) *pool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s := n.shares[string(key)]
+	s := n.pools[string(key)]
 	if s == nil {
-		s = &share{key: string(key), account: key}
-		n.shares[s.key] = s
+		s = &pool{key: string(key), account: key}
+		n.pools[s.key] = s
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +109,7 @@ func (n *Node) join(b *bucket, key []byte) *share {
 }
 
 // leave takes out a holder.
-func (n *Node) leave(b *bucket, s *share) {
+func (n *Node) leave(b *bucket, s *pool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s.mu.Lock()
@@ -121,21 +121,21 @@ func (n *Node) leave(b *bucket, s *share) {
 	s.holders[b.place] = s.holders[last]
 	s.holders[last] = nil
 	// A key without holders is dropped, so that keys of the past cost no memory. n.mu is held, so that no
-	// holder joins the share meanwhile.
+	// holder joins the pool meanwhile.
 	if s.holders = s.holders[:last]; last == 0 {
-		delete(n.shares, s.key)
+		delete(n.pools, s.key)
 	}
 }
 
 // set takes in what has become of a holder.
-func (s *share) set(b *bucket, is shown) {
+func (s *pool) set(b *bucket, is shown) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.perSec = max(0, s.perSec+is.perSecond-b.shown.perSecond)
 	b.shown = is
 }
 
-func (s *share) sums() (holders int, perSec float64) {
+func (s *pool) sums() (holders int, perSec float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.holders), s.perSec

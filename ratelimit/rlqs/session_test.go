@@ -150,7 +150,7 @@ func TestSession(t *testing.T) {
 	acked(6*time.Second, "")
 	report(8*time.Second, usageOf(0, 1, "nothing", "v"), "ALLOW_ALL 1m0s")
 	acked(8*time.Second, "")
-	if h, all := n.Look([]byte(s.order[0].share.key)); all != 1 || h[0].PerSecond != 12 {
+	if h, all := n.Look([]byte(s.order[0].pool.key)); all != 1 || h[0].PerSecond != 12 {
 		t.Errorf("it shows %+v", h)
 	}
 	report(10*time.Second, usageOf(30, 0, "k", "v"), "")
@@ -167,8 +167,8 @@ func TestSession(t *testing.T) {
 		t.Errorf("%d buckets are left, want that without a rule", b)
 	}
 	if debts := s.Close(start.Add(21 * time.Second)); len(debts) != 0 || n.Stats().Buckets.Load() != 0 ||
-		len(n.shares) != 0 {
-		t.Errorf("after its end: debts %v, %d buckets, %d keys", debts, n.Stats().Buckets.Load(), len(n.shares))
+		len(n.pools) != 0 {
+		t.Errorf("after its end: debts %v, %d buckets, %d keys", debts, n.Stats().Buckets.Load(), len(n.pools))
 	}
 }
 

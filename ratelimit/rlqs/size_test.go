@@ -113,7 +113,7 @@ func TestStreamsAtOnce(t *testing.T) {
 				}
 				n.Largest(3)
 				for _, b := range s.order {
-					if held, all := n.Look(b.share.account); all < 1 || all > streams || len(held) != all {
+					if held, all := n.Look(b.pool.account); all < 1 || all > streams || len(held) != all {
 						t.Errorf("%d of %d holders are shown, want 1 to %d", len(held), all, streams)
 					}
 				}
@@ -123,8 +123,8 @@ func TestStreamsAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	stats := n.Stats()
-	if len(n.shares)+len(n.subjects) != 0 || stats.Buckets.Load() != 0 || stats.Unproven.Load() != 0 {
-		t.Errorf("%d keys, %d BucketIds, %d buckets and %d unproven tokens are left behind", len(n.shares),
+	if len(n.pools)+len(n.subjects) != 0 || stats.Buckets.Load() != 0 || stats.Unproven.Load() != 0 {
+		t.Errorf("%d keys, %d BucketIds, %d buckets and %d unproven tokens are left behind", len(n.pools),
 			len(n.subjects), stats.Buckets.Load(), stats.Unproven.Load())
 	}
 }
