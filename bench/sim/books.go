@@ -322,7 +322,8 @@ func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	if v.Limit != nil {
 		limit = v.Limit.Capacity()
 	}
-	if a.Kind == ratelimit.Spend && is.sum > limit || a.Kind == ratelimit.Peek && is.sum-is.hand > limit {
+	granted := v.Source == ratelimit.FromClaim && a.Cost <= is.hand // to this request, before others charged
+	if a.Kind == ratelimit.Spend && is.sum > limit && !granted || a.Kind == ratelimit.Peek && is.sum-is.hand > limit {
 		b.violate(n.slot, k.index, "it admits %d, and was told that %d of %d are used", a.Cost, is.sum, limit)
 	}
 }

@@ -60,7 +60,7 @@ const learns = int64(2_000_000_000)
 
 func (b *bound) open(w *world) {
 	b.world, b.silences = w, map[ratelimit.Holder][]int64{}
-	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least >= patience/2
+	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least+w.Net.Wake >= patience/2
 }
 
 // lasts is the time in nanoseconds for which a fault matters to a rule.
