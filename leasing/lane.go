@@ -316,9 +316,13 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 	return m.Claim
 }
 
-// reportLocked reports an account whose window is over, if the ledger's total differs.
+// reportLocked reports an account whose window is over, if the ledger's total differs, or may differ because of a
+// message in flight, whose answer will not count. Tokens in hand go back where the next window counts them, as usage
+// or as debt.
 func (f *Fleet) reportLocked(k entry, over hold.Part) {
-	if over.Deadline == 0 || !over.Unreported() {
+	limit := &k.rule().Limit
+	hand := (limit.Algorithm == ratelimit.SlidingWindow || limit.Carries) && over.Taken > over.Spent
+	if over.Deadline == 0 || !over.Unreported() && !over.Asked() && !hand {
 		return
 	}
 	fl := newFlight(k)
