@@ -105,6 +105,7 @@ func TestRecalledGivesBackTheRest(t *testing.T) {
 		t.Errorf("%q", lines)
 	}
 }
+
 // A peek passes while the whole limit is not exceeded, as a request does.
 func TestPeeksCountTheReserve(t *testing.T) {
 	s := newStage(t, 1, 100, 100, map[string]string{"lease.reserve": "20", "max_nodes": "1"})

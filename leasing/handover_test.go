@@ -313,8 +313,8 @@ func TestVisitShowsAll(t *testing.T) {
 	}
 }
 
-// Tokens that a bucket's former owner has leased are gone at the new owner when the lease is over, not before, if the
-// former clock is behind: otherwise the bucket refills in their place while they are still spent.
+// A bucket's leases end at the new owner when they end at their holders, also if the former owner's clock is behind.
+// If they ended earlier, the bucket would refill in the place of tokens that are still spent.
 func TestLeasesMoveBetweenClocks(t *testing.T) {
 	const key, lag = "k", 400 * time.Millisecond
 	r := ownedRule(ratelimit.Limit{
