@@ -140,12 +140,14 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		return
 	}
 	var asked hold.Asked
-	if w.with && w.flight.applied {
-		m := &w.flight.message.Claim // of a window that has ended, it decides nothing
+	if fl := w.flight; w.with && fl.applied {
+		m := &fl.message.Claim // of a window that has ended, it decides nothing
 		asked.Waited = m.Window == k.Window
-		asked.Granted = asked.Waited && w.flight.granted && m.Limit.Capacity() <= w.ask.Rule.Limit.Capacity()
+		// Requests of one key can have different limits: they bring their own, or the rules change.
+		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
+		asked.Granted = asked.Waited && fl.granted && judged <= limit
+		asked.Last = asked.Waited && judged >= limit && (fl.refused || fl.recalling && w.ask.Cost > fl.most)
 	}
-	asked.Last = asked.Waited && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
 	next := k.Take(now, w.ask, asked, w.verdict)
 	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, there, k, w) {
 		next = hold.Answered

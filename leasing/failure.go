@@ -32,6 +32,8 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		k.Refund(a.Cost)
 	case a.Kind.Settles() && k != nil:
 		k.Settle(a, v)
+	case a.Kind == ratelimit.Peek && k != nil && now < k.Till && a.Rule.Limit.Algorithm == ratelimit.FixedWindow:
+		k.Take(now, a, hold.Asked{Waited: true}, v) // debt that was read refuses until the window ends
 	case a.Kind != ratelimit.Spend: // without data, nothing is taken
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost

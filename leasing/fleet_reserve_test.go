@@ -105,3 +105,17 @@ func TestRecalledGivesBackTheRest(t *testing.T) {
 		t.Errorf("%q", lines)
 	}
 }
+
+// A peek passes while the whole limit is not exceeded, as a request does.
+func TestPeeksCountTheReserve(t *testing.T) {
+	s := newStage(t, 1, 100, 100, map[string]string{"lease.reserve": "20", "max_nodes": "1"})
+	s.nodes[0].Drift = always{s.rule.AtLedger().DriftShare()}
+	for i := range 100 {
+		if v := s.peek(0, "k"); v.OverLimit {
+			t.Errorf("%d of 100 are used, and a peek is refused: %+v", i, v)
+		}
+		if v := s.ask(0, "k", 1); v.OverLimit {
+			t.Fatalf("%d: %+v", i, v)
+		}
+	}
+}

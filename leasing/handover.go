@@ -111,7 +111,8 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	at := l.LedgerNow(now)
 	s, id, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
-	other := x.counter(max(0, at-(sent-x.Lag)))
+	lag := max(0, at-(sent-x.Lag))
+	other := x.counter(lag)
 	if c == nil {
 		if c = l.tracked.add(s, at, id, key, x.Algorithm); c == nil {
 			return false
@@ -142,7 +143,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		setAlgorithm(c, max(x.Algorithm, algorithmOf(c)))
 	}
 	if k != nil {
-		k.merge(&c.Val, x.Lessees, bucket)
+		k.merge(&c.Val, x.Lessees, bucket, lag)
 	}
 	return true
 }
@@ -199,11 +200,12 @@ func (c *counter) mergeBucket(other *counter) {
 	c.begins, c.ends = max(c.begins, other.begins), max(c.ends, other.ends)
 }
 
-// merge adds another's records. For each holder, the later record is right. The other one's charge of the same totals
-// was double.
-func (k *lent) merge(c *counter, others []Lessee, bucket bool) {
+// merge adds another's records, whose clock is lag behind this one's. For each holder, the later record is right. The
+// other one's charge of the same totals was double.
+func (k *lent) merge(c *counter, others []Lessee, bucket bool, lag ledgerTime) {
 	for _, r := range others {
 		if r.Until > 0 {
+			r.Until += lag
 			k.soonest = min(k.soonest, r.Until)
 		}
 		i := slices.IndexFunc(k.lessees, func(known Lessee) bool { return known.Holder == r.Holder })

@@ -312,3 +312,26 @@ func TestVisitShowsAll(t *testing.T) {
 		}
 	}
 }
+
+// A bucket's leases end at the new owner when they end at their holders, also if the former owner's clock is behind.
+// If they ended earlier, the bucket would refill in the place of tokens that are still spent.
+func TestLeasesMoveBetweenClocks(t *testing.T) {
+	const key, lag = "k", 400 * time.Millisecond
+	r := ownedRule(ratelimit.Limit{
+		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 6000, Burst: 100,
+	})
+	wall, now := time.Unix(1_800_000_000, 0), instant(1)
+	from, to := NewLocal(100, now, wall), NewLocal(100, now, wall.Add(lag))
+	var held Held
+	lease := from.DecideFor(now, 7, held.Report(now, 1, 40), &ask{Rule: r, Key: []byte(key), Kind: ratelimit.Peek}, new(verdict))
+	held.Apply(1, lease)
+	if handed := handOver(t, now, from, to, func([]byte) bool { return true }); handed != 1 || held.InHand(now) != 40 {
+		t.Fatalf("%d keys are handed over, and %d are leased", handed, held.InHand(now))
+	}
+	now = now.Add(lease.For - time.Millisecond)
+	_, spent := held.Take(now, 40)
+	left := decideOne(to, now, ask{Rule: r, Key: []byte(key), Kind: ratelimit.Peek}).Remaining
+	if spent && left > 60 {
+		t.Errorf("40 are spent of a lease, and the bucket of 100 has %d", left)
+	}
+}

@@ -299,10 +299,12 @@ type lateReport struct {
 	as    ratelimit.Holder
 	rule  *ratelimit.Rule
 	tries int
+	until instant // it is tried until then, because its usage may be debt; 0: lateTries times
 }
 
-// lateTries bounds the reports on an account whose window is over.
-const lateTries = 3
+// lateTries bounds the reports on an account whose window is over. Of one with debt to carry, the pauses double up to
+// lateDoublings times.
+const lateTries, lateDoublings = 3, 5
 
 // lastSeq is the first number of late reports: above those of all other claims, and exact as a double in a script.
 const lastSeq = 1 << 50
@@ -316,13 +318,20 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 	return m.Claim
 }
 
-// reportLocked reports an account whose window is over, if the ledger's total differs.
+// reportLocked reports an account whose window is over, if the ledger's total differs, or may differ because of a
+// message in flight, whose answer will not count. Tokens in hand go back where the next window counts them, as usage
+// or as debt.
 func (f *Fleet) reportLocked(k entry, over hold.Part) {
-	if over.Deadline == 0 || !over.Unreported() {
+	limit := &k.rule().Limit
+	hand := (limit.Algorithm == ratelimit.SlidingWindow || limit.Carries) && over.Taken > over.Spent
+	if over.Deadline == 0 || !over.Unreported() && !over.Asked() && !hand {
 		return
 	}
 	fl := newFlight(k)
 	fl.late = &lateReport{Part: over, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
+	if limit.Carries {
+		fl.late.until = f.clock().Add(limit.Period()) // the account is kept as long
+	}
 	f.reportLate(fl)
 }
 
@@ -335,10 +344,11 @@ func (f *Fleet) reportLate(fl *flight) {
 	}
 }
 
-// retryLate repeats a late report later. After lateTries it is lost.
+// retryLate repeats a late report later. After lateTries it is lost, or when its account is over.
 func (f *Fleet) retryLate(fl *flight) {
-	if fl.late.tries++; fl.late.tries < lateTries {
-		f.after(SweepEvery, func() { f.reportLate(fl) })
+	pause := SweepEvery << min(fl.late.tries, lateDoublings)
+	if fl.late.tries++; fl.late.tries < lateTries || f.clock() < fl.late.until {
+		f.after(pause, func() { f.reportLate(fl) })
 		return
 	}
 	f.stats.unreported.Add(1)

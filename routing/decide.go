@@ -72,10 +72,12 @@ func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []v
 
 // decideStoreless decides asks one by one: own keys do not wait.
 func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, verdicts []verdict) *waiting {
-	for i := range asks {
+	for i := range asks { // first, because a request that waits goes on elsewhere
 		if a := &asks[i]; a.OfSlot() && a.Kind == ratelimit.Release {
 			c.giveFallback(ctx, now, a)
 		}
+	}
+	for i := range asks {
 		// What has been decided so far stays decided; the request waits with the rest from here on.
 		if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil, nil) != decided {
 			return c.wait(ctx, now, asks, verdicts, i)

@@ -178,9 +178,10 @@ func (c *call) ask(m *match, a ratelimit.Ask) {
 	c.asks = append(c.asks, a)
 }
 
-// dropReplaced takes out the rules whose name another matched rule replaces.
+// dropReplaced takes out the rules whose name another matched rule replaces. The asks that stay are copied behind all
+// of them first, because those of ends come last, whatever their match's place.
 func (c *call) dropReplaced() {
-	kept := c.asks[:0]
+	all := len(c.asks)
 	for i := range c.matches {
 		m := &c.matches[i]
 		m.replaced = m.rule != nil && !m.rule.Unlimited && c.isReplaced(m.rule.Name)
@@ -191,11 +192,10 @@ func (c *call) dropReplaced() {
 			m.ask = -1
 			continue
 		}
-		kept = append(kept, c.asks[m.ask])
-		// The asks move up in place, and their matches with them.
-		m.ask = len(kept) - 1
+		c.ask(m, c.asks[m.ask])
+		m.ask -= all
 	}
-	c.asks = kept
+	c.asks = c.asks[:copy(c.asks, c.asks[all:])]
 }
 
 func (c *call) isReplaced(name string) bool {

@@ -60,10 +60,11 @@ type Entry struct {
 	*Use
 }
 
-// Remember restores a dropped use from the key: a fixed window that was used up stays used up, until a refund.
+// Remember restores a dropped use from the key: a fixed window that was used up stays used up, until a refund, or
+// under a larger limit.
 func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	e.ends = e.Till
-	if e.full && limit.Algorithm == ratelimit.FixedWindow {
+	if e.full && limit.Algorithm == ratelimit.FixedWindow && e.Sum >= limit.Capacity() {
 		e.until, e.again, e.under = e.Till, now, limit.Capacity()
 	}
 }

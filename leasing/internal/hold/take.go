@@ -62,7 +62,7 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ver
 	case ratelimit.Peek:
 		// A node with tokens for a usual request can answer that requests pass. Otherwise the last answer counts only
 		// for a used-up key: others may have charged since.
-		over := e.usedUp(&a.Rule.Limit)
+		over := e.usedUp(wholeOf(a.Rule))
 		if e.InHand(now) < max(1, e.usual) && !asked.Waited && (now >= e.until || !over) {
 			return Asks
 		}
@@ -81,6 +81,14 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ver
 		v.Source = ratelimit.FromClaim
 	}
 	return next
+}
+
+// wholeOf is the limit that callers see: with the reserve, which the ledger does not grant.
+func wholeOf(r *ratelimit.Rule) *ratelimit.Limit {
+	if whole := r.Whole(); whole != nil {
+		return &whole.Limit
+	}
+	return &r.Limit
 }
 
 func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Verdict) Next {

@@ -36,6 +36,9 @@ type leased struct {
 	half      ratelimit.Tokens  // with less in hand, the next message is due at once
 	next      ratelimit.Instant // the latest instant of a due message
 	notBefore ratelimit.Instant // the earliest instant of a message: the key is short
+	// under is the largest limit under which there are tokens in hand. Requests of one key can have different limits:
+	// they bring their own, or the rules change.
+	under ratelimit.Tokens
 	answer
 }
 
@@ -44,7 +47,8 @@ type answer struct {
 	left  ratelimit.Tokens  // of the limit, in no hand
 	limit *ratelimit.Limit  // by an override; nil: the rule's
 	reset ratelimit.Instant // when the limit is whole again
-	shut  ratelimit.Instant // until then it counts as used up
+	shut  ratelimit.Instant // until then it counts as used up, for requests with at most this limit
+	most  ratelimit.Tokens
 }
 
 // Most is the number of keys that may be leased here. The owner decides about any other. MostReported includes
@@ -193,7 +197,7 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.find(a.Key)
-	if l == nil || !h.use(now, l) {
+	if l == nil || !h.use(now, l) || a.Rule.Limit.Capacity() < l.under {
 		return false, false
 	}
 	l.rule = a.Rule
@@ -227,7 +231,7 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 
 // refuses refuses an ask, if nothing is left of the key; the caller holds mu.
 func (l *leased) refuses(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
-	if now >= l.shut {
+	if now >= l.shut || a.Rule.Limit.Capacity() > l.most {
 		return false
 	}
 	*v = ratelimit.Verdict{
@@ -249,6 +253,7 @@ func (h *Leases) Refused(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.V
 	defer h.mu.Unlock()
 	if l := h.find(a.Key); l != nil && l.hot && l.held.Window() == v.Window {
 		l.shut, l.reset = now.Add(min(believed, v.ResetAfter)), now.Add(v.ResetAfter)
+		l.most = a.Rule.Limit.Capacity()
 	}
 }
 
@@ -305,6 +310,11 @@ func (h *Leases) Report(now ratelimit.Instant, a *ratelimit.Ask) (m leasing.Tota
 
 // report is the next message of a key; the caller holds mu.
 func (h *Leases) report(now ratelimit.Instant, l *leased) leasing.Totals {
+	limit := l.rule.Limit.Capacity()
+	if limit < l.under {
+		l.held.GiveBack()
+	}
+	l.under = limit
 	want := ratelimit.Tokens(0)
 	if l.hot && now >= l.notBefore {
 		each := max(10*time.Millisecond, min(now.Sub(max(l.since, l.held.Sent())), time.Second))

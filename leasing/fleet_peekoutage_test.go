@@ -1,0 +1,27 @@
+package leasing
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Debt that a node has read refuses peeks also while the store does not answer, until the window ends.
+func TestPeeksInAnOutage(t *testing.T) {
+	for _, policy := range []string{"local", "closed"} {
+		s := newStage(t, 2, 100, 100, map[string]string{"on_store_failure": policy})
+		s.ask(1, "k", 1) // has tokens in hand, and its recall is lost
+		s.ask(0, "k", 1)
+		s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Kind: ratelimit.Charge, Cost: 130})
+		s.goOn(50 * time.Millisecond)
+		if v := s.peek(0, "k"); !v.OverLimit {
+			t.Fatalf("%s: 132 of 100 are used: %+v", policy, v)
+		}
+		s.down = true
+		s.goOn(5 * time.Second)
+		if v := s.peek(0, "k"); !v.OverLimit {
+			t.Errorf("%s: 132 of 100 are used, and in an outage: %+v", policy, v)
+		}
+	}
+}
