@@ -169,6 +169,7 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 		booked := answered && (report.Kind != ratelimit.Spend || at.Charged+at.Debt > 0)
 		switch {
 		case booked:
+		case report.Window < w && !report.Books(w) && report.Kind == ratelimit.Charge: // its window has ended
 		case report.Kind == ratelimit.Spend, report.Kind == ratelimit.Charge:
 			c.hotHere.Admit(&report)
 		// If it is unknown whether the owner has it, a charge is sent once more, and a refund is not.

@@ -43,3 +43,36 @@ func TestLateRefundsCountInTheirWindow(t *testing.T) {
 		}
 	}
 }
+
+// A charge of an ended window counts nowhere, also if it cannot reach the key's owner at first.
+func TestLateChargesCountInNoOtherWindow(t *testing.T) {
+	s, a := newPair(t)
+	s.rule.Limit.Unit = ratelimit.Minute
+	key, admitted := a.ownedBy("b:1"), ratelimit.Tokens(0)
+	ask := func(addr string, kind ratelimit.Kind, cost ratelimit.Tokens, w ratelimit.Window) *verdict {
+		asks, v := []ask{{Rule: s.rule, Key: key, Kind: kind, Cost: cost, Window: w}}, make([]verdict, 1)
+		s.nodes[addr].Ask(asks, v, nil, func() {
+			if kind == ratelimit.Spend && !v[0].OverLimit {
+				admitted += cost
+			}
+		})
+		s.play(50 * time.Millisecond)
+		return &v[0]
+	}
+	held := ask("a:1", ratelimit.Spend, 1, 0)
+	if held.OverLimit || held.Window == 0 {
+		t.Fatalf("%+v", held)
+	}
+	s.play(61*time.Second - time.Duration(s.now) + time.Second)
+	a.cut, admitted = true, 0
+	s.breakAll("a:1", "b:1")
+	ask("a:1", ratelimit.Charge, 8, held.Window)
+	a.cut = false
+	s.play(3 * time.Second)
+	for range 12 {
+		ask("b:1", ratelimit.Spend, 1, 0)
+	}
+	if admitted != 10 {
+		t.Errorf("%d of 10 are admitted in the window after that of a charge", admitted)
+	}
+}
