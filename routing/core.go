@@ -60,13 +60,12 @@ type identity struct {
 
 // awareness says how far a node may decide.
 type awareness struct {
-	// ticked is the instant of the node's last tick. expired says that too much time has passed since then
-	// for it to be an owner: others may have taken over its keys.
-	ticked  atomic.Int64
-	expired atomic.Bool
-	// unheard says that some nodes that this one has met have not acknowledged its ownership yet. Two nodes
-	// that join at once would otherwise both decide for a key, each in a ring without the other.
-	unheard atomic.Bool
+	// ticked is the instant of the node's last tick.
+	ticked atomic.Int64
+	// unconfirmed says that others may decide on this node's keys. Some have not acknowledged yet that it has
+	// joined: two nodes that join at once would otherwise each decide in a ring without the other. Or it has not
+	// run for so long that others may have taken over.
+	unconfirmed atomic.Bool
 }
 
 // heat is which keys are hot: hot is what others ask this node for as the owner, hotHere
@@ -109,12 +108,10 @@ type driven struct {
 // other nodes and is in no ring.
 type standing struct {
 	members map[string]*member
-	present bool // in the ring
-	// changes is how often that has changed. Messages say one more, because 0 is not said.
-	changes uint64
+	present bool    // in the ring
+	changes uint64  // counts the changes of present, from 1: announcements have this number
 	joined  instant // when it entered
-	left    bool    // for good
-	leftAt  instant
+	left    instant // when it left, for good; 0: it has not
 	// looked says that discovery has named others at least once, or failed to: before that, a node
 	// would join alone.
 	looked bool
@@ -223,7 +220,7 @@ func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
 		identity: identity{options: o, began: clock()}, driven: driven{clock: clock},
 		deciders: deciders{fallback: fallback},
-		standing: standing{members: map[string]*member{}},
+		standing: standing{members: map[string]*member{}, changes: 1},
 		heat:     heat{hot: hot.New(o.HotRate)},
 		transit:  transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
 	}
@@ -348,23 +345,19 @@ func (c *core) settle() {
 // mayHave tells whether the member may have accounts that are this node's own
 // under a view.
 func (m *member) mayHave(v *view) bool {
-	// A node that has left may still have accounts to send (holds). Its done counts only if it was sent under
-	// this ring, and after it last joined or left. An earlier one may be overtaken.
-	return (m.alive || m.holds) && (m.done != v.print || m.doneBy < m.changes)
+	// A node that has left may still have accounts to send. Its done counts only for this ring.
+	return m.holds && m.done != v.print
 }
 
 // lapsed tells whether the node did not run for so long that others may own its
 // keys. The first decision after that notices.
 func (c *core) lapsed(now instant) bool {
-	if c.expired.Load() {
-		return true
-	}
 	ticked := instant(c.ticked.Load())
 	// A node before its first tick has not joined either, so that no other can have taken its keys over.
 	if ticked == 0 || now.Sub(ticked) <= lapseAfter {
 		return false
 	}
-	c.expired.Store(true)
+	c.unconfirmed.Store(true)
 	c.hands.wake()
 	return true
 }

@@ -112,11 +112,8 @@ type owned uint8
 
 const (
 	decided owned = iota
-	another       // node's, or no node's
+	another       // node decides, perhaps
 	unsure        // whether others have the account
-	// overslept says that this node may not be an owner: it has slept for too long, or has just joined
-	// without all acknowledgements.
-	overslept
 )
 
 // own decides on one key of this node's, if it can: where it has the account, where no other node can have
@@ -129,13 +126,11 @@ func (c *core) own(
 	defer c.gate.RUnlock()
 	v := c.view.Load()
 	switch {
-	case v.ring.Owner(hash) != c.options.Addr:
-		return another
 	// This comes before the look at the account. A node that has slept still has its accounts, but others may
 	// own their keys by now and count anew. Before all have acknowledged this node, another may decide as
 	// well.
-	case c.lapsed(now), c.unheard.Load():
-		return overslept
+	case v.ring.Owner(hash) != c.options.Addr, c.lapsed(now), c.unconfirmed.Load():
+		return another
 	// Possession decides (docs/internals/peers.md). Each of these excludes that another node has the account.
 	// All have handed over; it is here; the key has always been this node's own; or all nodes have stated, for
 	// this ring, that they do not have it.
@@ -349,7 +344,7 @@ func (w *waiting) here(now instant, i int) bool {
 	// Either the ring has just changed, or this node may not own anything yet: both pass in a
 	// moment, so that a request of this node tries again. A peer's ask goes back, for the peer may
 	// see by then who decides.
-	case another, overslept: // or this node has not joined yet
+	case another: // or this node has not joined yet
 		if s.again = now.Add(askAgain); w.remote {
 			s.status = notOwner
 			return true

@@ -225,8 +225,7 @@ func (c *core) settled() {
 
 func (c *core) sayDone(m *member) {
 	if m.ready.Load() {
-		// In messages, counts of changes begin at 1: 0 is not said.
-		m.sayDone(c.view.Load().print, c.changes+1)
+		m.sayDone(c.view.Load().print, c.changes)
 	}
 }
 

@@ -48,12 +48,11 @@ func (b bell) ring() {
 // link is this node's way to another: messages that wait to be sent, and those without an answer. It has no
 // socket; the stream's owner takes frames from it. It is safe for concurrent use.
 type link struct {
-	addr    string
-	wake    func()              // has frames taken; it must not block
-	receipt func(*wire.Receipt) // gets receipts of parcels
-	ready   atomic.Bool         // introduced
-	heard   atomic.Int64        // the instant of its last message
-	missed  atomic.Int64        // the instant at which an answer was last given up; 0: never
+	addr   string
+	wake   func()       // has frames taken; it must not block
+	ready  atomic.Bool  // introduced
+	heard  atomic.Int64 // the instant of its last message
+	missed atomic.Int64 // the instant at which an answer was last given up; 0: never
 
 	mu       sync.Mutex
 	queue    []*call          // guarded by mu

@@ -56,30 +56,24 @@ type member struct {
 	incarnation uint64
 	alive       bool // in the ring
 	// holds says that the node has been in the ring, and has not stated since that it has no accounts of
-	// others: it may have some of this node's.
-	holds bool
-	done  uint64 // the ring under which it has nothing of others
-	// doneBy is the node's changes in that statement. Statements from before it last joined or left do not
-	// count.
-	doneBy  uint64
-	changes uint64 // how often it has joined or left, by its latest statement
+	// others: it may have some of this node's. Invariant: a node that is alive holds.
+	holds   bool
+	changes uint64 // the number of its latest statement: each time it joins or leaves, it counts up
+	// done is the ring under which it has nothing of others, since it last joined or left; 0: none.
+	done uint64
 }
 
 // reached is the progress of this node's announcements to another.
 type reached struct {
 	found   instant
 	greeted instant // when it last introduced itself
-	// tried says that the way was opened or that dialling has failed. Until then, the node may be there or
-	// not.
-	tried    bool
-	failures int // dials in a row
-	// told is the announcement that the node has acknowledged.
-	told    presence
-	telling bool
-	// Before soon, the announcement is not repeated. Before paused, the node gets no parcels: it has refused
-	// some, and still sees another ring.
-	soon   instant
-	paused instant // not before, it is sent parcels
+	// failures counts dials in a row. A node without a way to it and without failures may be there or not.
+	failures   int
+	acked      uint64  // the number of the announcement that the node has acknowledged last; 0: none
+	announcing bool    // one is on its way
+	repeat     instant // of the next announcement, at the earliest
+	// Before paused, the node gets no parcels: it has refused some, and still sees another ring.
+	paused instant
 }
 
 // bells wake the Router's goroutines of one way; Stepped has none of them.
@@ -89,15 +83,6 @@ type bells struct {
 	again bell // end this conversation
 	words bell // a message is ready
 }
-
-// presence is an announcement to another node.
-type presence uint8
-
-const (
-	unknown presence = iota
-	here
-	away
-)
 
 // each calls f with every member, always in the same order; the caller holds mu.
 func (c *core) each(f func(m *member)) {
@@ -117,7 +102,7 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 	defer c.unlock()
 	return &wire.Hello{
 		Version: version, Addr: c.options.Addr, Weight: weight, Nonce: nonce,
-		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes + 1,
+		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes,
 	}
 }
 
@@ -146,7 +131,6 @@ func (c *core) know(addr string) *member {
 	}
 	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, bells: bells{kick: make(bell, 1)}}
 	m.out.number = c.numbered // it may return after it was dropped, with its records of this node's parcels
-	m.receipt = func(r *wire.Receipt) { c.received(m, r) }
 	c.members[addr] = m
 	c.hands.dial(m)
 	return m
@@ -165,7 +149,7 @@ func (c *core) greeted(now instant, h *wire.Hello) {
 	if !m.ready.Load() {
 		// The node has just spoken, so that it must not be taken for absent (join), and is dialled
 		// at once.
-		m.tried = false // it is there
+		m.failures = 0 // it is there
 		m.kick.ring()
 	}
 }
@@ -174,7 +158,7 @@ func (c *core) greeted(now instant, h *wire.Hello) {
 // mu.
 func (c *core) introduced(now instant, m *member, h *wire.Hello) {
 	if m.incarnation != h.GetIncarnation() {
-		m.incarnation, m.done, m.doneBy, m.changes, m.holds = h.GetIncarnation(), 0, 0, 0, m.alive
+		m.incarnation, m.done, m.changes, m.holds = h.GetIncarnation(), 0, 0, m.alive
 		c.reclaim(now, m)
 	}
 }
@@ -189,7 +173,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	}
 	m.heard.Store(int64(now))
 	c.introduced(now, m, h)
-	m.tried, m.failures, m.told, m.telling = true, 0, unknown, false
+	m.failures, m.acked, m.announcing = 0, 0, false
 	m.mu.Lock()
 	// Parcels of the last stream may be lost, and are all sent again. The receiver detects by their numbers
 	// which it has.
@@ -197,17 +181,11 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	m.mu.Unlock()
 	// From here on others may post to it without mu, so that all the above has to be set.
 	m.ready.Store(true)
-	alive := !h.GetAbsent()
-	if !m.hears(h.GetChanges()) {
-		alive = m.alive // it has changed since it welcomed this node
+	// The node may have announced a later change since it welcomed this one.
+	if is := !h.GetAbsent(); m.supersedes(h.GetChanges()) && m.alive != is {
+		c.enterOrLeave(m, is)
 	}
-	m.holds = m.holds || alive
-	changed := alive != m.alive
-	if m.alive = alive; changed {
-		c.turn()
-	} else {
-		c.settle()
-	}
+	c.settle()
 	// Announcements on the last stream may be lost, and a node of another incarnation has none.
 	if c.clean() {
 		c.sayDone(m)
@@ -224,7 +202,7 @@ func (c *core) closed(m *member) {
 	m.broke(errPeerGone)
 	c.mu.Lock()
 	defer c.unlock()
-	m.tried, m.telling = true, false
+	m.announcing = false
 	m.failures++
 	c.hands.wake()
 }
@@ -254,21 +232,31 @@ func (c *core) presence(now instant, from *inlet, is bool, changes uint64) bool 
 	if m == nil || is && !m.ready.Load() {
 		return !is
 	}
-	if !m.hears(changes) {
-		return true // it says something else by now
-	}
-	if m.alive != is {
+	if m.supersedes(changes) && m.alive != is {
 		// Each turn of the ring walks through the tables, so that a peer which comes and goes without end
 		// would keep this node busy.
 		if !from.mayTurn(now) {
 			c.malformed(rejectedPresence)
 			return false
 		}
-		m.alive = is
-		c.turn()
+		c.enterOrLeave(m, is)
 	}
-	m.holds = m.holds || is
 	return true
+}
+
+// supersedes notes the number of a node's statement. It reports false for an older one than was applied: statements
+// travel on two streams, and may arrive in another order. The caller holds mu.
+func (m *member) supersedes(changes uint64) bool {
+	if changes > m.changes {
+		m.changes, m.done = changes, 0
+	}
+	return changes == m.changes
+}
+
+// enterOrLeave puts another node into the ring, or takes it out; the caller holds mu.
+func (c *core) enterOrLeave(m *member, is bool) {
+	m.alive, m.holds = is, m.holds || is
+	c.turn()
 }
 
 // saidDone takes in that a node has nothing of others under a ring.
@@ -276,16 +264,10 @@ func (c *core) saidDone(addr string, print, changes uint64) {
 	c.mu.Lock()
 	defer c.unlock()
 	m := c.members[addr]
-	if m == nil {
+	if m == nil || !m.supersedes(changes) {
 		return
 	}
-	if changes != 0 && changes < max(m.changes, m.doneBy) {
-		return // it has joined or left since
-	}
-	m.done, m.doneBy = print, max(changes, m.doneBy)
-	if changes == 0 { // it does not count
-		m.doneBy = m.changes
-	}
+	m.done = print
 	// A node that has left and has nothing of others under the ring that is in force cannot have
 	// anything of this node's any more.
 	if !m.alive && print == c.view.Load().print {
@@ -308,25 +290,24 @@ func (c *core) lookAfter(now instant) (due instant) {
 	defer c.unlock()
 	// This comes first. What follows would otherwise bury all others for a silence that was this
 	// node's own.
-	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter ||
-		c.expired.Load() && c.present {
+	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter {
 		c.lapse(now, now.Sub(ticked))
 	}
 	c.ticked.Store(int64(now))
 	c.bury(now)
 	c.join(now)
-	saying := c.announce(now)
+	unacked := c.announce(now)
+	c.depart(now)
 	// Own keys are decided here only once all have acknowledged that this node owns them. One that never
-	// answers must not prevent that for ever.
-	if !saying || now.Sub(c.joined) > readyAfter {
-		c.unheard.Store(false)
+	// answers must not prevent that for ever. A node that has slept is in no ring by now.
+	if !unacked || now.Sub(c.joined) > readyAfter {
+		c.unconfirmed.Store(false)
 	}
-	leaving := c.depart(now)
 	// Retries need the node sooner than its next tick.
-	if saying {
-		return now.Add(c.tellsAgain(now))
-	}
-	if leaving || !c.present && !c.left || c.mover.retry != 0 {
+	switch {
+	case unacked:
+		return now.Add(c.repeatAfter(now))
+	case !c.present && c.left == 0, c.mover.retry != 0:
 		return now.Add(tickSoon)
 	}
 	return now.Add(tickEvery)
@@ -346,12 +327,7 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys "+
 		"by now, so that it joins the ring again", slept.Round(time.Millisecond)))
 	// The accounts go to the present owners of their keys, and the node joins again when it has none (join).
-	c.expired.Store(true)
 	c.quitRing()
-	for _, m := range c.members {
-		// The others have an announcement that does not hold any more.
-		m.told = unknown
-	}
 	c.turn()
 }
 
@@ -362,7 +338,7 @@ func (c *core) bury(now instant) {
 		heard := instant(m.heard.Load())
 		// After this long, no node waits for its accounts: their keys count as new. A crash costs that
 		// (docs/internals/peers.md).
-		if (m.alive || m.holds) && now.Sub(heard) > TakeOver {
+		if m.holds && now.Sub(heard) > TakeOver {
 			changed = changed || m.alive
 			m.alive, m.holds = false, false
 			c.reclaim(now, m)
@@ -370,7 +346,7 @@ func (c *core) bury(now instant) {
 			c.settle()
 		}
 		// A node that discovery still names is kept, and dialled, however long it is silent.
-		if !m.alive && now.Sub(max(m.found, heard)) > forgetAfter {
+		if now.Sub(max(m.found, heard)) > forgetAfter {
 			c.hands.hangUp(m)
 			delete(c.members, m.addr)
 			m.mu.Lock()
@@ -385,15 +361,6 @@ func (c *core) bury(now instant) {
 	}
 }
 
-// enterRing puts this node into the ring. Its announcements are numbered. A node that reads an entrance and a
-// departure in the wrong order applies the later one. The caller holds mu.
-func (c *core) enterRing() {
-	if !c.present {
-		c.present = true
-		c.changes++
-	}
-}
-
 // quitRing takes this node out of the ring; the caller holds mu.
 func (c *core) quitRing() {
 	if c.present {
@@ -402,82 +369,67 @@ func (c *core) quitRing() {
 	}
 }
 
-// hears notes the number of a node's joins and departures. It reports false for an older statement, which does
-// not count. The caller holds mu.
-func (m *member) hears(changes uint64) bool {
-	if changes != 0 && changes < m.changes {
-		return false
-	}
-	m.changes = max(m.changes, changes)
-	return true
-}
-
 // join enters the ring once every found node has been met, or was unreachable for long enough. By then, this
 // node has handed over the accounts of its earlier ownership.
 func (c *core) join(now instant) {
 	// A node that joins with accounts of others would count their keys in addition to the owners. After a
 	// lapse it has such accounts, and hands them over first.
-	if c.present || c.left || !c.looked || !c.clean() {
+	if c.present || c.left != 0 || !c.looked || !c.clean() {
 		return
 	}
 	for _, m := range c.members {
 		switch {
 		case m.ready.Load():
 		// It may be there or not.
-		case !m.tried, now.Sub(c.began) < grace:
+		case m.failures == 0, now.Sub(c.began) < grace:
 			return
 		case m.greeted != 0 && now.Sub(m.greeted) < TakeOver && now.Sub(c.began) < readyAfter: // it is there, and slow
 			return
 		}
 	}
-	c.enterRing()
-	c.joined = now
-	c.expired.Store(false)
+	c.present, c.joined = true, now
+	c.changes++
 	// With a store two nodes may decide for one key: the store's fences keep the limit.
-	c.unheard.Store(!c.inStore())
+	c.unconfirmed.Store(!c.inStore())
 	c.turn()
 }
 
 // announce tells all others whether this node owns keys. It reports whether acknowledgements are missing.
-func (c *core) announce(now instant) (saying bool) {
-	want := away
-	if c.present {
-		want = here
-	}
+func (c *core) announce(now instant) (unacked bool) {
+	// They are read now, not when the frame is written: the answer counts for the present ring.
+	is, changes := c.present, c.changes
 	c.each(func(m *member) {
-		if !m.ready.Load() || m.told == want {
+		if !m.ready.Load() || m.acked == changes {
 			return
 		}
-		saying = true
+		unacked = true
 		// One at a time is on its way, so that an answer belongs to the last announcement.
-		if m.telling || now < m.soon {
+		if m.announcing || now < m.repeat {
 			return
 		}
-		m.telling = true
-		// They are read now, not when the frame is written: the answer counts for the present ring.
-		is, changes := c.present, c.changes+1
+		m.announcing = true
 		say := newCall(func(f *wire.Frame, id uint64) {
 			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
 		})
 		say.after(func() {
 			c.mu.Lock()
 			defer c.unlock()
-			m.telling = false
+			m.announcing = false
 			if say.err == nil && say.reply.GetStatus() == answered {
-				m.told = want
+				m.acked = changes
 			} else {
 				now := c.clock()
-				m.soon = now.Add(c.tellsAgain(now)) // it dials back
+				m.repeat = now.Add(c.repeatAfter(now)) // it dials back
 			}
 			c.hands.wake()
 		})
 		c.post(m.link, say)
 	})
-	return saying
+	return unacked
 }
 
-// tellsAgain is the time until this node repeats its announcement; the caller holds mu.
-func (c *core) tellsAgain(now instant) time.Duration {
+// repeatAfter is the time until this node repeats its announcement; the caller holds mu.
+func (c *core) repeatAfter(now instant) time.Duration {
 	if c.present && now.Sub(c.joined) < tellFast {
 		return askAgain
 	}
@@ -488,31 +440,29 @@ func (c *core) tellsAgain(now instant) time.Duration {
 func (c *core) leave(now instant) {
 	c.mu.Lock()
 	defer c.unlock()
-	if !c.left {
+	if c.left == 0 {
 		c.quitRing()
-		c.left, c.leftAt = true, now
+		c.left = now
 		c.hotHere.End()
 		c.hands.wake()
 	}
 }
 
-// depart takes a leaving node out of its own ring, when all others have acknowledged. It reports whether it
-// still leaves.
-func (c *core) depart(now instant) bool {
-	if !c.left || !c.view.Load().mine {
-		return false
+// depart takes a leaving node out of its own ring, when all others have acknowledged.
+func (c *core) depart(now instant) {
+	if c.left == 0 || !c.view.Load().mine {
+		return
 	}
-	if now.Sub(c.leftAt) < leaveTells {
+	if now.Sub(c.left) < leaveTells {
 		for _, m := range c.members {
 			// Nodes without the announcement still ask this node. If it did not decide any more, their
 			// requests would wait in vain.
-			if m.alive && m.ready.Load() && m.told != away {
-				return true
+			if m.alive && m.ready.Load() && m.acked != c.changes {
+				return
 			}
 		}
 	}
 	c.turn()
-	return false
 }
 
 // gone tells whether a leaving node has handed over all.
@@ -521,7 +471,7 @@ func (c *core) gone() bool {
 	defer c.unlock()
 	v := c.view.Load()
 	// In the last node, tokens in hand cannot be returned.
-	return !v.mine && c.clean() && (c.inStore() || len(v.ring.Members()) == 0 || c.hotHere.Open() == 0)
+	return !v.mine && c.clean() && (len(v.ring.Members()) == 0 || c.hotHere.Open() == 0)
 }
 
 // rest is how many accounts a node in no ring still has, in parcels without a receipt and in the table, which is
@@ -539,7 +489,7 @@ func (c *core) rest() int {
 func (c *core) isReady(now instant) bool {
 	c.mu.Lock()
 	defer c.unlock()
-	if !c.present && !c.left || c.unheard.Load() {
+	if !c.present && c.left == 0 || c.unconfirmed.Load() {
 		return false
 	}
 	return c.inStore() || c.wasStable || now.Sub(c.joined) > readyAfter

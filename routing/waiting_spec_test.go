@@ -71,14 +71,14 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 		{what: "nobody has any", key: mine, found: fetchAbsent, want: decided},
 		{what: "nobody had any under another ring", key: mine, found: fetchAbsent, before: true, want: unsure},
 		{what: "it is looked for again", key: mine, found: fetchAgain, want: unsure},
-		{what: "not all have heard that it joined", key: mine, stable: true, change: func() { c.unheard.Store(true) }, want: overslept},
-		{what: "it did not run", key: mine, stable: true, change: func() { c.expired.Store(true) }, want: overslept},
+		{what: "not all have heard that it joined", key: mine, stable: true, change: func() { c.unconfirmed.Store(true) }, want: another},
+		{what: "it did not run", key: mine, stable: true, change: func() { c.ticked.Store(int64(s.now.Add(-lapseAfter - 1))) }, want: another},
 	} {
 		v := &view{ring: now, mine: true, since: x.since}
 		v.stable.Store(x.stable)
 		c.view.Store(v)
-		c.unheard.Store(false)
-		c.expired.Store(false)
+		c.unconfirmed.Store(false)
+		c.ticked.Store(int64(s.now))
 		c.local.TakeOut(s.now, mine)
 		if x.has {
 			a.has(mine)
