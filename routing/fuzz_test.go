@@ -267,7 +267,7 @@ func TestFramesAreCountedByKind(t *testing.T) {
 		{"undo", nil},
 		{"leases", []string{"lease"}},
 		{"fetches", []string{"fetch"}},
-		{"presences", []string{"presence"}},
+		{"presences", nil},
 		{"parcel", nil},
 		{"future", []string{"account", "sent"}},
 		{"lies", []string{"reply", "lease"}},

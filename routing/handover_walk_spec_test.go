@@ -18,11 +18,11 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 		c.mover.begin()
 		for c.step(s.now) {
 		}
-		if !c.mover.waits || c.mover.retry != m.paused || !c.local.Has(key) {
+		if c.mover.state != stuck || c.mover.retry != m.paused || !c.local.Has(key) {
 			t.Fatalf("it is to be tried again in %v", c.mover.retry.Sub(s.now))
 		}
 		for range 2 { // nothing can be begun
-			if c.step(m.paused-1) || !c.mover.waits || !c.local.Has(key) {
+			if c.step(m.paused-1) || c.mover.state != stuck || !c.local.Has(key) {
 				t.Fatal("it is tried again too soon")
 			}
 		}
@@ -34,8 +34,8 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 		}
 		for c.step(m.paused) {
 		}
-		if c.mover.dirty || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
-			t.Errorf("gone meanwhile %v: there may be more %v, retry %v, %d are on their way", gone, c.mover.dirty, c.mover.retry, len(c.mover.underway))
+		if c.mover.state != walked || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
+			t.Errorf("gone meanwhile %v: the walk is %v, retry %v, %d are on their way", gone, c.mover.state, c.mover.retry, len(c.mover.underway))
 		}
 	}
 }

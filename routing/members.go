@@ -190,7 +190,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	if c.clean() {
 		c.sayDone(m)
 	}
-	if c.mover.dirty {
+	if c.mover.state != walked {
 		c.mover.once() // with what waits for this way
 	}
 	m.wake()

@@ -10,8 +10,8 @@ import (
 func TestWhenANodeIsReady(t *testing.T) {
 	for i, x := range []struct {
 		present, left, unconfirmed, stable bool
-		since                          time.Duration
-		want                           bool
+		since                              time.Duration
+		want                               bool
 	}{
 		{true, false, false, true, 0, true},
 		{false, false, false, true, 0, false},
@@ -108,7 +108,7 @@ func TestLapse(t *testing.T) {
 	if lapse(); c.present || c.changes != changes+1 || told != 1 || m.acked == c.changes || instant(m.heard.Load()) != s.now {
 		t.Errorf("present %v, %d changes, told %d times", c.present, c.changes-changes, told)
 	}
-	if v := c.view.Load(); v.mine || v.ring.Has("a:1") || !c.mover.dirty {
+	if v := c.view.Load(); v.mine || v.ring.Has("a:1") || c.mover.state != walking {
 		t.Errorf("it is in its ring %v, and does not look for accounts of others", v.mine)
 	}
 	if lapse(); told != 1 || c.changes != changes+1 {

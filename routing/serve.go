@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -39,12 +38,21 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 		reply(&wire.Reply{Id: id})
 	}
 	// Before the parcel is taken in: its accounts keep the sender's clock where it is behind.
-	c.compareClocks(now, from, f.GetSent())
+	// With a store, no accounts are kept here.
+	if f.GetSent() != 0 && !c.inStore() {
+		c.compareClocks(now, from, f.GetSent())
+	}
 	// Asks may have to wait for a store, and the stream is read on meanwhile.
 	if len(f.GetAsks()) > 0 {
 		later(f.GetAsks())
 	}
-	c.presences(now, from, f.GetPresences(), reply)
+	for _, p := range f.GetPresences() {
+		r := &wire.Reply{Id: p.GetId()}
+		if !c.presence(now, from, p.GetHere(), p.GetChanges()) {
+			r.Status = notOwner // it is to be repeated
+		}
+		reply(r)
+	}
 	for _, m := range f.GetFetches() {
 		if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || c.inStore() {
 			c.malformed(rejectedFetch)
@@ -70,41 +78,6 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)
-	}
-}
-
-// compareClocks takes in what a peer's ledger clock shows.
-func (c *core) compareClocks(now instant, from *inlet, sent int64) {
-	// Nodes with a store keep no accounts of their own whose clocks could differ. The comparison is kept for
-	// each incarnation of a peer.
-	if sent == 0 || c.inStore() {
-		return
-	}
-	here := c.local.LedgerNow(now)
-	if !moved.Current(here, sent) {
-		c.malformed(rejectedSent)
-		return
-	}
-	c.mu.Lock()
-	in := c.inboxOf(now, from)
-	c.unlock()
-	in.compare(now, here.Sub(ratelimit.LedgerTime(sent)))
-}
-
-// presences takes in the last that a peer says of itself: a node says one at a
-// time, and each may change the ring.
-func (c *core) presences(now instant, from *inlet, all []*wire.Presence, reply func(*wire.Reply)) {
-	for i, p := range all {
-		r := &wire.Reply{Id: p.GetId()}
-		switch {
-		// A node has one presence under way at a time, so that more in a frame are no node's.
-		case i < len(all)-1:
-			c.malformed(rejectedPresence)
-			r.Status = malformed
-		case !c.presence(now, from, p.GetHere(), p.GetChanges()):
-			r.Status = notOwner // it says it again
-		}
-		reply(r)
 	}
 }
 

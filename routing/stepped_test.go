@@ -103,7 +103,7 @@ func (s *script) show() {
 	for _, a := range s.addrs {
 		if n := s.nodes[a]; n != nil {
 			v := n.core.view.Load()
-			s.Logf("%s alive %v present %v stable %v ring %v mover dirty %v underway %d", a, n.alive, n.core.present, v.stable.Load(), v.ring, n.core.mover.dirty, len(n.core.mover.underway))
+			s.Logf("%s alive %v present %v stable %v ring %v mover %v underway %d", a, n.alive, n.core.present, v.stable.Load(), v.ring, n.core.mover.state, len(n.core.mover.underway))
 			n.core.each(func(m *member) {
 				s.Logf("    %s alive %v ready %v holds %v done %v", m.addr, m.alive, m.ready.Load(), m.holds, m.done == v.print)
 			})
