@@ -104,3 +104,19 @@ func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
 		t.Errorf("%d of %d accounts have come back", n, len(s.admitted))
 	}
 }
+
+// A walk goes round again if an account came back behind it. It begins anew if it was stuck, or had ended.
+func TestWalkGoesRound(t *testing.T) {
+	var m mover
+	for i, x := range []struct {
+		do   func()
+		want walk
+	}{
+		{m.once, walking}, {m.once, walking}, {m.end, walking}, {m.end, walked},
+		{m.begin, walking}, {func() { m.next = stuck }, walking}, {m.end, stuck}, {m.once, walking}, {m.end, walked},
+	} {
+		if x.do(); m.state != x.want {
+			t.Errorf("step %d: the walk is %d, want %d", i, m.state, x.want)
+		}
+	}
+}
