@@ -99,13 +99,10 @@ func (x *target) takes(f *wire.Frame, answer bool) {
 		return
 	}
 	x.serve(x.now, x.from, f, x.says, func(asks []*wire.Ask) {
-		s, replies := x.decideFor(context.Background(), x.now, x.from, asks)
-		x.says(&wire.Frame{Replies: replies})
-		if s != nil {
-			s.advance(x.now)
-			s.advance(s.until)
-			x.says(&wire.Frame{Replies: s.replies(x.now)})
-		}
+		s := x.decideFor(context.Background(), x.now, x.from, asks)
+		s.advance(x.now)
+		s.advance(s.until)
+		x.says(&wire.Frame{Replies: s.replies(x.now)})
 	})
 }
 

@@ -99,38 +99,30 @@ func (c *core) replied(now instant, m *member, f *wire.Frame) {
 // one which waits for the store does not hold up those that came in the same frame.
 type serving struct {
 	*waiting
-	ids  []uint64
-	sent []bool
-	seen []bool // by the observer
+	ids   []uint64
+	sent  []bool
+	seen  []bool        // by the observer
+	ready []*wire.Reply // to messages that are no asks
 }
 
 // answerTo decides what a peer asks, and answers as it goes. It blocks until all is decided.
 func (c *core) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, answer func(*wire.Frame)) {
-	say := func(replies []*wire.Reply) {
-		if len(replies) > 0 {
+	now := c.clock()
+	s := c.decideFor(ctx, now, from, asks)
+	for open := true; open; {
+		open = s.advance(now)
+		if replies := s.replies(now); len(replies) > 0 {
 			answer(&wire.Frame{Replies: replies})
 		}
+		if open {
+			c.hands.sleep(s.waiting)
+			now = c.clock()
+		}
 	}
-	now := c.clock()
-	s, replies := c.decideFor(ctx, now, from, asks)
-	if s == nil {
-		say(replies)
-		return
-	}
-	for s.advance(now) {
-		say(append(replies, s.replies(now)...))
-		replies = nil
-		c.hands.sleep(s.waiting)
-		now = c.clock()
-	}
-	say(append(replies, s.replies(now)...))
 }
 
-// decideFor begins to decide a peer's asks. Invalid ones are answered at once, and undos are applied.
-func (c *core) decideFor(
-	ctx context.Context, now instant, from *inlet, msgs []*wire.Ask,
-) (*serving, []*wire.Reply) {
-	var replies []*wire.Reply
+// decideFor begins to decide a peer's asks. Invalid ones are refused, and undos are applied.
+func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*wire.Ask) *serving {
 	s := &serving{ids: make([]uint64, 0, len(msgs))}
 	asks := make([]ask, 0, len(msgs))
 	states := make([]askState, 0, len(msgs))
@@ -143,20 +135,17 @@ func (c *core) decideFor(
 		switch {
 		case err != nil:
 			c.malformed(rejectedAsk)
-			replies = append(replies, &wire.Reply{Id: m.GetId(), Status: malformed})
+			s.ready = append(s.ready, &wire.Reply{Id: m.GetId(), Status: malformed})
 		case m.GetList() != nil:
-			replies = append(replies, c.listFor(now, m.GetId(), m.GetList()))
+			s.ready = append(s.ready, c.listFor(now, m.GetId(), m.GetList()))
 		// It is done at once, before any ask of the frame is decided: the tokens may serve these.
 		case m.GetKind() == undo:
 			c.undoFor(now, &a, m)
-			replies = append(replies, &wire.Reply{Id: m.GetId()})
+			s.ready = append(s.ready, &wire.Reply{Id: m.GetId()})
 		default:
 			asks, s.ids = append(asks, a), append(s.ids, m.GetId())
 			states = append(states, askState{errand: c.errandOf(from, m)})
 		}
-	}
-	if len(asks) == 0 {
-		return nil, replies
 	}
 	s.waiting = c.newWaiting(ctx, now, asks, make([]verdict, len(asks)))
 	s.remote, s.sent, s.seen = true, make([]bool, len(asks)), make([]bool, len(asks))
@@ -164,7 +153,7 @@ func (c *core) decideFor(
 	if c.observe != nil {
 		c.observe.asked(ctx, s.verdicts, s.see)
 	}
-	return s, replies
+	return s
 }
 
 // errandOf is what is done for an ask of a peer: a change of an override, or the peer leases the key; nil: nothing.
@@ -198,9 +187,10 @@ func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
 
 // replies are those to asks that were decided since the last ones.
 func (s *serving) replies(now instant) []*wire.Reply {
-	var all []*wire.Reply
+	all := s.ready
+	s.ready = nil
 	for i := range s.asks {
-		if s.states[i].decided && !s.sent[i] {
+		if s.states[i].step == done && !s.sent[i] {
 			s.sent[i] = true
 			all = append(all, s.reply(now, i))
 		}

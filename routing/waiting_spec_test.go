@@ -183,7 +183,7 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 		s.now = s.now.Add(time.Hour)
 		w.view.Load().peers["b:1"].heard.Store(int64(s.now.Add(-x.heard)))
 		before := w.stats.fallbacks.Load()
-		if !w.failed(s.now, 0, nil) {
+		if w.failed(s.now, 0, nil) != done {
 			t.Fatal("its time is over")
 		}
 		v := w.verdicts[0]
@@ -239,16 +239,16 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 	for _, x := range []struct {
 		what    string
 		verdict verdict
-		mine    bool
+		step    step
 		policy  ratelimit.FailurePolicy
 		undone  bool
 	}{
-		{"in vain", late, true, ratelimit.FailLocal, true},
-		{"a key of its own", late, false, ratelimit.FailLocal, false},
-		{"the rule admits", late, true, ratelimit.FailOpen, false},
-		{"refused", verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}, true, ratelimit.FailLocal, false},
-		{"leased", verdict{Source: ratelimit.FromClaim, Charged: 5}, true, ratelimit.FailLocal, false},
-		{"the store is gone", verdict{Source: late.Source, Reason: ratelimit.FallbackBreaker, Charged: 5}, true, ratelimit.FailLocal, false},
+		{"in vain", late, inPlace, ratelimit.FailLocal, true},
+		{"a key of its own", late, atBase, ratelimit.FailLocal, false},
+		{"the rule admits", late, inPlace, ratelimit.FailOpen, false},
+		{"refused", verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}, inPlace, ratelimit.FailLocal, false},
+		{"leased", verdict{Source: ratelimit.FromClaim, Charged: 5}, inPlace, ratelimit.FailLocal, false},
+		{"the store is gone", verdict{Source: late.Source, Reason: ratelimit.FallbackBreaker, Charged: 5}, inPlace, ratelimit.FailLocal, false},
 	} {
 		s := newScript(t, 1, 10)
 		s.rule.Coordination.OnStoreFailure = x.policy
@@ -256,14 +256,14 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 		a := s.nodes["a:1"]
 		b := a.withStore()
 		w := a.waits("b:1", 1)
-		w.states[0].mine, w.verdicts[0] = x.mine, x.verdict
+		w.states[0].step, w.verdicts[0] = x.step, x.verdict
 		w.decidedByBase(s.now, 0)
 		want, said := x.verdict, ""
 		if x.undone {
 			want = verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}
 			said = fmt.Sprintf("undo 1 of source %d\n", late.Source)
 		}
-		if w.verdicts[0] != want || b.said != said || !w.states[0].decided {
+		if w.verdicts[0] != want || b.said != said || w.states[0].step != done {
 			t.Errorf("%s: %+v, %q", x.what, w.verdicts[0], b.said)
 		}
 	}
@@ -329,12 +329,12 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 		want  time.Duration
 	}{
 		"it is asked again":       {askState{again: soon}, time.Millisecond},
-		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
+		"it is decided":           {askState{again: soon, step: done}, ratelimit.StoreDeadline},
 		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
 		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
 	} {
 		w := a.waits("b:1", 2)
-		w.states[0], w.states[1] = x.state, askState{decided: true}
+		w.states[0], w.states[1] = x.state, askState{step: done}
 		if got := w.due().Sub(s.now); got != x.want {
 			t.Errorf("%s: in %v, want %v", what, got, x.want)
 		}
@@ -352,9 +352,6 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 	w.states[0].call = newCall(nil)
 	if got := w.due().Sub(s.now); got != ratelimit.StoreDeadline/2 {
 		t.Errorf("with a store it leases itself in %v", got)
-	}
-	if w.states[0].mine = true; w.due() != w.until {
-		t.Error("it leases already")
 	}
 }
 

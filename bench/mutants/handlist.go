@@ -18,6 +18,8 @@ const (
 	fetches = "routing/fetch.go"
 	members = "routing/members.go"
 	decides = "routing/decide.go"
+	waits   = "routing/waiting.go"
+	undoes  = "routing/undo.go"
 )
 
 // allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those of the ledger and of
@@ -55,7 +57,7 @@ var allByHand = []byHand{
 	{"a node joins the ring before it has handed over what it had", members, "!c.looked || !c.clean() {", "!c.looked {"},
 	{"a leaving node leaves its ring before the others have heard", members, "if now.Sub(c.left) < leaveTells {", "if false {"},
 	{"a node is buried at the first silence", members, "m.holds && now.Sub(heard) > TakeOver {", "m.holds && now.Sub(heard) > TakeOver/10 {"},
-	{"a node that an owner has not answered in time is charged there for a refusal", decides, "\tif w.verdicts[i].OverLimit && !w.remote {\n\t\tw.regret(now, i)\n\t}\n", ""},
-	{"a fallback is undone at the owner, who was not charged", decides, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
-	{"an ask that was forwarded is forwarded again", decides, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn true\n\tcase !w.inStore():", "\tcase !w.inStore():"},
+	{"a node that an owner has not answered in time is charged there for a refusal", waits, "\tif w.verdicts[i].OverLimit {\n\t\tw.regret(now, i)\n\t}\n", ""},
+	{"a fallback is undone at the owner, who was not charged", undoes, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
+	{"an ask that was forwarded is forwarded again", waits, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn done\n\tcase !w.inStore():", "\tcase !w.inStore():"},
 }
