@@ -128,9 +128,9 @@ type transit struct {
 	mover   mover
 	fetches map[string]*fetch // by key
 	inboxes map[uint64]*inbox // by the sender's incarnation
-	// numbered is the highest number of a parcel to any dropped node. Numbers to such a node continue from
-	// there if it comes back.
-	numbered uint64
+	// parcels is the number of the last parcel to any node. A node that was dropped and comes back still has this one's
+	// parcels by their numbers, and would take those of numbers that begin anew for repetitions.
+	parcels atomic.Uint64
 }
 
 // counted is what a node counts for its metrics.
@@ -180,8 +180,8 @@ func (b baseOf) decide(ctx context.Context, now instant, within time.Duration, a
 // view is the ring at one time. It is replaced as a whole, and only stable changes: requests read it by one
 // pointer, without a lock.
 type view struct {
-	ring  *ring.Ring
-	print uint64
+	ring   *ring.Ring
+	digest uint64
 	// since has the rings that were in force since all had last handed over, the newest first. nil means
 	// unknown, and then no key counts as kept.
 	since  []*ring.Ring
@@ -242,7 +242,7 @@ type post struct {
 
 // post queues a call when mu is free: one that cannot be sent has ended at once,
 // and what goes on then needs mu. The caller holds mu.
-func (c *core) post(to *link, say *call) { c.posts = append(c.posts, post{to, say}) }
+func (c *core) post(to *link, call *call) { c.posts = append(c.posts, post{to, call}) }
 
 // unlock releases mu.
 func (c *core) unlock() {
@@ -269,10 +269,10 @@ func (c *core) build(old *view) *view {
 		}
 	}
 	v.ring = ring.Of(nodes)
-	// print is a sum, and so the same on every node that sees the same members. Two nodes compare
+	// digest is a sum, and so the same on every node that sees the same members. Two nodes compare
 	// it to tell whether they speak of the same ring.
 	for _, addr := range v.ring.Members() {
-		v.print += xxhash.Sum64String(addr)
+		v.digest += xxhash.Sum64String(addr)
 	}
 	// A node that was in no ring before owned nothing, so that it cannot say of any key that it has
 	// had it since. Where all had handed over under the old ring, that ring is enough to remember.
@@ -307,7 +307,7 @@ func (c *core) turn() {
 	c.view.Store(next)
 	c.gate.Unlock()
 	c.settle()
-	c.settled() // done, under the new ring, where nothing moves
+	c.announceClean() // done, under the new ring, where nothing moves
 	c.hands.wake()
 }
 
@@ -346,7 +346,7 @@ func (c *core) settle() {
 // under a view.
 func (m *member) mayHave(v *view) bool {
 	// A node that has left may still have accounts to send. Its done counts only for this ring.
-	return m.holds && m.done != v.print
+	return m.holds && m.done != v.digest
 }
 
 // lapsed tells whether the node did not run for so long that others may own its
@@ -362,8 +362,8 @@ func (c *core) lapsed(now instant) bool {
 	return true
 }
 
-// tell reports what went wrong with a peer.
-func (c *core) tell(addr string, err error) {
+// report reports what went wrong with a peer.
+func (c *core) report(addr string, err error) {
 	if c.options.OnPeer != nil && err != nil {
 		c.options.OnPeer(addr, err)
 	}

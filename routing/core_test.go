@@ -102,17 +102,17 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	if joined < 2 {
 		t.Fatalf("b has joined, and says that it has changed %d times", joined)
 	}
-	if !a.presence(s.now, from, false, joined-1) || !b.alive {
+	if !a.applyPresence(s.now, from, false, joined-1) || !b.alive {
 		t.Error("b is out of the ring for what it said before it joined")
 	}
 	alone := xxhash.Sum64String("a") // the ring without b
-	if a.saidDone("b", alone, joined-1); b.done == alone {
+	if a.applyDone("b", alone, joined-1); b.done == alone {
 		t.Error("b is done, by what it said before it joined")
 	}
-	if a.saidDone("b", alone, joined); b.done != alone {
+	if a.applyDone("b", alone, joined); b.done != alone {
 		t.Error("b is not done, and says so")
 	}
-	if !a.presence(s.now, from, false, joined+1) || b.alive || a.view.Load().print != alone {
+	if !a.applyPresence(s.now, from, false, joined+1) || b.alive || a.view.Load().digest != alone {
 		t.Error("b is in the ring, and says that it has left")
 	}
 	if !b.mayHave(a.view.Load()) {

@@ -51,11 +51,11 @@ func newTarget(t *testing.T) *target {
 	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
 	x.base = baseOf{local}
 	x.storeless(local)
-	x.looks(x.now, []string{"peer:1"})
+	x.discovered(x.now, []string{"peer:1"})
 	x.peer = x.members["peer:1"]
 	x.began, x.present = 1, true
 	x.opened(x.now, x.peer, &wire.Hello{Version: version, Addr: "peer:1", Weight: 1, Incarnation: 7, Nonce: nonce, Changes: 2})
-	x.saidDone("peer:1", x.view.Load().print, 2)
+	x.applyDone("peer:1", x.view.Load().digest, 2)
 	for x.step(x.now) {
 	}
 	x.peer.acked = x.changes
@@ -211,9 +211,9 @@ func frames(x *target) map[string]*wire.Frame {
 			{Id: 2, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 2, Window: int64(window), Taken: 5, Spent: 1 << 43}},
 			{Id: 3, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 2, Seq: 1}},
 		}},
-		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().print}, {Id: 2}}},
+		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().digest}, {Id: 2}}},
 		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true, Changes: 2}, {Id: 2, Changes: 3}}},
-		"leaves":    {Presences: []*wire.Presence{{Id: 1, Changes: 3}}, Done: x.view.Load().print, DoneChanges: 3, Ping: 5, Sent: here},
+		"leaves":    {Presences: []*wire.Presence{{Id: 1, Changes: 3}}, Done: x.view.Load().digest, DoneChanges: 3, Ping: 5, Sent: here},
 		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{State: int64(window), Sum: 3, Dead: 1 << 60, Lessees: lessees})}},
 		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Algorithm: ratelimit.TokenBucket, At: ratelimit.LedgerTime(here), State: -(1 << 60), Extra: 1 << 50, Dead: 1 << 60})}},
 		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{At: 1 << 61, State: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},

@@ -116,7 +116,7 @@ func (c *core) step(now instant) (more bool) {
 		// Nothing is to be added for now. Parcels that are not full go out as they are.
 		c.sealAll()
 	}
-	c.settled()
+	c.announceClean()
 	return more
 }
 
@@ -211,17 +211,17 @@ func (m *member) flush() {
 	}
 }
 
-// settled says done, when the node has become clean; the caller holds mu.
-func (c *core) settled() {
+// announceClean reports done to all, when the node has become clean; the caller holds mu.
+func (c *core) announceClean() {
 	if !c.clean() {
 		return
 	}
-	c.each(c.sayDone)
+	c.each(c.announceDone)
 }
 
-func (c *core) sayDone(m *member) {
+func (c *core) announceDone(m *member) {
 	if m.ready.Load() {
-		m.sayDone(c.view.Load().print, c.changes)
+		m.announceDone(c.view.Load().digest, c.changes)
 	}
 }
 
@@ -257,7 +257,7 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	}
 	c.stats.handed.Add(uint64(len(p.hashes) - len(refused)))
 	c.settle()
-	c.settled()
+	c.announceClean()
 	c.hands.wake()
 }
 

@@ -188,7 +188,7 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 		h := &wire.Hello{Version: version, Addr: "b:1", Weight: weight, Incarnation: m.incarnation, Changes: m.changes}
 		introduces := func() {
 			if how == "it greets" {
-				c.greeted(s.now, h)
+				c.applyHello(s.now, h)
 			} else {
 				c.opened(s.now, m, h)
 			}

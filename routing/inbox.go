@@ -41,7 +41,7 @@ func (in *inlet) mayTurn(now instant) bool {
 
 // inbox has the parcels of one incarnation of a node.
 type inbox struct {
-	heard instant // guarded by core.mu
+	lastSeen instant // guarded by core.mu
 
 	mu      sync.Mutex // held while a parcel is taken in: streams of one node may overlap
 	last    uint64     // guarded by mu: the number of the last parcel
@@ -96,8 +96,8 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 			for id, other := range c.inboxes {
 				// Of inboxes with the same last instant, the lowest number goes, so that a simulation does
 				// the same in every run.
-				if other.heard < least || other.heard == least && id < oldest {
-					oldest, least = id, other.heard
+				if other.lastSeen < least || other.lastSeen == least && id < oldest {
+					oldest, least = id, other.lastSeen
 				}
 			}
 			delete(c.inboxes, oldest)
@@ -105,7 +105,7 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 		in = &inbox{answers: map[uint64]*wire.Receipt{}}
 		c.inboxes[from.incarnation] = in
 	}
-	in.heard = now
+	in.lastSeen = now
 	return in
 }
 
@@ -175,7 +175,7 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 		}
 	}); err != nil {
 		c.malformed(rejectedParcel)
-		c.tell(from.addr, err)
+		c.report(from.addr, err)
 	}
 	return r
 }

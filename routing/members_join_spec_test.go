@@ -60,7 +60,7 @@ func TestWhenANodeJoins(t *testing.T) {
 		s := newScript(t, 1, 10)
 		n := s.start("a:1")
 		c := n.core
-		c.looks(s.now, []string{"b:1"})
+		c.discovered(s.now, []string{"b:1"})
 		m := c.members["b:1"]
 		now := c.began.Add(x.age)
 		m.ready.Store(x.ready)
@@ -69,7 +69,7 @@ func TestWhenANodeJoins(t *testing.T) {
 			m.failures = 1
 		}
 		if x.greeted != 0 {
-			m.greeted = now.Add(-x.greeted)
+			m.helloAt = now.Add(-x.greeted)
 		}
 		c.mu.Lock()
 		c.mover.begin()
@@ -104,8 +104,8 @@ func TestLapse(t *testing.T) {
 	if c.tick(ticked.Add(lapseAfter)); told != 0 || !c.present {
 		t.Error("others have waited for it")
 	}
-	m.heard.Store(1)
-	if lapse(); c.present || c.changes != changes+1 || told != 1 || m.acked == c.changes || instant(m.heard.Load()) != s.now {
+	m.lastSeen.Store(1)
+	if lapse(); c.present || c.changes != changes+1 || told != 1 || m.acked == c.changes || instant(m.lastSeen.Load()) != s.now {
 		t.Errorf("present %v, %d changes, told %d times", c.present, c.changes-changes, told)
 	}
 	if v := c.view.Load(); v.mine || v.ring.Has("a:1") || c.mover.state != walking {
@@ -166,7 +166,7 @@ func TestLeavingNodeCountsWhatItHas(t *testing.T) {
 	s.breakAll("a:1", "b:1")
 	s.play(10 * time.Millisecond)
 	a.Leave(func() {})
-	s.play(leaveTells + 50*time.Millisecond)
+	s.play(leaveWait + 50*time.Millisecond)
 	if gone, n := a.core.gone(), a.core.rest(); gone || n != had {
 		t.Errorf("gone: %v, and %d accounts are left of %d", gone, n, had)
 	}

@@ -47,11 +47,11 @@ func TestTicks(t *testing.T) {
 		"nothing is to be done": {func(*core) {}, tickEvery},
 		"somebody has not heard": {func(c *core) {
 			c.members["b:1"].acked, c.members["b:1"].announcing = 0, true
-			c.joined = c.clock().Add(-tellFast)
+			c.joined = c.clock().Add(-announceFast)
 		}, tickSoon},
 		"somebody has not heard that it has just joined": {func(c *core) {
 			c.members["b:1"].acked, c.members["b:1"].announcing = 0, true
-			c.joined = c.clock().Add(1 - tellFast)
+			c.joined = c.clock().Add(1 - announceFast)
 		}, askAgain},
 		"somebody has not heard that it is away": {func(c *core) {
 			c.members["b:1"].acked, c.members["b:1"].announcing = 0, true
@@ -88,7 +88,7 @@ func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core
 	m, from := c.members["b:1"], &inlet{addr: "b:1"}
-	says := func(at instant, is bool) bool { return c.presence(at, from, is, m.changes) }
+	says := func(at instant, is bool) bool { return c.applyPresence(at, from, is, m.changes) }
 	for i := range mostTurns {
 		if is := i%2 == 1; !says(s.now, is) || m.alive != is {
 			t.Fatalf("turn %d of %d: alive %v", i+1, mostTurns, m.alive)
@@ -116,17 +116,17 @@ func TestGreeted(t *testing.T) {
 	}
 	at := s.now.Add(time.Hour)
 	m.failures = 3
-	if c.greeted(at, hello("b:1")); m.found != at || m.greeted != at || m.failures != 3 || len(m.kick) != 0 {
+	if c.applyHello(at, hello("b:1")); m.found != at || m.helloAt != at || m.failures != 3 || len(m.kick) != 0 {
 		t.Errorf("%+v", m)
 	}
 	m.ready.Store(false)
-	if c.greeted(at, hello("b:1")); m.failures != 0 || len(m.kick) != 1 {
+	if c.applyHello(at, hello("b:1")); m.failures != 0 || len(m.kick) != 1 {
 		t.Errorf("there is no way to it: %+v", m)
 	}
 	for i := range maxPeers {
-		c.know(fmt.Sprint("c:", i))
+		c.track(fmt.Sprint("c:", i))
 	}
-	c.greeted(at, hello("x:1"))
+	c.applyHello(at, hello("x:1"))
 	if len(c.members) != maxPeers || c.members["x:1"] != nil {
 		t.Errorf("%d nodes are known", len(c.members))
 	}
@@ -170,7 +170,7 @@ func TestAnotherLife(t *testing.T) {
 		before := m.incarnation
 		for range 2 { // the second time it is the same
 			c.mu.Lock()
-			c.introduced(s.now, m, &wire.Hello{Incarnation: before + 1})
+			c.applyIncarnation(s.now, m, &wire.Hello{Incarnation: before + 1})
 			c.unlock()
 			if m.incarnation != before+1 || m.done+m.changes != 0 || m.holds != alive {
 				t.Fatalf("alive %v: %+v", alive, m)
@@ -179,7 +179,7 @@ func TestAnotherLife(t *testing.T) {
 		}
 		m.done, m.changes = 5, 7
 		c.mu.Lock()
-		c.introduced(s.now, m, &wire.Hello{Incarnation: before + 1})
+		c.applyIncarnation(s.now, m, &wire.Hello{Incarnation: before + 1})
 		c.unlock()
 		if m.done != 5 || m.changes != 7 {
 			t.Errorf("it is the same life: %+v", m)
@@ -211,11 +211,11 @@ func TestDoneOfOneThatHasLeft(t *testing.T) {
 	for _, x := range []struct{ alive, same, holds bool }{{false, true, false}, {false, false, true}, {true, true, true}} {
 		_, a := newPair(t)
 		c := a.core
-		m, print := c.members["b:1"], c.view.Load().print
+		m, digest := c.members["b:1"], c.view.Load().digest
 		if m.alive, m.holds = x.alive, true; !x.same {
-			print++
+			digest++
 		}
-		if c.saidDone("b:1", print, m.changes); m.holds != x.holds {
+		if c.applyDone("b:1", digest, m.changes); m.holds != x.holds {
 			t.Errorf("%+v: it may have accounts %v", x, m.holds)
 		}
 	}
@@ -229,7 +229,7 @@ func TestFoundAgain(t *testing.T) {
 	c.hands = w
 	m := c.members["b:1"]
 	at := s.now.Add(time.Hour)
-	c.looks(at, []string{"b:1", "a:1"})
+	c.discovered(at, []string{"b:1", "a:1"})
 	if m.found != at || w.n != 1 || c.members["a:1"] != nil || c.stats.rejected[rejectedAddress].Load() != 0 {
 		t.Errorf("found %v ago, woken %d times", at.Sub(m.found), w.n)
 	}
@@ -237,7 +237,7 @@ func TestFoundAgain(t *testing.T) {
 
 // That a node owns keys is repeated a moment later to a peer that was too busy.
 func TestPresenceIsSaidAgain(t *testing.T) {
-	for _, x := range []struct{ joined, again time.Duration }{{tellFast, tickSoon}, {tellFast / 2, askAgain}} {
+	for _, x := range []struct{ joined, again time.Duration }{{announceFast, tickSoon}, {announceFast / 2, askAgain}} {
 		saysItsPresenceAgain(t, x.joined, x.again)
 	}
 }

@@ -202,7 +202,7 @@ func TestOddChangesAreRefused(t *testing.T) {
 		"a record":         {Changed: &wire.Changed{Record: []byte("xxxx")}},
 		"a reason unknown": {Changed: &wire.Changed{Refused: 9}},
 	} {
-		if x := (&setting{}); x.heard(r) || x.done {
+		if x := (&setting{}); x.apply(r) || x.done {
 			t.Errorf("%s is taken", what)
 		}
 	}

@@ -48,7 +48,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	for _, p := range f.GetPresences() {
 		r := &wire.Reply{Id: p.GetId()}
-		if !c.presence(now, from, p.GetHere(), p.GetChanges()) {
+		if !c.applyPresence(now, from, p.GetHere(), p.GetChanges()) {
 			r.Status = notOwner // it is to be repeated
 		}
 		reply(r)
@@ -59,7 +59,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 			reply(&wire.Reply{Id: m.GetId(), Status: malformed})
 			continue
 		}
-		reply(&wire.Reply{Id: m.GetId(), Found: c.asked(now, from.addr, m)})
+		reply(&wire.Reply{Id: m.GetId(), Found: c.answerFetch(now, from.addr, m)})
 	}
 	p := f.GetParcel()
 	// Requests wait for these, and a parcel takes a while.
@@ -74,7 +74,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	// After the parcel of the same frame, which may be the last: a node that is done is asked no more.
 	if f.GetDone() != 0 {
-		c.saidDone(from.addr, f.GetDone(), f.GetDoneChanges())
+		c.applyDone(from.addr, f.GetDone(), f.GetDoneChanges())
 	}
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)
@@ -84,7 +84,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 // replied takes in a frame of a peer, on the stream that this node opened.
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	// Whatever it says, the peer is alive.
-	m.heard.Store(int64(now))
+	m.lastSeen.Store(int64(now))
 	if len(f.GetReplies()) > peerPending || len(f.GetReceipts()) > 4*parcelsAtOnce {
 		c.malformed(rejectedFrame)
 		return

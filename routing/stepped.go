@@ -272,7 +272,7 @@ func (s *Stepped) yield() {} // it runs alone
 
 // Found takes in which nodes there may be.
 func (s *Stepped) Found(addrs []string) {
-	s.core.looks(s.o.Clock(), addrs)
+	s.core.discovered(s.o.Clock(), addrs)
 	s.Pump()
 }
 
@@ -287,7 +287,7 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	}
 	addr := h.GetAddr()
 	s.inlet[addr] = &inlet{addr: addr, incarnation: h.GetIncarnation()}
-	s.core.greeted(s.o.Clock(), &h)
+	s.core.applyHello(s.o.Clock(), &h)
 	welcome, err = proto.Marshal(s.core.hello(nonce))
 	s.Pump()
 	return welcome, err
@@ -438,7 +438,7 @@ func (s *Stepped) Pump() {
 		for s.core.step(now) {
 		}
 		again = s.advance() || again
-		s.talk()
+		s.sendAll()
 		again = again && s.woken
 	}
 	if s.left != nil && s.core.gone() {
@@ -461,8 +461,8 @@ func (s *Stepped) advance() (ended bool) {
 	return ended
 }
 
-// talk hands over to the wires what there is to say.
-func (s *Stepped) talk() {
+// sendAll hands over to the wires all that waits.
+func (s *Stepped) sendAll() {
 	ends, dials := s.ends, s.dials
 	s.ends, s.dials = nil, nil
 	for _, m := range ends {

@@ -100,7 +100,7 @@ func (c *core) undoAt(owner string, a *ask, v *verdict) {
 	m := &wire.Ask{
 		Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged), Debt: int64(v.Debt),
 	}
-	say := c.callFor(a, m, nil)
+	call := c.callFor(a, m, nil)
 	m.Kind = undo
-	c.view.Load().peers[owner].post(say)
+	c.view.Load().peers[owner].post(call)
 }

@@ -11,26 +11,26 @@ import (
 // Verdicts of owners are read as if they came from a stranger (reject.go).
 
 // read takes a verdict from a reply, if there is one.
-func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, elsewhere bool) {
-	v, ok = verdictOf(a, say)
+func (c *core) read(now instant, a *ask, call *call) (v verdict, ok, elsewhere bool) {
+	v, ok = verdictOf(a, call)
 	switch {
-	case !ok && say.err == nil && say.reply != nil && say.reply.GetStatus() == answered:
+	case !ok && call.status() == answered:
 		c.malformed(rejectedReply)
-	case ok && say.reply.GetHot():
+	case ok && call.reply.GetHot():
 		c.hotHere.Start(now, a.Key)
 	}
 	if ok && v.OverLimit && !c.inStore() {
 		c.hotHere.Refused(now, a, &v)
 	}
-	return v, ok, say.err == nil && say.reply != nil && say.reply.GetStatus() == notOwner
+	return v, ok, call.status() == notOwner
 }
 
 // verdictOf is what an owner answered; ok is false if it did not, or if that cannot be an answer.
-func verdictOf(a *ask, say *call) (v verdict, ok bool) {
-	reply := say.reply
+func verdictOf(a *ask, call *call) (v verdict, ok bool) {
+	reply := call.reply
 	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
 	// that were never spent.
-	if say.err != nil || reply == nil || reply.GetStatus() != answered ||
+	if call.status() != answered ||
 		!charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
 		return verdict{}, false
 	}

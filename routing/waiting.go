@@ -238,10 +238,10 @@ func (w *waiting) forwarded(now instant, i int) step {
 // again, of whom this node then thinks it is.
 func (w *waiting) answered(now instant, i int) step {
 	s, a := &w.states[i], &w.asks[i]
-	say := s.call
-	v, ok, moved := w.read(now, a, say)
+	call := s.call
+	v, ok, moved := w.read(now, a, call)
 	if x, is := s.errand.(*setting); is && ok {
-		ok = x.heard(say.reply)
+		ok = x.apply(call.reply)
 	}
 	s.call = nil
 	switch {
@@ -253,7 +253,7 @@ func (w *waiting) answered(now instant, i int) step {
 		s.again = now.Add(askAgain)
 		return waits
 	}
-	return w.failed(now, i, say)
+	return w.failed(now, i, call)
 }
 
 // abandon decides without the owner, whose answer did not come in time. If the
@@ -270,11 +270,11 @@ func (w *waiting) abandon(now instant, i int) step {
 
 // regret takes back the charge of an owner whose answer no request awaits any more.
 func (w *waiting) regret(now instant, i int) {
-	late, say := w.asks[i], w.states[i].call
+	late, call := w.asks[i], w.states[i].call
 	late.Key = append([]byte(nil), late.Key...)
 	c := w.core
-	say.after(func() { // when the owner answers, or the conversation ends
-		v, ok, _ := c.read(now, &late, say)
+	call.after(func() { // when the owner answers, or the conversation ends
+		v, ok, _ := c.read(now, &late, call)
 		switch {
 		case !ok && late.OfSlot(): // it may have been taken: to give back a slot that was not changes nothing
 			c.Undo(now, []ask{late}, []verdict{{Source: ratelimit.FromOwner, Charged: late.Cost, Window: late.Window}})
@@ -294,7 +294,7 @@ func (w *waiting) regret(now instant, i int) {
 // failed decides without the key's owner: by a lease, where there is a store and time, else as the rule says.
 // A peer's ask is not decided: the asking node has the rule's policy. say is the call that failed, or waits
 // for its answer; nil: there was none.
-func (w *waiting) failed(now instant, i int, say *call) step {
+func (w *waiting) failed(now instant, i int, call *call) step {
 	if !w.late && w.canLease(i) {
 		return w.lease()
 	}
@@ -315,7 +315,7 @@ func (w *waiting) failed(now instant, i int, say *call) step {
 		return done
 	}
 	w.verdicts[i] = w.fail(w.ctx, now, a)
-	w.later(a, &w.verdicts[i], say)
+	w.later(a, &w.verdicts[i], call)
 	return done
 }
 

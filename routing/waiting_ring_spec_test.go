@@ -27,7 +27,7 @@ func TestSilentOwners(t *testing.T) {
 	} {
 		l := &link{}
 		l.missed.Store(int64(at.Add(x.missed)))
-		l.heard.Store(int64(at.Add(x.heard)))
+		l.lastSeen.Store(int64(at.Add(x.heard)))
 		if now := at.Add(x.now); l.silent(now) != x.silent || l.alive(now) != x.alive {
 			t.Errorf("%+v: silent %v, alive %v", x, l.silent(now), l.alive(now))
 		}

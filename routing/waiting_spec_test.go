@@ -181,7 +181,7 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 		w := a.waits("b:1", 1)
 		w.asks[0].Kind, w.late = x.kind, true
 		s.now = s.now.Add(time.Hour)
-		w.view.Load().peers["b:1"].heard.Store(int64(s.now.Add(-x.heard)))
+		w.view.Load().peers["b:1"].lastSeen.Store(int64(s.now.Add(-x.heard)))
 		before := w.stats.fallbacks.Load()
 		if w.failed(s.now, 0, nil) != done {
 			t.Fatal("its time is over")
