@@ -249,7 +249,7 @@ func (w *waiting) answered(now instant, i int) step {
 		w.verdicts[i] = v
 		return done
 	// The node that was asked is not the owner, or not any more. The next try goes by this node's own ring again.
-	case moved && !w.late:
+	case moved:
 		s.again = now.Add(askAgain)
 		return waits
 	}

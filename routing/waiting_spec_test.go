@@ -367,6 +367,21 @@ func TestPeersAskThatTakesTooLong(t *testing.T) {
 	}
 }
 
+// A key is decided as a new one as soon as all have answered that they have no account of it.
+func TestSearchedKeyIsDecided(t *testing.T) {
+	s, a := newPair(t)
+	m := a.mayHave("b:1")
+	w := a.waits("a:1", 1)
+	if !w.advance(s.now) {
+		t.Fatal("another may have it")
+	}
+	fetch := m.take(0).GetFetches()[0]
+	m.replied([]*wire.Reply{{Id: fetch.GetId(), Found: wire.Found_NONE}})
+	if w.advance(s.now) || w.verdicts[0].Charged != 5 || m.take(0) != nil {
+		t.Errorf("no other has it: %+v", w.verdicts[0])
+	}
+}
+
 // An undo tells the owner whether it had refused: then its charge is debt beyond the limit, and is subtracted
 // from that.
 func TestUndoSaysWhetherItWasRefused(t *testing.T) {
