@@ -60,11 +60,11 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 	f = &fetch{key: string(key), view: v, bells: []bell{b}}
 	c.fetches[f.key] = f
 	var of []*member
-	c.each(func(m *member) {
+	for _, m := range c.sorted() {
 		if m.mayHave(v) {
 			of = append(of, m)
 		}
-	})
+	}
 	f.open = len(of)
 	// This node has sent the account away, and there is no receipt: the ring has turned since, and the
 	// receiver may refuse it. That others have none does not make it a new key.

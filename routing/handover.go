@@ -213,10 +213,11 @@ func (m *member) flush() {
 
 // announceClean reports done to all, when the node has become clean; the caller holds mu.
 func (c *core) announceClean() {
-	if !c.clean() {
-		return
+	if c.clean() {
+		for _, m := range c.sorted() {
+			c.announceDone(m)
+		}
 	}
-	c.each(c.announceDone)
 }
 
 func (c *core) announceDone(m *member) {

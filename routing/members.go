@@ -2,6 +2,7 @@ package routing
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -54,16 +55,9 @@ type bells struct {
 	outgoing bell // a message is ready
 }
 
-// each calls f with every member, always in the same order; the caller holds mu.
-func (c *core) each(f func(m *member)) {
-	all := make([]*member, 0, len(c.members))
-	for _, m := range c.members {
-		all = append(all, m)
-	}
-	slices.SortFunc(all, func(a, b *member) int { return strings.Compare(a.addr, b.addr) })
-	for _, m := range all {
-		f(m)
-	}
+// sorted has every member, always in the same order; the caller holds mu.
+func (c *core) sorted() []*member {
+	return slices.SortedFunc(maps.Values(c.members), func(a, b *member) int { return strings.Compare(a.addr, b.addr) })
 }
 
 // hello introduces this node.

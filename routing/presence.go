@@ -102,7 +102,7 @@ func (c *core) lapse(now instant, slept time.Duration) {
 // bury takes nodes out of the ring after too long a silence.
 func (c *core) bury(now instant) {
 	changed := false
-	c.each(func(m *member) {
+	for _, m := range c.sorted() {
 		lastSeen := instant(m.lastSeen.Load())
 		// After this long, no node waits for its accounts: their keys count as new. A crash costs that
 		// (docs/internals/peers.md).
@@ -118,7 +118,7 @@ func (c *core) bury(now instant) {
 			c.hands.hangUp(m)
 			delete(c.members, m.addr)
 		}
-	})
+	}
 	if changed {
 		c.turn()
 	}
@@ -161,14 +161,14 @@ func (c *core) join(now instant) {
 func (c *core) announce(now instant) (unacked bool) {
 	// They are read now, not when the frame is written: the answer counts for the present ring.
 	is, changes := c.present, c.changes
-	c.each(func(m *member) {
+	for _, m := range c.sorted() {
 		if !m.ready.Load() || m.acked == changes {
-			return
+			continue
 		}
 		unacked = true
 		// One at a time is on its way, so that an answer belongs to the last announcement.
 		if m.announcing || now < m.repeat {
-			return
+			continue
 		}
 		m.announcing = true
 		call := newCall(func(f *wire.Frame, id uint64) {
@@ -187,7 +187,7 @@ func (c *core) announce(now instant) (unacked bool) {
 			c.hands.wake()
 		})
 		c.post(m.link, call)
-	})
+	}
 	return unacked
 }
 

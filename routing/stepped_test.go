@@ -104,9 +104,9 @@ func (s *script) show() {
 		if n := s.nodes[a]; n != nil {
 			v := n.core.view.Load()
 			s.Logf("%s alive %v present %v stable %v ring %v mover %v underway %d", a, n.alive, n.core.present, v.stable.Load(), v.ring, n.core.mover.state, len(n.core.mover.underway))
-			n.core.each(func(m *member) {
+			for _, m := range n.core.sorted() {
 				s.Logf("    %s alive %v ready %v holds %v done %v", m.addr, m.alive, m.ready.Load(), m.holds, m.done == v.digest)
-			})
+			}
 		}
 	}
 }
