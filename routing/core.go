@@ -52,8 +52,8 @@ type core struct {
 // identity is who a node is, in this life.
 type identity struct {
 	options Options
-	// incarnation names this life of the process. Parcels are numbered for each pair of
-	// incarnations, so that one of an earlier life is not taken for one of this (docs/internals/peers.md).
+	// incarnation names this life of the process. Each numbers its parcels
+	// anew, so that one of an earlier life must not be taken for one of this (docs/internals/peers.md).
 	incarnation uint64
 	began       instant
 }
@@ -75,26 +75,21 @@ type heat struct {
 	hotHere hot.Leases
 }
 
-// authority has the remainder of each key: a store that all nodes share, or each owner for its own keys. With a
-// store, nothing moves when the ring changes: the owner is only the node that leases, and a node that cannot
-// reach it leases from the store itself. Without a store, accounts are in owners' memory. They are handed over,
-// and until all have been, an owner fetches those that may be elsewhere.
-type authority struct {
-	// local has the budgets of the keys that this node owns; with a store it is nil.
-	local *leasing.Local
-}
-
-// inStore tells whether the authority is a store.
-func (a *authority) inStore() bool { return a.local == nil }
-
 // deciders are the limiters behind a node of the ring. They are set before it is used,
 // and not changed.
 type deciders struct {
 	base limiter // decides on this node's own keys
-	authority
+	// local has the budgets of the keys that this node owns. With a store it is nil: the store has them, all nodes
+	// share it, and nothing moves when the ring changes. The owner is only the node that leases, and a node that
+	// cannot reach it leases from the store itself. Without a store, accounts are handed over, and until all have
+	// been, an owner fetches those that may be elsewhere.
+	local *leasing.Local
 	// fallback decides under on_store_failure: local when an owner does not answer.
 	fallback *leasing.Local
 }
+
+// inStore tells whether a store has the remainder of each key.
+func (d *deciders) inStore() bool { return d.local == nil }
 
 // driven has the driver's means: time, chance and actions.
 type driven struct {

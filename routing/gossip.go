@@ -160,7 +160,7 @@ func (n *names) NotifyAlive(node *memberlist.Node) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	// A node with the secret may name any node, and each name is dialled.
-	if len(node.Name) > maxAddr || checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
+	if checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
 		err := fmt.Errorf("a node is called %q, or is one too many of %d: %w", node.Name[:min(len(node.Name), maxAddr)],
 			maxPeers, errAddr)
 		n.refuse("gossip of "+node.Address(), err)

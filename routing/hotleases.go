@@ -116,10 +116,8 @@ func (c *core) leaseAnswered(now instant, a *ask, seq uint64, x leasing.Lease, v
 func totalsOf(m *wire.Totals) (leasing.Totals, bool) {
 	const most = int64(leasing.MostTotal)
 	ok := m.GetLife() > 0 && m.GetSeq() >= m.GetLife() && m.GetSeq() <= math.MaxInt64 &&
-		m.GetWindow() >= 0 && m.GetWindow() <= mostWindow && m.GetWant() >= 0 && m.GetWant() <= most
-	for _, n := range [...]int64{m.GetTaken(), m.GetSpent()} {
-		ok = ok && n >= -most && n <= most
-	}
+		m.GetWindow() >= 0 && m.GetWindow() <= mostWindow && m.GetWant() >= 0 &&
+		min(m.GetTaken(), m.GetSpent()) >= -most && max(m.GetTaken(), m.GetSpent(), m.GetWant()) <= most
 	return leasing.Totals{
 		Life: m.GetLife(), Seq: m.GetSeq(), Window: ratelimit.Window(m.GetWindow()),
 		Taken: ratelimit.Tokens(m.GetTaken()), Spent: ratelimit.Tokens(m.GetSpent()),

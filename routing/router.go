@@ -36,7 +36,7 @@ func (o *Options) Validate() error {
 	if o.TLS == nil || o.Secret != "" {
 		errs = append(errs, CheckSecret(o.Secret))
 	}
-	if err := checkAddr(o.Addr); err != nil || len(o.Addr) > maxAddr {
+	if checkAddr(o.Addr) != nil {
 		errs = append(errs, fmt.Errorf("PEER_ADDR is %q: %w", o.Addr, errAddr))
 	}
 	return errors.Join(errs...)
@@ -184,7 +184,7 @@ func (r *Router) usable(found []string) []string {
 	addrs := make([]string, 0, min(len(found), maxPeers))
 	wrong := ""
 	for _, a := range found {
-		if len(a) > maxAddr || checkAddr(a) != nil || len(addrs) >= maxPeers {
+		if checkAddr(a) != nil || len(addrs) >= maxPeers {
 			r.reject(rejectedAddress)
 			// Only the last is reported, and cut: the server that answers for the name chooses them.
 			wrong = a[:min(len(a), maxAddr)]

@@ -42,10 +42,8 @@ func verdictOf(a *ask, call *call) (v verdict, ok bool) {
 		Window: ratelimit.Window(reply.GetWindow()),
 	}
 	if o := reply.GetOverride(); o != nil {
-		const most = int64(ratelimit.MaxLimit)
 		limit.Requests, limit.Burst = ratelimit.Tokens(o.GetRequests()), ratelimit.Tokens(o.GetBurst())
-		if !limit.Overridable() ||
-			o.GetRequests() < 0 || o.GetRequests() > most || o.GetBurst() < 0 || o.GetBurst() > most {
+		if !limit.Overridable() || !limits(o.GetRequests(), o.GetBurst()) {
 			return verdict{}, false
 		}
 		own := limit
