@@ -52,21 +52,20 @@ type core struct {
 // identity is who a node is, in this life.
 type identity struct {
 	options Options
-	// incarnation names this life of the process. Parcels are numbered for each pair of
-	// incarnations, so that one of an earlier life is not taken for one of this (docs/internals/peers.md).
+	// incarnation names this life of the process. Each numbers its parcels
+	// anew, so that one of an earlier life must not be taken for one of this (docs/internals/peers.md).
 	incarnation uint64
 	began       instant
 }
 
 // awareness says how far a node may decide.
 type awareness struct {
-	// ticked is the instant of the node's last tick. expired says that too much time has passed since then
-	// for it to be an owner: others may have taken over its keys.
-	ticked  atomic.Int64
-	expired atomic.Bool
-	// unheard says that some nodes that this one has met have not acknowledged its ownership yet. Two nodes
-	// that join at once would otherwise both decide for a key, each in a ring without the other.
-	unheard atomic.Bool
+	// ticked is the instant of the node's last tick.
+	ticked atomic.Int64
+	// unconfirmed says that others may decide on this node's keys. Some have not acknowledged yet that it has
+	// joined: two nodes that join at once would otherwise each decide in a ring without the other. Or it has not
+	// run for so long that others may have taken over.
+	unconfirmed atomic.Bool
 }
 
 // heat is which keys are hot: hot is what others ask this node for as the owner, hotHere
@@ -76,26 +75,21 @@ type heat struct {
 	hotHere hot.Leases
 }
 
-// authority has the remainder of each key: a store that all nodes share, or each owner for its own keys. With a
-// store, nothing moves when the ring changes: the owner is only the node that leases, and a node that cannot
-// reach it leases from the store itself. Without a store, accounts are in owners' memory. They are handed over,
-// and until all have been, an owner fetches those that may be elsewhere.
-type authority struct {
-	// local has the budgets of the keys that this node owns; with a store it is nil.
-	local *leasing.Local
-}
-
-// inStore tells whether the authority is a store.
-func (a *authority) inStore() bool { return a.local == nil }
-
 // deciders are the limiters behind a node of the ring. They are set before it is used,
 // and not changed.
 type deciders struct {
 	base limiter // decides on this node's own keys
-	authority
+	// local has the budgets of the keys that this node owns. With a store it is nil: the store has them, all nodes
+	// share it, and nothing moves when the ring changes. The owner is only the node that leases, and a node that
+	// cannot reach it leases from the store itself. Without a store, accounts are handed over, and until all have
+	// been, an owner fetches those that may be elsewhere.
+	local *leasing.Local
 	// fallback decides under on_store_failure: local when an owner does not answer.
 	fallback *leasing.Local
 }
+
+// inStore tells whether a store has the remainder of each key.
+func (d *deciders) inStore() bool { return d.local == nil }
 
 // driven has the driver's means: time, chance and actions.
 type driven struct {
@@ -109,12 +103,10 @@ type driven struct {
 // other nodes and is in no ring.
 type standing struct {
 	members map[string]*member
-	present bool // in the ring
-	// changes is how often that has changed. Messages say one more, because 0 is not said.
-	changes uint64
+	present bool    // in the ring
+	changes uint64  // counts the changes of present, from 1: announcements have this number
 	joined  instant // when it entered
-	left    bool    // for good
-	leftAt  instant
+	left    instant // when it left, for good; 0: it has not
 	// looked says that discovery has named others at least once, or failed to: before that, a node
 	// would join alone.
 	looked bool
@@ -131,9 +123,9 @@ type transit struct {
 	mover   mover
 	fetches map[string]*fetch // by key
 	inboxes map[uint64]*inbox // by the sender's incarnation
-	// numbered is the highest number of a parcel to any dropped node. Numbers to such a node continue from
-	// there if it comes back.
-	numbered uint64
+	// parcels is the number of the last parcel to any node. A node that was dropped and comes back still has this one's
+	// parcels by their numbers, and would take those of numbers that begin anew for repetitions.
+	parcels atomic.Uint64
 }
 
 // counted is what a node counts for its metrics.
@@ -183,8 +175,8 @@ func (b baseOf) decide(ctx context.Context, now instant, within time.Duration, a
 // view is the ring at one time. It is replaced as a whole, and only stable changes: requests read it by one
 // pointer, without a lock.
 type view struct {
-	ring  *ring.Ring
-	print uint64
+	ring   *ring.Ring
+	digest uint64
 	// since has the rings that were in force since all had last handed over, the newest first. nil means
 	// unknown, and then no key counts as kept.
 	since  []*ring.Ring
@@ -223,7 +215,7 @@ func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
 		identity: identity{options: o, began: clock()}, driven: driven{clock: clock},
 		deciders: deciders{fallback: fallback},
-		standing: standing{members: map[string]*member{}},
+		standing: standing{members: map[string]*member{}, changes: 1},
 		heat:     heat{hot: hot.New(o.HotRate)},
 		transit:  transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
 	}
@@ -245,7 +237,7 @@ type post struct {
 
 // post queues a call when mu is free: one that cannot be sent has ended at once,
 // and what goes on then needs mu. The caller holds mu.
-func (c *core) post(to *link, say *call) { c.posts = append(c.posts, post{to, say}) }
+func (c *core) post(to *link, call *call) { c.posts = append(c.posts, post{to, call}) }
 
 // unlock releases mu.
 func (c *core) unlock() {
@@ -272,10 +264,10 @@ func (c *core) build(old *view) *view {
 		}
 	}
 	v.ring = ring.Of(nodes)
-	// print is a sum, and so the same on every node that sees the same members. Two nodes compare
+	// digest is a sum, and so the same on every node that sees the same members. Two nodes compare
 	// it to tell whether they speak of the same ring.
 	for _, addr := range v.ring.Members() {
-		v.print += xxhash.Sum64String(addr)
+		v.digest += xxhash.Sum64String(addr)
 	}
 	// A node that was in no ring before owned nothing, so that it cannot say of any key that it has
 	// had it since. Where all had handed over under the old ring, that ring is enough to remember.
@@ -310,7 +302,7 @@ func (c *core) turn() {
 	c.view.Store(next)
 	c.gate.Unlock()
 	c.settle()
-	c.settled() // done, under the new ring, where nothing moves
+	c.announceClean() // done, under the new ring, where nothing moves
 	c.hands.wake()
 }
 
@@ -348,29 +340,25 @@ func (c *core) settle() {
 // mayHave tells whether the member may have accounts that are this node's own
 // under a view.
 func (m *member) mayHave(v *view) bool {
-	// A node that has left may still have accounts to send (holds). Its done counts only if it was sent under
-	// this ring, and after it last joined or left. An earlier one may be overtaken.
-	return (m.alive || m.holds) && (m.done != v.print || m.doneBy < m.changes)
+	// A node that has left may still have accounts to send. Its done counts only for this ring.
+	return m.holds && m.done != v.digest
 }
 
 // lapsed tells whether the node did not run for so long that others may own its
 // keys. The first decision after that notices.
 func (c *core) lapsed(now instant) bool {
-	if c.expired.Load() {
-		return true
-	}
 	ticked := instant(c.ticked.Load())
 	// A node before its first tick has not joined either, so that no other can have taken its keys over.
 	if ticked == 0 || now.Sub(ticked) <= lapseAfter {
 		return false
 	}
-	c.expired.Store(true)
+	c.unconfirmed.Store(true)
 	c.hands.wake()
 	return true
 }
 
-// tell reports what went wrong with a peer.
-func (c *core) tell(addr string, err error) {
+// report reports what went wrong with a peer.
+func (c *core) report(addr string, err error) {
 	if c.options.OnPeer != nil && err != nil {
 		c.options.OnPeer(addr, err)
 	}

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -148,6 +149,9 @@ func TestLongestReset(t *testing.T) {
 			t.Errorf("%v: %v, want %v", x.limit, got, x.want)
 		}
 		if got := resetOf(&x.limit, x.want.Microseconds()+1); got != x.want {
+			t.Errorf("%v: a reset in %v", x.limit, got)
+		}
+		if got := resetOf(&x.limit, math.MaxInt64); got != x.want {
 			t.Errorf("%v: a reset in %v", x.limit, got)
 		}
 		if got := resetOf(&x.limit, 7); got != 7*time.Microsecond {

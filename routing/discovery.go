@@ -87,7 +87,7 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 		"gossip:HOST:PORT (and more)", s)
 }
 
-var errAddr = errors.New("must be host:port, with the port a number and the host not empty")
+var errAddr = errors.New("must be host:port of at most 256 bytes, with the port a number and the host not empty")
 
 // checkAddr returns the fault of an address before it is dialled: a mistake in PEERS would otherwise look
 // like a node that is down.
@@ -96,7 +96,7 @@ func checkAddr(a string) error {
 	if err == nil {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
-	if err != nil || host == "" {
+	if err != nil || host == "" || len(a) > maxAddr {
 		return errAddr
 	}
 	return nil

@@ -60,11 +60,11 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 	f = &fetch{key: string(key), view: v, bells: []bell{b}}
 	c.fetches[f.key] = f
 	var of []*member
-	c.each(func(m *member) {
+	for _, m := range c.sorted() {
 		if m.mayHave(v) {
 			of = append(of, m)
 		}
-	})
+	}
 	f.open = len(of)
 	// This node has sent the account away, and there is no receipt: the ring has turned since, and the
 	// receiver may refuse it. That others have none does not make it a new key.
@@ -73,7 +73,7 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 		c.ask(f, m)
 	}
 	// There may be no node to ask.
-	c.answeredFetch(f)
+	c.concludeFetch(f)
 	return f
 }
 
@@ -84,17 +84,17 @@ func (c *core) ask(f *fetch, m *member) {
 		f.soon = true
 		return
 	}
-	say := newCall(func(fr *wire.Frame, id uint64) {
-		fr.Fetches = append(fr.Fetches, &wire.Fetch{Id: id, Key: []byte(f.key), Ring: f.view.print})
+	call := newCall(func(fr *wire.Frame, id uint64) {
+		fr.Fetches = append(fr.Fetches, &wire.Fetch{Id: id, Key: []byte(f.key), Ring: f.view.digest})
 	})
-	say.after(func() {
+	call.after(func() {
 		c.mu.Lock()
 		defer c.unlock()
 		f.open--
 		// Without a clear answer the account may be anywhere, so that the fetch asks again.
 		found := wire.Found_ELSEWHERE
-		if say.err == nil && say.reply.GetStatus() == answered {
-			found = say.reply.GetFound()
+		if call.status() == answered {
+			found = call.reply.GetFound()
 		}
 		switch found {
 		case wire.Found_NONE:
@@ -103,13 +103,13 @@ func (c *core) ask(f *fetch, m *member) {
 		default:
 			f.soon = true
 		}
-		c.answeredFetch(f)
+		c.concludeFetch(f)
 	})
-	c.post(m.link, say)
+	c.post(m.link, call)
 }
 
-// answeredFetch ends a fetch that has its answers; the caller holds mu.
-func (c *core) answeredFetch(f *fetch) {
+// concludeFetch ends a fetch that has its answers; the caller holds mu.
+func (c *core) concludeFetch(f *fetch) {
 	switch {
 	case f.state != fetching, f.open > 0:
 	case f.soon:
@@ -137,9 +137,9 @@ func (c *core) outcome(f *fetch) fetchState {
 	return f.state
 }
 
-// asked answers a fetch of a peer. An account that is found is sent in a parcel, which is not lost when a
+// answerFetch answers a fetch of a peer. An account that is found is sent in a parcel, which is not lost when a
 // stream breaks; the answer only has the peer look again.
-func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
+func (c *core) answerFetch(now instant, from string, m *wire.Fetch) wire.Found {
 	c.mu.Lock()
 	defer c.unlock()
 	key := m.GetKey()
@@ -155,10 +155,10 @@ func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 	case going != "":
 	// This node will not get the account either, as long as it sees the ring of the asking node, or is in
 	// none. Both take in only their own accounts.
-	case !c.local.Has(key) && (v.print == m.GetRing() || !v.mine):
+	case !c.local.Has(key) && (v.digest == m.GetRing() || !v.mine):
 		return wire.Found_NONE
 	// Under its own ring it might still be sent the account by a third node, or own the key.
-	case v.print != m.GetRing():
+	case v.digest != m.GetRing():
 		return wire.Found_OTHER_RING
 	// It may have ended since it was looked for: then the next look finds none.
 	case to != nil && to.ready.Load() && to.roomForOne() && c.send(now, to, key):

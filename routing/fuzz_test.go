@@ -51,14 +51,14 @@ func newTarget(t *testing.T) *target {
 	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
 	x.base = baseOf{local}
 	x.storeless(local)
-	x.looks(x.now, []string{"peer:1"})
+	x.discovered(x.now, []string{"peer:1"})
 	x.peer = x.members["peer:1"]
 	x.began, x.present = 1, true
-	x.opened(x.now, x.peer, &wire.Hello{Version: version, Addr: "peer:1", Weight: 1, Incarnation: 7, Nonce: nonce})
-	x.saidDone("peer:1", x.view.Load().print, 0)
+	x.opened(x.now, x.peer, &wire.Hello{Version: version, Addr: "peer:1", Weight: 1, Incarnation: 7, Nonce: nonce, Changes: 2})
+	x.applyDone("peer:1", x.view.Load().digest, 2)
 	for x.step(x.now) {
 	}
-	x.peer.told = here
+	x.peer.acked = x.changes
 	x.waits()
 	return x
 }
@@ -99,13 +99,10 @@ func (x *target) takes(f *wire.Frame, answer bool) {
 		return
 	}
 	x.serve(x.now, x.from, f, x.says, func(asks []*wire.Ask) {
-		s, replies := x.decideFor(context.Background(), x.now, x.from, asks)
-		x.says(&wire.Frame{Replies: replies})
-		if s != nil {
-			s.advance(x.now)
-			s.advance(s.until)
-			x.says(&wire.Frame{Replies: s.replies(x.now)})
-		}
+		s := x.decideFor(context.Background(), x.now, x.from, asks)
+		s.advance(x.now)
+		s.advance(s.until)
+		x.says(&wire.Frame{Replies: s.replies(x.now)})
 	})
 }
 
@@ -214,9 +211,9 @@ func frames(x *target) map[string]*wire.Frame {
 			{Id: 2, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 2, Window: int64(window), Taken: 5, Spent: 1 << 43}},
 			{Id: 3, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 2, Seq: 1}},
 		}},
-		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().print}, {Id: 2}}},
-		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true}, {Id: 2}}},
-		"leaves":    {Presences: []*wire.Presence{{Id: 1}}, Done: x.view.Load().print, Ping: 5, Sent: here},
+		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().digest}, {Id: 2}}},
+		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true, Changes: 2}, {Id: 2, Changes: 3}}},
+		"leaves":    {Presences: []*wire.Presence{{Id: 1, Changes: 3}}, Done: x.view.Load().digest, DoneChanges: 3, Ping: 5, Sent: here},
 		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{State: int64(window), Sum: 3, Dead: 1 << 60, Lessees: lessees})}},
 		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Algorithm: ratelimit.TokenBucket, At: ratelimit.LedgerTime(here), State: -(1 << 60), Extra: 1 << 50, Dead: 1 << 60})}},
 		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{At: 1 << 61, State: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
@@ -267,7 +264,7 @@ func TestFramesAreCountedByKind(t *testing.T) {
 		{"undo", nil},
 		{"leases", []string{"lease"}},
 		{"fetches", []string{"fetch"}},
-		{"presences", []string{"presence"}},
+		{"presences", nil},
 		{"parcel", nil},
 		{"future", []string{"account", "sent"}},
 		{"lies", []string{"reply", "lease"}},

@@ -24,10 +24,10 @@ import (
 // Strangers cost at most mostGossipStreams connections of mostGossipBytes at a time. They are counted and
 // reported. Holders of the secret can name up to maxPeers addresses.
 type Gossip struct {
-	list  *memberlist.Memberlist
-	seeds []string
-	known names
-	told  atomic.Pointer[func(from string, err error)] // for refusals
+	list    *memberlist.Memberlist
+	seeds   []string
+	known   names
+	reports atomic.Pointer[func(from string, err error)] // for refusals
 }
 
 const (
@@ -115,7 +115,7 @@ func (g *Gossip) Close() error {
 var errGossip = fmt.Errorf("its gossip cannot be decrypted: %w", ErrSecret)
 
 func (g *Gossip) refuse(from string, err error) {
-	if f := g.told.Load(); f != nil {
+	if f := g.reports.Load(); f != nil {
 		(*f)(from, err)
 	}
 }
@@ -160,7 +160,7 @@ func (n *names) NotifyAlive(node *memberlist.Node) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	// A node with the secret may name any node, and each name is dialled.
-	if len(node.Name) > maxAddr || checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
+	if checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
 		err := fmt.Errorf("a node is called %q, or is one too many of %d: %w", node.Name[:min(len(node.Name), maxAddr)],
 			maxPeers, errAddr)
 		n.refuse("gossip of "+node.Address(), err)

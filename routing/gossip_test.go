@@ -43,7 +43,7 @@ func TestGossipTellsOfStrangers(t *testing.T) {
 		if n, err := (gossipLog{&g}).Write([]byte(c.line)); n != len(c.line) || err != nil { // there is no receiver yet
 			t.Errorf("%d bytes of %d were written, %v", n, len(c.line), err)
 		}
-		g.told.Store(&tell)
+		g.reports.Store(&tell)
 		_, _ = gossipLog{&g}.Write([]byte(c.line))
 		if told != c.from {
 			t.Errorf("%q is told as being from %q, want %q", c.line, told, c.from)
@@ -204,7 +204,7 @@ func TestGossipLetsAddressesIn(t *testing.T) {
 		default:
 		}
 	}
-	g.told.Store(&tell)
+	g.reports.Store(&tell)
 	key := sha256.Sum256([]byte("sluice gossip " + known))
 	c := memberlist.DefaultLANConfig()
 	c.Name, c.BindAddr, c.BindPort, c.SecretKey, c.LogOutput = "nonsense", "127.0.0.1", 0, key[:], io.Discard

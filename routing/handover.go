@@ -1,13 +1,9 @@
 package routing
 
 import (
-	"sync"
-	"time"
-
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -30,12 +26,10 @@ import (
 
 // mover is the walk through this node's tables. It goes round until a round has left nothing of others behind.
 type mover struct {
-	// dirty says that there may be accounts of others: this node must not say done.
-	dirty bool
+	state walk
+	// next is the state after this round.
+	next  walk
 	visit leasing.Visit
-	again bool // an account may be where the walk has passed: this round is not the last
-	stuck bool // in this round, an account could not be put on its way
-	waits bool // the round is over, and what is left is stuck
 	// full is the node whose room the walk waits for; nil: none.
 	full *member
 	// retry is when a walk that is stuck begins anew. 0 means: when a way opens.
@@ -47,38 +41,40 @@ type mover struct {
 	ends     []int
 }
 
+// walk is the state of a mover, the last one before others. All but walked mean that there may be accounts of others:
+// this node must not say done.
+type walk uint8
+
+const (
+	walked  walk = iota
+	stuck        // the round is over, and accounts could not be put on their way
+	walking      // as the next state: an account may be where the walk has passed
+)
+
 // begin begins the first round.
 func (m *mover) begin() {
-	m.dirty, m.visit, m.again, m.stuck, m.waits, m.full, m.retry = true, leasing.Visit{}, false, false, false, nil, 0
+	m.state, m.next, m.visit, m.full, m.retry = walking, walked, leasing.Visit{}, nil, 0
 }
 
 // once has the walk go round once more: an account has come back, or a way has opened.
 func (m *mover) once() {
-	if m.walks() {
-		m.again = true
+	if m.state == walking {
+		m.next = walking
 	} else {
 		m.begin()
 	}
 }
 
-// end takes in that a round has ended.
+// end ends a round.
 func (m *mover) end() {
-	switch {
-	case m.again:
+	if m.state = m.next; m.state == walking {
 		m.begin()
-	case m.stuck:
-		m.waits = true
-	default:
-		m.dirty = false
 	}
 }
 
-// walks tells whether the walk has more to see.
-func (m *mover) walks() bool { return m.dirty && !m.waits }
-
 // clean tells whether this node has nothing that is not its own, as one with a
 // store never has; the caller holds mu.
-func (c *core) clean() bool { return !c.mover.dirty && len(c.mover.underway) == 0 }
+func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.underway) == 0 }
 
 // step moves a few accounts. It reports whether there is more to do at once.
 func (c *core) step(now instant) (more bool) {
@@ -91,7 +87,7 @@ func (c *core) step(now instant) (more bool) {
 	}
 	// A walk that waits for room at one node stops as a whole. To pass that node's accounts over
 	// would mean another round for them.
-	if !m.walks() || m.full != nil && m.full.state(now) == noRoom {
+	if m.state != walking || m.full != nil && m.full.state(now) == noRoom {
 		return false
 	}
 	m.full = nil
@@ -115,12 +111,12 @@ func (c *core) step(now instant) (more bool) {
 	case done:
 		m.end()
 	}
-	more = m.full == nil && m.walks()
+	more = m.full == nil && m.state == walking
 	if !more {
 		// Nothing is to be added for now. Parcels that are not full go out as they are.
 		c.sealAll()
 	}
-	c.settled()
+	c.announceClean()
 	return more
 }
 
@@ -139,9 +135,9 @@ func (c *core) takeOut(now instant, v *view) {
 			m.full = to
 			return
 		case noWay:
-			m.stuck = true
+			m.next = max(m.next, stuck)
 		case later:
-			m.stuck = true
+			m.next = max(m.next, stuck)
 			// The earliest of the refusing nodes says when to try again.
 			if m.retry == 0 || to.paused < m.retry {
 				m.retry = to.paused
@@ -215,18 +211,18 @@ func (m *member) flush() {
 	}
 }
 
-// settled says done, when the node has become clean; the caller holds mu.
-func (c *core) settled() {
-	if !c.clean() {
-		return
+// announceClean reports done to all, when the node has become clean; the caller holds mu.
+func (c *core) announceClean() {
+	if c.clean() {
+		for _, m := range c.sorted() {
+			c.announceDone(m)
+		}
 	}
-	c.each(c.sayDone)
 }
 
-func (c *core) sayDone(m *member) {
+func (c *core) announceDone(m *member) {
 	if m.ready.Load() {
-		// In messages, counts of changes begin at 1: 0 is not said.
-		m.sayDone(c.view.Load().print, c.changes+1)
+		m.announceDone(c.view.Load().digest, c.changes)
 	}
 }
 
@@ -262,7 +258,7 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	}
 	c.stats.handed.Add(uint64(len(p.hashes) - len(refused)))
 	c.settle()
-	c.settled()
+	c.announceClean()
 	c.hands.wake()
 }
 
@@ -294,154 +290,4 @@ func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 	for _, hash := range p.hashes {
 		delete(c.mover.underway, hash)
 	}
-}
-
-// inbox has the parcels of one incarnation of a node.
-type inbox struct {
-	heard instant // guarded by core.mu
-
-	mu      sync.Mutex // held while a parcel is taken in: streams of one node may overlap
-	last    uint64     // guarded by mu: the number of the last parcel
-	answers map[uint64]*wire.Receipt
-	// How much later it was here than there when a message came, at least: in the
-	// last stretch of time, and the one before. The least of many messages is what
-	// the clocks differ by, and the shortest way.
-	behind [2]time.Duration
-	since  instant
-}
-
-const (
-	compareFor = 10 * time.Second
-	// clockNoise is by how much clocks may seem to differ that do not: a message
-	// takes its time.
-	clockNoise = 5 * time.Millisecond
-)
-
-// compare takes in how much later it was here than there, and returns how far
-// the sender's clock is behind this node's.
-func (in *inbox) compare(now instant, later time.Duration) time.Duration {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	return in.compareLocked(now, later)
-}
-
-func (in *inbox) compareLocked(now instant, later time.Duration) time.Duration {
-	// Two stretches are kept, so that the least of one is known while the next begins. After a
-	// longer silence both are too old: clocks may have drifted.
-	switch {
-	case in.since == 0 || now.Sub(in.since) > 2*compareFor:
-		in.since, in.behind = now, [2]time.Duration{later, later}
-	case now.Sub(in.since) > compareFor:
-		in.since, in.behind = now, [2]time.Duration{later, in.behind[0]}
-	default:
-		in.behind[0] = min(in.behind[0], later)
-	}
-	// A message takes time, which makes the sender's clock look as if it were behind. So a small
-	// positive difference says nothing, but any negative one says that the clock is ahead.
-	if by := min(in.behind[0], in.behind[1]); by > clockNoise || by < 0 {
-		return by
-	}
-	return 0
-}
-
-// mostInboxes is how many there may be: of all peers, and of their last lives.
-const mostInboxes = 2 * maxPeers
-
-// inboxOf finds or makes an inbox; the caller holds mu.
-func (c *core) inboxOf(now instant, from *inlet) *inbox {
-	in := c.inboxes[from.incarnation]
-	if in == nil {
-		if len(c.inboxes) >= mostInboxes {
-			oldest := from.incarnation
-			least := now
-			for id, other := range c.inboxes {
-				// Of inboxes with the same last instant, the lowest number goes, so that a simulation does
-				// the same in every run.
-				if other.heard < least || other.heard == least && id < oldest {
-					oldest, least = id, other.heard
-				}
-			}
-			delete(c.inboxes, oldest)
-		}
-		in = &inbox{answers: map[uint64]*wire.Receipt{}}
-		c.inboxes[from.incarnation] = in
-	}
-	in.heard = now
-	return in
-}
-
-// adoptedAtOnce is the number of accounts of a parcel that are adopted before a waiting request goes first. The
-// memory of a table that is filled for the first time is slow, most of all on virtual machines. A parcel took
-// up to 11 ms there, and many come one after the other.
-const adoptedAtOnce = 16
-
-// adopt takes in a parcel, once.
-func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
-	// Without a number it cannot be told from its repetition.
-	if c.inStore() || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
-		c.malformed(rejectedParcel) // a store has the accounts
-		return nil
-	}
-	here := c.local.LedgerNow(now)
-	if !moved.Current(here, p.GetSent()) {
-		c.malformed(rejectedSent)
-		return nil
-	}
-	c.mu.Lock()
-	in := c.inboxOf(now, from)
-	c.unlock()
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	// The parcel has come before, and its receipt was lost. Its accounts must not count twice; the
-	// same receipt is sent again.
-	if p.GetNumber() <= in.last {
-		if r := in.answers[p.GetNumber()]; r != nil {
-			return r
-		}
-		c.malformed(rejectedParcel)
-		return nil
-	}
-	// The sender keeps parcels from First on only: it has the receipts of those before.
-	for n := range in.answers {
-		if n < p.GetFirst() {
-			delete(in.answers, n)
-		}
-	}
-	if len(in.answers) > 4*parcelsAtOnce { // no node of ours has so many without a receipt
-		clear(in.answers)
-	}
-	r := &wire.Receipt{Number: p.GetNumber()}
-	// This comes before the accounts are read: if they end in nonsense, what came before it has
-	// been taken in, and must not be once more.
-	in.last, in.answers[r.Number] = r.Number, r
-	// What the sender's clock shows now, as far as that can be told.
-	sent := here.Add(-in.compareLocked(now, here.Sub(ratelimit.LedgerTime(p.GetSent()))))
-	i := uint32(0)
-	if err := moved.Read(p.GetAccounts(), func(m moved.Entry) {
-		if !m.Plausible(here, sent) {
-			c.malformed(rejectedAccount) // no node has it: the sender does not get it back either
-		} else if !c.take(now, m, sent) {
-			r.Refused = append(r.Refused, i)
-		}
-		if i++; i%adoptedAtOnce == 0 {
-			c.hands.yield()
-		}
-	}); err != nil {
-		c.malformed(rejectedParcel)
-		c.tell(from.addr, err)
-	}
-	return r
-}
-
-// take goes on with an account, if the key is this node's own.
-func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool {
-	c.gate.RLock()
-	defer c.gate.RUnlock()
-	// The gate is held until the account is in the table. If the ring turned in between, the mover
-	// might already have walked past its place.
-	mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr
-	if mine { // without room, it shares a budget with others, as any key beyond the most
-		c.local.Adopt(now, m.Key, m.Account, sent)
-	}
-	return mine
 }

@@ -188,7 +188,7 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 		h := &wire.Hello{Version: version, Addr: "b:1", Weight: weight, Incarnation: m.incarnation, Changes: m.changes}
 		introduces := func() {
 			if how == "it greets" {
-				c.greeted(s.now, h)
+				c.applyHello(s.now, h)
 			} else {
 				c.opened(s.now, m, h)
 			}
@@ -198,8 +198,8 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 		}
 		h.Incarnation++
 		before := w.n
-		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || !c.mover.dirty || w.n == before {
-			t.Errorf("%s: the account is here %v, on its way %d, the walk goes round %v", how, c.local.Has(key), len(c.mover.underway), c.mover.dirty)
+		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || c.mover.state != walking || w.n == before {
+			t.Errorf("%s: the account is here %v, on its way %d, the walk is %v", how, c.local.Has(key), len(c.mover.underway), c.mover.state)
 		}
 	}
 }

@@ -18,11 +18,11 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 		c.mover.begin()
 		for c.step(s.now) {
 		}
-		if !c.mover.waits || c.mover.retry != m.paused || !c.local.Has(key) {
+		if c.mover.state != stuck || c.mover.retry != m.paused || !c.local.Has(key) {
 			t.Fatalf("it is to be tried again in %v", c.mover.retry.Sub(s.now))
 		}
 		for range 2 { // nothing can be begun
-			if c.step(m.paused-1) || !c.mover.waits || !c.local.Has(key) {
+			if c.step(m.paused-1) || c.mover.state != stuck || !c.local.Has(key) {
 				t.Fatal("it is tried again too soon")
 			}
 		}
@@ -34,8 +34,8 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 		}
 		for c.step(m.paused) {
 		}
-		if c.mover.dirty || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
-			t.Errorf("gone meanwhile %v: there may be more %v, retry %v, %d are on their way", gone, c.mover.dirty, c.mover.retry, len(c.mover.underway))
+		if c.mover.state != walked || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
+			t.Errorf("gone meanwhile %v: the walk is %v, retry %v, %d are on their way", gone, c.mover.state, c.mover.retry, len(c.mover.underway))
 		}
 	}
 }
@@ -102,5 +102,21 @@ func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
 	}
 	if n := a.accounts(); n != len(s.admitted) {
 		t.Errorf("%d of %d accounts have come back", n, len(s.admitted))
+	}
+}
+
+// A walk goes round again if an account came back behind it. It begins anew if it was stuck, or had ended.
+func TestWalkGoesRound(t *testing.T) {
+	var m mover
+	for i, x := range []struct {
+		do   func()
+		want walk
+	}{
+		{m.once, walking}, {m.once, walking}, {m.end, walking}, {m.end, walked},
+		{m.begin, walking}, {func() { m.next = stuck }, walking}, {m.end, stuck}, {m.once, walking}, {m.end, walked},
+	} {
+		if x.do(); m.state != x.want {
+			t.Errorf("step %d: the walk is %d, want %d", i, m.state, x.want)
+		}
 	}
 }

@@ -38,7 +38,7 @@ func (c *core) fromHand(now instant, a *ask, v *verdict) bool {
 	ok, more := c.hotHere.Take(now, a, v)
 	if more {
 		if m, open := c.hotHere.Next(now, a.Key); open {
-			c.tellOwner(now, &m)
+			c.reportLease(now, &m)
 		}
 	}
 	if ok {
@@ -47,17 +47,17 @@ func (c *core) fromHand(now instant, a *ask, v *verdict) bool {
 	return ok
 }
 
-// tellOwners sends the due messages to owners, and returns when more are due; 0: none.
-func (c *core) tellOwners(now instant) (due instant) {
+// reportLeases sends the due messages to owners, and returns when more are due; 0: none.
+func (c *core) reportLeases(now instant) (due instant) {
 	all, due := c.hotHere.Due(now, func(key string) bool { return c.ownerOf([]byte(key)) == c.options.Addr })
 	for i := range all {
-		c.tellOwner(now, &all[i])
+		c.reportLease(now, &all[i])
 	}
 	return due
 }
 
-// tellOwner sends a message to the owner of its key, or takes it in where that is this node by now.
-func (c *core) tellOwner(now instant, m *hot.Message) {
+// reportLease sends a message to the owner of its key, or takes it in where that is this node by now.
+func (c *core) reportLease(now instant, m *hot.Message) {
 	a := ask{Rule: m.Rule, Key: []byte(m.Key), Kind: ratelimit.Peek}
 	if owner := c.ownerOf(a.Key); owner != c.options.Addr {
 		c.view.Load().peers[owner].post(c.callFor(&a, &wire.Ask{}, &m.Totals))
@@ -79,31 +79,31 @@ func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 	if a.Kind.Settles() || a.OfSlot() {
 		m.Window = int64(a.Window)
 	}
-	say := newCall(func(f *wire.Frame, id uint64) {
+	call := newCall(func(f *wire.Frame, id uint64) {
 		m.Id = id
 		f.Asks = append(f.Asks, m)
 	})
 	if totals == nil {
-		return say
+		return call
 	}
 	m.Totals = &wire.Totals{
 		Life: totals.Life, Seq: totals.Seq, Window: int64(totals.Window), Taken: int64(totals.Taken),
 		Spent: int64(totals.Spent), Want: int64(totals.Want),
 	}
-	said := *a
-	said.Key = m.Key
-	say.after(func() {
+	sent := *a
+	sent.Key = m.Key
+	call.after(func() {
 		now := c.clock()
-		if v, ok := verdictOf(&said, say); ok && say.reply.GetLease() != nil {
-			if x, ok := leaseOf(&said.Rule.Limit, totals, say.reply.GetLease()); ok {
-				c.leaseAnswered(now, &said, totals.Seq, x, &v)
+		if v, ok := verdictOf(&sent, call); ok && call.reply.GetLease() != nil {
+			if x, ok := leaseOf(&sent.Rule.Limit, totals, call.reply.GetLease()); ok {
+				c.leaseAnswered(now, &sent, totals.Seq, x, &v)
 				return
 			}
 			c.malformed(rejectedLease)
 		}
-		c.hotHere.Lost(now, said.Key, totals.Seq)
+		c.hotHere.Lost(now, sent.Key, totals.Seq)
 	})
-	return say
+	return call
 }
 
 func (c *core) leaseAnswered(now instant, a *ask, seq uint64, x leasing.Lease, v *verdict) {
@@ -116,10 +116,8 @@ func (c *core) leaseAnswered(now instant, a *ask, seq uint64, x leasing.Lease, v
 func totalsOf(m *wire.Totals) (leasing.Totals, bool) {
 	const most = int64(leasing.MostTotal)
 	ok := m.GetLife() > 0 && m.GetSeq() >= m.GetLife() && m.GetSeq() <= math.MaxInt64 &&
-		m.GetWindow() >= 0 && m.GetWindow() <= mostWindow && m.GetWant() >= 0 && m.GetWant() <= most
-	for _, n := range [...]int64{m.GetTaken(), m.GetSpent()} {
-		ok = ok && n >= -most && n <= most
-	}
+		m.GetWindow() >= 0 && m.GetWindow() <= mostWindow && m.GetWant() >= 0 &&
+		min(m.GetTaken(), m.GetSpent()) >= -most && max(m.GetTaken(), m.GetSpent(), m.GetWant()) <= most
 	return leasing.Totals{
 		Life: m.GetLife(), Seq: m.GetSeq(), Window: ratelimit.Window(m.GetWindow()),
 		Taken: ratelimit.Tokens(m.GetTaken()), Spent: ratelimit.Tokens(m.GetSpent()),
@@ -150,7 +148,7 @@ func leaseMessage(x *leasing.Lease) *wire.Lease {
 
 // later reports to the owner what this node answered in its place, if the owner has not booked it itself. It
 // waits for the owner's answer, or for the end of the call. say is the call to it; nil: there was none.
-func (c *core) later(a *ask, v *verdict, say *call) {
+func (c *core) later(a *ask, v *verdict, call *call) {
 	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit || a.OfSlot() {
 		return
 	}
@@ -160,19 +158,20 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 	if a.Rule.Limit.Algorithm != ratelimit.TokenBucket {
 		w = a.Rule.Limit.WindowAt(c.fallback.LedgerNow(c.clock()))
 	}
-	if say == nil {
-		say = newCall(nil)
-		say.finish(nil, errPeerGone)
+	if call == nil {
+		call = newCall(nil)
+		call.finish(nil, errPeerGone)
 	}
-	say.after(func() {
-		at, answered := verdictOf(&report, say)
+	call.after(func() {
+		at, answered := verdictOf(&report, call)
 		booked := answered && (report.Kind != ratelimit.Spend || at.Charged+at.Debt > 0)
 		switch {
 		case booked:
+		case report.Window < w && !report.Books(w) && report.Kind == ratelimit.Charge: // its window has ended
 		case report.Kind == ratelimit.Spend, report.Kind == ratelimit.Charge:
 			c.hotHere.Admit(&report)
 		// If it is unknown whether the owner has it, a charge is sent once more, and a refund is not.
-		case !say.sent || say.reply != nil:
+		case !call.sent || call.reply != nil:
 			if report.Window != 0 { // of a release: the owner's
 				c.hotHere.Credit(&report, report.Window)
 			} else {

@@ -48,27 +48,25 @@ func (b bell) ring() {
 // link is this node's way to another: messages that wait to be sent, and those without an answer. It has no
 // socket; the stream's owner takes frames from it. It is safe for concurrent use.
 type link struct {
-	addr    string
-	wake    func()              // has frames taken; it must not block
-	receipt func(*wire.Receipt) // gets receipts of parcels
-	ready   atomic.Bool         // introduced
-	heard   atomic.Int64        // the instant of its last message
-	missed  atomic.Int64        // the instant at which an answer was last given up; 0: never
+	addr     string
+	wake     func()       // has frames taken; it must not block
+	ready    atomic.Bool  // introduced
+	lastSeen atomic.Int64 // the instant of its last message
+	missed   atomic.Int64 // the instant at which an answer was last given up; 0: never
 
-	mu       sync.Mutex
-	queue    []*call          // guarded by mu
-	pending  map[uint64]*call // guarded by mu: sent, not answered
-	next     uint64           // guarded by mu
-	farewell                  // guarded by mu
-	out      outbox           // guarded by mu
+	mu      sync.Mutex
+	queue   []*call          // guarded by mu
+	pending map[uint64]*call // guarded by mu: sent, not answered
+	next    uint64           // guarded by mu
+	report  doneReport       // guarded by mu
+	out     outbox           // guarded by mu
 }
 
-// farewell is the last report to a peer after all parcels: that this node has no accounts of others, under
-// which ring, and at which of its changes.
-type farewell struct {
-	say    bool
-	done   uint64
-	doneBy uint64 // this node's changes then
+// doneReport goes to a peer after all parcels: this node has no accounts of others, under a ring. The zero doneReport is
+// not sent.
+type doneReport struct {
+	digest  uint64 // of the ring
+	changes uint64 // this node's, then; from 1
 }
 
 // silent tells whether a wait for the other is in vain: an answer of it was given up a short while ago, and
@@ -79,12 +77,12 @@ func (l *link) silent(now instant) bool {
 	}
 	missed := instant(l.missed.Load())
 	// A message of the other after the miss says that it is there again, and the pause ends early.
-	return missed != 0 && int64(missed) >= l.heard.Load() && now < missed.Add(silentFor)
+	return missed != 0 && int64(missed) >= l.lastSeen.Load() && now < missed.Add(silentFor)
 }
 
 // alive tells whether a message of the other came a short while ago.
 func (l *link) alive(now instant) bool {
-	return l != nil && now.Sub(instant(l.heard.Load())) < aliveFor
+	return l != nil && now.Sub(instant(l.lastSeen.Load())) < aliveFor
 }
 
 // call is one message that is answered by one reply.
@@ -132,6 +130,14 @@ func (c *call) after(do func()) {
 	}
 }
 
+// status is what the reply says; of a call without one it is not in time.
+func (c *call) status() uint32 {
+	if c.err != nil || c.reply == nil {
+		return notInTime
+	}
+	return c.reply.GetStatus()
+}
+
 // ended tells whether it was answered, or will not be.
 func (c *call) ended() bool {
 	select {
@@ -170,7 +176,7 @@ func (l *link) take(stamp int64) *wire.Frame {
 	defer l.mu.Unlock()
 	n := min(len(l.queue), frameCalls)
 	p := l.out.next()
-	if n == 0 && p == nil && !l.say {
+	if n == 0 && p == nil && l.report == (doneReport{}) {
 		return nil
 	}
 	f := &wire.Frame{}
@@ -183,8 +189,8 @@ func (l *link) take(stamp int64) *wire.Frame {
 	}
 	// Done says that nothing of others is here or on its way, so that it must not overtake a
 	// parcel.
-	if l.say && l.out.next() == nil {
-		f.Done, f.DoneChanges, l.say = l.done, l.doneBy, false
+	if l.out.next() == nil {
+		f.Done, f.DoneChanges, l.report = l.report.digest, l.report.changes, doneReport{}
 	}
 	return f
 }
@@ -237,17 +243,17 @@ func (l *link) broke(err error) {
 	}
 	calls = append(calls, l.queue...)
 	clear(l.pending)
-	l.queue, l.say = nil, false
+	l.queue, l.report = nil, doneReport{}
 	l.mu.Unlock()
 	for _, c := range calls {
 		c.finish(nil, err)
 	}
 }
 
-// sayDone has the peer told under which ring this node has nothing of others.
-func (l *link) sayDone(print, changes uint64) {
+// announceDone reports to the peer under which ring this node has nothing of others.
+func (l *link) announceDone(digest, changes uint64) {
 	l.mu.Lock()
-	l.say, l.done, l.doneBy = true, print, changes
+	l.report = doneReport{digest, changes}
 	l.mu.Unlock()
 	l.wake()
 }

@@ -2,113 +2,62 @@ package routing
 
 import (
 	"context"
-	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// How long things take.
-const (
-	// TakeOver is how long a node may be out of reach before others own its keys.
-	TakeOver = 2 * time.Second
-	// lapseAfter is the time without running after which a node assumes that others own its keys: its last
-	// message to them may be a ping older.
-	lapseAfter = TakeOver - pingEvery
-	// forgetAfter is how long a node that is gone is still looked for.
-	forgetAfter = time.Minute
-	// grace is the time after its start in which a node does not count an unreachable one as absent: nodes
-	// that start together open their ports one after the other.
-	grace = time.Second
-	// readyAfter is when a node takes traffic although others have not confirmed their handover: they see
-	// another ring, or cannot send.
-	readyAfter = 5 * TakeOver
-
-	// Four pings fit into TakeOver: a node counts as silent only when several in a row are lost or
-	// late.
-	pingEvery = 500 * time.Millisecond
-	tickEvery = pingEvery / 2
-	tickSoon  = 5 * time.Millisecond // while something is to be said again
-	// For tellFast after it joined, a node repeats this each askAgain to nodes without an acknowledgement,
-	// and then each tickSoon. Until all have acknowledged, no node decides on its new keys, and requests for
-	// them wait.
-	tellFast = 100 * time.Millisecond
-	// leaveTells is how long a leaving node waits for all acknowledgements: one that does not answer must not
-	// keep it.
-	leaveTells = 500 * time.Millisecond
-
-	redialLeast, redialMost = 100 * time.Millisecond, time.Second
-)
+const redialLeast, redialMost = 100 * time.Millisecond, time.Second
 
 // member is another node, as this one sees it.
 //
-//	found --dialled--> met (ready) --here--> in the ring (alive) --left, or silent--> out of it
-//	                                                   |--------- done: has nothing of others
+//	discovered, or applyHello --> dialled --opened--> ready --closed--> dialled
+//
+//	out --applyPresence, or its welcome--> alive, holds --applyPresence--> holds --applyDone--> out
+//	 ^------------------------ bury: silent for TakeOver, or another incarnation ---------------'
 type member struct {
 	*link
 	reached
 	bells
 
-	// The node's own statements.
+	// The node's own announcements.
 	incarnation uint64
 	alive       bool // in the ring
-	// holds says that the node has been in the ring, and has not stated since that it has no accounts of
-	// others: it may have some of this node's.
-	holds bool
-	done  uint64 // the ring under which it has nothing of others
-	// doneBy is the node's changes in that statement. Statements from before it last joined or left do not
-	// count.
-	doneBy  uint64
-	changes uint64 // how often it has joined or left, by its latest statement
+	// holds says that the node has been in the ring, and has not announced since that it has no accounts of
+	// others: it may have some of this node's. Invariant: a node that is alive holds.
+	holds   bool
+	changes uint64 // the number of its latest announcement: each time it joins or leaves, it counts up
+	// done is the ring under which it has nothing of others, since it last joined or left; 0: none.
+	done uint64
 }
 
 // reached is the progress of this node's announcements to another.
 type reached struct {
 	found   instant
-	greeted instant // when it last introduced itself
-	// tried says that the way was opened or that dialling has failed. Until then, the node may be there or
-	// not.
-	tried    bool
-	failures int // dials in a row
-	// told is the announcement that the node has acknowledged.
-	told    presence
-	telling bool
-	// Before soon, the announcement is not repeated. Before paused, the node gets no parcels: it has refused
-	// some, and still sees another ring.
-	soon   instant
-	paused instant // not before, it is sent parcels
+	helloAt instant // when it last introduced itself
+	// failures counts dials in a row. A node without a way to it and without failures may be there or not.
+	failures   int
+	acked      uint64  // the number of the announcement that the node has acknowledged last; 0: none
+	announcing bool    // one is on its way
+	repeat     instant // of the next announcement, at the earliest
+	// Before paused, the node gets no parcels: it has refused some, and still sees another ring.
+	paused instant
 }
 
 // bells wake the Router's goroutines of one way; Stepped has none of them.
 type bells struct {
-	stop  context.CancelFunc
-	kick  bell // dial at once
-	again bell // end this conversation
-	words bell // a message is ready
+	stop     context.CancelFunc
+	kick     bell // dial at once
+	again    bell // end this conversation
+	outgoing bell // a message is ready
 }
 
-// presence is an announcement to another node.
-type presence uint8
-
-const (
-	unknown presence = iota
-	here
-	away
-)
-
-// each calls f with every member, always in the same order; the caller holds mu.
-func (c *core) each(f func(m *member)) {
-	all := make([]*member, 0, len(c.members))
-	for _, m := range c.members {
-		all = append(all, m)
-	}
-	slices.SortFunc(all, func(a, b *member) int { return strings.Compare(a.addr, b.addr) })
-	for _, m := range all {
-		f(m)
-	}
+// sorted has every member, always in the same order; the caller holds mu.
+func (c *core) sorted() []*member {
+	return slices.SortedFunc(maps.Values(c.members), func(a, b *member) int { return strings.Compare(a.addr, b.addr) })
 }
 
 // hello introduces this node.
@@ -117,17 +66,17 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 	defer c.unlock()
 	return &wire.Hello{
 		Version: version, Addr: c.options.Addr, Weight: weight, Nonce: nonce,
-		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes + 1,
+		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes,
 	}
 }
 
-// looks takes in the nodes of discovery.
-func (c *core) looks(now instant, addrs []string) {
+// discovered takes in the nodes of discovery.
+func (c *core) discovered(now instant, addrs []string) {
 	c.mu.Lock()
 	defer c.unlock()
 	c.looked = true
 	for _, a := range addrs {
-		if m := c.know(a); m != nil {
+		if m := c.track(a); m != nil {
 			// Nodes that discovery names are kept, even if they cannot be reached at present.
 			m.found = now
 		} else if a != c.options.Addr {
@@ -137,44 +86,42 @@ func (c *core) looks(now instant, addrs []string) {
 	c.hands.wake()
 }
 
-// know starts the way to a new node; the caller holds mu.
-func (c *core) know(addr string) *member {
+// track starts the way to a new node; the caller holds mu.
+func (c *core) track(addr string) *member {
 	m := c.members[addr]
 	// Discovery and peers both name nodes; neither may make this one dial without a bound.
 	if m != nil || addr == c.options.Addr || len(c.members) >= maxPeers {
 		return m
 	}
 	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, bells: bells{kick: make(bell, 1)}}
-	m.out.number = c.numbered // it may return after it was dropped, with its records of this node's parcels
-	m.receipt = func(r *wire.Receipt) { c.received(m, r) }
+	m.out.numbers = &c.parcels
 	c.members[addr] = m
 	c.hands.dial(m)
 	return m
 }
 
-// greeted takes in that a node has introduced itself: this one dials back.
-func (c *core) greeted(now instant, h *wire.Hello) {
+// applyHello takes in that a node has introduced itself: this one dials back.
+func (c *core) applyHello(now instant, h *wire.Hello) {
 	c.mu.Lock()
 	defer c.unlock()
-	m := c.know(h.GetAddr())
+	m := c.track(h.GetAddr())
 	if m == nil {
 		return
 	}
-	m.found, m.greeted = now, now
-	c.introduced(now, m, h)
+	m.found, m.helloAt = now, now
+	c.applyIncarnation(now, m, h)
 	if !m.ready.Load() {
-		// The node has just spoken, so that it must not be taken for absent (join), and is dialled
-		// at once.
-		m.tried = false // it is there
+		// The node is there: it must not be taken for absent (join), and is dialled at once.
+		m.failures = 0
 		m.kick.ring()
 	}
 }
 
-// introduced takes in the incarnation of a node. Messages to another incarnation are lost; the caller holds
+// applyIncarnation takes in the incarnation of a node. Messages to another incarnation are lost; the caller holds
 // mu.
-func (c *core) introduced(now instant, m *member, h *wire.Hello) {
+func (c *core) applyIncarnation(now instant, m *member, h *wire.Hello) {
 	if m.incarnation != h.GetIncarnation() {
-		m.incarnation, m.done, m.doneBy, m.changes, m.holds = h.GetIncarnation(), 0, 0, 0, m.alive
+		m.incarnation, m.done, m.changes, m.holds = h.GetIncarnation(), 0, 0, m.alive
 		c.reclaim(now, m)
 	}
 }
@@ -187,9 +134,9 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	if c.members[m.addr] != m {
 		return
 	}
-	m.heard.Store(int64(now))
-	c.introduced(now, m, h)
-	m.tried, m.failures, m.told, m.telling = true, 0, unknown, false
+	m.lastSeen.Store(int64(now))
+	c.applyIncarnation(now, m, h)
+	m.failures, m.acked, m.announcing = 0, 0, false
 	m.mu.Lock()
 	// Parcels of the last stream may be lost, and are all sent again. The receiver detects by their numbers
 	// which it has.
@@ -197,22 +144,16 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	m.mu.Unlock()
 	// From here on others may post to it without mu, so that all the above has to be set.
 	m.ready.Store(true)
-	alive := !h.GetAbsent()
-	if !m.hears(h.GetChanges()) {
-		alive = m.alive // it has changed since it welcomed this node
+	// The node may have announced a later change since it welcomed this one.
+	if is := !h.GetAbsent(); m.supersedes(h.GetChanges()) && m.alive != is {
+		c.enterOrLeave(m, is)
 	}
-	m.holds = m.holds || alive
-	changed := alive != m.alive
-	if m.alive = alive; changed {
-		c.turn()
-	} else {
-		c.settle()
-	}
+	c.settle()
 	// Announcements on the last stream may be lost, and a node of another incarnation has none.
 	if c.clean() {
-		c.sayDone(m)
+		c.announceDone(m)
 	}
-	if c.mover.dirty {
+	if c.mover.state != walked {
 		c.mover.once() // with what waits for this way
 	}
 	m.wake()
@@ -224,7 +165,7 @@ func (c *core) closed(m *member) {
 	m.broke(errPeerGone)
 	c.mu.Lock()
 	defer c.unlock()
-	m.tried, m.telling = true, false
+	m.announcing = false
 	m.failures++
 	c.hands.wake()
 }
@@ -243,9 +184,9 @@ func (c *core) pause(now instant, m *member) time.Duration {
 	return pause/2 + time.Duration(c.random()*float64(pause))
 }
 
-// presence takes in that a node owns keys from now on, or none any more. It reports false when the node must
+// applyPresence takes in that a node owns keys from now on, or none any more. It reports false when the node must
 // repeat this: the way to it is not open, or it has come and gone too often.
-func (c *core) presence(now instant, from *inlet, is bool, changes uint64) bool {
+func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) bool {
 	c.mu.Lock()
 	defer c.unlock()
 	m := c.members[from.addr]
@@ -254,293 +195,46 @@ func (c *core) presence(now instant, from *inlet, is bool, changes uint64) bool 
 	if m == nil || is && !m.ready.Load() {
 		return !is
 	}
-	if !m.hears(changes) {
-		return true // it says something else by now
-	}
-	if m.alive != is {
+	if m.supersedes(changes) && m.alive != is {
 		// Each turn of the ring walks through the tables, so that a peer which comes and goes without end
 		// would keep this node busy.
 		if !from.mayTurn(now) {
 			c.malformed(rejectedPresence)
 			return false
 		}
-		m.alive = is
-		c.turn()
+		c.enterOrLeave(m, is)
 	}
-	m.holds = m.holds || is
 	return true
 }
 
-// saidDone takes in that a node has nothing of others under a ring.
-func (c *core) saidDone(addr string, print, changes uint64) {
+// supersedes notes the number of a node's announcement. It reports false for an older one than was applied:
+// announcements travel on two streams, and may arrive in another order. The caller holds mu.
+func (m *member) supersedes(changes uint64) bool {
+	if changes > m.changes {
+		m.changes, m.done = changes, 0
+	}
+	return changes == m.changes
+}
+
+// enterOrLeave puts another node into the ring, or takes it out; the caller holds mu.
+func (c *core) enterOrLeave(m *member, is bool) {
+	m.alive, m.holds = is, m.holds || is
+	c.turn()
+}
+
+// applyDone takes in that a node has nothing of others under a ring.
+func (c *core) applyDone(addr string, digest, changes uint64) {
 	c.mu.Lock()
 	defer c.unlock()
 	m := c.members[addr]
-	if m == nil {
+	if m == nil || !m.supersedes(changes) {
 		return
 	}
-	if changes != 0 && changes < max(m.changes, m.doneBy) {
-		return // it has joined or left since
-	}
-	m.done, m.doneBy = print, max(changes, m.doneBy)
-	if changes == 0 { // it does not count
-		m.doneBy = m.changes
-	}
+	m.done = digest
 	// A node that has left and has nothing of others under the ring that is in force cannot have
 	// anything of this node's any more.
-	if !m.alive && print == c.view.Load().print {
+	if !m.alive && digest == c.view.Load().digest {
 		m.holds = false
 	}
 	c.settle()
-}
-
-// tick does the work that time makes due. It returns when it must be called again, at the latest.
-func (c *core) tick(now instant) (due instant) {
-	due = c.lookAfter(now)
-	if next := c.tellOwners(now); next != 0 {
-		due = min(due, next)
-	}
-	return due
-}
-
-func (c *core) lookAfter(now instant) (due instant) {
-	c.mu.Lock()
-	defer c.unlock()
-	// This comes first. What follows would otherwise bury all others for a silence that was this
-	// node's own.
-	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter ||
-		c.expired.Load() && c.present {
-		c.lapse(now, now.Sub(ticked))
-	}
-	c.ticked.Store(int64(now))
-	c.bury(now)
-	c.join(now)
-	saying := c.announce(now)
-	// Own keys are decided here only once all have acknowledged that this node owns them. One that never
-	// answers must not prevent that for ever.
-	if !saying || now.Sub(c.joined) > readyAfter {
-		c.unheard.Store(false)
-	}
-	leaving := c.depart(now)
-	// Retries need the node sooner than its next tick.
-	if saying {
-		return now.Add(c.tellsAgain(now))
-	}
-	if leaving || !c.present && !c.left || c.mover.retry != 0 {
-		return now.Add(tickSoon)
-	}
-	return now.Add(tickEvery)
-}
-
-// lapse is for a node that did not run for so long that others may own its keys. It is an owner no more,
-// hands its accounts to the owners, and joins again. Others may have been silent only because this node did
-// not read.
-func (c *core) lapse(now instant, slept time.Duration) {
-	for _, m := range c.members {
-		m.heard.Store(int64(now))
-	}
-	// With a store the leases end by themselves, and their fences keep the limit.
-	if c.inStore() || !c.present {
-		return
-	}
-	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys "+
-		"by now, so that it joins the ring again", slept.Round(time.Millisecond)))
-	// The accounts go to the present owners of their keys, and the node joins again when it has none (join).
-	c.expired.Store(true)
-	c.quitRing()
-	for _, m := range c.members {
-		// The others have an announcement that does not hold any more.
-		m.told = unknown
-	}
-	c.turn()
-}
-
-// bury takes nodes out of the ring after too long a silence.
-func (c *core) bury(now instant) {
-	changed := false
-	c.each(func(m *member) {
-		heard := instant(m.heard.Load())
-		// After this long, no node waits for its accounts: their keys count as new. A crash costs that
-		// (docs/internals/peers.md).
-		if (m.alive || m.holds) && now.Sub(heard) > TakeOver {
-			changed = changed || m.alive
-			m.alive, m.holds = false, false
-			c.reclaim(now, m)
-			c.hands.redial(m) // if it is there after all, it is met again
-			c.settle()
-		}
-		// A node that discovery still names is kept, and dialled, however long it is silent.
-		if !m.alive && now.Sub(max(m.found, heard)) > forgetAfter {
-			c.hands.hangUp(m)
-			delete(c.members, m.addr)
-			m.mu.Lock()
-			// If the node comes back, it has this one's parcels by their numbers. If numbers began anew, it
-			// would take new parcels for old ones, and their accounts would be lost.
-			c.numbered = max(c.numbered, m.out.number)
-			m.mu.Unlock()
-		}
-	})
-	if changed {
-		c.turn()
-	}
-}
-
-// enterRing puts this node into the ring. Its announcements are numbered. A node that reads an entrance and a
-// departure in the wrong order applies the later one. The caller holds mu.
-func (c *core) enterRing() {
-	if !c.present {
-		c.present = true
-		c.changes++
-	}
-}
-
-// quitRing takes this node out of the ring; the caller holds mu.
-func (c *core) quitRing() {
-	if c.present {
-		c.present = false
-		c.changes++
-	}
-}
-
-// hears notes the number of a node's joins and departures. It reports false for an older statement, which does
-// not count. The caller holds mu.
-func (m *member) hears(changes uint64) bool {
-	if changes != 0 && changes < m.changes {
-		return false
-	}
-	m.changes = max(m.changes, changes)
-	return true
-}
-
-// join enters the ring once every found node has been met, or was unreachable for long enough. By then, this
-// node has handed over the accounts of its earlier ownership.
-func (c *core) join(now instant) {
-	// A node that joins with accounts of others would count their keys in addition to the owners. After a
-	// lapse it has such accounts, and hands them over first.
-	if c.present || c.left || !c.looked || !c.clean() {
-		return
-	}
-	for _, m := range c.members {
-		switch {
-		case m.ready.Load():
-		// It may be there or not.
-		case !m.tried, now.Sub(c.began) < grace:
-			return
-		case m.greeted != 0 && now.Sub(m.greeted) < TakeOver && now.Sub(c.began) < readyAfter: // it is there, and slow
-			return
-		}
-	}
-	c.enterRing()
-	c.joined = now
-	c.expired.Store(false)
-	// With a store two nodes may decide for one key: the store's fences keep the limit.
-	c.unheard.Store(!c.inStore())
-	c.turn()
-}
-
-// announce tells all others whether this node owns keys. It reports whether acknowledgements are missing.
-func (c *core) announce(now instant) (saying bool) {
-	want := away
-	if c.present {
-		want = here
-	}
-	c.each(func(m *member) {
-		if !m.ready.Load() || m.told == want {
-			return
-		}
-		saying = true
-		// One at a time is on its way, so that an answer belongs to the last announcement.
-		if m.telling || now < m.soon {
-			return
-		}
-		m.telling = true
-		// They are read now, not when the frame is written: the answer counts for the present ring.
-		is, changes := c.present, c.changes+1
-		say := newCall(func(f *wire.Frame, id uint64) {
-			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
-		})
-		say.after(func() {
-			c.mu.Lock()
-			defer c.unlock()
-			m.telling = false
-			if say.err == nil && say.reply.GetStatus() == answered {
-				m.told = want
-			} else {
-				now := c.clock()
-				m.soon = now.Add(c.tellsAgain(now)) // it dials back
-			}
-			c.hands.wake()
-		})
-		c.post(m.link, say)
-	})
-	return saying
-}
-
-// tellsAgain is the time until this node repeats its announcement; the caller holds mu.
-func (c *core) tellsAgain(now instant) time.Duration {
-	if c.present && now.Sub(c.joined) < tellFast {
-		return askAgain
-	}
-	return tickSoon
-}
-
-// leave announces that this node owns nothing any more. Until all others have acknowledged, it still decides.
-func (c *core) leave(now instant) {
-	c.mu.Lock()
-	defer c.unlock()
-	if !c.left {
-		c.quitRing()
-		c.left, c.leftAt = true, now
-		c.hotHere.End()
-		c.hands.wake()
-	}
-}
-
-// depart takes a leaving node out of its own ring, when all others have acknowledged. It reports whether it
-// still leaves.
-func (c *core) depart(now instant) bool {
-	if !c.left || !c.view.Load().mine {
-		return false
-	}
-	if now.Sub(c.leftAt) < leaveTells {
-		for _, m := range c.members {
-			// Nodes without the announcement still ask this node. If it did not decide any more, their
-			// requests would wait in vain.
-			if m.alive && m.ready.Load() && m.told != away {
-				return true
-			}
-		}
-	}
-	c.turn()
-	return false
-}
-
-// gone tells whether a leaving node has handed over all.
-func (c *core) gone() bool {
-	c.mu.Lock()
-	defer c.unlock()
-	v := c.view.Load()
-	// In the last node, tokens in hand cannot be returned.
-	return !v.mine && c.clean() && (c.inStore() || len(v.ring.Members()) == 0 || c.hotHere.Open() == 0)
-}
-
-// rest is how many accounts a node in no ring still has, in parcels without a receipt and in the table, which is
-// walked from end to end.
-func (c *core) rest() int {
-	c.mu.Lock()
-	defer c.unlock()
-	n := len(c.mover.underway)
-	for visit := (leasing.Visit{}); !c.inStore() && !c.local.Visit(&visit, func([]byte) { n++ }); {
-	}
-	return n
-}
-
-// isReady tells whether this node has joined the ring, and has its keys.
-func (c *core) isReady(now instant) bool {
-	c.mu.Lock()
-	defer c.unlock()
-	if !c.present && !c.left || c.unheard.Load() {
-		return false
-	}
-	return c.inStore() || c.wasStable || now.Sub(c.joined) > readyAfter
 }

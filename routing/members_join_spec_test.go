@@ -9,9 +9,9 @@ import (
 // A leaving one stays ready, because it still decides.
 func TestWhenANodeIsReady(t *testing.T) {
 	for i, x := range []struct {
-		present, left, unheard, stable bool
-		since                          time.Duration
-		want                           bool
+		present, left, unconfirmed, stable bool
+		since                              time.Duration
+		want                               bool
 	}{
 		{true, false, false, true, 0, true},
 		{false, false, false, true, 0, false},
@@ -23,8 +23,11 @@ func TestWhenANodeIsReady(t *testing.T) {
 	} {
 		s := newScript(t, 1, 10)
 		c := s.start("a:1").core
-		c.present, c.left, c.wasStable, c.joined = x.present, x.left, x.stable, s.now
-		c.unheard.Store(x.unheard)
+		c.present, c.wasStable, c.joined = x.present, x.stable, s.now
+		if c.left = 0; x.left {
+			c.left = s.now
+		}
+		c.unconfirmed.Store(x.unconfirmed)
 		if got := c.isReady(s.now.Add(x.since)); got != x.want {
 			t.Errorf("case %d, %+v: ready %v", i, x, got)
 		}
@@ -57,13 +60,16 @@ func TestWhenANodeJoins(t *testing.T) {
 		s := newScript(t, 1, 10)
 		n := s.start("a:1")
 		c := n.core
-		c.looks(s.now, []string{"b:1"})
+		c.discovered(s.now, []string{"b:1"})
 		m := c.members["b:1"]
 		now := c.began.Add(x.age)
 		m.ready.Store(x.ready)
-		m.tried, c.looked, c.present = x.tried, x.looked, false
+		c.looked, c.present = x.looked, false
+		if m.failures = 0; x.tried {
+			m.failures = 1
+		}
 		if x.greeted != 0 {
-			m.greeted = now.Add(-x.greeted)
+			m.helloAt = now.Add(-x.greeted)
 		}
 		c.mu.Lock()
 		c.mover.begin()
@@ -98,15 +104,14 @@ func TestLapse(t *testing.T) {
 	if c.tick(ticked.Add(lapseAfter)); told != 0 || !c.present {
 		t.Error("others have waited for it")
 	}
-	m.heard.Store(1)
-	if lapse(); c.present || c.changes != changes+1 || !c.expired.Load() || told != 1 || m.told != unknown || instant(m.heard.Load()) != s.now {
-		t.Errorf("present %v, %d changes, expired %v, told %d times", c.present, c.changes-changes, c.expired.Load(), told)
+	m.lastSeen.Store(1)
+	if lapse(); c.present || c.changes != changes+1 || told != 1 || m.acked == c.changes || instant(m.lastSeen.Load()) != s.now {
+		t.Errorf("present %v, %d changes, told %d times", c.present, c.changes-changes, told)
 	}
-	if v := c.view.Load(); v.mine || v.ring.Has("a:1") || !c.mover.dirty {
+	if v := c.view.Load(); v.mine || v.ring.Has("a:1") || c.mover.state != walking {
 		t.Errorf("it is in its ring %v, and does not look for accounts of others", v.mine)
 	}
-	c.expired.Store(false)
-	if lapse(); c.expired.Load() || told != 1 || c.changes != changes+1 {
+	if lapse(); told != 1 || c.changes != changes+1 {
 		t.Error("it owned nothing, and lapses")
 	}
 }
@@ -134,13 +139,12 @@ func TestWhoHasToHearFirst(t *testing.T) {
 		if c.present, c.looked = false, true; store {
 			c.local = nil
 		}
-		c.unheard.Store(store)
-		c.expired.Store(true)
+		c.unconfirmed.Store(store)
 		c.mu.Lock()
 		c.join(s.now)
 		c.unlock()
-		if !c.present || c.unheard.Load() == store || c.expired.Load() || c.joined != s.now {
-			t.Errorf("store %v: present %v, unheard %v", store, c.present, c.unheard.Load())
+		if !c.present || c.unconfirmed.Load() == store || c.joined != s.now {
+			t.Errorf("store %v: present %v, unconfirmed %v", store, c.present, c.unconfirmed.Load())
 		}
 	}
 }
@@ -162,7 +166,7 @@ func TestLeavingNodeCountsWhatItHas(t *testing.T) {
 	s.breakAll("a:1", "b:1")
 	s.play(10 * time.Millisecond)
 	a.Leave(func() {})
-	s.play(leaveTells + 50*time.Millisecond)
+	s.play(leaveWait + 50*time.Millisecond)
 	if gone, n := a.core.gone(), a.core.rest(); gone || n != had {
 		t.Errorf("gone: %v, and %d accounts are left of %d", gone, n, had)
 	}

@@ -46,30 +46,29 @@ func TestTicks(t *testing.T) {
 	}{
 		"nothing is to be done": {func(*core) {}, tickEvery},
 		"somebody has not heard": {func(c *core) {
-			c.members["b:1"].told, c.members["b:1"].telling = unknown, true
-			c.joined = c.clock().Add(-tellFast)
+			c.members["b:1"].acked, c.members["b:1"].announcing = 0, true
+			c.joined = c.clock().Add(-announceFast)
 		}, tickSoon},
 		"somebody has not heard that it has just joined": {func(c *core) {
-			c.members["b:1"].told, c.members["b:1"].telling = unknown, true
-			c.joined = c.clock().Add(1 - tellFast)
+			c.members["b:1"].acked, c.members["b:1"].announcing = 0, true
+			c.joined = c.clock().Add(1 - announceFast)
 		}, askAgain},
 		"somebody has not heard that it is away": {func(c *core) {
-			c.members["b:1"].told, c.members["b:1"].telling = unknown, true
-			c.present, c.left, c.leftAt, c.joined = false, true, c.clock(), c.clock()
+			c.members["b:1"].acked, c.members["b:1"].announcing = 0, true
+			c.present, c.left, c.joined = false, c.clock(), c.clock()
 		}, tickSoon},
-		"it has not joined": {func(c *core) { c.present, c.looked, c.members["b:1"].told = false, false, away }, tickSoon},
+		"it has not joined": {func(c *core) { c.present, c.looked = false, false }, tickSoon},
 		"one cannot be told": {func(c *core) {
-			c.members["b:1"].told = unknown
+			c.members["b:1"].acked = 0
 			c.members["b:1"].ready.Store(false)
 		}, tickEvery},
 		"it has left": {func(c *core) {
-			c.present, c.left, c.leftAt = false, true, c.clock()
-			c.members["b:1"].told = away
+			c.present, c.left = false, c.clock()
 		}, tickEvery},
 		"accounts are tried again": {func(c *core) { c.mover.retry = c.clock().Add(time.Second) }, tickSoon},
 		"it leaves": {func(c *core) {
-			c.present, c.left, c.leftAt = false, true, c.clock()
-			c.members["b:1"].telling = true
+			c.quitRing()
+			c.left, c.members["b:1"].announcing = c.clock(), true
 		}, tickSoon},
 	} {
 		s, a := newPair(t)
@@ -89,7 +88,7 @@ func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core
 	m, from := c.members["b:1"], &inlet{addr: "b:1"}
-	says := func(at instant, is bool) bool { return c.presence(at, from, is, 0) }
+	says := func(at instant, is bool) bool { return c.applyPresence(at, from, is, m.changes) }
 	for i := range mostTurns {
 		if is := i%2 == 1; !says(s.now, is) || m.alive != is {
 			t.Fatalf("turn %d of %d: alive %v", i+1, mostTurns, m.alive)
@@ -116,17 +115,18 @@ func TestGreeted(t *testing.T) {
 		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Weight: 1, Nonce: nonce}
 	}
 	at := s.now.Add(time.Hour)
-	if c.greeted(at, hello("b:1")); m.found != at || m.greeted != at || !m.tried || len(m.kick) != 0 {
+	m.failures = 3
+	if c.applyHello(at, hello("b:1")); m.found != at || m.helloAt != at || m.failures != 3 || len(m.kick) != 0 {
 		t.Errorf("%+v", m)
 	}
 	m.ready.Store(false)
-	if c.greeted(at, hello("b:1")); m.tried || len(m.kick) != 1 {
+	if c.applyHello(at, hello("b:1")); m.failures != 0 || len(m.kick) != 1 {
 		t.Errorf("there is no way to it: %+v", m)
 	}
 	for i := range maxPeers {
-		c.know(fmt.Sprint("c:", i))
+		c.track(fmt.Sprint("c:", i))
 	}
-	c.greeted(at, hello("x:1"))
+	c.applyHello(at, hello("x:1"))
 	if len(c.members) != maxPeers || c.members["x:1"] != nil {
 		t.Errorf("%d nodes are known", len(c.members))
 	}
@@ -139,17 +139,17 @@ func TestWaysBreakAndOpen(t *testing.T) {
 	c := a.core
 	m := c.members["b:1"]
 	for i := range 3 {
-		m.tried, m.telling = false, true
-		if c.closed(m); m.failures != i+1 || !m.tried || m.telling {
+		m.announcing = true
+		if c.closed(m); m.failures != i+1 || m.announcing {
 			t.Errorf("closed %d times: %+v", i+1, m)
 		}
 	}
-	m.telling, m.holds, m.alive = true, false, false
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1})
-	if m.failures != 0 || m.telling || m.told != unknown || !m.alive || !m.holds {
+	m.announcing, m.holds, m.alive = true, false, false
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Changes: m.changes})
+	if m.failures != 0 || m.announcing || m.acked != 0 || !m.alive || !m.holds {
 		t.Errorf("%+v", m)
 	}
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true})
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true, Changes: m.changes + 1})
 	if m.alive || !m.holds || c.view.Load().ring.Has("b:1") {
 		t.Errorf("it is not in the ring any more, and may have accounts still: %+v", m)
 	}
@@ -166,20 +166,20 @@ func TestAnotherLife(t *testing.T) {
 		s, a := newPair(t)
 		c := a.core
 		m := c.members["b:1"]
-		m.done, m.doneBy, m.changes, m.alive, m.holds = 5, 6, 7, alive, !alive
+		m.done, m.changes, m.alive, m.holds = 5, 7, alive, !alive
 		before := m.incarnation
 		for range 2 { // the second time it is the same
 			c.mu.Lock()
-			c.introduced(s.now, m, &wire.Hello{Incarnation: before + 1})
+			c.applyIncarnation(s.now, m, &wire.Hello{Incarnation: before + 1})
 			c.unlock()
-			if m.incarnation != before+1 || m.done+m.doneBy+m.changes != 0 || m.holds != alive {
+			if m.incarnation != before+1 || m.done+m.changes != 0 || m.holds != alive {
 				t.Fatalf("alive %v: %+v", alive, m)
 			}
 			m.holds = alive
 		}
 		m.done, m.changes = 5, 7
 		c.mu.Lock()
-		c.introduced(s.now, m, &wire.Hello{Incarnation: before + 1})
+		c.applyIncarnation(s.now, m, &wire.Hello{Incarnation: before + 1})
 		c.unlock()
 		if m.done != 5 || m.changes != 7 {
 			t.Errorf("it is the same life: %+v", m)
@@ -193,7 +193,7 @@ func TestWelcomeOfBefore(t *testing.T) {
 	for _, x := range []struct {
 		heard, says uint64
 		alive       bool
-	}{{5, 4, true}, {5, 5, false}, {5, 6, false}, {5, 0, false}} {
+	}{{5, 4, true}, {5, 5, false}, {5, 6, false}} {
 		s, a := newPair(t)
 		c := a.core
 		m := c.members["b:1"]
@@ -211,11 +211,11 @@ func TestDoneOfOneThatHasLeft(t *testing.T) {
 	for _, x := range []struct{ alive, same, holds bool }{{false, true, false}, {false, false, true}, {true, true, true}} {
 		_, a := newPair(t)
 		c := a.core
-		m, print := c.members["b:1"], c.view.Load().print
+		m, digest := c.members["b:1"], c.view.Load().digest
 		if m.alive, m.holds = x.alive, true; !x.same {
-			print++
+			digest++
 		}
-		if c.saidDone("b:1", print, 0); m.holds != x.holds {
+		if c.applyDone("b:1", digest, m.changes); m.holds != x.holds {
 			t.Errorf("%+v: it may have accounts %v", x, m.holds)
 		}
 	}
@@ -229,7 +229,7 @@ func TestFoundAgain(t *testing.T) {
 	c.hands = w
 	m := c.members["b:1"]
 	at := s.now.Add(time.Hour)
-	c.looks(at, []string{"b:1", "a:1"})
+	c.discovered(at, []string{"b:1", "a:1"})
 	if m.found != at || w.n != 1 || c.members["a:1"] != nil || c.stats.rejected[rejectedAddress].Load() != 0 {
 		t.Errorf("found %v ago, woken %d times", at.Sub(m.found), w.n)
 	}
@@ -237,7 +237,7 @@ func TestFoundAgain(t *testing.T) {
 
 // That a node owns keys is repeated a moment later to a peer that was too busy.
 func TestPresenceIsSaidAgain(t *testing.T) {
-	for _, x := range []struct{ joined, again time.Duration }{{tellFast, tickSoon}, {tellFast / 2, askAgain}} {
+	for _, x := range []struct{ joined, again time.Duration }{{announceFast, tickSoon}, {announceFast / 2, askAgain}} {
 		saysItsPresenceAgain(t, x.joined, x.again)
 	}
 }
@@ -247,33 +247,33 @@ func saysItsPresenceAgain(t *testing.T, joined, again time.Duration) {
 	c := a.core
 	c.joined = s.now.Add(-joined)
 	m := c.members["b:1"]
-	m.told, m.queue = unknown, make([]*call, peerQueue)
-	if c.tick(s.now); m.told == here || m.telling {
-		t.Fatalf("it was too busy, and has heard: told %v, telling %v", m.told, m.telling)
+	m.acked, m.queue = 0, make([]*call, peerQueue)
+	if c.tick(s.now); m.acked != 0 || m.announcing {
+		t.Fatalf("it was too busy, and has acknowledged %d, announcing %v", m.acked, m.announcing)
 	}
 	m.queue = nil
 	at := s.now.Add(again)
 	if c.tick(at - 1); len(m.queue) > 0 {
 		t.Error("it is told again at once")
 	}
-	if c.tick(at); len(m.queue) != 1 || !m.telling {
+	if c.tick(at); len(m.queue) != 1 || !m.announcing {
 		t.Errorf("%d calls wait to be said", len(m.queue))
 	}
 	if c.tick(at); len(m.queue) != 1 {
 		t.Errorf("%d calls say the same", len(m.queue))
 	}
 	f := m.take(0)
-	if p := f.GetPresences(); len(p) != 1 || !p[0].GetHere() || p[0].GetChanges() != c.changes+1 {
+	if p := f.GetPresences(); len(p) != 1 || !p[0].GetHere() || p[0].GetChanges() != c.changes {
 		t.Fatalf("it is told %v", p)
 	}
 	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId(), Status: malformed}})
-	if m.told == here {
+	if m.acked != 0 {
 		t.Error("it did not take that in")
 	}
 	c.tick(s.now.Add(2 * again))
 	f = m.take(0)
 	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId()}})
-	if m.told != here {
+	if m.acked != c.changes {
 		t.Error("it has heard")
 	}
 	if c.tick(s.now.Add(4 * again)); len(m.queue) > 0 {

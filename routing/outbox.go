@@ -2,6 +2,7 @@ package routing
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
@@ -21,9 +22,9 @@ const parcelBytes = 16 << 10
 // Invariant: an account that was taken out of the tables is in exactly one
 // parcel, until the peer has said that it has it, or that it has not.
 type outbox struct {
-	number uint64 // of the last parcel
-	open   *parcel
-	sealed []*parcel // not received for
+	numbers *atomic.Uint64 // of parcels, for all outboxes of a node
+	open    *parcel
+	sealed  []*parcel // not received for
 	// unsent is where in sealed those parcels begin that were not sent on this stream. After a stream has
 	// broken it is 0: it is unknown which arrived.
 	unsent int
@@ -71,8 +72,7 @@ func (o *outbox) seal() {
 	if o.open == nil {
 		return
 	}
-	o.number++
-	o.open.number = o.number
+	o.open.number = o.numbers.Add(1)
 	o.sealed, o.open, o.urgent = append(o.sealed, o.open), nil, false
 }
 

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"sync/atomic"
 	"testing"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -10,7 +11,7 @@ import (
 // A parcel leaves when it is full, or when a request waits for it and no earlier one is to be sent. It is sent
 // again on a new stream, until there is a receipt.
 func TestOutbox(t *testing.T) {
-	var o outbox
+	o := outbox{numbers: new(atomic.Uint64)}
 	add := func(k int) { o.add(1, uint64(k), &moved.Entry{Key: keyOf(k)}) }
 	add(1)
 	if o.next() != nil {

@@ -91,8 +91,8 @@ func (x *setting) reply(r *wire.Reply) {
 	r.Changed = &wire.Changed{Record: recordOf(&x.is), Refused: uint32(why)}
 }
 
-// heard takes in the owner's answer. It reports false if that cannot be one.
-func (x *setting) heard(r *wire.Reply) bool {
+// apply takes in the owner's answer. It reports false if that cannot be one.
+func (x *setting) apply(r *wire.Reply) bool {
 	m := r.GetChanged()
 	is, err := overrideOf(m.GetRecord())
 	if m == nil || err != nil || int(m.GetRefused()) >= len(refusals) {
@@ -136,7 +136,7 @@ func (c *core) listFor(now instant, id uint64, m *wire.List) *wire.Reply {
 		r.Status = malformed
 		return r
 	}
-	if c.view.Load().print != m.GetRing() {
+	if c.view.Load().digest != m.GetRing() {
 		r.Status = notOwner
 		return r
 	}
@@ -167,27 +167,27 @@ func (r *Router) list(ctx context.Context, now instant, m *wire.List) ([]ratelim
 	if !clean || !v.stable.Load() {
 		return nil, errLists
 	}
-	m.Ring = v.print
+	m.Ring = v.digest
 	var calls []*call
 	for addr := range v.peers {
 		if !v.ring.Has(addr) {
 			continue
 		}
-		say := newCall(func(f *wire.Frame, id uint64) { f.Asks = append(f.Asks, &wire.Ask{Id: id, List: m}) })
-		v.peers[addr].post(say)
-		calls = append(calls, say)
+		call := newCall(func(f *wire.Frame, id uint64) { f.Asks = append(f.Asks, &wire.Ask{Id: id, List: m}) })
+		v.peers[addr].post(call)
+		calls = append(calls, call)
 	}
 	all, err := r.local.Overrides(ctx, now, m.GetPrefix(), m.GetAfter(), int(m.GetMost()))
-	for _, say := range calls {
+	for _, call := range calls {
 		select {
-		case <-say.done:
+		case <-call.done:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		if say.err != nil || say.reply.GetStatus() != answered {
-			return nil, errors.Join(errLists, say.err)
+		if call.status() != answered {
+			return nil, errors.Join(errLists, call.err)
 		}
-		found, ok := listedBy(m, say.reply)
+		found, ok := listedBy(m, call.reply)
 		if !ok {
 			r.malformed(rejectedReply)
 			return nil, errMessage

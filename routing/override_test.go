@@ -191,8 +191,9 @@ func TestOddChangesAreRefused(t *testing.T) {
 	} {
 		m.Id, m.Key, m.Rule = 1, keyOf(0), ruleBytes(s.rule)
 		before := n.Stats().Malformed
-		open, replies := n.core.decideFor(context.Background(), s.now, &inlet{addr: "b:1", incarnation: 2}, []*wire.Ask{m})
-		if open != nil || len(replies) != 1 || replies[0].GetStatus() != malformed || n.Stats().Malformed != before+1 {
+		serving := n.core.decideFor(context.Background(), s.now, &inlet{addr: "b:1", incarnation: 2}, []*wire.Ask{m})
+		open, replies := serving.advance(s.now), serving.replies(s.now)
+		if open || len(replies) != 1 || replies[0].GetStatus() != malformed || n.Stats().Malformed != before+1 {
 			t.Errorf("%s: %v", what, replies)
 		}
 	}
@@ -201,7 +202,7 @@ func TestOddChangesAreRefused(t *testing.T) {
 		"a record":         {Changed: &wire.Changed{Record: []byte("xxxx")}},
 		"a reason unknown": {Changed: &wire.Changed{Refused: 9}},
 	} {
-		if x := (&setting{}); x.heard(r) || x.done {
+		if x := (&setting{}); x.apply(r) || x.done {
 			t.Errorf("%s is taken", what)
 		}
 	}

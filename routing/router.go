@@ -36,7 +36,7 @@ func (o *Options) Validate() error {
 	if o.TLS == nil || o.Secret != "" {
 		errs = append(errs, CheckSecret(o.Secret))
 	}
-	if err := checkAddr(o.Addr); err != nil || len(o.Addr) > maxAddr {
+	if checkAddr(o.Addr) != nil {
 		errs = append(errs, fmt.Errorf("PEER_ADDR is %q: %w", o.Addr, errAddr))
 	}
 	return errors.Join(errs...)
@@ -68,7 +68,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	// Gossip began before there was a router to count its refusals.
 	if g, ok := o.Discovery.(*Gossip); ok {
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
-		g.told.Store(&refused)
+		g.reports.Store(&refused)
 	}
 	r.hands, r.random, r.incarnation = r, rand.Float64, incarnation()
 	r.base = baseOf{base}
@@ -166,10 +166,10 @@ func (r *Router) find(ctx context.Context) {
 		bounded, cancel := context.WithTimeout(ctx, findEvery)
 		addrs, err := r.options.Discovery.Find(bounded)
 		cancel()
-		r.tell("", err)
+		r.report("", err)
 		// After an error, too, it has looked: a node whose name server is away at the start joins
 		// with whom it has met by then.
-		r.looks(r.clock(), r.usable(addrs))
+		r.discovered(r.clock(), r.usable(addrs))
 		select {
 		case <-ctx.Done():
 			return
@@ -184,7 +184,7 @@ func (r *Router) usable(found []string) []string {
 	addrs := make([]string, 0, min(len(found), maxPeers))
 	wrong := ""
 	for _, a := range found {
-		if len(a) > maxAddr || checkAddr(a) != nil || len(addrs) >= maxPeers {
+		if checkAddr(a) != nil || len(addrs) >= maxPeers {
 			r.reject(rejectedAddress)
 			// Only the last is reported, and cut: the server that answers for the name chooses them.
 			wrong = a[:min(len(a), maxAddr)]
@@ -193,7 +193,7 @@ func (r *Router) usable(found []string) []string {
 		addrs = append(addrs, a)
 	}
 	if wrong != "" {
-		r.tell("", fmt.Errorf("PEERS: of %d addresses found, %d are used; of those that are not, the last "+
+		r.report("", fmt.Errorf("PEERS: of %d addresses found, %d are used; of those that are not, the last "+
 			"is %q: at most %d, each host:port", len(found), len(addrs), wrong, maxPeers))
 	}
 	return addrs
@@ -202,7 +202,7 @@ func (r *Router) usable(found []string) []string {
 // dial implements hands. Nodes are known from Run on (find, exchange).
 func (r *Router) dial(m *member) {
 	work := make(bell, 1)
-	m.wake, m.words, m.again = work.ring, work, make(bell, 1)
+	m.wake, m.outgoing, m.again = work.ring, work, make(bell, 1)
 	ctx, cancel := context.WithCancel(r.ctx)
 	m.stop = cancel
 	r.running.Go(func() { r.converse(ctx, m) })
@@ -242,7 +242,7 @@ func (r *Router) Leave(ctx context.Context) {
 		// The accounts are counted only now, because to count them all tables are walked through.
 		case <-ctx.Done():
 			if left := r.rest(); left > 0 {
-				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged "+
+				r.report("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged "+
 					"by their new owners in time: their usage in this window may be admitted again", left))
 			}
 			return
@@ -276,7 +276,7 @@ func (c *core) routingStats() ratelimit.RoutingStats {
 		Refused:   s.refused.Load(),
 		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(),
 		Instead: s.instead.Load(),
-		Members: v.ring.Members(), Ring: v.print,
+		Members: v.ring.Members(), Ring: v.digest,
 		HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
 	}
 }

@@ -123,9 +123,9 @@ func (w *ringWorld) show(nodes ...*node) {
 	for _, n := range nodes {
 		if w.Failed() {
 			n.mu.Lock()
-			w.Logf("%s present %v stable %v, was %v, ring %v %x, mover dirty %v full %v, underway %d", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring, n.view.Load().print, n.mover.dirty, n.mover.full != nil, len(n.mover.underway))
+			w.Logf("%s present %v stable %v, was %v, ring %v %x, mover %v full %v, underway %d", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring, n.view.Load().digest, n.mover.state, n.mover.full != nil, len(n.mover.underway))
 			for a, m := range n.members {
-				w.Logf("    %s alive %v ready %v tried %v done %x holds %v", a, m.alive, m.ready.Load(), m.tried, m.done, m.holds)
+				w.Logf("    %s alive %v ready %v failures %v done %x holds %v", a, m.alive, m.ready.Load(), m.failures, m.done, m.holds)
 			}
 			n.mu.Unlock()
 		}

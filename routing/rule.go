@@ -2,6 +2,7 @@ package routing
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -86,15 +87,12 @@ func (c *ruleCache) get(b []byte) (*ratelimit.Rule, error) {
 // readRule builds the rule of a message, which can have any content. It refuses all that a rule file cannot have,
 // so that a peer cannot make this node overflow or divide by zero.
 func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
-	const most = int64(ratelimit.MaxLimit)
 	r := &ratelimit.Rule{
 		Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(),
 		Counters: &ratelimit.RuleCounters{},
 	}
 	if int(m.GetAlgorithm()) >= len(ratelimit.Algorithms) || m.GetUnit() > 255 ||
-		m.GetRequests() < 0 || m.GetRequests() > most ||
-		m.GetBurst() < 0 || m.GetBurst() > most || m.GetCeiling() < 0 || m.GetCeiling() > most ||
-		m.GetLeaseFixed() < 0 || m.GetLeaseFixed() > most || m.GetMultiplier() > 1<<20 ||
+		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) || m.GetMultiplier() > 1<<20 ||
 		len(m.GetAudit()) > maxAuditName || !ratelimit.KnownMode(m.GetMode()) {
 		return nil, errMessage
 	}
@@ -146,6 +144,11 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	}
 	r.Prepare()
 	return r, nil
+}
+
+// limits tells whether all these numbers can be limits.
+func limits(all ...int64) bool {
+	return slices.Min(all) >= 0 && slices.Max(all) <= int64(ratelimit.MaxLimit)
 }
 
 // readReserve has the rule hold back what the message says. Which share of it this node has is for its own

@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -39,19 +38,28 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 		reply(&wire.Reply{Id: id})
 	}
 	// Before the parcel is taken in: its accounts keep the sender's clock where it is behind.
-	c.compareClocks(now, from, f.GetSent())
+	// With a store, no accounts are kept here.
+	if f.GetSent() != 0 && !c.inStore() {
+		c.compareClocks(now, from, f.GetSent())
+	}
 	// Asks may have to wait for a store, and the stream is read on meanwhile.
 	if len(f.GetAsks()) > 0 {
 		later(f.GetAsks())
 	}
-	c.presences(now, from, f.GetPresences(), reply)
+	for _, p := range f.GetPresences() {
+		r := &wire.Reply{Id: p.GetId()}
+		if !c.applyPresence(now, from, p.GetHere(), p.GetChanges()) {
+			r.Status = notOwner // it is to be repeated
+		}
+		reply(r)
+	}
 	for _, m := range f.GetFetches() {
 		if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || c.inStore() {
 			c.malformed(rejectedFetch)
 			reply(&wire.Reply{Id: m.GetId(), Status: malformed})
 			continue
 		}
-		reply(&wire.Reply{Id: m.GetId(), Found: c.asked(now, from.addr, m)})
+		reply(&wire.Reply{Id: m.GetId(), Found: c.answerFetch(now, from.addr, m)})
 	}
 	p := f.GetParcel()
 	// Requests wait for these, and a parcel takes a while.
@@ -66,52 +74,17 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	// After the parcel of the same frame, which may be the last: a node that is done is asked no more.
 	if f.GetDone() != 0 {
-		c.saidDone(from.addr, f.GetDone(), f.GetDoneChanges())
+		c.applyDone(from.addr, f.GetDone(), f.GetDoneChanges())
 	}
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)
 	}
 }
 
-// compareClocks takes in what a peer's ledger clock shows.
-func (c *core) compareClocks(now instant, from *inlet, sent int64) {
-	// Nodes with a store keep no accounts of their own whose clocks could differ. The comparison is kept for
-	// each incarnation of a peer.
-	if sent == 0 || c.inStore() {
-		return
-	}
-	here := c.local.LedgerNow(now)
-	if !moved.Current(here, sent) {
-		c.malformed(rejectedSent)
-		return
-	}
-	c.mu.Lock()
-	in := c.inboxOf(now, from)
-	c.unlock()
-	in.compare(now, here.Sub(ratelimit.LedgerTime(sent)))
-}
-
-// presences takes in the last that a peer says of itself: a node says one at a
-// time, and each may change the ring.
-func (c *core) presences(now instant, from *inlet, all []*wire.Presence, reply func(*wire.Reply)) {
-	for i, p := range all {
-		r := &wire.Reply{Id: p.GetId()}
-		switch {
-		// A node has one presence under way at a time, so that more in a frame are no node's.
-		case i < len(all)-1:
-			c.malformed(rejectedPresence)
-			r.Status = malformed
-		case !c.presence(now, from, p.GetHere(), p.GetChanges()):
-			r.Status = notOwner // it says it again
-		}
-		reply(r)
-	}
-}
-
 // replied takes in a frame of a peer, on the stream that this node opened.
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	// Whatever it says, the peer is alive.
-	m.heard.Store(int64(now))
+	m.lastSeen.Store(int64(now))
 	if len(f.GetReplies()) > peerPending || len(f.GetReceipts()) > 4*parcelsAtOnce {
 		c.malformed(rejectedFrame)
 		return
@@ -126,38 +99,30 @@ func (c *core) replied(now instant, m *member, f *wire.Frame) {
 // one which waits for the store does not hold up those that came in the same frame.
 type serving struct {
 	*waiting
-	ids  []uint64
-	sent []bool
-	seen []bool // by the observer
+	ids   []uint64
+	sent  []bool
+	seen  []bool        // by the observer
+	ready []*wire.Reply // to messages that are no asks
 }
 
 // answerTo decides what a peer asks, and answers as it goes. It blocks until all is decided.
 func (c *core) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, answer func(*wire.Frame)) {
-	say := func(replies []*wire.Reply) {
-		if len(replies) > 0 {
+	now := c.clock()
+	s := c.decideFor(ctx, now, from, asks)
+	for open := true; open; {
+		open = s.advance(now)
+		if replies := s.replies(now); len(replies) > 0 {
 			answer(&wire.Frame{Replies: replies})
 		}
+		if open {
+			c.hands.sleep(s.waiting)
+			now = c.clock()
+		}
 	}
-	now := c.clock()
-	s, replies := c.decideFor(ctx, now, from, asks)
-	if s == nil {
-		say(replies)
-		return
-	}
-	for s.advance(now) {
-		say(append(replies, s.replies(now)...))
-		replies = nil
-		c.hands.sleep(s.waiting)
-		now = c.clock()
-	}
-	say(append(replies, s.replies(now)...))
 }
 
-// decideFor begins to decide a peer's asks. Invalid ones are answered at once, and undos are applied.
-func (c *core) decideFor(
-	ctx context.Context, now instant, from *inlet, msgs []*wire.Ask,
-) (*serving, []*wire.Reply) {
-	var replies []*wire.Reply
+// decideFor begins to decide a peer's asks. Invalid ones are refused, and undos are applied.
+func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*wire.Ask) *serving {
 	s := &serving{ids: make([]uint64, 0, len(msgs))}
 	asks := make([]ask, 0, len(msgs))
 	states := make([]askState, 0, len(msgs))
@@ -170,20 +135,17 @@ func (c *core) decideFor(
 		switch {
 		case err != nil:
 			c.malformed(rejectedAsk)
-			replies = append(replies, &wire.Reply{Id: m.GetId(), Status: malformed})
+			s.ready = append(s.ready, &wire.Reply{Id: m.GetId(), Status: malformed})
 		case m.GetList() != nil:
-			replies = append(replies, c.listFor(now, m.GetId(), m.GetList()))
+			s.ready = append(s.ready, c.listFor(now, m.GetId(), m.GetList()))
 		// It is done at once, before any ask of the frame is decided: the tokens may serve these.
 		case m.GetKind() == undo:
 			c.undoFor(now, &a, m)
-			replies = append(replies, &wire.Reply{Id: m.GetId()})
+			s.ready = append(s.ready, &wire.Reply{Id: m.GetId()})
 		default:
 			asks, s.ids = append(asks, a), append(s.ids, m.GetId())
 			states = append(states, askState{errand: c.errandOf(from, m)})
 		}
-	}
-	if len(asks) == 0 {
-		return nil, replies
 	}
 	s.waiting = c.newWaiting(ctx, now, asks, make([]verdict, len(asks)))
 	s.remote, s.sent, s.seen = true, make([]bool, len(asks)), make([]bool, len(asks))
@@ -191,7 +153,7 @@ func (c *core) decideFor(
 	if c.observe != nil {
 		c.observe.asked(ctx, s.verdicts, s.see)
 	}
-	return s, replies
+	return s
 }
 
 // errandOf is what is done for an ask of a peer: a change of an override, or the peer leases the key; nil: nothing.
@@ -225,9 +187,10 @@ func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
 
 // replies are those to asks that were decided since the last ones.
 func (s *serving) replies(now instant) []*wire.Reply {
-	var all []*wire.Reply
+	all := s.ready
+	s.ready = nil
 	for i := range s.asks {
-		if s.states[i].decided && !s.sent[i] {
+		if s.states[i].step == done && !s.sent[i] {
 			s.sent[i] = true
 			all = append(all, s.reply(now, i))
 		}

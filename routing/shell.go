@@ -36,7 +36,7 @@ func (r *Router) converse(ctx context.Context, m *member) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.tell(m.addr, err)
+		r.report(m.addr, err)
 		select {
 		case <-ctx.Done():
 		case <-m.kick: // it is there
@@ -77,14 +77,14 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	ended := make(chan error, 1)
 	// Each side ends the other: a conversation with one broken direction would look open, and asks would wait
 	// on it until their deadlines.
-	go func() { ended <- r.listen(stream, m); cancel() }()
-	err = r.speak(ctx, stream, m)
+	go func() { ended <- r.receiveReplies(stream, m); cancel() }()
+	err = r.sendFrames(ctx, stream, m)
 	cancel()
 	return errors.Join(<-ended, err)
 }
 
-// speak sends what there is to say, as much as is there in one message.
-func (r *Router) speak(ctx context.Context, stream caller, m *member) error {
+// sendFrames sends what waits, as much as is there in one message.
+func (r *Router) sendFrames(ctx context.Context, stream caller, m *member) error {
 	ping := time.NewTicker(pingEvery)
 	defer ping.Stop()
 	for {
@@ -99,7 +99,7 @@ func (r *Router) speak(ctx context.Context, stream caller, m *member) error {
 			if err := stream.Send(m.ping(r.stamp())); err != nil {
 				return err
 			}
-		case <-m.words:
+		case <-m.outgoing:
 		}
 		// Each frame takes with it all that waits, up to its bounds: the busier the way, the fewer
 		// frames a call.
@@ -111,8 +111,8 @@ func (r *Router) speak(ctx context.Context, stream caller, m *member) error {
 	}
 }
 
-// listen takes in replies.
-func (r *Router) listen(stream caller, m *member) error {
+// receiveReplies takes in replies.
+func (r *Router) receiveReplies(stream caller, m *member) error {
 	for {
 		f, err := stream.Recv()
 		if err != nil {
@@ -164,7 +164,7 @@ func (e exchange) Exchange(s called) error {
 func (r *Router) turnedAway(from string, kind rejection, err error) {
 	r.stats.refused.Add(1)
 	r.reject(kind)
-	r.tell(from, err)
+	r.report(from, err)
 }
 
 // refuse counts a failed introduction by its fault, and reports it if the peer has a name.
@@ -175,7 +175,7 @@ func (r *Router) refuse(from string, err error) {
 	// Of a node that this one has dialled converse tells, with its address.
 	if from != "" {
 		r.stats.refused.Add(1)
-		r.tell(from, err)
+		r.report(from, err)
 	}
 }
 
@@ -207,7 +207,7 @@ func (r *Router) exchange(stream called, received func()) error {
 	received()
 	// Who the node is was said and checked in its introduction. Later frames are not asked.
 	from := &inlet{addr: hello.GetAddr(), incarnation: hello.GetIncarnation()}
-	r.greeted(r.clock(), hello)
+	r.applyHello(r.clock(), hello)
 	// Replies come from as many goroutines as there are frames under way, and a stream may be
 	// sent on by one at a time.
 	var sending sync.Mutex

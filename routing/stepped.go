@@ -2,9 +2,7 @@ package routing
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"iter"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -72,113 +70,6 @@ type Wires interface {
 	Send(to string, answer bool, frame []byte)
 }
 
-// task is a request, or the asks of a peer's frame: a coroutine, which goes on when the node is pumped.
-type task struct {
-	next  func() (due instant, open bool)
-	stop  func()
-	yield func(due instant) bool
-	due   instant
-	done  func()
-	// see is called with the places of verdicts that are made, perhaps again and again; nil: nothing is.
-	verdicts []verdict
-	see      func(i int)
-}
-
-// taskKey is the key of a task in its context.
-type taskKey struct{}
-
-// errEnded unwinds the tasks of a node that has ended.
-var errEnded = errors.New("routing: the node has ended")
-
-// sleep goes on when the node is pumped, at due at the latest.
-func (t *task) sleep(due instant) {
-	if !t.yield(due) {
-		panic(errEnded)
-	}
-}
-
-// begin runs do until it waits, and goes on whenever the node is pumped. Then done is called.
-func (s *Stepped) begin(t *task, do func(ctx context.Context)) {
-	ctx := context.WithValue(context.Background(), taskKey{}, t)
-	t.next, t.stop = iter.Pull(func(yield func(instant) bool) {
-		t.yield = yield
-		defer func() {
-			if fault := recover(); fault != nil && fault != any(errEnded) {
-				panic(fault)
-			}
-		}()
-		do(ctx)
-	})
-	s.resume(t)
-}
-
-// resume reports whether a task has ended.
-func (s *Stepped) resume(t *task) (ended bool) {
-	if s.ended {
-		t.stop()
-		return false
-	}
-	if due, open := t.next(); open {
-		t.due = due
-		s.tasks = append(s.tasks, t)
-		return false
-	}
-	t.done()
-	return true
-}
-
-// bell implements hands.
-func (s *Stepped) bell() bell { return nil }
-
-// sleep implements hands.
-func (s *Stepped) sleep(w *waiting) { w.ctx.Value(taskKey{}).(*task).sleep(w.due()) }
-
-// stepping is a base that leases from a store which the driver plays.
-type stepping struct {
-	*leasing.Stepped
-	clock ratelimit.Clock
-}
-
-// decide implements limiter.
-func (s stepping) decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) {
-	w := s.Ask(now, asks, verdicts)
-	if w == nil {
-		return
-	}
-	t := ctx.Value(taskKey{}).(*task)
-	until := w.Patience()
-	if within > 0 {
-		until = min(until, within)
-	}
-	for at := now.Add(until); ; {
-		t.watch(w, verdicts)
-		t.sleep(at)
-		now = s.clock()
-		// There may be more time more than once. When there is none left, Advance ends the wait.
-		for more := time.Duration(1); now >= at && more > 0; at = at.Add(more) {
-			more = w.TimeOver()
-		}
-		if !w.Advance(now) {
-			return
-		}
-	}
-}
-
-// watch shows verdicts that the store's limiter has charged or credited, though the store does not have them yet, or
-// others hold them up.
-func (t *task) watch(w *leasing.Wait, verdicts []verdict) {
-	for i := range verdicts {
-		v := &verdicts[i]
-		if t.see != nil && w.Decided(i) && v.Source != ratelimit.FromFallback && v.Err == nil {
-			for j := range t.verdicts {
-				if &t.verdicts[j] == v {
-					t.see(j)
-				}
-			}
-		}
-	}
-}
-
 // NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
 	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
@@ -200,15 +91,6 @@ func NewStepped(o SteppedOptions) *Stepped {
 	return s
 }
 
-type observed struct{ SteppedOptions }
-
-func (o observed) asked(ctx context.Context, verdicts []verdict, see func(i int)) {
-	t := ctx.Value(taskKey{}).(*task)
-	t.verdicts, t.see = verdicts, see
-}
-func (o observed) decided(a *ask, v *verdict) { o.Decided(a, v) }
-func (o observed) undone(a *ask, v *verdict)  { o.Undone(a, v) }
-
 // every has something done again and again.
 func (s *Stepped) every(d time.Duration, do func()) {
 	s.o.After(d, func() {
@@ -222,17 +104,17 @@ func (s *Stepped) every(d time.Duration, do func()) {
 }
 
 func (s *Stepped) ping() {
-	s.core.mu.Lock()
-	var to []*member
-	s.core.each(func(m *member) {
+	for _, m := range s.members() {
 		if m.ready.Load() {
-			to = append(to, m)
+			s.send(m.addr, own, m.ping(s.core.stamp()))
 		}
-	})
-	s.core.unlock()
-	for _, m := range to {
-		s.send(m.addr, own, m.ping(s.core.stamp()))
 	}
+}
+
+func (s *Stepped) members() []*member {
+	s.core.mu.Lock()
+	defer s.core.unlock()
+	return s.core.sorted()
 }
 
 // side is which of the two streams between a pair of nodes a frame goes by: each node opens one for its own
@@ -272,7 +154,7 @@ func (s *Stepped) yield() {} // it runs alone
 
 // Found takes in which nodes there may be.
 func (s *Stepped) Found(addrs []string) {
-	s.core.looks(s.o.Clock(), addrs)
+	s.core.discovered(s.o.Clock(), addrs)
 	s.Pump()
 }
 
@@ -287,7 +169,7 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	}
 	addr := h.GetAddr()
 	s.inlet[addr] = &inlet{addr: addr, incarnation: h.GetIncarnation()}
-	s.core.greeted(s.o.Clock(), &h)
+	s.core.applyHello(s.o.Clock(), &h)
 	welcome, err = proto.Marshal(s.core.hello(nonce))
 	s.Pump()
 	return welcome, err
@@ -438,7 +320,7 @@ func (s *Stepped) Pump() {
 		for s.core.step(now) {
 		}
 		again = s.advance() || again
-		s.talk()
+		s.sendAll()
 		again = again && s.woken
 	}
 	if s.left != nil && s.core.gone() {
@@ -461,8 +343,8 @@ func (s *Stepped) advance() (ended bool) {
 	return ended
 }
 
-// talk hands over to the wires what there is to say.
-func (s *Stepped) talk() {
+// sendAll hands over to the wires all that waits.
+func (s *Stepped) sendAll() {
 	ends, dials := s.ends, s.dials
 	s.ends, s.dials = nil, nil
 	for _, m := range ends {
@@ -471,10 +353,7 @@ func (s *Stepped) talk() {
 			s.again(m)
 		}
 	}
-	var to []*member
-	s.core.mu.Lock()
-	s.core.each(func(m *member) { to = append(to, m) })
-	s.core.unlock()
+	to := s.members()
 	for _, m := range to {
 		select {
 		case <-m.kick: // it is there

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // certifier signs peers' certificates.
@@ -77,7 +79,9 @@ func TestRouterTLS(t *testing.T) {
 	if n := len(stranger.Stats().Members); n > 1 {
 		t.Errorf("the stranger sees %d members", n)
 	}
-	if v := nodes[0].ask(routed(1), 1, 1); v.OverLimit || v.Err != nil {
+	rule := routed(1)
+	rule.Coordination.StoreDeadline = ratelimit.MaxStoreDeadline
+	if v := nodes[0].ask(rule, 1, 1); v.OverLimit || v.Err != nil {
 		t.Errorf("%+v", v)
 	}
 }

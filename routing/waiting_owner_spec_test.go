@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"math"
 	"testing"
 	"time"
 
@@ -79,13 +78,5 @@ func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 	}
 	if admitted != 3 || reasons[ratelimit.FallbackPeer] != 12 || len(reasons) > 1 {
 		t.Errorf("%d were admitted, want 3; decisions without the owner by reason: %v", admitted, reasons)
-	}
-}
-
-// A reset beyond all time is the longest that there is.
-func TestEndlessReset(t *testing.T) {
-	l := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}
-	if got := resetOf(&l, math.MaxInt64); got != 2*time.Minute {
-		t.Errorf("a reset in %v", got)
 	}
 }

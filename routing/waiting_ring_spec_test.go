@@ -27,7 +27,7 @@ func TestSilentOwners(t *testing.T) {
 	} {
 		l := &link{}
 		l.missed.Store(int64(at.Add(x.missed)))
-		l.heard.Store(int64(at.Add(x.heard)))
+		l.lastSeen.Store(int64(at.Add(x.heard)))
 		if now := at.Add(x.now); l.silent(now) != x.silent || l.alive(now) != x.alive {
 			t.Errorf("%+v: silent %v, alive %v", x, l.silent(now), l.alive(now))
 		}
@@ -94,12 +94,12 @@ func TestLeasesForOneRequest(t *testing.T) {
 	s, a := newPair(t)
 	a.withStore()
 	w := a.waits("b:1", 4)
-	w.states[0].mine, w.states[2].mine = true, true
+	w.states[0].step, w.states[2].step = inPlace, inPlace
 	asks, within := w.baseTime(s.now, 1, 4)
 	if within != ratelimit.StoreDeadline || len(asks) != 3 || asks[0].Rule != s.rule || asks[1].Rule == s.rule || asks[2].Rule != s.rule || w.asks[2].Rule != s.rule {
 		t.Errorf("within %v: %+v", within, asks)
 	}
-	w.states[2].mine = false
+	w.states[2].step = atBase
 	if asks, within := w.baseTime(s.now, 1, 4); within != 0 || asks[1].Rule != s.rule {
 		t.Errorf("within %v: %+v", within, asks)
 	}

@@ -71,14 +71,14 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 		{what: "nobody has any", key: mine, found: fetchAbsent, want: decided},
 		{what: "nobody had any under another ring", key: mine, found: fetchAbsent, before: true, want: unsure},
 		{what: "it is looked for again", key: mine, found: fetchAgain, want: unsure},
-		{what: "not all have heard that it joined", key: mine, stable: true, change: func() { c.unheard.Store(true) }, want: overslept},
-		{what: "it did not run", key: mine, stable: true, change: func() { c.expired.Store(true) }, want: overslept},
+		{what: "not all have heard that it joined", key: mine, stable: true, change: func() { c.unconfirmed.Store(true) }, want: another},
+		{what: "it did not run", key: mine, stable: true, change: func() { c.ticked.Store(int64(s.now.Add(-lapseAfter - 1))) }, want: another},
 	} {
 		v := &view{ring: now, mine: true, since: x.since}
 		v.stable.Store(x.stable)
 		c.view.Store(v)
-		c.unheard.Store(false)
-		c.expired.Store(false)
+		c.unconfirmed.Store(false)
+		c.ticked.Store(int64(s.now))
 		c.local.TakeOut(s.now, mine)
 		if x.has {
 			a.has(mine)
@@ -181,9 +181,9 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 		w := a.waits("b:1", 1)
 		w.asks[0].Kind, w.late = x.kind, true
 		s.now = s.now.Add(time.Hour)
-		w.view.Load().peers["b:1"].heard.Store(int64(s.now.Add(-x.heard)))
+		w.view.Load().peers["b:1"].lastSeen.Store(int64(s.now.Add(-x.heard)))
 		before := w.stats.fallbacks.Load()
-		if !w.failed(s.now, 0, nil) {
+		if w.failed(s.now, 0, nil) != done {
 			t.Fatal("its time is over")
 		}
 		v := w.verdicts[0]
@@ -239,16 +239,16 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 	for _, x := range []struct {
 		what    string
 		verdict verdict
-		mine    bool
+		step    step
 		policy  ratelimit.FailurePolicy
 		undone  bool
 	}{
-		{"in vain", late, true, ratelimit.FailLocal, true},
-		{"a key of its own", late, false, ratelimit.FailLocal, false},
-		{"the rule admits", late, true, ratelimit.FailOpen, false},
-		{"refused", verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}, true, ratelimit.FailLocal, false},
-		{"leased", verdict{Source: ratelimit.FromClaim, Charged: 5}, true, ratelimit.FailLocal, false},
-		{"the store is gone", verdict{Source: late.Source, Reason: ratelimit.FallbackBreaker, Charged: 5}, true, ratelimit.FailLocal, false},
+		{"in vain", late, inPlace, ratelimit.FailLocal, true},
+		{"a key of its own", late, atBase, ratelimit.FailLocal, false},
+		{"the rule admits", late, inPlace, ratelimit.FailOpen, false},
+		{"refused", verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}, inPlace, ratelimit.FailLocal, false},
+		{"leased", verdict{Source: ratelimit.FromClaim, Charged: 5}, inPlace, ratelimit.FailLocal, false},
+		{"the store is gone", verdict{Source: late.Source, Reason: ratelimit.FallbackBreaker, Charged: 5}, inPlace, ratelimit.FailLocal, false},
 	} {
 		s := newScript(t, 1, 10)
 		s.rule.Coordination.OnStoreFailure = x.policy
@@ -256,14 +256,14 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 		a := s.nodes["a:1"]
 		b := a.withStore()
 		w := a.waits("b:1", 1)
-		w.states[0].mine, w.verdicts[0] = x.mine, x.verdict
+		w.states[0].step, w.verdicts[0] = x.step, x.verdict
 		w.decidedByBase(s.now, 0)
 		want, said := x.verdict, ""
 		if x.undone {
 			want = verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}
 			said = fmt.Sprintf("undo 1 of source %d\n", late.Source)
 		}
-		if w.verdicts[0] != want || b.said != said || !w.states[0].decided {
+		if w.verdicts[0] != want || b.said != said || w.states[0].step != done {
 			t.Errorf("%s: %+v, %q", x.what, w.verdicts[0], b.said)
 		}
 	}
@@ -329,12 +329,12 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 		want  time.Duration
 	}{
 		"it is asked again":       {askState{again: soon}, time.Millisecond},
-		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
+		"it is decided":           {askState{again: soon, step: done}, ratelimit.StoreDeadline},
 		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
 		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
 	} {
 		w := a.waits("b:1", 2)
-		w.states[0], w.states[1] = x.state, askState{decided: true}
+		w.states[0], w.states[1] = x.state, askState{step: done}
 		if got := w.due().Sub(s.now); got != x.want {
 			t.Errorf("%s: in %v, want %v", what, got, x.want)
 		}
@@ -353,9 +353,6 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 	if got := w.due().Sub(s.now); got != ratelimit.StoreDeadline/2 {
 		t.Errorf("with a store it leases itself in %v", got)
 	}
-	if w.states[0].mine = true; w.due() != w.until {
-		t.Error("it leases already")
-	}
 }
 
 // A peer's ask that its owner cannot answer in time is left to the peer; its policy
@@ -367,6 +364,21 @@ func TestPeersAskThatTakesTooLong(t *testing.T) {
 	w.states[0].fetch = &fetch{view: w.view.Load(), open: 1}
 	if w.advance(w.until); w.states[0].status != notInTime || w.verdicts[0] != (verdict{}) || w.stats.fallbacks.Load() != 0 {
 		t.Errorf("status %d, %+v", w.states[0].status, w.verdicts[0])
+	}
+}
+
+// A key is decided as a new one as soon as all have answered that they have no account of it.
+func TestSearchedKeyIsDecided(t *testing.T) {
+	s, a := newPair(t)
+	m := a.mayHave("b:1")
+	w := a.waits("a:1", 1)
+	if !w.advance(s.now) {
+		t.Fatal("another may have it")
+	}
+	fetch := m.take(0).GetFetches()[0]
+	m.replied([]*wire.Reply{{Id: fetch.GetId(), Found: wire.Found_NONE}})
+	if w.advance(s.now) || w.verdicts[0].Charged != 5 || m.take(0) != nil {
+		t.Errorf("no other has it: %+v", w.verdicts[0])
 	}
 }
 

@@ -14,9 +14,12 @@ const (
 	seats   = "approx/seats.go"
 	keeper  = "approx/keeper.go"
 	mover   = "routing/handover.go"
+	inbox   = "routing/inbox.go"
 	fetches = "routing/fetch.go"
-	members = "routing/members.go"
+	present = "routing/presence.go"
 	decides = "routing/decide.go"
+	waits   = "routing/waiting.go"
+	undoes  = "routing/undo.go"
 )
 
 // allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those of the ledger and of
@@ -36,25 +39,25 @@ var allByHand = []byHand{
 	{"a tenancy is counted from its answer", keeper, "Tenancy: t, until: sent.Add(", "Tenancy: t, until: k.clock().Add("},
 	{"a share is spent in the window in which the tenant before crashed", keeper, "begins < t.Taint", "begins < 0"},
 	// Accounts that move, in order and once.
-	{"a parcel that arrives twice is taken in twice", mover, "if p.GetNumber() <= in.last {", "if p.GetNumber() < in.last {"},
-	{"a parcel's receipt is forgotten before its sender has it", mover, "if n < p.GetFirst() {", "if n <= p.GetNumber() {"},
+	{"a parcel that arrives twice is taken in twice", inbox, "if p.GetNumber() <= in.last {", "if p.GetNumber() < in.last {"},
+	{"a parcel's receipt is forgotten before its sender has it", inbox, "if n < p.GetFirst() {", "if n <= p.GetNumber() {"},
 	{"what a receipt refuses is not taken back", mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return false })"},
 	{"what a receipt accepts is taken back, too", mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return true })"},
-	{"a node takes in accounts that are not its own", mover, "mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr\n", "mine := true\n"},
-	{"a node says done while accounts are on their way", mover, "!c.mover.dirty && len(c.mover.underway) == 0", "!c.mover.dirty"},
-	{"a node says done while it has accounts that are not its own", mover, "!c.mover.dirty && len(c.mover.underway) == 0", "len(c.mover.underway) == 0"},
+	{"a node takes in accounts that are not its own", inbox, "mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr\n", "mine := true\n"},
+	{"a node says done while accounts are on their way", mover, "c.mover.state == walked && len(c.mover.underway) == 0", "c.mover.state == walked"},
+	{"a node says done while it has accounts that are not its own", mover, "c.mover.state == walked && len(c.mover.underway) == 0", "len(c.mover.underway) == 0"},
 	{"what was on its way to a node that died is lost", mover, "c.putBack(now, p, func(int) bool { return true })", "c.putBack(now, p, func(int) bool { return false })"},
 	{"an account that comes back is not looked for by the walk", mover, "\t\t\tc.mover.once()\n\t\t}\n\t\ti++", "\t\t}\n\t\ti++"},
 	{"a key is new although its account is on its way", fetches, "\tcase going != \"\":\n", "\tcase false:\n"},
 	{"a key is new when the first of several says that it has no account", fetches, "case f.state != fetching, f.open > 0:", "case f.state != fetching:"},
 	{"a key is new under a ring that others do not see yet", fetches, "f.soon = f.soon || c.clock().Sub(f.view.began) < disagree", "f.soon = f.soon || false"},
-	{"a node that sees another ring says that it has no account", fetches, "case !c.local.Has(key) && (v.print == m.GetRing() || !v.mine):", "case !c.local.Has(key):"},
-	{"an owner that slept goes on to decide", decides, "case c.lapsed(now), c.unheard.Load():", "case c.unanswered.Load():"},
-	{"an owner that slept does not give its keys up", members, "\tc.expired.Store(true)\n\tc.quitRing()\n", "\tc.expired.Store(true)\n"},
-	{"a node joins the ring before it has handed over what it had", members, "!c.looked || !c.clean() {", "!c.looked {"},
-	{"a leaving node leaves its ring before the others have heard", members, "if now.Sub(c.leftAt) < leaveTells {", "if false {"},
-	{"a node is buried at the first silence", members, "(m.alive || m.holds) && now.Sub(heard) > TakeOver {", "(m.alive || m.holds) && now.Sub(heard) > TakeOver/10 {"},
-	{"a node that an owner has not answered in time is charged there for a refusal", decides, "\tif w.verdicts[i].OverLimit && !w.remote {\n\t\tw.regret(now, i)\n\t}\n", ""},
-	{"a fallback is undone at the owner, who was not charged", decides, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
-	{"an ask that was forwarded is forwarded again", decides, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn true\n\tcase !w.inStore():", "\tcase !w.inStore():"},
+	{"a node that sees another ring says that it has no account", fetches, "case !c.local.Has(key) && (v.digest == m.GetRing() || !v.mine):", "case !c.local.Has(key):"},
+	{"an owner that slept goes on to decide", decides, "!= c.options.Addr, c.lapsed(now), c.unconfirmed.Load():", "!= c.options.Addr, c.unconfirmed.Load():"},
+	{"an owner that slept does not give its keys up", present, "\tc.quitRing()\n\tc.turn()\n", "\tc.turn()\n"},
+	{"a node joins the ring before it has handed over what it had", present, "!c.looked || !c.clean() {", "!c.looked {"},
+	{"a leaving node leaves its ring before the others have heard", present, "if now.Sub(c.left) < leaveWait {", "if false {"},
+	{"a node is buried at the first silence", present, "m.holds && now.Sub(lastSeen) > TakeOver {", "m.holds && now.Sub(lastSeen) > TakeOver/10 {"},
+	{"a node that an owner has not answered in time is charged there for a refusal", waits, "\tif w.verdicts[i].OverLimit {\n\t\tw.regret(now, i)\n\t}\n", ""},
+	{"a fallback is undone at the owner, who was not charged", undoes, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
+	{"an ask that was forwarded is forwarded again", waits, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn done\n\tcase !w.inStore():", "\tcase !w.inStore():"},
 }

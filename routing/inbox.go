@@ -1,0 +1,194 @@
+package routing
+
+import (
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// inlet is the other end of a peer's link: its stream to this node. Its frames are taken in one after the
+// other.
+type inlet struct {
+	// addr and incarnation are what the introduction has proved: later frames say nothing of who
+	// sends them.
+	addr        string
+	incarnation uint64
+
+	turns int // presences taken in since
+	since instant
+}
+
+const (
+	// A node joins, leaves, and joins again when it was suspended. Each changes
+	// all rings, and has the tables walked through.
+	mostTurns = 20
+	turnsIn   = 10 * time.Second
+)
+
+// mayTurn tells whether the peer may join or leave once more.
+func (in *inlet) mayTurn(now instant) bool {
+	// A stretch begins with the first turn in it, not at fixed times.
+	if in.since == 0 || now.Sub(in.since) > turnsIn {
+		in.since, in.turns = now, 0
+	}
+	in.turns++
+	return in.turns <= mostTurns
+}
+
+// inbox has the parcels of one incarnation of a node.
+type inbox struct {
+	lastSeen instant // guarded by core.mu
+
+	mu      sync.Mutex // held while a parcel is taken in: streams of one node may overlap
+	last    uint64     // guarded by mu: the number of the last parcel
+	answers map[uint64]*wire.Receipt
+	// How much later it was here than there when a message came, at least: in the
+	// last stretch of time, and the one before. The least of many messages is what
+	// the clocks differ by, and the shortest way.
+	behind [2]time.Duration
+	since  instant
+}
+
+const (
+	compareFor = 10 * time.Second
+	// clockNoise is by how much clocks may seem to differ that do not: a message
+	// takes its time.
+	clockNoise = 5 * time.Millisecond
+)
+
+// compare takes in how much later it was here than there, and returns how far
+// the sender's clock is behind this node's.
+func (in *inbox) compare(now instant, later time.Duration) time.Duration {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	// Two stretches are kept, so that the least of one is known while the next begins. After a
+	// longer silence both are too old: clocks may have drifted.
+	switch {
+	case in.since == 0 || now.Sub(in.since) > 2*compareFor:
+		in.since, in.behind = now, [2]time.Duration{later, later}
+	case now.Sub(in.since) > compareFor:
+		in.since, in.behind = now, [2]time.Duration{later, in.behind[0]}
+	default:
+		in.behind[0] = min(in.behind[0], later)
+	}
+	// A message takes time, which makes the sender's clock look as if it were behind. So a small
+	// positive difference says nothing, but any negative one says that the clock is ahead.
+	if by := min(in.behind[0], in.behind[1]); by > clockNoise || by < 0 {
+		return by
+	}
+	return 0
+}
+
+// mostInboxes is how many there may be: of all peers, and of their last lives.
+const mostInboxes = 2 * maxPeers
+
+// inboxOf finds or makes an inbox; the caller holds mu.
+func (c *core) inboxOf(now instant, from *inlet) *inbox {
+	in := c.inboxes[from.incarnation]
+	if in == nil {
+		if len(c.inboxes) >= mostInboxes {
+			oldest := from.incarnation
+			least := now
+			for id, other := range c.inboxes {
+				// Of inboxes with the same last instant, the lowest number goes, so that a simulation does
+				// the same in every run.
+				if other.lastSeen < least || other.lastSeen == least && id < oldest {
+					oldest, least = id, other.lastSeen
+				}
+			}
+			delete(c.inboxes, oldest)
+		}
+		in = &inbox{answers: map[uint64]*wire.Receipt{}}
+		c.inboxes[from.incarnation] = in
+	}
+	in.lastSeen = now
+	return in
+}
+
+// compareClocks takes in what a peer's ledger clock shows, and returns the inbox of the peer and the time there, as far
+// as that can be told. ok is false if no clock can show that.
+func (c *core) compareClocks(now instant, from *inlet, sent int64) (in *inbox, there ratelimit.LedgerTime, ok bool) {
+	here := c.local.LedgerNow(now)
+	if !moved.Current(here, sent) {
+		c.malformed(rejectedSent)
+		return nil, 0, false
+	}
+	c.mu.Lock()
+	in = c.inboxOf(now, from)
+	c.unlock()
+	return in, here.Add(-in.compare(now, here.Sub(ratelimit.LedgerTime(sent)))), true
+}
+
+// adoptedAtOnce is the number of accounts of a parcel that are adopted before a waiting request goes first. The
+// memory of a table that is filled for the first time is slow, most of all on virtual machines. A parcel took
+// up to 11 ms there, and many come one after the other.
+const adoptedAtOnce = 16
+
+// adopt takes in a parcel, once.
+func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
+	// Without a number it cannot be told from its repetition.
+	if c.inStore() || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
+		c.malformed(rejectedParcel) // a store has the accounts
+		return nil
+	}
+	in, sent, ok := c.compareClocks(now, from, p.GetSent())
+	if !ok {
+		return nil
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	// The parcel has come before, and its receipt was lost. Its accounts must not count twice; the
+	// same receipt is sent again.
+	if p.GetNumber() <= in.last {
+		if r := in.answers[p.GetNumber()]; r != nil {
+			return r
+		}
+		c.malformed(rejectedParcel)
+		return nil
+	}
+	// The sender keeps parcels from First on only: it has the receipts of those before.
+	for n := range in.answers {
+		if n < p.GetFirst() {
+			delete(in.answers, n)
+		}
+	}
+	if len(in.answers) > 4*parcelsAtOnce { // no node of ours has so many without a receipt
+		clear(in.answers)
+	}
+	r := &wire.Receipt{Number: p.GetNumber()}
+	// This comes before the accounts are read: if they end in nonsense, what came before it has
+	// been taken in, and must not be once more.
+	in.last, in.answers[r.Number] = r.Number, r
+	here, i := c.local.LedgerNow(now), uint32(0)
+	if err := moved.Read(p.GetAccounts(), func(m moved.Entry) {
+		if !m.Plausible(here, sent) {
+			c.malformed(rejectedAccount) // no node has it: the sender does not get it back either
+		} else if !c.take(now, m, sent) {
+			r.Refused = append(r.Refused, i)
+		}
+		if i++; i%adoptedAtOnce == 0 {
+			c.hands.yield()
+		}
+	}); err != nil {
+		c.malformed(rejectedParcel)
+		c.report(from.addr, err)
+	}
+	return r
+}
+
+// take goes on with an account, if the key is this node's own.
+func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool {
+	c.gate.RLock()
+	defer c.gate.RUnlock()
+	// The gate is held until the account is in the table. If the ring turned in between, the mover
+	// might already have walked past its place.
+	mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr
+	if mine { // without room, it shares a budget with others, as any key beyond the most
+		c.local.Adopt(now, m.Key, m.Account, sent)
+	}
+	return mine
+}

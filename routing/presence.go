@@ -1,0 +1,259 @@
+package routing
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// Whether this node is in the ring:
+//
+//	out --join: all others are met or missed--> unconfirmed --announce: all have acknowledged--> owner of its keys
+//	 ^--------------------- lapse: it did not run for long ----------------------------------------'  |
+//	                                                      out for good <--depart: all know-- leave --'
+
+// How long things take.
+const (
+	// TakeOver is how long a node may be out of reach before others own its keys.
+	TakeOver = 2 * time.Second
+	// lapseAfter is the time without running after which a node assumes that others own its keys: its last
+	// message to them may be a ping older.
+	lapseAfter = TakeOver - pingEvery
+	// forgetAfter is how long a node that is gone is still looked for.
+	forgetAfter = time.Minute
+	// grace is the time after its start in which a node does not count an unreachable one as absent: nodes
+	// that start together open their ports one after the other.
+	grace = time.Second
+	// readyAfter is when a node takes traffic although others have not confirmed their handover: they see
+	// another ring, or cannot send.
+	readyAfter = 5 * TakeOver
+
+	// Four pings fit into TakeOver: a node counts as silent only when several in a row are lost or
+	// late.
+	pingEvery = 500 * time.Millisecond
+	tickEvery = pingEvery / 2
+	tickSoon  = 5 * time.Millisecond // while something is to be repeated
+	// For announceFast after it joined, a node repeats this each askAgain to nodes without an acknowledgement,
+	// and then each tickSoon. Until all have acknowledged, no node decides on its new keys, and requests for
+	// them wait.
+	announceFast = 100 * time.Millisecond
+	// leaveWait is how long a leaving node waits for all acknowledgements: one that does not answer must not
+	// keep it.
+	leaveWait = 500 * time.Millisecond
+)
+
+// tick does the work that time makes due. It returns when it must be called again, at the latest.
+func (c *core) tick(now instant) (due instant) {
+	due = c.lookAfter(now)
+	if next := c.reportLeases(now); next != 0 {
+		due = min(due, next)
+	}
+	return due
+}
+
+func (c *core) lookAfter(now instant) (due instant) {
+	c.mu.Lock()
+	defer c.unlock()
+	// This comes first. What follows would otherwise bury all others for a silence that was this
+	// node's own.
+	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter {
+		c.lapse(now, now.Sub(ticked))
+	}
+	c.ticked.Store(int64(now))
+	c.bury(now)
+	c.join(now)
+	unacked := c.announce(now)
+	c.depart(now)
+	// Own keys are decided here only once all have acknowledged that this node owns them. One that never
+	// answers must not prevent that for ever. A node that has slept is in no ring by now.
+	if !unacked || now.Sub(c.joined) > readyAfter {
+		c.unconfirmed.Store(false)
+	}
+	// Retries need the node sooner than its next tick.
+	switch {
+	case unacked:
+		return now.Add(c.repeatAfter(now))
+	case !c.present && c.left == 0, c.mover.retry != 0:
+		return now.Add(tickSoon)
+	}
+	return now.Add(tickEvery)
+}
+
+// lapse is for a node that did not run for so long that others may own its keys. It is an owner no more,
+// hands its accounts to the owners, and joins again. Others may have been silent only because this node did
+// not read.
+func (c *core) lapse(now instant, slept time.Duration) {
+	for _, m := range c.members {
+		m.lastSeen.Store(int64(now))
+	}
+	// With a store the leases end by themselves, and their fences keep the limit.
+	if c.inStore() || !c.present {
+		return
+	}
+	c.report("", fmt.Errorf("this node did not run for %v: others may own its keys "+
+		"by now, so that it joins the ring again", slept.Round(time.Millisecond)))
+	// The accounts go to the present owners of their keys, and the node joins again when it has none (join).
+	c.quitRing()
+	c.turn()
+}
+
+// bury takes nodes out of the ring after too long a silence.
+func (c *core) bury(now instant) {
+	changed := false
+	for _, m := range c.sorted() {
+		lastSeen := instant(m.lastSeen.Load())
+		// After this long, no node waits for its accounts: their keys count as new. A crash costs that
+		// (docs/internals/peers.md).
+		if m.holds && now.Sub(lastSeen) > TakeOver {
+			changed = changed || m.alive
+			m.alive, m.holds = false, false
+			c.reclaim(now, m)
+			c.hands.redial(m) // if it is there after all, it is met again
+			c.settle()
+		}
+		// A node that discovery still names is kept, and dialled, however long it is silent.
+		if now.Sub(max(m.found, lastSeen)) > forgetAfter {
+			c.hands.hangUp(m)
+			delete(c.members, m.addr)
+		}
+	}
+	if changed {
+		c.turn()
+	}
+}
+
+// quitRing takes this node out of the ring; the caller holds mu.
+func (c *core) quitRing() {
+	if c.present {
+		c.present = false
+		c.changes++
+	}
+}
+
+// join enters the ring once every found node has been met, or was unreachable for long enough. By then, this
+// node has handed over the accounts of its earlier ownership.
+func (c *core) join(now instant) {
+	// A node that joins with accounts of others would count their keys in addition to the owners. After a
+	// lapse it has such accounts, and hands them over first.
+	if c.present || c.left != 0 || !c.looked || !c.clean() {
+		return
+	}
+	for _, m := range c.members {
+		switch {
+		case m.ready.Load():
+		// It may be there or not.
+		case m.failures == 0, now.Sub(c.began) < grace:
+			return
+		case m.helloAt != 0 && now.Sub(m.helloAt) < TakeOver && now.Sub(c.began) < readyAfter: // it is there, and slow
+			return
+		}
+	}
+	c.present, c.joined = true, now
+	c.changes++
+	// With a store two nodes may decide for one key: the store's fences keep the limit.
+	c.unconfirmed.Store(!c.inStore())
+	c.turn()
+}
+
+// announce tells all others whether this node owns keys. It reports whether acknowledgements are missing.
+func (c *core) announce(now instant) (unacked bool) {
+	// They are read now, not when the frame is written: the answer counts for the present ring.
+	is, changes := c.present, c.changes
+	for _, m := range c.sorted() {
+		if !m.ready.Load() || m.acked == changes {
+			continue
+		}
+		unacked = true
+		// One at a time is on its way, so that an answer belongs to the last announcement.
+		if m.announcing || now < m.repeat {
+			continue
+		}
+		m.announcing = true
+		call := newCall(func(f *wire.Frame, id uint64) {
+			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
+		})
+		call.after(func() {
+			c.mu.Lock()
+			defer c.unlock()
+			m.announcing = false
+			if call.status() == answered {
+				m.acked = changes
+			} else {
+				now := c.clock()
+				m.repeat = now.Add(c.repeatAfter(now)) // it dials back
+			}
+			c.hands.wake()
+		})
+		c.post(m.link, call)
+	}
+	return unacked
+}
+
+// repeatAfter is the time until this node repeats its announcement; the caller holds mu.
+func (c *core) repeatAfter(now instant) time.Duration {
+	if c.present && now.Sub(c.joined) < announceFast {
+		return askAgain
+	}
+	return tickSoon
+}
+
+// leave announces that this node owns nothing any more. Until all others have acknowledged, it still decides.
+func (c *core) leave(now instant) {
+	c.mu.Lock()
+	defer c.unlock()
+	if c.left == 0 {
+		c.quitRing()
+		c.left = now
+		c.hotHere.End()
+		c.hands.wake()
+	}
+}
+
+// depart takes a leaving node out of its own ring, when all others have acknowledged.
+func (c *core) depart(now instant) {
+	if c.left == 0 || !c.view.Load().mine {
+		return
+	}
+	if now.Sub(c.left) < leaveWait {
+		for _, m := range c.members {
+			// Nodes without the announcement still ask this node. If it did not decide any more, their
+			// requests would wait in vain.
+			if m.alive && m.ready.Load() && m.acked != c.changes {
+				return
+			}
+		}
+	}
+	c.turn()
+}
+
+// gone tells whether a leaving node has handed over all.
+func (c *core) gone() bool {
+	c.mu.Lock()
+	defer c.unlock()
+	v := c.view.Load()
+	// In the last node, tokens in hand cannot be returned.
+	return !v.mine && c.clean() && (len(v.ring.Members()) == 0 || c.hotHere.Open() == 0)
+}
+
+// rest is how many accounts a node in no ring still has, in parcels without a receipt and in the table, which is
+// walked from end to end.
+func (c *core) rest() int {
+	c.mu.Lock()
+	defer c.unlock()
+	n := len(c.mover.underway)
+	for visit := (leasing.Visit{}); !c.inStore() && !c.local.Visit(&visit, func([]byte) { n++ }); {
+	}
+	return n
+}
+
+// isReady tells whether this node has joined the ring, and has its keys.
+func (c *core) isReady(now instant) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	if !c.present && c.left == 0 || c.unconfirmed.Load() {
+		return false
+	}
+	return c.inStore() || c.wasStable || now.Sub(c.joined) > readyAfter
+}

@@ -1,0 +1,129 @@
+package routing
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Requests of a Stepped are coroutines: they wait in the code of a Router, and go on when the node is pumped.
+
+// task is a request, or the asks of a peer's frame: a coroutine, which goes on when the node is pumped.
+type task struct {
+	next  func() (due instant, open bool)
+	stop  func()
+	yield func(due instant) bool
+	due   instant
+	done  func()
+	// see is called with the places of verdicts that are made, perhaps again and again; nil: nothing is.
+	verdicts []verdict
+	see      func(i int)
+}
+
+// taskKey is the key of a task in its context.
+type taskKey struct{}
+
+// errEnded unwinds the tasks of a node that has ended.
+var errEnded = errors.New("routing: the node has ended")
+
+// sleep goes on when the node is pumped, at due at the latest.
+func (t *task) sleep(due instant) {
+	if !t.yield(due) {
+		panic(errEnded)
+	}
+}
+
+// begin runs do until it waits, and goes on whenever the node is pumped. Then done is called.
+func (s *Stepped) begin(t *task, do func(ctx context.Context)) {
+	ctx := context.WithValue(context.Background(), taskKey{}, t)
+	t.next, t.stop = iter.Pull(func(yield func(instant) bool) {
+		t.yield = yield
+		defer func() {
+			if fault := recover(); fault != nil && fault != any(errEnded) {
+				panic(fault)
+			}
+		}()
+		do(ctx)
+	})
+	s.resume(t)
+}
+
+// resume reports whether a task has ended.
+func (s *Stepped) resume(t *task) (ended bool) {
+	if s.ended {
+		t.stop()
+		return false
+	}
+	if due, open := t.next(); open {
+		t.due = due
+		s.tasks = append(s.tasks, t)
+		return false
+	}
+	t.done()
+	return true
+}
+
+// bell implements hands.
+func (s *Stepped) bell() bell { return nil }
+
+// sleep implements hands.
+func (s *Stepped) sleep(w *waiting) { w.ctx.Value(taskKey{}).(*task).sleep(w.due()) }
+
+// stepping is a base that leases from a store which the driver plays.
+type stepping struct {
+	*leasing.Stepped
+	clock ratelimit.Clock
+}
+
+// decide implements limiter.
+func (s stepping) decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) {
+	w := s.Ask(now, asks, verdicts)
+	if w == nil {
+		return
+	}
+	t := ctx.Value(taskKey{}).(*task)
+	until := w.Patience()
+	if within > 0 {
+		until = min(until, within)
+	}
+	for at := now.Add(until); ; {
+		t.watch(w, verdicts)
+		t.sleep(at)
+		now = s.clock()
+		// There may be more time more than once. When there is none left, Advance ends the wait.
+		for more := time.Duration(1); now >= at && more > 0; at = at.Add(more) {
+			more = w.TimeOver()
+		}
+		if !w.Advance(now) {
+			return
+		}
+	}
+}
+
+// watch shows verdicts that the store's limiter has charged or credited, though the store does not have them yet, or
+// others hold them up.
+func (t *task) watch(w *leasing.Wait, verdicts []verdict) {
+	for i := range verdicts {
+		v := &verdicts[i]
+		if t.see != nil && w.Decided(i) && v.Source != ratelimit.FromFallback && v.Err == nil {
+			for j := range t.verdicts {
+				if &t.verdicts[j] == v {
+					t.see(j)
+				}
+			}
+		}
+	}
+}
+
+type observed struct{ SteppedOptions }
+
+func (o observed) asked(ctx context.Context, verdicts []verdict, see func(i int)) {
+	t := ctx.Value(taskKey{}).(*task)
+	t.verdicts, t.see = verdicts, see
+}
+func (o observed) decided(a *ask, v *verdict) { o.Decided(a, v) }
+func (o observed) undone(a *ask, v *verdict)  { o.Undone(a, v) }

@@ -1,0 +1,106 @@
+package routing
+
+import (
+	"context"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// fail decides without the key's owner, as the rule's on_store_failure says.
+func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
+	c.stats.fallbacks.Add(1)
+	var v verdict
+	switch policy := a.Rule.Coordination.OnStoreFailure; {
+	// There is no decision to make: a peek is answered, and a refund is reported later.
+	case a.Kind != ratelimit.Spend && (!a.OfSlot() || policy != ratelimit.FailLocal):
+	case policy == ratelimit.FailOpen:
+		if v.Charged = a.Cost; a.OfSlot() {
+			v.Window = a.Window // by which it is given back
+		}
+	case policy == ratelimit.FailLocal:
+		// Each node of the fleet may be deciding for itself now, so that each has a part of the
+		// limit only.
+		own := *a
+		own.Rule = a.Rule.LocalShare(0)
+		var one [1]verdict
+		c.fallback.Decide(ctx, now, []ask{own}, one[:])
+		v = one[0]
+	default: // the remainder is unknown
+		v.OverLimit = true
+	}
+	v.Source, v.Reason = ratelimit.FromFallback, ratelimit.FallbackPeer
+	if v.ResetAfter == 0 {
+		v.ResetAfter = a.Rule.Limit.Period()
+	}
+	return v
+}
+
+// giveFallback gives back a slot that this node admitted without the key's owner, if it did.
+func (c *core) giveFallback(ctx context.Context, now instant, a *ask) {
+	own := *a
+	own.Rule = a.Rule.LocalShare(0)
+	c.fallback.Decide(ctx, now, []ask{own}, make([]verdict, 1))
+}
+
+// Undo implements [ratelimit.Limiter]. The owner of a charge is asked to take it back, without a wait.
+func (c *core) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	for i := range asks {
+		c.undo(now, asks[i:i+1], verdicts[i:i+1])
+	}
+}
+
+func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
+	a, v := &asks[0], &verdicts[0]
+	owner := c.elsewhere(a)
+	switch {
+	// This comes first, for any present owner: no owner was ever charged.
+	case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:
+		c.undoFallback(now, a, v)
+	// The owner of now has the account, even if another charged it: accounts move with their keys.
+	case v.Source == ratelimit.FromOwner && owner != "":
+		c.undoAt(owner, a, v)
+	case v.Source == ratelimit.FromLease && owner != "" && !c.inStore(): // from the tokens in hand of a hot key
+		if !c.hotHere.Untake(a.Key, v) {
+			c.undoAt(owner, a, v)
+		}
+	case v.Source == ratelimit.FromOwner: // it is this node's own by now
+		own := *v
+		// The base has no owners; to it this is a charge of its own.
+		own.Source = ratelimit.FromLease
+		c.base.Undo(now, asks, []verdict{own})
+		if c.observe != nil { // the owner at that time had reported its decision
+			c.observe.undone(a, v)
+		}
+	default:
+		c.base.Undo(now, asks, verdicts)
+	}
+}
+
+// undoFallback gives back the charge to this node's share, without an owner, and reduces the report to the
+// owner.
+func (c *core) undoFallback(now instant, a *ask, v *verdict) {
+	if a.Kind != ratelimit.Spend {
+		return
+	}
+	if !c.inStore() && !v.OverLimit && !a.OfSlot() {
+		c.hotHere.Credit(a, 0)
+	}
+	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
+		own, charged := *a, *v
+		own.Rule, charged.Source = a.Rule.LocalShare(0), ratelimit.FromLease
+		c.fallback.Undo(now, []ask{own}, []verdict{charged})
+	}
+}
+
+func (c *core) undoAt(owner string, a *ask, v *verdict) {
+	if a.Kind != ratelimit.Spend {
+		return
+	}
+	m := &wire.Ask{
+		Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged), Debt: int64(v.Debt),
+	}
+	call := c.callFor(a, m, nil)
+	m.Kind = undo
+	c.view.Load().peers[owner].post(call)
+}

@@ -1,0 +1,80 @@
+package routing
+
+import (
+	"math"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+)
+
+// Verdicts of owners are read as if they came from a stranger (reject.go).
+
+// read takes a verdict from a reply, if there is one.
+func (c *core) read(now instant, a *ask, call *call) (v verdict, ok, elsewhere bool) {
+	v, ok = verdictOf(a, call)
+	switch {
+	case !ok && call.status() == answered:
+		c.malformed(rejectedReply)
+	case ok && call.reply.GetHot():
+		c.hotHere.Start(now, a.Key)
+	}
+	if ok && v.OverLimit && !c.inStore() {
+		c.hotHere.Refused(now, a, &v)
+	}
+	return v, ok, call.status() == notOwner
+}
+
+// verdictOf is what an owner answered; ok is false if it did not, or if that cannot be an answer.
+func verdictOf(a *ask, call *call) (v verdict, ok bool) {
+	reply := call.reply
+	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
+	// that were never spent.
+	if call.status() != answered ||
+		!charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
+		return verdict{}, false
+	}
+	limit := a.Rule.Limit
+	v = verdict{
+		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner,
+		Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
+		Charged:   ratelimit.Tokens(reply.GetCharged()), Debt: ratelimit.Tokens(reply.GetDebt()),
+		Window: ratelimit.Window(reply.GetWindow()),
+	}
+	if o := reply.GetOverride(); o != nil {
+		limit.Requests, limit.Burst = ratelimit.Tokens(o.GetRequests()), ratelimit.Tokens(o.GetBurst())
+		if !limit.Overridable() || !limits(o.GetRequests(), o.GetBurst()) {
+			return verdict{}, false
+		}
+		own := limit
+		v.Limit = &own
+	}
+	v.ResetAfter = resetOf(&limit, reply.GetResetUs())
+	return v, true
+}
+
+// charges tells whether the charge in a message can be that of an ask of that cost.
+func charges(m interface {
+	GetCharged() int64
+	GetDebt() int64
+}, cost ratelimit.Tokens,
+) bool {
+	return m.GetCharged() >= 0 && m.GetDebt() >= 0 && m.GetCharged() <= int64(cost)-m.GetDebt()
+}
+
+// resetOf is how long an owner says that a limit takes to be whole again, at most
+// as long as that can take.
+func resetOf(l *ratelimit.Limit, us int64) time.Duration {
+	us = min(max(0, us), math.MaxInt64/int64(time.Microsecond))
+	return min(time.Duration(us)*time.Microsecond, longest(l))
+}
+
+// longest is the longest that a limit can take to be whole again: the rest of a
+// window, once more where the owner's clock was ahead; or a bucket's refill.
+func longest(l *ratelimit.Limit) time.Duration {
+	periods := 2.0
+	if l.Algorithm == ratelimit.TokenBucket {
+		periods += float64(l.Burst) / float64(max(1, l.Requests))
+	}
+	return time.Duration(min(periods*float64(l.Period()), math.MaxInt64/2))
+}
