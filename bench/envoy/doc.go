@@ -1,9 +1,8 @@
-// Package envoy stands in for stock Envoy. A Client is one of the Rate Limit Quota Service. A Filter calls
-// the rate limit service for requests, and when they are done.
+// Package envoy stands in for stock Envoy. A Client is one of the Rate Limit Quota Service. An LLM calls the
+// rate limit service for requests to language models, and when they are done.
 //
-// A Filter follows Envoy 1.40: TestStreamDoneStandIn of bench/realenvoy plays the rows of
-// docs/internals/stream-done.md through it, as TestStreamDone does through an Envoy. Not modelled: headers,
-// the limits of virtual hosts, stages, and actions other than generic_key, request_headers and metadata.
+// An LLM makes the calls of Envoy 1.40 with deploy/envoy/llm.yaml: TestLLMIsEnvoy of bench/realenvoy compares
+// them.
 //
 // A Client follows the source of Envoy's filter (source/extensions/filters/http/rate_limit_quota, mid-2026),
 // including its quirks. TestModelIsEnvoy of bench/realenvoy compares it with an Envoy 1.40: both get the same
