@@ -26,6 +26,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // dealer is a server of quotas that answers what a test says, also what Sluice never does. Buckets are known by
@@ -123,16 +124,24 @@ func (d *dealer) of(key string) []usage {
 	return slices.Clone(d.had[key])
 }
 
-// send gives a bucket's client actions, in one message.
-func (d *dealer) send(tier, key string, actions ...action) error {
+// bucketID is the id of a bucket.
+func bucketID(tier, key string) map[string]string {
+	return map[string]string{"tier": tier, "api_key": key}
+}
+
+// message has a bucket's actions.
+func message(id map[string]string, actions []action) *rlqs.RateLimitQuotaResponse {
 	m := &rlqs.RateLimitQuotaResponse{}
 	for _, a := range actions {
-		b := &rlqs.RateLimitQuotaResponse_BucketAction{
-			BucketId: &rlqs.BucketId{Bucket: map[string]string{"tier": tier, "api_key": key}},
-		}
+		b := &rlqs.RateLimitQuotaResponse_BucketAction{BucketId: &rlqs.BucketId{Bucket: id}}
 		a(b)
 		m.BucketAction = append(m.BucketAction, b)
 	}
+	return m
+}
+
+// give sends a message to a bucket's client.
+func (d *dealer) give(key string, m *rlqs.RateLimitQuotaResponse) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.streams[key] == nil {
@@ -254,16 +263,15 @@ func actionOf(text string) (action, error) {
 	return nil, fmt.Errorf("%q is no action", text)
 }
 
+// player is an Envoy, or its model, with one bucket.
+type player interface {
+	wait(until time.Duration) // since the bucket's subscription
+	send(actions ...action) error
+	ask() (allowed bool, err error)
+}
+
 // play does the steps, and is how many requests passed at each.
-func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, error)) (string, error) {
-	key := who + " " + s.name
-	if _, err := ask(s.tier, key); err != nil {
-		return "", err
-	}
-	if err := Until(key+" is subscribed", func() bool { return len(d.of(key)) > 0 }); err != nil {
-		return "", err
-	}
-	start := time.Now()
+func (s *script) play(p player) (string, error) {
 	var passed []string
 	for step := range strings.SplitSeq(s.steps, "; ") {
 		at, what, _ := strings.Cut(step, " ")
@@ -271,7 +279,7 @@ func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, e
 		if err != nil {
 			return "", err
 		}
-		time.Sleep(time.Until(start.Add(after)))
+		p.wait(after)
 		asks, asked := strings.CutPrefix(what, "ask ")
 		if !asked {
 			var actions []action
@@ -282,7 +290,7 @@ func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, e
 				}
 				actions = append(actions, a)
 			}
-			if err := d.send(s.tier, key, actions...); err != nil {
+			if err := p.send(actions...); err != nil {
 				return "", err
 			}
 			continue
@@ -291,28 +299,111 @@ func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, e
 		if err != nil {
 			return "", err
 		}
-		n := 0
-		for range of {
-			ok, err := ask(s.tier, key)
-			if err != nil {
-				return "", err
-			}
-			if ok {
-				n++
-			}
+		n, err := passes(p, of)
+		if err != nil {
+			return "", err
 		}
 		passed = append(passed, fmt.Sprintf("%d of %d", n, of))
 	}
 	return strings.Join(passed, ", "), nil
 }
 
+// passes is how many of so many requests pass.
+func passes(p player, of int) (n int, err error) {
+	for range of {
+		ok, err := p.ask()
+		if err != nil {
+			return n, err
+		}
+		if ok {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// actual is a bucket of a real Envoy, which has subscribed to it.
+type actual struct {
+	dealer *dealer
+	client *Client
+	id     map[string]string
+	start  time.Time
+}
+
+func subscribe(d *dealer, client *Client, tier, key string) (*actual, error) {
+	a := &actual{dealer: d, client: client, id: bucketID(tier, key)}
+	if _, err := a.ask(); err != nil {
+		return nil, err
+	}
+	err := Until(key+" is subscribed", func() bool { return len(d.of(key)) > 0 })
+	a.start = time.Now()
+	return a, err
+}
+
+func (a *actual) wait(until time.Duration) { time.Sleep(time.Until(a.start.Add(until))) }
+
+func (a *actual) send(actions ...action) error {
+	return a.dealer.give(a.id["api_key"], message(a.id, actions))
+}
+
+func (a *actual) ask() (bool, error) {
+	r, err := a.client.Get(context.Background(), "/", "x-tier", a.id["tier"], "x-api-key", a.id["api_key"])
+	return r.Status == http.StatusOK, err
+}
+
+// modelled is a bucket of the model, in virtual time.
+type modelled struct {
+	*envoy.Client
+	id       map[string]string
+	now      time.Duration
+	down     bool   // streams end at once
+	reported uint64 // requests that were allowed
+}
+
+func modelOf(tier string) *modelled {
+	o := tiers[tier]
+	o.Domain, o.Quirks = "edge", envoy.Stock()
+	m := &modelled{id: bucketID(tier, "model")}
+	m.Client = envoy.New(o, m)
+	m.Request(m.clock(), m.id)
+	return m
+}
+
+// Open implements envoy.Wire.
+func (*modelled) Open() bool { return true }
+
+// Send implements envoy.Wire.
+func (m *modelled) Send(r *rlqs.RateLimitQuotaUsageReports) {
+	if !m.down {
+		m.reported += r.BucketQuotaUsages[0].NumRequestsAllowed
+	}
+}
+
+func (m *modelled) clock() ratelimit.Instant { return ratelimit.Instant(time.Hour + m.now) }
+
+func (m *modelled) wait(until time.Duration) {
+	for m.now = until; m.Next() <= m.clock(); {
+		m.Tick(m.Next())
+		if m.down {
+			m.Broken()
+		}
+	}
+}
+
+func (m *modelled) send(actions ...action) error {
+	m.Receive(m.clock(), message(m.id, actions))
+	return nil
+}
+
+func (m *modelled) ask() (bool, error) { return m.Request(m.clock(), m.id), nil }
+
 // tiers are the settings of the filter that scripts use.
 var tiers = map[string]envoy.Options{
-	"gold":  {Expired: envoy.Deny, ExpiredFor: time.Minute},
-	"reuse": {Expired: envoy.Reuse, ExpiredFor: time.Minute},
-	"allow": {Expired: envoy.Allow, ExpiredFor: 5 * time.Second},
+	"gold":  {ExpiredFor: time.Minute},
+	"reuse": {}, // reuse_last_assignment, which Envoy ignores
+	"allow": {Expired: true, ExpiredFor: 5 * time.Second},
 	"none":  {},
-	"open":  {New: envoy.Allow},
+	"open":  {New: true},
 }
 
 // tiered is rlqs.yaml with a bucket for each tier, and reports each second.
@@ -332,18 +423,19 @@ func tiered(t *testing.T) string {
 		at[object](m, "predicate", "single_predicate", "value_match")["exact"] = tier
 		s := at[object](m, "on_match", "action", "typed_config")
 		at[object](s, "bucket_id_builder", "bucket_id_builder", "tier")["string_value"] = tier
-		if o.New == envoy.Allow {
+		if o.New {
 			s["no_assignment_behavior"] = fallback("ALLOW_ALL")
 		}
 		expired := at[object](s, "expired_assignment_behavior")
-		expired["expired_assignment_behavior_timeout"] = fmt.Sprintf("%.0fs", o.ExpiredFor.Seconds())
+		expired["expired_assignment_behavior_timeout"] = "60s"
 		switch {
-		case o.ExpiredFor == 0:
-			delete(s, "expired_assignment_behavior")
-		case o.Expired == envoy.Reuse:
+		case tier == "reuse":
 			delete(expired, "fallback_rate_limit")
 			expired["reuse_last_assignment"] = object{}
-		case o.Expired == envoy.Allow:
+		case o.ExpiredFor == 0:
+			delete(s, "expired_assignment_behavior")
+		case o.Expired:
+			expired["expired_assignment_behavior_timeout"] = fmt.Sprintf("%.0fs", o.ExpiredFor.Seconds())
 			expired["fallback_rate_limit"] = fallback("ALLOW_ALL")["fallback_rate_limit"]
 		}
 		matchers = append(matchers, m)
@@ -384,56 +476,41 @@ func TestModelIsEnvoy(t *testing.T) {
 	t.Cleanup(e.Stop)
 	client := NewClient(e.URL)
 	t.Cleanup(client.Close)
-	actual := func(tier, key string) (bool, error) {
-		a, err := client.Get(context.Background(), "/", "x-tier", tier, "x-api-key", key)
-		return a.Status == http.StatusOK, err
-	}
-	models := map[string]*envoy.Live{}
-	for tier, o := range tiers {
-		o.Domain, o.Quirks, o.Interval = "edge", envoy.Stock(), time.Second
-		models[tier], err = envoy.NewLive(o, d.address, nil)
-		need(err)
-		t.Cleanup(models[tier].Close)
-	}
-	model := func(tier, key string) (bool, error) {
-		return models[tier].Request(map[string]string{"tier": tier, "api_key": key}), nil
-	}
-	type result struct {
-		real, model       string
-		realErr, modelErr error
-	}
-	results := make([]result, len(scripts))
+	texts, errs := make([]string, len(scripts)), make([]error, len(scripts))
 	var all sync.WaitGroup
-	for i := range scripts {
-		all.Go(func() { results[i].real, results[i].realErr = scripts[i].play(d, "real", actual) })
-		all.Go(func() { results[i].model, results[i].modelErr = scripts[i].play(d, "model", model) })
+	for i, s := range scripts {
+		all.Go(func() {
+			a, err := subscribe(d, client, s.tier, s.name)
+			if err == nil {
+				texts[i], err = s.play(a)
+			}
+			errs[i] = err
+		})
 	}
 	all.Wait()
-	for i, r := range results {
-		t.Logf("%s: Envoy %s; the model %s", scripts[i].name, r.real, r.model)
-		if err := errors.Join(r.realErr, r.modelErr); err != nil {
-			t.Errorf("%s: %v", scripts[i].name, err)
-		}
-		if r.real != r.model {
-			t.Errorf("%s: Envoy lets %s pass, and the model %s", scripts[i].name, r.real, r.model)
+	for i, s := range scripts {
+		need(errs[i])
+		model, err := s.play(modelOf(s.tier))
+		need(err)
+		t.Logf("%s: Envoy %s; the model %s", s.name, texts[i], model)
+		if texts[i] != model {
+			t.Errorf("%s: Envoy lets %s pass, and the model %s", s.name, texts[i], model)
 		}
 	}
-	standsStill(t, d, e, client, actual)
-	losesReports(t, d, map[string]func(tier, key string) (bool, error){"real": actual, "model": model})
+	standsStill(t, d, e, client)
+	losesReports(t, d, client)
 }
 
 // standsStill has Envoy stand still until after its lease has ended, with requests that wait. The model decides these
 // first, which is the worst case: Envoy may, and no more than the lease had pass.
-func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client, ask func(tier, key string) (bool, error)) {
+func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client) {
 	t.Helper()
-	const key, rest = "real stands still", 10
-	if _, err := ask("gold", key); err != nil {
+	const rest = 10
+	a, err := subscribe(d, client, "gold", "stands still")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Until(key+" is subscribed", func() bool { return len(d.of(key)) > 0 }); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.send("gold", key, assign(bucketOf(rest, 1, aYear), durationpb.New(2*time.Second))); err != nil {
+	if err := a.send(assign(bucketOf(rest, 1, aYear), durationpb.New(2*time.Second))); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Second)
@@ -444,10 +521,9 @@ func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client, ask func(tie
 	var all sync.WaitGroup
 	for range 3 * rest {
 		all.Go(func() {
-			a, err := client.Get(context.Background(), "/", "x-tier", "gold", "x-api-key", key)
-			if err != nil {
+			if ok, err := a.ask(); err != nil {
 				t.Error(err)
-			} else if a.Status == http.StatusOK {
+			} else if ok {
 				passed.Add(1)
 			}
 		})
@@ -463,88 +539,63 @@ func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client, ask func(tie
 		t.Errorf("%d passed of a lease of %d", passed.Load(), rest)
 	}
 	time.Sleep(200 * time.Millisecond)
-	if ok, err := ask("gold", key); ok || err != nil {
+	if ok, err := a.ask(); ok || err != nil {
 		t.Errorf("the lease goes on after it has ended (%v)", err)
 	}
 }
 
 // losesReports holds how often Envoy reports, and what becomes of a report without a stream, against the model.
-func losesReports(t *testing.T, d *dealer, who map[string]func(tier, key string) (bool, error)) {
+func losesReports(t *testing.T, d *dealer, client *Client) {
 	t.Helper()
-	found := map[string]string{}
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for name, ask := range who {
-		all.Go(func() {
-			key := name + " reports"
-			asks := func(n int) {
-				for range n {
-					if _, err := ask("gold", key); err != nil {
-						t.Error(err)
-					}
-				}
-			}
-			reported := func(n int) {
-				if err := Until(key+" has reported", func() bool { return len(d.of(key)) >= n }); err != nil {
-					t.Error(err)
-				}
-			}
-			asks(1)
-			reported(1)
-			if err := d.send("gold", key, lease(100)); err != nil {
-				t.Error(err)
-			}
-			time.Sleep(500 * time.Millisecond)
-			asks(3)
-			reported(4)
-			mu.Lock()
-			defer mu.Unlock()
-			text := ""
-			for i, u := range d.of(key)[:4] {
-				text += fmt.Sprintf("%d allowed, %d denied, of %v", u.allowed, u.denied, u.elapsed)
-				if i > 1 {
-					text += fmt.Sprintf(" after %v", u.at.Sub(d.of(key)[i-1].at).Round(time.Second))
-				}
-				text += "; "
-			}
-			found[name] = text
-		})
+	const key = "reports"
+	a, err := subscribe(d, client, "gold", key)
+	if err != nil {
+		t.Fatal(err)
 	}
-	all.Wait()
-	t.Logf("Envoy reports %s", found["real"])
-	t.Logf("the model reports %s", found["model"])
+	m := modelOf("gold")
+	since := time.Duration(0) // the model's time at the subscription, and then at the cut
+	pass := func(after time.Duration, of int) {
+		a.wait(after)
+		m.wait(since + after)
+		for _, p := range []player{a, m} {
+			if n, err := passes(p, of); n != of || err != nil {
+				t.Errorf("%T: %d of %d requests pass under a lease (%v)", p, n, of, err)
+			}
+		}
+	}
+	if err := errors.Join(a.send(lease(100)), m.send(lease(100))); err != nil {
+		t.Fatal(err)
+	}
+	pass(500*time.Millisecond, 3)
+	if err := Until(key+" has reported", func() bool { return len(d.of(key)) >= 4 }); err != nil {
+		t.Fatal(err)
+	}
+	reports := d.of(key)
+	for i, u := range reports {
+		t.Logf("Envoy reports %d allowed, %d denied, of %v", u.allowed, u.denied, u.elapsed)
+		if i > 1 && u.at.Sub(reports[i-1].at).Round(time.Second) != envoy.Interval {
+			t.Errorf("report %d comes %v after the one before, the model's after %v", i, u.at.Sub(reports[i-1].at), envoy.Interval)
+		}
+	}
 
-	before := map[string]int{}
-	for name := range who {
-		before[name] = len(d.of(name + " reports"))
-	}
+	since = 3*envoy.Interval + time.Second
+	m.wait(since)
+	m.down, m.reported = true, 0
+	m.Broken()
 	d.cut()
-	time.Sleep(500 * time.Millisecond)
-	for name, ask := range who {
-		for range 4 {
-			if ok, err := ask("gold", name+" reports"); !ok || err != nil {
-				t.Errorf("%s: a lease ends with the stream (%v)", name, err)
-			}
-		}
-	}
-	time.Sleep(6 * time.Second) // a report is lost
+	a.start = time.Now()
+	pass(500*time.Millisecond, 4)
+	pass(6500*time.Millisecond, 0) // a report is lost
+	m.down = false
 	d.mend()
-	for name, ask := range who {
-		for range 2 {
-			if ok, err := ask("gold", name+" reports"); !ok || err != nil {
-				t.Errorf("%s: a lease ends with the stream (%v)", name, err)
-			}
-		}
+	pass(6500*time.Millisecond, 2)
+	pass(17500*time.Millisecond, 0)
+	sum := uint64(0)
+	for _, u := range d.of(key)[len(reports):] {
+		sum += u.allowed
 	}
-	time.Sleep(11 * time.Second)
-	sums := map[string]uint64{}
-	for name := range who {
-		for _, u := range d.of(name + " reports")[before[name]:] {
-			sums[name] += u.allowed
-		}
-	}
-	t.Logf("of 4 requests without a stream and 2 after, Envoy reports %d and the model %d", sums["real"], sums["model"])
-	if sums["real"] != sums["model"] {
+	t.Logf("of 4 requests without a stream and 2 after, Envoy reports %d and the model %d", sum, m.reported)
+	if sum != m.reported {
 		t.Error("they differ")
 	}
 }
