@@ -28,9 +28,9 @@ type Pool struct {
 // service.
 const Timeout = time.Second
 
-// Add has a node asked, too.
-func (p *Pool) Add(address string) error {
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+// Add has a node asked, too, or over one connection more.
+func (p *Pool) Add(address string, more ...grpc.DialOption) error {
+	conn, err := grpc.NewClient("passthrough:///"+address, append(more, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		return fmt.Errorf("dialling %s: %w", address, err)
 	}

@@ -103,8 +103,12 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	defer rejoin()
 	r := &Report{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart, least: o.Least}
 	m := &meter{Options: &o, report: r}
-	m.server, err = share.Start(func() (*process.Process, error) {
-		return process.Sluice(o.Binary, file, "--log-level", "error", "--max-wait", o.MaxWait.String())
+	err = share.Start(func() error {
+		fleet, err := process.StartFleet(o.Binary, file, 1, "--max-wait", o.MaxWait.String())
+		if err == nil {
+			m.server = fleet.Nodes[0]
+		}
+		return err
 	})
 	if err != nil {
 		return nil, err

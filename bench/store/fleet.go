@@ -68,7 +68,7 @@ func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*Fl
 
 // open starts a Redis, and then what asks it. Of a fleet that does not start, nothing is left.
 func open(rules func(), nodes func(f *Fleet) error) (*Fleet, error) {
-	redis, err := process.OpenRedis("")
+	redis, err := process.OpenRedis()
 	if err != nil {
 		rules()
 		return nil, err

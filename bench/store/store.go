@@ -318,7 +318,7 @@ func micros(d time.Duration, n int64) float64 {
 
 // idleRedis is the processor use of a Redis without connections.
 func idleRedis(ctx context.Context) (float64, error) {
-	r, err := process.OpenRedis("")
+	r, err := process.OpenRedis()
 	if err != nil {
 		return 0, err
 	}
