@@ -5,7 +5,6 @@ package caller
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,13 +69,6 @@ func (p *Pool) Next() *grpc.ClientConn {
 		return nil
 	}
 	return p.nodes[p.turn.Add(1)%uint64(len(p.nodes))]
-}
-
-// All are the nodes, in the order in which they were added.
-func (p *Pool) All() []*grpc.ClientConn {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.nodes)
 }
 
 // inFlight bounds the calls of an open loop.

@@ -75,7 +75,7 @@ type world struct {
 	handler http.HandlerFunc
 
 	redis   *redistest.Server
-	fleet   *Fleet
+	fleet   *process.Fleet
 	backend *Backend
 	envoy   *Envoy
 	client  *Client
@@ -133,7 +133,7 @@ func (w *world) prepare() {
 		w.redis = redistest.Start(w)
 		w.flags = append(w.flags, "--redis-url", w.redis.Addr)
 	}
-	w.fleet, err = StartFleet(sluice, w.file, max(1, w.nodes), w.flags...)
+	w.fleet, err = process.StartFleet(sluice, w.file, max(1, w.nodes), w.flags...)
 	w.need(err)
 	w.Cleanup(w.fleet.Stop)
 	w.backend, err = StartBackend(w.handler)

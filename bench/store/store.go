@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -28,7 +27,6 @@ type Options struct {
 	Length time.Duration `in:"500ms..10m" default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
 	Rows   []string      `placeholder:"N" help:"Rows to measure, from 1 to 8."`
 	Modes  []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx, and with large limits leasing-reserve and routing-reserve."`
-	Warm   bool          `help:"Call each node once for each key before the measurement."`
 	Seed   uint64        `default:"1" help:"Seed of the demand."`
 	of     suite         // the zero suite is costs
 }
@@ -47,7 +45,7 @@ var costs = suite{
 
 // Examples implements [report.Measurement].
 func (*Options) Examples() string {
-	return "  sluicelab bench store\n  sluicelab bench store --rows 2,3 --length 60s --warm"
+	return "  sluicelab bench store\n  sluicelab bench store --rows 2,3 --length 60s"
 }
 
 // Measure implements [report.Measurement].
@@ -150,7 +148,6 @@ type Report struct {
 	Measured []Measured    `json:"measured"`
 	Rate     float64       `json:"rate"`
 	Length   time.Duration `json:"length"`
-	Warm     bool          `json:"warm"`
 	of       suite
 }
 
@@ -162,7 +159,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	r := &Report{Rate: o.Rate, Length: o.Length, Warm: o.Warm, of: o.of}
+	r := &Report{Rate: o.Rate, Length: o.Length, of: o.of}
 	for _, row := range o.rows() {
 		for _, nodes := range o.fleets(&row) {
 			first := len(r.Measured)
@@ -199,13 +196,6 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	}
 	defer f.Close()
 	t := newTally(row.Limit, row.window())
-	earlier := int64(0) // decisions that are not measured
-	if o.Warm {
-		if err := f.warm(ctx, t, row.Keys); err != nil {
-			return Measured{}, err
-		}
-		earlier = t.begin()
-	}
 	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
 		return Measured{}, err
 	}
@@ -220,7 +210,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		return Measured{}, err
 	}
 	after, took := f.Redis.Used(), time.Since(start)
-	used, asked := after.Since(before), max(1, t.decisions()-earlier)
+	used, asked := after.Since(before), max(1, t.decisions())
 	got := Measured{
 		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
 		CPU:     micros(beyond(used.CPU, took, idle), asked),
@@ -232,7 +222,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Commands: used.Commands, Reasons: f.sum(claims), Fallbacks: f.sum(fallbacks),
 	}
 	if row.strike == nil {
-		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked+earlier-warmAsked)
+		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked-warmAsked)
 	}
 	got.Admitted, got.Over, got.Under, got.Allowed = t.sums()
 	if m.fields != nil {
@@ -330,31 +320,6 @@ func idleRedis(ctx context.Context) (float64, error) {
 	return float64(r.Used().CPU-before) / float64(idleTime), nil
 }
 
-// warmers is how many calls are under way at a time while a fleet gets warm.
-const warmers = 16
-
-// warm asks each node for each key once, so that it has a lease of it.
-func (f *Fleet) warm(ctx context.Context, t *tally, keys int) error {
-	var wg sync.WaitGroup
-	next := make(chan int)
-	for range warmers {
-		wg.Go(func() {
-			for key := range next {
-				for _, node := range f.Pool.All() {
-					f.askAt(ctx, node, t, key, time.Now())
-				}
-			}
-		})
-	}
-	for key := range keys {
-		next <- key
-	}
-	close(next)
-	wg.Wait()
-	// Background claims are over by then.
-	return caller.Sleep(ctx, time.Second)
-}
-
 // askAt makes one call to a node, and counts the answer.
 func (f *Fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
@@ -374,14 +339,10 @@ var errNoNode = errors.New("no node runs")
 
 // Page shows the report: a table of all, and a chart for each row.
 func (r *Report) Page() *report.Page {
-	start := "a cold start"
-	if r.Warm {
-		start = "when each node had been asked for each key once"
-	}
 	p := &report.Page{
 		Title: r.of.title,
 		Lead: []string{
-			fmt.Sprintf("%.0f requests a second for %v from %s, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length, start),
+			fmt.Sprintf("%.0f requests a second for %v from a cold start, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length),
 			r.of.lead,
 		},
 		Tables: []report.Table{report.Rows("", r.Measured, notes...)},

@@ -100,36 +100,6 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// A warm fleet has its leases: with plenty, nothing is claimed for what comes then. What was asked before counts only
-// towards limits.
-func TestWarmFleet(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts processes")
-	}
-	o := Options{
-		Setup: report.Setup{Binary: sluicetest.Build(t), Lab: sluicetest.Lab(t)}, Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Modes: []string{"leasing"},
-		Warm: true, Seed: 1,
-	}
-	r, err := Run(context.Background(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Problems(); err != nil {
-		t.Error(err)
-	}
-	baseline, leasing := r.Measured[0], r.Measured[1]
-	if asks := baseline.Commands["incrby"].Calls; asks != baseline.Asked || asks < 350 || asks > 650 {
-		t.Errorf("%d INCRBY for %d decisions", asks, baseline.Asked)
-	}
-	// Each node looks whose data there is, by a script, every two seconds.
-	if leasing.Asked < 350 || leasing.Asked > 650 || leasing.Claims > 8 || leasing.Draws > 0 || leasing.Reasons["waiting"] == 0 {
-		t.Errorf("for each of 1,000 decisions %v scripts and %v draws: %+v", leasing.Claims, leasing.Draws, leasing)
-	}
-	if want := leasing.Asked + 2*10; leasing.Allowed != want {
-		t.Errorf("%d were allowed, of %d that were asked", leasing.Allowed, want)
-	}
-}
-
 func TestOptions(t *testing.T) {
 	for _, c := range []struct {
 		o    Options

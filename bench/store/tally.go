@@ -107,16 +107,6 @@ func (t *tally) decisions() int64 {
 	return t.asked
 }
 
-// begin drops the times and early refusals so far, because the measurement begins. It returns the number of
-// calls before. Admissions count on.
-func (t *tally) begin() int64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.latency.Reset()
-	t.early, t.half = 0, 0
-	return t.asked
-}
-
 func (t *tally) quantile(q float64) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
