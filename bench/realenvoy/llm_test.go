@@ -138,7 +138,7 @@ func TestLLMIsEnvoy(t *testing.T) {
 	calls := func(n int) (text string) {
 		w.need(Until("the request is done", func() bool { return len(p.of("")) >= seen+n }))
 		for _, c := range p.of("")[seen:] {
-			text += regexp.MustCompile("sluice_hold=\\S+").ReplaceAllString(c.text, "sluice_hold=...") + "\n"
+			text += regexp.MustCompile(`sluice_hold=\S+`).ReplaceAllString(c.text, "sluice_hold=...") + "\n"
 			seen++
 		}
 		return strings.ReplaceAll(text, "team=real", "team=model")

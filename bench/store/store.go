@@ -128,7 +128,6 @@ type Measured struct {
 	Asked    int64         `json:"decisions" col:"decisions"`                   //
 	Admitted int64         `json:"admitted" col:"admitted"`                     // with what was before the measurement
 	Early    int64         `json:"refused_early" col:"refused early"`           // while fewer than the limit had been admitted
-	Half     int64         `json:"refused_half" col:"below half"`               // while fewer than half of the limit had
 	Over     int64         `json:"over" col:"over"`                             // of the key and window that went furthest
 	Declared int64         `json:"declared" col:"declared"`                     // that it may be
 	Under    int64         `json:"under" col:"under"`                           // less than an exact limiter had admitted, of all keys
@@ -136,11 +135,9 @@ type Measured struct {
 	Idle     float64       `json:"redis_idle"`                                  // of a processor, without connections; not in CPU
 	Failed   int64         `json:"failed,omitempty" col:"failed"`               // calls without an answer
 	Problem  string        `json:"problem,omitempty"`
-	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions
-	// without the ledger.
-	Commands  map[string]process.RedisCommand `json:"commands"`
-	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
-	Fallbacks map[string]int64                `json:"fallbacks,omitempty"`
+	// Commands are those that Redis ran, and Reasons those of the nodes' claims.
+	Commands map[string]process.RedisCommand `json:"commands"`
+	Reasons  map[string]int64                `json:"claim_reasons,omitempty"`
 }
 
 // Report is all that was measured.
@@ -218,8 +215,8 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Draws:   1000 * float64(used.Commands["hincrby"].Calls) / 2 / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
 		NodeCPU: micros(f.nodes.CPU()-cpu, asked),
-		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early, Half: t.half,
-		Commands: used.Commands, Reasons: f.sum(claims), Fallbacks: f.sum(fallbacks),
+		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early,
+		Commands: used.Commands, Reasons: f.sum(claims),
 	}
 	if row.strike == nil {
 		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked-warmAsked)
@@ -362,7 +359,7 @@ func (r *Report) Page() *report.Page {
 var notes = []string{
 	"us: processor time of Redis for one decision; the time of an idle Redis is subtracted. of baseline: to the baseline's in the same row; at most: what it should be, 0 where nothing is said. Columns without a figure are left out.",
 	"warm: in the last third of the time. scripts, draws: claims of one key each, by the script or by plain commands, tried ones too; none in the baseline. bytes: to and from Redis.",
-	"p50, p99: of a call, from when it was meant to be made. refused early: while fewer than the limit had been admitted in the window; below half: while fewer than half of it had.",
+	"p50, p99: of a call, from when it was meant to be made. refused early: while fewer than the limit had been admitted in the window.",
 	"over: of the key and window that went furthest. under: less than an exact limiter had admitted of the same requests, over all keys and windows. Requests at the turn of a window count in neither.",
 }
 

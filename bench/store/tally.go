@@ -19,7 +19,6 @@ type tally struct {
 	passed  int64                   // guarded by mu
 	failed  int64                   // guarded by mu
 	early   int64                   // guarded by mu: refused while fewer than the limit had been admitted
-	half    int64                   // guarded by mu: while fewer than half the limit had
 	lastErr error                   // guarded by mu
 }
 
@@ -70,9 +69,6 @@ func (t *tally) answered(key int, intended, sent, now time.Time, ok bool, err er
 	}
 	if used := c.admitted + c.perhaps; used < t.limit {
 		t.early++
-		if used < t.limit/2 {
-			t.half++
-		}
 	}
 }
 
