@@ -1,16 +1,21 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/baseline"
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/routing/ring"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/cespare/xxhash/v2"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -112,10 +117,14 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 			c.stop()
 		}
 	}()
-	if err := add(contend("empty gRPC server", o.Keys, nil)(baseline.Server{}.Start(o.Lab))); err != nil {
+	empty, err := baseline.Server{}.Start(o.Lab)
+	if err != nil {
 		return nil, err
 	}
-	if err := add(contend("sluice", o.Keys, nil)(process.Sluice(o.Binary, rules, "--log-level", "error"))); err != nil {
+	if err := add(&contender{name: "empty gRPC server", keys: o.Keys, nodes: []*process.Process{empty}}, nil); err != nil {
+		return nil, err
+	}
+	if err := add(alone("sluice", o.Binary, rules, o.Keys)); err != nil {
 		return nil, err
 	}
 	if o.Forwarded {
@@ -125,13 +134,13 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		if err := add(pair("sluice, a hot key", o.Binary, rules, 1)); err != nil {
 			return nil, err
 		}
-		if err := servers[3].round(ctx, o.Callers, 0, 3*time.Second); err != nil { // until the key is hot
+		if err := servers[3].round(ctx, &CostOptions{Callers: o.Callers}, 3*time.Second); err != nil { // until the key is hot
 			return nil, err
 		}
 	}
 	beside := &reporters{}
 	if o.Streams > 0 {
-		if err := add(contend("sluice, with streams", o.Keys, nil)(process.Sluice(o.Binary, rules, "--log-level", "error"))); err != nil {
+		if err := add(alone("sluice, with streams", o.Binary, rules, o.Keys)); err != nil {
 			return nil, err
 		}
 		if beside, err = openReporters(ctx, servers[len(servers)-1], o.Streams, o.Buckets, o.Reports); err != nil {
@@ -140,7 +149,7 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		defer beside.close()
 	}
 	for _, c := range servers { // connections, tables and heaps grow here
-		if err := c.round(ctx, o.Callers, o.Calls, o.Round); err != nil {
+		if err := c.round(ctx, &o, o.Round); err != nil {
 			return nil, err
 		}
 		c.rounds = c.rounds[:0]
@@ -149,7 +158,7 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		o.Tell(o.Rounds, "rounds")
 		for n := range servers { // none is always the one after another
 			c := servers[(i+n)%len(servers)]
-			if err := beside.alone(c, func() error { return c.round(ctx, o.Callers, o.Calls, o.Round) }); err != nil {
+			if err := beside.alone(c, func() error { return c.round(ctx, &o, o.Round) }); err != nil {
 				return nil, err
 			}
 		}
@@ -175,20 +184,28 @@ type contender struct {
 	keys   int
 	owned  func(string) bool  // accepts its keys; nil: all
 	nodes  []*process.Process // the first is driven, and the processor time of all counts
-	client *client
+	pool   caller.Pool        // connections to the first
+	bytes  [][]byte           // requests
 	rounds []costRound
 }
 
+// costRound is what one round of load saw.
 type costRound struct {
-	round
-	cpu time.Duration
+	calls, errors int64
+	first         error
+	took, cpu     time.Duration
+	latency       *hdrhistogram.Histogram // nanoseconds, from when a call was due
 }
 
-// contend makes a contender of a server that was started.
-func contend(name string, keys int, owned func(string) bool) func(*process.Process, error) (*contender, error) {
-	return func(p *process.Process, err error) (*contender, error) {
-		return &contender{name: name, keys: keys, owned: owned, nodes: []*process.Process{p}}, err
+func newLatency() *hdrhistogram.Histogram { return hdrhistogram.New(1000, int64(10*time.Second), 3) }
+
+// alone is a node without others.
+func alone(name, binary, rules string, keys int) (*contender, error) {
+	f, err := process.StartFleet(binary, rules, 1)
+	if err != nil {
+		return nil, err
 	}
+	return &contender{name: name, keys: keys, nodes: f.Nodes}, nil
 }
 
 // pair is two nodes that own keys together. One is driven, with keys of the other.
@@ -202,12 +219,13 @@ func pair(name, binary, rules string, keys int) (*contender, error) {
 	return &contender{name: name, keys: keys, owned: elsewhere, nodes: f.Nodes}, nil
 }
 
-func (c *contender) open(connections int) error {
-	requests, err := c.requests()
-	if err != nil {
-		return err
+func (c *contender) open(connections int) (err error) {
+	for range connections {
+		if err := c.pool.Add(c.nodes[0].Address, raw()); err != nil {
+			return err
+		}
 	}
-	c.client, err = dial(c.nodes[0].Address, connections, requests)
+	c.bytes, err = c.requests()
 	return err
 }
 
@@ -231,20 +249,18 @@ func (c *contender) requests() (all [][]byte, err error) {
 }
 
 func (c *contender) stop() {
-	if c.client != nil {
-		c.client.close()
-	}
+	c.pool.Close()
 	for _, p := range c.nodes {
 		p.Stop()
 	}
 }
 
-func (c *contender) round(ctx context.Context, callers int, perSecond float64, length time.Duration) error {
+func (c *contender) round(ctx context.Context, o *CostOptions, length time.Duration) error {
 	before, err := c.cpu()
 	if err != nil {
 		return err
 	}
-	r := costRound{round: c.client.run(ctx, callers, perSecond, length)}
+	r := c.calls(ctx, o, length)
 	after, err := c.cpu()
 	if err != nil {
 		return err
@@ -255,6 +271,37 @@ func (c *contender) round(ctx context.Context, callers int, perSecond float64, l
 	r.cpu = after - before
 	c.rounds = append(c.rounds, r)
 	return nil
+}
+
+// fastest is more calls a second than one caller of a closed loop makes.
+const fastest = 100_000
+
+// calls makes the calls of a round, in a closed loop or at a rate.
+func (c *contender) calls(ctx context.Context, o *CostOptions, length time.Duration) costRound {
+	r := costRound{latency: newLatency()}
+	var mu sync.Mutex
+	start := time.Now()
+	call := func(q load.Request, intended time.Time) {
+		var size int
+		err := c.pool.Next().Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.bytes[q.Key], &size)
+		took := time.Since(intended)
+		mu.Lock()
+		defer mu.Unlock()
+		r.calls++
+		if err != nil {
+			r.errors, r.first = r.errors+1, err
+			return
+		}
+		_ = r.latency.RecordValue(took.Nanoseconds())
+	}
+	l := load.Load{Rate: cmp.Or(o.Calls, fastest), Keys: len(c.bytes), Length: length}
+	if o.Calls > 0 {
+		caller.Open(ctx, l, 1, start, call)
+	} else {
+		caller.Closed(ctx, o.Callers, l, 1, start, call)
+	}
+	r.took = time.Since(start)
+	return r
 }
 
 func (c *contender) cpu() (sum time.Duration, err error) {

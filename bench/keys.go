@@ -106,11 +106,12 @@ func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
 			return nil, fmt.Errorf("bench: %w", err)
 		}
 	}
-	p, err := process.Sluice(o.Binary, rules, "--max-keys", fmt.Sprint(o.MaxKeys))
+	fleet, err := process.StartFleet(o.Binary, rules, 1, "--max-keys", fmt.Sprint(o.MaxKeys))
 	if err != nil {
 		return nil, err
 	}
-	defer p.Stop()
+	defer fleet.Stop()
+	p := fleet.Nodes[0]
 	conn, err := grpc.NewClient("passthrough:///"+p.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("dialling %s: %w", p.Address, err)

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/sluice-gate/sluice/bench/caller"
 )
 
 // StreamCost is the cost of streams while another server is called.
@@ -25,7 +27,7 @@ type StreamCost struct {
 // Envoys, without their decisions.
 type reporters struct {
 	server  *contender // nil: there are none
-	wires   *client
+	wires   caller.Pool
 	streams []grpc.ClientStream
 	reports [][]byte // of each group of streams
 	answers atomic.Int64
@@ -66,12 +68,14 @@ func reportOf(group, buckets int, elapsed time.Duration) ([]byte, error) {
 // openReporters opens streams to a server, and has each send its first report. Each connection has a hundred streams,
 // so that what is measured is streams and not connections.
 func openReporters(ctx context.Context, server *contender, streams, buckets int, perSecond float64) (*reporters, error) {
-	c, err := dial(server.nodes[0].Address, max(1, streams/sharing), nil)
-	if err != nil {
-		return nil, err
-	}
 	ctx, stop := context.WithCancel(ctx)
-	r := &reporters{server: server, wires: c, stop: stop, streams: make([]grpc.ClientStream, streams)}
+	r := &reporters{server: server, stop: stop, streams: make([]grpc.ClientStream, streams)}
+	for range max(1, streams/sharing) {
+		if err := r.wires.Add(server.nodes[0].Address, raw()); err != nil {
+			r.close()
+			return nil, err
+		}
+	}
 	var opening errgroup.Group
 	opening.SetLimit(64)
 	for group := range (streams + sharing - 1) / sharing {
@@ -101,7 +105,7 @@ func openReporters(ctx context.Context, server *contender, streams, buckets int,
 
 // open opens a stream, and reads its answers.
 func (r *reporters) open(ctx context.Context, i int, first []byte) error {
-	stream, err := r.wires.conns[i%len(r.wires.conns)].NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
+	stream, err := r.wires.Next().NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
 		rlqs.RateLimitQuotaService_StreamRateLimitQuotas_FullMethodName)
 	if err != nil {
 		return fmt.Errorf("opening stream %d: %w", i, err)
@@ -157,7 +161,7 @@ func (r *reporters) send(ctx context.Context, perSecond float64) {
 func (r *reporters) close() {
 	r.stop()
 	r.wg.Wait()
-	r.wires.close()
+	r.wires.Close()
 }
 
 // alone has a server be called. If that is another one, it measures what the streams take meanwhile.

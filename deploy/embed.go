@@ -6,8 +6,6 @@ import _ "embed"
 var (
 	//go:embed envoy/envoy.yaml
 	Envoy string
-	//go:embed envoy/llm.yaml
-	EnvoyLLM string
 	//go:embed envoy/ring-hash.yaml
 	EnvoyRingHash string
 	//go:embed envoy/rlqs.yaml

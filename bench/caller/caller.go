@@ -5,7 +5,6 @@ package caller
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,9 +27,9 @@ type Pool struct {
 // service.
 const Timeout = time.Second
 
-// Add has a node asked, too.
-func (p *Pool) Add(address string) error {
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+// Add has a node asked, too, or over one connection more.
+func (p *Pool) Add(address string, more ...grpc.DialOption) error {
+	conn, err := grpc.NewClient("passthrough:///"+address, append(more, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		return fmt.Errorf("dialling %s: %w", address, err)
 	}
@@ -70,13 +69,6 @@ func (p *Pool) Next() *grpc.ClientConn {
 		return nil
 	}
 	return p.nodes[p.turn.Add(1)%uint64(len(p.nodes))]
-}
-
-// All are the nodes, in the order in which they were added.
-func (p *Pool) All() []*grpc.ClientConn {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.nodes)
 }
 
 // inFlight bounds the calls of an open loop.

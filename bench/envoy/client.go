@@ -13,30 +13,16 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Quirks are differences between Envoy's filter and the protocol.
+// Quirks are differences between Envoy's filter and the protocol that some Envoy may mend.
 type Quirks struct {
-	// FixedInterval reports every 5 s, whatever reporting_interval says.
-	FixedInterval bool
-	// DropsPerTimeUnit ignores an assignment of requests_per_time_unit.
-	DropsPerTimeUnit bool
-	// DropsNoStrategy ignores an assignment without a strategy, instead of allowing all.
-	DropsNoStrategy bool
 	// ScalesChanged starts a bucket that differs from the one before at
 	// max_new * remaining/max_old, instead of full.
 	ScalesChanged bool
-	// WholeSecondFill takes only the whole seconds of fill_interval; less than one is a
-	// division by zero: the bucket is always full.
-	WholeSecondFill bool
 	// ComparesLittle sees a change of a bucket only in max_tokens, tokens_per_fill and the
 	// nanoseconds of fill_interval.
 	ComparesLittle bool
 	// WholeSecondTTL takes only the whole seconds of assignment_time_to_live.
 	WholeSecondTTL bool
-	// UnsetTTLExpires has an assignment without a TTL expire at once, instead of never.
-	UnsetTTLExpires bool
-	// IgnoresReuse falls back to no_assignment_behavior where expired_assignment_behavior
-	// is reuse_last_assignment.
-	IgnoresReuse bool
 	// LosesReports drops counts while there is no stream to report them on.
 	LosesReports bool
 	// WholeSecondElapsed tells only the whole seconds of time_elapsed.
@@ -44,34 +30,21 @@ type Quirks struct {
 }
 
 // Stock is what Envoy 1.40 does.
-func Stock() Quirks {
-	return Quirks{true, true, true, true, true, true, true, true, true, true, true}
-}
-
-// Behavior is what to do without an assignment.
-type Behavior uint8
-
-// The behaviors.
-const (
-	Deny Behavior = iota
-	Allow
-	Reuse // for Expired only: go on with the last assignment
-)
+func Stock() Quirks { return Quirks{true, true, true, true, true} }
 
 // Options are the filter's settings.
 type Options struct {
-	Domain   string
-	Interval time.Duration // reporting_interval; 0: StockInterval
-	New      Behavior      // no_assignment_behavior
-	Expired  Behavior      // expired_assignment_behavior
-	// ExpiredFor is expired_assignment_behavior_timeout; 0: there is no such behavior,
-	// and an expired assignment is as none.
+	Domain string
+	New    bool // no_assignment_behavior is ALLOW_ALL; else DENY_ALL
+	// Expired allows all for ExpiredFor after an assignment has expired, or denies all
+	// (expired_assignment_behavior and its timeout). Without a time, an expired assignment is as none.
+	Expired    bool
 	ExpiredFor time.Duration
 	Quirks     Quirks
 }
 
-// StockInterval is how often stock Envoy reports.
-const StockInterval = 5 * time.Second
+// Interval is how often Envoy reports.
+const Interval = 5 * time.Second
 
 // Wire is a client's connection to a server. Open reports whether a stream is open, or is being opened.
 // Messages on a stream that breaks are lost. Neither blocks.
@@ -88,7 +61,6 @@ type Client struct {
 	order   []string
 	stream  bool
 	report  ratelimit.Instant // when the next reports are due; 0: nothing is reported yet
-	opened  int
 }
 
 type bucket struct {
@@ -96,46 +68,36 @@ type bucket struct {
 	allowed, denied uint64
 	since           ratelimit.Instant
 	active          *assignment // nil: no_assignment_behavior
-	lapsed          bool        // active is the assignment in use after its expiry
+	lapsed          bool        // active is what follows an expired assignment
 }
 
 // assignment is the one in force.
 type assignment struct {
-	strategy *typev3.RateLimitStrategy // nil: all is allowed
-	tokens   *tokenBucket              // of a strategy that has one
-	expires  ratelimit.Instant         // 0: never
+	tokens  *tokenBucket // nil: all requests are allowed, or none
+	allows  bool
+	expires ratelimit.Instant
 }
 
 // New makes a client without buckets, which has no stream until the first request.
 func New(o Options, w Wire) *Client {
-	if o.Interval == 0 || o.Quirks.FixedInterval {
-		o.Interval = StockInterval
-	}
 	return &Client{Options: o, wire: w, buckets: map[string]*bucket{}}
 }
-
-// Opened is how many streams it has opened.
-func (c *Client) Opened() int { return c.opened }
-
-// Connected tells whether it has a stream.
-func (c *Client) Connected() bool { return c.stream }
 
 // Request decides on a request. The first of a bucket subscribes to it, at once.
 func (c *Client) Request(now ratelimit.Instant, id map[string]string) (allowed bool) {
 	name := nameOf(id)
 	b := c.buckets[name]
 	if b == nil {
-		allowed = c.New == Allow
 		b = &bucket{id: &rlqs.BucketId{Bucket: maps.Clone(id)}, since: now}
-		b.count(allowed)
+		b.count(c.New)
 		c.buckets[name] = b
 		c.order = append(c.order, name)
 		if c.report == 0 {
-			c.report = now.Add(c.Interval)
+			c.report = now.Add(Interval)
 			c.open()
 		}
 		c.send(c.usages(now, []*bucket{b}))
-		return allowed
+		return c.New
 	}
 	allowed = c.decide(now, b)
 	b.count(allowed)
@@ -151,17 +113,14 @@ func (b *bucket) count(allowed bool) {
 }
 
 func (c *Client) decide(now ratelimit.Instant, b *bucket) bool {
-	a := b.active
-	if a == nil {
-		return c.New == Allow
-	}
-	switch s := a.strategy.GetStrategy().(type) {
-	case *typev3.RateLimitStrategy_BlanketRule_:
-		return s.BlanketRule == typev3.RateLimitStrategy_ALLOW_ALL
-	case *typev3.RateLimitStrategy_TokenBucket, *typev3.RateLimitStrategy_RequestsPerTimeUnit_:
+	switch a := b.active; {
+	case a == nil:
+		return c.New
+	case a.tokens != nil:
 		return a.tokens.take(now)
+	default:
+		return a.allows
 	}
-	return true
 }
 
 // Broken takes in that the stream has ended.
@@ -169,9 +128,7 @@ func (c *Client) Broken() { c.stream = false }
 
 func (c *Client) open() {
 	if !c.stream {
-		if c.stream = c.wire.Open(); c.stream {
-			c.opened++
-		}
+		c.stream = c.wire.Open()
 	}
 }
 
@@ -203,7 +160,7 @@ func (c *Client) usages(now ratelimit.Instant, of []*bucket) (all []*rlqs.RateLi
 func (c *Client) Next() ratelimit.Instant {
 	next := c.report
 	for _, b := range c.buckets {
-		if a := b.active; a != nil && a.expires != 0 && (next == 0 || a.expires < next) {
+		if a := b.active; a != nil && a.expires < next {
 			next = a.expires
 		}
 	}
@@ -213,14 +170,14 @@ func (c *Client) Next() ratelimit.Instant {
 // Tick does the due work: expired assignments end, and buckets are reported.
 func (c *Client) Tick(now ratelimit.Instant) {
 	for _, name := range c.order {
-		if b := c.buckets[name]; b.active != nil && b.active.expires != 0 && now >= b.active.expires {
+		if b := c.buckets[name]; b.active != nil && now >= b.active.expires {
 			c.expire(now, b)
 		}
 	}
 	if c.report == 0 || now < c.report {
 		return
 	}
-	c.report = now.Add(c.Interval)
+	c.report = now.Add(Interval)
 	var all []*bucket
 	for _, name := range c.order {
 		all = append(all, c.buckets[name])
@@ -235,23 +192,11 @@ func (c *Client) Tick(now ratelimit.Instant) {
 
 // expire ends an assignment, or its substitute.
 func (c *Client) expire(now ratelimit.Instant, b *bucket) {
-	reuse := c.Expired == Reuse && !c.Quirks.IgnoresReuse
-	switch {
-	case b.lapsed || c.ExpiredFor == 0 || c.Expired == Reuse && !reuse:
+	if b.lapsed || c.ExpiredFor == 0 {
 		b.active, b.lapsed = nil, false
-	case reuse:
-		b.active.expires, b.lapsed = now.Add(c.ExpiredFor), true
-	default:
-		rule := typev3.RateLimitStrategy_DENY_ALL
-		if c.Expired == Allow {
-			rule = typev3.RateLimitStrategy_ALLOW_ALL
-		}
-		b.active = &assignment{
-			strategy: &typev3.RateLimitStrategy{Strategy: &typev3.RateLimitStrategy_BlanketRule_{BlanketRule: rule}},
-			expires:  now.Add(c.ExpiredFor),
-		}
-		b.lapsed = true
+		return
 	}
+	b.active, b.lapsed = &assignment{allows: c.Expired, expires: now.Add(c.ExpiredFor)}, true
 }
 
 // Receive takes in a message of the server's, action by action.
@@ -273,28 +218,20 @@ func (c *Client) Receive(now ratelimit.Instant, m *rlqs.RateLimitQuotaResponse) 
 }
 
 func (c *Client) assign(now ratelimit.Instant, b *bucket, x *rlqs.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction) {
-	s := x.GetRateLimitStrategy()
-	a := &assignment{strategy: s}
-	switch s.GetStrategy().(type) {
+	a := &assignment{}
+	switch s := x.GetRateLimitStrategy().GetStrategy().(type) {
 	case *typev3.RateLimitStrategy_TokenBucket:
-		a.tokens = c.tokens(now, s, b)
-	case *typev3.RateLimitStrategy_RequestsPerTimeUnit_:
-		if c.Quirks.DropsPerTimeUnit {
-			return
-		}
-		a.tokens = c.tokens(now, s, b)
-	case nil:
-		if c.Quirks.DropsNoStrategy {
-			return
-		}
-	}
-	switch ttl := x.GetAssignmentTimeToLive(); {
-	case ttl == nil && !c.Quirks.UnsetTTLExpires:
-	case c.Quirks.WholeSecondTTL:
-		a.expires = now.Add(time.Duration(ttl.GetSeconds()) * time.Second)
+		a.tokens = c.tokens(now, s.TokenBucket, b)
+	case *typev3.RateLimitStrategy_BlanketRule_:
+		a.allows = s.BlanketRule == typev3.RateLimitStrategy_ALLOW_ALL
 	default:
-		a.expires = now.Add(ttl.AsDuration())
+		return
 	}
+	ttl := x.GetAssignmentTimeToLive().AsDuration()
+	if c.Quirks.WholeSecondTTL {
+		ttl = ttl.Truncate(time.Second)
+	}
+	a.expires = now.Add(ttl)
 	b.active, b.lapsed = a, false
 }
 
@@ -309,20 +246,16 @@ func nameOf(id map[string]string) string {
 // Live is the number of requests that a bucket would pass now, if its timers are checked; MaxTokens: any
 // number.
 func (c *Client) Live(now ratelimit.Instant, id map[string]string) ratelimit.Tokens {
-	b := c.buckets[nameOf(id)]
-	if b == nil || b.active == nil || b.active.expires != 0 && now >= b.active.expires {
-		if c.New == Allow {
-			return ratelimit.MaxTokens
+	allows := c.New
+	if b := c.buckets[nameOf(id)]; b != nil && b.active != nil && now < b.active.expires {
+		if t := b.active.tokens; t != nil {
+			t.fill(now)
+			return ratelimit.Tokens(t.level)
 		}
-		return 0
+		allows = b.active.allows
 	}
-	if t := b.active.tokens; t != nil {
-		t.fill(now)
-		return ratelimit.Tokens(t.level)
+	if allows {
+		return ratelimit.MaxTokens
 	}
-	if s, ok := b.active.strategy.GetStrategy().(*typev3.RateLimitStrategy_BlanketRule_); ok &&
-		s.BlanketRule == typev3.RateLimitStrategy_DENY_ALL {
-		return 0
-	}
-	return ratelimit.MaxTokens
+	return 0
 }

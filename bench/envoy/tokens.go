@@ -11,9 +11,16 @@ import (
 
 // tokenBucket is a bucket in force.
 type tokenBucket struct {
+	of         shape
 	max, level float64
 	perSec     float64 // +Inf: it is always full
 	at         ratelimit.Instant
+}
+
+// shape is how a bucket is assigned.
+type shape struct {
+	max, fill uint32
+	interval  time.Duration
 }
 
 func (b *tokenBucket) take(now ratelimit.Instant) bool {
@@ -35,45 +42,25 @@ func (b *tokenBucket) fill(now ratelimit.Instant) {
 	b.at = now
 }
 
-// shape is what a strategy's bucket is made of.
-type shape struct {
-	max, fill uint32
-	interval  time.Duration
-}
-
-func shapeOf(s *typev3.RateLimitStrategy) (x shape, ok bool) {
-	switch s := s.GetStrategy().(type) {
-	case *typev3.RateLimitStrategy_TokenBucket:
-		fill := uint32(1)
-		if n := s.TokenBucket.GetTokensPerFill(); n != nil {
-			fill = n.GetValue()
-		}
-		return shape{s.TokenBucket.GetMaxTokens(), fill, s.TokenBucket.GetFillInterval().AsDuration()}, true
-	case *typev3.RateLimitStrategy_RequestsPerTimeUnit_:
-		n := uint32(min(s.RequestsPerTimeUnit.GetRequestsPerTimeUnit(), math.MaxUint32))
-		return shape{n, n, ratelimit.Unit(s.RequestsPerTimeUnit.GetTimeUnit()).Length()}, true
+// tokens is the bucket of an assignment: the one before, if nothing has changed. Of fill_interval only the whole
+// seconds count, and less than one is a division by zero.
+func (c *Client) tokens(now ratelimit.Instant, s *typev3.TokenBucket, b *bucket) *tokenBucket {
+	fill := uint32(1)
+	if n := s.GetTokensPerFill(); n != nil {
+		fill = n.GetValue()
 	}
-	return shape{}, false
-}
-
-// tokens is the bucket of an assignment: the one before, if nothing has changed.
-func (c *Client) tokens(now ratelimit.Instant, s *typev3.RateLimitStrategy, b *bucket) *tokenBucket {
-	x, _ := shapeOf(s)
-	seconds := x.interval.Seconds()
-	if c.Quirks.WholeSecondFill {
-		seconds = math.Trunc(seconds)
+	of := shape{s.GetMaxTokens(), fill, s.GetFillInterval().AsDuration()}
+	t := &tokenBucket{
+		of: of, max: float64(of.max), level: float64(of.max), perSec: float64(fill) / math.Trunc(of.interval.Seconds()), at: now,
 	}
-	t := &tokenBucket{max: float64(x.max), level: float64(x.max), perSec: float64(x.fill) / seconds, at: now}
-	old, had := shape{}, false
-	if b.active != nil {
-		old, had = shapeOf(b.active.strategy)
+	if b.active == nil || b.active.tokens == nil {
+		return t
 	}
-	switch {
-	case !had:
-	case c.same(old, x):
-		return b.active.tokens
-	case c.Quirks.ScalesChanged:
-		was := b.active.tokens
+	was := b.active.tokens
+	if c.same(was.of, of) {
+		return was
+	}
+	if c.Quirks.ScalesChanged {
 		was.fill(now)
 		if was.max > 0 {
 			t.level = math.Floor(t.max * was.level / was.max)

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// equivalents are mutants that no test can kill, each with its reason, by key.
-type equivalents map[string]string
+// equivalents are the keys of mutants that no test can kill.
+type equivalents map[string]bool
 
 // readEquivalents reads a list of entries, with an empty line between them:
 //
@@ -23,35 +23,26 @@ func readEquivalents(file string) (equivalents, error) {
 		return nil, err
 	}
 	all := equivalents{}
-	var entry []string
-	take := func(line int) error {
-		if len(entry) == 0 {
-			return nil
+	for block := range strings.SplitSeq(string(text), "\n\n") {
+		var entry []string
+		for line := range strings.Lines(block) {
+			if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+				entry = append(entry, line)
+			}
 		}
-		defer func() { entry = nil }()
+		if len(entry) == 0 {
+			continue
+		}
 		if len(entry) < 4 || !strings.HasPrefix(entry[1], "- ") || !strings.HasPrefix(entry[2], "+") || !strings.HasPrefix(entry[3], "= ") {
-			return fmt.Errorf("%s:%d: the entry that ends here is no mutant: write its file and function, a line with -, one with +, and the reason after =", file, line)
+			return nil, fmt.Errorf("%s: the entry %q is no mutant: write its file and function, a line with -, one with +, and the reason after =", file, entry[0])
 		}
 		key := strings.TrimSpace(strings.Join(entry[:3], "\n"))
-		if all[key] != "" {
-			return fmt.Errorf("%s:%d: %q is listed twice: take one entry out", file, line, entry[0])
+		if all[key] {
+			return nil, fmt.Errorf("%s: %q is listed twice: take one entry out", file, entry[0])
 		}
-		all[key] = strings.ReplaceAll(strings.Join(entry[3:], " ")[2:], " = ", " ")
-		return nil
+		all[key] = true
 	}
-	line := 0
-	for s := range strings.Lines(string(text)) {
-		line++
-		switch s = strings.TrimSpace(s); {
-		case s == "":
-			if err := take(line); err != nil {
-				return nil, err
-			}
-		case s[0] != '#':
-			entry = append(entry, s)
-		}
-	}
-	return all, take(line)
+	return all, nil
 }
 
 // stale are the entries that no mutant has.

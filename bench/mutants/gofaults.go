@@ -13,7 +13,11 @@ func (p *goPackage) faults(f *goFile) []*mutant {
 	w := &goWalker{goPackage: p, goFile: f}
 	for _, fn := range f.Functions() {
 		w.fn = fn
-		w.walk(fn.Body)
+		ast.PreorderStack(fn.Body, nil, func(n ast.Node, stack []ast.Node) bool {
+			w.stack = stack
+			w.visit(n)
+			return true
+		})
 	}
 	return w.found
 }
@@ -25,18 +29,6 @@ type goWalker struct {
 	fn    *ast.FuncDecl
 	stack []ast.Node // the ancestors of the node that is visited
 	found []*mutant
-}
-
-func (w *goWalker) walk(root ast.Node) {
-	ast.Inspect(root, func(n ast.Node) bool {
-		if n == nil {
-			w.stack = w.stack[:len(w.stack)-1]
-			return true
-		}
-		w.visit(n)
-		w.stack = append(w.stack, n)
-		return true
-	})
 }
 
 // parent is the i-th ancestor, from 0; nil above the body.

@@ -95,7 +95,7 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) (*report, 
 		return r, nil
 	}
 	all = slices.DeleteFunc(all, func(m *mutant) bool {
-		if known[m.key()] == "" {
+		if !known[m.key()] {
 			return false
 		}
 		r.results = append(r.results, result{mutant: m, fate: equivalent})

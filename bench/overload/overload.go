@@ -23,7 +23,6 @@ type Options struct {
 	Outstanding int           `default:"1024" help:"Maximum of concurrent calls, like Envoy's circuit breaker. Further calls fail at the caller."`
 	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server (0: no call is shed)."`
 	Traced      bool          `help:"Send a different traceparent with each call, like an Envoy that traces all calls. Such calls cost more to refuse."`
-	Least       float64       `default:"0" help:"Failure threshold for goodput beyond the capacity, as a part of it, such as 0.8."`
 }
 
 // Examples implements [report.Measurement].
@@ -76,7 +75,6 @@ type Report struct {
 	Load     int           `json:"processors_of_the_load"`
 	Apart    bool          `json:"processors_apart"`
 	Steps    []Step        `json:"steps"`
-	least    float64       // that goodput must be beyond the capacity
 }
 
 // rules limit nothing: that all is charged can be seen in the rule's own count.
@@ -101,10 +99,14 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	defer rejoin()
-	r := &Report{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart, least: o.Least}
+	r := &Report{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart}
 	m := &meter{Options: &o, report: r}
-	m.server, err = share.Start(func() (*process.Process, error) {
-		return process.Sluice(o.Binary, file, "--log-level", "error", "--max-wait", o.MaxWait.String())
+	err = share.Start(func() error {
+		fleet, err := process.StartFleet(o.Binary, file, 1, "--max-wait", o.MaxWait.String())
+		if err == nil {
+			m.server = fleet.Nodes[0]
+		}
+		return err
 	})
 	if err != nil {
 		return nil, err

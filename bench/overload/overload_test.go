@@ -24,7 +24,7 @@ func TestOverload(t *testing.T) {
 
 func overload(t *testing.T, binary string, traced bool) {
 	o := Options{
-		Setup: report.Setup{Binary: binary}, Traced: traced, Least: 1e9, Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond, Times: []float64{0.5, 4},
+		Setup: report.Setup{Binary: binary}, Traced: traced, Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond, Times: []float64{0.5, 4},
 		Connections: 2, Callers: 32, Outstanding: 512, Rounds: 1,
 	}
 	told := 0
@@ -55,9 +55,6 @@ func overload(t *testing.T, binary string, traced bool) {
 	}
 	if len(page.Tables[0].Rows) != 2 || !strings.Contains(text.String(), "What becomes of calls") || !strings.Contains(text.String(), "<svg") {
 		t.Errorf("the page is %s", text.String())
-	}
-	if err := r.Problems(); err == nil || !strings.Contains(err.Error(), "at 4 times the capacity") {
-		t.Errorf("beyond an impossible bound: %v", err)
 	}
 }
 

@@ -62,13 +62,22 @@ func (f *Fleet) StartFirst(nodes int) (err error) {
 }
 
 // Start starts a node, or one that has ended again at its addresses.
-func (f *Fleet) Start(i int) (err error) {
-	args := append(serveArgs(f.ports[i]), f.args...)
+func (f *Fleet) Start(i int) error {
+	ports := f.ports[i]
+	args := append([]string{
+		"serve", "--grpc-host", "127.0.0.1", "--grpc-port", ports[0], "--host", "127.0.0.1", "--port", ports[1],
+		"--debug-host", "127.0.0.1", "--debug-port", ports[2], "--log-level", "error",
+	}, f.args...)
 	if len(f.Nodes) > 1 {
 		args = append(args, "--peers", "static:"+strings.Join(f.Peers, ","), "--peer-addr", f.Peers[i], "--peer-secret", "only-for-benchmarks")
 	}
-	f.Nodes[i], err = startNode(f.binary, f.ports[i], args)
-	return err
+	n, err := Start(f.binary, "127.0.0.1:"+ports[0], args...)
+	if err != nil {
+		return err
+	}
+	n.Debug = "127.0.0.1:" + ports[2]
+	f.Nodes[i] = n
+	return nil
 }
 
 // UntilWhole waits until each node that runs sees all others.

@@ -11,8 +11,6 @@ import (
 	"os/exec"
 	"strings"
 	"time"
-
-	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // Process is a server in a process of its own. It is not safe for concurrent use.
@@ -67,33 +65,6 @@ func (p *Process) Stop() {
 		_ = p.cmd.Process.Kill()
 		_ = p.Wait(10 * time.Second)
 	}
-}
-
-// Sluice runs a node with these rules on free ports.
-func Sluice(binary, rules string, more ...string) (*Process, error) {
-	ports, err := freeport.Find(3)
-	if err != nil {
-		return nil, err
-	}
-	args := append(serveArgs(ports), "--config", rules, "--log-level", "warn")
-	return startNode(binary, ports, append(args, more...))
-}
-
-// serveArgs are a node's, with its ports of gRPC, HTTP and debugging.
-func serveArgs(ports []string) []string {
-	return []string{
-		"serve", "--grpc-host", "127.0.0.1", "--grpc-port", ports[0], "--host", "127.0.0.1", "--port", ports[1],
-		"--debug-host", "127.0.0.1", "--debug-port", ports[2], "--log-level", "error",
-	}
-}
-
-func startNode(binary string, ports, args []string) (*Process, error) {
-	p, err := Start(binary, "127.0.0.1:"+ports[0], args...)
-	if err != nil {
-		return nil, err
-	}
-	p.Debug = "127.0.0.1:" + ports[2]
-	return p, nil
 }
 
 // Signal sends a signal to it.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -17,34 +16,28 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Redis is the store of a run: a process of its own, or one that is there.
+// Redis is the store of a run, in a process of its own.
 type Redis struct {
-	Addr   string   // HOST:PORT
-	own    *Process // nil: another owner runs it
-	client *redis.Client
+	Addr    string // HOST:PORT
+	port    string
+	process *Process
+	client  *redis.Client
 }
 
 // ErrNoRedis says that there is none to start.
-var ErrNoRedis = errors.New("redis-server is not on the PATH: install Redis 6.2 or later, or name one that runs with --redis HOST:PORT")
+var ErrNoRedis = errors.New("redis-server is not on the PATH: install Redis 6.2 or later")
 
-// OpenRedis starts a Redis that keeps nothing on disk, or uses the one at addr.
-func OpenRedis(addr string) (*Redis, error) {
-	s := &Redis{Addr: addr}
-	if addr == "" {
-		ports, err := freeport.Find(1)
-		if err != nil {
-			return nil, err
-		}
-		s.Addr = "127.0.0.1:" + ports[0]
-		if err := s.Start(); err != nil {
-			return nil, err
-		}
+// OpenRedis starts a Redis that keeps nothing on disk.
+func OpenRedis() (*Redis, error) {
+	ports, err := freeport.Find(1)
+	if err != nil {
+		return nil, err
+	}
+	s := &Redis{Addr: "127.0.0.1:" + ports[0], port: ports[0]}
+	if err := s.Start(); err != nil {
+		return nil, err
 	}
 	s.client = redis.NewClient(&redis.Options{Addr: s.Addr})
-	if err := s.client.Ping(context.Background()).Err(); err != nil {
-		s.Close()
-		return nil, fmt.Errorf("redis at %s: %w", s.Addr, err)
-	}
 	return s, nil
 }
 
@@ -54,24 +47,20 @@ func (s *Redis) Start() error {
 	if err != nil {
 		return ErrNoRedis
 	}
-	_, port, err := net.SplitHostPort(s.Addr)
-	if err != nil {
-		return fmt.Errorf("the address of redis: %w", err)
-	}
-	s.own, err = Start(binary, s.Addr, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+	s.process, err = Start(binary, s.Addr, "--port", s.port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
 	return err
 }
 
 // Kill ends it without a word. Start has it there again, and empty.
 func (s *Redis) Kill() error {
-	if err := s.own.Signal(syscall.SIGKILL); err != nil {
+	if err := s.process.Signal(syscall.SIGKILL); err != nil {
 		return err
 	}
-	return s.own.Wait(5 * time.Second)
+	return s.process.Wait(5 * time.Second)
 }
 
 // Hang stops it, or has it go on.
-func (s *Redis) Hang(on bool) error { return s.own.Pause(on) }
+func (s *Redis) Hang(on bool) error { return s.process.Pause(on) }
 
 // Forget removes all its data.
 func (s *Redis) Forget() error {
@@ -83,19 +72,15 @@ func (s *Redis) Forget() error {
 	return nil
 }
 
-// Close ends it, if it is of this run.
+// Close ends it.
 func (s *Redis) Close() {
-	if s.client != nil {
-		_ = s.client.Close()
-	}
-	if s.own != nil {
-		s.own.Stop()
-	}
+	_ = s.client.Close()
+	s.process.Stop()
 }
 
 // RedisUse is the work of a Redis so far.
 type RedisUse struct {
-	CPU     time.Duration // processor time; 0 of one that is not of this run
+	CPU     time.Duration // processor time
 	Scripts int64         // EVAL and EVALSHA: each settles the claims of one key
 	In, Out int64         // bytes that it has received and sent
 	// Commands are how often it has run each, and for how long in all.
@@ -112,9 +97,7 @@ var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+),usec=(\d+)|total_ne
 
 // Used reads its work. Without an answer within a second, only the processor time is set.
 func (s *Redis) Used() (u RedisUse) {
-	if s.own != nil {
-		u.CPU, _ = s.own.CPU()
-	}
+	u.CPU, _ = s.process.CPU()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	text, err := s.client.Info(ctx, "all").Result() // several sections at once: from Redis 7 on only

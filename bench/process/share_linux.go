@@ -75,11 +75,11 @@ func bind(set *unix.CPUSet) error {
 
 // Start starts a server, which begins with the processors of the thread that starts
 // it.
-func (s *Share) Start(start func() (*Process, error)) (*Process, error) {
+func (s *Share) Start(start func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.SchedSetaffinity(0, &s.server); err != nil {
-		return nil, fmt.Errorf("binding the server to its processors: %w", err)
+		return fmt.Errorf("binding the server to its processors: %w", err)
 	}
 	defer func() { _ = unix.SchedSetaffinity(0, &s.own) }() // as it was
 	return start()

@@ -17,4 +17,4 @@ func Divide() (s *Share, rejoin func(), err error) {
 }
 
 // Start starts a server.
-func (s *Share) Start(start func() (*Process, error)) (*Process, error) { return start() }
+func (s *Share) Start(start func() error) error { return start() }

@@ -55,7 +55,7 @@ func (w *world) kill(n *node, d time.Duration) {
 		return
 	}
 	w.bound.killed(w)
-	n.end()
+	n.alive = false
 	for _, p := range w.envoys {
 		if p.stream != nil && p.stream.node == n && !p.stream.ended {
 			p.stream.lost()

@@ -57,7 +57,7 @@ func (h *historian) quirks() envoy.Quirks {
 		return q
 	}
 	q.ScalesChanged, q.ComparesLittle, q.LosesReports = h.chance(0.5), h.chance(0.5), h.chance(0.5)
-	q.WholeSecondElapsed, q.WholeSecondTTL, q.IgnoresReuse = h.chance(0.5), h.chance(0.5), h.chance(0.5)
+	q.WholeSecondElapsed, q.WholeSecondTTL = h.chance(0.5), h.chance(0.5)
 	return q
 }
 

@@ -145,20 +145,3 @@ func (p prompt) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimi
 func (p prompt) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	p.stepped.Undo(now, asks, verdicts)
 }
-
-// end stops it for good.
-func (n *node) end() {
-	n.sum()
-	n.alive = false
-}
-
-// sum adds what the node has counted.
-func (n *node) sum() {
-	if !n.alive {
-		return
-	}
-	s := n.core.Stats()
-	n.result.Carried += int64(s.Carried.Load())
-	n.result.Uncovered += int64(s.Uncovered.Load())
-	n.result.Excess += int64(s.Excess.Load())
-}

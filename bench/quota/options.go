@@ -69,7 +69,5 @@ type Result struct {
 	Under              float64          // the worst window's deficit against an exact limiter, without the first
 	Streams            int64            // opened
 	Reports, Answers   int64            // messages
-	Carried, Uncovered int64            // tokens
-	Excess             int64
-	Violation          string // "": there was none
+	Violation          string           // "": there was none
 }

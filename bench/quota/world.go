@@ -168,8 +168,5 @@ func (w *world) finish() *Result {
 			}
 		}
 	}
-	for _, n := range w.nodes {
-		n.sum()
-	}
 	return r
 }

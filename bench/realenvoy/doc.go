@@ -8,6 +8,6 @@
 // It does not say how fast Envoy is elsewhere: Envoy has one worker thread here, with nodes, Redis and client
 // on the same machine.
 //
-// Start with Find and Start. A Fleet is nodes of Sluice. Backend is the service behind Envoy. A Client calls
+// Start with Find and Start. process.Fleet is nodes of Sluice. Backend is the service behind Envoy. A Client calls
 // Envoy and counts the answers.
 package realenvoy

@@ -176,7 +176,7 @@ func (w *way) round(ctx context.Context, binary string, o Options) (err error) {
 	case w.mode != "":
 		var more []string
 		if o.Nodes > 1 {
-			if store, err = process.OpenRedis(""); err != nil {
+			if store, err = process.OpenRedis(); err != nil {
 				return err
 			}
 			defer store.Close()
@@ -187,7 +187,7 @@ func (w *way) round(ctx context.Context, binary string, o Options) (err error) {
 			return err
 		}
 		defer remove()
-		fleet, err := StartFleet(o.Binary, rules, o.Nodes, more...)
+		fleet, err := process.StartFleet(o.Binary, rules, o.Nodes, more...)
 		if err != nil {
 			return err
 		}

@@ -5,11 +5,20 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"regexp"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gate/sluice/bench/envoy"
 )
 
 const llmRules = `domain: llm
@@ -104,6 +113,59 @@ func TestTokensThroughEnvoy(t *testing.T) {
 	// 38 - 1 - 40: debt.
 	if status := uses("/", "a", "1"); status != http.StatusTooManyRequests {
 		t.Errorf("nothing is left: %d", status)
+	}
+}
+
+// What stands in for an Envoy with llm.yaml makes the same calls, of requests that pass and of one that is refused.
+func TestLLMIsEnvoy(t *testing.T) {
+	var open atomic.Int64
+	w := &world{
+		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.02s", "timeout: 1s")},
+		handler: model(&open),
+	}
+	w.prepare()
+	p := newTap(t, w.fleet.Nodes[0].Address)
+	w.config.Clusters["sluice"] = []string{p.address}
+	w.start()
+	conn, err := grpc.NewClient("passthrough:///"+p.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	w.need(err)
+	t.Cleanup(func() { conn.Close() })
+	l := envoy.LLM{
+		Domain: "llm", Timeout: time.Second,
+		Service: func() rls.RateLimitServiceClient { return rls.NewRateLimitServiceClient(conn) },
+	}
+	seen := 0
+	calls := func(n int) (text string) {
+		w.need(Until("the request is done", func() bool { return len(p.of("")) >= seen+n }))
+		for _, c := range p.of("")[seen:] {
+			text += regexp.MustCompile(`sluice_hold=\S+`).ReplaceAllString(c.text, "sluice_hold=...") + "\n"
+			seen++
+		}
+		return strings.ReplaceAll(text, "team=real", "team=model")
+	}
+	for i, tokens := range []string{"7", "", "50", "60", "1"} { // 7, none, 50 and 60 of 100: the fifth is refused
+		n := 2
+		status := w.get("/", "x-team", "real", "x-tokens", tokens).Status
+		if status == http.StatusTooManyRequests {
+			n = 1
+		}
+		actual := calls(n)
+		var cost *wrapperspb.UInt64Value
+		if used, err := strconv.ParseUint(tokens, 10, 64); err == nil {
+			cost = wrapperspb.UInt64(used)
+		}
+		r := &envoy.Request{Team: "model"}
+		err := l.Begin(t.Context(), r)
+		if err != nil {
+			cost = nil
+		}
+		w.need(l.End(r, cost))
+		if played := calls(n); actual != played || (status == http.StatusOK) != (err == nil) {
+			t.Errorf("request %d: Envoy answers %d, and calls\n%sand its stand-in (%v)\n%s", i, status, actual, err, played)
+		}
+	}
+	if seen != 18 {
+		t.Errorf("%d calls, where 4 of 5 requests pass", seen)
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // dealer is a server of quotas that answers what a test says, also what Sluice never does. Buckets are known by
@@ -123,16 +124,24 @@ func (d *dealer) of(key string) []usage {
 	return slices.Clone(d.had[key])
 }
 
-// send gives a bucket's client actions, in one message.
-func (d *dealer) send(tier, key string, actions ...action) error {
+// bucketID is the id of a bucket.
+func bucketID(tier, key string) map[string]string {
+	return map[string]string{"tier": tier, "api_key": key}
+}
+
+// message has a bucket's actions.
+func message(id map[string]string, actions []action) *rlqs.RateLimitQuotaResponse {
 	m := &rlqs.RateLimitQuotaResponse{}
 	for _, a := range actions {
-		b := &rlqs.RateLimitQuotaResponse_BucketAction{
-			BucketId: &rlqs.BucketId{Bucket: map[string]string{"tier": tier, "api_key": key}},
-		}
+		b := &rlqs.RateLimitQuotaResponse_BucketAction{BucketId: &rlqs.BucketId{Bucket: id}}
 		a(b)
 		m.BucketAction = append(m.BucketAction, b)
 	}
+	return m
+}
+
+// give sends a message to a bucket's client.
+func (d *dealer) give(key string, m *rlqs.RateLimitQuotaResponse) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.streams[key] == nil {
@@ -181,42 +190,42 @@ func blanket(rule typev3.RateLimitStrategy_BlanketRule) action {
 }
 
 // script is one quirk. A step like "1s deny and lease 8" begins with its time since the bucket's subscription. Then
-// actions are sent in one message, or requests are made.
-type script struct{ name, tier, steps string }
+// actions are sent in one message, or requests are made. passed says how many of these pass.
+type script struct{ name, tier, steps, passed string }
 
 var scripts = []script{
-	{"requests_per_time_unit of 7", "gold", "0s minute 7; 0.5s ask 20"},
-	{"requests_per_time_unit after a bucket of 5", "gold", "0s lease 5; 0.5s ask 2; 1s minute 7; 1.5s ask 20"},
-	{"ALLOW_ALL, then DENY_ALL", "gold", "0s allow; 0.5s ask 9; 1s deny; 1.5s ask 9"},
-	{"no strategy", "gold", "0s nothing; 0.5s ask 9"},
-	{"no strategy, and new is ALLOW_ALL", "open", "0s nothing; 0.5s ask 9"},
-	{"no strategy after a bucket of 5", "gold", "0s lease 5; 0.5s ask 2; 1s nothing; 1.5s ask 9"},
-	{"a bucket of 5, no strategy, the same bucket", "gold", "0s lease 5; 0.5s ask 2; 1s nothing; 1.5s lease 5; 2s ask 9"},
-	{"a first bucket of 5", "gold", "0s lease 5; 0.5s ask 20"},
-	{"a bucket of 8 after one of 5 that is empty", "gold", "0s lease 5; 0.5s ask 20; 1s lease 8; 1.5s ask 20"},
-	{"a bucket of 20 after one of 10 that is half full", "gold", "0s lease 10; 0.5s ask 5; 1s lease 20; 1.5s ask 30"},
-	{"a bucket of 5 after one of 20 that is half full", "gold", "0s lease 20; 0.5s ask 10; 1s lease 5; 1.5s ask 30"},
-	{"a bucket of 5, DENY_ALL, the same bucket", "gold", "0s lease 5; 0.5s ask 20; 1s deny; 1.5s lease 5; 2s ask 20"},
-	{"DENY_ALL and a bucket in one message", "gold", "0s lease 5; 0.5s ask 20; 1s deny and lease 8; 1.5s ask 20"},
-	{"the same bucket again", "gold", "0s lease 5; 0.5s ask 20; 1s lease 5; 1.5s ask 20"},
-	{"a fill each 1.5 s, 6 s later", "gold", "0s bucket 10 1 1.5s; 0.5s ask 11; 7s ask 20"},
-	{"a fill each 0.5 s", "gold", "0s bucket 10 1 0.5s; 0.5s ask 30; 1.5s ask 30"},
-	{"10 a year, then 10 a second", "gold", "0s bucket 10 10 8760h; 0.5s ask 12; 1s bucket 10 10 1s; 3s ask 20"},
-	{"another tokens_per_fill", "gold", "0s bucket 10 1 8760h; 0.5s ask 12; 1s bucket 10 10 1s; 3s ask 20"},
-	{"a TTL of 1.9 s, after 1.5 s", "gold", "0s lasts 1.9s; 1.5s ask 20"},
-	{"a TTL of 0.9 s, after 0.4 s", "gold", "0s lasts 0.9s; 0.4s ask 20"},
-	{"a TTL of 3 s, after 2.5 and 3.5 s", "gold", "0s lasts 3s; 2.5s ask 4; 3.5s ask 20"},
-	{"no TTL", "gold", "0s lasts; 0.5s ask 20"},
-	{"a TTL of 0", "gold", "0s lasts 0s; 0.5s ask 20"},
-	{"the same bucket with a TTL anew, of 2 s each, after 3 s", "gold", "0s lasts 2s; 0.5s ask 3; 1.5s lasts 2s; 3s ask 20"},
-	{"the same bucket after it has expired", "gold", "0s lasts 1s; 0.5s ask 4; 2s bucket 10 1 8760h; 2.5s ask 20"},
-	{"expired, with reuse_last_assignment", "reuse", "0s lasts 1s; 1.5s ask 20"},
-	{"expired, with ALLOW_ALL for 5 s", "allow", "0s lasts 1s; 2s ask 20; 8s ask 20"},
-	{"expired, without expired_assignment_behavior", "none", "0s lasts 1s; 2s ask 20"},
-	{"new, with ALLOW_ALL; then a bucket of 5", "open", "0s ask 7; 0.5s lease 5; 1s ask 20"},
-	{"expired, without that, and new is ALLOW_ALL", "open", "0s lasts 1s; 2s ask 20"},
-	{"ALLOW_ALL, then abandoned", "gold", "0s allow; 0.5s ask 9; 1s abandon; 1.5s ask 9"},
-	{"a bucket of 5, abandoned, subscribed anew, a bucket of 5", "gold", "0s lease 5; 0.5s ask 9; 1s abandon; 1.5s ask 1; 2s lease 5; 2.5s ask 9"},
+	{"requests_per_time_unit of 7", "gold", "0s minute 7; 0.5s ask 20", "0 of 20"},
+	{"requests_per_time_unit after a bucket of 5", "gold", "0s lease 5; 0.5s ask 2; 1s minute 7; 1.5s ask 20", "2 of 2, 3 of 20"},
+	{"ALLOW_ALL, then DENY_ALL", "gold", "0s allow; 0.5s ask 9; 1s deny; 1.5s ask 9", "9 of 9, 0 of 9"},
+	{"no strategy", "gold", "0s nothing; 0.5s ask 9", "0 of 9"},
+	{"no strategy, and new is ALLOW_ALL", "open", "0s nothing; 0.5s ask 9", "9 of 9"},
+	{"no strategy after a bucket of 5", "gold", "0s lease 5; 0.5s ask 2; 1s nothing; 1.5s ask 9", "2 of 2, 3 of 9"},
+	{"a bucket of 5, no strategy, the same bucket", "gold", "0s lease 5; 0.5s ask 2; 1s nothing; 1.5s lease 5; 2s ask 9", "2 of 2, 3 of 9"},
+	{"a first bucket of 5", "gold", "0s lease 5; 0.5s ask 20", "5 of 20"},
+	{"a bucket of 8 after one of 5 that is empty", "gold", "0s lease 5; 0.5s ask 20; 1s lease 8; 1.5s ask 20", "5 of 20, 0 of 20"},
+	{"a bucket of 20 after one of 10 that is half full", "gold", "0s lease 10; 0.5s ask 5; 1s lease 20; 1.5s ask 30", "5 of 5, 10 of 30"},
+	{"a bucket of 5 after one of 20 that is half full", "gold", "0s lease 20; 0.5s ask 10; 1s lease 5; 1.5s ask 30", "10 of 10, 2 of 30"},
+	{"a bucket of 5, DENY_ALL, the same bucket", "gold", "0s lease 5; 0.5s ask 20; 1s deny; 1.5s lease 5; 2s ask 20", "5 of 20, 5 of 20"},
+	{"DENY_ALL and a bucket in one message", "gold", "0s lease 5; 0.5s ask 20; 1s deny and lease 8; 1.5s ask 20", "5 of 20, 8 of 20"},
+	{"the same bucket again", "gold", "0s lease 5; 0.5s ask 20; 1s lease 5; 1.5s ask 20", "5 of 20, 0 of 20"},
+	{"a fill each 1.5 s, 6 s later", "gold", "0s bucket 10 1 1.5s; 0.5s ask 11; 7s ask 20", "10 of 11, 6 of 20"},
+	{"a fill each 0.5 s", "gold", "0s bucket 10 1 0.5s; 0.5s ask 30; 1.5s ask 30", "30 of 30, 30 of 30"},
+	{"10 a year, then 10 a second", "gold", "0s bucket 10 10 8760h; 0.5s ask 12; 1s bucket 10 10 1s; 3s ask 20", "10 of 12, 0 of 20"},
+	{"another tokens_per_fill", "gold", "0s bucket 10 1 8760h; 0.5s ask 12; 1s bucket 10 10 1s; 3s ask 20", "10 of 12, 10 of 20"},
+	{"a TTL of 1.9 s, after 1.5 s", "gold", "0s lasts 1.9s; 1.5s ask 20", "0 of 20"},
+	{"a TTL of 0.9 s, after 0.4 s", "gold", "0s lasts 0.9s; 0.4s ask 20", "0 of 20"},
+	{"a TTL of 3 s, after 2.5 and 3.5 s", "gold", "0s lasts 3s; 2.5s ask 4; 3.5s ask 20", "4 of 4, 0 of 20"},
+	{"no TTL", "gold", "0s lasts; 0.5s ask 20", "0 of 20"},
+	{"a TTL of 0", "gold", "0s lasts 0s; 0.5s ask 20", "0 of 20"},
+	{"the same bucket with a TTL anew, of 2 s each, after 3 s", "gold", "0s lasts 2s; 0.5s ask 3; 1.5s lasts 2s; 3s ask 20", "3 of 3, 7 of 20"},
+	{"the same bucket after it has expired", "gold", "0s lasts 1s; 0.5s ask 4; 2s bucket 10 1 8760h; 2.5s ask 20", "4 of 4, 10 of 20"},
+	{"expired, with reuse_last_assignment", "reuse", "0s lasts 1s; 1.5s ask 20", "0 of 20"},
+	{"expired, with ALLOW_ALL for 5 s", "allow", "0s lasts 1s; 2s ask 20; 8s ask 20", "20 of 20, 0 of 20"},
+	{"expired, without expired_assignment_behavior", "none", "0s lasts 1s; 2s ask 20", "0 of 20"},
+	{"new, with ALLOW_ALL; then a bucket of 5", "open", "0s ask 7; 0.5s lease 5; 1s ask 20", "7 of 7, 5 of 20"},
+	{"expired, without that, and new is ALLOW_ALL", "open", "0s lasts 1s; 2s ask 20", "20 of 20"},
+	{"ALLOW_ALL, then abandoned", "gold", "0s allow; 0.5s ask 9; 1s abandon; 1.5s ask 9", "9 of 9, 0 of 9"},
+	{"a bucket of 5, abandoned, subscribed anew, a bucket of 5", "gold", "0s lease 5; 0.5s ask 9; 1s abandon; 1.5s ask 1; 2s lease 5; 2.5s ask 9", "5 of 9, 0 of 1, 5 of 9"},
 }
 
 // actionOf reads what a step sends.
@@ -254,16 +263,15 @@ func actionOf(text string) (action, error) {
 	return nil, fmt.Errorf("%q is no action", text)
 }
 
+// player is an Envoy, or its model, with one bucket.
+type player interface {
+	wait(until time.Duration) // since the bucket's subscription
+	send(actions ...action) error
+	ask() (allowed bool, err error)
+}
+
 // play does the steps, and is how many requests passed at each.
-func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, error)) (string, error) {
-	key := who + " " + s.name
-	if _, err := ask(s.tier, key); err != nil {
-		return "", err
-	}
-	if err := Until(key+" is subscribed", func() bool { return len(d.of(key)) > 0 }); err != nil {
-		return "", err
-	}
-	start := time.Now()
+func (s *script) play(p player) (string, error) {
 	var passed []string
 	for step := range strings.SplitSeq(s.steps, "; ") {
 		at, what, _ := strings.Cut(step, " ")
@@ -271,7 +279,7 @@ func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, e
 		if err != nil {
 			return "", err
 		}
-		time.Sleep(time.Until(start.Add(after)))
+		p.wait(after)
 		asks, asked := strings.CutPrefix(what, "ask ")
 		if !asked {
 			var actions []action
@@ -282,7 +290,7 @@ func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, e
 				}
 				actions = append(actions, a)
 			}
-			if err := d.send(s.tier, key, actions...); err != nil {
+			if err := p.send(actions...); err != nil {
 				return "", err
 			}
 			continue
@@ -291,28 +299,111 @@ func (s *script) play(d *dealer, who string, ask func(tier, key string) (bool, e
 		if err != nil {
 			return "", err
 		}
-		n := 0
-		for range of {
-			ok, err := ask(s.tier, key)
-			if err != nil {
-				return "", err
-			}
-			if ok {
-				n++
-			}
+		n, err := passes(p, of)
+		if err != nil {
+			return "", err
 		}
 		passed = append(passed, fmt.Sprintf("%d of %d", n, of))
 	}
 	return strings.Join(passed, ", "), nil
 }
 
+// passes is how many of so many requests pass.
+func passes(p player, of int) (n int, err error) {
+	for range of {
+		ok, err := p.ask()
+		if err != nil {
+			return n, err
+		}
+		if ok {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// actual is a bucket of a real Envoy, which has subscribed to it.
+type actual struct {
+	dealer *dealer
+	client *Client
+	id     map[string]string
+	start  time.Time
+}
+
+func subscribe(d *dealer, client *Client, tier, key string) (*actual, error) {
+	a := &actual{dealer: d, client: client, id: bucketID(tier, key)}
+	if _, err := a.ask(); err != nil {
+		return nil, err
+	}
+	err := Until(key+" is subscribed", func() bool { return len(d.of(key)) > 0 })
+	a.start = time.Now()
+	return a, err
+}
+
+func (a *actual) wait(until time.Duration) { time.Sleep(time.Until(a.start.Add(until))) }
+
+func (a *actual) send(actions ...action) error {
+	return a.dealer.give(a.id["api_key"], message(a.id, actions))
+}
+
+func (a *actual) ask() (bool, error) {
+	r, err := a.client.Get(context.Background(), "/", "x-tier", a.id["tier"], "x-api-key", a.id["api_key"])
+	return r.Status == http.StatusOK, err
+}
+
+// modelled is a bucket of the model, in virtual time.
+type modelled struct {
+	*envoy.Client
+	id       map[string]string
+	now      time.Duration
+	down     bool   // streams end at once
+	reported uint64 // requests that were allowed
+}
+
+func modelOf(tier string) *modelled {
+	o := tiers[tier]
+	o.Domain, o.Quirks = "edge", envoy.Stock()
+	m := &modelled{id: bucketID(tier, "model")}
+	m.Client = envoy.New(o, m)
+	m.Request(m.clock(), m.id)
+	return m
+}
+
+// Open implements envoy.Wire.
+func (*modelled) Open() bool { return true }
+
+// Send implements envoy.Wire.
+func (m *modelled) Send(r *rlqs.RateLimitQuotaUsageReports) {
+	if !m.down {
+		m.reported += r.BucketQuotaUsages[0].NumRequestsAllowed
+	}
+}
+
+func (m *modelled) clock() ratelimit.Instant { return ratelimit.Instant(time.Hour + m.now) }
+
+func (m *modelled) wait(until time.Duration) {
+	for m.now = until; m.Next() <= m.clock(); {
+		m.Tick(m.Next())
+		if m.down {
+			m.Broken()
+		}
+	}
+}
+
+func (m *modelled) send(actions ...action) error {
+	m.Receive(m.clock(), message(m.id, actions))
+	return nil
+}
+
+func (m *modelled) ask() (bool, error) { return m.Request(m.clock(), m.id), nil }
+
 // tiers are the settings of the filter that scripts use.
 var tiers = map[string]envoy.Options{
-	"gold":  {Expired: envoy.Deny, ExpiredFor: time.Minute},
-	"reuse": {Expired: envoy.Reuse, ExpiredFor: time.Minute},
-	"allow": {Expired: envoy.Allow, ExpiredFor: 5 * time.Second},
+	"gold":  {ExpiredFor: time.Minute},
+	"reuse": {}, // reuse_last_assignment, which Envoy ignores
+	"allow": {Expired: true, ExpiredFor: 5 * time.Second},
 	"none":  {},
-	"open":  {New: envoy.Allow},
+	"open":  {New: true},
 }
 
 // tiered is rlqs.yaml with a bucket for each tier, and reports each second.
@@ -332,18 +423,19 @@ func tiered(t *testing.T) string {
 		at[object](m, "predicate", "single_predicate", "value_match")["exact"] = tier
 		s := at[object](m, "on_match", "action", "typed_config")
 		at[object](s, "bucket_id_builder", "bucket_id_builder", "tier")["string_value"] = tier
-		if o.New == envoy.Allow {
+		if o.New {
 			s["no_assignment_behavior"] = fallback("ALLOW_ALL")
 		}
 		expired := at[object](s, "expired_assignment_behavior")
-		expired["expired_assignment_behavior_timeout"] = fmt.Sprintf("%.0fs", o.ExpiredFor.Seconds())
+		expired["expired_assignment_behavior_timeout"] = "60s"
 		switch {
-		case o.ExpiredFor == 0:
-			delete(s, "expired_assignment_behavior")
-		case o.Expired == envoy.Reuse:
+		case tier == "reuse":
 			delete(expired, "fallback_rate_limit")
 			expired["reuse_last_assignment"] = object{}
-		case o.Expired == envoy.Allow:
+		case o.ExpiredFor == 0:
+			delete(s, "expired_assignment_behavior")
+		case o.Expired:
+			expired["expired_assignment_behavior_timeout"] = fmt.Sprintf("%.0fs", o.ExpiredFor.Seconds())
 			expired["fallback_rate_limit"] = fallback("ALLOW_ALL")["fallback_rate_limit"]
 		}
 		matchers = append(matchers, m)
@@ -359,6 +451,15 @@ func tiered(t *testing.T) string {
 func quotaFilter(tree object) object {
 	return at[object](tree, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config",
 		"http_filters", 0, "typed_config")
+}
+
+// The model of bench/envoy passes what the rows say, which TestModelIsEnvoy holds against an Envoy.
+func TestModel(t *testing.T) {
+	for _, s := range scripts {
+		if passed, err := s.play(modelOf(s.tier)); passed != s.passed || err != nil {
+			t.Errorf("%s: it lets %s pass (%v), not %s", s.name, passed, err, s.passed)
+		}
+	}
 }
 
 // The model of bench/envoy does what a real Envoy does, of the same messages: each quirk is a row.
@@ -384,56 +485,38 @@ func TestModelIsEnvoy(t *testing.T) {
 	t.Cleanup(e.Stop)
 	client := NewClient(e.URL)
 	t.Cleanup(client.Close)
-	actual := func(tier, key string) (bool, error) {
-		a, err := client.Get(context.Background(), "/", "x-tier", tier, "x-api-key", key)
-		return a.Status == http.StatusOK, err
-	}
-	models := map[string]*envoy.Live{}
-	for tier, o := range tiers {
-		o.Domain, o.Quirks, o.Interval = "edge", envoy.Stock(), time.Second
-		models[tier], err = envoy.NewLive(o, d.address, nil)
-		need(err)
-		t.Cleanup(models[tier].Close)
-	}
-	model := func(tier, key string) (bool, error) {
-		return models[tier].Request(map[string]string{"tier": tier, "api_key": key}), nil
-	}
-	type result struct {
-		real, model       string
-		realErr, modelErr error
-	}
-	results := make([]result, len(scripts))
+	texts, errs := make([]string, len(scripts)), make([]error, len(scripts))
 	var all sync.WaitGroup
-	for i := range scripts {
-		all.Go(func() { results[i].real, results[i].realErr = scripts[i].play(d, "real", actual) })
-		all.Go(func() { results[i].model, results[i].modelErr = scripts[i].play(d, "model", model) })
+	for i, s := range scripts {
+		all.Go(func() {
+			a, err := subscribe(d, client, s.tier, s.name)
+			if err == nil {
+				texts[i], err = s.play(a)
+			}
+			errs[i] = err
+		})
 	}
 	all.Wait()
-	for i, r := range results {
-		t.Logf("%s: Envoy %s; the model %s", scripts[i].name, r.real, r.model)
-		if err := errors.Join(r.realErr, r.modelErr); err != nil {
-			t.Errorf("%s: %v", scripts[i].name, err)
-		}
-		if r.real != r.model {
-			t.Errorf("%s: Envoy lets %s pass, and the model %s", scripts[i].name, r.real, r.model)
+	for i, s := range scripts {
+		need(errs[i])
+		if texts[i] != s.passed {
+			t.Errorf("%s: Envoy lets %s pass, and the model %s", s.name, texts[i], s.passed)
 		}
 	}
-	standsStill(t, d, e, client, actual)
-	losesReports(t, d, map[string]func(tier, key string) (bool, error){"real": actual, "model": model})
+	standsStill(t, d, e, client)
+	losesReports(t, d, client)
 }
 
 // standsStill has Envoy stand still until after its lease has ended, with requests that wait. The model decides these
 // first, which is the worst case: Envoy may, and no more than the lease had pass.
-func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client, ask func(tier, key string) (bool, error)) {
+func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client) {
 	t.Helper()
-	const key, rest = "real stands still", 10
-	if _, err := ask("gold", key); err != nil {
+	const rest = 10
+	a, err := subscribe(d, client, "gold", "stands still")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Until(key+" is subscribed", func() bool { return len(d.of(key)) > 0 }); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.send("gold", key, assign(bucketOf(rest, 1, aYear), durationpb.New(2*time.Second))); err != nil {
+	if err := a.send(assign(bucketOf(rest, 1, aYear), durationpb.New(2*time.Second))); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Second)
@@ -444,10 +527,9 @@ func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client, ask func(tie
 	var all sync.WaitGroup
 	for range 3 * rest {
 		all.Go(func() {
-			a, err := client.Get(context.Background(), "/", "x-tier", "gold", "x-api-key", key)
-			if err != nil {
+			if ok, err := a.ask(); err != nil {
 				t.Error(err)
-			} else if a.Status == http.StatusOK {
+			} else if ok {
 				passed.Add(1)
 			}
 		})
@@ -463,88 +545,63 @@ func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client, ask func(tie
 		t.Errorf("%d passed of a lease of %d", passed.Load(), rest)
 	}
 	time.Sleep(200 * time.Millisecond)
-	if ok, err := ask("gold", key); ok || err != nil {
+	if ok, err := a.ask(); ok || err != nil {
 		t.Errorf("the lease goes on after it has ended (%v)", err)
 	}
 }
 
 // losesReports holds how often Envoy reports, and what becomes of a report without a stream, against the model.
-func losesReports(t *testing.T, d *dealer, who map[string]func(tier, key string) (bool, error)) {
+func losesReports(t *testing.T, d *dealer, client *Client) {
 	t.Helper()
-	found := map[string]string{}
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for name, ask := range who {
-		all.Go(func() {
-			key := name + " reports"
-			asks := func(n int) {
-				for range n {
-					if _, err := ask("gold", key); err != nil {
-						t.Error(err)
-					}
-				}
-			}
-			reported := func(n int) {
-				if err := Until(key+" has reported", func() bool { return len(d.of(key)) >= n }); err != nil {
-					t.Error(err)
-				}
-			}
-			asks(1)
-			reported(1)
-			if err := d.send("gold", key, lease(100)); err != nil {
-				t.Error(err)
-			}
-			time.Sleep(500 * time.Millisecond)
-			asks(3)
-			reported(4)
-			mu.Lock()
-			defer mu.Unlock()
-			text := ""
-			for i, u := range d.of(key)[:4] {
-				text += fmt.Sprintf("%d allowed, %d denied, of %v", u.allowed, u.denied, u.elapsed)
-				if i > 1 {
-					text += fmt.Sprintf(" after %v", u.at.Sub(d.of(key)[i-1].at).Round(time.Second))
-				}
-				text += "; "
-			}
-			found[name] = text
-		})
+	const key = "reports"
+	a, err := subscribe(d, client, "gold", key)
+	if err != nil {
+		t.Fatal(err)
 	}
-	all.Wait()
-	t.Logf("Envoy reports %s", found["real"])
-	t.Logf("the model reports %s", found["model"])
+	m := modelOf("gold")
+	since := time.Duration(0) // the model's time at the subscription, and then at the cut
+	pass := func(after time.Duration, of int) {
+		a.wait(after)
+		m.wait(since + after)
+		for _, p := range []player{a, m} {
+			if n, err := passes(p, of); n != of || err != nil {
+				t.Errorf("%T: %d of %d requests pass under a lease (%v)", p, n, of, err)
+			}
+		}
+	}
+	if err := errors.Join(a.send(lease(100)), m.send(lease(100))); err != nil {
+		t.Fatal(err)
+	}
+	pass(500*time.Millisecond, 3)
+	if err := Until(key+" has reported", func() bool { return len(d.of(key)) >= 4 }); err != nil {
+		t.Fatal(err)
+	}
+	reports := d.of(key)
+	for i, u := range reports {
+		t.Logf("Envoy reports %d allowed, %d denied, of %v", u.allowed, u.denied, u.elapsed)
+		if i > 1 && u.at.Sub(reports[i-1].at).Round(time.Second) != envoy.Interval {
+			t.Errorf("report %d comes %v after the one before, the model's after %v", i, u.at.Sub(reports[i-1].at), envoy.Interval)
+		}
+	}
 
-	before := map[string]int{}
-	for name := range who {
-		before[name] = len(d.of(name + " reports"))
-	}
+	since = 3*envoy.Interval + time.Second
+	m.wait(since)
+	m.down, m.reported = true, 0
+	m.Broken()
 	d.cut()
-	time.Sleep(500 * time.Millisecond)
-	for name, ask := range who {
-		for range 4 {
-			if ok, err := ask("gold", name+" reports"); !ok || err != nil {
-				t.Errorf("%s: a lease ends with the stream (%v)", name, err)
-			}
-		}
-	}
-	time.Sleep(6 * time.Second) // a report is lost
+	a.start = time.Now()
+	pass(500*time.Millisecond, 4)
+	pass(6500*time.Millisecond, 0) // a report is lost
+	m.down = false
 	d.mend()
-	for name, ask := range who {
-		for range 2 {
-			if ok, err := ask("gold", name+" reports"); !ok || err != nil {
-				t.Errorf("%s: a lease ends with the stream (%v)", name, err)
-			}
-		}
+	pass(6500*time.Millisecond, 2)
+	pass(17500*time.Millisecond, 0)
+	sum := uint64(0)
+	for _, u := range d.of(key)[len(reports):] {
+		sum += u.allowed
 	}
-	time.Sleep(11 * time.Second)
-	sums := map[string]uint64{}
-	for name := range who {
-		for _, u := range d.of(name + " reports")[before[name]:] {
-			sums[name] += u.allowed
-		}
-	}
-	t.Logf("of 4 requests without a stream and 2 after, Envoy reports %d and the model %d", sums["real"], sums["model"])
-	if sums["real"] != sums["model"] {
+	t.Logf("of 4 requests without a stream and 2 after, Envoy reports %d and the model %d", sum, m.reported)
+	if sum != m.reported {
 		t.Error("they differ")
 	}
 }

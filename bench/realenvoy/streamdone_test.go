@@ -73,13 +73,10 @@ func doneRows(t *testing.T) (rows []doneRow) {
 	return append(rows, doneRow{id: marker, config: rows[0].config})
 }
 
-func TestStreamDone(t *testing.T) { playDone(t, doneWorld) }
-
-// playDone plays all rows, and many requests at once.
-func playDone(t *testing.T, begin func(t *testing.T, deny bool) (*world, *tap)) {
-	t.Helper()
-	w, p := begin(t, false)
-	deny, q := begin(t, true)
+// All rows are played, and many requests at once.
+func TestStreamDone(t *testing.T) {
+	w, p := doneWorld(t, false)
+	deny, q := doneWorld(t, true)
 	for _, r := range doneRows(t) {
 		if r.id == marker {
 			continue
@@ -89,7 +86,7 @@ func playDone(t *testing.T, begin func(t *testing.T, deny bool) (*world, *tap)) 
 			w, p = deny, q
 		}
 		t.Run(r.id, func(t *testing.T) {
-			(&world{T: t, log: w.log, backend: w.backend, client: w.client}).doneRow(p, &r)
+			(&world{T: t, envoy: w.envoy, backend: w.backend, client: w.client}).doneRow(p, &r)
 		})
 	}
 	for _, c := range p.of("own") {

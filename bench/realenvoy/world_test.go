@@ -75,10 +75,9 @@ type world struct {
 	handler http.HandlerFunc
 
 	redis   *redistest.Server
-	fleet   *Fleet
+	fleet   *process.Fleet
 	backend *Backend
 	envoy   *Envoy
-	log     func() ([]Access, error) // of requests that have ended
 	client  *Client
 }
 
@@ -124,12 +123,6 @@ func (w *world) run() *world {
 func (w *world) prepare() {
 	w.Helper()
 	needsEnvoy(w.T)
-	w.behind()
-}
-
-// behind starts what lies behind an Envoy, or behind what stands in for it.
-func (w *world) behind() {
-	w.Helper()
 	sluice, err := binary()
 	w.need(err)
 	if w.file == "" && w.rules != "" { // else they are pushed
@@ -140,7 +133,7 @@ func (w *world) behind() {
 		w.redis = redistest.Start(w)
 		w.flags = append(w.flags, "--redis-url", w.redis.Addr)
 	}
-	w.fleet, err = StartFleet(sluice, w.file, max(1, w.nodes), w.flags...)
+	w.fleet, err = process.StartFleet(sluice, w.file, max(1, w.nodes), w.flags...)
 	w.need(err)
 	w.Cleanup(w.fleet.Stop)
 	w.backend, err = StartBackend(w.handler)
@@ -167,12 +160,7 @@ func (w *world) start() {
 		well = 0
 	}
 	w.need(w.envoy.UntilStat("cluster."+w.cluster+".membership_healthy", int64(well)))
-	w.asks(w.envoy.URL, w.envoy.Accesses)
-}
-
-// asks has the client ask an address. log is which requests have ended there.
-func (w *world) asks(url string, log func() ([]Access, error)) {
-	w.client, w.log = NewClient(url), log
+	w.client = NewClient(w.envoy.URL)
 	w.Cleanup(w.client.Close)
 }
 
@@ -218,7 +206,7 @@ func (w *world) admits(limit, of int, path string, headers ...string) {
 func (w *world) logged(id string, n int) (found []Access) {
 	w.Helper()
 	w.need(Until("the requests are in the access log", func() bool {
-		all, err := w.log()
+		all, err := w.envoy.Accesses()
 		found = slices.DeleteFunc(all, func(a Access) bool { return a.ID != id })
 		return err == nil && len(found) == n
 	}))

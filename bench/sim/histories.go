@@ -3,7 +3,6 @@ package sim
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -49,7 +48,6 @@ const GCPercent = 400
 type Selection struct {
 	Mode      string // the name of one of ratelimit.Modes; "": any
 	Storeless bool   // only rings without a store, which only mode routing has
-	Tills     bool   // only histories for draws, which mode routing lacks
 }
 
 // Validate reports impossible selections.
@@ -60,14 +58,11 @@ func (s Selection) Validate() error {
 	if s.Storeless && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
 		return fmt.Errorf("the mode is %s, and only mode routing is played without a store", s.Mode)
 	}
-	if s.Tills && (s.Storeless || s.Mode == ratelimit.Routing.String()) {
-		return errors.New("the histories that strain tills are of modes leasing and approx: choose one of them, or none")
-	}
 	return nil
 }
 
 func (s Selection) has(o *Options) bool {
-	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless) && (!s.Tills || o.strainsTills())
+	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless)
 }
 
 // histories are count of them, from the seed first on, until ctx is done.

@@ -158,15 +158,5 @@ func (o *Options) Validate() error {
 	if o.Rule != nil && o.Rule.Coordination.Mode.Spec().Owned && (o.Parts > 1 || o.Ledger != nil) {
 		errs = append(errs, errors.New("mode routing is played with a ledger of one part in memory"))
 	}
-	for i, c := range o.Changes {
-		if c.Rule == nil || c.Rule.Limit.Period() <= 0 || c.Spread < 0 || i > 0 && c.At < o.Changes[i-1].At {
-			errs = append(errs, fmt.Errorf("change %d (%s) has no rule with a limit, or is out of order", i, c.What))
-		}
-	}
-	for i, f := range o.Faults {
-		if int(f.Kind) >= len(FaultKinds) || f.Node < 0 || f.Node >= MaxNodes || f.For < 0 || i > 0 && f.At < o.Faults[i-1].At {
-			errs = append(errs, fmt.Errorf("fault %d (%v) has no such kind or node, or is out of order", i, f))
-		}
-	}
 	return errs.Err()
 }

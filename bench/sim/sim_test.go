@@ -136,9 +136,9 @@ func BenchmarkDecisions(b *testing.B) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	t.Parallel()
-	o := Options{Net: Net{Loss: 2, Skew: -1}, Faults: []Fault{{Kind: 99}}}
+	o := Options{Net: Net{Loss: 2, Skew: -1}}
 	err := o.Validate()
-	for _, want := range []string{"nodes is 0", "no rule", "loss is 2", "skew is -1", "fault 0", "the rate is 0"} {
+	for _, want := range []string{"nodes is 0", "no rule", "loss is 2", "skew is -1", "the rate is 0"} {
 		if err == nil || !bytes.Contains([]byte(err.Error()), []byte(want)) {
 			t.Errorf("%q is not said in: %v", want, err)
 		}

@@ -33,13 +33,7 @@ type part struct {
 	down   int
 }
 
-// copied is a ledger that can continue with an older copy of its data after a failover.
-type copied interface {
-	keep(failover int64)
-	failOver(failover int64) bool // false: there is no copy for it
-}
-
-// memory is a ledger in memory that can lose its data.
+// memory is a ledger in memory that can lose its data, or continue with an older copy of it after a failover.
 type memory struct {
 	*account.Memory
 	lives  int
@@ -52,18 +46,6 @@ func (m *memory) Forget() { m.lose(nil) }
 func (m *memory) lose(older *account.MemoryStore) {
 	m.lives++
 	m.Lose(older, fmt.Sprint("after ", m.lives))
-}
-
-func (m *memory) keep(at int64) { m.copies[at] = m.Copy() }
-
-func (m *memory) failOver(at int64) bool {
-	older := m.copies[at]
-	if older == nil {
-		return false
-	}
-	m.lose(older)
-	delete(m.copies, at)
-	return true
 }
 
 var errRefused = errors.New("connection refused")
@@ -279,15 +261,17 @@ var kinds = [...]string{account.States: "claim", account.Draws: "draw"}
 
 // keep copies a part of the ledger for the failover at an instant.
 func (p *part) keep(failover int64) {
-	if m, ok := p.ledger.(copied); ok {
-		m.keep(failover)
+	if m, ok := p.ledger.(*memory); ok {
+		m.copies[failover] = m.Copy()
 		p.books.keep(p, failover)
 	}
 }
 
 // failOver continues with the copy for it.
 func (p *part) failOver(at int64) {
-	if m, ok := p.ledger.(copied); ok && m.failOver(at) {
+	if m, ok := p.ledger.(*memory); ok && m.copies[at] != nil {
+		m.lose(m.copies[at])
+		delete(m.copies, at)
 		p.books.failOver(p, at)
 	}
 }

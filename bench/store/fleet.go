@@ -68,7 +68,7 @@ func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*Fl
 
 // open starts a Redis, and then what asks it. Of a fleet that does not start, nothing is left.
 func open(rules func(), nodes func(f *Fleet) error) (*Fleet, error) {
-	redis, err := process.OpenRedis("")
+	redis, err := process.OpenRedis()
 	if err != nil {
 		rules()
 		return nil, err
@@ -106,9 +106,8 @@ func (f *Fleet) end(i int, s syscall.Signal) error {
 
 // Counters of nodes, by a label.
 var (
-	fallbacks = regexp.MustCompile(`(?m)^sluice_fallback_decisions_total\{reason="([a-z_]+)"\} (\d+)`)
-	claims    = regexp.MustCompile(`(?m)^sluice_claims_total\{for="([a-z_]+)"\} (\d+)`)
-	counted   = regexp.MustCompile(`(?m)^ratelimit_service_rate_limit_(total_hits|within_limit)\{domain="bench",key1="key",key2=""\} ([0-9.e+]+)$`)
+	claims  = regexp.MustCompile(`(?m)^sluice_claims_total\{for="([a-z_]+)"\} (\d+)`)
+	counted = regexp.MustCompile(`(?m)^ratelimit_service_rate_limit_(total_hits|within_limit)\{domain="bench",key1="key",key2=""\} ([0-9.e+]+)$`)
 )
 
 // sum is a counter of all nodes together, by label.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -28,7 +27,6 @@ type Options struct {
 	Length time.Duration `in:"500ms..10m" default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
 	Rows   []string      `placeholder:"N" help:"Rows to measure, from 1 to 8."`
 	Modes  []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx, and with large limits leasing-reserve and routing-reserve."`
-	Warm   bool          `help:"Call each node once for each key before the measurement."`
 	Seed   uint64        `default:"1" help:"Seed of the demand."`
 	of     suite         // the zero suite is costs
 }
@@ -47,7 +45,7 @@ var costs = suite{
 
 // Examples implements [report.Measurement].
 func (*Options) Examples() string {
-	return "  sluicelab bench store\n  sluicelab bench store --rows 2,3 --length 60s --warm"
+	return "  sluicelab bench store\n  sluicelab bench store --rows 2,3 --length 60s"
 }
 
 // Measure implements [report.Measurement].
@@ -130,7 +128,6 @@ type Measured struct {
 	Asked    int64         `json:"decisions" col:"decisions"`                   //
 	Admitted int64         `json:"admitted" col:"admitted"`                     // with what was before the measurement
 	Early    int64         `json:"refused_early" col:"refused early"`           // while fewer than the limit had been admitted
-	Half     int64         `json:"refused_half" col:"below half"`               // while fewer than half of the limit had
 	Over     int64         `json:"over" col:"over"`                             // of the key and window that went furthest
 	Declared int64         `json:"declared" col:"declared"`                     // that it may be
 	Under    int64         `json:"under" col:"under"`                           // less than an exact limiter had admitted, of all keys
@@ -138,11 +135,9 @@ type Measured struct {
 	Idle     float64       `json:"redis_idle"`                                  // of a processor, without connections; not in CPU
 	Failed   int64         `json:"failed,omitempty" col:"failed"`               // calls without an answer
 	Problem  string        `json:"problem,omitempty"`
-	// Commands are those that Redis ran, Reasons those of the nodes' claims, and Fallbacks those of decisions
-	// without the ledger.
-	Commands  map[string]process.RedisCommand `json:"commands"`
-	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
-	Fallbacks map[string]int64                `json:"fallbacks,omitempty"`
+	// Commands are those that Redis ran, and Reasons those of the nodes' claims.
+	Commands map[string]process.RedisCommand `json:"commands"`
+	Reasons  map[string]int64                `json:"claim_reasons,omitempty"`
 }
 
 // Report is all that was measured.
@@ -150,7 +145,6 @@ type Report struct {
 	Measured []Measured    `json:"measured"`
 	Rate     float64       `json:"rate"`
 	Length   time.Duration `json:"length"`
-	Warm     bool          `json:"warm"`
 	of       suite
 }
 
@@ -162,7 +156,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	r := &Report{Rate: o.Rate, Length: o.Length, Warm: o.Warm, of: o.of}
+	r := &Report{Rate: o.Rate, Length: o.Length, of: o.of}
 	for _, row := range o.rows() {
 		for _, nodes := range o.fleets(&row) {
 			first := len(r.Measured)
@@ -199,13 +193,6 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	}
 	defer f.Close()
 	t := newTally(row.Limit, row.window())
-	earlier := int64(0) // decisions that are not measured
-	if o.Warm {
-		if err := f.warm(ctx, t, row.Keys); err != nil {
-			return Measured{}, err
-		}
-		earlier = t.begin()
-	}
 	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
 		return Measured{}, err
 	}
@@ -220,7 +207,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		return Measured{}, err
 	}
 	after, took := f.Redis.Used(), time.Since(start)
-	used, asked := after.Since(before), max(1, t.decisions()-earlier)
+	used, asked := after.Since(before), max(1, t.decisions())
 	got := Measured{
 		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
 		CPU:     micros(beyond(used.CPU, took, idle), asked),
@@ -228,11 +215,11 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Draws:   1000 * float64(used.Commands["hincrby"].Calls) / 2 / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
 		NodeCPU: micros(f.nodes.CPU()-cpu, asked),
-		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early, Half: t.half,
-		Commands: used.Commands, Reasons: f.sum(claims), Fallbacks: f.sum(fallbacks),
+		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early,
+		Commands: used.Commands, Reasons: f.sum(claims),
 	}
 	if row.strike == nil {
-		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked+earlier-warmAsked)
+		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked-warmAsked)
 	}
 	got.Admitted, got.Over, got.Under, got.Allowed = t.sums()
 	if m.fields != nil {
@@ -318,7 +305,7 @@ func micros(d time.Duration, n int64) float64 {
 
 // idleRedis is the processor use of a Redis without connections.
 func idleRedis(ctx context.Context) (float64, error) {
-	r, err := process.OpenRedis("")
+	r, err := process.OpenRedis()
 	if err != nil {
 		return 0, err
 	}
@@ -328,31 +315,6 @@ func idleRedis(ctx context.Context) (float64, error) {
 		return 0, err
 	}
 	return float64(r.Used().CPU-before) / float64(idleTime), nil
-}
-
-// warmers is how many calls are under way at a time while a fleet gets warm.
-const warmers = 16
-
-// warm asks each node for each key once, so that it has a lease of it.
-func (f *Fleet) warm(ctx context.Context, t *tally, keys int) error {
-	var wg sync.WaitGroup
-	next := make(chan int)
-	for range warmers {
-		wg.Go(func() {
-			for key := range next {
-				for _, node := range f.Pool.All() {
-					f.askAt(ctx, node, t, key, time.Now())
-				}
-			}
-		})
-	}
-	for key := range keys {
-		next <- key
-	}
-	close(next)
-	wg.Wait()
-	// Background claims are over by then.
-	return caller.Sleep(ctx, time.Second)
 }
 
 // askAt makes one call to a node, and counts the answer.
@@ -374,14 +336,10 @@ var errNoNode = errors.New("no node runs")
 
 // Page shows the report: a table of all, and a chart for each row.
 func (r *Report) Page() *report.Page {
-	start := "a cold start"
-	if r.Warm {
-		start = "when each node had been asked for each key once"
-	}
 	p := &report.Page{
 		Title: r.of.title,
 		Lead: []string{
-			fmt.Sprintf("%.0f requests a second for %v from %s, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length, start),
+			fmt.Sprintf("%.0f requests a second for %v from a cold start, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length),
 			r.of.lead,
 		},
 		Tables: []report.Table{report.Rows("", r.Measured, notes...)},
@@ -401,7 +359,7 @@ func (r *Report) Page() *report.Page {
 var notes = []string{
 	"us: processor time of Redis for one decision; the time of an idle Redis is subtracted. of baseline: to the baseline's in the same row; at most: what it should be, 0 where nothing is said. Columns without a figure are left out.",
 	"warm: in the last third of the time. scripts, draws: claims of one key each, by the script or by plain commands, tried ones too; none in the baseline. bytes: to and from Redis.",
-	"p50, p99: of a call, from when it was meant to be made. refused early: while fewer than the limit had been admitted in the window; below half: while fewer than half of it had.",
+	"p50, p99: of a call, from when it was meant to be made. refused early: while fewer than the limit had been admitted in the window.",
 	"over: of the key and window that went furthest. under: less than an exact limiter had admitted of the same requests, over all keys and windows. Requests at the turn of a window count in neither.",
 }
 

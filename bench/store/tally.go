@@ -19,7 +19,6 @@ type tally struct {
 	passed  int64                   // guarded by mu
 	failed  int64                   // guarded by mu
 	early   int64                   // guarded by mu: refused while fewer than the limit had been admitted
-	half    int64                   // guarded by mu: while fewer than half the limit had
 	lastErr error                   // guarded by mu
 }
 
@@ -70,9 +69,6 @@ func (t *tally) answered(key int, intended, sent, now time.Time, ok bool, err er
 	}
 	if used := c.admitted + c.perhaps; used < t.limit {
 		t.early++
-		if used < t.limit/2 {
-			t.half++
-		}
 	}
 }
 
@@ -104,16 +100,6 @@ func (t *tally) sums() (admitted, over, under, allowed int64) {
 func (t *tally) decisions() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.asked
-}
-
-// begin drops the times and early refusals so far, because the measurement begins. It returns the number of
-// calls before. Admissions count on.
-func (t *tally) begin() int64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.latency.Reset()
-	t.early, t.half = 0, 0
 	return t.asked
 }
 

@@ -6,11 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-
-	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/bench/load"
-	"github.com/sluice-gate/sluice/deploy"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -97,7 +93,7 @@ func (c *Case) load(of time.Duration) load.Load {
 type Way struct {
 	Name string
 	hold func(c *Case) string // of the rule; nil: it has none, and a request peeks
-	// says that the client's header has the most that its request may cost.
+	// says that the client says the most that its request may cost.
 	says, baseline bool
 }
 
@@ -122,21 +118,4 @@ func (w *Way) rules(c *Case) string {
 	}
 	return fmt.Sprintf("domain: %s\ncoordination: {on_store_failure: closed, store_deadline: 1s}\ndescriptors:\n  - {key: %s, %srate_limit: {unit: %v, requests_per_unit: %d}}\n",
 		domain, entry, hold, c.Limit.Unit, c.Limit.Requests)
-}
-
-// mostHeader is the header in which a client says the most that its request may cost.
-const mostHeader = "x-max-tokens"
-
-// entries are what Envoy is configured with: the shipped ones, where there is a hold.
-func (w *Way) entries() (envoy.Entries, error) {
-	if w.hold == nil {
-		const team = "actions: [{request_headers: {header_name: x-team, descriptor_key: team}}]"
-		return envoy.ParseEntries("[{" + team + ", hits_addend: {number: 0}}, " +
-			"{" + team + ", apply_on_stream_done: true, hits_addend: {format: '%DYNAMIC_METADATA(llm:tokens)%'}}]")
-	}
-	all, err := envoy.ParseEntries(deploy.EnvoyLLM)
-	if err == nil && w.says {
-		all[0].HitsAddend = &route.RateLimit_HitsAddend{Format: "%REQ(" + mostHeader + ")%"}
-	}
-	return all, err
 }

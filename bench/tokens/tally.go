@@ -1,11 +1,13 @@
 package tokens
 
 import (
-	"net/http"
+	"errors"
 	"sync"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/sluice-gate/sluice/bench/envoy"
 )
 
 // tally is what the caller counted. It is safe for concurrent use.
@@ -28,21 +30,21 @@ func newTally(limit int64) *tally {
 }
 
 // answered counts a request's call.
-func (t *tally) answered(status int, cost int64, took time.Duration) {
+func (t *tally) answered(err error, cost int64, took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	_ = t.latency.RecordValue(max(1, took.Microseconds()))
 	t.asked++
-	switch status {
-	case http.StatusOK:
+	switch {
+	case err == nil:
 		t.used += cost
-	case http.StatusTooManyRequests:
+	case errors.Is(err, envoy.ErrOver):
 		t.refused++
 		if t.used+cost <= t.limit {
 			t.fitted++
 		}
 	default:
-		t.failed++
+		t.failed, t.lastErr = t.failed+1, err
 	}
 }
 

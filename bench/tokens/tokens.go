@@ -1,22 +1,18 @@
 package tokens
 
 import (
-	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
-	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/envoy"
@@ -100,7 +96,7 @@ type player struct {
 	length time.Duration
 	seed   uint64
 	fleet  *store.Fleet
-	filter envoy.Filter
+	envoy  envoy.LLM
 	tally  *tally
 	used   process.RedisUse
 }
@@ -162,12 +158,9 @@ func (p *player) open(ctx context.Context, o *Options) (err error) {
 	if err != nil {
 		return err
 	}
-	p.filter = envoy.Filter{
-		Domain: domain, Timeout: caller.Timeout, FailureModeDeny: true, // what has no answer counts as such
+	p.envoy = envoy.LLM{
+		Domain: domain, Timeout: caller.Timeout, Peeks: p.way.hold == nil,
 		Service: func() rls.RateLimitServiceClient { return rls.NewRateLimitServiceClient(p.fleet.Pool.Next()) },
-	}
-	if p.filter.Entries, err = p.way.entries(); err != nil {
-		return err
 	}
 	p.tally = newTally(int64(p.of.Limit.Requests))
 	for i := range warmKeys * o.Nodes {
@@ -212,33 +205,31 @@ func (p *player) request(ctx context.Context, r load.Request, team string) bool 
 	if team != measuredTeam {
 		takes = 0
 	}
-	s := &envoy.Stream{Request: http.Header{"X-Team": {team}}}
+	q := &envoy.Request{Team: team}
 	if p.way.says { // as clients do: a round number that is enough
-		s.Request.Set(mostHeader, strconv.FormatInt(min(p.of.Most, 1<<bits.Len64(uint64(cost-1))), 10))
+		q.Most = uint64(min(p.of.Most, 1<<bits.Len64(uint64(cost-1))))
 	}
 	sent := time.Now()
-	status := p.filter.Begin(ctx, s)
-	p.tally.answered(status, cost, time.Since(sent))
-	if status == http.StatusOK {
-		excess := max(0, cost-held(s))
+	err := p.envoy.Begin(ctx, q)
+	p.tally.answered(err, cost, time.Since(sent))
+	var known *wrapperspb.UInt64Value
+	if err == nil {
+		excess := max(0, cost-held(q.Hold))
 		p.tally.begins(excess)
 		if caller.Sleep(ctx, takes) == nil {
-			s.Metadata["llm"] = &structpb.Struct{Fields: map[string]*structpb.Value{"tokens": structpb.NewNumberValue(float64(cost))}}
+			known = wrapperspb.UInt64(uint64(cost))
 		}
 		defer p.tally.ends(excess)
 	}
-	if err := p.filter.End(s); err != nil {
+	if err := p.envoy.End(q, known); err != nil {
 		p.tally.fails(err)
 	}
-	return status == http.StatusOK
+	return err == nil
 }
 
-// held is how much a request holds, by the text that came for it: of one budget, behind 15 bytes.
-func held(s *envoy.Stream) int64 {
-	if s.Metadata == nil {
-		s.Metadata = map[string]*structpb.Struct{}
-	}
-	raw, err := base64.RawURLEncoding.DecodeString(s.Metadata[envoy.Namespace].GetFields()["sluice_hold"].GetStringValue())
+// held is how much a hold's text says: of one budget, behind 15 bytes.
+func held(hold string) int64 {
+	raw, err := base64.RawURLEncoding.DecodeString(hold)
 	if err != nil || len(raw) < 16 {
 		return 0
 	}
@@ -260,11 +251,9 @@ func (p *player) measured() Measured {
 	m.Operations *= 1000 / float64(max(1, t.asked))
 	switch {
 	case t.failed > 0:
-		m.Problem = fmt.Sprintf("%d calls had no answer, such as: %v", t.failed, cmp.Or(t.lastErr, errNoAnswer))
+		m.Problem = fmt.Sprintf("%d calls had no answer, such as: %v", t.failed, t.lastErr)
 	case p.way.hold != nil && m.Over > m.Bound:
 		m.Problem = fmt.Sprintf("%d over, and requests in flight cost %d beyond what they held at most", m.Over, m.Bound)
 	}
 	return m
 }
-
-var errNoAnswer = errors.New("calls of requests")

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
@@ -46,13 +47,13 @@ func TestFiveAtOnce(t *testing.T) {
 func TestTally(t *testing.T) {
 	c := newTally(100)
 	for _, cost := range []int64{60, 30} {
-		c.answered(200, cost, time.Millisecond)
+		c.answered(nil, cost, time.Millisecond)
 		c.begins(cost - 20)
 	}
 	c.ends(40)
-	c.answered(429, 10, time.Millisecond)
-	c.answered(429, 11, time.Millisecond)
-	c.answered(500, 1, time.Millisecond)
+	c.answered(envoy.ErrOver, 10, time.Millisecond)
+	c.answered(envoy.ErrOver, 11, time.Millisecond)
+	c.answered(context.DeadlineExceeded, 1, time.Millisecond)
 	if c.used != 90 || c.asked != 5 || c.refused != 2 || c.fitted != 1 || c.failed != 1 || c.mostExcess != 50 || c.excess != 10 {
 		t.Errorf("%+v", c)
 	}

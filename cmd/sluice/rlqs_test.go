@@ -16,8 +16,6 @@ import (
 	rlqsv3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/sluice-gate/sluice/bench/envoy"
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
@@ -29,10 +27,12 @@ type passes struct {
 	minute map[int64]int // guarded by mu
 }
 
-func (p *passes) count(at time.Time) {
+func (p *passes) count(allowed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.minute[at.Unix()/60]++
+	if allowed {
+		p.minute[time.Now().Unix()/60]++
+	}
 }
 
 func (p *passes) most() (most int) {
@@ -51,25 +51,6 @@ func (p *passes) all() (all int) {
 		all += n
 	}
 	return all
-}
-
-// askEach asks each Envoy so often, until ctx is done.
-func askEach(ctx context.Context, d time.Duration, id map[string]string, all ...*envoy.Live) *sync.WaitGroup {
-	var wg sync.WaitGroup
-	for _, e := range all {
-		wg.Go(func() { pace.Every(ctx, d, func() { e.Request(id) }) })
-	}
-	return &wg
-}
-
-func envoyOf(t *testing.T, address string, p *passes) *envoy.Live {
-	t.Helper()
-	e, err := envoy.NewLive(envoy.Options{Domain: "d", Quirks: envoy.Stock()}, address, p.count)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	return e
 }
 
 const quotaRules = `
@@ -105,9 +86,12 @@ func TestEnvoysShareABudget(t *testing.T) {
 	second := serve(t, env, "--config", rules, "--grpc-port", port)
 	p := &passes{minute: map[int64]int{}}
 	id := map[string]string{"api_key": "k", "tier": "gold"}
-	all := []*envoy.Live{envoyOf(t, first.rpc, p), envoyOf(t, first.rpc, p), envoyOf(t, second.rpc, p)}
+	all := []*liveEnvoy{newLiveEnvoy(t, first.rpc), newLiveEnvoy(t, first.rpc), newLiveEnvoy(t, second.rpc)}
 	asking, stop := context.WithCancel(t.Context())
-	wg := askEach(asking, 50*time.Millisecond, id, all...)
+	var wg sync.WaitGroup
+	for _, e := range all {
+		wg.Go(func() { e.asks(asking, 50*time.Millisecond, id, p.count) })
+	}
 
 	first.eventually("explain shows who holds", func() bool {
 		_, text := first.get(first.debug + "/explain?domain=d&entry=tier=gold&entry=api_key=k")
@@ -121,9 +105,9 @@ func TestEnvoysShareABudget(t *testing.T) {
 		}
 	}
 	if code := first.postBody(`{"domain":"d","descriptors":[{"entries":[{"key":"tier","value":"gold"},{"key":"api_key","value":"k"}]}]}`); code == 200 {
-		p.count(time.Now()) // of the same budget
+		p.count(true) // of the same budget
 	}
-	all[0].Cut()
+	all[0].cut()
 	second.Signal(syscall.SIGKILL)
 	<-second.exited
 	second = serve(t, env, "--config", rules, "--grpc-port", port)
@@ -131,18 +115,16 @@ func TestEnvoysShareABudget(t *testing.T) {
 		t.Fatalf("it is at %s, not at %s again", second.rpc, address)
 	}
 	first.eventually("the streams are there again", func() bool {
-		a, one := all[0].Opened()
-		b, two := all[2].Opened()
-		return one && two && a > 1 && b > 1
+		return all[0].connected() && all[2].connected() && all[0].opened.Load() > 1 && all[2].opened.Load() > 1
 	})
-	all[1].Freeze(4 * time.Second)
+	all[1].freeze(4 * time.Second)
 	store.Do("FLUSHALL")
 	time.Sleep(8 * time.Second)
 	stop()
 	wg.Wait()
 	for i, e := range all {
-		if n, connected := e.Opened(); !connected || i != 1 && n < 2 {
-			t.Errorf("Envoy %d has opened %d streams, and has one: %t", i, n, connected)
+		if n := e.opened.Load(); !e.connected() || i != 1 && n < 2 {
+			t.Errorf("Envoy %d has opened %d streams, and has one: %t", i, n, e.connected())
 		}
 	}
 	// One lease of half the limit for the Envoy that stood still, if that was at a window's end. In addition,
@@ -175,14 +157,13 @@ func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 	defer stop()
 	var left atomic.Bool
 	var asked, refused atomic.Int64
-	var all []*envoy.Live
+	var all []*liveEnvoy
 	var wg sync.WaitGroup
 	join := func() {
-		e := envoyOf(t, leaves.rpc, &passes{minute: map[int64]int{}})
+		e := newLiveEnvoy(t, leaves.rpc)
 		all = append(all, e)
 		wg.Go(func() {
-			pace.Every(asking, 50*time.Millisecond, func() {
-				ok := e.Request(map[string]string{"k": "v"})
+			e.asks(asking, 50*time.Millisecond, map[string]string{"k": "v"}, func(ok bool) {
 				if left.Load() {
 					asked.Add(1)
 					if !ok {

@@ -71,7 +71,6 @@ func TestSimHistoriesOfAKind(t *testing.T) {
 	}{
 		{[]string{"--mode", "approx"}, func(o *sim.Options) bool { return o.Rule.Coordination.Mode == ratelimit.Approx }},
 		{[]string{"--no-store"}, func(o *sim.Options) bool { return o.Storeless }},
-		{[]string{"--tills"}, func(o *sim.Options) bool { return o.Seed%20 == 19 }},
 		{[]string{"--mode", "routing", "--no-store"}, func(o *sim.Options) bool { return o.Storeless }},
 	} {
 		code, out, errs := runLine(append([]string{"sim", "histories", "--count", "5", "--json"}, x.flags...)...)
@@ -96,7 +95,6 @@ func TestSimHistoriesOfAKind(t *testing.T) {
 	for want, flags := range map[string][]string{
 		"the mode is \"strict\", must be one of leasing": {"--mode", "strict"},
 		"only mode routing is played without a store":    {"--mode", "approx", "--no-store"},
-		"are of modes leasing and approx":                {"--mode", "routing", "--tills"},
 	} {
 		if code, _, errs := runLine(append([]string{"sim", "histories"}, flags...)...); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s, want %q", flags, code, errs, want)

@@ -144,10 +144,7 @@ func (c *Demo) show(ctx context.Context, s cli.Streams, nodes []*process.Process
 		clients = append(clients, rls.NewRateLimitServiceClient(conn))
 		askers = append(askers, grpcAsker(clients[i]))
 	}
-	llm, err := llmAsker(clients)
-	if err != nil {
-		return err
-	}
+	llm := llmAsker(clients)
 	name := "sluice"
 	if strings.Contains(os.Args[0], "go-build") {
 		name = "go run ./cmd/sluice"
@@ -213,7 +210,9 @@ const (
 )
 
 // demand sends requests until ctx is done, and says how many passed. llm, if not nil, has requests for tokens.
-func (c *Demo) demand(ctx context.Context, s cli.Streams, askers []asker, llm asker) error {
+func (c *Demo) demand(
+	ctx context.Context, s cli.Streams, askers []asker, llm func(ctx context.Context, team string) (bool, error),
+) error {
 	var sent, passed, failed atomic.Int64
 	var lastErr atomic.Pointer[error]
 	var wg sync.WaitGroup
