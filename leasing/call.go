@@ -20,7 +20,7 @@ import (
 type call struct {
 	*Fleet
 	waits    []waiter
-	check    time.Duration // Invariant: at most deadline
+	check    time.Duration // the longest of the rules that drift
 	deadline time.Duration // the longest of the rules
 	drifts   bool          // one of the rules drifts
 	drifting bool
@@ -43,17 +43,17 @@ func (c *call) add(a *ask, v *verdict) {
 	c.waits = append(c.waits, waiter{ask: a, rule: a.Rule, verdict: v})
 	of := &a.Rule.Coordination
 	c.deadline = max(c.deadline, of.Deadline())
-	if !c.drifts {
-		c.check = c.deadline
-	}
 	if a.Rule.Drifts() {
-		if c.drifts {
-			c.check = max(c.check, of.CheckTimeout)
-		} else {
-			c.check, c.drifts = of.CheckTimeout, true
-		}
+		c.check, c.drifts = max(c.check, of.CheckTimeout), true
 	}
-	c.check = min(c.check, c.deadline)
+}
+
+// patience is the time to the first deadline.
+func (c *call) patience() time.Duration {
+	if c.drifts {
+		return min(c.check, c.deadline)
+	}
+	return c.deadline
 }
 
 // waitsFor tells whether one of the first n asks has this key, and still waits.
@@ -83,12 +83,12 @@ func (c *call) advance(now instant) (open bool) {
 // timeOver notes that the current deadline has passed, or that the caller has given up. It returns the time to the
 // next deadline.
 func (c *call) timeOver(gone bool) time.Duration {
-	c.late = c.drifting || gone || c.check == c.deadline
+	c.late = c.drifting || gone || c.patience() == c.deadline
 	c.drifting = true
 	if c.late {
 		return 0
 	}
-	return c.deadline - c.check
+	return c.deadline - c.patience()
 }
 
 // next is closed at the end of the flight of the first undecided ask. Waiting for the flights one after the other

@@ -221,7 +221,7 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 // wait looks again after each answer, until all asks are decided or the time is over.
 func (f *Fleet) wait(ctx context.Context, c *call) {
 	ratelimit.Waits(ctx)
-	timer := time.NewTimer(c.check)
+	timer := time.NewTimer(c.patience())
 	defer timer.Stop()
 	for more := true; more; more = c.advance(f.clock()) {
 		// One timer bounds all rounds together, so that a series of insufficient answers cannot keep a request beyond
@@ -274,14 +274,12 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 			continue // of another node
 		case ratelimit.FromLease, ratelimit.FromClaim, ratelimit.FromDrift:
 		}
-		s, id, c := f.find(asks[i].Key)
-		if c != nil {
-			if k := s.entry(now, id, c); v.Window == k.account(&asks[i].Rule.Limit) {
+		f.visit(now, asks[i].Key, func(k entry) {
+			if v.Window == k.account(&asks[i].Rule.Limit) {
 				v.Window = k.Window
 				k.Undo(&v)
 			}
-		}
-		s.mu.Unlock()
+		})
 	}
 }
 
@@ -299,21 +297,18 @@ func (f *Fleet) Recalled(name string, w window) {
 	if !ok {
 		return // no account of this version
 	}
-	s, id, c := f.find(bytes)
-	defer s.mu.Unlock()
-	if c == nil {
-		return
-	}
 	now := f.clock()
-	switch k := s.entry(now, id, c); k.PartOf(w) {
-	case &k.Part: // a request of another node waits for it
-		f.recallLocked(now, k)
-	case &k.Next:
-		k.Next.GiveBack(0)
-		if fl := k.use.flight; fl != nil && fl.written {
-			fl.again = true
+	f.visit(now, bytes, func(k entry) {
+		switch k.PartOf(w) {
+		case &k.Part: // a request of another node waits for it
+			f.recallLocked(now, k)
+		case &k.Next:
+			k.Next.GiveBack(0)
+			if fl := k.use.flight; fl != nil && fl.written {
+				fl.again = true
+			}
 		}
-	}
+	})
 }
 
 // nextName is a new name of this node, for its next key.

@@ -91,16 +91,31 @@ func (f *Fleet) find(key []byte) (*shard, keytable.ID, *cell) {
 	return s, id, s.keys.Get(id)
 }
 
+// visit calls do with the state of a key, under its lock. It reports whether the key is tracked.
+func (f *Fleet) visit(now instant, key []byte, do func(k entry)) bool {
+	s, id, c := f.find(key)
+	defer s.mu.Unlock()
+	if c != nil {
+		do(s.entry(now, id, c))
+	}
+	return c != nil
+}
+
 // entry is the state of a cell. It makes the key busy.
 func (s *shard) entry(now instant, id keytable.ID, c *cell) entry {
 	if c.Val.use == 0 {
 		c.Val.use = s.take(id) + 1
-		k := entry{hold.Entry{Key: &c.Val.Key, Use: &s.uses[c.Val.use-1].Use}, s, c, s.uses[c.Val.use-1]}
+		k := s.with(c, s.uses[c.Val.use-1])
 		k.Remember(now, &k.rule().Limit)
 		return k
 	}
 	u := s.uses[c.Val.use-1]
 	u.touched = true
+	return s.with(c, u)
+}
+
+// with is the state of a cell, with its use.
+func (s *shard) with(c *cell, u *use) entry {
 	return entry{hold.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
 }
 

@@ -16,7 +16,7 @@ var planted = []struct {
 }{
 	{13, plant.Bug{
 		Name: "a claim is judged without its override", File: "leasing/account/cas.go",
-		Right: "judged, own := x.over.judge(now, *claim), claim.Limit",
+		Right: "judged, own := over.judge(now, *claim), claim.Limit",
 		Wrong: "judged, own := *claim, claim.Limit",
 	}},
 	{66, plant.Bug{

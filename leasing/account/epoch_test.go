@@ -185,7 +185,7 @@ func TestConnectionsToTwoServers(t *testing.T) {
 	a, b := redistest.Start(t), redistest.Start(t)
 	to := a.Addr
 	client := redis.NewClient(&redis.Options{
-		MaxRetries: -1, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
+		MaxRetries: -1, ContextTimeoutEnabled: true, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
 		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, to)
 		},

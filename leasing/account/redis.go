@@ -35,34 +35,37 @@ type Redis struct {
 }
 
 // ErrClient means that a client is not suitable for a ledger.
-var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClient without retries")
+var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClient with ContextTimeoutEnabled: true and " +
+	"MaxRetries: -1: otherwise a decision waits longer than its rule's StoreDeadline")
 
 // ErrAnswer means that an answer has not the form of this protocol.
 var ErrAnswer = errors.New("the store's reply is invalid")
 
 // NewRedis makes a ledger whose accounts' names start with prefix. Call it before the client is used, because it sets
 // OnConnect: each new connection reads the run of its server, and takes it as its name. The caller keeps the client,
-// which must not retry by itself, and should respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped
+// which must not retry by itself, and must respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped
 // client, is refused with [ErrClient], because its handling of transactions is unknown. alone tells whether no other
 // node is alive, when an empty ledger is new to this process; nil means that others may be.
 func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*Redis, error) {
 	l := &Redis{prefix: prefix, alone: alone, at: func() ratelimit.LedgerTime { return 0 }}
+	timeouts, retries := false, 0
+	var connected *func(context.Context, *redis.Conn) error
 	switch c := client.(type) {
 	case *redis.Client:
-		if c.Options().MaxRetries > 0 {
-			return nil, fmt.Errorf("%w: it retries %d times", ErrClient, c.Options().MaxRetries)
-		}
-		c.Options().OnConnect = named(c.Options().OnConnect)
+		o := c.Options()
+		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
 		l.single(c)
 	case *redis.ClusterClient:
-		if c.Options().MaxRetries > 0 {
-			return nil, fmt.Errorf("%w: it retries %d times", ErrClient, c.Options().MaxRetries)
-		}
-		c.Options().OnConnect = named(c.Options().OnConnect)
+		o := c.Options()
+		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
 		l.cluster = c
 	default:
-		return nil, fmt.Errorf("%w, not a %T", ErrClient, client)
+		return nil, fmt.Errorf("%w; it is a %T", ErrClient, client)
 	}
+	if !timeouts || retries > 0 {
+		return nil, fmt.Errorf("%w; it has ContextTimeoutEnabled: %v and MaxRetries: %d", ErrClient, timeouts, retries)
+	}
+	*connected = named(*connected)
 	return l, nil
 }
 

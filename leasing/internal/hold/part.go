@@ -44,16 +44,15 @@ type flags struct {
 
 // Message is a message as it was written.
 type Message struct {
-	Number       uint32 // 0: no message
-	At           instant
-	Claim        account.Claim
-	epoch        uint64 // the node's epoch; 0: none
-	taken, spent tokens // as stated in a claim, or at the time of a draw
-	sum          tokens // by the last answer, less the tokens that this message gives back
+	Number uint32 // 0: no message
+	At     instant
+	Claim  account.Claim
+	epoch  uint64 // the node's epoch; 0: none
+	sum    tokens // by the last answer, less the tokens that this message gives back
 }
 
-// Drift is the sender's drift when the message was written.
-func (m *Message) Drift() tokens { return max(0, m.spent-m.taken) }
+// Drift is the drift that a claim states.
+func (m *Message) Drift() tokens { return max(0, m.Claim.Spent-m.Claim.Taken) }
 
 // Sum is a lower bound of the account's sum, unless others gave tokens back, or refunded them.
 func (m *Message) Sum() tokens { return m.sum }
@@ -112,7 +111,7 @@ func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 		p.state(&c, q)
 		c.Need, c.Want = need, want
 	}
-	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID, taken: p.Taken, spent: p.Spent}
+	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID}
 	m.sum = p.Sum + min(0, max(p.Taken, p.Spent)-p.booked)
 	p.asked = number
 }
@@ -208,7 +207,7 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	p.Taken += g.Granted + g.Cut
 	p.Spent += g.Cut
 	p.learning = g.Learning > g.At
-	if drift := max(0, c.Spent-c.Taken); !p.learning {
+	if drift := m.Drift(); !p.learning {
 		p.Taken += max(0, drift-over) // only tokens within the limit confirm drift
 	}
 	p.restate, p.short, p.eager = false, false, c.Eager()
