@@ -117,10 +117,10 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	s := fl.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := s.keys.Get(fl.id)
-	if at == nil || fl.written { // it has been sent with other flights
+	if fl.written { // it has been sent with other flights
 		return account.Claim{}, false
 	}
+	at := s.keys.Get(fl.id) // a key with a flight stays
 	k := s.entry(q.Now, fl.id, at)
 	fl.written, k.use.flight = true, nil
 	certain := f.enterLocked(q.Now, there, k)
@@ -244,11 +244,7 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer close(fl.done)
-	at := s.keys.Get(fl.id)
-	if at == nil {
-		return
-	}
-	k := s.entry(now, fl.id, at)
+	k := s.entry(now, fl.id, s.keys.Get(fl.id)) // a key with a flight stays
 	k.use.flight = nil
 	_, is := b.lane.read()
 	life, known := is.life, is.epoch.ID == a.Epoch.ID

@@ -147,25 +147,23 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 	}
 	asked.Last = asked.Waited && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
 	next := k.Take(now, w.ask, asked, w.verdict)
-	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, there, k, w) {
-		next = hold.Answered
-	}
-	if next != hold.Asks {
-		w.decided(k)
-	}
-	switch next {
-	case hold.Answered:
-		w.finish(k)
-		c.renewLocked(now, k)
-	case hold.Booked:
-		w.booking, w.with = true, false
-		w.waitsLocked(k, 0)
-		c.bookedLocked(k, w)
-	case hold.Asks:
+	if next == hold.Asks {
 		if !c.driftLocked(now, there, k, w, hold.NotYet) {
 			c.askLocked(k, w)
 		}
+		return
 	}
+	if w.verdict.OverLimit && c.spareLocked(now, there, k, w) {
+		return
+	}
+	if w.decided(k); next == hold.Booked {
+		w.booking, w.with = true, false
+		w.waitsLocked(k, 0)
+		c.bookedLocked(k, w)
+		return
+	}
+	w.finish(k)
+	c.renewLocked(now, k)
 }
 
 // finish marks a waiter as answered.
@@ -189,9 +187,7 @@ func (w *waiter) under(k entry) {
 
 // waitsLocked sets the tokens that a waiter waits for; 0: it no longer waits.
 func (w *waiter) waitsLocked(k entry, n tokens) {
-	if k.use != nil {
-		k.Waiting = max(0, k.Waiting+n-w.waits)
-	}
+	k.Waiting = max(0, k.Waiting+n-w.waits)
 	w.waits = n
 }
 
@@ -344,11 +340,10 @@ func (c *call) decideLateLocked(now instant, k entry, w *waiter) {
 		alive := c.lane(k).alive(now)
 		switch k.Late(now, w.ask, alive, w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen) {
 		case hold.Short:
-			if k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict) != hold.Asks {
-				w.decided(k)
-				w.finish(k)
-				return
-			}
+			k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict)
+			w.decided(k)
+			w.finish(k)
+			return
 		case hold.Doubtful:
 			k.Deny(now, w.ask, w.verdict)
 			w.decided(k)

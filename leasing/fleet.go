@@ -226,10 +226,18 @@ func (f *Fleet) wait(ctx context.Context, c *call) {
 	for more := true; more; more = c.advance(f.clock()) {
 		// One timer bounds all rounds together, so that a series of insufficient answers cannot keep a request beyond
 		// its deadline. It runs for the check_timeout of rules that drift, then for the rest of the deadline.
-		if !await(ctx, c.next(), timer.C) || fired(timer.C) {
-			if rest := c.timeOver(ctx.Err() != nil); rest > 0 {
-				timer.Reset(rest)
-			}
+		over := true
+		select {
+		case <-c.next(): // it counts even if it is late
+			over = fired(timer.C)
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		if !over {
+			continue
+		}
+		if rest := c.timeOver(ctx.Err() != nil); rest > 0 {
+			timer.Reset(rest)
 		}
 	}
 }
@@ -241,22 +249,6 @@ func fired(timer <-chan time.Time) bool {
 	default:
 		return false
 	}
-}
-
-// await reports whether done was closed in time.
-func await(ctx context.Context, done <-chan struct{}, timer <-chan time.Time) bool {
-	select {
-	case <-done: // even if it is late
-		return true
-	default:
-	}
-	select {
-	case <-done:
-		return true
-	case <-timer:
-	case <-ctx.Done():
-	}
-	return false
 }
 
 // Undo implements [ratelimit.Limiter].

@@ -74,7 +74,7 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 		s.mu.Lock()
 		for _, u := range s.uses {
 			c := s.keys.Get(u.id)
-			if c == nil || c.Val.use == 0 || s.uses[c.Val.use-1] != u || now.Sub(u.Demand.LastUse) > restAfter {
+			if c == nil || now.Sub(u.Demand.LastUse) > restAfter { // nil: no key has it
 				continue
 			}
 			k := s.with(c, u)

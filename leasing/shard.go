@@ -40,10 +40,10 @@ type key struct {
 // use is the recent use of a key, and its message in flight. There is one for each busy key.
 type use struct {
 	hold.Use
-	id      keytable.ID
-	flight  *flight // sent, or to be sent; nil: there is none
-	timed   bool    // a timer renews its eager lease
-	touched bool    // since the last visit of the search for one to drop
+	id      keytable.ID // Invariant: of the key that has this use; zero: no key has it
+	flight  *flight     // sent, or to be sent; nil: there is none
+	timed   bool        // a timer renews its eager lease
+	touched bool        // since the last visit of the search for one to drop
 }
 
 // busyShare is the divisor of a table's keys that gives its busy keys; there are at least busyLeast.
@@ -150,9 +150,7 @@ func (s *shard) forgetOne() {
 
 // leave takes a use from its key.
 func (s *shard) leave(n uint32) {
-	if c := s.keys.Get(s.uses[n].id); c != nil && c.Val.use == n+1 {
-		c.Val.use = 0
-	}
+	s.keys.Get(s.uses[n].id).Val.use = 0
 	*s.uses[n] = use{}
 	s.free = append(s.free, n)
 }

@@ -252,7 +252,7 @@ func (t *trip) send(ctx context.Context) error {
 	pipe := t.server.client.Pipeline()
 	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
 	for j, i := range t.left {
-		if c := &t.claims[i]; !d.has(i) {
+		if c := &t.claims[i]; !slices.Contains(d.sent, i) {
 			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
 		}
 	}
@@ -285,12 +285,8 @@ func (t *trip) recheck() {
 }
 
 func isDoubtful(err error) bool {
-	for _, prefix := range []string{"READONLY", "LOADING", "MOVED", "ASK", "CLUSTERDOWN"} {
-		if redis.HasErrorPrefix(err, prefix) {
-			return true
-		}
-	}
-	return false
+	prefixes := []string{"READONLY", "LOADING", "MOVED", "ASK", "CLUSTERDOWN"}
+	return slices.ContainsFunc(prefixes, func(p string) bool { return redis.HasErrorPrefix(err, p) })
 }
 
 func (t *trip) names(c *Claim) []string {
@@ -357,15 +353,6 @@ func (t *trip) draw(ctx context.Context, pipe redis.Pipeliner, c *Claim, s *span
 	if c.Limit.Algorithm == ratelimit.SlidingWindow {
 		pipe.Do(ctx, "hget", t.nameOf(c.Key, c.Window-1), "sum")
 	}
-}
-
-func (d *draws) has(i int) bool {
-	for _, j := range d.sent {
-		if i == j {
-			return true
-		}
-	}
-	return false
 }
 
 // LoadScripts loads the ledger's scripts into a server, so that no claim must send them.

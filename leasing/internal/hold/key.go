@@ -129,13 +129,12 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 		return Part{}, true
 	}
 	w := window(0)
-	if limit.Algorithm != ratelimit.TokenBucket {
+	if limit.Algorithm == ratelimit.TokenBucket {
+		e.Till = Never
+	} else {
 		if w, certain = windowAt(now, there, limit); !certain {
 			return Part{}, false
 		}
-	}
-	e.Till = Never
-	if limit.Algorithm != ratelimit.TokenBucket {
 		early, _ := there.Between(now)
 		e.Till = there.NotBefore(now, limit.WindowEnd(w))
 		e.ends = now.Add(limit.WindowEnd(w).Sub(early))
