@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -204,16 +204,15 @@ const verifiers = 16
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	all, _, err := l.known(ctx)
 	errs := make([]error, len(all))
-	turn := make(chan struct{}, verifiers)
-	var wg sync.WaitGroup
+	var looks errgroup.Group
+	looks.SetLimit(verifiers)
 	for i, s := range all {
-		turn <- struct{}{}
-		wg.Go(func() {
+		looks.Go(func() error {
 			_, errs[i] = l.lookAfter(ctx, s, flags)
-			<-turn
+			return errs[i]
 		})
 	}
-	wg.Wait()
+	_ = looks.Wait() // all errors count
 	return epochOf(all, nil), errors.Join(err, errors.Join(errs...))
 }
 

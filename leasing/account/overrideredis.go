@@ -129,7 +129,7 @@ func (l *Redis) claimAnew(ctx context.Context, c *OverrideChange) error {
 		}
 		for _, f := range fields {
 			if holder, ok := strings.CutPrefix(f, "h:"); ok {
-				pipe.Publish(ctx, recallChannel+holder[:min(9, len(holder))], name)
+				pipe.Publish(ctx, recallsOf(holder), name)
 			}
 		}
 	}

@@ -306,7 +306,6 @@ func (t *trip) names(c *Claim) []string {
 // draws are the plain increments of a trip, in one transaction.
 type draws struct {
 	sent []int // claims, in order
-	pre  int   // replies of the transaction before those of its first draw
 	// overridden is the number of draws that may have overrides: their records are the last reply.
 	overridden int
 	exec       *redis.Cmd
@@ -329,7 +328,6 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 			pipe.Do(ctx, "multi")
 			// The time before the draws: they see at least the usage of the previous window until then.
 			pipe.Do(ctx, "time")
-			d.pre = 1
 		}
 		d.sent = append(d.sent, i)
 		if t.draw(ctx, pipe, c, &s); c.Limit.Overridable() {
@@ -374,3 +372,6 @@ const namesOfANode = 28
 func NewHolder() ratelimit.Holder {
 	return ratelimit.Holder((rand.Uint64() | 1<<63) >> namesOfANode << namesOfANode)
 }
+
+// NodeOf is the common part of all names of a holder's node: the node's first name.
+func NodeOf(h ratelimit.Holder) ratelimit.Holder { return h >> namesOfANode << namesOfANode }
