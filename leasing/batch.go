@@ -249,10 +249,10 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	_, is := b.lane.read()
 	life, known := is.life, is.epoch.ID == a.Epoch.ID
 	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.stated))
+	fl.err = errNoAnswer
 	part := k.PartOf(fl.message.Claim.Window)
 	switch {
 	case part == nil: // the window has turned: a late report states the rest
-		fl.err = errNoAnswer
 		return
 	case part != &k.Part:
 		if part.Apply(&fl.message, g, &a) && known {
@@ -264,7 +264,7 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 		return
 	}
 	had := k.Taken
-	fl.applied = k.Apply(&fl.message, g, &a)
+	applied := k.Apply(&fl.message, g, &a)
 	fl.granted = k.Taken > had
 	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: read again which window is current
 		k.Till = 0
@@ -272,9 +272,8 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	switch {
 	case g.Err != nil:
 		fl.err = g.Err
-	case !fl.applied:
-		fl.err = errNoAnswer
-	default:
+	case applied:
+		fl.err = nil
 		if known && b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life) {
 			k.statedIn(life)
 		}

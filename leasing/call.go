@@ -140,7 +140,7 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		return
 	}
 	var asked hold.Asked
-	if w.with && w.flight.applied {
+	if w.with && w.flight.err == nil {
 		m := &w.flight.message.Claim // of a window that has ended, it decides nothing
 		asked.Waited = m.Window == k.Window
 		asked.Granted = asked.Waited && w.flight.granted && m.Limit.Capacity() <= w.ask.Rule.Limit.Capacity()
@@ -245,7 +245,7 @@ func retried(err error) bool {
 
 // bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
 func (c *call) bookedLocked(k entry, w *waiter) {
-	if w.with && w.flight.applied || !k.Unreported() && !k.Asked() {
+	if w.with && w.flight.err == nil || !k.Unreported() && !k.Asked() {
 		w.finish(k)
 		return
 	}

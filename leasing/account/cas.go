@@ -382,10 +382,7 @@ func parseEpoch(s string) (e ratelimit.Epoch, life string, ok bool) {
 func (l *CAS) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, 0) }
 
 // Prolong prolongs the learning after a loss, if it lasts, like [Redis.Prolong].
-func (l *CAS) Prolong(ctx context.Context) error {
-	_, err := l.look(ctx, restating)
-	return err
-}
+func (l *CAS) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, restating) }
 
 func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	s, err := l.read(ctx, []StoreKey{l.life()})

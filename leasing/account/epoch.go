@@ -193,10 +193,7 @@ func (l *Redis) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.
 
 // Prolong prolongs the learning after a loss, if it still lasts. Nodes with unstated totals call it, because until
 // they are stated, their tokens look free. It blocks at most until ctx is done.
-func (l *Redis) Prolong(ctx context.Context) error {
-	_, err := l.each(ctx, restating)
-	return err
-}
+func (l *Redis) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, restating) }
 
 // verifiers is the number of servers that each reads at the same time: one that hangs must not delay the others.
 const verifiers = 16

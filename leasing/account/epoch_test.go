@@ -85,7 +85,9 @@ func TestEpochLearns(t *testing.T) {
 		m.now = m.now.Add(by)
 		for what, l := range map[string]Ledger{"memory": memory, "Redis": m} {
 			if tell {
-				if err := l.(interface{ Prolong(context.Context) error }).Prolong(t.Context()); err != nil {
+				if _, err := l.(interface {
+					Prolong(context.Context) (ratelimit.Epoch, error)
+				}).Prolong(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}

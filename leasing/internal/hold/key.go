@@ -348,7 +348,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	// A draw does not show the tokens in hand of others.
 	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0
 	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
-	if m.Claim.Kind == account.Draws || e.learning || !nothing && (!short || g.Recalling) {
+	if m.Claim.Kind == account.Draws || g.Learning > g.At || !nothing && (!short || g.Recalling) {
 		if !short {
 			e.holds = 0
 		}

@@ -34,12 +34,11 @@ type Part struct {
 }
 
 type flags struct {
-	restate  bool // the last message has no answer that counts: the next is a claim
-	short    bool // the ledger's total was lower than this node's: it may have lost the account
-	eager    bool // the ledger may credit the tokens in hand: the last claim was eager
-	learning bool // the ledger granted little, and confirmed nothing
-	used     bool // tokens were spent since the last claim was written
-	full     bool // by the last answer, nothing was free or in hand
+	restate bool // the last message has no answer that counts: the next is a claim
+	short   bool // the ledger's total was lower than this node's: it may have lost the account
+	eager   bool // the ledger may credit the tokens in hand: the last claim was eager
+	used    bool // tokens were spent since the last claim was written
+	full    bool // by the last answer, nothing was free or in hand
 }
 
 // Message is a message as it was written.
@@ -206,8 +205,8 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	over := max(0, g.Sum-c.Limit.Capacity())
 	p.Taken += g.Granted + g.Cut
 	p.Spent += g.Cut
-	p.learning = g.Learning > g.At
-	if drift := m.Drift(); !p.learning {
+	learning := g.Learning > g.At // it granted little, and confirms nothing
+	if drift := m.Drift(); !learning {
 		p.Taken += max(0, drift-over) // only tokens within the limit confirm drift
 	}
 	p.restate, p.short, p.eager = false, false, c.Eager()
@@ -216,7 +215,7 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 		p.Deadline = lasts(m.At, c.TTL)
 	}
 	p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
-	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !p.learning
+	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !learning
 }
 
 // Restate makes the next message a claim, to state this node's total.
