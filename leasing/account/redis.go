@@ -48,7 +48,8 @@ var ErrAnswer = errors.New("the store's reply is invalid")
 // node is alive, when an empty ledger is new to this process; nil means that others may be.
 func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*Redis, error) {
 	l := &Redis{prefix: prefix, alone: alone, at: func() ratelimit.LedgerTime { return 0 }}
-	timeouts, retries := false, 0
+	var timeouts bool
+	var retries int
 	var connected *func(context.Context, *redis.Conn) error
 	switch c := client.(type) {
 	case *redis.Client:
