@@ -87,7 +87,8 @@ func (w *wire) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(st
 }
 
 func (w *wire) Verify(context.Context) (ratelimit.Epoch, error) { return ratelimit.Epoch{}, nil }
-func (w *wire) Prolong(ctx context.Context) error               { return w.ledger.Prolong(ctx) }
+
+func (w *wire) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return w.ledger.Prolong(ctx) }
 
 func (w *wire) Sit(ctx context.Context, a approx.Application) (approx.Tenancy, error) {
 	back, err := w.travel()

@@ -16,7 +16,7 @@ type server interface {
 	Recalls(ctx context.Context, node ratelimit.Holder, recalled func(key string, w ratelimit.Window))
 	// Verify checks whether the same server has the data. Prolong also prolongs its learning, if it has lost data.
 	Verify(ctx context.Context) (ratelimit.Epoch, error)
-	Prolong(ctx context.Context) error
+	Prolong(ctx context.Context) (ratelimit.Epoch, error)
 }
 
 // greetEvery bounds the time between two answers of a server. verifyEvery is the interval of checks for a change of
@@ -61,9 +61,10 @@ func (f *Fleet) verify(ctx context.Context, s server) {
 func look(ctx context.Context, s server, restating bool) error {
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
 	defer cancel()
+	read := s.Verify
 	if restating {
-		return s.Prolong(ctx)
+		read = s.Prolong
 	}
-	_, err := s.Verify(ctx)
+	_, err := read(ctx)
 	return err
 }

@@ -117,10 +117,10 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	s := fl.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := s.keys.Get(fl.id)
-	if at == nil || fl.written { // it has been sent with other flights
+	if fl.written { // it has been sent with other flights
 		return account.Claim{}, false
 	}
+	at := s.keys.Get(fl.id) // a key with a flight stays
 	k := s.entry(q.Now, fl.id, at)
 	fl.written, k.use.flight = true, nil
 	certain := f.enterLocked(q.Now, there, k)
@@ -244,19 +244,15 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer close(fl.done)
-	at := s.keys.Get(fl.id)
-	if at == nil {
-		return
-	}
-	k := s.entry(now, fl.id, at)
+	k := s.entry(now, fl.id, s.keys.Get(fl.id)) // a key with a flight stays
 	k.use.flight = nil
 	_, is := b.lane.read()
 	life, known := is.life, is.epoch.ID == a.Epoch.ID
 	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.stated))
+	fl.err = errNoAnswer
 	part := k.PartOf(fl.message.Claim.Window)
 	switch {
 	case part == nil: // the window has turned: a late report states the rest
-		fl.err = errNoAnswer
 		return
 	case part != &k.Part:
 		if part.Apply(&fl.message, g, &a) && known {
@@ -268,7 +264,7 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 		return
 	}
 	had := k.Taken
-	fl.applied = k.Apply(&fl.message, g, &a)
+	applied := k.Apply(&fl.message, g, &a)
 	fl.granted = k.Taken > had
 	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: read again which window is current
 		k.Till = 0
@@ -276,9 +272,8 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	switch {
 	case g.Err != nil:
 		fl.err = g.Err
-	case !fl.applied:
-		fl.err = errNoAnswer
-	default:
+	case applied:
+		fl.err = nil
 		if known && b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life) {
 			k.statedIn(life)
 		}

@@ -20,7 +20,7 @@ import (
 type call struct {
 	*Fleet
 	waits    []waiter
-	check    time.Duration // Invariant: at most deadline
+	check    time.Duration // the longest of the rules that drift
 	deadline time.Duration // the longest of the rules
 	drifts   bool          // one of the rules drifts
 	drifting bool
@@ -43,17 +43,17 @@ func (c *call) add(a *ask, v *verdict) {
 	c.waits = append(c.waits, waiter{ask: a, rule: a.Rule, verdict: v})
 	of := &a.Rule.Coordination
 	c.deadline = max(c.deadline, of.Deadline())
-	if !c.drifts {
-		c.check = c.deadline
-	}
 	if a.Rule.Drifts() {
-		if c.drifts {
-			c.check = max(c.check, of.CheckTimeout)
-		} else {
-			c.check, c.drifts = of.CheckTimeout, true
-		}
+		c.check, c.drifts = max(c.check, of.CheckTimeout), true
 	}
-	c.check = min(c.check, c.deadline)
+}
+
+// patience is the time to the first deadline.
+func (c *call) patience() time.Duration {
+	if c.drifts {
+		return min(c.check, c.deadline)
+	}
+	return c.deadline
 }
 
 // waitsFor tells whether one of the first n asks has this key, and still waits.
@@ -83,12 +83,12 @@ func (c *call) advance(now instant) (open bool) {
 // timeOver notes that the current deadline has passed, or that the caller has given up. It returns the time to the
 // next deadline.
 func (c *call) timeOver(gone bool) time.Duration {
-	c.late = c.drifting || gone || c.check == c.deadline
+	c.late = c.drifting || gone || c.patience() == c.deadline
 	c.drifting = true
 	if c.late {
 		return 0
 	}
-	return c.deadline - c.check
+	return c.deadline - c.patience()
 }
 
 // next is closed at the end of the flight of the first undecided ask. Waiting for the flights one after the other
@@ -140,7 +140,7 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		return
 	}
 	var asked hold.Asked
-	if fl := w.flight; w.with && fl.applied {
+	if fl := w.flight; w.with && fl.err == nil {
 		m := &fl.message.Claim // of a window that has ended, it decides nothing
 		asked.Waited = m.Window == k.Window
 		// Requests of one key can have different limits: they bring their own, or the rules change.
@@ -149,25 +149,23 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		asked.Last = asked.Waited && judged >= limit && (fl.refused || fl.recalling && w.ask.Cost > fl.most)
 	}
 	next := k.Take(now, w.ask, asked, w.verdict)
-	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, there, k, w) {
-		next = hold.Answered
-	}
-	if next != hold.Asks {
-		w.decided(k)
-	}
-	switch next {
-	case hold.Answered:
-		w.finish(k)
-		c.renewLocked(now, k)
-	case hold.Booked:
-		w.booking, w.with = true, false
-		w.waitsLocked(k, 0)
-		c.bookedLocked(k, w)
-	case hold.Asks:
+	if next == hold.Asks {
 		if !c.driftLocked(now, there, k, w, hold.NotYet) {
 			c.askLocked(k, w)
 		}
+		return
 	}
+	if w.verdict.OverLimit && c.spareLocked(now, there, k, w) {
+		return
+	}
+	if w.decided(k); next == hold.Booked {
+		w.booking, w.with = true, false
+		w.waitsLocked(k, 0)
+		c.bookedLocked(k, w)
+		return
+	}
+	w.finish(k)
+	c.renewLocked(now, k)
 }
 
 // finish marks a waiter as answered.
@@ -191,9 +189,7 @@ func (w *waiter) under(k entry) {
 
 // waitsLocked sets the tokens that a waiter waits for; 0: it no longer waits.
 func (w *waiter) waitsLocked(k entry, n tokens) {
-	if k.use != nil {
-		k.Waiting = max(0, k.Waiting+n-w.waits)
-	}
+	k.Waiting = max(0, k.Waiting+n-w.waits)
 	w.waits = n
 }
 
@@ -251,7 +247,7 @@ func retried(err error) bool {
 
 // bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
 func (c *call) bookedLocked(k entry, w *waiter) {
-	if w.with && w.flight.applied || !k.Unreported() && !k.Asked() {
+	if w.with && w.flight.err == nil || !k.Unreported() && !k.Asked() {
 		w.finish(k)
 		return
 	}
@@ -346,11 +342,10 @@ func (c *call) decideLateLocked(now instant, k entry, w *waiter) {
 		alive := c.lane(k).alive(now)
 		switch k.Late(now, w.ask, alive, w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen) {
 		case hold.Short:
-			if k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict) != hold.Asks {
-				w.decided(k)
-				w.finish(k)
-				return
-			}
+			k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict)
+			w.decided(k)
+			w.finish(k)
+			return
 		case hold.Doubtful:
 			k.Deny(now, w.ask, w.verdict)
 			w.decided(k)

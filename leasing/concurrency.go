@@ -33,7 +33,6 @@ type Concurrency struct {
 	hash      keytable.Hasher
 	lanes     []slotLane
 	fallbacks [len(ratelimit.FallbackReasons)]atomic.Uint64
-	apart     atomic.Bool // Alone may have slots
 	sends     sync.WaitGroup
 }
 
@@ -126,16 +125,14 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 		*v = a.DecideSlot(0, ratelimit.NoSlot)
 		v.OverLimit = a.Kind == ratelimit.Spend
 		return nil
-	case c.Op == account.SlotGive && f.apart.Load():
-		f.decideAlone(now, a)
+	case c.Op == account.SlotGive:
+		f.give(now, a, c)
+		return c
 	}
 	l := f.lane(c.Key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case c.Op == account.SlotGive:
-		f.giveLocked(l, c)
-		return c
 	case l.breaker.Refuses(now):
 		f.fail(now, a, v, ratelimit.FallbackBreaker)
 		return nil
@@ -154,7 +151,15 @@ func slotCallOf(now instant, a *ask) *slotCall {
 	return c
 }
 
-// giveLocked gives a slot back.
+// give gives a slot back, at the ledger and here.
+func (f *Concurrency) give(now instant, a *ask, c *slotCall) {
+	f.decideAlone(now, a)
+	l := f.lane(c.Key)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f.giveLocked(l, c)
+}
+
 func (f *Concurrency) giveLocked(l *slotLane, c *slotCall) {
 	if len(l.gives)+len(l.failed) >= mostGives {
 		c.finish(account.SlotAnswer{Err: errGives})
@@ -207,7 +212,6 @@ func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.Fallba
 	case policy == ratelimit.FailOpen:
 		v.Charged, v.Window = 1, a.Window
 	case policy == ratelimit.FailLocal:
-		f.apart.Store(true)
 		*v = f.decideAlone(now, a)
 	default: // the number of taken slots is unknown
 		*v = a.DecideSlot(a.Rule.Limit.Requests, ratelimit.NoSlot)
@@ -320,14 +324,7 @@ func (f *Concurrency) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts
 			continue
 		}
 		a.Kind = ratelimit.Release
-		if f.apart.Load() {
-			f.decideAlone(now, &a)
-		}
-		c := slotCallOf(now, &a)
-		l := f.lane(c.Key)
-		l.mu.Lock()
-		f.giveLocked(l, c)
-		l.mu.Unlock()
+		f.give(now, &a, slotCallOf(now, &a))
 	}
 }
 

@@ -21,7 +21,7 @@ type counter struct {
 	// time after its end until the debt is paid, in microseconds. For a token_bucket, it is the remainder of a
 	// refill, in micro-tokens x the period's seconds.
 	extra  int64
-	begins ledgerTime // the window; of a token_bucket: time of the last refill; see shiftedBy
+	begins ledgerTime // the window; of a token_bucket: time of the last refill
 	ends   ledgerTime // the window; of a token_bucket: when it is full again
 	// state is the window's number, or 0 for none yet. For a token_bucket, it is its level, in micro-tokens, below 0
 	// with debt.
@@ -37,58 +37,15 @@ const (
 
 // decide answers an ask at an instant of the ledger's clock. The verdict must be zero.
 func (c *counter) decide(now ledgerTime, a *ask, v *verdict) {
-	at, was := c.enter(now, &a.Rule.Limit)
-	c.answer(at, a, v)
-	c.leave(was, &a.Rule.Limit)
+	c.answer(c.enter(now, &a.Rule.Limit), a, v)
 }
 
-// enter brings the counter to an instant, and returns the effective time. The caller must call leave with the rest.
-func (c *counter) enter(now ledgerTime, l *ratelimit.Limit) (at ledgerTime, was shifts) {
+// enter brings the counter to an instant, and returns the effective time.
+func (c *counter) enter(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	if l.Algorithm == ratelimit.TokenBucket {
-		return c.fill(now, l), shifts{}
+		return c.fill(now, l)
 	}
-	was = c.unshift(now, l)
-	return c.turn(now, l), was
-}
-
-// A window from a process whose clock is behind lasts until its end by that clock. Otherwise the rest of it would be
-// granted twice. Until then begins is the shift, and ends is the time when the counter is dead: only the rule of an
-// ask tells how windows are divided.
-func shiftedBy(lag ledgerTime) ledgerTime { return -1 - lag }
-
-func (c *counter) shifted() (lag ledgerTime, shifted bool) { return -1 - c.begins, c.begins < 0 }
-
-// shifts is the window that lags, and its lag. The zero shifts does not lag.
-type shifts struct {
-	state int64
-	lag   ledgerTime
-}
-
-// unshift restores begins and ends of a window that lags.
-func (c *counter) unshift(now ledgerTime, l *ratelimit.Limit) (was shifts) {
-	lag, shifted := c.shifted()
-	if !shifted {
-		return shifts{}
-	}
-	was = shifts{c.state, lag}
-	if w := l.WindowAt(now); window(c.state) > w+1 { // its clock is unknown: charges count now
-		c.state = int64(w)
-	}
-	begins, ends := l.WindowEnd(window(c.state-1)), l.WindowEnd(window(c.state))
-	// This node's clock may have been set back since. Lag and step together can reach a period although neither does,
-	// and the counter would leave its window, which would then be granted once more.
-	if begins+lag-now >= ledgerTime(l.Period()/time.Microsecond) {
-		was.lag = max(0, now-begins)
-	}
-	c.begins, c.ends = begins+was.lag, ends+was.lag
-	return was
-}
-
-// leave makes a current window lag as before.
-func (c *counter) leave(was shifts, l *ratelimit.Limit) {
-	if was.lag > 0 && c.state == was.state {
-		c.begins, c.ends = shiftedBy(was.lag), c.dead(l.Algorithm)
-	}
+	return c.turn(now, l)
 }
 
 // answer answers an ask in the counter's window.
@@ -182,11 +139,16 @@ func (c *counter) credit(n tokens, l *ratelimit.Limit) tokens {
 // counter waits in its window. If it went back further, the counter takes its charges along, so that no window is
 // granted twice.
 func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
-	if c.state != 0 && now >= c.begins && now < c.ends {
+	if now >= c.begins && now < c.ends {
 		return now
 	}
-	if c.state != 0 && now < c.begins && c.begins.Sub(now) < l.Period() {
-		return c.begins
+	// A window that moved here has the bounds of its sender's clock (Adopt). Where those no longer apply, it has those of
+	// this clock, so that it is not granted once more: until its end, and after a step back of this clock.
+	if now >= c.ends || c.begins.Sub(now) >= l.Period() {
+		c.bounds(l)
+	}
+	if now < c.ends && c.begins.Sub(now) < l.Period() {
+		return max(now, c.begins)
 	}
 	w := int64(l.WindowAt(now))
 	switch {
@@ -198,8 +160,14 @@ func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	default:
 		c.sum, c.extra = 0, 0
 	}
-	c.state, c.begins, c.ends = w, l.WindowEnd(window(w-1)), l.WindowEnd(window(w))
+	c.state = w
+	c.bounds(l)
 	return now
+}
+
+// bounds gives the counter the bounds of its window by this process's clock.
+func (c *counter) bounds(l *ratelimit.Limit) {
+	c.begins, c.ends = l.WindowEnd(window(c.state-1)), l.WindowEnd(window(c.state))
 }
 
 // carried is the rest of a sum's debt, that many windows later: each pays one limit.
@@ -336,16 +304,14 @@ func (c *counter) dead(algorithm ratelimit.Algorithm) ledgerTime {
 	switch {
 	case algorithm == ratelimit.TokenBucket:
 		return c.ends
-	case !c.charged() && c.begins >= 0:
+	case !c.charged():
 		// While a clock that was set back is before the window, a new counter would be in an earlier window, and
 		// grant it once more.
 		return c.begins
-	case algorithm == ratelimit.SlidingWindow && c.begins >= 0:
+	case algorithm == ratelimit.SlidingWindow:
 		return c.ends + (c.ends - c.begins)
-	case c.begins >= 0:
-		return c.ends + ledgerTime(c.extra)
 	}
-	return c.ends
+	return c.ends + ledgerTime(c.extra)
 }
 
 // charged tells whether a counter of windows has usage.

@@ -143,15 +143,7 @@ func (p *counters) enter(
 	l := &a.Rule.Limit
 	switch {
 	case c == nil:
-		if c = p.add(s, now, id, a.Key, l.Algorithm); c == nil {
-			return now, nil
-		}
-		c.Note = p.limits.note(l.Capacity())
-		if p.before != nil {
-			c.Val = p.before(a)
-		}
-		setOwned(c, a.Rule)
-		return s.since(now, l), c
+		return s.since(now, l), p.begin(s, now, id, a)
 	case now >= c.Val.ends:
 		c.Note = p.limits.note(l.Capacity()) // it may have changed
 	}
@@ -166,6 +158,19 @@ func (p *counters) enter(
 		c.Val.extra = 0
 	}
 	return now, c
+}
+
+// begin makes room for an ask's new key; nil: there is none.
+func (p *counters) begin(s *counterShard, now ledgerTime, id keytable.ID, a *ask) *counterCell {
+	c := p.add(s, now, id, a.Key, a.Rule.Limit.Algorithm)
+	if c != nil {
+		c.Note = p.limits.note(a.Rule.Limit.Capacity())
+		setOwned(c, a.Rule)
+		if p.before != nil {
+			c.Val = p.before(a)
+		}
+	}
+	return c
 }
 
 // add makes room for a new key. It drops no key in use.

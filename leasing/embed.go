@@ -70,9 +70,6 @@ func New(o Options) (*Limiter, error) {
 		close(l.ended)
 		return l, nil
 	}
-	if err := checkClient(o.Redis); err != nil {
-		return nil, err
-	}
 	ledger, err := account.NewRedis(o.Redis, o.Prefix, nil)
 	if err != nil {
 		return nil, fmt.Errorf("leasing: %w", err)
@@ -86,22 +83,6 @@ func New(o Options) (*Limiter, error) {
 		l.fleet.Run(ctx)
 	}()
 	return l, nil
-}
-
-// checkClient reports an unsuitable setting of a client, as far as it is visible.
-func checkClient(client redis.UniversalClient) error {
-	timeouts, retries := true, 0 // of another kind of client: the ledger refuses it
-	switch c := client.(type) {
-	case *redis.Client:
-		timeouts, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
-	case *redis.ClusterClient:
-		timeouts, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
-	}
-	if !timeouts || retries > 0 {
-		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, "+
-			"must be true and -1: otherwise a decision waits longer than its rule's StoreDeadline", timeouts, retries)
-	}
-	return nil
 }
 
 // Ready blocks until Redis has answered and has the totals of all programs, or ctx is done. Use it at the start: an

@@ -221,15 +221,23 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 // wait looks again after each answer, until all asks are decided or the time is over.
 func (f *Fleet) wait(ctx context.Context, c *call) {
 	ratelimit.Waits(ctx)
-	timer := time.NewTimer(c.check)
+	timer := time.NewTimer(c.patience())
 	defer timer.Stop()
 	for more := true; more; more = c.advance(f.clock()) {
 		// One timer bounds all rounds together, so that a series of insufficient answers cannot keep a request beyond
 		// its deadline. It runs for the check_timeout of rules that drift, then for the rest of the deadline.
-		if !await(ctx, c.next(), timer.C) || fired(timer.C) {
-			if rest := c.timeOver(ctx.Err() != nil); rest > 0 {
-				timer.Reset(rest)
-			}
+		over := true
+		select {
+		case <-c.next(): // it counts even if it is late
+			over = fired(timer.C)
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		if !over {
+			continue
+		}
+		if rest := c.timeOver(ctx.Err() != nil); rest > 0 {
+			timer.Reset(rest)
 		}
 	}
 }
@@ -241,22 +249,6 @@ func fired(timer <-chan time.Time) bool {
 	default:
 		return false
 	}
-}
-
-// await reports whether done was closed in time.
-func await(ctx context.Context, done <-chan struct{}, timer <-chan time.Time) bool {
-	select {
-	case <-done: // even if it is late
-		return true
-	default:
-	}
-	select {
-	case <-done:
-		return true
-	case <-timer:
-	case <-ctx.Done():
-	}
-	return false
 }
 
 // Undo implements [ratelimit.Limiter].
@@ -274,14 +266,12 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 			continue // of another node
 		case ratelimit.FromLease, ratelimit.FromClaim, ratelimit.FromDrift:
 		}
-		s, id, c := f.find(asks[i].Key)
-		if c != nil {
-			if k := s.entry(now, id, c); v.Window == k.account(&asks[i].Rule.Limit) {
+		f.visit(now, asks[i].Key, func(k entry) {
+			if v.Window == k.account(&asks[i].Rule.Limit) {
 				v.Window = k.Window
 				k.Undo(&v)
 			}
-		}
-		s.mu.Unlock()
+		})
 	}
 }
 
@@ -299,21 +289,18 @@ func (f *Fleet) Recalled(name string, w window) {
 	if !ok {
 		return // no account of this version
 	}
-	s, id, c := f.find(bytes)
-	defer s.mu.Unlock()
-	if c == nil {
-		return
-	}
 	now := f.clock()
-	switch k := s.entry(now, id, c); k.PartOf(w) {
-	case &k.Part: // a request of another node waits for it
-		f.recallLocked(now, k)
-	case &k.Next:
-		k.Next.GiveBack(0)
-		if fl := k.use.flight; fl != nil && fl.written {
-			fl.again = true
+	f.visit(now, bytes, func(k entry) {
+		switch k.PartOf(w) {
+		case &k.Part: // a request of another node waits for it
+			f.recallLocked(now, k)
+		case &k.Next:
+			k.Next.GiveBack(0)
+			if fl := k.use.flight; fl != nil && fl.written {
+				fl.again = true
+			}
 		}
-	}
+	})
 }
 
 // nextName is a new name of this node, for its next key.

@@ -30,7 +30,7 @@ func TestManyKeysAreToldAfterALoss(t *testing.T) {
 	}
 	for range 40 {
 		if node.Restating() {
-			if err := s.ledger.Prolong(t.Context()); err != nil {
+			if _, err := s.ledger.Prolong(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}

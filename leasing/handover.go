@@ -56,9 +56,9 @@ type Account struct {
 	Sum   ratelimit.Tokens
 	Extra int64
 	State int64
-	At    ratelimit.LedgerTime // time of a bucket's last refill
-	Dead  ratelimit.LedgerTime // from then on it equals no account
-	Lag   ratelimit.LedgerTime // of its clock behind the sender's
+	// Begins and Ends are the window's, by the sender's clock. For a token_bucket: the time of its last refill, or 0,
+	// and the time at which it is full again.
+	Begins, Ends ratelimit.LedgerTime
 
 	Lessees  []Lessee
 	Override account.Overridden // of the key; its Set is 0 if there is none
@@ -73,7 +73,10 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	if c == nil {
 		return Account{}, false
 	}
-	x = c.Val.export(algorithmOf(c))
+	x = Account{
+		Algorithm: algorithmOf(c), Sum: c.Val.sum, Extra: c.Val.extra, State: c.Val.state, Begins: c.Val.begins,
+		Ends: c.Val.ends,
+	}
 	if k := s.of(c); k != nil {
 		x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))
 		if k.over != nil {
@@ -89,29 +92,17 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	return x, ok
 }
 
-// export copies a counter.
-func (c *counter) export(algorithm ratelimit.Algorithm) Account {
-	x := Account{Algorithm: algorithm, Sum: c.sum, Extra: c.extra, State: c.state, Dead: c.dead(algorithm)}
-	if algorithm == ratelimit.TokenBucket {
-		x.At = c.begins
-	} else if lag, shifted := c.shifted(); shifted {
-		x.Lag, x.Dead = lag, x.Dead-lag
-	}
-	return x
-}
-
 // Adopt continues an account of another process, whose ledger clock showed sent a moment ago. If the key exists here,
 // its charges here count too. Of two buckets the emptier one counts, because only a rule has their size. It returns
 // false if there is no room: then the key shares a budget, like all keys beyond the maximum.
 //
-// If the sender's clock is behind this one's, the account uses the sender's clock until its window ends. Otherwise
-// the rest of the window is granted there, and the next window too early here. If it is ahead, the account waits (see
-// counter.turn).
+// The window lasts until it has ended by both clocks (see counter.turn). If the sender's is behind, the rest of the
+// window is granted there otherwise, and the next window too early here.
 func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelimit.LedgerTime) bool {
 	at := l.LedgerNow(now)
 	s, id, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
-	lag := max(0, at-(sent-x.Lag))
+	lag := at - sent
 	other := x.counter(lag)
 	if c == nil {
 		if c = l.tracked.add(s, at, id, key, x.Algorithm); c == nil {
@@ -143,21 +134,22 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		setAlgorithm(c, max(x.Algorithm, algorithmOf(c)))
 	}
 	if k != nil {
-		k.merge(&c.Val, x.Lessees, bucket, lag)
+		k.merge(&c.Val, x.Lessees, bucket, max(0, lag))
 	}
 	return true
 }
 
-// counter is the continuation of an account whose clock is lag behind this one's.
+// counter is the continuation of an account whose clock is lag behind this one's; below 0: ahead.
 func (x *Account) counter(lag ledgerTime) counter {
-	c := counter{sum: x.Sum, extra: x.Extra, state: x.State, begins: shiftedBy(lag), ends: x.Dead}
-	if x.Algorithm == ratelimit.TokenBucket && x.At != 0 {
-		c.begins = x.At + lag
-	} else if x.State == 0 || x.Algorithm == ratelimit.TokenBucket {
+	if x.Begins == 0 { // it was never used
 		return counter{}
 	}
-	if c.ends < math.MaxInt64-lag { // others read it with this process's clock
+	c := counter{sum: x.Sum, extra: x.Extra, state: x.State, begins: x.Begins + lag, ends: x.Ends}
+	if c.ends < math.MaxInt64-max(0, lag) {
 		c.ends += lag
+	}
+	if x.Algorithm == ratelimit.FixedWindow { // it is kept until it has ended by this clock
+		c.extra = max(c.extra, -int64(lag))
 	}
 	return c
 }
@@ -171,19 +163,13 @@ func (c *counter) merge(other *counter) {
 	before := other.sum // of the previous window
 	switch other.state {
 	case c.state:
-		lag, shifted := c.shifted()
-		if by, too := other.shifted(); too && (!shifted || by > lag) {
-			c.begins = other.begins
-		}
+		c.begins, c.ends = max(c.begins, other.begins), max(c.ends, other.ends)
 		c.sum, before = charged(c.sum, other.sum), tokens(other.extra)
 	case c.state - 1:
 	default:
 		before = 0
 	}
 	c.extra = charged(c.extra, before)
-	if _, shifted := c.shifted(); shifted {
-		c.ends = max(c.ends, other.ends)
-	}
 }
 
 // mergeBucket keeps the smaller level. Both keep room for the tokens in hand of others.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,10 +27,7 @@ func readKey(b []byte) (string, bool) {
 		return "", false
 	}
 	var out strings.Builder
-	if ratelimit.Unit(b[0]) == ratelimit.CalendarMonth {
-		out.WriteString("calendar_")
-	}
-	out.WriteString(ratelimit.Unit(b[0]).String())
+	out.WriteString(unitName(ratelimit.Unit(b[0])))
 	// Fixed windows are the usual algorithm, and have no mark, to keep names short.
 	if b[1] != byte(ratelimit.FixedWindow) {
 		out.WriteByte('.')
@@ -147,21 +145,25 @@ func prefixOf(header string) ([]byte, bool) {
 			return nil, false
 		}
 	}
-	unit, algorithm, _ := strings.Cut(header, ".")
-	unit, calendar := strings.CutPrefix(unit, "calendar_")
+	unit, algorithm, found := strings.Cut(header, ".")
+	a := int(ratelimit.FixedWindow)
+	if found {
+		a = slices.Index(ratelimit.Algorithms[:], algorithm)
+	}
 	// Names are looked up among those of KeyName, so that the two cannot differ.
 	for u := ratelimit.Second; u <= ratelimit.CalendarMonth; u++ {
-		if u.String() != unit || calendar != (u == ratelimit.CalendarMonth) {
-			continue
-		}
-		for a := range ratelimit.Algorithms {
-			if alg := ratelimit.Algorithm(a); alg.String() == algorithm ||
-				algorithm == "" && alg == ratelimit.FixedWindow {
-				return binary.AppendUvarint([]byte{byte(u), byte(a)}, multiplier), true
-			}
+		if unitName(u) == unit && a >= 0 {
+			return binary.AppendUvarint([]byte{byte(u), byte(a)}, multiplier), true
 		}
 	}
 	return nil, false
+}
+
+func unitName(u ratelimit.Unit) string {
+	if u == ratelimit.CalendarMonth {
+		return "calendar_" + u.String()
+	}
+	return u.String()
 }
 
 // billedPrefixOf is the start of a key with billing months.

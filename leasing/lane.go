@@ -30,8 +30,7 @@ type flight struct {
 
 // outcome is the result of a flight.
 type outcome struct {
-	err       error
-	applied   bool   // the answer counts: the node's totals in it are booked
+	err       error  // nil: the answer counts, and the node's totals in the message are booked
 	granted   bool   // it brought tokens
 	refused   bool   // the ledger has less than the need, and others have no tokens in hand
 	recalling bool   // others have tokens in hand, and were recalled

@@ -103,8 +103,7 @@ func (k *lent) decide(now ledgerTime, c *counter, a *ask, v *verdict) {
 func (k *lent) decideFor(now ledgerTime, c *counter, h ratelimit.Holder, m *Totals, a *ask, v *verdict) (x Lease) {
 	l := &a.Rule.Limit
 	k.expire(now, c, l)
-	at, was := c.enter(now, l)
-	defer c.leave(was, l)
+	at := c.enter(now, l)
 	k.forget(at, c, l)
 	r := k.of(h, m)
 	void := r != nil && r.book(at, c, m, l)

@@ -95,9 +95,8 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 		s.slots, k.slots = s.slots-len(k.slots), nil
 		k.refused = 0
 	}
-	_, was := c.Val.enter(at, &own) // in this window
+	c.Val.enter(at, &own) // in this window
 	c.Val.empty(&own, inHand)
-	c.Val.leave(was, &own)
 	return nil
 }
 

@@ -90,11 +90,9 @@ func (l *Local) SetOverride(
 		return next.Answer(at), err
 	}
 	if c == nil {
-		if c = l.tracked.add(s, at, id, a.Key, a.Rule.Limit.Algorithm); c == nil {
+		if c = l.tracked.begin(s, at, id, a); c == nil {
 			return o, account.ErrFull
 		}
-		c.Val = l.tracked.before(a)
-		setOwned(c, a.Rule)
 	}
 	s.override(s.beside(c), &next)
 	return next.Answer(at), nil

@@ -74,10 +74,10 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 		s.mu.Lock()
 		for _, u := range s.uses {
 			c := s.keys.Get(u.id)
-			if c == nil || c.Val.use == 0 || s.uses[c.Val.use-1] != u || now.Sub(u.Demand.LastUse) > restAfter {
+			if c == nil || now.Sub(u.Demand.LastUse) > restAfter { // nil: no key has it
 				continue
 			}
-			k := entry{hold.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
+			k := s.with(c, u)
 			rate := u.Demand.Rate(now)
 			all.add(n, rate, func() ratelimit.HotKey {
 				rule := k.rule()
@@ -95,16 +95,11 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 
 // Drop implements [ratelimit.Inspector].
 func (f *Fleet) Drop(now instant, key []byte) bool {
-	s, id, c := f.find(key)
-	defer s.mu.Unlock()
-	if c == nil {
-		return false
-	}
-	k := s.entry(now, id, c)
-	k.Recalled(now)
-	k.Forgive()
-	_, _ = f.joinLocked(k)
-	return true
+	return f.visit(now, key, func(k entry) {
+		k.Recalled(now)
+		k.Forgive()
+		_, _ = f.joinLocked(k)
+	})
 }
 
 var errReset = errors.New("the store did not answer")
@@ -150,12 +145,9 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 
 // forgive drops this node's refusals of a key that was reset.
 func (f *Fleet) forgive(now instant, key []byte) {
-	s, id, at := f.find(key)
-	defer s.mu.Unlock()
-	if at != nil {
-		k := s.entry(now, id, at)
+	f.visit(now, key, func(k entry) {
 		k.Forgive()
 		k.Restate()
 		f.launchLocked(k, hold.Batch)
-	}
+	})
 }

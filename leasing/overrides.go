@@ -143,7 +143,8 @@ func (f *Fleet) Override(ctx context.Context, _ instant, a *ask) (o ratelimit.Ov
 	if err != nil {
 		return o, false, err
 	}
-	return l.Override(ctx, f.keyName(a.Key))
+	o, err = l.Override(ctx, f.keyName(a.Key))
+	return o, o.Set != 0, err
 }
 
 // SetOverride implements [ratelimit.Overrider].
@@ -159,10 +160,8 @@ func (f *Fleet) SetOverride(
 		Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match, Audit: account.AuditOf(a.Rule),
 	}
 	is, err := l.SetOverride(ctx, &c)
-	s, id, at := f.find(a.Key)
-	defer s.mu.Unlock()
-	if at != nil && err == nil { // recalls reach the others
-		f.recallLocked(now, s.entry(now, id, at))
+	if err == nil { // recalls reach the others
+		f.visit(now, a.Key, func(k entry) { f.recallLocked(now, k) })
 	}
 	return is, err
 }

@@ -40,10 +40,10 @@ type key struct {
 // use is the recent use of a key, and its message in flight. There is one for each busy key.
 type use struct {
 	hold.Use
-	id      keytable.ID
-	flight  *flight // sent, or to be sent; nil: there is none
-	timed   bool    // a timer renews its eager lease
-	touched bool    // since the last visit of the search for one to drop
+	id      keytable.ID // Invariant: of the key that has this use; zero: no key has it
+	flight  *flight     // sent, or to be sent; nil: there is none
+	timed   bool        // a timer renews its eager lease
+	touched bool        // since the last visit of the search for one to drop
 }
 
 // busyShare is the divisor of a table's keys that gives its busy keys; there are at least busyLeast.
@@ -91,16 +91,31 @@ func (f *Fleet) find(key []byte) (*shard, keytable.ID, *cell) {
 	return s, id, s.keys.Get(id)
 }
 
+// visit calls do with the state of a key, under its lock. It reports whether the key is tracked.
+func (f *Fleet) visit(now instant, key []byte, do func(k entry)) bool {
+	s, id, c := f.find(key)
+	defer s.mu.Unlock()
+	if c != nil {
+		do(s.entry(now, id, c))
+	}
+	return c != nil
+}
+
 // entry is the state of a cell. It makes the key busy.
 func (s *shard) entry(now instant, id keytable.ID, c *cell) entry {
 	if c.Val.use == 0 {
 		c.Val.use = s.take(id) + 1
-		k := entry{hold.Entry{Key: &c.Val.Key, Use: &s.uses[c.Val.use-1].Use}, s, c, s.uses[c.Val.use-1]}
+		k := s.with(c, s.uses[c.Val.use-1])
 		k.Remember(now, &k.rule().Limit)
 		return k
 	}
 	u := s.uses[c.Val.use-1]
 	u.touched = true
+	return s.with(c, u)
+}
+
+// with is the state of a cell, with its use.
+func (s *shard) with(c *cell, u *use) entry {
 	return entry{hold.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
 }
 
@@ -135,9 +150,7 @@ func (s *shard) forgetOne() {
 
 // leave takes a use from its key.
 func (s *shard) leave(n uint32) {
-	if c := s.keys.Get(s.uses[n].id); c != nil && c.Val.use == n+1 {
-		c.Val.use = 0
-	}
+	s.keys.Get(s.uses[n].id).Val.use = 0
 	*s.uses[n] = use{}
 	s.free = append(s.free, n)
 }

@@ -200,8 +200,8 @@ func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
 // gauges are sums over the keys of each rule's counters, for one round of sweeps.
 type gauges struct {
 	on        bool // keys visited now count
-	sums      map[*ratelimit.RuleCounters]*gauge
-	published map[*ratelimit.RuleCounters]*gauge
+	sums      map[*ratelimit.RuleCounters]gauge
+	published map[*ratelimit.RuleCounters]gauge
 	rounds    int
 }
 
@@ -215,13 +215,9 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 		return
 	}
 	if g.sums == nil {
-		g.sums = map[*ratelimit.RuleCounters]*gauge{}
+		g.sums = map[*ratelimit.RuleCounters]gauge{}
 	}
 	of := g.sums[rule.Counters]
-	if of == nil {
-		of = &gauge{}
-		g.sums[rule.Counters] = of
-	}
 	of.leased += k.InHand(now) + k.Next.InHand(now)
 	// The rest of the unclaimed usage was charged: no answer will confirm it.
 	unconfirmed := k.Drifted
@@ -229,25 +225,25 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 		unconfirmed += k.Unasked
 	}
 	of.drifting += min(k.Drift(), unconfirmed)
+	g.sums[rule.Counters] = of
 }
 
 // publish copies the sums to the counters, and begins again.
 func (g *gauges) publish() {
 	g.rounds = (g.rounds + 1) % worstRounds
 	for c, before := range g.published {
-		is := g.sums[c]
-		if g.rounds == 0 || is == nil {
+		is, has := g.sums[c]
+		if g.rounds == 0 || !has {
 			c.Worst.Turn()
 		}
-		if is == nil { // the rule has no more keys
-			is = &gauge{}
+		if !has { // the rule has no more keys
 			c.Worst.Turn()
 		}
 		c.Leased.Add(int64(is.leased - before.leased))
 		c.Drifting.Add(int64(is.drifting - before.drifting))
 	}
 	for c, is := range g.sums {
-		if g.published[c] == nil {
+		if _, had := g.published[c]; !had {
 			c.Leased.Add(int64(is.leased))
 			c.Drifting.Add(int64(is.drifting))
 		}

@@ -56,7 +56,7 @@ type Wait struct {
 }
 
 // Patience is the time from the request to its first deadline.
-func (w *Wait) Patience() time.Duration { return w.call.check }
+func (w *Wait) Patience() time.Duration { return w.call.patience() }
 
 // Advance decides all asks that can be decided now. It reports whether any still waits.
 func (w *Wait) Advance(now instant) bool {

@@ -59,7 +59,7 @@ func (s *shard) view(c *cell, scratch *use) entry {
 	} else {
 		*scratch = use{id: c.ID()}
 	}
-	return entry{hold.Entry{Key: &c.Val.Key, Use: &scratch.Use}, s, c, scratch}
+	return s.with(c, scratch)
 }
 
 // busy makes the key busy, so that it can have a flight.

@@ -75,7 +75,7 @@ func (x *target) waits() {
 	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)
 	x.unlock()
 	x.peer.mu.Lock()
-	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved.Entry{Key: x.asked.Key, Account: leasing.Account{State: 1}})
+	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved.Entry{Key: x.asked.Key, Account: leasing.Account{State: 1, Begins: 1, Ends: 2}})
 	x.peer.out.seal()
 	x.peer.mu.Unlock()
 	for x.peer.take(x.stamp()) != nil {
@@ -179,7 +179,7 @@ func (x *target) handsOn(key []byte) {
 	n := 0
 	err := moved.Read(w.B, func(m moved.Entry) {
 		n++
-		if !m.Plausible(here, here) {
+		if !m.Plausible(here) {
 			x.t.Errorf("it was taken in, and cannot be handed on: %+v", m.Account)
 		}
 	})
@@ -214,9 +214,9 @@ func frames(x *target) map[string]*wire.Frame {
 		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().digest}, {Id: 2}}},
 		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true, Changes: 2}, {Id: 2, Changes: 3}}},
 		"leaves":    {Presences: []*wire.Presence{{Id: 1, Changes: 3}}, Done: x.view.Load().digest, DoneChanges: 3, Ping: 5, Sent: here},
-		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{State: int64(window), Sum: 3, Dead: 1 << 60, Lessees: lessees})}},
-		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Algorithm: ratelimit.TokenBucket, At: ratelimit.LedgerTime(here), State: -(1 << 60), Extra: 1 << 50, Dead: 1 << 60})}},
-		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{At: 1 << 61, State: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
+		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{State: int64(window), Sum: 3, Begins: ratelimit.LedgerTime(here), Ends: ratelimit.LedgerTime(here) + 60_000_000, Lessees: lessees})}},
+		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Algorithm: ratelimit.TokenBucket, Begins: ratelimit.LedgerTime(here), State: -(1 << 60), Extra: 1 << 50, Ends: 1 << 60})}},
+		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{Begins: 1 << 61, State: 1 << 61, Ends: 1 << 61})}, Sent: math.MaxInt64},
 		"replies": {Replies: []*wire.Reply{
 			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: int64(window), Hot: true},
 			{Id: 2, Remaining: 7, Window: int64(window), Lease: &wire.Lease{Granted: 5, Window: int64(window), Keep: true, ForUs: math.MaxInt64}},

@@ -71,7 +71,7 @@ func TestMostInboxes(t *testing.T) {
 func (s *script) accounts(keys ...[]byte) []byte {
 	w := moved.NewWriter(ratelimit.LedgerTime(1_800_000_000_000_000))
 	for _, k := range keys {
-		w.Account(k, &leasing.Account{State: int64(s.rule.Limit.WindowAt(1_800_000_000_000_000)), Sum: 4, Dead: 1 << 60})
+		w.Account(k, &leasing.Account{State: int64(s.rule.Limit.WindowAt(1_800_000_000_000_000)), Sum: 4, Begins: 1_800_000_000_000_000, Ends: 1_800_000_060_000_000})
 	}
 	return w.B
 }
@@ -146,8 +146,7 @@ func TestReceipts(t *testing.T) {
 	}
 }
 
-// An account goes on by its sender's clock, where that is behind: as far as the
-// sender's own clock is behind this one's, and the account's behind that.
+// A window goes on by its sender's clock, where that is behind.
 func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 	const behind = 30 * time.Second
 	s := newScript(t, 1, 10)
@@ -156,19 +155,20 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 	here := c.local.LedgerNow(s.now)
 	window := s.rule.Limit.WindowAt(here)
 	for i, x := range []struct {
-		lag   ratelimit.LedgerTime
-		taken bool
-	}{{0, true}, {5_000_000, true}, {ratelimit.LedgerTime((moved.MostApart - behind) / time.Microsecond), true}, {ratelimit.LedgerTime((moved.MostApart-behind)/time.Microsecond) + 1, false}} {
+		begins ratelimit.LedgerTime
+		taken  bool
+	}{{here, true}, {here.Add(moved.MostApart), true}, {here.Add(moved.MostApart) + 1, false}} {
 		w := moved.NewWriter(here)
-		w.Account(keyOf(i), &leasing.Account{State: int64(window), Sum: 4, Dead: here.Add(time.Hour), Lag: x.lag})
+		w.Account(keyOf(i), &leasing.Account{State: int64(window), Sum: 4, Begins: x.begins, Ends: x.begins.Add(time.Minute)})
 		rejected := c.stats.rejected[rejectedAccount].Load()
 		r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: uint64(7 + i)}, &wire.Parcel{Number: 1, Sent: int64(here.Add(-behind)), Accounts: w.B})
 		a, ok := c.local.TakeOut(s.now, keyOf(i))
-		if want := x.lag.Add(behind); ok != x.taken || ok && a.Lag != want || r == nil || len(r.GetRefused()) > 0 {
-			t.Errorf("lag %d: taken %v, its clock is %d µs behind, want %d; receipt %v", x.lag, ok, a.Lag, want, r)
+		begins := x.begins.Add(behind)
+		if ok != x.taken || ok && (a.Begins != begins || a.Ends != begins.Add(time.Minute)) || r == nil || len(r.GetRefused()) > 0 {
+			t.Errorf("from %d: taken %v, now from %d to %d, want from %d; receipt %v", x.begins, ok, a.Begins, a.Ends, begins, r)
 		}
 		if got := c.stats.rejected[rejectedAccount].Load() - rejected; (got == 0) != x.taken {
-			t.Errorf("lag %d: %d accounts were rejected", x.lag, got)
+			t.Errorf("from %d: %d accounts were rejected", x.begins, got)
 		}
 	}
 }

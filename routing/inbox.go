@@ -165,7 +165,7 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	in.last, in.answers[r.Number] = r.Number, r
 	here, i := c.local.LedgerNow(now), uint32(0)
 	if err := moved.Read(p.GetAccounts(), func(m moved.Entry) {
-		if !m.Plausible(here, sent) {
+		if !m.Plausible(here) {
 			c.malformed(rejectedAccount) // no node has it: the sender does not get it back either
 		} else if !c.take(now, m, sent) {
 			r.Refused = append(r.Refused, i)

@@ -78,7 +78,7 @@ func (n *node) verify() {
 		n.stepped.Greet()
 		n.pump()
 		if n.stepped.Restating() && n.hung == 0 {
-			_ = n.ledger.Prolong(context.Background()) // it never fails
+			_, _ = n.ledger.Prolong(context.Background()) // it never fails
 		}
 		n.in(verifyEvery, n.verify)
 	})

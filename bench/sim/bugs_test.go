@@ -16,7 +16,7 @@ var planted = []struct {
 }{
 	{13, plant.Bug{
 		Name: "a claim is judged without its override", File: "leasing/account/cas.go",
-		Right: "judged, own := x.over.judge(now, *claim), claim.Limit",
+		Right: "judged, own := over.judge(now, *claim), claim.Limit",
 		Wrong: "judged, own := *claim, claim.Limit",
 	}},
 	{66, plant.Bug{
@@ -102,7 +102,7 @@ var planted = []struct {
 	{439, plant.Bug{
 		Name: "a window is spent of when it may be over", File: "leasing/internal/hold/key.go",
 		Right: "e.Till = there.NotBefore(now,",
-		Wrong: "e.Till = there.SurelyBy(now,",
+		Wrong: "e.Till = (&LedgerClock{Lo: there.Lo, Hi: there.Lo, At: there.At}).NotBefore(now,",
 	}},
 	{263, plant.Bug{
 		Name: "what drifted in the window before does not count", File: "leasing/internal/hold/key.go",

@@ -215,9 +215,11 @@ func (s *store) tell(n *node, claims []account.Claim) {
 // prolong prolongs the ledger's learning, because a node has more to state.
 func (s *store) prolong(n *node) {
 	for _, p := range s.parts {
-		if l, ok := p.ledger.(interface{ Prolong(context.Context) error }); ok && s.reaches(n, p) {
+		if l, ok := p.ledger.(interface {
+			Prolong(context.Context) (ratelimit.Epoch, error)
+		}); ok && s.reaches(n, p) {
 			s.in(s.travel(s.Net.Trip), func() {
-				if err := l.Prolong(s.ctx); err != nil {
+				if _, err := l.Prolong(s.ctx); err != nil {
 					s.violate(n.slot, -1, "the ledger failed: %v", err)
 				}
 			})

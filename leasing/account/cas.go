@@ -131,10 +131,7 @@ func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 
 // subject is the records of a claim in a round: its account, and if it needs them, the previous window's account and
 // the override of its key.
-type subject struct {
-	own, was *state
-	over     *overriddenState
-}
+type subject struct{ own, was, over *state }
 
 // round tries to settle claims, in their order, as if each was sent alone: a claim on a window sees the effect of
 // earlier ones on the previous window. It returns the claims on accounts that others have changed in the meantime; with
@@ -142,29 +139,23 @@ type subject struct {
 func (l *CAS) round(
 	ctx context.Context, claims []Claim, grants []Grant, left []int,
 ) (again []int, e ratelimit.Epoch, now instant, err error) {
-	keys, reads := []StoreKey{l.life()}, []func(Record){nil}
-	accounts, overrides := map[string]*state{}, map[string]*overriddenState{}
-	account := func(c *Claim, w ratelimit.Window) *state {
-		k := l.keyOf(c, w)
-		if accounts[k.Name] == nil {
-			a := &state{change: Change{StoreKey: k}}
-			accounts[k.Name], keys, reads = a, append(keys, k), append(reads, a.read)
+	keys, states := []StoreKey{l.life()}, map[string]*state{}
+	stateOf := func(k StoreKey) *state {
+		if states[k.Name] == nil {
+			states[k.Name], keys = &state{change: Change{StoreKey: k}}, append(keys, k)
 		}
-		return accounts[k.Name]
+		return states[k.Name]
 	}
 	all := make([]subject, len(left))
 	for n, i := range left {
 		c := &claims[i]
-		all[n] = subject{own: account(c, c.Window), over: &overriddenState{}}
+		all[n] = subject{own: stateOf(l.keyOf(c, c.Window)), was: &state{}, over: &state{}}
 		if c.Window > 1 && looksBack(&c.Limit) {
-			all[n].was = account(c, c.Window-1)
+			all[n].was = stateOf(l.keyOf(c, c.Window-1))
 		}
 		if c.Limit.Overridable() {
-			if overrides[c.Key] == nil {
-				overrides[c.Key] = all[n].over
-				keys, reads = append(keys, l.recordOf(c.Key)), append(reads, all[n].over.read)
-			}
-			all[n].over = overrides[c.Key]
+			all[n].over = stateOf(l.recordOf(c.Key))
+			all[n].over.isOverride = true
 		}
 	}
 	s, err := l.read(ctx, keys)
@@ -175,12 +166,12 @@ func (l *CAS) round(
 		return left, e, 0, err
 	}
 	for i, r := range s.Records[1:] {
-		reads[1+i](r)
+		states[keys[1+i].Name].read(r)
 	}
 	for n, i := range left {
 		grants[i] = all[n].settle(s.Now, &claims[i])
 	}
-	err = l.commit(ctx, s.Life, accounts)
+	err = l.commit(ctx, s.Life, states)
 	for n, i := range left {
 		if a := all[n].own; a.changed && !a.made {
 			again = append(again, i)
@@ -190,12 +181,12 @@ func (l *CAS) round(
 }
 
 // commit makes the changes of accounts.
-func (l *CAS) commit(ctx context.Context, life string, accounts map[string]*state) error {
+func (l *CAS) commit(ctx context.Context, life string, states map[string]*state) error {
 	var changes []Change
 	var changing []*state
 	// All nodes write in the same order, so that they do not wait for each other in a circle.
-	for _, name := range slices.Sorted(maps.Keys(accounts)) {
-		a := accounts[name]
+	for _, name := range slices.Sorted(maps.Keys(states)) {
+		a := states[name]
 		if a.settled {
 			a.change.Version, a.change.Data, a.change.Until = a.version, a.encode(), a.over
 		}
@@ -282,9 +273,12 @@ func (l *CAS) edit(
 	})
 }
 
-// state is an account in a round: as it was read, then as settled.
+// state is an account in a round: as it was read, then as settled. Or it is an override, as it was read.
 type state struct {
 	kept
+	override   Overridden
+	isOverride bool
+
 	version uint64
 	err     error
 	settled bool
@@ -294,36 +288,32 @@ type state struct {
 	made    bool
 }
 
-func (s *state) read(r Record) { s.version, s.err = r.Version, s.decode(r.Data) }
-
-// overriddenState is the record of an override in a round.
-type overriddenState struct {
-	Overridden
-	err error
+func (s *state) read(r Record) {
+	s.version = r.Version
+	if s.isOverride {
+		s.override, s.err = DecodeOverride(string(r.Data))
+	} else {
+		s.err = s.decode(r.Data)
+	}
 }
-
-func (s *overriddenState) read(r Record) { s.Overridden, s.err = DecodeOverride(string(r.Data)) }
 
 // settle settles one claim. There is no change if none was kept.
 func (x *subject) settle(now instant, claim *Claim) Grant {
-	a, err := x.own, errors.Join(x.own.err, x.over.err)
-	var was *kept
-	if x.was != nil {
-		if x.was.version != 0 || x.was.settled {
-			was = &x.was.kept
-		}
-		err = errors.Join(err, x.was.err)
-	}
-	if err != nil {
+	a, over := x.own, &x.over.override
+	if err := errors.Join(a.err, x.was.err, x.over.err); err != nil {
 		return Grant{Err: err}
 	}
+	var was *kept
+	if x.was.version != 0 || x.was.settled {
+		was = &x.was.kept
+	}
 	var t effects
-	judged, own := x.over.judge(now, *claim), claim.Limit
+	judged, own := over.judge(now, *claim), claim.Limit
 	claim = &judged
 	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
 	if span.kept(now) {
 		g = a.settle(now, claim, &own, &span, was, &t)
-		g.override(&x.over.Overridden, &claim.Limit)
+		g.override(over, &claim.Limit)
 	}
 	a.settled = a.settled || g.Err == nil
 	a.asked = append(a.asked, t.asked...)
@@ -392,10 +382,7 @@ func parseEpoch(s string) (e ratelimit.Epoch, life string, ok bool) {
 func (l *CAS) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, 0) }
 
 // Prolong prolongs the learning after a loss, if it lasts, like [Redis.Prolong].
-func (l *CAS) Prolong(ctx context.Context) error {
-	_, err := l.look(ctx, restating)
-	return err
-}
+func (l *CAS) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, restating) }
 
 func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	s, err := l.read(ctx, []StoreKey{l.life()})
@@ -410,146 +397,19 @@ func (l *CAS) Look(
 	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
 ) (*ratelimit.AccountLook, error) {
 	c := Claim{Key: key, Limit: *limit}
-	keys := []StoreKey{l.keyOf(&c, w)}
-	if w > 1 {
-		keys = append(keys, l.keyOf(&c, w-1))
-	}
-	s, err := l.read(ctx, keys)
+	s, err := l.read(ctx, []StoreKey{l.keyOf(&c, w), l.keyOf(&c, max(0, w-1))})
 	if err != nil {
 		return nil, err
 	}
 	var k, was kept
-	if err := k.decode(s.Records[0].Data); err != nil {
+	if err := errors.Join(k.decode(s.Records[0].Data), was.decode(s.Records[1].Data)); err != nil {
 		return nil, err
-	}
-	before := s.Records[1:]
-	if len(before) > 0 {
-		if err := was.decode(before[0].Data); err != nil {
-			return nil, err
-		}
 	}
 	var v *ratelimit.AccountLook
 	if s.Records[0].Version != 0 {
 		v = k.look(s.Now, limit)
 	}
-	return withBefore(v, w, s.Now, limit, was.sum, len(before) > 0 && before[0].Version != 0), nil
-}
-
-// recordOf names the record of an override: in the order of keys, so that the key is the end of the name.
-func (l *CAS) recordOf(key string) StoreKey { return StoreKey{Name: overridesOf(l.prefix) + key} }
-
-// Override implements [Overrider].
-func (l *CAS) Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error) {
-	s, err := l.read(ctx, []StoreKey{l.recordOf(key)})
-	if err != nil {
-		return o, false, err
-	}
-	r, err := DecodeOverride(string(s.Records[0].Data))
-	return r.Answer(s.Now), r.InForce(s.Now) != nil, err
-}
-
-// SetOverride implements [Overrider].
-func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, err error) {
-	if err := c.Check(); err != nil {
-		return o, err
-	}
-	var failed error
-	_, err = l.edit(ctx, []StoreKey{l.recordOf(c.Key)}, func(now instant, _ int, r *Record) *Change {
-		is, err := DecodeOverride(string(r.Data))
-		changed := false
-		if err == nil {
-			changed, err = is.Change(now, c)
-			o = is.Answer(now)
-		}
-		if failed = err; !changed {
-			return nil
-		}
-		x := &Change{Data: is.Encode(), Until: is.Until()}
-		if c.Audit != "" {
-			x.Events = []Event{c.changed(&is)}
-		}
-		return x
-	})
-	switch {
-	case err != nil:
-		return ratelimit.Override{}, err
-	case failed != nil:
-		return o, failed
-	}
-	return o, l.touch(ctx, c)
-}
-
-// touch changes the accounts of an override's key, and recalls their holders. A claim that has read the earlier
-// record then fails, because its account has changed.
-func (l *CAS) touch(ctx context.Context, c *OverrideChange) error {
-	s, err := l.read(ctx, nil)
-	if err != nil {
-		return err
-	}
-	var keys []StoreKey
-	for _, w := range c.windows(s.Now) {
-		keys = append(keys, l.keyOf(&Claim{Key: c.Key, Limit: c.Limit}, w))
-	}
-	var failed error
-	holders := make([][]ratelimit.Holder, len(keys))
-	_, err = l.edit(ctx, keys, func(now instant, i int, r *Record) *Change {
-		var a state
-		if a.read(*r); a.err != nil {
-			failed = a.err
-			return nil
-		}
-		if a.version == 0 { // a new account, for as long as a claim may be in flight
-			a.over = max(keys[i].Over, now.Add(overrideKept))
-			if keys[i].Over == 0 {
-				a.bucket = &bucket{}
-			}
-		}
-		holders[i] = a.holders()
-		return &Change{Data: a.encode(), Until: a.over}
-	})
-	for i, k := range keys {
-		l.recall(k.Name, holders[i])
-	}
-	return errors.Join(err, failed)
-}
-
-// Lister is a store that can list records.
-type Lister interface {
-	// List returns up to n names that begin with prefix and come after a name, in the order of their bytes.
-	List(ctx context.Context, prefix, after string, n int) ([]string, error)
-}
-
-// Overrides implements [Overrider], for a store that is a [Lister].
-func (l *CAS) Overrides(
-	ctx context.Context, prefix, after string, n int,
-) (found []ratelimit.NamedOverride, err error) {
-	store, ok := l.store.(Lister)
-	if !ok {
-		return nil, ratelimit.ErrOverrides
-	}
-	begin := overridesOf(l.prefix)
-	for n, after = min(n, MostListed), begin+after; len(found) < n; {
-		names, err := store.List(ctx, begin+prefix, after, n-len(found))
-		if err != nil || len(names) == 0 {
-			return found, err
-		}
-		after = names[len(names)-1]
-		keys := make([]StoreKey, len(names))
-		for i := range names {
-			keys[i].Name = names[i]
-		}
-		s, err := l.read(ctx, keys)
-		if err != nil {
-			return nil, err
-		}
-		for i, name := range names {
-			r, err := DecodeOverride(string(s.Records[i].Data))
-			if o := r.InForce(s.Now); err == nil && o != nil {
-				found = append(found, ratelimit.NamedOverride{Key: name[len(begin):], Override: *o})
-			}
-		}
-	}
-	return found, nil
+	return withBefore(v, w, s.Now, limit, was.sum, s.Records[1].Version != 0), nil
 }
 
 // Sweep drops ended records in the store. Each node calls it periodically. It blocks at most until ctx is done.
@@ -566,7 +426,4 @@ func (l *CAS) Sweep(ctx context.Context) error {
 	return nil
 }
 
-var (
-	_ Ledger    = (*CAS)(nil)
-	_ Overrider = (*CAS)(nil)
-)
+var _ Ledger = (*CAS)(nil)

@@ -138,7 +138,7 @@ func TestCASLosesItsData(t *testing.T) {
 	if g := settle1(t, l, c); !g.Missing || g.Sum != 8 {
 		t.Errorf("told of what was lost: %+v", g)
 	}
-	if err := l.Prolong(t.Context()); err != nil {
+	if _, err := l.Prolong(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if e, _ := l.Verify(t.Context()); e.ID != second.ID || !e.Young(epochAt) {

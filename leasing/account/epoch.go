@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -193,10 +193,7 @@ func (l *Redis) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.
 
 // Prolong prolongs the learning after a loss, if it still lasts. Nodes with unstated totals call it, because until
 // they are stated, their tokens look free. It blocks at most until ctx is done.
-func (l *Redis) Prolong(ctx context.Context) error {
-	_, err := l.each(ctx, restating)
-	return err
-}
+func (l *Redis) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, restating) }
 
 // verifiers is the number of servers that each reads at the same time: one that hangs must not delay the others.
 const verifiers = 16
@@ -204,16 +201,15 @@ const verifiers = 16
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	all, _, err := l.known(ctx)
 	errs := make([]error, len(all))
-	turn := make(chan struct{}, verifiers)
-	var wg sync.WaitGroup
+	var looks errgroup.Group
+	looks.SetLimit(verifiers)
 	for i, s := range all {
-		turn <- struct{}{}
-		wg.Go(func() {
+		looks.Go(func() error {
 			_, errs[i] = l.lookAfter(ctx, s, flags)
-			<-turn
+			return errs[i]
 		})
 	}
-	wg.Wait()
+	_ = looks.Wait() // all errors count
 	return epochOf(all, nil), errors.Join(err, errors.Join(errs...))
 }
 

@@ -85,7 +85,9 @@ func TestEpochLearns(t *testing.T) {
 		m.now = m.now.Add(by)
 		for what, l := range map[string]Ledger{"memory": memory, "Redis": m} {
 			if tell {
-				if err := l.(interface{ Prolong(context.Context) error }).Prolong(t.Context()); err != nil {
+				if _, err := l.(interface {
+					Prolong(context.Context) (ratelimit.Epoch, error)
+				}).Prolong(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -185,7 +187,7 @@ func TestConnectionsToTwoServers(t *testing.T) {
 	a, b := redistest.Start(t), redistest.Start(t)
 	to := a.Addr
 	client := redis.NewClient(&redis.Options{
-		MaxRetries: -1, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
+		MaxRetries: -1, ContextTimeoutEnabled: true, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
 		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, to)
 		},

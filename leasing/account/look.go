@@ -2,6 +2,7 @@ package account
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -10,9 +11,6 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-// NodeOf is the common part of all names of a holder's node: the node's first name.
-func NodeOf(h ratelimit.Holder) ratelimit.Holder { return h >> namesOfANode << namesOfANode }
 
 // LookThrough sets a separate client for the views of users, so that they and claims never wait for each other's
 // connections. Call it before the ledger is used.
@@ -27,16 +25,10 @@ func (l *Redis) Look(
 		return nil, fmt.Errorf("%w: no state was requested", ErrAnswer)
 	}
 	pipe := client.Pipeline()
-	fields, before := pipe.HGetAll(ctx, l.nameOf(key, w)), (*redis.StringCmd)(nil)
-	if looksBack(limit) {
-		before = pipe.HGet(ctx, l.nameOf(key, w-1), "sum")
-	}
-	at := pipe.Time(ctx)
+	fields, at := pipe.HGetAll(ctx, l.nameOf(key, w)), pipe.Time(ctx)
+	before := pipe.HGet(ctx, l.nameOf(key, w-1), "sum")
 	_, _ = pipe.Exec(ctx) // each has its own error
-	if err := fields.Err(); err != nil {
-		return nil, fmt.Errorf("redis: %w", err)
-	}
-	if err := at.Err(); err != nil {
+	if err := errors.Join(fields.Err(), at.Err()); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
 	now := ratelimit.LedgerTime(at.Val().UnixMicro())
@@ -48,8 +40,8 @@ func (l *Redis) Look(
 		}
 		v = k.look(now, limit)
 	}
-	was, known := sumOf(before)
-	return withBefore(v, w, now, limit, was, known), nil
+	was, err := before.Int64()
+	return withBefore(v, w, now, limit, tokens(was), err == nil), nil
 }
 
 // withBefore adds the counting part of the previous window to an account. was is that window's sum, if it is known.
@@ -71,15 +63,6 @@ func withBefore(
 		v.Free = v.Limit - v.Charged
 	}
 	return v
-}
-
-// sumOf is the sum of the previous account, if it was read and exists.
-func sumOf(before *redis.StringCmd) (sum tokens, known bool) {
-	if before == nil {
-		return 0, false
-	}
-	n, err := before.Int64()
-	return tokens(n), err == nil
 }
 
 // keptIn is the account in the fields of a hash, as far as views show it.
@@ -111,26 +94,4 @@ func keptIn(fields map[string]string) (*kept, error) {
 		*records = append(*records, r)
 	}
 	return k, nil
-}
-
-// partitions is the number of parts of a Cluster's slots.
-const partitions = 16
-
-// Partitions is the number of parts that fail separately: one, except in a Cluster. A part's slots are contiguous,
-// and so mostly at one or two servers. A prefix with a brace may put all accounts into one slot.
-func (l *Redis) Partitions() int {
-	if l.cluster == nil || strings.Contains(l.prefix, "{") {
-		return 1
-	}
-	return partitions
-}
-
-// Partition is the part of a key's accounts, below Partitions.
-func (l *Redis) Partition(key string) int {
-	n := l.Partitions()
-	if n == 1 {
-		return 0
-	}
-	tag, _, _ := strings.Cut(key, "}")
-	return int(slotOf(tag)) * n / clusterSlots
 }

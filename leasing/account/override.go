@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 	"unicode/utf8"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -99,7 +96,7 @@ var ErrOverride = errors.New("the override is invalid")
 
 // InForce is the override, if it is in force; else nil. It allocates.
 func (r *Overridden) InForce(now instant) *ratelimit.Override {
-	if r == nil || r.Set == 0 || !r.In(now) {
+	if r.Set == 0 || !r.In(now) {
 		return nil
 	}
 	o := r.Override
@@ -108,11 +105,11 @@ func (r *Overridden) InForce(now instant) *ratelimit.Override {
 
 // said is what answers bring of the record: what is in force, or that it was removed. It allocates.
 func (r *Overridden) said(now instant) *ratelimit.Override {
-	if r == nil || r.Set == 0 || !r.Removed && !r.In(now) {
-		return nil
+	if r.Removed {
+		o := r.Override
+		return &o
 	}
-	o := r.Override
-	return &o
+	return r.InForce(now)
 }
 
 // judge is a claim with the limit of the record.
@@ -179,11 +176,7 @@ func (r *Overridden) Change(now instant, c *OverrideChange) (changed bool, err e
 		}
 		return changed, nil
 	}
-	has := instant(0)
-	if is := r.InForce(now); is != nil {
-		has = is.Set
-	}
-	if !c.Match.Any && c.Match.Set != has {
+	if !c.Match.Any && c.Match.Set != r.Answer(now).Set {
 		return false, ratelimit.ErrOverrideChanged
 	}
 	set := max(now, r.Set+1)
@@ -192,7 +185,7 @@ func (r *Overridden) Change(now instant, c *OverrideChange) (changed bool, err e
 	return true, nil
 }
 
-// Answer is the override in force.
+// Answer is the override in force; one that is not Set: none.
 func (r *Overridden) Answer(now instant) (o ratelimit.Override) {
 	if is := r.InForce(now); is != nil {
 		o = *is
@@ -212,7 +205,8 @@ func (c *OverrideChange) windows(now instant) []ratelimit.Window {
 // Overrider is a ledger that keeps overrides of keys, by their names. It is safe for concurrent use, and blocks at
 // most until ctx is done. Its methods are those of [ratelimit.Overrider].
 type Overrider interface {
-	Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error)
+	// Override is the one in force; one that is not Set: none.
+	Override(ctx context.Context, key string) (ratelimit.Override, error)
 	// SetOverride also recalls the holders of the key's accounts, so that they claim. With
 	// [ratelimit.ErrOverrideChanged] it returns the override in force.
 	SetOverride(ctx context.Context, c *OverrideChange) (ratelimit.Override, error)
@@ -222,176 +216,21 @@ type Overrider interface {
 // MostListed bounds the overrides of one list.
 const MostListed = 10_000
 
-// overridesName is a sorted set of the names of keys with a record, now or recently.
-func (l *Redis) overridesName() string { return l.prefix + "overrides" }
-
-// now is the time of the server, or of a simulation.
-func (l *Redis) now(c *redis.TimeCmd) instant {
-	if at := l.at(); at != 0 {
-		return at
-	}
-	return instant(c.Val().UnixMicro())
-}
-
-// Override implements [Overrider].
-func (l *Redis) Override(ctx context.Context, key string) (o ratelimit.Override, ok bool, err error) {
-	all, now, err := l.overrides(ctx, l.universal().Pipeline(), []string{key})
-	if err != nil {
-		return o, false, err
-	}
-	is := all[0].InForce(now)
-	return all[0].Answer(now), is != nil, nil
-}
-
-// overrides reads the records of keys.
-func (l *Redis) overrides(ctx context.Context, pipe redis.Pipeliner, keys []string) ([]Overridden, instant, error) {
-	cmds, at := make([]*redis.StringCmd, len(keys)), pipe.Time(ctx)
-	for i, key := range keys {
-		cmds[i] = pipe.Get(ctx, overrideOf(l.prefix, key))
-	}
-	_, _ = pipe.Exec(ctx) // each has its own error
-	all, errs := make([]Overridden, len(keys)), []error{at.Err()}
-	for i, c := range cmds {
-		text, err := c.Result()
-		if !errors.Is(err, redis.Nil) {
-			errs = append(errs, err)
-		}
-		all[i], err = DecodeOverride(text)
-		errs = append(errs, err)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, 0, fmt.Errorf("redis: %w", err)
-	}
-	return all, l.now(at), nil
-}
-
-// SetOverride implements [Overrider]. It adds the name to the set before it writes the record, and once more after:
-// Overrides drops names without a record.
-func (l *Redis) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.Override, err error) {
-	if err := c.Check(); err != nil {
-		return o, err
-	}
-	client, named := l.universal(), redis.Z{Member: c.Key}
-	if err := client.ZAdd(ctx, l.overridesName(), named).Err(); err != nil {
-		return o, fmt.Errorf("redis: %w", err)
-	}
-	err = redis.TxFailedErr
-	for try := 0; errors.Is(err, redis.TxFailedErr) && try < triesMost; try++ {
-		err = client.Watch(ctx, func(tx *redis.Tx) (err error) {
-			o, err = l.change(ctx, tx, c)
-			return err
-		}, overrideOf(l.prefix, c.Key))
-	}
-	switch {
-	case errors.Is(err, redis.TxFailedErr):
-		return ratelimit.Override{}, ErrContended
-	case err == nil:
-		err = errors.Join(l.claimAnew(ctx, c), client.ZAdd(ctx, l.overridesName(), named).Err())
-	case errors.Is(err, ratelimit.ErrOverrideChanged), errors.Is(err, ErrRecord):
-		return o, err
-	}
-	if err != nil {
-		return o, fmt.Errorf("redis: %w", err)
-	}
-	return o, nil
-}
-
-// change makes a change, unless the record changes in the meantime: then the error is redis.TxFailedErr.
-func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o ratelimit.Override, err error) {
-	all, now, err := l.overrides(ctx, tx.Pipeline(), []string{c.Key})
-	if err != nil {
-		return o, err
-	}
-	r := &all[0]
-	changed, err := r.Change(now, c)
-	if changed {
-		_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error {
-			name := overrideOf(l.prefix, c.Key)
-			p.Set(ctx, name, r.Encode(), 0)
-			if until := r.Until(); until < lastTime {
-				p.PExpireAt(ctx, name, time.UnixMicro(int64(until)))
-			}
-			if c.Audit != "" {
-				stream := RecordName(l.prefix, c.Key)
-				p.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: eventsKept, Approx: true, Values: []any{
-					"override", r.Encode(), "rule", c.Audit, "key", c.Key, "limit", int64(c.changed(r).Limit),
-				}})
-				p.PExpire(ctx, stream, recordKept)
-			}
-			return nil
-		})
-	}
-	return r.Answer(now), err
-}
-
-// claimAnew recalls the holders of a key's accounts, so that they claim: the change applies to all later claims.
-func (l *Redis) claimAnew(ctx context.Context, c *OverrideChange) error {
-	client := l.universal()
-	at := client.Time(ctx)
-	if at.Err() != nil {
-		return at.Err()
-	}
-	pipe := client.Pipeline()
-	for _, w := range c.windows(l.now(at)) {
-		name := l.nameOf(c.Key, w)
-		fields, err := client.HKeys(ctx, name).Result()
-		if err != nil {
-			return err
-		}
-		for _, f := range fields {
-			if holder, ok := strings.CutPrefix(f, "h:"); ok {
-				pipe.Publish(ctx, recallChannel+holder[:min(9, len(holder))], name)
-			}
-		}
-	}
-	_, err := pipe.Exec(ctx)
-	return err
-}
-
-// Overrides implements [Overrider].
-func (l *Redis) Overrides(
-	ctx context.Context, prefix, after string, n int,
+// listed collects up to n overrides in force. next reads up to n names after a name, and their records.
+func listed(
+	n int, after string, next func(after string, n int) (names []string, all []Overridden, now instant, err error),
 ) (found []ratelimit.NamedOverride, err error) {
-	n = min(n, MostListed)
-	for len(found) < n {
-		page := &redis.ZRangeBy{Min: "[" + prefix, Max: "(" + prefix + "\xff", Count: int64(n - len(found))}
-		if after >= prefix {
-			page.Min = "(" + after
+	for n = min(n, MostListed); len(found) < n; {
+		names, all, now, err := next(after, n-len(found))
+		if err != nil || len(names) == 0 {
+			return found, err
 		}
-		names, err := l.universal().ZRangeByLex(ctx, l.overridesName(), page).Result()
-		if err != nil {
-			return nil, fmt.Errorf("redis: %w", err)
-		}
-		if len(names) == 0 {
-			return found, nil
-		}
-		records, now, err := l.overrides(ctx, l.universal().Pipeline(), names)
-		if err != nil {
-			return nil, err
-		}
-		for i := range records {
-			if o := records[i].InForce(now); o != nil {
+		for i := range all {
+			if o := all[i].InForce(now); o != nil {
 				found = append(found, ratelimit.NamedOverride{Key: names[i], Override: *o})
-			} else if records[i].Set == 0 {
-				err = errors.Join(err, l.unname(ctx, names[i]))
 			}
-		}
-		if err != nil {
-			return nil, err
 		}
 		after = names[len(names)-1]
 	}
 	return found, nil
 }
-
-// unname drops the name of a key without a record, unless it is set in the meantime.
-func (l *Redis) unname(ctx context.Context, key string) error {
-	client := l.universal()
-	err := client.ZRem(ctx, l.overridesName(), key).Err()
-	if n, there := client.Exists(ctx, overrideOf(l.prefix, key)).Result(); n > 0 || there != nil {
-		err = errors.Join(err, there, client.ZAdd(ctx, l.overridesName(), redis.Z{Member: key}).Err())
-	}
-	return err
-}
-
-var _ Overrider = (*Redis)(nil)

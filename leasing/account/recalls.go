@@ -19,6 +19,9 @@ const recallChannel = "sluice:recalled:"
 // nodeDigits is the number of digits of that part.
 const nodeDigits = 16 - namesOfANode/4
 
+// recallsOf is the channel of a holder's node.
+func recallsOf(holder string) string { return recallChannel + holder[:min(nodeDigits, len(holder))] }
+
 // Times of a subscription: after recallSilence without a message it is pinged. Without an answer for as long again,
 // it is opened again after recallRest.
 const (
@@ -30,8 +33,7 @@ const (
 // It blocks, and subscribes again when its subscription breaks. Then it calls recalled without a key, because recalls
 // may have been missed.
 func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
-	channel := recallChannel + hexOf(h)
-	channel = channel[:min(len(recallChannel)+nodeDigits, len(channel))]
+	channel := recallsOf(hexOf(h))
 	follow(ctx, l.prefix, recalled, func(ready func(), received func(string)) error {
 		return l.listen(ctx, channel, ready, received)
 	})

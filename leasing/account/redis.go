@@ -35,34 +35,38 @@ type Redis struct {
 }
 
 // ErrClient means that a client is not suitable for a ledger.
-var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClient without retries")
+var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClient with ContextTimeoutEnabled: true and " +
+	"MaxRetries: -1: otherwise a decision waits longer than its rule's StoreDeadline")
 
 // ErrAnswer means that an answer has not the form of this protocol.
 var ErrAnswer = errors.New("the store's reply is invalid")
 
 // NewRedis makes a ledger whose accounts' names start with prefix. Call it before the client is used, because it sets
 // OnConnect: each new connection reads the run of its server, and takes it as its name. The caller keeps the client,
-// which must not retry by itself, and should respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped
+// which must not retry by itself, and must respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped
 // client, is refused with [ErrClient], because its handling of transactions is unknown. alone tells whether no other
 // node is alive, when an empty ledger is new to this process; nil means that others may be.
 func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*Redis, error) {
 	l := &Redis{prefix: prefix, alone: alone, at: func() ratelimit.LedgerTime { return 0 }}
+	var timeouts bool
+	var retries int
+	var connected *func(context.Context, *redis.Conn) error
 	switch c := client.(type) {
 	case *redis.Client:
-		if c.Options().MaxRetries > 0 {
-			return nil, fmt.Errorf("%w: it retries %d times", ErrClient, c.Options().MaxRetries)
-		}
-		c.Options().OnConnect = named(c.Options().OnConnect)
+		o := c.Options()
+		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
 		l.single(c)
 	case *redis.ClusterClient:
-		if c.Options().MaxRetries > 0 {
-			return nil, fmt.Errorf("%w: it retries %d times", ErrClient, c.Options().MaxRetries)
-		}
-		c.Options().OnConnect = named(c.Options().OnConnect)
+		o := c.Options()
+		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
 		l.cluster = c
 	default:
-		return nil, fmt.Errorf("%w, not a %T", ErrClient, client)
+		return nil, fmt.Errorf("%w; it is a %T", ErrClient, client)
 	}
+	if !timeouts || retries > 0 {
+		return nil, fmt.Errorf("%w; it has ContextTimeoutEnabled: %v and MaxRetries: %d", ErrClient, timeouts, retries)
+	}
+	*connected = named(*connected)
 	return l, nil
 }
 
@@ -249,7 +253,7 @@ func (t *trip) send(ctx context.Context) error {
 	pipe := t.server.client.Pipeline()
 	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
 	for j, i := range t.left {
-		if c := &t.claims[i]; !d.has(i) {
+		if c := &t.claims[i]; !slices.Contains(d.sent, i) {
 			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
 		}
 	}
@@ -282,12 +286,8 @@ func (t *trip) recheck() {
 }
 
 func isDoubtful(err error) bool {
-	for _, prefix := range []string{"READONLY", "LOADING", "MOVED", "ASK", "CLUSTERDOWN"} {
-		if redis.HasErrorPrefix(err, prefix) {
-			return true
-		}
-	}
-	return false
+	prefixes := []string{"READONLY", "LOADING", "MOVED", "ASK", "CLUSTERDOWN"}
+	return slices.ContainsFunc(prefixes, func(p string) bool { return redis.HasErrorPrefix(err, p) })
 }
 
 func (t *trip) names(c *Claim) []string {
@@ -307,7 +307,6 @@ func (t *trip) names(c *Claim) []string {
 // draws are the plain increments of a trip, in one transaction.
 type draws struct {
 	sent []int // claims, in order
-	pre  int   // replies of the transaction before those of its first draw
 	// overridden is the number of draws that may have overrides: their records are the last reply.
 	overridden int
 	exec       *redis.Cmd
@@ -330,7 +329,6 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 			pipe.Do(ctx, "multi")
 			// The time before the draws: they see at least the usage of the previous window until then.
 			pipe.Do(ctx, "time")
-			d.pre = 1
 		}
 		d.sent = append(d.sent, i)
 		if t.draw(ctx, pipe, c, &s); c.Limit.Overridable() {
@@ -356,15 +354,6 @@ func (t *trip) draw(ctx context.Context, pipe redis.Pipeliner, c *Claim, s *span
 	}
 }
 
-func (d *draws) has(i int) bool {
-	for _, j := range d.sent {
-		if i == j {
-			return true
-		}
-	}
-	return false
-}
-
 // LoadScripts loads the ledger's scripts into a server, so that no claim must send them.
 func LoadScripts(ctx context.Context, server redis.Scripter) error {
 	return errors.Join(claimScript.Load(ctx, server).Err(), bucketScript.Load(ctx, server).Err(),
@@ -384,3 +373,6 @@ const namesOfANode = 28
 func NewHolder() ratelimit.Holder {
 	return ratelimit.Holder((rand.Uint64() | 1<<63) >> namesOfANode << namesOfANode)
 }
+
+// NodeOf is the common part of all names of a holder's node: the node's first name.
+func NodeOf(h ratelimit.Holder) ratelimit.Holder { return h >> namesOfANode << namesOfANode }

@@ -78,12 +78,13 @@ func expires(t *testing.T, c *redis.Client) {
 type wrapped struct{ redis.UniversalClient }
 
 func TestClientsThatAreRefused(t *testing.T) {
-	one := redis.NewClient(&redis.Options{MaxRetries: -1})
+	one := redis.NewClient(&redis.Options{MaxRetries: -1, ContextTimeoutEnabled: true})
 	for what, c := range map[string]redis.UniversalClient{
 		"a ring":                redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "localhost:1"}}),
 		"a wrapped one":         wrapped{one},
-		"one that retries":      redis.NewClient(&redis.Options{}),
-		"a cluster that does":   redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"localhost:1"}, MaxRetries: 2}),
+		"one that retries":      redis.NewClient(&redis.Options{ContextTimeoutEnabled: true}),
+		"one without timeouts":  redis.NewClient(&redis.Options{MaxRetries: -1}),
+		"a cluster that does":   redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"localhost:1"}, MaxRetries: 2, ContextTimeoutEnabled: true}),
 		"none":                  nil,
 		"one wrapped in itself": &wrapped{one},
 	} {
@@ -214,7 +215,7 @@ func TestPipelineThatIsCut(t *testing.T) {
 	for cut, whole := 0, false; !whole; cut += 7 {
 		left := math.MaxInt
 		client := redis.NewClient(&redis.Options{
-			Addr: s.Addr, MaxRetries: -1, DisableIdentity: true, PoolSize: 1,
+			Addr: s.Addr, MaxRetries: -1, ContextTimeoutEnabled: true, DisableIdentity: true, PoolSize: 1,
 			Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
 				c, err := new(net.Dialer).DialContext(ctx, network, addr)
 				return cutConn{c, &left}, err

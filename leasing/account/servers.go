@@ -105,6 +105,28 @@ func (l *Redis) keptLocked(c *redis.Client, name string) *server {
 	return &server{client: c, name: name, first: l.all == nil}
 }
 
+// partitions is the number of parts of a Cluster's slots.
+const partitions = 16
+
+// Partitions is the number of parts that fail separately: one, except in a Cluster. A part's slots are contiguous,
+// and so mostly at one or two servers. A prefix with a brace may put all accounts into one slot.
+func (l *Redis) Partitions() int {
+	if l.cluster == nil || strings.Contains(l.prefix, "{") {
+		return 1
+	}
+	return partitions
+}
+
+// Partition is the part of a key's accounts, below Partitions.
+func (l *Redis) Partition(key string) int {
+	n := l.Partitions()
+	if n == 1 {
+		return 0
+	}
+	tag, _, _ := strings.Cut(key, "}")
+	return int(slotOf(tag)) * n / clusterSlots
+}
+
 func (l *Redis) epochKey(tag uint32) string {
 	return l.prefix + epochName + "{" + strconv.FormatUint(uint64(tag), 36) + "}"
 }

@@ -183,8 +183,8 @@ func (w *twins) overrides() string {
 	for i, l := range []Overrider{w.memory, w.redis} {
 		o, err := l.SetOverride(w.Context(), &c)
 		named, err2 := l.Overrides(w.Context(), w.key, "", 10)
-		is, ok, err3 := l.Override(w.Context(), w.key)
-		if all[i] = fmt.Sprintln(o, err, named, err2, is, ok, err3); err == nil && o.Set != 0 {
+		is, err3 := l.Override(w.Context(), w.key)
+		if all[i] = fmt.Sprintln(o, err, named, err2, is, err3); err == nil && o.Set != 0 {
 			if w.set = o; w.limit.Under(&o).Capacity() > w.most.Capacity() {
 				w.most = w.limit.Under(&o)
 			}

@@ -100,11 +100,8 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 	var n [answerFields]int64
 	numbers := text[:min(len(text), 8*answerFields)]
 	r, bad := DecodeOverride(text[len(numbers):])
-	if err != nil || bad != nil || !unpacked(numbers, n[:]) {
-		return garbage(errShape, a.Val())
-	}
-	// If a proxy mixes up replies, this account would take another's tokens.
-	if n[1] != int64(c.Seq) {
+	// If a proxy mixes up replies, this account would take another's tokens: the number is that of the claim.
+	if err != nil || bad != nil || !unpacked(numbers, n[:]) || n[1] != int64(c.Seq) {
 		return garbage(errShape, a.Val())
 	}
 	if g := grantOf(&n); g.Err != nil || n[0] == wasSettled && plausible(c, &g) {
@@ -190,7 +187,7 @@ func (d *draws) read(t *trip, failed error) {
 	if own := t.at(); own != 0 {
 		at = int64(own)
 	}
-	rest := replies[d.pre:]
+	rest := replies[1:]
 	for _, i := range d.sent {
 		n := repliesOf(&t.claims[i])
 		g := readDraw(&t.claims[i], rest[:n], instant(at))
@@ -212,9 +209,9 @@ func (d *draws) fail(t *trip, err error) {
 	}
 }
 
-// replies is the number of its replies.
+// replies is the number of its replies: the time, those of the draws, and the overrides.
 func (d *draws) replies(t *trip) int {
-	n := d.pre + min(1, d.overridden)
+	n := 1 + min(1, d.overridden)
 	for _, i := range d.sent {
 		n += repliesOf(&t.claims[i])
 	}

@@ -39,35 +39,26 @@ func (s *Store) Drop(ctx context.Context, _ ratelimit.LedgerTime) (n int, more b
 	if s.history.kept {
 		return 0, false, nil
 	}
-	revision, now := s.history.due(time.Now())
-	if revision != 0 {
-		_, err := c.Compact(clientv3.WithRequireLeader(ctx), revision)
+	revision, err := s.revision(ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	if old := s.history.due(revision, time.Now()); old != 0 {
+		_, err := c.Compact(clientv3.WithRequireLeader(ctx), old)
 		if err != nil && !errors.Is(err, rpctypes.ErrCompacted) { // by another node
 			return 0, false, fmt.Errorf("etcd: compacting overwritten data: %w", err)
 		}
 	}
-	if !now {
-		return 0, false, nil
-	}
-	if revision, err = s.revision(ctx); err != nil {
-		return 0, false, err
-	}
-	s.history.saw(revision, time.Now())
 	return 0, false, nil
 }
 
-// due is the revision to compact, 0 for none, and whether it is time to read the revision.
-func (h *history) due(now time.Time) (revision int64, look bool) {
+// due is the revision to compact, 0 for none. It notes the current one for later.
+func (h *history) due(revision int64, now time.Time) (old int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.revision != 0 && now.Sub(h.at) < historyKept {
-		return 0, false
+		return 0
 	}
-	return h.revision, true
-}
-
-func (h *history) saw(revision int64, at time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.revision, h.at = revision, at
+	old, h.revision, h.at = h.revision, revision, now
+	return old
 }

@@ -115,7 +115,7 @@ func overrides(t *testing.T, l, other account.Ledger) {
 	if is, err := set.SetOverride(ctx, &again); err != nil || is.Set != 0 {
 		t.Errorf("a removed one that is restated: %+v, %v", is, err)
 	}
-	if is, ok, err := reads.Override(ctx, "over"); ok || err != nil {
+	if is, err := reads.Override(ctx, "over"); is.Set != 0 || err != nil {
 		t.Errorf("there is %+v, %v", is, err)
 	}
 	grants(0, true, true)

@@ -24,15 +24,13 @@ ON CONFLICT (prefix, name) DO UPDATE SET said = excluded.said, at = excluded.at`
 	b.Queue(`DELETE FROM sluice_nodes WHERE prefix = $1 AND at < now() - $2::interval`, s.prefix, within)
 	b.Queue(`SELECT name, said, extract(epoch FROM statement_timestamp() - at)::float8 FROM sluice_nodes
 WHERE prefix = $1`, s.prefix).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			var name, said string
-			var ago float64
-			if err := rows.Scan(&name, &said, &ago); err != nil {
-				return err
-			}
+		var name, said string
+		var ago float64
+		_, err := pgx.ForEachRow(rows, []any{&name, &said, &ago}, func() error {
 			see(name, said, max(0, time.Duration(ago*float64(time.Second))))
-		}
-		return rows.Err()
+			return nil
+		})
+		return err
 	})
 	if err := s.pool.SendBatch(ctx, &b).Close(); err != nil {
 		return fmt.Errorf("postgres: %w", err)

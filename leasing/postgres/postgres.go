@@ -131,19 +131,16 @@ func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Sn
 	if err != nil {
 		return x, fmt.Errorf("postgres: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var version *int64
-		var r account.Record
-		if err := rows.Scan(&x.Now, &x.Life, &version, &r.Data); err != nil {
-			return x, fmt.Errorf("postgres: %w", err)
-		}
+	var version *int64
+	var data []byte
+	if _, err = pgx.ForEachRow(rows, []any{&x.Now, &x.Life, &version, &data}, func() error {
+		r := account.Record{Data: data}
 		if version != nil {
 			r.Version = uint64(*version)
 		}
 		x.Records = append(x.Records, r)
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	}); err != nil {
 		return x, fmt.Errorf("postgres: %w", err)
 	}
 	x.Records = x.Records[:min(len(keys), len(x.Records))]

@@ -59,17 +59,19 @@ FROM sluice_events WHERE prefix = $1 ORDER BY key, id`, s.prefix)
 	if err != nil {
 		return fmt.Errorf("postgres: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var e account.Event
-		err := rows.Scan(&e.At, &e.Rule, &e.Key, &e.Kind, &e.Holder, &e.Window, &e.Ends, &e.Fence, &e.Taken, &e.Spent,
-			&e.Total, &e.Granted, &e.Need, &e.Limit, &e.Bound, &e.Sum, &e.InHand, &e.Cut, &e.Reason)
-		if err != nil {
-			return fmt.Errorf("postgres: %w", err)
-		}
-		see(&e)
+	var e account.Event
+	_, err = pgx.ForEachRow(rows, []any{
+		&e.At, &e.Rule, &e.Key, &e.Kind, &e.Holder, &e.Window, &e.Ends, &e.Fence, &e.Taken, &e.Spent, &e.Total, &e.Granted,
+		&e.Need, &e.Limit, &e.Bound, &e.Sum, &e.InHand, &e.Cut, &e.Reason,
+	}, func() error {
+		one := e
+		see(&one)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("postgres: %w", err)
 	}
-	return rows.Err()
+	return nil
 }
 
 // Forget deletes events from before a time.

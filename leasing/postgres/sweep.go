@@ -128,20 +128,16 @@ WHERE i.inhparent = 'sluice_accounts'::regclass`)
 		return 0, err
 	}
 	var over []string
-	for found.Next() {
-		var name string
-		var n int
-		if err := found.Scan(&name, &n); err != nil {
-			found.Close()
-			return 0, err
-		}
+	var name string
+	var n int
+	if _, err := pgx.ForEachRow(found, []any{&name, &n}, func() error {
 		number, err := strconv.ParseInt(strings.TrimPrefix(name, partitionPrefix), 10, 64)
 		if err == nil && number > 0 && ratelimit.LedgerTime(number+1)*partitionWidth <= before {
 			over = append(over, name)
 			rows += n
 		}
-	}
-	if err := found.Err(); err != nil {
+		return nil
+	}); err != nil {
 		return 0, err
 	}
 	for _, name := range over {

@@ -50,7 +50,7 @@ var faults = []plant.Bug{
 	},
 	{
 		Name: "a ledger that learns confirms", File: partFile,
-		Right: "; !p.learning {", Wrong: "; true {",
+		Right: "; !learning {", Wrong: "; true {",
 	},
 	{
 		Name: "an answer to an earlier message is taken", File: partFile,

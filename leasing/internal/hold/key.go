@@ -130,13 +130,12 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 		return Part{}, true
 	}
 	w := window(0)
-	if limit.Algorithm != ratelimit.TokenBucket {
+	if limit.Algorithm == ratelimit.TokenBucket {
+		e.Till = Never
+	} else {
 		if w, certain = windowAt(now, there, limit); !certain {
 			return Part{}, false
 		}
-	}
-	e.Till = Never
-	if limit.Algorithm != ratelimit.TokenBucket {
 		early, _ := there.Between(now)
 		e.Till = there.NotBefore(now, limit.WindowEnd(w))
 		e.ends = now.Add(limit.WindowEnd(w).Sub(early))
@@ -350,7 +349,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	// A draw does not show the tokens in hand of others.
 	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0
 	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
-	if m.Claim.Kind == account.Draws || e.learning || !nothing && (!short || g.Recalling) {
+	if m.Claim.Kind == account.Draws || g.Learning > g.At || !nothing && (!short || g.Recalling) {
 		if !short {
 			e.holds = 0
 		}

@@ -51,12 +51,6 @@ func (c *LedgerClock) NotBefore(now instant, t ledgerTime) instant {
 	return instant(nanos(t) - w.Hi).Add(-max(0, nanos(t)-w.Hi-time.Duration(now)) / MaxSkew)
 }
 
-// SurelyBy is the first instant at which t has certainly come: from then on, a window that begins at t has begun.
-func (c *LedgerClock) SurelyBy(now instant, t ledgerTime) instant {
-	w := c.Widened(now)
-	return instant(nanos(t) - w.Lo).Add(max(0, nanos(t)-w.Lo-time.Duration(now)) / MaxSkew)
-}
-
 // Between is the earliest and the latest time at the ledger.
 func (c *LedgerClock) Between(now instant) (early, late ledgerTime) {
 	w := c.Widened(now)

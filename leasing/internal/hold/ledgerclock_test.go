@@ -31,8 +31,8 @@ func TestLedgerClockBoundsTheTruth(t *testing.T) {
 			if x := c.NotBefore(at, event); there(x) > nanos(event) {
 				t.Fatalf("seed %d: it was said to be before %v, and it was %v after", seed, event, there(x)-nanos(event))
 			}
-			if x := c.SurelyBy(at, event); there(x) < nanos(event) {
-				t.Fatalf("seed %d: it was said to be past %v, and it was %v before", seed, event, nanos(event)-there(x))
+			if early, late := c.Between(at); nanos(early) > there(at) || nanos(late+1) < there(at) {
+				t.Fatalf("seed %d: it was said to be from %v to %v, and it was %v", seed, early, late, there(at))
 			}
 		}
 		if gap := c.Hi - c.Lo; gap > 30*time.Millisecond {
@@ -60,7 +60,7 @@ func TestLedgerClockIsSet(t *testing.T) {
 	var c LedgerClock
 	c.Observe(1000, 2000, 5_000_000, 5_000_000)
 	c.Observe(3000, 4000, 1_000_000, 1_000_000)
-	if x := c.SurelyBy(4000, 1_000_001); x < 3000 || x > 8000 {
-		t.Errorf("a microsecond later is at %d", x)
+	if early, late := c.Between(4000); early > 1_000_001 || late < 1_000_000 || late > 1_000_010 {
+		t.Errorf("it is from %d to %d", early, late)
 	}
 }

@@ -34,26 +34,24 @@ type Part struct {
 }
 
 type flags struct {
-	restate  bool // the last message has no answer that counts: the next is a claim
-	short    bool // the ledger's total was lower than this node's: it may have lost the account
-	eager    bool // the ledger may credit the tokens in hand: the last claim was eager
-	learning bool // the ledger granted little, and confirmed nothing
-	used     bool // tokens were spent since the last claim was written
-	full     bool // by the last answer, nothing was free or in hand
+	restate bool // the last message has no answer that counts: the next is a claim
+	short   bool // the ledger's total was lower than this node's: it may have lost the account
+	eager   bool // the ledger may credit the tokens in hand: the last claim was eager
+	used    bool // tokens were spent since the last claim was written
+	full    bool // by the last answer, nothing was free or in hand
 }
 
 // Message is a message as it was written.
 type Message struct {
-	Number       uint32 // 0: no message
-	At           instant
-	Claim        account.Claim
-	epoch        uint64 // the node's epoch; 0: none
-	taken, spent tokens // as stated in a claim, or at the time of a draw
-	sum          tokens // by the last answer, less the tokens that this message gives back
+	Number uint32 // 0: no message
+	At     instant
+	Claim  account.Claim
+	epoch  uint64 // the node's epoch; 0: none
+	sum    tokens // by the last answer, less the tokens that this message gives back
 }
 
-// Drift is the sender's drift when the message was written.
-func (m *Message) Drift() tokens { return max(0, m.spent-m.taken) }
+// Drift is the drift that a claim states.
+func (m *Message) Drift() tokens { return max(0, m.Claim.Spent-m.Claim.Taken) }
 
 // Sum is a lower bound of the account's sum, unless others gave tokens back, or refunded them.
 func (m *Message) Sum() tokens { return m.sum }
@@ -112,7 +110,7 @@ func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 		p.state(&c, q)
 		c.Need, c.Want = need, want
 	}
-	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID, taken: p.Taken, spent: p.Spent}
+	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID}
 	m.sum = p.Sum + min(0, max(p.Taken, p.Spent)-p.booked)
 	p.asked = number
 }
@@ -207,8 +205,8 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	over := max(0, g.Sum-c.Limit.Capacity())
 	p.Taken += g.Granted + g.Cut
 	p.Spent += g.Cut
-	p.learning = g.Learning > g.At
-	if drift := max(0, c.Spent-c.Taken); !p.learning {
+	learning := g.Learning > g.At // it granted little, and confirms nothing
+	if drift := m.Drift(); !learning {
 		p.Taken += max(0, drift-over) // only tokens within the limit confirm drift
 	}
 	p.restate, p.short, p.eager = false, false, c.Eager()
@@ -217,7 +215,7 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 		p.Deadline = lasts(m.At, c.TTL)
 	}
 	p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
-	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !p.learning
+	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !learning
 }
 
 // Restate makes the next message a claim, to state this node's total.

@@ -1,8 +1,8 @@
 package keytable
 
 import (
+	"encoding/binary"
 	"fmt"
-	"reflect"
 	"unsafe"
 )
 
@@ -30,10 +30,11 @@ type hand struct {
 	at     int
 }
 
-// New makes a table of at most limit keys. It panics if T has pointers, because the collector would not see them.
+// New makes a table of at most limit keys. It panics if T is of no fixed size ([binary.Size]): it may have pointers,
+// which the collector would not see.
 func New[T any](arena *Arena, limit int) *Table[T] {
-	if t := reflect.TypeFor[T](); hasPointers(t) {
-		panic(fmt.Sprintf("keytable: %v has pointers", t))
+	if v := *new(T); binary.Size(v) < 0 {
+		panic(fmt.Sprintf("keytable: %T may have pointers", v))
 	}
 	t := &Table[T]{arena: arena, limit: limit}
 	t.dir = []*segment[T]{newSegment[T](arena, sizes[0], 0)}
@@ -198,24 +199,4 @@ func (t *Table[T]) Walk(from Cursor, see func(*Cell[T])) Cursor {
 	first := from.prefix &^ (1<<(32-s.depth) - 1)
 	next := first + 1<<(32-s.depth)
 	return Cursor{prefix: next, Done: next == 0} // also after the only segment: 1 << 32 is 0 in 32 bits
-}
-
-func hasPointers(t reflect.Type) bool {
-	switch t.Kind() { //nolint:exhaustive // all others have pointers
-	case reflect.Bool, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint,
-		reflect.Uint8,
-		reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr, reflect.Float32, reflect.Float64,
-		reflect.Complex64, reflect.Complex128:
-		return false
-	case reflect.Array:
-		return hasPointers(t.Elem())
-	case reflect.Struct:
-		for i := range t.NumField() {
-			if hasPointers(t.Field(i).Type) {
-				return true
-			}
-		}
-		return false
-	}
-	return true
 }

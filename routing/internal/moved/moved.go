@@ -49,17 +49,15 @@ type Entry struct {
 	Account leasing.Account
 }
 
-// Plausible reports whether a node whose clock showed sent can have such an account, when this node's clock
-// shows here. Other accounts would wait for ever, or overflow their levels.
-func (m *Entry) Plausible(here, sent ratelimit.LedgerTime) bool {
+// Plausible reports whether a node can have such an account, when this node's clock shows here. Other accounts would
+// wait for ever, divide by a window without length, or overflow their levels.
+func (m *Entry) Plausible(here ratelimit.LedgerTime) bool {
 	a := &m.Account
-	// An account goes by its former owner's clock, which may be behind the sender's by Lag: that
-	// clock must be possible, too.
-	if !possible(here, int64(a.At)) || !possible(here, int64(a.Override.Set)) || a.Dead < 0 || a.Dead > 2*never ||
-		a.Lag < 0 || here.Sub(sent-a.Lag) > MostApart {
+	if !possible(here, int64(a.Begins)) || !possible(here, int64(a.Override.Set)) || a.Ends < 0 || a.Ends > 2*never {
 		return false
 	}
-	if a.Algorithm != ratelimit.TokenBucket && !possibleWindow(here, ratelimit.Window(a.State)) {
+	if a.Algorithm != ratelimit.TokenBucket && (!possibleWindow(here, ratelimit.Window(a.State)) ||
+		a.Begins > 0 && (a.Ends <= a.Begins || !possible(here.Add(2*MostApart), int64(a.Ends)))) {
 		return false
 	}
 	for i := range a.Lessees {
@@ -113,11 +111,11 @@ func (w *Writer) Account(key []byte, a *leasing.Account) {
 		kind |= overridden
 	}
 	w.B = append(w.B, kind)
-	w.numbers(int64(a.Sum), a.Extra, a.State, int64(a.Lag))
-	w.time(int64(a.At))
+	w.numbers(int64(a.Sum), a.Extra, a.State)
+	w.time(int64(a.Begins))
 	// A bucket that does not refill is never full, and its time lies beyond what a difference may
 	// be.
-	w.time(min(int64(a.Dead), w.base+never))
+	w.time(min(int64(a.Ends), w.base+never))
 	w.B = binary.AppendUvarint(w.B, uint64(len(a.Lessees)))
 	for i := range a.Lessees {
 		w.lessee(&a.Lessees[i])
@@ -233,8 +231,7 @@ func (r *reader) account() (m Entry) {
 		r.fail()
 	}
 	a.Sum, a.Extra, a.State = r.tokens(0), r.within(0, 1<<53), r.within(-mostLevel, mostLevel)
-	a.Lag = ratelimit.LedgerTime(r.within(0, 1<<53))
-	a.At, a.Dead = r.time(), r.time()
+	a.Begins, a.Ends = r.time(), r.time()
 	// Lessees are appended one by one. Memory for as many as the number says would let a few bytes
 	// of a peer cost much.
 	for range r.unsigned(uint64(mostLessees)) {
