@@ -97,6 +97,9 @@ type realRedis struct {
 	prefix string
 }
 
+// DrawsFirst says that draws of a round trip are settled before its claims (docs/protocol.md, section 19).
+func (l *realRedis) DrawsFirst() {}
+
 func (l *realRedis) Forget() { l.client.FlushDB(context.Background()) }
 
 func (l *realRedis) Evict(key string, w ratelimit.Window) {

@@ -1,10 +1,12 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
@@ -240,7 +242,7 @@ func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelim
 	p.result.Trips++
 	p.result.Claims += int64(len(claims))
 	p.point.Claims += int64(len(claims))
-	for i := range claims {
+	for _, i := range p.order(claims) {
 		c, g := &claims[i], &grants[i]
 		p.claimed(c.Holder>>nameBits, c.Key)
 		if c.Kind == account.Draws {
@@ -257,6 +259,18 @@ func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelim
 		}
 	}
 	return grants, epoch, at, err
+}
+
+// order is the places of messages in the order in which the ledger settles them: Redis settles draws first.
+func (p *part) order(claims []account.Claim) []int {
+	all := make([]int, len(claims))
+	for i := range all {
+		all[i] = i
+	}
+	if _, ok := p.ledger.(interface{ DrawsFirst() }); ok {
+		slices.SortStableFunc(all, func(i, j int) int { return cmp.Compare(claims[j].Kind, claims[i].Kind) })
+	}
+	return all
 }
 
 var kinds = [...]string{account.States: "claim", account.Draws: "draw"}
