@@ -217,8 +217,7 @@ func TestDebugPortIsForThisMachine(t *testing.T) {
 	if (&flags{DebugHost: "0.0.0.0", ConsoleRedact: &shown}).redacts() {
 		t.Error("CONSOLE_REDACT=false has no effect")
 	}
-	rules := t.TempDir() + "/rules.yaml"
-	writeFile(t, rules, peopleRules)
+	rules := rulesFile(t, peopleRules)
 	s := serveWith(t, []string{"DRAIN_TIME=0s"}, "serve", "--config", rules, "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-port=0")
 	if !strings.HasPrefix(s.debug, "127.0.0.1:") {
 		t.Errorf("the debug port is on %s", s.debug)

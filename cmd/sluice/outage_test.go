@@ -44,8 +44,7 @@ func TestLateRepliesAreLogged(t *testing.T) {
 func TestAnswersInAnOutage(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
-	rules := t.TempDir() + "/rules.yaml"
-	writeFile(t, rules, policyRules)
+	rules := rulesFile(t, policyRules)
 	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s"}, "--config", rules)
 	s.eventually("healthy", s.healthy)
 	keys := []string{"open", "closed", "local"}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -176,8 +175,7 @@ var hostileValues = []string{
 func TestDebugPortIsSafe(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "default", "on", "resetpass", ">hunter9")
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, peopleRules+"  - {key: v, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 5}}\n  - {key: '<b>k', value: '\"<i>*', rate_limit: {unit: year, requests_per_unit: 5}}\n")
+	rules := rulesFile(t, peopleRules+"  - {key: v, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 5}}\n  - {key: '<b>k', value: '\"<i>*', rate_limit: {unit: year, requests_per_unit: 5}}\n")
 	s := serve(t, []string{"REDIS_URL=redis://:hunter9@" + redis.Addr, "ADMIN_TOKEN=hunter2", "PEER_SECRET=hunter3"}, "--config", rules)
 	client := s.overGRPC()
 	for _, v := range hostileValues {

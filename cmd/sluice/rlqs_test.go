@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -96,8 +95,7 @@ func TestEnvoysShareABudget(t *testing.T) {
 	}
 	t.Parallel()
 	store := redistest.Start(t)
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, quotaRules)
+	rules := rulesFile(t, quotaRules)
 	env := []string{"REDIS_URL=" + store.Addr}
 	host, port := freeAddress(t)
 	address := net.JoinHostPort(host, port)
@@ -164,8 +162,7 @@ func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 	}
 	t.Parallel()
 	store := redistest.Start(t)
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
+	rules := rulesFile(t, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
 	env := []string{"REDIS_URL=" + store.Addr, "DRAIN_TIME=100ms"}
 	_, port := freeAddress(t)
 	// Both listen on one port, as behind a balancer.
@@ -225,8 +222,7 @@ func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 // requests brought along hidden, and a name that is markup as text.
 func TestConsoleShowsEnvoys(t *testing.T) {
 	t.Parallel()
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
+	rules := rulesFile(t, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
 	s := serve(t, []string{"CONSOLE_REDACT=true"}, "--config", rules)
 	const name = "<b onload=x>\"edge\""
 	ctx := metadata.AppendToOutgoingContext(t.Context(), rlqs.HolderHeader, name)

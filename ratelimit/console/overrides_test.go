@@ -156,16 +156,18 @@ func (n *overridable) must(code int, part, method, path, body string, headers ..
 
 const alice = "/v1/overrides/edge?api_key=alice"
 
-// Nothing is answered without the token, and guesses of it are throttled, on every path.
-func TestOverridesNeedTheToken(t *testing.T) {
+// Nothing is answered without the token, and guesses of it are throttled, on every path; those are not logged.
+func TestChangesNeedTheToken(t *testing.T) {
 	n := newOverridable(t)
 	n.must(200, "", "PUT", alice, `{"limit": 1000, "reason": "s3cret"}`)
+	const correct = "?domain=edge&entry=api_key=alice"
+	n.must(200, "", "POST", "/admin/drop"+correct, "")
 	for _, at := range []string{
 		"GET /v1/overrides", "GET /v1/overrides/edge", "GET " + alice, "PUT " + alice, "DELETE " + alice,
-		"HEAD " + alice,
+		"HEAD " + alice, "POST /admin/drop" + correct, "POST /admin/reset" + correct,
 	} {
 		method, path, _ := strings.Cut(at, " ")
-		for _, token := range []string{"", "Bearer wrong", "Basic hunter2", "Bearer"} {
+		for _, token := range []string{"", "Bearer wrong", "Basic hunter2", "Bearer", "hunter2", "Bearer  hunter2"} {
 			fresh := newOverridable(t)
 			fresh.of = n.of
 			w := fresh.do(method, path, `{"limit":1,"reason":""}`, "Authorization: "+token)
@@ -178,6 +180,9 @@ func TestOverridesNeedTheToken(t *testing.T) {
 		n.do("GET", alice, "", "Authorization: Bearer guess")
 	}
 	n.must(429, "too many wrong tokens", "GET", alice, "")
+	if lines := strings.Count(n.log.String(), "was refused"); lines != guessBurst {
+		t.Errorf("%d wrong tokens are logged, want %d", lines, guessBurst)
+	}
 	tokenless := newOverridable(t)
 	tokenless.console.Token = ""
 	tokenless.must(403, "one is set: false", "GET", alice, "", "Authorization: Bearer ")
