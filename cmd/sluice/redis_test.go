@@ -114,6 +114,7 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	if serial() != second {
 		t.Error("a certificate that is out of date is used")
 	}
+	writeFile(t, i.File("client.key"), "half a fi")
 	if err := own.Use(&c); err == nil || !strings.Contains(err.Error(), "CERT "+i.File("client.crt")+" and KEY") {
 		t.Errorf("at start: %v", err)
 	}
