@@ -318,7 +318,7 @@ func parityStores(t *testing.T) map[string]parityStore {
 	secure := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.File("redis.crt"), "--tls-key-file", i.File("redis.key"),
 		"--tls-ca-cert-file", i.File("ca.crt"), "--tls-auth-clients", "yes")
 	secure.Do("ACL", "SETUSER", "node", "on", ">secret", "~*", "&*", "+@all")
-	secure.Do("ACL", "SETUSER", "default", "off")
+	secure.Do("ACL", "SETUSER", "default", "resetkeys", "~*sluice:life", "-@all", "+set", "+info", "+hello", "+client") // Begin
 	return map[string]parityStore{
 		"memory":   {},
 		"single":   {[]string{"REDIS_URL=" + single.Addr}, single},
@@ -327,7 +327,7 @@ func parityStores(t *testing.T) map[string]parityStore {
 		"tls": {[]string{
 			"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.File("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + i.File("node.crt"),
 			"REDIS_TLS_CLIENT_KEY=" + i.File("node.key"), "REDIS_AUTH=node:secret",
-		}, nil},
+		}, secure},
 	}
 }
 
