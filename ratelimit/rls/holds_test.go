@@ -119,13 +119,6 @@ func (f *fixture) left(key string) ratelimit.Tokens {
 	return v[0].Remaining
 }
 
-func (f *fixture) hasLeft(key string, want ratelimit.Tokens) {
-	f.Helper()
-	if got := f.left(key); got != want {
-		f.Errorf("%s has %d left, must be %d", key, got, want)
-	}
-}
-
 func (f *fixture) pass(d time.Duration) { f.now = f.now.Add(d) }
 
 // counted is what became of a rule's holds.
