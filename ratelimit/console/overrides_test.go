@@ -28,7 +28,9 @@ type overriding struct {
 	began, hold chan struct{}
 }
 
-func (o *overriding) Override(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) (ratelimit.Override, bool, error) {
+func (o *overriding) Override(
+	ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask,
+) (ratelimit.Override, bool, error) {
 	is, ok, err := o.Local.Override(ctx, now, a)
 	return is, ok && o.down == nil, cmp.Or(o.down, err)
 }
@@ -46,10 +48,14 @@ func (o *overriding) SetOverride(ctx context.Context, now ratelimit.Instant, a *
 	return o.Local.SetOverride(ctx, now, a, to, match)
 }
 
-func (o *overriding) Overrides(ctx context.Context, now ratelimit.Instant, prefix, after string, n int) ([]ratelimit.NamedOverride, error) {
+func (o *overriding) Overrides(
+	ctx context.Context, now ratelimit.Instant, prefix, after string, n int,
+) ([]ratelimit.NamedOverride, error) {
 	all, err := o.Local.Overrides(ctx, now, prefix, after, n)
 	return all, cmp.Or(o.down, err)
 }
+
+const goneRules = "domain: gone\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9}}]\n"
 
 const overrideRules = `domain: edge
 descriptors:
@@ -81,7 +87,7 @@ type overridable struct {
 func newOverridable(t *testing.T) *overridable {
 	files := config.Static{
 		{Name: "rules.yaml", Data: []byte(overrideRules)},
-		{Name: "gone.yaml", Data: []byte("domain: gone\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9}}]\n")},
+		{Name: "gone.yaml", Data: []byte(goneRules)},
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	store := config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()}, log)
@@ -89,15 +95,15 @@ func newOverridable(t *testing.T) *overridable {
 		t.Fatal(err)
 	}
 	n := &overridable{
-		T: t, overriding: &overriding{Local: leasing.NewLocal(100, 1, time.Unix(1_700_000_000, 0))}, files: files,
-		changes: new(metrics.OverrideChanges),
+		T: t, overriding: &overriding{Local: leasing.NewLocal(100, 1, time.Unix(1_700_000_000, 0))},
+		files: files, changes: new(metrics.OverrideChanges),
 	}
 	mux := http.NewServeMux()
 	n.console = newConsole(Source{
 		Inspector: n.Local,
 		Metrics:   metrics.Collector{Source: metrics.Source{Store: store, Overrides: n.changes}},
-		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2", Overrides: n.overriding, KeyName: leasing.KeyName,
-		Log: slog.New(slog.NewTextHandler(&n.log, nil)),
+		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2",
+		Overrides: n.overriding, KeyName: leasing.KeyName, Log: slog.New(slog.NewTextHandler(&n.log, nil)),
 	})
 	n.console.register(mux)
 	n.Handler = mux

@@ -54,9 +54,9 @@ func (n *overridable) play(line string) string {
 		n.down = errors.New("no route to Redis")
 		return ""
 	case "gone": // the rules of some overrides
-		for i := range n.files {
-			text := strings.NewReplacer("unit: day", "unit: minute", "domain: gone", "domain: other").Replace(string(n.files[i].Data))
-			n.files[i].Data = []byte(text)
+		other := strings.NewReplacer("unit: day", "unit: minute", "domain: gone", "domain: other")
+		for i, f := range n.files {
+			n.files[i].Data = []byte(other.Replace(string(f.Data)))
 		}
 		if err := n.console.Metrics.Store.Load(); err != nil {
 			n.Fatal(err)
