@@ -161,7 +161,7 @@ bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
 bench-approx: deps ## what mode approx admits beyond its limits, against what it declares
 	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice
 
-bench-routing: deps ## what mode routing admits while nodes come, go and die
+bench-routing: deps ## what mode routing admits of limits of any size
 	$(GO) test -count=1 -v -run '^TestRouting' ./cmd/sluice
 
 bench-handover: ## a million accounts handed over while 2,000 requests a second go on
@@ -225,13 +225,6 @@ deps-list: ## say what deps would install, and install nothing
 screens: deps ## pictures of the console in its troubles, at three widths, light and dark: .cache/screens
 	mkdir -p .cache/screens
 	$(GO) test -count=1 -run '^TestConsoleScreens$$' ./cmd/sluice -screens $(CURDIR)/.cache/screens
-
-# About 12 minutes at SPEED=10, three fleets at a time; SPEED=1 is real time. QUIET=1h has the demo's load for an hour.
-SPEED ?= 10
-QUIET ?= 0
-.PHONY: troubles
-troubles: deps ## play outages, bad rules and other troubles: which alerts page somebody, and when
-	$(GO) test -count=1 -v -timeout 4h -parallel 3 -run '^TestTroublesPage$$' ./cmd/sluice -troubles -speed $(SPEED) -quiet $(QUIET)
 
 SNAPSHOT ?=
 release: ## binaries, image, SBOM and sums of the tagged commit, into .cache/release (SNAPSHOT=-snapshot: of any)

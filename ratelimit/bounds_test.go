@@ -139,11 +139,3 @@ func TestAmounts(t *testing.T) {
 		}
 	}
 }
-
-// One request may cost more than the largest lease: then a silent node costs as much.
-func TestOverOfSilentNodes(t *testing.T) {
-	over := ratelimit.Over{EachSilent: 10}
-	if over.Silent(1) != 10 || over.Silent(50) != 50 || (ratelimit.Over{}).Silent(50) != 0 {
-		t.Errorf("%d, %d, %d", over.Silent(1), over.Silent(50), (ratelimit.Over{}).Silent(50))
-	}
-}

@@ -129,16 +129,6 @@ func TestBillingMonthsFollowEachOther(t *testing.T) {
 	}
 }
 
-// On the first of a month in UTC, billing months are those of the calendar, with other numbers.
-func TestBillingMonthsOfTheFirst(t *testing.T) {
-	l, calendar := billed(t, 1, "UTC"), Limit{Unit: Month, Requests: 1}.Cut()
-	for w := Window(1); w < 142*12; w++ {
-		if l.WindowEnd(w+1) != calendar.WindowEnd(w) {
-			t.Fatalf("window %d ends at %d, and the month at %d", w+1, l.WindowEnd(w+1), calendar.WindowEnd(w))
-		}
-	}
-}
-
 func TestCalendarsAreRefused(t *testing.T) {
 	for _, day := range []int{-1, 0, 32} {
 		got, err := NewCalendar(day, time.UTC)

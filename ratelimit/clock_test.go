@@ -70,20 +70,3 @@ func TestClockAllocatesNothing(t *testing.T) {
 		t.Errorf("a reading allocates %v times", n)
 	}
 }
-
-// What looking for suspensions costs a reading: compare with the clock that does
-// not look.
-func BenchmarkClock(b *testing.B) {
-	start := time.Now()
-	plain := Clock(func() Instant { return Instant(time.Since(start) + time.Second) })
-	for _, c := range []struct {
-		name string
-		now  Clock
-	}{{"plain", plain}, {"suspensions", MonotonicClock()}} {
-		b.Run(c.name, func(b *testing.B) {
-			for b.Loop() {
-				c.now()
-			}
-		})
-	}
-}

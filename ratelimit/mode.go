@@ -46,12 +46,6 @@ var modes = []ModeSpec{
 	},
 }
 
-// AddMode adds a line to the table of modes. It must be called before rules are read: in a variable's declaration.
-func AddMode(s ModeSpec) Mode {
-	modes = append(modes, s)
-	return Mode(len(modes) - 1)
-}
-
 // Spec returns the mode's line in the table. It is shared: do not change it.
 func (m Mode) Spec() *ModeSpec { return &modes[m] }
 

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -134,9 +135,9 @@ func relayed(t *testing.T, secret string, client, server credentials.TransportCr
 // An attacker that relays the messages of two nodes is refused by both, with certificates and without. A relay
 // of bytes that it cannot read does no harm.
 func TestRelayIsRefused(t *testing.T) {
-	authority := newAuthority(t)
-	certified, certifiedServer := authority.peer()
-	insider, insiderServer := authority.peer() // has a certificate, not the secret
+	authority := redistest.NewAuthority(t)
+	certified, certifiedServer := peerOf(authority)
+	insider, insiderServer := peerOf(authority) // has a certificate, not the secret
 	plain, plainServer := anonymous()
 	for _, c := range []struct {
 		name                             string

@@ -1,94 +1,32 @@
 package realenvoy
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
 )
-
-// authority signs certificates, as files of a directory.
-type authority struct {
-	*testing.T
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{T: t, dir: t.TempDir()}
-	a.cert = &x509.Certificate{
-		Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	a.cert, a.key = a.write("ca", a.cert)
-	return a
-}
-
-// leaf makes a certificate for a name, in NAME.crt and NAME.key.
-func (a *authority) leaf(name string) {
-	a.Helper()
-	a.write(name, &x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	})
-}
-
-func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
-
-func (a *authority) write(name string, c *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
-	a.Helper()
-	must := func(err error) {
-		a.Helper()
-		if err != nil {
-			a.Fatal(err)
-		}
-	}
-	now := time.Now()
-	c.SerialNumber, c.NotBefore, c.NotAfter = big.NewInt(now.UnixNano()), now.Add(-time.Hour), now.Add(time.Hour)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(err)
-	parent, signer := a.cert, a.key
-	if signer == nil {
-		parent, signer = c, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
-	must(err)
-	secret, err := x509.MarshalECPrivateKey(key)
-	must(err)
-	crt, pk := &pem.Block{Type: "CERTIFICATE", Bytes: der}, &pem.Block{Type: "EC PRIVATE KEY", Bytes: secret}
-	must(os.WriteFile(a.file(name+".crt"), pem.EncodeToMemory(crt), 0o600))
-	must(os.WriteFile(a.file(name+".key"), pem.EncodeToMemory(pk), 0o600))
-	return c, key
-}
 
 // Envoy calls over TLS, and presents a certificate if a node requires one. Without alpn_protocols its calls
 // arrive, but its health checks do not: it finds no healthy node, and calls all of them regardless of their
 // state.
 func TestTLS(t *testing.T) {
 	needsLong(t)
-	a := newAuthority(t)
-	a.leaf("sluice")
-	a.leaf("envoy")
-	trust := "validation_context: {trusted_ca: {filename: " + a.file("ca.crt") + "}, " +
+	a := redistest.NewAuthority(t)
+	a.Leaf("sluice", time.Hour, "sluice")
+	a.Leaf("envoy", time.Hour, "envoy")
+	trust := "validation_context: {trusted_ca: {filename: " + a.File("ca.crt") + "}, " +
 		"match_typed_subject_alt_names: [{san_type: DNS, matcher: {exact: sluice}}]}"
-	own := "tls_certificates: [{certificate_chain: {filename: " + a.file("envoy.crt") + "}, " +
-		"private_key: {filename: " + a.file("envoy.key") + "}}], "
+	own := "tls_certificates: [{certificate_chain: {filename: " + a.File("envoy.crt") + "}, " +
+		"private_key: {filename: " + a.File("envoy.key") + "}}], "
 	server := []string{
-		"--grpc-server-use-tls", "--grpc-server-tls-cert", a.file("sluice.crt"),
-		"--grpc-server-tls-key", a.file("sluice.key"),
+		"--grpc-server-use-tls", "--grpc-server-tls-cert", a.File("sluice.crt"),
+		"--grpc-server-tls-key", a.File("sluice.key"),
 	}
 	mutual := slices.Concat(server, []string{
-		"--grpc-client-tls-cacert", a.file("ca.crt"), "--grpc-client-tls-san", "envoy",
+		"--grpc-client-tls-cacert", a.File("ca.crt"), "--grpc-client-tls-san", "envoy",
 	})
 	const h2 = "alpn_protocols: [h2], "
 	plain := change(t, shipped(t, "envoy/envoy.yaml"),

@@ -2,15 +2,11 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const approxRules = `domain: d
@@ -20,13 +16,21 @@ descriptors:
   - {key: one, coordination: {drift_budget: 1%}, rate_limit: {unit: year, requests_per_unit: 10000}}
   - {key: five, coordination: {drift_budget: 5%}, rate_limit: {unit: year, requests_per_unit: 10000}}
   - {key: large, coordination: {drift_budget: 1%}, rate_limit: {unit: year, requests_per_unit: 100000}}
-  - {key: leasing, coordination: {mode: leasing}, rate_limit: {unit: year, requests_per_unit: 100000}}
 `
 
+// slowStore is a Redis behind a proxy.
+type slowStore struct {
+	*redistest.Server
+	proxy *redistest.Proxy
+}
+
+func (s slowStore) URL() string { return "redis://" + s.proxy.Addr }
+
 // approxFleet is nodes with drift shares, behind a proxy that delays replies.
-func approxFleet(t *testing.T, nodes int, delay time.Duration) (*fleet, *redistest.Proxy) {
-	f := newFleet(t, nodes, setup{rules: approxRules, store: startSlowStore(t)})
-	proxy := f.store.(slowStore).proxy
+func approxFleet(t *testing.T, nodes int, delay time.Duration) *fleet {
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	f := newFleet(t, nodes, setup{rules: approxRules, store: slowStore{server, proxy}})
 	f.nodes[0].eventually("there are three drift seats", func() bool {
 		seated := 0
 		for _, n := range f.nodes {
@@ -35,7 +39,7 @@ func approxFleet(t *testing.T, nodes int, delay time.Duration) (*fleet, *rediste
 		return seated == min(nodes, 3)
 	})
 	proxy.Delay(delay)
-	return f, proxy
+	return f
 }
 
 func (f *fleet) drift(key, name string) int64 { return f.ofRule(key, "approx", name) }
@@ -67,7 +71,7 @@ func TestApproxStaysWithinItsBudget(t *testing.T) {
 	}{{1, 0}, {3, 0}, {3, 50 * time.Millisecond}, {10, 50 * time.Millisecond}} {
 		t.Run(fmt.Sprintf("%d nodes, %v", c.nodes, c.delay), func(t *testing.T) {
 			t.Parallel()
-			f, _ := approxFleet(t, c.nodes, c.delay)
+			f := approxFleet(t, c.nodes, c.delay)
 			all := make([]int, c.nodes)
 			for i := range all {
 				all[i] = i
@@ -129,75 +133,4 @@ func TestApproxStaysWithinItsBudget(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Cold keys with 50 ms on every reply: mode approx does not wait for them, and leasing does. The test
-// compares the median of requests without a lease, among others with one, so that load on the machine and
-// some late answers do not matter.
-func TestApproxDoesNotWait(t *testing.T) {
-	f, proxy := approxFleet(t, 3, 0)
-	cold := 0
-	median := func(key string) time.Duration {
-		var mu sync.Mutex
-		var took []time.Duration
-		var wg sync.WaitGroup
-		for i := range 6 {
-			wg.Go(func() {
-				for j := range 300 {
-					if j%10 != 0 {
-						f.askFor(j%3, key, "warm")
-						continue
-					}
-					d := f.askFor(j%3, key, fmt.Sprint("cold", cold, "-", i, "-", j))
-					mu.Lock()
-					took = append(took, d)
-					mu.Unlock()
-				}
-			})
-		}
-		wg.Wait()
-		cold++
-		slices.Sort(took)
-		return took[len(took)/2]
-	}
-	median("large")
-	prompt := median("large")
-	proxy.Delay(50 * time.Millisecond)
-	slow, leasing := median("large"), median("leasing")
-	t.Logf("median of cold keys with a prompt store %v; with 50 ms on every reply: approx %v, leasing %v", prompt, slow, leasing)
-	if slow > leasing/2 && slow > prompt+3*time.Millisecond {
-		t.Errorf("approx waits: %v, %v with a prompt store, %v under leasing", slow, prompt, leasing)
-	}
-	if leasing < ratelimit.StoreDeadline {
-		t.Errorf("leasing waits %v, less than its deadline of %v: was the store slow?", leasing, ratelimit.StoreDeadline)
-	}
-}
-
-// Nodes that are killed, or stopped for longer than their seats last, spend no
-// share twice; those that a store has left for long spend none.
-func TestApproxNodeFaults(t *testing.T) {
-	t.Parallel()
-	f, proxy := approxFleet(t, 3, 50*time.Millisecond)
-	f.load("five", 6, 300, 0, 1, 2).Wait()
-	_ = f.nodes[2].cmd.Process.Kill()
-	<-f.nodes[2].exited
-	f.join()
-	f.load("five", 6, 300, 0, 1, 3).Wait()
-	f.nodes[0].Signal(syscall.SIGSTOP)
-	time.Sleep(11 * time.Second) // a seat lasts 10 s
-	proxy.Refuse(true)
-	proxy.Cut()
-	f.nodes[0].Signal(syscall.SIGCONT)
-	drifted := func() int { return f.nodes[0].metric(`sluice_decision_sources_total{source="drift"}`) }
-	before := drifted()
-	f.load("five", 6, 100, 0).Wait()
-	if after := drifted(); after != before {
-		t.Errorf("a node that was stopped for longer than its seat lasted spent %d more of its share", after-before)
-	}
-	proxy.Refuse(false)
-	f.load("five", 12, 1000, 0, 1, 3).Wait()
-	if got := f.admitted.Load(); got > 10_500 {
-		t.Errorf("admitted %d of 10000, with a budget of 500", got)
-	}
-	t.Logf("admitted %d of 10000 with a budget of 500", f.admitted.Load())
 }

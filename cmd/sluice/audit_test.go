@@ -92,8 +92,7 @@ func TestAudit(t *testing.T) {
 func TestAuditOfClustersAndOwners(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.Cluster(t, 3)
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, "domain: d\ncoordination: {audit: true, on_store_failure: closed}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 10}}]\n")
+	rules := rulesFile(t, "domain: d\ncoordination: {audit: true, on_store_failure: closed}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 10}}]\n")
 	s := serve(t, []string{"REDIS_TYPE=CLUSTER", "REDIS_URL=" + cluster[0].Addr, "CACHE_KEY_PREFIX=x:", "DRAIN_TIME=0s"}, "--config", rules)
 	for i := range 20 {
 		s.eventually("the ledger answers", func() bool { return s.post("k", fmt.Sprint(i)) == 200 })

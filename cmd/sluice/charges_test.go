@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,45 +18,6 @@ func (f *fleet) charge(node int, key, value string, n int) (over bool) {
 		return true
 	}
 	return a.OverallCode == rls.RateLimitResponse_OVER_LIMIT
-}
-
-// newCharged is three nodes on one Redis with a limit, which wait for it as long as they may.
-func newCharged(t *testing.T, limit int) *fleet {
-	t.Helper()
-	return newFleet(t, 3, setup{rules: rules(limit), store: aRedis(t), env: []string{"COORDINATION_STORE_DEADLINE=1s"}})
-}
-
-// 50 clients peek, and charge 5,000 of 10,000 at the end. The usage is at most the limit plus the costs in
-// flight, and from then on all nodes refuse.
-func TestPostPaid(t *testing.T) {
-	const limit, cost, clients = 10_000, 5000, 50
-	f := newCharged(t, limit)
-	var used, passed, refused atomic.Int64
-	var all sync.WaitGroup
-	for i := range clients {
-		all.Go(func() {
-			for j := range 8 {
-				if f.charge((i+j)%3, "k", "x", 0) {
-					refused.Add(1)
-					continue
-				}
-				passed.Add(1)
-				time.Sleep(100 * time.Millisecond) // the completion
-				f.charge((i+2*j+1)%3, "k", "x", cost)
-				used.Add(cost)
-			}
-		})
-	}
-	all.Wait()
-	for i := range f.nodes {
-		if !f.charge(i, "k", "x", 0) || !f.charge(i, "k", "x", 1) {
-			t.Errorf("node %d admits, and %d of %d are used", i, used.Load(), limit)
-		}
-	}
-	t.Logf("%d passed, %d refused, %d used of %d", passed.Load(), refused.Load(), used.Load(), limit)
-	if used.Load() > limit+clients*cost {
-		t.Errorf("%d were used, of %d and %d in flight", used.Load(), limit, clients)
-	}
 }
 
 // 350 of 100 in three seconds are charged, with debt: carry: two windows are used up at all nodes, and the third has 50

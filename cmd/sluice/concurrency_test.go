@@ -9,8 +9,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
 const slots, slotSeconds = 32, 6
@@ -20,8 +18,6 @@ coordination: {mode: routing, on_store_failure: closed, store_deadline: 1s}
 descriptors:
   - {key: slots, rate_limit: {concurrency: %d, hold_ttl: %ds}}
   - {key: slots, value: local, coordination: {on_store_failure: local, store_deadline: 100ms}, rate_limit: {concurrency: 9, hold_ttl: 1m}}
-  - {key: both, value: a, rate_limit: {concurrency: 4, hold_ttl: 1m}}
-  - {key: both, value: b, rate_limit: {concurrency: 1, hold_ttl: 1m}}
 `, slots, slotSeconds)
 
 // crowd are clients of one key, of which each asks any node until it is admitted, is served, and ends at any node.
@@ -153,36 +149,6 @@ func TestAtMostSoManyAtOwners(t *testing.T) {
 	}
 }
 
-// A request that one of two limits refuses takes no slot of the other; two descriptors of one key take one.
-func TestSlotsAllOrNothing(t *testing.T) {
-	t.Parallel()
-	withAndWithout(t, func(t *testing.T, store storeServer) {
-		r := newFleet(t, 3, setup{rules: slotRules, store: store, ring: 3})
-		hold, ok := r.holds(0, "both", "b", 0)
-		if !ok {
-			t.Fatal("refused")
-		}
-		for i := range 12 {
-			if over := r.overBoth(i%3, "a", "b"); !over {
-				t.Fatal("b has one slot, which is taken")
-			}
-		}
-		var held int
-		r.nodes[0].eventually("the slots of refused requests are back", func() bool {
-			if _, ok := r.holds(1, "both", "a", 0); ok {
-				held++
-			}
-			return held == 4
-		})
-		if err := r.settles(2, "both", "b", hold, 0); err != nil {
-			t.Fatal(err)
-		}
-		if over := r.overBoth(1, "b", "b"); over {
-			t.Error("one request needs two slots of one key")
-		}
-	})
-}
-
 // While the store does not answer, each node has its part; it goes on as before when the store answers again, and slots
 // that were given back meanwhile are free.
 func TestSlotsInAnOutage(t *testing.T) {
@@ -223,14 +189,4 @@ func TestSlotsInAnOutage(t *testing.T) {
 		}
 		return again == 9
 	})
-}
-
-// overBoth has one request ask for a slot of two keys.
-func (f *fleet) overBoth(node int, a, b string) bool {
-	f.Helper()
-	x, err := f.send(node, descriptor(1, "both", a), descriptor(1, "both", b))
-	if err != nil {
-		f.Fatal(err)
-	}
-	return x.GetOverallCode() == rls.RateLimitResponse_OVER_LIMIT
 }

@@ -76,9 +76,8 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// commandTime is longer than any test takes on a busy machine, without a flag that makes it long: a command that hangs
-// fails its own test.
-var commandTime = 5 * time.Minute
+// commandTime is longer than any test takes on a busy machine: a command that hangs fails its own test.
+const commandTime = 5 * time.Minute
 
 // command runs for commandTime at most.
 func command(env []string, args ...string) *exec.Cmd {
@@ -216,6 +215,14 @@ func writeFile(t *testing.T, path, text string) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// rulesFile is a file with these rules.
+func rulesFile(t *testing.T, rules string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, path, rules)
+	return path
 }
 
 // top is the repository.

@@ -24,10 +24,6 @@ descriptors:
   - {key: max, hold: {from: request}, rate_limit: {unit: second, unit_multiplier: %[2]d, requests_per_unit: %[1]d}}
   - {key: max, value: leasing, hold: {from: request}, coordination: {mode: leasing}, rate_limit: {unit: second, unit_multiplier: %[2]d, requests_per_unit: %[1]d}}
   - {key: max, value: approx, hold: {from: request}, coordination: {mode: approx, drift_budget: %[3]d}, rate_limit: {unit: second, unit_multiplier: %[2]d, requests_per_unit: %[1]d}}
-  - {key: five, hold: {amount: 30}, rate_limit: {unit: year, requests_per_unit: 100}}
-  - {key: five, value: leasing, hold: {amount: 30}, coordination: {mode: leasing}, rate_limit: {unit: year, requests_per_unit: 100}}
-  - {key: fifty, hold: {amount: 2000}, rate_limit: {unit: year, requests_per_unit: 10000}}
-  - {key: fifty, value: leasing, hold: {amount: 2000}, coordination: {mode: leasing}, rate_limit: {unit: year, requests_per_unit: 10000}}
   - {key: llm, hold: {amount: 900}, coordination: {mode: leasing}, rate_limit: {unit: day, requests_per_unit: 1000000}}
 `, holdLimit, holdSeconds, holdDrift)
 
@@ -152,66 +148,6 @@ func (f *fleet) uses(value string, client int, length time.Duration, kept *books
 			kept.add(window, cost)
 		}
 	}
-}
-
-// litellm's case: five at once on a limit of 100, that cost 30 at most, which is held; and 50 clients that cost 5,000 of
-// 10,000 and hold 2,000. What is over is at most what requests in flight cost beyond what they held. Of 100 at least three
-// times 23 are used: 31 are left then, which two nodes may have in parts.
-func TestHoldsAtOnce(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store storeServer) {
-		r := newFleet(t, 3, setup{rules: heldRules, store: store, ring: 3})
-		for _, c := range []struct {
-			key                      string
-			limit, held, cost, least int
-			clients                  int
-		}{{"five", 100, 30, 23, 69, 5}, {"five", 100, 30, 30, 70, 5}, {"fifty", 10_000, 2000, 5000, 10_000, 50}} {
-			for _, value := range []string{"routing", "leasing"} {
-				if value == "leasing" && store == nil {
-					continue
-				}
-				if c.cost == 30 {
-					value += "-again"
-					if store != nil && strings.HasPrefix(value, "leasing") {
-						continue // it would be another rule
-					}
-				}
-				used, most := r.atOnce(c.clients, c.key, value, c.cost)
-				bound := c.limit + most*max(0, c.cost-c.held)
-				t.Logf("%s %s: %d used of %d, at most %d in flight, bound %d", c.key, value, used, c.limit, most, bound)
-				if used > bound || used < c.least {
-					t.Errorf("%s %s: %d are used, must be from %d to %d", c.key, value, used, c.least, bound)
-				}
-			}
-		}
-	})
-}
-
-// atOnce has clients ask in rounds until all are refused five times: a node that has refused asks again a moment later. It returns what was used, and how many were in
-// flight at once, at most.
-func (f *fleet) atOnce(clients int, key, value string, cost int) (used, most int) {
-	for refusals := 0; refusals < 5; {
-		var all sync.WaitGroup
-		var inFlight atomic.Int64
-		for i := range clients {
-			all.Go(func() {
-				if hold, ok := f.holds(i%3, key, value, 0); ok {
-					inFlight.Add(1)
-					time.Sleep(50 * time.Millisecond) // the completion
-					if err := f.settles((i+1)%3, key, value, hold, cost); err != nil {
-						f.Error(err)
-					}
-				}
-			})
-		}
-		all.Wait()
-		n := int(inFlight.Load())
-		used, most = used+n*cost, max(most, n)
-		if n == 0 {
-			refusals++
-			time.Sleep(200 * time.Millisecond)
-		}
-	}
-	return used, most
 }
 
 // A thousand requests with their settlements ask Redis a few times, where the limit is a million.

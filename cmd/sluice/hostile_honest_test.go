@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,28 +49,15 @@ func (s *sluice) sockets() int {
 	return len(open)
 }
 
-// served is what an honest client had of the server, and what the machine did meanwhile.
+// served is what an honest client had of the server.
 type served struct {
 	took   []time.Duration // by rising length
 	shed   int             // calls that were answered UNAVAILABLE at once
 	failed int             // calls that had no answer
 	why    error           // one of these
-	wall   time.Duration
-	// Processor time: of the server, of the attacker, and of all but the server, in all.
-	server, attacker, rest time.Duration
 }
 
 func (v *served) p99() time.Duration { return v.took[len(v.took)*99/100] }
-
-func (v *served) String() string {
-	share := func(d time.Duration) int { return int(100 * d / v.wall) }
-	return fmt.Sprintf("p99 %.1f ms of %d calls, %d shed, %d failed; of a processor: server %d %%, attacker %d %%, all but the server %d %%",
-		float64(v.p99())/1e6, len(v.took), v.shed, v.failed, share(v.server), share(v.attacker), share(v.rest))
-}
-
-// room tells whether all others together, the attacker among them, left the server at least
-// half of the machine.
-func (v *served) room() bool { return v.rest <= v.wall*time.Duration(runtime.NumCPU())/2 }
 
 // honest asks at honestRate, over a connection of its own, until ctx is done.
 func (s *sluice) honest(ctx context.Context) *served {
@@ -84,8 +70,7 @@ func (s *sluice) honest(ctx context.Context) *served {
 	var v served
 	var mu sync.Mutex // guards v
 	var calls sync.WaitGroup
-	begun, server, busy := time.Now(), s.processor(), s.busy()
-	for due := begun; ctx.Err() == nil; due = due.Add(time.Second / honestRate) {
+	for due := time.Now(); ctx.Err() == nil; due = due.Add(time.Second / honestRate) {
 		// A client that was late makes up for it, so that no time is passed over.
 		time.Sleep(time.Until(due))
 		calls.Go(func() {
@@ -105,8 +90,6 @@ func (s *sluice) honest(ctx context.Context) *served {
 		})
 	}
 	calls.Wait()
-	v.wall, v.server = time.Since(begun), s.processor()-server
-	v.rest = s.busy() - busy - v.server
 	slices.Sort(v.took)
 	return &v
 }
@@ -152,46 +135,5 @@ func (s *sluice) attacked(a attack) *served {
 	if ended != nil {
 		s.Fatalf("the attacker: %v\n%s", ended, said.String())
 	}
-	v.attacker = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	return v
-}
-
-// tick is the unit of processor time in /proc.
-const tick = 10 * time.Millisecond
-
-// ticks adds up fields of a line of /proc, the first of which is 0.
-func (s *sluice) ticks(line string, fields ...int) (sum time.Duration) {
-	s.Helper()
-	all := strings.Fields(line)
-	for _, i := range fields {
-		n, err := strconv.Atoi(all[i])
-		if err != nil {
-			s.Fatalf("%q: %v", line, err)
-		}
-		sum += time.Duration(n) * tick
-	}
-	return sum
-}
-
-// processor is the processor time that the server has used.
-func (s *sluice) processor() time.Duration {
-	s.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
-	if err != nil {
-		s.Fatal(err)
-	}
-	// What follows the command's name: its state is the first, and used are the 12th and 13th.
-	return s.ticks(string(text[bytes.LastIndexByte(text, ')')+1:]), 11, 12)
-}
-
-// busy is the processor time that anybody has used on this machine, or that its host has
-// taken away.
-func (s *sluice) busy() time.Duration {
-	s.Helper()
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		s.Fatal(err)
-	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	return s.ticks(line, 1, 2, 3, 6, 7, 8) // the 4th and the 5th are idle
 }

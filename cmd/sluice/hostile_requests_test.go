@@ -4,84 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
-
-// A client that requests explanations without end gets some of them, and takes no store connections from
-// claims.
-func TestHostileExplain(t *testing.T) {
-	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t)}).nodes[0]
-	s.post("five", "x")
-	answered, refused := 0, 0
-	for range 300 {
-		r, err := http.Get("http://" + s.debug + "/explain?domain=d&entry=five=x")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Body.Close()
-		switch {
-		case r.StatusCode == http.StatusOK:
-			answered++
-		case r.StatusCode == http.StatusTooManyRequests && r.Header.Get("Retry-After") != "":
-			refused++
-		default:
-			t.Fatal(r.Status)
-		}
-	}
-	if answered < 40 || refused < 100 {
-		t.Errorf("%d of 300 were explained, and %d refused", answered, refused)
-	}
-	if got := s.post("five", "y"); got != 200 {
-		t.Errorf("a claim meanwhile: %d", got)
-	}
-}
-
-// A token that is guessed too fast is not looked at, whatever it is.
-func TestHostileTokens(t *testing.T) {
-	s := newFleet(t, 1, setup{rules: peopleRules, env: []string{"LOG_LEVEL=info"}}).nodes[0]
-	correct := func(authorization string) int {
-		r, err := http.NewRequest(http.MethodPost, "http://"+s.debug+"/admin/drop?domain=d&entry=five=x", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Authorization", authorization)
-		a, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.Body.Close()
-		return a.StatusCode
-	}
-	for range 20 {
-		if got := correct("Bearer hunter2"); got != http.StatusOK {
-			t.Fatalf("the token: %d", got)
-		}
-	}
-	for _, other := range []string{"hunter2", "Basic hunter2", "Bearer", "Bearer  hunter2"} {
-		if got := correct(other); got != http.StatusForbidden {
-			t.Errorf("Authorization %q: %d", other, got)
-		}
-	}
-	looked := 0
-	for i := range 100 {
-		if correct("Bearer guess"+strconv.Itoa(i)) == http.StatusForbidden {
-			looked++
-		}
-	}
-	if looked > 20 {
-		t.Errorf("%d of 100 wrong tokens were looked at", looked)
-	}
-	if got := correct("Bearer hunter2"); got != http.StatusTooManyRequests {
-		t.Errorf("the token, after those: %d", got)
-	}
-	if n := strings.Count(s.log(), "a correction was refused"); n > 20 {
-		t.Errorf("%d lines were logged", n)
-	}
-}
 
 // The page of a site whose name was made to point here sees nothing; profiles
 // have a bound.

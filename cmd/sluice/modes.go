@@ -10,9 +10,7 @@ import (
 )
 
 // modeTable has a line for each mode: its declaration, and its limiter. A mode of your own is a package with a
-// [ratelimit.ModeSpec] and a limiter, and a line here:
-//
-//	{ratelimit.AddMode(mine.Spec), mine.New},
+// limiter, a line here, and a [ratelimit.ModeSpec] in the table of package ratelimit.
 var modeTable = []modeLine{
 	{ratelimit.Leasing, byLedger},
 	{ratelimit.Routing, byOwner},

@@ -217,8 +217,7 @@ func TestDebugPortIsForThisMachine(t *testing.T) {
 	if (&flags{DebugHost: "0.0.0.0", ConsoleRedact: &shown}).redacts() {
 		t.Error("CONSOLE_REDACT=false has no effect")
 	}
-	rules := t.TempDir() + "/rules.yaml"
-	writeFile(t, rules, peopleRules)
+	rules := rulesFile(t, peopleRules)
 	s := serveWith(t, []string{"DRAIN_TIME=0s"}, "serve", "--config", rules, "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-port=0")
 	if !strings.HasPrefix(s.debug, "127.0.0.1:") {
 		t.Errorf("the debug port is on %s", s.debug)
@@ -226,7 +225,12 @@ func TestDebugPortIsForThisMachine(t *testing.T) {
 	s = serveWith(t, []string{"DRAIN_TIME=0s", "DEBUG_HOST=0.0.0.0"}, "serve", "--config", rules, "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-port=0")
 	s.post("five", "s3cret")
 	_, port, _ := strings.Cut(s.debug[strings.LastIndexByte(s.debug, ']')+1:], ":")
-	if _, text := s.get("127.0.0.1:" + port + "/console/state"); strings.Contains(text, "s3cret") || !strings.Contains(text, "five=") {
-		t.Errorf("on all addresses the console shows\n%.3000s", text)
+	for _, page := range []string{"/console/state", "/console/history", "/ring"} {
+		if _, text := s.get("127.0.0.1:" + port + page); strings.Contains(text, "s3cret") {
+			t.Errorf("on all addresses %s shows\n%.3000s", page, text)
+		}
+	}
+	if _, text := s.get("127.0.0.1:" + port + "/console/state"); !strings.Contains(text, "year|d|five=#") {
+		t.Errorf("the key is not shown at all:\n%.3000s", text)
 	}
 }

@@ -63,20 +63,3 @@ var parityPrometheus = []string{
 	`ratelimit_service_config_load_success 1`,
 	`ratelimit_service_config_load_error 0`,
 }
-
-// parityErrors are configs that are refused, and theirs words for it.
-var parityErrors = []struct{ config, want string }{
-	{"descriptors: [{key: a}]", "config file cannot have empty domain"},
-	{"domain: parity\ndescriptors: [{key: a}]", "duplicate domain 'parity' in config file"}, // beside parityRules
-	{"domain: e\ndescriptors: [{value: a}]", "descriptor has empty key"},
-	{"domain: e\ndescriptors: [{key: a, value: b}, {key: a, value: b}]", "duplicate descriptor composite key 'e.a_b'"},
-	{"domain: e\ndescriptors: [{key: a, rate_limit: {unit: eon, requests_per_unit: 1}}]", "invalid rate limit unit 'eon'"},
-	{"domain: e\ndescriptors: [{key: a, rate_limit: {unlimited: true, unit: day}}]", "should not specify rate limit unit when unlimited"},
-	{"domain: e\ndescriptors: [{key: a, value: b, share_threshold: true}]", "share_threshold can only be used with wildcard values (containing '*'), but found key 'a_b'"},
-	{"domain: e\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1, replaces: [{name: ''}]}}]", "should not have an empty replaces entry"},
-	{"domain: e\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1, name: n, replaces: [{name: n}]}}]", "replaces should not contain name of same descriptor"},
-	{"domain: e\ndescriptors: [{key: a, rate_limits: {}}]", "config error, unknown key 'rate_limits'"},
-	{"domain: e\n1: a", "config error, key is not of type string: 1"},
-	{"domain: e\ndescriptors: [a]", "config error, yaml file contains list of type other than map: a"},
-	{"domain: [", "error loading config file: "},
-}

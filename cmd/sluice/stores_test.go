@@ -28,11 +28,6 @@ func eachStore(t *testing.T, test func(*testing.T, storeServer)) {
 		t.Parallel()
 		test(t, redistest.Start(t))
 	})
-	eachDatabase(t, test)
-}
-
-// eachDatabase is eachStore without Redis.
-func eachDatabase(t *testing.T, test func(*testing.T, storeServer)) {
 	for name, start := range databases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // with the other stores
@@ -53,20 +48,28 @@ descriptors:
   - {key: thousand, rate_limit: {unit: year, requests_per_unit: 1000}}
   - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: reserve, coordination: {max_nodes: 3, lease: {reserve: 0.5%}, audit: false}, rate_limit: {unit: year, requests_per_unit: 1000}}
   - {key: drift, coordination: {mode: approx, drift_budget: 40, max_nodes: 4, audit: false}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 
-// Three nodes on one database. Each limit holds, in modes leasing and approx, the nodes see each other, and audit
+// Three nodes on one store. Each limit holds, in modes leasing and approx, the nodes see each other, and audit
 // events are on record.
-func TestFleetOnDatabases(t *testing.T) {
+func TestFleetsAdmitTheLimit(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, server storeServer) {
+	eachStore(t, func(t *testing.T, server storeServer) {
 		f := newFleet(t, 3, setup{rules: storeRules, store: server})
 		for _, c := range []struct {
 			key       string
 			limit     int64
 			over, few int64
-		}{{"five", 5, 0, 0}, {"thousand", 1000, 0, 30}, {"bucket", 100, 0, 5}, {"sliding", 1000, 0, 30}, {"drift", 1000, 40, 30}} {
+		}{
+			{"five", 5, 0, 0},
+			{"thousand", 1000, 0, 30},
+			{"bucket", 100, 0, 5},
+			{"sliding", 1000, 0, 30},
+			{"reserve", 1000, 0, 30},
+			{"drift", 1000, 40, 30},
+		} {
 			f.admitted.Store(0)
 			f.load(c.key, 12, int(c.limit)*3/2/12+20, 0, 1, 2).Wait()
 			f.untilAdmitted(c.key, c.limit-c.few, 0, 1, 2)
@@ -81,8 +84,8 @@ func TestFleetOnDatabases(t *testing.T) {
 			_, text := f.nodes[0].get(f.nodes[0].debug + "/console/state")
 			return strings.Count(text, `"started"`) >= 3
 		})
-		if _, text := f.nodes[0].get(f.nodes[0].debug + "/stats"); strings.Contains(text, "redis_pool") || !strings.Contains(text, "ratelimit.go.") {
-			t.Errorf("there is no pool of a Redis here:\n%s", text)
+		if _, text := f.nodes[0].get(f.nodes[0].debug + "/stats"); strings.Contains(text, "redis_pool") != (f.redis != nil) {
+			t.Errorf("the statistics of a Redis' pool:\n%s", text)
 		}
 		code, out, errs := runLine("audit", "--json", "--store-url="+server.URL())
 		if code != 0 || strings.Count(out, `"Rule":"d.thousand"`) == 0 {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
@@ -48,10 +49,10 @@ func push(t *testing.T, snapshots cache.SnapshotCache, node string, rules ...typ
 	}
 }
 
-// serverCredentials are those of xds.crt, for clients that the issuer has signed.
-func (i *issuer) serverCredentials() grpc.ServerOption {
+// serverCredentials are those of xds.crt, for clients of the authority.
+func serverCredentials(i *redistest.Authority) grpc.ServerOption {
 	i.Helper()
-	flags := tlsFlags{Use: true, Cert: i.file("xds.crt"), Key: i.file("xds.key"), ClientCA: i.file("ca.crt")}
+	flags := tlsFlags{Use: true, Cert: i.File("xds.crt"), Key: i.File("xds.key"), ClientCA: i.File("ca.crt")}
 	security, err := flags.read(time.Now())
 	if err != nil {
 		i.Fatal(err)
@@ -62,14 +63,14 @@ func (i *issuer) serverCredentials() grpc.ServerOption {
 // With rules from a management server over TLS the binary is unhealthy until
 // they come, and then keeps them.
 func TestRulesFromAServer(t *testing.T) {
-	i := newIssuer(t)
-	i.leaf("xds", time.Hour, "xds.example")
-	i.leaf("node", time.Hour, "node")
-	address, snapshots := managementServer(t, i.serverCredentials())
+	i := redistest.NewAuthority(t)
+	i.Leaf("xds", time.Hour, "xds.example")
+	i.Leaf("node", time.Hour, "node")
+	address, snapshots := managementServer(t, serverCredentials(i))
 	s := serve(t, []string{
 		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
-		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.file("node.key"),
-		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "DRAIN_TIME=0s",
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "DRAIN_TIME=0s",
 	})
 	if s.healthy() {
 		t.Error("healthy before there are rules")
@@ -119,24 +120,24 @@ func TestBadXDSSettings(t *testing.T) {
 // A management server that cannot be trusted, or does not trust this node, is
 // named with the setting to check; no rules come from it.
 func TestBadXDSCertificates(t *testing.T) {
-	i, stranger := newIssuer(t), newIssuer(t)
-	i.leaf("xds", time.Hour, "xds.example")
-	i.leaf("node", time.Hour, "node")
-	stranger.leaf("node", time.Hour, "node")
-	address, _ := managementServer(t, i.serverCredentials())
+	i, stranger := redistest.NewAuthority(t), redistest.NewAuthority(t)
+	i.Leaf("xds", time.Hour, "xds.example")
+	i.Leaf("node", time.Hour, "node")
+	stranger.Leaf("node", time.Hour, "node")
+	address, _ := managementServer(t, serverCredentials(i))
 	good := []string{
 		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
 		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=100ms", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=100ms", "DRAIN_TIME=0s",
-		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.file("node.key"),
-		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
 	}
 	for name, c := range map[string]struct {
 		bad  []string
 		want string
 	}{
-		"unknown authority": {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + stranger.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN="}, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is \"" + stranger.file("ca.crt")},
+		"unknown authority": {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + stranger.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN="}, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is \"" + stranger.File("ca.crt")},
 		"another name":      {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_SAN=other.example"}, "CONFIG_GRPC_XDS_SERVER_TLS_SAN is other.example"},
-		"a stranger":        {[]string{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + stranger.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + stranger.file("node.key")}, "CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is \"" + stranger.file("node.crt")},
+		"a stranger":        {[]string{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + stranger.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + stranger.File("node.key")}, "CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is \"" + stranger.File("node.crt")},
 		"no TLS":            {[]string{"CONFIG_GRPC_XDS_SERVER_USE_TLS=false"}, "CONFIG_GRPC_XDS_SERVER_USE_TLS, which is false"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -59,7 +59,7 @@ func init() {
 
 // Agent Router's Envoys find the nodes by the name that they call, and the nodes their rules.
 func TestChartForAgentRouter(t *testing.T) {
-	s := services(t, settings["agent router"])["envoy-ai-gateway-ratelimit"]
+	s := rendered[*core.Service](t, settings["agent router"])["envoy-ai-gateway-ratelimit"]
 	d, env := deployed(t, settings["agent router"])
 	if s == nil || s.Spec.ClusterIP != "None" || s.Spec.Ports[0].Port != 8081 || !maps.Equal(s.Spec.Selector, d.Spec.Selector.MatchLabels) {
 		t.Fatalf("%+v", s)
@@ -76,10 +76,8 @@ func TestChartForAgentRouter(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, env[name].Value, want)
 		}
 	}
-	for _, text := range render(t, settings["agent router"]) {
-		if _, object, err := strict(text); err != nil {
-			t.Error(err)
-		} else if m, ok := object.(*core.ConfigMap); ok && (len(m.Data) != 1 || !strings.Contains(m.Data["additions.yaml"], "domain: ai-gateway-quota\n")) {
+	for _, m := range rendered[*core.ConfigMap](t, settings["agent router"]) {
+		if len(m.Data) != 1 || !strings.Contains(m.Data["additions.yaml"], "domain: ai-gateway-quota\n") {
 			t.Errorf("%v", m.Data)
 		}
 	}
@@ -217,15 +215,15 @@ func letsPrometheusIn(p *networking.NetworkPolicy) bool {
 	return false
 }
 
-// services are the chart's, by name.
-func services(t *testing.T, values map[string]any) map[string]*core.Service {
+// rendered are the chart's objects of a type, by name.
+func rendered[T interface{ GetName() string }](t *testing.T, values map[string]any) map[string]T {
 	t.Helper()
-	found := map[string]*core.Service{}
+	found := map[string]T{}
 	for _, d := range render(t, values) {
 		if _, object, err := strict(d); err != nil {
 			t.Fatal(err)
-		} else if s, ok := object.(*core.Service); ok {
-			found[s.Name] = s
+		} else if is, ok := object.(T); ok {
+			found[is.GetName()] = is
 		}
 	}
 	return found
@@ -233,7 +231,7 @@ func services(t *testing.T, values map[string]any) map[string]*core.Service {
 
 // Envoy sees nodes that are ready, and only peers see the others.
 func TestEnvoySeesReadyNodes(t *testing.T) {
-	found := services(t, settings["everything"])
+	found := rendered[*core.Service](t, settings["everything"])
 	for name, s := range found {
 		peers := name == "sluice-peers"
 		if s.Spec.PublishNotReadyAddresses != peers {
@@ -253,18 +251,18 @@ func TestEnvoySeesReadyNodes(t *testing.T) {
 // deployed is the chart's Deployment and the environment of its container.
 func deployed(t *testing.T, values map[string]any) (d *apps.Deployment, env map[string]core.EnvVar) {
 	t.Helper()
-	for _, text := range render(t, values) {
-		if _, object, err := strict(text); err != nil {
-			t.Fatal(err)
-		} else if found, ok := object.(*apps.Deployment); ok {
-			d = found
-		}
-	}
-	env = map[string]core.EnvVar{}
-	for _, e := range d.Spec.Template.Spec.Containers[0].Env {
-		env[e.Name] = e
+	for _, d = range rendered[*apps.Deployment](t, values) {
+		env = environment(d.Spec.Template.Spec)
 	}
 	return d, env
+}
+
+func environment(p core.PodSpec) map[string]core.EnvVar {
+	env := map[string]core.EnvVar{}
+	for _, e := range p.Containers[0].Env {
+		env[e.Name] = e
+	}
+	return env
 }
 
 // Secrets come from where they are kept, memory has a soft limit below the hard
@@ -334,31 +332,17 @@ func TestChartSettings(t *testing.T) {
 // The job that checks rules before an upgrade has them all, and looks at them as
 // the nodes will.
 func TestChartChecksRules(t *testing.T) {
-	for _, d := range render(t, settings["everything"]) {
-		_, object, err := strict(d)
-		if err != nil {
-			t.Fatal(err)
+	jobs := rendered[*batch.Job](t, settings["everything"])
+	for _, job := range jobs {
+		pod := job.Spec.Template.Spec
+		args, mode := pod.Containers[0].Args, environment(pod)["COORDINATION_MODE"].Value
+		if job.Annotations["helm.sh/hook"] != "pre-install,pre-upgrade" || !slices.Equal(args, []string{"check", "/etc/sluice/rules", "--nodes=11"}) || mode != "approx" {
+			t.Errorf("%v %v under mode %q", job.Annotations, args, mode)
 		}
-		job, ok := object.(*batch.Job)
-		if !ok {
-			continue
-		}
-		c := job.Spec.Template.Spec.Containers[0]
-		if job.Annotations["helm.sh/hook"] != "pre-install,pre-upgrade" || !slices.Equal(c.Args, []string{"check", "/etc/sluice/rules", "--nodes=11"}) {
-			t.Errorf("%v %v", job.Annotations, c.Args)
-		}
-		var mode string
-		for _, e := range c.Env {
-			if e.Name == "COORDINATION_MODE" {
-				mode = e.Value
-			}
-		}
-		if mode != "approx" {
-			t.Errorf("it checks under mode %q", mode)
-		}
-		return
 	}
-	t.Error("there is no job")
+	if len(jobs) != 1 {
+		t.Errorf("%d jobs", len(jobs))
+	}
 }
 
 // Bad values of the chart are refused.

@@ -29,7 +29,6 @@ type Server struct {
 	args []string
 	dir  string
 	cmd  *exec.Cmd
-	env  []string // in addition to the test's
 	// config makes it a sentinel.
 	config string
 }
@@ -130,7 +129,6 @@ func (s *Server) Run() {
 		args = []string{s.config, "--sentinel", "--port", port, "--bind", "127.0.0.1", "--dir", s.dir}
 	}
 	s.cmd = exec.Command(path, args...)
-	s.cmd.Env = append(os.Environ(), s.env...)
 	if err := s.cmd.Start(); err != nil {
 		s.Fatal(err)
 	}

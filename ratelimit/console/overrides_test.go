@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -19,67 +20,42 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// kept keeps overrides in a map, as a store would.
-type kept struct {
-	mu   sync.Mutex
-	of   map[string]ratelimit.Override
-	last ratelimit.LedgerTime
+// overriding is a limiter whose store may be away, or slow.
+type overriding struct {
+	*leasing.Local
 	down error
 	// SetOverride says that it has begun, and waits for hold; nil: neither.
 	began, hold chan struct{}
 }
 
-func (k *kept) Override(_ context.Context, _ ratelimit.Instant, a *ratelimit.Ask) (ratelimit.Override, bool, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	o, ok := k.of[leasing.KeyName(a.Key)]
-	return o, ok, k.down
+func (o *overriding) Override(
+	ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask,
+) (ratelimit.Override, bool, error) {
+	is, ok, err := o.Local.Override(ctx, now, a)
+	return is, ok && o.down == nil, cmp.Or(o.down, err)
 }
 
-func (k *kept) SetOverride(_ context.Context, _ ratelimit.Instant, a *ratelimit.Ask, o *ratelimit.Override,
+func (o *overriding) SetOverride(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask, to *ratelimit.Override,
 	match ratelimit.Match,
 ) (ratelimit.Override, error) {
-	if k.hold != nil {
-		k.began <- struct{}{}
-		<-k.hold
+	if o.hold != nil {
+		o.began <- struct{}{}
+		<-o.hold
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	name := leasing.KeyName(a.Key)
-	was := k.of[name]
-	switch {
-	case k.down != nil:
-		return was, k.down
-	case !match.Any && match.Set != was.Set:
-		return was, ratelimit.ErrOverrideChanged
-	case o == nil:
-		delete(k.of, name)
-		return ratelimit.Override{}, nil
+	if o.down != nil {
+		return ratelimit.Override{}, o.down
 	}
-	k.last += 1_000_000
-	is := *o
-	is.Set = k.last
-	k.of[name] = is
-	return is, nil
+	return o.Local.SetOverride(ctx, now, a, to, match)
 }
 
-func (k *kept) Overrides(
-	_ context.Context, _ ratelimit.Instant, prefix, after string, n int,
-) (all []ratelimit.NamedOverride, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	var names []string
-	for name := range k.of {
-		if strings.HasPrefix(name, prefix) && name > after {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names[:min(n, len(names))] {
-		all = append(all, ratelimit.NamedOverride{Key: name, Override: k.of[name]})
-	}
-	return all, k.down
+func (o *overriding) Overrides(
+	ctx context.Context, now ratelimit.Instant, prefix, after string, n int,
+) ([]ratelimit.NamedOverride, error) {
+	all, err := o.Local.Overrides(ctx, now, prefix, after, n)
+	return all, cmp.Or(o.down, err)
 }
+
+const goneRules = "domain: gone\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9}}]\n"
 
 const overrideRules = `domain: edge
 descriptors:
@@ -88,6 +64,7 @@ descriptors:
   value: "free-*"
   share_threshold: true
   rate_limit: {unit: hour, requests_per_unit: 7}
+- {key: api_key, value: old, rate_limit: {unit: day, requests_per_unit: 100}}
 - key: tier
   descriptors:
   - {key: limit, rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 10}}
@@ -99,30 +76,34 @@ descriptors:
 // overridable is a node's console with the rules above.
 type overridable struct {
 	*testing.T
-	*kept
+	*overriding
 	http.Handler
+	files   config.Static
 	console *console
 	changes *metrics.OverrideChanges
 	log     bytes.Buffer
 }
 
 func newOverridable(t *testing.T) *overridable {
-	files := config.Static{{Name: "rules.yaml", Data: []byte(overrideRules)}}
+	files := config.Static{
+		{Name: "rules.yaml", Data: []byte(overrideRules)},
+		{Name: "gone.yaml", Data: []byte(goneRules)},
+	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	store := config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()}, log)
 	if err := store.Load(); err != nil {
 		t.Fatal(err)
 	}
 	n := &overridable{
-		T: t, kept: &kept{of: map[string]ratelimit.Override{}, last: 1_800_000_000_000_000},
-		changes: new(metrics.OverrideChanges),
+		T: t, overriding: &overriding{Local: leasing.NewLocal(100, 1, time.Unix(1_700_000_000, 0))},
+		files: files, changes: new(metrics.OverrideChanges),
 	}
 	mux := http.NewServeMux()
 	n.console = newConsole(Source{
-		Inspector: leasing.NewLocal(100, 1, time.Unix(1_800_000_000, 0)),
+		Inspector: n.Local,
 		Metrics:   metrics.Collector{Source: metrics.Source{Store: store, Overrides: n.changes}},
-		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2", Overrides: n.kept, KeyName: leasing.KeyName,
-		Log: slog.New(slog.NewTextHandler(&n.log, nil)),
+		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2",
+		Overrides: n.overriding, KeyName: leasing.KeyName, Log: slog.New(slog.NewTextHandler(&n.log, nil)),
 	})
 	n.console.register(mux)
 	n.Handler = mux
@@ -156,18 +137,20 @@ func (n *overridable) must(code int, part, method, path, body string, headers ..
 
 const alice = "/v1/overrides/edge?api_key=alice"
 
-// Nothing is answered without the token, and guesses of it are throttled, on every path.
-func TestOverridesNeedTheToken(t *testing.T) {
+// Nothing is answered without the token, and guesses of it are throttled, on every path; those are not logged.
+func TestChangesNeedTheToken(t *testing.T) {
 	n := newOverridable(t)
 	n.must(200, "", "PUT", alice, `{"limit": 1000, "reason": "s3cret"}`)
+	const correct = "?domain=edge&entry=api_key=alice"
+	n.must(200, "", "POST", "/admin/drop"+correct, "")
 	for _, at := range []string{
 		"GET /v1/overrides", "GET /v1/overrides/edge", "GET " + alice, "PUT " + alice, "DELETE " + alice,
-		"HEAD " + alice,
+		"HEAD " + alice, "POST /admin/drop" + correct, "POST /admin/reset" + correct,
 	} {
 		method, path, _ := strings.Cut(at, " ")
-		for _, token := range []string{"", "Bearer wrong", "Basic hunter2", "Bearer"} {
+		for _, token := range []string{"", "Bearer wrong", "Basic hunter2", "Bearer", "hunter2", "Bearer  hunter2"} {
 			fresh := newOverridable(t)
-			fresh.of = n.of
+			fresh.Local = n.Local
 			w := fresh.do(method, path, `{"limit":1,"reason":""}`, "Authorization: "+token)
 			if w.Code != 403 || strings.Contains(w.Body.String(), "s3cret") || w.Header().Get("ETag") != "" {
 				t.Errorf("%s with %q is answered %d %s", at, token, w.Code, w.Body)
@@ -178,6 +161,9 @@ func TestOverridesNeedTheToken(t *testing.T) {
 		n.do("GET", alice, "", "Authorization: Bearer guess")
 	}
 	n.must(429, "too many wrong tokens", "GET", alice, "")
+	if lines := strings.Count(n.log.String(), "was refused"); lines != guessBurst {
+		t.Errorf("%d wrong tokens are logged, want %d", lines, guessBurst)
+	}
 	tokenless := newOverridable(t)
 	tokenless.console.Token = ""
 	tokenless.must(403, "one is set: false", "GET", alice, "", "Authorization: Bearer ")

@@ -5,17 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/url"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 var (
@@ -46,15 +42,25 @@ func (n *overridable) play(line string) string {
 	cmd, rest, _ := strings.Cut(line, " ")
 	switch cmd {
 	case "keys":
-		return fmt.Sprintf("%q", slices.Sorted(maps.Keys(n.of)))
+		all, _ := n.Local.Overrides(n.Context(), 1, "", "", 100)
+		names := []string{}
+		for _, o := range all {
+			names = append(names, o.Key)
+		}
+		return fmt.Sprintf("%q", names)
 	case "log":
 		return n.log.String()
 	case "down":
 		n.down = errors.New("no route to Redis")
 		return ""
-	case "gone": // the rules of these
-		n.of["day|edge|api_key=old"] = ratelimit.Override{Requests: 3, Set: 7}
-		n.of["day|gone|k=v"] = ratelimit.Override{Requests: 3, Set: 7}
+	case "gone": // the rules of some overrides
+		other := strings.NewReplacer("unit: day", "unit: minute", "domain: gone", "domain: other")
+		for i, f := range n.files {
+			n.files[i].Data = []byte(other.Replace(string(f.Data)))
+		}
+		if err := n.console.Metrics.Store.Load(); err != nil {
+			n.Fatal(err)
+		}
 		return ""
 	case "explain":
 		var e Explanation

@@ -2,6 +2,7 @@ package console
 
 import (
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 )
@@ -33,6 +34,18 @@ func TestQuestionsAreThrottled(t *testing.T) {
 	open[0]()
 	if _, ok := th.question(); !ok {
 		t.Error("a slot that is free again is not used")
+	}
+	n, answered, refused := newOverridable(t), 0, 0
+	for range 100 {
+		switch w := n.do("GET", "/explain?domain=edge&entry=api_key=alice", ""); {
+		case w.Code == http.StatusOK:
+			answered++
+		case w.Code == http.StatusTooManyRequests && w.Header().Get("Retry-After") != "":
+			refused++
+		}
+	}
+	if answered < 20 || refused == 0 || answered+refused != 100 {
+		t.Errorf("of 100 questions at once %d are answered, and %d refused for a moment", answered, refused)
 	}
 }
 

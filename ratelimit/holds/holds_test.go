@@ -235,21 +235,3 @@ func FuzzHold(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkAppend(b *testing.B) {
-	d := newDesk(b, keyA)
-	parts := []Part{{budget(1), 1000}}
-	var out []byte
-	for b.Loop() {
-		out, _ = d.Append(out[:0], NewSlot(), now, parts)
-	}
-}
-
-func BenchmarkSettle(b *testing.B) {
-	d := newDesk(b, keyA)
-	part := Part{budget(1), 1000}
-	for b.Loop() {
-		text, _ := d.Append(nil, NewSlot(), now, []Part{part})
-		d.Settle(string(text), part.Key, now, time.Minute)
-	}
-}

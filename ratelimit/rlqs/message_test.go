@@ -119,18 +119,3 @@ func FuzzReports(f *testing.F) {
 	f.Add([]byte("\x12\x0d\x12\x0b\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))
 	f.Fuzz(func(t *testing.T, message []byte) { compare(t, message) })
 }
-
-// A BucketId that comes in two parts is one, and names the same bucket as in one part.
-func TestJoinedReport(t *testing.T) {
-	rules := rulesOf(t, oneRule)
-	s, _, _ := newSession(t, &rules)
-	if err := s.Reports(t.Context(), start, joined()); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "c", "", "k", "w", "a", "b"))); err != nil {
-		t.Fatal(err)
-	}
-	if len(s.order) != 3 {
-		t.Errorf("it has %d buckets, want those of two BucketIds and of what they are together", len(s.order))
-	}
-}

@@ -3,9 +3,6 @@ package rls
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,35 +17,6 @@ descriptors:
   - {key: other, rate_limit: {concurrency: 1}}
   - {key: never, rate_limit: {unit: year, requests_per_unit: 0}}
 `
-
-// 100,000 calls that are cut, changed, forged, replayed or of another key give no slot back, and neither do negative
-// hits.
-func TestHostileSlots(t *testing.T) {
-	f := holdFixtureOf(t, slotRules)
-	used, _ := f.takes(desc("slots=a"))
-	f.ends("slots=a", used, unsaid)
-	foreign, _ := f.takes(desc("slots=b"))
-	for range 2 {
-		if _, over := f.takes(desc("slots=a")); over {
-			t.Fatal("refused")
-		}
-	}
-	r := rand.New(rand.NewPCG(1, 2))
-	for i := range 100_000 {
-		hold := []string{used, used[:1+r.IntN(len(used)-1)], strings.Repeat("A", 1+r.IntN(200)), foreign}[i%4]
-		entries := "slots=a," + EntryHold + "=" + hold
-		if i%2 == 0 {
-			entries = fmt.Sprintf("slots=a,%s=1,%s=%s", EntryEnd, EntryHold, hold)
-		}
-		f.takes(descOf(entries, usage(r.IntN(3))))
-	}
-	negative := desc("slots=a")
-	negative.IsNegativeHits = true
-	f.takes(negative)
-	if _, over := f.takes(desc("slots=a")); !over {
-		t.Error("a slot came back that nobody has given back")
-	}
-}
 
 // deadSlots is a ledger that does not answer.
 type deadSlots struct{}

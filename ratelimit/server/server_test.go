@@ -11,13 +11,7 @@ import (
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -58,35 +52,6 @@ func run(t *testing.T, v *Server) (stop func()) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// Absurd sizes and broken bytes are errors of the one call.
-func TestBadCallsOverGRPC(t *testing.T) {
-	v, err := newServer(t, local())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer run(t, v)()
-	_, rpc, _ := v.Addresses()
-	conn, err := grpc.NewClient("passthrough:///"+rpc.String(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	client := rlsv3.NewRateLimitServiceClient(conn)
-	good := &rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{}}}
-	huge := &rlsv3.RateLimitRequest{Domain: strings.Repeat("x", 5<<20), Descriptors: good.Descriptors}
-	for want, r := range map[codes.Code]*rlsv3.RateLimitRequest{
-		codes.OK: good, codes.InvalidArgument: {Domain: "d"}, codes.ResourceExhausted: huge,
-	} {
-		if _, err := client.ShouldRateLimit(context.Background(), r); status.Code(err) != want {
-			t.Errorf("got %v, want %v", err, want)
-		}
-	}
-	if _, err := client.ShouldRateLimit(context.Background(), good); err != nil {
-		t.Errorf("after those: %v", err)
 	}
 }
 

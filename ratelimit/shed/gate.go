@@ -21,7 +21,7 @@ const (
 // Reasons are the names of the reasons, by value; Begun has none.
 var Reasons = [...]string{Overload: "overload", Deadline: "deadline"}
 
-// What the gate reckons with; model_test.go plays it against a model of a node.
+// What the gate reckons with; bench/overload plays it with a real server.
 const (
 	// fewest is how many calls may be in the node whatever was measured, and how many
 	// must leave it one after the other to be a measurement.

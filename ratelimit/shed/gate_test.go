@@ -110,6 +110,19 @@ func TestTheNodesSpeedIsFollowed(t *testing.T) {
 		}
 		c.serve(c.Stats().Waiting, each)
 	}
+	const each = 18 * time.Microsecond
+	room := int(patience / burstShare / each)
+	c.arrive(50)
+	for range 200 { // now in batches, one soon after the other, while others arrive
+		c.arrive(50)
+		c.pass(each)
+		c.leave(20)
+		c.pass(49 * each)
+		c.leave(30)
+	}
+	if got := 50 + c.arrive(10_000); got < room*9/10 || got > room*11/10 {
+		t.Errorf("of calls that leave in batches, %d are let in, %d can be answered in time", got, room)
+	}
 }
 
 // Calls that are being decided wait for a store, and not for the processor: however
@@ -286,6 +299,34 @@ func TestOneConnectionShutsOutNoOther(t *testing.T) {
 	}
 }
 
+// A connection with more calls inside than all others together may have 5 ms of work there, from a call of another
+// connection on. When the other has been silent for a while, a burst is let in again.
+func TestFloodLeavesRoomForOthers(t *testing.T) {
+	c := newClocked(t)
+	each := 10 * time.Microsecond
+	burst, few := int(patience/burstShare/each), int(crowded/each)
+	c.measure(each)
+	if got := c.arrive(burst); got != burst {
+		t.Fatalf("alone, %d of a burst of %d are let in", got, burst)
+	}
+	c.serve(burst-fewest, each)
+	if !c.Arrive(c.now, 0, patience) {
+		t.Error("another connection is shut out")
+	}
+	if c.arrive(burst); len(c.inside) < few-1 || len(c.inside) > few+1 {
+		t.Errorf("%d calls of a flood are inside, and %d may be", len(c.inside), few)
+	}
+	c.Leave(c.now, 0, c.now)
+	c.serve(len(c.inside), each)
+	if c.callers != 0 {
+		t.Errorf("no call is inside, and of %d connections are some, says the gate", c.callers)
+	}
+	c.pass(standing)
+	if got := c.arrive(burst); got != burst {
+		t.Errorf("alone again, %d of a burst of %d are let in", got, burst)
+	}
+}
+
 func TestGateDoesNotAllocate(t *testing.T) {
 	c := newClocked(t)
 	if n := testing.AllocsPerRun(1000, func() {
@@ -295,15 +336,5 @@ func TestGateDoesNotAllocate(t *testing.T) {
 		c.Leave(c.now, 0, c.now)
 	}); n != 0 {
 		t.Errorf("%v allocations a call", n)
-	}
-}
-
-func BenchmarkGate(b *testing.B) {
-	c := newClocked(b)
-	for b.Loop() {
-		c.Arrive(c.now, len(c.inside), patience)
-		c.Begin(c.now)
-		c.End(c.now)
-		c.Leave(c.now, 0, c.now)
 	}
 }

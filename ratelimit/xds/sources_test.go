@@ -1,7 +1,6 @@
 package xds
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,11 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -253,49 +250,5 @@ func TestCopyOfAPush(t *testing.T) {
 	text, err := os.ReadFile(path)
 	if err != nil || strings.Count(string(text), "xds:d") != 1 {
 		t.Errorf("the copy does not say whose rules it holds: %v\n%s", err, text)
-	}
-}
-
-// told counts the calls of a source.
-type told struct{ loads, refused, coalesced chan struct{} }
-
-func (l told) Load() error  { l.loads <- struct{}{}; return nil }
-func (l told) Refuse(error) { l.refused <- struct{}{} }
-func (l told) Coalesced()   { l.coalesced <- struct{}{} }
-
-// Every source watches until its end, without an error.
-func TestSourcesWatch(t *testing.T) {
-	dir := t.TempDir()
-	writeFile(t, filepath.Join(dir, "a.yaml"), "domain: d\n")
-	for name, s := range map[string]config.Source{
-		"directory": &config.Tree{Path: dir},
-		"static":    config.Static{},
-		"copy":      &config.Copy{Path: filepath.Join(dir, "none")},
-		"server": NewClient(Options{
-			Server: "127.0.0.1:1", Credentials: insecure.NewCredentials(),
-			Backoff: Backoff{Connect: time.Hour},
-		}),
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(context.Background())
-			ended := make(chan error, 1)
-			l := told{make(chan struct{}, 100), make(chan struct{}, 100), make(chan struct{}, 100)}
-			go func() { ended <- s.Watch(ctx, l) }()
-			if name == "directory" {
-				<-l.loads // the first look: it may have changed since it was read
-			}
-			select {
-			case err := <-ended:
-				t.Fatalf("it has ended by itself: %v", err)
-			default:
-			}
-			cancel()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-			if len(l.loads)+len(l.refused) > 0 {
-				t.Errorf("%d loads and %d refusals without a change", len(l.loads), len(l.refused))
-			}
-		})
 	}
 }

@@ -222,31 +222,6 @@ func TestPushes(t *testing.T) {
 	}
 }
 
-// A server that comes late is found.
-func TestLateServer(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
-	failed := make(chan error, 100)
-	store := run(t, Options{Server: addr, OnState: func(err error) {
-		if err != nil {
-			failed <- err
-		}
-	}})
-	if err := <-failed; !strings.Contains(err.Error(), addr) {
-		t.Errorf("an error that does not say where: %v", err)
-	}
-	m := newManager(t, addr)
-	m.push(domain("a", limit("k", 5)))
-	m.acked("v1")
-	if requests(store, "a.k") != 5 {
-		t.Error("no rules")
-	}
-}
-
 func options() config.Options { return config.Options{Coordination: ratelimit.DefaultCoordination()} }
 
 func convertOne(resource *anypb.Any, more *Additions) (config.Text, error) {
