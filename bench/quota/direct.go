@@ -14,21 +14,19 @@ func (w *world) ask() {
 	w.in(time.Duration(w.rnd.ExpFloat64()/w.Direct*float64(time.Second)), func() {
 		n, k := w.nodes[w.rnd.IntN(len(w.nodes))], w.keys[w.rnd.IntN(len(w.keys))]
 		if n.alive {
-			w.admit(k, n.decide(k))
+			v := n.decide(w.rules.All()[0], k, ratelimit.Spend, 1)
+			w.admit(k, v.Err == nil && !v.OverLimit)
 		}
 		w.ask()
 	})
 }
 
-// entries are the key's, as RLS has them.
-func (k *key) entries() []config.Entry { return []config.Entry{{Key: "k", Value: k.id["k"]}} }
-
-// decide has the node decide on a request for one token.
-func (n *node) decide(k *key) (allowed bool) {
-	rule, key := n.rules.Domain("d").MatchUnordered(k.entries(), nil)
+// decide has the node decide on a request of RLS for a key, by a rule.
+func (n *node) decide(rule *ratelimit.Rule, k *key, kind ratelimit.Kind, cost ratelimit.Tokens) ratelimit.Verdict {
+	_, key := n.rules.Domain("d").MatchUnordered([]config.Entry{{Key: "k", Value: k.id["k"]}}, nil)
 	var v [1]ratelimit.Verdict
-	n.limiter.Decide(context.Background(), n.clock(), []ratelimit.Ask{{Rule: rule, Key: key, Kind: ratelimit.Spend, Cost: 1}}, v[:])
-	return v[0].Err == nil && !v[0].OverLimit
+	n.limiter.Decide(context.Background(), n.clock(), []ratelimit.Ask{{Rule: rule, Key: key, Kind: kind, Cost: cost}}, v[:])
+	return v[0]
 }
 
 // shared: RLS callers of the same bucket may take the tokens that are held back for leases.

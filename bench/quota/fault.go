@@ -1,7 +1,6 @@
 package quota
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -206,10 +205,7 @@ func (w *world) rest(k *key) ratelimit.Tokens {
 	if w.Direct == 0 { // no request adds to it
 		rule = sublease.Rule(rule)
 	}
-	_, key := w.rules.Domain("d").MatchUnordered(k.entries(), nil)
-	var v [1]ratelimit.Verdict
-	w.nodes[0].limiter.Decide(context.Background(), w.nodes[0].clock(), []ratelimit.Ask{{Rule: rule, Key: key, Kind: ratelimit.Peek}}, v[:])
-	return v[0].Remaining
+	return w.nodes[0].decide(rule, k, ratelimit.Peek, 0).Remaining
 }
 
 // room is the rest of a key's limit: for a bucket, its level if all usage had been taken from it. Below 0,
