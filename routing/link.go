@@ -130,7 +130,7 @@ func (c *call) after(do func()) {
 	}
 }
 
-// status is what the reply says; of a call without one it is not in time.
+// status is that of the reply; of a call without one it is not in time.
 func (c *call) status() uint32 {
 	if c.err != nil || c.reply == nil {
 		return notInTime
