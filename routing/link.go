@@ -62,8 +62,8 @@ type link struct {
 	out     outbox           // guarded by mu
 }
 
-// doneReport goes to a peer after all parcels: this node has no accounts of others, under a ring. The zero doneReport is
-// not sent.
+// doneReport goes to a peer after all parcels: this node has no accounts of others, under a ring. The zero one is not
+// sent.
 type doneReport struct {
 	digest  uint64 // of the ring
 	changes uint64 // this node's, then; from 1
