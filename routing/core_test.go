@@ -74,19 +74,6 @@ func TestRingsSinceAllHadHandedOver(t *testing.T) {
 	}
 }
 
-// With a store there is no handover, so that each ring counts as complete.
-func TestTurnWithAStore(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	c.local = nil
-	c.mu.Lock()
-	c.turn()
-	c.unlock()
-	if !c.view.Load().stable.Load() {
-		t.Error("it waits for others to hand over")
-	}
-}
-
 // A node's announcements travel on two streams, and may arrive in another order. An announcement from before
 // its last join or departure no longer counts: otherwise accounts on their way to it would begin again here.
 func TestOldWordsOfANodeCountNoMore(t *testing.T) {

@@ -9,17 +9,17 @@ import (
 // fetch finds out where a key's account is, that is not here although the key is
 // this node's own, while others may still have it. It asks each of them:
 //
-//	asking --all say none, under this ring--> absent: it is a new key
+//	asking --all answer none, under this ring--> absent: it is a new key
 //	   '-----it is on its way, or the ring is another's--> again, in a moment: it may be here by then
 //
-// One who says none will have none as long as it sees the same ring: it takes in
+// A node that answers none will have none as long as it sees the same ring: it takes in
 // only what is its own.
 type fetch struct {
 	key   string
 	view  *view
 	open  int // answers that are missing
 	state fetchState
-	soon  bool // some have said to ask again
+	soon  bool // some answers ask for another attempt
 	bells []bell
 }
 

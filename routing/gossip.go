@@ -106,12 +106,12 @@ func (g *Gossip) Find(context.Context) ([]string, error) {
 	return addrs, wrong
 }
 
-// Close says good-bye and stops listening. It blocks for at most a second.
+// Close announces the departure and stops listening. It blocks for at most a second.
 func (g *Gossip) Close() error {
 	return errors.Join(g.list.Leave(time.Second), g.list.Shutdown())
 }
 
-// errGossip is a wrong secret, as far as that can be told.
+// errGossip is a wrong secret, as far as that can be detected.
 var errGossip = fmt.Errorf("its gossip cannot be decrypted: %w", ErrSecret)
 
 func (g *Gossip) refuse(from string, err error) {

@@ -20,7 +20,7 @@ import (
 // sent until there is a receipt for it, and counts once. Who refuses it, because
 // it is not the owner in its own view, does not have it; the sender has.
 //
-// A node says done when it has nothing that is not its own, and nothing of its
+// A node announces done when it has nothing that is not its own, and nothing of its
 // is on its way. When all have, under the ring that a node sees, a key without
 // an account has none anywhere.
 
@@ -42,7 +42,7 @@ type mover struct {
 }
 
 // walk is the state of a mover, the last one before others. All but walked mean that there may be accounts of others:
-// this node must not say done.
+// this node must not announce done.
 type walk uint8
 
 const (
@@ -138,7 +138,7 @@ func (c *core) takeOut(now instant, v *view) {
 			m.next = max(m.next, stuck)
 		case later:
 			m.next = max(m.next, stuck)
-			// The earliest of the refusing nodes says when to try again.
+			// It is tried again with the earliest of the refusing nodes.
 			if m.retry == 0 || to.paused < m.retry {
 				m.retry = to.paused
 			}

@@ -112,8 +112,15 @@ func TestWalkGoesRound(t *testing.T) {
 		do   func()
 		want walk
 	}{
-		{m.once, walking}, {m.once, walking}, {m.end, walking}, {m.end, walked},
-		{m.begin, walking}, {func() { m.next = stuck }, walking}, {m.end, stuck}, {m.once, walking}, {m.end, walked},
+		{m.once, walking},
+		{m.once, walking},
+		{m.end, walking},
+		{m.end, walked},
+		{m.begin, walking},
+		{func() { m.next = stuck }, walking},
+		{m.end, stuck},
+		{m.once, walking},
+		{m.end, walked},
 	} {
 		if x.do(); m.state != x.want {
 			t.Errorf("step %d: the walk is %d, want %d", i, m.state, x.want)

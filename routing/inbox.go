@@ -13,8 +13,8 @@ import (
 // inlet is the other end of a peer's link: its stream to this node. Its frames are taken in one after the
 // other.
 type inlet struct {
-	// addr and incarnation are what the introduction has proved: later frames say nothing of who
-	// sends them.
+	// addr and incarnation are what the introduction has proved: later frames do not name their
+	// sender.
 	addr        string
 	incarnation uint64
 
@@ -110,7 +110,7 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 }
 
 // compareClocks takes in what a peer's ledger clock shows, and returns the inbox of the peer and the time there, as far
-// as that can be told. ok is false if no clock can show that.
+// as that can be known. ok is false if no clock can show that.
 func (c *core) compareClocks(now instant, from *inlet, sent int64) (in *inbox, there ratelimit.LedgerTime, ok bool) {
 	here := c.local.LedgerNow(now)
 	if !moved.Current(here, sent) {
@@ -130,7 +130,7 @@ const adoptedAtOnce = 16
 
 // adopt takes in a parcel, once.
 func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
-	// Without a number it cannot be told from its repetition.
+	// Without a number it cannot be distinguished from its repetition.
 	if c.inStore() || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
 		c.malformed(rejectedParcel) // a store has the accounts
 		return nil

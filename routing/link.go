@@ -62,8 +62,8 @@ type link struct {
 	out     outbox           // guarded by mu
 }
 
-// doneReport goes to a peer after all parcels: this node has no accounts of others, under a ring. The zero doneReport is
-// not sent.
+// doneReport goes to a peer after all parcels: this node has no accounts of others, under a ring. The zero one is not
+// sent.
 type doneReport struct {
 	digest  uint64 // of the ring
 	changes uint64 // this node's, then; from 1
@@ -130,7 +130,7 @@ func (c *call) after(do func()) {
 	}
 }
 
-// status is what the reply says; of a call without one it is not in time.
+// status is that of the reply; of a call without one it is not in time.
 func (c *call) status() uint32 {
 	if c.err != nil || c.reply == nil {
 		return notInTime

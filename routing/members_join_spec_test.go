@@ -131,8 +131,9 @@ func TestWhoHasGone(t *testing.T) {
 	}
 }
 
-// After it has joined, a node without a store decides when others have read that; with one, at once.
-func TestWhoHasToHearFirst(t *testing.T) {
+// After it has joined, a node without a store decides when others have acknowledged that. With one, it decides at once,
+// and no handover completes its ring.
+func TestJoinIsAcknowledgedFirst(t *testing.T) {
 	for _, store := range []bool{false, true} {
 		s := newScript(t, 1, 10)
 		c := s.start("a:1").core
@@ -141,8 +142,14 @@ func TestWhoHasToHearFirst(t *testing.T) {
 		}
 		c.unconfirmed.Store(store)
 		c.mu.Lock()
+		m := &member{link: &link{wake: func() {}}, holds: true}
+		m.ready.Store(true)
+		c.members["b:1"] = m
 		c.join(s.now)
 		c.unlock()
+		if c.view.Load().stable.Load() != store {
+			t.Errorf("store %v: another node may have accounts", store)
+		}
 		if !c.present || c.unconfirmed.Load() == store || c.joined != s.now {
 			t.Errorf("store %v: present %v, unconfirmed %v", store, c.present, c.unconfirmed.Load())
 		}

@@ -20,7 +20,7 @@ const parcelBytes = 16 << 10
 //	                                                 ^--the stream broke--'
 //
 // Invariant: an account that was taken out of the tables is in exactly one
-// parcel, until the peer has said that it has it, or that it has not.
+// parcel, until the receipt reports that the peer has it, or has it not.
 type outbox struct {
 	numbers *atomic.Uint64 // of parcels, for all outboxes of a node
 	open    *parcel
@@ -120,6 +120,6 @@ func (o *outbox) empties() []*parcel {
 // parcel writes a parcel into a frame; the caller holds mu.
 func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
 	l.out.unsent++
-	// First tells the receiver which receipts it may drop.
+	// With First the receiver drops the receipts before it.
 	f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.B}
 }

@@ -157,7 +157,7 @@ func (c *core) join(now instant) {
 	c.turn()
 }
 
-// announce tells all others whether this node owns keys. It reports whether acknowledgements are missing.
+// announce announces to all others whether this node owns keys. It reports whether acknowledgements are missing.
 func (c *core) announce(now instant) (unacked bool) {
 	// They are read now, not when the frame is written: the answer counts for the present ring.
 	is, changes := c.present, c.changes

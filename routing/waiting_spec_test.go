@@ -281,6 +281,7 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 		by     string
 	}{
 		{"charged by its owner", "b:1", verdict{Source: ratelimit.FromOwner}, 0, owner},
+		{"debt at its owner", "b:1", verdict{Source: ratelimit.FromOwner, OverLimit: true, Debt: 1, Window: 3}, 0, owner},
 		{"charged by its owner, and this node's by now", "a:1", verdict{Source: ratelimit.FromOwner}, ratelimit.FromLease, base},
 		{"leased as a hot key", "b:1", verdict{Source: ratelimit.FromLease, Window: 3}, 0, hand},
 		{"leased in another window", "b:1", verdict{Source: ratelimit.FromLease, Window: 2}, 0, owner},
@@ -302,8 +303,13 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 		x.v.Charged = 4
 		c.Undo(s.now, []ask{{Rule: s.rule, Key: a.ownedBy(x.owner), Cost: 5}}, []verdict{x.v})
 		want := map[string]string{x.by: fmt.Sprintf("undo 1 of source %d\n", x.source)}
-		if below.said != want[base] || (len(m.take(0).GetAsks()) == 1) != (x.by == owner) {
+		asks := m.take(0).GetAsks()
+		if below.said != want[base] || (len(asks) == 1) != (x.by == owner) {
 			t.Errorf("%s: the base is told %q", x.what, below.said)
+		}
+		// Debt is beyond the limit, and is subtracted from that.
+		if x.by == owner && (asks[0].GetOverLimit() != x.v.OverLimit || asks[0].GetCharged() != 4 || asks[0].GetDebt() != int64(x.v.Debt)) {
+			t.Errorf("%s: the owner gets %v", x.what, asks)
 		}
 		spent.Cost = 5
 		if ok, _ := c.hotHere.Take(s.now, &spent, new(verdict)); ok != (x.by == hand) {
@@ -379,22 +385,5 @@ func TestSearchedKeyIsDecided(t *testing.T) {
 	m.replied([]*wire.Reply{{Id: fetch.GetId(), Found: wire.Found_NONE}})
 	if w.advance(s.now) || w.verdicts[0].Charged != 5 || m.take(0) != nil {
 		t.Errorf("no other has it: %+v", w.verdicts[0])
-	}
-}
-
-// An undo tells the owner whether it had refused: then its charge is debt beyond the limit, and is subtracted
-// from that.
-func TestUndoSaysWhetherItWasRefused(t *testing.T) {
-	for _, over := range []bool{true, false} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
-		m := a.core.members["b:1"]
-		m.take(0)
-		v := verdict{OverLimit: over, Charged: 2, Debt: 1, Window: 3}
-		a.core.undoAt("b:1", &ask{Rule: s.rule, Key: a.ownedBy("b:1"), Kind: ratelimit.Spend, Cost: 5}, &v)
-		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 || asks[0].GetDebt() != 1 {
-			t.Errorf("refused %v: it is told %v", over, asks)
-		}
 	}
 }
