@@ -149,7 +149,7 @@ func (x *Account) counter(lag ledgerTime) counter {
 		c.ends += lag
 	}
 	if x.Algorithm == ratelimit.FixedWindow { // it is kept until it has ended by this clock
-		c.extra = max(c.extra, -int64(lag))
+		c.extra = min(longestOwed, c.extra+max(0, -int64(lag)))
 	}
 	return c
 }

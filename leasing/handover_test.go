@@ -222,6 +222,28 @@ func TestClockThatIsSetBackAfterAMove(t *testing.T) {
 	}
 }
 
+// A used-up key moves to a node whose clock is 10 s behind. When its window has ended by the sender's clock alone, the
+// receiver's full table does not drop it: its window is not granted once more.
+func TestKeyIsKeptUntilItsWindowHasEndedHere(t *testing.T) {
+	wall := time.Unix(1_800_000_000, 0) // a minute begins
+	a, b := NewLocal(10, 1, wall.Add(55*time.Second)), NewLocal(10, 1, wall.Add(45*time.Second))
+	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	if got := admit(a, 1, r, 20); got != 10 {
+		t.Fatal(got)
+	}
+	handOver(t, 1, a, b, everything)
+	over := instant(8 * time.Second)
+	for k := range uint64(30) {
+		decideOne(b, over, ask{Rule: r, Key: keyOf(2 + k), Cost: 1})
+	}
+	if got := admit(b, over, r, 20); got != 0 || !b.Has(keyOf(1)) {
+		t.Errorf("%d more were admitted in one window", got)
+	}
+	if got := admit(b, instant(16*time.Second), r, 20); got != 10 {
+		t.Errorf("%d of 10 were admitted in the next window", got)
+	}
+}
+
 // A key is used up, and dropped when its window is over. Then the clock is set back into that window, and a holder
 // claims: it is granted 0 before the next window, like a request.
 func TestClaimAfterAKeyWasDropped(t *testing.T) {
