@@ -7,8 +7,8 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // peerOf returns a new peer's credentials, for dialling and for serving.
