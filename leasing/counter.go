@@ -142,8 +142,8 @@ func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	if now >= c.begins && now < c.ends {
 		return now
 	}
-	// A window that moved here has the bounds of its sender's clock (Adopt). Where those no longer apply, it has those of
-	// this clock, so that it is not granted once more: until its end, and after a step back of this clock.
+	// A window that moved here has the bounds of its sender's clock (Adopt). Where those no longer apply, it has those
+	// of this clock, so that it is not granted once more: until its end, and after a step back of this clock.
 	if now >= c.ends || c.begins.Sub(now) >= l.Period() {
 		c.bounds(l)
 	}

@@ -35,8 +35,8 @@ type Redis struct {
 }
 
 // ErrClient means that a client is not suitable for a ledger.
-var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClient with ContextTimeoutEnabled: true and " +
-	"MaxRetries: -1: otherwise a decision waits longer than its rule's StoreDeadline")
+var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClient with ContextTimeoutEnabled: true " +
+	"and MaxRetries: -1: otherwise a decision waits longer than its rule's StoreDeadline")
 
 // ErrAnswer means that an answer has not the form of this protocol.
 var ErrAnswer = errors.New("the store's reply is invalid")

@@ -15,7 +15,7 @@ import (
 
 const nodesKey = root + "nodes/"
 
-// Register notes the report of a node about itself, "" if it is gone, and calls see with each report in a time until now.
+// Register notes a node's report about itself, "" if it is gone, and calls see with each report in a time until now.
 // Etcd deletes older ones, by a lease. Their age is by the clocks of both nodes.
 func (s *Store) Register(
 	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),

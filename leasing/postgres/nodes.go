@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Register notes the report of a node about itself, "" if it is gone, and calls see with each report in a time until now.
+// Register notes a node's report about itself, "" if it is gone, and calls see with each report in a time until now.
 // Older ones are deleted.
 func (s *Store) Register(
 	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),

@@ -61,8 +61,8 @@ FROM sluice_events WHERE prefix = $1 ORDER BY key, id`, s.prefix)
 	}
 	var e account.Event
 	_, err = pgx.ForEachRow(rows, []any{
-		&e.At, &e.Rule, &e.Key, &e.Kind, &e.Holder, &e.Window, &e.Ends, &e.Fence, &e.Taken, &e.Spent, &e.Total, &e.Granted,
-		&e.Need, &e.Limit, &e.Bound, &e.Sum, &e.InHand, &e.Cut, &e.Reason,
+		&e.At, &e.Rule, &e.Key, &e.Kind, &e.Holder, &e.Window, &e.Ends, &e.Fence, &e.Taken, &e.Spent, &e.Total,
+		&e.Granted, &e.Need, &e.Limit, &e.Bound, &e.Sum, &e.InHand, &e.Cut, &e.Reason,
 	}, func() error {
 		one := e
 		see(&one)
