@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"net"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,10 +17,8 @@ import (
 
 // liveEnvoy is an Envoy in real time, over gRPC without TLS. Its requests come at an interval.
 type liveEnvoy struct {
-	conn   *grpc.ClientConn
-	clock  ratelimit.Clock
-	opened atomic.Int64
-	still  sync.RWMutex // held while it stands still, for its socket
+	conn  *grpc.ClientConn
+	clock ratelimit.Clock
 
 	mu     sync.Mutex
 	client *envoy.Client                                            // guarded by mu
@@ -30,30 +26,12 @@ type liveEnvoy struct {
 	cancel context.CancelFunc                                       // guarded by mu; of the stream
 }
 
-// stillConn is a connection that is not read while its client stands still.
-type stillConn struct {
-	net.Conn
-	frozen *sync.RWMutex
-}
-
-// Read implements net.Conn.
-func (c *stillConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	c.frozen.RLock()
-	defer c.frozen.RUnlock()
-	return n, err
-}
-
 func newLiveEnvoy(t *testing.T, address string) *liveEnvoy {
 	t.Helper()
 	e := &liveEnvoy{clock: ratelimit.MonotonicClock()}
 	e.client = envoy.New(envoy.Options{Domain: "d", Quirks: envoy.Stock()}, e)
 	var err error
-	e.conn, err = grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-			return &stillConn{c, &e.still}, err
-		}))
+	e.conn, err = grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,30 +52,6 @@ func (e *liveEnvoy) asks(ctx context.Context, d time.Duration, id map[string]str
 	})
 }
 
-// freeze has it stand still for a while, its socket too. It blocks for as long.
-func (e *liveEnvoy) freeze(d time.Duration) {
-	e.still.Lock()
-	defer e.still.Unlock()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	time.Sleep(d)
-}
-
-// cut breaks the stream.
-func (e *liveEnvoy) cut() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.stream != nil {
-		e.cancel()
-	}
-}
-
-func (e *liveEnvoy) connected() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.stream != nil
-}
-
 // Open implements envoy.Wire; mu is held.
 func (e *liveEnvoy) Open() bool {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -106,7 +60,6 @@ func (e *liveEnvoy) Open() bool {
 		cancel()
 		return false
 	}
-	e.opened.Add(1)
 	e.stream, e.cancel = stream, cancel
 	go e.receive(stream)
 	return true
