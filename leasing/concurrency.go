@@ -207,14 +207,15 @@ func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.Fallba
 	f.fallbacks[why].Add(1)
 	*v = verdict{}
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
-	case a.Kind != ratelimit.Spend: // no slot is taken, and a slot to give back is kept
+	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
+	case a.Kind != ratelimit.Spend && a.Kind != ratelimit.Peek: // a slot to give back is kept
 		v.Charged = min(a.Cost, 1)
 	case policy == ratelimit.FailOpen:
 		v.Charged, v.Window = 1, a.Window
 	case policy == ratelimit.FailLocal:
 		*v = f.decideAlone(now, a)
 	default: // the number of taken slots is unknown
-		*v = a.DecideSlot(a.Rule.Limit.Requests, ratelimit.NoSlot)
+		*v = a.DecideSlot(a.Rule.Limit.Requests+1, ratelimit.NoSlot)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why
 }

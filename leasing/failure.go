@@ -25,16 +25,20 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		policy = ratelimit.FailLocal // the store has not failed
 	}
 	*v = verdict{}
+	if a.Kind == ratelimit.Peek && k != nil && now < k.Till && a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
+		(policy != ratelimit.FailOpen || c.lane(*k).alive(now)) {
+		k.Take(now, a, hold.Asked{Waited: true}, v) // debt that was read refuses until the window ends
+	}
 	switch {
+	case v.OverLimit:
 	case a.Kind == ratelimit.Refund && k != nil && k.Deadline != 0:
 		// Before the first answer the window of a refund is unknown: in the window that the answer names, it could
 		// credit the charge of another one.
 		k.Refund(a.Cost)
 	case a.Kind.Settles() && k != nil:
 		k.Settle(a, v)
-	case a.Kind == ratelimit.Peek && k != nil && now < k.Till && a.Rule.Limit.Algorithm == ratelimit.FixedWindow:
-		k.Take(now, a, hold.Asked{Waited: true}, v) // debt that was read refuses until the window ends
-	case a.Kind != ratelimit.Spend: // without data, nothing is taken
+	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
+	case a.Kind != ratelimit.Spend && a.Kind != ratelimit.Peek: // nothing is decided
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
 	case policy == ratelimit.FailClosed:

@@ -25,3 +25,18 @@ func TestPeeksInAnOutage(t *testing.T) {
 		}
 	}
 }
+
+// Without an answer, a peek is decided as a request is: closed refuses, open admits, and local has the node's part of
+// the limit. Costs after the fact would otherwise have no limit in an outage.
+func TestPeeksWithoutTheStore(t *testing.T) {
+	for policy, want := range map[string][2]bool{"closed": {true, true}, "open": {false, false}, "local": {false, true}} {
+		s := newStage(t, 2, 100, 100, map[string]string{"on_store_failure": policy})
+		s.ask(0, "other", 1)
+		s.down = true
+		before := s.peek(0, "k").OverLimit
+		s.ask(0, "k", 300)
+		if after := s.peek(0, "k").OverLimit; [2]bool{before, after} != want {
+			t.Errorf("%s: a peek is refused before and after the node's own budget is used: %v, %v", policy, before, after)
+		}
+	}
+}

@@ -66,8 +66,8 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 			t.Errorf("%v: %d were admitted, want %d", policy, admitted, want.admitted)
 		}
 		peek := ask{Rule: s.rule, Key: keyOf(1), Cost: 1, Kind: ratelimit.Peek}
-		if v := c.fail(context.Background(), s.now, &peek); v.OverLimit || v.Charged != 0 {
-			t.Errorf("%v: a peek: %+v", policy, v)
+		if v := c.fail(context.Background(), s.now, &peek); v.OverLimit == (policy == ratelimit.FailOpen) || v.Charged != 0 {
+			t.Errorf("%v: a peek after all of a node's own budget: %+v", policy, v)
 		}
 	}
 }

@@ -12,8 +12,9 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	c.stats.fallbacks.Add(1)
 	var v verdict
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
-	// There is no decision to make: a peek is answered, and a refund is reported later.
-	case a.Kind != ratelimit.Spend && (!a.OfSlot() || policy != ratelimit.FailLocal):
+	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
+	// There is no decision to make: a refund is reported later.
+	case a.Kind != ratelimit.Spend && a.Kind != ratelimit.Peek && (!a.OfSlot() || policy != ratelimit.FailLocal):
 	case policy == ratelimit.FailOpen:
 		if v.Charged = a.Cost; a.OfSlot() {
 			v.Window = a.Window // by which it is given back
