@@ -320,7 +320,7 @@ func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	}
 	limit := a.Rule.AtLedger().Limit.Capacity()
 	if a.Kind == ratelimit.Peek { // it counts the reserve
-		limit = a.Rule.Limit.Capacity()
+		limit = cmp.Or(a.Rule.Whole(), a.Rule).Limit.Capacity()
 	}
 	if v.Limit != nil {
 		limit = v.Limit.Capacity()
