@@ -37,7 +37,7 @@ import (
 // version of the messages. Nodes with another one are refused: their fields have other meanings.
 const version = 4
 
-// Bounds of what a node says of itself.
+// Bounds of a node's introduction.
 const (
 	// weight is each node's share of the keys. Nodes of earlier releases may have been given others.
 	weight  = 1
@@ -50,7 +50,7 @@ const (
 	leastSecret = 16
 )
 
-// ErrSecret says that a peer did not prove the secret. It may be a stranger, or a relay between this node and
+// ErrSecret means that a peer did not prove the secret. It may be a stranger, or a relay between this node and
 // a peer.
 var ErrSecret error = &refusal{
 	rejectedSecret, "the peer has another PEER_SECRET or none, or a relay is between the nodes",
@@ -71,7 +71,7 @@ type refusal struct {
 	text string
 }
 
-// Error says the fault.
+// Error names the fault.
 func (e *refusal) Error() string { return e.text }
 
 // CheckSecret returns the fault of a secret, if it has one.
@@ -97,13 +97,13 @@ func prove(secret, role string, binding []byte, caller, called *wire.Hello) []by
 	// another.
 	part(h, []byte("sluice introduction 4, "+role))
 	part(h, binding)
-	for _, said := range []*wire.Hello{caller, called} {
-		part(h, []byte(said.GetAddr()))
-		part(h, said.GetNonce())
-		absent := bit(said.GetAbsent())
+	for _, hello := range []*wire.Hello{caller, called} {
+		part(h, []byte(hello.GetAddr()))
+		part(h, hello.GetNonce())
+		absent := bit(hello.GetAbsent())
 		for _, n := range [...]uint64{
-			uint64(said.GetVersion()), uint64(said.GetWeight()), absent,
-			said.GetIncarnation(), said.GetChanges(),
+			uint64(hello.GetVersion()), uint64(hello.GetWeight()), absent,
+			hello.GetIncarnation(), hello.GetChanges(),
 		} {
 			part(h, binary.BigEndian.AppendUint64(nil, n))
 		}
@@ -157,7 +157,7 @@ func check(h *wire.Hello) error {
 	return nil
 }
 
-// introduce says who this node is, and proves it to the node that is known as
+// introduce names this node, and proves that it has the secret, to the node known as
 // addr, which then proves it too.
 func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 	hello := r.hello(newNonce())

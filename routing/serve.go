@@ -83,7 +83,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 
 // replied takes in a frame of a peer, on the stream that this node opened.
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
-	// Whatever it says, the peer is alive.
+	// Whatever it is, the peer is alive.
 	m.lastSeen.Store(int64(now))
 	if len(f.GetReplies()) > peerPending || len(f.GetReceipts()) > 4*parcelsAtOnce {
 		c.malformed(rejectedFrame)

@@ -19,7 +19,7 @@ import (
 )
 
 // opening bounds hello, welcome and proof. A node that has not introduced itself by then
-// may be a port that takes connections and says nothing: the way to it is tried again.
+// may be a port that takes connections and sends nothing: the way to it is tried again.
 const opening = 500 * time.Millisecond
 
 type (
@@ -28,7 +28,7 @@ type (
 )
 
 // converse keeps the way to a node open until ctx is done: it dials, introduces
-// this node, says what there is to say, and dials again.
+// this node, sends its frames, and dials again.
 func (r *Router) converse(ctx context.Context, m *member) {
 	for ctx.Err() == nil {
 		err := r.connect(ctx, m)
@@ -133,7 +133,7 @@ func Caps() transport.Caps {
 // NewServer makes the gRPC port on which peers reach a router. creds may be
 // nil: then the connection is the node's own, and the secret is what guards it.
 // Its listener should be a transport.Listener of the same budget, which bounds
-// what peers and strangers together have begun to say.
+// the unfinished messages of peers and strangers together.
 func (r *Router) NewServer(creds credentials.TransportCredentials, budget *transport.Budget) *transport.Port {
 	if creds == nil {
 		creds = r.served
@@ -186,8 +186,8 @@ func remote(stream called, hello *wire.Hello) string {
 		from = p.Addr.String()
 	}
 	// What a stranger calls itself is quoted and cut, for it goes into a log.
-	if said := hello.GetAddr(); said != "" {
-		from += fmt.Sprintf(" (which calls itself %q)", said[:min(len(said), maxAddr)])
+	if name := hello.GetAddr(); name != "" {
+		from += fmt.Sprintf(" (which calls itself %q)", name[:min(len(name), maxAddr)])
 	}
 	return from
 }
