@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -149,6 +150,24 @@ func TestDebtIsForgotten(t *testing.T) {
 	s.turn()
 	if v := s.ask(1, "k", 10); v.OverLimit {
 		t.Errorf("%+v", v)
+	}
+}
+
+// Late reports with debt that are tried for long are bounded in number: invented keys in an outage cost no more memory.
+func TestLateReportsAreBounded(t *testing.T) {
+	s := newStage(t, 1, 100, 10, nil)
+	f := s.nodes[0].Fleet
+	reports := make([]*flight, mostLate+7)
+	for i := range reports {
+		reports[i] = &flight{late: &lateReport{tries: lateTries - 1, until: hold.Never}, done: make(chan struct{})}
+		f.retryLate(reports[i])
+	}
+	if kept, lost := f.stats.late.Load(), f.stats.unreported.Load(); kept != mostLate || lost != 7 {
+		t.Errorf("%d late reports are tried on, and %d are lost", kept, lost)
+	}
+	f.endLate(reports[0])
+	if kept := f.stats.late.Load(); kept != mostLate-1 {
+		t.Errorf("after the end of one, %d late reports are tried on", kept)
 	}
 }
 

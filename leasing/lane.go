@@ -302,8 +302,8 @@ type lateReport struct {
 }
 
 // lateTries bounds the reports on an account whose window is over. Of one with debt to carry, the pauses double up to
-// lateDoublings times.
-const lateTries, lateDoublings = 3, 5
+// lateDoublings times. mostLate bounds the number of these, which take memory outside of the table of keys.
+const lateTries, lateDoublings, mostLate = 3, 5, 10_000
 
 // lastSeq is the first number of late reports: above those of all other claims, and exact as a double in a script.
 const lastSeq = 1 << 50
@@ -345,12 +345,23 @@ func (f *Fleet) reportLate(fl *flight) {
 
 // retryLate repeats a late report later. After lateTries it is lost, or when its account is over.
 func (f *Fleet) retryLate(fl *flight) {
-	pause := SweepEvery << min(fl.late.tries, lateDoublings)
-	if fl.late.tries++; fl.late.tries < lateTries || f.clock() < fl.late.until {
+	l := fl.late
+	pause := SweepEvery << min(l.tries, lateDoublings)
+	if l.tries++; l.tries == lateTries {
+		f.stats.late.Add(1)
+	}
+	if l.tries < lateTries || f.clock() < l.until && f.stats.late.Load() <= mostLate {
 		f.after(pause, func() { f.reportLate(fl) })
 		return
 	}
 	f.stats.unreported.Add(1)
+	f.endLate(fl)
+}
+
+func (f *Fleet) endLate(fl *flight) {
+	if fl.late.tries >= lateTries {
+		f.stats.late.Add(-1)
+	}
 	close(fl.done)
 }
 
@@ -364,7 +375,7 @@ func (f *Fleet) applyLate(fl *flight, g *account.Grant, a *hold.Answer) {
 	if limit := &l.rule.Limit; g.Err == nil && limit.Carries && g.Sum > limit.Capacity() {
 		f.claimAgain(fl)
 	}
-	close(fl.done)
+	f.endLate(fl)
 }
 
 // claimAgain claims for the current window: the report on the previous window may have added debt, which an earlier

@@ -36,6 +36,7 @@ func TestPageConstants(t *testing.T) {
 		"leasing.evictionRest":    of(evictionRest),
 		"leasing.lastSeq":         {specpage.Power(lastSeq)},
 		"leasing.lateTries":       {strconv.Itoa(lateTries)},
+		"leasing.mostLate":        {strconv.Itoa(mostLate)},
 		"leasing.breakAfter":      {strconv.Itoa(failures)},
 		"leasing.breakFirst":      of(first),
 		"leasing.breakLongest":    of(longest),

@@ -13,6 +13,7 @@ import (
 type stats struct {
 	claims, roundTrips, failed, stale atomic.Uint64
 	unreported                        atomic.Uint64 // accounts whose last totals were not reported
+	late                              atomic.Int64  // late reports that are tried longer than lateTries
 	evicted                           atomic.Uint64 // keys with usage that a full table dropped
 	claimsBy                          [len(ratelimit.ClaimReasons)]atomic.Uint64
 	fallbacks                         [len(ratelimit.FallbackReasons)]atomic.Uint64
