@@ -246,8 +246,8 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	switch own.Limit.Algorithm { // declared for each window, and for each incarnation
 	case ratelimit.SlidingWindow:
 		share *= 2
-	case ratelimit.TokenBucket: // for each time to fill the node's own bucket, and its debt stays
-		alone := own.LocalShare(0).Limit
+	case ratelimit.TokenBucket: // for each time to fill the node's own bucket of the largest part, and its debt stays
+		alone := own.LocalShare(b.fewest).Limit
 		full := float64(alone.Burst) / float64(alone.Requests) * float64(alone.Period())
 		share *= 2 + ratelimit.Tokens(float64(b.now)/full)
 	}

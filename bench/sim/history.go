@@ -39,11 +39,10 @@ func History(seed uint64) Options {
 }
 
 // wake makes requests run late after an answer, as on a busy machine. It draws from numbers of its own, so that it
-// changes nothing else. Full tables are left out, because they fill with waiting requests. A key that moves in and out
-// of one exceeded its bound by a token (seed 90000693).
+// changes nothing else.
 func (h *historian) wake() {
 	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x3a7e))}
-	if of.chance(0.25) && h.o.Table == 0 {
+	if of.chance(0.25) {
 		h.o.Net.Wake = pick(of, time.Millisecond, 10*time.Millisecond, 10*time.Millisecond, 300*time.Millisecond)
 	}
 }
