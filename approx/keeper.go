@@ -215,7 +215,7 @@ func (k *Keeper) report(t Tenancy, err error) {
 	}
 }
 
-// Confirmed says whether the ledger has confirmed all that a node spent in windows that go on. If so, the
+// Confirmed tells whether the ledger has confirmed all that a node spent in windows that go on. If so, the
 // next tenant may use the seat at once. Otherwise the whole share counts as spent.
 type Confirmed bool
 
@@ -239,7 +239,7 @@ func (k *Keeper) Leave(ctx context.Context, clean Confirmed) {
 }
 
 // Leaving gives up using the seat, if there is one, and returns the application
-// that says so to others.
+// that announces it to others.
 func (k *Keeper) Leaving(clean Confirmed) (Application, bool) {
 	t := k.now.Swap(&held{Tenancy: none})
 	if t.Seat < 0 {

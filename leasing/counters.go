@@ -44,7 +44,7 @@ func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorith
 
 func setAlgorithm(c *counterCell, a ratelimit.Algorithm) { c.Mark = c.Mark&marks | uint8(a) }
 
-// setOwned notes whether the key has an owner, as its rule now says.
+// setOwned notes whether the key has an owner, by its current rule.
 func setOwned(c *counterCell, r *ratelimit.Rule) {
 	if c.Mark &^= isOwned; r.Coordination.Mode.Spec().Owned {
 		c.Mark |= isOwned

@@ -13,7 +13,7 @@
 // are arguments, and there is no goroutine, no clock and no lock.
 //
 //   - leasing/account: the ledger's side, in memory and in Redis. It books claims and grants.
-//   - leasing/internal/hold: a node's side of one key. It spends, says what is to be claimed, and takes answers in.
+//   - leasing/internal/hold: a node's side of one key. It spends, computes claims, and takes answers in.
 //
 // Here are the shells around them, with locks, queues and clocks:
 //

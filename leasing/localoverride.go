@@ -84,7 +84,7 @@ func (l *Local) SetOverride(
 	if k := s.of(c); k != nil && k.over != nil {
 		next.Overridden = k.over.Overridden
 	} else if is == nil && match.Any {
-		return o, nil // there is none, and nothing is lost here that somebody tells again
+		return o, nil // there is none, and nothing is lost here that another node reports again
 	}
 	if _, err := next.Change(at, &change); err != nil {
 		return next.Answer(at), err

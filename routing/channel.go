@@ -20,7 +20,7 @@ import (
 // itself when it starts, which is not verified. TLS 1.3 then protects against listeners. The introduction
 // (auth.go), whose proofs are bound to the connection, protects against relays.
 
-// anonymous are credentials with a certificate that says nothing, for dialling
+// anonymous are credentials with a certificate that proves nothing, for dialling
 // and for serving.
 func anonymous() (client, server credentials.TransportCredentials) {
 	// A new key for each life of the process: none is stored that could be stolen.

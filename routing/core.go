@@ -58,11 +58,11 @@ type identity struct {
 	began       instant
 }
 
-// awareness says how far a node may decide.
+// awareness is how far a node may decide.
 type awareness struct {
 	// ticked is the instant of the node's last tick.
 	ticked atomic.Int64
-	// unconfirmed says that others may decide on this node's keys. Some have not acknowledged yet that it has
+	// unconfirmed means that others may decide on this node's keys. Some have not acknowledged yet that it has
 	// joined: two nodes that join at once would otherwise each decide in a ring without the other. Or it has not
 	// run for so long that others may have taken over.
 	unconfirmed atomic.Bool
@@ -107,10 +107,10 @@ type standing struct {
 	changes uint64  // counts the changes of present, from 1: announcements have this number
 	joined  instant // when it entered
 	left    instant // when it left, for good; 0: it has not
-	// looked says that discovery has named others at least once, or failed to: before that, a node
+	// looked means that discovery has named others at least once, or failed to: before that, a node
 	// would join alone.
 	looked bool
-	// wasStable says that, at least once after this node joined, all had handed over: it has its
+	// wasStable means that, at least once after this node joined, all had handed over: it has its
 	// keys, and is ready.
 	wasStable bool
 }
@@ -269,7 +269,7 @@ func (c *core) build(old *view) *view {
 	for _, addr := range v.ring.Members() {
 		v.digest += xxhash.Sum64String(addr)
 	}
-	// A node that was in no ring before owned nothing, so that it cannot say of any key that it has
+	// A node that was in no ring before owned nothing, so that it cannot claim of any key that it has
 	// had it since. Where all had handed over under the old ring, that ring is enough to remember.
 	// Beyond mostSince rings nothing is remembered.
 	switch {
@@ -366,7 +366,7 @@ func (c *core) report(addr string, err error) {
 
 // stamp is the ledger's time here, for messages.
 func (c *core) stamp() int64 {
-	// With a store no peer compares clocks, and 0 says that there is nothing to compare.
+	// With a store no peer compares clocks, and 0 means that there is nothing to compare.
 	if c.inStore() {
 		return 0
 	}

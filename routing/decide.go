@@ -23,7 +23,7 @@ import (
 //
 // answerTo does the same for asks of a peer, which are not forwarded again.
 
-// What a reply says of an ask.
+// The reply to an ask.
 const (
 	answered  = 0
 	notOwner  = 1

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Discovery says which nodes there may be, this one perhaps included. It blocks
+// Discovery lists the nodes that there may be, this one perhaps included. It blocks
 // at most until ctx is done.
 type Discovery interface {
 	Find(ctx context.Context) ([]string, error)
@@ -60,7 +60,7 @@ func (d DNS) Find(ctx context.Context) ([]string, error) {
 // ParsePeers reads the setting PEERS: static:HOST:PORT,... or dns:NAME:PORT, or
 // gossip:HOST:PORT,..., whose nodes gossip makes a Discovery of.
 func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Discovery, error) {
-	// The kind says how the rest is read: names of hosts have colons behind them, too.
+	// The kind decides how the rest is read: names of hosts have colons behind them, too.
 	kind, rest, _ := strings.Cut(s, ":")
 	switch kind {
 	case "static", "gossip":

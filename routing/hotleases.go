@@ -112,7 +112,7 @@ func (c *core) leaseAnswered(now instant, a *ask, seq uint64, x leasing.Lease, v
 	}
 }
 
-// totalsOf reads what a peer says of its lease, which may be anything; ok is false if it cannot be meant.
+// totalsOf reads a peer's report of its lease, which may be anything; ok is false if it cannot be meant.
 func totalsOf(m *wire.Totals) (leasing.Totals, bool) {
 	const most = int64(leasing.MostTotal)
 	ok := m.GetLife() > 0 && m.GetSeq() >= m.GetLife() && m.GetSeq() <= math.MaxInt64 &&
@@ -147,7 +147,7 @@ func leaseMessage(x *leasing.Lease) *wire.Lease {
 }
 
 // later reports to the owner what this node answered in its place, if the owner has not booked it itself. It
-// waits for the owner's answer, or for the end of the call. say is the call to it; nil: there was none.
+// waits for the owner's answer, or for the end of the call. call is the call to it; nil: there was none.
 func (c *core) later(a *ask, v *verdict, call *call) {
 	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit || a.OfSlot() {
 		return

@@ -76,7 +76,7 @@ func (in *inbox) compare(now instant, later time.Duration) time.Duration {
 		in.behind[0] = min(in.behind[0], later)
 	}
 	// A message takes time, which makes the sender's clock look as if it were behind. So a small
-	// positive difference says nothing, but any negative one says that the clock is ahead.
+	// positive difference shows nothing, but any negative one shows that the clock is ahead.
 	if by := min(in.behind[0], in.behind[1]); by > clockNoise || by < 0 {
 		return by
 	}

@@ -76,7 +76,7 @@ func (l *link) silent(now instant) bool {
 		return false // its next post finds out
 	}
 	missed := instant(l.missed.Load())
-	// A message of the other after the miss says that it is there again, and the pause ends early.
+	// A message of the other after the miss shows that it is there again, and the pause ends early.
 	return missed != 0 && int64(missed) >= l.lastSeen.Load() && now < missed.Add(silentFor)
 }
 
@@ -187,7 +187,7 @@ func (l *link) take(stamp int64) *wire.Frame {
 	if p != nil {
 		l.parcel(f, p, stamp)
 	}
-	// Done says that nothing of others is here or on its way, so that it must not overtake a
+	// Done states that nothing of others is here or on its way, so that it must not overtake a
 	// parcel.
 	if l.out.next() == nil {
 		f.Done, f.DoneChanges, l.report = l.report.digest, l.report.changes, doneReport{}

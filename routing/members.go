@@ -26,7 +26,7 @@ type member struct {
 	// The node's own announcements.
 	incarnation uint64
 	alive       bool // in the ring
-	// holds says that the node has been in the ring, and has not announced since that it has no accounts of
+	// holds states that the node has been in the ring, and has not announced since that it has no accounts of
 	// others: it may have some of this node's. Invariant: a node that is alive holds.
 	holds   bool
 	changes uint64 // the number of its latest announcement: each time it joins or leaves, it counts up

@@ -21,14 +21,14 @@ type Options struct {
 	Addr      string // this node's, for peers
 	Discovery Discovery
 	Secret    string // the shared secret of all peers; see CheckSecret
-	// for dialling, TLS 1.3; nil: with certificates that say nothing, so that the secret is needed
+	// for dialling, TLS 1.3; nil: with certificates that prove nothing, so that the secret is needed
 	TLS     credentials.TransportCredentials
 	HotRate float64 // hits a second from which on a key is hot; 0: ten times the mean
 	// OnPeer, if set, is called with each failure of a peer. It must not block.
 	OnPeer func(addr string, err error)
 }
 
-// Validate tells all that is wrong with who may be a peer.
+// Validate returns every fault of the settings that admit peers.
 func (o *Options) Validate() error {
 	var errs []error
 	// With certificates of the operator's authority the secret is not needed; but one that is set

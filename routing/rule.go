@@ -151,8 +151,8 @@ func limits(all ...int64) bool {
 	return slices.Min(all) >= 0 && slices.Max(all) <= int64(ratelimit.MaxLimit)
 }
 
-// readReserve has the rule hold back what the message says. Which share of it this node has is for its own
-// rules to say, by the rule's name.
+// readReserve has the rule hold back the reserve of the message. This node's part of it is decided
+// by its own rules, by the rule's name.
 func readReserve(m *wire.Rule, r *ratelimit.Rule) error {
 	if m.GetReserve() == 0 && m.GetMaxNodes() == 0 && m.GetDomain() == "" && m.GetPath() == "" {
 		return nil

@@ -172,7 +172,7 @@ func (r *Router) refuse(from string, err error) {
 	if fault, ok := errors.AsType[*refusal](err); ok {
 		r.reject(fault.kind)
 	}
-	// Of a node that this one has dialled converse tells, with its address.
+	// A node that this one has dialled is reported by converse, with its address.
 	if from != "" {
 		r.stats.refused.Add(1)
 		r.report(from, err)
@@ -205,7 +205,7 @@ func (r *Router) exchange(stream called, received func()) error {
 		return status.Error(codes.PermissionDenied, err.Error())
 	}
 	received()
-	// Who the node is was said and checked in its introduction. Later frames are not asked.
+	// The identity of the node was checked in its introduction. Later frames do not repeat it.
 	from := &inlet{addr: hello.GetAddr(), incarnation: hello.GetIncarnation()}
 	r.applyHello(r.clock(), hello)
 	// Replies come from as many goroutines as there are frames under way, and a stream may be

@@ -193,7 +193,7 @@ func (s *Stepped) Opened(to string, welcome []byte) {
 
 // Closed takes in that a stream to a node could not be opened, or broke.
 func (s *Stepped) Closed(to string) {
-	// A stream that this node has hung up itself may be told of once more.
+	// A stream that this node has hung up itself may be reported once more.
 	if m := s.member(to); m != nil && s.open[to] {
 		s.again(m)
 	}

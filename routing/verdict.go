@@ -28,7 +28,7 @@ func (c *core) read(now instant, a *ask, call *call) (v verdict, ok, elsewhere b
 // verdictOf is what an owner answered; ok is false if it did not, or if that cannot be an answer.
 func verdictOf(a *ask, call *call) (v verdict, ok bool) {
 	reply := call.reply
-	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
+	// No owner charges more than an ask costs. A peer that reports more could make Undo give back tokens
 	// that were never spent.
 	if call.status() != answered ||
 		!charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
@@ -62,7 +62,7 @@ func charges(m interface {
 	return m.GetCharged() >= 0 && m.GetDebt() >= 0 && m.GetCharged() <= int64(cost)-m.GetDebt()
 }
 
-// resetOf is how long an owner says that a limit takes to be whole again, at most
+// resetOf is how long a limit takes to be whole again, as the owner reports it, at most
 // as long as that can take.
 func resetOf(l *ratelimit.Limit, us int64) time.Duration {
 	us = min(max(0, us), math.MaxInt64/int64(time.Microsecond))

@@ -200,7 +200,7 @@ func (w *waiting) found(now instant, i int) bool {
 	return false
 }
 
-// forward has an ask sent to its owner, with what this node has to say of a lease of its key.
+// forward has an ask sent to its owner, with this node's report of a lease of its key.
 func (w *waiting) forward(now instant, i int, owner string) {
 	s, a := &w.states[i], &w.asks[i]
 	var totals *leasing.Totals
@@ -234,7 +234,7 @@ func (w *waiting) forwarded(now instant, i int) step {
 	return waits
 }
 
-// answered takes in a reply to an ask. What a node says is not its own is asked
+// answered takes in a reply to an ask. An ask that a node refuses as not its own is asked
 // again, of whom this node then thinks it is.
 func (w *waiting) answered(now instant, i int) step {
 	s, a := &w.states[i], &w.asks[i]
@@ -291,8 +291,8 @@ func (w *waiting) regret(now instant, i int) {
 	})
 }
 
-// failed decides without the key's owner: by a lease, where there is a store and time, else as the rule says.
-// A peer's ask is not decided: the asking node has the rule's policy. say is the call that failed, or waits
+// failed decides without the key's owner: by a lease, where there is a store and time, else as the rule decides.
+// A peer's ask is not decided: the asking node has the rule's policy. call is the call that failed, or waits
 // for its answer; nil: there was none.
 func (w *waiting) failed(now instant, i int, call *call) step {
 	if !w.late && w.canLease(i) {

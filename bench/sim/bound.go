@@ -231,7 +231,8 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 			}
 		}
 	}
-	most += b.stepped(k, &own)*capacity + b.split(&own)
+	// After a step of the clock, another account may count in the same window of time.
+	most += b.stepped(k, &own)*(capacity+declared.Over.Drift) + b.split(&own)
 	if !b.out(&own) {
 		return most
 	}

@@ -63,13 +63,12 @@ func runOf(info string) string {
 
 // tail is the commands after the messages of a trip.
 type tail struct {
-	time  *redis.TimeCmd
 	epoch *redis.StringCmd
 	name  *redis.StringCmd
 }
 
 func (s *server) ask(ctx context.Context, pipe redis.Pipeliner) *tail {
-	return &tail{pipe.Time(ctx), pipe.Get(ctx, s.name), pipe.ClientGetName(ctx)}
+	return &tail{pipe.Get(ctx, s.name), pipe.ClientGetName(ctx)}
 }
 
 // look applies the answers to the tail: the epoch of the messages, or an older one. It is an error if that is
@@ -77,31 +76,19 @@ func (s *server) ask(ctx context.Context, pipe redis.Pipeliner) *tail {
 func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	value, err := a.epoch.Result()
 	name, err2 := a.name.Result()
-	at, err3 := a.time.Result()
 	if errors.Is(err, redis.Nil) {
 		value, err = "", nil
 	}
 	if errors.Is(err2, redis.Nil) || redis.HasErrorPrefix(err2, "NOPERM") {
 		name, err2 = "", nil
 	}
-	if err := errors.Join(err, err2, err3); err != nil {
-		if isDoubtful(err) || isDoubtful(failed) {
-			t.server.suspect.Store(true)
-			t.stale.Store(true)
-		}
+	if err := errors.Join(err, err2); err != nil {
+		t.doubt(err, failed)
 		return fmt.Errorf("redis: the epoch is unknown: %w", err)
 	}
-	now := t.at()
-	if now == 0 {
-		if now = ratelimit.LedgerTime(at.UnixMicro()); now <= 0 || now >= lastTime {
-			return fmt.Errorf("%w: the time is %v", ErrAnswer, at)
-		}
-	}
-	t.time = now
-	t.latest.Store(int64(now))
 	run, isNamed := strings.CutPrefix(name, connPrefix)
 	life, ok := parseLife(value)
-	if ok && isNamed && same(run, life.run) && life.Learning <= now.Add(Learn) && !t.server.suspect.Load() {
+	if ok && isNamed && same(run, life.run) && life.Learning <= t.time.Add(Learn) && !t.server.suspect.Load() {
 		t.server.epoch.Store(&life.Epoch)
 		t.epoch = life.Epoch
 		return nil
@@ -150,7 +137,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()),
 		flags).StringSlice()
 	if err != nil {
-		l.stale.Store(l.cluster != nil)
+		l.stale.Store(true)
 		return life{}, fmt.Errorf("redis: %w", err)
 	}
 	if len(answer) == 2 {

@@ -282,7 +282,7 @@ func (f *fake) good(command string, args []string) string {
 	case "get":
 		return bulk("1f 1 2 abc def")
 	case "exec":
-		return "*4\r\n" + aTime + ":5\r\n:5\r\n:1\r\n"
+		return "*3\r\n:5\r\n:5\r\n:1\r\n"
 	case "evalsha":
 		return bulk(answer(0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0, 0, 0))
 	}
@@ -356,10 +356,9 @@ func TestGarbage(t *testing.T) {
 	}
 	all := []string{
 		"+OK\r\n", ":1\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n", "-ERR no\r\n", "$0\r\n\r\n", "$3\r\nabc\r\n", "*1\r\n:1\r\n",
-		"*3\r\n:1\r\n:2\r\n:3\r\n", "*4\r\n:1\r\n:2\r\n:3\r\n:1\r\n", "*4\r\n" + aTime + "$1\r\n5\r\n:5\r\n:1\r\n",
-		"*4\r\n" + aTime + ":5\r\n:5\r\n:0\r\n", "*4\r\n" + aTime + ":5\r\n-ERR hash value is not an integer\r\n:1\r\n",
-		"*4\r\n" + aTime + ":9223372036854775807\r\n:5\r\n:1\r\n", "*5\r\n" + aTime + ":5\r\n:5\r\n:1\r\n:1\r\n",
-		"*4\r\n*2\r\n$1\r\nx\r\n$1\r\n5\r\n:5\r\n:5\r\n:1\r\n", bulk(strings.Repeat("\xff", 8*answerFields)),
+		"*3\r\n:1\r\n:2\r\n:3\r\n", "*4\r\n:1\r\n:2\r\n:3\r\n:1\r\n", "*3\r\n$1\r\n5\r\n:5\r\n:1\r\n",
+		"*3\r\n:5\r\n:5\r\n:0\r\n", "*3\r\n:5\r\n-ERR hash value is not an integer\r\n:1\r\n",
+		"*3\r\n:9223372036854775807\r\n:5\r\n:1\r\n", "*4\r\n:5\r\n:5\r\n:1\r\n:1\r\n", "*2\r\n$1\r\nx\r\n$1\r\n5\r\n", bulk(strings.Repeat("\xff", 8*answerFields)),
 		bulk(strings.Repeat("\x00", 8*answerFields)), bulk("1f 1 2 abc"), "!\r\n", "$99999\r\nshort\r\n",
 	}
 	about := map[string][]int{"evalsha": {0}, "exec": {1}, "time": {0, 1}, "get": {0, 1}}

@@ -103,7 +103,7 @@ func (r *Overridden) InForce(now instant) *ratelimit.Override {
 	return &o
 }
 
-// said is what answers bring of the record: what is in force, or that it was removed. It allocates.
+// said is the part that answers bring of the record: what is in force, or that it was removed. It allocates.
 func (r *Overridden) said(now instant) *ratelimit.Override {
 	if r.Removed {
 		o := r.Override
@@ -142,7 +142,7 @@ type OverrideChange struct {
 	Limit    ratelimit.Limit     // the key's
 	Override *ratelimit.Override // nil: it is removed
 	Match    ratelimit.Match
-	// Again says that a ledger may have lost it: Set stays its version, and one that was set or removed later stays.
+	// Again means that a ledger may have lost it: Set stays its version, and one that was set or removed later stays.
 	Again bool
 	Audit string // as of a claim
 }

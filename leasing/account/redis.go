@@ -248,9 +248,11 @@ func (t *trip) settle(ctx context.Context) error {
 	return err
 }
 
-// send makes one round trip: the draws, the claims, and then the epoch, which shows a loss of data after any of them.
+// send makes one round trip: the time, the draws, the claims, and then the epoch, which shows a loss of data after any
+// of them. The time is before the draws: they see at least the usage of the previous window until then.
 func (t *trip) send(ctx context.Context) error {
 	pipe := t.server.client.Pipeline()
+	at := pipe.Time(ctx)
 	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
 	for j, i := range t.left {
 		if c := &t.claims[i]; !slices.Contains(d.sent, i) {
@@ -259,6 +261,10 @@ func (t *trip) send(ctx context.Context) error {
 	}
 	tail := t.server.ask(ctx, pipe)
 	_, failed := pipe.Exec(ctx) // each command has its own error; the error of those without an answer is this one
+	if err := t.readTime(at); err != nil {
+		t.doubt(err, failed)
+		return err
+	}
 	d.read(t, failed)
 	var again []int
 	for j, i := range t.left {
@@ -270,18 +276,35 @@ func (t *trip) send(ctx context.Context) error {
 			t.grants[i] = readGrant(&t.claims[i], a, failed)
 		}
 	}
-	t.recheck()
+	for _, i := range t.left {
+		t.doubt(t.grants[i].Err)
+	}
 	t.left = again
 	return t.look(ctx, tail, failed)
 }
 
-// recheck runs the epoch script if an answer shows that the server may have changed.
-func (t *trip) recheck() {
-	for _, i := range t.left {
-		if isDoubtful(t.grants[i].Err) {
-			t.server.suspect.Store(true)
-			t.stale.Store(t.cluster != nil)
-		}
+// readTime reads the time of a trip.
+func (t *trip) readTime(at *redis.TimeCmd) error {
+	is, err := at.Result()
+	if err != nil {
+		return fmt.Errorf("redis: the time is unknown: %w", err)
+	}
+	t.time = t.at()
+	if t.time == 0 {
+		t.time = ratelimit.LedgerTime(is.UnixMicro())
+	}
+	if t.time <= 0 || t.time >= lastTime {
+		return fmt.Errorf("%w: the time is %v", ErrAnswer, is)
+	}
+	t.latest.Store(int64(t.time))
+	return nil
+}
+
+// doubt has the epoch script run, and the servers read again, if an error shows that they may have changed.
+func (t *trip) doubt(errs ...error) {
+	if slices.ContainsFunc(errs, isDoubtful) {
+		t.server.suspect.Store(true)
+		t.stale.Store(true)
 	}
 }
 
@@ -327,8 +350,6 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 		}
 		if d.sent == nil {
 			pipe.Do(ctx, "multi")
-			// The time before the draws: they see at least the usage of the previous window until then.
-			pipe.Do(ctx, "time")
 		}
 		d.sent = append(d.sent, i)
 		if t.draw(ctx, pipe, c, &s); c.Limit.Overridable() {

@@ -160,8 +160,8 @@ func unpacked(packed string, all []int64) bool {
 	return true
 }
 
-// read reads the answer of a transaction: the time, and for each draw the sum, the holder's total, and whether
-// there was an account to expire. For a sliding window, it also reads the previous sum.
+// read reads the answer of a transaction: for each draw the sum, the holder's total, and whether there was an account
+// to expire. For a sliding window, it also reads the previous sum.
 func (d *draws) read(t *trip, failed error) {
 	if d.sent == nil {
 		return
@@ -171,11 +171,8 @@ func (d *draws) read(t *trip, failed error) {
 		d.fail(t, fmt.Errorf("redis: the draws' transaction: %w", errors.Join(err, failed, ErrAnswer)))
 		return
 	}
-	at, ok := int64(0), len(replies) == d.replies(t)
-	if ok {
-		at, ok = readTime(replies[0])
-	}
 	var overrides []any
+	ok = len(replies) == d.replies(t)
 	if ok && d.overridden > 0 {
 		overrides, ok = replies[len(replies)-1].([]any)
 		ok = ok && len(overrides) == d.overridden
@@ -184,13 +181,10 @@ func (d *draws) read(t *trip, failed error) {
 		d.fail(t, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(replies)))
 		return
 	}
-	if own := t.at(); own != 0 {
-		at = int64(own)
-	}
-	rest := replies[1:]
+	rest := replies
 	for _, i := range d.sent {
 		n := repliesOf(&t.claims[i])
-		g := readDraw(&t.claims[i], rest[:n], instant(at))
+		g := readDraw(&t.claims[i], rest[:n], instant(t.time))
 		if rest = rest[n:]; t.claims[i].Limit.Overridable() {
 			text, _ := overrides[0].(string)
 			r, err := DecodeOverride(text)
@@ -209,9 +203,9 @@ func (d *draws) fail(t *trip, err error) {
 	}
 }
 
-// replies is the number of its replies: the time, those of the draws, and the overrides.
+// replies is the number of its replies: those of the draws, and the overrides.
 func (d *draws) replies(t *trip) int {
-	n := 1 + min(1, d.overridden)
+	n := min(1, d.overridden)
 	for _, i := range d.sent {
 		n += repliesOf(&t.claims[i])
 	}
@@ -253,16 +247,4 @@ func readInteger(v any) (int64, bool) {
 	s, ok := v.(string)
 	n, err := strconv.ParseInt(s, 10, 64)
 	return n, ok && err == nil
-}
-
-// readTime reads what TIME answers, in microseconds.
-func readTime(v any) (int64, bool) {
-	two, ok := v.([]any)
-	if !ok || len(two) != 2 {
-		return 0, false
-	}
-	seconds, ok1 := readInteger(two[0])
-	us, ok2 := readInteger(two[1])
-	ok = ok1 && ok2 && seconds > 0 && seconds < int64(lastTime)/1e6 && us >= 0 && us < 1e6
-	return seconds*1e6 + us, ok
 }

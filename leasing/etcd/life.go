@@ -73,7 +73,7 @@ func (l *lives) wrote(c *account.Change, revision int64, life string) {
 }
 
 // lost tells whether data in a life lacks the last write, if there are new connections since the last check. If that
-// cannot be told, because the write was overwritten and compacted, it counts as lost. This costs a learning.
+// cannot be found, because the write was overwritten and compacted, it counts as lost. This costs a learning.
 func (l *lives) lost(
 	ctx context.Context, c *clientv3.Client, life string, now ratelimit.LedgerTime, dials int64,
 ) (bool, error) {

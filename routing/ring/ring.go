@@ -19,7 +19,7 @@ const PointsPerNode = 2048
 // quarter, and so on. All nodes agree, because the number depends on the members alone.
 const MostPoints = 1 << 22
 
-// Ring says which member owns a hash. It is immutable; the zero Ring has no members. A point is XXH64 of
+// Ring maps a hash to the member that owns it. It is immutable; the zero Ring has no members. A point is XXH64 of
 // "address_i", and a hash belongs to the first point at or after it, as in Envoy's RING_HASH with XX_HASH.
 // Source: Karger et al., "Consistent Hashing and Random Trees", 1997.
 type Ring struct {
@@ -134,7 +134,7 @@ func lastValue(key []byte) []byte {
 		at += 1 + int(key[at])
 	}
 	if len(last) == 0 {
-		return key // nothing to tell keys apart by
+		return key // nothing distinguishes the keys
 	}
 	return last
 }

@@ -1,3 +1,3 @@
-// Package wire is what peers say to each other, generated from ../wire.proto
+// Package wire is the messages of peers, generated from ../wire.proto
 // (make proto).
 package wire

@@ -19,7 +19,7 @@ type Leases struct {
 	keys map[string]*leased // guarded by mu
 	hot  int                // guarded by mu: how many of them are leased
 	seq  uint64             // guarded by mu: of the last message
-	// ended says that the node ends in good order: nothing is leased any more. Guarded by mu.
+	// ended means that the node ends in good order: nothing is leased any more. Guarded by mu.
 	ended bool
 }
 
@@ -27,7 +27,7 @@ type Leases struct {
 type leased struct {
 	rule *ratelimit.Rule // nil before its first request
 	held leasing.Held
-	hot  bool // it is leased; else there is something to tell
+	hot  bool // it is leased; else there is something to report
 	// since is the instant of the last check whether it still is hot, and uses the number of requests then.
 	since     ratelimit.Instant
 	uses      int
@@ -42,7 +42,7 @@ type leased struct {
 	answer
 }
 
-// answer is what the owner last said.
+// answer is the owner's last answer.
 type answer struct {
 	left  ratelimit.Tokens  // of the limit, in no hand
 	limit *ratelimit.Limit  // by an override; nil: the rule's
@@ -189,7 +189,7 @@ func (h *Leases) look(now ratelimit.Instant, l *leased) {
 }
 
 // Take answers an ask from the tokens in hand, if they suffice. A peek passes where a request of the usual
-// cost would. more says that the key's next message is due.
+// cost would. more means that the key's next message is due.
 func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) (ok, more bool) {
 	if h.n.Load() == 0 {
 		return false, false
@@ -293,7 +293,7 @@ func (h *Leases) note(a *ratelimit.Ask, book func(*leasing.Held) bool) bool {
 	return book(&l.held)
 }
 
-// Report is what an ask that is forwarded to its owner says of the key's lease, if there is anything to say.
+// Report is what an ask that is forwarded to its owner reports of the key's lease, if there is anything to report.
 func (h *Leases) Report(now ratelimit.Instant, a *ratelimit.Ask) (m leasing.Totals, ok bool) {
 	if h.n.Load() == 0 {
 		return m, false

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Bounds of what one account may say.
+// Bounds of the content of one account.
 const (
 	// mostLessees is of one account; leasing keeps at most as many, of whom most are slots.
 	mostLessees = int(ratelimit.MaxConcurrency)
@@ -232,7 +232,7 @@ func (r *reader) account() (m Entry) {
 	}
 	a.Sum, a.Extra, a.State = r.tokens(0), r.within(0, 1<<53), r.within(-mostLevel, mostLevel)
 	a.Begins, a.Ends = r.time(), r.time()
-	// Lessees are appended one by one. Memory for as many as the number says would let a few bytes
+	// Lessees are appended one by one. Memory for as many as the number states would let a few bytes
 	// of a peer cost much.
 	for range r.unsigned(uint64(mostLessees)) {
 		h := r.lessee()
