@@ -24,6 +24,7 @@ type lentWorld struct {
 	lessees [3]lentNode
 	names   ratelimit.Holder
 	wire    []lentMessage
+	newest  map[ratelimit.Holder]uint64 // the last message of each lessee that an owner has taken in
 	spent   map[window]tokens
 	beyond  map[window]tokens // charges and admissions without a lease, or lost in a crash
 	level   float64           // of a bucket, without leases
@@ -55,7 +56,7 @@ func newLentWorld(seed uint64) *lentWorld {
 	w.clocks = seed%8 == 0 && l.Algorithm != ratelimit.TokenBucket
 	w.rule = testRule(l)
 	w.rule.Coordination.OnDeny = ratelimit.OnDeny(w.IntN(2))
-	w.spent, w.beyond = map[window]tokens{}, map[window]tokens{}
+	w.spent, w.beyond, w.newest = map[window]tokens{}, map[window]tokens{}, map[ratelimit.Holder]uint64{}
 	w.level, w.filled = float64(l.Burst), w.now
 	for i := range w.owners {
 		w.owners[i] = NewLocal(64, w.now, testWall).Predictable()
@@ -201,6 +202,10 @@ func (w *lentWorld) travels() {
 func (w *lentWorld) answered(m lentMessage) {
 	a := ask{Rule: w.rule, Key: keyOf(1), Kind: ratelimit.Peek}
 	m.x, m.answers = w.owner().DecideFor(w.now, m.holder, m.m, &a, new(verdict)), true
+	// A message that was overtaken in the window before is new in this one. The lessee ignores the answer, and its
+	// tokens are lost.
+	w.exact = w.exact && (m.x.Granted == 0 || m.m.Seq >= w.newest[m.holder])
+	w.newest[m.holder] = max(w.newest[m.holder], m.m.Seq)
 	if m.x.Window != 0 {
 		w.wire = append(w.wire, m)
 	}
