@@ -34,9 +34,9 @@ type waiter struct {
 	verdict *verdict
 	flight  *flight // it waits for this one; nil: none yet
 	booking bool    // the verdict is final, and waits to be booked
-	with    bool    // the flight includes it: it was not yet written
+	with    bool    // the flight includes its need: it joined before the message was written
 	done    bool
-	waits   tokens
+	waits   tokens // its part of the key's Waiting
 }
 
 func (c *call) add(a *ask, v *verdict) {
@@ -238,6 +238,7 @@ func (c *call) askLocked(k entry, w *waiter) {
 	w.waitsLocked(k, need)
 }
 
+// recallPause is the wait before another claim while recalled nodes give their tokens back.
 const recallPause = 2 * time.Millisecond
 
 // retried tells whether an error is no failure of the store: the claim is made again.

@@ -128,7 +128,8 @@ func (f *Fleet) lane(k entry) *lane {
 	return f.laneOf(f.keyName(k.key()))
 }
 
-// joinLocked returns the key's unwritten flight, or a new one, which leaves at once. nil: there can be none, and why.
+// joinLocked returns the key's flight, or a new one. If its message is not yet written, it leaves at once. nil: no
+// message can be sent, for the reason.
 func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
 	l := f.lane(k)
 	// A key has one message in flight: later requests look again when it has ended.

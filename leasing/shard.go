@@ -155,7 +155,7 @@ func (s *shard) leave(n uint32) {
 	s.free = append(s.free, n)
 }
 
-// track makes a cell for a key; nil: there is no room.
+// trackLocked makes a cell for a key; nil: there is no room.
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
 	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {

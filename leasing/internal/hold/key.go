@@ -49,7 +49,7 @@ type refusals struct {
 type Beyond struct {
 	Drifted tokens // from this node's share, and unconfirmed: at most the share
 	Unasked tokens // by on_store_failure
-	Charged tokens // late charges, not reported yet
+	Charged tokens // after the fact, and not reported yet
 	// Of the reported amounts, the maximum beyond the limit: of Drifted, and of Unasked.
 	Over, ByPolicy tokens
 }
@@ -81,9 +81,9 @@ const (
 	// paced is the minimum time between an answer and a background claim, and scarce that after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
 	// refusal is the time for which a refusal holds before the next claim, at first. It doubles with each repeated
-	// refusal, up to doublings times: seldom is for a key to which tokens return, by refunds at other nodes.
+	// refusal, up to doublings times. It is seldom times as long until a refund returns tokens to the key.
 	refusal, doublings = 100 * time.Millisecond, 3
-	seldom             = 8 // times as long
+	seldom             = 8
 	// often is the rate in tokens a second from which a key is renewed before its lease is used up.
 	often = 4
 	// idle is the time without requests after which a lease goes back, unless it ends earlier.

@@ -34,7 +34,7 @@ type Part struct {
 }
 
 type flags struct {
-	restate bool // the last message has no answer that counts: the next is a claim
+	restate bool // the next message must be a claim: no answer to the last counts, or a claim is due for other reasons
 	short   bool // the ledger's total was lower than this node's: it may have lost the account
 	eager   bool // the ledger may credit the tokens in hand: the last claim was eager
 	used    bool // tokens were spent since the last claim was written
