@@ -200,12 +200,12 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 		k.cell.Val.as = f.nextName()
 	}
 	f.overLocked(now, there, k)
-	over, certain := k.Enter(now, there, &k.rule().Limit)
+	ended, certain := k.Enter(now, there, &k.rule().Limit)
 	k.endsWith(now, there)
-	f.reportLocked(k, over)
+	f.reportLocked(k, ended)
 	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
 	// name, its first claim would take that usage back.
-	if certain && over.Deadline != 0 && k.Window < over.Window {
+	if certain && ended.Deadline != 0 && k.Window < ended.Window {
 		k.cell.Val.as = f.nextName()
 	}
 	return certain

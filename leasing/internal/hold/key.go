@@ -37,11 +37,12 @@ type Use struct {
 
 // refusals are the node's own refusals, without a claim. The zero refusals are none.
 type refusals struct {
-	// A request of more than most tokens is refused until until. From again on, a background claim checks that.
+	// Until the instant until, a request of more than most tokens is refused. From again on, a background claim
+	// checks that.
 	until, again instant
 	most, under  tokens // under is the limit of that refusal
 	holds        uint8  // number of times that the time to again is doubled
-	frees        bool   // tokens have returned in the meantime
+	frees        bool   // a refund has returned tokens in the meantime: pauses are short
 	others       bool   // others had tokens in hand, by the last answer
 }
 
@@ -50,7 +51,7 @@ type Beyond struct {
 	Drifted tokens // from this node's share, and unconfirmed: at most the share
 	Unasked tokens // by on_store_failure
 	Charged tokens // after the fact, and not reported yet
-	// Of the reported amounts, the maximum beyond the limit: of Drifted, and of Unasked.
+	// The maximum of the reported amounts beyond the limit: Over is of Drifted, and ByPolicy of Unasked.
 	Over, ByPolicy tokens
 }
 
