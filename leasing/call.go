@@ -177,11 +177,11 @@ func (w *waiter) finish(k entry) {
 // decided marks a verdict as final, though it may still wait to be booked.
 func (w *waiter) decided(k entry) {
 	w.verdict.Window = k.account(&w.ask.Rule.Limit)
-	w.under(k)
+	w.countUnder(k)
 }
 
-// under counts a request that is refused while others have tokens in hand.
-func (w *waiter) under(k entry) {
+// countUnder counts a request that is refused while others have tokens in hand.
+func (w *waiter) countUnder(k entry) {
 	if c := w.ask.Rule.Counters; w.verdict.OverLimit && w.ask.Kind == ratelimit.Spend && k.Elsewhere() && c != nil {
 		c.UnderAdmitted.Add(uint64(w.ask.Cost))
 	}

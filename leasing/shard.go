@@ -37,7 +37,7 @@ type key struct {
 	stated uint8  // life of the epoch in which it was reported, the last bits
 }
 
-// use is the recent use of a key, and its message in flight. There is one for each busy key.
+// use is the recent use of a key, and its message in flight. A key that has one is busy.
 type use struct {
 	hold.Use
 	id      keytable.ID // Invariant: of the key that has this use; zero: no key has it

@@ -26,7 +26,7 @@ type Part struct {
 	Taken, Spent tokens
 	booked       tokens // this node's total at the ledger, by the last answer
 	Sum          tokens // total of all nodes, by the last answer
-	// Deadline is the end of the tokens in hand.
+	// Deadline is the end of the tokens in hand. Never: they last until the window ends. 0: there is no account yet.
 	Deadline   instant
 	LastAnswer instant // time of the last answer about this account; 0: never
 	asked      uint32  // the number of the message in flight; 0: there is none
