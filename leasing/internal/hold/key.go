@@ -50,7 +50,7 @@ type refusals struct {
 type Beyond struct {
 	Drifted tokens // from this node's share, and unconfirmed: at most the share
 	Unasked tokens // by on_store_failure
-	Charged tokens // after the fact, and not reported yet
+	Charged tokens // after the fact or by denials, and not reported yet
 	// The maximum of the reported amounts beyond the limit: Over is of Drifted, and ByPolicy of Unasked.
 	Over, ByPolicy tokens
 }
