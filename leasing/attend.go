@@ -14,7 +14,8 @@ type server interface {
 	account.Ledger
 	// Recalls calls recalled with each account whose tokens other nodes need. It returns when ctx is done.
 	Recalls(ctx context.Context, node ratelimit.Holder, recalled func(key string, w ratelimit.Window))
-	// Verify checks whether the same server has the data. Prolong also prolongs its learning, if it has lost data.
+	// Verify checks whether the same server has the data. After a loss of data, Prolong also prolongs the learning:
+	// the time in which nodes restate their totals, and the ledger grants little.
 	Verify(ctx context.Context) (ratelimit.Epoch, error)
 	Prolong(ctx context.Context) (ratelimit.Epoch, error)
 }

@@ -34,9 +34,9 @@ type waiter struct {
 	verdict *verdict
 	flight  *flight // it waits for this one; nil: none yet
 	booking bool    // the verdict is final, and waits to be booked
-	with    bool    // the flight includes it: it was not yet written
+	with    bool    // the flight includes its need: it joined before the message was written
 	done    bool
-	waits   tokens
+	waits   tokens // its part of the key's Waiting
 }
 
 func (c *call) add(a *ask, v *verdict) {
@@ -177,11 +177,11 @@ func (w *waiter) finish(k entry) {
 // decided marks a verdict as final, though it may still wait to be booked.
 func (w *waiter) decided(k entry) {
 	w.verdict.Window = k.account(&w.ask.Rule.Limit)
-	w.under(k)
+	w.countUnder(k)
 }
 
-// under counts a request that is refused while others have tokens in hand.
-func (w *waiter) under(k entry) {
+// countUnder counts a request that is refused while others have tokens in hand.
+func (w *waiter) countUnder(k entry) {
 	if c := w.ask.Rule.Counters; w.verdict.OverLimit && w.ask.Kind == ratelimit.Spend && k.Elsewhere() && c != nil {
 		c.UnderAdmitted.Add(uint64(w.ask.Cost))
 	}
@@ -200,12 +200,12 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 		k.cell.Val.as = f.nextName()
 	}
 	f.overLocked(now, there, k)
-	over, certain := k.Enter(now, there, &k.rule().Limit)
+	ended, certain := k.Enter(now, there, &k.rule().Limit)
 	k.endsWith(now, there)
-	f.reportLocked(k, over)
+	f.reportLocked(k, ended)
 	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
 	// name, its first claim would take that usage back.
-	if certain && over.Deadline != 0 && k.Window < over.Window {
+	if certain && ended.Deadline != 0 && k.Window < ended.Window {
 		k.cell.Val.as = f.nextName()
 	}
 	return certain
@@ -238,6 +238,7 @@ func (c *call) askLocked(k entry, w *waiter) {
 	w.waitsLocked(k, need)
 }
 
+// recallPause is the wait before another claim while recalled nodes give their tokens back.
 const recallPause = 2 * time.Millisecond
 
 // retried tells whether an error is no failure of the store: the claim is made again.

@@ -25,8 +25,8 @@ import (
 // It is safe for concurrent use. Close it to give back its leases.
 type Limiter struct {
 	clock  ratelimit.Clock
-	local  *Local // one of the two
-	fleet  *Fleet
+	local  *Local // without Redis
+	fleet  *Fleet // with Redis
 	calls  sync.Pool
 	synced atomic.Int64 // time at which the windows of a lone limiter were last aligned with the wall clock
 	stop   func()
@@ -42,7 +42,7 @@ type Options struct {
 	// Prefix begins all names in Redis.
 	Prefix string
 	// MaxKeys is the maximum of tracked keys, up to 800 bytes each; 0: 100,000. Further keys share budgets, and may
-	// be refused early.
+	// be refused early. With Redis, each program limits further keys alone.
 	MaxKeys int
 	// OnFailure is called when Redis does not answer. It must not block.
 	OnFailure func(error)
@@ -122,7 +122,7 @@ type Rule struct {
 //	NewRule("login", ratelimit.Limit{Requests: 5, Unit: ratelimit.Minute})
 //
 // Programs that share a Redis share a budget if name, unit, algorithm and key are the same. The number of requests
-// should be the same, because the last claim's number applies. The name is the domain of a rule file, so that a
+// should be the same, because each claim is judged by its own number. The name is the domain of a rule file, so that a
 // server can share the budget, too (Key). The coordination is optional (see [ratelimit.DefaultCoordination]). Its
 // mode must be leasing, because the others need a server. Programs have no part of a lease.reserve: only servers
 // spend it.

@@ -56,7 +56,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 	if k != nil {
 		v.Booked = k.account(&a.Rule.Limit)
-		w.under(*k)
+		w.countUnder(*k)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why
 	if v.ResetAfter == 0 {

@@ -39,7 +39,7 @@ type Fleet struct {
 	names
 	shards []shard
 	alone  *Local // for outages
-	lanes  []lane
+	lanes  []lane // one for each part of the ledger
 	after  func(time.Duration, func())
 	sweeper
 	ended atomic.Bool // there are no more reports to the ledger
@@ -54,12 +54,12 @@ type names struct {
 
 // sweeper is the state of sweeps.
 type sweeper struct {
-	part     int // of the shards, for the next sweep
+	part     int // number of the next sweep, of sweepParts
 	gauged   gauges
 	leaving  atomic.Bool                 // the node ends: only waiting requests cause claims
 	restates atomic.Bool                 // single accounts may be lost: all totals are to be stated again
 	restated instant                     // time of the last such restatement; 0: never
-	lost     chan account.OverrideChange // by the ledger, to be restated
+	lost     chan account.OverrideChange // overrides that the ledger lost
 }
 
 // Partitioned is a ledger with parts that fail separately, such as a Redis Cluster. Messages to one part never wait
@@ -329,7 +329,7 @@ func (f *Fleet) laneOf(name string) *lane {
 	if len(f.lanes) == 1 {
 		return &f.lanes[0]
 	}
-	return &f.lanes[f.ledger.(Partitioned).Partition(name)] //nolint:forcetypeassert // New has looked
+	return &f.lanes[f.ledger.(Partitioned).Partition(name)] //nolint:forcetypeassert // openLanes has checked it
 }
 
 var _ interface {

@@ -128,7 +128,8 @@ func (f *Fleet) lane(k entry) *lane {
 	return f.laneOf(f.keyName(k.key()))
 }
 
-// joinLocked returns the key's unwritten flight, or a new one, which leaves at once. nil: there can be none, and why.
+// joinLocked returns the key's flight, or a new one. If its message is not yet written, it leaves at once. nil: no
+// message can be sent, for the reason.
 func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
 	l := f.lane(k)
 	// A key has one message in flight: later requests look again when it has ended.
@@ -248,8 +249,8 @@ func (l *lane) take(first *flight) (flights []*flight) {
 	return flights
 }
 
-// Answered notes that the ledger has answered another lane. A part that counts as dead stays dead until its own
-// answer, but is tried now.
+// Answered notes that the ledger has answered a message outside of the lanes, such as a probe at start. A part that
+// counts as dead stays dead until its own answer, but is tried now.
 func (f *Fleet) Answered() {
 	for i := range f.lanes {
 		l := &f.lanes[i]
@@ -320,14 +321,14 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 // reportLocked reports an account whose window is over, if the ledger's total differs, or may differ because of a
 // message in flight, whose answer will not count. Tokens in hand go back where the next window counts them, as usage
 // or as debt.
-func (f *Fleet) reportLocked(k entry, over hold.Part) {
+func (f *Fleet) reportLocked(k entry, ended hold.Part) {
 	limit := &k.rule().Limit
-	hand := (limit.Algorithm == ratelimit.SlidingWindow || limit.Carries) && over.Taken > over.Spent
-	if over.Deadline == 0 || !over.Unreported() && !over.Asked() && !hand {
+	hand := (limit.Algorithm == ratelimit.SlidingWindow || limit.Carries) && ended.Taken > ended.Spent
+	if ended.Deadline == 0 || !ended.Unreported() && !ended.Asked() && !hand {
 		return
 	}
 	fl := newFlight(k)
-	fl.late = &lateReport{Part: over, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
+	fl.late = &lateReport{Part: ended, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
 	if limit.Carries {
 		fl.late.until = f.clock().Add(limit.Period()) // the account is kept as long
 	}

@@ -18,7 +18,7 @@ import (
 type Local struct {
 	tracked  *counters
 	overflow *counters
-	epoch    atomic.Int64 // difference of the ledger's nanoseconds and an Instant
+	offset   atomic.Int64 // of the wall clock's nanoseconds from an Instant's
 	shared   atomic.Uint64
 }
 
@@ -60,7 +60,7 @@ func (l *Local) overflowed(a *ask) counter {
 // SyncClock sets the wall-clock time of an instant, so that windows follow corrections of the wall clock. A step back
 // makes current windows longer. It never grants a budget twice.
 func (l *Local) SyncClock(now ratelimit.Instant, wall time.Time) {
-	l.epoch.Store(wall.UnixNano() - int64(now))
+	l.offset.Store(wall.UnixNano() - int64(now))
 }
 
 // Decide implements [ratelimit.Limiter]. It never blocks.
@@ -139,5 +139,5 @@ func (l *Local) Stats() ratelimit.LimiterStats {
 
 // LedgerNow is the time of this process's ledger clock at an instant.
 func (l *Local) LedgerNow(now ratelimit.Instant) ratelimit.LedgerTime {
-	return ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))
+	return ledgerTime((int64(now) + l.offset.Load()) / int64(time.Microsecond))
 }

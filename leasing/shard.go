@@ -37,7 +37,7 @@ type key struct {
 	stated uint8  // life of the epoch in which it was reported, the last bits
 }
 
-// use is the recent use of a key, and its message in flight. There is one for each busy key.
+// use is the recent use of a key, and its message in flight. A key that has one is busy.
 type use struct {
 	hold.Use
 	id      keytable.ID // Invariant: of the key that has this use; zero: no key has it
@@ -155,7 +155,7 @@ func (s *shard) leave(n uint32) {
 	s.free = append(s.free, n)
 }
 
-// track makes a cell for a key; nil: there is no room.
+// trackLocked makes a cell for a key; nil: there is no room.
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
 	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
 	if c != nil {

@@ -52,7 +52,7 @@ func (f *Fleet) sweepShard(now instant, s *shard) {
 	}
 }
 
-// view is the state of a cell, without making it busy.
+// view is the state of a cell. Without a use, the scratch stands for it, so that the key does not become busy.
 func (s *shard) view(c *cell, scratch *use) entry {
 	if c.Val.use != 0 {
 		scratch = s.uses[c.Val.use-1]

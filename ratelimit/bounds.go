@@ -96,9 +96,9 @@ func (r *Rule) overApart(nodes int) Over {
 	return Over{Tokens: limit * Tokens(nodes-1), EachNode: limit}
 }
 
-// under is out of reach of the requests that other nodes refuse. A lease of plenty strands its share of the
-// limit, and a reserve its unspent part. Any other strands the demand that it was sized by, and the half of
-// the lease before that was left at its renewal.
+// under is out of reach of the requests that other nodes refuse. A lease of plenty strands its part of the
+// limit, and a reserve its unspent part. Any other strands the demand that it was sized by, and the rest of
+// the lease before, of which at most half was left at its renewal.
 func (r *Rule) under() Under {
 	u := Under{
 		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.Period(), Reserve: r.Reserve(),
@@ -118,7 +118,7 @@ func (r *Rule) under() Under {
 func (r *Rule) wait() Wait { return Wait{For: StoresAnswer, Longest: r.Coordination.Deadline()} }
 
 // storeOps depend on the sizing of leases. A lease by demand is renewed when half of it is spent, or half of
-// its time is over. One with a fixed size is renewed when half of it is spent.
+// its time is over, at the earliest. One with a fixed size is renewed when half of it is spent, at the earliest.
 func (r *Rule) storeOps(nodes int) StoreOps {
 	c := &r.Coordination
 	s := StoreOps{

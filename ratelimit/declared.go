@@ -10,8 +10,8 @@ import (
 
 // The pace of leases, from which bounds follow. Package leasing goes by these.
 const (
-	// LeaseHorizon is how long a lease should last that is sized by demand. It is
-	// renewed at half, so that a busy key costs a node a claim a second.
+	// LeaseHorizon is the time that a lease should last that is sized by demand. Bounds assume that it is renewed at
+	// half: a busy key costs a node at most a claim a second.
 	LeaseHorizon = 2 * time.Second
 	// ClaimBackOff is the least time between two claims of a key by one node, while no tokens are left and
 	// some may come back.
@@ -19,14 +19,14 @@ const (
 	// LossPart is the divisor of a limit that gives the grants of a ledger, in all, while it learns after a
 	// loss of data.
 	LossPart = 20
-	// PlentyAbove says when there is plenty: while more than one of so many parts of the limit
-	// is left.
+	// PlentyAbove is the divisor of the limit that gives the rest above which a late answer does not refuse:
+	// on_store_failure decides.
 	PlentyAbove = 2
-	// PlentyPart is the part of a limit that a lease of plenty is at most, as one of
-	// so many.
+	// PlentyPart is the divisor of the limit that gives the largest lease while there is plenty: while an eighth of
+	// a fixed window's limit is free.
 	PlentyPart = 20
-	// MostDrawers is how many holders of a key may draw parts of that size: a fifth of the
-	// limit is for what all have idle.
+	// MostDrawers is the number of holders of a key that may draw parts of that size. Otherwise most of the limit
+	// lies idle at them.
 	MostDrawers = 4
 	// RecallsPerSecond is the largest number of claims a second by recalls at one node. Each second, one
 	// gives tokens back that others wait for. While this node waits itself, it claims each 2 ms for 10 ms.

@@ -3,8 +3,8 @@ package ratelimit
 // Holder names one incarnation of one node: a restarted node is a new holder.
 type Holder uint64
 
-// Fence is a fencing token: for one key, each one issued is greater than all
-// before it, also over restarts of the ledger.
+// Fence numbers the grants of a key, and the tenancies of seats: each is greater than all before it, also over restarts
+// of the ledger. Claims have no fence: their Seq shows which of them is overtaken.
 type Fence int64
 
 // Window is the index of a window since the Unix epoch. 0 means "none yet", and is that of a token_bucket.

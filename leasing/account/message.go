@@ -88,7 +88,7 @@ func (g *Grant) Owned(n tokens, limit *ratelimit.Limit) tokens {
 	return max(0, n-max(0, g.Sum-limit.Capacity()))
 }
 
-// Errors of single messages. Both are matched with errors.Is.
+// Errors of single messages. Match them with errors.Is.
 var (
 	// ErrOvertaken answers a claim whose Seq is not above the last.
 	ErrOvertaken = errors.New("a later claim of the same holder came first")
@@ -98,8 +98,8 @@ var (
 	ErrFull = errors.New("the account table is full: all accounts are in use")
 )
 
-// MostBooked bounds each total of a holder, and the sum: tokens beyond are not counted. 1,000 holders at the bound
-// stay below 2^53, up to which the doubles of Redis' scripts are exact.
+// MostBooked bounds each total of a holder: tokens beyond it are not counted. mostSum bounds the sum. 500 holders at
+// the bound stay below it, and below 2^53, up to which the doubles of Redis' scripts are exact.
 const MostBooked tokens = 1 << 43
 
 // Learn is the time that an account learns after its loss, and a ledger after a loss of data.

@@ -17,12 +17,13 @@ type Demand struct {
 }
 
 const (
-	// Horizon is the time that a lease should last: it is renewed at half, so that a busy key costs a claim a second.
+	// Horizon is the time that a lease should last. It is renewed shortly before its end (soon), so that a busy key
+	// costs less than a claim a second.
 	Horizon = ratelimit.LeaseHorizon
 	// shortest is the shortest time for a rate: the first requests of a burst are not representative.
 	shortest = 10 * time.Millisecond
-	// memory is the age at which earlier measurements count as much as the current one: with a claim a second, the
-	// error of the rate halves each time.
+	// memory is the length of a stretch that counts as much as all earlier ones together: after it, the error of the
+	// rate is halved.
 	memory = time.Second
 	// proof is the number of standard deviations by which a count must exceed a rate to prove a higher rate. n random
 	// requests have a deviation of the root of n, so fewer than five prove nothing.

@@ -2,9 +2,9 @@
 // message to the ledger. Package account is the other side.
 //
 // Guarantee: a node spends only tokens that it owns, while the window is certainly current and the lease certainly
-// lasts. It owns tokens that a complete ledger granted, and draws below the limit. Beyond these it spends a share
-// that its caller bounds (drift). Other charges, which are late costs, denials that charge and admissions in an
-// outage, are part of its total in the next message. It does not promise that its tokens get used.
+// lasts. It owns tokens that a ledger with all totals granted, and draws below the limit. Beyond these it spends a
+// share that its caller bounds (drift). Other charges are costs after the fact, denials that charge, and admissions
+// in an outage: they are part of its total in the next message. The package does not promise that tokens get used.
 //
 // Events drive a Key: a request (Take), a message that leaves (Write), its answer (Apply), time (Turn), a recall
 // (GiveBack). It reads no clock, takes no lock and starts no goroutine. It has no pointers, so that tens of millions

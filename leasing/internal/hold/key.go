@@ -37,11 +37,12 @@ type Use struct {
 
 // refusals are the node's own refusals, without a claim. The zero refusals are none.
 type refusals struct {
-	// A request of more than most tokens is refused until until. From again on, a background claim checks that.
+	// Until the instant until, a request of more than most tokens is refused. From again on, a background claim
+	// checks that.
 	until, again instant
 	most, under  tokens // under is the limit of that refusal
 	holds        uint8  // number of times that the time to again is doubled
-	frees        bool   // tokens have returned in the meantime
+	frees        bool   // a refund has returned tokens in the meantime: pauses are short
 	others       bool   // others had tokens in hand, by the last answer
 }
 
@@ -49,8 +50,8 @@ type refusals struct {
 type Beyond struct {
 	Drifted tokens // from this node's share, and unconfirmed: at most the share
 	Unasked tokens // by on_store_failure
-	Charged tokens // late charges, not reported yet
-	// Of the reported amounts, the maximum beyond the limit: of Drifted, and of Unasked.
+	Charged tokens // after the fact or by denials, and not reported yet
+	// The maximum of the reported amounts beyond the limit: Over is of Drifted, and ByPolicy of Unasked.
 	Over, ByPolicy tokens
 }
 
@@ -81,9 +82,9 @@ const (
 	// paced is the minimum time between an answer and a background claim, and scarce that after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
 	// refusal is the time for which a refusal holds before the next claim, at first. It doubles with each repeated
-	// refusal, up to doublings times: seldom is for a key to which tokens return, by refunds at other nodes.
+	// refusal, up to doublings times. It is seldom times as long until a refund returns tokens to the key.
 	refusal, doublings = 100 * time.Millisecond, 3
-	seldom             = 8 // times as long
+	seldom             = 8
 	// often is the rate in tokens a second from which a key is renewed before its lease is used up.
 	often = 4
 	// idle is the time without requests after which a lease goes back, unless it ends earlier.

@@ -26,7 +26,7 @@ type Part struct {
 	Taken, Spent tokens
 	booked       tokens // this node's total at the ledger, by the last answer
 	Sum          tokens // total of all nodes, by the last answer
-	// Deadline is the end of the tokens in hand.
+	// Deadline is the end of the tokens in hand. Never: they last until the window ends. 0: there is no account yet.
 	Deadline   instant
 	LastAnswer instant // time of the last answer about this account; 0: never
 	asked      uint32  // the number of the message in flight; 0: there is none
@@ -34,7 +34,7 @@ type Part struct {
 }
 
 type flags struct {
-	restate bool // the last message has no answer that counts: the next is a claim
+	restate bool // the next message must be a claim: no answer to the last counts, or a claim is due for other reasons
 	short   bool // the ledger's total was lower than this node's: it may have lost the account
 	eager   bool // the ledger may credit the tokens in hand: the last claim was eager
 	used    bool // tokens were spent since the last claim was written

@@ -38,7 +38,7 @@ func (s *Sizing) most() tokens {
 	return max(1, s.Rule.Limit.Capacity()/tokens(max(leastShare, 5*s.Nodes)))
 }
 
-// leastShare is the maximum part of a limit for a node, while there is plenty: as in a fleet of four.
+// leastShare is the least divisor of a limit for a node's part, while there is plenty: that of a fleet of four.
 const leastShare = 5 * 4
 
 // measure ends a stretch of use, with that many tokens still waiting. It counts requests of the largest cost in it:
