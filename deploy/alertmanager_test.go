@@ -111,7 +111,7 @@ func TestOneCauseIsOnePage(t *testing.T) {
 	}
 	for fleet, c := range map[string]struct{ causes, effects string }{
 		"an outage of the store": {
-			"SluiceStoreBreakerOpen", "SluiceFallbackActive SluiceErrors SluiceSlow SluiceSeatShortage SluiceLeaseStarvation SluiceStaleFences SluiceOverloaded",
+			"SluiceStoreBreakerOpen", "SluiceFallbackActive SluiceErrors SluiceSlow SluiceSeatShortage SluiceLeaseStarvation SluiceStaleClaims SluiceOverloaded",
 		},
 		"a slow store":        {"SluiceFallbackActive", "SluiceSlow"},
 		"an empty restart":    {"SluiceLedgerLost", "SluiceAccountsLost SluiceStoreClockStepped"},

@@ -267,11 +267,10 @@ func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 		w.flight = c.rest(time.Millisecond)
 		return
 	}
-	if fl := c.greet(c.lane(k)); fl != nil {
-		w.flight = fl
-		return
+	fl, why := c.greet(c.lane(k))
+	if w.flight = fl; fl == nil {
+		c.failLocked(c.clock(), w, &k, why)
 	}
-	c.failLocked(c.clock(), w, &k, ratelimit.FallbackBreaker)
 }
 
 // driftLocked admits an ask from this node's share, if possible.

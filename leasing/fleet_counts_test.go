@@ -189,3 +189,23 @@ func TestWorstKeyOfLate(t *testing.T) {
 		t.Errorf("%d are said of long ago", n)
 	}
 }
+
+// A request without room in the queue counts as that: neither as an error of the store nor as its breaker.
+func TestFullQueueIsNamed(t *testing.T) {
+	s := newStage(t, 1, 10, 10, nil)
+	l := &s.nodes[0].lanes[0]
+	for _, answered := range []bool{false, true} {
+		for len(l.queue) < cap(l.queue) {
+			l.queue <- nil
+		}
+		v := s.ask(0, "k", 1)
+		if v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackQueueFull {
+			t.Errorf("after an answer %v: %v by %v", answered, v.Reason, v.Source)
+		}
+		for len(l.queue) > 0 {
+			<-l.queue
+		}
+		s.goOn(time.Second)
+		s.ask(0, "other", 1)
+	}
+}

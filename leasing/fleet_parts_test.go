@@ -69,7 +69,7 @@ func (c *onRedis) greeted(node, part int) {
 	c.Helper()
 	f := c.nodes[node]
 	var fl *flight
-	c.until("it cannot be greeted", func() bool { fl = f.greet(&f.lanes[part]); return fl != nil })
+	c.until("it cannot be greeted", func() bool { fl, _ = f.greet(&f.lanes[part]); return fl != nil })
 	<-fl.done
 }
 

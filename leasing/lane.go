@@ -144,7 +144,7 @@ func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
 	}
 	fl := newFlight(k)
 	if !l.send(fl) {
-		return nil, ratelimit.FallbackError
+		return nil, ratelimit.FallbackQueueFull
 	}
 	k.use.flight = fl
 	return fl, 0
@@ -264,25 +264,26 @@ func (f *Fleet) Answered() {
 // Greet asks each part of the ledger for its time and epoch, without a waiting request.
 func (f *Fleet) Greet() {
 	for i := range f.lanes {
-		_ = f.greet(&f.lanes[i])
+		_, _ = f.greet(&f.lanes[i])
 	}
 }
 
-func (f *Fleet) greet(l *lane) *flight {
+// greet returns a part's greeting in flight, or a new one. nil: there can be none, and why.
+func (f *Fleet) greet(l *lane) (*flight, ratelimit.FallbackReason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.greeting != nil {
-		return l.greeting
+		return l.greeting, 0
 	}
 	if l.breaker.Refuses(f.clock()) {
-		return nil
+		return nil, ratelimit.FallbackBreaker
 	}
 	fl := &flight{greet: true, done: make(chan struct{})}
 	if !l.send(fl) {
-		return nil
+		return nil, ratelimit.FallbackQueueFull
 	}
 	l.greeting = fl
-	return fl
+	return fl, 0
 }
 
 // rest is a flight without a message, which ends after a while.

@@ -25,9 +25,6 @@ const (
 	// PlentyPart is the divisor of the limit that gives the largest lease while there is plenty: while an eighth of
 	// a fixed window's limit is free.
 	PlentyPart = 20
-	// MostDrawers is the number of holders of a key that may draw parts of that size. Otherwise most of the limit
-	// lies idle at them.
-	MostDrawers = 4
 	// RecallsPerSecond is the largest number of claims a second by recalls at one node. Each second, one
 	// gives tokens back that others wait for. While this node waits itself, it claims each 2 ms for 10 ms.
 	RecallsPerSecond = 7

@@ -234,12 +234,6 @@ func (l Limit) Capacity() Tokens {
 	return l.Requests
 }
 
-// Crowded reports whether a key has too many holders for leases of one in PlentyPart of its limit. If such a
-// lease is a single token, which is spent at once, it never has.
-func (l Limit) Crowded(holders int) bool {
-	return holders > MostDrawers && l.Capacity() >= 2*PlentyPart
-}
-
 // String is how people write it: "100 per minute".
 func (l Limit) String() string {
 	per := l.Unit.String()

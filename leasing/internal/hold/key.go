@@ -83,7 +83,7 @@ const (
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
 	// refusal is the time for which a refusal holds before the next claim, at first. It doubles with each repeated
 	// refusal, up to doublings times. It is seldom times as long until a refund returns tokens to the key.
-	refusal, doublings = 100 * time.Millisecond, 3
+	refusal, doublings = 2 * ratelimit.ClaimBackOff, 3
 	seldom             = 8
 	// often is the rate in tokens a second from which a key is renewed before its lease is used up.
 	often = 4
