@@ -142,7 +142,7 @@ func (f *Fleet) Run(ctx context.Context) {
 	}
 	if l, ok := f.ledger.(account.Overrider); ok {
 		for range senders {
-			all.Go(func() { f.tellLost(ctx, l) })
+			all.Go(func() { f.restateOverrides(ctx, l) })
 		}
 	}
 	tick := time.NewTicker(SweepEvery)

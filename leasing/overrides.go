@@ -98,8 +98,8 @@ const (
 	lostTries = 50      // each, while the ledger does not answer
 )
 
-// tellLost restates overrides that the ledger has lost, until ctx is done.
-func (f *Fleet) tellLost(ctx context.Context, l account.Overrider) {
+// restateOverrides restates overrides that the ledger has lost, until ctx is done.
+func (f *Fleet) restateOverrides(ctx context.Context, l account.Overrider) {
 	pause := time.NewTicker(SweepEvery)
 	defer pause.Stop()
 	for {

@@ -16,7 +16,7 @@ const (
 
 // sweep looks after keys without requests: ended windows, idle leases, and reports.
 func (f *Fleet) sweep(now instant) {
-	f.retell(now)
+	f.restateIfDue(now)
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
@@ -182,8 +182,8 @@ const evictionRest = time.Minute
 // claims, at most once in evictionRest.
 func (f *Fleet) RestateEvicted() { f.restates.Store(true) }
 
-// retell states all totals again, if accounts may have been evicted since the last time.
-func (f *Fleet) retell(now instant) {
+// restateIfDue states all totals again, if accounts may have been evicted since the last time.
+func (f *Fleet) restateIfDue(now instant) {
 	if f.restated != 0 && now.Sub(f.restated) < evictionRest || !f.restates.Swap(false) {
 		return
 	}

@@ -29,7 +29,7 @@ type LeaseLook struct {
 	Elsewhere Tokens        `json:"elsewhere"`  // the rest at the ledger, by its last answer
 	Expires   time.Duration `json:"expires_ns"` // from now; negative: it has
 	Resets    time.Duration `json:"resets_ns"`
-	Heard     time.Duration `json:"heard_ns"`      // ago
+	Answered  time.Duration `json:"heard_ns"`      // ago
 	Refuses   time.Duration `json:"refuses_ns"`    // for so long it refuses without asking
 	PerSecond float64       `json:"per_second"`    // demand, as measured
 	Asking    bool          `json:"asking"`        // a claim is under way

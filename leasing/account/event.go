@@ -67,8 +67,8 @@ func RecordName(prefix, key string) string { return prefix + "{" + key + "}:reco
 // NewEvent makes the event of a claim and its answer.
 func NewEvent(c *Claim, g *Grant) Event {
 	n := numbersOf(c)
-	said := [...]int64{n[0], n[2], n[3], n[4], n[9], n[12]}
-	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &said, g)
+	claimed := [...]int64{n[0], n[2], n[3], n[4], n[9], n[12]}
+	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &claimed, g)
 }
 
 // eventsKept and recordKept are the number of events of a key that a stream keeps in Redis, and for how long after the
@@ -78,11 +78,11 @@ const (
 	recordKept = 90 * 24 * time.Hour
 )
 
-// saidFields is the number of a claim's numbers on record: kind, taken, spent, need, limit, and the end of the
+// claimNumbers is the number of a claim's numbers on record: kind, taken, spent, need, limit, and the end of the
 // window.
-const saidFields = 6
+const claimNumbers = 6
 
-func newEvent(e Event, n *[saidFields]int64, g *Grant) Event {
+func newEvent(e Event, n *[claimNumbers]int64, g *Grant) Event {
 	e.Rule, e.Bound = auditedAs(e.Rule)
 	e.Taken, e.Spent, e.Need, e.Limit = tokens(n[1]), tokens(n[2]), tokens(n[3]), tokens(n[4])
 	if e.Window != 0 {
@@ -160,7 +160,7 @@ func ReadEvent(prefix string, fields map[string]any) (Event, error) {
 		}
 		return overrideEvent(text("rule"), text("key"), tokens(limit), &r), nil
 	}
-	var n [saidFields]int64
+	var n [claimNumbers]int64
 	var a [answerFields]int64
 	key, w, ours := ParseName(prefix, text("account"))
 	h, err := strconv.ParseUint(text("holder"), 16, 64)

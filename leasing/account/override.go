@@ -103,8 +103,8 @@ func (r *Overridden) InForce(now instant) *ratelimit.Override {
 	return &o
 }
 
-// said is the part that answers bring of the record: what is in force, or that it was removed. It allocates.
-func (r *Overridden) said(now instant) *ratelimit.Override {
+// inAnswers is the part that answers bring of the record: what is in force, or that it was removed. It allocates.
+func (r *Overridden) inAnswers(now instant) *ratelimit.Override {
 	if r.Removed {
 		o := r.Override
 		return &o
@@ -121,7 +121,7 @@ func (r *Overridden) judge(now instant, c Claim) Claim {
 // override applies the record to a limit.
 func (g *Grant) override(r *Overridden, l *ratelimit.Limit) {
 	if g.Err == nil && l.Overridable() {
-		g.Override = r.said(g.At)
+		g.Override = r.inAnswers(g.At)
 	}
 }
 

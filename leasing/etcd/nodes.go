@@ -26,21 +26,21 @@ func (s *Store) Register(
 	}
 	ctx = clientv3.WithRequireLeader(ctx)
 	prefix := nodesKey + url.PathEscape(s.prefix) + "/"
-	says, now := clientv3.OpDelete(prefix+node), s.now()
+	write, now := clientv3.OpDelete(prefix+node), s.now()
 	if text != "" {
 		lease, err := c.Grant(ctx, int64(max(1, within/time.Second)))
 		if err != nil {
 			return fmt.Errorf("etcd: %w", err)
 		}
-		says = clientv3.OpPut(prefix+node, fmt.Sprint(int64(now), " ", text), clientv3.WithLease(lease.ID))
+		write = clientv3.OpPut(prefix+node, fmt.Sprint(int64(now), " ", text), clientv3.WithLease(lease.ID))
 	}
-	r, err := c.Txn(ctx).Then(says, clientv3.OpGet(prefix, clientv3.WithPrefix())).Commit()
+	r, err := c.Txn(ctx).Then(write, clientv3.OpGet(prefix, clientv3.WithPrefix())).Commit()
 	if err != nil {
 		return fmt.Errorf("etcd: %w", err)
 	}
 	for _, kv := range r.Responses[1].GetResponseRange().Kvs {
-		said, text, _ := strings.Cut(string(kv.Value), " ")
-		at, err := strconv.ParseInt(said, 10, 64)
+		stamp, text, _ := strings.Cut(string(kv.Value), " ")
+		at, err := strconv.ParseInt(stamp, 10, 64)
 		if err != nil {
 			continue // another program's
 		}

@@ -184,7 +184,7 @@ type Node struct {
 	Debug       string    `json:"debug"`
 	Answers     bool      `json:"answers"`
 	Error       string    `json:"error,omitempty"`
-	Heard       time.Time `json:"last_heard,omitzero"`
+	LastAnswer  time.Time `json:"last_heard,omitzero"`
 	Version     string    `json:"version"`
 	Rules       string    `json:"rules"` // fingerprint
 	RulesGood   bool      `json:"rules_good"`
@@ -213,7 +213,7 @@ func (v *look) since(before *look) *Summary {
 	for i := range v.nodes {
 		n := &v.nodes[i]
 		x := Node{
-			Debug: n.debug, Answers: n.err == nil, Heard: n.seen, Version: n.state.Version,
+			Debug: n.debug, Answers: n.err == nil, LastAnswer: n.seen, Version: n.state.Version,
 			Rules: n.state.Config.Fingerprint, RulesGood: n.state.Config.Good, StoreFailed: n.state.Store.BreakerOpen,
 		}
 		if n.err != nil {
