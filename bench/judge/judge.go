@@ -111,19 +111,22 @@ func (j *Judge) Refuse(at ratelimit.LedgerTime, n ratelimit.Tokens) {
 }
 
 // Retract takes back an admission at an instant, because its answer did not arrive: at most the remaining
-// usage of that window, which may have been credited meanwhile. It cannot compute the level that a bucket
-// would have had meanwhile. From here on that much more may pass unseen.
-func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) {
+// usage of that window, which may have been credited meanwhile. It returns the rest. It cannot compute the level
+// that a bucket would have had meanwhile. From here on that much more may pass unseen.
+func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) (unspent ratelimit.Tokens) {
 	j.advance(now)
 	j.admitted -= n
 	switch {
 	case j.limit.Algorithm == ratelimit.TokenBucket:
 		j.doubt += n
 	case admitted >= j.got.window:
-		j.got.spend(-min(n, j.got.spent))
+		unspent = max(0, n-j.got.spent)
+		j.got.spend(unspent - n)
 	case admitted >= j.got.window-(j.got.end-j.got.window):
-		j.got.before = max(0, j.got.before-n)
+		unspent = max(0, n-j.got.before)
+		j.got.before -= n - unspent
 	}
+	return unspent
 }
 
 // offer has the exact limiter decide, too.

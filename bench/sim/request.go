@@ -116,6 +116,15 @@ func (w *world) released(k *key, a *ratelimit.Ask, n ratelimit.Tokens) {
 	}
 }
 
+// retract takes an admission back. If refunds have credited it already, the ledger credits it once more: its order of
+// charges and credits is another one.
+func (w *world) retract(k *key, admitted ratelimit.LedgerTime, n ratelimit.Tokens) {
+	if unspent := k.judge.Retract(admitted, k.part.time(), n); unspent > 0 {
+		k.extra = append(k.extra, extra{w.now, unspent})
+	}
+	w.result.Admitted -= n
+}
+
 // inTime keeps a release that was booked against the current window: it must be that of its request.
 func (w *world) inTime(k *key, a *ratelimit.Ask) {
 	l := &a.Rule.Limit
@@ -200,11 +209,7 @@ func (w *world) refundDenied(n *node, q *request) {
 		}
 		w.books.undo(n, q.keys[i], a, v)
 		n.stepped.Undo(n.clock(), q.asks[i:i+1], q.verdicts[i:i+1])
-		if k := q.keys[i]; a.Rule.Limit.Algorithm != ratelimit.TokenBucket && k.judge.Spent(k.part.time()) < a.Cost {
-			k.extra = append(k.extra, extra{w.now, a.Cost}) // it was refunded already, and now is once more
-		}
-		q.keys[i].judge.Retract(q.admitted[i], q.keys[i].part.time(), a.Cost)
-		w.result.Admitted -= a.Cost
+		w.retract(q.keys[i], q.admitted[i], a.Cost)
 		w.result.Refused += a.Cost
 		if w.Decisions {
 			w.trace("key %d: %d are given back, for the other descriptor was refused", q.keys[i].index, a.Cost)

@@ -126,8 +126,7 @@ func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 		at = min(at, l.WindowEnd(v.Window)-1)
 	}
 	r.books.undo(r.node, k, a, v)
-	k.judge.Retract(at, r.ledgerTime(), a.Cost)
-	r.result.Admitted -= a.Cost
+	r.retract(k, at, a.Cost)
 	if r.Decisions {
 		r.trace("node %d: key %d: %d are taken back, for who asked has not waited", r.slot, k.index, a.Cost)
 	}
