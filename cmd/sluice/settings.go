@@ -75,7 +75,7 @@ type flags struct {
 	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Wait of callers that send no deadline, and upper bound of deadlines (grpc-timeout). Under overload, calls that would be answered too late are rejected at once. 0: no call is rejected."`
 
 	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Size of envoyproxy/ratelimit's local cache in bytes, for the counter over_limit_with_local_cache (0: no counter). It changes no decision."`
-	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"Report ratelimit_service_response_time_seconds in milliseconds."`
+	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"Report ratelimit_service_response_time_seconds in milliseconds. The alerts here expect seconds."`
 
 	BackendType string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"Backend of envoyproxy/ratelimit: redis. memcache is refused, unless REDIS_URL or COORDINATION_MAX_NODES=1 is set."`
 
