@@ -112,7 +112,7 @@ func (c *call) decide(now instant, w *waiter) {
 			return
 		}
 	}
-	s.under(at, w.rule)
+	s.setRule(at, w.rule)
 	k := s.entry(now, id, at)
 	looks := w.flight == nil || w.flight.ended()
 	switch {

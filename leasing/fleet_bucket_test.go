@@ -306,3 +306,29 @@ func (x *bucketRun) repaid() {
 	}
 	x.last, x.passed, x.charged = x.now, burst, burst
 }
+
+// Tokens of a bucket that a node has reported as spent, and takes back, do not return to its hand: the bucket may have
+// refilled in their place.
+func TestUndoneTokensOfABucketCountOnce(t *testing.T) {
+	for _, pause := range []time.Duration{0, 50 * time.Millisecond, 200 * time.Millisecond, 600 * time.Millisecond} {
+		s := newStrictStage(t, 2, bucketOf(100, 100, ratelimit.Second), map[string]string{"on_deny": "refund"})
+		var asks []ask
+		var verdicts []verdict
+		for range 5 {
+			asks = append(asks, ask{Rule: s.rule, Key: []byte("k"), Cost: 20})
+			verdicts = append(verdicts, s.ask(0, "k", 20))
+		}
+		s.ask(0, "k", 20) // is refused by a claim that states their usage
+		s.nodes[0].Undo(s.now, asks, verdicts)
+		spent := tokens(0)
+		s.goOn(pause)
+		for _, node := range []int{1, 0} {
+			for !s.ask(node, "k", 1).OverLimit {
+				spent++
+			}
+		}
+		if spent > 100+10 { // and the refill meanwhile
+			t.Errorf("after %v: %d tokens of a bucket of 100 were spent at once", pause, spent)
+		}
+	}
+}

@@ -144,14 +144,14 @@ func TestUndoOfAForgottenBucket(t *testing.T) {
 		if forgotten {
 			s.goOn(5 * time.Second) // it is full, and was 3 s ago
 		}
-		hand := func() tokens { k := s.key(0, "k"); return k.InHand(s.now) }
+		spent := func() tokens { k := s.key(0, "k"); return k.Spent }
 		if v := s.ask(0, "k", 1); v.OverLimit == forgotten {
 			t.Fatalf("forgotten %v: %+v", forgotten, v)
 		}
-		before := hand()
+		before := spent()
 		s.nodes[0].Undo(s.now, asks, verdicts)
-		if credited := hand() > before; credited == forgotten {
-			t.Errorf("forgotten %v: %d are in hand, and were %d: %+v", forgotten, hand(), before, verdicts[0])
+		if credited := spent() < before; credited == forgotten {
+			t.Errorf("forgotten %v: %d are spent, and were %d: %+v", forgotten, spent(), before, verdicts[0])
 		}
 	}
 }

@@ -14,6 +14,7 @@ type Held struct {
 	inFlight  Totals  // its Seq is 0 if there is none
 	sent      instant // time of the last message
 	known     tokens  // the last total of the owner
+	fresh     tokens  // spent since the last message
 	uncertain bool    // an answer was lost: the owner may have applied the message
 }
 
@@ -33,16 +34,19 @@ func (h *Held) Take(now ratelimit.Instant, n ratelimit.Tokens) (ratelimit.Window
 	if n > h.InHand(now) {
 		return 0, false
 	}
-	h.totals.Spent += n
+	h.totals.Spent, h.fresh = h.totals.Spent+n, h.fresh+n
 	return h.totals.Window, true
 }
 
-// Untake takes back a Take, if its window is current.
+// Untake takes back a Take, if its window is current. Reported tokens do not return to this node's hand: a bucket may
+// have refilled in their place.
 func (h *Held) Untake(w ratelimit.Window, n ratelimit.Tokens) bool {
 	if h.totals.Window != w {
 		return false
 	}
-	h.totals.Spent -= n
+	back := min(n, h.fresh)
+	h.totals.Spent, h.fresh = h.totals.Spent-back, h.fresh-back
+	h.lower(n - back)
 	return true
 }
 
@@ -105,7 +109,7 @@ func (h *Held) Report(now ratelimit.Instant, seq uint64, want ratelimit.Tokens) 
 		h.totals.Life = seq
 	}
 	h.totals.Seq, h.totals.Want = seq, want
-	h.inFlight, h.sent = h.totals, now
+	h.inFlight, h.sent, h.fresh = h.totals, now, 0
 	return h.inFlight
 }
 

@@ -246,8 +246,8 @@ func (n *ruleNumbers) leave(number uint32) {
 	}
 }
 
-// under sets the rule of a key's requests.
-func (s *shard) under(c *cell, r *ratelimit.Rule) {
+// setRule sets the rule of a key's requests.
+func (s *shard) setRule(c *cell, r *ratelimit.Rule) {
 	if is := s.rules.of(c); is.asked != r {
 		s.move(c, r, s.over(c))
 	}

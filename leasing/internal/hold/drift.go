@@ -51,7 +51,7 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	}
 	unanswered, before := e.Unanswered(), e.Drift()
 	// Tokens in hand are spent first.
-	e.Spent, e.used = e.Spent+a.Cost, true
+	e.record(a.Cost)
 	e.Drifted = min(e.Drifted+e.Drift()-before, account.MostBooked)
 	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
 	e.Demand.LastUse = now

@@ -167,7 +167,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	}
 	// Admissions and charges before the first answer about the window are booked in this one.
 	if e.Deadline == 0 {
-		next.Spent, next.used = next.Spent+e.Spent, next.used || e.used
+		next.Spent, next.fresh = next.Spent+e.Spent, next.fresh+max(0, e.Spent)
 	} else {
 		e.Beyond = Beyond{}
 	}
@@ -255,7 +255,7 @@ func Refill(n tokens, l *ratelimit.Limit) time.Duration {
 func (e Entry) reports(now instant, rule *ratelimit.Rule) bool {
 	limit := &rule.Limit
 	switch {
-	case e.restate, e.used && now >= e.Renews(rule):
+	case e.restate, e.fresh > 0 && now >= e.Renews(rule):
 		return true
 	case now < e.until:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is

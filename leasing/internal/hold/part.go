@@ -25,6 +25,7 @@ type Part struct {
 	// or debt. Refunds of other nodes' charges can take both below 0.
 	Taken, Spent tokens
 	booked       tokens // this node's total at the ledger, by the last answer
+	fresh        tokens // spent since the last claim was written: the ledger counts them as in hand
 	Sum          tokens // total of all nodes, by the last answer
 	// Deadline is the end of the tokens in hand. Never: they last until the window ends. 0: there is no account yet.
 	Deadline   instant
@@ -37,7 +38,6 @@ type flags struct {
 	restate bool // the next message must be a claim: no answer to the last counts, or a claim is due for other reasons
 	short   bool // the ledger's total was lower than this node's: it may have lost the account
 	eager   bool // the ledger may credit the tokens in hand: the last claim was eager
-	used    bool // tokens were spent since the last claim was written
 	full    bool // by the last answer, nothing was free or in hand
 }
 
@@ -88,7 +88,7 @@ func (p *Part) Reported() tokens { return p.booked }
 func (p *Part) Unreported() bool { return p.restate || max(p.Taken, p.Spent) != p.booked }
 
 // Owes tells whether the ledger lacks usage of this node: of an eager lease it credits that.
-func (p *Part) Owes() bool { return p.Unreported() || p.eager && p.used }
+func (p *Part) Owes() bool { return p.Unreported() || p.eager && p.fresh > 0 }
 
 // mayDraw tells whether the next message may be a draw: while there is plenty, and the ledger's number is this node's
 // total. A claim is needed if the ledger must judge or record the message, or may credit it. So is the first message
@@ -121,7 +121,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	if p.Taken > p.Spent && q.Now >= p.Deadline {
 		p.Taken = p.Spent
 	}
-	p.used = false
+	p.fresh = 0
 	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
 	c.Learning = q.Epoch.Learning
 	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Prolonged(e) {
@@ -220,6 +220,16 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 
 // Restate makes the next message a claim, to state this node's total.
 func (p *Part) Restate() { p.restate = true }
+
+func (p *Part) record(n tokens) { p.Spent, p.fresh = p.Spent+n, p.fresh+n }
+
+// unspend takes back n spent tokens. Those that a claim has reported do not return to this node's hand: of a bucket,
+// the ledger may have refilled their place.
+func (p *Part) unspend(n tokens) {
+	back := min(n, p.fresh)
+	p.record(-back)
+	p.Refund(n - back)
+}
 
 // Refund credits a charge of any node. It adds no tokens in hand.
 func (p *Part) Refund(n tokens) { p.Taken, p.Spent = p.Taken-n, p.Spent-n }

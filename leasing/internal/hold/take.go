@@ -37,7 +37,7 @@ func (e Entry) spendInHand(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) 
 		return false
 	}
 	e.sized(a.Cost)
-	e.Spent, e.used = e.Spent+a.Cost, true
+	e.record(a.Cost)
 	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
 	e.Demand.LastUse = now
 	*v = ratelimit.Verdict{Charged: a.Cost}
@@ -132,7 +132,7 @@ func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next 
 		return Booked
 	}
 	if a.Cost <= e.InHand(now) {
-		e.Spent, e.used = e.Spent+a.Cost, true
+		e.record(a.Cost)
 		return Answered
 	}
 	v.Charged = min(a.Cost, e.left(&a.Rule.Limit))
@@ -161,7 +161,7 @@ func (e Entry) Settle(a *ratelimit.Ask, v *ratelimit.Verdict) {
 
 // charge spends tokens that the node may not have, and counts them in of.
 func (e Entry) charge(n tokens, of *tokens) {
-	e.Spent, e.used = max(e.Spent, min(e.Spent+n, account.MostBooked)), true // a grant in flight may cover it
+	e.record(min(n, max(0, account.MostBooked-e.Spent))) // a grant in flight may cover it
 	*of = min(*of+n, account.MostBooked)
 }
 
@@ -169,7 +169,8 @@ func (e Entry) charge(n tokens, of *tokens) {
 // charges it again.
 func (e Entry) Uncharge(a *ratelimit.Ask) {
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		e.Spent, e.Charged = e.Spent-a.Cost, e.Charged-a.Cost
+		e.unspend(a.Cost)
+		e.Charged -= a.Cost
 	}
 }
 
@@ -226,7 +227,7 @@ func (k *Key) left(limit *ratelimit.Limit) tokens {
 func (e Entry) Undo(v *ratelimit.Verdict) {
 	n := v.Charged + v.Debt
 	if n > 0 && v.Window == e.Window {
-		if e.Spent -= n; v.OverLimit {
+		if e.unspend(n); v.OverLimit {
 			e.Charged = max(0, e.Charged-n)
 		}
 		e.until = 0
