@@ -60,8 +60,8 @@ var bookBugs = []plant.Bug{
 	},
 	{
 		Name: "what is carried is credited at the next report", File: books,
-		Right: "h.spent, h.before = ends, carry, 0, carry",
-		Wrong: "h.spent, h.before = ends, carry, 0, 0",
+		Right: "h.spent, h.before = ends, 0, 0, carry",
+		Wrong: "h.spent, h.before = ends, 0, 0, 0",
 	},
 }
 

@@ -313,9 +313,10 @@ func (b *bucket) pay(v *ratelimit.Verdict) {
 	b.paid = payment{b.paid.tokens + v.Charged, v.Window, v.Source}
 }
 
-// charge charges what Envoys have, whether or not there is so much.
+// charge charges what Envoys have, as far as there is so much: only that can be credited later.
 func (s *Session) charge(ctx context.Context, now instant, of []demand) {
 	for i, got := range s.take(ctx, now, of) {
+		of[i].holding.Charge(got)
 		s.node.stats.Uncovered.Add(uint64(of[i].tokens - got))
 	}
 }

@@ -120,10 +120,6 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	}
 	// All excess of a message is charged in one call of the limiter, which may wait for the ledger.
 	s.charge(ctx, now, excess)
-	// The holdings take in their charges only now that they are made.
-	for _, d := range excess {
-		d.holding.Charge(d.tokens)
-	}
 	s.work(ctx, now)
 	return nil
 }

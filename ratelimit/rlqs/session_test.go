@@ -352,3 +352,53 @@ func TestUsedUpBucketWaits(t *testing.T) {
 		}
 	}
 }
+
+// With a used-up budget, reports credit nothing that was never charged. That holds for numbers that no Envoy can have
+// counted, and for carried tokens without room.
+func TestOnlyChargedTokensAreCredited(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	of := func() (n *Node, p *purse, report func(at time.Duration, allowed uint64), ack func(time.Duration)) {
+		s, n, p := newSession(t, &rules)
+		report = func(at time.Duration, allowed uint64) {
+			t.Helper()
+			denied := uint64(0)
+			if at == 0 {
+				denied = 1
+			}
+			if err := s.Reports(t.Context(), start.Add(at), wired(usageOf(allowed, denied, "k", "v"))); err != nil {
+				t.Fatal(err)
+			}
+			s.Answer(start.Add(at))
+		}
+		return n, p, report, func(at time.Duration) { s.Acked(t.Context(), start.Add(at), s.sent) }
+	}
+	n, p, report, ack := of()
+	report(0, 0)
+	ack(time.Millisecond)
+	report(5*time.Second, 30)
+	ack(5*time.Second + time.Millisecond)
+	report(10*time.Second, 1<<63)
+	report(15*time.Second, 1<<63)
+	report(20*time.Second, 0)
+	if credited := n.Stats().Credited.Load(); p.left != 0 || credited != 0 {
+		t.Errorf("after reports of more than there is, %d are left, and %d were credited", p.left, credited)
+	}
+	n, p, report, ack = of()
+	report(0, 0)
+	ack(time.Millisecond)
+	report(55*time.Second, 30) // its answer is not acknowledged before the window ends
+	p.left, p.ends = 0, start.Add(2*time.Minute)
+	report(time.Minute+turnLag, 0)
+	if carried, uncovered := n.Stats().Carried.Load(), n.Stats().Uncovered.Load(); carried == 0 || uncovered != carried {
+		t.Fatalf("%d are carried and %d without room: the test does not get to what it is about", carried, uncovered)
+	}
+	p.left = 100
+	ack(time.Minute + 10*time.Millisecond)
+	report(65*time.Second, 0)
+	ack(65*time.Second + time.Millisecond)
+	left := p.left
+	report(70*time.Second, 0)
+	if credited := n.Stats().Credited.Load(); left == 100 || p.left > left || credited != 0 {
+		t.Errorf("with a lease of %d in hand, %d were credited", 100-left, credited)
+	}
+}

@@ -66,8 +66,8 @@ func (l *lease) ends() instant {
 // grants on another stream.
 func NewHolding() Holding { return Holding{blurred: true} }
 
-// Charged is the budget's charge for this holder. Invariant: it decreases only by the credit of Report, and
-// by Turn.
+// Charged is the budget's charge for this holder. Invariant: it decreases only by the credit of Report. Turn
+// begins at 0.
 func (h *Holding) Charged() ratelimit.Tokens { return h.granted }
 
 // Live is the most that it may still spend, whatever became of its messages.
@@ -156,7 +156,7 @@ func (h *Holding) since(now, before instant) float64 {
 	return min(1, float64(now.Sub(l.sent))/float64(now.Sub(before)))
 }
 
-// Charge takes in that n tokens more were to be charged for it: an excess.
+// Charge takes in that n tokens more were charged for it: of an excess, or of those that Turn carries.
 func (h *Holding) Charge(n ratelimit.Tokens) { h.granted += n }
 
 // TTL is how long a lease granted at now may last, in a window that ends at ends: in
@@ -228,11 +228,12 @@ func (h *Holding) Granted() bool { return h.last.message != 0 }
 // Settled tells whether the last lease is in use, and all before it gone.
 func (h *Holding) Settled() bool { return h.last.settled }
 
-// Turn takes in the end of the window, where the next one ends at ends. It returns the charge to the next one
-// for this holder: the tokens that it may still have. Tokens without room there are at most over-admission.
+// Turn takes in the end of the window, where the next one ends at ends. It returns what is to be charged to the next
+// one for this holder (Charge): the tokens that it may still have. Tokens without room there are at most
+// over-admission.
 func (h *Holding) Turn(ends instant) (carry tokens) {
 	carry = h.Crossing()
-	h.ends, h.granted, h.spent, h.before = ends, carry, 0, carry
+	h.ends, h.granted, h.spent, h.before = ends, 0, 0, carry
 	h.last = lease{}
 	h.blurred = true
 	return carry

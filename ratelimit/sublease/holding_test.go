@@ -148,6 +148,7 @@ func TestHoldingCoversItsHolder(t *testing.T) {
 				x.ignored, x.allowed, x.spent = x.ignored+x.allowed, 0, 0
 				ends = now.Add(time.Minute)
 				charged = h.Turn(ends)
+				h.Charge(charged)
 				check("a turn")
 			}
 		}
