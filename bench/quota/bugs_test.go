@@ -15,7 +15,7 @@ const books = "ratelimit/sublease/holding.go"
 var bookBugs = []plant.Bug{
 	{
 		Name: "what is replaced is credited before that is acknowledged", File: books,
-		Right: "!l.settled && l.acked != 0 && now >= l.acked.Add(applies)",
+		Right: "!l.settled && l.acked != 0 && now >= l.acked.Add(applies+u.Waited)",
 		Wrong: "!l.settled",
 	},
 	{

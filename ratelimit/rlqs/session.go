@@ -38,7 +38,9 @@ const (
 // block while the limiter decides (ratelimit.StoreDeadline, a few times). It is not safe for concurrent use.
 type Session struct {
 	// Name is what people are shown of the Envoy. It may be set before the first call.
-	Name   string
+	Name string
+	// Waited is for how long the message of the next Reports may have been at this node.
+	Waited time.Duration
 	node   *Node
 	place  float64 // among all streams when a window turns, from 0 to 1
 	domain string
@@ -187,6 +189,7 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 		}
 		return 0
 	}
+	u.Waited = s.Waited
 	o := b.holding.Report(now, u)
 	if o.Lost {
 		n.stats.LostReports.Add(1)

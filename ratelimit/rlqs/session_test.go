@@ -257,6 +257,35 @@ func TestSessionIsBounded(t *testing.T) {
 	}
 }
 
+// A report that was at the node before an acknowledgement credits nothing of the previous lease: the Envoy may still
+// have used it.
+func TestReportThatWaitedProvesNothing(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, n, _ := newSession(t, &rules)
+	report := func(at, waited time.Duration, allowed, denied uint64) (credited uint64) {
+		t.Helper()
+		s.Waited = waited
+		if err := s.Reports(t.Context(), start.Add(at), wired(usageOf(allowed, denied, "k", "v"))); err != nil {
+			t.Fatal(err)
+		}
+		if s.Answer(start.Add(at)) != nil {
+			s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
+		}
+		return n.Stats().Credited.Load()
+	}
+	report(0, 0, 0, 1)
+	report(5*time.Second, 0, 20, 0)
+	if n.Stats().Assignments.Load() != 2 {
+		t.Fatal("it has no second lease: the test does not get to what it is about")
+	}
+	if credited := report(10*time.Second, 5*time.Second, 2, 0); credited != 0 {
+		t.Errorf("of the lease before, %d were credited", credited)
+	}
+	if credited := report(15*time.Second, 0, 2, 0); credited == 0 {
+		t.Error("nothing was credited in the end")
+	}
+}
+
 // An answer that is not acknowledged keeps others back, and then ends the stream.
 func TestStuckStream(t *testing.T) {
 	rules := rulesOf(t, oneRule)

@@ -94,6 +94,8 @@ type Usage struct {
 	// Elapsed is the time since the holder's previous report, by its own count; 0: unknown, or this is its
 	// first.
 	Elapsed time.Duration
+	// Waited is for how long it may have been at the node: it was sent before.
+	Waited time.Duration
 }
 
 // Outcome is the result of a report.
@@ -126,7 +128,7 @@ func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	if l.settled && u.Denied > 0 { // under this lease, which does not refill: it is used up
 		l.live, l.likely = 0, 0
 	}
-	if l.message != 0 && !l.settled && l.acked != 0 && now >= l.acked.Add(applies) {
+	if l.message != 0 && !l.settled && l.acked != 0 && now >= l.acked.Add(applies+u.Waited) {
 		l.settled, h.blurred = true, false
 		h.before = 0
 	}
