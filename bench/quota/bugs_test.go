@@ -35,8 +35,8 @@ var bookBugs = []plant.Bug{
 	},
 	{
 		Name: "a lease that is replaced counts as dead at once", File: books,
-		Right: "h.before += h.last.live",
-		Wrong: "h.before += 0",
+		Right: "h.before+h.last.live",
+		Wrong: "h.before+0",
 	},
 	{
 		Name: "a denial by another assignment proves a lease used up", File: books,
@@ -50,8 +50,8 @@ var bookBugs = []plant.Bug{
 	},
 	{
 		Name: "what may arrive late is not carried", File: books,
-		Right: "case l.acked == 0:\n\t\treturn h.Live()",
-		Wrong: "case l.acked == 0:\n\t\treturn 0",
+		Right: "case l.acked == 0 ||",
+		Wrong: "case l.acked == 0:\n\t\treturn 0\n\tcase",
 	},
 	{
 		Name: "a lease that arrived late is not carried", File: books,

@@ -31,6 +31,7 @@ type Holding struct {
 	granted tokens  // charged for this holder in the window, and not credited
 	spent   tokens  // at most its usage of the window
 	before  tokens  // at most the unspent tokens of the leases that last replaces
+	until   instant // when these are over, if last does not arrive
 	last    lease
 	// blurred means that the next reports may be about tokens that were not granted in this window, or to
 	// another holder. They are about the previous window, or from the previous stream.
@@ -130,7 +131,7 @@ func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	}
 	if l.message != 0 && !l.settled && l.acked != 0 && now >= l.acked.Add(applies+u.Waited) {
 		l.settled, h.blurred = true, false
-		h.before = 0
+		h.before, h.until = 0, 0
 	}
 	charge := min(h.granted, h.spent+h.Live())
 	o.Credit = h.granted - charge
@@ -175,7 +176,7 @@ func (h *Holding) Grant(now, ends instant, n tokens, ttl time.Duration, message 
 	if h.ends == 0 || ends < h.ends {
 		h.ends = ends
 	}
-	h.before += h.last.live
+	h.before, h.until = h.before+h.last.live, max(h.until, h.last.ends())
 	h.granted += n
 	h.last = lease{size: n, live: n, likely: n, sent: now, ttl: ttl, message: message}
 }
@@ -192,7 +193,7 @@ func (h *Holding) Acked(now instant, message uint64) {
 func (h *Holding) Crossing() ratelimit.Tokens {
 	l := &h.last
 	switch {
-	case l.acked == 0:
+	case l.acked == 0 || l.acked.Add(applies) > h.ends: // what it replaces may be in use until then
 		return h.Live()
 	case l.ends() > h.ends:
 		return l.live
@@ -206,10 +207,14 @@ func (h *Holding) Crossing() ratelimit.Tokens {
 // tokens, and unspent are those without a proof that they were spent.
 func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant) {
 	l := &h.last
-	if l.acked == 0 {
+	waits := l.acked == 0
+	if waits {
 		l.acked = now.Add(Slack)
 	}
-	return h.Crossing(), max(0, h.granted-h.spent), l.ends()
+	if crossing = h.Crossing(); waits && h.until > h.ends {
+		crossing = max(crossing, h.before)
+	}
+	return crossing, max(0, h.granted-h.spent), max(l.ends(), h.until)
 }
 
 // Deniable tells whether the holder is to be told that there is nothing: it has nothing
@@ -236,7 +241,7 @@ func (h *Holding) Settled() bool { return h.last.settled }
 func (h *Holding) Turn(ends instant) (carry tokens) {
 	carry = h.Crossing()
 	h.ends, h.granted, h.spent, h.before = ends, 0, 0, carry
-	h.last = lease{}
+	h.last, h.until = lease{}, 0
 	h.blurred = true
 	return carry
 }
