@@ -95,6 +95,8 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	// The first message names the domain of the stream, and later ones may leave it out.
 	case s.domain == "" && domain == "":
 		return bad("the first message of a stream must name its domain")
+	case s.domain == "" && len(domain) > s.node.options.BucketBytes:
+		return bad("the domain has %d bytes, and the maximum is %d", len(domain), s.node.options.BucketBytes)
 	case s.domain == "":
 		s.domain = strings.Clone(domain)
 	case domain != "" && domain != s.domain:
@@ -144,7 +146,7 @@ func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bu
 	return b, s.report(now, b, r.Usage), nil
 }
 
-// bucket finds a bucket, or subscribes to it; nil: the stream has as many as it may.
+// bucket finds a bucket, or subscribes to it; nil: the stream or the node has as many as it may.
 func (s *Session) bucket(r *report) (*bucket, error) {
 	name := appendName(s.scratch.name[:0], r.id())
 	s.scratch.name = name
@@ -156,16 +158,20 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 	if err := r.measure(&s.node.options); err != nil {
 		return nil, err
 	}
-	if len(s.byName) >= s.node.options.Buckets {
+	var x *subject
+	if len(s.byName) < s.node.options.Buckets {
+		x = s.node.subscribe(name, r.id())
+	}
+	if x == nil {
 		s.node.stats.Refused.Add(1)
 		// An Envoy that repeats a refused bucket must not make the next answer longer without a
 		// bound.
-		if s.actions < mostActions {
+		if s.actions < mostActions && len(s.scratch.next) < mostRefusals {
 			s.blanket(appendID(nil, r.id()), nothing, sublease.LongestTTL)
 		}
 		return nil, nil
 	}
-	b := &bucket{of: s, subject: s.node.subscribe(name, r.id())}
+	b := &bucket{of: s, subject: x}
 	s.byName = slices.Insert(s.byName, at, b)
 	s.order = append(s.order, b)
 	s.node.stats.Buckets.Add(1)

@@ -65,7 +65,7 @@ func newSession(t *testing.T, rules **config.Rules) (*Session, *Node, *purse) {
 	p := &purse{left: 600, ends: start.Add(time.Minute)}
 	n := NewNode(Source{
 		Rules: func() *config.Rules { return *rules }, Limiter: p, Wall: func() time.Time { return time.Unix(0, 0) },
-	}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Messages: 100})
+	}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Bytes: 10_000, Messages: 100})
 	return n.NewSession(), n, p
 }
 
