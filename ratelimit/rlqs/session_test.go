@@ -303,6 +303,27 @@ func TestStuckStream(t *testing.T) {
 	}
 }
 
+// Under reclaim: eager, a broken stream is credited what its Envoy may have spent since: one lease, once that has ended.
+func TestEagerBrokenStream(t *testing.T) {
+	rules := rulesOf(t, "domain: d\ncoordination: {reclaim: eager}\ndescriptors:\n"+
+		"- {key: k, rate_limit: {unit: hour, requests_per_unit: 600}}\n")
+	s, n, p := newSession(t, &rules)
+	p.ends = start.Add(time.Hour)
+	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
+		t.Fatal(err)
+	}
+	s.Answer(start)
+	s.Acked(t.Context(), start, s.sent)
+	lease := 600 - p.left
+	debts := s.Close(start.Add(time.Second))
+	if len(debts) != 1 || debts[0].Tokens() != lease || debts[0].At < start.Add(time.Minute+keepalive) {
+		t.Fatalf("with a lease of %d: %+v", lease, debts)
+	}
+	if n.Settle(t.Context(), debts[0].At, &debts[0]); p.left != 600 {
+		t.Errorf("%d are left of 600", p.left)
+	}
+}
+
 // Ten thousand streams check their windows one after the other, within the time until all have reported. Tokens
 // that may be spent in the next window are charged to it at once.
 func TestTurnsAreSpread(t *testing.T) {
