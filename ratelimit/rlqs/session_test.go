@@ -324,6 +324,22 @@ func TestEagerBrokenStream(t *testing.T) {
 	}
 }
 
+// A lease that is refused takes nothing, under a rule with a reserve too.
+func TestRefusedLeaseTakesNothing(t *testing.T) {
+	rules := rulesOf(t, "domain: d\ncoordination: {lease: {reserve: 10%}}\ndescriptors:\n"+
+		"- {key: k, rate_limit: {unit: minute, requests_per_unit: 600}}\n")
+	_, n, _ := newSession(t, &rules)
+	of := n.termsOf(rules, rules.All()[0])
+	for _, r := range []*ratelimit.Rule{of.asking, of.asking.AtLedger(), of.exact, of.exact.AtLedger()} {
+		if r.Coordination.OnDeny != ratelimit.DenyRefunds {
+			t.Errorf("a refusal of %v charges", r.Limit)
+		}
+	}
+	if of.asking.AtLedger().Whole() != of.asking {
+		t.Error("there is no reserve: the test does not get to what it is about")
+	}
+}
+
 // Ten thousand streams check their windows one after the other, within the time until all have reported. Tokens
 // that may be spent in the next window are charged to it at once.
 func TestTurnsAreSpread(t *testing.T) {
