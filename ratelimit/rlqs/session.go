@@ -166,8 +166,13 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 		s.node.stats.Refused.Add(1)
 		// An Envoy that repeats a refused bucket must not make the next answer longer without a
 		// bound.
-		if s.actions < mostActions && len(s.scratch.next) < mostRefusals {
-			s.blanket(appendID(nil, r.id()), nothing, sublease.LongestTTL)
+		switch id := appendID(nil, r.id()); {
+		case s.actions >= mostActions || len(s.scratch.next) >= mostRefusals:
+		// Its Envoy reports all of its buckets in one message, which must not grow without a bound either.
+		case r.Allowed+r.Denied == 0:
+			s.abandon(id)
+		default:
+			s.blanket(id, nothing, sublease.LongestTTL)
 		}
 		return nil, nil
 	}

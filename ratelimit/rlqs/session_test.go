@@ -286,6 +286,24 @@ func TestReportThatWaitedProvesNothing(t *testing.T) {
 	}
 }
 
+// A bucket beyond the bound is dropped when it has no requests: an Envoy reports all buckets in one message, which has a
+// bound too.
+func TestRefusedBucketsAreDropped(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, n, _ := newSession(t, &rules)
+	n.options.Buckets = 0
+	for i, want := range []string{"DENY_ALL 1m0s", "DENY_ALL 1m0s", "abandon"} {
+		at := start.Add(time.Duration(5*i) * time.Second)
+		if err := s.Reports(t.Context(), at, wired(usageOf(0, uint64(2-i), "k", "v"))); err != nil {
+			t.Fatal(err)
+		}
+		if got := say(s.Answer(at)); got != want {
+			t.Errorf("after %d more requests: %q, want %q", 2-i, got, want)
+		}
+		s.Acked(t.Context(), at, s.sent)
+	}
+}
+
 // An answer that is not acknowledged keeps others back, and then ends the stream.
 func TestStuckStream(t *testing.T) {
 	rules := rulesOf(t, oneRule)
