@@ -119,13 +119,14 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 		}
 		return err
 	})
-	if s.scratch.excess = excess; err != nil {
-		return err
-	}
-	// All excess of a message is charged in one call of the limiter, which may wait for the ledger.
+	s.scratch.excess = excess
+	// All excess of a message is charged in one call of the limiter, which may wait for the ledger. What comes before a
+	// mistake was admitted all the same.
 	s.charge(ctx, now, excess)
-	s.work(ctx, now)
-	return nil
+	if err == nil {
+		s.work(ctx, now)
+	}
+	return err
 }
 
 // reported takes in one report of a message, and returns the usage without a possible grant.

@@ -304,6 +304,26 @@ func TestRefusedBucketsAreDropped(t *testing.T) {
 	}
 }
 
+// What was admitted beyond a lease is charged, though the same message has a mistake further on.
+func TestExcessBeforeAMistake(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, _, p := newSession(t, &rules)
+	report := func(at time.Duration, m *rlqs.RateLimitQuotaUsageReports) error {
+		err := s.Reports(t.Context(), start.Add(at), wired(m))
+		s.Answer(start.Add(at))
+		s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
+		return err
+	}
+	if err := errors.Join(report(0, usageOf(0, 1, "k", "v")), report(5*time.Second, usageOf(0, 0, "k", "v"))); err != nil {
+		t.Fatal(err)
+	}
+	left, m := p.left, usageOf(130, 0, "k", "v")
+	m.BucketQuotaUsages = append(m.BucketQuotaUsages, usageOf(0, 1).BucketQuotaUsages...)
+	if err := report(10*time.Second, m); err == nil || p.left != left-100 {
+		t.Errorf("100 beyond a lease of 30: %v, and %d were charged", err, left-p.left)
+	}
+}
+
 // An answer that is not acknowledged keeps others back, and then ends the stream.
 func TestStuckStream(t *testing.T) {
 	rules := rulesOf(t, oneRule)
