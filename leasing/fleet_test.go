@@ -175,6 +175,34 @@ func creditsAnywhere(t *testing.T, seed uint64) {
 	}
 }
 
+// A refund of more than was used resets the usage, and nothing else: the limit holds.
+func TestHugeRefundsKeepTheLimit(t *testing.T) {
+	for _, refunds := range [][]tokens{
+		{ratelimit.MaxTokens}, {ratelimit.MaxTokens, ratelimit.MaxTokens}, {account.MostBooked + 50}, {1 << 42, 1 << 43},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 2, hour)
+			c.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+			c.ask(0, "k", ratelimit.Spend, 10)
+			var all sync.WaitGroup
+			for _, n := range refunds {
+				all.Go(func() { c.ask(0, "k", ratelimit.Refund, n) })
+			}
+			all.Wait()
+			admitted := 0
+			for i := range 200 {
+				if v := c.ask(i%2, "k", ratelimit.Spend, 1); !v.OverLimit {
+					admitted++
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if c.end(); admitted != 100 {
+				t.Errorf("after refunds of %d, %d of 100 are admitted", refunds, admitted)
+			}
+		})
+	}
+}
+
 // told waits until the ledger has all charges of nodes, without requests.
 func (c *cluster) told() {
 	c.Helper()

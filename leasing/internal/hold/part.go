@@ -221,8 +221,12 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 // Restate makes the next message a claim, to state this node's total.
 func (p *Part) Restate() { p.restate = true }
 
-// Refund credits a charge of any node. It adds no tokens in hand.
-func (p *Part) Refund(n tokens) { p.Taken, p.Spent = p.Taken-n, p.Spent-n }
+// Refund credits a charge of any node. It adds no tokens in hand. Totals stay within the ledger's bound: beyond it, the
+// ledger would give back the same tokens with each message.
+func (p *Part) Refund(n tokens) {
+	n = max(0, min(n, account.MostBooked+min(p.Taken, p.Spent)))
+	p.Taken, p.Spent = p.Taken-n, p.Spent-n
+}
 
 // GiveBack makes the next message return all tokens in hand except keep.
 func (p *Part) GiveBack(keep tokens) {
