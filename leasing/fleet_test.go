@@ -175,6 +175,18 @@ func creditsAnywhere(t *testing.T, seed uint64) {
 	}
 }
 
+// Of a new key, the ledger decides a request of any cost, and on_store_failure does not.
+func TestHugeRequestsAreDecided(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 1, hour)
+		for i, cost := range []tokens{100, 101, ratelimit.MaxLimit + 1, ratelimit.MaxBooked, ratelimit.MaxTokens} {
+			if v := c.ask(0, fmt.Sprint(i), ratelimit.Spend, cost); v.OverLimit != (cost > 100) {
+				t.Errorf("%d of 100: %+v", cost, v)
+			}
+		}
+	})
+}
+
 // A refund of more than was used resets the usage, and nothing else: the limit holds.
 func TestHugeRefundsKeepTheLimit(t *testing.T) {
 	for _, refunds := range [][]tokens{

@@ -104,8 +104,8 @@ func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
 func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 	need, want := c.Need, max(c.Need, c.Want)
 	c.Window = p.Window
-	if p.mayDraw(q, &c) && p.Drift()+want > 0 {
-		c.Kind, c.Need, c.Want = account.Draws, 0, p.Drift()+want
+	if n := p.Drift() + want; p.mayDraw(q, &c) && n > 0 && n <= ratelimit.MaxLimit {
+		c.Kind, c.Need, c.Want = account.Draws, 0, n
 	} else {
 		p.state(&c, q)
 		c.Need, c.Want = need, want

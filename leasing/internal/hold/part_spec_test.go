@@ -101,6 +101,7 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 			s.Part, s.limit.Carries = Part{Window: 8, Deadline: Never}, true
 		},
 		"others took nearly all":                          func(s *scene) { s.Sum = 89 },
+		"more than any limit is needed":                   func(s *scene) { s.Spent += 2 * ratelimit.MaxLimit },
 		"a claim was eager, and the rule is not any more": func(s *scene) { s.eager = true },
 	} {
 		t.Run(name, func(t *testing.T) {
