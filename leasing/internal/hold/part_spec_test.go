@@ -123,6 +123,19 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 	s.kind(account.Draws)
 }
 
+// A bucket with a debt of centuries is kept by its node, and refuses for that long.
+func TestBucketInDeepDebt(t *testing.T) {
+	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1, Burst: 9}
+	const century = 100 * 365 * 24 * time.Hour
+	if d := Refill(account.MostBooked, &limit); d < century {
+		t.Errorf("it refills after %v", d)
+	}
+	k := Key{Part: Part{Window: 1, Sum: account.MostBooked, LastAnswer: 1}}
+	if k.Stale(instant(century), &limit) {
+		t.Error("it is dropped within a century")
+	}
+}
+
 // What counts as no answer: tokens of it are never spent, and the next claim takes them back.
 func TestSpecNoAnswer(t *testing.T) {
 	for name, g := range map[string]account.Grant{
