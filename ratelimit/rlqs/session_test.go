@@ -18,17 +18,18 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// purse is a limiter with one budget, which it never fills again. Its window ends at ends.
+// purse is a limiter with one budget, which it never fills again. Its window ends at ends, and has a number.
 type purse struct {
-	left tokens
-	ends instant
-	asks int
+	left   tokens
+	ends   instant
+	window ratelimit.Window
+	asks   int
 }
 
 func (p *purse) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i, a := range asks {
 		p.asks++
-		verdicts[i] = ratelimit.Verdict{Remaining: p.left, ResetAfter: p.ends.Sub(now), Window: 1}
+		verdicts[i] = ratelimit.Verdict{Remaining: p.left, ResetAfter: p.ends.Sub(now), Window: p.window}
 		switch {
 		case a.Kind != ratelimit.Spend:
 		case a.Cost > p.left:
@@ -62,7 +63,7 @@ const oneRule = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute,
 
 // newSession makes a session whose rules may be replaced.
 func newSession(t *testing.T, rules **config.Rules) (*Session, *Node, *purse) {
-	p := &purse{left: 600, ends: start.Add(time.Minute)}
+	p := &purse{left: 600, ends: start.Add(time.Minute), window: 1}
 	n := NewNode(Source{
 		Rules: func() *config.Rules { return *rules }, Limiter: p, Wall: func() time.Time { return time.Unix(0, 0) },
 	}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Bytes: 10_000, Messages: 100})
@@ -375,6 +376,26 @@ func TestRefusedLeaseTakesNothing(t *testing.T) {
 	}
 	if of.asking.AtLedger().Whole() != of.asking {
 		t.Error("there is no reserve: the test does not get to what it is about")
+	}
+}
+
+// A clock that is set ahead ends a window early: the leases in use are charged to the next one.
+func TestClockIsSetAhead(t *testing.T) {
+	for _, later := range []time.Duration{5 * time.Second, 40 * time.Second} { // the window that goes on then ends
+		rules := rulesOf(t, oneRule)
+		s, n, p := newSession(t, &rules)
+		for i := range 2 {
+			at := start.Add(time.Duration(10*i) * time.Second)
+			if err := s.Reports(t.Context(), at, wired(usageOf(0, 1, "k", "v"))); err != nil {
+				t.Fatal(err)
+			}
+			s.Answer(at)
+			s.Acked(t.Context(), at, s.sent)
+			p.left, p.ends, p.window = 600, start.Add(time.Minute+later), 2
+		}
+		if carried := n.Stats().Carried.Load(); carried != 30 {
+			t.Errorf("of a lease of 30, %d are charged to the window that goes on", carried)
+		}
 	}
 }
 

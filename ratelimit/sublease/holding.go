@@ -235,10 +235,11 @@ func (h *Holding) Granted() bool { return h.last.message != 0 }
 // Settled tells whether the last lease is in use, and all before it gone.
 func (h *Holding) Settled() bool { return h.last.settled }
 
-// Turn takes in the end of the window, where the next one ends at ends. It returns what is to be charged to the next
+// Turn takes in that the window has ended by now, and that the next one ends at ends. It returns what is to be charged to the next
 // one for this holder (Charge): the tokens that it may still have. Tokens without room there are at most
 // over-admission.
-func (h *Holding) Turn(ends instant) (carry tokens) {
+func (h *Holding) Turn(now, ends instant) (carry tokens) {
+	h.ends = min(h.ends, now) // a clock that is set ahead ends it early
 	carry = h.Crossing()
 	h.ends, h.granted, h.spent, h.before = ends, 0, 0, carry
 	h.last, h.until = lease{}, 0

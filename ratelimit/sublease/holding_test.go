@@ -147,7 +147,7 @@ func TestHoldingCoversItsHolder(t *testing.T) {
 				// window's end would be.
 				x.ignored, x.allowed, x.spent = x.ignored+x.allowed, 0, 0
 				ends = now.Add(time.Minute)
-				charged = h.Turn(ends)
+				charged = h.Turn(now, ends)
 				h.Charge(charged)
 				check("a turn")
 			}
@@ -297,7 +297,7 @@ func TestReplacedAtTheWindowsEnd(t *testing.T) {
 		if c.acked > 0 {
 			h.Acked(at(c.acked), 2)
 		}
-		if carry := h.Turn(at(70_000)); carry != c.want {
+		if carry := h.Turn(at(10_005), at(70_000)); carry != c.want {
 			t.Errorf("acknowledged at %d ms of 10,000: %d are carried, want %d", c.acked, carry, c.want)
 		}
 	}
@@ -331,7 +331,7 @@ func TestReportOfTheWindowBefore(t *testing.T) {
 	h.Grant(at(0), at(10), 100, 9*time.Second, 1)
 	h.Acked(at(0), 1)
 	h.Report(at(5), Usage{Allowed: 10, Elapsed: 5 * time.Second})
-	if carry := h.Turn(at(70)); carry != 0 {
+	if carry := h.Turn(at(10), at(70)); carry != 0 {
 		t.Fatalf("%d are carried", carry)
 	}
 	h.Report(at(11), Usage{Allowed: 50, Elapsed: 5 * time.Second})
