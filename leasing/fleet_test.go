@@ -187,6 +187,27 @@ func TestHugeRequestsAreDecided(t *testing.T) {
 	})
 }
 
+// A refund above the usage also credits what nodes have in hand: the limit is exceeded by no more than that.
+func TestRefundAboveTheUsage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2, hour)
+		c.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+		c.ask(0, "k", ratelimit.Spend, 1)
+		inHand := c.total("k") - 1
+		c.ask(1, "k", ratelimit.Refund, 50)
+		admitted := tokens(0)
+		for i := range 300 {
+			if v := c.ask(i%2, "k", ratelimit.Spend, 1); !v.OverLimit {
+				admitted++
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if over := admitted - 100; inHand < 1 || over < 1 || over > inHand {
+			t.Errorf("with %d in hand, the limit is exceeded by %d", inHand, over)
+		}
+	})
+}
+
 // A refund of more than was used resets the usage, and nothing else: the limit holds.
 func TestHugeRefundsKeepTheLimit(t *testing.T) {
 	for _, refunds := range [][]tokens{
