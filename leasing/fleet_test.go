@@ -175,6 +175,67 @@ func creditsAnywhere(t *testing.T, seed uint64) {
 	}
 }
 
+// Of a new key, the ledger decides a request of any cost, and on_store_failure does not.
+func TestHugeRequestsAreDecided(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 1, hour)
+		for i, cost := range []tokens{100, 101, ratelimit.MaxLimit + 1, ratelimit.MaxBooked, ratelimit.MaxTokens} {
+			if v := c.ask(0, fmt.Sprint(i), ratelimit.Spend, cost); v.OverLimit != (cost > 100) {
+				t.Errorf("%d of 100: %+v", cost, v)
+			}
+		}
+	})
+}
+
+// A refund above the usage also credits what nodes have in hand: the limit is exceeded by no more than that.
+func TestRefundAboveTheUsage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2, hour)
+		c.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+		c.ask(0, "k", ratelimit.Spend, 1)
+		inHand := c.total("k") - 1
+		c.ask(1, "k", ratelimit.Refund, 50)
+		admitted := tokens(0)
+		for i := range 300 {
+			if v := c.ask(i%2, "k", ratelimit.Spend, 1); !v.OverLimit {
+				admitted++
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if over := admitted - 100; inHand < 1 || over < 1 || over > inHand {
+			t.Errorf("with %d in hand, the limit is exceeded by %d", inHand, over)
+		}
+	})
+}
+
+// A refund of more than was used resets the usage, and nothing else: the limit holds.
+func TestHugeRefundsKeepTheLimit(t *testing.T) {
+	for _, refunds := range [][]tokens{
+		{ratelimit.MaxTokens}, {ratelimit.MaxTokens, ratelimit.MaxTokens}, {account.MostBooked + 50}, {1 << 42, 1 << 43},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 2, hour)
+			c.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+			c.ask(0, "k", ratelimit.Spend, 10)
+			var all sync.WaitGroup
+			for _, n := range refunds {
+				all.Go(func() { c.ask(0, "k", ratelimit.Refund, n) })
+			}
+			all.Wait()
+			admitted := 0
+			for i := range 200 {
+				if v := c.ask(i%2, "k", ratelimit.Spend, 1); !v.OverLimit {
+					admitted++
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if c.end(); admitted != 100 {
+				t.Errorf("after refunds of %d, %d of 100 are admitted", refunds, admitted)
+			}
+		})
+	}
+}
+
 // told waits until the ledger has all charges of nodes, without requests.
 func (c *cluster) told() {
 	c.Helper()

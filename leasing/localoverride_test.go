@@ -71,3 +71,23 @@ func TestLocalOverrides(t *testing.T) {
 		t.Errorf("the 101st is no error but %v", err)
 	}
 }
+
+// A request that gives its tokens back to a bucket with an override does not cut it to the rule's own burst.
+func TestUndoKeepsARaisedBucket(t *testing.T) {
+	l, ctx := NewLocal(100, 1, time.Unix(1_800_000_000, 0)), context.Background()
+	limit := ratelimit.Limit{
+		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 10, Burst: 10, Ceiling: 1000,
+	}
+	r := &ratelimit.Rule{Domain: "d", Path: "p", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
+	asks, v := []ask{{Rule: r, Key: []byte("k"), Cost: 2}}, make([]verdict, 1)
+	raised := &ratelimit.Override{Requests: 100}
+	if _, err := l.SetOverride(ctx, 1, &asks[0], raised, ratelimit.Match{Any: true}); err != nil {
+		t.Fatal(err)
+	}
+	l.Decide(ctx, 1, asks, v)
+	l.Undo(1, asks, v)
+	asks[0].Kind, asks[0].Cost = ratelimit.Peek, 0
+	if l.Decide(ctx, 1, asks, v); v[0].Remaining != 100 {
+		t.Errorf("of 100, %d are left after 2 were taken and given back", v[0].Remaining)
+	}
+}

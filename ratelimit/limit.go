@@ -29,9 +29,8 @@ const MaxLimit Tokens = 1_000_000_000_000
 // ClampedForEnvoy is a number of tokens as RLS's 32 bits can say it.
 func ClampedForEnvoy(n Tokens) uint32 { return uint32(max(0, min(n, math.MaxUint32))) }
 
-// MaxBooked is the largest booked usage of one window of a key. Costs may be larger (hits_addend is a
-// uint64), but beyond the limit they refuse no more. Sums over all holders of a key must fit the whole
-// numbers of Redis' scripts, which are below 2^53.
+// MaxBooked is the largest charge of a request. Larger ones (hits_addend is a uint64) refuse no more than it does. Sums
+// over all holders of a key must fit the whole numbers of Redis' scripts, which are below 2^53.
 const MaxBooked Tokens = 1 << 40
 
 // Unit is the period a limit is stated for. Its numbers are those of Envoy's

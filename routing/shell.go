@@ -157,7 +157,7 @@ func (e exchange) Exchange(s called) error {
 	if !ok {
 		return status.Error(codes.Internal, "the call did not come by the port of peers")
 	}
-	return e.exchange(s, talk.Received)
+	return e.exchange(s, func() { talk.Received() })
 }
 
 // turnedAway takes in a connection of a stranger.

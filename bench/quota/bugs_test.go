@@ -15,7 +15,7 @@ const books = "ratelimit/sublease/holding.go"
 var bookBugs = []plant.Bug{
 	{
 		Name: "what is replaced is credited before that is acknowledged", File: books,
-		Right: "!l.settled && l.acked != 0 && now >= l.acked.Add(applies)",
+		Right: "!l.settled && l.acked != 0 && now >= l.acked.Add(applies+u.Waited)",
 		Wrong: "!l.settled",
 	},
 	{
@@ -35,8 +35,8 @@ var bookBugs = []plant.Bug{
 	},
 	{
 		Name: "a lease that is replaced counts as dead at once", File: books,
-		Right: "h.before += h.last.live",
-		Wrong: "h.before += 0",
+		Right: "h.before+h.last.live",
+		Wrong: "h.before+0",
 	},
 	{
 		Name: "a denial by another assignment proves a lease used up", File: books,
@@ -50,8 +50,8 @@ var bookBugs = []plant.Bug{
 	},
 	{
 		Name: "what may arrive late is not carried", File: books,
-		Right: "case l.acked == 0:\n\t\treturn h.Live()",
-		Wrong: "case l.acked == 0:\n\t\treturn 0",
+		Right: "case l.acked == 0 ||",
+		Wrong: "case l.acked == 0:\n\t\treturn 0\n\tcase",
 	},
 	{
 		Name: "a lease that arrived late is not carried", File: books,
@@ -60,8 +60,8 @@ var bookBugs = []plant.Bug{
 	},
 	{
 		Name: "what is carried is credited at the next report", File: books,
-		Right: "h.spent, h.before = ends, carry, 0, carry",
-		Wrong: "h.spent, h.before = ends, carry, 0, 0",
+		Right: "h.spent, h.before = ends, 0, 0, carry",
+		Wrong: "h.spent, h.before = ends, 0, 0, 0",
 	},
 }
 

@@ -6,10 +6,10 @@
 // and on one node once. A hold that is forged, cut, expired, of another budget or settled before credits
 // nothing, and ends no process.
 //
-// Limits: a node keeps 500,000 to a million settled holds, and none from before its start. An older hold
-// counts as expired. A hold that is settled at two nodes, or at one before and after its restart, is credited
-// twice. That requires answers of the service, whose readers could as well send refunds. A tag of four bytes
-// binds a part of a hold to its budget: one of four billion guesses with an own hold matches another budget.
+// Limits: a node keeps 500,000 to a million settled holds, and none from before its start, or before its clock was set
+// back by a minute. An older hold counts as expired. A hold that is settled at two nodes, or at one before and after
+// that, is credited twice. That requires answers of the service, whose readers could as well send refunds. A tag of
+// four bytes binds a part of a hold to its budget: one of four billion guesses with an own hold matches another budget.
 //
 // A hold is a text of at most [MaxText] bytes, for all budgets of a request:
 //

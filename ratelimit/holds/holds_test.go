@@ -171,6 +171,21 @@ func TestMemory(t *testing.T) {
 	})
 }
 
+// A node whose clock was ahead, and is set back, settles new holds: those of before are as from before its start.
+func TestClockIsSetBack(t *testing.T) {
+	m := memory{most: 2}
+	const ahead = now + 2*60*60
+	m.mark(1, 0, ahead, ahead)
+	for i := range int64(10) {
+		if got := m.mark(uint64(2+i), 0, now+i, now+i); got != marked {
+			t.Fatalf("%d holds later it is not settled: %v", i, got)
+		}
+		if got := m.mark(uint64(2+i), 0, now+i, now+i-mostBack); got == marked {
+			t.Fatalf("it is settled twice, with a clock that goes back by a little")
+		}
+	}
+}
+
 // 100,000 holds that are forged, cut, changed, of other keys, or settled before: all are refused.
 func TestHostileHolds(t *testing.T) {
 	d, other := newDesk(t, keyA), newDesk(t, keyB)

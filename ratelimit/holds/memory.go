@@ -5,15 +5,19 @@ import "sync"
 // memory has the settled parts of holds. It has two generations, and drops the older one when the younger is
 // full. The zero memory is empty.
 //
-// Guarantee: a part is marked once. A hold with dropped parts is never marked again.
+// Guarantee: a part is marked once, while the clock is not set back. A hold with dropped parts is never marked again.
 type memory struct {
 	mu         sync.Mutex
 	young, old map[uint64]uint16 // guarded by mu; parts by the hold's id
 	latest     int64             // guarded by mu: instant of the latest hold in young, or when young was last marked
 	oldest     int64             // guarded by mu: parts of holds up to here may have been dropped
 	retired    int64             // guarded by mu: latest of old
+	clock      int64             // guarded by mu: the latest time of a settlement
 	most       int               // guarded by mu: of a generation; 0: mostSettled
 }
+
+// mostBack is how far the clock may go back, in seconds, while the settled parts are kept.
+const mostBack = 60
 
 // mostSettled are the holds of a generation: some 20 MB when it is full.
 const mostSettled = 1 << 19
@@ -30,6 +34,10 @@ const (
 func (m *memory) mark(id uint64, part int, at, now int64) mark {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if now < m.clock-mostBack { // new holds would count as dropped until the earlier time has come again
+		m.young, m.old, m.latest, m.oldest, m.retired, m.clock = nil, nil, 0, 0, 0, 0
+	}
+	m.clock = max(m.clock, now)
 	bit := uint16(1) << part
 	switch {
 	case m.young[id]&bit != 0 || m.old[id]&bit != 0:

@@ -11,6 +11,9 @@ import (
 // mostActions bounds the actions of an answer, roughly: further ones wait for the next.
 const mostActions = 256
 
+// mostRefusals is the size of a waiting answer that takes no more refusals of buckets, in bytes.
+const mostRefusals = 16 << 10
+
 // never is the fill interval of a bucket that does not refill: a year, for one token.
 const never = 31_536_000 * time.Second
 

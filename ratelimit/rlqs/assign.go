@@ -17,8 +17,16 @@ type demand struct {
 
 // budget is what a bucket's limiter says that there is.
 type budget struct {
-	left tokens
-	ends instant // of the window
+	left   tokens
+	ends   instant          // of the window
+	window ratelimit.Window // its number; 0: it is not known, or a bucket's
+}
+
+// turned tells whether a window has begun since the last grant of a bucket, whose window was to end at ends. The end is
+// known to within the jitter of answers: a change of more than half a window is more. A clock that is set ahead may
+// begin another window that ends at nearly the same time.
+func (x *budget) turned(b *bucket, ends instant) bool {
+	return x.ends.Sub(ends) > sublease.WindowOf(&b.terms.rule.Limit)/2 || b.paid.window != 0 && x.window > b.paid.window
 }
 
 // work does the due work: ended windows, and leases for buckets that need one. Leases wait for the
@@ -100,13 +108,10 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	budgets := s.budgets(ctx, now, of)
 	var carried []demand
 	for i, b := range of {
-		// The end of a window is known to within the jitter of answers. A change of more than half
-		// a window cannot be jitter, so that a window has begun.
-		window := sublease.WindowOf(&b.terms.rule.Limit)
-		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > window/2 {
+		if ends := b.holding.Ends(); ends != 0 && budgets[i].turned(b, ends) {
 			// Undo does not reach into the window before.
 			b.paid = payment{}
-			carry := b.holding.Turn(budgets[i].ends)
+			carry := b.holding.Turn(now, budgets[i].ends)
 			s.node.stats.Carried.Add(uint64(carry))
 			carried = append(carried, demand{b, carry})
 		}
@@ -147,14 +152,14 @@ func (b *bucket) refilling(now instant) budget {
 	if now >= ends { // or it has none yet
 		ends = now.Add(sublease.BucketWindow)
 	}
-	return budget{b.pool.level(now, &b.terms.asking.Limit), ends}
+	return budget{left: b.pool.level(now, &b.terms.asking.Limit), ends: ends}
 }
 
 // windowed is what a verdict says. Without a ledger, the wall clock says when the window
 // ends, and only a claim can tell what there is.
 func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
 	if v.Err == nil && v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
-		return budget{v.Remaining, now.Add(v.ResetAfter)}
+		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
 	l := &b.terms.rule.Limit
@@ -164,7 +169,7 @@ func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget 
 	if b.terms.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		left = l.Capacity()
 	}
-	return budget{left, now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
+	return budget{left: left, ends: now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
 }
 
 // assign grants leases to buckets that need one.
@@ -313,9 +318,10 @@ func (b *bucket) pay(v *ratelimit.Verdict) {
 	b.paid = payment{b.paid.tokens + v.Charged, v.Window, v.Source}
 }
 
-// charge charges what Envoys have, whether or not there is so much.
+// charge charges what Envoys have, as far as there is so much: only that can be credited later.
 func (s *Session) charge(ctx context.Context, now instant, of []demand) {
 	for i, got := range s.take(ctx, now, of) {
+		of[i].holding.Charge(got)
 		s.node.stats.Uncovered.Add(uint64(of[i].tokens - got))
 	}
 }

@@ -19,7 +19,10 @@ import (
 
 // incoming is an envoy.service.rate_limit_quota.v3.RateLimitQuotaUsageReports as gRPC reads it:
 // bytes, which the session reads where they lie.
-type incoming struct{ bytes []byte }
+type incoming struct {
+	bytes []byte
+	came  instant // at the earliest
+}
 
 // Read implements wire.Reader.
 func (m *incoming) Read(data mem.BufferSlice) error {

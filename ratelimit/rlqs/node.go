@@ -19,13 +19,14 @@ type (
 type Options struct {
 	Streams     int     // at once, in this process
 	Buckets     int     // of one stream
-	BucketBytes int     // of one BucketId, keys and values
+	BucketBytes int     // of one BucketId, keys and values; also of a domain
+	Bytes       int     // that the buckets of all streams take, roughly
 	Messages    float64 // that a stream may send a second, lastingly; more wait in its connection
 }
 
 // DefaultOptions are the default bounds.
 func DefaultOptions() Options {
-	return Options{Streams: 10_000, Buckets: 1000, BucketBytes: 1 << 10, Messages: 100}
+	return Options{Streams: 10_000, Buckets: 1000, BucketBytes: 1 << 10, Bytes: 256 << 20, Messages: 100}
 }
 
 // Source is the basis of a node's decisions.
@@ -47,6 +48,7 @@ type Node struct {
 	mu       sync.Mutex
 	pools    map[string]*pool           // guarded by mu, by key. Invariant: each has a holder
 	subjects map[string]*subject        // guarded by mu, by name. Invariant: each has a user
+	held     int                        // guarded by mu: bytes of them and of their buckets, roughly
 	rules    *config.Rules              // guarded by mu: those that terms are of
 	terms    map[*ratelimit.Rule]*terms // guarded by mu
 }

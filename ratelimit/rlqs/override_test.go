@@ -20,7 +20,7 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 		n := NewNode(Source{
 			Rules: func() *config.Rules { return rules }, Limiter: own,
 			Wall: func() time.Time { return time.Unix(1_800_000_000, 0) },
-		}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Messages: 100})
+		}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Bytes: 10_000, Messages: 100})
 		rule, key := rules.Domain("d").Match([]config.Entry{{Key: "k", Value: "invited"}}, nil)
 		a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
 		o := &ratelimit.Override{Requests: 6000}

@@ -143,7 +143,9 @@ func (e *exchange) run() error {
 		e.wakeIn(timer)
 		select {
 		case m := <-reports:
-			err := e.session.Reports(ctx, e.service.clock(), m.bytes)
+			now := e.service.clock()
+			e.session.Waited = now.Sub(m.came)
+			err := e.session.Reports(ctx, now, m.bytes)
 			if e.service.release(m); err != nil {
 				return asStatus(err)
 			}
@@ -177,11 +179,17 @@ func (e *exchange) run() error {
 func (e *exchange) read(ctx context.Context, reports chan<- *incoming) error {
 	o := &e.service.node.options
 	pace := rate.NewLimiter(rate.Limit(o.Messages), max(1, int(o.Messages)))
-	for {
+	came := e.service.clock()
+	for waits := false; ; {
 		m := e.service.messages.Get().(*incoming)
 		if err := e.stream.RecvMsg(m); err != nil {
 			return err
 		}
+		// What was there before it was waited for may have come with the last message.
+		if !waits {
+			came = e.service.clock()
+		}
+		m.came = came
 		// A stream that reports too fast is slowed by its own HTTP/2 window, and not refused: its reports are
 		// still needed.
 		if err := pace.Wait(ctx); err != nil {
@@ -190,7 +198,7 @@ func (e *exchange) read(ctx context.Context, reports chan<- *incoming) error {
 		select {
 		case reports <- m:
 			// From here on the message counts no more in the budget of bytes in flight.
-			e.talk.Received()
+			waits = e.talk.Received()
 		case <-ctx.Done():
 			return ctx.Err()
 		}

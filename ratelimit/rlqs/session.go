@@ -38,7 +38,9 @@ const (
 // block while the limiter decides (ratelimit.StoreDeadline, a few times). It is not safe for concurrent use.
 type Session struct {
 	// Name is what people are shown of the Envoy. It may be set before the first call.
-	Name   string
+	Name string
+	// Waited is for how long the message of the next Reports may have been at this node.
+	Waited time.Duration
 	node   *Node
 	place  float64 // among all streams when a window turns, from 0 to 1
 	domain string
@@ -93,6 +95,8 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	// The first message names the domain of the stream, and later ones may leave it out.
 	case s.domain == "" && domain == "":
 		return bad("the first message of a stream must name its domain")
+	case s.domain == "" && len(domain) > s.node.options.BucketBytes:
+		return bad("the domain has %d bytes, and the maximum is %d", len(domain), s.node.options.BucketBytes)
 	case s.domain == "":
 		s.domain = strings.Clone(domain)
 	case domain != "" && domain != s.domain:
@@ -115,17 +119,14 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 		}
 		return err
 	})
-	if s.scratch.excess = excess; err != nil {
-		return err
-	}
-	// All excess of a message is charged in one call of the limiter, which may wait for the ledger.
+	s.scratch.excess = excess
+	// All excess of a message is charged in one call of the limiter, which may wait for the ledger. What comes before a
+	// mistake was admitted all the same.
 	s.charge(ctx, now, excess)
-	// The holdings take in their charges only now that they are made.
-	for _, d := range excess {
-		d.holding.Charge(d.tokens)
+	if err == nil {
+		s.work(ctx, now)
 	}
-	s.work(ctx, now)
-	return nil
+	return err
 }
 
 // reported takes in one report of a message, and returns the usage without a possible grant.
@@ -146,7 +147,7 @@ func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bu
 	return b, s.report(now, b, r.Usage), nil
 }
 
-// bucket finds a bucket, or subscribes to it; nil: the stream has as many as it may.
+// bucket finds a bucket, or subscribes to it; nil: the stream or the node has as many as it may.
 func (s *Session) bucket(r *report) (*bucket, error) {
 	name := appendName(s.scratch.name[:0], r.id())
 	s.scratch.name = name
@@ -158,16 +159,25 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 	if err := r.measure(&s.node.options); err != nil {
 		return nil, err
 	}
-	if len(s.byName) >= s.node.options.Buckets {
+	var x *subject
+	if len(s.byName) < s.node.options.Buckets {
+		x = s.node.subscribe(name, r.id())
+	}
+	if x == nil {
 		s.node.stats.Refused.Add(1)
 		// An Envoy that repeats a refused bucket must not make the next answer longer without a
 		// bound.
-		if s.actions < mostActions {
-			s.blanket(appendID(nil, r.id()), nothing, sublease.LongestTTL)
+		switch id := appendID(nil, r.id()); {
+		case s.actions >= mostActions || len(s.scratch.next) >= mostRefusals:
+		// Its Envoy reports all of its buckets in one message, which must not grow without a bound either.
+		case r.Allowed+r.Denied == 0:
+			s.abandon(id)
+		default:
+			s.blanket(id, nothing, sublease.LongestTTL)
 		}
 		return nil, nil
 	}
-	b := &bucket{of: s, subject: s.node.subscribe(name, r.id())}
+	b := &bucket{of: s, subject: x}
 	s.byName = slices.Insert(s.byName, at, b)
 	s.order = append(s.order, b)
 	s.node.stats.Buckets.Add(1)
@@ -191,6 +201,7 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 		}
 		return 0
 	}
+	u.Waited = s.Waited
 	o := b.holding.Report(now, u)
 	if o.Lost {
 		n.stats.LostReports.Add(1)

@@ -18,17 +18,18 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// purse is a limiter with one budget, which it never fills again. Its window ends at ends.
+// purse is a limiter with one budget, which it never fills again. Its window ends at ends, and has a number.
 type purse struct {
-	left tokens
-	ends instant
-	asks int
+	left   tokens
+	ends   instant
+	window ratelimit.Window
+	asks   int
 }
 
 func (p *purse) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i, a := range asks {
 		p.asks++
-		verdicts[i] = ratelimit.Verdict{Remaining: p.left, ResetAfter: p.ends.Sub(now), Window: 1}
+		verdicts[i] = ratelimit.Verdict{Remaining: p.left, ResetAfter: p.ends.Sub(now), Window: p.window}
 		switch {
 		case a.Kind != ratelimit.Spend:
 		case a.Cost > p.left:
@@ -62,10 +63,10 @@ const oneRule = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute,
 
 // newSession makes a session whose rules may be replaced.
 func newSession(t *testing.T, rules **config.Rules) (*Session, *Node, *purse) {
-	p := &purse{left: 600, ends: start.Add(time.Minute)}
+	p := &purse{left: 600, ends: start.Add(time.Minute), window: 1}
 	n := NewNode(Source{
 		Rules: func() *config.Rules { return *rules }, Limiter: p, Wall: func() time.Time { return time.Unix(0, 0) },
-	}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Messages: 100})
+	}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Bytes: 10_000, Messages: 100})
 	return n.NewSession(), n, p
 }
 
@@ -257,6 +258,73 @@ func TestSessionIsBounded(t *testing.T) {
 	}
 }
 
+// A report that was at the node before an acknowledgement credits nothing of the previous lease: the Envoy may still
+// have used it.
+func TestReportThatWaitedProvesNothing(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, n, _ := newSession(t, &rules)
+	report := func(at, waited time.Duration, allowed, denied uint64) (credited uint64) {
+		t.Helper()
+		s.Waited = waited
+		if err := s.Reports(t.Context(), start.Add(at), wired(usageOf(allowed, denied, "k", "v"))); err != nil {
+			t.Fatal(err)
+		}
+		if s.Answer(start.Add(at)) != nil {
+			s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
+		}
+		return n.Stats().Credited.Load()
+	}
+	report(0, 0, 0, 1)
+	report(5*time.Second, 0, 20, 0)
+	if n.Stats().Assignments.Load() != 2 {
+		t.Fatal("it has no second lease: the test does not get to what it is about")
+	}
+	if credited := report(10*time.Second, 5*time.Second, 2, 0); credited != 0 {
+		t.Errorf("of the lease before, %d were credited", credited)
+	}
+	if credited := report(15*time.Second, 0, 2, 0); credited == 0 {
+		t.Error("nothing was credited in the end")
+	}
+}
+
+// A bucket beyond the bound is dropped when it has no requests: an Envoy reports all buckets in one message, which has a
+// bound too.
+func TestRefusedBucketsAreDropped(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, n, _ := newSession(t, &rules)
+	n.options.Buckets = 0
+	for i, want := range []string{"DENY_ALL 1m0s", "DENY_ALL 1m0s", "abandon"} {
+		at := start.Add(time.Duration(5*i) * time.Second)
+		if err := s.Reports(t.Context(), at, wired(usageOf(0, uint64(2-i), "k", "v"))); err != nil {
+			t.Fatal(err)
+		}
+		if got := say(s.Answer(at)); got != want {
+			t.Errorf("after %d more requests: %q, want %q", 2-i, got, want)
+		}
+		s.Acked(t.Context(), at, s.sent)
+	}
+}
+
+// What was admitted beyond a lease is charged, though the same message has a mistake further on.
+func TestExcessBeforeAMistake(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, _, p := newSession(t, &rules)
+	report := func(at time.Duration, m *rlqs.RateLimitQuotaUsageReports) error {
+		err := s.Reports(t.Context(), start.Add(at), wired(m))
+		s.Answer(start.Add(at))
+		s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
+		return err
+	}
+	if err := errors.Join(report(0, usageOf(0, 1, "k", "v")), report(5*time.Second, usageOf(0, 0, "k", "v"))); err != nil {
+		t.Fatal(err)
+	}
+	left, m := p.left, usageOf(130, 0, "k", "v")
+	m.BucketQuotaUsages = append(m.BucketQuotaUsages, usageOf(0, 1).BucketQuotaUsages...)
+	if err := report(10*time.Second, m); err == nil || p.left != left-100 {
+		t.Errorf("100 beyond a lease of 30: %v, and %d were charged", err, left-p.left)
+	}
+}
+
 // An answer that is not acknowledged keeps others back, and then ends the stream.
 func TestStuckStream(t *testing.T) {
 	rules := rulesOf(t, oneRule)
@@ -271,6 +339,63 @@ func TestStuckStream(t *testing.T) {
 	// The window ends meanwhile: what may still arrive is charged to the next.
 	if debts := s.Close(start.Add(59*time.Second + 800*time.Millisecond)); len(debts) != 1 || debts[0].Tokens() != 30 {
 		t.Errorf("debts %+v", debts)
+	}
+}
+
+// Under reclaim: eager, a broken stream is credited what its Envoy may have spent since: one lease, once that has ended.
+func TestEagerBrokenStream(t *testing.T) {
+	rules := rulesOf(t, "domain: d\ncoordination: {reclaim: eager}\ndescriptors:\n"+
+		"- {key: k, rate_limit: {unit: hour, requests_per_unit: 600}}\n")
+	s, n, p := newSession(t, &rules)
+	p.ends = start.Add(time.Hour)
+	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
+		t.Fatal(err)
+	}
+	s.Answer(start)
+	s.Acked(t.Context(), start, s.sent)
+	lease := 600 - p.left
+	debts := s.Close(start.Add(time.Second))
+	if len(debts) != 1 || debts[0].Tokens() != lease || debts[0].At < start.Add(time.Minute+keepalive) {
+		t.Fatalf("with a lease of %d: %+v", lease, debts)
+	}
+	if n.Settle(t.Context(), debts[0].At, &debts[0]); p.left != 600 {
+		t.Errorf("%d are left of 600", p.left)
+	}
+}
+
+// A lease that is refused takes nothing, under a rule with a reserve too.
+func TestRefusedLeaseTakesNothing(t *testing.T) {
+	rules := rulesOf(t, "domain: d\ncoordination: {lease: {reserve: 10%}}\ndescriptors:\n"+
+		"- {key: k, rate_limit: {unit: minute, requests_per_unit: 600}}\n")
+	_, n, _ := newSession(t, &rules)
+	of := n.termsOf(rules, rules.All()[0])
+	for _, r := range []*ratelimit.Rule{of.asking, of.asking.AtLedger(), of.exact, of.exact.AtLedger()} {
+		if r.Coordination.OnDeny != ratelimit.DenyRefunds {
+			t.Errorf("a refusal of %v charges", r.Limit)
+		}
+	}
+	if of.asking.AtLedger().Whole() != of.asking {
+		t.Error("there is no reserve: the test does not get to what it is about")
+	}
+}
+
+// A clock that is set ahead ends a window early: the leases in use are charged to the next one.
+func TestClockIsSetAhead(t *testing.T) {
+	for _, later := range []time.Duration{5 * time.Second, 40 * time.Second} { // the window that goes on then ends
+		rules := rulesOf(t, oneRule)
+		s, n, p := newSession(t, &rules)
+		for i := range 2 {
+			at := start.Add(time.Duration(10*i) * time.Second)
+			if err := s.Reports(t.Context(), at, wired(usageOf(0, 1, "k", "v"))); err != nil {
+				t.Fatal(err)
+			}
+			s.Answer(at)
+			s.Acked(t.Context(), at, s.sent)
+			p.left, p.ends, p.window = 600, start.Add(time.Minute+later), 2
+		}
+		if carried := n.Stats().Carried.Load(); carried != 30 {
+			t.Errorf("of a lease of 30, %d are charged to the window that goes on", carried)
+		}
 	}
 }
 
@@ -350,5 +475,55 @@ func TestUsedUpBucketWaits(t *testing.T) {
 		if got := say(s.Answer(at)); !strings.Contains(got, "bucket") {
 			t.Errorf("its report is answered with %q", got)
 		}
+	}
+}
+
+// With a used-up budget, reports credit nothing that was never charged. That holds for numbers that no Envoy can have
+// counted, and for carried tokens without room.
+func TestOnlyChargedTokensAreCredited(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	of := func() (n *Node, p *purse, report func(at time.Duration, allowed uint64), ack func(time.Duration)) {
+		s, n, p := newSession(t, &rules)
+		report = func(at time.Duration, allowed uint64) {
+			t.Helper()
+			denied := uint64(0)
+			if at == 0 {
+				denied = 1
+			}
+			if err := s.Reports(t.Context(), start.Add(at), wired(usageOf(allowed, denied, "k", "v"))); err != nil {
+				t.Fatal(err)
+			}
+			s.Answer(start.Add(at))
+		}
+		return n, p, report, func(at time.Duration) { s.Acked(t.Context(), start.Add(at), s.sent) }
+	}
+	n, p, report, ack := of()
+	report(0, 0)
+	ack(time.Millisecond)
+	report(5*time.Second, 30)
+	ack(5*time.Second + time.Millisecond)
+	report(10*time.Second, 1<<63)
+	report(15*time.Second, 1<<63)
+	report(20*time.Second, 0)
+	if credited := n.Stats().Credited.Load(); p.left != 0 || credited != 0 {
+		t.Errorf("after reports of more than there is, %d are left, and %d were credited", p.left, credited)
+	}
+	n, p, report, ack = of()
+	report(0, 0)
+	ack(time.Millisecond)
+	report(55*time.Second, 30) // its answer is not acknowledged before the window ends
+	p.left, p.ends = 0, start.Add(2*time.Minute)
+	report(time.Minute+turnLag, 0)
+	if carried, uncovered := n.Stats().Carried.Load(), n.Stats().Uncovered.Load(); carried == 0 || uncovered != carried {
+		t.Fatalf("%d are carried and %d without room: the test does not get to what it is about", carried, uncovered)
+	}
+	p.left = 100
+	ack(time.Minute + 10*time.Millisecond)
+	report(65*time.Second, 0)
+	ack(65*time.Second + time.Millisecond)
+	left := p.left
+	report(70*time.Second, 0)
+	if credited := n.Stats().Credited.Load(); left == 100 || p.left > left || credited != 0 {
+		t.Errorf("with a lease of %d in hand, %d were credited", 100-left, credited)
 	}
 }

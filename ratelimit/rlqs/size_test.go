@@ -3,6 +3,7 @@ package rlqs
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -126,5 +127,48 @@ func TestStreamsAtOnce(t *testing.T) {
 	if len(n.pools)+len(n.subjects) != 0 || stats.Buckets.Load() != 0 || stats.Unproven.Load() != 0 {
 		t.Errorf("%d keys, %d BucketIds, %d buckets and %d unproven tokens are left behind", len(n.pools),
 			len(n.subjects), stats.Buckets.Load(), stats.Unproven.Load())
+	}
+}
+
+// Callers with many large BucketIds, and with long domains, make the node keep no more than it may.
+func TestHostileStreamsAreBounded(t *testing.T) {
+	const streams, most, each = 20, 4 << 20, 300
+	n, _ := crowd(t, 0)
+	n.options.Bytes = most
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	all := make([]*Session, streams)
+	for i := range all {
+		all[i] = n.NewSession()
+		for k := range 1000 / each {
+			message := &rlqs.RateLimitQuotaUsageReports{Domain: "d"}
+			for b := range each {
+				id := fmt.Sprint(i, k, b, strings.Repeat("x", 1000))
+				message.BucketQuotaUsages = append(message.BucketQuotaUsages, usageOf(0, 1, "k", id).BucketQuotaUsages...)
+			}
+			if err := all[i].Reports(t.Context(), start, wired(message)); err != nil {
+				t.Fatal(err)
+			}
+			if k == 0 { // later answers wait
+				all[i].Answer(start)
+			}
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc - before.HeapAlloc); grown > 2*most {
+		t.Errorf("%d streams take %d bytes, and may take %d", streams, grown, most)
+	}
+	if err := n.NewSession().Reports(t.Context(), start, wired(&rlqs.RateLimitQuotaUsageReports{
+		Domain: strings.Repeat("d", n.options.BucketBytes+1),
+	})); err == nil || !strings.Contains(err.Error(), "the domain has 1025 bytes, and the maximum is 1024") {
+		t.Errorf("a long domain: %v", err)
+	}
+	for _, s := range all {
+		s.Close(start)
+	}
+	if n.held != 0 {
+		t.Errorf("without streams, %d bytes are held", n.held)
 	}
 }

@@ -51,12 +51,24 @@ func appendName(b []byte, id []config.Entry) []byte {
 	return b
 }
 
-// subscribe finds the subject of a BucketId that is within the bounds, or makes it; release gives
-// it back.
+// bucketCost is what a bucket takes, and costs what its BucketId does with its key: each is kept a few times.
+const bucketCost = 450
+
+func costs(name string) int { return 600 + 5*len(name) }
+
+// subscribe finds the subject of a BucketId that is within the bounds, or makes it; release gives it back. It is nil
+// if the node has as many as it may.
 func (n *Node) subscribe(name []byte, id []config.Entry) *subject {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s := n.subjects[string(name)]
+	s, cost := n.subjects[string(name)], bucketCost
+	if s == nil {
+		cost += costs(string(name))
+	}
+	if n.held+cost > n.options.Bytes {
+		return nil
+	}
+	n.held += cost
 	if s == nil {
 		s = &subject{name: string(name), id: appendID(nil, id)}
 		for _, e := range id {
@@ -72,7 +84,9 @@ func (n *Node) subscribe(name []byte, id []config.Entry) *subject {
 func (n *Node) release(s *subject) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.held -= bucketCost
 	if s.users--; s.users == 0 {
+		n.held -= costs(s.name)
 		delete(n.subjects, s.name)
 	}
 }

@@ -45,8 +45,6 @@ func (n *Node) termsOf(rules *config.Rules, rule *ratelimit.Rule) *terms {
 	t := n.terms[rule]
 	if t == nil {
 		t = &terms{how: serviceOf(rule), rule: rule, asking: sublease.Rule(rule)}
-		// A refused lease must not drain the rest: it is requested once more, with less.
-		t.asking.Coordination.OnDeny = ratelimit.DenyRefunds
 		t.exact = t.asking.PerRequest()
 		n.terms[rule] = t
 	}

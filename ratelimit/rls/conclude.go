@@ -106,8 +106,10 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 			counters.Unlimited()
 			continue
 		}
-		a := ratelimit.Ask{Rule: st.rule, Cost: 1}
-		if st.ask >= 0 {
+		a := ratelimit.Ask{Rule: st.rule}
+		if st.ask < 0 { // requests_per_unit: 0
+			_, a.Cost = c.request.ask(&c.request.descriptors[i])
+		} else {
 			a = c.asks[st.ask]
 			s.Stats.Sources[st.verdict.Source].Add(1)
 		}

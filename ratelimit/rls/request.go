@@ -64,8 +64,9 @@ func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
 		return ratelimit.Peek, 0
 	case d.negative:
 		return ratelimit.Refund, ratelimit.Tokens(hits)
+	// No limit admits more, and what is taken back of a charge is then what was booked.
 	default:
-		return ratelimit.Spend, ratelimit.Tokens(hits)
+		return ratelimit.Spend, ratelimit.Tokens(min(hits, uint64(ratelimit.MaxBooked)))
 	}
 }
 

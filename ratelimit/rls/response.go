@@ -61,7 +61,7 @@ func (st *status) remaining() ratelimit.Tokens { return max(0, st.verdict.Remain
 
 // resetSeconds is the time until the reset in whole seconds, at least one.
 func (st *status) resetSeconds() uint64 {
-	return uint64(max(1, (st.verdict.ResetAfter+time.Second-1)/time.Second))
+	return uint64(max(1, (st.verdict.ResetAfter-1)/time.Second+1))
 }
 
 // appendLimit writes a RateLimitResponse.RateLimit.

@@ -28,10 +28,11 @@ func Asked(l ratelimit.Limit) ratelimit.Limit {
 	return l
 }
 
-// Rule is the rule with which its budget is requested: with the limit of Asked.
+// Rule is the rule with which its budget is requested: with the limit of Asked. A refused lease must not drain the rest:
+// it is requested once more, with less.
 func Rule(r *ratelimit.Rule) *ratelimit.Rule {
 	asked := *r
-	asked.Limit = Asked(r.Limit)
+	asked.Limit, asked.Coordination.OnDeny = Asked(r.Limit), ratelimit.DenyRefunds
 	asked.Prepare()
 	return &asked
 }

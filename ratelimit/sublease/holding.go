@@ -31,6 +31,7 @@ type Holding struct {
 	granted tokens  // charged for this holder in the window, and not credited
 	spent   tokens  // at most its usage of the window
 	before  tokens  // at most the unspent tokens of the leases that last replaces
+	until   instant // when these are over, if last does not arrive
 	last    lease
 	// blurred means that the next reports may be about tokens that were not granted in this window, or to
 	// another holder. They are about the previous window, or from the previous stream.
@@ -66,8 +67,8 @@ func (l *lease) ends() instant {
 // grants on another stream.
 func NewHolding() Holding { return Holding{blurred: true} }
 
-// Charged is the budget's charge for this holder. Invariant: it decreases only by the credit of Report, and
-// by Turn.
+// Charged is the budget's charge for this holder. Invariant: it decreases only by the credit of Report. Turn
+// begins at 0.
 func (h *Holding) Charged() ratelimit.Tokens { return h.granted }
 
 // Live is the most that it may still spend, whatever became of its messages.
@@ -94,6 +95,8 @@ type Usage struct {
 	// Elapsed is the time since the holder's previous report, by its own count; 0: unknown, or this is its
 	// first.
 	Elapsed time.Duration
+	// Waited is for how long it may have been at the node: it was sent before.
+	Waited time.Duration
 }
 
 // Outcome is the result of a report.
@@ -126,9 +129,9 @@ func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	if l.settled && u.Denied > 0 { // under this lease, which does not refill: it is used up
 		l.live, l.likely = 0, 0
 	}
-	if l.message != 0 && !l.settled && l.acked != 0 && now >= l.acked.Add(applies) {
+	if l.message != 0 && !l.settled && l.acked != 0 && now >= l.acked.Add(applies+u.Waited) {
 		l.settled, h.blurred = true, false
-		h.before = 0
+		h.before, h.until = 0, 0
 	}
 	charge := min(h.granted, h.spent+h.Live())
 	o.Credit = h.granted - charge
@@ -156,7 +159,7 @@ func (h *Holding) since(now, before instant) float64 {
 	return min(1, float64(now.Sub(l.sent))/float64(now.Sub(before)))
 }
 
-// Charge takes in that n tokens more were to be charged for it: an excess.
+// Charge takes in that n tokens more were charged for it: of an excess, or of those that Turn carries.
 func (h *Holding) Charge(n ratelimit.Tokens) { h.granted += n }
 
 // TTL is how long a lease granted at now may last, in a window that ends at ends: in
@@ -173,7 +176,7 @@ func (h *Holding) Grant(now, ends instant, n tokens, ttl time.Duration, message 
 	if h.ends == 0 || ends < h.ends {
 		h.ends = ends
 	}
-	h.before += h.last.live
+	h.before, h.until = h.before+h.last.live, max(h.until, h.last.ends())
 	h.granted += n
 	h.last = lease{size: n, live: n, likely: n, sent: now, ttl: ttl, message: message}
 }
@@ -190,7 +193,7 @@ func (h *Holding) Acked(now instant, message uint64) {
 func (h *Holding) Crossing() ratelimit.Tokens {
 	l := &h.last
 	switch {
-	case l.acked == 0:
+	case l.acked == 0 || l.acked.Add(applies) > h.ends: // what it replaces may be in use until then
 		return h.Live()
 	case l.ends() > h.ends:
 		return l.live
@@ -204,10 +207,14 @@ func (h *Holding) Crossing() ratelimit.Tokens {
 // tokens, and unspent are those without a proof that they were spent.
 func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant) {
 	l := &h.last
-	if l.acked == 0 {
+	waits := l.acked == 0
+	if waits {
 		l.acked = now.Add(Slack)
 	}
-	return h.Crossing(), max(0, h.granted-h.spent), l.ends()
+	if crossing = h.Crossing(); waits && h.until > h.ends {
+		crossing = max(crossing, h.before)
+	}
+	return crossing, max(0, h.granted-h.spent), max(l.ends(), h.until)
 }
 
 // Deniable tells whether the holder is to be told that there is nothing: it has nothing
@@ -228,12 +235,14 @@ func (h *Holding) Granted() bool { return h.last.message != 0 }
 // Settled tells whether the last lease is in use, and all before it gone.
 func (h *Holding) Settled() bool { return h.last.settled }
 
-// Turn takes in the end of the window, where the next one ends at ends. It returns the charge to the next one
-// for this holder: the tokens that it may still have. Tokens without room there are at most over-admission.
-func (h *Holding) Turn(ends instant) (carry tokens) {
+// Turn takes in that the window has ended by now, and that the next one ends at ends. It returns what is to be charged to the next
+// one for this holder (Charge): the tokens that it may still have. Tokens without room there are at most
+// over-admission.
+func (h *Holding) Turn(now, ends instant) (carry tokens) {
+	h.ends = min(h.ends, now) // a clock that is set ahead ends it early
 	carry = h.Crossing()
-	h.ends, h.granted, h.spent, h.before = ends, carry, 0, carry
-	h.last = lease{}
+	h.ends, h.granted, h.spent, h.before = ends, 0, 0, carry
+	h.last, h.until = lease{}, 0
 	h.blurred = true
 	return carry
 }

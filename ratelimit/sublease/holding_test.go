@@ -147,7 +147,8 @@ func TestHoldingCoversItsHolder(t *testing.T) {
 				// window's end would be.
 				x.ignored, x.allowed, x.spent = x.ignored+x.allowed, 0, 0
 				ends = now.Add(time.Minute)
-				charged = h.Turn(ends)
+				charged = h.Turn(now, ends)
+				h.Charge(charged)
 				check("a turn")
 			}
 		}
@@ -282,6 +283,45 @@ func TestNextLeaseIsInTime(t *testing.T) {
 	}
 }
 
+// A lease that arrived late may be used until the next one is applied, which can be in the next window.
+func TestReplacedAtTheWindowsEnd(t *testing.T) {
+	for _, c := range []struct {
+		acked int // ms: of the second lease
+		want  tokens
+	}{{9900, 50}, {9950, 150}, {0, 150}} {
+		h := NewHolding()
+		at := func(ms int) instant { return instant(time.Hour) + instant(ms)*instant(time.Millisecond) }
+		h.Grant(at(0), at(10_000), 100, TTL(at(0), at(10_000)), 1)
+		h.Acked(at(1000), 1)
+		h.Grant(at(8400), at(10_000), 50, TTL(at(8400), at(10_000)), 2)
+		if c.acked > 0 {
+			h.Acked(at(c.acked), 2)
+		}
+		if carry := h.Turn(at(10_005), at(70_000)); carry != c.want {
+			t.Errorf("acknowledged at %d ms of 10,000: %d are carried, want %d", c.acked, carry, c.want)
+		}
+	}
+}
+
+// A stream breaks before its last answer has arrived. The lease before that arrived late, and may be used in the next
+// window.
+func TestLateLeaseOfABrokenStream(t *testing.T) {
+	for _, c := range []struct {
+		acked int // s: of the first lease
+		want  tokens
+	}{{0, 0}, {9, 100}} {
+		h := NewHolding()
+		at := func(s int) instant { return instant(time.Hour) + instant(s)*instant(time.Second) }
+		h.Grant(at(0), at(30), 100, TTL(at(0), at(30)), 1)
+		h.Acked(at(c.acked), 1)
+		h.Grant(at(10), at(30), 50, TTL(at(10), at(30)), 2)
+		if crossing, _, expires := h.Leave(at(10)); crossing != c.want || expires < at(c.acked+29) {
+			t.Errorf("acknowledged after %d s: %d may be used in the next window, want %d; nothing after %v", c.acked,
+				crossing, c.want, expires.Sub(at(0)))
+		}
+	}
+}
+
 // What is reported before anything was granted in a window is of the window before, and is not
 // charged to this one as well.
 func TestReportOfTheWindowBefore(t *testing.T) {
@@ -291,7 +331,7 @@ func TestReportOfTheWindowBefore(t *testing.T) {
 	h.Grant(at(0), at(10), 100, 9*time.Second, 1)
 	h.Acked(at(0), 1)
 	h.Report(at(5), Usage{Allowed: 10, Elapsed: 5 * time.Second})
-	if carry := h.Turn(at(70)); carry != 0 {
+	if carry := h.Turn(at(10), at(70)); carry != 0 {
 		t.Fatalf("%d are carried", carry)
 	}
 	h.Report(at(11), Usage{Allowed: 50, Elapsed: 5 * time.Second})

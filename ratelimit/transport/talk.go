@@ -74,15 +74,18 @@ func (t *Talk) Receipts() <-chan struct{} {
 // Acked is how many of the messages that were sent the caller has acknowledged.
 func (t *Talk) Acked() uint64 { return t.acked.Load() }
 
-// Received says that the server has taken in a message. Bytes before it are not kept any more.
-func (t *Talk) Received() {
+// Received says that the server has taken in a message. Bytes before it are not kept any more. It reports whether some
+// of the next message are there, which may have come at any time since the one before.
+func (t *Talk) Received() (more bool) {
 	c := t.on.of
 	c.mu.Lock()
+	more = t.on.body.Len() > 0
 	t.receivedLocked()
 	change := c.memory.book()
 	c.mu.Unlock()
 	c.Budget.charge(change)
 	c.flush()
+	return more
 }
 
 func (t *Talk) receivedLocked() {

@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ type talker struct {
 	rlqs.UnimplementedRateLimitQuotaServiceServer
 	answer *rlqs.RateLimitQuotaResponse
 	talks  chan *Talk
+	takes  chan chan<- bool // nil, or what tells it to take a message in, and gets whether more waits
 }
 
 func (s *talker) StreamRateLimitQuotas(
@@ -33,6 +35,11 @@ func (s *talker) StreamRateLimitQuotas(
 	for {
 		if _, err := stream.Recv(); err != nil {
 			return nil //nolint:nilerr // the caller has ended it
+		}
+		if s.takes != nil {
+			more := <-s.takes
+			more <- t.Received()
+			continue
 		}
 		t.Received()
 		if err := stream.Send(s.answer); err != nil {
@@ -142,6 +149,35 @@ func TestTalk(t *testing.T) {
 	<-talks[1].Receipts()
 	if got := talks[1].Acked(); got != 3 {
 		t.Errorf("%d messages are acknowledged, want 3", got)
+	}
+}
+
+// Received reports whether a message came before the server read it.
+func TestTalkSaysWhatWaits(t *testing.T) {
+	s, _, conn, budget := serveTalks(t, 10, Default())
+	s.takes = make(chan chan<- bool)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-s.talks
+	const large = 200_000 // far more than the reads of a small one cost
+	for _, size := range []int{1, large} {
+		if err := stream.Send(&rlqs.RateLimitQuotaUsageReports{Domain: strings.Repeat("d", size)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for budget.Held() < large && ctx.Err() == nil {
+		runtime.Gosched()
+	}
+	for i, want := range []bool{true, false} {
+		more := make(chan bool)
+		s.takes <- more
+		if got := <-more; got != want {
+			t.Errorf("after message %d of 2, it says that more waits: %t", i+1, got)
+		}
 	}
 }
 

@@ -19,6 +19,7 @@ type Caps struct {
 	GRPCConnections int
 	HTTPConnections int
 	quotaStreams    int // of RLQS
+	quotaBytes      int // of their buckets
 	Rules           config.Caps
 }
 
@@ -50,6 +51,7 @@ func (m Memory) Caps() Caps {
 		GRPCConnections: int(part(512<<10, 512, 1<<16)),    // 4096; each costs about 30 KB
 		HTTPConnections: int(part(2<<20, 128, 1<<14)),      // 1024
 		quotaStreams:    int(part(200<<10, 1000, 100_000)), // 10485
+		quotaBytes:      int(part(8, 8<<20, 1<<30)),        // 256 MiB
 		Rules:           config.DefaultCaps().Times(int(part(referenceMemory, 1, 16))),
 	}
 }
@@ -65,7 +67,7 @@ func (c *Caps) Transport() transport.Caps {
 // Quotas are the caps of the Rate Limit Quota Service.
 func (c *Caps) Quotas() rlqs.Options {
 	o := rlqs.DefaultOptions()
-	o.Streams = c.quotaStreams
+	o.Streams, o.Bytes = c.quotaStreams, c.quotaBytes
 	return o
 }
 

@@ -19,15 +19,16 @@ func TestCaps(t *testing.T) {
 		of   Memory
 		want string
 	}{
-		{Memory{Bytes: 2 << 30, Alone: true}, "64 4096 1024 10485 1"},
-		{Memory{Bytes: 2 << 30}, "64 4096 1024 10485 1"},
-		{Memory{Bytes: 256 << 30}, "64 4096 1024 10485 1"}, // of a machine that others use, too
-		{Memory{Bytes: 64 << 20, Alone: true}, "32 512 128 1000 1"},
-		{Memory{Bytes: 8 << 30, Alone: true}, "256 16384 4096 41943 4"},
-		{Memory{Bytes: 1 << 40, Alone: true}, "1024 65536 16384 100000 16"},
+		{Memory{Bytes: 2 << 30, Alone: true}, "64 4096 1024 10485 256 1"},
+		{Memory{Bytes: 2 << 30}, "64 4096 1024 10485 256 1"},
+		{Memory{Bytes: 256 << 30}, "64 4096 1024 10485 256 1"}, // of a machine that others use, too
+		{Memory{Bytes: 64 << 20, Alone: true}, "32 512 128 1000 8 1"},
+		{Memory{Bytes: 8 << 30, Alone: true}, "256 16384 4096 41943 1024 4"},
+		{Memory{Bytes: 1 << 40, Alone: true}, "1024 65536 16384 100000 1024 16"},
 	} {
 		c := x.of.Caps()
-		got := fmt.Sprint(c.bytesInFlight>>20, c.GRPCConnections, c.HTTPConnections, c.quotaStreams, c.Rules.Rules/config.DefaultCaps().Rules)
+		got := fmt.Sprint(c.bytesInFlight>>20, c.GRPCConnections, c.HTTPConnections, c.quotaStreams, c.quotaBytes>>20,
+			c.Rules.Rules/config.DefaultCaps().Rules)
 		if got != x.want {
 			t.Errorf("%+v: %s, want %s", x.of, got, x.want)
 		}
@@ -35,7 +36,10 @@ func TestCaps(t *testing.T) {
 			t.Errorf("%+v: %d bytes in flight are too few for requests and peers", x.of, c.bytesInFlight)
 		}
 	}
-	for _, row := range []string{"| 64 MiB | 32 MiB to 1 GiB |", "| 4096 | 512 to 65536 |", "| 1024 | 128 to 16384 |", "| 10485 | 1000 to 100000 |"} {
+	for _, row := range []string{
+		"| 64 MiB | 32 MiB to 1 GiB |", "| 4096 | 512 to 65536 |", "| 1024 | 128 to 16384 |", "| 10485 | 1000 to 100000 |",
+		"| 256 MiB | 8 MiB to 1 GiB |",
+	} {
 		if !strings.Contains(string(page), row) {
 			t.Errorf("docs/callers.md does not have %s", row)
 		}

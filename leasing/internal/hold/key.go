@@ -245,10 +245,13 @@ func (e Entry) Restart() {
 	}
 }
 
-// Refill is the time in which a bucket gains n tokens.
+// Refill is the time in which a bucket gains n tokens, at most longest.
 func Refill(n tokens, l *ratelimit.Limit) time.Duration {
-	return time.Duration(math.Ceil(float64(max(0, n)) / float64(max(1, l.Requests)) * float64(l.Period())))
+	return time.Duration(math.Ceil(min(longest, float64(max(0, n))/float64(max(1, l.Requests))*float64(l.Period()))))
 }
+
+// longest is over a century: more has no time.Duration.
+const longest = 1 << 62
 
 // reports tells whether to send a message about this window: to report a new total, to renew a lease that is nearly
 // used up, or to check a refusal.

@@ -104,8 +104,8 @@ func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
 func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 	need, want := c.Need, max(c.Need, c.Want)
 	c.Window = p.Window
-	if p.mayDraw(q, &c) && p.Drift()+want > 0 {
-		c.Kind, c.Need, c.Want = account.Draws, 0, p.Drift()+want
+	if n := p.Drift() + want; p.mayDraw(q, &c) && n > 0 && n <= ratelimit.MaxLimit {
+		c.Kind, c.Need, c.Want = account.Draws, 0, n
 	} else {
 		p.state(&c, q)
 		c.Need, c.Want = need, want
@@ -231,8 +231,12 @@ func (p *Part) unspend(n tokens) {
 	p.Refund(n - back)
 }
 
-// Refund credits a charge of any node. It adds no tokens in hand.
-func (p *Part) Refund(n tokens) { p.Taken, p.Spent = p.Taken-n, p.Spent-n }
+// Refund credits a charge of any node. It adds no tokens in hand. Totals stay within the ledger's bound: beyond it, the
+// ledger would give back the same tokens with each message.
+func (p *Part) Refund(n tokens) {
+	n = max(0, min(n, account.MostBooked+min(p.Taken, p.Spent)))
+	p.Taken, p.Spent = p.Taken-n, p.Spent-n
+}
 
 // GiveBack makes the next message return all tokens in hand except keep.
 func (p *Part) GiveBack(keep tokens) {

@@ -101,6 +101,7 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 			s.Part, s.limit.Carries = Part{Window: 8, Deadline: Never}, true
 		},
 		"others took nearly all":                          func(s *scene) { s.Sum = 89 },
+		"more than any limit is needed":                   func(s *scene) { s.Spent += 2 * ratelimit.MaxLimit },
 		"a claim was eager, and the rule is not any more": func(s *scene) { s.eager = true },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -120,6 +121,19 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 	s.says(1, 20)
 	s.hears(account.Grant{Total: 20, Sum: 50, Granted: 20})
 	s.kind(account.Draws)
+}
+
+// A bucket with a debt of centuries is kept by its node, and refuses for that long.
+func TestBucketInDeepDebt(t *testing.T) {
+	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1, Burst: 9}
+	const century = 100 * 365 * 24 * time.Hour
+	if d := Refill(account.MostBooked, &limit); d < century {
+		t.Errorf("it refills after %v", d)
+	}
+	k := Key{Part: Part{Window: 1, Sum: account.MostBooked, LastAnswer: 1}}
+	if k.Stale(instant(century), &limit) {
+		t.Error("it is dropped within a century")
+	}
 }
 
 // What counts as no answer: tokens of it are never spent, and the next claim takes them back.
