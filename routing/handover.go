@@ -200,6 +200,13 @@ func (c *core) sealAll() {
 	}
 }
 
+// owes tells whether receipts of the node are missing.
+func (m *member) owes() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.out.open != nil || len(m.out.sealed) > 0
+}
+
 // flush sends the open parcel, with all additions until then.
 func (m *member) flush() {
 	m.mu.Lock()
