@@ -85,7 +85,7 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 		return
 	}
 	if !c.inStore() && !v.OverLimit && !a.OfSlot() {
-		c.hotHere.Credit(a, 0)
+		c.hotHere.Refund(a, c.windowHere(now, a))
 	}
 	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
 		own, charged := *a, *v
