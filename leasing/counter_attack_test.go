@@ -89,6 +89,19 @@ func TestOverflowThenTracked(t *testing.T) {
 	}
 }
 
+// A key without room is refused at a peek once the budget that it shares is in debt.
+func TestSharedBudgetRefusesPeeks(t *testing.T) {
+	l := NewLocal(64, 1, testWall)
+	r := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
+	for k := range uint64(64) {
+		decideOne(l, 1, ask{Rule: r, Key: keyOf(100 + k), Cost: 1})
+	}
+	decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Cost: 15, Kind: ratelimit.Charge})
+	if v := decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}); !v.OverLimit {
+		t.Errorf("15 of 10 are used: %+v", v)
+	}
+}
+
 // A credit while the first message about a key is under way counts in its own window, and not in that of the answer.
 func TestCreditIsOfItsWindow(t *testing.T) {
 	l := NewLocal(10, 1, testWall)

@@ -104,7 +104,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	// The key is new, and needs no counter.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
-		fresh := counter{}
+		fresh := p.fresh(a)
 		fresh.decide(now, a, v)
 		return true
 	}
@@ -166,11 +166,17 @@ func (p *counters) begin(s *counterShard, now ledgerTime, id keytable.ID, a *ask
 	if c != nil {
 		c.Note = p.limits.note(a.Rule.Limit.Capacity())
 		setOwned(c, a.Rule)
-		if p.before != nil {
-			c.Val = p.before(a)
-		}
+		c.Val = p.fresh(a)
 	}
 	return c
+}
+
+// fresh is the counter of a key that is not tracked.
+func (p *counters) fresh(a *ask) counter {
+	if p.before != nil {
+		return p.before(a)
+	}
+	return counter{}
 }
 
 // add makes room for a new key. It drops no key in use.
