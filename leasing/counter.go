@@ -279,8 +279,7 @@ func (c *counter) room(l *ratelimit.Limit) int64 {
 }
 
 // undo takes back the bookings of a verdict, unless its window is over.
-func (c *counter) undo(a *ask, v *verdict) {
-	l := &a.Rule.Limit
+func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
 	bucket := l.Algorithm == ratelimit.TokenBucket
 	if v.Window == 0 || v.Window != c.window(l) || bucket && c.begins == 0 {
 		return

@@ -220,7 +220,7 @@ func (p *counters) since(now ledgerTime, a *ask) ledgerTime {
 }
 
 // undo takes back the bookings of a verdict, if its key is still here.
-func (p *counters) undo(key []byte, a *ask, v *verdict) {
+func (p *counters) undo(now ledgerTime, key []byte, a *ask, v *verdict) {
 	if a.OfSlot() {
 		p.undoSlot(a)
 		return
@@ -228,7 +228,7 @@ func (p *counters) undo(key []byte, a *ask, v *verdict) {
 	s, _, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c != nil {
-		c.Val.undo(a, v)
+		c.Val.undo(&s.rule(now, s.of(c), a).Limit, v)
 	}
 }
 

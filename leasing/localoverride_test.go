@@ -71,3 +71,20 @@ func TestLocalOverrides(t *testing.T) {
 		t.Errorf("the 101st is no error but %v", err)
 	}
 }
+
+// A charge that is taken back returns to a bucket that an override has raised, and takes nothing else from it.
+func TestUndoUnderAnOverride(t *testing.T) {
+	l := NewLocal(100, 1, testWall)
+	r := testRule(ratelimit.Limit{
+		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Requests: 10, Burst: 10, Ceiling: 100,
+	})
+	a := ask{Rule: r, Key: keyOf(1), Cost: 1}
+	if _, err := l.SetOverride(t.Context(), 1, &a, &ratelimit.Override{Requests: 100}, ratelimit.Match{}); err != nil {
+		t.Fatal(err)
+	}
+	v := decideOne(l, 1, a)
+	l.Undo(1, []ask{a}, []verdict{v})
+	if got := decideOne(l, 1, ask{Rule: r, Key: a.Key, Kind: ratelimit.Peek}).Remaining; v.Remaining != 99 || got != 100 {
+		t.Errorf("of 100, %d are left after a request, and %d when it is undone", v.Remaining, got)
+	}
+}
