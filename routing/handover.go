@@ -228,7 +228,7 @@ func (c *core) announceClean() {
 }
 
 func (c *core) announceDone(m *member) {
-	if m.ready.Load() {
+	if c.clean() && m.ready.Load() {
 		m.announceDone(c.view.Load().digest, c.changes)
 	}
 }

@@ -150,6 +150,10 @@ func (c *core) join(now instant) {
 			return
 		}
 	}
+	// What others stated of a ring with this node was before it was away: they may have begun accounts of its keys since.
+	for _, m := range c.members {
+		m.done = 0
+	}
 	c.present, c.joined = true, now
 	c.changes++
 	// With a store two nodes may decide for one key: the store's fences keep the limit.
