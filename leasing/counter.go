@@ -285,8 +285,12 @@ func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
 		return
 	}
 	c.credit(v.Charged+v.Debt, l)
-	if bucket {
-		c.ends = c.fullAt(c.begins, l)
+}
+
+// keep has a bucket last until it is full by its rule's own limit: an override may end before the next ask.
+func (c *counter) keep(own *ratelimit.Limit) {
+	if own.Algorithm == ratelimit.TokenBucket && c.begins != 0 {
+		c.ends = c.fullAt(c.begins, own)
 	}
 }
 

@@ -96,7 +96,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	k := s.of(c)
+	k, asked := s.of(c), &a.Rule.Limit
 	if in := s.rule(now, k, a); in != a.Rule {
 		own := *a
 		own.Rule, v.Limit = in, &in.Limit
@@ -113,6 +113,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	if k != nil {
 		k.decide(now, &c.Val, a, v)
+		c.Val.keep(asked)
 	} else {
 		c.Val.decide(now, a, v)
 	}
@@ -132,7 +133,9 @@ func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *a
 	if now, c = p.enter(s, now, id, c, &own); c == nil {
 		return Lease{}, false
 	}
-	return s.beside(c).decideFor(now, &c.Val, h, m, &own, v), true
+	x = s.beside(c).decideFor(now, &c.Val, h, m, &own, v)
+	c.Val.keep(&a.Rule.Limit)
+	return x, true
 }
 
 // enter finds room for a key, and counts it by the rule's algorithm. It returns the effective time, and no cell if
@@ -229,6 +232,7 @@ func (p *counters) undo(now ledgerTime, key []byte, a *ask, v *verdict) {
 	defer s.mu.Unlock()
 	if c != nil {
 		c.Val.undo(&s.rule(now, s.of(c), a).Limit, v)
+		c.Val.keep(&a.Rule.Limit)
 	}
 }
 

@@ -88,3 +88,23 @@ func TestUndoUnderAnOverride(t *testing.T) {
 		t.Errorf("of 100, %d are left after a request, and %d when it is undone", v.Remaining, got)
 	}
 }
+
+// A bucket whose limit was 0 for a while is not full afterwards, where it moves or its place is needed.
+func TestBlockedBucketIsNotFull(t *testing.T) {
+	from, to := NewLocal(100, 1, testWall), NewLocal(100, 1, testWall)
+	r := ownedRule(ratelimit.Limit{
+		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 10, Burst: 10, Ceiling: 100,
+	})
+	r.Coordination.OnDeny = ratelimit.DenyRefunds
+	n := admit(from, 1, r, 10)
+	a, o := ask{Rule: r, Key: keyOf(1)}, ratelimit.Override{Expires: from.LedgerNow(1).Add(time.Second)}
+	if _, err := from.SetOverride(t.Context(), 1, &a, &o, ratelimit.Match{}); err != nil {
+		t.Fatal(err)
+	}
+	n += admit(from, 2, r, 1)
+	later := instant(2 * time.Hour)
+	handOver(t, later, from, to, everything)
+	if n += admit(to, later, r, 20); n > 10 {
+		t.Errorf("%d are admitted of a bucket of 10 that gets no token in 2 hours", n)
+	}
+}
