@@ -295,14 +295,16 @@ func (w *waiting) regret(now instant, i int) {
 // A peer's ask is not decided: the asking node has the rule's policy. call is the call that failed, or waits
 // for its answer; nil: there was none.
 func (w *waiting) failed(now instant, i int, call *call) step {
-	if !w.late && w.canLease(i) {
+	a := &w.asks[i]
+	// A refund credits the account in the store from any node. It must not be at the owner already.
+	refunds := a.Kind == ratelimit.Refund && w.inStore() && !w.remote && (call == nil || call.ended() && !call.sent)
+	if refunds || !w.late && w.canLease(i) {
 		return w.lease()
 	}
 	if w.remote || w.states[i].errand != nil {
 		w.states[i].status = notInTime
 		return done
 	}
-	a := &w.asks[i]
 	// The store did not answer either, or there was no time for it.
 	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen &&
 		w.view.Load().peers[w.elsewhere(a)].alive(now) {
@@ -397,8 +399,8 @@ func (w *waiting) decidedByBase(now instant, i int) {
 	s, a, v := &w.states[i], &w.asks[i], &w.verdicts[i]
 	leased := s.step == inPlace
 	s.step = done
-	if !leased || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline ||
-		a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+	if !leased || a.Kind != ratelimit.Spend || v.OverLimit || v.Source != ratelimit.FromFallback ||
+		v.Reason != ratelimit.FallbackDeadline || a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		return
 	}
 	// What the base had admitted was charged to this node's budget for outages, which is given
