@@ -202,6 +202,36 @@ func TestStepsUndoCreditsNoNextWindow(t *testing.T) {
 	}
 }
 
+// A charge that is taken back while its account moves is credited where the account is in the end.
+func TestStepsUndoFollowsItsAccount(t *testing.T) {
+	const limit, keys = 10, 50
+	s := newScript(t, keys, limit)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	charged := map[int]verdict{}
+	for k := range keys {
+		asks, v := []ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, make([]verdict, 1)
+		a.Ask(asks, v, nil, func() { charged[k] = v[0] })
+	}
+	s.play(100 * time.Millisecond)
+	s.delay = 5 * time.Millisecond
+	s.nodes["b:1"].Leave(func() {})
+	s.until("it is leaving", func() bool { return len(a.Stats().Members) == 2 })
+	for k, v := range charged {
+		a.Undo([]ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, []verdict{v})
+	}
+	s.play(2 * time.Second)
+	for k := range keys {
+		asks, v := []ask{{Rule: s.rule, Key: keyOf(k), Kind: ratelimit.Peek}}, make([]verdict, 1)
+		a.Ask(asks, v, nil, func() {
+			if v[0].Remaining != limit {
+				t.Errorf("key %d: %d are left of %d", k, v[0].Remaining, limit)
+			}
+		})
+	}
+	s.play(time.Second)
+}
+
 // Nodes that lease a hot key end in good order, and others begin: no token of it is lost.
 func TestRestartsLoseNoLeases(t *testing.T) {
 	const limit, restarts = 12_000, 6

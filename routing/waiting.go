@@ -279,12 +279,7 @@ func (w *waiting) regret(now instant, i int) {
 		case !ok && late.OfSlot(): // it may have been taken: to give back a slot that was not changes nothing
 			c.Undo(now, []ask{late}, []verdict{{Source: ratelimit.FromOwner, Charged: late.Cost, Window: late.Window}})
 		case !ok || v.OverLimit:
-		case !c.inStore() && !late.OfSlot() && c.hotHere.Credit(&late, v.Window):
-			// The owner at that time gets it.
-			if c.observe != nil {
-				c.observe.undone(&late, &v)
-			}
-			c.hands.wake()
+		case !c.inStore() && c.undoLater(&late, &v):
 		default:
 			c.Undo(now, []ask{late}, []verdict{v})
 		}
