@@ -72,6 +72,14 @@ func (m *mover) end() {
 	}
 }
 
+// tryAt has accounts that could not be put on their way tried again, with the earliest of them.
+func (m *mover) tryAt(at instant) {
+	m.next = max(m.next, stuck)
+	if m.retry == 0 || at < m.retry {
+		m.retry = at
+	}
+}
+
 // clean tells whether this node has nothing that is not its own, as one with a
 // store never has; the caller holds mu.
 func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.underway) == 0 }
@@ -128,20 +136,19 @@ func (c *core) takeOut(now instant, v *view) {
 		key := m.keys[from:end]
 		from = end
 		to := c.members[v.ring.Owner(ring.HashOf(key))]
-		switch to.state(now) {
-		case takes:
+		switch way := to.state(now); {
+		// It has come back before the receipt of an earlier parcel, which would end the way of both.
+		case way == takes && m.underway[xxhash.Sum64(key)] != "":
+			m.tryAt(now.Add(tickSoon))
+		case way == takes:
 			c.send(now, to, key)
-		case noRoom:
+		case way == noRoom:
 			m.full = to
 			return
-		case noWay:
+		case way == later:
+			m.tryAt(to.paused)
+		default:
 			m.next = max(m.next, stuck)
-		case later:
-			m.next = max(m.next, stuck)
-			// It is tried again with the earliest of the refusing nodes.
-			if m.retry == 0 || to.paused < m.retry {
-				m.retry = to.paused
-			}
 		}
 	}
 }

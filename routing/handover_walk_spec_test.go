@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/routing/ring"
+	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // What is refused waits until it may be tried again, and then no longer has the node
@@ -37,6 +38,30 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 		if c.mover.state != walked || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
 			t.Errorf("gone meanwhile %v: the walk is %v, retry %v, %d are on their way", gone, c.mover.state, c.mover.retry, len(c.mover.underway))
 		}
+	}
+}
+
+// An account that has come back before its receipt is sent after it: until then its key is on its way, and not new.
+func TestAccountIsSentOnceItsReceiptIsThere(t *testing.T) {
+	s, a := newPair(t)
+	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+	c.mover.begin()
+	for range 2 {
+		a.has(key) // the second one came in a parcel
+		c.mover.once()
+		for c.step(s.now) {
+		}
+	}
+	first := m.take(0).GetParcel()
+	if !c.local.Has(key) || m.take(0) != nil {
+		t.Fatal("it is on its way twice")
+	}
+	c.received(m, &wire.Receipt{Number: first.GetNumber()})
+	s.now = s.now.Add(tickSoon)
+	for c.step(s.now) {
+	}
+	if c.local.Has(key) || len(c.mover.underway) != 1 || m.take(0).GetParcel() == nil {
+		t.Error("it is not sent after the receipt")
 	}
 }
 
