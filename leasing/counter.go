@@ -279,15 +279,18 @@ func (c *counter) room(l *ratelimit.Limit) int64 {
 }
 
 // undo takes back the bookings of a verdict, unless its window is over.
-func (c *counter) undo(a *ask, v *verdict) {
-	l := &a.Rule.Limit
+func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
 	bucket := l.Algorithm == ratelimit.TokenBucket
 	if v.Window == 0 || v.Window != c.window(l) || bucket && c.begins == 0 {
 		return
 	}
 	c.credit(v.Charged+v.Debt, l)
-	if bucket {
-		c.ends = c.fullAt(c.begins, l)
+}
+
+// keep has a bucket last until it is full by its rule's own limit: an override may end before the next ask.
+func (c *counter) keep(own *ratelimit.Limit) {
+	if own.Algorithm == ratelimit.TokenBucket && c.begins != 0 {
+		c.ends = c.fullAt(c.begins, own)
 	}
 }
 

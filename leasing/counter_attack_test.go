@@ -89,6 +89,37 @@ func TestOverflowThenTracked(t *testing.T) {
 	}
 }
 
+// A key without room is refused at a peek once the budget that it shares is in debt.
+func TestSharedBudgetRefusesPeeks(t *testing.T) {
+	l := NewLocal(64, 1, testWall)
+	r := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
+	for k := range uint64(64) {
+		decideOne(l, 1, ask{Rule: r, Key: keyOf(100 + k), Cost: 1})
+	}
+	decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Cost: 15, Kind: ratelimit.Charge})
+	if v := decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}); !v.OverLimit {
+		t.Errorf("15 of 10 are used: %+v", v)
+	}
+}
+
+// A credit while the first message about a key is under way counts in its own window, and not in that of the answer.
+func TestCreditIsOfItsWindow(t *testing.T) {
+	l := NewLocal(10, 1, testWall)
+	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	r.Coordination.OnDeny = ratelimit.DenyRefunds
+	charged := decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Cost: 4})
+	var h Held
+	m := h.Report(1, 1, 0)
+	h.Credit(charged.Window, 4)
+	now := instant(50 * time.Second) // the next window
+	n := admit(l, now, r, 20)
+	h.Apply(m.Seq, l.DecideFor(now, 8, m, &ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}, new(verdict)))
+	tell(l, now, r, 8, &h, 2, 0)
+	if n += admit(l, now, r, 20); n != 10 {
+		t.Errorf("%d are admitted of 10", n)
+	}
+}
+
 // A key that was dropped when its window was over has no window given twice, also when the clock goes back.
 func TestDropThenClockBack(t *testing.T) {
 	l := NewLocal(64, 1, testWall)

@@ -96,7 +96,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	k := s.of(c)
+	k, asked := s.of(c), &a.Rule.Limit
 	if in := s.rule(now, k, a); in != a.Rule {
 		own := *a
 		own.Rule, v.Limit = in, &in.Limit
@@ -104,7 +104,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	// The key is new, and needs no counter.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
-		fresh := counter{}
+		fresh := p.fresh(a)
 		fresh.decide(now, a, v)
 		return true
 	}
@@ -113,6 +113,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	if k != nil {
 		k.decide(now, &c.Val, a, v)
+		c.Val.keep(asked)
 	} else {
 		c.Val.decide(now, a, v)
 	}
@@ -132,7 +133,9 @@ func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *a
 	if now, c = p.enter(s, now, id, c, &own); c == nil {
 		return Lease{}, false
 	}
-	return s.beside(c).decideFor(now, &c.Val, h, m, &own, v), true
+	x = s.beside(c).decideFor(now, &c.Val, h, m, &own, v)
+	c.Val.keep(&a.Rule.Limit)
+	return x, true
 }
 
 // enter finds room for a key, and counts it by the rule's algorithm. It returns the effective time, and no cell if
@@ -166,11 +169,17 @@ func (p *counters) begin(s *counterShard, now ledgerTime, id keytable.ID, a *ask
 	if c != nil {
 		c.Note = p.limits.note(a.Rule.Limit.Capacity())
 		setOwned(c, a.Rule)
-		if p.before != nil {
-			c.Val = p.before(a)
-		}
+		c.Val = p.fresh(a)
 	}
 	return c
+}
+
+// fresh is the counter of a key that is not tracked.
+func (p *counters) fresh(a *ask) counter {
+	if p.before != nil {
+		return p.before(a)
+	}
+	return counter{}
 }
 
 // add makes room for a new key. It drops no key in use.
@@ -222,9 +231,8 @@ func (p *counters) undo(now ledgerTime, key []byte, a *ask, v *verdict) {
 	s, _, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c != nil {
-		own := *a
-		own.Rule = s.rule(now, s.of(c), a)
-		c.Val.undo(&own, v)
+		c.Val.undo(&s.rule(now, s.of(c), a).Limit, v)
+		c.Val.keep(&a.Rule.Limit)
 	}
 }
 

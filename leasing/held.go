@@ -125,7 +125,7 @@ func (h *Held) Apply(seq uint64, x Lease) {
 	}
 	drift := max(0, h.inFlight.Spent-h.inFlight.Taken) // it is charged now
 	t := &h.totals
-	if h.inFlight.Window != 0 && x.Window > h.inFlight.Window {
+	if t.Window != 0 && x.Window > t.Window {
 		// The totals of another window begin with the admissions without a lease since the message.
 		t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)
 		h.known = x.Granted

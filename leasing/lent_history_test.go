@@ -384,7 +384,7 @@ var lentBugs = []struct{ file, name, right, wrong string }{
 	{"held.go", "reported tokens return to the hand", "back := min(n, h.fresh)", "back := n"},
 	{"held.go", "what is over is spent", "if now >= h.until || !h.keeps {", "if !h.keeps {"},
 	{"held.go", "another answer counts", "if h.inFlight.Seq != seq {", "if h.inFlight.Seq == 0 {"},
-	{"held.go", "totals of the window before go on", "if h.inFlight.Window != 0 && x.Window > h.inFlight.Window {", "if x.Window > h.inFlight.Window+1<<40 {"},
+	{"held.go", "totals of the window before go on", "if t.Window != 0 && x.Window > t.Window {", "if x.Window > t.Window+1<<40 {"},
 	{"held.go", "what was admitted is told twice", "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
 	{"handover.go", "lessees stay behind", "x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))", "x.Lessees = nil"},
 	{"counter.go", "a denial is undone in part", "v.Charged+v.Debt", "v.Charged"},

@@ -72,22 +72,39 @@ func TestLocalOverrides(t *testing.T) {
 	}
 }
 
-// A request that gives its tokens back to a bucket with an override does not cut it to the rule's own burst.
-func TestUndoKeepsARaisedBucket(t *testing.T) {
-	l, ctx := NewLocal(100, 1, time.Unix(1_800_000_000, 0)), context.Background()
-	limit := ratelimit.Limit{
-		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 10, Burst: 10, Ceiling: 1000,
-	}
-	r := &ratelimit.Rule{Domain: "d", Path: "p", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
-	asks, v := []ask{{Rule: r, Key: []byte("k"), Cost: 2}}, make([]verdict, 1)
-	raised := &ratelimit.Override{Requests: 100}
-	if _, err := l.SetOverride(ctx, 1, &asks[0], raised, ratelimit.Match{Any: true}); err != nil {
+// A charge that is taken back returns to a bucket that an override has raised, and takes nothing else from it.
+func TestUndoUnderAnOverride(t *testing.T) {
+	l := NewLocal(100, 1, testWall)
+	r := testRule(ratelimit.Limit{
+		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Requests: 10, Burst: 10, Ceiling: 100,
+	})
+	a := ask{Rule: r, Key: keyOf(1), Cost: 1}
+	if _, err := l.SetOverride(t.Context(), 1, &a, &ratelimit.Override{Requests: 100}, ratelimit.Match{}); err != nil {
 		t.Fatal(err)
 	}
-	l.Decide(ctx, 1, asks, v)
-	l.Undo(1, asks, v)
-	asks[0].Kind, asks[0].Cost = ratelimit.Peek, 0
-	if l.Decide(ctx, 1, asks, v); v[0].Remaining != 100 {
-		t.Errorf("of 100, %d are left after 2 were taken and given back", v[0].Remaining)
+	v := decideOne(l, 1, a)
+	l.Undo(1, []ask{a}, []verdict{v})
+	if got := decideOne(l, 1, ask{Rule: r, Key: a.Key, Kind: ratelimit.Peek}).Remaining; v.Remaining != 99 || got != 100 {
+		t.Errorf("of 100, %d are left after a request, and %d when it is undone", v.Remaining, got)
+	}
+}
+
+// A bucket whose limit was 0 for a while is not full afterwards, where it moves or its place is needed.
+func TestBlockedBucketIsNotFull(t *testing.T) {
+	from, to := NewLocal(100, 1, testWall), NewLocal(100, 1, testWall)
+	r := ownedRule(ratelimit.Limit{
+		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 10, Burst: 10, Ceiling: 100,
+	})
+	r.Coordination.OnDeny = ratelimit.DenyRefunds
+	n := admit(from, 1, r, 10)
+	a, o := ask{Rule: r, Key: keyOf(1)}, ratelimit.Override{Expires: from.LedgerNow(1).Add(time.Second)}
+	if _, err := from.SetOverride(t.Context(), 1, &a, &o, ratelimit.Match{}); err != nil {
+		t.Fatal(err)
+	}
+	n += admit(from, 2, r, 1)
+	later := instant(2 * time.Hour)
+	handOver(t, later, from, to, everything)
+	if n += admit(to, later, r, 20); n > 10 {
+		t.Errorf("%d are admitted of a bucket of 10 that gets no token in 2 hours", n)
 	}
 }

@@ -72,6 +72,14 @@ func (m *mover) end() {
 	}
 }
 
+// tryAt has accounts that could not be put on their way tried again, with the earliest of them.
+func (m *mover) tryAt(at instant) {
+	m.next = max(m.next, stuck)
+	if m.retry == 0 || at < m.retry {
+		m.retry = at
+	}
+}
+
 // clean tells whether this node has nothing that is not its own, as one with a
 // store never has; the caller holds mu.
 func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.underway) == 0 }
@@ -128,20 +136,19 @@ func (c *core) takeOut(now instant, v *view) {
 		key := m.keys[from:end]
 		from = end
 		to := c.members[v.ring.Owner(ring.HashOf(key))]
-		switch to.state(now) {
-		case takes:
+		switch way := to.state(now); {
+		// It has come back before the receipt of an earlier parcel, which would end the way of both.
+		case way == takes && m.underway[xxhash.Sum64(key)] != "":
+			m.tryAt(now.Add(tickSoon))
+		case way == takes:
 			c.send(now, to, key)
-		case noRoom:
+		case way == noRoom:
 			m.full = to
 			return
-		case noWay:
+		case way == later:
+			m.tryAt(to.paused)
+		default:
 			m.next = max(m.next, stuck)
-		case later:
-			m.next = max(m.next, stuck)
-			// It is tried again with the earliest of the refusing nodes.
-			if m.retry == 0 || to.paused < m.retry {
-				m.retry = to.paused
-			}
 		}
 	}
 }
@@ -200,6 +207,13 @@ func (c *core) sealAll() {
 	}
 }
 
+// owes tells whether receipts of the node are missing.
+func (m *member) owes() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.out.open != nil || len(m.out.sealed) > 0
+}
+
 // flush sends the open parcel, with all additions until then.
 func (m *member) flush() {
 	m.mu.Lock()
@@ -221,7 +235,7 @@ func (c *core) announceClean() {
 }
 
 func (c *core) announceDone(m *member) {
-	if m.ready.Load() {
+	if c.clean() && m.ready.Load() {
 		m.announceDone(c.view.Load().digest, c.changes)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/routing/ring"
+	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // What is refused waits until it may be tried again, and then no longer has the node
@@ -37,6 +38,30 @@ func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 		if c.mover.state != walked || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
 			t.Errorf("gone meanwhile %v: the walk is %v, retry %v, %d are on their way", gone, c.mover.state, c.mover.retry, len(c.mover.underway))
 		}
+	}
+}
+
+// An account that has come back before its receipt is sent after it: until then its key is on its way, and not new.
+func TestAccountIsSentOnceItsReceiptIsThere(t *testing.T) {
+	s, a := newPair(t)
+	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+	c.mover.begin()
+	for range 2 {
+		a.has(key) // the second one came in a parcel
+		c.mover.once()
+		for c.step(s.now) {
+		}
+	}
+	first := m.take(0).GetParcel()
+	if !c.local.Has(key) || m.take(0) != nil {
+		t.Fatal("it is on its way twice")
+	}
+	c.received(m, &wire.Receipt{Number: first.GetNumber()})
+	s.now = s.now.Add(tickSoon)
+	for c.step(s.now) {
+	}
+	if c.local.Has(key) || len(c.mover.underway) != 1 || m.take(0).GetParcel() == nil {
+		t.Error("it is not sent after the receipt")
 	}
 }
 
@@ -75,33 +100,39 @@ func TestStepsWalkGoesOnBesideFetches(t *testing.T) {
 // A node has joined, and leaves before the parcels to it have arrived: the keys are the sender's again, and the
 // accounts may come back. They are not new, though no other node has them.
 func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
-	s := newScript(t, 400, 10)
-	s.delay, s.tail = time.Millisecond, 0
-	s.ring("a:1")
-	s.fill(5, "a:1")
-	s.addrs = append(s.addrs, "b:1")
-	a := s.nodes["a:1"]
-	a.Found(s.addrs)
-	b := s.start("b:1")
-	s.until("accounts are on their way", func() bool { return len(a.core.mover.underway) > 0 })
-	a.end("b:1", true) // they are lost with the stream
-	b.Leave(func() {})
-	s.until("the ring has turned back", func() bool { return len(a.Stats().Members) == 1 })
-	for range 20 {
-		if a.core.view.Load().stable.Load() {
-			break
+	for _, ends := range []bool{false, true} {
+		s := newScript(t, 400, 10)
+		s.delay, s.tail = time.Millisecond, 0
+		s.ring("a:1")
+		s.fill(5, "a:1")
+		s.addrs = append(s.addrs, "b:1")
+		a := s.nodes["a:1"]
+		a.Found(s.addrs)
+		b := s.start("b:1")
+		s.until("accounts are on their way", func() bool { return len(a.core.mover.underway) > 0 })
+		a.end("b:1", true) // they are lost with the stream
+		b.Leave(func() {
+			if ends { // it is never met again
+				s.crash("b:1")
+			}
+		})
+		s.until("the ring has turned back", func() bool { return len(a.Stats().Members) == 1 })
+		for range 20 {
+			if a.core.view.Load().stable.Load() {
+				break
+			}
+			s.play(time.Millisecond)
 		}
-		s.play(time.Millisecond)
-	}
-	s.fill(6, "a:1") // 5 and 6 are more than 10
-	s.play(2 * TakeOver)
-	for k, n := range s.admitted {
-		if n > 10 {
-			t.Fatalf("key %d admitted %d of 10", k, n)
+		s.fill(6, "a:1") // 5 and 6 are more than 10
+		s.play(2 * TakeOver)
+		for k, n := range s.admitted {
+			if n > 10 {
+				t.Fatalf("key %d admitted %d of 10", k, n)
+			}
 		}
-	}
-	if n := a.accounts(); n != len(s.admitted) {
-		t.Errorf("%d of %d accounts have come back", n, len(s.admitted))
+		if n := a.accounts(); n != len(s.admitted) {
+			t.Errorf("it ends %v: %d of %d accounts have come back", ends, n, len(s.admitted))
+		}
 	}
 }
 

@@ -154,10 +154,7 @@ func (c *core) later(a *ask, v *verdict, call *call) {
 	}
 	report := *a
 	report.Key = append([]byte(nil), a.Key...)
-	w := ratelimit.Window(0) // by this node's clock
-	if a.Rule.Limit.Algorithm != ratelimit.TokenBucket {
-		w = a.Rule.Limit.WindowAt(c.fallback.LedgerNow(c.clock()))
-	}
+	w := c.windowHere(c.clock(), a)
 	if call == nil {
 		call = newCall(nil)
 		call.finish(nil, errPeerGone)
@@ -180,4 +177,12 @@ func (c *core) later(a *ask, v *verdict, call *call) {
 		}
 		c.hands.wake()
 	})
+}
+
+// windowHere is the window of an ask by this node's clock; 0: a bucket.
+func (c *core) windowHere(now instant, a *ask) ratelimit.Window {
+	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+		return 0
+	}
+	return a.Rule.Limit.WindowAt(c.fallback.LedgerNow(now))
 }

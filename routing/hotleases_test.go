@@ -170,6 +170,68 @@ func TestStepsAnsweredInPlaceOfTheOwner(t *testing.T) {
 	}
 }
 
+// A request that was admitted in place of its owner, and taken back, is no credit in the owner's next window.
+func TestStepsUndoCreditsNoNextWindow(t *testing.T) {
+	const limit = 10
+	s := newScript(t, 1, limit)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.OnDeny = ratelimit.FailOpen, ratelimit.DenyRefunds
+	s.rule.Limit.Unit = ratelimit.Second
+	s.ring("a:1", "b:1")
+	owner := s.nodes["a:1"].core.view.Load().ring.Owner(ring.HashOf(keyOf(0)))
+	other := map[string]string{"a:1": "b:1", "b:1": "a:1"}[owner]
+	begun := s.now % instant(time.Second) // windows of a second began with the script
+	s.play(2*time.Second - time.Duration(begun) - 70*time.Millisecond)
+	s.delay = 30 * time.Millisecond // the owner charges it, and its answer is late
+	s.at(other, ratelimit.Spend, 4, func(v *verdict) {
+		s.nodes[other].Undo([]ask{{Rule: s.rule, Key: keyOf(0), Cost: 4}}, []verdict{*v})
+	})
+	s.play(75 * time.Millisecond)
+	n := 0
+	for range 2 {
+		for range limit {
+			s.at(owner, ratelimit.Spend, 1, func(v *verdict) {
+				if !v.OverLimit {
+					n++
+				}
+			})
+		}
+		s.play(400 * time.Millisecond)
+	}
+	if n != limit {
+		t.Errorf("%d are admitted of %d", n, limit)
+	}
+}
+
+// A charge that is taken back while its account moves is credited where the account is in the end.
+func TestStepsUndoFollowsItsAccount(t *testing.T) {
+	const limit, keys = 10, 50
+	s := newScript(t, keys, limit)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	charged := map[int]verdict{}
+	for k := range keys {
+		asks, v := []ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, make([]verdict, 1)
+		a.Ask(asks, v, nil, func() { charged[k] = v[0] })
+	}
+	s.play(100 * time.Millisecond)
+	s.delay = 5 * time.Millisecond
+	s.nodes["b:1"].Leave(func() {})
+	s.until("it is leaving", func() bool { return len(a.Stats().Members) == 2 })
+	for k, v := range charged {
+		a.Undo([]ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, []verdict{v})
+	}
+	s.play(2 * time.Second)
+	for k := range keys {
+		asks, v := []ask{{Rule: s.rule, Key: keyOf(k), Kind: ratelimit.Peek}}, make([]verdict, 1)
+		a.Ask(asks, v, nil, func() {
+			if v[0].Remaining != limit {
+				t.Errorf("key %d: %d are left of %d", k, v[0].Remaining, limit)
+			}
+		})
+	}
+	s.play(time.Second)
+}
+
 // Nodes that lease a hot key end in good order, and others begin: no token of it is lost.
 func TestRestartsLoseNoLeases(t *testing.T) {
 	const limit, restarts = 12_000, 6

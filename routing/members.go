@@ -150,9 +150,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	}
 	c.settle()
 	// Announcements on the last stream may be lost, and a node of another incarnation has none.
-	if c.clean() {
-		c.announceDone(m)
-	}
+	c.announceDone(m)
 	if c.mover.state != walked {
 		c.mover.once() // with what waits for this way
 	}
@@ -204,6 +202,7 @@ func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) 
 		}
 		c.enterOrLeave(m, is)
 	}
+	c.announceDone(m) // if this node has not noticed that it was away, the ring does not turn
 	return true
 }
 

@@ -105,8 +105,8 @@ func (c *core) bury(now instant) {
 	for _, m := range c.sorted() {
 		lastSeen := instant(m.lastSeen.Load())
 		// After this long, no node waits for its accounts: their keys count as new. A crash costs that
-		// (docs/internals/peers.md).
-		if m.holds && now.Sub(lastSeen) > TakeOver {
+		// (docs/internals/peers.md). A node that has left may end before it has taken in all that was sent to it.
+		if (m.holds || m.owes()) && now.Sub(lastSeen) > TakeOver {
 			changed = changed || m.alive
 			m.alive, m.holds = false, false
 			c.reclaim(now, m)
@@ -149,6 +149,10 @@ func (c *core) join(now instant) {
 		case m.helloAt != 0 && now.Sub(m.helloAt) < TakeOver && now.Sub(c.began) < readyAfter: // it is there, and slow
 			return
 		}
+	}
+	// What others stated of a ring with this node was before it was away: they may have begun accounts of its keys since.
+	for _, m := range c.members {
+		m.done = 0
 	}
 	c.present, c.joined = true, now
 	c.changes++

@@ -140,8 +140,7 @@ func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*
 			s.ready = append(s.ready, c.listFor(now, m.GetId(), m.GetList()))
 		// It is done at once, before any ask of the frame is decided: the tokens may serve these.
 		case m.GetKind() == undo:
-			c.undoFor(now, &a, m)
-			s.ready = append(s.ready, &wire.Reply{Id: m.GetId()})
+			s.ready = append(s.ready, &wire.Reply{Id: m.GetId(), Status: c.undoFor(now, &a, m)})
 		default:
 			asks, s.ids = append(asks, a), append(s.ids, m.GetId())
 			states = append(states, askState{errand: c.errandOf(from, m)})
@@ -173,8 +172,11 @@ func (c *core) errandOf(from *inlet, m *wire.Ask) errand {
 }
 
 // undoFor takes back what this node had decided for a peer that did not wait for it: the
-// caller of that peer was answered otherwise, or not at all.
-func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
+// caller of that peer was answered otherwise, or not at all. It returns the status of the reply.
+func (c *core) undoFor(now instant, a *ask, m *wire.Ask) uint32 {
+	if c.onItsWay(a.Key) {
+		return notOwner
+	}
 	v := verdict{
 		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Debt: ratelimit.Tokens(m.GetDebt()),
 		Window: ratelimit.Window(m.GetWindow()),
@@ -183,6 +185,7 @@ func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
 	if c.observe != nil {
 		c.observe.undone(a, &v)
 	}
+	return answered
 }
 
 // replies are those to asks that were decided since the last ones.

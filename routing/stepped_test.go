@@ -590,6 +590,31 @@ func TestStepsSleeperHandsOverBeforeItJoins(t *testing.T) {
 	}
 }
 
+// A node has slept, and others reach it again after it has joined the ring. It does not take the accounts that they
+// have begun meanwhile for new keys: a sleep costs the limit once more, as a crash does, and not twice.
+func TestStepsSleeperWaitsForItsAccounts(t *testing.T) {
+	s := newScript(t, 4000, 10)
+	s.ring("a:1", "b:1")
+	s.fill(10, "a:1", "b:1")
+	b := s.nodes["b:1"]
+	b.paused, b.port = true, s.now.Add(time.Hour)
+	s.play(TakeOver + time.Second)
+	s.fill(10, "a:1")
+	s.delay = 4 * time.Millisecond // accounts travel for a while
+	b.paused, b.port = false, s.now.Add(200*time.Millisecond)
+	for _, do := range b.later {
+		do()
+	}
+	s.until("it owns keys again", func() bool { return b.core.view.Load().mine && !b.core.unconfirmed.Load() })
+	s.fill(1, "b:1")
+	s.play(time.Second)
+	for k, n := range s.admitted {
+		if n > 20 {
+			t.Fatalf("key %d admitted %d of 10", k, n)
+		}
+	}
+}
+
 // Nodes come and go in good order, streams break, at random: nothing is lost,
 // nothing counts twice.
 func TestStepsAtRandom(t *testing.T) {

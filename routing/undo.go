@@ -65,6 +65,8 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 		if !c.hotHere.Untake(a.Key, v) {
 			c.undoAt(owner, a, v)
 		}
+	case v.Source == ratelimit.FromOwner && c.onItsWay(a.Key): // and this node's own by now
+		c.undoLater(a, v)
 	case v.Source == ratelimit.FromOwner: // it is this node's own by now
 		own := *v
 		// The base has no owners; to it this is a charge of its own.
@@ -85,7 +87,7 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 		return
 	}
 	if !c.inStore() && !v.OverLimit && !a.OfSlot() {
-		c.hotHere.Credit(a, 0)
+		c.hotHere.Refund(a, c.windowHere(now, a))
 	}
 	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
 		own, charged := *a, *v
@@ -103,5 +105,32 @@ func (c *core) undoAt(owner string, a *ask, v *verdict) {
 	}
 	call := c.callFor(a, m, nil)
 	m.Kind = undo
+	late, at := *a, *v
+	late.Key = m.Key
+	call.after(func() {
+		if !c.inStore() && (call.status() == notOwner || !call.sent) {
+			c.undoLater(&late, &at)
+		}
+	})
 	c.view.Load().peers[owner].post(call)
+}
+
+// onItsWay tells whether a key's account may be at another node, or in a parcel.
+func (c *core) onItsWay(key []byte) bool {
+	return !c.inStore() && !c.local.Has(key) && (c.ownerOf(key) != c.options.Addr || !c.view.Load().stable.Load())
+}
+
+// undoLater has a charge taken back with the next report on its key, by who has the account then. It reports false if
+// there is no room, the window is another, or it is a slot, which returns at the end of its time.
+func (c *core) undoLater(a *ask, v *verdict) bool {
+	late := *a
+	late.Cost = v.Charged + v.Debt
+	if late.Cost == 0 || a.OfSlot() || !c.hotHere.Credit(&late, v.Window) {
+		return false
+	}
+	if c.observe != nil {
+		c.observe.undone(a, v)
+	}
+	c.hands.wake()
+	return true
 }

@@ -279,12 +279,7 @@ func (w *waiting) regret(now instant, i int) {
 		case !ok && late.OfSlot(): // it may have been taken: to give back a slot that was not changes nothing
 			c.Undo(now, []ask{late}, []verdict{{Source: ratelimit.FromOwner, Charged: late.Cost, Window: late.Window}})
 		case !ok || v.OverLimit:
-		case !c.inStore() && !late.OfSlot() && c.hotHere.Credit(&late, v.Window):
-			// The owner at that time gets it.
-			if c.observe != nil {
-				c.observe.undone(&late, &v)
-			}
-			c.hands.wake()
+		case !c.inStore() && c.undoLater(&late, &v):
 		default:
 			c.Undo(now, []ask{late}, []verdict{v})
 		}
@@ -295,14 +290,16 @@ func (w *waiting) regret(now instant, i int) {
 // A peer's ask is not decided: the asking node has the rule's policy. call is the call that failed, or waits
 // for its answer; nil: there was none.
 func (w *waiting) failed(now instant, i int, call *call) step {
-	if !w.late && w.canLease(i) {
+	a := &w.asks[i]
+	// A refund credits the account in the store from any node. It must not be at the owner already.
+	refunds := a.Kind == ratelimit.Refund && w.inStore() && !w.remote && (call == nil || call.ended() && !call.sent)
+	if refunds || !w.late && w.canLease(i) {
 		return w.lease()
 	}
 	if w.remote || w.states[i].errand != nil {
 		w.states[i].status = notInTime
 		return done
 	}
-	a := &w.asks[i]
 	// The store did not answer either, or there was no time for it.
 	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen &&
 		w.view.Load().peers[w.elsewhere(a)].alive(now) {
@@ -397,8 +394,8 @@ func (w *waiting) decidedByBase(now instant, i int) {
 	s, a, v := &w.states[i], &w.asks[i], &w.verdicts[i]
 	leased := s.step == inPlace
 	s.step = done
-	if !leased || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline ||
-		a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+	if !leased || a.Kind != ratelimit.Spend || v.OverLimit || v.Source != ratelimit.FromFallback ||
+		v.Reason != ratelimit.FallbackDeadline || a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		return
 	}
 	// What the base had admitted was charged to this node's budget for outages, which is given

@@ -232,6 +232,27 @@ func TestLeasingInsteadOfAnOwner(t *testing.T) {
 	}
 }
 
+// With a store, a refund that cannot leave for the key's owner is booked by this node. One that may have arrived is
+// not: it would count twice.
+func TestRefundWithoutItsOwnerIsBooked(t *testing.T) {
+	for _, sent := range []bool{false, true} {
+		s, a := newPair(t)
+		b, m := a.withStore(), a.core.members["b:1"]
+		m.take(0)
+		w := a.waits("b:1", 1)
+		w.asks[0].Kind = ratelimit.Refund
+		if sent {
+			w.advance(s.now)
+			m.take(0)
+		}
+		m.broke(errPeerGone)
+		open := w.advance(s.now)
+		if booked := b.said != ""; open || booked == sent || w.verdicts[0].OverLimit {
+			t.Errorf("sent %v: waits %v, booked %v: %+v", sent, open, booked, w.verdicts[0])
+		}
+	}
+}
+
 // What a store's limiter admitted without an answer, of another's key, is refused after
 // all, and taken back; unless the rule would rather admit, or the store is gone.
 func TestAdmittedWithoutOwnerOrStore(t *testing.T) {

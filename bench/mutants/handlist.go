@@ -56,7 +56,7 @@ var allByHand = []byHand{
 	{"an owner that slept does not give its keys up", present, "\tc.quitRing()\n\tc.turn()\n", "\tc.turn()\n"},
 	{"a node joins the ring before it has handed over what it had", present, "!c.looked || !c.clean() {", "!c.looked {"},
 	{"a leaving node leaves its ring before the others have heard", present, "if now.Sub(c.left) < leaveWait {", "if false {"},
-	{"a node is buried at the first silence", present, "m.holds && now.Sub(lastSeen) > TakeOver {", "m.holds && now.Sub(lastSeen) > TakeOver/10 {"},
+	{"a node is buried at the first silence", present, "m.owes()) && now.Sub(lastSeen) > TakeOver {", "m.owes()) && now.Sub(lastSeen) > TakeOver/10 {"},
 	{"a node that an owner has not answered in time is charged there for a refusal", waits, "\tif w.verdicts[i].OverLimit {\n\t\tw.regret(now, i)\n\t}\n", ""},
 	{"a fallback is undone at the owner, who was not charged", undoes, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
 	{"an ask that was forwarded is forwarded again", waits, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn done\n\tcase !w.inStore():", "\tcase !w.inStore():"},

@@ -47,7 +47,7 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	}
 	burst := burstOf(&c.Limit)
 	g := Grant{At: now, Missing: r == nil && c.Taken > 0}
-	b.advance(now, c, burst, g.Missing)
+	b.advance(b.since(now), c, burst, g.Missing)
 	r = b.records.findOrAdd(c.Holder)
 	refunded := b.book(r, c)
 	g.Cut = b.cut(burst, refunded)
@@ -67,6 +67,18 @@ func burstOf(l *ratelimit.Limit) tokens { return max(0, min(l.Burst, mostBurst))
 
 // handOf is the tokens in hand of a holder with these totals.
 func handOf(taken, spent tokens) tokens { return max(0, min(taken-spent, mostBurst)) }
+
+// bucketWaits bounds the time for which a bucket stands still if the clock goes back.
+const bucketWaits = time.Second
+
+// since is the effective time: not before the last claim, unless the clock was set back by more. Where each node has a
+// clock of its own, it goes back again and again, and must not refill each time.
+func (b *bucket) since(now instant) instant {
+	if now < b.at && b.at.Sub(now) < bucketWaits {
+		return b.at
+	}
+	return now
+}
 
 // advance moves the bucket to now, and sets the length of slots.
 func (b *bucket) advance(now instant, c *Claim, burst tokens, missing bool) {

@@ -1,7 +1,7 @@
 -- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at,
 -- hand, old, turn, ends, slot; "f" is fence, learns; "h:NAME" is an integer, "c:NAME" a holder's last claim: seq,
 -- spent, fence, turn.
-local MICRO, MOST_BURST = 1000000, 4294967295
+local MICRO, MOST_BURST, WAITS = 1000000, 4294967295, 1000000
 local full, rate = Limit, was
 if inForce then
   Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
@@ -29,6 +29,8 @@ local function fill(elapsed)
   level = level + added
 end
 
+local shown = now
+if now < at and at - now < WAITS then now = at end -- the clock may go to and fro
 if slot == 0 then at, ends, slot, level = now, now + TTL, TTL, Limit * MICRO end
 if now < at then at, ends = now, min(ends, now + slot) end
 while at < now do
@@ -78,17 +80,17 @@ if over > 0 then
 end
 
 local grant = granted(floor(max(0, level) / MICRO))
-level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, max(fence + 1, now)
+level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, max(fence + 1, shown)
 
 -- It expires when the level alone is full, because that loses nothing; and not before leases have ended. Usage before
 -- an override counts as long as without one.
 local lacks = max(Limit, full) * MICRO - level
 full = at + (lacks > 0 and min(math.ceil(lacks / max(Requests, rate) * Seconds), 63072000000000) or 0)
 local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says),
-  cut, fence, now, 0, flag(missing), 0)
+  cut, fence, shown, 0, flag(missing), 0)
 if lost then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
   'f', struct.pack('<dd', fence, learns), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, turn))
-full = max(floor((max(ends + slot, full) + 999) / 1000), floor(now / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
+full = max(floor((max(ends + slot, full) + 999) / 1000), floor(shown / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
 redis.call('PEXPIREAT', KEYS[1], text(full))
 return answer

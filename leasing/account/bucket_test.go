@@ -97,6 +97,24 @@ func TestBucketWhoseClockGoesBack(t *testing.T) {
 	b.is(b.claims(2, 0, 0, 99, slot(ms100)), 20, 20, 100, 0)
 }
 
+// A bucket gains the tokens of a difference of clocks once, however often the clock goes to and fro: in etcd, each node
+// has a clock of its own.
+func TestBucketBetweenTwoClocks(t *testing.T) {
+	b := newBench(t, filled(100, 10))
+	b.is(b.claims(1, 0, 0, 100, slot(ms100)), 100, 100, 100, 0)
+	b.claims(1, 100, 100, 0, slot(ms100))
+	has := tokens(0)
+	for range 20 {
+		for _, d := range []time.Duration{time.Second / 2, -time.Second / 2} {
+			b.pass(d)
+			has += b.claims(2, has, has, 10, slot(ms100)).Granted
+		}
+	}
+	if has != 5 {
+		t.Errorf("%d are granted of a bucket that gains 5 in half a second", has)
+	}
+}
+
 // A bucket that was lost begins empty, and fills once the leases of before are over.
 func TestBucketThatWasLost(t *testing.T) {
 	b := newBench(t, filled(100, 10))

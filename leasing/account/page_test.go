@@ -34,6 +34,7 @@ func TestPageConstants(t *testing.T) {
 		"account.readAgain":    of(readAgain),
 		"account.overrideKept": of(overrideKept),
 		"account.keptMost":     of(keptMost),
+		"account.bucketWaits":  of(bucketWaits),
 		"account.recordsPause": of(recordsPause),
 		"account.askedRarely":  of(askedRarely),
 		"account.parts":        one(fmt.Sprint("1/", parts)),
