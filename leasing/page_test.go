@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"testing"
 	"time"
@@ -42,6 +43,7 @@ func TestPageConstants(t *testing.T) {
 		"leasing.breakLongest":    of(longest),
 		"ratelimit.StoreDeadline": of(ratelimit.StoreDeadline),
 		"ratelimit.PlentyAbove":   {fmt.Sprint("1/", ratelimit.PlentyAbove)},
+		"ratelimit.MaxLimit":      {fmt.Sprintf("10^%.0f", math.Log10(float64(ratelimit.MaxLimit)))},
 	})
 }
 
