@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -81,6 +82,34 @@ func TestResetElsewhereFillsBucket(t *testing.T) {
 	}
 	s.goOn(10 * time.Second)
 	s.passes(0, 30)
+}
+
+// A request that is given back, and a lease that is not spent, cost a bucket nothing, though no other request comes.
+func TestUnspentTokensOfABucketGoBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2, bucketOf(1, 100, ratelimit.Year))
+		c.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+		admitted := 0
+		request := func(node int) {
+			if v := c.ask(node, "k", ratelimit.Spend, 1); !v.OverLimit {
+				admitted++
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		for range 30 {
+			request(0)
+		}
+		asks, v := []ask{{Rule: c.rule, Key: []byte("k"), Cost: 50}}, make([]verdict, 1)
+		c.nodes[0].Decide(t.Context(), c.clock(), asks, v)
+		c.nodes[0].Undo(c.clock(), asks, v)
+		time.Sleep(10 * time.Second)
+		for i := range 200 {
+			request(i % 2)
+		}
+		if c.end(); admitted != 100 {
+			t.Errorf("%d of 100 are admitted", admitted)
+		}
+	})
 }
 
 // Refusals that are charged are repaid by time, also if the store had dropped the account before their report.

@@ -258,7 +258,7 @@ const longest = 1 << 62
 func (e Entry) reports(now instant, rule *ratelimit.Rule) bool {
 	limit := &rule.Limit
 	switch {
-	case e.restate, e.fresh > 0 && now >= e.Renews(rule):
+	case e.restate, (e.fresh > 0 || !e.eager) && now >= e.Renews(rule):
 		return true
 	case now < e.until:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
@@ -286,13 +286,21 @@ func (k *Key) halfLease(rule *ratelimit.Rule) float64 {
 }
 
 // Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
-// ledger credits unreported tokens. Never, for other leases.
+// ledger credits unreported tokens. That of a bucket's lease is its end, if its unspent tokens take long to refill: the
+// ledger credits them then, and no later. Never, for other leases.
 func (p *Part) Renews(rule *ratelimit.Rule) instant {
-	if !p.eager || p.Deadline == Never {
-		return Never
+	switch {
+	case p.Deadline == Never:
+	case p.eager:
+		return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
+	case rule.Limit.Algorithm == ratelimit.TokenBucket && Refill(p.Taken-p.Spent, &rule.Limit) > worthBack:
+		return p.Deadline
 	}
-	return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
+	return Never
 }
+
+// worthBack is the refill that is worth a message: longer than that of a lease for the rate of the bucket.
+const worthBack = 5 * time.Second
 
 // piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
