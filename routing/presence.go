@@ -150,7 +150,7 @@ func (c *core) join(now instant) {
 			return
 		}
 	}
-	// What others stated of a ring with this node was before it was away: they may have begun accounts of its keys since.
+	// Statements about a ring with this node are from before it was away: others may have begun accounts of its keys.
 	for _, m := range c.members {
 		m.done = 0
 	}

@@ -287,8 +287,8 @@ func TestReportThatWaitedProvesNothing(t *testing.T) {
 	}
 }
 
-// A bucket beyond the bound is dropped when it has no requests: an Envoy reports all buckets in one message, which has a
-// bound too.
+// A bucket beyond the bound is dropped when it has no requests: an Envoy reports all buckets in one message, which
+// has a bound too.
 func TestRefusedBucketsAreDropped(t *testing.T) {
 	rules := rulesOf(t, oneRule)
 	s, n, _ := newSession(t, &rules)
@@ -315,7 +315,8 @@ func TestExcessBeforeAMistake(t *testing.T) {
 		s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
 		return err
 	}
-	if err := errors.Join(report(0, usageOf(0, 1, "k", "v")), report(5*time.Second, usageOf(0, 0, "k", "v"))); err != nil {
+	first := report(0, usageOf(0, 1, "k", "v"))
+	if err := errors.Join(first, report(5*time.Second, usageOf(0, 0, "k", "v"))); err != nil {
 		t.Fatal(err)
 	}
 	left, m := p.left, usageOf(130, 0, "k", "v")
@@ -342,7 +343,8 @@ func TestStuckStream(t *testing.T) {
 	}
 }
 
-// Under reclaim: eager, a broken stream is credited what its Envoy may have spent since: one lease, once that has ended.
+// Under reclaim: eager, a broken stream is credited the tokens that its Envoy may have spent since: one lease, once
+// that has ended.
 func TestEagerBrokenStream(t *testing.T) {
 	rules := rulesOf(t, "domain: d\ncoordination: {reclaim: eager}\ndescriptors:\n"+
 		"- {key: k, rate_limit: {unit: hour, requests_per_unit: 600}}\n")
@@ -514,7 +516,8 @@ func TestOnlyChargedTokensAreCredited(t *testing.T) {
 	report(55*time.Second, 30) // its answer is not acknowledged before the window ends
 	p.left, p.ends = 0, start.Add(2*time.Minute)
 	report(time.Minute+turnLag, 0)
-	if carried, uncovered := n.Stats().Carried.Load(), n.Stats().Uncovered.Load(); carried == 0 || uncovered != carried {
+	carried, uncovered := n.Stats().Carried.Load(), n.Stats().Uncovered.Load()
+	if carried == 0 || uncovered != carried {
 		t.Fatalf("%d are carried and %d without room: the test does not get to what it is about", carried, uncovered)
 	}
 	p.left = 100

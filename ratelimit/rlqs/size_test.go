@@ -145,7 +145,8 @@ func TestHostileStreamsAreBounded(t *testing.T) {
 			message := &rlqs.RateLimitQuotaUsageReports{Domain: "d"}
 			for b := range each {
 				id := fmt.Sprint(i, k, b, strings.Repeat("x", 1000))
-				message.BucketQuotaUsages = append(message.BucketQuotaUsages, usageOf(0, 1, "k", id).BucketQuotaUsages...)
+				usages := usageOf(0, 1, "k", id).BucketQuotaUsages
+				message.BucketQuotaUsages = append(message.BucketQuotaUsages, usages...)
 			}
 			if err := all[i].Reports(t.Context(), start, wired(message)); err != nil {
 				t.Fatal(err)

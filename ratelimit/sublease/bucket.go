@@ -28,8 +28,8 @@ func Asked(l ratelimit.Limit) ratelimit.Limit {
 	return l
 }
 
-// Rule is the rule with which its budget is requested: with the limit of Asked. A refused lease must not drain the rest:
-// it is requested once more, with less.
+// Rule is the rule with which its budget is requested: with the limit of Asked. A refused lease must not drain the
+// rest: it is requested once more, with less.
 func Rule(r *ratelimit.Rule) *ratelimit.Rule {
 	asked := *r
 	asked.Limit, asked.Coordination.OnDeny = Asked(r.Limit), ratelimit.DenyRefunds

@@ -235,7 +235,7 @@ func (h *Holding) Granted() bool { return h.last.message != 0 }
 // Settled tells whether the last lease is in use, and all before it gone.
 func (h *Holding) Settled() bool { return h.last.settled }
 
-// Turn takes in that the window has ended by now, and that the next one ends at ends. It returns what is to be charged to the next
+// Turn takes in that the window has ended by now, and that the next one ends at ends. It returns the charge of the next
 // one for this holder (Charge): the tokens that it may still have. Tokens without room there are at most
 // over-admission.
 func (h *Holding) Turn(now, ends instant) (carry tokens) {
