@@ -58,7 +58,7 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
 		Window: k.Window, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
 		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
 		Answered: now.Sub(k.LastAnswer),
-		Refuses: k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
+		Refuses:  k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
 		Reported: k.Reported(), Failing: f.lane(k).refuses(now),
 	}
 	if k.LastAnswer != 0 {
