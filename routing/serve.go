@@ -210,7 +210,9 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		s.stats.notOwner.Add(1)
 	case r.GetStatus() != answered:
 	case v.Source == ratelimit.FromFallback || v.Err != nil:
-		r.Status = notInTime // the asking node has the rule's policy
+		if r.Status = notInTime; s.asks[i].Kind == ratelimit.Refund { // the asking node has the rule's policy
+			s.see(i) // it is credited here
+		}
 	default:
 		s.stats.received.Add(1)
 		s.see(i)

@@ -112,6 +112,12 @@ func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 		return
 	}
 	k := r.named[string(a.Key)]
+	if v.Source == ratelimit.FromFallback { // the asking node is counted
+		if r.Check && !r.Storeless {
+			r.books.decided(r.node, k, a, v)
+		}
+		return
+	}
 	q := r.take(k, *a)
 	q.verdicts[0] = *v
 	r.count(r.node, q, 0)
