@@ -35,6 +35,7 @@ type waiter struct {
 	flight  *flight // it waits for this one; nil: none yet
 	booking bool    // the verdict is final, and waits to be booked
 	with    bool    // the flight includes its need: it joined before the message was written
+	replied bool    // the ledger has answered it, perhaps in an earlier window
 	done    bool
 	waits   tokens // its part of the key's Waiting
 }
@@ -141,6 +142,7 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 	}
 	var asked hold.Asked
 	if fl := w.flight; w.with && fl.err == nil {
+		w.replied = true
 		m := &fl.message.Claim // of a window that has ended, it decides nothing
 		asked.Waited = m.Window == k.Window
 		// Requests of one key can have different limits: they bring their own, or the rules change.
@@ -339,8 +341,12 @@ func (c *call) decideLateLocked(now instant, k entry, w *waiter) {
 		return
 	}
 	if w.ask.Kind == ratelimit.Spend {
-		alive := c.lane(k).alive(now)
-		switch k.Late(now, w.ask, alive, w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen) {
+		alive, cautious := c.lane(k).alive(now), w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
+		late := k.Late(now, w.ask, alive, cautious)
+		if late == hold.Undecided && alive && cautious && w.replied { // its window has ended while it waited
+			late = hold.Doubtful
+		}
+		switch late {
 		case hold.Short:
 			k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict)
 			w.decided(k)

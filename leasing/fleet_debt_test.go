@@ -214,6 +214,33 @@ func (s *stage) acrossTheTurn(node int, a ask) (v verdict) {
 	return all[0]
 }
 
+// A request that waits for tokens of others, while its window ends, has had a reply: its deadline in the next window is
+// no outage, and on_store_failure admits nothing.
+func TestReplyBeforeTheTurnIsNoOutage(t *testing.T) {
+	for policy, admits := range map[string]bool{"local": false, "closed": false, "open": true} {
+		s := newStage(t, 2, 100, 100, map[string]string{"on_store_failure": policy})
+		s.ask(0, "k", 1)
+		s.ask(1, "k", 1)
+		w := s.rule.Limit.WindowAt(s.time())
+		s.now = s.now.Add(s.rule.Limit.WindowEnd(w).Sub(s.time()) - time.Second)
+		s.ask(1, "other", 1) // from then on, node 1 has the ledger's time
+		s.now = s.now.Add(995 * time.Millisecond)
+		all := []verdict{{}}
+		wait := s.nodes[1].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 100}}, all)
+		s.settle()
+		if !wait.Advance(s.now) {
+			t.Fatalf("%v: %+v, though another node has tokens in hand", policy, all[0])
+		}
+		s.now = s.now.Add(10 * time.Millisecond)
+		for wait.TimeOver() > 0 {
+		}
+		open := wait.Advance(s.now)
+		if v := &all[0]; open || v.OverLimit == admits || (v.Source == ratelimit.FromFallback) != admits {
+			t.Errorf("%v: waits %v, %+v", policy, open, *v)
+		}
+	}
+}
+
 // Charges of an outage that lasts beyond the end of its window are carried over when the store is back.
 func TestDebtOfAnOutageAcrossTheTurn(t *testing.T) {
 	for _, lasts := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
