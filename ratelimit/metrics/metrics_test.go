@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -100,6 +101,19 @@ func scrape(t testing.TB, c Collector) string {
 		}
 	}
 	return text
+}
+
+// A node that waits for its first rules answers scrapes, and its pages.
+func TestScrapedBeforeTheFirstRules(t *testing.T) {
+	c := collector(t, "domain: d")
+	c.Store = config.NewStore(config.Static{}, config.Options{}, slog.New(slog.DiscardHandler))
+	for _, want := range []string{"sluice_rules 0", "sluice_domains 0", "sluice_config_last_reload_successful 0"} {
+		if text := scrape(t, c); !strings.Contains(text, "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+	c.WriteStats(io.Discard)
+	c.WriteRules(io.Discard)
 }
 
 func manyRules(n int) string {
