@@ -151,3 +151,25 @@ func TestAdminFindsNodes(t *testing.T) {
 		t.Errorf("%d and %d corrections arrived", a, b)
 	}
 }
+
+// A node that does not answer keeps no other from dropping its lease, and the command says so and fails.
+func TestSilentNodeSparesNoOtherItsDrop(t *testing.T) {
+	for what, want := range map[string][]string{
+		"reset": {"first /admin/reset", "last /admin/drop"}, "drop": {"first /admin/drop", "last /admin/drop"},
+	} {
+		var got []string
+		node := func(name string) string {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				got = append(got, name+" "+r.URL.Path)
+				_, _ = w.Write([]byte(`{"done": "it"}`))
+			}))
+			t.Cleanup(s.Close)
+			return host(s)
+		}
+		addresses := node("first") + ",127.0.0.1:1," + node("last")
+		code, _, errs := clitest.Run(new(Admin), []string{what, "--token=t", "--debug", addresses, "d", "a=b"}, address)
+		if code != 1 || !strings.Contains(errs, "127.0.0.1:1") || !slices.Equal(got, want) {
+			t.Errorf("%s ends with %d and %s, and calls %q instead of %q", what, code, errs, got, want)
+		}
+	}
+}
