@@ -1,6 +1,7 @@
 package debugport
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/csv"
@@ -86,6 +87,8 @@ const importAtOnce = 8
 // importing is one import of a file.
 type importing struct {
 	*limitImport
+	rows    *bufio.Scanner
+	line    int // of the last row
 	columns []string
 	lines   map[string]int // by key
 	err     io.Writer
@@ -105,16 +108,15 @@ func (c *limitImport) Run(s cli.Streams) error {
 		defer func() { _ = file.Close() }() // it was only read
 		in = file
 	}
-	rows := csv.NewReader(in)
-	columns, err := rows.Read()
-	if err == nil {
-		err = checkColumns(columns)
+	i := &importing{limitImport: c, rows: bufio.NewScanner(in), lines: map[string]int{}, err: s.Err}
+	var err error
+	if i.columns, err = i.row(); err == nil {
+		err = checkColumns(i.columns)
 	}
 	if err != nil {
 		return fmt.Errorf("%s has no line of column names: %w", c.File, err)
 	}
-	i := &importing{limitImport: c, columns: columns, lines: map[string]int{}, err: s.Err}
-	if err := i.run(rows); err != nil {
+	if err := i.run(); err != nil {
 		return fmt.Errorf("%w; %s set before: import the file again", err, cli.Counted(i.set, "override"))
 	}
 	fmt.Fprintf(s.Out, "%s set, %s refused\n", cli.Counted(i.set, "override"), cli.Counted(i.refused, "line"))
@@ -138,24 +140,39 @@ func checkColumns(names []string) error {
 	return nil
 }
 
+// row is the next line with text. Each is read by itself, so that a stray quote takes no other line with it.
+func (i *importing) row() (fields []string, err error) {
+	for i.rows.Scan() {
+		i.line++
+		text := strings.TrimPrefix(i.rows.Text(), "\ufeff") // of programs for tables
+		if fields, err = csv.NewReader(strings.NewReader(text)).Read(); !errors.Is(err, io.EOF) {
+			return fields, err
+		}
+	}
+	return nil, cmp.Or(i.rows.Err(), io.EOF)
+}
+
 // run sets all rows. It stops at an error that is of no single row.
-func (i *importing) run(rows *csv.Reader) error {
+func (i *importing) run() error {
 	g, ctx := errgroup.WithContext(context.Background())
 	g.SetLimit(importAtOnce)
 	for ctx.Err() == nil {
-		fields, err := rows.Read()
+		fields, err := i.row()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if bad, ok := errors.AsType[*csv.ParseError](err); ok {
-			i.refuse(bad.StartLine, bad.Err)
+			i.refuse(i.line, bad.Err)
 			continue
 		}
 		if err != nil {
-			return errors.Join(err, g.Wait())
+			return errors.Join(fmt.Errorf("after line %d: %w", i.line, err), g.Wait())
 		}
-		line, _ := rows.FieldPos(0)
-		row := map[string]string{}
+		if len(fields) != len(i.columns) {
+			i.refuse(i.line, csv.ErrFieldCount)
+			continue
+		}
+		row, line := map[string]string{}, i.line
 		for at, name := range i.columns {
 			row[name] = fields[at]
 		}

@@ -42,10 +42,10 @@ func TestImportSetsEachLine(t *testing.T) {
 		code, out, errs := clitest.Run(new(Limit), []string{"import", "--token=t", "--by=ann", "--debug", strings.TrimPrefix(node.URL, "http://"), file}, address)
 		return code, out + errs
 	}
-	code, said := imported("limit,descriptor,domain,by,reason\n1,a=b,d,,\"x\ny\"\n2,none=1,d,,\n3,a=b,d,,\n4,c\n5, a=c,d,,\nx,a=d,d,,\n0,a=+&c=%26,e f,bob,\n")
+	code, said := imported("limit,descriptor,domain,by,reason\n1,a=b,d,,\"x, y\"\n\n2,none=1,d,,\n3,a=b,d,,\n4,c\n5, a=c,d,,\nx,a=d,d,,\n0,a=+&c=%26,e f,bob,\n")
 	slices.Sort(got)
 	want := []string{
-		`PUT /v1/overrides/d?a=b ann {"limit":1,"reason":"x\ny"}`,
+		`PUT /v1/overrides/d?a=b ann {"limit":1,"reason":"x, y"}`,
 		`PUT /v1/overrides/d?none=1 ann {"limit":2,"reason":""}`,
 		`PUT /v1/overrides/e%20f?a=%2B&c=%26 bob {"limit":0,"reason":""}`,
 	}
@@ -71,6 +71,12 @@ func TestImportSetsEachLine(t *testing.T) {
 		if _, said := imported(text); !strings.Contains(said, part) {
 			t.Errorf("%q prints %s, must be %s", text, said, part)
 		}
+	}
+	// A stray quote costs its own line only, and a mark of the encoding at the beginning of a file nothing.
+	code, said = imported("\ufeffdomain,descriptor,limit,reason\r\nd,a=b,1,\"ticket 1\r\nd,a=c,2,\r\nd,a=d,3,\"ticket 2\r\nd,a=e,4,\"x\"\r\n")
+	if code != 1 || !strings.Contains(said, "2 overrides set, 2 lines refused") || !strings.Contains(said, ":2: ") ||
+		!strings.Contains(said, ":4: ") {
+		t.Errorf("of a file with two stray quotes: %d %s", code, said)
 	}
 	mu.Lock()
 	status = http.StatusServiceUnavailable
