@@ -38,16 +38,18 @@ func (*limitExport) Help() string {
   sluice limit export --token=... edge > edge.csv`
 }
 
-// Run writes CSV. It cannot contain keys whose name is a digest, and reports their number.
+// Run writes CSV. It cannot contain keys whose name is a digest, and reports their number. A key has one line: overrides
+// from before a change of its rule come last, the newest first, if the key has no other.
 func (c *limitExport) Run(s cli.Streams) error {
 	out := csv.NewWriter(s.Out)
 	_ = out.Write(csvColumns) // Flush and Error say it
-	digests := 0
-	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
-		if o.Domain == "" {
-			digests++
+	digests, written, idle := 0, map[string]bool{}, []console.Overridden(nil)
+	write := func(o *console.Overridden) error {
+		key := o.Domain + "?" + o.Descriptor
+		if written[key] {
 			return nil
 		}
+		written[key] = true
 		expires := ""
 		if !o.Expires.IsZero() {
 			expires = o.Expires.Format(time.RFC3339Nano)
@@ -55,7 +57,22 @@ func (c *limitExport) Run(s cli.Streams) error {
 		return out.Write([]string{
 			o.Domain, o.Descriptor, o.Limit.String(), o.Unit, expires, o.Reason, o.By, o.Set.Format(time.RFC3339Nano),
 		})
+	}
+	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
+		switch {
+		case o.Domain == "":
+			digests++
+		case o.InForce == "":
+			idle = append(idle, *o)
+		default:
+			return write(o)
+		}
+		return nil
 	})
+	slices.SortStableFunc(idle, func(a, b console.Overridden) int { return b.Set.Compare(a.Set) })
+	for i := range idle {
+		err = errors.Join(err, write(&idle[i]))
+	}
 	out.Flush()
 	if digests > 0 {
 		fmt.Fprintf(s.Err, "sluice: %s left out: the key is longer than 128 bytes, and the store has only its digest\n", cli.Counted(digests, "override"))

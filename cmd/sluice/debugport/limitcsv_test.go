@@ -86,3 +86,23 @@ func TestImportSetsEachLine(t *testing.T) {
 		t.Errorf("without a store it ends with %d and %s", code, said)
 	}
 }
+
+// After a change of a rule, a key has the override in force in an export, and not the one of before.
+func TestExportHasTheOverrideInForce(t *testing.T) {
+	override := func(descriptor, limit, inForce string, set int) string {
+		return fmt.Sprintf(`{"domain": "d", "descriptor": %q, "limit": %s, "in_force": %q, "set": "2026-01-%02dT00:00:00Z"}`,
+			descriptor, limit, inForce, set)
+	}
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"overrides": [`+strings.Join([]string{
+			override("k=a", "5", "", 1), override("k=b", "6", "", 2), override("k=b", "7", "", 3), override("k=a", "1000", "1000 per minute", 1),
+		}, ", ")+`]}`)
+	}))
+	defer node.Close()
+	code, out, errs := clitest.Run(new(Limit), []string{"export", "--token=t", "--debug", strings.TrimPrefix(node.URL, "http://")}, address)
+	want := "domain,descriptor,limit,unit,expires,reason,by,set\n" +
+		"d,k=a,1000,,,,,2026-01-01T00:00:00Z\nd,k=b,7,,,,,2026-01-03T00:00:00Z\n"
+	if code != 0 || out != want {
+		t.Errorf("%d %s\n%s\nwant\n%s", code, errs, out, want)
+	}
+}
