@@ -140,7 +140,7 @@ func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 }
 
 func (c *Command) storage() ratelimit.Storage {
-	if c.NoStore || c.Nodes == 1 || c.Store == "memory" {
+	if c.NoStore || c.Nodes == 1 && c.Store == "" || c.Store == "memory" {
 		return ratelimit.OwnMemory
 	}
 	return ratelimit.SharedStore
@@ -160,14 +160,15 @@ func (c *Command) options() (config.Options, error) {
 	if c.JSON && c.SARIF {
 		return config.Options{}, errors.New("--json and --sarif exclude each other")
 	}
+	if c.NoStore && c.Store != "" && c.Store != "memory" {
+		return config.Options{}, errors.New("--store and --no-store exclude each other")
+	}
 	defaults, err := c.Coordination.Default()
 	memory, bad := sizing.Of(c.MaxMemory)
 	c.caps = memory.Caps().Rules
 	if c.Store != "" && c.Store != "memory" {
 		p, unknown := store.PromiseOf(c.Store)
-		if err = errors.Join(err, unknown); c.storage() == ratelimit.SharedStore {
-			c.promise = p
-		}
+		c.promise, err = p, errors.Join(err, unknown)
 	}
 	return config.Options{
 		Coordination: defaults, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,

@@ -67,6 +67,10 @@ func TestCheck(t *testing.T) {
 	if code, out = checks(dir, "--nodes=1"); code != 0 || !strings.Contains(out, "on 1 node that counts in its memory") {
 		t.Errorf("on one node: %d\n%s", code, out)
 	}
+	if code, out = checks(dir, "--nodes=1", "--store=redis"); code != 0 || !strings.Contains(out, "on 1 node with Redis") ||
+		!strings.Contains(out, "d.k 100 per year leasing up to 100 up to 100 up to 105 (105%)") {
+		t.Errorf("on one node with a store: %d\n%s", code, out)
+	}
 	if code, out = checks(dir, "--strict"); code != 1 || !strings.Contains(out, "fail with --strict") {
 		t.Errorf("--strict: %d\n%s", code, out)
 	}
@@ -82,11 +86,12 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"--nodes=0 " + dir:           "--nodes is 0",
-		"--json --sarif " + dir:      "exclude each other",
-		"":                           "name the rules",
-		"--from=/no/such " + dir:     "--from: config path",
-		"--from=" + dir + " " + file: "--from: the previous rules are bad",
+		"--nodes=0 " + dir:               "--nodes is 0",
+		"--json --sarif " + dir:          "exclude each other",
+		"--no-store --store=etcd " + dir: "--store and --no-store exclude each other",
+		"":                               "name the rules",
+		"--from=/no/such " + dir:         "--from: config path",
+		"--from=" + dir + " " + file:     "--from: the previous rules are bad",
 	} {
 		if code, out := checks(strings.Fields(args)...); code != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s: %d\n%s", args, code, out)

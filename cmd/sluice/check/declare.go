@@ -51,10 +51,12 @@ func (d declaration) write(out io.Writer) error {
 
 func (d declaration) fleet() string {
 	switch {
-	case d.nodes == 1:
+	case d.nodes == 1 && d.storage == ratelimit.OwnMemory:
 		return "on 1 node that counts in its memory"
 	case d.storage == ratelimit.OwnMemory:
 		return fmt.Sprintf("on %d nodes without a store", d.nodes)
+	case d.nodes == 1:
+		return "on 1 node with " + d.kind()
 	}
 	return fmt.Sprintf("on %d nodes that share %s", d.nodes, d.kind())
 }
