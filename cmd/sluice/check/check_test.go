@@ -143,6 +143,20 @@ func TestCheckIsNarrow(t *testing.T) {
 	}
 }
 
+// The figures of a bucket are its burst, and the table says that the refill comes on top: of 60 a minute, 120 pass.
+func TestCheckNamesTheRefill(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	writeFile(t, file, rules(60))
+	refill := "A token_bucket admits its refill in that time, too."
+	if code, out := checks(file); code != 0 || strings.Contains(out, refill) {
+		t.Errorf("without a bucket: %d\n%s", code, out)
+	}
+	writeFile(t, file, rules(60)+"  algorithm: token_bucket\n")
+	if code, out := checks(file); code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), refill) {
+		t.Errorf("of a bucket: %d\n%s", code, out)
+	}
+}
+
 func TestCheckForPrograms(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	writeFile(t, file, rules(100)+"- key: z\n  rate_limit: {unit: day}\n- key: a\n  vlaue: b\n")

@@ -199,6 +199,9 @@ func (d declaration) legend(out io.Writer) {
 	} else if text += "Without a store, each node counts alone."; d.owners() {
 		text += " Owner down: a window without the owner of the key (PEERS)."
 	}
+	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return r.Limit.Algorithm == ratelimit.TokenBucket }) {
+		text += " A token_bucket admits its refill in that time, too."
+	}
 	fmt.Fprintln(out)
 	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.details])
 }
