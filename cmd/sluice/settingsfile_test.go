@@ -95,8 +95,10 @@ func TestBadSettingsFiles(t *testing.T) {
 		"store: {grpc_port: 1}\n":       `section "store" has no setting "grpc_port"`,
 		"log: {log_level: loud}\n":      "LOG_LEVEL",
 		"limits: {max_memory: 1GB}\n":   "MAX_MEMORY",
-		"ports: {port: 1\n":             "--settings",
-		strings.Repeat("#", 1<<20+1):    "exceeds 1048576 bytes",
+		"log: {log_level: warn}\n---\nanswers: {shadow_mode: true}\n": ":2: here starts a second document",
+		"log: {log_level: warn}\n---\n[":                              "here starts a second document",
+		"ports: {port: 1\n":                                           "--settings",
+		strings.Repeat("#", 1<<20+1):                                  "exceeds 1048576 bytes",
 	} {
 		file := filepath.Join(dir, "sluice.yaml")
 		writeFile(t, file, text)
