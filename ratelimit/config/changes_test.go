@@ -62,6 +62,11 @@ func TestChanges(t *testing.T) {
 		"a leaf": {"    rate_limit: {unit: day, requests_per_unit: 7}\n", "", []string{
 			"d.tier_gold.user: rate_limit 7 per day, mode leasing -> limits nothing",
 		}},
+		"a limit of requests in flight": {"{unit: minute, requests_per_unit: 10}", "{concurrency: 4}", []string{
+			"d.path_/a*: requests_per_unit 10 -> (none), unit minute -> (none), unit_multiplier 1 -> (none), " +
+				"algorithm fixed_window -> concurrency, max_override (none) -> 0, on_deny charge -> refund, " +
+				"concurrency (none) -> 4, hold_ttl (none) -> 10m0s",
+		}},
 		"a share": {"  value: /a*\n", "  value: /a*\n  share_threshold: true\n", []string{
 			"d.path_/a*: share_threshold false -> true",
 		}},
@@ -114,8 +119,9 @@ func drawRules(t *rapid.T, name string) string {
 			written[at] = true
 			text += fmt.Sprintf("%s- key: %s\n%s  value: %q\n", indent, key, indent, value)
 			if rapid.Bool().Draw(t, name+" limited") {
-				limit := rapid.IntRange(1, 2).Draw(t, name+" limit")
-				text += fmt.Sprintf("%s  rate_limit: {unit: day, requests_per_unit: %d}\n", indent, limit)
+				limits := []string{"unit: day, requests_per_unit: 1", "unit: day, requests_per_unit: 2", "concurrency: 1"}
+				limit := rapid.SampledFrom(limits).Draw(t, name+" limit")
+				text += fmt.Sprintf("%s  rate_limit: {%s}\n", indent, limit)
 			}
 			if depth < 2 && rapid.Bool().Draw(t, name+" deeper") {
 				text += indent + "  descriptors:\n"
