@@ -103,6 +103,28 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// A rule that starts a new account, or has no limit any more, is not said to keep its usage.
+func TestEffectsDoNotContradict(t *testing.T) {
+	old := mustParse(t, changeFile)
+	for to, effect := range map[string]string{
+		"{unit: hour, requests_per_unit: 5}": "are dropped: the new rule starts a new account",
+		"{concurrency: 4}":                   "are dropped: the new rule starts a new account",
+		"{unlimited: true}":                  "of the limited rule are dropped when their window ends",
+		"{unit: minute, requests_per_unit: 5}": "stay charged. If they exceed the new limit, requests are refused until " +
+			"the window ends. A bucket shrinks to its new burst",
+	} {
+		text := strings.Replace(changeFile, "{unit: minute, requests_per_unit: 10}", to, 1)
+		changes := Changes(old, mustParse(t, text))
+		var got []string
+		for _, e := range EffectsOf(&changes[0]) {
+			got = append(got, e.Spent)
+		}
+		if len(changes) != 1 || !slices.Equal(got, []string{effect}) {
+			t.Errorf("%s: %v, and tokens spent %q, want %q", to, changes, got, effect)
+		}
+	}
+}
+
 // drawRules draws few enough keys, values and limits that two draws are often alike.
 func drawRules(t *rapid.T, name string) string {
 	text := "domain: " + rapid.SampledFrom([]string{"d", "e"}).Draw(t, name+" domain") + "\ndescriptors:\n"
