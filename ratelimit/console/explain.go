@@ -82,8 +82,8 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 	}
 	var entries []config.Entry
 	for _, text := range q["entry"] {
-		key, value, _ := strings.Cut(text, "=")
-		if key == "" {
+		key, value, found := strings.Cut(text, "=")
+		if key == "" || !found {
 			return nil, nil, fmt.Errorf("%w: %q is not key=value", errAsk, text)
 		}
 		entries = append(entries, config.Entry{Key: key, Value: value})

@@ -137,6 +137,16 @@ func (n *overridable) must(code int, part, method, path, body string, headers ..
 
 const alice = "/v1/overrides/edge?api_key=alice"
 
+// An entry without a value corrects nothing: it is most likely forgotten. An empty one is a value.
+func TestCorrectionsNeedAValue(t *testing.T) {
+	n := newOverridable(t)
+	for _, method := range []string{"GET /explain", "POST /admin/reset", "POST /admin/drop"} {
+		method, path, _ := strings.Cut(method, " ")
+		n.must(http.StatusBadRequest, `\"api_key\" is not key=value`, method, path+"?domain=edge&entry=api_key", "")
+		n.must(http.StatusOK, "", method, path+"?domain=edge&entry=api_key=", "")
+	}
+}
+
 // Nothing is answered without the token, and guesses of it are throttled, on every path; those are not logged.
 func TestChangesNeedTheToken(t *testing.T) {
 	n := newOverridable(t)
