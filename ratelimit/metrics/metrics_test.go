@@ -66,6 +66,25 @@ descriptors:
 	}
 }
 
+// A hit of a rule counts once, also if another rule has the same name in statistics.
+func TestRulesOfOneNameCountOnce(t *testing.T) {
+	c := collector(t, "domain: d\ndescriptors:\n- {key: a_b, rate_limit: {unit: day, requests_per_unit: 7}}\n"+
+		"- {key: a, value: b, rate_limit: {unit: day, requests_per_unit: 7}}\n")
+	for i, r := range c.Store.Rules().All() {
+		r.Counters.TotalHits.Add(uint64(1 + i))
+		r.Counters.Denied.Add(uint64(1 + i))
+	}
+	text := scrape(t, c)
+	for _, want := range []string{
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a_b",key2=""} 3`,
+		`sluice_denied_total{domain="d",rule="a_b",mode="leasing"} 3`,
+	} {
+		if !strings.Contains(text, "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+}
+
 // scrape is what a scrape gets, which a parser must be able to read: each metric
 // once, and each series once.
 func scrape(t testing.TB, c Collector) string {
