@@ -102,6 +102,15 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 	if err := c.print(s, r, version); err != nil {
 		return err
 	}
+	if c.Quotas.RLQS && r.rules != nil {
+		out := s.Out
+		if c.JSON || c.SARIF || r.before != nil { // they have no place for it, and it fails all the same
+			out = io.Discard
+		}
+		if err := c.Quotas.declare(out, r.rules); err != nil {
+			return err
+		}
+	}
 	switch {
 	case len(r.problems) > 0:
 		return errCheckFailed
@@ -129,14 +138,10 @@ func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 		writeChanges(s.Out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	err := declaration{
+	return declaration{
 		rules: slices.Concat(r.rules.All(), r.overridden), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
 		cost: ratelimit.Tokens(c.Cost), inFlight: ratelimit.Tokens(c.InFlight),
 	}.write(s.Out)
-	if err != nil || !c.Quotas.RLQS {
-		return err
-	}
-	return c.Quotas.declare(s.Out, r.rules)
 }
 
 func (c *Command) storage() ratelimit.Storage {
