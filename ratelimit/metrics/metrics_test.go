@@ -66,6 +66,19 @@ descriptors:
 	}
 }
 
+// Claims of idle keys lower no counter: Prometheus would take that for a restart, and count all once more.
+func TestSavedOperationsOnlyGrow(t *testing.T) {
+	c := collector(t, "domain: d")
+	c.Stats.Sources[ratelimit.FromLease].Add(90)
+	c.Stats.Sources[ratelimit.FromClaim].Add(10)
+	for _, claims := range []uint64{10, 30, 200} {
+		c.Limiter = func() ratelimit.LimiterStats { return ratelimit.LimiterStats{Claims: claims} }
+		if text := scrape(t, c); !strings.Contains(text, "\nsluice_store_operations_saved_total 90\n") {
+			t.Errorf("with %d claims for 10 of 100 decisions, not 90 are saved", claims)
+		}
+	}
+}
+
 // A hit of a rule counts once, also if another rule has the same name in statistics.
 func TestRulesOfOneNameCountOnce(t *testing.T) {
 	c := collector(t, "domain: d\ndescriptors:\n- {key: a_b, rate_limit: {unit: day, requests_per_unit: 7}}\n"+
