@@ -137,7 +137,7 @@ func (n *overridable) must(code int, part, method, path, body string, headers ..
 
 const alice = "/v1/overrides/edge?api_key=alice"
 
-// An entry without a value corrects nothing: it is most likely forgotten. An empty one is a value.
+// An entry without a value corrects nothing: most likely it was left out. An empty one is a value.
 func TestCorrectionsNeedAValue(t *testing.T) {
 	n := newOverridable(t)
 	for _, method := range []string{"GET /explain", "POST /admin/reset", "POST /admin/drop"} {
