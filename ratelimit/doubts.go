@@ -37,8 +37,8 @@ func (r *Rule) Doubts() []string {
 				r.Limit.Requests, uint32(math.MaxUint32)))
 	}
 	if burst := r.Limit.Burst; r.Limit.Algorithm == TokenBucket && burst > MostBurst {
-		doubts = append(doubts, fmt.Sprintf("burst is %d, and with a store a bucket holds at most %d: a larger request "+
-			"is refused; use fixed_window, or a smaller burst", burst, MostBurst))
+		doubts = append(doubts, fmt.Sprintf("burst is %d, and with a store a bucket holds at most %d: a larger "+
+			"request is refused; use fixed_window, or a smaller burst", burst, MostBurst))
 	}
 	if n := len(r.Domain) + len(r.Path); c.Lease.Reserve != (Share{}) && n > MostReserveName {
 		doubts = append(doubts, fmt.Sprintf("lease.reserve %v has no effect: the rule's name has %d bytes, and with a "+

@@ -110,8 +110,8 @@ func TestEffectsDoNotContradict(t *testing.T) {
 		"{unit: hour, requests_per_unit: 5}": "are dropped: the new rule starts a new account",
 		"{concurrency: 4}":                   "are dropped: the new rule starts a new account",
 		"{unlimited: true}":                  "of the limited rule are dropped when their window ends",
-		"{unit: minute, requests_per_unit: 5}": "stay charged. If they exceed the new limit, requests are refused until " +
-			"the window ends. A bucket shrinks to its new burst",
+		"{unit: minute, requests_per_unit: 5}": "stay charged. If they exceed the new limit, requests are refused " +
+			"until the window ends. A bucket shrinks to its new burst",
 	} {
 		text := strings.Replace(changeFile, "{unit: minute, requests_per_unit: 10}", to, 1)
 		changes := Changes(old, mustParse(t, text))
@@ -141,7 +141,8 @@ func drawRules(t *rapid.T, name string) string {
 			written[at] = true
 			text += fmt.Sprintf("%s- key: %s\n%s  value: %q\n", indent, key, indent, value)
 			if rapid.Bool().Draw(t, name+" limited") {
-				limits := []string{"unit: day, requests_per_unit: 1", "unit: day, requests_per_unit: 2", "concurrency: 1"}
+				const day = "unit: day, requests_per_unit: "
+				limits := []string{day + "1", day + "2", "concurrency: 1"}
 				limit := rapid.SampledFrom(limits).Draw(t, name+" limit")
 				text += fmt.Sprintf("%s  rate_limit: {%s}\n", indent, limit)
 			}
