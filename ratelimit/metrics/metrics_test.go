@@ -232,13 +232,13 @@ func BenchmarkScrape(b *testing.B) {
 
 func TestText(t *testing.T) {
 	c := collector(t, "domain: d:1\ndescriptors: [{key: k, value: 'a|b', rate_limit: {unit: day, requests_per_unit: "+
-		"3}}]\n")
+		"3}}, {key: c, rate_limit: {concurrency: 32}}]\n")
 	var out strings.Builder
 	c.WriteStats(&out)
 	c.WriteRules(&out)
 	for _, want := range []string{
 		"ratelimit.service.rate_limit.d_1.k_a_b.total_hits: 0\n",
-		"d:1.k_a|b: unit=DAY requests_per_unit=3 ",
+		"d:1.k_a|b: unit=DAY requests_per_unit=3 ", "d:1.c: concurrency=32 hold_ttl=10m0s, mode=leasing",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
