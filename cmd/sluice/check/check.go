@@ -162,6 +162,9 @@ func (c *Command) options() (config.Options, error) {
 	if c.Cost < 0 || c.InFlight < 0 {
 		return config.Options{}, fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
 	}
+	if (c.Cost > 0) != (c.InFlight > 0) {
+		return config.Options{}, errors.New("--cost and --in-flight need each other: over-admission follows from both")
+	}
 	if c.JSON && c.SARIF {
 		return config.Options{}, errors.New("--json and --sarif exclude each other")
 	}

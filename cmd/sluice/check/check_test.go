@@ -87,6 +87,7 @@ func TestCheck(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"--nodes=0 " + dir:               "--nodes is 0",
+		"--cost=5 " + dir:                "--cost and --in-flight need each other",
 		"--json --sarif " + dir:          "exclude each other",
 		"--no-store --store=etcd " + dir: "--store and --no-store exclude each other",
 		"":                               "name the rules",
@@ -216,6 +217,19 @@ func TestCheckForPrograms(t *testing.T) {
 	}
 	if d := v.Rules[0]; d.Rule != "d.k" || d.Limit != "100 per year" || d.Outage != "99 (33 a node)" || d.Loss != 5 {
 		t.Errorf("%+v", d)
+	}
+}
+
+// The number for a cost and requests in flight is printed for people and for programs.
+func TestCheckDeclaresHoldsAsANumber(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	writeFile(t, file, rules(100)+"  hold: {amount: 5, on: [0]}\n- key: slots\n  rate_limit: {concurrency: 32}\n")
+	for _, form := range []string{"--details", "--json"} {
+		_, out := checks("--cost=9", "--in-flight=3", form, file)
+		if !strings.Contains(strings.Join(strings.Fields(out), " "), "at most 12 with 3 in flight that cost at most 9") ||
+			strings.Count(out, "--in-flight") != 1 {
+			t.Errorf("%s:\n%s", form, out)
+		}
 	}
 }
 

@@ -251,6 +251,16 @@ func section(out io.Writer, title string, lines []string) {
 	}
 }
 
+// heldOver is the over-admission of holds, with the number for a cost and so many requests in flight; 0: not given. A
+// slot has no cost.
+func heldOver(r *ratelimit.Rule, b *ratelimit.HoldBounds, cost, inFlight ratelimit.Tokens) string {
+	if cost == 0 || inFlight == 0 || r.Limit.Algorithm == ratelimit.Concurrency {
+		return b.Over
+	}
+	return fmt.Sprintf("%s; at most %d with %d in flight that cost at most %d (--cost, --in-flight)", b.Over,
+		b.HeldOver(cost, inFlight), inFlight, cost)
+}
+
 // holds are the promises of rules with holds.
 func (d declaration) holds() (lines []string) {
 	for _, r := range d.rules {
@@ -258,11 +268,7 @@ func (d declaration) holds() (lines []string) {
 		if !ok {
 			continue
 		}
-		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)
-		if d.cost > 0 && d.inFlight > 0 {
-			text += fmt.Sprintf("; at most %d with %d in flight that cost at most %d (--cost, --in-flight)",
-				b.HeldOver(d.cost, d.inFlight), d.inFlight, d.cost)
-		}
+		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, heldOver(r, &b, d.cost, d.inFlight))
 		text += ". Lost: " + b.Stranded + "."
 		if b.Blind != "" {
 			text += " Without an id: " + b.Blind + "."
