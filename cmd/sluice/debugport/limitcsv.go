@@ -104,7 +104,7 @@ const importAtOnce = 8
 // importing is one import of a file.
 type importing struct {
 	*limitImport
-	rows    *bufio.Scanner
+	rows    *bufio.Reader
 	line    int // of the last row
 	columns []string
 	lines   map[string]int // by key
@@ -125,7 +125,7 @@ func (c *limitImport) Run(s cli.Streams) error {
 		defer func() { _ = file.Close() }() // it was only read
 		in = file
 	}
-	i := &importing{limitImport: c, rows: bufio.NewScanner(in), lines: map[string]int{}, err: s.Err}
+	i := &importing{limitImport: c, rows: bufio.NewReader(in), lines: map[string]int{}, err: s.Err}
 	var err error
 	if i.columns, err = i.row(); err == nil {
 		err = checkColumns(i.columns)
@@ -159,14 +159,17 @@ func checkColumns(names []string) error {
 
 // row is the next line with text. Each is read by itself, so that a stray quote takes no other line with it.
 func (i *importing) row() (fields []string, err error) {
-	for i.rows.Scan() {
+	for {
+		text, end := i.rows.ReadString('\n')
+		if text == "" && end != nil {
+			return nil, end
+		}
 		i.line++
-		text := strings.TrimPrefix(i.rows.Text(), "\ufeff") // of programs for tables
+		text = strings.TrimPrefix(text, "\ufeff") // of programs for tables
 		if fields, err = csv.NewReader(strings.NewReader(text)).Read(); !errors.Is(err, io.EOF) {
 			return fields, err
 		}
 	}
-	return nil, cmp.Or(i.rows.Err(), io.EOF)
 }
 
 // run sets all rows. It stops at an error that is of no single row.

@@ -78,6 +78,10 @@ func TestImportSetsEachLine(t *testing.T) {
 		!strings.Contains(said, ":4: ") {
 		t.Errorf("of a file with two stray quotes: %d %s", code, said)
 	}
+	code, said = imported("domain,descriptor,limit\nd,a=" + strings.Repeat("b", 1<<17) + ",x\nd,a=c,2")
+	if code != 1 || !strings.Contains(said, "1 override set, 1 line refused") {
+		t.Errorf("of a file with a long line: %d %s", code, said)
+	}
 	mu.Lock()
 	status = http.StatusServiceUnavailable
 	mu.Unlock()
