@@ -142,11 +142,11 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		e.Hold, e.Holds = &hold, heldOf(rule, key)
 	}
 	if rule.RefusesAll() {
-		e.Next = over(rule) + ": requests_per_unit is 0"
+		e.Next = c.over(rule) + ": requests_per_unit is 0"
 		return e
 	}
 	if rule.Limit.Requests == 0 {
-		e.Next = over(rule) + ": the limit of this key is 0"
+		e.Next = c.over(rule) + ": the limit of this key is 0"
 		return e
 	}
 	look := c.Inspector.Look(ctx, c.Clock(), &a)
@@ -170,9 +170,12 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 }
 
 // over is the answer to a request that the limit refuses.
-func over(rule *ratelimit.Rule) string {
-	if rule.Shadow {
+func (c *console) over(rule *ratelimit.Rule) string {
+	switch {
+	case rule.Shadow:
 		return "OK: the rule is in shadow_mode (OVER_LIMIT otherwise)"
+	case c.ShadowMode:
+		return "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise)"
 	}
 	return "OVER_LIMIT"
 }
@@ -205,7 +208,7 @@ func (c *console) inForce(ctx context.Context, a *ratelimit.Ask, e *Explanation)
 func (c *console) next(
 	rule *ratelimit.Rule, v *ratelimit.Look, cost ratelimit.Tokens,
 ) (verdict string, resets time.Duration) {
-	over, l := over(rule), v.Lease
+	over, l := c.over(rule), v.Lease
 	left, here := rule.Limit.Capacity(), ratelimit.Tokens(0)
 	if v.Ledger != nil {
 		left = max(0, v.Ledger.Free)

@@ -38,4 +38,7 @@ descriptors:
 	explained("held", "OVER_LIMIT: it holds 60, and 59 are left")
 	explained("dark", "OK: the rule is in shadow_mode")
 	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
+	n.console.ShadowMode = true
+	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
+	explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
 }

@@ -124,7 +124,8 @@ func (c *console) prefixes(domain, descriptor string) ([]string, error) {
 	if at := strings.LastIndexByte(descriptor, '&'); at >= 0 {
 		entries, page, err := entriesOf(descriptor[:at])
 		if err == nil && len(page) > 0 {
-			err = fmt.Errorf("prefix is %.60q: write entry=KEY%%3DVALUE for a key named prefix, after or limit", descriptor)
+			err = fmt.Errorf("prefix is %.60q: write entry=KEY%%3DVALUE for a key named prefix, after or limit",
+				descriptor)
 		}
 		if err != nil {
 			return nil, err
