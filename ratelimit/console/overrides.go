@@ -379,7 +379,13 @@ func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error)
 				"of the descriptor")
 	}
 	a, err := c.key(r.PathValue("domain"), entries)
-	return a, DescriptorText(entries), err
+	if err != nil {
+		return nil, "", err
+	}
+	if _, of, ok := entriesOfName(c.KeyName(a.Key)); ok {
+		entries = of // with the pattern, whose values share the limit
+	}
+	return a, DescriptorText(entries), nil
 }
 
 func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
