@@ -31,8 +31,8 @@ func (r *Rule) RefusesAll() bool {
 func (r *Rule) WhyRefusesAll(o *Override) string {
 	limit := r.Limit.Under(o)
 	if h, most := r.Hold, limit.Capacity(); h != nil && h.From == HoldAmount && most > 0 && h.Amount > most {
-		return fmt.Sprintf("limit is %d, and each request holds %d of it: all would be refused; write 0 if that is meant",
-			most, h.Amount)
+		return fmt.Sprintf("limit is %d, and each request holds %d of it: all would be refused; write 0 if that is "+
+			"meant", most, h.Amount)
 	}
 	return ""
 }
