@@ -183,6 +183,14 @@ func (d *decoder) day(f *field) ratelimit.Tokens {
 	return n
 }
 
+// zone is the name of a time zone. An empty one would mean UTC.
+func (d *decoder) zone(f *field) string {
+	if f.value.text == "" && f.value.kind < mapping {
+		d.wrong(f, "a name of the IANA database, such as America/New_York or UTC")
+	}
+	return d.text(f)
+}
+
 // text is any scalar, as written.
 func (d *decoder) text(f *field) string {
 	if f.value.kind >= mapping {

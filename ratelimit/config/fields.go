@@ -61,7 +61,7 @@ func init() { // descriptors hold descriptors
 	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, fields[Inherited]{})
 	billingFields = fields[Billing]{
 		"day":       func(d *decoder, t *Billing, f *field) { t.Day = d.day(f) },
-		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.text(f) },
+		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.zone(f) },
 	}
 	holdFields = fields[Hold]{
 		"amount":     func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldAmount); t.Amount = d.tokens(f) },
