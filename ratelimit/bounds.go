@@ -101,7 +101,7 @@ func (r *Rule) overApart(nodes int) Over {
 // the lease before, of which at most half was left at its renewal.
 func (r *Rule) under() Under {
 	u := Under{
-		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.Period(), Reserve: r.Reserve(),
+		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.longest(), Reserve: r.Reserve(),
 	}
 	size := r.Coordination.Lease
 	if size.Fixed > 0 {

@@ -24,6 +24,30 @@ func boundsRule(t *testing.T, fields map[string]string) *ratelimit.Rule {
 	return r
 }
 
+// Tokens of a crashed node come back with the end of its month, also of the longest one.
+func TestDeclaredUnderLastsToTheMonthsEnd(t *testing.T) {
+	zone, err := time.LoadLocation("America/New_York")
+	if err != nil {
+		t.Fatal(err)
+	}
+	calendar, err := ratelimit.NewCalendar(15, zone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	month := boundsRule(t, nil)
+	month.Limit.Unit = ratelimit.Month
+	for _, limit := range []ratelimit.Limit{month.Limit, month.Limit.Cut(), month.Limit.Billed(calendar)} {
+		month.Limit = limit
+		lasts := month.Declare(3, ratelimit.SharedStore).Under.Lasts
+		for w := limit.WindowAt(0) + 600; w < 1200; w++ {
+			if length := limit.WindowEnd(w).Sub(limit.WindowEnd(w - 1)); length > lasts {
+				t.Fatalf("window %d of %s has %v, and tokens of a crashed node are said to be unused for up to %v", w, limit,
+					length, lasts)
+			}
+		}
+	}
+}
+
 // What people read of bounds is made of their numbers.
 func TestBoundsAreSaid(t *testing.T) {
 	for _, c := range []struct {

@@ -36,6 +36,10 @@ func (r *Rule) Doubts() []string {
 				"the rest, and counts and headers are exact",
 				r.Limit.Requests, uint32(math.MaxUint32)))
 	}
+	if burst := r.Limit.Burst; r.Limit.Algorithm == TokenBucket && burst > MostBurst {
+		doubts = append(doubts, fmt.Sprintf("burst is %d, and with a store a bucket holds at most %d: a larger "+
+			"request is refused; use fixed_window, or a smaller burst", burst, MostBurst))
+	}
 	if n := len(r.Domain) + len(r.Path); c.Lease.Reserve != (Share{}) && n > MostReserveName {
 		doubts = append(doubts, fmt.Sprintf("lease.reserve %v has no effect: the rule's name has %d bytes, and with a "+
 			"reserve it may have %d; shorten its keys or values", c.Lease.Reserve, n, MostReserveName))

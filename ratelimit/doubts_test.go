@@ -33,6 +33,15 @@ func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
 			t.Errorf("%v and %v: %q, want %q", c.rule.Coordination.StoreDeadline, c.rule.Limit, doubts, c.want)
 		}
 	}
+	for burst, want := range map[ratelimit.Tokens]string{
+		1<<32 - 1: "", 1 << 32: "burst is 4294967296, and with a store a bucket holds at most 4294967295",
+	} {
+		bucket := rule(0, 100)
+		bucket.Limit.Algorithm, bucket.Limit.Burst = ratelimit.TokenBucket, burst
+		if got := strings.Join(bucket.Doubts(), "; "); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("of a burst of %d: %q, want %q", burst, got, want)
+		}
+	}
 	for deadline, want := range map[time.Duration]time.Duration{
 		70 * time.Millisecond: 70 * time.Millisecond, 0: 15 * time.Millisecond,
 	} {

@@ -1,5 +1,7 @@
 package ratelimit
 
+import "fmt"
+
 // WhyNoOverrides says why the limits of a rule's keys cannot be overridden at run time, "" if they can.
 func (r *Rule) WhyNoOverrides() string {
 	switch l := &r.Limit; {
@@ -23,6 +25,16 @@ func (r *Rule) WhyNoOverrides() string {
 // RefusesAll tells whether a rule refuses each request, with no override that could admit one.
 func (r *Rule) RefusesAll() bool {
 	return !r.Unlimited && r.Limit.Requests == 0 && r.Limit.Ceiling == 0
+}
+
+// WhyRefusesAll says why an override of a limit above 0 refuses each request, "" if it does not.
+func (r *Rule) WhyRefusesAll(o *Override) string {
+	limit := r.Limit.Under(o)
+	if h, most := r.Hold, limit.Capacity(); h != nil && h.From == HoldAmount && most > 0 && h.Amount > most {
+		return fmt.Sprintf("limit is %d, and each request holds %d of it: all would be refused; write 0 if that is "+
+			"meant", most, h.Amount)
+	}
+	return ""
 }
 
 // InForce is the limit that a verdict under a rule is of.

@@ -73,7 +73,7 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 			if *result, err = Run(o); err != nil {
 				return nil, err
 			}
-			c.Declared = o.Rule.Declare(o.Nodes, ratelimit.SharedStore).Over.Drift
+			c.Declared = o.Rule.Declare(o.Nodes, ratelimit.SharedStore).Over.Tokens
 			if progress != nil {
 				progress(int64(2*i + day + 1))
 			}
@@ -181,7 +181,7 @@ func (a *Answer) recommend(q *Question) {
 	a.Reasons = append(
 		a.Reasons,
 		fmt.Sprintf("Use %s: %s.", c.Name, over(c)),
-		fmt.Sprintf("It asks the store %.3g times for 1,000 decisions, where asking for each takes %.4g; %s; 999 of 1,000 decisions take at most %v.",
+		fmt.Sprintf("It asks the store %.4g times for 1,000 decisions, where asking for each takes %.4g; %s; 999 of 1,000 decisions take at most %v.",
 			c.Plain.ClaimsPerThousand(), strict, share(c.Plain.Waited, c.Plain.Requests, "of requests wait"), c.Plain.P999),
 		fmt.Sprintf("On a bad day (a slow store, a dead one, a crash and a pause) it was %d over and %d under, and 999 of 1,000 decisions took at most %v.", c.Bad.Over, c.Bad.Under, c.Bad.P999),
 	)
@@ -200,5 +200,9 @@ func over(c *Choice) string {
 }
 
 func share(n, of int64, what string) string {
-	return fmt.Sprintf("%.2g%% %s", 100*float64(n)/float64(max(1, of)), what)
+	percent := 100 * float64(n) / float64(max(1, of))
+	if percent >= 10 {
+		return fmt.Sprintf("%.0f%% %s", percent, what)
+	}
+	return fmt.Sprintf("%.2g%% %s", percent, what)
 }

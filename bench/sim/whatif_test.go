@@ -41,6 +41,9 @@ func TestRecommendations(t *testing.T) {
 		if got := strings.Join(a.Reasons, " "); !strings.Contains(got, c.want) {
 			t.Errorf("over %v, wait %v: %s", c.over, c.wait, got)
 		}
+		if eager := &a.Choices[2]; eager.Name != "leasing, eager" || eager.Declared != 3*250 {
+			t.Errorf("%s is said to be at most %d over, and three silent nodes may have 250 each", eager.Name, eager.Declared)
+		}
 		best := &a.Choices[a.Best]
 		if allowed := c.over.Of(500); best.Declared > allowed {
 			t.Errorf("%s may be %d over, and %d are allowed", best.Name, best.Declared, allowed)
@@ -57,6 +60,14 @@ func TestRecommendations(t *testing.T) {
 		var page bytes.Buffer
 		if err := a.Page(&q).WriteHTML(&page); err != nil || !strings.Contains(page.String(), "<svg") {
 			t.Error("no page", err)
+		}
+	}
+}
+
+func TestSharesAreSaidInDigits(t *testing.T) {
+	for n, want := range map[int64]string{1000: "100% wait", 996: "100% wait", 123: "12% wait", 5: "0.5% wait"} {
+		if got := share(n, 1000, "wait"); got != want {
+			t.Errorf("%d of 1000 is said as %s, want %s", n, got, want)
 		}
 	}
 }

@@ -100,7 +100,7 @@ func (s *flags) validate() error {
 	if s.MaxWait != 0 && (s.MaxWait < time.Millisecond || s.MaxWait > time.Minute) {
 		errs = append(errs, fmt.Errorf("MAX_WAIT is %v, must be 0 (never shed) or between 1ms and 1m", s.MaxWait))
 	}
-	if s.NearLimitRatio < 0 || s.NearLimitRatio > 1 {
+	if !(s.NearLimitRatio >= 0 && s.NearLimitRatio <= 1) { // a NaN, too
 		errs = append(errs, fmt.Errorf("NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio))
 	}
 	for name, d := range map[string]time.Duration{

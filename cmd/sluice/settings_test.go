@@ -35,6 +35,8 @@ func TestBadSettings(t *testing.T) {
 		"a bad mode":             {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
 		"a field of rules":       {[]string{"COORDINATION_RECLAIM=eager"}, nil, `COORDINATION_RECLAIM is "eager", and this release does not have it: write coordination: {reclaim: eager} at the root of each file`},
 		"a bad ratio":            {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
+		"no number":              {[]string{"NEAR_LIMIT_RATIO=NaN", "TRACING_SAMPLING_RATE=NaN"}, nil, "NEAR_LIMIT_RATIO is NaN, must be between 0 and 1\nTRACING_SAMPLING_RATE is NaN, must be between 0 and 1"},
+		"no number of xds":       {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=NaN"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR NaN"},
 		"persecond":              {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, REDIS_PERSECOND_URL"},
 		"redis type":             {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},
 		"redis url":              {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},

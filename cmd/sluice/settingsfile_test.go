@@ -62,17 +62,20 @@ log: {log_level: warn}
 
 // No form of a secret is printed.
 func TestSettingsMaskSecrets(t *testing.T) {
-	for env, value := range map[string]string{
+	for env, values := range map[string]string{
 		"ADMIN_TOKEN": "hunter2", "PEER_SECRET": "hunter2", "REDIS_AUTH": "hunter2", "REDIS_SENTINEL_AUTH": "hunter2",
 		"REDIS_PERSECOND_AUTH": "hunter2", "HOLD_KEYS": "hunter2hunter2hunter2", "REDIS_URL": "user:hunter2@r:6379",
-		"STORE_URL": "postgres://db/limits?user=u&password=hunter2", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS": "token:hunter2",
+		"STORE_URL": "postgres://db/limits?user=u&password=hunter2 postgres://u@db/limits?sslpassword=hunter2 " +
+			"redis://:hunter2@a:1,redis://:hunter2@b:1 redis://u:1/hunter2@r:1", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS": "token:hunter2",
 		"REDIS_PERSECOND_URL": "rediss://:hunter2@r:6379",
 	} {
 		t.Run(env, func(t *testing.T) {
-			t.Setenv(env, value)
-			_, out, errs := runLine("settings")
-			if !strings.Contains(out, env) || strings.Contains(out+errs, "hunter2") {
-				t.Errorf("it is shown: %s", errs)
+			for value := range strings.FieldsSeq(values) {
+				t.Setenv(env, value)
+				_, out, errs := runLine("settings")
+				if !strings.Contains(out, env) || strings.Contains(out+errs, "hunter2") {
+					t.Errorf("of %s it is shown: %s", value, errs)
+				}
 			}
 		})
 	}
@@ -92,8 +95,10 @@ func TestBadSettingsFiles(t *testing.T) {
 		"store: {grpc_port: 1}\n":       `section "store" has no setting "grpc_port"`,
 		"log: {log_level: loud}\n":      "LOG_LEVEL",
 		"limits: {max_memory: 1GB}\n":   "MAX_MEMORY",
-		"ports: {port: 1\n":             "--settings",
-		strings.Repeat("#", 1<<20+1):    "exceeds 1048576 bytes",
+		"log: {log_level: warn}\n---\nanswers: {shadow_mode: true}\n": ":2: here starts a second document",
+		"log: {log_level: warn}\n---\n[":                              "here starts a second document",
+		"ports: {port: 1\n":                                           "--settings",
+		strings.Repeat("#", 1<<20+1):                                  "exceeds 1048576 bytes",
 	} {
 		file := filepath.Join(dir, "sluice.yaml")
 		writeFile(t, file, text)

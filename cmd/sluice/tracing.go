@@ -40,7 +40,7 @@ func (f *tracingFlags) validate() error {
 	if f.Protocol != "http" && f.Protocol != "grpc" {
 		errs = append(errs, fmt.Errorf("TRACING_EXPORTER_PROTOCOL is %q, must be http or grpc", f.Protocol))
 	}
-	if f.SamplingRate < 0 || f.SamplingRate > 1 {
+	if !(f.SamplingRate >= 0 && f.SamplingRate <= 1) { // a NaN, too
 		errs = append(errs, fmt.Errorf("TRACING_SAMPLING_RATE is %v, must be between 0 and 1", f.SamplingRate))
 	}
 	return errors.Join(errs...)

@@ -97,15 +97,30 @@ func change(was, is *spot) Change {
 		return Change{Kind: Changed, Fields: []FieldChange{{"rate_limit", was.limit, is.limit}}}
 	}
 	var fields []FieldChange
-	for i, f := range was.fields {
-		if text := is.fields[i].Text; text != f.Text {
+	for _, f := range was.fields {
+		if text := is.text(f.Name); text != f.Text {
 			fields = append(fields, FieldChange{f.Name, f.Text, text})
+		}
+	}
+	for _, f := range is.fields { // a limit of requests in flight has other fields than one of a period
+		if f.Text != "" && !slices.ContainsFunc(was.fields, func(old ruleField) bool { return old.Name == f.Name }) {
+			fields = append(fields, FieldChange{f.Name, "", f.Text})
 		}
 	}
 	if len(fields) == 0 {
 		return Change{}
 	}
 	return Change{Kind: Changed, Fields: fields}
+}
+
+// text is the setting of a name, or "".
+func (p *spot) text(name string) string {
+	for _, f := range p.fields {
+		if f.Name == name {
+			return f.Text
+		}
+	}
+	return ""
 }
 
 // The separators of a spot's place: they sort before other characters, so that a

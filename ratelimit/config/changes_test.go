@@ -62,6 +62,11 @@ func TestChanges(t *testing.T) {
 		"a leaf": {"    rate_limit: {unit: day, requests_per_unit: 7}\n", "", []string{
 			"d.tier_gold.user: rate_limit 7 per day, mode leasing -> limits nothing",
 		}},
+		"a limit of requests in flight": {"{unit: minute, requests_per_unit: 10}", "{concurrency: 4}", []string{
+			"d.path_/a*: requests_per_unit 10 -> (none), unit minute -> (none), unit_multiplier 1 -> (none), " +
+				"algorithm fixed_window -> concurrency, max_override (none) -> 0, on_deny charge -> refund, " +
+				"concurrency (none) -> 4, hold_ttl (none) -> 10m0s",
+		}},
 		"a share": {"  value: /a*\n", "  value: /a*\n  share_threshold: true\n", []string{
 			"d.path_/a*: share_threshold false -> true",
 		}},
@@ -98,6 +103,28 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// A rule that starts a new account, or has no limit any more, is not said to keep its usage.
+func TestEffectsDoNotContradict(t *testing.T) {
+	old := mustParse(t, changeFile)
+	for to, effect := range map[string]string{
+		"{unit: hour, requests_per_unit: 5}": "are dropped: the new rule starts a new account",
+		"{concurrency: 4}":                   "are dropped: the new rule starts a new account",
+		"{unlimited: true}":                  "of the limited rule are dropped when their window ends",
+		"{unit: minute, requests_per_unit: 5}": "stay charged. If they exceed the new limit, requests are refused " +
+			"until the window ends. A bucket shrinks to its new burst",
+	} {
+		text := strings.Replace(changeFile, "{unit: minute, requests_per_unit: 10}", to, 1)
+		changes := Changes(old, mustParse(t, text))
+		var got []string
+		for _, e := range EffectsOf(&changes[0]) {
+			got = append(got, e.Spent)
+		}
+		if len(changes) != 1 || !slices.Equal(got, []string{effect}) {
+			t.Errorf("%s: %v, and tokens spent %q, want %q", to, changes, got, effect)
+		}
+	}
+}
+
 // drawRules draws few enough keys, values and limits that two draws are often alike.
 func drawRules(t *rapid.T, name string) string {
 	text := "domain: " + rapid.SampledFrom([]string{"d", "e"}).Draw(t, name+" domain") + "\ndescriptors:\n"
@@ -114,8 +141,10 @@ func drawRules(t *rapid.T, name string) string {
 			written[at] = true
 			text += fmt.Sprintf("%s- key: %s\n%s  value: %q\n", indent, key, indent, value)
 			if rapid.Bool().Draw(t, name+" limited") {
-				limit := rapid.IntRange(1, 2).Draw(t, name+" limit")
-				text += fmt.Sprintf("%s  rate_limit: {unit: day, requests_per_unit: %d}\n", indent, limit)
+				const day = "unit: day, requests_per_unit: "
+				limits := []string{day + "1", day + "2", "concurrency: 1"}
+				limit := rapid.SampledFrom(limits).Draw(t, name+" limit")
+				text += fmt.Sprintf("%s  rate_limit: {%s}\n", indent, limit)
 			}
 			if depth < 2 && rapid.Bool().Draw(t, name+" deeper") {
 				text += indent + "  descriptors:\n"

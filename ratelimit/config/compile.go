@@ -53,7 +53,7 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 func Compile(files []File, o Options) (*Rules, Problems) { return newCompiler(o).compile(files) }
 
 func newCompiler(o Options) *compiler {
-	c := &compiler{options: o, rules: &Rules{domains: map[string]*Domain{}}}
+	c := &compiler{options: o, rules: &Rules{domains: map[string]*Domain{}}, counted: map[[2]string]int{}}
 	if c.options.Counters == nil {
 		c.options.Counters = func(string, string) *ratelimit.RuleCounters { return new(ratelimit.RuleCounters) }
 	}
@@ -78,7 +78,8 @@ type compiler struct {
 	problems Problems
 	warnings Problems
 	full     bool
-	paths    int // bytes of all descriptors' full names
+	paths    int               // bytes of all descriptors' full names
+	counted  map[[2]string]int // rules by domain and keys
 }
 
 // scope has the settings that a node inherits.
@@ -327,10 +328,20 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
 	}
 	if c.domain.Name != "" {
-		r.Counters = c.options.Counters(r.Domain, strings.Join(r.Keys, "\x00"))
+		r.Counters = c.counters(r)
 	}
 	r.Prepare()
 	return r
+}
+
+// counters are the rule's own. Another rule of the same name has others, which statistics add.
+func (c *compiler) counters(r *ratelimit.Rule) *ratelimit.RuleCounters {
+	keys := strings.Join(r.Keys, "\x00")
+	name := [2]string{r.Domain, keys}
+	if c.counted[name]++; c.counted[name] > 1 {
+		keys += fmt.Sprint("\x00\x00", c.counted[name])
+	}
+	return c.options.Counters(r.Domain, keys)
 }
 
 // unit is the unit of a limit, and reports what does not fit it.

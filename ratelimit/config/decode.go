@@ -142,7 +142,8 @@ func (d *decoder) limit(f *field) *RateLimit {
 		return nil
 	}
 	l := &RateLimit{Place: f.place}
-	l.NoRequests = f.value.get("requests_per_unit") == nil && f.value.get("concurrency") == nil
+	at := f.value.get("requests_per_unit")
+	l.NoRequests = (at == nil || at.value.kind == null) && f.value.get("concurrency") == nil
 	fill(d, l, &f.value, limitFields)
 	if at := f.value.get("unit"); at != nil {
 		l.Place = at.value.place
@@ -180,6 +181,14 @@ func (d *decoder) day(f *field) ratelimit.Tokens {
 		return 1
 	}
 	return n
+}
+
+// zone is the name of a time zone. An empty one would mean UTC.
+func (d *decoder) zone(f *field) string {
+	if f.value.text == "" && f.value.kind < mapping {
+		d.wrong(f, "a name of the IANA database, such as America/New_York or UTC")
+	}
+	return d.text(f)
 }
 
 // text is any scalar, as written.
@@ -225,6 +234,14 @@ func (d *decoder) tokens(f *field) ratelimit.Tokens {
 		return 0
 	}
 	return ratelimit.Tokens(n)
+}
+
+// maxOverride is the largest override of a limit.
+func (d *decoder) maxOverride(f *field) *ratelimit.Tokens {
+	if f.value.kind == null { // 0 would mean no overrides
+		d.wrong(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit))
+	}
+	return new(d.tokens(f))
 }
 
 func (d *decoder) metadata(f *field) map[string]any {

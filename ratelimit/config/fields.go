@@ -14,7 +14,7 @@ type fields[T any] map[string]func(*decoder, *T, *field)
 func inherited[T any](of func(*T) *Inherited, more fields[T]) fields[T] {
 	more["algorithm"] = func(d *decoder, t *T, f *field) { d.algorithm(of(t), f) }
 	more["burst"] = func(d *decoder, t *T, f *field) { d.burst(of(t), f) }
-	more["max_override"] = func(d *decoder, t *T, f *field) { of(t).MaxOverride = new(d.tokens(f)) }
+	more["max_override"] = func(d *decoder, t *T, f *field) { of(t).MaxOverride = d.maxOverride(f) }
 	more["hold"] = func(d *decoder, t *T, f *field) { of(t).Hold = d.hold(f) }
 	more["coordination"] = func(d *decoder, t *T, f *field) { d.coordination(of(t), f) }
 	return more
@@ -61,7 +61,7 @@ func init() { // descriptors hold descriptors
 	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, fields[Inherited]{})
 	billingFields = fields[Billing]{
 		"day":       func(d *decoder, t *Billing, f *field) { t.Day = d.day(f) },
-		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.text(f) },
+		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.zone(f) },
 	}
 	holdFields = fields[Hold]{
 		"amount":     func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldAmount); t.Amount = d.tokens(f) },

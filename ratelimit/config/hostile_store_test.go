@@ -117,6 +117,26 @@ func TestLastGood(t *testing.T) {
 
 var errTest = errors.New("a reason")
 
+// The copy replaces no file of rules, also if there is only one, and the copy is named like it.
+func TestCopyReplacesNoRules(t *testing.T) {
+	dir := t.TempDir()
+	rules, link, fresh := filepath.Join(dir, "rules.yaml"), filepath.Join(dir, "link.yaml"), filepath.Join(dir, "c.new")
+	err := errors.Join(os.WriteFile(rules, []byte(goodFile), 0o600), os.Symlink(rules, link), os.Link(rules, fresh))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range [][2]string{{rules, rules}, {link, link}, {rules, link}, {fresh, filepath.Join(dir, "c")}} {
+		s := newStore(&Tree{Path: of[0]})
+		if err := s.KeepLastGood(of[1]); err == nil || !strings.Contains(err.Error(), "put it elsewhere") {
+			t.Errorf("the copy of %s at %s: %v", of[0], of[1], err)
+		}
+	}
+	s := newStore(&Tree{Path: rules})
+	if err := errors.Join(s.KeepLastGood(filepath.Join(dir, "copy")), s.Load()); err != nil {
+		t.Errorf("a copy in the directory of a single file: %v", err)
+	}
+}
+
 // A copy that is damaged, too large, of another version, writable by others, or
 // of bad rules is refused with both reasons, and starts nothing.
 func TestBadCopies(t *testing.T) {

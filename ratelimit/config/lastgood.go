@@ -25,6 +25,9 @@ type copied struct {
 
 const copyFormat = 1
 
+// newCopy ends the name of a copy that is being written.
+const newCopy = ".new"
+
 // Read implements [Source]. It reads at most the bounds. A file that other users can write is
 // refused: they could choose the rules.
 func (c *Copy) Read() ([]Text, error) {
@@ -77,7 +80,7 @@ func (c *Copy) write(texts []Text) error {
 	if err != nil {
 		return err
 	}
-	fresh := c.Path + ".new"
+	fresh := c.Path + newCopy
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a killed process
 		return err
 	}
@@ -103,8 +106,8 @@ func (c *Copy) write(texts []Text) error {
 // after a restart. Call it before the first load. The file must be outside of the rules directory,
 // or it is read as rules.
 func (s *Store) KeepLastGood(path string) error {
-	if tree, ok := s.source.(*Tree); ok && tree.holds(path) {
-		return fmt.Errorf("%s is below %s, where rules are read from: put it elsewhere", path, tree.Path)
+	if tree, ok := s.source.(*Tree); ok && (tree.holds(path) || tree.holds(path+newCopy)) {
+		return fmt.Errorf("%s is in %s, from which rules are read: put it elsewhere", path, tree.Path)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -133,7 +133,8 @@ var Effects = []Effect{
 	},
 }
 
-// EffectsOf are the effects of one change, without repetition, in the order of Effects.
+// EffectsOf are the effects of one change, without repetition, in the order of Effects. If a rule becomes unlimited, or
+// starts a new account, there is no other effect: nothing else stays charged.
 func EffectsOf(c *Change) []*Effect {
 	var effects []*Effect
 	for i := range Effects {
@@ -142,6 +143,13 @@ func EffectsOf(c *Change) []*Effect {
 			slices.ContainsFunc(c.Fields, func(f FieldChange) bool { return slices.Contains(e.Fields, f.Field) })
 		if about {
 			effects = append(effects, e)
+		}
+	}
+	for _, alone := range []string{"unlimited", "unit"} {
+		for _, e := range effects {
+			if slices.Contains(e.Fields, alone) {
+				return []*Effect{e}
+			}
 		}
 	}
 	return effects

@@ -116,7 +116,12 @@ func (r *Rules) DomainNames(most int) []string {
 }
 
 // Domains returns how many domains there are.
-func (r *Rules) Domains() int { return len(r.domains) }
+func (r *Rules) Domains() int {
+	if r == nil {
+		return 0
+	}
+	return len(r.domains)
+}
 
 // Match finds the rule for a descriptor: at each level the exact value, then the wildcards as
 // written, then the bare key, without going back. A rule applies only at the full depth of the

@@ -87,6 +87,10 @@ func (t *Tree) changed() bool {
 
 // holds tells whether a file belongs to the tree, or would.
 func (t *Tree) holds(path string) bool {
+	is, missing := os.Stat(path)
+	if file, err := os.Stat(t.Path); missing == nil && err == nil && os.SameFile(is, file) {
+		return true
+	}
 	at, rules := absolute(filepath.Dir(path)), absolute(t.Path)
 	return at == rules || strings.HasPrefix(at, rules+string(filepath.Separator))
 }

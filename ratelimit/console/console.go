@@ -43,6 +43,8 @@ type Source struct {
 	// Redact, if set, hides values of descriptors in keys. Those of the ring must be hidden
 	// already.
 	Redact *Redactor
+	// ShadowMode says that the node answers OK to all requests.
+	ShadowMode bool
 	// Questions is the number of explanations a second; 0: DefaultQuestions.
 	Questions int
 	Log       *slog.Logger

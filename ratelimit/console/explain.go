@@ -82,8 +82,8 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 	}
 	var entries []config.Entry
 	for _, text := range q["entry"] {
-		key, value, _ := strings.Cut(text, "=")
-		if key == "" {
+		key, value, found := strings.Cut(text, "=")
+		if key == "" || !found {
 			return nil, nil, fmt.Errorf("%w: %q is not key=value", errAsk, text)
 		}
 		entries = append(entries, config.Entry{Key: key, Value: value})
@@ -142,11 +142,11 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		e.Hold, e.Holds = &hold, heldOf(rule, key)
 	}
 	if rule.RefusesAll() {
-		e.Next = "OVER_LIMIT: requests_per_unit is 0"
+		e.Next = c.over(rule) + ": requests_per_unit is 0"
 		return e
 	}
 	if rule.Limit.Requests == 0 {
-		e.Next = "OVER_LIMIT: the limit of this key is 0"
+		e.Next = c.over(rule) + ": the limit of this key is 0"
 		return e
 	}
 	look := c.Inspector.Look(ctx, c.Clock(), &a)
@@ -161,8 +161,23 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if c.Quotas != nil {
 		e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
 	}
-	e.Next, e.WholeAgain = c.next(rule, &look)
+	cost := ratelimit.Tokens(1)
+	if e.Holds != nil {
+		cost = e.Holds.Next
+	}
+	e.Next, e.WholeAgain = c.next(rule, &look, cost)
 	return e
+}
+
+// over is the answer to a request that the limit refuses.
+func (c *console) over(rule *ratelimit.Rule) string {
+	switch {
+	case rule.Shadow:
+		return "OK: the rule is in shadow_mode (OVER_LIMIT otherwise)"
+	case c.ShadowMode:
+		return "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise)"
+	}
+	return "OVER_LIMIT"
 }
 
 // inForce is the rule with the limit in force for a key.
@@ -189,21 +204,26 @@ func (c *console) inForce(ctx context.Context, a *ratelimit.Ask, e *Explanation)
 	return &of
 }
 
-// next is the result of a request for one token, in the observed state.
-func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.Duration) {
-	over := "OVER_LIMIT"
-	if rule.Shadow {
-		over = "OK: the rule is in shadow_mode (OVER_LIMIT otherwise)"
-	}
-	left := rule.Limit.Capacity()
+// next is the result of a request with a cost, in the observed state.
+func (c *console) next(
+	rule *ratelimit.Rule, v *ratelimit.Look, cost ratelimit.Tokens,
+) (verdict string, resets time.Duration) {
+	over, l := c.over(rule), v.Lease
+	left, here := rule.Limit.Capacity(), ratelimit.Tokens(0)
 	if v.Ledger != nil {
 		left = max(0, v.Ledger.Free)
 	}
-	l := v.Lease
+	if l != nil && l.Expires > 0 {
+		here = l.Unspent
+	}
+	short := ": the account has no tokens left"
+	if left+here > 0 {
+		short = fmt.Sprintf(": it holds %d, and %d are left", cost, left+here)
+	}
 	switch {
 	case v.Owner != "":
 		return "decided by its owner: ask " + v.Owner, 0
-	case l != nil && l.Unspent > 0 && l.Expires > 0:
+	case here >= cost:
 		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left in the account", l.Unspent, left),
 			l.Resets
 	case l != nil && l.Refuses > 0:
@@ -214,12 +234,12 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 			withoutStore(rule, len(c.fleet().Nodes), over),
 			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
 			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
-	case left > 0:
+	case left+here >= cost:
 		return fmt.Sprintf("OK, after a claim: %d left in the account", left), 0
 	case rule.Coordination.Mode.Spec().Drifts, rule.Reserve() > 0:
-		return "OK from a drift share, else " + over + ": the account has no tokens left", 0
+		return "OK from a drift share, else " + over + short, 0
 	default:
-		return over + ": the account has no tokens left", 0
+		return over + short, 0
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"time"
 	"unique"
 
-	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -33,7 +32,7 @@ const (
 // that it says is the difference of two looks. It is safe for concurrent use.
 type History struct {
 	metrics metrics.Collector
-	latency prometheus.Metric // of whole calls; nil: unknown
+	latency *metrics.Latency // of whole calls; nil: unknown
 
 	mu   sync.Mutex
 	last metrics.State // guarded by mu: of the latest look
@@ -91,7 +90,7 @@ type recentRule struct {
 func ruleID(r *metrics.RuleState) string { return r.Domain + "\n" + r.Rule + "\n" + r.Mode }
 
 // NewHistory is empty. Run fills it.
-func NewHistory(c metrics.Collector, latency prometheus.Metric) *History {
+func NewHistory(c metrics.Collector, latency *metrics.Latency) *History {
 	return &History{metrics: c, latency: latency}
 }
 
@@ -115,7 +114,7 @@ func (h *History) buckets() (all []bucket) {
 		return nil
 	}
 	for _, b := range m.GetHistogram().GetBucket() {
-		all = append(all, bucket{b.GetUpperBound(), b.GetCumulativeCount()})
+		all = append(all, bucket{h.latency.Seconds(b.GetUpperBound()), b.GetCumulativeCount()})
 	}
 	return all
 }

@@ -19,6 +19,23 @@ func looked(passed, refused, alone, beyond uint64) metrics.State {
 	}
 }
 
+// The page shows seconds, also if the histogram has milliseconds (PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS).
+func TestHistoryIsInSeconds(t *testing.T) {
+	for _, unit := range []metrics.LatencyUnit{metrics.InSeconds, metrics.InMilliseconds} {
+		latency := metrics.NewLatency(unit)
+		h := NewHistory(metrics.Collector{}, latency)
+		at := time.Unix(1_000_000, 0)
+		h.observe(at, looked(0, 0, 0, 0), h.buckets())
+		for range 100 {
+			latency.Observe(0.0002)
+		}
+		h.observe(at.Add(lookEvery), looked(100, 0, 0, 0), h.buckets())
+		if p99 := h.Recent().P99; p99 < 0.0001 || p99 > 0.00025 {
+			t.Errorf("in units of %v, calls of 0.2 ms have a p99 of %v s", time.Duration(unit), p99)
+		}
+	}
+}
+
 func took(fast, all uint64) []bucket { return []bucket{{0.001, fast}, {0.01, all}} }
 
 const shownLooks = looks - 1 // rates are of two looks

@@ -3,6 +3,7 @@ package console
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -121,18 +122,24 @@ func (c *console) prefixes(domain, descriptor string) ([]string, error) {
 	last, key := descriptor, []byte(nil)
 	var whole []config.Entry
 	if at := strings.LastIndexByte(descriptor, '&'); at >= 0 {
-		entries, _, err := entriesOf(descriptor[:at])
+		entries, page, err := entriesOf(descriptor[:at])
+		if err == nil && len(page) > 0 {
+			err = fmt.Errorf("prefix is %.60q: write entry=KEY%%3DVALUE for a key named prefix, after or limit",
+				descriptor)
+		}
 		if err != nil {
 			return nil, err
 		}
 		last, whole = descriptor[at+1:], entries
 	}
 	name, value, valued := strings.Cut(last, "=")
-	for _, text := range []*string{&name, &value} {
-		var err error
-		if *text, err = url.QueryUnescape(*text); err != nil {
-			return nil, fmt.Errorf("prefix is %.60q: %w", descriptor, err)
-		}
+	name, err := url.QueryUnescape(name)
+	value, bad := url.QueryUnescape(value)
+	if err = errors.Join(err, bad); err != nil {
+		return nil, fmt.Errorf("prefix is %.60q: %w", descriptor, err)
+	}
+	if name == "entry" && valued {
+		name, value, valued = strings.Cut(value, "=")
 	}
 	periods := map[string]bool{}
 	for _, rule := range c.Metrics.Store.Rules().All() {

@@ -202,7 +202,8 @@ func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, er
 }
 
 // override is the override of a change under a rule.
-func (s *OverrideChange) override(l *ratelimit.Limit, now time.Time) (o ratelimit.Override, err error) {
+func (s *OverrideChange) override(rule *ratelimit.Rule, now time.Time) (o ratelimit.Override, err error) {
+	l := &rule.Limit
 	bad := func(format string, args ...any) error {
 		return refusing(http.StatusUnprocessableEntity, format, args...)
 	}
@@ -212,6 +213,9 @@ func (s *OverrideChange) override(l *ratelimit.Limit, now time.Time) (o ratelimi
 	o = ratelimit.Override{Requests: s.Limit.Requests, Unlimited: s.Limit.Unlimited, Reason: s.Reason}
 	if o.Requests > l.Ceiling {
 		return o, bad("limit is %d, must be at most the rule's max_override %d", o.Requests, l.Ceiling)
+	}
+	if why := rule.WhyRefusesAll(&o); why != "" {
+		return o, bad("%s", why)
 	}
 	u, known := ratelimit.ParseUnit(s.Unit)
 	if s.Unit != "" && (!known || u.Wire() != l.Unit.Wire() || l.Multiplier > 1) {
@@ -379,7 +383,13 @@ func (c *console) askedOverride(r *http.Request) (*ratelimit.Ask, string, error)
 				"of the descriptor")
 	}
 	a, err := c.key(r.PathValue("domain"), entries)
-	return a, DescriptorText(entries), err
+	if err != nil {
+		return nil, "", err
+	}
+	if _, of, ok := entriesOfName(c.KeyName(a.Key)); ok {
+		entries = of // with the pattern, whose values share the limit
+	}
+	return a, DescriptorText(entries), nil
 }
 
 func (c *console) putOverride(w http.ResponseWriter, r *http.Request) error {
@@ -412,7 +422,7 @@ func (c *console) changeOverride(w http.ResponseWriter, r *http.Request, change 
 	}
 	var o *ratelimit.Override
 	if change != nil {
-		set, err := change.override(&a.Rule.Limit, time.Now())
+		set, err := change.override(a.Rule, time.Now())
 		if err != nil {
 			c.Metrics.Overrides.Count(metrics.OverrideRefused)
 			return err

@@ -58,10 +58,14 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"%s calls a second get no decision: errors or shed calls", figure(recent.Failed))
 	}
 	if s.Config.Error != "" {
-		say(Bad, "config-rejected",
-			s.Config.Error, "The current rules are bad since %s: the previous rules stay in force",
-			s.Config.Failed.UTC().Format("15:04:05 MST"))
-	} else if s.Config.FromCopy {
+		effect := "the previous rules stay in force"
+		if s.Config.Fingerprint == "" {
+			effect = "there are no others, and all calls end with an error"
+		}
+		say(Bad, "config-rejected", s.Config.Error, "The current rules are bad or missing since %s: %s",
+			s.Config.Failed.UTC().Format("15:04:05 MST"), effect)
+	}
+	if s.Config.FromCopy {
 		say(Warn, "rules-from-copy", "The rules were bad or missing when this node started.",
 			"The rules in force are the last good copy")
 	}

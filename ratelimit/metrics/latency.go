@@ -45,5 +45,8 @@ type Latency struct {
 	unit LatencyUnit
 }
 
+// Seconds is a time in the unit of the histogram, in seconds.
+func (l *Latency) Seconds(v float64) float64 { return v / l.unit.of(1) }
+
 // Observe books a time in seconds.
 func (l *Latency) Observe(seconds float64) { l.Histogram.Observe(l.unit.of(seconds)) }

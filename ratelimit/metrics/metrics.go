@@ -106,7 +106,7 @@ func (p page) distribution(name, help string, c ratelimit.DistributionCounts, sc
 // Collect implements prometheus.Collector.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	p, s := page(ch), c.Limiter()
-	c.collectCalls(p, s.Claims)
+	c.collectCalls(p)
 	c.collectConfig(p)
 	c.collectLimiter(p, &s)
 	c.collectStore(p, &s)
@@ -116,8 +116,8 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectOverrides(p)
 }
 
-// collectCalls shows what became of calls; claims are those of the store.
-func (c Collector) collectCalls(p page, claims uint64) {
+// collectCalls shows what became of calls.
+func (c Collector) collectCalls(p page) {
 	s := c.Stats
 	p.count("ratelimit_service_total_requests", "All calls.", "grpc_method")(s.Requests.Load(), method)
 	failed := p.count("ratelimit_service_should_rate_limit_error",
@@ -127,13 +127,15 @@ func (c Collector) collectCalls(p page, claims uint64) {
 	failed(s.ServiceErrors.Load(), "service_error")
 	sources := p.count("sluice_decision_sources_total",
 		"Decisions of all rules by source, including removed rules.", "source")
-	decided := uint64(0)
+	saved := uint64(0)
 	for i, name := range ratelimit.Sources {
 		n := s.Sources[i].Load()
 		sources(n, name)
-		decided += n
+		if ratelimit.Source(i) != ratelimit.FromClaim {
+			saved += n
+		}
 	}
-	p.count("sluice_store_operations_saved_total", "Decisions without a round trip.")(decided - min(claims, decided))
+	p.count("sluice_store_operations_saved_total", "Decisions without a round trip.")(saved)
 	answers := p.count("sluice_answers_total", "Answers by overall code.", "code")
 	answers(s.OK.Load(), "OK")
 	answers(s.OverLimit.Load(), "OVER_LIMIT")

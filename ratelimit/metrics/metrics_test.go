@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -65,6 +66,38 @@ descriptors:
 	}
 }
 
+// Claims of idle keys lower no counter: Prometheus would take that for a restart, and count all once more.
+func TestSavedOperationsOnlyGrow(t *testing.T) {
+	c := collector(t, "domain: d")
+	c.Stats.Sources[ratelimit.FromLease].Add(90)
+	c.Stats.Sources[ratelimit.FromClaim].Add(10)
+	for _, claims := range []uint64{10, 30, 200} {
+		c.Limiter = func() ratelimit.LimiterStats { return ratelimit.LimiterStats{Claims: claims} }
+		if text := scrape(t, c); !strings.Contains(text, "\nsluice_store_operations_saved_total 90\n") {
+			t.Errorf("with %d claims for 10 of 100 decisions, not 90 are saved", claims)
+		}
+	}
+}
+
+// A hit of a rule counts once, also if another rule has the same name in statistics.
+func TestRulesOfOneNameCountOnce(t *testing.T) {
+	c := collector(t, "domain: d\ndescriptors:\n- {key: a_b, rate_limit: {unit: day, requests_per_unit: 7}}\n"+
+		"- {key: a, value: b, rate_limit: {unit: day, requests_per_unit: 7}}\n")
+	for i, r := range c.Store.Rules().All() {
+		r.Counters.TotalHits.Add(uint64(1 + i))
+		r.Counters.Denied.Add(uint64(1 + i))
+	}
+	text := scrape(t, c)
+	for _, want := range []string{
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a_b",key2=""} 3`,
+		`sluice_denied_total{domain="d",rule="a_b",mode="leasing"} 3`,
+	} {
+		if !strings.Contains(text, "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+}
+
 // scrape is what a scrape gets, which a parser must be able to read: each metric
 // once, and each series once.
 func scrape(t testing.TB, c Collector) string {
@@ -100,6 +133,19 @@ func scrape(t testing.TB, c Collector) string {
 		}
 	}
 	return text
+}
+
+// A node that waits for its first rules answers scrapes, and its pages.
+func TestScrapedBeforeTheFirstRules(t *testing.T) {
+	c := collector(t, "domain: d")
+	c.Store = config.NewStore(config.Static{}, config.Options{}, slog.New(slog.DiscardHandler))
+	for _, want := range []string{"sluice_rules 0", "sluice_domains 0", "sluice_config_last_reload_successful 0"} {
+		if text := scrape(t, c); !strings.Contains(text, "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+	c.WriteStats(io.Discard)
+	c.WriteRules(io.Discard)
 }
 
 func manyRules(n int) string {
@@ -186,13 +232,13 @@ func BenchmarkScrape(b *testing.B) {
 
 func TestText(t *testing.T) {
 	c := collector(t, "domain: d:1\ndescriptors: [{key: k, value: 'a|b', rate_limit: {unit: day, requests_per_unit: "+
-		"3}}]\n")
+		"3}}, {key: c, rate_limit: {concurrency: 32}}]\n")
 	var out strings.Builder
 	c.WriteStats(&out)
 	c.WriteRules(&out)
 	for _, want := range []string{
 		"ratelimit.service.rate_limit.d_1.k_a_b.total_hits: 0\n",
-		"d:1.k_a|b: unit=DAY requests_per_unit=3 ",
+		"d:1.k_a|b: unit=DAY requests_per_unit=3 ", "d:1.c: concurrency=32 hold_ttl=10m0s, mode=leasing",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())

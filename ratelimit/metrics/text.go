@@ -98,7 +98,11 @@ func (c Collector) WriteRing(w io.Writer) {
 
 func describe(r *ratelimit.Rule) string {
 	what := "unlimited"
-	if !r.Unlimited {
+	switch {
+	case r.Unlimited:
+	case r.Limit.Algorithm == ratelimit.Concurrency:
+		what = fmt.Sprintf("concurrency=%d hold_ttl=%v", r.Limit.Requests, r.Limit.Period())
+	default:
 		what = fmt.Sprintf("unit=%s requests_per_unit=%d algorithm=%s", strings.ToUpper(r.Limit.Unit.String()),
 			r.Limit.Requests, r.Limit.Algorithm)
 		if r.Limit.Multiplier > 1 {

@@ -59,6 +59,9 @@ func ReadAdditions(name string) (*Additions, error) {
 	if err := d.Decode(&a); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: %w", name, err)
 	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s has a second document: write all rules in one", name)
+	}
 	for i := range a.Rules {
 		r := &a.Rules[i]
 		if r.Domain == "" {

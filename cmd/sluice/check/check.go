@@ -102,6 +102,15 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 	if err := c.print(s, r, version); err != nil {
 		return err
 	}
+	if c.Quotas.RLQS && r.rules != nil {
+		out := s.Out
+		if c.JSON || c.SARIF || r.before != nil { // they have no place for it, and it fails all the same
+			out = io.Discard
+		}
+		if err := c.Quotas.declare(out, r.rules); err != nil {
+			return err
+		}
+	}
 	switch {
 	case len(r.problems) > 0:
 		return errCheckFailed
@@ -129,18 +138,14 @@ func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 		writeChanges(s.Out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	err := declaration{
+	return declaration{
 		rules: slices.Concat(r.rules.All(), r.overridden), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
 		cost: ratelimit.Tokens(c.Cost), inFlight: ratelimit.Tokens(c.InFlight),
 	}.write(s.Out)
-	if err != nil || !c.Quotas.RLQS {
-		return err
-	}
-	return c.Quotas.declare(s.Out, r.rules)
 }
 
 func (c *Command) storage() ratelimit.Storage {
-	if c.NoStore || c.Nodes == 1 || c.Store == "memory" {
+	if c.NoStore || c.Nodes == 1 && c.Store == "" || c.Store == "memory" {
 		return ratelimit.OwnMemory
 	}
 	return ratelimit.SharedStore
@@ -157,17 +162,21 @@ func (c *Command) options() (config.Options, error) {
 	if c.Cost < 0 || c.InFlight < 0 {
 		return config.Options{}, fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
 	}
+	if (c.Cost > 0) != (c.InFlight > 0) {
+		return config.Options{}, errors.New("--cost and --in-flight need each other: over-admission follows from both")
+	}
 	if c.JSON && c.SARIF {
 		return config.Options{}, errors.New("--json and --sarif exclude each other")
+	}
+	if c.NoStore && c.Store != "" && c.Store != "memory" {
+		return config.Options{}, errors.New("--store and --no-store exclude each other")
 	}
 	defaults, err := c.Coordination.Default()
 	memory, bad := sizing.Of(c.MaxMemory)
 	c.caps = memory.Caps().Rules
 	if c.Store != "" && c.Store != "memory" {
 		p, unknown := store.PromiseOf(c.Store)
-		if err = errors.Join(err, unknown); c.storage() == ratelimit.SharedStore {
-			c.promise = p
-		}
+		c.promise, err = p, errors.Join(err, unknown)
 	}
 	return config.Options{
 		Coordination: defaults, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,

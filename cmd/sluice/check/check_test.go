@@ -67,6 +67,10 @@ func TestCheck(t *testing.T) {
 	if code, out = checks(dir, "--nodes=1"); code != 0 || !strings.Contains(out, "on 1 node that counts in its memory") {
 		t.Errorf("on one node: %d\n%s", code, out)
 	}
+	if code, out = checks(dir, "--nodes=1", "--store=redis"); code != 0 || !strings.Contains(out, "on 1 node with Redis") ||
+		!strings.Contains(out, "d.k 100 per year leasing up to 100 up to 100 up to 105 (105%)") {
+		t.Errorf("on one node with a store: %d\n%s", code, out)
+	}
 	if code, out = checks(dir, "--strict"); code != 1 || !strings.Contains(out, "fail with --strict") {
 		t.Errorf("--strict: %d\n%s", code, out)
 	}
@@ -82,11 +86,13 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"--nodes=0 " + dir:           "--nodes is 0",
-		"--json --sarif " + dir:      "exclude each other",
-		"":                           "name the rules",
-		"--from=/no/such " + dir:     "--from: config path",
-		"--from=" + dir + " " + file: "--from: the previous rules are bad",
+		"--nodes=0 " + dir:               "--nodes is 0",
+		"--cost=5 " + dir:                "--cost and --in-flight need each other",
+		"--json --sarif " + dir:          "exclude each other",
+		"--no-store --store=etcd " + dir: "--store and --no-store exclude each other",
+		"":                               "name the rules",
+		"--from=/no/such " + dir:         "--from: config path",
+		"--from=" + dir + " " + file:     "--from: the previous rules are bad",
 	} {
 		if code, out := checks(strings.Fields(args)...); code != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s: %d\n%s", args, code, out)
@@ -135,6 +141,20 @@ func TestCheckIsNarrow(t *testing.T) {
 		"  rate_limit: {unit: day, requests_per_unit: 4000000000}\n"+twoRules)
 	if code, out, _ := printed(file); code != 0 || widest(out) > screen {
 		t.Errorf("%d, %d columns:\n%s", code, widest(out), out)
+	}
+}
+
+// The figures of a bucket are its burst, and the table says that the refill comes on top: of 60 a minute, 120 pass.
+func TestCheckNamesTheRefill(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	writeFile(t, file, rules(60))
+	refill := "A token_bucket admits its refill in that time, too."
+	if code, out := checks(file); code != 0 || strings.Contains(out, refill) {
+		t.Errorf("without a bucket: %d\n%s", code, out)
+	}
+	writeFile(t, file, rules(60)+"  algorithm: token_bucket\n")
+	if code, out := checks(file); code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), refill) {
+		t.Errorf("of a bucket: %d\n%s", code, out)
 	}
 }
 
@@ -197,6 +217,19 @@ func TestCheckForPrograms(t *testing.T) {
 	}
 	if d := v.Rules[0]; d.Rule != "d.k" || d.Limit != "100 per year" || d.Outage != "99 (33 a node)" || d.Loss != 5 {
 		t.Errorf("%+v", d)
+	}
+}
+
+// The number for a cost and requests in flight is printed for people and for programs.
+func TestCheckDeclaresHoldsAsANumber(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	writeFile(t, file, rules(100)+"  hold: {amount: 5, on: [0]}\n- key: slots\n  rate_limit: {concurrency: 32}\n")
+	for _, form := range []string{"--details", "--json"} {
+		_, out := checks("--cost=9", "--in-flight=3", form, file)
+		if !strings.Contains(strings.Join(strings.Fields(out), " "), "at most 12 with 3 in flight that cost at most 9") ||
+			strings.Count(out, "--in-flight") != 1 {
+			t.Errorf("%s:\n%s", form, out)
+		}
 	}
 }
 

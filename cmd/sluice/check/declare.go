@@ -51,10 +51,12 @@ func (d declaration) write(out io.Writer) error {
 
 func (d declaration) fleet() string {
 	switch {
-	case d.nodes == 1:
+	case d.nodes == 1 && d.storage == ratelimit.OwnMemory:
 		return "on 1 node that counts in its memory"
 	case d.storage == ratelimit.OwnMemory:
 		return fmt.Sprintf("on %d nodes without a store", d.nodes)
+	case d.nodes == 1:
+		return "on 1 node with " + d.kind()
 	}
 	return fmt.Sprintf("on %d nodes that share %s", d.nodes, d.kind())
 }
@@ -197,6 +199,9 @@ func (d declaration) legend(out io.Writer) {
 	} else if text += "Without a store, each node counts alone."; d.owners() {
 		text += " Owner down: a window without the owner of the key (PEERS)."
 	}
+	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return r.Limit.Algorithm == ratelimit.TokenBucket }) {
+		text += " A token_bucket admits its refill in that time, too."
+	}
 	fmt.Fprintln(out)
 	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.details])
 }
@@ -246,6 +251,16 @@ func section(out io.Writer, title string, lines []string) {
 	}
 }
 
+// heldOver is the over-admission of holds, with the number for a cost and so many requests in flight; 0: not given. A
+// slot has no cost.
+func heldOver(r *ratelimit.Rule, b *ratelimit.HoldBounds, cost, inFlight ratelimit.Tokens) string {
+	if cost == 0 || inFlight == 0 || r.Limit.Algorithm == ratelimit.Concurrency {
+		return b.Over
+	}
+	return fmt.Sprintf("%s; at most %d with %d in flight that cost at most %d (--cost, --in-flight)", b.Over,
+		b.HeldOver(cost, inFlight), inFlight, cost)
+}
+
 // holds are the promises of rules with holds.
 func (d declaration) holds() (lines []string) {
 	for _, r := range d.rules {
@@ -253,11 +268,7 @@ func (d declaration) holds() (lines []string) {
 		if !ok {
 			continue
 		}
-		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)
-		if d.cost > 0 && d.inFlight > 0 {
-			text += fmt.Sprintf("; at most %d with %d in flight that cost at most %d (--cost, --in-flight)",
-				b.HeldOver(d.cost, d.inFlight), d.inFlight, d.cost)
-		}
+		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, heldOver(r, &b, d.cost, d.inFlight))
 		text += ". Lost: " + b.Stranded + "."
 		if b.Blind != "" {
 			text += " Without an id: " + b.Blind + "."

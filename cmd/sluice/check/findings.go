@@ -121,7 +121,11 @@ func (r *checked) asJSON(c *Command) checkReport {
 		v.Changes = config.Changes(r.before, r.rules)
 	}
 	for _, rule := range slices.Concat(r.rules.All(), r.overridden) {
-		v.Rules = append(v.Rules, declaredOf(rule, boundsOn(rule, c.Nodes, c.storage(), c.promise)))
+		d := declaredOf(rule, boundsOn(rule, c.Nodes, c.storage(), c.promise))
+		if d.Hold != nil {
+			d.Hold.Over = heldOver(rule, d.Hold, ratelimit.Tokens(c.Cost), ratelimit.Tokens(c.InFlight))
+		}
+		v.Rules = append(v.Rules, d)
 	}
 	return v
 }

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -57,8 +58,12 @@ func overriddenBy(rules *config.Rules, text string) (*ratelimit.Rule, error) {
 	case limit.Requests > found.Limit.Ceiling:
 		return nil, fmt.Errorf("the limit is %d, must be at most the rule's max_override %d", limit.Requests, found.Limit.Ceiling)
 	}
+	o := ratelimit.Override{Requests: limit.Requests, Unlimited: limit.Unlimited}
+	if why := found.WhyRefusesAll(&o); why != "" {
+		return nil, errors.New(why)
+	}
 	rule := *found
-	rule.Limit = found.Limit.Under(&ratelimit.Override{Requests: limit.Requests, Unlimited: limit.Unlimited})
+	rule.Limit = found.Limit.Under(&o)
 	rule.Path += " [" + descriptor + "]"
 	return &rule, nil
 }

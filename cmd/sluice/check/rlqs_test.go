@@ -1,6 +1,7 @@
 package check
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +39,18 @@ func TestCheckRLQS(t *testing.T) {
 	}
 	if code, out := checkRLQS(t, head+"rate_limit: {unlimited: true}\n", "--envoys=0"); code == 0 || !strings.Contains(out, "--envoys is 0") {
 		t.Errorf("%d: %s", code, out)
+	}
+}
+
+// What cannot be divided fails each form of the output, and programs can read it.
+func TestCheckRLQSFailsInEachForm(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, file, rules(60))
+	for _, form := range []string{"--json", "--sarif", "--from=" + file} {
+		code, out, errs := printed("--rlqs", form, file)
+		if code != 1 || !strings.Contains(errs, "must be at least 10: use RLS") || strings.HasPrefix(out, "{") && !json.Valid([]byte(out)) {
+			t.Errorf("%s: %d %s\n%s", form, code, errs, out)
+		}
 	}
 }
 

@@ -58,12 +58,16 @@ func (c *adminReset) Run(s cli.Streams) error {
 			errs = append(errs, err) // perhaps another node owns it
 			continue
 		}
-		for _, other := range slices.Delete(slices.Clone(nodes), i, i+1) {
-			if err := c.call(s, other, "/admin/drop?"); err != nil {
-				return err
-			}
-		}
-		return nil
+		return c.drop(s, slices.Delete(nodes, i, i+1))
+	}
+	return errors.Join(errs...)
+}
+
+// drop has each node drop its lease, also after one that does not answer.
+func (c *adminFlags) drop(s cli.Streams, nodes []string) error {
+	var errs []error
+	for _, address := range nodes {
+		errs = append(errs, c.call(s, address, "/admin/drop?"))
 	}
 	return errors.Join(errs...)
 }
@@ -83,12 +87,7 @@ func (c *adminDrop) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	for _, address := range nodes {
-		if err := c.call(s, address, "/admin/drop?"); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.drop(s, nodes)
 }
 
 func (c *adminFlags) call(s cli.Streams, address, path string) error {

@@ -1,6 +1,7 @@
 package debugport
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/csv"
@@ -37,16 +38,18 @@ func (*limitExport) Help() string {
   sluice limit export --token=... edge > edge.csv`
 }
 
-// Run writes CSV. It cannot contain keys whose name is a digest, and reports their number.
+// Run writes CSV. It cannot contain keys whose name is a digest, and reports their number. A key has one line: overrides
+// from before a change of its rule come last, the newest first, if the key has no other.
 func (c *limitExport) Run(s cli.Streams) error {
 	out := csv.NewWriter(s.Out)
 	_ = out.Write(csvColumns) // Flush and Error say it
-	digests := 0
-	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
-		if o.Domain == "" {
-			digests++
+	digests, written, idle := 0, map[string]bool{}, []console.Overridden(nil)
+	write := func(o *console.Overridden) error {
+		key := o.Domain + "?" + o.Descriptor
+		if written[key] {
 			return nil
 		}
+		written[key] = true
 		expires := ""
 		if !o.Expires.IsZero() {
 			expires = o.Expires.Format(time.RFC3339Nano)
@@ -54,7 +57,22 @@ func (c *limitExport) Run(s cli.Streams) error {
 		return out.Write([]string{
 			o.Domain, o.Descriptor, o.Limit.String(), o.Unit, expires, o.Reason, o.By, o.Set.Format(time.RFC3339Nano),
 		})
+	}
+	err := c.pages(c.Domain, "", func(o *console.Overridden) error {
+		switch {
+		case o.Domain == "":
+			digests++
+		case o.InForce == "":
+			idle = append(idle, *o)
+		default:
+			return write(o)
+		}
+		return nil
 	})
+	slices.SortStableFunc(idle, func(a, b console.Overridden) int { return b.Set.Compare(a.Set) })
+	for i := range idle {
+		err = errors.Join(err, write(&idle[i]))
+	}
 	out.Flush()
 	if digests > 0 {
 		fmt.Fprintf(s.Err, "sluice: %s left out: the key is longer than 128 bytes, and the store has only its digest\n", cli.Counted(digests, "override"))
@@ -86,6 +104,8 @@ const importAtOnce = 8
 // importing is one import of a file.
 type importing struct {
 	*limitImport
+	rows    *bufio.Reader
+	line    int // of the last row
 	columns []string
 	lines   map[string]int // by key
 	err     io.Writer
@@ -105,16 +125,15 @@ func (c *limitImport) Run(s cli.Streams) error {
 		defer func() { _ = file.Close() }() // it was only read
 		in = file
 	}
-	rows := csv.NewReader(in)
-	columns, err := rows.Read()
-	if err == nil {
-		err = checkColumns(columns)
+	i := &importing{limitImport: c, rows: bufio.NewReader(in), lines: map[string]int{}, err: s.Err}
+	var err error
+	if i.columns, err = i.row(); err == nil {
+		err = checkColumns(i.columns)
 	}
 	if err != nil {
 		return fmt.Errorf("%s has no line of column names: %w", c.File, err)
 	}
-	i := &importing{limitImport: c, columns: columns, lines: map[string]int{}, err: s.Err}
-	if err := i.run(rows); err != nil {
+	if err := i.run(); err != nil {
 		return fmt.Errorf("%w; %s set before: import the file again", err, cli.Counted(i.set, "override"))
 	}
 	fmt.Fprintf(s.Out, "%s set, %s refused\n", cli.Counted(i.set, "override"), cli.Counted(i.refused, "line"))
@@ -138,24 +157,42 @@ func checkColumns(names []string) error {
 	return nil
 }
 
+// row is the next line with text. Each is read by itself, so that a stray quote takes no other line with it.
+func (i *importing) row() (fields []string, err error) {
+	for {
+		text, end := i.rows.ReadString('\n')
+		if text == "" && end != nil {
+			return nil, end
+		}
+		i.line++
+		text = strings.TrimPrefix(text, "\ufeff") // of programs for tables
+		if fields, err = csv.NewReader(strings.NewReader(text)).Read(); !errors.Is(err, io.EOF) {
+			return fields, err
+		}
+	}
+}
+
 // run sets all rows. It stops at an error that is of no single row.
-func (i *importing) run(rows *csv.Reader) error {
+func (i *importing) run() error {
 	g, ctx := errgroup.WithContext(context.Background())
 	g.SetLimit(importAtOnce)
 	for ctx.Err() == nil {
-		fields, err := rows.Read()
+		fields, err := i.row()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if bad, ok := errors.AsType[*csv.ParseError](err); ok {
-			i.refuse(bad.StartLine, bad.Err)
+			i.refuse(i.line, bad.Err)
 			continue
 		}
 		if err != nil {
-			return errors.Join(err, g.Wait())
+			return errors.Join(fmt.Errorf("after line %d: %w", i.line, err), g.Wait())
 		}
-		line, _ := rows.FieldPos(0)
-		row := map[string]string{}
+		if len(fields) != len(i.columns) {
+			i.refuse(i.line, csv.ErrFieldCount)
+			continue
+		}
+		row, line := map[string]string{}, i.line
 		for at, name := range i.columns {
 			row[name] = fields[at]
 		}

@@ -42,10 +42,10 @@ func TestImportSetsEachLine(t *testing.T) {
 		code, out, errs := clitest.Run(new(Limit), []string{"import", "--token=t", "--by=ann", "--debug", strings.TrimPrefix(node.URL, "http://"), file}, address)
 		return code, out + errs
 	}
-	code, said := imported("limit,descriptor,domain,by,reason\n1,a=b,d,,\"x\ny\"\n2,none=1,d,,\n3,a=b,d,,\n4,c\n5, a=c,d,,\nx,a=d,d,,\n0,a=+&c=%26,e f,bob,\n")
+	code, said := imported("limit,descriptor,domain,by,reason\n1,a=b,d,,\"x, y\"\n\n2,none=1,d,,\n3,a=b,d,,\n4,c\n5, a=c,d,,\nx,a=d,d,,\n0,a=+&c=%26,e f,bob,\n")
 	slices.Sort(got)
 	want := []string{
-		`PUT /v1/overrides/d?a=b ann {"limit":1,"reason":"x\ny"}`,
+		`PUT /v1/overrides/d?a=b ann {"limit":1,"reason":"x, y"}`,
 		`PUT /v1/overrides/d?none=1 ann {"limit":2,"reason":""}`,
 		`PUT /v1/overrides/e%20f?a=%2B&c=%26 bob {"limit":0,"reason":""}`,
 	}
@@ -72,11 +72,41 @@ func TestImportSetsEachLine(t *testing.T) {
 			t.Errorf("%q prints %s, must be %s", text, said, part)
 		}
 	}
+	// A stray quote costs its own line only, and a mark of the encoding at the beginning of a file nothing.
+	code, said = imported("\ufeffdomain,descriptor,limit,reason\r\nd,a=b,1,\"ticket 1\r\nd,a=c,2,\r\nd,a=d,3,\"ticket 2\r\nd,a=e,4,\"x\"\r\n")
+	if code != 1 || !strings.Contains(said, "2 overrides set, 2 lines refused") || !strings.Contains(said, ":2: ") ||
+		!strings.Contains(said, ":4: ") {
+		t.Errorf("of a file with two stray quotes: %d %s", code, said)
+	}
+	code, said = imported("domain,descriptor,limit\nd,a=" + strings.Repeat("b", 1<<17) + ",x\nd,a=c,2")
+	if code != 1 || !strings.Contains(said, "1 override set, 1 line refused") {
+		t.Errorf("of a file with a long line: %d %s", code, said)
+	}
 	mu.Lock()
 	status = http.StatusServiceUnavailable
 	mu.Unlock()
 	many := "domain,descriptor,limit\n" + "d,a=b,1\n" + "d,a=c,1\n"
 	if code, said := imported(many); code != 1 || !strings.Contains(said, "0 overrides set before: import the file again") {
 		t.Errorf("without a store it ends with %d and %s", code, said)
+	}
+}
+
+// After a change of a rule, a key has the override in force in an export, and not the one of before.
+func TestExportHasTheOverrideInForce(t *testing.T) {
+	override := func(descriptor, limit, inForce string, set int) string {
+		return fmt.Sprintf(`{"domain": "d", "descriptor": %q, "limit": %s, "in_force": %q, "set": "2026-01-%02dT00:00:00Z"}`,
+			descriptor, limit, inForce, set)
+	}
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"overrides": [`+strings.Join([]string{
+			override("k=a", "5", "", 1), override("k=b", "6", "", 2), override("k=b", "7", "", 3), override("k=a", "1000", "1000 per minute", 1),
+		}, ", ")+`]}`)
+	}))
+	defer node.Close()
+	code, out, errs := clitest.Run(new(Limit), []string{"export", "--token=t", "--debug", strings.TrimPrefix(node.URL, "http://")}, address)
+	want := "domain,descriptor,limit,unit,expires,reason,by,set\n" +
+		"d,k=a,1000,,,,,2026-01-01T00:00:00Z\nd,k=b,7,,,,,2026-01-03T00:00:00Z\n"
+	if code != 0 || out != want {
+		t.Errorf("%d %s\n%s\nwant\n%s", code, errs, out, want)
 	}
 }

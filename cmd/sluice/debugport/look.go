@@ -204,8 +204,25 @@ type RuleSet struct {
 	Nodes       []string `json:"nodes"`
 }
 
+// counted is an earlier look, with the present counts of nodes that did not answer then, or have started since.
+func (v *look) counted(before *look) *look {
+	all := &look{at: before.at, rules: map[string]*metrics.RuleState{}}
+	for i := range v.nodes {
+		s := &v.nodes[i].state
+		for j := range before.nodes {
+			old := &before.nodes[j]
+			if old.debug == v.nodes[i].debug && !old.seen.IsZero() && old.state.Started.Equal(s.Started) {
+				s = &old.state
+			}
+		}
+		all.add(s)
+	}
+	return all
+}
+
 // since is what happened between two looks.
 func (v *look) since(before *look) *Summary {
+	before = v.counted(before)
 	s := &Summary{At: v.at.UTC(), Seconds: v.at.Sub(before.at).Seconds(), Sets: v.sets(), nodes: v.nodes}
 	rate := func(now, before uint64) float64 { return float64(now-min(before, now)) / s.Seconds }
 	s.Calls, s.Refused = rate(v.total.calls, before.total.calls), rate(v.total.over, before.total.over)

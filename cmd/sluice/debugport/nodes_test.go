@@ -2,6 +2,7 @@ package debugport
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -80,8 +81,36 @@ func TestTop(t *testing.T) {
 		math.Round(read.Calls*read.Seconds) != 11 { // since the table before: 1 and 10
 		t.Errorf("%d %s\n%s", code, errs, out)
 	}
+	if code, _, errs := clitest.Run(new(Top), []string{"--times=1", "--rules=-1", host(a)}, address); code != 1 ||
+		!strings.Contains(errs, "--rules -1, must not be negative") {
+		t.Errorf("of less than no rule: %d %s", code, errs)
+	}
 	if code, _, errs := clitest.Run(new(Top), []string{"--times=1"}, address); code != 1 || !strings.Contains(errs, "does not answer") {
 		t.Errorf("of no node: %d %s", code, errs)
+	}
+}
+
+// Counts of before the first look are in no rate: of a node that answers late, and of one that starts again.
+func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
+	at := time.Unix(1_700_000_000, 0)
+	seen := func(debug string, started, calls int) node {
+		n := node{debug: debug, seen: at, state: console.State{Started: time.Unix(int64(started), 0)}}
+		n.state.Calls, n.state.Rules = uint64(calls), []metrics.RuleState{{Domain: "d", Rule: "r", Admitted: uint64(calls)}}
+		return n
+	}
+	looked := func(at time.Time, nodes ...node) *look {
+		v := &look{at: at, nodes: nodes, rules: map[string]*metrics.RuleState{}}
+		for i := range nodes {
+			if n := &nodes[i]; !n.seen.IsZero() {
+				v.add(&n.state)
+			}
+		}
+		return v
+	}
+	before := looked(at, seen("a", 1, 1000), node{debug: "late", err: errors.New("away")}, seen("again", 1, 5000))
+	now := looked(at.Add(time.Second), seen("a", 1, 1007), seen("late", 1, 90000), seen("again", 2, 3), node{debug: "silent"})
+	if v := now.since(before); v.Calls != 7 || v.Rules[0].AdmittedRate != 7 {
+		t.Errorf("7 calls of one node are shown as %v a second, and %v admitted", v.Calls, v.Rules[0].AdmittedRate)
 	}
 }
 
@@ -120,5 +149,27 @@ func TestAdminFindsNodes(t *testing.T) {
 	}
 	if a, b := calls[0].Load(), calls[1].Load(); a != 2 || b != 2 {
 		t.Errorf("%d and %d corrections arrived", a, b)
+	}
+}
+
+// A node that does not answer keeps no other from dropping its lease, and the command says so and fails.
+func TestSilentNodeSparesNoOtherItsDrop(t *testing.T) {
+	for what, want := range map[string][]string{
+		"reset": {"first /admin/reset", "last /admin/drop"}, "drop": {"first /admin/drop", "last /admin/drop"},
+	} {
+		var got []string
+		node := func(name string) string {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				got = append(got, name+" "+r.URL.Path)
+				_, _ = w.Write([]byte(`{"done": "it"}`))
+			}))
+			t.Cleanup(s.Close)
+			return host(s)
+		}
+		addresses := node("first") + ",127.0.0.1:1," + node("last")
+		code, _, errs := clitest.Run(new(Admin), []string{what, "--token=t", "--debug", addresses, "d", "a=b"}, address)
+		if code != 1 || !strings.Contains(errs, "127.0.0.1:1") || !slices.Equal(got, want) {
+			t.Errorf("%s ends with %d and %s, and calls %q instead of %q", what, code, errs, got, want)
+		}
 	}
 }

@@ -38,8 +38,9 @@ Examples:
 // Run prints a table for each look. It blocks until it is interrupted, or has
 // looked as often as it should. It fails only if no node answers the first look.
 func (c *Top) Run(s cli.Streams) error {
-	if c.Every < 100*time.Millisecond {
-		return fmt.Errorf("--every is %v, must be at least 100ms", c.Every)
+	if c.Every < 100*time.Millisecond || c.Times < 0 || c.Rules < 0 {
+		return fmt.Errorf("--every is %v, must be at least 100ms; --times is %d and --rules %d, must not be negative",
+			c.Every, c.Times, c.Rules)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -2,6 +2,7 @@ package record
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -192,7 +193,7 @@ func readFile(name string, all *[]account.Event) error {
 	for n := 1; lines.Scan(); n++ {
 		var e account.Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
-			return fmt.Errorf("%s:%d is not an event of AUDIT_FILE: %w", name, n, errors.Join(err))
+			return fmt.Errorf("%s:%d is not an event of AUDIT_FILE: %w", name, n, cmp.Or(err, errors.New("it has no kind")))
 		}
 		*all = append(*all, e)
 	}

@@ -41,7 +41,7 @@ func TestAuditFindsABrokenLimit(t *testing.T) {
 	if code, out, errs := clitest.Run(new(Command), []string{one, two}); code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 1 windows") {
 		t.Errorf("of both files: %d %s\n%s", code, errs, out)
 	}
-	if code, _, errs := clitest.Run(new(Command), []string{bad}); code != 1 || !strings.Contains(errs, bad+":1 is not an event") {
+	if code, _, errs := clitest.Run(new(Command), []string{bad}); code != 1 || !strings.Contains(errs, bad+":1 is not an event of AUDIT_FILE: it has no kind") {
 		t.Errorf("of another file: %d %s", code, errs)
 	}
 }
@@ -62,5 +62,17 @@ func TestAuditFileIsBounded(t *testing.T) {
 	before, _ := os.ReadFile(name + ".1")
 	if string(now) != "third\n" || string(before) != "second\n" {
 		t.Errorf("the file has %q, and the one before %q", now, before)
+	}
+	// An operator moves it: the record continues in a new file, and the last lines of the old one stay where it is.
+	if err := os.Rename(name, name+".moved"); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"fourth\n", "fifth\n"} {
+		if _, err := f.Write([]byte(line)); err != nil {
+			t.Fatalf("after the file was moved: %v", err)
+		}
+	}
+	if now, _ = os.ReadFile(name); string(now) != "fifth\n" {
+		t.Errorf("after the file was moved, its place has %q", now)
 	}
 }

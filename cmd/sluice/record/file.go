@@ -2,6 +2,7 @@ package record
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -65,7 +66,7 @@ func (c *capped) Write(line []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.size > 0 && c.size+int64(len(line)) > c.most {
-		if err := os.Rename(c.name, c.name+".1"); err != nil {
+		if err := os.Rename(c.name, c.name+".1"); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return 0, err
 		}
 		f, err := os.OpenFile(c.name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -78,9 +79,13 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 	if len(text) > mostBytes {
 		return nil, fmt.Errorf("--settings %s exceeds %d bytes", name, mostBytes)
 	}
-	var root yaml.Node
-	if err := yaml.Unmarshal(text, &root); err != nil {
+	var root, second yaml.Node
+	documents := yaml.NewDecoder(bytes.NewReader(text))
+	if err := documents.Decode(&root); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("--settings %s: %w", name, err)
+	}
+	if err := documents.Decode(&second); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("--settings %s:%d: here starts a second document: a settings file has one", name, max(1, second.Line))
 	}
 	values := map[string]value{}
 	if len(root.Content) == 0 { // an empty file

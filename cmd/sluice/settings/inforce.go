@@ -82,16 +82,20 @@ func masked(flag *kong.Flag, value string) string {
 		return "(set)"
 	case strings.HasSuffix(name, "_URL"):
 		u, err := url.Parse(value)
-		if err == nil && (u.User != nil || u.Query().Has("password")) {
-			if q := u.Query(); q.Has("password") { // PostgreSQL's clients take it there, too
-				q.Set("password", "xxxxx")
+		if at := strings.LastIndex(value, "@"); at >= 0 && (err != nil || u.User == nil || strings.Count(value, "@") > 1) {
+			return "(set)" + value[at:] // not one URL, and maybe passwords
+		}
+		if err != nil || u.User == nil && !strings.Contains(value, "password") {
+			return value
+		}
+		q := u.Query()
+		for name := range q { // PostgreSQL's clients take password and sslpassword there, too
+			if strings.HasSuffix(name, "password") {
+				q.Set(name, "xxxxx")
 				u.RawQuery = q.Encode()
 			}
-			return u.Redacted()
 		}
-		if at := strings.LastIndex(value, "@"); at >= 0 { // not a URL, and maybe a password
-			return "(set)" + value[at:]
-		}
+		return u.Redacted()
 	}
 	return value
 }

@@ -65,7 +65,7 @@ func (f *Redis) perSecond() (*Redis, error) {
 		return nil, nil
 	}
 	if p.URL == "" || f.URL == "" {
-		return nil, fmt.Errorf("REDIS_PERSECOND is set, REDIS_PERSECOND_URL is %q and REDIS_URL is %q: both must name a Redis", p.URL, f.URL)
+		return nil, fmt.Errorf("REDIS_PERSECOND is set, REDIS_PERSECOND_URL is %q and REDIS_URL is %q: both must name a Redis", shown(p.URL), shown(f.URL))
 	}
 	other := *f
 	other.names = "REDIS_PERSECOND_"
@@ -112,7 +112,7 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	case "SENTINEL":
 		parts := strings.Split(f.URL, ",")
 		if len(parts) < 2 {
-			return nil, fmt.Errorf("%s is %q, and %s SENTINEL needs the name of the master before the addresses, separated by commas", f.setting("URL"), f.URL, f.setting("TYPE"))
+			return nil, fmt.Errorf("%s is %q, and %s SENTINEL needs the name of the master before the addresses, separated by commas", f.setting("URL"), shown(f.URL), f.setting("TYPE"))
 		}
 		o.MasterName, o.Addrs = parts[0], parts[1:]
 	default:
@@ -129,13 +129,16 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 func (f *Redis) single(o *redis.UniversalOptions) error {
 	if !strings.Contains(f.URL, "://") {
 		if o.Addrs = []string{f.URL}; f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
-			return fmt.Errorf("%s is %q, and %s unix needs a path", f.setting("URL"), f.URL, f.setting("SOCKET_TYPE"))
+			return fmt.Errorf("%s is %q, and %s unix needs a path", f.setting("URL"), shown(f.URL), f.setting("SOCKET_TYPE"))
 		}
 		return nil
 	}
 	parsed, err := redis.ParseURL(f.URL)
 	if err != nil {
-		return fmt.Errorf("%s is not a valid URI: %w", f.setting("URL"), withoutSecret(err))
+		if strings.Contains(f.URL, "@") { // the error may quote a password
+			err = errors.New("its scheme, port, database or an option is wrong; write / ? # % @ of a password as %2F %3F %23 %25 %40")
+		}
+		return fmt.Errorf("%s is not a valid URI: %w", f.setting("URL"), err)
 	}
 	o.Addrs, o.DB = []string{parsed.Addr}, parsed.DB
 	if parsed.Password != "" {
@@ -157,7 +160,7 @@ func (f *Redis) checkAddresses(addresses []string) error {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return fmt.Errorf("%s has the address %q, must be host:port: %w", f.setting("URL"), a, err)
+			return fmt.Errorf("%s has the address %q, must be host:port; a password belongs in %s", f.setting("URL"), shown(a), f.setting("AUTH"))
 		}
 	}
 	return nil

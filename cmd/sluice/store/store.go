@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -116,7 +115,7 @@ func Open(o Options) (Store, error) {
 	name, _, _ := strings.Cut(o.URL, "://")
 	s, known := find(name)
 	if s == nil {
-		return nil, fmt.Errorf("STORE_URL begins with %q, must begin with one of %s, and ://", name, known)
+		return nil, fmt.Errorf("STORE_URL begins with %q, must begin with one of %s, and ://", shown(name), known)
 	}
 	return s.open(&o)
 }
@@ -134,10 +133,10 @@ func PerSecond(o Options) (Store, error) {
 	return openRedis(&o)
 }
 
-// withoutSecret leaves out the URL, which may hold a password.
-func withoutSecret(err error) error {
-	if u, ok := errors.AsType[*url.Error](err); ok {
-		return u.Err
+// shown is a URL or an address without what may be a password.
+func shown(address string) string {
+	if at := strings.LastIndexByte(address, '@'); at >= 0 {
+		return "..." + address[at:]
 	}
-	return err
+	return address
 }
