@@ -69,6 +69,7 @@ type Server struct {
 	port      *transport.Port // it decides, and hands other methods to grpc
 	health    *health.Server
 	ready     atomic.Bool
+	drains    atomic.Bool // it is not ready again
 	https     []*http.Server
 	listeners []net.Listener // of the HTTP servers, and of gRPC last
 	calls     gate
@@ -228,7 +229,7 @@ func (v *Server) Addresses() (http, grpc, debug net.Addr) {
 // Open has gRPC's port open, if it was held. It is called once.
 func (v *Server) Open() { close(v.calls.opens) }
 
-// SetHealthy sets the result of health checks.
+// SetHealthy sets the result of health checks, until the server drains.
 func (v *Server) SetHealthy(ok bool) {
 	v.ready.Store(ok)
 	state := healthpb.HealthCheckResponse_NOT_SERVING
@@ -242,7 +243,7 @@ func (v *Server) SetHealthy(ok bool) {
 }
 
 func (v *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	if !v.ready.Load() {
+	if v.drains.Load() || !v.ready.Load() {
 		w.WriteHeader(http.StatusInternalServerError)
 		return
 	}
@@ -283,8 +284,8 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 }
 
 func (v *Server) drain(hurry context.Context) {
-	v.SetHealthy(false)
-	v.health.Shutdown() // no later SetHealthy changes it
+	v.drains.Store(true)
+	v.health.Shutdown() // no later SetHealthy changes it, nor drains
 	v.log.Info("draining: health fails, calls are still served", "for", v.options.DrainTime)
 	select {
 	// Load balancers learn only by failing health checks that this node ends. Until then they send

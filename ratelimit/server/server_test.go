@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -104,5 +105,35 @@ func TestStaleSocket(t *testing.T) {
 	}
 	if _, err := newServer(t, o); err == nil {
 		t.Error("removed a file that is no socket")
+	}
+}
+
+// While a node drains, the last look at its store may still end well.
+func TestHealthFailsUntilTheEndOfADrain(t *testing.T) {
+	o := local()
+	o.DrainTime = time.Hour
+	v, err := newServer(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain, drained := context.WithCancel(context.Background())
+	hurry, rush := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- v.Serve(drain, hurry) }()
+	v.SetHealthy(true)
+	drained()
+	health := func() int {
+		w := httptest.NewRecorder()
+		v.serveHealth(w, nil)
+		return w.Code
+	}
+	eventually(t, "health fails", func() bool { return health() != http.StatusOK })
+	v.SetHealthy(true)
+	if got := health(); got != http.StatusInternalServerError {
+		t.Errorf("/healthcheck of a node that drains: %d, want 500", got)
+	}
+	rush()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
