@@ -63,6 +63,15 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	if err != nil {
 		return errAddr
 	}
+	c := memberlist.DefaultLANConfig()
+	if net.ParseIP(host).IsUnspecified() { // behind a NAT, others reach this node by its peer address
+		name, _, _ := net.SplitHostPort(peerAddr)
+		seen, err := net.ResolveIPAddr("ip", name)
+		if err != nil {
+			return err
+		}
+		c.AdvertiseAddr, c.AdvertisePort = seen.String(), int(n)
+	}
 	logger := log.New(gossipLog{g}, "", 0)
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
 		BindAddrs: []string{host}, BindPort: int(n),
@@ -74,7 +83,6 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	// The text before the secret gives gossip a key of its own. It is none that anything else makes
 	// of the same secret (auth.go).
 	key := sha256.Sum256([]byte("sluice gossip " + secret))
-	c := memberlist.DefaultLANConfig()
 	// A gossiping node is named by its peer address, the only thing that others need.
 	c.Name = peerAddr
 	c.SecretKey = key[:]

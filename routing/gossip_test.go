@@ -171,6 +171,22 @@ func TestGossipListens(t *testing.T) {
 	l.Close()
 }
 
+// A node behind a NAT listens on all addresses. Others reach it by the address that PEER_ADDR has.
+func TestGossipIsReachedThroughANAT(t *testing.T) {
+	for bind, peerAddr := range map[string]string{"0.0.0.0": "192.0.2.1:8082", "::": "[2001:db8::1]:8082"} {
+		_, port, _ := net.SplitHostPort(freeAddrs(t, 1)[0])
+		g, err := NewGossip(net.JoinHostPort(bind, port), peerAddr, known, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		host, _, _ := net.SplitHostPort(peerAddr)
+		if at, want := g.list.LocalNode().Address(), net.JoinHostPort(host, port); at != want {
+			t.Errorf("others gossip with %s, want %s", at, want)
+		}
+		_ = g.Close()
+	}
+}
+
 // freeAddrs are that many free addresses.
 func freeAddrs(t *testing.T, n int) (addrs []string) {
 	t.Helper()
