@@ -39,6 +39,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	if err != nil || host == "" || notNumber != nil {
 		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be the HOST:PORT of this node as peers see it", f.Addr)
 	}
+	f.Addr = net.JoinHostPort(host, port) // an IPv4 address has no brackets in the names that others find
 	o.Discovery, err = routing.ParsePeers(f.Peers, func(seeds []string) (routing.Discovery, error) {
 		bound, _, _ := net.SplitHostPort(f.listens())
 		return routing.NewGossip(net.JoinHostPort(bound, strconv.Itoa(own+1)), f.Addr, f.Secret, seeds)

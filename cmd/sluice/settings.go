@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -166,7 +168,7 @@ func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 const graceTime = 10 * time.Second
 
 func (s *flags) serverOptions(b sizing.Budgets) server.Options {
-	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
+	address := func(host string, port uint16) string { return net.JoinHostPort(bare(host), strconv.Itoa(int(port))) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
 		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.Transport(), Budget: b.GRPC, HTTPBudget: b.HTTP,

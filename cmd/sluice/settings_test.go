@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 )
 
 // A node refuses impossible settings at its start, with their names and reasons, and without a secret. That
@@ -151,6 +152,25 @@ func TestListensBehindANAT(t *testing.T) {
 	} {
 		if got := (&peerFlags{Addr: addr}).listens(); got != want {
 			t.Errorf("%s: it listens on %s, want %s", addr, got, want)
+		}
+	}
+}
+
+// An IPv6 address may stand without brackets, as in fields of Kubernetes, or with them.
+func TestHostsMayBeIPv6(t *testing.T) {
+	for host, want := range map[string]string{
+		"::1": "[::1]:7", "[::1]": "[::1]:7", "::": "[::]:7", "127.0.0.1": "127.0.0.1:7", "localhost": "localhost:7", "": ":7",
+	} {
+		f := &flags{Host: host, Port: 7, GRPCHost: host, GRPCPort: 7, DebugHost: host, DebugPort: 7}
+		if o := f.serverOptions(sizing.Budgets{}); o.HTTP != want || o.GRPC != want || o.Debug != want {
+			t.Errorf("%q: HTTP on %q, gRPC on %q, debug on %q, want %q", host, o.HTTP, o.GRPC, o.Debug, want)
+		}
+	}
+	for _, addr := range []string{"[fd00::1]:8082", "[10.0.0.1]:8082"} { // the chart writes [$(POD_IP)]:8082
+		f := &peerFlags{Peers: "static:a:1", Secret: "sixteen-bytes-or-more", Addr: addr}
+		host, port, _ := net.SplitHostPort(addr)
+		if o, _, err := f.options(); err != nil || o.Addr != net.JoinHostPort(host, port) || f.Addr != o.Addr {
+			t.Errorf("PEER_ADDR=%s: its name is %q (%q), %v", addr, o.Addr, f.Addr, err)
 		}
 	}
 }

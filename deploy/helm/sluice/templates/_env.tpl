@@ -51,7 +51,7 @@
 {{- if .Values.peers.enabled }}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
-- {name: PEER_ADDR, value: "$(POD_IP):8082"}
+- {name: PEER_ADDR, value: "[$(POD_IP)]:8082"}
 - {name: PEERS, value: "dns:{{ include "sluice.name" . }}-peers.{{ .Release.Namespace }}.svc:8082"}
 {{- end }}
 {{- with .Values.existingSecret }}
