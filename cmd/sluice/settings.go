@@ -29,7 +29,7 @@ type flags struct {
 	RuntimeAppdir   string        `group:"rules" env:"RUNTIME_APPDIRECTORY" name:"runtime-appdirectory" default:"config" help:"Directory of the rules, below RUNTIME_SUBDIRECTORY."`
 	IgnoreDotFiles  bool          `group:"rules" env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Skip files and directories that start with a dot."`
 	WatchRoot       bool          `group:"rules" env:"RUNTIME_WATCH_ROOT" name:"runtime-watch-root" default:"true" negatable:"" help:"If RUNTIME_ROOT is a link, reload only when the link changes. false: reload at each change of a file."`
-	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start even if the first rules are bad, with failing health."`
+	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start also with bad first rules. Calls then fail."`
 	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"After a forced start, report health only once rules are loaded."`
 	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Merge descriptors of files with the same domain."`
 	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Use calendar months in UTC instead of 30 days, for fixed_window."`
