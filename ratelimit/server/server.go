@@ -172,6 +172,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		grpc.what, grpc.network, grpc.address = "gRPC (GRPC_UDS)", "unix", path
 		removeStaleSocket(path)
 	}
+	var opened []string // as listeners
 	for _, p := range ports {
 		if p.address == "" {
 			continue
@@ -188,8 +189,15 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		if err != nil {
 			return err
 		}
+		for i, other := range v.listeners {
+			if overlap(other.Addr(), l.Addr()) {
+				_ = l.Close()
+				return fmt.Errorf("cannot open the %s port: the %s port has its address, %s", p.what, opened[i],
+					other.Addr())
+			}
+		}
 		// gRPC's port is the last of the list, so that each HTTP server has its listener's index.
-		v.listeners = append(v.listeners, l)
+		v.listeners, opened = append(v.listeners, l), append(opened, p.what)
 		fixed := p.network == "tcp" && !strings.HasSuffix(p.address, ":0")
 		v.calls = gate{opens: make(chan struct{}), again: open, is: l, fixed: fixed}
 		if p.handler != nil {
@@ -201,6 +209,13 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		}
 	}
 	return nil
+}
+
+// overlap tells whether connections to one address may come to the other. The kernel does not: see sharePort.
+func overlap(a, b net.Addr) bool {
+	x, isTCP := a.(*net.TCPAddr)
+	y, areBoth := b.(*net.TCPAddr)
+	return isTCP && areBoth && x.Port == y.Port && (x.IP.Equal(y.IP) || x.IP.IsUnspecified() || y.IP.IsUnspecified())
 }
 
 // maxHTTPHeader bounds the headers of an HTTP request, and with them the

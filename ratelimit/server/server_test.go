@@ -81,6 +81,28 @@ func TestAllPortsOrNone(t *testing.T) {
 	}
 }
 
+// Ports of one process that have the same address would get each other's connections: processes may share ports.
+func TestNoTwoPortsHaveOneAddress(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Close()
+	_, port, _ := net.SplitHostPort(free.Addr().String())
+	for _, host := range []string{"127.0.0.1:", "0.0.0.0:"} {
+		o := local()
+		o.GRPC, o.Debug = "127.0.0.1:"+port, host+port
+		v, err := newServer(t, o)
+		if err == nil {
+			v.close()
+		}
+		want := "the gRPC (GRPC_HOST, GRPC_PORT) port: the debug (DEBUG_HOST, DEBUG_PORT) port has its address"
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
+}
+
 // A socket that a dead process left is replaced; one in use, or a file, is not.
 func TestStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
