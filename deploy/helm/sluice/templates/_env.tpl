@@ -1,9 +1,24 @@
-{{- /* The settings of a node. What env names is not set here as well. */ -}}
+{{- /* The settings of a node. What env or extraEnv name is not set here as well. */ -}}
 {{- define "sluice.env" -}}
-- {name: RUNTIME_ROOT, value: /etc/sluice}
-{{- if not (hasKey .Values.env "DEBUG_HOST") }}
-- {name: DEBUG_HOST, value: 0.0.0.0}
+{{- $named := deepCopy .Values.env }}
+{{- range .Values.extraEnv }}{{ $_ := set $named .name true }}{{ end }}
+{{- if hasKey $named "DRAIN_TIME" }}{{ fail "env has DRAIN_TIME: set drainSeconds, from which terminationGracePeriodSeconds follows too" }}{{ end }}
+{{- range regexSplit "(?m)^- " (include "sluice.ownEnv" .) -1 }}
+{{- $name := regexFind "[A-Z][A-Z_]+" . }}
+{{- if and $name (not (hasKey $named $name)) }}
+- {{ trim . }}
 {{- end }}
+{{- end }}
+{{- range $name, $value := .Values.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- define "sluice.ownEnv" -}}
+- {name: RUNTIME_ROOT, value: /etc/sluice}
+- {name: DEBUG_HOST, value: 0.0.0.0}
 - {name: RUNTIME_APPDIRECTORY, value: rules}
 - {name: RUNTIME_WATCH_ROOT, value: "false"}
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
@@ -11,13 +26,9 @@
 {{- if .Values.maxKeys }}
 - {name: MAX_KEYS, value: {{ .Values.maxKeys | int | quote }}}
 {{- end }}
-{{- $nodes := include "sluice.maxNodes" . }}
-{{- if not (hasKey .Values.env "COORDINATION_MAX_NODES") }}
-- {name: COORDINATION_MAX_NODES, value: {{ $nodes | quote }}}
-{{- end }}
-{{- $memory := include "sluice.goMemLimit" . }}
-{{- if and $memory (not (hasKey .Values.env "GOMEMLIMIT")) }}
-- {name: GOMEMLIMIT, value: {{ $memory | quote }}}
+- {name: COORDINATION_MAX_NODES, value: {{ include "sluice.maxNodes" . | quote }}}
+{{- with include "sluice.goMemLimit" . }}
+- {name: GOMEMLIMIT, value: {{ . | quote }}}
 {{- end }}
 {{- if .Values.rulesCopy.enabled }}
 - {name: CONFIG_LAST_GOOD_FILE, value: /var/lib/sluice/rules.json}
@@ -59,11 +70,5 @@
 - name: {{ . }}
   valueFrom: {secretKeyRef: {name: {{ $.Values.existingSecret }}, key: {{ . }}, optional: true}}
 {{- end }}
-{{- end }}
-{{- range $name, $value := .Values.env }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
-{{- end }}
-{{- with .Values.extraEnv }}
-{{ toYaml . }}
 {{- end }}
 {{- end }}
