@@ -191,6 +191,8 @@ func holdsTogether(t *testing.T, name string, d *apps.Deployment) {
 		t.Errorf("%s: peers' port %t, PEERS %q", name, ports["peers"], env["PEERS"])
 	case c.ReadinessProbe.GRPC == nil || c.StartupProbe == nil || c.LivenessProbe == nil:
 		t.Errorf("%s lacks probes", name)
+	case c.StartupProbe.TCPSocket == nil || c.LivenessProbe.TCPSocket == nil: // health waits for the store, for as long as it takes
+		t.Errorf("%s restarts in an outage of the store", name)
 	case *pod.TerminationGracePeriodSeconds != 65 || env["DRAIN_TIME"] != "45s":
 		t.Errorf("%s: %d s to end, drains for %s", name, *pod.TerminationGracePeriodSeconds, env["DRAIN_TIME"])
 	case !*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation:
