@@ -26,7 +26,7 @@ var settings = map[string]map[string]any{
 	"everything": {
 		"peers": map[string]any{"enabled": true}, "existingSecret": "sluice", "autoscaling": map[string]any{"enabled": true},
 		"serviceMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}, "prometheusRule": map[string]any{"enabled": true},
-		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true, "REDIS_TYPE": "SINGLE", "DEBUG_HOST": "127.0.0.1", "ADMIN_TOKEN": "a"},
+		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true, "REDIS_TYPE": "SINGLE", "DEBUG_HOST": "::", "ADMIN_TOKEN": "a"},
 		"extraEnv":         []any{map[string]any{"name": "PEER_SECRET", "value": "b"}},
 		"imagePullSecrets": []any{map[string]any{"name": "pull"}}, "podAnnotations": map[string]any{"a": "b"}, "nodeSelector": map[string]any{"disk": "ssd"},
 		"tolerations": []any{map[string]any{"key": "k", "operator": "Exists"}}, "affinity": map[string]any{"podAntiAffinity": map[string]any{}},
@@ -374,6 +374,7 @@ func TestChartRefuses(t *testing.T) {
 		"maxNodes is 2, and there may be 4 pods":          {"env": map[string]any{"COORDINATION_MAX_NODES": 2}},
 		"rules, a.yaml: max_nodes is 3, and there may be": {"rules": map[string]any{"a.yaml": "coordination: {mode: approx, max_nodes: 3}"}},
 		"set drainSeconds":                                {"env": map[string]any{"DRAIN_TIME": "90s"}},
+		"ask the debug port at the pod's address":         {"env": map[string]any{"DEBUG_HOST": "127.0.0.1"}},
 		"lower maxKeys to 671088 at most":                 {"maxKeys": 1000000, "resources": map[string]any{"limits": map[string]any{"memory": "512Mi"}}},
 	} {
 		v, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "sluice", Namespace: "sluice"}, chartutil.DefaultCapabilities)
