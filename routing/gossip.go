@@ -55,14 +55,11 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 
 // listen joins the gossip on bind, as peerAddr. If it returns an error, it has closed its ports.
 func (g *Gossip) listen(bind, peerAddr, secret string) error {
-	host, port, err := net.SplitHostPort(bind)
-	if err != nil {
-		return errAddr
+	if err := checkAddr(bind); err != nil {
+		return err
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return errAddr
-	}
+	host, port, _ := net.SplitHostPort(bind)
+	n, _ := strconv.Atoi(port)
 	c := memberlist.DefaultLANConfig()
 	if net.ParseIP(host).IsUnspecified() { // behind a NAT, others reach this node by its peer address
 		name, _, _ := net.SplitHostPort(peerAddr)
@@ -70,11 +67,11 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 		if err != nil {
 			return err
 		}
-		c.AdvertiseAddr, c.AdvertisePort = seen.String(), int(n)
+		c.AdvertiseAddr, c.AdvertisePort = seen.String(), n
 	}
 	logger := log.New(gossipLog{g}, "", 0)
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-		BindAddrs: []string{host}, BindPort: int(n),
+		BindAddrs: []string{host}, BindPort: n,
 		Logger: logger,
 	})
 	if err != nil {
