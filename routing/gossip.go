@@ -61,18 +61,19 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	host, port, _ := net.SplitHostPort(bind)
 	n, _ := strconv.Atoi(port)
 	c := memberlist.DefaultLANConfig()
-	if net.ParseIP(host).IsUnspecified() { // behind a NAT, others reach this node by its peer address
+	bound, err := net.ResolveIPAddr("ip", host)
+	seen := bound
+	if err == nil && bound.IP.IsUnspecified() { // behind a NAT, others reach this node by its peer address
 		name, _, _ := net.SplitHostPort(peerAddr)
-		seen, err := net.ResolveIPAddr("ip", name)
-		if err != nil {
-			return err
-		}
-		c.AdvertiseAddr, c.AdvertisePort = seen.String(), n
+		seen, err = net.ResolveIPAddr("ip", name)
 	}
+	if err != nil {
+		return err
+	}
+	c.AdvertiseAddr, c.AdvertisePort = seen.IP.String(), n
 	logger := log.New(gossipLog{g}, "", 0)
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-		BindAddrs: []string{host}, BindPort: n,
-		Logger: logger,
+		BindAddrs: []string{bound.IP.String()}, BindPort: n, Logger: logger,
 	})
 	if err != nil {
 		return err
