@@ -191,6 +191,8 @@ func holdsTogether(t *testing.T, name string, d *apps.Deployment) {
 		t.Errorf("%s: peers' port %t, PEERS %q", name, ports["peers"], env["PEERS"])
 	case c.ReadinessProbe.GRPC == nil || c.StartupProbe == nil || c.LivenessProbe == nil:
 		t.Errorf("%s lacks probes", name)
+	case pod.EnableServiceLinks == nil || *pod.EnableServiceLinks: // STATSD_PORT, where there is a Service statsd
+		t.Errorf("%s gets settings from Services", name)
 	case c.StartupProbe.TCPSocket == nil || c.LivenessProbe.TCPSocket == nil: // health waits for the store, for as long as it takes
 		t.Errorf("%s restarts in an outage of the store", name)
 	case *pod.TerminationGracePeriodSeconds != 65 || env["DRAIN_TIME"] != "45s":
