@@ -58,6 +58,27 @@ func init() {
 	settings["agent router"] = values
 }
 
+// Numbers of settings are written out: in a file of values each is a float64, also 1048576.
+func TestChartWritesNumbersOut(t *testing.T) {
+	var values map[string]any
+	if err := yaml.Unmarshal([]byte("env: {LOCAL_CACHE_SIZE_IN_BYTES: 1048576, MAX_MEMORY: 2147483648, NEAR_LIMIT_RATIO: 0.75}"), &values); err != nil {
+		t.Fatal(err)
+	}
+	_, env := deployed(t, values)
+	for name, want := range map[string]string{"LOCAL_CACHE_SIZE_IN_BYTES": "1048576", "MAX_MEMORY": "2147483648", "NEAR_LIMIT_RATIO": "0.75"} {
+		if got := env[name].Value; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	for _, j := range rendered[*batch.Job](t, values) {
+		for _, e := range j.Spec.Template.Spec.Containers[0].Env {
+			if e.Name == "MAX_MEMORY" && e.Value != "2147483648" {
+				t.Errorf("the check of rules has a MAX_MEMORY of %q", e.Value)
+			}
+		}
+	}
+}
+
 // Agent Router's Envoys find the nodes by the name that they call, and the nodes their rules.
 func TestChartForAgentRouter(t *testing.T) {
 	s := rendered[*core.Service](t, settings["agent router"])["envoy-ai-gateway-ratelimit"]

@@ -11,7 +11,7 @@
 {{- end }}
 {{- end }}
 {{- range $name, $value := .Values.env }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+- {name: {{ $name }}, value: {{ include "sluice.text" $value | quote }}}
 {{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
