@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
@@ -102,7 +104,7 @@ func (s *flags) validate() error {
 	if s.MaxWait != 0 && (s.MaxWait < time.Millisecond || s.MaxWait > time.Minute) {
 		errs = append(errs, fmt.Errorf("MAX_WAIT is %v, must be 0 (never shed) or between 1ms and 1m", s.MaxWait))
 	}
-	if s.NearLimitRatio < 0 || s.NearLimitRatio > 1 {
+	if !(s.NearLimitRatio >= 0 && s.NearLimitRatio <= 1) { // NaN is neither below nor above
 		errs = append(errs, fmt.Errorf("NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio))
 	}
 	for name, d := range map[string]time.Duration{
@@ -112,6 +114,16 @@ func (s *flags) validate() error {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("%s is %v, must not be negative", name, d))
 		}
+	}
+	for name, header := range map[string]string{
+		"LIMIT_LIMIT_HEADER": s.LimitHeader, "LIMIT_REMAINING_HEADER": s.RemainingHeader, "LIMIT_RESET_HEADER": s.ResetHeader,
+	} {
+		if s.HeadersEnabled && !httpguts.ValidHeaderFieldName(header) {
+			errs = append(errs, fmt.Errorf("%s is %q, must be the name of a header", name, header))
+		}
+	}
+	if !strings.HasPrefix(s.PrometheusPath, "/") {
+		errs = append(errs, fmt.Errorf("PROMETHEUS_PATH is %q, must begin with /", s.PrometheusPath))
 	}
 	if _, ok := logLevels[strings.ToLower(s.LogLevel)]; !ok {
 		errs = append(errs, fmt.Errorf("LOG_LEVEL is %q, must be debug, info, warn or error", s.LogLevel))
