@@ -36,7 +36,7 @@ type peerFlags struct {
 func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
 	host, port, err := net.SplitHostPort(f.Addr)
 	own, notNumber := strconv.Atoi(port)
-	if err != nil || host == "" || notNumber != nil {
+	if err != nil || host == "" || net.ParseIP(host).IsUnspecified() || notNumber != nil {
 		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be the HOST:PORT of this node as peers see it", f.Addr)
 	}
 	f.Addr = net.JoinHostPort(host, port) // an IPv4 address has no brackets in the names that others find

@@ -59,6 +59,7 @@ func TestBadSettings(t *testing.T) {
 		"max wait":               {[]string{"MAX_WAIT=1us"}, nil, "MAX_WAIT is 1µs, must be 0 (never shed) or between 1ms and 1m"},
 		"peers 1":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, nil, "without PEER_SECRET or PEER_TLS_CERT"},
 		"peers 2":                {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more"}, nil, `PEER_ADDR is ""`},
+		"peers of no address":    {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=0.0.0.0:1"}, nil, `PEER_ADDR is "0.0.0.0:1", and with PEERS it must be the HOST:PORT of this node as peers see it`},
 		"peers 3":                {[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, nil, `PEERS is "zookeeper:a:1"`},
 		"peers 4":                {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=2"}, nil, "PEER_WEIGHT"},
 		"peers 5":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_TLS_CERT=/nowhere"}, nil, "PEER_TLS_CERT"},
