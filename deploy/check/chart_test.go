@@ -58,6 +58,16 @@ func init() {
 	settings["agent router"] = values
 }
 
+// Kubernetes cannot ask for health over TLS, nor where gRPC has a socket: it asks the HTTP port.
+func TestChartIsReadyWithTLS(t *testing.T) {
+	for _, name := range []string{"GRPC_SERVER_USE_TLS", "GRPC_UDS"} {
+		d, _ := deployed(t, map[string]any{"env": map[string]any{name: "true"}})
+		if p := d.Spec.Template.Spec.Containers[0].ReadinessProbe; p.GRPC != nil || p.HTTPGet == nil || p.HTTPGet.Path != "/healthcheck" {
+			t.Errorf("with %s, readiness is %+v", name, p.ProbeHandler)
+		}
+	}
+}
+
 // Numbers of settings are written out: in a file of values each is a float64, also 1048576.
 func TestChartWritesNumbersOut(t *testing.T) {
 	var values map[string]any
