@@ -491,7 +491,7 @@ func TestAnonymousCertificateSaysNothing(t *testing.T) {
 // A peer whose packets are dropped, from the start or later, is reported, and not as a call that this node has ended:
 // such errors are not logged.
 func TestPeersBehindAFirewallAreReported(t *testing.T) {
-	w := newRingWorld(t, 3) // nobody answers at the last address
+	w := newRingWorld(t, 3) // no node answers at the last address
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
