@@ -408,6 +408,7 @@ func TestChartRefuses(t *testing.T) {
 		"rules, a.yaml: max_nodes is 3, and there may be": {"rules": map[string]any{"a.yaml": "coordination: {mode: approx, max_nodes: 3}"}},
 		"set drainSeconds":                                {"env": map[string]any{"DRAIN_TIME": "90s"}},
 		"ask the debug port at the pod's address":         {"env": map[string]any{"DEBUG_HOST": "127.0.0.1"}},
+		"env has GRPC_PORT":                               {"env": map[string]any{"GRPC_PORT": 9000}},
 		"lower maxKeys to 671088 at most":                 {"maxKeys": 1000000, "resources": map[string]any{"limits": map[string]any{"memory": "512Mi"}}},
 	} {
 		v, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "sluice", Namespace: "sluice"}, chartutil.DefaultCapabilities)
