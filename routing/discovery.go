@@ -77,10 +77,10 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 		}
 		return Static(addrs), nil
 	case "dns":
-		host, port, err := net.SplitHostPort(rest)
-		if err != nil || host == "" {
-			return nil, fmt.Errorf("PEERS is %q, and dns needs NAME:PORT", s)
+		if err := checkAddr(rest); err != nil {
+			return nil, fmt.Errorf("PEERS is %q, and dns needs NAME:PORT: %w", s, err)
 		}
+		host, port, _ := net.SplitHostPort(rest)
 		return DNS{Name: host, Port: port, Resolver: net.DefaultResolver}, nil
 	}
 	return nil, fmt.Errorf("PEERS is %q, must be static:HOST:PORT (and more, by comma), dns:NAME:PORT or "+

@@ -55,18 +55,25 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 
 // listen joins the gossip on bind, as peerAddr. If it returns an error, it has closed its ports.
 func (g *Gossip) listen(bind, peerAddr, secret string) error {
-	host, port, err := net.SplitHostPort(bind)
-	if err != nil {
-		return errAddr
+	if err := checkAddr(bind); err != nil {
+		return err
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return errAddr
+	host, port, _ := net.SplitHostPort(bind)
+	n, _ := strconv.Atoi(port)
+	c := memberlist.DefaultLANConfig()
+	bound, err := net.ResolveIPAddr("ip", host)
+	seen := bound
+	if err == nil && bound.IP.IsUnspecified() { // behind a NAT, others reach this node by its peer address
+		name, _, _ := net.SplitHostPort(peerAddr)
+		seen, err = net.ResolveIPAddr("ip", name)
 	}
+	if err != nil {
+		return err
+	}
+	c.AdvertiseAddr, c.AdvertisePort = seen.IP.String(), n
 	logger := log.New(gossipLog{g}, "", 0)
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-		BindAddrs: []string{host}, BindPort: int(n),
-		Logger: logger,
+		BindAddrs: []string{bound.IP.String()}, BindPort: n, Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -74,7 +81,6 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	// The text before the secret gives gossip a key of its own. It is none that anything else makes
 	// of the same secret (auth.go).
 	key := sha256.Sum256([]byte("sluice gossip " + secret))
-	c := memberlist.DefaultLANConfig()
 	// A gossiping node is named by its peer address, the only thing that others need.
 	c.Name = peerAddr
 	c.SecretKey = key[:]

@@ -171,6 +171,30 @@ func TestGossipListens(t *testing.T) {
 	l.Close()
 }
 
+// A node behind a NAT listens on all addresses. Others reach it by the address that PEER_ADDR has, or by that of its
+// name.
+func TestGossipIsReachedAtThePeersAddress(t *testing.T) {
+	name, err := net.ResolveIPAddr("ip", "localhost")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ bind, peer, host string }{
+		{"0.0.0.0", "192.0.2.1:8082", "192.0.2.1"},
+		{"::", "[2001:db8::1]:8082", "2001:db8::1"},
+		{"localhost", "localhost:8082", name.String()},
+	} {
+		_, port, _ := net.SplitHostPort(freeAddrs(t, 1)[0])
+		g, err := NewGossip(net.JoinHostPort(c.bind, port), c.peer, known, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at, want := g.list.LocalNode().Address(), net.JoinHostPort(c.host, port); at != want {
+			t.Errorf("others gossip with %s, want %s", at, want)
+		}
+		_ = g.Close()
+	}
+}
+
 // freeAddrs are that many free addresses.
 func freeAddrs(t *testing.T, n int) (addrs []string) {
 	t.Helper()

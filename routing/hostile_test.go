@@ -487,3 +487,57 @@ func TestAnonymousCertificateSaysNothing(t *testing.T) {
 		t.Errorf("it says %v", cert.Subject)
 	}
 }
+
+// A peer whose packets are dropped, from the start or later, is reported, and not as a call that this node has ended:
+// such errors are not logged.
+func TestPeersBehindAFirewallAreReported(t *testing.T) {
+	w := newRingWorld(t, 3) // no node answers at the last address
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, peer := w.make(0, known, nil), w.make(1, known, nil)
+	w.run(peer, inner, nil)
+	dropped := make(chan struct{})
+	pass := func(to, from net.Conn) {
+		for b := make([]byte, 64<<10); ; {
+			k, err := from.Read(b)
+			select {
+			case <-dropped: // both ends stay open
+				return
+			default:
+			}
+			if _, failed := to.Write(b[:k]); err != nil || failed != nil {
+				to.Close()
+				return
+			}
+		}
+	}
+	go func() {
+		for outer, err := w.lis[1].Accept(); err == nil; outer, err = w.lis[1].Accept() {
+			t.Cleanup(func() { outer.Close() })
+			if through, err := net.Dial("tcp", inner.Addr().String()); err == nil {
+				t.Cleanup(func() { through.Close() })
+				go pass(through, outer)
+				go pass(outer, through)
+			}
+		}
+	}()
+	w.run(n, w.lis[0], nil)
+	told := func(addr string) {
+		t.Helper()
+		for {
+			switch err := <-n.errs; {
+			case !strings.HasPrefix(err.Error(), addr):
+			case errors.Is(err, errSilent) && !strings.Contains(err.Error(), context.Canceled.Error()):
+				return
+			default:
+				t.Fatalf("told of %v", err)
+			}
+		}
+	}
+	told(w.addrs[2])
+	w.eventually("the peers meet", func() bool { return len(n.Stats().Members) == 2 })
+	close(dropped)
+	told(w.addrs[1])
+}

@@ -241,7 +241,7 @@ func TestParsePeers(t *testing.T) {
 			t.Errorf("%s: %v %v", text, d, err)
 		}
 	}
-	for _, text := range []string{"", "static:", "static:a", "static:a:x", "dns:a", "dns::1", "raft:a:1"} {
+	for _, text := range []string{"", "static:", "static:a", "static:a:x", "dns:a", "dns::1", "dns:a:x", "dns:a:70000", "raft:a:1"} {
 		if _, err := ParsePeers(text, nil); err == nil || !strings.Contains(err.Error(), "PEERS") {
 			t.Errorf("%q: %v", text, err)
 		}

@@ -59,15 +59,17 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	// introduction does not keep this goroutine.
 	late := time.AfterFunc(opening, cancel)
 	stream, err := wire.NewPeerClient(conn).Exchange(ctx)
-	if err != nil {
-		return err
+	var welcome *wire.Hello
+	if err == nil {
+		welcome, err = r.introduce(stream, m.addr)
 	}
-	welcome, err := r.introduce(stream, m.addr)
+	if !late.Stop() {
+		err = fmt.Errorf("%w: it did not introduce itself within %v", errSilent, opening)
+	}
 	if err != nil {
 		r.refuse("", err)
 		return err
 	}
-	late.Stop()
 	select { // of the last conversation
 	// The bell of an earlier conversation must not end this one.
 	case <-m.again:
@@ -80,7 +82,11 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	go func() { ended <- r.receiveReplies(stream, m); cancel() }()
 	err = r.sendFrames(ctx, stream, m)
 	cancel()
-	return errors.Join(<-ended, err)
+	// After errSilent, the other end is that of cancel.
+	if broke := <-ended; !errors.Is(err, errSilent) {
+		err = errors.Join(broke, err)
+	}
+	return err
 }
 
 // sendFrames sends what waits, as much as is there in one message.

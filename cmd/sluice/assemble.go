@@ -110,8 +110,13 @@ func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets sizing
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	scrape := shown.Handler(registry)
 	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape, c.debugOptions(), func(mux *http.ServeMux) { console.Register(mux, people) })
-	only := http.NewServeMux()
-	only.Handle(c.PrometheusPath, scrape)
+	only := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != c.PrometheusPath { // which may have braces, that a pattern may not
+			http.NotFound(w, r)
+			return
+		}
+		scrape.ServeHTTP(w, r)
+	})
 	public := http.NewServeMux()
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)

@@ -13,9 +13,12 @@ func (s *flags) redacts() bool {
 	if s.ConsoleRedact != nil {
 		return *s.ConsoleRedact
 	}
-	ip := net.ParseIP(s.DebugHost)
+	ip := net.ParseIP(bare(s.DebugHost))
 	return s.DebugHost != "localhost" && (ip == nil || !ip.IsLoopback())
 }
+
+// bare is a host without the brackets that an IPv6 address may have.
+func bare(host string) string { return strings.Trim(host, "[]") }
 
 func (s *flags) debugOptions() server.DebugOptions {
 	o := server.DebugOptions{Unnamed: []string{"/metrics"}}

@@ -208,7 +208,7 @@ func TestOpenAPI(t *testing.T) {
 
 // By default, the debug port is for this machine only. With another host, keys are marks.
 func TestDebugPortIsForThisMachine(t *testing.T) {
-	for host, want := range map[string]bool{"127.0.0.1": false, "::1": false, "localhost": false, "0.0.0.0": true, "": true, "10.1.2.3": true} {
+	for host, want := range map[string]bool{"127.0.0.1": false, "::1": false, "[::1]": false, "localhost": false, "0.0.0.0": true, "": true, "10.1.2.3": true} {
 		if got := (&flags{DebugHost: host}).redacts(); got != want {
 			t.Errorf("on %q values are hidden: %v", host, got)
 		}

@@ -27,7 +27,7 @@ type peerFlags struct {
 	Peers   string `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (NAME is a headless service, or an SRV name such as _peers._tcp.sluice) or gossip:HOST:PORT,... Default: none. Rules with mode routing then run as leasing."`
 	Addr    string `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT. If it is not of this machine, as behind a NAT, the node listens on its port of all addresses. PEERS gossip uses the next port, TCP and UDP."`
 	Secret  string `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
-	TLSCert string `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate of this node, a file. Peers present theirs to each other."`
+	TLSCert string `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate for peers, a file. It is read again when it changes."`
 	TLSKey  string `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
 	TLSCA   string `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
 }
@@ -36,9 +36,10 @@ type peerFlags struct {
 func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
 	host, port, err := net.SplitHostPort(f.Addr)
 	own, notNumber := strconv.Atoi(port)
-	if err != nil || host == "" || notNumber != nil {
+	if err != nil || host == "" || net.ParseIP(host).IsUnspecified() || notNumber != nil {
 		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be the HOST:PORT of this node as peers see it", f.Addr)
 	}
+	f.Addr = net.JoinHostPort(host, port) // an IPv4 address has no brackets in the names that others find
 	o.Discovery, err = routing.ParsePeers(f.Peers, func(seeds []string) (routing.Discovery, error) {
 		bound, _, _ := net.SplitHostPort(f.listens())
 		return routing.NewGossip(net.JoinHostPort(bound, strconv.Itoa(own+1)), f.Addr, f.Secret, seeds)
@@ -53,18 +54,20 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 		}
 		return o, nil, o.Validate()
 	}
-	pair, err := tls.LoadX509KeyPair(f.TLSCert, f.TLSKey)
-	if err != nil {
-		return o, nil, fmt.Errorf("PEER_TLS_CERT and PEER_TLS_KEY: %w", err)
+	if f.TLSCert == "" || f.TLSKey == "" || f.TLSCA == "" {
+		return o, nil, errors.New("PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT must be set together")
 	}
 	pool, err := clienttls.Pool(f.TLSCA)
 	if err != nil {
 		return o, nil, fmt.Errorf("PEER_TLS_CACERT: %w", err)
 	}
-	o.TLS = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: pool})
-	return o, credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}), o.Validate()
+	c := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	shown := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, CertSetting: "PEER_TLS_CERT", KeySetting: "PEER_TLS_KEY"}
+	if err := shown.Use(c); err != nil {
+		return o, nil, err
+	}
+	o.TLS = credentials.NewTLS(c)
+	return o, credentials.NewTLS(c), o.Validate()
 }
 
 // listens is the address to listen on: PEER_ADDR, or its port of all addresses, if PEER_ADDR is not of this machine.

@@ -135,8 +135,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// A first config that is bad: no start, unless told so; then unhealthy until
-// there are rules.
+// A first config that is bad: no start, unless told so; then healthy, unless told that
+// there must be rules.
 func TestBadFirstConfig(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")
@@ -145,7 +145,12 @@ func TestBadFirstConfig(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "a.yaml:2:43: invalid rate limit unit 'eon'") {
 		t.Errorf("%v:\n%s", err, out)
 	}
-	s := serve(t, []string{"FORCE_START_WITHOUT_INITIAL_CONFIG=true", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true"}, "--config", dir)
+	s := serve(t, []string{"FORCE_START_WITHOUT_INITIAL_CONFIG=true"}, "--config", dir)
+	s.untilHealthy()
+	if got := s.post("k", "x"); got != 503 {
+		t.Errorf("a request without rules: %d", got)
+	}
+	s = serve(t, []string{"FORCE_START_WITHOUT_INITIAL_CONFIG=true", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true"}, "--config", dir)
 	if code, _ := s.get(s.http + "/healthcheck"); code != 500 {
 		t.Errorf("healthy without rules: %d", code)
 	}

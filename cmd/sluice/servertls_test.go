@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"math/big"
+	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -116,5 +118,60 @@ func TestBadCertificates(t *testing.T) {
 		if _, err := f.credentials(slog.Default()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// A ring outlives the certificates of its nodes, which are read again when they change.
+func TestPeersPresentNewCertificates(t *testing.T) {
+	i := redistest.NewAuthority(t)
+	i.Leaf("peer", time.Hour)
+	f := &peerFlags{Peers: "static:127.0.0.1:1", Addr: "127.0.0.1:2", TLSCert: i.File("peer.crt"), TLSKey: i.File("peer.key"), TLSCA: i.File("ca.crt")}
+	o, served, err := f.options()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	meet := func() (caller, called *big.Int) {
+		t.Helper()
+		seen := make(chan credentials.AuthInfo, 1)
+		go func() {
+			defer close(seen)
+			if conn, err := l.Accept(); err == nil {
+				defer conn.Close()
+				if _, info, err := served.ServerHandshake(conn); err == nil {
+					seen <- info
+				}
+			}
+		}()
+		conn, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, info, err := o.TLS.ClientHandshake(t.Context(), l.Addr().String(), conn)
+		other, ok := (<-seen).(credentials.TLSInfo)
+		if err != nil || !ok {
+			t.Fatalf("the peers do not meet: %v", err)
+		}
+		return other.State.PeerCertificates[0].SerialNumber, info.(credentials.TLSInfo).State.PeerCertificates[0].SerialNumber
+	}
+	caller, called := meet()
+	renewed := i.Leaf("peer", time.Hour)
+	later := time.Now().Add(time.Hour) // the clock of files is a coarse one
+	for _, name := range []string{"peer.crt", "peer.key"} {
+		if err := os.Chtimes(i.File(name), later, later); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := renewed.Leaf.SerialNumber
+	if caller.Cmp(called) != 0 || caller.Cmp(want) == 0 {
+		t.Fatalf("certificates %v and %v before there is %v", caller, called, want)
+	}
+	if caller, called = meet(); caller.Cmp(want) != 0 || called.Cmp(want) != 0 {
+		t.Errorf("the peers present %v and %v, want the new certificate %v", caller, called, want)
 	}
 }

@@ -5,8 +5,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/coordination"
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
@@ -27,7 +31,7 @@ type flags struct {
 	RuntimeAppdir   string        `group:"rules" env:"RUNTIME_APPDIRECTORY" name:"runtime-appdirectory" default:"config" help:"Directory of the rules, below RUNTIME_SUBDIRECTORY."`
 	IgnoreDotFiles  bool          `group:"rules" env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Skip files and directories that start with a dot."`
 	WatchRoot       bool          `group:"rules" env:"RUNTIME_WATCH_ROOT" name:"runtime-watch-root" default:"true" negatable:"" help:"If RUNTIME_ROOT is a link, reload only when the link changes. false: reload at each change of a file."`
-	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start even if the first rules are bad, with failing health."`
+	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start also with bad first rules. Calls then fail."`
 	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"After a forced start, report health only once rules are loaded."`
 	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Merge descriptors of files with the same domain."`
 	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Use calendar months in UTC instead of 30 days, for fixed_window."`
@@ -111,6 +115,16 @@ func (s *flags) validate() error {
 			errs = append(errs, fmt.Errorf("%s is %v, must not be negative", name, d))
 		}
 	}
+	for name, header := range map[string]string{
+		"LIMIT_LIMIT_HEADER": s.LimitHeader, "LIMIT_REMAINING_HEADER": s.RemainingHeader, "LIMIT_RESET_HEADER": s.ResetHeader,
+	} {
+		if s.HeadersEnabled && !httpguts.ValidHeaderFieldName(header) {
+			errs = append(errs, fmt.Errorf("%s is %q, must be the name of a header", name, header))
+		}
+	}
+	if !strings.HasPrefix(s.PrometheusPath, "/") {
+		errs = append(errs, fmt.Errorf("PROMETHEUS_PATH is %q, must begin with /", s.PrometheusPath))
+	}
 	if _, ok := logLevels[strings.ToLower(s.LogLevel)]; !ok {
 		errs = append(errs, fmt.Errorf("LOG_LEVEL is %q, must be debug, info, warn or error", s.LogLevel))
 	}
@@ -166,7 +180,7 @@ func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 const graceTime = 10 * time.Second
 
 func (s *flags) serverOptions(b sizing.Budgets) server.Options {
-	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
+	address := func(host string, port uint16) string { return net.JoinHostPort(bare(host), strconv.Itoa(int(port))) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
 		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.Transport(), Budget: b.GRPC, HTTPBudget: b.HTTP,

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
+	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 )
 
 // A node refuses impossible settings at its start, with their names and reasons, and without a secret. That
@@ -37,6 +38,9 @@ func TestBadSettings(t *testing.T) {
 		"a bad ratio":            {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
 		"no number":              {[]string{"NEAR_LIMIT_RATIO=NaN", "TRACING_SAMPLING_RATE=NaN"}, nil, "NEAR_LIMIT_RATIO is NaN, must be between 0 and 1\nTRACING_SAMPLING_RATE is NaN, must be between 0 and 1"},
 		"no number of xds":       {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=NaN"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR NaN"},
+		"a path of metrics":      {[]string{"PROMETHEUS_PATH=metrics"}, nil, `PROMETHEUS_PATH is "metrics", must begin with /`},
+		"a header without name":  {[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_RESET_HEADER="}, nil, `LIMIT_RESET_HEADER is "", must be the name of a header`},
+		"a header of two words":  {[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_LIMIT_HEADER=The Limit"}, nil, `LIMIT_LIMIT_HEADER is "The Limit", must be the name of a header`},
 		"persecond":              {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, REDIS_PERSECOND_URL"},
 		"redis type":             {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},
 		"redis url":              {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},
@@ -56,6 +60,7 @@ func TestBadSettings(t *testing.T) {
 		"max wait":               {[]string{"MAX_WAIT=1us"}, nil, "MAX_WAIT is 1µs, must be 0 (never shed) or between 1ms and 1m"},
 		"peers 1":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, nil, "without PEER_SECRET or PEER_TLS_CERT"},
 		"peers 2":                {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more"}, nil, `PEER_ADDR is ""`},
+		"peers of no address":    {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=0.0.0.0:1"}, nil, `PEER_ADDR is "0.0.0.0:1", and with PEERS it must be the HOST:PORT of this node as peers see it`},
 		"peers 3":                {[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, nil, `PEERS is "zookeeper:a:1"`},
 		"peers 4":                {[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=2"}, nil, "PEER_WEIGHT"},
 		"peers 5":                {[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_TLS_CERT=/nowhere"}, nil, "PEER_TLS_CERT"},
@@ -153,6 +158,25 @@ func TestListensBehindANAT(t *testing.T) {
 	} {
 		if got := (&peerFlags{Addr: addr}).listens(); got != want {
 			t.Errorf("%s: it listens on %s, want %s", addr, got, want)
+		}
+	}
+}
+
+// An IPv6 address may stand without brackets, as in fields of Kubernetes, or with them.
+func TestHostsMayBeIPv6(t *testing.T) {
+	for host, want := range map[string]string{
+		"::1": "[::1]:7", "[::1]": "[::1]:7", "::": "[::]:7", "127.0.0.1": "127.0.0.1:7", "localhost": "localhost:7", "": ":7",
+	} {
+		f := &flags{Host: host, Port: 7, GRPCHost: host, GRPCPort: 7, DebugHost: host, DebugPort: 7}
+		if o := f.serverOptions(sizing.Budgets{}); o.HTTP != want || o.GRPC != want || o.Debug != want {
+			t.Errorf("%q: HTTP on %q, gRPC on %q, debug on %q, want %q", host, o.HTTP, o.GRPC, o.Debug, want)
+		}
+	}
+	for _, addr := range []string{"[fd00::1]:8082", "[10.0.0.1]:8082"} { // the chart writes [$(POD_IP)]:8082
+		f := &peerFlags{Peers: "static:a:1", Secret: "sixteen-bytes-or-more", Addr: addr}
+		host, port, _ := net.SplitHostPort(addr)
+		if o, _, err := f.options(); err != nil || o.Addr != net.JoinHostPort(host, port) || f.Addr != o.Addr {
+			t.Errorf("PEER_ADDR=%s: its name is %q (%q), %v", addr, o.Addr, f.Addr, err)
 		}
 	}
 }

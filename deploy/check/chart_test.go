@@ -26,7 +26,8 @@ var settings = map[string]map[string]any{
 	"everything": {
 		"peers": map[string]any{"enabled": true}, "existingSecret": "sluice", "autoscaling": map[string]any{"enabled": true},
 		"serviceMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}, "prometheusRule": map[string]any{"enabled": true},
-		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true},
+		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true, "REDIS_TYPE": "SINGLE", "DEBUG_HOST": "::", "ADMIN_TOKEN": "a"},
+		"extraEnv":         []any{map[string]any{"name": "PEER_SECRET", "value": "b"}},
 		"imagePullSecrets": []any{map[string]any{"name": "pull"}}, "podAnnotations": map[string]any{"a": "b"}, "nodeSelector": map[string]any{"disk": "ssd"},
 		"tolerations": []any{map[string]any{"key": "k", "operator": "Exists"}}, "affinity": map[string]any{"podAntiAffinity": map[string]any{}},
 		"networkPolicy": map[string]any{"enabled": true, "from": []any{map[string]any{"namespaceSelector": map[string]any{}}}, "debugFrom": []any{map[string]any{"namespaceSelector": map[string]any{}}}},
@@ -55,6 +56,37 @@ func init() {
 		panic(err)
 	}
 	settings["agent router"] = values
+}
+
+// Kubernetes cannot ask for health over TLS, nor where gRPC has a socket: it asks the HTTP port.
+func TestChartIsReadyWithTLS(t *testing.T) {
+	for _, name := range []string{"GRPC_SERVER_USE_TLS", "GRPC_UDS"} {
+		d, _ := deployed(t, map[string]any{"env": map[string]any{name: "true"}})
+		if p := d.Spec.Template.Spec.Containers[0].ReadinessProbe; p.GRPC != nil || p.HTTPGet == nil || p.HTTPGet.Path != "/healthcheck" {
+			t.Errorf("with %s, readiness is %+v", name, p.ProbeHandler)
+		}
+	}
+}
+
+// Numbers of settings are written out: in a file of values each is a float64, also 1048576.
+func TestChartWritesNumbersOut(t *testing.T) {
+	var values map[string]any
+	if err := yaml.Unmarshal([]byte("env: {LOCAL_CACHE_SIZE_IN_BYTES: 1048576, MAX_MEMORY: 2147483648, NEAR_LIMIT_RATIO: 0.75}"), &values); err != nil {
+		t.Fatal(err)
+	}
+	_, env := deployed(t, values)
+	for name, want := range map[string]string{"LOCAL_CACHE_SIZE_IN_BYTES": "1048576", "MAX_MEMORY": "2147483648", "NEAR_LIMIT_RATIO": "0.75"} {
+		if got := env[name].Value; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	for _, j := range rendered[*batch.Job](t, values) {
+		for _, e := range j.Spec.Template.Spec.Containers[0].Env {
+			if e.Name == "MAX_MEMORY" && e.Value != "2147483648" {
+				t.Errorf("the check of rules has a MAX_MEMORY of %q", e.Value)
+			}
+		}
+	}
 }
 
 // Agent Router's Envoys find the nodes by the name that they call, and the nodes their rules.
@@ -190,6 +222,10 @@ func holdsTogether(t *testing.T, name string, d *apps.Deployment) {
 		t.Errorf("%s: peers' port %t, PEERS %q", name, ports["peers"], env["PEERS"])
 	case c.ReadinessProbe.GRPC == nil || c.StartupProbe == nil || c.LivenessProbe == nil:
 		t.Errorf("%s lacks probes", name)
+	case pod.EnableServiceLinks == nil || *pod.EnableServiceLinks: // STATSD_PORT, where there is a Service statsd
+		t.Errorf("%s gets settings from Services", name)
+	case c.StartupProbe.TCPSocket == nil || c.LivenessProbe.TCPSocket == nil: // health waits for the store, for as long as it takes
+		t.Errorf("%s restarts in an outage of the store", name)
 	case *pod.TerminationGracePeriodSeconds != 65 || env["DRAIN_TIME"] != "45s":
 		t.Errorf("%s: %d s to end, drains for %s", name, *pod.TerminationGracePeriodSeconds, env["DRAIN_TIME"])
 	case !*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation:
@@ -370,6 +406,9 @@ func TestChartRefuses(t *testing.T) {
 		"maxNodes is 10, and there may be 11 pods":        {"maxNodes": 10, "autoscaling": map[string]any{"enabled": true}},
 		"maxNodes is 2, and there may be 4 pods":          {"env": map[string]any{"COORDINATION_MAX_NODES": 2}},
 		"rules, a.yaml: max_nodes is 3, and there may be": {"rules": map[string]any{"a.yaml": "coordination: {mode: approx, max_nodes: 3}"}},
+		"set drainSeconds":                                {"env": map[string]any{"DRAIN_TIME": "90s"}},
+		"ask the debug port at the pod's address":         {"env": map[string]any{"DEBUG_HOST": "127.0.0.1"}},
+		"env has GRPC_PORT":                               {"env": map[string]any{"GRPC_PORT": 9000}},
 		"lower maxKeys to 671088 at most":                 {"maxKeys": 1000000, "resources": map[string]any{"limits": map[string]any{"memory": "512Mi"}}},
 	} {
 		v, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "sluice", Namespace: "sluice"}, chartutil.DefaultCapabilities)

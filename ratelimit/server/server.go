@@ -69,6 +69,7 @@ type Server struct {
 	port      *transport.Port // it decides, and hands other methods to grpc
 	health    *health.Server
 	ready     atomic.Bool
+	drains    atomic.Bool // it is not ready again
 	https     []*http.Server
 	listeners []net.Listener // of the HTTP servers, and of gRPC last
 	calls     gate
@@ -171,6 +172,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		grpc.what, grpc.network, grpc.address = "gRPC (GRPC_UDS)", "unix", path
 		removeStaleSocket(path)
 	}
+	var opened []string // as listeners
 	for _, p := range ports {
 		if p.address == "" {
 			continue
@@ -187,8 +189,15 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		if err != nil {
 			return err
 		}
+		for i, other := range v.listeners {
+			if overlap(other.Addr(), l.Addr()) {
+				_ = l.Close()
+				return fmt.Errorf("cannot open the %s port: the %s port has its address, %s", p.what, opened[i],
+					other.Addr())
+			}
+		}
 		// gRPC's port is the last of the list, so that each HTTP server has its listener's index.
-		v.listeners = append(v.listeners, l)
+		v.listeners, opened = append(v.listeners, l), append(opened, p.what)
 		fixed := p.network == "tcp" && !strings.HasSuffix(p.address, ":0")
 		v.calls = gate{opens: make(chan struct{}), again: open, is: l, fixed: fixed}
 		if p.handler != nil {
@@ -200,6 +209,13 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		}
 	}
 	return nil
+}
+
+// overlap tells whether connections to one address may come to the other. The kernel does not: see sharePort.
+func overlap(a, b net.Addr) bool {
+	x, isTCP := a.(*net.TCPAddr)
+	y, areBoth := b.(*net.TCPAddr)
+	return isTCP && areBoth && x.Port == y.Port && (x.IP.Equal(y.IP) || x.IP.IsUnspecified() || y.IP.IsUnspecified())
 }
 
 // maxHTTPHeader bounds the headers of an HTTP request, and with them the
@@ -228,7 +244,7 @@ func (v *Server) Addresses() (http, grpc, debug net.Addr) {
 // Open has gRPC's port open, if it was held. It is called once.
 func (v *Server) Open() { close(v.calls.opens) }
 
-// SetHealthy sets the result of health checks.
+// SetHealthy sets the result of health checks, until the server drains.
 func (v *Server) SetHealthy(ok bool) {
 	v.ready.Store(ok)
 	state := healthpb.HealthCheckResponse_NOT_SERVING
@@ -242,7 +258,7 @@ func (v *Server) SetHealthy(ok bool) {
 }
 
 func (v *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	if !v.ready.Load() {
+	if v.drains.Load() || !v.ready.Load() {
 		w.WriteHeader(http.StatusInternalServerError)
 		return
 	}
@@ -283,8 +299,8 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 }
 
 func (v *Server) drain(hurry context.Context) {
-	v.SetHealthy(false)
-	v.health.Shutdown() // no later SetHealthy changes it
+	v.drains.Store(true)
+	v.health.Shutdown() // no later SetHealthy changes it, nor drains
 	v.log.Info("draining: health fails, calls are still served", "for", v.options.DrainTime)
 	select {
 	// Load balancers learn only by failing health checks that this node ends. Until then they send

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,6 +81,28 @@ func TestAllPortsOrNone(t *testing.T) {
 	}
 }
 
+// Ports of one process that have the same address would get each other's connections: processes may share ports.
+func TestNoTwoPortsHaveOneAddress(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Close()
+	_, port, _ := net.SplitHostPort(free.Addr().String())
+	for _, host := range []string{"127.0.0.1:", "0.0.0.0:"} {
+		o := local()
+		o.GRPC, o.Debug = "127.0.0.1:"+port, host+port
+		v, err := newServer(t, o)
+		if err == nil {
+			v.close()
+		}
+		want := "the gRPC (GRPC_HOST, GRPC_PORT) port: the debug (DEBUG_HOST, DEBUG_PORT) port has its address"
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
+}
+
 // A socket that a dead process left is replaced; one in use, or a file, is not.
 func TestStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
@@ -104,5 +127,35 @@ func TestStaleSocket(t *testing.T) {
 	}
 	if _, err := newServer(t, o); err == nil {
 		t.Error("removed a file that is no socket")
+	}
+}
+
+// While a node drains, the last look at its store may still end well.
+func TestHealthFailsUntilTheEndOfADrain(t *testing.T) {
+	o := local()
+	o.DrainTime = time.Hour
+	v, err := newServer(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain, drained := context.WithCancel(context.Background())
+	hurry, rush := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- v.Serve(drain, hurry) }()
+	v.SetHealthy(true)
+	drained()
+	health := func() int {
+		w := httptest.NewRecorder()
+		v.serveHealth(w, nil)
+		return w.Code
+	}
+	eventually(t, "health fails", func() bool { return health() != http.StatusOK })
+	v.SetHealthy(true)
+	if got := health(); got != http.StatusInternalServerError {
+		t.Errorf("/healthcheck of a node that drains: %d, want 500", got)
+	}
+	rush()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

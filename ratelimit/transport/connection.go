@@ -431,7 +431,11 @@ func (c *connection) leaveLocked() {
 // end implements holder.
 func (c *connection) end() {
 	c.let()
-	// Under TLS, an orderly end would wait for the other side.
+	c.cut()
+}
+
+// cut closes the connection. It does not block: under TLS, an orderly end would wait for the other side.
+func (c *connection) cut() {
 	if c.beneath != nil {
 		_ = c.beneath.Close()
 	}

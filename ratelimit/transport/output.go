@@ -43,7 +43,7 @@ func (c *connection) flush() {
 				c.count(stalled)
 			}
 			o.frames = o.frames[:0]
-			_ = c.Close()
+			c.cut()
 		}
 	}
 	if c.life.lastStream && len(c.calls.open) == 0 && !o.writing {

@@ -2,14 +2,19 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -229,5 +234,38 @@ func TestDecisionsEndWithTheirCall(t *testing.T) {
 		if took := time.Since(begun); took > time.Second {
 			t.Errorf("decisions went on for %v", took)
 		}
+	})
+}
+
+// A caller with TLS that does not read is closed without a farewell: the wait for it would be under a lock that all
+// connections need when memory is short.
+func TestSlowReadersHoldUpNoOther(t *testing.T) {
+	other := httptest.NewTLSServer(nil) // for its certificate
+	other.Close()
+	c := &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: other.TLS.Certificates, NextProtos: []string{"h2"},
+		SessionTicketsDisabled: true,
+	}
+	bubble(t, func(t *testing.T) {
+		p := NewPort(Options{Caps: Default(), Budget: NewBudget(1 << 20), Security: credentials.NewTLS(c)})
+		here, there := net.Pipe()
+		p.running.Go(func() { p.welcome(&conn{Conn: there, of: Listen(nil, 0, nil)}) })
+		caller := tls.Client(here, &tls.Config{InsecureSkipVerify: true, NextProtos: c.NextProtos}) //nolint:gosec
+		if _, err := caller.Write([]byte(http2.ClientPreface)); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		p.mu.Lock()
+		served := slices.Collect(maps.Keys(p.open))[0]
+		p.mu.Unlock()
+		for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(time.Second) {
+			if synctest.Wait(); !served.mu.TryLock() {
+				t.Errorf("after %v it keeps its lock", time.Since(begun))
+				continue
+			}
+			served.mu.Unlock()
+		}
+		here.Close()
+		p.GracefulStop()
 	})
 }

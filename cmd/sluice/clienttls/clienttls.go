@@ -1,4 +1,4 @@
-// Package clienttls is how this service makes itself known to servers by TLS, and checks who they are.
+// Package clienttls is how this service makes itself known to servers and peers by TLS, and checks who they are.
 package clienttls
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 )
 
-// Certificate presents the certificate in two files to a server. The files are looked at for each new connection,
+// Certificate presents the certificate in two files to the other side. The files are looked at for each new connection,
 // so that a renewed certificate is used without a restart. While they cannot be read, or the new one is out
 // of date, the last good one is used.
 type Certificate struct {
@@ -31,6 +31,7 @@ func (f *Certificate) Use(c *tls.Config) error {
 		return err
 	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
+	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
 	return nil
 }
 

@@ -1,9 +1,26 @@
-{{- /* The settings of a node. What env names is not set here as well. */ -}}
+{{- /* The settings of a node. What env or extraEnv name is not set here as well. */ -}}
 {{- define "sluice.env" -}}
-- {name: RUNTIME_ROOT, value: /etc/sluice}
-{{- if not (hasKey .Values.env "DEBUG_HOST") }}
-- {name: DEBUG_HOST, value: 0.0.0.0}
+{{- $named := deepCopy .Values.env }}
+{{- range .Values.extraEnv }}{{ $_ := set $named .name true }}{{ end }}
+{{- if hasKey $named "DRAIN_TIME" }}{{ fail "env has DRAIN_TIME: set drainSeconds, from which terminationGracePeriodSeconds follows too" }}{{ end }}
+{{- range list "PORT" "GRPC_PORT" "DEBUG_PORT" }}{{ if hasKey $named . }}{{ fail (printf "env has %s: Services, probes and the NetworkPolicy have the default ports" .) }}{{ end }}{{ end }}
+{{- if regexMatch "^(127\\.|localhost|\\[?::1)" (get $named "DEBUG_HOST" | toString) }}{{ fail "env has DEBUG_HOST: probes and Prometheus ask the debug port at the pod's address, and networkPolicy closes it to others" }}{{ end }}
+{{- range regexSplit "(?m)^- " (include "sluice.ownEnv" .) -1 }}
+{{- $name := regexFind "[A-Z][A-Z_]+" . }}
+{{- if and $name (not (hasKey $named $name)) }}
+- {{ trim . }}
 {{- end }}
+{{- end }}
+{{- range $name, $value := .Values.env }}
+- {name: {{ $name }}, value: {{ include "sluice.text" $value | quote }}}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- define "sluice.ownEnv" -}}
+- {name: RUNTIME_ROOT, value: /etc/sluice}
+- {name: DEBUG_HOST, value: 0.0.0.0}
 - {name: RUNTIME_APPDIRECTORY, value: rules}
 - {name: RUNTIME_WATCH_ROOT, value: "false"}
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
@@ -11,13 +28,9 @@
 {{- if .Values.maxKeys }}
 - {name: MAX_KEYS, value: {{ .Values.maxKeys | int | quote }}}
 {{- end }}
-{{- $nodes := include "sluice.maxNodes" . }}
-{{- if not (hasKey .Values.env "COORDINATION_MAX_NODES") }}
-- {name: COORDINATION_MAX_NODES, value: {{ $nodes | quote }}}
-{{- end }}
-{{- $memory := include "sluice.goMemLimit" . }}
-{{- if and $memory (not (hasKey .Values.env "GOMEMLIMIT")) }}
-- {name: GOMEMLIMIT, value: {{ $memory | quote }}}
+- {name: COORDINATION_MAX_NODES, value: {{ include "sluice.maxNodes" . | quote }}}
+{{- with include "sluice.goMemLimit" . }}
+- {name: GOMEMLIMIT, value: {{ . | quote }}}
 {{- end }}
 {{- if .Values.rulesCopy.enabled }}
 - {name: CONFIG_LAST_GOOD_FILE, value: /var/lib/sluice/rules.json}
@@ -51,7 +64,7 @@
 {{- if .Values.peers.enabled }}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
-- {name: PEER_ADDR, value: "$(POD_IP):8082"}
+- {name: PEER_ADDR, value: "[$(POD_IP)]:8082"}
 - {name: PEERS, value: "dns:{{ include "sluice.name" . }}-peers.{{ .Release.Namespace }}.svc:8082"}
 {{- end }}
 {{- with .Values.existingSecret }}
@@ -59,11 +72,5 @@
 - name: {{ . }}
   valueFrom: {secretKeyRef: {name: {{ $.Values.existingSecret }}, key: {{ . }}, optional: true}}
 {{- end }}
-{{- end }}
-{{- range $name, $value := .Values.env }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
-{{- end }}
-{{- with .Values.extraEnv }}
-{{ toYaml . }}
 {{- end }}
 {{- end }}

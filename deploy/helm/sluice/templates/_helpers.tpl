@@ -13,6 +13,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "sluice.image" -}}
 "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
 {{- end }}
+{{- /* A value as it was written: in a file of values each number is a float64, which would make 1048576 1.048576e+06. */ -}}
+{{- define "sluice.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
 {{- define "sluice.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
