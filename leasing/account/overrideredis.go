@@ -133,8 +133,10 @@ func (l *Redis) claimAnew(ctx context.Context, c *OverrideChange) error {
 			}
 		}
 	}
-	_, err := pipe.Exec(ctx)
-	return err
+	if _, err := pipe.Exec(ctx); !redis.HasErrorPrefix(err, "NOPERM") { // a recall may be lost
+		return err
+	}
+	return nil
 }
 
 // Overrides implements [Overrider].
