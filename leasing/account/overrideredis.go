@@ -102,7 +102,7 @@ func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o 
 			}
 			if c.Audit != "" {
 				stream := RecordName(l.prefix, c.Key)
-				p.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: eventsKept, Approx: true, Values: []any{
+				p.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: EventsKept, Approx: true, Values: []any{
 					"override", r.Encode(), "rule", c.Audit, "key", c.Key, "limit", int64(c.changed(r).Limit),
 				}})
 				p.PExpire(ctx, stream, recordKept)
