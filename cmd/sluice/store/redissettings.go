@@ -99,7 +99,7 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	o.Username, o.Password = userAndPassword(f.Auth)
 	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
 	var err error
-	if f.TLS {
+	if f.secure() {
 		if o.TLSConfig, err = f.tls(); err != nil {
 			return nil, err
 		}
@@ -126,6 +126,12 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	return o, f.checkAddresses(o.Addrs)
 }
 
+// secure tells whether connections use TLS.
+func (f *Redis) secure() bool {
+	scheme, _, _ := strings.Cut(f.URL, "://")
+	return f.TLS || strings.EqualFold(scheme, "rediss")
+}
+
 func (f *Redis) single(o *redis.UniversalOptions) error {
 	if !strings.Contains(f.URL, "://") {
 		if o.Addrs = []string{f.URL}; f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
@@ -141,8 +147,8 @@ func (f *Redis) single(o *redis.UniversalOptions) error {
 	if parsed.Password != "" {
 		o.Username, o.Password = parsed.Username, parsed.Password
 	}
-	if o.TLSConfig == nil {
-		o.TLSConfig = parsed.TLSConfig
+	if parsed.TLSConfig != nil && parsed.TLSConfig.InsecureSkipVerify { // ?skip_verify=true
+		o.TLSConfig.InsecureSkipVerify = true
 	}
 	return nil
 }
@@ -219,7 +225,7 @@ func (f *Redis) advise(err error) string {
 		return fmt.Sprintf("check %s, which is %q: the server refuses it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	case says("sentinels specified in configuration are unreachable"):
 		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
-	case f.TLS && clienttls.CutOff(text):
+	case f.secure() && clienttls.CutOff(text):
 		return fmt.Sprintf("check %s, which is %q: the server may refuse it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	}
 	check := fmt.Sprintf("check %s, and %s, which is %t", f.setting("URL"), f.setting("TLS"), f.TLS)
