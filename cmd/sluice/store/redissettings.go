@@ -96,7 +96,7 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	if f.PoolSize < 1 {
 		return nil, fmt.Errorf("%s is %d, must be at least 1", f.setting("POOL_SIZE"), f.PoolSize)
 	}
-	o.Username, o.Password = userAndPassword(f.Auth)
+	_, o.Username, o.Password = f.credentials()
 	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
 	var err error
 	if f.secure() {
@@ -144,9 +144,6 @@ func (f *Redis) single(o *redis.UniversalOptions) error {
 		return fmt.Errorf("%s is not a valid URI: %w", f.setting("URL"), withoutSecret(err))
 	}
 	o.Addrs, o.DB = []string{parsed.Addr}, parsed.DB
-	if parsed.Password != "" {
-		o.Username, o.Password = parsed.Username, parsed.Password
-	}
 	if parsed.TLSConfig != nil && parsed.TLSConfig.InsecureSkipVerify { // ?skip_verify=true
 		o.TLSConfig.InsecureSkipVerify = true
 	}
@@ -167,6 +164,15 @@ func (f *Redis) checkAddresses(addresses []string) error {
 		}
 	}
 	return nil
+}
+
+// credentials are those of the URL, or else of the setting for them, and the setting that has them.
+func (f *Redis) credentials() (setting, user, password string) {
+	if parsed, err := redis.ParseURL(f.URL); err == nil && parsed.Password != "" {
+		return f.setting("URL"), parsed.Username, parsed.Password
+	}
+	user, password = userAndPassword(f.Auth)
+	return f.setting("AUTH"), user, password
 }
 
 func userAndPassword(auth string) (user, password string) {
@@ -205,8 +211,8 @@ func (f *Redis) advise(err error) string {
 	tlsSetting := func(name string) string { return "REDIS_TLS_" + name } // the other Redis has no certificates of its own
 	switch unknown, _ := errors.AsType[x509.UnknownAuthorityError](err); {
 	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
-		user, password := userAndPassword(f.Auth)
-		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
+		setting, user, password := f.credentials()
+		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", setting, user, password != "")
 	case errors.Is(err, errReply):
 		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), mostReply)
 	case says("OOM command not allowed"):
@@ -214,7 +220,8 @@ func (f *Redis) advise(err error) string {
 	case says("READONLY"):
 		return "the server is a replica: check the failover"
 	case says("NOPERM"):
-		return fmt.Sprintf("check the permissions of the user in %s", f.setting("AUTH"))
+		setting, _, _ := f.credentials()
+		return fmt.Sprintf("check the permissions of the user in %s", setting)
 	case unknown.Cert != nil || says("unknown authority"):
 		return fmt.Sprintf("check %s, which is %q: it must have the issuer of the server's certificate", tlsSetting("CACERT"), f.TLSCACert)
 	case says("x509: certificate has expired"):
