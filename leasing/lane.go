@@ -113,6 +113,13 @@ func (l *lane) refuses(now instant) bool {
 	return l.breaker.Refuses(now)
 }
 
+// dead tells whether the ledger does not answer, by the breaker.
+func (l *lane) dead() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.breaker.Open()
+}
+
 // alive tells whether the ledger answers other messages.
 func (l *lane) alive(now instant) bool {
 	l.mu.Lock()
