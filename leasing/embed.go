@@ -156,6 +156,8 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 		ratelimit.MaxLimit)
 	check(x.Burst < 0 || x.Burst > ratelimit.MaxLimit, "Burst is %d, must be between 0 and %d", x.Burst,
 		ratelimit.MaxLimit)
+	check(x.Ceiling < 0 || x.Ceiling > ratelimit.MaxLimit, "Ceiling is %d, must be between 0 and %d", x.Ceiling,
+		ratelimit.MaxLimit)
 	check(x.Burst != 0 && x.Algorithm != ratelimit.TokenBucket, "Burst is %d, and only a TokenBucket has one", x.Burst)
 	if len(problems) == 0 {
 		most := x.Unit.MostMultiplier()
@@ -220,7 +222,7 @@ func (l *Limiter) Peek(ctx context.Context, k Key) (Decision, error) {
 	return l.ask(ctx, k, 0, ratelimit.Peek)
 }
 
-// Refund gives n tokens back, at most the usage of this program in the window.
+// Refund gives n tokens back, which any program has taken: at most the usage of this window.
 func (l *Limiter) Refund(ctx context.Context, k Key, n int64) (Decision, error) {
 	return l.ask(ctx, k, n, ratelimit.Refund)
 }

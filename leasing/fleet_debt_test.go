@@ -241,29 +241,40 @@ func TestReplyBeforeTheTurnIsNoOutage(t *testing.T) {
 	}
 }
 
-// Charges of an outage that lasts beyond the end of its window are carried over when the store is back.
+// Charges of an outage that lasts beyond the end of its window count in the next, where debt is carried, and where the
+// window slides.
 func TestDebtOfAnOutageAcrossTheTurn(t *testing.T) {
-	for _, lasts := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
-		s := newStage(t, 1, 100, 10, map[string]string{"on_store_failure": "open"})
-		s.rule.Limit.Unit, s.rule.Limit.Carries = ratelimit.Minute, true
-		s.ask(0, "k", 1)
-		w := s.rule.Limit.WindowAt(s.time())
-		for s.time().Add(time.Second) < s.rule.Limit.WindowEnd(w) {
-			s.goOn(10 * time.Millisecond)
+	for _, slides := range []bool{false, true} {
+		for _, lasts := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
+			outageAcrossTheTurn(t, slides, lasts)
 		}
-		s.down = true
-		s.goOn(100 * time.Millisecond)
-		if v := s.ask(0, "k", 34); v.OverLimit {
-			t.Fatalf("%+v", v)
-		}
-		for s.rule.Limit.WindowAt(s.time()) == w {
-			s.goOn(time.Millisecond)
-		}
-		s.goOn(lasts)
-		s.down = false
-		s.goOn(3 * time.Second)
-		if v := s.peek(0, "k"); !v.OverLimit {
-			t.Errorf("35 of 10 were used, and %v after the turn a peek passes: %+v", lasts, v)
-		}
+	}
+}
+
+func outageAcrossTheTurn(t *testing.T, slides bool, lasts time.Duration) {
+	t.Helper()
+	s := newStage(t, 1, 100, 10, map[string]string{"on_store_failure": "open"})
+	s.rule.Limit.Unit, s.rule.Limit.Carries = ratelimit.Minute, !slides
+	if slides {
+		s.rule.Limit.Algorithm = ratelimit.SlidingWindow
+	}
+	s.ask(0, "k", 1)
+	w := s.rule.Limit.WindowAt(s.time())
+	for s.time().Add(time.Second) < s.rule.Limit.WindowEnd(w) {
+		s.goOn(10 * time.Millisecond)
+	}
+	s.down = true
+	s.goOn(100 * time.Millisecond)
+	if v := s.ask(0, "k", 34); v.OverLimit {
+		t.Fatalf("%+v", v)
+	}
+	for s.rule.Limit.WindowAt(s.time()) == w {
+		s.goOn(time.Millisecond)
+	}
+	s.goOn(lasts)
+	s.down = false
+	s.goOn(3 * time.Second)
+	if v := s.peek(0, "k"); !v.OverLimit {
+		t.Errorf("35 of 10 were used, and %v after the turn a peek passes (it slides: %v): %+v", lasts, slides, v)
 	}
 }

@@ -113,6 +113,13 @@ func (l *lane) refuses(now instant) bool {
 	return l.breaker.Refuses(now)
 }
 
+// dead tells whether the ledger does not answer, by the breaker.
+func (l *lane) dead() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.breaker.Open()
+}
+
 // alive tells whether the ledger answers other messages.
 func (l *lane) alive(now instant) bool {
 	l.mu.Lock()
@@ -300,10 +307,10 @@ type lateReport struct {
 	as    ratelimit.Holder
 	rule  *ratelimit.Rule
 	tries int
-	until instant // it is tried until then, because its usage may be debt; 0: lateTries times
+	until instant // it is tried until then, because its usage counts in the next window; 0: lateTries times
 }
 
-// lateTries bounds the reports on an account whose window is over. Of one with debt to carry, the pauses double up to
+// lateTries bounds the reports on an account whose window is over. Of one that still counts, the pauses double up to
 // lateDoublings times. mostLate bounds the number of these, which take memory outside of the table of keys.
 const lateTries, lateDoublings, mostLate = 3, 5, 10_000
 
@@ -324,13 +331,14 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 // or as debt.
 func (f *Fleet) reportLocked(k entry, ended hold.Part) {
 	limit := &k.rule().Limit
-	hand := (limit.Algorithm == ratelimit.SlidingWindow || limit.Carries) && ended.Taken > ended.Spent
+	counts := limit.Algorithm == ratelimit.SlidingWindow || limit.Carries // in the next window
+	hand := counts && ended.Taken > ended.Spent
 	if ended.Deadline == 0 || !ended.Unreported() && !ended.Asked() && !hand {
 		return
 	}
 	fl := newFlight(k)
 	fl.late = &lateReport{Part: ended, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
-	if limit.Carries {
+	if counts {
 		fl.late.until = f.clock().Add(limit.Period()) // the account is kept as long
 	}
 	f.reportLate(fl)

@@ -3,8 +3,10 @@ package leasing
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -73,4 +75,43 @@ func TestRemovalsOfNothingTakeNoRoom(t *testing.T) {
 	if err != nil {
 		t.Errorf("there are %d overrides of at most 100, and a ban cannot be set: %v", len(all), err)
 	}
+}
+
+// overriding is a ledger that takes no override while it is down.
+type overriding struct {
+	account.Overrider
+	down bool
+	told int
+}
+
+func (o *overriding) SetOverride(context.Context, *account.OverrideChange) (ratelimit.Override, error) {
+	if o.down {
+		return ratelimit.Override{}, errBreaker
+	}
+	o.told++
+	return ratelimit.Override{}, nil
+}
+
+// A ledger that loses an override, and then does not answer for an hour, gets it back.
+func TestLostOverrideOutlivesAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFleet(account.NewMemory(nil), 1, 10, ratelimit.MonotonicClock(), time.Now())
+		ledger, dead := &overriding{down: true}, &f.lanes[0]
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range breakAfter {
+			dead.breaker.Failure(f.clock(), 0)
+		}
+		go f.restateOverrides(ctx, ledger)
+		f.lost <- account.OverrideChange{Key: "k"}
+		time.Sleep(time.Hour)
+		dead.mu.Lock()
+		dead.breaker.Success()
+		ledger.down = false
+		dead.mu.Unlock()
+		time.Sleep(2 * SweepEvery)
+		if ledger.told != 1 {
+			t.Errorf("it is told %d times", ledger.told)
+		}
+	})
 }

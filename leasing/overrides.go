@@ -95,7 +95,7 @@ func (f *Fleet) recallLocked(now instant, k entry) {
 
 const (
 	mostLost  = 1 << 12 // overrides to restate
-	lostTries = 50      // each, while the ledger does not answer
+	lostTries = 50      // each, while the ledger answers
 )
 
 // restateOverrides restates overrides that the ledger has lost, until ctx is done.
@@ -107,7 +107,12 @@ func (f *Fleet) restateOverrides(ctx context.Context, l account.Overrider) {
 		case <-ctx.Done():
 			return
 		case c := <-f.lost:
-			for try := 0; try < lostTries && f.tellOverride(ctx, l, &c) != nil; try++ {
+			for try := 0; try < lostTries; try++ {
+				if f.laneOf(c.Key).dead() { // this node alone may have the override: it waits
+					try = -1
+				} else if f.tellOverride(ctx, l, &c) == nil {
+					break
+				}
 				select {
 				case <-ctx.Done():
 					return

@@ -29,7 +29,8 @@ type registry struct {
 
 // registered is who was there when the store was last asked.
 type registered struct {
-	nodes []console.Node
+	nodes []console.Node // at most mostNodes
+	n     int            // all
 	at    time.Time
 	every time.Duration // this node asks so often
 }
@@ -125,14 +126,19 @@ func (r *registry) register(ctx context.Context, text string) {
 		return
 	}
 	var nodes []console.Node
+	count := 0
 	for _, x := range all {
-		if n, ok := readNode(x); ok && len(nodes) < mostNodes {
+		n, ok := readNode(x)
+		if !ok {
+			continue
+		}
+		if count++; len(nodes) < mostNodes {
 			n.Here = n.Name == r.name
 			nodes = append(nodes, n)
 		}
 	}
 	slices.SortFunc(nodes, func(a, b console.Node) int { return strings.Compare(a.Debug+a.Name, b.Debug+b.Name) })
-	r.nodes.Store(&registered{nodes, time.Now(), r.pause()})
+	r.nodes.Store(&registered{nodes, count, time.Now(), r.pause()})
 }
 
 // readNode reads what a node said of itself.
@@ -154,7 +160,7 @@ func (r *registry) count() int {
 	if h == nil {
 		return 0
 	}
-	return max(1, len(h.nodes))
+	return max(1, h.n)
 }
 
 // all are the nodes that registered in the last minute, and those among them that have missed their turn.

@@ -62,7 +62,7 @@ func (w *outageWatch) look(s ratelimit.LimiterStats, learning bool) {
 	if n := w.late.grew(s.Fallbacks[ratelimit.FallbackDeadline]); n > 0 && !s.BreakerOpen {
 		w.log.Warn("the store replied later than store_deadline: on_store_failure decided", "decisions", n)
 	}
-	if n := w.full.grew(s.Fallbacks[ratelimit.FallbackTableFull] + s.Overflow); n > 0 {
+	if n := w.full.grew(s.Overflow); n > 0 {
 		w.log.Warn("the table of keys is full: raise MAX_KEYS, or unset it", "decisions_without_a_place", n)
 	}
 	if s.Recoveries > w.recoveries {

@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -26,6 +29,7 @@ func TestLateRepliesAreLogged(t *testing.T) {
 	var s ratelimit.LimiterStats
 	for range 130 { // looks, one a second
 		s.Fallbacks[ratelimit.FallbackDeadline] += 2
+		s.Fallbacks[ratelimit.FallbackTableFull]++ // which is the same count
 		s.Overflow++
 		w.look(s, false)
 	}
@@ -90,5 +94,28 @@ func TestAnswersInAnOutage(t *testing.T) {
 	}
 	if !strings.Contains(s.log(), "SIGINT, or a second SIGTERM: the node stops without a drain") {
 		t.Error(s.log())
+	}
+}
+
+// hall is the registry of a store with that many nodes.
+type hall struct {
+	store.Store
+	nodes int
+}
+
+func (c hall) Register(context.Context, string, string) ([]store.Registration, error) {
+	all := make([]store.Registration, c.nodes)
+	for i := range all {
+		all[i] = store.Registration{Node: fmt.Sprint(i), Text: "{}"}
+	}
+	return all, nil
+}
+
+// The console shows the first thousand nodes. Budgets for outages and leases are divided by all.
+func TestAllNodesAreCounted(t *testing.T) {
+	r := newRegistry(hall{nodes: 2 * mostNodes}, 1)
+	r.register(t.Context(), "{}")
+	if n, shown := r.count(), len(r.all().Nodes); n != 2*mostNodes || shown != mostNodes {
+		t.Errorf("of %d nodes, %d count and %d are shown", 2*mostNodes, n, shown)
 	}
 }

@@ -131,6 +131,15 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 	}
 }
 
+// shown brings the bucket to now, as the next claim will.
+func (b *bucket) shown(now instant, l *ratelimit.Limit) {
+	if burst := burstOf(l); b.slot == 0 {
+		b.level = int64(burst) * Micro
+	} else {
+		b.refill(b.since(now), l, burst)
+	}
+}
+
 // fill adds the refill of that many microseconds, as far as there is room. It carries the rounding remainder over.
 func (b *bucket) fill(elapsed int64, l *ratelimit.Limit, burst tokens) {
 	if room := b.room(burst); b.level < room {

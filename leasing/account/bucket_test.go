@@ -1,10 +1,12 @@
 package account
 
 import (
+	"context"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -188,6 +190,36 @@ func TestBucketFillsExactly(t *testing.T) {
 			}
 		} else if b.level != int64(l.Burst)*Micro {
 			t.Errorf("seed %d: %v: %d millionths after %d us, and it is full", seed, l, b.level, elapsed)
+		}
+	}
+}
+
+// People see of a bucket what the next claim will find: its tokens of now, and not those of the last claim.
+func TestBucketIsShownAsOfNow(t *testing.T) {
+	l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 10, Burst: 10}
+	began := instant(time.Now().Add(-time.Minute / 2).UnixMicro())
+	now := began
+	client := redistest.Start(t).Client()
+	defer client.Close()
+	inRedis, err := NewRedis(client, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inRedis.LookThrough(client)
+	inRedis.GoBy(func() ratelimit.LedgerTime { return began }) // not for views
+	for _, ledger := range []interface {
+		Ledger
+		Look(context.Context, string, ratelimit.Window, *ratelimit.Limit) (*ratelimit.AccountLook, error)
+	}{NewCAS(NewMemoryStore(func() ratelimit.LedgerTime { return now }), "", nil), inRedis} {
+		now = began
+		g := make([]Grant, 1)
+		c := Claim{Key: "k", Limit: l, Holder: 1 << 63, Seq: 1, Need: 10, Want: 10, TTL: time.Second}
+		if _, _, err := ledger.Settle(t.Context(), []Claim{c}, g); err != nil || g[0].Granted != 10 {
+			t.Fatal(g, err)
+		}
+		now = now.Add(time.Minute / 2)
+		if v, err := ledger.Look(t.Context(), "k", 0, &l); err != nil || v == nil || v.Free < 4 || v.Free > 6 {
+			t.Errorf("half a minute after a grant of all 10, of %T people see %+v, %v", ledger, v, err)
 		}
 	}
 }

@@ -116,7 +116,7 @@ if (grant < Need or sum + before > Limit) and others > 0 then
   if since < 0 or since >= pause then
     recalling, asked = true, now
     each(function(name, r)
-      if hand(r) > 0 then redis.call('PUBLISH', 'sluice:recalled:' .. string.sub(name, 1, 9), KEYS[1]) end
+      if hand(r) > 0 then redis.pcall('PUBLISH', 'sluice:recalled:' .. string.sub(name, 1, 9), KEYS[1]) end
     end)
     pause = (since < 0 or since > 2 * RARELY) and 0 or 2 * pause
     least = max(AGAIN, RECORD * (n + 1))

@@ -71,10 +71,10 @@ func NewEvent(c *Claim, g *Grant) Event {
 	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &claimed, g)
 }
 
-// eventsKept and recordKept are the number of events of a key that a stream keeps in Redis, and for how long after the
+// EventsKept and recordKept are the number of events of a key that a stream keeps in Redis, and for how long after the
 // last.
 const (
-	eventsKept = 10_000
+	EventsKept = 10_000
 	recordKept = 90 * 24 * time.Hour
 )
 

@@ -78,6 +78,7 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	v := &ratelimit.AccountLook{Limit: limit.Capacity(), Charged: k.sum, Relearning: k.account.learns > now}
 	of := k.account.records
 	if b := k.bucket; b != nil {
+		b.shown(now, limit)
 		v.Charged, of = tokens(roundUp(int64(v.Limit)*Micro-b.level, Micro)), b.records
 		v.Relearning = b.learns > now
 	}

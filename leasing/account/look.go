@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -70,7 +71,10 @@ func keptIn(fields map[string]string) (*kept, error) {
 	k, n := &kept{}, [8]int64{}
 	records := &k.account.records
 	if unpacked(fields["b"], n[:]) { // level, ...
-		k.bucket = &bucket{level: n[0]}
+		k.bucket = &bucket{
+			level: n[0], carry: n[1], at: instant(n[2]), hand: tokens(n[3]), old: tokens(n[4]), turn: instant(n[5]),
+			ends: instant(n[6]), slot: time.Duration(n[7]) * time.Microsecond,
+		}
 		records = &k.bucket.records
 	} else if sum, err := strconv.ParseInt(fields["sum"], 10, 64); err == nil {
 		k.sum = tokens(sum)

@@ -102,7 +102,7 @@ func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o 
 			}
 			if c.Audit != "" {
 				stream := RecordName(l.prefix, c.Key)
-				p.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: eventsKept, Approx: true, Values: []any{
+				p.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: EventsKept, Approx: true, Values: []any{
 					"override", r.Encode(), "rule", c.Audit, "key", c.Key, "limit", int64(c.changed(r).Limit),
 				}})
 				p.PExpire(ctx, stream, recordKept)
@@ -133,8 +133,10 @@ func (l *Redis) claimAnew(ctx context.Context, c *OverrideChange) error {
 			}
 		}
 	}
-	_, err := pipe.Exec(ctx)
-	return err
+	if _, err := pipe.Exec(ctx); !redis.HasErrorPrefix(err, "NOPERM") { // a recall may be lost
+		return err
+	}
+	return nil
 }
 
 // Overrides implements [Overrider].

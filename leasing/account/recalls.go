@@ -23,10 +23,12 @@ const nodeDigits = 16 - namesOfANode/4
 func recallsOf(holder string) string { return recallChannel + holder[:min(nodeDigits, len(holder))] }
 
 // Times of a subscription: after recallSilence without a message it is pinged. Without an answer for as long again,
-// it is opened again after recallRest.
+// it is opened again after recallRest. It is also pinged after recallsAnswered messages: the client's connection may
+// bound the answers to a command.
 const (
-	recallSilence = 3 * time.Second
-	recallRest    = time.Second
+	recallSilence   = 3 * time.Second
+	recallRest      = time.Second
+	recallsAnswered = 1000
 )
 
 // Recalls calls recalled with each account whose tokens in hand the holder's node must give back, until ctx is done.
@@ -142,7 +144,7 @@ func (l *Redis) listen(ctx context.Context, channel string, ready func(), receiv
 		closed()
 		_ = from.Close() // it only ends
 	}()
-	for asked := false; ; {
+	for asked, n := false, 0; ; {
 		m, err := receive(ctx, from)
 		var late net.Error
 		switch {
@@ -153,6 +155,9 @@ func (l *Redis) listen(ctx context.Context, channel string, ready func(), receiv
 				ready()
 			case *redis.Message:
 				received(m.Payload)
+				if n++; n%recallsAnswered == 0 {
+					_ = from.Ping(ctx) // an error breaks the subscription
+				}
 			}
 		// A connection whose other end is gone may stay silent for hours.
 		case asked, !errors.As(err, &late), !late.Timeout(), from.Ping(ctx) != nil:

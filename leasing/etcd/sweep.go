@@ -16,6 +16,9 @@ import (
 // historyKept is the minimum time that etcd keeps overwritten data: as long as Kubernetes keeps it.
 const historyKept = 5 * time.Minute
 
+// ErrCompact means that the user may not compact. Without compaction, etcd fills up.
+var ErrCompact = errors.New("only a user with the role root may compact")
+
 // history is the state of compactions.
 type history struct {
 	kept bool // another program compacts. It never changes
@@ -45,9 +48,13 @@ func (s *Store) Drop(ctx context.Context, _ ratelimit.LedgerTime) (n int, more b
 	}
 	if old := s.history.due(revision, time.Now()); old != 0 {
 		_, err := c.Compact(clientv3.WithRequireLeader(ctx), old)
-		if err != nil && !errors.Is(err, rpctypes.ErrCompacted) { // by another node
-			return 0, false, fmt.Errorf("etcd: compacting overwritten data: %w", err)
+		switch {
+		case errors.Is(err, rpctypes.ErrPermissionDenied):
+			err = ErrCompact
+		case err == nil, errors.Is(err, rpctypes.ErrCompacted): // by another node
+			return 0, false, nil
 		}
+		return 0, false, fmt.Errorf("etcd: compacting overwritten data: %w", err)
 	}
 	return 0, false, nil
 }

@@ -2,7 +2,6 @@ package record
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,15 +41,14 @@ func (*Command) Help() string {
   REDIS_URL=redis:6379 sluice audit --rule edge.login  the record in Redis`
 }
 
-// HideForServe hides flags of the store that say how long serve waits for it and where other limits are: audit reads the
-// record once. The flag of the store's URL has another effect when it is unset.
+// HideForServe hides flags of the store that say how long serve waits for it: audit reads the record once. The flag of the store's URL has another effect when it is unset.
 func HideForServe(app *kong.Kong) error {
 	for _, n := range app.Model.Children {
 		if n.Name != "audit" {
 			continue
 		}
 		for _, f := range n.Flags {
-			for _, serves := range []string{"redis-startup", "redis-health", "redis-persecond", "redis-pool"} {
+			for _, serves := range []string{"redis-startup", "redis-health", "redis-persecond-pool", "redis-pool"} {
 				f.Hidden = f.Hidden || strings.HasPrefix(f.Name, serves)
 			}
 			f.Help, _, _ = strings.Cut(f.Help, " Default:")
@@ -161,41 +159,53 @@ func printChanges(out io.Writer, changes []account.Event) error {
 // read returns all events, and the known gaps.
 func (c *Command) read() (all []account.Event, missing []string, err error) {
 	for _, name := range c.Files {
-		if err = readFile(name, &all); err != nil {
+		gaps, err := readFile(name, &all)
+		if missing = append(missing, gaps...); err != nil {
 			return all, nil, err
 		}
 	}
 	if len(c.Files) > 0 {
-		return all, nil, nil
+		return all, missing, nil
 	}
 	if !c.Store.Shared() {
 		return all, nil, errors.New("set STORE_URL or REDIS_URL to the store of the nodes, or name the files of AUDIT_FILE")
 	}
-	s, err := store.Open(store.Options{Flags: c.Store, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return all, nil, err
-	}
-	defer s.Close()
-	missing, err = s.Events(context.Background(), func(e *account.Event) { all = append(all, *e) })
-	if err != nil {
-		return all, nil, fmt.Errorf("reading the record: %s: %w", s.Advise(err), err)
+	o := store.Options{Flags: c.Store, Log: slog.New(slog.DiscardHandler)}
+	for _, open := range []func(store.Options) (store.Store, error){store.Open, store.PerSecond} {
+		s, err := open(o)
+		if err != nil {
+			return all, nil, err
+		}
+		if s == nil {
+			continue
+		}
+		defer s.Close()
+		gaps, err := s.Events(context.Background(), func(e *account.Event) { all = append(all, *e) })
+		if missing = append(missing, gaps...); err != nil {
+			return all, nil, fmt.Errorf("reading the record: %s: %w", s.Advise(err), err)
+		}
 	}
 	return all, missing, nil
 }
 
-func readFile(name string, all *[]account.Event) error {
+// readFile reads the events of a file, and notes lines that a full disk or a crash has cut off.
+func readFile(name string, all *[]account.Event) (missing []string, err error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	lines := bufio.NewScanner(f)
+	before, lines := len(*all), bufio.NewScanner(f)
 	for n := 1; lines.Scan(); n++ {
 		var e account.Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
-			return fmt.Errorf("%s:%d is not an event of AUDIT_FILE: %w", name, n, cmp.Or(err, errors.New("it has no kind")))
+			missing = append(missing, fmt.Sprintf("%s:%d is not an event of AUDIT_FILE", name, n))
+			continue
 		}
 		*all = append(*all, e)
 	}
-	return lines.Err()
+	if len(*all) == before && len(missing) > 0 {
+		return nil, errors.New(missing[0])
+	}
+	return missing, lines.Err()
 }

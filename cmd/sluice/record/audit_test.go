@@ -6,9 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // granted is a line of AUDIT_FILE: a holder is granted more of a limit of 100 until the year 2100.
@@ -41,7 +44,7 @@ func TestAuditFindsABrokenLimit(t *testing.T) {
 	if code, out, errs := clitest.Run(new(Command), []string{one, two}); code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 1 windows") {
 		t.Errorf("of both files: %d %s\n%s", code, errs, out)
 	}
-	if code, _, errs := clitest.Run(new(Command), []string{bad}); code != 1 || !strings.Contains(errs, bad+":1 is not an event of AUDIT_FILE: it has no kind") {
+	if code, _, errs := clitest.Run(new(Command), []string{bad}); code != 1 || !strings.Contains(errs, bad+":1 is not an event of AUDIT_FILE") {
 		t.Errorf("of another file: %d %s", code, errs)
 	}
 }
@@ -74,5 +77,53 @@ func TestAuditFileIsBounded(t *testing.T) {
 	}
 	if now, _ = os.ReadFile(name); string(now) != "fifth\n" {
 		t.Errorf("after the file was moved, its place has %q", now)
+	}
+}
+
+// A line that a full disk or a crash has cut off costs an audit that event, and the audit says so.
+func TestAuditReadsOnAfterACutLine(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "audit")
+	one, two := granted(t, "a", 1, 1), granted(t, "b", 1, 2)
+	if err := os.WriteFile(name, []byte(one+two[:20]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := openCapped(name, auditBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, holder := range []string{"c", "d"} {
+		if _, err := f.Write([]byte(granted(t, holder, 1, 3))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, out, errs := clitest.Run(new(Command), []string{"--json", name})
+	if code != 0 || !strings.Contains(out, `"Holders":3`) || !strings.Contains(errs, name+":2 is not an event") {
+		t.Errorf("%d %s\n%s", code, errs, out)
+	}
+}
+
+// Limits of a second in a Redis of their own are part of the audit.
+func TestAuditReadsLimitsOfASecond(t *testing.T) {
+	l := ratelimit.Limit{Unit: ratelimit.Year, Requests: 10}
+	args := []string{"--json", "--redis-persecond"}
+	for _, flag := range []string{"--redis-url=", "--redis-persecond-url="} {
+		server := redistest.Start(t)
+		client := server.Client()
+		defer client.Close()
+		ledger, err := account.NewRedis(client, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := make([]account.Grant, 1)
+		if _, _, err := ledger.Settle(t.Context(), []account.Claim{{
+			Key: flag, Window: l.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro())), Limit: l, Holder: 1, Seq: 1, Need: 1, Want: 1,
+			Audit: "0 rule",
+		}}, g); err != nil || g[0].Err != nil {
+			t.Fatal(err, g[0].Err)
+		}
+		args = append(args, flag+server.Addr)
+	}
+	if code, out, errs := clitest.Run(new(Command), args); code != 0 || strings.Count(out, `"Held":true`) != 2 {
+		t.Errorf("%d %s\n%s", code, errs, out)
 	}
 }

@@ -47,10 +47,11 @@ type capped struct {
 	mu   sync.Mutex
 	file *os.File // guarded by mu
 	size int64    // guarded by mu
+	cut  bool     // guarded by mu; its last line has no end
 }
 
 func openCapped(name string, most int64) (*capped, error) {
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -58,10 +59,12 @@ func openCapped(name string, most int64) (*capped, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &capped{name: name, most: most, file: f, size: info.Size()}, nil
+	last := []byte("\n")
+	_, _ = f.ReadAt(last, info.Size()-1)
+	return &capped{name: name, most: most, file: f, size: info.Size(), cut: last[0] != '\n'}, nil
 }
 
-// Write appends one line.
+// Write appends one line, after the end of one that is cut off.
 func (c *capped) Write(line []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,9 +77,12 @@ func (c *capped) Write(line []byte) (int, error) {
 			return 0, err
 		}
 		_ = c.file.Close()
-		c.file, c.size = f, 0
+		c.file, c.size, c.cut = f, 0, false
+	}
+	if c.cut {
+		line = append([]byte("\n"), line...)
 	}
 	n, err := c.file.Write(line)
-	c.size += int64(n)
+	c.size, c.cut = c.size+int64(n), n < len(line) && n > 0 || n == 0 && c.cut
 	return n, err
 }

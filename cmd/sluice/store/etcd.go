@@ -37,6 +37,7 @@ func adviseEtcd(err error) string {
 	}{
 		{rpctypes.ErrAuthFailed, "check the user and the password in STORE_URL"},
 		{rpctypes.ErrUserEmpty, "etcd asks for a password: put user:password@ into STORE_URL"},
+		{etcd.ErrCompact, "add compact=false to STORE_URL, and run etcd with --auto-compaction-retention=5m: it fills up without compaction"},
 		{rpctypes.ErrPermissionDenied, "let the user of STORE_URL read and write keys that begin with sluice/ (etcdctl role grant-permission --prefix)"},
 		{rpctypes.ErrNoSpace, "etcd is full and takes no writes: compact and defragment it, raise --quota-backend-bytes, then end the alarm (etcdctl alarm disarm)"},
 		{rpctypes.ErrRequestTooLarge, "raise --max-request-bytes of etcd: an account has very many holders"},

@@ -30,6 +30,7 @@ type streamReader struct {
 	mu      sync.Mutex
 	events  []account.Event // guarded by mu
 	missing []string        // guarded by mu
+	seen    sync.Map        // names: SCAN can repeat one, and two servers have one on its way between them
 }
 
 func (r *streamReader) all(ctx context.Context) error {
@@ -43,6 +44,9 @@ func (r *streamReader) all(ctx context.Context) error {
 func (r *streamReader) scan(ctx context.Context, node redis.UniversalClient) error {
 	names := node.Scan(ctx, 0, account.RecordName(globLiteral(r.prefix), "*"), 1000).Iterator()
 	for names.Next(ctx) {
+		if _, again := r.seen.LoadOrStore(names.Val(), true); again {
+			continue
+		}
 		if err := r.stream(ctx, node, names.Val()); err != nil {
 			return err
 		}
@@ -77,8 +81,11 @@ func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, n
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if gone := info.EntriesAdded - int64(len(entries)); gone > 0 {
+	switch gone := info.EntriesAdded - int64(len(entries)); {
+	case gone > 0:
 		r.missing = append(r.missing, fmt.Sprintf("%s: the first %d events have expired, and its oldest window may lack some", name, gone))
+	case info.EntriesAdded == 0 && len(entries) >= account.EventsKept: // Redis before 7 does not count them
+		r.missing = append(r.missing, name+": the first events may have expired, and its oldest window may lack some")
 	}
 	for _, entry := range entries {
 		e, err := account.ReadEvent(r.prefix, entry.Values)

@@ -96,10 +96,10 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	if f.PoolSize < 1 {
 		return nil, fmt.Errorf("%s is %d, must be at least 1", f.setting("POOL_SIZE"), f.PoolSize)
 	}
-	o.Username, o.Password = userAndPassword(f.Auth)
+	_, o.Username, o.Password = f.credentials()
 	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
 	var err error
-	if f.TLS {
+	if f.secure() {
 		if o.TLSConfig, err = f.tls(); err != nil {
 			return nil, err
 		}
@@ -126,6 +126,12 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	return o, f.checkAddresses(o.Addrs)
 }
 
+// secure tells whether connections use TLS.
+func (f *Redis) secure() bool {
+	scheme, _, _ := strings.Cut(f.URL, "://")
+	return f.TLS || strings.EqualFold(scheme, "rediss")
+}
+
 func (f *Redis) single(o *redis.UniversalOptions) error {
 	if !strings.Contains(f.URL, "://") {
 		if o.Addrs = []string{f.URL}; f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
@@ -141,11 +147,8 @@ func (f *Redis) single(o *redis.UniversalOptions) error {
 		return fmt.Errorf("%s is not a valid URI: %w", f.setting("URL"), err)
 	}
 	o.Addrs, o.DB = []string{parsed.Addr}, parsed.DB
-	if parsed.Password != "" {
-		o.Username, o.Password = parsed.Username, parsed.Password
-	}
-	if o.TLSConfig == nil {
-		o.TLSConfig = parsed.TLSConfig
+	if parsed.TLSConfig != nil && parsed.TLSConfig.InsecureSkipVerify { // ?skip_verify=true
+		o.TLSConfig.InsecureSkipVerify = true
 	}
 	return nil
 }
@@ -164,6 +167,15 @@ func (f *Redis) checkAddresses(addresses []string) error {
 		}
 	}
 	return nil
+}
+
+// credentials are those of the URL, or else of the setting for them, and the setting that has them.
+func (f *Redis) credentials() (setting, user, password string) {
+	if parsed, err := redis.ParseURL(f.URL); err == nil && parsed.Password != "" {
+		return f.setting("URL"), parsed.Username, parsed.Password
+	}
+	user, password = userAndPassword(f.Auth)
+	return f.setting("AUTH"), user, password
 }
 
 func userAndPassword(auth string) (user, password string) {
@@ -202,8 +214,8 @@ func (f *Redis) advise(err error) string {
 	tlsSetting := func(name string) string { return "REDIS_TLS_" + name } // the other Redis has no certificates of its own
 	switch unknown, _ := errors.AsType[x509.UnknownAuthorityError](err); {
 	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
-		user, password := userAndPassword(f.Auth)
-		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
+		setting, user, password := f.credentials()
+		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", setting, user, password != "")
 	case errors.Is(err, errReply):
 		return fmt.Sprintf("check %s: the server does not answer like a Redis, or with more than %d bytes", f.setting("URL"), mostReply)
 	case says("OOM command not allowed"):
@@ -211,7 +223,8 @@ func (f *Redis) advise(err error) string {
 	case says("READONLY"):
 		return "the server is a replica: check the failover"
 	case says("NOPERM"):
-		return fmt.Sprintf("check the permissions of the user in %s", f.setting("AUTH"))
+		setting, _, _ := f.credentials()
+		return fmt.Sprintf("check the permissions of the user in %s", setting)
 	case unknown.Cert != nil || says("unknown authority"):
 		return fmt.Sprintf("check %s, which is %q: it must have the issuer of the server's certificate", tlsSetting("CACERT"), f.TLSCACert)
 	case says("x509: certificate has expired"):
@@ -222,7 +235,7 @@ func (f *Redis) advise(err error) string {
 		return fmt.Sprintf("check %s, which is %q: the server refuses it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	case says("sentinels specified in configuration are unreachable"):
 		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
-	case f.TLS && clienttls.CutOff(text):
+	case f.secure() && clienttls.CutOff(text):
 		return fmt.Sprintf("check %s, which is %q: the server may refuse it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	}
 	check := fmt.Sprintf("check %s, and %s, which is %t", f.setting("URL"), f.setting("TLS"), f.TLS)

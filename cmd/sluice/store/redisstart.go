@@ -108,11 +108,23 @@ func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, ans
 	return nil
 }
 
-// warmUp loads the ledger's scripts into each server, and fills the pool with used connections.
+// warmUp loads the ledger's scripts into each server, and fills the pool with used connections. Of a Cluster, one
+// server is enough: a shard that is down must not keep the keys of the others from being served.
 func (s *startup) warmUp(ctx context.Context, client redis.UniversalClient) error {
 	switch c := client.(type) {
 	case *redis.ClusterClient:
-		return c.ForEachMaster(ctx, s.warmServer)
+		var warm atomic.Bool
+		err := c.ForEachMaster(ctx, func(ctx context.Context, server *redis.Client) error {
+			err := s.warmServer(ctx, server)
+			if err == nil {
+				warm.Store(true)
+			}
+			return err
+		})
+		if warm.Load() {
+			return nil
+		}
+		return err
 	case *redis.Client:
 		return s.warmServer(ctx, c)
 	}
