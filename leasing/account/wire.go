@@ -184,7 +184,7 @@ func (d *draws) read(t *trip, failed error) {
 	rest := replies
 	for _, i := range d.sent {
 		n := repliesOf(&t.claims[i])
-		g := readDraw(&t.claims[i], rest[:n], instant(t.time))
+		g := readDraw(&t.claims[i], rest[:n], t.time)
 		if rest = rest[n:]; t.claims[i].Limit.Overridable() {
 			text, _ := overrides[0].(string)
 			r, err := DecodeOverride(text)
