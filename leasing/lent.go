@@ -136,10 +136,6 @@ func (r *Lessee) bookWindow(c *counter, m *Totals) {
 		}
 		r.Window, r.Taken = goesOn, 0
 	}
-	// The refunds that another owner has booked are of its charges. If that has crashed, they are lost with it.
-	if r.Seq == 0 && m.Seq != m.Life && m.Window == goesOn {
-		r.Taken = min(0, total)
-	}
 	r.Hand = max(0, m.Taken-m.Spent)
 	// A late report is about an earlier window. It changes the part that a sliding_window still counts. A
 	// fixed_window counts none of it.
