@@ -182,3 +182,24 @@ func TestLowLimitHugeCost(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 }
+
+// Refunds that an owner has booked before its crash are of charges that are lost with it: the next owner credits none.
+// It credits one that is new to all.
+func TestNextOwnerCreditsNoOldRefunds(t *testing.T) {
+	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 20})
+	r.Coordination.OnDeny = ratelimit.DenyRefunds
+	first, next := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
+	admit(first, 1, r, 15)
+	var h Held
+	tell(first, 1, r, 8, &h, 1, 0)
+	h.Credit(0, 5)
+	if tell(first, 1, r, 8, &h, 2, 0); admit(first, 1, r, 20) != 10 {
+		t.Fatal("5 of 15 are not given back at the owner")
+	}
+	h.Credit(0, 2)
+	admit(next, 2, r, 10)
+	tell(next, 2, r, 8, &h, 3, 0)
+	if n := admit(next, 2, r, 20); n != 12 {
+		t.Errorf("%d of 20 are admitted after 10 and a refund of 2, by an owner that lacks the charges of 5 refunds", n)
+	}
+}

@@ -108,7 +108,7 @@ func (h *Held) Report(now ratelimit.Instant, seq uint64, want ratelimit.Tokens) 
 	if h.totals.Life == 0 {
 		h.totals.Life = seq
 	}
-	h.totals.Seq, h.totals.Want = seq, want
+	h.totals.Seq, h.totals.Want, h.totals.Booked = seq, want, min(0, h.known)
 	h.inFlight, h.sent, h.fresh = h.totals, now, 0
 	return h.inFlight
 }

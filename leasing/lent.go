@@ -26,6 +26,8 @@ type Totals struct {
 	// Taken after admissions without a lease. Refunds can take both below 0.
 	Taken, Spent ratelimit.Tokens
 	Want         ratelimit.Tokens // additional tokens in hand
+	// Booked is the part of a total below 0 that an owner has booked in this window.
+	Booked ratelimit.Tokens
 }
 
 // Lease is the owner's answer. The zero Lease is no answer.
@@ -135,6 +137,10 @@ func (r *Lessee) bookWindow(c *counter, m *Totals) {
 			r.Before = r.Taken
 		}
 		r.Window, r.Taken = goesOn, 0
+	}
+	// Refunds that another owner has booked are of its charges. If that has crashed, they are lost with it.
+	if r.Seq == 0 && m.Window == goesOn {
+		r.Taken = m.Booked
 	}
 	r.Hand = max(0, m.Taken-m.Spent)
 	// A late report is about an earlier window. It changes the part that a sliding_window still counts. A

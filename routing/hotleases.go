@@ -88,7 +88,7 @@ func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 	}
 	m.Totals = &wire.Totals{
 		Life: totals.Life, Seq: totals.Seq, Window: int64(totals.Window), Taken: int64(totals.Taken),
-		Spent: int64(totals.Spent), Want: int64(totals.Want),
+		Spent: int64(totals.Spent), Want: int64(totals.Want), Booked: int64(totals.Booked),
 	}
 	sent := *a
 	sent.Key = m.Key
@@ -117,11 +117,11 @@ func totalsOf(m *wire.Totals) (leasing.Totals, bool) {
 	const most = int64(leasing.MostTotal)
 	ok := m.GetLife() > 0 && m.GetSeq() >= m.GetLife() && m.GetSeq() <= math.MaxInt64 &&
 		m.GetWindow() >= 0 && m.GetWindow() <= mostWindow && m.GetWant() >= 0 &&
-		min(m.GetTaken(), m.GetSpent()) >= -most && max(m.GetTaken(), m.GetSpent(), m.GetWant()) <= most
+		min(m.GetTaken(), m.GetSpent(), m.GetBooked()) >= -most && m.GetBooked() <= 0 && max(m.GetTaken(), m.GetSpent(), m.GetWant()) <= most
 	return leasing.Totals{
 		Life: m.GetLife(), Seq: m.GetSeq(), Window: ratelimit.Window(m.GetWindow()),
 		Taken: ratelimit.Tokens(m.GetTaken()), Spent: ratelimit.Tokens(m.GetSpent()),
-		Want: ratelimit.Tokens(m.GetWant()),
+		Want: ratelimit.Tokens(m.GetWant()), Booked: ratelimit.Tokens(m.GetBooked()),
 	}, ok
 }
 

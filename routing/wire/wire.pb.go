@@ -698,6 +698,7 @@ type Totals struct {
 	Taken         int64                  `protobuf:"varint,4,opt,name=taken,proto3" json:"taken,omitempty"`
 	Spent         int64                  `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`
 	Want          int64                  `protobuf:"varint,6,opt,name=want,proto3" json:"want,omitempty"`
+	Booked        int64                  `protobuf:"varint,7,opt,name=booked,proto3" json:"booked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -770,6 +771,13 @@ func (x *Totals) GetSpent() int64 {
 func (x *Totals) GetWant() int64 {
 	if x != nil {
 		return x.Want
+	}
+	return 0
+}
+
+func (x *Totals) GetBooked() int64 {
+	if x != nil {
+		return x.Booked
 	}
 	return 0
 }
@@ -1567,14 +1575,15 @@ const file_wire_proto_rawDesc = "" +
 	"\x04most\x18\x04 \x01(\rR\x04most\"2\n" +
 	"\x06Listed\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
-	"\x06record\x18\x02 \x01(\fR\x06record\"\x86\x01\n" +
+	"\x06record\x18\x02 \x01(\fR\x06record\"\x9e\x01\n" +
 	"\x06Totals\x12\x12\n" +
 	"\x04life\x18\x01 \x01(\x04R\x04life\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x16\n" +
 	"\x06window\x18\x03 \x01(\x03R\x06window\x12\x14\n" +
 	"\x05taken\x18\x04 \x01(\x03R\x05taken\x12\x14\n" +
 	"\x05spent\x18\x05 \x01(\x03R\x05spent\x12\x12\n" +
-	"\x04want\x18\x06 \x01(\x03R\x04want\"x\n" +
+	"\x04want\x18\x06 \x01(\x03R\x04want\x12\x16\n" +
+	"\x06booked\x18\a \x01(\x03R\x06booked\"x\n" +
 	"\x05Lease\x12\x16\n" +
 	"\x06window\x18\x01 \x01(\x03R\x06window\x12\x18\n" +
 	"\agranted\x18\x02 \x01(\x03R\agranted\x12\x12\n" +
