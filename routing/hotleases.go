@@ -117,7 +117,8 @@ func totalsOf(m *wire.Totals) (leasing.Totals, bool) {
 	const most = int64(leasing.MostTotal)
 	ok := m.GetLife() > 0 && m.GetSeq() >= m.GetLife() && m.GetSeq() <= math.MaxInt64 &&
 		m.GetWindow() >= 0 && m.GetWindow() <= mostWindow && m.GetWant() >= 0 &&
-		min(m.GetTaken(), m.GetSpent(), m.GetBooked()) >= -most && m.GetBooked() <= 0 && max(m.GetTaken(), m.GetSpent(), m.GetWant()) <= most
+		min(m.GetTaken(), m.GetSpent(), m.GetBooked()) >= -most && m.GetBooked() <= 0 &&
+		max(m.GetTaken(), m.GetSpent(), m.GetWant()) <= most
 	return leasing.Totals{
 		Life: m.GetLife(), Seq: m.GetSeq(), Window: ratelimit.Window(m.GetWindow()),
 		Taken: ratelimit.Tokens(m.GetTaken()), Spent: ratelimit.Tokens(m.GetSpent()),
