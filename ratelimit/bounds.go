@@ -97,8 +97,8 @@ func (r *Rule) overApart(nodes int) Over {
 }
 
 // under is out of reach of the requests that other nodes refuse. A lease of plenty strands its part of the
-// limit, and a reserve its unspent part. Any other strands the demand that it was sized by, and the rest of
-// the lease before, of which at most half was left at its renewal.
+// limit, and a reserve its unspent part. Any other strands the demand that it was sized by. It also
+// strands the rest of the lease before: at its renewal, at most half was left.
 func (r *Rule) under() Under {
 	u := Under{
 		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.longest(), Reserve: r.Reserve(),

@@ -60,7 +60,7 @@ func (x *setting) message() *wire.Change {
 	m := &wire.Change{Look: x.look, Any: x.match.Any, Set: int64(x.match.Set)}
 	if x.set != nil {
 		own := *x.set
-		own.Set = 1 // the owner replies which it is
+		own.Set = 1 // the owner's reply has its value
 		m.Record = recordOf(&own)
 	}
 	return m

@@ -83,7 +83,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 
 // replied takes in a frame of a peer, on the stream that this node opened.
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
-	// Whatever it is, the peer is alive.
+	// Any frame shows that the peer is alive.
 	m.lastSeen.Store(int64(now))
 	if len(f.GetReplies()) > peerPending || len(f.GetReceipts()) > 4*parcelsAtOnce {
 		c.malformed(rejectedFrame)
@@ -210,8 +210,9 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		s.stats.notOwner.Add(1)
 	case r.GetStatus() != answered:
 	case v.Source == ratelimit.FromFallback || v.Err != nil:
-		if r.Status = notInTime; s.asks[i].Kind == ratelimit.Refund { // the asking node has the rule's policy
-			s.see(i) // it is credited here
+		r.Status = notInTime // the asking node has the rule's policy
+		if s.asks[i].Kind == ratelimit.Refund {
+			s.see(i) // it is credited here all the same
 		}
 	default:
 		s.stats.received.Add(1)

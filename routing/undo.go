@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// fail decides without the key's owner, as the rule's on_store_failure decides.
+// fail decides without the key's owner, by the rule's on_store_failure.
 func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	c.stats.fallbacks.Add(1)
 	var v verdict

@@ -698,7 +698,7 @@ type Totals struct {
 	Taken         int64                  `protobuf:"varint,4,opt,name=taken,proto3" json:"taken,omitempty"`
 	Spent         int64                  `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`
 	Want          int64                  `protobuf:"varint,6,opt,name=want,proto3" json:"want,omitempty"`
-	Booked        int64                  `protobuf:"varint,7,opt,name=booked,proto3" json:"booked,omitempty"`
+	Booked        int64                  `protobuf:"varint,7,opt,name=booked,proto3" json:"booked,omitempty"` // of a total below 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

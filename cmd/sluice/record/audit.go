@@ -41,7 +41,8 @@ func (*Command) Help() string {
   REDIS_URL=redis:6379 sluice audit --rule edge.login  the record in Redis`
 }
 
-// HideForServe hides flags of the store that say how long serve waits for it: audit reads the record once. The flag of the store's URL has another effect when it is unset.
+// HideForServe hides the flags for the wait of serve for its store: audit reads the record once. The flag of the store's
+// URL has another effect when it is unset.
 func HideForServe(app *kong.Kong) error {
 	for _, n := range app.Model.Children {
 		if n.Name != "audit" {

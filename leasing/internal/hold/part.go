@@ -221,6 +221,7 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 // Restate makes the next message a claim, to state this node's total.
 func (p *Part) Restate() { p.restate = true }
 
+// record counts n more tokens as spent, and as not yet stated by a claim.
 func (p *Part) record(n tokens) { p.Spent, p.fresh = p.Spent+n, p.fresh+n }
 
 // unspend takes back n spent tokens. Those that a claim has reported do not return to this node's hand: of a bucket,
