@@ -141,13 +141,13 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	if part := &k.Next; fl.background && !leaving && k.Waiting == 0 && k.Early(q.Now, rule) {
 		fl.early = true
 		*part = hold.Part{Window: k.Window + 1, Deadline: hold.Never}
-		c.Want, q.Share = k.WantsEarly(size)
+		c.Want, q.Divisor = k.WantsEarly(size)
 		part.Write(&fl.message, s.sent, c, q)
 		fl.message.Claim.Limit = s.rules.of(at).asked.Limit
 		return fl.message.Claim, true
 	}
 	c.Need = k.Waiting
-	if c.Want, q.Share = k.Wants(q.Now, k.Waiting, size); leaving {
+	if c.Want, q.Divisor = k.Wants(q.Now, k.Waiting, size); leaving {
 		c.Want = c.Need
 	}
 	fl.beyond = k.Beyond

@@ -13,9 +13,9 @@ import (
 
 // call is a list of asks that wait for the ledger together. Events drive it: it has no goroutine and no clock.
 //
-//	patient --check has passed--> drifting --the deadline has passed--> late
+//	patient --check has passed--> drifting --the deadline has passed--> overdue
 //
-// Rules that drift are patient for their check_timeout, then drift up to their share. When a call is late,
+// Rules that drift are patient for their check_timeout, then drift up to their share. When a call is overdue,
 // on_store_failure decides.
 type call struct {
 	*Fleet
@@ -24,7 +24,7 @@ type call struct {
 	deadline time.Duration // the longest of the rules
 	drifts   bool          // one of the rules drifts
 	drifting bool
-	late     bool
+	overdue  bool
 }
 
 // waiter is one ask that needs the ledger.
@@ -84,9 +84,9 @@ func (c *call) advance(now instant) (open bool) {
 // timeOver notes that the current deadline has passed, or that the caller has given up. It returns the time to the
 // next deadline.
 func (c *call) timeOver(gone bool) time.Duration {
-	c.late = c.drifting || gone || c.patience() == c.deadline
+	c.overdue = c.drifting || gone || c.patience() == c.deadline
 	c.drifting = true
-	if c.late {
+	if c.overdue {
 		return 0
 	}
 	return c.deadline - c.patience()
@@ -124,13 +124,13 @@ func (c *call) decide(now instant, w *waiter) {
 			c.lookLocked(now, &there, k, w, certain)
 		}
 		if c.drifting && certain && !w.done && !w.booking && w.ask.Rule.Drifts() {
-			c.driftLateLocked(now, &there, k, w)
+			c.driftCheckedLocked(now, &there, k, w)
 		}
 	case looks:
 		c.bookedLocked(k, w)
 	}
-	if c.late && !w.done {
-		c.decideLateLocked(now, k, w)
+	if c.overdue && !w.done {
+		c.decideOverdueLocked(now, k, w)
 	}
 }
 
@@ -140,17 +140,17 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		c.uncertainLocked(k, w, there)
 		return
 	}
-	var asked hold.Asked
+	var reply hold.Reply
 	if fl := w.flight; w.with && fl.err == nil {
 		w.replied = true
 		m := &fl.message.Claim // of a window that has ended, it decides nothing
-		asked.Waited = m.Window == k.Window
+		reply.Waited = m.Window == k.Window
 		// Requests of one key can have different limits: they bring their own, or the rules change.
 		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
-		asked.Granted = asked.Waited && fl.granted && judged <= limit
-		asked.Last = asked.Waited && judged >= limit && (fl.refused || fl.recalling && w.ask.Cost > fl.most)
+		reply.Granted = reply.Waited && fl.granted && judged <= limit
+		reply.Last = reply.Waited && judged >= limit && (fl.refused || fl.recalling && w.ask.Cost > fl.most)
 	}
-	next := k.Take(now, w.ask, asked, w.verdict)
+	next := k.Take(now, w.ask, reply, w.verdict)
 	if next == hold.Asks {
 		if !c.driftLocked(now, there, k, w, hold.NotYet) {
 			c.askLocked(k, w)
@@ -250,7 +250,7 @@ func retried(err error) bool {
 
 // bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
 func (c *call) bookedLocked(k entry, w *waiter) {
-	if w.with && w.flight.err == nil || !k.Unreported() && !k.Asked() {
+	if w.with && w.flight.err == nil || !k.Unreported() && !k.InFlight() {
 		w.finish(k)
 		return
 	}
@@ -322,10 +322,10 @@ func (c *call) spareLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	return false
 }
 
-// driftLateLocked decides an ask after its rule's check_timeout.
-func (c *call) driftLateLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
+// driftCheckedLocked decides an ask after its rule's check_timeout.
+func (c *call) driftCheckedLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
 	const cautious = true
-	if w.flight != nil && w.flight.recalling && k.Late(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
+	if w.flight != nil && w.flight.recalling && k.Overdue(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
 		k.Deny(now, w.ask, w.verdict)
 		w.decided(k)
 		w.finish(k)
@@ -334,21 +334,21 @@ func (c *call) driftLateLocked(now instant, there *hold.LedgerClock, k entry, w 
 	c.driftLocked(now, there, k, w, hold.Fully)
 }
 
-// decideLateLocked decides an ask without an answer in time. A charge or refund is booked later.
-func (c *call) decideLateLocked(now instant, k entry, w *waiter) {
+// decideOverdueLocked decides an ask without an answer in time. A charge or refund is booked later.
+func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 	if w.booking {
 		w.finish(k)
 		return
 	}
 	if w.ask.Kind == ratelimit.Spend {
 		alive, cautious := c.lane(k).alive(now), w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
-		late := k.Late(now, w.ask, alive, cautious)
-		if late == hold.Undecided && alive && cautious && w.replied { // its window has ended while it waited
-			late = hold.Doubtful
+		overdue := k.Overdue(now, w.ask, alive, cautious)
+		if overdue == hold.Undecided && alive && cautious && w.replied { // its window has ended while it waited
+			overdue = hold.Doubtful
 		}
-		switch late {
+		switch overdue {
 		case hold.Short:
-			k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict)
+			k.Take(now, w.ask, hold.Reply{Waited: true, Last: true}, w.verdict)
 			w.decided(k)
 			w.finish(k)
 			return

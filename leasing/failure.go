@@ -27,7 +27,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	*v = verdict{}
 	if a.Kind == ratelimit.Peek && k != nil && now < k.Till && a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
 		(policy != ratelimit.FailOpen || c.lane(*k).alive(now)) {
-		k.Take(now, a, hold.Asked{Waited: true}, v) // debt that was read refuses until the window ends
+		k.Take(now, a, hold.Reply{Waited: true}, v) // debt that was read refuses until the window ends
 	}
 	switch {
 	case v.OverLimit:

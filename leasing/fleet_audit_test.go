@@ -55,7 +55,7 @@ func TestAuditHearsFirst(t *testing.T) {
 		t.Errorf("nodes heard of %d events, and %d are on record", len(here), len(there))
 	}
 	probe := account.Claim{
-		Key: there[0].Key, Window: there[0].Window, Limit: c.rule.Limit, Holder: 1, Seq: 1, Share: 1,
+		Key: there[0].Key, Window: there[0].Window, Limit: c.rule.Limit, Holder: 1, Seq: 1, Divisor: 1,
 	}
 	var g [1]account.Grant
 	if _, _, err := c.ledger.Settle(context.Background(), []account.Claim{probe}, g[:]); err != nil || g[0].Err != nil {

@@ -196,7 +196,7 @@ func (s *stage) usedIn(key string, w window) tokens {
 	s.looks++
 	limit := s.rule.AtLedger().Limit
 	_, _, err := s.ledger.Settle(context.Background(), []account.Claim{{
-		Key: key, Window: w, Limit: limit, Holder: 1, Seq: s.looks, Share: 1,
+		Key: key, Window: w, Limit: limit, Holder: 1, Seq: s.looks, Divisor: 1,
 	}}, g[:])
 	if err != nil || g[0].Err != nil {
 		s.Fatal(err, g[0].Err)

@@ -258,7 +258,7 @@ func (c *cluster) total(key string) tokens {
 	w := c.rule.Limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro()))
 	grants := make([]account.Grant, 1)
 	_, _, err := c.ledger.Settle(context.Background(), []account.Claim{{
-		Key: KeyName([]byte(key)), Window: w, Limit: c.rule.Limit, Holder: 1, Seq: 1, Share: 1,
+		Key: KeyName([]byte(key)), Window: w, Limit: c.rule.Limit, Holder: 1, Seq: 1, Divisor: 1,
 	}}, grants)
 	if err != nil || grants[0].Err != nil {
 		c.Fatal(err, grants[0].Err)

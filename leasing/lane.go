@@ -333,7 +333,7 @@ func (f *Fleet) reportLocked(k entry, ended hold.Part) {
 	limit := &k.rule().Limit
 	counts := limit.Algorithm == ratelimit.SlidingWindow || limit.Carries // in the next window
 	hand := counts && ended.Taken > ended.Spent
-	if ended.Deadline == 0 || !ended.Unreported() && !ended.Asked() && !hand {
+	if ended.Deadline == 0 || !ended.Unreported() && !ended.InFlight() && !hand {
 		return
 	}
 	fl := newFlight(k)

@@ -122,7 +122,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	// name.
 	defer f.nextName()
 	c := account.Claim{
-		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Share: 1,
+		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Divisor: 1,
 		Audit: account.AuditOf(rule),
 	}
 	if w == 0 {

@@ -137,7 +137,7 @@ func (s *shard) remembers(now instant, c *cell) bool {
 
 // unreported tells whether the ledger lacks some usage of the key, or tokens are in hand.
 func (k *key) unreported(now instant) bool {
-	return k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now)
+	return k.InFlight() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now)
 }
 
 // restAfter is the time for which a key is busy after its last request.
@@ -273,7 +273,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
 		early := k.Next.Deadline != 0 && k.Next.Taken > k.Next.Spent
-		if k.Taken <= k.Spent && !k.Owes() && !k.Asked() && !early {
+		if k.Taken <= k.Spent && !k.Owes() && !k.InFlight() && !early {
 			return
 		}
 		k = k.busy(now)

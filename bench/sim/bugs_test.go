@@ -86,8 +86,8 @@ var planted = []struct {
 	}},
 	{17, plant.Bug{
 		Name: "a claim does not say what was spent", File: "leasing/internal/hold/part.go",
-		Right: "c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share",
-		Wrong: "c.Taken, c.Spent, c.Share = p.Taken, min(p.Taken, p.Spent), q.Share",
+		Right: "c.Taken, c.Spent, c.Divisor = p.Taken, p.Spent, q.Divisor",
+		Wrong: "c.Taken, c.Spent, c.Divisor = p.Taken, min(p.Taken, p.Spent), q.Divisor",
 	}},
 	{1195, plant.Bug{
 		Name: "spending is not told before an eager lease ends", File: "leasing/internal/hold/key.go",

@@ -161,12 +161,12 @@ func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens 
 }
 
 // granted is the size of a claim's grant.
-func granted(free tokens, c *Claim) tokens { return Granted(free, c.Need, c.Want, c.Share) }
+func granted(free tokens, c *Claim) tokens { return Granted(free, c.Need, c.Want, c.Divisor) }
 
 // Granted is the need, as far as it is free, and beyond it up to Want, but at most one share-th of the free
 // tokens in all.
-func Granted(free, need, want tokens, share int) tokens {
-	return max(0, min(free, want, max(need, free/tokens(max(1, share)))))
+func Granted(free, need, want tokens, divisor int) tokens {
+	return max(0, min(free, want, max(need, free/tokens(max(1, divisor)))))
 }
 
 // credit takes back the tokens in hand of ended eager leases, and closes them: their holders have not reported that

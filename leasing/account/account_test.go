@@ -64,7 +64,7 @@ func (b *bench) claims(h ratelimit.Holder, taken, spent, need tokens, change ...
 	b.seq++
 	c := Claim{
 		Key: "k", Window: b.window(0), Limit: b.limit, Holder: h, Seq: b.seq,
-		Taken: taken, Spent: spent, Need: need, Want: need, Share: 1,
+		Taken: taken, Spent: spent, Need: need, Want: need, Divisor: 1,
 	}
 	for _, f := range change {
 		f(&c)
@@ -107,7 +107,7 @@ func (b *bench) is(g Grant, granted, total, sum, inHand tokens) {
 
 func TestGrants(t *testing.T) {
 	b := newBench(t, fixed(100))
-	share := func(n int, want tokens) func(*Claim) { return func(c *Claim) { c.Share, c.Want = n, want } }
+	share := func(n int, want tokens) func(*Claim) { return func(c *Claim) { c.Divisor, c.Want = n, want } }
 	b.is(b.claims(1, 0, 0, 10, share(8, 80)), 12, 12, 12, 0)  // an eighth of what is free
 	b.is(b.claims(2, 0, 0, 20, share(8, 80)), 20, 20, 32, 12) // what is needed, all of it
 	b.is(b.claims(3, 0, 0, 1, share(8, 4)), 4, 4, 36, 32)     // no more than is wanted

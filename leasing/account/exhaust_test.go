@@ -147,7 +147,7 @@ func (w *world) nodeMoves(i int, f func(*world)) {
 	for back := range min(max(p.taken-p.spent, 0), 1) + 1 {
 		f(w.with(fmt.Sprintf("%d claims, and gives back %d", i, back), func(c *world) {
 			c.nodes[i].taken -= back
-			c.send(i, Claim{Need: 1, Want: 2, Share: 1})
+			c.send(i, Claim{Need: 1, Want: 2, Divisor: 1})
 		}))
 	}
 }

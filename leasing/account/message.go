@@ -39,10 +39,10 @@ type Claim struct {
 	// exceeds Taken after charges without a grant, which are booked whole. Refunds of other holders' charges can take
 	// both below 0.
 	Taken, Spent tokens
-	// Need is granted as far as it is free. Beyond it, up to Want is granted, but at most one Share-th of the free
-	// tokens in all. A Share below 1 is 1. Nodes use twice the number of live nodes.
+	// Need is granted as far as it is free. Beyond it, up to Want is granted, but at most the free
+	// tokens divided by Divisor in all. A Divisor below 1 is 1. Nodes use twice the number of live nodes.
 	Need, Want tokens
-	Share      int
+	Divisor    int
 	// TTL is the lifetime of the tokens in hand, from the ledger's settling of the claim. For a bucket, it is the
 	// slot. For a window, the lease may be credited after it (Eager); 0: never.
 	TTL time.Duration

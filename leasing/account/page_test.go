@@ -182,7 +182,7 @@ func TestPageValues(t *testing.T) {
 	page.Says(fmt.Sprintf("| %d claims, %d draws |", States, Draws))
 	page.Says("if that is more; below 1 is 1 |")
 	for h, share := range []int{-1, 0, 1} {
-		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 0, func(c *Claim) { c.Want, c.Share = 10, share }), 10, 10,
+		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 0, func(c *Claim) { c.Want, c.Divisor = 10, share }), 10, 10,
 			tokens(10*(h+1)), tokens(10*h))
 	}
 	page.Says("below 1 µs: the lease has no end |")
@@ -240,7 +240,7 @@ func TestPageFields(t *testing.T) {
 		// So that no two numbers are the same: it learns, recalls, and has eager leases.
 		send(0, Claim{Holder: 1, Seq: 3, Need: 3, Want: 3})
 		send(1100*time.Millisecond, Claim{Holder: 2, Seq: 5, Taken: 7, Spent: 6, Need: 1, Want: 1})
-		send(70*time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99, Share: 1})
+		send(70*time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99, Divisor: 1})
 		pageFields(t, mark, client.HGetAll(t.Context(), m.nameOf("k", b.window(0))).Val(), b)
 		client.Del(context.Background(), m.nameOf("k", b.window(0)))
 	}

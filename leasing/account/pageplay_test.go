@@ -160,7 +160,7 @@ func (p *player) read(holder, message string) account.Claim {
 	p.Helper()
 	p.seqs[holder]++
 	c := account.Claim{
-		Key: "k", Limit: p.limit, Holder: ratelimit.Holder(holder[0]), Seq: p.seqs[holder], Share: 1,
+		Key: "k", Limit: p.limit, Holder: ratelimit.Holder(holder[0]), Seq: p.seqs[holder], Divisor: 1,
 	}
 	if p.limit.Algorithm != ratelimit.TokenBucket {
 		c.Window = p.limit.WindowAt(p.now)
@@ -185,8 +185,8 @@ func (p *player) read(holder, message string) account.Claim {
 			c.Need, c.Want = ratelimit.Tokens(n), ratelimit.Tokens(n)
 		case "want":
 			c.Want = ratelimit.Tokens(n)
-		case "share":
-			c.Share = int(n)
+		case "divisor":
+			c.Divisor = int(n)
 		case "seq":
 			c.Seq = uint64(n)
 		case "ttl":

@@ -44,7 +44,7 @@ func newLive(t *testing.T, client redis.UniversalClient, l ratelimit.Limit) *liv
 func daily(n tokens) ratelimit.Limit { return ratelimit.Limit{Unit: ratelimit.Week, Requests: n} }
 
 func (r *live) claim(key string, h ratelimit.Holder, seq uint64, need tokens) Claim {
-	c := Claim{Key: key, Window: r.window, Limit: r.limit, Holder: h, Seq: seq, Need: need, Want: need, Share: 1}
+	c := Claim{Key: key, Window: r.window, Limit: r.limit, Holder: h, Seq: seq, Need: need, Want: need, Divisor: 1}
 	if r.window == 0 {
 		c.TTL = time.Second
 	}

@@ -299,7 +299,7 @@ func (w *twins) next() Claim {
 	last := &w.told[i]
 	c := Claim{
 		Kind: States, Key: w.key, Window: w.window(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
-		Taken: last.Taken, Spent: last.Spent, Need: w.some(), Want: w.some(), Share: w.IntN(10),
+		Taken: last.Taken, Spent: last.Spent, Need: w.some(), Want: w.some(), Divisor: w.IntN(10),
 		TTL: time.Duration(1+w.Int64N(100)) * time.Millisecond, Audit: w.audit,
 	}
 	if c.Window != 0 && w.IntN(3) > 0 {

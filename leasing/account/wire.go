@@ -56,7 +56,7 @@ func numbersOf(c *Claim) [claimFields]int64 {
 	}
 	return [...]int64{
 		int64(c.Kind), int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),
-		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Share)), ttl,
+		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Divisor)), ttl,
 		int64(max(0, min(c.Learning, lastTime))), int64(limit),
 		int64(s.opens), int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
 		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), carries, ceiling, 0,

@@ -148,7 +148,7 @@ func (h *history) claim(n *node, kind account.Kind, need tokens) {
 	n.seq++
 	c := account.Claim{
 		Kind: kind, Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Seq: n.seq, Taken: n.taken, Spent: n.spent,
-		Need: need, Want: need, Share: 1, TTL: h.ttl, Audit: account.AuditOf(&h.rule),
+		Need: need, Want: need, Divisor: 1, TTL: h.ttl, Audit: account.AuditOf(&h.rule),
 	}
 	g := h.settle(c)
 	h.truth.Granted += g.Granted
@@ -205,7 +205,7 @@ func (h *history) check(met map[string]int) {
 		h.Error(d)
 	}
 	last := h.settle(account.Claim{
-		Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: 1 << 50, Seq: 1, Share: 1, TTL: h.ttl,
+		Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: 1 << 50, Seq: 1, Divisor: 1, TTL: h.ttl,
 	})
 	limit := h.rule.Limit.Capacity()
 	var taken, spent tokens

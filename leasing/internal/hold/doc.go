@@ -11,8 +11,8 @@
 // of keys cost the garbage collector nothing. The zero Key is new. It is not safe for concurrent use.
 //
 //	            Write(draw)                      Apply: the expected total
-//	plain ---------------------> asked -------------------------------------------> plain
+//	plain ------------------> in flight -----------------------------------------> plain
 //	  ^                            |  no answer, another epoch, another total
 //	  |                            v
-//	  +----------- Apply <-- asked <-- restate: the next message is a claim, whose total corrects both numbers
+//	  +----------- Apply <- in flight <- restate: the next message is a claim, whose total corrects both numbers
 package hold

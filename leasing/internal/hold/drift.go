@@ -65,7 +65,7 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 }
 
 // Unanswered tells whether this window has neither an answer nor a message in flight.
-func (k *Key) Unanswered() bool { return k.LastAnswer == 0 && k.asked == 0 && k.Spent == 0 }
+func (k *Key) Unanswered() bool { return k.LastAnswer == 0 && k.inFlight == 0 && k.Spent == 0 }
 
 // Drifting tells whether unconfirmed drift may still count: then the next owner of the share must not use it in the
 // same window.

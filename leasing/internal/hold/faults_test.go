@@ -54,7 +54,7 @@ var faults = []plant.Bug{
 	},
 	{
 		Name: "an answer to an earlier message is taken", File: partFile,
-		Right: "if p.asked != m.Number {", Wrong: "if false {",
+		Right: "if p.inFlight != m.Number {", Wrong: "if false {",
 	},
 	{
 		Name: "an answer of another epoch is taken", File: partFile,
@@ -66,7 +66,7 @@ var faults = []plant.Bug{
 	},
 	{
 		Name: "what was not answered is drawn on", File: partFile,
-		Right: "p.asked, p.restate = 0, true", Wrong: "p.asked = 0",
+		Right: "p.inFlight, p.restate = 0, true", Wrong: "p.inFlight = 0",
 	},
 	{
 		Name: "an overtaken claim is an answer", File: partFile,
@@ -90,7 +90,7 @@ var faults = []plant.Bug{
 	},
 	{
 		Name: "a claim does not say what was spent", File: partFile,
-		Right: "c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share", Wrong: "c.Taken, c.Spent, c.Share = p.Taken, min(p.Taken, p.Spent), q.Share",
+		Right: "c.Taken, c.Spent, c.Divisor = p.Taken, p.Spent, q.Divisor", Wrong: "c.Taken, c.Spent, c.Divisor = p.Taken, min(p.Taken, p.Spent), q.Divisor",
 	},
 }
 

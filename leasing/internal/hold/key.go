@@ -40,7 +40,7 @@ type refusals struct {
 	// Until the instant until, a request of more than most tokens is refused. From again on, a background claim
 	// checks that.
 	until, again instant
-	most, under  tokens // under is the limit of that refusal
+	most, judged tokens // judged is the limit of that refusal
 	holds        uint8  // number of times that the time to again is doubled
 	frees        bool   // a refund has returned tokens in the meantime: pauses are short
 	others       bool   // others had tokens in hand, by the last answer
@@ -66,7 +66,7 @@ type Entry struct {
 func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	e.ends = e.Till
 	if e.full && limit.Algorithm == ratelimit.FixedWindow && e.Sum >= limit.Capacity() {
-		e.until, e.again, e.under = e.Till, now, limit.Capacity()
+		e.until, e.again, e.judged = e.Till, now, limit.Capacity()
 	}
 }
 
@@ -111,7 +111,7 @@ func (k *Key) Patience(now instant) time.Duration {
 // leaves at once, because its time is short.
 func (e Entry) Due(now instant, rule *ratelimit.Rule) (wait time.Duration, due bool) {
 	switch {
-	case e.asked != 0 || e.Deadline == 0:
+	case e.inFlight != 0 || e.Deadline == 0:
 		return 0, false
 	case e.reports(now, rule):
 		if now >= e.Renews(rule) {
@@ -215,7 +215,7 @@ func Slot(l *ratelimit.Limit) time.Duration {
 // nothing: the ledger has its usage, also beyond the grants, and nothing is in hand. Tokens to be given back, and those
 // beyond the limit, have been refilled.
 func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
-	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.asked != 0 {
+	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.inFlight != 0 {
 		return false
 	}
 	// The ledger keeps it for at least a slot, and until it is full.
@@ -346,7 +346,7 @@ func (e Entry) Forgive() {
 // Idle tells whether this node no longer needs its tokens in hand. They may be for a request that is not awake yet,
 // of a key that was never used before.
 func (e Entry) Idle(now instant) bool {
-	return e.asked == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
+	return e.inFlight == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
 // Learned applies an answer that counts (Apply) to the node's own refusals.
@@ -369,7 +369,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	}
 	// Others can give back tokens in hand. The rest returns with time, or with a refund.
 	free := max(0, limit.Capacity()-g.Sum)
-	e.most, e.under = free+max(0, e.Taken-e.Spent), limit.Capacity()
+	e.most, e.judged = free+max(0, e.Taken-e.Spent), limit.Capacity()
 	pause := refusal << e.holds
 	if e.holds = min(e.holds+1, doublings); !e.frees {
 		pause *= seldom

@@ -30,7 +30,7 @@ type Part struct {
 	// Deadline is the end of the tokens in hand. Never: they last until the window ends. 0: there is no account yet.
 	Deadline   instant
 	LastAnswer instant // time of the last answer about this account; 0: never
-	asked      uint32  // the number of the message in flight; 0: there is none
+	inFlight   uint32  // the number of the message in flight; 0: there is none
 	flags
 }
 
@@ -58,13 +58,13 @@ func (m *Message) Sum() tokens { return m.sum }
 
 // Asking is the node's view of the ledger when it writes, and the rule's settings.
 type Asking struct {
-	Now   instant
-	There ledgerTime      // earliest time at the ledger
-	Epoch ratelimit.Epoch // 0: unknown
-	Young bool            // the epoch still accepts totals that were lost
-	Eager bool            // the ledger credits the leases of silent nodes
-	TTL   time.Duration   // of an eager lease, or a bucket's slot; 0: leases have no end
-	Share int             // divisor of the free tokens beyond the need
+	Now     instant
+	There   ledgerTime      // earliest time at the ledger
+	Epoch   ratelimit.Epoch // 0: unknown
+	Young   bool            // the epoch still accepts totals that were lost
+	Eager   bool            // the ledger credits the leases of silent nodes
+	TTL     time.Duration   // of an eager lease, or a bucket's slot; 0: leases have no end
+	Divisor int             // divisor of the free tokens beyond the need
 }
 
 // InHand is the number of tokens to spend without a claim.
@@ -78,8 +78,8 @@ func (p *Part) InHand(now instant) tokens {
 // Drift is the usage above the total, by a share or a charge.
 func (p *Part) Drift() tokens { return max(0, p.Spent-p.Taken) }
 
-// Asked tells whether a message is in flight.
-func (p *Part) Asked() bool { return p.asked != 0 }
+// InFlight tells whether a message is in flight.
+func (p *Part) InFlight() bool { return p.inFlight != 0 }
 
 // Reported is this node's total at the ledger.
 func (p *Part) Reported() tokens { return p.booked }
@@ -112,7 +112,7 @@ func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 	}
 	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID}
 	m.sum = p.Sum + min(0, max(p.Taken, p.Spent)-p.booked)
-	p.asked = number
+	p.inFlight = number
 }
 
 // state writes a claim.
@@ -122,7 +122,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 		p.Taken = p.Spent
 	}
 	p.fresh = 0
-	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
+	c.Taken, c.Spent, c.Divisor = p.Taken, p.Spent, q.Divisor
 	c.Learning = q.Epoch.Learning
 	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Prolonged(e) {
 		// A lost bucket has its full state again when one that was empty then is full.
@@ -146,8 +146,8 @@ func lasts(sent instant, ttl time.Duration) instant { return sent.Add(ttl - ttl/
 
 // Lost notes that the message in flight has no answer.
 func (p *Part) Lost(m *Message) {
-	if p.asked == m.Number {
-		p.asked, p.restate = 0, true
+	if p.inFlight == m.Number {
+		p.inFlight, p.restate = 0, true
 	}
 }
 
@@ -160,10 +160,10 @@ type Answer struct {
 // Apply applies the answer to a message. It returns whether the answer counts: it must be for the latest message, and
 // settled after the loss that the message states.
 func (p *Part) Apply(m *Message, g *account.Grant, a *Answer) bool {
-	if p.asked != m.Number {
+	if p.inFlight != m.Number {
 		return false
 	}
-	p.asked = 0
+	p.inFlight = 0
 	// A ledger in another epoch lacks totals, and a learning one has only those of holders that stated it.
 	unaware := a.Epoch.Young(g.At) && m.Claim.Learning < a.Epoch.Learning
 	if g.Err != nil || a.Epoch.ID != m.epoch && m.epoch != 0 || m.Claim.Kind == account.Draws && m.epoch == 0 ||

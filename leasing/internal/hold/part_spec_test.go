@@ -22,7 +22,7 @@ type scene struct {
 func newScene(t *testing.T, limit tokens) *scene {
 	return &scene{
 		T: t, Part: Part{Window: 7, Deadline: Never}, limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit},
-		q: Asking{Now: 1e9, Epoch: ratelimit.Epoch{ID: 1}, Share: 2},
+		q: Asking{Now: 1e9, Epoch: ratelimit.Epoch{ID: 1}, Divisor: 2},
 	}
 }
 
@@ -68,7 +68,7 @@ func TestSpecDraws(t *testing.T) {
 	if !s.hears(account.Grant{Total: 20, Sum: 90}) {
 		t.Fatal("the answer does not count")
 	}
-	if s.Asked() || s.hears(account.Grant{Total: 20, Sum: 90}) {
+	if s.InFlight() || s.hears(account.Grant{Total: 20, Sum: 90}) {
 		t.Fatal("it counts twice")
 	}
 	s.has(20, 0, 20)

@@ -17,8 +17,8 @@ const (
 	Asks                 // a claim is needed
 )
 
-// Asked is the progress of a request.
-type Asked struct {
+// Reply is the progress of a request.
+type Reply struct {
 	Waited  bool // a claim was made for it
 	Granted bool // it brought tokens, under a limit that is at most the request's
 	Last    bool // it is answered now, because another claim would change nothing
@@ -46,7 +46,7 @@ func (e Entry) spendInHand(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) 
 }
 
 // Take answers a request, or returns its next step. The part must be that of the current window (Enter).
-func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Verdict) Next {
+func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
 	next := Answered
 	switch a.Kind {
 	case ratelimit.Refund:
@@ -63,21 +63,21 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ver
 		// A node with tokens for a usual request can answer that requests pass. Otherwise the last answer counts only
 		// for a used-up key: others may have charged since.
 		over := e.usedUp(wholeOf(a.Rule))
-		if e.InHand(now) < max(1, e.usual) && !asked.Waited && (now >= e.until || !over) {
+		if e.InHand(now) < max(1, e.usual) && !reply.Waited && (now >= e.until || !over) {
 			return Asks
 		}
 		if *v = (ratelimit.Verdict{OverLimit: over}); over {
 			e.Demand.Refused = ratelimit.AddTokens(e.Demand.Refused, 1) // so that a claim is made for it
 		}
 	default:
-		next = e.spend(now, a, asked, v)
+		next = e.spend(now, a, reply, v)
 	}
 	if next == Asks {
 		return next
 	}
 	e.Demand.LastUse = now
 	e.report(now, a, v)
-	if asked.Waited {
+	if reply.Waited {
 		v.Source = ratelimit.FromClaim
 	}
 	return next
@@ -91,14 +91,14 @@ func wholeOf(r *ratelimit.Rule) *ratelimit.Limit {
 	return &r.Limit
 }
 
-func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Verdict) Next {
+func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
 	// Tokens that were granted for a request are its own, whatever others have been refused since.
-	if asked.Granted && e.spendInHand(now, a, v) || e.Spend(now, a, v) {
+	if reply.Granted && e.spendInHand(now, a, v) || e.Spend(now, a, v) {
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
-	known := now < e.until && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.under
-	if !known && (!asked.Waited || !asked.Last) {
+	known := now < e.until && a.Cost > e.most && a.Rule.Limit.Capacity() <= e.judged
+	if !known && (!reply.Waited || !reply.Last) {
 		return Asks
 	}
 	*v = ratelimit.Verdict{OverLimit: true}
@@ -237,19 +237,19 @@ func (e Entry) Undo(v *ratelimit.Verdict) {
 // Admitted books an admission by on_store_failure, in the current window as far as it is certain.
 func (e Entry) Admitted(n tokens) { e.charge(n, &e.Unasked) }
 
-// Late is the result of a request at its deadline.
-type Late uint8
+// Overdue is the result of a request at its deadline.
+type Overdue uint8
 
 // Results.
 const (
-	Undecided Late = iota // no answer decides: on_store_failure does
-	Short                 // there was not enough a moment ago: it is refused, as usual
-	Doubtful              // others may have spent the rest: it is refused without a charge
+	Undecided Overdue = iota // no answer decides: on_store_failure does
+	Short                    // there was not enough a moment ago: it is refused, as usual
+	Doubtful                 // others may have spent the rest: it is refused without a charge
 )
 
-// Late is the result of a request at its deadline, by the last answer. A late answer is no outage: alive means that
+// Overdue is the result of a request at its deadline, by the last answer. A late answer is no outage: alive means that
 // the ledger answers others. cautious means that the rule prefers refusals.
-func (e Entry) Late(now instant, a *ratelimit.Ask, alive, cautious bool) Late {
+func (e Entry) Overdue(now instant, a *ratelimit.Ask, alive, cautious bool) Overdue {
 	limit := &a.Rule.Limit
 	cautious = alive && cautious
 	if e.LastAnswer == 0 || now >= e.Till {

@@ -11,21 +11,21 @@ type Sizing struct {
 }
 
 // Wants is the size of a claim beyond the waiting tokens, and the divisor of the free tokens.
-func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, share int) {
+func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, divisor int) {
 	e.measure(now, need)
-	share = 2 * max(1, s.Nodes)
+	divisor = 2 * max(1, s.Nodes)
 	if now < e.scarce {
-		return need, share
+		return need, divisor
 	}
 	// Others would have to recall tokens beyond a share of the limit.
 	if want = s.most(); !e.plenty(s.Rule) {
 		want = min(want, e.Demand.Want(s.Rule, 0))
 	}
-	return max(need, want-e.InHand(now)), share
+	return max(need, want-e.InHand(now)), divisor
 }
 
 // WantsEarly is the size of a claim for the next window.
-func (e Entry) WantsEarly(s Sizing) (want tokens, share int) {
+func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) {
 	want = s.most()
 	if !s.Rule.Stretched() {
 		want = min(want, e.Demand.Want(s.Rule, 0))
