@@ -264,6 +264,9 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 		return
 	}
 	had := k.Taken
+	if c := &fl.message.Claim; g.Err == nil && now < k.Till && c.Window != 0 && g.At >= c.Limit.WindowEnd(c.Window) {
+		g.Err = account.ErrOver // its tokens are of a window that has ended there
+	}
 	applied := k.Apply(&fl.message, g, &a)
 	fl.granted = k.Taken > had
 	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: read again which window is current
