@@ -8,8 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 )
 
 const goodFile = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 7}\n"
@@ -259,4 +263,29 @@ func TestWatchCoalesces(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// A machine without free inotify instances: all containers of a machine share them.
+func TestRulesReloadWithoutEvents(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	write := func(limit string) {
+		if err := os.WriteFile(file, []byte(strings.Replace(goodFile, "7", limit, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("7")
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore(&Tree{Path: dir, events: func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }})
+		if err := s.Load(); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _ = s.Watch(t.Context()) }()
+		write("77")
+		time.Sleep(pollInterval)
+		synctest.Wait()
+		if got := s.Rules().All()[0].Limit.Requests; got != 77 {
+			t.Errorf("the limit is %d after %v, must be 77", got, pollInterval)
+		}
+	})
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 )
 
 // Tree is a source of one file, or of every file under a directory, with any extension. It follows
@@ -30,6 +32,8 @@ type Tree struct {
 	Interval time.Duration
 	// Log reports lost events, at level debug; nil: no log.
 	Log *slog.Logger
+
+	events func() (*fsnotify.Watcher, error) // nil: fsnotify.NewWatcher
 
 	mu   sync.Mutex
 	last string // guarded by mu; target of Root at the last read

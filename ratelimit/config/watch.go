@@ -2,7 +2,6 @@ package config
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -11,21 +10,27 @@ import (
 )
 
 // Watch implements [Source]. It looks at the files after events of the file system, and now and
-// then, because some file systems lose events. Loads keep a [Pace] of at least Interval: faster
-// changes share a load.
+// then, because some file systems lose events, and some machines have none left to give. Loads keep
+// a [Pace] of at least Interval: faster changes share a load.
 func (t *Tree) Watch(ctx context.Context, to Loader) error {
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watching %s: %w", t.Path, err)
+	events := t.events
+	if events == nil {
+		events = fsnotify.NewWatcher
 	}
-	defer w.Close()
+	w, err := events()
+	if err != nil { // as at fs.inotify.max_user_instances, which all containers of a machine share
+		t.log().Warn("no events of the file system: changes load late", "within", pollInterval, "error", err)
+		w = &fsnotify.Watcher{}
+	} else {
+		defer w.Close()
+	}
 	look := time.NewTicker(pollInterval)
 	defer look.Stop()
 	settle := time.NewTimer(0)
 	defer settle.Stop()
 	watched := map[string]bool{}
 	pace := Pace{Interval: t.Interval}
-	var events burst
+	var changes burst
 	for {
 		select {
 		case <-ctx.Done():
@@ -34,7 +39,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			if !ok {
 				return nil
 			}
-			wait, another := events.event(time.Now())
+			wait, another := changes.event(time.Now())
 			if another {
 				to.Coalesced()
 			}
@@ -50,8 +55,10 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			settle.Reset(wait)
 			continue
 		}
-		events = burst{}
-		t.addAll(w, watched) // before files are read: new files are read, or cause an event
+		changes = burst{}
+		if err == nil {
+			t.addAll(w, watched) // before files are read: new files are read, or cause an event
+		}
 		if t.changed() {
 			_ = to.Load() // the loader logs and counts its error
 		}
