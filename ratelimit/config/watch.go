@@ -25,7 +25,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 	defer settle.Stop()
 	watched := map[string]bool{}
 	pace := Pace{Interval: t.Interval}
-	var events burst
+	var events eventBurst
 	for {
 		select {
 		case <-ctx.Done():
@@ -50,7 +50,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			settle.Reset(wait)
 			continue
 		}
-		events = burst{}
+		events = eventBurst{}
 		t.addAll(w, watched) // before files are read: new files are read, or cause an event
 		if t.changed() {
 			_ = to.Load() // the loader logs and counts its error
@@ -75,7 +75,7 @@ func (t *Tree) addAll(w *fsnotify.Watcher, watched map[string]bool) {
 		paths = append(paths, walk.dirs...)
 	}
 	for _, p := range paths {
-		real := resolve(p)
+		real := resolveLinks(p)
 		if real != "" && !watched[real] && w.Add(real) == nil {
 			watched[real] = true
 		}
