@@ -1,9 +1,9 @@
 package routing
 
 import (
-	"context"
-	"sync"
-	"sync/atomic"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -13,198 +13,6 @@ import (
 	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/ring"
 )
-
-type (
-	instant = ratelimit.Instant
-	verdict = ratelimit.Verdict
-	ask     = ratelimit.Ask
-)
-
-// core is a node in a ring without goroutines, sockets, timers or clocks of its own. Instants and messages
-// are arguments, and its own messages wait in its links. [Router] and [Stepped] drive it. It is safe for
-// concurrent use.
-//
-// Locks are taken in this order, and none is held while something waits (docs/internals/peers.md has those of
-// other packages too):
-//
-//	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
-type core struct {
-	identity
-	deciders
-	driven
-
-	// gate is used without a store only. It is held for reading while a key is looked up and
-	// decided here, or its account is taken out, and for writing while the view changes. A decision
-	// that began under the old ring has therefore ended before the new ring is in force: no account
-	// is charged here after the mover has taken it out.
-	gate sync.RWMutex
-	view atomic.Pointer[view]
-	awareness
-
-	mu       sync.Mutex
-	standing // guarded by mu
-	transit  // guarded by mu
-	heat
-	rules ruleCache
-	stats counted
-}
-
-// identity is who a node is, in this life.
-type identity struct {
-	options Options
-	// incarnation names this life of the process. Each numbers its parcels
-	// anew, so that one of an earlier life must not be taken for one of this (docs/internals/peers.md).
-	incarnation uint64
-	began       instant
-}
-
-// awareness is how far a node may decide.
-type awareness struct {
-	// ticked is the instant of the node's last tick.
-	ticked atomic.Int64
-	// unconfirmed means that others may decide on this node's keys. Some have not acknowledged yet that it has
-	// joined: two nodes that join at once would otherwise each decide in a ring without the other. Or it has not
-	// run for so long that others may have taken over.
-	unconfirmed atomic.Bool
-}
-
-// heat is which keys are hot: hot is what others ask this node for as the owner, hotHere
-// what this node leases from other owners.
-type heat struct {
-	hot     *hot.Finder
-	hotHere hot.Leases
-}
-
-// deciders are the limiters behind a node of the ring. They are set before it is used,
-// and not changed.
-type deciders struct {
-	base limiter // decides on this node's own keys
-	// local has the budgets of the keys that this node owns. With a store it is nil: the store has them, all nodes
-	// share it, and nothing moves when the ring changes. The owner is only the node that leases, and a node that
-	// cannot reach it leases from the store itself. Without a store, accounts are handed over, and until all have
-	// been, an owner fetches those that may be elsewhere.
-	local *leasing.Local
-	// fallback decides under on_store_failure: local when an owner does not answer.
-	fallback *leasing.Local
-}
-
-// inStore tells whether a store has the remainder of each key.
-func (d *deciders) inStore() bool { return d.local == nil }
-
-// driven has the driver's means: time, chance and actions.
-type driven struct {
-	clock   ratelimit.Clock
-	random  func() float64
-	hands   hands
-	observe observer // nil: no observer
-}
-
-// standing has the other nodes, and whether this node is in the ring. The zero standing, with a map, has no
-// other nodes and is in no ring.
-type standing struct {
-	members map[string]*member
-	present bool    // in the ring
-	changes uint64  // counts the changes of present, from 1: announcements have this number
-	joined  instant // when it entered
-	left    instant // when it left, for good; 0: it has not
-	// looked means that discovery has named others at least once, or failed to: before that, a node
-	// would join alone.
-	looked bool
-	// wasStable means that, at least once after this node joined, all had handed over: it has its
-	// keys, and is ready.
-	wasStable bool
-}
-
-// transit is the accounts that are on their way from node to node, without a store.
-type transit struct {
-	// posts are queued when mu is free, because a call that cannot be sent ends at once, and what
-	// goes on then needs mu. They are guarded by mu.
-	posts   []post
-	mover   mover
-	fetches map[string]*fetch // by key
-	inboxes map[uint64]*inbox // by the sender's incarnation
-	// parcels is the number of the last parcel to any node. A node that was dropped and comes back still has this one's
-	// parcels by their numbers, and would take those of numbers that begin anew for repetitions.
-	parcels atomic.Uint64
-}
-
-// counted is what a node counts for its metrics.
-type counted struct {
-	forwarded, received, notOwner, refused, malformed, handed, hot, instead, fallbacks atomic.Uint64
-
-	rejected [rejections]atomic.Uint64
-}
-
-// hands are the driver's actions for a core. No method but sleep may block, and none may call the core.
-type hands interface {
-	bell() bell       // for a request that waits
-	sleep(w *waiting) // until something has happened to it, or its time is over
-	dial(m *member)   // keep a way open to a node
-	hangUp(m *member) // and no longer
-	redial(m *member) // on a new stream
-	wake()            // there is something to do for tick or step
-	yield()           // goroutines that wait for a processor go first
-}
-
-// observer sees what an owner decides for its peers, for simulations. asked has it see a verdict with its place as
-// soon as it is made, though others of the same message still wait.
-type observer interface {
-	asked(ctx context.Context, verdicts []verdict, see func(i int))
-	decided(a *ask, v *verdict)
-	undone(a *ask, v *verdict)
-}
-
-// limiter decides on this node. decide blocks for at most within, where it is not 0, else for the rules' time.
-type limiter interface {
-	decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict)
-	Undo(now instant, asks []ask, verdicts []verdict)
-}
-
-// baseOf is a limiter that can be given less time than its own.
-type baseOf struct{ ratelimit.Limiter }
-
-func (b baseOf) decide(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) {
-	if within > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, within)
-		defer cancel()
-	}
-	b.Decide(ctx, now, asks, verdicts)
-}
-
-// view is the ring at one time. It is replaced as a whole, and only stable changes: requests read it by one
-// pointer, without a lock.
-type view struct {
-	ring   *ring.Ring
-	digest uint64
-	// since has the rings that were in force since all had last handed over, the newest first. nil means
-	// unknown, and then no key counts as kept.
-	since  []*ring.Ring
-	peers  map[string]*link // of all members, in the ring or not
-	mine   bool             // this node is in the ring
-	began  instant
-	stable atomic.Bool // no other node has accounts of this node
-}
-
-// mostSince bounds how many rings a view remembers. Rings that change more often than that before
-// all have handed over make the node ask others for accounts that it may have had all along.
-const mostSince = 8
-
-// kept tells whether a key was this node's own ever since all had handed over: then no other node has its
-// account.
-func (v *view) kept(hash uint64, self string) bool {
-	if len(v.since) == 0 {
-		return false
-	}
-	// If another node owned the key under any of these rings, it may have begun an account, and
-	// that may still be there or on its way.
-	for _, r := range v.since {
-		if r.Owner(hash) != self {
-			return false
-		}
-	}
-	return true
-}
 
 func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
 	return coreWith(o, clock, leasing.NewLocal(10_000, clock(), wall))
@@ -230,14 +38,9 @@ func (c *core) storeless(l *leasing.Local) {
 	c.mover.underway = map[uint64]string{}
 }
 
-type post struct {
-	to   *link
-	call *call
-}
-
-// post queues a call when mu is free: one that cannot be sent has ended at once,
+// posted queues a call when mu is free: one that cannot be sent has ended at once,
 // and what goes on then needs mu. The caller holds mu.
-func (c *core) post(to *link, call *call) { c.posts = append(c.posts, post{to, call}) }
+func (c *core) post(to *link, call *call) { c.posts = append(c.posts, posted{to, call}) }
 
 // unlock releases mu.
 func (c *core) unlock() {
@@ -280,30 +83,6 @@ func (c *core) build(old *view) *view {
 		v.since = append([]*ring.Ring{old.ring}, old.since...)
 	}
 	return v
-}
-
-// turn puts a new ring in force. Keys that this node loses move from here on, and are decided elsewhere. The
-// caller holds mu.
-func (c *core) turn() {
-	old := c.view.Load()
-	next := c.build(old)
-	if c.inStore() {
-		next.stable.Store(true)
-		c.view.Store(next) // the store has all leases
-		return
-	}
-	// Where other nodes have only gone, no key of this node's went to another, and no table needs
-	// to be walked through.
-	if !lessOnly(old, next) {
-		c.mover.begin()
-	}
-	// The swap is all that requests wait for. Accounts move afterwards, a few keys at a time.
-	c.gate.Lock()
-	c.view.Store(next)
-	c.gate.Unlock()
-	c.settle()
-	c.announceClean() // done, under the new ring, where nothing moves
-	c.hands.wake()
 }
 
 // lessOnly tells whether other nodes have gone, without any other change: then this node keeps its keys.
@@ -371,4 +150,29 @@ func (c *core) stamp() int64 {
 		return 0
 	}
 	return int64(c.local.LedgerNow(c.clock()))
+}
+
+// reject counts a rejected message.
+func (c *core) reject(kind rejection) { c.stats.rejected[kind].Add(1) }
+
+// malformed counts a message of a peer that makes no sense. It counts under its kind
+// (sluice_rejected_total) and in the sum over all kinds of messages
+// (sluice_peer_messages_malformed_total).
+func (c *core) malformed(kind rejection) {
+	c.reject(kind)
+	c.stats.malformed.Add(1)
+}
+
+// rejected is how much was rejected, by kind.
+func (c *core) rejected() map[string]uint64 {
+	all := make(map[string]uint64, rejections)
+	for kind, name := range rejectionNames {
+		all[name] = c.stats.rejected[kind].Load()
+	}
+	return all
+}
+
+// sorted has every member, always in the same order; the caller holds mu.
+func (c *core) sorted() []*member {
+	return slices.SortedFunc(maps.Values(c.members), func(a, b *member) int { return strings.Compare(a.addr, b.addr) })
 }

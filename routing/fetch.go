@@ -6,25 +6,6 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// fetch finds out where a key's account is, that is not here although the key is
-// this node's own, while others may still have it. It asks each of them:
-//
-//	asking --all answer none, under this ring--> absent: it is a new key
-//	   '-----it is on its way, or the ring is another's--> again, in a moment: it may be here by then
-//
-// A node that answers none will have none as long as it sees the same ring: it takes in
-// only what is its own.
-type fetch struct {
-	key   string
-	view  *view
-	open  int // answers that are missing
-	state fetchState
-	soon  bool // some answers ask for another attempt
-	bells []bell
-}
-
-type fetchState uint8
-
 const (
 	fetching fetchState = iota
 	fetchAbsent

@@ -24,27 +24,6 @@ import (
 // is on its way. When all have, under the ring that a node sees, a key without
 // an account has none anywhere.
 
-// mover is the walk through this node's tables. It goes round until a round has left nothing of others behind.
-type mover struct {
-	state walk
-	// next is the state after this round.
-	next  walk
-	visit leasing.Visit
-	// full is the node whose room the walk waits for; nil: none.
-	full *member
-	// retry is when a walk that is stuck begins anew. 0 means: when a way opens.
-	retry instant
-	// underway has the receivers of accounts that are on their way, by the hashes of their whole keys. A key
-	// in it has no account here and is not new: it must not start anew.
-	underway map[uint64]string
-	keys     []byte // of accounts to take out next
-	ends     []int
-}
-
-// walk is the state of a mover, the last one before others. All but walked mean that there may be accounts of others:
-// this node must not announce done.
-type walk uint8
-
 const (
 	walked  walk = iota
 	stuck        // the round is over, and accounts could not be put on their way
@@ -84,7 +63,7 @@ func (m *mover) tryAt(at instant) {
 // store never has; the caller holds mu.
 func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.underway) == 0 }
 
-// step moves a few accounts. It reports whether there is more to do at once.
+// waitStep moves a few accounts. It reports whether there is more to do at once.
 func (c *core) step(now instant) (more bool) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -145,7 +124,7 @@ func (c *core) takeOut(now instant, v *view) {
 		case way == noRoom:
 			m.full = to
 			return
-		case way == later:
+		case way == wayLater:
 			m.tryAt(to.paused)
 		default:
 			m.next = max(m.next, stuck)
@@ -157,10 +136,10 @@ func (c *core) takeOut(now instant, v *view) {
 type way uint8
 
 const (
-	takes  way = iota
-	noRoom     // until there are receipts
-	noWay      // until its link opens
-	later      // it has refused some, and will see the ring as it is in a moment
+	takes    way = iota
+	noRoom       // until there are receipts
+	noWay        // until its link opens
+	wayLater     // it has refused some, and will see the ring as it is in a moment
 )
 
 func (m *member) state(now instant) way {
@@ -169,7 +148,7 @@ func (m *member) state(now instant) way {
 	case m == nil || !m.ready.Load():
 		return noWay
 	case now < m.paused:
-		return later
+		return wayLater
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -304,4 +283,28 @@ func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 	for _, hash := range p.hashes {
 		delete(c.mover.underway, hash)
 	}
+}
+
+// turn puts a new ring in force. Keys that this node loses move from here on, and are decided elsewhere. The
+// callerStream holds mu.
+func (c *core) turn() {
+	old := c.view.Load()
+	next := c.build(old)
+	if c.inStore() {
+		next.stable.Store(true)
+		c.view.Store(next) // the store has all leases
+		return
+	}
+	// Where other nodes have only gone, no key of this node's went to another, and no table needs
+	// to be walked through.
+	if !lessOnly(old, next) {
+		c.mover.begin()
+	}
+	// The swap is all that requests wait for. Accounts move afterwards, a few keys at a time.
+	c.gate.Lock()
+	c.view.Store(next)
+	c.gate.Unlock()
+	c.settle()
+	c.announceClean() // done, under the new ring, where nothing moves
+	c.hands.wake()
 }

@@ -28,7 +28,7 @@ import (
 const known = "sixteen bytes or more"
 
 // dialTo opens a stream to an address; it ends with the test.
-func dialTo(t *testing.T, addr string, creds credentials.TransportCredentials) caller {
+func dialTo(t *testing.T, addr string, creds credentials.TransportCredentials) callerStream {
 	t.Helper()
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds))
 	if err != nil {
@@ -44,7 +44,7 @@ func dialTo(t *testing.T, addr string, creds credentials.TransportCredentials) c
 }
 
 // meet introduces a peer to a node, and continues until a ping is answered.
-func (n *node) meet(t *testing.T, h *wire.Hello, secret string) (caller, error) {
+func (n *node) meet(t *testing.T, h *wire.Hello, secret string) (callerStream, error) {
 	t.Helper()
 	client, _ := anonymous()
 	s := dialTo(t, n.addr, client)
@@ -70,7 +70,7 @@ func (n *node) meet(t *testing.T, h *wire.Hello, secret string) (caller, error) 
 	return s, err
 }
 
-func say(s caller, f *wire.Frame) (*wire.Frame, error) {
+func say(s callerStream, f *wire.Frame) (*wire.Frame, error) {
 	if err := s.Send(f); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ type between struct {
 }
 
 // Exchange passes frames on, in both directions.
-func (b *between) Exchange(from called) error {
+func (b *between) Exchange(from calledStream) error {
 	to := dialTo(b.T, b.to, b.client)
 	go func() {
 		for i := 0; ; i++ {
@@ -241,7 +241,7 @@ type reflector struct {
 }
 
 // Exchange reflects.
-func (r *reflector) Exchange(from called) error {
+func (r *reflector) Exchange(from calledStream) error {
 	if _, err := from.Recv(); err != nil {
 		return err
 	}
@@ -377,7 +377,7 @@ type otherVersion struct {
 }
 
 // Exchange is called by the new node.
-func (o *otherVersion) Exchange(s called) error {
+func (o *otherVersion) Exchange(s calledStream) error {
 	if _, err := s.Recv(); err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func (x *lessee) do(now instant, l *leasing.Local, a *ask, v *verdict) {
 	x.lease = l.DecideFor(now, x.holder, x.totals, a, v)
 }
 
-// reply implements errand.
+// ownerSide implements errand.
 func (x *lessee) reply(r *wire.Reply) {
 	if x.lease.Window != 0 {
 		r.Lease = leaseMessage(&x.lease)
@@ -65,7 +65,7 @@ func (c *core) reportLease(now instant, m *hot.Message) {
 	}
 	var one [1]verdict
 	x := lessee{holder: ratelimit.Holder(c.incarnation), totals: m.Totals}
-	if c.own(context.Background(), now, []ask{a}, one[:], nil, &x) == decided {
+	if c.own(context.Background(), now, []ask{a}, one[:], nil, &x) == ownDecided {
 		c.leaseAnswered(now, &a, m.Totals.Seq, x.lease, &one[0])
 	} else {
 		c.hotHere.Lost(now, a.Key, m.Totals.Seq)
@@ -147,7 +147,7 @@ func leaseMessage(x *leasing.Lease) *wire.Lease {
 	}
 }
 
-// later reports to the owner what this node answered in its place, if the owner has not booked it itself. It
+// wayLater reports to the owner what this node answered in its place, if the owner has not booked it itself. It
 // waits for the owner's answer, or for the end of the call. call is the call to it; nil: there was none.
 func (c *core) later(a *ask, v *verdict, call *call) {
 	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit || a.OfSlot() {

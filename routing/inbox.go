@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"sync"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -9,18 +8,6 @@ import (
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
-
-// inlet is the other end of a peer's link: its stream to this node. Its frames are taken in one after the
-// other.
-type inlet struct {
-	// addr and incarnation are what the introduction has proved: later frames do not name their
-	// sender.
-	addr        string
-	incarnation uint64
-
-	turns int // presences taken in since
-	since instant
-}
 
 const (
 	// A node joins, leaves, and joins again when it was suspended. Each changes
@@ -37,20 +24,6 @@ func (in *inlet) mayTurn(now instant) bool {
 	}
 	in.turns++
 	return in.turns <= mostTurns
-}
-
-// inbox has the parcels of one incarnation of a node.
-type inbox struct {
-	lastSeen instant // guarded by core.mu
-
-	mu      sync.Mutex // held while a parcel is taken in: streams of one node may overlap
-	last    uint64     // guarded by mu: the number of the last parcel
-	answers map[uint64]*wire.Receipt
-	// How much later it was here than there when a message came, at least: in the
-	// last stretch of time, and the one before. The least of many messages is what
-	// the clocks differ by, and the shortest way.
-	behind [2]time.Duration
-	since  instant
 }
 
 const (
@@ -192,3 +165,10 @@ func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool 
 	}
 	return mine
 }
+
+// Bounds of one frame. A node puts at most frameCalls calls into one, and one
+// parcel, which is sealed by the account that fills it.
+const (
+	mostCalls  = 4 * frameCalls
+	mostParcel = 16 * parcelBytes
+)

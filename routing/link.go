@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -257,3 +258,28 @@ func (l *link) announceDone(digest, changes uint64) {
 	l.mu.Unlock()
 	l.wake()
 }
+
+const (
+	// silentFor is the time without asks to an owner after a request has waited for it in vain, unless it
+	// answers meanwhile. After that one request tries it again. Without it, each request would spend half of
+	// its time on an owner that does not answer.
+	silentFor = 100 * time.Millisecond
+	// aliveFor is the time after its last message in which an owner without an answer counts as late instead
+	// of gone. A late owner may have spent the rest of the limit, so that no other node admits.
+	aliveFor = 250 * time.Millisecond
+)
+
+// parcel writes a parcel into a frame; the caller holds mu.
+func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
+	l.out.unsent++
+	// With First the receiver drops the receipts before it.
+	f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.B}
+}
+
+// The reply to an ask.
+const (
+	answered  = 0
+	notOwner  = 1
+	malformed = 2
+	notInTime = 3
+)

@@ -1,64 +1,12 @@
 package routing
 
 import (
-	"context"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 const redialLeast, redialMost = 100 * time.Millisecond, time.Second
-
-// member is another node, as this one sees it.
-//
-//	discovered, or applyHello --> dialled --opened--> ready --closed--> dialled
-//
-//	out --applyPresence, or its welcome--> alive, holds --applyPresence--> holds --applyDone--> out
-//	 ^------------------------ bury: silent for TakeOver, or another incarnation ---------------'
-type member struct {
-	*link
-	reached
-	bells
-
-	// The node's own announcements.
-	incarnation uint64
-	alive       bool // in the ring
-	// holds states that the node has been in the ring, and has not announced since that it has no accounts of
-	// others: it may have some of this node's. Invariant: a node that is alive holds.
-	holds   bool
-	changes uint64 // the number of its latest announcement: each time it joins or leaves, it counts up
-	// done is the ring under which it has nothing of others, since it last joined or left; 0: none.
-	done uint64
-}
-
-// reached is the progress of this node's announcements to another.
-type reached struct {
-	found   instant
-	helloAt instant // when it last introduced itself
-	// failures counts dials in a row. A node without a way to it and without failures may be there or not.
-	failures   int
-	acked      uint64  // the number of the announcement that the node has acknowledged last; 0: none
-	announcing bool    // one is on its way
-	repeat     instant // of the next announcement, at the earliest
-	// Before paused, the node gets no parcels: it has refused some, and still sees another ring.
-	paused instant
-}
-
-// bells wake the Router's goroutines of one way; Stepped has none of them.
-type bells struct {
-	stop     context.CancelFunc
-	kick     bell // dial at once
-	again    bell // end this conversation
-	outgoing bell // a message is ready
-}
-
-// sorted has every member, always in the same order; the caller holds mu.
-func (c *core) sorted() []*member {
-	return slices.SortedFunc(maps.Values(c.members), func(a, b *member) int { return strings.Compare(a.addr, b.addr) })
-}
 
 // hello introduces this node.
 func (c *core) hello(nonce []byte) *wire.Hello {

@@ -112,7 +112,7 @@ func TestGreeted(t *testing.T) {
 	c := a.core
 	m := c.members["b:1"]
 	hello := func(addr string) *wire.Hello {
-		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Weight: 1, Nonce: nonce}
+		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Weight: 1, Nonce: steppedNonce}
 	}
 	at := s.now.Add(time.Hour)
 	m.failures = 3

@@ -6,7 +6,6 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
-	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // parcelBytes is how much a parcel carries before it is sent: some 250 accounts.
@@ -115,11 +114,4 @@ func (o *outbox) empties() []*parcel {
 	all := o.sealed
 	o.sealed, o.unsent, o.urgent = nil, 0, false
 	return all
-}
-
-// parcel writes a parcel into a frame; the caller holds mu.
-func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
-	l.out.unsent++
-	// With First the receiver drops the receipts before it.
-	f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.B}
 }

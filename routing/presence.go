@@ -14,36 +14,6 @@ import (
 //	 ^--------------------- lapse: it did not run for long ----------------------------------------'  |
 //	                                                      out for good <--depart: all know-- leave --'
 
-// How long things take.
-const (
-	// TakeOver is how long a node may be out of reach before others own its keys.
-	TakeOver = 2 * time.Second
-	// lapseAfter is the time without running after which a node assumes that others own its keys: its last
-	// message to them may be a ping older.
-	lapseAfter = TakeOver - pingEvery
-	// forgetAfter is how long a node that is gone is still looked for.
-	forgetAfter = time.Minute
-	// grace is the time after its start in which a node does not count an unreachable one as absent: nodes
-	// that start together open their ports one after the other.
-	grace = time.Second
-	// readyAfter is when a node takes traffic although others have not confirmed their handover: they see
-	// another ring, or cannot send.
-	readyAfter = 5 * TakeOver
-
-	// Four pings fit into TakeOver: a node counts as silent only when several in a row are lost or
-	// late.
-	pingEvery = 500 * time.Millisecond
-	tickEvery = pingEvery / 2
-	tickSoon  = 5 * time.Millisecond // while something is to be repeated
-	// For announceFast after it joined, a node repeats this each askAgain to nodes without an acknowledgement,
-	// and then each tickSoon. Until all have acknowledged, no node decides on its new keys, and requests for
-	// them wait.
-	announceFast = 100 * time.Millisecond
-	// leaveWait is how long a leaving node waits for all acknowledgements: one that does not answer must not
-	// keep it.
-	leaveWait = 500 * time.Millisecond
-)
-
 // tick does the work that time makes due. It returns when it must be called again, at the latest.
 func (c *core) tick(now instant) (due instant) {
 	due = c.lookAfter(now)

@@ -42,23 +42,3 @@ var rejectionNames = [rejections]string{
 	rejectedPresence: "presence", rejectedParcel: "parcel",
 	rejectedAccount: "account", rejectedReceipt: "receipt",
 }
-
-// reject counts a rejected message.
-func (c *core) reject(kind rejection) { c.stats.rejected[kind].Add(1) }
-
-// malformed counts a message of a peer that makes no sense. It counts under its kind
-// (sluice_rejected_total) and in the sum over all kinds of messages
-// (sluice_peer_messages_malformed_total).
-func (c *core) malformed(kind rejection) {
-	c.reject(kind)
-	c.stats.malformed.Add(1)
-}
-
-// rejected is how much was rejected, by kind.
-func (c *core) rejected() map[string]uint64 {
-	all := make(map[string]uint64, rejections)
-	for kind, name := range rejectionNames {
-		all[name] = c.stats.rejected[kind].Load()
-	}
-	return all
-}

@@ -2,7 +2,6 @@ package routing
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -15,32 +14,6 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-// Options are a node's settings as one of a ring.
-type Options struct {
-	Addr      string // this node's, for peers
-	Discovery Discovery
-	Secret    string // the shared secret of all peers; see CheckSecret
-	// for dialling, TLS 1.3; nil: with certificates that prove nothing, so that the secret is needed
-	TLS     credentials.TransportCredentials
-	HotRate float64 // hits a second from which on a key is hot; 0: ten times the mean
-	// OnPeer, if set, is called with each failure of a peer. It must not block.
-	OnPeer func(addr string, err error)
-}
-
-// Validate returns every fault of the settings that admit peers.
-func (o *Options) Validate() error {
-	var errs []error
-	// With certificates of the operator's authority the secret is not needed; but one that is set
-	// is used, and must not be one that can be guessed.
-	if o.TLS == nil || o.Secret != "" {
-		errs = append(errs, CheckSecret(o.Secret))
-	}
-	if checkAddr(o.Addr) != nil {
-		errs = append(errs, fmt.Errorf("PEER_ADDR is %q: %w", o.Addr, errAddr))
-	}
-	return errors.Join(errs...)
-}
 
 // Router is the ratelimit.Limiter of a node in a ring: the owner of a key decides. Without a store, accounts move for
 // rules of modes with owners only. It is safe for concurrent use. Run must be running for peers to be met.
@@ -56,35 +29,8 @@ type Router struct {
 	running sync.WaitGroup
 }
 
-// New makes a router over the node's own limiter.
-func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Time) *Router {
-	dialled, served := anonymous()
-	r := &Router{work: make(bell, 1), served: served, runs: make(chan struct{})}
-	if o.TLS == nil {
-		o.TLS = dialled
-	}
-	// The core's options are those with the credentials that are dialled with.
-	r.core = newCore(o, clock, wall)
-	// Gossip began before there was a router to count its refusals.
-	if g, ok := o.Discovery.(*Gossip); ok {
-		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
-		g.reports.Store(&refused)
-	}
-	r.hands, r.random, r.incarnation = r, rand.Float64, incarnation()
-	r.base = baseOf{base}
-	// A key has one budget for outages on each node, whether its store or its owner cannot be
-	// asked. With two of them, a node would admit twice what the rule declares.
-	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
-		r.fallback = f.Alone()
-	}
-	if local, ok := base.(*leasing.Local); ok {
-		r.storeless(local)
-	}
-	return r
-}
-
-// incarnation is a name for this life of the process.
-func incarnation() (n uint64) {
+// newIncarnation is a name for this life of the process.
+func newIncarnation() (n uint64) {
 	for n == 0 {
 		n = rand.Uint64()
 	}
@@ -120,7 +66,7 @@ func (r *Router) Run(ctx context.Context) {
 }
 
 // The part of a node's processor time for moving accounts: requests go on meanwhile, and each waits for the
-// step before it.
+// waitStep before it.
 const (
 	workAtOnce  = 250 * time.Microsecond
 	restBetween = 14 * workAtOnce
@@ -197,15 +143,6 @@ func (r *Router) usable(found []string) []string {
 			"is %q: at most %d, each host:port", len(found), len(addrs), wrong, maxPeers))
 	}
 	return addrs
-}
-
-// dial implements hands. Nodes are known from Run on (find, exchange).
-func (r *Router) dial(m *member) {
-	work := make(bell, 1)
-	m.wake, m.outgoing, m.again = work.ring, work, make(bell, 1)
-	ctx, cancel := context.WithCancel(r.ctx)
-	m.stop = cancel
-	r.running.Go(func() { r.converse(ctx, m) })
 }
 
 // hangUp implements hands.

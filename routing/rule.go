@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"strings"
@@ -191,3 +192,5 @@ func readCalendar(m *wire.Rule, l *ratelimit.Limit) error {
 	*l = l.Billed(calendar)
 	return nil
 }
+
+var errMessage = errors.New("a message is invalid")

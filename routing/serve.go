@@ -2,23 +2,13 @@ package routing
 
 import (
 	"context"
-	"errors"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-var errMessage = errors.New("a message is invalid")
-
-// Bounds of one frame. A node puts at most frameCalls calls into one, and one
-// parcel, which is sealed by the account that fills it.
-const (
-	mostCalls  = 4 * frameCalls
-	mostParcel = 16 * parcelBytes
-)
-
-// bounded tells whether a node sends such a frame.
-func bounded(f *wire.Frame) bool {
+// frameBounded tells whether a node sends such a frame.
+func frameBounded(f *wire.Frame) bool {
 	return len(f.GetAsks())+len(f.GetFetches())+len(f.GetPresences()) <= mostCalls
 }
 
@@ -28,7 +18,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	later func(asks []*wire.Ask),
 ) {
 	// The frame as a whole is left out. Its asks are decided at the asking node when their time is over.
-	if !bounded(f) {
+	if !frameBounded(f) {
 		c.malformed(rejectedFrame)
 		return
 	}
@@ -172,7 +162,7 @@ func (c *core) errandOf(from *inlet, m *wire.Ask) errand {
 }
 
 // undoFor takes back what this node had decided for a peer that did not wait for it: the
-// caller of that peer was answered otherwise, or not at all. It returns the status of the reply.
+// callerStream of that peer was answered otherwise, or not at all. It returns the status of the reply.
 func (c *core) undoFor(now instant, a *ask, m *wire.Ask) uint32 {
 	if c.onItsWay(a.Key) {
 		return notOwner
@@ -193,7 +183,7 @@ func (s *serving) replies(now instant) []*wire.Reply {
 	all := s.ready
 	s.ready = nil
 	for i := range s.asks {
-		if s.states[i].step == done && !s.sent[i] {
+		if s.states[i].step == stepDone && !s.sent[i] {
 			s.sent[i] = true
 			all = append(all, s.reply(now, i))
 		}
@@ -201,7 +191,7 @@ func (s *serving) replies(now instant) []*wire.Reply {
 	return all
 }
 
-// reply is to one ask. What this node could only decide by a policy it does not decide: the
+// ownerSide is to one ask. What this node could only decide by a policy it does not decide: the
 // rule's policy is that of the node that was asked, which also counts it.
 func (s *serving) reply(now instant, i int) *wire.Reply {
 	r := &wire.Reply{Id: s.ids[i], Status: s.states[i].status}

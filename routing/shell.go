@@ -2,9 +2,11 @@ package routing
 
 import (
 	"context"
+	"crypto/hmac"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -14,6 +16,8 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -23,8 +27,8 @@ import (
 const opening = 500 * time.Millisecond
 
 type (
-	caller = grpc.BidiStreamingClient[wire.Frame, wire.Frame]
-	called = grpc.BidiStreamingServer[wire.Frame, wire.Frame]
+	callerStream = grpc.BidiStreamingClient[wire.Frame, wire.Frame]
+	calledStream = grpc.BidiStreamingServer[wire.Frame, wire.Frame]
 )
 
 // converse keeps the way to a node open until ctx is done: it dials, introduces
@@ -90,7 +94,7 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 }
 
 // sendFrames sends what waits, as much as is there in one message.
-func (r *Router) sendFrames(ctx context.Context, stream caller, m *member) error {
+func (r *Router) sendFrames(ctx context.Context, stream callerStream, m *member) error {
 	ping := time.NewTicker(pingEvery)
 	defer ping.Stop()
 	for {
@@ -118,7 +122,7 @@ func (r *Router) sendFrames(ctx context.Context, stream caller, m *member) error
 }
 
 // receiveReplies takes in replies.
-func (r *Router) receiveReplies(stream caller, m *member) error {
+func (r *Router) receiveReplies(stream callerStream, m *member) error {
 	for {
 		f, err := stream.Recv()
 		if err != nil {
@@ -158,7 +162,7 @@ type exchange struct {
 }
 
 // Exchange implements the peers' service.
-func (e exchange) Exchange(s called) error {
+func (e exchange) Exchange(s calledStream) error {
 	talk, ok := transport.Converse(s.Context())
 	if !ok {
 		return status.Error(codes.Internal, "the call did not come by the port of peers")
@@ -185,8 +189,8 @@ func (r *Router) refuse(from string, err error) {
 	}
 }
 
-// remote names the other end of a stream, by its address there and by its stated one.
-func remote(stream called, hello *wire.Hello) string {
+// remoteAddr names the other end of a stream, by its address there and by its stated one.
+func remoteAddr(stream calledStream, hello *wire.Hello) string {
 	from := "somebody"
 	if p, ok := peer.FromContext(stream.Context()); ok {
 		from = p.Addr.String()
@@ -199,7 +203,7 @@ func remote(stream called, hello *wire.Hello) string {
 }
 
 // exchange is the other end of a peer's conversation.
-func (r *Router) exchange(stream called, received func()) error {
+func (r *Router) exchange(stream calledStream, received func()) error {
 	select {
 	case <-r.runs:
 	case <-stream.Context().Done():
@@ -207,7 +211,7 @@ func (r *Router) exchange(stream called, received func()) error {
 	}
 	hello, err := r.welcomeInTime(stream, received)
 	if err != nil {
-		r.refuse(remote(stream, hello), err)
+		r.refuse(remoteAddr(stream, hello), err)
 		return status.Error(codes.PermissionDenied, err.Error())
 	}
 	received()
@@ -247,7 +251,7 @@ func (r *Router) exchange(stream called, received func()) error {
 }
 
 // welcomeInTime gives up on one who connects and does not introduce itself.
-func (r *Router) welcomeInTime(stream called, received func()) (*wire.Hello, error) {
+func (r *Router) welcomeInTime(stream calledStream, received func()) (*wire.Hello, error) {
 	type outcome struct {
 		hello *wire.Hello
 		err   error
@@ -265,4 +269,109 @@ func (r *Router) welcomeInTime(stream called, received func()) (*wire.Hello, err
 	case <-time.After(2 * opening):
 		return nil, errHello
 	}
+}
+
+// introduce names this node, and proves that it has the secret, to the node known as
+// addr, which then proves it too.
+func (r *Router) introduce(stream callerStream, addr string) (*wire.Hello, error) {
+	hello := r.hello(newNonce())
+	if err := stream.Send(&wire.Frame{Hello: hello}); err != nil {
+		return nil, err
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		return nil, fmt.Errorf("it refused the introduction: %w", err)
+	}
+	welcome := answer.GetWelcome()
+	if err := check(welcome); err != nil {
+		return nil, err
+	}
+	// A node that answers for another's address would receive requests for keys that it does not own. It would
+	// not find itself in the ring by the name that others use.
+	if welcome.GetAddr() != addr {
+		return nil, fmt.Errorf("%w: its address is %s, and its PEER_ADDR is %q", errName, addr,
+			welcome.GetAddr())
+	}
+	bound, err := binding(stream.Context())
+	if err != nil {
+		return nil, err
+	}
+	if err := stream.Send(&wire.Frame{Proof: prove(r.options.Secret, "caller", bound, hello, welcome)}); err != nil {
+		return nil, err
+	}
+	if answer, err = stream.Recv(); err != nil {
+		return nil, fmt.Errorf("it refused the introduction: %w", err)
+	}
+	if !hmac.Equal(answer.GetProof(), prove(r.options.Secret, "called", bound, hello, welcome)) {
+		return nil, ErrSecret
+	}
+	return welcome, nil
+}
+
+// welcome takes in a peer's introduction.
+func (r *Router) welcome(stream calledStream, received func()) (*wire.Hello, error) {
+	f, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	received()
+	hello := f.GetHello()
+	if err := check(hello); err != nil {
+		return hello, err
+	}
+	// Two nodes with one name would take each other's keys for their own.
+	if hello.GetAddr() == r.options.Addr {
+		return hello, errSelf
+	}
+	bound, err := binding(stream.Context())
+	if err != nil {
+		return hello, err
+	}
+	own := r.hello(newNonce())
+	if err := stream.Send(&wire.Frame{Welcome: own}); err != nil {
+		return hello, err
+	}
+	if f, err = stream.Recv(); err != nil {
+		return hello, err
+	}
+	if !hmac.Equal(f.GetProof(), prove(r.options.Secret, "caller", bound, hello, own)) {
+		return hello, ErrSecret
+	}
+	return hello, stream.Send(&wire.Frame{Proof: prove(r.options.Secret, "called", bound, hello, own)})
+}
+
+// New makes a router over the node's own limiter.
+func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Time) *Router {
+	dialled, served := anonymous()
+	r := &Router{work: make(bell, 1), served: served, runs: make(chan struct{})}
+	if o.TLS == nil {
+		o.TLS = dialled
+	}
+	// The core's options are those with the credentials that are dialled with.
+	r.core = newCore(o, clock, wall)
+	// Gossip began before there was a router to count its refusals.
+	if g, ok := o.Discovery.(*Gossip); ok {
+		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
+		g.reports.Store(&refused)
+	}
+	r.hands, r.random, r.incarnation = r, rand.Float64, newIncarnation()
+	r.base = baseOf{base}
+	// A key has one budget for outages on each node, whether its store or its owner cannot be
+	// asked. With two of them, a node would admit twice what the rule declares.
+	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
+		r.fallback = f.Alone()
+	}
+	if local, ok := base.(*leasing.Local); ok {
+		r.storeless(local)
+	}
+	return r
+}
+
+// dial implements hands. Nodes are known from Run on (find, exchange).
+func (r *Router) dial(m *member) {
+	work := make(bell, 1)
+	m.wake, m.outgoing, m.again = work.ring, work, make(bell, 1)
+	ctx, cancel := context.WithCancel(r.ctx)
+	m.stop = cancel
+	r.running.Go(func() { r.converse(ctx, m) })
 }

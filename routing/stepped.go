@@ -7,68 +7,10 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
-
-// Stepped is a node in a ring that a driver runs in its own time. It has no goroutine, socket or timer, and
-// reads only the given clock. The same calls have the same results in every run. It decides, joins, leaves
-// and hands over by the code of a [Router]. Only waits and the transport of frames differ. It is not safe for
-// concurrent use.
-//
-// Its driver carries frames between nodes (Wires), in order as a stream does, and reports streams that open
-// and break. After the answer of a Store, it calls Pump.
-type Stepped struct {
-	core  *core
-	o     SteppedOptions
-	inlet map[string]*inlet
-	steppedWork
-	open  map[string]bool // streams that are open, or being opened
-	left  func()
-	due   instant // of the tick
-	alarm instant // the earliest requested time of after; 0: none
-	woken bool
-	ended bool
-}
-
-// steppedWork is the work in progress of a Stepped, and its requests to its driver.
-type steppedWork struct {
-	tasks []*task
-	dials []*member
-	ends  []*member
-}
-
-// SteppedOptions are all that a Stepped node depends on.
-type SteppedOptions struct {
-	Addr        string
-	HotRate     float64
-	Incarnation uint64 // not 0, and another one for each that ever had the address
-	Clock       ratelimit.Clock
-	Wall        time.Time
-	After       func(time.Duration, func()) // calls when the node's clock has gone on by that much
-	Random      func() float64
-	Local       *leasing.Local   // budgets of this process, where there is no store
-	Store       *leasing.Stepped // or what leases from one
-	Wires       Wires
-	OnPeer      func(addr string, err error)
-	// Decided, if set, is called with each decision of this node for its peers, and Undone with each charge
-	// that it takes back.
-	Decided, Undone func(a *ratelimit.Ask, v *ratelimit.Verdict)
-}
-
-// Wires carry frames. They must not call the node before they have returned.
-type Wires interface {
-	// Dial opens a stream to a node, whose Accept is to be given hello. Opened or
-	// Closed answers.
-	Dial(to string, hello []byte)
-	// HangUp ends the stream that this node has opened.
-	HangUp(to string)
-	// Send sends a frame on the stream that this node has opened, or an answer on
-	// the one that the other has.
-	Send(to string, answer bool, frame []byte)
-}
 
 // NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
@@ -106,7 +48,7 @@ func (s *Stepped) every(d time.Duration, do func()) {
 func (s *Stepped) ping() {
 	for _, m := range s.members() {
 		if m.ready.Load() {
-			s.send(m.addr, own, m.ping(s.core.stamp()))
+			s.send(m.addr, callerSide, m.ping(s.core.stamp()))
 		}
 	}
 }
@@ -122,8 +64,8 @@ func (s *Stepped) members() []*member {
 type side bool
 
 const (
-	own   side = false // this node's: it asks
-	reply side = true  // the other's: this node answers on it
+	callerSide side = false // this node's: it asks
+	ownerSide  side = true  // the other's: this node answers on it
 )
 
 func (s *Stepped) send(to string, on side, f *wire.Frame) {
@@ -170,13 +112,13 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	addr := h.GetAddr()
 	s.inlet[addr] = &inlet{addr: addr, incarnation: h.GetIncarnation()}
 	s.core.applyHello(s.o.Clock(), &h)
-	welcome, err = proto.Marshal(s.core.hello(nonce))
+	welcome, err = proto.Marshal(s.core.hello(steppedNonce))
 	s.Pump()
 	return welcome, err
 }
 
-// nonce is no secret: authentication is not played.
-var nonce = make([]byte, 16)
+// steppedNonce is no secret: authentication is not played.
+var steppedNonce = make([]byte, 16)
 
 // Opened takes in that a stream to a node is open, and how it introduced itself.
 func (s *Stepped) Opened(to string, welcome []byte) {
@@ -234,7 +176,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 	if m, in := s.member(from), s.inlet[from]; answer && m != nil && m.ready.Load() {
 		s.core.replied(now, m, &f)
 	} else if !answer && in != nil {
-		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, reply, a) },
+		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, ownerSide, a) },
 			func(asks []*wire.Ask) { s.serve(in, asks) })
 	}
 	s.Pump()
@@ -242,7 +184,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 
 func (s *Stepped) serve(from *inlet, asks []*wire.Ask) {
 	s.begin(&task{done: func() {}}, func(ctx context.Context) {
-		s.core.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, reply, a) })
+		s.core.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, ownerSide, a) })
 	})
 }
 
@@ -364,7 +306,7 @@ func (s *Stepped) sendAll() {
 	for _, m := range dials {
 		if !s.open[m.addr] {
 			s.open[m.addr] = true
-			b, _ := proto.Marshal(s.core.hello(nonce))
+			b, _ := proto.Marshal(s.core.hello(steppedNonce))
 			s.o.Wires.Dial(m.addr, b)
 		}
 	}
@@ -374,7 +316,7 @@ func (s *Stepped) sendAll() {
 			if f == nil {
 				break
 			}
-			s.send(m.addr, own, f)
+			s.send(m.addr, callerSide, f)
 		}
 	}
 }

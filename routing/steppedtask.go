@@ -127,3 +127,60 @@ func (o observed) asked(ctx context.Context, verdicts []verdict, see func(i int)
 }
 func (o observed) decided(a *ask, v *verdict) { o.Decided(a, v) }
 func (o observed) undone(a *ask, v *verdict)  { o.Undone(a, v) }
+
+// Stepped is a node in a ring that a driver runs in its own time. It has no goroutine, socket or timer, and
+// reads only the given clock. The same calls have the same results in every run. It decides, joins, leaves
+// and hands over by the code of a [Router]. Only waits and the transport of frames differ. It is not safe for
+// concurrent use.
+//
+// Its driver carries frames between nodes (Wires), in order as a stream does, and reports streams that open
+// and break. After the answer of a Store, it calls Pump.
+type Stepped struct {
+	core  *core
+	o     SteppedOptions
+	inlet map[string]*inlet
+	steppedWork
+	open  map[string]bool // streams that are open, or being opened
+	left  func()
+	due   instant // of the tick
+	alarm instant // the earliest requested time of after; 0: none
+	woken bool
+	ended bool
+}
+
+// steppedWork is the work in progress of a Stepped, and its requests to its driver.
+type steppedWork struct {
+	tasks []*task
+	dials []*member
+	ends  []*member
+}
+
+// SteppedOptions are all that a Stepped node depends on.
+type SteppedOptions struct {
+	Addr        string
+	HotRate     float64
+	Incarnation uint64 // not 0, and another one for each that ever had the address
+	Clock       ratelimit.Clock
+	Wall        time.Time
+	After       func(time.Duration, func()) // calls when the node's clock has gone on by that much
+	Random      func() float64
+	Local       *leasing.Local   // budgets of this process, where there is no store
+	Store       *leasing.Stepped // or what leases from one
+	Wires       Wires
+	OnPeer      func(addr string, err error)
+	// Decided, if set, is called with each decision of this node for its peers, and Undone with each charge
+	// that it takes back.
+	Decided, Undone func(a *ratelimit.Ask, v *ratelimit.Verdict)
+}
+
+// Wires carry frames. They must not call the node before they have returned.
+type Wires interface {
+	// Dial opens a stream to a node, whose Accept is to be given hello. Opened or
+	// Closed answers.
+	Dial(to string, hello []byte)
+	// HangUp ends the stream that this node has opened.
+	HangUp(to string)
+	// Send sends a frame on the stream that this node has opened, or an answer on
+	// the one that the other has.
+	Send(to string, answer bool, frame []byte)
+}

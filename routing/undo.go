@@ -134,3 +134,7 @@ func (c *core) undoLater(a *ask, v *verdict) bool {
 	c.hands.wake()
 	return true
 }
+
+// undo is the wire's fourth kind of ask. The first three are those of ratelimit.Kind. It is none of
+// them, because it takes back a verdict instead of asking for one.
+const undo = 3

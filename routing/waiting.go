@@ -11,16 +11,6 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-const (
-	// silentFor is the time without asks to an owner after a request has waited for it in vain, unless it
-	// answers meanwhile. After that one request tries it again. Without it, each request would spend half of
-	// its time on an owner that does not answer.
-	silentFor = 100 * time.Millisecond
-	// aliveFor is the time after its last message in which an owner without an answer counts as late instead
-	// of gone. A late owner may have spent the rest of the limit, so that no other node admits.
-	aliveFor = 250 * time.Millisecond
-)
-
 // waiting is a request that was not decided whole at once. Its driver reports events to it, so that it needs
 // neither goroutine nor clock.
 type waiting struct {
@@ -44,7 +34,7 @@ type waiting struct {
 //	  | '---> atBase, or inPlace ----> done, in the same advance
 //	  '--> until again: the ring is changing
 type askState struct {
-	step   step
+	step   waitStep
 	status uint32 // of a peer's ask: what to reply, if not a verdict
 	call   *call
 	to     *link // to the owner that was asked
@@ -53,21 +43,21 @@ type askState struct {
 	errand errand // nil: none
 }
 
-// step is what an ask is at.
-type step uint8
+// waitStep is what an ask is at.
+type waitStep uint8
 
 const (
-	waits   step = iota
-	atBase       // the base decides, as the key is this node's own
-	inPlace      // the base decides by a lease of this node's own, in place of the key's owner
-	done
+	waits   waitStep = iota
+	atBase           // the base decides, as the key is this node's own
+	inPlace          // the base decides by a lease of this node's own, in place of the key's owner
+	stepDone
 )
 
 // wait makes a request wait that is decided up to from.
 func (c *core) wait(ctx context.Context, now instant, asks []ask, verdicts []verdict, from int) *waiting {
 	w := c.newWaiting(ctx, now, asks, verdicts)
 	for i := range from {
-		w.states[i].step = done
+		w.states[i].step = stepDone
 	}
 	if !w.advance(now) {
 		return nil
@@ -92,7 +82,7 @@ func (w *waiting) due() instant {
 	for i := range w.states {
 		switch s := &w.states[i]; {
 		// These need no time of their own: the end of a fetch rings the bell.
-		case s.step == done || s.fetch != nil:
+		case s.step == stepDone || s.fetch != nil:
 		case s.call == nil:
 			due = min(due, s.again)
 		default:
@@ -107,22 +97,22 @@ func (w *waiting) advance(now instant) (open bool) {
 	w.late = now >= w.until
 	// What others decide travels while this node decides its own.
 	for i := range w.states {
-		if s := &w.states[i]; s.step != done {
+		if s := &w.states[i]; s.step != stepDone {
 			s.step = w.one(now, i)
 		}
 	}
 	w.baseAsks(now)
-	return slices.ContainsFunc(w.states, func(s askState) bool { return s.step != done })
+	return slices.ContainsFunc(w.states, func(s askState) bool { return s.step != stepDone })
 }
 
 // one goes on with one ask.
-func (w *waiting) one(now instant, i int) step {
+func (w *waiting) one(now instant, i int) waitStep {
 	s, a := &w.states[i], &w.asks[i]
 	if s.call != nil {
 		return w.forwarded(now, i)
 	}
 	if s.fetch != nil && w.found(now, i) {
-		return done
+		return stepDone
 	}
 	switch {
 	case w.late:
@@ -140,15 +130,15 @@ func (w *waiting) one(now instant, i int) step {
 	// and fro until its time is over; the first node asks again, of whom it then sees.
 	case w.remote:
 		s.status = notOwner
-		return done
+		return stepDone
 	case !w.inStore():
 		if s.errand == nil && w.fromHand(now, a, &w.verdicts[i]) {
-			return done
+			return stepDone
 		}
 	case w.hotHere.Use(now, a.Key): // from the store, as its owner does
 		w.stats.hot.Add(1)
 		w.base.decide(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1])
-		return done
+		return stepDone
 	// Nothing is to be gained by waiting for an owner that has just let another request wait.
 	case w.canLease(i) && w.view.Load().peers[owner].silent(now):
 		return w.lease()
@@ -158,21 +148,21 @@ func (w *waiting) one(now instant, i int) step {
 }
 
 // here decides on a key of this node's own, or has its account looked for.
-func (w *waiting) here(now instant, i int) step {
+func (w *waiting) here(now instant, i int) waitStep {
 	s := &w.states[i]
 	if w.inStore() {
 		return atBase
 	}
 	switch w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], nil, s.errand) {
-	case decided:
-		return done
+	case ownDecided:
+		return stepDone
 	// Either the ring has just changed, or this node may not own anything yet: both pass in a
 	// moment, so that a request of this node tries again. A peer's ask goes back, for the peer may
 	// see by then who decides.
 	case another:
 		if w.remote {
 			s.status = notOwner
-			return done
+			return stepDone
 		}
 	case unsure:
 		// A fetch has ended at once where there is no node to ask. If there are maxFetches already, this one gets
@@ -195,7 +185,7 @@ func (w *waiting) found(now instant, i int) bool {
 		// own compares the view with that of the fetch, under the gate. If the ring has turned, a node that joined
 		// since may have the account, so that everything is looked at again.
 		s.fetch = nil
-		return w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], f, s.errand) == decided
+		return w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], f, s.errand) == ownDecided
 	}
 	return false
 }
@@ -219,7 +209,7 @@ func (w *waiting) forward(now instant, i int, owner string) {
 }
 
 // forwarded goes on with an ask that was sent to its owner.
-func (w *waiting) forwarded(now instant, i int) step {
+func (w *waiting) forwarded(now instant, i int) waitStep {
 	switch {
 	// An answer that is there counts even if the time is over: the owner has charged for it.
 	case w.states[i].call.ended():
@@ -236,7 +226,7 @@ func (w *waiting) forwarded(now instant, i int) step {
 
 // answered takes in a reply to an ask. An ask that a node refuses as not its own is asked
 // again, of whom this node then thinks it is.
-func (w *waiting) answered(now instant, i int) step {
+func (w *waiting) answered(now instant, i int) waitStep {
 	s, a := &w.states[i], &w.asks[i]
 	call := s.call
 	v, ok, moved := w.read(now, a, call)
@@ -247,7 +237,7 @@ func (w *waiting) answered(now instant, i int) step {
 	switch {
 	case ok:
 		w.verdicts[i] = v
-		return done
+		return stepDone
 	// The node that was asked is not the owner, or not any more. The next try goes by this node's own ring again.
 	case moved:
 		s.again = now.Add(askAgain)
@@ -258,7 +248,7 @@ func (w *waiting) answered(now instant, i int) step {
 
 // abandon decides without the owner, whose answer did not come in time. If the
 // ask is refused here, what the owner charges for it is taken back.
-func (w *waiting) abandon(now instant, i int) step {
+func (w *waiting) abandon(now instant, i int) waitStep {
 	step := w.failed(now, i, w.states[i].call)
 	// An ask that the policy admits has cost what the owner charged for it, which therefore stays.
 	// One that is refused has cost nothing.
@@ -289,7 +279,7 @@ func (w *waiting) regret(now instant, i int) {
 // failed decides without the key's owner: by a lease, where there is a store and time, else as the rule decides.
 // A peer's ask is not decided: the asking node has the rule's policy. call is the call that failed, or waits
 // for its answer; nil: there was none.
-func (w *waiting) failed(now instant, i int, call *call) step {
+func (w *waiting) failed(now instant, i int, call *call) waitStep {
 	a := &w.asks[i]
 	// A refund credits the account in the store from any node. It must not be at the owner already.
 	refunds := a.Kind == ratelimit.Refund && w.inStore() && !w.remote && (call == nil || call.ended() && !call.sent)
@@ -298,7 +288,7 @@ func (w *waiting) failed(now instant, i int, call *call) step {
 	}
 	if w.remote || w.states[i].errand != nil {
 		w.states[i].status = notInTime
-		return done
+		return stepDone
 	}
 	// The store did not answer either, or there was no time for it.
 	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen &&
@@ -309,11 +299,11 @@ func (w *waiting) failed(now instant, i int, call *call) step {
 			OverLimit: true, Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer,
 			ResetAfter: a.Rule.Limit.Period(),
 		}
-		return done
+		return stepDone
 	}
 	w.verdicts[i] = w.fail(w.ctx, now, a)
 	w.later(a, &w.verdicts[i], call)
-	return done
+	return stepDone
 }
 
 // canLease tells whether this node may lease another's key: the account is in a store, whose fences keep the
@@ -333,14 +323,14 @@ func (w *waiting) leaseAt(i int) instant {
 }
 
 // lease has the base decide in place of the owner, together with what else is there.
-func (w *waiting) lease() step {
+func (w *waiting) lease() waitStep {
 	w.stats.instead.Add(1)
 	return inPlace
 }
 
 // instead gives up an owner's answer, and leases. What the owner charges after all
 // is taken back.
-func (w *waiting) instead(now instant, i int) step {
+func (w *waiting) instead(now instant, i int) waitStep {
 	s := &w.states[i]
 	if s.to != nil {
 		// The requests after this one need not find out again; see silentFor.
@@ -393,7 +383,7 @@ func (w *waiting) baseTime(now instant, from, to int) (asks []ask, within time.D
 func (w *waiting) decidedByBase(now instant, i int) {
 	s, a, v := &w.states[i], &w.asks[i], &w.verdicts[i]
 	leased := s.step == inPlace
-	s.step = done
+	s.step = stepDone
 	if !leased || a.Kind != ratelimit.Spend || v.OverLimit || v.Source != ratelimit.FromFallback ||
 		v.Reason != ratelimit.FallbackDeadline || a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		return

@@ -63,12 +63,12 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 		change func()
 		want   owned
 	}{
-		{what: "all have handed over", key: mine, stable: true, want: decided},
+		{what: "all have handed over", key: mine, stable: true, want: ownDecided},
 		{what: "it is another's", key: theirs, stable: true, want: another},
 		{what: "others may have it", key: mine, want: unsure},
-		{what: "it has it", key: mine, has: true, want: decided},
-		{what: "it was its own before", key: mine, since: []*ring.Ring{alone}, want: decided},
-		{what: "nobody has any", key: mine, found: fetchAbsent, want: decided},
+		{what: "it has it", key: mine, has: true, want: ownDecided},
+		{what: "it was its own before", key: mine, since: []*ring.Ring{alone}, want: ownDecided},
+		{what: "nobody has any", key: mine, found: fetchAbsent, want: ownDecided},
 		{what: "nobody had any under another ring", key: mine, found: fetchAbsent, before: true, want: unsure},
 		{what: "it is looked for again", key: mine, found: fetchAgain, want: unsure},
 		{what: "not all have heard that it joined", key: mine, stable: true, change: func() { c.unconfirmed.Store(true) }, want: another},
@@ -94,7 +94,7 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 		}
 		vs := make([]verdict, 1)
 		got := c.own(context.Background(), s.now, []ask{{Rule: s.rule, Key: x.key, Cost: 1}}, vs, found, nil)
-		if got != x.want || (vs[0].Charged == 1) != (got == decided) {
+		if got != x.want || (vs[0].Charged == 1) != (got == ownDecided) {
 			t.Errorf("%s: %v, want %v: %+v", x.what, got, x.want, vs[0])
 		}
 	}
@@ -183,7 +183,7 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 		s.now = s.now.Add(time.Hour)
 		w.view.Load().peers["b:1"].lastSeen.Store(int64(s.now.Add(-x.heard)))
 		before := w.stats.fallbacks.Load()
-		if w.failed(s.now, 0, nil) != done {
+		if w.failed(s.now, 0, nil) != stepDone {
 			t.Fatal("its time is over")
 		}
 		v := w.verdicts[0]
@@ -260,7 +260,7 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 	for _, x := range []struct {
 		what    string
 		verdict verdict
-		step    step
+		step    waitStep
 		policy  ratelimit.FailurePolicy
 		undone  bool
 	}{
@@ -284,7 +284,7 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 			want = verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}
 			said = fmt.Sprintf("undo 1 of source %d\n", late.Source)
 		}
-		if w.verdicts[0] != want || b.said != said || w.states[0].step != done {
+		if w.verdicts[0] != want || b.said != said || w.states[0].step != stepDone {
 			t.Errorf("%s: %+v, %q", x.what, w.verdicts[0], b.said)
 		}
 	}
@@ -356,12 +356,12 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 		want  time.Duration
 	}{
 		"it is asked again":       {askState{again: soon}, time.Millisecond},
-		"it is decided":           {askState{again: soon, step: done}, ratelimit.StoreDeadline},
+		"it is decided":           {askState{again: soon, step: stepDone}, ratelimit.StoreDeadline},
 		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
 		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
 	} {
 		w := a.waits("b:1", 2)
-		w.states[0], w.states[1] = x.state, askState{step: done}
+		w.states[0], w.states[1] = x.state, askState{step: stepDone}
 		if got := w.due().Sub(s.now); got != x.want {
 			t.Errorf("%s: in %v, want %v", what, got, x.want)
 		}

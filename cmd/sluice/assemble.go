@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/rand"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
@@ -8,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -21,8 +24,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
-// parts are what a node is made of.
-type parts struct {
+// assembled are what a node is made of.
+type assembled struct {
 	*decider
 	source  config.Source
 	store   *config.Store
@@ -39,22 +42,22 @@ type parts struct {
 }
 
 // name is the node's debug port, as others reach it.
-func (p *parts) name() string { return debugName(p.server, p.peerAddr) }
+func (p *assembled) name() string { return debugName(p.server, p.peerAddr) }
 
 // registers adds the changing part of the registration, for people.
-func (p *parts) registers(s *registration) {
+func (p *assembled) registers(s *registration) {
 	recent := p.people.History.Recent()
 	s.Rules, s.Rates, s.Wrong = p.store.Status().Fingerprint, &recent, p.people.History.Wrong()
 }
 
 // assemble makes the parts, and opens the ports last. Nothing runs yet.
-func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
+func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	coordination, err := c.Coordination.Default()
 	if err != nil {
 		return nil, err
 	}
 	clock := ratelimit.MonotonicClock()
-	p := &parts{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
+	p := &assembled{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
 	var noHolds error
 	if p.desk, noHolds, err = c.desk(); err != nil {
 		return nil, err
@@ -131,4 +134,27 @@ func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets sizing
 		return nil, err
 	}
 	return server.New(svc, public, debug, only, options, log)
+}
+
+// desk makes the desk where holds are made and settled. noKeys says why rules may not hold; nil: they may.
+func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
+	d = new(holds.Desk)
+	switch name, file := c.Holds.file(); {
+	case file:
+		c.Holds.read = &reread.Value[time.Time]{Files: []string{name}, Read: func(now time.Time) (time.Time, error) { return now, readKeys(name, d) }}
+		if err := c.Holds.read.Load(time.Now()); err != nil {
+			return nil, nil, err
+		}
+	case c.Holds.Keys != "":
+		if err := d.Set(c.Holds.Keys); err != nil {
+			return nil, nil, fmt.Errorf("HOLD_KEYS: %w", err)
+		}
+	case c.Ring.Peers != "" && c.Ring.Secret != "":
+		d.SetOne([]byte(c.Ring.Secret))
+	case c.Store.Shared() || c.Ring.Peers != "":
+		return d, errNoHoldKeys, nil
+	default: // budgets end with this process, and so do holds
+		d.SetOne([]byte(rand.Text()))
+	}
+	return d, nil, nil
 }

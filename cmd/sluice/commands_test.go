@@ -16,7 +16,7 @@ import (
 // Each command says what it is for, and has examples that are command lines of it.
 func TestEachCommandHasExamples(t *testing.T) {
 	t.Setenv("ADMIN_TOKEN", "x")
-	clitest.Examples(t, "sluice", new(commands), options()...)
+	clitest.Examples(t, "sluice", new(commands), programOptions()...)
 }
 
 func TestVersion(t *testing.T) {

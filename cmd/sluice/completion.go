@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 )
 

@@ -17,9 +17,6 @@ func (s *flags) redacts() bool {
 	return s.DebugHost != "localhost" && (ip == nil || !ip.IsLoopback())
 }
 
-// bare is a host without the brackets that an IPv6 address may have.
-func bare(host string) string { return strings.Trim(host, "[]") }
-
 func (s *flags) debugOptions() server.DebugOptions {
 	o := server.DebugOptions{Unnamed: []string{"/metrics"}}
 	for name := range strings.SplitSeq(s.DebugHosts, ",") {

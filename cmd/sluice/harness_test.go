@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 
 // runLine runs one command line in this process.
 func runLine(args ...string) (code int, out, errs string) {
-	return clitest.Run(new(commands), args, options()...)
+	return clitest.Run(new(commands), args, programOptions()...)
 }
 
 // sluice is a running process. Its ports are free ones.

@@ -10,7 +10,7 @@ import (
 )
 
 // healthy tells whether the node can answer.
-func (c *serveCmd) healthy(p *parts) bool {
+func (c *serveCmd) healthy(p *assembled) bool {
 	return p.ready() && (c.ForceStart && !c.HealthyWithOne || p.store.Rules() != nil) && (p.ring == nil || p.ring.Ready())
 }
 

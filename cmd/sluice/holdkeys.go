@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -28,29 +27,6 @@ var errNoHoldKeys = errors.New("nodes that share a store need the same keys of h
 
 // mostKeyFile is in bytes.
 const mostKeyFile = 4 << 10
-
-// desk makes the desk where holds are made and settled. noKeys says why rules may not hold; nil: they may.
-func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
-	d = new(holds.Desk)
-	switch name, file := c.Holds.file(); {
-	case file:
-		c.Holds.read = &reread.Value[time.Time]{Files: []string{name}, Read: func(now time.Time) (time.Time, error) { return now, readKeys(name, d) }}
-		if err := c.Holds.read.Load(time.Now()); err != nil {
-			return nil, nil, err
-		}
-	case c.Holds.Keys != "":
-		if err := d.Set(c.Holds.Keys); err != nil {
-			return nil, nil, fmt.Errorf("HOLD_KEYS: %w", err)
-		}
-	case c.Ring.Peers != "" && c.Ring.Secret != "":
-		d.SetOne([]byte(c.Ring.Secret))
-	case c.Store.Shared() || c.Ring.Peers != "":
-		return d, errNoHoldKeys, nil
-	default: // budgets end with this process, and so do holds
-		d.SetOne([]byte(rand.Text()))
-	}
-	return d, nil, nil
-}
 
 // file is the file that has the keys, if one has.
 func (f *holdFlags) file() (name string, ok bool) { return strings.CutPrefix(f.Keys, "@") }

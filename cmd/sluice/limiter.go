@@ -20,15 +20,6 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-// limiter is what decides, and what must run for it to.
-type limiter interface {
-	ratelimit.Limiter
-	ratelimit.Inspector
-	ratelimit.Overrider
-	Stats() ratelimit.LimiterStats
-	SyncClock(ratelimit.Instant, time.Time)
-}
-
 // decider is a limiter and what belongs to it.
 type decider struct {
 	limiter

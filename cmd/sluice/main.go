@@ -42,7 +42,7 @@ type commands struct {
 	ShortOf    kong.VersionFlag   `name:"version" help:"Print the version."`
 }
 
-func main() { os.Exit(run(arguments(os.Args), cli.Streams{Out: os.Stdout, Err: os.Stderr})) }
+func main() { os.Exit(runProgram(arguments(os.Args), cli.Streams{Out: os.Stdout, Err: os.Stderr})) }
 
 // arguments are those of the command line. Called as ratelimit, as in the image
 // that ours may replace, it serves.
@@ -53,13 +53,13 @@ func arguments(args []string) []string {
 	return args[1:]
 }
 
-// run runs one command line and returns its exit code.
-func run(args []string, s cli.Streams) int {
-	return cli.Run("sluice", new(commands), args, s, options()...)
+// runProgram runs one command line and returns its exit code.
+func runProgram(args []string, s cli.Streams) int {
+	return cli.Run("sluice", new(commands), args, s, programOptions()...)
 }
 
-// options are what command lines refer to.
-func options() []kong.Option {
+// programOptions are what command lines refer to.
+func programOptions() []kong.Option {
 	file := new(settings.Values)
 	return []kong.Option{
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; " +

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -88,9 +87,6 @@ func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
 		log.Error("rules are no longer reloaded", "error", err)
 	}
 }
-
-// reloadInterval is the least time between two loads of rules: faster changes and pushes share one load.
-const reloadInterval = 200 * time.Millisecond
 
 // exampleConfig is what serve has without rules of your own.
 const exampleConfig = `# sluice's built-in example. Your own: sluice serve --config DIR|FILE

@@ -25,11 +25,6 @@ import (
 	"github.com/sluice-gate/sluice/routing"
 )
 
-type serveCmd struct {
-	flags
-	HelpAll settings.HelpAll `name:"help-all" help:"Show all settings."`
-}
-
 // Help is what `sluice serve --help` says below its summary.
 func (*serveCmd) Help() string {
 	return `Examples:
@@ -103,7 +98,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 }
 
 // live runs the parts until drain is done, and ends them one after the other.
-func (c *serveCmd) live(drain, hurry context.Context, p *parts, s cli.Streams) error {
+func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Streams) error {
 	drain, end := context.WithCancel(drain)
 	defer end()
 	hurry, rush := context.WithCancel(hurry)
@@ -144,16 +139,6 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s cli.Streams) e
 	uncount()
 	<-flushed
 	return errors.Join(failed, err)
-}
-
-// async runs f; the channel is closed when it has ended.
-func async(f func()) <-chan struct{} {
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		f()
-	}()
-	return ended
 }
 
 // leaveRing has others own this node's keys while it drains. The channel is

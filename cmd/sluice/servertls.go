@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -117,4 +118,12 @@ func alternativeNames(c *x509.Certificate) []string {
 		names = append(names, uri.String())
 	}
 	return names
+}
+
+// hasName tells whether a certificate is for a name.
+func hasName(c *x509.Certificate, want, whose, setting string) error {
+	if names := alternativeNames(c); !slices.Contains(names, want) {
+		return fmt.Errorf("%s certificate is for %s, and %s is %s", whose, strings.Join(names, ", "), setting, want)
+	}
+	return nil
 }

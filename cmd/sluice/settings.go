@@ -207,3 +207,11 @@ func (s *flags) logger(w io.Writer) *slog.Logger {
 	}
 	return slog.New(slog.NewTextHandler(w, o))
 }
+
+type serveCmd struct {
+	flags
+	HelpAll settings.HelpAll `name:"help-all" help:"Show all settings."`
+}
+
+// bare is a host without the brackets that an IPv6 address may have.
+func bare(host string) string { return strings.Trim(host, "[]") }

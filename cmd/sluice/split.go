@@ -188,3 +188,12 @@ func (b *byUnit) SyncClock(now ratelimit.Instant, wall time.Time) {
 	b.usual.SyncClock(now, wall)
 	b.brief.SyncClock(now, wall)
 }
+
+// limiter is what decides, and what must run for it to.
+type limiter interface {
+	ratelimit.Limiter
+	ratelimit.Inspector
+	ratelimit.Overrider
+	Stats() ratelimit.LimiterStats
+	SyncClock(ratelimit.Instant, time.Time)
+}

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
@@ -43,18 +42,12 @@ func (s *flags) tags() (map[string]string, error) {
 	return tags, nil
 }
 
-// parsePairs reads names and values: "k:v,k2:v2". Each of the separators may be between a name and its value.
-func parsePairs(text, separators string) (map[string]string, error) {
-	pairs := map[string]string{}
-	if text == "" {
-		return pairs, nil
-	}
-	for pair := range strings.SplitSeq(text, ",") {
-		at := strings.IndexAny(pair, separators)
-		if at < 1 {
-			return nil, fmt.Errorf("part %d of it is not a name and a value", len(pairs)+1) // which may be a secret
-		}
-		pairs[strings.TrimSpace(pair[:at])] = strings.TrimSpace(pair[at+1:])
-	}
-	return pairs, nil
+// async runs f; the channel is closed when it has ended.
+func async(f func()) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f()
+	}()
+	return ended
 }

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
@@ -22,6 +21,8 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 )
 
 // tracingFlags are envoyproxy/ratelimit's. Where spans go, the exporter reads

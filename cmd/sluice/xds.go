@@ -2,12 +2,10 @@ package main
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -142,10 +140,21 @@ func (f *xdsFlags) credentials() (credentials.TransportCredentials, error) {
 	return credentials.NewTLS(c), nil
 }
 
-// hasName tells whether a certificate is for a name.
-func hasName(c *x509.Certificate, want, whose, setting string) error {
-	if names := alternativeNames(c); !slices.Contains(names, want) {
-		return fmt.Errorf("%s certificate is for %s, and %s is %s", whose, strings.Join(names, ", "), setting, want)
+// reloadInterval is the least time between two loads of rules: faster changes and pushes share one load.
+const reloadInterval = 200 * time.Millisecond
+
+// parsePairs reads names and values: "k:v,k2:v2". Each of the separators may be between a name and its value.
+func parsePairs(text, separators string) (map[string]string, error) {
+	pairs := map[string]string{}
+	if text == "" {
+		return pairs, nil
 	}
-	return nil
+	for pair := range strings.SplitSeq(text, ",") {
+		at := strings.IndexAny(pair, separators)
+		if at < 1 {
+			return nil, fmt.Errorf("part %d of it is not a name and a value", len(pairs)+1) // which may be a secret
+		}
+		pairs[strings.TrimSpace(pair[:at])] = strings.TrimSpace(pair[at+1:])
+	}
+	return pairs, nil
 }

@@ -1,6 +1,6 @@
 -- The common part of both scripts. Numbers are whole and within 2^53, so that doubles are exact. All fields are
 -- checked before anything is written: another form is an error, and changes nothing.
-local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
+local Kind, Seq, Taken, Spent, Need, Want, Divisor, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
   Seconds, Carries, Ceiling, Now = struct.unpack('<ddddddddddddddddddd', ARGV[2])
 local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: the event is written before the change
 local max, min, floor = math.max, math.min, math.floor
@@ -40,7 +40,7 @@ end
 local function reply(code, ...) return answered(ARGV[1], code, Seq, ...) .. override end
 local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) end
 local function flag(x) return x and 1 or 0 end
-local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Share)))) end
+local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Divisor)))) end
 
 local clock = redis.call('TIME')
 local now = Now > 0 and Now or clock[1] * 1000000 + clock[2] -- Now is 0 except in tests

@@ -58,11 +58,11 @@ func collectNames(all []*Descriptor, names map[string]bool) {
 		if d.Limit != nil && d.Limit.Name != "" {
 			names[d.Limit.Name] = true
 		}
-		collectNames(below(d), names)
+		collectNames(childrenOf(d), names)
 	}
 }
 
-func below(d *Descriptor) []*Descriptor {
+func childrenOf(d *Descriptor) []*Descriptor {
 	all := make([]*Descriptor, len(d.Descriptors))
 	for i := range d.Descriptors {
 		all[i] = &d.Descriptors[i]
@@ -114,7 +114,7 @@ func (a *adviser) level(all []*Descriptor, above string) {
 		if d.Limit == nil {
 			a.unlimited(d, a.next(d, families[d.Key]), name)
 		}
-		a.level(below(d), name)
+		a.level(childrenOf(d), name)
 	}
 }
 
@@ -148,14 +148,14 @@ func (a *adviser) name(d *Descriptor, name string) {
 	}
 	if first := a.named[name]; first != nil {
 		a.warn(SameName, d.Place, "%s: metrics and statistics add it to the rule%s, which has the same name and "+
-			"matches other requests; rename one of them", cut(name, maxName), at(first))
+			"matches other requests; rename one of them", cut(name, maxName), nameAt(first))
 		return
 	}
 	a.named[name] = d
 }
 
-// at is " at FILE:LINE:COLUMN", or "" for a descriptor without a line.
-func at(d *Descriptor) string {
+// nameAt is " at FILE:LINE:COLUMN", or "" for a descriptor without a line.
+func nameAt(d *Descriptor) string {
 	if d.Place.Line == 0 {
 		return ""
 	}
@@ -193,13 +193,13 @@ func (a *adviser) limit(d *Descriptor, name string) {
 	for _, other := range l.Replaces {
 		if other.Name != "" && !a.domain.rules[other.Name] {
 			a.warn(NoEffect, other.Place, "%s: it replaces '%s', and no rule of the domain has that rate_limit.name%s",
-				name, shorten(other.Name), ratelimit.DidYouMean(other.Name, some(a.domain.rules)))
+				name, shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(a.domain.rules)))
 		}
 	}
 }
 
-// some are similar names, few enough to compare.
-func some(names map[string]bool) []string {
+// someNames are similar names, few enough to compare.
+func someNames(names map[string]bool) []string {
 	const most = 100
 	if len(names) > most {
 		return nil
@@ -227,7 +227,7 @@ func (a *adviser) hidden(d *Descriptor, f *family, above string) {
 		}
 		if newPattern(first.Value).matches(text) {
 			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its requests%s",
-				cut(above, maxName), shorten(d.Segment()), shorten(first.Segment()), at(first), orderHint(d, f))
+				cut(above, maxName), shorten(d.Segment()), shorten(first.Segment()), nameAt(first), orderHint(d, f))
 			return
 		}
 	}
@@ -252,7 +252,7 @@ func (a *adviser) unlimited(d, instead *Descriptor, name string) {
 			what = "has no rate_limit of its own"
 		}
 		a.warn(NoLimit, d.Place, "%s %s: requests that end there are not limited, because %s%s is not tried for "+
-			"them%s", name, what, shorten(instead.Segment()), at(instead), meant)
+			"them%s", name, what, shorten(instead.Segment()), nameAt(instead), meant)
 	case leaf:
 		a.warn(NoLimit, d.Place, "%s has neither rate_limit nor descriptors: it limits nothing%s", name, meant)
 	}
@@ -279,8 +279,8 @@ func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 	return f.bare
 }
 
-// idle is the reason why a rule's own setting has no effect, or "".
-func idle(field string, c *ratelimit.Coordination) string {
+// withoutEffect is the reason why a rule's own setting has no effect, or "".
+func withoutEffect(field string, c *ratelimit.Coordination) string {
 	switch field {
 	case "lease.reserve":
 		switch {
@@ -296,11 +296,11 @@ func idle(field string, c *ratelimit.Coordination) string {
 			return fmt.Sprintf("mode %s does not reclaim tokens eagerly", c.Mode)
 		}
 	}
-	return foreign(field, c.Mode)
+	return ofOtherMode(field, c.Mode)
 }
 
-// foreign names the modes of a field that the rule's mode lacks, or "".
-func foreign(field string, mode ratelimit.Mode) string {
+// ofOtherMode names the modes of a field that the rule's mode lacks, or "".
+func ofOtherMode(field string, mode ratelimit.Mode) string {
 	var of []string
 	for i, name := range ratelimit.ModeNames() {
 		if slices.Contains(ratelimit.Mode(i).Spec().Fields, field) {

@@ -55,14 +55,11 @@ const (
 	maxDirectives = 8   // lines that start with %: the parser looks through all tags for each new one
 	maxDocuments  = 100 // empty ones, before the one that counts
 	maxPathBytes  = 64 << 20
-	maxProblems   = 100 // reported at once
-	maxMessage    = 500 // bytes of a problem, so that no error echoes a file
-	maxName       = 200 // bytes of a file's name in messages
 )
 
-// tokens counts the possible starts of nodes in a text, and its directives. It may count too many
+// countTokens counts the possible starts of nodes in a text, and its directives. It may count too many
 // (a colon inside a quoted text), and never too few: the parser makes at most two nodes of each.
-func tokens(text []byte) (n, directives int) {
+func countTokens(text []byte) (n, directives int) {
 	for i, c := range text {
 		switch c {
 		case '[', '{', ',', ':', '?':
@@ -89,7 +86,7 @@ func (b Caps) check(text []byte, left int) (n int, beyond string) {
 		return 0, fmt.Sprintf("it has %d bytes, and the maximum is %d: split it into several files",
 			len(text), b.FileBytes)
 	}
-	n, directives := tokens(text)
+	n, directives := countTokens(text)
 	switch {
 	case n > left:
 		return n, fmt.Sprintf("it has %d tokens, and %d are left of the maximum of %d for all files: use "+

@@ -3,10 +3,7 @@ package config
 import (
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // ChangeKind tells how a rule changed.
@@ -130,85 +127,6 @@ const (
 	spotValue = "\x01" // between a key and its value
 	spotOrder = "\x02" // ends the place of all patterns of a key
 )
-
-var (
-	spotName = strings.NewReplacer(spotLevel, ".", spotValue, "_")
-	// spotText keeps keys and values apart from separators.
-	spotText = strings.NewReplacer("\x00", "\x03\x03", "\x01", "\x03\x04", "\x02", "\x03\x05", "\x03", "\x03\x06")
-)
-
-// spot is the content of one place in the rules: a domain, a descriptor, or all patterns of a key.
-type spot struct {
-	limit  string // "": no limit to report
-	ruled  bool
-	fields []ruleField
-	order  string // of patterns
-}
-
-func (r *Rules) spots() map[string]*spot {
-	all := map[string]*spot{}
-	r.eachSpot(func(at string, p *spot) { all[at] = p })
-	return all
-}
-
-// eachSpot calls f with all spots, in an order that the rules alone give.
-func (r *Rules) eachSpot(f func(at string, p *spot)) {
-	if r == nil {
-		return
-	}
-	for _, name := range slices.Sorted(maps.Keys(r.domains)) {
-		d, at := r.domains[name], spotText.Replace(name)
-		f(at, &spot{limit: "a domain", fields: coordinationFields(&d.Defaults)})
-		d.root.eachSpot(at, f)
-	}
-}
-
-func (l level) eachSpot(above string, f func(at string, p *spot)) {
-	put := func(at string, n *node) {
-		f(at, n.spot())
-		n.below.eachSpot(at, f)
-	}
-	for _, key := range slices.Sorted(maps.Keys(l)) {
-		s, at := l[key], above+spotLevel+spotText.Replace(key)
-		for _, value := range slices.Sorted(maps.Keys(s.exact)) {
-			put(at+spotValue+spotText.Replace(value), s.exact[value])
-		}
-		order := make([]string, len(s.wildcards))
-		for i, n := range s.wildcards {
-			order[i] = spotText.Replace(n.pattern.text)
-			put(at+spotValue+order[i], n)
-		}
-		if len(order) > 1 {
-			f(at+spotOrder, &spot{order: strings.Join(order, spotLevel)})
-		}
-		if s.bare != nil {
-			put(at, s.bare)
-		}
-	}
-}
-
-func (n *node) spot() *spot {
-	p := &spot{fields: []ruleField{{"share_threshold", strconv.FormatBool(n.share)}}}
-	switch {
-	case n.rule != nil:
-		p.ruled, p.fields = true, append(p.fields, fieldsOf(n.rule)...)
-		if p.limit = n.rule.Limit.String(); n.rule.Unlimited {
-			p.limit = "unlimited"
-		}
-		p.limit += ", mode " + n.rule.Coordination.Mode.String()
-	case len(n.below) == 0:
-		p.limit = "limits nothing"
-	}
-	return p
-}
-
-func coordinationFields(c *ratelimit.Coordination) []ruleField {
-	fields := make([]ruleField, 0, len(ratelimit.CoordinationFields))
-	for _, field := range ratelimit.CoordinationFields {
-		fields = append(fields, ruleField{field, c.Get(field)})
-	}
-	return fields
-}
 
 // sameNames tells whether two orders have the same patterns. If not, the added and removed ones are
 // reported.

@@ -1,33 +1,12 @@
 package config
 
 import (
-	"cmp"
-	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
-
-// Options are the server's settings for all rules.
-type Options struct {
-	// Coordination is the default of rules.
-	Coordination ratelimit.Coordination
-	// MergeDomains joins the descriptors of files with the same domain.
-	MergeDomains bool
-	// CalendarMonths makes windows of a month calendar months.
-	CalendarMonths bool
-	// Caps bound the files. Zero: the default.
-	Caps Caps
-	// NoHolds is the reason why rules cannot have holds with an id. Nil: they can.
-	NoHolds error
-	// Counters returns the counters of a rule, also after a reload. keys are the rule's keys,
-	// joined by NUL. Nil means new counters each time.
-	Counters func(domain, keys string) *ratelimit.RuleCounters
-}
 
 // Parse reads and compiles texts, under the bounds of the options. It returns nil rules if there is
 // any error. Warnings do not stop it.
@@ -69,45 +48,6 @@ func (c *compiler) compile(files []File) (*Rules, Problems) {
 	}
 	c.rules.settle()
 	return c.rules, nil
-}
-
-type compiler struct {
-	options  Options
-	rules    *Rules
-	domain   *Domain
-	problems Problems
-	warnings Problems
-	full     bool
-	paths    int               // bytes of all descriptors' full names
-	counted  map[[2]string]int // rules by domain and keys
-}
-
-// scope has the settings that a node inherits.
-type scope struct {
-	names        string // "domain.key_value", as in messages
-	path         string // the same without the domain, as in statistics
-	keys         []string
-	metric       []bool
-	algorithm    ratelimit.Algorithm
-	burst        ratelimit.Tokens // 0: requests_per_unit
-	coordination ratelimit.Coordination
-	hold         *Hold // nil: requests cost their hits
-	maxOverride  *ratelimit.Tokens
-	charges      *Place // place of the last on_deny: charge
-}
-
-// wrong reports an error of a descriptor or a domain. Pushed rules have no lines: their errors name
-// the rule.
-func (c *compiler) wrong(at Place, names, format string, args ...any) {
-	if at.Line == 0 && names != "" {
-		format = strings.ReplaceAll(cut(names, maxName), "%", "%%") + ": " + format
-	}
-	c.problems.add(at, format, args...)
-}
-
-// odd reports a warning.
-func (c *compiler) odd(kind Kind, at Place, names, format string, args ...any) {
-	c.warnings.addKind(kind, at, "%s: %s", cut(names, maxName), fmt.Sprintf(format, args...))
 }
 
 func (c *compiler) file(f *File) {
@@ -172,20 +112,6 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	}
 }
 
-// placeOf is the place of the setting of an error: the last one of its name, or else the first of
-// all.
-func (in *Inherited) placeOf(err error) Place {
-	at := in.Coordination[0].Place
-	if field, ok := errors.AsType[*ratelimit.FieldError](err); ok {
-		for _, set := range in.Coordination {
-			if set.Field == field.Field {
-				at = set.Place
-			}
-		}
-	}
-	return at
-}
-
 func (c *compiler) level(at level, descriptors []Descriptor, above *scope) {
 	for i := range descriptors {
 		c.descriptor(at, &descriptors[i], above)
@@ -234,22 +160,14 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	c.level(n.below, d.Descriptors, &s)
 }
 
-// idle warns about a rule's own settings that have no effect. Inherited settings can be for its
+// withoutEffect warns about a rule's own settings that have no effect. Inherited settings can be for its
 // siblings.
 func (c *compiler) idle(d *Descriptor, s *scope) {
 	for _, set := range d.Inherited.Coordination {
-		if why := idle(set.Field, &s.coordination); why != "" {
+		if why := withoutEffect(set.Field, &s.coordination); why != "" {
 			c.odd(NoEffect, set.Place, s.names, "%s has no effect: %s", set.Field, why)
 		}
 	}
-}
-
-// firstAt names the place of the first of two duplicates.
-func firstAt(at Place) string {
-	if at.Line == 0 {
-		return ""
-	}
-	return "; the first is at " + at.String()
 }
 
 // place puts a node among its siblings, or returns the equal one.
@@ -332,85 +250,4 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	r.Prepare()
 	return r
-}
-
-// counters are the rule's own. Another rule of the same name has others, which statistics add.
-func (c *compiler) counters(r *ratelimit.Rule) *ratelimit.RuleCounters {
-	keys := strings.Join(r.Keys, "\x00")
-	name := [2]string{r.Domain, keys}
-	if c.counted[name]++; c.counted[name] > 1 {
-		keys += fmt.Sprint("\x00\x00", c.counted[name])
-	}
-	return c.options.Counters(r.Domain, keys)
-}
-
-// unit is the unit of a limit, and reports what does not fit it.
-func (c *compiler) unit(l *RateLimit, s *scope) ratelimit.Unit {
-	unit, known := ratelimit.ParseUnit(l.Unit)
-	switch {
-	case l.Concurrency > 0:
-	case l.HoldTTL != 0:
-		c.wrong(l.Place, s.names, "config error, hold_ttl applies to concurrency; add concurrency, or remove hold_ttl")
-	case l.Unlimited && l.Unit != "":
-		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
-			"number, or unlimited")
-	case !l.Unlimited && !known:
-		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
-	case l.Unlimited && l.Multiplier > 0:
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and an unlimited rule has no unit",
-			l.Multiplier)
-	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and the maximum for a %s is %d",
-			l.Multiplier, unit, unit.MostMultiplier())
-	}
-	return unit
-}
-
-// carried makes the rule carry its debt, or reports why it cannot.
-func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
-	// Costs above the hold are charged beyond the limit, for any on_deny.
-	of := r.Coordination
-	if r.Hold != nil {
-		of.OnDeny = ratelimit.DenyCharges
-	}
-	if r.Limit.Carries = of.Carries(r.Limit); r.Limit.Carries || r.Unlimited ||
-		s.coordination.Debt == ratelimit.DebtForgotten {
-		return
-	}
-	if s.algorithm != ratelimit.FixedWindow {
-		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which pays debt "+
-			"off by itself; use fixed_window, or write debt: forget", s.algorithm)
-		return
-	}
-	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, which charges nothing "+
-		"beyond the limit; write on_deny: charge, or debt: forget", s.coordination.OnDeny)
-}
-
-// billed is the limit with billing months, or unchanged if it cannot have them.
-func (c *compiler) billed(limit ratelimit.Limit, l *RateLimit, s *scope) ratelimit.Limit {
-	wrong := func(format string, args ...any) {
-		c.wrong(l.Billing.Place, s.names, "config error, billing: "+format, args...)
-	}
-	switch {
-	case l.Unlimited:
-		wrong("an unlimited rule has no period; remove billing, or unlimited")
-	case limit.Unit != ratelimit.Month && limit.Unit != ratelimit.CalendarMonth:
-		wrong("the unit is '%s', and only months begin at a billing day; write unit: month, or remove billing",
-			shorten(l.Unit))
-	case l.Multiplier > 1:
-		wrong("unit_multiplier is %d, and a billing period is one month; remove one of the two", l.Multiplier)
-	case limit.Algorithm == ratelimit.SlidingWindow:
-		wrong("algorithm is sliding_window, which looks back over 30 days wherever they begin; use fixed_window, " +
-			"or remove billing")
-	case limit.Algorithm == ratelimit.TokenBucket:
-		wrong("algorithm is token_bucket, which has no window that could begin on a day; use fixed_window, or " +
-			"remove billing")
-	default:
-		calendar, err := zone.Calendar(int(max(1, l.Billing.Day)), cmp.Or(l.Billing.Zone, "UTC"))
-		if err == nil {
-			return limit.Billed(calendar)
-		}
-		wrong("%v", err)
-	}
-	return limit
 }

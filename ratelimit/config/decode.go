@@ -2,8 +2,11 @@ package config
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -16,10 +19,10 @@ type decoder struct {
 	most     int // maximum of rules
 }
 
-func (d *decoder) wrong(f *field, what string) { d.wrongly(f, what, "") }
+func (d *decoder) wrong(f *yamlField, what string) { d.wrongly(f, what, "") }
 
 // wrongly reports a value of the wrong form, with a hint.
-func (d *decoder) wrongly(f *field, what, hint string) {
+func (d *decoder) wrongly(f *yamlField, what, hint string) {
 	got := f.value.kind.String()
 	if f.value.kind <= boolean && f.value.kind != null {
 		got = strconv.Quote(shorten(f.value.text))
@@ -27,31 +30,8 @@ func (d *decoder) wrongly(f *field, what, hint string) {
 	d.problems.add(f.value.place, "error loading config file: %s must be %s, not %s%s", f.key, what, got, hint)
 }
 
-func shorten(s string) string { return cut(s, 60) }
-
-// decode reads texts, and collects their problems. If there are any, the result serves only to find
-// more of them.
-func (d *decoder) decode(texts []Text, caps Caps) []File {
-	left := caps.Tokens
-	decoded := make([]File, 0, len(texts))
-	for _, text := range texts {
-		if len(d.problems) > maxProblems {
-			break
-		}
-		tree, syntax := parse(text, caps, &left)
-		if len(syntax) > 0 {
-			d.problems = append(d.problems, syntax...)
-			if tree.kind == null {
-				continue
-			}
-		}
-		decoded = append(decoded, d.file(&tree))
-	}
-	return decoded
-}
-
 // fill fills t from the fields of v.
-func fill[T any](d *decoder, t *T, v *value, known fields[T]) {
+func fill[T any](d *decoder, t *T, v *yamlValue, known decoders[T]) {
 	for i := range v.fields {
 		f := &v.fields[i]
 		if set, ok := known[f.key]; ok {
@@ -67,37 +47,8 @@ func fill[T any](d *decoder, t *T, v *value, known fields[T]) {
 	}
 }
 
-func (d *decoder) unknown(f *field, known []string) {
+func (d *decoder) unknown(f *yamlField, known []string) {
 	d.problems.add(f.place, "config error, unknown key '%s'%s", shorten(f.key), unknownHint(f.key, known))
-}
-
-func (d *decoder) file(v *value) File {
-	f := File{Place: v.place}
-	if v.kind != mapping && v.kind != null {
-		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s%s",
-			v.kind, fileHint(v.place.File, v.kind))
-		return f
-	}
-	f.Defaults.Place = v.place
-	fill(d, &f, v, fileFields)
-	if at := v.get("domain"); at != nil {
-		f.Place = at.value.place
-	}
-	return f
-}
-
-func (d *decoder) descriptors(f *field) []Descriptor {
-	var all []Descriptor
-	for _, item := range d.maps(f) {
-		if !d.another(item.place) {
-			break
-		}
-		x := Descriptor{Place: item.place}
-		fill(d, &x, item, descriptorFields)
-		x.Inherited.Place = item.place
-		all = append(all, x)
-	}
-	return all
 }
 
 // another counts a descriptor, and reports whether the cap allows it.
@@ -110,7 +61,7 @@ func (d *decoder) another(at Place) bool {
 }
 
 // maps are the items of a list of maps.
-func (d *decoder) maps(f *field) []*value {
+func (d *decoder) maps(f *yamlField) []*yamlValue {
 	if f.value.kind == null {
 		return nil
 	}
@@ -118,7 +69,7 @@ func (d *decoder) maps(f *field) []*value {
 		d.wrongly(f, "a list", listHint(f))
 		return nil
 	}
-	var maps []*value
+	var maps []*yamlValue
 	for i := range f.value.items {
 		item := &f.value.items[i]
 		if item.kind != mapping {
@@ -131,50 +82,8 @@ func (d *decoder) maps(f *field) []*value {
 	return maps
 }
 
-func (d *decoder) limit(f *field) *RateLimit {
-	if f.value.kind == null {
-		d.warnings.addKind(NoEffect, f.place, "'rate_limit' is empty and limits nothing: write unit and "+
-			"requests_per_unit, indented further than rate_limit")
-		return nil
-	}
-	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
-		return nil
-	}
-	l := &RateLimit{Place: f.place}
-	at := f.value.get("requests_per_unit")
-	l.NoRequests = (at == nil || at.value.kind == null) && f.value.get("concurrency") == nil
-	fill(d, l, &f.value, limitFields)
-	if at := f.value.get("unit"); at != nil {
-		l.Place = at.value.place
-	}
-	return l
-}
-
-func (d *decoder) replaces(l *RateLimit, f *field) {
-	for _, item := range d.maps(f) {
-		other := Replacement{Place: item.place}
-		fill(d, &other, item, replacesFields)
-		l.Replaces = append(l.Replaces, other)
-	}
-}
-
-// billing is a block of its own, because day and zone need each other.
-func (d *decoder) billing(f *field) *Billing {
-	b := &Billing{Place: f.place}
-	if f.value.kind == null {
-		return b // from the first, in UTC
-	}
-	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
-		return nil
-	}
-	fill(d, b, &f.value, billingFields)
-	return b
-}
-
 // day is a day of the month.
-func (d *decoder) day(f *field) ratelimit.Tokens {
+func (d *decoder) day(f *yamlField) ratelimit.Tokens {
 	n := d.tokens(f)
 	if n == 0 || n > 31 {
 		d.wrong(f, "a day of the month, 1 to 31")
@@ -184,24 +93,24 @@ func (d *decoder) day(f *field) ratelimit.Tokens {
 }
 
 // zone is the name of a time zone. An empty one would mean UTC.
-func (d *decoder) zone(f *field) string {
+func (d *decoder) zone(f *yamlField) string {
 	if f.value.text == "" && f.value.kind < mapping {
 		d.wrong(f, "a name of the IANA database, such as America/New_York or UTC")
 	}
 	return d.text(f)
 }
 
-// text is any scalar, as written.
-func (d *decoder) text(f *field) string {
+// textSchema is any scalar, as written.
+func (d *decoder) text(f *yamlField) string {
 	if f.value.kind >= mapping {
 		d.wrong(f, "a string")
 	}
 	return f.value.text
 }
 
-// value is a descriptor's value. An empty one matches as if it were missing, which is rarely
+// yamlValue is a descriptor's value. An empty one matches as if it were missing, which is rarely
 // intended.
-func (d *decoder) value(f *field) string {
+func (d *decoder) value(f *yamlField) string {
 	text := d.text(f)
 	if text == "" && f.value.kind < mapping {
 		d.warnings.addKind(Misread, f.place, "'value' is empty: the descriptor matches every value of its key that "+
@@ -210,7 +119,7 @@ func (d *decoder) value(f *field) string {
 	return text
 }
 
-func (d *decoder) flag(f *field) bool {
+func (d *decoder) flag(f *yamlField) bool {
 	switch strings.ToLower(f.value.text) { // YAML 1.1, as in envoyproxy/ratelimit
 	case "true", "yes", "on", "y":
 		return true
@@ -223,8 +132,8 @@ func (d *decoder) flag(f *field) bool {
 	return false
 }
 
-// tokens is a number of tokens, in the range of limits.
-func (d *decoder) tokens(f *field) ratelimit.Tokens {
+// countTokens is a number of tokens, in the range of limits.
+func (d *decoder) tokens(f *yamlField) ratelimit.Tokens {
 	if f.value.kind == null {
 		return 0
 	}
@@ -237,14 +146,14 @@ func (d *decoder) tokens(f *field) ratelimit.Tokens {
 }
 
 // maxOverride is the largest override of a limit.
-func (d *decoder) maxOverride(f *field) *ratelimit.Tokens {
+func (d *decoder) maxOverride(f *yamlField) *ratelimit.Tokens {
 	if f.value.kind == null { // 0 would mean no overrides
 		d.wrong(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit))
 	}
 	return new(d.tokens(f))
 }
 
-func (d *decoder) metadata(f *field) map[string]any {
+func (d *decoder) metadata(f *yamlField) map[string]any {
 	if f.value.kind == null {
 		return nil
 	}
@@ -257,7 +166,7 @@ func (d *decoder) metadata(f *field) map[string]any {
 }
 
 // plain turns a tree into the types of encoding/json.
-func plain(v *value) any {
+func plain(v *yamlValue) any {
 	switch v.kind {
 	case mapping:
 		m := make(map[string]any, len(v.fields))
@@ -283,4 +192,26 @@ func plain(v *value) any {
 	default:
 		return v.text
 	}
+}
+
+// decoders are the fields of one kind of map, with their decoders.
+type decoders[T any] map[string]func(*decoder, *T, *yamlField)
+
+func (known decoders[T]) names() []string { return slices.Sorted(maps.Keys(known)) }
+
+func (d *decoder) atLeastOne(f *yamlField) ratelimit.Tokens {
+	n := d.tokens(f)
+	if n == 0 {
+		d.wrong(f, "a whole number from 1 on")
+	}
+	return n
+}
+
+func (d *decoder) duration(f *yamlField) time.Duration {
+	n, err := time.ParseDuration(f.value.text)
+	if err != nil {
+		d.wrong(f, "a duration like 90s or 10m")
+		return ratelimit.DefaultHoldTTL
+	}
+	return n
 }

@@ -75,6 +75,13 @@ var Kinds = []struct {
 func (p *Problem) Error() string { return p.Place.String() + ": " + p.Message }
 
 // Problems has all problems; as an error, one a line.
+// Bounds of reports.
+const (
+	maxProblems = 100 // reported at once
+	maxMessage  = 500 // bytes of a problem, so that no error echoes a file
+	maxName     = 200 // bytes of a file's name in messages
+)
+
 type Problems []*Problem
 
 // Error is all problems, one a line.
@@ -126,3 +133,5 @@ func cut(s string, most int) string {
 
 // most drops problems beyond maxProblems after lists were joined.
 func (ps Problems) most() Problems { return ps[:min(len(ps), maxProblems+1)] }
+
+func shorten(s string) string { return cut(s, 60) }

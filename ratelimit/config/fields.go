@@ -1,93 +1,171 @@
 package config
 
-import (
-	"maps"
-	"slices"
-
-	"github.com/sluice-gate/sluice/ratelimit"
-)
-
-// fields are the fields of one kind of map, with their decoders.
-type fields[T any] map[string]func(*decoder, *T, *field)
-
 // inherited fields can stand at the root and in any descriptor.
-func inherited[T any](of func(*T) *Inherited, more fields[T]) fields[T] {
-	more["algorithm"] = func(d *decoder, t *T, f *field) { d.algorithm(of(t), f) }
-	more["burst"] = func(d *decoder, t *T, f *field) { d.burst(of(t), f) }
-	more["max_override"] = func(d *decoder, t *T, f *field) { of(t).MaxOverride = d.maxOverride(f) }
-	more["hold"] = func(d *decoder, t *T, f *field) { of(t).Hold = d.hold(f) }
-	more["coordination"] = func(d *decoder, t *T, f *field) { d.coordination(of(t), f) }
+func inherited[T any](of func(*T) *Inherited, more decoders[T]) decoders[T] {
+	more["algorithm"] = func(d *decoder, t *T, f *yamlField) { d.algorithm(of(t), f) }
+	more["burst"] = func(d *decoder, t *T, f *yamlField) { d.burst(of(t), f) }
+	more["max_override"] = func(d *decoder, t *T, f *yamlField) { of(t).MaxOverride = d.maxOverride(f) }
+	more["hold"] = func(d *decoder, t *T, f *yamlField) { of(t).Hold = d.hold(f) }
+	more["coordination"] = func(d *decoder, t *T, f *yamlField) { d.coordination(of(t), f) }
 	return more
 }
 
 var (
-	fileFields       fields[File]
-	descriptorFields fields[Descriptor]
-	limitFields      fields[RateLimit]
-	replacesFields   fields[Replacement]
-	billingFields    fields[Billing]
-	holdFields       fields[Hold]
-	inheritedFields  fields[Inherited]
+	fileFields       decoders[File]
+	descriptorFields decoders[Descriptor]
+	limitFields      decoders[RateLimit]
+	replacesFields   decoders[Replacement]
+	billingFields    decoders[Billing]
+	inheritedFields  decoders[Inherited]
 )
 
 func init() { // descriptors hold descriptors
-	fileFields = inherited(func(f *File) *Inherited { return &f.Defaults }, fields[File]{
-		"domain":      func(d *decoder, t *File, f *field) { t.Domain = d.text(f) },
-		"descriptors": func(d *decoder, t *File, f *field) { t.Descriptors = d.descriptors(f) },
+	fileFields = inherited(func(f *File) *Inherited { return &f.Defaults }, decoders[File]{
+		"domain":      func(d *decoder, t *File, f *yamlField) { t.Domain = d.text(f) },
+		"descriptors": func(d *decoder, t *File, f *yamlField) { t.Descriptors = d.descriptors(f) },
 	})
-	descriptorFields = inherited(func(x *Descriptor) *Inherited { return &x.Inherited }, fields[Descriptor]{
-		"key":             func(d *decoder, t *Descriptor, f *field) { t.Key = d.text(f) },
-		"value":           func(d *decoder, t *Descriptor, f *field) { t.Value = d.value(f) },
-		"rate_limit":      func(d *decoder, t *Descriptor, f *field) { t.Limit = d.limit(f) },
-		"descriptors":     func(d *decoder, t *Descriptor, f *field) { t.Descriptors = d.descriptors(f) },
-		"shadow_mode":     func(d *decoder, t *Descriptor, f *field) { t.Shadow = d.flag(f) },
-		"quota_mode":      func(d *decoder, t *Descriptor, f *field) { t.Quota = d.flag(f) },
-		"detailed_metric": func(d *decoder, t *Descriptor, f *field) { t.Detailed = d.flag(f) },
-		"value_to_metric": func(d *decoder, t *Descriptor, f *field) { t.ValueToMetric = d.flag(f) },
-		"share_threshold": func(d *decoder, t *Descriptor, f *field) { t.ShareThreshold = d.flag(f) },
-		"metadata":        func(d *decoder, t *Descriptor, f *field) { t.Metadata = d.metadata(f) },
+	descriptorFields = inherited(func(x *Descriptor) *Inherited { return &x.Inherited }, decoders[Descriptor]{
+		"key":             func(d *decoder, t *Descriptor, f *yamlField) { t.Key = d.text(f) },
+		"value":           func(d *decoder, t *Descriptor, f *yamlField) { t.Value = d.value(f) },
+		"rate_limit":      func(d *decoder, t *Descriptor, f *yamlField) { t.Limit = d.limit(f) },
+		"descriptors":     func(d *decoder, t *Descriptor, f *yamlField) { t.Descriptors = d.descriptors(f) },
+		"shadow_mode":     func(d *decoder, t *Descriptor, f *yamlField) { t.Shadow = d.flag(f) },
+		"quota_mode":      func(d *decoder, t *Descriptor, f *yamlField) { t.Quota = d.flag(f) },
+		"detailed_metric": func(d *decoder, t *Descriptor, f *yamlField) { t.Detailed = d.flag(f) },
+		"value_to_metric": func(d *decoder, t *Descriptor, f *yamlField) { t.ValueToMetric = d.flag(f) },
+		"share_threshold": func(d *decoder, t *Descriptor, f *yamlField) { t.ShareThreshold = d.flag(f) },
+		"metadata":        func(d *decoder, t *Descriptor, f *yamlField) { t.Metadata = d.metadata(f) },
 	})
-	limitFields = fields[RateLimit]{
-		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.tokens(f) },
-		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
-		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.atLeastOne(f) },
-		"concurrency":       func(d *decoder, t *RateLimit, f *field) { t.Concurrency = d.atLeastOne(f) },
-		"hold_ttl":          func(d *decoder, t *RateLimit, f *field) { t.HoldTTL = d.duration(f) },
-		"billing":           func(d *decoder, t *RateLimit, f *field) { t.Billing = d.billing(f) },
-		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
-		"name":              func(d *decoder, t *RateLimit, f *field) { t.Name = d.text(f) },
-		"replaces":          func(d *decoder, t *RateLimit, f *field) { d.replaces(t, f) },
+	limitFields = decoders[RateLimit]{
+		"requests_per_unit": func(d *decoder, t *RateLimit, f *yamlField) { t.Requests = d.tokens(f) },
+		"unit":              func(d *decoder, t *RateLimit, f *yamlField) { t.Unit = d.text(f) },
+		"unit_multiplier":   func(d *decoder, t *RateLimit, f *yamlField) { t.Multiplier = d.atLeastOne(f) },
+		"concurrency":       func(d *decoder, t *RateLimit, f *yamlField) { t.Concurrency = d.atLeastOne(f) },
+		"hold_ttl":          func(d *decoder, t *RateLimit, f *yamlField) { t.HoldTTL = d.duration(f) },
+		"billing":           func(d *decoder, t *RateLimit, f *yamlField) { t.Billing = d.billing(f) },
+		"unlimited":         func(d *decoder, t *RateLimit, f *yamlField) { t.Unlimited = d.flag(f) },
+		"name":              func(d *decoder, t *RateLimit, f *yamlField) { t.Name = d.text(f) },
+		"replaces":          func(d *decoder, t *RateLimit, f *yamlField) { d.replaces(t, f) },
 	}
-	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, fields[Inherited]{})
-	billingFields = fields[Billing]{
-		"day":       func(d *decoder, t *Billing, f *field) { t.Day = d.day(f) },
-		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.zone(f) },
+	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, decoders[Inherited]{})
+	billingFields = decoders[Billing]{
+		"day":       func(d *decoder, t *Billing, f *yamlField) { t.Day = d.day(f) },
+		"time_zone": func(d *decoder, t *Billing, f *yamlField) { t.Zone = d.zone(f) },
 	}
-	holdFields = fields[Hold]{
-		"amount":     func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldAmount); t.Amount = d.tokens(f) },
-		"from":       func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldRequest); d.fromRequest(f) },
-		"learned":    func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldLearned); t.Quantile = d.part(f) },
-		"max":        func(d *decoder, t *Hold, f *field) { t.Max = d.atLeastOne(f) },
-		"ttl":        func(d *decoder, t *Hold, f *field) { t.TTL = d.duration(f) },
-		"on_unknown": func(d *decoder, t *Hold, f *field) { t.OnUnknown = d.onUnknown(f) },
-		"on":         func(d *decoder, t *Hold, f *field) { t.On = d.holdOn(f) },
-	}
-	replacesFields = fields[Replacement]{
-		"name": func(d *decoder, t *Replacement, f *field) { t.Name = d.text(f) },
+	replacesFields = decoders[Replacement]{
+		"name": func(d *decoder, t *Replacement, f *yamlField) { t.Name = d.text(f) },
 	}
 }
 
-// elsewhere names the right place of a key in the wrong map. envoyproxy/ratelimit ignores the key
-// there; Sluice ignores it with a warning.
-var elsewhere = map[string]string{
-	"domain": "at the root of the file", "descriptors": "at the root or in a descriptor",
-	"key": "in a descriptor", "value": "in a descriptor", "rate_limit": "in a descriptor",
-	"shadow_mode": "in a descriptor, next to rate_limit", "quota_mode": "in a descriptor, next to rate_limit",
-	"detailed_metric": "in a descriptor, next to rate_limit", "value_to_metric": "in a descriptor, next to rate_limit",
-	"share_threshold": "in a descriptor, next to rate_limit", "metadata": "in a descriptor, next to rate_limit",
-	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unit_multiplier": "in rate_limit",
-	"unlimited": "in rate_limit", "concurrency": "in rate_limit", "hold_ttl": "in rate_limit",
-	"name": "in rate_limit", "replaces": "in rate_limit",
+// elsewhereHint is for a key without effect in its map, and follows its right place. The likeliest
+// reason is a missing indent.
+func elsewhereHint(at *yamlValue, key string) string {
+	if _, of := limitFields[key]; !of {
+		return ""
+	}
+	if limit := at.get("rate_limit"); limit != nil && limit.value.kind == null {
+		return "; indent it further than rate_limit"
+	}
+	return ""
 }
 
-func (known fields[T]) names() []string { return slices.Sorted(maps.Keys(known)) }
+// decode reads texts, and collects their problems. If there are any, the result serves only to find
+// more of them.
+func (d *decoder) decode(texts []Text, caps Caps) []File {
+	left := caps.Tokens
+	decoded := make([]File, 0, len(texts))
+	for _, text := range texts {
+		if len(d.problems) > maxProblems {
+			break
+		}
+		tree, syntax := parse(text, caps, &left)
+		if len(syntax) > 0 {
+			d.problems = append(d.problems, syntax...)
+			if tree.kind == null {
+				continue
+			}
+		}
+		decoded = append(decoded, d.file(&tree))
+	}
+	return decoded
+}
+
+func (d *decoder) file(v *yamlValue) File {
+	f := File{Place: v.place}
+	if v.kind != mapping && v.kind != null {
+		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s%s",
+			v.kind, fileHint(v.place.File, v.kind))
+		return f
+	}
+	f.Defaults.Place = v.place
+	fill(d, &f, v, fileFields)
+	if at := v.get("domain"); at != nil {
+		f.Place = at.value.place
+	}
+	return f
+}
+
+func (d *decoder) descriptors(f *yamlField) []Descriptor {
+	var all []Descriptor
+	for _, item := range d.maps(f) {
+		if !d.another(item.place) {
+			break
+		}
+		x := Descriptor{Place: item.place}
+		fill(d, &x, item, descriptorFields)
+		x.Inherited.Place = item.place
+		all = append(all, x)
+	}
+	return all
+}
+
+func (d *decoder) limit(f *yamlField) *RateLimit {
+	if f.value.kind == null {
+		d.warnings.addKind(NoEffect, f.place, "'rate_limit' is empty and limits nothing: write unit and "+
+			"requests_per_unit, indented further than rate_limit")
+		return nil
+	}
+	if f.value.kind != mapping {
+		d.wrongly(f, "a map", mapHint(f))
+		return nil
+	}
+	l := &RateLimit{Place: f.place}
+	at := f.value.get("requests_per_unit")
+	l.NoRequests = (at == nil || at.value.kind == null) && f.value.get("concurrency") == nil
+	fill(d, l, &f.value, limitFields)
+	if at := f.value.get("unit"); at != nil {
+		l.Place = at.value.place
+	}
+	return l
+}
+
+func (d *decoder) replaces(l *RateLimit, f *yamlField) {
+	for _, item := range d.maps(f) {
+		other := Replacement{Place: item.place}
+		fill(d, &other, item, replacesFields)
+		l.Replaces = append(l.Replaces, other)
+	}
+}
+
+// billing is a block of its own, because day and zone need each other.
+func (d *decoder) billing(f *yamlField) *Billing {
+	b := &Billing{Place: f.place}
+	if f.value.kind == null {
+		return b // from the first, in UTC
+	}
+	if f.value.kind != mapping {
+		d.wrongly(f, "a map", mapHint(f))
+		return nil
+	}
+	fill(d, b, &f.value, billingFields)
+	return b
+}
+
+// CheckInherited returns the problems of a text that may have only fields that descriptors inherit.
+func CheckInherited(text Text) Problems {
+	caps := DefaultCaps()
+	tree, problems := parse(text, caps, &caps.Tokens)
+	d := decoder{problems: problems}
+	fill(&d, new(Inherited), &tree, inheritedFields)
+	return append(d.problems, d.warnings...) // warnings are of other fields
+}

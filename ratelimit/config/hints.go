@@ -43,7 +43,7 @@ func unknownHint(key string, known []string) string {
 }
 
 // countHint is for a value that must be a whole number.
-func countHint(v *value) string {
+func countHint(v *yamlValue) string {
 	switch _, err := strconv.ParseUint(v.text, 10, 32); {
 	case v.kind == str && err == nil:
 		return "; write it without quotes: " + v.text
@@ -60,7 +60,7 @@ func countHint(v *value) string {
 }
 
 // mapHint is for a scalar in place of a map.
-func mapHint(f *field) string {
+func mapHint(f *yamlField) string {
 	switch {
 	case f.key == "coordination" && slices.Contains(ratelimit.ModeNames(), f.value.text):
 		return "; write coordination: {mode: " + f.value.text + "}"
@@ -71,7 +71,7 @@ func mapHint(f *field) string {
 }
 
 // listHint is for a map in place of a list.
-func listHint(f *field) string {
+func listHint(f *yamlField) string {
 	if f.value.kind == mapping {
 		return "; begin each of its items with '- '"
 	}
@@ -79,7 +79,7 @@ func listHint(f *field) string {
 }
 
 // fileHint is for a file without a map.
-func fileHint(file string, k kind) string {
+func fileHint(file string, k yamlKind) string {
 	if k == sequence {
 		return "; write domain: NAME, then the list below descriptors:"
 	}
@@ -95,32 +95,15 @@ func strayHint(file string) string {
 	return ""
 }
 
-// syntaxHint is for a line that is no YAML, and its parser error.
-func syntaxHint(file, line, message string) string {
-	value := strings.TrimSpace(line)
-	if _, after, found := strings.Cut(value, ": "); found {
-		value = strings.TrimSpace(after)
-	}
-	indent := line[:len(line)-len(strings.TrimLeft(line, " \t"))]
-	switch {
-	case strings.Contains(indent, "\t"):
-		return "; YAML allows no tabs in the indentation: use spaces"
-	case value != "" && strings.ContainsRune("*&%@`!", rune(value[0])):
-		return "; put a value that begins with " + value[:1] + " in quotes"
-	case strings.Contains(message, "',' or"):
-		return "; there, or on the next line, a brace or bracket is not closed, or a comma is missing"
-	}
-	return strayHint(file)
-}
-
-// elsewhereHint is for a key without effect in its map, and follows its right place. The likeliest
-// reason is a missing indent.
-func elsewhereHint(at *value, key string) string {
-	if _, of := limitFields[key]; !of {
-		return ""
-	}
-	if limit := at.get("rate_limit"); limit != nil && limit.value.kind == null {
-		return "; indent it further than rate_limit"
-	}
-	return ""
+// elsewhere names the right place of a key in the wrong map. envoyproxy/ratelimit ignores the key
+// there; Sluice ignores it with a warning.
+var elsewhere = map[string]string{
+	"domain": "at the root of the file", "descriptors": "at the root or in a descriptor",
+	"key": "in a descriptor", "value": "in a descriptor", "rate_limit": "in a descriptor",
+	"shadow_mode": "in a descriptor, next to rate_limit", "quota_mode": "in a descriptor, next to rate_limit",
+	"detailed_metric": "in a descriptor, next to rate_limit", "value_to_metric": "in a descriptor, next to rate_limit",
+	"share_threshold": "in a descriptor, next to rate_limit", "metadata": "in a descriptor, next to rate_limit",
+	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unit_multiplier": "in rate_limit",
+	"unlimited": "in rate_limit", "concurrency": "in rate_limit", "hold_ttl": "in rate_limit",
+	"name": "in rate_limit", "replaces": "in rate_limit",
 }

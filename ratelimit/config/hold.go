@@ -1,17 +1,25 @@
 package config
 
 import (
-	"cmp"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+var holdFields = decoders[Hold]{
+	"amount":     func(d *decoder, t *Hold, f *yamlField) { t.from(f, ratelimit.HoldAmount); t.Amount = d.tokens(f) },
+	"from":       func(d *decoder, t *Hold, f *yamlField) { t.from(f, ratelimit.HoldRequest); d.fromRequest(f) },
+	"learned":    func(d *decoder, t *Hold, f *yamlField) { t.from(f, ratelimit.HoldLearned); t.Quantile = d.part(f) },
+	"max":        func(d *decoder, t *Hold, f *yamlField) { t.Max = d.atLeastOne(f) },
+	"ttl":        func(d *decoder, t *Hold, f *yamlField) { t.TTL = d.duration(f) },
+	"on_unknown": func(d *decoder, t *Hold, f *yamlField) { t.OnUnknown = d.onUnknown(f) },
+	"on":         func(d *decoder, t *Hold, f *yamlField) { t.On = d.holdOn(f) },
+}
+
 // hold is a block of its own, because its fields need each other.
-func (d *decoder) hold(f *field) *Hold {
+func (d *decoder) hold(f *yamlField) *Hold {
 	if f.value.kind != mapping {
 		d.wrongly(f, "a map", mapHint(f))
 		return nil
@@ -34,18 +42,18 @@ func orNone(given []string) string {
 }
 
 // from records the source of the estimate: a hold has exactly one.
-func (h *Hold) from(f *field, from ratelimit.HoldFrom) {
+func (h *Hold) from(f *yamlField, from ratelimit.HoldFrom) {
 	h.given, h.From = append(h.given, f.key), from
 }
 
-func (d *decoder) fromRequest(f *field) {
+func (d *decoder) fromRequest(f *yamlField) {
 	if f.value.text != "request" {
 		d.wrong(f, "request")
 	}
 }
 
 // part is a number between 0 and 1; its bounds are those of ratelimit.Hold.
-func (d *decoder) part(f *field) float64 {
+func (d *decoder) part(f *yamlField) float64 {
 	n, err := strconv.ParseFloat(f.value.text, 64)
 	if err != nil || f.value.kind != number && f.value.kind != integer {
 		d.wrong(f, "a number above 0 and below 1")
@@ -54,24 +62,7 @@ func (d *decoder) part(f *field) float64 {
 	return n
 }
 
-func (d *decoder) atLeastOne(f *field) ratelimit.Tokens {
-	n := d.tokens(f)
-	if n == 0 {
-		d.wrong(f, "a whole number from 1 on")
-	}
-	return n
-}
-
-func (d *decoder) duration(f *field) time.Duration {
-	n, err := time.ParseDuration(f.value.text)
-	if err != nil {
-		d.wrong(f, "a duration like 90s or 10m")
-		return ratelimit.DefaultHoldTTL
-	}
-	return n
-}
-
-func (d *decoder) onUnknown(f *field) ratelimit.OnUnknown {
+func (d *decoder) onUnknown(f *yamlField) ratelimit.OnUnknown {
 	i := slices.Index(ratelimit.OnUnknowns[:], f.value.text)
 	if i < 0 {
 		d.wrong(f, "one of "+strings.Join(ratelimit.OnUnknowns[:], ", "))
@@ -81,7 +72,7 @@ func (d *decoder) onUnknown(f *field) ratelimit.OnUnknown {
 }
 
 // holdOn has the hits of calls that hold.
-func (d *decoder) holdOn(f *field) []ratelimit.Tokens {
+func (d *decoder) holdOn(f *yamlField) []ratelimit.Tokens {
 	if f.value.kind != sequence || len(f.value.items) == 0 {
 		d.wrongly(f, "a list of numbers, such as [0, 1]", "")
 		return nil
@@ -91,55 +82,8 @@ func (d *decoder) holdOn(f *field) []ratelimit.Tokens {
 		if f.value.items[i].kind == null {
 			d.wrong(f, "a list of numbers, such as [0, 1]")
 		}
-		on[i] = d.tokens(&field{f.key, f.place, f.value.items[i]})
+		on[i] = d.tokens(&yamlField{f.key, f.place, f.value.items[i]})
 	}
 	slices.Sort(on)
 	return slices.Compact(on)
-}
-
-// concurrent is the limit of requests in flight.
-func (c *compiler) concurrent(l *RateLimit, s *scope) ratelimit.Limit {
-	wrong := func(format string, args ...any) {
-		c.wrong(l.Place, s.names, "config error, "+format, args...)
-	}
-	ttl := cmp.Or(l.HoldTTL, ratelimit.DefaultHoldTTL)
-	if l.Concurrency > ratelimit.MaxConcurrency {
-		wrong("concurrency is %d, must be at most %d", l.Concurrency, ratelimit.MaxConcurrency)
-	}
-	if ttl < ratelimit.MinHoldTTL || ttl > ratelimit.MaxHoldTTL || ttl%time.Second != 0 {
-		wrong("hold_ttl is %v, must be whole seconds, from %v to %.0fh", ttl, ratelimit.MinHoldTTL,
-			ratelimit.MaxHoldTTL.Hours())
-	}
-	if l.Unit != "" || l.Requests > 0 || l.Multiplier > 0 || l.Billing != nil || l.Unlimited {
-		wrong("concurrency counts requests in flight, not in a period; remove requests_per_unit, unit, " +
-			"unit_multiplier, billing and unlimited, or concurrency")
-	}
-	return ratelimit.AtOnce(l.Concurrency, ttl)
-}
-
-// holds gives the rule a hold, or reports why it cannot; at is the place of its limit.
-func (c *compiler) holds(r *ratelimit.Rule, s *scope, at Place) {
-	var hold *ratelimit.Hold
-	field := "concurrency"
-	switch {
-	case r.Limit.Algorithm == ratelimit.Concurrency:
-		hold = r.Limit.HoldsSlot()
-	case s.hold == nil || r.Unlimited:
-		return
-	default:
-		hold, at, field = &s.hold.Hold, s.hold.Place, "hold"
-		for _, err := range hold.Validate(r.Limit) {
-			c.wrong(at, s.names, "config error, %v", err)
-		}
-	}
-	if hold.Identified() && c.options.NoHolds != nil {
-		c.wrong(at, s.names, "config error, %s: %v", field, c.options.NoHolds)
-	}
-	if s.charges != nil {
-		c.wrong(*s.charges, s.names, "config error, coordination: on_deny is charge, and a rule with a %s charges a "+
-			"refused request nothing; write on_deny: refund, or remove on_deny", field)
-	}
-	r.Hold = hold
-	// A refused request has no cost to settle, so none of its budgets is charged.
-	r.Coordination.OnDeny = ratelimit.DenyRefunds
 }

@@ -187,7 +187,7 @@ func TestBadCopies(t *testing.T) {
 // tenth of the time.
 func TestPace(t *testing.T) {
 	start := time.Unix(1_800_000_000, 0)
-	var b burst
+	var b eventBurst
 	loads, now := 0, start
 	pace := Pace{Interval: 200 * time.Millisecond}
 	var due time.Time
@@ -200,7 +200,7 @@ func TestPace(t *testing.T) {
 		if pace.Wait(now) > 0 {
 			continue
 		}
-		b = burst{}
+		b = eventBurst{}
 		loads++
 		pace.Done(now, now.Add(took))
 		now = now.Add(took)

@@ -8,16 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// CheckInherited returns the problems of a text that may have only fields that descriptors inherit.
-func CheckInherited(text Text) Problems {
-	caps := DefaultCaps()
-	tree, problems := parse(text, caps, &caps.Tokens)
-	d := decoder{problems: problems}
-	fill(&d, new(Inherited), &tree, inheritedFields)
-	return append(d.problems, d.warnings...) // warnings are of other fields
-}
-
-func (d *decoder) algorithm(t *Inherited, f *field) {
+func (d *decoder) algorithm(t *Inherited, f *yamlField) {
 	for i, name := range ratelimit.RateAlgorithms() {
 		if f.value.text == name {
 			a := ratelimit.Algorithm(i)
@@ -28,7 +19,7 @@ func (d *decoder) algorithm(t *Inherited, f *field) {
 	d.wrong(f, "one of "+strings.Join(ratelimit.RateAlgorithms(), ", "))
 }
 
-func (d *decoder) burst(t *Inherited, f *field) {
+func (d *decoder) burst(t *Inherited, f *yamlField) {
 	n := d.tokens(f)
 	if n == 0 {
 		d.wrong(f, fmt.Sprintf("a whole number from 1 to %d", ratelimit.MaxLimit))
@@ -38,7 +29,7 @@ func (d *decoder) burst(t *Inherited, f *field) {
 }
 
 // coordination splits the block into settings, and tries each of them.
-func (d *decoder) coordination(t *Inherited, f *field) {
+func (d *decoder) coordination(t *Inherited, f *yamlField) {
 	if f.value.kind == null {
 		return
 	}
@@ -63,7 +54,7 @@ func (d *decoder) coordination(t *Inherited, f *field) {
 }
 
 // leaseOf reports a lease that is not a map: a number there is meant as its size.
-func (d *decoder) leaseOf(f *field) {
+func (d *decoder) leaseOf(f *yamlField) {
 	hint := ""
 	if f.value.kind == integer {
 		hint = "; write lease: {size: " + shorten(f.value.text) + "}"
@@ -71,7 +62,7 @@ func (d *decoder) leaseOf(f *field) {
 	d.wrongly(f, "a map of size, ttl and reserve", hint)
 }
 
-func (d *decoder) setting(t *Inherited, prefix string, f *field) {
+func (d *decoder) setting(t *Inherited, prefix string, f *yamlField) {
 	name := prefix + f.key
 	if advice, was := ratelimit.ReplacedFields[name]; was {
 		d.problems.add(f.place, "config error, coordination: this release does not have %s; remove it: %s", name,

@@ -24,13 +24,13 @@ func (p *Pace) Done(begun, ended time.Time) {
 	p.next = ended.Add(max(p.Interval, min(maxPause, 9*ended.Sub(begun))))
 }
 
-// burst is a series of events that one load answers.
-type burst struct{ first time.Time }
+// eventBurst is a series of events that one load answers.
+type eventBurst struct{ first time.Time }
 
 // event returns the time to wait for more events. Each event restarts the wait, because a set of
 // files takes a moment to write, up to settleMost: otherwise endless events put off a load for
 // ever.
-func (b *burst) event(now time.Time) (wait time.Duration, another bool) {
+func (b *eventBurst) event(now time.Time) (wait time.Duration, another bool) {
 	another = !b.first.IsZero()
 	if !another {
 		b.first = now

@@ -18,41 +18,41 @@ const SchemaID = "https://raw.githubusercontent.com/sluice-gate/sluice/main/docs
 // files, and no other. It cannot check fields against each other, or several files. Where YAML 1.1
 // allows several forms of a flag or a number, the schema has the usual one.
 func Schema() []byte {
-	limit := object("The limit.", schema{
-		"requests_per_unit": whole(0, "Tokens in each unit. 0, or no value, refuses every request."),
+	limit := objectSchema("The limit.", schema{
+		"requests_per_unit": wholeSchema(0, "Tokens in each unit. 0, or no value, refuses every request."),
 		"unit": described(schema{
 			"anyOf": []schema{{"enum": ratelimit.UnitNames()}, {"type": "string", "pattern": unitPattern()}},
 		}, "The period, in upper or lower case. A month has 30 days, a year 365."),
-		"unit_multiplier": whole(1, "Units in a period (default 1)."),
+		"unit_multiplier": wholeSchema(1, "Units in a period (default 1)."),
 		"concurrency": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxConcurrency},
 			"Maximum requests in flight, instead of requests_per_unit and unit. Envoy must return holds."),
 		"hold_ttl": described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`},
 			"With concurrency: maximum time that a request without a reported end counts, 1s to 24h (default 10m)."),
-		"billing": object("With unit: month and fixed_window: months begin on a day, at local midnight.", schema{
+		"billing": objectSchema("With unit: month and fixed_window: months begin on a day, at local midnight.", schema{
 			"day": described(schema{"type": "integer", "minimum": 1, "maximum": 31},
 				"Day of the month, or the last day of shorter months (default 1)."),
-			"time_zone": text("IANA name, such as America/New_York (default UTC)."),
+			"time_zone": textSchema("IANA name, such as America/New_York (default UTC)."),
 		}),
-		"unlimited": flagged("No limit. Requires that unit is not set."),
-		"name":      text("Name in answers. Other rules can replace rules of this name."),
-		"replaces": list("Rules that do not count when this one matches in the same request.",
-			object("", schema{"name": text("rate_limit.name of the other rule.")}, "name")),
+		"unlimited": flagSchema("No limit. Requires that unit is not set."),
+		"name":      textSchema("Name in answers. Other rules can replace rules of this name."),
+		"replaces": listSchema("Rules that do not count when this one matches in the same request.",
+			objectSchema("", schema{"name": textSchema("rate_limit.name of the other rule.")}, "name")),
 	})
-	descriptor := object("Match for one entry of a request's descriptor.", withInherited(schema{
-		"key":             text("The entry's key."),
-		"value":           text("The entry's value, or a pattern with '*'. Default: every value, each with a budget."),
+	descriptor := objectSchema("Match for one entry of a request's descriptor.", withInherited(schema{
+		"key":             textSchema("The entry's key."),
+		"value":           textSchema("The entry's value, or a pattern with '*'. Default: every value, each with a budget."),
 		"rate_limit":      limit,
-		"descriptors":     list("Rules for the next entry.", schema{"$ref": "#/definitions/descriptor"}),
-		"shadow_mode":     flagged("Count requests, but answer OK."),
-		"quota_mode":      flagged("Deny only if all other quota rules of the request deny, too."),
-		"detailed_metric": flagged("Count statistics by the request's values."),
-		"value_to_metric": flagged("Count statistics by the request's value at this level."),
-		"share_threshold": flagged("With '*' in value: share one budget among all values that match."),
+		"descriptors":     listSchema("Rules for the next entry.", schema{"$ref": "#/definitions/descriptor"}),
+		"shadow_mode":     flagSchema("Count requests, but answer OK."),
+		"quota_mode":      flagSchema("Deny only if all other quota rules of the request deny, too."),
+		"detailed_metric": flagSchema("Count statistics by the request's values."),
+		"value_to_metric": flagSchema("Count statistics by the request's value at this level."),
+		"share_threshold": flagSchema("With '*' in value: share one budget among all values that match."),
 		"metadata":        described(schema{"type": "object"}, "Dynamic metadata of admitted requests."),
 	}), "key")
-	file := object("The rules of one domain.", withInherited(schema{
+	file := objectSchema("The rules of one domain.", withInherited(schema{
 		"domain":      described(schema{"type": "string", "minLength": 1}, "The domain, as Envoy's filter names it."),
-		"descriptors": list("The rules.", schema{"$ref": "#/definitions/descriptor"}),
+		"descriptors": listSchema("The rules.", schema{"$ref": "#/definitions/descriptor"}),
 	}), "domain")
 	file["$schema"], file["$id"], file["title"] = "http://json-schema.org/draft-07/schema#", SchemaID, "Sluice rules"
 	file["definitions"] = schema{"descriptor": descriptor, "coordination": coordinationSchema()}
@@ -66,7 +66,7 @@ func Schema() []byte {
 func withInherited(properties schema) schema {
 	properties["algorithm"] = described(schema{"enum": ratelimit.RateAlgorithms()},
 		"How tokens return. Descriptors below inherit it.")
-	properties["burst"] = whole(1, "For token_bucket: tokens of a full bucket (default requests_per_unit).")
+	properties["burst"] = wholeSchema(1, "For token_bucket: tokens of a full bucket (default requests_per_unit).")
 	properties["max_override"] = described(schema{"type": "integer", "minimum": 0, "maximum": ratelimit.MaxLimit},
 		"Next to rate_limit: maximum of an override, in tokens for each unit (default 10^12). "+
 			"0: no overrides at run time. Required with requests_per_unit: 0. Descriptors below inherit it.")
@@ -77,12 +77,12 @@ func withInherited(properties schema) schema {
 
 func holdSchema() schema {
 	about := "Tokens that a request reserves until its cost arrives. Descriptors below inherit it as a whole."
-	return object(about, schema{
-		"amount": whole(1, "So many tokens."),
+	return objectSchema(about, schema{
+		"amount": wholeSchema(1, "So many tokens."),
 		"from":   described(schema{"const": "request"}, "The request's hits_addend."),
 		"learned": described(schema{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
 			"Quantile of the last costs to hold."),
-		"max": whole(1, "Maximum of a hold. Required with learned, and held until the first costs arrive."),
+		"max": wholeSchema(1, "Maximum of a hold. Required with learned, and held until the first costs arrive."),
 		"ttl": described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`},
 			"Maximum time from request to settlement, 1s to 24h (default 10m)."),
 		"on_unknown": described(schema{"enum": ratelimit.OnUnknowns},
@@ -104,11 +104,11 @@ func coordinationSchema() schema {
 			{"type": "string", "pattern": `^([0-9]+|[0-9]+(\.[0-9]{1,4})?%)$`},
 		}}, about)
 	}
-	size := described(schema{"anyOf": []schema{{"const": "auto"}, whole(1, "")}},
+	size := described(schema{"anyOf": []schema{{"const": "auto"}, wholeSchema(1, "")}},
 		"Tokens of a claim. auto: by demand.")
-	return object("How a fleet shares the budget. Descriptors below inherit each field.", schema{
+	return objectSchema("How a fleet shares the budget. Descriptors below inherit each field.", schema{
 		"mode": described(schema{"enum": ratelimit.ModeNames()}, modePromises()),
-		"lease": object("How tokens are leased.", schema{
+		"lease": objectSchema("How tokens are leased.", schema{
 			"size": size, "reserve": share("Part of the limit (0.5%) or tokens, up to a tenth of it, " +
 				"that the store does not grant, so that nodes can admit first requests at once. 0: no reserve."),
 		}),
@@ -125,7 +125,7 @@ func coordinationSchema() schema {
 		"on_deny": described(schema{"enum": ratelimit.OnDenies}, "Charge of a denied request."),
 		"debt": described(schema{"enum": ratelimit.Debts},
 			"For fixed_window: charges beyond the limit, at the end of the window."),
-		"audit": flagged("Keep a record of every grant, return and refusal."),
+		"audit": flagSchema("Keep a record of every grant, return and refusal."),
 	})
 }
 
@@ -138,7 +138,7 @@ func modePromises() string {
 	return strings.Join(all, "; ") + "."
 }
 
-func object(about string, properties schema, required ...string) schema {
+func objectSchema(about string, properties schema, required ...string) schema {
 	s := described(schema{"type": "object", "properties": properties, "additionalProperties": false}, about)
 	if len(required) > 0 {
 		s["required"] = required
@@ -146,17 +146,17 @@ func object(about string, properties schema, required ...string) schema {
 	return s
 }
 
-func list(about string, of schema) schema {
+func listSchema(about string, of schema) schema {
 	return described(schema{"type": "array", "items": of}, about)
 }
 
-func text(about string) schema {
+func textSchema(about string) schema {
 	return described(schema{"type": []string{"string", "number", "boolean", "null"}}, about) // as YAML reads 17 and yes
 }
 
-func flagged(about string) schema { return described(schema{"type": "boolean"}, about) }
+func flagSchema(about string) schema { return described(schema{"type": "boolean"}, about) }
 
-func whole(least int, about string) schema {
+func wholeSchema(least int, about string) schema {
 	return described(schema{"type": "integer", "minimum": least, "maximum": uint32(math.MaxUint32)}, about)
 }
 

@@ -34,13 +34,6 @@ type statuses struct {
 	now Status // guarded by mu
 }
 
-// Status returns the rules in force, and whether newer ones are bad.
-func (s *Store) Status() Status {
-	s.status.mu.Lock()
-	defer s.status.mu.Unlock()
-	return s.status.now
-}
-
 // put notes that rules are in force. why is the problem of the source, if the rules come from the
 // copy, or nil.
 func (s *statuses) put(r *Rules, source string, why error) {

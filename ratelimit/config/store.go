@@ -146,7 +146,7 @@ func (s *Store) loadLocked() error {
 // leave less garbage than a busy node makes in a second.
 const collectAbove = 128 << 10
 
-func size(texts []Text) (sum int) {
+func bytesOf(texts []Text) (sum int) {
 	for _, t := range texts {
 		sum += len(t.Data)
 	}
@@ -174,7 +174,7 @@ type compiled struct {
 func (s *Store) compileLocked(texts []Text) compiled {
 	// Otherwise the garbage of a large load adds to that of the next.
 	defer func() {
-		if size(texts) > collectAbove {
+		if bytesOf(texts) > collectAbove {
 			runtime.GC()
 		}
 	}()
@@ -209,4 +209,63 @@ func (s *Store) countersOf(used map[[2]string]*ratelimit.RuleCounters, domain, p
 	}
 	used[name] = c
 	return c
+}
+
+// Status returns the rules in force, and whether newer ones are bad.
+func (s *Store) Status() Status {
+	s.status.mu.Lock()
+	defer s.status.mu.Unlock()
+	return s.status.now
+}
+
+// KeepLastGood makes each successful load write its texts to a [Copy] at path, for LoadLastGood
+// after a restart. Call it before the first load. The file must be outside of the rules directory,
+// or it is read as rules.
+func (s *Store) KeepLastGood(path string) error {
+	if tree, ok := s.source.(*Tree); ok && (tree.holds(path) || tree.holds(path+newCopy)) {
+		return fmt.Errorf("%s is in %s, from which rules are read: put it elsewhere", path, tree.Path)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastGood = &Copy{Path: path, Caps: s.options.Caps}
+	return nil
+}
+
+// keepLocked writes the copy. Errors are logged and counted, and cost no rules.
+func (s *Store) keepLocked(texts []Text) {
+	if s.lastGood == nil {
+		return
+	}
+	if err := s.lastGood.write(texts); err != nil {
+		s.copyErrors.Add(1)
+		s.log.Error("the copy of the last good rules was not written: a restart with a bad config would have no rules",
+			"event", "config_copy_error", "error", err)
+	}
+}
+
+// LoadLastGood puts the copy's rules in force if the source's rules are bad or missing, with the
+// reason why. It checks them as usual. It does nothing without KeepLastGood, or if rules are in
+// force.
+func (s *Store) LoadLastGood(why error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lastGood == nil || s.Rules() != nil {
+		return why
+	}
+	texts, err := s.lastGood.Read()
+	if err != nil {
+		return fmt.Errorf("%w\nand the last good rules are not available: %w", why, err)
+	}
+	compiled := s.compileLocked(texts)
+	if len(compiled.problems) > 0 {
+		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.Path,
+			compiled.problems)
+	}
+	s.useLocked(compiled)
+	s.status.put(compiled.rules, s.lastGood.String(), why)
+	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or missing",
+		"event", "config_last_good",
+		"copy", s.lastGood.Path, "fingerprint", compiled.rules.Fingerprint(), "files", len(texts),
+		"rules", len(compiled.rules.All()), "error", cut(why.Error(), maxMessage))
+	return nil
 }

@@ -77,7 +77,7 @@ func (t *Tree) swapped() string {
 	if info, err := os.Lstat(t.Root); t.Root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
 		return ""
 	}
-	return resolve(t.Root)
+	return resolveLinks(t.Root)
 }
 
 // changed tells whether the tree may have changed since the last read. If Root is a link, only its
@@ -101,7 +101,7 @@ func (t *Tree) holds(path string) bool {
 
 // absolute resolves links where it can.
 func absolute(path string) string {
-	if real := resolve(path); real != "" {
+	if real := resolveLinks(path); real != "" {
 		path = real
 	}
 	if whole, err := filepath.Abs(path); err == nil {
@@ -110,7 +110,7 @@ func absolute(path string) string {
 	return path
 }
 
-func resolve(path string) string {
+func resolveLinks(path string) string {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return ""
@@ -118,12 +118,12 @@ func resolve(path string) string {
 	return real
 }
 
-func (t *Tree) walk() walk {
-	return walk{tree: t, caps: t.Caps.OrDefault(), seen: map[string]bool{}}
+func (t *Tree) walk() treeWalk {
+	return treeWalk{tree: t, caps: t.Caps.OrDefault(), seen: map[string]bool{}}
 }
 
-// walk reads a tree. It stops at the first bound.
-type walk struct {
+// treeWalk reads a tree. It stops at the first bound.
+type treeWalk struct {
 	tree  *Tree
 	caps  Caps
 	seen  map[string]bool // real paths of directories
@@ -135,7 +135,7 @@ type walk struct {
 	dirsOnly bool
 }
 
-func (w *walk) dir(path string) error {
+func (w *treeWalk) dir(path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return fmt.Errorf("config directory: %w", err)
@@ -160,7 +160,7 @@ func (w *walk) dir(path string) error {
 	return nil
 }
 
-func (w *walk) entry(path string) error {
+func (w *treeWalk) entry(path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -186,7 +186,7 @@ func (w *walk) entry(path string) error {
 
 // names are the entries of a directory, in order. Directories count like files, which bounds both
 // their number and their nesting.
-func (w *walk) names(path string) ([]string, error) {
+func (w *treeWalk) names(path string) ([]string, error) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("config directory: %w", err)
@@ -206,7 +206,7 @@ func (w *walk) names(path string) ([]string, error) {
 }
 
 // read reads a file, up to the bounds, also if it grows meanwhile.
-func (w *walk) read(path string) ([]byte, error) {
+func (w *treeWalk) read(path string) ([]byte, error) {
 	b := w.caps
 	if len(w.files) == b.Files {
 		return nil, fmt.Errorf("config file %s: the maximum is %d files: join some", cut(path, maxName), b.Files)

@@ -30,7 +30,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 	defer settle.Stop()
 	watched := map[string]bool{}
 	pace := Pace{Interval: t.Interval}
-	var changes burst
+	var changes eventBurst
 	for {
 		select {
 		case <-ctx.Done():
@@ -55,7 +55,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			settle.Reset(wait)
 			continue
 		}
-		changes = burst{}
+		changes = eventBurst{}
 		if err == nil {
 			t.addAll(w, watched) // before files are read: new files are read, or cause an event
 		}

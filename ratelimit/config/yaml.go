@@ -12,19 +12,19 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// value is a YAML node with aliases and merges resolved.
-type value struct {
-	kind   kind
+// yamlValue is a YAML node with aliases and merges resolved.
+type yamlValue struct {
+	kind   yamlKind
 	text   string // of a scalar
 	place  Place
-	fields []field // of a mapping
-	items  []value // of a sequence
+	fields []yamlField // of a mapping
+	items  []yamlValue // of a sequence
 }
 
-type kind uint8
+type yamlKind uint8
 
 const (
-	null kind = iota
+	null yamlKind = iota
 	str
 	integer
 	number
@@ -36,12 +36,12 @@ const (
 var kindNames = [...]string{"nothing", "a string", "a whole number", "a number", "true or false", "a map", "a list"}
 
 // String names the kind, for errors.
-func (k kind) String() string { return kindNames[k] }
+func (k yamlKind) String() string { return kindNames[k] }
 
-type field struct {
+type yamlField struct {
 	key   string
 	place Place
-	value value
+	value yamlValue
 }
 
 // parse reads one document. Its problems are syntax errors, or bounds. A reload must not end the
@@ -49,18 +49,18 @@ type field struct {
 // recovered: the library refuses nesting of 10,000 levels, and resolve refuses maxDepth.
 //
 // left is the number of remaining tokens. The tokens of the file are subtracted.
-func parse(from Text, caps Caps, left *int) (v value, problems Problems) {
+func parse(from Text, caps Caps, left *int) (v yamlValue, problems Problems) {
 	file, text := from.Name, from.Data
 	defer func() {
 		if r := recover(); r != nil {
-			v, problems = value{}, nil
+			v, problems = yamlValue{}, nil
 			problems.add(Place{File: file}, "error loading config file: the YAML library failed on it: %v", r)
 		}
 	}()
 	n, beyond := caps.check(text, *left)
 	if beyond != "" {
 		problems.add(Place{File: file}, "error loading config file: %s", beyond)
-		return value{}, problems
+		return yamlValue{}, problems
 	}
 	documents := yaml.NewDecoder(bytes.NewReader(text))
 	r := resolver{file: file, lineless: from.Pushed, most: *left}
@@ -75,7 +75,7 @@ func parse(from Text, caps Caps, left *int) (v value, problems Problems) {
 			return v, r.problems
 		case err != nil:
 			r.problems = append(r.problems, syntaxProblem(file, text, err))
-			return value{}, r.problems
+			return yamlValue{}, r.problems
 		case len(doc.Content) == 0 || doc.Content[0].ShortTag() == "!!null":
 			continue
 		case found:
@@ -105,7 +105,7 @@ func syntaxProblem(file string, text []byte, err error) *Problem {
 		message += syntaxHint(file, lineOf(text, at.Line), message)
 	}
 	if m := unknownAnchor.FindStringSubmatch(message); m != nil {
-		at = placeOf(file, text, "*"+m[1])
+		at = placeInText(file, text, "*"+m[1])
 	}
 	var one Problems
 	one.add(at, "error loading config file: %s", message)
@@ -122,8 +122,8 @@ func lineOf(text []byte, number int) string {
 	return ""
 }
 
-// placeOf is the first place of a word.
-func placeOf(file string, text []byte, word string) Place {
+// placeInText is the first place of a word.
+func placeInText(file string, text []byte, word string) Place {
 	i := bytes.Index(text, []byte(word))
 	if i < 0 {
 		return Place{File: file}
@@ -152,10 +152,10 @@ func (r *resolver) place(n *yaml.Node) Place {
 	return Place{r.file, n.Line, n.Column}
 }
 
-// resolve copies a node with its aliases resolved. Aliases make small files large, and can form
+// resolveLinks copies a node with its aliases resolved. Aliases make small files large, and can form
 // cycles: it counts nodes as it copies them, and bounds the depth.
-func (r *resolver) resolve(n *yaml.Node, depth int) value {
-	v := value{place: r.place(n)}
+func (r *resolver) resolve(n *yaml.Node, depth int) yamlValue {
+	v := yamlValue{place: r.place(n)}
 	// The parser makes up to two nodes of a token, and one document.
 	if r.nodes++; r.nodes > 2*r.most+1 || depth > maxDepth {
 		if !r.full {
@@ -174,7 +174,7 @@ func (r *resolver) resolve(n *yaml.Node, depth int) value {
 		r.entries(&v, n.Content, depth)
 	case yaml.SequenceNode:
 		v.kind = sequence
-		v.items = make([]value, 0, min(len(n.Content), 2*r.most+1-r.nodes))
+		v.items = make([]yamlValue, 0, min(len(n.Content), 2*r.most+1-r.nodes))
 		for _, item := range n.Content {
 			if r.full {
 				break
@@ -189,8 +189,8 @@ func (r *resolver) resolve(n *yaml.Node, depth int) value {
 
 // entries fills v from alternating keys and values. Merged fields (<<) apply unless v has them. Of
 // two merged fields, the first counts.
-func (r *resolver) entries(v *value, content []*yaml.Node, depth int) {
-	var merged []field
+func (r *resolver) entries(v *yamlValue, content []*yaml.Node, depth int) {
+	var merged []yamlField
 	known := make(map[string]Place, len(content)/2)
 	for i := 0; i+1 < len(content) && !r.full; i += 2 {
 		if content[i].ShortTag() == "!!merge" {
@@ -208,7 +208,7 @@ func (r *resolver) entries(v *value, content []*yaml.Node, depth int) {
 			continue
 		}
 		known[key.text] = at
-		v.fields = append(v.fields, field{key.text, at, r.resolve(content[i+1], depth+1)})
+		v.fields = append(v.fields, yamlField{key.text, at, r.resolve(content[i+1], depth+1)})
 	}
 	for _, f := range merged {
 		if _, ok := known[f.key]; !ok {
@@ -219,7 +219,7 @@ func (r *resolver) entries(v *value, content []*yaml.Node, depth int) {
 }
 
 // merge returns the fields of a map, or of a list of maps.
-func (r *resolver) merge(n *yaml.Node, depth int) []field {
+func (r *resolver) merge(n *yaml.Node, depth int) []yamlField {
 	m := r.resolve(n, depth+1)
 	merged := m.fields
 	fits := m.kind == mapping || m.kind == sequence && n.Kind == yaml.SequenceNode // not an alias of a list
@@ -234,7 +234,7 @@ func (r *resolver) merge(n *yaml.Node, depth int) []field {
 	return merged
 }
 
-func scalar(v *value, n *yaml.Node) {
+func scalar(v *yamlValue, n *yaml.Node) {
 	v.kind, v.text = str, n.Value
 	switch n.ShortTag() {
 	case "!!null":
@@ -248,11 +248,29 @@ func scalar(v *value, n *yaml.Node) {
 	}
 }
 
-func (v *value) get(key string) *field {
+func (v *yamlValue) get(key string) *yamlField {
 	for i := range v.fields {
 		if v.fields[i].key == key {
 			return &v.fields[i]
 		}
 	}
 	return nil
+}
+
+// syntaxHint is for a line that is no YAML, and its parser error.
+func syntaxHint(file, line, message string) string {
+	value := strings.TrimSpace(line)
+	if _, after, found := strings.Cut(value, ": "); found {
+		value = strings.TrimSpace(after)
+	}
+	indent := line[:len(line)-len(strings.TrimLeft(line, " \t"))]
+	switch {
+	case strings.Contains(indent, "\t"):
+		return "; YAML allows no tabs in the indentation: use spaces"
+	case value != "" && strings.ContainsRune("*&%@`!", rune(value[0])):
+		return "; put a value that begins with " + value[:1] + " in quotes"
+	case strings.Contains(message, "',' or"):
+		return "; there, or on the next line, a brace or bracket is not closed, or a comma is missing"
+	}
+	return strayHint(file)
 }

@@ -65,7 +65,7 @@ func TestPageConstants(t *testing.T) {
 func TestPageFormulas(t *testing.T) {
 	page := specpage.Read(t)
 	page.Says("`limit / (5 x max(4, nodes))`, at least 1")
-	page.Says("`share` is `2 x nodes`")
+	page.Says("`divisor` is `2 x nodes`")
 	page.Says("a hundredth of the period, at least 5 ms")
 	page.Says("an eighth of the period before")
 	for _, nodes := range []int{1, 3, 4, 5, 100} {
