@@ -17,7 +17,7 @@ const (
 	inbox   = "routing/inbox.go"
 	fetches = "routing/fetch.go"
 	present = "routing/presence.go"
-	decides = "routing/decide.go"
+	owns    = "routing/owner.go"
 	waits   = "routing/waiting.go"
 	undoes  = "routing/undo.go"
 )
@@ -52,12 +52,12 @@ var allByHand = []byHand{
 	{"a key is new when the first of several says that it has no account", fetches, "case f.state != fetching, f.open > 0:", "case f.state != fetching:"},
 	{"a key is new under a ring that others do not see yet", fetches, "f.soon = f.soon || c.clock().Sub(f.view.began) < disagree", "f.soon = f.soon || false"},
 	{"a node that sees another ring says that it has no account", fetches, "case !c.local.Has(key) && (v.digest == m.GetRing() || !v.mine):", "case !c.local.Has(key):"},
-	{"an owner that slept goes on to decide", decides, "!= c.options.Addr, c.lapsed(now), c.unconfirmed.Load():", "!= c.options.Addr, c.unconfirmed.Load():"},
+	{"an owner that slept goes on to decide", owns, "!= c.options.Addr, c.lapsed(now), c.unconfirmed.Load():", "!= c.options.Addr, c.unconfirmed.Load():"},
 	{"an owner that slept does not give its keys up", present, "\tc.quitRing()\n\tc.turn()\n", "\tc.turn()\n"},
 	{"a node joins the ring before it has handed over what it had", present, "!c.looked || !c.clean() {", "!c.looked {"},
 	{"a leaving node leaves its ring before the others have heard", present, "if now.Sub(c.left) < leaveWait {", "if false {"},
 	{"a node is buried at the first silence", present, "m.owes()) && now.Sub(lastSeen) > TakeOver {", "m.owes()) && now.Sub(lastSeen) > TakeOver/10 {"},
 	{"a node that an owner has not answered in time is charged there for a refusal", waits, "\tif w.verdicts[i].OverLimit {\n\t\tw.regret(now, i)\n\t}\n", ""},
 	{"a fallback is undone at the owner, who was not charged", undoes, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
-	{"an ask that was forwarded is forwarded again", waits, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn done\n\tcase !w.inStore():", "\tcase !w.inStore():"},
+	{"an ask that was forwarded is forwarded again", waits, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn stepDone\n\tcase !w.inStore():", "\tcase !w.inStore():"},
 }

@@ -39,8 +39,9 @@ func Schema() []byte {
 			objectSchema("", schema{"name": textSchema("rate_limit.name of the other rule.")}, "name")),
 	})
 	descriptor := objectSchema("Match for one entry of a request's descriptor.", withInherited(schema{
-		"key":             textSchema("The entry's key."),
-		"value":           textSchema("The entry's value, or a pattern with '*'. Default: every value, each with a budget."),
+		"key": textSchema("The entry's key."),
+		"value": textSchema("The entry's value, or a pattern with '*'. Default: every value, each with a " +
+			"budget."),
 		"rate_limit":      limit,
 		"descriptors":     listSchema("Rules for the next entry.", schema{"$ref": "#/definitions/descriptor"}),
 		"shadow_mode":     flagSchema("Count requests, but answer OK."),

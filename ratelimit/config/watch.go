@@ -82,7 +82,7 @@ func (t *Tree) addAll(w *fsnotify.Watcher, watched map[string]bool) {
 		paths = append(paths, walk.dirs...)
 	}
 	for _, p := range paths {
-		real := resolve(p)
+		real := resolveLinks(p)
 		if real != "" && !watched[real] && w.Add(real) == nil {
 			watched[real] = true
 		}
