@@ -80,7 +80,7 @@ var dashboards = []dashboard{
 			{`histogram_quantile(0.99, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 			{`histogram_quantile(0.999, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99.9"},
 		}},
-		{"Keys tracked", "Keys in the table of each node, and MAX_KEYS.", "short", false, false, []query{{`sluice_keys{` + in + `,in="leases"}`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
+		{"Keys tracked", "Keys in the table of each node, and MAX_KEYS.", "short", false, false, []query{{`sum without (in) (sluice_keys{` + in + `})`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
 	}},
 	{"sluice-store", "Sluice: store", []panel{
 		{"Store operations", "Round trips of all nodes, and decisions that needed no round trip.", "ops", true, false, []query{
