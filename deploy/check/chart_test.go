@@ -28,6 +28,7 @@ var settings = map[string]map[string]any{
 		"serviceMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}, "prometheusRule": map[string]any{"enabled": true},
 		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true, "REDIS_TYPE": "SINGLE", "DEBUG_HOST": "::", "ADMIN_TOKEN": "a"},
 		"extraEnv":         []any{map[string]any{"name": "PEER_SECRET", "value": "b"}},
+		"rules":            map[string]any{"edge.yaml": "domain: edge\n"},
 		"imagePullSecrets": []any{map[string]any{"name": "pull"}}, "podAnnotations": map[string]any{"a": "b"}, "nodeSelector": map[string]any{"disk": "ssd"},
 		"tolerations": []any{map[string]any{"key": "k", "operator": "Exists"}}, "affinity": map[string]any{"podAntiAffinity": map[string]any{}},
 		"networkPolicy": map[string]any{"enabled": true, "from": []any{map[string]any{"namespaceSelector": map[string]any{}}}, "debugFrom": []any{map[string]any{"namespaceSelector": map[string]any{}}}},
@@ -374,6 +375,12 @@ func TestChartChecksRules(t *testing.T) {
 		args, mode := pod.Containers[0].Args, environment(pod)["COORDINATION_MODE"].Value
 		if job.Annotations["helm.sh/hook"] != "pre-install,pre-upgrade" || !slices.Equal(args, []string{"check", "/etc/sluice/rules", "--nodes=11"}) || mode != "approx" {
 			t.Errorf("%v %v under mode %q", job.Annotations, args, mode)
+		}
+	}
+	all := rendered[*core.ConfigMap](t, settings["everything"])
+	for _, m := range []*core.ConfigMap{all["sluice-check"], all["sluice-rules"]} {
+		if len(m.Data) != 1 || m.Data["edge.yaml"] == "" {
+			t.Errorf("%s has %v beside the rules of the release, whose domains it may have", m.Name, m.Data)
 		}
 	}
 	if len(jobs) != 1 {

@@ -33,6 +33,16 @@ capabilities: {drop: [ALL]}
 {{- $unit := regexFind "[A-Za-z]*$" (toString .) }}
 {{- if hasKey $units $unit }}{{ mulf (float64 (trimSuffix $unit (toString .))) (get $units $unit) | int64 }}{{ end }}
 {{- end }}
+{{- /* The rules. An example among the values would stay beside those of a release, whose domain it may have. */ -}}
+{{- define "sluice.rules" -}}
+{{- with .Values.rules }}{{ toYaml . }}{{ else -}}
+example.yaml: |
+  domain: edge
+  descriptors:
+    - key: api_key
+      rate_limit: {unit: minute, requests_per_unit: 6000}
+{{- end }}
+{{- end }}
 {{- /* How many pods there may be at once, in a rolling update too. */ -}}
 {{- define "sluice.mostPods" -}}
 {{- $pods := .Values.replicas }}
