@@ -49,11 +49,17 @@ example.yaml: |
 {{- if .Values.autoscaling.enabled }}{{ $pods = .Values.autoscaling.maxReplicas }}{{ end }}
 {{- add $pods .Values.maxSurge }}
 {{- end }}
+{{- /* What env and extraEnv set: each value by its name, "" where it comes from elsewhere. */ -}}
+{{- define "sluice.set" -}}
+{{- $set := deepCopy .Values.env }}
+{{- range .Values.extraEnv }}{{ $_ := set $set .name (.value | default "") }}{{ end }}
+{{- toJson $set }}
+{{- end }}
 {{- /* What rules without max_nodes divide by. Fewer than there may be pods would leave some without a share: refused, also in a rule. */ -}}
 {{- define "sluice.maxNodes" -}}
 {{- $most := include "sluice.mostPods" . | int }}
 {{- $nodes := .Values.maxNodes | int | default $most }}
-{{- with get .Values.env "COORDINATION_MAX_NODES" }}{{ $nodes = int . }}{{ end }}
+{{- with get (include "sluice.set" . | fromJson) "COORDINATION_MAX_NODES" }}{{ $nodes = int . }}{{ end }}
 {{- if lt $nodes $most }}
 {{- fail (printf "maxNodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): nodes beyond it would have no share of a drift budget. Raise maxNodes, or leave it at 0" $nodes $most) }}
 {{- end }}
