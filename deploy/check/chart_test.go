@@ -27,7 +27,7 @@ var settings = map[string]map[string]any{
 		"serviceMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}, "prometheusRule": map[string]any{"enabled": true},
 		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true, "MAX_MEMORY": 2147483648.0, "REDIS_TYPE": "SINGLE", "DEBUG_HOST": "::", "ADMIN_TOKEN": "a"},
 		"extraEnv":         []any{map[string]any{"name": "PEER_SECRET", "value": "b"}, map[string]any{"name": "COORDINATION_ON_STORE_FAILURE", "value": "closed"}},
-		"rules":            map[string]any{"edge.yaml": "domain: edge\n"},
+		"rules":            map[string]any{"edge.yaml": "# max_nodes: 2\ndomain: edge\n"},
 		"imagePullSecrets": []any{map[string]any{"name": "pull"}}, "podAnnotations": map[string]any{"a": "b"}, "nodeSelector": map[string]any{"disk": "ssd"},
 		"tolerations": []any{map[string]any{"key": "k", "operator": "Exists"}}, "affinity": map[string]any{"podAntiAffinity": map[string]any{}},
 		"networkPolicy": map[string]any{"enabled": true, "from": []any{map[string]any{"namespaceSelector": map[string]any{}}}, "debugFrom": []any{map[string]any{"namespaceSelector": map[string]any{}}}},

@@ -64,7 +64,7 @@ example.yaml: |
 {{- fail (printf "maxNodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): nodes beyond it would have no share of a drift budget. Raise maxNodes, or leave it at 0" $nodes $most) }}
 {{- end }}
 {{- range $file, $text := .Values.rules }}
-{{- range regexFindAll "max_nodes:\\s*[0-9]+" $text -1 }}
+{{- range regexFindAll "max_nodes\"?:\\s*[0-9]+" (regexReplaceAll "(?m)(^|\\s)#.*" $text "") -1 }}
 {{- $own := regexFind "[0-9]+$" . | int }}
 {{- if lt $own $most }}
 {{- fail (printf "rules, %s: max_nodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): raise it to %d, or leave it out" $file $own $most $most) }}
