@@ -25,12 +25,9 @@
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
 - {name: DRAIN_TIME, value: "{{ .Values.drainSeconds }}s"}
 {{- if .Values.maxKeys }}
-- {name: MAX_KEYS, value: {{ .Values.maxKeys | int | quote }}}
+- {name: MAX_KEYS, value: {{ include "sluice.maxKeys" . | quote }}}
 {{- end }}
 - {name: COORDINATION_MAX_NODES, value: {{ include "sluice.maxNodes" . | quote }}}
-{{- with include "sluice.goMemLimit" . }}
-- {name: GOMEMLIMIT, value: {{ . | quote }}}
-{{- end }}
 {{- if .Values.rulesCopy.enabled }}
 - {name: CONFIG_LAST_GOOD_FILE, value: /var/lib/sluice/rules.json}
 {{- end }}

@@ -74,7 +74,7 @@ example.yaml: |
 {{- $nodes }}
 {{- end }}
 {{- /* A number of keys that does not fit into the memory limit would be found out by a flood of them: refused. */ -}}
-{{- define "sluice.goMemLimit" -}}
+{{- define "sluice.maxKeys" -}}
 {{- with .Values.resources.limits }}{{- with .memory }}
 {{- $bytes := include "sluice.bytes" . }}
 {{- if $bytes }}
@@ -83,7 +83,7 @@ example.yaml: |
 {{- if gt (int64 $needs) (int64 $bytes) }}
 {{- fail (printf "maxKeys is %d, which may take %d bytes, and resources.limits.memory is %s: raise the limit, or lower maxKeys to %d at most" (int64 $.Values.maxKeys) (int64 $needs) (toString .) (div (int64 $bytes) $each)) }}
 {{- end }}
-{{- mulf (float64 $bytes) 0.9 | int64 }}
 {{- end }}
 {{- end }}{{- end }}
+{{- int64 .Values.maxKeys }}
 {{- end }}
