@@ -75,6 +75,22 @@ func TestCommandsFindTheirTests(t *testing.T) {
 	}
 }
 
+// Help of the Makefile has the defaults of its variables, and deps-list names each package that deps installs.
+func TestMakefileTellsBefore(t *testing.T) {
+	makefile := read(t, "Makefile")
+	_, list, _ := strings.Cut(makefile, "\ndeps-list:")
+	for _, m := range regexp.MustCompile(`## .*\b([A-Z]{4,}) (?:times )?\((\w+)`).FindAllStringSubmatch(makefile, -1) {
+		if !strings.Contains(makefile, "\n"+m[1]+" ?= "+m[2]+"\n") {
+			t.Errorf("help says that %s is %s", m[1], m[2])
+		}
+	}
+	for _, m := range regexp.MustCompile(`\$\(call install,[^,]*,([a-z-]+),`).FindAllStringSubmatch(makefile, -1) {
+		if !strings.Contains(list, m[1]) {
+			t.Errorf("deps installs %s, and deps-list does not say so", m[1])
+		}
+	}
+}
+
 // findsOne tells whether a pattern of -run, -bench or -fuzz finds anything in a
 // package, or below it.
 func findsOne(t *testing.T, tests map[string][]string, dir, about, pattern string) bool {
