@@ -43,7 +43,7 @@ example.yaml: |
       rate_limit: {unit: minute, requests_per_unit: 6000}
 {{- end }}
 {{- end }}
-{{- /* How many pods there may be at once, in a rolling update too. */ -}}
+{{- /* How many pods there may be at once, in a rolling update too. Kubernetes starts others while pods drain, which are not counted. */ -}}
 {{- define "sluice.mostPods" -}}
 {{- $pods := .Values.replicas }}
 {{- if .Values.autoscaling.enabled }}{{ $pods = .Values.autoscaling.maxReplicas }}{{ end }}
