@@ -57,6 +57,9 @@ func TestCommandsFindTheirTests(t *testing.T) {
 						t.Errorf("%s: go test %s finds no %s %q in ./%s", page, m[1], about, pattern, dir)
 					}
 				}
+				if _, err := os.Stat(top + dir + "/go.mod"); err == nil && !strings.Contains(m[1], "-C ./"+dir) {
+					t.Errorf("%s: go test %s names ./%s, which is a module of its own", page, m[1], dir)
+				}
 				if _, err := os.Stat(top + strings.TrimSuffix(dir, "/...")); err != nil && dir != "..." {
 					t.Errorf("%s: go test %s names ./%s, which is not there", page, m[1], dir)
 				}
