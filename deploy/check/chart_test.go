@@ -358,6 +358,9 @@ func TestChartChecksRules(t *testing.T) {
 		if job.Annotations["helm.sh/hook"] != "pre-install,pre-upgrade" || !slices.Equal(args, []string{"check", "/etc/sluice/rules", "--nodes=11"}) {
 			t.Errorf("%v %v", job.Annotations, args)
 		}
+		if pod.NodeSelector["disk"] != "ssd" || len(pod.Tolerations) != 1 || job.Spec.Template.Annotations["a"] != "b" {
+			t.Errorf("it may find no machine, or a sidecar that does not end: %+v", job.Spec.Template)
+		}
 		for name, want := range map[string]string{"COORDINATION_MODE": "approx", "COORDINATION_ON_STORE_FAILURE": "closed", "MAX_MEMORY": "2147483648"} {
 			if got := env[name].Value; got != want {
 				t.Errorf("%s is %q, want %q", name, got, want)

@@ -17,10 +17,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "sluice.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
-{{- define "sluice.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-seccompProfile: {type: RuntimeDefault}
+{{- /* What all pods have: rights, and on which machines they run. */ -}}
+{{- define "sluice.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- range $field := list "imagePullSecrets" "priorityClassName" "nodeSelector" "tolerations" }}
+{{- with get $.Values $field }}
+{{ dict $field . | toYaml }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- define "sluice.containerSecurity" -}}
 allowPrivilegeEscalation: false
