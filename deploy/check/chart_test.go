@@ -103,10 +103,8 @@ func TestChartForAgentRouter(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, env[name].Value, want)
 		}
 	}
-	for _, m := range rendered[*core.ConfigMap](t, settings["agent router"]) {
-		if len(m.Data) != 1 || !strings.Contains(m.Data["additions.yaml"], "domain: ai-gateway-quota\n") {
-			t.Errorf("%v", m.Data)
-		}
+	if m := rendered[*core.ConfigMap](t, settings["agent router"])["sluice-rules"]; len(m.Data) != 1 || !strings.Contains(m.Data["additions.yaml"], "domain: ai-gateway-quota\n") {
+		t.Errorf("%v", m.Data)
 	}
 }
 
