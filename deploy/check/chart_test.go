@@ -25,7 +25,7 @@ var settings = map[string]map[string]any{
 	"everything": {
 		"peers": map[string]any{"enabled": true}, "existingSecret": "sluice", "autoscaling": map[string]any{"enabled": true},
 		"serviceMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}, "prometheusRule": map[string]any{"enabled": true},
-		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true, "MAX_MEMORY": 2147483648.0, "REDIS_TYPE": "SINGLE", "DEBUG_HOST": "::", "ADMIN_TOKEN": "a"},
+		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true, "MAX_MEMORY": 2147483648.0, "NEAR_LIMIT_RATIO": 0.75, "REDIS_TYPE": "SINGLE", "DEBUG_HOST": "::", "ADMIN_TOKEN": "a"},
 		"extraEnv":         []any{map[string]any{"name": "PEER_SECRET", "value": "b"}, map[string]any{"name": "COORDINATION_ON_STORE_FAILURE", "value": "closed"}},
 		"rules":            map[string]any{"edge.yaml": "# max_nodes: 2\ndomain: edge\n"},
 		"imagePullSecrets": []any{map[string]any{"name": "pull"}}, "podAnnotations": map[string]any{"a": "b"}, "nodeSelector": map[string]any{"disk": "ssd"},
@@ -66,20 +66,6 @@ func TestChartIsReadyWithTLS(t *testing.T) {
 		d, _ := deployed(t, values)
 		if p := d.Spec.Template.Spec.Containers[0].ReadinessProbe; p.GRPC != nil || p.HTTPGet == nil || p.HTTPGet.Path != "/healthcheck" {
 			t.Errorf("with %v, readiness is %+v", values, p.ProbeHandler)
-		}
-	}
-}
-
-// Numbers of settings are written out: in a file of values each is a float64, also 1048576.
-func TestChartWritesNumbersOut(t *testing.T) {
-	var values map[string]any
-	if err := yaml.Unmarshal([]byte("env: {LOCAL_CACHE_SIZE_IN_BYTES: 1048576, MAX_MEMORY: 2147483648, NEAR_LIMIT_RATIO: 0.75}"), &values); err != nil {
-		t.Fatal(err)
-	}
-	_, env := deployed(t, values)
-	for name, want := range map[string]string{"LOCAL_CACHE_SIZE_IN_BYTES": "1048576", "MAX_MEMORY": "2147483648", "NEAR_LIMIT_RATIO": "0.75"} {
-		if got := env[name].Value; got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
 }
@@ -340,9 +326,12 @@ func TestChartSettings(t *testing.T) {
 	if spread := pod.TopologySpreadConstraints; len(spread) != 2 || spread[0].TopologyKey != "topology.kubernetes.io/zone" {
 		t.Errorf("pods spread over %v", spread)
 	}
+	// Up to 10 pods, and one more in a rolling update. Numbers are written out: in a file of values each is a float64.
 	_, env = deployed(t, settings["everything"])
-	if got := env["COORDINATION_MAX_NODES"].Value; got != "11" {
-		t.Errorf("with up to 10 pods and one more in a rolling update, max_nodes is %s", got)
+	for name, want := range map[string]string{"COORDINATION_MAX_NODES": "11", "MAX_MEMORY": "2147483648", "NEAR_LIMIT_RATIO": "0.75"} {
+		if got := env[name].Value; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
 	}
 }
 
