@@ -53,7 +53,7 @@ func model(open *atomic.Int64) http.HandlerFunc {
 			usage = fmt.Sprintf(`, "usage": {"total_tokens": %s}`, n)
 		}
 		if r.URL.Path == "/events" {
-			w.Header().Set("Content-Type", "text/event-stream")
+			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 			for range 3 {
 				fmt.Fprint(out, "data: {\"choices\": []}\n\n")
 				w.(http.Flusher).Flush()
@@ -62,7 +62,7 @@ func model(open *atomic.Int64) http.HandlerFunc {
 			return
 		}
 		time.Sleep(20 * time.Millisecond)
-		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Type", "application/json; charset=utf-8")
 		fmt.Fprintf(out, `{"choices": []%s}`, usage)
 	}
 }
