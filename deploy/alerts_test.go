@@ -3,25 +3,18 @@ package deploy
 import (
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/goccy/go-yaml"
 )
 
-func promtool(t *testing.T) string {
-	t.Helper()
-	path, err := exec.LookPath("promtool")
-	if err != nil {
-		t.Fatal("there is no promtool here, and this test needs one: make deps")
-	}
-	return path
-}
-
 type alertFile struct {
 	Groups []struct {
 		Rules []struct {
 			Alert, Expr string
+			Keep        string `yaml:"keep_firing_for"`
 			Labels      map[string]string
 			Annotations map[string]string
 		}
@@ -32,10 +25,10 @@ type alertFile struct {
 // that says what to do.
 func TestAlerts(t *testing.T) {
 	for _, args := range [][]string{{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}} {
-		cmd := exec.Command(promtool(t), args...)
+		cmd := exec.Command("promtool", args...)
 		cmd.Dir = "prometheus"
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("promtool %v: %v\n%s", args, err, out)
+			t.Errorf("promtool, which make deps installs, %v: %v\n%s", args, err, out)
 		}
 	}
 	var file alertFile
@@ -66,6 +59,15 @@ func TestAlerts(t *testing.T) {
 			if !strings.Contains(text, part) {
 				t.Errorf("%s#%s has no %q", page, anchor, part)
 			}
+		}
+		minutes, _ := strconv.Atoi(strings.TrimSuffix(a.Keep, "m")) // it fires so long after the last event
+		if window := regexp.MustCompile(`(?:rate|increase)\([a-z_]+(?:{[^}]*})?\[(\d+)m`).FindStringSubmatch(a.Expr); window != nil {
+			n, _ := strconv.Atoi(window[1])
+			minutes += n
+		}
+		spelled := map[int]string{0: "when", 5: "five minutes", 7: "seven minutes", 8: "eight minutes", 10: "ten minutes", 15: "fifteen minutes", 30: "thirty minutes"}[minutes]
+		if _, resolved, _ := strings.Cut(text, "- **Resolved**"); spelled == "" || !strings.Contains(resolved, spelled) {
+			t.Errorf("%s ends after %d minutes, and its page says: %s", a.Alert, minutes, resolved)
 		}
 		if strings.Count(tests, "alertname: "+a.Alert) < 2 {
 			t.Errorf("%s has no test that it is silent, and that it fires", a.Alert)

@@ -57,6 +57,9 @@ func TestCommandsFindTheirTests(t *testing.T) {
 						t.Errorf("%s: go test %s finds no %s %q in ./%s", page, m[1], about, pattern, dir)
 					}
 				}
+				if _, err := os.Stat(top + dir + "/go.mod"); err == nil && !strings.Contains(m[1], "-C ./"+dir) {
+					t.Errorf("%s: go test %s names ./%s, which is a module of its own", page, m[1], dir)
+				}
 				if _, err := os.Stat(top + strings.TrimSuffix(dir, "/...")); err != nil && dir != "..." {
 					t.Errorf("%s: go test %s names ./%s, which is not there", page, m[1], dir)
 				}
@@ -72,6 +75,22 @@ func TestCommandsFindTheirTests(t *testing.T) {
 	}
 	if seen < 20 {
 		t.Errorf("only %d commands were seen", seen)
+	}
+}
+
+// Help of the Makefile has the defaults of its variables, and deps-list names each package that deps installs.
+func TestMakefileTellsBefore(t *testing.T) {
+	makefile := read(t, "Makefile")
+	_, list, _ := strings.Cut(makefile, "\ndeps-list:")
+	for _, m := range regexp.MustCompile(`## .*\b([A-Z]{4,}) (?:times )?\((\w+)`).FindAllStringSubmatch(makefile, -1) {
+		if !strings.Contains(makefile, "\n"+m[1]+" ?= "+m[2]+"\n") {
+			t.Errorf("help says that %s is %s", m[1], m[2])
+		}
+	}
+	for _, m := range regexp.MustCompile(`\$\(call install,[^,]*,([a-z-]+),`).FindAllStringSubmatch(makefile, -1) {
+		if !strings.Contains(list, m[1]) {
+			t.Errorf("deps installs %s, and deps-list does not say so", m[1])
+		}
 	}
 }
 

@@ -66,7 +66,18 @@ func command(t *testing.T, page, names string, in map[string][]string) string {
 	if strings.HasPrefix(names, "Benchmark") {
 		run = "-run '^$' -bench '" + strings.Join(patterns, "|") + "'"
 	}
-	return "go test " + strings.Join(slices.Sorted(maps.Keys(dirs)), " ") + " " + run
+	ours, others := "", ""
+	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
+		if _, err := os.Stat("../" + dir + "/go.mod"); err == nil { // a module of its own
+			others += " && go test -C " + dir + " " + run + " ."
+		} else {
+			ours += " " + dir
+		}
+	}
+	if ours != "" {
+		others = " && go test" + ours + " " + run + others
+	}
+	return strings.TrimPrefix(others, " && ")
 }
 
 // promised is the sentence before a comment, or the title of its section where the comment stands alone.

@@ -128,23 +128,24 @@ func below[T any](t *testing.T, name string, document int, path ...any) T {
 }
 
 // patched is a configuration with the operations of deploy/envoy-gateway/tokens-id.yaml and tokens-json.yaml: an action
-// more for each entry at the end, and a filter more before all others.
+// more for each entry at the end, a filter more before all others, and no compressed responses.
 func patched(t *testing.T, text string) string {
 	t.Helper()
 	var tree any
 	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {
 		t.Fatal(err)
 	}
-	operation := func(name string) object {
-		return below[object](t, "envoy-gateway/"+name, 0, "spec", "jsonPatches", 0, "operation")
+	operation := func(name string, i int) object {
+		return below[object](t, "envoy-gateway/"+name, 0, "spec", "jsonPatches", i, "operation")
 	}
-	action, filter := operation("tokens-id.yaml"), operation("tokens-json.yaml")
+	action, filter, plain := operation("tokens-id.yaml", 0), operation("tokens-json.yaml", 0), operation("tokens-json.yaml", 1)
 	if action["jsonPath"] != "$..rate_limits[?(@.apply_on_stream_done==true)].actions" || action["path"] != "-" ||
-		filter["path"] != "/default_filter_chain/filters/0/typed_config/http_filters/0" {
-		t.Fatalf("the policy says %v and %v: say here what they do", action, filter)
+		filter["path"] != "/default_filter_chain/filters/0/typed_config/http_filters/0" || plain["path"] != "/request_headers_to_remove" {
+		t.Fatalf("the policy says %v, %v and %v: say here what they do", action, filter, plain)
 	}
 	hcm := at[object](tree, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
 	hcm["http_filters"] = append([]any{filter["value"]}, at[[]any](hcm, "http_filters")...)
+	at[object](hcm, "route_config")["request_headers_to_remove"] = plain["value"]
 	for _, route := range at[[]any](hcm, "route_config", "virtual_hosts", 0, "routes") {
 		own := at[object](route, "typed_per_filter_config", "envoy.filters.http.ratelimit")
 		for _, limit := range at[[]any](own, "rate_limits") {

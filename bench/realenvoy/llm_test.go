@@ -1,8 +1,10 @@
 package realenvoy
 
 import (
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"regexp"
@@ -34,26 +36,34 @@ descriptors:
 `
 
 // model answers as a language model does: how much was used is what the request's x-tokens says, and nothing without it.
+// It compresses for clients that accept it, as Go's do.
 func model(open *atomic.Int64) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		open.Add(1)
 		defer open.Add(-1)
+		var out io.Writer = w
+		if r.Header.Get("Accept-Encoding") == "gzip" {
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			defer z.Close()
+			out = z
+		}
 		usage := ""
 		if n := r.Header.Get("x-tokens"); n != "" {
 			usage = fmt.Sprintf(`, "usage": {"total_tokens": %s}`, n)
 		}
 		if r.URL.Path == "/events" {
-			w.Header().Set("Content-Type", "text/event-stream")
+			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 			for range 3 {
-				fmt.Fprint(w, "data: {\"choices\": []}\n\n")
+				fmt.Fprint(out, "data: {\"choices\": []}\n\n")
 				w.(http.Flusher).Flush()
 			}
-			fmt.Fprintf(w, "data: {\"choices\": []%s}\n\ndata: [DONE]\n\n", usage)
+			fmt.Fprintf(out, "data: {\"choices\": []%s}\n\ndata: [DONE]\n\n", usage)
 			return
 		}
 		time.Sleep(20 * time.Millisecond)
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `{"choices": []%s}`, usage)
+		w.Header().Set("Content-Type", "application/json; charset=utf-8")
+		fmt.Fprintf(out, `{"choices": []%s}`, usage)
 	}
 }
 

@@ -67,7 +67,7 @@ func shippedEnvoy(t *testing.T) {
 	}
 	// One login, however it is written, and whatever address a header names.
 	w.admits(3, 3, "/login")
-	for i, path := range []string{"/login?x=1", "//login", "/./login", "/LOGIN", "/login/", "/x/../login"} {
+	for i, path := range []string{"/login?x=1", "//login", "/./login", "/LOGIN", "/login/", "/x/../login", "/login;v=1", "/logi%6e"} {
 		w.admits(0, 1, path, "x-forwarded-for", "192.0.2."+strconv.Itoa(i))
 	}
 	r := w.get("/%2Flogin")
@@ -75,7 +75,7 @@ func shippedEnvoy(t *testing.T) {
 		t.Errorf("an escaped slash: %d to %q", r.Status, to)
 	}
 	// All of these were of one address, also those that the key or the login had refused.
-	w.admits(40-2*8-9, 40, "/", "x-forwarded-for", "192.0.2.99")
+	w.admits(40-2*8-11, 40, "/", "x-forwarded-for", "192.0.2.99")
 	w.quiet()
 	w.fleet.Nodes[0].Stop()
 	if n := w.passes(3, "/", "x-api-key", "a"); n != 3 {

@@ -34,6 +34,7 @@ func TestServeOutOfTheBox(t *testing.T) {
 		"/rlconfig":            "example.user_alice: unit=HOUR requests_per_unit=5",
 		"/stats":               "ratelimit.service.rate_limit.example.user.over_limit: 1",
 		"/metrics":             `ratelimit_service_rate_limit_over_limit{domain="example",key1="user",key2=""} 1`,
+		"/console/state":       `"leases":2,`, // keys tracked
 		"/debug/pprof/cmdline": "serve",
 	} {
 		if code, body := s.get(s.debug + path); code != 200 || !strings.Contains(body, want) {

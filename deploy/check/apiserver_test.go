@@ -202,7 +202,7 @@ func (k *kubernetes) apply(file string) error {
 	if err != nil {
 		return err
 	}
-	client := kube.New(k.flags("sluice"))
+	client := kube.New(k.flags("default")) // as without -n
 	objects, err := client.Build(bytes.NewReader(text), true)
 	if err != nil {
 		return err

@@ -62,12 +62,13 @@ func strict(document string) (kind string, object any, err error) {
 	return head.Kind, object, yaml.UnmarshalStrict([]byte(document), object)
 }
 
-// The plain manifests are what the chart renders by default, in a namespace.
+// The plain manifests are what the chart renders by default. Each object names its namespace, because kubectl apply takes
+// the one of its context otherwise.
 func TestManifests(t *testing.T) {
 	var b bytes.Buffer
-	b.WriteString("# Written from the chart by: make manifests\n# helm template sluice deploy/helm/sluice --namespace sluice --set check.enabled=false\napiVersion: v1\nkind: Namespace\nmetadata: {name: sluice}\n")
+	b.WriteString("# Written from the chart by: make manifests\n# helm template sluice deploy/helm/sluice --namespace sluice --set check.enabled=false, with the namespace in each object\napiVersion: v1\nkind: Namespace\nmetadata: {name: sluice}\n")
 	for _, d := range render(t, map[string]any{"check": map[string]any{"enabled": false}}) {
-		b.WriteString("---\n" + d + "\n")
+		b.WriteString("---\n" + strings.Replace(d, "\nmetadata:\n", "\nmetadata:\n  namespace: sluice\n", 1) + "\n")
 	}
 	file := filepath.Join(top, "deploy/kubernetes/sluice.yaml")
 	if *update {
@@ -89,8 +90,9 @@ func TestManifests(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, d := range strings.Split(string(text), "\n---\n") {
-			if _, _, err := strict(d); err != nil {
-				t.Errorf("%s: %v\n%s", name, err, d)
+			kind, object, err := strict(d)
+			if o, ok := object.(interface{ GetNamespace() string }); err != nil || !ok || kind != "Namespace" && o.GetNamespace() != "sluice" {
+				t.Errorf("%s: a %s of no namespace, or no good one (%v):\n%s", name, kind, err, d)
 			}
 		}
 	}

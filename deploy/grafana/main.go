@@ -80,7 +80,7 @@ var dashboards = []dashboard{
 			{`histogram_quantile(0.99, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 			{`histogram_quantile(0.999, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99.9"},
 		}},
-		{"Keys tracked", "Keys in the table of each node, and MAX_KEYS.", "short", false, false, []query{{`sluice_keys{` + in + `,in="leases"}`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
+		{"Keys tracked", "Keys in the table of each node, and MAX_KEYS.", "short", false, false, []query{{`sum without (in) (sluice_keys{` + in + `})`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
 	}},
 	{"sluice-store", "Sluice: store", []panel{
 		{"Store operations", "Round trips of all nodes, and decisions that needed no round trip.", "ops", true, false, []query{
@@ -101,7 +101,7 @@ var dashboards = []dashboard{
 	}},
 	{"sluice-routing", "Sluice: routing", []panel{
 		{"Nodes in the ring, as each sees it", "", "none", false, false, []query{{`sluice_ring_members{` + in + `}`, "{{instance}}"}}},
-		{"Different rings", "1 when all nodes agree.", "none", false, true, []query{{`count(count_values("ring", sluice_ring_fingerprint{` + in + `}))`, "rings"}}},
+		{"Different rings", "1 when all nodes of each fleet agree.", "none", false, true, []query{{`max (count by (namespace, job) (count_values by (namespace, job) ("ring", sluice_ring_fingerprint{` + in + `})))`, "rings"}}},
 		{"Requests between nodes", "Per second.", "ops", true, false, []query{{`sum by (instance, what) (rate(sluice_peer_asks_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{what}}"}}},
 		{"Hot keys", "Busy keys that owners lease to other nodes, and decisions from these leases.", "short", false, false, []query{
 			{`sluice_hot_keys{` + in + `}`, "keys {{instance}}"}, {`sum by (instance) (rate(sluice_hot_key_decisions_total{` + in + `}[$__rate_interval]))`, "decisions/s {{instance}}"},

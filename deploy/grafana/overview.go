@@ -26,7 +26,7 @@ var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
 		{`1000 * histogram_quantile(0.99, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99 of a round trip, ms"},
 	}},
 	{"Room for keys", "Keys tracked by each node, as a share of MAX_KEYS. At 100 %, new keys share budgets.", "percentunit", false, false, []query{
-		{`sluice_keys{in="leases",` + in + `} / ignoring (in) sluice_keys_max`, "{{instance}}"},
+		{`sum without (in) (sluice_keys{` + in + `}) / sluice_keys_max{` + in + `}`, "{{instance}}"},
 	}},
 	{"CPU and memory", "Per node.", "none", false, false, []query{
 		{`rate(process_cpu_seconds_total{job=~".*sluice.*",` + in + `}[$__rate_interval])`, "processors {{instance}}"},

@@ -21,7 +21,7 @@ type State struct {
 	Fallbacks  map[string]uint64 `json:"fallbacks"`
 	Claims     map[string]uint64 `json:"claims"`
 	Store      StoreState        `json:"store"`
-	Leases     int               `json:"leases"`
+	Leases     int               `json:"leases"` // tracked keys, also of a node without a store
 	MaxKeys    int               `json:"max_keys"`
 	Seat       *int              `json:"seat,omitempty"` // -1: it has none
 	SeatWanted bool              `json:"seat_wanted"`
@@ -107,7 +107,7 @@ func (c Collector) State(n int) State {
 		Sources:   named(ratelimit.Sources[:], func(i int) uint64 { return s.Sources[i].Load() }),
 		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return l.Fallbacks[i] }),
 		Claims:    named(ratelimit.ClaimReasons[:], func(i int) uint64 { return l.ClaimsBy[i] }),
-		Leases:    l.Leases, MaxKeys: c.MaxKeys, RuleCount: len(c.Store.Rules().All()),
+		Leases:    l.Leases + l.Accounts, MaxKeys: c.MaxKeys, RuleCount: len(c.Store.Rules().All()),
 		Store: StoreState{
 			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(), RoundTrips: l.RoundTrips,
 			Failed: l.Failed, Claims: l.Claims,

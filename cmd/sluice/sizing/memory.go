@@ -85,7 +85,7 @@ func (m Memory) Table(maxKeys int, each int64, log *slog.Logger) int {
 		maxKeys, from = m.keys(each), m.From
 	}
 	most := int64(maxKeys) * each
-	if m.From == "the container" || m.From == "MAX_MEMORY" { // the table is not on the collector's heap
+	if m.Alone { // the table is not on the collector's heap, and GOMEMLIMIT does not count it
 		debug.SetMemoryLimit(max(m.Bytes/10*9-most, m.Bytes/4))
 	}
 	log.Info("key table sized", "max_keys", maxKeys, "from", from, "memory_bytes", m.Bytes, "table_bytes_at_most", most)

@@ -1,7 +1,6 @@
 {{- /* The settings of a node. What env or extraEnv name is not set here as well. */ -}}
 {{- define "sluice.env" -}}
-{{- $named := deepCopy .Values.env }}
-{{- range .Values.extraEnv }}{{ $_ := set $named .name true }}{{ end }}
+{{- $named := include "sluice.set" . | fromJson }}
 {{- if hasKey $named "DRAIN_TIME" }}{{ fail "env has DRAIN_TIME: set drainSeconds, from which terminationGracePeriodSeconds follows too" }}{{ end }}
 {{- range list "PORT" "GRPC_PORT" "DEBUG_PORT" }}{{ if hasKey $named . }}{{ fail (printf "env has %s: Services, probes and the NetworkPolicy have the default ports" .) }}{{ end }}{{ end }}
 {{- if regexMatch "^(127\\.|localhost|\\[?::1)" (get $named "DEBUG_HOST" | toString) }}{{ fail "env has DEBUG_HOST: probes and Prometheus ask the debug port at the pod's address, and networkPolicy closes it to others" }}{{ end }}
@@ -26,12 +25,9 @@
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
 - {name: DRAIN_TIME, value: "{{ .Values.drainSeconds }}s"}
 {{- if .Values.maxKeys }}
-- {name: MAX_KEYS, value: {{ .Values.maxKeys | int | quote }}}
+- {name: MAX_KEYS, value: {{ include "sluice.maxKeys" . | quote }}}
 {{- end }}
 - {name: COORDINATION_MAX_NODES, value: {{ include "sluice.maxNodes" . | quote }}}
-{{- with include "sluice.goMemLimit" . }}
-- {name: GOMEMLIMIT, value: {{ . | quote }}}
-{{- end }}
 {{- if .Values.rulesCopy.enabled }}
 - {name: CONFIG_LAST_GOOD_FILE, value: /var/lib/sluice/rules.json}
 {{- end }}

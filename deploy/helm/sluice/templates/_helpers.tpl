@@ -17,10 +17,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "sluice.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
-{{- define "sluice.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-seccompProfile: {type: RuntimeDefault}
+{{- /* What all pods have: rights, and on which machines they run. */ -}}
+{{- define "sluice.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- range $field := list "imagePullSecrets" "priorityClassName" "nodeSelector" "tolerations" }}
+{{- with get $.Values $field }}
+{{ dict $field . | toYaml }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- define "sluice.containerSecurity" -}}
 allowPrivilegeEscalation: false
@@ -33,22 +42,38 @@ capabilities: {drop: [ALL]}
 {{- $unit := regexFind "[A-Za-z]*$" (toString .) }}
 {{- if hasKey $units $unit }}{{ mulf (float64 (trimSuffix $unit (toString .))) (get $units $unit) | int64 }}{{ end }}
 {{- end }}
-{{- /* How many pods there may be at once, in a rolling update too. */ -}}
+{{- /* The rules. An example among the values would stay beside those of a release, whose domain it may have. */ -}}
+{{- define "sluice.rules" -}}
+{{- with .Values.rules }}{{ toYaml . }}{{ else -}}
+example.yaml: |
+  domain: edge
+  descriptors:
+    - key: api_key
+      rate_limit: {unit: minute, requests_per_unit: 6000}
+{{- end }}
+{{- end }}
+{{- /* How many pods there may be at once, in a rolling update too. Kubernetes starts others while pods drain, which are not counted. */ -}}
 {{- define "sluice.mostPods" -}}
 {{- $pods := .Values.replicas }}
 {{- if .Values.autoscaling.enabled }}{{ $pods = .Values.autoscaling.maxReplicas }}{{ end }}
 {{- add $pods .Values.maxSurge }}
 {{- end }}
+{{- /* What env and extraEnv set: each value by its name, "" where it comes from elsewhere. */ -}}
+{{- define "sluice.set" -}}
+{{- $set := deepCopy .Values.env }}
+{{- range .Values.extraEnv }}{{ $_ := set $set .name (.value | default "") }}{{ end }}
+{{- toJson $set }}
+{{- end }}
 {{- /* What rules without max_nodes divide by. Fewer than there may be pods would leave some without a share: refused, also in a rule. */ -}}
 {{- define "sluice.maxNodes" -}}
 {{- $most := include "sluice.mostPods" . | int }}
 {{- $nodes := .Values.maxNodes | int | default $most }}
-{{- with get .Values.env "COORDINATION_MAX_NODES" }}{{ $nodes = int . }}{{ end }}
+{{- with get (include "sluice.set" . | fromJson) "COORDINATION_MAX_NODES" }}{{ $nodes = int . }}{{ end }}
 {{- if lt $nodes $most }}
 {{- fail (printf "maxNodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): nodes beyond it would have no share of a drift budget. Raise maxNodes, or leave it at 0" $nodes $most) }}
 {{- end }}
 {{- range $file, $text := .Values.rules }}
-{{- range regexFindAll "max_nodes:\\s*[0-9]+" $text -1 }}
+{{- range regexFindAll "max_nodes\"?:\\s*[0-9]+" (regexReplaceAll "(?m)(^|\\s)#.*" $text "") -1 }}
 {{- $own := regexFind "[0-9]+$" . | int }}
 {{- if lt $own $most }}
 {{- fail (printf "rules, %s: max_nodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): raise it to %d, or leave it out" $file $own $most $most) }}
@@ -58,7 +83,7 @@ capabilities: {drop: [ALL]}
 {{- $nodes }}
 {{- end }}
 {{- /* A number of keys that does not fit into the memory limit would be found out by a flood of them: refused. */ -}}
-{{- define "sluice.goMemLimit" -}}
+{{- define "sluice.maxKeys" -}}
 {{- with .Values.resources.limits }}{{- with .memory }}
 {{- $bytes := include "sluice.bytes" . }}
 {{- if $bytes }}
@@ -67,7 +92,7 @@ capabilities: {drop: [ALL]}
 {{- if gt (int64 $needs) (int64 $bytes) }}
 {{- fail (printf "maxKeys is %d, which may take %d bytes, and resources.limits.memory is %s: raise the limit, or lower maxKeys to %d at most" (int64 $.Values.maxKeys) (int64 $needs) (toString .) (div (int64 $bytes) $each)) }}
 {{- end }}
-{{- mulf (float64 $bytes) 0.9 | int64 }}
 {{- end }}
 {{- end }}{{- end }}
+{{- int64 .Values.maxKeys }}
 {{- end }}
