@@ -2,7 +2,6 @@ package rls
 
 import (
 	"bytes"
-	"math"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -113,7 +112,8 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 			a = c.asks[st.ask]
 			s.Stats.Sources[st.verdict.Source].Add(1)
 		}
-		near := ratelimit.Tokens(math.Floor(float64(st.limit().Capacity()) * s.options.NearLimitRatio))
+		// In 32 bits, 0.7 of 90 is 63, and not a little less.
+		near := ratelimit.Tokens(float32(st.limit().Capacity()) * float32(s.options.NearLimitRatio))
 		hit := known != nil && known.lookUp(now, c.matches[i].hash, st.verdict.OverLimit)
 		counters.Count(a, st.verdict, near, hit)
 		if st.verdict.OverLimit && st.rule.Shadow {
