@@ -27,7 +27,7 @@ type call struct {
 	parts    []holds.Part // of the answer's hold
 	hold     []byte       // the answer's; empty: nothing is held
 	slot     uint64       // its number; 0: no descriptor holds
-	// spared says of each ask whether its charge is given back.
+	// spared says of each ask whether its charge is given back; empty: none is.
 	spared []bool
 	over   bool // overall_code
 	out    []byte
@@ -91,10 +91,15 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 		return err
 	}
 	// The caller has gone, and will be told nothing. What its request was charged is given back, so
-	// that a caller who repeats it is not charged twice.
+	// that a caller who repeats it is not charged twice. What it has settled stays settled.
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
-		c.undo(s, start, func(int) bool { return true })
+		c.spared = c.spared[:0]
+		for i := range c.asks {
+			c.spared = append(c.spared, c.asks[i].Kind == ratelimit.Spend)
+		}
+		c.concludeHolds(s)
+		c.undo(s, start)
 		return errGone
 	}
 	c.conclude(s, start)

@@ -152,8 +152,8 @@ func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 }
 
 // concludeHolds counts what became of holds, and puts those that were taken into the answer's.
-func (c *call) concludeHolds(s *Service, spared bool) {
-	c.parts = c.parts[:0]
+func (c *call) concludeHolds(s *Service) {
+	c.hold, c.parts = c.hold[:0], c.parts[:0]
 	in := instants{0, 1<<32 - 1}
 	for i := range c.holds {
 		h := &c.holds[i]
@@ -162,7 +162,7 @@ func (c *call) concludeHolds(s *Service, spared bool) {
 		case m.replaced:
 		case h.settles:
 			h.count(m.rule.Counters, c.verdictOf(m))
-		case m.ask < 0 || h.amount == 0 || spared && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
+		case m.ask < 0 || h.amount == 0 || len(c.spared) > 0 && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
 		default:
 			m.rule.Counters.Holds().Took(h.amount)
 			if m.rule.Hold.Identified() && in.narrow(&m.rule.Limit, &c.verdicts[m.ask]) {
