@@ -152,14 +152,15 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	switch {
 	// Nothing has to be asked: the answer is the same whatever was used.
 	case m.rule == nil || m.rule.Unlimited || m.rule.RefusesAll():
-		// The next descriptor's key takes the place of an unused one.
-		c.keys = c.keys[:start]
 	case m.rule.Hold != nil || x.reserved > 0:
 		c.addHeld(s, i, start)
 	default:
 		kind, cost := c.request.ask(x)
-		m.ask = len(c.asks)
-		c.asks = append(c.asks, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+		c.ask(m, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+	}
+	if m.ask < 0 {
+		// The next descriptor's key takes the place of an unused one.
+		c.keys = c.keys[:start]
 	}
 	return m.rule != nil && len(m.rule.Replaces) > 0
 }

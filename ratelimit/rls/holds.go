@@ -81,7 +81,6 @@ func (c *call) addHeld(s *Service, i, start int) {
 		c.settle(&h, c.request.ends(x), ask)
 	case h.settles:
 		if !s.settleByID(c, &h, x, ask) {
-			c.keys = c.keys[:start]
 			return
 		}
 	default:
@@ -99,10 +98,6 @@ func (c *call) addHeld(s *Service, i, start int) {
 	}
 	c.holds = append(c.holds, h)
 	m.settles = h.settles
-	if m.ask < 0 {
-		// The next descriptor's key takes the place of an unused one.
-		c.keys = c.keys[:start]
-	}
 }
 
 // settleByID books a cost in place of the hold. It returns false if there is nothing to settle: a request that
