@@ -354,8 +354,8 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 	}
 	f.limiter = inner
 	f.expect("OK: OK 19/20 45s, OK 4/5 3585s, OK 4/9 3585s", rlsRequest(desc("twenty=a"), desc("five=a"), desc("held=a")))
-	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 2 || f.Stats.StoreErrors.Load() != 0 {
-		t.Errorf("%d counted as given up, %d as OK, %d as errors", n, f.Stats.OK.Load(), f.Stats.StoreErrors.Load())
+	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 2 || f.Stats.ServiceErrors.Load() != 0 {
+		t.Errorf("%d counted as given up, %d as OK, %d as errors", n, f.Stats.OK.Load(), f.Stats.ServiceErrors.Load())
 	}
 	want := map[string]uint64{"taken": 2, "settled": 1, "released": 3, "replayed": 99}
 	if got := f.holdsCounted("held"); !maps.Equal(got, want) {
