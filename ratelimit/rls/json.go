@@ -24,8 +24,7 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if why := foreign(r); why != "" {
-		s.Stats.count(bad("%s", why))
-		http.Error(w, why, http.StatusUnsupportedMediaType)
+		s.refuseJSON(w, &badRequest{why, http.StatusUnsupportedMediaType})
 		return
 	}
 	body, forget, err := s.readBody(w, r)
@@ -124,15 +123,10 @@ func (s *Service) refuseJSON(w http.ResponseWriter, err error) {
 }
 
 func writeJSONError(w http.ResponseWriter, err error) {
-	code := http.StatusServiceUnavailable
-	if _, ok := errors.AsType[*badRequest](err); ok {
-		code = http.StatusBadRequest
+	if client, ok := errors.AsType[*badRequest](err); ok {
+		http.Error(w, err.Error(), client.status)
+		return
 	}
-	if _, ok := errors.AsType[*tooLargeError](err); ok {
-		code = http.StatusRequestEntityTooLarge
-	}
-	if code == http.StatusServiceUnavailable {
-		w.Header().Set("Retry-After", "1")
-	}
-	http.Error(w, err.Error(), code)
+	w.Header().Set("Retry-After", "1")
+	http.Error(w, err.Error(), http.StatusServiceUnavailable)
 }

@@ -26,9 +26,7 @@ func (s *Stats) count(err error) {
 		return
 	}
 	s.ServiceErrors.Add(1)
-	_, malformed := errors.AsType[*badRequest](err)
-	_, tooLarge := errors.AsType[*tooLargeError](err)
-	if malformed || tooLarge {
+	if _, ok := errors.AsType[*badRequest](err); ok {
 		s.BadRequests.Add(1)
 	}
 }
