@@ -363,18 +363,6 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 	}
 }
 
-// An answer that is made before its caller gives up stands: a refusal that costs
-// nothing is given back once, not twice.
-func TestRefundsAreNotRepeated(t *testing.T) {
-	f := newFixture(t, Options{Gate: shed.NewGate(20 * time.Millisecond)}, testRules)
-	for range 30 {
-		f.must(rlsRequest(desc("refund=a")))
-	}
-	if got := f.must(rlsRequest(desc("refund=a"))); got.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
-		t.Errorf("after 30 of 10: %v", got)
-	}
-}
-
 // An overloaded node refuses /json as it does gRPC, and charges nothing.
 func TestJSONIsShed(t *testing.T) {
 	gate := shed.NewGate(20 * time.Millisecond)
