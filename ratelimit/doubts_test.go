@@ -53,7 +53,7 @@ func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
 	}
 }
 
-// check doubts a hold without an id where full limits let requests pass, and settings that a concurrency limit does not read.
+// check doubts holds without an id where full limits let requests pass, and settings that slots do not read.
 func TestDoubtsOfHolds(t *testing.T) {
 	r := &ratelimit.Rule{
 		Limit: ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100}, Coordination: ratelimit.DefaultCoordination(),
@@ -71,9 +71,9 @@ func TestDoubtsOfHolds(t *testing.T) {
 	if got := r.Doubts(); got != nil {
 		t.Errorf("doubts are %q", got)
 	}
-	r.Coordination.Mode, r.Coordination.Audit = ratelimit.Approx, true
+	r.Coordination.Mode, r.Coordination.Audit, r.Coordination.Lease.Fixed = ratelimit.Approx, true, 5
 	got := strings.Join(r.Doubts(), "; ")
-	for _, want := range []string{"mode approx has no effect", "audit true has no effect"} {
+	for _, want := range []string{"mode approx has no effect", "audit true has", "lease.size 5 has"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("doubts are %q, must be about %q", got, want)
 		}

@@ -334,16 +334,16 @@ func (l *leaver) Decide(ctx context.Context, now ratelimit.Instant, asks []ratel
 // What a call was charged is given back if its caller gave up meanwhile, of all its
 // rules; it is then not answered, and not counted as admitted. What it settles counts.
 func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
-	f := holdFixtureOf(t, testRules+"  - {key: held, hold: {amount: 4}, rate_limit: {unit: hour, requests_per_unit: 9}}\n")
+	f := holdFixtureOf(t, testRules+"  - {key: h, hold: {amount: 4}, rate_limit: {unit: day, requests_per_unit: 9}}\n")
 	gate := shed.NewGate(20 * time.Millisecond)
 	f.options.Gate = gate
-	hold, _ := f.takes(desc("held=a"))
+	hold, _ := f.takes(desc("h=a"))
 	ctx, cancel := context.WithCancel(context.Background())
 	inner := f.limiter
 	f.limiter = &leaver{inner, cancel}
 	c := &call{}
 	var err error
-	ends := descOf("held=a,"+EntryHold+"="+hold, 1)
+	ends := descOf("h=a,"+EntryHold+"="+hold, 1)
 	if c.in, err = proto.Marshal(rlsRequest(desc("twenty=a"), desc("five=a"), ends)); err != nil {
 		t.Fatal(err)
 	}
@@ -353,12 +353,13 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 		}
 	}
 	f.limiter = inner
-	f.expect("OK: OK 19/20 45s, OK 4/5 3585s, OK 4/9 3585s", rlsRequest(desc("twenty=a"), desc("five=a"), desc("held=a")))
+	again := rlsRequest(desc("twenty=a"), desc("five=a"), desc("h=a"))
+	f.expect("OK: OK 19/20 45s, OK 4/5 3585s, OK 4/9 57585s", again)
 	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 2 || f.Stats.ServiceErrors.Load() != 0 {
 		t.Errorf("%d counted as given up, %d as OK, %d as errors", n, f.Stats.OK.Load(), f.Stats.ServiceErrors.Load())
 	}
 	want := map[string]uint64{"taken": 2, "settled": 1, "released": 3, "replayed": 99}
-	if got := f.holdsCounted("held"); !maps.Equal(got, want) {
+	if got := f.holdsCounted("h"); !maps.Equal(got, want) {
 		t.Errorf("of holds: %v, want %v", got, want)
 	}
 }

@@ -358,7 +358,7 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 			}
 		}, []uint32{21}, "21: reset REFUSED_STREAM", ""},
 		"too many fields":     {with(other, "a", large, "c", large), []uint32{1}, "1: reset FRAME_SIZE_ERROR", ""},
-		"too large a field":   {with(other, "a", large+large), []uint32{1}, "1: reset FRAME_SIZE_ERROR", "grpc-go ends"},
+		"too large a field":   {with(other, "a", large+large), []uint32{1}, "1: reset FRAME_SIZE_ERROR", "it ends"},
 		"a large name":        {with(other, "A", "b"), []uint32{1}, "1: reset PROTOCOL_ERROR", ""},
 		"a value of nonsense": {with(other, "a", "b\x00"), []uint32{1}, "1: reset PROTOCOL_ERROR", ""},
 		"a late pseudo field": {with(other, ":path", "/"), []uint32{1}, "1: reset PROTOCOL_ERROR", ""},
