@@ -293,7 +293,7 @@ func TestJSONOfStrangePages(t *testing.T) {
 		{"", "Text/Plain; charset=utf-8", 415},
 		{"", "text/plain;a=1;a=2", 415},
 		{"", "multipart/form-data; boundary=x", 415},
-		{"http://example.com", "application/json", 200}, // a page of the same host
+		{"http://example.com", "application/json", 415}, // whose name points here
 		{"http://evil.example", "application/json", 415},
 		{"https://evil.example", "application/x-www-form-urlencoded", 415},
 		{"null", "", 415},
