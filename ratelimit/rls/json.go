@@ -64,9 +64,9 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(append(text, '\n'))
 }
 
-// foreign says why a request may be one that a page has a browser send: then it is not taken in. This port has no pages,
-// and a strange one may have its own name point here (DNS rebinding). A page may send text without asking, and a browser
-// says whose page it is. Other clients, curl among them, send neither.
+// foreign says why a request may be one that a page has a browser send: then it is not taken in. This port has no
+// pages, and a strange one may have its own name point here (DNS rebinding). A page may send text without asking, and
+// a browser says whose page it is. Other clients, curl among them, send neither.
 func foreign(r *http.Request) string {
 	if origin := r.Header.Get("Origin"); origin != "" {
 		return fmt.Sprintf("the request comes from a page of %.200q: requests of pages are refused", origin)
