@@ -251,12 +251,12 @@ func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) 
 		l.local.Decide(ctx, now, c.asks[:], c.verdicts[:])
 	}
 	v := &c.verdicts[0]
-	d, err := Decision{
+	d := Decision{
 		Allowed: !v.OverLimit, Remaining: int64(v.Remaining), Reset: v.ResetAfter,
 		WithoutRedis: v.Source == ratelimit.FromFallback,
-	}, v.Err
+	}
 	l.calls.Put(c)
-	return d, err
+	return d, nil
 }
 
 // sync aligns the windows of a lone limiter with the wall clock.

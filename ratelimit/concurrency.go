@@ -1,9 +1,6 @@
 package ratelimit
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 // MaxConcurrency is the most requests of one key that a rule lets be in flight at once.
 const MaxConcurrency Tokens = 10_000
@@ -63,18 +60,14 @@ func (r *Rule) declareSlots(nodes int, storage Storage) Bounds {
 
 // doubtSlots returns valid settings without an effect on a concurrency limit.
 func (r *Rule) doubtSlots() (doubts []string) {
-	c := &r.Coordination
-	none := func(field string, value any) {
-		doubts = append(doubts, fmt.Sprintf("%s %v has no effect under a concurrency limit: remove it", field, value))
+	c, none := &r.Coordination, DefaultCoordination()
+	if !c.Mode.Spec().Drifts {
+		none.Mode = c.Mode
 	}
-	if c.Mode.Spec().Drifts {
-		none("mode", c.Mode)
-	}
-	if c.Audit {
-		none("audit", c.Audit)
-	}
-	if c.Lease.Reserve != (Share{}) {
-		none("lease.reserve", c.Lease.Reserve)
+	for _, field := range []string{"mode", "audit", "lease.size", "lease.reserve"} {
+		if value := c.Get(field); value != none.Get(field) {
+			doubts = append(doubts, field+" "+value+" has no effect under a concurrency limit: remove it")
+		}
 	}
 	return doubts
 }

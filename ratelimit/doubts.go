@@ -23,9 +23,9 @@ func (r *Rule) Doubts() []string {
 				"set that above the deadline, or requests are charged and not limited (failure_mode_deny: refused) "+
 				"while the store is slow", d, EnvoyTimeout))
 	}
-	if h := r.Hold; r.Quota && h != nil && !h.Identified() {
-		doubts = append(doubts, fmt.Sprintf("quota_mode and hold.on: a request that passes although this limit is "+
-			"full holds nothing of it, and its end credits up to %d; remove one of the two", h.Amount))
+	if h := r.Hold; (r.Quota || r.Shadow) && h != nil && !h.Identified() {
+		doubts = append(doubts, fmt.Sprintf("quota_mode, or shadow_mode, and hold.on: a request that passes although "+
+			"this limit is full holds nothing of it, and its end credits up to %d; remove one of the two", h.Amount))
 	}
 	if r.Limit.Algorithm == Concurrency {
 		return append(doubts, r.doubtSlots()...)

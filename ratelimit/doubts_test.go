@@ -53,23 +53,27 @@ func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
 	}
 }
 
-// check doubts a hold without an id under quota_mode, and settings that a concurrency limit does not read.
+// check doubts holds without an id where full limits let requests pass, and settings that slots do not read.
 func TestDoubtsOfHolds(t *testing.T) {
 	r := &ratelimit.Rule{
 		Limit: ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100}, Coordination: ratelimit.DefaultCoordination(),
-		Quota: true, Hold: &ratelimit.Hold{Amount: 7, On: []ratelimit.Tokens{0}},
+		Hold: &ratelimit.Hold{Amount: 7, On: []ratelimit.Tokens{0}},
 	}
-	if got := strings.Join(r.Doubts(), "; "); !strings.Contains(got, "its end credits up to 7") {
-		t.Errorf("doubts are %q", got)
+	for _, passes := range []*bool{&r.Quota, &r.Shadow} {
+		*passes = true
+		if got := strings.Join(r.Doubts(), "; "); !strings.Contains(got, "its end credits up to 7") {
+			t.Errorf("doubts are %q", got)
+		}
+		*passes = false
 	}
 	r.Limit = ratelimit.AtOnce(3, time.Minute)
-	r.Hold, r.Quota = r.Limit.HoldsSlot(), false
+	r.Hold = r.Limit.HoldsSlot()
 	if got := r.Doubts(); got != nil {
 		t.Errorf("doubts are %q", got)
 	}
-	r.Coordination.Mode, r.Coordination.Audit = ratelimit.Approx, true
+	r.Coordination.Mode, r.Coordination.Audit, r.Coordination.Lease.Fixed = ratelimit.Approx, true, 5
 	got := strings.Join(r.Doubts(), "; ")
-	for _, want := range []string{"mode approx has no effect", "audit true has no effect"} {
+	for _, want := range []string{"mode approx has no effect", "audit true has", "lease.size 5 has"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("doubts are %q, must be about %q", got, want)
 		}

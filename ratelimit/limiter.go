@@ -95,8 +95,6 @@ type Verdict struct {
 	Booked Window
 	// Reason is why the ledger did not decide, if Source is FromFallback.
 	Reason FallbackReason
-	// Err is set when no decision could be made; then nothing else is meant.
-	Err error
 }
 
 // Limiter decides. Decide fills verdicts[i] for asks[i], in order, so that the

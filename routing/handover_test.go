@@ -97,7 +97,7 @@ func (l *askLoad) run(ctx context.Context) {
 			start := time.Now()
 			v := nodes[i%len(nodes)].ask(l.rule, k, 1)
 			took := time.Since(start)
-			if v.Source == ratelimit.FromFallback || v.Err != nil {
+			if v.Source == ratelimit.FromFallback {
 				l.failed.Add(1)
 			}
 			if !v.OverLimit {

@@ -199,7 +199,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 	case r.GetStatus() == notOwner:
 		s.stats.notOwner.Add(1)
 	case r.GetStatus() != answered:
-	case v.Source == ratelimit.FromFallback || v.Err != nil:
+	case v.Source == ratelimit.FromFallback:
 		r.Status = notInTime // the asking node has the rule's policy
 		if s.asks[i].Kind == ratelimit.Refund {
 			s.see(i) // it is credited here all the same

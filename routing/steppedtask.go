@@ -109,7 +109,7 @@ func (s stepping) decide(ctx context.Context, now instant, within time.Duration,
 func (t *task) watch(w *leasing.Wait, verdicts []verdict) {
 	for i := range verdicts {
 		v := &verdicts[i]
-		if t.see != nil && w.Decided(i) && v.Source != ratelimit.FromFallback && v.Err == nil {
+		if t.see != nil && w.Decided(i) && v.Source != ratelimit.FromFallback {
 			for j := range t.verdicts {
 				if &t.verdicts[j] == v {
 					t.see(j)

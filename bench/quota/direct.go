@@ -15,7 +15,7 @@ func (w *world) ask() {
 		n, k := w.nodes[w.rnd.IntN(len(w.nodes))], w.keys[w.rnd.IntN(len(w.keys))]
 		if n.alive {
 			v := n.decide(w.rules.All()[0], k, ratelimit.Spend, 1)
-			w.admit(k, v.Err == nil && !v.OverLimit)
+			w.admit(k, !v.OverLimit)
 		}
 		w.ask()
 	})

@@ -165,6 +165,7 @@ func TestOpenAPI(t *testing.T) {
 		c.try("POST", "/json", "", request, "")
 	}
 	c.try("POST", "/json", "", "{", "")
+	c.try("POST", "/json", "", strings.Repeat(" ", 257<<10), "")
 	for path, methods := range o.Paths {
 		if _, ok := methods["get"]; ok && path != "/explain" {
 			c.try("GET", path, "", "", "hunter2")
@@ -199,7 +200,7 @@ func TestOpenAPI(t *testing.T) {
 			t.Errorf("%s %s was not seen", override, status)
 		}
 	}
-	for _, must := range []string{"/json 200", "/json 429", "/json 400", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400"} {
+	for _, must := range []string{"/json 200", "/json 429", "/json 400", "/json 413", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400"} {
 		if !c.seen[must] {
 			t.Errorf("%s was not seen", must)
 		}

@@ -183,6 +183,9 @@ func (a *adviser) limit(d *Descriptor, name string) {
 		}
 		return
 	}
+	if l.Unlimited && d.Metadata != nil {
+		a.warn(NoEffect, d.Place, "%s: metadata has no effect: the rule is unlimited", name)
+	}
 	switch {
 	case l.Unlimited && l.Requests > 0:
 		a.warn(NoEffect, l.Place, "%s: requests_per_unit has no effect: the rule is unlimited", name)

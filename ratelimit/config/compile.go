@@ -240,6 +240,9 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		r.Limit = c.billed(r.Limit, l, s)
 	}
 	c.holds(r, s, l.Place)
+	if d.Inherited.Hold != nil && (l.Unlimited || l.Concurrency > 0) {
+		c.odd(NoEffect, d.Inherited.Hold.Place, s.names, "hold has no effect: %s", r.WhyNoOverrides())
+	}
 	c.carried(r, l, s)
 	c.overridden(r, d, s)
 	for _, doubt := range r.Doubts() {

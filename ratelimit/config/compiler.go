@@ -132,9 +132,9 @@ func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
 		s.coordination.Debt == ratelimit.DebtForgotten {
 		return
 	}
-	if s.algorithm != ratelimit.FixedWindow {
-		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which pays debt "+
-			"off by itself; use fixed_window, or write debt: forget", s.algorithm)
+	if algorithm := r.Limit.Algorithm; algorithm != ratelimit.FixedWindow {
+		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which has none to "+
+			"carry; use fixed_window, or write debt: forget", algorithm)
 		return
 	}
 	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, which charges nothing "+

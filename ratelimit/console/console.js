@@ -241,14 +241,14 @@ async function explain() {
     if (r.owner) parts.push(make('p', 'Its owner is ' + r.owner));
     if (r.lease) {
       const l = r.lease;
-      parts.push(table(['Lease here', 'Granted', 'Spent', 'Unspent', 'Drifted', 'Fence', 'Expires in', 'Heard'],
-        [['window ' + l.window, l.granted, l.spent, l.unspent, l.drifted, l.fence, duration(l.expires_ns), duration(l.heard_ns) + ' ago']]));
+      parts.push(table(['Lease here', 'Granted', 'Spent', 'Unspent', 'Drifted', 'Fence', 'Expires', 'Heard'],
+        [['window ' + l.window, l.granted, l.spent, l.unspent, l.drifted, l.fence, expiry(l.expires_ns), duration(l.heard_ns) + ' ago']]));
     }
     if (r.ledger) {
       parts.push(make('p', 'The store has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '') +
         (r.ledger.carried ? '; ' + r.ledger.carried + ' are debt of the previous window' : '') + (r.ledger.relearning ? ', and its usage is being restored' : '')));
-      parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires in', ''], (r.ledger.holders || []).map((h) =>
-        [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, duration(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
+      parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires', ''], (r.ledger.holders || []).map((h) =>
+        [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, expiry(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
     }
     if (r.rlqs) parts.push(make('p', 'Assignment of Envoys over RLQS: ' + r.rlqs));
     if (r.envoys_in_all) {

@@ -33,6 +33,9 @@ function duration(ns) {
   return (s / 86400).toFixed(0) + ' days';
 }
 
+// expiry is when a lease expires: one without an expiry has none at the store, and one far away at its node.
+const expiry = (ns) => (ns === 0 || ns > 100 * 366 * 86400e9 ? 'with its window' : 'in ' + duration(ns));
+
 const clock = (t) => new Date(t).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false });
 
 // A window at most as wide as data-cards says shows a table's lines as cards.

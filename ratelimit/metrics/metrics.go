@@ -121,9 +121,9 @@ func (c Collector) collectCalls(p page) {
 	s := c.Stats
 	p.count("ratelimit_service_total_requests", "All calls.", "grpc_method")(s.Requests.Load(), method)
 	failed := p.count("ratelimit_service_should_rate_limit_error",
-		"Calls with an error: redis_error (no decision without the store), service_error (a bad request, no rules, "+
-			"a bug).", "err_type")
-	failed(s.StoreErrors.Load(), "redis_error")
+		"Calls with an error: service_error (a bad request, no rules, a bug), redis_error (always 0: on_store_failure "+
+			"decides).", "err_type")
+	failed(0, "redis_error")
 	failed(s.ServiceErrors.Load(), "service_error")
 	sources := p.count("sluice_decision_sources_total",
 		"Decisions of all rules by source, including removed rules.", "source")

@@ -103,7 +103,7 @@ func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
 	v := State{
 		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(),
-		Errors:    s.StoreErrors.Load() + s.ServiceErrors.Load(),
+		Errors:    s.ServiceErrors.Load(),
 		Sources:   named(ratelimit.Sources[:], func(i int) uint64 { return s.Sources[i].Load() }),
 		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return l.Fallbacks[i] }),
 		Claims:    named(ratelimit.ClaimReasons[:], func(i int) uint64 { return l.ClaimsBy[i] }),

@@ -37,7 +37,7 @@ func (c Collector) Counters(each func(name string, n uint64)) {
 	each("ratelimit.service.config_load_success", loaded)
 	each("ratelimit.service.config_load_error", failed)
 	each("ratelimit.service.global_shadow_mode", c.Stats.GlobalShadow.Load())
-	each("ratelimit.service.call.should_rate_limit.redis_error", c.Stats.StoreErrors.Load())
+	each("ratelimit.service.call.should_rate_limit.redis_error", 0) // on_store_failure decides
 	each("ratelimit.service.call.should_rate_limit.service_error", c.Stats.ServiceErrors.Load())
 	c.Stats.UnknownDomains.EachNamed(func(domain string, n *ratelimit.RuleCounters) {
 		each(limits+"."+segment(domain)+".domain_not_found", n.Requests())

@@ -158,7 +158,7 @@ func (b *bucket) refilling(now instant) budget {
 // windowed is what a verdict says. Without a ledger, the wall clock says when the window
 // ends, and only a claim can tell what there is.
 func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
-	if v.Err == nil && v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
+	if v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
 		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
@@ -267,7 +267,7 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	}
 	s.node.spend(ctx, now, x, func(i int, v *ratelimit.Verdict) {
 		of[i].observe(now, v)
-		if v.Err == nil && !v.OverLimit {
+		if !v.OverLimit {
 			x.got[i] = v.Charged
 			of[i].pay(v)
 		}
@@ -289,7 +289,7 @@ func (n *Node) spend(ctx context.Context, now instant, x *scratch, use func(of i
 			v, a := &x.verdicts[k], x.asks[k]
 			use(i, v)
 			// Less in any case, for the same amount would be refused again.
-			if a.Cost = min(v.Remaining, a.Cost-1); v.Err == nil && v.OverLimit && a.Cost > 0 {
+			if a.Cost = min(v.Remaining, a.Cost-1); v.OverLimit && a.Cost > 0 {
 				x.asks[again], x.of[again] = a, i
 				again++
 			}
@@ -300,7 +300,7 @@ func (n *Node) spend(ctx context.Context, now instant, x *scratch, use func(of i
 
 // observe records the rest by a verdict.
 func (b *bucket) observe(now instant, v *ratelimit.Verdict) {
-	if b.refills() && v.Err == nil && v.Source != ratelimit.FromFallback {
+	if b.refills() && v.Source != ratelimit.FromFallback {
 		b.pool.observe(now, v.Remaining)
 	}
 }

@@ -378,7 +378,7 @@ func (n *Node) charge(ctx context.Context, now instant, a ratelimit.Ask) {
 	x, left := new(scratch), a.Cost
 	x.ask(0, a)
 	n.spend(ctx, now, x, func(_ int, v *ratelimit.Verdict) {
-		if v.Err == nil && !v.OverLimit {
+		if !v.OverLimit {
 			left -= v.Charged
 		}
 	})

@@ -69,15 +69,11 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 	}
 }
 
-// tooLargeError is a bad request with a status of its own.
-type tooLargeError struct{ most int }
-
-// Error says how large a body may be.
-func (e *tooLargeError) Error() string {
-	return fmt.Sprintf("request is larger than %d bytes", e.most)
+func (s *Service) tooLarge() error {
+	return &badRequest{
+		fmt.Sprintf("request is larger than %d bytes", s.options.MaxRequestBytes), http.StatusRequestEntityTooLarge,
+	}
 }
-
-func (s *Service) tooLarge() error { return &tooLargeError{s.options.MaxRequestBytes} }
 
 func (s *Service) jsonReadError(err error) error {
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {

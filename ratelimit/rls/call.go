@@ -27,7 +27,7 @@ type call struct {
 	parts    []holds.Part // of the answer's hold
 	hold     []byte       // the answer's; empty: nothing is held
 	slot     uint64       // its number; 0: no descriptor holds
-	// spared says of each ask whether its charge is given back.
+	// spared says of each ask whether its charge is given back; empty: none is.
 	spared []bool
 	over   bool // overall_code
 	out    []byte
@@ -87,14 +87,17 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 		return errNoConfig
 	}
 	c.match(s, rules.Domain(c.request.domain))
-	if err := c.decide(ctx, s, start); err != nil {
-		return err
-	}
+	c.decide(ctx, s, start)
 	// The caller has gone, and will be told nothing. What its request was charged is given back, so
-	// that a caller who repeats it is not charged twice.
+	// that a caller who repeats it is not charged twice. What it has settled stays settled.
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
-		c.undo(s, start, func(int) bool { return true })
+		c.spared = c.spared[:0]
+		for i := range c.asks {
+			c.spared = append(c.spared, c.asks[i].Kind == ratelimit.Spend)
+		}
+		c.concludeHolds(s)
+		c.undo(s, start)
 		return errGone
 	}
 	c.conclude(s, start)
@@ -147,14 +150,15 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	switch {
 	// Nothing has to be asked: the answer is the same whatever was used.
 	case m.rule == nil || m.rule.Unlimited || m.rule.RefusesAll():
-		// The next descriptor's key takes the place of an unused one.
-		c.keys = c.keys[:start]
 	case m.rule.Hold != nil || x.reserved > 0:
 		c.addHeld(s, i, start)
 	default:
 		kind, cost := c.request.ask(x)
-		m.ask = len(c.asks)
-		c.asks = append(c.asks, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+		c.ask(m, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+	}
+	if m.ask < 0 {
+		// The next descriptor's key takes the place of an unused one.
+		c.keys = c.keys[:start]
 	}
 	return m.rule != nil && len(m.rule.Replaces) > 0
 }
@@ -211,21 +215,13 @@ func (c *call) isReplaced(name string) bool {
 	return false
 }
 
-func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) error {
+func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) {
 	for len(c.verdicts) < len(c.asks) {
 		// The slice only grows, so that a pooled call need not allocate it again.
 		c.verdicts = append(c.verdicts, ratelimit.Verdict{})
 	}
 	c.verdicts = c.verdicts[:len(c.asks)]
-	if len(c.asks) == 0 {
-		return nil
+	if len(c.asks) > 0 {
+		s.limiter.Decide(ctx, now, c.asks, c.verdicts)
 	}
-	s.limiter.Decide(ctx, now, c.asks, c.verdicts)
-	for i := range c.verdicts {
-		// One descriptor without a decision leaves the request without one: it may exceed that limit.
-		if c.verdicts[i].Err != nil {
-			return c.verdicts[i].Err
-		}
-	}
-	return nil
 }

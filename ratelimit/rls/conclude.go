@@ -2,7 +2,6 @@ package rls
 
 import (
 	"bytes"
-	"math"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -52,14 +51,10 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 		s.Stats.GlobalShadow.Add(1)
 	}
 	// Spared asks are marked before they are counted and undone after: the counts are those of the decisions.
-	spared := c.spare(s)
+	c.spare(s)
 	c.count(s, now)
-	if c.hold = c.hold[:0]; len(c.holds) > 0 {
-		c.concludeHolds(s, spared)
-	}
-	if spared {
-		c.undo(s, now, func(i int) bool { return c.spared[i] })
-	}
+	c.concludeHolds(s)
+	c.undo(s, now)
 	s.Stats.countCode(c.over)
 }
 
@@ -113,7 +108,8 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 			a = c.asks[st.ask]
 			s.Stats.Sources[st.verdict.Source].Add(1)
 		}
-		near := ratelimit.Tokens(math.Floor(float64(st.limit().Capacity()) * s.options.NearLimitRatio))
+		// In 32 bits, 0.7 of 90 is 63, and not a little less.
+		near := ratelimit.Tokens(float32(st.limit().Capacity()) * float32(s.options.NearLimitRatio))
 		hit := known != nil && known.lookUp(now, c.matches[i].hash, st.verdict.OverLimit)
 		counters.Count(a, st.verdict, near, hit)
 		if st.verdict.OverLimit && st.rule.Shadow {
@@ -145,13 +141,13 @@ func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounte
 	return r.Counters.Named(c.name)
 }
 
-// spare marks the asks whose charge is given back, and makes their statuses show the rest without it. It
-// reports whether there is any.
+// spare marks the asks whose charge is given back, and makes their statuses show the rest without it.
 //
 // A refused request costs nothing of the rules that say so (on_deny: refund), and of no rule if one that
 // refused it does. With SpareOthers, a descriptor that is refused makes the others free, whatever becomes of
 // the request.
-func (c *call) spare(s *Service) bool {
+func (c *call) spare(s *Service) {
+	c.spared = c.spared[:0]
 	refused, refunds := false, false
 	for i := range c.statuses {
 		st := &c.statuses[i]
@@ -160,9 +156,8 @@ func (c *call) spare(s *Service) bool {
 	}
 	// Nothing was refused that anything would be given back for.
 	if !c.over && (!refused || !s.options.SpareOthers) {
-		return false
+		return
 	}
-	c.spared = c.spared[:0]
 	some := false
 	for i := range c.asks {
 		a := &c.asks[i]
@@ -175,7 +170,6 @@ func (c *call) spare(s *Service) bool {
 	if some {
 		c.restate()
 	}
-	return some
 }
 
 // restate makes statuses show the rest once the spared asks are undone. Their tokens of the same key, and those
@@ -200,11 +194,11 @@ func (c *call) restate() {
 
 func denyRefunds(r *ratelimit.Rule) bool { return r.Coordination.OnDeny == ratelimit.DenyRefunds }
 
-// undo takes back the charges of some asks, which are named by their place.
-func (c *call) undo(s *Service, now ratelimit.Instant, of func(int) bool) {
+// undo takes back the charges of spared asks.
+func (c *call) undo(s *Service, now ratelimit.Instant) {
 	n := 0
-	for i := range c.asks {
-		if c.asks[i].Kind == ratelimit.Spend && of(i) {
+	for i, spared := range c.spared {
+		if spared {
 			// They are moved to the front in place, because the others are not needed any more.
 			c.asks[n], c.verdicts[n] = c.asks[i], c.verdicts[i]
 			n++

@@ -18,9 +18,9 @@ func (c *call) appendHeaders(names *HeaderNames) {
 		return
 	}
 	if names.Limit != "" {
-		c.out = appendHeader(c.out, names.Limit, uint64(st.limit().Requests))
-		c.out = appendHeader(c.out, names.Remaining, uint64(st.remaining()))
-		c.out = appendHeader(c.out, names.Reset, st.resetSeconds())
+		c.out = appendField(c.out, names.Limit, nil, "", uint64(st.limit().Requests), "", 0)
+		c.out = appendField(c.out, names.Remaining, nil, "", uint64(st.remaining()), "", 0)
+		c.out = appendField(c.out, names.Reset, nil, "", st.resetSeconds(), "", 0)
 	}
 	if names.IETF {
 		c.appendIETF(st)
@@ -48,16 +48,6 @@ func (c *call) tightest() (least *status) {
 	return least
 }
 
-// appendHeader writes an envoy.config.core.v3.HeaderValue.
-func appendHeader(b []byte, name string, value uint64) []byte {
-	return wire.AppendMessage(b, 3, func(b []byte) []byte {
-		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), name)
-		var digits [20]byte
-		b = protowire.AppendTag(b, 2, protowire.BytesType)
-		return protowire.AppendBytes(b, strconv.AppendUint(digits[:0], value, 10))
-	})
-}
-
 // appendIETF writes the two fields of draft-ietf-httpapi-ratelimit-headers-11:
 //
 //	RateLimit-Policy: "name";q=100;w=60    the quota, and its window in seconds
@@ -77,7 +67,8 @@ func (c *call) appendIETF(st *status) {
 	c.out = appendField(c.out, "RateLimit", name, ";r=", uint64(st.remaining()), ";t=", st.resetSeconds())
 }
 
-// appendField writes a header whose value is a name and two numbers, or one, where second is empty.
+// appendField writes an envoy.config.core.v3.HeaderValue: a name, if it has one, and two numbers, or one, where second
+// is empty.
 func appendField(b []byte, header string, name []byte, first string, n uint64, second string, m uint64) []byte {
 	var room [256]byte
 	value := append(append(room[:0], name...), first...)

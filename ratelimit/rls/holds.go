@@ -81,7 +81,6 @@ func (c *call) addHeld(s *Service, i, start int) {
 		c.settle(&h, c.request.ends(x), ask)
 	case h.settles:
 		if !s.settleByID(c, &h, x, ask) {
-			c.keys = c.keys[:start]
 			return
 		}
 	default:
@@ -99,10 +98,6 @@ func (c *call) addHeld(s *Service, i, start int) {
 	}
 	c.holds = append(c.holds, h)
 	m.settles = h.settles
-	if m.ask < 0 {
-		// The next descriptor's key takes the place of an unused one.
-		c.keys = c.keys[:start]
-	}
 }
 
 // settleByID books a cost in place of the hold. It returns false if there is nothing to settle: a request that
@@ -152,8 +147,8 @@ func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 }
 
 // concludeHolds counts what became of holds, and puts those that were taken into the answer's.
-func (c *call) concludeHolds(s *Service, spared bool) {
-	c.parts = c.parts[:0]
+func (c *call) concludeHolds(s *Service) {
+	c.hold, c.parts = c.hold[:0], c.parts[:0]
 	in := instants{0, 1<<32 - 1}
 	for i := range c.holds {
 		h := &c.holds[i]
@@ -162,7 +157,7 @@ func (c *call) concludeHolds(s *Service, spared bool) {
 		case m.replaced:
 		case h.settles:
 			h.count(m.rule.Counters, c.verdictOf(m))
-		case m.ask < 0 || h.amount == 0 || spared && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
+		case m.ask < 0 || h.amount == 0 || len(c.spared) > 0 && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
 		default:
 			m.rule.Counters.Holds().Took(h.amount)
 			if m.rule.Hold.Identified() && in.narrow(&m.rule.Limit, &c.verdicts[m.ask]) {

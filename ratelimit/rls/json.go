@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 
@@ -24,8 +23,7 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if why := foreign(r); why != "" {
-		s.Stats.count(bad("%s", why))
-		http.Error(w, why, http.StatusUnsupportedMediaType)
+		s.refuseJSON(w, &badRequest{why, http.StatusUnsupportedMediaType})
 		return
 	}
 	body, forget, err := s.readBody(w, r)
@@ -66,16 +64,12 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(append(text, '\n'))
 }
 
-// foreign says why a request may be one that a strange page has a browser send: then it is not taken in. A page may
-// send text without asking, and a browser says whose page it is. Other clients, curl among them, send neither.
+// foreign says why a request may be one that a page has a browser send: then it is not taken in. This port has no
+// pages, and a strange one may have its own name point here (DNS rebinding). A page may send text without asking, and
+// a browser says whose page it is. Other clients, curl among them, send neither.
 func foreign(r *http.Request) string {
 	if origin := r.Header.Get("Origin"); origin != "" {
-		if u, err := url.Parse(origin); err != nil || u.Host != r.Host {
-			return fmt.Sprintf("the request comes from a page of %.200q: pages of other hosts are refused", origin)
-		}
-	}
-	if site := r.Header.Get("Sec-Fetch-Site"); site == "cross-site" {
-		return "the request comes from a page of another site: pages of other hosts are refused"
+		return fmt.Sprintf("the request comes from a page of %.200q: requests of pages are refused", origin)
 	}
 	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	switch kind = strings.ToLower(strings.TrimSpace(kind)); kind {
@@ -124,15 +118,10 @@ func (s *Service) refuseJSON(w http.ResponseWriter, err error) {
 }
 
 func writeJSONError(w http.ResponseWriter, err error) {
-	code := http.StatusServiceUnavailable
-	if _, ok := errors.AsType[*badRequest](err); ok {
-		code = http.StatusBadRequest
+	if client, ok := errors.AsType[*badRequest](err); ok {
+		http.Error(w, err.Error(), client.status)
+		return
 	}
-	if _, ok := errors.AsType[*tooLargeError](err); ok {
-		code = http.StatusRequestEntityTooLarge
-	}
-	if code == http.StatusServiceUnavailable {
-		w.Header().Set("Retry-After", "1")
-	}
-	http.Error(w, err.Error(), code)
+	w.Header().Set("Retry-After", "1")
+	http.Error(w, err.Error(), http.StatusServiceUnavailable)
 }

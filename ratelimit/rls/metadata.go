@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// appendMetadata writes dynamic_metadata: the request, and the metadata of the rules whose descriptors
-// passed. It allocates; it is off by default.
+// appendMetadata writes dynamic_metadata: the request, and the metadata of the limits that let it pass. It allocates;
+// it is off by default.
 func (c *call) appendMetadata() {
 	// The request's strings lie in pooled bytes, and the map must not refer to them for longer.
 	fields := map[string]any{"domain": strings.Clone(c.request.domain)}
@@ -18,7 +18,7 @@ func (c *call) appendMetadata() {
 	merged := map[string]any{}
 	for i := range c.request.descriptors {
 		descriptors[i] = c.describe(&c.request.descriptors[i])
-		if st := &c.statuses[i]; st.rule != nil && !st.over {
+		if st := &c.statuses[i]; !st.bare && !st.unlimited && !st.over {
 			mergeMetadata(merged, st.rule.Metadata)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"unicode/utf8"
 	"unsafe"
 
@@ -70,15 +71,18 @@ func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
 	}
 }
 
-// badRequest is the client's mistake: InvalidArgument, or 400.
-type badRequest struct{ message string }
+// badRequest is the client's mistake: InvalidArgument, or a status of HTTP.
+type badRequest struct {
+	message string
+	status  int
+}
 
 // Error describes the fault of the request.
 func (e *badRequest) Error() string { return e.message }
 
 // bad describes the fault of a request, in a line: it may quote the request, which may be long.
 func bad(format string, args ...any) error {
-	return &badRequest{ratelimit.OneLine(fmt.Sprintf(format, args...))}
+	return &badRequest{ratelimit.OneLine(fmt.Sprintf(format, args...)), http.StatusBadRequest}
 }
 
 func (r *request) reset() {

@@ -40,6 +40,9 @@ func TestEachRequestGetsItsAnswer(t *testing.T) {
 			o := &p.options
 			o.ShadowMode, o.QuotaMode, o.SpareOthers = in.HasArg("shadow"), in.HasArg("quota"), in.HasArg("spare")
 			o.DynamicMetadata, o.Headers.IETF = in.HasArg("metadata"), in.HasArg("ietf")
+			if in.HasArg("near") {
+				o.NearLimitRatio = 0.7
+			}
 			if in.HasArg("headers") {
 				o.Headers.Limit, o.Headers.Remaining, o.Headers.Reset = "L", "Rem", "Res"
 			}

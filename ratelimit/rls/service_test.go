@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -222,13 +223,6 @@ func TestInvalidUTF8(t *testing.T) {
 	}
 }
 
-func TestNoConfig(t *testing.T) {
-	f := newFixture(t, Options{}, "")
-	if _, err := f.call(rlsRequest(desc("a=b"))); err == nil || err.Error() != "no rate limit configuration loaded" {
-		t.Error(err)
-	}
-}
-
 // A bug in a limiter is one failed request and a line in the log.
 func TestPanicIsOneFailedRequest(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
@@ -280,8 +274,8 @@ func TestJSON(t *testing.T) {
 	none := newFixture(t, Options{}, "")
 	w = httptest.NewRecorder()
 	none.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(one)))
-	if w.Code != http.StatusServiceUnavailable {
-		t.Error(w.Code)
+	if w.Code != http.StatusServiceUnavailable || w.Body.String() != "no rate limit configuration loaded\n" {
+		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }
 
@@ -299,7 +293,7 @@ func TestJSONOfStrangePages(t *testing.T) {
 		{"", "Text/Plain; charset=utf-8", 415},
 		{"", "text/plain;a=1;a=2", 415},
 		{"", "multipart/form-data; boundary=x", 415},
-		{"http://example.com", "application/json", 200}, // a page of the same host
+		{"http://example.com", "application/json", 415}, // whose name points here
 		{"http://evil.example", "application/json", 415},
 		{"https://evil.example", "application/x-www-form-urlencoded", 415},
 		{"null", "", 415},
@@ -338,16 +332,19 @@ func (l *leaver) Decide(ctx context.Context, now ratelimit.Instant, asks []ratel
 }
 
 // What a call was charged is given back if its caller gave up meanwhile, of all its
-// rules; it is then not answered, and not counted as admitted.
+// rules; it is then not answered, and not counted as admitted. What it settles counts.
 func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
+	f := holdFixtureOf(t, testRules+"  - {key: h, hold: {amount: 4}, rate_limit: {unit: day, requests_per_unit: 9}}\n")
 	gate := shed.NewGate(20 * time.Millisecond)
-	f := newFixture(t, Options{Gate: gate}, testRules)
+	f.options.Gate = gate
+	hold, _ := f.takes(desc("h=a"))
 	ctx, cancel := context.WithCancel(context.Background())
 	inner := f.limiter
 	f.limiter = &leaver{inner, cancel}
 	c := &call{}
 	var err error
-	if c.in, err = proto.Marshal(rlsRequest(desc("twenty=a"), desc("five=a"))); err != nil {
+	ends := descOf("h=a,"+EntryHold+"="+hold, 1)
+	if c.in, err = proto.Marshal(rlsRequest(desc("twenty=a"), desc("five=a"), ends)); err != nil {
 		t.Fatal(err)
 	}
 	for range 100 {
@@ -356,26 +353,14 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 		}
 	}
 	f.limiter = inner
-	got := f.must(rlsRequest(desc("twenty=a"), desc("five=a")))
-	if got.Statuses[0].LimitRemaining != 19 || got.Statuses[1].LimitRemaining != 4 {
-		t.Errorf("%d of 20 and %d of 5 are left after 100 calls that were given up, and one",
-			got.Statuses[0].LimitRemaining, got.Statuses[1].LimitRemaining)
+	again := rlsRequest(desc("twenty=a"), desc("five=a"), desc("h=a"))
+	f.expect("OK: OK 19/20 45s, OK 4/5 3585s, OK 4/9 57585s", again)
+	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 2 || f.Stats.ServiceErrors.Load() != 0 {
+		t.Errorf("%d counted as given up, %d as OK, %d as errors", n, f.Stats.OK.Load(), f.Stats.ServiceErrors.Load())
 	}
-	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 1 || f.Stats.StoreErrors.Load() != 0 {
-		t.Errorf("%d counted as given up, %d as OK, %d as errors of the store", n, f.Stats.OK.Load(),
-			f.Stats.StoreErrors.Load())
-	}
-}
-
-// An answer that is made before its caller gives up stands: a refusal that costs
-// nothing is given back once, not twice.
-func TestRefundsAreNotRepeated(t *testing.T) {
-	f := newFixture(t, Options{Gate: shed.NewGate(20 * time.Millisecond)}, testRules)
-	for range 30 {
-		f.must(rlsRequest(desc("refund=a")))
-	}
-	if got := f.must(rlsRequest(desc("refund=a"))); got.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
-		t.Errorf("after 30 of 10: %v", got)
+	want := map[string]uint64{"taken": 2, "settled": 1, "released": 3, "replayed": 99}
+	if got := f.holdsCounted("h"); !maps.Equal(got, want) {
+		t.Errorf("of holds: %v, want %v", got, want)
 	}
 }
 

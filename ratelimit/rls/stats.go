@@ -15,7 +15,6 @@ type Stats struct {
 	GlobalShadow   atomic.Uint64          // over limit, but answered OK by SHADOW_MODE
 	UnknownDomains ratelimit.RuleCounters // requests, by the name of the domain
 	BadRequests    atomic.Uint64
-	StoreErrors    atomic.Uint64
 	ServiceErrors  atomic.Uint64 // bad requests, no config, and requests given up for others
 	Panics         atomic.Uint64
 	Sources        [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
@@ -26,20 +25,10 @@ func (s *Stats) count(err error) {
 	if err == nil || errors.Is(err, errGone) { // which the gate counts
 		return
 	}
-	_, malformed := errors.AsType[*badRequest](err)
-	_, tooLarge := errors.AsType[*tooLargeError](err)
-	if malformed || tooLarge {
+	s.ServiceErrors.Add(1)
+	if _, ok := errors.AsType[*badRequest](err); ok {
 		s.BadRequests.Add(1)
-		s.ServiceErrors.Add(1)
-		return
 	}
-	// These are no fault of the store, which an alert on store errors would blame.
-	if errors.Is(err, errNoConfig) || errors.Is(err, errInternal) || errors.Is(err, errCrowded) ||
-		errors.Is(err, errLarge) {
-		s.ServiceErrors.Add(1)
-		return
-	}
-	s.StoreErrors.Add(1)
 }
 
 func (s *Stats) countCode(over bool) {

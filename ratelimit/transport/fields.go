@@ -40,7 +40,6 @@ func newFields(method *Method, most uint32) fields {
 func (f *fields) read(block []byte) error {
 	if f.decoder == nil {
 		f.decoder = hpack.NewDecoder(tableSize, f.emit)
-		f.decoder.SetMaxStringLength(f.most)
 	}
 	clear(f.all)
 	f.size, f.path, f.own, f.typed, f.patience, f.all = 0, "", false, false, forever, f.all[:0]

@@ -146,10 +146,10 @@ func originOf(e *console.Explanation) string {
 	return fmt.Sprintf(" by an override of %s%s (the rule has %s)", e.OverrideSet.Format(time.RFC3339), until, e.RuleLimit)
 }
 
-// expiry says when a lease expires.
+// expiry says when a lease expires. One without an expiry has none at the store, and one far away here.
 func expiry(in time.Duration) string {
 	const never = 100 * 366 * 24 * time.Hour
-	if in > never {
+	if in == 0 || in > never {
 		return "it ends with its window"
 	}
 	return fmt.Sprint("expires in ", in.Round(time.Millisecond))
