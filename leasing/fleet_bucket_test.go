@@ -217,6 +217,19 @@ func (s *stage) dropped(key string) time.Duration {
 	return 0
 }
 
+// Records of a bucket in use go with the names that nodes have left.
+func TestBusyBucketStaysSmall(t *testing.T) {
+	s := newStrictStage(t, 2, bucketOf(100, 100, ratelimit.Second), nil)
+	for i := range 300 {
+		s.passes(i%2, 1)
+		s.goOn(60 * time.Millisecond)
+	}
+	v, err := s.ledger.Look(t.Context(), "k", 0, &s.rule.Limit)
+	if err != nil || len(v.Holders) > 150 {
+		t.Errorf("2 nodes have %d records: %v", len(v.Holders), err)
+	}
+}
+
 // Random buckets, costs and pauses around the refill: at most burst, rate and drift pass, no account counts as lost, and
 // a bucket that is repaid admits its burst.
 func TestBucketsAtRandom(t *testing.T) {

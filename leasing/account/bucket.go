@@ -2,6 +2,7 @@ package account
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -191,6 +192,23 @@ func (b *bucket) cut(burst, refunded tokens) tokens {
 	}
 	b.level, b.carry = b.level-over, 0
 	return min(refunded, tokens(over/Micro))
+}
+
+// leftKept is the time for which a record stays after its holder has taken another name.
+const leftKept = 2 * time.Second
+
+// forget drops records of holders that have taken another name: an account of their last claim would have expired, and
+// a bucket in use does not. The record of debtor notes the latest end of such accounts (spent). From expires on,
+// records up to its fence are dropped.
+func (b *bucket) forget(now, full instant) {
+	d := b.records.findOrAdd(debtor)
+	d.seq, d.spent = 1, max(d.spent, tokens(full.Add(leftKept)))
+	if now < d.expires {
+		return
+	}
+	last := d.fence
+	d.fence, d.expires = b.fence, instant(d.spent)
+	b.records = slices.DeleteFunc(b.records, func(r record) bool { return r.holder != debtor && r.fence <= last })
 }
 
 // full is the time at which the level alone is full; at least after two slots, when all leases have ended. Usage

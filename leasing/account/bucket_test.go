@@ -28,10 +28,10 @@ func TestBucket(t *testing.T) {
 	b.is(b.claims(2, 40, 40, 60, slot(ms100)), 0, 40, 100, 60)
 	b.pass(ms100)
 	b.is(b.claims(2, 40, 40, 60, slot(ms100)), 1, 41, 100, 60)
-	b.pass(time.Minute) // what 1 has in hand is gone
-	b.is(b.claims(3, 0, 0, 5, slot(ms100)), 5, 5, 5, 0)
-	b.is(b.claims(1, 60, 60, 0, slot(ms100)), 0, 60, 5, 5) // it had been charged for
-	b.is(b.claims(2, 41, 50, 0, slot(ms100)), 0, 50, 14, 5)
+	b.pass(15 * time.Second / 2) // what 1 has in hand is gone
+	b.is(b.claims(3, 0, 0, 5, slot(ms100)), 5, 5, 30, 0)
+	b.is(b.claims(1, 60, 60, 0, slot(ms100)), 0, 60, 30, 5) // it had been charged for
+	b.is(b.claims(2, 41, 50, 0, slot(ms100)), 0, 50, 39, 5)
 }
 
 // While a lease is live, the room of what is in hand stays free: burst + rate x t bounds what is spent.

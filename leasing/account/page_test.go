@@ -35,6 +35,7 @@ func TestPageConstants(t *testing.T) {
 		"account.overrideKept": of(overrideKept),
 		"account.keptMost":     of(keptMost),
 		"account.bucketWaits":  of(bucketWaits),
+		"account.leftKept":     of(leftKept),
 		"account.recordsPause": of(recordsPause),
 		"account.askedRarely":  of(askedRarely),
 		"account.parts":        one(fmt.Sprint("1/", parts)),

@@ -172,6 +172,7 @@ var plantedScripts = []struct{ right, wrong string }{
 	{"if Seq == 1 then paid = paid + min(0, taken) end", ""},
 	{"seq, told, had = 0, 0, 0", ""},
 	{"elseif hand + old == 0 then", "else"},
+	{"if r.fence <= last then", "if r.fence < last then"},
 	{"carry = part % Seconds", "carry = 0"},
 	{"if was and Carries == 1 then", "if Carries == 1 then\n  was = was or '0'"},
 	{"integer(was) - Limit, MOST", "integer(was), MOST"},
