@@ -161,9 +161,9 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 	var paid tokens
 	switch {
 	case r.seq == 0:
-		// New, or lost: its earlier usage is not owed. A refund counts in the first claim only.
+		// New, or lost: its earlier usage is not owed, and an earlier refund was credited.
 		paid = hand + max(0, spent-taken)
-		if c.Seq == 1 {
+		if c.Seq < Answered {
 			paid += min(0, taken)
 		}
 	case b.turn-r.expires <= 1:

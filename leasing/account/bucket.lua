@@ -2,7 +2,7 @@
 -- hand, old, turn, ends, slot; "f" is fence, learns; "h:NAME" is an integer, "c:NAME" a holder's last claim: seq,
 -- spent, fence, turn. Those of holder 0 are the latest end of the account (spent), and from which turn on records up
 -- to which fence are dropped.
-local MICRO, MOST_BURST, WAITS, LEFT_KEPT = 1000000, 4294967295, 1000000, 2000000
+local MICRO, MOST_BURST, WAITS, LEFT_KEPT, ANSWERED = 1000000, 4294967295, 1000000, 2000000, 1099511627776
 local full, rate = Limit, was
 if inForce then
   Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
@@ -65,7 +65,7 @@ end
 local taken, own, paid = Taken, held(Taken, Spent)
 if seq == 0 then
   paid = own + max(0, Spent - taken)
-  if Seq == 1 then paid = paid + min(0, taken) end
+  if Seq < ANSWERED then paid = paid + min(0, taken) end
 elseif turn - claimedIn <= 1 then
   if turn == claimedIn then hand = hand - held(had, told) else old = old - held(had, told) end
   paid = max(taken, Spent) - had

@@ -36,6 +36,7 @@ func TestPageConstants(t *testing.T) {
 		"account.keptMost":     of(keptMost),
 		"account.bucketWaits":  of(bucketWaits),
 		"account.leftKept":     of(leftKept),
+		"account.Answered":     one(specpage.Power(Answered)),
 		"account.recordsPause": of(recordsPause),
 		"account.askedRarely":  of(askedRarely),
 		"account.parts":        one(fmt.Sprint("1/", parts)),

@@ -169,7 +169,7 @@ var plantedScripts = []struct{ right, wrong string }{
 	{"if since < 0 or since >= pause then", "if since >= pause then"},
 	{"if not got[1] or Carries == 1 then redis.call('PEXPIREAT'", "if false then redis.call('PEXPIREAT'"},
 	{"turn - claimedIn <= 1", "turn - claimedIn <= 2"},
-	{"if Seq == 1 then paid = paid + min(0, taken) end", ""},
+	{"if Seq < ANSWERED then paid = paid + min(0, taken) end", ""},
 	{"seq, told, had = 0, 0, 0", ""},
 	{"elseif hand + old == 0 then", "else"},
 	{"if r.fence <= last then", "if r.fence < last then"},
