@@ -284,7 +284,9 @@ func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
 	if v.Window == 0 || v.Window != c.window(l) || bucket && c.begins == 0 {
 		return
 	}
+	before := c.state // of a bucket under another limit, it may be above this one
 	c.credit(v.Charged+v.Debt, l)
+	c.state = max(c.state, before)
 }
 
 // keep has a bucket last until it is full by its rule's own limit: an override may end before the next ask.
