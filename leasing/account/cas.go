@@ -327,7 +327,7 @@ func (x *subject) settle(now instant, claim *Claim) Grant {
 // life, or the record is missing, a new epoch begins.
 
 // life is the record of the epoch. It has no end.
-func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + epochName} }
+func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + EpochName} }
 
 // epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. restating prolongs
 // the learning, if it lasts.
