@@ -250,7 +250,7 @@ func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	switch {
 	case c.begins == 0:
 		c.begins, c.state = now, c.room(l)
-	case now < c.begins && c.begins.Sub(now) < min(l.Period(), bucketWaits):
+	case now < c.begins && c.begins.Sub(now) < min(l.Period(), time.Second):
 		now = c.begins
 	default:
 		c.state, c.extra = account.Refilled(c.state, c.extra, int64(max(0, now-c.begins)), c.room(l), l)
@@ -258,9 +258,6 @@ func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	}
 	return now
 }
-
-// bucketWaits bounds the time that a bucket stands still when the clock goes back.
-const bucketWaits = time.Second
 
 func (c *counter) drain(n tokens) {
 	c.state = max(c.state-int64(min(n, mostDebt))*account.Micro, -int64(mostDebt)*account.Micro)

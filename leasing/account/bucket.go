@@ -53,7 +53,7 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	refunded := b.book(r, c)
 	g.Cut = b.cut(burst, refunded)
 	r.taken, r.spent = r.taken+g.Cut, r.spent+g.Cut
-	g.Granted = granted(tokens(max(0, b.level)/Micro), c)
+	g.Granted = Granted(tokens(max(0, b.level)/Micro), c.Need, c.Want, c.Share)
 	b.level -= int64(g.Granted) * Micro
 	b.hand += g.Granted
 	r.taken += g.Granted
