@@ -191,14 +191,19 @@ func TestOverriddenKeysGoAfterAnHour(t *testing.T) {
 	}
 }
 
+// sweep has the first node sweep once more.
+func (s *stage) sweep() {
+	s.now = s.now.Add(SweepEvery)
+	s.run(&s.timers)
+	s.nodes[0].Sweep(s.now)
+	s.settle()
+}
+
 // dropped is the time until the first node drops a key without requests, within two hours.
 func (s *stage) dropped(key string) time.Duration {
 	n := s.nodes[0]
 	for start := s.now; s.now.Sub(start) < 2*time.Hour; {
-		s.now = s.now.Add(SweepEvery)
-		s.run(&s.timers)
-		n.Sweep(s.now)
-		if s.settle(); s.now%instant(30*time.Second) == 0 {
+		if s.sweep(); s.now%instant(30*time.Second) == 0 {
 			s.ask(0, "other", 1) // so that the node has the store's time
 		}
 		of, _, c := n.find([]byte(key))
