@@ -53,19 +53,14 @@ func (f *Fleet) verify(ctx context.Context, s server) {
 		} else if !restating {
 			verified = now
 		}
-		if err := look(ctx, s, restating); err != nil && ctx.Err() == nil && f.OnFailure != nil {
+		read := s.Verify
+		if restating {
+			read = s.Prolong
+		}
+		bounded, cancel := context.WithTimeout(ctx, TimeLimit)
+		_, err := read(bounded)
+		if cancel(); err != nil && ctx.Err() == nil && f.OnFailure != nil {
 			f.OnFailure(err)
 		}
 	}
-}
-
-func look(ctx context.Context, s server, restating bool) error {
-	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
-	defer cancel()
-	read := s.Verify
-	if restating {
-		read = s.Prolong
-	}
-	_, err := read(ctx)
-	return err
 }

@@ -349,15 +349,14 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 		switch overdue {
 		case hold.Short:
 			k.Take(now, w.ask, hold.Reply{Waited: true, Last: true}, w.verdict)
-			w.decided(k)
-			w.finish(k)
-			return
 		case hold.Doubtful:
 			k.Deny(now, w.ask, w.verdict)
+		case hold.Undecided:
+		}
+		if overdue != hold.Undecided {
 			w.decided(k)
 			w.finish(k)
 			return
-		case hold.Undecided:
 		}
 	}
 	c.failLocked(now, w, &k, ratelimit.FallbackDeadline)

@@ -250,7 +250,7 @@ func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	switch {
 	case c.begins == 0:
 		c.begins, c.state = now, c.room(l)
-	case now < c.begins && c.begins.Sub(now) < min(l.Period(), bucketWaits):
+	case now < c.begins && c.begins.Sub(now) < min(l.Period(), time.Second):
 		now = c.begins
 	default:
 		c.state, c.extra = account.Refilled(c.state, c.extra, int64(max(0, now-c.begins)), c.room(l), l)
@@ -258,9 +258,6 @@ func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	}
 	return now
 }
-
-// bucketWaits bounds the time that a bucket stands still when the clock goes back.
-const bucketWaits = time.Second
 
 func (c *counter) drain(n tokens) {
 	c.state = max(c.state-int64(min(n, mostDebt))*account.Micro, -int64(mostDebt)*account.Micro)
@@ -284,7 +281,9 @@ func (c *counter) undo(l *ratelimit.Limit, v *verdict) {
 	if v.Window == 0 || v.Window != c.window(l) || bucket && c.begins == 0 {
 		return
 	}
+	before := c.state // of a bucket under another limit, it may be above this one
 	c.credit(v.Charged+v.Debt, l)
+	c.state = max(c.state, before)
 }
 
 // keep has a bucket last until it is full by its rule's own limit: an override may end before the next ask.

@@ -226,28 +226,19 @@ func (f *Fleet) wait(ctx context.Context, c *call) {
 	for more := true; more; more = c.advance(f.clock()) {
 		// One timer bounds all rounds together, so that a series of insufficient answers cannot keep a request beyond
 		// its deadline. It runs for the check_timeout of rules that drift, then for the rest of the deadline.
-		over := true
 		select {
 		case <-c.next(): // it counts even if it is late
-			over = fired(timer.C)
+			select {
+			case <-timer.C:
+			default:
+				continue
+			}
 		case <-timer.C:
 		case <-ctx.Done():
-		}
-		if !over {
-			continue
 		}
 		if rest := c.timeOver(ctx.Err() != nil); rest > 0 {
 			timer.Reset(rest)
 		}
-	}
-}
-
-func fired(timer <-chan time.Time) bool {
-	select {
-	case <-timer:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -303,8 +294,8 @@ func (f *Fleet) Recalled(name string, w window) {
 	})
 }
 
-// nextName is a new name of this node, for its next key.
-func (f *Fleet) nextName() uint32 { return uint32(f.forgotten.Add(1) & (1<<28 - 1)) }
+// nextName is a new name of this node. Keys that are tracked from now on have other names.
+func (f *Fleet) nextName() uint32 { return uint32((f.forgotten.Add(2) - 1) & (1<<28 - 1)) }
 
 func (f *Fleet) nodes() int { return max(1, f.seen()) }
 

@@ -21,6 +21,9 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 		return v
 	}
 	k := s.of(c)
+	if k != nil && a.OfSlot() { // without slots whose time is over
+		s.decideSlots(at, k, c, &ask{Rule: a.Rule, Kind: ratelimit.Peek}, &verdict{})
+	}
 	v.Ledger = c.Val.look(at, s.rule(at, k, a))
 	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged}
 	if k != nil {

@@ -87,6 +87,12 @@ func TestUndoUnderAnOverride(t *testing.T) {
 	if got := decideOne(l, 1, ask{Rule: r, Key: a.Key, Kind: ratelimit.Peek}).Remaining; v.Remaining != 99 || got != 100 {
 		t.Errorf("of 100, %d are left after a request, and %d when it is undone", v.Remaining, got)
 	}
+	l = NewLocal(100, 1, testWall)
+	v = decideOne(l, 1, a)
+	l.Undo(1, []ask{{Rule: r.LocalShare(2), Key: a.Key, Cost: 1}}, []verdict{v}) // a node has come meanwhile
+	if got := decideOne(l, 1, ask{Rule: r, Key: a.Key, Kind: ratelimit.Peek}).Remaining; got < v.Remaining {
+		t.Errorf("of %d, %d are left when a request is undone", v.Remaining, got)
+	}
 }
 
 // A bucket whose limit was 0 for a while is not full afterwards, where it moves or its place is needed.

@@ -117,10 +117,8 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 			return errReset
 		}
 	}
-	f.forgive(now, a.Key)
-	// Under a name that is used once: a holder that refunds the charges of others. The next key must have another
-	// name.
-	defer f.nextName()
+	f.Drop(now, a.Key)
+	// Under a name that is used once: a holder that refunds the charges of others.
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Divisor: 1,
 		Audit: account.AuditOf(rule),
@@ -140,15 +138,6 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 		refunded = g[0].Sum
 		c.Taken, c.Spent = c.Taken-refunded, c.Spent-refunded
 	}
-	f.forgive(now, a.Key)
+	f.Drop(now, a.Key)
 	return nil
-}
-
-// forgive drops this node's refusals of a key that was reset.
-func (f *Fleet) forgive(now instant, key []byte) {
-	f.visit(now, key, func(k entry) {
-		k.Forgive()
-		k.Restate()
-		f.launchLocked(k, hold.Batch)
-	})
 }

@@ -61,7 +61,7 @@ func TestSlotsOfANode(t *testing.T) {
 	if n := l.Stats().Accounts; n != 1 {
 		t.Errorf("%d accounts", n)
 	}
-	if x := l.Look(t.Context(), instant(61*time.Second), &ask{Rule: r, Key: []byte("k")}).Ledger; x == nil || x.Charged != 2 || x.Free != 0 {
+	if x := l.Look(t.Context(), instant(64*time.Second), &ask{Rule: r, Key: []byte("k")}).Ledger; x == nil || x.Charged != 1 || x.Free != 1 {
 		t.Errorf("it looks like %+v", x)
 	}
 	if err := l.Reset(t.Context(), instant(61*time.Second), &ask{Rule: r, Key: []byte("k")}); err != nil {

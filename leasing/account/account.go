@@ -151,7 +151,7 @@ func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens 
 	if now < a.learns {
 		free = min(free, max(1, limit/LearnPart)-a.learned)
 	}
-	n := granted(free, c)
+	n := Granted(free, c.Need, c.Want, c.Divisor)
 	if now < a.learns {
 		a.learned += n
 	}
@@ -160,11 +160,8 @@ func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens 
 	return n
 }
 
-// granted is the size of a claim's grant.
-func granted(free tokens, c *Claim) tokens { return Granted(free, c.Need, c.Want, c.Divisor) }
-
-// Granted is the need, as far as it is free, and beyond it up to Want, but at most one share-th of the free
-// tokens in all.
+// Granted is the size of a grant. It is the need, as far as it is free, and beyond it up to Want, but at most one
+// divisor-th of the free tokens in all.
 func Granted(free, need, want tokens, divisor int) tokens {
 	return max(0, min(free, want, max(need, free/tokens(max(1, divisor)))))
 }

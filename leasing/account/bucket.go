@@ -2,6 +2,7 @@ package account
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -52,7 +53,7 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	refunded := b.book(r, c)
 	g.Cut = b.cut(burst, refunded)
 	r.taken, r.spent = r.taken+g.Cut, r.spent+g.Cut
-	g.Granted = granted(tokens(max(0, b.level)/Micro), c)
+	g.Granted = Granted(tokens(max(0, b.level)/Micro), c.Need, c.Want, c.Divisor)
 	b.level -= int64(g.Granted) * Micro
 	b.hand += g.Granted
 	r.taken += g.Granted
@@ -160,9 +161,9 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 	var paid tokens
 	switch {
 	case r.seq == 0:
-		// New, or lost: its earlier usage is not owed. A refund counts in the first claim only.
+		// New, or lost: its earlier usage is not owed, and an earlier refund was credited.
 		paid = hand + max(0, spent-taken)
-		if c.Seq == 1 {
+		if c.Seq < Answered {
 			paid += min(0, taken)
 		}
 	case b.turn-r.expires <= 1:
@@ -191,6 +192,23 @@ func (b *bucket) cut(burst, refunded tokens) tokens {
 	}
 	b.level, b.carry = b.level-over, 0
 	return min(refunded, tokens(over/Micro))
+}
+
+// leftKept is the time for which a record stays after its holder has taken another name.
+const leftKept = 2 * time.Second
+
+// forget drops records of holders that have taken another name: an account of their last claim would have expired, and
+// a bucket in use does not. The record of debtor notes the latest end of such accounts (spent). From expires on,
+// records up to its fence are dropped.
+func (b *bucket) forget(now, full instant) {
+	d := b.records.findOrAdd(debtor)
+	d.seq, d.spent = 1, max(d.spent, tokens(full.Add(leftKept)))
+	if now < d.expires {
+		return
+	}
+	last := d.fence
+	d.fence, d.expires = b.fence, instant(d.spent)
+	b.records = slices.DeleteFunc(b.records, func(r record) bool { return r.holder != debtor && r.fence <= last })
 }
 
 // full is the time at which the level alone is full; at least after two slots, when all leases have ended. Usage

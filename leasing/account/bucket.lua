@@ -1,16 +1,18 @@
 -- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at,
 -- hand, old, turn, ends, slot; "f" is fence, learns; "h:NAME" is an integer, "c:NAME" a holder's last claim: seq,
--- spent, fence, turn.
-local MICRO, MOST_BURST, WAITS = 1000000, 4294967295, 1000000
+-- spent, fence, turn. Those of holder 0 are the latest end of the account (spent), and from which turn on records up
+-- to which fence are dropped.
+local MICRO, MOST_BURST, WAITS, LEFT_KEPT, ANSWERED = 1000000, 4294967295, 1000000, 2000000, 1099511627776
 local full, rate = Limit, was
 if inForce then
   Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
 end
-local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed)
+local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed, 'c:0')
 local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], '<dddddddd')
 local fence, learns = unpacked(got[2], '<dd')
 local had = integer(got[3])
 local seq, told, _, claimedIn = unpacked(got[4], '<dddd')
+local _, latest, last, drops = unpacked(got[5], '<dddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local missing = seq == 0 and Taken > 0
 local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end
@@ -54,6 +56,7 @@ if missing or Learning > now then
   if lost then
     level, carry, ends, hand, old = min(0, level), 0, now + slot, 0, Limit
     seq, told, had = 0, 0, 0
+    latest, last, drops = 0, 0, 0
   end
   learns = max(learns, Learning, now + LEARN)
 end
@@ -62,7 +65,7 @@ end
 local taken, own, paid = Taken, held(Taken, Spent)
 if seq == 0 then
   paid = own + max(0, Spent - taken)
-  if Seq == 1 then paid = paid + min(0, taken) end
+  if Seq < ANSWERED then paid = paid + min(0, taken) end
 elseif turn - claimedIn <= 1 then
   if turn == claimedIn then hand = hand - held(had, told) else old = old - held(had, told) end
   paid = max(taken, Spent) - had
@@ -85,12 +88,22 @@ level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, 
 -- It expires when the level alone is full, because that loses nothing; and not before leases have ended. Usage before
 -- an override counts as long as without one.
 local lacks = max(Limit, full) * MICRO - level
-full = at + (lacks > 0 and min(math.ceil(lacks / max(Requests, rate) * Seconds), 63072000000000) or 0)
+full = max(ends + slot, at + (lacks > 0 and min(math.ceil(lacks / max(Requests, rate) * Seconds), 63072000000000) or 0))
+latest = max(latest, full + LEFT_KEPT)
+local gone = {}
+if shown >= drops then
+  each(function(name, r)
+    if r.fence <= last then gone[#gone + 1], gone[#gone + 2] = 'h:' .. name, 'c:' .. name end
+  end)
+  last, drops = fence, latest
+end
 local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says),
   cut, fence, shown, 0, flag(missing), 0)
 if lost then redis.call('DEL', KEYS[1]) end
+for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
-  'f', struct.pack('<dd', fence, learns), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, turn))
-full = max(floor((max(ends + slot, full) + 999) / 1000), floor(shown / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
+  'f', struct.pack('<dd', fence, learns), 'h:0', '0', 'c:0', struct.pack('<dddd', 1, latest, last, drops),
+  holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, turn))
+full = max(floor((full + 999) / 1000), floor(shown / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
 redis.call('PEXPIREAT', KEYS[1], text(full))
 return answer

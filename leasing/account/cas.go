@@ -50,9 +50,6 @@ const (
 // ErrContended answers claims on an account that others have changed each time. Nothing was settled.
 var ErrContended = errors.New("other nodes changed the account at each try")
 
-// errNewLife means that the life of the data has changed since the read.
-var errNewLife = errors.New("the store's data was lost, or another copy is in use")
-
 // Settle implements [Ledger].
 func (l *CAS) Settle(
 	ctx context.Context, claims []Claim, grants []Grant,
@@ -70,13 +67,13 @@ func (l *CAS) Settle(
 	left, err := retried(ctx, left, func(left []int) ([]int, error) {
 		again, epoch, now, err := l.round(ctx, claims, grants, left)
 		if err == nil && e.ID != 0 && e.ID != epoch.ID {
-			err = errNewLife // earlier settlements no longer count
+			err = ErrLife // earlier settlements no longer count
 		} else if err == nil {
 			e, at = epoch, now
 		}
 		return again, err
 	})
-	if err != nil && (e.ID == 0 || errors.Is(err, errNewLife)) {
+	if err != nil && (e.ID == 0 || errors.Is(err, ErrLife)) {
 		for i := range grants {
 			grants[i] = Grant{Err: err}
 		}
@@ -327,7 +324,7 @@ func (x *subject) settle(now instant, claim *Claim) Grant {
 // life, or the record is missing, a new epoch begins.
 
 // life is the record of the epoch. It has no end.
-func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + epochName} }
+func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + EpochName} }
 
 // epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. restating prolongs
 // the learning, if it lasts.
@@ -359,7 +356,7 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 			return ratelimit.Epoch{}, err
 		}
 		if is.ID != was.ID && !made[0] {
-			return ratelimit.Epoch{}, errNewLife // another node has begun one
+			return ratelimit.Epoch{}, ErrLife // another node has begun one
 		}
 	}
 	l.known.Store(true)

@@ -56,31 +56,10 @@ if TTL > 0 then
   if eagerly == 0 or expires < eagerly then eagerly = expires end
 end
 
--- each calls f with the name, total, spent, claim and expiry of each other holder. It returns their number.
-local set, all, n = {}, nil, 0
-local function each(f)
-  if not all then
-    all = {}
-    local fields = redis.call('HGETALL', KEYS[1])
-    for i = 1, #fields, 2 do
-      local kind, name = string.match(fields[i], '^([hc]):(.*)$')
-      if kind and name ~= ARGV[1] then
-        local r = all[name]
-        if not r then r, n = { taken = 0, spent = 0, expires = SAFE }, n + 1 end
-        all[name] = r
-        if kind == 'h' then
-          r.taken = integer(fields[i + 1])
-        else
-          r.seq, r.spent, r.fence, r.expires = unpacked(fields[i + 1], '<dddd')
-        end
-      end
-    end
-  end
-  for name, r in pairs(all) do f(name, r) end
-end
 local function hand(r) return r.taken - r.spent end
 
 -- credit
+local set = {}
 local free = Limit - max(0, sum) - before
 if TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerly then
   eagerly = expires

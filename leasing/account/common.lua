@@ -24,6 +24,28 @@ local function unpacked(packed, format)
   end
   return unpack(all)
 end
+-- each calls f with the name, total, spent, claim and expiry of each other holder. There are n of them.
+local all, n = nil, 0
+local function each(f)
+  if not all then
+    all = {}
+    local fields = redis.call('HGETALL', KEYS[1])
+    for i = 1, #fields, 2 do
+      local kind, name = string.match(fields[i], '^([hc]):(.*)$')
+      if kind and name ~= ARGV[1] then
+        local r = all[name]
+        if not r then r, n = { taken = 0, spent = 0, fence = 0, expires = SAFE }, n + 1 end
+        all[name] = r
+        if kind == 'h' then
+          r.taken = integer(fields[i + 1])
+        else
+          r.seq, r.spent, r.fence, r.expires = unpacked(fields[i + 1], '<dddd')
+        end
+      end
+    end
+  end
+  for name, r in pairs(all) do f(name, r) end
+end
 local function text(n) return string.format('%.0f', n) end
 -- The record of the key's override, if there may be one: in force, it judges the message and follows the answer.
 local inForce, was, override = false, Requests, Ceiling > 0 and redis.call('GET', KEYS[Stream and #KEYS - 1 or #KEYS]) or ''

@@ -26,8 +26,8 @@ var epochLua string
 
 var epochScript = redis.NewScript(epochLua)
 
-// epochName is the name of an epoch's key, after the prefix.
-const epochName = "sluice:life"
+// EpochName is the name of an epoch's key, after the prefix.
+const EpochName = "sluice:life"
 
 // A connection is named after the run of its server, which stays the same during the connection.
 const connPrefix = "sluice-"

@@ -53,7 +53,7 @@ func TestEpochBegins(t *testing.T) {
 	if e := another(t, s, m.now, nil).epochs(t); e.Learning != m.now.Add(Learn) {
 		t.Errorf("%+v", e)
 	}
-	s.Do("SET", "t:"+epochName, "what is this") // it is not empty
+	s.Do("SET", "t:"+EpochName, "what is this") // it is not empty
 	if e := another(t, s, m.now, m.alone).epochs(t); e.Learning != m.now.Add(Learn) {
 		t.Errorf("%+v", e)
 	}

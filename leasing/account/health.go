@@ -54,7 +54,6 @@ func worst(all []Health) Health {
 	w := all[0]
 	for _, h := range all[1:] {
 		// Data is as safe as on the least safe server: all must save, and one that may evict is enough for a warning.
-		// evict is enough to warn.
 		w.Evicted += h.Evicted
 		w.RDB, w.AOF, w.Saves = w.RDB && h.RDB, w.AOF && h.AOF, w.Saves && h.Saves
 		if h.MayEvict() && !w.MayEvict() {

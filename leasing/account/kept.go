@@ -23,7 +23,9 @@ func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was
 			k.bucket = &bucket{}
 		}
 		g := k.bucket.claim(now, c)
-		k.over = max(k.over, k.full(&c.Limit, own)) // a node that has not read a refund still states its total
+		full := k.full(&c.Limit, own)
+		k.over = max(k.over, full) // a node that has not read a refund still states its total
+		k.bucket.forget(now, full)
 		return g
 	}
 	k.over = max(k.over, at.over)
@@ -68,7 +70,9 @@ func (k *kept) holders() (all []ratelimit.Holder) {
 		of = k.bucket.records
 	}
 	for i := range of {
-		all = append(all, of[i].holder)
+		if of[i].holder != debtor {
+			all = append(all, of[i].holder)
+		}
 	}
 	return all
 }

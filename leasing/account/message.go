@@ -33,7 +33,8 @@ type Claim struct {
 	Window ratelimit.Window // of the account; 0: of a token bucket
 	Limit  ratelimit.Limit  // limit of the claim: the rule's, or less (drift within the limit)
 	Holder ratelimit.Holder // 64 random bits: never the name of a machine
-	// Seq rises with each claim of the holder on the key. A claim that is not above the last is overtaken.
+	// Seq rises with each claim of the holder on the key. A claim that is not above the last is overtaken. After the
+	// first answer, it is above Answered.
 	Seq uint64
 	// Taken is the holder's total of the account, spent or in hand. Spent is its admissions and charges. Spent
 	// exceeds Taken after charges without a grant, which are booked whole. Refunds of other holders' charges can take
@@ -101,6 +102,10 @@ var (
 // MostBooked bounds each total of a holder: tokens beyond it are not counted. mostSum bounds the sum. 500 holders at
 // the bound stay below it, and below 2^53, up to which the doubles of Redis' scripts are exact.
 const MostBooked tokens = 1 << 43
+
+// Answered is a number for [Claim.Seq]: a bucket without a record of the holder credits no refund that a claim above it
+// states, because it was credited before.
+const Answered = 1 << 40
 
 // Learn is the time that an account learns after its loss, and a ledger after a loss of data.
 const Learn = 2 * time.Second

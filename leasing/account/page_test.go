@@ -35,6 +35,8 @@ func TestPageConstants(t *testing.T) {
 		"account.overrideKept": of(overrideKept),
 		"account.keptMost":     of(keptMost),
 		"account.bucketWaits":  of(bucketWaits),
+		"account.leftKept":     of(leftKept),
+		"account.Answered":     one(specpage.Power(Answered)),
 		"account.recordsPause": of(recordsPause),
 		"account.askedRarely":  of(askedRarely),
 		"account.parts":        one(fmt.Sprint("1/", parts)),
@@ -54,7 +56,7 @@ func TestPageConstants(t *testing.T) {
 	if d := cmp.Diff(want, page.Packages()); d != "" {
 		t.Error(d)
 	}
-	for _, words := range []string{recallChannel, epochName, connPrefix + "`"} {
+	for _, words := range []string{recallChannel, EpochName, connPrefix + "`"} {
 		page.Says("`" + strings.TrimSuffix(words, "`"))
 	}
 	if top := NewHolder() >> 63; top != 1 {

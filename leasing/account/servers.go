@@ -41,7 +41,7 @@ type server struct {
 }
 
 func (l *Redis) single(c *redis.Client) {
-	l.one = &server{client: c, name: l.prefix + epochName, first: true}
+	l.one = &server{client: c, name: l.prefix + EpochName, first: true}
 	l.all = []*server{l.one}
 	l.parts = [][]*server{l.all}
 }
@@ -128,7 +128,7 @@ func (l *Redis) Partition(key string) int {
 }
 
 func (l *Redis) epochKey(tag uint32) string {
-	return l.prefix + epochName + "{" + strconv.FormatUint(uint64(tag), 36) + "}"
+	return l.prefix + EpochName + "{" + strconv.FormatUint(uint64(tag), 36) + "}"
 }
 
 // clusterSlots is the number of slots of a Cluster.

@@ -351,7 +351,9 @@ func (w *twins) hear(c *Claim, g *Grant) {
 			last.Spent += g.Cut
 		}
 	}
-	last.Seq = max(last.Seq, c.Seq)
+	if last.Seq = max(last.Seq, c.Seq); c.Kind == States && g.Err == nil {
+		last.Seq = max(last.Seq, Answered)
+	}
 }
 
 // holds tells which invariant of the account in memory is broken.

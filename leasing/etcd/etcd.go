@@ -326,7 +326,8 @@ func (s *Store) write(
 	}
 	for i := range changes {
 		made[i] = r.Responses[i].GetResponseTxn().GetSucceeded()
-		if made[i] && changes[i].Data != nil {
+		// The epoch is no usage, never ends, and is overwritten by any node.
+		if made[i] && changes[i].Data != nil && !strings.HasSuffix(changes[i].Name, account.EpochName) {
 			s.lives.wrote(&changes[i], r.Header.Revision, inLife)
 		}
 	}

@@ -247,6 +247,10 @@ func TestRestoredCopy(t *testing.T) {
 		if g, err := settle(t, l, claim("k", 0xa00, 2, 100, 600)); err != nil || g.Granted != 600 {
 			t.Fatalf("%+v, %v", g, err)
 		}
+		ended := account.Change{StoreKey: account.StoreKey{Name: "ended"}, Data: []byte{1}, Until: s.now()}
+		if _, err := s.Write(t.Context(), life, []account.Change{ended}); err != nil {
+			t.Fatal(err)
+		}
 		server.Kill()
 		server.Restore(copied, token)
 		server.Run()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,7 +25,8 @@ import (
 // The ID alone does not show an older copy: it is made of the members' addresses and of the cluster's token. So a
 // snapshot restored in the same place has the same ID. The restored record has the same number, too. Only the last
 // reported write shows it: an older copy lacks that write, and a process that sees this changes the number in the
-// record. It checks at each new connection, because the restore of a cluster ends all connections.
+// record. It checks at each new connection, because the restore of a cluster ends all connections. The write must be of
+// a record that has not ended.
 //
 // A process that began after the restore has no earlier write, and has lost nothing.
 
@@ -49,8 +51,10 @@ func begin(ctx context.Context, c *clientv3.Client, version int64) error {
 type lives struct {
 	dials dials
 
-	mu     sync.Mutex
-	last   write // guarded by mu: the last reported one
+	mu sync.Mutex
+	// writes are reported ones: the last one, and earlier ones whose records end later than those of all later writes.
+	// Guarded by mu.
+	writes []write
 	proven int64 // guarded by mu: number of connections at the last check that found the write
 }
 
@@ -63,28 +67,34 @@ type write struct {
 	life     string
 }
 
-// wrote notes a write, if it is the latest.
+// wrote notes a write. Earlier ones whose records end first show no other loss.
 func (l *lives) wrote(c *account.Change, revision int64, life string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.last.life != life || l.last.revision < revision {
-		l.last = write{keyOf(c.Name), revision, xxhash.Sum64(c.Data), c.Until, life}
-	}
+	w := write{keyOf(c.Name), revision, xxhash.Sum64(c.Data), c.Until, life}
+	l.writes = append(slices.DeleteFunc(l.writes, func(was write) bool {
+		return was.life != life || was.revision <= revision && was.until <= w.until
+	}), w)
 }
 
-// lost tells whether data in a life lacks the last write, if there are new connections since the last check. If that
-// cannot be found, because the write was overwritten and compacted, it counts as lost. This costs a learning.
+// lost tells whether data in a life lacks the last write whose record has not ended, if there are new connections since
+// the last check. If that cannot be found, because the write was overwritten and compacted, it counts as lost. This
+// costs a learning.
 func (l *lives) lost(
 	ctx context.Context, c *clientv3.Client, life string, now ratelimit.LedgerTime, dials int64,
 ) (bool, error) {
 	l.mu.Lock()
-	w, proven := l.last, l.proven
+	w, proven := write{}, l.proven
+	for _, of := range l.writes { // another life is learnt anyway
+		if of.life == life && of.until > now && of.revision > w.revision {
+			w = of
+		}
+	}
 	l.mu.Unlock()
 	if proven >= dials {
 		return false, nil
 	}
-	// Another life is learnt anyway, and an ended record does not matter.
-	if w.revision != 0 && w.life == life && w.until > now {
+	if w.revision != 0 {
 		there, err := w.there(ctx, c)
 		if err != nil || !there {
 			return err == nil, err

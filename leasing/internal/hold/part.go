@@ -122,6 +122,9 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 		p.Taken = p.Spent
 	}
 	p.fresh = 0
+	if p.LastAnswer != 0 {
+		c.Seq += account.Answered
+	}
 	c.Taken, c.Spent, c.Divisor = p.Taken, p.Spent, q.Divisor
 	c.Learning = q.Epoch.Learning
 	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Prolonged(e) {
