@@ -15,6 +15,7 @@ const (
 	buckets  = "leasing/account/bucket.go"
 	keeps    = "leasing/account/kept.go"
 	part     = "leasing/internal/hold/part.go"
+	held     = "leasing/held.go"
 	clock    = "leasing/internal/hold/ledgerclock.go"
 	seats    = "approx/seats.go"
 	keeper   = "approx/keeper.go"
@@ -53,6 +54,11 @@ var allByHand = []byHand{
 	{"a lease lasts from when its answer came", part, "p.Deadline = lasts(m.At, c.TTL)", "p.Deadline = lasts(a.Now, 2*c.TTL)"},
 	{"what was not answered is drawn on", part, "p.asked, p.restate = 0, true", "p.asked = 0"},
 	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
+	// Leases of an owner.
+	{"a bucket's lease that is over comes back", "leasing/lent.go", "paid, hand, void = max(0, m.Spent-r.Taken), 0, hand > 0", "paid = max(m.Taken, m.Spent) - r.Taken"},
+	{"a lease of an owner lasts from its answer", held, "h.until, h.keeps = h.sent.Add(x.For), x.Keep", "h.until, h.keeps = h.sent.Add(2*x.For), x.Keep"},
+	{"what was admitted in place of the owner is told twice", held, "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
+	{"a denial is undone in part", "leasing/counter.go", "v.Charged+v.Debt", "v.Charged"},
 	// Expiry, and its clock.
 	{"the ledger's clock is taken to have stood still while the answer travelled", clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
 	{"what is known of the ledger's clock does not age", clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},
