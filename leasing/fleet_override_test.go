@@ -2,9 +2,6 @@ package leasing
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -129,60 +126,6 @@ func TestOverrideOfABucket(t *testing.T) {
 	c.within("full", false)
 	c.override(1, "full", &ratelimit.Override{})
 	c.within("full", true)
-}
-
-// Changes that do not match, and rules that cannot be overridden, are errors; a list is in pages.
-func TestOverridesMatchAndList(t *testing.T) {
-	c := overridable(t, ratelimit.Limit{Unit: ratelimit.Year, Requests: 30})
-	ctx, f := context.Background(), c.nodes[0]
-	a := ask{Rule: c.rule, Key: []byte("k")}
-	first, err := f.SetOverride(ctx, c.clock(), &a, &ratelimit.Override{Requests: 7, By: "ann", Reason: "why"}, ratelimit.Match{})
-	if err != nil || first.Set == 0 || first.Requests != 7 || first.By != "ann" || first.Reason != "why" {
-		t.Fatal(first, err)
-	}
-	is, err := f.SetOverride(ctx, c.clock(), &a, &ratelimit.Override{Requests: 8}, ratelimit.Match{})
-	if !errors.Is(err, ratelimit.ErrOverrideChanged) || is != first {
-		t.Error(is, err)
-	}
-	second, err := f.SetOverride(ctx, c.clock(), &a, &ratelimit.Override{Requests: 8}, ratelimit.Match{Set: first.Set})
-	if err != nil || second.Set <= first.Set {
-		t.Error(second, err)
-	}
-	if _, err = f.SetOverride(ctx, c.clock(), &a, nil, ratelimit.Match{Set: first.Set}); !errors.Is(err, ratelimit.ErrOverrideChanged) {
-		t.Error(err)
-	}
-	for _, r := range []ratelimit.Limit{
-		{Unit: ratelimit.Year, Requests: 30}, {Unit: ratelimit.Year, Requests: 30, Carries: true, Ceiling: 50},
-	} {
-		if _, err = f.SetOverride(ctx, c.clock(), &ask{Rule: &ratelimit.Rule{Limit: r}, Key: a.Key}, nil, ratelimit.Match{Any: true}); !errors.Is(err, ratelimit.ErrOverrides) {
-			t.Errorf("under %+v: %v", r, err)
-		}
-	}
-	want := []string{}
-	for i := range 7 {
-		key := fmt.Sprint("list", i)
-		c.override(0, key, &ratelimit.Override{Requests: tokens(i)})
-		want = append(want, KeyName([]byte(key)))
-	}
-	c.override(0, "list3", nil)
-	want = slices.Delete(want, 3, 4)
-	var got []string
-	for after := ""; ; {
-		page, err := f.Overrides(ctx, c.clock(), want[0][:5], after, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(page) == 0 {
-			break
-		}
-		for _, o := range page {
-			got = append(got, o.Key)
-		}
-		after = page[len(page)-1].Key
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("listed are %v, not %v", got, want)
-	}
 }
 
 // A Redis that has lost its data is told the overrides that nodes know, and not those that were removed or set anew.

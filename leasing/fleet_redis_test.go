@@ -2,8 +2,6 @@ package leasing
 
 import (
 	"context"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -136,139 +134,6 @@ func (c *onRedis) load(n, callers int, pause time.Duration, keys ...string) (map
 	return admitted, times
 }
 
-// commands is how many commands Redis has executed.
-func (c *onRedis) commands() int64 {
-	c.Helper()
-	client := c.store.Client()
-	defer client.Close()
-	var n int64
-	info := client.InfoMap(context.Background(), "stats").Val()
-	if _, err := fmt.Sscan(info["Stats"]["total_commands_processed"], &n); err != nil {
-		c.Fatal(err)
-	}
-	return n
-}
-
-// Completions of a language model: a client peeks, and charges what it has used when it is done. What is used is at most
-// the limit, and what was in flight when it was reached; from then on everything is refused, at all nodes.
-func TestPostPaidCharges(t *testing.T) {
-	const limit, cost, clients = 10_000, 5000, 50
-	for _, l := range []ratelimit.Limit{
-		{Unit: ratelimit.Year, Requests: limit},
-		{Unit: ratelimit.Year, Requests: limit, Algorithm: ratelimit.SlidingWindow},
-		{Unit: ratelimit.Year, Requests: 1, Burst: limit, Algorithm: ratelimit.TokenBucket},
-	} {
-		t.Run(l.Algorithm.String(), func(t *testing.T) {
-			c := newOnRedis(t, 3, l)
-			var used, inFlight, most, passed atomic.Int64
-			var all sync.WaitGroup
-			for i := range clients {
-				all.Go(func() {
-					r := rand.New(rand.NewPCG(uint64(i), 1))
-					for range 20 {
-						if c.ask(r.IntN(3), "k", ratelimit.Peek, 0).OverLimit {
-							continue
-						}
-						passed.Add(1)
-						if n := inFlight.Add(1); n > most.Load() {
-							most.Store(n)
-						}
-						time.Sleep(20 * time.Millisecond) // the completion
-						c.ask(r.IntN(3), "k", ratelimit.Spend, cost)
-						used.Add(cost)
-						inFlight.Add(-1)
-					}
-				})
-			}
-			all.Wait()
-			for i := range 3 {
-				if v := c.ask(i, "k", ratelimit.Peek, 0); !v.OverLimit {
-					t.Errorf("node %d admits a peek, and %d of %d are used", i, used.Load(), limit)
-				}
-				if v := c.ask(i, "k", ratelimit.Spend, 1); !v.OverLimit {
-					t.Errorf("node %d admits 1, and %d of %d are used", i, used.Load(), limit)
-				}
-			}
-			t.Logf("%d passed, %d used of %d, at most %d in flight", passed.Load(), used.Load(), limit, most.Load())
-			if used.Load() > limit+most.Load()*cost {
-				t.Errorf("%d were used, of %d and at most %d in flight", used.Load(), limit, most.Load())
-			}
-		})
-	}
-}
-
-// At most so many at once: each takes one, and gives it back at any node. There are never more, and none gets lost.
-func TestSlotsAtOnce(t *testing.T) {
-	const limit, clients = 10, 64
-	c := newOnRedis(t, 3, ratelimit.Limit{Unit: ratelimit.Year, Requests: limit})
-	c.rule.Coordination.OnDeny = ratelimit.DenyRefunds
-	var inside, most, entered atomic.Int64
-	var all sync.WaitGroup
-	for i := range clients {
-		all.Go(func() {
-			r := rand.New(rand.NewPCG(uint64(i), 2))
-			for range 15 {
-				if c.ask(r.IntN(3), "k", ratelimit.Spend, 1).OverLimit {
-					continue
-				}
-				entered.Add(1)
-				if n := inside.Add(1); n > most.Load() {
-					most.Store(n)
-				}
-				time.Sleep(time.Millisecond)
-				inside.Add(-1)
-				c.ask(r.IntN(3), "k", ratelimit.Refund, 1)
-			}
-		})
-	}
-	all.Wait()
-	t.Logf("%d entered, at most %d of %d at once", entered.Load(), most.Load(), limit)
-	if most.Load() > limit || entered.Load() < 2*limit {
-		t.Errorf("%d entered, %d at once of %d", entered.Load(), most.Load(), limit)
-	}
-	got := 0
-	for end := time.Now().Add(5 * time.Second); got < limit && time.Now().Before(end); {
-		if !c.ask(got%3, "k", ratelimit.Spend, 1).OverLimit {
-			got++
-		}
-	}
-	if got < limit || !c.ask(0, "k", ratelimit.Spend, 1).OverLimit {
-		t.Errorf("%d slots are left of %d", got, limit)
-	}
-}
-
-// All nodes together admit the limit from a real Redis, of each algorithm, and Redis is asked seldom for a key with
-// plenty.
-func TestFleetOnRedis(t *testing.T) {
-	for _, l := range []ratelimit.Limit{
-		{Unit: ratelimit.Year, Requests: 1000},
-		{Unit: ratelimit.Year, Requests: 1000, Algorithm: ratelimit.SlidingWindow},
-		{Unit: ratelimit.Year, Requests: 1, Burst: 1000, Algorithm: ratelimit.TokenBucket},
-	} {
-		t.Run(l.Algorithm.String(), func(t *testing.T) {
-			c := newOnRedis(t, 3, l)
-			c.rule.Coordination.OnDeny = ratelimit.DenyRefunds
-			before := c.commands()
-			var admitted atomic.Int64
-			var all sync.WaitGroup
-			for i := range 8 {
-				all.Go(func() {
-					for j := range 200 {
-						if v := c.ask((i+j)%3, "k", ratelimit.Spend, 1); !v.OverLimit {
-							admitted.Add(1)
-						}
-					}
-				})
-			}
-			all.Wait()
-			t.Logf("%d of 1000 admitted, %d commands for 1600 requests", admitted.Load(), c.commands()-before)
-			if got := admitted.Load(); got > 1000 || got < 990 {
-				t.Errorf("%d of 1000 were admitted", got)
-			}
-		})
-	}
-}
-
 // An idle bucket that is full expires at the ledger. Its earlier holder does not report a loss, and it is full.
 func TestFullBucketIsForgotten(t *testing.T) {
 	c := newOnRedis(t, 2, ratelimit.Limit{Unit: ratelimit.Second, Requests: 1000, Burst: 10, Algorithm: ratelimit.TokenBucket})
@@ -293,36 +158,6 @@ func TestFullBucketIsForgotten(t *testing.T) {
 		}
 	}
 	for i, f := range c.nodes {
-		if n := f.Stats().Missing; n > 0 {
-			t.Errorf("node %d: %d accounts are taken for lost", i, n)
-		}
-	}
-}
-
-// Windows turn: each admits at most its limit, and late reports arrive.
-func TestWindowsTurn(t *testing.T) {
-	const limit = 40
-	c := newOnRedis(t, 3, ratelimit.Limit{Unit: ratelimit.Second, Requests: limit})
-	admitted := map[ratelimit.Window]tokens{}
-	asked := 0
-	for end := time.Now().Add(2500 * time.Millisecond); time.Now().Before(end); asked++ {
-		if v := c.ask(asked%3, "k", ratelimit.Spend, 1); !v.OverLimit {
-			admitted[v.Window]++
-		}
-	}
-	for w, n := range admitted {
-		if n > limit {
-			t.Errorf("window %d: %d of %d are admitted", w, n, limit)
-		}
-	}
-	if len(admitted) < 3 {
-		t.Errorf("%d windows, of which there were at least three", len(admitted))
-	}
-	c.end()
-	for i, f := range c.nodes {
-		if n := f.stats.unreported.Load(); n > 0 {
-			t.Errorf("node %d: %d windows were not told to their end", i, n)
-		}
 		if n := f.Stats().Missing; n > 0 {
 			t.Errorf("node %d: %d accounts are taken for lost", i, n)
 		}

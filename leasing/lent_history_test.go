@@ -3,13 +3,10 @@ package leasing
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/bench/plant"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -368,48 +365,5 @@ func TestLentHistories(t *testing.T) {
 	}
 	if exact < int(histories)/20 {
 		t.Errorf("only %d of %d were exact", exact, histories)
-	}
-}
-
-// lentBugs are planted, and each is found.
-var lentBugs = []struct{ file, name, right, wrong string }{
-	{"lent.go", "an overtaken message counts", "case m.Life < r.Life || m.Seq <= r.Seq:", "case m.Life < r.Life:"},
-	{"lent.go", "another life takes back what was spent", "case m.Life > r.Life:", "case m.Life > r.Life+1<<40:"},
-	{"lent.go", "a late report is of this window", "if m.Window != 0 && m.Window < goesOn {", "if m.Window > goesOn+1<<40 {"},
-	{"lent.go", "what was admitted without asking is not charged", "total, goesOn := max(m.Taken, m.Spent),", "total, goesOn := m.Taken,"},
-	{"lent.go", "what is granted is not charged", "c.sum += x.Granted\n", "c.sum += 0 * x.Granted\n"},
-	{"lent.go", "a bucket fills beside what is in hand", "c.sum += hand\n", "c.sum += 0 * hand\n"},
-	{"lent.go", "a bucket's lease that is over comes back", "paid, hand, void = max(0, m.Spent-r.Taken), 0, hand > 0", "paid = max(m.Taken, m.Spent) - r.Taken"},
-	{"held.go", "a lease is counted from its answer", "h.until, h.keeps = h.sent.Add(x.For), x.Keep", "h.until, h.keeps = h.sent.Add(2*x.For), x.Keep"},
-	{"held.go", "reported tokens return to the hand", "back := min(n, h.fresh)", "back := n"},
-	{"held.go", "what is over is spent", "if now >= h.until || !h.keeps {", "if !h.keeps {"},
-	{"held.go", "another answer counts", "if h.inFlight.Seq != seq {", "if h.inFlight.Seq == 0 {"},
-	{"held.go", "totals of the window before go on", "if t.Window != 0 && x.Window > t.Window {", "if x.Window > t.Window+1<<40 {"},
-	{"held.go", "what was admitted is told twice", "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
-	{"handover.go", "lessees stay behind", "x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))", "x.Lessees = nil"},
-	{"counter.go", "a denial is undone in part", "v.Charged+v.Debt", "v.Charged"},
-}
-
-func TestLentHistoriesFindBugs(t *testing.T) {
-	if os.Getenv(plant.Variable) != "" || testing.Short() {
-		t.Skip("this is a run with a fault, or one that is to be short")
-	}
-	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	bugs := make([]plant.Bug, len(lentBugs))
-	for i, b := range lentBugs {
-		bugs[i] = plant.Bug{Name: b.name, File: "leasing/" + b.file, Right: b.right, Wrong: b.wrong}
-	}
-	tests, err := plant.Tests(t.Context(), root, "leasing", t.TempDir(), bugs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, b := range append(lentBugs, struct{ file, name, right, wrong string }{}) {
-		err := tests.Command(t.Context(), b.name, "-test.run", "^TestLentHistories$").Run()
-		if (err == nil) != (b.name == "") {
-			t.Errorf("%q: %v", b.name, err)
-		}
 	}
 }

@@ -45,21 +45,6 @@ func TestOutageAdmitsNoBannedKey(t *testing.T) {
 	}
 }
 
-// A recall that is lost while a node does not listen is made up for when it listens again.
-func TestLostRecallIsMadeUpFor(t *testing.T) {
-	c := overridable(t, ratelimit.Limit{Unit: ratelimit.Year, Requests: 50_000})
-	for range 200 { // a lease worth having
-		c.attempt(0, "k", 1)
-	}
-	client := c.store.Client()
-	defer client.Close()
-	if err := client.ClientKillByFilter(context.Background(), "TYPE", "pubsub").Err(); err != nil {
-		t.Fatal(err)
-	}
-	c.override(1, "k", &ratelimit.Override{})
-	c.until("it is refused", func() bool { v, _ := c.attempt(0, "k", 1); return v.OverLimit })
-}
-
 // Removing an override that is not there keeps no record at a node alone.
 func TestRemovalsOfNothingTakeNoRoom(t *testing.T) {
 	l, ctx := NewLocal(100, 1, time.Unix(1_800_000_000, 0)), context.Background()

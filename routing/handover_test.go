@@ -240,28 +240,3 @@ func TestNotInTheRingDecidesNothing(t *testing.T) {
 		t.Errorf("%+v after %v", v, took)
 	}
 }
-
-// A node whose process did not run for longer than TakeOver is no owner any
-// more, from the first decision on; then it joins again.
-func TestSuspendedNodeIsNoOwner(t *testing.T) {
-	w := newRingWorld(t, 1)
-	var ahead atomic.Int64
-	clock := w.clock
-	w.clock = func() instant { return clock().Add(time.Duration(ahead.Load())) }
-	n := w.start(0, known)
-	w.eventually("ready", n.Ready)
-	rule := routed(10)
-	if v := n.ask(rule, 1, 4); v.OverLimit {
-		t.Fatal(v)
-	}
-	n.mu.Lock() // its loop does not come to look
-	ahead.Store(int64(TakeOver + time.Second))
-	if v := n.ask(rule, 1, 1); !v.OverLimit || v.Source != ratelimit.FromFallback {
-		t.Errorf("the first decision after the resume: %+v", v)
-	}
-	n.mu.Unlock()
-	w.eventually("it decides again", func() bool { return n.ask(rule, 1, 1).Source != ratelimit.FromFallback })
-	if v := n.ask(rule, 1, 6); !v.OverLimit {
-		t.Errorf("what it had admitted is forgotten: %+v", v)
-	}
-}

@@ -25,10 +25,6 @@ func (n *node) set(key int, o *ratelimit.Override, match ratelimit.Match) (ratel
 	return n.SetOverride(context.Background(), n.clock(), &ask{Rule: overridable(1), Key: keyOf(key)}, o, match)
 }
 
-func (n *node) get(key int) (ratelimit.Override, bool, error) {
-	return n.Override(context.Background(), n.clock(), &ask{Rule: overridable(1), Key: keyOf(key)})
-}
-
 // list lists all, a page at a time.
 func (n *node) listAll(page int) (names []string, err error) {
 	after := ""
@@ -43,71 +39,32 @@ func (n *node) listAll(page int) (names []string, err error) {
 	}
 }
 
-// A ring without a store keeps overrides at the keys' owners. Each node sets, reads and lists all of them, and a node
-// that joins or leaves in good order loses none.
+// A ring without a store keeps overrides at the keys' owners. Each node sets and removes them, and lists all in pages. It
+// refuses a change of another version, or beyond the bounds.
 func TestRingKeepsOverrides(t *testing.T) {
-	w := newRingWorld(t, 4)
-	late := append([]string(nil), w.addrs...)
-	w.addrs = w.addrs[:3]
-	nodes := w.ring(3)
-	const keys, asked = 300, 250 // the others are only read
-	version := make([]ratelimit.LedgerTime, keys)
+	const keys = 100
+	nodes := newRingWorld(t, 3).ring(3)
 	for k := range keys {
-		o := &ratelimit.Override{Requests: ratelimit.Tokens(k % 7), By: "ann", Reason: "r"}
-		is, err := nodes[k%3].set(k, o, ratelimit.Match{})
-		if err != nil || is.Set == 0 || is.Requests != o.Requests || is.By != "ann" {
+		is, err := nodes[k%3].set(k, &ratelimit.Override{Requests: 5, By: "ann"}, ratelimit.Match{})
+		if err != nil || is.Set == 0 || is.Requests != 5 || is.By != "ann" {
 			t.Fatalf("key %d: %+v %v", k, is, err)
 		}
-		version[k] = is.Set
 	}
-	if is, err := nodes[1].set(0, nil, ratelimit.Match{Set: 1}); !errors.Is(err, ratelimit.ErrOverrideChanged) || is.Set != version[0] {
-		t.Errorf("a change of another version: %+v %v", is, err)
-	}
-	for _, n := range nodes {
-		if _, err := n.set(0, &ratelimit.Override{Requests: -1}, ratelimit.Match{Any: true}); err == nil {
+	for i, n := range nodes {
+		if _, err := n.set(i, nil, ratelimit.Match{Any: true}); err != nil {
+			t.Error(err)
+		}
+		if _, err := n.set(9, nil, ratelimit.Match{Set: 1}); !errors.Is(err, ratelimit.ErrOverrideChanged) {
+			t.Errorf("a change of another version: %v", err)
+		}
+		if _, err := n.set(9, &ratelimit.Override{Requests: -1}, ratelimit.Match{Any: true}); err == nil {
 			t.Error("a limit of -1 is set")
 		}
 	}
-	// all has each node admit what overrides say, two a time, and list them.
-	all := func(spent ratelimit.Tokens, nodes ...*node) {
-		t.Helper()
-		for k := range keys {
-			n, left := nodes[k%len(nodes)], max(0, ratelimit.Tokens(k%7)-spent)
-			for i := range min(2, left+1) {
-				if k >= asked {
-					break
-				}
-				if v := n.ask(overridable(3), k, 1); v.OverLimit != (i >= left) || v.Source == ratelimit.FromFallback {
-					t.Fatalf("of key %d, %d of %d are left: %+v", k, left, k%7, v)
-				}
-			}
-			if is, ok, err := n.get(k); err != nil || !ok || is.Set != version[k] || is.Reason != "r" {
-				t.Fatalf("key %d: %+v %v %v", k, is, ok, err)
-			}
+	for _, n := range nodes {
+		if names, err := n.listAll(30); err != nil || len(names) != keys-3 || !slices.IsSorted(names) {
+			t.Errorf("%d of %d are listed: %v", len(names), keys-3, err)
 		}
-		for _, n := range nodes {
-			if names, err := n.listAll(70); err != nil || len(names) != keys || !slices.IsSorted(names) {
-				t.Errorf("%d of %d are listed: %v", len(names), keys, err)
-			}
-		}
-	}
-	all(0, nodes...)
-	w.addrs = late
-	nodes = append(nodes, w.start(3, known))
-	w.agree(nodes...)
-	all(2, nodes...)
-	nodes[0].Leave(context.Background())
-	nodes[0].end()
-	w.agree(nodes[1:]...)
-	all(4, nodes[1:]...)
-	if _, err := nodes[1].set(5, nil, ratelimit.Match{Any: true}); err != nil {
-		t.Error(err)
-	}
-	if _, ok, err := nodes[2].get(5); ok || err != nil {
-		t.Error("an override that was removed is there", err)
-	}
-	if names, err := nodes[3].listAll(1000); err != nil || len(names) != keys-1 {
-		t.Errorf("%d are listed of %d: %v", len(names), keys-1, err)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -245,32 +244,5 @@ func TestParsePeers(t *testing.T) {
 		if _, err := ParsePeers(text, nil); err == nil || !strings.Contains(err.Error(), "PEERS") {
 			t.Errorf("%q: %v", text, err)
 		}
-	}
-}
-
-// Nodes with the address of one of them find all.
-func TestGossip(t *testing.T) {
-	var nodes []*Gossip
-	addrs := freeAddrs(t, 3)
-	for i, addr := range addrs {
-		g, err := NewGossip(addr, fmt.Sprintf("10.0.0.%d:8082", i), known, addrs[:1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = g.Close() })
-		nodes = append(nodes, g)
-	}
-	w := &ringWorld{T: t}
-	w.eventually("all know all", func() bool {
-		all := true
-		for _, g := range nodes { // each looks
-			found, err := g.Find(context.Background())
-			slices.Sort(found)
-			all = all && err == nil && slices.Equal(found, []string{"10.0.0.0:8082", "10.0.0.1:8082", "10.0.0.2:8082"})
-		}
-		return all
-	})
-	if _, err := NewGossip("127.0.0.1:0", "a:1", "", nil); err == nil {
-		t.Error("it gossips in the clear")
 	}
 }

@@ -124,75 +124,16 @@ func TestBrokenStream(t *testing.T) {
 	}
 }
 
-// Quirks of buckets as rows: the same messages, with each and without. TestModel of bench/realenvoy plays the others.
-func TestQuirks(t *testing.T) {
-	for _, row := range []struct {
-		name          string
-		quirk         func(*Quirks, bool)
-		play          func(c *Client) int
-		with, without int
-	}{
-		{
-			"a changed bucket that was empty stays empty", func(q *Quirks, on bool) { q.ScalesChanged = on },
-			func(c *Client) int {
-				c.Receive(t0, give(bucketOf(5, 1, year)))
-				passes(c, t0, 20)
-				c.Receive(t0, give(bucketOf(8, 1, year)))
-				return passes(c, t0, 20)
-			}, 0, 8,
-		},
-		{
-			"a changed bucket is scaled", func(q *Quirks, on bool) { q.ScalesChanged = on },
-			func(c *Client) int {
-				c.Receive(t0, give(bucketOf(10, 1, year)))
-				passes(c, t0, 5)
-				c.Receive(t0, give(bucketOf(20, 1, year)))
-				return passes(c, t0, 30)
-			}, 10, 20,
-		},
-		{
-			"another interval of whole seconds is no change", func(q *Quirks, on bool) { q.ComparesLittle = on },
-			func(c *Client) int {
-				c.Receive(t0, give(bucketOf(10, 1, year)))
-				passes(c, t0, 10)
-				c.Receive(t0, give(bucketOf(10, 10, year)))
-				passes(c, t0, 10)
-				c.Receive(t0, give(bucketOf(10, 10, time.Second)))
-				return passes(c, at(time.Second), 20)
-			}, 0, 10,
-		},
-		{
-			"a TTL has whole seconds", func(q *Quirks, on bool) { q.WholeSecondTTL = on },
-			func(c *Client) int {
-				c.Receive(t0, giveFor(bucketOf(10, 1, year), 1900*time.Millisecond))
-				c.Tick(at(1500 * time.Millisecond))
-				return passes(c, at(1500*time.Millisecond), 20)
-			}, 0, 10,
-		},
-		{
-			"one that stood still goes on until it looks at its timers", func(*Quirks, bool) {},
-			func(c *Client) int {
-				c.Receive(t0, giveFor(bucketOf(10, 1, year), time.Second))
-				n := passes(c, at(time.Minute), 3)
-				c.Tick(at(time.Minute))
-				return n + passes(c, at(time.Minute), 20)
-			}, 3, 3,
-		},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			for _, on := range []bool{true, false} {
-				q := Stock()
-				row.quirk(&q, on)
-				c, _ := client(q)
-				c.Request(t0, id)
-				want := row.without
-				if on {
-					want = row.with
-				}
-				if got := row.play(c); got != want {
-					t.Errorf("with the quirk %t: %d requests pass, want %d", on, got, want)
-				}
-			}
-		})
+// A client that stood still goes on with an ended lease until it looks at its timers.
+func TestStoodStill(t *testing.T) {
+	c, _ := client(Stock())
+	c.Request(t0, id)
+	c.Receive(t0, giveFor(bucketOf(10, 1, year), time.Second))
+	if n := passes(c, at(time.Minute), 3); n != 3 {
+		t.Errorf("%d of 3 requests pass before it looks", n)
+	}
+	c.Tick(at(time.Minute))
+	if n := passes(c, at(time.Minute), 20); n != 0 {
+		t.Errorf("%d requests pass of a lease that has ended", n)
 	}
 }

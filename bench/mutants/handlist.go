@@ -10,21 +10,55 @@ const byHandKind = "by hand"
 
 // Files of the lists below.
 const (
-	clock   = "leasing/internal/hold/ledgerclock.go"
-	seats   = "approx/seats.go"
-	keeper  = "approx/keeper.go"
-	mover   = "routing/handover.go"
-	inbox   = "routing/inbox.go"
-	fetches = "routing/fetch.go"
-	present = "routing/presence.go"
-	owns    = "routing/owner.go"
-	waits   = "routing/waiting.go"
-	undoes  = "routing/undo.go"
+	accounts = "leasing/account/account.go"
+	spans    = "leasing/account/span.go"
+	buckets  = "leasing/account/bucket.go"
+	keeps    = "leasing/account/kept.go"
+	part     = "leasing/internal/hold/part.go"
+	held     = "leasing/held.go"
+	clock    = "leasing/internal/hold/ledgerclock.go"
+	seats    = "approx/seats.go"
+	keeper   = "approx/keeper.go"
+	mover    = "routing/handover.go"
+	inbox    = "routing/inbox.go"
+	fetches  = "routing/fetch.go"
+	present  = "routing/presence.go"
+	owns     = "routing/owner.go"
+	waits    = "routing/waiting.go"
+	undoes   = "routing/undo.go"
 )
 
-// allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those of the ledger and of
-// a node's side of a key are planted next to their tests (leasing/account, leasing/internal/hold, bench/sim).
+// allByHand are important faults that are easy to miss: wrong ideas, rather than slips. Those that histories must find
+// are in bench/sim.
 var allByHand = []byHand{
+	// The ledger's side of a key.
+	{"an account that learns grants a twentieth to each claim", accounts, "a.learned += n", "a.learned = n"},
+	{"a credited lease is not closed", accounts, "r.taken, r.expires = r.spent, closed", "r.taken, r.expires = r.spent, safe"},
+	{"an account learns for as long as a clock was set back", accounts, "until = min(until, now.Add(Learn))", "until = min(until, lastTime)"},
+	{"an early claim sees nothing of the window before", spans, "case now < s.begins:", "case now < s.opens:"},
+	{"the window before is rounded down", spans, "return (n + d - 1) / d", "return n / d"},
+	{"a lease that goes on is on record as credited", keeps, "r.expires == closed {", "r.expires != 0 {"},
+	{"what came too late is on no record", "leasing/account/cas.go", "if claim.Audit != \"\" {", "if claim.Audit != \"\" && g.Err == nil {"},
+	{"a debt is carried twice", accounts, "max(debt-r.taken,", "max(debt,"},
+	{"refunded debt pays for others", accounts, "max(debt-r.taken, min(0, -a.sum))", "debt - r.taken"},
+	{"a debt that is not known is forgotten", accounts, "if debt < 0 || debt == 0 && r", "if debt <= 0 && r"},
+	{"what fits is carried", keeps, "max(0, k.sum-c.Limit.Capacity())", "max(0, k.sum)"},
+	{"a number that is none is read", "leasing/account/wire.go", "if n != math.Trunc(n) || math.Abs(n) > 1<<53", "if math.Abs(n) > 1<<60"},
+	{"a bucket in debt fills beside what is leased", buckets, "return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro", "return int64(max(0, burst-b.hand-b.old)) * Micro"},
+	{"a late lease counts as live", buckets, "case b.turn-r.expires <= 1:", "case true:"},
+	{"a lease is over with its slot", buckets, "b.turn+1, b.hand, 0,", "b.turn+1, 0, 0,"},
+	{"a lost bucket fills at once", buckets, "b.hand, b.old, b.records = 0, burst, nil", "b.hand, b.old, b.records = 0, 0, nil"},
+	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
+	// A node's side of a key.
+	{"a draw is made where the record is not this node's total", part, "!p.restate && !p.eager && p.Taken == p.booked", "!p.eager"},
+	{"a lease lasts from when its answer came", part, "p.Deadline = lasts(m.At, c.TTL)", "p.Deadline = lasts(a.Now, 2*c.TTL)"},
+	{"what was not answered is drawn on", part, "p.asked, p.restate = 0, true", "p.asked = 0"},
+	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
+	// Leases of an owner.
+	{"a bucket's lease that is over comes back", "leasing/lent.go", "paid, hand, void = max(0, m.Spent-r.Taken), 0, hand > 0", "paid = max(m.Taken, m.Spent) - r.Taken"},
+	{"a lease of an owner lasts from its answer", held, "h.until, h.keeps = h.sent.Add(x.For), x.Keep", "h.until, h.keeps = h.sent.Add(2*x.For), x.Keep"},
+	{"what was admitted in place of the owner is told twice", held, "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
+	{"a denial is undone in part", "leasing/counter.go", "v.Charged+v.Debt", "v.Charged"},
 	// Expiry, and its clock.
 	{"the ledger's clock is taken to have stood still while the answer travelled", clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
 	{"what is known of the ledger's clock does not age", clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},

@@ -1,27 +1,14 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
-
-const auditRules = `domain: d
-coordination: {audit: true, on_store_failure: closed}
-descriptors:
-  - {key: hundred, rate_limit: {unit: year, requests_per_unit: 100}}
-  - {key: many, coordination: {lease: {size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
-  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 1000}}
-  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
-  - {key: drift, coordination: {mode: approx, drift_budget: 10%}, rate_limit: {unit: year, requests_per_unit: 1000}}
-  - {key: quiet, coordination: {audit: false}, rate_limit: {unit: year, requests_per_unit: 100}}
-`
 
 // newAudited is a fleet whose nodes write their events into files, too.
 func newAudited(t *testing.T, rules string, nodes int) (f *fleet, files []string) {
@@ -33,58 +20,6 @@ func newAudited(t *testing.T, rules string, nodes int) (f *fleet, files []string
 	}
 	f.untilWhole()
 	return f, files
-}
-
-// What clients were admitted is on record, also of a node that was killed.
-func TestAudit(t *testing.T) {
-	f, files := newAudited(t, auditRules, 2)
-	admitted := map[string]int64{}
-	for _, load := range []struct {
-		key string
-		n   int
-	}{ // a node reports its drift while the others are played: the record lacks unreported usage
-		{"drift", 3000}, {"hundred", 300}, {"many", 3000}, {"bucket", 1500}, {"sliding", 1500}, {"quiet", 200},
-	} {
-		before := f.admitted.Load()
-		f.load(load.key, 4, load.n, 0, 1).Wait()
-		admitted[load.key] = f.admitted.Load() - before
-	}
-	f.nodes[0].Signal(syscall.SIGKILL)
-	f.load("many", 4, 1000, 1).Wait()
-	f.nodes[1].Signal(syscall.SIGTERM)
-	<-f.nodes[1].exited
-
-	env := []string{"--redis-url=" + f.redis.Addr, "--cache-key-prefix=p[x]*"}
-	code, out, errs := runLine(append([]string{"audit", "--json"}, env...)...)
-	if code != 0 {
-		t.Fatalf("%d %s\n%s", code, errs, out)
-	}
-	seen := 0
-	for line := range strings.Lines(out) {
-		var w struct {
-			audit.Window
-			Held bool
-		}
-		if err := json.Unmarshal([]byte(line), &w); err != nil {
-			t.Fatal(err)
-		}
-		key := strings.TrimPrefix(w.Rule, "d.")
-		if seen++; !w.Held || int64(w.Taken) < admitted[key] || w.Taken-w.Debt > w.Limit+w.Bound {
-			t.Errorf("%s: %d were admitted, the record says at most %d of %d; held: %t", key, admitted[key], w.Taken, w.Limit, w.Held)
-		}
-		if key == "hundred" && (w.Taken-w.Debt != 100 || w.Refused == 0 || w.Holders < 2) {
-			t.Errorf("%s: %+v", key, w.Window)
-		}
-	}
-	if seen != 5 {
-		t.Errorf("a record of %d windows, want 5:\n%s", seen, out)
-	}
-	if code, out, errs = runLine(append([]string{"audit"}, files...)...); code != 0 || !strings.Contains(out, "d.hundred") {
-		t.Errorf("from files: %d %s\n%s", code, errs, out)
-	}
-	if code, out, _ = runLine(append([]string{"audit", "--rule=hundred", "--key=hundred=x", "--events"}, env...)...); code != 0 || !strings.Contains(out, `"kind":"grant"`) || strings.Contains(out, "sliding") {
-		t.Errorf("events: %d\n%s", code, out)
-	}
 }
 
 // A cluster keeps each record next to its account, and an owner's claims are on record under the name of the

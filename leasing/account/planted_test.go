@@ -1,155 +1,13 @@
 package account
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/bench/plant"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
-
-// planted are faults in the Go code, each of which a test must notice that needs no Redis.
-var planted = []struct{ file, name, right, wrong string }{
-	{"account.go", "an overtaken claim is settled", "r != nil && c.Seq <= r.seq", "r != nil && c.Seq < r.seq"},
-	{"account.go", "the holder's total is not booked", "a.sum += total - had", "a.sum += max(0, total-had)"},
-	{
-		"account.go", "what was charged is not booked",
-		"total := max(clamped(c.Taken), clamped(c.Spent))",
-		"total := clamped(c.Taken)",
-	},
-	{"account.go", "more is granted than is free", "max(0, min(free, want,", "max(0, min(free+1, want,"},
-	{"account.go", "what is needed is not granted whole", "max(need, free/", "max(1, free/"},
-	{"account.go", "a grant is in the sum only", "r.taken += n", "r.taken += 0"},
-	{"account.go", "a draw is in the record only", "a.sum += c.Want", "a.sum += 0"},
-	{
-		"account.go", "a refund below nothing is credited",
-		"cut = min(max(0, had-total-a.sum)",
-		"cut = min(0, min(0, had-total-a.sum)",
-	},
-	{"account.go", "a refund is cut while the account learns", "if now >= a.learns {", "if now >= 0 {"},
-	{
-		"account.go", "what is below nothing is granted",
-		"free := limit - max(0, a.sum) - before",
-		"free := limit - a.sum - before",
-	},
-	{
-		"account.go", "an account that lost a record does not learn",
-		"until = max(until, now.Add(Learn))",
-		"until = max(until, now)",
-	},
-	{
-		"account.go", "it learns for as long as a clock was set back",
-		"until = min(until, now.Add(Learn))",
-		"until = min(until, lastTime)",
-	},
-	{"account.go", "it grants a twentieth to each claim", "a.learned += n", "a.learned = n"},
-	{"account.go", "a lease is credited before it is over", "r != but && r.expires <= now", "r != but"},
-	{
-		"account.go", "a safe lease is credited",
-		"if r.expires <= safe {\n\t\t\tcontinue",
-		"if r.expires < safe {\n\t\t\tcontinue",
-	},
-	{
-		"account.go", "a credited lease is not closed",
-		"r.taken, r.expires = r.spent, closed",
-		"r.taken, r.expires = r.spent, safe",
-	},
-	{
-		"account.go", "a fence comes twice",
-		"a.fence = max(a.fence+1, ratelimit.Fence(now))",
-		"a.fence = max(a.fence, ratelimit.Fence(now))",
-	},
-	{"recall.go", "holders are asked at once again", "if since >= 0 && since < a.pause {", "if since < 0 {"},
-	{"recall.go", "holders are asked as often while nothing comes", "pause := 2 * a.pause", "pause := a.pause"},
-	{"span.go", "an early claim sees nothing of the window before", "case now < s.begins:", "case now < s.opens:"},
-	{"span.go", "the window before is rounded down", "return (n + d - 1) / d", "return n / d"},
-	{"span.go", "an account is kept for ever", "return s.opens <= now && now < s.over", "return s.opens <= now"},
-	{
-		"bucket.go", "a bucket fills beside what is leased",
-		"return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro",
-		"return int64(burst) * Micro",
-	},
-	{
-		"bucket.go", "a bucket in debt fills beside what is leased",
-		"return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro",
-		"return int64(max(0, burst-b.hand-b.old)) * Micro",
-	},
-	{"bucket.go", "a late lease counts as live", "case b.turn-r.expires <= 1:", "case true:"},
-	{"bucket.go", "a lease is over with its slot", "b.turn+1, b.hand, 0,", "b.turn+1, 0, 0,"},
-	{
-		"bucket.go", "a lost bucket is full",
-		"b.level, b.carry, b.ends = min(0, b.level), 0,",
-		"b.level, b.carry, b.ends = b.level, 0,",
-	},
-	{
-		"bucket.go", "a lost bucket fills at once",
-		"b.hand, b.old, b.records = 0, burst, nil",
-		"b.hand, b.old, b.records = 0, 0, nil",
-	},
-	{
-		"bucket.go", "a lost bucket keeps its records",
-		"b.hand, b.old, b.records = 0, burst, nil",
-		"b.hand, b.old = 0, burst",
-	},
-	{"bucket.go", "a slot shrinks under live leases", "} else if b.hand+b.old == 0 {", "} else {"},
-	{"refill.go", "a refill is rounded down", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
-	{"kept.go", "a lease that goes on is on record as credited", "r.expires == closed {", "r.expires != 0 {"},
-	{"cas.go", "what came too late is on no record", "if claim.Audit != \"\" {", "if claim.Audit != \"\" && g.Err == nil {"},
-	{"event.go", "a refusal is on record as a charge", "case e.Granted < e.Need:", "case e.Granted < e.Need-1000:"},
-	{"account.go", "a debt is carried twice", "max(debt-r.taken,", "max(debt,"},
-	{"account.go", "what others have in hand has the debt", "a.spent+more", "a.spent"},
-	{"account.go", "refunded debt pays for others", "max(debt-r.taken, min(0, -a.sum))", "debt - r.taken"},
-	{"account.go", "a debt that is not known is forgotten", "if debt < 0 || debt == 0 && r", "if debt <= 0 && r"},
-	{"kept.go", "what fits is carried", "max(0, k.sum-c.Limit.Capacity())", "max(0, k.sum)"},
-	{"span.go", "a debt is kept for a day", "l.Algorithm == ratelimit.FixedWindow && !l.Carries", "l.Algorithm == ratelimit.FixedWindow"},
-	{"storemem.go", "accounts are never dropped", "return r.until <= before", "return false"},
-	{"wire.go", "a grant of more than was wanted is believed", "g.Granted > most ||", "g.Granted > most+1<<60 ||"},
-	{
-		"wire.go", "a number that is none is read",
-		"if n != math.Trunc(n) || math.Abs(n) > 1<<53",
-		"if math.Abs(n) > 1<<60",
-	},
-}
-
-// Each planted fault is noticed. It builds the tests once, with all faults in them.
-func TestPlanted(t *testing.T) {
-	if os.Getenv(plant.Variable) != "" || testing.Short() {
-		t.Skip("this is a run with a fault, or one that is to be short")
-	}
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	bugs := make([]plant.Bug, len(planted))
-	for i, p := range planted {
-		bugs[i] = plant.Bug{Name: p.name, File: "leasing/account/" + p.file, Right: p.right, Wrong: p.wrong}
-	}
-	tests, err := plant.Tests(t.Context(), root, "leasing/account", t.TempDir(), bugs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const short = "^Test(Events|Grants|Totals|Draws|Overtaken|Fences|Refunds|Nothing|Learning|Eager|Recall|" +
-		"Sliding|When|Memory|Loss|Debt|Answers|Bucket)[A-Za-z]*$"
-	// A Redis takes longer to start than all of them.
-	noticed := func(name string) bool {
-		return tests.Command(t.Context(), name, "-test.failfast", "-test.short", "-test.run", short, "-test.skip", "ThroughRedis|OnACluster").Run() != nil
-	}
-	if noticed("") {
-		t.Fatal("a test fails without a fault")
-	}
-	for _, p := range planted {
-		t.Run(p.name, func(t *testing.T) {
-			t.Parallel()
-			if !noticed(p.name) {
-				t.Error("NOT NOTICED")
-			}
-		})
-	}
-}
 
 // plantedScripts are faults in the scripts, which the twins notice.
 var plantedScripts = []struct{ right, wrong string }{
@@ -187,8 +45,8 @@ var plantedScripts = []struct{ right, wrong string }{
 }
 
 func TestPlantedScripts(t *testing.T) {
-	if os.Getenv(plant.Variable) != "" || testing.Short() {
-		t.Skip("this is a run with a fault, or one that is to be short")
+	if testing.Short() {
+		t.Skip("starts a Redis, and takes seconds")
 	}
 	s := redistest.Shared(t)
 	claims, buckets := claimScript, bucketScript
