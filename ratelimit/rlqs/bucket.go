@@ -168,10 +168,10 @@ func (b *bucket) waits(now instant) bool {
 }
 
 // exactly selects how leases are requested from now on.
-func (b *bucket) exactly(left tokens) {
-	limit := b.terms.asking.Limit.Capacity()
-	b.short = b.refills() || left < limit/exactBelow
-	b.scarce = !b.refills() && left < limit/scarceBelow
+func (b *bucket) exactly(of *budget) {
+	limit := of.limit.Capacity()
+	b.short = b.refills() || of.left < limit/exactBelow
+	b.scarce = !b.refills() && of.left < limit/scarceBelow
 }
 
 // ask is a question for the bucket's budget.
