@@ -44,11 +44,11 @@ const shownLooks = looks - 1 // rates are of two looks
 // looks, and none of the first.
 func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	h := NewHistory(metrics.Collector{}, nil)
-	at := time.Unix(1_000_000, 0)
+	at := time.Unix(1_000_000, 1) // at_ms lacks the nanosecond
 	for i := range uint64(shownLooks + 10) {
 		h.observe(at.Add(time.Duration(i)*lookEvery), looked(20*i, 10*i, 2*i, 0), took(90*i, 100*i))
 	}
-	v := h.columns(time.Time{})
+	v := h.columns(0)
 	if len(v.At) != shownLooks || len(v.Passed) != shownLooks || len(v.Rules) != 1 ||
 		len(v.Rules[0].Passed) != shownLooks {
 		t.Fatalf("%d samples, %d rules", len(v.At), len(v.Rules))
@@ -64,7 +64,7 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	if r := h.Recent(); r.Passed != 10 || r.P99 != 0.0091 {
 		t.Errorf("lately %+v", r)
 	}
-	newest := h.columns(time.UnixMilli(v.At[shownLooks-3])).At
+	newest := h.columns(v.At[shownLooks-3]).At
 	if len(newest) != 2 || newest[1] != v.At[shownLooks-1] {
 		t.Errorf("since the last but two: %v", newest)
 	}
@@ -92,7 +92,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		}
 		h.observe(at.Add(time.Duration(i)*time.Second), s, nil)
 	}
-	v := h.columns(time.Time{})
+	v := h.columns(0)
 	if len(v.Rules) != chartedRules {
 		t.Errorf("%d rules are charted", len(v.Rules))
 	}
