@@ -45,5 +45,8 @@ descriptors:
 	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
 	n.console.ShadowMode = true
 	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
-	explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
+	e := explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
+	if !strings.HasPrefix(e.RLQS, "ALLOW_ALL") {
+		t.Errorf("in SHADOW_MODE, Envoys are said to get %q", e.RLQS)
+	}
 }

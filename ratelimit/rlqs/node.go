@@ -31,9 +31,10 @@ func DefaultOptions() Options {
 
 // Source is the basis of a node's decisions.
 type Source struct {
-	Rules   func() *config.Rules
-	Limiter ratelimit.Limiter
-	Wall    func() time.Time // for budgets without a ledger, whose windows are the wall clock's
+	Rules      func() *config.Rules
+	Limiter    ratelimit.Limiter
+	Wall       func() time.Time // for budgets without a ledger, whose windows are the wall clock's
+	ShadowMode bool             // Envoys let everything pass
 }
 
 // Node is what all streams of a process share. It is safe for concurrent use.

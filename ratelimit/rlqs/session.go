@@ -173,7 +173,7 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 		case r.Allowed+r.Denied == 0:
 			s.abandon(id)
 		default:
-			s.blanket(id, nothing, sublease.LongestTTL)
+			s.blanket(id, passes(s.node.source.ShadowMode), sublease.LongestTTL)
 		}
 		return nil, nil
 	}

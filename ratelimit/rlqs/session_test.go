@@ -293,7 +293,8 @@ func TestRefusedBucketsAreDropped(t *testing.T) {
 	rules := rulesOf(t, oneRule)
 	s, n, _ := newSession(t, &rules)
 	n.options.Buckets = 0
-	for i, want := range []string{"DENY_ALL 1m0s", "DENY_ALL 1m0s", "abandon"} {
+	for i, want := range []string{"DENY_ALL 1m0s", "ALLOW_ALL 1m0s", "abandon"} {
+		n.source.ShadowMode = i == 1
 		at := start.Add(time.Duration(5*i) * time.Second)
 		if err := s.Reports(t.Context(), at, wired(usageOf(0, uint64(2-i), "k", "v"))); err != nil {
 			t.Fatal(err)
