@@ -6,6 +6,7 @@ import (
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
@@ -101,6 +102,11 @@ func TestSmallBucketIsDenied(t *testing.T) {
 		"tokens may be at Envoys for that long; use a burst of 600, or RLS"
 	if err := sublease.Servable(rule); err == nil || err.Error() != want {
 		t.Errorf("it says %v", err)
+	}
+	// One that takes millennia to fill is served.
+	rule.Limit.Unit, rule.Limit.Requests, rule.Limit.Burst = ratelimit.Year, 1, 5000
+	if err := sublease.Servable(rule); err != nil {
+		t.Errorf("of a bucket of 5000 with one token a year it says %v", err)
 	}
 }
 
