@@ -98,7 +98,7 @@ type RuleState struct {
 	Sources  map[string]uint64 `json:"sources"`
 }
 
-// State reads all counters. Of the rules it gives the n with most decisions.
+// State reads all counters. Of the rules it gives n: those beyond a bound, and then those with most decisions.
 func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
 	v := State{
@@ -135,7 +135,9 @@ func (c Collector) State(n int) State {
 	for i := range rules {
 		v.Rules = append(v.Rules, rules[i].state())
 	}
-	slices.SortStableFunc(v.Rules, func(a, b RuleState) int { return cmp.Compare(b.Decisions, a.Decisions) })
+	slices.SortStableFunc(v.Rules, func(a, b RuleState) int {
+		return cmp.Or(cmp.Compare(b.Beyond, a.Beyond), cmp.Compare(b.Decisions, a.Decisions))
+	})
 	v.Rules = v.Rules[:min(n, len(v.Rules))]
 	return v
 }
