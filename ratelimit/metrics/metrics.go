@@ -212,7 +212,7 @@ func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
 // collectStore shows what the store lost or may lose.
 func (c Collector) collectStore(p page, s *ratelimit.LimiterStats) {
 	steps := p.count("sluice_store_clock_steps_total",
-		"Steps of the store's clock by at least 100 ms, ahead or back.", "direction")
+		"Steps of the store's clock by at least a second, ahead or back.", "direction")
 	steps(s.ClockSteps[0], "ahead")
 	steps(s.ClockSteps[1], "back")
 	p.count("sluice_store_accounts_lost_total",

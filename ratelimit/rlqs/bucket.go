@@ -198,11 +198,12 @@ func (b *bucket) count(u sublease.Usage) {
 		c = c.Named(name)
 	}
 	allowed, denied := uint64(u.Allowed), uint64(u.Denied)
+	// Sources first: who reads both finds no more denials than decisions.
+	c.Sources[ratelimit.FromLease].Add(allowed + denied)
 	c.TotalHits.Add(allowed + denied)
 	c.WithinLimit.Add(allowed)
 	c.OverLimit.Add(denied)
 	// An Envoy has refused these by itself, as a local cache would have.
 	c.OverLocally.Add(denied)
 	c.Denied.Add(denied)
-	c.Sources[ratelimit.FromLease].Add(allowed + denied)
 }
