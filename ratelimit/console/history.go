@@ -261,7 +261,9 @@ func (h *History) recent() (Rates, recentRules) {
 		is := &now.rules[i]
 		ever, lately := is.since(first(all, is.id)), is.since(first(all[from:], is.id))
 		rules[is.id] = recentRule{
-			lately.rates(now.at.Sub(all[from].at).Seconds()).Alone, ever.beyond, ever.byPolicy,
+			lately.rates(now.at.Sub(all[from].at).Seconds()).Alone,
+			is.since(first(all[:1], is.id)).beyond, // a rule beyond its bound is in each look
+			ever.byPolicy,
 		}
 	}
 	return r, rules

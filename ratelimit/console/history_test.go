@@ -125,4 +125,10 @@ func TestHistoryForgetsNews(t *testing.T) {
 	if n := look(shownLooks+10, 4); n != 0 {
 		t.Errorf("a quarter of an hour later %d are news", n)
 	}
+	// Until then, it was not among the busiest rules.
+	seldom := metrics.State{Rules: []metrics.RuleState{{Domain: "d", Rule: "seldom", Beyond: 1}}}
+	h.observe(at.Add(time.Hour), seldom, nil)
+	if _, rules := h.recent(); rules["d\nseldom\n"].beyond != 1 {
+		t.Error("the bound of a rule with few requests is broken, which is no news")
+	}
 }
