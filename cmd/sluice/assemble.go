@@ -43,8 +43,8 @@ func (p *parts) name() string { return debugName(p.server, p.peerAddr) }
 
 // registers adds the changing part of the registration, for people.
 func (p *parts) registers(s *registration) {
-	recent := p.people.History.Recent()
-	s.Rules, s.Rates, s.Wrong = p.store.Status().Fingerprint, &recent, p.people.History.Wrong()
+	recent, wrong := p.people.History.Recent()
+	s.Rules, s.Rates, s.Wrong = p.store.Status().Fingerprint, &recent, wrong
 }
 
 // assemble makes the parts, and opens the ports last. Nothing runs yet.

@@ -225,19 +225,14 @@ func (h *History) looksLocked() []*look {
 	return all
 }
 
-// Wrong is the number of the node's problems at the last look, without those of other nodes. It does not block.
-func (h *History) Wrong() int {
+// Recent returns the rates of the last seconds, and the number of the node's problems at the last look, without those
+// of other nodes. It does not block.
+func (h *History) Recent() (r Rates, wrong int) {
 	h.mu.Lock()
 	s := State{State: h.last}
 	h.mu.Unlock()
-	recent, rules := h.recent()
-	return len(problems(&s, recent, rules))
-}
-
-// Recent returns the rates of the last seconds. It does not block.
-func (h *History) Recent() Rates {
-	r, _ := h.recent()
-	return r
+	r, rules := h.recent()
+	return r, len(problems(&s, r, rules))
 }
 
 func (h *History) recent() (Rates, recentRules) {

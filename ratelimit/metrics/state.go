@@ -103,7 +103,7 @@ func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
 	v := State{
 		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(),
-		Errors:    s.StoreErrors.Load() + s.ServiceErrors.Load(),
+		Errors: s.StoreErrors.Load() + s.ServiceErrors.Load(), Panics: s.Panics.Load(),
 		Sources:   named(ratelimit.Sources[:], func(i int) uint64 { return s.Sources[i].Load() }),
 		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return l.Fallbacks[i] }),
 		Claims:    named(ratelimit.ClaimReasons[:], func(i int) uint64 { return l.ClaimsBy[i] }),
@@ -115,7 +115,6 @@ func (c Collector) State(n int) State {
 			Recoveries: l.Recoveries, Queued: l.Queued,
 		},
 	}
-	v.Panics = s.Panics.Load()
 	if c.Gate != nil {
 		for _, n := range c.Gate.Stats().Shed {
 			v.Shed += n

@@ -202,11 +202,9 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 	case b.leaving == silenced && b.holding.Settled():
 		b.leaving, b.due = abandoned, true
 		return 0, false
-	// A window's turn came between: the Envoy's tokens of the one before are unknown.
-	case b.leaving == silenced && !b.holding.Granted():
-		return 0, true
+	// If a window's turn came between, the Envoy's tokens of the one before are unknown.
 	case b.leaving == silenced:
-		return 0, false
+		return 0, !b.holding.Granted()
 	// A grant of 0 is sent first, so that the Envoy cannot spend its rest after the bucket is dropped.
 	case b.holding.Idle() >= b.idleAfter() && b.holding.Settled():
 		b.leaving = silenced
