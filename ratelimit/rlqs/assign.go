@@ -55,11 +55,12 @@ func (s *Session) work(ctx context.Context, now instant) {
 // simple does what needs no budget, and tells whether a lease may be needed.
 func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	switch {
-	case b.leaving == abandoned:
+	case b.leaving != abandoned && b.terms.how == granted:
+		return true
+	case b.leaving == abandoned, b.holding.Idle() >= ForgottenAfter:
+		b.leaving = abandoned
 		s.abandon(b.subject.id)
 		s.node.stats.Abandoned.Add(1)
-	case b.terms.how == granted:
-		return true
 	// A blanket expires at the Envoy. It is repeated at half of its time, at the next report.
 	case b.blanketAt == 0 || now.Sub(b.blanketAt) >= sublease.LongestTTL/2:
 		s.blanket(b.subject.id, b.terms.how == allowAll, sublease.LongestTTL)

@@ -98,7 +98,7 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	// A rule that changed only its limit has the same key: its holding continues.
 	if t.how != granted || b.pool == nil || b.pool.key != string(key) {
 		b.quit(n)
-		b.holding = sublease.NewHolding()
+		b.holding, b.turnAt = sublease.NewHolding(), 0
 		// The blanket that was sent last may say the opposite of the next.
 		b.blanketAt = 0
 		if t.how == granted {
