@@ -161,8 +161,8 @@ func TestSeatsAreNotTakenTwice(t *testing.T) {
 		h.version++
 	}
 	got.Fence, got.Seat = 0, -1
-	if got, err = stored.Sit(t.Context(), Application{Holder: 3, Seats: 2, TTL: hallTTL, Now: got, Plan: 1}); !errors.Is(err, errBusy) ||
-		got.Seat >= 0 || tries != savesMost {
+	got, err = stored.Sit(t.Context(), Application{Holder: 3, Seats: 2, TTL: hallTTL, Now: got, Plan: 1})
+	if !errors.Is(err, errBusy) || got.Seat >= 0 || tries != savesMost {
 		t.Errorf("%+v %v after %d tries", got, err, tries)
 	}
 }

@@ -37,7 +37,8 @@ descriptors:
 	n.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 41, Kind: ratelimit.Spend}},
 		make([]ratelimit.Verdict, 1))
 	n.must(200, "", "PUT", "/v1/overrides/d?invited=x", `{"limit": 6}`)
-	if e := explained("invited", "OK, after a claim: 6 left"); !strings.HasPrefix(e.RLQS, "DENY_ALL: its token_bucket") {
+	e := explained("invited", "OK, after a claim: 6 left")
+	if !strings.HasPrefix(e.RLQS, "DENY_ALL: its token_bucket") {
 		t.Errorf("over RLQS, a bucket that only its override refills is said to get %q", e.RLQS)
 	}
 	explained("held", "OVER_LIMIT: it holds 60, and 59 are left")
@@ -45,7 +46,7 @@ descriptors:
 	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
 	n.console.ShadowMode = true
 	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
-	e := explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
+	e = explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
 	if !strings.HasPrefix(e.RLQS, "ALLOW_ALL") {
 		t.Errorf("in SHADOW_MODE, Envoys are said to get %q", e.RLQS)
 	}

@@ -171,8 +171,8 @@ func TestSeriesAreBounded(t *testing.T) {
 		}
 	}
 	const others = `{domain="(other)",rule="(other)",mode=""} `
-	for _, want := range []string{"sluice_windows_beyond_bound_total" + others + "1", "sluice_drift_budget_tokens" + others + "90"} {
-		if !strings.Contains(text, "\n"+want+"\n") {
+	for _, want := range []string{"windows_beyond_bound_total" + others + "1", "drift_budget_tokens" + others + "90"} {
+		if !strings.Contains(text, "\nsluice_"+want+"\n") {
 			t.Errorf("of rules without series of their own, there is no %s", want)
 		}
 	}

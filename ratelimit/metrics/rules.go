@@ -89,7 +89,8 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 	case r.Coordination.Mode.Spec().Drifts:
 		share, budget = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
 	}
-	w.declared, w.share, w.driftLimit = max(w.declared, r.DeclaredOver()), max(w.share, share), max(w.driftLimit, budget)
+	w.declared, w.share = max(w.declared, r.DeclaredOver()), max(w.share, share)
+	w.driftLimit = max(w.driftLimit, budget)
 }
 
 // The rules that metrics are about.

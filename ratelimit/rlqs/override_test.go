@@ -48,8 +48,8 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 			}
 		}
 		if of := granted["invited"]; of < c.gets || of > 1000*c.gets || granted["other"] > c.limit {
-			t.Errorf("%d under %s: a key with an override of 6000 gets %d in 20 s, and another %d", c.limit, c.algorithm,
-				of, granted["other"])
+			t.Errorf("%d under %s: with an override of 6000, a key gets %d in 20 s, and another %d", c.limit,
+				c.algorithm, of, granted["other"])
 		}
 	}
 }
