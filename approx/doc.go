@@ -14,7 +14,7 @@
 // It does not promise that a node has a share. A node without a seat, or with one that does not count for a
 // rule or a window, leases like any other.
 //
-//   - [Seats] is the ledger of seats: [Memory] or [Redis], one operation.
+//   - [Seats] is the ledger of seats: one operation. [Stored] and [Memory] keep them in a record.
 //   - [Keeper] takes a seat, renews it and gives it up. It is the leasing limiter's Drift.
 //
 // The rules, with their reasons, are in docs/protocol.md, section 13. Package leasing spends and confirms

@@ -159,7 +159,7 @@ func (w *world) join(trip time.Duration) *node {
 		}
 		cancel()
 		running.Wait()
-		n.keeper.Leave(context.Background(), approx.Confirmed(!n.fleet.Drifting()))
+		n.keeper.Leave(context.Background(), !n.fleet.Drifting())
 	})
 	w.nodes = append(w.nodes, n)
 	return n

@@ -104,7 +104,7 @@ func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
 // keep applies if it is time to.
 func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 	if wanted.seats == 0 {
-		k.Leave(ctx, Unconfirmed)
+		k.Leave(ctx, false)
 		return
 	}
 	sent := k.clock()
@@ -215,19 +215,9 @@ func (k *Keeper) report(t Tenancy, err error) {
 	}
 }
 
-// Confirmed tells whether the ledger has confirmed all that a node spent in windows that go on. If so, the
-// next tenant may use the seat at once. Otherwise the whole share counts as spent.
-type Confirmed bool
-
-// The states of confirmation.
-const (
-	Unconfirmed  Confirmed = false
-	AllConfirmed Confirmed = true
-)
-
-// Leave gives the seat up, and states whether all is confirmed. Run must have ended. It blocks for at most a
-// second, or until ctx is done.
-func (k *Keeper) Leave(ctx context.Context, clean Confirmed) {
+// Leave gives the seat up. clean says that the ledger has confirmed all that was spent in windows that go on, so that
+// the next tenant may use the seat at once. Run must have ended. It blocks for at most a second, or until ctx is done.
+func (k *Keeper) Leave(ctx context.Context, clean bool) {
 	a, ok := k.Leaving(clean)
 	if !ok {
 		return
@@ -240,13 +230,13 @@ func (k *Keeper) Leave(ctx context.Context, clean Confirmed) {
 
 // Leaving gives up using the seat, if there is one, and returns the application
 // that announces it to others.
-func (k *Keeper) Leaving(clean Confirmed) (Application, bool) {
+func (k *Keeper) Leaving(clean bool) (Application, bool) {
 	t := k.now.Swap(&held{Tenancy: none})
 	if t.Seat < 0 {
 		return Application{}, false
 	}
 	return Application{
 		Holder: k.holder, Seats: max(1, t.wanted.seats), TTL: SeatTTL, Now: t.Tenancy, Plan: t.wanted.id,
-		Leave: true, Clean: bool(clean),
+		Leave: true, Clean: clean,
 	}, true
 }

@@ -142,7 +142,7 @@ func (s *keeperScript) do(line string) string {
 	case "due":
 		return "due: " + applied(s.applies())
 	case "leave":
-		left, ok := s.Leaving(Confirmed(a.has("clean")))
+		left, ok := s.Leaving(a.has("clean"))
 		if ok && (left.Holder != 7 || left.valid() != nil) {
 			s.Errorf("it leaves with %+v", left)
 		}
@@ -277,7 +277,7 @@ func TestSeatsHaveASecondToAnswer(t *testing.T) {
 		s, d := newKeeperScript(t), deadlines{}
 		s.seats = &d
 		s.keep(t.Context(), s.plan)
-		s.Leave(t.Context(), Unconfirmed)
+		s.Leave(t.Context(), false)
 		if !slices.Equal(d, deadlines{time.Second, time.Second}) {
 			t.Errorf("an application, and the last, may take %v", d)
 		}

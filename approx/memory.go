@@ -7,33 +7,41 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Memory grants seats in this process: for tests and the simulator. It is safe
-// for concurrent use and never waits.
+// Memory grants seats in a record in this process, for tests and the simulator. It is safe for concurrent use.
 type Memory struct {
-	clock func() ratelimit.LedgerTime
-	mu    sync.Mutex
-	seats map[int]*seat   // guarded by mu
-	last  ratelimit.Fence // guarded by mu
+	clock   func() ratelimit.LedgerTime
+	mu      sync.Mutex
+	data    []byte // guarded by mu, like version
+	version uint64
 }
 
 // NewMemory makes seats on the ledger's clock.
-func NewMemory(clock func() ratelimit.LedgerTime) *Memory {
-	return &Memory{clock: clock, seats: map[int]*seat{}}
-}
+func NewMemory(clock func() ratelimit.LedgerTime) *Memory { return &Memory{clock: clock} }
 
 // Sit implements [Seats].
-func (m *Memory) Sit(_ context.Context, a Application) (Tenancy, error) {
-	if err := a.valid(); err != nil {
-		return none, err
-	}
+func (m *Memory) Sit(ctx context.Context, a Application) (Tenancy, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return sit(m.clock(), m.seats, &m.last, &a), nil
+	return NewStored(m).Sit(ctx, a)
+}
+
+// Load implements [Cell], under the lock of Sit.
+func (m *Memory) Load(context.Context) ([]byte, uint64, ratelimit.LedgerTime, error) {
+	return m.data, m.version, m.clock(), nil
+}
+
+// Save implements [Cell], like Load.
+func (m *Memory) Save(_ context.Context, version uint64, data []byte) (bool, error) {
+	if version != m.version {
+		return false, nil
+	}
+	m.data, m.version = data, version+1
+	return true, nil
 }
 
 // Forget loses all data, like FLUSHALL.
 func (m *Memory) Forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.seats, m.last = map[int]*seat{}, 0
+	m.data, m.version = nil, 0
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -124,16 +123,11 @@ func shareUnder(
 		share, seats = min(share, s), min(seats, n)
 		alone := a.since <= begins
 		if rule.Limit.Algorithm == ratelimit.TokenBucket {
-			alone = a.since == 0 || now.Sub(a.reached) >= fillTime(&rule.Limit)
+			alone = a.since == 0 || now.Sub(a.reached) >= rule.Limit.Refill(rule.Limit.Burst)
 		}
 		if alone {
 			return share, seats
 		}
 	}
 	return 0, 0 // the divisions in force when the window began are unknown
-}
-
-// fillTime is how long an empty bucket takes to fill.
-func fillTime(l *ratelimit.Limit) time.Duration {
-	return time.Duration(float64(l.Burst) / float64(max(1, l.Requests)) * float64(l.Period()))
 }

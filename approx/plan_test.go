@@ -241,9 +241,16 @@ func TestFillTime(t *testing.T) {
 	for _, c := range []struct {
 		requests, burst ratelimit.Tokens
 		want            time.Duration
-	}{{60, 60, time.Minute}, {60, 90, 90 * time.Second}, {1, 3, 3 * time.Minute}, {2, 3, 90 * time.Second}, {0, 3, 3 * time.Minute}} {
+	}{
+		{60, 60, time.Minute},
+		{60, 90, 90 * time.Second},
+		{1, 3, 3 * time.Minute},
+		{2, 3, 90 * time.Second},
+		{0, 3, 3 * time.Minute},
+		{1, ratelimit.MaxLimit, 1 << 62}, // for ever
+	} {
 		l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: c.requests, Burst: c.burst}
-		if got := fillTime(&l); got != c.want {
+		if got := l.Refill(c.burst); got != c.want {
 			t.Errorf("%d of a size, at %d a minute: %v, want %v", c.burst, c.requests, got, c.want)
 		}
 	}

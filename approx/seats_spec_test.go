@@ -13,64 +13,42 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// hall is seats in memory and in a record, on one clock: both must say the same.
+// hall is seats in memory.
 type hall struct {
 	testing.TB
-	now    ratelimit.LedgerTime
-	seats  int
-	memory *Memory
-	cell   *memoryCell
-	stored *Stored
+	*Memory
+	now   ratelimit.LedgerTime
+	seats int
 }
 
 func newHall(t testing.TB, seats int) *hall {
 	h := &hall{TB: t, now: epoch, seats: seats}
-	clock := func() ratelimit.LedgerTime { return h.now }
-	h.memory, h.cell = NewMemory(clock), &memoryCell{clock: clock}
-	h.stored = NewStored(h.cell)
+	h.Memory = NewMemory(func() ratelimit.LedgerTime { return h.now })
 	return h
 }
 
-// memoryCell is a cell in memory.
-type memoryCell struct {
-	clock   func() ratelimit.LedgerTime
-	data    []byte
-	version uint64
-	before  func() // called before each Save
+// interrupted is a cell of which before is called before each Save.
+type interrupted struct {
+	*Memory
+	before func()
 }
 
-func (c *memoryCell) Load(context.Context) ([]byte, uint64, ratelimit.LedgerTime, error) {
-	return c.data, c.version, c.clock(), nil
-}
-
-func (c *memoryCell) Save(_ context.Context, version uint64, data []byte) (bool, error) {
-	if c.before != nil {
-		c.before()
-	}
-	if version != c.version {
-		return false, nil
-	}
-	c.data, c.version = data, c.version+1
-	return true, nil
+func (c *interrupted) Save(ctx context.Context, version uint64, data []byte) (bool, error) {
+	c.before()
+	return c.Memory.Save(ctx, version, data)
 }
 
 const hallTTL = 10 * time.Second
 
-// sits applies at both.
+// sits applies.
 func (h *hall) sits(a Application) Tenancy {
 	h.Helper()
 	a.Seats, a.TTL = h.seats, hallTTL
-	m, err := h.memory.Sit(context.Background(), a)
-	r, err2 := h.stored.Sit(context.Background(), a)
-	if err != nil || err2 != nil || m != r {
-		h.Fatalf("%+v: memory %+v %v, the record %+v %v", a, m, err, r, err2)
+	t, err := h.Sit(h.Context(), a)
+	if err != nil {
+		h.Fatalf("%+v: %v", a, err)
 	}
-	return m
-}
-
-func (h *hall) forgets() {
-	h.memory.Forget()
-	h.cell.data, h.cell.version = nil, 0
+	return t
 }
 
 // do plays a line of a script, and returns what a holder is answered.
@@ -85,7 +63,7 @@ func (h *hall) do(line string, had map[string]Tenancy) string {
 		h.seats = int(words[1][0] - '0')
 		return ""
 	case "forget":
-		h.forgets()
+		h.Forget()
 		return ""
 	}
 	who := words[0]
@@ -139,7 +117,7 @@ func (h *hall) do(line string, had map[string]Tenancy) string {
 // since is a time as scripts say it.
 func since(at ratelimit.LedgerTime) time.Duration { return time.Duration(at-epoch) * time.Microsecond }
 
-// The scripts of testdata/seats say who gets which seat, of seats in memory and in a record.
+// The scripts of testdata/seats say who gets which seat.
 func TestSeatScripts(t *testing.T) {
 	datadriven.RunTest(t, "testdata/seats", func(t *testing.T, d *datadriven.TestData) (said string) {
 		h, had := newHall(t, 0), map[string]Tenancy{}
@@ -155,10 +133,10 @@ func TestSeatScripts(t *testing.T) {
 func TestSeatsOfAnotherRelease(t *testing.T) {
 	h := newHall(t, 2)
 	for _, data := range []string{"garbage", `{"v":2,"seats":{}}`, "{}"} {
-		h.cell.data, h.cell.version = []byte(data), 1
-		_, err := h.stored.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
-		if err == nil || string(h.cell.data) != data || !strings.Contains(err.Error(), "sluice:seat-record") {
-			t.Errorf("%s: %v, and it is %s now", data, err, h.cell.data)
+		h.data, h.version = []byte(data), 1
+		_, err := h.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
+		if err == nil || string(h.data) != data || !strings.Contains(err.Error(), "sluice:seat-record") {
+			t.Errorf("%s: %v, and it is %s now", data, err, h.data)
 		}
 	}
 }
@@ -168,30 +146,23 @@ func TestSeatsOfAnotherRelease(t *testing.T) {
 func TestSeatsAreNotTakenTwice(t *testing.T) {
 	h := newHall(t, 2)
 	others, tries := 0, 0
-	other := func(who ratelimit.Holder) {
-		again := NewStored(&memoryCell{clock: h.cell.clock, data: h.cell.data, version: h.cell.version})
-		if x, err := again.Sit(t.Context(), Application{Holder: who, Seats: h.seats, TTL: hallTTL, Now: none, Plan: 1}); err != nil {
-			t.Error(x, err)
-		}
-		c, _ := again.cell.(*memoryCell)
-		h.cell.data, h.cell.version = c.data, c.version
-	}
-	h.cell.before = func() {
+	cell := &interrupted{h.Memory, func() {
 		if others++; others == 1 {
-			other(2)
+			h.sits(Application{Holder: 2, Now: none, Plan: 1})
 		}
-	}
-	got, err := h.stored.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
+	}}
+	stored := NewStored(cell)
+	got, err := stored.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
 	if err != nil || got.Seat != 1 || others != 2 {
 		t.Errorf("%+v %v after %d tries: seat 0 is taken", got, err, others)
 	}
-	h.cell.before = func() {
+	cell.before = func() {
 		tries++
-		h.cell.version++
+		h.version++
 	}
 	got.Fence, got.Seat = 0, -1
-	if got, err = h.stored.Sit(t.Context(), Application{Holder: 3, Seats: 2, TTL: hallTTL, Now: got, Plan: 1}); !errors.Is(err, errBusy) ||
-		got.Seat >= 0 || tries != savesMost {
+	got, err = stored.Sit(t.Context(), Application{Holder: 3, Seats: 2, TTL: hallTTL, Now: got, Plan: 1})
+	if !errors.Is(err, errBusy) || got.Seat >= 0 || tries != savesMost {
 		t.Errorf("%+v %v after %d tries", got, err, tries)
 	}
 }

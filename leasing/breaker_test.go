@@ -3,6 +3,8 @@ package leasing
 import (
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
 )
 
 // breakerScript plays a breaker through instants of one store.
@@ -89,6 +91,15 @@ func TestBreakerWaitsLongerEachTime(t *testing.T) {
 			t.Fatal("no call went out to see, two seconds later")
 		}
 		s.Success()
+	}
+}
+
+// The age of the last reply counts from the start, if the store has never answered.
+func TestSilenceCountsFromTheStart(t *testing.T) {
+	clock, random := func() instant { return instant(time.Minute) }, func() float64 { return 0.5 }
+	f := NewStepped(account.NewHolder(), 100, clock, time.Now(), func(time.Duration, func()) {}, random)
+	if age := f.Stats().SyncAge; age != time.Minute {
+		t.Errorf("after a minute it is silent for %v", age)
 	}
 }
 

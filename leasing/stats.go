@@ -119,9 +119,7 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 		l.mu.Lock()
 		s.BreakerOpen = s.BreakerOpen || l.breaker.Open()
 		s.Queued, s.QueueSize = s.Queued+len(l.queue)+len(l.later), s.QueueSize+cap(l.queue)
-		if l.answered != 0 {
-			s.SyncAge = max(s.SyncAge, f.clock().Sub(l.answered))
-		}
+		s.SyncAge = max(s.SyncAge, f.clock().Sub(l.answered))
 		l.mu.Unlock()
 	}
 	return s

@@ -241,6 +241,15 @@ func (l Limit) Capacity() Tokens {
 	return l.Requests
 }
 
+// Refill is the time in which a bucket gains n tokens, at most longestRefill.
+func (l *Limit) Refill(n Tokens) time.Duration {
+	return time.Duration(math.Ceil(min(longestRefill,
+		float64(max(0, n))/float64(max(1, l.Requests))*float64(l.Period()))))
+}
+
+// longestRefill is over a century: more has no time.Duration.
+const longestRefill = 1 << 62
+
 // String is how people write it: "100 per minute".
 func (l Limit) String() string {
 	per := l.Unit.String()

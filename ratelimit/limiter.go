@@ -115,7 +115,7 @@ type LimiterStats struct {
 	// Fallbacks are decisions without the ledger, by reason.
 	Fallbacks   [len(FallbackReasons)]uint64
 	BreakerOpen bool
-	// SyncAge is how long ago the ledger last answered; 0 if it was never asked.
+	// SyncAge is for how long the ledger has not answered: since the start, if it never has. 0: there is none.
 	SyncAge time.Duration
 
 	ClaimsBy   [len(ClaimReasons)]uint64 // Claims, by purpose

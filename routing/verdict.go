@@ -71,10 +71,4 @@ func resetOf(l *ratelimit.Limit, us int64) time.Duration {
 
 // longest is the longest that a limit can take to be whole again: the rest of a
 // window, once more where the owner's clock was ahead; or a bucket's refill.
-func longest(l *ratelimit.Limit) time.Duration {
-	periods := 2.0
-	if l.Algorithm == ratelimit.TokenBucket {
-		periods += float64(l.Burst) / float64(max(1, l.Requests))
-	}
-	return time.Duration(min(periods*float64(l.Period()), math.MaxInt64/2))
-}
+func longest(l *ratelimit.Limit) time.Duration { return 2*l.Period() + l.Refill(l.Burst) }

@@ -168,8 +168,7 @@ func (b *bound) outage(w *world, d time.Duration) {
 	last := int64(l.WindowAt(w.ledgerTime().Add(d + time.Second)))
 	n := w.declared().OnOutage.Fleet().At(0)
 	if b.stays { // it is declared for each time to fill the bucket
-		full := float64(l.Burst) / float64(l.Requests) * float64(l.Period())
-		n *= 2 + ratelimit.Tokens(float64(d)/full)
+		n *= 2 + ratelimit.Tokens(d/l.Refill(l.Burst))
 	}
 	b.add(w.window(), last, n)
 }

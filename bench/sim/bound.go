@@ -249,8 +249,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 		share *= 2
 	case ratelimit.TokenBucket: // for each time to fill the node's own bucket of the largest part, and its debt stays
 		alone := own.LocalShare(b.fewest).Limit
-		full := float64(alone.Burst) / float64(alone.Requests) * float64(alone.Period())
-		share *= 2 + ratelimit.Tokens(float64(b.now)/full)
+		share *= 2 + ratelimit.Tokens(b.now/int64(alone.Refill(alone.Burst)))
 	}
 	// A node divides windows by its own clock, which runs slightly faster or slower than the ledger's. That
 	// close to an edge, it can spend two windows. Two nodes at once are too unlikely to count.

@@ -262,7 +262,7 @@ func (n *node) leave() {
 // goodbye gives back leases.
 func (n *node) goodbye() {
 	n.store.tell(n, n.stepped.Release())
-	if a, ok := n.keeper.Leaving(approx.Confirmed(!n.stepped.Drifting())); ok {
+	if a, ok := n.keeper.Leaving(!n.stepped.Drifting()); ok {
 		n.store.leave(n, a)
 	}
 	n.end()

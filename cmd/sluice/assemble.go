@@ -46,8 +46,8 @@ func (p *assembled) name() string { return debugName(p.server, p.peerAddr) }
 
 // registers adds the changing part of the registration, for people.
 func (p *assembled) registers(s *registration) {
-	recent := p.people.History.Recent()
-	s.Rules, s.Rates, s.Wrong = p.store.Status().Fingerprint, &recent, p.people.History.Wrong()
+	recent, wrong := p.people.History.Recent()
+	s.Rules, s.Rates, s.Wrong = p.store.Status().Fingerprint, &recent, wrong
 }
 
 // assemble makes the parts, and opens the ports last. Nothing runs yet.
@@ -88,7 +88,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	options := c.serviceOptions(budgets.HTTP)
 	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now}, c.caps.Quotas())
+	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),

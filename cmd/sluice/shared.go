@@ -87,7 +87,7 @@ func (s *shared) run(ctx context.Context) error {
 	all.Go(func() { s.slots.Run(ctx) })
 	all.Go(func() { s.keeper.Run(ctx, s.seats) })
 	all.Wait()
-	s.keeper.Leave(context.Background(), approx.Confirmed(!s.Drifting()))
+	s.keeper.Leave(context.Background(), !s.Drifting())
 	if err := context.Cause(ctx); errors.Is(err, store.ErrStartup) {
 		return err
 	}

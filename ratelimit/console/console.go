@@ -81,7 +81,7 @@ const (
 	shownRules = 200
 	shownKeys  = 20
 	shownHeld  = 24              // leases of Envoys
-	hotFor     = 2 * time.Second // an answer about the hottest keys is reused for this time
+	lookedFor  = 2 * time.Second // an answer about all keys and streams is reused for this time
 	askTimeout = 2 * time.Second
 )
 
@@ -95,12 +95,11 @@ type console struct {
 	// Running requests for overrides, and the running import.
 	changing chan struct{}
 
-	began    time.Time
-	mu       sync.Mutex
-	hot      []ratelimit.HotKey // guarded by mu
-	hotTill  ratelimit.Instant  // guarded by mu
-	held     *Envoys            // guarded by mu
-	heldTill ratelimit.Instant  // guarded by mu
+	began time.Time
+	mu    sync.Mutex
+	hot   []ratelimit.HotKey // guarded by mu
+	held  *Envoys            // guarded by mu
+	till  ratelimit.Instant  // guarded by mu: of both
 }
 
 // Register adds the console's pages to a mux.
@@ -182,9 +181,10 @@ type State struct {
 
 func (c *console) state(w http.ResponseWriter, _ *http.Request) {
 	fleet := c.fleet()
+	hottest, held := c.look()
 	v := State{
-		State: c.Metrics.State(shownRules), Started: c.began.UTC(), Hottest: c.Redact.hottest(c.hottest()),
-		Redacted: c.Redact != nil, Envoys: c.envoys(),
+		State: c.Metrics.State(shownRules), Started: c.began.UTC(), Hottest: hottest,
+		Redacted: c.Redact != nil, Envoys: held,
 		Nodes: fleet.Nodes, NodesAge: fleet.Age.Seconds(), NodesOld: fleet.Old,
 		Admin: c.Token != "", Now: time.Now().UTC(),
 	}
@@ -214,12 +214,13 @@ func (c *console) hostOf(h ratelimit.Holder) string {
 	return ""
 }
 
-// hottest looks through all keys, once for several open pages.
-func (c *console) hottest() []ratelimit.HotKey {
+// look goes through all keys and streams, once for several open pages.
+func (c *console) look() ([]ratelimit.HotKey, *Envoys) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now := c.Clock(); now >= c.hotTill {
-		c.hot, c.hotTill = c.Inspector.Hottest(now, shownKeys), now.Add(hotFor)
+	if now := c.Clock(); now >= c.till {
+		c.hot, c.held = c.Redact.hottest(c.Inspector.Hottest(now, shownKeys)), c.envoys()
+		c.till = now.Add(lookedFor)
 	}
-	return c.hot
+	return c.hot, c.held
 }

@@ -16,24 +16,17 @@ type Held struct {
 	rlqs.Holder
 }
 
-// envoys looks through all streams, once for several open pages.
+// envoys looks through all streams.
 func (c *console) envoys() *Envoys {
 	if c.Quotas == nil {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.Clock()
-	if c.held != nil && now < c.heldTill {
-		return c.held
-	}
 	s := c.Quotas.Stats()
 	e := &Envoys{Streams: s.Streams.Load(), Unproven: s.Unproven.Load()}
-	var held []rlqs.Held
+	var held []rlqs.Holder
 	held, e.Leases = c.Quotas.Largest(shownHeld)
 	for _, h := range held {
-		e.Held = append(e.Held, Held{c.Redact.account(c.KeyName(h.Key)), h.Holder})
+		e.Held = append(e.Held, Held{c.Redact.account(c.KeyName(h.Key)), h})
 	}
-	c.held, c.heldTill = e, now.Add(hotFor)
 	return e
 }

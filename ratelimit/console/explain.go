@@ -157,7 +157,10 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		}
 	}
 	e.Look = &look
-	e.RLQS = rlqs.Reason(rule)
+	e.RLQS = rlqs.Reason(a.Rule) // which an override does not change
+	if c.ShadowMode {
+		e.RLQS = "ALLOW_ALL: the node is in SHADOW_MODE"
+	}
 	if c.Quotas != nil {
 		e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
 	}

@@ -1,7 +1,6 @@
 package console
 
 import (
-	"context"
 	"strings"
 	"testing"
 
@@ -17,6 +16,7 @@ descriptors:
 - {key: held, hold: {amount: 60}, rate_limit: {unit: day, requests_per_unit: 100}}
 - {key: dark, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}
+- {key: invited, max_override: 9, algorithm: token_bucket, rate_limit: {unit: day, requests_per_unit: 0}}
 `)}}
 	n.console.Metrics.Store = config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()},
 		n.console.Log)
@@ -24,21 +24,30 @@ descriptors:
 		t.Fatal(err)
 	}
 	d := n.console.Metrics.Store.Rules().Domain("d")
-	explained := func(key, want string) {
+	explained := func(key, want string) (e Explanation) {
 		t.Helper()
-		got := n.console.explained(context.Background(), d, []config.Entry{{Key: key, Value: "x"}}).Next
-		if !strings.HasPrefix(got, want) {
-			t.Errorf("the next request of %s is explained as %q, must be %q", key, got, want)
+		e = n.console.explained(t.Context(), d, []config.Entry{{Key: key, Value: "x"}})
+		if !strings.HasPrefix(e.Next, want) {
+			t.Errorf("the next request of %s is explained as %q, must be %q", key, e.Next, want)
 		}
+		return e
 	}
 	explained("held", "OK, after a claim: 100 left")
 	rule, key := d.Match([]config.Entry{{Key: "held", Value: "x"}}, nil)
-	n.Decide(context.Background(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 41, Kind: ratelimit.Spend}},
+	n.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 41, Kind: ratelimit.Spend}},
 		make([]ratelimit.Verdict, 1))
+	n.must(200, "", "PUT", "/v1/overrides/d?invited=x", `{"limit": 6}`)
+	e := explained("invited", "OK, after a claim: 6 left")
+	if !strings.HasPrefix(e.RLQS, "DENY_ALL: its token_bucket") {
+		t.Errorf("over RLQS, a bucket that only its override refills is said to get %q", e.RLQS)
+	}
 	explained("held", "OVER_LIMIT: it holds 60, and 59 are left")
 	explained("dark", "OK: the rule is in shadow_mode")
 	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
 	n.console.ShadowMode = true
 	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
-	explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
+	e = explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
+	if !strings.HasPrefix(e.RLQS, "ALLOW_ALL") {
+		t.Errorf("in SHADOW_MODE, Envoys are said to get %q", e.RLQS)
+	}
 }

@@ -225,19 +225,14 @@ func (h *History) looksLocked() []*look {
 	return all
 }
 
-// Wrong is the number of the node's problems at the last look, without those of other nodes. It does not block.
-func (h *History) Wrong() int {
+// Recent returns the rates of the last seconds, and the number of the node's problems at the last look, without those
+// of other nodes. It does not block.
+func (h *History) Recent() (r Rates, wrong int) {
 	h.mu.Lock()
 	s := State{State: h.last}
 	h.mu.Unlock()
-	recent, rules := h.recent()
-	return len(problems(&s, recent, rules))
-}
-
-// Recent returns the rates of the last seconds. It does not block.
-func (h *History) Recent() Rates {
-	r, _ := h.recent()
-	return r
+	r, rules := h.recent()
+	return r, len(problems(&s, r, rules))
 }
 
 func (h *History) recent() (Rates, recentRules) {
@@ -261,7 +256,9 @@ func (h *History) recent() (Rates, recentRules) {
 		is := &now.rules[i]
 		ever, lately := is.since(first(all, is.id)), is.since(first(all[from:], is.id))
 		rules[is.id] = recentRule{
-			lately.rates(now.at.Sub(all[from].at).Seconds()).Alone, ever.beyond, ever.byPolicy,
+			lately.rates(now.at.Sub(all[from].at).Seconds()).Alone,
+			is.since(first(all[:1], is.id)).beyond, // a rule beyond its bound is in each look
+			ever.byPolicy,
 		}
 	}
 	return r, rules
@@ -305,9 +302,12 @@ func (c *column) add(r Rates) {
 
 func round(v float64) float64 { return math.Round(v*100) / 100 }
 
-// columns has the rates of each look after a time, with the rules of the most decisions.
-func (h *History) columns(from time.Time) remembered {
+// columns has the rates of each look after a time in Unix milliseconds, with the rules of the most decisions.
+func (h *History) columns(since int64) remembered {
 	v := remembered{At: []int64{}, Rules: []ruleColumn{}}
+	if h == nil {
+		return v
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := h.looksLocked()
@@ -316,7 +316,7 @@ func (h *History) columns(from time.Time) remembered {
 	}
 	for i := 1; i < len(all); i++ {
 		was, is := all[i-1], all[i]
-		if !is.at.After(from) {
+		if is.at.UnixMilli() <= since {
 			continue
 		}
 		r := is.since(was)
@@ -361,18 +361,13 @@ func busiest(all []*look) []string {
 
 // history answers with the looks after ?since=, in Unix milliseconds.
 func (c *console) history(w http.ResponseWriter, r *http.Request) {
-	from := time.Time{}
+	var since int64
+	var err error
 	if text := r.URL.Query().Get("since"); text != "" {
-		ms, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
+		if since, err = strconv.ParseInt(text, 10, 64); err != nil {
 			refuse(w, http.StatusBadRequest, "since is %q, must be Unix milliseconds, as in at_ms", text)
 			return
 		}
-		from = time.UnixMilli(ms)
 	}
-	if c.History == nil {
-		answer(w, remembered{})
-		return
-	}
-	answer(w, c.History.columns(from))
+	answer(w, c.History.columns(since))
 }

@@ -30,8 +30,8 @@ func TestHistoryIsInSeconds(t *testing.T) {
 			latency.Observe(0.0002)
 		}
 		h.observe(at.Add(lookEvery), looked(100, 0, 0, 0), h.buckets())
-		if p99 := h.Recent().P99; p99 < 0.0001 || p99 > 0.00025 {
-			t.Errorf("in units of %v, calls of 0.2 ms have a p99 of %v s", time.Duration(unit), p99)
+		if r, _ := h.Recent(); r.P99 < 0.0001 || r.P99 > 0.00025 {
+			t.Errorf("in units of %v, calls of 0.2 ms have a p99 of %v s", time.Duration(unit), r.P99)
 		}
 	}
 }
@@ -44,11 +44,11 @@ const shownLooks = looks - 1 // rates are of two looks
 // looks, and none of the first.
 func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	h := NewHistory(metrics.Collector{}, nil)
-	at := time.Unix(1_000_000, 0)
+	at := time.Unix(1_000_000, 1) // at_ms lacks the nanosecond
 	for i := range uint64(shownLooks + 10) {
 		h.observe(at.Add(time.Duration(i)*lookEvery), looked(20*i, 10*i, 2*i, 0), took(90*i, 100*i))
 	}
-	v := h.columns(time.Time{})
+	v := h.columns(0)
 	if len(v.At) != shownLooks || len(v.Passed) != shownLooks || len(v.Rules) != 1 ||
 		len(v.Rules[0].Passed) != shownLooks {
 		t.Fatalf("%d samples, %d rules", len(v.At), len(v.Rules))
@@ -61,17 +61,17 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	if v.P99[0] != 9.1 { // nine tenths of the way from 1 to 10 ms
 		t.Errorf("p99 %v ms", v.P99[0])
 	}
-	if r := h.Recent(); r.Passed != 10 || r.P99 != 0.0091 {
+	if r, _ := h.Recent(); r.Passed != 10 || r.P99 != 0.0091 {
 		t.Errorf("lately %+v", r)
 	}
-	newest := h.columns(time.UnixMilli(v.At[shownLooks-3])).At
+	newest := h.columns(v.At[shownLooks-3]).At
 	if len(newest) != 2 || newest[1] != v.At[shownLooks-1] {
 		t.Errorf("since the last but two: %v", newest)
 	}
 	for i := range int(recentFor/lookEvery) + 1 {
 		h.observe(at.Add(time.Duration(shownLooks+11+i)*lookEvery), looked(1e6, 0, 0, 0), nil)
 	}
-	if r := h.Recent(); r.Passed != 0 {
+	if r, _ := h.Recent(); r.Passed != 0 {
 		t.Errorf("ten seconds without a call: %v a second", r.Passed)
 	}
 }
@@ -92,7 +92,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		}
 		h.observe(at.Add(time.Duration(i)*time.Second), s, nil)
 	}
-	v := h.columns(time.Time{})
+	v := h.columns(0)
 	if len(v.Rules) != chartedRules {
 		t.Errorf("%d rules are charted", len(v.Rules))
 	}
@@ -124,5 +124,11 @@ func TestHistoryForgetsNews(t *testing.T) {
 	}
 	if n := look(shownLooks+10, 4); n != 0 {
 		t.Errorf("a quarter of an hour later %d are news", n)
+	}
+	// Until then, it was not among the busiest rules.
+	seldom := metrics.State{Rules: []metrics.RuleState{{Domain: "d", Rule: "seldom", Beyond: 1}}}
+	h.observe(at.Add(time.Hour), seldom, nil)
+	if _, rules := h.recent(); rules["d\nseldom\n"].beyond != 1 {
+		t.Error("the bound of a rule with few requests is broken, which is no news")
 	}
 }

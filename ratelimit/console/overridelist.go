@@ -151,8 +151,8 @@ func (c *console) prefixes(domain, descriptor string) ([]string, error) {
 	var all []string
 	for period := range periods {
 		key := []byte(period)
-		for _, e := range whole {
-			key = ratelimit.AppendEntry(key, e.Key, e.Value, ratelimit.OfRequest)
+		for _, e := range whole { // a value with a star is a pattern, as lists have it
+			key = ratelimit.AppendEntry(key, e.Key, e.Value, ratelimit.ValueOf(strings.Contains(e.Value, "*")))
 		}
 		text := c.KeyName(key) + "|"
 		if descriptor != "" {
@@ -161,7 +161,10 @@ func (c *console) prefixes(domain, descriptor string) ([]string, error) {
 		if descriptor != "" && !valued {
 			text = strings.TrimSuffix(text, "=")
 		}
-		all = append(all, text)
+		if all = append(all, text); valued { // it may begin a pattern
+			at := strings.LastIndexByte(text, '|')
+			all = append(all, text[:at]+strings.Replace(text[at:], "=", "~", 1))
+		}
 	}
 	slices.Sort(all)
 	return all, nil

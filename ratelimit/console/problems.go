@@ -36,7 +36,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	brokenBounds(s, rules, say)
 	if s.Store.BreakerOpen {
 		say(Bad, "store-breaker-open", "Nodes spend their leases, then on_store_failure of each rule decides.",
-			"The store does not answer: the last reply was %.0f s ago", s.Store.SyncAge)
+			"The store has not answered for %.0f s", s.Store.SyncAge)
 	}
 	if recent.Alone > 0 {
 		say(Warn, "fallback-active",

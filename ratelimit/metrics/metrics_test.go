@@ -158,14 +158,26 @@ func manyRules(n int) string {
 }
 
 func TestSeriesAreBounded(t *testing.T) {
-	text := scrape(t, collector(t, manyRules(MaxRules+500)))
+	c := collector(t, manyRules(MaxRules)+"- {key: free, rate_limit: {unlimited: true}}\n"+
+		"- {key: last, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 9000}}\n")
+	c.Store.Rules().All()[MaxRules+1].Counters.BeyondBound.Add(1)
+	text := scrape(t, c)
 	for _, name := range []string{
 		"ratelimit_service_rate_limit_total_hits{", "sluice_limit_tokens{",
 		"sluice_decisions_total{",
 	} {
 		if n := strings.Count(text, "\n"+name); n != MaxRules+1 {
-			t.Errorf("%d series of %s for %d rules", n, name, MaxRules+500)
+			t.Errorf("%d series of %s for %d rules", n, name, MaxRules+2)
 		}
+	}
+	const others = `{domain="(other)",rule="(other)",mode=""} `
+	for _, want := range []string{"windows_beyond_bound_total" + others + "1", "drift_budget_tokens" + others + "90"} {
+		if !strings.Contains(text, "\nsluice_"+want+"\n") {
+			t.Errorf("of rules without series of their own, there is no %s", want)
+		}
+	}
+	if r := c.State(1).Rules[0]; r.Rule != ratelimit.OtherName || r.Beyond != 1 {
+		t.Errorf("for all of them the console shows %s with %d windows", r.Rule, r.Beyond)
 	}
 }
 

@@ -49,8 +49,11 @@ func (c Collector) rows() (named, rules []ruleRow) {
 			others)
 		if i == len(rules) {
 			rules = append(rules, ruleRow{labels: labels, rule: r})
-			rules[i].declare(r)
+			if labels == others {
+				rules[i].rule = &ratelimit.Rule{Domain: ratelimit.OtherName, Path: ratelimit.OtherName, Limit: r.Limit}
+			}
 		}
+		rules[i].declare(r)
 		rules[i].sum.Add(r.Counters)
 		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { rules[i].sum.Add(c) })
 	}
@@ -74,17 +77,20 @@ func (x index) of(labels, others string) (int, string) {
 	return i, labels
 }
 
+// declare adds the bounds of a rule: those of a row are the largest.
 func (w *ruleRow) declare(r *ratelimit.Rule) {
 	if r.Unlimited {
 		return
 	}
-	w.declared = r.DeclaredOver()
+	var share, budget ratelimit.Tokens
 	switch at := r.AtLedger(); {
 	case at != r:
-		w.share, w.driftLimit = at.DriftShare(), r.Reserve()
+		share, budget = at.DriftShare(), r.Reserve()
 	case r.Coordination.Mode.Spec().Drifts:
-		w.share, w.driftLimit = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
+		share, budget = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
 	}
+	w.declared, w.share = max(w.declared, r.DeclaredOver()), max(w.share, share)
+	w.driftLimit = max(w.driftLimit, budget)
 }
 
 // The rules that metrics are about.

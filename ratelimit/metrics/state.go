@@ -98,12 +98,12 @@ type RuleState struct {
 	Sources  map[string]uint64 `json:"sources"`
 }
 
-// State reads all counters. Of the rules it gives the n with most decisions.
+// State reads all counters. Of the rules it gives n: those beyond a bound, and then those with most decisions.
 func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
 	v := State{
 		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(),
-		Errors:    s.ServiceErrors.Load(),
+		Errors: s.ServiceErrors.Load(), Panics: s.Panics.Load(),
 		Sources:   named(ratelimit.Sources[:], func(i int) uint64 { return s.Sources[i].Load() }),
 		Fallbacks: named(ratelimit.FallbackReasons[:], func(i int) uint64 { return l.Fallbacks[i] }),
 		Claims:    named(ratelimit.ClaimReasons[:], func(i int) uint64 { return l.ClaimsBy[i] }),
@@ -115,7 +115,6 @@ func (c Collector) State(n int) State {
 			Recoveries: l.Recoveries, Queued: l.Queued,
 		},
 	}
-	v.Panics = s.Panics.Load()
 	if c.Gate != nil {
 		for _, n := range c.Gate.Stats().Shed {
 			v.Shed += n
@@ -135,7 +134,9 @@ func (c Collector) State(n int) State {
 	for i := range rules {
 		v.Rules = append(v.Rules, rules[i].state())
 	}
-	slices.SortStableFunc(v.Rules, func(a, b RuleState) int { return cmp.Compare(b.Decisions, a.Decisions) })
+	slices.SortStableFunc(v.Rules, func(a, b RuleState) int {
+		return cmp.Or(cmp.Compare(b.Beyond, a.Beyond), cmp.Compare(b.Decisions, a.Decisions))
+	})
 	v.Rules = v.Rules[:min(n, len(v.Rules))]
 	return v
 }

@@ -20,6 +20,7 @@ type budget struct {
 	left   tokens
 	ends   instant          // of the window
 	window ratelimit.Window // its number; 0: it is not known, or a bucket's
+	limit  *ratelimit.Limit // in force: that of the rule for requests of tokens, or an override of the key
 }
 
 // turned tells whether a window has begun since the last grant of a bucket, whose window was to end at ends. The end is
@@ -54,11 +55,12 @@ func (s *Session) work(ctx context.Context, now instant) {
 // simple does what needs no budget, and tells whether a lease may be needed.
 func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	switch {
-	case b.leaving == abandoned:
+	case b.leaving != abandoned && b.terms.how == granted:
+		return true
+	case b.leaving == abandoned, b.holding.Idle() >= ForgottenAfter:
+		b.leaving = abandoned
 		s.abandon(b.subject.id)
 		s.node.stats.Abandoned.Add(1)
-	case b.terms.how == granted:
-		return true
 	// A blanket expires at the Envoy. It is repeated at half of its time, at the next report.
 	case b.blanketAt == 0 || now.Sub(b.blanketAt) >= sublease.LongestTTL/2:
 		s.blanket(b.subject.id, b.terms.how == allowAll, sublease.LongestTTL)
@@ -152,24 +154,25 @@ func (b *bucket) refilling(now instant) budget {
 	if now >= ends { // or it has none yet
 		ends = now.Add(sublease.BucketWindow)
 	}
-	return budget{left: b.pool.level(now, &b.terms.asking.Limit), ends: ends}
+	left, limit := b.pool.level(now, &b.terms.asking.Limit)
+	return budget{left: left, ends: ends, limit: limit}
 }
 
 // windowed is what a verdict says. Without a ledger, the wall clock says when the window
 // ends, and only a claim can tell what there is.
 func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
 	if v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
-		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window}
+		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window, v.InForce(b.terms.asking)}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
-	l := &b.terms.rule.Limit
+	l := &b.terms.asking.Limit
 	// Without the ledger the rest is unknown. A node then has its share of the limit, or under open all of
 	// it.
 	left := b.terms.rule.LocalShare(0).Limit.Capacity()
 	if b.terms.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		left = l.Capacity()
 	}
-	return budget{left: left, ends: now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
+	return budget{left: left, ends: now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at)), limit: l}
 }
 
 // assign grants leases to buckets that need one.
@@ -182,7 +185,7 @@ func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 			continue // not one whole second: it stays due until the next window
 		}
 		b.due = false
-		b.exactly(budgets[i].left)
+		b.exactly(&budgets[i])
 		if n, wanted := s.want(now, b, budgets[i]); wanted {
 			demands, ends = append(demands, demand{b, n}), append(ends, budgets[i].ends)
 		}
@@ -200,23 +203,22 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 	case b.leaving == silenced && b.holding.Settled():
 		b.leaving, b.due = abandoned, true
 		return 0, false
-	// A window's turn came between: the Envoy's tokens of the one before are unknown.
-	case b.leaving == silenced && !b.holding.Granted():
-		return 0, true
+	// If a window's turn came between, the Envoy's tokens of the one before are unknown.
 	case b.leaving == silenced:
-		return 0, false
+		return 0, !b.holding.Granted()
 	// A grant of 0 is sent first, so that the Envoy cannot spend its rest after the bucket is dropped.
 	case b.holding.Idle() >= b.idleAfter() && b.holding.Settled():
 		b.leaving = silenced
 		return 0, true
 	}
 	holders, perSec := b.pool.sums()
-	l := &b.terms.asking.Limit
+	asking := *b.terms.asking
+	asking.Limit = *of.limit
 	return b.holding.Want(now, of.ends, sublease.Budget{
-		Limit: l.Capacity(), Left: of.left, Holders: holders, PerSecond: perSec,
+		Limit: of.limit.Capacity(), Left: of.left, Holders: holders, PerSecond: perSec,
 		// Envoy's buckets are counted in 32 bits.
-		Largest: min(b.terms.asking.LargestLease(), math.MaxUint32),
-		Refills: b.refills(), Refill: b.terms.rule.Limit.Capacity() - l.Capacity(),
+		Largest: min(asking.LargestLease(), math.MaxUint32),
+		Refills: b.refills(), Refill: sublease.RefilledIn(of.limit, sublease.BucketWindow),
 	})
 }
 
@@ -301,7 +303,7 @@ func (n *Node) spend(ctx context.Context, now instant, x *scratch, use func(of i
 // observe records the rest by a verdict.
 func (b *bucket) observe(now instant, v *ratelimit.Verdict) {
 	if b.refills() && v.Source != ratelimit.FromFallback {
-		b.pool.observe(now, v.Remaining)
+		b.pool.observe(now, v)
 	}
 }
 

@@ -98,7 +98,7 @@ func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	// A rule that changed only its limit has the same key: its holding continues.
 	if t.how != granted || b.pool == nil || b.pool.key != string(key) {
 		b.quit(n)
-		b.holding = sublease.NewHolding()
+		b.holding, b.turnAt = sublease.NewHolding(), 0
 		// The blanket that was sent last may say the opposite of the next.
 		b.blanketAt = 0
 		if t.how == granted {
@@ -168,10 +168,10 @@ func (b *bucket) waits(now instant) bool {
 }
 
 // exactly selects how leases are requested from now on.
-func (b *bucket) exactly(left tokens) {
-	limit := b.terms.asking.Limit.Capacity()
-	b.short = b.refills() || left < limit/exactBelow
-	b.scarce = !b.refills() && left < limit/scarceBelow
+func (b *bucket) exactly(of *budget) {
+	limit := of.limit.Capacity()
+	b.short = b.refills() || of.left < limit/exactBelow
+	b.scarce = !b.refills() && of.left < limit/scarceBelow
 }
 
 // ask is a question for the bucket's budget.
@@ -198,11 +198,12 @@ func (b *bucket) count(u sublease.Usage) {
 		c = c.Named(name)
 	}
 	allowed, denied := uint64(u.Allowed), uint64(u.Denied)
+	// Sources first: who reads both finds no more denials than decisions.
+	c.Sources[ratelimit.FromLease].Add(allowed + denied)
 	c.TotalHits.Add(allowed + denied)
 	c.WithinLimit.Add(allowed)
 	c.OverLimit.Add(denied)
 	// An Envoy has refused these by itself, as a local cache would have.
 	c.OverLocally.Add(denied)
 	c.Denied.Add(denied)
-	c.Sources[ratelimit.FromLease].Add(allowed + denied)
 }

@@ -31,9 +31,10 @@ func DefaultOptions() Options {
 
 // Source is the basis of a node's decisions.
 type Source struct {
-	Rules   func() *config.Rules
-	Limiter ratelimit.Limiter
-	Wall    func() time.Time // for budgets without a ledger, whose windows are the wall clock's
+	Rules      func() *config.Rules
+	Limiter    ratelimit.Limiter
+	Wall       func() time.Time // for budgets without a ledger, whose windows are the wall clock's
+	ShadowMode bool             // Envoys let everything pass
 }
 
 // Node is what all streams of a process share. It is safe for concurrent use.
@@ -72,26 +73,31 @@ type pool struct {
 	mu      sync.Mutex
 	holders []*bucket // guarded by mu, as is what is shown of each. Invariant: b.place is where b is
 	perSec  float64   // guarded by mu. Invariant: the sum of the holders', except for rounding
-	// left is what a token_bucket had at the instant at; 0: it was never asked. Guarded by mu.
+	// left is what a token_bucket had at the instant at, and over its override; 0: it was never asked. Guarded by mu.
 	left tokens
 	at   instant
+	over *ratelimit.Limit
 }
 
 // observe records the level of a token_bucket.
-func (s *pool) observe(now instant, left tokens) {
+func (s *pool) observe(now instant, v *ratelimit.Verdict) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left, s.at = left, now
+	s.left, s.at, s.over = v.Remaining, now, v.Limit
 }
 
-// level is the present level of a token_bucket, if only this node takes from it.
-func (s *pool) level(now instant, l *ratelimit.Limit) tokens {
+// level is the present level of a token_bucket, if only this node takes from it, and its limit. An override below the
+// rule's limit l does not count here: without a claim, its end would pass unnoticed.
+func (s *pool) level(now instant, l *ratelimit.Limit) (tokens, *ratelimit.Limit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.at == 0 {
-		return l.Capacity()
+	if s.over != nil && s.over.Requests > l.Requests {
+		l = s.over
 	}
-	return min(l.Capacity(), s.left+sublease.RefilledIn(l, now.Sub(s.at)))
+	if s.at == 0 {
+		return l.Capacity(), l
+	}
+	return min(l.Capacity(), s.left+sublease.RefilledIn(l, now.Sub(s.at))), l
 }
 
 // join adds a holder of a key.

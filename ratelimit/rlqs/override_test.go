@@ -1,7 +1,7 @@
 package rlqs
 
 import (
-	"strings"
+	"fmt"
 	"testing"
 	"time"
 
@@ -10,12 +10,21 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// Under a window of 0 with max_override, a key with an override gets a budget over RLQS. Others are denied, and so are
-// buckets.
+// A key with an override gets leases of that limit's size over RLQS. Under a rule of 0 with max_override, others are
+// denied, and so are buckets.
 func TestInvitedKeysPassOverRLQS(t *testing.T) {
-	for _, algorithm := range []string{"fixed_window", "sliding_window", "token_bucket"} {
-		rules := rulesOf(t, "domain: d\ndescriptors:\n- key: k\n  max_override: 10000\n  algorithm: "+algorithm+
-			"\n  rate_limit: {unit: minute, requests_per_unit: 0}\n")
+	for _, c := range []struct {
+		algorithm   string
+		limit, gets tokens // of the rule, and at least in 20 s, with an override
+	}{
+		{"fixed_window", 0, 1000},
+		{"fixed_window", 6, 1000},
+		{"sliding_window", 0, 1000},
+		{"token_bucket", 0, 0},
+		{"token_bucket", 6, 700},
+	} {
+		rules := rulesOf(t, fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  max_override: 10000\n  algorithm: %s"+
+			"\n  rate_limit: {unit: minute, requests_per_unit: %d}\n", c.algorithm, c.limit))
 		own := leasing.NewLocal(100, start, time.Unix(1_800_000_000, 0))
 		n := NewNode(Source{
 			Rules: func() *config.Rules { return rules }, Limiter: own,
@@ -28,21 +37,19 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := n.NewSession()
-		said := map[string]string{}
+		granted := map[string]tokens{}
 		for at := instant(0); at < instant(20*time.Second); at += instant(5 * time.Second) {
 			for _, who := range []string{"invited", "other"} {
-				if err := s.Reports(t.Context(), start+at, wired(usageOf(0, 1, "k", who))); err != nil {
+				if err := s.Reports(t.Context(), start+at, wired(usageOf(0, 500, "k", who))); err != nil {
 					t.Fatal(err)
 				}
-				said[who] += say(s.Answer(start+at)) + "; "
+				granted[who] += grantedIn(s.Answer(start + at))
 				s.Acked(t.Context(), start+at, s.sent)
 			}
 		}
-		divided := algorithm != "token_bucket"
-		invited, other := said["invited"], said["other"]
-		if strings.Contains(invited, "bucket") != divided || strings.Contains(other, "bucket") ||
-			!strings.Contains(other, "DENY_ALL") {
-			t.Errorf("%s: a key with an override gets %q, and another %q", algorithm, invited, other)
+		if of := granted["invited"]; of < c.gets || of > 1000*c.gets || granted["other"] > c.limit {
+			t.Errorf("%d under %s: with an override of 6000, a key gets %d in 20 s, and another %d", c.limit,
+				c.algorithm, of, granted["other"])
 		}
 	}
 }

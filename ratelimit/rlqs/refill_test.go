@@ -6,6 +6,7 @@ import (
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
@@ -83,21 +84,29 @@ func TestBucketThatArrivesLate(t *testing.T) {
 	}
 }
 
-// A bucket that is smaller than a minute's tokens is denied.
+// A bucket that is smaller than a minute's tokens is denied, except with SHADOW_MODE.
 func TestSmallBucketIsDenied(t *testing.T) {
 	rules := rulesOf(t, bucketRule+"  burst: 599\n")
-	s, n, p := newSession(t, &rules)
-	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
-		t.Fatal(err)
-	}
-	if got := say(s.Answer(start)); got != "DENY_ALL 1m0s" || p.left != 600 || n.Stats().Unserved.Load() != 1 {
-		t.Errorf("it answers %q, %d are left", got, p.left)
+	for shadow, want := range map[bool]string{false: "DENY_ALL 1m0s", true: "ALLOW_ALL 1m0s"} {
+		s, n, p := newSession(t, &rules)
+		n.source.ShadowMode = shadow
+		if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
+			t.Fatal(err)
+		}
+		if got := say(s.Answer(start)); got != want || p.left != 600 || (n.Stats().Unserved.Load() == 1) == shadow {
+			t.Errorf("with SHADOW_MODE %t it answers %q, %d are left", shadow, got, p.left)
+		}
 	}
 	rule := rules.All()[0]
 	want := "a burst of 599 fills up in 59.9s, must be at least 1m0s: the refill of 15.6s is held back, because " +
 		"tokens may be at Envoys for that long; use a burst of 600, or RLS"
 	if err := sublease.Servable(rule); err == nil || err.Error() != want {
 		t.Errorf("it says %v", err)
+	}
+	// One that takes millennia to fill is served.
+	rule.Limit.Unit, rule.Limit.Requests, rule.Limit.Burst = ratelimit.Year, 1, 5000
+	if err := sublease.Servable(rule); err != nil {
+		t.Errorf("of a bucket of 5000 with one token a year it says %v", err)
 	}
 }
 

@@ -173,7 +173,7 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 		case r.Allowed+r.Denied == 0:
 			s.abandon(id)
 		default:
-			s.blanket(id, nothing, sublease.LongestTTL)
+			s.blanket(id, passes(s.node.source.ShadowMode), sublease.LongestTTL)
 		}
 		return nil, nil
 	}
@@ -192,6 +192,8 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	b.count(u)
 	// The need for another lease follows from the ledger's next answer (work).
 	b.due = true
+	u.Waited = s.Waited
+	o := b.holding.Report(now, u)
 	// Nothing was granted for this bucket, so that nothing can be proven dead or be in excess.
 	if b.terms.how != granted {
 		// A rule of 0 denies by intent. Others are denied because they cannot be served so, which
@@ -201,8 +203,6 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 		}
 		return 0
 	}
-	u.Waited = s.Waited
-	o := b.holding.Report(now, u)
 	if o.Lost {
 		n.stats.LostReports.Add(1)
 	}

@@ -177,15 +177,21 @@ func TestSession(t *testing.T) {
 // may miss its tokens, that is done sooner.
 func TestIdleBucket(t *testing.T) {
 	for _, c := range []struct {
+		rule  string
 		left  tokens
 		after time.Duration
-	}{{140, IdleAfter}, {600, ForgottenAfter}} {
-		idleBucket(t, c.left, c.after)
+	}{
+		{oneRule, 140, IdleAfter},
+		{oneRule, 600, ForgottenAfter},
+		{oneRule + "  shadow_mode: true\n", 600, ForgottenAfter},
+		{bucketRule + "  burst: 599\n", 600, ForgottenAfter}, // it is denied
+	} {
+		idleBucket(t, c.rule, c.left, c.after)
 	}
 }
 
-func idleBucket(t *testing.T, left tokens, after time.Duration) {
-	rules := rulesOf(t, oneRule)
+func idleBucket(t *testing.T, text string, left tokens, after time.Duration) {
+	rules := rulesOf(t, text)
 	s, _, p := newSession(t, &rules)
 	p.left, p.ends = left, start.Add(time.Hour)
 	said := ""
@@ -293,7 +299,8 @@ func TestRefusedBucketsAreDropped(t *testing.T) {
 	rules := rulesOf(t, oneRule)
 	s, n, _ := newSession(t, &rules)
 	n.options.Buckets = 0
-	for i, want := range []string{"DENY_ALL 1m0s", "DENY_ALL 1m0s", "abandon"} {
+	for i, want := range []string{"DENY_ALL 1m0s", "ALLOW_ALL 1m0s", "abandon"} {
+		n.source.ShadowMode = i == 1
 		at := start.Add(time.Duration(5*i) * time.Second)
 		if err := s.Reports(t.Context(), at, wired(usageOf(0, uint64(2-i), "k", "v"))); err != nil {
 			t.Fatal(err)

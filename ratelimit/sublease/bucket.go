@@ -60,8 +60,3 @@ func refills(l *ratelimit.Limit, d time.Duration) tokens {
 	of, period := tokens(d/time.Millisecond), tokens(l.Period()/time.Millisecond)
 	return (l.Requests*of + period - 1) / period
 }
-
-// fills is how long an empty bucket takes to be full.
-func fills(l *ratelimit.Limit) time.Duration {
-	return time.Duration(float64(l.Burst) / float64(l.Requests) * float64(l.Period()))
-}

@@ -86,9 +86,6 @@ func (h *Holding) Unproven() ratelimit.Tokens {
 // Ends is when the window may end at the earliest; 0: it has none yet.
 func (h *Holding) Ends() ratelimit.Instant { return h.ends }
 
-// Waiting tells whether a message of its is not acknowledged yet.
-func (h *Holding) Waiting() bool { return h.last.message != 0 && h.last.acked == 0 }
-
 // Usage is one report.
 type Usage struct {
 	Allowed, Denied tokens // since the report before, which they do not count again

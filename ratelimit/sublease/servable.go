@@ -27,10 +27,10 @@ func Servable(r *ratelimit.Rule) error {
 			"use RLS")
 	case l.Algorithm == ratelimit.TokenBucket && l.Requests == 0:
 		return errors.New("its token_bucket does not refill without an override; use a window, or RLS")
-	case l.Algorithm == ratelimit.TokenBucket && fills(l) < ShortestWindow:
+	case l.Algorithm == ratelimit.TokenBucket && l.Refill(l.Burst) < ShortestWindow:
 		return fmt.Errorf("a burst of %d fills up in %v, must be at least %v: the refill of %v is held back, because "+
 			"tokens may be at Envoys for that long; use a burst of %d, or RLS", l.Burst,
-			fills(l).Truncate(time.Millisecond), ShortestWindow, BucketWindow, refills(l, ShortestWindow))
+			l.Refill(l.Burst).Truncate(time.Millisecond), ShortestWindow, BucketWindow, refills(l, ShortestWindow))
 	case l.Algorithm == ratelimit.TokenBucket:
 		return nil
 	case l.Period() < ShortestWindow:

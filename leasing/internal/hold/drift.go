@@ -31,7 +31,7 @@ func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited 
 	case ratelimit.TokenBucket:
 		// A bucket's usage counts until it has filled again.
 		early, _ := there.Between(now)
-		return early.Add(-Refill(limit.Burst, limit)), true
+		return early.Add(-limit.Refill(limit.Burst)), true
 	case ratelimit.SlidingWindow:
 		return limit.WindowEnd(e.Window - 2), true // the previous window counts in this one
 	default:

@@ -219,7 +219,7 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
 		return false
 	}
 	// The ledger keeps it for at least a slot, and until it is full.
-	kept := max(Slot(limit)*3/4, Refill(k.Sum, limit)/2, Refill(k.Sum-limit.Capacity(), limit))
+	kept := max(Slot(limit)*3/4, limit.Refill(k.Sum)/2, limit.Refill(k.Sum-limit.Capacity()))
 	return k.InHand(now) == 0 && now.Sub(k.LastAnswer) >= kept
 }
 
@@ -244,14 +244,6 @@ func (e Entry) Restart() {
 		e.Beyond = Beyond{}
 	}
 }
-
-// Refill is the time in which a bucket gains n tokens, at most longest.
-func Refill(n tokens, l *ratelimit.Limit) time.Duration {
-	return time.Duration(math.Ceil(min(longest, float64(max(0, n))/float64(max(1, l.Requests))*float64(l.Period()))))
-}
-
-// longest is over a century: more has no time.Duration.
-const longest = 1 << 62
 
 // reports tells whether to send a message about this window: to report a new total, to renew a lease that is nearly
 // used up, or to check a refusal.
@@ -293,7 +285,7 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	case p.Deadline == Never:
 	case p.eager:
 		return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
-	case rule.Limit.Algorithm == ratelimit.TokenBucket && Refill(p.Taken-p.Spent, &rule.Limit) > worthBack:
+	case rule.Limit.Algorithm == ratelimit.TokenBucket && rule.Limit.Refill(p.Taken-p.Spent) > worthBack:
 		return p.Deadline
 	}
 	return Never
@@ -382,7 +374,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 			e.until = min(e.until, e.again)
 		}
 	case ratelimit.TokenBucket:
-		e.until = now.Add(max(time.Millisecond, Refill(max(1, m.Claim.Need-free), limit)))
+		e.until = now.Add(max(time.Millisecond, limit.Refill(max(1, m.Claim.Need-free))))
 		e.until = min(e.until, e.again)
 	case ratelimit.SlidingWindow:
 		e.until = min(now.Add(max(5*time.Millisecond, limit.Period()/100)), e.again)

@@ -129,7 +129,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	c.Learning = q.Epoch.Learning
 	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Prolonged(e) {
 		// A lost bucket has its full state again when one that was empty then is full.
-		c.Learning = max(e.Learning, e.Began.Add(Refill(c.Limit.Burst, &c.Limit)))
+		c.Learning = max(e.Learning, e.Began.Add(c.Limit.Refill(c.Limit.Burst)))
 	}
 	if p.short {
 		c.Learning = max(c.Learning, q.There.Add(account.Learn))

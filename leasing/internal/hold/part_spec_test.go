@@ -127,7 +127,7 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 func TestBucketInDeepDebt(t *testing.T) {
 	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1, Burst: 9}
 	const century = 100 * 365 * 24 * time.Hour
-	if d := Refill(account.MostBooked, &limit); d < century {
+	if d := limit.Refill(account.MostBooked); d < century {
 		t.Errorf("it refills after %v", d)
 	}
 	k := Key{Part: Part{Window: 1, Sum: account.MostBooked, LastAnswer: 1}}

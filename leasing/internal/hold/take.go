@@ -198,7 +198,7 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	v.Remaining = e.left(limit)
 	v.Window = e.Window
 	if v.ResetAfter = e.ends.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
-		v.ResetAfter = Refill(limit.Capacity()-v.Remaining, limit)
+		v.ResetAfter = limit.Refill(limit.Capacity() - v.Remaining)
 	}
 	if !v.OverLimit {
 		return
@@ -214,7 +214,7 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 func (k *Key) passesAfter(now instant, cost tokens, limit *ratelimit.Limit) time.Duration {
 	unknown := max(k.Taken, k.Spent) - k.booked
 	free := limit.Capacity() - k.Sum - unknown + max(0, k.Taken-k.Spent)
-	return Refill(min(cost, limit.Capacity())-free, limit) - now.Sub(k.LastAnswer)
+	return limit.Refill(min(cost, limit.Capacity())-free) - now.Sub(k.LastAnswer)
 }
 
 // left is the rest of the limit, by the last answer, including this node's tokens in hand.
