@@ -229,6 +229,8 @@ func istio(t *testing.T, file string) string {
 			at[[]any](tree, "static_resources", "clusters")[1] = value
 		case "VIRTUAL_HOST":
 			maps.Copy(host, value)
+		case "LISTENER":
+			maps.Copy(at[object](tree, "static_resources", "listeners", 0), value)
 		}
 	}
 	gateway["http_filters"] = filters
