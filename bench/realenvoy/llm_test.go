@@ -48,11 +48,10 @@ func model(open *atomic.Int64, size int) http.HandlerFunc {
 		}
 		if r.URL.Path == "/events" {
 			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-			for range 3 {
-				fmt.Fprint(w, "data: {\"choices\": []}\n\n")
-				w.(http.Flusher).Flush()
-			}
-			fmt.Fprintf(w, "data: {\"choices\": []%s}\n\ndata: [DONE]\n\n", usage)
+			fmt.Fprintf(w, "data: {\"choices\": []}\n\ndata: {\"choices\": [%q", strings.Repeat("x", 1<<16))
+			w.(http.Flusher).Flush()
+			time.Sleep(20 * time.Millisecond)
+			fmt.Fprintf(w, "]%s}\n\ndata: [DONE]\n\n", usage)
 			return
 		}
 		time.Sleep(20 * time.Millisecond)
