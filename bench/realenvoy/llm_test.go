@@ -65,7 +65,7 @@ func TestTokensThroughEnvoy(t *testing.T) {
 	needsEnvoy(t)
 	var open atomic.Int64
 	w := (&world{
-		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.02s", "timeout: 1s")},
+		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.2s", "timeout: 1s")},
 		handler: model(&open, 2<<20), flags: []string{"--coordination-store-deadline", "1s"},
 	}).run()
 	settled := func(result string) (n float64) {
@@ -123,7 +123,7 @@ func TestTokensThroughEnvoy(t *testing.T) {
 func TestLLMIsEnvoy(t *testing.T) {
 	var open atomic.Int64
 	w := &world{
-		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.02s", "timeout: 1s")},
+		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.2s", "timeout: 1s")},
 		handler: model(&open, 1<<16),
 	}
 	w.prepare()
