@@ -127,25 +127,32 @@ func below[T any](t *testing.T, name string, document int, path ...any) T {
 	return at[T](tree, path...)
 }
 
-// patched is a configuration with the operations of deploy/envoy-gateway/tokens-id.yaml and tokens-json.yaml: an action
-// more for each entry at the end, a filter more before all others, and no compressed responses.
+// patched is a configuration with the operations of deploy/envoy-gateway/tokens-id.yaml and tokens-json.yaml.
 func patched(t *testing.T, text string) string {
 	t.Helper()
 	var tree any
 	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {
 		t.Fatal(err)
 	}
-	operation := func(name string, i int) object {
-		return below[object](t, "envoy-gateway/"+name, 0, "spec", "jsonPatches", i, "operation")
+	action := below[object](t, "envoy-gateway/tokens-id.yaml", 0, "spec", "jsonPatches", 0, "operation")
+	if action["jsonPath"] != "$..rate_limits[?(@.apply_on_stream_done==true)].actions" || action["path"] != "-" {
+		t.Fatalf("the policy says %v: say here what it does", action)
 	}
-	action, filter, plain := operation("tokens-id.yaml", 0), operation("tokens-json.yaml", 0), operation("tokens-json.yaml", 1)
-	if action["jsonPath"] != "$..rate_limits[?(@.apply_on_stream_done==true)].actions" || action["path"] != "-" ||
-		filter["path"] != "/default_filter_chain/filters/0/typed_config/http_filters/0" || plain["path"] != "/request_headers_to_remove" {
-		t.Fatalf("the policy says %v, %v and %v: say here what they do", action, filter, plain)
+	listener := at[object](tree, "static_resources", "listeners", 0)
+	hcm := at[object](listener, "filter_chains", 0, "filters", 0, "typed_config")
+	for _, p := range below[[]any](t, "envoy-gateway/tokens-json.yaml", 0, "spec", "jsonPatches") {
+		path, value := at[string](p, "operation", "path"), at[any](p, "operation", "value")
+		path = strings.TrimPrefix(path, "/default_filter_chain/filters/0/typed_config")
+		if path == "/http_filters/0" {
+			hcm["http_filters"] = append([]any{value}, at[[]any](hcm, "http_filters")...)
+			continue
+		}
+		map[string]object{ // no other is known here
+			"/per_connection_buffer_limit_bytes":                 listener,
+			"/request_headers_to_remove":                         at[object](hcm, "route_config"),
+			"/http2_protocol_options/initial_stream_window_size": at[object](hcm, "http2_protocol_options"),
+		}[path][filepath.Base(path)] = value
 	}
-	hcm := at[object](tree, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
-	hcm["http_filters"] = append([]any{filter["value"]}, at[[]any](hcm, "http_filters")...)
-	at[object](hcm, "route_config")["request_headers_to_remove"] = plain["value"]
 	for _, route := range at[[]any](hcm, "route_config", "virtual_hosts", 0, "routes") {
 		own := at[object](route, "typed_per_filter_config", "envoy.filters.http.ratelimit")
 		for _, limit := range at[[]any](own, "rate_limits") {

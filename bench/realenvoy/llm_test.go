@@ -1,10 +1,8 @@
 package realenvoy
 
 import (
-	"compress/gzip"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"regexp"
@@ -36,17 +34,13 @@ descriptors:
 `
 
 // model answers as a language model does: how much was used is what the request's x-tokens says, and nothing without it.
-// It compresses for clients that accept it, as Go's do.
-func model(open *atomic.Int64) http.HandlerFunc {
+// For clients that accept it, as Go's do, it might compress, which Envoy does not read. Its JSON has a size.
+func model(open *atomic.Int64, size int) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		open.Add(1)
 		defer open.Add(-1)
-		var out io.Writer = w
-		if r.Header.Get("Accept-Encoding") == "gzip" {
-			w.Header().Set("Content-Encoding", "gzip")
-			z := gzip.NewWriter(w)
-			defer z.Close()
-			out = z
+		if r.Header.Get("Accept-Encoding") != "" {
+			w.WriteHeader(http.StatusNotAcceptable)
 		}
 		usage := ""
 		if n := r.Header.Get("x-tokens"); n != "" {
@@ -54,16 +48,15 @@ func model(open *atomic.Int64) http.HandlerFunc {
 		}
 		if r.URL.Path == "/events" {
 			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-			for range 3 {
-				fmt.Fprint(out, "data: {\"choices\": []}\n\n")
-				w.(http.Flusher).Flush()
-			}
-			fmt.Fprintf(out, "data: {\"choices\": []%s}\n\ndata: [DONE]\n\n", usage)
+			fmt.Fprintf(w, "data: {\"choices\": []}\n\ndata: {\"choices\": [%q", strings.Repeat("x", 1<<16))
+			w.(http.Flusher).Flush()
+			time.Sleep(20 * time.Millisecond)
+			fmt.Fprintf(w, "]%s}\n\ndata: [DONE]\n\n", usage)
 			return
 		}
 		time.Sleep(20 * time.Millisecond)
 		w.Header().Set("Content-Type", "application/json; charset=utf-8")
-		fmt.Fprintf(out, `{"choices": []%s}`, usage)
+		fmt.Fprintf(w, `{"choices": [%q]%s}`, strings.Repeat("x", size), usage)
 	}
 }
 
@@ -72,8 +65,8 @@ func TestTokensThroughEnvoy(t *testing.T) {
 	needsEnvoy(t)
 	var open atomic.Int64
 	w := (&world{
-		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.02s", "timeout: 1s")},
-		handler: model(&open), flags: []string{"--coordination-store-deadline", "1s"},
+		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.2s", "timeout: 1s")},
+		handler: model(&open, 2<<20), flags: []string{"--coordination-store-deadline", "1s"},
 	}).run()
 	settled := func(result string) (n float64) {
 		for _, node := range w.fleet.Nodes {
@@ -130,8 +123,8 @@ func TestTokensThroughEnvoy(t *testing.T) {
 func TestLLMIsEnvoy(t *testing.T) {
 	var open atomic.Int64
 	w := &world{
-		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.02s", "timeout: 1s")},
-		handler: model(&open),
+		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.2s", "timeout: 1s")},
+		handler: model(&open, 1<<16),
 	}
 	w.prepare()
 	p := newTap(t, w.fleet.Nodes[0].Address)
@@ -257,13 +250,13 @@ func TestGatewaysHoldWithAnID(t *testing.T) {
 		}
 		admits(t, (&world{
 			T: t, flags: m.flags(), cluster: "ratelimit_cluster", config: Config{Text: patched(t, string(text))},
-			handler: model(&open),
+			handler: model(&open, 1<<16),
 		}).run())
 	})
 	t.Run("Istio", func(t *testing.T) {
 		rules := "domain: llm\ndescriptors:\n- key: team\n  hold: {learned: 0.9, max: 40}\n" +
 			"  rate_limit: {unit: year, requests_per_unit: 100}\n"
-		w := (&world{T: t, rules: rules, config: Config{Text: istio(t, "llm.yaml")}, handler: model(&open)}).run()
+		w := (&world{T: t, rules: rules, config: Config{Text: istio(t, "llm.yaml")}, handler: model(&open, 1<<16)}).run()
 		admits(t, w)
 		w.quiet()
 	})

@@ -88,7 +88,7 @@ func shippedConcurrency(t *testing.T) {
 	begun, end := make(chan struct{}, 8), make(chan struct{})
 	rules := "domain: edge\ndescriptors:\n- {key: api_key, rate_limit: {concurrency: 1, hold_ttl: 15m}}\n"
 	w := (&world{
-		T: t, rules: rules, config: Config{Text: change(t, shipped(t, "envoy/concurrency.yaml"), "timeout: 0.02s", "timeout: 1s")},
+		T: t, rules: rules, config: Config{Text: change(t, shipped(t, "envoy/concurrency.yaml"), "timeout: 0.2s", "timeout: 1s")},
 		flags: []string{"--coordination-store-deadline", "1s"},
 		handler: func(_ http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/slow" {
@@ -229,6 +229,8 @@ func istio(t *testing.T, file string) string {
 			at[[]any](tree, "static_resources", "clusters")[1] = value
 		case "VIRTUAL_HOST":
 			maps.Copy(host, value)
+		case "LISTENER":
+			maps.Copy(at[object](tree, "static_resources", "listeners", 0), value)
 		}
 	}
 	gateway["http_filters"] = filters

@@ -10,6 +10,7 @@ import (
 
 	gateway "github.com/envoyproxy/gateway/api/v1alpha1"
 	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3"
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
@@ -137,6 +138,7 @@ func envoyFilter(t *testing.T, text []byte) {
 	for _, p := range f.Spec.ConfigPatches {
 		into := map[istioapi.EnvoyFilter_ApplyTo]proto.Message{
 			istioapi.EnvoyFilter_HTTP_FILTER: &hcm.HttpFilter{}, istioapi.EnvoyFilter_CLUSTER: &cluster.Cluster{}, istioapi.EnvoyFilter_VIRTUAL_HOST: &route.VirtualHost{},
+			istioapi.EnvoyFilter_LISTENER: &listener.Listener{},
 		}[p.ApplyTo]
 		text, err := protojson.Marshal(p.Patch.Value)
 		if err != nil {
