@@ -158,3 +158,17 @@ func TestWalkGoesRound(t *testing.T) {
 		}
 	}
 }
+
+// A node leaves while the ring still has one that has crashed: what it cannot send there goes to the next owner.
+func TestStepsCrashDuringALeave(t *testing.T) {
+	s := newScript(t, 300, 10)
+	s.ring("a:1", "b:1", "c:1")
+	s.fill(5, s.addrs...)
+	s.crash("c:1")
+	s.play(10 * time.Millisecond)
+	gone := false
+	s.nodes["a:1"].Leave(func() { gone = true })
+	s.until("it has left", func() bool { return gone })
+	s.exact(5, "b:1") // of keys of the one that has crashed
+	s.agree([]string{"b:1"})
+}
