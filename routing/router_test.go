@@ -274,3 +274,38 @@ func TestGossip(t *testing.T) {
 		t.Error("it gossips in the clear")
 	}
 }
+
+// A seed that gossip has forgotten, and that knows no other node, is found again by nodes that know each other.
+func TestGossipFindsForgottenSeeds(t *testing.T) {
+	addrs := freeAddrs(t, 3)
+	start := func(i int, seeds ...string) *Gossip {
+		g, err := NewGossip(addrs[i], fmt.Sprintf("10.0.0.%d:8082", i), known, seeds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = g.Close() })
+		return g
+	}
+	a, w := start(1, addrs[0], addrs[2]), &ringWorld{T: t}
+	finds := func(n int) {
+		w.eventually("it finds all", func() bool { found, err := a.Find(t.Context()); return err == nil && len(found) == n })
+	}
+	start(2)
+	finds(2)
+	start(0)
+	finds(3)
+}
+
+// Seeds that hang keep a node from no other for long.
+func TestGossipGivesUpHungSeeds(t *testing.T) {
+	w, at := newRingWorld(t, 4), freeAddrs(t, 1)[0] // nobody takes their connections
+	g, err := NewGossip(at, "10.0.0.1:1", known, w.addrs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	began := time.Now()
+	if found, err := g.Find(t.Context()); err != nil || len(found) != 1 || time.Since(began) > 5*time.Second {
+		t.Errorf("%v after %v: %v", found, time.Since(began), err)
+	}
+}
