@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/leasing"
@@ -308,4 +309,51 @@ func TestGossipGivesUpHungSeeds(t *testing.T) {
 	if found, err := g.Find(t.Context()); err != nil || len(found) != 1 || time.Since(began) > 5*time.Second {
 		t.Errorf("%v after %v: %v", found, time.Since(began), err)
 	}
+}
+
+// deaf introduces itself, and then reads nothing.
+type deaf struct {
+	wire.UnimplementedPeerServer
+	*node
+	met chan bool
+}
+
+// Exchange implements the peers' service.
+func (d deaf) Exchange(s called) error {
+	if _, err := d.welcome(s, func() {}); err != nil {
+		return err
+	}
+	d.met <- true
+	<-s.Context().Done()
+	return nil
+}
+
+// A peer that hangs, and reads nothing, is dialled again. Until then, what was to be sent to it would wait for ever.
+func TestHungPeerIsDialledAgain(t *testing.T) {
+	w := newRingWorld(t, 2)
+	hung := deaf{node: w.make(1, known, nil), met: make(chan bool, 10)}
+	s := grpc.NewServer(grpc.Creds(hung.served))
+	wire.RegisterPeerServer(s, hung)
+	go func() { _ = s.Serve(w.lis[1]) }()
+	t.Cleanup(s.Stop)
+	n := w.start(0, known)
+	<-hung.met
+	n.mu.Lock()
+	m := n.members[w.addrs[1]]
+	n.mu.Unlock()
+	w.eventually("it is met", m.ready.Load)
+	var last *call
+	for range peerQueue { // together more than is under way in any connection
+		last = newCall(func(f *wire.Frame, id uint64) {
+			f.Asks = append(f.Asks, &wire.Ask{Id: id, Key: make([]byte, 10<<10)})
+		})
+		m.post(last)
+	}
+	w.eventually("some are sent", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return len(m.pending) > 1
+	})
+	n.redial(m)
+	w.eventually("it is dialled again", func() bool { return len(hung.met) > 0 && last.ended() })
 }
