@@ -55,7 +55,7 @@ func newTarget(t *testing.T) *target {
 	x.peer = x.members["peer:1"]
 	x.began, x.present = 1, true
 	x.opened(x.now, x.peer, &wire.Hello{Version: version, Addr: "peer:1", Weight: 1, Incarnation: 7, Nonce: nonce, Changes: 2})
-	x.applyDone("peer:1", x.view.Load().digest, 2)
+	x.applyDone(x.from, x.view.Load().digest, 2)
 	for x.step(x.now) {
 	}
 	x.peer.acked = x.changes

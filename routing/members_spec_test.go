@@ -87,7 +87,7 @@ func TestTicks(t *testing.T) {
 func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core
-	m, from := c.members["b:1"], &inlet{addr: "b:1"}
+	m, from := c.members["b:1"], &inlet{addr: "b:1", incarnation: s.lives}
 	says := func(at instant, is bool) bool { return c.applyPresence(at, from, is, m.changes) }
 	for i := range mostTurns {
 		if is := i%2 == 1; !says(s.now, is) || m.alive != is {
@@ -215,7 +215,7 @@ func TestDoneOfOneThatHasLeft(t *testing.T) {
 		if m.alive, m.holds = x.alive, true; !x.same {
 			digest++
 		}
-		if c.applyDone("b:1", digest, m.changes); m.holds != x.holds {
+		if c.applyDone(&inlet{addr: "b:1", incarnation: m.incarnation}, digest, m.changes); m.holds != x.holds {
 			t.Errorf("%+v: it may have accounts %v", x, m.holds)
 		}
 	}

@@ -74,7 +74,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	// After the parcel of the same frame, which may be the last: a node that is done is asked no more.
 	if f.GetDone() != 0 {
-		c.applyDone(from.addr, f.GetDone(), f.GetDoneChanges())
+		c.applyDone(from, f.GetDone(), f.GetDoneChanges())
 	}
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)
