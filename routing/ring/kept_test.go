@@ -27,7 +27,7 @@ func TestRingsAreKept(t *testing.T) {
 	}
 	light := []string{"light:1"}
 	points := New(light).Size()
-	for _, c := range []struct{ had, kept int }{{MostPoints - points, 2}, {MostPoints - points + 1, 1}} {
+	for _, c := range []struct{ had, kept int }{{mostPoints - points, 2}, {mostPoints - points + 1, 1}} {
 		kept.mu.Lock()
 		kept.of, kept.points = map[string]*Ring{"as if it had many": nil}, c.had
 		kept.mu.Unlock()
