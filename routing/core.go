@@ -293,8 +293,8 @@ func (c *core) turn() {
 		return
 	}
 	// Where other nodes have only gone, no key of this node's went to another, and no table needs
-	// to be walked through. A walk that has not ended may have passed accounts of those that have gone.
-	if c.mover.state != walked || !lessOnly(old, next) {
+	// to be walked through.
+	if !lessOnly(old, next) {
 		c.mover.begin()
 	}
 	// The swap is all that requests wait for. Accounts move afterwards, a few keys at a time.

@@ -151,9 +151,6 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.settle()
 	// Announcements on the last stream may be lost, and a node of another incarnation has none.
 	c.announceDone(m)
-	if c.mover.state != walked {
-		c.mover.once() // with what waits for this way
-	}
 	m.wake()
 	c.hands.wake()
 }

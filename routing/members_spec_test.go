@@ -65,7 +65,7 @@ func TestTicks(t *testing.T) {
 		"it has left": {func(c *core) {
 			c.present, c.left = false, c.clock()
 		}, tickEvery},
-		"accounts are tried again": {func(c *core) { c.mover.retry = c.clock().Add(time.Second) }, tickSoon},
+		"accounts are tried again": {func(c *core) { c.mover.state = stuck }, tickSoon},
 		"it leaves": {func(c *core) {
 			c.quitRing()
 			c.left, c.members["b:1"].announcing = c.clock(), true
