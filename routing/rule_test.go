@@ -128,19 +128,13 @@ func TestUntrackedKeyHasOneLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := leasing.NewLocal(1, 1, time.Unix(1_800_000_000, 0))
-	decide := func(r *ratelimit.Rule, key int) (v [1]verdict) {
-		l.Decide(t.Context(), 1, []ask{{Rule: r, Key: keyOf(key), Cost: 1}}, v[:])
-		return v
+	v, key := make([]verdict, 1), 0
+	for ; l.Stats().Overflow == 0; key++ {
+		l.Decide(t.Context(), 1, []ask{{Rule: own, Key: keyOf(key), Cost: 1}}, v)
 	}
-	for l.Stats().Overflow == 0 {
-		admitted++
-		decide(own, int(admitted))
-	}
-	key := int(admitted)
-	for admitted = 1; l.Stats().Overflow < 30; {
-		for _, r := range []*ratelimit.Rule{own, peers} {
-			admitted += decide(r, key)[0].Charged
-		}
+	for admitted = 1; l.Stats().Overflow < 30; admitted += v[0].Charged {
+		own, peers = peers, own
+		l.Decide(t.Context(), 1, []ask{{Rule: own, Key: keyOf(key - 1), Cost: 1}}, v)
 	}
 	if admitted != 10 {
 		t.Errorf("%d of 10 are admitted", admitted)
