@@ -54,7 +54,7 @@ func newTarget(t *testing.T) *target {
 	x.discovered(x.now, []string{"peer:1"})
 	x.peer = x.members["peer:1"]
 	x.began, x.present = 1, true
-	x.opened(x.now, x.peer, &wire.Hello{Version: version, Addr: "peer:1", Weight: 1, Incarnation: 7, Nonce: nonce, Changes: 2})
+	x.opened(x.now, x.peer, &wire.Hello{Version: version, Addr: "peer:1", Incarnation: 7, Nonce: nonce, Changes: 2})
 	x.applyDone(x.from, x.view.Load().digest, 2)
 	for x.step(x.now) {
 	}

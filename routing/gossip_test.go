@@ -148,7 +148,7 @@ func TestGossipNeedsAnAddress(t *testing.T) {
 // closed. Seeds that hang keep it from the ring for a second, not for ten each.
 func TestGossipListens(t *testing.T) {
 	at := freeAddrs(t, 1)[0]
-	hung := newRingWorld(t, 4).addrs // nobody takes their connections
+	hung := newRingWorld(t, 4).addrs // their connections are not taken
 	g, err := NewGossip(at, "10.0.0.1:1", known, append(hung, at))
 	if err != nil {
 		t.Fatal(err)

@@ -267,7 +267,7 @@ func (r *reflector) Exchange(from called) error {
 // Everything in an introduction is in its proof, whatever is added to it.
 func TestProofCoversAll(t *testing.T) {
 	say := func() *wire.Hello {
-		return &wire.Hello{Version: 3, Addr: "a:1", Weight: 1, Nonce: make([]byte, 16), Incarnation: 5}
+		return &wire.Hello{Version: 3, Addr: "a:1", Nonce: make([]byte, 16), Incarnation: 5}
 	}
 	was := string(prove(known, "caller", []byte("connection"), say(), say()))
 	differs := func(what string, secret, role, binding string, caller, called *wire.Hello) {
@@ -347,7 +347,7 @@ func TestOtherVersionsAreRefused(t *testing.T) {
 	w := newRingWorld(t, 2)
 	n := w.start(0, known)
 	for _, other := range []uint32{0, version - 1, version + 1} {
-		_, err := n.meet(t, &wire.Hello{Version: other, Addr: w.addrs[1], Weight: 1, Nonce: newNonce(), Incarnation: 7}, known)
+		_, err := n.meet(t, &wire.Hello{Version: other, Addr: w.addrs[1], Nonce: newNonce(), Incarnation: 7}, known)
 		says := fmt.Sprintf("it speaks version %d, and this node version %d", other, version)
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "docs/upgrading.md") {
 			t.Errorf("version %d is told %v", other, err)
@@ -382,7 +382,7 @@ func (o *otherVersion) Exchange(s called) error {
 		return err
 	}
 	_ = s.Send(&wire.Frame{Welcome: &wire.Hello{
-		Version: version - 1, Addr: o.addr, Weight: 1, Nonce: newNonce(), Incarnation: 77,
+		Version: version - 1, Addr: o.addr, Nonce: newNonce(), Incarnation: 77,
 	}})
 	<-s.Context().Done()
 	return nil

@@ -65,7 +65,7 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 	c.mu.Lock()
 	defer c.unlock()
 	return &wire.Hello{
-		Version: version, Addr: c.options.Addr, Weight: weight, Nonce: nonce,
+		Version: version, Addr: c.options.Addr, Nonce: nonce,
 		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes,
 	}
 }

@@ -112,7 +112,7 @@ func TestGreeted(t *testing.T) {
 	c := a.core
 	m := c.members["b:1"]
 	hello := func(addr string) *wire.Hello {
-		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Weight: 1, Nonce: nonce}
+		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Nonce: nonce}
 	}
 	at := s.now.Add(time.Hour)
 	m.failures = 3
@@ -145,11 +145,11 @@ func TestWaysBreakAndOpen(t *testing.T) {
 		}
 	}
 	m.announcing, m.holds, m.alive = true, false, false
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Changes: m.changes})
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Changes: m.changes})
 	if m.failures != 0 || m.announcing || m.acked != 0 || !m.alive || !m.holds {
 		t.Errorf("%+v", m)
 	}
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true, Changes: m.changes + 1})
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Absent: true, Changes: m.changes + 1})
 	if m.alive || !m.holds || c.view.Load().ring.Has("b:1") {
 		t.Errorf("it is not in the ring any more, and may have accounts still: %+v", m)
 	}
@@ -198,7 +198,7 @@ func TestWelcomeOfBefore(t *testing.T) {
 		c := a.core
 		m := c.members["b:1"]
 		m.changes = x.heard
-		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true, Changes: x.says})
+		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Absent: true, Changes: x.says})
 		if m.alive != x.alive {
 			t.Errorf("it is absent by its change %d, and %d were heard: alive %v", x.says, x.heard, m.alive)
 		}

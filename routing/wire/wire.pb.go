@@ -223,7 +223,6 @@ type Hello struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Version     uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	Addr        string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
-	Weight      uint32                 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
 	Nonce       []byte                 `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	Absent      bool                   `protobuf:"varint,6,opt,name=absent,proto3" json:"absent,omitempty"`            // it owns nothing: it is about to join, or has left
 	Incarnation uint64                 `protobuf:"fixed64,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the process, never 0
@@ -276,13 +275,6 @@ func (x *Hello) GetAddr() string {
 		return x.Addr
 	}
 	return ""
-}
-
-func (x *Hello) GetWeight() uint32 {
-	if x != nil {
-		return x.Weight
-	}
-	return 0
 }
 
 func (x *Hello) GetNonce() []byte {
@@ -1521,15 +1513,14 @@ const file_wire_proto_rawDesc = "" +
 	"\breceipts\x18\r \x03(\v2\x1a.sluice.routing.v1.ReceiptR\breceipts\x12\x12\n" +
 	"\x04done\x18\x0e \x01(\x06R\x04done\x12!\n" +
 	"\fdone_changes\x18\x10 \x01(\x04R\vdoneChanges\x12\x12\n" +
-	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xb7\x01\n" +
+	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xa5\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
-	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x16\n" +
-	"\x06weight\x18\x03 \x01(\rR\x06weight\x12\x14\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x14\n" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achanges\"\xe1\x02\n" +
+	"\achanges\x18\b \x01(\x04R\achangesJ\x04\b\x03\x10\x04\"\xe1\x02\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
