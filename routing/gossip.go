@@ -34,8 +34,8 @@ type Gossip struct {
 const (
 	mostGossipStreams = 64
 	mostGossipBytes   = 1 << 20 // of one: a thousand nodes take some 150 KB
-	// A node that knows others asks the seeds at each so many looks: gossip forgets a node that was away for longer
-	// than half a minute, and two halves of a fleet forget each other.
+	// At each so many looks, a node that is not alone asks the seeds, too. Gossip drops a node that was away for more
+	// than half a minute, and so do two halves of a fleet.
 	seedsAfter = 30
 )
 
