@@ -50,6 +50,7 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	conn, err := grpc.NewClient(m.addr, grpc.WithTransportCredentials(r.options.TLS), grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(), // the name server may not answer for one
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)))
 	if err != nil {
 		return err
