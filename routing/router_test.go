@@ -277,39 +277,37 @@ func TestGossip(t *testing.T) {
 type deaf struct {
 	wire.UnimplementedPeerServer
 	*node
-	met chan bool
 }
 
 // Exchange implements the peers' service.
 func (d deaf) Exchange(s called) error {
-	if _, err := d.welcome(s, func() {}); err != nil {
-		return err
+	_, err := d.welcome(s, func() {})
+	if err == nil {
+		<-s.Context().Done()
 	}
-	d.met <- true
-	<-s.Context().Done()
-	return nil
+	return err
 }
 
 // A peer that hangs, and reads nothing, is dialled again. Until then, what was to be sent to it would wait for ever.
 func TestHungPeerIsDialledAgain(t *testing.T) {
 	w := newRingWorld(t, 2)
-	hung := deaf{node: w.make(1, known, nil), met: make(chan bool, 10)}
+	hung := deaf{node: w.make(1, known, nil)}
 	s := grpc.NewServer(grpc.Creds(hung.served))
 	wire.RegisterPeerServer(s, hung)
 	go func() { _ = s.Serve(w.lis[1]) }()
 	t.Cleanup(s.Stop)
 	n := w.start(0, known)
-	<-hung.met
-	n.mu.Lock()
-	m := n.members[w.addrs[1]]
-	n.mu.Unlock()
-	w.eventually("it is met", m.ready.Load)
-	var last *call
+	var m *member
+	w.eventually("it is met", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		m = n.members[w.addrs[1]]
+		return m != nil && m.ready.Load()
+	})
 	for range peerQueue { // together more than is under way in any connection
-		last = newCall(func(f *wire.Frame, id uint64) {
+		m.post(newCall(func(f *wire.Frame, id uint64) {
 			f.Asks = append(f.Asks, &wire.Ask{Id: id, Key: make([]byte, 10<<10)})
-		})
-		m.post(last)
+		}))
 	}
 	w.eventually("some are sent", func() bool {
 		m.mu.Lock()
@@ -317,5 +315,8 @@ func TestHungPeerIsDialledAgain(t *testing.T) {
 		return len(m.pending) > 1
 	})
 	n.redial(m)
-	w.eventually("it is dialled again", func() bool { return len(hung.met) > 0 && last.ended() })
+	w.eventually("it is given up", func() bool { return len(n.errs) > 0 })
+	if err := <-n.errs; !errors.Is(err, errSilent) {
+		t.Error(err)
+	}
 }

@@ -17,18 +17,13 @@ const (
 	mostParcel = 16 * parcelBytes
 )
 
-// bounded tells whether a node sends such a frame.
-func bounded(f *wire.Frame) bool {
-	return len(f.GetAsks())+len(f.GetFetches())+len(f.GetPresences()) <= mostCalls
-}
-
 // serve takes in a frame of a peer, on the stream that the peer opened. answer gets the immediate answers,
 // and may block. later is called with the parts that may wait.
 func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame),
 	later func(asks []*wire.Ask),
 ) {
 	// The frame as a whole is left out. Its asks are decided at the asking node when their time is over.
-	if !bounded(f) {
+	if len(f.GetAsks())+len(f.GetFetches())+len(f.GetPresences()) > mostCalls {
 		c.malformed(rejectedFrame)
 		return
 	}

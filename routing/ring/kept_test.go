@@ -26,7 +26,7 @@ func TestRingsAreKept(t *testing.T) {
 		t.Errorf("%d rings were kept", most)
 	}
 	light := []string{"light:1"}
-	points := New(light).Size()
+	points := len(New(light).points)
 	for _, c := range []struct{ had, kept int }{{mostPoints - points, 2}, {mostPoints - points + 1, 1}} {
 		kept.mu.Lock()
 		kept.of, kept.points = map[string]*Ring{"as if it had many": nil}, c.had

@@ -82,9 +82,6 @@ func (r *Ring) Owner(hash uint64) string {
 	return r.members[r.points[i].owner]
 }
 
-// Size is how many points the ring has.
-func (r *Ring) Size() int { return len(r.points) }
-
 // Members are the addresses of the members, in order. They are not to be changed.
 func (r *Ring) Members() []string { return r.members }
 
