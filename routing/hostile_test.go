@@ -489,7 +489,7 @@ func TestAnonymousCertificateSaysNothing(t *testing.T) {
 }
 
 // A peer whose packets are dropped, from the start or later, is reported, and not as a call that this node has ended:
-// such errors are not logged.
+// such errors are not logged. It is dialled again also while more waits to be sent than a connection takes.
 func TestPeersBehindAFirewallAreReported(t *testing.T) {
 	w := newRingWorld(t, 3) // no node answers at the last address
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -526,8 +526,10 @@ func TestPeersBehindAFirewallAreReported(t *testing.T) {
 	w.run(n, w.lis[0], nil)
 	told := func(addr string) {
 		t.Helper()
-		for {
+		for end := time.Now().Add(10 * time.Second); ; {
 			switch err := <-n.errs; {
+			case time.Now().After(end): // the last address is told of again and again
+				t.Fatal("not told of ", addr)
 			case !strings.HasPrefix(err.Error(), addr):
 			case errors.Is(err, errSilent) && !strings.Contains(err.Error(), context.Canceled.Error()):
 				return
@@ -539,5 +541,10 @@ func TestPeersBehindAFirewallAreReported(t *testing.T) {
 	told(w.addrs[2])
 	w.eventually("the peers meet", func() bool { return len(n.Stats().Members) == 2 })
 	close(dropped)
+	for range peerQueue {
+		n.view.Load().peers[w.addrs[1]].post(newCall(func(f *wire.Frame, id uint64) {
+			f.Asks = append(f.Asks, &wire.Ask{Id: id, Key: make([]byte, 10<<10)})
+		}))
+	}
 	told(w.addrs[1])
 }

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/leasing"
@@ -270,53 +269,5 @@ func TestGossip(t *testing.T) {
 	}
 	if _, err := NewGossip("127.0.0.1:0", "a:1", "", nil); err == nil {
 		t.Error("it gossips in the clear")
-	}
-}
-
-// deaf introduces itself, and then reads nothing.
-type deaf struct {
-	wire.UnimplementedPeerServer
-	*node
-}
-
-// Exchange implements the peers' service.
-func (d deaf) Exchange(s called) error {
-	_, err := d.welcome(s, func() {})
-	if err == nil {
-		<-s.Context().Done()
-	}
-	return err
-}
-
-// A peer that hangs, and reads nothing, is dialled again. Until then, what was to be sent to it would wait for ever.
-func TestHungPeerIsDialledAgain(t *testing.T) {
-	w := newRingWorld(t, 2)
-	hung := deaf{node: w.make(1, known, nil)}
-	s := grpc.NewServer(grpc.Creds(hung.served))
-	wire.RegisterPeerServer(s, hung)
-	go func() { _ = s.Serve(w.lis[1]) }()
-	t.Cleanup(s.Stop)
-	n := w.start(0, known)
-	var m *member
-	w.eventually("it is met", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		m = n.members[w.addrs[1]]
-		return m != nil && m.ready.Load()
-	})
-	for range peerQueue { // together more than is under way in any connection
-		m.post(newCall(func(f *wire.Frame, id uint64) {
-			f.Asks = append(f.Asks, &wire.Ask{Id: id, Key: make([]byte, 10<<10)})
-		}))
-	}
-	w.eventually("some are sent", func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return len(m.pending) > 1
-	})
-	n.redial(m)
-	w.eventually("it is given up", func() bool { return len(n.errs) > 0 })
-	if err := <-n.errs; !errors.Is(err, errSilent) {
-		t.Error(err)
 	}
 }
