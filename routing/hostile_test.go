@@ -528,7 +528,7 @@ func TestPeersBehindAFirewallAreReported(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); ; {
 			switch err := <-n.errs; {
-			case time.Now().After(end): // the last address is told of again and again
+			case time.Now().After(end): // errors of the last address go on
 				t.Fatal("not told of ", addr)
 			case !strings.HasPrefix(err.Error(), addr):
 			case errors.Is(err, errSilent) && !strings.Contains(err.Error(), context.Canceled.Error()):

@@ -203,8 +203,8 @@ func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) 
 	return true
 }
 
-// supersedes notes the number of a node's announcement. It reports false for an older one than was applied, or one of an
-// earlier life: announcements travel on several streams, and may arrive in another order. The caller holds mu.
+// supersedes notes the number of a node's announcement. It reports false for an older one than was applied, also of
+// an earlier life: announcements travel on several streams, and may arrive in another order. The caller holds mu.
 func (m *member) supersedes(life, changes uint64) bool {
 	if life == m.incarnation && changes > m.changes {
 		m.changes, m.done = changes, 0
