@@ -204,9 +204,10 @@ func TestStepsUndoCreditsNoNextWindow(t *testing.T) {
 
 // A charge that is taken back while its account moves is credited where the account is in the end, also one of a lease.
 func TestStepsUndoFollowsItsAccount(t *testing.T) {
-	for _, hot := range []bool{false, true} {
+	for i := range 2 * len(ratelimit.RateAlgorithms()) {
 		const limit, keys = 100, 50
-		s := newScript(t, keys, limit)
+		s, hot := newScript(t, keys, limit), i%2 == 1
+		s.rule.Limit.Algorithm, s.rule.Limit.Burst = ratelimit.Algorithm(i/2), limit
 		s.ring("a:1", "b:1", "c:1")
 		a := s.nodes["a:1"]
 		charged := make([]verdict, keys)
@@ -230,7 +231,7 @@ func TestStepsUndoFollowsItsAccount(t *testing.T) {
 			v := make([]verdict, 1)
 			a.Ask([]ask{{Rule: s.rule, Key: keyOf(k), Kind: ratelimit.Peek}}, v, nil, func() {
 				if v[0].Remaining != limit-4 {
-					t.Errorf("hot %v, key %d: %d are left of %d", hot, k, v[0].Remaining, limit)
+					t.Errorf("%v, hot %v, key %d: %d are left of %d", s.rule.Limit.Algorithm, hot, k, v[0].Remaining, limit)
 				}
 			})
 		}
