@@ -59,6 +59,7 @@ type Account struct {
 	// Begins and Ends are the window's, by the sender's clock. For a token_bucket: the time of its last refill, or 0,
 	// and the time at which it is full again.
 	Begins, Ends ratelimit.LedgerTime
+	Limit        ratelimit.Tokens // for views; 0: unknown
 
 	Lessees  []Lessee
 	Override account.Overridden // of the key; its Set is 0 if there is none
@@ -75,7 +76,7 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (x Account, ok bool) 
 	}
 	x = Account{
 		Algorithm: algorithmOf(c), Sum: c.Val.sum, Extra: c.Val.extra, State: c.Val.state, Begins: c.Val.begins,
-		Ends: c.Val.ends,
+		Ends: c.Val.ends, Limit: l.tracked.limits.limit(c.Note),
 	}
 	if k := s.of(c); k != nil {
 		x.Lessees = slices.Concat(k.lessees, lesseesOf(k.slots))
@@ -109,7 +110,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 			return false
 		}
 	}
-	c.Mark |= isOwned
+	c.Mark, c.Note = c.Mark|isOwned, l.tracked.limits.note(x.Limit)
 	k := s.of(c)
 	if len(x.Lessees) > 0 || x.Override.Set > 0 || x.Algorithm == ratelimit.Concurrency {
 		k = s.beside(c)

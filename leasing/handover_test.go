@@ -72,6 +72,13 @@ func TestHandOver(t *testing.T) {
 					}
 				}
 			}
+			for _, l := range several {
+				for _, seen := range l.Hottest(now, len(owner)) {
+					if seen.Limit == 0 || seen.Spent < 0 {
+						t.Errorf("%+v", seen)
+					}
+				}
+			}
 		})
 	}
 }

@@ -145,9 +145,13 @@ func (h *Held) Apply(seq uint64, x Lease) {
 	}
 }
 
-// Lost notes that there will be no answer.
-func (h *Held) Lost(seq uint64) {
+// Lost notes that there will be no answer. uncertain means that the owner may have applied the message. If not, a life
+// of the totals that began with it begins with the next one.
+func (h *Held) Lost(seq uint64, uncertain bool) {
 	if h.inFlight.Seq == seq {
-		h.uncertain, h.inFlight = true, Totals{}
+		h.uncertain, h.inFlight = h.uncertain || uncertain, Totals{}
+		if !uncertain && h.totals.Life == seq {
+			h.totals.Life = 0
+		}
 	}
 }

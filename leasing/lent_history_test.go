@@ -197,7 +197,7 @@ func (w *lentWorld) tells() {
 	n := &w.lessees[w.IntN(3)]
 	if n.held.Reporting() {
 		if w.IntN(4) == 0 {
-			n.held.Lost(n.held.inFlight.Seq)
+			n.held.Lost(n.held.inFlight.Seq, true)
 		}
 		return
 	}
@@ -299,7 +299,7 @@ func (w *lentWorld) settles() string {
 	for range 4 {
 		for i := range w.lessees {
 			n := &w.lessees[i]
-			n.held.Lost(n.held.inFlight.Seq)
+			n.held.Lost(n.held.inFlight.Seq, true)
 			n.held.GiveBack()
 			n.seq++
 			w.answered(lentMessage{holder: n.name, m: n.held.Report(w.now, n.seq, 0)})

@@ -106,15 +106,11 @@ func (l *Local) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 }
 
 // overflowKey names the budget that an untracked key shares. Their number is bounded for any requests: limits that
-// clients send share by their unit.
+// clients send have no path, and share by their unit.
 func (l *Local) overflowKey(b []byte, a *ask) []byte {
-	path := a.Rule.Path
-	if a.Rule.Override {
-		path = ""
-	}
 	slot := l.tracked.Hash.Of(a.Key) % OverflowSlots
 	b = append(b, 0xfe, byte(slot), byte(a.Rule.Limit.Unit), byte(a.Rule.Limit.Algorithm)) // no Unit is 0xfe
-	return ratelimit.SealKey(ratelimit.AppendEntry(b, a.Rule.Domain, path, false), 0)
+	return ratelimit.SealKey(ratelimit.AppendEntry(b, a.Rule.Domain, a.Rule.Path, false), 0)
 }
 
 // Undo implements [ratelimit.Limiter]. It ignores the verdict of another limiter (an owner's, or a fallback's), which

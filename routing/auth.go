@@ -39,8 +39,6 @@ const version = 4
 
 // Bounds of a node's introduction.
 const (
-	// weight is each node's share of the keys. Nodes of earlier releases may have been given others.
-	weight  = 1
 	maxAddr = 256
 	// nonceSize is in bytes, and the least that a peer's nonce may have. mostNonce is the most.
 	nonceSize = 16
@@ -58,7 +56,6 @@ var ErrSecret error = &refusal{
 
 var (
 	errHello   = &refusal{rejectedIntroduction, "the peer did not introduce itself"}
-	errWeight  = &refusal{rejectedWeight, "the peer's ring is another"}
 	errVersion = &refusal{rejectedVersion, "the peer has another version of peer messages"}
 	errPlain   = &refusal{rejectedPlain, "the peer does not use TLS 1.3: it has an older version, or is not a peer"}
 	errSelf    = &refusal{rejectedName, "the peer has the name of this node (its PEER_ADDR)"}
@@ -102,8 +99,7 @@ func prove(secret, role string, binding []byte, caller, called *wire.Hello) []by
 		part(h, hello.GetNonce())
 		absent := bit(hello.GetAbsent())
 		for _, n := range [...]uint64{
-			uint64(hello.GetVersion()), uint64(hello.GetWeight()), absent,
-			hello.GetIncarnation(), hello.GetChanges(),
+			uint64(hello.GetVersion()), absent, hello.GetIncarnation(), hello.GetChanges(),
 		} {
 			part(h, binary.BigEndian.AppendUint64(nil, n))
 		}
@@ -151,8 +147,6 @@ func check(h *wire.Hello) error {
 	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize ||
 		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0:
 		return errHello
-	case h.GetWeight() > weight:
-		return fmt.Errorf("%w: its PEER_WEIGHT is %d, and all nodes have the same: unset it", errWeight, h.GetWeight())
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/ring"
+	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // A node's own keys cost no allocation.
@@ -93,10 +94,10 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 		t.Error("b is out of the ring for what it said before it joined")
 	}
 	alone := xxhash.Sum64String("a") // the ring without b
-	if a.applyDone("b", alone, joined-1); b.done == alone {
+	if a.applyDone(from, alone, joined-1); b.done == alone {
 		t.Error("b is done, by what it said before it joined")
 	}
-	if a.applyDone("b", alone, joined); b.done != alone {
+	if a.applyDone(from, alone, joined); b.done != alone {
 		t.Error("b is not done, and says so")
 	}
 	if !a.applyPresence(s.now, from, false, joined+1) || b.alive || a.view.Load().digest != alone {
@@ -104,5 +105,9 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	}
 	if !b.mayHave(a.view.Load()) {
 		t.Error("b has left, and may have accounts still: it was done before that")
+	}
+	a.applyHello(s.now, &wire.Hello{Addr: "b", Incarnation: 77}) // what its last life has said arrives after that
+	if a.applyPresence(s.now, from, true, joined+2); b.alive || b.changes != 0 {
+		t.Error("b is in the ring, for what its last life has said")
 	}
 }

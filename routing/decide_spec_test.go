@@ -96,41 +96,23 @@ func TestVerdictOfAPeer(t *testing.T) {
 		reply *wire.Reply
 		want  verdict
 		ok    bool
-		moved bool
 	}{
-		{&wire.Reply{}, verdict{Source: ratelimit.FromOwner}, true, false},
-		{&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4}, true, false},
-		{&wire.Reply{Remaining: -1, ResetUs: -3}, verdict{Source: ratelimit.FromOwner}, true, false}, // nothing is negative
-		{&wire.Reply{OverLimit: true, Charged: 1, Debt: 1}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Charged: 1, Debt: 1}, true, false},
-		{&wire.Reply{Status: notOwner}, verdict{}, false, true},
-		{&wire.Reply{Status: malformed}, verdict{}, false, false},
-		{&wire.Reply{Status: notInTime}, verdict{}, false, false},
-		{nil, verdict{}, false, false},
+		{&wire.Reply{}, verdict{Source: ratelimit.FromOwner}, true},
+		{&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4}, true},
+		{&wire.Reply{Remaining: -1, ResetUs: -3}, verdict{Source: ratelimit.FromOwner}, true}, // nothing is negative
+		{&wire.Reply{OverLimit: true, Charged: 1, Debt: 1}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Charged: 1, Debt: 1}, true},
+		{&wire.Reply{Status: notOwner}, verdict{}, false},
+		{&wire.Reply{Status: malformed}, verdict{}, false},
+		{&wire.Reply{Status: notInTime}, verdict{}, false},
+		{nil, verdict{}, false},
 	} {
-		v, ok, moved := c.read(s.now, &a, &call{reply: x.reply})
-		if v != x.want || ok != x.ok || moved != x.moved {
-			t.Errorf("%v: %+v %v %v", x.reply, v, ok, moved)
+		v, ok := c.read(s.now, &a, &call{reply: x.reply})
+		if v != x.want || ok != x.ok {
+			t.Errorf("%v: %+v %v", x.reply, v, ok)
 		}
 	}
-	if _, ok, moved := c.read(s.now, &a, &call{err: errPeerGone}); ok || moved {
+	if _, ok := c.read(s.now, &a, &call{err: errPeerGone}); ok {
 		t.Error("nobody has answered")
-	}
-}
-
-// Two who ask for one key at the same time have its account looked for once.
-func TestFetchIsJoined(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	v := c.view.Load()
-	m := c.members["b:1"]
-	m.done = 0 // it may have some
-	v.stable.Store(false)
-	f := c.fetch(keyOf(1), make(bell, 1))
-	if f == nil || f.state != fetching || f.open != 1 {
-		t.Fatalf("%+v", f)
-	}
-	if c.fetch(keyOf(1), make(bell, 1)) != f || len(f.bells) != 2 {
-		t.Error("it is looked for twice")
 	}
 }
 

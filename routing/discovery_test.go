@@ -4,13 +4,15 @@ import (
 	"context"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
 )
 
-// A headless service is found by its addresses, or by its SRV records.
+// A headless service is found by its addresses, or by its SRV records. Nodes meet by their names, also if the server
+// answers no questions for TXT records.
 func TestDNS(t *testing.T) {
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -18,7 +20,7 @@ func TestDNS(t *testing.T) {
 	}
 	records := []string{
 		"sluice.test. 1 IN A 10.0.0.1", "sluice.test. 1 IN A 10.0.0.2", "sluice.test. 1 IN AAAA fd00::1",
-		"_peer._tcp.sluice.test. 1 IN SRV 1 1 8082 one.test.", "_peer._tcp.sluice.test. 1 IN SRV 1 1 9000 two.test.",
+		"one.test. 1 IN A 127.0.0.1", "_peer._tcp.sluice.test. 1 IN SRV 1 1 8082 one.test.", "_peer._tcp.sluice.test. 1 IN SRV 1 1 9000 two.test.",
 	}
 	server := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg).SetReply(q)
@@ -27,7 +29,9 @@ func TestDNS(t *testing.T) {
 				m.Answer = append(m.Answer, r)
 			}
 		}
-		_ = w.WriteMsg(m)
+		if q.Question[0].Qtype != dns.TypeTXT {
+			_ = w.WriteMsg(m)
+		}
 	})}
 	go func() { _ = server.ActivateAndServe() }()
 	t.Cleanup(func() { _ = server.Shutdown() })
@@ -49,4 +53,10 @@ func TestDNS(t *testing.T) {
 	if _, err := (DNS{Name: "nobody.test", Port: "1", Resolver: resolver}).Find(ctx); err == nil {
 		t.Error("nobody was found")
 	}
+	was := net.DefaultResolver
+	defer func() { net.DefaultResolver = was }()
+	net.DefaultResolver = resolver
+	w := newRingWorld(t, 2)
+	w.addrs[1] = strings.Replace(w.addrs[1], "127.0.0.1", "one.test", 1)
+	w.ring(2)
 }

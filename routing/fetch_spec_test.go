@@ -191,13 +191,17 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	}
 }
 
-// So many accounts are looked for at a time. A search under another view ends, and is begun again.
+// So many accounts are looked for at a time, each once for all who wait. A search under another view ends, and is begun
+// again.
 func TestMostFetches(t *testing.T) {
 	_, a := newPair(t)
 	c := a.core
 	a.mayHave("b:1")
 	waits := make(bell, 1)
 	f := c.fetch(keyOf(1), waits)
+	if c.fetch(keyOf(1), waits) != f || f.state != fetching || f.open != 1 || len(f.bells) != 2 {
+		t.Errorf("it is looked for twice: %+v", f)
+	}
 	next := &view{ring: f.view.ring, digest: f.view.digest, mine: true}
 	c.view.Store(next)
 	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {

@@ -26,6 +26,7 @@ import (
 type Gossip struct {
 	list    *memberlist.Memberlist
 	seeds   []string
+	looks   int // by Find
 	known   names
 	reports atomic.Pointer[func(from string, err error)] // for refusals
 }
@@ -33,6 +34,9 @@ type Gossip struct {
 const (
 	mostGossipStreams = 64
 	mostGossipBytes   = 1 << 20 // of one: a thousand nodes take some 150 KB
+	// At each so many looks, a node that is not alone asks the seeds, too. Gossip drops a node that was away for more
+	// than half a minute, and so do two halves of a fleet.
+	seedsAfter = 30
 )
 
 // NewGossip listens on bind, so that other nodes find this node's peer address. seeds are gossip addresses of
@@ -71,6 +75,7 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 		return err
 	}
 	c.AdvertiseAddr, c.AdvertisePort = seen.IP.String(), n
+	c.TCPTimeout = findEvery // a look waits for seeds that do not answer
 	logger := log.New(gossipLog{g}, "", 0)
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
 		BindAddrs: []string{bound.IP.String()}, BindPort: n, Logger: logger,
@@ -93,23 +98,31 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	return err
 }
 
-// Find implements [Discovery]. As long as this node is alone, it looks for the
-// seeds.
+// Find implements [Discovery]. It waits for a seed that does not answer for TCPTimeout. It is called by one goroutine.
 func (g *Gossip) Find(context.Context) ([]string, error) {
-	var wrong error
 	// Nodes may be started in any order, and be cut off from all others for a while: a node that is
 	// alone tries the seeds at each look.
-	if g.list.NumMembers() < 2 && len(g.seeds) > 0 {
-		// Perhaps none is there yet; but what cannot be decrypted will not be later.
-		if _, err := g.list.Join(g.seeds); err != nil && strings.Contains(err.Error(), "decrypt") {
-			wrong = fmt.Errorf("gossip with %s: %w", strings.Join(g.seeds, ", "), errGossip)
-		}
+	seeds := g.seeds
+	if g.list.NumMembers() > 1 && g.looks%seedsAfter != 0 {
+		seeds = nil
 	}
+	g.looks++
+	wrong := make([]error, len(seeds))
+	var joins sync.WaitGroup
+	for i, seed := range seeds {
+		joins.Go(func() {
+			// Perhaps it is not there yet; but what cannot be decrypted will not be later.
+			if _, err := g.list.Join([]string{seed}); err != nil && strings.Contains(err.Error(), "decrypt") {
+				wrong[i] = fmt.Errorf("gossip with %s: %w", seed, errGossip)
+			}
+		})
+	}
+	joins.Wait()
 	var addrs []string
 	for _, m := range g.list.Members() {
 		addrs = append(addrs, m.Name)
 	}
-	return addrs, wrong
+	return addrs, errors.Join(wrong...)
 }
 
 // Close announces the departure and stops listening. It blocks for at most a second.

@@ -32,10 +32,10 @@ const (
 
 // begin begins the first round.
 func (m *mover) begin() {
-	m.state, m.next, m.visit, m.full, m.retry = walking, walked, leasing.Visit{}, nil, 0
+	m.state, m.next, m.visit, m.full = walking, walked, leasing.Visit{}, nil
 }
 
-// once has the walk go round once more: an account has come back, or a way has opened.
+// once has the walk go round once more: an account has come back.
 func (m *mover) once() {
 	if m.state == walking {
 		m.next = walking
@@ -51,14 +51,6 @@ func (m *mover) end() {
 	}
 }
 
-// tryAt has accounts that could not be put on their way tried again, with the earliest of them.
-func (m *mover) tryAt(at instant) {
-	m.next = max(m.next, stuck)
-	if m.retry == 0 || at < m.retry {
-		m.retry = at
-	}
-}
-
 // clean tells whether this node has nothing that is not its own, as one with a
 // store never has; the caller holds mu.
 func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.underway) == 0 }
@@ -68,9 +60,8 @@ func (c *core) step(now instant) (more bool) {
 	c.mu.Lock()
 	defer c.unlock()
 	m := &c.mover
-	if m.retry != 0 && now >= m.retry {
-		m.retry = 0
-		m.once()
+	if m.state == stuck && now >= m.retry {
+		m.begin()
 	}
 	// A walk that waits for room at one node stops as a whole. To pass that node's accounts over
 	// would mean another round for them.
@@ -116,18 +107,15 @@ func (c *core) takeOut(now instant, v *view) {
 		from = end
 		to := c.members[v.ring.Owner(ring.HashOf(key))]
 		switch way := to.state(now); {
-		// It has come back before the receipt of an earlier parcel, which would end the way of both.
-		case way == takes && m.underway[xxhash.Sum64(key)] != "":
-			m.tryAt(now.Add(tickSoon))
-		case way == takes:
-			c.send(now, to, key)
 		case way == noRoom:
 			m.full = to
 			return
-		case way == wayLater:
-			m.tryAt(to.paused)
-		default:
+		// The second has come back before the receipt of an earlier parcel, which would end the way of both.
+		case way == wayLater, m.underway[xxhash.Sum64(key)] != "":
 			m.next = max(m.next, stuck)
+			m.retry = now.Add(tickSoon)
+		default:
+			c.send(now, to, key)
 		}
 	}
 }
@@ -138,16 +126,12 @@ type way uint8
 const (
 	takes    way = iota
 	noRoom       // until there are receipts
-	noWay        // until its link opens
-	wayLater     // it has refused some, and will see the ring as it is in a moment
+	wayLater     // no link is open, or it has refused some, and will see the ring as it is in a moment
 )
 
 func (m *member) state(now instant) way {
-	switch {
 	// The ring may name a node that has been dropped since.
-	case m == nil || !m.ready.Load():
-		return noWay
-	case now < m.paused:
+	if m == nil || !m.ready.Load() || now < m.paused {
 		return wayLater
 	}
 	m.mu.Lock()

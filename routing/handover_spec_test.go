@@ -185,7 +185,7 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 		c.unlock()
 		w := &wakes{hands: c.hands}
 		c.hands = w
-		h := &wire.Hello{Version: version, Addr: "b:1", Weight: weight, Incarnation: m.incarnation, Changes: m.changes}
+		h := &wire.Hello{Version: version, Addr: "b:1", Incarnation: m.incarnation, Changes: m.changes}
 		introduces := func() {
 			if how == "it greets" {
 				c.applyHello(s.now, h)

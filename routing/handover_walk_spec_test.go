@@ -8,35 +8,21 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// What is refused waits until it may be tried again, and then no longer has the node
-// look after itself every few milliseconds, wherever the account went meanwhile.
+// What is refused waits until it may be tried again.
 func TestRefusedAccountsAreTriedAgain(t *testing.T) {
-	for _, gone := range []bool{false, true} {
-		s, a := newPair(t)
-		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-		a.has(key)
-		m.paused = s.now.Add(tickSoon)
-		c.mover.begin()
-		for c.step(s.now) {
+	s, a := newPair(t)
+	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+	a.has(key)
+	m.paused = s.now.Add(tickSoon)
+	c.mover.begin()
+	for _, x := range []struct {
+		at    instant
+		state walk
+	}{{s.now, stuck}, {m.paused - 1, stuck}, {m.paused, walked}} {
+		for c.step(x.at) {
 		}
-		if c.mover.state != stuck || c.mover.retry != m.paused || !c.local.Has(key) {
-			t.Fatalf("it is to be tried again in %v", c.mover.retry.Sub(s.now))
-		}
-		for range 2 { // nothing can be begun
-			if c.step(m.paused-1) || c.mover.state != stuck || !c.local.Has(key) {
-				t.Fatal("it is tried again too soon")
-			}
-		}
-		if gone { // fetched, or its time is over
-			c.local.TakeOut(s.now, key)
-			c.mover.once()
-			for c.step(m.paused - 1) {
-			}
-		}
-		for c.step(m.paused) {
-		}
-		if c.mover.state != walked || c.mover.retry != 0 || c.local.Has(key) || (len(c.mover.underway) == 0) != gone {
-			t.Errorf("gone meanwhile %v: the walk is %v, retry %v, %d are on their way", gone, c.mover.state, c.mover.retry, len(c.mover.underway))
+		if c.mover.state != x.state || c.local.Has(key) != (x.state == stuck) || len(c.mover.underway) == 1 != (x.state == walked) {
+			t.Errorf("at %v the walk is %v, want %v, and %d are on their way", x.at, c.mover.state, x.state, len(c.mover.underway))
 		}
 	}
 }
@@ -157,4 +143,18 @@ func TestWalkGoesRound(t *testing.T) {
 			t.Errorf("step %d: the walk is %d, want %d", i, m.state, x.want)
 		}
 	}
+}
+
+// A node leaves while the ring still has one that has crashed: what it cannot send there goes to the next owner.
+func TestStepsCrashDuringALeave(t *testing.T) {
+	s := newScript(t, 300, 10)
+	s.ring("a:1", "b:1", "c:1")
+	s.fill(5, s.addrs...)
+	s.crash("c:1")
+	s.play(10 * time.Millisecond)
+	gone := false
+	s.nodes["a:1"].Leave(func() { gone = true })
+	s.until("it has left", func() bool { return gone })
+	s.exact(5, "b:1") // of keys of the one that has crashed
+	s.agree([]string{"b:1"})
 }

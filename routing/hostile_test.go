@@ -267,7 +267,7 @@ func (r *reflector) Exchange(from calledStream) error {
 // Everything in an introduction is in its proof, whatever is added to it.
 func TestProofCoversAll(t *testing.T) {
 	say := func() *wire.Hello {
-		return &wire.Hello{Version: 3, Addr: "a:1", Weight: 1, Nonce: make([]byte, 16), Incarnation: 5}
+		return &wire.Hello{Version: 3, Addr: "a:1", Nonce: make([]byte, 16), Incarnation: 5}
 	}
 	was := string(prove(known, "caller", []byte("connection"), say(), say()))
 	differs := func(what string, secret, role, binding string, caller, called *wire.Hello) {
@@ -347,7 +347,7 @@ func TestOtherVersionsAreRefused(t *testing.T) {
 	w := newRingWorld(t, 2)
 	n := w.start(0, known)
 	for _, other := range []uint32{0, version - 1, version + 1} {
-		_, err := n.meet(t, &wire.Hello{Version: other, Addr: w.addrs[1], Weight: 1, Nonce: newNonce(), Incarnation: 7}, known)
+		_, err := n.meet(t, &wire.Hello{Version: other, Addr: w.addrs[1], Nonce: newNonce(), Incarnation: 7}, known)
 		says := fmt.Sprintf("it speaks version %d, and this node version %d", other, version)
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "docs/upgrading.md") {
 			t.Errorf("version %d is told %v", other, err)
@@ -382,7 +382,7 @@ func (o *otherVersion) Exchange(s calledStream) error {
 		return err
 	}
 	_ = s.Send(&wire.Frame{Welcome: &wire.Hello{
-		Version: version - 1, Addr: o.addr, Weight: 1, Nonce: newNonce(), Incarnation: 77,
+		Version: version - 1, Addr: o.addr, Nonce: newNonce(), Incarnation: 77,
 	}})
 	<-s.Context().Done()
 	return nil
@@ -489,7 +489,7 @@ func TestAnonymousCertificateSaysNothing(t *testing.T) {
 }
 
 // A peer whose packets are dropped, from the start or later, is reported, and not as a call that this node has ended:
-// such errors are not logged.
+// such errors are not logged. It is dialled again also while more waits to be sent than a connection takes.
 func TestPeersBehindAFirewallAreReported(t *testing.T) {
 	w := newRingWorld(t, 3) // no node answers at the last address
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -526,8 +526,10 @@ func TestPeersBehindAFirewallAreReported(t *testing.T) {
 	w.run(n, w.lis[0], nil)
 	told := func(addr string) {
 		t.Helper()
-		for {
+		for end := time.Now().Add(10 * time.Second); ; {
 			switch err := <-n.errs; {
+			case time.Now().After(end): // errors of the last address go on
+				t.Fatal("not told of ", addr)
 			case !strings.HasPrefix(err.Error(), addr):
 			case errors.Is(err, errSilent) && !strings.Contains(err.Error(), context.Canceled.Error()):
 				return
@@ -539,5 +541,10 @@ func TestPeersBehindAFirewallAreReported(t *testing.T) {
 	told(w.addrs[2])
 	w.eventually("the peers meet", func() bool { return len(n.Stats().Members) == 2 })
 	close(dropped)
+	for range peerQueue {
+		n.view.Load().peers[w.addrs[1]].post(newCall(func(f *wire.Frame, id uint64) {
+			f.Asks = append(f.Asks, &wire.Ask{Id: id, Key: make([]byte, 10<<10)})
+		}))
+	}
 	told(w.addrs[1])
 }

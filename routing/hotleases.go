@@ -65,10 +65,10 @@ func (c *core) reportLease(now instant, m *hot.Message) {
 	}
 	var one [1]verdict
 	x := lessee{holder: ratelimit.Holder(c.incarnation), totals: m.Totals}
-	if c.own(context.Background(), now, []ask{a}, one[:], nil, &x) == ownDecided {
+	if applied := c.own(context.Background(), now, []ask{a}, one[:], nil, &x) == ownDecided; applied {
 		c.leaseAnswered(now, &a, m.Totals.Seq, x.lease, &one[0])
 	} else {
-		c.hotHere.Lost(now, a.Key, m.Totals.Seq)
+		c.hotHere.Lost(now, a.Key, m.Totals.Seq, applied)
 	}
 }
 
@@ -101,7 +101,8 @@ func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 			}
 			c.malformed(rejectedLease)
 		}
-		c.hotHere.Lost(now, sent.Key, totals.Seq)
+		uncertain := call.sent && (call.reply == nil || call.reply.GetLease() != nil)
+		c.hotHere.Lost(now, sent.Key, totals.Seq, uncertain)
 	})
 	return call
 }

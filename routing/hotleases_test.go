@@ -202,34 +202,41 @@ func TestStepsUndoCreditsNoNextWindow(t *testing.T) {
 	}
 }
 
-// A charge that is taken back while its account moves is credited where the account is in the end.
+// A charge that is taken back while its account moves is credited where the account is in the end, also one of a lease.
 func TestStepsUndoFollowsItsAccount(t *testing.T) {
-	const limit, keys = 10, 50
-	s := newScript(t, keys, limit)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	charged := map[int]verdict{}
-	for k := range keys {
-		asks, v := []ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, make([]verdict, 1)
-		a.Ask(asks, v, nil, func() { charged[k] = v[0] })
-	}
-	s.play(100 * time.Millisecond)
-	s.delay = 5 * time.Millisecond
-	s.nodes["b:1"].Leave(func() {})
-	s.until("it is leaving", func() bool { return len(a.Stats().Members) == 2 })
-	for k, v := range charged {
-		a.Undo([]ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, []verdict{v})
-	}
-	s.play(2 * time.Second)
-	for k := range keys {
-		asks, v := []ask{{Rule: s.rule, Key: keyOf(k), Kind: ratelimit.Peek}}, make([]verdict, 1)
-		a.Ask(asks, v, nil, func() {
-			if v[0].Remaining != limit {
-				t.Errorf("key %d: %d are left of %d", k, v[0].Remaining, limit)
+	for i := range 2 * len(ratelimit.RateAlgorithms()) {
+		const limit, keys = 100, 50
+		s, hot := newScript(t, keys, limit), i%2 == 1
+		s.rule.Limit.Algorithm, s.rule.Limit.Burst = ratelimit.Algorithm(i/2), limit
+		s.ring("a:1", "b:1", "c:1")
+		a := s.nodes["a:1"]
+		charged := make([]verdict, keys)
+		for range 2 { // the second request has tokens in hand
+			for k := range keys {
+				if hot && a.core.ownerOf(keyOf(k)) != "a:1" {
+					a.core.hotHere.Start(s.now, keyOf(k))
+				}
+				a.Ask([]ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, charged[k:k+1], nil, func() {})
 			}
-		})
+			s.play(100 * time.Millisecond)
+		}
+		s.delay = 5 * time.Millisecond
+		s.nodes["b:1"].Leave(func() {})
+		s.until("it is leaving", func() bool { return len(a.Stats().Members) == 2 })
+		for k := range keys {
+			a.Undo([]ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, charged[k:k+1])
+		}
+		s.play(6 * time.Second)
+		for k := range keys {
+			v := make([]verdict, 1)
+			a.Ask([]ask{{Rule: s.rule, Key: keyOf(k), Kind: ratelimit.Peek}}, v, nil, func() {
+				if v[0].Remaining != limit-4 {
+					t.Errorf("%v, hot %v, key %d: %d are left of %d", s.rule.Limit.Algorithm, hot, k, v[0].Remaining, limit)
+				}
+			})
+		}
+		s.play(time.Second)
 	}
-	s.play(time.Second)
 }
 
 // Nodes that lease a hot key end in good order, and others begin: no token of it is lost.

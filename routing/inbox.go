@@ -1,6 +1,9 @@
 package routing
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -64,16 +67,11 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 	in := c.inboxes[from.incarnation]
 	if in == nil {
 		if len(c.inboxes) >= mostInboxes {
-			oldest := from.incarnation
-			least := now
-			for id, other := range c.inboxes {
-				// Of inboxes with the same last instant, the lowest number goes, so that a simulation does
-				// the same in every run.
-				if other.lastSeen < least || other.lastSeen == least && id < oldest {
-					oldest, least = id, other.lastSeen
-				}
-			}
-			delete(c.inboxes, oldest)
+			// Of inboxes with the same last instant, the lowest number goes, so that a simulation does
+			// the same in every run.
+			delete(c.inboxes, slices.MinFunc(slices.Sorted(maps.Keys(c.inboxes)), func(a, b uint64) int {
+				return cmp.Compare(c.inboxes[a].lastSeen, c.inboxes[b].lastSeen)
+			}))
 		}
 		in = &inbox{answers: map[uint64]*wire.Receipt{}}
 		c.inboxes[from.incarnation] = in

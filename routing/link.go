@@ -1,8 +1,8 @@
 package routing
 
 import (
-	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -233,13 +233,8 @@ func (l *link) broke(err error) {
 	l.ready.Store(false)
 	l.mu.Lock()
 	calls := make([]*call, 0, len(l.pending)+len(l.queue))
-	ids := make([]uint64, 0, len(l.pending))
-	for id := range l.pending {
-		ids = append(ids, id)
-	}
 	// In the order in which they were sent, so that a simulation does the same in every run.
-	slices.SortFunc(ids, cmp.Compare[uint64])
-	for _, id := range ids {
+	for _, id := range slices.Sorted(maps.Keys(l.pending)) {
 		calls = append(calls, l.pending[id])
 	}
 	calls = append(calls, l.queue...)

@@ -13,7 +13,7 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 	c.mu.Lock()
 	defer c.unlock()
 	return &wire.Hello{
-		Version: version, Addr: c.options.Addr, Weight: weight, Nonce: nonce,
+		Version: version, Addr: c.options.Addr, Nonce: nonce,
 		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes,
 	}
 }
@@ -93,15 +93,12 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	// From here on others may post to it without mu, so that all the above has to be set.
 	m.ready.Store(true)
 	// The node may have announced a later change since it welcomed this one.
-	if is := !h.GetAbsent(); m.supersedes(h.GetChanges()) && m.alive != is {
+	if is := !h.GetAbsent(); m.supersedes(h.GetIncarnation(), h.GetChanges()) && m.alive != is {
 		c.enterOrLeave(m, is)
 	}
 	c.settle()
 	// Announcements on the last stream may be lost, and a node of another incarnation has none.
 	c.announceDone(m)
-	if c.mover.state != walked {
-		c.mover.once() // with what waits for this way
-	}
 	m.wake()
 	c.hands.wake()
 }
@@ -141,7 +138,7 @@ func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) 
 	if m == nil || is && !m.ready.Load() {
 		return !is
 	}
-	if m.supersedes(changes) && m.alive != is {
+	if m.supersedes(from.incarnation, changes) && m.alive != is {
 		// Each turn of the ring walks through the tables, so that a peer which comes and goes without end
 		// would keep this node busy.
 		if !from.mayTurn(now) {
@@ -154,13 +151,13 @@ func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) 
 	return true
 }
 
-// supersedes notes the number of a node's announcement. It reports false for an older one than was applied:
-// announcements travel on two streams, and may arrive in another order. The caller holds mu.
-func (m *member) supersedes(changes uint64) bool {
-	if changes > m.changes {
+// supersedes notes the number of a node's announcement. It reports false for an older one than was applied, also of
+// an earlier life: announcements travel on several streams, and may arrive in another order. The caller holds mu.
+func (m *member) supersedes(life, changes uint64) bool {
+	if life == m.incarnation && changes > m.changes {
 		m.changes, m.done = changes, 0
 	}
-	return changes == m.changes
+	return life == m.incarnation && changes == m.changes
 }
 
 // enterOrLeave puts another node into the ring, or takes it out; the caller holds mu.
@@ -170,11 +167,11 @@ func (c *core) enterOrLeave(m *member, is bool) {
 }
 
 // applyDone takes in that a node has nothing of others under a ring.
-func (c *core) applyDone(addr string, digest, changes uint64) {
+func (c *core) applyDone(from *inlet, digest, changes uint64) {
 	c.mu.Lock()
 	defer c.unlock()
-	m := c.members[addr]
-	if m == nil || !m.supersedes(changes) {
+	m := c.members[from.addr]
+	if m == nil || !m.supersedes(from.incarnation, changes) {
 		return
 	}
 	m.done = digest

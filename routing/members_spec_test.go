@@ -65,7 +65,7 @@ func TestTicks(t *testing.T) {
 		"it has left": {func(c *core) {
 			c.present, c.left = false, c.clock()
 		}, tickEvery},
-		"accounts are tried again": {func(c *core) { c.mover.retry = c.clock().Add(time.Second) }, tickSoon},
+		"accounts are tried again": {func(c *core) { c.mover.state = stuck }, tickSoon},
 		"it leaves": {func(c *core) {
 			c.quitRing()
 			c.left, c.members["b:1"].announcing = c.clock(), true
@@ -87,7 +87,7 @@ func TestTicks(t *testing.T) {
 func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core
-	m, from := c.members["b:1"], &inlet{addr: "b:1"}
+	m, from := c.members["b:1"], &inlet{addr: "b:1", incarnation: s.lives}
 	says := func(at instant, is bool) bool { return c.applyPresence(at, from, is, m.changes) }
 	for i := range mostTurns {
 		if is := i%2 == 1; !says(s.now, is) || m.alive != is {
@@ -112,7 +112,7 @@ func TestGreeted(t *testing.T) {
 	c := a.core
 	m := c.members["b:1"]
 	hello := func(addr string) *wire.Hello {
-		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Weight: 1, Nonce: steppedNonce}
+		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Nonce: steppedNonce}
 	}
 	at := s.now.Add(time.Hour)
 	m.failures = 3
@@ -145,11 +145,11 @@ func TestWaysBreakAndOpen(t *testing.T) {
 		}
 	}
 	m.announcing, m.holds, m.alive = true, false, false
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Changes: m.changes})
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Changes: m.changes})
 	if m.failures != 0 || m.announcing || m.acked != 0 || !m.alive || !m.holds {
 		t.Errorf("%+v", m)
 	}
-	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true, Changes: m.changes + 1})
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Absent: true, Changes: m.changes + 1})
 	if m.alive || !m.holds || c.view.Load().ring.Has("b:1") {
 		t.Errorf("it is not in the ring any more, and may have accounts still: %+v", m)
 	}
@@ -198,7 +198,7 @@ func TestWelcomeOfBefore(t *testing.T) {
 		c := a.core
 		m := c.members["b:1"]
 		m.changes = x.heard
-		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true, Changes: x.says})
+		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Absent: true, Changes: x.says})
 		if m.alive != x.alive {
 			t.Errorf("it is absent by its change %d, and %d were heard: alive %v", x.says, x.heard, m.alive)
 		}
@@ -215,7 +215,7 @@ func TestDoneOfOneThatHasLeft(t *testing.T) {
 		if m.alive, m.holds = x.alive, true; !x.same {
 			digest++
 		}
-		if c.applyDone("b:1", digest, m.changes); m.holds != x.holds {
+		if c.applyDone(&inlet{addr: "b:1", incarnation: m.incarnation}, digest, m.changes); m.holds != x.holds {
 			t.Errorf("%+v: it may have accounts %v", x, m.holds)
 		}
 	}

@@ -45,7 +45,7 @@ func (c *core) lookAfter(now instant) (due instant) {
 	switch {
 	case unacked:
 		return now.Add(c.repeatAfter(now))
-	case !c.present && c.left == 0, c.mover.retry != 0:
+	case !c.present && c.left == 0, c.mover.state == stuck:
 		return now.Add(tickSoon)
 	}
 	return now.Add(tickEvery)

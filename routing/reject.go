@@ -14,7 +14,6 @@ const (
 	rejectedTLS                           // a TLS handshake that failed
 	rejectedIntroduction                  // a hello or welcome that makes no sense
 	rejectedVersion                       // of a version that is not spoken
-	rejectedWeight                        // of an earlier release, with a weight
 	rejectedName                          // a node that has another's address
 	rejectedSecret                        // a wrong proof
 	rejectedGossip                        // what could not be decrypted, or makes no sense
@@ -35,8 +34,7 @@ const (
 // rejectionNames are the kinds as metrics have them.
 var rejectionNames = [rejections]string{
 	rejectedPlain: "plaintext", rejectedTLS: "tls", rejectedIntroduction: "introduction", rejectedVersion: "version",
-	rejectedWeight: "weight",
-	rejectedName:   "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address",
+	rejectedName: "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address",
 	rejectedFrame: "frame", rejectedSent: "sent",
 	rejectedAsk: "ask", rejectedReply: "reply", rejectedLease: "lease", rejectedFetch: "fetch",
 	rejectedPresence: "presence", rejectedParcel: "parcel",

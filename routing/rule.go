@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,20 +20,22 @@ import (
 func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	c := &r.Coordination
 	m := &wire.Rule{
-		Audit:     r.AuditName(),
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		CarryDebt: r.Limit.Carries, Ceiling: int64(r.Limit.Ceiling),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
-		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed),
-		LeaseTtlUs: r.LeaseTTL().Microseconds(), LeaseAuto: true, // for nodes of earlier releases
+		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed), Audit: c.Audit,
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
+	}
+	// Under this name, the owner keeps records of an audit, budgets of keys without room, and its part of a reserve.
+	if c.Audit || len(r.Domain)+len(r.Path) <= ratelimit.MostReserveName {
+		m.Domain, m.Path = r.Domain, r.Path
 	}
 	if calendar := r.Limit.Calendar; calendar != 0 {
 		m.BillingDay, m.TimeZone = uint32(calendar.Day()), calendar.Zone()
 	}
 	if n := r.Reserve(); n > 0 {
-		m.Reserve, m.MaxNodes, m.Domain, m.Path = int64(n), uint32(c.MaxNodes), r.Domain, r.Path
+		m.Reserve, m.MaxNodes = int64(n), uint32(c.MaxNodes)
 	}
 	return m
 }
@@ -55,7 +56,6 @@ type ruleCache struct {
 const (
 	maxRules     = 10_000
 	maxRuleBytes = 4 << 10
-	maxAuditName = 1 << 10
 )
 
 func (c *ruleCache) get(b []byte) (*ratelimit.Rule, error) {
@@ -89,12 +89,12 @@ func (c *ruleCache) get(b []byte) (*ratelimit.Rule, error) {
 // so that a peer cannot make this node overflow or divide by zero.
 func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	r := &ratelimit.Rule{
-		Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(),
+		Domain: m.GetDomain(), Path: m.GetPath(), Coordination: ratelimit.DefaultCoordination(),
 		Counters: &ratelimit.RuleCounters{},
 	}
 	if int(m.GetAlgorithm()) >= len(ratelimit.Algorithms) || m.GetUnit() > 255 ||
 		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) || m.GetMultiplier() > 1<<20 ||
-		len(m.GetAudit()) > maxAuditName || !ratelimit.KnownMode(m.GetMode()) {
+		len(m.GetDomain())+len(m.GetPath()) > ratelimit.MostReserveName || !ratelimit.KnownMode(m.GetMode()) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
@@ -121,12 +121,7 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	if r.Limit.Carries = m.GetCarryDebt(); m.GetCarryDebt() && r.Limit.Algorithm != ratelimit.FixedWindow {
 		return nil, errMessage
 	}
-	// The record of an audited key carries the rule's name: the owner claims for it, and may
-	// not have the rule.
-	if c.Audit = m.GetAudit() != ""; c.Audit {
-		r.Domain, r.Path, _ = strings.Cut(m.GetAudit(), ".")
-	}
-	c.Mode = ratelimit.Mode(m.GetMode())
+	c.Audit, c.Mode = m.GetAudit(), ratelimit.Mode(m.GetMode())
 	if m.GetEager() {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
@@ -155,13 +150,12 @@ func limits(all ...int64) bool {
 // readReserve has the rule hold back the reserve of the message. This node's part of it is decided
 // by its own rules, by the rule's name.
 func readReserve(m *wire.Rule, r *ratelimit.Rule) error {
-	if m.GetReserve() == 0 && m.GetMaxNodes() == 0 && m.GetDomain() == "" && m.GetPath() == "" {
+	if m.GetReserve() == 0 && m.GetMaxNodes() == 0 {
 		return nil
 	}
 	if m.GetReserve() <= 0 || m.GetMaxNodes() < 1 || m.GetMaxNodes() > ratelimit.MaxMaxNodes {
 		return errMessage
 	}
-	r.Domain, r.Path = m.GetDomain(), m.GetPath()
 	r.Coordination.MaxNodes = int(m.GetMaxNodes())
 	r.Coordination.Lease.Reserve = ratelimit.Share{Tokens: ratelimit.Tokens(m.GetReserve())}
 	// What this node would hold back by it is to be what the peer holds back. It is nothing of rules that have no

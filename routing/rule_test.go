@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -101,11 +101,10 @@ func TestOddRulesAreRefused(t *testing.T) {
 		{"a reserve of less than one for each", reserved, func(m *wire.Rule) { m.MaxNodes = 11 }},
 		{"a reserve of more than a tenth", reserved, func(m *wire.Rule) { m.Reserve = 105 }},
 		{"a reserve of a sliding window", reserved, sliding},
-		{"a reserve of an audited rule", reserved, func(m *wire.Rule) { m.Audit = "d.other" }},
+		{"a reserve of an audited rule", reserved, func(m *wire.Rule) { m.Audit = true }},
 		{"a reserve of mode approx", reserved, func(m *wire.Rule) { m.Mode = uint32(ratelimit.Approx) + 1 }},
 		{"a reserve of too many nodes", reserved, func(m *wire.Rule) { m.MaxNodes = ratelimit.MaxMaxNodes + 1 }},
-		{"a long name", reserved, func(m *wire.Rule) { m.Path = strings.Repeat("x", maxAuditName) }},
-		{"a name without a reserve", reserved, func(m *wire.Rule) { m.Reserve, m.MaxNodes = 0, 0 }},
+		{"a long name", reserved, func(m *wire.Rule) { m.Path = strings.Repeat("x", ratelimit.MostReserveName) }},
 	} {
 		r := routed(1000)
 		c.of(r)
@@ -120,12 +119,24 @@ func TestOddRulesAreRefused(t *testing.T) {
 	}
 }
 
-// A rule without a billing period and a reserve is said in the bytes in which it was said before there were any.
-func TestPlainRulesAreSaidAsBefore(t *testing.T) {
-	m := ruleMessage(routed(1000)).ProtoReflect()
-	for _, name := range []protoreflect.Name{"billing_day", "time_zone", "reserve", "max_nodes", "domain", "path"} {
-		if m.Has(m.Descriptor().Fields().ByName(name)) {
-			t.Errorf("it has %s", name)
-		}
+// A key without room in its owner's table has one budget there, for requests of the owner and of peers.
+func TestUntrackedKeyHasOneLimit(t *testing.T) {
+	own, admitted := routed(10), ratelimit.Tokens(0)
+	own.Path = "user"
+	peers, err := readRule(ruleMessage(own))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := leasing.NewLocal(1, 1, time.Unix(1_800_000_000, 0))
+	v, key := make([]verdict, 1), 0
+	for ; l.Stats().Overflow == 0; key++ {
+		l.Decide(t.Context(), 1, []ask{{Rule: own, Key: keyOf(key), Cost: 1}}, v)
+	}
+	for admitted = 1; l.Stats().Overflow < 30; admitted += v[0].Charged {
+		own, peers = peers, own
+		l.Decide(t.Context(), 1, []ask{{Rule: own, Key: keyOf(key - 1), Cost: 1}}, v)
+	}
+	if admitted != 10 {
+		t.Errorf("%d of 10 are admitted", admitted)
 	}
 }

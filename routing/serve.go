@@ -7,18 +7,13 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// frameBounded tells whether a node sends such a frame.
-func frameBounded(f *wire.Frame) bool {
-	return len(f.GetAsks())+len(f.GetFetches())+len(f.GetPresences()) <= mostCalls
-}
-
 // serve takes in a frame of a peer, on the stream that the peer opened. answer gets the immediate answers,
 // and may block. later is called with the parts that may wait.
 func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame),
 	later func(asks []*wire.Ask),
 ) {
 	// The frame as a whole is left out. Its asks are decided at the asking node when their time is over.
-	if !frameBounded(f) {
+	if len(f.GetAsks())+len(f.GetFetches())+len(f.GetPresences()) > mostCalls {
 		c.malformed(rejectedFrame)
 		return
 	}
@@ -64,7 +59,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	// After the parcel of the same frame, which may be the last: a node that is done is asked no more.
 	if f.GetDone() != 0 {
-		c.applyDone(from.addr, f.GetDone(), f.GetDoneChanges())
+		c.applyDone(from, f.GetDone(), f.GetDoneChanges())
 	}
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)

@@ -51,9 +51,10 @@ func (r *Router) converse(ctx context.Context, m *member) {
 
 // connect holds one conversation, until it breaks.
 func (r *Router) connect(ctx context.Context, m *member) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	conn, err := grpc.NewClient(m.addr, grpc.WithTransportCredentials(r.options.TLS), grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(), // the name server may not answer for one
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)))
 	if err != nil {
 		return err
@@ -61,7 +62,7 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	defer conn.Close()
 	// The stream ends with the context, so that a node which is silent in the middle of the
 	// introduction does not keep this goroutine.
-	late := time.AfterFunc(opening, cancel)
+	late := time.AfterFunc(opening, func() { cancel(errSilent) })
 	stream, err := wire.NewPeerClient(conn).Exchange(ctx)
 	var welcome *wire.Hello
 	if err == nil {
@@ -80,17 +81,24 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	default:
 	}
 	r.opened(r.clock(), m, welcome)
-	ended := make(chan error, 1)
 	// Each side ends the other: a conversation with one broken direction would look open, and asks would wait
 	// on it until their deadlines.
-	go func() { ended <- r.receiveReplies(stream, m); cancel() }()
-	err = r.sendFrames(ctx, stream, m)
-	cancel()
-	// After errSilent, the other end is that of cancel.
-	if broke := <-ended; !errors.Is(err, errSilent) {
-		err = errors.Join(broke, err)
+	var sides sync.WaitGroup
+	sides.Go(func() { cancel(r.receiveReplies(stream, m)) })
+	// The core had no message for too long (bury), although the stream is open. The send may wait for as long, because
+	// the node does not read.
+	sides.Go(func() {
+		select {
+		case <-m.again:
+			cancel(errSilent)
+		case <-ctx.Done():
+		}
+	})
+	if err = r.sendFrames(ctx, stream, m); !errors.Is(err, io.EOF) { // then the other side ends with the fault
+		cancel(err)
 	}
-	return err
+	sides.Wait()
+	return context.Cause(ctx)
 }
 
 // sendFrames sends what waits, as much as is there in one message.
@@ -101,9 +109,6 @@ func (r *Router) sendFrames(ctx context.Context, stream callerStream, m *member)
 		select {
 		case <-ctx.Done():
 			return nil
-		// The core had no message for too long (bury), although the stream is open.
-		case <-m.again:
-			return errSilent
 		// A ping is answered, so that both sides get messages while there are no asks.
 		case <-ping.C:
 			if err := stream.Send(m.ping(r.stamp())); err != nil {

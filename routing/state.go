@@ -284,9 +284,8 @@ type mover struct {
 	next  walk
 	visit leasing.Visit
 	// full is the node whose room the walk waits for; nil: none.
-	full *member
-	// retry is when a walk that is stuck begins anew. 0 means: when a way opens.
-	retry instant
+	full  *member
+	retry instant // of a walk that is stuck, at the earliest
 	// underway has the receivers of accounts that are on their way, by the hashes of their whole keys. A key
 	// in it has no account here and is not new: it must not start anew.
 	underway map[uint64]string

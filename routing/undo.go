@@ -65,7 +65,7 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 		if !c.hotHere.Untake(a.Key, v) {
 			c.undoAt(owner, a, v)
 		}
-	case v.Source == ratelimit.FromOwner && c.onItsWay(a.Key): // and this node's own by now
+	case v.Source != ratelimit.FromOverflow && c.onItsWay(a.Key): // and this node's own by now
 		c.undoLater(a, v)
 	case v.Source == ratelimit.FromOwner: // it is this node's own by now
 		own := *v

@@ -11,7 +11,7 @@ import (
 // Verdicts of owners are read as if they came from a stranger (reject.go).
 
 // read takes a verdict from a reply, if there is one.
-func (c *core) read(now instant, a *ask, call *call) (v verdict, ok, elsewhere bool) {
+func (c *core) read(now instant, a *ask, call *call) (v verdict, ok bool) {
 	v, ok = verdictOf(a, call)
 	switch {
 	case !ok && call.status() == answered:
@@ -22,7 +22,7 @@ func (c *core) read(now instant, a *ask, call *call) (v verdict, ok, elsewhere b
 	if ok && v.OverLimit && !c.inStore() {
 		c.hotHere.Refused(now, a, &v)
 	}
-	return v, ok, call.status() == notOwner
+	return v, ok
 }
 
 // verdictOf is what an owner answered; ok is false if it did not, or if that cannot be an answer.

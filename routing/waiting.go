@@ -229,7 +229,7 @@ func (w *waiting) forwarded(now instant, i int) waitStep {
 func (w *waiting) answered(now instant, i int) waitStep {
 	s, a := &w.states[i], &w.asks[i]
 	call := s.call
-	v, ok, moved := w.read(now, a, call)
+	v, ok := w.read(now, a, call)
 	if x, is := s.errand.(*setting); is && ok {
 		ok = x.apply(call.reply)
 	}
@@ -239,7 +239,7 @@ func (w *waiting) answered(now instant, i int) waitStep {
 		w.verdicts[i] = v
 		return stepDone
 	// The node that was asked is not the owner, or not any more. The next try goes by this node's own ring again.
-	case moved:
+	case call.status() == notOwner:
 		s.again = now.Add(askAgain)
 		return waits
 	}
@@ -264,7 +264,7 @@ func (w *waiting) regret(now instant, i int) {
 	late.Key = append([]byte(nil), late.Key...)
 	c := w.core
 	call.after(func() { // when the owner answers, or the conversation ends
-		v, ok, _ := c.read(now, &late, call)
+		v, ok := c.read(now, &late, call)
 		switch {
 		case !ok && late.OfSlot(): // it may have been taken: to give back a slot that was not changes nothing
 			c.Undo(now, []ask{late}, []verdict{{Source: ratelimit.FromOwner, Charged: late.Cost, Window: late.Window}})

@@ -46,7 +46,7 @@ type entry struct {
 	total, spent ratelimit.Tokens
 	seq          uint64
 	expires      ratelimit.LedgerTime // of its eager lease; 0: it has none
-	loose        ratelimit.Tokens     // of draws that may have arrived twice, or granted to a claim that did
+	loose        ratelimit.Tokens     // of draws that may have arrived twice, or of a claim that did
 }
 
 // booking is what one node booked in an account.
@@ -64,8 +64,8 @@ type tally struct {
 	seq    uint64           // of that claim
 }
 
-// repeats tells whether a claim came before. A ledger that has lost its data since grants it tokens again. They
-// reach no node.
+// repeats tells whether a claim came before. A ledger that has lost its data since books it again, as of that time.
+// Its tokens reach no node.
 func (t *tally) repeats(c *account.Claim) bool {
 	again := c.Holder == t.holder && c.Seq <= t.seq
 	if !again {
@@ -127,7 +127,7 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 		t := b.tallyOf(c.Holder>>nameBits, k, c.Window)
 		t.cut += g.Cut
 		if t.repeats(c) {
-			e.loose = g.Granted
+			e.loose = e.total
 		}
 		if g.Fence <= book.fence && !b.stepped(p) {
 			b.violate(-1, k.index, "fence %d came after %d", g.Fence, book.fence)

@@ -241,7 +241,7 @@ func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
 	}
 	rejected := p.count("sluice_rejected_total",
 		"Invalid messages. From the store: reply (above 4 MiB), answer. From a peer: plaintext and tls (no TLS 1.3), "+
-			"introduction, version, weight, name, secret (a wrong proof or a relay), gossip, address, frame, sent (a "+
+			"introduction, version, name, secret (a wrong proof or a relay), gossip, address, frame, sent (a "+
 			"clock more than a year off), ask, reply, lease, fetch, presence, parcel, account, receipt.",
 		"from", "kind")
 	rejected(local.Rejected, "store", "answer")

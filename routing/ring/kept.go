@@ -15,8 +15,8 @@ var kept struct {
 	points int // guarded by mu: of all
 }
 
-// mostRings are kept, with at most MostPoints in all; then all are built anew.
-const mostRings = 64
+// mostRings are kept, with at most mostPoints in all, some 100 MB; then all are built anew.
+const mostRings, mostPoints = 64, 1 << 22
 
 // Of is the ring of the nodes at these addresses, which it puts in order. It may have been built before, and
 // may block while another is built.
@@ -26,12 +26,12 @@ func Of(addrs []string) *Ring {
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
 	// The lock is held while a ring is built: nodes of one process that see the same change would
-	// otherwise each build the same ring of up to MostPoints points.
+	// otherwise each build the same ring.
 	r := kept.of[name]
 	if r == nil {
 		r = New(addrs)
-		if kept.points += r.Size(); kept.of == nil || len(kept.of) >= mostRings || kept.points > MostPoints {
-			kept.of, kept.points = map[string]*Ring{}, r.Size()
+		if kept.points += len(r.points); kept.of == nil || len(kept.of) >= mostRings || kept.points > mostPoints {
+			kept.of, kept.points = map[string]*Ring{}, len(r.points)
 		}
 		kept.of[name] = r
 	}

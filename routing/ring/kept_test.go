@@ -26,8 +26,8 @@ func TestRingsAreKept(t *testing.T) {
 		t.Errorf("%d rings were kept", most)
 	}
 	light := []string{"light:1"}
-	points := New(light).Size()
-	for _, c := range []struct{ had, kept int }{{MostPoints - points, 2}, {MostPoints - points + 1, 1}} {
+	points := len(New(light).points)
+	for _, c := range []struct{ had, kept int }{{mostPoints - points, 2}, {mostPoints - points + 1, 1}} {
 		kept.mu.Lock()
 		kept.of, kept.points = map[string]*Ring{"as if it had many": nil}, c.had
 		kept.mu.Unlock()

@@ -223,7 +223,6 @@ type Hello struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Version     uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	Addr        string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
-	Weight      uint32                 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
 	Nonce       []byte                 `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	Absent      bool                   `protobuf:"varint,6,opt,name=absent,proto3" json:"absent,omitempty"`            // it owns nothing: it is about to join, or has left
 	Incarnation uint64                 `protobuf:"fixed64,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the process, never 0
@@ -276,13 +275,6 @@ func (x *Hello) GetAddr() string {
 		return x.Addr
 	}
 	return ""
-}
-
-func (x *Hello) GetWeight() uint32 {
-	if x != nil {
-		return x.Weight
-	}
-	return 0
 }
 
 func (x *Hello) GetNonce() []byte {
@@ -870,19 +862,18 @@ type Rule struct {
 	CarryDebt       bool                   `protobuf:"varint,22,opt,name=carry_debt,json=carryDebt,proto3" json:"carry_debt,omitempty"` // of a fixed window, into the next
 	Eager           bool                   `protobuf:"varint,7,opt,name=eager,proto3" json:"eager,omitempty"`
 	LeaseFixed      int64                  `protobuf:"varint,8,opt,name=lease_fixed,json=leaseFixed,proto3" json:"lease_fixed,omitempty"`
-	LeaseTtlUs      int64                  `protobuf:"varint,11,opt,name=lease_ttl_us,json=leaseTtlUs,proto3" json:"lease_ttl_us,omitempty"`
-	Audit           string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"` // the rule's name, if its claims are to be audited
+	Audit           bool                   `protobuf:"varint,12,opt,name=audit,proto3" json:"audit,omitempty"` // its claims are to be audited, under its name
 	Mode            uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`
-	LeaseAuto       bool                   `protobuf:"varint,14,opt,name=lease_auto,json=leaseAuto,proto3" json:"lease_auto,omitempty"`                     // leases may be larger and longer while there is plenty
 	StoreDeadlineUs int64                  `protobuf:"varint,15,opt,name=store_deadline_us,json=storeDeadlineUs,proto3" json:"store_deadline_us,omitempty"` // how long the owner waits for a store; 0: as long as by default
 	// Of a billing month (unit 9): the day of the month, and
 	// the time zone by its IANA name.
 	BillingDay uint32 `protobuf:"varint,16,opt,name=billing_day,json=billingDay,proto3" json:"billing_day,omitempty"`
 	TimeZone   string `protobuf:"bytes,17,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
-	// Of a rule with a reserve, how many tokens that is, for how many nodes, and the rule's name: the
-	// owner spends its own share of it (docs/protocol.md, section 13).
-	Reserve       int64  `protobuf:"varint,18,opt,name=reserve,proto3" json:"reserve,omitempty"`
-	MaxNodes      uint32 `protobuf:"varint,19,opt,name=max_nodes,json=maxNodes,proto3" json:"max_nodes,omitempty"`
+	// Of a rule with a reserve, how many tokens that is, and for how many nodes: the owner spends its own
+	// share of it (docs/protocol.md, section 13).
+	Reserve  int64  `protobuf:"varint,18,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	MaxNodes uint32 `protobuf:"varint,19,opt,name=max_nodes,json=maxNodes,proto3" json:"max_nodes,omitempty"`
+	// The rule's name. Keys of a rule that the owner has no room for share budgets.
 	Domain        string `protobuf:"bytes,20,opt,name=domain,proto3" json:"domain,omitempty"`
 	Path          string `protobuf:"bytes,21,opt,name=path,proto3" json:"path,omitempty"`
 	Ceiling       int64  `protobuf:"varint,23,opt,name=ceiling,proto3" json:"ceiling,omitempty"` // of overrides; 0: none is read
@@ -983,18 +974,11 @@ func (x *Rule) GetLeaseFixed() int64 {
 	return 0
 }
 
-func (x *Rule) GetLeaseTtlUs() int64 {
-	if x != nil {
-		return x.LeaseTtlUs
-	}
-	return 0
-}
-
-func (x *Rule) GetAudit() string {
+func (x *Rule) GetAudit() bool {
 	if x != nil {
 		return x.Audit
 	}
-	return ""
+	return false
 }
 
 func (x *Rule) GetMode() uint32 {
@@ -1002,13 +986,6 @@ func (x *Rule) GetMode() uint32 {
 		return x.Mode
 	}
 	return 0
-}
-
-func (x *Rule) GetLeaseAuto() bool {
-	if x != nil {
-		return x.LeaseAuto
-	}
-	return false
 }
 
 func (x *Rule) GetStoreDeadlineUs() int64 {
@@ -1536,15 +1513,14 @@ const file_wire_proto_rawDesc = "" +
 	"\breceipts\x18\r \x03(\v2\x1a.sluice.routing.v1.ReceiptR\breceipts\x12\x12\n" +
 	"\x04done\x18\x0e \x01(\x06R\x04done\x12!\n" +
 	"\fdone_changes\x18\x10 \x01(\x04R\vdoneChanges\x12\x12\n" +
-	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xb7\x01\n" +
+	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xa5\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
-	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x16\n" +
-	"\x06weight\x18\x03 \x01(\rR\x06weight\x12\x14\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x14\n" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achanges\"\xe1\x02\n" +
+	"\achanges\x18\b \x01(\x04R\achangesJ\x04\b\x03\x10\x04\"\xe1\x02\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
@@ -1589,7 +1565,7 @@ const file_wire_proto_rawDesc = "" +
 	"\agranted\x18\x02 \x01(\x03R\agranted\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x12\n" +
 	"\x04void\x18\x04 \x01(\bR\x04void\x12\x15\n" +
-	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xe3\x04\n" +
+	"\x06for_us\x18\x05 \x01(\x03R\x05forUs\"\xae\x04\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1603,13 +1579,9 @@ const file_wire_proto_rawDesc = "" +
 	"carry_debt\x18\x16 \x01(\bR\tcarryDebt\x12\x14\n" +
 	"\x05eager\x18\a \x01(\bR\x05eager\x12\x1f\n" +
 	"\vlease_fixed\x18\b \x01(\x03R\n" +
-	"leaseFixed\x12 \n" +
-	"\flease_ttl_us\x18\v \x01(\x03R\n" +
-	"leaseTtlUs\x12\x14\n" +
-	"\x05audit\x18\f \x01(\tR\x05audit\x12\x12\n" +
-	"\x04mode\x18\r \x01(\rR\x04mode\x12\x1d\n" +
-	"\n" +
-	"lease_auto\x18\x0e \x01(\bR\tleaseAuto\x12*\n" +
+	"leaseFixed\x12\x14\n" +
+	"\x05audit\x18\f \x01(\bR\x05audit\x12\x12\n" +
+	"\x04mode\x18\r \x01(\rR\x04mode\x12*\n" +
 	"\x11store_deadline_us\x18\x0f \x01(\x03R\x0fstoreDeadlineUs\x12\x1f\n" +
 	"\vbilling_day\x18\x10 \x01(\rR\n" +
 	"billingDay\x12\x1b\n" +
@@ -1620,7 +1592,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x04path\x18\x15 \x01(\tR\x04path\x12\x18\n" +
 	"\aceiling\x18\x17 \x01(\x03R\aceilingJ\x04\b\t\x10\n" +
 	"J\x04\b\n" +
-	"\x10\v\"\xe1\x03\n" +
+	"\x10\vJ\x04\b\v\x10\fJ\x04\b\x0e\x10\x0f\"\xe1\x03\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +

@@ -7,6 +7,8 @@
 package hot
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -120,9 +122,5 @@ func (h *Finder) Names(now ratelimit.Instant) []string {
 	if now.Sub(h.since) >= 2*period {
 		return nil
 	}
-	var all []string
-	for _, name := range h.current {
-		all = append(all, name)
-	}
-	return all
+	return slices.Collect(maps.Values(h.current))
 }

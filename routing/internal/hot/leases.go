@@ -404,12 +404,12 @@ func (h *Leases) Apply(
 	return l.next < l.held.Sent().Add(ReportEvery) && l.held.Open()
 }
 
-// Lost takes in that a message was not answered.
-func (h *Leases) Lost(now ratelimit.Instant, key []byte, seq uint64) {
+// Lost takes in that a message was not answered. uncertain means that the owner may have applied it.
+func (h *Leases) Lost(now ratelimit.Instant, key []byte, seq uint64, uncertain bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if l := h.find(key); l != nil {
-		l.held.Lost(seq)
+		l.held.Lost(seq, uncertain)
 		l.next = now.Add(retry)
 	}
 }

@@ -111,7 +111,7 @@ func (w *Writer) Account(key []byte, a *leasing.Account) {
 		kind |= overridden
 	}
 	w.B = append(w.B, kind)
-	w.numbers(int64(a.Sum), a.Extra, a.State)
+	w.numbers(int64(a.Sum), a.Extra, a.State, int64(a.Limit))
 	w.time(int64(a.Begins))
 	// A bucket that does not refill is never full, and its time lies beyond what a difference may
 	// be.
@@ -231,6 +231,7 @@ func (r *reader) account() (m Entry) {
 		r.fail()
 	}
 	a.Sum, a.Extra, a.State = r.tokens(0), r.within(0, 1<<53), r.within(-mostLevel, mostLevel)
+	a.Limit = r.tokens(0)
 	a.Begins, a.Ends = r.time(), r.time()
 	// Lessees are appended one by one. Memory for as many as the number states would let a few bytes
 	// of a peer cost much.

@@ -21,7 +21,7 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 	for i := range 1000 {
 		a := leasing.Account{
 			Algorithm: ratelimit.Algorithm(i % 3), Sum: ratelimit.Tokens(n()), Extra: n(), State: n() + below(),
-			Begins: ratelimit.LedgerTime(n()), Ends: ratelimit.LedgerTime(n()),
+			Begins: ratelimit.LedgerTime(n()), Ends: ratelimit.LedgerTime(n()), Limit: ratelimit.Tokens(n()),
 		}
 		if i%3 == 0 {
 			a.Override.Override = ratelimit.Override{Requests: 9, Set: 1 + ratelimit.LedgerTime(n()), By: "ann", Reason: "r"}
