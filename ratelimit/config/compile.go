@@ -307,8 +307,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(min(l.Multiplier,
 		math.MaxUint32)), Requests: l.Requests}
 	if s.algorithm == ratelimit.TokenBucket {
-		r.Limit.Burst = s.burst
-		if s.burst == 0 {
+		if r.Limit.Burst = s.burst; s.burst == 0 || l.Requests == 0 { // a limit of 0 admits no burst
 			r.Limit.Burst = r.Limit.Requests
 		}
 	}
