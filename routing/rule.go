@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -92,7 +91,8 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 		Counters: &ratelimit.RuleCounters{},
 	}
 	if int(m.GetAlgorithm()) >= len(ratelimit.Algorithms) || m.GetUnit() > 255 ||
-		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) || m.GetMultiplier() > 1<<20 ||
+		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) ||
+		m.GetMultiplier() > ratelimit.Unit(m.GetUnit()).MostMultiplier() ||
 		len(m.GetAudit()) > maxAuditName || !ratelimit.KnownMode(m.GetMode()) {
 		return nil, errMessage
 	}
@@ -105,11 +105,9 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	if err := readCalendar(m, &r.Limit); err != nil {
 		return nil, err
 	}
-	// What follows divides by the period, and adds periods to times.
-	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, m.GetMultiplier())) > math.MaxInt64/int64(unit) {
-		return nil, errMessage // a period that overflows may come out as none
-	}
-	if r.Limit.Period() <= 0 || r.Limit.Algorithm == ratelimit.TokenBucket && m.GetBurst() == 0 {
+	// What follows divides by the period. Only a bucket of a limit of 0 has no burst.
+	if r.Limit.Period() <= 0 ||
+		r.Limit.Algorithm == ratelimit.TokenBucket && m.GetBurst() == 0 && m.GetRequests() > 0 {
 		return nil, errMessage
 	}
 	c := &r.Coordination
