@@ -182,7 +182,8 @@ func TestTree(t *testing.T) {
 	if d := cmp.Diff([]string{".hidden"}, names(&Tree{Path: filepath.Join(dir, ".hidden")})); d != "" {
 		t.Error(d)
 	}
-	if _, err := (&Tree{Path: filepath.Join(dir, "no")}).Read(); err == nil {
-		t.Error("no error for a path that is not there")
+	swapped := &Tree{Path: filepath.Join(dir, "..data", "no"), Root: filepath.Join(dir, "..data")}
+	if _, err := swapped.Read(); err == nil || !swapped.changed() {
+		t.Errorf("a path that is not there yet: %v, and another look at it: %t", err, swapped.changed())
 	}
 }
