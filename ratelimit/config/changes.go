@@ -90,7 +90,7 @@ func change(was, is *spot) Change {
 		return Change{Kind: Added, Limit: is.limit}
 	case is == nil || is.limit == "" && was.limit != "":
 		return Change{Kind: Removed, Limit: was.limit}
-	case was.order != is.order && sameNames(was.order, is.order):
+	case reordered(was.order, is.order):
 		return Change{Kind: Reordered}
 	}
 	if was.ruled != is.ruled { // a rule in place of a leaf without a limit, or the reverse
@@ -210,11 +210,13 @@ func coordinationFields(c *ratelimit.Coordination) []ruleField {
 	return fields
 }
 
-// sameNames tells whether two orders have the same patterns. If not, the added and removed ones are
-// reported.
-func sameNames(a, b string) bool {
-	x, y := strings.Split(a, spotLevel), strings.Split(b, spotLevel)
-	slices.Sort(x)
-	slices.Sort(y)
-	return slices.Equal(x, y)
+// reordered tells whether the patterns of two orders that are in both change their order. Added and
+// removed ones are reported.
+func reordered(a, b string) bool {
+	at := map[string]int{}
+	for i, pattern := range strings.Split(a, spotLevel) {
+		at[pattern] = i + 1
+	}
+	both := slices.DeleteFunc(strings.Split(b, spotLevel), func(pattern string) bool { return at[pattern] == 0 })
+	return !slices.IsSortedFunc(both, func(x, y string) int { return at[x] - at[y] })
 }
