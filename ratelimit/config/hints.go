@@ -44,11 +44,11 @@ func unknownHint(key string, known []string) string {
 
 // countHint is for a value that must be a whole number.
 func countHint(v *value) string {
-	switch _, err := strconv.ParseUint(v.text, 10, 32); {
+	switch _, err := strconv.ParseUint(v.text, 10, 64); {
 	case v.kind == str && err == nil:
 		return "; write it without quotes: " + v.text
 	case v.kind == number:
-		if f, err := strconv.ParseFloat(v.text, 64); err == nil && f >= 0 && f < 1<<32 && f == float64(uint32(f)) {
+		if f, err := strconv.ParseFloat(v.text, 64); err == nil && f >= 0 && f <= float64(ratelimit.MaxLimit) && f == float64(int64(f)) {
 			return "; write all its digits: " + strconv.FormatFloat(f, 'f', 0, 64)
 		}
 	case v.kind == integer && strings.HasPrefix(v.text, "-"):
