@@ -376,9 +376,9 @@ func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
 		s.coordination.Debt == ratelimit.DebtForgotten {
 		return
 	}
-	if s.algorithm != ratelimit.FixedWindow {
-		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which pays debt "+
-			"off by itself; use fixed_window, or write debt: forget", s.algorithm)
+	if r.Limit.Algorithm != ratelimit.FixedWindow {
+		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which carries no "+
+			"debt; use fixed_window, or write debt: forget", r.Limit.Algorithm)
 		return
 	}
 	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, which charges nothing "+
