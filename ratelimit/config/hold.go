@@ -64,8 +64,8 @@ func (d *decoder) atLeastOne(f *field) ratelimit.Tokens {
 
 func (d *decoder) duration(f *field) time.Duration {
 	n, err := time.ParseDuration(f.value.text)
-	if err != nil {
-		d.wrong(f, "a duration like 90s or 10m")
+	if err != nil || n == 0 { // 0 stands for a field that is not written
+		d.wrong(f, "a duration from 1s to 24h, like 90s")
 		return ratelimit.DefaultHoldTTL
 	}
 	return n
