@@ -27,7 +27,7 @@ func unknownHint(key string, known []string) string {
 	switch key {
 	case "overrides":
 		return "; write max_override: 0 instead of overrides: false"
-	case "algorithm", "burst", "coordination", "max_override":
+	case "algorithm", "burst", "coordination", "hold", "max_override":
 		return "; it belongs in the descriptor, next to rate_limit"
 	case "billing":
 		return "; it belongs in rate_limit, next to unit: month"

@@ -68,7 +68,7 @@ func (d *decoder) leaseOf(f *field) {
 	if f.value.kind == integer {
 		hint = "; write lease: {size: " + shorten(f.value.text) + "}"
 	}
-	d.wrongly(f, "a map of size, ttl and reserve", hint)
+	d.wrongly(f, "a map of size and reserve", hint)
 }
 
 func (d *decoder) setting(t *Inherited, prefix string, f *field) {
