@@ -119,7 +119,7 @@ func (a *adviser) level(all []*Descriptor, above string) {
 }
 
 // likeRegexp matches regular expressions, but no paths, names or addresses.
-var likeRegexp = regexp.MustCompile(`^\^|\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
+var likeRegexp = regexp.MustCompile(`^\^|(^|\D)\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
 
 // spelling warns about keys and values that match fewer requests than they seem to.
 func (a *adviser) spelling(d *Descriptor, name string) {
