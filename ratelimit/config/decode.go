@@ -272,6 +272,9 @@ func plain(v *value) any {
 		}
 		return items
 	case integer, number:
+		if n, err := strconv.ParseInt(v.text, 0, 64); err == nil { // 0x10, 017 and 1_000, too
+			return float64(n)
+		}
 		if n, err := strconv.ParseFloat(v.text, 64); err == nil {
 			return n
 		}
