@@ -115,7 +115,7 @@ func (d *decoder) maps(f *field) []*value {
 		return nil
 	}
 	if f.value.kind != sequence {
-		d.wrongly(f, "a list", listHint(f))
+		d.wrongly(f, "a list", shapeHint(f))
 		return nil
 	}
 	var maps []*value
@@ -138,7 +138,7 @@ func (d *decoder) limit(f *field) *RateLimit {
 		return nil
 	}
 	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
+		d.wrongly(f, "a map", shapeHint(f))
 		return nil
 	}
 	l := &RateLimit{Place: f.place}
@@ -166,7 +166,7 @@ func (d *decoder) billing(f *field) *Billing {
 		return b // from the first, in UTC
 	}
 	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
+		d.wrongly(f, "a map", shapeHint(f))
 		return nil
 	}
 	fill(d, b, &f.value, billingFields)

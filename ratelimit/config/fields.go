@@ -64,9 +64,9 @@ func init() { // descriptors hold descriptors
 		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.zone(f) },
 	}
 	holdFields = fields[Hold]{
-		"amount":     func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldAmount); t.Amount = d.tokens(f) },
-		"from":       func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldRequest); d.fromRequest(f) },
-		"learned":    func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldLearned); t.Quantile = d.part(f) },
+		"amount":     func(d *decoder, t *Hold, f *field) { t.from(ratelimit.HoldAmount); t.Amount = d.tokens(f) },
+		"from":       func(d *decoder, t *Hold, f *field) { t.from(ratelimit.HoldRequest); d.fromRequest(f) },
+		"learned":    func(d *decoder, t *Hold, f *field) { t.from(ratelimit.HoldLearned); t.Quantile = d.part(f) },
 		"max":        func(d *decoder, t *Hold, f *field) { t.Max = d.atLeastOne(f) },
 		"ttl":        func(d *decoder, t *Hold, f *field) { t.TTL = d.duration(f) },
 		"on_unknown": func(d *decoder, t *Hold, f *field) { t.OnUnknown = d.onUnknown(f) },

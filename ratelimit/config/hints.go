@@ -59,21 +59,15 @@ func countHint(v *value) string {
 	return ""
 }
 
-// mapHint is for a scalar in place of a map.
-func mapHint(f *field) string {
+// shapeHint is for a scalar in place of a map, or a map in place of a list.
+func shapeHint(f *field) string {
 	switch {
+	case f.value.kind == mapping:
+		return "; begin each of its items with '- '"
 	case f.key == "coordination" && slices.Contains(ratelimit.ModeNames(), f.value.text):
 		return "; write coordination: {mode: " + f.value.text + "}"
 	case f.key == "rate_limit" && f.value.kind == integer:
 		return "; write rate_limit: {unit: minute, requests_per_unit: " + shorten(f.value.text) + "}"
-	}
-	return ""
-}
-
-// listHint is for a map in place of a list.
-func listHint(f *field) string {
-	if f.value.kind == mapping {
-		return "; begin each of its items with '- '"
 	}
 	return ""
 }

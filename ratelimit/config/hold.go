@@ -13,29 +13,22 @@ import (
 // hold is a block of its own, because its fields need each other.
 func (d *decoder) hold(f *field) *Hold {
 	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
+		d.wrongly(f, "a map", shapeHint(f))
 		return nil
 	}
 	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
 	fill(d, h, &f.value, holdFields)
-	if len(h.given) != 1 {
-		d.problems.add(f.place, "config error, hold has %s; write one of amount, from and learned: how much a request "+
-			"holds", orNone(h.given))
+	if h.given != 1 {
+		d.problems.add(f.place, "config error, hold has %d of amount, from and learned, must have one: how much a "+
+			"request holds", h.given)
 	}
 	return h
 }
 
-func orNone(given []string) string {
-	if len(given) == 0 {
-		return "no amount, from or learned"
-	}
-	slices.Sort(given)
-	return strings.Join(given, " and ")
-}
-
 // from records the source of the estimate: a hold has exactly one.
-func (h *Hold) from(f *field, from ratelimit.HoldFrom) {
-	h.given, h.From = append(h.given, f.key), from
+func (h *Hold) from(from ratelimit.HoldFrom) {
+	h.given++
+	h.From = from
 }
 
 func (d *decoder) fromRequest(f *field) {

@@ -43,7 +43,7 @@ func (d *decoder) coordination(t *Inherited, f *field) {
 		return
 	}
 	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
+		d.wrongly(f, "a map", shapeHint(f))
 		return
 	}
 	for i := range f.value.fields {
