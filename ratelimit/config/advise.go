@@ -280,7 +280,8 @@ func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 }
 
 // idle is the reason why a rule's own setting has no effect, or "".
-func idle(field string, c *ratelimit.Coordination) string {
+func idle(field string, s *scope) string {
+	c := &s.coordination
 	switch field {
 	case "lease.reserve":
 		switch {
@@ -288,6 +289,8 @@ func idle(field string, c *ratelimit.Coordination) string {
 			return fmt.Sprintf("mode %s has drift_budget instead", c.Mode)
 		case c.Audit:
 			return "an audited rule records tokens before it spends them"
+		case s.algorithm != ratelimit.FixedWindow:
+			return fmt.Sprintf("it is for fixed_window, and this rule has %s", s.algorithm)
 		case c.Debt == ratelimit.DebtCarried:
 			return "with debt: carry, debt begins above the whole limit"
 		}

@@ -62,13 +62,8 @@ func shown(text string) string {
 // descriptors, because it can keep others from matching.
 func Changes(old, other *Rules) []Change {
 	before, after := old.spots(), other.spots()
-	all := map[string]bool{}
-	for at := range before {
-		all[at] = true
-	}
-	for at := range after {
-		all[at] = true
-	}
+	all := maps.Clone(before)
+	maps.Copy(all, after)
 	var changes []Change
 	for _, at := range slices.Sorted(maps.Keys(all)) {
 		if c := change(before[at], after[at]); c.Kind != "" {

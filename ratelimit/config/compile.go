@@ -238,7 +238,7 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 // siblings.
 func (c *compiler) idle(d *Descriptor, s *scope) {
 	for _, set := range d.Inherited.Coordination {
-		if why := idle(set.Field, &s.coordination); why != "" {
+		if why := idle(set.Field, s); why != "" {
 			c.odd(NoEffect, set.Place, s.names, "%s has no effect: %s", set.Field, why)
 		}
 	}
