@@ -230,7 +230,7 @@ func (d *decoder) tokens(f *field) ratelimit.Tokens {
 	}
 	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 64)
 	if f.value.kind != integer || err != nil || n > uint64(ratelimit.MaxLimit) {
-		d.wrongly(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit), countHint(&f.value))
+		d.wrongly(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit), countHint(f))
 		return 0
 	}
 	return ratelimit.Tokens(n)

@@ -43,15 +43,17 @@ func unknownHint(key string, known []string) string {
 }
 
 // countHint is for a value that must be a whole number.
-func countHint(v *value) string {
+func countHint(f *field) string {
+	v := &f.value
 	switch _, err := strconv.ParseUint(v.text, 10, 64); {
 	case v.kind == str && err == nil:
 		return "; write it without quotes: " + v.text
 	case v.kind == number:
-		if f, err := strconv.ParseFloat(v.text, 64); err == nil && f >= 0 && f <= float64(ratelimit.MaxLimit) && f == float64(int64(f)) {
-			return "; write all its digits: " + strconv.FormatFloat(f, 'f', 0, 64)
+		n, err := strconv.ParseFloat(v.text, 64)
+		if err == nil && n >= 0 && n <= float64(ratelimit.MaxLimit) && n == float64(int64(n)) {
+			return "; write all its digits: " + strconv.FormatFloat(n, 'f', 0, 64)
 		}
-	case v.kind == integer && strings.HasPrefix(v.text, "-"):
+	case f.key == "requests_per_unit" && strings.HasPrefix(v.text, "-"):
 		return "; for no limit, write unlimited: true instead"
 	case v.kind == str && strings.Contains(v.text, "/"):
 		return "; write the number alone, and its unit as unit: minute"
