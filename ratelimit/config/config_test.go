@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -185,5 +187,29 @@ func TestTree(t *testing.T) {
 	swapped := &Tree{Path: filepath.Join(dir, "..data", "no"), Root: filepath.Join(dir, "..data")}
 	if _, err := swapped.Read(); err == nil || !swapped.changed() {
 		t.Errorf("a path that is not there yet: %v, and another look at it: %t", err, swapped.changed())
+	}
+}
+
+// A swap of the root leaves no directory of before watched: a process may watch only so many.
+func TestOnlyRulesInUseAreWatched(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	root := filepath.Join(dir, "current")
+	for _, release := range []string{"1", "2"} {
+		err := errors.Join(os.Mkdir(filepath.Join(dir, release), 0o700), os.RemoveAll(root), os.Symlink(release, root))
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&Tree{Path: root, Root: root}).addAll(w)
+	}
+	if diff := cmp.Diff([]string{dir, filepath.Join(dir, "2")}, slices.Sorted(slices.Values(w.WatchList()))); diff != "" {
+		t.Errorf("watched are -want +got\n%s", diff)
 	}
 }

@@ -49,13 +49,6 @@ func (t *Tree) Read() ([]Text, error) {
 // String is the path.
 func (t *Tree) String() string { return t.Path }
 
-func (t *Tree) log() *slog.Logger {
-	if t.Log == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return t.Log
-}
-
 // swapped returns the target of Root, or "" if it is no link.
 func (t *Tree) swapped() string {
 	if info, err := os.Lstat(t.Root); t.Root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
