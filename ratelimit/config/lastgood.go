@@ -146,7 +146,8 @@ func (s *Store) LoadLastGood(why error) error {
 			compiled.problems)
 	}
 	s.useLocked(compiled)
-	s.status.put(compiled.rules, s.lastGood.String(), why)
+	s.status.put(compiled.rules, s.lastGood)
+	s.status.refuse(why) // also if the source has no rules yet
 	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or missing",
 		"event", "config_last_good",
 		"copy", s.lastGood.Path, "fingerprint", compiled.rules.Fingerprint(), "files", len(texts),

@@ -107,7 +107,7 @@ func (s *Store) loadLocked() error {
 	print := fingerprint(s.seed, texts) | 1
 	if s.read && s.last == print {
 		if s.problem == nil { // also after a bad state between two reads, which was no load
-			s.status.same()
+			s.status.good()
 		}
 		return s.problem
 	}
@@ -130,7 +130,8 @@ func (s *Store) loadLocked() error {
 	}
 	before := s.Rules()
 	s.useLocked(compiled)
-	s.status.put(compiled.rules, s.source.String(), nil)
+	s.status.put(compiled.rules, s.source)
+	s.status.good()
 	s.loaded.Add(1)
 	s.log.Info("config loaded", "event", "config_load_success", "fingerprint", compiled.rules.Fingerprint(),
 		"source", s.source.String(),
