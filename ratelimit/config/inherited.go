@@ -48,17 +48,16 @@ func (d *decoder) coordination(t *Inherited, f *field) {
 	}
 	for i := range f.value.fields {
 		sub := &f.value.fields[i]
-		if sub.key == "lease" && sub.value.kind == mapping {
-			for j := range sub.value.fields {
-				d.setting(t, "lease.", &sub.value.fields[j])
-			}
+		if sub.key != "lease" {
+			d.setting(t, "", sub)
 			continue
 		}
-		if sub.key == "lease" && sub.value.kind != mapping {
+		if sub.value.kind != mapping {
 			d.leaseOf(sub)
-			continue
 		}
-		d.setting(t, "", sub)
+		for j := range sub.value.fields {
+			d.setting(t, "lease.", &sub.value.fields[j])
+		}
 	}
 }
 
