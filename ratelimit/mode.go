@@ -25,7 +25,7 @@ type ModeSpec struct {
 	// Drifts has a node admit a share of a drift budget before the ledger has answered.
 	Drifts bool
 	// Declare changes the bounds of a rule of mode leasing on so many nodes to those of this mode; nil: no
-	// change. The rule has a limit above 0.
+	// change. The rule has a limit above 0, or a ceiling.
 	Declare func(r *Rule, nodes int, storage Storage, b Bounds) Bounds
 	// Doubts returns remarks on valid rules of this mode; nil: none.
 	Doubts func(r *Rule) []string

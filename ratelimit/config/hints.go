@@ -112,10 +112,8 @@ func syntaxHint(file, line, message string) string {
 // elsewhereHint is for a key without effect in its map, and follows its right place. The likeliest
 // reason is a missing indent.
 func elsewhereHint(at *value, key string) string {
-	if _, of := limitFields[key]; !of {
-		return ""
-	}
-	if limit := at.get("rate_limit"); limit != nil && limit.value.kind == null {
+	_, of := limitFields[key]
+	if limit := at.get("rate_limit"); of && limit != nil && limit.value.kind == null {
 		return "; indent it further than rate_limit"
 	}
 	return ""
