@@ -173,16 +173,6 @@ func (d *decoder) billing(f *field) *Billing {
 	return b
 }
 
-// day is a day of the month.
-func (d *decoder) day(f *field) ratelimit.Tokens {
-	n := d.tokens(f)
-	if n == 0 || n > 31 {
-		d.wrong(f, "a day of the month, 1 to 31")
-		return 1
-	}
-	return n
-}
-
 // zone is the name of a time zone. An empty one would mean UTC.
 func (d *decoder) zone(f *field) string {
 	if f.value.text == "" && f.value.kind < mapping {
@@ -228,20 +218,17 @@ func (d *decoder) tokens(f *field) ratelimit.Tokens {
 	if f.value.kind == null {
 		return 0
 	}
-	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 64)
-	if f.value.kind != integer || err != nil || n > uint64(ratelimit.MaxLimit) {
-		d.wrongly(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit), countHint(f))
-		return 0
-	}
-	return ratelimit.Tokens(n)
+	return d.whole(f, 0, ratelimit.MaxLimit)
 }
 
-// maxOverride is the largest override of a limit.
-func (d *decoder) maxOverride(f *field) *ratelimit.Tokens {
-	if f.value.kind == null { // 0 would mean no overrides
-		d.wrong(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit))
+// whole is a number within bounds.
+func (d *decoder) whole(f *field, least, most ratelimit.Tokens) ratelimit.Tokens {
+	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 63)
+	if f.value.kind != integer || err != nil || ratelimit.Tokens(n) < least || ratelimit.Tokens(n) > most {
+		d.wrongly(f, fmt.Sprintf("a whole number from %d to %d", least, most), countHint(f))
+		return least
 	}
-	return new(d.tokens(f))
+	return ratelimit.Tokens(n)
 }
 
 func (d *decoder) metadata(f *field) map[string]any {

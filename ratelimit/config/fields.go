@@ -13,8 +13,10 @@ type fields[T any] map[string]func(*decoder, *T, *field)
 // inherited fields can stand at the root and in any descriptor.
 func inherited[T any](of func(*T) *Inherited, more fields[T]) fields[T] {
 	more["algorithm"] = func(d *decoder, t *T, f *field) { d.algorithm(of(t), f) }
-	more["burst"] = func(d *decoder, t *T, f *field) { d.burst(of(t), f) }
-	more["max_override"] = func(d *decoder, t *T, f *field) { of(t).MaxOverride = d.maxOverride(f) }
+	more["burst"] = func(d *decoder, t *T, f *field) { of(t).Burst = new(d.whole(f, 1, ratelimit.MaxLimit)) }
+	more["max_override"] = func(d *decoder, t *T, f *field) {
+		of(t).MaxOverride = new(d.whole(f, 0, ratelimit.MaxLimit)) // nothing would mean no overrides
+	}
 	more["hold"] = func(d *decoder, t *T, f *field) { of(t).Hold = d.hold(f) }
 	more["coordination"] = func(d *decoder, t *T, f *field) { d.coordination(of(t), f) }
 	return more
@@ -50,8 +52,8 @@ func init() { // descriptors hold descriptors
 	limitFields = fields[RateLimit]{
 		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.tokens(f) },
 		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
-		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.atLeastOne(f) },
-		"concurrency":       func(d *decoder, t *RateLimit, f *field) { t.Concurrency = d.atLeastOne(f) },
+		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.whole(f, 1, ratelimit.MaxLimit) },
+		"concurrency":       func(d *decoder, t *RateLimit, f *field) { t.Concurrency = d.whole(f, 1, ratelimit.MaxConcurrency) },
 		"hold_ttl":          func(d *decoder, t *RateLimit, f *field) { t.HoldTTL = d.duration(f) },
 		"billing":           func(d *decoder, t *RateLimit, f *field) { t.Billing = d.billing(f) },
 		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
@@ -60,14 +62,14 @@ func init() { // descriptors hold descriptors
 	}
 	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, fields[Inherited]{})
 	billingFields = fields[Billing]{
-		"day":       func(d *decoder, t *Billing, f *field) { t.Day = d.day(f) },
+		"day":       func(d *decoder, t *Billing, f *field) { t.Day = d.whole(f, 1, 31) },
 		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.zone(f) },
 	}
 	holdFields = fields[Hold]{
 		"amount":     func(d *decoder, t *Hold, f *field) { t.from(ratelimit.HoldAmount); t.Amount = d.tokens(f) },
 		"from":       func(d *decoder, t *Hold, f *field) { t.from(ratelimit.HoldRequest); d.fromRequest(f) },
 		"learned":    func(d *decoder, t *Hold, f *field) { t.from(ratelimit.HoldLearned); t.Quantile = d.part(f) },
-		"max":        func(d *decoder, t *Hold, f *field) { t.Max = d.atLeastOne(f) },
+		"max":        func(d *decoder, t *Hold, f *field) { t.Max = d.whole(f, 1, ratelimit.MaxLimit) },
 		"ttl":        func(d *decoder, t *Hold, f *field) { t.TTL = d.duration(f) },
 		"on_unknown": func(d *decoder, t *Hold, f *field) { t.OnUnknown = d.onUnknown(f) },
 		"on":         func(d *decoder, t *Hold, f *field) { t.On = d.holdOn(f) },

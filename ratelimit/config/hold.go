@@ -47,14 +47,6 @@ func (d *decoder) part(f *field) float64 {
 	return n
 }
 
-func (d *decoder) atLeastOne(f *field) ratelimit.Tokens {
-	n := d.tokens(f)
-	if n == 0 {
-		d.wrong(f, "a whole number from 1 on")
-	}
-	return n
-}
-
 func (d *decoder) duration(f *field) time.Duration {
 	n, err := time.ParseDuration(f.value.text)
 	if err != nil || n == 0 { // 0 stands for a field that is not written
@@ -96,9 +88,6 @@ func (c *compiler) concurrent(l *RateLimit, s *scope) ratelimit.Limit {
 		c.wrong(l.Place, s.names, "config error, "+format, args...)
 	}
 	ttl := cmp.Or(l.HoldTTL, ratelimit.DefaultHoldTTL)
-	if l.Concurrency > ratelimit.MaxConcurrency {
-		wrong("concurrency is %d, must be at most %d", l.Concurrency, ratelimit.MaxConcurrency)
-	}
 	if ttl < ratelimit.MinHoldTTL || ttl > ratelimit.MaxHoldTTL || ttl%time.Second != 0 {
 		wrong("hold_ttl is %v, must be whole seconds, from %v to %.0fh", ttl, ratelimit.MinHoldTTL,
 			ratelimit.MaxHoldTTL.Hours())

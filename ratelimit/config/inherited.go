@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -26,15 +25,6 @@ func (d *decoder) algorithm(t *Inherited, f *field) {
 		}
 	}
 	d.wrong(f, "one of "+strings.Join(ratelimit.RateAlgorithms(), ", "))
-}
-
-func (d *decoder) burst(t *Inherited, f *field) {
-	n := d.tokens(f)
-	if n == 0 {
-		d.wrong(f, fmt.Sprintf("a whole number from 1 to %d", ratelimit.MaxLimit))
-		return
-	}
-	t.Burst = &n
 }
 
 // coordination splits the block into settings, and tries each of them.
