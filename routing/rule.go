@@ -17,9 +17,9 @@ import (
 // while a fleet gets new ones node by node, each request is decided by the rule of the node that received it.
 // The policy without an owner (on_store_failure) is not sent, because it never decides there.
 func ruleMessage(r *ratelimit.Rule) *wire.Rule {
-	c := &r.Coordination
+	c, audit := &r.Coordination, r.AuditName()
 	m := &wire.Rule{
-		Audit:     r.AuditName(),
+		Audit:     strings.ToValidUTF8(audit[:min(len(audit), maxAuditName)], ""),
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		CarryDebt: r.Limit.Carries, Ceiling: int64(r.Limit.Ceiling),

@@ -42,6 +42,9 @@ func TestRulesTravel(t *testing.T) {
 		},
 		"a billing month": billed, "a reserve": reserved,
 		"a year of seconds": func(r *ratelimit.Rule) { r.Limit.Unit, r.Limit.Multiplier = ratelimit.Second, 31_536_000 },
+		"a long name in the audit": func(r *ratelimit.Rule) {
+			r.Coordination.Audit, r.Path = true, strings.Repeat("é", maxAuditName)
+		},
 		"a bucket for overrides alone": func(r *ratelimit.Rule) {
 			r.Limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Ceiling: 9}
 		},
