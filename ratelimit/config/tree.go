@@ -70,8 +70,12 @@ func (t *Tree) holds(path string) bool {
 	if file, err := os.Stat(t.Path); missing == nil && err == nil && os.SameFile(is, file) {
 		return true
 	}
-	at, rules := absolute(filepath.Dir(path)), absolute(t.Path)
-	return at == rules || strings.HasPrefix(at, rules+string(filepath.Separator))
+	at, w := absolute(filepath.Dir(path)), t.walk()
+	w.dirsOnly = true
+	_ = w.dir(t.Path) // what cannot be read now is reported by the first load
+	return slices.ContainsFunc(append(w.dirs, t.Path), func(dir string) bool {
+		return strings.HasPrefix(at+string(filepath.Separator), absolute(dir)+string(filepath.Separator))
+	})
 }
 
 // absolute resolves links where it can.
