@@ -96,7 +96,7 @@ func doubtApprox(r *Rule) (doubts []string) {
 	c, limit := &r.Coordination, r.Limit.Capacity()
 	if r.DriftShare() < 1 {
 		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes "+
-			"%d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
+			"%d: the rule waits like leasing; use a budget and a limit of at least %d tokens, or lower max_nodes",
 			c.DriftBudget, limit, c.DriftBudget.Of(limit), c.MaxNodes, c.MaxNodes))
 	}
 	if c.CheckTimeout >= c.Deadline() {
