@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -307,8 +306,9 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		}
 		r.Replaces = append(r.Replaces, other.Name)
 	}
-	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(min(l.Multiplier,
-		math.MaxUint32)), Requests: l.Requests}
+	r.Limit = ratelimit.Limit{
+		Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(l.Multiplier), Requests: l.Requests,
+	}
 	if s.algorithm == ratelimit.TokenBucket {
 		if r.Limit.Burst = s.burst; s.burst == 0 || l.Requests == 0 { // a limit of 0 admits no burst
 			r.Limit.Burst = r.Limit.Requests

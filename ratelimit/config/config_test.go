@@ -209,7 +209,8 @@ func TestOnlyRulesInUseAreWatched(t *testing.T) {
 		}
 		(&Tree{Path: root, Root: root}).addAll(w)
 	}
-	if diff := cmp.Diff([]string{dir, filepath.Join(dir, "2")}, slices.Sorted(slices.Values(w.WatchList()))); diff != "" {
+	got := slices.Sorted(slices.Values(w.WatchList()))
+	if diff := cmp.Diff([]string{dir, filepath.Join(dir, "2")}, got); diff != "" {
 		t.Errorf("watched are -want +got\n%s", diff)
 	}
 }

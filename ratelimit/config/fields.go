@@ -3,6 +3,7 @@ package config
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -32,6 +33,8 @@ var (
 	inheritedFields  fields[Inherited]
 )
 
+const mostUnits, mostAtOnce = ratelimit.Tokens(ratelimit.MaxPeriod / time.Second), ratelimit.MaxConcurrency
+
 func init() { // descriptors hold descriptors
 	fileFields = inherited(func(f *File) *Inherited { return &f.Defaults }, fields[File]{
 		"domain":      func(d *decoder, t *File, f *field) { t.Domain = d.text(f) },
@@ -52,8 +55,8 @@ func init() { // descriptors hold descriptors
 	limitFields = fields[RateLimit]{
 		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.tokens(f) },
 		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
-		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.whole(f, 1, ratelimit.MaxLimit) },
-		"concurrency":       func(d *decoder, t *RateLimit, f *field) { t.Concurrency = d.whole(f, 1, ratelimit.MaxConcurrency) },
+		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.whole(f, 1, mostUnits) },
+		"concurrency":       func(d *decoder, t *RateLimit, f *field) { t.Concurrency = d.whole(f, 1, mostAtOnce) },
 		"hold_ttl":          func(d *decoder, t *RateLimit, f *field) { t.HoldTTL = d.duration(f) },
 		"billing":           func(d *decoder, t *RateLimit, f *field) { t.Billing = d.billing(f) },
 		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
