@@ -2,7 +2,6 @@ package routing
 
 import (
 	"errors"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -19,9 +18,9 @@ import (
 // while a fleet gets new ones node by node, each request is decided by the rule of the node that received it.
 // The policy without an owner (on_store_failure) is not sent, because it never decides there.
 func ruleMessage(r *ratelimit.Rule) *wire.Rule {
-	c := &r.Coordination
+	c, audit := &r.Coordination, r.AuditName()
 	m := &wire.Rule{
-		Audit:     r.AuditName(),
+		Audit:     strings.ToValidUTF8(audit[:min(len(audit), maxAuditName)], ""),
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		CarryDebt: r.Limit.Carries, Ceiling: int64(r.Limit.Ceiling),
@@ -93,7 +92,8 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 		Counters: &ratelimit.RuleCounters{},
 	}
 	if int(m.GetAlgorithm()) >= len(ratelimit.Algorithms) || m.GetUnit() > 255 ||
-		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) || m.GetMultiplier() > 1<<20 ||
+		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) ||
+		m.GetMultiplier() > ratelimit.Unit(m.GetUnit()).MostMultiplier() ||
 		len(m.GetAudit()) > maxAuditName || !ratelimit.KnownMode(m.GetMode()) {
 		return nil, errMessage
 	}
@@ -106,11 +106,9 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	if err := readCalendar(m, &r.Limit); err != nil {
 		return nil, err
 	}
-	// What follows divides by the period, and adds periods to times.
-	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, m.GetMultiplier())) > math.MaxInt64/int64(unit) {
-		return nil, errMessage // a period that overflows may come out as none
-	}
-	if r.Limit.Period() <= 0 || r.Limit.Algorithm == ratelimit.TokenBucket && m.GetBurst() == 0 {
+	// What follows divides by the period. Only a bucket of a limit of 0 has no burst.
+	if r.Limit.Period() <= 0 ||
+		r.Limit.Algorithm == ratelimit.TokenBucket && m.GetBurst() == 0 && m.GetRequests() > 0 {
 		return nil, errMessage
 	}
 	c := &r.Coordination

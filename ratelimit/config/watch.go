@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -23,7 +24,6 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 	defer look.Stop()
 	settle := time.NewTimer(0)
 	defer settle.Stop()
-	watched := map[string]bool{}
 	pace := Pace{Interval: t.Interval}
 	var events eventBurst
 	for {
@@ -41,7 +41,9 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			settle.Reset(wait)
 			continue
 		case err := <-w.Errors: // mostly too many events: the next look finds the changes
-			t.log().Debug("watching the config", "error", err)
+			if t.Log != nil {
+				t.Log.Debug("watching the config", "error", err)
+			}
 		case <-look.C:
 		case <-settle.C:
 		}
@@ -51,7 +53,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			continue
 		}
 		events = eventBurst{}
-		t.addAll(w, watched) // before files are read: new files are read, or cause an event
+		t.addAll(w) // before files are read: new files are read, or cause an event
 		if t.changed() {
 			_ = to.Load() // the loader logs and counts its error
 		}
@@ -61,9 +63,9 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 
 const pollInterval = 5 * time.Second
 
-// addAll watches every directory of the tree, and those of links to it. A directory that cannot be
-// watched is still looked at now and then.
-func (t *Tree) addAll(w *fsnotify.Watcher, watched map[string]bool) {
+// addAll watches every directory of the tree, and those of links to it, and no others. A directory
+// that cannot be watched is still looked at now and then.
+func (t *Tree) addAll(w *fsnotify.Watcher) {
 	paths := []string{filepath.Dir(t.Path)}
 	if t.Root != "" {
 		paths = append(paths, filepath.Dir(t.Root))
@@ -74,16 +76,15 @@ func (t *Tree) addAll(w *fsnotify.Watcher, watched map[string]bool) {
 		_ = walk.dir(t.Path)
 		paths = append(paths, walk.dirs...)
 	}
-	for _, p := range paths {
-		real := resolveLinks(p)
-		if real != "" && !watched[real] && w.Add(real) == nil {
-			watched[real] = true
+	for i, p := range paths {
+		if paths[i] = resolveLinks(p); paths[i] != "" {
+			_ = w.Add(paths[i]) // again, because it may be another directory of this name
 		}
 	}
-	for p := range watched {
-		if _, err := os.Stat(p); err != nil {
+	slices.Sort(paths)
+	for _, p := range w.WatchList() {
+		if _, used := slices.BinarySearch(paths, p); !used {
 			_ = w.Remove(p)
-			delete(watched, p)
 		}
 	}
 }

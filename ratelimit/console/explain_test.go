@@ -17,6 +17,8 @@ descriptors:
 - {key: held, hold: {amount: 60}, rate_limit: {unit: day, requests_per_unit: 100}}
 - {key: dark, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}
+- {key: invited, max_override: 9, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 0}}
+- {key: small, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 1}}
 `)}}
 	n.console.Metrics.Store = config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()},
 		n.console.Log)
@@ -36,9 +38,22 @@ descriptors:
 	n.Decide(context.Background(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 41, Kind: ratelimit.Spend}},
 		make([]ratelimit.Verdict, 1))
 	explained("held", "OVER_LIMIT: it holds 60, and 59 are left")
+	explained("invited", "OVER_LIMIT: ")
 	explained("dark", "OK: the rule is in shadow_mode")
 	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
+	rule, key = d.Match([]config.Entry{{Key: "small", Value: "x"}}, nil)
+	n.Decide(context.Background(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1))
+	explained("small", "OVER_LIMIT: the account has no tokens left")
 	n.console.ShadowMode = true
 	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
 	explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
+	n.console.Inspector, n.console.Metrics.Limiter = unanswered{n}, func() (s ratelimit.LimiterStats) { return s }
+	explained("invited", "OK: admitted by on_store_failure: open")
+}
+
+// unanswered is an inspector whose store is away.
+type unanswered struct{ ratelimit.Inspector }
+
+func (unanswered) Look(context.Context, ratelimit.Instant, *ratelimit.Ask) ratelimit.Look {
+	return ratelimit.Look{LedgerError: "no route to Redis"}
 }
