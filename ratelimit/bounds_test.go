@@ -137,6 +137,14 @@ func TestBoundsOfNothing(t *testing.T) {
 		b.StoreOps.String() != "0" || b.Under.String() != "0" || b.Over.Percent(0) != 0 {
 		t.Errorf("%+v", b)
 	}
+	zero.Coordination.Mode = ratelimit.Routing
+	if apart := zero.Declare(3, ratelimit.OwnMemory).OnOutage; apart != (ratelimit.Outage{}) {
+		t.Errorf("without a store: %+v", apart)
+	}
+	zero.Limit.Ceiling = 9 // each key may have an override, which an outage hides
+	if out := zero.Declare(3, ratelimit.SharedStore); out.OnOutage.Fleet().Bounded() || out.Wait.Longest == 0 {
+		t.Errorf("with max_override: %+v", out)
+	}
 	unlimited := ratelimit.Rule{Unlimited: true}
 	if got := unlimited.Declare(3, ratelimit.SharedStore); got != (ratelimit.Bounds{Unlimited: true}) {
 		t.Errorf("%+v", got)

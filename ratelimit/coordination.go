@@ -297,7 +297,7 @@ func (c *Coordination) Set(field, text string) error {
 	case "debt":
 		err = setName(&c.Debt, Debts[:], text)
 	case "audit":
-		if c.Audit = text == "true"; !c.Audit && text != "false" {
+		if c.Audit = strings.EqualFold(text, "true"); !c.Audit && !strings.EqualFold(text, "false") {
 			err = fmt.Errorf("%q is not true or false", text)
 		}
 	default:

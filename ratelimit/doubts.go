@@ -44,10 +44,10 @@ func (r *Rule) Doubts() []string {
 		doubts = append(doubts, fmt.Sprintf("lease.reserve %v has no effect: the rule's name has %d bytes, and with a "+
 			"reserve it may have %d; shorten its keys or values", c.Lease.Reserve, n, MostReserveName))
 	}
-	if reserve := c.Lease.Reserve.Of(limit); reserve > 0 && reserve < Tokens(c.MaxNodes) && r.reserves() {
-		doubts = append(doubts, fmt.Sprintf("lease.reserve %v of %d is %d tokens, less than one for each of max_nodes "+
-			"%d: nothing is held back; raise it to %d tokens, or lower max_nodes", c.Lease.Reserve, limit, reserve,
-			c.MaxNodes, c.MaxNodes))
+	if c.Lease.Reserve != (Share{}) && limit > 0 && r.reserves() && r.Reserve() == 0 {
+		doubts = append(doubts, fmt.Sprintf("lease.reserve %v of %d is %d tokens (at most a tenth), less than one for "+
+			"each of max_nodes %d: nothing is held back; raise the reserve or the limit, or lower max_nodes",
+			c.Lease.Reserve, limit, r.heldBack(), c.MaxNodes))
 	}
 	if more := c.Mode.Spec().Doubts; more != nil {
 		doubts = append(doubts, more(r)...)

@@ -25,7 +25,7 @@ type ModeSpec struct {
 	// Drifts has a node admit a share of a drift budget before the ledger has answered.
 	Drifts bool
 	// Declare changes the bounds of a rule of mode leasing on so many nodes to those of this mode; nil: no
-	// change. The rule has a limit above 0.
+	// change. The rule has a limit above 0, or a ceiling.
 	Declare func(r *Rule, nodes int, storage Storage, b Bounds) Bounds
 	// Doubts returns remarks on valid rules of this mode; nil: none.
 	Doubts func(r *Rule) []string
@@ -96,7 +96,7 @@ func doubtApprox(r *Rule) (doubts []string) {
 	c, limit := &r.Coordination, r.Limit.Capacity()
 	if r.DriftShare() < 1 {
 		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes "+
-			"%d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
+			"%d: the rule waits like leasing; use a budget and a limit of at least %d tokens, or lower max_nodes",
 			c.DriftBudget, limit, c.DriftBudget.Of(limit), c.MaxNodes, c.MaxNodes))
 	}
 	if c.CheckTimeout >= c.Deadline() {

@@ -19,8 +19,13 @@ func (r *Rule) Reserve() Tokens {
 		return 0
 	}
 	nodes := Tokens(max(1, c.MaxNodes))
-	most := Share{PPM: MostReserve}.Of(r.Limit.Capacity())
-	return min(c.Lease.Reserve.Of(r.Limit.Capacity()), most) / nodes * nodes
+	return r.heldBack() / nodes * nodes
+}
+
+// heldBack is lease.reserve in tokens, at most the part that a rule may hold back.
+func (r *Rule) heldBack() Tokens {
+	limit := r.Limit.Capacity()
+	return min(r.Coordination.Lease.Reserve.Of(limit), Share{PPM: MostReserve}.Of(limit))
 }
 
 // MostReserveName is the longest name, domain and path together, of a rule that may have a reserve, in bytes: under

@@ -1,6 +1,7 @@
 package ratelimit_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -29,6 +30,8 @@ func TestReserveIsWholeShares(t *testing.T) {
 	}{
 		{1000, 5, "0.5%", 5},
 		{1000, 10, "0.5%", 0}, // less than a token for each
+		{100, 10, "0.5%", 0},  // less than a token
+		{50, 10, "20", 0},     // at most a tenth, which is less than a token for each
 		{1000, 3, "0.5%", 3},
 		{1_000_000, 10, "0.4%", 4000},
 		{1_000_000_000_000, 10_000, "10%", 100_000_000_000},
@@ -43,6 +46,10 @@ func TestReserveIsWholeShares(t *testing.T) {
 		}
 		if got := r.Declare(3, ratelimit.SharedStore).Under.Reserve; got != c.want {
 			t.Errorf("%+v: declared %d", c, got)
+		}
+		doubts, none := strings.Join(r.Doubts(), "; "), c.want == 0 && c.limit > 0 && c.reserve != "0"
+		if strings.Contains(doubts, "nothing is held back") != none {
+			t.Errorf("%+v: doubts are %q", c, doubts)
 		}
 		at := r.AtLedger()
 		if c.want == 0 {

@@ -2,8 +2,8 @@ package routing
 
 import (
 	"errors"
-	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,9 +28,9 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
 	// Under this name, the owner keeps records of an audit, budgets of keys without room, and its part of a reserve.
-	if c.Audit || len(r.Domain)+len(r.Path) <= ratelimit.MostReserveName {
-		m.Domain, m.Path = r.Domain, r.Path
-	}
+	// A longer one is cut.
+	m.Domain = cutName(r.Domain, ratelimit.MostReserveName)
+	m.Path = cutName(r.Path, ratelimit.MostReserveName-len(m.Domain))
 	if calendar := r.Limit.Calendar; calendar != 0 {
 		m.BillingDay, m.TimeZone = uint32(calendar.Day()), calendar.Zone()
 	}
@@ -39,6 +39,8 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	}
 	return m
 }
+
+func cutName(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
 // ruleBytes is the message of a rule in an ask. Names of rules are UTF-8, so that it can be encoded.
 func ruleBytes(r *ratelimit.Rule) []byte {
@@ -93,7 +95,8 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 		Counters: &ratelimit.RuleCounters{},
 	}
 	if int(m.GetAlgorithm()) >= len(ratelimit.Algorithms) || m.GetUnit() > 255 ||
-		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) || m.GetMultiplier() > 1<<20 ||
+		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) ||
+		m.GetMultiplier() > ratelimit.Unit(m.GetUnit()).MostMultiplier() ||
 		len(m.GetDomain())+len(m.GetPath()) > ratelimit.MostReserveName || !ratelimit.KnownMode(m.GetMode()) {
 		return nil, errMessage
 	}
@@ -106,11 +109,9 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	if err := readCalendar(m, &r.Limit); err != nil {
 		return nil, err
 	}
-	// What follows divides by the period, and adds periods to times.
-	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, m.GetMultiplier())) > math.MaxInt64/int64(unit) {
-		return nil, errMessage // a period that overflows may come out as none
-	}
-	if r.Limit.Period() <= 0 || r.Limit.Algorithm == ratelimit.TokenBucket && m.GetBurst() == 0 {
+	// What follows divides by the period. Only a bucket of a limit of 0 has no burst.
+	if r.Limit.Period() <= 0 ||
+		r.Limit.Algorithm == ratelimit.TokenBucket && m.GetBurst() == 0 && m.GetRequests() > 0 {
 		return nil, errMessage
 	}
 	c := &r.Coordination

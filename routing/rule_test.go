@@ -41,6 +41,13 @@ func TestRulesTravel(t *testing.T) {
 			c.Lease.Fixed, c.StoreDeadline = 7, 30*time.Millisecond
 		},
 		"a billing month": billed, "a reserve": reserved,
+		"a year of seconds": func(r *ratelimit.Rule) { r.Limit.Unit, r.Limit.Multiplier = ratelimit.Second, 31_536_000 },
+		"a long name in the audit": func(r *ratelimit.Rule) {
+			r.Coordination.Audit, r.Path = true, strings.Repeat("é", ratelimit.MostReserveName)
+		},
+		"a bucket for overrides alone": func(r *ratelimit.Rule) {
+			r.Limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Ceiling: 9}
+		},
 	}
 	for mode := range ratelimit.ModeNames() {
 		rows["mode "+ratelimit.Mode(mode).String()] = func(r *ratelimit.Rule) {
@@ -84,7 +91,7 @@ func TestOddRulesAreRefused(t *testing.T) {
 		{"a mode that there is not", plain, func(m *wire.Rule) { m.Mode = 99 }},
 		{"a unit of an earlier release", plain, func(m *wire.Rule) { m.Unit = 200 }},
 		{"a limit below 0", plain, func(m *wire.Rule) { m.Requests = -1 }},
-		{"a period beyond all time", plain, func(m *wire.Rule) { m.Multiplier = 1 << 20 }},
+		{"a period beyond all time", plain, func(m *wire.Rule) { m.Multiplier = 2 }},
 		{"a ceiling below 0", plain, func(m *wire.Rule) { m.Ceiling = -1 }},
 		{"debt of a sliding window", func(r *ratelimit.Rule) { r.Limit.Carries = true }, sliding},
 		{"no billing day", billed, func(m *wire.Rule) { m.BillingDay = 0 }},

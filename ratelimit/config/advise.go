@@ -119,7 +119,7 @@ func (a *adviser) level(all []*Descriptor, above string) {
 }
 
 // likeRegexp matches regular expressions, but no paths, names or addresses.
-var likeRegexp = regexp.MustCompile(`^\^|\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
+var likeRegexp = regexp.MustCompile(`^\^|(^|\D)\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
 
 // spelling warns about keys and values that match fewer requests than they seem to.
 func (a *adviser) spelling(d *Descriptor, name string) {
@@ -283,7 +283,8 @@ func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 }
 
 // withoutEffect is the reason why a rule's own setting has no effect, or "".
-func withoutEffect(field string, c *ratelimit.Coordination) string {
+func withoutEffect(field string, s *scope) string {
+	c := &s.coordination
 	switch field {
 	case "lease.reserve":
 		switch {
@@ -291,6 +292,8 @@ func withoutEffect(field string, c *ratelimit.Coordination) string {
 			return fmt.Sprintf("mode %s has drift_budget instead", c.Mode)
 		case c.Audit:
 			return "an audited rule records tokens before it spends them"
+		case s.algorithm != ratelimit.FixedWindow:
+			return fmt.Sprintf("it is for fixed_window, and this rule has %s", s.algorithm)
 		case c.Debt == ratelimit.DebtCarried:
 			return "with debt: carry, debt begins above the whole limit"
 		}

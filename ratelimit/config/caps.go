@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"unicode/utf8"
 )
@@ -35,18 +36,13 @@ func (b Caps) Times(n int) Caps {
 // OrDefault replaces zero values.
 func (b Caps) OrDefault() Caps {
 	d := DefaultCaps()
-	for _, f := range []struct{ set, fallback *int }{
-		{&b.FileBytes, &d.FileBytes},
-		{&b.TotalBytes, &d.TotalBytes},
-		{&b.Files, &d.Files},
-		{&b.Tokens, &d.Tokens},
-		{&b.Rules, &d.Rules},
-	} {
-		if *f.set <= 0 {
-			*f.set = *f.fallback
-		}
+	return Caps{
+		FileBytes:  cmp.Or(b.FileBytes, d.FileBytes),
+		TotalBytes: cmp.Or(b.TotalBytes, d.TotalBytes),
+		Files:      cmp.Or(b.Files, d.Files),
+		Tokens:     cmp.Or(b.Tokens, d.Tokens),
+		Rules:      cmp.Or(b.Rules, d.Rules),
 	}
-	return b
 }
 
 // Caps without a setting: rules that a person writes stay far below them.

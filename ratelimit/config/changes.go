@@ -59,13 +59,8 @@ func shown(text string) string {
 // descriptors, because it can keep others from matching.
 func Changes(old, other *Rules) []Change {
 	before, after := old.spots(), other.spots()
-	all := map[string]bool{}
-	for at := range before {
-		all[at] = true
-	}
-	for at := range after {
-		all[at] = true
-	}
+	all := maps.Clone(before)
+	maps.Copy(all, after)
 	var changes []Change
 	for _, at := range slices.Sorted(maps.Keys(all)) {
 		if c := change(before[at], after[at]); c.Kind != "" {
@@ -87,7 +82,7 @@ func change(was, is *spot) Change {
 		return Change{Kind: Added, Limit: is.limit}
 	case is == nil || is.limit == "" && was.limit != "":
 		return Change{Kind: Removed, Limit: was.limit}
-	case was.order != is.order && sameNames(was.order, is.order):
+	case reordered(was.order, is.order):
 		return Change{Kind: Reordered}
 	}
 	if was.ruled != is.ruled { // a rule in place of a leaf without a limit, or the reverse
@@ -128,11 +123,13 @@ const (
 	spotOrder = "\x02" // ends the place of all patterns of a key
 )
 
-// sameNames tells whether two orders have the same patterns. If not, the added and removed ones are
-// reported.
-func sameNames(a, b string) bool {
-	x, y := strings.Split(a, spotLevel), strings.Split(b, spotLevel)
-	slices.Sort(x)
-	slices.Sort(y)
-	return slices.Equal(x, y)
+// reordered tells whether the patterns of two orders that are in both change their order. Added and
+// removed ones are reported.
+func reordered(a, b string) bool {
+	at := map[string]int{}
+	for i, pattern := range strings.Split(a, spotLevel) {
+		at[pattern] = i + 1
+	}
+	both := slices.DeleteFunc(strings.Split(b, spotLevel), func(pattern string) bool { return at[pattern] == 0 })
+	return !slices.IsSortedFunc(both, func(x, y string) int { return at[x] - at[y] })
 }

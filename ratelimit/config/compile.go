@@ -1,7 +1,6 @@
 package config
 
 import (
-	"math"
 	"slices"
 	"strings"
 
@@ -163,8 +162,11 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 // withoutEffect warns about a rule's own settings that have no effect. Inherited settings can be for its
 // siblings.
 func (c *compiler) idle(d *Descriptor, s *scope) {
+	if hold := d.Inherited.Hold; hold != nil && d.Limit.Unit == "" && d.Descriptors == nil {
+		c.odd(NoEffect, hold.Place, s.names, "hold has no effect: the rule has concurrency, or is unlimited")
+	}
 	for _, set := range d.Inherited.Coordination {
-		if why := withoutEffect(set.Field, &s.coordination); why != "" {
+		if why := withoutEffect(set.Field, s); why != "" {
 			c.odd(NoEffect, set.Place, s.names, "%s has no effect: %s", set.Field, why)
 		}
 	}
@@ -222,11 +224,11 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		}
 		r.Replaces = append(r.Replaces, other.Name)
 	}
-	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(min(l.Multiplier,
-		math.MaxUint32)), Requests: l.Requests}
+	r.Limit = ratelimit.Limit{
+		Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(l.Multiplier), Requests: l.Requests,
+	}
 	if s.algorithm == ratelimit.TokenBucket {
-		r.Limit.Burst = s.burst
-		if s.burst == 0 {
+		if r.Limit.Burst = s.burst; s.burst == 0 || l.Requests == 0 { // a limit of 0 admits no burst
 			r.Limit.Burst = r.Limit.Requests
 		}
 	}

@@ -132,9 +132,9 @@ func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
 		s.coordination.Debt == ratelimit.DebtForgotten {
 		return
 	}
-	if algorithm := r.Limit.Algorithm; algorithm != ratelimit.FixedWindow {
-		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which has none to "+
-			"carry; use fixed_window, or write debt: forget", algorithm)
+	if r.Limit.Algorithm != ratelimit.FixedWindow {
+		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which carries no "+
+			"debt; use fixed_window, or write debt: forget", r.Limit.Algorithm)
 		return
 	}
 	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, which charges nothing "+
@@ -176,9 +176,6 @@ func (c *compiler) concurrent(l *RateLimit, s *scope) ratelimit.Limit {
 		c.wrong(l.Place, s.names, "config error, "+format, args...)
 	}
 	ttl := cmp.Or(l.HoldTTL, ratelimit.DefaultHoldTTL)
-	if l.Concurrency > ratelimit.MaxConcurrency {
-		wrong("concurrency is %d, must be at most %d", l.Concurrency, ratelimit.MaxConcurrency)
-	}
 	if ttl < ratelimit.MinHoldTTL || ttl > ratelimit.MaxHoldTTL || ttl%time.Second != 0 {
 		wrong("hold_ttl is %v, must be whole seconds, from %v to %.0fh", ttl, ratelimit.MinHoldTTL,
 			ratelimit.MaxHoldTTL.Hours())

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -182,7 +184,33 @@ func TestTree(t *testing.T) {
 	if d := cmp.Diff([]string{".hidden"}, names(&Tree{Path: filepath.Join(dir, ".hidden")})); d != "" {
 		t.Error(d)
 	}
-	if _, err := (&Tree{Path: filepath.Join(dir, "no")}).Read(); err == nil {
-		t.Error("no error for a path that is not there")
+	swapped := &Tree{Path: filepath.Join(dir, "..data", "no"), Root: filepath.Join(dir, "..data")}
+	if _, err := swapped.Read(); err == nil || !swapped.changed() {
+		t.Errorf("a path that is not there yet: %v, and another look at it: %t", err, swapped.changed())
+	}
+}
+
+// A swap of the root leaves no directory of before watched: a process may watch only so many.
+func TestOnlyRulesInUseAreWatched(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	root := filepath.Join(dir, "current")
+	for _, release := range []string{"1", "2"} {
+		err := errors.Join(os.Mkdir(filepath.Join(dir, release), 0o700), os.RemoveAll(root), os.Symlink(release, root))
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&Tree{Path: root, Root: root}).addAll(w)
+	}
+	got := slices.Sorted(slices.Values(w.WatchList()))
+	if diff := cmp.Diff([]string{dir, filepath.Join(dir, "2")}, got); diff != "" {
+		t.Errorf("watched are -want +got\n%s", diff)
 	}
 }

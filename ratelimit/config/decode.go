@@ -66,7 +66,7 @@ func (d *decoder) maps(f *yamlField) []*yamlValue {
 		return nil
 	}
 	if f.value.kind != sequence {
-		d.wrongly(f, "a list", listHint(f))
+		d.wrongly(f, "a list", shapeHint(f))
 		return nil
 	}
 	var maps []*yamlValue
@@ -80,16 +80,6 @@ func (d *decoder) maps(f *yamlField) []*yamlValue {
 		maps = append(maps, item)
 	}
 	return maps
-}
-
-// day is a day of the month.
-func (d *decoder) day(f *yamlField) ratelimit.Tokens {
-	n := d.tokens(f)
-	if n == 0 || n > 31 {
-		d.wrong(f, "a day of the month, 1 to 31")
-		return 1
-	}
-	return n
 }
 
 // zone is the name of a time zone. An empty one would mean UTC.
@@ -137,20 +127,17 @@ func (d *decoder) tokens(f *yamlField) ratelimit.Tokens {
 	if f.value.kind == null {
 		return 0
 	}
-	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 64)
-	if f.value.kind != integer || err != nil || n > uint64(ratelimit.MaxLimit) {
-		d.wrongly(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit), countHint(&f.value))
-		return 0
-	}
-	return ratelimit.Tokens(n)
+	return d.whole(f, 0, ratelimit.MaxLimit)
 }
 
-// maxOverride is the largest override of a limit.
-func (d *decoder) maxOverride(f *yamlField) *ratelimit.Tokens {
-	if f.value.kind == null { // 0 would mean no overrides
-		d.wrong(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit))
+// wholeSchema is a number within bounds.
+func (d *decoder) whole(f *yamlField, least, most ratelimit.Tokens) ratelimit.Tokens {
+	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 63)
+	if f.value.kind != integer || err != nil || ratelimit.Tokens(n) < least || ratelimit.Tokens(n) > most {
+		d.wrongly(f, fmt.Sprintf("a whole number from %d to %d", least, most), countHint(f))
+		return least
 	}
-	return new(d.tokens(f))
+	return ratelimit.Tokens(n)
 }
 
 func (d *decoder) metadata(f *yamlField) map[string]any {
@@ -181,6 +168,9 @@ func plain(v *yamlValue) any {
 		}
 		return items
 	case integer, number:
+		if n, err := strconv.ParseInt(v.text, 0, 64); err == nil { // 0x10, 017 and 1_000, too
+			return float64(n)
+		}
 		if n, err := strconv.ParseFloat(v.text, 64); err == nil {
 			return n
 		}
@@ -199,18 +189,10 @@ type decoders[T any] map[string]func(*decoder, *T, *yamlField)
 
 func (known decoders[T]) names() []string { return slices.Sorted(maps.Keys(known)) }
 
-func (d *decoder) atLeastOne(f *yamlField) ratelimit.Tokens {
-	n := d.tokens(f)
-	if n == 0 {
-		d.wrong(f, "a whole number from 1 on")
-	}
-	return n
-}
-
 func (d *decoder) duration(f *yamlField) time.Duration {
 	n, err := time.ParseDuration(f.value.text)
-	if err != nil {
-		d.wrong(f, "a duration like 90s or 10m")
+	if err != nil || n == 0 { // 0 stands for a field that is not written
+		d.wrong(f, "a duration from 1s to 24h, like 90s")
 		return ratelimit.DefaultHoldTTL
 	}
 	return n

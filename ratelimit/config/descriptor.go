@@ -76,7 +76,7 @@ type Inherited struct {
 type Hold struct {
 	Place Place
 	ratelimit.Hold
-	given []string // the written ones of amount, from and learned
+	given int // how many of amount, from and learned are written
 }
 
 // Setting is one field of a coordination block.

@@ -10,9 +10,6 @@ import (
 // break. It is "" if the place has no line, or the text lacks it. A long line is cut to 110 columns
 // around the column.
 func Excerpt(text []byte, at Place) string {
-	if at.Line < 1 || at.Line == lastLine {
-		return ""
-	}
 	line := lineOf(text, at.Line)
 	if line == "" {
 		return ""

@@ -1,10 +1,18 @@
 package config
 
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
 // inherited fields can stand at the root and in any descriptor.
 func inherited[T any](of func(*T) *Inherited, more decoders[T]) decoders[T] {
 	more["algorithm"] = func(d *decoder, t *T, f *yamlField) { d.algorithm(of(t), f) }
-	more["burst"] = func(d *decoder, t *T, f *yamlField) { d.burst(of(t), f) }
-	more["max_override"] = func(d *decoder, t *T, f *yamlField) { of(t).MaxOverride = d.maxOverride(f) }
+	more["burst"] = func(d *decoder, t *T, f *yamlField) { of(t).Burst = new(d.whole(f, 1, ratelimit.MaxLimit)) }
+	more["max_override"] = func(d *decoder, t *T, f *yamlField) {
+		of(t).MaxOverride = new(d.whole(f, 0, ratelimit.MaxLimit)) // nothing would mean no overrides
+	}
 	more["hold"] = func(d *decoder, t *T, f *yamlField) { of(t).Hold = d.hold(f) }
 	more["coordination"] = func(d *decoder, t *T, f *yamlField) { d.coordination(of(t), f) }
 	return more
@@ -18,6 +26,8 @@ var (
 	billingFields    decoders[Billing]
 	inheritedFields  decoders[Inherited]
 )
+
+const mostUnits, mostAtOnce = ratelimit.Tokens(ratelimit.MaxPeriod / time.Second), ratelimit.MaxConcurrency
 
 func init() { // descriptors hold descriptors
 	fileFields = inherited(func(f *File) *Inherited { return &f.Defaults }, decoders[File]{
@@ -39,8 +49,8 @@ func init() { // descriptors hold descriptors
 	limitFields = decoders[RateLimit]{
 		"requests_per_unit": func(d *decoder, t *RateLimit, f *yamlField) { t.Requests = d.tokens(f) },
 		"unit":              func(d *decoder, t *RateLimit, f *yamlField) { t.Unit = d.text(f) },
-		"unit_multiplier":   func(d *decoder, t *RateLimit, f *yamlField) { t.Multiplier = d.atLeastOne(f) },
-		"concurrency":       func(d *decoder, t *RateLimit, f *yamlField) { t.Concurrency = d.atLeastOne(f) },
+		"unit_multiplier":   func(d *decoder, t *RateLimit, f *yamlField) { t.Multiplier = d.whole(f, 1, mostUnits) },
+		"concurrency":       func(d *decoder, t *RateLimit, f *yamlField) { t.Concurrency = d.whole(f, 1, mostAtOnce) },
 		"hold_ttl":          func(d *decoder, t *RateLimit, f *yamlField) { t.HoldTTL = d.duration(f) },
 		"billing":           func(d *decoder, t *RateLimit, f *yamlField) { t.Billing = d.billing(f) },
 		"unlimited":         func(d *decoder, t *RateLimit, f *yamlField) { t.Unlimited = d.flag(f) },
@@ -49,7 +59,7 @@ func init() { // descriptors hold descriptors
 	}
 	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, decoders[Inherited]{})
 	billingFields = decoders[Billing]{
-		"day":       func(d *decoder, t *Billing, f *yamlField) { t.Day = d.day(f) },
+		"day":       func(d *decoder, t *Billing, f *yamlField) { t.Day = d.whole(f, 1, 31) },
 		"time_zone": func(d *decoder, t *Billing, f *yamlField) { t.Zone = d.zone(f) },
 	}
 	replacesFields = decoders[Replacement]{
@@ -60,10 +70,8 @@ func init() { // descriptors hold descriptors
 // elsewhereHint is for a key without effect in its map, and follows its right place. The likeliest
 // reason is a missing indent.
 func elsewhereHint(at *yamlValue, key string) string {
-	if _, of := limitFields[key]; !of {
-		return ""
-	}
-	if limit := at.get("rate_limit"); limit != nil && limit.value.kind == null {
+	_, of := limitFields[key]
+	if limit := at.get("rate_limit"); of && limit != nil && limit.value.kind == null {
 		return "; indent it further than rate_limit"
 	}
 	return ""
@@ -126,7 +134,7 @@ func (d *decoder) limit(f *yamlField) *RateLimit {
 		return nil
 	}
 	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
+		d.wrongly(f, "a map", shapeHint(f))
 		return nil
 	}
 	l := &RateLimit{Place: f.place}
@@ -154,7 +162,7 @@ func (d *decoder) billing(f *yamlField) *Billing {
 		return b // from the first, in UTC
 	}
 	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
+		d.wrongly(f, "a map", shapeHint(f))
 		return nil
 	}
 	fill(d, b, &f.value, billingFields)

@@ -27,7 +27,7 @@ func unknownHint(key string, known []string) string {
 	switch key {
 	case "overrides":
 		return "; write max_override: 0 instead of overrides: false"
-	case "algorithm", "burst", "coordination", "max_override":
+	case "algorithm", "burst", "coordination", "hold", "max_override":
 		return "; it belongs in the descriptor, next to rate_limit"
 	case "billing":
 		return "; it belongs in rate_limit, next to unit: month"
@@ -43,15 +43,17 @@ func unknownHint(key string, known []string) string {
 }
 
 // countHint is for a value that must be a whole number.
-func countHint(v *yamlValue) string {
-	switch _, err := strconv.ParseUint(v.text, 10, 32); {
+func countHint(f *yamlField) string {
+	v := &f.value
+	switch _, err := strconv.ParseUint(v.text, 10, 64); {
 	case v.kind == str && err == nil:
 		return "; write it without quotes: " + v.text
 	case v.kind == number:
-		if f, err := strconv.ParseFloat(v.text, 64); err == nil && f >= 0 && f < 1<<32 && f == float64(uint32(f)) {
-			return "; write all its digits: " + strconv.FormatFloat(f, 'f', 0, 64)
+		n, err := strconv.ParseFloat(v.text, 64)
+		if err == nil && n >= 0 && n <= float64(ratelimit.MaxLimit) && n == float64(int64(n)) {
+			return "; write all its digits: " + strconv.FormatFloat(n, 'f', 0, 64)
 		}
-	case v.kind == integer && strings.HasPrefix(v.text, "-"):
+	case f.key == "requests_per_unit" && strings.HasPrefix(v.text, "-"):
 		return "; for no limit, write unlimited: true instead"
 	case v.kind == str && strings.Contains(v.text, "/"):
 		return "; write the number alone, and its unit as unit: minute"
@@ -59,21 +61,15 @@ func countHint(v *yamlValue) string {
 	return ""
 }
 
-// mapHint is for a scalar in place of a map.
-func mapHint(f *yamlField) string {
+// shapeHint is for a scalar in place of a map, or a map in place of a list.
+func shapeHint(f *yamlField) string {
 	switch {
+	case f.value.kind == mapping:
+		return "; begin each of its items with '- '"
 	case f.key == "coordination" && slices.Contains(ratelimit.ModeNames(), f.value.text):
 		return "; write coordination: {mode: " + f.value.text + "}"
 	case f.key == "rate_limit" && f.value.kind == integer:
 		return "; write rate_limit: {unit: minute, requests_per_unit: " + shorten(f.value.text) + "}"
-	}
-	return ""
-}
-
-// listHint is for a map in place of a list.
-func listHint(f *yamlField) string {
-	if f.value.kind == mapping {
-		return "; begin each of its items with '- '"
 	}
 	return ""
 }

@@ -9,10 +9,10 @@ import (
 )
 
 var holdFields = decoders[Hold]{
-	"amount":     func(d *decoder, t *Hold, f *yamlField) { t.from(f, ratelimit.HoldAmount); t.Amount = d.tokens(f) },
-	"from":       func(d *decoder, t *Hold, f *yamlField) { t.from(f, ratelimit.HoldRequest); d.fromRequest(f) },
-	"learned":    func(d *decoder, t *Hold, f *yamlField) { t.from(f, ratelimit.HoldLearned); t.Quantile = d.part(f) },
-	"max":        func(d *decoder, t *Hold, f *yamlField) { t.Max = d.atLeastOne(f) },
+	"amount":     func(d *decoder, t *Hold, f *yamlField) { t.from(ratelimit.HoldAmount); t.Amount = d.tokens(f) },
+	"from":       func(d *decoder, t *Hold, f *yamlField) { t.from(ratelimit.HoldRequest); d.fromRequest(f) },
+	"learned":    func(d *decoder, t *Hold, f *yamlField) { t.from(ratelimit.HoldLearned); t.Quantile = d.part(f) },
+	"max":        func(d *decoder, t *Hold, f *yamlField) { t.Max = d.whole(f, 1, ratelimit.MaxLimit) },
 	"ttl":        func(d *decoder, t *Hold, f *yamlField) { t.TTL = d.duration(f) },
 	"on_unknown": func(d *decoder, t *Hold, f *yamlField) { t.OnUnknown = d.onUnknown(f) },
 	"on":         func(d *decoder, t *Hold, f *yamlField) { t.On = d.holdOn(f) },
@@ -21,29 +21,22 @@ var holdFields = decoders[Hold]{
 // hold is a block of its own, because its fields need each other.
 func (d *decoder) hold(f *yamlField) *Hold {
 	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
+		d.wrongly(f, "a map", shapeHint(f))
 		return nil
 	}
 	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
 	fill(d, h, &f.value, holdFields)
-	if len(h.given) != 1 {
-		d.problems.add(f.place, "config error, hold has %s; write one of amount, from and learned: how much a request "+
-			"holds", orNone(h.given))
+	if h.given != 1 {
+		d.problems.add(f.place, "config error, hold has %d of amount, from and learned, must have one: how much a "+
+			"request holds", h.given)
 	}
 	return h
 }
 
-func orNone(given []string) string {
-	if len(given) == 0 {
-		return "no amount, from or learned"
-	}
-	slices.Sort(given)
-	return strings.Join(given, " and ")
-}
-
 // from records the source of the estimate: a hold has exactly one.
-func (h *Hold) from(f *yamlField, from ratelimit.HoldFrom) {
-	h.given, h.From = append(h.given, f.key), from
+func (h *Hold) from(from ratelimit.HoldFrom) {
+	h.given++
+	h.From = from
 }
 
 func (d *decoder) fromRequest(f *yamlField) {

@@ -135,6 +135,13 @@ func TestCopyReplacesNoRules(t *testing.T) {
 			t.Errorf("the copy of %s at %s: %v", of[0], of[1], err)
 		}
 	}
+	linked, of := t.TempDir(), filepath.Join(t.TempDir(), "of")
+	if err := errors.Join(os.Symlink(linked, filepath.Join(dir, "more")), os.Symlink(dir, of)); err != nil {
+		t.Fatal(err)
+	}
+	if err := newStore(&Tree{Path: of}).KeepLastGood(filepath.Join(linked, "copy")); err == nil {
+		t.Error("the copy is in a directory that is a link among the rules")
+	}
 	s := newStore(&Tree{Path: rules})
 	if err := errors.Join(s.KeepLastGood(filepath.Join(dir, "copy")), s.Load()); err != nil {
 		t.Errorf("a copy in the directory of a single file: %v", err)

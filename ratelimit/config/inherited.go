@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -19,37 +18,27 @@ func (d *decoder) algorithm(t *Inherited, f *yamlField) {
 	d.wrong(f, "one of "+strings.Join(ratelimit.RateAlgorithms(), ", "))
 }
 
-func (d *decoder) burst(t *Inherited, f *yamlField) {
-	n := d.tokens(f)
-	if n == 0 {
-		d.wrong(f, fmt.Sprintf("a whole number from 1 to %d", ratelimit.MaxLimit))
-		return
-	}
-	t.Burst = &n
-}
-
 // coordination splits the block into settings, and tries each of them.
 func (d *decoder) coordination(t *Inherited, f *yamlField) {
 	if f.value.kind == null {
 		return
 	}
 	if f.value.kind != mapping {
-		d.wrongly(f, "a map", mapHint(f))
+		d.wrongly(f, "a map", shapeHint(f))
 		return
 	}
 	for i := range f.value.fields {
 		sub := &f.value.fields[i]
-		if sub.key == "lease" && sub.value.kind == mapping {
-			for j := range sub.value.fields {
-				d.setting(t, "lease.", &sub.value.fields[j])
-			}
+		if sub.key != "lease" {
+			d.setting(t, "", sub)
 			continue
 		}
-		if sub.key == "lease" && sub.value.kind != mapping {
+		if sub.value.kind != mapping {
 			d.leaseOf(sub)
-			continue
 		}
-		d.setting(t, "", sub)
+		for j := range sub.value.fields {
+			d.setting(t, "lease.", &sub.value.fields[j])
+		}
 	}
 }
 
@@ -59,7 +48,7 @@ func (d *decoder) leaseOf(f *yamlField) {
 	if f.value.kind == integer {
 		hint = "; write lease: {size: " + shorten(f.value.text) + "}"
 	}
-	d.wrongly(f, "a map of size, ttl and reserve", hint)
+	d.wrongly(f, "a map of size and reserve", hint)
 }
 
 func (d *decoder) setting(t *Inherited, prefix string, f *yamlField) {

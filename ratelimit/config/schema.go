@@ -2,7 +2,6 @@ package config
 
 import (
 	"encoding/json"
-	"math"
 	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -101,7 +100,7 @@ func coordinationSchema() schema {
 	}
 	share := func(about string) schema {
 		return described(schema{"anyOf": []schema{
-			{"type": "integer", "minimum": 0, "maximum": math.MaxUint32},
+			{"type": "integer", "minimum": 0, "maximum": ratelimit.MaxLimit},
 			{"type": "string", "pattern": `^([0-9]+|[0-9]+(\.[0-9]{1,4})?%)$`},
 		}}, about)
 	}
@@ -158,7 +157,7 @@ func textSchema(about string) schema {
 func flagSchema(about string) schema { return described(schema{"type": "boolean"}, about) }
 
 func wholeSchema(least int, about string) schema {
-	return described(schema{"type": "integer", "minimum": least, "maximum": uint32(math.MaxUint32)}, about)
+	return described(schema{"type": "integer", "minimum": least, "maximum": ratelimit.MaxLimit}, about)
 }
 
 func described(s schema, about string) schema {

@@ -34,23 +34,16 @@ type statuses struct {
 	now Status // guarded by mu
 }
 
-// put notes that rules are in force. why is the problem of the source, if the rules come from the
-// copy, or nil.
-func (s *statuses) put(r *Rules, source string, why error) {
+// put notes that rules are in force.
+func (s *statuses) put(r *Rules, source Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Fingerprint, s.now.Source, s.now.Loaded = r.Fingerprint(), source, time.Now()
-	s.now.FromCopy = why != nil
-	switch {
-	case why == nil:
-		s.now.Good, s.now.Error, s.now.Failed = true, "", time.Time{}
-	case s.now.Error == "": // the source has no rules yet
-		s.now.Error, s.now.Failed = cut(why.Error(), maxError), s.now.Loaded
-	}
+	s.now.Fingerprint, s.now.Source, s.now.Loaded = r.Fingerprint(), source.String(), time.Now()
+	_, s.now.FromCopy = source.(*Copy)
 }
 
-// same notes that the source has the rules in force again.
-func (s *statuses) same() {
+// good notes that the source has the rules in force.
+func (s *statuses) good() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now.Good, s.now.Error, s.now.Failed = true, "", time.Time{}

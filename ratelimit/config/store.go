@@ -107,7 +107,7 @@ func (s *Store) loadLocked() error {
 	print := fingerprint(s.seed, texts) | 1
 	if s.read && s.last == print {
 		if s.problem == nil { // also after a bad state between two reads, which was no load
-			s.status.same()
+			s.status.good()
 		}
 		return s.problem
 	}
@@ -130,7 +130,8 @@ func (s *Store) loadLocked() error {
 	}
 	before := s.Rules()
 	s.useLocked(compiled)
-	s.status.put(compiled.rules, s.source.String(), nil)
+	s.status.put(compiled.rules, s.source)
+	s.status.good()
 	s.loaded.Add(1)
 	s.log.Info("config loaded", "event", "config_load_success", "fingerprint", compiled.rules.Fingerprint(),
 		"source", s.source.String(),
@@ -262,7 +263,8 @@ func (s *Store) LoadLastGood(why error) error {
 			compiled.problems)
 	}
 	s.useLocked(compiled)
-	s.status.put(compiled.rules, s.lastGood.String(), why)
+	s.status.put(compiled.rules, s.lastGood)
+	s.status.refuse(why) // also if the source has no rules yet
 	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or missing",
 		"event", "config_last_good",
 		"copy", s.lastGood.Path, "fingerprint", compiled.rules.Fingerprint(), "files", len(texts),

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -35,42 +35,23 @@ type Tree struct {
 
 	events func() (*fsnotify.Watcher, error) // nil: fsnotify.NewWatcher
 
-	mu   sync.Mutex
-	last string // guarded by mu; target of Root at the last read
+	last atomic.Value // target of Root at the last read; "" if the read failed
 }
 
 // Read implements [Source]. A directory without files is not an error.
 func (t *Tree) Read() ([]Text, error) {
-	t.mu.Lock()
-	t.last = t.swapped() // before files are read: a swap meanwhile is a change
-	t.mu.Unlock()
-	info, err := os.Stat(t.Path)
-	if err != nil {
-		return nil, fmt.Errorf("config path: %w", err)
-	}
+	to := t.swapped() // before files are read: a swap meanwhile is a change
 	w := t.walk()
-	if !info.IsDir() {
-		data, err := w.read(t.Path)
-		if err != nil {
-			return nil, err
-		}
-		return []Text{{Name: filepath.Base(t.Path), Data: data}}, nil
+	err := w.all()
+	if err != nil {
+		to = "" // the next look reads again
 	}
-	if err := w.dir(t.Path); err != nil {
-		return nil, err
-	}
-	return w.files, nil
+	t.last.Store(to)
+	return w.files, err
 }
 
 // String is the path.
 func (t *Tree) String() string { return t.Path }
-
-func (t *Tree) log() *slog.Logger {
-	if t.Log == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return t.Log
-}
 
 // swapped returns the target of Root, or "" if it is no link.
 func (t *Tree) swapped() string {
@@ -84,9 +65,7 @@ func (t *Tree) swapped() string {
 // swap counts.
 func (t *Tree) changed() bool {
 	to := t.swapped()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return to == "" || to != t.last
+	return to == "" || to != t.last.Load()
 }
 
 // holds tells whether a file belongs to the tree, or would.
@@ -95,8 +74,12 @@ func (t *Tree) holds(path string) bool {
 	if file, err := os.Stat(t.Path); missing == nil && err == nil && os.SameFile(is, file) {
 		return true
 	}
-	at, rules := absolute(filepath.Dir(path)), absolute(t.Path)
-	return at == rules || strings.HasPrefix(at, rules+string(filepath.Separator))
+	at, w := absolute(filepath.Dir(path)), t.walk()
+	w.dirsOnly = true
+	_ = w.dir(t.Path) // what cannot be read now is reported by the first load
+	return slices.ContainsFunc(append(w.dirs, t.Path), func(dir string) bool {
+		return strings.HasPrefix(at+string(filepath.Separator), absolute(dir)+string(filepath.Separator))
+	})
 }
 
 // absolute resolves links where it can.
@@ -133,6 +116,21 @@ type treeWalk struct {
 	dirs  []string
 	// dirsOnly leaves files unread.
 	dirsOnly bool
+}
+
+// all reads the tree: a file, or a directory and all below it.
+func (w *treeWalk) all() error {
+	path := w.tree.Path
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("config path: %w", err)
+	case info.IsDir():
+		return w.dir(path)
+	}
+	data, err := w.read(path)
+	w.files = []Text{{Name: filepath.Base(path), Data: data}}
+	return err
 }
 
 func (w *treeWalk) dir(path string) error {

@@ -1,9 +1,12 @@
 package config
 
 import (
+	"cmp"
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -13,13 +16,13 @@ import (
 // then, because some file systems lose events, and some machines have none left to give. Loads keep
 // a [Pace] of at least Interval: faster changes share a load.
 func (t *Tree) Watch(ctx context.Context, to Loader) error {
-	events := t.events
+	log, events := cmp.Or(t.Log, slog.New(slog.DiscardHandler)), t.events
 	if events == nil {
 		events = fsnotify.NewWatcher
 	}
 	w, err := events()
 	if err != nil { // as at fs.inotify.max_user_instances, which all containers of a machine share
-		t.log().Warn("no events of the file system: changes load late", "within", pollInterval, "error", err)
+		log.Warn("no events of the file system: changes load late", "within", pollInterval, "error", err)
 		w = &fsnotify.Watcher{}
 	} else {
 		defer w.Close()
@@ -28,7 +31,6 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 	defer look.Stop()
 	settle := time.NewTimer(0)
 	defer settle.Stop()
-	watched := map[string]bool{}
 	pace := Pace{Interval: t.Interval}
 	var changes eventBurst
 	for {
@@ -46,7 +48,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			settle.Reset(wait)
 			continue
 		case err := <-w.Errors: // mostly too many events: the next look finds the changes
-			t.log().Debug("watching the config", "error", err)
+			log.Debug("watching the config", "error", err)
 		case <-look.C:
 		case <-settle.C:
 		}
@@ -57,7 +59,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 		}
 		changes = eventBurst{}
 		if err == nil {
-			t.addAll(w, watched) // before files are read: new files are read, or cause an event
+			t.addAll(w) // before files are read: new files are read, or cause an event
 		}
 		if t.changed() {
 			_ = to.Load() // the loader logs and counts its error
@@ -68,9 +70,9 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 
 const pollInterval = 5 * time.Second
 
-// addAll watches every directory of the tree, and those of links to it. A directory that cannot be
-// watched is still looked at now and then.
-func (t *Tree) addAll(w *fsnotify.Watcher, watched map[string]bool) {
+// addAll watches every directory of the tree, and those of links to it, and no others. A directory
+// that cannot be watched is still looked at now and then.
+func (t *Tree) addAll(w *fsnotify.Watcher) {
 	paths := []string{filepath.Dir(t.Path)}
 	if t.Root != "" {
 		paths = append(paths, filepath.Dir(t.Root))
@@ -81,16 +83,15 @@ func (t *Tree) addAll(w *fsnotify.Watcher, watched map[string]bool) {
 		_ = walk.dir(t.Path)
 		paths = append(paths, walk.dirs...)
 	}
-	for _, p := range paths {
-		real := resolveLinks(p)
-		if real != "" && !watched[real] && w.Add(real) == nil {
-			watched[real] = true
+	for i, p := range paths {
+		if paths[i] = resolveLinks(p); paths[i] != "" {
+			_ = w.Add(paths[i]) // again, because it may be another directory of this name
 		}
 	}
-	for p := range watched {
-		if _, err := os.Stat(p); err != nil {
+	slices.Sort(paths)
+	for _, p := range w.WatchList() {
+		if _, used := slices.BinarySearch(paths, p); !used {
 			_ = w.Remove(p)
-			delete(watched, p)
 		}
 	}
 }

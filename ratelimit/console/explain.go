@@ -145,7 +145,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		e.Next = c.over(rule) + ": requests_per_unit is 0"
 		return e
 	}
-	if rule.Limit.Requests == 0 {
+	if rule.Limit.Requests == 0 && rule.Coordination.OnStoreFailure != ratelimit.FailOpen {
 		e.Next = c.over(rule) + ": the limit of this key is 0"
 		return e
 	}
@@ -239,7 +239,7 @@ func (c *console) next(
 			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left+here >= cost:
 		return fmt.Sprintf("OK, after a claim: %d left in the account", left), 0
-	case rule.Coordination.Mode.Spec().Drifts, rule.Reserve() > 0:
+	case rule.AtLedger().Drifts():
 		return "OK from a drift share, else " + over + short, 0
 	default:
 		return over + short, 0

@@ -17,6 +17,8 @@ descriptors:
 - {key: dark, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: invited, max_override: 9, algorithm: token_bucket, rate_limit: {unit: day, requests_per_unit: 0}}
+- {key: open, max_override: 9, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 0}}
+- {key: small, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 1}}
 `)}}
 	n.console.Metrics.Store = config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()},
 		n.console.Log)
@@ -42,12 +44,25 @@ descriptors:
 		t.Errorf("over RLQS, a bucket that only its override refills is said to get %q", e.RLQS)
 	}
 	explained("held", "OVER_LIMIT: it holds 60, and 59 are left")
+	explained("open", "OVER_LIMIT: ")
 	explained("dark", "OK: the rule is in shadow_mode")
 	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
+	rule, key = d.Match([]config.Entry{{Key: "small", Value: "x"}}, nil)
+	n.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1))
+	explained("small", "OVER_LIMIT: the account has no tokens left")
 	n.console.ShadowMode = true
 	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
 	e = explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
 	if !strings.HasPrefix(e.RLQS, "ALLOW_ALL") {
 		t.Errorf("in SHADOW_MODE, Envoys are said to get %q", e.RLQS)
 	}
+	n.console.Inspector, n.console.Metrics.Limiter = unanswered{n}, func() (s ratelimit.LimiterStats) { return s }
+	explained("open", "OK: admitted by on_store_failure: open")
+}
+
+// unanswered is an inspector whose store is away.
+type unanswered struct{ ratelimit.Inspector }
+
+func (unanswered) Look(context.Context, ratelimit.Instant, *ratelimit.Ask) ratelimit.Look {
+	return ratelimit.Look{LedgerError: "no route to Redis"}
 }

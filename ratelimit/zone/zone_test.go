@@ -31,18 +31,3 @@ func TestZonesAreFoundByTheirNames(t *testing.T) {
 		}
 	}
 }
-
-func TestCalendarsAreOfADayAndAZone(t *testing.T) {
-	c, err := Calendar(15, "Europe/Berlin")
-	if err != nil || c.Day() != 15 || c.Zone() != "Europe/Berlin" {
-		t.Errorf("%v, %v", c, err)
-	}
-	for _, of := range []struct {
-		day  int
-		name string
-	}{{0, "UTC"}, {32, "UTC"}, {1, "Europe/Berln"}} {
-		if c, err := Calendar(of.day, of.name); c != 0 || err == nil {
-			t.Errorf("%v: %v", of, c)
-		}
-	}
-}
