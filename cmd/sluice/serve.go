@@ -108,15 +108,15 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s cli.Streams) e
 	defer end()
 	hurry, rush := context.WithCancel(hurry)
 	defer rush()
-	background, stop := context.WithCancel(drain)
+	background, stop := context.WithCancel(context.Background()) // a node that drains still decides
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
 	go watchRules(background, p.store, p.log)
 	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }
-	go keepHealthy(background, p.server, healthy, sync.OnceFunc(p.server.Open))
+	go keepHealthy(drain, p.server, healthy, sync.OnceFunc(p.server.Open))
 	if c.Store.Redis.HealthCheck {
-		go watchStore(background, p.server, healthy, p.ping, p.log)
+		go watchStore(drain, p.server, healthy, p.ping, p.log)
 	}
 	counting, uncount := context.WithCancel(context.Background())
 	flushed := c.statsd(counting, p.shown, p.latency, p.log)
