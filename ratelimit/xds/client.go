@@ -99,26 +99,9 @@ func (c *Client) String() string { return "xds " + c.options.Server }
 // Watch implements [config.Source]: it keeps a stream open until ctx is done, and
 // has load put pushes in force. It blocks.
 func (c *Client) Watch(ctx context.Context, load config.Loader) error {
-	// The name is resolved at each dial (passthrough), so that a server may move.
-	conn, err := grpc.NewClient(
-		"passthrough:///"+c.options.Server, grpc.WithTransportCredentials(c.options.Credentials),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
-			grpc.ForceCodecV2(newCodec(c.options.Caps, load.Refuse))),
-		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			// A stream on which nothing is pushed for hours looks like one whose server is gone;
-			// pings tell them apart.
-			Time: 30 * time.Second, Timeout: 10 * time.Second,
-			PermitWithoutStream: true,
-		}),
-	)
-	if err != nil {
-		return fmt.Errorf("CONFIG_GRPC_XDS_SERVER_URL %s: %w", c.options.Server, err)
-	}
-	defer conn.Close()
 	connected := false
 	for failures := 0; ctx.Err() == nil; failures++ {
-		pushes, err := c.stream(ctx, conn, load)
+		pushes, err := c.stream(ctx, load)
 		if ctx.Err() != nil {
 			break
 		}
@@ -136,8 +119,25 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 	return nil
 }
 
-// maxHeaders are bytes of headers that a server may send.
-const maxHeaders = 64 << 10
+const (
+	maxHeaders = 64 << 10 // bytes that a server may send
+	// pingEvery is not below five minutes: by default, servers of gRPC end connections that are pinged more often.
+	pingEvery = 6 * time.Minute
+)
+
+// dial makes a connection for one stream, which dials at once. A connection that fails again and again would wait for
+// up to two minutes before it dials, whatever the back-off here is.
+func (c *Client) dial(load config.Loader) (*grpc.ClientConn, error) {
+	return grpc.NewClient(
+		"passthrough:///"+c.options.Server, // the name is resolved at each dial, so that a server may move
+		grpc.WithTransportCredentials(c.options.Credentials),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
+			grpc.ForceCodecV2(newCodec(c.options.Caps, load.Refuse))),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		// A stream on which nothing is pushed for hours looks like one whose server is gone; pings tell them apart.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: 10 * time.Second}),
+	)
+}
 
 func (c *Client) report(err error) {
 	if c.options.OnState != nil {
@@ -147,7 +147,12 @@ func (c *Client) report(err error) {
 
 // stream subscribes to rules and answers pushes, until the stream ends. If pushes come faster than they may
 // be loaded, the last one is loaded and answered. A nonce without an answer was overtaken by the next.
-func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.Loader) (pushes int, err error) {
+func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, err error) {
+	conn, err := c.dial(load)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	for name, value := range c.options.Headers {

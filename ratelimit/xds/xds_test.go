@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -252,6 +253,31 @@ func TestBadInput(t *testing.T) {
 	}
 	if _, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
 		t.Error("nonsense was read")
+	}
+}
+
+// Each attempt dials, so that a server that comes is found after the next pause, and not after those of gRPC.
+func TestEachAttemptDials(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var dialled, failed atomic.Int64
+	go func() {
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+			dialled.Add(1)
+			conn.Close()
+		}
+	}()
+	tried := make(chan struct{})
+	run(t, Options{Server: l.Addr().String(), OnState: func(error) {
+		if failed.Add(1) == 10 {
+			close(tried)
+		}
+	}})
+	if <-tried; dialled.Load() < 10 {
+		t.Errorf("in 10 attempts the server was dialled %d times", dialled.Load())
 	}
 }
 
