@@ -132,8 +132,11 @@ func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.
 	if err != nil {
 		return nil, err
 	}
+	keys := c.MaxKeys
 	if perSecond == nil {
 		delete(d.pools, "redis_per_second_pool")
+	} else {
+		keys = (keys + 1) / 2 // of each of two tables
 	}
 	if !c.Store.Shared() {
 		return nil, nil
@@ -146,9 +149,9 @@ func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.
 	if c.Store.URL != "" {
 		setting = "STORE_URL"
 	}
-	all = []*shared{c.shared(setting, usual, seats, clock, log)}
+	all = []*shared{c.shared(setting, usual, keys, seats, clock, log)}
 	if perSecond != nil {
-		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, seats, clock, log))
+		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, keys, seats, clock, log))
 	}
 	return all, nil
 }

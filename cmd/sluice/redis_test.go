@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -133,7 +134,7 @@ descriptors:
   - {key: often, rate_limit: {unit: second, requests_per_unit: 100000}}
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
 `)
-	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s"}, "--config", rules, "--log-level=warn")
+	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s", "MAX_KEYS=64"}, "--config", rules, "--log-level=warn")
 	ask := func(descriptors string) string {
 		return codesOf(s.overGRPC()(parseRequest(t, "domain=d | "+descriptors)))
 	}
@@ -160,6 +161,12 @@ descriptors:
 	}
 	if claims(usual) == before {
 		t.Error("the first Redis was not asked")
+	}
+	for i := range 200 {
+		ask(fmt.Sprintf("five=%d; often=%d", i, i))
+	}
+	if n := s.metric(`sluice_keys{in="leases"}`); n > 64 {
+		t.Errorf("%d keys are tracked, with MAX_KEYS 64", n)
 	}
 }
 
