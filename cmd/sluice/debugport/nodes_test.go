@@ -69,6 +69,11 @@ func TestTop(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &text)
 		}
 	}
+	text.Reset()
+	waits := Summary{nodes: []node{{debug: "new", seen: now.at}}}
+	if waits.writeTrouble(&text); text.Len() > 0 {
+		t.Errorf("a node that waits for its first rules is shown as %s", &text)
+	}
 	// Another 10 at a and 1 at the third node in 7 s; what b had is still in the sums.
 	if len(v.Nodes) != 3 || v.Nodes[1].Answers || v.Nodes[1].Error == "" || len(v.Sets) != 2 || v.Calls != 11./7 || v.Rules[0].AdmittedRate != 11./7 ||
 		v.Rules[0].Decisions != 4*10+3*30+2*1 {
