@@ -100,9 +100,6 @@ func (v *look) ask(addresses []string) {
 	all.Wait()
 }
 
-// mostNodes bounds the asked nodes.
-const mostNodes = 200
-
 // others are the nodes that answers name, without those that were asked.
 func (v *look) others() (addresses []string) {
 	var asked []string // also the entry of a node before its last restart
@@ -116,7 +113,7 @@ func (v *look) others() (addresses []string) {
 	}
 	for i := range v.nodes {
 		for _, n := range v.nodes[i].state.Nodes {
-			if !slices.Contains(asked, n.Debug) && !slices.Contains(addresses, n.Debug) && len(addresses) < mostNodes {
+			if !slices.Contains(asked, n.Debug) && !slices.Contains(addresses, n.Debug) {
 				addresses = append(addresses, n.Debug)
 			}
 		}

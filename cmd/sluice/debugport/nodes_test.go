@@ -3,6 +3,7 @@ package debugport
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -119,13 +120,19 @@ func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 	}
 }
 
-// The entry of a node before its last restart is no other node.
+// The entry of a node before its last restart is no other node. All others are asked, however many.
 func TestRestartedNodeIsNoOther(t *testing.T) {
 	again := look{nodes: []node{{debug: "localhost:6070", state: console.State{Nodes: []console.Node{
 		{Debug: "a:6070", Here: true}, {Debug: "a:6070"}, {Debug: "b:6070"},
 	}}}}}
 	if others := again.others(); !slices.Equal(others, []string{"b:6070"}) {
 		t.Errorf("beside a there are %v", others)
+	}
+	for i := range 1000 {
+		again.nodes[0].state.Nodes = append(again.nodes[0].state.Nodes, console.Node{Debug: fmt.Sprint(i)})
+	}
+	if n := len(again.others()); n != 1001 {
+		t.Errorf("of 1001 others, %d are asked", n)
 	}
 }
 
