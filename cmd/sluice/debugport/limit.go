@@ -173,10 +173,11 @@ func (c *limitRm) Run(s cli.Streams) error {
 	return err
 }
 
-// pages calls each with the overrides of a domain, or without one of all.
+// pages calls each with the overrides of a domain, or without one of all. Only the list of all has those from before a
+// change of a rule.
 func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden) error) error {
 	path := overridesPath
-	if domain != "" {
+	if domain != "" && prefix != "" {
 		path += "/" + url.PathEscape(domain)
 	}
 	for after := ""; ; {
@@ -191,8 +192,10 @@ func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden)
 			return err
 		}
 		for i := range page.Overrides {
-			if err := each(&page.Overrides[i]); err != nil {
-				return err
+			if o := &page.Overrides[i]; domain == "" || o.Domain == domain {
+				if err := each(o); err != nil {
+					return err
+				}
 			}
 		}
 		if after = page.Next; after == "" {
