@@ -145,8 +145,11 @@ func TestHelpIsBrief(t *testing.T) {
 	}
 }
 
-// A setting whose default follows from others is empty until it is set.
+// A setting whose default follows from others is empty until it is set, and has no default on the page.
 func TestSettingsShowUnsetBooleans(t *testing.T) {
+	if _, page, _ := runLine("settings", "--markdown"); !strings.Contains(page, "| `CONSOLE_REDACT` |  |") {
+		t.Error("the page has a default of CONSOLE_REDACT")
+	}
 	for flag, want := range map[string]string{"--no-runtime-watch-root": "-", "--console-redact=no": "false", "--console-redact": "true"} {
 		_, out, errs := runLine("settings", flag)
 		_, rest, found := strings.Cut(out, "CONSOLE_REDACT ")
