@@ -82,6 +82,8 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 // advise names the settings that an error of the connection speaks of.
 func (f *xdsFlags) advise(err error) string {
 	switch text := err.Error(); {
+	case strings.Contains(text, "received message larger than max"):
+		return fmt.Sprintf("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, which is %d", f.MaxMessage)
 	case strings.Contains(text, "unknown authority"):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is %q", f.CA)
 	case strings.Contains(text, "x509: certificate is valid for"):
