@@ -96,7 +96,8 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// Counts of before the first look are in no rate: of a node that answers late, and of one that starts again.
+// Counts of before the first look are in no rate: of a node that answers late, of one that starts again, and of a rule
+// that was not among the busiest of a node.
 func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 	at := time.Unix(1_700_000_000, 0)
 	seen := func(debug string, started, calls int) node {
@@ -108,13 +109,15 @@ func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 		v := &look{at: at, nodes: nodes, rules: map[string]*metrics.RuleState{}}
 		for i := range nodes {
 			if n := &nodes[i]; !n.seen.IsZero() {
-				v.add(&n.state)
+				v.add(&n.state, &n.state)
 			}
 		}
 		return v
 	}
-	before := looked(at, seen("a", 1, 1000), node{debug: "late", err: errors.New("away")}, seen("again", 1, 5000))
-	now := looked(at.Add(time.Second), seen("a", 1, 1007), seen("late", 1, 90000), seen("again", 2, 3), node{debug: "silent"})
+	quiet := seen("busy", 1, 70000)
+	quiet.state.Rules[0].Rule = "other"
+	before := looked(at, seen("a", 1, 1000), node{debug: "late", err: errors.New("away")}, seen("again", 1, 5000), quiet)
+	now := looked(at.Add(time.Second), seen("a", 1, 1007), seen("late", 1, 90000), seen("again", 2, 3), node{debug: "silent"}, seen("busy", 1, 70000))
 	if v := now.since(before); v.Calls != 7 || v.Rules[0].AdmittedRate != 7 {
 		t.Errorf("7 calls of one node are shown as %v a second, and %v admitted", v.Calls, v.Rules[0].AdmittedRate)
 	}
