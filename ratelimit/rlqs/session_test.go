@@ -122,6 +122,19 @@ func say(answer []byte) string {
 	return strings.Join(parts, ", ")
 }
 
+// Envoys of a node in SHADOW_MODE admit all, as the node does.
+func TestShadowedNodeAllowsAll(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, n, _ := newSession(t, &rules)
+	n.source.Shadow = true
+	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
+		t.Fatal(err)
+	}
+	if got := say(s.Answer(start)); got != "ALLOW_ALL 1m0s" {
+		t.Errorf("it answers %q", got)
+	}
+}
+
 func TestSession(t *testing.T) {
 	rules := rulesOf(t, oneRule)
 	s, n, p := newSession(t, &rules)
