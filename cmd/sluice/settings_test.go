@@ -138,7 +138,11 @@ func TestDeployedSettingsExist(t *testing.T) {
 	set := regexp.MustCompile(`(?m)(?:name: |^  |list ")([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b`)
 	seen := 0
 	for _, file := range []string{"helm/sluice/templates/_env.tpl", "kubernetes/sluice.yaml", "kubernetes/secret.yaml", "compose/compose.yaml"} {
-		for _, m := range set.FindAllStringSubmatch(read(t, "deploy/"+file), -1) {
+		text := read(t, "deploy/"+file)
+		if before, _, named := strings.Cut(text, "PEER_ADDR"); file != "kubernetes/secret.yaml" && (!named || strings.Contains(before, "peers.enabled")) {
+			t.Errorf("a node of deploy/%s has no address by which others find its debug port", file)
+		}
+		for _, m := range set.FindAllStringSubmatch(text, -1) {
 			name := m[1]
 			seen++
 			if name != "POD_IP" && !strings.Contains(help, "$"+name+")") {
