@@ -180,9 +180,6 @@ func announce(w io.Writer, v *server.Server, source config.Source) {
 	if _, builtIn := source.(config.Static); !builtIn {
 		return
 	}
-	_, port, err := net.SplitHostPort(web.String())
-	if err != nil {
-		return
-	}
+	_, port, _ := net.SplitHostPort(web.String())
 	fmt.Fprintf(w, "serving the built-in example (3 requests an hour for each user); your own rules: --config DIR|FILE. Try, four times:\n\n  curl -s -o /dev/null -w '%%{http_code}\\n' localhost:%s/json -d '%s'\n\n", port, exampleRequest)
 }

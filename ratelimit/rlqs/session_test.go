@@ -122,19 +122,6 @@ func say(answer []byte) string {
 	return strings.Join(parts, ", ")
 }
 
-// Envoys of a node in SHADOW_MODE admit all, as the node does.
-func TestShadowedNodeAllowsAll(t *testing.T) {
-	rules := rulesOf(t, oneRule)
-	s, n, _ := newSession(t, &rules)
-	n.source.Shadow = true
-	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
-		t.Fatal(err)
-	}
-	if got := say(s.Answer(start)); got != "ALLOW_ALL 1m0s" {
-		t.Errorf("it answers %q", got)
-	}
-}
-
 func TestSession(t *testing.T) {
 	rules := rulesOf(t, oneRule)
 	s, n, p := newSession(t, &rules)
@@ -180,6 +167,8 @@ func TestSession(t *testing.T) {
 	if b := n.Stats().Buckets.Load(); b != 1 {
 		t.Errorf("%d buckets are left, want that without a rule", b)
 	}
+	n.source.Shadow = true // SHADOW_MODE
+	report(20*time.Second, usageOf(0, 1, "other", "v"), "ALLOW_ALL 1m0s")
 	if debts := s.Close(start.Add(21 * time.Second)); len(debts) != 0 || n.Stats().Buckets.Load() != 0 ||
 		len(n.pools) != 0 {
 		t.Errorf("after its end: debts %v, %d buckets, %d keys", debts, n.Stats().Buckets.Load(), len(n.pools))

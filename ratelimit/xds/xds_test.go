@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -251,27 +253,21 @@ func TestBadInput(t *testing.T) {
 	if _, err := convertOne(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
 		t.Error("another type was read")
 	}
-	if _, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
-		t.Error("nonsense was read")
-	}
 }
 
 // Each attempt dials, so that a server that comes is found after the next pause, and not after those of gRPC.
 func TestEachAttemptDials(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
 	var dialled, failed atomic.Int64
-	go func() {
-		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+	s := httptest.NewUnstartedServer(nil) // it speaks no gRPC
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
 			dialled.Add(1)
-			conn.Close()
 		}
-	}()
+	}
+	s.Start()
+	defer s.Close()
 	tried := make(chan struct{})
-	run(t, Options{Server: l.Addr().String(), OnState: func(error) {
+	run(t, Options{Server: s.Listener.Addr().String(), OnState: func(error) {
 		if failed.Add(1) == 10 {
 			close(tried)
 		}

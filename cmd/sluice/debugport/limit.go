@@ -181,12 +181,7 @@ func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden)
 		path += "/" + url.PathEscape(domain)
 	}
 	for after := ""; ; {
-		q := url.Values{"limit": {"1000"}}
-		for name, value := range map[string]string{"prefix": prefix, "after": after} {
-			if value != "" {
-				q.Set(name, value)
-			}
-		}
+		q := url.Values{"limit": {"1000"}, "prefix": {prefix}, "after": {after}}
 		var page console.Page
 		if err := f.call(http.MethodGet, path+"?"+q.Encode(), nil, &page); err != nil {
 			return err
