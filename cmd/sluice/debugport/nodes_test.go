@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -53,13 +55,19 @@ func TestTop(t *testing.T) {
 		strings.Count(out, "\nrules abc\n") != 1 {
 		t.Errorf("%d %s\n%s", code, errs, out)
 	}
+	var text strings.Builder
+	terminal, _ := os.Open(os.DevNull) // of errors alone, as for a pipe
+	err := (&Top{Debug: []string{host(showing(t, "abc", 1))}, Every: 100 * time.Millisecond, Times: 1}).Run(cli.Streams{Out: &text, Err: terminal})
+	if err != nil || strings.Contains(text.String(), "\x1b") {
+		t.Errorf("in a pipe: %v\n%q", err, &text)
+	}
+	text.Reset()
 	debug := []string{host(a), host(b), host(other)}
 	before := lookAt(debug, false, nil)
 	b.Close()
 	now := lookAt(debug, false, before)
 	now.at = before.at.Add(7 * time.Second)
 	v := now.since(before)
-	var text strings.Builder
 	if err := v.write(&text); err != nil {
 		t.Fatal(err)
 	}

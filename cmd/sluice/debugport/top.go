@@ -53,7 +53,7 @@ func (c *Top) Run(s cli.Streams) error {
 		if c.JSON {
 			return s.JSONLine(v)
 		}
-		if s.Progress() != nil { // a terminal: the page begins anew
+		if cli.Terminal(s.Out) { // the page begins anew
 			fmt.Fprintf(s.Out, "\x1b[H\x1b[2J")
 		}
 		return v.write(s.Out)
