@@ -104,8 +104,8 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// Counts of before the first look are in no rate: of a node that answers late, of one that starts again, and of a rule
-// that was not among the busiest of a node.
+// Counts of before the first look are in no rate: of a node that answers late or starts again, and of a rule that a node
+// did not name.
 func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 	at := time.Unix(1_700_000_000, 0)
 	seen := func(debug string, started, calls int) node {
