@@ -63,6 +63,7 @@ func TestRedisSettings(t *testing.T) {
 		"stranger":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CACERT="+clients.File("ca.crt"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CACERT, which is \\\"" + clients.File("ca.crt")},
 		"refused cert": {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CLIENT_CERT="+stranger, "REDIS_TLS_CLIENT_KEY="+servers.File("client.key"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + stranger},
 		"no TLS there": {append([]string{"REDIS_URL=" + r.Addr}, tlsEnv...), "check REDIS_URL, and REDIS_TLS, which is true"},
+		"no cluster":   {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter2", "REDIS_TYPE=CLUSTER"}, `REDIS_TYPE, which is \"CLUSTER\"`},
 		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "check REDIS_URL"},
 	} {
 		t.Run(name, func(t *testing.T) {

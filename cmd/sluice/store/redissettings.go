@@ -212,6 +212,7 @@ func (f *Redis) advise(err error) string {
 		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
 	}
 	tlsSetting := func(name string) string { return "REDIS_TLS_" + name } // the other Redis has no certificates of its own
+	_, replied := errors.AsType[redis.Error](err)
 	switch unknown, _ := errors.AsType[x509.UnknownAuthorityError](err); {
 	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
 		setting, user, password := f.credentials()
@@ -235,6 +236,8 @@ func (f *Redis) advise(err error) string {
 		return fmt.Sprintf("check %s, which is %q: the server refuses it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	case says("sentinels specified in configuration are unreachable"):
 		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
+	case replied: // MOVED, CLUSTERDOWN, MISCONF, LOADING and others
+		return fmt.Sprintf("the server refuses commands: check its state, and %s, which is %q", f.setting("TYPE"), f.Type)
 	case f.secure() && clienttls.CutOff(text):
 		return fmt.Sprintf("check %s, which is %q: the server may refuse it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	}
