@@ -198,7 +198,8 @@ func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, er
 				}
 			}
 			refused = push.GetVersionInfo()
-			request.ErrorDetail = &status.Status{Code: int32(codes.InvalidArgument), Message: shorten(err.Error())}
+			why := shortenTo(err.Error(), longestDetail)
+			request.ErrorDetail = &status.Status{Code: int32(codes.InvalidArgument), Message: why}
 			continue
 		}
 		request.VersionInfo = push.GetVersionInfo()
@@ -207,8 +208,6 @@ func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, er
 
 // longestDetail bounds the error text for the server: it may have to fit a header.
 const longestDetail = 4 << 10
-
-func shorten(text string) string { return shortenTo(text, longestDetail) }
 
 func shortenTo(text string, most int) string {
 	if len(text) > most {

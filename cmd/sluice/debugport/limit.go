@@ -173,8 +173,7 @@ func (c *limitRm) Run(s cli.Streams) error {
 	return err
 }
 
-// pages calls each with the overrides of a domain, or without one of all. Only the list of all has those from before a
-// change of a rule.
+// pages calls each with the overrides of a domain, or of all. Only a list of all has those from before a rule's change.
 func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden) error) error {
 	path := overridesPath
 	if domain != "" && prefix != "" {
