@@ -121,8 +121,9 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 
 const (
 	maxHeaders = 64 << 10 // bytes that a server may send
-	// pingEvery is not below five minutes: by default, servers of gRPC end connections that are pinged more often.
-	pingEvery = 6 * time.Minute
+	// pingEvery is more than five minutes, as servers of gRPC demand by default, and less than balancers keep a quiet
+	// connection.
+	pingEvery = 310 * time.Second
 )
 
 // dial makes a connection for one stream, which dials at once. A connection that fails again and again would wait for
