@@ -10,6 +10,9 @@ import (
 // itself.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	if code, _, errs := runLine("demo", "--rate=1e-9"); code != 1 || !strings.Contains(errs, "0.001 to 100000") {
+		t.Errorf("of a rate for which no timer is long enough: %d %s", code, errs)
+	}
 	cmd := command(nil, "demo", "--for=15s", "--rate=300", "--nodes=2")
 	var out lines
 	cmd.Stdout = &out

@@ -53,8 +53,8 @@ func (*Demo) Help() string {
 
 // Run starts what there must be, prints where to look, and keeps the demand up.
 func (c *Demo) Run(s cli.Streams) error {
-	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate > 0) || c.Rate > 1e5 {
-		return fmt.Errorf("--nodes is %d and --rate %v, must be 1 to 10 nodes and at most 100000 requests a second", c.Nodes, c.Rate)
+	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate >= 0.001) || c.Rate > 1e5 {
+		return fmt.Errorf("--nodes is %d and --rate %v, must be 1 to 10 nodes and 0.001 to 100000 requests a second", c.Nodes, c.Rate)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
