@@ -67,7 +67,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 		o.Backoff.Spread = f.Random
 	}
 	warn := pace.Seldom(10*time.Second, func(err error) {
-		log.Warn("the management server is unreachable: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
+		log.Warn("the stream of the management server ended: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
 	})
 	o.OnState = func(err error) {
 		if err != nil {

@@ -105,6 +105,9 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 		if ctx.Err() != nil {
 			break
 		}
+		if strings.Contains(err.Error(), "message larger than max") { // gRPC does not read such a push
+			load.Refuse(err)
+		}
 		// A stream counts as a success only when something came: a server that takes connections
 		// and ends them at once would otherwise be asked without a growing pause.
 		if pushes > 0 {
