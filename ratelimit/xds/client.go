@@ -79,6 +79,9 @@ type Client struct {
 // NewClient makes a client; it does not connect yet.
 func NewClient(o Options) *Client {
 	o.Caps = o.Caps.OrDefault()
+	if o.OnState == nil {
+		o.OnState = func(error) {}
+	}
 	return &Client{options: o, pace: config.Pace{Interval: o.Interval}}
 }
 
@@ -113,7 +116,7 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 		if pushes > 0 {
 			failures, connected = 0, true
 		}
-		c.report(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
+		c.options.OnState(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
 		select {
 		case <-ctx.Done():
 		case <-time.After(c.options.Backoff.wait(failures, connected, rand.Float64())):
@@ -141,12 +144,6 @@ func (c *Client) dial(load config.Loader) (*grpc.ClientConn, error) {
 		// A stream on which nothing is pushed for hours looks like one whose server is gone; pings tell them apart.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: 10 * time.Second}),
 	)
-}
-
-func (c *Client) report(err error) {
-	if c.options.OnState != nil {
-		c.options.OnState(err)
-	}
 }
 
 // stream subscribes to rules and answers pushes, until the stream ends. If pushes come faster than they may
@@ -187,7 +184,7 @@ func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, er
 		// gRPC reports an open stream before any byte has come from the server. Only a push shows
 		// that it is there.
 		if pushes++; pushes == 1 {
-			c.report(nil)
+			c.options.OnState(nil)
 		}
 		request = &discovery.DiscoveryRequest{
 			TypeUrl: TypeURL, ResponseNonce: push.GetNonce(),
