@@ -88,7 +88,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	options := c.serviceOptions(budgets.HTTP)
 	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now}, c.caps.Quotas())
+	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Shadow: c.ShadowMode, Wall: time.Now}, c.caps.Quotas())
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),

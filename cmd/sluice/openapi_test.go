@@ -194,12 +194,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 	c.try("GET", "/v1/overrides", "", "", "hunter2")
 	c.try("GET", "/v1/overrides", "?limit=x", "", "hunter2")
-	for _, status := range []string{"200", "400", "403", "404", "422"} {
-		if !c.seen[override+" "+status] {
-			t.Errorf("%s %s was not seen", override, status)
-		}
-	}
-	for _, must := range []string{"/json 200", "/json 429", "/json 400", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400"} {
+	for _, must := range []string{override + " 200", override + " 400", override + " 403", override + " 404", override + " 422", "/json 200", "/json 429", "/json 400", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400"} {
 		if !c.seen[must] {
 			t.Errorf("%s was not seen", must)
 		}

@@ -157,7 +157,9 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		}
 	}
 	e.Look = &look
-	e.RLQS = rlqs.Reason(rule)
+	served := *rule
+	served.Shadow = rule.Shadow || c.ShadowMode
+	e.RLQS = rlqs.Reason(&served)
 	if c.Quotas != nil {
 		e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
 	}

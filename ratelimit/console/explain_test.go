@@ -26,8 +26,8 @@ descriptors:
 	d := n.console.Metrics.Store.Rules().Domain("d")
 	explained := func(key, want string) {
 		t.Helper()
-		got := n.console.explained(context.Background(), d, []config.Entry{{Key: key, Value: "x"}}).Next
-		if !strings.HasPrefix(got, want) {
+		e := n.console.explained(context.Background(), d, []config.Entry{{Key: key, Value: "x"}})
+		if got := e.Next + "; " + e.RLQS; !strings.HasPrefix(got, want) {
 			t.Errorf("the next request of %s is explained as %q, must be %q", key, got, want)
 		}
 	}
@@ -40,5 +40,5 @@ descriptors:
 	explained("ban", "OVER_LIMIT: requests_per_unit is 0")
 	n.console.ShadowMode = true
 	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
-	explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")
+	explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left; ALLOW_ALL")
 }

@@ -33,6 +33,7 @@ func DefaultOptions() Options {
 type Source struct {
 	Rules   func() *config.Rules
 	Limiter ratelimit.Limiter
+	Shadow  bool             // SHADOW_MODE: Envoys admit all
 	Wall    func() time.Time // for budgets without a ledger, whose windows are the wall clock's
 }
 

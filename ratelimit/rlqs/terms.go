@@ -44,16 +44,16 @@ func (n *Node) termsOf(rules *config.Rules, rule *ratelimit.Rule) *terms {
 	}
 	t := n.terms[rule]
 	if t == nil {
-		t = &terms{how: serviceOf(rule), rule: rule, asking: sublease.Rule(rule)}
+		t = &terms{how: n.serviceOf(rule), rule: rule, asking: sublease.Rule(rule)}
 		t.exact = t.asking.PerRequest()
 		n.terms[rule] = t
 	}
 	return t
 }
 
-func serviceOf(rule *ratelimit.Rule) service {
+func (n *Node) serviceOf(rule *ratelimit.Rule) service {
 	switch {
-	case rule == nil || rule.Unlimited || rule.Shadow:
+	case rule.Unlimited || rule.Shadow || n.source.Shadow:
 		return allowAll
 	// What cannot be divided safely is denied, not let through: a limit must not be lost because a
 	// setting does not fit.
