@@ -241,7 +241,7 @@ func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
 	t.Helper()
 	eachGoFile(t, func(path string, test bool) {
 		name := strings.TrimPrefix(path, top)
-		if test || !inCore(name) || strings.HasSuffix(name, ".pb.go") || forTests(name) {
+		if test || !inCore(name) || strings.HasSuffix(name, ".pb.go") || strings.HasPrefix(name, "leasing/redistest/") || strings.HasPrefix(name, "leasing/ledgertest/") {
 			return
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
@@ -255,11 +255,6 @@ func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
 			return true
 		})
 	})
-}
-
-// forTests tells whether a file of the core is only for tests.
-func forTests(name string) bool {
-	return strings.HasPrefix(name, "leasing/redistest/") || strings.HasPrefix(name, "leasing/ledgertest/")
 }
 
 func eachGoFile(t *testing.T, f func(path string, test bool)) {
@@ -281,7 +276,7 @@ func eachGoFile(t *testing.T, f func(path string, test bool)) {
 	}
 }
 
-// What the README shows is what there is.
+// What the README and the built-in example show is what there is.
 func TestREADME(t *testing.T) {
 	readme := read(t, "README.md")
 	makefile := read(t, "Makefile")
@@ -293,21 +288,14 @@ func TestREADME(t *testing.T) {
 	if !strings.Contains(makefile, "\ntest:") || !strings.Contains(read(t, ".ci/run"), "\nmake test\n") {
 		t.Error("make test is not what CI runs")
 	}
-	for i, block := range append(fenced(readme, "yaml"), fenced(read(t, "docs/approx.md"), "yaml")...) {
-		if !strings.HasPrefix(block, "domain:") {
+	for i, block := range slices.Concat(fenced(readme, "yaml"), fenced(read(t, "docs/approx.md"), "yaml"), []string{exampleConfig}) {
+		if !strings.Contains(block, "domain:") {
 			continue
 		}
 		_, warnings, problems := config.Parse([]config.Text{{Name: "README", Data: []byte(block)}}, config.Options{Coordination: ratelimit.DefaultCoordination()})
 		if problems != nil || warnings != nil {
 			t.Errorf("block %d: %v %v", i, problems, warnings)
 		}
-	}
-}
-
-func TestBuiltInExample(t *testing.T) {
-	_, warnings, problems := config.Parse([]config.Text{{Name: "example", Data: []byte(exampleConfig)}}, config.Options{Coordination: ratelimit.DefaultCoordination()})
-	if problems != nil || warnings != nil {
-		t.Errorf("%v %v", problems, warnings)
 	}
 }
 

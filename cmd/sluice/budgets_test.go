@@ -109,15 +109,3 @@ func TestBudgets(t *testing.T) {
 		t.Errorf("ARCHITECTURE.md has a budget for %s, where no package is", name)
 	}
 }
-
-func TestWeightCountsDecisions(t *testing.T) {
-	var w weight
-	w.add("a.go", "// if this\nif a && b || c { s = \"if for\" }\nfor {\n\tswitch x {\n\tcase 1:\n\t}\n}\n")
-	w.add("b.lua", "-- if\nif a and b then\nelseif c or d then\nend\nwhile x do end\n")
-	if want := (weight{12, 10}); w != want {
-		t.Errorf("%+v, want %+v", w, want)
-	}
-	if got, want := (weight{149, 10}).budget(), (weight{150, 20}); got != want {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-}

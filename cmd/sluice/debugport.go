@@ -18,11 +18,6 @@ func (s *flags) redacts() bool {
 }
 
 func (s *flags) debugOptions() server.DebugOptions {
-	o := server.DebugOptions{Unnamed: []string{"/metrics"}}
-	for name := range strings.SplitSeq(s.DebugHosts, ",") {
-		if name = strings.TrimSpace(name); name != "" {
-			o.Hosts = append(o.Hosts, name)
-		}
-	}
-	return o
+	names := strings.FieldsFunc(s.DebugHosts, func(r rune) bool { return strings.ContainsRune(", ", r) })
+	return server.DebugOptions{Unnamed: []string{"/metrics"}, Hosts: names}
 }

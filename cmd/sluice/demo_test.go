@@ -4,59 +4,36 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 )
 
 // The demo shows a fleet under load, of which every console answers, and ends by
 // itself.
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	cmd := command(nil, "demo", "--for=15s", "--rate=300")
-	out := make(chan string)
-	seen := make(chan string, 1)
-	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
+	if code, _, errs := runLine("demo", "--rate=1e-9"); code != 1 || !strings.Contains(errs, "0.001 to 100000") {
+		t.Errorf("of a rate for which no timer is long enough: %d %s", code, errs)
 	}
+	cmd := command(nil, "demo", "--for=15s", "--rate=300", "--nodes=2")
+	var out lines
+	cmd.Stdout = &out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		var all strings.Builder
-		b := make([]byte, 4096)
-		for {
-			n, err := pipe.Read(b)
-			all.Write(b[:n])
-			if strings.Contains(all.String(), " explain --debug") {
-				select {
-				case seen <- all.String():
-				default:
-				}
-			}
-			if err != nil {
-				out <- all.String()
-				return
-			}
-		}
-	}()
 	s := &sluice{T: t}
-	select {
-	case text := <-seen:
-		for _, m := range regexp.MustCompile(`http://(\S+)/console`).FindAllStringSubmatch(text, -1) {
-			s.eventually("decisions on "+m[1], func() bool {
-				_, body := s.get(m[1] + "/metrics")
-				return regexp.MustCompile(`sluice_decisions_total\{domain="edge",rule="api_key",mode="approx",source="(lease|drift)",reason=""\} [1-9]`).MatchString(body)
-			})
-			s.eventually("costs that were settled on "+m[1], func() bool {
-				_, body := s.get(m[1] + "/metrics")
-				return regexp.MustCompile(`sluice_holds_settled_total\{domain="edge",rule="team",mode="leasing",result="settled"\} [1-9]`).MatchString(body)
-			})
-		}
-	case <-time.After(30 * time.Second):
-		t.Error("nothing to look at")
+	s.eventually("there is something to look at", func() bool { return strings.Contains(out.String(), " explain --debug") })
+	for _, m := range regexp.MustCompile(`http://(\S+)/console`).FindAllStringSubmatch(out.String(), -1) {
+		s.eventually("decisions on "+m[1], func() bool {
+			_, body := s.get(m[1] + "/metrics")
+			return regexp.MustCompile(`sluice_decisions_total\{domain="edge",rule="api_key",mode="approx",source="(lease|drift)",reason=""\} [1-9]`).MatchString(body)
+		})
+		s.eventually("costs that were settled on "+m[1], func() bool {
+			_, body := s.get(m[1] + "/metrics")
+			return regexp.MustCompile(`sluice_holds_settled_total\{domain="edge",rule="team",mode="leasing",result="settled"\} [1-9]`).MatchString(body)
+		})
 	}
-	text := <-out
-	if err := cmd.Wait(); err != nil || strings.Count(text, "/console") != 3 || !regexp.MustCompile(`[1-9]\d* requests, [1-9]\d* passed, \d+ without an answer`).MatchString(text) {
+	err := cmd.Wait()
+	text := out.String()
+	if err != nil || strings.Count(text, "/console") != 2 || !strings.Contains(text, "6 tokens for 2 nodes") || !regexp.MustCompile(`[1-9]\d* requests, [1-9]\d* passed, \d+ without an answer`).MatchString(text) {
 		t.Errorf("%v\n%s", err, text)
 	}
 	// What it is about: each rule's own bound, and that no key went beyond it.

@@ -112,34 +112,31 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 // stores opens the store of all limits, and that of the limits for a second where there is one. Neither is connected
 // yet. Without a store there are none.
 func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) (all []*shared, err error) {
-	options := func(name string) store.Options {
-		o := store.Options{Flags: c.Store, Log: log, Pool: &metrics.Pool{}, Refused: &d.refused}
-		if c.Store.OnRedis() {
-			d.pools[name] = o.Pool
-		}
-		return o
+	first := store.Options{Flags: c.Store, Log: log, Pool: &metrics.Pool{}, Refused: &d.refused}
+	second, keys := first, c.MaxKeys
+	second.Pool = &metrics.Pool{}
+	perSecond, err := store.PerSecond(second)
+	if err != nil || !c.Store.Shared() {
+		return nil, err
 	}
-	perSecond, err := store.PerSecond(options("redis_per_second_pool"))
+	if perSecond != nil {
+		d.pools["redis_per_second_pool"] = second.Pool
+		keys = (keys + 1) / 2 // in each of two tables
+	}
+	usual, err := store.Open(first)
 	if err != nil {
 		return nil, err
 	}
-	if perSecond == nil {
-		delete(d.pools, "redis_per_second_pool")
-	}
-	if !c.Store.Shared() {
-		return nil, nil
-	}
-	usual, err := store.Open(options("redis_pool"))
-	if err != nil {
-		return nil, err
+	if c.Store.OnRedis() {
+		d.pools["redis_pool"] = first.Pool
 	}
 	setting := "REDIS_URL"
 	if c.Store.URL != "" {
 		setting = "STORE_URL"
 	}
-	all = []*shared{c.shared(setting, usual, seats, clock, log)}
+	all = []*shared{c.shared(setting, usual, keys, seats, clock, log)}
 	if perSecond != nil {
-		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, seats, clock, log))
+		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, keys, seats, clock, log))
 	}
 	return all, nil
 }

@@ -68,10 +68,7 @@ func (r *registry) run(ctx context.Context, name string, now func(*registration)
 	if r == nil {
 		return
 	}
-	host, _, err := net.SplitHostPort(name)
-	if err != nil {
-		return
-	}
+	host, _, _ := net.SplitHostPort(name)
 	me := registration{Host: host, Debug: name, Version: version(), Started: time.Now().Unix(), Holders: r.holders}
 	pause := time.Second // nodes that start together find each other
 	for n := 0; ctx.Err() == nil; n++ {

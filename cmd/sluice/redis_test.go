@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -62,6 +63,7 @@ func TestRedisSettings(t *testing.T) {
 		"stranger":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CACERT="+clients.File("ca.crt"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CACERT, which is \\\"" + clients.File("ca.crt")},
 		"refused cert": {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CLIENT_CERT="+stranger, "REDIS_TLS_CLIENT_KEY="+servers.File("client.key"), "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + stranger},
 		"no TLS there": {append([]string{"REDIS_URL=" + r.Addr}, tlsEnv...), "check REDIS_URL, and REDIS_TLS, which is true"},
+		"no cluster":   {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter2", "REDIS_TYPE=CLUSTER"}, `REDIS_TYPE, which is \"CLUSTER\"`},
 		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "check REDIS_URL"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -133,7 +135,7 @@ descriptors:
   - {key: often, rate_limit: {unit: second, requests_per_unit: 100000}}
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
 `)
-	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s"}, "--config", rules, "--log-level=warn")
+	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s", "MAX_KEYS=64"}, "--config", rules, "--log-level=warn")
 	ask := func(descriptors string) string {
 		return codesOf(s.overGRPC()(parseRequest(t, "domain=d | "+descriptors)))
 	}
@@ -160,6 +162,12 @@ descriptors:
 	}
 	if claims(usual) == before {
 		t.Error("the first Redis was not asked")
+	}
+	for i := range 200 {
+		ask(fmt.Sprintf("five=%d; often=%d", i, i))
+	}
+	if n := s.metric(`sluice_keys{in="leases"}`); n > 64 {
+		t.Errorf("%d keys are tracked, with MAX_KEYS 64", n)
 	}
 }
 

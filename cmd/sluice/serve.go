@@ -103,15 +103,15 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	defer end()
 	hurry, rush := context.WithCancel(hurry)
 	defer rush()
-	background, stop := context.WithCancel(drain)
+	background, stop := context.WithCancel(context.Background()) // a node that drains still decides
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
 	go watchRules(background, p.store, p.log)
 	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }
-	go keepHealthy(background, p.server, healthy, sync.OnceFunc(p.server.Open))
+	go keepHealthy(drain, p.server, healthy, sync.OnceFunc(p.server.Open))
 	if c.Store.Redis.HealthCheck {
-		go watchStore(background, p.server, healthy, p.ping, p.log)
+		go watchStore(drain, p.server, healthy, p.ping, p.log)
 	}
 	counting, uncount := context.WithCancel(context.Background())
 	flushed := c.statsd(counting, p.shown, p.latency, p.log)
@@ -165,9 +165,6 @@ func announce(w io.Writer, v *server.Server, source config.Source) {
 	if _, builtIn := source.(config.Static); !builtIn {
 		return
 	}
-	_, port, err := net.SplitHostPort(web.String())
-	if err != nil {
-		return
-	}
+	_, port, _ := net.SplitHostPort(web.String())
 	fmt.Fprintf(w, "serving the built-in example (3 requests an hour for each user); your own rules: --config DIR|FILE. Try, four times:\n\n  curl -s -o /dev/null -w '%%{http_code}\\n' localhost:%s/json -d '%s'\n\n", port, exampleRequest)
 }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
 // What the README shows: 200, 200, 200, 429, with nothing configured.
@@ -107,7 +109,8 @@ func TestReloadBySwap(t *testing.T) {
 }
 
 func TestDrain(t *testing.T) {
-	s := serve(t, []string{"DRAIN_TIME=1h"})
+	redis := redistest.Start(t)
+	s := serve(t, []string{"DRAIN_TIME=1h", "REDIS_URL=" + redis.Addr})
 	s.eventually("healthy", func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == 200 })
 	conn := s.dial()
 	watch, err := healthpb.NewHealthClient(conn).Watch(context.Background(), &healthpb.HealthCheckRequest{})
@@ -129,6 +132,8 @@ func TestDrain(t *testing.T) {
 	if got := s.postBody(exampleRequest); got != 200 {
 		t.Errorf("a call while draining: %d", got)
 	}
+	redis.Do("DEL", "sluice:nodes") // so that it has to say once more that it is there
+	s.eventually("other nodes count one that drains", func() bool { return redis.Do("HLEN", "sluice:nodes") == int64(1) })
 	conn.Close()                              // the watch is a call under way
 	_ = s.cmd.Process.Signal(syscall.SIGTERM) // a second one ends the wait
 	if err := <-s.exited; err != nil {

@@ -33,6 +33,7 @@ store:
 log: {log_level: warn}
 `)
 	t.Setenv("DEBUG_PORT", "9003")
+	t.Setenv("RUNTIME_APPDIRECTORY", "")
 	code, out, errs := runLine("settings", "--settings", file, "--drain-time=8s", "--json")
 	var all []settings.Setting
 	if err := json.Unmarshal([]byte(out), &all); err != nil || code != 0 {
@@ -43,13 +44,14 @@ log: {log_level: warn}
 		got[x.Name] = x
 	}
 	for name, want := range map[string]settings.Setting{
-		"GRPC_PORT":   {Section: "ports", Name: "GRPC_PORT", Value: "9001", From: file + ":3"},
-		"DEBUG_PORT":  {Section: "ports", Name: "DEBUG_PORT", Value: "9003", From: "environment"},
-		"DRAIN_TIME":  {Section: "ports", Name: "DRAIN_TIME", Value: "8s", From: "flag"},
-		"HOST":        {Section: "ports", Name: "HOST", Value: "10.0.0.1", From: file + ":6"},
-		"ADMIN_TOKEN": {Section: "ports", Name: "ADMIN_TOKEN", Value: "(set)", From: file + ":7"},
-		"REDIS_URL":   {Section: "store", Name: "REDIS_URL", Value: "redis://user:xxxxx@r:6379", From: file + ":9"},
-		"LOG_LEVEL":   {Section: "log", Name: "LOG_LEVEL", Value: "warn", From: file + ":10"},
+		"GRPC_PORT":            {Section: "ports", Name: "GRPC_PORT", Value: "9001", From: file + ":3"},
+		"DEBUG_PORT":           {Section: "ports", Name: "DEBUG_PORT", Value: "9003", From: "environment"},
+		"RUNTIME_APPDIRECTORY": {Section: "rules", Name: "RUNTIME_APPDIRECTORY", From: "environment"},
+		"DRAIN_TIME":           {Section: "ports", Name: "DRAIN_TIME", Value: "8s", From: "flag"},
+		"HOST":                 {Section: "ports", Name: "HOST", Value: "10.0.0.1", From: file + ":6"},
+		"ADMIN_TOKEN":          {Section: "ports", Name: "ADMIN_TOKEN", Value: "(set)", From: file + ":7"},
+		"REDIS_URL":            {Section: "store", Name: "REDIS_URL", Value: "redis://user:xxxxx@r:6379", From: file + ":9"},
+		"LOG_LEVEL":            {Section: "log", Name: "LOG_LEVEL", Value: "warn", From: file + ":10"},
 	} {
 		if got[name] != want {
 			t.Errorf("%+v, want %+v", got[name], want)
@@ -145,8 +147,11 @@ func TestHelpIsBrief(t *testing.T) {
 	}
 }
 
-// A setting whose default follows from others is empty until it is set.
+// A setting whose default follows from others is empty until it is set, and has no default on the page.
 func TestSettingsShowUnsetBooleans(t *testing.T) {
+	if _, page, _ := runLine("settings", "--markdown"); !strings.Contains(page, "| `CONSOLE_REDACT` |  |") {
+		t.Error("the page has a default of CONSOLE_REDACT")
+	}
 	for flag, want := range map[string]string{"--no-runtime-watch-root": "-", "--console-redact=no": "false", "--console-redact": "true"} {
 		_, out, errs := runLine("settings", flag)
 		_, rest, found := strings.Cut(out, "CONSOLE_REDACT ")

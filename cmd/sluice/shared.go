@@ -32,10 +32,10 @@ type shared struct {
 	failed func(error)
 }
 
-func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
+func (c *serveCmd) shared(setting string, s store.Store, keys int, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
 	holder := account.NewHolder()
 	x := &shared{
-		Fleet: leasing.NewFleet(s.Ledger(), holder, c.MaxKeys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
+		Fleet: leasing.NewFleet(s.Ledger(), holder, keys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
 	x.slots = leasing.NewConcurrency(s.Slots(), x.Alone(), clock)
 	x.failed = pace.Seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })

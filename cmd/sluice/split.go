@@ -143,10 +143,7 @@ func isBrief(a *ratelimit.Ask) int {
 }
 
 func (b *byUnit) fleet(a *ratelimit.Ask) *leasing.Fleet {
-	if isBrief(a) == 1 {
-		return b.brief
-	}
-	return b.usual
+	return [...]*leasing.Fleet{b.usual, b.brief}[isBrief(a)]
 }
 
 // Alone has the node's own budgets for outages. Both limiters spend from them. So package routing can decide

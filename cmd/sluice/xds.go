@@ -65,7 +65,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 		o.Backoff.Spread = f.Random
 	}
 	warn := pace.Seldom(10*time.Second, func(err error) {
-		log.Warn("the management server is unreachable: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
+		log.Warn("the stream of the management server ended: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
 	})
 	o.OnState = func(err error) {
 		if err != nil {
@@ -80,6 +80,8 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 // advise names the settings that an error of the connection speaks of.
 func (f *xdsFlags) advise(err error) string {
 	switch text := err.Error(); {
+	case strings.Contains(text, "received message larger than max"):
+		return fmt.Sprintf("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, which is %d", f.MaxMessage)
 	case strings.Contains(text, "unknown authority"):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is %q", f.CA)
 	case strings.Contains(text, "x509: certificate is valid for"):

@@ -124,7 +124,8 @@ func TestBadXDSCertificates(t *testing.T) {
 	i.Leaf("xds", time.Hour, "xds.example")
 	i.Leaf("node", time.Hour, "node")
 	stranger.Leaf("node", time.Hour, "node")
-	address, _ := managementServer(t, serverCredentials(i))
+	address, snapshots := managementServer(t, serverCredentials(i))
+	push(t, snapshots, "default", &rlsconf.RateLimitConfig{Name: "d", Domain: "d"})
 	good := []string{
 		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
 		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=100ms", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=100ms", "DRAIN_TIME=0s",
@@ -138,6 +139,7 @@ func TestBadXDSCertificates(t *testing.T) {
 		"unknown authority": {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + stranger.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN="}, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is \"" + stranger.File("ca.crt")},
 		"another name":      {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_SAN=other.example"}, "CONFIG_GRPC_XDS_SERVER_TLS_SAN is other.example"},
 		"a stranger":        {[]string{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + stranger.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + stranger.File("node.key")}, "CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is \"" + stranger.File("node.crt")},
+		"a large push":      {[]string{"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES=10"}, "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, which is 10"},
 		"no TLS":            {[]string{"CONFIG_GRPC_XDS_SERVER_USE_TLS=false"}, "CONFIG_GRPC_XDS_SERVER_USE_TLS, which is false"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -162,9 +162,6 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 // withoutEffect warns about a rule's own settings that have no effect. Inherited settings can be for its
 // siblings.
 func (c *compiler) idle(d *Descriptor, s *scope) {
-	if hold := d.Inherited.Hold; hold != nil && d.Limit.Unit == "" && d.Descriptors == nil {
-		c.odd(NoEffect, hold.Place, s.names, "hold has no effect: the rule has concurrency, or is unlimited")
-	}
 	for _, set := range d.Inherited.Coordination {
 		if why := withoutEffect(set.Field, s); why != "" {
 			c.odd(NoEffect, set.Place, s.names, "%s has no effect: %s", set.Field, why)

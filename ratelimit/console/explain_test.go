@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"strings"
 	"testing"
 

@@ -323,8 +323,10 @@ func (c *console) setOverride(ctx context.Context, a *ratelimit.Ask, descriptor 
 		descriptor,
 	}
 	if o != nil {
-		about = append(about, "limit", OverrideLimit{o.Requests, o.Unlimited}.String(), "expires", timeOf(o.Expires),
-			"reason", o.Reason)
+		about = append(about, "limit", OverrideLimit{o.Requests, o.Unlimited}.String(), "reason", o.Reason)
+		if o.Expires != 0 {
+			about = append(about, "expires", timeOf(o.Expires))
+		}
 	}
 	level := slog.LevelInfo
 	switch {

@@ -17,7 +17,7 @@ import (
 var (
 	scriptText   = regexp.MustCompile(`X(\d+)`)
 	scriptHeader = regexp.MustCompile(` (From|If-Match|If-None-Match): ?`)
-	scriptTimes  = regexp.MustCompile(`,"expires":"[^"]*"|time=\S+ |expires=\S+ `)
+	scriptTimes  = regexp.MustCompile(`,"expires":"[^"]*"|time=\S+ | expires=\S+`)
 )
 
 func TestOverridesAreAnsweredInFull(t *testing.T) {

@@ -167,6 +167,8 @@ func TestSession(t *testing.T) {
 	if b := n.Stats().Buckets.Load(); b != 1 {
 		t.Errorf("%d buckets are left, want that without a rule", b)
 	}
+	n.source.ShadowMode = true // SHADOW_MODE
+	report(20*time.Second, usageOf(0, 1, "other", "v"), "ALLOW_ALL 1m0s")
 	if debts := s.Close(start.Add(21 * time.Second)); len(debts) != 0 || n.Stats().Buckets.Load() != 0 ||
 		len(n.pools) != 0 {
 		t.Errorf("after its end: debts %v, %d buckets, %d keys", debts, n.Stats().Buckets.Load(), len(n.pools))

@@ -17,7 +17,7 @@ const ShortestWindow = time.Minute
 func Servable(r *ratelimit.Rule) error {
 	l := &r.Limit
 	switch {
-	case r.Unlimited || r.RefusesAll():
+	case r.Unlimited || r.Shadow || r.RefusesAll():
 		return nil
 	case l.Algorithm == ratelimit.Concurrency:
 		return errors.New("it limits requests in flight, and a report of RLQS does not say when a request has ended; " +

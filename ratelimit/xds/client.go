@@ -79,6 +79,9 @@ type Client struct {
 // NewClient makes a client; it does not connect yet.
 func NewClient(o Options) *Client {
 	o.Caps = o.Caps.OrDefault()
+	if o.OnState == nil {
+		o.OnState = func(error) {}
+	}
 	return &Client{options: o, pace: config.Pace{Interval: o.Interval}}
 }
 
@@ -99,35 +102,21 @@ func (c *Client) String() string { return "xds " + c.options.Server }
 // Watch implements [config.Source]: it keeps a stream open until ctx is done, and
 // has load put pushes in force. It blocks.
 func (c *Client) Watch(ctx context.Context, load config.Loader) error {
-	// The name is resolved at each dial (passthrough), so that a server may move.
-	conn, err := grpc.NewClient(
-		"passthrough:///"+c.options.Server, grpc.WithTransportCredentials(c.options.Credentials),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
-			grpc.ForceCodecV2(newCodec(c.options.Caps, load.Refuse))),
-		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			// A stream on which nothing is pushed for hours looks like one whose server is gone;
-			// pings tell them apart.
-			Time: 30 * time.Second, Timeout: 10 * time.Second,
-			PermitWithoutStream: true,
-		}),
-	)
-	if err != nil {
-		return fmt.Errorf("CONFIG_GRPC_XDS_SERVER_URL %s: %w", c.options.Server, err)
-	}
-	defer conn.Close()
 	connected := false
 	for failures := 0; ctx.Err() == nil; failures++ {
-		pushes, err := c.stream(ctx, conn, load)
+		pushes, err := c.stream(ctx, load)
 		if ctx.Err() != nil {
 			break
+		}
+		if strings.Contains(err.Error(), "message larger than max") { // gRPC does not read such a push
+			load.Refuse(err)
 		}
 		// A stream counts as a success only when something came: a server that takes connections
 		// and ends them at once would otherwise be asked without a growing pause.
 		if pushes > 0 {
 			failures, connected = 0, true
 		}
-		c.report(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
+		c.options.OnState(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
 		select {
 		case <-ctx.Done():
 		case <-time.After(c.options.Backoff.wait(failures, connected, rand.Float64())):
@@ -136,18 +125,35 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 	return nil
 }
 
-// maxHeaders are bytes of headers that a server may send.
-const maxHeaders = 64 << 10
+const (
+	maxHeaders = 64 << 10 // bytes that a server may send
+	// pingEvery is more than five minutes, as servers of gRPC demand by default, and less than balancers keep a quiet
+	// connection.
+	pingEvery = 310 * time.Second
+)
 
-func (c *Client) report(err error) {
-	if c.options.OnState != nil {
-		c.options.OnState(err)
-	}
+// dial makes a connection for one stream, which dials at once. A connection that fails again and again would wait for
+// up to two minutes before it dials, whatever the back-off here is.
+func (c *Client) dial(load config.Loader) (*grpc.ClientConn, error) {
+	return grpc.NewClient(
+		"passthrough:///"+c.options.Server, // the name is resolved at each dial, so that a server may move
+		grpc.WithTransportCredentials(c.options.Credentials),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
+			grpc.ForceCodecV2(newCodec(c.options.Caps, load.Refuse))),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		// A stream on which nothing is pushed for hours looks like one whose server is gone; pings tell them apart.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: 10 * time.Second}),
+	)
 }
 
 // stream subscribes to rules and answers pushes, until the stream ends. If pushes come faster than they may
 // be loaded, the last one is loaded and answered. A nonce without an answer was overtaken by the next.
-func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.Loader) (pushes int, err error) {
+func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, err error) {
+	conn, err := c.dial(load)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	for name, value := range c.options.Headers {
@@ -178,7 +184,7 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.
 		// gRPC reports an open stream before any byte has come from the server. Only a push shows
 		// that it is there.
 		if pushes++; pushes == 1 {
-			c.report(nil)
+			c.options.OnState(nil)
 		}
 		request = &discovery.DiscoveryRequest{
 			TypeUrl: TypeURL, ResponseNonce: push.GetNonce(),
@@ -193,7 +199,8 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.
 				}
 			}
 			refused = push.GetVersionInfo()
-			request.ErrorDetail = &status.Status{Code: int32(codes.InvalidArgument), Message: shorten(err.Error())}
+			why := shortenTo(err.Error(), longestDetail)
+			request.ErrorDetail = &status.Status{Code: int32(codes.InvalidArgument), Message: why}
 			continue
 		}
 		request.VersionInfo = push.GetVersionInfo()
@@ -202,8 +209,6 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.
 
 // longestDetail bounds the error text for the server: it may have to fit a header.
 const longestDetail = 4 << 10
-
-func shorten(text string) string { return shortenTo(text, longestDetail) }
 
 func shortenTo(text string, most int) string {
 	if len(text) > most {

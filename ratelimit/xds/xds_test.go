@@ -6,9 +6,12 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -178,8 +181,8 @@ func TestPushes(t *testing.T) {
 		Server: m.addr, Headers: map[string]string{"x-tenant": "edge"},
 		Metadata: map[string]any{"zone": "eu"},
 	})
-	first := m.until("the first request",
-		func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" })
+	begins := func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" } // a stream
+	first := m.until("the first request", begins)
 	if zone := first.GetNode().GetMetadata().GetFields()["zone"].GetStringValue(); zone != "eu" ||
 		first.GetTypeUrl() != TypeURL {
 		t.Errorf("the first request is %v", first)
@@ -208,12 +211,17 @@ func TestPushes(t *testing.T) {
 	m.acked("v5")
 	m.server.Stop()
 	m.start(m.addr)
-	m.until("a new stream", func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" })
+	m.until("a new stream", begins)
 	m.acked("v5")
 	m.push(domain("a", limit("k", 9)))
 	m.acked("v6")
 	if requests(store, "a.k") != 9 || requests(store, "b.k") != -1 {
 		t.Errorf("after the server's return: %d %d", requests(store, "a.k"), requests(store, "b.k"))
+	}
+	m.push(domain("a", limit(strings.Repeat("k", 5<<20), 1)))
+	m.until("a stream after a push that is too large", begins)
+	if s := store.Status(); s.Good || !strings.Contains(s.Error, "larger than max") {
+		t.Errorf("of a push that is too large, it says %+v", s)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -247,11 +255,27 @@ func TestBadInput(t *testing.T) {
 	if err != nil || !strings.Contains(string(read.Data), `{"rate":"NaN"}`) {
 		t.Errorf("metadata that JSON cannot say: %v\n%s", err, read.Data)
 	}
-	if _, err := convertOne(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
-		t.Error("another type was read")
+}
+
+// Each attempt dials, so that a server that comes is found after the next pause, and not after those of gRPC.
+func TestEachAttemptDials(t *testing.T) {
+	var dialled, failed atomic.Int64
+	s := httptest.NewUnstartedServer(nil) // it speaks no gRPC
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			dialled.Add(1)
+		}
 	}
-	if _, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
-		t.Error("nonsense was read")
+	s.Start()
+	defer s.Close()
+	tried := make(chan struct{})
+	run(t, Options{Server: s.Listener.Addr().String(), OnState: func(error) {
+		if failed.Add(1) == 10 {
+			close(tried)
+		}
+	}})
+	if <-tried; dialled.Load() < 10 {
+		t.Errorf("in 10 attempts the server was dialled %d times", dialled.Load())
 	}
 }
 

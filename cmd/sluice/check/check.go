@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -212,12 +213,8 @@ func (c *Command) checked(path string, o config.Options) (*checked, error) {
 
 func (c *Command) read(path string) ([]config.Text, error) {
 	if path == "-" {
-		in := c.in
-		if in == nil {
-			in = os.Stdin
-		}
 		most := int64(c.caps.FileBytes)
-		data, err := io.ReadAll(io.LimitReader(in, most+1)) // a longer one is refused by the bounds
+		data, err := io.ReadAll(io.LimitReader(cmp.Or[io.Reader](c.in, os.Stdin), most+1)) // a longer one is refused by the bounds
 		return []config.Text{{Name: "(stdin)", Data: data}}, err
 	}
 	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Caps: c.caps}

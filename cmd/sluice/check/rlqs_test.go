@@ -30,9 +30,9 @@ func TestCheckRLQS(t *testing.T) {
 			t.Errorf("%s: %d, and no %q in\n%s", c.rule, code, c.want, out)
 		}
 	}
-	code, out := checkRLQS(t, head+"rate_limit: {unit: hour, requests_per_unit: 600}\n  coordination: {lease: {size: 30}}\n- key: u\n  rate_limit: {unlimited: true}\n- key: b\n"+
+	code, out := checkRLQS(t, head+"rate_limit: {unit: hour, requests_per_unit: 600}\n  coordination: {lease: {size: 30}}\n- key: u\n  rate_limit: {unlimited: true}\n- key: s\n  shadow_mode: true\n  rate_limit: {unit: second, requests_per_unit: 1}\n- key: b\n"+
 		"  algorithm: token_bucket\n  rate_limit: {unit: minute, requests_per_unit: 6000}\n", "--envoys=60")
-	for _, want := range []string{"30 (one lease)", "2220 (one lease)", "d.b: leases come from a bucket of 4440; the other 1560 are held back for the refill of 15.6s", "d.u: Envoys are told ALLOW_ALL: it is unlimited", "blanket_rule: DENY_ALL", "UNDER excludes"} {
+	for _, want := range []string{"30 (one lease)", "2220 (one lease)", "d.b: leases come from a bucket of 4440; the other 1560 are held back for the refill of 15.6s", "d.u: Envoys are told ALLOW_ALL: it is unlimited", "d.s: Envoys are told ALLOW_ALL: it is in shadow_mode", "blanket_rule: DENY_ALL", "UNDER excludes"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("%d, and no %q in\n%s", code, want, out)
 		}

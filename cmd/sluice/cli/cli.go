@@ -14,14 +14,20 @@ type Streams struct{ Out, Err io.Writer }
 
 // Progress is where a long run says how far it is: the terminal, or nil without one.
 func (s Streams) Progress() io.Writer {
-	f, ok := s.Err.(*os.File)
-	if !ok {
-		return nil
-	}
-	if info, err := f.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+	if !Terminal(s.Err) {
 		return nil
 	}
 	return s.Err
+}
+
+// Terminal tells whether a writer is one.
+func Terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // JSON writes v for programs, on several lines.

@@ -173,26 +173,23 @@ func (c *limitRm) Run(s cli.Streams) error {
 	return err
 }
 
-// pages calls each with the overrides of a domain, or without one of all.
+// pages calls each with the overrides of a domain, or of all. Only a list of all has those from before a rule's change.
 func (f *limitFlags) pages(domain, prefix string, each func(*console.Overridden) error) error {
 	path := overridesPath
-	if domain != "" {
+	if domain != "" && prefix != "" {
 		path += "/" + url.PathEscape(domain)
 	}
 	for after := ""; ; {
-		q := url.Values{"limit": {"1000"}}
-		for name, value := range map[string]string{"prefix": prefix, "after": after} {
-			if value != "" {
-				q.Set(name, value)
-			}
-		}
+		q := url.Values{"limit": {"1000"}, "prefix": {prefix}, "after": {after}}
 		var page console.Page
 		if err := f.call(http.MethodGet, path+"?"+q.Encode(), nil, &page); err != nil {
 			return err
 		}
 		for i := range page.Overrides {
-			if err := each(&page.Overrides[i]); err != nil {
-				return err
+			if o := &page.Overrides[i]; domain == "" || o.Domain == domain {
+				if err := each(o); err != nil {
+					return err
+				}
 			}
 		}
 		if after = page.Next; after == "" {

@@ -91,19 +91,21 @@ func TestImportSetsEachLine(t *testing.T) {
 	}
 }
 
-// After a change of a rule, a key has the override in force in an export, and not the one of before.
+// After a change of a rule, a key has the override in force in an export, or else the last one of before.
 func TestExportHasTheOverrideInForce(t *testing.T) {
-	override := func(descriptor, limit, inForce string, set int) string {
-		return fmt.Sprintf(`{"domain": "d", "descriptor": %q, "limit": %s, "in_force": %q, "set": "2026-01-%02dT00:00:00Z"}`,
-			descriptor, limit, inForce, set)
+	override := func(domain, descriptor, limit, inForce string, set int) string {
+		return fmt.Sprintf(`{"domain": %q, "descriptor": %q, "limit": %s, "in_force": %q, "set": "2026-01-%02dT00:00:00Z"}`,
+			domain, descriptor, limit, inForce, set)
 	}
-	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"overrides": [`+strings.Join([]string{
-			override("k=a", "5", "", 1), override("k=b", "6", "", 2), override("k=b", "7", "", 3), override("k=a", "1000", "1000 per minute", 1),
-		}, ", ")+`]}`)
+	all := []string{
+		override("d", "k=a", "5", "", 1), override("d", "k=b", "6", "", 2), override("d", "k=b", "7", "", 3), override("e", "k=c", "8", "", 4),
+		override("d", "k=a", "1000", "1000 per minute", 1), // the list of a domain has those in force only
+	}
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, `{"overrides": [`+strings.Join(all[4*min(1, strings.Count(r.URL.Path, "/d")):], ", ")+`]}`)
 	}))
 	defer node.Close()
-	code, out, errs := clitest.Run(new(Limit), []string{"export", "--token=t", "--debug", strings.TrimPrefix(node.URL, "http://")}, address)
+	code, out, errs := clitest.Run(new(Limit), []string{"export", "d", "--token=t", "--debug", strings.TrimPrefix(node.URL, "http://")}, address)
 	want := "domain,descriptor,limit,unit,expires,reason,by,set\n" +
 		"d,k=a,1000,,,,,2026-01-01T00:00:00Z\nd,k=b,7,,,,,2026-01-03T00:00:00Z\n"
 	if code != 0 || out != want {

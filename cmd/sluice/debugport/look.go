@@ -64,7 +64,7 @@ func lookAt(debug []string, all bool, before *look) *look {
 	}
 	for i := range v.nodes {
 		if n := &v.nodes[i]; !n.seen.IsZero() {
-			v.add(&n.state)
+			v.add(&n.state, &n.state)
 		}
 	}
 	return v
@@ -100,9 +100,6 @@ func (v *look) ask(addresses []string) {
 	all.Wait()
 }
 
-// mostNodes bounds the asked nodes.
-const mostNodes = 200
-
 // others are the nodes that answers name, without those that were asked.
 func (v *look) others() (addresses []string) {
 	var asked []string // also the entry of a node before its last restart
@@ -116,7 +113,7 @@ func (v *look) others() (addresses []string) {
 	}
 	for i := range v.nodes {
 		for _, n := range v.nodes[i].state.Nodes {
-			if !slices.Contains(asked, n.Debug) && !slices.Contains(addresses, n.Debug) && len(addresses) < mostNodes {
+			if !slices.Contains(asked, n.Debug) && !slices.Contains(addresses, n.Debug) {
 				addresses = append(addresses, n.Debug)
 			}
 		}
@@ -139,21 +136,29 @@ func (v *look) remember(before *look) {
 	}
 }
 
-func (v *look) add(s *console.State) {
-	v.total.calls += s.Calls
-	v.total.over += s.OverLimit
-	v.total.trips += s.Store.RoundTrips
-	for _, n := range s.Fallbacks {
+// add takes in what a node said earlier, of the rules that it names now: it names its busiest ones. What it did not name
+// then counts as it does now.
+func (v *look) add(now, earlier *console.State) {
+	v.total.calls += earlier.Calls
+	v.total.over += earlier.OverLimit
+	v.total.trips += earlier.Store.RoundTrips
+	for _, n := range earlier.Fallbacks {
 		v.total.fallbacks += n
 	}
-	for i := range s.Rules {
-		v.addRule(s.Rules[i])
+	before := map[string]metrics.RuleState{}
+	for _, r := range slices.Concat(now.Rules, earlier.Rules) {
+		before[ruleName(&r)] = r
+	}
+	for i := range now.Rules {
+		v.addRule(before[ruleName(&now.Rules[i])])
 	}
 }
 
+func ruleName(r *metrics.RuleState) string { return r.Domain + "\x00" + r.Rule + "\x00" + r.Mode }
+
 // addRule takes the rule by value: what a node said last is summed at each look.
 func (v *look) addRule(r metrics.RuleState) {
-	name := r.Domain + "\x00" + r.Rule + "\x00" + r.Mode
+	name := ruleName(&r)
 	all := v.rules[name]
 	if all == nil {
 		v.rules[name] = &r
@@ -204,18 +209,20 @@ type RuleSet struct {
 	Nodes       []string `json:"nodes"`
 }
 
-// counted is an earlier look, with the present counts of nodes that did not answer then, or have started since.
+// counted is an earlier look, with the present counts of nodes that did not answer then, or have started since, and of
+// rules that they did not name.
 func (v *look) counted(before *look) *look {
 	all := &look{at: before.at, rules: map[string]*metrics.RuleState{}}
 	for i := range v.nodes {
-		s := &v.nodes[i].state
+		now := &v.nodes[i].state
+		earlier := now
 		for j := range before.nodes {
 			old := &before.nodes[j]
-			if old.debug == v.nodes[i].debug && !old.seen.IsZero() && old.state.Started.Equal(s.Started) {
-				s = &old.state
+			if old.debug == v.nodes[i].debug && !old.seen.IsZero() && old.state.Started.Equal(now.Started) {
+				earlier = &old.state
 			}
 		}
-		all.add(s)
+		all.add(now, earlier)
 	}
 	return all
 }

@@ -3,9 +3,11 @@ package debugport
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/cli"
 	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -52,13 +55,19 @@ func TestTop(t *testing.T) {
 		strings.Count(out, "\nrules abc\n") != 1 {
 		t.Errorf("%d %s\n%s", code, errs, out)
 	}
+	var text strings.Builder
+	terminal, _ := os.Open(os.DevNull) // of errors alone, as for a pipe
+	err := (&Top{Debug: []string{host(showing(t, "abc", 1))}, Every: 100 * time.Millisecond, Times: 1}).Run(cli.Streams{Out: &text, Err: terminal})
+	if err != nil || strings.Contains(text.String(), "\x1b") {
+		t.Errorf("in a pipe: %v\n%q", err, &text)
+	}
+	text.Reset()
 	debug := []string{host(a), host(b), host(other)}
 	before := lookAt(debug, false, nil)
 	b.Close()
 	now := lookAt(debug, false, before)
 	now.at = before.at.Add(7 * time.Second)
 	v := now.since(before)
-	var text strings.Builder
 	if err := v.write(&text); err != nil {
 		t.Fatal(err)
 	}
@@ -68,6 +77,11 @@ func TestTop(t *testing.T) {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, &text)
 		}
+	}
+	text.Reset()
+	waits := Summary{nodes: []node{{debug: "new", seen: now.at}}}
+	if waits.writeTrouble(&text); text.Len() > 0 {
+		t.Errorf("a node that waits for its first rules is shown as %s", &text)
 	}
 	// Another 10 at a and 1 at the third node in 7 s; what b had is still in the sums.
 	if len(v.Nodes) != 3 || v.Nodes[1].Answers || v.Nodes[1].Error == "" || len(v.Sets) != 2 || v.Calls != 11./7 || v.Rules[0].AdmittedRate != 11./7 ||
@@ -90,7 +104,8 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// Counts of before the first look are in no rate: of a node that answers late, and of one that starts again.
+// Counts of before the first look are in no rate: of a node that answers late or starts again, and of a rule that a node
+// did not name.
 func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 	at := time.Unix(1_700_000_000, 0)
 	seen := func(debug string, started, calls int) node {
@@ -102,25 +117,33 @@ func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 		v := &look{at: at, nodes: nodes, rules: map[string]*metrics.RuleState{}}
 		for i := range nodes {
 			if n := &nodes[i]; !n.seen.IsZero() {
-				v.add(&n.state)
+				v.add(&n.state, &n.state)
 			}
 		}
 		return v
 	}
-	before := looked(at, seen("a", 1, 1000), node{debug: "late", err: errors.New("away")}, seen("again", 1, 5000))
-	now := looked(at.Add(time.Second), seen("a", 1, 1007), seen("late", 1, 90000), seen("again", 2, 3), node{debug: "silent"})
+	quiet := seen("busy", 1, 70000)
+	quiet.state.Rules[0].Rule = "other"
+	before := looked(at, seen("a", 1, 1000), node{debug: "late", err: errors.New("away")}, seen("again", 1, 5000), quiet)
+	now := looked(at.Add(time.Second), seen("a", 1, 1007), seen("late", 1, 90000), seen("again", 2, 3), node{debug: "silent"}, seen("busy", 1, 70000))
 	if v := now.since(before); v.Calls != 7 || v.Rules[0].AdmittedRate != 7 {
 		t.Errorf("7 calls of one node are shown as %v a second, and %v admitted", v.Calls, v.Rules[0].AdmittedRate)
 	}
 }
 
-// The entry of a node before its last restart is no other node.
+// The entry of a node before its last restart is no other node. All others are asked, however many.
 func TestRestartedNodeIsNoOther(t *testing.T) {
 	again := look{nodes: []node{{debug: "localhost:6070", state: console.State{Nodes: []console.Node{
 		{Debug: "a:6070", Here: true}, {Debug: "a:6070"}, {Debug: "b:6070"},
 	}}}}}
 	if others := again.others(); !slices.Equal(others, []string{"b:6070"}) {
 		t.Errorf("beside a there are %v", others)
+	}
+	for i := range 1000 {
+		again.nodes[0].state.Nodes = append(again.nodes[0].state.Nodes, console.Node{Debug: fmt.Sprint(i)})
+	}
+	if n := len(again.others()); n != 1001 {
+		t.Errorf("of 1001 others, %d are asked", n)
 	}
 }
 

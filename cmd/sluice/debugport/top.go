@@ -53,7 +53,7 @@ func (c *Top) Run(s cli.Streams) error {
 		if c.JSON {
 			return s.JSONLine(v)
 		}
-		if s.Progress() != nil { // a terminal: the page begins anew
+		if cli.Terminal(s.Out) { // the page begins anew
 			fmt.Fprintf(s.Out, "\x1b[H\x1b[2J")
 		}
 		return v.write(s.Out)
@@ -106,7 +106,7 @@ func (v *Summary) writeTrouble(out io.Writer) {
 			fmt.Fprintf(out, "%s DOES NOT ANSWER\n", n.debug)
 		case n.err != nil:
 			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.debug, v.At.Sub(n.seen).Round(time.Second))
-		case !n.state.Config.Good:
+		case n.state.Config.Error != "":
 			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
 			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.debug, first)
 		}

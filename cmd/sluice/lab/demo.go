@@ -53,8 +53,8 @@ func (*Demo) Help() string {
 
 // Run starts what there must be, prints where to look, and keeps the demand up.
 func (c *Demo) Run(s cli.Streams) error {
-	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate > 0) || c.Rate > 1e5 {
-		return fmt.Errorf("--nodes is %d and --rate %v, must be 1 to 10 nodes and at most 100000 requests a second", c.Nodes, c.Rate)
+	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate >= 0.001) || c.Rate > 1e5 {
+		return fmt.Errorf("--nodes is %d and --rate %v, must be 1 to 10 nodes and 0.001 to 100000 requests a second", c.Nodes, c.Rate)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -131,8 +131,8 @@ func (c *Demo) show(ctx context.Context, s cli.Streams, nodes []*process.Process
 	var clients []rls.RateLimitServiceClient
 	fmt.Fprintf(s.Out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
 		"Each rule declares its over-admission before it runs. The table shows the measured one.\n"+
-		"The rule api_key may exceed its limit by 6 %%, which is 2 tokens for each of 3 nodes. The default of 1 %% is 1 token, too few for 3 nodes.\n\nConsoles of the nodes:\n\n",
-		len(nodes), store, c.Rate)
+		"The rule api_key may exceed its limit by 6 %%, which is 6 tokens for %d nodes. The default is 1 %%.\n\nConsoles of the nodes:\n\n",
+		len(nodes), store, c.Rate, len(nodes))
 	for i, n := range nodes {
 		fmt.Fprintf(s.Out, "  node %d: http://%s/console\n", i+1, n.Debug)
 		debug = append(debug, n.Debug)

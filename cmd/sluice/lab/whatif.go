@@ -1,12 +1,14 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -135,16 +137,9 @@ func parseLimit(text, algorithm string, burst int64) (ratelimit.Limit, error) {
 	if burst < 0 || burst > int64(ratelimit.MaxLimit) {
 		return ratelimit.Limit{}, fmt.Errorf("--burst is %d, must be 0 to %d", burst, ratelimit.MaxLimit)
 	}
-	l := ratelimit.Limit{Unit: unit, Requests: ratelimit.Tokens(n)}
-	for a, name := range ratelimit.Algorithms {
-		if name == algorithm {
-			l.Algorithm = ratelimit.Algorithm(a)
-		}
-	}
+	l := ratelimit.Limit{Unit: unit, Requests: ratelimit.Tokens(n), Algorithm: ratelimit.Algorithm(slices.Index(ratelimit.Algorithms[:], algorithm))}
 	if l.Algorithm == ratelimit.TokenBucket {
-		if l.Burst = ratelimit.Tokens(burst); burst == 0 {
-			l.Burst = l.Requests
-		}
+		l.Burst = cmp.Or(ratelimit.Tokens(burst), l.Requests)
 	}
 	return l, nil
 }

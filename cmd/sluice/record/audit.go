@@ -68,6 +68,7 @@ func (c *Command) Run(s cli.Streams) error {
 	for _, t := range trimmed {
 		fmt.Fprintln(s.Err, "sluice:", t)
 	}
+	events := len(all)
 	all = slices.DeleteFunc(all, func(e account.Event) bool {
 		return !strings.Contains(e.Rule, c.Rule) || !strings.Contains(e.Key, c.Key)
 	})
@@ -81,7 +82,8 @@ func (c *Command) Run(s cli.Streams) error {
 	windows := audit.Replay(all)
 	changes := slices.DeleteFunc(all, func(e account.Event) bool { return e.Kind != account.WasOverride })
 	if len(windows)+len(changes) == 0 {
-		return errors.New("the record is empty: check that a rule has coordination: {audit: true}, and that REDIS_URL and CACHE_KEY_PREFIX are those of the nodes")
+		return fmt.Errorf("the record is empty, or --rule %q and --key %q leave out its %d events: check them, that a rule has coordination: {audit: true}, "+
+			"and that REDIS_URL and CACHE_KEY_PREFIX are those of the nodes", c.Rule, c.Key, events)
 	}
 	if err := c.print(s, windows, changes); err != nil {
 		return err
@@ -197,6 +199,7 @@ func readFile(name string, all *[]account.Event) (missing []string, err error) {
 	}
 	defer func() { _ = f.Close() }()
 	before, lines := len(*all), bufio.NewScanner(f)
+	lines.Buffer(nil, auditBytes) // after a crash, the end of a file may be zeros
 	for n := 1; lines.Scan(); n++ {
 		var e account.Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {

@@ -44,6 +44,9 @@ func TestAuditFindsABrokenLimit(t *testing.T) {
 	if code, out, errs := clitest.Run(new(Command), []string{one, two}); code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 1 windows") {
 		t.Errorf("of both files: %d %s\n%s", code, errs, out)
 	}
+	if code, _, errs := clitest.Run(new(Command), []string{"--rule=none", one}); code != 1 || !strings.Contains(errs, `--rule "none" and --key "" leave out its 1 events`) {
+		t.Errorf("of a rule that is not on record: %d %s", code, errs)
+	}
 	if code, _, errs := clitest.Run(new(Command), []string{bad}); code != 1 || !strings.Contains(errs, bad+":1 is not an event of AUDIT_FILE") {
 		t.Errorf("of another file: %d %s", code, errs)
 	}
@@ -84,7 +87,7 @@ func TestAuditFileIsBounded(t *testing.T) {
 func TestAuditReadsOnAfterACutLine(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "audit")
 	one, two := granted(t, "a", 1, 1), granted(t, "b", 1, 2)
-	if err := os.WriteFile(name, []byte(one+two[:20]), 0o600); err != nil {
+	if err := os.WriteFile(name, []byte(one+two[:20]+strings.Repeat("\x00", 1<<17)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	f, err := openCapped(name, auditBytes)

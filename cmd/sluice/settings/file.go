@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -111,7 +113,7 @@ func read(name string, node *kong.Node) (map[string]value, error) {
 			case !ok && advice != "":
 				bad(key, "%s is %q, and this release does not have it: %s", key.Value, of.Value, advice)
 			case !ok:
-				bad(key, "section %q has no setting %q%s", section.Value, key.Value, ratelimit.DidYouMean(key.Value, lowered(names)))
+				bad(key, "section %q has no setting %q%s", section.Value, key.Value, strings.ToLower(ratelimit.DidYouMean(env, slices.Collect(maps.Keys(names)))))
 			case twice:
 				bad(key, "%s is set twice", key.Value)
 			case of.Kind != yaml.ScalarNode:
@@ -154,11 +156,4 @@ func sectionNames() (names []string) {
 		names = append(names, g.Key)
 	}
 	return names
-}
-
-func lowered(names map[string]*kong.Flag) (all []string) {
-	for name := range names {
-		all = append(all, strings.ToLower(name))
-	}
-	return all
 }

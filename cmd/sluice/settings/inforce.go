@@ -34,17 +34,15 @@ func InForce(ctx *kong.Context, file *Values) (all []Setting) {
 			}
 			x := Setting{Section: g.Key, Name: nameOf(flag), Value: masked(flag, valueText(ctx.FlagValue(flag))), From: "default"}
 			for _, env := range flag.Envs {
-				v, ok := file.of[env]
-				switch {
-				case given[flag]:
-					x.From = "flag"
-				case os.Getenv(env) != "":
-					x.From = "environment"
-				case ok:
+				text, set := os.LookupEnv(env)
+				switch v, ok := file.of[env]; {
+				case ok && text == "":
 					x.From = fmt.Sprintf("%s:%d", file.file, v.line)
+				case set:
+					x.From = "environment"
 				}
 			}
-			if len(flag.Envs) == 0 && given[flag] {
+			if given[flag] {
 				x.From = "flag"
 			}
 			all = append(all, x)

@@ -3,6 +3,7 @@ package settings
 import (
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -65,7 +66,7 @@ Flags override the environment, and the environment overrides the file. Names in
 			}
 			if flag.Default != "" {
 				fallback = "`" + flag.Default + "`"
-			} else if flag.IsBool() {
+			} else if flag.Target.Kind() == reflect.Bool { // no pointer to one, which may be unset
 				fallback = "`false`"
 			}
 			fmt.Fprintf(&b, "| %s | %s | %s |\n", name, fallback, strings.ReplaceAll(flag.Help, "|", `\|`))

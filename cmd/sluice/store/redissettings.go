@@ -211,7 +211,7 @@ func (f *Redis) advise(err error) string {
 	says := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
 	}
-	tlsSetting := func(name string) string { return "REDIS_TLS_" + name } // the other Redis has no certificates of its own
+	_, replied := errors.AsType[redis.Error](err)
 	switch unknown, _ := errors.AsType[x509.UnknownAuthorityError](err); {
 	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
 		setting, user, password := f.credentials()
@@ -226,17 +226,19 @@ func (f *Redis) advise(err error) string {
 		setting, _, _ := f.credentials()
 		return fmt.Sprintf("check the permissions of the user in %s", setting)
 	case unknown.Cert != nil || says("unknown authority"):
-		return fmt.Sprintf("check %s, which is %q: it must have the issuer of the server's certificate", tlsSetting("CACERT"), f.TLSCACert)
+		return fmt.Sprintf("check REDIS_TLS_CACERT, which is %q: it must have the issuer of the server's certificate", f.TLSCACert)
 	case says("x509: certificate has expired"):
 		return "renew the certificate of the server in " + f.setting("URL")
 	case says("x509: certificate is valid for", "doesn't contain any IP SANs", "x509: certificate is not valid for any names"):
-		return fmt.Sprintf("check %s: the server's certificate is for another name (%s leaves the name unchecked)", f.setting("URL"), tlsSetting("SKIP_HOSTNAME_VERIFICATION"))
+		return fmt.Sprintf("check %s: the server's certificate is for another name (REDIS_TLS_SKIP_HOSTNAME_VERIFICATION leaves the name unchecked)", f.setting("URL"))
 	case says("tls: bad certificate", "certificate required", "tls: expired certificate", "tls: unknown certificate", "handshake failure"):
-		return fmt.Sprintf("check %s, which is %q: the server refuses it", tlsSetting("CLIENT_CERT"), f.TLSCert)
+		return fmt.Sprintf("check REDIS_TLS_CLIENT_CERT, which is %q: the server refuses it", f.TLSCert)
 	case says("sentinels specified in configuration are unreachable"):
 		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
+	case replied: // MOVED, CLUSTERDOWN, MISCONF, LOADING and others
+		return fmt.Sprintf("the server refuses commands: check its state, and %s, which is %q", f.setting("TYPE"), f.Type)
 	case f.secure() && clienttls.CutOff(text):
-		return fmt.Sprintf("check %s, which is %q: the server may refuse it", tlsSetting("CLIENT_CERT"), f.TLSCert)
+		return fmt.Sprintf("check REDIS_TLS_CLIENT_CERT, which is %q: the server may refuse it", f.TLSCert)
 	}
 	check := fmt.Sprintf("check %s, and %s, which is %t", f.setting("URL"), f.setting("TLS"), f.TLS)
 	if says("i/o timeout", "deadline exceeded") { // so does a server without TLS, which waits for the end of a line

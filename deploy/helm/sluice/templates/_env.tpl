@@ -57,10 +57,10 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if .Values.peers.enabled }}
-- name: POD_IP
-  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- /* Others find a node by this address, also its debug port: no pod resolves the name of another. */}}
+- {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 - {name: PEER_ADDR, value: "[$(POD_IP)]:8082"}
+{{- if .Values.peers.enabled }}
 - {name: PEERS, value: "dns:{{ include "sluice.name" . }}-peers.{{ .Release.Namespace }}.svc:8082"}
 {{- end }}
 {{- with .Values.existingSecret }}
