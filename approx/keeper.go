@@ -104,7 +104,8 @@ func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
 // keep applies if it is time to.
 func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 	if wanted.seats == 0 {
-		k.Leave(ctx, false)
+		const clean = false
+		k.Leave(ctx, clean)
 		return
 	}
 	sent := k.clock()

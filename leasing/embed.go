@@ -149,7 +149,8 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 		"Unit is %d and its calendar %v, must be ratelimit.BillingMonth with a calendar or neither: use Limit.Billed",
 		x.Unit, x.Calendar)
 	check(x.Unit.OfCalendar() && (x.Algorithm != ratelimit.FixedWindow || x.Multiplier > 1),
-		"Algorithm is %v and Multiplier %d, must be FixedWindow and at most 1 with a calendar", x.Algorithm, x.Multiplier)
+		"Algorithm is %v and Multiplier %d, must be FixedWindow and at most 1 with a calendar", x.Algorithm,
+		x.Multiplier)
 	check(x.Algorithm >= ratelimit.Concurrency, "Algorithm is %d, must be below %d: a limit for a period", x.Algorithm,
 		ratelimit.Concurrency)
 	check(x.Requests < 0 || x.Requests > ratelimit.MaxLimit, "Requests is %d, must be between 0 and %d", x.Requests,
