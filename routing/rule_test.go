@@ -128,7 +128,7 @@ func TestOddRulesAreRefused(t *testing.T) {
 
 // A key without room in its owner's table has one budget there, for requests of the owner and of peers.
 func TestUntrackedKeyHasOneLimit(t *testing.T) {
-	own, admitted := routed(10), ratelimit.Tokens(0)
+	own := routed(10)
 	own.Path = "user"
 	peers, err := readRule(ruleMessage(own))
 	if err != nil {
@@ -139,7 +139,8 @@ func TestUntrackedKeyHasOneLimit(t *testing.T) {
 	for ; l.Stats().Overflow == 0; key++ {
 		l.Decide(t.Context(), 1, []ask{{Rule: own, Key: keyOf(key), Cost: 1}}, v)
 	}
-	for admitted = 1; l.Stats().Overflow < 30; admitted += v[0].Charged {
+	admitted := ratelimit.Tokens(1)
+	for ; l.Stats().Overflow < 30; admitted += v[0].Charged {
 		own, peers = peers, own
 		l.Decide(t.Context(), 1, []ask{{Rule: own, Key: keyOf(key - 1), Cost: 1}}, v)
 	}

@@ -25,7 +25,7 @@ func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was
 		g := k.bucket.claim(now, c)
 		full := k.full(&c.Limit, own)
 		k.over = max(k.over, full) // a node that has not read a refund still states its total
-		k.bucket.forget(now, full)
+		k.forget(now, full)
 		return g
 	}
 	k.over = max(k.over, at.over)

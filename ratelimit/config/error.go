@@ -74,7 +74,6 @@ var Kinds = []struct {
 // Error is the place and the message.
 func (p *Problem) Error() string { return p.Place.String() + ": " + p.Message }
 
-// Problems has all problems; as an error, one a line.
 // Bounds of reports.
 const (
 	maxProblems = 100 // reported at once
@@ -82,6 +81,7 @@ const (
 	maxName     = 200 // bytes of a file's name in messages
 )
 
+// Problems has all problems; as an error, one a line.
 type Problems []*Problem
 
 // Error is all problems, one a line.

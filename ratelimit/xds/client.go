@@ -103,10 +103,10 @@ func (c *Client) String() string { return "xds " + c.options.Server }
 // has load put pushes in force. It blocks.
 func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 	connected := false
-	for failures := 0; ctx.Err() == nil; failures++ {
+	for failures := 0; ; failures++ {
 		pushes, err := c.stream(ctx, load)
 		if ctx.Err() != nil {
-			break
+			return nil
 		}
 		if strings.Contains(err.Error(), "message larger than max") { // gRPC does not read such a push
 			load.Refuse(err)
@@ -119,10 +119,10 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 		c.options.OnState(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
 		select {
 		case <-ctx.Done():
+			return nil
 		case <-time.After(c.options.Backoff.wait(failures, connected, rand.Float64())):
 		}
 	}
-	return nil
 }
 
 const (
