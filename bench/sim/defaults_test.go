@@ -36,7 +36,8 @@ func TestDefaults(t *testing.T) {
 				Load: load.Load{Rate: 2000, Keys: 1, Length: 62 * time.Second},
 				Faults: []Fault{
 					{At: 22 * time.Second, Kind: Crash, Node: 2},
-					{At: 37 * time.Second, Kind: Slow, For: 50 * time.Millisecond}, {At: 47 * time.Second, Kind: Slow},
+					{At: 37 * time.Second, Kind: Slow, For: 50 * time.Millisecond},
+					{At: 47 * time.Second, Kind: Slow},
 				},
 			})
 			t.Logf("%-8s %-28s %6.2f claims for 1,000 decisions, %5.2f%% waited, p99.9 %-8v %4d over, %5d under", c.mode, what,
