@@ -152,7 +152,7 @@ bench-cost: $(LAB) ## server CPU a call, against an empty gRPC server
 	$(LAB) bench cost
 
 bench-defaults: ## what each default costs and buys, beside what it might be instead
-	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./approx
+	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./bench/sim
 
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
 	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing

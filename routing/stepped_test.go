@@ -490,22 +490,6 @@ func TestStepsReceiverCrashes(t *testing.T) {
 	}
 }
 
-// A node leaves while another joins.
-func TestStepsLeaveDuringJoin(t *testing.T) {
-	s := newScript(t, 3000, 10)
-	s.ring("a:1", "b:1", "c:1")
-	s.fill(5, "a:1", "b:1", "c:1")
-	s.load(3*time.Second, 500*time.Microsecond, "a:1", "b:1")
-	s.addrs = append(s.addrs, "d:1")
-	gone := false
-	d := s.start("d:1")
-	s.nodes["c:1"].Leave(func() { gone = true })
-	s.until("it has joined, and the other left", func() bool { return d.Ready() && gone })
-	s.play(4 * time.Second)
-	s.noFailures()
-	s.exact(0, "a:1", "b:1", "d:1")
-}
-
 // A node is cut off for longer than TakeOver and comes back: each half counts by
 // itself, as declared, and then they count together again.
 func TestStepsPartitionHeals(t *testing.T) {

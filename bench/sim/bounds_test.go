@@ -143,6 +143,28 @@ func TestDeclaredOver(t *testing.T) {
 	}
 }
 
+// The nodes' count of over-admission is at least the excess that clients got. It is larger by at most the drift budget:
+// the account does not show which of its tokens refusals were charged.
+func TestOverAdmissionIsCounted(t *testing.T) {
+	const limit = 10_000
+	total := ratelimit.Tokens(0)
+	for seed := range uint64(20) {
+		r := declaring(t, ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 1, Requests: limit},
+			map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "3", "on_store_failure": "closed", "on_deny": []string{"charge", "refund"}[seed%2]})
+		result := played(t, Options{
+			Seed: seed, Nodes: 3, Rule: r, Net: Net{Trip: Delay{Least: 50 * time.Millisecond}}, Load: load.Load{Rate: limit / 10, Keys: 1, Length: 30 * time.Second},
+		})
+		counted := ratelimit.Tokens(r.Counters.OverAdmitted.Load())
+		if counted < result.Over || counted > result.Over+r.Coordination.DriftBudget.Of(limit) {
+			t.Errorf("seed %d: %d over, and the nodes count %d", seed, result.Over, counted)
+		}
+		total += result.Over
+	}
+	if t.Logf("%d over in all", total); total == 0 {
+		t.Error("nothing was over: was it tried?")
+	}
+}
+
 // In a window without a store, nodes admit what is declared, and no more; what is over in
 // the window in which it went is no more either. Demand is six times the limit.
 func TestDeclaredOutage(t *testing.T) {

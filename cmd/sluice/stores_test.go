@@ -52,8 +52,8 @@ descriptors:
   - {key: drift, coordination: {mode: approx, drift_budget: 40, max_nodes: 4, audit: false}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 
-// Three nodes on one store. Each limit holds, in modes leasing and approx, the nodes see each other, and audit
-// events are on record.
+// Three nodes on one store. Each limit holds, in modes leasing and approx, the nodes see each other until one ends, and
+// audit events are on record.
 func TestFleetsAdmitTheLimit(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, server storeServer) {
@@ -80,10 +80,13 @@ func TestFleetsAdmitTheLimit(t *testing.T) {
 		if n := f.failed.Load(); n > 0 {
 			t.Errorf("%d calls failed", n)
 		}
-		f.nodes[0].eventually("the nodes know of each other", func() bool {
+		known := func() int {
 			_, text := f.nodes[0].get(f.nodes[0].debug + "/console/state")
-			return strings.Count(text, `"started"`) >= 3
-		})
+			return strings.Count(text, `"seen_seconds"`)
+		}
+		f.nodes[0].eventually("the nodes know of each other", func() bool { return known() == 3 })
+		f.nodes[2].Signal(syscall.SIGTERM)
+		f.nodes[0].eventually("the node that has ended is gone", func() bool { return known() == 2 })
 		if _, text := f.nodes[0].get(f.nodes[0].debug + "/stats"); strings.Contains(text, "redis_pool") != (f.redis != nil) {
 			t.Errorf("the statistics of a Redis' pool:\n%s", text)
 		}
