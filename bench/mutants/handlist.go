@@ -52,7 +52,7 @@ var allByHand = []byHand{
 	// A node's side of a key.
 	{"a draw is made where the record is not this node's total", part, "!p.restate && !p.eager && p.Taken == p.booked", "!p.eager"},
 	{"a lease lasts from when its answer came", part, "p.Deadline = lasts(m.At, c.TTL)", "p.Deadline = lasts(a.Now, 2*c.TTL)"},
-	{"what was not answered is drawn on", part, "p.inFlight, p.restate = 0, true", "p.asked = 0"},
+	{"what was not answered is drawn on", part, "p.inFlight, p.restate = 0, true", "p.inFlight = 0"},
 	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
 	// Leases of an owner.
 	{"a bucket's lease that is over comes back", "leasing/lent.go", "paid, hand, void = max(0, m.Spent-r.Taken), 0, hand > 0", "paid = max(m.Taken, m.Spent) - r.Taken"},
