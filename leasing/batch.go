@@ -156,14 +156,12 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	return fl.message.Claim, true
 }
 
-// lasting sets the lifetime of leases under a rule.
+// lasting sets the lifetime of leases under a rule. Those of a bucket last a slot: they are credited in any case.
 func lasting(q *hold.Asking, r *ratelimit.Rule) {
-	q.Eager = r.Coordination.Eager()
-	switch {
-	case q.Eager:
-		q.TTL = r.LeaseTTL()
-	case r.Limit.Algorithm == ratelimit.TokenBucket:
+	if r.Limit.Algorithm == ratelimit.TokenBucket {
 		q.TTL = hold.Slot(&r.Limit)
+	} else if q.Eager = r.Coordination.Eager(); q.Eager {
+		q.TTL = r.LeaseTTL()
 	}
 }
 

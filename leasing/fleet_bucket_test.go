@@ -59,8 +59,9 @@ func TestBucketIsFullAfterLongOutage(t *testing.T) {
 // A refund fills a bucket, at the node that spent it or another one, and so does a reset by an operator. The node that
 // spent it does not report a loss.
 func TestRefundElsewhereFillsBucket(t *testing.T) {
-	for _, node := range []int{0, 1, -1} { // -1: a reset
-		s := newStrictStage(t, 2, bucketOf(60, 60, ratelimit.Minute), nil)
+	for i, node := range []int{0, 1, -1, 1} { // -1: a reset
+		fields := map[string]string{"reclaim": ratelimit.Reclaims[i/3]} // buckets have no eager leases
+		s := newStrictStage(t, 2, bucketOf(60, 60, ratelimit.Minute), fields)
 		s.ask(1, "other", 1)
 		s.ask(0, "k", 60)
 		s.goOn(5 * time.Second / 2) // its lease has ended
