@@ -123,7 +123,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	at := s.keys.Get(fl.id) // a key with a flight stays
 	k := s.entry(q.Now, fl.id, at)
 	fl.written, k.use.flight = true, nil
-	certain := f.enterLocked(q.Now, there, k)
+	certain := f.enterLocked(q.Now, there, k, ratelimit.Spend)
 	k.use.flight = fl
 	if !certain { // the window may be over: that is certain in a moment
 		k.use.flight, fl.err = nil, errNoAnswer
@@ -136,7 +136,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
 	c.Audit = account.AuditOf(rule)
 	lasting(q, rule)
-	size := hold.Sizing{Rule: rule, Nodes: f.nodes()}
+	size := hold.Sizing{Rule: rule, Nodes: max(1, f.seen())}
 	leaving := f.leaving.Load()
 	if part := &k.Next; fl.background && !leaving && k.Waiting == 0 && k.Early(q.Now, rule) {
 		fl.early = true
@@ -156,14 +156,12 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	return fl.message.Claim, true
 }
 
-// lasting sets the lifetime of leases under a rule.
+// lasting sets the lifetime of leases under a rule. Those of a bucket last a slot: they are credited in any case.
 func lasting(q *hold.Asking, r *ratelimit.Rule) {
-	q.Eager = r.Coordination.Eager()
-	switch {
-	case q.Eager:
-		q.TTL = r.LeaseTTL()
-	case r.Limit.Algorithm == ratelimit.TokenBucket:
+	if r.Limit.Algorithm == ratelimit.TokenBucket {
 		q.TTL = hold.Slot(&r.Limit)
+	} else if q.Eager = r.Coordination.Eager(); q.Eager {
+		q.TTL = r.LeaseTTL()
 	}
 }
 

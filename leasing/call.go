@@ -119,7 +119,7 @@ func (c *call) decide(now instant, w *waiter) {
 	switch {
 	case !w.booking:
 		there := c.lane(k).time()
-		certain := c.enterLocked(now, &there, k)
+		certain := c.enterLocked(now, &there, k, w.ask.Kind)
 		if w.judged(s.rules.of(at)); looks {
 			c.lookLocked(now, &there, k, w, certain)
 		}
@@ -195,9 +195,9 @@ func (w *waiter) waitsLocked(k entry, n tokens) {
 	w.waits = n
 }
 
-// enterLocked moves the key to the current window. It returns false if that is not certain.
-func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool {
-	if k.use.flight == nil && k.Stale(now, &k.rule().Limit) {
+// enterLocked moves the key to the current window, for an ask of a kind. It returns false if that is not certain.
+func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry, of ratelimit.Kind) bool {
+	if k.use.flight == nil && k.Stale(now, &k.rule().Limit, of) {
 		k.Restart()
 		k.cell.Val.as = f.nextName()
 	}

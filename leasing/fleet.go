@@ -297,8 +297,6 @@ func (f *Fleet) Recalled(name string, w window) {
 // nextName is a new name of this node. Keys that are tracked from now on have other names.
 func (f *Fleet) nextName() uint32 { return uint32((f.forgotten.Add(2) - 1) & (1<<28 - 1)) }
 
-func (f *Fleet) nodes() int { return max(1, f.seen()) }
-
 // seen is the last number of live nodes, or 0 if it is unknown.
 func (f *Fleet) seen() int {
 	if f.Nodes == nil {

@@ -341,7 +341,7 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	before, there := k.Window, n.lane(k).time()
 	s.now = s.now.Add(20 * time.Second) // no report was sent, and the window has turned
 	k.use.flight = nil
-	if certain := n.enterLocked(s.now, &there, k); !certain || k.Window != before+1 {
+	if certain := n.enterLocked(s.now, &there, k, ratelimit.Spend); !certain || k.Window != before+1 {
 		t.Fatalf("window %d follows %d, %v", k.Window, before, certain)
 	}
 	if n.mayGoLocked(of, s.now, c) {

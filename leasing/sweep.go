@@ -90,13 +90,13 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	there, is := f.lane(k).read()
 	life := is.life
 	unused := now.Sub(k.Demand.LastUse)
-	if now >= k.Till || k.Stale(now, &rule.Limit) || k.Till == hold.Never && k.Unanswered() {
+	if now >= k.Till || k.Stale(now, &rule.Limit, ratelimit.Spend) || k.Till == hold.Never && k.Unanswered() {
 		// Ended windows are reported. A key without requests is dropped, or kept while its override may be lost.
 		idle, stays := unused > rule.Limit.Period(), s.remembers(now, c)
 		if idle && stays && c.Val.stated == life && !c.Val.unreported(now) {
 			return false
 		}
-		return f.enterLocked(now, &there, k) && idle && !stays
+		return f.enterLocked(now, &there, k, ratelimit.Spend) && idle && !stays
 	}
 	_, due := k.Due(now, rule)
 	switch {

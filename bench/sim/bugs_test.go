@@ -29,7 +29,7 @@ var planted = []struct {
 		Right: "x.Override = k.over.Overridden",
 		Wrong: "_ = k.over.Overridden",
 	}},
-	{93, plant.Bug{
+	{1162, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",
 		Wrong: "r != nil && c.Seq < r.seq",
@@ -49,7 +49,7 @@ var planted = []struct {
 		Right: "total := max(clamped(c.Taken), clamped(c.Spent))",
 		Wrong: "total := clamped(c.Taken)",
 	}},
-	{16, plant.Bug{
+	{28, plant.Bug{
 		Name: "a lease is credited before it is over", File: "leasing/account/account.go",
 		Right: "r != but && r.expires <= now",
 		Wrong: "r != but",
@@ -128,11 +128,6 @@ var planted = []struct {
 		Name: "a reserve admits what was charged", File: "leasing/call.go",
 		Right: "\tk.Uncharge(w.ask)\n",
 		Wrong: "",
-	}},
-	{202, plant.Bug{
-		Name: "claims have no numbers of their own", File: "leasing/batch.go",
-		Right: "\ts.seq++\n",
-		Wrong: "\ts.seq = max(s.seq, 1)\n",
 	}},
 	{201, plant.Bug{
 		Name: "a key that was forgotten comes back under its old name", File: "leasing/lane.go",

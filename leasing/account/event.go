@@ -68,7 +68,7 @@ func RecordName(prefix, key string) string { return prefix + "{" + key + "}:reco
 func NewEvent(c *Claim, g *Grant) Event {
 	n := numbersOf(c)
 	claimed := [...]int64{n[0], n[2], n[3], n[4], n[9], n[12]}
-	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &claimed, g)
+	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: HolderName(c.Holder), Window: c.Window}, &claimed, g)
 }
 
 // EventsKept and recordKept are the number of events of a key that a stream keeps in Redis, and for how long after the
@@ -140,7 +140,7 @@ func (e *Event) kindOf(g *Grant) string {
 
 // expiry is the event of a credited lease, made from the event of the crediting claim. Its holder sent nothing.
 func expiry(h ratelimit.Holder, e Event) Event {
-	e.Kind, e.Holder, e.Taken, e.Spent, e.Need = WasExpired, hexOf(h), e.Total, e.Total, 0
+	e.Kind, e.Holder, e.Taken, e.Spent, e.Need = WasExpired, HolderName(h), e.Total, e.Total, 0
 	return e
 }
 

@@ -35,7 +35,7 @@ const (
 // It blocks, and subscribes again when its subscription breaks. Then it calls recalled without a key, because recalls
 // may have been missed.
 func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
-	channel := recallsOf(hexOf(h))
+	channel := recallsOf(HolderName(h))
 	follow(ctx, l.prefix, recalled, func(ready func(), received func(string)) error {
 		return l.listen(ctx, channel, ready, received)
 	})

@@ -368,7 +368,7 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 func (t *trip) draw(ctx context.Context, pipe redis.Pipeliner, c *Claim, s *span) {
 	name := t.nameOf(c.Key, c.Window)
 	pipe.Do(ctx, "hincrby", name, "sum", int64(c.Want))
-	pipe.Do(ctx, "hincrby", name, "h:"+hexOf(c.Holder), int64(c.Want))
+	pipe.Do(ctx, "hincrby", name, "h:"+HolderName(c.Holder), int64(c.Want))
 	pipe.Do(ctx, "pexpireat", name, roundUp(int64(s.over), 1000))
 	if c.Limit.Algorithm == ratelimit.SlidingWindow {
 		pipe.Do(ctx, "hget", t.nameOf(c.Key, c.Window-1), "sum")
@@ -382,9 +382,7 @@ func LoadScripts(ctx context.Context, server redis.Scripter) error {
 }
 
 // HolderName is a holder's name in Redis.
-func HolderName(h ratelimit.Holder) string { return hexOf(h) }
-
-func hexOf(h ratelimit.Holder) string { return strconv.FormatUint(uint64(h), 16) }
+func HolderName(h ratelimit.Holder) string { return strconv.FormatUint(uint64(h), 16) }
 
 // namesOfANode is the number of low bits of a holder's name that a node counts by, from NewHolder on: after it has
 // dropped an account, it returns under another name.

@@ -427,9 +427,9 @@ func (w *twins) same(window ratelimit.Window, k *kept) string {
 	want := map[string]string{}
 	for i := range rs {
 		r := &rs[i]
-		want["h:"+hexOf(r.holder)] = fmt.Sprint(int64(r.taken))
+		want["h:"+HolderName(r.holder)] = fmt.Sprint(int64(r.taken))
 		if r.seq > 0 {
-			want["c:"+hexOf(r.holder)] = ""
+			want["c:"+HolderName(r.holder)] = ""
 		}
 	}
 	if k.bucket == nil && (len(fields) > 0 || k.sum != 0) { // an override alone makes an empty account in memory

@@ -73,9 +73,9 @@ func (l *Redis) arguments(c *Claim) []any {
 		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
 	}
 	if c.Audit == "" {
-		return []any{hexOf(c.Holder), packed}
+		return []any{HolderName(c.Holder), packed}
 	}
-	return []any{hexOf(c.Holder), packed, c.Audit}
+	return []any{HolderName(c.Holder), packed, c.Audit}
 }
 
 // The first number of a script's answer.

@@ -214,12 +214,18 @@ func Slot(l *ratelimit.Limit) time.Duration {
 // look like a loss of the account. So the key must continue under another name, without a total (Restart). That loses
 // nothing: the ledger has its usage, also beyond the grants, and nothing is in hand. Tokens to be given back, and those
 // beyond the limit, have been refilled.
-func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
+//
+// For a refund, the name also changes when the lease has ended at the ledger. There, a lower total of usage that it has
+// not read means unspent tokens, which it does not credit then.
+func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool {
 	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.inFlight != 0 {
 		return false
 	}
 	// The ledger keeps it for at least a slot, and until it is full.
 	kept := max(Slot(limit)*3/4, limit.Refill(k.Sum)/2, limit.Refill(k.Sum-limit.Capacity()))
+	if k.fresh > 0 && (of == ratelimit.Refund || of == ratelimit.Release) {
+		kept = min(kept, 3*k.Deadline.Sub(k.LastAnswer)) // more than two slots
+	}
 	return k.InHand(now) == 0 && now.Sub(k.LastAnswer) >= kept
 }
 
@@ -229,7 +235,7 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	case max(k.Taken, k.Spent) == 0:
 		return false
 	case limit.Algorithm == ratelimit.TokenBucket:
-		return !k.Stale(now, limit)
+		return !k.Stale(now, limit, ratelimit.Spend)
 	case limit.Algorithm == ratelimit.SlidingWindow: // also in the next window
 		return now < k.Till || now.Sub(k.Till) < limit.Period()
 	default:

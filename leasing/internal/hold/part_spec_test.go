@@ -131,7 +131,7 @@ func TestBucketInDeepDebt(t *testing.T) {
 		t.Errorf("it refills after %v", d)
 	}
 	k := Key{Part: Part{Window: 1, Sum: account.MostBooked, LastAnswer: 1}}
-	if k.Stale(instant(century), &limit) {
+	if k.Stale(instant(century), &limit, ratelimit.Spend) {
 		t.Error("it is dropped within a century")
 	}
 }
