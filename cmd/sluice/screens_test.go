@@ -137,11 +137,11 @@ func TestConsoleScreens(t *testing.T) {
 	s.eventually("it is mended", "!document.body.innerText.includes('The current rules are bad')")
 
 	s.fleet.redis.Signal(syscall.SIGSTOP)
-	s.shows("Redis hangs", "The store does not answer", "decisions a second are made without the store", "As of ", "tenant (open)")
+	s.shows("Redis hangs", "The store has not answered for", "decisions a second are made without the store", "As of ", "tenant (open)")
 	s.pictures("redis-stopped")
 	s.fleet.redis.Signal(syscall.SIGCONT)
 	s.shows("Redis is back", "3 of 3 nodes respond")
-	s.eventually("the store answers", "!document.body.innerText.includes('The store does not answer')")
+	s.eventually("the store answers", "!document.body.innerText.includes('The store has not answered for')")
 	if text := s.eval("document.body.innerText"); strings.Contains(text, "more was admitted than is declared") || strings.Contains(text, "More was admitted than is declared") {
 		t.Errorf("what on_store_failure admitted is shown as a broken bound:\n%.2000s", text)
 	}

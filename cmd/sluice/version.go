@@ -23,19 +23,19 @@ type built struct {
 	Platform string `json:"platform"`
 }
 
-// isRelease is the version that make release gives a binary; "": none.
-var isRelease string
+// released is the version that make release gives a binary; "": none.
+var released string
 
 // version is the release's, or the module's as the Go tool recorded it.
 func version() string { return builtAs().Version }
 
 func builtAs() built {
-	b := built{Version: cmp.Or(isRelease, "unknown"), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	b := built{Version: cmp.Or(released, "unknown"), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return b
 	}
-	b.Version = cmp.Or(isRelease, info.Main.Version, b.Version)
+	b.Version = cmp.Or(released, info.Main.Version, b.Version)
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "vcs.revision":
