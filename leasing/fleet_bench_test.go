@@ -2,6 +2,11 @@ package leasing
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -47,5 +52,45 @@ func BenchmarkFleetDecide(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		f.Decide(context.Background(), f.clock(), asks, verdicts)
+	}
+}
+
+// Bytes for each key in use, everything counted: -bench KeyBytes -benchtime 10000000x for ten million keys.
+func BenchmarkKeyBytes(b *testing.B) {
+	f, asks, verdicts := warm(b)
+	resident := func() float64 {
+		runtime.GC()
+		text, err := os.ReadFile("/proc/self/statm")
+		pages := strings.Fields(string(text))
+		if err != nil || len(pages) < 2 {
+			b.Skip("no /proc/self/statm")
+		}
+		n, _ := strconv.Atoi(pages[1])
+		return float64(n * os.Getpagesize())
+	}
+	for name, use := range map[string]func(maxKeys int) func(a *ask){
+		"alone": func(maxKeys int) func(a *ask) {
+			l := NewLocal(maxKeys, 1, time.Now())
+			return func(a *ask) { l.Decide(b.Context(), 1, []ask{*a}, verdicts) }
+		},
+		"fleet": func(maxKeys int) func(a *ask) {
+			f := NewFleet(nil, f.name, maxKeys, f.clock, time.Now())
+			return func(a *ask) {
+				s, id, _ := f.find(a.Key)
+				defer s.mu.Unlock()
+				s.entry(1, id, f.trackLocked(s, 1, id, a))
+			}
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			before, use := resident(), use(2*b.N)
+			for i := range b.N {
+				a := asks[0]
+				a.Key = fmt.Appendf(nil, "key of 24 bytes %08d", i)
+				use(&a)
+			}
+			b.ReportMetric((resident()-before)/float64(b.N), "B/key")
+			runtime.KeepAlive(use)
+		})
 	}
 }

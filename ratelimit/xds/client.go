@@ -103,26 +103,31 @@ func (c *Client) String() string { return "xds " + c.options.Server }
 // has load put pushes in force. It blocks.
 func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 	connected := false
-	for failures := 0; ; failures++ {
-		pushes, err := c.stream(ctx, load)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if strings.Contains(err.Error(), "message larger than max") { // gRPC does not read such a push
-			load.Refuse(err)
-		}
+	for failures := 0; ctx.Err() == nil; failures++ {
 		// A stream counts as a success only when something came: a server that takes connections
 		// and ends them at once would otherwise be asked without a growing pause.
-		if pushes > 0 {
+		if c.attempt(ctx, load) > 0 {
 			failures, connected = 0, true
 		}
-		c.options.OnState(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-time.After(c.options.Backoff.wait(failures, connected, rand.Float64())):
 		}
 	}
+	return nil
+}
+
+// attempt keeps one stream open until it ends, reports why, and returns the number of its pushes.
+func (c *Client) attempt(ctx context.Context, load config.Loader) int {
+	pushes, err := c.stream(ctx, load)
+	if ctx.Err() != nil {
+		return pushes
+	}
+	if strings.Contains(err.Error(), "message larger than max") { // gRPC does not read such a push
+		load.Refuse(err)
+	}
+	c.options.OnState(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
+	return pushes
 }
 
 const (
