@@ -63,3 +63,24 @@ func TestAdmittedBeforeTheFirstAnswer(t *testing.T) {
 		t.Errorf("%d are booked of 51", used)
 	}
 }
+
+// An older copy of the data, as of a replica that lags, has tokens that the node has returned since.
+func TestReturnedTokensAreNotLost(t *testing.T) {
+	s := newStage(t, 1, 100, 100, nil)
+	s.ask(0, "k", 1)
+	v := s.ask(0, "k", 30)
+	older := s.ledger.Copy()
+	s.nodes[0].Undo(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 30}}, []verdict{v})
+	s.refund(0, "k", 1)
+	s.nodes[0].Recalled("k", s.rule.Limit.WindowAt(s.time()))
+	s.goOn(time.Second)
+	if used := s.used("k"); used != 0 {
+		t.Fatalf("%d are used", used)
+	}
+	s.ledger.Lose(older, "99")
+	s.nodes[0].Greet()
+	s.goOn(5 * time.Second)
+	if used, hand := s.used("k"), s.key(0, "k").InHand(s.now); used != hand {
+		t.Errorf("after the loss %d are used, and %d are in hand", used, hand)
+	}
+}

@@ -101,8 +101,9 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	_, due := k.Due(now, rule)
 	switch {
 	case c.Val.stated != life && is.epoch.ID != 0:
-		// After a loss the key's total is stated again, until an answer arrives. A new key has none.
-		if k.LastAnswer != 0 && max(k.Taken, k.Spent) != 0 || s.over(c).Set > 0 {
+		// After a loss the key's total is stated again, until an answer arrives. A new key has none. A total of 0 is,
+		// too: an older copy of the ledger's data may have one from before a return of tokens.
+		if k.LastAnswer != 0 || s.over(c).Set > 0 {
 			k = k.busy(now)
 			k.Next.Restate()
 			k.Restate()

@@ -46,7 +46,7 @@ type entry struct {
 	total, spent ratelimit.Tokens
 	seq          uint64
 	expires      ratelimit.LedgerTime // of its eager lease; 0: it has none
-	loose        ratelimit.Tokens     // of draws that may have arrived twice, or of a claim that did
+	loose        ratelimit.Tokens     // of draws that may have arrived twice
 }
 
 // booking is what one node booked in an account.
@@ -57,21 +57,9 @@ type booking struct {
 
 // tally is the sum of a node's bookings.
 type tally struct {
-	n      ratelimit.Tokens
-	cut    ratelimit.Tokens // of refunds, which were not credited
-	vague  bool             // it was booked before its window was certain
-	holder ratelimit.Holder // of the latest claim
-	seq    uint64           // of that claim
-}
-
-// repeats tells whether a claim came before. A ledger that has lost its data since books it again, as of that time.
-// Its tokens reach no node.
-func (t *tally) repeats(c *account.Claim) bool {
-	again := c.Holder == t.holder && c.Seq <= t.seq
-	if !again {
-		t.holder, t.seq = c.Holder, c.Seq
-	}
-	return again
+	n     ratelimit.Tokens
+	cut   ratelimit.Tokens // of refunds, which were not credited
+	vague bool             // it was booked before its window was certain
 }
 
 func (b *books) open(w *world) {
@@ -124,11 +112,7 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 	} else {
 		b.carry(p, k, c, book)
 		book.claimed(p, c, g, e, before)
-		t := b.tallyOf(c.Holder>>nameBits, k, c.Window)
-		t.cut += g.Cut
-		if t.repeats(c) {
-			e.loose = e.total
-		}
+		b.tallyOf(c.Holder>>nameBits, k, c.Window).cut += g.Cut
 		if g.Fence <= book.fence && !b.stepped(p) {
 			b.violate(-1, k.index, "fence %d came after %d", g.Fence, book.fence)
 		}
