@@ -38,7 +38,7 @@ func (c *core) storeless(l *leasing.Local) {
 	c.mover.underway = map[uint64]string{}
 }
 
-// posted queues a call when mu is free: one that cannot be sent has ended at once,
+// post queues a call when mu is free: one that cannot be sent has ended at once,
 // and what goes on then needs mu. The caller holds mu.
 func (c *core) post(to *link, call *call) { c.posts = append(c.posts, posted{to, call}) }
 

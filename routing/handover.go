@@ -55,7 +55,7 @@ func (m *mover) end() {
 // store never has; the caller holds mu.
 func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.underway) == 0 }
 
-// waitStep moves a few accounts. It reports whether there is more to do at once.
+// step moves a few accounts. It reports whether there is more to do at once.
 func (c *core) step(now instant) (more bool) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -270,7 +270,7 @@ func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 }
 
 // turn puts a new ring in force. Keys that this node loses move from here on, and are decided elsewhere. The
-// callerStream holds mu.
+// caller holds mu.
 func (c *core) turn() {
 	old := c.view.Load()
 	next := c.build(old)

@@ -26,7 +26,7 @@ func (x *lessee) do(now instant, l *leasing.Local, a *ask, v *verdict) {
 	x.lease = l.DecideFor(now, x.holder, x.totals, a, v)
 }
 
-// ownerSide implements errand.
+// reply implements errand.
 func (x *lessee) reply(r *wire.Reply) {
 	if x.lease.Window != 0 {
 		r.Lease = leaseMessage(&x.lease)
@@ -148,7 +148,7 @@ func leaseMessage(x *leasing.Lease) *wire.Lease {
 	}
 }
 
-// wayLater reports to the owner what this node answered in its place, if the owner has not booked it itself. It
+// later reports to the owner what this node answered in its place, if the owner has not booked it itself. It
 // waits for the owner's answer, or for the end of the call. call is the call to it; nil: there was none.
 func (c *core) later(a *ask, v *verdict, call *call) {
 	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit || a.OfSlot() {

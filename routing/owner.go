@@ -24,7 +24,7 @@ const (
 	unsure           // whether others have the account
 )
 
-// callerSide decides on one key of this node's, if it can: where it has the account, where no other node can have
+// own decides on one key of this node's, if it can: where it has the account, where no other node can have
 // it, or where a search found none.
 func (c *core) own(
 	ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch, x errand,

@@ -66,7 +66,7 @@ func (r *Router) Run(ctx context.Context) {
 }
 
 // The part of a node's processor time for moving accounts: requests go on meanwhile, and each waits for the
-// waitStep before it.
+// step before it.
 const (
 	workAtOnce  = 250 * time.Microsecond
 	restBetween = 14 * workAtOnce

@@ -157,7 +157,7 @@ func (c *core) errandOf(from *inlet, m *wire.Ask) errand {
 }
 
 // undoFor takes back what this node had decided for a peer that did not wait for it: the
-// callerStream of that peer was answered otherwise, or not at all. It returns the status of the reply.
+// caller of that peer was answered otherwise, or not at all. It returns the status of the reply.
 func (c *core) undoFor(now instant, a *ask, m *wire.Ask) uint32 {
 	if c.onItsWay(a.Key) {
 		return notOwner
@@ -186,7 +186,7 @@ func (s *serving) replies(now instant) []*wire.Reply {
 	return all
 }
 
-// ownerSide is to one ask. What this node could only decide by a policy it does not decide: the
+// reply is to one ask. What this node could only decide by a policy it does not decide: the
 // rule's policy is that of the node that was asked, which also counts it.
 func (s *serving) reply(now instant, i int) *wire.Reply {
 	r := &wire.Reply{Id: s.ids[i], Status: s.states[i].status}

@@ -159,7 +159,7 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	c.level(n.below, d.Descriptors, &s)
 }
 
-// withoutEffect warns about a rule's own settings that have no effect. Inherited settings can be for its
+// idle warns about a rule's own settings that have no effect. Inherited settings can be for its
 // siblings.
 func (c *compiler) idle(d *Descriptor, s *scope) {
 	for _, set := range d.Inherited.Coordination {

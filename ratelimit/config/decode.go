@@ -90,7 +90,7 @@ func (d *decoder) zone(f *yamlField) string {
 	return d.text(f)
 }
 
-// textSchema is any scalar, as written.
+// text is any scalar, as written.
 func (d *decoder) text(f *yamlField) string {
 	if f.value.kind >= mapping {
 		d.wrong(f, "a string")
@@ -98,7 +98,7 @@ func (d *decoder) text(f *yamlField) string {
 	return f.value.text
 }
 
-// yamlValue is a descriptor's value. An empty one matches as if it were missing, which is rarely
+// value is a descriptor's value. An empty one matches as if it were missing, which is rarely
 // intended.
 func (d *decoder) value(f *yamlField) string {
 	text := d.text(f)
@@ -122,7 +122,7 @@ func (d *decoder) flag(f *yamlField) bool {
 	return false
 }
 
-// countTokens is a number of tokens, in the range of limits.
+// tokens is a number of tokens, in the range of limits.
 func (d *decoder) tokens(f *yamlField) ratelimit.Tokens {
 	if f.value.kind == null {
 		return 0
@@ -130,7 +130,7 @@ func (d *decoder) tokens(f *yamlField) ratelimit.Tokens {
 	return d.whole(f, 0, ratelimit.MaxLimit)
 }
 
-// wholeSchema is a number within bounds.
+// whole is a number within bounds.
 func (d *decoder) whole(f *yamlField, least, most ratelimit.Tokens) ratelimit.Tokens {
 	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 63)
 	if f.value.kind != integer || err != nil || ratelimit.Tokens(n) < least || ratelimit.Tokens(n) > most {

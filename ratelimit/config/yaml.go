@@ -152,7 +152,7 @@ func (r *resolver) place(n *yaml.Node) Place {
 	return Place{r.file, n.Line, n.Column}
 }
 
-// resolveLinks copies a node with its aliases resolved. Aliases make small files large, and can form
+// resolve copies a node with its aliases resolved. Aliases make small files large, and can form
 // cycles: it counts nodes as it copies them, and bounds the depth.
 func (r *resolver) resolve(n *yaml.Node, depth int) yamlValue {
 	v := yamlValue{place: r.place(n)}
