@@ -138,11 +138,11 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	lasting(q, rule)
 	size := hold.Sizing{Rule: rule, Nodes: max(1, f.seen())}
 	leaving := f.leaving.Load()
-	if part := &k.Next; fl.background && !leaving && k.Waiting == 0 && k.Early(q.Now, rule) {
+	if fl.background && !leaving && k.Waiting == 0 && k.Early(q.Now, rule) {
 		fl.early = true
-		*part = hold.Part{Window: k.Window + 1, Deadline: hold.Never}
+		k.Next = &hold.Part{Window: k.Window + 1, Deadline: hold.Never}
 		c.Want, q.Divisor = k.WantsEarly(size)
-		part.Write(&fl.message, s.sent, c, q)
+		k.Next.Write(&fl.message, s.sent, c, q)
 		fl.message.Claim.Limit = s.rules.of(at).asked.Limit
 		return fl.message.Claim, true
 	}

@@ -105,7 +105,7 @@ func TestDebtOfTheLastMoment(t *testing.T) {
 			s.ask(1, "k", 1)
 			s.goOn(50 * time.Millisecond)
 		}
-		if next := s.held(s.nodes[1], "k").Next; (next.Taken > 0) == carries {
+		if next := s.held(s.nodes[1], "k").Next; (next != nil) == carries {
 			t.Errorf("debt is carried: %v; claimed early: %+v", carries, next)
 		}
 		s.ask(0, "k", 3000)

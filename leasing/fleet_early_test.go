@@ -44,7 +44,7 @@ func TestEarlyClaimIsToldAfterALoss(t *testing.T) {
 	s.now = turn - instant(50*time.Millisecond)
 	s.wantEarly(n, "k")
 	s.settle()
-	if k := s.held(n, "k"); k.Next.Taken == 0 {
+	if k := s.held(n, "k"); k.Next == nil || k.Next.Taken == 0 {
 		t.Fatal("nothing was claimed early")
 	}
 	s.ledger.Lose(nil, "2")

@@ -28,6 +28,19 @@ func TestIdleLeasesMakeRoom(t *testing.T) {
 	}
 }
 
+// A stream of new keys takes memory for the recent uses of a sixteenth of the table.
+func TestRecentUsesAreBounded(t *testing.T) {
+	s := newStage(t, 1, 8000, 1000, nil)
+	for i := range 5000 {
+		s.ask(0, fmt.Sprint("k", i), 1)
+	}
+	for i := range s.nodes[0].shards {
+		if s := &s.nodes[0].shards[i]; len(s.uses) > s.most {
+			t.Errorf("shard %d has %d recent uses, and room for %d", i, len(s.uses), s.most)
+		}
+	}
+}
+
 // Keys that go from a full table while they count, and come back, are not taken for accounts that the store has lost:
 // an alert says so of those.
 func TestFullTableLosesNoAccounts(t *testing.T) {

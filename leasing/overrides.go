@@ -62,7 +62,7 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 
 // limitedLocked notes that another limit applies. Tokens of a larger one go back, also those of the next window.
 func limitedLocked(now instant, k entry, lower bool) {
-	if k.Limited(now, lower); lower {
+	if k.Limited(now, lower); lower && k.Next != nil {
 		k.Next.GiveBack(0) // reported when the window begins
 	}
 }

@@ -134,17 +134,22 @@ func (s *shard) take(id keytable.ID) uint32 {
 	return n
 }
 
-// forgetOne drops a use, in turn: a use touched since the last visit is skipped once.
+// forgetOne drops a use, in turn: one touched since the last visit only if there is no other in tries.
 func (s *shard) forgetOne() {
+	found := -1
 	for range min(tries, len(s.uses)) {
 		s.hand = (s.hand + 1) % len(s.uses)
-		switch u := s.uses[s.hand]; {
-		case u.touched:
-			u.touched = false
-		case u.flight == nil && !u.Kept() && u.id != (keytable.ID{}):
-			s.leave(uint32(s.hand))
-			return
+		u := s.uses[s.hand]
+		if u.flight != nil || u.Kept() || u.id == (keytable.ID{}) {
+			continue
 		}
+		if found = s.hand; !u.touched {
+			break
+		}
+		u.touched = false
+	}
+	if found >= 0 {
+		s.leave(uint32(found))
 	}
 }
 

@@ -217,7 +217,10 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 		g.sums = map[*ratelimit.RuleCounters]gauge{}
 	}
 	of := g.sums[rule.Counters]
-	of.leased += k.InHand(now) + k.Next.InHand(now)
+	of.leased += k.InHand(now)
+	if k.Next != nil {
+		of.leased += k.Next.InHand(now)
+	}
 	// The rest of the unclaimed usage was charged: no answer will confirm it.
 	unconfirmed := k.Drifted
 	if k.Unreported() {

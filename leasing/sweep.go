@@ -72,10 +72,10 @@ func (k entry) busy(now instant) entry {
 
 // statedIn notes that the key is reported in an epoch. Early claims are reported when their window begins.
 func (k entry) statedIn(life uint8) {
-	if k.cell.Val.stated != life {
-		k.cell.Val.stated = life
+	if k.cell.Val.stated != life && k.Next != nil {
 		k.Next.Restate()
 	}
+	k.cell.Val.stated = life
 }
 
 // sweepLocked looks after one key. It reports whether the key can be dropped.
@@ -105,7 +105,6 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		// too: an older copy of the ledger's data may have one from before a return of tokens.
 		if k.LastAnswer != 0 || s.over(c).Set > 0 {
 			k = k.busy(now)
-			k.Next.Restate()
 			k.Restate()
 			f.launchLocked(k, hold.Batch)
 		} else {
@@ -273,7 +272,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	var scratch use
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
-		early := k.Next.Deadline != 0 && k.Next.Taken > k.Next.Spent
+		early := k.Next != nil && k.Next.Taken > k.Next.Spent
 		if k.Taken <= k.Spent && !k.Owes() && !k.InFlight() && !early {
 			return
 		}
@@ -291,6 +290,6 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 // leaveEarlyLocked gives back early claims like a late report.
 func (f *Fleet) leaveEarlyLocked(k entry) {
 	k.Next.GiveBack(0)
-	f.reportLocked(k, k.Next)
-	k.Next = hold.Part{}
+	f.reportLocked(k, *k.Next)
+	k.Next = nil
 }

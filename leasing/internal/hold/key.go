@@ -31,8 +31,8 @@ type Use struct {
 	largest           tokens  // cost of the largest request since the demand was measured
 	usual             tokens  // recent cost of the larger requests
 	Beyond
-	// Next is the part of the next window, claimed early; its Deadline is 0 if there is none.
-	Next Part
+	// Next is the part of the next window, claimed early; nil: there is none.
+	Next *Part
 }
 
 // refusals are the node's own refusals, without a claim. The zero refusals are none.
@@ -72,7 +72,7 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 
 // Kept tells whether the use must be kept: it has tokens in hand of the next window, or the reasons for usage.
 func (u *Use) Kept() bool {
-	return u.Next.Deadline != 0 || u.Beyond != (Beyond{}) || u.Waiting > 0
+	return u.Next != nil || u.Beyond != (Beyond{}) || u.Waiting > 0
 }
 
 // Times of a node's own actions.
@@ -161,9 +161,9 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	if limit.Algorithm == ratelimit.SlidingWindow && e.Deadline != 0 && e.Window == w-1 {
 		carried = e.Drift()
 	}
-	next := e.Next
-	if next.Deadline == 0 || next.Window != w {
-		next = Part{Window: w, Deadline: Never}
+	next := Part{Window: w, Deadline: Never}
+	if e.Next != nil && e.Next.Window == w {
+		next = *e.Next
 	}
 	// Admissions and charges before the first answer about the window are booked in this one.
 	if e.Deadline == 0 {
@@ -173,7 +173,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	}
 	// A node claims for debt also without requests: the next window reads only the account of this one.
 	next.restate = next.restate || limit.Carries && e.usedUp(limit)
-	e.Part, e.carried, e.Next = next, carried, Part{}
+	e.Part, e.carried, e.Next = next, carried, nil
 	e.refusals = refusals{}
 }
 
@@ -182,7 +182,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // debt), and its lease must not end before it begins. Of a small limit, one node would take all that there is.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && rule.Limit.Capacity() >= 2*leastShare &&
-		!rule.Limit.Carries && !rule.Coordination.Eager() && e.Next.Deadline == 0 && now >= e.renewFrom &&
+		!rule.Limit.Carries && !rule.Coordination.Eager() && e.Next == nil && now >= e.renewFrom &&
 		now < e.Till && e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period()) &&
 		!e.reports(now, rule)
@@ -193,8 +193,8 @@ func (e Entry) PartOf(w window) *Part {
 	switch {
 	case e.Deadline != 0 && e.Window == w:
 		return &e.Part
-	case e.Next.Deadline != 0 && e.Next.Window == w:
-		return &e.Next
+	case e.Next != nil && e.Next.Window == w:
+		return e.Next
 	}
 	return nil
 }

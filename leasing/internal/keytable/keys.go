@@ -2,7 +2,7 @@ package keytable
 
 import "unsafe"
 
-// keys are the bytes of keys, in grains of 16 bytes. A page has places of one number of
+// keys are the bytes of keys, in grains of 8 bytes. A page has places of one number of
 // grains. When its last place is removed, the page is free for places of any length. So keys whose lengths
 // change over time take at most the size of two generations. The number of a place is its page, and its first
 // grain there.
@@ -13,7 +13,7 @@ type keys struct {
 	room [mostGrains + 1]uint32
 }
 
-// page is 64 grains. Free places are a list through their first byte.
+// page is 128 grains. Free places are a list through their first byte.
 type page struct {
 	bytes      *[pageGrains * grain]byte
 	next, prev uint32 // pages of the same list, plus 1
@@ -24,8 +24,8 @@ type page struct {
 }
 
 const (
-	grain      = 16
-	pageGrains = 64 // 1 KiB
+	grain      = 8
+	pageGrains = 128 // 1 KiB
 	mostGrains = MaxKeyLen / grain
 )
 

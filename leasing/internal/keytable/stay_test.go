@@ -19,7 +19,7 @@ func keysThatStay[T any](t *testing.T, most int, number func(*T) *int64) {
 	arena := NewArena()
 	table := New[T](arena, limit)
 	next := uint64(0)
-	for round, size := range []int{12, 28, 44, 60, 76, 92, 108, 124} {
+	for round, size := range []int{8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128} {
 		key := make([]byte, size)
 		begins := int64(round) * 3 * limit
 		for range 3 * limit {
