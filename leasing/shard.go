@@ -134,13 +134,13 @@ func (s *shard) take(id keytable.ID) uint32 {
 	return n
 }
 
-// forgetOne drops a use, in turn: one touched since the last visit only if there is no other in tries.
+// forgetOne drops a use, in turn: one touched since the last visit only if there is no other in tries. All have keys.
 func (s *shard) forgetOne() {
 	found := -1
 	for range min(tries, len(s.uses)) {
 		s.hand = (s.hand + 1) % len(s.uses)
 		u := s.uses[s.hand]
-		if u.flight != nil || u.Kept() || u.id == (keytable.ID{}) {
+		if u.flight != nil || u.Kept() {
 			continue
 		}
 		if found = s.hand; !u.touched {

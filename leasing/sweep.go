@@ -272,7 +272,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	var scratch use
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
-		early := k.Next != nil && k.Next.Taken > k.Next.Spent
+		early := k.Next != nil
 		if k.Taken <= k.Spent && !k.Owes() && !k.InFlight() && !early {
 			return
 		}
