@@ -144,17 +144,26 @@ func TestCheckIsNarrow(t *testing.T) {
 	}
 }
 
-// The figures of a bucket are its burst, and the table says that the refill comes on top: of 60 a minute, 120 pass.
+// The figures of a bucket are its burst, and the text says that the refill comes on top, and that charged refusals can
+// use it up.
 func TestCheckNamesTheRefill(t *testing.T) {
+	const refill, charged = "A token_bucket admits its refill in that time, too.", "Refused requests are charged:"
 	file := filepath.Join(t.TempDir(), "a.yaml")
-	writeFile(t, file, rules(60))
-	refill := "A token_bucket admits its refill in that time, too."
-	if code, out := checks(file); code != 0 || strings.Contains(out, refill) {
-		t.Errorf("without a bucket: %d\n%s", code, out)
-	}
-	writeFile(t, file, rules(60)+"  algorithm: token_bucket\n")
-	if code, out := checks(file); code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), refill) {
-		t.Errorf("of a bucket: %d\n%s", code, out)
+	for _, c := range []struct {
+		fields        string
+		refill, notes bool
+	}{
+		{"", false, false},
+		{"  algorithm: token_bucket\n", true, true},
+		{"  algorithm: sliding_window\n", false, true},
+		{"  algorithm: token_bucket\n  coordination: {on_deny: refund}\n", true, false},
+	} {
+		writeFile(t, file, rules(60)+c.fields)
+		code, out := checks(file)
+		out = strings.Join(strings.Fields(out), " ")
+		if code != 0 || strings.Contains(out, refill) != c.refill || strings.Contains(out, charged) != c.notes {
+			t.Errorf("%q: %d\n%s", c.fields, code, out)
+		}
 	}
 }
 

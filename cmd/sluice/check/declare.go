@@ -202,6 +202,12 @@ func (d declaration) legend(out io.Writer) {
 	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return r.Limit.Algorithm == ratelimit.TokenBucket }) {
 		text += " A token_bucket admits its refill in that time, too."
 	}
+	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
+		return d.of(r).Debt == ratelimit.UntilRefilled && r.Coordination.OnDeny == ratelimit.DenyCharges
+	}) {
+		text += " Refused requests are charged: while more is requested than refills, a token_bucket or " +
+			"sliding_window passes nothing, unless it has on_deny: refund."
+	}
 	fmt.Fprintln(out)
 	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.details])
 }
