@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -80,43 +79,40 @@ func (h *hunt) all(ctx context.Context, all []*mutant, until time.Time) ([]resul
 	return results, err
 }
 
-// one runs the tests that reach a mutant, those of its own package first, until one kills it.
+// one runs the tests that reach a mutant.
 func (h *hunt) one(ctx context.Context, r *result) error {
+	todo, err := h.toRun(r.mutant)
+	if err != nil {
+		return err
+	}
 	r.fate = notReached
-	spent := time.Duration(0)
-	for _, p := range h.near(path.Dir(r.edit.File)) {
-		if err := p.ready(); err != nil {
+	for spent := time.Duration(0); len(todo) > 0 && r.fate != killed; {
+		u := todo[0]
+		todo, r.fate = todo[1:], survived
+		if spent > 0 && spent+u.cost > mostEach {
+			r.left++
+			continue
+		}
+		spent += u.cost
+		rest, err := h.try(ctx, u, r)
+		if err != nil {
 			return err
 		}
-		for todo := p.toRun(r.mutant); len(todo) > 0 && r.fate != killed; todo = todo[1:] {
-			u := todo[0]
-			r.fate = survived
-			if spent > 0 && spent+u.cost > mostEach {
-				r.left++
-				continue
-			}
-			spent += u.cost
-			rest, err := h.try(ctx, u, r)
-			if err != nil {
-				return err
-			}
-			todo = append(todo, rest...)
-		}
-		if r.fate == killed {
-			return nil
-		}
+		todo = append(todo, rest...)
 	}
 	return nil
 }
 
-// near are all programs, that of a folder first.
-func (h *hunt) near(dir string) []*program {
-	all := slices.Clone(h.programs)
-	if i := slices.IndexFunc(all, func(p *program) bool { return p.suite.dir == dir }); i > 0 {
-		own := all[i]
-		all = slices.Insert(slices.Delete(all, i, i+1), 0, own)
+// toRun are the units that reach a mutant: quick ones, then those that play much, then the cheapest.
+func (h *hunt) toRun(m *mutant) (all []*unit, err error) {
+	for _, p := range h.programs {
+		if err := p.ready(); err != nil {
+			return nil, err
+		}
+		all = append(all, p.toRun(m)...)
 	}
-	return all
+	slices.SortStableFunc(all, func(a, b *unit) int { return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.cost, b.cost)) })
+	return all, nil
 }
 
 // try runs a unit against a mutant. A test that fails twice kills it. If one fails once, rest are the tests of the
@@ -147,7 +143,7 @@ func (h *hunt) try(ctx context.Context, u *unit, r *result) (rest []*unit, err e
 	return []*unit{&others}, nil
 }
 
-// toRun are the units that reach a mutant, the cheapest first, quick ones as one.
+// toRun are the program's units that reach a mutant, quick ones as one.
 func (p *program) toRun(m *mutant) (all []*unit) {
 	group := &unit{program: p, cost: p.start}
 	for _, u := range p.units {
@@ -163,8 +159,18 @@ func (p *program) toRun(m *mutant) (all []*unit) {
 	if len(group.tests) > 0 {
 		all = append(all, group)
 	}
-	slices.SortStableFunc(all, func(a, b *unit) int { return cmp.Compare(a.cost, b.cost) })
 	return all
+}
+
+// rank orders units by how much they find for their time.
+func (u *unit) rank() int {
+	switch {
+	case len(u.tests) > 1:
+		return 0
+	case len(u.args) > 0:
+		return 1
+	}
+	return 2
 }
 
 // each calls f with 0 to n-1, two at a time, until one fails.
