@@ -131,7 +131,7 @@ SEEDS ?= 20
 linear: deps ## record SEEDS (20) histories of each kind of real fleet, and check that they are a counter's
 	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
 
-exhaust: ## visit every state of small fleets, for 20 to 40 minutes and some GB of memory; docs/internals/proof.md
+exhaust: ## visit every state of small fleets, for some minutes; docs/internals/proof.md
 	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaustive' ./leasing/account -exhaust 1
 
 # FILES='leasing/*.go' takes a part; docs/internals/proof.md says how to read it.
