@@ -64,3 +64,37 @@ func TestCostOfLoads(t *testing.T) {
 		})
 	}
 }
+
+// A node that is alone answers how much is left to the token, whatever it has leased, returned or lost in the meantime.
+func TestRemainingAddsUp(t *testing.T) {
+	for algorithm := range ratelimit.RateAlgorithms() {
+		s := newStage(t, 1, 1000, 200, nil)
+		s.rule.Limit.Algorithm, s.rule.Limit.Burst = ratelimit.Algorithm(algorithm), 200
+		s.rule.Limit.Unit = ratelimit.Year // nothing refills in the meantime
+		left := tokens(200)
+		for i, step := range []struct {
+			kind ratelimit.Kind
+			cost tokens
+		}{
+			{ratelimit.Spend, 3}, {ratelimit.Spend, 1}, {ratelimit.Refund, 2}, {ratelimit.Spend, 40}, {ratelimit.Charge, 30},
+			{ratelimit.Spend, 1}, {ratelimit.Refund, 20}, {ratelimit.Spend, 100}, {ratelimit.Peek, 0}, {ratelimit.Spend, 1},
+			{ratelimit.Release, 10}, {ratelimit.Spend, 1}, {ratelimit.Charge, 50}, {ratelimit.Refund, 5}, {ratelimit.Spend, 1},
+		} {
+			v := s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Cost: step.cost, Kind: step.kind})
+			switch step.kind {
+			case ratelimit.Refund, ratelimit.Release:
+				left += step.cost
+			default:
+				left -= step.cost
+			}
+			if v.Remaining != left || v.OverLimit {
+				t.Errorf("%v, step %d, %+v: %d left, want %d", ratelimit.Algorithm(algorithm), i, step, v.Remaining, left)
+			}
+			s.goOn(300 * time.Millisecond)
+		}
+		v := s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Cost: left + 7, Kind: ratelimit.Charge})
+		if v.Charged != left || v.Debt != 7 || v.Remaining != 0 {
+			t.Errorf("%v: %+v of a charge 7 above the rest", ratelimit.Algorithm(algorithm), v)
+		}
+	}
+}
