@@ -11,7 +11,9 @@ import (
 // neither often nor without need. The figures are at most those of today, and at least so many requests are admitted.
 func TestCostOfLoads(t *testing.T) {
 	const ms = time.Millisecond
-	hours := func(n tokens) ratelimit.Limit { return ratelimit.Limit{Unit: ratelimit.Hour, Multiplier: 1, Requests: n} }
+	hours := func(n tokens) ratelimit.Limit {
+		return ratelimit.Limit{Unit: ratelimit.Hour, Multiplier: 1, Requests: n}
+	}
 	twoSeconds := func(a ratelimit.Algorithm, n tokens) ratelimit.Limit {
 		return ratelimit.Limit{Algorithm: a, Unit: ratelimit.Second, Multiplier: 2, Requests: n, Burst: n}
 	}
@@ -76,9 +78,10 @@ func TestRemainingAddsUp(t *testing.T) {
 			kind ratelimit.Kind
 			cost tokens
 		}{
-			{ratelimit.Spend, 3}, {ratelimit.Spend, 1}, {ratelimit.Refund, 2}, {ratelimit.Spend, 40}, {ratelimit.Charge, 30},
-			{ratelimit.Spend, 1}, {ratelimit.Refund, 20}, {ratelimit.Spend, 100}, {ratelimit.Peek, 0}, {ratelimit.Spend, 1},
-			{ratelimit.Release, 10}, {ratelimit.Spend, 1}, {ratelimit.Charge, 50}, {ratelimit.Refund, 5}, {ratelimit.Spend, 1},
+			{ratelimit.Spend, 3}, {ratelimit.Spend, 1}, {ratelimit.Refund, 2}, {ratelimit.Spend, 40},
+			{ratelimit.Charge, 30}, {ratelimit.Spend, 1}, {ratelimit.Refund, 20}, {ratelimit.Spend, 100},
+			{ratelimit.Peek, 0}, {ratelimit.Spend, 1}, {ratelimit.Release, 10}, {ratelimit.Spend, 1},
+			{ratelimit.Charge, 50}, {ratelimit.Refund, 5}, {ratelimit.Spend, 1},
 		} {
 			v := s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Cost: step.cost, Kind: step.kind})
 			switch step.kind {
@@ -88,7 +91,7 @@ func TestRemainingAddsUp(t *testing.T) {
 				left -= step.cost
 			}
 			if v.Remaining != left || v.OverLimit {
-				t.Errorf("%v, step %d, %+v: %d left, want %d", ratelimit.Algorithm(algorithm), i, step, v.Remaining, left)
+				t.Errorf("%v, step %d: %d left, want %d", ratelimit.Algorithm(algorithm), i, v.Remaining, left)
 			}
 			s.goOn(300 * time.Millisecond)
 		}

@@ -13,7 +13,7 @@ type Sizing struct {
 // Wants is the size of a claim beyond the waiting tokens, and the divisor of the free tokens.
 func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, divisor int) {
 	e.measure(now, need)
-	divisor = 2 * max(1, s.Nodes)
+	divisor = 2 * s.Nodes
 	if now < e.scarce {
 		return need, divisor
 	}
@@ -30,7 +30,7 @@ func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) {
 	if !s.Rule.Stretched() {
 		want = min(want, e.Demand.Want(s.Rule, 0))
 	}
-	return want, 2 * max(1, s.Nodes)
+	return want, 2 * s.Nodes
 }
 
 // most is the part of the limit that a node takes while there is plenty.
