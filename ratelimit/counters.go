@@ -11,7 +11,8 @@ type RuleCounters struct {
 	NearLimit   atomic.Uint64 // above NearLimitRatio of the limit, and within it
 	OverLimit   atomic.Uint64 // the part of hits above the limit
 	OverLocally atomic.Uint64 // of OverLimit: counted as over_limit_with_local_cache
-	ShadowMode  atomic.Uint64 // over limit, but answered OK by shadow_mode
+	ShadowMode  atomic.Uint64 // of OverLimit: answered OK by shadow_mode
+	ShadowRest  atomic.Uint64 // the hits of these requests that were within the limit
 	Refunded    atomic.Uint64 // is_negative_hits
 	Denied      atomic.Uint64 // decisions that were OVER_LIMIT before shadow_mode
 	Debt        atomic.Uint64 // tokens charged beyond the limit
@@ -79,11 +80,11 @@ func (c *RuleCounters) Add(o *RuleCounters) {
 }
 
 // sums are the counters that only rise.
-func (c *RuleCounters) sums() [16]*atomic.Uint64 {
+func (c *RuleCounters) sums() [17]*atomic.Uint64 {
 	return [...]*atomic.Uint64{
-		&c.TotalHits, &c.WithinLimit, &c.NearLimit, &c.OverLimit, &c.OverLocally, &c.ShadowMode, &c.Refunded, &c.Denied,
-		&c.Debt, &c.OverAdmitted, &c.UnderAdmitted, &c.NearBound, &c.BeyondBound, &c.OverByPolicy, &c.BeyondByPolicy,
-		&c.ShareUsedUp,
+		&c.TotalHits, &c.WithinLimit, &c.NearLimit, &c.OverLimit, &c.OverLocally, &c.ShadowMode, &c.ShadowRest,
+		&c.Refunded, &c.Denied, &c.Debt, &c.OverAdmitted, &c.UnderAdmitted, &c.NearBound, &c.BeyondBound,
+		&c.OverByPolicy, &c.BeyondByPolicy, &c.ShareUsedUp,
 	}
 }
 
@@ -109,23 +110,21 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens, locally bool)
 	}
 	c.TotalHits.Add(uint64(ask.Cost))
 	c.Debt.Add(uint64(v.Debt))
+	over := uint64(ask.Cost - v.Charged)
 	if !v.OverLimit {
 		c.WithinLimit.Add(uint64(ask.Cost))
 	} else {
 		c.Denied.Add(1)
-		c.OverLimit.Add(uint64(ask.Cost - v.Charged))
+		c.OverLimit.Add(over)
 		if locally {
-			c.OverLocally.Add(uint64(ask.Cost - v.Charged))
+			c.OverLocally.Add(over)
+		}
+		if ask.Rule.Shadow {
+			c.ShadowMode.Add(over)
+			c.ShadowRest.Add(uint64(v.Charged))
 		}
 	}
 	if used := v.InForce(ask.Rule).Capacity() - v.Remaining; used > nearLimit {
 		c.NearLimit.Add(uint64(min(v.Charged, used-nearLimit)))
 	}
-}
-
-// Unlimited books a request of a rule without a limit.
-func (c *RuleCounters) Unlimited() {
-	c.Sources[FromLease].Add(1)
-	c.TotalHits.Add(1)
-	c.WithinLimit.Add(1)
 }

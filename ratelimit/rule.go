@@ -43,6 +43,7 @@ func (r *Rule) AuditName() string {
 type MetricNaming struct {
 	Detailed bool   // detailed_metric: all of them
 	Levels   []bool // value_to_metric at each level of the path; nil: at none
+	Shared   []bool // share_threshold at each level, which is named by its pattern; nil: at none
 }
 
 // FromRequest tells whether statistics name anything of the request.
@@ -54,7 +55,8 @@ func (r *Rule) AppendLevel(b []byte, level int, key, value string) []byte {
 	if level > 0 {
 		b = append(b, NameSeparator...)
 	}
-	if !r.MetricNames.Detailed && !r.MetricNames.Levels[level] {
+	m := &r.MetricNames
+	if m.Shared != nil && m.Shared[level] || !m.Detailed && !m.Levels[level] {
 		return append(b, r.Keys[level]...)
 	}
 	b = append(b, key...)

@@ -11,7 +11,9 @@ import (
 
 // healthy tells whether the node can answer.
 func (c *serveCmd) healthy(p *assembled) bool {
-	return p.ready() && (c.ForceStart && !c.HealthyWithOne || p.store.Rules() != nil) && (p.ring == nil || p.ring.Ready())
+	rules := p.store.Rules()
+	loaded := rules.Domains() > 0 || !c.HealthyWithOne && (rules != nil || c.ForceStart)
+	return p.ready() && loaded && (p.ring == nil || p.ring.Ready())
 }
 
 // startGrace is after which the gRPC port opens although the node is not healthy: its store does not answer, so that

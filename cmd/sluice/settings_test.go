@@ -118,8 +118,8 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 			}
 		}
 	}
-	if names != 123 {
-		t.Errorf("the table has %d names, want 123", names)
+	if names != 124 {
+		t.Errorf("the table has %d names, want 124", names)
 	}
 }
 

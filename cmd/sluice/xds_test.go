@@ -40,7 +40,7 @@ func managementServer(t *testing.T, options ...grpc.ServerOption) (address strin
 // push has a node's rules be these.
 func push(t *testing.T, snapshots cache.SnapshotCache, node string, rules ...types.Resource) {
 	t.Helper()
-	snapshot, err := cache.NewSnapshot("1", map[resource.Type][]types.Resource{resource.RateLimitConfigType: rules})
+	snapshot, err := cache.NewSnapshot(strings.Repeat("1", 1+len(rules)), map[resource.Type][]types.Resource{resource.RateLimitConfigType: rules})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func serverCredentials(i *redistest.Authority) grpc.ServerOption {
 }
 
 // With rules from a management server over TLS the binary is unhealthy until
-// they come, and then keeps them.
+// they come, and if it is told so, until they have a domain. It then keeps them.
 func TestRulesFromAServer(t *testing.T) {
 	i := redistest.NewAuthority(t)
 	i.Leaf("xds", time.Hour, "xds.example")
@@ -70,24 +70,24 @@ func TestRulesFromAServer(t *testing.T) {
 	s := serve(t, []string{
 		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
 		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
-		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "DRAIN_TIME=0s",
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "DRAIN_TIME=0s", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true",
 	})
 	if s.healthy() {
 		t.Error("healthy before there are rules")
 	}
-	rules := &rlsconf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: []*rlsconf.RateLimitDescriptor{
-		{Key: "five", RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_DAY, RequestsPerUnit: 5}},
-	}}
-	push(t, snapshots, "n1", rules)
-	s.eventually("the rules have come", s.healthy)
-	admitted := 0
-	for range 8 {
-		if s.post("five", "x") == http.StatusOK {
-			admitted++
-		}
+	push(t, snapshots, "n1")
+	s.eventually("an empty push has come", func() bool { return s.metric("ratelimit_service_config_load_success") == 1 })
+	if s.healthy() || s.post("five", "x") != http.StatusOK || s.healthy() {
+		t.Error("healthy with rules of no domain")
 	}
-	if admitted != 5 {
-		t.Errorf("%d of 5 were admitted", admitted)
+	push(t, snapshots, "n1", &rlsconf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: []*rlsconf.RateLimitDescriptor{
+		{Key: "five", RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_DAY, RequestsPerUnit: 5}},
+	}})
+	s.eventually("the rules have come", s.healthy)
+	for i := range 8 {
+		if admitted := s.post("five", "x") == http.StatusOK; admitted != (i < 5) {
+			t.Errorf("request %d of 5 was admitted: %t", i+1, admitted)
+		}
 	}
 }
 

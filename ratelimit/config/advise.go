@@ -121,6 +121,9 @@ func (a *adviser) level(all []*Descriptor, above string) {
 // likeRegexp matches regular expressions, but no paths, names or addresses.
 var likeRegexp = regexp.MustCompile(`^\^|(^|\D)\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
 
+// rangeKeys are keys for which Envoy sends a range: it masks addresses, or matches them and sends a text.
+var rangeKeys = []string{"masked_remote_address", "remote_address_match"}
+
 // spelling warns about keys and values that match fewer requests than they seem to.
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, part := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
@@ -129,7 +132,7 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 				cut(name, maxName), what, shorten(text))
 		}
 	}
-	if _, err := netip.ParsePrefix(d.Value); err == nil && d.Key != "masked_remote_address" {
+	if _, err := netip.ParsePrefix(d.Value); err == nil && !slices.Contains(rangeKeys, d.Key) {
 		a.warn(Range, d.Place, "%s: the value %q is a range, and values are compared as text: no address matches. "+
 			"Use the key masked_remote_address, for which Envoy masks addresses, and the first address of the range "+
 			"with its length as the value", cut(name, maxName), shorten(d.Value))

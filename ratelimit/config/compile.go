@@ -136,6 +136,7 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	s.path = strings.TrimPrefix(s.path+"."+d.Segment(), ".")
 	s.keys = append(slices.Clip(s.keys), d.Segment())
 	s.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
+	s.shared = append(slices.Clip(s.shared), d.ShareThreshold)
 	c.inherit(&s, &d.Inherited)
 
 	n := &node{share: d.ShareThreshold, below: level{}, place: d.Place}
@@ -206,7 +207,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	r := &ratelimit.Rule{
 		Domain: c.domain.Name, Path: s.path, Keys: s.keys, Name: l.Name, Unlimited: l.Unlimited,
 		Shadow: d.Shadow, Quota: d.Quota, Metadata: d.Metadata, Coordination: s.coordination,
-		MetricNames: ratelimit.MetricNaming{Detailed: d.Detailed},
+		MetricNames: ratelimit.MetricNaming{Detailed: d.Detailed, Shared: s.shared},
 	}
 	if slices.Contains(s.metric, true) {
 		r.MetricNames.Levels = s.metric

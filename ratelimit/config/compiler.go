@@ -45,6 +45,7 @@ type scope struct {
 	path         string // the same without the domain, as in statistics
 	keys         []string
 	metric       []bool
+	shared       []bool
 	algorithm    ratelimit.Algorithm
 	burst        ratelimit.Tokens // 0: requests_per_unit
 	coordination ratelimit.Coordination

@@ -63,11 +63,8 @@ func (r *Rules) Domain(name string) *Domain {
 // of limits that requests contain.
 func (r *Rules) Coordinated() []*ratelimit.Rule {
 	all := slices.Clone(r.All())
-	if r == nil {
-		return all
-	}
-	for _, d := range r.domains {
-		all = append(all, &ratelimit.Rule{Domain: d.Name, Override: true, Coordination: d.Defaults})
+	for _, name := range r.DomainNames(r.Domains()) {
+		all = append(all, &ratelimit.Rule{Domain: name, Override: true, Coordination: r.domains[name].Defaults})
 	}
 	return all
 }
@@ -91,10 +88,7 @@ func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.R
 		}
 		eachName(rule.Domain, rule.Counters, f)
 	}
-	if r == nil {
-		return
-	}
-	for _, name := range slices.Sorted(maps.Keys(r.domains)) {
+	for _, name := range r.DomainNames(r.Domains()) {
 		eachName(name, r.domains[name].Overrides, f)
 	}
 }

@@ -258,7 +258,9 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 }
 
 // admitted are tokens, shadow_mode included.
-func (w *ruleRow) admitted() uint64 { return w.sum.WithinLimit.Load() + w.sum.ShadowMode.Load() }
+func (w *ruleRow) admitted() uint64 {
+	return w.sum.WithinLimit.Load() + w.sum.ShadowMode.Load() + w.sum.ShadowRest.Load()
+}
 
 // decisions gives the series of sluice_decisions_total: that of leases, and
 // those of other sources that there were.

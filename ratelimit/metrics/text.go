@@ -40,7 +40,7 @@ func (c Collector) Counters(each func(name string, n uint64)) {
 	each("ratelimit.service.call.should_rate_limit.redis_error", 0) // on_store_failure decides
 	each("ratelimit.service.call.should_rate_limit.service_error", c.Stats.ServiceErrors.Load())
 	c.Stats.UnknownDomains.EachNamed(func(domain string, n *ratelimit.RuleCounters) {
-		each(limits+"."+segment(domain)+".domain_not_found", n.Requests())
+		each(limits+"."+segment(domain)+".domain_not_found", n.TotalHits.Load())
 	})
 	each("ratelimit_server."+method+".total_requests", c.Stats.Requests.Load())
 	c.counters(each)

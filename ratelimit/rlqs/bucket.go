@@ -203,7 +203,5 @@ func (b *bucket) count(u sublease.Usage) {
 	c.TotalHits.Add(allowed + denied)
 	c.WithinLimit.Add(allowed)
 	c.OverLimit.Add(denied)
-	// An Envoy has refused these by itself, as a local cache would have.
-	c.OverLocally.Add(denied)
 	c.Denied.Add(denied)
 }

@@ -157,8 +157,8 @@ func TestSession(t *testing.T) {
 	report(10*time.Second, usageOf(30, 0, "k", "v"), "")
 	before := p.left
 	report(15*time.Second, usageOf(5, 1, "k", "v"), "DENY_ALL 46s, bucket 44s") // a denial proves it used up
-	if p.left == before {
-		t.Error("nothing was charged for another lease")
+	if c := rules.All()[0].Counters; p.left == before || c.OverLimit.Load() == 0 || c.OverLocally.Load() != 0 {
+		t.Error("nothing was charged for another lease, or its refusals count as of a local cache")
 	}
 	acked(15*time.Second, "")
 	rules = rulesOf(t, "domain: d\ndescriptors:\n- key: other\n  rate_limit: {unit: minute, requests_per_unit: 600}\n")

@@ -110,7 +110,9 @@ func (c *call) match(s *Service, d *config.Domain) {
 	c.matches, c.asks, c.keys, c.holds, c.slot = c.matches[:0], c.asks[:0], c.keys[:0], c.holds[:0], 0
 	// As envoyproxy/ratelimit, an unknown domain limits nothing, and is counted by its name.
 	if d == nil {
-		s.Stats.UnknownDomains.Named([]byte(c.request.domain)).Unlimited()
+		unknown := s.Stats.UnknownDomains.Named([]byte(c.request.domain))
+		unknown.Sources[ratelimit.FromLease].Add(1)
+		unknown.TotalHits.Add(uint64(len(c.request.descriptors)))
 	}
 	replaces, ends := false, false
 	for i := range c.request.descriptors {

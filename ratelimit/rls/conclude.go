@@ -79,8 +79,9 @@ func (c *call) status(s *Service, i int) status {
 	// account.
 	default: // requests_per_unit: 0
 		now := ratelimit.LedgerTime(s.wall().UnixMicro())
+		kind, _ := c.request.ask(&c.request.descriptors[i])
 		st.verdict = ratelimit.Verdict{
-			OverLimit:  true,
+			OverLimit:  kind != ratelimit.Refund,
 			ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now),
 		}
 	}
@@ -96,25 +97,17 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 		if st.bare {
 			continue
 		}
-		counters := c.counters(st.rule, i)
-		if st.unlimited {
-			counters.Unlimited()
-			continue
-		}
 		a := ratelimit.Ask{Rule: st.rule}
-		if st.ask < 0 { // requests_per_unit: 0
-			_, a.Cost = c.request.ask(&c.request.descriptors[i])
+		if st.ask < 0 { // unlimited, or requests_per_unit: 0
+			a.Kind, a.Cost = c.request.ask(&c.request.descriptors[i])
 		} else {
 			a = c.asks[st.ask]
 			s.Stats.Sources[st.verdict.Source].Add(1)
 		}
 		// In 32 bits, 0.7 of 90 is 63, and not a little less.
 		near := ratelimit.Tokens(float32(st.limit().Capacity()) * float32(s.options.NearLimitRatio))
-		hit := known != nil && known.lookUp(now, c.matches[i].hash, st.verdict.OverLimit)
-		counters.Count(a, st.verdict, near, hit)
-		if st.verdict.OverLimit && st.rule.Shadow {
-			counters.ShadowMode.Add(uint64(a.Cost))
-		}
+		hit := known != nil && !st.unlimited && known.lookUp(now, c.matches[i].hash, st.verdict.OverLimit)
+		c.counters(st.rule, i).Count(a, st.verdict, near, hit)
 	}
 	if known == nil {
 		return

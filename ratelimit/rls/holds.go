@@ -100,14 +100,12 @@ func (c *call) addHeld(s *Service, i, start int) {
 	m.settles = h.settles
 }
 
-// settleByID books a cost in place of the hold. It returns false if there is nothing to settle: a request that
-// was refused, or that failed open, returns no hold. A known cost has been settled already.
+// settleByID books a cost in place of the hold. It returns false if there is nothing to settle: a request that was
+// refused, or that failed open, returns no hold. A known cost has been settled already. A rule without a hold is
+// charged the cost as without the entry.
 func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask) bool {
+	m, ttl := &c.matches[h.match], ratelimit.MaxHoldTTL
 	hold, ends := c.request.hold(x)
-	if hold == "" || s.options.Holds == nil {
-		return false
-	}
-	ttl := ratelimit.MaxHoldTTL
 	if ask.Rule.Hold != nil {
 		ttl = ask.Rule.Hold.TTL
 	}
@@ -117,14 +115,19 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 	case h.result == ratelimit.SettledCost && ask.OfSlot():
 		h.amount, h.cost = of.Amount, of.Amount
 		ask.Kind, ask.Cost, ask.Window = ratelimit.Release, 1, ratelimit.Window(of.Slot)
-		c.ask(&c.matches[h.match], ask)
+		c.ask(m, ask)
 	case h.result == ratelimit.SettledCost:
 		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)
 		c.settle(h, ends, ask)
+	case ask.Rule.Hold == nil && h.result != ratelimit.HoldReplayed:
+		if m.settles = ends; !ends {
+			c.ask(m, ask)
+		}
+		return false
 	case h.result == ratelimit.HoldReplayed && ends:
 		return false
 	}
-	return true
+	return hold != ""
 }
 
 // settle requests the difference between a cost and its hold.
@@ -167,7 +170,7 @@ func (c *call) concludeHolds(s *Service) {
 		}
 	}
 	n := 0
-	if len(c.parts) > 0 && s.options.Holds != nil {
+	if len(c.parts) > 0 {
 		c.hold, n = s.options.Holds.Append(c.hold, c.slot, in.nearest(s.wall().Unix()), c.parts)
 	}
 	for i := range c.holds {

@@ -1,6 +1,7 @@
 package rls
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"sync"
@@ -72,9 +73,8 @@ type Service struct {
 func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.Clock, wall func() time.Time,
 	latency Observer, o Options, log *slog.Logger,
 ) *Service {
-	if o.MaxRequestBytes == 0 {
-		o.MaxRequestBytes = MaxRequestBytes
-	}
+	o.MaxRequestBytes = cmp.Or(o.MaxRequestBytes, MaxRequestBytes)
+	o.Holds = cmp.Or(o.Holds, new(holds.Desk))
 	s := &Service{rules: rules, limiter: limiter, clock: clock, wall: wall, latency: latency, options: o, log: log}
 	s.calls.New = func() any { return new(call) }
 	s.large.init()

@@ -13,7 +13,7 @@ type Stats struct {
 	OK             atomic.Uint64 // by overall_code
 	OverLimit      atomic.Uint64
 	GlobalShadow   atomic.Uint64          // over limit, but answered OK by SHADOW_MODE
-	UnknownDomains ratelimit.RuleCounters // requests, by the name of the domain
+	UnknownDomains ratelimit.RuleCounters // requests, and descriptors as hits, by the name of the domain
 	BadRequests    atomic.Uint64
 	ServiceErrors  atomic.Uint64 // bad requests, no config, and requests given up for others
 	Panics         atomic.Uint64

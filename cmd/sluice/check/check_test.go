@@ -296,9 +296,9 @@ func TestCheckFailsWhatDoesTheOpposite(t *testing.T) {
 			t.Errorf("%s: %d, no %q in\n%s", rule, code, want, out)
 		}
 	}
-	writeFile(t, file, rules(100)+"- {key: masked_remote_address, value: 10.0.0.0/8, rate_limit: {unit: day, requests_per_unit: 1}}\n")
+	writeFile(t, file, rules(100)+"- {key: masked_remote_address, value: 10.0.0.0/8, rate_limit: &r {unit: day, requests_per_unit: 1}}\n- {key: remote_address_match, value: 10.0.0.0/8, rate_limit: *r}\n")
 	if code, out := checks(file); code != 0 {
-		t.Errorf("a masked address: %d\n%s", code, out)
+		t.Errorf("ranges that Envoy sends: %d\n%s", code, out)
 	}
 }
 

@@ -21,7 +21,7 @@ var withoutEffect = []string{
 	"MEMCACHE_HOST_PORT", "MEMCACHE_MAX_IDLE_CONNS", "MEMCACHE_SRV", "MEMCACHE_SRV_REFRESH", "MEMCACHE_TLS", "MEMCACHE_TLS_CLIENT_CERT",
 	"MEMCACHE_TLS_CLIENT_KEY", "MEMCACHE_TLS_CACERT", "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
 	"PROTO", "USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "PROMETHEUS_MAPPER_YAML",
-	"LIMIT_REQUEST_HEADERS_ENABLED", "SANITIZE_DESCRIPTOR_METRIC_DOTS", "MAX_CONCURRENT_REQUESTS",
+	"LIMIT_REQUEST_HEADERS_ENABLED", "SANITIZE_DESCRIPTOR_METRIC_DOTS", "MAX_CONCURRENT_REQUESTS", "REQUEST_TIMEOUT",
 }
 
 // mogrifiers are the names of the settings that USE_DOG_STATSD_MOGRIFIERS, a list by
@@ -56,7 +56,6 @@ var replaced = map[string]string{
 	"SETTINGS_FILE":               "unset it, and start sluice serve --settings %s",
 	"CONFIG_RELOAD_INTERVAL":      "unset it: two loads of rules are at least 200ms apart",
 	"SINGLE_REPLICA":              "unset it, and set COORDINATION_MAX_NODES=1",
-	"REQUEST_TIMEOUT":             "unset it: a request and its response take at most 10s",
 	"GRPC_ACCEPT_GZIP":            "unset it, and send requests without compression, as Envoy does",
 	"RLQS":                        "unset it: the gRPC port serves RLQS, and Envoys without its filter do not use it",
 	"DEBUG_PPROF":                 "unset it: profiles are for callers on this machine, and for kubectl port-forward",
