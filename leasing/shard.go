@@ -160,9 +160,13 @@ func (s *shard) leave(n uint32) {
 	s.free = append(s.free, n)
 }
 
-// trackLocked makes a cell for a key; nil: there is no room.
+// trackLocked makes a cell for a key; nil: there is no room. Only a full table drops a key that is tracked for its
+// override.
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
-	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
+	full := s.keys.Len() == s.keys.Limit()
+	c := s.keys.Add(id, a.Key, func(c *cell) bool {
+		return (full || !s.remembers(now, c)) && f.mayGoLocked(s, now, c)
+	})
 	if c != nil {
 		c.Val = key{as: uint32(f.forgotten.Load() & (1<<28 - 1)), rule: s.rules.number(ruleKey{asked: a.Rule})}
 	}

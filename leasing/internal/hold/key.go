@@ -229,9 +229,12 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool
 	return k.InHand(now) == 0 && now.Sub(k.LastAnswer) >= kept
 }
 
-// Counts tells whether this node's total still counts: it must be restated after a loss of data.
+// Counts tells whether this node's total still counts: it must be restated after a loss of data. So does debt of any
+// node that is carried: the node claims in the next window for it.
 func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	switch {
+	case limit.Carries && k.usedUp(limit):
+		return true
 	case max(k.Taken, k.Spent) == 0:
 		return false
 	case limit.Algorithm == ratelimit.TokenBucket:
