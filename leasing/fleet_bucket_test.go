@@ -103,19 +103,6 @@ func TestUnspentTokensOfABucketGoBack(t *testing.T) {
 	})
 }
 
-// Refusals that are charged are repaid by time, also if the store had dropped the account before their report.
-func TestChargedRefusalsAreRepaid(t *testing.T) {
-	s := newStrictStage(t, 1, bucketOf(100, 100, ratelimit.Second), map[string]string{"on_deny": "charge"})
-	for range 21 {
-		s.ask(0, "k", 5)
-	}
-	s.goOn(16 * time.Millisecond)
-	s.ask(0, "k", 200)
-	s.ask(0, "k", 20) // refused without a claim
-	s.goOn(4500 * time.Millisecond)
-	s.passes(0, 60)
-}
-
 // Idle full buckets leave the table.
 func TestIdleBucketsAreForgotten(t *testing.T) {
 	for _, unit := range []ratelimit.Unit{ratelimit.Second, ratelimit.Minute} {
@@ -177,6 +164,38 @@ func TestOverriddenKeysGoAfterAnHour(t *testing.T) {
 			if after := s.dropped("k"); after < time.Hour || after > time.Hour+5*time.Minute {
 				t.Errorf("%v, removed %v: the key goes after %v", ratelimit.Algorithm(algorithm), removed, after)
 			}
+		}
+	}
+}
+
+// A bucket that the store drops, because it is full by the rule, is no lost account under a lower override.
+func TestLoweredBucketIsNoLostAccount(t *testing.T) {
+	s := newStrictStage(t, 1, bucketOf(100, 100, ratelimit.Second), map[string]string{"on_deny": "charge"})
+	s.rule.Limit.Ceiling = 100
+	s.ask(0, "k", 1)
+	s.override(ratelimit.Override{Requests: 10})
+	for range 5 {
+		s.ask(0, "k", 10)
+		s.ask(0, "k", 45)
+		s.goOn(2 * time.Second)
+	}
+	if n := s.lost(); n > 0 {
+		t.Errorf("%d accounts count as lost", n)
+	}
+}
+
+// A limit of 0 passes no peek, though nothing is used.
+func TestLimitOfNothingPassesNoPeek(t *testing.T) {
+	for algorithm := range ratelimit.RateAlgorithms() {
+		limit := bucketOf(100, 100, ratelimit.Minute)
+		limit.Algorithm, limit.Ceiling = ratelimit.Algorithm(algorithm), 100
+		s := newStrictStage(t, 1, limit, nil)
+		s.ask(0, "other", 1)
+		s.override(ratelimit.Override{})
+		v, a := []verdict{s.peek(0, "k"), {}}, ask{Rule: s.rule, Key: []byte("k"), Kind: ratelimit.Peek}
+		s.rule.Limit.Requests, s.rule.Limit.Burst = 0, 0
+		if s.nodes[0].alone.Decide(t.Context(), s.now, []ask{a}, v[1:]); !v[0].OverLimit || !v[1].OverLimit {
+			t.Errorf("%v: %+v", limit, v)
 		}
 	}
 }
