@@ -280,5 +280,8 @@ func (s *shard) move(c *cell, asked *ratelimit.Rule, over ratelimit.Override) {
 		delete(s.overs, c.ID())
 	}
 	c.Val.rule = s.rules.number(to)
+	if u := c.Val.use; u != 0 && s.rules.of(c).rule.Limit.Capacity() < s.rules.uses[old].rule.Limit.Capacity() {
+		s.uses[u-1].Drifted, s.uses[u-1].Unasked = 0, 0 // the larger limit admitted it: it breaks no bound
+	}
 	s.rules.leave(old)
 }
