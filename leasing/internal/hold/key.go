@@ -26,7 +26,7 @@ type Use struct {
 	// Before renewFrom, the node sends no background claims. Before scarce, it claims only for waiting requests: others
 	// need the tokens.
 	renewFrom, scarce instant
-	ends              instant // estimated end of the window, for views
+	ends              instant // estimated end of the window
 	Waiting           tokens  // tokens of waiting requests
 	largest           tokens  // cost of the largest request since the demand was measured
 	usual             tokens  // recent cost of the larger requests
@@ -183,7 +183,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && rule.Limit.Capacity() >= 2*leastShare &&
 		!rule.Limit.Carries && !rule.Coordination.Eager() && e.Next == nil && now >= e.renewFrom &&
-		now < e.Till && e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
+		now < e.Till && e.ends.Sub(now) <= min(early, rule.Limit.Period()/8) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period()) &&
 		!e.reports(now, rule)
 }
