@@ -113,7 +113,9 @@ func (c *call) decide(now instant, w *waiter) {
 			return
 		}
 	}
-	s.setRule(at, w.rule)
+	if s.rules.of(at).asked != w.rule {
+		s.move(at, w.rule, s.over(at))
+	}
 	k := s.entry(now, id, at)
 	looks := w.flight == nil || w.flight.ended()
 	switch {

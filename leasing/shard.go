@@ -255,13 +255,6 @@ func (n *ruleNumbers) leave(number uint32) {
 	}
 }
 
-// setRule sets the rule of a key's requests.
-func (s *shard) setRule(c *cell, r *ratelimit.Rule) {
-	if is := s.rules.of(c); is.asked != r {
-		s.move(c, r, s.over(c))
-	}
-}
-
 // over is the last override of a key; one that is not Set: none.
 func (s *shard) over(c *cell) (o ratelimit.Override) {
 	if s.rules.of(c).limit.Ceiling > 0 {

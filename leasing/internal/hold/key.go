@@ -158,7 +158,7 @@ func windowAt(now instant, there *LedgerClock, limit *ratelimit.Limit) (w window
 // begin begins a window, with its early claim.
 func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	carried := tokens(0)
-	if limit.Algorithm == ratelimit.SlidingWindow && e.Deadline != 0 && e.Window == w-1 {
+	if limit.Algorithm == ratelimit.SlidingWindow && e.Window == w-1 {
 		carried = e.Drift()
 	}
 	next := Part{Window: w, Deadline: Never}
@@ -323,10 +323,14 @@ func (e Entry) Recalled(now instant) {
 }
 
 // Limited applies another limit from now on: it claims again for refused requests, and if the limit is lower, gives
-// back the tokens in hand.
+// back the tokens in hand, also those of the next window.
 func (e Entry) Limited(now instant, lower bool) {
-	if e.refusals, e.full = (refusals{}), false; lower {
-		e.Recalled(now)
+	e.refusals, e.full = refusals{}, false
+	if !lower {
+		return
+	}
+	if e.Recalled(now); e.Next != nil {
+		e.Next.GiveBack(0) // reported when the window begins
 	}
 }
 
