@@ -322,8 +322,8 @@ func (e Entry) Recalled(now instant) {
 	e.renewFrom, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
-// Limited applies another limit from now on: it claims again for refused requests, and if the limit is lower, gives
-// back the tokens in hand, also those of the next window.
+// Limited applies another limit from now on: it claims again for refused requests. If the limit is lower, it gives back
+// the tokens in hand, also those of the next window.
 func (e Entry) Limited(now instant, lower bool) {
 	e.refusals, e.full = refusals{}, false
 	if !lower {
