@@ -155,7 +155,7 @@ bench-defaults: ## what each default costs and buys, beside what it might be ins
 	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./bench/sim
 
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
-	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing
+	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice
 	$(GO) test -count=1 -v -run '^TestAccountInRedisIsSmall' ./leasing/account
 
 bench-approx: deps ## what mode approx admits beyond its limits, against what it declares

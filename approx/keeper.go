@@ -190,10 +190,10 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 	}
 	now, known := k.clock(), k.epoch()
 	switch {
-	case t.Seat < 0 && a.Leave: // it was given up for a reason, and another may be taken
-		after.trial, after.asked = trial{}, 0
 	case t.Seat < 0:
-		after.trial = trial{}
+		if after.trial = (trial{}); a.Leave { // it was given up for a reason, and another may be taken
+			after.asked = 0
+		}
 	case t.Fence != before.Fence:
 		after.trial = trial{epoch: a.epoch, given: now, on: k.Epoch != nil}
 	}

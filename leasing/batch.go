@@ -304,6 +304,6 @@ func (f *Fleet) applyLocked(now instant, k entry, fl *flight, g *account.Grant) 
 	fl.refused, fl.recalling = short && g.InHand <= 0, short && g.InHand > 0
 	fl.most = c.Limit.Capacity() - g.Sum + max(0, g.InHand) + max(0, k.Taken-k.Spent)
 	f.reconcile(k, fl, g)
-	k.Drifted = min(k.Drifted, k.Drift()) // the rest is confirmed
+	k.Drifted, k.Unasked = min(k.Drifted, k.Drift()), min(k.Unasked, k.Drift()) // the rest is confirmed
 	f.timeLocked(now, k)
 }

@@ -113,7 +113,9 @@ func (c *call) decide(now instant, w *waiter) {
 			return
 		}
 	}
-	s.setRule(at, w.rule)
+	if s.rules.of(at).asked != w.rule {
+		s.move(at, w.rule, s.over(at))
+	}
 	k := s.entry(now, id, at)
 	looks := w.flight == nil || w.flight.ended()
 	switch {
@@ -197,7 +199,9 @@ func (w *waiter) waitsLocked(k entry, n tokens) {
 
 // enterLocked moves the key to the current window, for an ask of a kind. It returns false if that is not certain.
 func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry, of ratelimit.Kind) bool {
-	if k.use.flight == nil && k.Stale(now, &k.rule().Limit, of) {
+	// Under a lower override, the ledger keeps a bucket for no longer than without one.
+	is := k.shard.rules.of(k.cell)
+	if k.use.flight == nil && (k.Stale(now, &is.rule.Limit, of) || k.Stale(now, &is.asked.Limit, of)) {
 		k.Restart()
 		k.cell.Val.as = f.nextName()
 	}

@@ -55,7 +55,7 @@ func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
 	v.Window = c.window(l)
 	switch {
 	case a.Kind == ratelimit.Peek:
-		v.OverLimit = c.indebted(now, l)
+		v.OverLimit = l.Capacity() == 0 || c.indebted(now, l)
 	case a.Kind == ratelimit.Refund:
 		c.credit(a.Cost, l)
 		left = c.left(now, l)

@@ -37,8 +37,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		k.Refund(a.Cost)
 	case a.Kind.Settles() && k != nil:
 		k.Settle(a, v)
-	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
-	case a.Kind != ratelimit.Spend && a.Kind != ratelimit.Peek: // nothing is decided
+	case a.Kind != ratelimit.Spend && (a.Kind != ratelimit.Peek || policy == ratelimit.FailOpen): // nothing is decided
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
 	case policy == ratelimit.FailClosed:

@@ -282,12 +282,10 @@ func (f *Fleet) Recalled(name string, w window) {
 	}
 	now := f.clock()
 	f.visit(now, bytes, func(k entry) {
-		switch k.PartOf(w) {
-		case nil:
-		case &k.Part: // a request of another node waits for it
+		if part := k.PartOf(w); part == &k.Part { // a request of another node waits for it
 			f.recallLocked(now, k)
-		case k.Next:
-			k.Next.GiveBack(0)
+		} else if part != nil {
+			part.GiveBack(0)
 			if fl := k.use.flight; fl != nil && fl.written {
 				fl.again = true
 			}

@@ -103,19 +103,6 @@ func TestUnspentTokensOfABucketGoBack(t *testing.T) {
 	})
 }
 
-// Refusals that are charged are repaid by time, also if the store had dropped the account before their report.
-func TestChargedRefusalsAreRepaid(t *testing.T) {
-	s := newStrictStage(t, 1, bucketOf(100, 100, ratelimit.Second), map[string]string{"on_deny": "charge"})
-	for range 21 {
-		s.ask(0, "k", 5)
-	}
-	s.goOn(16 * time.Millisecond)
-	s.ask(0, "k", 200)
-	s.ask(0, "k", 20) // refused without a claim
-	s.goOn(4500 * time.Millisecond)
-	s.passes(0, 60)
-}
-
 // Idle full buckets leave the table.
 func TestIdleBucketsAreForgotten(t *testing.T) {
 	for _, unit := range []ratelimit.Unit{ratelimit.Second, ratelimit.Minute} {
@@ -169,23 +156,46 @@ func TestOverriddenKeysGoAfterAnHour(t *testing.T) {
 			limit := bucketOf(20, 20, ratelimit.Minute)
 			limit.Algorithm, limit.Ceiling = ratelimit.Algorithm(algorithm), 100
 			s := newStrictStage(t, 1, limit, nil)
-			n := s.nodes[0]
-			n.ledger = s.ledger
 			s.ask(0, "k", 1)
-			set := func(o ratelimit.Override) {
-				a := ask{Rule: s.rule, Key: []byte("k")}
-				if _, err := n.SetOverride(context.Background(), s.now, &a, &o, ratelimit.Match{Any: true}); err != nil {
-					t.Fatal(err)
-				}
-				s.goOn(100 * time.Millisecond)
-			}
-			if set(ratelimit.Override{Requests: 50}); removed {
-				set(ratelimit.Override{Removed: true})
+			if s.override(ratelimit.Override{Requests: 50}); removed {
+				s.override(ratelimit.Override{Removed: true})
 			}
 			s.ask(0, "k", 1)
 			if after := s.dropped("k"); after < time.Hour || after > time.Hour+5*time.Minute {
 				t.Errorf("%v, removed %v: the key goes after %v", ratelimit.Algorithm(algorithm), removed, after)
 			}
+		}
+	}
+}
+
+// A bucket that the store drops, because it is full by the rule, is no lost account under a lower override.
+func TestLoweredBucketIsNoLostAccount(t *testing.T) {
+	s := newStrictStage(t, 1, bucketOf(100, 100, ratelimit.Second), map[string]string{"on_deny": "charge"})
+	s.rule.Limit.Ceiling = 100
+	s.ask(0, "k", 1)
+	s.override(ratelimit.Override{Requests: 10})
+	for range 5 {
+		s.ask(0, "k", 10)
+		s.ask(0, "k", 45)
+		s.goOn(2 * time.Second)
+	}
+	if n := s.lost(); n > 0 {
+		t.Errorf("%d accounts count as lost", n)
+	}
+}
+
+// A limit of 0 passes no peek, though nothing is used.
+func TestLimitOfNothingPassesNoPeek(t *testing.T) {
+	for algorithm := range ratelimit.RateAlgorithms() {
+		limit := bucketOf(100, 100, ratelimit.Minute)
+		limit.Algorithm, limit.Ceiling = ratelimit.Algorithm(algorithm), 100
+		s := newStrictStage(t, 1, limit, nil)
+		s.ask(0, "other", 1)
+		s.override(ratelimit.Override{})
+		v, a := []verdict{s.peek(0, "k"), {}}, ask{Rule: s.rule, Key: []byte("k"), Kind: ratelimit.Peek}
+		s.rule.Limit.Requests, s.rule.Limit.Burst = 0, 0
+		if s.nodes[0].alone.Decide(t.Context(), s.now, []ask{a}, v[1:]); !v[0].OverLimit || !v[1].OverLimit {
+			t.Errorf("%v: %+v", limit, v)
 		}
 	}
 }
@@ -202,9 +212,11 @@ func (s *stage) sweep() {
 func (s *stage) dropped(key string) time.Duration {
 	n := s.nodes[0]
 	for start := s.now; s.now.Sub(start) < 2*time.Hour; {
-		if s.sweep(); s.now%instant(30*time.Second) == 0 {
-			s.ask(0, "other", 1) // so that the node has the store's time
+		// Others bring the store's time, and make the table grow.
+		for i := 0; s.now%instant(30*time.Second) == 0 && i < 20; i++ {
+			s.ask(0, fmt.Sprint("other", i), 1)
 		}
+		s.sweep()
 		of, _, c := n.find([]byte(key))
 		if of.mu.Unlock(); c == nil {
 			return s.now.Sub(start)

@@ -188,6 +188,37 @@ func TestWorstKeyOfLate(t *testing.T) {
 	if n := worst.Lately(); n != 0 {
 		t.Errorf("%d are said of long ago", n)
 	}
+	s.ask(1, "d", 500) // drift under a larger limit breaks no bound of a lower one
+	drifts(0, "d", 30)
+	lowered := *s.rule
+	lowered.Limit.Requests = 40
+	s.rule = &lowered
+	s.ask(0, "d", 1)
+	s.goOn(5 * time.Second)
+	if n := s.rule.Counters.BeyondBound.Load(); n > 0 {
+		t.Errorf("%d bounds count as broken", n)
+	}
+}
+
+// Admissions of an outage within the limit are no over-admission, whatever is refused and charged later.
+func TestOutageWithinTheLimitIsNoExcess(t *testing.T) {
+	s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "open", "on_deny": "charge"})
+	s.rule.Counters = &ratelimit.RuleCounters{}
+	s.ask(0, "k", 1)
+	s.down = true
+	s.ask(0, "k", 60)
+	s.down = false
+	s.goOn(5 * time.Second)
+	if k := s.key(0, "k"); s.used("k") < 60 || k.Kept() {
+		t.Errorf("%d of 60 are booked, and the key keeps %+v", s.used("k"), k.Beyond)
+	}
+	for range 100 {
+		s.ask(0, "k", 1)
+	}
+	s.goOn(5 * time.Second)
+	if c := s.rule.Counters; c.OverAdmitted.Load() > 0 || c.BeyondByPolicy.Load() > 0 {
+		t.Errorf("100 of 100 are admitted, and %d count beyond", c.OverAdmitted.Load())
+	}
 }
 
 // A request without room in the queue counts as that: neither as an error of the store nor as its breaker.

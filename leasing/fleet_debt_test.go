@@ -60,6 +60,10 @@ func TestDebtIsCarriedThroughIdleWindows(t *testing.T) {
 	s := indebted(t)
 	for range 4 {
 		s.turn()
+		s.goOn(time.Second)
+		for i := range 20 { // the table grows
+			s.ask(0, fmt.Sprint("other", i), 1)
+		}
 	}
 	if used := s.used("k"); used != 5 {
 		t.Errorf("5 of the debt are left, and the ledger has %d", used)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // earlyAtTurn is a node that is about to ask for tokens of the next window, a moment before it begins.
@@ -55,6 +57,20 @@ func TestEarlyClaimIsToldAfterALoss(t *testing.T) {
 	s.goOn(3 * time.Second)
 	if k, used := s.held(n, "k"), s.used("k"); k.Taken == 0 || used < k.Taken {
 		t.Errorf("the ledger has %d, and the node has taken %d", used, k.Taken)
+	}
+}
+
+// The end of an override is no turn of a window: nothing of the next window is claimed then.
+func TestEndOfAnOverrideIsNoTurn(t *testing.T) {
+	s, _, _ := earlyAtTurn(t)
+	s.now, s.rule.Limit.Ceiling = s.now.Add(time.Second), 1000
+	s.override(ratelimit.Override{Requests: 500, Expires: s.time().Add(2 * time.Second)})
+	for range 50 {
+		s.ask(0, "k", 4)
+		s.goOn(50 * time.Millisecond)
+	}
+	if next := s.usedIn("k", s.rule.Limit.WindowAt(s.time())+1); next > 0 {
+		t.Errorf("%d of the next window are claimed", next)
 	}
 }
 

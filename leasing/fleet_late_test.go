@@ -2,7 +2,6 @@ package leasing
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -120,37 +119,5 @@ func TestRulesOfDifferentPatience(t *testing.T) {
 				t.Errorf("%v: %s: %+v", order, names[i], v)
 			}
 		}
-	}
-}
-
-// What an outage admitted, and another rule refused, is taken back: when the store is back, all that was left before is
-// admitted, and not more.
-func TestUndoneFallbacksCostNothing(t *testing.T) {
-	for _, policy := range []string{"local", "open"} {
-		t.Run(policy, func(t *testing.T) {
-			s := newStage(t, 1, 100, 10, map[string]string{
-				"on_store_failure": policy, "on_deny": "refund",
-			})
-			if v := s.ask(0, "k", 3); v.OverLimit {
-				t.Fatalf("%+v", v)
-			}
-			asks, verdicts := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 4}}, make([]verdict, 1)
-			for range 20 {
-				w := s.nodes[0].Ask(s.now, asks, verdicts)
-				for more := w != nil; more; more = w.Advance(s.now) {
-					if b := s.nodes[0].Batch(); b != nil {
-						b.Fail(errors.New("gone"))
-					}
-				}
-				if v := verdicts[0]; v.OverLimit || v.Source != ratelimit.FromFallback {
-					t.Fatalf("%+v", v)
-				}
-				s.nodes[0].Undo(s.now, asks, verdicts)
-			}
-			s.goOn(5 * time.Second)
-			if admitted := s.spendAll("k"); admitted != 7 {
-				t.Errorf("%d of the 7 that were left were admitted", admitted)
-			}
-		})
 	}
 }

@@ -3,8 +3,10 @@ package leasing
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // A reset at a node without requests for the key also works there, and if one comes meanwhile. The key has another name
@@ -27,4 +29,22 @@ func TestResetByANodeWithoutTheKey(t *testing.T) {
 			s.passes(1, 1)
 		}
 	}
+}
+
+// A view of a sliding window counts its part of the previous one, which a reset also clears.
+func TestResetOfASlidingWindow(t *testing.T) {
+	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100, Algorithm: ratelimit.SlidingWindow}
+	s := newStrictStage(t, 1, limit, nil)
+	s.ask(0, "k", 100)
+	s.goOn(65 * time.Second)
+	n, a := s.nodes[0], &ask{Rule: s.rule, Key: []byte("k")}
+	n.ledger = s.ledger
+	if v := n.Look(t.Context(), s.now, a); v.Ledger == nil || v.Ledger.Free > 10 {
+		t.Errorf("nine tenths of it count, and it shows %+v", v.Ledger)
+	}
+	if err := n.Reset(t.Context(), s.now, a); err != nil {
+		t.Fatal(err)
+	}
+	s.goOn(time.Second)
+	s.passes(0, 90)
 }

@@ -177,6 +177,17 @@ func (s *stage) decide(node int, a ask) ratelimit.Verdict {
 	return v[0]
 }
 
+// override sets the override of a key "k", at the first node.
+func (s *stage) override(o ratelimit.Override) {
+	s.Helper()
+	n, a := s.nodes[0], ask{Rule: s.rule, Key: []byte("k")}
+	n.ledger = s.ledger
+	if _, err := n.SetOverride(context.Background(), s.now, &a, &o, ratelimit.Match{Any: true}); err != nil {
+		s.Fatal(err)
+	}
+	s.goOn(100 * time.Millisecond)
+}
+
 // key is what a node has of a key.
 func (s *stage) key(node int, name string) entry {
 	of, id, c := s.nodes[node].find([]byte(name))

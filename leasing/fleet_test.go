@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -77,32 +76,6 @@ func (c *cluster) ask(node int, key string, kind ratelimit.Kind, cost tokens) ra
 }
 
 var hour = ratelimit.Limit{Unit: ratelimit.Year, Requests: 100}
-
-// All nodes together admit the limit, neither more nor less.
-func TestFleetAdmitsTheLimit(t *testing.T) {
-	for _, n := range []int{1, 3, 10} {
-		for _, limit := range []tokens{1, 10, 100, 1000} {
-			t.Run(fmt.Sprint(n, " nodes, limit ", limit), func(t *testing.T) {
-				c := newCluster(t, n, ratelimit.Limit{Unit: ratelimit.Year, Requests: limit})
-				var admitted atomic.Int64
-				var all sync.WaitGroup
-				for i := range 8 {
-					all.Go(func() {
-						for j := range int(limit)/4 + 20 {
-							if v := c.ask((i+j)%n, "k", ratelimit.Spend, 1); !v.OverLimit {
-								admitted.Add(1)
-							}
-						}
-					})
-				}
-				all.Wait()
-				if got := admitted.Load(); got != int64(limit) {
-					t.Errorf("%d of %d were admitted", got, limit)
-				}
-			})
-		}
-	}
-}
 
 // Charges after the fact are booked whole, wherever they arrive: from then on all nodes refuse, peeks included.
 func TestChargesAreBookedWhole(t *testing.T) {

@@ -66,34 +66,3 @@ func TestFullTableLosesNoAccounts(t *testing.T) {
 		}
 	}
 }
-
-// A bucket that fills while no request comes is full for the next request, and is not taken for a lost account. So it
-// is where a node has spent more than the ledger granted: refused requests that are charged, or drift.
-func TestFullBucketIsNoLostAccount(t *testing.T) {
-	for name, fields := range map[string]map[string]string{
-		"charged": {"on_deny": "charge"},
-		"drift":   {"mode": "approx", "drift_budget": "8", "max_nodes": "2", "check_timeout": "0s", "on_deny": "charge"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStage(t, 2, 100, 10, fields)
-			s.rule.Limit.Unit, s.rule.Limit.Algorithm, s.rule.Limit.Burst = ratelimit.Second, ratelimit.TokenBucket, 20
-			for _, n := range s.nodes {
-				n.Drift = always{4}
-			}
-			for i := range 100 {
-				s.ask(i%2, "k", 2)
-				s.goOn(10 * time.Millisecond)
-			}
-			s.goOn(30 * time.Second)
-			s.ledger.Evict("k", 0) // as stores do with a full one
-			if v := s.ask(0, "k", 12); v.OverLimit {
-				t.Errorf("a full bucket refuses: %+v", v)
-			}
-			for i, n := range s.nodes {
-				if lost := n.stats.missing.Load(); lost > 0 {
-					t.Errorf("node %d counts %d accounts as lost", i, lost)
-				}
-			}
-		})
-	}
-}

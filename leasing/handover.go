@@ -175,10 +175,11 @@ func (c *counter) merge(other *counter) {
 
 // mergeBucket keeps the smaller level. Both keep room for the tokens in hand of others.
 func (c *counter) mergeBucket(other *counter) {
-	if c.begins == 0 || other.begins == 0 {
-		if c.begins == 0 {
-			*c = *other
-		}
+	switch {
+	case c.begins == 0:
+		*c = *other
+		return
+	case other.begins == 0:
 		return
 	}
 	c.state = min(c.state, other.state) - int64(min(c.sum, other.sum))*account.Micro

@@ -48,7 +48,7 @@ func (c *counter) look(now ledgerTime, r *ratelimit.Rule) *ratelimit.AccountLook
 	switch {
 	case !v.OverLimit:
 	case r.Limit.Algorithm == ratelimit.TokenBucket:
-		free = tokens(copied.state/account.Micro) - 1 // debt, rounded up
+		free = tokens((copied.state - account.Micro + 1) / account.Micro) // debt, rounded up
 	default:
 		free = limit - copied.used(now, &r.Limit)
 	}

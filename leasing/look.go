@@ -105,8 +105,8 @@ func (f *Fleet) Drop(now instant, key []byte) bool {
 
 var errReset = errors.New("the store did not answer")
 
-// Reset implements [ratelimit.Inspector]: it refunds the whole account. Nodes can still spend their tokens in hand of
-// that moment.
+// Reset implements [ratelimit.Inspector]: it refunds the whole account, and the previous one where that counts. Nodes
+// can still spend their tokens in hand of that moment.
 func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	rule, name := a.Rule.AtLedger(), f.keyName(a.Key)
 	w := window(0)
@@ -123,9 +123,22 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Divisor: 1,
 		Audit: account.AuditOf(rule),
 	}
-	if w == 0 {
+	var err error
+	switch rule.Limit.Algorithm {
+	case ratelimit.TokenBucket:
 		c.TTL = hold.Slot(&rule.Limit)
+	case ratelimit.SlidingWindow:
+		was := c
+		was.Window--
+		err = f.refundAll(ctx, was)
 	}
+	err = errors.Join(err, f.refundAll(ctx, c))
+	f.Drop(now, a.Key)
+	return err
+}
+
+// refundAll refunds the sum that the first claim shows.
+func (f *Fleet) refundAll(ctx context.Context, c account.Claim) error {
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant
 		_, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:])
@@ -133,11 +146,9 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 			return errors.Join(errReset, err, g[0].Err)
 		}
 		if refunded > 0 || g[0].Sum <= 0 {
-			break
+			return nil
 		}
 		refunded = g[0].Sum
 		c.Taken, c.Spent = c.Taken-refunded, c.Spent-refunded
 	}
-	f.Drop(now, a.Key)
-	return nil
 }

@@ -54,17 +54,10 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 		}
 	}
 	k.shard.move(k.cell, was.asked, is)
-	limitedLocked(now, k, k.rule().Limit.Capacity() < was.rule.Limit.Capacity())
+	k.Limited(now, k.rule().Limit.Capacity() < was.rule.Limit.Capacity())
 	there := f.lane(k).time()
 	k.endsWith(now, &there)
 	return true
-}
-
-// limitedLocked notes that another limit applies. Tokens of a larger one go back, also those of the next window.
-func limitedLocked(now instant, k entry, lower bool) {
-	if k.Limited(now, lower); lower && k.Next != nil {
-		k.Next.GiveBack(0) // reported when the window begins
-	}
 }
 
 // endsWith makes the node look at the key again when its override may have ended.
@@ -77,12 +70,12 @@ func (k entry) endsWith(now instant, there *hold.LedgerClock) {
 // overLocked claims again if the key's override may have ended.
 func (f *Fleet) overLocked(now instant, there *hold.LedgerClock, k entry) {
 	over := k.shard.over(k.cell)
-	if over.Expires == 0 || there.At == 0 || now < there.NotBefore(now, over.Expires) {
+	if over.Expires == 0 || now < there.NotBefore(now, over.Expires) {
 		return
 	}
 	k.shard.move(k.cell, k.shard.rules.of(k.cell).asked, ratelimit.Override{})
 	const lower = true // in either direction
-	limitedLocked(now, k, lower)
+	k.Limited(now, lower)
 }
 
 // recallLocked gives back the tokens in hand, and claims again: the answer to a message in flight may be older.

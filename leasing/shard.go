@@ -160,9 +160,13 @@ func (s *shard) leave(n uint32) {
 	s.free = append(s.free, n)
 }
 
-// trackLocked makes a cell for a key; nil: there is no room.
+// trackLocked makes a cell for a key; nil: there is no room. Only a full table drops a key that is tracked for its
+// override.
 func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell {
-	c := s.keys.Add(id, a.Key, func(c *cell) bool { return f.mayGoLocked(s, now, c) })
+	full := s.keys.Len() == s.keys.Limit()
+	c := s.keys.Add(id, a.Key, func(c *cell) bool {
+		return (full || !s.remembers(now, c)) && f.mayGoLocked(s, now, c)
+	})
 	if c != nil {
 		c.Val = key{as: uint32(f.forgotten.Load() & (1<<28 - 1)), rule: s.rules.number(ruleKey{asked: a.Rule})}
 	}
@@ -251,13 +255,6 @@ func (n *ruleNumbers) leave(number uint32) {
 	}
 }
 
-// setRule sets the rule of a key's requests.
-func (s *shard) setRule(c *cell, r *ratelimit.Rule) {
-	if is := s.rules.of(c); is.asked != r {
-		s.move(c, r, s.over(c))
-	}
-}
-
 // over is the last override of a key; one that is not Set: none.
 func (s *shard) over(c *cell) (o ratelimit.Override) {
 	if s.rules.of(c).limit.Ceiling > 0 {
@@ -276,5 +273,8 @@ func (s *shard) move(c *cell, asked *ratelimit.Rule, over ratelimit.Override) {
 		delete(s.overs, c.ID())
 	}
 	c.Val.rule = s.rules.number(to)
+	if u := c.Val.use; u != 0 && s.rules.of(c).rule.Limit.Capacity() < s.rules.uses[old].rule.Limit.Capacity() {
+		s.uses[u-1].Drifted, s.uses[u-1].Unasked = 0, 0 // the larger limit admitted it: it breaks no bound
+	}
 	s.rules.leave(old)
 }

@@ -161,8 +161,8 @@ func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 	}
 	// The account does not show which of its tokens refusals charged. So drift counts first, and the over-admission
 	// of a window is never reported too low.
-	drifted := min(over, fl.beyond.Drifted)
-	byPolicy := min(over-drifted, fl.beyond.Unasked)
+	drifted := min(over, fl.beyond.Drifted, k.Drifted) // without that under a larger limit
+	byPolicy := min(over-drifted, fl.beyond.Unasked, k.Unasked)
 	r.ByPolicy = max(0, byPolicy-k.ByPolicy)
 	r.Over = max(0, drifted-k.Over) + r.ByPolicy
 	k.bounded(rule, max(k.Over, drifted), max(k.ByPolicy, byPolicy))

@@ -44,7 +44,7 @@ func (f *Fleet) sweepShard(now instant, s *shard) {
 			}
 		})
 		for _, id := range over {
-			if c := s.keys.Get(id); c != nil && f.mayGoLocked(s, now, c) {
+			if f.mayGoLocked(s, now, s.keys.Get(id)) {
 				s.keys.Remove(id)
 			}
 		}
@@ -60,14 +60,6 @@ func (s *shard) view(c *cell, scratch *use) entry {
 		*scratch = use{id: c.ID()}
 	}
 	return s.with(c, scratch)
-}
-
-// busy makes the key busy, so that it can have a flight.
-func (k entry) busy(now instant) entry {
-	if k.cell.Val.use != 0 {
-		return k
-	}
-	return k.shard.entry(now, k.cell.ID(), k.cell)
 }
 
 // statedIn notes that the key is reported in an epoch. Early claims are reported when their window begins.
@@ -104,16 +96,16 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none. A total of 0 is,
 		// too: an older copy of the ledger's data may have one from before a return of tokens.
 		if k.LastAnswer != 0 || s.over(c).Set > 0 {
-			k = k.busy(now)
+			k = s.entry(now, c.ID(), c)
 			k.Restate()
 			f.launchLocked(k, hold.Batch)
 		} else {
 			k.statedIn(life)
 		}
 	case due:
-		f.renewLocked(now, k.busy(now))
+		f.renewLocked(now, s.entry(now, c.ID(), c))
 	case k.Idle(now) && !f.keptIdle(k):
-		k = k.busy(now)
+		k = s.entry(now, c.ID(), c)
 		k.Resign(now.Add(SweepEvery)) // the answer must not return its tokens
 		f.launchLocked(k, hold.Batch)
 	case c.Val.use != 0 && unused > restAfter && !k.Kept():
@@ -276,20 +268,15 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 		if k.Taken <= k.Spent && !k.Owes() && !k.InFlight() && !early {
 			return
 		}
-		k = k.busy(now)
-		if k.Resign(hold.Never); early && k.use.flight == nil {
-			f.leaveEarlyLocked(k)
+		k = s.entry(now, c.ID(), c)
+		if k.Resign(hold.Never); early && k.use.flight == nil { // it goes back like a late report
+			k.Next.GiveBack(0)
+			f.reportLocked(k, *k.Next)
+			k.Next = nil
 		}
 		if fl, _ := f.joinLocked(k); fl != nil {
 			last = append(last, fl)
 		}
 	})
 	return next, last
-}
-
-// leaveEarlyLocked gives back early claims like a late report.
-func (f *Fleet) leaveEarlyLocked(k entry) {
-	k.Next.GiveBack(0)
-	f.reportLocked(k, *k.Next)
-	k.Next = nil
 }

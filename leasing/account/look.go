@@ -45,24 +45,23 @@ func (l *Redis) Look(
 	return withBefore(v, w, now, limit, tokens(was), err == nil), nil
 }
 
-// withBefore adds the counting part of the previous window to an account. was is that window's sum, if it is known.
-// There may be no account, also afterwards.
+// withBefore adds the counting part of the previous window to an account, like the next claim. was is that window's
+// sum, if it is known. There may be no account, also afterwards.
 func withBefore(
 	v *ratelimit.AccountLook, w ratelimit.Window, now instant, limit *ratelimit.Limit, was tokens, known bool,
 ) *ratelimit.AccountLook {
-	if debt := max(0, was-limit.Capacity()); limit.Carries && known { // like the next claim
-		if v == nil && debt > 0 {
-			v = &ratelimit.AccountLook{Limit: limit.Capacity()}
-		}
-		if v != nil {
-			v.Charged, v.Carried = v.Charged+max(debt-v.Carried, min(0, -v.Charged)), debt
-		}
+	if v == nil && known && looksBack(limit) {
+		v = &ratelimit.AccountLook{Limit: limit.Capacity()}
 	}
-	if v != nil {
-		s := spanOf(limit, w)
-		v.Window, v.Charged = w, v.Charged+s.before(now, limit, was)
-		v.Free = v.Limit - v.Charged
+	if v == nil {
+		return nil
 	}
+	if debt := max(0, was-limit.Capacity()); limit.Carries && known {
+		v.Charged, v.Carried = v.Charged+max(debt-v.Carried, min(0, -v.Charged)), debt
+	}
+	s := spanOf(limit, w)
+	v.Window, v.Charged = w, v.Charged+s.before(now, limit, was)
+	v.Free = v.Limit - v.Charged
 	return v
 }
 

@@ -26,7 +26,7 @@ type Use struct {
 	// Before renewFrom, the node sends no background claims. Before scarce, it claims only for waiting requests: others
 	// need the tokens.
 	renewFrom, scarce instant
-	ends              instant // estimated end of the window, for views
+	ends              instant // estimated end of the window
 	Waiting           tokens  // tokens of waiting requests
 	largest           tokens  // cost of the largest request since the demand was measured
 	usual             tokens  // recent cost of the larger requests
@@ -158,7 +158,7 @@ func windowAt(now instant, there *LedgerClock, limit *ratelimit.Limit) (w window
 // begin begins a window, with its early claim.
 func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	carried := tokens(0)
-	if limit.Algorithm == ratelimit.SlidingWindow && e.Deadline != 0 && e.Window == w-1 {
+	if limit.Algorithm == ratelimit.SlidingWindow && e.Window == w-1 {
 		carried = e.Drift()
 	}
 	next := Part{Window: w, Deadline: Never}
@@ -183,7 +183,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && rule.Limit.Capacity() >= 2*leastShare &&
 		!rule.Limit.Carries && !rule.Coordination.Eager() && e.Next == nil && now >= e.renewFrom &&
-		now < e.Till && e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
+		now < e.Till && e.ends.Sub(now) <= min(early, rule.Limit.Period()/8) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period()) &&
 		!e.reports(now, rule)
 }
@@ -229,9 +229,12 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool
 	return k.InHand(now) == 0 && now.Sub(k.LastAnswer) >= kept
 }
 
-// Counts tells whether this node's total still counts: it must be restated after a loss of data.
+// Counts tells whether this node's total still counts: it must be restated after a loss of data. So does debt of any
+// node that is carried: the node claims in the next window for it.
 func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	switch {
+	case limit.Carries && k.usedUp(limit):
+		return true
 	case max(k.Taken, k.Spent) == 0:
 		return false
 	case limit.Algorithm == ratelimit.TokenBucket:
@@ -319,11 +322,15 @@ func (e Entry) Recalled(now instant) {
 	e.renewFrom, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
-// Limited applies another limit from now on: it claims again for refused requests, and if the limit is lower, gives
-// back the tokens in hand.
+// Limited applies another limit from now on: it claims again for refused requests. If the limit is lower, it gives back
+// the tokens in hand, also those of the next window.
 func (e Entry) Limited(now instant, lower bool) {
-	if e.refusals, e.full = (refusals{}), false; lower {
-		e.Recalled(now)
+	e.refusals, e.full = refusals{}, false
+	if !lower {
+		return
+	}
+	if e.Recalled(now); e.Next != nil {
+		e.Next.GiveBack(0) // reported when the window begins
 	}
 }
 

@@ -62,7 +62,9 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 	case ratelimit.Peek:
 		// A node with tokens for a usual request can answer that requests pass. Otherwise the last answer counts only
 		// for a used-up key: others may have charged since.
-		over := e.usedUp(wholeOf(a.Rule))
+		// A limit of 0 admits nothing, though nothing is used.
+		whole := wholeOf(a.Rule)
+		over := whole.Capacity() == 0 || e.usedUp(whole)
 		if e.InHand(now) < max(1, e.usual) && !reply.Waited && (now >= e.until || !over) {
 			return Asks
 		}

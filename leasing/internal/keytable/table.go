@@ -140,15 +140,11 @@ func (t *Table[T]) put(prefix uint32, s *segment[T]) {
 	}
 }
 
-// Remove drops a key, and tells whether it was there.
-func (t *Table[T]) Remove(id ID) bool {
+// Remove drops a key, which must be there.
+func (t *Table[T]) Remove(id ID) {
 	s := t.segment(id.prefix())
 	c := s.get(id)
-	if c == nil {
-		return false
-	}
 	t.drop(s, int((uintptr(unsafe.Pointer(c))-uintptr(unsafe.Pointer(unsafe.SliceData(s.cells))))/unsafe.Sizeof(*c)))
-	return true
 }
 
 func (t *Table[T]) drop(s *segment[T], at int) {

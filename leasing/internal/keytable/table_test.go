@@ -262,17 +262,6 @@ func TestKeysOfOnePrefix(t *testing.T) {
 	}
 }
 
-// To remove a key tells whether it was there.
-func TestRemoveTells(t *testing.T) {
-	table := New[value](NewArena(), 10)
-	table.Add(idOf(1), nil, never)
-	for i, there := range []bool{true, false} {
-		if got := table.Remove(idOf(1)); got != there {
-			t.Errorf("removal %d says that the key was there: %v", i, got)
-		}
-	}
-}
-
 // The values are out of the collector's sight: a type with pointers is refused, wherever
 // they are in it, and any other is taken.
 func TestNoPointers(t *testing.T) {
