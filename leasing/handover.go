@@ -39,11 +39,11 @@ func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
 	return *v == Visit{}
 }
 
-// Has tells whether the key has an account here.
+// Has tells whether the key has an account here that moves with a ring: one of a mode with owners.
 func (l *Local) Has(key []byte) bool {
 	s, _, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
-	return c != nil
+	return c != nil && c.Mark&isOwned != 0
 }
 
 // Account is the state of a key, complete enough to continue in another process, to the token
