@@ -231,14 +231,6 @@ func (k *lent) expire(now ledgerTime, c *counter, l *ratelimit.Limit) {
 	}
 }
 
-// inHand is the sum of the holders' tokens in hand, as last reported.
-func (k *lent) inHand() (n tokens) {
-	for i := range k.lessees {
-		n += k.lessees[i].Hand
-	}
-	return n
-}
-
 // live tells whether a bucket has a current lease, or the record of an override.
 func (k *lent) live(now ledgerTime) bool {
 	return k.over != nil && now < k.over.Until() ||
