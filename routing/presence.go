@@ -62,8 +62,8 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	if c.inStore() || !c.present {
 		return
 	}
-	c.report("", fmt.Errorf("this node did not run for %v: others may own its keys "+
-		"by now, so that it joins the ring again", slept.Round(time.Millisecond)))
+	c.report("", fmt.Errorf("this node did not run for %v, and joins the ring again: %w",
+		slept.Round(time.Millisecond), ErrLost))
 	// The accounts go to the present owners of their keys, and the node joins again when it has none (join).
 	c.quitRing()
 	c.turn()
