@@ -109,7 +109,7 @@ func admit(l *Local, now instant, r *ratelimit.Rule, n int) (admitted int) {
 func everything([]byte) bool { return true }
 
 // An account of a newer window that arrives over one of an older counts in the
-// newer, and the older as the window before, with its debt; the other way round, too.
+// newer, and the older as the window before, with its debt. So it does the other way round.
 func TestAdoptOverAnotherWindow(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
 	minute := instant(1).Add(time.Minute)
