@@ -16,6 +16,30 @@ func tell(l *Local, now instant, r *ratelimit.Rule, holder ratelimit.Holder, h *
 	return x
 }
 
+// A refund that a bucket's holder reports after the end of its lease is credited, without its tokens in hand. So is one
+// whose first report was lost.
+func TestLateRefundsOfABucket(t *testing.T) {
+	r := ownedRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: 1, Burst: 100})
+	for _, leases := range []bool{true, false} {
+		l, h, want := NewLocal(10, 1, testWall), Held{}, tokens(64)
+		if admit(l, 1, r, 40); leases {
+			tell(l, 1, r, 77, &h, 1, 20)
+			h.Take(1, 10)
+			tell(l, 1, r, 77, &h, 2, 0)
+			want = 44
+		}
+		if h.Credit(bucketWindow, 4); !leases {
+			h.Lost(h.Report(1, 2, 0).Seq, true)
+		}
+		for seq := range uint64(3) { // it counts once
+			tell(l, instant(2+2*seq)*instant(time.Second), r, 77, &h, 3+seq, 0)
+		}
+		if v := decideOne(l, instant(time.Minute), ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}); v.Remaining != want {
+			t.Errorf("leases %v: %+v, want %d", leases, v, want)
+		}
+	}
+}
+
 // A bucket that another holder leases first is not full again when it has no leases, nor where it moves.
 func TestBucketThatOthersLeaseFirst(t *testing.T) {
 	for _, moves := range []bool{false, true} {
@@ -35,6 +59,9 @@ func TestBucketThatOthersLeaseFirst(t *testing.T) {
 		if moves {
 			handOver(t, 1, l, to, everything)
 			l = to
+		}
+		if x := l.Look(t.Context(), 1, &ask{Rule: r, Key: keyOf(1)}).Ledger; x.Holders[1].Granted != x.Charged {
+			t.Errorf("no token is in hand: %+v", x)
 		}
 		if n := admit(l, instant(time.Minute), r, 40); n != 0 {
 			t.Errorf("20 were spent of a bucket of 20 a minute ago, and %d more are admitted", n)
@@ -59,18 +86,6 @@ func TestLeaseThatIsOverIsVoid(t *testing.T) {
 	}
 	if n := admit(l, late, r, 200); n != 100 {
 		t.Errorf("%d are admitted of a bucket that has filled", n)
-	}
-}
-
-// A bucket that another holder leases first begins full.
-func TestSlowBucketThatOthersLeaseFirst(t *testing.T) {
-	for _, req := range []tokens{0, 1} {
-		l := NewLocal(10, 1, testWall)
-		r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: req, Burst: 1000})
-		var h Held
-		if x := tell(l, 1, r, 8, &h, 1, 100); x.Granted != 100 {
-			t.Errorf("%v: a new bucket of 1000, and of 100 wanted %+v", r.Limit, x)
-		}
 	}
 }
 
@@ -165,6 +180,9 @@ func TestWindowBeforeIsNoDebt(t *testing.T) {
 	admit(l, now, r, 10)
 	if v := decideOne(l, now, ask{Rule: r, Key: key, Kind: ratelimit.Peek}); v.OverLimit {
 		t.Errorf("%+v: nothing was refused", v)
+	}
+	if x := l.Look(t.Context(), now, &ask{Rule: r, Key: key}).Ledger; len(x.Holders) != 1 || x.Holders[0].Granted != 10 {
+		t.Errorf("10 are charged, all at this node: %+v", x)
 	}
 	if v := decideOne(l, now, ask{Rule: r, Key: key, Cost: 4, Kind: ratelimit.Refund}); v.Remaining != 4 {
 		t.Errorf("%+v, want 4", v)

@@ -47,14 +47,6 @@ func warm(t testing.TB) (*Fleet, []ratelimit.Ask, []ratelimit.Verdict) {
 	return node.Fleet, asks, make([]ratelimit.Verdict, 1)
 }
 
-func BenchmarkFleetDecide(b *testing.B) {
-	f, asks, verdicts := warm(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		f.Decide(context.Background(), f.clock(), asks, verdicts)
-	}
-}
-
 // Bytes for each key in use, everything counted: -bench KeyBytes -benchtime 10000000x for ten million keys.
 func BenchmarkKeyBytes(b *testing.B) {
 	f, asks, verdicts := warm(b)

@@ -39,11 +39,11 @@ func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
 	return *v == Visit{}
 }
 
-// Has tells whether the key has an account here.
+// Has tells whether the key has an account here that moves with a ring: one of a mode with owners.
 func (l *Local) Has(key []byte) bool {
 	s, _, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
-	return c != nil
+	return c != nil && c.Mark&isOwned != 0
 }
 
 // Account is the state of a key, complete enough to continue in another process, to the token
@@ -131,8 +131,8 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	} else if bucket {
 		both.mergeBucket(&other)
 	} else {
-		both.merge(&other)
 		setAlgorithm(c, max(x.Algorithm, algorithmOf(c)))
+		both.merge(&other, algorithmOf(c), x.Limit)
 	}
 	if k != nil {
 		k.merge(&c.Val, x.Lessees, bucket, max(0, lag))
@@ -156,21 +156,20 @@ func (x *Account) counter(lag ledgerTime) counter {
 }
 
 // merge adds the charges of the other's windows to the same windows here. An older window ends first: it is over on
-// one of the clocks, and otherwise the charges of the newer one are lost.
-func (c *counter) merge(other *counter) {
+// one of the clocks, and otherwise the charges of the newer one are lost. Its debt goes on, if it lasts (counter.owes).
+func (c *counter) merge(other *counter, a ratelimit.Algorithm, limit tokens) {
 	if c.state < other.state {
 		*c, *other = *other, *c
 	}
-	before := other.sum // of the previous window
-	switch other.state {
-	case c.state:
+	switch windows := c.state - other.state; {
+	case windows == 0:
 		c.begins, c.ends = max(c.begins, other.begins), max(c.ends, other.ends)
-		c.sum, before = charged(c.sum, other.sum), tokens(other.extra)
-	case c.state - 1:
-	default:
-		before = 0
+		c.sum, c.extra = charged(c.sum, other.sum), charged(c.extra, tokens(other.extra))
+	case a == ratelimit.SlidingWindow && windows == 1:
+		c.extra = charged(c.extra, other.sum)
+	case a == ratelimit.FixedWindow && other.extra >= int64(other.ends-other.begins):
+		c.sum = charged(c.sum, carried(other.sum, windows, limit))
 	}
-	c.extra = charged(c.extra, before)
 }
 
 // mergeBucket keeps the smaller level. Both keep room for the tokens in hand of others.

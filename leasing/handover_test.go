@@ -1,7 +1,6 @@
 package leasing
 
 import (
-	"context"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -88,9 +87,8 @@ func TestAdoptMerges(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
 	a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
 	r := ownedRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
-	for _, l := range []*Local{a, b} {
-		l.Decide(context.Background(), 2, []ask{{Rule: r, Key: keyOf(1), Cost: 4}}, make([]verdict, 1))
-	}
+	admit(a, 2, r, 4)
+	admit(b, 2, r, 4)
 	handed := handOver(t, 3, a, b, func([]byte) bool { return true })
 	v := decideOne(b, 4, ask{Rule: r, Key: keyOf(1), Cost: 2})
 	if next := decideOne(b, 4, ask{Rule: r, Key: keyOf(1), Cost: 1}); handed != 1 || v.OverLimit || !next.OverLimit {
@@ -111,23 +109,27 @@ func admit(l *Local, now instant, r *ratelimit.Rule, n int) (admitted int) {
 func everything([]byte) bool { return true }
 
 // An account of a newer window that arrives over one of an older counts in the
-// newer, and the older as the window before; the other way round, too.
+// newer, and the older as the window before, with its debt. So it does the other way round.
 func TestAdoptOverAnotherWindow(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
 	minute := instant(1).Add(time.Minute)
-	for algorithm, want := range map[ratelimit.Algorithm]int{ratelimit.FixedWindow: 4, ratelimit.SlidingWindow: 1} {
+	for _, x := range []struct {
+		algorithm ratelimit.Algorithm
+		carries   bool
+		had, want int
+	}{{ratelimit.FixedWindow, false, 12, 4}, {ratelimit.FixedWindow, true, 12, 2}, {ratelimit.SlidingWindow, false, 3, 1}} {
 		for _, newerArrives := range []bool{true, false} {
-			r := ownedRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+			r := ownedRule(ratelimit.Limit{Algorithm: x.algorithm, Unit: ratelimit.Minute, Requests: 10, Carries: x.carries})
 			older, newer := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
-			admit(older, 1, r, 3)
+			admit(older, 1, r, x.had)
 			admit(newer, minute, r, 6)
 			here, from := older, newer
 			if !newerArrives {
 				here, from = newer, older
 			}
 			handOver(t, minute, from, here, everything)
-			if got := admit(here, minute, r, 20); got != want {
-				t.Errorf("%s, the newer arrives %v: %d more were admitted, not %d", ratelimit.Algorithms[algorithm], newerArrives, got, want)
+			if got := admit(here, minute, r, 20); got != x.want {
+				t.Errorf("%+v, the newer arrives %v: %d more were admitted", x, newerArrives, got)
 			}
 		}
 	}

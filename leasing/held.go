@@ -57,10 +57,11 @@ func (h *Held) Admit(n ratelimit.Tokens) { h.totals.Spent += min(n, MostTotal-ma
 // Credit returns false if the totals are of another.
 func (h *Held) Credit(w ratelimit.Window, n ratelimit.Tokens) bool {
 	t := &h.totals
-	if w != 0 && t.Window == 0 && t.Taken == 0 && t.Spent == 0 {
+	switch {
+	case w == 0, w == bucketWindow, w == t.Window:
+	case t.Window == 0 && t.Taken == 0 && t.Spent == 0:
 		t.Window = w
-	}
-	if w != 0 && t.Window != w {
+	default:
 		return false
 	}
 	h.lower(n)
@@ -71,15 +72,12 @@ func (h *Held) Credit(w ratelimit.Window, n ratelimit.Tokens) bool {
 // the owner has not named; 0: a bucket. Such totals with unreported admissions may be of an earlier window: the refund
 // takes back only these.
 func (h *Held) Refund(w ratelimit.Window, n ratelimit.Tokens) {
-	t := &h.totals
-	switch {
-	case w == 0 || t.Window != 0:
-	case t.Taken == 0 && t.Spent == 0:
-		t.Window = w
-	default:
-		n = min(n, max(0, t.Spent))
+	if h.totals.Window != 0 {
+		w = 0
 	}
-	h.lower(n)
+	if !h.Credit(w, n) {
+		h.lower(min(n, max(0, h.totals.Spent)))
+	}
 }
 
 func (h *Held) lower(n ratelimit.Tokens) {

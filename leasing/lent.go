@@ -48,7 +48,7 @@ type Lessee struct {
 	Life, Seq uint64 // Seq is 0 before its first message
 	Window    ratelimit.Window
 	Taken     ratelimit.Tokens     // Invariant: part of the counter's sum, if it is of the same window
-	Before    ratelimit.Tokens     // part of the sum of the previous window
+	Before    ratelimit.Tokens     // part of the sum of the previous window; of a token_bucket: Hand of an ended lease
 	Hand      ratelimit.Tokens     // of Taken, as last reported
 	Until     ratelimit.LedgerTime // of a token_bucket: end of the tokens in hand
 }
@@ -163,21 +163,15 @@ func charged[T ~int64](sum T, n tokens) T {
 // bookBucket charges the level for the tokens that the holder took, and keeps room for its tokens in hand. These are
 // gone at the end of its lease: the bucket may have filled in their place.
 func (r *Lessee) bookBucket(now ledgerTime, c *counter, m *Totals, l *ratelimit.Limit) (void bool) {
-	hand, live := max(0, m.Taken-m.Spent), now < r.Until
-	if live {
-		c.sum -= r.Hand
-	}
-	var paid tokens
+	hand, more, paid := max(0, m.Taken-m.Spent), m.Spent-r.Taken, tokens(0)
+	c.sum -= r.Hand
 	switch {
-	case r.Seq == 0:
-		// New, or lost: its earlier usage is not owed. A refund counts in the first message only.
-		if paid = hand + max(0, m.Spent-m.Taken); m.Seq == m.Life {
-			paid += min(0, m.Taken)
-		}
-	case live:
-		paid = max(m.Taken, m.Spent) - r.Taken
-	default:
-		paid, hand, void = max(0, m.Spent-r.Taken), 0, hand > 0
+	case r.Seq == 0: // new, or lost: its earlier usage is not owed, and its refunds were not credited
+		paid = hand + max(0, m.Spent-m.Taken) + min(0, m.Taken-m.Booked)
+	case now < r.Until:
+		paid = hand + more
+	default: // a refund is of usage before the last report: later usage was of the tokens in hand
+		paid, hand, void = max(0, more)+min(0, more+r.Hand+r.Before), 0, hand > 0
 	}
 	c.sum += hand
 	if paid >= 0 {
@@ -185,7 +179,7 @@ func (r *Lessee) bookBucket(now ledgerTime, c *counter, m *Totals, l *ratelimit.
 	} else {
 		c.put(-paid, l)
 	}
-	r.Window, r.Hand, r.Taken = bucketWindow, hand, m.Spent+hand
+	r.Window, r.Before, r.Hand, r.Taken = bucketWindow, 0, hand, m.Spent+hand
 	return void
 }
 
@@ -228,21 +222,13 @@ func (k *lent) expire(now ledgerTime, c *counter, l *ratelimit.Limit) {
 		case r.Until > 0 && r.Hand > 0:
 			over = max(over, r.Until)
 			gone += r.Hand
-			r.Hand = 0
+			r.Before, r.Hand = r.Hand, 0
 		}
 	}
 	if gone > 0 {
 		c.fill(over, l)
 		c.sum -= gone
 	}
-}
-
-// inHand is the sum of the holders' tokens in hand, as last reported.
-func (k *lent) inHand() (n tokens) {
-	for i := range k.lessees {
-		n += k.lessees[i].Hand
-	}
-	return n
 }
 
 // live tells whether a bucket has a current lease, or the record of an override.

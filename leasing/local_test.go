@@ -3,7 +3,6 @@ package leasing
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -150,22 +149,6 @@ func TestLocalIsExact(t *testing.T) {
 	})
 }
 
-func TestUndoTakesNothing(t *testing.T) {
-	for algorithm := range ratelimit.RateAlgorithms() {
-		limit := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Requests: 10, Burst: 10}
-		l := NewLocal(10, 1, testWall)
-		asks := []ask{{Rule: testRule(limit), Key: keyOf(1), Cost: 4}}
-		verdicts := make([]verdict, 1)
-		for range 5 {
-			l.Decide(context.Background(), 1, asks, verdicts)
-			if verdicts[0].OverLimit || verdicts[0].Remaining != 6 {
-				t.Fatalf("%v: %+v, want 6 remaining each time", limit, verdicts[0])
-			}
-			l.Undo(1, asks, verdicts)
-		}
-	}
-}
-
 // A limit that changes on a reload goes on from what was used.
 func TestChangedLimitGoesOn(t *testing.T) {
 	l := NewLocal(10, 1, testWall)
@@ -256,29 +239,6 @@ func TestDecideAllocatesNothing(t *testing.T) {
 		if n := testing.AllocsPerRun(1000, func() { l.Decide(context.Background(), 1, asks, verdicts) }); n != 0 {
 			t.Errorf("%v: %v allocations", limit, n)
 		}
-	}
-}
-
-func BenchmarkDecide(b *testing.B) {
-	for _, keys := range []uint64{1, 1e3, 1e6} {
-		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
-			l := NewLocal(1_500_000, 1, testWall)
-			asks := []ask{{Rule: testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1 << 31}), Cost: 1}}
-			verdicts := make([]verdict, 1)
-			var key [12]byte
-			copy(key[:], keyOf(0))
-			asks[0].Key = key[:]
-			for i := range keys {
-				binary.LittleEndian.PutUint64(key[4:], i)
-				l.Decide(context.Background(), 1, asks, verdicts)
-			}
-			next := uint64(0)
-			for b.Loop() {
-				next = next*6364136223846793005 + 1442695040888963407
-				binary.LittleEndian.PutUint64(key[4:], (next>>33)%keys)
-				l.Decide(context.Background(), 1, asks, verdicts)
-			}
-		})
 	}
 }
 

@@ -28,10 +28,16 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged}
 	if k != nil {
 		for _, r := range k.lessees {
-			v.Ledger.Holders = append(v.Ledger.Holders, ratelimit.HolderLook{
-				Holder: r.Holder, Granted: r.Taken, Spent: r.Taken - r.Hand, Outstanding: r.Hand,
-			})
-			here.Granted -= r.Taken
+			switch r.Window {
+			case bucketWindow: // its usage has been refilled
+				r.Taken = r.Hand
+				fallthrough
+			case v.Ledger.Window:
+				h := ratelimit.HolderLook{Holder: r.Holder, Granted: r.Taken, Outstanding: r.Hand}
+				h.Spent = h.Granted - h.Outstanding
+				v.Ledger.Holders = append(v.Ledger.Holders, h)
+				here.Granted -= r.Taken
+			}
 		}
 	}
 	here.Spent = here.Granted
@@ -80,7 +86,7 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 }
 
 // Drop implements [ratelimit.Inspector]: a node that decides alone has no leases to give back.
-func (l *Local) Drop(_ ratelimit.Instant, key []byte) bool { return l.Has(key) }
+func (l *Local) Drop(ratelimit.Instant, []byte) bool { return false }
 
 // Reset implements [ratelimit.Inspector].
 func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
@@ -94,7 +100,9 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	own := s.rule(at, k, a).Limit
 	if k != nil {
 		k.expire(at, &c.Val, &own)
-		inHand = k.inHand()
+		for i := range k.lessees { // as last reported
+			inHand += k.lessees[i].Hand
+		}
 		s.slots, k.slots = s.slots-len(k.slots), nil
 		k.refused = 0
 	}

@@ -146,13 +146,3 @@ func TestSettlementsOfOtherWindows(t *testing.T) {
 		})
 	}
 }
-
-// A node alone books a charge of a key that it does not track.
-func TestSettlementOfAnUnknownKey(t *testing.T) {
-	rule := testRule(ratelimit.Limit{Unit: ratelimit.Year, Requests: 100})
-	alone := NewLocal(64, 1, testWall)
-	decideOne(alone, 1, ask{Rule: rule, Key: keyOf(3), Kind: ratelimit.Charge, Cost: 101})
-	if v := decideOne(alone, 1, ask{Rule: rule, Key: keyOf(3), Kind: ratelimit.Peek}); !v.OverLimit {
-		t.Errorf("101 of 100 are charged, and a peek passes: %+v", v)
-	}
-}

@@ -54,7 +54,7 @@ func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []v
 func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, verdicts []verdict) *waiting {
 	for i := range asks { // first, because a request that waits goes on elsewhere
 		if a := &asks[i]; a.OfSlot() && a.Kind == ratelimit.Release {
-			c.giveFallback(ctx, now, a)
+			c.alone(ctx, now, a)
 		}
 	}
 	for i := range asks {

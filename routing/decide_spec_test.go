@@ -16,11 +16,8 @@ func TestForwardedAsksAreCounted(t *testing.T) {
 	s, a := newPair(t)
 	key := a.ownedBy("b:1")
 	for i := range uint64(3) {
-		asks, v := []ask{{Rule: s.rule, Key: key, Cost: 1}}, make([]verdict, 1)
-		a.Ask(asks, v, nil, func() {})
-		s.play(10 * time.Millisecond)
-		if v[0].Source != ratelimit.FromOwner || a.core.stats.forwarded.Load() != i+1 {
-			t.Errorf("%+v, and %d forwarded", v[0], a.core.stats.forwarded.Load())
+		if v := s.one("a:1", ask{Key: key, Cost: 1}); v.Source != ratelimit.FromOwner || a.core.stats.forwarded.Load() != i+1 {
+			t.Errorf("%+v, and %d forwarded", v, a.core.stats.forwarded.Load())
 		}
 	}
 	link := a.core.view.Load().peers["b:1"]
@@ -127,20 +124,11 @@ func TestLongestReset(t *testing.T) {
 		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1, Burst: 10}, 12 * time.Minute},
 		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 4, Burst: 10}, 4*time.Minute + 30*time.Second},
 	} {
-		if got := longest(&x.limit); got != x.want {
-			t.Errorf("%v: %v, want %v", x.limit, got, x.want)
-		}
-		if got := resetOf(&x.limit, x.want.Microseconds()+1); got != x.want {
-			t.Errorf("%v: a reset in %v", x.limit, got)
-		}
-		if got := resetOf(&x.limit, math.MaxInt64); got != x.want {
-			t.Errorf("%v: a reset in %v", x.limit, got)
-		}
-		if got := resetOf(&x.limit, 7); got != 7*time.Microsecond {
-			t.Errorf("%v: a reset in %v, want 7 µs", x.limit, got)
-		}
-		if got := resetOf(&x.limit, -1); got != 0 {
-			t.Errorf("%v: a reset %v ago", x.limit, got)
+		most := x.want.Microseconds()
+		for us, want := range map[int64]time.Duration{most: x.want, most + 1: x.want, math.MaxInt64: x.want, 7: 7 * time.Microsecond, -1: 0} {
+			if got := resetOf(&x.limit, us); got != want {
+				t.Errorf("%v: a reset in %d µs is %v, want %v", x.limit, us, got, want)
+			}
 		}
 	}
 }

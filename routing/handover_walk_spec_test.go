@@ -111,11 +111,7 @@ func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
 		}
 		s.fill(6, "a:1") // 5 and 6 are more than 10
 		s.play(2 * TakeOver)
-		for k, n := range s.admitted {
-			if n > 10 {
-				t.Fatalf("key %d admitted %d of 10", k, n)
-			}
-		}
+		s.atMost(10)
 		if n := a.accounts(); n != len(s.admitted) {
 			t.Errorf("it ends %v: %d of %d accounts have come back", ends, n, len(s.admitted))
 		}

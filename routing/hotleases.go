@@ -117,7 +117,7 @@ func (c *core) leaseAnswered(now instant, a *ask, seq uint64, x leasing.Lease, v
 func totalsOf(m *wire.Totals) (leasing.Totals, bool) {
 	const most = int64(leasing.MostTotal)
 	ok := m.GetLife() > 0 && m.GetSeq() >= m.GetLife() && m.GetSeq() <= math.MaxInt64 &&
-		m.GetWindow() >= 0 && m.GetWindow() <= mostWindow && m.GetWant() >= 0 &&
+		min(m.GetWindow(), m.GetWant()) >= 0 && m.GetWindow() <= mostWindow &&
 		min(m.GetTaken(), m.GetSpent(), m.GetBooked()) >= -most && m.GetBooked() <= 0 &&
 		max(m.GetTaken(), m.GetSpent(), m.GetWant()) <= most
 	return leasing.Totals{

@@ -109,12 +109,9 @@ func TestStepsChargesThatComeBack(t *testing.T) {
 			t.Error("the key was not leased")
 		}
 		s.play(3 * time.Second) // it is cold by now, and all is given back
-		s.at("a:1", ratelimit.Peek, 0, func(v *verdict) {
-			if v.Remaining != limit {
-				t.Errorf("%d clients: %d are left in the end", clients, v.Remaining)
-			}
-		})
-		s.play(time.Second)
+		if v := s.one("a:1", ask{Key: keyOf(0), Kind: ratelimit.Peek}); v.Remaining != limit {
+			t.Errorf("%d clients: %d are left in the end", clients, v.Remaining)
+		}
 		s.noFailures()
 	}
 }
@@ -158,9 +155,7 @@ func TestStepsAnsweredInPlaceOfTheOwner(t *testing.T) {
 			s.play(TakeOver + time.Second)
 			s.delay, s.nodes[other].cut = 100*time.Microsecond, false
 			s.play(10 * time.Second)
-			got := ratelimit.Tokens(-1)
-			s.at(owner, ratelimit.Peek, 0, func(v *verdict) { got = v.Remaining })
-			s.play(time.Second)
+			got := s.one(owner, ask{Key: keyOf(0), Kind: ratelimit.Peek}).Remaining
 			// If a connection breaks after a request, its arrival is unknown: a refund is then not repeated.
 			lost := refunds && what == "the owner is cut off"
 			if got != want && !lost || got > want {
@@ -228,14 +223,10 @@ func TestStepsUndoFollowsItsAccount(t *testing.T) {
 		}
 		s.play(6 * time.Second)
 		for k := range keys {
-			v := make([]verdict, 1)
-			a.Ask([]ask{{Rule: s.rule, Key: keyOf(k), Kind: ratelimit.Peek}}, v, nil, func() {
-				if v[0].Remaining != limit-4 {
-					t.Errorf("%v, hot %v, key %d: %d are left of %d", s.rule.Limit.Algorithm, hot, k, v[0].Remaining, limit)
-				}
-			})
+			if v := s.one("a:1", ask{Key: keyOf(k), Kind: ratelimit.Peek}); v.Remaining != limit-4 {
+				t.Errorf("%v, hot %v, key %d: %d are left of %d", s.rule.Limit.Algorithm, hot, k, v.Remaining, limit)
+			}
 		}
-		s.play(time.Second)
 	}
 }
 

@@ -31,6 +31,8 @@ const (
 )
 
 var (
+	// ErrLost is the effect of a loss, as OnPeer gets it.
+	ErrLost     = errors.New("usage of this window may be admitted again")
 	errPeerGone = errors.New("the peer is unreachable")
 	errSilent   = errors.New("the peer did not answer in time")
 	errPeerBusy = errors.New("too many requests wait for the peer")

@@ -93,7 +93,11 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	// From here on others may post to it without mu, so that all the above has to be set.
 	m.ready.Store(true)
 	// The node may have announced a later change since it welcomed this one.
-	if is := !h.GetAbsent(); m.supersedes(h.GetIncarnation(), h.GetChanges()) && m.alive != is {
+	if is, v := !h.GetAbsent(), c.view.Load(); m.supersedes(h.GetIncarnation(), h.GetChanges()) && m.alive != is {
+		c.gate.Lock() // it may have counted apart until now, in a ring of its own
+		v.since = nil
+		v.stable.Store(c.inStore())
+		c.gate.Unlock()
 		c.enterOrLeave(m, is)
 	}
 	c.settle()

@@ -238,45 +238,41 @@ func TestFoundAgain(t *testing.T) {
 // That a node owns keys is repeated a moment later to a peer that was too busy.
 func TestPresenceIsSaidAgain(t *testing.T) {
 	for _, x := range []struct{ joined, again time.Duration }{{announceFast, tickSoon}, {announceFast / 2, askAgain}} {
-		saysItsPresenceAgain(t, x.joined, x.again)
-	}
-}
-
-func saysItsPresenceAgain(t *testing.T, joined, again time.Duration) {
-	s, a := newPair(t)
-	c := a.core
-	c.joined = s.now.Add(-joined)
-	m := c.members["b:1"]
-	m.acked, m.queue = 0, make([]*call, peerQueue)
-	if c.tick(s.now); m.acked != 0 || m.announcing {
-		t.Fatalf("it was too busy, and has acknowledged %d, announcing %v", m.acked, m.announcing)
-	}
-	m.queue = nil
-	at := s.now.Add(again)
-	if c.tick(at - 1); len(m.queue) > 0 {
-		t.Error("it is told again at once")
-	}
-	if c.tick(at); len(m.queue) != 1 || !m.announcing {
-		t.Errorf("%d calls wait to be said", len(m.queue))
-	}
-	if c.tick(at); len(m.queue) != 1 {
-		t.Errorf("%d calls say the same", len(m.queue))
-	}
-	f := m.take(0)
-	if p := f.GetPresences(); len(p) != 1 || !p[0].GetHere() || p[0].GetChanges() != c.changes {
-		t.Fatalf("it is told %v", p)
-	}
-	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId(), Status: malformed}})
-	if m.acked != 0 {
-		t.Error("it did not take that in")
-	}
-	c.tick(s.now.Add(2 * again))
-	f = m.take(0)
-	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId()}})
-	if m.acked != c.changes {
-		t.Error("it has heard")
-	}
-	if c.tick(s.now.Add(4 * again)); len(m.queue) > 0 {
-		t.Error("it has heard, and is told again")
+		s, a := newPair(t)
+		c := a.core
+		c.joined = s.now.Add(-x.joined)
+		m := c.members["b:1"]
+		m.acked, m.queue = 0, make([]*call, peerQueue)
+		if c.tick(s.now); m.acked != 0 || m.announcing {
+			t.Fatalf("it was too busy, and has acknowledged %d, announcing %v", m.acked, m.announcing)
+		}
+		m.queue = nil
+		at := s.now.Add(x.again)
+		if c.tick(at - 1); len(m.queue) > 0 {
+			t.Error("it is told again at once")
+		}
+		if c.tick(at); len(m.queue) != 1 || !m.announcing {
+			t.Errorf("%d calls wait to be said", len(m.queue))
+		}
+		if c.tick(at); len(m.queue) != 1 {
+			t.Errorf("%d calls say the same", len(m.queue))
+		}
+		f := m.take(0)
+		if p := f.GetPresences(); len(p) != 1 || !p[0].GetHere() || p[0].GetChanges() != c.changes {
+			t.Fatalf("it is told %v", p)
+		}
+		m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId(), Status: malformed}})
+		if m.acked != 0 {
+			t.Error("it did not take that in")
+		}
+		c.tick(s.now.Add(2 * x.again))
+		f = m.take(0)
+		m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId()}})
+		if m.acked != c.changes {
+			t.Error("it has heard")
+		}
+		if c.tick(s.now.Add(4 * x.again)); len(m.queue) > 0 {
+			t.Error("it has heard, and is told again")
+		}
 	}
 }

@@ -33,16 +33,17 @@ func (c *core) own(
 	c.gate.RLock()
 	defer c.gate.RUnlock()
 	v := c.view.Load()
+	owner := v.ring.Owner(hash)
 	switch {
 	// This comes before the look at the account. A node that has slept still has its accounts, but others may
 	// own their keys by now and count anew. Before all have acknowledged this node, another may decide as
 	// well.
-	case v.ring.Owner(hash) != c.options.Addr, c.lapsed(now), c.unconfirmed.Load():
+	case owner != "" && owner != c.options.Addr, c.lapsed(now), c.unconfirmed.Load():
 		return another
 	// Possession decides (docs/internals/peers.md). Each of these excludes that another node has the account.
 	// All have handed over; it is here; the key has always been this node's own; or all nodes have stated, for
-	// this ring, that they do not have it.
-	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) ||
+	// this ring, that they do not have it. In an empty ring, so decides the node that has left as the last one.
+	case owner != "" && v.stable.Load(), c.local.Has(asks[0].Key), v.kept(hash, c.options.Addr),
 		found != nil && found.view == v && found.state == fetchAbsent:
 		if x == nil {
 			c.local.Decide(ctx, now, asks, verdicts)
@@ -50,6 +51,8 @@ func (c *core) own(
 			x.do(now, c.local, &asks[0], &verdicts[0])
 		}
 		return ownDecided
+	case owner == "":
+		return another
 	}
 	return unsure
 }

@@ -62,8 +62,8 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	if c.inStore() || !c.present {
 		return
 	}
-	c.report("", fmt.Errorf("this node did not run for %v: others may own its keys "+
-		"by now, so that it joins the ring again", slept.Round(time.Millisecond)))
+	c.report("", fmt.Errorf("this node did not run for %v, and joins the ring again: %w",
+		slept.Round(time.Millisecond), ErrLost))
 	// The accounts go to the present owners of their keys, and the node joins again when it has none (join).
 	c.quitRing()
 	c.turn()
@@ -78,7 +78,7 @@ func (c *core) bury(now instant) {
 		// (docs/internals/peers.md). A node that has left may end before it has taken in all that was sent to it.
 		if (m.holds || m.owes()) && now.Sub(lastSeen) > TakeOver {
 			changed = changed || m.alive
-			m.alive, m.holds = false, false
+			m.alive, m.holds, m.done = false, false, 0 // its last report is from before
 			c.reclaim(now, m)
 			c.hands.redial(m) // if it is there after all, it is met again
 			c.settle()

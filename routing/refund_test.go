@@ -11,35 +11,22 @@ import (
 func TestLateRefundsCountInTheirWindow(t *testing.T) {
 	for _, at := range []struct {
 		refund   time.Duration // the window ends after a minute
-		admitted ratelimit.Tokens
+		admitted int
 	}{{59700 * time.Millisecond, 10}, {60100 * time.Millisecond, 13}} {
 		s, a := newPair(t)
 		s.rule.Limit.Unit = ratelimit.Minute
-		key, admitted := a.ownedBy("b:1"), ratelimit.Tokens(0)
-		ask := func(addr string, kind ratelimit.Kind, cost ratelimit.Tokens) {
-			asks, v := []ask{{Rule: s.rule, Key: key, Kind: kind, Cost: cost}}, make([]verdict, 1)
-			s.nodes[addr].Ask(asks, v, nil, func() {
-				if kind == ratelimit.Spend && !v[0].OverLimit {
-					admitted += cost
-				}
-			})
-		}
-		until := func(instant time.Duration) { s.play(time.Second + instant - time.Duration(s.now)) }
-		until(at.refund)
+		key := a.ownedBy("b:1")
+		s.play(time.Second + at.refund - time.Duration(s.now))
 		a.cut = true
 		s.breakAll("a:1", "b:1")
 		s.play(100 * time.Millisecond)
-		ask("a:1", ratelimit.Refund, 3)
-		until(60300 * time.Millisecond)
-		ask("b:1", ratelimit.Spend, 6)
+		s.one("a:1", ask{Key: key, Kind: ratelimit.Refund, Cost: 3})
+		s.play(61300*time.Millisecond - time.Duration(s.now))
+		n := s.admits("b:1", key, 6)
 		a.cut = false
 		s.play(3 * time.Second)
-		for range 10 {
-			ask("b:1", ratelimit.Spend, 1)
-			s.play(50 * time.Millisecond)
-		}
-		if admitted != at.admitted {
-			t.Errorf("%d of 10 were admitted after a refund at %v, want %d", admitted, at.refund, at.admitted)
+		if n += s.admits("b:1", key, 10); n != at.admitted {
+			t.Errorf("%d of 10 were admitted after a refund at %v, want %d", n, at.refund, at.admitted)
 		}
 	}
 }
@@ -48,31 +35,33 @@ func TestLateRefundsCountInTheirWindow(t *testing.T) {
 func TestLateChargesCountInNoOtherWindow(t *testing.T) {
 	s, a := newPair(t)
 	s.rule.Limit.Unit = ratelimit.Minute
-	key, admitted := a.ownedBy("b:1"), ratelimit.Tokens(0)
-	ask := func(addr string, kind ratelimit.Kind, cost ratelimit.Tokens, w ratelimit.Window) *verdict {
-		asks, v := []ask{{Rule: s.rule, Key: key, Kind: kind, Cost: cost, Window: w}}, make([]verdict, 1)
-		s.nodes[addr].Ask(asks, v, nil, func() {
-			if kind == ratelimit.Spend && !v[0].OverLimit {
-				admitted += cost
-			}
-		})
-		s.play(50 * time.Millisecond)
-		return &v[0]
-	}
-	held := ask("a:1", ratelimit.Spend, 1, 0)
-	if held.OverLimit || held.Window == 0 {
-		t.Fatalf("%+v", held)
-	}
+	key := a.ownedBy("b:1")
+	held := s.one("a:1", ask{Key: key, Cost: 1})
 	s.play(61*time.Second - time.Duration(s.now) + time.Second)
-	a.cut, admitted = true, 0
+	a.cut = true
 	s.breakAll("a:1", "b:1")
-	ask("a:1", ratelimit.Charge, 8, held.Window)
+	s.one("a:1", ask{Key: key, Kind: ratelimit.Charge, Cost: 8, Window: held.Window})
 	a.cut = false
 	s.play(3 * time.Second)
-	for range 12 {
-		ask("b:1", ratelimit.Spend, 1, 0)
+	if n := s.admits("b:1", key, 12); n != 10 {
+		t.Errorf("%d of 10 are admitted in the window after that of a charge", n)
 	}
-	if admitted != 10 {
-		t.Errorf("%d of 10 are admitted in the window after that of a charge", admitted)
+}
+
+// A hold of a bucket is settled while its owner is cut off, after an admission in the owner's place: both count there.
+func TestReleaseAfterAnAdmissionInPlaceOfTheOwner(t *testing.T) {
+	s, a := newPair(t)
+	s.rule.Limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: 1000, Burst: 1000}
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
+	key := a.ownedBy("b:1")
+	held := s.one("a:1", ask{Key: key, Cost: 600})
+	a.cut = true
+	s.breakAll("a:1", "b:1")
+	s.one("a:1", ask{Key: key, Cost: 5})
+	s.one("a:1", ask{Key: key, Kind: ratelimit.Release, Cost: 100, Window: held.Window})
+	a.cut = false
+	s.play(3 * time.Second)
+	if v := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}); v.Remaining != 495 {
+		t.Errorf("600 and 5 are charged of 1000, and 100 given back: %+v", v)
 	}
 }

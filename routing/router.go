@@ -180,7 +180,7 @@ func (r *Router) Leave(ctx context.Context) {
 		case <-ctx.Done():
 			if left := r.rest(); left > 0 {
 				r.report("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged "+
-					"by their new owners in time: their usage in this window may be admitted again", left))
+					"by their new owners in time: %w", left, ErrLost))
 			}
 			return
 		}

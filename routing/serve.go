@@ -46,13 +46,12 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 		}
 		reply(&wire.Reply{Id: m.GetId(), Found: c.answerFetch(now, from.addr, m)})
 	}
-	p := f.GetParcel()
-	// Requests wait for these, and a parcel takes a while.
-	if p != nil && len(a.Replies) > 0 {
-		answer(&wire.Frame{Replies: a.Replies})
-		a.Replies = nil
-	}
-	if p != nil {
+	if p := f.GetParcel(); p != nil {
+		// Requests wait for these, and a parcel takes a while.
+		if len(a.Replies) > 0 {
+			answer(&wire.Frame{Replies: a.Replies})
+			a.Replies = nil
+		}
 		if r := c.adopt(now, from, p); r != nil {
 			a.Receipts = append(a.Receipts, r)
 		}

@@ -48,4 +48,15 @@ func TestSlotsOfAnOutageComeBack(t *testing.T) {
 			t.Errorf("key %d: the only slot has come back, and is refused: %+v", i, v)
 		}
 	}
+	both(ratelimit.Release, 8)
+	outage(false)
+	s.play(TakeOver)
+	s.delay = 30 * time.Millisecond // the owner takes it too late, and another limit refuses the request
+	slot := ask{Rule: s.rule, Key: keys[0], Cost: 1, Window: 9}
+	late := s.one("a:1", slot)
+	a.Undo([]ask{slot}, []verdict{late})
+	s.play(time.Second)
+	if v := s.one("b:1", ask{Key: keys[0], Kind: ratelimit.Peek}); late.Source != ratelimit.FromFallback || v.Remaining != 10 {
+		t.Errorf("taken as %+v, and given back: %+v", late, v)
+	}
 }

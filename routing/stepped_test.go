@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/ring"
 )
 
 // script is a ring in virtual time: what happens in which order is written down,
@@ -272,6 +273,25 @@ func (s *script) ask(addr string, k int, cost ratelimit.Tokens) {
 	})
 }
 
+// one asks a node by the rule of the script, and waits for the verdict.
+func (s *script) one(addr string, a ask) verdict {
+	a.Rule = s.rule
+	v := make([]verdict, 1)
+	s.nodes[addr].Ask([]ask{a}, v, nil, func() {})
+	s.play(50 * time.Millisecond)
+	return v[0]
+}
+
+// admits is how many of so many requests a node admits.
+func (s *script) admits(addr string, key []byte, asks int) (n int) {
+	for range asks {
+		if !s.one(addr, ask{Key: key, Cost: 1}).OverLimit {
+			n++
+		}
+	}
+	return n
+}
+
 // load asks random nodes of some, for a while.
 func (s *script) load(d, every time.Duration, addrs ...string) {
 	for at := time.Duration(0); at < d; at += every {
@@ -307,6 +327,15 @@ func (s *script) exact(over ratelimit.Tokens, addrs ...string) {
 	if bad > 0 {
 		s.show()
 		s.Errorf("%d of %d keys", bad, len(s.admitted))
+	}
+}
+
+func (s *script) atMost(most ratelimit.Tokens) {
+	s.Helper()
+	for k, n := range s.admitted {
+		if n > most {
+			s.Fatalf("key %d admitted %d of %d", k, n, most)
+		}
 	}
 }
 
@@ -395,6 +424,25 @@ func TestLeasingUsageStaysAtItsNode(t *testing.T) {
 		}
 	}
 	s.exact(0, "a:1", "c:1")
+}
+
+// A rule of mode leasing gets mode routing. What a node had counted by itself is no account of the key's owner: when
+// the node owns the key, it waits for that.
+func TestStepsModeChanges(t *testing.T) {
+	s := newScript(t, 500, 10)
+	s.ring("a:1", "b:1")
+	s.rule.Coordination.Mode = ratelimit.Leasing
+	for k := range s.admitted {
+		if s.nodes["a:1"].core.ownerOf(keyOf(k)) == "b:1" {
+			s.nodes["a:1"].has(keyOf(k))
+		}
+	}
+	s.rule = routed(10)
+	s.fill(10, "a:1", "b:1")
+	s.nodes["b:1"].Leave(func() {})
+	s.until("it is leaving", func() bool { return len(s.nodes["a:1"].Stats().Members) == 1 })
+	s.fill(1, "a:1")
+	s.atMost(10)
 }
 
 // Another node joins, and one leaves, before the first hand-over has ended.
@@ -507,19 +555,49 @@ func TestStepsPartitionHeals(t *testing.T) {
 	})
 	s.play(time.Second)
 	s.failed = 0
-	for k, had := range s.admitted { // 3, and up to 4 on each side
-		if had > 11 {
-			t.Fatalf("key %d admitted %d of 10 in two halves", k, had)
-		}
-	}
+	s.atMost(11) // 3, and up to 4 on each side
 	s.fill(1, "a:1", "b:1", "c:1")
-	for k, had := range s.admitted {
-		if had > 12 {
-			t.Fatalf("key %d admitted %d: the halves do not count together", k, had)
-		}
-	}
+	s.atMost(12)
 	s.exact(3, "a:1", "b:1", "c:1")
 	s.noFailures()
+}
+
+// Keys that one half of a ring has begun are not new for the other, as soon as the halves see each other again.
+func TestStepsHalvesWaitForAccounts(t *testing.T) {
+	s := newScript(t, 4000, 10)
+	s.ring("a:1", "b:1")
+	a, b := s.nodes["a:1"], s.nodes["b:1"]
+	a.cut = true
+	s.until("both see that", func() bool { return len(a.Stats().Members)+len(b.Stats().Members) == 2 })
+	s.fill(10, "a:1")
+	a.cut, s.delay = false, 4*time.Millisecond // accounts travel for a while
+	s.until("they see each other", func() bool { return len(a.Stats().Members)+len(b.Stats().Members) == 4 })
+	s.fill(1, "b:1")
+	s.atMost(10)
+}
+
+// The last nodes of a ring have left it. Until they end, they decide on their keys, of which no other node has any.
+func TestStepsLastNodesLeave(t *testing.T) {
+	for _, addrs := range [][]string{{"a:1"}, {"a:1", "b:1"}} {
+		s := newScript(t, 200, 10)
+		s.ring(addrs...)
+		for k := range 100 * len(addrs) { // others are new afterwards
+			s.ask("a:1", k, 5)
+		}
+		s.play(time.Second)
+		view := s.nodes["a:1"].core.view.Load()
+		for _, addr := range addrs {
+			s.nodes[addr].Leave(func() {})
+		}
+		s.play(time.Second)
+		for i := range 12 * len(s.admitted) {
+			k := i % len(s.admitted)
+			s.ask(view.ring.Owner(ring.HashOf(keyOf(k))), k, 1)
+		}
+		s.play(time.Second)
+		s.noFailures()
+		s.atMost(10)
+	}
 }
 
 // A node is paused for longer than TakeOver: when it goes on it is no owner, and
@@ -554,26 +632,6 @@ func TestStepsPause(t *testing.T) {
 	s.noFailures()
 }
 
-// A node that has slept owns keys again when its earlier accounts are with their current owners, and not
-// earlier. Otherwise it decides on keys whose accounts others have begun in the meantime.
-func TestStepsSleeperHandsOverBeforeItJoins(t *testing.T) {
-	s := newScript(t, 3000, 10)
-	s.delay = 2 * time.Millisecond // so that its join has not arrived when it has just joined
-	s.ring("a:1", "b:1", "c:1")
-	s.fill(3, "a:1")
-	c := s.nodes["c:1"]
-	c.paused = true
-	s.play(TakeOver + time.Second)
-	c.paused = false
-	for _, do := range c.later {
-		do()
-	}
-	s.until("it joins", func() bool { return c.core.view.Load().mine })
-	if n, way := c.accounts(), len(c.core.mover.underway); n > 0 || way > 0 {
-		t.Errorf("it joins with %d accounts of before its sleep, and %d that are on their way", n, way)
-	}
-}
-
 // A node has slept, and others reach it again after it has joined the ring. It does not take the accounts that they
 // have begun meanwhile for new keys: a sleep costs the limit once more, as a crash does, and not twice.
 func TestStepsSleeperWaitsForItsAccounts(t *testing.T) {
@@ -592,11 +650,7 @@ func TestStepsSleeperWaitsForItsAccounts(t *testing.T) {
 	s.until("it owns keys again", func() bool { return b.core.view.Load().mine && !b.core.unconfirmed.Load() })
 	s.fill(1, "b:1")
 	s.play(time.Second)
-	for k, n := range s.admitted {
-		if n > 20 {
-			t.Fatalf("key %d admitted %d of 10", k, n)
-		}
-	}
+	s.atMost(20)
 }
 
 // Nodes come and go in good order, streams break, at random: nothing is lost,

@@ -22,11 +22,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	case policy == ratelimit.FailLocal:
 		// Each node of the fleet may be deciding for itself now, so that each has a part of the
 		// limit only.
-		own := *a
-		own.Rule = a.Rule.LocalShare(0)
-		var one [1]verdict
-		c.fallback.Decide(ctx, now, []ask{own}, one[:])
-		v = one[0]
+		v = c.alone(ctx, now, a)
 	default: // the remainder is unknown
 		v.OverLimit = true
 	}
@@ -37,11 +33,12 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	return v
 }
 
-// giveFallback gives back a slot that this node admitted without the key's owner, if it did.
-func (c *core) giveFallback(ctx context.Context, now instant, a *ask) {
-	own := *a
+// alone decides by this node's share, which also takes a slot of its own back.
+func (c *core) alone(ctx context.Context, now instant, a *ask) verdict {
+	own, v := *a, [1]verdict{}
 	own.Rule = a.Rule.LocalShare(0)
-	c.fallback.Decide(ctx, now, []ask{own}, make([]verdict, 1))
+	c.fallback.Decide(ctx, now, []ask{own}, v[:])
+	return v[0]
 }
 
 // Undo implements [ratelimit.Limiter]. The owner of a charge is asked to take it back, without a wait.
@@ -86,8 +83,12 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 	if a.Kind != ratelimit.Spend {
 		return
 	}
-	if !c.inStore() && !v.OverLimit && !a.OfSlot() {
+	switch owner := c.elsewhere(a); {
+	case c.inStore(), v.OverLimit:
+	case !a.OfSlot():
 		c.hotHere.Refund(a, c.windowHere(now, a))
+	case owner != "": // which may have taken it too late
+		c.undoAt(owner, a, v)
 	}
 	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
 		own, charged := *a, *v

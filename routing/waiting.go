@@ -260,7 +260,7 @@ func (w *waiting) abandon(now instant, i int) waitStep {
 
 // regret takes back the charge of an owner whose answer no request awaits any more.
 func (w *waiting) regret(now instant, i int) {
-	late, call := w.asks[i], w.states[i].call
+	late, call, refused := w.asks[i], w.states[i].call, w.verdicts[i].OverLimit
 	late.Key = append([]byte(nil), late.Key...)
 	c := w.core
 	call.after(func() { // when the owner answers, or the conversation ends
@@ -268,7 +268,7 @@ func (w *waiting) regret(now instant, i int) {
 		switch {
 		case !ok && late.OfSlot(): // it may have been taken: to give back a slot that was not changes nothing
 			c.Undo(now, []ask{late}, []verdict{{Source: ratelimit.FromOwner, Charged: late.Cost, Window: late.Window}})
-		case !ok || v.OverLimit:
+		case !ok, v.OverLimit && refused: // a refusal is charged once
 		case !c.inStore() && c.undoLater(&late, &v):
 		default:
 			c.Undo(now, []ask{late}, []verdict{v})
@@ -336,6 +336,7 @@ func (w *waiting) instead(now instant, i int) waitStep {
 		// The requests after this one need not find out again; see silentFor.
 		s.to.missed.Store(int64(now))
 	}
+	w.verdicts[i] = verdict{} // which may be of an earlier request
 	w.regret(now, i)
 	s.call = nil
 	return w.lease()

@@ -69,12 +69,9 @@ func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 		if i%2 == 0 {
 			a.core.hotHere.Start(s.now, key)
 		}
-		v := make([]verdict, 1)
-		a.Ask([]ask{{Rule: s.rule, Key: key, Cost: 1}}, v, nil, func() {
-			reasons[v[0].Reason]++
-			admitted += v[0].Charged
-		})
-		s.play(2 * ratelimit.StoreDeadline)
+		v := s.one("a:1", ask{Key: key, Cost: 1})
+		reasons[v.Reason]++
+		admitted += v.Charged
 	}
 	if admitted != 3 || reasons[ratelimit.FallbackPeer] != 12 || len(reasons) > 1 {
 		t.Errorf("%d were admitted, want 3; decisions without the owner by reason: %v", admitted, reasons)

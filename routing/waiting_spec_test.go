@@ -199,36 +199,38 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 // With a store, this node leases a key whose owner does not answer in half of the request's time, and at once
 // while it is silent. It does so within the rest of the time, and a late charge of the owner is taken back.
 func TestLeasingInsteadOfAnOwner(t *testing.T) {
-	s, a := newPair(t)
-	b := a.withStore()
-	m := a.core.members["b:1"]
-	m.take(0)
-	w := a.waits("b:1", 1)
-	if !w.advance(s.now) || b.said != "" {
-		t.Fatalf("the owner is to be asked: %q", b.said)
-	}
-	id := m.take(0).GetAsks()[0].GetId()
-	at := s.now.Add(ratelimit.StoreDeadline / 2)
-	if w.advance(at - 1); b.said != "" {
-		t.Errorf("it leases too early: %q", b.said)
-	}
-	if w.advance(at) || b.said != fmt.Sprintf("asked 1 within %v\n", ratelimit.StoreDeadline/2) || w.stats.instead.Load() != 1 || instant(m.missed.Load()) != at {
-		t.Errorf("it says %q, %d were leased instead", b.said, w.stats.instead.Load())
-	}
-	m.replied([]*wire.Reply{{Id: id, Charged: 5}})
-	if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetKind() != 3 {
-		t.Errorf("the owner has charged it, and is told %v", asks)
-	}
-	b.said = ""
-	s.now = at.Add(1)
-	w = a.waits("b:1", 1)
-	if w.advance(s.now); b.said == "" || m.take(0) != nil || w.stats.instead.Load() != 2 {
-		t.Errorf("the owner is silent: %q", b.said)
-	}
-	w = a.waits("b:1", 1)
-	w.asks[0].Kind = ratelimit.Peek
-	if w.advance(s.now); len(m.take(0).GetAsks()) != 1 {
-		t.Error("who only looks asks the owner")
+	for _, reply := range []*wire.Reply{{Charged: 5}, {OverLimit: true, Charged: 1, Debt: 4}} {
+		s, a := newPair(t)
+		b, m := a.withStore(), a.core.members["b:1"]
+		m.take(0)
+		w := a.waits("b:1", 1)
+		w.verdicts[0].OverLimit = true // of an earlier request
+		if !w.advance(s.now) || b.said != "" {
+			t.Fatalf("the owner is to be asked: %q", b.said)
+		}
+		reply.Id = m.take(0).GetAsks()[0].GetId()
+		at := s.now.Add(ratelimit.StoreDeadline / 2)
+		if w.advance(at - 1); b.said != "" {
+			t.Errorf("it leases too early: %q", b.said)
+		}
+		if w.advance(at) || b.said != fmt.Sprintf("asked 1 within %v\n", ratelimit.StoreDeadline/2) || w.stats.instead.Load() != 1 || instant(m.missed.Load()) != at {
+			t.Errorf("it says %q, %d were leased instead", b.said, w.stats.instead.Load())
+		}
+		m.replied([]*wire.Reply{reply})
+		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetKind() != 3 {
+			t.Errorf("the owner has charged it, and is told %v", asks)
+		}
+		b.said = ""
+		s.now = at.Add(1)
+		w = a.waits("b:1", 1)
+		if w.advance(s.now); b.said == "" || m.take(0) != nil || w.stats.instead.Load() != 2 {
+			t.Errorf("the owner is silent: %q", b.said)
+		}
+		w = a.waits("b:1", 1)
+		w.asks[0].Kind = ratelimit.Peek
+		if w.advance(s.now); len(m.take(0).GetAsks()) != 1 {
+			t.Error("who only looks asks the owner")
+		}
 	}
 }
 

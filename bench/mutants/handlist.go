@@ -55,7 +55,7 @@ var allByHand = []byHand{
 	{"what was not answered is drawn on", part, "p.inFlight, p.restate = 0, true", "p.inFlight = 0"},
 	{"a refund stays in this node's hand", part, "p.Taken, p.Spent = p.Taken-n, p.Spent-n", "p.Spent -= n"},
 	// Leases of an owner.
-	{"a bucket's lease that is over comes back", "leasing/lent.go", "paid, hand, void = max(0, m.Spent-r.Taken), 0, hand > 0", "paid = max(m.Taken, m.Spent) - r.Taken"},
+	{"a bucket's lease that is over comes back", "leasing/lent.go", "paid, hand, void = max(0, more)+min(0, more+r.Hand+r.Before), 0, hand > 0", "paid = hand + more"},
 	{"a lease of an owner lasts from its answer", held, "h.until, h.keeps = h.sent.Add(x.For), x.Keep", "h.until, h.keeps = h.sent.Add(2*x.For), x.Keep"},
 	{"what was admitted in place of the owner is told twice", held, "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
 	{"a denial is undone in part", "leasing/counter.go", "v.Charged+v.Debt", "v.Charged"},

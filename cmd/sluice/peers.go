@@ -133,6 +133,8 @@ func peerLog(log *slog.Logger) func(addr string, err error) {
 	return func(addr string, err error) {
 		at := fmt.Errorf("%s: %w", addr, err)
 		switch {
+		case errors.Is(err, routing.ErrLost): // it happens once, most likely among failures of peers
+			log.Warn(err.Error())
 		case strings.Contains(err.Error(), context.Canceled.Error()):
 		case errors.Is(err, routing.ErrSecret):
 			stranger(at)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"regexp"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/routing"
 )
 
 // A node refuses impossible settings at its start, with their names and reasons, and without a secret. That
@@ -155,6 +158,17 @@ func TestListensBehindANAT(t *testing.T) {
 		if got := (&peerFlags{Addr: addr}).listens(); got != want {
 			t.Errorf("%s: it listens on %s, want %s", addr, got, want)
 		}
+	}
+}
+
+// A loss of a node's usage is logged, also right after a failure of a peer.
+func TestLossesAreLogged(t *testing.T) {
+	var log strings.Builder
+	report := peerLog(slog.New(slog.NewTextHandler(&log, nil)))
+	report("10.0.0.2:8082", net.ErrClosed)
+	report("", fmt.Errorf("3 accounts: %w", routing.ErrLost))
+	if lines := strings.Split(log.String(), "\n"); len(lines) != 3 || !strings.Contains(lines[1], `msg="3 accounts: `+routing.ErrLost.Error()) {
+		t.Errorf("it logs:\n%s", log.String())
 	}
 }
 

@@ -81,12 +81,9 @@ type Message struct {
 	Totals leasing.Totals
 }
 
-// find is what there is of a key; nil if nothing is. The caller holds mu.
-func (h *Leases) find(key []byte) *leased { return h.keys[string(key)] }
-
 // findOrAdd makes room for a key; nil if there is none. The caller holds mu.
 func (h *Leases) findOrAdd(key []byte, most int) *leased {
-	l := h.find(key)
+	l := h.keys[string(key)]
 	if l == nil && len(h.keys) < most {
 		// Most nodes never lease one: the map is made when the first key is hot.
 		if h.keys == nil {
@@ -165,7 +162,7 @@ func (h *Leases) Use(now ratelimit.Instant, key []byte) bool {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.find(key)
+	l := h.keys[string(key)]
 	return l != nil && h.use(now, l)
 }
 
@@ -196,7 +193,7 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.find(a.Key)
+	l := h.keys[string(a.Key)]
 	if l == nil || !h.use(now, l) || a.Rule.Limit.Capacity() < l.under {
 		return false, false
 	}
@@ -251,7 +248,7 @@ func (h *Leases) Refused(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.V
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if l := h.find(a.Key); l != nil && l.hot && l.held.Window() == v.Window {
+	if l := h.keys[string(a.Key)]; l != nil && l.hot && l.held.Window() == v.Window {
 		l.shut, l.reset = now.Add(min(believed, v.ResetAfter)), now.Add(v.ResetAfter)
 		l.most = a.Rule.Limit.Capacity()
 	}
@@ -262,7 +259,7 @@ func (h *Leases) Refused(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.V
 func (h *Leases) Untake(key []byte, v *ratelimit.Verdict) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.find(key)
+	l := h.keys[string(key)]
 	return l != nil && l.held.Untake(v.Window, v.Charged+v.Debt)
 }
 
@@ -300,7 +297,7 @@ func (h *Leases) Report(now ratelimit.Instant, a *ratelimit.Ask) (m leasing.Tota
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.find(a.Key)
+	l := h.keys[string(a.Key)]
 	if l == nil || l.held.Reporting() || !l.held.Open() && (!l.hot || now < l.notBefore) {
 		return m, false
 	}
@@ -330,7 +327,7 @@ func (h *Leases) report(now ratelimit.Instant, l *leased) leasing.Totals {
 func (h *Leases) Next(now ratelimit.Instant, key []byte) (m Message, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.find(key)
+	l := h.keys[string(key)]
 	if l == nil || l.rule == nil || l.held.Reporting() {
 		return m, false
 	}
@@ -385,7 +382,7 @@ func (h *Leases) Apply(
 ) (soon bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.find(key)
+	l := h.keys[string(key)]
 	if l == nil {
 		return false
 	}
@@ -408,7 +405,7 @@ func (h *Leases) Apply(
 func (h *Leases) Lost(now ratelimit.Instant, key []byte, seq uint64, uncertain bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if l := h.find(key); l != nil {
+	if l := h.keys[string(key)]; l != nil {
 		l.held.Lost(seq, uncertain)
 		l.next = now.Add(retry)
 	}
