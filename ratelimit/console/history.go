@@ -216,12 +216,13 @@ func quantile(q float64, before, now []bucket) float64 {
 	return low
 }
 
-// looksLocked are the looks that there are, the oldest first.
+// looksLocked are those of the last quarter of an hour, the oldest first. With many rules, they are more seldom.
 func (h *History) looksLocked() []*look {
 	var all []*look
-	for i := max(0, h.n-looks); i < h.n; i++ {
+	for i := h.n - 1; i >= max(0, h.n-looks) && h.ring[(h.n-1)%looks].at.Sub(h.ring[i%looks].at) < looks*lookEvery; i-- {
 		all = append(all, &h.ring[i%looks])
 	}
+	slices.Reverse(all)
 	return all
 }
 
