@@ -26,6 +26,8 @@ type Concurrency struct {
 	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: the number is unknown.
 	Alone *Local
 	Nodes func() int
+	// OnFailure, if set, gets the error of a message that failed as a whole. It must not block.
+	OnFailure func(error)
 
 	ledger    account.SlotLedger
 	part      func(key string) int // of the ledger; nil: it has one
@@ -310,10 +312,13 @@ func (f *Concurrency) answeredLocked(l *slotLane, all []*slotCall, answers []acc
 			l.failed = append(l.failed, c)
 		}
 	}
-	if dead {
-		l.breaker.Failure(f.clock(), rand.Float64())
-	} else {
+	if !dead {
 		l.breaker.Success()
+		return
+	}
+	l.breaker.Failure(f.clock(), rand.Float64())
+	if f.OnFailure != nil {
+		f.OnFailure(answers[0].Err)
 	}
 }
 
