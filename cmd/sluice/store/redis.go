@@ -142,21 +142,14 @@ func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error
 	}
 	x := metrics.StoreSafety{Known: true, MayEvict: -1, Evicted: h.Evicted, RDB: -1}
 	if h.Policy != "" {
-		x.MayEvict = flag(h.MayEvict())
+		x.MayEvict = metrics.Flag(h.MayEvict())
 	}
 	rdb := "unknown"
 	if h.Saves {
-		x.RDB, rdb = flag(h.RDB), fmt.Sprint(h.RDB)
+		x.RDB, rdb = metrics.Flag(h.RDB), fmt.Sprint(h.RDB)
 	}
-	x.AOF = flag(h.AOF)
+	x.AOF = metrics.Flag(h.AOF)
 	return x, []any{"rdb", rdb, "aof", h.AOF, "maxmemory_policy", h.Policy, "maxmemory", h.MaxMemory}, nil
-}
-
-func flag(yes bool) int {
-	if yes {
-		return 1
-	}
-	return 0
 }
 
 // Seats implements [Store].
