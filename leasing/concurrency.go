@@ -26,7 +26,7 @@ type Concurrency struct {
 	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: the number is unknown.
 	Alone *Local
 	Nodes func() int
-	// OnFailure, if set, gets the error of a message that failed as a whole. It must not block.
+	// OnFailure gets the error of a message that failed as a whole. It must not block.
 	OnFailure func(error)
 
 	ledger    account.SlotLedger
@@ -78,7 +78,7 @@ type slotCall struct {
 
 // NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
 func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clock) *Concurrency {
-	f := &Concurrency{Alone: alone, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
+	f := &Concurrency{Alone: alone, OnFailure: func(error) {}, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
 	lanes := slotLanes
 	if p, ok := ledger.(Partitioned); ok && p.Partitions() > 1 {
 		f.part, lanes = p.Partition, p.Partitions()
@@ -317,9 +317,7 @@ func (f *Concurrency) answeredLocked(l *slotLane, all []*slotCall, answers []acc
 		return
 	}
 	l.breaker.Failure(f.clock(), rand.Float64())
-	if f.OnFailure != nil {
-		f.OnFailure(answers[0].Err)
-	}
+	f.OnFailure(answers[0].Err)
 }
 
 // Undo implements [ratelimit.Limiter]. It does not wait for the ledger.
