@@ -219,10 +219,12 @@ func quantile(q float64, before, now []bucket) float64 {
 // looksLocked are those of the last quarter of an hour, the oldest first. With many rules, they are more seldom.
 func (h *History) looksLocked() []*look {
 	var all []*look
-	for i := h.n - 1; i >= max(0, h.n-looks) && h.ring[(h.n-1)%looks].at.Sub(h.ring[i%looks].at) < looks*lookEvery; i-- {
-		all = append(all, &h.ring[i%looks])
+	last := h.ring[(h.n+looks-1)%looks].at
+	for i := max(0, h.n-looks); i < h.n; i++ {
+		if l := &h.ring[i%looks]; last.Sub(l.at) < looks*lookEvery {
+			all = append(all, l)
+		}
 	}
-	slices.Reverse(all)
 	return all
 }
 
