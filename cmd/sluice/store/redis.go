@@ -121,12 +121,12 @@ func (s *inRedis) Register(ctx context.Context, node, text string) (all []Regist
 	for name, value := range fields.Val() {
 		at, text, _ := strings.Cut(value, " ")
 		seen, err := strconv.ParseInt(at, 10, 64)
-		ago := max(0, time.Duration(now.Unix()-seen)*time.Second)
-		if err != nil || ago > SilentFor {
+		ago := time.Duration(now.Unix()-seen) * time.Second // below 0 if the clock was set back
+		if err != nil || ago.Abs() > SilentFor {
 			silent = append(silent, name)
 			continue
 		}
-		all = append(all, Registration{name, text, ago})
+		all = append(all, Registration{name, text, max(0, ago)})
 	}
 	if len(silent) > 0 {
 		s.client.HDel(ctx, key, silent...)
