@@ -45,6 +45,11 @@ func TestAlerts(t *testing.T) {
 	if len(alerts) < 25 {
 		t.Errorf("%d alerts", len(alerts))
 	}
+	for _, name := range regexp.MustCompile(`Sluice\w+`).FindAllString(read(t, "deploy/prometheus/alertmanager.yml"), -1) {
+		if !strings.Contains(read(t, "deploy/prometheus/alerts.yaml"), "alert: "+name+"\n") {
+			t.Errorf("alertmanager.yml names %s, and there is no such alert", name)
+		}
+	}
 	for _, a := range alerts {
 		page := strings.TrimPrefix(a.Annotations["runbook_url"], "https://github.com/sluice-gate/sluice/blob/main/")
 		page, anchor, _ := strings.Cut(page, "#")

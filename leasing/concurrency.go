@@ -26,6 +26,8 @@ type Concurrency struct {
 	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: the number is unknown.
 	Alone *Local
 	Nodes func() int
+	// OnFailure gets the error of a message that failed as a whole. It must not block.
+	OnFailure func(error)
 
 	ledger    account.SlotLedger
 	part      func(key string) int // of the ledger; nil: it has one
@@ -76,7 +78,7 @@ type slotCall struct {
 
 // NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
 func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clock) *Concurrency {
-	f := &Concurrency{Alone: alone, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
+	f := &Concurrency{Alone: alone, OnFailure: func(error) {}, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
 	lanes := slotLanes
 	if p, ok := ledger.(Partitioned); ok && p.Partitions() > 1 {
 		f.part, lanes = p.Partition, p.Partitions()
@@ -310,11 +312,12 @@ func (f *Concurrency) answeredLocked(l *slotLane, all []*slotCall, answers []acc
 			l.failed = append(l.failed, c)
 		}
 	}
-	if dead {
-		l.breaker.Failure(f.clock(), rand.Float64())
-	} else {
+	if !dead {
 		l.breaker.Success()
+		return
 	}
+	l.breaker.Failure(f.clock(), rand.Float64())
+	f.OnFailure(answers[0].Err)
 }
 
 // Undo implements [ratelimit.Limiter]. It does not wait for the ledger.

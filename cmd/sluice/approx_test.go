@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 const approxRules = `domain: d
@@ -34,7 +35,7 @@ func approxFleet(t *testing.T, nodes int, delay time.Duration) *fleet {
 	f.nodes[0].eventually("there are three drift seats", func() bool {
 		seated := 0
 		for _, n := range f.nodes {
-			seated += flag(n.metric("sluice_drift_seat") >= 0)
+			seated += metrics.Flag(n.metric("sluice_drift_seat") >= 0)
 		}
 		return seated == min(nodes, 3)
 	})
@@ -52,13 +53,6 @@ func (f *fleet) ofRule(key, mode, name string) (total int64) {
 		}
 	}
 	return total
-}
-
-func flag(yes bool) int {
-	if yes {
-		return 1
-	}
-	return 0
 }
 
 // However late Redis is, and however many nodes there are, each rule goes over
@@ -113,7 +107,7 @@ func TestApproxStaysWithinItsBudget(t *testing.T) {
 					return (counted >= over || lost > 0) && counted <= budget
 				})
 				counted := f.drift(key, "over_admitted_tokens_total")
-				if beyond := f.drift(key, "windows_beyond_bound_total"); beyond != int64(flag(counted > budget)) {
+				if beyond := f.drift(key, "windows_beyond_bound_total"); beyond != int64(metrics.Flag(counted > budget)) {
 					t.Errorf("%s: %d over of %d, and %d windows beyond their bound", key, counted, budget, beyond)
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -100,7 +101,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	p.peerAddr = c.Ring.Addr
 	overrides, _ := p.limiter.(ratelimit.Overrider)
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: sizing.ExplainRate, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Name: p.name, Questions: sizing.ExplainRate, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact, ShadowMode: c.ShadowMode,
 	}
 	p.server, err = c.open(svc, rlqs.NewService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)

@@ -192,4 +192,9 @@ func TestSlotsInAnOutage(t *testing.T) {
 		}
 		return again == 9
 	})
+	f.redis.Do("REPLICAOF", "127.0.0.1", "1") // as after a failover that nodes did not see
+	f.nodes[2].eventually("the log says why on_store_failure decides", func() bool {
+		_, _ = f.holds(2, "slots", "x", 1)
+		return strings.Contains(f.nodes[2].log(), "the server is a replica")
+	})
 }

@@ -13,8 +13,7 @@ func (s *flags) redacts() bool {
 	if s.ConsoleRedact != nil {
 		return *s.ConsoleRedact
 	}
-	ip := net.ParseIP(bare(s.DebugHost))
-	return s.DebugHost != "localhost" && (ip == nil || !ip.IsLoopback())
+	return s.DebugHost != "localhost" && !net.ParseIP(bare(s.DebugHost)).IsLoopback()
 }
 
 func (s *flags) debugOptions() server.DebugOptions {

@@ -84,7 +84,7 @@ func (f *fleet) untilWhole() {
 // join starts one more node, in a ring at its own address.
 func (f *fleet) join() *sluice {
 	f.Helper()
-	env := []string{"DRAIN_TIME=0s", "LOG_LEVEL=warn", "ADMIN_TOKEN=hunter2", "HOLD_KEYS=the-key-of-the-tests"}
+	env := []string{"DRAIN_TIME=0s", "LOG_LEVEL=warn", "ADMIN_TOKEN=hunter2\n", "HOLD_KEYS=the-key-of-the-tests"}
 	if f.store != nil {
 		env = append(env, "STORE_URL="+f.store.URL())
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	goflag "flag" // flag is a function here
 	"fmt"
@@ -112,7 +113,7 @@ func start(t *testing.T, cmd *exec.Cmd) *sluice {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.cmd.Stderr = &s.output
+	s.cmd.Stderr = cmp.Or[io.Writer](cmd.Stderr, &s.output)
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

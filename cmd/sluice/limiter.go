@@ -79,7 +79,14 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		holders = append(holders, s.holder)
 	}
 	d.who = newRegistry(stores[0].store, holders...)
-	d.seat = stores[0].keeper.Seat
+	d.seat = func() (seat int, wanted bool) {
+		seat, wanted = stores[0].keeper.Seat()
+		for _, s := range stores[1:] { // rules need the seat of their store
+			n, _ := s.keeper.Seat()
+			seat = min(seat, n)
+		}
+		return seat, wanted
+	}
 	if d.limiter = stores[0].Fleet; len(stores) > 1 {
 		d.limiter = newByUnit(stores[0].Fleet, stores[1].Fleet)
 	}
@@ -109,8 +116,7 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	return d, nil
 }
 
-// stores opens the store of all limits, and that of the limits for a second where there is one. Neither is connected
-// yet. Without a store there are none.
+// stores opens the stores of all limits and of those for a second, without a connection. Without a store there is none.
 func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) (all []*shared, err error) {
 	first := store.Options{Flags: c.Store, Log: log, Pool: &metrics.Pool{}, Refused: &d.refused}
 	second, keys := first, c.MaxKeys

@@ -92,14 +92,11 @@ func TestExplain(t *testing.T) {
 func TestAdmin(t *testing.T) {
 	for name, f := range map[string]*fleet{
 		"fleet": newFleet(t, 2, setup{rules: peopleRules, store: aRedis(t), env: []string{"COORDINATION_ON_STORE_FAILURE=closed", "LOG_LEVEL=info"}}),
-		"alone": newFleet(t, 1, setup{rules: peopleRules, env: []string{"LOG_LEVEL=info"}}),
+		"alone": newFleet(t, 2, setup{rules: peopleRules, env: []string{"LOG_LEVEL=info"}}),
 	} {
-		nodes := f.nodes
+		nodes, all := f.nodes, map[string]int{"fleet": 5, "alone": 10}[name]
 		t.Run(name, func(t *testing.T) {
-			addresses := nodes[0].debug
-			if len(nodes) > 1 {
-				addresses += "," + nodes[1].debug
-			}
+			addresses := nodes[0].debug + "," + nodes[1].debug
 			for _, key := range []string{"five", "bucket", "sliding"} {
 				drain := func() (admitted int) {
 					for i := range 40 {
@@ -109,8 +106,8 @@ func TestAdmin(t *testing.T) {
 					}
 					return admitted
 				}
-				if n := drain(); n != 5 {
-					t.Fatalf("%s: %d of 5 were admitted", key, n)
+				if n := drain(); n != all {
+					t.Fatalf("%s: %d of %d were admitted", key, n, all)
 				}
 				if code, _, errs := runLine("admin", "reset", "--debug", addresses, "--token=wrong", "d", key+"=x"); code != 1 || !strings.Contains(errs, "ADMIN_TOKEN") || strings.Contains(errs, "hunter2") {
 					t.Errorf("with a wrong token: %d %s", code, errs)
@@ -118,13 +115,13 @@ func TestAdmin(t *testing.T) {
 				if n := drain(); n != 0 {
 					t.Errorf("%s: %d more were admitted before the reset", key, n)
 				}
-				if code, out, errs := runLine("admin", "reset", "--debug", addresses, "--token=hunter2", "d", key+"=x"); code != 0 {
+				if code, out, errs := runLine("admin", "reset", "--debug", addresses, "--token=hunter2\n", "d", key+"=x"); code != 0 {
 					t.Fatalf("reset: %d %s %s", code, out, errs)
 				}
 				got := 0
-				nodes[0].eventually("the limit once more", func() bool { got += drain(); return got >= 5 })
-				if got += drain(); got != 5 {
-					t.Errorf("%s: after the reset %d of 5 were admitted", key, got)
+				nodes[0].eventually("the limit once more", func() bool { got += drain(); return got >= all })
+				if got += drain(); got != all {
+					t.Errorf("%s: after the reset %d of %d were admitted", key, got, all)
 				}
 			}
 			corrected := regexp.MustCompile(`a correction by an operator.*from=127\.0\.0\.1:\d+`)

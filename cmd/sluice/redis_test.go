@@ -134,6 +134,7 @@ coordination: {on_store_failure: closed}
 descriptors:
   - {key: often, rate_limit: {unit: second, requests_per_unit: 100000}}
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: drift, coordination: {mode: approx}, rate_limit: {unit: second, requests_per_unit: 1000}}
 `)
 	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s", "MAX_KEYS=64"}, "--config", rules, "--log-level=warn")
 	ask := func(descriptors string) string {
@@ -169,6 +170,9 @@ descriptors:
 	if n := s.metric(`sluice_keys{in="leases"}`); n > 64 {
 		t.Errorf("%d keys are tracked, with MAX_KEYS 64", n)
 	}
+	s.eventually("it has a seat at both", func() bool { return s.metric("sluice_drift_seat") == 0 })
+	brief.Kill()
+	s.eventually("limits for a second have none", func() bool { return s.metric("sluice_drift_seat") == -1 })
 }
 
 func TestBadPerSecond(t *testing.T) {
@@ -186,9 +190,6 @@ func TestBadPerSecond(t *testing.T) {
 		if _, err := store.PerSecond(store.Options{Flags: f}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
-	}
-	if other, err := store.PerSecond(store.Options{}); other != nil || err != nil {
-		t.Errorf("%v %v", other, err)
 	}
 }
 

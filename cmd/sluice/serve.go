@@ -46,6 +46,7 @@ func (c *serveCmd) Run(s cli.Streams) error {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
+	signal.Ignore(syscall.SIGPIPE) // a node outlives the reader of its log
 	go func() {
 		for sig := range signals {
 			if sig == syscall.SIGINT || drain.Err() != nil { // or a second SIGTERM

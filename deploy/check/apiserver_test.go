@@ -24,6 +24,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/kube"
 	"helm.sh/helm/v3/pkg/release"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/rest"
 )
@@ -59,6 +60,14 @@ func TestChartOnAPIServer(t *testing.T) {
 		r, err := upgrade.Run("sluice", c, values)
 		if err != nil || r.Info.Status != release.StatusDeployed {
 			t.Errorf("an upgrade to %q: %v", name, err)
+		}
+		client, err := k.configuration("sluice").KubernetesClientSet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := client.AppsV1().Deployments("sluice").Get(t.Context(), "sluice", meta.GetOptions{})
+		if err != nil || *d.Spec.Replicas != 3 { // also as autoscaling is turned on
+			t.Errorf("after an upgrade to %q: %+v %v", name, d, err)
 		}
 	}
 	rollback := action.NewRollback(k.configuration("sluice"))

@@ -2,7 +2,7 @@ package main
 
 // overview is the first dashboard to open: which nodes run, and which problems there are.
 var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
-	{"Nodes", "Nodes that Prometheus reaches.", "none", false, true, []query{{`sum (up{job=~".*sluice.*",` + in + `})`, "up"}}},
+	{"Nodes", "Nodes that Prometheus reaches.", "none", false, true, []query{{`count (sluice_build_info{` + in + `}) or vector(0)`, "up"}}},
 	{"Rules beyond their bound, in the last hour", "Keys and windows that admitted more than their rule declares. 0 in normal operation. Only admissions by on_store_failure can raise it.", "none", false, true, []query{
 		{`sum (increase(sluice_windows_beyond_bound_total{` + in + `}[1h]))`, "beyond"},
 	}},
@@ -29,8 +29,8 @@ var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
 		{`sum without (in) (sluice_keys{` + in + `}) / sluice_keys_max{` + in + `}`, "{{instance}}"},
 	}},
 	{"CPU and memory", "Per node.", "none", false, false, []query{
-		{`rate(process_cpu_seconds_total{job=~".*sluice.*",` + in + `}[$__rate_interval])`, "processors {{instance}}"},
-		{`process_resident_memory_bytes{job=~".*sluice.*",` + in + `} / 1e9`, "GB {{instance}}"},
+		{`rate(process_cpu_seconds_total{` + in + `}[$__rate_interval]) and on (job, instance) sluice_build_info{` + in + `}`, "processors {{instance}}"},
+		{`process_resident_memory_bytes{` + in + `} / 1e9 and on (job, instance) sluice_build_info{` + in + `}`, "GB {{instance}}"},
 	}},
 	{"Versions", "Nodes per version. A rollout shows several.", "none", false, false, []query{
 		{`count by (version) (sluice_build_info{` + in + `})`, "{{version}}"},

@@ -36,7 +36,9 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 			refuse(w, http.StatusServiceUnavailable, "%v", err)
 			return
 		}
-		answer(w, map[string]string{"done": done})
+		// Without a store, each node counts by itself, unless the key has an owner.
+		alone := c.Metrics.Safety == nil && (c.Metrics.Ring == nil || !rule.Coordination.Mode.Spec().Owned)
+		answer(w, map[string]any{"done": done, "alone": alone})
 	}
 }
 

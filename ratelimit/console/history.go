@@ -216,11 +216,14 @@ func quantile(q float64, before, now []bucket) float64 {
 	return low
 }
 
-// looksLocked are the looks that there are, the oldest first.
+// looksLocked are those of the last quarter of an hour, the oldest first. With many rules, they are more seldom.
 func (h *History) looksLocked() []*look {
 	var all []*look
+	last := h.ring[(h.n+looks-1)%looks].at
 	for i := max(0, h.n-looks); i < h.n; i++ {
-		all = append(all, &h.ring[i%looks])
+		if l := &h.ring[i%looks]; last.Sub(l.at) < looks*lookEvery {
+			all = append(all, l)
+		}
 	}
 	return all
 }

@@ -127,8 +127,15 @@ func TestHistoryForgetsNews(t *testing.T) {
 	}
 	// Until then, it was not among the busiest rules.
 	seldom := metrics.State{Rules: []metrics.RuleState{{Domain: "d", Rule: "seldom", Beyond: 1}}}
-	h.observe(at.Add(time.Hour), seldom, nil)
+	h.observe(at.Add(17*time.Minute), seldom, nil)
 	if _, rules := h.recent(); rules["d\nseldom\n"].beyond != 1 {
 		t.Error("the bound of a rule with few requests is broken, which is no news")
+	}
+	h = NewHistory(metrics.Collector{}, nil)
+	for i := range 40 { // a node with many rules looks seldom
+		h.observe(at.Add(time.Duration(i)*30*time.Second), looked(uint64(i), 0, 0, uint64(min(3+i, 4))), nil)
+	}
+	if _, rules := h.recent(); rules["d\nr\n"].beyond != 0 {
+		t.Error("19 minutes later it is news")
 	}
 }

@@ -273,10 +273,7 @@ func author(r *http.Request) (string, error) {
 	if from := r.Header.Get("From"); from != "" {
 		return from, overrideText("the header From", from)
 	}
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		host = r.RemoteAddr
-	}
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	return "ADMIN_TOKEN at " + host, nil
 }
 

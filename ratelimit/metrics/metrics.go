@@ -157,11 +157,11 @@ func (c Collector) collectConfig(p page) {
 	reloads, s, rules := c.Store.Reloads(), c.Store.Status(), c.Store.Rules()
 	p.count("sluice_config_changes_coalesced_total", "Changes and pushes that shared a later load.")(reloads.Coalesced)
 	p.count("sluice_config_copy_errors_total", "Failed writes of CONFIG_LAST_GOOD_FILE.")(reloads.CopyErrors)
-	p.gauge("sluice_config_from_copy", "1 while the rules come from the last good copy.")(flag(reloads.FromCopy))
+	p.gauge("sluice_config_from_copy", "1 while the rules come from the last good copy.")(Flag(reloads.FromCopy))
 	p.gauge("sluice_rules", "Rules in force.")(len(rules.All()))
 	p.gauge("sluice_domains", "Domains in force.")(rules.Domains())
 	p.gauge("sluice_config_last_reload_successful",
-		"1 if the latest rules are in force, 0 while they are bad or missing.")(flag(s.Good))
+		"1 if the latest rules are in force, 0 while they are bad or missing.")(Flag(s.Good))
 	if s.Fingerprint == "" {
 		return
 	}
@@ -186,7 +186,7 @@ func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
 	for i, name := range ratelimit.FallbackReasons {
 		fallbacks(s.Fallbacks[i], name)
 	}
-	p.gauge("sluice_store_breaker_open", "1 while the breaker skips the store.")(flag(s.BreakerOpen))
+	p.gauge("sluice_store_breaker_open", "1 while the breaker skips the store.")(Flag(s.BreakerOpen))
 	p.precise("sluice_store_sync_age_seconds", "Age of the last reply.")(s.SyncAge.Seconds())
 	claimsFor := p.count("sluice_claims_total",
 		"Claims by cause: waiting requests, renewal, next_window, return, final report of a window.", "for")
@@ -237,7 +237,7 @@ func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
 	if c.Seat != nil {
 		n, wanted := c.Seat()
 		p.gauge("sluice_drift_seat", "The drift seat of this node; -1: none, its rules use leases only.")(n)
-		p.gauge("sluice_drift_seat_wanted", "1 if a rule is of mode approx or has a lease.reserve.")(flag(wanted))
+		p.gauge("sluice_drift_seat_wanted", "1 if a rule is of mode approx or has a lease.reserve.")(Flag(wanted))
 	}
 	rejected := p.count("sluice_rejected_total",
 		"Invalid messages. From the store: reply (above 4 MiB), answer. From a peer: plaintext and tls (no TLS 1.3), "+
@@ -335,7 +335,8 @@ func (c Collector) collectQuotas(p page) {
 	refused(s.Unserved.Load(), "rule")
 }
 
-func flag(yes bool) int {
+// Flag is the value of a gauge that is 1 or 0.
+func Flag(yes bool) int {
 	if yes {
 		return 1
 	}

@@ -63,16 +63,12 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	hosts := append(slices.Clone(o.Hosts), own)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(o.Unnamed, r.URL.Path) && !hostAllowed(r.Host, hosts) {
-			refuseDebug(w, http.StatusMisdirectedRequest, "the debug port does not accept the host name "+
-				strconv.Quote(ratelimit.OneLine(r.Host))+": use its address, or name it in DEBUG_ALLOWED_HOSTS")
+			http.Error(w, "the debug port does not accept the host name "+strconv.Quote(ratelimit.OneLine(r.Host))+
+				": use its address, or name it in DEBUG_ALLOWED_HOSTS", http.StatusMisdirectedRequest)
 			return
 		}
 		mux.ServeHTTP(w, r)
 	})
-}
-
-func refuseDebug(w http.ResponseWriter, code int, why string) {
-	http.Error(w, why, code) // text/plain, nosniff
 }
 
 // privateNames end names that only a local resolver has.
@@ -106,16 +102,16 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 	return func(take http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			if !onThisMachine(r.RemoteAddr) {
-				refuseDebug(w, http.StatusForbidden, "profiles are not available from "+r.RemoteAddr+
-					": use this machine, or kubectl port-forward")
+				http.Error(w, "profiles are not available from "+r.RemoteAddr+
+					": use this machine, or kubectl port-forward", http.StatusForbidden)
 				return
 			}
 			if text := r.FormValue("seconds"); text != "" {
 				seconds, err := strconv.ParseFloat(text, 64)
 				// A NaN is in no range, which a comparison the other way round would let pass.
 				if err != nil || !(seconds >= 0 && seconds <= longestProfile.Seconds()) {
-					refuseDebug(w, http.StatusBadRequest, "seconds is "+strconv.Quote(ratelimit.OneLine(text))+", "+
-						"must be between 0 and "+strconv.Itoa(int(longestProfile.Seconds())))
+					http.Error(w, "seconds is "+strconv.Quote(ratelimit.OneLine(text))+", must be between 0 and "+
+						strconv.Itoa(int(longestProfile.Seconds())), http.StatusBadRequest)
 					return
 				}
 			}
@@ -125,7 +121,7 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 				defer func() { <-one }()
 			default:
 				w.Header().Set("Retry-After", "10")
-				refuseDebug(w, http.StatusTooManyRequests, "a profile is in progress: try again")
+				http.Error(w, "a profile is in progress: try again", http.StatusTooManyRequests)
 				return
 			}
 			take(w, r)
@@ -135,7 +131,6 @@ func profiler() func(http.HandlerFunc) http.HandlerFunc {
 
 // onThisMachine tells whether an address is on this machine.
 func onThisMachine(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	ip := net.ParseIP(host)
-	return err == nil && ip != nil && ip.IsLoopback()
+	host, _, _ := net.SplitHostPort(address) // "" is no address
+	return net.ParseIP(host).IsLoopback()
 }

@@ -21,7 +21,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit/transport"
-	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
 // bounded is a server with its default bounds, except those that a test changes.
@@ -64,31 +63,6 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 var good = &rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{}}}
-
-// A connection that says nothing after the preface but what it must is closed; one
-// that calls goes on.
-func TestSilentConnectionsAreClosed(t *testing.T) {
-	v := bounded(t, func(o *Options) { o.Caps.Idle = 300 * time.Millisecond })
-	_, rpc, _ := v.Addresses()
-	callers, done, err := hostile.Silent(rpc.String(), 20)
-	defer done()
-	if err != nil {
-		t.Fatal(err)
-	}
-	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
-	for _, c := range callers {
-		for open := true; open; {
-			select {
-			case <-c.Ended():
-				open = false
-			case <-time.After(50 * time.Millisecond):
-				if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-	}
-}
 
 // What the bounds refuse is an error of the call, and the connection goes on.
 func TestCallsBeyondTheBounds(t *testing.T) {

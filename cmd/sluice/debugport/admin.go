@@ -46,7 +46,7 @@ func (*adminReset) Help() string {
   ADMIN_TOKEN=... sluice admin reset --debug node1:6070,node2:6070 edge api_key=abc`
 }
 
-// Run resets by one node that can, and has all others drop their leases.
+// Run resets by one node that can, and has all others drop their leases. Nodes that count alone reset each.
 func (c *adminReset) Run(s cli.Streams) error {
 	nodes, err := c.nodes()
 	if err != nil {
@@ -54,11 +54,11 @@ func (c *adminReset) Run(s cli.Streams) error {
 	}
 	var errs []error
 	for i, address := range nodes {
-		if err := c.call(s, address, "/admin/reset?"); err != nil {
-			errs = append(errs, err) // perhaps another node owns it
-			continue
+		answer, err := c.call(s, address, "/admin/reset?")
+		if err == nil && !answer.Alone {
+			return c.drop(s, slices.Delete(nodes, i, i+1))
 		}
-		return c.drop(s, slices.Delete(nodes, i, i+1))
+		errs = append(errs, err) // perhaps another node owns it
 	}
 	return errors.Join(errs...)
 }
@@ -67,7 +67,8 @@ func (c *adminReset) Run(s cli.Streams) error {
 func (c *adminFlags) drop(s cli.Streams, nodes []string) error {
 	var errs []error
 	for _, address := range nodes {
-		errs = append(errs, c.call(s, address, "/admin/drop?"))
+		_, err := c.call(s, address, "/admin/drop?")
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -90,11 +91,9 @@ func (c *adminDrop) Run(s cli.Streams) error {
 	return c.drop(s, nodes)
 }
 
-func (c *adminFlags) call(s cli.Streams, address, path string) error {
-	var answer done
-	if err := (port{address, c.Token}).call(context.Background(), http.MethodPost, path+c.query(), nil, &answer); err != nil {
-		return err
+func (c *adminFlags) call(s cli.Streams, address, path string) (answer done, err error) {
+	if err = (port{address, c.Token}).call(context.Background(), http.MethodPost, path+c.query(), nil, &answer); err == nil {
+		_, err = fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)
 	}
-	_, err := fmt.Fprintf(s.Out, "%s: %s\n", address, answer.Done)
-	return err
+	return answer, err
 }

@@ -1,6 +1,7 @@
 package debugport
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -51,11 +52,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	row("next request", "%s", e.Next)
 	for _, step := range e.Steps {
-		matched := step.Matched
-		if matched == "" {
-			matched = "nothing"
-		}
-		row("matched", "%s by %s: %s", step.Entry, matched, step.Why)
+		row("matched", "%s by %s: %s", step.Entry, cmp.Or(step.Matched, "nothing"), step.Why)
 	}
 	if e.Rule != "" {
 		row("rule", "%s.%s", e.Domain, e.Rule)
@@ -123,10 +120,7 @@ func explainAccount(row rower, a *ratelimit.AccountLook) {
 		row("", "%d tokens of it carried from the previous window (debt: carry)", a.Carried)
 	}
 	for _, h := range a.Holders {
-		where := fmt.Sprint(h.Holder)
-		if h.Node != "" {
-			where = h.Node
-		}
+		where := cmp.Or(h.Node, fmt.Sprint(h.Holder))
 		if h.Here {
 			where += " (this node)"
 		}

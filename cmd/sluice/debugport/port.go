@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -51,8 +52,8 @@ func (p port) call(ctx context.Context, method, path string, body, into any, hea
 	if err != nil {
 		return fmt.Errorf("--debug %s: %w", p.address, err)
 	}
-	if p.token != "" {
-		r.Header.Set("Authorization", "Bearer "+p.token)
+	if token := strings.TrimSpace(p.token); token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
 	}
 	for i := 0; i < len(headers); i += 2 {
 		if headers[i+1] != "" {
@@ -80,8 +81,11 @@ func (p port) call(ctx context.Context, method, path string, body, into any, hea
 	return nil
 }
 
-// done is the answer to a change.
-type done struct{ Done string }
+// done is the answer to a change. Alone says that each node counts the key by itself.
+type done struct {
+	Done  string
+	Alone bool
+}
 
 // descriptorArgs name one descriptor on a command line.
 type descriptorArgs struct {

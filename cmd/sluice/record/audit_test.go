@@ -2,9 +2,11 @@ package record
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -80,6 +82,30 @@ func TestAuditFileIsBounded(t *testing.T) {
 	}
 	if now, _ = os.ReadFile(name); string(now) != "fifth\n" {
 		t.Errorf("after the file was moved, its place has %q", now)
+	}
+}
+
+// The record goes on where it cannot be moved aside: in a pipe to a collector, and over a mount.
+func TestAuditFileThatStays(t *testing.T) {
+	pipe, mount := filepath.Join(t.TempDir(), "pipe"), filepath.Join(t.TempDir(), "mount")
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.MkdirAll(mount+".1/full", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{pipe, mount} {
+		f, err := openCapped(name, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reader, _ := os.OpenFile(name, os.O_RDWR, 0)
+		for _, line := range []string{"first 6\n", "second\n", "third\n"} {
+			if n, err := f.Write([]byte(line)); n != len(line) || err != nil && name == pipe {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		got := make([]byte, 100)
+		if n, _ := reader.Read(got); string(got[:n]) != "first 6\nsecond\nthird\n" {
+			t.Errorf("%s has %q", name, got[:n])
+		}
 	}
 }
 

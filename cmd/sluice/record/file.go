@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -23,7 +24,7 @@ func To(name string, log *slog.Logger) (func(*account.Claim, *account.Grant), er
 	if err != nil {
 		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", name, err)
 	}
-	failed := pace.Seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
+	failed := pace.Seldom(time.Minute, func(err error) { log.Error("AUDIT_FILE lacks events, or exceeds 64 MB", "error", err) })
 	return func(claim *account.Claim, g *account.Grant) {
 		line, err := json.Marshal(account.NewEvent(claim, g))
 		if err == nil {
@@ -59,6 +60,9 @@ func openCapped(name string, most int64) (*capped, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !info.Mode().IsRegular() { // a pipe stays where it is
+		most = math.MaxInt64
+	}
 	last := []byte("\n")
 	_, _ = f.ReadAt(last, info.Size()-1)
 	return &capped{name: name, most: most, file: f, size: info.Size(), cut: last[0] != '\n'}, nil
@@ -68,21 +72,22 @@ func openCapped(name string, most int64) (*capped, error) {
 func (c *capped) Write(line []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var moved error
 	if c.size > 0 && c.size+int64(len(line)) > c.most {
-		if err := os.Rename(c.name, c.name+".1"); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return 0, err
+		if _, err := os.Lstat(c.name); err == nil {
+			moved = os.Rename(c.name, c.name+".1") // a mount, for example, cannot be moved, and grows
 		}
 		f, err := os.OpenFile(c.name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
 			return 0, err
 		}
 		_ = c.file.Close()
-		c.file, c.size, c.cut = f, 0, false
+		c.file, c.size, c.cut = f, 0, moved != nil && c.cut
 	}
 	if c.cut {
 		line = append([]byte("\n"), line...)
 	}
 	n, err := c.file.Write(line)
 	c.size, c.cut = c.size+int64(n), n < len(line) && n > 0 || n == 0 && c.cut
-	return n, err
+	return n, errors.Join(err, moved)
 }

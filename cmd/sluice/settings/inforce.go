@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/url"
@@ -103,11 +104,7 @@ func Write(out io.Writer, all []Setting) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SECTION\tSETTING\tVALUE\tFROM")
 	for _, x := range all {
-		value := x.Value
-		if value == "" {
-			value = "-"
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", x.Section, x.Name, value, x.From)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", x.Section, x.Name, cmp.Or(x.Value, "-"), x.From)
 	}
 	return w.Flush()
 }

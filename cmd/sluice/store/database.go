@@ -106,7 +106,7 @@ func (s *inDatabase) Events(ctx context.Context, see func(*account.Event)) ([]st
 // Safety implements [Store]. A database drops nothing that it was not told to.
 func (s *inDatabase) Safety(ctx context.Context) (metrics.StoreSafety, []any, error) {
 	durable, err := s.Durable(ctx)
-	return metrics.StoreSafety{Known: err == nil, RDB: -1, AOF: flag(durable)}, []any{"durable", durable}, err
+	return metrics.StoreSafety{Known: err == nil, RDB: -1, AOF: metrics.Flag(durable)}, []any{"durable", durable}, err
 }
 
 // Seats implements [Store].

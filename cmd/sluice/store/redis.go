@@ -121,12 +121,12 @@ func (s *inRedis) Register(ctx context.Context, node, text string) (all []Regist
 	for name, value := range fields.Val() {
 		at, text, _ := strings.Cut(value, " ")
 		seen, err := strconv.ParseInt(at, 10, 64)
-		ago := max(0, time.Duration(now.Unix()-seen)*time.Second)
-		if err != nil || ago > SilentFor {
+		ago := time.Duration(now.Unix()-seen) * time.Second // below 0 if the clock was set back
+		if err != nil || ago.Abs() > SilentFor {
 			silent = append(silent, name)
 			continue
 		}
-		all = append(all, Registration{name, text, ago})
+		all = append(all, Registration{name, text, max(0, ago)})
 	}
 	if len(silent) > 0 {
 		s.client.HDel(ctx, key, silent...)
@@ -142,21 +142,14 @@ func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error
 	}
 	x := metrics.StoreSafety{Known: true, MayEvict: -1, Evicted: h.Evicted, RDB: -1}
 	if h.Policy != "" {
-		x.MayEvict = flag(h.MayEvict())
+		x.MayEvict = metrics.Flag(h.MayEvict())
 	}
 	rdb := "unknown"
 	if h.Saves {
-		x.RDB, rdb = flag(h.RDB), fmt.Sprint(h.RDB)
+		x.RDB, rdb = metrics.Flag(h.RDB), fmt.Sprint(h.RDB)
 	}
-	x.AOF = flag(h.AOF)
+	x.AOF = metrics.Flag(h.AOF)
 	return x, []any{"rdb", rdb, "aof", h.AOF, "maxmemory_policy", h.Policy, "maxmemory", h.MaxMemory}, nil
-}
-
-func flag(yes bool) int {
-	if yes {
-		return 1
-	}
-	return 0
 }
 
 // Seats implements [Store].
