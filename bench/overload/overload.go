@@ -89,29 +89,22 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	file, remove, err := process.Rules(rules)
-	if err != nil {
-		return nil, err
-	}
-	defer remove()
 	share, rejoin, err := process.Divide()
 	if err != nil {
 		return nil, err
 	}
 	defer rejoin()
 	r := &Report{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart}
-	m := &meter{Options: &o, report: r}
+	var fleet *process.Fleet
 	err = share.Start(func() error {
-		fleet, err := process.StartFleet(o.Binary, file, 1, "--max-wait", o.MaxWait.String())
-		if err == nil {
-			m.server = fleet.Nodes[0]
-		}
+		fleet, err = process.StartFleet(o.Binary, rules, 1, "--max-wait", o.MaxWait.String())
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	defer m.server.Stop()
+	defer fleet.Stop()
+	m := &meter{Options: &o, report: r, server: fleet.Nodes[0]}
 	if m.client, err = dial(m.server.Address, o.Connections, o.Outstanding, o.Patience, o.Traced); err != nil {
 		return nil, err
 	}

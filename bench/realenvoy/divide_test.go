@@ -279,7 +279,7 @@ func (d *division) minute(what string, n int64, over, under float64) {
 // removed takes the rules away: then all passes, as over RLS.
 func (d *division) removed() {
 	d.until(500)
-	d.need(os.WriteFile(d.file, []byte("domain: edge\ndescriptors: []\n"), 0o600))
+	d.need(os.WriteFile(d.fleet.Rules, []byte("domain: edge\ndescriptors: []\n"), 0o600))
 	began := time.Now()
 	client := NewClient(d.envoys[0].URL)
 	defer client.Close()

@@ -65,8 +65,7 @@ func needsEnvoy(t *testing.T) {
 type world struct {
 	*testing.T
 	config  Config
-	rules   string
-	file    string // of the rules
+	rules   string // "": they are pushed
 	nodes   int
 	flags   []string // of Sluice
 	alone   bool     // without a Redis
@@ -125,15 +124,11 @@ func (w *world) prepare() {
 	needsEnvoy(w.T)
 	sluice, err := binary()
 	w.need(err)
-	if w.file == "" && w.rules != "" { // else they are pushed
-		w.file = filepath.Join(w.TempDir(), "rules.yaml")
-		w.need(os.WriteFile(w.file, []byte(w.rules), 0o600))
-	}
 	if w.nodes > 1 && !w.alone {
 		w.redis = redistest.Start(w)
 		w.flags = append(w.flags, "--redis-url", w.redis.Addr)
 	}
-	w.fleet, err = process.StartFleet(sluice, w.file, max(1, w.nodes), w.flags...)
+	w.fleet, err = process.StartFleet(sluice, w.rules, max(1, w.nodes), w.flags...)
 	w.need(err)
 	w.Cleanup(w.fleet.Stop)
 	w.backend, err = StartBackend(w.handler)

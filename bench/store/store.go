@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 
@@ -191,14 +190,18 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	if err != nil {
 		return Measured{}, err
 	}
-	defer f.Close()
+	defer f.Stop()
 	t := newTally(row.Limit, row.window())
 	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
 		return Measured{}, err
 	}
 	var warmUse process.RedisUse
 	var warmAsked int64
-	before, cpu, start := f.Redis.Used(), f.nodes.CPU(), time.Now()
+	cpu, err := f.CPU()
+	if err != nil {
+		return Measured{}, err
+	}
+	before, start := f.Redis.Used(), time.Now()
 	if row.strike == nil { // else Redis may be away then
 		timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.Redis.Used(), t.decisions() })
 		defer timer.Stop()
@@ -207,6 +210,10 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		return Measured{}, err
 	}
 	after, took := f.Redis.Used(), time.Since(start)
+	cpuAfter, err := f.CPU()
+	if err != nil {
+		return Measured{}, err
+	}
 	used, asked := after.Since(before), max(1, t.decisions())
 	got := Measured{
 		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
@@ -214,9 +221,9 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Claims:  1000 * float64(used.Scripts) / float64(asked),
 		Draws:   1000 * float64(used.Commands["hincrby"].Calls) / 2 / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
-		NodeCPU: micros(f.nodes.CPU()-cpu, asked),
+		NodeCPU: micros(cpuAfter-cpu, asked),
 		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early,
-		Commands: used.Commands, Reasons: f.sum(claims),
+		Commands: used.Commands, Reasons: sum(f, claims),
 	}
 	if row.strike == nil {
 		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked-warmAsked)
@@ -225,12 +232,12 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	if m.fields != nil {
 		got.declared(row, m)
 	}
-	got.check(row, m, t, f.sum(counted))
+	got.check(row, m, t, sum(f, counted))
 	return got, nil
 }
 
 // open starts a fleet that answers in a mode.
-func (o *Options) open(row *Row, m *mode, nodes int) (*Fleet, error) {
+func (o *Options) open(row *Row, m *mode, nodes int) (*process.Fleet, error) {
 	if m.fields == nil {
 		return OpenBaseline(o.Lab, row.Limit, row.window(), nodes)
 	}
@@ -238,10 +245,10 @@ func (o *Options) open(row *Row, m *mode, nodes int) (*Fleet, error) {
 }
 
 // load makes the row's requests, while things go wrong.
-func (o *Options) load(ctx context.Context, row *Row, f *Fleet, t *tally, start time.Time) error {
+func (o *Options) load(ctx context.Context, row *Row, f *process.Fleet, t *tally, start time.Time) error {
 	struck := make(chan error, 1)
 	go func() { struck <- row.fails(ctx, f, o.Length) }()
-	ask := func(r load.Request, intended time.Time) { f.askAt(ctx, f.Pool.Next(), t, r.Key, intended) }
+	ask := func(r load.Request, intended time.Time) { askAt(ctx, f.Pool.Next(), t, r.Key, intended) }
 	if l := row.load(o.Rate, o.Length); row.Callers > 0 {
 		caller.Closed(ctx, row.Callers, l, o.Seed, start, ask)
 	} else {
@@ -318,7 +325,7 @@ func idleRedis(ctx context.Context) (float64, error) {
 }
 
 // askAt makes one call to a node, and counts the answer.
-func (f *Fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
+func askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
 	defer cancel()
 	sent := time.Now()
@@ -326,9 +333,7 @@ func (f *Fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key 
 		t.answered(key, intended, sent, sent, false, errNoNode)
 		return
 	}
-	answer, err := rls.NewRateLimitServiceClient(node).ShouldRateLimit(ctx, &rls.RateLimitRequest{
-		Domain: domain, Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{{Key: entry, Value: fmt.Sprintf("client-%d", key)}}}},
-	})
+	answer, err := rls.NewRateLimitServiceClient(node).ShouldRateLimit(ctx, caller.Request(domain, entry, fmt.Sprintf("client-%d", key)))
 	t.answered(key, intended, sent, time.Now(), answer.GetOverallCode() == rls.RateLimitResponse_OK, err)
 }
 

@@ -95,7 +95,7 @@ type player struct {
 	of     *Case
 	length time.Duration
 	seed   uint64
-	fleet  *store.Fleet
+	fleet  *process.Fleet
 	envoy  envoy.LLM
 	tally  *tally
 	used   process.RedisUse
@@ -111,7 +111,7 @@ func (o *Options) measure(ctx context.Context, c *Case) ([]Measured, error) {
 		starts.Go(func() error { return p.open(ctx, o) })
 		defer func() {
 			if p.fleet != nil {
-				p.fleet.Close()
+				p.fleet.Stop()
 			}
 		}()
 	}
