@@ -54,29 +54,13 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) { return R
 func (o *Options) validate() error {
 	b := report.Bounds(load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate())
 	b.Check(o)
-	var ids, names []string
-	for _, r := range o.of.rows {
-		ids = append(ids, r.ID)
-	}
-	for _, m := range o.of.modes {
-		names = append(names, m.name)
-	}
-	for _, id := range o.Rows {
-		b.OneOf(o.of.flag, id, ids)
-	}
-	for _, name := range o.Modes {
-		b.OneOf("--modes", name, names)
-	}
+	o.rows(&b)
+	report.Choose(&b, "--modes", o.Modes, o.of.modes, func(m *mode) string { return m.name })
 	return b.Err()
 }
 
-func (o *Options) rows() (chosen []Row) {
-	for _, r := range o.of.rows {
-		if len(o.Rows) == 0 || slices.Contains(o.Rows, r.ID) {
-			chosen = append(chosen, r)
-		}
-	}
-	return chosen
+func (o *Options) rows(b *report.Bounds) []Row {
+	return report.Choose(b, o.of.flag, o.Rows, o.of.rows, func(r *Row) string { return r.ID })
 }
 
 // modes are those in which a row is measured: not with a reserve that is no token for each node.
@@ -102,7 +86,7 @@ func (o *Options) fleets(r *Row) []int {
 
 // Count is how many measurements Run makes.
 func (o *Options) Count() (n int) {
-	for _, r := range o.rows() {
+	for _, r := range o.rows(&report.Bounds{}) {
 		n += len(o.fleets(&r)) * len(o.modes(&r))
 	}
 	return n
@@ -156,7 +140,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	r := &Report{Rate: o.Rate, Length: o.Length, of: o.of}
-	for _, row := range o.rows() {
+	for _, row := range o.rows(&report.Bounds{}) {
 		for _, nodes := range o.fleets(&row) {
 			first := len(r.Measured)
 			for _, m := range o.modes(&row) {
