@@ -7,11 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is the processor time the process has used since it started, by the
-// kernel's clock of that process (clock_getcpuclockid).
-func (p *Process) CPU() (time.Duration, error) { return CPUOf(p.cmd.Process.Pid) }
-
-// CPUOf is the same of any process of this user.
+// CPUOf is the processor time that a process of this user has used since it started, by the kernel's clock of that
+// process (clock_getcpuclockid).
 func CPUOf(pid int) (time.Duration, error) {
 	const schedClock = 2
 	var ts unix.Timespec

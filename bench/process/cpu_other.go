@@ -8,11 +8,7 @@ import (
 	"time"
 )
 
-// CPU would be the processor time the process has used. Only Linux says it of a
-// process that runs.
-func (p *Process) CPU() (time.Duration, error) { return CPUOf(p.cmd.Process.Pid) }
-
-// CPUOf would be the same of any process.
+// CPUOf would be the processor time that a process has used. Only Linux says it of one that runs.
 func CPUOf(pid int) (time.Duration, error) {
 	return 0, fmt.Errorf("the processor time of process %d is not known: %s does not say it, measure on Linux",
 		pid, runtime.GOOS)

@@ -99,6 +99,9 @@ func (p *Process) Scrape() (string, error) {
 	return string(text), nil
 }
 
+// CPU is the processor time that it has used since it started.
+func (p *Process) CPU() (time.Duration, error) { return CPUOf(p.cmd.Process.Pid) }
+
 // PeakMemory is the most resident memory that the process has had, in bytes.
 func (p *Process) PeakMemory() (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
