@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"slices"
 	"time"
 )
@@ -24,7 +23,6 @@ func (h *historian) ring() {
 			At: time.Duration(h.Int64N(int64(h.o.Load.Length))), Kind: pick(h, Join, Join, Leave, Leave, Restart), Node: h.IntN(h.o.Nodes + 2),
 		})
 	}
-	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }
 
 // ringFaults are the faults that matter without a store.

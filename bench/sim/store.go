@@ -158,11 +158,7 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		}
 	}
 	claims, sent := b.Claims(), s.now
-	fail := func(err error) func() {
-		return end(func() {
-			b.Fail(err)
-		})
-	}
+	fail := func(err error) func() { return end(func() { b.Fail(err) }) }
 	there, back := s.travel(s.Net.Trip), s.travel(s.Net.Trip)+s.slow+n.late
 	s.bound.late(n, there+back)
 	if p.down > 0 && s.Refuses && n.cut == 0 {
