@@ -119,8 +119,7 @@ const tick = 500 * time.Microsecond
 // closed keeps callers calls under way, for a time.
 func (c *client) closed(ctx context.Context, callers int, length time.Duration) (*tally, error) {
 	end := time.Now().Add(length)
-	total, err := c.each(func(_ int, one *conn) error { return c.closedOne(ctx, one, max(1, callers/len(c.conns)), end) })
-	return total, err
+	return c.each(func(_ int, one *conn) error { return c.closedOne(ctx, one, max(1, callers/len(c.conns)), end) })
 }
 
 func (c *client) closedOne(ctx context.Context, one *conn, callers int, end time.Time) error {
