@@ -127,7 +127,7 @@ func TestLLMIsEnvoy(t *testing.T) {
 		handler: model(&open, 1<<16),
 	}
 	w.prepare()
-	p := newTap(t, w.fleet.Nodes[0].Address)
+	p := newTap(t, w.fleet)
 	w.config.Clusters["sluice"] = []string{p.address}
 	w.start()
 	conn, err := grpc.NewClient("passthrough:///"+p.address, grpc.WithTransportCredentials(insecure.NewCredentials()))

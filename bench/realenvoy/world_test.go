@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +15,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/leasing/redistest"
@@ -157,6 +162,22 @@ func (w *world) start() {
 	w.need(w.envoy.UntilStat("cluster."+w.cluster+".membership_healthy", int64(well)))
 	w.client = NewClient(w.envoy.URL)
 	w.Cleanup(w.client.Close)
+}
+
+// serve runs a server of gRPC, which Envoys find well, until the test ends, and returns its address.
+func serve(t *testing.T, register func(*grpc.Server)) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, healthy := grpc.NewServer(), health.NewServer()
+	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)
+	healthpb.RegisterHealthServer(server, healthy)
+	register(server)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	return l.Addr().String()
 }
 
 // get is the answer to one request.
