@@ -2,7 +2,7 @@
 package process
 
 import (
-	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -21,50 +21,76 @@ type Process struct {
 	ended   chan struct{}
 }
 
-// Start runs a binary and waits for its gRPC port to open.
+// Launch starts a command, and returns at once.
+func Launch(cmd *exec.Cmd) (*Process, error) {
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", cmd.Path, err)
+	}
+	p := &Process{cmd: cmd, ended: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// Start runs a server and waits for its port to open.
 func Start(binary, address string, args ...string) (*Process, error) {
 	cmd := exec.Command(binary, args...)
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
+	p, err := Launch(cmd)
 	if err != nil {
-		return nil, fmt.Errorf("starting %s: %w", binary, err)
+		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting %s: %w", binary, err)
+	p.Address = address
+	err = p.UntilReady(func() bool {
+		conn, err := net.DialTimeout("tcp", address, time.Second)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s %v did not open %s: %w", binary, args, address, err)
 	}
-	p := &Process{cmd: cmd, Address: address, ended: make(chan struct{})}
-	ready := make(chan struct{})
-	go func() { // a server prints a line when its ports are open
-		_, _ = bufio.NewReader(out).ReadString('\n')
-		close(ready)
-		_, _ = io.Copy(io.Discard, out)
-		_ = cmd.Wait() // only now: it closes the pipe
-		close(p.ended)
-	}()
-	select {
-	case <-ready:
-	case <-time.After(20 * time.Second):
-	}
-	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
-	for end := time.Now().Add(5 * time.Second); err != nil && time.Now().Before(end); { // some say a line before that
-		time.Sleep(10 * time.Millisecond)
-		conn, err = net.DialTimeout("tcp", address, 5*time.Second)
+	return p, nil
+}
+
+// UntilReady waits until it is ready, for half a minute at most. Of one that is not, nothing is left.
+func (p *Process) UntilReady(ready func() bool) error {
+	err := Until("it is ready", func() bool { return p.hasEnded() || ready() })
+	if err == nil && p.hasEnded() {
+		err = errors.New("it has ended")
 	}
 	if err != nil {
 		p.Stop()
-		return nil, fmt.Errorf("%s %v did not open %s: %w", binary, args, address, err)
 	}
-	conn.Close()
-	return p, nil
+	return err
+}
+
+func (p *Process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // Stop interrupts it, and kills it if that takes long.
 func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(os.Interrupt)
 	if p.Wait(10*time.Second) != nil {
-		_ = p.cmd.Process.Kill()
-		_ = p.Wait(10 * time.Second)
+		_ = p.Kill()
 	}
+}
+
+// Kill ends it without a word.
+func (p *Process) Kill() error {
+	if err := p.Signal(os.Kill); err != nil {
+		return err
+	}
+	return p.Wait(patience)
 }
 
 // Signal sends a signal to it.

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
@@ -54,11 +53,10 @@ func Version(binary string) (string, error) {
 
 // Envoy is a running Envoy. It is safe for concurrent use.
 type Envoy struct {
+	*process.Process
 	URL      string // of its first listener
 	admin    string
 	accesses string
-	cmd      *exec.Cmd
-	ended    chan struct{}
 	mu       sync.Mutex
 	log      bytes.Buffer // guarded by mu
 }
@@ -74,21 +72,14 @@ func Start(binary, dir string, c *Config) (*Envoy, error) {
 	if err := os.WriteFile(file, p.text, 0o600); err != nil {
 		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
 	}
-	e := &Envoy{
-		URL: "http://" + p.listen, admin: p.admin, accesses: p.log, ended: make(chan struct{}),
-		cmd: exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
-			"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10"),
+	e := &Envoy{URL: "http://" + p.listen, admin: p.admin, accesses: p.log}
+	cmd := exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
+		"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10")
+	cmd.Stderr = e
+	if e.Process, err = process.Launch(cmd); err != nil {
+		return nil, err
 	}
-	e.cmd.Stderr = e
-	if err := e.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting Envoy: %w", err)
-	}
-	go func() {
-		_ = e.cmd.Wait()
-		close(e.ended)
-	}()
-	if err := Until("Envoy is ready", func() bool { return e.hasEnded() || e.ready() }); err != nil || e.hasEnded() {
-		e.Stop()
+	if err := e.UntilReady(e.ready); err != nil {
 		return nil, fmt.Errorf("Envoy did not become ready (%w), and logged:\n%s", err, e.Log())
 	}
 	return e, nil
@@ -106,15 +97,6 @@ func (e *Envoy) Log() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.log.String()
-}
-
-func (e *Envoy) hasEnded() bool {
-	select {
-	case <-e.ended:
-		return true
-	default:
-		return false
-	}
 }
 
 func (e *Envoy) ready() bool {
@@ -187,20 +169,6 @@ func (e *Envoy) Accesses() ([]Access, error) {
 		all = append(all, a)
 	}
 	return all, nil
-}
-
-// CPU is the processor time that it has used since it started.
-func (e *Envoy) CPU() (time.Duration, error) { return process.CPUOf(e.cmd.Process.Pid) }
-
-// Stop ends it, and kills it if that takes long.
-func (e *Envoy) Stop() {
-	_ = e.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-e.ended:
-	case <-time.After(10 * time.Second):
-		_ = e.cmd.Process.Kill()
-		<-e.ended
-	}
 }
 
 // Until asks until the answer is yes, for half a minute at most.
