@@ -181,7 +181,7 @@ func (f *keysFlood) look(ctx context.Context, sent int) error {
 	if err != nil {
 		return err
 	}
-	text, err := f.process.Scrape()
+	text, err := f.process.Ask("/metrics")
 	if err != nil {
 		return err
 	}

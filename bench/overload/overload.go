@@ -3,8 +3,6 @@ package overload
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
@@ -203,20 +201,9 @@ const chargedMetric = `sluice_admitted_tokens_total{domain="bench",`
 
 // charged is how many tokens have been charged and not been given back.
 func (m *meter) charged() (int64, error) {
-	text, err := m.server.Scrape()
-	if err != nil {
-		return 0, err
+	n, found, err := m.server.Metric(chargedMetric)
+	if err == nil && !found {
+		err = fmt.Errorf("metrics of %s: no line begins with %s", m.server.Debug, chargedMetric)
 	}
-	for line := range strings.Lines(text) {
-		if !strings.HasPrefix(line, chargedMetric) {
-			continue
-		}
-		fields := strings.Fields(line)
-		n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-		if err != nil {
-			return 0, fmt.Errorf("metrics: %w", err)
-		}
-		return int64(n), nil
-	}
-	return 0, fmt.Errorf("metrics of %s: no line begins with %s", m.server.Debug, chargedMetric)
+	return int64(n), err
 }

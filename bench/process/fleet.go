@@ -116,11 +116,10 @@ func (f *Fleet) Join(p *Process) error {
 // UntilWhole waits until each node that runs sees all others.
 func (f *Fleet) UntilWhole() error {
 	running := f.Running()
-	want := fmt.Sprintf("\nsluice_ring_members %d\n", len(running))
 	return Until("the nodes see each other", func() bool {
 		for _, n := range running {
-			text, err := n.Scrape()
-			if err != nil || len(f.Nodes) > 1 && !strings.Contains(text, want) {
+			members, _, err := n.Metric("sluice_ring_members ")
+			if err != nil || len(f.Nodes) > 1 && int(members) != len(running) {
 				return false
 			}
 		}

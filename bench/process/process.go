@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -17,7 +18,7 @@ import (
 type Process struct {
 	cmd     *exec.Cmd
 	Address string // of gRPC
-	Debug   string // of the debug port, if it has one
+	Debug   string // of the debug port, of an Envoy the admin port; "": it has none
 	ended   chan struct{}
 }
 
@@ -111,18 +112,35 @@ func (p *Process) Wait(d time.Duration) error {
 	}
 }
 
-// Scrape reads a node's metrics.
-func (p *Process) Scrape() (string, error) {
-	r, err := http.Get("http://" + p.Debug + "/metrics")
+// Ask asks its debug port for a text.
+func (p *Process) Ask(path string) (string, error) {
+	client := http.Client{Timeout: 10 * time.Second}
+	r, err := client.Get("http://" + p.Debug + path)
 	if err != nil {
-		return "", fmt.Errorf("metrics: %w", err)
+		return "", fmt.Errorf("asking for %s: %w", path, err)
 	}
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err != nil {
-		return "", fmt.Errorf("metrics: %w", err)
+		return "", fmt.Errorf("asking for %s: %w", path, err)
 	}
 	return string(text), nil
+}
+
+// Metric is the number of the first of a node's metrics that begins so; found says that there is one.
+func (p *Process) Metric(begins string) (n float64, found bool, err error) {
+	text, err := p.Ask("/metrics")
+	if err != nil {
+		return 0, false, err
+	}
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, begins) {
+			fields := strings.Fields(line)
+			n, err = strconv.ParseFloat(fields[len(fields)-1], 64)
+			return n, err == nil, err
+		}
+	}
+	return 0, false, nil
 }
 
 // CPU is the processor time that it has used since it started.

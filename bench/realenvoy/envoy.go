@@ -5,15 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
 )
@@ -55,7 +52,6 @@ func Version(binary string) (string, error) {
 type Envoy struct {
 	*process.Process
 	URL      string // of its first listener
-	admin    string
 	accesses string
 	mu       sync.Mutex
 	log      bytes.Buffer // guarded by mu
@@ -72,13 +68,14 @@ func Start(binary, dir string, c *Config) (*Envoy, error) {
 	if err := os.WriteFile(file, p.text, 0o600); err != nil {
 		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
 	}
-	e := &Envoy{URL: "http://" + p.listen, admin: p.admin, accesses: p.log}
+	e := &Envoy{URL: "http://" + p.listen, accesses: p.log}
 	cmd := exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
 		"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10")
 	cmd.Stderr = e
 	if e.Process, err = process.Launch(cmd); err != nil {
 		return nil, err
 	}
+	e.Debug = p.admin
 	if err := e.UntilReady(e.ready); err != nil {
 		return nil, fmt.Errorf("Envoy did not become ready (%w), and logged:\n%s", err, e.Log())
 	}
@@ -100,28 +97,13 @@ func (e *Envoy) Log() string {
 }
 
 func (e *Envoy) ready() bool {
-	text, err := e.ask("/ready")
+	text, err := e.Ask("/ready")
 	return err == nil && strings.HasPrefix(text, "LIVE")
-}
-
-// ask asks the admin port.
-func (e *Envoy) ask(path string) (string, error) {
-	client := http.Client{Timeout: time.Second}
-	r, err := client.Get("http://" + e.admin + path)
-	if err != nil {
-		return "", fmt.Errorf("asking Envoy for %s: %w", path, err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		return "", fmt.Errorf("asking Envoy for %s: %w", path, err)
-	}
-	return string(text), nil
 }
 
 // Stats are its counters and gauges by their names. Envoy leaves out those that were never used: they are 0.
 func (e *Envoy) Stats() (map[string]int64, error) {
-	text, err := e.ask("/stats?usedonly")
+	text, err := e.Ask("/stats?usedonly")
 	if err != nil {
 		return nil, err
 	}

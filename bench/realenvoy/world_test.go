@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -240,18 +239,9 @@ func (w *world) stat(name string) int64 {
 // metric is a number that a node counts; 0 where it has none of this name.
 func metric(t *testing.T, n *process.Process, name string) float64 {
 	t.Helper()
-	text, err := n.Scrape()
+	value, _, err := n.Metric(name + " ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(text) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			f, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return f
-		}
-	}
-	return 0
+	return value
 }

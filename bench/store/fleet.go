@@ -68,7 +68,7 @@ func sum(f *process.Fleet, counter *regexp.Regexp) map[string]int64 {
 		if node.Debug == "" { // the baseline has no metrics
 			continue
 		}
-		text, err := node.Scrape()
+		text, err := node.Ask("/metrics")
 		if err != nil {
 			continue
 		}
