@@ -17,9 +17,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/cespare/xxhash/v2"
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/protobuf/proto"
 )
 
 // CostOptions are how Cost measures.
@@ -99,50 +97,28 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 	if err := report.Check(&o); err != nil {
 		return nil, err
 	}
-	rules, remove, err := process.Rules(costRules)
-	if err != nil {
-		return nil, err
+	servers := []*contender{{name: "empty gRPC server", keys: o.Keys}, {name: "sluice", nodes: 1, keys: o.Keys}}
+	if o.Forwarded {
+		servers = append(servers,
+			&contender{name: "sluice, forwarding", nodes: 2, keys: o.Keys}, &contender{name: "sluice, a hot key", nodes: 2, keys: 1})
 	}
-	defer remove()
-	var servers []*contender
-	add := func(c *contender, err error) error {
-		if err == nil {
-			servers = append(servers, c)
-			err = c.open(o.Connections)
+	if o.Streams > 0 {
+		servers = append(servers, &contender{name: "sluice, with streams", nodes: 1, keys: o.Keys})
+	}
+	for _, c := range servers {
+		defer c.stop()
+		if err := c.start(&o); err != nil {
+			return nil, err
 		}
-		return err
-	}
-	defer func() {
-		for _, c := range servers {
-			c.stop()
-		}
-	}()
-	empty, err := baseline.Server{}.Start(o.Lab)
-	if err != nil {
-		return nil, err
-	}
-	if err := add(&contender{name: "empty gRPC server", keys: o.Keys, nodes: []*process.Process{empty}}, nil); err != nil {
-		return nil, err
-	}
-	if err := add(alone("sluice", o.Binary, rules, o.Keys)); err != nil {
-		return nil, err
 	}
 	if o.Forwarded {
-		if err := add(pair("sluice, forwarding", o.Binary, rules, o.Keys)); err != nil {
-			return nil, err
-		}
-		if err := add(pair("sluice, a hot key", o.Binary, rules, 1)); err != nil {
-			return nil, err
-		}
 		if err := servers[3].round(ctx, &CostOptions{Callers: o.Callers}, 3*time.Second); err != nil { // until the key is hot
 			return nil, err
 		}
 	}
 	beside := &reporters{}
 	if o.Streams > 0 {
-		if err := add(alone("sluice, with streams", o.Binary, rules, o.Keys)); err != nil {
-			return nil, err
-		}
+		var err error
 		if beside, err = openReporters(ctx, servers[len(servers)-1], o.Streams, o.Buckets, o.Reports); err != nil {
 			return nil, err
 		}
@@ -163,16 +139,16 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 			}
 		}
 	}
-	r := &CostReport{options: &o, Empty: servers[0].cost(), Sluice: servers[1].cost()}
+	r := &CostReport{options: &o, Empty: servers[0].cost(0), Sluice: servers[1].cost(0)}
 	r.Ratio = r.Sluice.CPUPerCall / r.Empty.CPUPerCall
 	if o.Forwarded {
-		f, h := servers[2].cost(), servers[3].cost()
+		f, h := servers[2].cost(0), servers[3].cost(0)
 		r.Forwarded, r.ForwardedRatio = &f, f.CPUPerCall/r.Empty.CPUPerCall
 		r.Hot, r.HotRatio = &h, h.CPUPerCall/r.Sluice.CPUPerCall
 	}
 	if o.Streams > 0 {
 		r.Streams = beside.cost()
-		b := beside.server.costWithout(r.Streams.Cores)
+		b := beside.server.cost(r.Streams.Cores)
 		r.Beside = &b
 	}
 	return r, beside.err()
@@ -181,11 +157,11 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 // contender is one of the servers, and what its rounds measured.
 type contender struct {
 	name   string
+	nodes  int // of Sluice; 0: the empty server
 	keys   int
-	owned  func(string) bool  // accepts its keys; nil: all
-	nodes  []*process.Process // the first is driven, and the processor time of all counts
-	pool   caller.Pool        // connections to the first
-	bytes  [][]byte           // requests
+	fleet  *process.Fleet // the first is driven, and the processor time of all counts
+	pool   caller.Pool    // connections to the first
+	bytes  [][]byte       // requests
 	rounds []costRound
 }
 
@@ -199,69 +175,44 @@ type costRound struct {
 
 func newLatency() *hdrhistogram.Histogram { return hdrhistogram.New(1000, int64(10*time.Second), 3) }
 
-// alone is a node without others.
-func alone(name, binary, rules string, keys int) (*contender, error) {
-	f, err := process.StartFleet(binary, rules, 1)
+// start starts its servers, connects to the first, and prepares requests. Of two nodes, the other owns their keys.
+func (c *contender) start(o *CostOptions) (err error) {
+	c.fleet = &process.Fleet{}
+	if c.nodes == 0 {
+		err = baseline.Server{}.Join(c.fleet, o.Lab)
+	} else {
+		c.fleet, err = process.StartFleet(o.Binary, costRules, c.nodes)
+	}
+	for i := 0; i < o.Connections && err == nil; i++ {
+		err = c.pool.Add(c.fleet.Nodes[0].Address, raw())
+	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &contender{name: name, keys: keys, nodes: f.Nodes}, nil
-}
-
-// pair is two nodes that own keys together. One is driven, with keys of the other.
-func pair(name, binary, rules string, keys int) (*contender, error) {
-	f, err := process.StartFleet(binary, rules, 2)
-	if err != nil {
-		return nil, err
-	}
-	owners := ring.New(f.Peers)
-	elsewhere := func(value string) bool { return owners.Owner(xxhash.Sum64String(value)) == f.Peers[1] }
-	return &contender{name: name, keys: keys, owned: elsewhere, nodes: f.Nodes}, nil
-}
-
-func (c *contender) open(connections int) (err error) {
-	for range connections {
-		if err := c.pool.Add(c.nodes[0].Address, raw()); err != nil {
-			return err
-		}
-	}
-	c.bytes, err = c.requests()
-	return err
-}
-
-func (c *contender) requests() (all [][]byte, err error) {
-	for i := 0; len(all) < c.keys; i++ {
+	owners := ring.New(c.fleet.Peers)
+	for i := 0; len(c.bytes) < c.keys; i++ {
 		value := fmt.Sprintf("key-%08d", i)
-		if c.owned != nil && !c.owned(value) {
-			continue
+		if c.nodes < 2 || owners.Owner(xxhash.Sum64String(value)) == c.fleet.Peers[1] {
+			c.bytes = append(c.bytes, caller.Encoded(caller.Request("bench", "generic_key", "api", "api_key", value)))
 		}
-		request, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*common.RateLimitDescriptor{{
-			Entries: []*common.RateLimitDescriptor_Entry{
-				{Key: "generic_key", Value: "api"}, {Key: "api_key", Value: value},
-			},
-		}}})
-		if err != nil {
-			return nil, fmt.Errorf("bench: %w", err)
-		}
-		all = append(all, request)
 	}
-	return all, nil
+	return nil
 }
 
 func (c *contender) stop() {
 	c.pool.Close()
-	for _, p := range c.nodes {
-		p.Stop()
+	if c.fleet != nil {
+		c.fleet.Stop()
 	}
 }
 
 func (c *contender) round(ctx context.Context, o *CostOptions, length time.Duration) error {
-	before, err := c.cpu()
+	before, err := c.fleet.CPU()
 	if err != nil {
 		return err
 	}
 	r := c.calls(ctx, o, length)
-	after, err := c.cpu()
+	after, err := c.fleet.CPU()
 	if err != nil {
 		return err
 	}
@@ -304,21 +255,8 @@ func (c *contender) calls(ctx context.Context, o *CostOptions, length time.Durat
 	return r
 }
 
-func (c *contender) cpu() (sum time.Duration, err error) {
-	for _, p := range c.nodes {
-		used, err := p.CPU()
-		if err != nil {
-			return 0, err
-		}
-		sum += used
-	}
-	return sum, nil
-}
-
-func (c *contender) cost() ServerCost { return c.costWithout(0) }
-
-// costWithout is its cost without processors that it uses for something else.
-func (c *contender) costWithout(cores float64) ServerCost {
+// cost is what its calls cost, without the cores that it uses for something else.
+func (c *contender) cost(cores float64) ServerCost {
 	s := ServerCost{Name: c.name}
 	latency := newLatency()
 	var cpu, took time.Duration

@@ -7,14 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // KeysOptions are how Keys measures.
@@ -96,28 +95,17 @@ const keysBatch = 50
 // domains. It looks now and then at its memory, at its metrics and at a key that
 // had used up its budget before.
 func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
-	rules, remove, err := process.Rules(keysRules)
-	if err != nil {
-		return nil, err
-	}
-	defer remove()
 	if o.Memory > 0 { // read by the server when it starts, and not by this process any more
 		if err := os.Setenv("GOMEMLIMIT", fmt.Sprintf("%dMiB", o.Memory)); err != nil {
 			return nil, fmt.Errorf("bench: %w", err)
 		}
 	}
-	fleet, err := process.StartFleet(o.Binary, rules, 1, "--max-keys", fmt.Sprint(o.MaxKeys))
+	fleet, err := process.StartFleet(o.Binary, keysRules, 1, "--max-keys", fmt.Sprint(o.MaxKeys))
 	if err != nil {
 		return nil, err
 	}
 	defer fleet.Stop()
-	p := fleet.Nodes[0]
-	conn, err := grpc.NewClient("passthrough:///"+p.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, fmt.Errorf("dialling %s: %w", p.Address, err)
-	}
-	defer conn.Close()
-	f := keysFlood{process: p, client: rls.NewRateLimitServiceClient(conn)}
+	f := keysFlood{process: fleet.Nodes[0], client: rls.NewRateLimitServiceClient(fleet.Pool.Next())}
 	return f.run(ctx, o)
 }
 
@@ -129,7 +117,7 @@ type keysFlood struct {
 
 func (f *keysFlood) run(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
 	for range 5 {
-		if _, err := f.ask(ctx, "known"); err != nil {
+		if _, err := f.send(ctx, known); err != nil {
 			return nil, err
 		}
 	}
@@ -149,6 +137,9 @@ func (f *keysFlood) run(ctx context.Context, o KeysOptions) ([]KeysPoint, error)
 	}
 	return f.points, nil
 }
+
+// known is a request of the key that had used up its budget before.
+var known = caller.Request("bench", "api_key", "known")
 
 // invented is a request of keysBatch descriptors that were never sent before.
 func invented(sent int) *rls.RateLimitRequest {
@@ -171,12 +162,6 @@ func invented(sent int) *rls.RateLimitRequest {
 	return r
 }
 
-func (f *keysFlood) ask(ctx context.Context, key string) (*rls.RateLimitResponse, error) {
-	return f.send(ctx, &rls.RateLimitRequest{Domain: "bench", Descriptors: []*common.RateLimitDescriptor{
-		{Entries: []*common.RateLimitDescriptor_Entry{{Key: "api_key", Value: key}}},
-	}})
-}
-
 func (f *keysFlood) send(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -188,7 +173,7 @@ func (f *keysFlood) send(ctx context.Context, r *rls.RateLimitRequest) (*rls.Rat
 }
 
 func (f *keysFlood) look(ctx context.Context, sent int) error {
-	answer, err := f.ask(ctx, "known")
+	answer, err := f.send(ctx, known)
 	if err != nil {
 		return err
 	}
@@ -196,7 +181,7 @@ func (f *keysFlood) look(ctx context.Context, sent int) error {
 	if err != nil {
 		return err
 	}
-	text, err := f.process.Scrape()
+	text, err := f.process.Ask("/metrics")
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gate/sluice/bench/caller"
@@ -47,7 +46,7 @@ const sharing = 100
 const perBucket = 20
 
 // reportOf is a message about so many buckets; the first has no time passed.
-func reportOf(group, buckets int, elapsed time.Duration) ([]byte, error) {
+func reportOf(group, buckets int, elapsed time.Duration) []byte {
 	m := &rlqs.RateLimitQuotaUsageReports{Domain: "bench"}
 	for i := range buckets {
 		u := &rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{
@@ -58,11 +57,7 @@ func reportOf(group, buckets int, elapsed time.Duration) ([]byte, error) {
 		}
 		m.BucketQuotaUsages = append(m.BucketQuotaUsages, u)
 	}
-	b, err := proto.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
-	}
-	return b, nil
+	return caller.Encoded(m)
 }
 
 // openReporters opens streams to a server, and has each send its first report. Each connection has a hundred streams,
@@ -71,26 +66,17 @@ func openReporters(ctx context.Context, server *contender, streams, buckets int,
 	ctx, stop := context.WithCancel(ctx)
 	r := &reporters{server: server, stop: stop, streams: make([]grpc.ClientStream, streams)}
 	for range max(1, streams/sharing) {
-		if err := r.wires.Add(server.nodes[0].Address, raw()); err != nil {
+		if err := r.wires.Add(server.fleet.Nodes[0].Address, raw()); err != nil {
 			r.close()
 			return nil, err
 		}
 	}
 	var opening errgroup.Group
 	opening.SetLimit(64)
+	every := time.Duration(float64(streams) / perSecond * float64(time.Second)) // of each stream
 	for group := range (streams + sharing - 1) / sharing {
-		first, err := reportOf(group, buckets, 0)
-		if err != nil {
-			r.close()
-			return nil, err
-		}
-		// Each stream reports once in so long a time.
-		later, err := reportOf(group, buckets, time.Duration(float64(streams)/perSecond*float64(time.Second)))
-		if err != nil {
-			r.close()
-			return nil, err
-		}
-		r.reports = append(r.reports, later)
+		first := reportOf(group, buckets, 0)
+		r.reports = append(r.reports, reportOf(group, buckets, every))
 		for i := group * sharing; i < min(streams, (group+1)*sharing); i++ {
 			opening.Go(func() error { return r.open(ctx, i, first) })
 		}
@@ -169,7 +155,7 @@ func (r *reporters) alone(called *contender, call func() error) error {
 	if r.server == nil || r.server == called {
 		return call()
 	}
-	before, err := r.server.cpu()
+	before, err := r.server.fleet.CPU()
 	if err != nil {
 		return err
 	}
@@ -177,7 +163,7 @@ func (r *reporters) alone(called *contender, call func() error) error {
 	if err := call(); err != nil {
 		return err
 	}
-	after, err := r.server.cpu()
+	after, err := r.server.fleet.CPU()
 	r.spent, r.took = r.spent+after-before, r.took+time.Since(began)
 	r.meanwhile.Sent += float64(r.sent.Load() - sent)
 	r.meanwhile.Answers += float64(r.answers.Load() - answers)

@@ -30,15 +30,19 @@ type Server struct {
 	Window  time.Duration `default:"1s" help:"Unit of the limit."`
 }
 
-// Start runs it as a process, by sluicelab, at an address that is free.
-func (s Server) Start(lab string) (*process.Process, error) {
+// Join runs it as a process of a fleet, by sluicelab, at an address that is free.
+func (s Server) Join(f *process.Fleet, lab string) error {
 	ports, err := freeport.Find(1)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	address := "127.0.0.1:" + ports[0]
-	return process.Start(lab, address, "bench", "baseline", "--address", address, "--redis", s.Redis,
+	p, err := process.Start(lab, address, "bench", "baseline", "--address", address, "--redis", s.Redis,
 		"--limit", strconv.FormatInt(s.Limit, 10), "--window", max(s.Window, time.Second).String())
+	if err != nil {
+		return err
+	}
+	return f.Join(p)
 }
 
 type baseline struct {

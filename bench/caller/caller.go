@@ -6,11 +6,13 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/bench/load"
 )
@@ -20,7 +22,7 @@ import (
 type Pool struct {
 	mu    sync.Mutex
 	nodes []*grpc.ClientConn // guarded by mu
-	turn  atomic.Uint64
+	turn  int                // guarded by mu
 }
 
 // Timeout is the longest time of a call: more than any decision takes, so that the count is that of the
@@ -68,7 +70,26 @@ func (p *Pool) Next() *grpc.ClientConn {
 	if len(p.nodes) == 0 {
 		return nil
 	}
-	return p.nodes[p.turn.Add(1)%uint64(len(p.nodes))]
+	p.turn++
+	return p.nodes[p.turn%len(p.nodes)]
+}
+
+// Request asks for one descriptor, of keys and values in turn.
+func Request(domain string, entries ...string) *rls.RateLimitRequest {
+	d := &common.RateLimitDescriptor{}
+	for i := 0; i+1 < len(entries); i += 2 {
+		d.Entries = append(d.Entries, &common.RateLimitDescriptor_Entry{Key: entries[i], Value: entries[i+1]})
+	}
+	return &rls.RateLimitRequest{Domain: domain, Descriptors: []*common.RateLimitDescriptor{d}}
+}
+
+// Encoded is a message of our own, whose texts are valid, as it goes over a wire.
+func Encoded(m proto.Message) []byte {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		panic(fmt.Sprintf("encoding %v: %v", m, err))
+	}
+	return b
 }
 
 // inFlight bounds the calls of an open loop.

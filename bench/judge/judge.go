@@ -17,14 +17,11 @@ type Judge struct {
 	got      usage            // by admissions
 	ideal    usage            // by what an exact limiter would have admitted
 	worst    ratelimit.Tokens // beyond the limit, at any instant
-	over     ratelimit.Tokens // beyond it, of windows that have ended
 	under    ratelimit.Tokens // less than the exact limiter, of windows that have ended
 	early    ratelimit.Tokens // refused while the definition had room
 	admitted ratelimit.Tokens // in all
 	exact    ratelimit.Tokens // in all, by the exact limiter
 	doubt    ratelimit.Tokens // of a bucket: see Retract
-	least    ratelimit.Tokens // admitted in a whole window
-	whole    int              // windows that have ended, except the first
 }
 
 // usage is the usage of a limit at an instant, by its definition.
@@ -143,13 +140,7 @@ func (j *Judge) advance(at ratelimit.LedgerTime) {
 	if j.limit.Algorithm == ratelimit.TokenBucket || at < j.got.end {
 		return
 	}
-	if j.got.window > 0 {
-		j.over += max(0, j.got.spent-j.limit.Requests)
-		j.under += max(0, j.ideal.spent-j.got.spent)
-		if j.whole++; j.whole == 2 || j.whole > 2 && j.got.spent < j.least {
-			j.least = j.got.spent
-		}
-	}
+	j.under += max(0, j.ideal.spent-j.got.spent)
 	begins, ends := j.windowAt(at)
 	j.got.roll(begins, ends)
 	j.ideal.roll(begins, ends)
@@ -212,15 +203,6 @@ func (j *Judge) Worst() ratelimit.Tokens { return j.worst }
 // Early counts refusals while the limit had room for the request, at any node.
 func (j *Judge) Early() ratelimit.Tokens { return j.early }
 
-// Admitted is all that was.
-func (j *Judge) Admitted() ratelimit.Tokens { return j.admitted }
-
-// Over is the admission beyond the limit in fixed windows until at, all windows together.
-func (j *Judge) Over(at ratelimit.LedgerTime) ratelimit.Tokens {
-	j.advance(at)
-	return j.over
-}
-
 // Under is the admission of an exact limiter for the same requests until at, less the real one: for fixed
 // windows window by window.
 func (j *Judge) Under(at ratelimit.LedgerTime) ratelimit.Tokens {
@@ -229,11 +211,4 @@ func (j *Judge) Under(at ratelimit.LedgerTime) ratelimit.Tokens {
 		return j.under + max(0, j.ideal.spent-j.got.spent)
 	}
 	return max(0, j.exact-j.admitted)
-}
-
-// Least is the smallest admission in a window until at, without the first and the current one. ok says that
-// there was one.
-func (j *Judge) Least(at ratelimit.LedgerTime) (n ratelimit.Tokens, ok bool) {
-	j.advance(at)
-	return j.least, j.whole >= 2
 }

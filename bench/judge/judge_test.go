@@ -59,8 +59,8 @@ func TestRetractedIsAsIfItHadNotBeen(t *testing.T) {
 			j.Admit(at, 1)
 		}
 		j.Retract(at, at+second/2, 1)
-		if over := j.Admit(at+second/2, 1); over != 0 || j.Admitted() != 5 {
-			t.Errorf("%v: %d over, %d admitted", ratelimit.Algorithms[a], over, j.Admitted())
+		if over := j.Admit(at+second/2, 1); over != 0 || j.admitted != 5 {
+			t.Errorf("%v: %d over, %d admitted", ratelimit.Algorithms[a], over, j.admitted)
 		}
 	}
 }

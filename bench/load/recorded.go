@@ -55,12 +55,12 @@ type recorder struct {
 	at   []time.Duration // of each request, since the epoch
 }
 
-// line is one request as it is written.
+// line is one request as it is written. Hits and a node may be left out.
 type line struct {
 	Time json.RawMessage `json:"time"`
 	Key  string          `json:"key"`
-	Hits *int64          `json:"hits"`
-	Node *int            `json:"node"`
+	Hits int64           `json:"hits"`
+	Node int             `json:"node"`
 }
 
 func (r *recorder) jsonLines(in io.Reader) error {
@@ -73,24 +73,17 @@ func (r *recorder) jsonLines(in io.Reader) error {
 		if len(text) == 0 {
 			continue
 		}
-		var l line
+		l := line{Hits: 1, Node: -1}
 		d := json.NewDecoder(bytes.NewReader(text))
 		d.DisallowUnknownFields()
 		if err := d.Decode(&l); err != nil {
 			return fmt.Errorf("trace line %d: %w (the fields are time, key, hits and node)", n, err)
 		}
-		hits, node := int64(1), -1
-		if l.Hits != nil {
-			hits = *l.Hits
-		}
-		if l.Node != nil {
-			node = *l.Node
-		}
 		when := string(l.Time)
 		if s, err := strconv.Unquote(when); err == nil {
 			when = s
 		}
-		if err := r.add(when, l.Key, hits, node); err != nil {
+		if err := r.add(when, l.Key, l.Hits, l.Node); err != nil {
 			return fmt.Errorf("trace line %d: %w", n, err)
 		}
 	}

@@ -8,9 +8,8 @@
 //	make mutants                                      # everything
 //	make mutants FILES=leasing/account/account.go BUDGET=5m   # a part, for so long
 //
-// All faults of a package are in one build. A function with faults is copied once for each, and the original calls
-// the copy whose number is in the environment. So a fault costs a run of test binaries, without a build. A run
-// without a fault notes which functions each test enters: only those tests run for the faults of a function.
+// All faults of a package are in one build (see package plant). A run without a fault notes which functions each test
+// enters: only those tests run for the faults of a function.
 //
 // The scripts repeat the Go code, and get no faults: TestTwins compares the two.
 //

@@ -114,10 +114,7 @@ func (p *plan) mutants(packages map[string]*goPackage, byHands []byHand) (all []
 			misfits = append(misfits, fmt.Sprintf("%q is to change %s, which is not among the files to mutate", b.Name, b.File))
 			continue
 		}
-		e, err := plant.Replace(b.File, f.Text, b.Right, b.Wrong)
-		if err == nil && f.FunctionAt(e.Start, e.End) == nil {
-			err = fmt.Errorf("the text in %s is in no function", b.File)
-		}
+		e, err := f.Plant(plant.Bug(b))
 		if err != nil {
 			misfits = append(misfits, fmt.Sprintf("%q: %v", b.Name, err))
 			continue

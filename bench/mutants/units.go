@@ -45,19 +45,17 @@ func (u *unit) String() string {
 func (p *plan) programs(ctx context.Context, overlay, temp string) (all []*program) {
 	for i := range p.suites {
 		s := &p.suites[i]
-		prog := &program{suite: s, dir: filepath.Join(p.root, s.dir), binary: filepath.Join(temp, strings.ReplaceAll(s.dir, "/", "_")+".test")}
-		prog.ready = sync.OnceValue(func() error { return errors.Join(prog.build(ctx, overlay), prog.measure(ctx, temp)) })
+		prog := &program{suite: s, dir: filepath.Join(p.root, s.dir)}
+		prog.ready = sync.OnceValue(func() error { return errors.Join(prog.build(ctx, overlay, temp), prog.measure(ctx, temp)) })
 		all = append(all, prog)
 	}
 	return all
 }
 
 // build builds the binary, and lists its tests.
-func (p *program) build(ctx context.Context, overlay string) error {
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", p.binary, ".")
-	build.Dir = p.dir
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the tests of %s: %w\n%s", p.suite.dir, err, out)
+func (p *program) build(ctx context.Context, overlay, temp string) (err error) {
+	if p.binary, err = plant.Build(ctx, p.dir, overlay, temp); err != nil {
+		return err
 	}
 	list := exec.CommandContext(ctx, p.binary, "-test.list", "^Test")
 	list.Dir = p.dir

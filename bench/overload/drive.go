@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-gate/sluice/bench/caller"
 )
 
 const method = rls.RateLimitService_ShouldRateLimit_FullMethodName
@@ -34,16 +34,11 @@ func (t *tally) add(o *tally) {
 }
 
 // warmUp is the request of a connection's first call.
-var warmUp = message("bench", "warm-up")
+var warmUp = message("warm-up")
 
 // message is a request as gRPC frames it.
-func message(domain, value string) []byte {
-	body, err := proto.Marshal(&rls.RateLimitRequest{Domain: domain, Descriptors: []*common.RateLimitDescriptor{
-		{Entries: []*common.RateLimitDescriptor_Entry{{Key: "api_key", Value: value}}},
-	}})
-	if err != nil {
-		panic(fmt.Sprintf("overload: a request of two strings: %v", err))
-	}
+func message(value string) []byte {
+	body := caller.Encoded(caller.Request("bench", "api_key", value))
 	return append([]byte{0, byte(len(body) >> 24), byte(len(body) >> 16), byte(len(body) >> 8), byte(len(body))}, body...)
 }
 
@@ -51,7 +46,7 @@ func message(domain, value string) []byte {
 func messages(keys int) [][]byte {
 	all := make([][]byte, keys)
 	for i := range all {
-		all[i] = message("bench", fmt.Sprintf("key-%06d", i))
+		all[i] = message(fmt.Sprintf("key-%06d", i))
 	}
 	return all
 }
@@ -124,8 +119,7 @@ const tick = 500 * time.Microsecond
 // closed keeps callers calls under way, for a time.
 func (c *client) closed(ctx context.Context, callers int, length time.Duration) (*tally, error) {
 	end := time.Now().Add(length)
-	total, err := c.each(func(_ int, one *conn) error { return c.closedOne(ctx, one, max(1, callers/len(c.conns)), end) })
-	return total, err
+	return c.each(func(_ int, one *conn) error { return c.closedOne(ctx, one, max(1, callers/len(c.conns)), end) })
 }
 
 func (c *client) closedOne(ctx context.Context, one *conn, callers int, end time.Time) error {

@@ -3,8 +3,6 @@ package overload
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
@@ -89,29 +87,22 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	file, remove, err := process.Rules(rules)
-	if err != nil {
-		return nil, err
-	}
-	defer remove()
 	share, rejoin, err := process.Divide()
 	if err != nil {
 		return nil, err
 	}
 	defer rejoin()
 	r := &Report{Patience: o.Patience, Server: share.Server, Load: share.Own, Apart: share.Apart}
-	m := &meter{Options: &o, report: r}
+	var fleet *process.Fleet
 	err = share.Start(func() error {
-		fleet, err := process.StartFleet(o.Binary, file, 1, "--max-wait", o.MaxWait.String())
-		if err == nil {
-			m.server = fleet.Nodes[0]
-		}
+		fleet, err = process.StartFleet(o.Binary, rules, 1, "--max-wait", o.MaxWait.String())
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	defer m.server.Stop()
+	defer fleet.Stop()
+	m := &meter{Options: &o, report: r, server: fleet.Nodes[0]}
 	if m.client, err = dial(m.server.Address, o.Connections, o.Outstanding, o.Patience, o.Traced); err != nil {
 		return nil, err
 	}
@@ -210,20 +201,9 @@ const chargedMetric = `sluice_admitted_tokens_total{domain="bench",`
 
 // charged is how many tokens have been charged and not been given back.
 func (m *meter) charged() (int64, error) {
-	text, err := m.server.Scrape()
-	if err != nil {
-		return 0, err
+	n, found, err := m.server.Metric(chargedMetric)
+	if err == nil && !found {
+		err = fmt.Errorf("metrics of %s: no line begins with %s", m.server.Debug, chargedMetric)
 	}
-	for line := range strings.Lines(text) {
-		if !strings.HasPrefix(line, chargedMetric) {
-			continue
-		}
-		fields := strings.Fields(line)
-		n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-		if err != nil {
-			return 0, fmt.Errorf("metrics: %w", err)
-		}
-		return int64(n), nil
-	}
-	return 0, fmt.Errorf("metrics of %s: no line begins with %s", m.server.Debug, chargedMetric)
+	return int64(n), err
 }

@@ -32,6 +32,10 @@ type Binary struct {
 // the binary, is in the folder into, an absolute path. It blocks for a build of all packages with bugs and of
 // all that import them.
 func Tests(ctx context.Context, root, pkg, into string, bugs []Bug) (*Binary, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, err
+	}
 	texts, err := instrumented(root, bugs)
 	if err != nil {
 		return nil, err
@@ -40,13 +44,22 @@ func Tests(ctx context.Context, root, pkg, into string, bugs []Bug) (*Binary, er
 	if err != nil {
 		return nil, err
 	}
-	b := &Binary{filepath.Join(into, strings.ReplaceAll(pkg, "/", "_")+".test"), filepath.Join(root, pkg), bugs}
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", b.path, ".")
-	build.Dir = b.dir
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("building the tests of %s with bugs, of which that of __mN is number N of %d: %w\n%s", pkg, len(bugs), err, out)
+	b := &Binary{dir: filepath.Join(root, pkg), bugs: bugs}
+	if b.path, err = Build(ctx, b.dir, overlay, into); err != nil {
+		return nil, fmt.Errorf("with bugs, of which that of __mN is number N of %d: %w", len(bugs), err)
 	}
 	return b, nil
+}
+
+// Build builds the tests of the package in a folder with an overlay, into another folder.
+func Build(ctx context.Context, dir, overlay, into string) (binary string, err error) {
+	binary = filepath.Join(into, strings.ReplaceAll(strings.Trim(dir, "/"), "/", "_")+".test")
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".")
+	build.Dir = dir
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the tests of %s: %w\n%s", dir, err, out)
+	}
+	return binary, nil
 }
 
 // Command runs the tests with the bug of a name, or with none if the name is empty.
@@ -81,10 +94,7 @@ func instrumented(root string, bugs []Bug) (map[string]string, error) {
 			files[bug.File] = g
 			texts[path.Join(path.Dir(bug.File), Extra)] = Reader(f.Tree.Name.Name, len(bugs))
 		}
-		e, err := Replace(g.Name, g.Text, bug.Right, bug.Wrong)
-		if err == nil && g.FunctionAt(e.Start, e.End) == nil {
-			err = fmt.Errorf("%q in %s is in no function that can be copied: plant it where it is used", bug.Right, g.Name)
-		}
+		e, err := g.Plant(bug)
 		if err != nil {
 			return nil, fmt.Errorf("bug %q: %w", bug.Name, err)
 		}

@@ -28,15 +28,6 @@ func Applied(text string, edits []Edit) string {
 	return b.String()
 }
 
-// Replace is the edit that puts wrong in the place of right, which must be in the text once.
-func Replace(file, text, right, wrong string) (Edit, error) {
-	if n := strings.Count(text, right); n != 1 || right == "" {
-		return Edit{}, fmt.Errorf("%q is %d times in %s, and must be there once: write what is there now", right, n, file)
-	}
-	at := strings.Index(text, right)
-	return Edit{file, at, at + len(right), wrong}, nil
-}
-
 // File is a Go file that is parsed. It is only read.
 type File struct {
 	Name string // relative to the root, with slashes
@@ -52,6 +43,19 @@ func Parse(fset *token.FileSet, name, text string) (*File, error) {
 		return nil, err
 	}
 	return &File{name, text, tree, fset.File(tree.Pos())}, nil
+}
+
+// Plant is the edit that makes a bug, whose right text must be in the file once, in a function that can be copied.
+func (f *File) Plant(b Bug) (Edit, error) {
+	if n := strings.Count(f.Text, b.Right); n != 1 || b.Right == "" {
+		return Edit{}, fmt.Errorf("%q is %d times in %s, and must be there once: write what is there now", b.Right, n, f.Name)
+	}
+	at := strings.Index(f.Text, b.Right)
+	e := Edit{f.Name, at, at + len(b.Right), b.Wrong}
+	if f.FunctionAt(e.Start, e.End) == nil {
+		return e, fmt.Errorf("%q in %s is in no function that can be copied: plant it where it is used", b.Right, f.Name)
+	}
+	return e, nil
 }
 
 // Functions are a file's that have a body and can be copied: a generic one

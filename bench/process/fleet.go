@@ -3,31 +3,35 @@ package process
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Fleet is nodes of Sluice as processes, which are peers of each other. It is not safe for concurrent use.
+// Fleet is nodes of Sluice as processes, which are peers of each other, and what they need. The zero Fleet has no
+// places; other servers may join it. It is not safe for concurrent use, except its Pool.
 type Fleet struct {
 	Nodes []*Process // nil: it has ended, or has not joined yet
 	// Peers are the names of the nodes among each other, PEER_ADDR.
 	Peers  []string
+	Pool   caller.Pool // of the nodes that run
+	Rules  string      // the name of their file; "": they come from elsewhere
+	Redis  *Redis      // nil: there is none
 	binary string
 	ports  [][]string    // of each node: gRPC, HTTP, debug and peers
 	args   []string      // of all nodes
 	gone   time.Duration // processor time of nodes that have ended
 }
 
-// NewFleet has places for so many nodes with a file of rules, and starts none. more is added to each command line;
-// without a file, it says where rules come from.
+// NewFleet has places for so many nodes with these rules, and starts none. more is added to each command line;
+// without rules, it says where they come from.
 func NewFleet(binary, rules string, nodes int, more ...string) (*Fleet, error) {
-	f := &Fleet{binary: binary, Nodes: make([]*Process, nodes), args: more}
-	if rules != "" {
-		f.args = append([]string{"--config", rules}, more...)
-	}
+	f := &Fleet{binary: binary, Nodes: make([]*Process, nodes), args: slices.Clone(more)}
 	for range nodes {
 		ports, err := freeport.Find(4)
 		if err != nil {
@@ -35,7 +39,30 @@ func NewFleet(binary, rules string, nodes int, more ...string) (*Fleet, error) {
 		}
 		f.ports, f.Peers = append(f.ports, ports), append(f.Peers, "127.0.0.1:"+ports[3])
 	}
+	if rules == "" {
+		return f, nil
+	}
+	dir, err := os.MkdirTemp("", "sluice-bench")
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	f.Rules = filepath.Join(dir, "rules.yaml")
+	f.args = append(f.args, "--config", f.Rules)
+	if err := os.WriteFile(f.Rules, []byte(rules), 0o600); err != nil {
+		f.Stop()
+		return nil, fmt.Errorf("bench: %w", err)
+	}
 	return f, nil
+}
+
+// OpenRedis starts a Redis, which nodes that start from now on share. If that fails, nothing is left of the fleet.
+func (f *Fleet) OpenRedis() (err error) {
+	if f.Redis, err = OpenRedis(); err != nil {
+		f.Stop()
+		return err
+	}
+	f.args = append(f.args, "--redis-url", f.Redis.Addr)
+	return nil
 }
 
 // StartFleet runs so many nodes until Stop, and returns when all have joined.
@@ -77,17 +104,22 @@ func (f *Fleet) Start(i int) error {
 	}
 	n.Debug = "127.0.0.1:" + ports[2]
 	f.Nodes[i] = n
-	return nil
+	return f.Pool.Add(n.Address)
+}
+
+// Join adds a server, which is no node of Sluice.
+func (f *Fleet) Join(p *Process) error {
+	f.Nodes = append(f.Nodes, p)
+	return f.Pool.Add(p.Address)
 }
 
 // UntilWhole waits until each node that runs sees all others.
 func (f *Fleet) UntilWhole() error {
 	running := f.Running()
-	want := fmt.Sprintf("\nsluice_ring_members %d\n", len(running))
 	return Until("the nodes see each other", func() bool {
 		for _, n := range running {
-			text, err := n.Scrape()
-			if err != nil || len(f.Nodes) > 1 && !strings.Contains(text, want) {
+			members, _, err := n.Metric("sluice_ring_members ")
+			if err != nil || len(f.Nodes) > 1 && int(members) != len(running) {
 				return false
 			}
 		}
@@ -114,19 +146,22 @@ func (f *Fleet) Addresses() (all []string) {
 }
 
 // CPU is the processor time of all nodes so far.
-func (f *Fleet) CPU() time.Duration {
+func (f *Fleet) CPU() (time.Duration, error) {
 	sum := f.gone
 	for _, n := range f.Running() {
-		if used, err := n.CPU(); err == nil {
-			sum += used
+		used, err := n.CPU()
+		if err != nil {
+			return 0, err
 		}
+		sum += used
 	}
-	return sum
+	return sum, nil
 }
 
-// End ends a node by a signal: SIGTERM, as a rolling update does, or SIGKILL.
+// End ends a node by a signal: SIGTERM, as a rolling update does, or SIGKILL. It is asked no longer.
 func (f *Fleet) End(i int, s os.Signal) error {
 	n := f.Nodes[i]
+	f.Pool.Drop(n.Address)
 	if used, err := n.CPU(); err == nil {
 		f.gone += used
 	}
@@ -148,11 +183,18 @@ func (f *Fleet) Restart(i int) error {
 	return f.UntilWhole()
 }
 
-// Stop ends all nodes, also those that are paused.
+// Stop ends all nodes, also those that are paused, and removes what they needed.
 func (f *Fleet) Stop() {
+	f.Pool.Close()
 	for _, n := range f.Running() {
 		_ = n.Pause(false)
 		n.Stop()
+	}
+	if f.Redis != nil {
+		f.Redis.Close()
+	}
+	if f.Rules != "" {
+		_ = os.RemoveAll(filepath.Dir(f.Rules)) // the system removes the rest
 	}
 }
 

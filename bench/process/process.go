@@ -2,13 +2,14 @@
 package process
 
 import (
-	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -17,54 +18,80 @@ import (
 type Process struct {
 	cmd     *exec.Cmd
 	Address string // of gRPC
-	Debug   string // of the debug port, if it has one
+	Debug   string // of the debug port, of an Envoy the admin port; "": it has none
 	ended   chan struct{}
 }
 
-// Start runs a binary and waits for its gRPC port to open.
+// Launch starts a command, and returns at once.
+func Launch(cmd *exec.Cmd) (*Process, error) {
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", cmd.Path, err)
+	}
+	p := &Process{cmd: cmd, ended: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// Start runs a server and waits for its port to open.
 func Start(binary, address string, args ...string) (*Process, error) {
 	cmd := exec.Command(binary, args...)
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
+	p, err := Launch(cmd)
 	if err != nil {
-		return nil, fmt.Errorf("starting %s: %w", binary, err)
+		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting %s: %w", binary, err)
+	p.Address = address
+	err = p.UntilReady(func() bool {
+		conn, err := net.DialTimeout("tcp", address, time.Second)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s %v did not open %s: %w", binary, args, address, err)
 	}
-	p := &Process{cmd: cmd, Address: address, ended: make(chan struct{})}
-	ready := make(chan struct{})
-	go func() { // a server prints a line when its ports are open
-		_, _ = bufio.NewReader(out).ReadString('\n')
-		close(ready)
-		_, _ = io.Copy(io.Discard, out)
-		_ = cmd.Wait() // only now: it closes the pipe
-		close(p.ended)
-	}()
-	select {
-	case <-ready:
-	case <-time.After(20 * time.Second):
-	}
-	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
-	for end := time.Now().Add(5 * time.Second); err != nil && time.Now().Before(end); { // some say a line before that
-		time.Sleep(10 * time.Millisecond)
-		conn, err = net.DialTimeout("tcp", address, 5*time.Second)
+	return p, nil
+}
+
+// UntilReady waits until it is ready, for half a minute at most. Of one that is not, nothing is left.
+func (p *Process) UntilReady(ready func() bool) error {
+	err := Until("it is ready", func() bool { return p.hasEnded() || ready() })
+	if err == nil && p.hasEnded() {
+		err = errors.New("it has ended")
 	}
 	if err != nil {
 		p.Stop()
-		return nil, fmt.Errorf("%s %v did not open %s: %w", binary, args, address, err)
 	}
-	conn.Close()
-	return p, nil
+	return err
+}
+
+func (p *Process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // Stop interrupts it, and kills it if that takes long.
 func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(os.Interrupt)
 	if p.Wait(10*time.Second) != nil {
-		_ = p.cmd.Process.Kill()
-		_ = p.Wait(10 * time.Second)
+		_ = p.Kill()
 	}
+}
+
+// Kill ends it without a word.
+func (p *Process) Kill() error {
+	if err := p.Signal(os.Kill); err != nil {
+		return err
+	}
+	return p.Wait(patience)
 }
 
 // Signal sends a signal to it.
@@ -85,19 +112,39 @@ func (p *Process) Wait(d time.Duration) error {
 	}
 }
 
-// Scrape reads a node's metrics.
-func (p *Process) Scrape() (string, error) {
-	r, err := http.Get("http://" + p.Debug + "/metrics")
+// Ask asks its debug port for a text.
+func (p *Process) Ask(path string) (string, error) {
+	client := http.Client{Timeout: 10 * time.Second}
+	r, err := client.Get("http://" + p.Debug + path)
 	if err != nil {
-		return "", fmt.Errorf("metrics: %w", err)
+		return "", fmt.Errorf("asking for %s: %w", path, err)
 	}
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err != nil {
-		return "", fmt.Errorf("metrics: %w", err)
+		return "", fmt.Errorf("asking for %s: %w", path, err)
 	}
 	return string(text), nil
 }
+
+// Metric is the number of the first of a node's metrics that begins so; found says that there is one.
+func (p *Process) Metric(begins string) (n float64, found bool, err error) {
+	text, err := p.Ask("/metrics")
+	if err != nil {
+		return 0, false, err
+	}
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, begins) {
+			fields := strings.Fields(line)
+			n, err = strconv.ParseFloat(fields[len(fields)-1], 64)
+			return n, err == nil, err
+		}
+	}
+	return 0, false, nil
+}
+
+// CPU is the processor time that it has used since it started.
+func (p *Process) CPU() (time.Duration, error) { return CPUOf(p.cmd.Process.Pid) }
 
 // PeakMemory is the most resident memory that the process has had, in bytes.
 func (p *Process) PeakMemory() (int64, error) {

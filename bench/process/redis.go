@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -52,12 +51,7 @@ func (s *Redis) Start() error {
 }
 
 // Kill ends it without a word. Start has it there again, and empty.
-func (s *Redis) Kill() error {
-	if err := s.process.Signal(syscall.SIGKILL); err != nil {
-		return err
-	}
-	return s.process.Wait(5 * time.Second)
-}
+func (s *Redis) Kill() error { return s.process.Kill() }
 
 // Hang stops it, or has it go on.
 func (s *Redis) Hang(on bool) error { return s.process.Pause(on) }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -279,7 +278,7 @@ func (d *division) minute(what string, n int64, over, under float64) {
 // removed takes the rules away: then all passes, as over RLS.
 func (d *division) removed() {
 	d.until(500)
-	d.need(os.WriteFile(d.file, []byte("domain: edge\ndescriptors: []\n"), 0o600))
+	d.need(os.WriteFile(d.fleet.Rules, []byte("domain: edge\ndescriptors: []\n"), 0o600))
 	began := time.Now()
 	client := NewClient(d.envoys[0].URL)
 	defer client.Close()
@@ -300,20 +299,4 @@ func (d *division) removed() {
 	}
 	d.Logf("without rules all pass after %v; %v buckets abandoned, %d streams were opened in all",
 		passing.Sub(began), d.reports("sluice_rlqs_abandoned_total"), d.opened())
-}
-
-// Kill ends it without a word.
-func (e *Envoy) Kill() error {
-	err := e.cmd.Process.Signal(syscall.SIGKILL)
-	<-e.ended
-	return err
-}
-
-// Pause stops it where it is, or has it go on.
-func (e *Envoy) Pause(on bool) error {
-	s := syscall.SIGCONT
-	if on {
-		s = syscall.SIGSTOP
-	}
-	return e.cmd.Process.Signal(s)
 }

@@ -151,7 +151,7 @@ descriptors:
 `
 
 // round starts all that the way needs, and ends it: nothing else runs meanwhile.
-func (w *way) round(ctx context.Context, binary string, o Options) (err error) {
+func (w *way) round(ctx context.Context, binary string, o Options) error {
 	dir, err := os.MkdirTemp("", "sluice-bench-envoy")
 	if err != nil {
 		return fmt.Errorf("a place for files: %w", err)
@@ -162,53 +162,45 @@ func (w *way) round(ctx context.Context, binary string, o Options) (err error) {
 		return err
 	}
 	defer backend.Stop()
-	config := Config{Text: w.text, Clusters: map[string][]string{"service": {backend.Address}}}
-	var asked []*process.Process
-	var store *process.Redis
-	switch {
-	case w.empty:
-		server, err := baseline.Server{}.Start(o.Lab)
-		if err != nil {
-			return err
-		}
-		defer server.Stop()
-		asked = []*process.Process{server}
-	case w.mode != "":
-		var more []string
-		if o.Nodes > 1 {
-			if store, err = process.OpenRedis(); err != nil {
-				return err
-			}
-			defer store.Close()
-			more = []string{"--redis-url", store.Addr}
-		}
-		rules, remove, err := process.Rules(fmt.Sprintf(endToEndRules, w.mode))
-		if err != nil {
-			return err
-		}
-		defer remove()
-		fleet, err := process.StartFleet(o.Binary, rules, o.Nodes, more...)
-		if err != nil {
-			return err
-		}
-		defer fleet.Stop()
-		asked, config.HashKeys = fleet.Nodes, fleet.Peers
+	service, err := w.service(o)
+	if err != nil {
+		return err
 	}
-	for _, p := range asked {
-		config.Clusters["sluice"] = append(config.Clusters["sluice"], p.Address)
-	}
-	e, err := Start(binary, dir, &config)
+	defer service.Stop()
+	e, err := Start(binary, dir, &Config{
+		Text: w.text, HashKeys: service.Peers,
+		Clusters: map[string][]string{"service": {backend.Address}, "sluice": service.Addresses()},
+	})
 	if err != nil {
 		return err
 	}
 	defer e.Stop()
-	if err := e.UntilStat("cluster.sluice.membership_healthy", int64(len(asked))); err != nil {
+	if err := e.UntilStat("cluster.sluice.membership_healthy", int64(len(service.Nodes))); err != nil {
 		return err
 	}
 	client := NewClient(e.URL)
 	defer client.Close()
 	client.Headers = w.headers
-	return w.drive(ctx, client, e, asked, store, o)
+	return w.drive(ctx, client, e, service, o)
+}
+
+// service is what Envoy asks: nodes of Sluice, the empty server, or none.
+func (w *way) service(o Options) (*process.Fleet, error) {
+	if w.mode == "" {
+		f := &process.Fleet{}
+		if !w.empty {
+			return f, nil
+		}
+		return f, baseline.Server{}.Join(f, o.Lab)
+	}
+	f, err := process.NewFleet(o.Binary, fmt.Sprintf(endToEndRules, w.mode), o.Nodes)
+	if err == nil && o.Nodes > 1 {
+		err = f.OpenRedis()
+	}
+	if err == nil {
+		err = f.StartFirst(o.Nodes)
+	}
+	return f, err
 }
 
 // used is the processor time of all so far, and how often Envoy had no decision.
@@ -217,37 +209,31 @@ type used struct {
 	undecided           int64
 }
 
-func use(e *Envoy, asked []*process.Process, store *process.Redis) (u used, err error) {
+func use(e *Envoy, service *process.Fleet) (u used, err error) {
 	if u.envoy, err = e.CPU(); err != nil {
 		return u, err
 	}
-	for _, p := range asked {
-		cpu, err := p.CPU()
-		if err != nil {
-			return u, err
-		}
-		u.nodes += cpu
+	if u.nodes, err = service.CPU(); err != nil {
+		return u, err
 	}
-	if store != nil {
-		u.store = store.Used().CPU
+	if service.Redis != nil {
+		u.store = service.Redis.Used().CPU
 	}
 	all, err := e.Stats()
 	u.undecided = all["cluster.service.ratelimit.error"]
 	return u, err
 }
 
-func (w *way) drive(
-	ctx context.Context, client *Client, e *Envoy, asked []*process.Process, store *process.Redis, o Options,
-) error {
+func (w *way) drive(ctx context.Context, client *Client, e *Envoy, service *process.Fleet, o Options) error {
 	l := load.Load{Rate: o.Rate, Keys: o.Keys, Length: w.warm}
 	client.Drive(ctx, l, time.Hour)
-	before, err := use(e, asked, store)
+	before, err := use(e, service)
 	if err != nil {
 		return err
 	}
 	l.Length = o.Round
 	t := client.Drive(ctx, l, time.Hour)
-	after, err := use(e, asked, store)
+	after, err := use(e, service)
 	if err != nil {
 		return err
 	}

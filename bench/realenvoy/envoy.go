@@ -5,16 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
-	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
 )
@@ -54,11 +50,9 @@ func Version(binary string) (string, error) {
 
 // Envoy is a running Envoy. It is safe for concurrent use.
 type Envoy struct {
+	*process.Process
 	URL      string // of its first listener
-	admin    string
 	accesses string
-	cmd      *exec.Cmd
-	ended    chan struct{}
 	mu       sync.Mutex
 	log      bytes.Buffer // guarded by mu
 }
@@ -74,21 +68,15 @@ func Start(binary, dir string, c *Config) (*Envoy, error) {
 	if err := os.WriteFile(file, p.text, 0o600); err != nil {
 		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
 	}
-	e := &Envoy{
-		URL: "http://" + p.listen, admin: p.admin, accesses: p.log, ended: make(chan struct{}),
-		cmd: exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
-			"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10"),
+	e := &Envoy{URL: "http://" + p.listen, accesses: p.log}
+	cmd := exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
+		"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10")
+	cmd.Stderr = e
+	if e.Process, err = process.Launch(cmd); err != nil {
+		return nil, err
 	}
-	e.cmd.Stderr = e
-	if err := e.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting Envoy: %w", err)
-	}
-	go func() {
-		_ = e.cmd.Wait()
-		close(e.ended)
-	}()
-	if err := Until("Envoy is ready", func() bool { return e.hasEnded() || e.ready() }); err != nil || e.hasEnded() {
-		e.Stop()
+	e.Debug = p.admin
+	if err := e.UntilReady(e.ready); err != nil {
 		return nil, fmt.Errorf("Envoy did not become ready (%w), and logged:\n%s", err, e.Log())
 	}
 	return e, nil
@@ -108,38 +96,14 @@ func (e *Envoy) Log() string {
 	return e.log.String()
 }
 
-func (e *Envoy) hasEnded() bool {
-	select {
-	case <-e.ended:
-		return true
-	default:
-		return false
-	}
-}
-
 func (e *Envoy) ready() bool {
-	text, err := e.ask("/ready")
+	text, err := e.Ask("/ready")
 	return err == nil && strings.HasPrefix(text, "LIVE")
-}
-
-// ask asks the admin port.
-func (e *Envoy) ask(path string) (string, error) {
-	client := http.Client{Timeout: time.Second}
-	r, err := client.Get("http://" + e.admin + path)
-	if err != nil {
-		return "", fmt.Errorf("asking Envoy for %s: %w", path, err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		return "", fmt.Errorf("asking Envoy for %s: %w", path, err)
-	}
-	return string(text), nil
 }
 
 // Stats are its counters and gauges by their names. Envoy leaves out those that were never used: they are 0.
 func (e *Envoy) Stats() (map[string]int64, error) {
-	text, err := e.ask("/stats?usedonly")
+	text, err := e.Ask("/stats?usedonly")
 	if err != nil {
 		return nil, err
 	}
@@ -187,20 +151,6 @@ func (e *Envoy) Accesses() ([]Access, error) {
 		all = append(all, a)
 	}
 	return all, nil
-}
-
-// CPU is the processor time that it has used since it started.
-func (e *Envoy) CPU() (time.Duration, error) { return process.CPUOf(e.cmd.Process.Pid) }
-
-// Stop ends it, and kills it if that takes long.
-func (e *Envoy) Stop() {
-	_ = e.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-e.ended:
-	case <-time.After(10 * time.Second):
-		_ = e.cmd.Process.Kill()
-		<-e.ended
-	}
 }
 
 // Until asks until the answer is yes, for half a minute at most.

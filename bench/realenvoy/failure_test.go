@@ -8,12 +8,11 @@ import (
 	"testing"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/sluice-gate/sluice/bench/caller"
 )
 
 // Without a decision a request passes, and with failure_mode_deny: true Envoy answers 500, whatever has become of
@@ -68,19 +67,13 @@ func TestOverloadedNode(t *testing.T) {
 		T: t, rules: fleetRules("mode: leasing", 1e9), config: Config{Text: shipped(t, "envoy/envoy.yaml")},
 		flags: []string{"--max-wait", "1ms"},
 	}).run()
-	address := "passthrough:///" + w.fleet.Nodes[0].Address
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	w.need(err)
-	defer conn.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	var callers sync.WaitGroup
 	refused := make(chan struct{}, 1)
 	for range 256 {
 		callers.Go(func() {
-			client := rls.NewRateLimitServiceClient(conn)
-			r := &rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
-				{Entries: []*common.RateLimitDescriptor_Entry{{Key: "api_key", Value: "k"}}},
-			}}
+			client := rls.NewRateLimitServiceClient(w.fleet.Pool.Next())
+			r := caller.Request("edge", "api_key", "k")
 			for ctx.Err() == nil {
 				if _, err := client.ShouldRateLimit(ctx, r); status.Code(err) == codes.Unavailable {
 					select {

@@ -3,7 +3,6 @@ package realenvoy
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -37,15 +36,10 @@ type manager struct {
 
 func newManager(t *testing.T) *manager {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &manager{T: t, address: l.Addr().String(), snapshots: cache.NewSnapshotCache(true, cache.IDHash{}, nil)}
-	s := grpc.NewServer()
-	discovery.RegisterAggregatedDiscoveryServiceServer(s, server.NewServer(t.Context(), m.snapshots, nil))
-	go func() { _ = s.Serve(l) }()
-	t.Cleanup(s.Stop)
+	m := &manager{T: t, snapshots: cache.NewSnapshotCache(true, cache.IDHash{}, nil)}
+	m.address = serve(t, func(s *grpc.Server) {
+		discovery.RegisterAggregatedDiscoveryServiceServer(s, server.NewServer(t.Context(), m.snapshots, nil))
+	})
 	return m
 }
 

@@ -127,7 +127,7 @@ func TestLLMIsEnvoy(t *testing.T) {
 		handler: model(&open, 1<<16),
 	}
 	w.prepare()
-	p := newTap(t, w.fleet.Nodes[0].Address)
+	p := newTap(t, w.fleet)
 	w.config.Clusters["sluice"] = []string{p.address}
 	w.start()
 	conn, err := grpc.NewClient("passthrough:///"+p.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -175,11 +175,10 @@ func TestLLMIsEnvoy(t *testing.T) {
 // free is how much of a team's tokens is left, at a node alone.
 func (w *world) free(team string) int {
 	w.Helper()
-	r, err := http.Get("http://" + w.fleet.Nodes[0].Debug + "/explain?domain=llm&entry=team=" + team)
+	text, err := w.fleet.Nodes[0].Ask("/explain?domain=llm&entry=team=" + team)
 	w.need(err)
-	defer r.Body.Close()
 	var e struct{ Ledger struct{ Free int } }
-	w.need(json.NewDecoder(r.Body).Decode(&e))
+	w.need(json.Unmarshal([]byte(text), &e))
 	return e.Ledger.Free
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -19,8 +18,6 @@ import (
 	"github.com/goccy/go-yaml"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -48,20 +45,11 @@ type usage struct {
 
 func newDealer(t *testing.T) *dealer {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	d := &dealer{
-		address: l.Addr().String(), down: make(chan struct{}), had: map[string][]usage{},
+		down: make(chan struct{}), had: map[string][]usage{},
 		streams: map[string]rlqs.RateLimitQuotaService_StreamRateLimitQuotasServer{},
 	}
-	server, healthy := grpc.NewServer(), health.NewServer()
-	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)
-	healthpb.RegisterHealthServer(server, healthy)
-	rlqs.RegisterRateLimitQuotaServiceServer(server, d)
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
+	d.address = serve(t, func(s *grpc.Server) { rlqs.RegisterRateLimitQuotaServiceServer(s, d) })
 	return d
 }
 

@@ -170,7 +170,7 @@ func doneWorld(t *testing.T, deny bool) (*world, *tap) {
 	w := &world{T: t, rules: doneRules, config: Config{Text: text}, handler: serveDone}
 	w.flags = []string{"--response-dynamic-metadata"}
 	w.prepare()
-	p := newTap(t, w.fleet.Nodes[0].Address)
+	p := newTap(t, w.fleet)
 	w.config.Clusters["sluice"] = []string{p.address}
 	w.start()
 	return w, p

@@ -3,7 +3,6 @@ package realenvoy
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -14,11 +13,10 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gate/sluice/bench/process"
 )
 
 // tap lies between Envoy and a node: it passes each call on, and notes what was asked and answered. The
@@ -36,23 +34,11 @@ type call struct {
 	wait            time.Duration // that the caller has said it waits; 0: it has not
 }
 
-func newTap(t *testing.T, node string) *tap {
+// newTap lies before the only node of a fleet.
+func newTap(t *testing.T, f *process.Fleet) *tap {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+node, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &tap{address: l.Addr().String(), node: rls.NewRateLimitServiceClient(conn)}
-	server, healthy := grpc.NewServer(), health.NewServer()
-	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)
-	healthpb.RegisterHealthServer(server, healthy)
-	rls.RegisterRateLimitServiceServer(server, p)
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { server.Stop(); conn.Close() })
+	p := &tap{node: rls.NewRateLimitServiceClient(f.Pool.Next())}
+	p.address = serve(t, func(s *grpc.Server) { rls.RegisterRateLimitServiceServer(s, p) })
 	return p
 }
 

@@ -5,15 +5,19 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/leasing/redistest"
@@ -65,8 +69,7 @@ func needsEnvoy(t *testing.T) {
 type world struct {
 	*testing.T
 	config  Config
-	rules   string
-	file    string // of the rules
+	rules   string // "": they are pushed
 	nodes   int
 	flags   []string // of Sluice
 	alone   bool     // without a Redis
@@ -125,15 +128,11 @@ func (w *world) prepare() {
 	needsEnvoy(w.T)
 	sluice, err := binary()
 	w.need(err)
-	if w.file == "" && w.rules != "" { // else they are pushed
-		w.file = filepath.Join(w.TempDir(), "rules.yaml")
-		w.need(os.WriteFile(w.file, []byte(w.rules), 0o600))
-	}
 	if w.nodes > 1 && !w.alone {
 		w.redis = redistest.Start(w)
 		w.flags = append(w.flags, "--redis-url", w.redis.Addr)
 	}
-	w.fleet, err = process.StartFleet(sluice, w.file, max(1, w.nodes), w.flags...)
+	w.fleet, err = process.StartFleet(sluice, w.rules, max(1, w.nodes), w.flags...)
 	w.need(err)
 	w.Cleanup(w.fleet.Stop)
 	w.backend, err = StartBackend(w.handler)
@@ -162,6 +161,22 @@ func (w *world) start() {
 	w.need(w.envoy.UntilStat("cluster."+w.cluster+".membership_healthy", int64(well)))
 	w.client = NewClient(w.envoy.URL)
 	w.Cleanup(w.client.Close)
+}
+
+// serve runs a server of gRPC, which Envoys find well, until the test ends, and returns its address.
+func serve(t *testing.T, register func(*grpc.Server)) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, healthy := grpc.NewServer(), health.NewServer()
+	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)
+	healthpb.RegisterHealthServer(server, healthy)
+	register(server)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	return l.Addr().String()
 }
 
 // get is the answer to one request.
@@ -224,18 +239,9 @@ func (w *world) stat(name string) int64 {
 // metric is a number that a node counts; 0 where it has none of this name.
 func metric(t *testing.T, n *process.Process, name string) float64 {
 	t.Helper()
-	text, err := n.Scrape()
+	value, _, err := n.Metric(name + " ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(text) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			f, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return f
-		}
-	}
-	return 0
+	return value
 }

@@ -99,11 +99,21 @@ func (b *Bounds) Refuse(flag string, value any, must string) {
 	*b = append(*b, fmt.Errorf("%s is %v, must be %s", flag, value, must))
 }
 
-// OneOf notes a flag whose value has no such name.
-func (b *Bounds) OneOf(flag, value string, names []string) {
-	if !slices.Contains(names, value) {
-		b.Refuse(flag, value, "one of "+strings.Join(names, ", "))
+// Choose returns what a flag names of all, or all if it names nothing. It notes other names.
+func Choose[T any](b *Bounds, flag string, named []string, all []T, name func(*T) string) (chosen []T) {
+	names := make([]string, len(all))
+	for i := range all {
+		names[i] = name(&all[i])
+		if len(named) == 0 || slices.Contains(named, names[i]) {
+			chosen = append(chosen, all[i])
+		}
 	}
+	for _, n := range named {
+		if !slices.Contains(names, n) {
+			b.Refuse(flag, n, "one of "+strings.Join(names, ", "))
+		}
+	}
+	return chosen
 }
 
 // Err is all of it.

@@ -332,11 +332,15 @@ func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 }
 
 func (b *books) tally(n *node, k *key, v *ratelimit.Verdict) *tally {
-	w := v.Window
+	return b.tallyOf(n.name, k, chargedIn(v))
+}
+
+// chargedIn is the window of a decision's charge.
+func chargedIn(v *ratelimit.Verdict) ratelimit.Window {
 	if v.Source == ratelimit.FromFallback {
-		w = v.Booked
+		return v.Booked
 	}
-	return b.tallyOf(n.name, k, w)
+	return v.Window
 }
 
 func (b *books) tallyOf(node ratelimit.Holder, k *key, w ratelimit.Window) *tally {
@@ -354,11 +358,7 @@ func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	}
 	n.takesBack(k)
 	t, l := b.tally(n, k, v), n.stepped.Look(b.store.ctx, n.clock(), a).Lease
-	w := v.Window
-	if v.Source == ratelimit.FromFallback {
-		w = v.Booked
-	}
-	if l != nil && l.Window == w {
+	if l != nil && l.Window == chargedIn(v) {
 		t.n -= v.Charged + v.Debt
 	}
 }
@@ -429,8 +429,8 @@ func (b *books) closed(told []*node, windows map[*key]ratelimit.Window) {
 
 // has is the total of a node in an account, over all its names, and the part of it that may be repeated draws.
 func (b *book) has(node ratelimit.Holder) (total, loose ratelimit.Tokens) {
-	for _, h := range slices.SortedFunc(maps.Keys(b.holders), cmp.Compare[ratelimit.Holder]) {
-		if e := b.holders[h]; h>>nameBits == node {
+	for h, e := range b.holders {
+		if h>>nameBits == node {
 			total, loose = total+e.total, loose+e.loose
 		}
 	}

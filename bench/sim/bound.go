@@ -263,14 +263,10 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 // dropped keys that the ledger had completely.
 func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 	n := ratelimit.Tokens(0)
-	if b.Table > 0 {
-		for _, s := range k.spent {
+	for name, s := range k.spent {
+		if b.Table > 0 || f.absent[name] {
 			n += s.n
 		}
-		return min(n, k.rule.Limit.Capacity())
-	}
-	for name := range f.absent {
-		n += k.spent[name].n
 	}
 	return min(n, k.rule.Limit.Capacity())
 }

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -193,15 +192,11 @@ func TestHistoriesFindBugs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the product with bugs")
 	}
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
 	bugs := make([]plant.Bug, len(planted))
 	for i, p := range planted {
 		bugs[i] = p.Bug
 	}
-	tests, err := plant.Tests(t.Context(), root, "bench/sim", t.TempDir(), bugs)
+	tests, err := plant.Tests(t.Context(), "../..", "bench/sim", t.TempDir(), bugs)
 	if err != nil {
 		t.Fatal(err)
 	}

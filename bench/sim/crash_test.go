@@ -63,18 +63,11 @@ func TestCrashStrandsATwentieth(t *testing.T) {
 			for _, at := range []time.Duration{time.Second, 10 * time.Second, 25 * time.Second} {
 				t.Run(fmt.Sprintf("%v, %d nodes, at %v", algorithm, nodes, at), func(t *testing.T) {
 					const keys, rate, limit = 20, 3000, 6000
-					r := &ratelimit.Rule{
-						Domain: "d", Path: "k", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{},
-						Limit: ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: limit},
-					}
-					result, err := Run(Options{
-						Seed: 1, Nodes: nodes, Rule: r, Load: load.Load{Rate: rate, Keys: keys, Length: 60 * time.Second},
-						Faults: []Fault{{At: at, Kind: Crash, Node: 1}},
-						Net:    Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Microsecond}},
+					l := ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: limit}
+					result := played(t, Options{
+						Seed: 1, Nodes: nodes, Rule: declaring(t, l), Load: load.Load{Rate: rate, Keys: keys, Length: 60 * time.Second},
+						Faults: []Fault{{At: at, Kind: Crash, Node: 1}}, Net: near,
 					})
-					if err != nil || result.Violation != nil {
-						t.Fatal(err, result.Violation)
-					}
 					most := ratelimit.Tokens(keys*limit/20 + 2*rate/nodes)
 					t.Logf("%d under of %d, at most %d; %d over", result.Under, keys*limit, most, result.Over)
 					if result.Under > most || result.Over > 0 {

@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"cmp"
-	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -54,7 +52,6 @@ func (h *historian) drawn() {
 		}
 		h.o.Faults = append(h.o.Faults, f)
 	}
-	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }
 
 // relimit changes only the limit, node by node, a few times: at any time, or shortly before a window ends, when

@@ -35,31 +35,23 @@ func TestEconomyOfClaims(t *testing.T) {
 		{"1,000,000 a day, 10 keys", ratelimit.Day, 1_000_000, 10, 1.1, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}},
 	} {
 		for mode, most := range row.most {
-			c := ratelimit.DefaultCoordination()
-			c.Mode = ratelimit.Mode(mode)
-			r := &ratelimit.Rule{
-				Domain: "d", Path: "k", Coordination: c, Counters: &ratelimit.RuleCounters{},
-				Limit: ratelimit.Limit{Unit: row.unit, Multiplier: 1, Requests: row.requests},
-			}
-			result, err := Run(Options{
-				Seed: 1, Nodes: 3, Rule: r, Load: load.Load{Rate: 3000, Keys: row.keys, Skew: row.skew, Length: 20 * time.Second},
-				Net: Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Microsecond}, Hop: Delay{Least: 300 * time.Microsecond}},
+			l, name := ratelimit.Limit{Unit: row.unit, Multiplier: 1, Requests: row.requests}, ratelimit.Mode(mode).String()
+			result := played(t, Options{
+				Seed: 1, Nodes: 3, Rule: declaring(t, l, map[string]string{"mode": name}), Net: near,
+				Load: load.Load{Rate: 3000, Keys: row.keys, Skew: row.skew, Length: 20 * time.Second},
 			})
-			if err != nil || result.Violation != nil {
-				t.Fatal(err, result.Violation)
-			}
 			scripts := 1000 * float64(result.Claims-result.Draws) / float64(result.Requests)
-			t.Logf("%-29s %-8v %7.1f claims for 1,000 decisions, %6.1f of them no draws, %6.1f trips, %4d recalls; %d over, %d of %d refused too early; waited %v (p99), %v (p99.9)",
-				row.name, c.Mode, result.ClaimsPerThousand(), scripts, 1000*float64(result.Trips)/float64(result.Requests), result.Recalls,
+			t.Logf("%-29s %-8s %7.1f claims for 1,000 decisions, %6.1f of them no draws, %6.1f trips, %4d recalls; %d over, %d of %d refused too early; waited %v (p99), %v (p99.9)",
+				row.name, name, result.ClaimsPerThousand(), scripts, 1000*float64(result.Trips)/float64(result.Requests), result.Recalls,
 				result.Over, result.Early, result.Offered, result.P99, result.P999)
 			if got := result.ClaimsPerThousand(); got > most {
-				t.Errorf("%s, %v: %.1f claims for 1,000 decisions, more than %v", row.name, c.Mode, got, most)
+				t.Errorf("%s, %s: %.1f claims for 1,000 decisions, more than %v", row.name, name, got, most)
 			}
 			if most := row.scripts[mode]; scripts > most {
-				t.Errorf("%s, %v: %.1f claims for 1,000 decisions are no draws, more than %v", row.name, c.Mode, scripts, most)
+				t.Errorf("%s, %s: %.1f claims for 1,000 decisions are no draws, more than %v", row.name, name, scripts, most)
 			}
-			if float64(result.Early) > early[mode]*float64(result.Offered) || c.Mode != ratelimit.Approx && result.Over > 0 {
-				t.Errorf("%s, %v: %d refused too early, %d over", row.name, c.Mode, result.Early, result.Over)
+			if float64(result.Early) > early[mode]*float64(result.Offered) || mode != int(ratelimit.Approx) && result.Over > 0 {
+				t.Errorf("%s, %s: %d refused too early, %d over", row.name, name, result.Early, result.Over)
 			}
 		}
 	}
@@ -75,17 +67,10 @@ func TestManyNodesShareFewTokens(t *testing.T) {
 			{Unit: ratelimit.Second, Multiplier: 1, Requests: 100},
 			{Unit: ratelimit.Minute, Multiplier: 1, Requests: 600},
 		} {
-			r := &ratelimit.Rule{
-				Domain: "d", Path: "k", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}, Limit: limit,
-			}
-			r.Coordination.Mode = ratelimit.Leasing
-			result, err := Run(Options{
-				Seed: 1, Nodes: nodes, Rule: r, Load: load.Load{Rate: 3000, Keys: 100, Skew: 1.1, Length: 10 * time.Second},
-				Net: Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Microsecond}, Hop: Delay{Least: 300 * time.Microsecond}},
+			result := played(t, Options{
+				Seed: 1, Nodes: nodes, Rule: declaring(t, limit, map[string]string{"mode": "leasing"}), Net: near,
+				Load: load.Load{Rate: 3000, Keys: 100, Skew: 1.1, Length: 10 * time.Second},
 			})
-			if err != nil || result.Violation != nil {
-				t.Fatal(err, result.Violation)
-			}
 			t.Logf("%d nodes, %v: %d of %d refused too early, %d less than %d admitted; %.1f claims for 1,000 decisions, %d recalls",
 				nodes, &limit, result.Early, result.Offered, result.Under, result.Admitted+result.Under, result.ClaimsPerThousand(), result.Recalls)
 			if result.Over > 0 || result.Early*50 > result.Offered || result.Under*1000 > result.Admitted {

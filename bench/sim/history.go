@@ -35,6 +35,7 @@ func History(seed uint64) Options {
 	h.parts()
 	h.overrides()
 	h.wake()
+	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 	return h.o
 }
 
@@ -47,6 +48,38 @@ func (h *historian) wake() {
 	}
 }
 
+// ring makes the parts that only mode routing has: hot keys, and rings without a store, in which nodes join and
+// leave more often.
+func (h *historian) ring() {
+	if !h.o.Rule.Coordination.Mode.Spec().Owned {
+		return
+	}
+	h.o.HotRate = pick(h, 0, 1e9, 5, 50)
+	if h.chance(0.4) {
+		return
+	}
+	h.o.Storeless, h.o.Changes, h.o.Table = true, nil, 0
+	h.o.Net.Loss = pick(h, 0, 0, 0.03)
+	h.o.Faults = slices.DeleteFunc(h.o.Faults, func(f Fault) bool { return !slices.Contains(ringFaults, f.Kind) })
+	for range h.IntN(6) {
+		h.o.Faults = append(h.o.Faults, Fault{
+			At: time.Duration(h.Int64N(int64(h.o.Load.Length))), Kind: pick(h, Join, Join, Leave, Leave, Restart), Node: h.IntN(h.o.Nodes + 2),
+		})
+	}
+}
+
+// ringFaults are the faults that matter without a store.
+var ringFaults = []FaultKind{Crash, Restart, Pause, Part, Leave, Join, Suspend}
+
+// parts makes one history in five use a ledger of several parts, like a Redis Cluster. Each part has its own
+// accounts, epoch and clock, and fails, loses data and fails over alone. It draws its own random number, so
+// that other histories stay the same.
+func (h *historian) parts() {
+	if own := rand.New(rand.NewPCG(h.o.Seed, 0x9a27)); own.IntN(5) == 0 && !h.o.Rule.Coordination.Mode.Spec().Owned {
+		h.o.Parts = 2 + own.IntN(3)
+	}
+}
+
 // lengthen makes windows longer than the seat of a crashed node, with demand beyond the limit.
 func (h *historian) lengthen() {
 	l, limit := &h.o.Load, &h.o.Rule.Limit
@@ -56,7 +89,6 @@ func (h *historian) lengthen() {
 	l.Keys = 1
 	l.Rate = max(5, min(3*float64(limit.Requests)/40, mostRequests/l.Length.Seconds()))
 	h.o.Faults = append(h.o.Faults, Fault{At: 20 * time.Second, Kind: Join})
-	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }
 
 type historian struct {
@@ -272,5 +304,4 @@ func (h *historian) faults() {
 		}
 		h.o.Faults = append(h.o.Faults, f)
 	}
-	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -71,13 +72,9 @@ func (n *node) start() {
 	n.clocks = ratelimit.NewClock(n.running, n.elapsed)
 	rnd := rand.New(rand.NewPCG(w.Seed, 0x1000+uint64(n.name)))
 	wall := time.UnixMicro(int64(w.ledgerTime()))
-	table := tableSize
-	if w.Table > 0 {
-		table = w.Table
-	}
 	n.keeper = approx.NewKeeper(nil, n.name, n.clock)
 	n.known = map[*key]known{}
-	n.stepped = leasing.NewStepped(n.name<<nameBits, table, n.clock, wall, n.after, rnd.Float64)
+	n.stepped = leasing.NewStepped(n.name<<nameBits, cmp.Or(w.Table, tableSize), n.clock, wall, n.after, rnd.Float64)
 	n.stepped.Divide(&w.store)
 	n.stepped.Nodes, n.stepped.Drift = w.alive, n.keeper
 	n.keeper.Epoch = n.stepped.Epoch

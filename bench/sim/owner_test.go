@@ -21,23 +21,15 @@ func TestOwnerIsGone(t *testing.T) {
 		"cut":   {{At: 5 * time.Second, Kind: Part, Node: 3, For: 10 * time.Second}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := ratelimit.DefaultCoordination()
-			c.Mode = ratelimit.Routing
-			r := &ratelimit.Rule{
-				Domain: "d", Path: "k", Coordination: c, Counters: &ratelimit.RuleCounters{},
-				Limit: ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 1, Requests: 3000},
-			}
-			result, err := Run(Options{
-				Seed: 1, Nodes: 10, Rule: r, Load: load.Load{Rate: 3000, Keys: 20, Length: 30 * time.Second}, Start: 5 * time.Second, Faults: faults,
-				Net: Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Microsecond}, Hop: Delay{Least: 300 * time.Microsecond}},
+			l := ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 1, Requests: 3000}
+			result := played(t, Options{
+				Seed: 1, Nodes: 10, Rule: declaring(t, l, map[string]string{"mode": "routing"}), Net: near,
+				Load: load.Load{Rate: 3000, Keys: 20, Length: 30 * time.Second}, Start: 5 * time.Second, Faults: faults,
 			})
-			if err != nil || result.Violation != nil {
-				t.Fatal(err, result.Violation)
-			}
 			t.Logf("%d over, %d under of %d admitted, %d refused too early, %d unanswered; by %v; %.1f claims for 1,000 decisions, waited %v (p99.9)",
 				result.Over, result.Under, result.Admitted, result.Early, result.Unanswered, result.Sources, result.ClaimsPerThousand(), result.P999)
 			if result.Over > 0 {
-				t.Errorf("%d over a limit of %d", result.Over, r.Limit.Requests)
+				t.Errorf("%d over a limit of %d", result.Over, l.Requests)
 			}
 			// What a crashed owner held is stranded: a lease of each of its keys.
 			if most := result.Admitted / 50; result.Under > most {

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -44,11 +43,9 @@ func TestRingComesAndGoes(t *testing.T) {
 	t.Parallel()
 	for algorithm := range ratelimit.RateAlgorithms() {
 		for seed := range uint64(2) {
-			r := &ratelimit.Rule{Domain: "d", Path: "key", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
-			r.Limit = ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Requests: 40, Burst: 40}
-			r.Coordination.Mode, r.Coordination.OnStoreFailure = ratelimit.Routing, ratelimit.FailClosed
+			l := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Requests: 40, Burst: 40}
 			o := Options{
-				Seed: seed, Nodes: 3, Rule: r, Storeless: true, HotRate: []float64{1e9, 5}[seed%2], Check: true,
+				Seed: seed, Nodes: 3, Rule: declaring(t, l, map[string]string{"mode": "routing", "on_store_failure": "closed"}), Storeless: true, HotRate: []float64{1e9, 5}[seed%2], Check: true,
 				Load: load.Load{Rate: 600, Keys: 200, Skew: 1.1, Length: 60 * time.Second, Cost: 1},
 				Net:  Net{Trip: Delay{Least: time.Millisecond}, Hop: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Microsecond}},
 			}
@@ -56,15 +53,10 @@ func TestRingComesAndGoes(t *testing.T) {
 				kind := []FaultKind{Join, Leave, Restart}[i%3]
 				o.Faults = append(o.Faults, Fault{At: time.Duration(2+3*i) * time.Second, Kind: kind, Node: (i + int(seed)) % 4})
 			}
-			got, err := Run(o)
-			if err != nil || got.Violation != nil {
-				t.Fatal(err, got.Violation)
-			}
+			got := played(t, o)
 			if got.Over > 0 || got.Sources["fallback"] > got.Requests/1000 || got.Sources["owner"] == 0 {
 				t.Errorf("%s, seed %d: %d over, %v", ratelimit.Algorithms[algorithm], seed, got.Over, got.Sources)
 			}
 		}
 	}
 }
-
-var _ = fmt.Sprint

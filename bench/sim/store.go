@@ -158,11 +158,7 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		}
 	}
 	claims, sent := b.Claims(), s.now
-	fail := func(err error) func() {
-		return end(func() {
-			b.Fail(err)
-		})
-	}
+	fail := func(err error) func() { return end(func() { b.Fail(err) }) }
 	there, back := s.travel(s.Net.Trip), s.travel(s.Net.Trip)+s.slow+n.late
 	s.bound.late(n, there+back)
 	if p.down > 0 && s.Refuses && n.cut == 0 {
@@ -250,7 +246,7 @@ func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelim
 		}
 		if p.Trace != nil {
 			p.trace("node %d as %x: %s %d on key %d, window %d of %d: taken %d, spent %d; needs %d, wants %d, eager %v for %v, learning %d",
-				n.slot, c.Holder, kinds[c.Kind], c.Seq, p.named[c.Key].index, c.Window, c.Limit.Capacity(), c.Taken, c.Spent, c.Need, c.Want, c.Eager, c.TTL, c.Learning)
+				n.slot, c.Holder, kinds[c.Kind], c.Seq, p.named[c.Key].index, c.Window, c.Limit.Capacity(), c.Taken, c.Spent, c.Need, c.Want, c.Eager(), c.TTL, c.Learning)
 			p.trace("  the ledger grants %d of %d: total %d, in hand elsewhere %d, cut %d, fence %d, missing %v, learning %d, recalling %v, epoch %d, error %v",
 				g.Granted, g.Sum, g.Total, g.InHand, g.Cut, g.Fence, g.Missing, g.Learning, g.Recalling, epoch.ID, g.Err)
 		}

@@ -128,11 +128,9 @@ func (w *world) ledgerTime() ratelimit.LedgerTime { return w.store.parts[0].time
 func (w *world) in(d time.Duration, do func()) { w.queue.Push(w.now+int64(d), do) }
 
 func (w *world) play() {
-	var source load.Source
+	source := load.Source(w.Load.Stream(w.Seed))
 	if w.Source != nil {
 		source = w.Source()
-	} else {
-		source = w.Load.Stream(w.Seed)
 	}
 	next, more := source.Next()
 	for w.result.Violation == nil {

@@ -3,45 +3,33 @@ package store
 import (
 	"regexp"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/baseline"
-	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/process"
 )
 
-// Fleet is nodes, and a Redis that was empty at their start. It is not safe for concurrent use, except its
-// Pool.
-type Fleet struct {
-	Redis *process.Redis
-	Pool  caller.Pool // of the nodes
-	nodes *process.Fleet
-	rules func() // removes their file
+// Open starts nodes of sluice, a binary, with rules and a Redis that is empty, and waits until they have found each
+// other.
+func Open(binary, rules string, nodes int) (*process.Fleet, error) {
+	return openNodes(binary, rules, nodes, 0)
 }
 
-// Open starts nodes of sluice, a binary, with a file of rules, and waits until they have found each other.
-func Open(binary, rules string, nodes int) (*Fleet, error) { return openNodes(binary, rules, nodes, 0) }
-
 // openNodes has places for others that may join, and adds flags to the command lines.
-func openNodes(binary, rules string, nodes, others int, flags ...string) (*Fleet, error) {
-	file, remove, err := process.Rules(rules)
+func openNodes(binary, rules string, nodes, others int, flags ...string) (*process.Fleet, error) {
+	flags = append([]string{"--max-keys", strconv.Itoa(maxKeys), "--drain-time", "200ms"}, flags...)
+	f, err := process.NewFleet(binary, rules, nodes+others, flags...)
 	if err != nil {
 		return nil, err
 	}
-	return open(remove, func(f *Fleet) error {
-		f.nodes, err = process.NewFleet(binary, file, nodes+others, append([]string{
-			"--redis-url", f.Redis.Addr, "--max-keys", strconv.Itoa(maxKeys), "--drain-time", "200ms",
-		}, flags...)...)
-		if err != nil {
-			return err
-		}
-		if err := f.nodes.StartFirst(nodes); err != nil {
-			return err
-		}
-		time.Sleep(young)
-		return f.add(f.nodes.Running()...)
-	})
+	if err := f.OpenRedis(); err != nil {
+		return nil, err
+	}
+	if err := f.StartFirst(nodes); err != nil {
+		return nil, err
+	}
+	time.Sleep(young)
+	return f, nil
 }
 
 // maxKeys is more than most rows have.
@@ -52,56 +40,19 @@ const maxKeys = 200_000
 const young = 2500 * time.Millisecond
 
 // OpenBaseline starts servers that ask Redis for each request, by sluicelab, a binary.
-func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*Fleet, error) {
-	return open(func() {}, func(f *Fleet) error {
-		f.nodes = &process.Fleet{}
-		for range nodes {
-			p, err := baseline.Server{Redis: f.Redis.Addr, Limit: limit, Window: window}.Start(lab)
-			if err != nil {
-				return err
-			}
-			f.nodes.Nodes = append(f.nodes.Nodes, p)
-		}
-		return f.add(f.nodes.Running()...)
-	})
-}
-
-// open starts a Redis, and then what asks it. Of a fleet that does not start, nothing is left.
-func open(rules func(), nodes func(f *Fleet) error) (*Fleet, error) {
-	redis, err := process.OpenRedis()
-	if err != nil {
-		rules()
+func OpenBaseline(lab string, limit int64, window time.Duration, nodes int) (*process.Fleet, error) {
+	f := &process.Fleet{}
+	if err := f.OpenRedis(); err != nil {
 		return nil, err
 	}
-	f := &Fleet{Redis: redis, rules: rules}
-	if err := nodes(f); err != nil {
-		f.Close()
-		return nil, err
+	for range nodes {
+		s := baseline.Server{Redis: f.Redis.Addr, Limit: limit, Window: window}
+		if err := s.Join(f, lab); err != nil {
+			f.Stop()
+			return nil, err
+		}
 	}
 	return f, nil
-}
-
-func (f *Fleet) add(nodes ...*process.Process) error {
-	for _, n := range nodes {
-		if err := f.Pool.Add(n.Address); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// start starts a node in its place.
-func (f *Fleet) start(i int) error {
-	if err := f.nodes.Start(i); err != nil {
-		return err
-	}
-	return f.add(f.nodes.Nodes[i])
-}
-
-// end ends a node, which is asked no longer: SIGTERM has it drain.
-func (f *Fleet) end(i int, s syscall.Signal) error {
-	f.Pool.Drop(f.nodes.Nodes[i].Address)
-	return f.nodes.End(i, s)
 }
 
 // Counters of nodes, by a label.
@@ -111,13 +62,13 @@ var (
 )
 
 // sum is a counter of all nodes together, by label.
-func (f *Fleet) sum(counter *regexp.Regexp) map[string]int64 {
+func sum(f *process.Fleet, counter *regexp.Regexp) map[string]int64 {
 	all := map[string]int64{}
-	for _, node := range f.nodes.Running() {
+	for _, node := range f.Running() {
 		if node.Debug == "" { // the baseline has no metrics
 			continue
 		}
-		text, err := node.Scrape()
+		text, err := node.Ask("/metrics")
 		if err != nil {
 			continue
 		}
@@ -128,14 +79,4 @@ func (f *Fleet) sum(counter *regexp.Regexp) map[string]int64 {
 		}
 	}
 	return all
-}
-
-// Close ends all of it.
-func (f *Fleet) Close() {
-	f.Pool.Close()
-	if f.nodes != nil {
-		f.nodes.Stop()
-	}
-	f.Redis.Close()
-	f.rules()
 }

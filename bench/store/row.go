@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -23,14 +24,14 @@ type Row struct {
 	Most    []float64      `json:"most,omitempty"`    // Redis' work, to the baseline's: leasing, routing, approx
 
 	shape   load.Shape
-	hot     float64            // share of the requests for one key
-	fields  map[string]string  // of the coordination, in each mode
-	flags   []string           // of nodes
-	others  int                // nodes that may join
-	strike  func(*Fleet) error // a third into it; nil: nothing goes wrong
-	mend    func(*Fleet) error // two thirds into it
-	amnesia bool               // Redis loses data: Bounds.OnLoss comes on top
-	extra   bool               // measured only if it is named
+	hot     float64                    // share of the requests for one key
+	fields  map[string]string          // of the coordination, in each mode
+	flags   []string                   // of nodes
+	others  int                        // nodes that may join
+	strike  func(*process.Fleet) error // a third into it; nil: nothing goes wrong
+	mend    func(*process.Fleet) error // two thirds into it
+	amnesia bool                       // Redis loses data: Bounds.OnLoss comes on top
+	extra   bool                       // measured only if it is named
 }
 
 // rows are ordinary traffic, and hard cases: rows 4 and 5 gain nothing from a lease, and the last two have a

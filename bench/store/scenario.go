@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -70,7 +71,7 @@ func scenario(id, what string, change func(*Row)) Row {
 }
 
 // fault is a scenario in which something goes wrong a third into the time, and is right again after two.
-func fault(id, what string, strike, mend func(*Fleet) error, change func(*Row)) Row {
+func fault(id, what string, strike, mend func(*process.Fleet) error, change func(*Row)) Row {
 	r := scenario(id, what, change)
 	r.strike, r.mend = strike, mend
 	return r
@@ -90,31 +91,31 @@ var scenarios = []Row{
 		r.Keys, r.hot, r.flags, r.extra = 60_000, 0.3, []string{"--max-keys", "1000"}, true
 	}),
 	fault("kill", "a node is killed, and started again",
-		func(f *Fleet) error { return f.end(0, syscall.SIGKILL) }, func(f *Fleet) error { return f.start(0) }, nil),
+		func(f *process.Fleet) error { return f.End(0, syscall.SIGKILL) }, func(f *process.Fleet) error { return f.Start(0) }, nil),
 	fault("pause", "a node is stopped, and goes on",
-		func(f *Fleet) error { return f.nodes.Nodes[0].Pause(true) }, func(f *Fleet) error { return f.nodes.Nodes[0].Pause(false) }, extra),
-	fault("join", "a node joins", func(f *Fleet) error { return f.start(len(f.nodes.Nodes) - 1) }, nil, func(r *Row) { r.others, r.extra = 1, true }),
-	fault("roll", "each node in turn leaves, and is there again", func(f *Fleet) error {
-		for i := range f.nodes.Running() {
-			if err := f.end(i, syscall.SIGTERM); err != nil {
+		func(f *process.Fleet) error { return f.Nodes[0].Pause(true) }, func(f *process.Fleet) error { return f.Nodes[0].Pause(false) }, extra),
+	fault("join", "a node joins", func(f *process.Fleet) error { return f.Start(len(f.Nodes) - 1) }, nil, func(r *Row) { r.others, r.extra = 1, true }),
+	fault("roll", "each node in turn leaves, and is there again", func(f *process.Fleet) error {
+		for i := range f.Running() {
+			if err := f.End(i, syscall.SIGTERM); err != nil {
 				return err
 			}
-			if err := f.start(i); err != nil {
+			if err := f.Start(i); err != nil {
 				return err
 			}
 		}
 		return nil
 	}, nil, extra),
 	fault("hung store", "Redis is stopped, and goes on",
-		func(f *Fleet) error { return f.Redis.Hang(true) }, func(f *Fleet) error { return f.Redis.Hang(false) }, nil),
+		func(f *process.Fleet) error { return f.Redis.Hang(true) }, func(f *process.Fleet) error { return f.Redis.Hang(false) }, nil),
 	fault("dead store", "Redis is killed, and started again empty",
-		func(f *Fleet) error { return f.Redis.Kill() }, func(f *Fleet) error { return f.Redis.Start() }, func(r *Row) { r.amnesia, r.extra = true, true }),
-	fault("flushed store", "FLUSHALL", func(f *Fleet) error { return f.Redis.Forget() }, nil, func(r *Row) { r.amnesia = true }),
+		func(f *process.Fleet) error { return f.Redis.Kill() }, func(f *process.Fleet) error { return f.Redis.Start() }, func(r *Row) { r.amnesia, r.extra = true, true }),
+	fault("flushed store", "FLUSHALL", func(f *process.Fleet) error { return f.Redis.Forget() }, nil, func(r *Row) { r.amnesia = true }),
 }
 
 // fails has things go wrong, and right again.
-func (r *Row) fails(ctx context.Context, f *Fleet, length time.Duration) error {
-	for _, step := range []func(*Fleet) error{r.strike, r.mend} {
+func (r *Row) fails(ctx context.Context, f *process.Fleet, length time.Duration) error {
+	for _, step := range []func(*process.Fleet) error{r.strike, r.mend} {
 		if step == nil {
 			continue
 		}

@@ -50,7 +50,7 @@ func TestAccuracy(t *testing.T) {
 
 // A figure beyond its bound fails the run.
 func TestBeyondTheBound(t *testing.T) {
-	calm, struck := &Row{Limit: 300, Unit: ratelimit.Year}, &Row{Limit: 300, Unit: ratelimit.Year, strike: func(*Fleet) error { return nil }}
+	calm, struck := &Row{Limit: 300, Unit: ratelimit.Year}, &Row{Limit: 300, Unit: ratelimit.Year, strike: func(*process.Fleet) error { return nil }}
 	leasing, approx := &scenarioModes[1], &scenarioModes[3]
 	ten := map[string]int64{"total_hits": 10, "within_limit": 8}
 	for _, c := range []struct {

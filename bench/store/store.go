@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 
@@ -55,29 +54,13 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) { return R
 func (o *Options) validate() error {
 	b := report.Bounds(load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate())
 	b.Check(o)
-	var ids, names []string
-	for _, r := range o.of.rows {
-		ids = append(ids, r.ID)
-	}
-	for _, m := range o.of.modes {
-		names = append(names, m.name)
-	}
-	for _, id := range o.Rows {
-		b.OneOf(o.of.flag, id, ids)
-	}
-	for _, name := range o.Modes {
-		b.OneOf("--modes", name, names)
-	}
+	o.rows(&b)
+	report.Choose(&b, "--modes", o.Modes, o.of.modes, func(m *mode) string { return m.name })
 	return b.Err()
 }
 
-func (o *Options) rows() (chosen []Row) {
-	for _, r := range o.of.rows {
-		if len(o.Rows) == 0 || slices.Contains(o.Rows, r.ID) {
-			chosen = append(chosen, r)
-		}
-	}
-	return chosen
+func (o *Options) rows(b *report.Bounds) []Row {
+	return report.Choose(b, o.of.flag, o.Rows, o.of.rows, func(r *Row) string { return r.ID })
 }
 
 // modes are those in which a row is measured: not with a reserve that is no token for each node.
@@ -103,7 +86,7 @@ func (o *Options) fleets(r *Row) []int {
 
 // Count is how many measurements Run makes.
 func (o *Options) Count() (n int) {
-	for _, r := range o.rows() {
+	for _, r := range o.rows(&report.Bounds{}) {
 		n += len(o.fleets(&r)) * len(o.modes(&r))
 	}
 	return n
@@ -157,7 +140,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	r := &Report{Rate: o.Rate, Length: o.Length, of: o.of}
-	for _, row := range o.rows() {
+	for _, row := range o.rows(&report.Bounds{}) {
 		for _, nodes := range o.fleets(&row) {
 			first := len(r.Measured)
 			for _, m := range o.modes(&row) {
@@ -191,14 +174,18 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	if err != nil {
 		return Measured{}, err
 	}
-	defer f.Close()
+	defer f.Stop()
 	t := newTally(row.Limit, row.window())
 	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
 		return Measured{}, err
 	}
 	var warmUse process.RedisUse
 	var warmAsked int64
-	before, cpu, start := f.Redis.Used(), f.nodes.CPU(), time.Now()
+	cpu, err := f.CPU()
+	if err != nil {
+		return Measured{}, err
+	}
+	before, start := f.Redis.Used(), time.Now()
 	if row.strike == nil { // else Redis may be away then
 		timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.Redis.Used(), t.decisions() })
 		defer timer.Stop()
@@ -207,6 +194,10 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		return Measured{}, err
 	}
 	after, took := f.Redis.Used(), time.Since(start)
+	cpuAfter, err := f.CPU()
+	if err != nil {
+		return Measured{}, err
+	}
 	used, asked := after.Since(before), max(1, t.decisions())
 	got := Measured{
 		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
@@ -214,9 +205,9 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Claims:  1000 * float64(used.Scripts) / float64(asked),
 		Draws:   1000 * float64(used.Commands["hincrby"].Calls) / 2 / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
-		NodeCPU: micros(f.nodes.CPU()-cpu, asked),
+		NodeCPU: micros(cpuAfter-cpu, asked),
 		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early,
-		Commands: used.Commands, Reasons: f.sum(claims),
+		Commands: used.Commands, Reasons: sum(f, claims),
 	}
 	if row.strike == nil {
 		got.Warm = micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked-warmAsked)
@@ -225,12 +216,12 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	if m.fields != nil {
 		got.declared(row, m)
 	}
-	got.check(row, m, t, f.sum(counted))
+	got.check(row, m, t, sum(f, counted))
 	return got, nil
 }
 
 // open starts a fleet that answers in a mode.
-func (o *Options) open(row *Row, m *mode, nodes int) (*Fleet, error) {
+func (o *Options) open(row *Row, m *mode, nodes int) (*process.Fleet, error) {
 	if m.fields == nil {
 		return OpenBaseline(o.Lab, row.Limit, row.window(), nodes)
 	}
@@ -238,10 +229,10 @@ func (o *Options) open(row *Row, m *mode, nodes int) (*Fleet, error) {
 }
 
 // load makes the row's requests, while things go wrong.
-func (o *Options) load(ctx context.Context, row *Row, f *Fleet, t *tally, start time.Time) error {
+func (o *Options) load(ctx context.Context, row *Row, f *process.Fleet, t *tally, start time.Time) error {
 	struck := make(chan error, 1)
 	go func() { struck <- row.fails(ctx, f, o.Length) }()
-	ask := func(r load.Request, intended time.Time) { f.askAt(ctx, f.Pool.Next(), t, r.Key, intended) }
+	ask := func(r load.Request, intended time.Time) { askAt(ctx, f.Pool.Next(), t, r.Key, intended) }
 	if l := row.load(o.Rate, o.Length); row.Callers > 0 {
 		caller.Closed(ctx, row.Callers, l, o.Seed, start, ask)
 	} else {
@@ -318,7 +309,7 @@ func idleRedis(ctx context.Context) (float64, error) {
 }
 
 // askAt makes one call to a node, and counts the answer.
-func (f *Fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
+func askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
 	defer cancel()
 	sent := time.Now()
@@ -326,9 +317,7 @@ func (f *Fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key 
 		t.answered(key, intended, sent, sent, false, errNoNode)
 		return
 	}
-	answer, err := rls.NewRateLimitServiceClient(node).ShouldRateLimit(ctx, &rls.RateLimitRequest{
-		Domain: domain, Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{{Key: entry, Value: fmt.Sprintf("client-%d", key)}}}},
-	})
+	answer, err := rls.NewRateLimitServiceClient(node).ShouldRateLimit(ctx, caller.Request(domain, entry, fmt.Sprintf("client-%d", key)))
 	t.answered(key, intended, sent, time.Now(), answer.GetOverallCode() == rls.RateLimitResponse_OK, err)
 }
 

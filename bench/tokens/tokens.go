@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -39,30 +38,12 @@ func (*Options) Examples() string {
 // Measure implements [report.Measurement].
 func (o *Options) Measure(ctx context.Context) (report.Result, error) { return Run(ctx, *o) }
 
-// validate reports every problem.
-func (o *Options) validate() error {
+// cases are the chosen ones; err is every problem of the options.
+func (o *Options) cases() (chosen []Case, err error) {
 	var b report.Bounds
 	b.Check(o)
-	for _, id := range o.Case {
-		b.OneOf("--case", id, caseIDs())
-	}
-	return b.Err()
-}
-
-func caseIDs() (all []string) {
-	for _, c := range cases {
-		all = append(all, c.ID)
-	}
-	return all
-}
-
-func (o *Options) cases() (chosen []Case) {
-	for _, c := range cases {
-		if len(o.Case) == 0 || slices.Contains(o.Case, c.ID) {
-			chosen = append(chosen, c)
-		}
-	}
-	return chosen
+	chosen = report.Choose(&b, "--case", o.Case, cases, func(c *Case) string { return c.ID })
+	return chosen, b.Err()
 }
 
 // Report is all that was measured.
@@ -74,10 +55,11 @@ type Report struct {
 
 // Run measures each case, all ways at the same time.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if err := o.validate(); err != nil {
+	chosen, err := o.cases()
+	if err != nil {
 		return nil, err
 	}
-	r := &Report{Nodes: o.Nodes, Cases: o.cases()}
+	r := &Report{Nodes: o.Nodes, Cases: chosen}
 	for i := range r.Cases {
 		o.Tell(len(r.Cases), r.Cases[i].Name)
 		all, err := o.measure(ctx, &r.Cases[i])
@@ -95,7 +77,7 @@ type player struct {
 	of     *Case
 	length time.Duration
 	seed   uint64
-	fleet  *store.Fleet
+	fleet  *process.Fleet
 	envoy  envoy.LLM
 	tally  *tally
 	used   process.RedisUse
@@ -111,7 +93,7 @@ func (o *Options) measure(ctx context.Context, c *Case) ([]Measured, error) {
 		starts.Go(func() error { return p.open(ctx, o) })
 		defer func() {
 			if p.fleet != nil {
-				p.fleet.Close()
+				p.fleet.Stop()
 			}
 		}()
 	}

@@ -91,14 +91,11 @@ func (c *historiesCmd) Run(s cli.Streams) error {
 
 // countsLine lists counts by name.
 func countsLine(counts map[string]int64) string {
-	var b strings.Builder
-	for i, name := range slices.Sorted(maps.Keys(counts)) {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		fmt.Fprintf(&b, "%s %d", name, counts[name])
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		all = append(all, fmt.Sprintf("%s %d", name, counts[name]))
 	}
-	return b.String()
+	return strings.Join(all, ", ")
 }
 
 func (c *historiesCmd) replay(s cli.Streams) error {

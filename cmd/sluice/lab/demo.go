@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -81,11 +80,7 @@ func (c *Demo) Run(s cli.Streams) error {
 		defer redis.Stop()
 		store = redis.Address
 	}
-	rules := filepath.Join(dir, "rules.yaml")
-	text := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
-	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
-		return err
-	}
+	rules := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
 	binary, err := os.Executable()
 	if err != nil {
 		return err
