@@ -74,7 +74,7 @@ func (p *Pool) Next() *grpc.ClientConn {
 	return p.nodes[p.turn%len(p.nodes)]
 }
 
-// Request asks for one descriptor, of keys and values in turn.
+// Request is one with one descriptor, of keys and values in turn.
 func Request(domain string, entries ...string) *rls.RateLimitRequest {
 	d := &common.RateLimitDescriptor{}
 	for i := 0; i+1 < len(entries); i += 2 {
