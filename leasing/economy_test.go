@@ -78,10 +78,21 @@ func TestRemainingAddsUp(t *testing.T) {
 			kind ratelimit.Kind
 			cost tokens
 		}{
-			{ratelimit.Spend, 3}, {ratelimit.Spend, 1}, {ratelimit.Refund, 2}, {ratelimit.Spend, 40},
-			{ratelimit.Charge, 30}, {ratelimit.Spend, 1}, {ratelimit.Refund, 20}, {ratelimit.Spend, 100},
-			{ratelimit.Peek, 0}, {ratelimit.Spend, 1}, {ratelimit.Release, 10}, {ratelimit.Spend, 1},
-			{ratelimit.Charge, 50}, {ratelimit.Refund, 5}, {ratelimit.Spend, 1},
+			{ratelimit.Spend, 3},
+			{ratelimit.Spend, 1},
+			{ratelimit.Refund, 2},
+			{ratelimit.Spend, 40},
+			{ratelimit.Charge, 30},
+			{ratelimit.Spend, 1},
+			{ratelimit.Refund, 20},
+			{ratelimit.Spend, 100},
+			{ratelimit.Peek, 0},
+			{ratelimit.Spend, 1},
+			{ratelimit.Release, 10},
+			{ratelimit.Spend, 1},
+			{ratelimit.Charge, 50},
+			{ratelimit.Refund, 5},
+			{ratelimit.Spend, 1},
 		} {
 			v := s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Cost: step.cost, Kind: step.kind})
 			switch step.kind {

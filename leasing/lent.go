@@ -163,7 +163,8 @@ func charged[T ~int64](sum T, n tokens) T {
 // bookBucket charges the level for the tokens that the holder took, and keeps room for its tokens in hand. These are
 // gone at the end of its lease: the bucket may have filled in their place.
 func (r *Lessee) bookBucket(now ledgerTime, c *counter, m *Totals, l *ratelimit.Limit) (void bool) {
-	hand, more, paid := max(0, m.Taken-m.Spent), m.Spent-r.Taken, tokens(0)
+	hand, more := max(0, m.Taken-m.Spent), m.Spent-r.Taken
+	var paid tokens
 	c.sum -= r.Hand
 	switch {
 	case r.Seq == 0: // new, or lost: its earlier usage is not owed, and its refunds were not credited

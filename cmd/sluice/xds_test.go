@@ -61,7 +61,7 @@ func serverCredentials(i *redistest.Authority) grpc.ServerOption {
 }
 
 // With rules from a management server over TLS the binary is unhealthy until
-// they come, and if it is told so, until they have a domain. It then keeps them.
+// they come, and by its setting until they have a domain. It then keeps them.
 func TestRulesFromAServer(t *testing.T) {
 	i := redistest.NewAuthority(t)
 	i.Leaf("xds", time.Hour, "xds.example")

@@ -21,7 +21,8 @@ func TestRefillIsExact(t *testing.T) {
 			Multiplier: 1, Requests: 1 + tokens(upTo(31)),
 		}
 		seconds := int64(l.Period() / time.Second)
-		elapsed, carry, level, full := upTo(62), random.Int64N(seconds), upTo(60)-upTo(60), upTo(60)
+		elapsed, carry, level, full := upTo(62), random.Int64N(seconds), -upTo(60), upTo(60)
+		level += upTo(60)
 		switch random.IntN(3) {
 		case 0: // a product just below 2^64
 			l.Requests++
