@@ -76,7 +76,7 @@ func BenchmarkKeyBytes(b *testing.B) {
 		},
 	} {
 		b.Run(name, func(b *testing.B) {
-			before, use := resident(), use(b.N+b.N/8+64)
+			before, use := resident(), use(b.N+b.N/32+64)
 			for i := range b.N {
 				a := asks[0]
 				a.Key = fmt.Appendf(nil, "key of 24 bytes %08d", i)
