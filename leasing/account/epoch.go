@@ -61,23 +61,33 @@ func runOf(info string) string {
 	return unknown
 }
 
-// tail is the commands after the messages of a trip.
+// tail is the commands after the messages of a trip: one reads the epoch and records of overrides, because each
+// command costs Redis more than another name.
 type tail struct {
-	epoch *redis.StringCmd
-	name  *redis.StringCmd
+	values *redis.SliceCmd
+	name   *redis.StringCmd
 }
 
-func (s *server) ask(ctx context.Context, pipe redis.Pipeliner) *tail {
-	return &tail{pipe.Get(ctx, s.name), pipe.ClientGetName(ctx)}
+func (s *server) ask(ctx context.Context, pipe redis.Pipeliner, records []string) *tail {
+	return &tail{pipe.MGet(ctx, append([]string{s.name}, records...)...), pipe.ClientGetName(ctx)}
+}
+
+// value is that of the epoch at 0, then of the records. It is empty if there is none.
+func (a *tail) value(i int) string {
+	if all := a.values.Val(); i < len(all) {
+		text, _ := all[i].(string)
+		return text
+	}
+	return ""
 }
 
 // look applies the answers to the tail: the epoch of the messages, or an older one. It is an error if that is
 // unknown.
 func (t *trip) look(ctx context.Context, a *tail, failed error) error {
-	value, err := a.epoch.Result()
+	all, err := a.values.Result()
 	name, err2 := a.name.Result()
-	if errors.Is(err, redis.Nil) {
-		value, err = "", nil
+	if err == nil && len(all) == 0 {
+		err = ErrAnswer
 	}
 	if errors.Is(err2, redis.Nil) || redis.HasErrorPrefix(err2, "NOPERM") {
 		name, err2 = "", nil
@@ -87,7 +97,7 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 		return fmt.Errorf("redis: the epoch is unknown: %w", err)
 	}
 	run, isNamed := strings.CutPrefix(name, connPrefix)
-	life, ok := parseLife(value)
+	life, ok := parseLife(a.value(0))
 	if ok && isNamed && same(run, life.run) && life.Learning <= t.time.Add(Learn) && !t.server.suspect.Load() {
 		t.server.epoch.Store(&life.Epoch)
 		t.epoch = life.Epoch

@@ -279,8 +279,8 @@ func (f *fake) good(command string, args []string) string {
 		return bulk("run_id:abc\r\n")
 	case "time":
 		return aTime
-	case "get":
-		return bulk("1f 1 2 abc def")
+	case "mget":
+		return "*1\r\n" + bulk("1f 1 2 abc def")
 	case "exec":
 		return "*3\r\n:5\r\n:5\r\n:1\r\n"
 	case "evalsha":
@@ -361,7 +361,7 @@ func TestGarbage(t *testing.T) {
 		"*3\r\n:9223372036854775807\r\n:5\r\n:1\r\n", "*4\r\n:5\r\n:5\r\n:1\r\n:1\r\n", "*2\r\n$1\r\nx\r\n$1\r\n5\r\n", bulk(strings.Repeat("\xff", 8*answerFields)),
 		bulk(strings.Repeat("\x00", 8*answerFields)), bulk("1f 1 2 abc"), "!\r\n", "$99999\r\nshort\r\n",
 	}
-	about := map[string][]int{"evalsha": {0}, "exec": {1}, "time": {0, 1}, "get": {0, 1}}
+	about := map[string][]int{"evalsha": {0}, "exec": {1}, "time": {0, 1}, "mget": {0, 1}}
 	for f.spoilt = range about {
 		for _, f.reply = range all {
 			grants := f.settles()

@@ -259,13 +259,13 @@ func (t *trip) send(ctx context.Context) error {
 			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
 		}
 	}
-	tail := t.server.ask(ctx, pipe)
+	tail := t.server.ask(ctx, pipe, d.records)
 	_, failed := pipe.Exec(ctx) // each command has its own error; the error of those without an answer is this one
 	if err := t.readTime(at); err != nil {
 		t.doubt(err, failed)
 		return err
 	}
-	d.read(t, failed)
+	d.read(t, tail, failed)
 	var again []int
 	for j, i := range t.left {
 		if a := answers[j]; a == nil {
@@ -330,9 +330,9 @@ func (t *trip) names(c *Claim) []string {
 // draws are the plain increments of a trip, in one transaction.
 type draws struct {
 	sent []int // claims, in order
-	// overridden is the number of draws that may have overrides: their records are the last reply.
-	overridden int
-	exec       *redis.Cmd
+	// records are the names of overrides, of draws that may have them.
+	records []string
+	exec    *redis.Cmd
 }
 
 // draws sends plain draws: on one server, for a window that certainly has begun.
@@ -341,7 +341,7 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 	if t.cluster != nil {
 		return d
 	}
-	latest, records := instant(t.latest.Load()), []any{"mget"}
+	latest := instant(t.latest.Load())
 	for _, i := range t.left {
 		c := &t.claims[i]
 		s := spanOf(&c.Limit, c.Window)
@@ -353,11 +353,8 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 		}
 		d.sent = append(d.sent, i)
 		if t.draw(ctx, pipe, c, &s); c.Limit.Overridable() {
-			records = append(records, overrideOf(t.prefix, c.Key))
+			d.records = append(d.records, overrideOf(t.prefix, c.Key))
 		}
-	}
-	if d.overridden = len(records) - 1; d.overridden > 0 {
-		pipe.Do(ctx, records...)
 	}
 	if d.sent != nil {
 		d.exec = pipe.Do(ctx, "exec")

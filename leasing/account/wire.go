@@ -162,7 +162,7 @@ func unpacked(packed string, all []int64) bool {
 
 // read reads the answer of a transaction: for each draw the sum, the holder's total, and whether there was an account
 // to expire. For a sliding window, it also reads the previous sum.
-func (d *draws) read(t *trip, failed error) {
+func (d *draws) read(t *trip, a *tail, failed error) {
 	if d.sent == nil {
 		return
 	}
@@ -171,24 +171,18 @@ func (d *draws) read(t *trip, failed error) {
 		d.fail(t, fmt.Errorf("redis: the draws' transaction: %w", errors.Join(err, failed, ErrAnswer)))
 		return
 	}
-	var overrides []any
-	ok = len(replies) == d.replies(t)
-	if ok && d.overridden > 0 {
-		overrides, ok = replies[len(replies)-1].([]any)
-		ok = ok && len(overrides) == d.overridden
-	}
-	if !ok {
+	if len(replies) != d.replies(t) || len(a.values.Val()) != 1+len(d.records) {
 		d.fail(t, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(replies)))
 		return
 	}
-	rest := replies
+	rest, record := replies, 0
 	for _, i := range d.sent {
 		n := repliesOf(&t.claims[i])
 		g := readDraw(&t.claims[i], rest[:n], t.time)
 		if rest = rest[n:]; t.claims[i].Limit.Overridable() {
-			text, _ := overrides[0].(string)
-			r, err := DecodeOverride(text)
-			if overrides = overrides[1:]; err != nil {
+			record++
+			r, err := DecodeOverride(a.value(record))
+			if err != nil {
 				g = Grant{Err: err}
 			}
 			g.override(&r, &t.claims[i].Limit)
@@ -203,9 +197,7 @@ func (d *draws) fail(t *trip, err error) {
 	}
 }
 
-// replies is the number of its replies: those of the draws, and the overrides.
-func (d *draws) replies(t *trip) int {
-	n := min(1, d.overridden)
+func (d *draws) replies(t *trip) (n int) {
 	for _, i := range d.sent {
 		n += repliesOf(&t.claims[i])
 	}
