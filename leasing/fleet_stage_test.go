@@ -197,6 +197,9 @@ func (s *stage) key(node int, name string) entry {
 
 // used is what the ledger has of a key.
 func (s *stage) used(key string) tokens {
+	if s.rule.Limit.Algorithm == ratelimit.TokenBucket {
+		return s.usedIn(key, 0)
+	}
 	return s.usedIn(key, s.rule.Limit.WindowAt(s.time()))
 }
 

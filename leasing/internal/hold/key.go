@@ -373,8 +373,8 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		return
 	}
 	// Others can give back tokens in hand. The rest returns with time, or with a refund.
-	free := max(0, limit.Capacity()-g.Sum)
-	e.most, e.judged = free+max(0, e.Taken-e.Spent), limit.Capacity()
+	free := limit.Capacity() - g.Sum
+	e.most, e.judged = max(0, free)+max(0, e.Taken-e.Spent), limit.Capacity()
 	pause := refusal << e.holds
 	if e.holds = min(e.holds+1, doublings); !e.frees {
 		pause *= seldom
@@ -390,6 +390,8 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		e.until = now.Add(max(time.Millisecond, limit.Refill(max(1, m.Claim.Need-free))))
 		e.until = min(e.until, e.again)
 	case ratelimit.SlidingWindow:
-		e.until = min(now.Add(max(5*time.Millisecond, limit.Period()/100)), e.again)
+		// At most the whole sum returns evenly until the window ends.
+		debt := float64(max(0, -free)) / float64(max(1, g.Sum)) * float64(e.ends.Sub(now))
+		e.until = min(now.Add(max(5*time.Millisecond, limit.Period()/100, time.Duration(debt))), e.again)
 	}
 }
