@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: attack kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: attack files kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,6 +138,9 @@ exhaust: ## visit every state of small fleets, for some minutes; docs/internals/
 BUDGET ?= 60m
 mutants: deps ## plant faults in the core, one at a time, and see which ones the tests notice
 	$(GO) run -C bench/mutants . -files '$(FILES)' -budget $(BUDGET)
+
+files: deps ## the source files that run for a decision, from a lease and with a claim at Redis
+	$(GO) run -cover -covermode atomic -coverpkg ./... ./bench/files
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench
