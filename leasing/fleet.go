@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -304,6 +305,10 @@ func (f *Fleet) seen() int {
 	return f.Nodes()
 }
 
+func (f *Fleet) sizing(r *ratelimit.Rule) hold.Sizing {
+	return hold.Sizing{Rule: r, Nodes: max(1, f.seen())}
+}
+
 // keyName is the ledger's name of a key.
 func (f *Fleet) keyName(key []byte) string {
 	if f.RawNames {
@@ -331,7 +336,7 @@ func (f *Fleet) renewLocked(now instant, k entry) {
 	if k.use.flight != nil || f.ended.Load() { // senders end at an empty queue
 		return
 	}
-	if wait, due := k.Due(now, k.rule()); due {
+	if wait, due := k.Due(now, f.sizing(k.rule())); due {
 		f.launchLocked(k, wait)
 	}
 }

@@ -78,7 +78,7 @@ func TestEndOfAnOverrideIsNoTurn(t *testing.T) {
 func (s *stage) wantEarly(n *Stepped, name string) {
 	s.Helper()
 	k := s.held(n, name)
-	if k.use.flight != nil || !k.Early(s.now, k.rule()) {
+	if k.use.flight != nil || !k.Early(s.now, new(s.nodes[0].sizing(k.rule()))) {
 		s.Fatal("no early claim is due")
 	}
 	n.renewLocked(s.now, k)

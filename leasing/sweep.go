@@ -90,7 +90,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		}
 		return f.enterLocked(now, &there, k, ratelimit.Spend) && idle && !stays
 	}
-	_, due := k.Due(now, rule)
+	_, due := k.Due(now, f.sizing(rule))
 	switch {
 	case c.Val.stated != life && is.epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none. A total of 0 is,

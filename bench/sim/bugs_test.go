@@ -90,7 +90,7 @@ var planted = []struct {
 	}},
 	{1195, plant.Bug{
 		Name: "spending is not told before an eager lease ends", File: "leasing/internal/hold/key.go",
-		Right: "case e.restate, (e.fresh > 0 || !e.eager) && now >= e.Renews(rule):",
+		Right: "case e.restate, (e.fresh > 0 || !e.eager) && now >= e.Renews(s.Rule):",
 		Wrong: "case e.restate:",
 	}},
 	{72, plant.Bug{

@@ -20,7 +20,7 @@ import (
 // expiry. It is safe for concurrent use. Messages of one Settle share a round trip to each server.
 //
 // Draws are plain increments in one MULTI, so that a broken connection leaves nothing half done. In a Cluster, or if
-// a window may not have begun, a draw is a script.
+// a window may be over, a draw is a script.
 type Redis struct {
 	prefix  string
 	cluster *redis.ClusterClient  // nil: one server
@@ -335,7 +335,8 @@ type draws struct {
 	exec    *redis.Cmd
 }
 
-// draws sends plain draws: on one server, for a window that certainly has begun.
+// draws sends plain draws: on one server, for a window that the ledger certainly has. One that looks back must have
+// begun: before that, nothing is free.
 func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 	d := &draws{}
 	if t.cluster != nil {
@@ -345,7 +346,7 @@ func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
 	for _, i := range t.left {
 		c := &t.claims[i]
 		s := spanOf(&c.Limit, c.Window)
-		if c.Kind != Draws || latest < s.begins || !s.kept(latest) {
+		if c.Kind != Draws || !s.kept(latest) || latest < s.begins && looksBack(&c.Limit) {
 			continue
 		}
 		if d.sent == nil {

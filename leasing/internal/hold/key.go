@@ -1,7 +1,6 @@
 package hold
 
 import (
-	"math"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -109,16 +108,17 @@ func (k *Key) Patience(now instant) time.Duration {
 
 // Due tells whether to send a background message, and how long it may wait for others. One that renews an eager lease
 // leaves at once, because its time is short.
-func (e Entry) Due(now instant, rule *ratelimit.Rule) (wait time.Duration, due bool) {
+func (e Entry) Due(now instant, s Sizing) (wait time.Duration, due bool) {
+	rule := s.Rule
 	switch {
 	case e.inFlight != 0 || e.Deadline == 0:
 		return 0, false
-	case e.reports(now, rule):
+	case e.reports(now, &s):
 		if now >= e.Renews(rule) {
 			return 0, true
 		}
 		return Batch, true
-	case e.Early(now, rule):
+	case e.Early(now, &s):
 		return Batch, true
 	}
 	return e.Patience(now), e.piggybacks(now, rule)
@@ -180,12 +180,13 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // Early tells whether to claim tokens of the next window now, so that its first requests need not wait, if the key
 // was used recently. Such a window must be independent (sliding ones count the previous one, and others may count its
 // debt), and its lease must not end before it begins. Of a small limit, one node would take all that there is.
-func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
+func (e Entry) Early(now instant, s *Sizing) bool {
+	rule := s.Rule
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && rule.Limit.Capacity() >= 2*leastShare &&
 		!rule.Limit.Carries && !rule.Coordination.Eager() && e.Next == nil && now >= e.renewFrom &&
 		now < e.Till && e.ends.Sub(now) <= min(early, rule.Limit.Period()/8) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period()) &&
-		!e.reports(now, rule)
+		!e.reports(now, s)
 }
 
 // PartOf is the part of a window, or nil if the key no longer has one.
@@ -256,10 +257,10 @@ func (e Entry) Restart() {
 
 // reports tells whether to send a message about this window: to report a new total, to renew a lease that is nearly
 // used up, or to check a refusal.
-func (e Entry) reports(now instant, rule *ratelimit.Rule) bool {
-	limit := &rule.Limit
+func (e Entry) reports(now instant, s *Sizing) bool {
+	limit := &s.Rule.Limit
 	switch {
-	case e.restate, (e.fresh > 0 || !e.eager) && now >= e.Renews(rule):
+	case e.restate, (e.fresh > 0 || !e.eager) && now >= e.Renews(s.Rule):
 		return true
 	case now < e.until:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
@@ -269,21 +270,19 @@ func (e Entry) reports(now instant, rule *ratelimit.Rule) bool {
 	case e.Unreported():
 		return true
 	}
-	hand := float64(e.InHand(now))
-	return now >= e.renewFrom && hand > 0 && e.Sum < limit.Capacity() &&
-		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, e.halfLease(rule))
+	hand, rate := float64(e.InHand(now)), e.Demand.PerSec
+	if now < e.renewFrom || hand == 0 || e.Sum >= limit.Capacity() {
+		return false
+	}
+	lease := float64(e.lease(e.Sum, s))
+	return hand < min(rate*soon.Seconds(), float64(e.Taken)/2, lease) &&
+		hand <= max(rate*(2*Batch).Seconds(), lease/2) || e.expires(now, limit)
 }
 
-// halfLease is half of a node's maximum, under a rule that sizes leases, or half of the free tokens of a window. With
-// more in hand, a claim would bring little or nothing.
-func (k *Key) halfLease(rule *ratelimit.Rule) float64 {
-	switch size := rule.Coordination.Lease.Fixed; {
-	case size > 0:
-		return float64(size) / 2
-	case rule.Limit.Algorithm == ratelimit.FixedWindow:
-		return float64(rule.Limit.Capacity()-k.Sum) / 2
-	}
-	return math.Inf(1) // tokens return in the meantime
+// expires tells whether the lease of a bucket ends before a batch returns, and the next one is probably used.
+func (e Entry) expires(now instant, limit *ratelimit.Limit) bool {
+	return limit.Algorithm == ratelimit.TokenBucket && e.Demand.PerSec*Slot(limit).Seconds() >= 1 &&
+		now >= e.Deadline.Add(-2*Batch)
 }
 
 // Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
@@ -308,7 +307,7 @@ const worthBack = 5 * time.Second
 func (e Entry) piggybacks(now instant, rule *ratelimit.Rule) bool {
 	usedUp := e.Taken == e.Spent && e.LastAnswer != 0 && now >= e.renewFrom && now < e.Till
 	return usedUp && e.Demand.PerSec < often && now.Sub(e.Demand.LastUse) < time.Second &&
-		e.plenty(rule) && rule.Limit.Capacity() >= 2*leastShare
+		plenty(rule, e.Sum) && rule.Limit.Capacity() >= 2*leastShare
 }
 
 // refusalsDue is the earliest time for a report of refusals without requests.

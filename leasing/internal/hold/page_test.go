@@ -45,7 +45,7 @@ func TestPageConstants(t *testing.T) {
 			p := Part{Window: 1, Sum: sum, Deadline: Never}
 			return p.mayDraw(&Asking{Epoch: ratelimit.Epoch{ID: 1}}, &account.Claim{Limit: limit})
 		}),
-		"hold.plenty":    eighths(t, func(sum tokens) bool { return (&Key{Part: Part{Sum: sum}}).plenty(rule) }),
+		"hold.plenty":    eighths(t, func(sum tokens) bool { return plenty(rule, sum) }),
 		"hold.lasts":     {fmt.Sprintf("%d/4", 4*time.Duration(lasts(0, ttl))/ttl)},
 		"hold.Slot":      slots,
 		"hold.soon":      of(soon),

@@ -13,29 +13,36 @@ type Sizing struct {
 // Wants is the size of a claim beyond the waiting tokens, and the divisor of the free tokens.
 func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, divisor int) {
 	e.measure(now, need)
-	divisor = 2 * s.Nodes
 	if now < e.scarce {
-		return need, divisor
+		return need, s.divisor()
 	}
-	// Others would have to recall tokens beyond a share of the limit.
-	if want = s.most(); !e.plenty(s.Rule) {
-		want = min(want, e.Demand.Want(s.Rule, 0))
-	}
-	return max(need, want-e.InHand(now)), divisor
+	return max(need, e.lease(e.Sum, &s)-e.InHand(now)), s.divisor()
 }
 
 // WantsEarly is the size of a claim for the next window.
-func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) {
-	want = s.most()
-	if !s.Rule.Stretched() {
-		want = min(want, e.Demand.Want(s.Rule, 0))
+func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) { return e.lease(0, &s), s.divisor() }
+
+// lease is the number of tokens that a node has in hand after a claim, by the sum of the account. It is its part of the
+// limit, or of the free tokens if its demand is larger. Beyond that, others would have to recall tokens.
+func (u *Use) lease(sum tokens, s *Sizing) tokens {
+	limit := s.Rule.Limit.Capacity()
+	demand := u.Demand.Want(s.Rule, 0)
+	size := max(1, limit/tokens(max(leastShare, 5*s.Nodes)))
+	if s.Rule.Stretched() {
+		size = max(size, min(demand, (limit-sum)/tokens(s.divisor())))
 	}
-	return want, 2 * s.Nodes
+	if !plenty(s.Rule, sum) {
+		size = min(size, demand)
+	}
+	return size
 }
 
-// most is the part of the limit that a node takes while there is plenty.
-func (s *Sizing) most() tokens {
-	return max(1, s.Rule.Limit.Capacity()/tokens(max(leastShare, 5*s.Nodes)))
+// divisor is that of the free tokens of an account. Of a key in mode routing, the owner takes them for all nodes.
+func (s *Sizing) divisor() int {
+	if s.Rule.Coordination.Mode.Spec().Owned {
+		return 2
+	}
+	return 2 * s.Nodes
 }
 
 // leastShare is the least divisor of a limit for a node's part, while there is plenty: that of a fleet of four.
@@ -53,8 +60,7 @@ func (u *Use) measure(now instant, need tokens) {
 }
 
 // plenty tells whether a share of the limit may be kept until the window ends.
-func (k *Key) plenty(r *ratelimit.Rule) bool {
+func plenty(r *ratelimit.Rule, sum tokens) bool {
 	l := &r.Limit
-	return l.Algorithm == ratelimit.FixedWindow && r.Stretched() &&
-		k.Sum <= l.Capacity()-l.Capacity()/8
+	return l.Algorithm == ratelimit.FixedWindow && r.Stretched() && sum <= l.Capacity()-l.Capacity()/8
 }
