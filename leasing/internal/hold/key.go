@@ -271,12 +271,16 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 		return true
 	}
 	hand, rate := float64(e.InHand(now)), e.Demand.PerSec
-	if now < e.renewFrom || hand == 0 || e.Sum >= limit.Capacity() {
+	switch {
+	case now < e.renewFrom, hand == 0, e.Sum >= limit.Capacity():
+		return false
+	case e.expires(now, limit):
+		return true
+	case hand >= min(rate*soon.Seconds(), float64(e.Taken)/2):
 		return false
 	}
 	lease := float64(e.lease(e.Sum, s))
-	return hand < min(rate*soon.Seconds(), float64(e.Taken)/2, lease) &&
-		hand <= max(rate*(2*Batch).Seconds(), lease/2) || e.expires(now, limit)
+	return hand < lease && hand <= max(rate*(2*Batch).Seconds(), lease/2)
 }
 
 // expires tells whether the lease of a bucket ends before a batch returns, and the next one is probably used.
