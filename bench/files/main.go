@@ -62,7 +62,9 @@ func run() error {
 	return errors.Join(first, second, third)
 }
 
-func sorted(files map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(files)), "\n\t") }
+func sorted(files map[string]bool) string {
+	return strings.Join(slices.Sorted(maps.Keys(files)), "\n\t")
+}
 
 // during returns the files of the product that run during f.
 func during(f func() error) (map[string]bool, error) {

@@ -56,9 +56,11 @@ func (w *world) overrides(k *key, is *ratelimit.Override, removed bool) {
 
 // mayHave has a key go up to an override's limit, where it may be in force.
 func (w *world) mayHave(k *key, o *ratelimit.Override) {
-	own := *w.Rule
-	own.Limit = own.Limit.Under(o)
-	k.rule = larger(k.rule, &own)
+	for _, file := range k.files {
+		own := *file
+		own.Limit = own.Limit.Under(o)
+		k.rule = larger(k.rule, &own)
+	}
 	w.judges(k)
 }
 
@@ -101,14 +103,16 @@ func (w *world) inForce(k *key) ratelimit.Limit {
 	var is ratelimit.Limit
 	found := false
 	add := func(from, to ratelimit.LedgerTime, o *ratelimit.Override) {
-		l := k.file.Limit.Under(o)
 		if from > at || to <= since || to <= from {
 			return
 		}
-		if !found {
-			is, found = l, true
+		for _, file := range k.files { // the one of a smaller limit may have the larger burst: that of an override is scaled
+			l := file.Limit.Under(o)
+			if !found {
+				is, found = l, true
+			}
+			is.Requests, is.Burst = max(is.Requests, l.Requests), max(is.Burst, l.Burst)
 		}
-		is.Requests, is.Burst = max(is.Requests, l.Requests), max(is.Burst, l.Burst)
 	}
 	add(0, k.sets[0].Set, nil)
 	for i := range k.sets {

@@ -56,9 +56,9 @@ type world struct {
 type key struct {
 	index int
 	name  []byte
-	rule  *ratelimit.Rule // with the largest limit of any node, or of an override so far
-	file  *ratelimit.Rule // with the largest of the file
-	part  *part           // of the ledger
+	rule  *ratelimit.Rule   // with the largest limit of any node, or of an override so far
+	files []*ratelimit.Rule // of all nodes so far
+	part  *part             // of the ledger
 	judge *judge.Judge
 	// spent is by node, in the judge's window and the previous one. A ledger that lost its data lacks the usage
 	// of nodes that cannot restate it.
@@ -214,11 +214,16 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 	w.scratch = ratelimit.AppendEntry(w.scratch, rule.Path, strconv.Itoa(i), false)
 	k := w.named[string(w.scratch)]
 	if k == nil {
-		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, file: rule, judge: judge.New(rule.Limit), part: w.store.parts[w.store.Partition(string(w.scratch))]}
+		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, judge: judge.New(rule.Limit), part: w.store.parts[w.store.Partition(string(w.scratch))]}
 		w.keys = append(w.keys, k)
 		w.named[string(w.scratch)] = k
 	}
-	k.rule, k.file = larger(k.rule, rule), larger(k.file, rule)
+	if k.rule = larger(k.rule, rule); !slices.Contains(k.files, rule) {
+		k.files = append(k.files, rule)
+		for i := range k.sets {
+			w.mayHave(k, &k.sets[i].Override)
+		}
+	}
 	w.judges(k)
 	return k
 }
