@@ -1,6 +1,9 @@
 package ratelimit
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // Instant is a point on one process's monotonic clock, in nanoseconds from an
 // origin of that process's choosing. Instants of two processes do not compare.
@@ -31,3 +34,57 @@ func (t LedgerTime) Sub(u LedgerTime) time.Duration { return time.Duration(t-u) 
 
 // Clock returns the node's instant now. It is called once a request.
 type Clock func() Instant
+
+// MonotonicClock returns the process's clock: nanoseconds since this call, plus one second, so that no
+// reading is the zero Instant. Unlike the system's monotonic clock, it counts while the machine is suspended.
+// So a lease of ten seconds has ended when the machine wakes up after an hour. It does not count while a
+// virtual machine is stopped from outside without notice. The ledger's clock shows that with its next answer
+// (package leasing).
+func MonotonicClock() Clock {
+	start := time.Now()
+	return NewClock(func() time.Duration { return time.Since(start) }, sinceBoot)
+}
+
+// checkEvery is the interval of checks for a suspension of the machine. A check costs a system call, so not
+// each reading makes one. All processes are stopped before the clock that stands still, and continue after it,
+// so a suspension takes longer than this by that clock. The first reading after a resume therefore checks.
+const checkEvery = time.Millisecond
+
+// NewClock returns a clock that counts with running, which is read each time and may stand still while the
+// machine is suspended. It adds the lead of elapsed, which also counts meanwhile. Both count from instants of
+// their own. The clock never goes back, allocates nothing and is safe for concurrent use.
+func NewClock(running, elapsed func() time.Duration) Clock {
+	c := &clock{running: running, elapsed: elapsed}
+	before := running()
+	c.base = elapsed() - before // at least its lead
+	c.checked.Store(int64(before))
+	return c.now
+}
+
+type clock struct {
+	running, elapsed func() time.Duration
+	base             time.Duration
+	checked          atomic.Int64 // by running: when it last looked
+	slept            atomic.Int64 // nanoseconds for which running stood still
+}
+
+func (c *clock) now() Instant {
+	r := c.running()
+	if r-time.Duration(c.checked.Load()) >= checkEvery {
+		c.check(r)
+	}
+	return Instant(r + time.Duration(c.slept.Load()) + time.Second)
+}
+
+// check looks whether running stood still. Reading it last makes the difference
+// too small rather than too large when this goroutine is stopped in between.
+func (c *clock) check(r time.Duration) {
+	c.checked.Store(int64(r))
+	slept := int64(c.elapsed() - c.running() - c.base)
+	for {
+		known := c.slept.Load()
+		if slept-known < int64(leastSleep) || c.slept.CompareAndSwap(known, slept) {
+			return
+		}
+	}
+}

@@ -44,11 +44,12 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	decide := func(key string) (map[string]bool, error) {
+	decide := func(name string) (map[string]bool, error) {
+		key := rule.Key(name)
 		return during(func() error {
-			d, err := limiter.Take(context.Background(), rule.Key(key), 1)
+			d, err := limiter.Take(context.Background(), key, 1)
 			if err == nil && (!d.Allowed || d.WithoutRedis) {
-				err = fmt.Errorf("the decision for %s is %+v", key, d)
+				err = fmt.Errorf("the decision for %s is %+v", name, d)
 			}
 			return err
 		})

@@ -169,7 +169,7 @@ var planted = []struct {
 		Wrong: "s.free(now); (ok || true) && ",
 	}},
 	{72, plant.Bug{
-		Name: "a reserve is granted by the ledger too", File: "ratelimit/reserve.go",
+		Name: "a reserve is granted by the ledger too", File: "ratelimit/shares.go",
 		Right: "at.Limit.Requests -= n\n",
 		Wrong: "at.Limit.Requests -= 0 * n\n",
 	}},

@@ -3,7 +3,11 @@ package keytable
 import (
 	"encoding/binary"
 	"fmt"
+	"hash/maphash"
+	"math"
 	"unsafe"
+
+	"github.com/cespare/xxhash/v2"
 )
 
 // MaxKeyLen is the longest key that a table keeps, in bytes.
@@ -195,4 +199,198 @@ func (t *Table[T]) Walk(from Cursor, see func(*Cell[T])) Cursor {
 	first := from.prefix &^ (1<<(32-s.depth) - 1)
 	next := first + 1<<(32-s.depth)
 	return Cursor{prefix: next, Done: next == 0} // also after the only segment: 1 << 32 is 0 in 32 bits
+}
+
+// ID is a key's hash, of 128 bits.
+type ID struct{ High, Low uint64 }
+
+// prefix orders keys in a table: its first bits are the index into the directory. The bits above it are for owners of
+// several tables.
+func (id ID) prefix() uint32 { return uint32(id.High >> 20) }
+
+// tag is never 0, and independent of the place in a segment.
+func (id ID) tag() uint8 { return uint8(id.Low>>56) | 1 }
+
+// Cell is one key of a table. It moves when another key is added or removed.
+type Cell[T any] struct {
+	id   ID
+	key  uint32 // the number of its place; see keys
+	len  uint8
+	Mark uint8  // the owner's
+	Note uint16 // the owner's
+	Val  T
+}
+
+// ID is the key's.
+func (c *Cell[T]) ID() ID { return c.id }
+
+// segment is a small table with open addressing and linear probing over one-byte tags. Its memory is from the arena.
+type segment[T any] struct {
+	tags  []uint8 // 0 is empty
+	cells []Cell[T]
+	size  int
+	depth uint8 // number of prefix bits that its keys have in common
+}
+
+// SegmentCells is the number of places of the largest segment.
+const SegmentCells = 512
+
+// sizes are the numbers of places of segments. The steps are small where most segments of a large table are, so that
+// few of their places are empty.
+var sizes = [...]int{8, 64, 256, 320, 384, 448, SegmentCells}
+
+// full is the maximum of keys of a segment with that many places: probes must be short and must end.
+func full(places int) int { return places / 8 * 7 }
+
+// placesFor is the smallest size for n keys and some more.
+func placesFor(n int) int {
+	for _, places := range sizes {
+		if n+places/16 < full(places) {
+			return places
+		}
+	}
+	return SegmentCells
+}
+
+func bytesOf[T any](places int) int { return places * (int(unsafe.Sizeof(Cell[T]{})) + 1) }
+
+func newSegment[T any](a *Arena, places int, depth uint8) *segment[T] {
+	p := a.take(bytesOf[T](places))
+	cells := unsafe.Slice((*Cell[T])(p), places)
+	tags := unsafe.Slice((*uint8)(unsafe.Add(p, places*int(unsafe.Sizeof(Cell[T]{})))), places)
+	return &segment[T]{tags: tags, cells: cells, depth: depth}
+}
+
+// free gives the segment's memory back.
+func (s *segment[T]) free(a *Arena) {
+	a.put(unsafe.Pointer(unsafe.SliceData(s.cells)), bytesOf[T](len(s.cells)))
+	s.cells, s.tags = nil, nil
+}
+
+func (s *segment[T]) home(id ID) int { return int(uint64(uint32(id.Low)) * uint64(len(s.tags)) >> 32) }
+
+func (s *segment[T]) after(at int) int {
+	if at++; at == len(s.tags) {
+		return 0
+	}
+	return at
+}
+
+func (s *segment[T]) get(id ID) *Cell[T] {
+	tag := id.tag()
+	for at := s.home(id); s.tags[at] != 0; at = s.after(at) {
+		if s.tags[at] == tag && s.cells[at].id == id {
+			return &s.cells[at]
+		}
+	}
+	return nil
+}
+
+// place finds room for a new ID. The segment must not be full.
+func (s *segment[T]) place(id ID) *Cell[T] {
+	at := s.home(id)
+	for s.tags[at] != 0 {
+		at = s.after(at)
+	}
+	s.tags[at] = id.tag()
+	s.size++
+	return &s.cells[at]
+}
+
+// remove empties the place at gap, and moves up the keys that were pushed past it.
+func (s *segment[T]) remove(gap int) {
+	n := len(s.tags)
+	for at := s.after(gap); s.tags[at] != 0; at = s.after(at) {
+		fromHome := (at - s.home(s.cells[at].id) + n) % n
+		if fromHome >= (at-gap+n)%n {
+			s.tags[gap], s.cells[gap] = s.tags[at], s.cells[at]
+			gap = at
+		}
+	}
+	s.tags[gap], s.cells[gap] = 0, Cell[T]{}
+	s.size--
+}
+
+// Sharding divides keys by their hashes, for concurrent access: each shard has its own table under its own lock.
+//
+// The shares of shards differ by up to a factor of two, so that their tables grow at different times: equal shards
+// would all be full at once.
+type Sharding struct {
+	Hash  Hasher
+	which [1 << shardBits]uint8 // the shard of a key, by the first bits of its hash
+}
+
+// shardBits is the number of hash bits that select a key's shard.
+const shardBits = 12
+
+// NewSharding is for maxKeys keys. It also returns the maximum of each shard.
+func NewSharding(maxKeys int) (s Sharding, shares []int) {
+	s.Hash = NewHasher()
+	n := ShardCount(maxKeys)
+	shares = make([]int, n)
+	ends := shardEnds(n)
+	for shard, from, before := 0, 0, 0; shard < n; shard++ {
+		for i := from; i < ends[shard]; i++ {
+			s.which[i] = uint8(shard)
+		}
+		upTo := maxKeys * ends[shard] >> shardBits
+		shares[shard] = upTo - before
+		from, before = ends[shard], upTo
+	}
+	return s, shares
+}
+
+// ShardOf is the number of a key's shard.
+func (s *Sharding) ShardOf(id ID) uint8 { return s.which[id.High>>(64-shardBits)] }
+
+// shardEnds divides the values of shardBits bits into n shards: the last is about twice as large as the first.
+func shardEnds(n int) []int {
+	ends, sum, total := make([]int, n), 0.0, 0.0
+	for i := range n {
+		total += math.Exp2(float64(i) / float64(n))
+	}
+	for i := range n {
+		sum += math.Exp2(float64(i) / float64(n))
+		ends[i] = int(math.Round(sum / total * (1 << shardBits)))
+	}
+	return ends
+}
+
+// ShardCount is the number of locks for a map of n keys: a power of two, with shards large enough for random
+// differences.
+func ShardCount(n int) int {
+	shards := 1
+	for shards < 256 && n/(2*shards) >= 1024 {
+		shards *= 2
+	}
+	return shards
+}
+
+// Hasher hashes keys, differently in each process: clients choose keys, and must not be able to choose their places.
+// The zero hasher is the same in all processes, for simulations.
+type Hasher struct {
+	seed, second maphash.Seed
+	keyed        bool
+}
+
+// NewHasher makes one with its own secret.
+func NewHasher() Hasher { return Hasher{maphash.MakeSeed(), maphash.MakeSeed(), true} }
+
+// Of returns 64 bits. It does not allocate.
+func (h Hasher) Of(key []byte) uint64 {
+	if !h.keyed {
+		return xxhash.Sum64(key)
+	}
+	return maphash.Bytes(h.seed, key)
+}
+
+// ID returns 128 bits: two hashes with separate seeds. It replaces the key, so two keys with the same ID would share
+// a budget. By chance, that takes some 2^64 keys. On purpose, it takes the seeds.
+func (h Hasher) ID(key []byte) ID {
+	if !h.keyed {
+		low := xxhash.Sum64(key)
+		high := (low ^ low>>29) * 0xbf58476d1ce4e5b9 // the bits that separate shards and places
+		return ID{High: high ^ high>>32, Low: low}
+	}
+	return ID{High: maphash.Bytes(h.seed, key), Low: maphash.Bytes(h.second, key)}
 }
