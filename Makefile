@@ -139,7 +139,7 @@ BUDGET ?= 60m
 mutants: deps ## plant faults in the core, one at a time, and see which ones the tests notice
 	$(GO) run -C bench/mutants . -files '$(FILES)' -budget $(BUDGET)
 
-files: deps ## the source files that run for a decision, from a lease and with a claim at Redis
+files: redis ## the source files that run for a decision, from a lease and with a claim at Redis
 	$(GO) run -cover -covermode atomic -coverpkg ./... ./bench/files
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
