@@ -278,3 +278,11 @@ func (s *shard) move(c *cell, asked *ratelimit.Rule, over ratelimit.Override) {
 	}
 	s.rules.leave(old)
 }
+
+// statedIn notes that the key is reported in an epoch. Early claims are reported when their window begins.
+func (k entry) statedIn(life uint8) {
+	if k.cell.Val.stated != life && k.Next != nil {
+		k.Next.Restate()
+	}
+	k.cell.Val.stated = life
+}

@@ -1,11 +1,8 @@
 package leasing
 
 import (
-	"errors"
 	"sync/atomic"
 
-	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -29,42 +26,6 @@ type distrusted struct {
 	clockSteps             [2]atomic.Uint64 // ahead, back
 }
 
-func (b *batch) count(grants []account.Grant, err error) {
-	f := b.Fleet
-	f.stats.roundTrips.Add(1)
-	f.stats.claims.Add(uint64(len(grants)))
-	if err != nil {
-		f.stats.failed.Add(1)
-		if f.OnFailure != nil {
-			f.OnFailure(err)
-		}
-	}
-	for i := range grants {
-		g := &grants[i]
-		f.stats.claimsBy[b.carried[i].reason()].Add(1)
-		switch {
-		case errors.Is(g.Err, account.ErrAnswer):
-			f.stats.rejected.Add(1)
-			f.warn(g.Err)
-		case errors.Is(g.Err, account.ErrOvertaken):
-			f.stats.stale.Add(1)
-		case g.Granted > 0:
-			f.stats.leaseSizes.Observe(int64(g.Granted))
-		}
-	}
-}
-
-// evicted counts an account that the ledger lost alone: stated means that this life of the ledger had it.
-func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, stated bool) {
-	// While a message travels for long, a full bucket may expire, which is no loss.
-	late := c.Limit.Algorithm == ratelimit.TokenBucket && f.clock().Sub(sent) >= hold.Slot(&c.Limit)/4
-	if g.Missing && stated && !late {
-		f.stats.missing.Add(1)
-		f.stats.missingTokens.Add(uint64(max(0, c.Taken)))
-		f.warn(ErrEvicted)
-	}
-}
-
 // Recoveries is the number of new lives of the ledger.
 func (f *Fleet) Recoveries() uint64 { return f.stats.recoveries.Load() }
 
@@ -72,22 +33,6 @@ func (f *Fleet) warn(err error) {
 	if f.OnWarning != nil {
 		f.OnWarning(err)
 	}
-}
-
-// reason is the purpose of a message.
-func (fl *flight) reason() ratelimit.ClaimReason {
-	c := &fl.message.Claim
-	switch {
-	case fl.late != nil:
-		return ratelimit.ClaimFinal
-	case fl.early:
-		return ratelimit.ClaimNext
-	case !fl.background:
-		return ratelimit.ClaimWaiting
-	case c.Want == 0:
-		return ratelimit.ClaimReturn
-	}
-	return ratelimit.ClaimRenewal
 }
 
 // Stats returns the counts so far. It takes every lock once.
@@ -123,56 +68,6 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 		l.mu.Unlock()
 	}
 	return s
-}
-
-// Reconciliation is the settlement of this node's unclaimed usage by a claim.
-type Reconciliation struct {
-	Rule      *ratelimit.Rule
-	Key       string // in the ledger
-	Window    window
-	Fence     ratelimit.Fence
-	Drift     tokens // spent and not taken, when the claim was written: drift, admissions by on_store_failure, charges
-	Confirmed tokens // of it
-	Charged   tokens // of it, late charges that were not reported before
-	Over      tokens // growth of the over-admission
-	ByPolicy  tokens // part of Over that on_store_failure admitted
-	Sum       tokens // of the account
-}
-
-// reconcile counts the settlement of unclaimed usage by an answer. After a draw that covered only a part, a claim
-// repeats all of it.
-func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
-	drift := fl.message.Drift()
-	if fl.message.Claim.Kind == account.Draws {
-		return
-	}
-	k.Charged = max(0, k.Charged-fl.beyond.Charged)
-	if drift <= 0 {
-		return
-	}
-	rule := k.rule()
-	over := min(drift, max(0, g.Sum-fl.message.Claim.Limit.Capacity()))
-	r := Reconciliation{
-		Rule: rule, Key: fl.message.Claim.Key, Window: fl.message.Claim.Window, Fence: g.Fence,
-		Drift: drift, Confirmed: drift - over, Charged: fl.beyond.Charged, Sum: g.Sum,
-	}
-	if of := rule.Whole(); of != nil { // usage above the ledger's part is within the limit
-		over = min(drift, max(0, g.Sum-of.Limit.Capacity()))
-	}
-	// The account does not show which of its tokens refusals charged. So drift counts first, and the over-admission
-	// of a window is never reported too low.
-	drifted := min(over, fl.beyond.Drifted, k.Drifted) // without that under a larger limit
-	byPolicy := min(over-drifted, fl.beyond.Unasked, k.Unasked)
-	r.ByPolicy = max(0, byPolicy-k.ByPolicy)
-	r.Over = max(0, drifted-k.Over) + r.ByPolicy
-	k.bounded(rule, max(k.Over, drifted), max(k.ByPolicy, byPolicy))
-	if c := rule.Counters; c != nil {
-		c.OverAdmitted.Add(uint64(r.Over))
-		c.OverByPolicy.Add(uint64(r.ByPolicy))
-	}
-	if f.OnReconcile != nil {
-		f.OnReconcile(&r)
-	}
 }
 
 // bounded counts a window of a key when this node's part of its over-admission comes close to its share of the

@@ -62,14 +62,6 @@ func (s *shard) view(c *cell, scratch *use) entry {
 	return s.with(c, scratch)
 }
 
-// statedIn notes that the key is reported in an epoch. Early claims are reported when their window begins.
-func (k entry) statedIn(life uint8) {
-	if k.cell.Val.stated != life && k.Next != nil {
-		k.Next.Restate()
-	}
-	k.cell.Val.stated = life
-}
-
 // sweepLocked looks after one key. It reports whether the key can be dropped.
 func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	var scratch use

@@ -1,5 +1,5 @@
-// Command files lists the source files that run for a decision from a lease, and the further ones of a decision that
-// leases tokens from Redis. It needs redis-server, and counters: make files.
+// Command files lists the source files that run for a node's decision from a lease, and the further ones of a decision
+// that leases tokens from Redis. It needs redis-server, and counters: make files.
 package main
 
 import (
@@ -13,11 +13,13 @@ import (
 	"runtime/coverage"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -33,25 +35,30 @@ func run() error {
 		return err
 	}
 	defer server.Close()
-	limiter, err := leasing.New(leasing.Options{
-		Redis: redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1}),
-	})
+	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+	ledger, err := account.NewRedis(client, "", nil)
 	if err != nil {
 		return err
 	}
-	defer limiter.Close()
-	rule, err := leasing.NewRule("files", ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1e6})
-	if err != nil {
-		return err
+	clock := ratelimit.MonotonicClock()
+	node := leasing.NewFleet(ledger, account.NewHolder(), 1000, clock, time.Now())
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); node.Run(ctx) }()
+	defer func() { stop(); <-ended }()
+	rule := &ratelimit.Rule{
+		Domain: "files", Path: "key", Limit: ratelimit.Limit{Unit: ratelimit.Hour, Multiplier: 1, Requests: 1e6},
+		Coordination: ratelimit.DefaultCoordination(),
 	}
 	decide := func(name string) (map[string]bool, error) {
-		key := rule.Key(name)
+		key, now := ratelimit.AppendEntry(ratelimit.AppendPrefix(nil, rule.Domain, rule.Limit), rule.Path, name, false), clock()
+		asks, verdicts := []ratelimit.Ask{{Rule: rule, Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1)
 		return during(func() error {
-			d, err := limiter.Take(context.Background(), key, 1)
-			if err == nil && (!d.Allowed || d.WithoutRedis) {
-				err = fmt.Errorf("the decision for %s is %+v", name, d)
+			node.Decide(ctx, now, asks, verdicts)
+			if v := &verdicts[0]; v.OverLimit || v.Source == ratelimit.FromFallback {
+				return fmt.Errorf("the decision for %s is %+v", name, v)
 			}
-			return err
+			return nil
 		})
 	}
 	_, first := decide("warm") // connects, and reads the clock

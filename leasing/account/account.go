@@ -130,8 +130,6 @@ func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
 	return cut
 }
 
-func clamped(n tokens) tokens { return max(-MostBooked, min(n, MostBooked)) }
-
 // lease ends the holder's lease, unless the holder renews it.
 func (a *account) lease(r *record, expires instant) {
 	r.expires = expires

@@ -7,8 +7,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -361,18 +359,6 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 	}
 	l.known.Store(true)
 	return is, nil
-}
-
-func parseEpoch(s string) (e ratelimit.Epoch, life string, ok bool) {
-	fields := strings.SplitN(s, " ", 4)
-	if len(fields) != 4 {
-		return e, "", false
-	}
-	id, err1 := strconv.ParseUint(fields[0], 16, 64)
-	began, err2 := strconv.ParseInt(fields[1], 10, 64)
-	ends, err3 := strconv.ParseInt(fields[2], 10, 64)
-	e = ratelimit.Epoch{ID: id, Began: instant(began), Learning: instant(ends)}
-	return e, fields[3], id != 0 && errors.Join(err1, err2, err3) == nil
 }
 
 // Verify reads the life of the data. It blocks at most until ctx is done.

@@ -211,3 +211,15 @@ func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 }
 
 var _ Ledger = (*Redis)(nil)
+
+func parseEpoch(s string) (e ratelimit.Epoch, life string, ok bool) {
+	fields := strings.SplitN(s, " ", 4)
+	if len(fields) != 4 {
+		return e, "", false
+	}
+	id, err1 := strconv.ParseUint(fields[0], 16, 64)
+	began, err2 := strconv.ParseInt(fields[1], 10, 64)
+	ends, err3 := strconv.ParseInt(fields[2], 10, 64)
+	e = ratelimit.Epoch{ID: id, Began: instant(began), Learning: instant(ends)}
+	return e, fields[3], id != 0 && errors.Join(err1, err2, err3) == nil
+}

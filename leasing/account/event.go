@@ -53,14 +53,6 @@ const (
 	WasOverride = "override"
 )
 
-// AuditOf is the audit text of a rule's claims: its declared over-admission, and its name.
-func AuditOf(r *ratelimit.Rule) string {
-	if !r.Coordination.Audit {
-		return ""
-	}
-	return strconv.FormatInt(int64(r.DeclaredOver()), 10) + " " + r.AuditName()
-}
-
 // RecordName names the stream of a key's events, in the slot of its accounts.
 func RecordName(prefix, key string) string { return prefix + "{" + key + "}:record" }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -144,3 +145,13 @@ func check(c *Claim) error {
 	}
 	return nil
 }
+
+// AuditOf is the audit text of a rule's claims: its declared over-admission, and its name.
+func AuditOf(r *ratelimit.Rule) string {
+	if !r.Coordination.Audit {
+		return ""
+	}
+	return strconv.FormatInt(int64(r.DeclaredOver()), 10) + " " + r.AuditName()
+}
+
+func clamped(n tokens) tokens { return max(-MostBooked, min(n, MostBooked)) }
