@@ -46,6 +46,31 @@ var loads = []struct {
 		s.oneWay = time.Duration(1+i/100%3*8) * time.Millisecond
 		return []ask{{Cost: 1}}
 	}},
+	{"overridden", 10 * time.Millisecond, func(s *stage, i int) []ask {
+		l := &s.rule.Limit
+		switch {
+		case l.Carries || s.rule.Reserve() > 0:
+		case i == 0:
+			l.Ceiling = 3 * l.Requests
+		case i == 300:
+			s.override(ratelimit.Override{Requests: l.Requests / 3})
+		case i == 600:
+			s.override(ratelimit.Override{Unlimited: true})
+		}
+		return []ask{{Cost: 1}}
+	}},
+	{"suspends", 10 * time.Millisecond, func(s *stage, i int) []ask {
+		if i%200 == 199 {
+			s.now = s.now.Add(time.Duration(i) * 7 * time.Millisecond)
+		}
+		return []ask{{Cost: 1}}
+	}},
+	{"loss", 10 * time.Millisecond, func(s *stage, i int) []ask {
+		if i == 350 {
+			s.ledger.Lose(nil, "2")
+		}
+		return []ask{{Cost: 1}}
+	}},
 	{"clock set", 10 * time.Millisecond, func(s *stage, i int) []ask {
 		s.ahead = time.Duration(i/250%2) * 900 * time.Millisecond
 		return []ask{{Cost: 1}}
@@ -66,6 +91,7 @@ func TestCostOfLoads(t *testing.T) {
 	}
 	rules := []string{
 		"", "on_deny: refund", "reclaim: eager", "lease.size: 20", "debt: carry", "lease.reserve: 10%", "audit: true",
+		"mode: approx", "mode: routing",
 	}
 	var table strings.Builder
 	for i := range limits {
@@ -74,8 +100,8 @@ func TestCostOfLoads(t *testing.T) {
 			if field == "debt" && limits[i].Algorithm != ratelimit.FixedWindow {
 				field = ""
 			}
-			nodes := 1 + (i+j)%3
-			s := newStage(t, nodes, 1000, 1, map[string]string{field: value, "max_nodes": "3"})
+			nodes := 1 + (i+j)%4
+			s := newStage(t, nodes, 1000, 1, map[string]string{field: value, "max_nodes": "3", "drift_budget": "10%"})
 			s.rule.Limit, s.oneWay = limits[i], time.Millisecond
 			s.rule.Limit.Carries = field == "debt"
 			for _, n := range s.nodes {
