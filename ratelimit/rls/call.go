@@ -89,12 +89,15 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	c.match(s, rules.Domain(c.request.domain))
 	c.decide(ctx, s, start)
 	// The caller has gone, and will be told nothing. What its request was charged is given back, so
-	// that a caller who repeats it is not charged twice. What it has settled stays settled.
+	// that a caller who repeats it is not charged twice. What it has settled stays settled, and the costs of an
+	// ended request stay charged: gateways do not repeat the call at the end.
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
-		c.spared = c.spared[:0]
-		for i := range c.asks {
-			c.spared = append(c.spared, c.asks[i].Kind == ratelimit.Spend)
+		c.spared = append(c.spared[:0], make([]bool, len(c.asks))...)
+		for i := range c.matches {
+			if at := c.matches[i].ask; at >= 0 {
+				c.spared[at] = c.asks[at].Kind == ratelimit.Spend && !c.request.descriptors[i].settles
+			}
 		}
 		c.concludeHolds(s)
 		c.undo(s, start)
