@@ -93,8 +93,8 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 	var of holds.Held
 	of, h.result = s.options.Holds.Settle(x.hold, ask.Key, s.wall().Unix(), ttl)
 	switch {
-	case h.result == ratelimit.SettledCost && ask.OfSlot():
-		h.amount, h.cost = of.Amount, of.Amount
+	case of.Slot != 0 && ask.OfSlot():
+		h.result, h.amount, h.cost = ratelimit.SettledCost, 1, 1
 		ask.Kind, ask.Cost, ask.Window = ratelimit.Release, 1, ratelimit.Window(of.Slot)
 		c.ask(m, ask)
 	case h.result == ratelimit.SettledCost:
