@@ -139,9 +139,12 @@ func (c *call) concludeHolds(s *Service) {
 		m := &c.matches[h.match]
 		switch {
 		case m.replaced:
+		case h.settles && m.ask < 0:
+			h.count(m.rule.Counters, nil)
 		case h.settles:
-			h.count(m.rule.Counters, c.verdictOf(m))
-		case m.ask < 0 || h.amount == 0 || len(c.spared) > 0 && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
+			h.count(m.rule.Counters, &c.verdicts[m.ask])
+		// A hold of 0 has an id, too: by that its cost is charged.
+		case m.ask < 0, c.over && h.amount == 0, len(c.spared) > 0 && c.spared[m.ask], c.verdicts[m.ask].OverLimit:
 		default:
 			m.rule.Counters.Holds().Took(h.amount)
 			if m.rule.Hold.Identified() && in.narrow(&m.rule.Limit, &c.verdicts[m.ask]) {
@@ -161,16 +164,12 @@ func (c *call) concludeHolds(s *Service) {
 	}
 }
 
-// verdictOf is the decision on a match; nil: there was no ask.
-func (c *call) verdictOf(m *match) *ratelimit.Verdict {
-	if m.ask < 0 {
-		return nil
-	}
-	return &c.verdicts[m.ask]
-}
-
-// count counts one that settles. A booking that failed is late: its window has ended.
+// count counts one that settles. A booking that failed is late: its window has ended. Its cost counts all the same.
 func (h *held) count(of *ratelimit.RuleCounters, v *ratelimit.Verdict) {
+	counters := of.Holds()
+	if h.result == ratelimit.SettledCost {
+		counters.Settled(h.amount, h.cost, v)
+	}
 	if v != nil {
 		if v.Charged+v.Debt == 0 {
 			h.result = ratelimit.SettledLate
@@ -178,11 +177,7 @@ func (h *held) count(of *ratelimit.RuleCounters, v *ratelimit.Verdict) {
 		of.Debt.Add(uint64(v.Debt))
 		of.Sources[v.Source].Add(1)
 	}
-	counters := of.Holds()
 	counters.Count(h.result)
-	if h.result == ratelimit.SettledCost {
-		counters.Settled(h.amount, h.cost, v)
-	}
 }
 
 // instants are seconds since the Unix epoch, from the first to the last.

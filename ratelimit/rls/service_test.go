@@ -362,7 +362,7 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 2 || f.Stats.ServiceErrors.Load() != 0 {
 		t.Errorf("%d counted as given up, %d as OK, %d as errors", n, f.Stats.OK.Load(), f.Stats.ServiceErrors.Load())
 	}
-	want := map[string]uint64{"taken": 2, "settled": 1, "released": 3, "replayed": 99}
+	want := map[string]uint64{"taken": 2, "open": 4, "settled": 1, "released": 3, "replayed": 99}
 	if got := f.holdsCounted("h"); !maps.Equal(got, want) {
 		t.Errorf("of holds: %v, want %v", got, want)
 	}
