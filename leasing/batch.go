@@ -136,7 +136,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
 	c.Audit = account.AuditOf(rule)
 	lasting(q, rule)
-	size := hold.Sizing{Rule: rule, Nodes: max(1, f.seen())}
+	size := hold.Sizing{Rule: rule, Nodes: max(1, f.Nodes())}
 	leaving := f.leaving.Load()
 	if fl.background && !leaving && k.Waiting == 0 && k.Early(q.Now, rule) {
 		fl.early = true

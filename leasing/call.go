@@ -260,6 +260,7 @@ func (c *call) bookedLocked(k entry, w *waiter) {
 	}
 	fl, _ := c.joinLocked(k)
 	if fl == nil { // it is reported when the store is back
+		c.chargeAlone(c.clock(), w.ask, w.ask.Rule.Coordination.OnStoreFailure)
 		w.finish(k)
 		return
 	}
@@ -341,6 +342,9 @@ func (c *call) driftCheckedLocked(now instant, there *hold.LedgerClock, k entry,
 // decideOverdueLocked decides an ask without an answer in time. A charge or refund is booked later.
 func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 	if w.booking {
+		if !c.lane(k).alive(now) {
+			c.chargeAlone(now, w.ask, w.ask.Rule.Coordination.OnStoreFailure)
+		}
 		w.finish(k)
 		return
 	}

@@ -1,7 +1,6 @@
 package leasing
 
 import (
-	"context"
 	"errors"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
@@ -35,19 +34,18 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		// Before the first answer the window of a refund is unknown: in the window that the answer names, it could
 		// credit the charge of another one.
 		k.Refund(a.Cost)
-	case a.Kind.Settles() && k != nil:
-		k.Settle(a, v)
+	case a.Kind == ratelimit.Charge:
+		if k != nil {
+			k.Settle(a, v)
+		}
+		c.chargeAlone(now, a, policy)
 	case a.Kind != ratelimit.Spend && (a.Kind != ratelimit.Peek || policy == ratelimit.FailOpen): // nothing is decided
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
 	case policy == ratelimit.FailClosed:
 		v.OverLimit = true
 	default:
-		own := *a
-		own.Rule = a.Rule.LocalShare(c.seen())
-		var alone [1]verdict
-		c.alone.Decide(context.Background(), now, []ask{own}, alone[:])
-		*v = alone[0]
+		*v = c.alone.DecideShare(now, a, c.Nodes())
 		v.Debt = 0 // it is the debt of that budget
 	}
 	if k != nil && a.Kind == ratelimit.Spend && v.Charged > 0 {
@@ -63,6 +61,16 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 }
 
+// chargeAlone charges a cost above its hold to this node's own budget for outages, too. That would otherwise admit
+// requests for as long as their holds fit, whatever they cost.
+func (f *Fleet) chargeAlone(now instant, a *ask, policy ratelimit.FailurePolicy) {
+	if a.Kind == ratelimit.Charge && policy == ratelimit.FailLocal {
+		own := *a
+		own.Window = 0 // that which goes on
+		f.alone.DecideShare(now, &own, f.Nodes())
+	}
+}
+
 // undoAlone takes back a charge of this node's own budget by a verdict without the ledger.
 func (f *Fleet) undoAlone(now instant, a *ask, v *verdict) {
 	policy := a.Rule.Coordination.OnStoreFailure
@@ -70,9 +78,7 @@ func (f *Fleet) undoAlone(now instant, a *ask, v *verdict) {
 	if !spent || v.Charged <= 0 {
 		return
 	}
-	own, at := *a, *v
-	own.Rule, at.Source = a.Rule.LocalShare(f.seen()), ratelimit.FromLease
-	f.alone.Undo(now, []ask{own}, []verdict{at})
+	f.alone.UndoShare(now, a, v, f.Nodes())
 }
 
 // reason is why the ledger did not decide.
