@@ -139,7 +139,8 @@ func TestHoldsExpire(t *testing.T) {
 	for range 4 {
 		d.Settle(d.issue(t, now, part), part.Key, now, time.Minute)
 	}
-	if h, result := d.Settle(text, part.Key, now, time.Minute); result != ratelimit.HoldExpired || h.Slot == 0 || h.Amount != 0 {
+	h, result := d.Settle(text, part.Key, now, time.Minute)
+	if result != ratelimit.HoldExpired || h.Slot == 0 || h.Amount != 0 {
 		t.Errorf("%v: %+v", result, h)
 	}
 }
