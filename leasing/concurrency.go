@@ -23,7 +23,7 @@ import (
 // ledger answers. So are slots whose end was reported during an outage. A lane keeps up to mostGives of them, until
 // this node ends. Lost slots return at the end of their time.
 type Concurrency struct {
-	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: the number is unknown.
+	// Alone decides under on_store_failure: local, divided by Nodes; 0: the number is unknown.
 	Alone *Local
 	Nodes func() int
 	// OnFailure gets the error of a message that failed as a whole. It must not block.
@@ -78,7 +78,10 @@ type slotCall struct {
 
 // NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
 func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clock) *Concurrency {
-	f := &Concurrency{Alone: alone, OnFailure: func(error) {}, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
+	f := &Concurrency{
+		Alone: alone, Nodes: func() int { return 0 }, OnFailure: func(error) {},
+		ledger: ledger, clock: clock, hash: keytable.NewHasher(),
+	}
 	lanes := slotLanes
 	if p, ok := ledger.(Partitioned); ok && p.Partitions() > 1 {
 		f.part, lanes = p.Partition, p.Partitions()
@@ -155,7 +158,7 @@ func slotCallOf(now instant, a *ask) *slotCall {
 
 // give gives a slot back, at the ledger and here.
 func (f *Concurrency) give(now instant, a *ask, c *slotCall) {
-	f.decideAlone(now, a)
+	f.Alone.DecideShare(now, a, f.Nodes())
 	l := f.lane(c.Key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,22 +218,11 @@ func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.Fallba
 	case policy == ratelimit.FailOpen:
 		v.Charged, v.Window = 1, a.Window
 	case policy == ratelimit.FailLocal:
-		*v = f.decideAlone(now, a)
+		*v = f.Alone.DecideShare(now, a, f.Nodes())
 	default: // the number of taken slots is unknown
 		*v = a.DecideSlot(a.Rule.Limit.Requests+1, ratelimit.NoSlot)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why
-}
-
-func (f *Concurrency) decideAlone(now instant, a *ask) verdict {
-	own, nodes := *a, 0
-	if f.Nodes != nil {
-		nodes = f.Nodes()
-	}
-	own.Rule = a.Rule.LocalShare(nodes)
-	var one [1]verdict
-	f.Alone.Decide(context.Background(), now, []ask{own}, one[:])
-	return one[0]
 }
 
 // sendLocked starts to send waiting asks, if there are any; the caller holds l.mu.

@@ -104,7 +104,7 @@ func TestOverflowThenTracked(t *testing.T) {
 	}
 }
 
-// A key without room is refused at a peek once the budget that it shares is in debt.
+// A key without room is refused at a peek once the budget that it shares is in debt, until tokens are given back.
 func TestSharedBudgetRefusesPeeks(t *testing.T) {
 	l := NewLocal(64, 1, testWall)
 	r := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
@@ -114,6 +114,16 @@ func TestSharedBudgetRefusesPeeks(t *testing.T) {
 	decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Cost: 15, Kind: ratelimit.Charge})
 	if v := decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}); !v.OverLimit {
 		t.Errorf("15 of 10 are used: %+v", v)
+	}
+	shared := &ask{Rule: r, Key: keyOf(1)}
+	if v := l.Look(t.Context(), 1, shared).Ledger; v == nil || v.Free != -5 || l.Reset(t.Context(), 1, shared) == nil {
+		t.Errorf("%+v is shown, or others' usage reset", v)
+	}
+	for _, kind := range []ratelimit.Kind{ratelimit.Refund, ratelimit.Release} {
+		decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Cost: 5, Kind: kind})
+	}
+	if v := decideOne(l, 1, ask{Rule: r, Key: keyOf(1), Cost: 5}); v.OverLimit {
+		t.Errorf("10 of 15 were given back: %+v", v)
 	}
 }
 

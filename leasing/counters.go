@@ -102,9 +102,12 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 		own.Rule, v.Limit = in, &in.Limit
 		a = &own
 	}
-	// The key is new, and needs no counter.
+	// The key is new, and needs no counter, unless it shares a budget.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
 		fresh := p.fresh(a)
+		if a.Kind != ratelimit.Peek && now < fresh.dead(a.Rule.Limit.Algorithm) {
+			return false
+		}
 		fresh.decide(now, a, v)
 		return true
 	}

@@ -1,7 +1,6 @@
 package leasing
 
 import (
-	"context"
 	"errors"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
@@ -20,10 +19,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 	c.stats.fallbacks[why].Add(1)
 	a, v := w.ask, w.verdict
-	policy := a.Rule.Coordination.OnStoreFailure
-	if why == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed {
-		policy = ratelimit.FailLocal // the store has not failed
-	}
+	policy := policyOf(a.Rule, why)
 	*v = verdict{}
 	if a.Kind == ratelimit.Peek && k != nil && now < k.Till && a.Rule.Limit.Algorithm == ratelimit.FixedWindow &&
 		(policy != ratelimit.FailOpen || c.lane(*k).alive(now)) {
@@ -35,25 +31,24 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		// Before the first answer the window of a refund is unknown: in the window that the answer names, it could
 		// credit the charge of another one.
 		k.Refund(a.Cost)
-	case a.Kind.Settles() && k != nil:
-		k.Settle(a, v)
+	case a.Kind == ratelimit.Charge:
+		if k != nil {
+			k.Settle(a, v)
+		}
+		c.chargeAlone(now, a, why)
 	case a.Kind != ratelimit.Spend && (a.Kind != ratelimit.Peek || policy == ratelimit.FailOpen): // nothing is decided
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
 	case policy == ratelimit.FailClosed:
 		v.OverLimit = true
 	default:
-		own := *a
-		own.Rule = a.Rule.LocalShare(c.seen())
-		var alone [1]verdict
-		c.alone.Decide(context.Background(), now, []ask{own}, alone[:])
-		*v = alone[0]
+		*v = c.alone.DecideShare(now, a, c.Nodes())
 		v.Debt = 0 // it is the debt of that budget
 	}
-	if k != nil && a.Kind == ratelimit.Spend && v.Charged > 0 {
-		k.Admitted(v.Charged)
-	}
 	if k != nil {
+		if a.Kind == ratelimit.Spend && v.Charged > 0 {
+			k.Admitted(v.Charged)
+		}
 		v.Booked = k.account(&a.Rule.Limit)
 		w.countUnder(*k)
 	}
@@ -63,16 +58,30 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 }
 
+// policyOf is what decides without the ledger.
+func policyOf(r *ratelimit.Rule, why ratelimit.FallbackReason) ratelimit.FailurePolicy {
+	policy := r.Coordination.OnStoreFailure
+	if why == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed {
+		return ratelimit.FailLocal // the store has not failed
+	}
+	return policy
+}
+
+// chargeAlone charges a cost above its hold to this node's own budget for outages, too. That would otherwise admit
+// requests for as long as their holds fit, whatever they cost.
+func (f *Fleet) chargeAlone(now instant, a *ask, why ratelimit.FallbackReason) {
+	if a.Kind == ratelimit.Charge && policyOf(a.Rule, why) == ratelimit.FailLocal {
+		own := *a
+		own.Window = 0 // that which goes on
+		f.alone.DecideShare(now, &own, f.Nodes())
+	}
+}
+
 // undoAlone takes back a charge of this node's own budget by a verdict without the ledger.
 func (f *Fleet) undoAlone(now instant, a *ask, v *verdict) {
-	policy := a.Rule.Coordination.OnStoreFailure
-	spent := policy == ratelimit.FailLocal || v.Reason == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed
-	if !spent || v.Charged <= 0 {
-		return
+	if policyOf(a.Rule, v.Reason) == ratelimit.FailLocal {
+		f.alone.UndoShare(now, a, v, f.Nodes())
 	}
-	own, at := *a, *v
-	own.Rule, at.Source = a.Rule.LocalShare(f.seen()), ratelimit.FromLease
-	f.alone.Undo(now, []ask{own}, []verdict{at})
 }
 
 // reason is why the ledger did not decide.

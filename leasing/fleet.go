@@ -15,7 +15,7 @@ import (
 
 // FleetOptions configure a Fleet. Set them before Run.
 type FleetOptions struct {
-	Nodes  func() int     // number of live nodes, as last read; nil, or 0: unknown
+	Nodes  func() int     // number of live nodes, as last read; 0: unknown
 	Random func() float64 // from 0 to 1, so that nodes do not probe a store at the same time. Safe for concurrent use
 	// Drift lets rules that drift spend before the ledger has answered; nil: they lease.
 	Drift Drift
@@ -91,7 +91,7 @@ func NewFleet(
 	ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
 ) *Fleet {
 	f := &Fleet{
-		FleetOptions: FleetOptions{Random: rand.Float64}, //nolint:gosec // no secret
+		FleetOptions: FleetOptions{Random: rand.Float64, Nodes: func() int { return 0 }}, //nolint:gosec // no secret
 		ledger:       ledger, clock: clock, names: names{name: holder},
 		sweeper: sweeper{lost: make(chan account.OverrideChange, mostLost)},
 		alone:   NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
@@ -297,16 +297,8 @@ func (f *Fleet) Recalled(name string, w window) {
 // nextName is a new name of this node. Keys that are tracked from now on have other names.
 func (f *Fleet) nextName() uint32 { return uint32((f.forgotten.Add(2) - 1) & (1<<28 - 1)) }
 
-// seen is the last number of live nodes, or 0 if it is unknown.
-func (f *Fleet) seen() int {
-	if f.Nodes == nil {
-		return 0
-	}
-	return f.Nodes()
-}
-
 func (f *Fleet) sizing(r *ratelimit.Rule) hold.Sizing {
-	return hold.Sizing{Rule: r, Nodes: max(1, f.seen())}
+	return hold.Sizing{Rule: r, Nodes: max(1, f.Nodes())}
 }
 
 // keyName is the ledger's name of a key.

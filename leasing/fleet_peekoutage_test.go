@@ -40,3 +40,24 @@ func TestPeeksWithoutTheStore(t *testing.T) {
 		}
 	}
 }
+
+// So do costs above their holds. Without that, requests would pass for as long as their holds fit.
+func TestChargesWithoutTheStore(t *testing.T) {
+	for _, key := range []string{"known", "new"} {
+		s := newStage(t, 2, 100, 100, map[string]string{"on_deny": "refund"})
+		s.ask(0, "known", 1)
+		s.down = true
+		s.goOn(5 * time.Second)
+		used := 0
+		for range 100 {
+			if v := s.ask(0, key, 1); !v.OverLimit {
+				used += 10
+				w := max(v.Window, v.Booked)
+				s.decide(0, ask{Rule: s.rule, Key: []byte(key), Kind: ratelimit.Charge, Cost: 9, Window: w})
+			}
+		}
+		if used > 70 {
+			t.Errorf("%s: of a part of 50, and a lease of 5, %d are used", key, used)
+		}
+	}
+}

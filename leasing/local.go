@@ -74,6 +74,21 @@ func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimi
 	}
 }
 
+// DecideShare decides an ask by this node's share of the limit, as one of so many (ratelimit.Rule.LocalShare).
+func (l *Local) DecideShare(now ratelimit.Instant, a *ratelimit.Ask, nodes int) ratelimit.Verdict {
+	own, v := *a, [1]verdict{}
+	own.Rule = a.Rule.LocalShare(nodes)
+	l.Decide(context.Background(), now, []ask{own}, v[:])
+	return v[0]
+}
+
+// UndoShare takes back its charge.
+func (l *Local) UndoShare(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict, nodes int) {
+	own, at := *a, *v
+	own.Rule, at.Source = a.Rule.LocalShare(nodes), ratelimit.FromLease
+	l.Undo(now, []ask{own}, []verdict{at})
+}
+
 // DecideFor decides one ask of a holder that leases the key (mode routing without a store): it books the holder's
 // report, then leases it more. If there is no room for the key, it neither leases nor books. It never blocks.
 func (l *Local) DecideFor(

@@ -18,6 +18,9 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
 	if c == nil {
+		if shared := l.tracked.fresh(a); at < shared.dead(a.Rule.Limit.Algorithm) {
+			v.Ledger = shared.look(at, a.Rule)
+		}
 		return v
 	}
 	k := s.of(c)
@@ -93,8 +96,11 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	at := l.LedgerNow(now)
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil { // it has its whole limit
-		return nil
+	if c == nil {
+		if shared := l.tracked.fresh(a); at < shared.dead(a.Rule.Limit.Algorithm) {
+			return account.ErrFull // others share its budget
+		}
+		return nil // it has its whole limit
 	}
 	k, inHand := s.of(c), tokens(0)
 	own := s.rule(at, k, a).Limit

@@ -46,6 +46,7 @@ func (r *Rule) DeclareHold() (b HoldBounds, ok bool) {
 		b.Least, b.Most = h.Amount, h.Amount
 		b.Over += fmt.Sprintf("; 0 where no request costs more than %d", h.Amount)
 	case HoldRequest:
+		b.Least = 0
 		b.Over += "; 0 where no request costs more than its hits_addend"
 		if h.Max > 0 {
 			b.Over += fmt.Sprintf(", which is at most %d", h.Max)

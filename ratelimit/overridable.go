@@ -27,14 +27,15 @@ func (r *Rule) RefusesAll() bool {
 	return !r.Unlimited && r.Limit.Requests == 0 && r.Limit.Ceiling == 0
 }
 
-// WhyRefusesAll says why an override of a limit above 0 refuses each request, "" if it does not.
+// WhyRefusesAll says why an override of a limit above 0 refuses each request, "" if it does not. Costs are learned of
+// requests that pass: until then, a learned hold is its Max.
 func (r *Rule) WhyRefusesAll(o *Override) string {
-	limit := r.Limit.Under(o)
-	if h, most := r.Hold, limit.Capacity(); h != nil && h.From == HoldAmount && most > 0 && h.Amount > most {
-		return fmt.Sprintf("limit is %d, and each request holds %d of it: all would be refused; write 0 if that is "+
-			"meant", most, h.Amount)
+	h, most := r.Hold, r.Limit.Under(o).Capacity()
+	if h == nil || h.From == HoldRequest || most == 0 || max(h.Amount, h.Max) <= most {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("limit is %d, and each request holds %d of it%s: all would be refused; write 0 if that is meant",
+		most, max(h.Amount, h.Max), [...]string{HoldLearned: " until costs are known"}[h.From])
 }
 
 // InForce is the limit that a verdict under a rule is of.

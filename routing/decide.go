@@ -54,7 +54,7 @@ func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []v
 func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, verdicts []verdict) *waiting {
 	for i := range asks { // first, because a request that waits goes on elsewhere
 		if a := &asks[i]; a.OfSlot() && a.Kind == ratelimit.Release {
-			c.alone(ctx, now, a)
+			c.fallback.DecideShare(now, a, 0)
 		}
 	}
 	for i := range asks {

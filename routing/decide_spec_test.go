@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"context"
 	"math"
 	"testing"
 	"time"
@@ -45,7 +44,7 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 		admitted := 0
 		for i := range 5 {
 			a := ask{Rule: s.rule, Key: keyOf(1), Cost: 1}
-			v := c.fail(context.Background(), s.now, &a)
+			v := c.fail(s.now, &a)
 			if v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackPeer || v.ResetAfter <= 0 || v.OverLimit == (v.Charged > 0) {
 				t.Errorf("%v: %+v", policy, v)
 			}
@@ -63,7 +62,7 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 			t.Errorf("%v: %d were admitted, want %d", policy, admitted, want.admitted)
 		}
 		peek := ask{Rule: s.rule, Key: keyOf(1), Cost: 1, Kind: ratelimit.Peek}
-		if v := c.fail(context.Background(), s.now, &peek); v.OverLimit == (policy == ratelimit.FailOpen) || v.Charged != 0 {
+		if v := c.fail(s.now, &peek); v.OverLimit == (policy == ratelimit.FailOpen) || v.Charged != 0 {
 			t.Errorf("%v: a peek after all of a node's own budget: %+v", policy, v)
 		}
 	}

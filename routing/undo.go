@@ -1,14 +1,12 @@
 package routing
 
 import (
-	"context"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // fail decides without the key's owner, by the rule's on_store_failure.
-func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
+func (c *core) fail(now instant, a *ask) verdict {
 	c.stats.fallbacks.Add(1)
 	var v verdict
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
@@ -22,7 +20,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	case policy == ratelimit.FailLocal:
 		// Each node of the fleet may be deciding for itself now, so that each has a part of the
 		// limit only.
-		v = c.alone(ctx, now, a)
+		v = c.fallback.DecideShare(now, a, 0)
 	default: // the remainder is unknown
 		v.OverLimit = true
 	}
@@ -31,14 +29,6 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 		v.ResetAfter = a.Rule.Limit.Period()
 	}
 	return v
-}
-
-// alone decides by this node's share, which also takes a slot of its own back.
-func (c *core) alone(ctx context.Context, now instant, a *ask) verdict {
-	own, v := *a, [1]verdict{}
-	own.Rule = a.Rule.LocalShare(0)
-	c.fallback.Decide(ctx, now, []ask{own}, v[:])
-	return v[0]
 }
 
 // Undo implements [ratelimit.Limiter]. The owner of a charge is asked to take it back, without a wait.
@@ -91,9 +81,7 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 		c.undoAt(owner, a, v)
 	}
 	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
-		own, charged := *a, *v
-		own.Rule, charged.Source = a.Rule.LocalShare(0), ratelimit.FromLease
-		c.fallback.Undo(now, []ask{own}, []verdict{charged})
+		c.fallback.UndoShare(now, a, v, 0)
 	}
 }
 

@@ -301,7 +301,7 @@ func (w *waiting) failed(now instant, i int, call *call) waitStep {
 		}
 		return stepDone
 	}
-	w.verdicts[i] = w.fail(w.ctx, now, a)
+	w.verdicts[i] = w.fail(now, a)
 	w.later(a, &w.verdicts[i], call)
 	return stepDone
 }

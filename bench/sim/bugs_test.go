@@ -149,9 +149,9 @@ var planted = []struct {
 		Wrong: "return &f.lanes[0*f.ledger.(Partitioned).Partition(name)]",
 	}},
 	{49, plant.Bug{
-		Name: "a node alone takes the whole limit", File: "leasing/failure.go",
-		Right: "own.Rule = a.Rule.LocalShare(c.seen())\n\t\tvar",
-		Wrong: "own.Rule = a.Rule\n\t\tvar",
+		Name: "a node alone takes the whole limit", File: "leasing/local.go",
+		Right: "own.Rule = a.Rule.LocalShare(nodes)\n\tl.Decide",
+		Wrong: "own.Rule = a.Rule\n\tl.Decide",
 	}},
 	{41, plant.Bug{
 		Name: "what a node admitted alone is not told", File: "leasing/failure.go",

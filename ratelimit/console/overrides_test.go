@@ -72,6 +72,7 @@ descriptors:
 - {key: shut, max_override: 0, rate_limit: {unit: minute, requests_per_unit: 100}}
 - {key: free, rate_limit: {unlimited: true}}
 - {key: held, hold: {amount: 60, on: [0]}, rate_limit: {unit: minute, requests_per_unit: 100}}
+- {key: learned, hold: {learned: 0.9, max: 60}, rate_limit: {unit: minute, requests_per_unit: 100}}
 `
 
 // overridable is a node's console with the rules above.
@@ -144,6 +145,8 @@ func TestOverridesAdmitAHold(t *testing.T) {
 	const path = "/v1/overrides/edge?held=x"
 	n.must(http.StatusUnprocessableEntity, "limit is 59, and each request holds 60 of it: all would be refused",
 		http.MethodPut, path, `{"limit": 59, "reason": ""}`)
+	n.must(http.StatusUnprocessableEntity, "limit is 59, and each request holds 60 of it until costs are known",
+		http.MethodPut, "/v1/overrides/edge?learned=x", `{"limit": 59, "reason": ""}`)
 	for _, limit := range []string{"60", "0", `"unlimited"`} {
 		n.must(http.StatusOK, "", http.MethodPut, path, `{"limit": `+limit+`, "reason": ""}`)
 	}

@@ -24,7 +24,8 @@ type Held struct {
 }
 
 // Settle takes a hold in, of a budget, to be settled now: in seconds since the Unix epoch. It is good for one
-// settlement, and none after ttl. If it is not good, the result says why, and nothing may be booked.
+// settlement, and none after ttl. If it is not good, the result says why, and nothing may be booked. Only a slot may be
+// given back, which changes nothing the second time: a long request may end after its node has dropped its hold.
 func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (Held, ratelimit.Settled) {
 	var h hold
 	if !d.read(s, &h) {
@@ -45,7 +46,7 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 			at := ratelimit.LedgerTime(time.Unix(h.at, 0).UnixMicro())
 			return Held{h.amounts[i], at, h.slot}, ratelimit.SettledCost
 		case forgotten:
-			return Held{}, ratelimit.HoldExpired
+			return Held{Slot: h.slot}, ratelimit.HoldExpired
 		case before:
 		}
 	}

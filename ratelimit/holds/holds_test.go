@@ -124,6 +124,7 @@ func TestKeysAreRotated(t *testing.T) {
 	}
 }
 
+// A hold expires, also when it is older than the settled ones that a node remembers. Then it names its slot.
 func TestHoldsExpire(t *testing.T) {
 	d := newDesk(t, keyA)
 	part := Part{budget(1), 7}
@@ -133,6 +134,14 @@ func TestHoldsExpire(t *testing.T) {
 	}
 	if _, result := d.Settle(text, part.Key, now+60, time.Minute); result != ratelimit.SettledCost {
 		t.Errorf("after 60 s of 60: %v", result)
+	}
+	d.settled = memory{most: 2}
+	for range 4 {
+		d.Settle(d.issue(t, now, part), part.Key, now, time.Minute)
+	}
+	h, result := d.Settle(text, part.Key, now, time.Minute)
+	if result != ratelimit.HoldExpired || h.Slot == 0 || h.Amount != 0 {
+		t.Errorf("%v: %+v", result, h)
 	}
 }
 

@@ -89,12 +89,15 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	c.match(s, rules.Domain(c.request.domain))
 	c.decide(ctx, s, start)
 	// The caller has gone, and will be told nothing. What its request was charged is given back, so
-	// that a caller who repeats it is not charged twice. What it has settled stays settled.
+	// that a caller who repeats it is not charged twice. What it has settled stays settled, and the costs of an
+	// ended request stay charged: gateways do not repeat the call at the end.
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
-		c.spared = c.spared[:0]
-		for i := range c.asks {
-			c.spared = append(c.spared, c.asks[i].Kind == ratelimit.Spend)
+		c.spared = append(c.spared[:0], make([]bool, len(c.asks))...)
+		for i := range c.matches {
+			if at := c.matches[i].ask; at >= 0 {
+				c.spared[at] = c.asks[at].Kind == ratelimit.Spend && !c.request.descriptors[i].settles
+			}
 		}
 		c.concludeHolds(s)
 		c.undo(s, start)
@@ -120,7 +123,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 		switch {
 		case d == nil:
 		// What says that a cost is not known comes last: another descriptor may say the cost.
-		case c.request.reserved && c.request.ends(&c.request.descriptors[i]):
+		case c.request.descriptors[i].ends:
 			ends = true
 		default:
 			replaces = c.matchAt(s, d, i) || replaces
@@ -128,7 +131,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 	}
 	if ends {
 		for i := range c.request.descriptors {
-			if c.request.ends(&c.request.descriptors[i]) {
+			if c.request.descriptors[i].ends {
 				replaces = c.matchAt(s, d, i) || replaces
 			}
 		}
@@ -143,7 +146,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	m, x := &c.matches[i], &c.request.descriptors[i]
 	start := len(c.keys)
-	m.settles = x.reserved > 0
+	m.settles = x.settles
 	c.matchOne(s, d, x, m)
 	// The hash is taken here, for the keys of rules that need not be asked are dropped next.
 	if known := s.options.LocalCache; known != nil && m.rule != nil {
@@ -152,7 +155,7 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	switch {
 	// Nothing has to be asked: the answer is the same whatever was used.
 	case m.rule == nil || m.rule.Unlimited || m.rule.RefusesAll():
-	case m.rule.Hold != nil || x.reserved > 0:
+	case m.rule.Hold != nil || x.settles:
 		c.addHeld(s, i, start)
 	default:
 		kind, cost := c.request.ask(x)

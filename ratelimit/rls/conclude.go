@@ -156,8 +156,9 @@ func (c *call) spare(s *Service) {
 		a := &c.asks[i]
 		back := c.over && (refunds || denyRefunds(a.Rule)) ||
 			refused && s.options.SpareOthers && !c.verdicts[i].OverLimit
-		// A peek and a refund have charged nothing that could be given back. A request that passes keeps its slot.
-		back = back && a.Kind == ratelimit.Spend && (c.over || !a.OfSlot())
+		// A peek and a refund have charged nothing that could be given back. A request that passes keeps its holds,
+		// slots among them.
+		back = back && a.Kind == ratelimit.Spend && (c.over || a.Rule.Hold == nil)
 		c.spared, some = append(c.spared, back), some || back
 	}
 	if some {

@@ -11,13 +11,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-const slotRules = `domain: d
-descriptors:
-  - {key: slots, rate_limit: {name: in flight, concurrency: 2, hold_ttl: 60s}}
-  - {key: other, rate_limit: {concurrency: 1}}
-  - {key: never, rate_limit: {unit: year, requests_per_unit: 0}}
-`
-
 // deadSlots is a ledger that does not answer.
 type deadSlots struct{}
 
@@ -30,8 +23,11 @@ func (deadSlots) Slots(_ context.Context, _ []account.SlotAsk, answers []account
 // What on_store_failure admits has a slot, too, by which it is given back: a node's part is for requests at once, and
 // not for those of hold_ttl.
 func TestSlotsWithoutAStore(t *testing.T) {
-	f := holdFixtureOf(t, slotRules+"  - {key: open, coordination: {on_store_failure: open}, "+
-		"rate_limit: {concurrency: 2, hold_ttl: 60s}}\n")
+	f := holdFixtureOf(t, `domain: d
+descriptors:
+  - {key: slots, rate_limit: {concurrency: 2, hold_ttl: 60s}}
+  - {key: open, coordination: {on_store_failure: open}, rate_limit: {concurrency: 2, hold_ttl: 60s}}
+`)
 	clock := func() ratelimit.Instant { return f.now }
 	limiter := leasing.NewConcurrency(deadSlots{}, leasing.NewLocal(100, f.now, time.Unix(1_800_000_000, 0)), clock)
 	limiter.Nodes = func() int { return 1 }

@@ -1,6 +1,7 @@
 package rls
 
 import (
+	"cmp"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -33,36 +34,17 @@ type held struct {
 
 // reserve takes the reserved entries off the end of a descriptor.
 func (r *request) reserve(d *descriptor) {
-	r.reserved = true
-	for d.count > 0 && isReserved(r.entries[d.first+d.count-1].Key) {
-		d.count--
-		d.reserved++
-	}
-}
-
-func isReserved(key string) bool {
-	return len(key) >= len(EntryEnd) && key[0] == EntryEnd[0] && (key == EntryHold || key == EntryEnd)
-}
-
-// hold is what a descriptor settles, "" if it names none; ends says that its cost is not known.
-func (r *request) hold(d *descriptor) (hold string, ends bool) {
-	for _, e := range r.entries[d.first+d.count : d.first+d.count+int(d.reserved)] {
-		if e.Key == EntryEnd {
-			ends = true
-		} else {
-			hold = e.Value
+	for ; d.count > 0; d.count-- {
+		switch e := &r.entries[d.first+d.count-1]; e.Key {
+		case EntryHold:
+			d.hold = cmp.Or(d.hold, e.Value)
+		case EntryEnd:
+			d.ends = true
+		default:
+			return
 		}
+		d.settles = true
 	}
-	return hold, ends
-}
-
-// ends tells whether a descriptor says that a cost is not known.
-func (r *request) ends(d *descriptor) bool {
-	if d.reserved == 0 {
-		return false
-	}
-	_, ends := r.hold(d)
-	return ends
 }
 
 // addHeld has a descriptor take a hold, or settle one.
@@ -70,7 +52,7 @@ func (c *call) addHeld(s *Service, i, start int) {
 	m, x := &c.matches[i], &c.request.descriptors[i]
 	kind, hits := c.request.ask(x)
 	ask := ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: hits, Kind: kind}
-	h := held{match: i, settles: x.reserved > 0, cost: hits}
+	h := held{match: i, settles: x.settles, cost: hits}
 	hold := m.rule.Hold
 	switch {
 	case kind == ratelimit.Refund && !h.settles:
@@ -78,7 +60,7 @@ func (c *call) addHeld(s *Service, i, start int) {
 		return
 	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
 		h.settles, h.amount = true, hold.Amount
-		c.settle(&h, c.request.ends(x), ask)
+		c.settle(&h, x.ends, ask)
 	case h.settles:
 		if !s.settleByID(c, &h, x, ask) {
 			return
@@ -105,29 +87,28 @@ func (c *call) addHeld(s *Service, i, start int) {
 // charged the cost as without the entry.
 func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask) bool {
 	m, ttl := &c.matches[h.match], ratelimit.MaxHoldTTL
-	hold, ends := c.request.hold(x)
 	if ask.Rule.Hold != nil {
 		ttl = ask.Rule.Hold.TTL
 	}
 	var of holds.Held
-	of, h.result = s.options.Holds.Settle(hold, ask.Key, s.wall().Unix(), ttl)
+	of, h.result = s.options.Holds.Settle(x.hold, ask.Key, s.wall().Unix(), ttl)
 	switch {
-	case h.result == ratelimit.SettledCost && ask.OfSlot():
-		h.amount, h.cost = of.Amount, of.Amount
+	case of.Slot != 0 && ask.OfSlot():
+		h.result, h.amount, h.cost = ratelimit.SettledCost, 1, 1
 		ask.Kind, ask.Cost, ask.Window = ratelimit.Release, 1, ratelimit.Window(of.Slot)
 		c.ask(m, ask)
 	case h.result == ratelimit.SettledCost:
 		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)
-		c.settle(h, ends, ask)
+		c.settle(h, x.ends, ask)
 	case ask.Rule.Hold == nil && h.result != ratelimit.HoldReplayed:
-		if m.settles = ends; !ends {
+		if m.settles = x.ends; !x.ends {
 			c.ask(m, ask)
 		}
 		return false
-	case h.result == ratelimit.HoldReplayed && ends:
+	case h.result == ratelimit.HoldReplayed && x.ends:
 		return false
 	}
-	return hold != ""
+	return x.hold != ""
 }
 
 // settle requests the difference between a cost and its hold.
@@ -158,9 +139,12 @@ func (c *call) concludeHolds(s *Service) {
 		m := &c.matches[h.match]
 		switch {
 		case m.replaced:
+		case h.settles && m.ask < 0:
+			h.count(m.rule.Counters, nil)
 		case h.settles:
-			h.count(m.rule.Counters, c.verdictOf(m))
-		case m.ask < 0 || h.amount == 0 || len(c.spared) > 0 && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
+			h.count(m.rule.Counters, &c.verdicts[m.ask])
+		// A hold of 0 has an id, too: by that its cost is charged.
+		case m.ask < 0, c.over && h.amount == 0, len(c.spared) > 0 && c.spared[m.ask], c.verdicts[m.ask].OverLimit:
 		default:
 			m.rule.Counters.Holds().Took(h.amount)
 			if m.rule.Hold.Identified() && in.narrow(&m.rule.Limit, &c.verdicts[m.ask]) {
@@ -180,16 +164,12 @@ func (c *call) concludeHolds(s *Service) {
 	}
 }
 
-// verdictOf is the decision on a match; nil: there was no ask.
-func (c *call) verdictOf(m *match) *ratelimit.Verdict {
-	if m.ask < 0 {
-		return nil
-	}
-	return &c.verdicts[m.ask]
-}
-
-// count counts one that settles. A booking that failed is late: its window has ended.
+// count counts one that settles. A booking that failed is late: its window has ended. Its cost counts all the same.
 func (h *held) count(of *ratelimit.RuleCounters, v *ratelimit.Verdict) {
+	counters := of.Holds()
+	if h.result == ratelimit.SettledCost {
+		counters.Settled(h.amount, h.cost, v)
+	}
 	if v != nil {
 		if v.Charged+v.Debt == 0 {
 			h.result = ratelimit.SettledLate
@@ -197,11 +177,7 @@ func (h *held) count(of *ratelimit.RuleCounters, v *ratelimit.Verdict) {
 		of.Debt.Add(uint64(v.Debt))
 		of.Sources[v.Source].Add(1)
 	}
-	counters := of.Holds()
 	counters.Count(h.result)
-	if h.result == ratelimit.SettledCost {
-		counters.Settled(h.amount, h.cost, v)
-	}
 }
 
 // instants are seconds since the Unix epoch, from the first to the last.

@@ -13,13 +13,7 @@ import (
 
 const namingRules = `
 domain: d
-descriptors:
-  - {key: named, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}
-  - key: top
-    value_to_metric: true
-    descriptors:
-      - {key: low, rate_limit: {unit: day, requests_per_unit: 9}}
-      - {key: all, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}
+descriptors: [{key: named, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}]
 `
 
 // However many values, names and domains there are, nothing is lost, and so

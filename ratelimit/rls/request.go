@@ -32,7 +32,6 @@ type request struct {
 	hits        uint32 // hits_addend; 0 means 1
 	descriptors []descriptor
 	entries     []config.Entry // of all descriptors, one after the other
-	reserved    bool           // a descriptor has reserved entries
 }
 
 type descriptor struct {
@@ -43,9 +42,10 @@ type descriptor struct {
 	hasOverride bool
 	hasHits     bool
 	negative    bool
-	// reserved is how many reserved entries stand behind its own: it settles a hold.
-	reserved uint8
-	hits     uint64
+	hits        uint64
+	hold        string // that it settles, "" if it names none
+	settles     bool   // reserved entries stand behind its own
+	ends        bool   // one of them says that its cost is not known
 }
 
 func (r *request) entriesOf(d *descriptor) []config.Entry {
@@ -86,7 +86,7 @@ func bad(format string, args ...any) error {
 }
 
 func (r *request) reset() {
-	r.domain, r.hits, r.reserved = "", 0, false
+	r.domain, r.hits = "", 0
 	r.descriptors, r.entries = r.descriptors[:0], r.entries[:0]
 }
 
@@ -156,10 +156,8 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		}
 		return nil
 	})
-	if d.count > 0 && isReserved(r.entries[len(r.entries)-1].Key) {
-		r.reserve(d)
-	}
-	if err == nil && d.reserved > 0 && d.negative {
+	r.reserve(d)
+	if err == nil && d.settles && d.negative {
 		return bad("descriptor %d: it settles a hold, and its hits_addend is negative: a cost is not", i)
 	}
 	// Unit and multiplier are checked when all fields are read, for they may come in any order.

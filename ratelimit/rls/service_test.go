@@ -332,7 +332,7 @@ func (l *leaver) Decide(ctx context.Context, now ratelimit.Instant, asks []ratel
 }
 
 // What a call was charged is given back if its caller gave up meanwhile, of all its
-// rules; it is then not answered, and not counted as admitted. What it settles counts.
+// rules; it is then not answered, and not counted as admitted. What it settles counts, and the cost of what has ended.
 func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 	f := holdFixtureOf(t, testRules+"  - {key: h, hold: {amount: 4}, rate_limit: {unit: day, requests_per_unit: 9}}\n")
 	gate := shed.NewGate(20 * time.Millisecond)
@@ -344,7 +344,8 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 	c := &call{}
 	var err error
 	ends := descOf("h=a,"+EntryHold+"="+hold, 1)
-	if c.in, err = proto.Marshal(rlsRequest(desc("twenty=a"), desc("five=a"), ends)); err != nil {
+	ended := descOf("twenty=b,"+EntryHold+"="+hold, 1)
+	if c.in, err = proto.Marshal(rlsRequest(desc("twenty=a"), desc("five=a"), ends, ended)); err != nil {
 		t.Fatal(err)
 	}
 	for range 100 {
@@ -353,12 +354,15 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 		}
 	}
 	f.limiter = inner
+	if n := f.left("twenty=b"); n != 0 {
+		t.Errorf("a rule without a hold has %d left of 20, and ended requests cost 100", n)
+	}
 	again := rlsRequest(desc("twenty=a"), desc("five=a"), desc("h=a"))
 	f.expect("OK: OK 19/20 45s, OK 4/5 3585s, OK 4/9 57585s", again)
 	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 2 || f.Stats.ServiceErrors.Load() != 0 {
 		t.Errorf("%d counted as given up, %d as OK, %d as errors", n, f.Stats.OK.Load(), f.Stats.ServiceErrors.Load())
 	}
-	want := map[string]uint64{"taken": 2, "settled": 1, "released": 3, "replayed": 99}
+	want := map[string]uint64{"taken": 2, "open": 4, "settled": 1, "released": 3, "replayed": 99}
 	if got := f.holdsCounted("h"); !maps.Equal(got, want) {
 		t.Errorf("of holds: %v, want %v", got, want)
 	}

@@ -152,13 +152,10 @@ func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
 }
 
-// Settle books the part of a settlement that needs no window from the ledger: a charge, in the window of the first
-// answer.
+// Settle books a charge that needs no window from the ledger: in the window of the first answer.
 func (e Entry) Settle(a *ratelimit.Ask, v *ratelimit.Verdict) {
-	if a.Kind == ratelimit.Charge {
-		e.charge(a.Cost, &e.Charged)
-		v.Charged = a.Cost
-	}
+	e.charge(a.Cost, &e.Charged)
+	v.Charged = a.Cost
 }
 
 // charge spends tokens that the node may not have, and counts them in of.
