@@ -67,7 +67,7 @@ type NamedOverride struct {
 }
 
 // ErrOverrideChanged answers a change whose Match is not the version in force: read the override, and try again.
-var ErrOverrideChanged = errors.New("the override has changed since it was read")
+var ErrOverrideChanged = errors.New("the key does not have the override that the change expects")
 
 // ErrOverrides says that the key's limiter keeps no overrides, or none of this kind.
 var ErrOverrides = errors.New("this rule's limits cannot be overridden")

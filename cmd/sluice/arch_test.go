@@ -120,7 +120,6 @@ func TestModesAreATable(t *testing.T) {
 	if len(files) > 3 {
 		t.Errorf("%d files compare modes, and at most 3 may: ask Mode.Spec(): %q", len(files), files)
 	}
-	t.Log(files)
 }
 
 // The words of the domain do no I/O.

@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
 // The demo shows a fleet under load, of which every console answers, and ends by
@@ -42,11 +44,18 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-func TestCalledAsRatelimit(t *testing.T) {
-	if got := arguments([]string{"/bin/ratelimit"}); len(got) != 1 || got[0] != "serve" {
-		t.Error(got)
+func TestDemoLeavesOthersAlone(t *testing.T) {
+	store := redistest.Start(t)
+	out, err := command(nil, "demo", "--for=2s", "--nodes=1", "--no-envoy", "--redis="+store.Addr).CombinedOutput()
+	if all, own := store.Do("KEYS", "*").([]any), store.Do("KEYS", "*demo:*").([]any); err != nil || len(all) != len(own)+1 { // sluice:life is of redistest
+		t.Errorf("%v, its names are %v of %v\n%s", err, own, all, out)
 	}
-	if got := arguments([]string{"/sluice", "check", "x"}); len(got) != 2 || got[0] != "check" {
-		t.Error(got)
+}
+
+func TestCalledAsRatelimit(t *testing.T) {
+	for line, want := range map[string]string{"/bin/ratelimit": "serve", "/sluice check x": "check x"} {
+		if got := strings.Join(arguments(strings.Fields(line)), " "); got != want {
+			t.Errorf("%s: %s", line, got)
+		}
 	}
 }

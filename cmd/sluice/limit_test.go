@@ -105,7 +105,7 @@ func TestLimitAtRunTime(t *testing.T) {
 func TestLimitCommands(t *testing.T) {
 	s := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t), env: []string{"LOG_LEVEL=info"}}).nodes[0]
 	s.may("set", "12", "d", "five=a", "--reason=why, \"so\"", "--new")
-	if code, _, errs := s.limit("set", "13", "d", "five=a", "--new"); code != 1 || !strings.Contains(errs, "has changed since") {
+	if code, _, errs := s.limit("set", "13", "d", "five=a", "--new"); code != 1 || !strings.Contains(errs, "override that the change expects") {
 		t.Errorf("--new of one that is there: %d %s", code, errs)
 	}
 	_, out, _ := s.read("get", "--json", "d", "five=a")
@@ -113,7 +113,7 @@ func TestLimitCommands(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &o); err != nil || o.By != "ops" || o.Reason != `why, "so"` || o.InForce != "12 per year" {
 		t.Fatalf("get prints %s (%v)", out, err)
 	}
-	if code, _, errs := s.limit("set", "13", "d", "five=a", "--if-version=1"); code != 1 || !strings.Contains(errs, "has changed since") {
+	if code, _, errs := s.limit("set", "13", "d", "five=a", "--if-version=1"); code != 1 || !strings.Contains(errs, "override that the change expects") {
 		t.Errorf("with another version: %d %s", code, errs)
 	}
 	s.may("set", "unlimited", "d", "five=a", "--if-version="+o.Version)

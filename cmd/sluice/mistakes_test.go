@@ -3,7 +3,6 @@ package main
 import (
 	goflag "flag"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -29,8 +28,11 @@ func TestMistakes(t *testing.T) {
 	for _, section := range sections[1:] {
 		title, _, _ := strings.Cut(section, "\n")
 		t.Run(title, func(t *testing.T) {
-			got := ""
-			inDirectory(t, func() { got = playMistake(t, section) })
+			t.Chdir(t.TempDir())
+			if err := os.Mkdir("rules", 0o755); err != nil {
+				t.Fatal(err)
+			}
+			got := playMistake(t, section)
 			if got != section && !*rewrite {
 				t.Errorf("now it says:\n%s", got)
 			}
@@ -42,28 +44,6 @@ func TestMistakes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// inDirectory runs f in a directory of its own that has a folder rules.
-func inDirectory(t *testing.T, f func()) {
-	t.Helper()
-	before, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "rules"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chdir(dir); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := os.Chdir(before); err != nil {
-			t.Fatal(err)
-		}
-	}()
-	f()
 }
 
 // playMistake is a section with what its command says now.

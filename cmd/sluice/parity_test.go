@@ -110,7 +110,7 @@ func describeAnswer(a *rls.RateLimitResponse, now time.Time) string {
 		b.WriteString("]")
 	}
 	var headers []string
-	for _, h := range a.ResponseHeadersToAdd {
+	for i, h := range slices.Concat(a.ResponseHeadersToAdd, a.RequestHeadersToAdd) {
 		value := h.Value
 		if n, err := strconv.Atoi(value); strings.HasSuffix(h.Key, "Res") || strings.HasSuffix(h.Key, "Reset") {
 			if value = "+"; err != nil || n < 1 {
@@ -118,6 +118,9 @@ func describeAnswer(a *rls.RateLimitResponse, now time.Time) string {
 			}
 		}
 		value = secondsLeft.ReplaceAllString(value, ";t=+")
+		if i >= len(a.ResponseHeadersToAdd) {
+			value += " in the request"
+		}
 		headers = append(headers, h.Key+": "+value)
 	}
 	if headers != nil {
@@ -438,7 +441,7 @@ func TestParityEndpoints(t *testing.T) {
 	s := serveWith(t, []string{
 		"RUNTIME_ROOT=" + dir, "MERGE_DOMAIN_CONFIG=true", "LOG_FORMAT=json", "LOG_LEVEL=DEBUG", "DRAIN_TIME=0s", "USE_PROMETHEUS=true",
 		"PROMETHEUS_ADDR=" + net.JoinHostPort(host, port), "PROMETHEUS_PATH=/prom", "TRACING_ENABLED=false", "LOCAL_CACHE_SIZE_IN_BYTES=1000", "EXPIRATION_JITTER_MAX_SECONDS=300", "REDIS_CLUSTER_PIPELINE_PARALLELISM=4",
-		"USE_DOG_STATSD_MOGRIFIERS=TAG", "DOG_STATSD_MOGRIFIER_TAG_PATTERN=x", "REQUEST_TIMEOUT=1s", "BACKEND_TYPE=memcache", "COORDINATION_MAX_NODES=1", "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true",
+		"USE_DOG_STATSD_MOGRIFIERS=TAG", "STATSD_HOST=x", "REQUEST_TIMEOUT=1s", "GRPC_MAX_CONCURRENT_STREAMS=16", "BACKEND_TYPE=memcache", "COORDINATION_MAX_NODES=1", "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true",
 		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0",
 	}, "serve")
 	s.eventually("healthy", s.healthy)
@@ -482,7 +485,7 @@ func TestParityEndpoints(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]int{
-		"EXPIRATION_JITTER_MAX_SECONDS": 1, "REDIS_CLUSTER_PIPELINE_PARALLELISM": 1, "DOG_STATSD_MOGRIFIER_TAG_PATTERN": 1, "BACKEND_TYPE": 1, "REQUEST_TIMEOUT": 1,
+		"EXPIRATION_JITTER_MAX_SECONDS": 1, "REDIS_CLUSTER_PIPELINE_PARALLELISM": 1, "USE_DOG_STATSD_MOGRIFIERS": 1, "STATSD_HOST": 1, "GRPC_MAX_CONCURRENT_STREAMS": 1, "BACKEND_TYPE": 1, "REQUEST_TIMEOUT": 1,
 		"LOCAL_CACHE_SIZE_IN_BYTES": 0, // which has a meaning
 	} {
 		if n := strings.Count(s.log(), name); n != want {

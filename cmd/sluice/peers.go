@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
+	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
@@ -27,13 +28,13 @@ type peerFlags struct {
 	Peers   string `env:"PEERS" name:"peers" placeholder:"WHERE" help:"Peers: static:HOST:PORT,..., dns:NAME:PORT (NAME is a headless service, or an SRV name such as _peers._tcp.sluice) or gossip:HOST:PORT,... Default: none. Rules with mode routing then run as leasing."`
 	Addr    string `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"Address of this node as peers see it, HOST:PORT. If it is not of this machine, as behind a NAT, the node listens on its port of all addresses. PEERS gossip uses the next port, TCP and UDP."`
 	Secret  string `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"Shared secret of all peers, at least 16 random bytes (openssl rand -base64 32). Required without PEER_TLS_*."`
-	TLSCert string `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate for peers, a file. It is read again when it changes."`
+	TLSCert string `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"Certificate for peers, a file. All three are read again when they change."`
 	TLSKey  string `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Key of this node's certificate."`
 	TLSCA   string `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Authority of peers' certificates, a file."`
 }
 
 // options checks the settings and makes them a router's.
-func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
+func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
 	host, port, err := net.SplitHostPort(f.Addr)
 	own, notNumber := strconv.Atoi(port)
 	if err != nil || host == "" || net.ParseIP(host).IsUnspecified() || notNumber != nil {
@@ -48,27 +49,41 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 		return o, nil, err
 	}
 	o.Addr, o.Secret = f.Addr, f.Secret
-	if f.TLSCert == "" && f.TLSKey == "" && f.TLSCA == "" {
-		if f.Secret == "" {
-			return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")
-		}
+	switch none := f.TLSCert+f.TLSKey+f.TLSCA == ""; {
+	case none && f.Secret == "":
+		return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")
+	case none:
 		return o, nil, o.Validate()
-	}
-	if f.TLSCert == "" || f.TLSKey == "" || f.TLSCA == "" {
+	case f.TLSCert == "" || f.TLSKey == "" || f.TLSCA == "":
 		return o, nil, errors.New("PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT must be set together")
 	}
-	pool, err := clienttls.Pool(f.TLSCA)
-	if err != nil {
-		return o, nil, fmt.Errorf("PEER_TLS_CACERT: %w", err)
-	}
-	c := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}
-	shown := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, CertSetting: "PEER_TLS_CERT", KeySetting: "PEER_TLS_KEY"}
-	if err := shown.Use(c); err != nil {
+	shown := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "PEER_TLS_"}
+	files := &reread.Value[*tls.Config]{Files: []string{f.TLSCert, f.TLSKey, f.TLSCA}, Failed: clienttls.Bad(log), Read: func(now time.Time) (*tls.Config, error) {
+		return eitherSide(shown, now, tls.VersionTLS13, f.TLSCA, "PEER_TLS_CACERT")
+	}}
+	if err := files.Load(time.Now()); err != nil {
 		return o, nil, err
 	}
-	o.TLS = credentials.NewTLS(c)
-	return o, credentials.NewTLS(c), o.Validate()
+	serverTLS = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		return files.Get(time.Now()), nil
+	}})
+	o.TLS = peerTLS{serverTLS, files}
+	return o, serverTLS, o.Validate()
 }
+
+// peerTLS dials by the files as they are then.
+type peerTLS struct {
+	credentials.TransportCredentials // for all else
+	files                            *reread.Value[*tls.Config]
+}
+
+// ClientHandshake implements [credentials.TransportCredentials].
+func (d peerTLS) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return credentials.NewTLS(d.files.Get(time.Now())).ClientHandshake(ctx, authority, conn)
+}
+
+// Clone implements [credentials.TransportCredentials].
+func (d peerTLS) Clone() credentials.TransportCredentials { return d }
 
 // listens is the address to listen on: PEER_ADDR, or its port of all addresses, if PEER_ADDR is not of this machine.
 func (f *peerFlags) listens() string {
@@ -89,7 +104,7 @@ func (f *peerFlags) listens() string {
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
 func (f *peerFlags) route(bounds *sizing.Caps, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
-	o, serverTLS, err := f.options()
+	o, serverTLS, err := f.options(log)
 	if err != nil {
 		return nil, nil, err
 	}

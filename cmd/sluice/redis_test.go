@@ -1,9 +1,9 @@
 package main
 
 import (
-	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -96,9 +96,10 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	i := redistest.NewAuthority(t)
 	i.Leaf("server", time.Hour, "localhost")
 	i.Leaf("client", time.Hour)
-	own := &clienttls.Certificate{Cert: i.File("client.crt"), Key: i.File("client.key"), CertSetting: "CERT", KeySetting: "KEY"}
-	var c tls.Config
-	if err := own.Use(&c); err != nil {
+	var log strings.Builder
+	own := &clienttls.Certificate{Cert: i.File("client.crt"), Key: i.File("client.key"), Setting: "OF_", Log: slog.New(slog.NewTextHandler(&log, nil))}
+	c, err := own.Client("", "")
+	if err != nil {
 		t.Fatal(err)
 	}
 	serial := func() string {
@@ -115,11 +116,11 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 		t.Error("the renewed certificate is not used")
 	}
 	i.Leaf("client", -time.Minute) // out of date
-	if serial() != second {
-		t.Error("a certificate that is out of date is used")
+	if serial() != second || !strings.Contains(log.String(), "OF_CERT "+i.File("client.crt")+" is good from") {
+		t.Errorf("a certificate that is out of date is used, or the log does not have it: %s", log.String())
 	}
 	writeFile(t, i.File("client.key"), "half a fi")
-	if err := own.Use(&c); err == nil || !strings.Contains(err.Error(), "CERT "+i.File("client.crt")+" and KEY") {
+	if _, err := own.Client("", ""); err == nil || !strings.Contains(err.Error(), "OF_CERT "+i.File("client.crt")+" and OF_KEY") {
 		t.Errorf("at start: %v", err)
 	}
 }

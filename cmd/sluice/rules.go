@@ -62,7 +62,7 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 		}
 	}
 	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
-		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
+		return nil, nil, fmt.Errorf("the first rules (--config, or RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY) are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
 	if c.Ring.Peers == "" {
 		warnOfRules(store.Rules(), log, "PEERS is not set: rules of a mode with owners run as leasing",

@@ -74,6 +74,10 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	if names := settings.WithoutEffect(lookup); len(names) > 0 {
 		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))
 	}
+	host, set := lookup("STATSD_HOST")
+	if _, said := lookup("USE_STATSD"); set && !said && !c.UseStatsd && !c.DisableStats { // envoyproxy/ratelimit sends then
+		log.Warn("no statistics are sent to STATSD_HOST: set USE_STATSD=true", "host", host)
+	}
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "COORDINATION_MAX_NODES", c.Coordination.MaxNodes)
 	}

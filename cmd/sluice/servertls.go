@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
@@ -42,16 +41,14 @@ func (f *tlsFlags) reloads() *metrics.Loads {
 // credentials reads the files; nil where TLS is off. Connections check them again, at most once a second:
 // good files are used, and bad ones are logged, and the old stay in use. Open connections continue.
 func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentials, error) {
-	if !f.Use {
-		if f.ClientCA != "" || f.ClientSAN != "" {
-			return nil, errors.New("GRPC_CLIENT_TLS_CACERT or GRPC_CLIENT_TLS_SAN is set, and GRPC_SERVER_USE_TLS is not: clients would not be checked")
-		}
+	switch {
+	case !f.Use && (f.ClientCA != "" || f.ClientSAN != ""):
+		return nil, errors.New("GRPC_CLIENT_TLS_CACERT or GRPC_CLIENT_TLS_SAN is set, and GRPC_SERVER_USE_TLS is not: clients would not be checked")
+	case !f.Use:
 		return nil, nil
-	}
-	if f.Cert == "" || f.Key == "" {
+	case f.Cert == "" || f.Key == "":
 		return nil, errors.New("GRPC_SERVER_USE_TLS is set, and GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name the certificate and its key")
-	}
-	if f.ClientSAN != "" && f.ClientCA == "" {
+	case f.ClientSAN != "" && f.ClientCA == "":
 		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and needs GRPC_CLIENT_TLS_CACERT: otherwise any client can claim the name", f.ClientSAN)
 	}
 	c := f.certificates(log)
@@ -78,33 +75,36 @@ func (f *tlsFlags) certificates(log *slog.Logger) *reread.Value[*tls.Config] {
 			}
 			return c, err
 		},
-		Failed: pace.Seldom(time.Second, func(err error) {
-			log.Error("the new TLS certificate is invalid: the old one stays in use", "error", err)
-		}),
+		Failed: clienttls.Bad(log),
 	}
 }
 
 func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
-	if err != nil {
-		return nil, fmt.Errorf("GRPC_SERVER_TLS_CERT %s and GRPC_SERVER_TLS_KEY %s: %w", f.Cert, f.Key, err)
-	}
-	if err := clienttls.InDate(pair.Leaf, "GRPC_SERVER_TLS_CERT", f.Cert, now); err != nil {
-		return nil, err
-	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}}
-	if f.ClientCA == "" {
-		return c, nil
-	}
-	if c.ClientCAs, err = clienttls.Pool(f.ClientCA); err != nil {
-		return nil, fmt.Errorf("GRPC_CLIENT_TLS_CACERT: %w", err)
-	}
-	c.ClientAuth = tls.RequireAndVerifyClientCert
-	if want := f.ClientSAN; want != "" {
+	own := clienttls.Certificate{Cert: f.Cert, Key: f.Key, Setting: "GRPC_SERVER_TLS_"}
+	c, err := eitherSide(own, now, tls.VersionTLS12, f.ClientCA, "GRPC_CLIENT_TLS_CACERT")
+	if want := f.ClientSAN; want != "" && err == nil {
 		c.VerifyConnection = func(s tls.ConnectionState) error {
 			return hasName(s.PeerCertificates[0], want, "the client's", "GRPC_CLIENT_TLS_SAN")
 		}
 	}
+	return c, err
+}
+
+// eitherSide is for servers and clients. The file ca has the authorities of the other side's certificates; "" on a
+// server: clients show none.
+func eitherSide(own clienttls.Certificate, now time.Time, least uint16, ca, caSetting string) (*tls.Config, error) {
+	pair, err := own.Read(now)
+	if err != nil {
+		return nil, err
+	}
+	c := &tls.Config{MinVersion: least, Certificates: []tls.Certificate{*pair}, NextProtos: []string{"h2"}}
+	if ca == "" {
+		return c, nil
+	}
+	if c.ClientCAs, err = clienttls.Pool(ca); err != nil {
+		return nil, fmt.Errorf("%s: %w", caSetting, err)
+	}
+	c.RootCAs, c.ClientAuth = c.ClientCAs, tls.RequireAndVerifyClientCert
 	return c, nil
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"log/slog"
 	"math/big"
 	"net"
@@ -121,12 +122,12 @@ func TestBadCertificates(t *testing.T) {
 	}
 }
 
-// A ring outlives the certificates of its nodes, which are read again when they change.
+// A ring outlives the certificates of its nodes and their authority, which are read again when they change.
 func TestPeersPresentNewCertificates(t *testing.T) {
-	i := redistest.NewAuthority(t)
+	i, next := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	i.Leaf("peer", time.Hour)
 	f := &peerFlags{Peers: "static:127.0.0.1:1", Addr: "127.0.0.1:2", TLSCert: i.File("peer.crt"), TLSKey: i.File("peer.key"), TLSCA: i.File("ca.crt")}
-	o, served, err := f.options()
+	o, served, err := f.options(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,10 +161,10 @@ func TestPeersPresentNewCertificates(t *testing.T) {
 		return other.State.PeerCertificates[0].SerialNumber, info.(credentials.TLSInfo).State.PeerCertificates[0].SerialNumber
 	}
 	caller, called := meet()
-	renewed := i.Leaf("peer", time.Hour)
+	renewed := next.Leaf("peer", time.Hour)
 	later := time.Now().Add(time.Hour) // the clock of files is a coarse one
-	for _, name := range []string{"peer.crt", "peer.key"} {
-		if err := os.Chtimes(i.File(name), later, later); err != nil {
+	for _, name := range []string{"ca.crt", "peer.crt", "peer.key"} {
+		if err := errors.Join(os.Rename(next.File(name), i.File(name)), os.Chtimes(i.File(name), later, later)); err != nil {
 			t.Fatal(err)
 		}
 	}

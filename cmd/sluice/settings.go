@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,7 +25,7 @@ import (
 // flags are the server's, from flags and environment. Names, defaults and
 // meaning are envoyproxy/ratelimit's where it has them.
 type flags struct {
-	File            settings.File `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}. The command 'sluice settings' prints the names and sections. Flags and the environment override it."`
+	File            settings.File `group:"rules" name:"settings" placeholder:"FILE" help:"YAML file of settings, such as store: {redis_url: redis:6379}. The command 'sluice settings' prints the names and sections."`
 	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory with subdirectories. Overrides RUNTIME_ROOT. Default without both: a built-in example."`
 	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules directory. Default: /srv/runtime_data/current, if it exists."`
 	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Directory below RUNTIME_ROOT."`
@@ -51,10 +52,10 @@ type flags struct {
 	ShadowMode      bool          `group:"answers" env:"SHADOW_MODE" help:"Answer OK to all requests, and count as usual."`
 	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Treat all descriptors as quota_mode."`
 	DynamicMetadata bool          `group:"answers" env:"RESPONSE_DYNAMIC_METADATA" name:"response-dynamic-metadata" help:"Add metadata of requests and rules to answers."`
-	HeadersEnabled  bool          `group:"answers" env:"LIMIT_RESPONSE_HEADERS_ENABLED" name:"limit-response-headers-enabled" help:"Add the headers RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset to responses. LIMIT_LIMIT_HEADER, LIMIT_REMAINING_HEADER and LIMIT_RESET_HEADER rename them."`
-	LimitHeader     string        `group:"answers" env:"LIMIT_LIMIT_HEADER" name:"limit-limit-header" default:"RateLimit-Limit" help:"Header for the limit."`
-	RemainingHeader string        `group:"answers" env:"LIMIT_REMAINING_HEADER" name:"limit-remaining-header" default:"RateLimit-Remaining" help:"Header for the remaining tokens."`
-	ResetHeader     string        `group:"answers" env:"LIMIT_RESET_HEADER" name:"limit-reset-header" default:"RateLimit-Reset" help:"Header for the seconds until the limit resets."`
+	HeadersEnabled  bool          `group:"answers" env:"LIMIT_RESPONSE_HEADERS_ENABLED" name:"limit-response-headers-enabled" help:"Add headers with the limit to responses."`
+	Headers         headerFlags   `embed:"" group:"answers" prefix:"limit-" envprefix:"LIMIT_"`
+	RequestEnabled  bool          `group:"answers" env:"LIMIT_REQUEST_HEADERS_ENABLED" name:"limit-request-headers-enabled" help:"Add such headers to requests, for your services."`
+	RequestHeaders  headerFlags   `embed:"" group:"answers" prefix:"limit-request-" envprefix:"LIMIT_REQUEST_"`
 	SpareOthers     bool          `group:"answers" env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT" name:"stop-cache-key-increment-when-overlimit" help:"If one descriptor refuses a request, charge none of the others."`
 	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses (draft-ietf-httpapi-ratelimit-headers-11)."`
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
@@ -71,7 +72,7 @@ type flags struct {
 	caps         sizing.Caps        // derived from the memory, before all else
 
 	MaxMemory string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB. The node derives its maximum of keys, connections, requests in flight and rules from it. Default: GOMEMLIMIT, else the limit of the container, else the memory of the machine but at most 2 GiB."`
-	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: as many as half of the memory of the process or container, or a quarter of the machine's, can hold, up to 10,000,000). Without a store, further keys share accounts, and may be refused early. With one, the node limits each alone, as under local, or refuses it under closed."`
+	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: as many as half of the memory of the process or container, or a quarter of the machine's, can hold, up to 10,000,000). Further keys share accounts without a store; with one, each node limits them alone."`
 	AuditFile string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules as JSON lines, written before tokens are spent. At 64 MB it moves to FILE.1. The store keeps its own record."`
 	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" help:"Log level: debug, info, warn or error."`
 	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" help:"Log format: text or json."`
@@ -95,55 +96,54 @@ type flags struct {
 	PrometheusPath string `group:"log" env:"PROMETHEUS_PATH" default:"/metrics" help:"Path for USE_PROMETHEUS."`
 }
 
+// headerFlags rename the headers of envoyproxy/ratelimit.
+type headerFlags struct {
+	Limit     string `env:"LIMIT_HEADER" name:"limit-header" default:"RateLimit-Limit" help:"Header for the limit."`
+	Remaining string `env:"REMAINING_HEADER" name:"remaining-header" default:"RateLimit-Remaining" help:"Header for the remaining tokens."`
+	Reset     string `env:"RESET_HEADER" name:"reset-header" default:"RateLimit-Reset" help:"Header for the seconds until the limit resets."`
+}
+
+// names are those of headers that are on; prefix begins their settings.
+func (f *headerFlags) names(on bool, prefix string) (all rls.HeaderNames, err error) {
+	if !on {
+		return all, nil
+	}
+	for name, header := range map[string]string{"LIMIT": f.Limit, "REMAINING": f.Remaining, "RESET": f.Reset} {
+		if !httpguts.ValidHeaderFieldName(header) {
+			err = errors.Join(err, fmt.Errorf("%s%s_HEADER is %q, must be the name of a header", prefix, name, header))
+		}
+	}
+	return rls.HeaderNames(*f), err
+}
+
 // validate reports settings outside their bounds, with name and value.
 func (s *flags) validate() error {
 	var errs []error
-	if s.MaxKeys < 0 || s.MaxKeys > 1<<30 {
-		errs = append(errs, fmt.Errorf("MAX_KEYS is %d, must be 0 (from the memory), or between 1 and %d", s.MaxKeys, 1<<30))
-	}
-	if s.MaxWait != 0 && (s.MaxWait < time.Millisecond || s.MaxWait > time.Minute) {
-		errs = append(errs, fmt.Errorf("MAX_WAIT is %v, must be 0 (never shed) or between 1ms and 1m", s.MaxWait))
-	}
-	if !(s.NearLimitRatio >= 0 && s.NearLimitRatio <= 1) { // a NaN, too
-		errs = append(errs, fmt.Errorf("NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio))
-	}
-	for name, d := range map[string]time.Duration{
-		"DRAIN_TIME":              s.DrainTime,
-		"GRPC_MAX_CONNECTION_AGE": s.MaxConnAge, "GRPC_MAX_CONNECTION_AGE_GRACE": s.MaxConnAgeGrace,
-	} {
-		if d < 0 {
-			errs = append(errs, fmt.Errorf("%s is %v, must not be negative", name, d))
+	must := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	for name, header := range map[string]string{
-		"LIMIT_LIMIT_HEADER": s.LimitHeader, "LIMIT_REMAINING_HEADER": s.RemainingHeader, "LIMIT_RESET_HEADER": s.ResetHeader,
-	} {
-		if s.HeadersEnabled && !httpguts.ValidHeaderFieldName(header) {
-			errs = append(errs, fmt.Errorf("%s is %q, must be the name of a header", name, header))
-		}
-	}
-	if !strings.HasPrefix(s.PrometheusPath, "/") {
-		errs = append(errs, fmt.Errorf("PROMETHEUS_PATH is %q, must begin with /", s.PrometheusPath))
-	}
-	if _, ok := logLevels[strings.ToLower(s.LogLevel)]; !ok {
-		errs = append(errs, fmt.Errorf("LOG_LEVEL is %q, must be debug, info, warn or error", s.LogLevel))
-	}
-	if f := strings.ToLower(s.LogFormat); f != "text" && f != "json" {
-		errs = append(errs, fmt.Errorf("LOG_FORMAT is %q, must be text or json", s.LogFormat))
-	}
-	if s.UseStatsd && s.StatsInterval < time.Millisecond {
-		errs = append(errs, fmt.Errorf("STATS_FLUSH_INTERVAL is %v, must be at least 1ms", s.StatsInterval))
-	}
+	must(s.MaxKeys >= 0 && s.MaxKeys <= 1<<30, "MAX_KEYS is %d, must be 0 (from the memory), or between 1 and %d", s.MaxKeys, 1<<30)
+	must(s.MaxWait == 0 || s.MaxWait >= time.Millisecond && s.MaxWait <= time.Minute, "MAX_WAIT is %v, must be 0 (never shed) or between 1ms and 1m", s.MaxWait)
+	must(s.NearLimitRatio >= 0 && s.NearLimitRatio <= 1, "NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio) // no NaN
+	must(s.DrainTime >= 0, "DRAIN_TIME is %v, must not be negative", s.DrainTime)
+	must(s.MaxConnAge >= 0, "GRPC_MAX_CONNECTION_AGE is %v, must not be negative", s.MaxConnAge)
+	must(s.MaxConnAgeGrace >= 0, "GRPC_MAX_CONNECTION_AGE_GRACE is %v, must not be negative", s.MaxConnAgeGrace)
+	must(strings.HasPrefix(s.PrometheusPath, "/"), "PROMETHEUS_PATH is %q, must begin with /", s.PrometheusPath)
+	_, level := logLevels[strings.ToLower(s.LogLevel)]
+	must(level, "LOG_LEVEL is %q, must be debug, info, warn or error", s.LogLevel)
+	must(slices.Contains([]string{"text", "json"}, strings.ToLower(s.LogFormat)), "LOG_FORMAT is %q, must be text or json", s.LogFormat)
+	must(!s.UseStatsd || s.StatsInterval >= time.Millisecond, "STATS_FLUSH_INTERVAL is %v, must be at least 1ms", s.StatsInterval)
+	must(s.LocalCacheSize >= 0, "LOCAL_CACHE_SIZE_IN_BYTES is %d, must be 0 (off) or more", s.LocalCacheSize)
+	pushed := s.ConfigType == configXDS
+	must(pushed || s.ConfigType == "FILE", "CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS)
+	must(!pushed || s.Config == "", "CONFIG_TYPE is %s, and --config is %q: unset one of them", configXDS, s.Config)
+	must(pushed || s.XDS.Additions == "", "CONFIG_GRPC_XDS_ADDITIONS is %q, and CONFIG_TYPE is not %s: write its fields into the files of rules", s.XDS.Additions, configXDS)
+	_, badHeaders := s.Headers.names(s.HeadersEnabled, "LIMIT_")
+	_, badRequestHeaders := s.RequestHeaders.names(s.RequestEnabled, "LIMIT_REQUEST_")
 	_, badTags := s.tags()
-	errs = append(errs, badTags, s.Tracing.validate())
-	if s.LocalCacheSize < 0 {
-		errs = append(errs, fmt.Errorf("LOCAL_CACHE_SIZE_IN_BYTES is %d, must be 0 (off) or more", s.LocalCacheSize))
-	}
-	errs = append(errs, s.validateBackend())
-	if s.ConfigType != "FILE" && s.ConfigType != configXDS {
-		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, badHeaders, badRequestHeaders, badTags, s.Tracing.validate(), s.validateBackend())...)
 }
 
 const memcache = "memcache" // a value of BACKEND_TYPE
@@ -167,12 +167,10 @@ func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
 		MaxRequestBytes: sizing.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
-		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize),
+		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize), IETF: s.IETFHeaders,
 	}
-	if s.HeadersEnabled {
-		o.Headers = rls.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
-	}
-	o.Headers.IETF = s.IETFHeaders
+	o.Headers, _ = s.Headers.names(s.HeadersEnabled, "") // they were validated
+	o.RequestHeaders, _ = s.RequestHeaders.names(s.RequestEnabled, "")
 	return o
 }
 
@@ -192,6 +190,20 @@ func (s *flags) serverOptions(b sizing.Budgets) server.Options {
 		o.Metrics = s.PrometheusAddr
 	}
 	return o
+}
+
+// redacts tells whether values are hidden on the debug port: where others than this machine reach it, unless the setting
+// says otherwise.
+func (s *flags) redacts() bool {
+	if s.ConsoleRedact != nil {
+		return *s.ConsoleRedact
+	}
+	return s.DebugHost != "localhost" && !net.ParseIP(bare(s.DebugHost)).IsLoopback()
+}
+
+func (s *flags) debugOptions() server.DebugOptions {
+	names := strings.FieldsFunc(s.DebugHosts, func(r rune) bool { return strings.ContainsRune(", ", r) })
+	return server.DebugOptions{Unnamed: []string{"/metrics"}, Hosts: names}
 }
 
 // logLevels are the names LOG_LEVEL may have there, in any case.

@@ -42,10 +42,8 @@ func (c *settingsCmd) Run(s cli.Streams, ctx *kong.Context, file *settings.Value
 	if c.JSON {
 		write = func() error { return s.JSON(all) }
 	}
-	if err := write(); err != nil {
-		return err
-	}
+	written := write()
 	_, noMemory := sizing.Of(c.MaxMemory)
 	_, noCoordination := c.Coordination.Default()
-	return errors.Join(noMemory, c.validate(), noCoordination, settings.Refused(os.LookupEnv))
+	return errors.Join(written, noMemory, c.validate(), noCoordination, settings.Refused(os.LookupEnv))
 }

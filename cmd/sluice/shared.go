@@ -39,7 +39,12 @@ func (c *serveCmd) shared(setting string, s store.Store, keys int, seats func() 
 	}
 	x.slots = leasing.NewConcurrency(s.Slots(), x.Alone(), clock)
 	x.failed = pace.Seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })
-	x.OnFailure, x.slots.OnFailure, x.OnWarning = x.failed, x.failed, warnings(log)
+	x.OnFailure = func(err error) {
+		if x.warmed.Load() > 0 { // before, the start has the reason
+			x.failed(err)
+		}
+	}
+	x.slots.OnFailure, x.OnWarning = x.OnFailure, warnings(log)
 	x.keeper = approx.NewKeeper(approx.NewStored(s.Seats()), holder, clock)
 	x.keeper.OnChange, x.keeper.Epoch = logSeats(log), x.Epoch
 	x.Drift = x.keeper

@@ -50,7 +50,7 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	if o.Headers, errs[1] = parsePairs(f.Headers, ":="); errs[1] != nil {
 		errs[1] = fmt.Errorf("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS must be like name:value,name2:value2: %w", errs[1])
 	}
-	o.Credentials, errs[2] = f.credentials()
+	o.Credentials, errs[2] = f.credentials(log)
 	if f.Additions != "" {
 		o.Additions, errs[3] = xds.ReadAdditions(f.Additions)
 	}
@@ -115,19 +115,13 @@ func (f *xdsFlags) metadata() (map[string]any, error) {
 	return m, nil
 }
 
-func (f *xdsFlags) credentials() (credentials.TransportCredentials, error) {
+func (f *xdsFlags) credentials(log *slog.Logger) (credentials.TransportCredentials, error) {
 	if !f.UseTLS {
 		return insecure.NewCredentials(), nil
 	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if f.CA != "" {
-		var err error
-		if c.RootCAs, err = clienttls.Pool(f.CA); err != nil {
-			return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_TLS_CACERT: %w", err)
-		}
-	}
-	own := clienttls.Certificate{Cert: f.Cert, Key: f.Key, CertSetting: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", KeySetting: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"}
-	if err := own.Use(c); err != nil {
+	own := clienttls.Certificate{Cert: f.Cert, Key: f.Key, Setting: "CONFIG_GRPC_XDS_CLIENT_TLS_", Log: log}
+	c, err := own.Client(f.CA, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT")
+	if err != nil {
 		return nil, err
 	}
 	if want := f.SAN; want != "" {

@@ -38,7 +38,7 @@ type Store struct {
 func Open(rawURL, prefix string) (*Store, error) {
 	p, err := parse(rawURL)
 	if err != nil {
-		return nil, fmt.Errorf("the store's URL is not a valid etcd URL: %w", err)
+		return nil, fmt.Errorf("not a valid etcd URL: %w", err)
 	}
 	s := &Store{config: p.config, prefix: prefix}
 	s.history.kept = !p.compacts

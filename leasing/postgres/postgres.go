@@ -31,7 +31,7 @@ type Store struct {
 func Open(rawURL, prefix string) (*Store, error) {
 	c, err := pgxpool.ParseConfig(rawURL)
 	if err != nil {
-		return nil, fmt.Errorf("the store's URL is not a valid PostgreSQL URL: %w", withoutSecret(err))
+		return nil, fmt.Errorf("not a valid PostgreSQL URL: %w", withoutSecret(err))
 	}
 	if !strings.Contains(rawURL, "pool_max_conns") {
 		c.MaxConns = 10

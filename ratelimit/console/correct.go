@@ -31,7 +31,7 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 		defer cancel()
 		done, err := change(ctx, &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek})
 		c.Log.Warn("a correction by an operator", "what", what, "from", r.RemoteAddr, "rule",
-			rule.Domain+"."+rule.Path, "descriptor", r.URL.Query()["entry"], "done", done, "error", err)
+			rule.Domain+"."+rule.Path, "descriptor", r.URL.Query()["entry"], "done", err == nil, "error", err)
 		if err != nil {
 			refuse(w, http.StatusServiceUnavailable, "%v", err)
 			return

@@ -48,6 +48,10 @@ func (o *overriding) SetOverride(ctx context.Context, now ratelimit.Instant, a *
 	return o.Local.SetOverride(ctx, now, a, to, match)
 }
 
+func (o *overriding) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	return cmp.Or(o.down, o.Local.Reset(ctx, now, a))
+}
+
 func (o *overriding) Overrides(
 	ctx context.Context, now ratelimit.Instant, prefix, after string, n int,
 ) ([]ratelimit.NamedOverride, error) {
@@ -102,7 +106,7 @@ func newOverridable(t *testing.T) *overridable {
 	}
 	mux := http.NewServeMux()
 	n.console = newConsole(Source{
-		Inspector: n.Local,
+		Inspector: n.overriding,
 		Metrics:   metrics.Collector{Source: metrics.Source{Store: store, Overrides: n.changes}},
 		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2",
 		Overrides: n.overriding, KeyName: leasing.KeyName, Log: slog.New(slog.NewTextHandler(&n.log, nil)),

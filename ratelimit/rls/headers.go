@@ -10,20 +10,25 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// appendHeaders writes response_headers_to_add for the descriptor with the
-// least remaining, or the last non-quota one that is over.
-func (c *call) appendHeaders(names *HeaderNames) {
+// appendHeaders writes response_headers_to_add (3) and request_headers_to_add (4), of the descriptor with the least
+// remaining, or the last non-quota one that is over.
+func (c *call) appendHeaders(o *Options) {
 	st := c.tightest()
 	if st == nil {
 		return
 	}
-	if names.Limit != "" {
-		c.out = appendField(c.out, names.Limit, nil, "", uint64(st.limit().Requests), "", 0)
-		c.out = appendField(c.out, names.Remaining, nil, "", uint64(st.remaining()), "", 0)
-		c.out = appendField(c.out, names.Reset, nil, "", st.resetSeconds(), "", 0)
-	}
-	if names.IETF {
+	c.appendNamed(3, &o.Headers, st)
+	if o.IETF {
 		c.appendIETF(st)
+	}
+	c.appendNamed(4, &o.RequestHeaders, st)
+}
+
+func (c *call) appendNamed(to protowire.Number, names *HeaderNames, st *status) {
+	if names.Limit != "" {
+		c.header(to, names.Limit, nil, "", uint64(st.limit().Requests), "", 0)
+		c.header(to, names.Remaining, nil, "", uint64(st.remaining()), "", 0)
+		c.header(to, names.Reset, nil, "", st.resetSeconds(), "", 0)
 	}
 }
 
@@ -60,23 +65,23 @@ func (c *call) appendIETF(st *status) {
 	var room [192]byte
 	name := appendQuoted(room[:0], policyName(st.rule))
 	if l := st.limit(); l.Algorithm == ratelimit.Concurrency {
-		c.out = appendField(c.out, "RateLimit-Policy", name, `;qu="concurrent-requests";q=`, uint64(l.Requests), "", 0)
+		c.header(3, "RateLimit-Policy", name, `;qu="concurrent-requests";q=`, uint64(l.Requests), "", 0)
 	} else {
-		c.out = appendField(c.out, "RateLimit-Policy", name, ";q=", uint64(l.Capacity()), ";w=", windowSeconds(l))
+		c.header(3, "RateLimit-Policy", name, ";q=", uint64(l.Capacity()), ";w=", windowSeconds(l))
 	}
-	c.out = appendField(c.out, "RateLimit", name, ";r=", uint64(st.remaining()), ";t=", st.resetSeconds())
+	c.header(3, "RateLimit", name, ";r=", uint64(st.remaining()), ";t=", st.resetSeconds())
 }
 
-// appendField writes an envoy.config.core.v3.HeaderValue: a name, if it has one, and two numbers, or one, where second
-// is empty.
-func appendField(b []byte, header string, name []byte, first string, n uint64, second string, m uint64) []byte {
+// header writes an envoy.config.core.v3.HeaderValue: a name, if it has one, and two numbers, or one, where second is
+// empty.
+func (c *call) header(to protowire.Number, key string, name []byte, first string, n uint64, second string, m uint64) {
 	var room [256]byte
 	value := append(append(room[:0], name...), first...)
 	if value = strconv.AppendUint(value, n, 10); second != "" {
 		value = strconv.AppendUint(append(value, second...), m, 10)
 	}
-	return wire.AppendMessage(b, 3, func(b []byte) []byte {
-		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), header)
+	c.out = wire.AppendMessage(c.out, to, func(b []byte) []byte {
+		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), key)
 		return protowire.AppendBytes(protowire.AppendTag(b, 2, protowire.BytesType), value)
 	})
 }

@@ -27,8 +27,8 @@ func (c *call) encode(s *Service) {
 	for i := range c.statuses {
 		c.out = wire.AppendMessage(c.out, 2, func(b []byte) []byte { return c.statuses[i].append(b) })
 	}
-	if names := &s.options.Headers; names.Limit != "" || names.IETF {
-		c.appendHeaders(names)
+	if o := &s.options; o.Headers.Limit != "" || o.IETF || o.RequestHeaders.Limit != "" {
+		c.appendHeaders(o)
 	}
 	switch {
 	case s.options.DynamicMetadata:

@@ -39,7 +39,7 @@ func TestEachRequestGetsItsAnswer(t *testing.T) {
 			p = &player{holdFixtureOf(t, text), map[string]string{}}
 			o := &p.options
 			o.ShadowMode, o.QuotaMode, o.SpareOthers = in.HasArg("shadow"), in.HasArg("quota"), in.HasArg("spare")
-			o.DynamicMetadata, o.Headers.IETF = in.HasArg("metadata"), in.HasArg("ietf")
+			o.DynamicMetadata, o.IETF = in.HasArg("metadata"), in.HasArg("ietf")
 			if in.HasArg("near") {
 				o.NearLimitRatio = 0.7
 			}

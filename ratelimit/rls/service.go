@@ -16,10 +16,12 @@ import (
 
 // Options apply to all answers. The zero value is the default, except NearLimitRatio.
 type Options struct {
-	ShadowMode bool // overall_code is always OK
-	QuotaMode  bool // every descriptor but unlimited ones is a quota descriptor
-	// Headers are added to responses if Limit is not "".
-	Headers HeaderNames
+	ShadowMode     bool        // overall_code is always OK
+	QuotaMode      bool        // every descriptor but unlimited ones is a quota descriptor
+	Headers        HeaderNames // of responses
+	RequestHeaders HeaderNames // of requests, for the service behind Envoy
+	// IETF adds RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11) to responses.
+	IETF bool
 	// DynamicMetadata puts the request and its rules' metadata into answers.
 	DynamicMetadata bool
 	// CalendarMonths makes windows of a month those of the calendar, also of
@@ -43,13 +45,8 @@ type Options struct {
 	Gate *shed.Gate
 }
 
-// HeaderNames are the response headers; "" leaves all of them out.
-type HeaderNames struct {
-	Limit, Remaining, Reset string
-	// IETF adds RateLimit-Policy and RateLimit, as draft-ietf-httpapi-ratelimit-headers-11
-	// has them, whether or not the others are there.
-	IETF bool
-}
+// HeaderNames are three headers; without the name of the first there is none.
+type HeaderNames struct{ Limit, Remaining, Reset string }
 
 // Observer gets the duration of each call.
 type Observer interface{ Observe(seconds float64) }

@@ -152,36 +152,37 @@ func (c *Command) storage() ratelimit.Storage {
 	return ratelimit.SharedStore
 }
 
+// Validate refuses wrong command lines.
+func (c *Command) Validate() (err error) {
+	switch {
+	case c.Path == "" && !c.Schema:
+		return errors.New("name the rules: sluice check FILE, DIR or -")
+	case c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes:
+		return fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
+	case c.Cost < 0 || c.InFlight < 0:
+		return fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
+	case (c.Cost > 0) != (c.InFlight > 0):
+		return errors.New("--cost and --in-flight need each other: over-admission follows from both")
+	case c.JSON && c.SARIF:
+		return errors.New("--json and --sarif exclude each other")
+	case c.NoStore && c.Store != "" && c.Store != "memory":
+		return errors.New("--store and --no-store exclude each other")
+	case c.Quotas.Envoys < 1 || c.Quotas.Envoys > 100_000:
+		return fmt.Errorf("--envoys is %d, must be between 1 and 100000", c.Quotas.Envoys)
+	case c.Store != "" && c.Store != "memory":
+		c.promise, err = store.PromiseOf(c.Store)
+	}
+	return err
+}
+
 // options are those of the server, whose settings check takes, too.
 func (c *Command) options() (config.Options, error) {
-	if c.Path == "" {
-		return config.Options{}, errors.New("name the rules: sluice check FILE, DIR or -")
-	}
-	if c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes {
-		return config.Options{}, fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
-	}
-	if c.Cost < 0 || c.InFlight < 0 {
-		return config.Options{}, fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
-	}
-	if (c.Cost > 0) != (c.InFlight > 0) {
-		return config.Options{}, errors.New("--cost and --in-flight need each other: over-admission follows from both")
-	}
-	if c.JSON && c.SARIF {
-		return config.Options{}, errors.New("--json and --sarif exclude each other")
-	}
-	if c.NoStore && c.Store != "" && c.Store != "memory" {
-		return config.Options{}, errors.New("--store and --no-store exclude each other")
-	}
 	defaults, err := c.Coordination.Default()
 	memory, bad := sizing.Of(c.MaxMemory)
 	c.caps = memory.Caps().Rules
-	if c.Store != "" && c.Store != "memory" {
-		p, unknown := store.PromiseOf(c.Store)
-		c.promise, err = p, errors.Join(err, unknown)
-	}
 	return config.Options{
 		Coordination: defaults, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,
-	}, errors.Join(err, bad, c.Quotas.validate())
+	}, errors.Join(err, bad)
 }
 
 // checked are rules as a server reads them, and the findings.

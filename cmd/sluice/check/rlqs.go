@@ -20,13 +20,6 @@ type quotaFlags struct {
 
 var errNotDivisible = errors.New("not every rule can be divided among Envoys")
 
-func (f *quotaFlags) validate() error {
-	if f.Envoys < 1 || f.Envoys > 100_000 {
-		return fmt.Errorf("--envoys is %d, must be between 1 and 100000", f.Envoys)
-	}
-	return nil
-}
-
 // filterSettings are what the bounds hang on, and what UNDER leaves out.
 const filterSettings = `
 UNDER excludes tokens at Envoys that do not need them when a window ends. There are more as demand nears the limit

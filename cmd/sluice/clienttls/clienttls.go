@@ -2,53 +2,71 @@
 package clienttls
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/cmd/sluice/reread"
 )
 
 // Certificate presents the certificate in two files to the other side. The files are looked at for each new connection,
 // so that a renewed certificate is used without a restart. While they cannot be read, or the new one is out
-// of date, the last good one is used.
+// of date, the last good one is used, and the log says so.
 type Certificate struct {
-	Cert, Key               string // files
-	CertSetting, KeySetting string // that name them
+	Cert, Key string       // files
+	Setting   string       // with CERT and KEY behind it, they name the files
+	Log       *slog.Logger // nil: there is none
 }
 
-// Use has c present the certificate, which must be good now.
-func (f *Certificate) Use(c *tls.Config) error {
-	if f.Cert == "" && f.Key == "" {
+// Client is for connections to servers. The file ca has the authorities of their certificates; "": those of the system.
+func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
+	c = &tls.Config{MinVersion: tls.VersionTLS12}
+	if ca != "" {
+		if c.RootCAs, err = Pool(ca); err != nil {
+			return nil, fmt.Errorf("%s: %w", caSetting, err)
+		}
+	}
+	return c, f.use(c)
+}
+
+// use has c present the certificate, which must be good now.
+func (f *Certificate) use(c *tls.Config) error {
+	if f.Cert+f.Key == "" {
 		return nil
 	}
-	own := &reread.Value[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.read}
+	own := &reread.Value[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.Read, Failed: Bad(f.Log)}
 	if err := own.Load(time.Now()); err != nil {
 		return err
 	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
-	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
 	return nil
 }
 
-func (f *Certificate) read(now time.Time) (*tls.Certificate, error) {
+// Bad logs at most once a minute why new files are not used.
+func Bad(log *slog.Logger) func(error) {
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
+	return pace.Seldom(time.Minute, func(err error) {
+		log.Error("the new TLS certificate is invalid: the old one stays in use", "error", err)
+	})
+}
+
+// Read reads the files, which must be good at a time.
+func (f *Certificate) Read(now time.Time) (*tls.Certificate, error) {
 	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s and %s %s: %w", f.CertSetting, f.Cert, f.KeySetting, f.Key, err)
+		return nil, fmt.Errorf("%sCERT %s and %[1]sKEY %[3]s: %[4]w", f.Setting, f.Cert, f.Key, err)
 	}
-	return &pair, InDate(pair.Leaf, f.CertSetting, f.Cert, now)
-}
-
-// InDate is an error if a certificate is not good at a time.
-func InDate(c *x509.Certificate, setting, file string, now time.Time) error {
-	if now.After(c.NotAfter) || now.Before(c.NotBefore) {
-		return fmt.Errorf("%s %s is good from %s to %s, not now", setting, file, c.NotBefore.UTC().Format(time.RFC3339), c.NotAfter.UTC().Format(time.RFC3339))
+	if c := pair.Leaf; now.After(c.NotAfter) || now.Before(c.NotBefore) {
+		err = fmt.Errorf("%sCERT %s is good from %s to %s, not now", f.Setting, f.Cert, c.NotBefore.UTC().Format(time.RFC3339), c.NotAfter.UTC().Format(time.RFC3339))
 	}
-	return nil
+	return &pair, err
 }
 
 // VerifyChain checks a certificate but not the name in it.

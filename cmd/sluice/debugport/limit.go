@@ -81,12 +81,8 @@ func (c *limitSet) Run(s cli.Streams) error {
 		return err
 	}
 	body := console.OverrideChange{Limit: &limit, Unit: c.Unit, Expires: c.Expires, Reason: c.Reason}
-	none := ""
-	if c.New {
-		none = "*"
-	}
 	var o console.Overridden
-	if err := c.call(http.MethodPut, c.path(), body, &o, "From", c.By, "If-None-Match", none, "If-Match", c.IfVersion.tag()); err != nil {
+	if err := c.call(http.MethodPut, c.path(), body, &o, "From", c.By, "If-None-Match", map[bool]string{true: "*"}[c.New], "If-Match", c.IfVersion.tag()); err != nil {
 		return err
 	}
 	return printOverride(s, &o, c.JSON)

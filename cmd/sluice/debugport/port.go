@@ -48,7 +48,7 @@ func (p port) call(ctx context.Context, method, path string, body, into any, hea
 			return err
 		}
 	}
-	r, err := http.NewRequestWithContext(ctx, method, "http://"+p.address+path, bytes.NewReader(text))
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+strings.TrimPrefix(p.address, "http://")+path, bytes.NewReader(text))
 	if err != nil {
 		return fmt.Errorf("--debug %s: %w", p.address, err)
 	}

@@ -85,7 +85,9 @@ func (c *Demo) Run(s cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	fleet, err := process.StartFleet(binary, rules, c.Nodes, "--redis-url", store, "--drain-time", "0s")
+	// In a Redis of others, it takes no seats and accounts of theirs.
+	fleet, err := process.StartFleet(binary, rules, c.Nodes, "--redis-url", store, "--cache-key-prefix", "demo:", "--redis-startup-max-elapsed-time", "3s", "--drain-time", "0s",
+		"--hold-keys", "only-for-the-demo")
 	if err != nil {
 		return err
 	}

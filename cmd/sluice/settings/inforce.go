@@ -84,7 +84,10 @@ func masked(flag *kong.Flag, value string) string {
 		if at := strings.LastIndex(value, "@"); at >= 0 && (err != nil || u.User == nil || strings.Count(value, "@") > 1) {
 			return "(set)" + value[at:] // not one URL, and maybe passwords
 		}
-		if err != nil || u.User == nil && !strings.Contains(value, "password") {
+		switch secret := strings.Contains(value, "password"); {
+		case secret && (err != nil || u.Host == ""): // not a URL
+			return "(set)"
+		case err != nil || u.User == nil && !secret:
 			return value
 		}
 		q := u.Query()

@@ -4,6 +4,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
@@ -24,7 +25,7 @@ var etcdScheme = []scheme{{names: []string{"etcd"}, open: openEtcd, promise: Pro
 func openEtcd(o *Options) (Store, error) {
 	s, err := etcd.Open(o.URL, o.Redis.KeyPrefix)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("STORE_URL: %w", err)
 	}
 	return newDatabase(s, o, adviseEtcd), nil
 }

@@ -4,6 +4,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -26,7 +27,7 @@ var postgresScheme = []scheme{{names: []string{"postgres", "postgresql"}, open: 
 func openPostgres(o *Options) (Store, error) {
 	s, err := postgres.Open(o.URL, o.Redis.KeyPrefix)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("STORE_URL: %w", err)
 	}
 	return newDatabase(s, o, advisePostgres), nil
 }

@@ -41,7 +41,7 @@ func openRedis(o *Options) (Store, error) {
 	if f.URL == "" {
 		f.URL = o.URL
 	}
-	if o.Log != nil {
+	if f.log = o.Log; o.Log != nil {
 		redis.SetLogger(redisLog{o.Log})
 	}
 	options := func() (*redis.UniversalOptions, error) { return f.options(o.Pool, o.Refused) }

@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,6 +45,7 @@ type Redis struct {
 
 	names      string // what its settings begin with: "" means REDIS_
 	urlSetting string // that has its URL: "" means names and URL
+	log        *slog.Logger
 }
 
 // RedisPerSecond selects another Redis for the limits of a second. Certificates are those of the first one.
@@ -93,8 +96,8 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
-	if f.PoolSize < 1 {
-		return nil, fmt.Errorf("%s is %d, must be at least 1", f.setting("POOL_SIZE"), f.PoolSize)
+	if f.PoolSize < 1 || f.Timeout < 0 {
+		return nil, fmt.Errorf("%s is %d, must be at least 1, and %s is %v, must not be negative", f.setting("POOL_SIZE"), f.PoolSize, f.setting("TIMEOUT"), f.Timeout)
 	}
 	_, o.Username, o.Password = f.credentials()
 	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
@@ -146,6 +149,12 @@ func (f *Redis) single(o *redis.UniversalOptions) error {
 		}
 		return fmt.Errorf("%s is not a valid URI: %w", f.setting("URL"), err)
 	}
+	u, _ := url.Parse(f.URL) // as ParseURL has
+	for option := range u.Query() {
+		if option != "db" && option != "skip_verify" {
+			return fmt.Errorf("%s has the option %q, and only db and skip_verify have an effect: remove it", f.setting("URL"), option)
+		}
+	}
 	o.Addrs, o.DB = []string{parsed.Addr}, parsed.DB
 	if parsed.TLSConfig != nil && parsed.TLSConfig.InsecureSkipVerify { // ?skip_verify=true
 		o.TLSConfig.InsecureSkipVerify = true
@@ -187,15 +196,9 @@ func userAndPassword(auth string) (user, password string) {
 }
 
 func (f *Redis) tls() (*tls.Config, error) {
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if f.TLSCACert != "" {
-		var err error
-		if c.RootCAs, err = clienttls.Pool(f.TLSCACert); err != nil {
-			return nil, fmt.Errorf("REDIS_TLS_CACERT: %w", err)
-		}
-	}
-	own := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, CertSetting: "REDIS_TLS_CLIENT_CERT", KeySetting: "REDIS_TLS_CLIENT_KEY"}
-	if err := own.Use(c); err != nil {
+	own := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, Setting: "REDIS_TLS_CLIENT_", Log: f.log}
+	c, err := own.Client(f.TLSCACert, "REDIS_TLS_CACERT")
+	if err != nil {
 		return nil, err
 	}
 	if f.TLSSkip {

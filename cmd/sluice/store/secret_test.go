@@ -28,6 +28,7 @@ func TestWrongURLsKeepTheirPassword(t *testing.T) {
 		redis("SENTINEL", "master,redis://:hunter2@a:6379"),
 		socket, perSecond,
 		{URL: "user:hunter2@db:5432", Redis: few},
+		{URL: "host=db password=hunter2", Redis: few},
 		{URL: "postgres://user:hunter2/x@db/limits", Redis: few},
 		{URL: "postgres://user:hunter2@db:port/limits", Redis: few},
 		{URL: "postgres://db/limits?password=hunter2&pool_max_conns=x", Redis: few},
