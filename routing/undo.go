@@ -14,7 +14,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
 	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
 	// There is no decision to make: a refund is reported later.
-	case a.Kind != ratelimit.Spend && a.Kind != ratelimit.Peek && (!a.OfSlot() || policy != ratelimit.FailLocal):
+	case a.Kind >= ratelimit.Refund && (!a.OfSlot() || policy != ratelimit.FailLocal):
 	case policy == ratelimit.FailOpen:
 		if v.Charged = a.Cost; a.OfSlot() {
 			v.Window = a.Window // by which it is given back
@@ -44,7 +44,9 @@ func (c *core) alone(ctx context.Context, now instant, a *ask) verdict {
 // Undo implements [ratelimit.Limiter]. The owner of a charge is asked to take it back, without a wait.
 func (c *core) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
-		c.undo(now, asks[i:i+1], verdicts[i:i+1])
+		if asks[i].Kind == ratelimit.Spend {
+			c.undo(now, asks[i:i+1], verdicts[i:i+1])
+		}
 	}
 }
 
@@ -80,9 +82,6 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 // undoFallback gives back the charge to this node's share, without an owner, and reduces the report to the
 // owner.
 func (c *core) undoFallback(now instant, a *ask, v *verdict) {
-	if a.Kind != ratelimit.Spend {
-		return
-	}
 	switch owner := c.elsewhere(a); {
 	case c.inStore(), v.OverLimit:
 	case !a.OfSlot():
@@ -98,9 +97,6 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 }
 
 func (c *core) undoAt(owner string, a *ask, v *verdict) {
-	if a.Kind != ratelimit.Spend {
-		return
-	}
 	m := &wire.Ask{
 		Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged), Debt: int64(v.Debt),
 	}

@@ -48,7 +48,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 		return o, nil, err
 	}
 	o.Addr, o.Secret = f.Addr, f.Secret
-	if f.TLSCert == "" && f.TLSKey == "" && f.TLSCA == "" {
+	if f.TLSCert+f.TLSKey+f.TLSCA == "" {
 		if f.Secret == "" {
 			return o, nil, errors.New("PEERS is set without PEER_SECRET or PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT: strangers could change accounts")
 		}
