@@ -94,6 +94,7 @@ func (l *Local) SetOverride(
 			return o, account.ErrFull
 		}
 	}
+	setOwned(c, a.Rule) // it may have been counted under another mode
 	s.override(s.beside(c), &next)
 	return next.Answer(at), nil
 }

@@ -95,7 +95,8 @@ func TestUndoUnderAnOverride(t *testing.T) {
 	}
 }
 
-// A bucket whose limit was 0 for a while is not full afterwards, where it moves or its place is needed.
+// A bucket whose limit was 0 for a while is not full afterwards, where it moves or its place is needed. The override of
+// a key moves, too, if the key was counted under another mode before.
 func TestBlockedBucketIsNotFull(t *testing.T) {
 	from, to := NewLocal(100, 1, testWall), NewLocal(100, 1, testWall)
 	r := ownedRule(ratelimit.Limit{
@@ -108,8 +109,17 @@ func TestBlockedBucketIsNotFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	n += admit(from, 2, r, 1)
+	banned, other := ask{Rule: r, Key: keyOf(2), Cost: 1}, *r
+	other.Coordination.Mode = ratelimit.Leasing
+	decideOne(from, 2, ask{Rule: &other, Key: banned.Key, Cost: 1})
+	if _, err := from.SetOverride(t.Context(), 2, &banned, &ratelimit.Override{}, ratelimit.Match{}); err != nil {
+		t.Fatal(err)
+	}
 	later := instant(2 * time.Hour)
 	handOver(t, later, from, to, everything)
+	if v := decideOne(to, later, banned); !v.OverLimit {
+		t.Errorf("a banned key that has moved is admitted: %+v", v)
+	}
 	if n += admit(to, later, r, 20); n > 10 {
 		t.Errorf("%d are admitted of a bucket of 10 that gets no token in 2 hours", n)
 	}

@@ -79,12 +79,8 @@ func TestRingsSinceAllHadHandedOver(t *testing.T) {
 // its last join or departure no longer counts: otherwise accounts on their way to it would begin again here.
 func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	s := newScript(t, 10, 10)
-	s.addrs = []string{"a", "b"}
-	for _, addr := range s.addrs {
-		s.start(addr)
-	}
+	s.ring("a", "b")
 	a := s.nodes["a"].core
-	s.until("both are in the ring", func() bool { return a.isReady(s.now) && len(a.view.Load().ring.Members()) == 2 })
 	b := a.members["b"]
 	from, joined := &inlet{addr: "b", incarnation: b.incarnation}, b.changes
 	if joined < 2 {

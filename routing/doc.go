@@ -13,7 +13,7 @@
 //
 // It does not promise an answer of the owner. A decision waits for it no longer than the rule's
 // store_deadline. Then the rule's on_store_failure decides. Nodes that keep seeing different rings count
-// apart after some seconds.
+// apart after some seconds, and decide so on keys of whose owner they do not agree.
 //
 // docs/internals/peers.md has the rules and the messages.
 //

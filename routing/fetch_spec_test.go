@@ -40,9 +40,7 @@ func (n *scriptNode) mayHave(other string) *member {
 // when all have said none: so that is said only of what certainly is not here,
 // and not on its way.
 func TestWhereAnAccountIs(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t, "c:1")
 	c := a.core
 	own, other := a.ownedBy("a:1"), a.ownedBy("b:1")
 	digest := c.view.Load().digest
@@ -90,13 +88,12 @@ func TestAnswersToAFetch(t *testing.T) {
 		{"and goes on to", wire.Found_OTHER_RING, wire.Found_NONE, disagree, fetchAbsent},
 		{"and another has some", wire.Found_OTHER_RING, wire.Found_ELSEWHERE, disagree, fetchAgain},
 	} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1", "c:1")
-		core := s.nodes["a:1"].core
+		s, a := newPair(t, "c:1")
+		core := a.core
 		v := core.view.Load()
 		v.began = s.now
 		s.now = s.now.Add(c.age)
-		f := &fetch{key: string(s.nodes["a:1"].ownedBy("a:1")), view: v, open: 2}
+		f := &fetch{key: string(a.ownedBy("a:1")), view: v, open: 2}
 		core.mu.Lock()
 		for _, addr := range []string{"b:1", "c:1"} {
 			core.ask(f, core.members[addr])
@@ -120,9 +117,7 @@ func TestAnswersToAFetch(t *testing.T) {
 
 // Waiting requests are answered before a parcel of the same message is adopted.
 func TestAnswersBeforeAParcel(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c := a.core
 	key := a.ownedBy("a:1")
 	w := moved.NewWriter(c.local.LedgerNow(s.now))
@@ -146,16 +141,13 @@ func TestAnswersBeforeAParcel(t *testing.T) {
 // What another node asks is decided here or not at all: two nodes that take each
 // other for the owner must not send an ask to and fro.
 func TestForwardedAskIsNotForwarded(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t, "c:1")
 	for _, c := range []struct {
 		owner  string
 		status uint32
 	}{{"a:1", answered}, {"b:1", notOwner}} {
 		serving := a.core.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleBytes(s.rule)}})
-		open := serving.advance(s.now)
-		replies := serving.replies(s.now)
+		open, replies := serving.advance(s.now), serving.replies(s.now)
 		if open || len(replies) != 1 || replies[0].GetId() != 7 || replies[0].GetStatus() != c.status || replies[0].GetOverLimit() {
 			t.Errorf("an ask for a key of %s, asked of a:1: open %v, %v", c.owner, open, replies)
 		}
@@ -226,8 +218,7 @@ func TestFetchOfWhoCannotBeAsked(t *testing.T) {
 		state fetchState
 	}{{false, fetchAgain}, {true, fetching}} {
 		_, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
+		c, m := a.core, a.core.members["b:1"]
 		m.take(0)
 		m.done = 0
 		m.ready.Store(x.ready)
@@ -271,9 +262,7 @@ func TestReceiptLetsTheNextGo(t *testing.T) {
 // A leaving node decides until all others have read its departure, so that each request finds a node. It does
 // not wait for ever for a silent one.
 func TestLeavingNodeTellsFirst(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t, "c:1")
 	mine := func() bool { return a.core.view.Load().mine }
 	s.nodes["b:1"].paused = true
 	a.Leave(func() {})
@@ -286,9 +275,7 @@ func TestLeavingNodeTellsFirst(t *testing.T) {
 		t.Error("it still waits for a node that is silent")
 	}
 
-	s = newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a = s.nodes["a:1"]
+	s, a = newPair(t, "c:1")
 	a.Leave(func() {})
 	if !mine() {
 		t.Error("nobody has heard that it leaves")

@@ -274,7 +274,7 @@ func TestFramesAreCountedByKind(t *testing.T) {
 		f := frames(x)[c.frame]
 		x.takes(f, len(f.GetReplies())+len(f.GetReceipts()) > 0)
 		x.holds(f)
-		for kind, n := range x.routingStats().RejectedBy {
+		for kind, n := range x.Stats().RejectedBy {
 			want := false
 			for _, k := range c.kinds {
 				want = want || k == kind

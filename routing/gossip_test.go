@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -188,15 +187,22 @@ func TestGossipIsReachedAtThePeersAddress(t *testing.T) {
 		{"localhost", "localhost:8082", name.String()},
 	} {
 		_, port, _ := net.SplitHostPort(freeAddrs(t, 1)[0])
-		g, err := NewGossip(net.JoinHostPort(c.bind, port), c.peer, known, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		g := gossips(t, net.JoinHostPort(c.bind, port), c.peer)
 		if at, want := g.list.LocalNode().Address(), net.JoinHostPort(c.host, port); at != want {
 			t.Errorf("others gossip with %s, want %s", at, want)
 		}
-		_ = g.Close()
 	}
+}
+
+// gossips is a node that gossips until the test ends, and has the secret.
+func gossips(t *testing.T, bind, peerAddr string, seeds ...string) *Gossip {
+	t.Helper()
+	g, err := NewGossip(bind, peerAddr, known, seeds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = g.Close() })
+	return g
 }
 
 // freeAddrs are that many free addresses.
@@ -210,46 +216,6 @@ func freeAddrs(t *testing.T, n int) (addrs []string) {
 		addrs = append(addrs, "127.0.0.1:"+port)
 	}
 	return addrs
-}
-
-// By gossip, only names that are addresses become members, also with the secret, and members are counted.
-func TestGossipLetsAddressesIn(t *testing.T) {
-	at := freeAddrs(t, 1)[0]
-	g, err := NewGossip(at, "10.0.0.1:1", known, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer g.Close()
-	g.known.mu.Lock()
-	if len(g.known.all) != 1 || !g.known.all["10.0.0.1:1"] {
-		t.Errorf("%v are there", g.known.all)
-	}
-	g.known.mu.Unlock()
-	refused := make(chan error, 1)
-	tell := func(_ string, err error) {
-		select {
-		case refused <- err:
-		default:
-		}
-	}
-	g.reports.Store(&tell)
-	key := sha256.Sum256([]byte("sluice gossip " + known))
-	c := memberlist.DefaultLANConfig()
-	c.Name, c.BindAddr, c.BindPort, c.SecretKey, c.LogOutput = "nonsense", "127.0.0.1", 0, key[:], io.Discard
-	stranger, err := memberlist.Create(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stranger.Shutdown()
-	if _, err := stranger.Join([]string{at}); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-refused; !errors.Is(err, errAddr) {
-		t.Errorf("told of %v", err)
-	}
-	if found, err := g.Find(t.Context()); err != nil || len(found) != 1 {
-		t.Errorf("%v, %v", found, err)
-	}
 }
 
 // A node that is alone looks for its seeds each time; one that has found another
@@ -273,21 +239,13 @@ func TestGossipLooksForSeedsWhileAlone(t *testing.T) {
 	}()
 	free := freeAddrs(t, 2)
 	at := free[0]
-	g, err := NewGossip(free[1], "10.0.0.1:1", known, []string{l.Addr().String(), at})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer g.Close()
+	g := gossips(t, free[1], "10.0.0.1:1", l.Addr().String(), at)
 	for alone := range 2 {
 		if found, err := g.Find(t.Context()); err != nil || len(found) != 1 || len(looked) != alone+1 {
 			t.Errorf("%v, %v: it has looked %d times", found, err, len(looked))
 		}
 	}
-	other, err := NewGossip(at, "10.0.0.2:1", known, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	gossips(t, at, "10.0.0.2:1")
 	for range 2 { // it finds the other, and leaves the seeds alone
 		if found, err := g.Find(t.Context()); err != nil || len(found) != 2 || len(looked) != 3 {
 			t.Errorf("%v, %v: it has looked %d times", found, err, len(looked))
@@ -295,19 +253,27 @@ func TestGossipLooksForSeedsWhileAlone(t *testing.T) {
 	}
 }
 
-// Strangers that connect while a node ends do not delay it: it closes, though their messages are not read.
-func TestGossipClosesWithStrangersAtTheDoor(t *testing.T) {
+// strangersAt is where strangers dial, and what bounds their streams.
+func strangersAt(t *testing.T, refuse func(from string, err error)) (b *boundedStreams, dial func() net.Conn) {
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{"127.0.0.1"}, Logger: log.New(io.Discard, "", 0)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := boundStreams(wires, func(string, error) {})
-	for range 3 {
+	return boundStreams(wires, refuse), func() net.Conn {
 		conn, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", wires.GetAutoBindPort()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+}
+
+// Strangers that connect while a node ends do not delay it: it closes, though their messages are not read.
+func TestGossipClosesWithStrangersAtTheDoor(t *testing.T) {
+	b, dial := strangersAt(t, func(string, error) {})
+	for range 3 {
+		dial()
 	}
 	if err := b.Shutdown(); err != nil {
 		t.Error(err)
@@ -319,20 +285,8 @@ func TestGossipClosesWithStrangersAtTheDoor(t *testing.T) {
 // Strangers have 64 streams at a time, of a megabyte each: who comes then is put off,
 // until one has gone.
 func TestGossipStreamsAtATime(t *testing.T) {
-	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{"127.0.0.1"}, Logger: log.New(io.Discard, "", 0)})
-	if err != nil {
-		t.Fatal(err)
-	}
 	refused := make(chan string, 1)
-	b := boundStreams(wires, func(from string, _ error) { refused <- from })
-	dial := func() net.Conn {
-		conn, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", wires.GetAutoBindPort()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return conn
-	}
+	b, dial := strangersAt(t, func(from string, _ error) { refused <- from })
 	var first net.Conn
 	for i := range 64 {
 		dial()

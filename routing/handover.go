@@ -92,7 +92,9 @@ func (c *core) step(now instant) (more bool) {
 	more = m.full == nil && m.state == walking
 	if !more {
 		// Nothing is to be added for now. Parcels that are not full go out as they are.
-		c.sealAll()
+		for _, m := range c.members {
+			m.flush()
+		}
 	}
 	c.announceClean()
 	return more
@@ -161,13 +163,6 @@ func (c *core) send(now instant, to *member, key []byte) bool {
 		to.wake()
 	}
 	return true
-}
-
-// sealAll has what there is sent.
-func (c *core) sealAll() {
-	for _, m := range c.members {
-		m.flush()
-	}
 }
 
 // owes tells whether receipts of the node are missing.
@@ -276,6 +271,7 @@ func (c *core) turn() {
 	next := c.build(old)
 	if c.inStore() {
 		next.stable.Store(true)
+		c.wasStable = true
 		c.view.Store(next) // the store has all leases
 		return
 	}

@@ -81,8 +81,7 @@ func (s *script) accounts(keys ...[]byte) []byte {
 func TestParcelsThatMakeNoSense(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1")
-	n := s.nodes["a:1"]
-	c := n.core
+	c := s.nodes["a:1"].core
 	from := &inlet{addr: "b:1", incarnation: 7}
 	bad, sent := uint64(0), int64(c.local.LedgerNow(s.now))
 	for _, p := range []struct {

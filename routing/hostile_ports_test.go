@@ -1,12 +1,15 @@
 package routing
 
 import (
+	"context"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
+	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // Strangers at the peers' port, who never introduce themselves and send the maximum of a first message, cost a
@@ -49,4 +52,33 @@ func TestStrangersArePutOffInBounds(t *testing.T) {
 		t.Error("nobody was closed: the attack was too small to show anything")
 	}
 	w.agree(nodes...)
+}
+
+// hangs is a limiter that does not decide before its end.
+type hangs struct {
+	ratelimit.Limiter
+	end chan struct{}
+}
+
+func (h hangs) Decide(context.Context, ratelimit.Instant, []ratelimit.Ask, []ratelimit.Verdict) {
+	<-h.end
+}
+
+// A peer's asks that wait do not hold up what comes behind them, such as the accounts that they wait for.
+func TestAsksHoldUpNoOtherMessages(t *testing.T) {
+	w, h := newRingWorld(t, 2), hangs{end: make(chan struct{})}
+	n := w.make(0, known, nil)
+	n.local, n.base = nil, baseOf{h}
+	w.run(n, w.lis[0], nil)
+	defer close(h.end)
+	s, err := n.meet(t, &wire.Hello{Version: version, Addr: w.addrs[1], Nonce: newNonce(), Incarnation: 7}, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(1000) {
+		_ = s.Send(&wire.Frame{Asks: []*wire.Ask{{Id: i + 1, Key: keyOf(1), Cost: 1, Rule: ruleBytes(routed(10))}}})
+	}
+	if f, err := say(s, &wire.Frame{Ping: 2000}); err != nil || f.GetReplies()[0].GetId() != 2000 {
+		t.Errorf("a ping behind asks that wait is answered %v: %v", f, err)
+	}
 }

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/memberlist"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -429,17 +431,13 @@ func TestFoundAddressesAreBounded(t *testing.T) {
 	}
 }
 
-// A wrong secret in gossip is counted, and told of with the address it came from;
-// so is what is no gossip at all.
+// A wrong secret in gossip is counted, and told of with the address it came from. So is what is no gossip at all, and a
+// name that is no address, also with the secret.
 func TestWrongGossipIsCounted(t *testing.T) {
 	w := newRingWorld(t, 1)
 	free := freeAddrs(t, 2)
 	at := free[0]
-	good, err := NewGossip(at, "10.0.0.1:1", known, []string{at})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = good.Close() })
+	good := gossips(t, at, "10.0.0.1:1", at)
 	told := make(chan string, 100)
 	o := Options{Addr: w.addrs[0], Discovery: good, Secret: known, OnPeer: func(addr string, err error) {
 		select {
@@ -468,6 +466,24 @@ func TestWrongGossipIsCounted(t *testing.T) {
 	defer udp.Close()
 	_, _ = udp.Write([]byte("something else that is long enough to be looked at, and is no gossip"))
 	w.eventually("garbage is counted", func() bool { return n.Stats().RejectedBy["gossip"] > before })
+	key := sha256.Sum256([]byte("sluice gossip " + known))
+	c := memberlist.DefaultLANConfig()
+	c.Name, c.BindAddr, c.BindPort, c.SecretKey, c.LogOutput = "nonsense", "127.0.0.1", 0, key[:], io.Discard
+	named, err := memberlist.Create(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer named.Shutdown()
+	if _, err := named.Join([]string{at}); err != nil {
+		t.Fatal(err)
+	}
+	for !strings.Contains(<-told, errAddr.Error()) { // other errors may come before
+	}
+	good.known.mu.Lock()
+	if len(good.known.all) != 1 || !good.known.all["10.0.0.1:1"] {
+		t.Errorf("%v are there", good.known.all)
+	}
+	good.known.mu.Unlock()
 	if addrs, _ := good.Find(context.Background()); len(addrs) != 1 {
 		t.Errorf("found %v", addrs)
 	}

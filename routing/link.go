@@ -15,14 +15,13 @@ import (
 const (
 	// Beyond peerQueue a call fails at once, and its request is decided without the owner. Otherwise a peer
 	// that does not read keeps requests, and their memory, without a bound.
-	peerQueue   = 4096 // calls that wait to be sent to one peer
+	peerQueue = 4096 // calls that wait to be sent to one peer
+	// peerPending is of calls without an answer. As many asks of a peer are answered at a time: the next frame is not
+	// read before. With fewer, asks would hold up accounts that they wait for, in later frames.
 	peerPending = 4 * peerQueue
 	frameCalls  = 256 // in one message
 	maxPeers    = 1000
-	// framesAtOnce is how many frames of one peer are answered at a time. The next one is not read
-	// before.
-	framesAtOnce = 64
-	maxFrame     = 4 << 20
+	maxFrame    = 4 << 20
 	// parcelsAtOnce is how many parcels to one peer may be without a receipt, and one more: each is kept in
 	// memory until then. The walk fills only walkedAtOnce of them, which keep the peer busy. An account with
 	// waiting requests travels behind all that were sent before it.

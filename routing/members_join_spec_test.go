@@ -32,9 +32,9 @@ func TestWhenANodeIsReady(t *testing.T) {
 			t.Errorf("case %d, %+v: ready %v", i, x, got)
 		}
 	}
-	s := newScript(t, 1, 10)
-	c := s.start("a:1").core
-	if c.local, c.present, c.wasStable, c.joined = nil, true, false, s.now; !c.isReady(s.now) {
+	c := newScript(t, 1, 10).start("a:1").core
+	c.local, c.present, c.wasStable = nil, false, false
+	if c.join(c.clock()); !c.isReady(c.clock()) {
 		t.Error("with a store there is nothing to wait for")
 	}
 }

@@ -26,6 +26,7 @@ const (
 
 var (
 	errOwner = errors.New("the key's owner did not answer: read the override to see whether it has changed")
+	errAway  = errors.New("the key's account is on its way between nodes: try again")
 	errLists = errors.New("nodes are joining or leaving, and not all overrides can be listed: try again")
 )
 
@@ -41,6 +42,14 @@ func (c *core) atOwner(ctx context.Context, now instant, a *ask, x *setting) (ra
 		return ratelimit.Override{}, errOwner
 	}
 	return x.is, x.err
+}
+
+// Reset clears the usage of a key of this node's own, without a store. The account may be on its way here.
+func (c *core) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	if _, err := c.atOwner(ctx, now, a, &setting{look: true}); errors.Is(err, errOwner) {
+		return errAway
+	}
+	return c.local.Reset(ctx, now, a)
 }
 
 // listFor sends a peer a list of overrides.

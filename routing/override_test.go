@@ -173,3 +173,20 @@ func TestOddChangesAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// A reset counts for the usage that is on its way to the key's owner, too.
+func TestResetWaitsForTheAccount(t *testing.T) {
+	s, a := newPair(t)
+	key, err := a.ownedBy("a:1"), errors.New("it is not answered")
+	for range 10 {
+		s.nodes["b:1"].has(key)
+	}
+	a.mayHave("b:1")
+	a.begin(&task{done: func() {}}, func(ctx context.Context) {
+		err = a.core.Reset(ctx, s.now, &ask{Rule: s.rule, Key: key})
+	})
+	s.play(time.Second)
+	if n := s.admits("a:1", key, 12); n != 10 || err != nil {
+		t.Errorf("%d of 10 are admitted after a reset: %v", n, err)
+	}
+}

@@ -94,12 +94,10 @@ func (c *core) bury(now instant) {
 	}
 }
 
-// quitRing takes this node out of the ring; the caller holds mu.
+// quitRing takes this node out of the ring, if it is in it; the caller holds mu.
 func (c *core) quitRing() {
-	if c.present {
-		c.present = false
-		c.changes++
-	}
+	c.present = false
+	c.changes++
 }
 
 // join enters the ring once every found node has been met, or was unreachable for long enough. By then, this
@@ -229,5 +227,5 @@ func (c *core) isReady(now instant) bool {
 	if !c.present && c.left == 0 || c.unconfirmed.Load() {
 		return false
 	}
-	return c.inStore() || c.wasStable || now.Sub(c.joined) > readyAfter
+	return c.wasStable || now.Sub(c.joined) > readyAfter
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -63,5 +64,27 @@ func TestReleaseAfterAnAdmissionInPlaceOfTheOwner(t *testing.T) {
 	s.play(3 * time.Second)
 	if v := s.one("b:1", ask{Key: key, Kind: ratelimit.Peek}); v.Remaining != 495 {
 		t.Errorf("600 and 5 are charged of 1000, and 100 given back: %+v", v)
+	}
+}
+
+// A key without room in its owner's table has one budget there, for requests of the owner and of peers. What is taken
+// back returns to it.
+func TestUntrackedKeyHasOneLimit(t *testing.T) {
+	s, a := newPair(t)
+	s.rule.Path = "user"
+	b, key := s.nodes["b:1"].core, []byte(nil)
+	b.local = leasing.NewLocal(1, s.now, time.Unix(1_800_000_000, 0))
+	b.base = baseOf{b.local}
+	for k := 0; b.local.Stats().Overflow == 0; k++ {
+		if key = keyOf(k); b.ownerOf(key) == "b:1" {
+			s.one("b:1", ask{Key: key, Cost: 1})
+		}
+	}
+	spent := ask{Rule: s.rule, Key: key, Cost: 9}
+	v := s.one("a:1", spent)
+	a.Undo([]ask{spent}, []verdict{v})
+	s.play(time.Second)
+	if n := s.admits("a:1", key, 4) + s.admits("b:1", key, 12); n != 9 || v.Charged != 9 {
+		t.Errorf("after 1 of 10, %d are admitted, and %d more when they are taken back", v.Charged, n)
 	}
 }

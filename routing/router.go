@@ -146,9 +146,7 @@ func (r *Router) usable(found []string) []string {
 }
 
 // hangUp implements hands.
-func (r *Router) hangUp(m *member) {
-	m.stop()
-}
+func (r *Router) hangUp(m *member) { m.stop() }
 
 // redial implements hands.
 func (r *Router) redial(m *member) { m.again.ring() }
@@ -188,18 +186,16 @@ func (r *Router) Leave(ctx context.Context) {
 }
 
 // Ready tells whether this node has joined the ring, and has its keys.
-func (r *Router) Ready() bool { return r.isReady(r.clock()) }
-
-// Stats returns the counts so far.
-func (r *Router) Stats() ratelimit.RoutingStats { return r.routingStats() }
+func (c *core) Ready() bool { return c.isReady(c.clock()) }
 
 // SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
-func (r *Router) SyncClock(now ratelimit.Instant, wall time.Time) { r.fallback.SyncClock(now, wall) }
+func (c *core) SyncClock(now ratelimit.Instant, wall time.Time) { c.fallback.SyncClock(now, wall) }
 
 // Fallbacks counts decisions made because an owner did not answer.
-func (r *Router) Fallbacks() uint64 { return r.stats.fallbacks.Load() }
+func (c *core) Fallbacks() uint64 { return c.stats.fallbacks.Load() }
 
-func (c *core) routingStats() ratelimit.RoutingStats {
+// Stats returns the counts so far.
+func (c *core) Stats() ratelimit.RoutingStats {
 	s, v := &c.stats, c.view.Load()
 	readable := func(keys []string) []string {
 		for i := range keys {

@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -123,28 +122,5 @@ func TestOddRulesAreRefused(t *testing.T) {
 		if got, err := readRule(m); err == nil {
 			t.Errorf("%s: read as %+v", c.what, got)
 		}
-	}
-}
-
-// A key without room in its owner's table has one budget there, for requests of the owner and of peers.
-func TestUntrackedKeyHasOneLimit(t *testing.T) {
-	own := routed(10)
-	own.Path = "user"
-	peers, err := readRule(ruleMessage(own))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := leasing.NewLocal(1, 1, time.Unix(1_800_000_000, 0))
-	v, key := make([]verdict, 1), 0
-	for ; l.Stats().Overflow == 0; key++ {
-		l.Decide(t.Context(), 1, []ask{{Rule: own, Key: keyOf(key), Cost: 1}}, v)
-	}
-	admitted := ratelimit.Tokens(1)
-	for ; l.Stats().Overflow < 30; admitted += v[0].Charged {
-		own, peers = peers, own
-		l.Decide(t.Context(), 1, []ask{{Rule: own, Key: keyOf(key - 1), Cost: 1}}, v)
-	}
-	if admitted != 10 {
-		t.Errorf("%d of 10 are admitted", admitted)
 	}
 }

@@ -165,6 +165,9 @@ func (c *core) undoFor(now instant, a *ask, m *wire.Ask) uint32 {
 		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Debt: ratelimit.Tokens(m.GetDebt()),
 		Window: ratelimit.Window(m.GetWindow()),
 	}
+	if !c.inStore() && !c.local.Has(a.Key) { // the table was full
+		v.Source = ratelimit.FromOverflow
+	}
 	c.base.Undo(now, []ask{*a}, []verdict{v})
 	if c.observe != nil {
 		c.observe.undone(a, &v)

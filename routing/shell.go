@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -231,15 +232,18 @@ func (r *Router) exchange(stream calledStream, received func()) error {
 		defer sending.Unlock()
 		_ = stream.Send(f) // a broken stream ends Recv too
 	}
-	room := make(chan struct{}, framesAtOnce)
+	room := semaphore.NewWeighted(peerPending)
 	var working sync.WaitGroup
 	defer working.Wait()
 	ctx := stream.Context()
 	later := func(asks []*wire.Ask) {
-		room <- struct{}{} // a peer that floods waits here
+		n := int64(len(asks))
+		if room.Acquire(ctx, n) != nil { // a peer that floods waits here
+			return
+		}
 		working.Go(func() {
+			defer room.Release(n)
 			r.answerTo(ctx, from, asks, answer)
-			<-room
 		})
 	}
 	for {

@@ -208,11 +208,6 @@ func (s *Stepped) SetOverride(a *ratelimit.Ask, o *ratelimit.Override, done func
 	s.Pump()
 }
 
-// SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
-func (s *Stepped) SyncClock(now ratelimit.Instant, wall time.Time) {
-	s.core.fallback.SyncClock(now, wall)
-}
-
 // Undo takes back what verdicts charged.
 func (s *Stepped) Undo(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	s.core.Undo(s.o.Clock(), asks, verdicts)
@@ -235,15 +230,6 @@ func (s *Stepped) End() {
 	}
 	s.tasks = nil
 }
-
-// Ready tells whether this node has joined the ring, and has its keys.
-func (s *Stepped) Ready() bool { return s.core.isReady(s.o.Clock()) }
-
-// Stats returns the counts so far.
-func (s *Stepped) Stats() ratelimit.RoutingStats { return s.core.routingStats() }
-
-// Fallbacks counts decisions made because an owner did not answer.
-func (s *Stepped) Fallbacks() uint64 { return s.core.stats.fallbacks.Load() }
 
 // Pump does all that can be done now.
 func (s *Stepped) Pump() {

@@ -61,11 +61,11 @@ func newScript(t *testing.T, keys int, limit ratelimit.Tokens) *script {
 	}
 }
 
-// newPair is a script of one key with a limit of 10, and two nodes that have met, a:1 and b:1, of which it
-// returns the first.
-func newPair(t *testing.T) (*script, *scriptNode) {
+// newPair is a script of one key with a limit of 10, and nodes that have met, a:1, b:1 and more, of which it returns
+// the first.
+func newPair(t *testing.T, more ...string) (*script, *scriptNode) {
 	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
+	s.ring(append([]string{"a:1", "b:1"}, more...)...)
 	return s, s.nodes["a:1"]
 }
 

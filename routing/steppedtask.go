@@ -136,7 +136,7 @@ func (o observed) undone(a *ask, v *verdict)  { o.Undone(a, v) }
 // Its driver carries frames between nodes (Wires), in order as a stream does, and reports streams that open
 // and break. After the answer of a Store, it calls Pump.
 type Stepped struct {
-	core  *core
+	*core
 	o     SteppedOptions
 	inlet map[string]*inlet
 	steppedWork

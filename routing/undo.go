@@ -12,7 +12,7 @@ func (c *core) fail(now instant, a *ask) verdict {
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
 	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
 	// There is no decision to make: a refund is reported later.
-	case a.Kind != ratelimit.Spend && a.Kind != ratelimit.Peek && (!a.OfSlot() || policy != ratelimit.FailLocal):
+	case a.Kind >= ratelimit.Refund && (!a.OfSlot() || policy != ratelimit.FailLocal):
 	case policy == ratelimit.FailOpen:
 		if v.Charged = a.Cost; a.OfSlot() {
 			v.Window = a.Window // by which it is given back
@@ -34,7 +34,9 @@ func (c *core) fail(now instant, a *ask) verdict {
 // Undo implements [ratelimit.Limiter]. The owner of a charge is asked to take it back, without a wait.
 func (c *core) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
-		c.undo(now, asks[i:i+1], verdicts[i:i+1])
+		if asks[i].Kind == ratelimit.Spend {
+			c.undo(now, asks[i:i+1], verdicts[i:i+1])
+		}
 	}
 }
 
@@ -70,9 +72,6 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 // undoFallback gives back the charge to this node's share, without an owner, and reduces the report to the
 // owner.
 func (c *core) undoFallback(now instant, a *ask, v *verdict) {
-	if a.Kind != ratelimit.Spend {
-		return
-	}
 	switch owner := c.elsewhere(a); {
 	case c.inStore(), v.OverLimit:
 	case !a.OfSlot():
@@ -86,9 +85,6 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 }
 
 func (c *core) undoAt(owner string, a *ask, v *verdict) {
-	if a.Kind != ratelimit.Spend {
-		return
-	}
 	m := &wire.Ask{
 		Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged), Debt: int64(v.Debt),
 	}

@@ -243,6 +243,9 @@ func (w *waiting) answered(now instant, i int) waitStep {
 		s.again = now.Add(askAgain)
 		return waits
 	}
+	if !call.sent {
+		call = nil
+	}
 	return w.failed(now, i, call)
 }
 
@@ -278,12 +281,11 @@ func (w *waiting) regret(now instant, i int) {
 
 // failed decides without the key's owner: by a lease, where there is a store and time, else as the rule decides.
 // A peer's ask is not decided: the asking node has the rule's policy. call is the call that failed, or waits
-// for its answer; nil: there was none.
+// for its answer; nil: none has left.
 func (w *waiting) failed(now instant, i int, call *call) waitStep {
 	a := &w.asks[i]
 	// A refund credits the account in the store from any node. It must not be at the owner already.
-	refunds := a.Kind == ratelimit.Refund && w.inStore() && !w.remote && (call == nil || call.ended() && !call.sent)
-	if refunds || !w.late && w.canLease(i) {
+	if call == nil && a.Kind == ratelimit.Refund && w.inStore() || !w.late && w.canLease(i) {
 		return w.lease()
 	}
 	if w.remote || w.states[i].errand != nil {
@@ -291,7 +293,7 @@ func (w *waiting) failed(now instant, i int, call *call) waitStep {
 		return stepDone
 	}
 	// The store did not answer either, or there was no time for it.
-	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen &&
+	if w.canLease(i) && a.Kind == ratelimit.Spend && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen &&
 		w.view.Load().peers[w.elsewhere(a)].alive(now) {
 		// The owner is late, and not gone: it may have spent the rest, and each node would admit some.
 		w.stats.fallbacks.Add(1)
@@ -306,11 +308,10 @@ func (w *waiting) failed(now instant, i int, call *call) waitStep {
 	return stepDone
 }
 
-// canLease tells whether this node may lease another's key: the account is in a store, whose fences keep the
-// limit for any claimant. Owners are only a saving there.
+// canLease tells whether this node may lease another's key, or look at it: the account is in a store, whose fences
+// keep the limit for any claimant. Owners are only a saving there.
 func (w *waiting) canLease(i int) bool {
-	a := &w.asks[i]
-	return w.inStore() && !w.remote && a.Kind == ratelimit.Spend
+	return w.inStore() && w.asks[i].Kind < ratelimit.Refund // a peer's ask does not wait then
 }
 
 // leaseAt is from when on this node leases a key whose owner has not answered; never,

@@ -20,9 +20,7 @@ func (n *scriptNode) unsettled() *view {
 // A key that its owner calls hot is leased from then on, not forwarded; its request
 // waits below for the lease, and others of the request do not.
 func TestHotKeyIsLeased(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, m := a.core, a.core.members["b:1"]
 	for _, hot := range []bool{false, true} {
 		m.take(0)

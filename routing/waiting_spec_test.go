@@ -115,10 +115,8 @@ func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 		{"its way breaks", ratelimit.FailClosed, nil, false},
 		{"the rule admits here", ratelimit.FailOpen, &wire.Reply{Charged: 5}, false},
 	} {
-		s := newScript(t, 1, 10)
+		s, a := newPair(t)
 		s.rule.Coordination.OnStoreFailure = x.policy
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
 		m := a.core.members["b:1"]
 		w := a.waits("b:1", 1)
 		m.take(0)
@@ -173,10 +171,8 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 		{"late, and the rule admits", ratelimit.FailOpen, 0, false, ratelimit.Spend},
 		{"late, and it only looks", ratelimit.FailLocal, 0, false, ratelimit.Peek},
 	} {
-		s := newScript(t, 1, 10)
+		s, a := newPair(t)
 		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxNodes = x.policy, 2
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
 		a.withStore()
 		w := a.waits("b:1", 1)
 		w.asks[0].Kind, w.late = x.kind, true
@@ -220,16 +216,13 @@ func TestLeasingInsteadOfAnOwner(t *testing.T) {
 		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetKind() != 3 {
 			t.Errorf("the owner has charged it, and is told %v", asks)
 		}
-		b.said = ""
 		s.now = at.Add(1)
-		w = a.waits("b:1", 1)
-		if w.advance(s.now); b.said == "" || m.take(0) != nil || w.stats.instead.Load() != 2 {
-			t.Errorf("the owner is silent: %q", b.said)
-		}
-		w = a.waits("b:1", 1)
-		w.asks[0].Kind = ratelimit.Peek
-		if w.advance(s.now); len(m.take(0).GetAsks()) != 1 {
-			t.Error("who only looks asks the owner")
+		for kind := range ratelimit.Refund { // a request, and one that only looks
+			b.said, w = "", a.waits("b:1", 1)
+			w.asks[0].Kind = kind
+			if w.advance(s.now); b.said == "" || m.take(0) != nil || w.stats.instead.Load() != 2+uint64(kind) {
+				t.Errorf("the owner is silent, and to an ask of kind %d it says %q", kind, b.said)
+			}
 		}
 	}
 }
@@ -273,10 +266,8 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 		{"leased", verdict{Source: ratelimit.FromClaim, Charged: 5}, inPlace, ratelimit.FailLocal, false},
 		{"the store is gone", verdict{Source: late.Source, Reason: ratelimit.FallbackBreaker, Charged: 5}, inPlace, ratelimit.FailLocal, false},
 	} {
-		s := newScript(t, 1, 10)
+		s, a := newPair(t)
 		s.rule.Coordination.OnStoreFailure = x.policy
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
 		b := a.withStore()
 		w := a.waits("b:1", 1)
 		w.states[0].step, w.verdicts[0] = x.step, x.verdict

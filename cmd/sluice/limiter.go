@@ -63,8 +63,6 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	case err != nil:
 		return nil, err
 	case len(stores) == 0:
-		warnOfRules(rules.Rules(), log, "audit: true has no effect: there is no store for the record",
-			func(c *ratelimit.Coordination) bool { return c.Audit })
 		d.limiter = leasing.NewLocal(c.MaxKeys, clock(), time.Now())
 		d.run, d.ping, d.ready = func(context.Context) error { return nil }, func(context.Context) error { return nil }, func() bool { return true }
 		return d, nil

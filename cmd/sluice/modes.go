@@ -100,6 +100,9 @@ func (m *byMode) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.
 	if m.slots != nil && a.OfSlot() {
 		return m.slots.Reset(ctx, now, a)
 	}
+	if m.slots == nil && a.Rule.Coordination.Mode.Spec().Owned {
+		return m.ring.Reset(ctx, now, a)
+	}
 	return m.base.Reset(ctx, now, a)
 }
 

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -48,7 +49,7 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 	}
 	store = config.NewStore(source, config.Options{
 		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.Rules,
-		NoHolds: noHolds,
+		NoHolds: noHolds, InForce: func(rules *config.Rules) { c.warn(rules, log) },
 	}, log)
 	if c.LastGood != "" {
 		if err := store.KeepLastGood(c.LastGood); err != nil {
@@ -64,19 +65,18 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
 		return nil, nil, fmt.Errorf("the first rules (--config, or RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY) are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
-	if c.Ring.Peers == "" {
-		warnOfRules(store.Rules(), log, "PEERS is not set: rules of a mode with owners run as leasing",
-			func(c *ratelimit.Coordination) bool { return c.Mode.Spec().Owned })
-	}
 	return source, store, nil
 }
 
-// warnOfRules names the first rule that has something without an effect here.
-func warnOfRules(rules *config.Rules, log *slog.Logger, what string, has func(*ratelimit.Coordination) bool) {
-	for _, r := range rules.All() {
-		if has(&r.Coordination) {
-			log.Warn(what, "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
-			return
+// warn names the first rule that has something without an effect at this node.
+func (c *serveCmd) warn(rules *config.Rules, log *slog.Logger) {
+	for what, has := range map[string]func(*ratelimit.Coordination) bool{
+		"PEERS is not set: rules of a mode with owners run as leasing": func(x *ratelimit.Coordination) bool { return c.Ring.Peers == "" && x.Mode.Spec().Owned },
+		"audit: true has no effect: there is no store for the record":  func(x *ratelimit.Coordination) bool { return !c.Store.Shared() && x.Audit },
+	} {
+		all := rules.All()
+		if i := slices.IndexFunc(all, func(r *ratelimit.Rule) bool { return has(&r.Coordination) }); i >= 0 {
+			log.Warn(what, "first", all[i].Domain+"."+all[i].Path, "mode", all[i].Coordination.Mode.String())
 		}
 	}
 }

@@ -69,7 +69,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 		}
 	})()
 	defer context.AfterFunc(hurry, func() {
-		log.Info("SIGINT, or a second SIGTERM: the node stops without a drain; leases go back")
+		log.Info("SIGINT, or a second SIGTERM: the node stops without a drain; leases and keys go to other nodes")
 	})()
 	if names := settings.WithoutEffect(lookup); len(names) > 0 {
 		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))
@@ -124,18 +124,18 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	var failed error // read after released
 	released := async(func() {
 		if failed = p.run(claiming); failed != nil { // the store did not come
+			release()
 			rush()
 			end()
 		}
 	})
 	registered := async(func() { p.who.run(background, p.name(), p.registers) })
 	remembered := async(func() { p.people.History.Run(background) })
-	left := leaveRing(drain, hurry, p.ring)
+	left := leaveRing(drain, claiming, p.ring)
 	announce(s.Out, p.server, p.source)
 	err := p.server.Serve(drain, hurry)
-	if drain.Err() != nil {
-		<-left
-	}
+	end() // also if a port has failed
+	<-left
 	stop()
 	<-registered
 	<-remembered
@@ -146,13 +146,13 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	return errors.Join(failed, err)
 }
 
-// leaveRing has others own this node's keys while it drains. The channel is
-// closed when they do.
-func leaveRing(drain, hurry context.Context, ring *routing.Router) <-chan struct{} {
+// leaveRing has others own this node's keys when it drains, also in a hurry: no other node has the accounts. The
+// channel is closed when they do, or when the node does not run any more.
+func leaveRing(drain, runs context.Context, ring *routing.Router) <-chan struct{} {
 	return async(func() {
 		<-drain.Done()
 		if ring != nil {
-			ctx, cancel := context.WithTimeout(hurry, leaveTime)
+			ctx, cancel := context.WithTimeout(runs, leaveTime)
 			defer cancel()
 			ring.Leave(ctx)
 		}

@@ -78,6 +78,10 @@ func TestReload(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, stats)
 		}
 	}
+	writeFile(t, file, rules(2)+"  coordination: {audit: true, mode: routing}\n")
+	s.eventually("what has no effect here is named", func() bool {
+		return strings.Contains(s.log(), "audit: true has no effect") && strings.Contains(s.log(), "PEERS is not set")
+	})
 }
 
 // With RUNTIME_WATCH_ROOT, a set of files changes when the link is swapped,

@@ -54,8 +54,7 @@ type flags struct {
 	DynamicMetadata bool          `group:"answers" env:"RESPONSE_DYNAMIC_METADATA" name:"response-dynamic-metadata" help:"Add metadata of requests and rules to answers."`
 	HeadersEnabled  bool          `group:"answers" env:"LIMIT_RESPONSE_HEADERS_ENABLED" name:"limit-response-headers-enabled" help:"Add headers with the limit to responses."`
 	Headers         headerFlags   `embed:"" group:"answers" prefix:"limit-" envprefix:"LIMIT_"`
-	RequestEnabled  bool          `group:"answers" env:"LIMIT_REQUEST_HEADERS_ENABLED" name:"limit-request-headers-enabled" help:"Add such headers to requests, for your services."`
-	RequestHeaders  headerFlags   `embed:"" group:"answers" prefix:"limit-request-" envprefix:"LIMIT_REQUEST_"`
+	RequestEnabled  bool          `group:"answers" env:"LIMIT_REQUEST_HEADERS_ENABLED" name:"limit-request-headers-enabled" help:"Add the same headers to requests, for your services."`
 	SpareOthers     bool          `group:"answers" env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT" name:"stop-cache-key-increment-when-overlimit" help:"If one descriptor refuses a request, charge none of the others."`
 	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses (draft-ietf-httpapi-ratelimit-headers-11)."`
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"Part of a limit above which hits count as near_limit, 0 to 1."`
@@ -103,14 +102,14 @@ type headerFlags struct {
 	Reset     string `env:"RESET_HEADER" name:"reset-header" default:"RateLimit-Reset" help:"Header for the seconds until the limit resets."`
 }
 
-// names are those of headers that are on; prefix begins their settings.
-func (f *headerFlags) names(on bool, prefix string) (all rls.HeaderNames, err error) {
+// names are those of headers that are on.
+func (f *headerFlags) names(on bool) (all rls.HeaderNames, err error) {
 	if !on {
 		return all, nil
 	}
 	for name, header := range map[string]string{"LIMIT": f.Limit, "REMAINING": f.Remaining, "RESET": f.Reset} {
 		if !httpguts.ValidHeaderFieldName(header) {
-			err = errors.Join(err, fmt.Errorf("%s%s_HEADER is %q, must be the name of a header", prefix, name, header))
+			err = errors.Join(err, fmt.Errorf("LIMIT_%s_HEADER is %q, must be the name of a header", name, header))
 		}
 	}
 	return rls.HeaderNames(*f), err
@@ -140,10 +139,9 @@ func (s *flags) validate() error {
 	must(pushed || s.ConfigType == "FILE", "CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS)
 	must(!pushed || s.Config == "", "CONFIG_TYPE is %s, and --config is %q: unset one of them", configXDS, s.Config)
 	must(pushed || s.XDS.Additions == "", "CONFIG_GRPC_XDS_ADDITIONS is %q, and CONFIG_TYPE is not %s: write its fields into the files of rules", s.XDS.Additions, configXDS)
-	_, badHeaders := s.Headers.names(s.HeadersEnabled, "LIMIT_")
-	_, badRequestHeaders := s.RequestHeaders.names(s.RequestEnabled, "LIMIT_REQUEST_")
+	_, badHeaders := s.Headers.names(s.HeadersEnabled || s.RequestEnabled)
 	_, badTags := s.tags()
-	return errors.Join(append(errs, badHeaders, badRequestHeaders, badTags, s.Tracing.validate(), s.validateBackend())...)
+	return errors.Join(append(errs, badHeaders, badTags, s.Tracing.validate(), s.validateBackend())...)
 }
 
 const memcache = "memcache" // a value of BACKEND_TYPE
@@ -169,8 +167,8 @@ func (s *flags) serviceOptions(budget *transport.Budget) rls.Options {
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize), IETF: s.IETFHeaders,
 	}
-	o.Headers, _ = s.Headers.names(s.HeadersEnabled, "") // they were validated
-	o.RequestHeaders, _ = s.RequestHeaders.names(s.RequestEnabled, "")
+	o.Headers, _ = s.Headers.names(s.HeadersEnabled) // they were validated
+	o.RequestHeaders, _ = s.Headers.names(s.RequestEnabled)
 	return o
 }
 

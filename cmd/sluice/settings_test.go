@@ -42,7 +42,7 @@ func TestBadSettings(t *testing.T) {
 		"no number of xds":       {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=NaN"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR NaN"},
 		"a path of metrics":      {[]string{"PROMETHEUS_PATH=metrics"}, nil, `PROMETHEUS_PATH is "metrics", must begin with /`},
 		"a header without name":  {[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_RESET_HEADER="}, nil, `LIMIT_RESET_HEADER is "", must be the name of a header`},
-		"a header of two words":  {[]string{"LIMIT_REQUEST_HEADERS_ENABLED=true", "LIMIT_REQUEST_LIMIT_HEADER=The Limit"}, nil, `LIMIT_REQUEST_LIMIT_HEADER is "The Limit", must be the name of a header`},
+		"a header of two words":  {[]string{"LIMIT_REQUEST_HEADERS_ENABLED=true", "LIMIT_LIMIT_HEADER=The Limit"}, nil, `LIMIT_LIMIT_HEADER is "The Limit", must be the name of a header`},
 		"redis url":              {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},
 		"redis option":           {[]string{"REDIS_URL=redis://x:1/2?db=3&pool_size=9"}, nil, `REDIS_URL has the option "pool_size", and only db and skip_verify have an effect`},
 		"redis cert":             {[]string{"REDIS_URL=localhost:1", "REDIS_TLS=true", "REDIS_TLS_CACERT=/no/such"}, nil, "REDIS_TLS_CACERT: open /no/such"},

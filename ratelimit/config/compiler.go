@@ -23,6 +23,8 @@ type Options struct {
 	Caps Caps
 	// NoHolds is the reason why rules cannot have holds with an id. Nil: they can.
 	NoHolds error
+	// InForce, if set, gets rules that a [Store] has put in force. It must not block.
+	InForce func(*Rules)
 	// Counters returns the counters of a rule, also after a reload. keys are the rule's keys,
 	// joined by NUL. Nil means new counters each time.
 	Counters func(domain, keys string) *ratelimit.RuleCounters

@@ -196,6 +196,9 @@ func (s *Store) useLocked(c compiled) {
 	}
 	s.counters = c.counters
 	s.current.Store(c.rules)
+	if s.options.InForce != nil {
+		s.options.InForce(c.rules)
+	}
 }
 
 // countersOf keeps a rule's counters over reloads, and drops those of removed rules.

@@ -38,7 +38,7 @@ type Explanation struct {
 	// the hold depends on it) and this node's counts for all keys of the rule.
 	Hold  *ratelimit.HoldBounds `json:"hold,omitempty"`
 	Holds *held                 `json:"held,omitempty"`
-	// Bounds has the rule's declared bounds, on max_nodes nodes that share a store.
+	// Bounds has the rule's declared bounds, on max_nodes nodes.
 	Bounds     *ratelimit.Bounds `json:"bounds,omitempty"`
 	Next       string            `json:"next"` // result of the next request
 	WholeAgain time.Duration     `json:"reset_ns,omitempty"`
@@ -134,7 +134,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	e.Reclaim, e.OnFailure = ratelimit.Reclaims[rule.Coordination.Reclaim],
 		ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure]
 	e.Shadow, e.Quota = rule.Shadow, rule.Quota
-	b := rule.Declare(rule.Coordination.MaxNodes, ratelimit.SharedStore)
+	b := c.Metrics.Declare(rule)
 	e.Bounds = &b
 	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d tokens beyond the limit, for each key and window; %s",
 		b.Over.Tokens, b.Over.Note()), "; ")

@@ -19,6 +19,7 @@ descriptors:
 - {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: invited, max_override: 9, algorithm: token_bucket, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: open, max_override: 9, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 0}}
+- {key: owned, coordination: {mode: routing}, rate_limit: {unit: day, requests_per_unit: 7}}
 - {key: small, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 1}}
 `)}}
 	n.console.Metrics.Store = config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()},
@@ -51,6 +52,10 @@ descriptors:
 	rule, key = d.Match([]config.Entry{{Key: "small", Value: "x"}}, nil)
 	n.Decide(t.Context(), 1, []ratelimit.Ask{{Rule: rule, Key: key, Cost: 1}}, make([]ratelimit.Verdict, 1))
 	explained("small", "OVER_LIMIT: the account has no tokens left")
+	n.console.Metrics.Ring = func() (s ratelimit.RoutingStats) { return s }
+	if b := explained("owned", "OK").Bounds; b.Over.EachOwner != 7 || b.OnOutage.Of != ratelimit.OwnerOutage {
+		t.Errorf("of a ring without a store, %+v is declared", b)
+	}
 	n.console.ShadowMode = true
 	explained("ban", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): requests_per_unit is 0")
 	e = explained("held", "OK: the node is in SHADOW_MODE (OVER_LIMIT otherwise): it holds 60, and 59 are left")

@@ -56,6 +56,11 @@ type Source struct {
 	Overrides *OverrideChanges
 }
 
+// Declare states the bounds of a rule on max_nodes nodes. A node of a ring without a store shares none.
+func (s *Source) Declare(r *ratelimit.Rule) ratelimit.Bounds {
+	return r.Declare(r.Coordination.MaxNodes, ratelimit.Storage(s.Safety != nil || s.Ring == nil))
+}
+
 // StoreSafety is how the store keeps its data: 1 yes, 0 no, -1 not known.
 type StoreSafety struct {
 	Known              bool // it was asked, and has answered

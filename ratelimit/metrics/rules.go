@@ -54,6 +54,7 @@ func (c Collector) rows() (named, rules []ruleRow) {
 			}
 		}
 		rules[i].declare(r)
+		rules[i].declared = max(rules[i].declared, c.Declare(r).Over.Tokens)
 		rules[i].sum.Add(r.Counters)
 		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { rules[i].sum.Add(c) })
 	}
@@ -89,8 +90,7 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 	case r.Coordination.Mode.Spec().Drifts:
 		share, budget = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
 	}
-	w.declared, w.share = max(w.declared, r.DeclaredOver()), max(w.share, share)
-	w.driftLimit = max(w.driftLimit, budget)
+	w.share, w.driftLimit = max(w.share, share), max(w.driftLimit, budget)
 }
 
 // The rules that metrics are about.

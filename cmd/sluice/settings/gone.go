@@ -22,12 +22,13 @@ var withoutEffect = []string{
 	"MEMCACHE_TLS_CLIENT_KEY", "MEMCACHE_TLS_CACERT", "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
 	"PROTO", "USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "PROMETHEUS_MAPPER_YAML",
 	"SANITIZE_DESCRIPTOR_METRIC_DOTS", "MAX_CONCURRENT_REQUESTS", "REQUEST_TIMEOUT", "GRPC_MAX_CONCURRENT_STREAMS",
+	"LIMIT_REQUEST_LIMIT_HEADER", "LIMIT_REQUEST_REMAINING_HEADER", "LIMIT_REQUEST_RESET_HEADER",
 }
 
 // WithoutEffect are the names in the environment that have no effect in this version. Values that agree with the effect
 // anyway are left out.
 func WithoutEffect(lookup func(string) (string, bool)) (found []string) {
-	off := []string{"", "false", "0", "tcp", "redis", "0s"}
+	off := []string{"", "false", "0", "tcp", "redis", "0s", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"}
 	for _, name := range withoutEffect {
 		if value, ok := lookup(name); ok && !slices.Contains(off, strings.ToLower(value)) {
 			found = append(found, name)
