@@ -3,6 +3,7 @@ package postgres
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -53,6 +54,16 @@ func TestPromotedStandby(t *testing.T) {
 	if err != nil || g.Sum-g.Granted != 700 || g.Granted > 300 {
 		t.Errorf("700 were granted before: %+v, %v", g, err)
 	}
+}
+
+// A host that accepts connections without an answer, as a machine that hangs, does not hold up the next one.
+func TestHostThatHangs(t *testing.T) {
+	hung, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hung.Close()
+	prepared(t, fmt.Sprintf("postgres://sluice@%s,127.0.0.1:%s/postgres", hung.Addr(), pgtest.Start(t).Port))
 }
 
 // An older copy that goes on in another place is another life.
