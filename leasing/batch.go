@@ -136,7 +136,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
 	c.Audit = account.AuditOf(rule)
 	lasting(q, rule)
-	size := hold.Sizing{Rule: rule, Nodes: max(1, f.seen())}
+	size := hold.Sizing{Rule: rule, Nodes: max(1, f.Nodes())}
 	leaving := f.leaving.Load()
 	if fl.background && !leaving && k.Waiting == 0 && k.Early(q.Now, rule) {
 		fl.early = true
@@ -224,7 +224,7 @@ func (f *Fleet) stepped(by time.Duration) {
 	default:
 		return
 	}
-	f.warn(fmt.Errorf("%w (by at least %v)", ErrClockSet, by.Round(time.Millisecond)))
+	f.OnWarning(fmt.Errorf("%w (by at least %v)", ErrClockSet, by.Round(time.Millisecond)))
 }
 
 // apply applies the answer to a flight, and wakes waiting requests.
@@ -246,7 +246,8 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	k.use.flight = nil
 	_, is := b.lane.read()
 	life, known := is.life, is.epoch.ID == a.Epoch.ID
-	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.stated))
+	// Buckets drop records in each learning.
+	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.stated) && !is.epoch.Young(g.At))
 	fl.err = errNoAnswer
 	part := k.PartOf(fl.message.Claim.Window)
 	switch {

@@ -23,7 +23,7 @@ import (
 // ledger answers. So are slots whose end was reported during an outage. A lane keeps up to mostGives of them, until
 // this node ends. Lost slots return at the end of their time.
 type Concurrency struct {
-	// Alone decides under on_store_failure: local, divided by Nodes; nil Nodes: the number is unknown.
+	// Alone decides under on_store_failure: local, divided by Nodes, which is 0 if unknown.
 	Alone *Local
 	Nodes func() int
 	// OnFailure gets the error of a message that failed as a whole. It must not block.
@@ -78,7 +78,10 @@ type slotCall struct {
 
 // NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
 func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clock) *Concurrency {
-	f := &Concurrency{Alone: alone, OnFailure: func(error) {}, ledger: ledger, clock: clock, hash: keytable.NewHasher()}
+	f := &Concurrency{
+		Alone: alone, Nodes: unknownNodes, OnFailure: func(error) {}, ledger: ledger, clock: clock,
+		hash: keytable.NewHasher(),
+	}
 	lanes := slotLanes
 	if p, ok := ledger.(Partitioned); ok && p.Partitions() > 1 {
 		f.part, lanes = p.Partition, p.Partitions()
@@ -223,11 +226,8 @@ func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.Fallba
 }
 
 func (f *Concurrency) decideAlone(now instant, a *ask) verdict {
-	own, nodes := *a, 0
-	if f.Nodes != nil {
-		nodes = f.Nodes()
-	}
-	own.Rule = a.Rule.LocalShare(nodes)
+	own := *a
+	own.Rule = a.Rule.LocalShare(f.Nodes())
 	var one [1]verdict
 	f.Alone.Decide(context.Background(), now, []ask{own}, one[:])
 	return one[0]

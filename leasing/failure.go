@@ -44,7 +44,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		v.OverLimit = true
 	default:
 		own := *a
-		own.Rule = a.Rule.LocalShare(c.seen())
+		own.Rule = a.Rule.LocalShare(c.Nodes())
 		var alone [1]verdict
 		c.alone.Decide(context.Background(), now, []ask{own}, alone[:])
 		*v = alone[0]
@@ -71,7 +71,7 @@ func (f *Fleet) undoAlone(now instant, a *ask, v *verdict) {
 		return
 	}
 	own, at := *a, *v
-	own.Rule, at.Source = a.Rule.LocalShare(f.seen()), ratelimit.FromLease
+	own.Rule, at.Source = a.Rule.LocalShare(f.Nodes()), ratelimit.FromLease
 	f.alone.Undo(now, []ask{own}, []verdict{at})
 }
 

@@ -14,7 +14,7 @@ import (
 
 // FleetOptions configure a Fleet. Set them before Run.
 type FleetOptions struct {
-	Nodes  func() int     // number of live nodes, as last read; nil, or 0: unknown
+	Nodes  func() int     // number of live nodes, as last read; 0: unknown
 	Random func() float64 // from 0 to 1, so that nodes do not probe a store at the same time. Safe for concurrent use
 	// Drift lets rules that drift spend before the ledger has answered; nil: they lease.
 	Drift Drift
@@ -84,14 +84,20 @@ const (
 	SweepEvery = 100 * time.Millisecond
 )
 
+// unknownNodes is the number of live nodes until it is set.
+func unknownNodes() int { return 0 }
+
 // NewFleet makes a limiter that tracks at most maxKeys keys. holder comes from account.NewHolder, new for each
 // process.
 func NewFleet(
 	ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
 ) *Fleet {
+	ignore := func(error) {}
 	f := &Fleet{
-		FleetOptions: FleetOptions{Random: rand.Float64}, //nolint:gosec // no secret
-		ledger:       ledger, clock: clock, names: names{name: holder},
+		FleetOptions: FleetOptions{
+			Nodes: unknownNodes, Random: rand.Float64, OnFailure: ignore, OnWarning: ignore, //nolint:gosec // no secret
+		},
+		ledger: ledger, clock: clock, names: names{name: holder},
 		sweeper: sweeper{lost: make(chan account.OverrideChange, mostLost)},
 		alone:   NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
 		after:   func(d time.Duration, call func()) { time.AfterFunc(d, call) },
@@ -295,14 +301,6 @@ func (f *Fleet) Recalled(name string, w window) {
 
 // nextName is a new name of this node. Keys that are tracked from now on have other names.
 func (f *Fleet) nextName() uint32 { return uint32((f.forgotten.Add(2) - 1) & (1<<28 - 1)) }
-
-// seen is the last number of live nodes, or 0 if it is unknown.
-func (f *Fleet) seen() int {
-	if f.Nodes == nil {
-		return 0
-	}
-	return f.Nodes()
-}
 
 // keyName is the ledger's name of a key.
 func (f *Fleet) keyName(key []byte) string {

@@ -35,9 +35,7 @@ func (b *batch) count(grants []account.Grant, err error) {
 	f.stats.claims.Add(uint64(len(grants)))
 	if err != nil {
 		f.stats.failed.Add(1)
-		if f.OnFailure != nil {
-			f.OnFailure(err)
-		}
+		f.OnFailure(err)
 	}
 	for i := range grants {
 		g := &grants[i]
@@ -45,7 +43,7 @@ func (b *batch) count(grants []account.Grant, err error) {
 		switch {
 		case errors.Is(g.Err, account.ErrAnswer):
 			f.stats.rejected.Add(1)
-			f.warn(g.Err)
+			f.OnWarning(g.Err)
 		case errors.Is(g.Err, account.ErrOvertaken):
 			f.stats.stale.Add(1)
 		case g.Granted > 0:
@@ -61,18 +59,12 @@ func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, stated
 	if g.Missing && stated && !late {
 		f.stats.missing.Add(1)
 		f.stats.missingTokens.Add(uint64(max(0, c.Taken)))
-		f.warn(ErrEvicted)
+		f.OnWarning(ErrEvicted)
 	}
 }
 
 // Recoveries is the number of new lives of the ledger.
 func (f *Fleet) Recoveries() uint64 { return f.stats.recoveries.Load() }
-
-func (f *Fleet) warn(err error) {
-	if f.OnWarning != nil {
-		f.OnWarning(err)
-	}
-}
 
 // reason is the purpose of a message.
 func (fl *flight) reason() ratelimit.ClaimReason {

@@ -47,7 +47,7 @@ var allByHand = []byHand{
 	{"a bucket in debt fills beside what is leased", buckets, "return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro", "return int64(max(0, burst-b.hand-b.old)) * Micro"},
 	{"a late lease counts as live", buckets, "case b.turn-r.expires <= 1:", "case true:"},
 	{"a lease is over with its slot", buckets, "b.turn+1, b.hand, 0,", "b.turn+1, 0, 0,"},
-	{"a lost bucket fills at once", buckets, "b.hand, b.old, b.records = 0, burst, nil", "b.hand, b.old, b.records = 0, 0, nil"},
+	{"a lost bucket fills at once", buckets, "b.hand, b.old, b.records = 0, burst-first, ", "b.hand, b.old, b.records = 0, 0, "},
 	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
 	// A node's side of a key.
 	{"a draw is made where the record is not this node's total", part, "!p.restate && !p.eager && p.Taken == p.booked", "!p.eager"},

@@ -79,13 +79,10 @@ const debtor ratelimit.Holder = 0
 // carry makes the account count the debt of the previous window, as it is now: late reports and refunds change it.
 // Once counted, it stays when the previous account is gone.
 func (a *account) carry(debt tokens) {
-	r := a.records.find(debtor)
-	if debt < 0 || debt == 0 && r == nil {
+	if debt < 0 || debt == 0 && a.records.find(debtor) == nil {
 		return
 	}
-	if r == nil {
-		r = a.records.findOrAdd(debtor)
-	}
+	r := a.records.findOrAdd(debtor)
 	debt = max(0, min(debt, mostSum-a.sum+r.taken))
 	more := max(debt-r.taken, min(0, -a.sum)) // debt that a refund has paid here already pays nothing else
 	a.sum, a.spent = a.sum+more, a.spent+more

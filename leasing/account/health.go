@@ -91,13 +91,9 @@ func (h *Health) read(line string) {
 	switch name {
 	// INFO repeats CONFIG, if that was allowed.
 	case "maxmemory_policy":
-		if h.Policy == "" {
-			h.Policy = value
-		}
+		h.Policy = value
 	case "maxmemory":
-		if h.MaxMemory == 0 {
-			h.MaxMemory, _ = strconv.ParseUint(value, 10, 64)
-		}
+		h.MaxMemory, _ = strconv.ParseUint(value, 10, 64)
 	case "evicted_keys":
 		h.Evicted, _ = strconv.ParseUint(value, 10, 64)
 	case "aof_enabled":

@@ -83,13 +83,15 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	of := k.account.records
 	if b := k.bucket; b != nil {
 		b.shown(now, limit)
-		v.Charged, of = tokens(roundUp(int64(v.Limit)*Micro-b.level, Micro)), b.records
+		v.Charged, of = b.used(v.Limit), b.records
 		v.Relearning = b.learns > now
 	}
 	for i := range of {
 		r := &of[i]
 		if r.holder == debtor {
-			v.Carried = r.taken
+			if k.bucket == nil {
+				v.Carried = r.taken
+			}
 			continue
 		}
 		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.taken, Spent: r.spent, Fence: r.fence}

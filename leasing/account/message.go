@@ -47,9 +47,9 @@ type Claim struct {
 	// TTL is the lifetime of the tokens in hand, from the ledger's settling of the claim. For a bucket, it is the
 	// slot. For a window, the lease may be credited after it (Eager); 0: never.
 	TTL time.Duration
-	// Learning is the end of the learning that the holder has read, after which the ledger has all totals. For a
-	// bucket, it is the time at which one that was empty when the epoch began has filled.
-	Learning instant
+	// Learning is the end of the learning that the holder has read, after which the ledger has all totals. Full is the
+	// time at which a bucket is full, by the last answer; 0: unknown.
+	Learning, Full instant
 	// Audit is the text for the claim's record (AuditOf); "": no record. Draws have none.
 	Audit string
 }
@@ -109,10 +109,6 @@ const Answered = 1 << 40
 
 // Learn is the time that an account learns after its loss, and a ledger after a loss of data.
 const Learn = 2 * time.Second
-
-// Prolonged tells whether a node with totals to restate prolonged the learning of an epoch. Otherwise the epoch began
-// with a new ledger, and nothing was lost.
-func Prolonged(e ratelimit.Epoch) bool { return e.Learning > e.Began.Add(Learn) }
 
 // LearnPart is the divisor of the limit that bounds all grants in that time.
 const LearnPart = 20
