@@ -166,7 +166,7 @@ func Granted(free, need, want tokens, divisor int) tokens {
 // credit takes back the tokens in hand of ended eager leases, and closes them: their holders have not reported that
 // they spent them. It reads all records.
 func (a *account) credit(but *record, now instant) {
-	a.eagerly = 0
+	a.eagerly = but.expires
 	for i := range a.records {
 		r := &a.records[i]
 		if r.expires <= safe {
@@ -175,13 +175,11 @@ func (a *account) credit(but *record, now instant) {
 		if r != but && r.expires <= now {
 			a.sum -= r.inHand()
 			r.taken, r.expires = r.spent, closed
-		} else if a.eagerly == 0 || r.expires < a.eagerly {
-			a.eagerly = r.expires
+		} else {
+			a.eagerly = min(a.eagerly, r.expires)
 		}
 	}
-	if a.eagerly != 0 {
-		a.eagerly = max(a.eagerly, now.Add(readAgain))
-	}
+	a.eagerly = max(a.eagerly, now.Add(readAgain))
 }
 
 // inHand is the tokens in hand of all holders except one, as reported.

@@ -56,7 +56,7 @@ func worst(all []Health) Health {
 		// Data is as safe as on the least safe server: all must save, and one that may evict is enough for a warning.
 		w.Evicted += h.Evicted
 		w.RDB, w.AOF, w.Saves = w.RDB && h.RDB, w.AOF && h.AOF, w.Saves && h.Saves
-		if h.MayEvict() && !w.MayEvict() {
+		if h.MayEvict() {
 			w.Policy, w.MaxMemory = h.Policy, h.MaxMemory
 		}
 	}

@@ -83,15 +83,15 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	of := k.account.records
 	if b := k.bucket; b != nil {
 		b.shown(now, limit)
-		v.Charged, of = b.used(v.Limit), b.records
+		v.Charged = b.used(v.Limit)
+		b.records.findOrAdd(debtor).taken = 0 // it is no debt
+		of = b.records
 		v.Relearning = b.learns > now
 	}
 	for i := range of {
 		r := &of[i]
 		if r.holder == debtor {
-			if k.bucket == nil {
-				v.Carried = r.taken
-			}
+			v.Carried = r.taken
 			continue
 		}
 		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.taken, Spent: r.spent, Fence: r.fence}

@@ -221,8 +221,8 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool
 	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.inFlight != 0 {
 		return false
 	}
-	// The ledger keeps it for at least a slot, and until it is full. Until shortly before, this node may have to restore
-	// the bucket after a loss.
+	// The ledger keeps it for at least a slot, and until it is full. Until shortly before, this node can restore the
+	// bucket after a loss.
 	full := limit.Refill(k.Sum)
 	kept := max(Slot(limit)*3/4, full/2, full-full/64-account.Learn, limit.Refill(k.Sum-limit.Capacity()))
 	if k.fresh > 0 && (of == ratelimit.Refund || of == ratelimit.Release) {

@@ -83,7 +83,7 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 	return next
 }
 
-// refusesPeeks tells whether peeks are refused, by the last answer. A limit of 0 admits nothing, though nothing is used.
+// refusesPeeks tells whether the last answer refuses peeks. A limit of 0 admits nothing, though nothing is used.
 func (k *Key) refusesPeeks(r *ratelimit.Rule) bool {
 	whole := wholeOf(r)
 	return whole.Capacity() == 0 || k.usedUp(whole)
