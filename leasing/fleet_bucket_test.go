@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -391,17 +392,12 @@ func TestSlowBucketsAreRestored(t *testing.T) {
 		s.ask(0, "long ago", 100)
 		s.now = s.now.Add(40 * time.Minute)
 		s.goOn(time.Second)
-		older := s.ledger.Copy()
-		for range 30 {
-			for node := range 2 {
-				s.ask(node, "k", 1)
-				s.goOn(40 * time.Millisecond)
-			}
+		older := []*account.MemoryStore{nil, s.ledger.Copy()}[i/2]
+		for n := range 60 {
+			s.ask(n%2, "k", 1)
+			s.goOn(40 * time.Millisecond)
 		}
 		s.goOn(5 * time.Second)
-		if i < 2 {
-			older = nil
-		}
 		s.ledger.Lose(older, "99")
 		for node := range 2 {
 			s.nodes[(node+i)%2].Greet()

@@ -3,7 +3,7 @@ package postgres
 import (
 	"errors"
 	"fmt"
-	"net"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -58,12 +58,10 @@ func TestPromotedStandby(t *testing.T) {
 
 // A host that accepts connections without an answer, as a machine that hangs, does not hold up the next one.
 func TestHostThatHangs(t *testing.T) {
-	hung, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	hung := httptest.NewUnstartedServer(nil) // it only listens
 	defer hung.Close()
-	prepared(t, fmt.Sprintf("postgres://sluice@%s,127.0.0.1:%s/postgres", hung.Addr(), pgtest.Start(t).Port))
+	url := "postgres://sluice@%s,127.0.0.1:%s/postgres"
+	prepared(t, fmt.Sprintf(url, hung.Listener.Addr(), pgtest.Start(t).Port))
 }
 
 // An older copy that goes on in another place is another life.
