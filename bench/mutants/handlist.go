@@ -41,7 +41,7 @@ var allByHand = []byHand{
 	{"what came too late is on no record", "leasing/account/cas.go", "if claim.Audit != \"\" {", "if claim.Audit != \"\" && g.Err == nil {"},
 	{"a debt is carried twice", accounts, "max(debt-r.taken,", "max(debt,"},
 	{"refunded debt pays for others", accounts, "max(debt-r.taken, min(0, -a.sum))", "debt - r.taken"},
-	{"a debt that is not known is forgotten", accounts, "if debt < 0 || debt == 0 && r", "if debt <= 0 && r"},
+	{"a debt that is not known is forgotten", accounts, "if debt < 0 || debt == 0 && a", "if debt <= 0 && a"},
 	{"what fits is carried", keeps, "max(0, k.sum-c.Limit.Capacity())", "max(0, k.sum)"},
 	{"a number that is none is read", "leasing/account/wire.go", "if n != math.Trunc(n) || math.Abs(n) > 1<<53", "if math.Abs(n) > 1<<60"},
 	{"a bucket in debt fills beside what is leased", buckets, "return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro", "return int64(max(0, burst-b.hand-b.old)) * Micro"},

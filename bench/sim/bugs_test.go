@@ -150,7 +150,7 @@ var planted = []struct {
 	}},
 	{49, plant.Bug{
 		Name: "a node alone takes the whole limit", File: "leasing/failure.go",
-		Right: "own.Rule = a.Rule.LocalShare(c.seen())\n\t\tvar",
+		Right: "own.Rule = a.Rule.LocalShare(c.Nodes())\n\t\tvar",
 		Wrong: "own.Rule = a.Rule\n\t\tvar",
 	}},
 	{41, plant.Bug{
