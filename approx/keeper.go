@@ -113,10 +113,10 @@ func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 	if !due {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, sitTimeout)
+	bounded, cancel := context.WithTimeout(ctx, sitTimeout)
 	defer cancel()
-	answer, err := k.seats.Sit(ctx, a)
-	if first := k.now.Load().wanted.seats == 0; err != nil && (ctx.Err() == nil || first) {
+	answer, err := k.seats.Sit(bounded, a)
+	if err != nil && ctx.Err() == nil {
 		k.report(none, err)
 	}
 	k.Answer(sent, a, wanted, answer, err)

@@ -36,30 +36,25 @@ func (f *Fleet) attend(ctx context.Context, s server) {
 func (f *Fleet) verify(ctx context.Context, s server) {
 	tick := time.NewTicker(greetEvery)
 	defer tick.Stop()
-	verified, losses := f.clock(), uint64(0)
-	for {
+	for verified := f.clock(); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		// A node that has an earlier epoch of the ledger reports that once, even without anything to state. Otherwise
-		// the ledger counts as new.
-		restating := f.Restating() || f.Recoveries() != losses
-		losses = f.Recoveries()
-		if now := f.clock(); !restating && now.Sub(verified) < verifyEvery {
+		read, now := s.Verify, f.clock()
+		switch {
+		case f.Restating():
+			read = s.Prolong
+		case now.Sub(verified) < verifyEvery:
 			f.Greet()
 			continue
-		} else if !restating {
+		default:
 			verified = now
-		}
-		read := s.Verify
-		if restating {
-			read = s.Prolong
 		}
 		bounded, cancel := context.WithTimeout(ctx, TimeLimit)
 		_, err := read(bounded)
-		if cancel(); err != nil && ctx.Err() == nil && f.OnFailure != nil {
+		if cancel(); err != nil && ctx.Err() == nil {
 			f.OnFailure(err)
 		}
 	}

@@ -224,7 +224,7 @@ func (f *Fleet) stepped(by time.Duration) {
 	default:
 		return
 	}
-	f.warn(fmt.Errorf("%w (by at least %v)", ErrClockSet, by.Round(time.Millisecond)))
+	f.OnWarning(fmt.Errorf("%w (by at least %v)", ErrClockSet, by.Round(time.Millisecond)))
 }
 
 // apply applies the answer to a flight, and wakes waiting requests.
@@ -246,7 +246,8 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	k.use.flight = nil
 	_, is := b.lane.read()
 	life, known := is.life, is.epoch.ID == a.Epoch.ID
-	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.stated))
+	// Buckets drop records in each learning.
+	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.stated) && !is.epoch.Young(g.At))
 	fl.err = errNoAnswer
 	part := k.PartOf(fl.message.Claim.Window)
 	switch {
@@ -314,9 +315,7 @@ func (b *batch) count(grants []account.Grant, err error) {
 	f.stats.claims.Add(uint64(len(grants)))
 	if err != nil {
 		f.stats.failed.Add(1)
-		if f.OnFailure != nil {
-			f.OnFailure(err)
-		}
+		f.OnFailure(err)
 	}
 	for i := range grants {
 		g := &grants[i]
@@ -324,7 +323,7 @@ func (b *batch) count(grants []account.Grant, err error) {
 		switch {
 		case errors.Is(g.Err, account.ErrAnswer):
 			f.stats.rejected.Add(1)
-			f.warn(g.Err)
+			f.OnWarning(g.Err)
 		case errors.Is(g.Err, account.ErrOvertaken):
 			f.stats.stale.Add(1)
 		case g.Granted > 0:
@@ -340,7 +339,7 @@ func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, stated
 	if g.Missing && stated && !late {
 		f.stats.missing.Add(1)
 		f.stats.missingTokens.Add(uint64(max(0, c.Taken)))
-		f.warn(ErrEvicted)
+		f.OnWarning(ErrEvicted)
 	}
 }
 

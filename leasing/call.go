@@ -231,17 +231,13 @@ func (c *call) askLocked(k entry, w *waiter) {
 		w.flight, w.with = c.rest(recallPause), false
 		return
 	}
-	need := w.ask.Cost
-	if w.ask.Kind != ratelimit.Spend {
-		need = 0
-	}
 	fl, why := c.joinLocked(k)
 	if fl == nil {
 		c.failLocked(c.clock(), w, &k, why)
 		return
 	}
 	w.flight, w.with = fl, !fl.written
-	w.waitsLocked(k, need)
+	w.waitsLocked(k, w.ask.Cost)
 }
 
 // recallPause is the wait before another claim while recalled nodes give their tokens back.

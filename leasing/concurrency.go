@@ -23,7 +23,7 @@ import (
 // ledger answers. So are slots whose end was reported during an outage. A lane keeps up to mostGives of them, until
 // this node ends. Lost slots return at the end of their time.
 type Concurrency struct {
-	// Alone decides under on_store_failure: local, divided by Nodes; 0: the number is unknown.
+	// Alone decides under on_store_failure: local, divided by Nodes, which is 0 if unknown.
 	Alone *Local
 	Nodes func() int
 	// OnFailure gets the error of a message that failed as a whole. It must not block.
@@ -79,8 +79,8 @@ type slotCall struct {
 // NewConcurrency makes a limiter with slots at a ledger. alone decides without the ledger.
 func NewConcurrency(ledger account.SlotLedger, alone *Local, clock ratelimit.Clock) *Concurrency {
 	f := &Concurrency{
-		Alone: alone, Nodes: func() int { return 0 }, OnFailure: func(error) {},
-		ledger: ledger, clock: clock, hash: keytable.NewHasher(),
+		Alone: alone, Nodes: unknownNodes, OnFailure: func(error) {}, ledger: ledger, clock: clock,
+		hash: keytable.NewHasher(),
 	}
 	lanes := slotLanes
 	if p, ok := ledger.(Partitioned); ok && p.Partitions() > 1 {

@@ -14,7 +14,7 @@ type counters struct {
 	keytable.Sharding
 	shards []counterShard
 	limits limitNotes
-	// before, if set, is the usage of a key before it found room.
+	// before is the usage of a key that is not tracked.
 	before func(*ask) counter
 }
 
@@ -73,6 +73,7 @@ func (s *counterShard) beside(c *counterCell) *lent {
 func newCounters(arena *keytable.Arena, maxKeys int) *counters {
 	parts, shares := keytable.NewSharding(maxKeys)
 	p := &counters{Sharding: parts, shards: make([]counterShard, len(shares))}
+	p.before = func(*ask) counter { return counter{} }
 	for i, share := range shares {
 		p.shards[i].keys = keytable.New[counter](arena, share)
 		p.shards[i].lent = map[keytable.ID]*lent{}
@@ -104,7 +105,7 @@ func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	}
 	// The key is new, and needs no counter, unless it shares a budget.
 	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
-		fresh := p.fresh(a)
+		fresh := p.before(a)
 		if a.Kind != ratelimit.Peek && now < fresh.dead(a.Rule.Limit.Algorithm) {
 			return false
 		}
@@ -172,17 +173,9 @@ func (p *counters) begin(s *counterShard, now ledgerTime, id keytable.ID, a *ask
 	if c != nil {
 		c.Note = p.limits.note(a.Rule.Limit.Capacity())
 		setOwned(c, a.Rule)
-		c.Val = p.fresh(a)
+		c.Val = p.before(a)
 	}
 	return c
-}
-
-// fresh is the counter of a key that is not tracked.
-func (p *counters) fresh(a *ask) counter {
-	if p.before != nil {
-		return p.before(a)
-	}
-	return counter{}
 }
 
 // add makes room for a new key. It drops no key in use.

@@ -75,7 +75,9 @@ func New(o Options) (*Limiter, error) {
 		return nil, fmt.Errorf("leasing: %w", err)
 	}
 	l.fleet = NewFleet(ledger, account.NewHolder(), o.MaxKeys, l.clock, time.Now())
-	l.fleet.OnFailure = o.OnFailure
+	if o.OnFailure != nil {
+		l.fleet.OnFailure = o.OnFailure
+	}
 	var ctx context.Context
 	ctx, l.stop = context.WithCancel(context.Background())
 	go func() {

@@ -85,14 +85,20 @@ const (
 	SweepEvery = 100 * time.Millisecond
 )
 
+// unknownNodes is the number of live nodes until it is set.
+func unknownNodes() int { return 0 }
+
 // NewFleet makes a limiter that tracks at most maxKeys keys. holder comes from account.NewHolder, new for each
 // process.
 func NewFleet(
 	ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
 ) *Fleet {
+	ignore := func(error) {}
 	f := &Fleet{
-		FleetOptions: FleetOptions{Random: rand.Float64, Nodes: func() int { return 0 }}, //nolint:gosec // no secret
-		ledger:       ledger, clock: clock, names: names{name: holder},
+		FleetOptions: FleetOptions{
+			Nodes: unknownNodes, Random: rand.Float64, OnFailure: ignore, OnWarning: ignore, //nolint:gosec // no secret
+		},
+		ledger: ledger, clock: clock, names: names{name: holder},
 		sweeper: sweeper{lost: make(chan account.OverrideChange, mostLost)},
 		alone:   NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
 		after:   func(d time.Duration, call func()) { time.AfterFunc(d, call) },

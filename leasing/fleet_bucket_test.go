@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -379,6 +380,39 @@ func TestUndoneTokensOfABucketCountOnce(t *testing.T) {
 		}
 		if spent > 100+10 { // and the refill meanwhile
 			t.Errorf("after %v: %d tokens of a bucket of 100 were spent at once", pause, spent)
+		}
+	}
+}
+
+// After a loss of data, a bucket has what the nodes have left of it: a new key has all, also if the bucket is slow, and
+// one that was used has the rest. An older copy of the data may have more.
+func TestSlowBucketsAreRestored(t *testing.T) {
+	for i := range 4 {
+		s := newStrictStage(t, 2, bucketOf(100, 100, ratelimit.Hour), map[string]string{"on_deny": "refund"})
+		s.ask(0, "long ago", 100)
+		s.now = s.now.Add(40 * time.Minute)
+		s.goOn(time.Second)
+		older := []*account.MemoryStore{nil, s.ledger.Copy()}[i/2]
+		for n := range 60 {
+			s.ask(n%2, "k", 1)
+			s.goOn(40 * time.Millisecond)
+		}
+		s.goOn(5 * time.Second)
+		s.ledger.Lose(older, "99")
+		for node := range 2 {
+			s.nodes[(node+i)%2].Greet()
+			s.goOn(time.Duration(1+2*node) * time.Second)
+		}
+		for key, want := range map[string]tokens{"new": 100, "k": 40, "long ago": 66} {
+			n := tokens(0)
+			for j := 0; j < 300; j++ {
+				if !s.ask(j%2, key, 1).OverLimit {
+					n++
+				}
+			}
+			if n < want-5 || n > want+5 {
+				t.Errorf("case %d: after the loss, %d of %d tokens of %q passed", i, n, want, key)
+			}
 		}
 	}
 }

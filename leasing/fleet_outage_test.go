@@ -386,51 +386,6 @@ func TestSkewedKeysPerSecond(t *testing.T) {
 	}
 }
 
-// Tokens that one node took while there was plenty, and does not use, go to another node that needs them: Redis
-// recalls them.
-func TestTokensComeBackThroughRedis(t *testing.T) {
-	t.Parallel()
-	c := newOnRedis(t, 2, yearly(100))
-	c.strict()
-	c.ready()
-	for _, f := range c.nodes { // until both listen
-		channel := "sluice:recalled:" + account.HolderName(f.name)[:9]
-		c.until("nobody listens", func() bool {
-			return c.store.Do("PUBSUB", "NUMSUB", channel).([]any)[1].(int64) > 0
-		})
-	}
-	admitted := 0
-	c.until("the first is refused", func() bool { v, _ := c.attempt(0, "k", 1); return !v.OverLimit })
-	if hand := c.inHand(0, "k"); hand == 0 {
-		t.Fatal("the first has nothing in hand")
-	}
-	admitted++
-	began := time.Now()
-	c.until("what the first has does not come back", func() bool {
-		if v, _ := c.attempt(1, "k", 1); !v.OverLimit {
-			admitted++
-		}
-		return admitted == 100
-	})
-	// It would also come back of an idle key, but later.
-	if took := time.Since(began); took > 3*time.Second {
-		t.Errorf("it took %v", took)
-	}
-	if v, _ := c.attempt(1, "k", 1); !v.OverLimit {
-		t.Error("the 101st was admitted")
-	}
-}
-
-// inHand is what a node has of a key.
-func (c *cluster) inHand(node int, key string) tokens {
-	s, _, at := c.nodes[node].find([]byte(key))
-	defer s.mu.Unlock()
-	if at == nil {
-		return 0
-	}
-	return at.Val.InHand(c.clock())
-}
-
 // In an outage nodes divide a limit among those that were last seen alive; a node that has seen none divides by
 // max_nodes. What is declared covers both.
 func TestLocalDividesByNodesSeen(t *testing.T) {

@@ -18,7 +18,7 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
 	if c == nil {
-		if shared := l.tracked.fresh(a); at < shared.dead(a.Rule.Limit.Algorithm) {
+		if shared := l.tracked.before(a); at < shared.dead(a.Rule.Limit.Algorithm) {
 			v.Ledger = shared.look(at, a.Rule)
 		}
 		return v
@@ -97,7 +97,7 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
 	if c == nil {
-		if shared := l.tracked.fresh(a); at < shared.dead(a.Rule.Limit.Algorithm) {
+		if shared := l.tracked.before(a); at < shared.dead(a.Rule.Limit.Algorithm) {
 			return account.ErrFull // others share its budget
 		}
 		return nil // it has its whole limit

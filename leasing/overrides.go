@@ -120,7 +120,7 @@ func (f *Fleet) tellOverride(ctx context.Context, l account.Overrider, c *accoun
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
 	defer cancel()
 	_, err := l.SetOverride(ctx, c)
-	if err != nil && ctx.Err() == nil && f.OnFailure != nil {
+	if err != nil && ctx.Err() == nil {
 		f.OnFailure(err)
 	}
 	return err

@@ -29,12 +29,6 @@ type distrusted struct {
 // Recoveries is the number of new lives of the ledger.
 func (f *Fleet) Recoveries() uint64 { return f.stats.recoveries.Load() }
 
-func (f *Fleet) warn(err error) {
-	if f.OnWarning != nil {
-		f.OnWarning(err)
-	}
-}
-
 // Stats returns the counts so far. It takes every lock once.
 func (f *Fleet) Stats() ratelimit.LimiterStats {
 	s := ratelimit.LimiterStats{

@@ -219,7 +219,7 @@ func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 	if g.Granted > 0 && g.Granted > c.Want || g.Granted > 0 && g.Sum > c.Limit.Burst {
 		b.violate(-1, k.index, "%d were granted, %d are wanted, and the bucket has %d of %d", g.Granted, c.Want, c.Limit.Burst-g.Sum, c.Limit.Burst)
 	}
-	if hand := g.InHand + max(0, min(g.Granted, g.Total-c.Spent-g.Cut)); hand > g.Sum && !book.lost && b.Second == nil && b.Mix.Refunds == 0 && len(b.Changes)+len(k.sets) == 0 {
+	if hand := g.InHand + max(0, min(g.Granted, g.Total-c.Spent-g.Cut)); hand > g.Sum && g.Learning == 0 && b.Second == nil && b.Mix.Refunds == 0 && len(b.Changes)+len(k.sets) == 0 {
 		b.violate(-1, k.index, "%d are in hand, and the bucket has %d of %d", hand, c.Limit.Burst-g.Sum, c.Limit.Burst)
 	}
 }

@@ -113,14 +113,14 @@ var planted = []struct {
 		Right: "e.charge(a.Cost, &e.Charged)\n\tlimit",
 		Wrong: "e.charge(v.Charged, &e.Charged)\n\tlimit",
 	}},
-	{79, plant.Bug{
+	{149, plant.Bug{
 		Name: "a node spends what it has where there is debt", File: "leasing/internal/hold/take.go",
 		Right: "e.Sum <= a.Rule.Limit.Capacity() && e.spendInHand",
 		Wrong: "e.spendInHand",
 	}},
 	{12, plant.Bug{
 		Name: "a share is spent again and again", File: "leasing/internal/hold/drift.go",
-		Right: "if a.Cost > share-e.carried-e.Drift() {",
+		Right: "if max(1, a.Cost) > share-e.carried-e.Drift() {",
 		Wrong: "if a.Cost > share {",
 	}},
 	{17, plant.Bug{
@@ -133,7 +133,7 @@ var planted = []struct {
 		Right: "return f.name + ratelimit.Holder(k.cell.Val.as)",
 		Wrong: "return f.name",
 	}},
-	{1982, plant.Bug{
+	{2641, plant.Bug{
 		Name: "a ledger that lost its data is not told", File: "leasing/sweep.go",
 		Right: "case c.Val.stated != life && is.epoch.ID != 0:",
 		Wrong: "case c.Val.stated != life && is.epoch.ID == 1<<63:",

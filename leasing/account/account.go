@@ -79,13 +79,10 @@ const debtor ratelimit.Holder = 0
 // carry makes the account count the debt of the previous window, as it is now: late reports and refunds change it.
 // Once counted, it stays when the previous account is gone.
 func (a *account) carry(debt tokens) {
-	r := a.records.find(debtor)
-	if debt < 0 || debt == 0 && r == nil {
+	if debt < 0 || debt == 0 && a.records.find(debtor) == nil {
 		return
 	}
-	if r == nil {
-		r = a.records.findOrAdd(debtor)
-	}
+	r := a.records.findOrAdd(debtor)
 	debt = max(0, min(debt, mostSum-a.sum+r.taken))
 	more := max(debt-r.taken, min(0, -a.sum)) // debt that a refund has paid here already pays nothing else
 	a.sum, a.spent = a.sum+more, a.spent+more
@@ -167,7 +164,7 @@ func Granted(free, need, want tokens, divisor int) tokens {
 // credit takes back the tokens in hand of ended eager leases, and closes them: their holders have not reported that
 // they spent them. It reads all records.
 func (a *account) credit(but *record, now instant) {
-	a.eagerly = 0
+	a.eagerly = but.expires
 	for i := range a.records {
 		r := &a.records[i]
 		if r.expires <= safe {
@@ -176,13 +173,11 @@ func (a *account) credit(but *record, now instant) {
 		if r != but && r.expires <= now {
 			a.sum -= r.inHand()
 			r.taken, r.expires = r.spent, closed
-		} else if a.eagerly == 0 || r.expires < a.eagerly {
-			a.eagerly = r.expires
+		} else {
+			a.eagerly = min(a.eagerly, r.expires)
 		}
 	}
-	if a.eagerly != 0 {
-		a.eagerly = max(a.eagerly, now.Add(readAgain))
-	}
+	a.eagerly = max(a.eagerly, now.Add(readAgain))
 }
 
 // inHand is the tokens in hand of all holders except one, as reported.

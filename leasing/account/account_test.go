@@ -126,24 +126,6 @@ func TestTotalsAreTheTruth(t *testing.T) {
 	b.is(b.draws(2, 5), 0, 5, 255, -1)
 }
 
-func TestDraws(t *testing.T) {
-	b := newBench(t, fixed(100))
-	l := b.limit
-	g := b.draws(1, 90)
-	b.is(g, 0, 90, 90, -1)
-	if n := g.Owned(90, &l); n != 90 {
-		t.Errorf("%d owned", n)
-	}
-	g = b.draws(2, 30)
-	b.is(g, 0, 30, 120, -1)
-	if n := g.Owned(30, &l); n != 10 {
-		t.Errorf("%d owned", n)
-	}
-	b.is(b.claims(2, 10, 10, 1), 0, 10, 100, 90) // what was drawn in vain is given back
-	b.is(b.claims(1, 90, 50, 0), 0, 90, 100, 0)
-	b.is(b.claims(2, 10, 10, 1), 0, 10, 100, 40)
-}
-
 func TestOvertaken(t *testing.T) {
 	b := newBench(t, fixed(100))
 	b.claims(1, 0, 0, 10)

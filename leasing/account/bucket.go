@@ -19,8 +19,7 @@ const mostBurst = ratelimit.MostBurst
 // Guarantee: holders spend at most burst + rate x t of their leases in any time t. For any length of slots, a lease
 // counts as live for at least one slot from its claim, and its tokens keep their room until then. The zero bucket is
 // new, and full. It is not safe for concurrent use. A full account expires, and its holders drop it when they can
-// compute that: a holder with a total in a missing bucket means that the bucket was lost. For a bucket,
-// Claim.Learning is the time at which one that was empty at the loss has filled.
+// compute that: a holder with a total in a missing bucket means that the bucket was lost.
 type bucket struct {
 	// Invariant: level + hand + old is at most the burst; charges without a grant take level below 0.
 	level int64 // millionths
@@ -35,8 +34,8 @@ type bucket struct {
 	// hand: nodes may have different ones for a while.
 	slot    time.Duration
 	fence   ratelimit.Fence // Invariant: as in account
-	learns  instant         // end of the learning after a loss; the bucket began empty
-	records records
+	learns  instant         // end of the learning after a loss. Invariant: as in account
+	records records         // that of debtor is about the bucket (learn, forget)
 }
 
 // claim books a holder's totals and grants its need, like that of account. A holder whose lease has ended has nothing
@@ -48,7 +47,7 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	}
 	burst := burstOf(&c.Limit)
 	g := Grant{At: now, Missing: r == nil && c.Taken > 0}
-	b.advance(b.since(now), c, burst, g.Missing)
+	b.advance(b.since(now), c, burst, g.Missing && b.slot == 0)
 	r = b.records.findOrAdd(c.Holder)
 	refunded := b.book(r, c)
 	g.Cut = b.cut(burst, refunded)
@@ -60,7 +59,9 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	b.fence = max(b.fence+1, ratelimit.Fence(now))
 	r.seq, r.fence = c.Seq, b.fence
 	g.Total, g.Fence, g.InHand = r.taken, b.fence, b.hand+b.old-handOf(r.taken, r.spent)
-	g.Sum = tokens(roundUp(int64(burst)*Micro-b.level, Micro))
+	if g.Sum = b.used(burst); b.learns > now {
+		g.Learning = b.learns
+	}
 	return g
 }
 
@@ -82,7 +83,7 @@ func (b *bucket) since(now instant) instant {
 }
 
 // advance moves the bucket to now, and sets the length of slots.
-func (b *bucket) advance(now instant, c *Claim, burst tokens, missing bool) {
+func (b *bucket) advance(now instant, c *Claim, burst tokens, lost bool) {
 	slot := max(time.Microsecond, c.TTL.Truncate(time.Microsecond))
 	if b.slot == 0 {
 		b.at, b.ends, b.slot, b.level = now, now.Add(slot), slot, int64(burst)*Micro
@@ -93,21 +94,35 @@ func (b *bucket) advance(now instant, c *Claim, burst tokens, missing bool) {
 	} else if b.hand+b.old == 0 {
 		b.slot, b.ends = slot, min(b.ends, now.Add(slot))
 	}
-	if missing || c.Learning > now {
-		b.lose(now, c, burst)
+	until := c.Learning
+	if lost {
+		until = now.Add(Learn)
+	}
+	b.learn(now, c, burst, until)
+}
+
+// learn restores a bucket that was lost, or continues with an older copy, if that may be so until a time. It grants a
+// LearnPart-th and the refill at first, as if the rest was leased in the previous slot. The rest is withheld in the
+// record of debtor, whose seq is the time. Each holder's first claim lowers it to what the bucket had then by the
+// holder's last answer: that of the last grant has the level of the lost bucket. It returns when the learning ends.
+func (b *bucket) learn(now instant, c *Claim, burst tokens, until instant) {
+	first := min(burst, max(1, burst/LearnPart))
+	if b.learns <= now && until > now {
+		rest := max(0, tokens(b.level/Micro)-first)
+		b.level, b.carry, b.ends = min(b.level, int64(first)*Micro), 0, now.Add(b.slot)
+		// Earlier grants of a bucket that was emptier than full are no credit when they are given back.
+		b.hand, b.old, b.records = 0, burst-first, records{{holder: debtor, seq: uint64(now), taken: rest}}
+	}
+	b.learns = min(max(b.learns, until), now.Add(Learn))
+	if d := b.records.findOrAdd(debtor); b.learns > now && b.records.find(c.Holder) == nil {
+		missing, _ := Refilled(0, 0, max(0, int64(c.Full)-int64(d.seq)), int64(burst)*Micro, &c.Limit)
+		d.taken = max(0, min(d.taken, burst-first-tokens(missing/Micro)))
 	}
 }
 
-// lose restarts a bucket that was lost, or continues with an older copy, as if all of it were leased in the
-// previous slot: empty. It refills after the earlier leases end. Later reports of the same loss change nothing,
-// except after a first message that did not state the loss.
-func (b *bucket) lose(now instant, c *Claim, burst tokens) {
-	if b.learns <= now {
-		b.level, b.carry, b.ends = min(0, b.level), 0, now.Add(b.slot)
-		// Earlier grants of a bucket that was emptier than full are no credit when they are given back.
-		b.hand, b.old, b.records = 0, burst, nil
-	}
-	b.learns = max(b.learns, c.Learning, now.Add(Learn))
+// used is the burst less the level, and less the tokens that return when the learning ends.
+func (b *bucket) used(burst tokens) tokens {
+	return tokens(roundUp(int64(burst)*Micro-b.level, Micro)) - b.records.findOrAdd(debtor).taken
 }
 
 // refill brings the bucket to now, slot by slot: leases that end on the way make room.
@@ -129,6 +144,9 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 		case end == b.ends:
 			b.turn, b.old, b.hand, b.ends = b.turn+1, b.hand, 0, b.ends.Add(b.slot)
 		}
+	}
+	if d := b.records.findOrAdd(debtor); b.learns <= now {
+		b.level, d.taken = b.level+min(int64(d.taken)*Micro, max(0, b.room(burst)-b.level)), 0
 	}
 }
 
@@ -202,7 +220,7 @@ const leftKept = 2 * time.Second
 // records up to its fence are dropped.
 func (b *bucket) forget(now, full instant) {
 	d := b.records.findOrAdd(debtor)
-	d.seq, d.spent = 1, max(d.spent, tokens(full.Add(leftKept)))
+	d.seq, d.spent = max(1, d.seq), max(d.spent, tokens(full.Add(leftKept)))
 	if now < d.expires {
 		return
 	}

@@ -1,64 +1,67 @@
 -- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at,
 -- hand, old, turn, ends, slot; "f" is fence, learns; "h:NAME" is an integer, "c:NAME" a holder's last claim: seq,
--- spent, fence, turn. Those of holder 0 are the latest end of the account (spent), and from which turn on records up
--- to which fence are dropped.
+-- spent, fence, turn. Those of holder 0 are the tokens withheld since the time of a loss, the latest end of the account,
+-- and from which turn on records up to which fence are dropped. Ends is when the bucket is full, by the holder's answer.
 local MICRO, MOST_BURST, WAITS, LEFT_KEPT, ANSWERED = 1000000, 4294967295, 1000000, 2000000, 1099511627776
 local full, rate = Limit, was
 if inForce then
   Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
 end
-local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed, 'c:0')
+local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed, 'c:0', 'h:0')
 local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], '<dddddddd')
 local fence, learns = unpacked(got[2], '<dd')
 local had = integer(got[3])
 local seq, told, _, claimedIn = unpacked(got[4], '<dddd')
-local _, latest, last, drops = unpacked(got[5], '<dddd')
+local began, latest, last, drops = unpacked(got[5], '<dddd')
+local withheld = integer(got[6])
 if Seq <= seq then return nothing(OVERTAKEN) end
 local missing = seq == 0 and Taken > 0
 local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end
 local function room() return max(-MOST_BURST, Limit - hand - old) * MICRO - level end
 
-local function fill(elapsed)
-  local whole, rest, space = floor(Requests / Seconds), Requests % Seconds, room()
-  if space <= 0 or whole > 0 and elapsed > floor(space / whole) then
-    level, carry = level + max(0, space), 0
-    return
-  end
+-- refilled is the millionths that return in that time, up to the space, and the remainder.
+local function refilled(elapsed, carry, space)
+  local whole, rest = floor(Requests / Seconds), Requests % Seconds
+  if space <= 0 or whole > 0 and elapsed > floor(space / whole) then return max(0, space), 0 end
   local part = elapsed % Seconds * rest + carry
   local added = elapsed * whole + floor(elapsed / Seconds) * rest + floor(part / Seconds)
-  carry = part % Seconds
-  if added >= space then added, carry = space, 0 end
-  level = level + added
+  if added >= space then return space, 0 end
+  return added, part % Seconds
 end
 
 local shown = now
+if missing and slot == 0 then Learning = now + LEARN end
 if now < at and at - now < WAITS then now = at end -- the clock may go to and fro
 if slot == 0 then at, ends, slot, level = now, now + TTL, TTL, Limit * MICRO end
 if now < at then at, ends = now, min(ends, now + slot) end
 while at < now do
   local stop, idle = min(now, ends), hand + old == 0
   if idle then stop = now end
-  fill(stop - at)
-  at = stop
+  local added
+  added, carry = refilled(stop - at, carry, room())
+  level, at = level + added, stop
   if idle and stop >= ends then
     turn, ends = turn + 2, now + slot
   elseif stop == ends then
     turn, old, hand, ends = turn + 1, hand, 0, ends + slot
   end
 end
+if learns <= now then level, withheld = level + min(withheld * MICRO, max(0, room())), 0 end
 if TTL > slot then
   slot = TTL
 elseif hand + old == 0 then
   slot, ends = TTL, min(ends, now + TTL)
 end
-local lost = (missing or Learning > now) and learns <= now
-if missing or Learning > now then
-  if lost then
-    level, carry, ends, hand, old = min(0, level), 0, now + slot, 0, Limit
-    seq, told, had = 0, 0, 0
-    latest, last, drops = 0, 0, 0
-  end
-  learns = max(learns, Learning, now + LEARN)
+local first, emptied = min(Limit, max(1, floor(Limit / PART))), learns <= now and Learning > now
+if emptied then
+  began, withheld = now, max(0, floor(level / MICRO) - first)
+  level, carry, ends, hand, old = min(level, first * MICRO), 0, now + slot, 0, Limit - first
+  seq, told, had, latest, last, drops = 0, 0, 0, 0, 0, 0
+end
+learns = min(max(learns, Learning), now + LEARN)
+if learns > now and seq == 0 then
+  local lacked = refilled(max(0, Ends - began), 0, Limit * MICRO)
+  withheld = max(0, min(withheld, Limit - first - floor(lacked / MICRO)))
 end
 
 -- book
@@ -97,12 +100,12 @@ if shown >= drops then
   end)
   last, drops = fence, latest
 end
-local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says),
-  cut, fence, shown, 0, flag(missing), 0)
-if lost then redis.call('DEL', KEYS[1]) end
+local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO) - withheld, hand + old - held(total, says),
+  cut, fence, shown, learns > shown and learns or 0, flag(missing), 0)
+if emptied then redis.call('DEL', KEYS[1]) end
 for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
-  'f', struct.pack('<dd', fence, learns), 'h:0', '0', 'c:0', struct.pack('<dddd', 1, latest, last, drops),
+  'f', struct.pack('<dd', fence, learns), 'h:0', text(withheld), 'c:0', struct.pack('<dddd', max(1, began), latest, last, drops),
   holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, turn))
 full = max(floor((full + 999) / 1000), floor(shown / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
 redis.call('PEXPIREAT', KEYS[1], text(full))

@@ -116,28 +116,33 @@ func TestBucketBetweenTwoClocks(t *testing.T) {
 	}
 }
 
-// A bucket that was lost begins empty, and fills once the leases of before are over.
+// A bucket that was lost grants a twentieth and its refill, once the leases of before may be over. When it has learned,
+// it has what it had by the holder that knows the least.
 func TestBucketThatWasLost(t *testing.T) {
-	b := newBench(t, filled(100, 10))
-	learning := func(c *Claim) { c.Learning = b.now.Add(time.Second) }
-	b.is(b.claims(1, 0, 0, 9, slot(time.Second), learning), 0, 0, 100, 100)
-	b.pass(time.Second)
-	b.is(b.claims(1, 0, 0, 9, slot(time.Second)), 0, 0, 100, 0)
-	b.pass(time.Second)
-	b.is(b.claims(1, 0, 0, 99, slot(time.Second)), 10, 10, 100, 0)
+	b := newBench(t, filled(100, 1))
+	learning := func(c *Claim) { c.Learning = epochAt.Add(Learn) }
+	lacks := func(n time.Duration) func(*Claim) { return func(c *Claim) { c.Full = epochAt.Add(n * time.Second) } }
+	b.is(b.claims(1, 0, 0, 9, slot(ms100), learning, lacks(20)), 5, 5, 25, 95)
+	b.is(b.claims(2, 0, 0, 9, slot(ms100), learning, lacks(60)), 0, 0, 65, 100)
+	b.is(b.claims(2, 0, 0, 9, slot(ms100), learning, lacks(99)), 0, 0, 65, 100) // it is stated once
+	b.pass(Learn - time.Microsecond)
+	b.is(b.claims(3, 0, 0, 9, slot(ms100), learning), 1, 1, 65, 0)
+	b.pass(time.Microsecond)
+	b.is(b.claims(3, 1, 1, 90, slot(ms100)), 35, 36, 100, 0)
 	b.Evict("k", 0)
-	g := b.claims(1, 10, 7, 9, slot(time.Second)) // of what it had only what is in hand counts
-	b.is(g, 0, 10, 103, 100)
+	b.limit = filled(100, 10)
+	g := b.claims(1, 10, 7, 9, slot(time.Second), lacks(6)) // of what it had only what is in hand counts
+	b.is(g, 2, 12, 45, 95)
 	if !g.Missing {
 		t.Errorf("%+v", g)
 	}
 	b.pass(time.Second / 2) // which brings 5, and there is no room: what was leased before may be spent still
-	b.is(b.claims(2, 0, 0, 9, slot(time.Second)), 0, 0, 103, 103)
+	b.is(b.claims(2, 0, 0, 9, slot(time.Second)), 0, 0, 45, 100)
 	// What was granted of a bucket that was lost is no credit when it is given back.
 	b = newBench(t, filled(100, 10))
 	b.is(b.claims(1, 0, 0, 50, slot(time.Second)), 50, 50, 50, 0)
-	b.is(b.claims(2, 0, 0, 0, slot(time.Second), learning), 0, 0, 100, 100)
-	b.is(b.claims(1, 0, 0, 0, slot(time.Second), learning), 0, 0, 100, 100)
+	b.is(b.claims(2, 0, 0, 0, slot(time.Second), learning), 0, 0, 50, 95)
+	b.is(b.claims(1, 0, 0, 0, slot(time.Second), learning), 0, 0, 50, 95)
 }
 
 // A bucket is not dropped before it is full, nor while a lease is live.

@@ -2,7 +2,7 @@
 -- previous one, of a sliding window or where debt is carried. "sum" and "h:NAME" are integers, to which draws add.
 -- "c:NAME" is a holder's last claim: seq, spent, fence, expiry. Holder 0 is the debt of the previous window. "a" is
 -- the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
-local PART, PARTS, AGAIN, RARELY, RECORD = 20, 1000000, 10000, 1000000, 20
+local PARTS, AGAIN, RARELY, RECORD = 1000000, 10000, 1000000, 20
 Limit = Requests
 if now < Opens or now >= Over then return nothing(OVER) end
 local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a', 'h:0')

@@ -4,7 +4,7 @@ local Kind, Seq, Taken, Spent, Need, Want, Divisor, TTL, Learning, Limit, Opens,
   Seconds, Carries, Ceiling, Now = struct.unpack('<ddddddddddddddddddd', ARGV[2])
 local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: the event is written before the change
 local max, min, floor = math.max, math.min, math.floor
-local DRAWS, SAFE, CLOSED, EVENTS, KEPT = 1, 0, -1, 10000, 7776000000
+local DRAWS, SAFE, CLOSED, EVENTS, KEPT, PART = 1, 0, -1, 10000, 7776000000, 20
 local OVERTAKEN, OVER, EXPIRED, MOST, LEARN = 1, 2, 3, 4503599627370496, 2000000 -- MOST: mostSum
 local holder, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
 

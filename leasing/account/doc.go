@@ -6,13 +6,7 @@
 // grant are booked whole, and are the only way beyond the limit. Refunds credit the account, never below 0. It does
 // not promise that every token gets used: tokens that a holder lost stay taken until the window ends.
 //
-// An account is a sum, and one total for each holder. In Redis it is a hash:
-//
-//	sum      taken by all holders, and not given back
-//	h:NAME   this holder's total                       plain integers: any client can add to them
-//	c:NAME   its last claim: seq, spent, fence, expiry     packed, written by claims only
-//	a        of the account: spent, fence, what it learns, whom it recalls     packed, written by claims only
-//
+// An account is a sum, and one total for each holder (docs/protocol.md, section 3).
 // The window is part of the account's name, so the content of an account never turns over. The next window is another
 // account. A late report goes to the old one, which is kept one window longer.
 //

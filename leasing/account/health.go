@@ -56,7 +56,7 @@ func worst(all []Health) Health {
 		// Data is as safe as on the least safe server: all must save, and one that may evict is enough for a warning.
 		w.Evicted += h.Evicted
 		w.RDB, w.AOF, w.Saves = w.RDB && h.RDB, w.AOF && h.AOF, w.Saves && h.Saves
-		if h.MayEvict() && !w.MayEvict() {
+		if h.MayEvict() {
 			w.Policy, w.MaxMemory = h.Policy, h.MaxMemory
 		}
 	}
@@ -91,13 +91,9 @@ func (h *Health) read(line string) {
 	switch name {
 	// INFO repeats CONFIG, if that was allowed.
 	case "maxmemory_policy":
-		if h.Policy == "" {
-			h.Policy = value
-		}
+		h.Policy = value
 	case "maxmemory":
-		if h.MaxMemory == 0 {
-			h.MaxMemory, _ = strconv.ParseUint(value, 10, 64)
-		}
+		h.MaxMemory, _ = strconv.ParseUint(value, 10, 64)
 	case "evicted_keys":
 		h.Evicted, _ = strconv.ParseUint(value, 10, 64)
 	case "aof_enabled":

@@ -83,7 +83,9 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	of := k.account.records
 	if b := k.bucket; b != nil {
 		b.shown(now, limit)
-		v.Charged, of = tokens(roundUp(int64(v.Limit)*Micro-b.level, Micro)), b.records
+		v.Charged = b.used(v.Limit)
+		b.records.findOrAdd(debtor).taken = 0 // it is no debt
+		of = b.records
 		v.Relearning = b.learns > now
 	}
 	for i := range of {

@@ -26,6 +26,11 @@ const (
 	Draws
 )
 
+// Loss is what a holder states for a ledger that may have lost data. Learning is the end of the learning that the
+// holder has read, after which the ledger has all totals. Full is the time at which a bucket is full, by the last answer;
+// 0: unknown.
+type Loss struct{ Learning, Full instant }
+
 // Claim is a holder's message about one account. A draw uses only Key, Window, Limit, Holder and Want. The zero Claim
 // is invalid.
 type Claim struct {
@@ -48,9 +53,7 @@ type Claim struct {
 	// TTL is the lifetime of the tokens in hand, from the ledger's settling of the claim. For a bucket, it is the
 	// slot. For a window, the lease may be credited after it (Eager); 0: never.
 	TTL time.Duration
-	// Learning is the end of the learning that the holder has read, after which the ledger has all totals. For a
-	// bucket, it is the time at which one that was empty when the epoch began has filled.
-	Learning instant
+	Loss
 	// Audit is the text for the claim's record (AuditOf); "": no record. Draws have none.
 	Audit string
 }
@@ -110,10 +113,6 @@ const Answered = 1 << 40
 
 // Learn is the time that an account learns after its loss, and a ledger after a loss of data.
 const Learn = 2 * time.Second
-
-// Prolonged tells whether a node with totals to restate prolonged the learning of an epoch. Otherwise the epoch began
-// with a new ledger, and nothing was lost.
-func Prolonged(e ratelimit.Epoch) bool { return e.Learning > e.Began.Add(Learn) }
 
 // LearnPart is the divisor of the limit that bounds all grants in that time.
 const LearnPart = 20

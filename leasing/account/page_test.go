@@ -72,13 +72,14 @@ func TestPageMessages(t *testing.T) {
 		for _, row := range page.Rows("message: " + name) {
 			got = append(got, [2]string{strings.Trim(row[0], "`"), row[1]})
 		}
-		for i := range of.NumField() {
-			f := of.Field(i)
+		for _, f := range reflect.VisibleFields(of) {
 			kind := f.Type.Kind().String()
 			if f.Type == reflect.TypeFor[error]() {
 				kind = "error"
 			}
-			want = append(want, [2]string{f.Name, kind})
+			if !f.Anonymous {
+				want = append(want, [2]string{f.Name, kind})
+			}
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s: code -, page +\n%s", name, d)

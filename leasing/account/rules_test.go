@@ -18,15 +18,6 @@ func at(seq uint64) func(*Claim) { return func(c *Claim) { c.Seq = seq } }
 
 func (b *bench) pass(d time.Duration) { b.now = b.now.Add(d) }
 
-// A refund credits the account at any holder, and adds no tokens in hand.
-func TestRefundsCreditAnywhere(t *testing.T) {
-	b := newBench(t, fixed(100))
-	b.is(b.claims(1, 0, 100, 0), 0, 100, 100, 0)
-	b.is(b.claims(2, 0, 0, 1), 0, 0, 100, 0)
-	b.is(b.claims(3, -30, -30, 0), 0, -30, 70, 0)
-	b.is(b.claims(2, 0, 0, 50), 30, 30, 100, 0)
-}
-
 // What would bring an account below nothing is cut, from the record as well: told again after a loss, it would be
 // credited then.
 func TestRefundsAreCutAtNothing(t *testing.T) {

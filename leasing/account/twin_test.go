@@ -301,6 +301,7 @@ func (w *twins) next() Claim {
 		Kind: States, Key: w.key, Window: w.window(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
 		Taken: last.Taken, Spent: last.Spent, Need: w.some(), Want: w.some(), Divisor: w.IntN(10),
 		TTL: time.Duration(1+w.Int64N(100)) * time.Millisecond, Audit: w.audit,
+		Loss: Loss{Full: w.redis.now.Add(time.Duration(w.Int64N(int64(w.limit.Period()))))},
 	}
 	if c.Window != 0 && w.IntN(3) > 0 {
 		c.TTL = 0 // not eager

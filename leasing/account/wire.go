@@ -52,7 +52,7 @@ func numbersOf(c *Claim) [claimFields]int64 {
 		ceiling = int64(c.Limit.Ceiling)
 	}
 	if c.Window == 0 {
-		limit, ttl = burstOf(&c.Limit), max(1, ttl)
+		limit, ttl, s.ends = burstOf(&c.Limit), max(1, ttl), max(0, c.Full)
 	}
 	return [...]int64{
 		int64(c.Kind), int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -25,6 +26,9 @@ type Store struct {
 	prepared atomic.Bool
 }
 
+// connectTime bounds the time for a connection to a host, unless the URL has connect_timeout.
+const connectTime = time.Second
+
 // Open makes a store of the database of a URL, in the form of libpq: several hosts, TLS, passwords and settings of
 // the session have their usual meaning. It does not connect: [Store.Prepare] does. prefix separates fleets that share
 // the database. There are ten connections at most, unless the URL has pool_max_conns.
@@ -37,6 +41,9 @@ func Open(rawURL, prefix string) (*Store, error) {
 		c.MaxConns = 10
 	}
 	c.MinConns = min(c.MaxConns, 4)
+	if c.ConnConfig.ConnectTimeout == 0 { // the pool waits two minutes for a host before it tries the next one
+		c.ConnConfig.ConnectTimeout = connectTime
+	}
 	if len(c.ConnConfig.Fallbacks) > 0 && c.ConnConfig.ValidateConnect == nil {
 		c.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}

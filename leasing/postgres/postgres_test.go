@@ -3,6 +3,7 @@ package postgres
 import (
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -53,6 +54,14 @@ func TestPromotedStandby(t *testing.T) {
 	if err != nil || g.Sum-g.Granted != 700 || g.Granted > 300 {
 		t.Errorf("700 were granted before: %+v, %v", g, err)
 	}
+}
+
+// A host that accepts connections without an answer, as a machine that hangs, does not hold up the next one.
+func TestHostThatHangs(t *testing.T) {
+	hung := httptest.NewUnstartedServer(nil) // it only listens
+	defer hung.Close()
+	url := "postgres://sluice@%s,127.0.0.1:%s/postgres"
+	prepared(t, fmt.Sprintf(url, hung.Listener.Addr(), pgtest.Start(t).Port))
 }
 
 // An older copy that goes on in another place is another life.

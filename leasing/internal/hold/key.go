@@ -222,8 +222,10 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool
 	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.inFlight != 0 {
 		return false
 	}
-	// The ledger keeps it for at least a slot, and until it is full.
-	kept := max(Slot(limit)*3/4, limit.Refill(k.Sum)/2, limit.Refill(k.Sum-limit.Capacity()))
+	// The ledger keeps it for at least a slot, and until it is full. Until shortly before, this node can restore the
+	// bucket after a loss.
+	full := limit.Refill(k.Sum)
+	kept := max(Slot(limit)*3/4, full/2, full-full/64-account.Learn, limit.Refill(k.Sum-limit.Capacity()))
 	if k.fresh > 0 && (of == ratelimit.Refund || of == ratelimit.Release) {
 		kept = min(kept, 3*k.Deadline.Sub(k.LastAnswer)) // more than two slots
 	}
@@ -241,7 +243,7 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	case limit.Algorithm == ratelimit.TokenBucket:
 		return !k.Stale(now, limit, ratelimit.Spend)
 	case limit.Algorithm == ratelimit.SlidingWindow: // also in the next window
-		return now < k.Till || now.Sub(k.Till) < limit.Period()
+		return now.Sub(k.Till) < limit.Period()
 	default:
 		return now < k.Till
 	}

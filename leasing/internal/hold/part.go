@@ -127,9 +127,8 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	}
 	c.Taken, c.Spent, c.Divisor = p.Taken, p.Spent, q.Divisor
 	c.Learning = q.Epoch.Learning
-	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Prolonged(e) {
-		// A lost bucket has its full state again when one that was empty then is full.
-		c.Learning = max(e.Learning, e.Began.Add(c.Limit.Refill(c.Limit.Burst)))
+	if c.Limit.Algorithm == ratelimit.TokenBucket && p.LastAnswer != 0 {
+		c.Full = q.There.Add(p.LastAnswer.Sub(q.Now)).Add(c.Limit.Refill(p.Sum))
 	}
 	if p.short {
 		c.Learning = max(c.Learning, q.There.Add(account.Learn))
