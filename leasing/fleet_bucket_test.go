@@ -384,8 +384,8 @@ func TestUndoneTokensOfABucketCountOnce(t *testing.T) {
 	}
 }
 
-// After a loss of data, a bucket has what the nodes have left of it: a new key has all, also if the bucket is slow, and
-// one that was used has the rest. An older copy of the data may have more.
+// After a loss of data, a bucket has what the nodes have left of it: a new key has all, also of a slow bucket. One that
+// was used has the rest. An older copy of the data may have more.
 func TestSlowBucketsAreRestored(t *testing.T) {
 	for i := range 4 {
 		s := newStrictStage(t, 2, bucketOf(100, 100, ratelimit.Hour), map[string]string{"on_deny": "refund"})
@@ -405,7 +405,7 @@ func TestSlowBucketsAreRestored(t *testing.T) {
 		}
 		for key, want := range map[string]tokens{"new": 100, "k": 40, "long ago": 66} {
 			n := tokens(0)
-			for j := 0; j < 300; j++ {
+			for j := range 300 {
 				if !s.ask(j%2, key, 1).OverLimit {
 					n++
 				}

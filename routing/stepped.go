@@ -48,15 +48,15 @@ func (s *Stepped) every(d time.Duration, do func()) {
 func (s *Stepped) ping() {
 	for _, m := range s.members() {
 		if m.ready.Load() {
-			s.send(m.addr, callerSide, m.ping(s.core.stamp()))
+			s.send(m.addr, callerSide, m.ping(s.stamp()))
 		}
 	}
 }
 
 func (s *Stepped) members() []*member {
-	s.core.mu.Lock()
-	defer s.core.unlock()
-	return s.core.sorted()
+	s.mu.Lock()
+	defer s.unlock()
+	return s.sorted()
 }
 
 // side is which of the two streams between a pair of nodes a frame goes by: each node opens one for its own

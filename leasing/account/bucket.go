@@ -35,7 +35,7 @@ type bucket struct {
 	slot    time.Duration
 	fence   ratelimit.Fence // Invariant: as in account
 	learns  instant         // end of the learning after a loss. Invariant: as in account
-	records records         // that of debtor is about the bucket (learn, forget)
+	records records         // that of debtor is about the bucket itself
 }
 
 // claim books a holder's totals and grants its need, like that of account. A holder whose lease has ended has nothing

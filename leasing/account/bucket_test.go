@@ -117,11 +117,13 @@ func TestBucketBetweenTwoClocks(t *testing.T) {
 }
 
 // A bucket that was lost grants a twentieth and its refill, once the leases of before may be over. When it has learned,
-// it has what it had by the holder that knows the least.
+// it has the least that any holder states.
 func TestBucketThatWasLost(t *testing.T) {
 	b := newBench(t, filled(100, 1))
 	learning := func(c *Claim) { c.Learning = epochAt.Add(Learn) }
-	lacks := func(n time.Duration) func(*Claim) { return func(c *Claim) { c.Full = epochAt.Add(n * time.Second) } }
+	lacks := func(n int) func(*Claim) {
+		return func(c *Claim) { c.Full = epochAt.Add(time.Duration(n) * time.Second) }
+	}
 	b.is(b.claims(1, 0, 0, 9, slot(ms100), learning, lacks(20)), 5, 5, 25, 95)
 	b.is(b.claims(2, 0, 0, 9, slot(ms100), learning, lacks(60)), 0, 0, 65, 100)
 	b.is(b.claims(2, 0, 0, 9, slot(ms100), learning, lacks(99)), 0, 0, 65, 100) // it is stated once

@@ -27,8 +27,8 @@ const (
 )
 
 // Loss is what a holder states for a ledger that may have lost data. Learning is the end of the learning that the
-// holder has read, after which the ledger has all totals. Full is the time at which a bucket is full, by the last answer;
-// 0: unknown.
+// holder has read, after which the ledger has all totals. Full is the time at which a bucket is full, by the last
+// answer; 0: unknown.
 type Loss struct{ Learning, Full instant }
 
 // Claim is a holder's message about one account. A draw uses only Key, Window, Limit, Holder and Want. The zero Claim
