@@ -96,7 +96,7 @@ func (s *Stepped) yield() {} // it runs alone
 
 // Found takes in which nodes there may be.
 func (s *Stepped) Found(addrs []string) {
-	s.core.discovered(s.o.Clock(), addrs)
+	s.discovered(s.o.Clock(), addrs)
 	s.Pump()
 }
 
@@ -111,8 +111,8 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	}
 	addr := h.GetAddr()
 	s.inlet[addr] = &inlet{addr: addr, incarnation: h.GetIncarnation()}
-	s.core.applyHello(s.o.Clock(), &h)
-	welcome, err = proto.Marshal(s.core.hello(steppedNonce))
+	s.applyHello(s.o.Clock(), &h)
+	welcome, err = proto.Marshal(s.hello(steppedNonce))
 	s.Pump()
 	return welcome, err
 }
@@ -159,8 +159,8 @@ func (s *Stepped) again(m *member) {
 func (s *Stepped) Dropped(from string) { delete(s.inlet, from) }
 
 func (s *Stepped) member(addr string) *member {
-	s.core.mu.Lock()
-	defer s.core.unlock()
+	s.mu.Lock()
+	defer s.unlock()
 	return s.core.members[addr]
 }
 
@@ -292,13 +292,13 @@ func (s *Stepped) sendAll() {
 	for _, m := range dials {
 		if !s.open[m.addr] {
 			s.open[m.addr] = true
-			b, _ := proto.Marshal(s.core.hello(steppedNonce))
+			b, _ := proto.Marshal(s.hello(steppedNonce))
 			s.o.Wires.Dial(m.addr, b)
 		}
 	}
 	for _, m := range to {
 		for m.ready.Load() {
-			f := m.take(s.core.stamp())
+			f := m.take(s.stamp())
 			if f == nil {
 				break
 			}
