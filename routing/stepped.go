@@ -128,7 +128,7 @@ func (s *Stepped) Opened(to string, welcome []byte) {
 		return
 	}
 	if m := s.member(to); m != nil {
-		s.core.opened(s.o.Clock(), m, &h)
+		s.opened(s.o.Clock(), m, &h)
 	}
 	s.Pump()
 }
@@ -145,8 +145,8 @@ func (s *Stepped) Closed(to string) {
 // again dials once more, after a while.
 func (s *Stepped) again(m *member) {
 	delete(s.open, m.addr)
-	s.core.closed(m)
-	s.o.After(s.core.pause(s.o.Clock(), m), func() {
+	s.closed(m)
+	s.o.After(s.pause(s.o.Clock(), m), func() {
 		// Meanwhile the node may have been dropped, or dialled again because it introduced itself.
 		if !s.ended && s.member(m.addr) == m && !s.open[m.addr] {
 			s.dials = append(s.dials, m)
@@ -174,7 +174,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 	// Frames may still arrive of streams that have broken since; a real one would have dropped
 	// them.
 	if m, in := s.member(from), s.inlet[from]; answer && m != nil && m.ready.Load() {
-		s.core.replied(now, m, &f)
+		s.replied(now, m, &f)
 	} else if !answer && in != nil {
 		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, ownerSide, a) },
 			func(asks []*wire.Ask) { s.serve(in, asks) })
@@ -184,7 +184,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 
 func (s *Stepped) serve(from *inlet, asks []*wire.Ask) {
 	s.begin(&task{done: func() {}}, func(ctx context.Context) {
-		s.core.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, ownerSide, a) })
+		s.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, ownerSide, a) })
 	})
 }
 
@@ -193,7 +193,7 @@ func (s *Stepped) serve(from *inlet, asks []*wire.Ask) {
 // for each ask that this node has charged or credited.
 func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, booked func(i int), decided func()) {
 	s.begin(&task{done: decided, verdicts: verdicts, see: booked}, func(ctx context.Context) {
-		s.core.Decide(ctx, s.o.Clock(), asks, verdicts)
+		s.Decide(ctx, s.o.Clock(), asks, verdicts)
 	})
 	s.Pump()
 }
@@ -203,7 +203,7 @@ func (s *Stepped) SetOverride(a *ratelimit.Ask, o *ratelimit.Override, done func
 	var is ratelimit.Override
 	var err error
 	s.begin(&task{done: func() { done(is, err) }}, func(ctx context.Context) {
-		is, err = s.core.atOwner(ctx, s.o.Clock(), a, &setting{set: o, match: ratelimit.Match{Any: true}})
+		is, err = s.atOwner(ctx, s.o.Clock(), a, &setting{set: o, match: ratelimit.Match{Any: true}})
 	})
 	s.Pump()
 }
@@ -217,7 +217,7 @@ func (s *Stepped) Undo(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 // Leave has this node hand all over; left is called when it has.
 func (s *Stepped) Leave(left func()) {
 	s.left = left
-	s.core.leave(s.o.Clock())
+	s.leave(s.o.Clock())
 	s.woken = true
 	s.Pump()
 }
@@ -242,16 +242,16 @@ func (s *Stepped) Pump() {
 		again = s.woken
 		if s.woken || now >= s.due {
 			s.woken = false
-			s.due = s.core.tick(now)
+			s.due = s.tick(now)
 		}
 		// The mover does not rest: in virtual time its work takes none.
-		for s.core.step(now) {
+		for s.step(now) {
 		}
 		again = s.advance() || again
 		s.sendAll()
 		again = again && s.woken
 	}
-	if s.left != nil && s.core.gone() {
+	if s.left != nil && s.gone() {
 		left := s.left
 		// left may call this node again.
 		s.left = nil
