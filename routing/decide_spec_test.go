@@ -15,8 +15,8 @@ func TestForwardedAsksAreCounted(t *testing.T) {
 	s, a := newPair(t)
 	key := a.ownedBy("b:1")
 	for i := range uint64(3) {
-		if v := s.one("a:1", ask{Key: key, Cost: 1}); v.Source != ratelimit.FromOwner || a.core.stats.forwarded.Load() != i+1 {
-			t.Errorf("%+v, and %d forwarded", v, a.core.stats.forwarded.Load())
+		if v := s.one("a:1", ask{Key: key, Cost: 1}); v.Source != ratelimit.FromOwner || a.stats.forwarded.Load() != i+1 {
+			t.Errorf("%+v, and %d forwarded", v, a.stats.forwarded.Load())
 		}
 	}
 	link := a.core.view.Load().peers["b:1"]

@@ -16,7 +16,7 @@ import (
 // ownedBy is a key whose owner is a node, as another sees it.
 func (n *scriptNode) ownedBy(addr string) []byte {
 	for k := 0; ; k++ {
-		if key := keyOf(k); n.core.view.Load().ring.Owner(ring.HashOf(key)) == addr {
+		if key := keyOf(k); n.view.Load().ring.Owner(ring.HashOf(key)) == addr {
 			return key
 		}
 	}
@@ -146,13 +146,13 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 		owner  string
 		status uint32
 	}{{"a:1", answered}, {"b:1", notOwner}} {
-		serving := a.core.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleBytes(s.rule)}})
+		serving := a.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleBytes(s.rule)}})
 		open, replies := serving.advance(s.now), serving.replies(s.now)
 		if open || len(replies) != 1 || replies[0].GetId() != 7 || replies[0].GetStatus() != c.status || replies[0].GetOverLimit() {
 			t.Errorf("an ask for a key of %s, asked of a:1: open %v, %v", c.owner, open, replies)
 		}
 	}
-	if n := a.core.stats.forwarded.Load(); n != 0 {
+	if n := a.stats.forwarded.Load(); n != 0 {
 		t.Errorf("%d asks were forwarded", n)
 	}
 }

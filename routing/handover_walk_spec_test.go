@@ -60,7 +60,7 @@ func TestStepsWalkGoesOnBesideFetches(t *testing.T) {
 	s.ring("a:1", "b:1")
 	a := s.nodes["a:1"]
 	for k := range keys {
-		if key := keyOf(k); a.core.view.Load().ring.Owner(ring.HashOf(key)) == "a:1" {
+		if key := keyOf(k); a.view.Load().ring.Owner(ring.HashOf(key)) == "a:1" {
 			a.has(key)
 		} else {
 			s.nodes["b:1"].has(key)
@@ -95,7 +95,7 @@ func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
 		a := s.nodes["a:1"]
 		a.Found(s.addrs)
 		b := s.start("b:1")
-		s.until("accounts are on their way", func() bool { return len(a.core.mover.underway) > 0 })
+		s.until("accounts are on their way", func() bool { return len(a.mover.underway) > 0 })
 		a.end("b:1", true) // they are lost with the stream
 		b.Leave(func() {
 			if ends { // it is never met again
@@ -104,7 +104,7 @@ func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
 		})
 		s.until("the ring has turned back", func() bool { return len(a.Stats().Members) == 1 })
 		for range 20 {
-			if a.core.view.Load().stable.Load() {
+			if a.view.Load().stable.Load() {
 				break
 			}
 			s.play(time.Millisecond)

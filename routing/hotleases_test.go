@@ -125,7 +125,7 @@ func TestStepsAnsweredInPlaceOfTheOwner(t *testing.T) {
 			s := newScript(t, 1, limit)
 			s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
 			s.ring("a:1", "b:1")
-			owner := s.nodes["a:1"].core.view.Load().ring.Owner(ring.HashOf(keyOf(0)))
+			owner := s.nodes["a:1"].view.Load().ring.Owner(ring.HashOf(keyOf(0)))
 			other := map[string]string{"a:1": "b:1", "b:1": "a:1"}[owner]
 			s.at(owner, ratelimit.Spend, 1, func(*verdict) {})
 			s.play(10 * time.Millisecond)
@@ -172,7 +172,7 @@ func TestStepsUndoCreditsNoNextWindow(t *testing.T) {
 	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.OnDeny = ratelimit.FailOpen, ratelimit.DenyRefunds
 	s.rule.Limit.Unit = ratelimit.Second
 	s.ring("a:1", "b:1")
-	owner := s.nodes["a:1"].core.view.Load().ring.Owner(ring.HashOf(keyOf(0)))
+	owner := s.nodes["a:1"].view.Load().ring.Owner(ring.HashOf(keyOf(0)))
 	other := map[string]string{"a:1": "b:1", "b:1": "a:1"}[owner]
 	begun := s.now % instant(time.Second) // windows of a second began with the script
 	s.play(2*time.Second - time.Duration(begun) - 70*time.Millisecond)
@@ -208,8 +208,8 @@ func TestStepsUndoFollowsItsAccount(t *testing.T) {
 		charged := make([]verdict, keys)
 		for range 2 { // the second request has tokens in hand
 			for k := range keys {
-				if hot && a.core.ownerOf(keyOf(k)) != "a:1" {
-					a.core.hotHere.Start(s.now, keyOf(k))
+				if hot && a.ownerOf(keyOf(k)) != "a:1" {
+					a.hotHere.Start(s.now, keyOf(k))
 				}
 				a.Ask([]ask{{Rule: s.rule, Key: keyOf(k), Cost: 4}}, charged[k:k+1], nil, func() {})
 			}

@@ -174,7 +174,7 @@ func TestLeavingNodeCountsWhatItHas(t *testing.T) {
 	s.play(10 * time.Millisecond)
 	a.Leave(func() {})
 	s.play(leaveWait + 50*time.Millisecond)
-	if gone, n := a.core.gone(), a.core.rest(); gone || n != had {
+	if gone, n := a.gone(), a.rest(); gone || n != had {
 		t.Errorf("gone: %v, and %d accounts are left of %d", gone, n, had)
 	}
 }

@@ -119,7 +119,7 @@ func TestStepsOverridesAtRandom(t *testing.T) {
 			for k := range may {
 				x, n := &setting{look: true}, s.nodes[live[k%len(live)]]
 				n.begin(&task{done: func() {}}, func(ctx context.Context) {
-					_, _ = n.core.atOwner(ctx, s.now, &ask{Rule: s.rule, Key: keyOf(k)}, x)
+					_, _ = n.atOwner(ctx, s.now, &ask{Rule: s.rule, Key: keyOf(k)}, x)
 				})
 				n.Pump()
 				s.until("it is read", func() bool { return x.done })
@@ -148,7 +148,7 @@ func TestOddChangesAreRefused(t *testing.T) {
 	} {
 		m.Id, m.Key, m.Rule = 1, keyOf(0), ruleBytes(s.rule)
 		before := n.Stats().Malformed
-		serving := n.core.decideFor(context.Background(), s.now, &inlet{addr: "b:1", incarnation: 2}, []*wire.Ask{m})
+		serving := n.decideFor(context.Background(), s.now, &inlet{addr: "b:1", incarnation: 2}, []*wire.Ask{m})
 		open, replies := serving.advance(s.now), serving.replies(s.now)
 		if open || len(replies) != 1 || replies[0].GetStatus() != malformed || n.Stats().Malformed != before+1 {
 			t.Errorf("%s: %v", what, replies)
@@ -183,7 +183,7 @@ func TestResetWaitsForTheAccount(t *testing.T) {
 	}
 	a.mayHave("b:1")
 	a.begin(&task{done: func() {}}, func(ctx context.Context) {
-		err = a.core.Reset(ctx, s.now, &ask{Rule: s.rule, Key: key})
+		err = a.Reset(ctx, s.now, &ask{Rule: s.rule, Key: key})
 	})
 	s.play(time.Second)
 	if n := s.admits("a:1", key, 12); n != 10 || err != nil {

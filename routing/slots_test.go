@@ -16,7 +16,7 @@ func TestSlotsOfAnOutageComeBack(t *testing.T) {
 	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxNodes = ratelimit.FailLocal, 10
 	var keys [][]byte // of b:1
 	for k := 0; len(keys) < 2; k++ {
-		if a.core.view.Load().ring.Owner(ring.HashOf(keyOf(k))) == "b:1" {
+		if a.view.Load().ring.Owner(ring.HashOf(keyOf(k))) == "b:1" {
 			keys = append(keys, keyOf(k))
 		}
 	}

@@ -102,9 +102,9 @@ func (s *script) until(what string, ok func() bool) {
 func (s *script) show() {
 	for _, a := range s.addrs {
 		if n := s.nodes[a]; n != nil {
-			v := n.core.view.Load()
-			s.Logf("%s alive %v present %v stable %v ring %v mover %v underway %d", a, n.alive, n.core.present, v.stable.Load(), v.ring, n.core.mover.state, len(n.core.mover.underway))
-			for _, m := range n.core.sorted() {
+			v := n.view.Load()
+			s.Logf("%s alive %v present %v stable %v ring %v mover %v underway %d", a, n.alive, n.present, v.stable.Load(), v.ring, n.mover.state, len(n.mover.underway))
+			for _, m := range n.sorted() {
 				s.Logf("    %s alive %v ready %v holds %v done %v", m.addr, m.alive, m.ready.Load(), m.holds, m.done == v.digest)
 			}
 		}
@@ -433,7 +433,7 @@ func TestStepsModeChanges(t *testing.T) {
 	s.ring("a:1", "b:1")
 	s.rule.Coordination.Mode = ratelimit.Leasing
 	for k := range s.admitted {
-		if s.nodes["a:1"].core.ownerOf(keyOf(k)) == "b:1" {
+		if s.nodes["a:1"].ownerOf(keyOf(k)) == "b:1" {
 			s.nodes["a:1"].has(keyOf(k))
 		}
 	}
@@ -453,11 +453,11 @@ func TestStepsRingChangesDuringHandOver(t *testing.T) {
 	s.fill(5, "a:1", "b:1")
 	s.addrs = append(s.addrs, "c:1", "d:1")
 	c := s.start("c:1")
-	s.until("accounts are on their way", func() bool { return len(s.nodes["a:1"].core.mover.underway) > 0 })
+	s.until("accounts are on their way", func() bool { return len(s.nodes["a:1"].mover.underway) > 0 })
 	s.load(4*time.Second, 500*time.Microsecond, "b:1")
 	s.start("d:1")
-	s.until("the second joins", func() bool { return s.nodes["d:1"].core.present })
-	s.until("accounts are on their way", func() bool { return len(s.nodes["a:1"].core.mover.underway) > 0 })
+	s.until("the second joins", func() bool { return s.nodes["d:1"].present })
+	s.until("accounts are on their way", func() bool { return len(s.nodes["a:1"].mover.underway) > 0 })
 	gone := false
 	s.nodes["a:1"].Leave(func() { gone = true })
 	s.until("the first has left", func() bool { return gone })
@@ -479,9 +479,9 @@ func TestStepsBrokenStreams(t *testing.T) {
 	s.fill(5, "a:1", "b:1")
 	s.addrs = append(s.addrs, "c:1")
 	c := s.start("c:1")
-	s.until("it joins", func() bool { return c.core.present })
+	s.until("it joins", func() bool { return c.present })
 	received := func(from string) uint64 {
-		if in := c.core.inboxes[s.nodes[from].core.incarnation]; in != nil {
+		if in := c.inboxes[s.nodes[from].incarnation]; in != nil {
 			return in.last
 		}
 		return 0
@@ -495,7 +495,7 @@ func TestStepsBrokenStreams(t *testing.T) {
 		s.play(time.Millisecond)
 		s.breakAll("c:1", []string{"b:1", "a:1"}[i%2]) // perhaps parcels that have not arrived
 	}
-	s.until("it has its keys", func() bool { return c.Ready() && c.core.view.Load().stable.Load() })
+	s.until("it has its keys", func() bool { return c.Ready() && c.view.Load().stable.Load() })
 	gone := false
 	s.nodes["b:1"].Leave(func() { gone = true })
 	for i := range 12 {
@@ -517,9 +517,9 @@ func TestStepsReceiverCrashes(t *testing.T) {
 	s.fill(5, "a:1", "b:1")
 	s.addrs = append(s.addrs, "c:1")
 	s.start("c:1")
-	s.until("accounts are on their way", func() bool { return len(s.nodes["a:1"].core.mover.underway) > 100 })
+	s.until("accounts are on their way", func() bool { return len(s.nodes["a:1"].mover.underway) > 100 })
 	had := s.nodes["c:1"].accounts() // which it takes with it
-	way := len(s.nodes["a:1"].core.mover.underway) + len(s.nodes["b:1"].core.mover.underway)
+	way := len(s.nodes["a:1"].mover.underway) + len(s.nodes["b:1"].mover.underway)
 	s.crash("c:1")
 	s.play(3 * time.Second)
 	s.exact(5, "a:1", "b:1") // what c's accounts had been charged
@@ -551,7 +551,7 @@ func TestStepsPartitionHeals(t *testing.T) {
 	s.fill(4, "c:1")
 	c.cut = false
 	s.until("they see each other", func() bool {
-		return len(c.Stats().Members) == 3 && len(s.nodes["a:1"].Stats().Members) == 3 && len(s.nodes["b:1"].Stats().Members) == 3 && c.core.view.Load().stable.Load()
+		return len(c.Stats().Members) == 3 && len(s.nodes["a:1"].Stats().Members) == 3 && len(s.nodes["b:1"].Stats().Members) == 3 && c.view.Load().stable.Load()
 	})
 	s.play(time.Second)
 	s.failed = 0
@@ -585,7 +585,7 @@ func TestStepsLastNodesLeave(t *testing.T) {
 			s.ask("a:1", k, 5)
 		}
 		s.play(time.Second)
-		view := s.nodes["a:1"].core.view.Load()
+		view := s.nodes["a:1"].view.Load()
 		for _, addr := range addrs {
 			s.nodes[addr].Leave(func() {})
 		}
@@ -624,7 +624,7 @@ func TestStepsPause(t *testing.T) {
 		do()
 	}
 	s.until("it is back", func() bool {
-		return len(c.Stats().Members) == 3 && len(s.nodes["a:1"].Stats().Members) == 3 && c.core.view.Load().stable.Load()
+		return len(c.Stats().Members) == 3 && len(s.nodes["a:1"].Stats().Members) == 3 && c.view.Load().stable.Load()
 	})
 	s.play(time.Second)
 	s.failed = 0
@@ -647,7 +647,7 @@ func TestStepsSleeperWaitsForItsAccounts(t *testing.T) {
 	for _, do := range b.later {
 		do()
 	}
-	s.until("it owns keys again", func() bool { return b.core.view.Load().mine && !b.core.unconfirmed.Load() })
+	s.until("it owns keys again", func() bool { return b.core.view.Load().mine && !b.unconfirmed.Load() })
 	s.fill(1, "b:1")
 	s.play(time.Second)
 	s.atMost(20)
@@ -707,7 +707,7 @@ func TestStepsForgottenNodeComesBack(t *testing.T) {
 	look()
 	a := s.nodes["a:1"]
 	together := func() bool {
-		return len(a.Stats().Members) == 3 && len(c.Stats().Members) == 3 && a.core.view.Load().stable.Load() && c.core.view.Load().stable.Load()
+		return len(a.Stats().Members) == 3 && len(c.Stats().Members) == 3 && a.view.Load().stable.Load() && c.view.Load().stable.Load()
 	}
 	s.until("the third has its keys", together) // in parcels that are numbered from 1
 	c.cut = true
@@ -760,7 +760,7 @@ func (s *script) churn(live *[]string) {
 func (s *script) agree(live []string) {
 	s.until("all agree", func() bool {
 		for _, a := range live {
-			if !s.nodes[a].Ready() || len(s.nodes[a].Stats().Members) != len(live) || !s.nodes[a].core.view.Load().stable.Load() {
+			if !s.nodes[a].Ready() || len(s.nodes[a].Stats().Members) != len(live) || !s.nodes[a].view.Load().stable.Load() {
 				return false
 			}
 		}

@@ -11,7 +11,7 @@ import (
 
 // unsettled makes it unknown whether others have accounts of a core's keys.
 func (n *scriptNode) unsettled() *view {
-	v := n.core.view.Load()
+	v := n.view.Load()
 	v.stable.Store(false)
 	v.since = nil
 	return v
@@ -63,9 +63,9 @@ func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 	key, reasons, admitted := a.ownedBy("b:1"), map[ratelimit.FallbackReason]int{}, ratelimit.Tokens(0)
 	s.crash("b:1")
 	for i := range 12 {
-		a.core.hotHere = hot.Leases{}
+		a.hotHere = hot.Leases{}
 		if i%2 == 0 {
-			a.core.hotHere.Start(s.now, key)
+			a.hotHere.Start(s.now, key)
 		}
 		v := s.one("a:1", ask{Key: key, Cost: 1})
 		reasons[v.Reason]++

@@ -49,7 +49,7 @@ func TestDecidingWithAStore(t *testing.T) {
 		for i, o := range owners {
 			asks[i] = ask{Rule: s.rule, Key: a.ownedBy(o), Cost: 1}
 		}
-		return a.core.decide(context.Background(), s.now, asks, make([]verdict, len(asks)))
+		return a.decide(context.Background(), s.now, asks, make([]verdict, len(asks)))
 	}
 	if w := decides("a:1", "a:1"); w != nil || b.said != "asked 2 within 0s\n" {
 		t.Errorf("its own: waits %v, %q", w != nil, b.said)

@@ -35,13 +35,13 @@ func (n *scriptNode) waits(owner string, asks int) *waiting {
 	for i := range all {
 		all[i] = ask{Rule: n.rule, Key: n.ownedBy(owner), Cost: 5}
 	}
-	return n.core.newWaiting(context.Background(), n.now, all, make([]verdict, asks))
+	return n.newWaiting(context.Background(), n.now, all, make([]verdict, asks))
 }
 
 // withStore has a core lease from a store.
 func (n *scriptNode) withStore() *scriptedBase {
 	b := &scriptedBase{}
-	n.core.local, n.core.base = nil, b
+	n.core.local, n.base = nil, b
 	return b
 }
 
@@ -138,7 +138,7 @@ func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 			x.reply.Id = id
 			m.replied([]*wire.Reply{x.reply})
 		}
-		a.core.tick(s.now)
+		a.tick(s.now)
 		var asks []*wire.Ask
 		if f := m.take(0); f != nil {
 			asks = f.GetAsks()
