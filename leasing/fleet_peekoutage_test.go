@@ -61,23 +61,3 @@ func TestChargesWithoutTheStore(t *testing.T) {
 		}
 	}
 }
-
-// In mode approx, a peek waits no longer than a request for a store that is late: then the last answer decides.
-func TestPeeksOfApproxWaitForTheirCheck(t *testing.T) {
-	s := newStage(t, 1, 100, 100, map[string]string{"mode": "approx", "max_nodes": "1", "drift_budget": "10"})
-	s.nodes[0].Drift = always{10}
-	s.ask(0, "other", 1)
-	s.oneWay = 5 * time.Millisecond
-	for _, cost := range []tokens{60, 101} {
-		began := s.now
-		v := s.peek(0, "k")
-		if took := s.now.Sub(began); took > 3*time.Millisecond || v.OverLimit {
-			t.Errorf("before a cost of %d: %+v after %v", cost, v, took)
-		}
-		s.ask(0, "k", cost)
-		s.goOn(time.Second)
-	}
-	if v := s.peek(0, "k"); !v.OverLimit {
-		t.Errorf("in debt: %+v", v)
-	}
-}

@@ -120,7 +120,7 @@ var planted = []struct {
 	}},
 	{12, plant.Bug{
 		Name: "a share is spent again and again", File: "leasing/internal/hold/drift.go",
-		Right: "if max(1, a.Cost) > share-e.carried-e.Drift() {",
+		Right: "if a.Cost > share-e.carried-e.Drift() {",
 		Wrong: "if a.Cost > share {",
 	}},
 	{17, plant.Bug{

@@ -19,8 +19,7 @@ const (
 // that began at begins. An earlier owner of the share must not have spent it in the same window. The part must be
 // that of the current window (Enter).
 func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited Waited) (begins ledgerTime, ok bool) {
-	peeks := a.Kind == ratelimit.Peek && waited == Fully && !e.refusesPeeks(a.Rule)
-	if a.Kind != ratelimit.Spend && !peeks || !a.Rule.Drifts() || there.At == 0 {
+	if a.Kind != ratelimit.Spend || !a.Rule.Drifts() || there.At == 0 {
 		return 0, false
 	}
 	// Below the watermark a request waits for an answer first. The first of a window does not.
@@ -40,13 +39,14 @@ func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited 
 	}
 }
 
-// SpendShare admits a request from this node's share, if it fits, and a peek if a token is left. When the ledger has
-// confirmed the drift, its part of the share is free again.
+// SpendShare admits a request from this node's share, if it fits. When the ledger has confirmed the drift, its part
+// of the share is free again.
 func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *ratelimit.Verdict) bool {
+	e.sized(a.Cost)
 	if now >= e.Deadline && e.Taken > e.Spent { // the lease has ended
 		e.Taken = e.Spent
 	}
-	if max(1, a.Cost) > share-e.carried-e.Drift() {
+	if a.Cost > share-e.carried-e.Drift() {
 		return false
 	}
 	unanswered, before := e.Unanswered(), e.Drift()

@@ -62,7 +62,9 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 	case ratelimit.Peek:
 		// A node with tokens for a usual request can answer that requests pass. Otherwise the last answer counts only
 		// for a used-up key: others may have charged since.
-		over := e.refusesPeeks(a.Rule)
+		// A limit of 0 admits nothing, though nothing is used.
+		whole := wholeOf(a.Rule)
+		over := whole.Capacity() == 0 || e.usedUp(whole)
 		if e.InHand(now) < max(1, e.usual) && !reply.Waited && (now >= e.until || !over) {
 			return Asks
 		}
@@ -81,12 +83,6 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 		v.Source = ratelimit.FromClaim
 	}
 	return next
-}
-
-// refusesPeeks tells whether the last answer refuses peeks. A limit of 0 admits nothing, though nothing is used.
-func (k *Key) refusesPeeks(r *ratelimit.Rule) bool {
-	whole := wholeOf(r)
-	return whole.Capacity() == 0 || k.usedUp(whole)
 }
 
 // wholeOf is the limit that callers see: with the reserve, which the ledger does not grant.
