@@ -82,13 +82,14 @@ func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, divisor i
 // WantsEarly is the size of a claim for the next window.
 func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) { return e.lease(0, &s), s.divisor() }
 
-// lease is the number of tokens that a node has in hand after a claim, by the sum of the account. It is its part of the
-// limit, or of the free tokens if its demand is larger. Beyond that, others would have to recall tokens.
+// lease is the number of tokens that a node has in hand after a claim, by the sum of the account. Beyond its part of the
+// limit, others would have to recall tokens, and denials meanwhile charge what they give back. An owner in mode routing,
+// which takes tokens for all nodes, leases half of the free tokens if its demand is that large.
 func (u *Use) lease(sum tokens, s *Sizing) tokens {
 	limit := s.Rule.Limit.Capacity()
 	demand := u.Demand.Want(s.Rule, 0)
 	size := max(1, limit/tokens(max(leastShare, 5*s.Nodes)))
-	if s.Rule.Stretched() {
+	if s.Rule.Stretched() && s.Rule.Coordination.Mode.Spec().Owned {
 		size = max(size, min(demand, (limit-sum)/tokens(s.divisor())))
 	}
 	if !plenty(s.Rule, sum) {
@@ -97,7 +98,7 @@ func (u *Use) lease(sum tokens, s *Sizing) tokens {
 	return size
 }
 
-// divisor is that of the free tokens of an account. Of a key in mode routing, the owner takes them for all nodes.
+// divisor is that of the free tokens of an account.
 func (s *Sizing) divisor() int {
 	if s.Rule.Coordination.Mode.Spec().Owned {
 		return 2
