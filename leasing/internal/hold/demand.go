@@ -82,9 +82,9 @@ func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, divisor i
 // WantsEarly is the size of a claim for the next window.
 func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) { return e.lease(0, &s), s.divisor() }
 
-// lease is the number of tokens that a node has in hand after a claim, by the sum of the account. Beyond its part of the
-// limit, others would have to recall tokens, and denials meanwhile charge what they give back. An owner in mode routing,
-// which takes tokens for all nodes, leases half of the free tokens if its demand is that large.
+// lease is the number of tokens that a node has in hand after a claim, by the sum of the account. Beyond its part of
+// the limit, others would have to recall tokens, and denials meanwhile charge what they give back. An owner in mode
+// routing, which takes tokens for all nodes, leases half of the free tokens if its demand is that large.
 func (u *Use) lease(sum tokens, s *Sizing) tokens {
 	limit := s.Rule.Limit.Capacity()
 	demand := u.Demand.Want(s.Rule, 0)
