@@ -1,6 +1,7 @@
 package account
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -232,6 +233,9 @@ func evalText(ctx context.Context, s *redis.Script, c redis.Scripter, keys []str
 // If the epoch is then unknown, no grant counts.
 func (t *trip) settle(ctx context.Context) error {
 	all := t.left
+	if t.cluster == nil { // plain draws are settled first, and so are those by a script
+		slices.SortStableFunc(all, func(i, j int) int { return cmp.Compare(t.claims[j].Kind, t.claims[i].Kind) })
+	}
 	err := t.send(ctx)
 	if err == nil && len(t.left) > 0 {
 		t.eval = evalText
