@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -79,5 +80,52 @@ func TestGrantedTokensAreSpent(t *testing.T) {
 	}
 	if v := s.ask(0, "k", 1); !v.OverLimit {
 		t.Errorf("the limit is exceeded, and %+v", v)
+	}
+}
+
+// Nodes that each have fewer tokens in hand than a request needs, and more together, do not refuse it for long. A rest
+// that is too small costs few claims.
+func TestRestInSeveralHandsIsUsed(t *testing.T) {
+	for seed := range uint64(400) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		s := newStage(t, 2, 100, 100, map[string]string{"on_deny": "refund"})
+		s.oneWay = time.Duration(random.IntN(4)) * time.Millisecond
+		s.recalling()
+		var callers [5]struct {
+			at      instant // of the next request, or of the release of the last one's unused tokens
+			wait    *Wait
+			verdict [1]verdict
+			unused  tokens
+		}
+		asks, asked, used := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 30}}, 0, tokens(0)
+		for end := s.now.Add(3 * time.Second); s.now < end; s.goOn(time.Millisecond) {
+			for i := range callers {
+				c := &callers[i]
+				switch {
+				case c.wait == nil && s.now < c.at:
+					continue
+				case c.unused > 0:
+					s.decide(random.IntN(2), ask{
+						Rule: s.rule, Key: []byte("k"), Cost: c.unused,
+						Kind: ratelimit.Release, Window: c.verdict[0].Window,
+					})
+					c.unused = 0
+					continue
+				case c.wait == nil:
+					asked++
+					c.wait = s.nodes[asked%2].Ask(s.now, asks, c.verdict[:])
+				}
+				if c.wait != nil && c.wait.Advance(s.now) {
+					continue
+				}
+				if c.wait, c.at = nil, s.now.Add(50*time.Millisecond); !c.verdict[0].OverLimit {
+					c.unused, c.at = tokens(random.IntN(30)), s.now.Add(100*time.Millisecond)
+					used += 30 - c.unused
+				}
+			}
+		}
+		if used <= 70 || s.claims > asked/2 {
+			t.Errorf("seed %d: %d of 100 are used, by requests for 30, and %d requests made %d claims", seed, used, asked, s.claims)
+		}
 	}
 }

@@ -366,20 +366,26 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	if e.until == e.Till && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
 		e.frees, e.holds = true, 0
 	}
+	free := limit.Capacity() - g.Sum
+	here, elsewhere := max(0, free)+max(0, e.Taken-e.Spent), max(0, g.InHand)
+	// A report does not end a refusal of requests that are larger than the rest of the limit, wherever that is.
+	refusing := now < e.until && m.Claim.Need == 0 && here+elsewhere < e.usual
 	e.until, e.again, e.renewFrom = 0, 0, max(e.renewFrom, now.Add(paced))
 	short := g.Granted < m.Claim.Need
 	// A draw does not show the tokens in hand of others.
-	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0
-	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
-	if m.Claim.Kind == account.Draws || g.Learning > g.At || !nothing && (!short || g.Recalling) {
+	e.others = m.Claim.Kind != account.Draws && short && elsewhere > 0
+	nothing := elsewhere == 0 && (short || free <= 0)
+	if m.Claim.Kind == account.Draws || g.Learning > g.At || !nothing && !refusing && (!short || g.Recalling) {
 		if !short {
 			e.holds = 0
 		}
 		return
 	}
 	// Others can give back tokens in hand. The rest returns with time, or with a refund.
-	free := limit.Capacity() - g.Sum
-	e.most, e.judged = max(0, free)+max(0, e.Taken-e.Spent), limit.Capacity()
+	e.most, e.judged = here, limit.Capacity()
+	if refusing {
+		e.most += elsewhere
+	}
 	pause := refusal << e.holds
 	if e.holds = min(e.holds+1, doublings); !e.frees {
 		pause *= seldom
