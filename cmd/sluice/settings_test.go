@@ -39,6 +39,7 @@ func TestBadSettings(t *testing.T) {
 		"a bad mode":             {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
 		"a bad ratio":            {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
 		"no number":              {[]string{"NEAR_LIMIT_RATIO=NaN", "TRACING_SAMPLING_RATE=NaN"}, nil, "NEAR_LIMIT_RATIO is NaN, must be between 0 and 1\nTRACING_SAMPLING_RATE is NaN, must be between 0 and 1"},
+		"no collector":           {[]string{"TRACING_ENABLED=true", "OTEL_EXPORTER_OTLP_ENDPOINT=::4318"}, nil, `OTEL_EXPORTER_OTLP_ENDPOINT is "::4318", must be a URL such as http://collector:4318`},
 		"no number of xds":       {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=NaN"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR NaN"},
 		"a path of metrics":      {[]string{"PROMETHEUS_PATH=metrics"}, nil, `PROMETHEUS_PATH is "metrics", must begin with /`},
 		"a header without name":  {[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_RESET_HEADER="}, nil, `LIMIT_RESET_HEADER is "", must be the name of a header`},
