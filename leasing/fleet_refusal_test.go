@@ -89,6 +89,7 @@ func TestRestInSeveralHandsIsUsed(t *testing.T) {
 	for seed := range uint64(400) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		s := newStage(t, 2, 100, 100, map[string]string{"on_deny": "refund"})
+		s.rule.Limit.Algorithm, s.rule.Limit.Burst = ratelimit.Algorithm(seed)%ratelimit.Concurrency, 100
 		s.oneWay = time.Duration(random.IntN(4)) * time.Millisecond
 		s.recalling()
 		var callers [5]struct {
