@@ -119,8 +119,8 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 func (c *call) replaced(h *held, x *descriptor) bool {
 	return slices.ContainsFunc(c.holds, func(o held) bool {
 		y := &c.request.descriptors[o.match]
-		return o.settles && o.result == ratelimit.SettledCost && y.hold == x.hold &&
-			c.matches[o.match].rule == c.matches[h.match].rule && slices.Equal(c.request.entriesOf(x), c.request.entriesOf(y))
+		return o.settles && o.result == ratelimit.SettledCost && c.matches[o.match].rule == c.matches[h.match].rule &&
+			y.hold == x.hold && slices.Equal(c.request.entriesOf(x), c.request.entriesOf(y))
 	})
 }
 
