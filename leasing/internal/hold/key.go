@@ -81,7 +81,7 @@ const (
 	// paced is the minimum time between an answer and a background claim, and scarce that after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
 	// refusal is the time for which a refusal holds before the next claim, at first. It doubles with each repeated
-	// refusal, up to doublings times. It is seldom times as long until a refund returns tokens to the key.
+	// refusal, up to doublings times. It is seldom times as long until a refund returns tokens to a key without holds.
 	refusal, doublings = 2 * ratelimit.ClaimBackOff, 3
 	seldom             = 8
 	// often is the rate in tokens a second from which a key is renewed before its lease is used up.
@@ -395,7 +395,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		e.most += elsewhere
 	}
 	pause := refusal << e.holds
-	if e.holds = min(e.holds+1, doublings); !e.frees {
+	if e.holds = min(e.holds+1, doublings); !e.frees && rule.Hold == nil {
 		pause *= seldom
 	}
 	e.again = now.Add(pause)
