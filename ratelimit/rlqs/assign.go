@@ -104,9 +104,6 @@ func (s *Session) turnOf(b *bucket) instant {
 
 // look asks what there is of the buckets' budgets, and enters windows that have begun.
 func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget {
-	if len(of) == 0 {
-		return nil
-	}
 	budgets := s.budgets(ctx, now, of)
 	var carried []demand
 	for i, b := range of {
