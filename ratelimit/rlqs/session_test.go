@@ -29,8 +29,10 @@ type purse struct {
 func (p *purse) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i, a := range asks {
 		p.asks++
-		verdicts[i] = ratelimit.Verdict{Remaining: p.left, ResetAfter: p.ends.Sub(now), Window: p.window}
+		verdicts[i] = ratelimit.Verdict{Remaining: max(0, p.left), ResetAfter: p.ends.Sub(now), Window: p.window}
 		switch {
+		case p.left < 0: // it is in debt, for an hour
+			verdicts[i].OverLimit, verdicts[i].ResetAfter = true, time.Hour
 		case a.Kind != ratelimit.Spend:
 		case a.Cost > p.left:
 			verdicts[i].OverLimit = true
@@ -398,6 +400,23 @@ func TestClockIsSetAhead(t *testing.T) {
 		if carried := n.Stats().Carried.Load(); carried != 30 {
 			t.Errorf("of a lease of 30, %d are charged to the window that goes on", carried)
 		}
+	}
+}
+
+// While a sliding window is in debt, Envoys spend their leases, which stay charged to their window.
+func TestDebtOfASlidingWindow(t *testing.T) {
+	rules := rulesOf(t, oneRule+"  algorithm: sliding_window\n")
+	s, n, p := newSession(t, &rules)
+	reports(t, s, start, usageOf(0, 1, "k", "v"))
+	s.Acked(t.Context(), start, s.sent)
+	p.left = -100
+	got := say(reports(t, s, start.Add(5*time.Second), usageOf(5, 0, "k", "v")))
+	if carried := n.Stats().Carried.Load(); got != "" || carried != 0 {
+		t.Errorf("with a lease of 30, of which 5 are spent, it answers %q, and charges %d again", got, carried)
+	}
+	got = say(reports(t, s, start.Add(10*time.Second), usageOf(25, 10, "k", "v")))
+	if got != "DENY_ALL 1m1s" {
+		t.Errorf("its lease is spent, and it answers %q", got)
 	}
 }
 
