@@ -128,7 +128,6 @@ func (f *Concurrency) begin(now instant, a *ask, v *verdict) *slotCall {
 	switch {
 	case c.Op == account.SlotLook && a.Kind != ratelimit.Peek: // it has no slot
 		*v = a.DecideSlot(0, ratelimit.NoSlot)
-		v.OverLimit = a.Kind == ratelimit.Spend
 		return nil
 	case c.Op == account.SlotGive:
 		f.give(now, a, c)

@@ -27,7 +27,8 @@ type counterShard struct {
 	dropped ledgerTime
 	rules   ruleNumbers // guarded by mu; in force by overrides
 	slots   int         // guarded by mu; of all keys
-	_       [16]byte
+	swept   ledgerTime  // guarded by mu; when it was full, and ended slots were dropped
+	_       [8]byte
 }
 
 // counterCell is a key's place. Mark has its algorithm, isLent and isOwned, and Note the number of its limit.

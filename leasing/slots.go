@@ -3,6 +3,7 @@ package leasing
 import (
 	"math"
 	"slices"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
@@ -33,8 +34,18 @@ func heldBy(all account.Slots) counter {
 // room for at least one key's.
 const slotsForKey = 4
 
-func (s *counterShard) roomForSlots() bool {
-	return s.slots < max(slotsForKey*s.keys.Limit(), int(ratelimit.MaxConcurrency))
+// roomForSlots tells whether there is room for a slot. A full part drops its ended slots: once a second at most,
+// because that visits all keys.
+func (s *counterShard) roomForSlots(now ledgerTime) bool {
+	most := max(slotsForKey*s.keys.Limit(), int(ratelimit.MaxConcurrency))
+	if s.slots >= most && now.Sub(s.swept) >= time.Second {
+		s.swept, s.slots = now, 0
+		for _, k := range s.lent {
+			k.slots.Decide(now, &account.SlotAsk{})
+			s.slots += len(k.slots)
+		}
+	}
+	return s.slots < most
 }
 
 // decideSlot answers an ask under a concurrency limit, or reports that there is no room for the key.
@@ -45,7 +56,7 @@ func (p *counters) decideSlot(now ledgerTime, a *ask, v *verdict) bool {
 		*v = a.DecideSlot(0, ratelimit.NoSlot)
 		return true
 	}
-	if a.Kind == ratelimit.Spend && !s.roomForSlots() {
+	if a.Kind == ratelimit.Spend && !s.roomForSlots(now) {
 		return false
 	}
 	if now, c = p.enter(s, now, id, c, a); c == nil {
@@ -61,9 +72,6 @@ func (p *counters) undoSlot(a *ask) {
 	back.Kind = ratelimit.Release
 	s, _, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil {
-		return
-	}
 	if k := s.of(c); k != nil {
 		s.decideSlots(math.MinInt64, k, c, &back, &v)
 	}

@@ -122,14 +122,19 @@ func TestSlotsAreBounded(t *testing.T) {
 	if v := decides(l, 0, slotOf(r, "new", ratelimit.Spend, clients+1)); !v.OverLimit {
 		t.Error("a new key has a slot, and there is no room")
 	}
+	back := 0
 	for i := range clients {
-		in -= int(decides(l, 0, slotOf(r, key(i), ratelimit.Release, i+1)).Charged)
+		back += int(decides(l, 0, slotOf(r, key(i), ratelimit.Release, i+1)).Charged)
 	}
-	if in != 0 || l.tracked.shards[0].slots != 0 {
-		t.Errorf("%d slots were forgotten, and %d are counted", in, l.tracked.shards[0].slots)
+	if n := l.tracked.shards[0].slots; back != in || n != 0 {
+		t.Errorf("%d slots of %d came back, and %d are counted", back, in, n)
 	}
-	if decides(l, 0, slotOf(r, "new", ratelimit.Spend, clients+1)).OverLimit {
-		t.Error("all slots were given back, and a new key has none")
+	for i := range most {
+		decides(l, 0, slotOf(r, key(i), ratelimit.Spend, i+1))
+	}
+	ended := instant(r.Limit.Period())
+	if v := decides(l, ended, slotOf(r, "new", ratelimit.Spend, clients+1)); v.OverLimit || l.tracked.shards[0].slots != 1 {
+		t.Errorf("all slots have ended, %d are counted, and a new key has none: %+v", l.tracked.shards[0].slots, v)
 	}
 }
 

@@ -83,8 +83,8 @@ var sessionBugs = []plant.Bug{
 	},
 	{
 		Name: "silence credits", File: "ratelimit/rlqs/session.go",
-		Right: "\t\tb.quit(s.node)\n\t\ts.node.stats.Buckets",
-		Wrong: "\t\ts.credit(now, b, b.holding.Live())\n\t\tb.quit(s.node)\n\t\ts.node.stats.Buckets",
+		Right: "\t\tb.quit(s.node)\n\t\ts.node.release",
+		Wrong: "\t\ts.credit(now, b, b.holding.Live())\n\t\tb.quit(s.node)\n\t\ts.node.release",
 	},
 	{
 		Name: "Envoys may let all pass where nothing is left", File: "ratelimit/rlqs/assign.go",

@@ -31,16 +31,16 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 	if !d.read(s, &h) {
 		return Held{}, ratelimit.HoldForged
 	}
-	tag, found := h.key.tag(h.raw[:], budget), false
+	tag, result := h.key.tag(h.raw[:], budget), ratelimit.HoldForeign
 	at := ratelimit.LedgerTime(time.Unix(h.at, 0).UnixMicro())
 	for i := range h.parts {
 		if !bytes.Equal(h.tags[i], tag) {
 			continue
 		}
-		found = true
-		if now-h.at > int64(ttl/time.Second) {
+		if result = ratelimit.HoldExpired; now-h.at > int64(ttl/time.Second) {
 			break
 		}
+		result = ratelimit.HoldReplayed
 		// A request may hold of one budget twice: each part is for one settlement.
 		switch d.settled.mark(h.id, i, h.at, now) {
 		case marked:
@@ -50,11 +50,5 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 		case before:
 		}
 	}
-	switch {
-	case !found:
-		return Held{}, ratelimit.HoldForeign
-	case now-h.at > int64(ttl/time.Second):
-		return Held{}, ratelimit.HoldExpired
-	}
-	return Held{At: at}, ratelimit.HoldReplayed
+	return Held{At: at}, result
 }

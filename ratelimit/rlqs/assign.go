@@ -104,9 +104,6 @@ func (s *Session) turnOf(b *bucket) instant {
 
 // look asks what there is of the buckets' budgets, and enters windows that have begun.
 func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget {
-	if len(of) == 0 {
-		return nil
-	}
 	budgets := s.budgets(ctx, now, of)
 	var carried []demand
 	for i, b := range of {
@@ -158,18 +155,22 @@ func (b *bucket) refilling(now instant) budget {
 	return budget{left: left, ends: ends, limit: limit}
 }
 
-// windowed is what a verdict says. Without a ledger, the wall clock says when the window
-// ends, and only a claim can tell what there is.
+// windowed is what a verdict says. The wall clock says when the window ends without a ledger, and in debt of a sliding
+// window: its verdict has the time until that is paid. Without a ledger, only a claim can tell what there is.
 func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
-	if v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
+	l := &b.terms.asking.Limit
+	owes := v.OverLimit && l.Algorithm == ratelimit.SlidingWindow
+	if v.Source != ratelimit.FromFallback && v.ResetAfter > 0 && !owes {
 		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window, v.InForce(b.terms.asking)}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
-	l := &b.terms.asking.Limit
 	// Without the ledger the rest is unknown. A node then has its share of the limit, or under open all of
 	// it.
 	left := b.terms.rule.LocalShare(0).Limit.Capacity()
-	if b.terms.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+	switch {
+	case owes:
+		left = 0
+	case b.terms.rule.Coordination.OnStoreFailure == ratelimit.FailOpen:
 		left = l.Capacity()
 	}
 	return budget{left: left, ends: now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at)), limit: l}

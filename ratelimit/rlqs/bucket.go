@@ -35,7 +35,7 @@ type bucket struct {
 type state struct {
 	// due says that the bucket may need a lease.
 	due bool
-	// short says that its leases are requested one by one (exactly).
+	// short says that its budget was below exactBelow when it was last looked at.
 	short bool
 	// scarce says that next to nothing was left of its budget when it was last looked at.
 	scarce  bool
@@ -124,9 +124,6 @@ func (b *bucket) quit(n *Node) {
 
 // show brings what others see of the holding up to date.
 func (b *bucket) show(n *Node) {
-	if b.pool == nil {
-		return
-	}
 	h := &b.holding
 	is := shown{h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
 	// Most reports change nothing that others see, and must not take the pool's lock.
@@ -170,14 +167,14 @@ func (b *bucket) waits(now instant) bool {
 // exactly selects how leases are requested from now on.
 func (b *bucket) exactly(of *budget) {
 	limit := of.limit.Capacity()
-	b.short = b.refills() || of.left < limit/exactBelow
+	b.short = of.left < limit/exactBelow
 	b.scarce = !b.refills() && of.left < limit/scarceBelow
 }
 
 // ask is a question for the bucket's budget.
 func (b *bucket) ask(kind ratelimit.Kind, cost tokens) ratelimit.Ask {
 	rule := b.terms.asking
-	if b.short {
+	if b.short || b.refills() {
 		rule = b.terms.exact
 	}
 	return ratelimit.Ask{Rule: rule, Key: b.pool.account, Kind: kind, Cost: cost}

@@ -40,10 +40,7 @@ func TestInvitedKeysPassOverRLQS(t *testing.T) {
 		granted := map[string]tokens{}
 		for at := instant(0); at < instant(20*time.Second); at += instant(5 * time.Second) {
 			for _, who := range []string{"invited", "other"} {
-				if err := s.Reports(t.Context(), start+at, wired(usageOf(0, 500, "k", who))); err != nil {
-					t.Fatal(err)
-				}
-				granted[who] += grantedIn(s.Answer(start + at))
+				granted[who] += grantedIn(reports(t, s, start+at, usageOf(0, 500, "k", who)))
 				s.Acked(t.Context(), start+at, s.sent)
 			}
 		}

@@ -34,10 +34,7 @@ func TestBucketIsNotCredited(t *testing.T) {
 		if i%3 == 0 {
 			denied = 10
 		}
-		if err := s.Reports(t.Context(), at, wired(usageOf(uint64(5*min(i, 1)), denied, "k", "v"))); err != nil {
-			t.Fatal(err)
-		}
-		granted += grantedIn(s.Answer(at))
+		granted += grantedIn(reports(t, s, at, usageOf(uint64(5*min(i, 1)), denied, "k", "v")))
 		s.Acked(t.Context(), at.Add(time.Millisecond), s.sent)
 	}
 	excess := tokens(n.Stats().Excess.Load())
@@ -63,10 +60,7 @@ func TestBucketThatArrivesLate(t *testing.T) {
 	at := func(ms int) instant { return start.Add(time.Duration(ms) * time.Millisecond) }
 	report := func(ms int, m *rlqs.RateLimitQuotaUsageReports) tokens {
 		t.Helper()
-		if err := s.Reports(t.Context(), at(ms), wired(m)); err != nil {
-			t.Fatal(err)
-		}
-		return grantedIn(s.Answer(at(ms)))
+		return grantedIn(reports(t, s, at(ms), m))
 	}
 	if report(0, usageOf(0, 1, "k", "v")) == 0 {
 		t.Fatal("nothing is granted")
@@ -90,10 +84,8 @@ func TestSmallBucketIsDenied(t *testing.T) {
 	for shadow, want := range map[bool]string{false: "DENY_ALL 1m0s", true: "ALLOW_ALL 1m0s"} {
 		s, n, p := newSession(t, &rules)
 		n.source.ShadowMode = shadow
-		if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
-			t.Fatal(err)
-		}
-		if got := say(s.Answer(start)); got != want || p.left != 600 || (n.Stats().Unserved.Load() == 1) == shadow {
+		got := say(reports(t, s, start, usageOf(0, 1, "k", "v")))
+		if got != want || p.left != 600 || (n.Stats().Unserved.Load() == 1) == shadow {
 			t.Errorf("with SHADOW_MODE %t it answers %q, %d are left", shadow, got, p.left)
 		}
 	}
@@ -132,10 +124,7 @@ func TestIdleBucketOverATurn(t *testing.T) {
 			if len(s.order) == 0 && i > 5 {
 				break
 			}
-			if err := s.Reports(t.Context(), at, wired(usageOf(0, denied, "k", "v"))); err != nil {
-				t.Fatal(err)
-			}
-			s.Answer(at)
+			reports(t, s, at, usageOf(0, denied, "k", "v"))
 			s.Acked(t.Context(), at.Add(time.Millisecond), s.sent)
 		}
 		if len(s.order) != 0 {

@@ -262,7 +262,6 @@ func (s *Session) forget(b *bucket) {
 		s.byName = slices.Delete(s.byName, at, at+1)
 	}
 	s.node.release(b.subject)
-	s.node.stats.Buckets.Add(-1)
 }
 
 // Wake takes in that Next has come.
@@ -328,12 +327,10 @@ func (d *Debt) Tokens() ratelimit.Tokens { return d.ask.Cost }
 // more.
 func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 	for _, b := range s.order {
-		// A bucket whose message had a mistake further on was not served yet.
-		if b.terms != nil && b.terms.how == granted {
+		if b.terms.how == granted {
 			debts = append(debts, b.debts(now)...)
 		}
 		b.quit(s.node)
-		s.node.stats.Buckets.Add(-1)
 		s.node.release(b.subject)
 	}
 	s.order, s.byName = nil, nil
@@ -342,7 +339,7 @@ func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 
 func (b *bucket) debts(now instant) (debts []Debt) {
 	crossing, unspent, expires := b.holding.Leave(now)
-	ends := b.holding.Ends()
+	ends, back := b.holding.Ends(), expires.Add(keepalive)
 	if crossing > 0 {
 		// A moment after the window's end, which is known to within a little.
 		debts = append(debts, Debt{At: ends.Add(sublease.Slack), ask: b.ask(ratelimit.Spend, crossing)})
@@ -351,9 +348,9 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 	// 11). Under eager they are given back, but not before the Envoy's lease has certainly
 	// expired. What comes back with time is not given back (sublease.Refills).
 	give := min(unspent, b.paid.tokens)
-	if give > 0 && b.terms.rule.Coordination.Eager() && !b.refills() && expires < ends {
+	if give > 0 && b.terms.rule.Coordination.Eager() && !b.refills() && back < ends {
 		v := b.paid.verdict(give)
-		debts = append(debts, Debt{At: expires.Add(keepalive), ask: b.ask(ratelimit.Spend, give), refund: &v})
+		debts = append(debts, Debt{At: back, ask: b.ask(ratelimit.Spend, give), refund: &v})
 	}
 	return debts
 }
@@ -378,9 +375,7 @@ func (n *Node) charge(ctx context.Context, now instant, a ratelimit.Ask) {
 	x, left := new(scratch), a.Cost
 	x.ask(0, a)
 	n.spend(ctx, now, x, func(_ int, v *ratelimit.Verdict) {
-		if !v.OverLimit {
-			left -= v.Charged
-		}
+		left -= v.Charged // of a refusal nothing
 	})
 	n.stats.Uncovered.Add(uint64(max(0, left)))
 }

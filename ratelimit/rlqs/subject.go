@@ -84,6 +84,7 @@ func (n *Node) subscribe(name []byte, id []config.Entry) *subject {
 func (n *Node) release(s *subject) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.stats.Buckets.Add(-1)
 	n.held -= bucketCost
 	if s.users--; s.users == 0 {
 		n.held -= costs(s.name)

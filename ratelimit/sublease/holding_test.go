@@ -281,6 +281,11 @@ func TestNextLeaseIsInTime(t *testing.T) {
 	if n, wanted := h.Want(at(15_000), ends, b); !wanted || n < 100 {
 		t.Errorf("with 2 s' tokens left by its reports it is to have %d more: %t", n, wanted)
 	}
+	b.Largest, ends = 30, at(200_000) // by another rule
+	h.Grant(at(16_000), ends, 60, TTL(at(16_000), ends), 2)
+	if n, wanted := h.Want(at(70_000), ends, b); !wanted || n != 30 {
+		t.Errorf("a lease that ends is renewed with %d: %t", n, wanted)
+	}
 }
 
 // A lease that arrived late may be used until the next one is applied, which can be in the next window.

@@ -134,7 +134,7 @@ func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	case l.message == 0:
 		return n, true
 	case l.size > 0 && over.Sub(now) < ahead*h.use.every && over.Sub(now)+unit < TTL(now, ends):
-		return max(n, min(l.live, b.Left)), true // its TTL passes before the window does
+		return max(n, min(l.live, b.Left, b.Largest)), true // its TTL passes before the window does
 	case has < soon || h.use.denied && has < need:
 		return n, n > has || has == 0 && l.size > 0
 	// What a smaller lease leaves over would go to others, if it was credited.
