@@ -359,7 +359,7 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 	return ratelimit.ClaimRenewal
 }
 
-// reconcile counts the over-admission that an answer shows: of the usage that its message reported, in the window of is.
+// reconcile counts the over-admission that an answer shows: of the usage that its message reported, in that window.
 // After a draw that covered only a part, a claim repeats all of it, but not after that of a late report.
 func reconcile(rule *ratelimit.Rule, is *hold.Beyond, fl *flight, g *account.Grant) {
 	m, drift := &fl.message.Claim, fl.message.Drift()

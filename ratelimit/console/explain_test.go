@@ -67,7 +67,7 @@ descriptors:
 	n.console.Inspector = looking{n, ratelimit.Look{LedgerError: "no route to Redis"}}
 	explained("open", "OK: admitted by on_store_failure: open")
 	n.console.Metrics.Seat = func() (int, bool) { return 0, true }
-	for left, want := range map[ratelimit.Tokens]string{5: "OK from a drift share", 0: "OK: the node is in SHADOW_MODE"} {
+	for left, want := range map[ratelimit.Tokens]string{5: "OK from a drift share", 0: "OK: the node is in SHADOW"} {
 		x := &ratelimit.AccountLook{Free: left}
 		n.console.Inspector = looking{n, ratelimit.Look{Lease: &ratelimit.LeaseLook{Refuses: 1}, Ledger: x}}
 		explained("spare", want)
