@@ -364,7 +364,7 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 func reconcile(rule *ratelimit.Rule, is *hold.Beyond, fl *flight, g *account.Grant) {
 	m, drift := &fl.message.Claim, fl.message.Drift()
 	if fl.late != nil {
-		drift += m.Want // of a draw: a late claim wants nothing
+		drift += m.Want // of a draw: of a late claim it is 0
 	}
 	if is.Charged = max(0, is.Charged-fl.beyond.Charged); drift <= 0 {
 		return
