@@ -27,8 +27,8 @@ type Keeper struct {
 	holder ratelimit.Holder
 	clock  ratelimit.Clock
 	now    atomic.Pointer[held]
-	// OnChange, if set before Run, is called when the node gets or loses a seat (Seat -1), or when the store
-	// of seats does not answer. It must not block.
+	// OnChange is called when the node gets or loses a seat (Seat -1), or when the store of seats does not answer.
+	// Set it before Run. It must not block.
 	OnChange func(Tenancy, error)
 	// Epoch, if set before Run, returns the state of the ledger's epochs (leasing.Fleet.Epoch). While the
 	// ledger learns, a held seat is claimed again, because the ledger may have lost it. No new seat is taken:
@@ -57,7 +57,7 @@ type trial struct {
 
 // NewKeeper makes a keeper for one process; holder must be new with each.
 func NewKeeper(seats Seats, holder ratelimit.Holder, clock ratelimit.Clock) *Keeper {
-	k := &Keeper{seats: seats, holder: holder, clock: clock}
+	k := &Keeper{seats: seats, holder: holder, clock: clock, OnChange: func(Tenancy, error) {}}
 	k.now.Store(&held{Tenancy: none})
 	return k
 }
@@ -117,7 +117,7 @@ func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 	defer cancel()
 	answer, err := k.seats.Sit(bounded, a)
 	if err != nil && ctx.Err() == nil {
-		k.report(none, err)
+		k.OnChange(none, err)
 	}
 	k.Answer(sent, a, wanted, answer, err)
 }
@@ -206,13 +206,7 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 	}
 	k.now.Store(after)
 	if t.Fence != before.Fence || before.wanted.seats == 0 {
-		k.report(t, nil)
-	}
-}
-
-func (k *Keeper) report(t Tenancy, err error) {
-	if k.OnChange != nil {
-		k.OnChange(t, err)
+		k.OnChange(t, nil)
 	}
 }
 
@@ -226,7 +220,7 @@ func (k *Keeper) Leave(ctx context.Context, clean bool) {
 	ctx, cancel := context.WithTimeout(ctx, sitTimeout)
 	defer cancel()
 	_, err := k.seats.Sit(ctx, a)
-	k.report(none, err)
+	k.OnChange(none, err)
 }
 
 // Leaving gives up using the seat, if there is one, and returns the application

@@ -81,7 +81,7 @@ func idOf(r *ratelimit.Rule) ruleID {
 }
 
 func divisionOf(r *ratelimit.Rule) division {
-	return division{r.Coordination.DriftBudget, max(1, r.Coordination.MaxNodes)}
+	return division{r.Coordination.DriftBudget, r.Coordination.MaxNodes}
 }
 
 // agreement is a plan that all tenants had, in all windows that began at since or

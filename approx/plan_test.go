@@ -130,13 +130,12 @@ func TestRolloutsStayWithinTheBudget(t *testing.T) {
 	}
 }
 
-// A key's plan tells rules apart by all that divides their budget, and nothing
-// else.
+// A plan tells rules apart by all that divides their budget, and nothing else. It has as many seats as one of them needs.
 func TestPlansAreTheSameForTheSameRules(t *testing.T) {
-	a, b := approxRule(100, 10, 10_000), approxRule(5, 10, 10_000)
+	a, b := approxRule(100, 10, 10_000), approxRule(5, 4, 10_000)
 	b.Path = "other"
 	same := NewPlan([]*ratelimit.Rule{a, b})
-	if p := NewPlan([]*ratelimit.Rule{b, a, {Domain: "x"}}); p.id != same.id || p.Seats() != 10 {
+	if p := NewPlan([]*ratelimit.Rule{b, a, {Domain: "x"}}); p.id != same.id || p.Seats() != 10 || same.Seats() != 10 {
 		t.Error("the order of rules, or one that does not drift, makes another plan")
 	}
 	for what, change := range map[string]func(*ratelimit.Rule){
@@ -267,26 +266,6 @@ func TestLimitsOfRequestsHaveOneBudget(t *testing.T) {
 		request.Domain, request.Path = domain, "some/descriptor"
 		if share, _ := shareUnder(plan, 0, &request, 0); share != want {
 			t.Errorf("domain %s: a share of %d, want %d", domain, share, want)
-		}
-	}
-}
-
-// A rule that does not say how many nodes there are is divided for one.
-func TestShareOfOneNode(t *testing.T) {
-	rule := approxRule(10_000, 0, 10_000)
-	plan := agreed(nil, NewPlan([]*ratelimit.Rule{rule}), 0, 0)
-	if share, seats := shareUnder(plan, 0, rule, 0); share != 100 || seats != 1 {
-		t.Errorf("a share of %d for %d seats", share, seats)
-	}
-}
-
-// There are as many seats as the rule with the most nodes needs, in whichever order rules come.
-func TestSeatsOfSeveralRules(t *testing.T) {
-	four, two := approxRule(100, 4, 10_000), approxRule(100, 2, 10_000)
-	two.Path = "other"
-	for _, rules := range [][]*ratelimit.Rule{{four, two}, {two, four}} {
-		if n := NewPlan(rules).Seats(); n != 4 {
-			t.Errorf("%d seats for rules of 4 and of 2 nodes", n)
 		}
 	}
 }

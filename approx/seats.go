@@ -119,24 +119,22 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 		return none
 	}
 	// A seat beyond the present number is left to expire: its holder may not get this message.
-	best, taint := -1, ratelimit.LedgerTime(0)
+	best, taint, was := -1, ratelimit.LedgerTime(0), (*seat)(nil)
 	for i := range a.Seats {
 		s := seats[i]
 		if s == nil {
 			s = &seat{}
 		}
 		if t, ok := s.free(now); ok && (best < 0 || t < taint) {
-			best, taint = i, t
+			best, taint, was = i, t, s
 		}
 	}
 	if best < 0 {
 		return none
 	}
-	since := ratelimit.LedgerTime(0)
-	if s := seats[best]; s != nil {
-		if since = s.since; s.plan != a.Plan {
-			since = s.ended()
-		}
+	since := was.since
+	if was.plan != a.Plan {
+		since = was.ended()
 	}
 	*last = max(*last+1, ratelimit.Fence(now))
 	seats[best] = &seat{

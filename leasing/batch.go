@@ -304,7 +304,7 @@ func (f *Fleet) applyLocked(now instant, k entry, fl *flight, g *account.Grant) 
 	short := c.Kind == account.States && g.Granted < c.Need
 	fl.refused, fl.recalling = short && g.InHand <= 0, short && g.InHand > 0
 	fl.most = c.Limit.Capacity() - g.Sum + max(0, g.InHand) + max(0, k.Taken-k.Spent)
-	f.reconcile(k, fl, g)
+	reconcile(rule, &k.Beyond, fl, g)
 	k.Drifted, k.Unasked = min(k.Drifted, k.Drift()), min(k.Unasked, k.Drift()) // the rest is confirmed
 	f.timeLocked(now, k)
 }
@@ -359,52 +359,24 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 	return ratelimit.ClaimRenewal
 }
 
-// Reconciliation is the settlement of this node's unclaimed usage by a claim.
-type Reconciliation struct {
-	Rule      *ratelimit.Rule
-	Key       string // in the ledger
-	Window    window
-	Fence     ratelimit.Fence
-	Drift     tokens // spent and not taken, when the claim was written: drift, admissions by on_store_failure, charges
-	Confirmed tokens // of it
-	Charged   tokens // of it, late charges that were not reported before
-	Over      tokens // growth of the over-admission
-	ByPolicy  tokens // part of Over that on_store_failure admitted
-	Sum       tokens // of the account
-}
-
-// reconcile counts the settlement of unclaimed usage by an answer. After a draw that covered only a part, a claim
-// repeats all of it.
-func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
-	drift := fl.message.Drift()
-	if fl.message.Claim.Kind == account.Draws {
+// reconcile counts the over-admission that an answer shows: of the usage that its message reported, in that window.
+// After a draw that covered only a part, a claim repeats all of it, but not after that of a late report.
+func reconcile(rule *ratelimit.Rule, is *hold.Beyond, fl *flight, g *account.Grant) {
+	m, drift := &fl.message.Claim, fl.message.Drift()
+	if fl.late != nil {
+		drift += m.Want // of a draw: of a late claim it is 0
+	}
+	if is.Charged = max(0, is.Charged-fl.beyond.Charged); drift <= 0 {
 		return
 	}
-	k.Charged = max(0, k.Charged-fl.beyond.Charged)
-	if drift <= 0 {
-		return
-	}
-	rule := k.rule()
-	over := min(drift, max(0, g.Sum-fl.message.Claim.Limit.Capacity()))
-	r := Reconciliation{
-		Rule: rule, Key: fl.message.Claim.Key, Window: fl.message.Claim.Window, Fence: g.Fence,
-		Drift: drift, Confirmed: drift - over, Charged: fl.beyond.Charged, Sum: g.Sum,
-	}
+	limit := m.Limit.Capacity()
 	if of := rule.Whole(); of != nil { // usage above the ledger's part is within the limit
-		over = min(drift, max(0, g.Sum-of.Limit.Capacity()))
+		limit = of.Limit.Capacity()
 	}
 	// The account does not show which of its tokens refusals charged. So drift counts first, and the over-admission
 	// of a window is never reported too low.
-	drifted := min(over, fl.beyond.Drifted, k.Drifted) // without that under a larger limit
-	byPolicy := min(over-drifted, fl.beyond.Unasked, k.Unasked)
-	r.ByPolicy = max(0, byPolicy-k.ByPolicy)
-	r.Over = max(0, drifted-k.Over) + r.ByPolicy
-	k.bounded(rule, max(k.Over, drifted), max(k.ByPolicy, byPolicy))
-	if c := rule.Counters; c != nil {
-		c.OverAdmitted.Add(uint64(r.Over))
-		c.OverByPolicy.Add(uint64(r.ByPolicy))
-	}
-	if f.OnReconcile != nil {
-		f.OnReconcile(&r)
-	}
+	over := min(drift, max(0, g.Sum-limit))
+	drifted := min(over, fl.beyond.Drifted, is.Drifted) // without that under a larger limit
+	byPolicy := min(over-drifted, fl.beyond.Unasked, is.Unasked)
+	bounded(rule, is, max(is.Over, drifted), max(is.ByPolicy, byPolicy))
 }

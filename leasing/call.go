@@ -206,9 +206,10 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry, of ra
 		k.cell.Val.as = f.nextName()
 	}
 	f.overLocked(now, there, k)
+	beyond := k.Beyond
 	ended, certain := k.Enter(now, there, &k.rule().Limit)
 	k.endsWith(now, there)
-	f.reportLocked(k, ended)
+	f.reportLocked(k, ended, beyond)
 	// After the ledger's clock was set back, a window can return whose usage this node has dropped. Under the old
 	// name, its first claim would take that usage back.
 	if certain && ended.Deadline != 0 && k.Window < ended.Window {

@@ -29,13 +29,20 @@ type Concurrency struct {
 	// OnFailure gets the error of a message that failed as a whole. It must not block.
 	OnFailure func(error)
 
-	ledger    account.SlotLedger
-	part      func(key string) int // of the ledger; nil: it has one
-	clock     ratelimit.Clock
-	hash      keytable.Hasher
-	lanes     []slotLane
+	ledger account.SlotLedger
+	part   func(key string) int // of the ledger; nil: it has one
+	clock  ratelimit.Clock
+	hash   keytable.Hasher
+	lanes  []slotLane
+	stats  slotStats
+	sends  sync.WaitGroup
+}
+
+// slotStats counts the work of a Concurrency.
+type slotStats struct {
+	failed    atomic.Uint64 // messages
+	time      ratelimit.Distribution
 	fallbacks [len(ratelimit.FallbackReasons)]atomic.Uint64
-	sends     sync.WaitGroup
 }
 
 const (
@@ -208,7 +215,7 @@ func (f *Concurrency) end(ctx context.Context, now instant, c *slotCall, a *ask,
 
 // fail decides without the ledger, by the rule's on_store_failure.
 func (f *Concurrency) fail(now instant, a *ask, v *verdict, why ratelimit.FallbackReason) {
-	f.fallbacks[why].Add(1)
+	f.stats.fallbacks[why].Add(1)
 	*v = verdict{}
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
 	case a.Kind == ratelimit.Peek && policy == ratelimit.FailOpen:
@@ -249,7 +256,9 @@ func (f *Concurrency) send(l *slotLane) {
 			asks[i] = c.SlotAsk
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
+		sent := f.clock()
 		f.ledger.Slots(ctx, asks, answers)
+		f.stats.time.Observe(int64(f.clock().Sub(sent) / time.Microsecond))
 		cancel()
 		l.mu.Lock()
 		f.answeredLocked(l, all, answers)
@@ -307,6 +316,7 @@ func (f *Concurrency) answeredLocked(l *slotLane, all []*slotCall, answers []acc
 		l.breaker.Success()
 		return
 	}
+	f.stats.failed.Add(1)
 	l.breaker.Failure(f.clock(), rand.Float64())
 	f.OnFailure(answers[0].Err)
 }
@@ -323,12 +333,14 @@ func (f *Concurrency) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts
 	}
 }
 
-// Fallbacks are decisions without the ledger, by reason.
-func (f *Concurrency) Fallbacks() (n [len(ratelimit.FallbackReasons)]uint64) {
-	for i := range n {
-		n[i] = f.fallbacks[i].Load()
+// Stats returns the counts so far.
+func (f *Concurrency) Stats() ratelimit.LimiterStats {
+	s := ratelimit.LimiterStats{Failed: f.stats.failed.Load(), StoreTime: f.stats.time.Counts()}
+	s.RoundTrips = s.StoreTime.Count
+	for i := range s.Fallbacks {
+		s.Fallbacks[i] = f.stats.fallbacks[i].Load()
 	}
-	return n
+	return s
 }
 
 // Look returns the ledger's view of a key's slots. It asks the ledger.

@@ -23,9 +23,8 @@ type FleetOptions struct {
 	RawNames bool
 
 	// Callbacks. They must not block.
-	OnFailure   func(error) // of a round trip; called often
-	OnWarning   func(error) // of an invalid answer, and of accounts that the ledger has lost
-	OnReconcile func(*Reconciliation)
+	OnFailure func(error) // of a round trip; called often
+	OnWarning func(error) // of an invalid answer, and of accounts that the ledger has lost
 	// OnAudit receives each answer to a claim of an audited rule, before its tokens are spent.
 	OnAudit func(*account.Claim, *account.Grant)
 }
@@ -99,9 +98,12 @@ func NewFleet(
 			Nodes: unknownNodes, Random: rand.Float64, OnFailure: ignore, OnWarning: ignore, //nolint:gosec // no secret
 		},
 		ledger: ledger, clock: clock, names: names{name: holder},
-		sweeper: sweeper{lost: make(chan account.OverrideChange, mostLost)},
-		alone:   NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
-		after:   func(d time.Duration, call func()) { time.AfterFunc(d, call) },
+		sweeper: sweeper{
+			lost:   make(chan account.OverrideChange, mostLost),
+			gauged: gauges{sums: map[*ratelimit.RuleCounters]gauge{}},
+		},
+		alone: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
+		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
 	arena := keytable.NewArena()
 	parts, shares := keytable.NewSharding(maxKeys)

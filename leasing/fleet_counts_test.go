@@ -161,14 +161,15 @@ func TestWorstKeyOfLate(t *testing.T) {
 		n.Drift = always{50}
 		s.ask(i, "other", 1) // what time it is there
 	}
-	drifts := func(node int, key string, n tokens) {
-		v := make([]verdict, 1)
-		for w := s.nodes[node].Ask(s.now, []ask{{Rule: s.rule, Key: []byte(key), Cost: n}}, v); w != nil && w.Advance(s.now); {
+	drifts := func(node int, key string, n tokens) (undo func()) {
+		asks, v := []ask{{Rule: s.rule, Key: []byte(key), Cost: n}}, make([]verdict, 1)
+		for w := s.nodes[node].Ask(s.now, asks, v); w != nil && w.Advance(s.now); {
 			w.TimeOver()
 		}
 		if v[0].Source != ratelimit.FromDrift {
 			t.Fatalf("%+v", v[0])
 		}
+		return func() { s.nodes[node].Undo(s.now, asks, v) }
 	}
 	for key, n := range map[string]tokens{"a": 7, "b": 30, "c": 12} {
 		s.ask(1, key, 500)
@@ -188,15 +189,32 @@ func TestWorstKeyOfLate(t *testing.T) {
 	if n := worst.Lately(); n != 0 {
 		t.Errorf("%d are said of long ago", n)
 	}
-	s.ask(1, "d", 500) // drift under a larger limit breaks no bound of a lower one
-	drifts(0, "d", 30)
-	lowered := *s.rule
-	lowered.Limit.Requests = 40
-	s.rule = &lowered
-	s.ask(0, "d", 1)
-	s.goOn(5 * time.Second)
-	if n := s.rule.Counters.BeyondBound.Load(); n > 0 {
-		t.Errorf("%d bounds count as broken", n)
+	// Drift under a larger limit, or a larger share, breaks no bound of a lower one. Nor does drift that was undone, with
+	// any charges later. Drift that is reported after its window counts, too.
+	lowered, less, over := *s.rule, *s.rule, s.rule.Counters.OverAdmitted.Load()
+	lowered.Limit.Requests, less.Coordination.DriftBudget.Tokens = 40, 20
+	for i, c := range []struct {
+		rule  *ratelimit.Rule // afterwards
+		undo  bool
+		over  uint64
+		pause time.Duration
+	}{{&lowered, false, 0, 0}, {&less, false, 30, 0}, {s.rule, true, 30, 0}, {s.rule, false, 30, time.Hour}} {
+		key, whole := fmt.Sprint(i), s.rule
+		s.ask(1, key, 500)
+		s.ask(1, key, 500)
+		if undo := drifts(0, key, 30); c.undo {
+			undo()
+			drifts(0, key, 30)
+		}
+		s.rule, s.now = c.rule, s.now.Add(c.pause)
+		w := s.rule.Limit.WindowAt(s.time())
+		s.decide(0, ask{Rule: s.rule, Key: []byte(key), Cost: 100, Kind: ratelimit.Charge, Window: w})
+		s.goOn(5 * time.Second)
+		n, beyond := s.rule.Counters.OverAdmitted.Load()-over, s.rule.Counters.BeyondBound.Load()
+		if over += n; n != c.over || beyond > 0 {
+			t.Errorf("%s: %d were over, must be %d, and %d bounds count as broken", key, n, c.over, beyond)
+		}
+		s.rule = whole
 	}
 }
 

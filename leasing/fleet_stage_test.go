@@ -303,9 +303,10 @@ func TestReserveIsChargedOnce(t *testing.T) {
 		}
 	}
 	s.goOn(5 * time.Second)
-	s.nodes[0].Drift = nil
-	if used := s.used("k"); admitted != 100 || used != charged {
-		t.Errorf("%d of 100 were admitted, and the ledger has %d of %d that were charged", admitted, used, charged)
+	s.nodes[0].Drift, s.nodes[0].ledger = nil, s.ledger
+	shown := s.nodes[0].Look(t.Context(), s.now, &ask{Rule: s.rule, Key: []byte("k")}).Ledger
+	if used := s.used("k"); admitted != 100 || used != charged || shown.Free != 100-charged {
+		t.Errorf("%d of 100 were admitted, and the ledger has %d of %d that were charged, %+v", admitted, used, charged, shown)
 	}
 }
 
@@ -355,11 +356,12 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	before, there := k.Window, n.lane(k).time()
 	s.now = s.now.Add(20 * time.Second) // no report was sent, and the window has turned
 	k.use.flight = nil
+	drifts := n.Drifting() // without a request since the turn
 	if certain := n.enterLocked(s.now, &there, k, ratelimit.Spend); !certain || k.Window != before+1 {
 		t.Fatalf("window %d follows %d, %v", k.Window, before, certain)
 	}
-	if n.mayGoLocked(of, s.now, c) {
-		t.Error("a key may be forgotten whose drift still counts")
+	if !drifts || n.mayGoLocked(of, s.now, c) {
+		t.Error("a key may be forgotten whose drift still counts, or the next node with its seat may spend the share again")
 	}
 }
 

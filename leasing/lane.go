@@ -329,7 +329,7 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 // reportLocked reports an account whose window is over, if the ledger's total differs, or may differ because of a
 // message in flight, whose answer will not count. Tokens in hand go back where the next window counts them, as usage
 // or as debt.
-func (f *Fleet) reportLocked(k entry, ended hold.Part) {
+func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
 	limit := &k.rule().Limit
 	counts := limit.Algorithm == ratelimit.SlidingWindow || limit.Carries // in the next window
 	hand := counts && ended.Taken > ended.Spent
@@ -337,6 +337,7 @@ func (f *Fleet) reportLocked(k entry, ended hold.Part) {
 		return
 	}
 	fl := newFlight(k)
+	fl.beyond = beyond
 	fl.late = &lateReport{Part: ended, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
 	if counts {
 		fl.late.until = f.clock().Add(limit.Period()) // the account is kept as long
@@ -382,8 +383,13 @@ func (f *Fleet) applyLate(fl *flight, g *account.Grant, a *hold.Answer) {
 		f.retryLate(fl)
 		return
 	}
-	if limit := &l.rule.Limit; g.Err == nil && limit.Carries && g.Sum > limit.Capacity() {
-		f.claimAgain(fl)
+	if g.Err == nil {
+		judged, beyond := *l.rule, fl.beyond
+		judged.Limit = fl.message.Claim.Limit
+		reconcile(&judged, &beyond, fl, g)
+		if judged.Limit.Carries && g.Sum > judged.Limit.Capacity() {
+			f.claimAgain(fl)
+		}
 	}
 	f.endLate(fl)
 }

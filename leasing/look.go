@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -14,9 +15,10 @@ type books interface {
 	Look(ctx context.Context, key string, w window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
 }
 
-// Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer.
+// Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer. It
+// shows the whole limit, with a reserve that the ledger does not grant.
 func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
-	rule := a.Rule.AtLedger()
+	rule := a.Rule
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
 	w := f.lookHere(now, a, &v)
 	of, ok := f.ledger.(books)
@@ -53,7 +55,7 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
 	}
 	var scratch use
 	k := s.view(c, &scratch)
-	limit := k.rule().Limit.Capacity()
+	limit := cmp.Or(k.rule().Whole(), k.rule()).Limit.Capacity()
 	v.Lease = &ratelimit.LeaseLook{
 		Window: k.Window, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
 		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),

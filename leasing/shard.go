@@ -273,8 +273,16 @@ func (s *shard) move(c *cell, asked *ratelimit.Rule, over ratelimit.Override) {
 		delete(s.overs, c.ID())
 	}
 	c.Val.rule = s.rules.number(to)
-	if u := c.Val.use; u != 0 && s.rules.of(c).rule.Limit.Capacity() < s.rules.uses[old].rule.Limit.Capacity() {
-		s.uses[u-1].Drifted, s.uses[u-1].Unasked = 0, 0 // the larger limit admitted it: it breaks no bound
+	if u := c.Val.use; u != 0 {
+		u, was, is := s.uses[u-1], s.rules.uses[old].rule, s.rules.of(c).rule
+		if is.Limit.Capacity() < was.Limit.Capacity() {
+			u.Drifted, u.Unasked = 0, 0 // the larger limit admitted it: it breaks no bound
+		}
+		// Nor does drift under a larger share. It counts now, because the ledger may not confirm it.
+		more := max(0, u.Drifted-is.DriftShare())
+		if u.Drifted -= more; is.Counters != nil {
+			is.Counters.OverAdmitted.Add(uint64(more))
+		}
 	}
 	s.rules.leave(old)
 }

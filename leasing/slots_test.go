@@ -251,8 +251,8 @@ func TestSlotsAreGivenBack(t *testing.T) {
 		if n := s.taken(); n != 0 {
 			t.Errorf("%d slots are taken when the ledger answers again, must be 0", n)
 		}
-		if n := len(owedOf(f, "k")); n != 0 {
-			t.Errorf("%d slots are owed still", n)
+		if n, x := len(owedOf(f, "k")), f.Stats(); n != 0 || x.RoundTrips != uint64(s.sent()) || x.Failed < 3 {
+			t.Errorf("%d slots are owed still, and of %d messages %d count, %d as failed", n, s.sent(), x.RoundTrips, x.Failed)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package leasing
 import (
 	"sync/atomic"
 
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -64,23 +65,24 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 	return s
 }
 
-// bounded counts a window of a key when this node's part of its over-admission comes close to its share of the
-// declared bound. Admissions by on_store_failure are declared separately.
-func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
-	before, beyond := k.Over, k.ByPolicy > 0
-	k.Over, k.ByPolicy = drifted, byPolicy
-	c, share := rule.Counters, rule.DriftShare()
+// bounded counts the over-admission of a key in a window as it grows, and when it comes close to this node's share of
+// the declared bound. Admissions by on_store_failure are declared separately.
+func bounded(rule *ratelimit.Rule, is *hold.Beyond, drifted, byPolicy tokens) {
+	c, share, before := rule.Counters, rule.DriftShare(), *is
+	is.Over, is.ByPolicy = drifted, byPolicy
 	if c == nil {
 		return
 	}
+	c.OverAdmitted.Add(uint64(drifted - before.Over + byPolicy - before.ByPolicy))
+	c.OverByPolicy.Add(uint64(byPolicy - before.ByPolicy))
 	c.Worst.See(drifted)
-	if near := share - share/5; before < near && drifted >= near {
+	if near := share - share/5; before.Over < near && drifted >= near {
 		c.NearBound.Add(1)
 	}
-	if before <= share && drifted > share {
+	if before.Over <= share && drifted > share {
 		c.BeyondBound.Add(1)
 	}
-	if byPolicy > 0 && !beyond {
+	if byPolicy > 0 && before.ByPolicy == 0 {
 		c.BeyondByPolicy.Add(1)
 	}
 }
@@ -101,9 +103,6 @@ type gauge struct{ leased, drifting tokens }
 func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 	if rule.Counters == nil || !g.on {
 		return
-	}
-	if g.sums == nil {
-		g.sums = map[*ratelimit.RuleCounters]gauge{}
 	}
 	of := g.sums[rule.Counters]
 	of.leased += k.InHand(now)
@@ -139,5 +138,5 @@ func (g *gauges) publish() {
 			c.Drifting.Add(int64(is.drifting))
 		}
 	}
-	g.published, g.sums = g.sums, nil
+	g.published, g.sums = g.sums, map[*ratelimit.RuleCounters]gauge{}
 }

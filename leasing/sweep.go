@@ -121,7 +121,7 @@ func (s *shard) remembers(now instant, c *cell) bool {
 
 // unreported tells whether the ledger lacks some usage of the key, or tokens are in hand.
 func (k *key) unreported(now instant) bool {
-	return k.InFlight() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now)
+	return k.InFlight() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now, 0)
 }
 
 // restAfter is the time for which a key is busy after its last request.
@@ -182,16 +182,13 @@ func (f *Fleet) restateIfDue(now instant) {
 
 // Epoch is the combined state of the epochs of all parts.
 func (f *Fleet) Epoch() ratelimit.EpochKnown {
-	known := ratelimit.EpochKnown{Learning: f.Learning()}
+	known := ratelimit.EpochKnown{Learning: f.Learning(), Asked: hold.Never}
 	for i := range f.lanes {
 		_, is := f.lanes[i].read()
 		if is.epoch.ID == 0 {
 			return ratelimit.EpochKnown{Learning: true}
 		}
-		known.ID = known.ID*31 + is.epoch.ID
-		if i == 0 || is.asked < known.Asked {
-			known.Asked = is.asked
-		}
+		known.ID, known.Asked = known.ID*31+is.epoch.ID, min(known.Asked, is.asked)
 	}
 	known.ID |= 1
 	return known
@@ -208,7 +205,7 @@ func (f *Fleet) Restating() bool {
 // Drifting tells whether this node has unconfirmed drift, in current windows.
 func (f *Fleet) Drifting() bool {
 	now := f.clock()
-	return f.any(func(k *entry) bool { return k.Drifting(now) })
+	return f.any(func(k *entry) bool { return k.Drifting(now, k.rule().Limit.Period()) })
 }
 
 // any tells whether a condition holds for a key. It takes one lock at a time, for a bounded number of keys.
@@ -263,7 +260,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 		k = s.entry(now, c.ID(), c)
 		if k.Resign(hold.Never); early && k.use.flight == nil { // it goes back like a late report
 			k.Next.GiveBack(0)
-			f.reportLocked(k, *k.Next)
+			f.reportLocked(k, *k.Next, hold.Beyond{})
 			k.Next = nil
 		}
 		if fl, _ := f.joinLocked(k); fl != nil {

@@ -20,10 +20,8 @@ type Look struct {
 // LeaseLook is a node's side of a key. Totals are of the lease's window.
 type LeaseLook struct {
 	Window    Window        `json:"window"`
-	Fence     Fence         `json:"fence"`
 	Granted   Tokens        `json:"granted"`
 	Spent     Tokens        `json:"spent"`
-	Returned  Tokens        `json:"returned"`
 	Unspent   Tokens        `json:"unspent"`
 	Drifted   Tokens        `json:"drifted"`    // spent and not confirmed
 	Elsewhere Tokens        `json:"elsewhere"`  // the rest at the ledger, by its last answer
@@ -56,7 +54,6 @@ type HolderLook struct {
 	Fence       Fence         `json:"fence"`
 	Granted     Tokens        `json:"granted"`
 	Spent       Tokens        `json:"spent"`
-	Returned    Tokens        `json:"returned"`
 	Outstanding Tokens        `json:"outstanding"`
 	Expires     time.Duration `json:"expires_ns"` // from now; negative: it is silent
 	Closed      bool          `json:"closed"`     // reclaimed: its fence is refused
@@ -71,8 +68,7 @@ type HotKey struct {
 	Unspent   Tokens  `json:"unspent"`
 	Limit     Tokens  `json:"limit"` // in force
 	// Overridden says that an override of the key is that limit, and not the rule.
-	Overridden bool  `json:"overridden,omitempty"`
-	Fence      Fence `json:"fence"` // of the lease here
+	Overridden bool `json:"overridden,omitempty"`
 }
 
 // Inspector is a Limiter that people can look into, and correct. All may be

@@ -73,7 +73,7 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	}
 	var holders []ratelimit.Holder
 	for _, s := range stores {
-		s.OnReconcile, s.OnAudit, s.Nodes = reconciled(log), events, func() int { return d.who.count() }
+		s.OnAudit, s.Nodes = events, func() int { return d.who.count() }
 		holders = append(holders, s.holder)
 	}
 	d.who = newRegistry(stores[0].store, holders...)

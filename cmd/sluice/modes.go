@@ -69,16 +69,14 @@ func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency)
 	return m
 }
 
-// Stats adds the decisions for which an owner did not answer.
+// Stats adds the decisions for which an owner did not answer, and the work of concurrency limits.
 func (m *byMode) Stats() ratelimit.LimiterStats {
 	s := m.base.Stats()
 	if m.ring != nil {
 		s.Fallbacks[ratelimit.FallbackPeer] += m.ring.Fallbacks()
 	}
 	if m.slots != nil {
-		for why, n := range m.slots.Fallbacks() {
-			s.Fallbacks[why] += n
-		}
+		s.Add(m.slots.Stats())
 	}
 	return s
 }

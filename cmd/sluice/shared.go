@@ -137,14 +137,3 @@ func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
 		}
 	}
 }
-
-// reconciled logs, at debug level, how an answer settles tokens that were spent before it.
-func reconciled(log *slog.Logger) func(*leasing.Reconciliation) {
-	if !log.Enabled(context.Background(), slog.LevelDebug) {
-		return nil
-	}
-	return func(r *leasing.Reconciliation) {
-		log.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
-			"drift", r.Drift, "confirmed", r.Confirmed, "charged", r.Charged, "over", r.Over, "by_policy", r.ByPolicy, "sum", r.Sum)
-	}
-}

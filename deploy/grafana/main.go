@@ -41,7 +41,7 @@ var dashboards = []dashboard{
 		{"Over-admission of all keys", "Tokens admitted beyond limits, a minute, of all keys together. The allowance is for each key, so it has no line here.", "short", false, false, []query{
 			{`sum by (` + by + `) (60 * rate(sluice_over_admitted_tokens_total{` + on + `}[5m]))`, "{{domain}}.{{rule}}"},
 		}},
-		{"Keys and windows near, and beyond, their bound", "Each key and window counts separately. BEYOND is 0 in normal operation. Only admissions by on_store_failure can raise it.", "short", false, false, []query{
+		{"Keys and windows near, and beyond, their bound", "Each key and window counts separately. BEYOND above 0 is a bug.", "short", false, false, []query{
 			{`sum by (` + by + `) (increase(sluice_windows_near_bound_total{` + on + `}[5m]))`, "near {{domain}}.{{rule}}"},
 			{`sum by (` + by + `) (increase(sluice_windows_beyond_bound_total{` + on + `}[5m]))`, "BEYOND {{domain}}.{{rule}}"},
 		}},
@@ -141,7 +141,7 @@ var dashboards = []dashboard{
 		}},
 		{"Configs refused", "", "short", false, false, []query{{`sum by (instance) (increase(ratelimit_service_config_load_error{` + in + `}[5m]))`, "{{instance}}"}}},
 		{"Requests for unknown domains", "", "ops", false, false, []query{{`sum (rate(sluice_unknown_domain_total{` + in + `}[$__rate_interval]))`, "unknown"}}},
-		{"Keys beyond the table", "Decisions for keys that share budgets because the node tracks MAX_KEYS keys already.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{` + in + `,source="overflow"}[$__rate_interval]))`, "{{instance}}"}}},
+		{"Keys beyond the table", "Decisions for keys without a place, because the node tracks MAX_KEYS keys already.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{` + in + `,source="overflow"}[$__rate_interval]))`, "shared {{instance}}"}, {`sum by (instance) (rate(sluice_fallback_decisions_total{` + in + `,reason="table_full"}[$__rate_interval]))`, "alone {{instance}}"}}},
 	}},
 }
 

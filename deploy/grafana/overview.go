@@ -3,7 +3,7 @@ package main
 // overview is the first dashboard to open: which nodes run, and which problems there are.
 var overview = dashboard{"sluice-overview", "Sluice: overview", []panel{
 	{"Nodes", "Nodes that Prometheus reaches.", "none", false, true, []query{{`count (sluice_build_info{` + in + `}) or vector(0)`, "up"}}},
-	{"Rules beyond their bound, in the last hour", "Keys and windows that admitted more than their rule declares. 0 in normal operation. Only admissions by on_store_failure can raise it.", "none", false, true, []query{
+	{"Rules beyond their bound, in the last hour", "Keys and windows that admitted more than their rule declares. Above 0 is a bug.", "none", false, true, []query{
 		{`sum (increase(sluice_windows_beyond_bound_total{` + in + `}[1h]))`, "beyond"},
 	}},
 	{"Calls by result", "OK and over limit are decisions. For errors and shed calls, Envoy's failure_mode_deny decides.", "ops", true, false, []query{

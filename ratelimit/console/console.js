@@ -241,8 +241,8 @@ async function explain() {
     if (r.owner) parts.push(make('p', 'Its owner is ' + r.owner));
     if (r.lease) {
       const l = r.lease;
-      parts.push(table(['Lease here', 'Granted', 'Spent', 'Unspent', 'Drifted', 'Fence', 'Expires', 'Heard'],
-        [['window ' + l.window, l.granted, l.spent, l.unspent, l.drifted, l.fence, expiry(l.expires_ns), duration(l.heard_ns) + ' ago']]));
+      parts.push(table(['Lease here', 'Granted', 'Spent', 'Unspent', 'Drifted', 'Expires', 'Heard'],
+        [['window ' + l.window, l.granted, l.spent, l.unspent, l.drifted, expiry(l.expires_ns), duration(l.heard_ns) + ' ago']]));
     }
     if (r.ledger) {
       parts.push(make('p', 'The store has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '') +

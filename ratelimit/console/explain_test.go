@@ -21,6 +21,7 @@ descriptors:
 - {key: open, max_override: 9, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: owned, coordination: {mode: routing}, rate_limit: {unit: day, requests_per_unit: 7}}
 - {key: small, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 1}}
+- {key: spare, coordination: {lease: {reserve: 10}}, rate_limit: {unit: day, requests_per_unit: 100}}
 `)}}
 	n.console.Metrics.Store = config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()},
 		n.console.Log)
@@ -62,13 +63,21 @@ descriptors:
 	if !strings.HasPrefix(e.RLQS, "ALLOW_ALL") {
 		t.Errorf("in SHADOW_MODE, Envoys are said to get %q", e.RLQS)
 	}
-	n.console.Inspector, n.console.Metrics.Limiter = unanswered{n}, func() (s ratelimit.LimiterStats) { return s }
+	n.console.Metrics.Limiter = func() (s ratelimit.LimiterStats) { return s }
+	n.console.Inspector = looking{n, ratelimit.Look{LedgerError: "no route to Redis"}}
 	explained("open", "OK: admitted by on_store_failure: open")
+	n.console.Metrics.Seat = func() (int, bool) { return 0, true }
+	for left, want := range map[ratelimit.Tokens]string{5: "OK from a drift share", 0: "OK: the node is in SHADOW"} {
+		x := &ratelimit.AccountLook{Free: left}
+		n.console.Inspector = looking{n, ratelimit.Look{Lease: &ratelimit.LeaseLook{Refuses: 1}, Ledger: x}}
+		explained("spare", want)
+	}
 }
 
-// unanswered is an inspector whose store is away.
-type unanswered struct{ ratelimit.Inspector }
-
-func (unanswered) Look(context.Context, ratelimit.Instant, *ratelimit.Ask) ratelimit.Look {
-	return ratelimit.Look{LedgerError: "no route to Redis"}
+// looking is an inspector that shows the same of each key.
+type looking struct {
+	ratelimit.Inspector
+	is ratelimit.Look
 }
+
+func (l looking) Look(context.Context, ratelimit.Instant, *ratelimit.Ask) ratelimit.Look { return l.is }

@@ -80,17 +80,13 @@ func (x index) of(labels, others string) (int, string) {
 
 // declare adds the bounds of a rule: those of a row are the largest.
 func (w *ruleRow) declare(r *ratelimit.Rule) {
-	if r.Unlimited {
+	at := r.AtLedger()
+	if r.Unlimited || !at.Drifts() {
 		return
 	}
-	var share, budget ratelimit.Tokens
-	switch at := r.AtLedger(); {
-	case at != r:
-		share, budget = at.DriftShare(), r.Reserve()
-	case r.Coordination.Mode.Spec().Drifts:
-		share, budget = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
-	}
-	w.share, w.driftLimit = max(w.share, share), max(w.driftLimit, budget)
+	share := at.DriftShare()
+	w.share = max(w.share, share)
+	w.driftLimit = max(w.driftLimit, share*ratelimit.Tokens(r.Coordination.MaxNodes))
 }
 
 // The rules that metrics are about.

@@ -97,7 +97,7 @@ func explainKey(row rower, v *ratelimit.Look) {
 		row("owner", "%s", v.Owner)
 	}
 	if l := v.Lease; l != nil {
-		row("lease here", "window %d, fence %d: granted %d, spent %d, unspent %d; %s, answered %v ago", l.Window, l.Fence, l.Granted, l.Spent, l.Unspent, expiry(l.Expires), l.Answered.Round(time.Millisecond))
+		row("lease here", "window %d: granted %d, spent %d, unspent %d; %s, answered %v ago", l.Window, l.Granted, l.Spent, l.Unspent, expiry(l.Expires), l.Answered.Round(time.Millisecond))
 	} else {
 		row("lease here", "none")
 	}

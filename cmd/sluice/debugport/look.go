@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -167,6 +168,18 @@ func (v *look) addRule(r metrics.RuleState) {
 	all.Decisions, all.Denied, all.Admitted = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Admitted+r.Admitted
 	all.Near, all.Beyond, all.Worst = all.Near+r.Near, all.Beyond+r.Beyond, all.Worst+r.Worst
 	all.Over, all.Under, all.Drifting, all.Leased = all.Over+r.Over, all.Under+r.Under, all.Drifting+r.Drifting, all.Leased+r.Leased
+	all.OverByPolicy, all.BeyondByPolicy = all.OverByPolicy+r.OverByPolicy, all.BeyondByPolicy+r.BeyondByPolicy
+	all.Sources, all.Fallbacks = added(all.Sources, r.Sources), added(all.Fallbacks, r.Fallbacks)
+}
+
+// added is the sum of both, which stay as they are.
+func added(a, b map[string]uint64) map[string]uint64 {
+	sum := map[string]uint64{}
+	maps.Copy(sum, a)
+	for name, n := range b {
+		sum[name] += n
+	}
+	return sum
 }
 
 // Summary is what nodes did between two looks.

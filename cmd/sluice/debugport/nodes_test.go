@@ -36,7 +36,7 @@ func showing(t *testing.T, rules string, decisions uint64, others ...string) *ht
 		var v console.State
 		v.Config.Fingerprint, v.Config.Good = rules, true
 		v.Calls = looks * decisions
-		v.Rules = []metrics.RuleState{{Domain: "d", Rule: "five", Limit: "5 per year", Decisions: looks * decisions, Admitted: looks * decisions}}
+		v.Rules = []metrics.RuleState{{Domain: "d", Rule: "five", Limit: "5 per year", Decisions: looks * decisions, Admitted: looks * decisions, OverByPolicy: decisions, Sources: map[string]uint64{"lease": looks * decisions}}}
 		for _, other := range others {
 			v.Nodes = append(v.Nodes, console.Node{Debug: other})
 		}
@@ -85,7 +85,7 @@ func TestTop(t *testing.T) {
 	}
 	// Another 10 at a and 1 at the third node in 7 s; what b had is still in the sums.
 	if len(v.Nodes) != 3 || v.Nodes[1].Answers || v.Nodes[1].Error == "" || len(v.Sets) != 2 || v.Calls != 11./7 || v.Rules[0].AdmittedRate != 11./7 ||
-		v.Rules[0].Decisions != 4*10+3*30+2*1 {
+		v.Rules[0].Decisions != 4*10+3*30+2*1 || v.Rules[0].Sources["lease"] != v.Rules[0].Decisions || v.Rules[0].OverByPolicy != 41 {
 		t.Errorf("%+v", v)
 	}
 	one := showing(t, "abc", 1, host(a))

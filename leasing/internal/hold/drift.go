@@ -1,6 +1,8 @@
 package hold
 
 import (
+	"time"
+
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -68,9 +70,9 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 func (k *Key) Unanswered() bool { return k.LastAnswer == 0 && k.inFlight == 0 && k.Spent == 0 }
 
 // Drifting tells whether unconfirmed drift may still count: then the next owner of the share must not use it in the
-// same window.
-func (k *Key) Drifting(now instant) bool {
-	return k.Deadline != 0 && (k.Drift() > 0 || k.carried > 0) && now < k.Till
+// same window. It counts for a time after its window, if that slides: this node may not have left it yet.
+func (k *Key) Drifting(now instant, after time.Duration) bool {
+	return k.Deadline != 0 && (k.Drift() > 0 && now < k.Till.Add(after) || k.carried > 0 && now < k.Till)
 }
 
 // lowWatermark is the part of the limit below which requests without a lease wait for an answer.

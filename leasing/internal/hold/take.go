@@ -230,8 +230,14 @@ func (k *Key) left(limit *ratelimit.Limit) tokens {
 func (e Entry) Undo(v *ratelimit.Verdict) {
 	n := v.Charged + v.Debt
 	if n > 0 && v.Window == e.Window {
-		if e.unspend(n); v.OverLimit {
+		e.unspend(n)
+		switch { // its reason
+		case v.OverLimit:
 			e.Charged = max(0, e.Charged-n)
+		case v.Source == ratelimit.FromDrift:
+			e.Drifted = max(0, e.Drifted-n)
+		case v.Source == ratelimit.FromFallback:
+			e.Unasked = max(0, e.Unasked-n)
 		}
 		e.until = 0
 	}
