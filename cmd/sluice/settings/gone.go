@@ -46,7 +46,7 @@ var replaced = map[string]string{
 	"RLQS":                       "unset it: the gRPC port serves RLQS, and Envoys without its filter do not use it",
 	"DEBUG_PPROF":                "unset it: profiles are for callers on this machine, and for kubectl port-forward",
 	"GRACE_TIME":                 "unset it: after DRAIN_TIME, calls in progress have 10s",
-	"DRIFT_AUDIT_FILE":           "unset it: sluice audit reads the record of rules with audit: true, and LOG_LEVEL=debug logs settled drift",
+	"DRIFT_AUDIT_FILE":           "unset it: sluice audit reads the record of rules with audit: true",
 	"HOLD_KEYS_FILE":             "unset it, and set HOLD_KEYS=@%s",
 	"PEER_GOSSIP_ADDR":           "unset it: gossip uses the port after that of PEER_ADDR",
 	"PEER_BIND":                  "unset it: if PEER_ADDR is not of this machine, the node listens on its port of all addresses",
