@@ -122,6 +122,9 @@ func (f *xdsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 		return nil, err
 	}
 	if want := f.SAN; want != "" {
+		if !strings.Contains(want, "/") { // no URI: the server may choose its certificate by it
+			c.ServerName = want
+		}
 		c.InsecureSkipVerify = true // the chain and the name are checked here
 		c.VerifyConnection = func(s tls.ConnectionState) error {
 			if err := clienttls.VerifyChain(c.RootCAs, s); err != nil {
