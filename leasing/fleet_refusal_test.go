@@ -89,6 +89,7 @@ func TestRestInSeveralHandsIsUsed(t *testing.T) {
 	for seed := range uint64(400) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		s := newStage(t, 2, 100, 100, map[string]string{"on_deny": "refund"})
+		s.rule.Limit.Algorithm, s.rule.Limit.Burst = ratelimit.Algorithm(seed)%ratelimit.Concurrency, 100
 		s.oneWay = time.Duration(random.IntN(4)) * time.Millisecond
 		s.recalling()
 		var callers [5]struct {
@@ -126,6 +127,27 @@ func TestRestInSeveralHandsIsUsed(t *testing.T) {
 		}
 		if used <= 70 || s.claims > asked/2 {
 			t.Errorf("seed %d: %d of 100 are used, by requests for 30, and %d requests made %d claims", seed, used, asked, s.claims)
+		}
+	}
+}
+
+// A node that has refused holds for long admits them within a second after another node has released tokens.
+func TestReleasesElsewhereAreFound(t *testing.T) {
+	for algorithm := range ratelimit.RateAlgorithms() {
+		s := newStage(t, 2, 100, 100, map[string]string{"on_deny": "refund"})
+		s.rule.Limit.Algorithm, s.rule.Limit.Burst, s.rule.Hold = ratelimit.Algorithm(algorithm), 100, &ratelimit.Hold{}
+		hold := s.ask(0, "k", 100)
+		for range 200 {
+			s.ask(1, "k", 30)
+			s.goOn(50 * time.Millisecond)
+		}
+		s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Cost: 60, Kind: ratelimit.Release, Window: hold.Window})
+		released := s.now
+		for s.ask(1, "k", 30).OverLimit {
+			s.goOn(50 * time.Millisecond)
+		}
+		if took := s.now.Sub(released); took > time.Second {
+			t.Errorf("%v: %v until it fits", ratelimit.Algorithm(algorithm), took)
 		}
 	}
 }

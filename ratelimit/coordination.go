@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"fmt"
-	"math"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -268,7 +267,7 @@ func (c *Coordination) Set(field, text string) error {
 		err = setName(&c.Mode, ModeNames(), text)
 	case "lease.size":
 		if c.Lease.Fixed = 0; text != "auto" {
-			err = setTokens(&c.Lease.Fixed, text, 1)
+			err = setTokens(&c.Lease.Fixed, text, uint64(MaxLimit))
 		}
 	case "lease.reserve":
 		c.Lease.Reserve, err = ParseShare(text)
@@ -278,8 +277,8 @@ func (c *Coordination) Set(field, text string) error {
 		c.DriftBudget, err = ParseShare(text)
 	case "max_nodes":
 		var n Tokens
-		if err = setTokens(&n, text, 1); err == nil {
-			c.MaxNodes = int(min(n, math.MaxInt32)) // Validate says what the most is
+		if err = setTokens(&n, text, MaxMaxNodes); err == nil {
+			c.MaxNodes = int(n)
 		}
 	case "check_timeout":
 		err = setDuration(&c.CheckTimeout, text)
@@ -319,10 +318,10 @@ func setName[T ~uint8](field *T, names []string, text string) error {
 	return fmt.Errorf("%q is not one of %s%s", text, strings.Join(names, ", "), DidYouMean(text, names))
 }
 
-func setTokens(field *Tokens, text string, least uint64) error {
+func setTokens(field *Tokens, text string, most uint64) error {
 	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n < least || n > uint64(MaxLimit) {
-		return fmt.Errorf("%q is not a whole number from %d to %d", text, least, MaxLimit)
+	if err != nil || n < 1 || n > most {
+		return fmt.Errorf("%q is not a whole number from 1 to %d", text, most)
 	}
 	*field = Tokens(n)
 	return nil

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -51,6 +52,7 @@ func (w *world) overrides(k *key, is *ratelimit.Override, removed bool) {
 		is.Set = k.part.time()
 	}
 	k.sets = append(k.sets, overridden{*is, removed})
+	slices.SortStableFunc(k.sets, func(a, b overridden) int { return cmp.Compare(a.Set, b.Set) }) // answers overtake
 	w.mayHave(k, is)
 }
 

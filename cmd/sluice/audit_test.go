@@ -12,10 +12,10 @@ import (
 
 // newAudited is a fleet whose nodes write their events into files, too.
 func newAudited(t *testing.T, rules string, nodes int) (f *fleet, files []string) {
-	f = newFleet(t, 0, setup{rules: rules, store: aRedis(t)})
+	f = newFleet(t, 0, setup{rules: patient(rules), store: aRedis(t)})
 	for i := range nodes {
 		files = append(files, filepath.Join(t.TempDir(), fmt.Sprint(i)))
-		f.env = []string{"AUDIT_FILE=" + files[i], "CACHE_KEY_PREFIX=p[x]*", "COORDINATION_STORE_DEADLINE=1s"}
+		f.env = []string{"AUDIT_FILE=" + files[i], "CACHE_KEY_PREFIX=p[x]*"}
 		f.join()
 	}
 	f.untilWhole()

@@ -26,7 +26,7 @@ func TestPostPaidDebt(t *testing.T) {
 	t.Parallel()
 	withAndWithout(t, func(t *testing.T, store storeServer) {
 		t.Parallel()
-		r := newFleet(t, 3, setup{rules: routingRules, store: store, ring: 3, env: []string{"COORDINATION_STORE_DEADLINE=1s"}})
+		r := newFleet(t, 3, setup{rules: patient(routingRules), store: store, ring: 3})
 		values := []string{"routing"}
 		if store != nil {
 			values = append(values, "leasing", "approx")

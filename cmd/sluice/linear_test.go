@@ -29,10 +29,8 @@ coordination: {mode: routing, on_store_failure: closed}
 descriptors:
   - {key: k, rate_limit: {unit: year, requests_per_unit: 40}}
 `
-	// A request that has waited for its store_deadline is refused while the ledger may
-	// have tokens: on a busy machine 15 ms would be too short for this.
 	leasedRules = `domain: d
-coordination: {mode: leasing, lease: {size: 1}, on_store_failure: closed, store_deadline: 1s}
+coordination: {mode: leasing, lease: {size: 1}, on_store_failure: closed}
 descriptors:
   - {key: k, rate_limit: {unit: year, requests_per_unit: 40}}
 `
@@ -223,8 +221,9 @@ func newRecorder(t *testing.T, kind linearKind) *recorder {
 	if kind.rules == routedRules {
 		with.ring = 4
 	}
-	if kind.store != nil { // a commit may take longer than 15 ms
-		with.store, with.env = kind.store(t), []string{"COORDINATION_STORE_DEADLINE=1s"}
+	// A commit may take longer than 15 ms. A request that has waited is refused while the ledger may have tokens.
+	if kind.store != nil {
+		with.store, with.rules = kind.store(t), patient(kind.rules)
 	}
 	r := &recorder{fleet: newFleet(t, 0, with), began: time.Now()}
 	if r.most, r.keys = 3, 10; kind.ones {

@@ -206,7 +206,7 @@ func (p parityRun) answer(t *testing.T) {
 	prefix := fmt.Sprintf("run %d:", parityRuns.Add(1))
 	env := append([]string{
 		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "DRAIN_TIME=0s",
-		"CACHE_KEY_PREFIX=" + prefix, "COORDINATION_STORE_DEADLINE=1s",
+		"CACHE_KEY_PREFIX=" + prefix,
 	}, p.env...)
 	if p.store != nil {
 		p.store.Begin(prefix)
@@ -284,9 +284,13 @@ func (s *sluice) late() int {
 	return s.metric(`sluice_decision_sources_total{source="fallback"}`) + s.metric(`sluice_decision_sources_total{source="drift"}`)
 }
 
-// patient is a file whose rules wait for the store as long as they may in mode approx, too.
+// patient is a file whose rules wait for the store as long as they may, in mode approx, too.
 func patient(rules string) string {
-	return strings.Replace(rules, "\ndescriptors:", "\ncoordination: {check_timeout: 900ms}\ndescriptors:", 1)
+	const patience = "store_deadline: 1s, check_timeout: 900ms"
+	if before, after, has := strings.Cut(rules, "\ncoordination: {"); has {
+		return before + "\ncoordination: {" + patience + ", " + after
+	}
+	return strings.Replace(rules, "\ndescriptors:", "\ncoordination: {"+patience+"}\ndescriptors:", 1)
 }
 
 // runtimeDirectory is a RUNTIME_ROOT as in their image, with files of any extension, and other files next to

@@ -145,6 +145,9 @@ func peerLog(log *slog.Logger) func(addr string, err error) {
 	stranger := pace.Seldom(5*time.Second, func(err error) {
 		log.Warn("a peer has another PEER_SECRET, or a relay is between the nodes; sluice_rejected_total counts all", "error", err)
 	})
+	lost := pace.Seldom(5*time.Second, func(err error) {
+		log.Warn("peers are not found: a node that sees no peers answers for all keys by itself", "error", err)
+	})
 	return func(addr string, err error) {
 		at := fmt.Errorf("%s: %w", addr, err)
 		switch {
@@ -153,6 +156,8 @@ func peerLog(log *slog.Logger) func(addr string, err error) {
 		case strings.Contains(err.Error(), context.Canceled.Error()):
 		case errors.Is(err, routing.ErrSecret):
 			stranger(at)
+		case addr == "":
+			lost(err)
 		default:
 			complain(at)
 		}

@@ -26,10 +26,10 @@ func TestFirstRequestIsNoFallback(t *testing.T) {
 	_, port := freeAddress(t)
 	store := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.File("redis.crt"), "--tls-key-file", i.File("redis.key"),
 		"--tls-ca-cert-file", i.File("ca.crt"), "--tls-auth-clients", "no")
-	rules := rulesFile(t, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n")
+	rules := rulesFile(t, patient("domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n"))
 	fallbacks := 0
 	for n := range starts {
-		s := serve(t, []string{"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.File("ca.crt"), "DRAIN_TIME=0s", "COORDINATION_STORE_DEADLINE=1s"}, "--config", rules)
+		s := serve(t, []string{"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.File("ca.crt"), "DRAIN_TIME=0s"}, "--config", rules)
 		client := rls.NewRateLimitServiceClient(s.dial())
 		s.untilHealthy()
 		before := connectionsOf(store)
@@ -67,13 +67,14 @@ func connectionsOf(s *redistest.Server) (n int) {
 func TestHealthWaitsForTheStore(t *testing.T) { eachStore(t, healthWaits) }
 
 func healthWaits(t *testing.T, store storeServer) {
-	env := []string{"STORE_URL=" + store.URL(), "DRAIN_TIME=0s", "COORDINATION_STORE_DEADLINE=1s"}
-	before := serve(t, env, "--log-level=warn")
+	env := []string{"STORE_URL=" + store.URL(), "DRAIN_TIME=0s"}
+	args := []string{"--log-level=warn", "--config", rulesFile(t, patient(exampleConfig))}
+	before := serve(t, env, args...)
 	before.untilHealthy() // a database is not new then, and has nothing to learn
 	before.Signal(syscall.SIGTERM)
 	<-before.exited
 	store.Kill()
-	s := serve(t, env, "--log-level=warn")
+	s := serve(t, env, args...)
 	s.eventually("the first attempts have failed", func() bool { return strings.Contains(s.log(), "the store does not answer") })
 	if strings.Contains(s.log(), " yet") {
 		t.Errorf("the log hides why the store does not answer:\n%s", s.log())

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
+	"os"
 	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -83,7 +85,15 @@ func (f *tracingFlags) start(log *slog.Logger) (*tracing, error) {
 	}, nil
 }
 
+// exporter reads its endpoint from the environment, and would take a default for a wrong one.
 func (f *tracingFlags) exporter() (sdk.SpanExporter, error) {
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
+		if text := os.Getenv(name); text != "" {
+			if u, err := url.Parse(text); err != nil || u.Host == "" && u.Path == "" {
+				return nil, fmt.Errorf("%s is %q, must be a URL such as http://collector:4318", name, text)
+			}
+		}
+	}
 	if f.Protocol == "grpc" {
 		return otlptracegrpc.New(context.Background())
 	}

@@ -37,6 +37,7 @@ type xdsFlags struct {
 	First      time.Duration `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" name:"xds-client-backoff-initial-interval" default:"10s" help:"First pause after a stream ended."`
 	Longest    time.Duration `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL" name:"xds-client-backoff-max-interval" default:"60s" help:"Maximum pause after a stream ended."`
 	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Random part of the pause, 0 to 1."`
+	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Randomise the pause."`
 	MaxMessage int           `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" name:"xds-client-max-msg-size-in-bytes" default:"4194304" help:"Maximum size of a push in bytes."`
 	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"File with algorithm, burst, hold and coordination of pushed rules, whose messages lack them."`
 }
@@ -60,7 +61,9 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is %v, XDS_CLIENT_BACKOFF_INITIAL_INTERVAL %v, XDS_CLIENT_BACKOFF_MAX_INTERVAL %v, XDS_CLIENT_BACKOFF_RANDOM_FACTOR %v, XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES %d: they must be positive, and the factor 0 to 1",
 			f.Retry, f.First, f.Longest, f.Random, f.MaxMessage)
 	}
-	o.Backoff.Spread = f.Random
+	if f.Jitter {
+		o.Backoff.Spread = f.Random
+	}
 	warn := pace.Seldom(10*time.Second, func(err error) {
 		log.Warn("the stream of the management server ended: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
 	})

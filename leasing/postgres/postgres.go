@@ -284,12 +284,29 @@ func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, ready func(),
 		return err
 	}
 	for ready(); ; {
-		n, err := c.WaitForNotification(ctx)
+		n, err := within(ctx, pingEvery, c.WaitForNotification)
+		switch {
+		case err == nil:
+			received(n.Payload)
+			continue
+		case pgconn.Timeout(err): // a host that is gone may never say so
+			_, err = within(ctx, connectTime, func(ctx context.Context) (none struct{}, err error) {
+				return none, c.Ping(ctx)
+			})
+		}
 		if err != nil {
 			return err
 		}
-		received(n.Payload)
 	}
+}
+
+// pingEvery is the time without a notification after which a host must answer.
+const pingEvery = 3 * time.Second
+
+func within[T any](ctx context.Context, d time.Duration, do func(context.Context) (T, error)) (T, error) {
+	ctx, stop := context.WithTimeout(ctx, d)
+	defer stop()
+	return do(ctx)
 }
 
 // Send implements [account.Messenger], by notifications.

@@ -6,8 +6,11 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
@@ -62,6 +65,33 @@ func TestHostThatHangs(t *testing.T) {
 	defer hung.Close()
 	url := "postgres://sluice@%s,127.0.0.1:%s/postgres"
 	prepared(t, fmt.Sprintf(url, hung.Listener.Addr(), pgtest.Start(t).Port))
+}
+
+// Messages from a host that hangs are received from the next one, soon.
+func TestListenerNoticesHostThatHangs(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t)
+	s := prepared(t, server.URL())
+	ready, ended := make(chan bool), make(chan error)
+	go func() { ended <- s.Listen(t.Context(), 1, func() { close(ready) }, func(string) {}) }()
+	<-ready
+	var pid int
+	err := s.pool.QueryRow(t.Context(), "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%'").Scan(&pid)
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGSTOP)
+		defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if !pgconn.Timeout(err) {
+			t.Errorf("it ends with %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("it waits for a host that hangs")
+	}
 }
 
 // An older copy that goes on in another place is another life.

@@ -187,6 +187,9 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 	}
 	prefixes, domain := []string{""}, r.PathValue("domain")
 	if err == nil && domain != "" {
+		if _, err := c.domain(domain); err != nil {
+			return err
+		}
 		prefixes, err = c.prefixes(domain, page.Get("prefix"))
 	}
 	if err == nil && domain == "" && (page.Get("prefix") != "" || len(entries) > 0) {

@@ -180,13 +180,22 @@ func (c *console) registerOverrides(mux *http.ServeMux) {
 	mux.HandleFunc("DELETE "+of, c.guarded("remove an override", c.deleteOverride))
 }
 
+// domain is the domain of a name.
+func (c *console) domain(name string) (*config.Domain, error) {
+	rules := c.Metrics.Store.Rules()
+	d := rules.Domain(name)
+	if d == nil {
+		return nil, refusing(http.StatusNotFound, "the domain %.60q has no rules%s", name,
+			ratelimit.DidYouMean(name, rules.DomainNames(mostNames)))
+	}
+	return d, nil
+}
+
 // key is the key of a descriptor whose rule allows overrides.
 func (c *console) key(domain string, entries []config.Entry) (*ratelimit.Ask, error) {
-	rules := c.Metrics.Store.Rules()
-	d := rules.Domain(domain)
-	if d == nil {
-		return nil, refusing(http.StatusNotFound, "the domain %.60q has no rules%s", domain,
-			ratelimit.DidYouMean(domain, rules.DomainNames(mostNames)))
+	d, err := c.domain(domain)
+	if err != nil {
+		return nil, err
 	}
 	rule, key := d.Match(entries, nil)
 	if rule == nil {

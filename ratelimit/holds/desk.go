@@ -32,6 +32,7 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 		return Held{}, ratelimit.HoldForged
 	}
 	tag, found := h.key.tag(h.raw[:], budget), false
+	at := ratelimit.LedgerTime(time.Unix(h.at, 0).UnixMicro())
 	for i := range h.parts {
 		if !bytes.Equal(h.tags[i], tag) {
 			continue
@@ -43,7 +44,6 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 		// A request may hold of one budget twice: each part is for one settlement.
 		switch d.settled.mark(h.id, i, h.at, now) {
 		case marked:
-			at := ratelimit.LedgerTime(time.Unix(h.at, 0).UnixMicro())
 			return Held{h.amounts[i], at, h.slot}, ratelimit.SettledCost
 		case forgotten:
 			return Held{Slot: h.slot}, ratelimit.HoldExpired
@@ -56,5 +56,5 @@ func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (He
 	case now-h.at > int64(ttl/time.Second):
 		return Held{}, ratelimit.HoldExpired
 	}
-	return Held{}, ratelimit.HoldReplayed
+	return Held{At: at}, ratelimit.HoldReplayed
 }

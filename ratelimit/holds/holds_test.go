@@ -237,7 +237,7 @@ func TestHostileHolds(t *testing.T) {
 			text = good[:at] + d.issue(t, now, part)[at:]
 		}
 		h, result := d.Settle(text, key, now, time.Minute)
-		if result == ratelimit.SettledCost || h != (Held{}) {
+		if result == ratelimit.SettledCost || h.Amount != 0 || h.Slot != 0 {
 			t.Fatalf("%d: %q is believed: %+v", i, text, h)
 		}
 		results[result]++

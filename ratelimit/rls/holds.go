@@ -2,6 +2,7 @@ package rls
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -59,7 +60,9 @@ func (c *call) addHeld(s *Service, i, start int) {
 		c.ask(m, ask)
 		return
 	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
-		h.settles, h.amount = true, hold.Amount
+		if h.settles = true; !c.replaced(&h, x) {
+			h.amount = hold.Amount
+		}
 		c.settle(&h, x.ends, ask)
 	case h.settles:
 		if !s.settleByID(c, &h, x, ask) {
@@ -97,7 +100,7 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 		h.result, h.amount, h.cost = ratelimit.SettledCost, 1, 1
 		ask.Kind, ask.Cost, ask.Window = ratelimit.Release, 1, ratelimit.Window(of.Slot)
 		c.ask(m, ask)
-	case h.result == ratelimit.SettledCost:
+	case h.result == ratelimit.SettledCost, h.result == ratelimit.HoldReplayed && !x.ends && c.replaced(h, x):
 		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)
 		c.settle(h, x.ends, ask)
 	case ask.Rule.Hold == nil && h.result != ratelimit.HoldReplayed:
@@ -109,6 +112,16 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 		return false
 	}
 	return x.hold != ""
+}
+
+// replaced tells whether the cost of an earlier descriptor of the call has replaced the same hold. Then a further cost
+// of the request is charged whole.
+func (c *call) replaced(h *held, x *descriptor) bool {
+	return slices.ContainsFunc(c.holds, func(o held) bool {
+		y := &c.request.descriptors[o.match]
+		return o.settles && o.result == ratelimit.SettledCost && c.matches[o.match].rule == c.matches[h.match].rule &&
+			y.hold == x.hold && slices.Equal(c.request.entriesOf(x), c.request.entriesOf(y))
+	})
 }
 
 // settle requests the difference between a cost and its hold.

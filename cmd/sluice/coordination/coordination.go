@@ -16,13 +16,12 @@ type Flags struct {
 	Mode           string `env:"COORDINATION_MODE" name:"coordination-mode" placeholder:"leasing" help:"Default mode of rules: ${modes}."`
 	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Default max_nodes of rules: maximum number of nodes at one time, including extra ones during a rolling restart."`
 	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"Default on_store_failure of rules: local, open or closed."`
-	StoreDeadline  string `env:"COORDINATION_STORE_DEADLINE" name:"coordination-store-deadline" placeholder:"15ms" help:"Default store_deadline of rules, 1ms to 1s: maximum wait of a decision for the store. Then on_store_failure decides. Keep it below the timeout of Envoy's rate limit filter, by default 20ms."`
 }
 
 // Default is the coordination of rules that do not say another.
 func (f *Flags) Default() (ratelimit.Coordination, error) {
 	return Of(map[string]string{
-		"mode": f.Mode, "max_nodes": f.MaxNodes, "on_store_failure": f.OnStoreFailure, "store_deadline": f.StoreDeadline,
+		"mode": f.Mode, "max_nodes": f.MaxNodes, "on_store_failure": f.OnStoreFailure,
 	}, func(field string) string { return "COORDINATION_" + strings.ToUpper(field) })
 }
 

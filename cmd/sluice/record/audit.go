@@ -53,7 +53,7 @@ func HideForServe(app *kong.Kong) error {
 				f.Hidden = f.Hidden || strings.HasPrefix(f.Name, serves)
 			}
 			f.Help, _, _ = strings.Cut(f.Help, " Default:")
-			f.Help = strings.TrimSuffix(f.Help, " Decisions wait for COORDINATION_STORE_DEADLINE.")
+			f.Help = strings.TrimSuffix(f.Help, " Decisions wait for the store_deadline of their rule.")
 		}
 	}
 	return nil

@@ -22,7 +22,7 @@ var withoutEffect = []string{
 	"MEMCACHE_TLS_CLIENT_KEY", "MEMCACHE_TLS_CACERT", "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
 	"PROTO", "USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "PROMETHEUS_MAPPER_YAML",
 	"SANITIZE_DESCRIPTOR_METRIC_DOTS", "MAX_CONCURRENT_REQUESTS", "REQUEST_TIMEOUT", "GRPC_MAX_CONCURRENT_STREAMS",
-	"XDS_CLIENT_BACKOFF_JITTER", "LIMIT_REQUEST_LIMIT_HEADER", "LIMIT_REQUEST_REMAINING_HEADER", "LIMIT_REQUEST_RESET_HEADER",
+	"LIMIT_REQUEST_LIMIT_HEADER", "LIMIT_REQUEST_REMAINING_HEADER", "LIMIT_REQUEST_RESET_HEADER",
 }
 
 // WithoutEffect are the names in the environment that have no effect in this version. Values that agree with the effect
@@ -76,7 +76,7 @@ func init() {
 	for field, advice := range ratelimit.ReplacedFields {
 		replaced["COORDINATION_"+strings.ToUpper(strings.ReplaceAll(field, ".", "_"))] = "unset it: " + advice
 	}
-	for field := range strings.FieldsSeq("reclaim drift_budget check_timeout on_deny debt audit") {
+	for field := range strings.FieldsSeq("reclaim drift_budget check_timeout store_deadline on_deny debt audit") {
 		replaced["COORDINATION_"+strings.ToUpper(field)] = inRules(field + ": %s")
 	}
 }

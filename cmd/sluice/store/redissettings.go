@@ -30,7 +30,7 @@ type Redis struct {
 	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"Password of Redis: pass or user:pass."`
 	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH" name:"redis-sentinel-auth" placeholder:"PASS" help:"Password of the sentinels: pass or user:pass."`
 	PoolSize     int           `env:"REDIS_POOL_SIZE" name:"redis-pool-size" default:"10" help:"Connections to each server."`
-	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"Maximum time to dial. Decisions wait for COORDINATION_STORE_DEADLINE."`
+	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"Maximum time to dial. Decisions wait for the store_deadline of their rule."`
 	TLS          bool          `env:"REDIS_TLS" name:"redis-tls" help:"Use TLS to Redis."`
 	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"Client certificate, a file. It is read for each connection."`
 	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Key of the client certificate."`

@@ -81,7 +81,7 @@ const (
 	// paced is the minimum time between an answer and a background claim, and scarce that after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
 	// refusal is the time for which a refusal holds before the next claim, at first. It doubles with each repeated
-	// refusal, up to doublings times. It is seldom times as long until a refund returns tokens to the key.
+	// refusal, up to doublings times. It is seldom times as long until a refund returns tokens to a key without holds.
 	refusal, doublings = 2 * ratelimit.ClaimBackOff, 3
 	seldom             = 8
 	// often is the rate in tokens a second from which a key is renewed before its lease is used up.
@@ -299,14 +299,17 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	case p.Deadline == Never:
 	case p.eager:
 		return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
-	case rule.Limit.Algorithm == ratelimit.TokenBucket && rule.Limit.Refill(p.Taken-p.Spent) > worthBack:
+	case rule.Limit.Algorithm == ratelimit.TokenBucket && p.worthBack(&rule.Limit):
 		return p.Deadline
 	}
 	return Never
 }
 
-// worthBack is the refill that is worth a message: longer than that of a lease for the rate of the bucket.
-const worthBack = 5 * time.Second
+// worthBack tells whether unspent tokens are worth a message: in a bucket, if they take longer to refill than those of
+// a lease for its rate.
+func (p *Part) worthBack(l *ratelimit.Limit) bool {
+	return l.Algorithm != ratelimit.TokenBucket || l.Refill(p.Taken-p.Spent) > 5*time.Second
+}
 
 // piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
@@ -322,8 +325,13 @@ func (e Entry) refusalsDue() instant { return e.LastAnswer.Add(refusal / 2) }
 // Recalled gives back tokens that others need, except those for waiting requests here. It reports also with nothing
 // in hand: for the ledger, drawn tokens are unspent.
 func (e Entry) Recalled(now instant) {
-	e.GiveBack(e.Waiting)
+	e.yield(now, e.Waiting)
 	e.Restate()
+}
+
+// yield gives back all tokens in hand except keep, and takes no more than requests need for a while.
+func (e Entry) yield(now instant, keep tokens) {
+	e.GiveBack(keep)
 	e.renewFrom, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
@@ -387,7 +395,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		e.most += elsewhere
 	}
 	pause := refusal << e.holds
-	if e.holds = min(e.holds+1, doublings); !e.frees {
+	if e.holds = min(e.holds+1, doublings); !e.frees && rule.Hold == nil {
 		pause *= seldom
 	}
 	e.again = now.Add(pause)

@@ -107,8 +107,8 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ve
 	e.Demand.Refused = ratelimit.AddTokens(e.Demand.Refused, a.Cost)
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyRefunds {
 		// If several nodes keep too few tokens for such a request, all refuse it until the window ends.
-		if reply.Waited && e.others && a.Rule.Limit.Algorithm != ratelimit.TokenBucket {
-			e.GiveBack(max(0, e.Waiting-a.Cost))
+		if reply.Waited && e.others && e.worthBack(&a.Rule.Limit) {
+			e.yield(now, max(0, e.Waiting-a.Cost))
 		}
 		return Answered
 	}
