@@ -117,6 +117,8 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	go keepHealthy(drain, p.server, healthy, sync.OnceFunc(p.server.Open))
 	if c.Store.Redis.HealthCheck {
 		go watchStore(drain, p.server, healthy, p.ping, p.log)
+	} else if c.HealthyWithOne {
+		go pace.Every(drain, 250*time.Millisecond, func() { p.server.SetHealthy(healthy()) })
 	}
 	counting, uncount := context.WithCancel(context.Background())
 	flushed := c.statsd(counting, p.shown, p.latency, p.log)

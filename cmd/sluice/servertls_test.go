@@ -57,7 +57,7 @@ func dialTLS(i *redistest.Authority, address, client string, seen func(tls.Conne
 func TestServerTLS(t *testing.T) {
 	i := redistest.NewAuthority(t)
 	i.Leaf("server", time.Hour, "localhost")
-	i.Leaf("envoy", time.Hour, "envoy.example")
+	i.Leaf("envoy", time.Hour, "*.example")
 	i.Leaf("stranger", time.Hour, "stranger.example")
 	rules := rulesFile(t, fleetRules)
 	s := serve(t, []string{

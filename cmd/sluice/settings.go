@@ -33,7 +33,7 @@ type flags struct {
 	IgnoreDotFiles  bool          `group:"rules" env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Skip files and directories that start with a dot."`
 	WatchRoot       bool          `group:"rules" env:"RUNTIME_WATCH_ROOT" name:"runtime-watch-root" default:"true" negatable:"" help:"If RUNTIME_ROOT is a link, reload only when the link changes. false: reload at each change of a file."`
 	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start also with bad first rules. Calls then fail."`
-	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"Report health only once a domain has rules."`
+	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"Report health only while a domain has rules."`
 	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Merge descriptors of files with the same domain."`
 	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Use calendar months in UTC instead of 30 days, for fixed_window."`
 	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Source of rules: FILE or GRPC_XDS_SOTW."`

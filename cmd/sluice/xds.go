@@ -26,7 +26,7 @@ const configXDS = "GRPC_XDS_SOTW"
 type xdsFlags struct {
 	NodeID     string        `env:"CONFIG_GRPC_XDS_NODE_ID" name:"config-grpc-xds-node-id" default:"default" help:"Name of this node, for which the server has a set of rules."`
 	Metadata   string        `env:"CONFIG_GRPC_XDS_NODE_METADATA" name:"config-grpc-xds-node-metadata" placeholder:"K:V,..." help:"Metadata of this node: k:v or k=v separated by commas, or a JSON object."`
-	Server     string        `env:"CONFIG_GRPC_XDS_SERVER_URL" name:"config-grpc-xds-server-url" default:"localhost:18000" help:"Address of the management server, HOST:PORT."`
+	Server     string        `env:"CONFIG_GRPC_XDS_SERVER_URL" name:"config-grpc-xds-server-url" default:"localhost:18000" help:"Address of the management server, HOST:PORT or dns:///HOST:PORT."`
 	Retry      time.Duration `env:"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL" name:"config-grpc-xds-server-connect-retry-interval" default:"3s" help:"Time between attempts until the first stream."`
 	Headers    string        `env:"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" name:"config-grpc-xds-client-additional-headers" placeholder:"K:V,..." help:"Additional headers of the stream."`
 	UseTLS     bool          `env:"CONFIG_GRPC_XDS_SERVER_USE_TLS" name:"config-grpc-xds-server-use-tls" help:"Use TLS to the management server."`
@@ -57,8 +57,8 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	if f.Retry <= 0 || f.First <= 0 || f.Longest < f.First || !(f.Random >= 0 && f.Random <= 1) || f.MaxMessage < 1 {
-		return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is %v, XDS_CLIENT_BACKOFF_INITIAL_INTERVAL %v, XDS_CLIENT_BACKOFF_MAX_INTERVAL %v, XDS_CLIENT_BACKOFF_RANDOM_FACTOR %v, XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES %d: they must be positive, the longest not below the first, and the factor 0 to 1",
+	if min(f.Retry, f.First, f.Longest) <= 0 || !(f.Random >= 0 && f.Random <= 1) || f.MaxMessage < 1 {
+		return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is %v, XDS_CLIENT_BACKOFF_INITIAL_INTERVAL %v, XDS_CLIENT_BACKOFF_MAX_INTERVAL %v, XDS_CLIENT_BACKOFF_RANDOM_FACTOR %v, XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES %d: they must be positive, and the factor 0 to 1",
 			f.Retry, f.First, f.Longest, f.Random, f.MaxMessage)
 	}
 	if f.Jitter {
@@ -125,6 +125,9 @@ func (f *xdsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 		return nil, err
 	}
 	if want := f.SAN; want != "" {
+		if !strings.Contains(want, "/") { // no URI: the server may choose its certificate by it
+			c.ServerName = want
+		}
 		c.InsecureSkipVerify = true // the chain and the name are checked here
 		c.VerifyConnection = func(s tls.ConnectionState) error {
 			if err := clienttls.VerifyChain(c.RootCAs, s); err != nil {

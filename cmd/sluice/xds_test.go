@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -49,7 +50,7 @@ func push(t *testing.T, snapshots cache.SnapshotCache, node string, rules ...typ
 	}
 }
 
-// serverCredentials are those of xds.crt, for clients of the authority.
+// serverCredentials are those of xds.crt, for clients of the authority that ask for its name, or of a new node.crt.
 func serverCredentials(i *redistest.Authority) grpc.ServerOption {
 	i.Helper()
 	flags := tlsFlags{Use: true, Cert: i.File("xds.crt"), Key: i.File("xds.key"), ClientCA: i.File("ca.crt")}
@@ -57,6 +58,7 @@ func serverCredentials(i *redistest.Authority) grpc.ServerOption {
 	if err != nil {
 		i.Fatal(err)
 	}
+	security.Certificates = append([]tls.Certificate{i.Leaf("node", time.Hour, "node")}, security.Certificates...)
 	return grpc.Creds(credentials.NewTLS(security))
 }
 
@@ -64,17 +66,13 @@ func serverCredentials(i *redistest.Authority) grpc.ServerOption {
 // they come, and by its setting until they have a domain. It then keeps them.
 func TestRulesFromAServer(t *testing.T) {
 	i := redistest.NewAuthority(t)
-	i.Leaf("xds", time.Hour, "xds.example")
-	i.Leaf("node", time.Hour, "node")
+	i.Leaf("xds", time.Hour, "*.example")
 	address, snapshots := managementServer(t, serverCredentials(i))
 	s := serve(t, []string{
 		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
 		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
-		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "DRAIN_TIME=0s", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true",
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "XDS_CLIENT_BACKOFF_MAX_INTERVAL=5s", "DRAIN_TIME=0s", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true",
 	})
-	if s.healthy() {
-		t.Error("healthy before there are rules")
-	}
 	push(t, snapshots, "n1")
 	s.eventually("an empty push has come", func() bool { return s.metric("ratelimit_service_config_load_success") == 1 })
 	if s.healthy() || s.post("five", "x") != http.StatusOK || s.healthy() {
@@ -89,6 +87,8 @@ func TestRulesFromAServer(t *testing.T) {
 			t.Errorf("request %d of 5 was admitted: %t", i+1, admitted)
 		}
 	}
+	push(t, snapshots, "n1")
+	s.eventually("unhealthy without a domain again", func() bool { return !s.healthy() })
 }
 
 func TestBadXDSSettings(t *testing.T) {
@@ -122,7 +122,6 @@ func TestBadXDSSettings(t *testing.T) {
 func TestBadXDSCertificates(t *testing.T) {
 	i, stranger := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	i.Leaf("xds", time.Hour, "xds.example")
-	i.Leaf("node", time.Hour, "node")
 	stranger.Leaf("node", time.Hour, "node")
 	address, snapshots := managementServer(t, serverCredentials(i))
 	push(t, snapshots, "default", &rlsconf.RateLimitConfig{Name: "d", Domain: "d"})

@@ -48,7 +48,7 @@ descriptors:
       - {key: b.c, rate_limit: {unit: day, requests_per_unit: 1}}
       - key: b
         descriptors:
-          - {key: c, value: '"<x>', rate_limit: {unit: day, requests_per_unit: 1}}
+          - {key: c, value: '10.0.0.1:"<x>', rate_limit: {unit: day, requests_per_unit: 1}}
           - {key: c, rate_limit: {unit: day, requests_per_unit: 1}}
 `)
 	for i, r := range c.Store.Rules().All() {
@@ -57,8 +57,8 @@ descriptors:
 	text := scrape(t, c)
 	for _, want := range []string{
 		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 4`,
-		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c_\"<x>"} 2`,
-		`sluice_limit_tokens{domain="d",rule="a.b.c_\"<x>",mode="leasing"} 1`,
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c_10_0_0_1_\"<x>"} 2`,
+		`sluice_limit_tokens{domain="d",rule="a.b.c_10.0.0.1:\"<x>",mode="leasing"} 1`,
 	} {
 		if !strings.Contains(text, "\n"+want+"\n") {
 			t.Errorf("no %s in\n%s", want, text)

@@ -36,7 +36,8 @@ func (c Collector) rows() (named, rules []ruleRow) {
 	seen := make(index, min(len(all.All()), MaxRules))
 	others := labelText("domain", ratelimit.OtherName, "key1", ratelimit.OtherName, "key2", "")
 	all.EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
-		i, labels := seen.of(labelText("domain", domain, "key1", keys[0], "key2", strings.Join(keys[1:], ".")), others)
+		i, labels := seen.of(labelText("domain", segment(domain), "key1", segment(keys[0]), "key2",
+			segment(strings.Join(keys[1:], "."))), others)
 		if i == len(named) {
 			named = append(named, ruleRow{labels: labels})
 		}

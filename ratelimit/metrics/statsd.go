@@ -62,7 +62,7 @@ func (s *Statsd) Run(ctx context.Context) {
 func tagSuffix(tags map[string]string) string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
-		fmt.Fprintf(&b, ".__%s=%s", segment(k), segment(tags[k]))
+		fmt.Fprintf(&b, ".__%s=%s", segment(k), strings.ReplaceAll(segment(tags[k]), ".", "_"))
 	}
 	return b.String()
 }

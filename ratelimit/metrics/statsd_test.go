@@ -105,7 +105,7 @@ func TestStatsdMissesNothing(t *testing.T) {
 	}
 	failed := make(chan error, 1000)
 	s := &Statsd{
-		Addr: c.addr, Interval: 5 * time.Millisecond, Tags: map[string]string{"zone": "eu:1", "env": "prod"},
+		Addr: c.addr, Interval: 5 * time.Millisecond, Tags: map[string]string{"zone": "eu:1.2", "env": "prod"},
 		Counters: func(each func(string, uint64)) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -122,7 +122,7 @@ func TestStatsdMissesNothing(t *testing.T) {
 		defer close(done)
 		s.Run(ctx)
 	}()
-	const tags = ".__env=prod.__zone=eu_1"
+	const tags = ".__env=prod.__zone=eu_1_2"
 	c.until("a"+tags, 3)
 	set("a", 5)
 	c.until("a"+tags, 5)

@@ -3,6 +3,7 @@ package rls
 import (
 	"context"
 	"runtime/debug"
+	"slices"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -208,16 +209,9 @@ func (c *call) dropReplaced() {
 }
 
 func (c *call) isReplaced(name string) bool {
-	for i := range c.matches {
-		if r := c.matches[i].rule; r != nil && name != "" {
-			for _, other := range r.Replaces {
-				if other == name {
-					return true
-				}
-			}
-		}
-	}
-	return false
+	return name != "" && slices.ContainsFunc(c.matches, func(m match) bool {
+		return m.rule != nil && slices.Contains(m.rule.Replaces, name)
+	})
 }
 
 func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) {

@@ -75,16 +75,15 @@ func (c *call) status(s *Service, i int) status {
 		return st
 	case m.ask >= 0:
 		st.verdict = c.verdicts[m.ask]
-	// The limiter was not asked. The window's end is the wall clock's, for no ledger has an
-	// account.
+	// The limiter was not asked. The window's end is the wall clock's, for no ledger has an account.
 	default: // requests_per_unit: 0
 		now := ratelimit.LedgerTime(s.wall().UnixMicro())
-		kind, _ := c.request.ask(&c.request.descriptors[i])
 		st.verdict = ratelimit.Verdict{
-			OverLimit:  kind != ratelimit.Refund,
+			OverLimit:  true,
 			ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now),
 		}
 	}
+	st.verdict.OverLimit = st.verdict.OverLimit && !c.request.descriptors[i].negative // a refund of 0 is a peek
 	st.over = st.verdict.OverLimit && !m.rule.Shadow
 	return st
 }

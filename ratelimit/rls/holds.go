@@ -56,8 +56,8 @@ func (c *call) addHeld(s *Service, i, start int) {
 	h := held{match: i, settles: x.settles, cost: hits}
 	hold := m.rule.Hold
 	switch {
-	case kind == ratelimit.Refund && !h.settles:
-		c.ask(m, ask) // an operator's, or a gateway's without holds. It names no slot
+	case x.negative: // an operator's, or a gateway's without holds. It names no slot
+		c.ask(m, ask)
 		return
 	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
 		if h.settles = true; !c.replaced(&h, x) {

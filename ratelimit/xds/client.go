@@ -59,7 +59,7 @@ func (b Backoff) wait(n int, connected bool, random float64) time.Duration {
 	if connected {
 		d = b.Longest
 		// A longer shift would overflow.
-		if n < 30 {
+		if n < 20 {
 			d = min(b.Longest, b.First<<n)
 		}
 	}
@@ -140,8 +140,12 @@ const (
 // dial makes a connection for one stream, which dials at once. A connection that fails again and again would wait for
 // up to two minutes before it dials, whatever the back-off here is.
 func (c *Client) dial(load config.Loader) (*grpc.ClientConn, error) {
+	target := c.options.Server
+	if !strings.Contains(target, ":///") { // the name is resolved at each dial, so that a server may move
+		target = "passthrough:///" + target
+	}
 	return grpc.NewClient(
-		"passthrough:///"+c.options.Server, // the name is resolved at each dial, so that a server may move
+		target,
 		grpc.WithTransportCredentials(c.options.Credentials),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
 			grpc.ForceCodecV2(newCodec(c.options.Caps, load.Refuse))),

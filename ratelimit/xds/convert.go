@@ -177,13 +177,10 @@ func (c *converter) limit(indent string, m *rlsconf.RateLimitPolicy) {
 	}
 	c.line(indent, "rate_limit", "")
 	below := indent + "  "
-	// A file that says unlimited may say neither a unit nor a number.
-	if m.GetUnlimited() {
-		c.flag(below, "unlimited", true)
-	} else {
+	if c.flag(below, "unlimited", m.GetUnlimited()); !m.GetUnlimited() { // with it, the number has no effect
 		c.line(below, "requests_per_unit", strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10))
-		c.texts(below, "unit", unitOf(m.GetUnit()))
 	}
+	c.texts(below, "unit", unitOf(m.GetUnit()))
 	c.texts(below, "name", m.GetName())
 	if len(m.GetReplaces()) > 0 {
 		c.line(below, "replaces", "")
@@ -193,9 +190,12 @@ func (c *converter) limit(indent string, m *rlsconf.RateLimitPolicy) {
 	}
 }
 
-// unitOf is a unit's name. The published types lack month, year and week, which
+// unitOf is a unit's name, "" if there is none. The published types lack month, year and week, which
 // have the numbers of Envoy's answers.
 func unitOf(u rlsconf.RateLimitUnit) string {
+	if u == 0 {
+		return ""
+	}
 	if u < 1 || u > rlsconf.RateLimitUnit(ratelimit.Week) {
 		return fmt.Sprintf("unit %d", u) // no rule may have it
 	}

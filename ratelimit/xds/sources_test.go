@@ -165,13 +165,13 @@ func TestSourcesAgree(t *testing.T) {
 				"use fewer, with patterns or values of requests, or raise MAX_MEMORY"},
 		},
 		"as many files": {said: wideSaid(3), caps: config.Caps{Files: 3}},
-		"many files": {
-			said: wideSaid(3), caps: config.Caps{Files: 2},
-			wrong: []string{"join some"},
-		},
-		"tokens": {
-			said: wideSaid(3), caps: config.Caps{Tokens: 10},
-			wrong: []string{"raise MAX_MEMORY"},
+		"many files":    {said: wideSaid(3), caps: config.Caps{Files: 2}, wrong: []string{"join some"}},
+		"tokens":        {said: wideSaid(3), caps: config.Caps{Tokens: 10}, wrong: []string{"raise MAX_MEMORY"}},
+		"unlimited units": {
+			said: one("{key: k, rate_limit: {unlimited: true, unit: minute}}", &rlsconf.RateLimitDescriptor{
+				Key: "k", RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true, Unit: rlsconf.RateLimitUnit_MINUTE},
+			}),
+			wrong: []string{"should not specify rate limit unit when unlimited"},
 		},
 		"a large file": {
 			said: one("key: "+strings.Repeat("k", 1000),

@@ -178,7 +178,7 @@ func requests(store *config.Store, path string) ratelimit.Tokens {
 func TestPushes(t *testing.T) {
 	m := newManager(t, "127.0.0.1:0")
 	store := run(t, Options{
-		Server: m.addr, Headers: map[string]string{"x-tenant": "edge"},
+		Server: "dns:///" + m.addr, Headers: map[string]string{"x-tenant": "edge"},
 		Metadata: map[string]any{"zone": "eu"},
 	})
 	begins := func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" } // a stream

@@ -172,7 +172,7 @@ func (f *Redis) checkAddresses(addresses []string) error {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return fmt.Errorf("%s has the address %q, must be host:port; a password belongs in %s", f.setting("URL"), shown(a), f.setting("AUTH"))
+			return fmt.Errorf("%s has the address %q, must be host:port; a password belongs in %s, and one of sentinels in %s", f.setting("URL"), shown(a), f.setting("AUTH"), f.setting("SENTINEL_AUTH"))
 		}
 	}
 	return nil
