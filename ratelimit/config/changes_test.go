@@ -5,123 +5,48 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/cockroachdb/datadriven"
 	"pgregory.net/rapid"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-const changeFile = `domain: d
-descriptors:
-- key: path
-  value: /a*
-  rate_limit: {unit: minute, requests_per_unit: 10}
-- key: path
-  value: "*b"
-  rate_limit: {unit: minute, requests_per_unit: 20}
-- key: tier
-  value: gold
-  descriptors:
-  - key: user
-    rate_limit: {unit: day, requests_per_unit: 7}
-`
-
+// "before" has rules, and a "change" of them what is replaced, and by what. With effects, each says what becomes of
+// tokens that were spent.
 func TestChanges(t *testing.T) {
-	old := mustParse(t, changeFile)
-	for name, c := range map[string]struct {
-		from, to string // in the file
-		want     []string
-	}{
-		"nothing": {"domain", "# why\ndomain", nil},
-		"a limit": {"unit: 10", "unit: 30", []string{"d.path_/a*: requests_per_unit 10 -> 30"}},
-		"a unit":  {"day", "hour", []string{"d.tier_gold.user: unit day -> hour"}},
-		"an order, beside a new pattern": {
-			"descriptors:\n",
-			"descriptors:\n- {key: path, value: '*b', rate_limit: {unit: minute, requests_per_unit: 20}}\n" +
-				"- {key: path, value: c*, rate_limit: {unit: day, requests_per_unit: 1}}\n",
-			[]string{"d.path_c*: added: 1 per day, mode leasing", "d.path: the order of its patterns changes"},
-		},
-		"a pattern": {"/a*", "/b*", []string{
-			"d.path_/a*: removed: 10 per minute, mode leasing",
-			"d.path_/b*: added: 10 per minute, mode leasing",
-		}},
-		"defaults": {"domain: d", "domain: d\ncoordination: {mode: approx, lease: {size: 9}}", []string{
-			"d: mode leasing -> approx, lease.size auto -> 9",
-			"d.path_*b: mode leasing -> approx, lease.size auto -> 9",
-			"d.path_/a*: mode leasing -> approx, lease.size auto -> 9",
-			"d.tier_gold.user: mode leasing -> approx, lease.size auto -> 9",
-		}},
-		"a leaf": {"    rate_limit: {unit: day, requests_per_unit: 7}\n", "", []string{
-			"d.tier_gold.user: rate_limit 7 per day, mode leasing -> limits nothing",
-		}},
-		"a limit of requests in flight": {"{unit: minute, requests_per_unit: 10}", "{concurrency: 4}", []string{
-			"d.path_/a*: requests_per_unit 10 -> (none), unit minute -> (none), unit_multiplier 1 -> (none), " +
-				"algorithm fixed_window -> concurrency, max_override (none) -> 0, on_deny charge -> refund, " +
-				"concurrency (none) -> 4, hold_ttl (none) -> 10m0s",
-		}},
-		"a share": {"  value: /a*\n", "  value: /a*\n  share_threshold: true\n", []string{
-			"d.path_/a*: share_threshold false -> true",
-		}},
-		"a domain": {"domain: d", "domain: e", []string{
-			"d: removed: a domain",
-			"d.path_*b: removed: 20 per minute, mode leasing",
-			"d.path_/a*: removed: 10 per minute, mode leasing",
-			"d.tier_gold.user: removed: 7 per day, mode leasing",
-			"e: added: a domain",
-			"e.path_*b: added: 20 per minute, mode leasing",
-			"e.path_/a*: added: 10 per minute, mode leasing",
-			"e.tier_gold.user: added: 7 per day, mode leasing",
-		}},
-	} {
-		text := strings.Replace(changeFile, c.from, c.to, 1)
-		if strings.Contains(text, "'*b'") { // the second of the two goes
-			const second = "- key: path\n  value: \"*b\"\n  rate_limit: {unit: minute, requests_per_unit: 20}\n"
-			text = strings.Replace(text, second, "", 1)
+	before := ""
+	datadriven.RunTest(t, "testdata/changes.txt", func(t *testing.T, in *datadriven.TestData) string {
+		if in.Cmd == "before" {
+			before = in.Input
+			return ""
 		}
-		rules := mustParse(t, text)
-		var got []string
-		for _, change := range Changes(old, rules) {
-			got = append(got, change.Rule+": "+change.What())
-			if len(EffectsOf(&change)) == 0 && change.Limit != "a domain" {
-				t.Errorf("%s: nothing is known of what %v does", name, change)
+		from, to, _ := strings.Cut(in.Input, "\n==\n")
+		old, rules := mustParse(t, before), mustParse(t, strings.Replace(before, from, to, 1))
+		var out strings.Builder
+		changes := Changes(old, rules)
+		for _, change := range changes {
+			fmt.Fprintf(&out, "%s: %s\n", change.Rule, change.What())
+			effects := EffectsOf(&change)
+			if len(effects) == 0 && change.Limit != "a domain" {
+				t.Errorf("nothing is known of what %v does", change)
+			}
+			for _, e := range effects {
+				if in.HasArg("effects") {
+					fmt.Fprintf(&out, "  tokens spent %s\n", e.Spent)
+				}
 			}
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("%s: -want +got\n%s", name, diff)
+		if same := rules.Fingerprint() == old.Fingerprint(); same != (len(changes) == 0) {
+			t.Errorf("the same fingerprint: %t", same)
 		}
-		if same := rules.Fingerprint() == old.Fingerprint(); same != (c.want == nil) {
-			t.Errorf("%s: the same fingerprint: %t", name, same)
-		}
-	}
-}
-
-// A rule that starts a new account, or has no limit any more, is not said to keep its usage.
-func TestEffectsDoNotContradict(t *testing.T) {
-	old := mustParse(t, changeFile)
-	for to, effect := range map[string]string{
-		"{unit: hour, requests_per_unit: 5}": "are dropped: the new rule starts a new account",
-		"{concurrency: 4}":                   "are dropped: the new rule starts a new account",
-		"{unlimited: true}":                  "of the limited rule are dropped when their window ends",
-		"{unit: minute, requests_per_unit: 5}": "stay charged. If they exceed the new limit, requests are refused " +
-			"until the window ends. A bucket shrinks to its new burst",
-	} {
-		text := strings.Replace(changeFile, "{unit: minute, requests_per_unit: 10}", to, 1)
-		changes := Changes(old, mustParse(t, text))
-		var got []string
-		for _, e := range EffectsOf(&changes[0]) {
-			got = append(got, e.Spent)
-		}
-		if len(changes) != 1 || !slices.Equal(got, []string{effect}) {
-			t.Errorf("%s: %v, and tokens spent %q, want %q", to, changes, got, effect)
-		}
-	}
+		return out.String()
+	})
 }
 
 // drawRules draws few enough keys, values and limits that two draws are often alike.
@@ -298,19 +223,14 @@ func (r *Rules) placedFields() (names []string) {
 // and logs what a load has changed.
 func TestStatus(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rules.yaml")
-	write := func(text string) {
-		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	write := func(text string) { writeFile(t, path, text) }
 	var log bytes.Buffer
 	s := NewStore(&Tree{Path: path}, options(), slog.New(slog.NewTextHandler(&log, nil)))
 	if (s.Status() != Status{}) {
 		t.Errorf("before the first load: %+v", s.Status())
 	}
 	begun := time.Now()
-	write(changeFile)
+	write(goodFile)
 	if err := s.Load(); err != nil {
 		t.Fatal(err)
 	}
@@ -335,14 +255,14 @@ func TestStatus(t *testing.T) {
 	if got := s.Status(); got.Good || got.Error != "a push" {
 		t.Errorf("after a push that could not be read: %+v", got)
 	}
-	write(strings.Replace(changeFile, "unit: 10", "unit: 30", 1))
+	write(strings.Replace(goodFile, "unit: 7", "unit: 30", 1))
 	if err := s.Load(); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.Status(); !got.Good || got.Error != "" || !got.Failed.IsZero() || got.Fingerprint == first.Fingerprint {
 		t.Errorf("once it is mended: %+v", got)
 	}
-	want := `event=rule_changed rule=d.path_/a* change="requests_per_unit 10 -> 30"`
+	want := `event=rule_changed rule=d.k change="requests_per_unit 7 -> 30"`
 	if strings.Count(log.String(), "rule_changed") != 1 || !strings.Contains(log.String(), want) {
 		t.Errorf("no %s in\n%s", want, log.String())
 	}
@@ -369,7 +289,7 @@ func TestManyChangesAreLoggedInPart(t *testing.T) {
 func TestFingerprintIsOfWhatIsInForce(t *testing.T) {
 	o := options()
 	parse := func(name string) string {
-		r, _, problems := Parse([]Text{{Name: name, Data: []byte(changeFile)}}, o)
+		r, _, problems := Parse([]Text{{Name: name, Data: []byte(goodFile)}}, o)
 		if problems != nil {
 			t.Fatal(problems)
 		}

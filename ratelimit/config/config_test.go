@@ -26,6 +26,14 @@ func parseText(texts ...string) (*Rules, Problems) {
 	return rules, problems
 }
 
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err := errors.Join(err, os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func mustParse(t testing.TB, texts ...string) *Rules {
 	t.Helper()
 	rules, problems := parseText(texts...)
@@ -140,15 +148,7 @@ func slowMatch(p, s string) bool {
 
 func TestTree(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name, text string) {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	write := func(name, text string) { writeFile(t, filepath.Join(dir, name), text) }
 	// What a Kubernetes ConfigMap looks like.
 	write("..2026_11_20/a.yaml", "a")
 	for link, to := range map[string]string{

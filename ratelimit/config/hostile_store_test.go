@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const goodFile = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 7}\n"
@@ -85,37 +87,22 @@ func TestLastGood(t *testing.T) {
 	if _, err := os.Stat(path + ".new"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file is left over: %v", err)
 	}
-
-	for name, broken := range map[string]error{"bad": nil, "absent": os.ErrNotExist} {
-		source.err = broken
-		again := newStore(source)
-		if err := again.KeepLastGood(path); err != nil {
-			t.Fatal(err)
-		}
-		why := again.Load()
-		if why == nil {
-			t.Fatalf("%s: loaded", name)
-		}
-		if err := again.LoadLastGood(why); err != nil || len(again.Rules().All()) != 1 ||
-			again.Rules().All()[0].Limit.Requests != 7 || !again.Reloads().FromCopy {
-			t.Fatalf("%s: %v, %+v", name, err, again.Reloads())
-		}
-		if loaded, _ := again.Loads(); loaded != 0 {
-			t.Errorf("%s: the copy counts as a load", name)
-		}
-		source.err = nil
-		source.set(strings.Replace(goodFile, "7", "9", 1))
-		if err := again.Load(); err != nil || again.Rules().All()[0].Limit.Requests != 9 || again.Reloads().FromCopy {
-			t.Errorf("%s: the source's return: %v", name, err)
-		}
-		if err := again.LoadLastGood(errTest); !errors.Is(err, errTest) || again.Rules().All()[0].Limit.Requests != 9 {
-			t.Errorf("%s: the copy replaced rules: %v", name, err)
-		}
-		source.set(goodFile) // as it was
-		if err := again.Load(); err != nil {
-			t.Fatal(err)
-		}
-		source.set("[")
+	source.err = os.ErrNotExist
+	again := newStore(source)
+	if err := errors.Join(again.KeepLastGood(path), again.LoadLastGood(again.Load())); err != nil {
+		t.Fatal(err)
+	}
+	in := func() ratelimit.Tokens { return again.Rules().All()[0].Limit.Requests }
+	if loaded, _ := again.Loads(); loaded != 0 || in() != 7 || !again.Reloads().FromCopy {
+		t.Errorf("from the copy: %d, %d loads, %+v", in(), loaded, again.Reloads())
+	}
+	source.err = nil
+	source.set(strings.Replace(goodFile, "7", "9", 1))
+	if err := again.Load(); err != nil || in() != 9 || again.Reloads().FromCopy {
+		t.Errorf("the source's return: %v", err)
+	}
+	if err := again.LoadLastGood(errTest); !errors.Is(err, errTest) || in() != 9 {
+		t.Errorf("the copy replaced rules: %v", err)
 	}
 }
 
@@ -276,19 +263,14 @@ func TestWatchCoalesces(t *testing.T) {
 func TestRulesReloadWithoutEvents(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")
-	write := func(limit string) {
-		if err := os.WriteFile(file, []byte(strings.Replace(goodFile, "7", limit, 1)), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("7")
+	writeFile(t, file, goodFile)
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore(&Tree{Path: dir, events: func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }})
 		if err := s.Load(); err != nil {
 			t.Fatal(err)
 		}
 		go func() { _ = s.Watch(t.Context()) }()
-		write("77")
+		writeFile(t, file, strings.Replace(goodFile, "7", "77", 1))
 		time.Sleep(pollInterval)
 		synctest.Wait()
 		if got := s.Rules().All()[0].Limit.Requests; got != 77 {

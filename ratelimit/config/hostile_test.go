@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -177,102 +176,6 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// Each bound holds to the one, and its error names the setting and the value.
-func TestBounds(t *testing.T) {
-	file := func(rules int) string { return "domain: d\ndescriptors:\n" + numberedRules(rules) }
-	for name, c := range map[string]struct {
-		caps  Caps
-		files []string
-		want  string // "": they are good
-	}{
-		"tokens, as many": {Caps{Tokens: 5}, []string{"domain: d\ndescriptors:\n- key: a\n- {key: b}"[:31]}, ""},
-		"tokens": {
-			Caps{Tokens: 5},
-			[]string{"domain: d\ndescriptors: [{key: b}, {key: c}]"},
-			"f1.yaml: error loading config file: it has 8 tokens, and 5 are left of the maximum of 5 for all files: " +
-				"use fewer rules, or raise MAX_MEMORY",
-		},
-		"tokens of two": {Caps{Tokens: 5}, []string{
-			"domain: a\ndescriptors:\n- key: b",
-			"domain: b\ndescriptors: []",
-		}, "f2.yaml: error loading config file: it has 3 tokens, and 1 are left of the " +
-			"maximum of 5 for all files"},
-		"tokens by aliases": {
-			Caps{Tokens: 40},
-			[]string{"domain: d\ndescriptors: [{key: b, metadata: {a: &a " +
-				"[1,2,3,4,5,6,7], b: [*a,*a,*a,*a,*a,*a,*a,*a,*a]}}]"},
-			"with its aliases it has more tokens than the 40 that are left",
-		},
-		"rules, as many": {Caps{Rules: 3}, []string{file(3)}, ""},
-		"rules": {
-			Caps{Rules: 3},
-			[]string{file(5)},
-			"f1.yaml:6:3: config error, all files together have more than 3 descriptors, from this one on: " +
-				"use fewer, with patterns or values of requests, or raise MAX_MEMORY",
-		},
-		"rules of two": {
-			Caps{Rules: 3},
-			[]string{
-				file(2),
-				strings.Replace(file(2), "domain: d", "domain: e", 1),
-			},
-			"f2.yaml:4:3: config error, all files together have more than 3 descriptors",
-		},
-		"bytes, as many": {Caps{FileBytes: 9}, []string{"domain: d"}, ""},
-		"bytes": {
-			Caps{FileBytes: 9},
-			[]string{"domain: de"},
-			"it has 10 bytes, and the maximum is 9: split it into several files",
-		},
-		"bytes of all": {
-			Caps{TotalBytes: 17},
-			[]string{"domain: a", "domain: b"},
-			"all files up to f2.yaml have 18 bytes, and the maximum is 17: use fewer rules, or raise MAX_MEMORY",
-		},
-		"files": {
-			Caps{Files: 1},
-			[]string{"domain: a", "domain: b"},
-			"there are 2 files, and the maximum is 1: join some",
-		},
-		"depth": {Caps{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " +
-			strings.Repeat("{a: ", 210) + strings.Repeat("}", 210) + "}]"}, "nested deeper than 200"},
-		"deeper than a parser": {Caps{}, []string{strings.Repeat("[", 45<<10)}, "exceeded max depth"},
-		"directives": {
-			Caps{},
-			[]string{strings.Repeat("%A b\n", 9)},
-			"it has 9 lines that start with %, and the maximum is 8",
-		},
-		"documents": {Caps{}, []string{strings.Repeat("---\n", 200)}, "it has more than 100 documents"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var files []Text
-			for i, text := range c.files {
-				files = append(files, Text{Name: fmt.Sprintf("f%d.yaml", i+1), Data: []byte(text)})
-			}
-			o := options()
-			o.Caps = c.caps
-			rules, _, problems := Parse(files, o)
-			if c.want == "" {
-				if problems != nil || rules == nil {
-					t.Error(problems)
-				}
-				return
-			}
-			if rules != nil || !strings.Contains(problems.Error(), c.want) {
-				t.Errorf("got  %s\nwant %s", problems.Error(), c.want)
-			}
-		})
-	}
-}
-
-func numberedRules(n int) string {
-	var b strings.Builder
-	for i := range n {
-		fmt.Fprintf(&b, "- key: k%d\n", i)
-	}
-	return b.String()
-}
-
 // Ten thousands of rules, and as many values of one key, are within the default
 // bounds.
 func TestHonestFilesAreWithinBounds(t *testing.T) {
@@ -307,61 +210,35 @@ func TestNamesAreBounded(t *testing.T) {
 
 // A tree is not read further than the bounds allow.
 func TestTreeIsBounded(t *testing.T) {
-	for name, c := range map[string]struct {
-		caps  Caps
-		files map[string]string
-		want  string
+	dir := t.TempDir()
+	for file, text := range map[string]string{"a": "123", "b/c": "456", "b/d/e/f": ""} {
+		writeFile(t, filepath.Join(dir, file), text)
+	}
+	for _, c := range []struct {
+		path string
+		caps Caps
+		want string // "": all is read
 	}{
-		"a large file": {
-			Caps{FileBytes: 4},
-			map[string]string{"a": "12345"},
-			"it exceeds 4 bytes: split it into several files",
-		},
-		"large files": {
-			Caps{TotalBytes: 5},
-			map[string]string{"a": "123", "b/c": "456"},
-			"with it all files have 6 bytes, and the maximum is 5: use fewer rules, or raise MAX_MEMORY",
-		},
-		"many files": {
-			Caps{Files: 2},
-			map[string]string{"a": "", "b": "", "c": ""},
-			"the maximum is 2 files: join some",
-		},
-		"many names": {
-			Caps{Files: 2},
-			map[string]string{"..a": "", "..b": "", "..c": "", "..d": "", "..e": ""},
-			"more than 4 names of files and directories",
-		},
-		"deep": {
-			Caps{Files: 2},
-			map[string]string{"a/b/c/d/e": ""},
-			"more than 4 names of files and directories",
-		},
-		"all of it":     {Caps{Files: 2, FileBytes: 3, TotalBytes: 6}, map[string]string{"a": "123", "b": "456"}, ""},
-		"one, too many": {Caps{FileBytes: 4}, map[string]string{"only": "12345"}, "split it into several files"},
+		{"", Caps{FileBytes: 2}, "it exceeds 2 bytes: split it into several files"},
+		{"a", Caps{FileBytes: 2}, "split it into several files"},
+		{"", Caps{TotalBytes: 5}, "with it all files have 6 bytes, and the maximum is 5: use fewer rules, or raise"},
+		{"b", Caps{Files: 1}, "more than 2 names of files and directories"},
+		{"", Caps{Files: 3, FileBytes: 3, TotalBytes: 6}, ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			for file, text := range c.files {
-				path := filepath.Join(dir, file)
-				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			tree := Tree{Path: dir, Caps: c.caps}
-			if c.files["only"] != "" {
-				tree.Path = filepath.Join(dir, "only")
-			}
-			texts, err := tree.Read()
-			switch {
-			case c.want == "" && (err != nil || len(texts) != len(c.files)):
-				t.Errorf("%v, %v", texts, err)
-			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
-				t.Errorf("%v, want %q", err, c.want)
-			}
-		})
+		texts, err := (&Tree{Path: filepath.Join(dir, c.path), Caps: c.caps}).Read()
+		switch {
+		case c.want == "" && (err != nil || len(texts) != 3):
+			t.Errorf("%v, %v", texts, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%+v: %v, want %q", c.caps, err, c.want)
+		}
+	}
+	many := t.TempDir()
+	for _, name := range []string{"a", "b", "c"} {
+		writeFile(t, filepath.Join(many, name), "")
+	}
+	if _, err := (&Tree{Path: many, Caps: Caps{Files: 2}}).Read(); err == nil ||
+		!strings.Contains(err.Error(), "the maximum is 2 files: join some") {
+		t.Errorf("of three files: %v", err)
 	}
 }
