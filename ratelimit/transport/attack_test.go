@@ -35,9 +35,7 @@ func TestResetCallsKeepTheirPlaceUntilTheirHandlerEnds(t *testing.T) {
 				running.Add(-1)
 			}),
 		})
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(there) })
-		s := newScriptRead(here)
+		s := startScript(p)
 		for i := range uint32(500) {
 			s.head(2*i+1, false, ordinary("/x/Other")...)
 			_ = s.WriteRSTStream(2*i+1, http2.ErrCodeCancel)
@@ -57,7 +55,7 @@ func TestResetCallsKeepTheirPlaceUntilTheirHandlerEnds(t *testing.T) {
 		if got := s.outcome(); s.became[1001] != "" {
 			t.Errorf("a later call: %s", got[max(0, len(got)-50):])
 		}
-		here.Close()
+		s.Close()
 		p.GracefulStop()
 	})
 }
@@ -113,33 +111,26 @@ func TestTheLongestDeadline(t *testing.T) {
 		o := echoes(nil)
 		o.Method.Answer = func(ctx context.Context, _, out []byte) ([]byte, error) { return out, ctx.Err() }
 		p := NewPort(o)
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(there) })
-		s := newScriptRead(here)
+		s := startScript(p)
 		s.head(1, false, ordinary("/x/Echo", "grpc-timeout", "2562047H")...)
 		_ = s.WriteData(1, true, text("a"))
 		if got := s.outcome(1); got != "1: status 0" {
 			t.Error(got)
 		}
-		here.Close()
+		s.Close()
 		p.GracefulStop()
 	})
 }
 
-// slow is a connection whose writes take a while.
-type slow struct{ net.Conn }
-
-func (s slow) Write(p []byte) (int, error) {
-	n, err := s.Conn.Write(p)
-	time.Sleep(100 * time.Millisecond)
-	return n, err
+// slow is a connection whose writes take a while, before they begin or after.
+type slow struct {
+	net.Conn
+	before, after time.Duration
 }
 
-// slowStart is a connection whose writes begin after a while.
-type slowStart struct{ net.Conn }
-
-func (s slowStart) Write(p []byte) (int, error) {
-	time.Sleep(100 * time.Millisecond)
+func (s slow) Write(p []byte) (int, error) {
+	time.Sleep(s.before)
+	defer time.Sleep(s.after)
 	return s.Conn.Write(p)
 }
 
@@ -155,9 +146,7 @@ func TestDrainWaitsForTheWriter(t *testing.T) {
 				return out, nil
 			}},
 		})
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(slowStart{there}) })
-		s := newScriptRead(here)
+		s := startScript(p, func(c net.Conn) net.Conn { return slow{Conn: c, before: 100 * time.Millisecond} })
 		time.Sleep(time.Second)
 		s.call(1, "/x/Echo", "\x64") // 1 s
 		s.call(3, "/x/Echo", "\x69") // 50 ms later, while the first is written
@@ -166,7 +155,7 @@ func TestDrainWaitsForTheWriter(t *testing.T) {
 		if s.became[1] != "status 0" || s.became[3] != "status 0" {
 			t.Errorf("calls under way: %q, %q", s.became[1], s.became[3])
 		}
-		here.Close()
+		s.Close()
 		time.Sleep(2 * time.Second)
 	})
 }
@@ -186,10 +175,7 @@ func (l *failing) Accept() (net.Conn, error) {
 
 // A port goes on when there was no file descriptor for a connection.
 func TestPortOutlivesALackOfDescriptors(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listens(t)
 	p := NewPort(echoes(nil))
 	served := make(chan error, 1)
 	go func() { served <- p.Serve(Listen(&failing{Listener: l}, 0, nil)) }()
@@ -213,15 +199,11 @@ func TestPortOutlivesALackOfDescriptors(t *testing.T) {
 }
 
 // goAways notes the last stream of each GOAWAY.
-func goAways(r io.Reader) (all []uint32, first http2.FrameType) {
-	f := http2.NewFramer(io.Discard, r)
-	for i := 0; ; i++ {
+func goAways(r io.Reader) (all []uint32) {
+	for f := http2.NewFramer(io.Discard, r); ; {
 		frame, err := f.ReadFrame()
 		if err != nil {
-			return all, first
-		}
-		if i == 0 {
-			first = frame.Header().Type
+			return all
 		}
 		if g, ok := frame.(*http2.GoAwayFrame); ok {
 			all = append(all, g.LastStreamID)
@@ -237,7 +219,7 @@ func TestLastStreamNeverRises(t *testing.T) {
 		p.running.Go(func() { p.welcome(there) })
 		var all []uint32
 		var reads sync.WaitGroup
-		reads.Go(func() { all, _ = goAways(here) })
+		reads.Go(func() { all = goAways(here) })
 		s := newScript(here)
 		s.head(1, false, ordinary("/x/Echo")...)
 		go p.GracefulStop()
@@ -289,13 +271,11 @@ func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
 		gate := &inside{}
 		o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }}
 		p := NewPort(o)
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(slow{there}) })
-		s := newScriptRead(here)
+		s := startScript(p, func(c net.Conn) net.Conn { return slow{Conn: c, after: 100 * time.Millisecond} })
 		time.Sleep(time.Second)
 		s.call(1, "/x/Echo", "b") // it waits, so that its own goroutine writes
 		s.await(func() bool { return s.became[1] != "" })
-		here.Close()
+		s.Close()
 		p.GracefulStop()
 		synctest.Wait()
 		if gate.calls != 0 || gate.callers != 0 {
@@ -312,13 +292,11 @@ func TestAnswersOfTheHandlerAreTaken(t *testing.T) {
 			_, _ = w.Write(make([]byte, 100))
 		})
 		p := NewPort(o)
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(there) })
-		s := newScriptRead(here)
+		s := startScript(p)
 		_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		s.call(1, "/x/Other", "a")
 		s.endsAfter(t, 9*time.Second, 12*time.Second)
-		here.Close()
+		s.Close()
 		p.GracefulStop()
 	})
 }
@@ -337,11 +315,7 @@ func TestBlockedAnswersDoNotBlockOthers(t *testing.T) {
 // A closed connection does not take back what it wrote: what its caller said meanwhile is read.
 func TestLastAnswersArrive(t *testing.T) {
 	p := NewPort(echoes(nil))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listens(t)
 	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
 		return raw.Control(func(fd uintptr) {
 			_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096)
@@ -390,15 +364,7 @@ func TestLastAnswersArrive(t *testing.T) {
 func TestSmallPiecesCount(t *testing.T) {
 	caps := Default()
 	budget := NewBudget(16 << 20)
-	p := NewPort(Options{Caps: caps, Budget: budget, Others: grpcEchoes(caps)})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- p.Serve(Listen(l, 0, nil)) }()
-	defer func() { p.Stop(); <-served; p.GracefulStop() }()
-	c, err := net.Dial("tcp", l.Addr().String())
+	c, err := net.Dial("tcp", servePort(t, Options{Caps: caps, Budget: budget, Others: grpcEchoes(caps)}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -431,14 +397,8 @@ func TestSmallPiecesCount(t *testing.T) {
 
 // A message of the largest size finds a window, though it comes behind a small one.
 func TestTalksHaveRoomForTheLargestMessage(t *testing.T) {
-	s, _, conn, _ := serveTalks(t, 1, Default())
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-s.talks
+	s, _, conn, _ := serveTalks(t, 1)
+	stream, _ := s.opens(t, conn)
 	for _, size := range []int{60 << 10, 250 << 10, 60 << 10, 250 << 10} {
 		report := &rlqs.RateLimitQuotaUsageReports{Domain: string(bytes.Repeat([]byte("d"), size))}
 		if err := stream.Send(report); err != nil {
@@ -452,7 +412,7 @@ func TestTalksHaveRoomForTheLargestMessage(t *testing.T) {
 
 // A large request that is decided with others counts.
 func TestLargeRequestsThatWaitCount(t *testing.T) {
-	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+	inTime(t, func(t *testing.T, s *script, p *Port) {
 		for id := uint32(1); id < 20; id += 2 {
 			s.call(id, "/x/Echo", string(make([]byte, 10<<10)))
 		}
@@ -465,7 +425,7 @@ func TestLargeRequestsThatWaitCount(t *testing.T) {
 
 // A connection that shakes hands while the port is stopped ends.
 func TestStopEndsConnectionsThatBegin(t *testing.T) {
-	inTime(t, Default(), func(t *testing.T, _ *script, p *Port) {
+	inTime(t, func(t *testing.T, _ *script, p *Port) {
 		late, there := net.Pipe()
 		p.running.Go(func() { p.welcome(there) })
 		time.Sleep(time.Second)

@@ -22,7 +22,7 @@ func TestIdleFramesEndAConnection(t *testing.T) {
 		"resets":        func(s *script, _ int) error { return s.WriteRSTStream(1, http2.ErrCodeCancel) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+			inTime(t, func(t *testing.T, s *script, p *Port) {
 				s.head(1, false, ordinary("/x/Echo")...)
 				n := 0
 				for err := error(nil); err == nil && n < 3*framesInStock; n++ {
@@ -40,7 +40,7 @@ func TestIdleFramesEndAConnection(t *testing.T) {
 // An empty piece of headers, and pieces of more headers than the bound, end a connection at once.
 func TestPiecesOfHeadersAreBounded(t *testing.T) {
 	for name, piece := range map[string][]byte{"empty": nil, "large": make([]byte, 9<<10)} {
-		inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+		inTime(t, func(t *testing.T, s *script, p *Port) {
 			_ = s.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 8<<10)})
 			_ = s.WriteContinuation(1, false, piece)
 			s.endsAfter(t, 0, time.Second)
@@ -59,7 +59,7 @@ func TestIdleFramesOfHonestCallers(t *testing.T) {
 		},
 		"all given back a little window": func(s *script, id uint32) error { return s.WriteWindowUpdate(id, 10) },
 	} {
-		inTime(t, Default(), func(t *testing.T, s *script, _ *Port) {
+		inTime(t, func(t *testing.T, s *script, _ *Port) {
 			for id := uint32(1); id < 2000; id += 2 {
 				s.call(id, "/x/Echo", "the content of a call that is not idle")
 			}

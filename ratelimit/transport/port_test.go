@@ -42,15 +42,25 @@ func echoes(budget *Budget) Options {
 	}
 }
 
-func testPort(t *testing.T, budget *Budget) string {
+// listens is a listener on a free port, until the test ends.
+func listens(t testing.TB) net.Listener {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := NewPort(echoes(budget))
-	served := make(chan error)
-	go func() { served <- p.Serve(Listen(l, 100, budget)) }()
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// servePort serves until the test ends.
+func servePort(t *testing.T, o Options) (addr string) {
+	l := listens(t)
+	p := NewPort(o)
+	served := make(chan error, 1)
+	go func() { served <- p.Serve(Listen(l, 0, o.Budget)) }()
 	t.Cleanup(func() {
+		p.Stop()
 		p.GracefulStop()
 		if err := <-served; !errors.Is(err, grpc.ErrServerStopped) {
 			t.Error(err)
@@ -62,7 +72,7 @@ func testPort(t *testing.T, budget *Budget) string {
 // Each call gets its own answer, whatever its size, and whether it waits or its caller gives up.
 func TestPortAnswersEachCall(t *testing.T) {
 	budget := NewBudget(64 << 20)
-	conn, err := grpc.NewClient("passthrough:///"+testPort(t, budget),
+	conn, err := grpc.NewClient("passthrough:///"+servePort(t, echoes(budget)),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

@@ -31,10 +31,10 @@ func bubble(t *testing.T, f func(*testing.T)) {
 
 // inTime plays a script against a port, in the time of a bubble. Calls wait for ten seconds, and others talk until
 // their callers end them.
-func inTime(t *testing.T, caps Caps, play func(*testing.T, *script, *Port)) {
+func inTime(t *testing.T, play func(*testing.T, *script, *Port)) {
 	bubble(t, func(t *testing.T) {
 		p := NewPort(Options{
-			Caps: caps, Budget: NewBudget(16 << 20), Method: Method{
+			Caps: Default(), Budget: NewBudget(16 << 20), Method: Method{
 				Name: "/x/Echo", Answer: func(ctx context.Context, request, out []byte) ([]byte, error) {
 					out = append(out, request...)
 					if ratelimit.Waits(ctx); len(request) == 0 {
@@ -63,9 +63,12 @@ func inTime(t *testing.T, caps Caps, play func(*testing.T, *script, *Port)) {
 	})
 }
 
-// startScript begins a connection to a port.
-func startScript(p *Port) *script {
+// startScript begins a connection to a port, which may be wrapped there.
+func startScript(p *Port, wrap ...func(net.Conn) net.Conn) *script {
 	here, there := net.Pipe()
+	for _, w := range wrap {
+		there = w(there)
+	}
 	p.running.Go(func() { p.welcome(there) })
 	return newScriptRead(here)
 }
@@ -131,7 +134,7 @@ func TestStalledCallsEndTheirConnection(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+			inTime(t, func(t *testing.T, s *script, p *Port) {
 				play(s)
 				s.endsAfter(t, 9*time.Second, 12*time.Second)
 				synctest.Wait()
@@ -163,7 +166,7 @@ func TestCallersThatDoNotRead(t *testing.T) {
 
 // Callers that are silent are asked whether they live, and end if they do not answer.
 func TestSilentCallersAreAsked(t *testing.T) {
-	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+	inTime(t, func(t *testing.T, s *script, p *Port) {
 		s.head(1, false, ordinary("/x/Talk")...)
 		time.Sleep(time.Hour) // its pings are answered
 		if got := s.outcome(); got != "" {
@@ -186,10 +189,10 @@ func TestSilentCallersAreAsked(t *testing.T) {
 
 // Connections without a call, and old ones, are asked to end. Calls under way get their time.
 func TestOldConnectionsAreAskedToEnd(t *testing.T) {
-	inTime(t, Default(), func(t *testing.T, s *script, _ *Port) {
+	inTime(t, func(t *testing.T, s *script, _ *Port) {
 		s.endsAfter(t, 5*time.Minute, 5*time.Minute+time.Second)
 	})
-	inTime(t, Default(), func(t *testing.T, s *script, _ *Port) {
+	inTime(t, func(t *testing.T, s *script, _ *Port) {
 		s.head(1, false, ordinary("/x/Talk")...)
 		s.endsAfter(t, 20*time.Hour, 29*time.Hour) // 24 h, a tenth, and an hour of grace
 	})
@@ -197,7 +200,7 @@ func TestOldConnectionsAreAskedToEnd(t *testing.T) {
 
 // Draining answers the calls that are under way, and takes no later ones.
 func TestDrainAnswersCallsUnderWay(t *testing.T) {
-	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+	inTime(t, func(t *testing.T, s *script, p *Port) {
 		s.call(1, "/x/Echo", "a")
 		late, there := net.Pipe() // it has not begun to speak yet
 		p.running.Go(func() { p.welcome(there) })
@@ -218,7 +221,7 @@ func TestDrainAnswersCallsUnderWay(t *testing.T) {
 
 // A decision ends with its caller's patience, and when its call is reset or its connection ends.
 func TestDecisionsEndWithTheirCall(t *testing.T) {
-	inTime(t, Default(), func(t *testing.T, s *script, p *Port) {
+	inTime(t, func(t *testing.T, s *script, p *Port) {
 		begun := time.Now()
 		s.head(1, false, ordinary("/x/Echo", "grpc-timeout", "100m")...)
 		_ = s.WriteData(1, true, text("a"))

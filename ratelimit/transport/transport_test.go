@@ -111,10 +111,7 @@ func TestListenerTakesOneAfterTheOther(t *testing.T) {
 
 // One connection too many closes the one that has been silent longest.
 func TestListenerClosesTheSilent(t *testing.T) {
-	raw, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := listens(t)
 	budget := NewBudget(1)
 	l := Listen(raw, 3, budget)
 	defer l.Close()

@@ -219,10 +219,7 @@ func onGRPC(t testing.TB, caps Caps, settings ...http2.Setting) *script {
 func connected(
 	t testing.TB, serve func(net.Listener) error, stop, after func(), settings ...http2.Setting,
 ) *script {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listens(t)
 	served := make(chan error, 1)
 	go func() { served <- serve(Listen(l, 0, nil)) }()
 	c, err := net.Dial("tcp", l.Addr().String())
@@ -256,6 +253,19 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 		return func(s *script) {
 			s.head(1, false, ordinary(method, more...)...)
 			_ = s.WriteData(1, true, text("a"))
+		}
+	}
+	headed := func(field int, value string) func(*script) {
+		return func(s *script) {
+			p := ordinary(echoed)
+			p[field] = value
+			s.head(1, true, p...)
+		}
+	}
+	data := func(method string, end bool, b []byte) func(*script) {
+		return func(s *script) {
+			s.head(1, false, ordinary(method)...)
+			_ = s.WriteData(1, end, b)
 		}
 	}
 	for name, x := range map[string]struct {
@@ -301,24 +311,12 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 			_ = s.WriteGoAway(0, http2.ErrCodeNo, nil)
 			s.call(1, echoed, "a")
 		}, []uint32{1}, "1: status 0", ""},
-		"unknown method":  {with("/x/None"), []uint32{1}, "1: status 12", ""},
-		"unknown service": {with("/y/Echo"), []uint32{1}, "1: status 12", ""},
-		"no method":       {with("Echo"), []uint32{1}, "1: status 12", ""},
-		"GET": {func(s *script) {
-			p := ordinary(echoed)
-			p[1] = "GET"
-			s.head(1, true, p...)
-		}, []uint32{1}, "1: http 405", ""},
-		"a page": {func(s *script) {
-			p := ordinary(echoed)
-			p[9] = "text/html"
-			s.head(1, true, p...)
-		}, []uint32{1}, "1: http 415", ""},
-		"a name that only begins as gRPC's": {func(s *script) {
-			p := ordinary(echoed)
-			p[9] = "application/grpcx"
-			s.head(1, true, p...)
-		}, []uint32{1}, "1: http 415", ""},
+		"unknown method":                    {with("/x/None"), []uint32{1}, "1: status 12", ""},
+		"unknown service":                   {with("/y/Echo"), []uint32{1}, "1: status 12", ""},
+		"no method":                         {with("Echo"), []uint32{1}, "1: status 12", ""},
+		"GET":                               {headed(1, "GET"), []uint32{1}, "1: http 405", ""},
+		"a page":                            {headed(9, "text/html"), []uint32{1}, "1: http 415", ""},
+		"a name that only begins as gRPC's": {headed(9, "application/grpcx"), []uint32{1}, "1: http 415", ""},
 		"no content-type": {func(s *script) {
 			s.head(1, true, ordinary(echoed)[:8]...)
 		}, []uint32{1}, "1: http 415", ""},
@@ -335,23 +333,13 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 			m[0] = 1
 			_ = s.WriteData(1, true, m)
 		}, []uint32{1}, "1: status 12", ""},
-		"no message": {func(s *script) { s.head(1, true, ordinary(echoed)...) }, []uint32{1}, "1: status 13", ""},
-		"half a message": {func(s *script) {
-			s.head(1, false, ordinary(echoed)...)
-			_ = s.WriteData(1, true, text("abc")[:6])
+		"no message": {func(s *script) {
+			s.head(1, true, ordinary(echoed)...)
 		}, []uint32{1}, "1: status 13", ""},
-		"two messages": {func(s *script) {
-			s.head(1, false, ordinary(echoed)...)
-			_ = s.WriteData(1, true, append(text("a"), text("b")...))
-		}, []uint32{1}, "1: status 13", ""},
-		"too large a message": {func(s *script) {
-			s.head(1, false, ordinary(echoed)...)
-			_ = s.WriteData(1, false, []byte{0, 0, 0x10, 0, 0})
-		}, []uint32{1}, "1: status 8", ""},
-		"too large a message for the handler": {func(s *script) {
-			s.head(1, false, ordinary(other)...)
-			_ = s.WriteData(1, false, []byte{0, 0, 0x10, 0, 0})
-		}, []uint32{1}, "1: status 8", ""},
+		"half a message":       {data(echoed, true, text("abc")[:6]), []uint32{1}, "1: status 13", ""},
+		"two messages":         {data(echoed, true, append(text("a"), text("b")...)), []uint32{1}, "1: status 13", ""},
+		"too large a message":  {data(echoed, false, []byte{0, 0, 0x10, 0, 0}), []uint32{1}, "1: status 8", ""},
+		"too large for others": {data(other, false, []byte{0, 0, 0x10, 0, 0}), []uint32{1}, "1: status 8", ""},
 		"too many streams": {func(s *script) {
 			for i := range uint32(11) {
 				s.head(2*i+1, false, ordinary(echoed)...)
