@@ -51,7 +51,7 @@ func (p *purse) Undo(_ ratelimit.Instant, _ []ratelimit.Ask, verdicts []ratelimi
 
 const start = instant(time.Hour)
 
-func rulesOf(t *testing.T, text string) *config.Rules {
+func rulesOf(t testing.TB, text string) *config.Rules {
 	t.Helper()
 	rules, _, problems := config.Parse([]config.Text{{Name: "rules", Data: []byte(text)}},
 		config.Options{Coordination: ratelimit.DefaultCoordination()})
