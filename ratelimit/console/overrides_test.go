@@ -143,30 +143,6 @@ func (n *overridable) must(code int, part, method, path, body string, headers ..
 
 const alice = "/v1/overrides/edge?api_key=alice"
 
-// A limit below what each request holds refuses all of them: only 0 says so.
-func TestOverridesAdmitAHold(t *testing.T) {
-	n := newOverridable(t)
-	const path = "/v1/overrides/edge?held=x"
-	n.must(http.StatusUnprocessableEntity, "limit is 59, and each request holds 60 of it: all would be refused",
-		http.MethodPut, path, `{"limit": 59, "reason": ""}`)
-	n.must(http.StatusUnprocessableEntity, "limit is 59, and each request holds 60 of it until costs are known",
-		http.MethodPut, "/v1/overrides/edge?learned=x", `{"limit": 59, "reason": ""}`)
-	for _, limit := range []string{"60", "0", `"unlimited"`} {
-		n.must(http.StatusOK, "", http.MethodPut, path, `{"limit": `+limit+`, "reason": ""}`)
-	}
-}
-
-// With share_threshold, an override of one value is of all: the answer and the log name the pattern.
-func TestOverrideNamesASharedPattern(t *testing.T) {
-	n := newOverridable(t)
-	const path, pattern = "/v1/overrides/edge?api_key=free-1", "api_key=free-%2A"
-	n.must(http.StatusOK, `"descriptor":"`+pattern+`"`, http.MethodPut, path, `{"limit": 3, "reason": ""}`)
-	n.must(http.StatusOK, `"descriptor":"`+pattern+`"`, http.MethodGet, path, "")
-	if !strings.Contains(n.log.String(), "descriptor=\""+pattern) {
-		t.Errorf("the log is\n%s", &n.log)
-	}
-}
-
 // An entry without a value corrects nothing: most likely it was left out. An empty one is a value.
 func TestCorrectionsNeedAValue(t *testing.T) {
 	n := newOverridable(t)

@@ -1,7 +1,7 @@
 package rls
 
 import (
-	"container/heap"
+	"cmp"
 	"flag"
 	"fmt"
 	"math"
@@ -24,24 +24,11 @@ descriptors:
 `
 )
 
-// inFlight are requests, the first to end first.
-type inFlight []flying
-
+// flying is a request in flight.
 type flying struct {
 	ends ratelimit.Instant
 	hold string
 	cost int
-}
-
-func (f inFlight) Len() int           { return len(f) }
-func (f inFlight) Less(i, j int) bool { return f[i].ends < f[j].ends }
-func (f inFlight) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
-func (f *inFlight) Push(x any)        { *f = append(*f, x.(flying)) }
-func (f *inFlight) Pop() any {
-	last := len(*f) - 1
-	x := (*f)[last]
-	*f = (*f)[:last]
-	return x
 }
 
 // usedOf plays minutes of requests whose costs have a heavy tail (Pareto, 1.5, up to 20,000) and whose demand is twice
@@ -59,13 +46,14 @@ func usedOf(t *testing.T, hold string, request usage, seed uint64) (used []int) 
 		mean += cost()
 	}
 	perSecond := 2 * shareLimit / 60 / (float64(mean) / 100_000)
-	var open inFlight
+	var open []flying // the first to end first
 	in := map[int64]int{}
 	const minutes = 6
 	next := f.now
 	for f.now < ratelimit.Instant(minutes*time.Minute) {
 		if len(open) > 0 && open[0].ends <= next {
-			x := heap.Pop(&open).(flying)
+			x := open[0]
+			open = open[1:]
 			f.now = x.ends
 			if x.hold != "" {
 				f.ends("llm=x", x.hold, usage(x.cost))
@@ -86,7 +74,9 @@ func usedOf(t *testing.T, hold string, request usage, seed uint64) (used []int) 
 			continue
 		}
 		in[f.wall().Unix()/60] += n // the window that it was charged in
-		heap.Push(&open, flying{f.now.Add(time.Duration(r.Float64() * 5 * float64(time.Second))), hold, n})
+		x := flying{f.now.Add(time.Duration(r.Float64() * 5 * float64(time.Second))), hold, n}
+		at, _ := slices.BinarySearchFunc(open, x, func(a, b flying) int { return cmp.Compare(a.ends, b.ends) })
+		open = slices.Insert(open, at, x)
 	}
 	first := time.Unix(1_800_000_015, 0).Unix() / 60
 	for minute := first + 1; minute < first+minutes-1; minute++ {

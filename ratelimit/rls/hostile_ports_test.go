@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
@@ -204,18 +203,20 @@ func TestLargeRequestsWait(t *testing.T) {
 	}
 }
 
+// twenties is a request of n descriptors.
+func twenties(n int) *rlsv3.RateLimitRequest {
+	q := rlsRequest()
+	for i := range n {
+		q.Descriptors = append(q.Descriptors, desc(fmt.Sprintf("twenty=%d", i)))
+	}
+	return q
+}
+
 // A large request after another is decided in what the first one needed: what it leaves
 // to the collector is not much more than its bytes and its answer's.
 func TestLargeRequestsGrowOnce(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
-	q := &rlsv3.RateLimitRequest{Domain: "d"}
-	for i := range MaxDescriptors {
-		q.Descriptors = append(q.Descriptors, desc(fmt.Sprintf("twenty=%d", i)))
-	}
-	in, err := proto.Marshal(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := f.wired(twenties(MaxDescriptors))
 	answer := func() {
 		if _, err := f.Answer(context.Background(), in, nil); err != nil {
 			t.Fatal(err)
@@ -261,25 +262,12 @@ func overtaken(many int, large func(i int), small func()) int32 {
 // A small request after many large ones is not decided after all of them.
 func TestSmallRequestsPassLargeOnes(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
-	ask := func(n int) *call {
-		q := &rlsv3.RateLimitRequest{Domain: "d"}
-		for i := range n {
-			q.Descriptors = append(q.Descriptors, desc(fmt.Sprintf("twenty=%d", i)))
-		}
-		in, err := proto.Marshal(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := new(call)
-		c.in = in
-		return c
-	}
 	const many = largeAtOnce + largeWaiting
 	calls := make([]*call, many+1)
 	for i := range many {
-		calls[i] = ask(500)
+		calls[i] = &call{in: f.wired(twenties(500))}
 	}
-	calls[many] = ask(1)
+	calls[many] = &call{in: f.wired(twenties(1))}
 	answer := func(i int) {
 		if err := f.answer(context.Background(), calls[i]); err != nil {
 			t.Error(err)

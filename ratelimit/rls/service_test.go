@@ -114,13 +114,19 @@ func rlsRequest(descriptors ...*common.RateLimitDescriptor) *rlsv3.RateLimitRequ
 	return &rlsv3.RateLimitRequest{Domain: "d", Descriptors: descriptors}
 }
 
-func (f *fixture) call(r *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
+// wired is a request as it comes.
+func (f *fixture) wired(r *rlsv3.RateLimitRequest) []byte {
 	f.Helper()
-	c := &call{}
-	var err error
-	if c.in, err = proto.Marshal(r); err != nil {
+	in, err := proto.Marshal(r)
+	if err != nil {
 		f.Fatal(err)
 	}
+	return in
+}
+
+func (f *fixture) call(r *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
+	f.Helper()
+	c := &call{in: f.wired(r)}
 	if err := f.answer(context.Background(), c); err != nil {
 		return nil, err
 	}
@@ -243,12 +249,8 @@ type broken struct{ ratelimit.Limiter }
 func TestAnswerAllocatesNothing(t *testing.T) {
 	f := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}},
 		testRules+"  - {key: named, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}\n")
-	in, err := proto.Marshal(rlsRequest(desc("five=0123456789"), desc("twenty=x"), desc("node=x,leaf=y"),
-		desc("named=z")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &call{in: in}
+	q := rlsRequest(desc("five=0123456789"), desc("twenty=x"), desc("node=x,leaf=y"), desc("named=z"))
+	c := &call{in: f.wired(q)}
 	if n := testing.AllocsPerRun(1000, func() {
 		if err := f.answer(context.Background(), c); err != nil {
 			t.Fatal(err)
@@ -341,13 +343,9 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	inner := f.limiter
 	f.limiter = &leaver{inner, cancel}
-	c := &call{}
-	var err error
 	ends := descOf("h=a,"+EntryHold+"="+hold, 1)
 	ended := descOf("twenty=b,"+EntryHold+"="+hold, 1)
-	if c.in, err = proto.Marshal(rlsRequest(desc("twenty=a"), desc("five=a"), ends, ended)); err != nil {
-		t.Fatal(err)
-	}
+	c := &call{in: f.wired(rlsRequest(desc("twenty=a"), desc("five=a"), ends, ended))}
 	for range 100 {
 		if err := f.answer(ctx, c); !errors.Is(err, errGone) {
 			t.Fatalf("answered, with %v", err)
