@@ -26,14 +26,3 @@ func TestNearest(t *testing.T) {
 		t.Errorf("of two that are as near: %q", got)
 	}
 }
-
-func TestEditDistance(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"abc", "abc", 0}, {"ab", "ba", 1}, {"kitten", "sitting", 3}} {
-		if got := editDistance(c.a, c.b); got != c.want || editDistance(c.b, c.a) != got {
-			t.Errorf("%q, %q: %d, want %d", c.a, c.b, got, c.want)
-		}
-	}
-}

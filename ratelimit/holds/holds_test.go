@@ -92,35 +92,21 @@ func TestRoomForBudgets(t *testing.T) {
 	}
 }
 
-// An earlier first key is valid while it is listed, and no longer.
-func TestKeysAreRotated(t *testing.T) {
-	old := newDesk(t, keyB)
-	part := Part{budget(1), 7}
-	a, b := old.issue(t, now, part), old.issue(t, now, part)
-	both := newDesk(t, keyA+", \n"+keyB+"\n")
-	if _, result := both.Settle(a, part.Key, now, time.Minute); result != ratelimit.SettledCost {
-		t.Errorf("a hold of the key before: %v", result)
-	}
-	made := both.issue(t, now, part)
-	if _, result := old.Settle(made, part.Key, now, time.Minute); result != ratelimit.HoldForged {
-		t.Errorf("a hold of a key that is not known yet: %v", result)
-	}
-	if err := both.Set(keyA); err != nil {
-		t.Fatal(err)
-	}
-	if _, result := both.Settle(b, part.Key, now, time.Minute); result != ratelimit.HoldForged {
-		t.Errorf("a hold of a key that is named no more: %v", result)
-	}
+// Keys that are wrong do not replace those of before.
+func TestWrongKeysReplaceNone(t *testing.T) {
+	d := newDesk(t, keyA+", \n"+keyB+"\n")
 	for text, want := range map[string]error{
 		"": ErrNoKeys, ",,": ErrNoKeys, "short": ErrShort, keyA + " short": ErrShort,
 		strings.Repeat("0123456789abcdef ", 5): ErrManyKey,
 	} {
-		if err := both.Set(text); err != want { //nolint:errorlint // it is this one
+		if err := d.Set(text); err != want { //nolint:errorlint // it is this one
 			t.Errorf("keys %q: %v, must be %v", text, err, want)
 		}
 	}
-	if _, result := both.Settle(made, part.Key, now, time.Minute); result != ratelimit.SettledCost {
-		t.Errorf("keys that are wrong replace those of before: %v", result)
+	part := Part{budget(1), 7}
+	before := newDesk(t, keyB).issue(t, now, part)
+	if _, result := d.Settle(before, part.Key, now, time.Minute); result != ratelimit.SettledCost {
+		t.Errorf("a hold of the key before: %v", result)
 	}
 }
 

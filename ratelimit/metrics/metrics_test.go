@@ -54,16 +54,9 @@ descriptors:
 	for i, r := range c.Store.Rules().All() {
 		r.Counters.TotalHits.Add(uint64(1 + i))
 	}
-	text := scrape(t, c)
-	for _, want := range []string{
-		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 4`,
+	shows(t, c, `ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 4`,
 		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c_10_0_0_1_\"<x>"} 2`,
-		`sluice_limit_tokens{domain="d",rule="a.b.c_10.0.0.1:\"<x>",mode="leasing"} 1`,
-	} {
-		if !strings.Contains(text, "\n"+want+"\n") {
-			t.Errorf("no %s in\n%s", want, text)
-		}
-	}
+		`sluice_limit_tokens{domain="d",rule="a.b.c_10.0.0.1:\"<x>",mode="leasing"} 1`)
 }
 
 // Claims of idle keys lower no counter: Prometheus would take that for a restart, and count all once more.
@@ -73,9 +66,7 @@ func TestSavedOperationsOnlyGrow(t *testing.T) {
 	c.Stats.Sources[ratelimit.FromClaim].Add(10)
 	for _, claims := range []uint64{10, 30, 200} {
 		c.Limiter = func() ratelimit.LimiterStats { return ratelimit.LimiterStats{Claims: claims} }
-		if text := scrape(t, c); !strings.Contains(text, "\nsluice_store_operations_saved_total 90\n") {
-			t.Errorf("with %d claims for 10 of 100 decisions, not 90 are saved", claims)
-		}
+		shows(t, c, "sluice_store_operations_saved_total 90")
 	}
 }
 
@@ -87,15 +78,8 @@ func TestRulesOfOneNameCountOnce(t *testing.T) {
 		r.Counters.TotalHits.Add(uint64(1 + i))
 		r.Counters.Denied.Add(uint64(1 + i))
 	}
-	text := scrape(t, c)
-	for _, want := range []string{
-		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a_b",key2=""} 3`,
-		`sluice_denied_total{domain="d",rule="a_b",mode="leasing"} 3`,
-	} {
-		if !strings.Contains(text, "\n"+want+"\n") {
-			t.Errorf("no %s in\n%s", want, text)
-		}
-	}
+	shows(t, c, `ratelimit_service_rate_limit_total_hits{domain="d",key1="a_b",key2=""} 3`,
+		`sluice_denied_total{domain="d",rule="a_b",mode="leasing"} 3`)
 }
 
 // scrape is what a scrape gets, which a parser must be able to read: each metric
@@ -135,15 +119,22 @@ func scrape(t testing.TB, c Collector) string {
 	return text
 }
 
+// shows scrapes, and looks for lines.
+func shows(t testing.TB, c Collector, lines ...string) {
+	t.Helper()
+	text := scrape(t, c)
+	for _, want := range lines {
+		if !strings.Contains(text, "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+}
+
 // A node that waits for its first rules answers scrapes, and its pages.
 func TestScrapedBeforeTheFirstRules(t *testing.T) {
 	c := collector(t, "domain: d")
 	c.Store = config.NewStore(config.Static{}, config.Options{}, slog.New(slog.DiscardHandler))
-	for _, want := range []string{"sluice_rules 0", "sluice_domains 0", "sluice_config_last_reload_successful 0"} {
-		if text := scrape(t, c); !strings.Contains(text, "\n"+want+"\n") {
-			t.Errorf("no %s in\n%s", want, text)
-		}
-	}
+	shows(t, c, "sluice_rules 0", "sluice_domains 0", "sluice_config_last_reload_successful 0")
 	c.WriteStats(io.Discard)
 	c.WriteRules(io.Discard)
 }

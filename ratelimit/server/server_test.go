@@ -56,31 +56,6 @@ func run(t *testing.T, v *Server) (stop func()) {
 	}
 }
 
-func TestAllPortsOrNone(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	o := local()
-	o.GRPC = taken.Addr().String()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.HTTP = free.Addr().String()
-	free.Close()
-	if _, err := newServer(t, o); err == nil || !strings.Contains(err.Error(),
-		"cannot open the gRPC (GRPC_HOST, GRPC_PORT) port") {
-		t.Errorf("%v", err)
-	}
-	if again, err := net.Listen("tcp", o.HTTP); err != nil {
-		t.Errorf("the HTTP port stayed open: %v", err)
-	} else {
-		again.Close()
-	}
-}
-
 // Ports of one process that have the same address would get each other's connections: processes may share ports.
 func TestNoTwoPortsHaveOneAddress(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
