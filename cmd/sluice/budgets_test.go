@@ -3,6 +3,7 @@ package main
 import (
 	goflag "flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -67,11 +68,6 @@ func TestBudgets(t *testing.T) {
 	})
 	page := read(t, "ARCHITECTURE.md")
 	var table strings.Builder
-	names := make([]string, 0, len(weights))
-	for name := range weights {
-		names = append(names, name)
-	}
-	slices.Sort(names)
 	said := map[string]weight{}
 	for _, m := range budgetRow.FindAllStringSubmatch(page, -1) {
 		var w weight
@@ -79,7 +75,7 @@ func TestBudgets(t *testing.T) {
 		_, _ = fmt.Sscan(m[3], &w.decisions)
 		said[m[1]] = w
 	}
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(weights)) {
 		w, b := *weights[name], weights[name].budget()
 		fmt.Fprintf(&table, "| `%s` | %d | %d |\n", name, b.lines, b.decisions)
 		has, ok := said[name]

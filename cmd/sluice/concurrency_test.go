@@ -165,10 +165,7 @@ func TestSlotsInAnOutage(t *testing.T) {
 		}
 		held = append(held, hold)
 	}
-	f.nodes[0].eventually("node 0 has seen all", func() bool {
-		_, text := f.nodes[0].get(f.nodes[0].debug + "/console/state")
-		return strings.Count(text, `"started"`) >= 3
-	})
+	f.nodes[0].eventually("node 0 has seen all", func() bool { return f.nodes[0].seen() == 3 })
 	f.redis.Signal(syscall.SIGSTOP)
 	admitted := 0
 	for range 40 {

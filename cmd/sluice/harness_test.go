@@ -7,6 +7,7 @@ import (
 	goflag "flag" // flag is a function here
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -145,6 +146,34 @@ func (s *sluice) get(url string) (int, string) {
 	return r.StatusCode, string(body)
 }
 
+// do sends a request with headers, given as names and values in turn. It returns the answer, and its body.
+func (s *sluice) do(method, url, body string, headers ...string) (answer http.Response, text string) {
+	s.Helper()
+	r, err := http.NewRequest(method, "http://"+url, strings.NewReader(body))
+	if err != nil {
+		s.Error(err)
+		return answer, ""
+	}
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	r.Host = r.Header.Get("Host")
+	a, err := http.DefaultClient.Do(r)
+	if err != nil {
+		s.Error(err)
+		return answer, ""
+	}
+	defer a.Body.Close()
+	read, _ := io.ReadAll(a.Body)
+	return *a, string(read)
+}
+
+// seen is how many nodes a node has seen.
+func (s *sluice) seen() int {
+	_, text := s.get(s.debug + "/console/state")
+	return strings.Count(text, `"seen_seconds"`)
+}
+
 // post sends one hit on key=value, over /json.
 func (s *sluice) post(key, value string) int {
 	s.Helper()
@@ -170,6 +199,17 @@ func (s *sluice) dial() *grpc.ClientConn {
 	}
 	s.Cleanup(func() { conn.Close() })
 	return conn
+}
+
+// listens is a listener on a free port, until the test ends.
+func listens(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
 }
 
 // patience is far longer than what processes do in their own time takes.

@@ -95,24 +95,23 @@ func (s *sluice) honest(ctx context.Context) *served {
 }
 
 // attacker is a process that does a row to the server as soon as it reads a line.
-func (s *sluice) attacker(a attack) *exec.Cmd {
-	return command([]string{"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http})
+func (s *sluice) attacker(a attack, said io.Writer) (cmd *exec.Cmd, begin io.Writer) {
+	s.Helper()
+	cmd = command([]string{"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http})
+	cmd.Stdout, cmd.Stderr = said, said
+	begin, err := cmd.StdinPipe()
+	if err := errors.Join(err, cmd.Start()); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = cmd.Process.Kill() })
+	return cmd, begin
 }
 
 // attacked is what an honest client has of the server while a row is done to it.
 func (s *sluice) attacked(a attack) *served {
 	s.Helper()
-	cmd := s.attacker(a)
 	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	begin, err := cmd.StdinPipe()
-	if err != nil {
-		s.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		s.Fatal(err)
-	}
-	s.Cleanup(func() { _ = cmd.Process.Kill() })
+	cmd, begin := s.attacker(a, &said)
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended error
 	go func() {

@@ -189,14 +189,7 @@ func hostilePorts(t *testing.T, a attack) {
 // attacker does.
 func (s *sluice) endsUnder(a attack) {
 	s.Helper()
-	cmd := s.attacker(a)
-	begin, err := cmd.StdinPipe()
-	if err != nil {
-		s.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		s.Fatal(err)
-	}
+	cmd, begin := s.attacker(a, nil)
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	_, _ = io.WriteString(begin, "\n")
 	// Callers that have not shaken hands: one says nothing, one half of its first frame in two pieces.

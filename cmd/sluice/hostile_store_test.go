@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,10 +23,7 @@ import (
 // listening answers each connection with this, until the test ends.
 func listening(t *testing.T, reply string) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listens(t)
 	var all sync.WaitGroup
 	all.Go(func() {
 		for {

@@ -333,18 +333,7 @@ func overrideReaches(t *testing.T, nodes []*sluice, i int) time.Duration {
 // put sets an override over HTTP.
 func (s *sluice) put(t *testing.T, descriptor, body string) {
 	t.Helper()
-	r, err := http.NewRequest(http.MethodPut, "http://"+s.debug+"/v1/overrides/d?"+descriptor, strings.NewReader(body))
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	r.Header.Set("Authorization", "Bearer hunter2")
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	answer.Body.Close()
+	answer, _ := s.do(http.MethodPut, s.debug+"/v1/overrides/d?"+descriptor, body, "Authorization", "Bearer hunter2")
 	if answer.StatusCode != http.StatusOK || answer.Header.Get("ETag") == "" {
 		t.Errorf("PUT %s is answered %s", descriptor, answer.Status)
 	}

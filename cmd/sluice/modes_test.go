@@ -4,9 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -63,12 +61,4 @@ func TestSplit(t *testing.T) {
 		}
 	}()
 	s.Decide(t.Context(), 0, asks, verdicts)
-}
-
-// Without a ring all modes are decided by the ledger's limiter itself.
-func TestModesWithoutARing(t *testing.T) {
-	local := leasing.NewLocal(10, 0, time.Unix(1_800_000_000, 0))
-	if got := newByMode(local, nil, nil); got != limiter(local) {
-		t.Errorf("a request is split by %T", got)
-	}
 }

@@ -40,8 +40,7 @@ func TestRedisSettings(t *testing.T) {
 		"--tls-ca-cert-file", clients.File("ca.crt"), "--tls-auth-clients", "yes", "--unixsocket", socket)
 	r.Do("ACL", "SETUSER", "me", "on", ">hunter3", "~*", "&*", "+@all")
 	r.Do("ACL", "SETUSER", "default", "on", "resetpass", ">hunter2")
-	rules := filepath.Join(dir, "rules.yaml")
-	writeFile(t, rules, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000}}]\n")
+	rules := rulesFile(t, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000}}]\n")
 	tlsEnv := []string{
 		"REDIS_TLS=true", "REDIS_TLS_CACERT=" + servers.File("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + clientCert, "REDIS_TLS_CLIENT_KEY=" + clientKey,
 		"REDIS_AUTH=hunter2",
@@ -129,8 +128,7 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 // a request for both asks both.
 func TestRedisPerSecond(t *testing.T) {
 	usual, brief := redistest.Start(t), redistest.Start(t)
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, `domain: d
+	rules := rulesFile(t, `domain: d
 coordination: {on_store_failure: closed}
 descriptors:
   - {key: often, rate_limit: {unit: second, requests_per_unit: 100000}}

@@ -131,11 +131,7 @@ func TestPeersPresentNewCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listens(t)
 	meet := func() (caller, called *big.Int) {
 		t.Helper()
 		seen := make(chan credentials.AuthInfo, 1)

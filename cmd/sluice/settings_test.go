@@ -22,11 +22,7 @@ func TestBadSettings(t *testing.T) {
 	holds := filepath.Join(t.TempDir(), "holds.yaml")
 	writeFile(t, holds, heldRules)
 	held := []string{"--config", holds}
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { busy.Close() })
+	busy := listens(t)
 	_, port, _ := net.SplitHostPort(busy.Addr().String())
 	for name, c := range map[string]struct {
 		env  []string

@@ -16,11 +16,7 @@ type lineSink struct {
 }
 
 func newLineSink(t *testing.T) *lineSink {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
+	l := listens(t)
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	k := &lineSink{port, make(chan map[string]int, 10)}
 	go func() {

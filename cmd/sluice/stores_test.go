@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"strings"
 	"syscall"
 	"testing"
@@ -80,13 +79,9 @@ func TestFleetsAdmitTheLimit(t *testing.T) {
 		if n := f.failed.Load(); n > 0 {
 			t.Errorf("%d calls failed", n)
 		}
-		known := func() int {
-			_, text := f.nodes[0].get(f.nodes[0].debug + "/console/state")
-			return strings.Count(text, `"seen_seconds"`)
-		}
-		f.nodes[0].eventually("the nodes know of each other", func() bool { return known() == 3 })
+		f.nodes[0].eventually("the nodes know of each other", func() bool { return f.nodes[0].seen() == 3 })
 		f.nodes[2].Signal(syscall.SIGTERM)
-		f.nodes[0].eventually("the node that has ended is gone", func() bool { return known() == 2 })
+		f.nodes[0].eventually("the node that has ended is gone", func() bool { return f.nodes[0].seen() == 2 })
 		if _, text := f.nodes[0].get(f.nodes[0].debug + "/stats"); strings.Contains(text, "redis_pool") != (f.redis != nil) {
 			t.Errorf("the statistics of a Redis' pool:\n%s", text)
 		}
@@ -115,11 +110,7 @@ func TestFleetStoreFaults(t *testing.T) { eachStore(t, storeFaults) }
 func storeFaults(t *testing.T, server storeServer) {
 	f := newFleet(t, 2, setup{rules: faultRules, store: server})
 	for _, n := range f.nodes { // local divides by the nodes that were seen
-		n.eventually("it has seen both nodes", func() bool {
-			var state struct{ Nodes []json.RawMessage }
-			_, text := n.get(n.debug + "/console/state")
-			return json.Unmarshal([]byte(text), &state) == nil && len(state.Nodes) == 2
-		})
+		n.eventually("it has seen both nodes", func() bool { return n.seen() == 2 })
 	}
 	f.load("leased", 4, 200, 0, 1).Wait()
 	f.slowest.Store(0)

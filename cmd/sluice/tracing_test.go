@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -51,10 +50,7 @@ func (s *spanSink) listen(t *testing.T, protocol string) string {
 		t.Cleanup(web.Close)
 		return web.URL
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listens(t)
 	g := grpc.NewServer()
 	collector.RegisterTraceServiceServer(g, s)
 	go g.Serve(l)
@@ -88,18 +84,7 @@ func TestTracing(t *testing.T) {
 				}
 				cancel()
 			}
-			post, err := http.NewRequestWithContext(context.Background(), http.MethodPost, "http://"+s.http+"/json", strings.NewReader(exampleRequest))
-			if err != nil {
-				t.Fatal(err)
-			}
-			post.Header.Set("X-B3-TraceId", b3)
-			post.Header.Set("X-B3-SpanId", "e457b5a2e4d86bd2")
-			post.Header.Set("X-B3-Sampled", "1")
-			answer, err := http.DefaultClient.Do(post)
-			if err != nil {
-				t.Fatal(err)
-			}
-			answer.Body.Close()
+			s.do(http.MethodPost, s.http+"/json", exampleRequest, "X-B3-TraceId", b3, "X-B3-SpanId", "e457b5a2e4d86bd2", "X-B3-Sampled", "1")
 			if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil { // it sends what waits
 				t.Fatal(err)
 			}

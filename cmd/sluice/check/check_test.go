@@ -184,36 +184,14 @@ func TestCheckForPrograms(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 	_, out, _ = printed("--sarif", file)
-	var log struct {
-		Version string
-		Runs    []struct {
-			Tool struct {
-				Driver struct {
-					Name  string
-					Rules []struct{ ID string }
-				}
-			}
-			Results []struct {
-				RuleID, Level string
-				Message       struct{ Text string }
-				Locations     []struct {
-					PhysicalLocation struct {
-						ArtifactLocation struct{ URI string }
-						Region           struct{ StartLine, StartColumn int }
-					}
-				}
-			}
+	flat := strings.Join(strings.Fields(out), "")
+	for _, want := range []string{
+		`"version":"2.1.0"`, `"name":"sluice"`, `"ruleId":"invalid"`, `"level":"error"`, `"uri":"` + file + `"`,
+		`"startColumn":3,"startLine":8`, `"id":"` + string(config.Kinds[len(config.Kinds)-1].Kind) + `"`,
+	} {
+		if !json.Valid([]byte(out)) || !strings.Contains(flat, want) {
+			t.Errorf("no %s in\n%s", want, out)
 		}
-	}
-	if err := json.Unmarshal([]byte(out), &log); err != nil || log.Version != "2.1.0" || len(log.Runs) != 1 {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	run := log.Runs[0]
-	r := run.Results[0]
-	at := r.Locations[0].PhysicalLocation
-	if r.RuleID != "invalid" || r.Level != "error" || at.ArtifactLocation.URI != file || at.Region.StartLine != 8 ||
-		at.Region.StartColumn != 3 || run.Tool.Driver.Name != "sluice" || len(run.Tool.Driver.Rules) != len(config.Kinds) {
-		t.Errorf("%s", out)
 	}
 	writeFile(t, file, rules(100)+"- key: z\n  rate_limit: {unit: day}\n")
 	code, out, _ := printed("--json", file)
@@ -285,10 +263,7 @@ func TestCheckFailsWhatDoesTheOpposite(t *testing.T) {
 	}
 	file := filepath.Join(empty, "a.yaml")
 	for rule, want := range map[string]string{
-		"{key: remote_address, value: 10.0.0.0/8, rate_limit: {unit: day, requests_per_unit: 1}}": `error: d.remote_address_10.0.0.0/8: the value "10.0.0.0/8" is a range`,
-		"{key: z, rate_limit: {unit: day}}":                                                        "error: d.z: requests_per_unit is not set: it is 0, and every request is refused",
-		"{key: k, rate_limit: {unit: day, requests_per_unit: 1}}":                                  "for two limits on one key, let Envoy send a second descriptor",
-		"{key: c, coordination: {mode: foo}, rate_limit: {unit: day, requests_per_unit: 1}}":       "error: mode: \"foo\" is not one of",
+		"{key: remote_address, value: 10.0.0.0/8, rate_limit: {unit: day, requests_per_unit: 1}}":  `error: d.remote_address_10.0.0.0/8: the value "10.0.0.0/8" is a range`,
 		"{key: c, coordination: {mode: foo, max_nodes: 0, bar: 1}, rate_limit: {unlimited: true}}": "error: max_nodes: \"0\" is not",
 	} {
 		writeFile(t, file, rules(100)+"- "+rule+"\n")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -31,14 +30,22 @@ func (uncounted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// An audit says that a full record may lack events, also on a Redis that does not count them.
-func TestAuditSaysWhatMayHaveExpired(t *testing.T) {
-	server := redistest.Start(t)
-	s := started(t, Flags{Redis: Redis{URL: server.Addr, Type: "SINGLE", PoolSize: 2, Timeout: time.Second}}).(*inRedis)
-	s.people.AddHook(uncounted{})
+// recorded is a Redis with one event on record, of a claim.
+func recorded(t *testing.T) (*inRedis, account.Claim) {
+	t.Helper()
+	f := few
+	f.URL = redistest.Start(t).Addr
+	s := started(t, Flags{Redis: f}).(*inRedis)
 	c := halfOf(yearly, 1)
 	c.Audit = "0 rule"
 	settled(t, s.Ledger(), c)
+	return s, c
+}
+
+// An audit says that a full record may lack events, also on a Redis that does not count them.
+func TestAuditSaysWhatMayHaveExpired(t *testing.T) {
+	s, c := recorded(t)
+	s.people.AddHook(uncounted{})
 	missing := func() string {
 		all, err := s.Events(t.Context(), func(*account.Event) {})
 		if err != nil {
@@ -65,11 +72,7 @@ func TestAuditSaysWhatMayHaveExpired(t *testing.T) {
 
 // SCAN can show a stream twice: its events are read once.
 func TestAuditReadsEachEventOnce(t *testing.T) {
-	server := redistest.Start(t)
-	s := started(t, Flags{Redis: Redis{URL: server.Addr, Type: "SINGLE", PoolSize: 2, Timeout: time.Second}}).(*inRedis)
-	c := halfOf(yearly, 1)
-	c.Audit = "0 rule"
-	settled(t, s.Ledger(), c)
+	s, _ := recorded(t)
 	r := streamReader{client: s.people}
 	for range 2 {
 		if err := r.scan(t.Context(), s.people); err != nil {
