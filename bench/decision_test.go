@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -72,35 +71,6 @@ func BenchmarkDecision(b *testing.B) {
 	}
 }
 
-// BenchmarkLease is a decision from a lease, with the ledger in this process
-// and with one that other nodes share: the two must cost the same.
-func BenchmarkLease(b *testing.B) {
-	rule := &ratelimit.Rule{Domain: "d", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 1<<32 - 1}, Coordination: ratelimit.DefaultCoordination()}
-	rule.Coordination.Lease.Fixed = 1 << 30
-	clock := ratelimit.MonotonicClock()
-	fleet := leasing.NewFleet(account.NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }), 1, 1000, clock, time.Now())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); fleet.Run(ctx) }()
-	defer func() { cancel(); <-done }()
-	for _, c := range []struct {
-		name    string
-		limiter ratelimit.Limiter
-	}{{"local", leasing.NewLocal(1000, clock(), time.Now())}, {"fleet", fleet}} {
-		b.Run(c.name, func(b *testing.B) {
-			asks := []ratelimit.Ask{{Rule: rule, Key: []byte("\x01\x00\x01\x01d\x01k"), Cost: 1}}
-			verdicts := make([]ratelimit.Verdict, 1)
-			b.ReportAllocs()
-			for b.Loop() {
-				c.limiter.Decide(ctx, clock(), asks, verdicts)
-			}
-			if verdicts[0].OverLimit {
-				b.Fatalf("%+v", verdicts[0])
-			}
-		})
-	}
-}
-
 // BenchmarkMetrics is a decision with and without what is counted of it: the
 // rule's counters, its source, and the histogram of latencies.
 func BenchmarkMetrics(b *testing.B) {
@@ -135,13 +105,6 @@ func orderOf(n int, skew string) []string {
 		order[i] = fmt.Sprintf("key-%08d", next())
 	}
 	return order
-}
-
-func TestDecisionAllocatesNothing(t *testing.T) {
-	c := newCore(t)
-	if n := testing.AllocsPerRun(1000, func() { c.decide("key-00000001") }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
 }
 
 // BenchmarkMemory is one dependent read at random in as much memory as a

@@ -86,13 +86,6 @@ func TestHotAndFlash(t *testing.T) {
 	}
 }
 
-func TestNextDoesNotAllocate(t *testing.T) {
-	s := Load{Rate: 1e6, Keys: 1000, Skew: 1, Shape: Burst, Length: time.Hour}.Stream(1)
-	if n := testing.AllocsPerRun(1000, func() { s.Next() }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
 func TestValidateSaysEverything(t *testing.T) {
 	if errs := (Load{Keys: -1, Skew: -1, Hot: 2, Cost: -1}).Validate(); len(errs) != 6 {
 		t.Errorf("%d problems, want 6: %v", len(errs), errs)
@@ -102,12 +95,5 @@ func TestValidateSaysEverything(t *testing.T) {
 	}
 	if _, err := ParseShape("square"); err == nil {
 		t.Error("square is no shape")
-	}
-}
-
-func BenchmarkNext(b *testing.B) {
-	s := Load{Rate: 1e6, Keys: 1_000_000, Skew: 1.1, Length: 1 << 62}.Stream(1)
-	for b.Loop() {
-		s.Next()
 	}
 }

@@ -66,17 +66,6 @@ func TestChartsAreSVG(t *testing.T) {
 	}
 }
 
-func TestTableText(t *testing.T) {
-	var b bytes.Buffer
-	if err := sample().Tables[0].WriteText(&b); err != nil {
-		t.Fatal(err)
-	}
-	want := "modes\n      mode  over\n   leasing     0\n  <script>     9  <- beyond its bound\na note\n"
-	if b.String() != want {
-		t.Errorf("%q, want %q", b.String(), want)
-	}
-}
-
 // Letters get smaller where a title, or the names of many bars, would be clipped.
 func TestChartsFitTheirLabels(t *testing.T) {
 	style := plot.New().Title.TextStyle

@@ -50,31 +50,3 @@ func declaredUnder(t *testing.T, l ratelimit.Limit, fields map[string]string) {
 		}
 	}
 }
-
-// The lease of a crashed node is stranded until the window ends. It is at most a twentieth of the limit, beyond
-// two seconds of its demand, because leases of plenty are no larger. Demand is one and a half times the limits,
-// so that all stranded tokens are missing.
-//
-//	go test -count=1 -v -run CrashStrands ./bench/sim
-func TestCrashStrandsATwentieth(t *testing.T) {
-	t.Parallel()
-	for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
-		for _, nodes := range []int{3, 10} {
-			for _, at := range []time.Duration{time.Second, 10 * time.Second, 25 * time.Second} {
-				t.Run(fmt.Sprintf("%v, %d nodes, at %v", algorithm, nodes, at), func(t *testing.T) {
-					const keys, rate, limit = 20, 3000, 6000
-					l := ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: limit}
-					result := played(t, Options{
-						Seed: 1, Nodes: nodes, Rule: declaring(t, l), Load: load.Load{Rate: rate, Keys: keys, Length: 60 * time.Second},
-						Faults: []Fault{{At: at, Kind: Crash, Node: 1}}, Net: near,
-					})
-					most := ratelimit.Tokens(keys*limit/20 + 2*rate/nodes)
-					t.Logf("%d under of %d, at most %d; %d over", result.Under, keys*limit, most, result.Over)
-					if result.Under > most || result.Over > 0 {
-						t.Errorf("%d under, more than %d, and %d over", result.Under, most, result.Over)
-					}
-				})
-			}
-		}
-	}
-}
