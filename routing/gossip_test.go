@@ -120,11 +120,7 @@ func TestGossipStreamsAreBounded(t *testing.T) {
 
 // The address for gossip must be the node's own. An error names the wrong setting.
 func TestGossipNeedsAnAddress(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listens(t)
 	for _, c := range []struct{ bind, secret, says string }{
 		{"127.0.0.1:7946", "", "PEER_SECRET"},
 		{"127.0.0.1:7946", "short", "PEER_SECRET"},
@@ -205,6 +201,17 @@ func gossips(t *testing.T, bind, peerAddr string, seeds ...string) *Gossip {
 	return g
 }
 
+// listens is a listener on a free port, until the test ends.
+func listens(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
 // freeAddrs are that many free addresses.
 func freeAddrs(t *testing.T, n int) (addrs []string) {
 	t.Helper()
@@ -221,11 +228,7 @@ func freeAddrs(t *testing.T, n int) (addrs []string) {
 // A node that is alone looks for its seeds each time; one that has found another
 // leaves them alone.
 func TestGossipLooksForSeedsWhileAlone(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listens(t)
 	looked := make(chan bool, 10)
 	go func() {
 		for {

@@ -148,9 +148,7 @@ func TestStepsCrashDuringALeave(t *testing.T) {
 	s.fill(5, s.addrs...)
 	s.crash("c:1")
 	s.play(10 * time.Millisecond)
-	gone := false
-	s.nodes["a:1"].Leave(func() { gone = true })
-	s.until("it has left", func() bool { return gone })
+	s.leaves("a:1")
 	s.exact(5, "b:1") // of keys of the one that has crashed
 	s.agree([]string{"b:1"})
 }

@@ -508,10 +508,7 @@ func TestAnonymousCertificateSaysNothing(t *testing.T) {
 // such errors are not logged. It is dialled again also while more waits to be sent than a connection takes.
 func TestPeersBehindAFirewallAreReported(t *testing.T) {
 	w := newRingWorld(t, 3) // no node answers at the last address
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := listens(t)
 	n, peer := w.make(0, known, nil), w.make(1, known, nil)
 	w.run(peer, inner, nil)
 	dropped := make(chan struct{})

@@ -43,11 +43,7 @@ type ringWorld struct {
 func newRingWorld(t *testing.T, n int) *ringWorld {
 	w := &ringWorld{T: t, clock: ratelimit.MonotonicClock(), wall: time.Now(), tableSize: 100_000}
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
+		l := listens(t)
 		w.lis, w.addrs = append(w.lis, l), append(w.addrs, l.Addr().String())
 	}
 	return w

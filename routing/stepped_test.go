@@ -357,14 +357,8 @@ func TestStepsStartedTogether(t *testing.T) {
 	for i, a := range s.addrs {
 		s.in(time.Duration(i)*20*time.Millisecond, func() { s.load(3*time.Second, time.Millisecond, a) })
 	}
-	s.until("all are ready", func() bool {
-		for _, a := range s.addrs {
-			if s.nodes[a] == nil || !s.nodes[a].Ready() || len(s.nodes[a].Stats().Members) != 5 {
-				return false
-			}
-		}
-		return true
-	})
+	s.play(100 * time.Millisecond) // all have started
+	s.agree(s.addrs)
 	s.play(4 * time.Second)
 	s.exact(0, s.addrs...)
 }
@@ -381,9 +375,7 @@ func TestStepsJoinOfThree(t *testing.T) {
 	for _, a := range s.addrs[2:] {
 		s.start(a)
 	}
-	s.until("all are ready", func() bool {
-		return s.nodes["c:1"].Ready() && s.nodes["d:1"].Ready() && s.nodes["e:1"].Ready() && len(s.nodes["a:1"].Stats().Members) == 5
-	})
+	s.agree(s.addrs)
 	s.play(6 * time.Second)
 	s.noFailures()
 	s.exact(0, s.addrs...)
@@ -415,9 +407,7 @@ func TestLeasingUsageStaysAtItsNode(t *testing.T) {
 	}
 	c := s.start("c:1")
 	s.until("a third node has its keys", c.Ready)
-	gone := false
-	s.nodes["b:1"].Leave(func() { gone = true })
-	s.until("the second has left", func() bool { return gone })
+	s.leaves("b:1")
 	for addr, want := range map[string]ratelimit.Tokens{"a:1": 0, "b:1": 0, "c:1": 10 * keys} {
 		if n := admits(addr); n != want {
 			t.Errorf("%s admits %d more, want %d", addr, n, want)
@@ -458,9 +448,7 @@ func TestStepsRingChangesDuringHandOver(t *testing.T) {
 	s.start("d:1")
 	s.until("the second joins", func() bool { return s.nodes["d:1"].present })
 	s.until("accounts are on their way", func() bool { return len(s.nodes["a:1"].mover.underway) > 0 })
-	gone := false
-	s.nodes["a:1"].Leave(func() { gone = true })
-	s.until("the first has left", func() bool { return gone })
+	s.leaves("a:1")
 	s.until("all are ready", func() bool { return c.Ready() && s.nodes["d:1"].Ready() })
 	s.play(5 * time.Second)
 	s.crash("a:1")
@@ -550,9 +538,7 @@ func TestStepsPartitionHeals(t *testing.T) {
 	s.fill(4, "a:1", "b:1")
 	s.fill(4, "c:1")
 	c.cut = false
-	s.until("they see each other", func() bool {
-		return len(c.Stats().Members) == 3 && len(s.nodes["a:1"].Stats().Members) == 3 && len(s.nodes["b:1"].Stats().Members) == 3 && c.view.Load().stable.Load()
-	})
+	s.agree(s.addrs)
 	s.play(time.Second)
 	s.failed = 0
 	s.atMost(11) // 3, and up to 4 on each side
@@ -623,9 +609,7 @@ func TestStepsPause(t *testing.T) {
 	for _, do := range c.later {
 		do()
 	}
-	s.until("it is back", func() bool {
-		return len(c.Stats().Members) == 3 && len(s.nodes["a:1"].Stats().Members) == 3 && c.view.Load().stable.Load()
-	})
+	s.agree(s.addrs)
 	s.play(time.Second)
 	s.failed = 0
 	s.exact(3, "a:1", "b:1", "c:1")
@@ -705,21 +689,17 @@ func TestStepsForgottenNodeComesBack(t *testing.T) {
 		}
 	}
 	look()
-	a := s.nodes["a:1"]
-	together := func() bool {
-		return len(a.Stats().Members) == 3 && len(c.Stats().Members) == 3 && a.view.Load().stable.Load() && c.view.Load().stable.Load()
-	}
-	s.until("the third has its keys", together) // in parcels that are numbered from 1
+	s.agree(s.addrs) // the third has its keys, in parcels that are numbered from 1
 	c.cut = true
 	s.play(TakeOver + forgetAfter + time.Second)
-	if n := len(a.core.members) + len(c.core.members); n != 1 {
+	if n := len(s.nodes["a:1"].core.members) + len(c.core.members); n != 1 {
 		t.Fatalf("%d members are known, not one alone", n)
 	}
 	s.fill(4, "a:1", "b:1")
 	s.fill(4, "c:1")
 	c.cut = false
 	look()
-	s.until("they see each other", together)
+	s.agree(s.addrs)
 	s.play(time.Second)
 	s.failed = 0
 	s.exact(3, "a:1", "b:1", "c:1")
@@ -754,6 +734,13 @@ func (s *script) churn(live *[]string) {
 		}
 		s.play(time.Duration(s.rnd.Int64N(int64(300 * time.Millisecond))))
 	}
+}
+
+// leaves has a node leave, and waits until it has.
+func (s *script) leaves(addr string) {
+	gone := false
+	s.nodes[addr].Leave(func() { gone = true })
+	s.until(addr+" has left", func() bool { return gone })
 }
 
 // agree waits until all live nodes are ready, in the same stable ring.
