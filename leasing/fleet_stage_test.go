@@ -268,21 +268,6 @@ func TestEagerSpendingIsToldInTime(t *testing.T) {
 	}
 }
 
-// Where a rule has a node have few tokens at once, it does not ask for more of them than that, again and again.
-func TestSmallLeasesAreNotRenewedForNothing(t *testing.T) {
-	s := newStage(t, 2, 100, 1000, map[string]string{"lease.size": "1"})
-	var last verdict
-	for range 50 {
-		last = s.ask(0, "k", 1)
-	}
-	s.nodes[0].Undo(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 1}}, []verdict{last})
-	s.claims = 0
-	s.goOn(3 * time.Second)
-	if s.claims > 4 {
-		t.Errorf("%d claims of a key that nobody asks for", s.claims)
-	}
-}
-
 // always is a drift budget that this node has a share of.
 type always struct{ share tokens }
 
