@@ -22,7 +22,7 @@ import (
 )
 
 const llmRules = `domain: llm
-coordination: {on_store_failure: closed}
+coordination: {on_store_failure: closed, store_deadline: 1s}
 descriptors:
   - key: team
     hold: {amount: 30, on_unknown: release}
@@ -66,7 +66,7 @@ func TestTokensThroughEnvoy(t *testing.T) {
 	var open atomic.Int64
 	w := (&world{
 		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.2s", "timeout: 1s")},
-		handler: model(&open, 2<<20), flags: []string{"--coordination-store-deadline", "1s"},
+		handler: model(&open, 2<<20),
 	}).run()
 	settled := func(result string) (n float64) {
 		for _, node := range w.fleet.Nodes {

@@ -86,10 +86,9 @@ func shippedEnvoy(t *testing.T) {
 // A client's second request is refused while its first is in flight, and another client's is not.
 func shippedConcurrency(t *testing.T) {
 	begun, end := make(chan struct{}, 8), make(chan struct{})
-	rules := "domain: edge\ndescriptors:\n- {key: api_key, rate_limit: {concurrency: 1, hold_ttl: 15m}}\n"
+	rules := "domain: edge\ncoordination: {store_deadline: 1s}\ndescriptors:\n- {key: api_key, rate_limit: {concurrency: 1, hold_ttl: 15m}}\n"
 	w := (&world{
 		T: t, rules: rules, config: Config{Text: change(t, shipped(t, "envoy/concurrency.yaml"), "timeout: 0.2s", "timeout: 1s")},
-		flags: []string{"--coordination-store-deadline", "1s"},
 		handler: func(_ http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/slow" {
 				begun <- struct{}{}
