@@ -60,19 +60,19 @@ func TestBucketIsFullAfterLongOutage(t *testing.T) {
 // A refund fills a bucket, at the node that spent it or another one, and so does a reset by an operator. The node that
 // spent it does not report a loss.
 func TestRefundElsewhereFillsBucket(t *testing.T) {
-	for i, node := range []int{0, 1, -1, 1} { // -1: a reset
-		fields := map[string]string{"reclaim": ratelimit.Reclaims[i/3]} // buckets have no eager leases
-		s := newStrictStage(t, 2, bucketOf(60, 60, ratelimit.Minute), fields)
+	for i, node := range []int{0, 1, -1, 1, 0, 1, -1} { // -1: a reset
+		fields := map[string]string{"reclaim": ratelimit.Reclaims[i%4/3]} // buckets have no eager leases
+		s := newStrictStage(t, 3, bucketOf(60, 60, ratelimit.Minute), fields)
 		s.ask(1, "other", 1)
 		s.ask(0, "k", 60)
-		s.goOn(5 * time.Second / 2) // its lease has ended
+		s.goOn([]time.Duration{5 * time.Second / 2, time.Second / 2}[i/4]) // its lease has ended, or not yet
 		if s.nodes[1].ledger = s.ledger; node >= 0 {
 			s.decide(node, ask{Rule: s.rule, Key: []byte("k"), Cost: 60, Kind: ratelimit.Refund})
 		} else if err := s.nodes[1].Reset(context.Background(), s.now, &ask{Rule: s.rule, Key: []byte("k")}); err != nil {
 			t.Fatal(err)
 		}
 		s.goOn(10 * time.Second)
-		s.passes(0, 30)
+		s.passes(2, 30)
 	}
 }
 

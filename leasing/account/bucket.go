@@ -16,10 +16,11 @@ const mostBurst = ratelimit.MostBurst
 
 // bucket is the account of a token bucket: a level that refills, and the tokens in hand of live leases.
 //
-// Guarantee: holders spend at most burst + rate x t of their leases in any time t. For any length of slots, a lease
-// counts as live for at least one slot from its claim, and its tokens keep their room until then. The zero bucket is
-// new, and full. It is not safe for concurrent use. A full account expires, and its holders drop it when they can
-// compute that: a holder with a total in a missing bucket means that the bucket was lost.
+// Guarantee: holders spend at most burst + rate x t of their leases in any time t, and the refunds that take effect
+// then, within two slots. For any length of slots, a lease counts as live for at least one slot from its claim, and its
+// tokens keep their room until then. The zero bucket is new, and full. It is not safe for concurrent use. A full
+// account expires, and its holders drop it when they can compute that: a holder with a total in a missing bucket means
+// that the bucket was lost.
 type bucket struct {
 	// Invariant: level + hand + old is at most the burst; charges without a grant take level below 0.
 	level int64 // millionths
@@ -28,8 +29,11 @@ type bucket struct {
 	// hand is the tokens claimed in this slot and not reported as spent, and old those of the previous slot. So they
 	// expire without a look at the records.
 	hand, old tokens
-	turn      instant // counts the slots. The expiry of a record is the turn of its last claim
-	ends      instant // this slot. Invariant: at most one slot from at
+	// owed is refunds without room while others have tokens in hand, of this slot and the previous one: their charge
+	// may be among those tokens. They are credited as reports and ends of slots make room, or dropped.
+	owed [2]tokens
+	turn instant // counts the slots. The expiry of a record is the turn of its last claim
+	ends instant // this slot. Invariant: at most one slot from at
 	// slot is the lifetime of leases. It grows with the first claim of a longer one, and shrinks when nothing is in
 	// hand: nodes may have different ones for a while.
 	slot    time.Duration
@@ -50,7 +54,8 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	b.advance(b.since(now), c, burst, g.Missing && b.slot == 0)
 	r = b.records.findOrAdd(c.Holder)
 	refunded := b.book(r, c)
-	g.Cut = b.cut(burst, refunded)
+	g.InHand = b.hand + b.old - handOf(r.taken, r.spent)
+	g.Cut = b.cut(burst, refunded, g.InHand)
 	r.taken, r.spent = r.taken+g.Cut, r.spent+g.Cut
 	g.Granted = Granted(tokens(max(0, b.level)/Micro), c.Need, c.Want, c.Divisor)
 	b.level -= int64(g.Granted) * Micro
@@ -58,7 +63,7 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	r.taken += g.Granted
 	b.fence = max(b.fence+1, ratelimit.Fence(now))
 	r.seq, r.fence = c.Seq, b.fence
-	g.Total, g.Fence, g.InHand = r.taken, b.fence, b.hand+b.old-handOf(r.taken, r.spent)
+	g.Total, g.Fence = r.taken, b.fence
 	if g.Sum = b.used(burst); b.learns > now {
 		g.Learning = b.learns
 	}
@@ -112,6 +117,7 @@ func (b *bucket) learn(now instant, c *Claim, burst tokens, until instant) {
 		b.level, b.carry, b.ends = min(b.level, int64(first)*Micro), 0, now.Add(b.slot)
 		// Earlier grants of a bucket that was emptier than full are no credit when they are given back.
 		b.hand, b.old, b.records = 0, burst-first, records{{holder: debtor, seq: uint64(now), taken: rest}}
+		b.owed = [2]tokens{}
 	}
 	b.learns = min(max(b.learns, until), now.Add(Learn))
 	if d := b.records.findOrAdd(debtor); b.learns > now && b.records.find(c.Holder) == nil {
@@ -140,9 +146,11 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 		b.at = end
 		switch {
 		case idle && end >= b.ends: // two turns: all earlier claims have ended
-			b.turn, b.ends = b.turn+2, now.Add(b.slot)
+			b.turn, b.ends, b.owed = b.turn+2, now.Add(b.slot), [2]tokens{}
 		case end == b.ends:
 			b.turn, b.old, b.hand, b.ends = b.turn+1, b.hand, 0, b.ends.Add(b.slot)
+			b.repay(burst)
+			b.owed = [2]tokens{0, b.owed[0]}
 		}
 	}
 	if d := b.records.findOrAdd(debtor); b.learns <= now {
@@ -202,14 +210,25 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 	return max(0, -paid)
 }
 
-// cut keeps room for the tokens in hand, and returns the part of a refund that is not credited for that.
-func (b *bucket) cut(burst, refunded tokens) tokens {
-	over := min(b.level, b.level-b.room(burst))
-	if over <= 0 {
-		return 0
+// cut keeps room for the tokens in hand, and returns the part of a refund that will not be credited for that. Of the
+// rest, the tokens in hand of others are owed.
+func (b *bucket) cut(burst, refunded, others tokens) tokens {
+	cut := tokens(0)
+	if over := min(b.level, b.level-b.room(burst)); over > 0 {
+		b.level, b.carry = b.level-over, 0
+		cut = min(refunded, tokens(over/Micro))
+		owed := min(cut, max(0, others-b.owed[0]-b.owed[1]))
+		b.owed[0], cut = b.owed[0]+owed, cut-owed
 	}
-	b.level, b.carry = b.level-over, 0
-	return min(refunded, tokens(over/Micro))
+	b.repay(burst)
+	return cut
+}
+
+// repay credits refunds that are owed, the older first, as far as there is room.
+func (b *bucket) repay(burst tokens) {
+	n := min(b.owed[0]+b.owed[1], max(0, tokens((b.room(burst)-b.level)/Micro)))
+	b.level += int64(n) * Micro
+	b.owed = [2]tokens{b.owed[0] - max(0, n-b.owed[1]), max(0, b.owed[1]-n)}
 }
 
 // leftKept is the time for which a record stays after its holder has taken another name.

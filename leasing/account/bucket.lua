@@ -1,24 +1,28 @@
 -- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at,
--- hand, old, turn, ends, slot; "f" is fence, learns; "h:NAME" is an integer, "c:NAME" a holder's last claim: seq,
--- spent, fence, turn. Those of holder 0 are the tokens withheld since the time of a loss, the latest end of the account,
--- and from which turn on records up to which fence are dropped. Ends is when the bucket is full, by the holder's answer.
+-- hand, old, turn, ends, slot; "f" is fence, learns; "o" is refunds without room; "h:NAME" is an integer, "c:NAME" a
+-- holder's last claim: seq, spent, fence, turn. Those of holder 0 are the tokens withheld since the time of a loss, the
+-- latest end of the account, and from which turn on records up to which fence are dropped. Ends is when it is full.
 local MICRO, MOST_BURST, WAITS, LEFT_KEPT, ANSWERED = 1000000, 4294967295, 1000000, 2000000, 1099511627776
 local full, rate = Limit, was
 if inForce then
   Limit = max(min(1, Requests), min(MOST_BURST, was > 0 and floor(Limit * (Requests / was)) or Requests))
 end
-local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed, 'c:0', 'h:0')
+local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed, 'c:0', 'h:0', 'o')
 local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], '<dddddddd')
-local fence, learns = unpacked(got[2], '<dd')
-local had = integer(got[3])
+local had, fence, learns = integer(got[3]), unpacked(got[2], '<dd')
 local seq, told, _, claimedIn = unpacked(got[4], '<dddd')
 local began, latest, last, drops = unpacked(got[5], '<dddd')
-local withheld = integer(got[6])
+local withheld, owed, older = integer(got[6]), unpacked(got[7], '<dd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local missing = seq == 0 and Taken > 0
 local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end
 local function room() return max(-MOST_BURST, Limit - hand - old) * MICRO - level end
 
+-- repay credits refunds that are owed, the older first, as far as there is room.
+local function repay()
+  local n = min(owed + older, max(0, floor(room() / MICRO)))
+  level, owed, older = level + n * MICRO, owed - max(0, n - older), max(0, older - n)
+end
 -- refilled is the millionths that return in that time, up to the space, and the remainder.
 local function refilled(elapsed, carry, space)
   local whole, rest = floor(Requests / Seconds), Requests % Seconds
@@ -37,31 +41,27 @@ if now < at then at, ends = now, min(ends, now + slot) end
 while at < now do
   local stop, idle = min(now, ends), hand + old == 0
   if idle then stop = now end
-  local added
-  added, carry = refilled(stop - at, carry, room())
-  level, at = level + added, stop
+  local added, rest = refilled(stop - at, carry, room())
+  level, carry, at = level + added, rest, stop
   if idle and stop >= ends then
-    turn, ends = turn + 2, now + slot
+    turn, ends, owed, older = turn + 2, now + slot, 0, 0
   elseif stop == ends then
     turn, old, hand, ends = turn + 1, hand, 0, ends + slot
+    repay()
+    owed, older = 0, owed
   end
 end
 if learns <= now then level, withheld = level + min(withheld * MICRO, max(0, room())), 0 end
-if TTL > slot then
-  slot = TTL
-elseif hand + old == 0 then
-  slot, ends = TTL, min(ends, now + TTL)
-end
+if TTL > slot then slot = TTL elseif hand + old == 0 then slot, ends = TTL, min(ends, now + TTL) end
 local first, emptied = min(Limit, max(1, floor(Limit / PART))), learns <= now and Learning > now
 if emptied then
   began, withheld = now, max(0, floor(level / MICRO) - first)
   level, carry, ends, hand, old = min(level, first * MICRO), 0, now + slot, 0, Limit - first
-  seq, told, had, latest, last, drops = 0, 0, 0, 0, 0, 0
+  seq, told, had, latest, last, drops, owed, older = 0, 0, 0, 0, 0, 0, 0, 0
 end
 learns = min(max(learns, Learning), now + LEARN)
 if learns > now and seq == 0 then
-  local lacked = refilled(max(0, Ends - began), 0, Limit * MICRO)
-  withheld = max(0, min(withheld, Limit - first - floor(lacked / MICRO)))
+  withheld = max(0, min(withheld, Limit - first - floor(refilled(max(0, Ends - began), 0, Limit * MICRO) / MICRO)))
 end
 
 -- book
@@ -77,13 +77,15 @@ else
 end
 hand = hand + own
 level = max(level - max(-MOST_BURST, min(paid, MOST_BURST)) * MICRO, -MOST)
-local total, says, cut = max(taken, Spent), Spent, 0
+local total, says, others, cut = max(taken, Spent), Spent, hand + old - own, 0
 local over = min(level, -room())
 if over > 0 then
-  level, carry = level - over, 0
-  cut = min(max(0, -paid), floor(over / MICRO))
+  level, carry, cut = level - over, 0, min(max(0, -paid), floor(over / MICRO))
+  local later = min(cut, max(0, others - owed - older))
+  owed, cut = owed + later, cut - later
   total, says = total + cut, says + cut
 end
+repay()
 
 local grant = granted(floor(max(0, level) / MICRO))
 level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, max(fence + 1, shown)
@@ -100,13 +102,14 @@ if shown >= drops then
   end)
   last, drops = fence, latest
 end
-local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO) - withheld, hand + old - held(total, says),
-  cut, fence, shown, learns > shown and learns or 0, flag(missing), 0)
+local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO) - withheld, others, cut,
+  fence, shown, learns > shown and learns or 0, flag(missing), 0)
 if emptied then redis.call('DEL', KEYS[1]) end
 for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
   'f', struct.pack('<dd', fence, learns), 'h:0', text(withheld), 'c:0', struct.pack('<dddd', max(1, began), latest, last, drops),
   holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, turn))
+if got[7] or owed + older > 0 then redis.call('HSET', KEYS[1], 'o', struct.pack('<dd', owed, older)) end
 full = max(floor((full + 999) / 1000), floor(shown / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
 redis.call('PEXPIREAT', KEYS[1], text(full))
 return answer

@@ -68,6 +68,36 @@ func TestBucketDebtAndRefunds(t *testing.T) {
 	b.is(b.claims(9, -5, -5, 0, slot(ms100), at(Answered+1)), 0, -5, 0, 0) // told again, it is no refund
 }
 
+// A refund of tokens that the bucket counts as in hand of others is owed until their lease is reported or ends. It is
+// dropped if they were in hand.
+func TestBucketOwesRefunds(t *testing.T) {
+	for _, is := range []string{"spent", "silent", "in hand", "lost"} {
+		b := newBench(t, filled(100, 1))
+		b.is(b.claims(1, 0, 0, 90, slot(ms100)), 90, 90, 90, 0)
+		b.is(b.claims(2, -50, -50, 0, slot(ms100)), 0, -50, 90, 90)
+		g := b.claims(3, -70, -70, 0, slot(ms100))
+		if b.is(g, 0, -40, 90, 90); g.Cut != 30 {
+			t.Errorf("%d were cut, and others have 40 more in hand than is owed already", g.Cut)
+		}
+		want := map[string]tokens{"in hand": 90, "lost": 89}[is]
+		switch is {
+		case "spent":
+			b.is(b.claims(1, 90, 60, 0, slot(ms100)), 0, 90, 30, 0)
+		case "in hand":
+			for range 3 {
+				b.claims(1, 90, 0, 0, slot(ms100))
+				b.pass(ms100)
+			}
+			b.is(b.claims(1, 90, 90, 0, slot(ms100)), 0, 90, 90, 0)
+		case "lost":
+			b.claims(1, 90, 90, 0, slot(ms100), func(c *Claim) { c.Learning = epochAt.Add(Learn) })
+			b.pass(Learn - 2*ms100)
+		}
+		b.pass(2 * ms100)
+		b.is(b.claims(4, 0, 0, 0, slot(ms100)), 0, 0, want, 0)
+	}
+}
+
 // Slots have the length that leases have: the longer at once, the shorter when nothing is in hand.
 func TestBucketSlotsOfDifferentLengths(t *testing.T) {
 	b := newBench(t, filled(100, 10))

@@ -38,8 +38,7 @@ sum, spent = sum + more, spent + more
 
 -- learn
 local missing = Taken > had and expires ~= CLOSED
-local latest = max(learns, Learning, missing and now + LEARN or 0)
-latest = min(latest, now + LEARN)
+local latest = min(max(learns, Learning, missing and now + LEARN or 0), now + LEARN)
 if latest > now and learns <= now then learned = 0 end
 learns = latest
 
@@ -56,9 +55,8 @@ if TTL > 0 then
   if eagerly == 0 or expires < eagerly then eagerly = expires end
 end
 
-local function hand(r) return r.taken - r.spent end
-
 -- credit
+local function hand(r) return r.taken - r.spent end
 local set = {}
 local free = Limit - max(0, sum) - before
 if TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerly then
@@ -84,8 +82,7 @@ end
 if now < learns then free = min(free, max(1, floor(Limit / PART)) - learned) end
 local grant, recalling = granted(free), false
 if now < learns then learned = learned + grant end
-total, sum = total + grant, sum + grant
-fence = max(fence + 1, now)
+total, sum, fence = total + grant, sum + grant, max(fence + 1, now)
 local others = sum - spent - (total - says)
 
 -- recall

@@ -244,6 +244,7 @@ func TestPageFields(t *testing.T) {
 		send(0, Claim{Holder: 1, Seq: 3, Need: 3, Want: 3})
 		send(1100*time.Millisecond, Claim{Holder: 2, Seq: 5, Taken: 7, Spent: 6, Need: 1, Want: 1})
 		send(70*time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99, Divisor: 1})
+		send(70*time.Millisecond, Claim{Holder: 2, Seq: 16, Taken: 1, Spent: 1})
 		pageFields(t, mark, client.HGetAll(t.Context(), m.nameOf("k", b.window(0))).Val(), b)
 		client.Del(context.Background(), m.nameOf("k", b.window(0)))
 	}
@@ -318,6 +319,7 @@ func (b *bench) accountNumbers(k *kept) map[string]float64 {
 		"level": float64(of.level), "carry": float64(of.carry), "at": float64(of.at), "hand": float64(of.hand),
 		"old": float64(of.old), "turn": float64(of.turn), "ends": float64(of.ends),
 		"slot": float64(of.slot.Microseconds()), "fence": float64(of.fence), "learns": float64(of.learns),
+		"owed": float64(of.owed[0]), "older": float64(of.owed[1]),
 	}
 }
 

@@ -153,8 +153,9 @@ func TestForeignData(t *testing.T) {
 			"a":   {"", "short", packed + "1", nan},
 			"b":   {"", "short", packed + "1", nan},
 			"f":   {"", "short", packed, nan[:16]},
+			"o":   {"", "short", packed, nan[:16]},
 		} {
-			if bucket == (field == "a" || field == "sum") || !bucket && (field == "b" || field == "f") {
+			if bucket == (field == "a" || field == "sum") || !bucket && slices.Contains([]string{"b", "f", "o"}, field) {
 				continue // not a field of it
 			}
 			for _, v := range values {

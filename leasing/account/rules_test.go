@@ -361,19 +361,6 @@ func TestClaimsThatMeanNothing(t *testing.T) {
 	}
 }
 
-// Accounts that are over are dropped.
-func TestMemoryDropsWhatIsOver(t *testing.T) {
-	b := newBench(t, ratelimit.Limit{Unit: ratelimit.Second, Requests: 100})
-	for range 10_000 {
-		b.pass(10 * time.Millisecond)
-		b.claims(1, 0, 0, 1)
-		b.claims(1, 0, 0, 1, func(c *Claim) { c.Key = string(rune('a' + b.now/10_000%1000)) })
-	}
-	if n := b.accounts(); n > 3000 {
-		t.Errorf("%d accounts, and 400 are in use", n)
-	}
-}
-
 // A copy of the data is another ledger, and goes on in an epoch of its own.
 func TestLoss(t *testing.T) {
 	b := newBench(t, fixed(100))

@@ -74,6 +74,9 @@ func (k *kept) encode() []byte {
 		w.int(b.level, b.carry, int64(b.at), int64(b.hand), int64(b.old), int64(b.turn), int64(b.ends), int64(b.slot),
 			int64(b.fence), int64(b.learns))
 		w.records(b.records)
+		if b.owed != [2]tokens{} { // earlier releases do not read it
+			w.int(int64(b.owed[0]), int64(b.owed[1]))
+		}
 		return w
 	}
 	a := &k.account
@@ -120,7 +123,9 @@ func (k *kept) decode(data []byte) error {
 		r.time(&b.turn, &b.ends)
 		b.slot, b.fence = r.duration(), ratelimit.Fence(r.int())
 		r.time(&b.learns)
-		b.records = r.records()
+		if b.records = r.records(); len(r.left) > 0 {
+			b.owed = [2]tokens{tokens(r.int()), tokens(r.int())}
+		}
 		k.bucket = b
 	} else {
 		a := &k.account

@@ -72,7 +72,7 @@ func TestTwins(t *testing.T) {
 	for _, kind := range []string{
 		"draw", "claim", "overtaken", "over", "cut", "missing", "recalling", "learning", "granted",
 		"overridden", "overridden draw", "overridden bucket", "changed", "told again", "another version", "unlimited",
-		"removed", "lost", "evicted", "full", "bucket", "sliding", "early", "credited", "back", "forgotten", "carried", "carried on", "debt falls",
+		"removed", "lost", "evicted", "full", "bucket", "owed", "sliding", "early", "credited", "back", "forgotten", "carried", "carried on", "debt falls",
 		"on record: " + WasOvertaken, "on record: " + WasOver, "on record: " + WasExpired, "on record: " + WasRecovery,
 		"on record: " + WasLearning, "on record: " + WasRefused, "on record: " + WasCharge,
 		"on record: " + WasGrant, "on record: " + WasReport,
@@ -377,6 +377,7 @@ func (w *twins) count(c *Claim, g *Grant) {
 		"overridden": g.Override != nil && c.Kind == States, "overridden draw": g.Override != nil && c.Kind == Draws,
 		"overridden bucket": g.Override != nil && c.Window == 0,
 		"bucket":            c.Window == 0 && g.Granted > 0,
+		"owed":              k != nil && k.bucket != nil && k.owed[0] > 0,
 		"sliding":           c.Limit.Algorithm == ratelimit.SlidingWindow && g.Granted > 0,
 		"early":             c.Limit.Algorithm == ratelimit.SlidingWindow && g.Err == nil && begins > w.redis.now,
 		"full":              c.Kind == States && g.Err == nil && g.Granted == 0 && c.Want > 0,
@@ -436,7 +437,7 @@ func (w *twins) same(window ratelimit.Window, k *kept) string {
 	if k.bucket == nil && (len(fields) > 0 || k.sum != 0) { // an override alone makes an empty account in memory
 		want["sum"] = fmt.Sprint(int64(k.sum))
 	}
-	for _, f := range []string{"a", "b", "f"} {
+	for _, f := range []string{"a", "b", "f", "o"} {
 		delete(fields, f)
 	}
 	for f := range fields {

@@ -15,7 +15,8 @@ func testRule(l ratelimit.Limit) *ratelimit.Rule {
 
 // A rate exists from the second claim on. It rises at once to the rate that the tokens prove, because a lease that is
 // too small makes requests wait. Beyond that, and where it falls, a second halves the difference, because a pause is
-// no proof.
+// no proof. A burst's first requests come within microseconds, and count as if they took 10 ms: the lease would last
+// for hours.
 func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 	var d Demand
 	d.Used = 1000
@@ -40,16 +41,8 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 			t.Errorf("%d used and %d refused are counted again", d.Used, d.Refused)
 		}
 	}
-}
-
-// A burst's first requests come within microseconds. They count as if they took 10 ms, or the claimed lease would
-// last for hours.
-func TestDemandOfABurst(t *testing.T) {
-	var d Demand
-	d.Measure(second, 0)
-	d.Used = 100
-	d.Measure(second.Add(time.Microsecond), 0)
-	if d.PerSec != 8000 { // 100 less two deviations of 10
+	d = Demand{Since: second, Used: 100}
+	if d.Measure(second.Add(time.Microsecond), 0); d.PerSec != 8000 { // 100 less two deviations of 10
 		t.Errorf("100 requests in a microsecond make %v a second", d.PerSec)
 	}
 }
