@@ -92,7 +92,7 @@ func TestAnswersInAnOutage(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Fatal("it does not stop")
 	}
-	if !strings.Contains(s.log(), "SIGINT, or a second SIGTERM: the node stops without a drain") {
+	if !strings.Contains(s.log(), "SIGINT, or a second signal: the node stops without a drain") {
 		t.Error(s.log())
 	}
 }

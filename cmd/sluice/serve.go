@@ -34,10 +34,10 @@ func (*serveCmd) Help() string {
   REDIS_URL=redis:6379 sluice serve --config rules/                  a node of a fleet that shares a Redis
   PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     peers that own keys, for mode routing
 
-After SIGTERM, health checks fail, and the node answers calls for DRAIN_TIME. Then it returns its leases and ends. SIGINT (Ctrl+C), or a second SIGTERM, skips DRAIN_TIME.`
+After SIGTERM or SIGHUP, health checks fail, and the node answers calls for DRAIN_TIME. Then it returns its leases and ends. SIGINT (Ctrl+C), or a second signal, skips DRAIN_TIME.`
 }
 
-// Run serves until SIGTERM (drains) or SIGINT (stops at once).
+// Run serves until SIGTERM or SIGHUP (drains), or SIGINT (stops at once). After nohup, SIGHUP stays ignored.
 func (c *serveCmd) Run(s cli.Streams) error {
 	drain, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -45,11 +45,14 @@ func (c *serveCmd) Run(s cli.Streams) error {
 	defer rush()
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	defer signal.Stop(signals)
 	signal.Ignore(syscall.SIGPIPE) // a node outlives the reader of its log
 	go func() {
 		for sig := range signals {
-			if sig == syscall.SIGINT || drain.Err() != nil { // or a second SIGTERM
+			if sig == syscall.SIGINT || drain.Err() != nil { // or a second signal
 				rush()
 			}
 			cancel()
@@ -65,11 +68,11 @@ func (c *serveCmd) serve(drain, hurry context.Context, s cli.Streams, lookup fun
 	log := c.logger(s.Err)
 	defer context.AfterFunc(drain, func() {
 		if hurry.Err() == nil {
-			log.Info("SIGTERM: the node drains, then stops; a second signal stops it at once", "DRAIN_TIME", c.DrainTime)
+			log.Info("SIGTERM or SIGHUP: the node drains, then stops; a second signal stops it at once", "DRAIN_TIME", c.DrainTime)
 		}
 	})()
 	defer context.AfterFunc(hurry, func() {
-		log.Info("SIGINT, or a second SIGTERM: the node stops without a drain; leases and keys go to other nodes")
+		log.Info("SIGINT, or a second signal: the node stops without a drain; leases and keys go to other nodes")
 	})()
 	if names := settings.WithoutEffect(lookup); len(names) > 0 {
 		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))

@@ -132,9 +132,9 @@ func TestDrain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	_ = s.cmd.Process.Signal(syscall.SIGHUP)
 	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Fatalf("after SIGTERM: %v %v", r, err)
+		t.Fatalf("after SIGHUP: %v %v", r, err)
 	}
 	if code, _ := s.get(s.http + "/healthcheck"); code != 500 {
 		t.Errorf("/healthcheck: %d", code)
