@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -76,32 +75,57 @@ func TestRefundElsewhereFillsBucket(t *testing.T) {
 	}
 }
 
-// A request that is given back, and a lease that is not spent, cost a bucket nothing, though no other request comes.
-func TestUnspentTokensOfABucketGoBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t, 2, bucketOf(1, 100, ratelimit.Year))
-		c.rule.Coordination.OnDeny = ratelimit.DenyRefunds
-		admitted := 0
-		request := func(node int) {
-			if v := c.ask(node, "k", ratelimit.Spend, 1); !v.OverLimit {
-				admitted++
-			}
-			time.Sleep(5 * time.Millisecond)
+// Nothing is lost: after requests, charges, refunds, settlements and undone requests at any node, the limit is admitted
+// in full, and beyond it at most the charges.
+func TestNothingIsLost(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 11)) //nolint:gosec // the same run each time
+		nodes, limit := 1+r.IntN(4), []tokens{10, 40, 100, 1000}[r.IntN(4)]
+		fields := map[string]string{"on_deny": "refund", "reclaim": ratelimit.Reclaims[r.IntN(2)]}
+		s := newStrictStage(t, nodes, bucketOf(limit, limit, ratelimit.Year), fields)
+		s.rule.Limit.Algorithm, s.oneWay = ratelimit.Algorithm(r.IntN(3)), time.Duration(r.IntN(3))*time.Millisecond
+		if r.IntN(3) == 0 {
+			s.rule.Hold = &ratelimit.Hold{}
 		}
+		for node := range nodes {
+			s.ask(node, "other", 1) // from then on, it can tell the window
+		}
+		s.goOn(100 * time.Millisecond)
+		net, charged, w := tokens(0), tokens(0), window(0)
 		for range 30 {
-			request(0)
+			node, kind, cost := r.IntN(nodes), []ratelimit.Kind{
+				ratelimit.Spend, ratelimit.Spend, ratelimit.Peek, ratelimit.Charge, ratelimit.Refund, ratelimit.Release,
+			}[r.IntN(6)], 1+tokens(r.Int64N(int64(limit/3)))
+			a := ask{Rule: s.rule, Key: []byte("k"), Cost: cost, Kind: kind, Window: w}
+			switch {
+			case kind == ratelimit.Charge && net+cost <= limit:
+				net, charged = net+cost, charged+cost
+			case (kind == ratelimit.Refund || kind == ratelimit.Release) && net >= cost:
+				net -= cost
+			case kind == ratelimit.Peek: // a request that another limit refuses
+				if a.Kind = ratelimit.Spend; w > 0 {
+					s.nodes[node].Undo(s.now, []ask{a}, []verdict{s.decide(node, a)})
+				}
+				continue
+			case kind != ratelimit.Spend:
+				continue
+			}
+			if v := s.decide(node, a); kind == ratelimit.Spend && !v.OverLimit {
+				net, w = net+cost, v.Window
+			}
+			s.goOn(time.Duration([]int{0, 1, 20, 200, 900, 3000}[r.IntN(6)]) * time.Millisecond)
 		}
-		asks, v := []ask{{Rule: c.rule, Key: []byte("k"), Cost: 50}}, make([]verdict, 1)
-		c.nodes[0].Decide(t.Context(), c.clock(), asks, v)
-		c.nodes[0].Undo(c.clock(), asks, v)
-		time.Sleep(10 * time.Second)
-		for i := range 200 {
-			request(i % 2)
+		s.goOn(15 * time.Second)
+		for i := range 60 * nodes {
+			for !s.ask(i%nodes, "k", 1).OverLimit {
+				net++
+			}
+			s.goOn(100 * time.Millisecond)
 		}
-		if c.end(); admitted != 100 {
-			t.Errorf("%d of 100 are admitted", admitted)
+		if net < limit || net > limit+charged {
+			t.Errorf("seed %d: %v, %d nodes: %d are admitted, after charges of %d", seed, s.rule.Limit, nodes, net, charged)
 		}
-	})
+	}
 }
 
 // Idle full buckets leave the table.

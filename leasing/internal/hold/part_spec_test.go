@@ -210,19 +210,6 @@ func TestSpecDeadlineOfAnUnansweredClaim(t *testing.T) {
 	}
 }
 
-// A node gives back what it has in hand, except what its own requests wait for.
-func TestSpecGivesBack(t *testing.T) {
-	s := newScene(t, 100)
-	s.says(1, 20)
-	s.hears(account.Grant{Total: 20, Sum: 20})
-	s.Spent = 5
-	s.GiveBack(3)
-	s.has(8, 5, 3)
-	if c := s.says(0, 0); c.Kind != account.States || c.Taken != 8 || c.Spent != 5 {
-		t.Errorf("%+v", c)
-	}
-}
-
 func TestSpecAnswerAfterTheDeadline(t *testing.T) {
 	s := newScene(t, 100)
 	s.q.Eager, s.q.TTL = true, time.Second
@@ -233,25 +220,6 @@ func TestSpecAnswerAfterTheDeadline(t *testing.T) {
 	s.hearsLater(account.Grant{Granted: 1, Total: 61, Sum: 61}, 760*time.Millisecond)
 	// What was in hand is gone; what is new has ended by now, too.
 	s.has(1, 0, 0)
-}
-
-// A refund credits at any node, and adds no tokens in hand; its cut is applied.
-func TestSpecRefunds(t *testing.T) {
-	s := newScene(t, 100)
-	s.says(1, 20)
-	s.hears(account.Grant{Total: 20, Sum: 70})
-	s.Refund(50)
-	s.has(-30, -50, 20)
-	if c := s.says(0, 0); c.Taken != -30 || c.Spent != -50 {
-		t.Errorf("%+v", c)
-	}
-	s.hears(account.Grant{Total: -30, Sum: 20})
-	s.has(-30, -50, 20)
-	s.Refund(40)
-	s.says(0, 0)
-	s.hears(account.Grant{Total: -50, Sum: 0, Cut: 20})
-	s.has(-50, -70, 20)
-	s.kind(account.Draws)
 }
 
 // A charge beyond the tokens in hand is reported whole; tokens of the limit confirm it as far as possible.
