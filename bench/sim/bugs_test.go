@@ -65,7 +65,7 @@ var planted = []struct {
 	}},
 	{3, plant.Bug{
 		Name: "a bucket fills beside what is leased", File: "leasing/account/bucket.go",
-		Right: "return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro",
+		Right: "return int64(max(-mostBurst, burst-b.hand-b.old-b.records.findOrAdd(debtor).taken)) * Micro",
 		Wrong: "return int64(burst) * Micro",
 	}},
 	{4, plant.Bug{

@@ -22,7 +22,8 @@ const mostBurst = ratelimit.MostBurst
 // account expires, and its holders drop it when they can compute that: a holder with a total in a missing bucket means
 // that the bucket was lost.
 type bucket struct {
-	// Invariant: level + hand + old is at most the burst; charges without a grant take level below 0.
+	// Invariant: level + hand + old, and the tokens that learn withholds, are at most the burst. Charges without a grant
+	// take level below 0.
 	level int64 // millionths
 	carry int64 // remainder of a refill: millionths x seconds of the period
 	at    instant
@@ -55,7 +56,11 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	r = b.records.findOrAdd(c.Holder)
 	refunded := b.book(r, c)
 	g.InHand = b.hand + b.old - handOf(r.taken, r.spent)
-	g.Cut = b.cut(burst, refunded, g.InHand)
+	others := g.InHand
+	if b.learns > now { // they are not all in hand, and grants of before the loss are no credit
+		others = 0
+	}
+	g.Cut = b.cut(burst, refunded, others)
 	r.taken, r.spent = r.taken+g.Cut, r.spent+g.Cut
 	g.Granted = Granted(tokens(max(0, b.level)/Micro), c.Need, c.Want, c.Divisor)
 	b.level -= int64(g.Granted) * Micro
@@ -107,22 +112,25 @@ func (b *bucket) advance(now instant, c *Claim, burst tokens, lost bool) {
 }
 
 // learn restores a bucket that was lost, or continues with an older copy, if that may be so until a time. It grants a
-// LearnPart-th and the refill at first, as if the rest was leased in the previous slot. The rest is withheld in the
-// record of debtor, whose seq is the time. Each holder's first claim lowers it to what the bucket had then by the
-// holder's last answer: that of the last grant has the level of the lost bucket. It returns when the learning ends.
+// LearnPart-th and the refill at first. The rest of the level is withheld in the record of debtor, whose seq is the
+// time. Each holder's first claim lowers it to what the bucket had then by the holder's last answer: that of the last
+// grant has the level of the lost bucket. It returns when the learning ends, and keeps its room until then. The tokens
+// that the level lacked count as leased in the previous slot.
 func (b *bucket) learn(now instant, c *Claim, burst tokens, until instant) {
 	first := min(burst, max(1, burst/LearnPart))
 	if b.learns <= now && until > now {
 		rest := max(0, tokens(b.level/Micro)-first)
 		b.level, b.carry, b.ends = min(b.level, int64(first)*Micro), 0, now.Add(b.slot)
 		// Earlier grants of a bucket that was emptier than full are no credit when they are given back.
-		b.hand, b.old, b.records = 0, burst-first, records{{holder: debtor, seq: uint64(now), taken: rest}}
+		b.hand, b.old, b.records = 0, burst-first-rest, records{{holder: debtor, seq: uint64(now), taken: rest}}
 		b.owed = [2]tokens{}
 	}
 	b.learns = min(max(b.learns, until), now.Add(Learn))
 	if d := b.records.findOrAdd(debtor); b.learns > now && b.records.find(c.Holder) == nil {
 		missing, _ := Refilled(0, 0, max(0, int64(c.Full)-int64(d.seq)), int64(burst)*Micro, &c.Limit)
-		d.taken = max(0, min(d.taken, burst-first-tokens(missing/Micro)))
+		was := d.taken
+		d.taken = max(0, min(was, burst-first-tokens(missing/Micro)))
+		b.old += was - d.taken
 	}
 }
 
@@ -154,7 +162,8 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 		}
 	}
 	if d := b.records.findOrAdd(debtor); b.learns <= now {
-		b.level, d.taken = b.level+min(int64(d.taken)*Micro, max(0, b.room(burst)-b.level)), 0
+		b.level += max(0, int64(d.taken)*Micro+min(0, b.room(burst)-b.level))
+		d.taken = 0
 	}
 }
 
@@ -176,9 +185,11 @@ func (b *bucket) fill(elapsed int64, l *ratelimit.Limit, burst tokens) {
 	}
 }
 
-// room is the maximum rise of the level. It is below 0 after a loss: holders report tokens in hand of leases that old
-// counts already.
-func (b *bucket) room(burst tokens) int64 { return int64(max(-mostBurst, burst-b.hand-b.old)) * Micro }
+// room is the maximum of the level. It is below 0 after a loss: holders report tokens in hand of leases that old counts
+// already. The tokens that return when the learning ends keep their room.
+func (b *bucket) room(burst tokens) int64 {
+	return int64(max(-mostBurst, burst-b.hand-b.old-b.records.findOrAdd(debtor).taken)) * Micro
+}
 
 // book copies the holder's totals into the record, and charges the level. It returns the refund.
 func (b *bucket) book(r *record, c *Claim) (refunded tokens) {

@@ -16,7 +16,7 @@ local withheld, owed, older = integer(got[6]), unpacked(got[7], '<dd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local missing = seq == 0 and Taken > 0
 local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end
-local function room() return max(-MOST_BURST, Limit - hand - old) * MICRO - level end
+local function room() return max(-MOST_BURST, Limit - hand - old - withheld) * MICRO - level end
 
 -- repay credits refunds that are owed, the older first, as far as there is room.
 local function repay()
@@ -51,17 +51,18 @@ while at < now do
     owed, older = 0, owed
   end
 end
-if learns <= now then level, withheld = level + min(withheld * MICRO, max(0, room())), 0 end
+if learns <= now then level, withheld = level + max(0, withheld * MICRO + min(0, room())), 0 end
 if TTL > slot then slot = TTL elseif hand + old == 0 then slot, ends = TTL, min(ends, now + TTL) end
 local first, emptied = min(Limit, max(1, floor(Limit / PART))), learns <= now and Learning > now
 if emptied then
   began, withheld = now, max(0, floor(level / MICRO) - first)
-  level, carry, ends, hand, old = min(level, first * MICRO), 0, now + slot, 0, Limit - first
+  level, carry, ends, hand, old = min(level, first * MICRO), 0, now + slot, 0, Limit - first - withheld
   seq, told, had, latest, last, drops, owed, older = 0, 0, 0, 0, 0, 0, 0, 0
 end
 learns = min(max(learns, Learning), now + LEARN)
 if learns > now and seq == 0 then
-  withheld = max(0, min(withheld, Limit - first - floor(refilled(max(0, Ends - began), 0, Limit * MICRO) / MICRO)))
+  local kept = max(0, min(withheld, Limit - first - floor(refilled(max(0, Ends - began), 0, Limit * MICRO) / MICRO)))
+  withheld, old = kept, old + withheld - kept
 end
 
 -- book
@@ -77,11 +78,10 @@ else
 end
 hand = hand + own
 level = max(level - max(-MOST_BURST, min(paid, MOST_BURST)) * MICRO, -MOST)
-local total, says, others, cut = max(taken, Spent), Spent, hand + old - own, 0
-local over = min(level, -room())
+local total, says, others, over, cut = max(taken, Spent), Spent, hand + old - own, min(level, -room()), 0
 if over > 0 then
   level, carry, cut = level - over, 0, min(max(0, -paid), floor(over / MICRO))
-  local later = min(cut, max(0, others - owed - older))
+  local later = learns > shown and 0 or min(cut, max(0, others - owed - older))
   owed, cut = owed + later, cut - later
   total, says = total + cut, says + cut
 end

@@ -37,7 +37,7 @@ func (k *kept) invariants(now instant, l *ratelimit.Limit) error {
 }
 
 func (b *bucket) invariants(l *ratelimit.Limit) error {
-	room := int64(burstOf(l)-b.hand-b.old) * Micro
+	room := b.room(burstOf(l))
 	if b.hand < 0 || b.old < 0 || b.level > 0 && b.level > room || b.ends.Sub(b.at) > b.slot || min(b.owed[0], b.owed[1]) < 0 {
 		return fmt.Errorf("%w: bucket %+v", errInvariant, *b)
 	}
