@@ -56,11 +56,7 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	r = b.records.findOrAdd(c.Holder)
 	refunded := b.book(r, c)
 	g.InHand = b.hand + b.old - handOf(r.taken, r.spent)
-	others := g.InHand
-	if b.learns > now { // they are not all in hand, and grants of before the loss are no credit
-		others = 0
-	}
-	g.Cut = b.cut(burst, refunded, others)
+	g.Cut = b.cut(now, burst, refunded, g.InHand)
 	r.taken, r.spent = r.taken+g.Cut, r.spent+g.Cut
 	g.Granted = Granted(tokens(max(0, b.level)/Micro), c.Need, c.Want, c.Divisor)
 	b.level -= int64(g.Granted) * Micro
@@ -128,9 +124,8 @@ func (b *bucket) learn(now instant, c *Claim, burst tokens, until instant) {
 	b.learns = min(max(b.learns, until), now.Add(Learn))
 	if d := b.records.findOrAdd(debtor); b.learns > now && b.records.find(c.Holder) == nil {
 		missing, _ := Refilled(0, 0, max(0, int64(c.Full)-int64(d.seq)), int64(burst)*Micro, &c.Limit)
-		was := d.taken
-		d.taken = max(0, min(was, burst-first-tokens(missing/Micro)))
-		b.old += was - d.taken
+		left := max(0, min(d.taken, burst-first-tokens(missing/Micro)))
+		b.old, d.taken = b.old+d.taken-left, left
 	}
 }
 
@@ -162,8 +157,7 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 		}
 	}
 	if d := b.records.findOrAdd(debtor); b.learns <= now {
-		b.level += max(0, int64(d.taken)*Micro+min(0, b.room(burst)-b.level))
-		d.taken = 0
+		b.level, d.taken = b.level+max(0, int64(d.taken)*Micro+min(0, b.room(burst)-b.level)), 0
 	}
 }
 
@@ -222,14 +216,13 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 }
 
 // cut keeps room for the tokens in hand, and returns the part of a refund that will not be credited for that. Of the
-// rest, the tokens in hand of others are owed.
-func (b *bucket) cut(burst, refunded, others tokens) tokens {
-	cut := tokens(0)
+// rest, the tokens in hand of others are owed, if that is known: grants from before a loss are no credit.
+func (b *bucket) cut(now instant, burst, refunded, others tokens) (cut tokens) {
 	if over := min(b.level, b.level-b.room(burst)); over > 0 {
-		b.level, b.carry = b.level-over, 0
-		cut = min(refunded, tokens(over/Micro))
-		owed := min(cut, max(0, others-b.owed[0]-b.owed[1]))
-		b.owed[0], cut = b.owed[0]+owed, cut-owed
+		b.level, b.carry, cut = b.level-over, 0, min(refunded, tokens(over/Micro))
+		if owed := min(cut, max(0, others-b.owed[0]-b.owed[1])); b.learns <= now {
+			b.owed[0], cut = b.owed[0]+owed, cut-owed
+		}
 	}
 	b.repay(burst)
 	return cut

@@ -216,9 +216,9 @@ func Slot(l *ratelimit.Limit) time.Duration {
 // nothing: the ledger has its usage, also beyond the grants, and nothing is in hand. Tokens to be given back, and those
 // beyond the limit, have been refilled.
 //
-// For a refund, the name also changes when the lease may have ended at the ledger. There, a lower total of usage that it
-// has not read means unspent tokens, which it does not credit then. Under the other name, it credits the refund, at the
-// latest when the lease of the former has ended.
+// For a refund, the name also changes when the lease may have ended at the ledger. There, a lower total of usage that
+// it has not read means unspent tokens, which it does not credit then. Under the other name, it credits the refund, at
+// the latest when the lease of the former has ended.
 func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool {
 	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.inFlight != 0 {
 		return false
