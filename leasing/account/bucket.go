@@ -22,8 +22,8 @@ const mostBurst = ratelimit.MostBurst
 // account expires, and its holders drop it when they can compute that: a holder with a total in a missing bucket means
 // that the bucket was lost.
 type bucket struct {
-	// Invariant: level + hand + old, and the tokens that learn withholds, are at most the burst. Charges without a grant
-	// take level below 0.
+	// Invariant: level + hand + old, and the tokens that learn withholds, are at most the burst. Charges without a
+	// grant take level below 0.
 	level int64 // millionths
 	carry int64 // remainder of a refill: millionths x seconds of the period
 	at    instant
