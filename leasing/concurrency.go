@@ -344,8 +344,8 @@ func (f *Concurrency) Stats() ratelimit.LimiterStats {
 }
 
 // Look returns the ledger's view of a key's slots. It asks the ledger.
-func (f *Concurrency) Look(ctx context.Context, _ ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
-	v := ratelimit.Look{Account: KeyName(a.Key)}
+func (f *Concurrency) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+	v := ratelimit.Look{Account: KeyName(a.Key), Alone: f.Alone.DecideShare(now, a, f.Nodes()).Remaining}
 	if x := f.ask(ctx, a, account.SlotLook); x.Err != nil {
 		v.LedgerError = x.Err.Error()
 	} else {

@@ -18,23 +18,23 @@ type books interface {
 // Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer. It
 // shows the whole limit, with a reserve that the ledger does not grant.
 func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
-	rule := a.Rule
+	own := *a.Rule
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
 	w := f.lookHere(now, a, &v)
 	of, ok := f.ledger.(books)
 	if !ok {
 		return v
 	}
-	if w == 0 && rule.Limit.Algorithm != ratelimit.TokenBucket {
+	if w == 0 && own.Limit.Algorithm != ratelimit.TokenBucket {
 		there := f.laneOf(v.Account).time()
 		early, _ := there.Between(now)
-		w = rule.Limit.WindowAt(early)
+		w = own.Limit.WindowAt(early)
 	}
-	limit := rule.Limit
 	if o, overridden, _ := f.Override(ctx, now, a); overridden {
-		limit = limit.Under(&o)
+		own.Limit = own.Limit.Under(&o)
 	}
-	is, err := of.Look(ctx, v.Account, w, &limit)
+	v.Alone = f.alone.DecideShare(now, &ask{Rule: &own, Key: a.Key, Kind: ratelimit.Peek}, f.Nodes()).Remaining
+	is, err := of.Look(ctx, v.Account, w, &own.Limit)
 	if err != nil {
 		v.LedgerError = err.Error()
 	}

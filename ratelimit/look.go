@@ -15,6 +15,8 @@ type Look struct {
 	// could not be read.
 	Ledger      *AccountLook `json:"ledger,omitempty"`
 	LedgerError string       `json:"ledger_error,omitempty"`
+	// Alone is what on_store_failure: local would admit here.
+	Alone Tokens `json:"alone,omitempty"`
 }
 
 // LeaseLook is a node's side of a key. Totals are of the lease's window.

@@ -103,7 +103,8 @@ const adoptedAtOnce = 16
 func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	// Without a number it cannot be distinguished from its repetition.
 	if c.inStore() || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
-		c.malformed(rejectedParcel) // a store has the accounts
+		c.malformed(rejectedParcel)
+		c.report(from.addr, errParcel)
 		return nil
 	}
 	in, sent, ok := c.compareClocks(now, from, p.GetSent())

@@ -35,6 +35,7 @@ var (
 	errPeerGone = errors.New("the peer is unreachable")
 	errSilent   = errors.New("the peer did not answer in time")
 	errPeerBusy = errors.New("too many requests wait for the peer")
+	errParcel   = errors.New("it sends accounts, as it has no store: set the same STORE_URL or REDIS_URL on all nodes")
 )
 
 // bell wakes its waiter; it may ring for nothing. A nil bell is for nodes with an outside driver.

@@ -130,6 +130,25 @@ func TestAtMostSoManyAtOnce(t *testing.T) {
 	})
 }
 
+// While a ring gets a store node by node, owners with it decide on slots that nodes without it ask for. They have no use
+// for accounts, and the log says why.
+func TestARingGetsAStore(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, setup{rules: slotRules, ring: 3})
+	f.store = aRedis(t)
+	owner := f.join()
+	f.untilWhole()
+	for i := range 50 {
+		if _, ok := f.holds(0, "slots", fmt.Sprint(i), 1); !ok {
+			t.Errorf("key %d is refused", i)
+		}
+	}
+	f.nodes[1].Signal(syscall.SIGTERM)
+	owner.eventually("the log has the reason", func() bool {
+		return strings.Contains(owner.log(), "the same STORE_URL or REDIS_URL")
+	})
+}
+
 // The same in mode routing without a store, while owners change: nodes join, and leave in peace.
 func TestAtMostSoManyAtOwners(t *testing.T) {
 	t.Parallel()

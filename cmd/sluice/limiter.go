@@ -47,7 +47,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 		return nil, err
 	}
 	if c.Ring.Peers != "" {
-		if d.ring, d.run, err = c.Ring.route(&c.caps, d.limiter, d.run, clock, log); err != nil {
+		if d.ring, d.run, err = c.Ring.route(&c.caps, newByMode(d.limiter, nil, d.slots), d.run, clock, log); err != nil {
 			return nil, err
 		}
 	}

@@ -39,13 +39,14 @@ func byOwner(ledger ratelimit.Limiter, ring *routing.Router) ratelimit.Limiter {
 // base is the limiter of the ledger.
 type byMode struct {
 	split
-	base  limiter
-	ring  *routing.Router      // nil: there is none
-	slots *leasing.Concurrency // nil: there is no store
+	ratelimit.Inspector // of the base
+	base                limiter
+	ring                *routing.Router      // nil: there is none
+	slots               *leasing.Concurrency // nil: there is no store
 }
 
 func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency) limiter {
-	m := &byMode{base: ledger, ring: ring, slots: slots}
+	m := &byMode{Inspector: ledger, base: ledger, ring: ring, slots: slots}
 	m.of = func(a *ratelimit.Ask) int { return int(a.Rule.Coordination.Mode) }
 	m.all = make([]ratelimit.Limiter, len(ratelimit.ModeNames()))
 	plain := slots == nil
@@ -68,6 +69,9 @@ func newByMode(ledger limiter, ring *routing.Router, slots *leasing.Concurrency)
 	}
 	return m
 }
+
+// Alone has the node's own budgets for outages, below a ring with a store.
+func (m *byMode) Alone() *leasing.Local { return m.slots.Alone }
 
 // Stats adds the decisions for which an owner did not answer, and the work of concurrency limits.
 func (m *byMode) Stats() ratelimit.LimiterStats {
@@ -102,14 +106,6 @@ func (m *byMode) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.
 		return m.ring.Reset(ctx, now, a)
 	}
 	return m.base.Reset(ctx, now, a)
-}
-
-// Drop implements [ratelimit.Inspector].
-func (m *byMode) Drop(now ratelimit.Instant, key []byte) bool { return m.base.Drop(now, key) }
-
-// Hottest implements [ratelimit.Inspector].
-func (m *byMode) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
-	return m.base.Hottest(now, n)
 }
 
 // SyncClock implements limiter. The ring has budgets of its own for outages.

@@ -5,10 +5,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/redistest"
@@ -20,7 +20,10 @@ descriptors:
   - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 5}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 5}}
   - {key: local, coordination: {on_store_failure: local}, rate_limit: {unit: day, requests_per_unit: 5}}
+  - {key: slots, rate_limit: {concurrency: 3}}
 `
+
+var manyAlone = regexp.MustCompile(`decisions_without_it=\d{4}`)
 
 // Late replies of the store, and keys without a place, are in the log at once, and then once a minute.
 func TestLateRepliesAreLogged(t *testing.T) {
@@ -49,7 +52,7 @@ func TestAnswersInAnOutage(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	rules := rulesFile(t, policyRules)
-	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s"}, "--config", rules)
+	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s", "HOLD_KEYS=the-key-of-the-tests"}, "--config", rules)
 	s.eventually("healthy", s.healthy)
 	keys := []string{"open", "closed", "local"}
 	for _, key := range keys {
@@ -66,10 +69,18 @@ func TestAnswersInAnOutage(t *testing.T) {
 	for key, want := range map[string]string{
 		"open":   "OK: admitted by on_store_failure: open; the store has not answered for ",
 		"closed": "OVER_LIMIT: denied by on_store_failure: closed; the store has not answered for ",
-		"local":  "OK for 5 tokens of each window at this node, by on_store_failure: local; the store has not answered for ",
+		"local":  "OK for 5 more tokens at this node, by on_store_failure: local; the store has not answered for ",
 	} {
 		if got := s.explained("d", key+"=new"); !strings.Contains(got, want) || strings.Contains(got, "says: the ledger") {
 			t.Errorf("%s: no %q in\n%s", key, want, got)
+		}
+	}
+	for key, n := range map[string]int{"local": 5, "slots": 1000} {
+		for range n {
+			s.post(key, "new")
+		}
+		if got := s.explained("d", key+"=new"); !strings.Contains(got, "OVER_LIMIT: denied by on_store_failure: local") {
+			t.Errorf("%s, when its part is used:\n%s", key, got)
 		}
 	}
 	redis.Signal(syscall.SIGCONT)
@@ -83,15 +94,11 @@ func TestAnswersInAnOutage(t *testing.T) {
 		s.post("open", "known")
 		return strings.Contains(s.log(), "the data of the store is restored")
 	})
-	if !strings.Contains(s.log(), "the store lost its data") {
-		t.Error(s.log())
+	if log := s.log(); !strings.Contains(log, "the store lost its data") || !manyAlone.MatchString(log) {
+		t.Error(log)
 	}
-	_ = s.cmd.Process.Signal(syscall.SIGINT)
-	select {
-	case <-s.exited:
-	case <-time.After(30 * time.Second):
-		t.Fatal("it does not stop")
-	}
+	s.Signal(syscall.SIGINT)
+	<-s.exited
 	if !strings.Contains(s.log(), "SIGINT, or a second signal: the node stops without a drain") {
 		t.Error(s.log())
 	}

@@ -40,7 +40,8 @@ func (s *sluice) explained(args ...string) string {
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	for _, store := range []storeServer{nil, aRedis(t)} {
-		s := newFleet(t, 1, setup{rules: peopleRules, store: store}).nodes[0]
+		f := newFleet(t, 2, setup{rules: peopleRules, store: store})
+		s := f.nodes[0]
 		for args, want := range map[string]string{
 			"d tier=gold user=ann":   "tier_g*: the first pattern that matches",
 			"d tier=none user=ann":   "tier: the default of this key",
@@ -67,6 +68,10 @@ func TestExplain(t *testing.T) {
 				t.Errorf("%s, when all is spent:\n%s", key, got)
 			}
 		}
+		_, port, _ := strings.Cut(s.debug, ":")
+		s.eventually("another node names the holder", func() bool {
+			return store == nil || strings.Contains(f.nodes[1].explained("d", "five=x"), ":"+port+", fence")
+		})
 	}
 	// In a pod the node's own DEBUG_PORT is asked.
 	alone := newFleet(t, 1, setup{rules: peopleRules}).nodes[0]
@@ -130,20 +135,6 @@ func TestAdmin(t *testing.T) {
 				t.Errorf("drop: %d %s %s", code, out, errs)
 			}
 		})
-	}
-}
-
-// Nodes that share a Redis see each other, and the owner of each lease.
-func TestFleetKnowsItself(t *testing.T) {
-	f := newFleet(t, 1, setup{rules: peopleRules, store: aRedis(t), env: []string{"PEERS="}})
-	f.env = nil
-	f.join().untilHealthy()
-	holder, other := f.nodes[0], f.nodes[1]
-	other.eventually("the second knows both", func() bool { return other.seen() == 2 })
-	holder.post("five", "x")
-	_, port, _ := strings.Cut(holder.debug, ":")
-	if got := other.explained("d", "five=x"); !strings.Contains(got, ":"+port+", fence") {
-		t.Errorf("the first node, at port %s, is not named as a holder:\n%s", port, got)
 	}
 }
 

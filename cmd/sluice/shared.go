@@ -48,9 +48,16 @@ func (c *serveCmd) shared(setting string, s store.Store, keys int, seats func() 
 	x.keeper = approx.NewKeeper(approx.NewStored(s.Seats()), holder, clock)
 	x.keeper.OnChange, x.keeper.Epoch = logSeats(log), x.Epoch
 	x.Drift = x.keeper
-	x.outage = &outageWatch{stats: x.Stats, learning: x.Learning, log: log.With("setting", setting)}
+	x.outage = &outageWatch{stats: x.stats, learning: x.Learning, log: log.With("setting", setting)}
 	x.watch = &storeWatch{name: setting, ask: s.Safety, restate: x.RestateEvicted, log: log}
 	return x
+}
+
+// stats adds the work of concurrency limits.
+func (s *shared) stats() ratelimit.LimiterStats {
+	all := s.Stats()
+	all.Add(s.slots.Stats())
+	return all
 }
 
 // ready tells whether a ledger with all totals answers the first request; after a grace time, also without
@@ -101,10 +108,9 @@ func (s *shared) run(ctx context.Context) error {
 
 // warnings logs invalid answers of the store, each kind rarely: metrics count them.
 func warnings(log *slog.Logger) func(error) {
-	rest := time.Minute
-	clock := pace.Seldom(rest, func(err error) { log.Warn(err.Error()) })
-	lost := pace.Seldom(rest, func(err error) { log.Warn(err.Error()) })
-	wrong := pace.Seldom(rest, func(err error) {
+	plain := func() func(error) { return pace.Seldom(time.Minute, func(err error) { log.Warn(err.Error()) }) }
+	clock, lost := plain(), plain()
+	wrong := pace.Seldom(time.Minute, func(err error) {
 		log.Warn("the store sent an invalid reply: it is ignored, and on_store_failure decides", "error", err)
 	})
 	return func(err error) {

@@ -3,7 +3,6 @@ package main
 import (
 	"net"
 	"net/http"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -94,9 +93,7 @@ func healthWaits(t *testing.T, store storeServer) {
 
 // After REDIS_STARTUP_MAX_ELAPSED_TIME without an answer a node ends with an error.
 func TestStartupEndsWithoutRedis(t *testing.T) {
-	s := serve(t, []string{
-		"REDIS_URL=127.0.0.1:1", "REDIS_STARTUP_MAX_ELAPSED_TIME=300ms",
-	})
+	s := serve(t, []string{"REDIS_URL=127.0.0.1:1", "REDIS_STARTUP_MAX_ELAPSED_TIME=300ms"})
 	if err := <-s.exited; err == nil || !strings.Contains(s.log(), "did not answer within REDIS_STARTUP_MAX_ELAPSED_TIME, which is 300ms") {
 		t.Errorf("%v, and the log:\n%s", err, s.log())
 	}
@@ -116,21 +113,5 @@ func TestPortsAreShared(t *testing.T) {
 		if code := second.postBody(strings.ReplaceAll(exampleRequest, "bob", "ann")); code != http.StatusOK && code != http.StatusTooManyRequests {
 			t.Errorf("answered %d", code)
 		}
-	}
-}
-
-// With its ballast a node's collector runs when the heap has grown by as much more, and a quiet
-// process has no more memory than without it.
-func TestBallastTakesNoMemory(t *testing.T) {
-	const ballast = 16 << 20
-	file := rulesFile(t, rules(10))
-	with, without := serve(t, nil, "--config", file), serve(t, []string{"GOGC=100"}, "--config", file)
-	const goal = "go_memstats_next_gc_bytes"
-	with.eventually("the collector counts the ballast", func() bool { return with.metric(goal) >= without.metric(goal)+ballast })
-	if runtime.GOOS != "linux" {
-		return // the rest reads what Linux says of processes
-	}
-	if a, b := with.memory("VmRSS"), without.memory("VmRSS"); a > b+ballast>>21 {
-		t.Errorf("a quiet process has %d MB, and %d without a ballast", a, b)
 	}
 }

@@ -50,8 +50,7 @@ func (w *storeWatch) look(ctx context.Context) {
 	}
 	if !before.Known {
 		w.log.Info("persistence of the store (optional): after a loss of data nodes restore its state, and it grants a twentieth of each limit meanwhile", says...)
-	}
-	if before.Known && now.Evicted > before.Evicted {
+	} else if now.Evicted > before.Evicted {
 		w.log.Warn("the store evicted keys: nodes restore all accounts, at most once a minute", "setting", w.name, "keys", now.Evicted-before.Evicted)
 		w.restate()
 	}

@@ -191,13 +191,10 @@ func (c *console) inForce(ctx context.Context, a *ratelimit.Ask, e *Explanation)
 		return rule
 	}
 	o, ok, err := c.Overrides.Override(ctx, c.Clock(), a)
-	switch {
-	case errors.Is(err, ratelimit.ErrOverrides):
-		return rule
-	case err != nil:
+	if err != nil && !errors.Is(err, ratelimit.ErrOverrides) {
 		e.OverrideError = ratelimit.OneLine(err.Error())
-		return rule
-	case !ok:
+	}
+	if !ok { // nor with an error
 		return rule
 	}
 	e.LimitFrom, e.RuleLimit, e.OverrideSet, e.OverrideExpires = "override", rule.Limit.String(), timeOf(o.Set),
@@ -237,7 +234,7 @@ func (c *console) next(
 		return over + ": no tokens before the reset", l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
 		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
-			withoutStore(rule, len(c.fleet().Nodes), over),
+			withoutStore(rule, v.Alone, cost, over),
 			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
 			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left-reserve+here >= cost:
@@ -250,13 +247,13 @@ func (c *console) next(
 }
 
 // withoutStore is the decision of a rule's on_store_failure.
-func withoutStore(rule *ratelimit.Rule, nodes int, over string) string {
-	switch rule.Coordination.OnStoreFailure {
-	case ratelimit.FailOpen:
+func withoutStore(rule *ratelimit.Rule, alone, cost ratelimit.Tokens, over string) string {
+	switch policy := rule.Coordination.OnStoreFailure; {
+	case policy == ratelimit.FailOpen:
 		return "OK: admitted by"
-	case ratelimit.FailClosed:
+	case policy == ratelimit.FailClosed || alone < cost:
 		return over + ": denied by"
 	default:
-		return fmt.Sprintf("OK for %d tokens of each window at this node, by", rule.LocalShare(nodes).Limit.Capacity())
+		return fmt.Sprintf("OK for %d more tokens at this node, by", alone)
 	}
 }

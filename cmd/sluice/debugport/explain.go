@@ -103,7 +103,7 @@ func explainKey(row rower, v *ratelimit.Look) {
 	}
 	switch {
 	case v.LedgerError != "":
-		row("store", "cannot be read: %s", v.LedgerError)
+		row("store", "cannot be read: %s", ratelimit.OneLine(v.LedgerError))
 	case v.Ledger == nil:
 		row("store", "no account: the key is unused")
 	default:
