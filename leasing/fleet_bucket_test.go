@@ -60,12 +60,12 @@ func TestBucketIsFullAfterLongOutage(t *testing.T) {
 // A refund fills a bucket, at the node that spent it or another one, and so does a reset by an operator. The node that
 // spent it does not report a loss.
 func TestRefundElsewhereFillsBucket(t *testing.T) {
-	for i, node := range []int{0, 1, -1, 1, 0, 1, -1} { // -1: a reset
+	for i, node := range []int{0, 1, -1, 1, 0, 1, -1, 0, 0} { // -1: a reset
 		fields := map[string]string{"reclaim": ratelimit.Reclaims[i%4/3]} // buckets have no eager leases
 		s := newStrictStage(t, 3, bucketOf(60, 60, ratelimit.Minute), fields)
 		s.ask(1, "other", 1)
 		s.ask(0, "k", 60)
-		s.goOn([]time.Duration{5 * time.Second / 2, time.Second / 2}[i/4]) // its lease has ended, or not yet
+		s.goOn([]time.Duration{2500, 500, 2100}[i/4] * time.Millisecond) // its lease has ended, or not yet, or just now
 		if s.nodes[1].ledger = s.ledger; node >= 0 {
 			s.decide(node, ask{Rule: s.rule, Key: []byte("k"), Cost: 60, Kind: ratelimit.Refund})
 		} else if err := s.nodes[1].Reset(context.Background(), s.now, &ask{Rule: s.rule, Key: []byte("k")}); err != nil {
@@ -414,5 +414,23 @@ func TestSlowBucketsAreRestored(t *testing.T) {
 				t.Errorf("case %d: after the loss, %d of %d tokens of %q passed", i, n, want, key)
 			}
 		}
+	}
+}
+
+// Refunds and admissions that a node cannot report for a while count when the store is back.
+func TestBucketCountsRefundsOfAnOutage(t *testing.T) {
+	s := newStrictStage(t, 1, bucketOf(1, 100, ratelimit.Year), map[string]string{"on_store_failure": "open"})
+	for i, n := range []tokens{60, -1, -50, 20, -5} {
+		if s.down = i > 1; n > 0 {
+			s.ask(0, "k", n)
+		} else {
+			s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Cost: -n, Kind: ratelimit.Refund})
+		}
+		s.goOn([]time.Duration{0, 3000, 2000, 0, 0}[i] * time.Millisecond)
+	}
+	s.down = false
+	s.goOn(10 * time.Second)
+	if used := s.used("k"); used != 60-1-50+20-5 {
+		t.Errorf("%d are used", used)
 	}
 }
