@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -65,6 +67,10 @@ type Messenger interface {
 	Listen(ctx context.Context, node ratelimit.Holder, ready func(), see func(name string)) error
 }
 
+// creditor is the holder name of refunds that a bucket owes, in stores. It is no holder's. Earlier releases keep the
+// record, and do not change it: it counts in the turn in which it was written.
+const creditor ratelimit.Holder = math.MaxUint64
+
 // encode writes an account as bytes.
 func (k *kept) encode() []byte {
 	w := writer{1}
@@ -73,10 +79,11 @@ func (k *kept) encode() []byte {
 		w.int(1)
 		w.int(b.level, b.carry, int64(b.at), int64(b.hand), int64(b.old), int64(b.turn), int64(b.ends), int64(b.slot),
 			int64(b.fence), int64(b.learns))
-		w.records(b.records)
-		if b.owed != [2]tokens{} { // earlier releases do not read it
-			w.int(int64(b.owed[0]), int64(b.owed[1]))
+		all := b.records
+		if b.owed != [2]tokens{} {
+			all = append(slices.Clone(all), record{creditor, b.owed[0], b.owed[1], 0, 0, b.turn})
 		}
+		w.records(all)
 		return w
 	}
 	a := &k.account
@@ -123,9 +130,11 @@ func (k *kept) decode(data []byte) error {
 		r.time(&b.turn, &b.ends)
 		b.slot, b.fence = r.duration(), ratelimit.Fence(r.int())
 		r.time(&b.learns)
-		if b.records = r.records(); len(r.left) > 0 {
-			b.owed = [2]tokens{tokens(r.int()), tokens(r.int())}
+		b.records = r.records()
+		if d := b.records.find(creditor); d != nil && d.expires == b.turn {
+			b.owed = [2]tokens{d.taken, d.spent}
 		}
+		b.records = slices.DeleteFunc(b.records, func(r record) bool { return r.holder == creditor })
 		k.bucket = b
 	} else {
 		a := &k.account
