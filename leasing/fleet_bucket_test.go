@@ -44,9 +44,7 @@ func bucketOf(rate, burst tokens, u ratelimit.Unit) ratelimit.Limit {
 func TestBucketIsFullAfterLongOutage(t *testing.T) {
 	for _, policy := range []string{"open", "local", "closed"} {
 		s := newStrictStage(t, 1, bucketOf(60, 60, ratelimit.Minute), map[string]string{"on_store_failure": policy})
-		for range 10 {
-			s.ask(0, "k", 1)
-		}
+		s.ask(0, "k", 10)
 		s.goOn(1100 * time.Millisecond) // its lease ends
 		s.down = true
 		s.ask(0, "k", 20)
@@ -417,20 +415,30 @@ func TestSlowBucketsAreRestored(t *testing.T) {
 	}
 }
 
-// Refunds and admissions that a node cannot report for a while count when the store is back.
+// Refunds and admissions in an outage, which begins at the 0, all count when the store is back.
 func TestBucketCountsRefundsOfAnOutage(t *testing.T) {
-	s := newStrictStage(t, 1, bucketOf(1, 100, ratelimit.Year), map[string]string{"on_store_failure": "open"})
-	for i, n := range []tokens{60, -1, -50, 20, -5} {
-		if s.down = i > 1; n > 0 {
-			s.ask(0, "k", n)
-		} else {
-			s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Cost: -n, Kind: ratelimit.Refund})
+	for policy, costs := range map[string][]tokens{"open": {60, -1, 0, -50, 20, -5}, "closed": {60, 0, 20, -50}} {
+		s := newStrictStage(t, 1, bucketOf(1, 100, ratelimit.Year), map[string]string{"on_store_failure": policy})
+		want := tokens(0)
+		for _, n := range costs {
+			a := ask{Rule: s.rule, Key: []byte("k"), Cost: max(n, -n)}
+			switch {
+			case n == 0:
+				s.goOn(3 * time.Second)
+				s.down = true
+				s.goOn(3 * time.Second)
+				continue
+			case n < 0:
+				a.Kind = ratelimit.Refund
+			}
+			if v := s.decide(0, a); !v.OverLimit {
+				want += n
+			}
 		}
-		s.goOn([]time.Duration{0, 3000, 2000, 0, 0}[i] * time.Millisecond)
-	}
-	s.down = false
-	s.goOn(10 * time.Second)
-	if used := s.used("k"); used != 60-1-50+20-5 {
-		t.Errorf("%d are used", used)
+		s.down = false
+		s.goOn(10 * time.Second)
+		if used := s.used("k"); used != want {
+			t.Errorf("%s: %d are used, want %d", policy, used, want)
+		}
 	}
 }

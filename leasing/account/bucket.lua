@@ -13,7 +13,7 @@ local had, fence, learns = integer(got[3]), unpacked(got[2], '<dd')
 local seq, told, _, claimedIn = unpacked(got[4], '<dddd')
 local began, latest, last, drops = unpacked(got[5], '<dddd')
 local withheld, owed, older, owes = integer(got[6]), unpacked(got[7], '<ddd')
-if owes ~= turn then owed, older = 0, 0 end -- earlier releases do not write it
+owed, older = owed * flag(owes == turn), older * flag(owes == turn) -- earlier releases do not write it
 if Seq <= seq then return nothing(OVERTAKEN) end
 local missing = seq == 0 and Taken > 0
 local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end

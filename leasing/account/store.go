@@ -67,8 +67,7 @@ type Messenger interface {
 	Listen(ctx context.Context, node ratelimit.Holder, ready func(), see func(name string)) error
 }
 
-// creditor is the holder name of refunds that a bucket owes, in stores. It is no holder's. Earlier releases keep the
-// record, and do not change it: it counts in the turn in which it was written.
+// creditor names the record of owed refunds in stores. Earlier releases keep it as it is: it counts in its turn only.
 const creditor ratelimit.Holder = math.MaxUint64
 
 // encode writes an account as bytes.
@@ -129,9 +128,8 @@ func (k *kept) decode(data []byte) error {
 		b.hand, b.old = tokens(r.int()), tokens(r.int())
 		r.time(&b.turn, &b.ends)
 		b.slot, b.fence = r.duration(), ratelimit.Fence(r.int())
-		r.time(&b.learns)
-		b.records = r.records()
-		if d := b.records.find(creditor); d != nil && d.expires == b.turn {
+		b.learns, b.records = instant(r.int()), r.records()
+		if d := b.records.findOrAdd(creditor); d.expires == b.turn {
 			b.owed = [2]tokens{d.taken, d.spent}
 		}
 		b.records = slices.DeleteFunc(b.records, func(r record) bool { return r.holder == creditor })
@@ -140,8 +138,7 @@ func (k *kept) decode(data []byte) error {
 		a := &k.account
 		a.sum, a.spent, a.fence = tokens(r.int()), tokens(r.int()), ratelimit.Fence(r.int())
 		r.time(&a.learns)
-		a.learned = tokens(r.int())
-		r.time(&a.asked)
+		a.learned, a.asked = tokens(r.int()), instant(r.int())
 		a.pause, a.least = r.duration(), r.duration()
 		r.time(&a.eagerly)
 		a.records = r.records()
