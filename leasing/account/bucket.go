@@ -210,8 +210,7 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 	return max(0, -paid)
 }
 
-// cut keeps room for the tokens in hand, and returns the part of a refund that will not be credited for that. Of the
-// rest, the tokens in hand of others are owed.
+// cut keeps room for the tokens in hand. It returns the part of a refund that is neither credited nor owed.
 func (b *bucket) cut(burst, refunded, others tokens) tokens {
 	cut := tokens(0)
 	if over := min(b.level, b.level-b.room(burst)); over > 0 {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -68,7 +67,7 @@ type Messenger interface {
 }
 
 // creditor names the record of owed refunds in stores. Earlier releases keep it as it is: it counts in its turn only.
-const creditor ratelimit.Holder = math.MaxUint64
+const creditor = ^ratelimit.Holder(0)
 
 // encode writes an account as bytes.
 func (k *kept) encode() []byte {
