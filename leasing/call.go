@@ -351,12 +351,10 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 		if overdue == hold.Undecided && alive && cautious && w.replied { // its window has ended while it waited
 			overdue = hold.Doubtful
 		}
-		switch overdue {
-		case hold.Short:
+		if overdue == hold.Short {
 			k.Take(now, w.ask, hold.Reply{Waited: true, Last: true}, w.verdict)
-		case hold.Doubtful:
+		} else if overdue == hold.Doubtful {
 			k.Deny(now, w.ask, w.verdict)
-		case hold.Undecided:
 		}
 		if overdue != hold.Undecided {
 			w.decided(k)

@@ -43,9 +43,7 @@ func bucketOf(rate, burst tokens, u ratelimit.Unit) ratelimit.Limit {
 func TestBucketIsFullAfterLongOutage(t *testing.T) {
 	for _, policy := range []string{"open", "local", "closed"} {
 		s := newStrictStage(t, 1, bucketOf(60, 60, ratelimit.Minute), map[string]string{"on_store_failure": policy})
-		for range 10 {
-			s.ask(0, "k", 1)
-		}
+		s.ask(0, "k", 10)
 		s.goOn(1100 * time.Millisecond) // its lease ends
 		s.down = true
 		s.ask(0, "k", 20)
@@ -59,12 +57,12 @@ func TestBucketIsFullAfterLongOutage(t *testing.T) {
 // A refund fills a bucket, at the node that spent it or another one, and so does a reset by an operator. The node that
 // spent it does not report a loss.
 func TestRefundElsewhereFillsBucket(t *testing.T) {
-	for i, node := range []int{0, 1, -1, 1, 0, 1, -1} { // -1: a reset
+	for i, node := range []int{0, 1, -1, 1, 0, 1, -1, 0, 0} { // -1: a reset
 		fields := map[string]string{"reclaim": ratelimit.Reclaims[i%4/3]} // buckets have no eager leases
 		s := newStrictStage(t, 3, bucketOf(60, 60, ratelimit.Minute), fields)
 		s.ask(1, "other", 1)
 		s.ask(0, "k", 60)
-		s.goOn([]time.Duration{5 * time.Second / 2, time.Second / 2}[i/4]) // its lease has ended, or not yet
+		s.goOn([]time.Duration{2500, 500, 2100}[i/4] * time.Millisecond) // its lease has ended, or not yet, or just now
 		if s.nodes[1].ledger = s.ledger; node >= 0 {
 			s.decide(node, ask{Rule: s.rule, Key: []byte("k"), Cost: 60, Kind: ratelimit.Refund})
 		} else if err := s.nodes[1].Reset(context.Background(), s.now, &ask{Rule: s.rule, Key: []byte("k")}); err != nil {
@@ -437,6 +435,34 @@ func TestSlowBucketsAreRestored(t *testing.T) {
 			if n < want-5 || n > want+5 {
 				t.Errorf("case %d: after the loss, %d of %d tokens of %q passed", i, n, want, key)
 			}
+		}
+	}
+}
+
+// Refunds and admissions in an outage, which begins at the 0, all count when the store is back.
+func TestBucketCountsRefundsOfAnOutage(t *testing.T) {
+	for policy, costs := range map[string][]tokens{"open": {60, -1, 0, -50, 20, -5}, "closed": {60, 0, 20, -50}} {
+		s := newStrictStage(t, 1, bucketOf(1, 100, ratelimit.Year), map[string]string{"on_store_failure": policy})
+		want := tokens(0)
+		for _, n := range costs {
+			a := ask{Rule: s.rule, Key: []byte("k"), Cost: max(n, -n)}
+			switch {
+			case n == 0:
+				s.goOn(3 * time.Second)
+				s.down = true
+				s.goOn(3 * time.Second)
+				continue
+			case n < 0:
+				a.Kind = ratelimit.Refund
+			}
+			if v := s.decide(0, a); !v.OverLimit {
+				want += n
+			}
+		}
+		s.down = false
+		s.goOn(10 * time.Second)
+		if used := s.used("k"); used != want {
+			t.Errorf("%s: %d are used, want %d", policy, used, want)
 		}
 	}
 }

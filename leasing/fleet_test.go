@@ -79,24 +79,27 @@ var hour = ratelimit.Limit{Unit: ratelimit.Year, Requests: 100}
 
 // Charges after the fact are booked whole, wherever they arrive: from then on all nodes refuse, peeks included.
 func TestChargesAreBookedWhole(t *testing.T) {
-	c := newCluster(t, 3, ratelimit.Limit{Unit: ratelimit.Year, Requests: 10_000})
-	for i := range 3 {
-		if v := c.ask(i, "k", ratelimit.Peek, 0); v.OverLimit {
-			t.Fatalf("node %d refuses a peek at nothing: %+v", i, v)
+	for _, deny := range []ratelimit.OnDeny{ratelimit.DenyCharges, ratelimit.DenyRefunds} {
+		c := newCluster(t, 3, ratelimit.Limit{Unit: ratelimit.Year, Requests: 10_000})
+		c.rule.Coordination.OnDeny = deny
+		for i := range 3 {
+			if v := c.ask(i, "k", ratelimit.Peek, 0); v.OverLimit {
+				t.Fatalf("node %d refuses a peek at nothing: %+v", i, v)
+			}
 		}
-	}
-	for i := range 3 {
-		v := c.ask(i, "k", ratelimit.Spend, 5000)
-		if want := i == 2; v.OverLimit != want {
-			t.Fatalf("charge %d: %+v", i, v)
+		v, denied := c.ask(0, "k", ratelimit.Spend, 5000), deny == ratelimit.DenyCharges
+		if w := v.Window; denied {
+			v = c.ask(1, "k", ratelimit.Spend, 10_000)
+		} else {
+			v = c.settle(1, "k", w, 10_000)
 		}
-	}
-	for i := range 3 {
-		if v := c.ask(i, "k", ratelimit.Peek, 0); !v.OverLimit {
-			t.Errorf("node %d admits a peek, and 15,000 of 10,000 are used: %+v", i, v)
+		if v.OverLimit != denied || v.Charged+v.Debt != 10_000 {
+			t.Fatalf("%v: the charge is answered %+v", deny, v)
 		}
-		if v := c.ask(i, "k", ratelimit.Spend, 1); !v.OverLimit {
-			t.Errorf("node %d admits 1, and 15,000 of 10,000 are used: %+v", i, v)
+		for i := range 3 {
+			if !c.ask(i, "k", ratelimit.Peek, 0).OverLimit || !c.ask(i, "k", ratelimit.Spend, 1).OverLimit {
+				t.Errorf("%v: node %d admits, and 15,000 of 10,000 are used", deny, i)
+			}
 		}
 	}
 }

@@ -174,11 +174,7 @@ func (c *counter) merge(other *counter, a ratelimit.Algorithm, limit tokens) {
 
 // mergeBucket keeps the smaller level. Both keep room for the tokens in hand of others.
 func (c *counter) mergeBucket(other *counter) {
-	switch {
-	case c.begins == 0:
-		*c = *other
-		return
-	case other.begins == 0:
+	if other.begins == 0 {
 		return
 	}
 	c.state = min(c.state, other.state) - int64(min(c.sum, other.sum))*account.Micro

@@ -63,23 +63,6 @@ func TestSettlementsAtAnyNode(t *testing.T) {
 	}
 }
 
-// A charge after the fact is booked whole, beyond the limit too, whatever a denial costs: all nodes refuse from then on.
-func TestSettlementsBecomeDebt(t *testing.T) {
-	for _, deny := range []ratelimit.OnDeny{ratelimit.DenyCharges, ratelimit.DenyRefunds} {
-		c := newCluster(t, 3, ratelimit.Limit{Unit: ratelimit.Year, Requests: 100})
-		c.rule.Coordination.OnDeny = deny
-		v := c.ask(0, "k", ratelimit.Spend, 60)
-		if v = c.settle(1, "k", v.Window, 90); v.OverLimit || v.Charged+v.Debt != 90 {
-			t.Fatalf("%v: the charge is answered %+v", deny, v)
-		}
-		for i := range 3 {
-			if !c.ask(i, "k", ratelimit.Peek, 0).OverLimit || !c.ask(i, "k", ratelimit.Spend, 1).OverLimit {
-				t.Errorf("%v: node %d admits, and 150 of 100 are used", deny, i)
-			}
-		}
-	}
-}
-
 // While there is plenty, what was held too much stays in hand at the node that settles, and the ledger is not asked.
 func TestSettlementsAskSeldom(t *testing.T) {
 	c := newCluster(t, 1, ratelimit.Limit{Unit: ratelimit.Year, Requests: 1_000_000})

@@ -1,5 +1,5 @@
 -- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at,
--- hand, old, turn, ends, slot; "f" is fence, learns; "o" is refunds without room; "h:NAME" is an integer, "c:NAME" a
+-- hand, old, turn, ends, slot; "f" is fence, learns; "o" is owed refunds, turn; "h:NAME" is an integer, "c:NAME" a
 -- holder's last claim: seq, spent, fence, turn. Those of holder 0 are the tokens withheld since the time of a loss, the
 -- latest end of the account, and from which turn on records up to which fence are dropped. Ends is when it is full.
 local MICRO, MOST_BURST, WAITS, LEFT_KEPT, ANSWERED = 1000000, 4294967295, 1000000, 2000000, 1099511627776
@@ -12,12 +12,12 @@ local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], '<ddddddd
 local had, fence, learns = integer(got[3]), unpacked(got[2], '<dd')
 local seq, told, _, claimedIn = unpacked(got[4], '<dddd')
 local began, latest, last, drops = unpacked(got[5], '<dddd')
-local withheld, owed, older = integer(got[6]), unpacked(got[7], '<dd')
+local withheld, owed, older, owes = integer(got[6]), unpacked(got[7], '<ddd')
+owed, older = owed * flag(owes == turn), older * flag(owes == turn) -- earlier releases do not write it
 if Seq <= seq then return nothing(OVERTAKEN) end
 local missing = seq == 0 and Taken > 0
 local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end
 local function room() return max(-MOST_BURST, Limit - hand - old - withheld) * MICRO - level end
-
 -- repay credits refunds that are owed, the older first, as far as there is room.
 local function repay()
   local n = min(owed + older, max(0, floor(room() / MICRO)))
@@ -109,7 +109,7 @@ for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 39
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
   'f', struct.pack('<dd', fence, learns), 'h:0', text(withheld), 'c:0', struct.pack('<dddd', max(1, began), latest, last, drops),
   holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, turn))
-if got[7] or owed + older > 0 then redis.call('HSET', KEYS[1], 'o', struct.pack('<dd', owed, older)) end
+if got[7] or owed + older > 0 then redis.call('HSET', KEYS[1], 'o', struct.pack('<ddd', owed, older, turn)) end
 full = max(floor((full + 999) / 1000), floor(shown / 1000) + redis.call('PTTL', KEYS[1])) -- not earlier
 redis.call('PEXPIREAT', KEYS[1], text(full))
 return answer

@@ -79,6 +79,13 @@ func TestBucketOwesRefunds(t *testing.T) {
 		if b.is(g, 0, -40, 90, 90); g.Cut != 30 {
 			t.Errorf("%d were cut, and others have 40 more in hand than is owed already", g.Cut)
 		}
+		r := reader{left: b.records[NameOf("", "k", 0)].Data[1:]}
+		for range 12 {
+			r.int()
+		}
+		if r.records(); r.failed || len(r.left) > 0 {
+			t.Errorf("%d bytes are left of the form of earlier releases", len(r.left))
+		}
 		want := map[string]tokens{"in hand": 90, "lost": 89}[is]
 		switch is {
 		case "spent":

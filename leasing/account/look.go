@@ -74,7 +74,7 @@ func keptIn(fields map[string]string) (*kept, error) {
 			level: n[0], carry: n[1], at: instant(n[2]), hand: tokens(n[3]), old: tokens(n[4]), turn: instant(n[5]),
 			ends: instant(n[6]), slot: time.Duration(n[7]) * time.Microsecond,
 		}
-		if records = &k.bucket.records; unpacked(fields["o"], n[:2]) {
+		if records = &k.bucket.records; unpacked(fields["o"], n[:3]) {
 			k.owed = [2]tokens{tokens(n[0]), tokens(n[1])}
 		}
 	} else if sum, err := strconv.ParseInt(fields["sum"], 10, 64); err == nil {

@@ -153,7 +153,7 @@ func TestForeignData(t *testing.T) {
 			"a":   {"", "short", packed + "1", nan},
 			"b":   {"", "short", packed + "1", nan},
 			"f":   {"", "short", packed, nan[:16]},
-			"o":   {"", "short", packed, nan[:16]},
+			"o":   {"", "short", packed, nan[:24]},
 		} {
 			if bucket == (field == "a" || field == "sum") || !bucket && slices.Contains([]string{"b", "f", "o"}, field) {
 				continue // not a field of it

@@ -216,9 +216,8 @@ func Slot(l *ratelimit.Limit) time.Duration {
 // nothing: the ledger has its usage, also beyond the grants, and nothing is in hand. Tokens to be given back, and those
 // beyond the limit, have been refilled.
 //
-// For a refund, the name also changes when the lease may have ended at the ledger. There, a lower total of usage that
-// it has not read means unspent tokens, which it does not credit then. Under the other name, it credits the refund, at
-// the latest when the lease of the former has ended.
+// For a refund, the name also changes when the lease ends, if the ledger may lack usage: soon, a lower total means
+// unspent tokens there, which it does not credit. An earlier refund that was not reported keeps the name.
 func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool {
 	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.inFlight != 0 {
 		return false
@@ -227,12 +226,8 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool
 	// bucket after a loss.
 	full := limit.Refill(k.Sum)
 	kept := max(Slot(limit)*3/4, full/2, full-full/64-account.Learn, limit.Refill(k.Sum-limit.Capacity()))
-	if k.fresh > 0 && (of == ratelimit.Refund || of == ratelimit.Release) {
-		ended := k.Deadline.Sub(k.LastAnswer)
-		if k.Taken > k.Spent { // which the next claim gives back
-			ended *= 3 // more than two slots
-		}
-		kept = min(kept, ended)
+	if (k.fresh > 0 || k.restate) && k.Taken >= k.booked && (of == ratelimit.Refund || of == ratelimit.Release) {
+		kept = min(kept, k.Deadline.Sub(k.LastAnswer))
 	}
 	return k.InHand(now) == 0 && now.Sub(k.LastAnswer) >= kept
 }
