@@ -18,17 +18,14 @@ const mostBurst = ratelimit.MostBurst
 //
 // Guarantee: holders spend at most burst + rate x t of their leases in any time t, and the refunds that take effect
 // then, within two slots. For any length of slots, a lease counts as live for at least one slot from its claim, and its
-// tokens keep their room until then. The zero bucket is new, and full. It is not safe for concurrent use. A full
-// account expires, and its holders drop it when they can compute that: a holder with a total in a missing bucket means
-// that the bucket was lost.
+// tokens have their room. The zero bucket is new, and full. It is not safe for concurrent use. A full account expires,
+// and its holders drop it when they can compute that: a holder with a total in a missing bucket means that it was lost.
 type bucket struct {
-	// Invariant: level + hand + old, and the tokens that learn withholds, are at most the burst. Charges without a
-	// grant take level below 0.
+	// Invariant: level + hand + old, and what learn withholds, are at most the burst; below 0, level is debt.
 	level int64 // millionths
 	carry int64 // remainder of a refill: millionths x seconds of the period
 	at    instant
-	// hand is the tokens claimed in this slot and not reported as spent, and old those of the previous slot. So they
-	// expire without a look at the records.
+	// hand is the tokens claimed in this slot and not reported as spent, and old those of the slot before.
 	hand, old tokens
 	// owed is refunds without room while others have tokens in hand, of this slot and the previous one: their charge
 	// may be among those tokens. They are credited as reports and ends of slots make room, or dropped.
@@ -109,9 +106,8 @@ func (b *bucket) advance(now instant, c *Claim, burst tokens, lost bool) {
 
 // learn restores a bucket that was lost, or continues with an older copy, if that may be so until a time. It grants a
 // LearnPart-th and the refill at first. The rest of the level is withheld in the record of debtor, whose seq is the
-// time. Each holder's first claim lowers it to what the bucket had then by the holder's last answer: that of the last
-// grant has the level of the lost bucket. It returns when the learning ends, and keeps its room until then. The tokens
-// that the level lacked count as leased in the previous slot.
+// time, and has its room until the learning ends. Each holder's first claim lowers it to that of the holder's last
+// answer: the last grant's is the level of the lost bucket. What the level lacked counts as leased in the slot before.
 func (b *bucket) learn(now instant, c *Claim, burst tokens, until instant) {
 	first := min(burst, max(1, burst/LearnPart))
 	if b.learns <= now && until > now {
@@ -179,8 +175,7 @@ func (b *bucket) fill(elapsed int64, l *ratelimit.Limit, burst tokens) {
 	}
 }
 
-// room is the maximum of the level. It is below 0 after a loss: holders report tokens in hand of leases that old counts
-// already. The tokens that return when the learning ends keep their room.
+// room is the maximum of the level; below 0 after a loss: holders report tokens in hand that old counts already.
 func (b *bucket) room(burst tokens) int64 {
 	return int64(max(-mostBurst, burst-b.hand-b.old-b.records.findOrAdd(debtor).taken)) * Micro
 }
@@ -215,8 +210,8 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 	return max(0, -paid)
 }
 
-// cut keeps room for the tokens in hand, and returns the part of a refund that will not be credited for that. Of the
-// rest, the tokens in hand of others are owed, if that is known: grants from before a loss are no credit.
+// cut keeps room for the tokens in hand. It returns the part of a refund that is neither credited nor owed. While the
+// bucket learns, nothing is: earlier grants are no credit.
 func (b *bucket) cut(now instant, burst, refunded, others tokens) (cut tokens) {
 	if over := min(b.level, b.level-b.room(burst)); over > 0 {
 		b.level, b.carry, cut = b.level-over, 0, min(refunded, tokens(over/Micro))
