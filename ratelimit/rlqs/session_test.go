@@ -341,7 +341,7 @@ func TestStuckStream(t *testing.T) {
 		t.Errorf("it is to wake up at %v, and is stuck then: %t", s.Next(), s.Stuck(start.Add(StuckAfter)))
 	}
 	// The window ends meanwhile: what may still arrive is charged to the next.
-	if debts := s.Close(start.Add(59*time.Second + 800*time.Millisecond)); len(debts) != 1 || debts[0].Tokens() != 30 {
+	if debts := s.Close(start.Add(59*time.Second + 800*time.Millisecond)); len(debts) != 1 || debts[0].ask.Cost != 30 {
 		t.Errorf("debts %+v", debts)
 	}
 }
@@ -362,8 +362,8 @@ func TestEagerBrokenStream(t *testing.T) {
 			t.Fatalf("with a lease of %d, in %v: %+v", lease, window, debts)
 		}
 		for _, d := range debts {
-			n.Settle(t.Context(), d.At, &d)
-			if p.left != 600 || d.Tokens() != lease || d.At < start.Add(time.Minute+keepalive) {
+			n.Settle(t.Context(), d.At, []*Debt{&d})
+			if p.left != 600 || d.ask.Cost != lease || d.At < start.Add(time.Minute+keepalive) {
 				t.Errorf("%d are left of 600; %+v", p.left, d)
 			}
 		}

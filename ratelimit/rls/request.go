@@ -1,7 +1,6 @@
 package rls
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -225,11 +224,7 @@ func decodeWrapper(b []byte, value *uint64) error {
 
 // eachField calls f with each field of a message.
 func eachField(b []byte, what string, f func(wire.Field) error) error {
-	err := wire.Each(b, f)
-	if _, ok := errors.AsType[*wire.MalformedError](err); ok { // of this one: those within have said so
-		return bad("malformed %s: %v", what, err)
-	}
-	return err
+	return wire.EachIn(b, what, bad, f)
 }
 
 // text is b as a string, without a copy.
