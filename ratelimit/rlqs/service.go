@@ -46,12 +46,9 @@ type debts struct {
 	settles bool    // guarded by mu: a goroutine settles them
 }
 
-const (
-	// mostDebts is how many debts of ended streams a process remembers; those beyond are counted as uncovered.
-	mostDebts = 100_000
-	// debtsAtOnce are settled by one call of the limiter, and debtsEvery is the longest time between two looks.
-	debtsAtOnce, debtsEvery = 256, 100 * time.Millisecond
-)
+// mostDebts is how many debts of ended streams a process remembers; those beyond are counted as uncovered. debtsAtOnce
+// are settled by one call of the limiter, and debtsEvery is the longest time between two looks.
+const mostDebts, debtsAtOnce, debtsEvery = 100_000, 256, 100 * time.Millisecond
 
 // NewService makes a service that serves until Drain.
 func NewService(n *Node, clock ratelimit.Clock, log *slog.Logger) *Service {
@@ -260,7 +257,7 @@ func (e *exchange) close() {
 			s.node.stats.Uncovered.Add(uint64(all[i].ask.Cost))
 		}
 	}
-	if !o.settles && len(o.all) > 0 {
+	if !o.settles {
 		o.settles = true
 		go s.settle()
 	}

@@ -116,11 +116,15 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 		if over > 0 {
 			excess = append(excess, demand{b, over})
 		}
+		// A call of the limiter may wait for the ledger. Its work grows with the square of its asks.
+		if len(excess) == mostActions {
+			s.charge(ctx, now, excess)
+			excess = excess[:0]
+		}
 		return err
 	})
 	s.scratch.excess = excess
-	// All excess of a message is charged in one call of the limiter, which may wait for the ledger. What comes before a
-	// mistake was admitted all the same.
+	// What comes before a mistake was admitted all the same.
 	s.charge(ctx, now, excess)
 	if err == nil {
 		s.work(ctx, now)
@@ -367,8 +371,6 @@ func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, due []*Debt) {
 		left += d.ask.Cost
 		x.ask(i, d.ask)
 	}
-	n.spend(ctx, now, x, func(_ int, v *ratelimit.Verdict) {
-		left -= v.Charged // of a refusal nothing
-	})
+	n.spend(ctx, now, x, func(_ int, v *ratelimit.Verdict) { left -= v.Charged }) // of a refusal nothing
 	n.stats.Uncovered.Add(uint64(max(0, left)))
 }

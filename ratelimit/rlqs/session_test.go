@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,11 +25,12 @@ type purse struct {
 	ends   instant
 	window ratelimit.Window
 	asks   int
+	most   int // in a call
 }
 
 func (p *purse) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	p.asks, p.most = p.asks+len(asks), max(p.most, len(asks))
 	for i, a := range asks {
-		p.asks++
 		verdicts[i] = ratelimit.Verdict{Remaining: max(0, p.left), ResetAfter: p.ends.Sub(now), Window: p.window}
 		switch {
 		case p.left < 0: // it is in debt, for an hour
@@ -329,6 +331,10 @@ func TestExcessBeforeAMistake(t *testing.T) {
 	m.BucketQuotaUsages = append(m.BucketQuotaUsages, usageOf(0, 1).BucketQuotaUsages...)
 	if err := report(10*time.Second, m); err == nil || p.left != left-100 {
 		t.Errorf("100 beyond a lease of 30: %v, and %d were charged", err, left-p.left)
+	}
+	m.BucketQuotaUsages = slices.Repeat(usageOf(1, 0, "k", "v").BucketQuotaUsages, 4*mostActions)
+	if err := report(15*time.Second, m); err != nil || p.most > mostActions {
+		t.Errorf("%v, and a message makes a call of %d asks", err, p.most)
 	}
 }
 
