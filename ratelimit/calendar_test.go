@@ -68,8 +68,7 @@ func TestBillingMonthsBegin(t *testing.T) {
 	}
 }
 
-// A billing month begins at the first minute of which clocks show the day or a later
-// one: found minute by minute.
+// A billing month begins at the first minute of which clocks show the day or a later one: found minute by minute.
 func TestBillingMonthsBeginAsClocksShow(t *testing.T) {
 	zones := []string{
 		"UTC", "America/New_York", "Pacific/Kiritimati", "Etc/GMT+12", "America/Asuncion", "Africa/Cairo",

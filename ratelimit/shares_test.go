@@ -19,8 +19,7 @@ func reserving(limit ratelimit.Tokens, nodes int, reserve string) *ratelimit.Rul
 	return r
 }
 
-// A reserve is whole tokens for each of max_nodes, a tenth of the limit at most, and only of rules that may
-// have one.
+// A reserve is whole tokens for each of max_nodes, a tenth of the limit at most, and only of rules that may have one.
 func TestReserveIsWholeShares(t *testing.T) {
 	for _, c := range []struct {
 		limit   ratelimit.Tokens

@@ -9,8 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// An ask for another's key is counted as forwarded, once; a peek that is undone is
-// nothing to undo there.
+// An ask for another's key is counted as forwarded, once; a peek that is undone is nothing to undo there.
 func TestForwardedAsksAreCounted(t *testing.T) {
 	s, a := newPair(t)
 	key := a.ownedBy("b:1")
@@ -112,8 +111,7 @@ func TestVerdictOfAPeer(t *testing.T) {
 	}
 }
 
-// The longest that a limit can take to be whole again: two periods, and for a bucket
-// what it takes to fill.
+// The longest that a limit can take to be whole again: two periods, and for a bucket what it takes to fill.
 func TestLongestReset(t *testing.T) {
 	for _, x := range []struct {
 		limit ratelimit.Limit

@@ -36,9 +36,8 @@ func (n *scriptNode) mayHave(other string) *member {
 	return m
 }
 
-// What a node says of an account that another looks for. A key counts as new
-// when all have said none: so that is said only of what certainly is not here,
-// and not on its way.
+// What a node says of an account that another looks for. A key counts as new when all have said none: so that is said
+// only of what certainly is not here, and not on its way.
 func TestWhereAnAccountIs(t *testing.T) {
 	s, a := newPair(t, "c:1")
 	c := a.core
@@ -70,9 +69,8 @@ func TestWhereAnAccountIs(t *testing.T) {
 	expect("it is there", "b:1", other, digest, wire.Found_NONE)
 }
 
-// What is made of the answers: a key is new when all have said that they have
-// none, and not before; everything else is asked again. Who sees another ring for
-// longer than others need to see it counts no more.
+// What is made of the answers: a key is new when all have said that they have none, and not before; everything else is
+// asked again. Who sees another ring for longer than others need to see it counts no more.
 func TestAnswersToAFetch(t *testing.T) {
 	for _, c := range []struct {
 		why   string

@@ -16,9 +16,8 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// target is a live core in a ring of two, to which the other node says whatever
-// it likes. Some of its own calls wait for replies: 1 an ask, 2 one that tells of a lease, 3 a
-// fetch, 4 a parcel.
+// target is a live core in a ring of two, to which the other node says whatever it likes. Some of its own calls wait
+// for replies: 1 an ask, 2 one that tells of a lease, 3 a fetch, 4 a parcel.
 type target struct {
 	*core
 	t     *testing.T

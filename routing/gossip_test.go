@@ -52,8 +52,7 @@ func TestGossipTellsOfStrangers(t *testing.T) {
 	}
 }
 
-// By gossip a node may be known whose name is an address, up to so many nodes. One
-// that has gone makes room.
+// By gossip a node may be known whose name is an address, up to so many nodes. One that has gone makes room.
 func TestGossipedNames(t *testing.T) {
 	refused := 0
 	n := names{refuse: func(from string, err error) {
@@ -225,8 +224,7 @@ func freeAddrs(t *testing.T, n int) (addrs []string) {
 	return addrs
 }
 
-// A node that is alone looks for its seeds each time; one that has found another
-// leaves them alone.
+// A node that is alone looks for its seeds each time; one that has found another leaves them alone.
 func TestGossipLooksForSeedsWhileAlone(t *testing.T) {
 	l := listens(t)
 	looked := make(chan bool, 10)
@@ -285,8 +283,7 @@ func TestGossipClosesWithStrangersAtTheDoor(t *testing.T) {
 	<-b.down
 }
 
-// Strangers have 64 streams at a time, of a megabyte each: who comes then is put off,
-// until one has gone.
+// Strangers have 64 streams at a time, of a megabyte each: who comes then is put off, until one has gone.
 func TestGossipStreamsAtATime(t *testing.T) {
 	refused := make(chan string, 1)
 	b, dial := strangersAt(t, func(from string, _ error) { refused <- from })

@@ -10,9 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// The lag of another's clock is the minimum over the messages of the last ten to twenty seconds. A lag below
-// the travel time of a message counts as 0, but a clock that is ahead always counts. After a long silence it
-// begins again.
+// The lag of another's clock is the minimum over the messages of the last ten to twenty seconds. A lag below the travel
+// time of a message counts as 0, but a clock that is ahead always counts. After a long silence it begins again.
 func TestClocksAreCompared(t *testing.T) {
 	const ms = time.Millisecond
 	var in inbox

@@ -14,8 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// moving is how many keys are in use while nodes come and go; make
-// bench-handover sets a million.
+// moving is how many keys are in use while nodes come and go; make bench-handover sets a million.
 func moving() int {
 	if n, err := strconv.Atoi(os.Getenv("HANDOVER_KEYS")); err == nil {
 		return n
@@ -23,8 +22,7 @@ func moving() int {
 	return 100_000
 }
 
-// load asks nodes at a steady rate, and notes what was admitted and how long
-// each decision took.
+// load asks nodes at a steady rate, and notes what was admitted and how long each decision took.
 type askLoad struct {
 	*ringWorld
 	rule     *ratelimit.Rule
@@ -44,9 +42,8 @@ func loadAsks() int {
 	return 500
 }
 
-// watchStalls tells how long this machine kept a goroutine from running, at
-// most, since it was last asked: what is late by less than that is not the ring's
-// doing.
+// watchStalls tells how long this machine kept a goroutine from running, at most, since it was last asked: what is late
+// by less than that is not the ring's doing.
 func watchStalls(t *testing.T) func() time.Duration {
 	var stall atomic.Int64
 	done := make(chan struct{})
@@ -122,8 +119,7 @@ func (l *askLoad) measured(n int) func() bool {
 	return func() bool { return made() >= n }
 }
 
-// slowest are the longest that decisions took since the last call, and the
-// 99.9th percentile.
+// slowest are the longest that decisions took since the last call, and the 99.9th percentile.
 func (l *askLoad) slowest() (longest, p999 time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -232,8 +232,7 @@ func TestProofsAreNotPlayedAgain(t *testing.T) {
 	}
 }
 
-// reflector has a node's own proof said back to it, as the called one's proof and
-// as a caller's.
+// reflector has a node's own proof said back to it, as the called one's proof and as a caller's.
 type reflector struct {
 	wire.UnimplementedPeerServer
 	t       *testing.T

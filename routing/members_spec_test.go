@@ -132,8 +132,7 @@ func TestGreeted(t *testing.T) {
 	}
 }
 
-// A way that breaks was tried, and has failed once more; one that opens begins
-// anew.
+// A way that breaks was tried, and has failed once more; one that opens begins anew.
 func TestWaysBreakAndOpen(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core
@@ -159,8 +158,7 @@ func TestWaysBreakAndOpen(t *testing.T) {
 	}
 }
 
-// Another life of a node has changed nothing yet, and is done with nothing; it may have
-// accounts if it is in the ring.
+// Another life of a node has changed nothing yet, and is done with nothing; it may have accounts if it is in the ring.
 func TestAnotherLife(t *testing.T) {
 	for _, alive := range []bool{true, false} {
 		s, a := newPair(t)
@@ -187,8 +185,7 @@ func TestAnotherLife(t *testing.T) {
 	}
 }
 
-// What a node says in its welcome counts, unless it has said since that it joined or
-// left.
+// What a node says in its welcome counts, unless it has said since that it joined or left.
 func TestWelcomeOfBefore(t *testing.T) {
 	for _, x := range []struct {
 		heard, says uint64

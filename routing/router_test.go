@@ -163,8 +163,7 @@ func TestRouterRefusesStrangers(t *testing.T) {
 	}
 }
 
-// Garbage, old versions, keys of others, replays and nonsense change no budget,
-// and are counted.
+// Garbage, old versions, keys of others, replays and nonsense change no budget, and are counted.
 func TestRouterBadPeers(t *testing.T) {
 	w := newRingWorld(t, 2)
 	n := w.start(0, known)

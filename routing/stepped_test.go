@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/ring"
 )
 
-// script is a ring in virtual time: what happens in which order is written down,
-// and the same in each run.
+// script is a ring in virtual time: what happens in which order is written down, and the same in each run.
 type script struct {
 	*testing.T
 	now      instant
@@ -496,8 +495,7 @@ func TestStepsBrokenStreams(t *testing.T) {
 	s.noFailures()
 }
 
-// A node crashes while accounts are on their way to it: what it has no receipt
-// for goes on elsewhere.
+// A node crashes while accounts are on their way to it: what it has no receipt for goes on elsewhere.
 func TestStepsReceiverCrashes(t *testing.T) {
 	s := newScript(t, 4000, 10)
 	s.delay = 2 * time.Millisecond
@@ -637,8 +635,7 @@ func TestStepsSleeperWaitsForItsAccounts(t *testing.T) {
 	s.atMost(20)
 }
 
-// Nodes come and go in good order, streams break, at random: nothing is lost,
-// nothing counts twice.
+// Nodes come and go in good order, streams break, at random: nothing is lost, nothing counts twice.
 func TestStepsAtRandom(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -38,8 +38,7 @@ func TestSilentOwners(t *testing.T) {
 	}
 }
 
-// With a store, what is all this node's own is the base's at once; with one ask for
-// another's key, the request waits.
+// With a store, what is all this node's own is the base's at once; with one ask for another's key, the request waits.
 func TestDecidingWithAStore(t *testing.T) {
 	s, a := newPair(t)
 	b := a.withStore()
@@ -88,8 +87,7 @@ func TestWaitingWhileTheRingChanges(t *testing.T) {
 	}
 }
 
-// Of a run of asks, those for another's key are leased for the request alone; others by
-// their rule.
+// Of a run of asks, those for another's key are leased for the request alone; others by their rule.
 func TestLeasesForOneRequest(t *testing.T) {
 	s, a := newPair(t)
 	a.withStore()

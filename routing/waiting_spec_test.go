@@ -375,8 +375,7 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 	}
 }
 
-// A peer's ask that its owner cannot answer in time is left to the peer; its policy
-// decides, and not this node's.
+// A peer's ask that its owner cannot answer in time is left to the peer; its policy decides, and not this node's.
 func TestPeersAskThatTakesTooLong(t *testing.T) {
 	_, a := newPair(t)
 	w := a.waits("a:1", 1)

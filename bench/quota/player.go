@@ -275,7 +275,7 @@ func (s *stream) end() {
 	if s.node.alive {
 		for _, d := range s.session.Close(s.node.clock()) {
 			s.at(s.node.born+int64(d.At)-int64(time.Second), func() {
-				s.node.run(func() { s.node.core.Settle(context.Background(), s.node.clock(), &d) })
+				s.node.run(func() { s.node.core.Settle(context.Background(), s.node.clock(), []*rlqs.Debt{&d}) })
 			})
 		}
 	}

@@ -20,8 +20,7 @@ import (
 
 const module = "github.com/sluice-gate/sluice/"
 
-// mayImport says which of our packages those below a folder may use. What is
-// not here may use nothing of ours.
+// mayImport says which of our packages those below a folder may use. What is not here may use nothing of ours.
 var mayImport = map[string][]string{
 	"cmd":       {""},
 	"bench":     {""},
@@ -51,9 +50,8 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
-// behindTheDoor lists the users of a store's client library: the door itself, the ledgers behind it, and the
-// library's own door for programs (leasing.Options.Redis). Measurements and tests of a store without Sluice use
-// it too.
+// behindTheDoor lists the users of a store's client library: the door itself, the ledgers behind it, and the library's
+// own door for programs (leasing.Options.Redis). Measurements and tests of a store without Sluice use it too.
 var behindTheDoor = []string{
 	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/etcd/", "leasing/embed.go", "leasing/redistest/",
 	"bench/process/", "bench/baseline/", "bench/files/",

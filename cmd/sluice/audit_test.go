@@ -22,8 +22,7 @@ func newAudited(t *testing.T, rules string, nodes int) (f *fleet, files []string
 	return f, files
 }
 
-// A cluster keeps each record next to its account, and an owner's claims are on record under the name of the
-// rule.
+// A cluster keeps each record next to its account, and an owner's claims are on record under the name of the rule.
 func TestAuditOfClustersAndOwners(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.Cluster(t, 3)

@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// The table of docs/rules.md about fleets that change node by node is what
-// `sluice check --from` says.
+// The table of docs/rules.md about fleets that change node by node is what `sluice check --from` says.
 func TestDocsOfChanges(t *testing.T) {
 	var want strings.Builder
 	want.WriteString("\n| what changes | tokens spent | leases out | while nodes differ |\n|---|---|---|---|\n")

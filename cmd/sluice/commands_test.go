@@ -32,8 +32,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// The script for bash, as bash runs it; for zsh and fish, where they are installed,
-// that they can read theirs.
+// The script for bash, as bash runs it; for zsh and fish, where they are installed, that they can read theirs.
 func TestCompletion(t *testing.T) {
 	dir := t.TempDir()
 	for _, shell := range []string{"bash", "zsh", "fish"} {

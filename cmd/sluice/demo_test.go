@@ -8,8 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// The demo shows a fleet under load, of which every console answers, and ends by
-// itself.
+// The demo shows a fleet under load, of which every console answers, and ends by itself.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	if code, _, errs := runLine("demo", "--rate=1e-9"); code != 1 || !strings.Contains(errs, "0.001 to 100000") {

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// The server has just the modules of docs/dependencies.md, in those versions, and
-// nothing of what measures.
+// The server has just the modules of docs/dependencies.md, in those versions, and nothing of what measures.
 func TestDependencies(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "-tags", "server", "-f", "{{with .Module}}| {{.Path}} | {{.Version}} |{{end}}", ".").Output()
 	if err != nil {

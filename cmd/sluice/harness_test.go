@@ -26,10 +26,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// The tests run the real binary: this one, called as sluice. Most of them wait for processes
-// more than they compute, so that two for each core are run side by side, unless -parallel
-// says how many. Tests that compare times, or count what a busy machine changes, are not parallel:
-// they run one by one, before the others.
+// The tests run the real binary: this one, called as sluice. Most of them wait for processes more than they compute, so
+// that two for each core are run side by side, unless -parallel says how many. Tests that compare times, or count what
+// a busy machine changes, are not parallel: they run one by one, before the others.
 func TestMain(m *testing.M) {
 	if name := os.Getenv("SLUICE_ATTACK"); name != "" {
 		attacker(name)

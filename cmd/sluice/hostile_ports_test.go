@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	goflag "flag" // flag is a function here
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
 	"google.golang.org/protobuf/proto"
@@ -58,6 +60,9 @@ var attacks = []attack{
 	{"settings", func(rpc, _ string) error { return hostile.Frames(rpc, 4, hostile.Settings, time.Second) }, nil},
 	{"empty data", func(rpc, _ string) error { return hostile.Frames(rpc, 4, hostile.EmptyData, time.Second) }, nil},
 	{"windows", func(rpc, _ string) error { return hostile.Frames(rpc, 4, hostile.Windows, time.Second) }, nil},
+	{"reports of RLQS", func(rpc, _ string) error {
+		return hostile.Endless(hostile.QuotaMethod, rpc, 100, bytes.Repeat(hostile.Message(0, wired(usages())), 20), 16<<10, time.Second)
+	}, nil},
 	{"4 MB of {} at once", func(_, web string) error { return posts(web, 8, hostile.Empties(4<<20)) }, nil},
 	{"256 KB of {} at once", func(_, web string) error { return posts(web, 64, hostile.Empties(250<<10)) }, nil},
 	{"300 bodies of 3.9 MB held open", func(_, web string) error { return bodies(web, 300, 39<<20/10) }, nil},
@@ -75,12 +80,21 @@ var attacks = []attack{
 }
 
 // large is a request whose answer is as large as any.
-func large() []byte {
-	b, err := proto.Marshal(hostileRequest(1000))
+func large() []byte { return wired(hostileRequest(1000)) }
+
+func wired(m proto.Message) []byte {
+	b, err := proto.Marshal(m)
 	if err != nil {
 		panic(err)
 	}
 	return b
+}
+
+// usages is a message of RLQS with as many reports as fit.
+func usages() *rlqs.RateLimitQuotaUsageReports {
+	u := &rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: &rlqs.BucketId{Bucket: map[string]string{"k": "v"}}, NumRequestsAllowed: 1}
+	all := slices.Repeat([]*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{u}, 250<<10/(proto.Size(u)+2))
+	return &rlqs.RateLimitQuotaUsageReports{Domain: "d", BucketQuotaUsages: all}
 }
 
 func posts(web string, n int, body string) error {
@@ -108,8 +122,7 @@ func hostileRequest(n int) *rls.RateLimitRequest {
 	return q
 }
 
-// attackFor is how long an attack goes on: 400 calls of an honest client, of which the
-// slowest four are beyond the p99.
+// attackFor is how long an attack goes on: 400 calls of an honest client, of which the slowest four are beyond the p99.
 const attackFor = 2 * time.Second
 
 // attacker runs an attack in a process of its own, whose CPU time is separate from the honest client's. It

@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
-// The page of a site whose name was made to point here sees nothing; profiles
-// have a bound.
+// The page of a site whose name was made to point here sees nothing; profiles have a bound.
 func TestHostileDebugRequests(t *testing.T) {
 	s := serve(t, []string{"DEBUG_ALLOWED_HOSTS=sluice.example.com"})
 	get := func(host, path string) int {

@@ -83,8 +83,7 @@ func spend(f *leasing.Fleet, rule *ratelimit.Rule, key string, n int) (admitted 
 	return admitted
 }
 
-// The bound is that of every connection, of whatever type of Redis; what it names is
-// said where it is reached.
+// The bound is that of every connection, of whatever type of Redis; what it names is said where it is reached.
 func TestHostileRepliesOfEveryType(t *testing.T) {
 	addr := listening(t, "$99999999999\r\n")
 	for name, flags := range map[string]store.Redis{

@@ -88,13 +88,12 @@ type linearKind struct {
 // busy machine, has leased instead, and strands its lease, too: its metrics show that. limit_remaining is from
 // the last answer, and not checked.
 //
-// Mode leasing with leases of one token claims for each request, but not for each request alone. Requests of
-// one hit that meet at a node share a claim. A short lease is renewed in the background, so that a node may
-// keep one token of a key between requests. A token for a request that has gone stays with its node for two
-// seconds, and is then given back. In that time others are refused, and the token may be admitted later: that
-// is not linearizable, and not promised. The promise, which is checked, is that the limit holds. A request is
-// refused only if admissions, lost requests, and a token for each node leave too little for it. limit_remaining
-// is from the last answer of the ledger.
+// Mode leasing with leases of one token claims for each request, but not for each request alone. Requests of one hit
+// that meet at a node share a claim. A short lease is renewed in the background, so that a node may keep one token of a
+// key between requests. A token for a request that has gone stays with its node for two seconds, and is then given
+// back. In that time others are refused, and the token may be admitted later: that is not linearizable, and not
+// promised. The promise, which is checked, is that the limit holds. A request is refused only if admissions, lost
+// requests, and a token for each node leave too little for it. limit_remaining is from the last answer of the ledger.
 //
 // Requests of several hits that meet at a node take from each other's grants. The one that is then short claims
 // its whole cost once more: its part of the first grant stays there. So others are refused, and the tokens
@@ -301,8 +300,7 @@ func (s *sluice) decidedAlone() int64 {
 	return int64(s.metric(`sluice_decision_sources_total{source="fallback"}`))
 }
 
-// ask sends a request of 1 to 3 hits, or a peek, of a key to one of the nodes; some
-// are given up after a moment.
+// ask sends a request of 1 to 3 hits, or a peek, of a key to one of the nodes; some are given up after a moment.
 func (r *recorder) ask(client int, rnd *rand.Rand) {
 	cost := 1 + rnd.IntN(r.most)
 	if rnd.IntN(10) == 0 {

@@ -31,10 +31,9 @@ type counterAnswer struct {
 
 // counterState is a counter of a key's admissions.
 //
-// Parked tokens are tokens that may be held for requests that have gone: others are refused until they are
-// given back or spent on another request. A request that is given up is charged and then taken back, or is
-// charged to a node that keeps the tokens for a while. In between others find too little, and afterwards more.
-// It is an upper bound.
+// Parked tokens are tokens that may be held for requests that have gone: others are refused until they are given back
+// or spent on another request. A request that is given up is charged and then taken back, or is charged to a node that
+// keeps the tokens for a while. In between others find too little, and afterwards more. It is an upper bound.
 type counterState struct {
 	spent  int // admitted, or drained by a denial
 	parked int
@@ -50,8 +49,7 @@ type counterModel struct {
 	early int  // how many answers may be the policy's
 }
 
-// step returns what the counter may be after an operation with that answer; nothing
-// if it cannot answer so.
+// step returns what the counter may be after an operation with that answer; nothing if it cannot answer so.
 func (m *counterModel) step(s counterState, op counterOp, a counterAnswer) []counterState {
 	switch {
 	case op.change:
@@ -105,8 +103,7 @@ type counterHistory []porcupine.Operation
 
 const never = math.MaxInt64 // a return that did not happen
 
-// check tells for each key whether its history is linearizable, and returns what
-// is wrong with the first that is not.
+// check tells for each key whether its history is linearizable, and returns what is wrong with the first that is not.
 func (h counterHistory) check(m counterModel) error {
 	model := porcupine.NondeterministicModel{
 		Partition: func(all []porcupine.Operation) [][]porcupine.Operation { return counterHistory(all).byKey() },

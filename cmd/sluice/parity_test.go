@@ -30,9 +30,8 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-// parseRequest reads "[domain=D] [hits=N] | descriptor; descriptor", where the
-// part before | may be missing (domain parity) and a descriptor is
-// "key=value,key=value [hits=N] [refund] [limit=N/UNIT]".
+// parseRequest reads "[domain=D] [hits=N] | descriptor; descriptor", where the part before | may be missing (domain
+// parity) and a descriptor is "key=value,key=value [hits=N] [refund] [limit=N/UNIT]".
 func parseRequest(t *testing.T, text string) *rls.RateLimitRequest {
 	t.Helper()
 	number := func(s string) uint64 {
@@ -84,8 +83,7 @@ func parseRequest(t *testing.T, text string) *rls.RateLimitRequest {
 // windows are the lengths of the units, in seconds.
 var windows = map[rls.RateLimitResponse_RateLimit_Unit]int64{1: 1, 2: 60, 3: 3600, 4: 86400, 5: 2592000, 6: 31536000, 7: 604800}
 
-// describeAnswer writes an answer as exchanges do. Where the time until the reset
-// is that of no window, it says so.
+// describeAnswer writes an answer as exchanges do. Where the time until the reset is that of no window, it says so.
 func describeAnswer(a *rls.RateLimitResponse, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(a.OverallCode.String())
@@ -136,8 +134,7 @@ func describeAnswer(a *rls.RateLimitResponse, now time.Time) string {
 // secondsLeft is the time until the reset in the field RateLimit.
 var secondsLeft = regexp.MustCompile(`;t=[1-9][0-9]*$`)
 
-// about tells whether a time until a window's end is what it should be, give or
-// take two seconds, also across the end.
+// about tells whether a time until a window's end is what it should be, give or take two seconds, also across the end.
 func about(got, want, window int64) bool {
 	d := (got - want%window + window) % window
 	return got >= 1 && got <= max(window, 31*86400) && (d <= 2 || d >= window-2)
@@ -186,8 +183,7 @@ func (s *sluice) overJSON() func(*rls.RateLimitRequest) string {
 // parityRuns makes accounts new ones in each run.
 var parityRuns atomic.Int64
 
-// parityRun is one server that is started with environment only, as a container
-// is, and what it must answer.
+// parityRun is one server that is started with environment only, as a container is, and what it must answer.
 type parityRun struct {
 	env       []string
 	routing   bool
@@ -293,8 +289,7 @@ func patient(rules string) string {
 	return strings.Replace(rules, "\ndescriptors:", "\ncoordination: {"+patience+"}\ndescriptors:", 1)
 }
 
-// runtimeDirectory is a RUNTIME_ROOT as in their image, with files of any extension, and other files next to
-// it.
+// runtimeDirectory is a RUNTIME_ROOT as in their image, with files of any extension, and other files next to it.
 func runtimeDirectory(t *testing.T) []string {
 	root := t.TempDir()
 	writeFile(t, filepath.Join(root, "ratelimit", "config", "parity.conf"), patient(read(t, "cmd/sluice/testdata/parity/rules.yaml")))
@@ -419,8 +414,7 @@ func checkShown(t *testing.T, s *sluice) {
 	}
 }
 
-// checkStatistics ends the server and compares what it has sent; of what is wanted
-// negative, at least so much.
+// checkStatistics ends the server and compares what it has sent; of what is wanted negative, at least so much.
 func checkStatistics(t *testing.T, s *sluice, sink *lineSink, wanted ...map[string]int) {
 	t.Helper()
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
@@ -435,8 +429,7 @@ func checkStatistics(t *testing.T, s *sluice, sink *lineSink, wanted ...map[stri
 	}
 }
 
-// MERGE_DOMAIN_CONFIG joins files; LOG_FORMAT and LOG_LEVEL shape the log; the
-// endpoints are where theirs are.
+// MERGE_DOMAIN_CONFIG joins files; LOG_FORMAT and LOG_LEVEL shape the log; the endpoints are where theirs are.
 func TestParityEndpoints(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "config", "a"), "domain: parity\ndescriptors: [{key: plain, rate_limit: {unit: day, requests_per_unit: 3, name: the-limit}}]")

@@ -35,8 +35,7 @@ func (s *sluice) explained(args ...string) string {
 	return out
 }
 
-// The explanation says what matched and what the next request gets, which it
-// then gets.
+// The explanation says what matched and what the next request gets, which it then gets.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	for _, store := range []storeServer{nil, aRedis(t)} {
@@ -90,8 +89,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A reset key may be spent once more, by all nodes together; only who has the
-// token may reset, and it is logged.
+// A reset key may be spent once more, by all nodes together; only who has the token may reset, and it is logged.
 func TestAdmin(t *testing.T) {
 	for name, f := range map[string]*fleet{
 		"fleet": newFleet(t, 2, setup{rules: peopleRules, store: aRedis(t), env: []string{"COORDINATION_ON_STORE_FAILURE=closed", "LOG_LEVEL=info"}}),
@@ -138,8 +136,7 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
-// hostileValues are values that would be markup, script or worse if anything took
-// them for it.
+// hostileValues are values that would be markup, script or worse if anything took them for it.
 var hostileValues = []string{
 	`<script>document.title='owned'</script>`, `"><img src=x onerror="document.title='owned'">`, `';document.title='owned';//`,
 	`</td></table><svg onload=document.title='owned'>`, "{{constructor.constructor('x')()}}", "\u202e\x00evil",
@@ -193,8 +190,7 @@ func TestDebugPortIsSafe(t *testing.T) {
 	}
 }
 
-// The page, as a browser shows it: rules, keys, an explanation, and hostile
-// values as the text that they are.
+// The page, as a browser shows it: rules, keys, an explanation, and hostile values as the text that they are.
 func TestConsoleInABrowser(t *testing.T) {
 	t.Parallel()
 	b := newBrowser(t)

@@ -24,9 +24,8 @@ func freeAddress(t *testing.T) (host, port string) {
 	return "127.0.0.1", ports[0]
 }
 
-// Passwords, users, TLS and client certificates reach Redis as the settings
-// say; where one of them is wrong, decisions are fallbacks, and the log says
-// why without the secret.
+// Passwords, users, TLS and client certificates reach Redis as the settings say; where one of them is wrong, decisions
+// are fallbacks, and the log says why without the secret.
 func TestRedisSettings(t *testing.T) {
 	dir := t.TempDir()
 	servers, clients := redistest.NewAuthority(t), redistest.NewAuthority(t)
@@ -89,8 +88,7 @@ func TestRedisSettings(t *testing.T) {
 	}
 }
 
-// A renewed client certificate is used for the next connection to Redis, and a
-// broken one never.
+// A renewed client certificate is used for the next connection to Redis, and a broken one never.
 func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	i := redistest.NewAuthority(t)
 	i.Leaf("server", time.Hour, "localhost")
@@ -124,8 +122,7 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	}
 }
 
-// Limits for a second are kept in the other Redis, all others in the first, and
-// a request for both asks both.
+// Limits for a second are kept in the other Redis, all others in the first, and a request for both asks both.
 func TestRedisPerSecond(t *testing.T) {
 	usual, brief := redistest.Start(t), redistest.Start(t)
 	rules := rulesFile(t, `domain: d

@@ -73,8 +73,7 @@ func (s *screened) shows(what string, want ...string) {
 	s.Errorf("%s: the page does not show %q:\n%.3000s", what, want, text)
 }
 
-// pictures takes the page at all widths, light and dark, or two of these, and
-// looks whether it fits.
+// pictures takes the page at all widths, light and dark, or two of these, and looks whether it fits.
 func (s *screened) pictures(scene string) {
 	s.Helper()
 	dir := *screens
@@ -194,8 +193,7 @@ func (s *screened) eventually(what, expression string) {
 	s.Errorf("%s: not within a minute:\n%.2000s", what, s.eval("document.body.innerText"))
 }
 
-// order looks whether lines of tables keep their places while their figures
-// change.
+// order looks whether lines of tables keep their places while their figures change.
 func (s *screened) order() {
 	s.Helper()
 	const rules = "[...document.querySelectorAll('#rules tbody tr')].map((r) => r.cells[0].innerText).join()"

@@ -52,8 +52,7 @@ func dialTLS(i *redistest.Authority, address, client string, seen func(tls.Conne
 	return conn
 }
 
-// Only clients with the right certificate are answered, and a new certificate
-// is served without dropping a call.
+// Only clients with the right certificate are answered, and a new certificate is served without dropping a call.
 func TestServerTLS(t *testing.T) {
 	i := redistest.NewAuthority(t)
 	i.Leaf("server", time.Hour, "localhost")

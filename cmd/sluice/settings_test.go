@@ -100,8 +100,7 @@ func TestReplacedSettings(t *testing.T) {
 	}
 }
 
-// The table of docs/migrating.md says of each name what the binary does with it,
-// and of no name that the binary lacks.
+// The table of docs/migrating.md says of each name what the binary does with it, and of no name that the binary lacks.
 func TestMigratingNamesEverySetting(t *testing.T) {
 	_, help, _ := runLine("serve", "--help-all")
 	ours := map[string]bool{}
@@ -122,8 +121,7 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 	}
 }
 
-// Each setting that the chart, the manifests and the compose file give a node is
-// one that it has.
+// Each setting that the chart, the manifests and the compose file give a node is one that it has.
 func TestDeployedSettingsExist(t *testing.T) {
 	_, help, _ := runLine("serve", "--help-all")
 	set := regexp.MustCompile(`(?m)(?:name: |^  |list ")([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b`)

@@ -47,8 +47,7 @@ func (k *lineSink) env() []string {
 	return []string{"USE_STATSD=1", "STATSD_HOST=127.0.0.1", "STATSD_PORT=" + k.port, "STATS_FLUSH_INTERVAL=1h", "EXTRA_TAGS=team:edge,az:a"}
 }
 
-// sums waits until a server has closed its connection, and returns the sum of
-// each name; of times, how many there were.
+// sums waits until a server has closed its connection, and returns the sum of each name; of times, how many there were.
 func (k *lineSink) sums(t *testing.T) map[string]int {
 	select {
 	case sums := <-k.ended:

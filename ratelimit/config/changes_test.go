@@ -80,8 +80,7 @@ func drawRules(t *rapid.T, name string) string {
 	return text
 }
 
-// There are changes if and only if the fingerprints differ; without any, every
-// request is decided alike.
+// There are changes if and only if the fingerprints differ; without any, every request is decided alike.
 func TestChangesFingerprintsAndMatchesAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		texts := [2]string{drawRules(t, "old"), drawRules(t, "new")}
@@ -219,8 +218,7 @@ func (r *Rules) placedFields() (names []string) {
 	return names
 }
 
-// A store says which rules are in force since when, what is wrong with what is newer,
-// and logs what a load has changed.
+// A store says which rules are in force since when, what is wrong with what is newer, and logs what a load has changed.
 func TestStatus(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rules.yaml")
 	write := func(text string) { writeFile(t, path, text) }

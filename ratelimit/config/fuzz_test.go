@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// typed is a rules file as the YAML library itself fills it in, which is another
-// way than over our tree.
+// typed is a rules file as the YAML library itself fills it in, which is another way than over our tree.
 type typed struct {
 	Domain      string            `yaml:"domain"`
 	Descriptors []typedDescriptor `yaml:"descriptors"`
@@ -40,9 +39,8 @@ func limits(all []typedDescriptor) (out []*typedLimit) {
 	return out
 }
 
-// For any file, there are rules or problems. The tokens that are counted before parsing bound the
-// parser's work. Problems have a bounded size. Accepted files have the meaning that the YAML
-// library reads.
+// For any file, there are rules or problems. The tokens that are counted before parsing bound the parser's work.
+// Problems have a bounded size. Accepted files have the meaning that the YAML library reads.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("domain: a\ndescriptors:\n- <<: [*x, {key: y}]\n  ? {a: b}\n"))
 	f.Add([]byte("domain: d\ndescriptors: [&b {key: a, value: 17, rate_limit: {unit: Hour, requests_per_unit: " +

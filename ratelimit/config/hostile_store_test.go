@@ -177,8 +177,7 @@ func TestBadCopies(t *testing.T) {
 	}
 }
 
-// Changes without a pause do not put a load off for ever, and cost at most a
-// tenth of the time.
+// Changes without a pause do not put a load off for ever, and cost at most a tenth of the time.
 func TestPace(t *testing.T) {
 	start := time.Unix(1_800_000_000, 0)
 	var b eventBurst
@@ -216,8 +215,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// A storm of changes in the directory is answered by a few loads, and the last
-// change is among them.
+// A storm of changes in the directory is answered by a few loads, and the last change is among them.
 func TestWatchCoalesces(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")

@@ -98,8 +98,7 @@ func nested(depth int, key string) string {
 	return b.String()
 }
 
-// allocated is what Parse allocates in all, which says more than the time that
-// it takes on a machine with other work.
+// allocated is what Parse allocates in all, which says more than the time that it takes on a machine with other work.
 func allocated(text string) (n uint64, took time.Duration) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -110,9 +109,8 @@ func allocated(text string) (n uint64, took time.Duration) {
 	return after.TotalAlloc - before.TotalAlloc, took
 }
 
-// Whatever construct a file repeats, it costs memory in proportion to its
-// length, and its problems fit on a screen. (Names of descriptors are quadratic up
-// to a bound: TestNamesAreBounded.)
+// Whatever construct a file repeats, it costs memory in proportion to its length, and its problems fit on a screen.
+// (Names of descriptors are quadratic up to a bound: TestNamesAreBounded.)
 func TestHostileFilesAreLinear(t *testing.T) {
 	const n = 20_000
 	for name, shape := range hostileShapes {
@@ -130,8 +128,7 @@ func TestHostileFilesAreLinear(t *testing.T) {
 	}
 }
 
-// Within the default bounds, the worst of these shapes needs at most 256 MB more
-// than there is without it.
+// Within the default bounds, the worst of these shapes needs at most 256 MB more than there is without it.
 func TestMemoryOfHostileFiles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes seconds")
@@ -176,8 +173,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// Ten thousands of rules, and as many values of one key, are within the default
-// bounds.
+// Ten thousands of rules, and as many values of one key, are within the default bounds.
 func TestHonestFilesAreWithinBounds(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# A comment: it, and what is in it, is free of charge in sum.\ndomain: d\ndescriptors:\n")
@@ -191,8 +187,7 @@ func TestHonestFilesAreWithinBounds(t *testing.T) {
 	}
 }
 
-// The names of descriptors hold those above them: a quadratic size that no
-// number of descriptors bounds.
+// The names of descriptors hold those above them: a quadratic size that no number of descriptors bounds.
 func TestNamesAreBounded(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	for name, text := range map[string]string{

@@ -13,9 +13,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// The schema has the fields that files may have, and no other; and what is published
-// is what is printed. That it judges files as a check does, deploy/check tests with a
-// library for schemas.
+// The schema has the fields that files may have, and no other; and what is published is what is printed. That it judges
+// files as a check does, deploy/check tests with a library for schemas.
 func TestSchemaHasEveryField(t *testing.T) {
 	published, err := os.ReadFile("../../docs/rules.schema.json")
 	if err != nil {

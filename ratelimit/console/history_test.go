@@ -76,8 +76,7 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	}
 }
 
-// Rules come and go, and counters begin anew: nothing is negative, and what is
-// remembered of rules is bounded.
+// Rules come and go, and counters begin anew: nothing is negative, and what is remembered of rules is bounded.
 func TestHistoryIsBounded(t *testing.T) {
 	h := NewHistory(metrics.Collector{}, nil)
 	at := time.Unix(1_000_000, 0)

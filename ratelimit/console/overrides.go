@@ -273,9 +273,7 @@ func overrideText(what, text string) error {
 }
 
 // unprintable reports characters that break a line, and the mark of invalid UTF-8.
-func unprintable(r rune) bool {
-	return r < ' ' || r == 0x7f || r == '\u2028' || r == '\u2029' || r == '\ufffd'
-}
+func unprintable(r rune) bool { return r < ' ' || strings.ContainsRune("\x7f\u2028\u2029\ufffd", r) }
 
 // author is the author of a change: the header From.
 func author(r *http.Request) (string, error) {

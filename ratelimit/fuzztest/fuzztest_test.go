@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// An input is run as it is first, and then with one bit changed, each time another,
-// and always the same ones.
+// An input is run as it is first, and then with one bit changed, each time another, and always the same ones.
 func TestEachRunIsAnother(t *testing.T) {
 	for size := range 40 {
 		in := bytes.Repeat([]byte{0xa5}, size)

@@ -5,8 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// Pool counts the connections of the clients of one Redis. The zero Pool is ready,
-// and safe for concurrent use.
+// Pool counts the connections of the clients of one Redis. The zero Pool is ready, and safe for concurrent use.
 type Pool struct {
 	Open   atomic.Int64
 	Made   atomic.Uint64
@@ -16,9 +15,8 @@ type Pool struct {
 // Loads count how often something that changes on disk was read again.
 type Loads struct{ Attempts, Failures atomic.Uint64 }
 
-// Gauges gives each gauge under envoyproxy/ratelimit's statsd name: of the local
-// cache, of the connections to Redis, and of the Go runtime. There are some thirty.
-// Reading those of the runtime stops the process for some microseconds.
+// Gauges gives each gauge under envoyproxy/ratelimit's statsd name: of the local cache, of the connections to Redis,
+// and of the Go runtime. There are some thirty. Reading those of the runtime stops the process for some microseconds.
 func (c Collector) Gauges(each func(name string, value uint64)) {
 	cache := c.LocalCache.Stats()
 	each("ratelimit.localcache.hitCount", cache.Hits)

@@ -20,8 +20,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-// MaxRules is how many rules have series of their own; all others share those
-// with the domain and key "(other)".
+// MaxRules is how many rules have series of their own; all others share those with the domain and key "(other)".
 const MaxRules = 10_000
 
 // Source has the values of the metrics.
@@ -31,8 +30,7 @@ type Source struct {
 	Limiter func() ratelimit.LimiterStats
 	MaxKeys int
 	Version string
-	// Seat, if set, is the drift seat of this node, -1 for none, and whether a
-	// rule needs one.
+	// Seat, if set, is the drift seat of this node, -1 for none, and whether a rule needs one.
 	Seat func() (seat int, wanted bool)
 	// Safety, if set, is the persistence of the store, and RepliesRefused the number of its connections that
 	// were ended because of their announced sizes.
@@ -153,8 +151,7 @@ func (c Collector) collectCalls(p page) {
 	p.gauge("sluice_build_info", "The version.", "version")(1, c.Version)
 }
 
-// collectConfig shows which rules are in force, and whether there is something newer
-// that is bad.
+// collectConfig shows which rules are in force, and whether there is something newer that is bad.
 func (c Collector) collectConfig(p page) {
 	loaded, failed := c.Store.Loads()
 	p.count("ratelimit_service_config_load_success", "Loads of valid rules.")(loaded)

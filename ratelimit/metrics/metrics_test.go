@@ -37,8 +37,7 @@ func collector(t testing.TB, rules string) Collector {
 	}}
 }
 
-// Deeper levels share key2, rules that come out the same are summed, and no
-// scrape fails whatever the values are.
+// Deeper levels share key2, rules that come out the same are summed, and no scrape fails whatever the values are.
 func TestRuleLabels(t *testing.T) {
 	c := collector(t, `
 domain: d
@@ -70,20 +69,21 @@ func TestSavedOperationsOnlyGrow(t *testing.T) {
 	}
 }
 
-// A hit of a rule counts once, also if another rule has the same name in statistics.
+// A hit of a rule counts once, also if another rule has the same name in statistics. No refunds make a count negative.
 func TestRulesOfOneNameCountOnce(t *testing.T) {
 	c := collector(t, "domain: d\ndescriptors:\n- {key: a_b, rate_limit: {unit: day, requests_per_unit: 7}}\n"+
 		"- {key: a, value: b, rate_limit: {unit: day, requests_per_unit: 7}}\n")
 	for i, r := range c.Store.Rules().All() {
 		r.Counters.TotalHits.Add(uint64(1 + i))
 		r.Counters.Denied.Add(uint64(1 + i))
+		r.Counters.Refunded.Add(1<<63 - 1)
 	}
-	shows(t, c, `ratelimit_service_rate_limit_total_hits{domain="d",key1="a_b",key2=""} 3`,
+	shows(t, c, `ratelimit_service_rate_limit_total_negative_hits{domain="d",key1="a_b",key2=""} 9223372036854775806`,
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a_b",key2=""} 3`,
 		`sluice_denied_total{domain="d",rule="a_b",mode="leasing"} 3`)
 }
 
-// scrape is what a scrape gets, which a parser must be able to read: each metric
-// once, and each series once.
+// scrape is what a scrape gets, which a parser must be able to read: each metric once, and each series once.
 func scrape(t testing.TB, c Collector) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -29,8 +30,7 @@ type metric struct {
 	of               func(*ruleRow) int64
 }
 
-// rows reads all counters. Rules that come out with the same labels are summed,
-// and so are those beyond MaxRules.
+// rows reads all counters. Rules that come out with the same labels are summed, and so are those beyond MaxRules.
 func (c Collector) rows() (named, rules []ruleRow) {
 	all := c.Store.Rules()
 	seen := make(index, min(len(all.All()), MaxRules))
@@ -195,8 +195,7 @@ var ruleMetrics = []metric{
 	},
 }
 
-// WriteRuleMetrics writes the metrics of rules in the text format 0.0.4 of
-// Prometheus.
+// WriteRuleMetrics writes the metrics of rules in the text format 0.0.4 of Prometheus.
 func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	named, rules := c.rows()
 	var b bytes.Buffer
@@ -220,9 +219,14 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 		for _, m := range metrics {
 			head(m.name, m.kind, m.help)
 			for i := range rows {
-				if m.has(&rows[i]) {
-					line(m.name, rows[i].labels, m.of(&rows[i]))
+				if !m.has(&rows[i]) {
+					continue
 				}
+				n := m.of(&rows[i])
+				if m.kind == "counter" { // one that requests make overflow starts anew, and is never negative
+					n &= math.MaxInt64
+				}
+				line(m.name, rows[i].labels, n)
 			}
 			if err := flush(); err != nil {
 				return err
@@ -259,8 +263,7 @@ func (w *ruleRow) admitted() uint64 {
 	return w.sum.WithinLimit.Load() + w.sum.ShadowMode.Load() + w.sum.ShadowRest.Load()
 }
 
-// decisions gives the series of sluice_decisions_total: that of leases, and
-// those of other sources that there were.
+// decisions gives the series of sluice_decisions_total: that of leases, and those of other sources that there were.
 func (w *ruleRow) decisions(each func(labels string, n uint64)) {
 	for i := range w.sum.Sources {
 		n := w.sum.Sources[i].Load()

@@ -89,8 +89,7 @@ type RuleState struct {
 	Under          uint64            `json:"under"`
 	Declared       ratelimit.Tokens  `json:"declared"` // for each key and window
 	DriftBudget    ratelimit.Tokens  `json:"drift_budget"`
-	// Worst is the over-admission of the worst key by this node's drift, in a window of the last 30 s, at
-	// most Share.
+	// Worst is the over-admission of the worst key by this node's drift, in a window of the last 30 s, at most Share.
 	Worst    ratelimit.Tokens  `json:"worst_key_over"`
 	Share    ratelimit.Tokens  `json:"drift_share"`
 	Drifting int64             `json:"drifting"`

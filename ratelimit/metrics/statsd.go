@@ -75,8 +75,8 @@ func (s *Statsd) flush() error {
 		now[name] += n // two rules may have one name
 	})
 	for _, name := range slices.Sorted(maps.Keys(now)) {
-		if more := now[name] - s.sent[name]; more > 0 && now[name] > s.sent[name] {
-			fmt.Fprintf(&lines, "%s%s:%d|c\n", name, s.suffix, more)
+		if now[name] > s.sent[name] {
+			fmt.Fprintf(&lines, "%s%s:%d|c\n", name, s.suffix, now[name]-s.sent[name])
 		}
 	}
 	if s.Gauges != nil {

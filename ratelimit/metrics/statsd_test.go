@@ -87,8 +87,7 @@ func (c *sink) until(name string, want int) {
 	}
 }
 
-// A server gets each increment once, also those of the time in which it was
-// away.
+// A server gets each increment once, also those of the time in which it was away.
 func TestStatsdMissesNothing(t *testing.T) {
 	c := newSink(t, "127.0.0.1:0")
 	defer func() { c.end() }()
@@ -123,8 +122,7 @@ func TestStatsdMissesNothing(t *testing.T) {
 	set("a", 5)
 	c.until("a"+tags, 5)
 	c.end()
-	// What is under way while the connection breaks may be lost. From the first
-	// error on, nothing is.
+	// What is under way while the connection breaks may be lost. From the first error on, nothing is.
 	if err := <-failed; !strings.Contains(err.Error(), c.addr) {
 		t.Errorf("an error that does not say where: %v", err)
 	}

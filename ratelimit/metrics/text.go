@@ -18,9 +18,8 @@ func (c Collector) WriteStats(w io.Writer) {
 	c.Gauges(write)
 }
 
-// Counters gives each counter under envoyproxy/ratelimit's statsd name: seven for each rule, or for each name
-// from its requests. The names from requests, and those of unknown domains, are bounded
-// ([ratelimit.MaxNames]).
+// Counters gives each counter under envoyproxy/ratelimit's statsd name: seven for each rule, or for each name from its
+// requests. The names from requests, and those of unknown domains, are bounded ([ratelimit.MaxNames]).
 func (c Collector) Counters(each func(name string, n uint64)) {
 	const limits = "ratelimit.service.rate_limit"
 	c.Store.Rules().EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {

@@ -70,8 +70,7 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	return false
 }
 
-// turn ends the windows that are over, and charges to the next ones what Envoys may still
-// have of them.
+// turn ends the windows that are over, and charges to the next ones what Envoys may still have of them.
 func (s *Session) turn(ctx context.Context, now instant) {
 	var over []*bucket
 	for _, b := range s.order {
@@ -164,8 +163,7 @@ func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget 
 		return budget{v.Remaining, now.Add(v.ResetAfter), v.Window, v.InForce(b.terms.asking)}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
-	// Without the ledger the rest is unknown. A node then has its share of the limit, or under open all of
-	// it.
+	// Without the ledger the rest is unknown. A node then has its share of the limit, or under open all of it.
 	left := b.terms.rule.LocalShare(0).Limit.Capacity()
 	switch {
 	case owes:
@@ -240,8 +238,7 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 		return
 	}
 	ttl := sublease.TTL(now, ends)
-	// Without this first action Envoy would scale the rest of the bucket before, or keep it (see the
-	// package's doc).
+	// Without this first action Envoy would scale the rest of the bucket before, or keep it (see the package's doc).
 	s.blanket(b.subject.id, nothing, denial(now, ends))
 	if got > 0 {
 		s.oneShot(b.subject.id, got, ttl)

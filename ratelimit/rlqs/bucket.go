@@ -70,8 +70,7 @@ func (p *payment) verdict(n tokens) ratelimit.Verdict {
 	return ratelimit.Verdict{Source: p.source, Charged: n, Window: p.window}
 }
 
-// serve finds the rule in force for a bucket, and joins the holders of its key. Its tokens of another key
-// stay charged.
+// serve finds the rule in force for a bucket, and joins the holders of its key. Its tokens of another key stay charged.
 func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	// Rules are built anew only when they change.
 	if b.matched == b.of.generation {
@@ -154,11 +153,10 @@ func (b *bucket) idleAfter() time.Duration {
 	return ForgottenAfter
 }
 
-// waits tells whether the bucket can wait for its next report at the end of its window, and gets its next lease
-// then. That holds if it is silent or idle. It also holds if its budget was used up: its first report in a
-// window may include usage of the previous window and of the new lease. That would count in both windows, up to
-// a report's worth of each Envoy's tokens. Tokens that may be spent in the next window must be charged to it at
-// once.
+// waits tells whether the bucket can wait for its next report at the end of its window, and gets its next lease then.
+// That holds if it is silent or idle. It also holds if its budget was used up: its first report in a window may include
+// usage of the previous window and of the new lease. That would count in both windows, up to a report's worth of each
+// Envoy's tokens. Tokens that may be spent in the next window must be charged to it at once.
 func (b *bucket) waits(now instant) bool {
 	h := &b.holding
 	return h.Crossing() == 0 && (b.scarce || h.Silent(now) || h.Idle() >= IdleAfter || b.leaving != staying)

@@ -1,7 +1,6 @@
 package rlqs
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +20,7 @@ import (
 // bytes, which the session reads where they lie.
 type incoming struct {
 	bytes []byte
-	came  instant // at the earliest
+	err   error // instead of bytes
 }
 
 // Read implements wire.Reader.
@@ -36,9 +35,8 @@ type outgoing struct{ bytes []byte }
 // Write implements wire.Writer.
 func (m *outgoing) Write() mem.BufferSlice { return mem.BufferSlice{mem.SliceBuffer(m.bytes)} }
 
-// report is what a message says of one bucket, a BucketQuotaUsage. Its strings lie in the message.
-// As in every message, of a number that is there twice the last counts, and a message that is there
-// twice is joined.
+// report is what a message says of one bucket, a BucketQuotaUsage. Its strings lie in the message. As in every message,
+// of a number that is there twice the last counts, and a message that is there twice is joined.
 type report struct {
 	sublease.Usage
 	entries [maxEntries]config.Entry // of the BucketId, by key
@@ -49,11 +47,7 @@ type report struct {
 }
 
 func eachField(b []byte, what string, f func(wire.Field) error) error {
-	err := wire.Each(b, f)
-	if _, ok := errors.AsType[*wire.MalformedError](err); ok { // of this one: those within have said so
-		return bad("malformed %s: %v", what, err)
-	}
-	return err
+	return wire.EachIn(b, what, bad, f)
 }
 
 // domainOf is what a message names as its domain; "": it names none.

@@ -15,7 +15,7 @@ type (
 	tokens  = ratelimit.Tokens
 )
 
-// Options bound what callers may have a node keep..
+// Options bound what callers may have a node keep.
 type Options struct {
 	Streams     int     // at once, in this process
 	Buckets     int     // of one stream

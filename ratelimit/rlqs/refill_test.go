@@ -52,8 +52,7 @@ func TestBucketIsNotCredited(t *testing.T) {
 	}
 }
 
-// A lease that may arrive after its window is charged again: it is spent later than its charge
-// allows for.
+// A lease that may arrive after its window is charged again: it is spent later than its charge allows for.
 func TestBucketThatArrivesLate(t *testing.T) {
 	rules := rulesOf(t, bucketRule)
 	s, n, p := newSession(t, &rules)

@@ -23,11 +23,8 @@ type scratch struct {
 	ends     []instant
 }
 
-// mostScratches is the number of unused ones that a node keeps.
-const mostScratches = 64
-
-// mostBytes is how long the buffers may be that are kept for the next message.
-const mostBytes = 64 << 10
+// mostScratches is the number of unused ones that a node keeps, and mostBytes the length of buffers for later messages.
+const mostScratches, mostBytes = 64, 64 << 10
 
 // begin has a session use a scratch until end.
 func (s *Session) begin() {

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
@@ -23,8 +23,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-// HolderHeader is the key of initial_metadata under which an operator may give an Envoy a
-// name, for people to read.
+// HolderHeader is the key of initial_metadata under which an operator may give an Envoy a name, for people to read.
 const HolderHeader = "x-sluice-holder"
 
 // Service serves streams. It is safe for concurrent use.
@@ -32,25 +31,30 @@ type Service struct {
 	node  *Node
 	clock ratelimit.Clock
 	log   *slog.Logger
-	// slots bounds the streams that are served at once, and draining is closed when they are to
-	// end.
-	slots    chan struct{}
-	draining chan struct{}
-	drain    sync.Once
-	// owing counts the debts of streams that have ended.
-	owing atomic.Int64
-	// messages are unused ones.
-	messages sync.Pool
+	// slots bounds the streams that are served at once, and large the large messages that are taken in. draining is
+	// closed when streams are to end.
+	slots, large, draining chan struct{}
+	drain                  sync.Once
+	owed                   debts
+	messages               sync.Pool // unused ones
 }
 
-// mostDebts is how many debts of ended streams a process remembers; those beyond are
-// counted as uncovered.
-const mostDebts = 100_000
+// debts are those of streams that have ended.
+type debts struct {
+	mu      sync.Mutex
+	all     []*Debt // guarded by mu
+	settles bool    // guarded by mu: a goroutine settles them
+}
+
+// mostDebts is how many debts of ended streams a process remembers; those beyond are counted as uncovered. debtsAtOnce
+// are settled by one call of the limiter, and debtsEvery is the longest time between two looks.
+const mostDebts, debtsAtOnce, debtsEvery = 100_000, 256, 100 * time.Millisecond
 
 // NewService makes a service that serves until Drain.
 func NewService(n *Node, clock ratelimit.Clock, log *slog.Logger) *Service {
 	return &Service{
 		node: n, clock: clock, log: log, slots: make(chan struct{}, n.options.Streams), draining: make(chan struct{}),
+		large:    make(chan struct{}, largeAtOnce),
 		messages: sync.Pool{New: func() any { return new(incoming) }},
 	}
 }
@@ -79,14 +83,12 @@ func (s *Service) serve(stream grpc.ServerStream) (err error) {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
-	// One more stream would cost memory for its buckets; its Envoy asks again, perhaps another
-	// node.
+	// One more stream would cost memory for its buckets; its Envoy asks again, perhaps another node.
 	default:
 		s.node.stats.Refused.Add(1)
 		return status.Errorf(codes.ResourceExhausted, "the node serves %d streams, which is its maximum", cap(s.slots))
 	}
-	// An answer counts as granted only once the Envoy has acknowledged it, which only the
-	// connection can tell.
+	// An answer counts as granted only once the Envoy has acknowledged it, which only the connection can tell.
 	talk, ok := transport.Converse(stream.Context())
 	if !ok {
 		return status.Error(codes.Internal,
@@ -101,7 +103,11 @@ func (s *Service) serve(stream grpc.ServerStream) (err error) {
 	}()
 	s.node.stats.Streams.Add(1)
 	defer s.node.stats.Streams.Add(-1)
-	e := &exchange{service: s, stream: stream, talk: talk, session: s.node.NewSession()}
+	most := s.node.options.Messages
+	e := &exchange{
+		service: s, stream: stream, talk: talk, session: s.node.NewSession(), came: s.clock(),
+		pace: rate.NewLimiter(rate.Limit(most), max(1, int(most))),
+	}
 	e.session.Name = nameOf(stream.Context())
 	defer e.close()
 	return e.run()
@@ -125,30 +131,35 @@ type exchange struct {
 	stream  grpc.ServerStream
 	talk    *transport.Talk
 	session *Session
+	pace    *rate.Limiter
+	came    instant // the last message, at the earliest
+	waits   bool    // bytes of the next message were there before it was read
 }
 
 // run takes in what comes, in one goroutine; another reads.
 func (e *exchange) run() error {
 	ctx, stop := context.WithCancel(e.stream.Context())
 	defer stop()
-	// ended has room for one, so that the reader ends even without a receiver.
-	reports, ended := make(chan *incoming), make(chan error, 1)
+	reads := make(chan *incoming, 1) // with room, so that the reader ends even without a receiver
 	// The session is not safe for concurrent use. One goroutine drives it, and another one waits in Recv,
 	// which cannot be part of a select.
-	go func() { ended <- e.read(ctx, reports) }() // it ends with the stream, which ends when this returns
+	go e.read(ctx, reads) // it ends with the stream, which ends when this returns
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	receipts := e.talk.Receipts()
 	for {
 		e.wakeIn(timer)
 		select {
-		case m := <-reports:
-			now := e.service.clock()
-			e.session.Waited = now.Sub(m.came)
-			err := e.session.Reports(ctx, now, m.bytes)
-			if e.service.release(m); err != nil {
+		case m := <-reads:
+			if m.err != nil {
+				return m.err
+			}
+			if err := e.take(ctx, m); err != nil {
 				return asStatus(err)
 			}
+			// From here on the message counts no more in the budget of bytes in flight.
+			e.waits = e.talk.Received()
+			go e.read(ctx, reads)
 		case <-receipts:
 			e.session.Acked(ctx, e.service.clock(), e.talk.Acked())
 		case <-timer.C:
@@ -160,8 +171,6 @@ func (e *exchange) run() error {
 				return status.Errorf(codes.DeadlineExceeded, "an answer was not acknowledged within %v", StuckAfter)
 			}
 			e.session.Wake(ctx, now)
-		case err := <-ended:
-			return err
 		// Envoy asks another node only when its stream ends.
 		case <-e.service.draining:
 			return status.Error(codes.Unavailable, "this node is shutting down: connect to another")
@@ -175,35 +184,41 @@ func (e *exchange) run() error {
 	}
 }
 
-// read passes on what comes, no faster than a stream may ask.
-func (e *exchange) read(ctx context.Context, reports chan<- *incoming) error {
-	o := &e.service.node.options
-	pace := rate.NewLimiter(rate.Limit(o.Messages), max(1, int(o.Messages)))
-	came := e.service.clock()
-	for waits := false; ; {
-		m := e.service.messages.Get().(*incoming)
-		if err := e.stream.RecvMsg(m); err != nil {
-			return err
-		}
-		// What was there before it was waited for may have come with the last message.
-		if !waits {
-			came = e.service.clock()
-		}
-		m.came = came
-		// A stream that reports too fast is slowed by its own HTTP/2 window, and not refused: its reports are
-		// still needed.
-		if err := pace.Wait(ctx); err != nil {
-			return err
-		}
+// take takes in a message.
+func (e *exchange) take(ctx context.Context, m *incoming) error {
+	s := e.service
+	defer s.release(m)
+	if len(m.bytes) >= largeBytes {
 		select {
-		case reports <- m:
-			// From here on the message counts no more in the budget of bytes in flight.
-			waits = e.talk.Received()
+		case s.large <- struct{}{}:
+			defer func() { <-s.large }()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+	now := s.clock()
+	e.session.Waited = now.Sub(e.came)
+	return e.session.Reports(ctx, now, m.bytes)
 }
+
+// read reads a message, no faster than a stream may ask. A stream that reports too fast is slowed by its own HTTP/2
+// window, and not refused: its reports are still needed.
+func (e *exchange) read(ctx context.Context, reads chan<- *incoming) {
+	m := e.service.messages.Get().(*incoming)
+	m.err = e.stream.RecvMsg(m)
+	// What was there before it was waited for may have come with the last message.
+	if !e.waits {
+		e.came = e.service.clock()
+	}
+	if m.err == nil {
+		m.err = e.pace.Wait(ctx)
+	}
+	reads <- m
+}
+
+// A message of largeBytes or more may have thousands of reports. Only largeAtOnce are taken in at a time. The others
+// wait, and count in the budget of bytes in flight.
+const largeBytes, largeAtOnce = 4 << 10, 4
 
 // release lets another stream read into a message, unless it has grown far beyond the typical size.
 func (s *Service) release(m *incoming) {
@@ -213,8 +228,7 @@ func (s *Service) release(m *incoming) {
 }
 
 func (e *exchange) wakeIn(timer *time.Timer) {
-	// There is nothing to wake up for; an hour is only a value for the timer.
-	d := time.Hour
+	d := time.Hour // only a value for the timer: there is nothing to wake up for
 	if next := e.session.Next(); next != 0 {
 		d = max(0, next.Sub(e.service.clock()))
 	}
@@ -232,27 +246,62 @@ func asStatus(err error) error {
 
 // close keeps the due corrections of the stream's budgets.
 func (e *exchange) close() {
-	s, now := e.service, e.service.clock()
-	for _, d := range e.session.Close(now) {
-		// The debt is not remembered, so that its tokens may be spent once more. They are counted
-		// as such.
-		if s.owing.Add(1) > mostDebts {
-			s.owing.Add(-1)
-			s.node.stats.Uncovered.Add(uint64(d.Tokens()))
-			continue
+	s := e.service
+	all, o := e.session.Close(s.clock()), &s.owed
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i := range all {
+		if len(o.all) < mostDebts {
+			o.all = append(o.all, &all[i])
+		} else { // its tokens may be spent once more
+			s.node.stats.Uncovered.Add(uint64(all[i].ask.Cost))
 		}
-		time.AfterFunc(max(0, d.At.Sub(now)), func() {
-			defer s.owing.Add(-1)
-			// The stream and its context are gone by then.
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			s.node.Settle(ctx, s.clock(), &d)
-		})
+	}
+	if !o.settles {
+		o.settles = true
+		go s.settle()
 	}
 }
 
-// Reason tells why a rule is not served, or what of it Envoys need not ask about; "": its
-// budget is divided.
+// settle settles debts when they are due, until there are none. Those of streams that end together are mostly due at
+// the end of the same window. A goroutine for each would take the memory of the node.
+func (s *Service) settle() {
+	for now := s.clock(); ; now = s.clock() {
+		due, next := s.owed.due(now)
+		switch {
+		case len(due) > 0:
+			// The streams and their contexts are gone by then.
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			s.node.Settle(ctx, now, due)
+			cancel()
+		case next == 0:
+			return
+		default:
+			time.Sleep(next.Sub(now))
+		}
+	}
+}
+
+// due takes out debts that are due, and returns when to look again; 0: there are no debts.
+func (o *debts) due(now instant) (due []*Debt, next instant) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.settles = len(o.all) > 0; !o.settles {
+		return nil, 0
+	}
+	next = now.Add(debtsEvery)
+	o.all = slices.DeleteFunc(o.all, func(d *Debt) bool {
+		if d.At > now || len(due) == debtsAtOnce {
+			next = min(next, d.At)
+			return false
+		}
+		due = append(due, d)
+		return true
+	})
+	return due, next
+}
+
+// Reason tells why a rule is not served, or what of it Envoys need not ask about; "": its budget is divided.
 func Reason(r *ratelimit.Rule) string {
 	switch err := sublease.Servable(r); {
 	case err != nil:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -31,6 +32,8 @@ const (
 	// one second in a hundred, which delays one call of RLS in a hundred.
 	turnEach    = 500 * time.Microsecond
 	longestTurn = sublease.ReportEvery
+	// reportsATurn are taken in before other goroutines have their turn: a message may have thousands.
+	reportsATurn = 64
 )
 
 // Session is one stream, driven from outside. Its driver calls Reports, Acked and Wake, sends the result of
@@ -49,16 +52,13 @@ type Session struct {
 	generation uint32
 	byName     []*bucket // by canonical name
 	order      []*bucket // as they came
-	// next is the next answer, to be sent once the last one is acknowledged, and actions how many
-	// it has.
+	// next is the next answer, to be sent once the last one is acknowledged, and actions how many it has.
 	next    []byte
 	actions int
 	// sent and acked count answers. Invariant: acked is at most sent, which is at most one more.
-	sent   uint64
-	acked  uint64
-	sentAt instant
-	// scratch is there while something is taken in.
-	scratch *scratch
+	sent, acked uint64
+	sentAt      instant
+	scratch     *scratch // while something is taken in
 }
 
 // NewSession makes a session of a stream that has just begun.
@@ -112,16 +112,19 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	excess := s.scratch.excess[:0]
 	err = eachReport(message, &s.scratch.report, func(r *report) error {
 		b, over, err := s.reported(now, of, r)
-		// Requests that passed without a grant are charged all the same, because they count against the
-		// limit.
+		// Requests that passed without a grant are charged all the same, because they count against the limit.
 		if over > 0 {
 			excess = append(excess, demand{b, over})
+		}
+		// A call of the limiter may wait for the ledger. Its work grows with the square of its asks.
+		if len(excess) == mostActions {
+			s.charge(ctx, now, excess)
+			excess = excess[:0]
 		}
 		return err
 	})
 	s.scratch.excess = excess
-	// All excess of a message is charged in one call of the limiter, which may wait for the ledger. What comes before a
-	// mistake was admitted all the same.
+	// What comes before a mistake was admitted all the same.
 	s.charge(ctx, now, excess)
 	if err == nil {
 		s.work(ctx, now)
@@ -134,7 +137,9 @@ func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bu
 	if b, err = s.bucket(r); err != nil {
 		return nil, 0, err
 	}
-	s.node.stats.Reports.Add(1)
+	if s.node.stats.Reports.Add(1)%reportsATurn == 0 {
+		runtime.Gosched()
+	}
 	// An abandoned bucket's Envoy may have reported before it read the abandonment. It has been
 	// told to let nothing pass, so that there is nothing to grant.
 	if b == nil || b.leaving == abandoned {
@@ -165,8 +170,7 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 	}
 	if x == nil {
 		s.node.stats.Refused.Add(1)
-		// An Envoy that repeats a refused bucket must not make the next answer longer without a
-		// bound.
+		// An Envoy that repeats a refused bucket must not make the next answer longer without a bound.
 		switch id := appendID(nil, r.id()); {
 		case s.actions >= mostActions || len(s.scratch.next) >= mostRefusals:
 		// Its Envoy reports all of its buckets in one message, which must not grow without a bound either.
@@ -227,8 +231,8 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 		return
 	}
 	b.paid.tokens -= c
-	asks, verdicts := []ratelimit.Ask{b.ask(ratelimit.Spend, c)}, []ratelimit.Verdict{b.paid.verdict(c)}
-	s.node.source.Limiter.Undo(now, asks, verdicts)
+	ask := b.ask(ratelimit.Spend, c)
+	s.node.source.Limiter.Undo(now, []ratelimit.Ask{ask}, []ratelimit.Verdict{b.paid.verdict(c)})
 	s.node.stats.Credited.Add(uint64(c))
 }
 
@@ -319,12 +323,8 @@ type Debt struct {
 	refund *ratelimit.Verdict // to be undone; nil: the ask is to be charged
 }
 
-// Tokens is how many are to be charged, or to be given back.
-func (d *Debt) Tokens() ratelimit.Tokens { return d.ask.Cost }
-
-// Close takes in the end of the stream. The grants of its Envoy stay charged in their window. The debts are
-// the tokens that it may spend in the next window, and under reclaim: eager those that it cannot spend any
-// more.
+// Close takes in the end of the stream. The grants of its Envoy stay charged in their window. The debts are the tokens
+// that it may spend in the next window, and under reclaim: eager those that it cannot spend any more.
 func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 	for _, b := range s.order {
 		if b.terms.how == granted {
@@ -355,27 +355,22 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 	return debts
 }
 
-// keepalive is how long a connection may be silent before it counts as dead: messages under way on a dead one
-// are lost.
+// keepalive is how long a connection may be silent before it counts as dead: messages under way on a dead one are lost.
 const keepalive = 80 * time.Second
 
-// Settle books the debt.
-func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, d *Debt) {
-	if d.refund != nil {
-		n.source.Limiter.Undo(now, []ratelimit.Ask{d.ask}, []ratelimit.Verdict{*d.refund})
-		n.stats.Credited.Add(uint64(d.ask.Cost))
-		return
+// Settle books debts. What others have spent is counted.
+func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, due []*Debt) {
+	x, left := new(scratch), tokens(0)
+	for i, d := range due {
+		if d.refund != nil {
+			n.source.Limiter.Undo(now, []ratelimit.Ask{d.ask}, []ratelimit.Verdict{*d.refund})
+			n.stats.Credited.Add(uint64(d.ask.Cost))
+			continue
+		}
+		n.stats.Carried.Add(uint64(d.ask.Cost))
+		left += d.ask.Cost
+		x.ask(i, d.ask)
 	}
-	n.stats.Carried.Add(uint64(d.ask.Cost))
-	n.charge(ctx, now, d.ask)
-}
-
-// charge charges the available part of an ask, and counts the rest, which others have spent.
-func (n *Node) charge(ctx context.Context, now instant, a ratelimit.Ask) {
-	x, left := new(scratch), a.Cost
-	x.ask(0, a)
-	n.spend(ctx, now, x, func(_ int, v *ratelimit.Verdict) {
-		left -= v.Charged // of a refusal nothing
-	})
+	n.spend(ctx, now, x, func(_ int, v *ratelimit.Verdict) { left -= v.Charged }) // of a refusal nothing
 	n.stats.Uncovered.Add(uint64(max(0, left)))
 }

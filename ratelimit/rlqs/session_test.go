@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,11 +25,12 @@ type purse struct {
 	ends   instant
 	window ratelimit.Window
 	asks   int
+	most   int // in a call
 }
 
 func (p *purse) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	p.asks, p.most = p.asks+len(asks), max(p.most, len(asks))
 	for i, a := range asks {
-		p.asks++
 		verdicts[i] = ratelimit.Verdict{Remaining: max(0, p.left), ResetAfter: p.ends.Sub(now), Window: p.window}
 		switch {
 		case p.left < 0: // it is in debt, for an hour
@@ -330,6 +332,10 @@ func TestExcessBeforeAMistake(t *testing.T) {
 	if err := report(10*time.Second, m); err == nil || p.left != left-100 {
 		t.Errorf("100 beyond a lease of 30: %v, and %d were charged", err, left-p.left)
 	}
+	m.BucketQuotaUsages = slices.Repeat(usageOf(1, 0, "k", "v").BucketQuotaUsages, 4*mostActions)
+	if err := report(15*time.Second, m); err != nil || p.most > mostActions {
+		t.Errorf("%v, and a message makes a call of %d asks", err, p.most)
+	}
 }
 
 // An answer that is not acknowledged keeps others back, and then ends the stream.
@@ -341,7 +347,7 @@ func TestStuckStream(t *testing.T) {
 		t.Errorf("it is to wake up at %v, and is stuck then: %t", s.Next(), s.Stuck(start.Add(StuckAfter)))
 	}
 	// The window ends meanwhile: what may still arrive is charged to the next.
-	if debts := s.Close(start.Add(59*time.Second + 800*time.Millisecond)); len(debts) != 1 || debts[0].Tokens() != 30 {
+	if debts := s.Close(start.Add(59*time.Second + 800*time.Millisecond)); len(debts) != 1 || debts[0].ask.Cost != 30 {
 		t.Errorf("debts %+v", debts)
 	}
 }
@@ -362,8 +368,8 @@ func TestEagerBrokenStream(t *testing.T) {
 			t.Fatalf("with a lease of %d, in %v: %+v", lease, window, debts)
 		}
 		for _, d := range debts {
-			n.Settle(t.Context(), d.At, &d)
-			if p.left != 600 || d.Tokens() != lease || d.At < start.Add(time.Minute+keepalive) {
+			n.Settle(t.Context(), d.At, []*Debt{&d})
+			if p.left != 600 || d.ask.Cost != lease || d.At < start.Add(time.Minute+keepalive) {
 				t.Errorf("%d are left of 600; %+v", p.left, d)
 			}
 		}

@@ -2,8 +2,7 @@ package rlqs
 
 import "sync/atomic"
 
-// Stats count the work of a node since its start. The zero value is ready. All fields may be read at any
-// time.
+// Stats count the work of a node since its start. The zero value is ready. All fields may be read at any time.
 type Stats struct {
 	Streams  atomic.Int64 // open now
 	Buckets  atomic.Int64 // that they have subscribed to

@@ -20,8 +20,7 @@ const (
 type terms struct {
 	how  service
 	rule *ratelimit.Rule // of the configuration; nil: none matches
-	// asking is the rule for requests of tokens: with the limit of sublease.Rule, and a denial takes no
-	// tokens.
+	// asking is the rule for requests of tokens: with the limit of sublease.Rule, and a denial takes no tokens.
 	asking *ratelimit.Rule
 	// exact is the same for a node that leases for single requests only, and keeps nothing between
 	// them. It is asked where tokens are short.

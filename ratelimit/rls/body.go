@@ -18,9 +18,8 @@ const firstRead = 2 << 10
 // turn is how much of a body is read before others have their turn.
 const turn = 4 << 10
 
-// readBody reads a request's body, and checks it as it arrives: a body that is too large, too deep or has too
-// many parts is refused before its end. The read bytes count in the budget until the caller calls the returned
-// function.
+// readBody reads a request's body, and checks it as it arrives: a body that is too large, too deep or has too many
+// parts is refused before its end. The read bytes count in the budget until the caller calls the returned function.
 func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte, forget func(), err error) {
 	most := s.options.MaxRequestBytes
 	// What says itself that it is too large is not read at all.
@@ -113,8 +112,7 @@ func (s *shape) add(b []byte) error {
 	return nil
 }
 
-// opened takes in the beginning of an object or a list: {[{[{ is an entry, and
-// {[{ a descriptor.
+// opened takes in the beginning of an object or a list: {[{[{ is an entry, and {[{ a descriptor.
 func (s *shape) opened(object bool) error {
 	s.depth++
 	switch {

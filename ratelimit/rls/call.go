@@ -10,12 +10,10 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 )
 
-// call is one request from bytes to bytes. It is pooled: nothing of it outlives
-// the call but copies.
+// call is one request from bytes to bytes. It is pooled: nothing of it outlives the call but copies.
 type call struct {
-	// in has the request's bytes, which its strings lie in; keys has the keys of all its asks, one
-	// behind the other. Both stay with the call when it is pooled, so that a typical call allocates
-	// nothing.
+	// in has the request's bytes, which its strings lie in; keys has the keys of all its asks, one behind the other.
+	// Both stay with the call when it is pooled, so that a typical call allocates nothing.
 	in       []byte
 	request  request
 	matches  []match
@@ -40,8 +38,7 @@ type match struct {
 	// ask is the descriptor's place among the asks; -1: it has none, because nothing needs to be
 	// asked or another rule replaces its own.
 	ask int
-	// hash is of the key, for the local cache. It is kept because the key of a rule that is not
-	// asked is dropped.
+	// hash is of the key, for the local cache. It is kept because the key of a rule that is not asked is dropped.
 	hash     uint64
 	replaced bool
 	settles  bool // a hold
@@ -66,8 +63,7 @@ func (s *Service) ended(ctx context.Context, c *call, start ratelimit.Instant, e
 }
 
 func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instant) (err error) {
-	// A bug that one request meets must not end the process, and with it the requests of all
-	// others.
+	// A bug that one request meets must not end the process, and with it the requests of all others.
 	defer func() {
 		if r := recover(); r != nil {
 			s.Stats.Panics.Add(1)
@@ -81,8 +77,7 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	if err := c.request.decode(c.in); err != nil {
 		return err
 	}
-	// The rules are read once. If they change meanwhile, this request is decided by the old ones as
-	// a whole.
+	// The rules are read once. If they change meanwhile, this request is decided by the old ones as a whole.
 	rules := s.rules()
 	if rules == nil {
 		return errNoConfig

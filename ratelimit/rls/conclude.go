@@ -11,8 +11,7 @@ type status struct {
 	rule    *ratelimit.Rule
 	verdict ratelimit.Verdict
 	ask     int // its place among the asks, or -1
-	// bare says that the status is a code and nothing else: no rule matches, another replaces it, or
-	// it settles a hold.
+	// bare says that the status is a code and nothing else: no rule matches, another replaces it, or it settles a hold.
 	bare      bool
 	unlimited bool
 	over      bool // its code
@@ -135,9 +134,8 @@ func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounte
 
 // spare marks the asks whose charge is given back, and makes their statuses show the rest without it.
 //
-// A refused request costs nothing of the rules that say so (on_deny: refund), and of no rule if one that
-// refused it does. With SpareOthers, a descriptor that is refused makes the others free, whatever becomes of
-// the request.
+// A refused request costs nothing of the rules that say so (on_deny: refund), and of no rule if one that refused it
+// does. With SpareOthers, a descriptor that is refused makes the others free, whatever becomes of the request.
 func (c *call) spare(s *Service) {
 	c.spared = c.spared[:0]
 	refused, refunds := false, false

@@ -81,8 +81,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// checkRefusal: what protobuf reads is refused only for a reason that the request
-// shows.
+// checkRefusal: what protobuf reads is refused only for a reason that the request shows.
 func checkRefusal(t *testing.T, err, parseErr error, r *rlsv3.RateLimitRequest) {
 	if _, ok := errors.AsType[*badRequest](err); !ok || len(err.Error()) > 300 {
 		t.Fatalf("an error of %d bytes that is not the client's: %.300v", len(err.Error()), err)

@@ -59,8 +59,7 @@ func TestShapeOfARequest(t *testing.T) {
 	}
 }
 
-// What the shape lets through, in the largest request there may be, becomes a few
-// megabytes.
+// What the shape lets through, in the largest request there may be, becomes a few megabytes.
 func TestLargestShapeIsBounded(t *testing.T) {
 	body := `{"domain":"d","descriptors":[` +
 		strings.TrimSuffix(strings.Repeat(`{"entries":[`+strings.TrimSuffix(strings.Repeat("{},", 100), ",")+`]},`,
@@ -81,8 +80,7 @@ func TestLargestShapeIsBounded(t *testing.T) {
 	}
 }
 
-// A body that is held open is given up, with 503 and Retry-After, when others need
-// the room, and these are answered.
+// A body that is held open is given up, with 503 and Retry-After, when others need the room, and these are answered.
 func TestHeldBodiesAreGivenUp(t *testing.T) {
 	budget := transport.NewBudget(1 << 20)
 	f := newFixture(t, Options{Budget: budget}, testRules)
@@ -278,8 +276,7 @@ func TestSmallRequestsPassLargeOnes(t *testing.T) {
 	}
 }
 
-// A small body that comes behind many large ones waits for a turn of each, and not for all
-// of each.
+// A small body that comes behind many large ones waits for a turn of each, and not for all of each.
 func TestBodiesTakeTurns(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
 	const many = 20

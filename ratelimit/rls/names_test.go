@@ -16,8 +16,7 @@ domain: d
 descriptors: [{key: named, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}]
 `
 
-// However many values, names and domains there are, nothing is lost, and so
-// many are counted apart.
+// However many values, names and domains there are, nothing is lost, and so many are counted apart.
 func TestNamesAreBounded(t *testing.T) {
 	f := newFixture(t, Options{}, namingRules)
 	const workers, each = 4, 3000

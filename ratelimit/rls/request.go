@@ -1,7 +1,6 @@
 package rls
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -18,8 +17,7 @@ const (
 	MaxRequestBytes = 256 << 10 // where Options do not say otherwise
 	MaxDescriptors  = 1000
 	MaxEntries      = 100 // in one descriptor
-	// MaxAllEntries is in all descriptors together. Descriptors times entries of each would be ten
-	// times as much.
+	// MaxAllEntries is in all descriptors together. Descriptors times entries of each would be ten times as much.
 	MaxAllEntries = 10_000
 	MaxTextBytes  = 64 << 10
 	maxHits       = math.MaxInt64
@@ -59,8 +57,7 @@ func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
 		hits = d.hits
 	}
 	switch {
-	// hits_addend of 0 at a descriptor asks without taking. At the request 0 means that nothing was
-	// said, and is 1.
+	// hits_addend of 0 at a descriptor asks without taking. At the request 0 means that nothing was said, and is 1.
 	case hits == 0:
 		return ratelimit.Peek, 0
 	case d.negative:
@@ -99,8 +96,7 @@ func (r *request) decode(b []byte) error {
 		case f.IsBytes(1):
 			r.domain, err = text(f.Body, "domain", -1, -1)
 		case f.IsBytes(2):
-			// Bounds are looked at before anything is appended: a few bytes on the wire become far
-			// more in memory.
+			// Bounds are looked at before anything is appended: a few bytes on the wire become far more in memory.
 			if len(r.descriptors) == MaxDescriptors {
 				return bad("request has more than %d descriptors", MaxDescriptors)
 			}
@@ -187,8 +183,7 @@ func decodeOverride(b []byte, d *descriptor) error {
 		case f.IsVarint(2):
 			d.unit = int32(f.Value) // an enum has 32 bits
 		case f.IsBytes(3):
-			// A wrapper that comes twice is joined, so that one without a number leaves that of the
-			// first.
+			// A wrapper that comes twice is joined, so that one without a number leaves that of the first.
 			multiplier := uint64(d.override.Multiplier)
 			if err := decodeWrapper(f.Body, &multiplier); err != nil {
 				return err
@@ -225,11 +220,7 @@ func decodeWrapper(b []byte, value *uint64) error {
 
 // eachField calls f with each field of a message.
 func eachField(b []byte, what string, f func(wire.Field) error) error {
-	err := wire.Each(b, f)
-	if _, ok := errors.AsType[*wire.MalformedError](err); ok { // of this one: those within have said so
-		return bad("malformed %s: %v", what, err)
-	}
-	return err
+	return wire.EachIn(b, what, bad, f)
 }
 
 // text is b as a string, without a copy.

@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// trace adds the decision and its source to the call's span, if it is recorded. Descriptors' values stay out
-// of it.
+// trace adds the decision and its source to the call's span, if it is recorded. Descriptors' values stay out of it.
 func (c *call) trace(ctx context.Context, err error) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {
@@ -25,8 +24,7 @@ func (c *call) trace(ctx context.Context, err error) {
 	for i := range c.statuses {
 		rule, source := "", ""
 		if st := &c.statuses[i]; !st.bare {
-			// A rule of a request's override has strings of the request in it, whose bytes are
-			// pooled.
+			// A rule of a request's override has strings of the request in it, whose bytes are pooled.
 			rule, source = strings.Clone(st.rule.Path), ratelimit.Sources[st.verdict.Source]
 		}
 		rules, sources = append(rules, rule), append(sources, source)

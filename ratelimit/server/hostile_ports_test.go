@@ -130,8 +130,7 @@ func TestReflectionIsBounded(t *testing.T) {
 	}
 }
 
-// An HTTP connection that says nothing, or half a header, is closed for one that
-// has something to ask.
+// An HTTP connection that says nothing, or half a header, is closed for one that has something to ask.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
 	v := bounded(t, func(o *Options) { o.Caps.RequestTimeout = 400 * time.Millisecond })
 	web, _, debug := v.Addresses()

@@ -1,8 +1,7 @@
 // Package server opens and closes the ports: gRPC, HTTP and debug, health, and the order of a shutdown.
 //
-// Guarantee: all ports are open before any is announced, or none stays open. On Drain, health fails first,
-// and calls are served for the drain time. Then streams end and ports close. No accepted call is cut off
-// within the grace time.
+// Guarantee: all ports are open before any is announced, or none stays open. On Drain, health fails first, and calls
+// are served for the drain time. Then streams end and ports close. No accepted call is cut off within the grace time.
 package server
 
 import (
@@ -78,8 +77,7 @@ type Server struct {
 // healthServices are the names of the health service.
 var healthServices = []string{"", "ratelimit"}
 
-// New makes a server and opens its ports. Handlers are for the HTTP, debug and
-// metrics ports.
+// New makes a server and opens its ports. Handlers are for the HTTP, debug and metrics ports.
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
 	v.grpc = grpc.NewServer(append([]grpc.ServerOption{
@@ -218,8 +216,7 @@ func overlap(a, b net.Addr) bool {
 	return isTCP && areBoth && x.Port == y.Port && (x.IP.Equal(y.IP) || x.IP.IsUnspecified() || y.IP.IsUnspecified())
 }
 
-// maxHTTPHeader bounds the headers of an HTTP request, and with them the
-// question that /explain is asked.
+// maxHTTPHeader bounds the headers of an HTTP request, and with them the question that /explain is asked.
 const maxHTTPHeader = 16 << 10
 
 // removeStaleSocket removes a socket that a process which is gone left behind.
@@ -279,8 +276,7 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 	run := func(serve func(net.Listener) error, l net.Listener) {
 		g.Go(func() error {
 			err := serve(l)
-			// A port that fails ends all others, so that the process ends and is started anew
-			// instead of serving half.
+			// A port that fails ends all others, so that the process ends and is started anew instead of serving half.
 			if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
 				fail(err)
 				return fmt.Errorf("serving on %s: %w", l.Addr(), err)
@@ -308,8 +304,7 @@ func (v *Server) drain(hurry context.Context) {
 	case <-time.After(v.options.DrainTime):
 	case <-hurry.Done():
 	}
-	// Streams do not end by themselves, and GracefulStop would wait for them until the grace time
-	// is over.
+	// Streams do not end by themselves, and GracefulStop would wait for them until the grace time is over.
 	if v.options.Streams != nil {
 		v.options.Streams.Drain()
 	}

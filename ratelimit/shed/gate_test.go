@@ -61,8 +61,7 @@ func (c *clocked) measure(d time.Duration) {
 	}
 }
 
-// A burst that can be answered within the share of its callers' patience is let in
-// whole, again and again.
+// A burst that can be answered within the share of its callers' patience is let in whole, again and again.
 func TestBurstsAreLetIn(t *testing.T) {
 	c := newClocked(t)
 	each := 10 * time.Microsecond
@@ -79,8 +78,7 @@ func TestBurstsAreLetIn(t *testing.T) {
 	}
 }
 
-// What would wait for longer is refused at once, and as soon as there is room again
-// as many are let in.
+// What would wait for longer is refused at once, and as soon as there is room again as many are let in.
 func TestMoreThanABurstIsRefused(t *testing.T) {
 	c := newClocked(t)
 	each := 10 * time.Microsecond
@@ -98,8 +96,7 @@ func TestMoreThanABurstIsRefused(t *testing.T) {
 	}
 }
 
-// A slow node lets in fewer, and a fast one more: what was measured is followed, both
-// ways.
+// A slow node lets in fewer, and a fast one more: what was measured is followed, both ways.
 func TestTheNodesSpeedIsFollowed(t *testing.T) {
 	c := newClocked(t)
 	for _, each := range []time.Duration{10 * time.Microsecond, 40 * time.Microsecond, 5 * time.Microsecond} {
@@ -213,8 +210,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// A machine that stood still is no slow one: after it did with calls inside, a burst is let
-// in as before.
+// A machine that stood still is no slow one: after it did with calls inside, a burst is let in as before.
 func TestStandstillIsForgotten(t *testing.T) {
 	c := newClocked(t)
 	c.arrive(3 * fewest)

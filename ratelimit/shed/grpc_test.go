@@ -21,8 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// crowd is more than any node can answer while a gate remembers it, however long the
-// test takes.
+// crowd is more than any node can answer while a gate remembers it, however long the test takes.
 const crowd = 1 << 40
 
 // overloaded fills a gate with calls of very many connections, so that no share is left.
@@ -43,10 +42,9 @@ func relieved(g *Gate) {
 	g.inside.counts = [periods]int{}
 }
 
-// Over a real connection: an overloaded server answers UNAVAILABLE, whether its
-// caller waits for a moment or for an hour, does not run the handler, and lets other
-// methods through. It does so for more calls, and more bytes of them, than a connection has
-// streams and window for.
+// Over a real connection: an overloaded server answers UNAVAILABLE, whether its caller waits for a moment or for an
+// hour, does not run the handler, and lets other methods through. It does so for more calls, and more bytes of them,
+// than a connection has streams and window for.
 func TestOverAConnection(t *testing.T) {
 	const gated, free = healthpb.Health_Check_FullMethodName, healthpb.Health_List_FullMethodName
 	gate, clock := NewGate(time.Minute), ratelimit.MonotonicClock()

@@ -19,8 +19,7 @@ type Bounds struct {
 	SilentEach ratelimit.Tokens
 	// Stranded is what one broken stream may leave unused until the window ends.
 	Stranded ratelimit.Tokens
-	// Turn is for how long a holder may be without a lease when a window ends that had
-	// tokens left.
+	// Turn is for how long a holder may be without a lease when a window ends that had tokens left.
 	Turn time.Duration
 	// Held is the total that RLS callers of the same key may take beyond a token_bucket's burst. They use the
 	// whole burst, and leases only a part of it (Asked).
@@ -30,8 +29,7 @@ type Bounds struct {
 	NewKey time.Duration
 }
 
-// Declare states the bounds of a rule for so many holders, or why its budget is not to be
-// divided among them.
+// Declare states the bounds of a rule for so many holders, or why its budget is not to be divided among them.
 func Declare(r *ratelimit.Rule, holders int) (Bounds, error) {
 	if err := Servable(r); err != nil {
 		return Bounds{}, err

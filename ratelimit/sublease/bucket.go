@@ -6,10 +6,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// BucketWindow is the longest time that a token of a token_bucket may be at a holder. Each holding of such a
-// budget has windows of its own of this length, from its first grant on. Tokens that may be spent after one
-// are charged again (Holding.Turn). It is 15 whole seconds of lease and the time that TTL takes off. Three
-// reports fit in.
+// BucketWindow is the longest time that a token of a token_bucket may be at a holder. Each holding of such a budget has
+// windows of its own of this length, from its first grant on. Tokens that may be spent after one are charged again
+// (Holding.Turn). It is 15 whole seconds of lease and the time that TTL takes off. Three reports fit in.
 const BucketWindow = 15*time.Second + Slack + applies
 
 // Asked is the limit with which a rule's budget is requested where it is granted on.
@@ -19,8 +18,7 @@ const BucketWindow = 15*time.Second + Slack + applies
 //
 //	Asked burst + rate x (t + BucketWindow)  =  burst + rate x t
 //
-// The proof needs each token to be charged once and for good: unspent tokens of a bucket are not credited
-// (Refills).
+// The proof needs each token to be charged once and for good: unspent tokens of a bucket are not credited (Refills).
 func Asked(l ratelimit.Limit) ratelimit.Limit {
 	if Refills(&l) {
 		l.Burst = max(0, l.Burst-refills(&l, BucketWindow))

@@ -89,8 +89,7 @@ func (h *Holding) Ends() ratelimit.Instant { return h.ends }
 // Usage is one report.
 type Usage struct {
 	Allowed, Denied tokens // since the report before, which they do not count again
-	// Elapsed is the time since the holder's previous report, by its own count; 0: unknown, or this is its
-	// first.
+	// Elapsed is the time since the holder's previous report, by its own count; 0: unknown, or this is its first.
 	Elapsed time.Duration
 	// Waited is for how long it may have been at the node: it was sent before.
 	Waited time.Duration
@@ -166,9 +165,8 @@ func TTL(now, ends instant) time.Duration {
 	return max(0, left).Truncate(unit)
 }
 
-// Grant takes in that a lease of n tokens, already charged to the window that ends at
-// ends, goes out with a message: it replaces all before it. n may be 0: the holder is
-// to let nothing pass. Messages are numbered upwards from 1.
+// Grant takes in that a lease of n tokens, already charged to the window that ends at ends, goes out with a message: it
+// replaces all before it. n may be 0: the holder is to let nothing pass. Messages are numbered upwards from 1.
 func (h *Holding) Grant(now, ends instant, n tokens, ttl time.Duration, message uint64) {
 	if h.ends == 0 || ends < h.ends {
 		h.ends = ends
@@ -214,8 +212,7 @@ func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant)
 	return crossing, max(0, h.granted-h.spent), max(l.ends(), h.until)
 }
 
-// Deniable tells whether the holder is to be told that there is nothing: it has nothing
-// left, and has not been told.
+// Deniable tells whether the holder is to be told that there is nothing: it has nothing left, and has not been told.
 func (h *Holding) Deniable() bool {
 	return h.last.live == 0 && (h.last.message == 0 || h.last.size > 0)
 }

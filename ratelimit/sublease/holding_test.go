@@ -143,8 +143,7 @@ func TestHoldingCoversItsHolder(t *testing.T) {
 				if now < ends {
 					break
 				}
-				// A lease that is over is not carried; what was spent of it after the
-				// window's end would be.
+				// A lease that is over is not carried; what was spent of it after the window's end would be.
 				x.ignored, x.allowed, x.spent = x.ignored+x.allowed, 0, 0
 				ends = now.Add(time.Minute)
 				charged = h.Turn(now, ends)

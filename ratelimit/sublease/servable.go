@@ -12,8 +12,7 @@ import (
 // may be without a lease for Slack and a second, and it reports every ReportEvery.
 const ShortestWindow = time.Minute
 
-// Servable returns why a rule's budget cannot be granted on, and what to use instead;
-// nil: it can be.
+// Servable returns why a rule's budget cannot be granted on, and what to use instead; nil: it can be.
 func Servable(r *ratelimit.Rule) error {
 	l := &r.Limit
 	switch {

@@ -20,8 +20,7 @@ const (
 	shortest = 100 * time.Millisecond
 	// parts is the divisor of the rest that gives the tokens for holders beyond their need, in all.
 	parts = 8
-	// firstPart is the divisor of a limit that gives the largest first grant of a holder without a known
-	// rate.
+	// firstPart is the divisor of a limit that gives the largest first grant of a holder without a known rate.
 	firstPart = 20
 	// shrinkAbove is how many times its need a holder may hold while tokens are short.
 	shrinkAbove = 3
@@ -78,8 +77,7 @@ func (h *Holding) PerSecond() float64 { return h.use.perSec }
 // Idle is for how long it has reported no request.
 func (h *Holding) Idle() time.Duration { return h.use.idle }
 
-// Silent tells whether the holder has missed more than two reports: it is granted
-// nothing that it does not ask for.
+// Silent tells whether the holder has missed more than two reports: it is granted nothing that it does not ask for.
 func (h *Holding) Silent(now instant) bool {
 	return now.Sub(h.use.last) > 5*h.use.every/2
 }
@@ -144,9 +142,8 @@ func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	return 0, false
 }
 
-// has is the holder's tokens, for the size of its next lease. Where tokens are short, an early replacement of a
-// lease takes tokens from others until it is settled, or for good (Refills). A late one takes none, because
-// others use them.
+// has is the holder's tokens, for the size of its next lease. Where tokens are short, an early replacement of a lease
+// takes tokens from others until it is settled, or for good (Refills). A late one takes none, because others use them.
 func (h *Holding) has(b *Budget) tokens {
 	if b.Refills || b.short() {
 		return h.last.live

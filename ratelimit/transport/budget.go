@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Budget is the memory for all unfinished calls of callers. It is safe for concurrent use. A nil Budget
-// bounds nothing.
+// Budget is the memory for all unfinished calls of callers. It is safe for concurrent use. A nil Budget bounds nothing.
 type Budget struct {
 	Counts
 	most int64
@@ -29,8 +28,7 @@ type Counts struct {
 	Excess   atomic.Uint64 // connections closed for far more calls, or idle frames, than they may send
 }
 
-// holder is a connection, or the body of an HTTP request. None of its methods
-// may charge the budget while it is asked.
+// holder is a connection, or the body of an HTTP request. None of its methods may charge the budget while it is asked.
 type holder interface {
 	// holds returns how many bytes it holds, and has held since then.
 	holds(since int64) (now, long int64)
@@ -79,8 +77,7 @@ func (b *Budget) charge(bytes int64) {
 	}
 }
 
-// makeRoom ends holders until an eighth is free, so that it need not be done for
-// each byte of an attack.
+// makeRoom ends holders until an eighth is free, so that it need not be done for each byte of an attack.
 func (b *Budget) makeRoom() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -110,10 +107,9 @@ type weight struct {
 	now, long int64
 }
 
-// heaviestLocked are all holders, in the order in which they are ended. Holders of more than a moment come
-// first, by size, if together they hold enough of the budget to be the reason that it is full. Otherwise the
-// largest come first. Each is visited once, for any number of ends, because larger holders wait in the
-// meantime.
+// heaviestLocked are all holders, in the order in which they are ended. Holders of more than a moment come first, by
+// size, if together they hold enough of the budget to be the reason that it is full. Otherwise the largest come first.
+// Each is visited once, for any number of ends, because larger holders wait in the meantime.
 func (b *Budget) heaviestLocked() []weight {
 	since := nanotime() - int64(moment)
 	all := make([]weight, 0, len(b.holders))

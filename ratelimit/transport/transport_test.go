@@ -160,8 +160,7 @@ func TestListenerClosesTheSilent(t *testing.T) {
 	}
 }
 
-// A body in flight counts until it is let go, and one that has held most for long
-// is ended for others.
+// A body in flight counts until it is let go, and one that has held most for long is ended for others.
 func TestBodies(t *testing.T) {
 	b := NewBudget(100 << 10)
 	ended := 0

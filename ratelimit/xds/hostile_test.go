@@ -37,8 +37,7 @@ func deepDescriptor(depth int, innermost []byte) []byte {
 	return nest(3, b)
 }
 
-// Resources of 2 MB that would become hundreds are refused before they are
-// built, by an error that fits a line.
+// Resources of 2 MB that would become hundreds are refused before they are built, by an error that fits a line.
 func TestHostileResources(t *testing.T) {
 	const size = 2 << 20
 	value := nest(6, nil)
@@ -158,8 +157,7 @@ func (h *hasty) StreamAggregatedResources(
 	}
 }
 
-// A server that pushes without a pause has a few of its pushes loaded, the last
-// among them.
+// A server that pushes without a pause has a few of its pushes loaded, the last among them.
 func TestPushesAreCoalesced(t *testing.T) {
 	const last, interval = 60, 100 * time.Millisecond
 	h := &hasty{acked: make(chan string, last)}

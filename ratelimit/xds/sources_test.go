@@ -121,8 +121,7 @@ func one(text string, d *rlsconf.RateLimitDescriptor) said {
 	return said{[]string{"domain: d\ndescriptors:\n- " + text + "\n"}, []*rlsconf.RateLimitConfig{domain("d", d)}}
 }
 
-// From whichever source, the same rules are put in force, or are refused by the
-// same bound with the same words.
+// From whichever source, the same rules are put in force, or are refused by the same bound with the same words.
 func TestSourcesAgree(t *testing.T) {
 	named := limit("b", 7)
 	named.ShadowMode, named.DetailedMetric, named.RateLimit.Name = true, true, "n"

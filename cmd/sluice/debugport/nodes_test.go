@@ -46,8 +46,7 @@ func showing(t *testing.T, rules string, decisions uint64, others ...string) *ht
 	return s
 }
 
-// The table sums nodes, goes on when one dies, and says who has other rules, for
-// people and for programs.
+// The table sums nodes, goes on when one dies, and says who has other rules, for people and for programs.
 func TestTop(t *testing.T) {
 	a, b, other := showing(t, "abc", 10), showing(t, "abc", 30), showing(t, "xyz", 1)
 	code, out, errs := clitest.Run(new(Top), []string{host(a), host(b), "--every=100ms", "--times=1"}, address)

@@ -6,6 +6,7 @@
 package wire
 
 import (
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -49,6 +50,15 @@ func Each(message []byte, f func(Field) error) error {
 		}
 	}
 	return nil
+}
+
+// EachIn is Each for a message with a name. Of a malformed one it returns what bad makes of a format and its arguments.
+func EachIn(message []byte, name string, bad func(string, ...any) error, f func(Field) error) error {
+	err := Each(message, f)
+	if _, ok := errors.AsType[*MalformedError](err); ok { // of this one: those within have said so
+		return bad("malformed %s: %v", name, err)
+	}
+	return err
 }
 
 // next is the first field, and how many bytes it takes.

@@ -137,10 +137,11 @@ func (c *Caller) grant(change func()) {
 // Ended is closed when the server has ended the connection of a Caller that reads.
 func (c *Caller) Ended() <-chan struct{} { return c.ended }
 
-// The called methods: that of Envoy, or that of peers.
+// The called methods: those of Envoy, and that of peers.
 const (
-	Method     = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-	PeerMethod = "/sluice.routing.v1.Peer/Exchange"
+	Method      = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+	QuotaMethod = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas"
+	PeerMethod  = "/sluice.routing.v1.Peer/Exchange"
 )
 
 // Call begins a call with more headers.
@@ -226,14 +227,19 @@ func Unfinished(address string, calls, size, frame int, hold time.Duration) erro
 
 // UnfinishedOf does so with calls of a method.
 func UnfinishedOf(method, address string, calls, size, frame int, hold time.Duration) error {
+	whole := Message(0, make([]byte, size))
+	return Endless(method, address, calls, whole[:len(whole)-1], frame, hold)
+}
+
+// Endless sends calls of a method on one connection that begin so and do not end, as the server's windows let it. It
+// holds them for a while.
+func Endless(method, address string, calls int, whole []byte, frame int, hold time.Duration) error {
 	c, err := Dial(address)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	c.method = method
-	whole := Message(0, make([]byte, size))
-	whole = whole[:len(whole)-1]
 	sent := make(map[uint32]int, calls)
 	const first = 60 << 10 // of at least 64 KB
 	for range calls {

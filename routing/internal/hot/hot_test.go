@@ -34,9 +34,8 @@ func others(keys, n int) (all []hits) {
 	return all
 }
 
-// A key is hot if it had more requests than hot_rate in the previous second. Without hot_rate, it needs more
-// than ten times the mean of keys, and more than 200. A second without requests for long counts with its real
-// length.
+// A key is hot if it had more requests than hot_rate in the previous second. Without hot_rate, it needs more than ten
+// times the mean of keys, and more than 200. A second without requests for long counts with its real length.
 func TestHotKey(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -154,8 +153,7 @@ func TestLeasesOfHotKeys(t *testing.T) {
 	}
 }
 
-// One use too few in two seconds, and a key goes back; up to the last nanosecond of them it is not
-// looked at.
+// One use too few in two seconds, and a key goes back; up to the last nanosecond of them it is not looked at.
 func TestLeaseOfAKeyThatCools(t *testing.T) {
 	var h Leases
 	h.Start(second, keyOf(1))

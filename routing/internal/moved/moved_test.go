@@ -49,8 +49,7 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
-// Whatever a peer sends as a parcel, reading it ends, and what it says is within
-// bounds.
+// Whatever a peer sends as a parcel, reading it ends, and what it says is within bounds.
 func FuzzParcel(f *testing.F) {
 	w := NewWriter(1_800_000_000_000_000)
 	w.Account(keyOf(1), &leasing.Account{State: 3, Sum: 2, Lessees: []leasing.Lessee{{Holder: 9, Life: 1, Seq: 1, Taken: 4}}})
@@ -125,8 +124,7 @@ func TestClocksThatMayBe(t *testing.T) {
 	}
 }
 
-// A parcel is read up to what makes no sense: each number has its bounds, and what
-// is not there is missing.
+// A parcel is read up to what makes no sense: each number has its bounds, and what is not there is missing.
 func TestParcelsBeyondTheirBounds(t *testing.T) {
 	const base, most = 1_000_000, MostTokens
 	for _, c := range []struct {
