@@ -351,10 +351,12 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 		if overdue == hold.Undecided && alive && cautious && w.replied { // its window has ended while it waited
 			overdue = hold.Doubtful
 		}
-		if overdue == hold.Short {
+		switch overdue {
+		case hold.Short:
 			k.Take(now, w.ask, hold.Reply{Waited: true, Last: true}, w.verdict)
-		} else if overdue == hold.Doubtful {
+		case hold.Doubtful:
 			k.Deny(now, w.ask, w.verdict)
+		case hold.Undecided:
 		}
 		if overdue != hold.Undecided {
 			w.decided(k)

@@ -62,7 +62,7 @@ func TestRefundElsewhereFillsBucket(t *testing.T) {
 		s := newStrictStage(t, 3, bucketOf(60, 60, ratelimit.Minute), fields)
 		s.ask(1, "other", 1)
 		s.ask(0, "k", 60)
-		s.goOn([]time.Duration{2500, 500, 2100}[i/4] * time.Millisecond) // its lease has ended, or not yet, or just now
+		s.goOn(time.Duration([]int{2500, 500, 2100}[i/4]) * time.Millisecond) // its lease has ended, or not yet, or just now
 		if s.nodes[1].ledger = s.ledger; node >= 0 {
 			s.decide(node, ask{Rule: s.rule, Key: []byte("k"), Cost: 60, Kind: ratelimit.Refund})
 		} else if err := s.nodes[1].Reset(context.Background(), s.now, &ask{Rule: s.rule, Key: []byte("k")}); err != nil {
