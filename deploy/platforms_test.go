@@ -13,9 +13,9 @@ import (
 // portable are the names of packages syscall and unix that each system has, of those
 // that are used.
 var portable = map[string][]string{
-	"windows": {"syscall.SIGINT", "syscall.SIGPIPE", "syscall.SIGTERM", "syscall.SIGKILL", "syscall.Conn", "syscall.RawConn"},
+	"windows": {"syscall.SIGHUP", "syscall.SIGINT", "syscall.SIGPIPE", "syscall.SIGTERM", "syscall.SIGKILL", "syscall.Conn", "syscall.RawConn"},
 	"darwin": {
-		"syscall.SIGINT", "syscall.SIGPIPE", "syscall.SIGTERM", "syscall.SIGKILL", "syscall.SIGSTOP", "syscall.SIGCONT", "syscall.Conn",
+		"syscall.SIGHUP", "syscall.SIGINT", "syscall.SIGPIPE", "syscall.SIGTERM", "syscall.SIGKILL", "syscall.SIGSTOP", "syscall.SIGCONT", "syscall.Conn",
 		"syscall.RawConn", "unix.Mmap", "unix.Munmap", "unix.PROT_READ", "unix.PROT_WRITE", "unix.MAP_ANON",
 		"unix.MAP_PRIVATE",
 	},
