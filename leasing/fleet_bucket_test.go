@@ -248,16 +248,21 @@ func (s *stage) dropped(key string) time.Duration {
 	return 0
 }
 
-// Records of a bucket in use go with the names that nodes have left.
+// Records of a bucket in use go with the names that nodes have left. Settlements of a slow one need no other names.
 func TestBusyBucketStaysSmall(t *testing.T) {
-	s := newStrictStage(t, 2, bucketOf(100, 100, ratelimit.Second), nil)
-	for i := range 300 {
-		s.passes(i%2, 1)
-		s.goOn(60 * time.Millisecond)
-	}
-	v, err := s.ledger.Look(t.Context(), "k", 0, &s.rule.Limit)
-	if err != nil || len(v.Holders) > 150 {
-		t.Errorf("2 nodes have %d records: %v", len(v.Holders), err)
+	for most, unit := range map[int]ratelimit.Unit{150: ratelimit.Second, 4: ratelimit.Day} {
+		s := newStrictStage(t, 2, bucketOf(100, 100, unit), map[string]string{"on_deny": "refund"})
+		for i := range 300 {
+			s.passes(i%2, 1)
+			s.goOn(60 * time.Millisecond)
+			if s.rule.Hold = (&ratelimit.Hold{}); unit == ratelimit.Day {
+				s.goOn(1500 * time.Millisecond)
+				s.decide(i/2%2, ask{Rule: s.rule, Key: []byte("k"), Cost: 1, Kind: ratelimit.Release, Window: 1})
+			}
+		}
+		if v, err := s.ledger.Look(t.Context(), "k", 0, &s.rule.Limit); err != nil || len(v.Holders) > most {
+			t.Errorf("per %v, 2 nodes have %d records: %v", unit, len(v.Holders), err)
+		}
 	}
 }
 

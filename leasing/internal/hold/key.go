@@ -292,24 +292,28 @@ func (e Entry) expires(now instant, limit *ratelimit.Limit) bool {
 }
 
 // Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
-// ledger credits unreported tokens. That of a bucket's lease is its end, if its unspent tokens take long to refill: the
-// ledger credits them then, and no later. Never, for other leases.
+// ledger credits unreported tokens. That of a bucket's lease is its end, if its tokens take long to refill: the
+// ledger credits unspent ones then, and no later. Settlements of usage that it lacks need another name. Never, for other
+// leases.
 func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	switch {
 	case p.Deadline == Never:
 	case p.eager:
 		return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
-	case rule.Limit.Algorithm == ratelimit.TokenBucket && p.worthBack(&rule.Limit):
+	case rule.Limit.Algorithm != ratelimit.TokenBucket:
+	case p.worthBack(&rule.Limit), rule.Hold != nil && slow(&rule.Limit, p.fresh):
 		return p.Deadline
 	}
 	return Never
 }
 
-// worthBack tells whether unspent tokens are worth a message: in a bucket, if they take longer to refill than those of
-// a lease for its rate.
+// worthBack tells whether unspent tokens are worth a message.
 func (p *Part) worthBack(l *ratelimit.Limit) bool {
-	return l.Algorithm != ratelimit.TokenBucket || l.Refill(p.Taken-p.Spent) > 5*time.Second
+	return l.Algorithm != ratelimit.TokenBucket || slow(l, p.Taken-p.Spent)
 }
+
+// slow tells whether so many tokens of a bucket take longer to refill than those of a lease for its rate.
+func slow(l *ratelimit.Limit, n tokens) bool { return l.Refill(n) > 5*time.Second }
 
 // piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
