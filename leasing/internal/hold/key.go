@@ -293,8 +293,8 @@ func (e Entry) expires(now instant, limit *ratelimit.Limit) bool {
 
 // Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
 // ledger credits unreported tokens. That of a bucket's lease is its end, if its tokens take long to refill: the
-// ledger credits unspent ones then, and no later. Settlements of usage that it lacks need another name. Never, for other
-// leases.
+// ledger credits unspent ones then, and no later. Settlements of usage that it lacks need another name. Never, for
+// other leases.
 func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	switch {
 	case p.Deadline == Never:
