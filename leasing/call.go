@@ -201,7 +201,7 @@ func (w *waiter) waitsLocked(k entry, n tokens) {
 func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry, of ratelimit.Kind) bool {
 	// Under a lower override, the ledger keeps a bucket for no longer than without one.
 	is := k.shard.rules.of(k.cell)
-	if k.use.flight == nil && (k.Stale(now, &is.rule.Limit, of) || k.Stale(now, &is.asked.Limit, of)) {
+	if k.Stale(now, &is.rule.Limit, of) || k.Stale(now, &is.asked.Limit, of) {
 		k.Restart()
 		k.cell.Val.as = f.nextName()
 	}
@@ -298,11 +298,15 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	w.decided(k)
 	w.finish(k)
 	// Only an answer frees the share, so the report leaves at once. After a first request, it waits for a batch. A
-	// request with no tokens left frees nothing.
-	if unanswered || waited == hold.InVain {
-		c.launchLocked(k, k.Patience(now))
-	} else {
+	// request with no tokens left frees nothing. The settlement of a hold may come to another node: before the report,
+	// it would find nothing to credit.
+	switch {
+	case !unanswered && waited != hold.InVain:
 		_, _ = c.joinLocked(k)
+	case w.ask.Rule.Hold != nil:
+		c.launchLocked(k, hold.Batch)
+	default:
+		c.launchLocked(k, k.Patience(now))
 	}
 	return true
 }

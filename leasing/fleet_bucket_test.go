@@ -74,18 +74,24 @@ func TestRefundElsewhereFillsBucket(t *testing.T) {
 }
 
 // Nothing is lost: after requests, charges, refunds, settlements and undone requests at any node, the limit is admitted
-// in full, and beyond it at most the charges.
+// in full, and beyond it at most the charges and drift.
 func TestNothingIsLost(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := uint64(1000); seed < 1300; seed++ {
 		r := rand.New(rand.NewPCG(seed, 11)) //nolint:gosec // the same run each time
 		nodes, limit := 1+r.IntN(4), []tokens{10, 40, 100, 1000}[r.IntN(4)]
 		fields := map[string]string{"on_deny": "refund", "reclaim": ratelimit.Reclaims[r.IntN(2)]}
+		held, share, pause := r.IntN(2) == 0, tokens(0), time.Duration(0)
+		if held && r.IntN(2) == 0 { // drift is reported before a settlement at another node
+			share, pause = limit/10, 60*time.Millisecond
+			fields["mode"], fields["max_nodes"], fields["drift_budget"] = "approx", "4", fmt.Sprint(4*share)
+		}
 		s := newStrictStage(t, nodes, bucketOf(limit, limit, ratelimit.Year), fields)
 		s.rule.Limit.Algorithm, s.oneWay = ratelimit.Algorithm(r.IntN(3)), time.Duration(r.IntN(3))*time.Millisecond
-		if r.IntN(3) == 0 {
+		if held {
 			s.rule.Hold = &ratelimit.Hold{}
 		}
 		for node := range nodes {
+			s.nodes[node].Drift = always{share}
 			s.ask(node, "other", 1) // from then on, it can tell the window
 		}
 		s.goOn(100 * time.Millisecond)
@@ -111,7 +117,7 @@ func TestNothingIsLost(t *testing.T) {
 			if v := s.decide(node, a); kind == ratelimit.Spend && !v.OverLimit {
 				net, w = net+cost, v.Window
 			}
-			s.goOn(time.Duration([]int{0, 1, 20, 200, 900, 3000}[r.IntN(6)]) * time.Millisecond)
+			s.goOn(max(pause, time.Duration([]int{0, 1, 20, 200, 900, 3000}[r.IntN(6)])*time.Millisecond))
 		}
 		s.goOn(15 * time.Second)
 		for i := range 60 * nodes {
@@ -120,10 +126,24 @@ func TestNothingIsLost(t *testing.T) {
 			}
 			s.goOn(100 * time.Millisecond)
 		}
-		if net < limit || net > limit+charged {
-			t.Errorf("seed %d: %v, %d nodes: %d are admitted, after charges of %d", seed, s.rule.Limit, nodes, net, charged)
+		if net < limit || net > limit+charged+share*tokens(nodes) {
+			t.Errorf("seed %d: %v, %v, %d nodes: %d, after charges of %d", seed, s.rule.Limit, fields, nodes, net, charged)
 		}
 	}
+}
+
+// A refund after an undone request that drifted is credited in full.
+func TestRefundAfterUndoneDrift(t *testing.T) {
+	fields := map[string]string{"mode": "approx", "max_nodes": "1", "drift_budget": "100", "check_timeout": "0s"}
+	s := newStrictStage(t, 1, bucketOf(1000, 1000, ratelimit.Year), fields)
+	s.nodes[0].Drift = always{100}
+	s.ask(0, "k", 300)
+	s.goOn(3 * time.Second)
+	a := ask{Rule: s.rule, Key: []byte("k"), Cost: 50}
+	s.nodes[0].Undo(s.now, []ask{a}, []verdict{s.decide(0, a)})
+	s.decide(0, ask{Rule: s.rule, Key: []byte("k"), Cost: 200, Kind: ratelimit.Refund})
+	s.goOn(10 * time.Second)
+	s.passes(0, 900)
 }
 
 // Idle full buckets leave the table.

@@ -116,27 +116,28 @@ func TestLeasedAgreesWithACountByHand(t *testing.T) {
 	}
 }
 
-// The gauge of drifting tokens is what was admitted from shares, until the ledger has confirmed it.
-func TestDriftingAgreesWithACountByHand(t *testing.T) {
+// newDriftStage has two nodes with shares of 50 tokens.
+func newDriftStage(t *testing.T) *stage {
 	s := newStage(t, 2, 100, 1000, map[string]string{
 		"mode": "approx", "check_timeout": "0s", "drift_budget": "100", "max_nodes": "2",
 	})
 	s.rule.Counters = &ratelimit.RuleCounters{}
-	for _, n := range s.nodes {
+	for i, n := range s.nodes {
 		n.Drift = always{50}
-		s.ask(0, "other", 1) // what time it is there
-		s.ask(1, "other", 1)
+		s.ask(i, "other", 1) // what time it is there
 	}
+	return s
+}
+
+// The gauge of drifting tokens is what was admitted from shares, until the ledger has confirmed it.
+func TestDriftingAgreesWithACountByHand(t *testing.T) {
+	s := newDriftStage(t)
 	s.goOn(3 * time.Second)
 	r, drifted := rand.New(rand.NewPCG(1, 7)), tokens(0)
 	for range 40 {
-		asks := []ask{{Rule: s.rule, Key: fmt.Append(nil, "k", r.IntN(4)), Cost: 1 + tokens(r.IntN(3))}}
-		v := make([]verdict, 1)
-		for w := s.nodes[r.IntN(2)].Ask(s.now, asks, v); w != nil && w.Advance(s.now); {
-			w.TimeOver()
-		}
-		if v[0].Source == ratelimit.FromDrift {
-			drifted += v[0].Charged
+		a := ask{Rule: s.rule, Key: fmt.Append(nil, "k", r.IntN(4)), Cost: 1 + tokens(r.IntN(3))}
+		if v := s.overdue(r.IntN(2), a); v.Source == ratelimit.FromDrift {
+			drifted += v.Charged
 		}
 		if n := s.gauged().Drifting.Load(); tokens(n) != drifted {
 			t.Fatalf("%d drift, and %d were admitted from shares", n, drifted)
@@ -153,23 +154,14 @@ func TestDriftingAgreesWithACountByHand(t *testing.T) {
 
 // The worst key is the one that drifted farthest beyond its limit, and disappears after a while.
 func TestWorstKeyOfLate(t *testing.T) {
-	s := newStage(t, 2, 100, 1000, map[string]string{
-		"mode": "approx", "check_timeout": "0s", "drift_budget": "100", "max_nodes": "2",
-	})
-	s.rule.Counters = &ratelimit.RuleCounters{}
-	for i, n := range s.nodes {
-		n.Drift = always{50}
-		s.ask(i, "other", 1) // what time it is there
-	}
+	s := newDriftStage(t)
 	drifts := func(node int, key string, n tokens) (undo func()) {
-		asks, v := []ask{{Rule: s.rule, Key: []byte(key), Cost: n}}, make([]verdict, 1)
-		for w := s.nodes[node].Ask(s.now, asks, v); w != nil && w.Advance(s.now); {
-			w.TimeOver()
+		a := ask{Rule: s.rule, Key: []byte(key), Cost: n}
+		v := s.overdue(node, a)
+		if v.Source != ratelimit.FromDrift {
+			t.Fatalf("%+v", v)
 		}
-		if v[0].Source != ratelimit.FromDrift {
-			t.Fatalf("%+v", v[0])
-		}
-		return func() { s.nodes[node].Undo(s.now, asks, v) }
+		return func() { s.nodes[node].Undo(s.now, []ask{a}, []verdict{v}) }
 	}
 	for key, n := range map[string]tokens{"a": 7, "b": 30, "c": 12} {
 		s.ask(1, key, 500)

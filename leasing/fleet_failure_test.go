@@ -118,10 +118,7 @@ func TestRefundWithoutTheStoreSaysWhere(t *testing.T) {
 func TestRefundBeforeTheFirstAnswer(t *testing.T) {
 	s := newStage(t, 2, 100, 100, nil)
 	s.ask(0, "k", 30)
-	refund := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 30, Kind: ratelimit.Refund}}
-	w := s.nodes[1].Ask(s.now, refund, make([]verdict, 1))
-	w.TimeOver()
-	w.Advance(s.now)
+	s.overdue(1, ask{Rule: s.rule, Key: []byte("k"), Cost: 30, Kind: ratelimit.Refund})
 	s.now = s.now.Add(time.Hour + time.Second) // until it is certain that the window has turned
 	for range 100 {
 		if v := s.ask(0, "k", 1); v.OverLimit {

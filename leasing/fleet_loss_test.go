@@ -46,15 +46,8 @@ func TestManyKeysAreToldAfterALoss(t *testing.T) {
 // Admissions before the first answer of the ledger are booked with it.
 func TestAdmittedBeforeTheFirstAnswer(t *testing.T) {
 	s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "open"})
-	node := s.nodes[0]
-	a := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 50}}
-	v := make([]verdict, 1)
-	w := node.Ask(s.now, a, v)
-	for w.TimeOver() > 0 {
-		w.Advance(s.now)
-	}
-	if w.Advance(s.now) || v[0].OverLimit {
-		t.Fatalf("the store is away, and it is decided %+v", v[0])
+	if v := s.overdue(0, ask{Rule: s.rule, Key: []byte("k"), Cost: 50}); v.OverLimit {
+		t.Fatalf("the store is away, and it is decided %+v", v)
 	}
 	s.goOn(time.Second)
 	s.ask(0, "k", 1)

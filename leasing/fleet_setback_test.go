@@ -45,10 +45,7 @@ func TestWindowThatComesBackAfterALateReport(t *testing.T) {
 	s := newSetBack(t, 50)
 	s.busy(55)
 	// A refund that is not answered before the window ends.
-	w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 5, Kind: ratelimit.Refund}}, make([]verdict, 1))
-	for w != nil && w.Advance(s.now) {
-		w.TimeOver()
-	}
+	s.overdue(0, ask{Rule: s.rule, Key: []byte("k"), Cost: 5, Kind: ratelimit.Refund})
 	s.now = s.now.Add(6 * time.Second)
 	s.settle()
 	s.busy(10)

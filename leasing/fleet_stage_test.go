@@ -177,6 +177,15 @@ func (s *stage) decide(node int, a ask) ratelimit.Verdict {
 	return v[0]
 }
 
+// overdue has a node decide without an answer in time.
+func (s *stage) overdue(node int, a ask) ratelimit.Verdict {
+	asks, v := []ask{a}, make([]verdict, 1)
+	for w := s.nodes[node].Ask(s.now, asks, v); w != nil && w.Advance(s.now); {
+		w.TimeOver()
+	}
+	return v[0]
+}
+
 // override sets the override of a key "k", at the first node.
 func (s *stage) override(o ratelimit.Override) {
 	s.Helper()
@@ -259,11 +268,9 @@ func TestEagerSpendingIsToldInTime(t *testing.T) {
 	if v := s.ask(0, "k", 1); v.OverLimit {
 		t.Fatalf("%+v", v)
 	}
-	id := s.nodes[0].Hash.ID([]byte("k"))
-	of := &s.nodes[0].shards[s.nodes[0].ShardOf(id)]
-	c := of.keys.Get(id)
-	c.Val.Deadline = s.now // nothing is in hand
-	if s.nodes[0].mayGoLocked(of, s.now, c) {
+	k := s.key(0, "k")
+	k.Deadline = s.now // nothing is in hand
+	if s.nodes[0].mayGoLocked(k.shard, s.now, k.cell) {
 		t.Error("a key may be forgotten of which the ledger does not know what was spent")
 	}
 }
@@ -325,19 +332,11 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	s.ask(0, "other", 1) // what time it is there
 	s.goOn(50 * time.Second)
 	for range 4 {
-		v := make([]verdict, 1)
-		w := n.Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 1}}, v)
-		for w != nil && w.Advance(s.now) {
-			w.TimeOver()
-		}
-		if v[0].Source != ratelimit.FromDrift {
+		if v := s.overdue(0, ask{Rule: s.rule, Key: []byte("k"), Cost: 1}); v.Source != ratelimit.FromDrift {
 			t.Fatalf("%+v", v)
 		}
 	}
-	id := n.Hash.ID([]byte("k"))
-	of := &n.shards[n.ShardOf(id)]
-	c := of.keys.Get(id)
-	k := of.entry(s.now, id, c)
+	k := s.key(0, "k")
 	before, there := k.Window, n.lane(k).time()
 	s.now = s.now.Add(20 * time.Second) // no report was sent, and the window has turned
 	k.use.flight = nil
@@ -345,7 +344,7 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	if certain := n.enterLocked(s.now, &there, k, ratelimit.Spend); !certain || k.Window != before+1 {
 		t.Fatalf("window %d follows %d, %v", k.Window, before, certain)
 	}
-	if !drifts || n.mayGoLocked(of, s.now, c) {
+	if !drifts || n.mayGoLocked(k.shard, s.now, k.cell) {
 		t.Error("a key may be forgotten whose drift still counts, or the next node with its seat may spend the share again")
 	}
 }
