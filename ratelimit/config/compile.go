@@ -31,11 +31,7 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 func Compile(files []File, o Options) (*Rules, Problems) { return newCompiler(o).compile(files) }
 
 func newCompiler(o Options) *compiler {
-	c := &compiler{options: o, rules: &Rules{domains: map[string]*Domain{}}, counted: map[[2]string]int{}}
-	if c.options.Counters == nil {
-		c.options.Counters = func(string, string) *ratelimit.RuleCounters { return new(ratelimit.RuleCounters) }
-	}
-	return c
+	return &compiler{options: o, rules: &Rules{domains: map[string]*Domain{}, counters: countersByName{}}}
 }
 
 func (c *compiler) compile(files []File) (*Rules, Problems) {
@@ -61,7 +57,7 @@ func (c *compiler) file(f *File) {
 	case c.domain == nil:
 		c.domain = &Domain{
 			Name: f.Domain, Defaults: root.coordination, root: level{}, place: f.Place,
-			Overrides: c.options.Counters(f.Domain, OverridePath),
+			Overrides: c.counters(f.Domain, OverridePath),
 		}
 		c.rules.domains[f.Domain] = c.domain
 	case !c.options.MergeDomains && f.Domain != "":
@@ -249,7 +245,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
 	}
 	if c.domain.Name != "" {
-		r.Counters = c.counters(r)
+		r.Counters = c.counters(r.Domain, strings.Join(r.Keys, "\x00"))
 	}
 	r.Prepare()
 	return r

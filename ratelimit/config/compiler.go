@@ -25,9 +25,9 @@ type Options struct {
 	NoHolds error
 	// InForce, if set, gets rules that a [Store] has put in force. It must not block.
 	InForce func(*Rules)
-	// Counters returns the counters of a rule, also after a reload. keys are the rule's keys,
-	// joined by NUL. Nil means new counters each time.
-	Counters func(domain, keys string) *ratelimit.RuleCounters
+	// counters are those of the rules in force: rules of the same name continue them. names is for new ones.
+	counters countersByName
+	names    *ratelimit.NameBudget
 }
 
 type compiler struct {
@@ -37,8 +37,7 @@ type compiler struct {
 	problems Problems
 	warnings Problems
 	full     bool
-	paths    int               // bytes of all descriptors' full names
-	counted  map[[2]string]int // rules by domain and keys
+	paths    int // bytes of all descriptors' full names
 }
 
 // scope has the settings that a node inherits.
@@ -93,13 +92,14 @@ func (in *Inherited) placeOf(err error) Place {
 }
 
 // counters are the rule's own. Another rule of the same name has others, which statistics add.
-func (c *compiler) counters(r *ratelimit.Rule) *ratelimit.RuleCounters {
-	keys := strings.Join(r.Keys, "\x00")
-	name := [2]string{r.Domain, keys}
-	if c.counted[name]++; c.counted[name] > 1 {
-		keys += fmt.Sprint("\x00\x00", c.counted[name])
+func (c *compiler) counters(domain, keys string) *ratelimit.RuleCounters {
+	name := [2]string{domain, keys}
+	counters, nth := &ratelimit.RuleCounters{Budget: c.options.names}, len(c.rules.counters[name])
+	if old := c.options.counters[name]; nth < len(old) {
+		counters = old[nth]
 	}
-	return c.options.Counters(r.Domain, keys)
+	c.rules.counters[name] = append(c.rules.counters[name], counters)
+	return counters
 }
 
 // unit is the unit of a limit, and reports what does not fit it.

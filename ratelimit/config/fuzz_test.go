@@ -51,8 +51,6 @@ func FuzzParse(f *testing.F) {
 		"~]}\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n    replaces: [{name: b}]\n"))
 	f.Add([]byte("- |\n  a\n- >-\n b\n? 'c'\n"))
 	o := options()
-	counters := new(ratelimit.RuleCounters)
-	o.Counters = func(string, string) *ratelimit.RuleCounters { return counters }
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 1<<10 {
 			return

@@ -15,10 +15,14 @@ type Entry struct{ Key, Value string }
 // Rules has all domains, compiled. They are immutable and safe for concurrent use. Matching does
 // not allocate.
 type Rules struct {
-	domains map[string]*Domain
-	list    []*ratelimit.Rule
-	print   string // Fingerprint
+	domains  map[string]*Domain
+	list     []*ratelimit.Rule
+	counters countersByName
+	print    string // Fingerprint
 }
+
+// countersByName has counters by domain and by the rule's keys, which are joined by NUL.
+type countersByName map[[2]string][]*ratelimit.RuleCounters
 
 // Domain has the rules of one domain.
 type Domain struct {
@@ -75,6 +79,13 @@ func (r *Rules) All() []*ratelimit.Rule {
 		return nil
 	}
 	return r.list
+}
+
+func (r *Rules) countersByName() countersByName {
+	if r == nil {
+		return nil
+	}
+	return r.counters
 }
 
 // EachCounters calls f with all counters: of each rule, of each name that requests of a rule

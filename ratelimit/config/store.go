@@ -35,7 +35,6 @@ type Store struct {
 	last     uint64     // guarded by mu; the fingerprint of the last read
 	problem  error      // guarded by mu; its error
 	lastGood *Copy      // guarded by mu; file of the last good rules; nil: none
-	counters map[[2]string]*ratelimit.RuleCounters
 	names    *ratelimit.NameBudget
 }
 
@@ -44,10 +43,8 @@ const maxNames = 10_000
 
 // NewStore makes a store without rules. Load reads them.
 func NewStore(source Source, o Options, log *slog.Logger) *Store {
-	return &Store{
-		source: source, options: o, log: log, seed: maphash.MakeSeed(),
-		counters: map[[2]string]*ratelimit.RuleCounters{}, names: ratelimit.NewNameBudget(maxNames),
-	}
+	names := ratelimit.NewNameBudget(maxNames)
+	return &Store{source: source, options: o, log: log, seed: maphash.MakeSeed(), names: names}
 }
 
 // Rules returns the rules in force, or nil before the first good ones.
@@ -112,32 +109,31 @@ func (s *Store) loadLocked() error {
 		return s.problem
 	}
 	s.read, s.last, s.problem = true, print, nil
-	compiled := s.compileLocked(texts)
-	for _, w := range compiled.warnings {
+	rules, warnings, problems := s.compileLocked(texts)
+	for _, w := range warnings {
 		s.log.Warn(w.Message, "at", w.Place.String())
 	}
-	if len(compiled.problems) > 0 {
+	if len(problems) > 0 {
 		s.failed.Add(1)
-		for _, p := range compiled.problems {
+		for _, p := range problems {
 			s.log.Error(p.Message, "event", "config_load_error", "at", p.Place.String())
 		}
-		s.problem = compiled.problems
-		s.status.refuse(compiled.problems)
-		return compiled.problems
+		s.problem = problems
+		s.status.refuse(problems)
+		return problems
 	}
 	if len(texts) == 0 {
 		s.log.Warn("the config has no files: every request is OK", "source", s.source.String())
 	}
 	before := s.Rules()
-	s.useLocked(compiled)
-	s.status.put(compiled.rules, s.source)
+	s.useLocked(rules)
+	s.status.put(rules, s.source)
 	s.status.good()
 	s.loaded.Add(1)
-	s.log.Info("config loaded", "event", "config_load_success", "fingerprint", compiled.rules.Fingerprint(),
-		"source", s.source.String(),
-		"files", len(texts), "domains", compiled.rules.Domains(), "rules", len(compiled.rules.All()))
+	s.log.Info("config loaded", "event", "config_load_success", "fingerprint", rules.Fingerprint(),
+		"source", s.source.String(), "files", len(texts), "domains", rules.Domains(), "rules", len(rules.All()))
 	if before != nil {
-		logChanges(s.log, Changes(before, compiled.rules))
+		logChanges(s.log, Changes(before, rules))
 	}
 	s.keepLocked(texts)
 	return nil
@@ -165,54 +161,29 @@ func fingerprint(seed maphash.Seed, texts []Text) uint64 {
 	return h.Sum64()
 }
 
-// compiled is the result of texts.
-type compiled struct {
-	rules              *Rules
-	warnings, problems Problems
-	counters           map[[2]string]*ratelimit.RuleCounters
-}
-
-func (s *Store) compileLocked(texts []Text) compiled {
+// compileLocked parses texts. Rules keep the counters of those in force.
+func (s *Store) compileLocked(texts []Text) (rules *Rules, warnings, problems Problems) {
 	// Otherwise the garbage of a large load adds to that of the next.
 	defer func() {
 		if bytesOf(texts) > collectAbove {
 			runtime.GC()
 		}
 	}()
-	c := compiled{counters: map[[2]string]*ratelimit.RuleCounters{}}
 	o := s.options
-	o.Counters = func(domain, path string) *ratelimit.RuleCounters {
-		return s.countersOf(c.counters, domain, path)
-	}
-	c.rules, c.warnings, c.problems = Parse(texts, o)
-	return c
+	o.names, o.counters = s.names, s.Rules().countersByName()
+	return Parse(texts, o)
 }
 
-func (s *Store) useLocked(c compiled) {
-	for name, old := range s.counters {
-		if c.counters[name] == nil {
-			s.names.Restore(old)
+func (s *Store) useLocked(rules *Rules) {
+	for name, old := range s.Rules().countersByName() {
+		for _, c := range old[min(len(old), len(rules.counters[name])):] {
+			s.names.Restore(c)
 		}
 	}
-	s.counters = c.counters
-	s.current.Store(c.rules)
+	s.current.Store(rules)
 	if s.options.InForce != nil {
-		s.options.InForce(c.rules)
+		s.options.InForce(rules)
 	}
-}
-
-// countersOf keeps a rule's counters over reloads, and drops those of removed rules.
-func (s *Store) countersOf(used map[[2]string]*ratelimit.RuleCounters, domain, path string) *ratelimit.RuleCounters {
-	name := [2]string{domain, path}
-	if c := used[name]; c != nil {
-		return c
-	}
-	c := s.counters[name]
-	if c == nil {
-		c = &ratelimit.RuleCounters{Budget: s.names}
-	}
-	used[name] = c
-	return c
 }
 
 // Status returns the rules in force, and whether newer ones are bad.
@@ -260,17 +231,16 @@ func (s *Store) LoadLastGood(why error) error {
 	if err != nil {
 		return fmt.Errorf("%w\nand the last good rules are not available: %w", why, err)
 	}
-	compiled := s.compileLocked(texts)
-	if len(compiled.problems) > 0 {
-		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.Path,
-			compiled.problems)
+	rules, _, problems := s.compileLocked(texts)
+	if len(problems) > 0 {
+		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.Path, problems)
 	}
-	s.useLocked(compiled)
-	s.status.put(compiled.rules, s.lastGood)
+	s.useLocked(rules)
+	s.status.put(rules, s.lastGood)
 	s.status.refuse(why) // also if the source has no rules yet
 	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or missing",
 		"event", "config_last_good",
-		"copy", s.lastGood.Path, "fingerprint", compiled.rules.Fingerprint(), "files", len(texts),
-		"rules", len(compiled.rules.All()), "error", cut(why.Error(), maxMessage))
+		"copy", s.lastGood.Path, "fingerprint", rules.Fingerprint(), "files", len(texts), "rules", len(rules.All()),
+		"error", cut(why.Error(), maxMessage))
 	return nil
 }

@@ -41,8 +41,6 @@ func FuzzResource(f *testing.F) {
 	f.Add(nest(3, nest(metadataField, nest(1, append(nest(1, []byte("k\u2028")),
 		nest(2, nest(3, []byte("\x00\x7f\ufeff")))...)))))
 	o := options()
-	counters := new(ratelimit.RuleCounters)
-	o.Counters = func(string, string) *ratelimit.RuleCounters { return counters }
 	run := func(t *testing.T, b []byte) {
 		text, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: b}, nil)
 		var c rlsconf.RateLimitConfig
