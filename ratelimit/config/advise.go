@@ -14,30 +14,24 @@ import (
 // advise warns about valid rules: settings without effect, and values that probably match other
 // requests than intended. Its time is proportional to the rules. Patterns are compared with earlier
 // ones, for at most maxCompared bytes in all.
-func advise(files []File) Problems {
-	a := adviser{left: maxCompared, named: map[string]*Descriptor{}}
-	domains := map[string]*advised{}
-	var order []*advised
-	for i := range files {
-		f := &files[i]
-		d := domains[f.Domain]
-		if d == nil {
-			d = &advised{name: f.Domain, place: f.Place, rules: map[string]bool{}}
-			domains[f.Domain] = d
-			order = append(order, d)
+func advise(files []File, rules *Rules) Problems {
+	a := adviser{left: maxCompared, named: map[string]Place{}, replaceable: map[string]map[string]bool{}}
+	for _, name := range rules.DomainNames(rules.Domains()) {
+		if d := rules.domains[name]; len(d.root) == 0 {
+			a.warn(NoRules, d.place, "the domain '%s' has no descriptors: its requests are not limited",
+				cut(name, maxName))
 		}
-		for j := range f.Descriptors {
-			d.root = append(d.root, &f.Descriptors[j])
+		a.replaceable[name] = map[string]bool{}
+	}
+	for _, r := range rules.list {
+		if r.Name != "" {
+			a.replaceable[r.Domain][r.Name] = true
 		}
 	}
-	for _, d := range order {
-		if len(d.root) == 0 {
-			a.warn(NoRules, d.place, "the domain '%s' has no descriptors: its requests are not limited",
-				cut(d.name, maxName))
-		}
-		a.domain = d
-		collectNames(d.root, d.rules)
-		a.level(d.root, d.name)
+	for i := range files {
+		f := &files[i]
+		a.domain = f.Domain
+		a.level(rules.domains[f.Domain].root, f.Descriptors, f.Domain)
 	}
 	return a.warnings
 }
@@ -45,76 +39,34 @@ func advise(files []File) Problems {
 // maxCompared bounds the bytes of patterns that are compared with earlier ones.
 const maxCompared = 16 << 20
 
-// advised is a domain. Its descriptors may come from several files.
-type advised struct {
-	name  string
-	place Place
-	root  []*Descriptor
-	rules map[string]bool // rate_limit.name of all its rules
-}
-
-func collectNames(all []*Descriptor, names map[string]bool) {
-	for _, d := range all {
-		if d.Limit != nil && d.Limit.Name != "" {
-			names[d.Limit.Name] = true
-		}
-		collectNames(childrenOf(d), names)
-	}
-}
-
-func childrenOf(d *Descriptor) []*Descriptor {
-	all := make([]*Descriptor, len(d.Descriptors))
-	for i := range d.Descriptors {
-		all[i] = &d.Descriptors[i]
-	}
-	return all
-}
-
 type adviser struct {
-	warnings Problems
-	domain   *advised
-	left     int                    // of maxCompared
-	named    map[string]*Descriptor // by name in statistics
+	warnings    Problems
+	domain      string
+	left        int                        // of maxCompared
+	named       map[string]Place           // of rules, by name in statistics
+	replaceable map[string]map[string]bool // rate_limit.name of all rules of a domain
 }
 
 func (a *adviser) warn(kind Kind, at Place, format string, args ...any) {
 	a.warnings.addKind(kind, at, format, args...)
 }
 
-// family has the siblings of one key, in matching order.
-type family struct {
-	patterns []*Descriptor
-	bare     *Descriptor
-}
-
-func (a *adviser) level(all []*Descriptor, above string) {
-	families := map[string]*family{}
-	for _, d := range all {
-		f := families[d.Key]
-		if f == nil {
-			f = &family{}
-			families[d.Key] = f
-		}
-		switch {
-		case d.Value == "":
-			f.bare = d
-		case strings.Contains(d.Value, "*"):
-			f.patterns = append(f.patterns, d)
-		}
-	}
-	for _, d := range all {
+// level takes descriptors with their compiled siblings, which may come from several files.
+func (a *adviser) level(at level, descriptors []Descriptor, above string) {
+	for i := range descriptors {
 		if len(a.warnings) > maxProblems {
 			return
 		}
-		name := above + "." + d.Segment()
+		d := &descriptors[i]
+		siblings, name := at[d.Key], above+"."+d.Segment()
 		a.spelling(d, name)
 		a.name(d, name)
 		a.limit(d, name)
-		a.hidden(d, families[d.Key], above)
+		a.hidden(d, siblings, above)
 		if d.Limit == nil {
-			a.unlimited(d, a.next(d, families[d.Key]), name)
+			a.unlimited(d, a.next(d, siblings), name)
 		}
-		a.level(childrenOf(d), name)
+		a.level(siblings.of(d.Value).below, d.Descriptors, name)
 	}
 }
 
@@ -149,20 +101,12 @@ func (a *adviser) name(d *Descriptor, name string) {
 	if d.Limit == nil {
 		return
 	}
-	if first := a.named[name]; first != nil {
+	if first, twice := a.named[name]; twice {
 		a.warn(SameName, d.Place, "%s: metrics and statistics add it to the rule%s, which has the same name and "+
-			"matches other requests; rename one of them", cut(name, maxName), nameAt(first))
+			"matches other requests; rename one of them", cut(name, maxName), first.after(" at "))
 		return
 	}
-	a.named[name] = d
-}
-
-// nameAt is " at FILE:LINE:COLUMN", or "" for a descriptor without a line.
-func nameAt(d *Descriptor) string {
-	if d.Place.Line == 0 {
-		return ""
-	}
-	return " at " + d.Place.String()
+	a.named[name] = d.Place
 }
 
 // limit warns about unusual limits, and about fields that need a limit.
@@ -196,10 +140,11 @@ func (a *adviser) limit(d *Descriptor, name string) {
 		a.warn(ZeroLimit, l.Place, "%s: requests_per_unit is not set: it is 0, and every request is refused; write "+
 			"requests_per_unit: 0 if that is meant", name)
 	}
+	names := a.replaceable[a.domain]
 	for _, other := range l.Replaces {
-		if other.Name != "" && !a.domain.rules[other.Name] {
+		if other.Name != "" && !names[other.Name] {
 			a.warn(NoEffect, other.Place, "%s: it replaces '%s', and no rule of the domain has that rate_limit.name%s",
-				name, shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(a.domain.rules)))
+				name, shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(names)))
 		}
 	}
 }
@@ -216,73 +161,66 @@ func someNames(names map[string]bool) []string {
 // hidden warns about a pattern, or a key without a value, that never applies because an earlier
 // pattern matches all of its requests. A pattern covers another one if and only if it matches the
 // other's text.
-func (a *adviser) hidden(d *Descriptor, f *family, above string) {
-	if d != f.bare && !strings.Contains(d.Value, "*") {
+func (a *adviser) hidden(d *Descriptor, s *siblings, above string) {
+	text, hint := d.Value, "; patterns are tried in the order of the file: move it up"
+	switch {
+	case text == "":
+		text, hint = "*", "; remove one of them"
+	case !strings.Contains(text, "*"):
 		return // exact values are tried first
 	}
-	text := d.Value
-	if d == f.bare {
-		text = "*"
-	}
-	for _, first := range f.patterns {
-		if first == d {
+	for _, first := range s.wildcards {
+		if first.pattern.text == d.Value {
 			return
 		}
-		if a.left -= len(text) + len(first.Value); a.left < 0 {
+		if a.left -= len(text) + len(first.pattern.text); a.left < 0 {
 			return
 		}
-		if newPattern(first.Value).matches(text) {
+		if first.pattern.matches(text) {
 			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its requests%s",
-				cut(above, maxName), shorten(d.Segment()), shorten(first.Segment()), nameAt(first), orderHint(d, f))
+				cut(above, maxName), shorten(d.Segment()), shorten(first.segment(d.Key)), first.place.after(" at "), hint)
 			return
 		}
 	}
-}
-
-func orderHint(d *Descriptor, f *family) string {
-	if d == f.bare {
-		return "; remove one of them"
-	}
-	return "; patterns are tried in the order of the file: move it up"
 }
 
 // unlimited warns about a descriptor without a limit. It limits nothing, and requests that it
 // matches are not tried against others, because matching never goes back.
-func (a *adviser) unlimited(d, instead *Descriptor, name string) {
+func (a *adviser) unlimited(d *Descriptor, instead *node, name string) {
 	leaf := len(d.Descriptors) == 0
 	const meant = "; write rate_limit: {unlimited: true} if that is meant"
 	switch name = cut(name, maxName); {
-	case instead != nil && instead.Limit != nil && !instead.Limit.Unlimited:
+	case instead != nil && instead.rule != nil && !instead.rule.Unlimited:
 		what := "has neither rate_limit nor descriptors"
 		if !leaf {
 			what = "has no rate_limit of its own"
 		}
 		a.warn(NoLimit, d.Place, "%s %s: requests that end there are not limited, because %s%s is not tried for "+
-			"them%s", name, what, shorten(instead.Segment()), nameAt(instead), meant)
+			"them%s", name, what, shorten(instead.segment(d.Key)), instead.place.after(" at "), meant)
 	case leaf:
 		a.warn(NoLimit, d.Place, "%s has neither rate_limit nor descriptors: it limits nothing%s", name, meant)
 	}
 }
 
 // next is the match of d's requests without d, or nil.
-func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
-	if d == f.bare {
+func (a *adviser) next(d *Descriptor, s *siblings) *node {
+	if d.Value == "" {
 		return nil
 	}
 	pattern, after := strings.Contains(d.Value, "*"), false
-	for _, p := range f.patterns {
-		if p == d {
+	for _, p := range s.wildcards {
+		if p.pattern.text == d.Value {
 			after = true
 			continue
 		}
-		if a.left -= len(d.Value) + len(p.Value); a.left < 0 {
+		if a.left -= len(d.Value) + len(p.pattern.text); a.left < 0 {
 			return nil
 		}
-		if (!pattern || after) && newPattern(p.Value).matches(d.Value) {
+		if (!pattern || after) && p.pattern.matches(d.Value) {
 			return p
 		}
 	}
-	return f.bare
+	return s.bare
 }
 
 // withoutEffect is the reason why a rule's own setting has no effect, or "".

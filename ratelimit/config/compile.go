@@ -23,7 +23,7 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 	if len(problems) > 0 {
 		return nil, d.warnings.sorted(), problems.sorted().most()
 	}
-	warnings = append(append(d.warnings, c.warnings...), advise(files)...)
+	warnings = append(append(d.warnings, c.warnings...), advise(files, rules)...)
 	return rules, warnings.sorted().most(), nil
 }
 
@@ -62,7 +62,7 @@ func (c *compiler) file(f *File) {
 		c.rules.domains[f.Domain] = c.domain
 	case !c.options.MergeDomains && f.Domain != "":
 		c.problems.add(f.Place, "duplicate domain '%s' in config file%s; a domain is in one file, unless "+
-			"MERGE_DOMAIN_CONFIG joins them", cut(f.Domain, maxName), firstAt(c.domain.place))
+			"MERGE_DOMAIN_CONFIG joins them", cut(f.Domain, maxName), c.domain.place.after("; the first is at "))
 		c.domain = &Domain{root: level{}} // its own problems are still found
 	}
 	c.level(c.domain.root, f.Descriptors, &root)
@@ -136,22 +136,20 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	c.inherit(&s, &d.Inherited)
 
 	n := &node{share: d.ShareThreshold, below: level{}, place: d.Place}
-	wildcard := strings.Contains(d.Value, "*")
-	if d.ShareThreshold && !wildcard {
+	if d.ShareThreshold && !strings.Contains(d.Value, "*") {
 		c.wrong(d.Place, s.names, "share_threshold can only be used with wildcard values (containing '*'), but found "+
 			"key '%s'", d.Segment())
 	}
-	if first := at.place(n, d, wildcard); first != nil {
+	if first := at.place(n, d); first != nil {
 		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'%s; for two limits on one key, "+
 			"let Envoy send a second descriptor with another key, for example generic_key before it",
-			cut(s.names, maxName), firstAt(first.place))
+			cut(s.names, maxName), first.place.after("; the first is at "))
 	}
 	if d.Limit != nil {
 		c.idle(d, &s)
-		if n.rule = c.rule(d, &s); n.rule != nil {
-			n.prefix = ratelimit.AppendPrefix(nil, c.domain.Name, n.rule.Limit)
-			c.rules.list = append(c.rules.list, n.rule)
-		}
+		n.rule = c.rule(d, &s)
+		n.prefix = ratelimit.AppendPrefix(nil, c.domain.Name, n.rule.Limit)
+		c.rules.list = append(c.rules.list, n.rule)
 	}
 	c.level(n.below, d.Descriptors, &s)
 }
@@ -167,32 +165,22 @@ func (c *compiler) idle(d *Descriptor, s *scope) {
 }
 
 // place puts a node among its siblings, or returns the equal one.
-func (l level) place(n *node, d *Descriptor, wildcard bool) (first *node) {
+func (l level) place(n *node, d *Descriptor) (first *node) {
 	s := l[d.Key]
 	if s == nil {
-		s = &siblings{exact: map[string]*node{}}
+		s = &siblings{exact: map[string]*node{}, patterns: map[string]*node{}}
 		l[d.Key] = s
+	}
+	if first = s.of(d.Value); first != nil {
+		return first
 	}
 	switch {
 	case d.Value == "":
-		if s.bare != nil {
-			return s.bare
-		}
 		s.bare = n
-	case wildcard:
+	case strings.Contains(d.Value, "*"):
 		n.pattern = newPattern(d.Value)
-		if s.patterns[d.Value] != nil {
-			return s.patterns[d.Value]
-		}
-		if s.patterns == nil {
-			s.patterns = map[string]*node{}
-		}
-		s.patterns[d.Value] = n
-		s.wildcards = append(s.wildcards, n)
+		s.patterns[d.Value], s.wildcards = n, append(s.wildcards, n)
 	default:
-		if s.exact[d.Value] != nil {
-			return s.exact[d.Value]
-		}
 		s.exact[d.Value] = n
 	}
 	return nil

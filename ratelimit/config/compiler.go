@@ -69,14 +69,6 @@ func (c *compiler) odd(kind Kind, at Place, names, format string, args ...any) {
 	c.warnings.addKind(kind, at, "%s: %s", cut(names, maxName), fmt.Sprintf(format, args...))
 }
 
-// firstAt names the place of the first of two duplicates.
-func firstAt(at Place) string {
-	if at.Line == 0 {
-		return ""
-	}
-	return "; the first is at " + at.String()
-}
-
 // placeOf is the place of the setting of an error: the last one of its name, or else the first of
 // all.
 func (in *Inherited) placeOf(err error) Place {

@@ -26,6 +26,14 @@ func (p Place) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
 
+// after is the place after some words, for messages; "" without a line, as in pushed rules.
+func (p Place) after(words string) string {
+	if p.Line == 0 {
+		return ""
+	}
+	return words + p.String()
+}
+
 // Problem is an error or a warning with its place.
 type Problem struct {
 	Place   Place

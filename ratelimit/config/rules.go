@@ -55,6 +55,22 @@ type node struct {
 	place   Place
 }
 
+// of is the node of a value in the rules, or nil.
+func (s *siblings) of(value string) *node {
+	switch {
+	case value == "":
+		return s.bare
+	case strings.Contains(value, "*"):
+		return s.patterns[value]
+	}
+	return s.exact[value]
+}
+
+// segment is the part in a rule's path of a wildcard or a bare node.
+func (n *node) segment(key string) string {
+	return (&Descriptor{Key: key, Value: n.pattern.text}).Segment()
+}
+
 // Domain returns the rules of the named domain, or nil.
 func (r *Rules) Domain(name string) *Domain {
 	if r == nil {
