@@ -7,7 +7,6 @@ import (
 	"unicode/utf8"
 	"unsafe"
 
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -19,21 +18,9 @@ import (
 // incoming is an envoy.service.rate_limit_quota.v3.RateLimitQuotaUsageReports as gRPC reads it:
 // bytes, which the session reads where they lie.
 type incoming struct {
-	bytes []byte
-	err   error // instead of bytes
+	wire.Message
+	err error // instead of bytes
 }
-
-// Read implements wire.Reader.
-func (m *incoming) Read(data mem.BufferSlice) error {
-	m.bytes = wire.CopyTo(m.bytes, data)
-	return nil
-}
-
-// outgoing is an answer: an envoy.service.rate_limit_quota.v3.RateLimitQuotaResponse.
-type outgoing struct{ bytes []byte }
-
-// Write implements wire.Writer.
-func (m *outgoing) Write() mem.BufferSlice { return mem.BufferSlice{mem.SliceBuffer(m.bytes)} }
 
 // report is what a message says of one bucket, a BucketQuotaUsage. Its strings lie in the message. As in every message,
 // of a number that is there twice the last counts, and a message that is there twice is joined.
@@ -46,13 +33,9 @@ type report struct {
 	nanos   int32
 }
 
-func eachField(b []byte, what string, f func(wire.Field) error) error {
-	return wire.EachIn(b, what, bad, f)
-}
-
 // domainOf is what a message names as its domain; "": it names none.
 func domainOf(message []byte) (domain string, err error) {
-	err = eachField(message, "message", func(f wire.Field) error {
+	err = wire.Each(message, "message", bad, func(f wire.Field) error {
 		if !f.IsBytes(1) {
 			return nil
 		}
@@ -67,7 +50,7 @@ func domainOf(message []byte) (domain string, err error) {
 
 // eachReport reads a message's reports into r, one after the other.
 func eachReport(message []byte, r *report, take func(*report) error) error {
-	return eachField(message, "message", func(f wire.Field) error {
+	return wire.Each(message, "message", bad, func(f wire.Field) error {
 		if !f.IsBytes(2) {
 			return nil
 		}
@@ -80,7 +63,7 @@ func eachReport(message []byte, r *report, take func(*report) error) error {
 
 func (r *report) read(b []byte) error {
 	r.Usage, r.count, r.more, r.seconds, r.nanos = sublease.Usage{}, 0, false, 0, 0
-	err := eachField(b, "report", func(f wire.Field) error {
+	err := wire.Each(b, "report", bad, func(f wire.Field) error {
 		switch {
 		case f.IsBytes(1):
 			return r.readID(f.Body)
@@ -101,7 +84,7 @@ func (r *report) read(b []byte) error {
 func counted(n uint64) tokens { return tokens(min(n, uint64(ratelimit.MaxBooked))) }
 
 func (r *report) readElapsed(b []byte) error {
-	return eachField(b, "time_elapsed", func(f wire.Field) error {
+	return wire.Each(b, "time_elapsed", bad, func(f wire.Field) error {
 		switch {
 		case f.IsVarint(1):
 			r.seconds = int64(f.Value)
@@ -113,12 +96,12 @@ func (r *report) readElapsed(b []byte) error {
 }
 
 func (r *report) readID(b []byte) error {
-	return eachField(b, "bucket_id", func(f wire.Field) error {
+	return wire.Each(b, "bucket_id", bad, func(f wire.Field) error {
 		if !f.IsBytes(1) {
 			return nil
 		}
 		var e config.Entry
-		err := eachField(f.Body, "entry of a bucket_id", func(f wire.Field) error {
+		err := wire.Each(f.Body, "entry of a bucket_id", bad, func(f wire.Field) error {
 			switch {
 			case f.IsBytes(1):
 				e.Key = stringOf(f.Body)

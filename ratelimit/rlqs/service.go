@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
@@ -177,7 +178,7 @@ func (e *exchange) run() error {
 		}
 		// Whatever happened may have been what an answer was waiting for.
 		if m := e.session.Answer(e.service.clock()); m != nil {
-			if err := e.stream.SendMsg(&outgoing{m}); err != nil {
+			if err := e.stream.SendMsg(&wire.Message{Bytes: m}); err != nil {
 				return err
 			}
 		}
@@ -188,7 +189,7 @@ func (e *exchange) run() error {
 func (e *exchange) take(ctx context.Context, m *incoming) error {
 	s := e.service
 	defer s.release(m)
-	if len(m.bytes) >= largeBytes {
+	if len(m.Bytes) >= largeBytes {
 		select {
 		case s.large <- struct{}{}:
 			defer func() { <-s.large }()
@@ -198,14 +199,14 @@ func (e *exchange) take(ctx context.Context, m *incoming) error {
 	}
 	now := s.clock()
 	e.session.Waited = now.Sub(e.came)
-	return e.session.Reports(ctx, now, m.bytes)
+	return e.session.Reports(ctx, now, m.Bytes)
 }
 
 // read reads a message, no faster than a stream may ask. A stream that reports too fast is slowed by its own HTTP/2
 // window, and not refused: its reports are still needed.
 func (e *exchange) read(ctx context.Context, reads chan<- *incoming) {
 	m := e.service.messages.Get().(*incoming)
-	m.err = e.stream.RecvMsg(m)
+	m.err = e.stream.RecvMsg(&m.Message)
 	// What was there before it was waited for may have come with the last message.
 	if !e.waits {
 		e.came = e.service.clock()
@@ -222,7 +223,7 @@ const largeBytes, largeAtOnce = 4 << 10, 4
 
 // release lets another stream read into a message, unless it has grown far beyond the typical size.
 func (s *Service) release(m *incoming) {
-	if cap(m.bytes) <= mostBytes {
+	if cap(m.Bytes) <= mostBytes {
 		s.messages.Put(m)
 	}
 }

@@ -91,7 +91,7 @@ func (r *request) reset() {
 // are skipped. It does not allocate once r's slices have grown.
 func (r *request) decode(b []byte) error {
 	r.reset()
-	err := eachField(b, "request", func(f wire.Field) (err error) {
+	err := wire.Each(b, "request", bad, func(f wire.Field) (err error) {
 		switch {
 		case f.IsBytes(1):
 			r.domain, err = text(f.Body, "domain", -1, -1)
@@ -123,7 +123,7 @@ func (r *request) decode(b []byte) error {
 // there twice the last counts, and a message that is there twice is joined.
 func (r *request) decodeDescriptor(b []byte, i int) error {
 	d := &r.descriptors[i]
-	err := eachField(b, "descriptor", func(f wire.Field) error {
+	err := wire.Each(b, "descriptor", bad, func(f wire.Field) error {
 		switch {
 		case f.IsBytes(1):
 			if d.count == MaxEntries {
@@ -164,7 +164,7 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 }
 
 func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
-	return eachField(b, "entry", func(f wire.Field) (err error) {
+	return wire.Each(b, "entry", bad, func(f wire.Field) (err error) {
 		switch {
 		case f.IsBytes(1):
 			e.Key, err = text(f.Body, "key", descriptor, entry)
@@ -176,7 +176,7 @@ func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
 }
 
 func decodeOverride(b []byte, d *descriptor) error {
-	return eachField(b, "limit override", func(f wire.Field) error {
+	return wire.Each(b, "limit override", bad, func(f wire.Field) error {
 		switch {
 		case f.IsVarint(1):
 			d.override.Requests = ratelimit.Tokens(uint32(f.Value))
@@ -210,17 +210,12 @@ func (d *descriptor) checkOverride(i int) error {
 
 // decodeWrapper reads a google.protobuf.UInt32Value or UInt64Value.
 func decodeWrapper(b []byte, value *uint64) error {
-	return eachField(b, "number", func(f wire.Field) error {
+	return wire.Each(b, "number", bad, func(f wire.Field) error {
 		if f.IsVarint(1) {
 			*value = f.Value
 		}
 		return nil
 	})
-}
-
-// eachField calls f with each field of a message.
-func eachField(b []byte, what string, f func(wire.Field) error) error {
-	return wire.EachIn(b, what, bad, f)
 }
 
 // text is b as a string, without a copy.

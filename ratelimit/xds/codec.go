@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
 // shape says which fields of a message are messages. Two bytes of a push can be
@@ -43,31 +44,13 @@ func (s shape) count(b []byte, left *int, depth int) error {
 	if depth > maxMessageDepth {
 		return fmt.Errorf("messages are nested more than %d deep", maxMessageDepth)
 	}
-	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
-		below, known := s[number]
+	return wire.Each(b, "message", fmt.Errorf, func(f wire.Field) error {
 		// Fields that are not messages cost no more in memory than their bytes.
-		if !known || kind != protowire.BytesType {
-			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
-				return protowire.ParseError(n)
-			}
-			b = b[n:]
-			continue
+		if below, known := s[f.Number]; known && f.Type == protowire.BytesType {
+			return below.count(f.Body, left, depth+1)
 		}
-		body, n := protowire.ConsumeBytes(b)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		if err := below.count(body, left, depth+1); err != nil {
-			return err
-		}
-		b = b[n:]
-	}
-	return nil
+		return nil
+	})
 }
 
 // maxMessageDepth is beyond the 99 descriptors in one another that rules may have

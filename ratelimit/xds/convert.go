@@ -10,13 +10,13 @@ import (
 	"strings"
 
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
 // Fields of a RateLimitDescriptor that the published types lack.
@@ -206,27 +206,17 @@ func unitOf(u rlsconf.RateLimitUnit) string {
 // last counts, as in every message.
 func (c *converter) unknown(indent string, b []byte) error {
 	quota, meta, given := false, []byte(nil), false
-	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
+	err := wire.Each(b, "descriptor", fmt.Errorf, func(f wire.Field) error {
 		switch {
-		case number == quotaMode && kind == protowire.VarintType:
-			var v uint64
-			v, n = protowire.ConsumeVarint(b)
-			quota = v != 0
-		case number == metadataField && kind == protowire.BytesType:
-			meta, n = protowire.ConsumeBytes(b)
-			given = true
-		default:
-			n = protowire.ConsumeFieldValue(number, kind, b)
+		case f.IsVarint(quotaMode):
+			quota = f.Value != 0
+		case f.IsBytes(metadataField):
+			meta, given = f.Body, true
 		}
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	c.flag(indent, "quota_mode", quota)
 	if !given {

@@ -7,19 +7,12 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Reader is a message that takes in its own bytes. They are gRPC's again when it returns.
-type Reader interface {
-	Read(data mem.BufferSlice) error
-}
+// Message is a message as its bytes, for a handler that reads and writes them itself. It takes in a copy of received
+// bytes, and sent ones are gRPC's from then on.
+type Message struct{ Bytes []byte }
 
-// Writer is a message that gives its own bytes. It is called once, and they are gRPC's from then
-// on.
-type Writer interface {
-	Write() mem.BufferSlice
-}
-
-// ServerCodec makes a server read Readers and write Writers in their own form. Other messages (health,
-// reflection) use the protobuf library.
+// ServerCodec makes a server read and write Messages as they are. Other messages (health, reflection) use the protobuf
+// library.
 func ServerCodec() grpc.ServerOption {
 	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(proto.Name)})
 }
@@ -31,27 +24,21 @@ func (c codec) Name() string { return proto.Name }
 
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if r, ok := v.(Reader); ok {
-		return r.Read(data)
+	m, ok := v.(*Message)
+	if !ok {
+		return c.ordinary.Unmarshal(data, v)
 	}
-	return c.ordinary.Unmarshal(data, v)
+	m.Bytes = m.Bytes[:0]
+	for _, part := range data {
+		m.Bytes = append(m.Bytes, part.ReadOnlyData()...)
+	}
+	return nil
 }
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
-	if w, ok := v.(Writer); ok {
-		return w.Write(), nil
+	if m, ok := v.(*Message); ok {
+		return mem.BufferSlice{mem.SliceBuffer(m.Bytes)}, nil
 	}
 	return c.ordinary.Marshal(v)
-}
-
-// CopyTo copies data into b, which is grown where it has no room.
-func CopyTo(b []byte, data mem.BufferSlice) []byte {
-	n := data.Len()
-	if cap(b) < n {
-		b = make([]byte, n)
-	}
-	b = b[:n]
-	data.CopyTo(b)
-	return b
 }

@@ -6,7 +6,6 @@
 package wire
 
 import (
-	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -30,19 +29,13 @@ func (f Field) IsVarint(number protowire.Number) bool {
 	return f.Number == number && f.Type == protowire.VarintType
 }
 
-// MalformedError says why bytes are no message.
-type MalformedError struct{ reason string }
-
-// Error describes the fault, without the place, which the caller adds.
-func (e *MalformedError) Error() string { return e.reason }
-
-// Each calls f with each field of a message, in their order, until f fails. An error is
-// f's, or a *MalformedError.
-func Each(message []byte, f func(Field) error) error {
+// Each calls f with each field of a message, in their order, until f fails. An error is f's, or what malformed makes
+// of a format and its arguments, with the name of the message.
+func Each(message []byte, name string, malformed func(string, ...any) error, f func(Field) error) error {
 	for b := message; len(b) > 0; {
-		field, size, err := next(b)
-		if err != nil {
-			return err
+		field, size, reason := next(b)
+		if reason != "" {
+			return malformed("malformed %s: %s", name, reason)
 		}
 		b = b[size:]
 		if err := f(field); err != nil {
@@ -52,25 +45,15 @@ func Each(message []byte, f func(Field) error) error {
 	return nil
 }
 
-// EachIn is Each for a message with a name. Of a malformed one it returns what bad makes of a format and its arguments.
-func EachIn(message []byte, name string, bad func(string, ...any) error, f func(Field) error) error {
-	err := Each(message, f)
-	if _, ok := errors.AsType[*MalformedError](err); ok { // of this one: those within have said so
-		return bad("malformed %s: %v", name, err)
-	}
-	return err
-}
-
-// next is the first field, and how many bytes it takes.
-func next(b []byte) (f Field, size int, err error) {
+// next is the first field, and how many bytes it takes; or why there is none.
+func next(b []byte) (f Field, size int, reason string) {
 	var n int
 	f.Number, f.Type, size = protowire.ConsumeTag(b)
 	switch {
 	case size < 0:
-		return f, 0, &MalformedError{protowire.ParseError(size).Error()}
+		return f, 0, protowire.ParseError(size).Error()
 	case f.Number > protowire.MaxValidNumber: // which ConsumeTag lets pass, and no message may have
-		reason := fmt.Sprintf("the field number %d is more than %d", f.Number, protowire.MaxValidNumber)
-		return f, 0, &MalformedError{reason}
+		return f, 0, fmt.Sprintf("the field number %d is more than %d", f.Number, protowire.MaxValidNumber)
 	}
 	switch b = b[size:]; f.Type {
 	case protowire.BytesType:
@@ -81,9 +64,9 @@ func next(b []byte) (f Field, size int, err error) {
 		n = protowire.ConsumeFieldValue(f.Number, f.Type, b)
 	}
 	if n < 0 {
-		return f, 0, &MalformedError{protowire.ParseError(n).Error()}
+		return f, 0, protowire.ParseError(n).Error()
 	}
-	return f, size + n, nil
+	return f, size + n, ""
 }
 
 // AppendVarint writes a field that is a number.
