@@ -191,42 +191,24 @@ func TestBadRequests(t *testing.T) {
 		many.Descriptors = append(many.Descriptors, desc("twenty=x"))
 	}
 	deep := rlsRequest(desc(strings.Repeat("a=b,", 200)))
-	for name, c := range map[string]struct {
-		request *rlsv3.RateLimitRequest
-		want    string
-	}{
-		"10,000 of them": {many, "request has more than 1000 descriptors"},
-		"200 entries":    {deep, "descriptor 0 has more than 100 entries"},
-		"a 1 MB value": {
-			rlsRequest(desc("twenty=x"), desc("a=b,c="+big)),
-			"descriptor 1, entry 1: value has 1048576 bytes, and the maximum is 65536",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, Options{}, testRules)
-			_, err := f.call(c.request)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %s", err, c.want)
-			}
-			f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x"))) // nothing was changed
-			if n := f.Stats.BadRequests.Load(); n != 1 {
-				t.Errorf("%d bad requests counted", n)
-			}
-		})
-	}
-}
-
-func TestInvalidUTF8(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
-	for what, in := range map[string][]byte{
-		"domain":                     {0x0a, 2, 0xff, 0xfe},
-		"descriptor 0, entry 0: key": {0x0a, 1, 'd', 0x12, 6, 0x0a, 4, 0x0a, 2, 0xc3, 0x28},
+	large := f.wired(rlsRequest(desc("twenty=x"), desc("a=b,c="+big)))
+	for i, c := range []struct {
+		in   []byte
+		want string
+	}{
+		{f.wired(many), "request has more than 1000 descriptors"},
+		{f.wired(deep), "descriptor 0 has more than 100 entries"},
+		{large, "descriptor 1, entry 1: value has 1048576 bytes, and the maximum is 65536"},
+		{[]byte{0x0a, 2, 0xff, 0xfe}, "domain is not valid UTF-8"},
+		{[]byte("\x0a\x01d\x12\x06\x0a\x04\x0a\x02\xc3\x28"), "descriptor 0, entry 0: key is not valid UTF-8"},
 	} {
-		err := f.answer(context.Background(), &call{in: in})
-		if err == nil || err.Error() != what+" is not valid UTF-8" {
-			t.Errorf("%s: %v", what, err)
+		err := f.answer(context.Background(), &call{in: c.in})
+		if n := int(f.Stats.BadRequests.Load()); err == nil || !strings.Contains(err.Error(), c.want) || n != i+1 {
+			t.Errorf("got %v, want %s; %d bad requests are counted", err, c.want, n)
 		}
 	}
+	f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x"))) // nothing was changed
 }
 
 // A bug in a limiter is one failed request and a line in the log.
@@ -260,58 +242,52 @@ func TestAnswerAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestJSON(t *testing.T) {
-	f := newFixture(t, Options{}, testRules)
-	one := `{"domain":"d","descriptors":[{"entries":[{"key":"node","value":"a"},{"key":"leaf","value":"b"}]}]}`
-	w := httptest.NewRecorder()
-	f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", io.LimitReader(endless{}, 100<<20)))
-	if w.Code != http.StatusRequestEntityTooLarge || w.Body.String() != "request is larger than 262144 bytes\n" {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-	w = httptest.NewRecorder()
-	f.ServeJSON(w, httptest.NewRequest(http.MethodGet, "/json", nil))
-	if w.Code != http.StatusMethodNotAllowed {
-		t.Error(w.Code)
-	}
-	none := newFixture(t, Options{}, "")
-	w = httptest.NewRecorder()
-	none.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(one)))
-	if w.Code != http.StatusServiceUnavailable || w.Body.String() != "no rate limit configuration loaded\n" {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
+// post is a request of /json for key "twenty".
+func post() *http.Request {
+	return httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(
+		`{"domain":"d","descriptors":[{"entries":[{"key":"twenty","value":"x"}]}]}`))
 }
 
-// What a page of another site can have a browser send, without the browser asking first, is not taken in.
-func TestJSONOfStrangePages(t *testing.T) {
+// Requests by other methods, too large ones, and what a page of another site can have a browser send without the
+// browser asking first, are not taken in.
+func TestJSON(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
-	for _, c := range []struct {
-		origin, kind string
-		code         int
+	none := newFixture(t, Options{}, "")
+	of := func(origin, kind string) *http.Request {
+		r := post()
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		if kind != "" {
+			r.Header.Set("Content-Type", kind)
+		}
+		return r
+	}
+	large := httptest.NewRequest(http.MethodPost, "/json", io.LimitReader(endless{}, 100<<20))
+	for i, c := range []struct {
+		f    *fixture
+		r    *http.Request
+		code int
+		says string
 	}{
-		{"", "", 200},
-		{"", "application/json", 200},
-		{"", "application/x-www-form-urlencoded", 200}, // as curl -d sends it
-		{"", "text/plain", 415},
-		{"", "Text/Plain; charset=utf-8", 415},
-		{"", "text/plain;a=1;a=2", 415},
-		{"", "multipart/form-data; boundary=x", 415},
-		{"http://example.com", "application/json", 415}, // whose name points here
-		{"http://evil.example", "application/json", 415},
-		{"https://evil.example", "application/x-www-form-urlencoded", 415},
-		{"null", "", 415},
-		{"%", "", 415},
+		{f, large, 413, "request is larger than 262144 bytes\n"},
+		{f, httptest.NewRequest(http.MethodGet, "/json", nil), 405, "use POST"},
+		{none, post(), 503, "no rate limit configuration loaded\n"},
+		{f, post(), 200, "OK"},
+		{f, of("", "application/json"), 200, "OK"},
+		{f, of("", "application/x-www-form-urlencoded"), 200, "OK"}, // as curl -d sends it
+		{f, of("", "text/plain"), 415, "text/plain"},
+		{f, of("", "Text/Plain; charset=utf-8"), 415, "text/plain"},
+		{f, of("", "text/plain;a=1;a=2"), 415, "text/plain"},
+		{f, of("", "multipart/form-data; boundary=x"), 415, "multipart"},
+		{f, of("http://example.com", "application/json"), 415, "example.com"}, // whose name points here
+		{f, of("https://evil.example", "application/x-www-form-urlencoded"), 415, "evil.example"},
+		{f, of("null", ""), 415, "null"},
+		{f, of("%", ""), 415, "%"},
 	} {
-		r := httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(
-			`{"domain":"d","descriptors":[{"entries":[{"key":"twenty","value":"x"}]}]}`))
-		if c.origin != "" {
-			r.Header.Set("Origin", c.origin)
-		}
-		if c.kind != "" {
-			r.Header.Set("Content-Type", c.kind)
-		}
 		w := httptest.NewRecorder()
-		if f.ServeJSON(w, r); w.Code != c.code {
-			t.Errorf("%+v: %d %s", c, w.Code, w.Body)
+		if c.f.ServeJSON(w, c.r); w.Code != c.code || !strings.Contains(w.Body.String(), c.says) {
+			t.Errorf("request %d: %d %s, want %d and %q", i, w.Code, w.Body, c.code, c.says)
 		}
 	}
 }
@@ -370,13 +346,12 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 func TestJSONIsShed(t *testing.T) {
 	gate := shed.NewGate(20 * time.Millisecond)
 	f := newFixture(t, Options{Gate: gate}, testRules)
-	post := func() int {
+	code := func() int {
 		w := httptest.NewRecorder()
-		f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json",
-			strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"five","value":"b"}]}]}`)))
+		f.ServeJSON(w, post())
 		return w.Code
 	}
-	if code := post(); code != http.StatusOK {
+	if code := code(); code != http.StatusOK {
 		t.Errorf("a quiet node: %d", code)
 	}
 	arrived := f.now
@@ -390,7 +365,7 @@ func TestJSONIsShed(t *testing.T) {
 	for range 2000 { // each of a connection of its own
 		gate.Arrive(f.now, 0, time.Second)
 	}
-	if code := post(); code != http.StatusServiceUnavailable {
+	if code := code(); code != http.StatusServiceUnavailable {
 		t.Errorf("while 2,000 calls wait: %d", code)
 	}
 }
