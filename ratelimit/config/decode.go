@@ -47,6 +47,16 @@ func fill[T any](d *decoder, t *T, v *yamlValue, known decoders[T]) {
 	}
 }
 
+// block fills t from a map, or reports that f is none.
+func block[T any](d *decoder, t *T, f *yamlField, known decoders[T]) *T {
+	if f.value.kind != mapping {
+		d.wrongly(f, "a map", shapeHint(f))
+		return nil
+	}
+	fill(d, t, &f.value, known)
+	return t
+}
+
 func (d *decoder) unknown(f *yamlField, known []string) {
 	d.problems.add(f.place, "config error, unknown key '%s'%s", shorten(f.key), unknownHint(f.key, known))
 }

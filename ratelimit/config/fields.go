@@ -133,14 +133,9 @@ func (d *decoder) limit(f *yamlField) *RateLimit {
 			"requests_per_unit, indented further than rate_limit")
 		return nil
 	}
-	if f.value.kind != mapping {
-		d.wrongly(f, "a map", shapeHint(f))
-		return nil
-	}
-	l := &RateLimit{Place: f.place}
 	at := f.value.get("requests_per_unit")
-	l.NoRequests = (at == nil || at.value.kind == null) && f.value.get("concurrency") == nil
-	fill(d, l, &f.value, limitFields)
+	none := (at == nil || at.value.kind == null) && f.value.get("concurrency") == nil
+	l := block(d, &RateLimit{Place: f.place, NoRequests: none}, f, limitFields)
 	if at := f.value.get("unit"); at != nil {
 		l.Place = at.value.place
 	}
@@ -161,12 +156,7 @@ func (d *decoder) billing(f *yamlField) *Billing {
 	if f.value.kind == null {
 		return b // from the first, in UTC
 	}
-	if f.value.kind != mapping {
-		d.wrongly(f, "a map", shapeHint(f))
-		return nil
-	}
-	fill(d, b, &f.value, billingFields)
-	return b
+	return block(d, b, f, billingFields)
 }
 
 // CheckInherited returns the problems of a text that may have only fields that descriptors inherit.

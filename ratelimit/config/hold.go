@@ -20,13 +20,8 @@ var holdFields = decoders[Hold]{
 
 // hold is a block of its own, because its fields need each other.
 func (d *decoder) hold(f *yamlField) *Hold {
-	if f.value.kind != mapping {
-		d.wrongly(f, "a map", shapeHint(f))
-		return nil
-	}
-	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
-	fill(d, h, &f.value, holdFields)
-	if h.given != 1 {
+	h := block(d, &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}, f, holdFields)
+	if h != nil && h.given != 1 {
 		d.problems.add(f.place, "config error, hold has %d of amount, from and learned, must have one: how much a "+
 			"request holds", h.given)
 	}

@@ -65,7 +65,7 @@ func (d *decoder) setting(t *Inherited, prefix string, f *yamlField) {
 				known = append(known, sub)
 			}
 		}
-		d.problems.add(f.place, "config error, unknown key '%s'%s", shorten(f.key), unknownHint(f.key, known))
+		d.unknown(f, known)
 		return
 	}
 	if f.value.kind >= mapping || f.value.kind == null {

@@ -25,7 +25,7 @@ func Schema() []byte {
 		"unit_multiplier": wholeSchema(1, "Units in a period (default 1)."),
 		"concurrency": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxConcurrency},
 			"Maximum requests in flight, instead of requests_per_unit and unit. Envoy must return holds."),
-		"hold_ttl": described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`},
+		"hold_ttl": durationSchema(
 			"With concurrency: maximum time that a request without a reported end counts, 1s to 24h (default 10m)."),
 		"billing": objectSchema("With unit: month and fixed_window: months begin on a day, at local midnight.", schema{
 			"day": described(schema{"type": "integer", "minimum": 1, "maximum": 31},
@@ -83,7 +83,7 @@ func holdSchema() schema {
 		"learned": described(schema{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
 			"Quantile of the last costs to hold."),
 		"max": wholeSchema(1, "Maximum of a hold. Required with learned, and held until the first costs arrive."),
-		"ttl": described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`},
+		"ttl": durationSchema(
 			"Maximum time from request to settlement, 1s to 24h (default 10m)."),
 		"on_unknown": described(schema{"enum": ratelimit.OnUnknowns},
 			"Cost of a request that ends without a reported cost."),
@@ -95,9 +95,6 @@ func holdSchema() schema {
 }
 
 func coordinationSchema() schema {
-	duration := func(about string) schema {
-		return described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}, about)
-	}
 	share := func(about string) schema {
 		return described(schema{"anyOf": []schema{
 			{"type": "integer", "minimum": 0, "maximum": ratelimit.MaxLimit},
@@ -116,9 +113,9 @@ func coordinationSchema() schema {
 		"drift_budget": share("For approx: maximum over-admission of the fleet, part of the limit (1%) or tokens."),
 		"max_nodes": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxMaxNodes},
 			"Maximum nodes of the fleet."),
-		"check_timeout": duration("For approx: maximum wait for the store while at most a fifth of the limit is " +
+		"check_timeout": durationSchema("For approx: maximum wait for the store while at most a fifth of the limit is " +
 			"left, up to 1s."),
-		"store_deadline": duration("Maximum wait of a decision for the store or a key's owner, 1ms to 1s " +
+		"store_deadline": durationSchema("Maximum wait of a decision for the store or a key's owner, 1ms to 1s " +
 			"(default 15ms)."),
 		"on_store_failure": described(schema{"enum": ratelimit.FailurePolicies},
 			"Decision while the store does not answer."),
@@ -152,6 +149,10 @@ func listSchema(about string, of schema) schema {
 
 func textSchema(about string) schema {
 	return described(schema{"type": []string{"string", "number", "boolean", "null"}}, about) // as YAML reads 17 and yes
+}
+
+func durationSchema(about string) schema {
+	return described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}, about)
 }
 
 func flagSchema(about string) schema { return described(schema{"type": "boolean"}, about) }
