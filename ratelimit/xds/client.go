@@ -72,8 +72,7 @@ type Client struct {
 	options Options
 	pace    config.Pace // of Watch alone
 	mu      sync.Mutex
-	texts   []config.Text // guarded by mu
-	got     bool          // guarded by mu: a push
+	texts   []config.Text // guarded by mu; nil: no push yet, which is not a push without resources
 }
 
 // NewClient makes a client; it does not connect yet.
@@ -89,8 +88,7 @@ func NewClient(o Options) *Client {
 func (c *Client) Read() ([]config.Text, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// No push yet is not the same as a push without resources, which ends all rules.
-	if !c.got {
+	if c.texts == nil {
 		return nil, config.ErrNothingYet
 	}
 	return c.texts, nil
@@ -236,19 +234,19 @@ func (c *Client) take(push *discovery.DiscoveryResponse, load config.Loader) err
 		load.Refuse(err)
 		return err
 	}
-	c.mu.Lock()
-	before, got := c.texts, c.got
-	// load reads the source again (Read), and so the new texts have to be in their place before it
-	// is called.
-	c.texts, c.got = texts, true
-	c.mu.Unlock()
-	err = load.Load()
-	if err != nil {
-		c.mu.Lock()
-		// The rules before stay in force, and a later load for another reason must find their
-		// texts.
-		c.texts, c.got = before, got
-		c.mu.Unlock()
+	// load reads the source, so the new texts are in their place before it is called. If they are bad, the rules
+	// before stay in force, and a later load for another reason must find their texts.
+	before := c.swap(texts)
+	if err = load.Load(); err != nil {
+		c.swap(before)
 	}
 	return err
+}
+
+// swap replaces the texts, and returns those before.
+func (c *Client) swap(texts []config.Text) (before []config.Text) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, c.texts = c.texts, texts
+	return before
 }
