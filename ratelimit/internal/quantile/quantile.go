@@ -15,8 +15,8 @@ import (
 // rule's.
 type Costs struct {
 	mu   sync.Mutex
-	all  lastCosts            // guarded by mu
-	keys map[uint64]lastCosts // guarded by mu
+	all  *lastCosts            // guarded by mu; nil: none yet
+	keys map[uint64]*lastCosts // guarded by mu
 }
 
 const (
@@ -27,10 +27,8 @@ const (
 	costsAnew = 8
 )
 
-// lastCosts is a ring; nil is empty.
-type lastCosts = *costRing
-
-type costRing struct {
+// lastCosts is a ring.
+type lastCosts struct {
 	costs    [costsKept]int64
 	seen     uint64
 	quantile int64
@@ -46,12 +44,12 @@ func (c *Costs) Observe(key []byte, cost int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.all == nil {
-		c.all, c.keys = new(costRing), map[uint64]lastCosts{}
+		c.all, c.keys = new(lastCosts), map[uint64]*lastCosts{}
 	}
 	c.all.add(cost)
 	own := c.keys[hash]
 	if own == nil && len(c.keys) < costKeys {
-		own = new(costRing)
+		own = new(lastCosts)
 		c.keys[hash] = own
 	}
 	if own != nil {
@@ -75,12 +73,12 @@ func (c *Costs) Quantile(key []byte, q float64) (int64, bool) {
 	return from.get(q), true
 }
 
-func (r *costRing) add(cost int64) {
+func (r *lastCosts) add(cost int64) {
 	r.costs[r.seen%costsKept] = cost
 	r.seen++
 }
 
-func (r *costRing) get(q float64) int64 {
+func (r *lastCosts) get(q float64) int64 {
 	if r.of == q && r.seen-r.at < costsAnew {
 		return r.quantile
 	}
