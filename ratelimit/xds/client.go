@@ -206,7 +206,8 @@ func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, er
 				}
 			}
 			refused = push.GetVersionInfo()
-			why := shortenTo(err.Error(), longestDetail)
+			// The cut may be within a character, and a string of a message has to be valid UTF-8.
+			why := strings.ToValidUTF8(err.Error()[:min(len(err.Error()), longestDetail)], "")
 			request.ErrorDetail = &status.Status{Code: int32(codes.InvalidArgument), Message: why}
 			continue
 		}
@@ -216,14 +217,6 @@ func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, er
 
 // longestDetail bounds the error text for the server: it may have to fit a header.
 const longestDetail = 4 << 10
-
-func shortenTo(text string, most int) string {
-	if len(text) > most {
-		// The cut may be within a character, and a string of a message has to be valid UTF-8.
-		return strings.ToValidUTF8(text[:most], "") + " ..."
-	}
-	return text
-}
 
 // take puts a push in force. If it is bad, the previous rules stay the source's.
 func (c *Client) take(push *discovery.DiscoveryResponse, load config.Loader) error {

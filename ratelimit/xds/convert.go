@@ -48,7 +48,7 @@ func newConverter(more *Additions, caps config.Caps) *converter {
 func (c *converter) text(resource *anypb.Any) (config.Text, error) {
 	if resource.GetTypeUrl() != TypeURL {
 		return config.Text{}, fmt.Errorf("a resource of type %q, must be of type %s",
-			shortenTo(resource.GetTypeUrl(), 200), TypeURL)
+			ratelimit.OneLine(resource.GetTypeUrl()), TypeURL)
 	}
 	body := resource.GetValue()
 	// Counted in the bytes, before anything is built: see shape.
@@ -62,7 +62,7 @@ func (c *converter) text(resource *anypb.Any) (config.Text, error) {
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return config.Text{}, fmt.Errorf("a resource that is not a RateLimitConfig: %w", err)
 	}
-	name := "xds:" + shortenTo(m.GetName(), 200)
+	name := "xds:" + ratelimit.OneLine(m.GetName())
 	c.domain, c.path, c.out = m.GetDomain(), nil, nil
 	c.line("", "domain", strconv.Quote(m.GetDomain()))
 	err := c.added("")
@@ -164,7 +164,7 @@ func (c *converter) descriptor(indent string, m *rlsconf.RateLimitDescriptor) er
 		err = c.added(below)
 	}
 	if err != nil {
-		return fmt.Errorf("descriptor %s: %w", shortenTo(strings.Join(c.path, "."), 200), err)
+		return fmt.Errorf("descriptor %s: %w", ratelimit.OneLine(strings.Join(c.path, ".")), err)
 	}
 	err = c.descriptors(below, m.GetDescriptors())
 	c.path = c.path[:len(c.path)-1]

@@ -3,7 +3,6 @@ package xds
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"runtime"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
@@ -206,8 +204,7 @@ func TestWatchEnds(t *testing.T) {
 		Server: m.addr, NodeID: "n1", Credentials: insecure.NewCredentials(), MaxMessage: 4 << 20,
 		Interval: time.Hour, Backoff: Backoff{Connect: time.Hour},
 	})
-	store := config.NewStore(c, config.Options{Coordination: ratelimit.DefaultCoordination()},
-		slog.New(slog.DiscardHandler))
+	store := newStore(c, options())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Watch(ctx, store) }()

@@ -3,7 +3,6 @@ package xds
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -150,8 +149,7 @@ func run(t *testing.T, o Options) *config.Store {
 	o.NodeID, o.Credentials, o.MaxMessage = "n1", insecure.NewCredentials(), 4<<20
 	o.Backoff = Backoff{Connect: 20 * time.Millisecond, First: 20 * time.Millisecond, Longest: 50 * time.Millisecond}
 	c := NewClient(o)
-	store := config.NewStore(c, config.Options{Coordination: ratelimit.DefaultCoordination()},
-		slog.New(slog.DiscardHandler))
+	store := newStore(c, options())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
