@@ -5,8 +5,8 @@
 // rejected as a whole, with every problem and its place. A Store never replaces good rules with bad
 // ones.
 //
-// Rules come from a Source: a Tree (a directory or a file), a Copy (the last good rules on disk),
-// or a push of package xds. A Store loads the rules of its source, and Watch loads them again.
+// Rules come from a Source: a Tree (a directory or a file), or a push of package xds. A Store loads
+// the rules of its source, and Watch loads them again. It can keep a copy of the last good ones.
 //
 // The steps for a file are: parse (YAML to a tree with places), decode (tree to a File of
 // Descriptors), Compile (Files to Rules).

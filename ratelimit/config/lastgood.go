@@ -1,7 +1,6 @@
 package config
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,11 +9,11 @@ import (
 	"path/filepath"
 )
 
-// Copy is a source: the texts of the last good rules, which a [Store] wrote to a file on disk. The
-// file belongs to one node.
-type Copy struct {
-	Path string
-	Caps Caps // bounds of the read; zero: the default
+// copyFile has the texts of the last good rules, which a [Store] wrote to a file on disk. The file
+// belongs to one node.
+type copyFile struct {
+	path string
+	caps Caps // bounds of the read; zero: the default
 }
 
 // copied is the content of the file, as JSON. Data is base64 to keep every byte.
@@ -28,10 +27,10 @@ const copyFormat = 1
 // newCopy ends the name of a copy that is being written.
 const newCopy = ".new"
 
-// Read implements [Source]. It reads at most the bounds. A file that other users can write is
+// read reads at most the bounds. A file that other users can write is
 // refused: they could choose the rules.
-func (c *Copy) Read() ([]Text, error) {
-	f, err := os.Open(c.Path)
+func (c *copyFile) read() ([]Text, error) {
+	f, err := os.Open(c.path)
 	if err != nil {
 		return nil, err
 	}
@@ -42,45 +41,36 @@ func (c *Copy) Read() ([]Text, error) {
 	}
 	if info.Mode().Perm()&0o022 != 0 {
 		return nil, fmt.Errorf("%s has the permissions %v: other users can write it; chmod 600 it if you trust "+
-			"its content", c.Path, info.Mode().Perm())
+			"its content", c.path, info.Mode().Perm())
 	}
-	most := 2*int64(c.Caps.OrDefault().TotalBytes) + 1<<20 // base64 and names
+	most := 2*int64(c.caps.OrDefault().TotalBytes) + 1<<20 // base64 and names
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
 		return nil, err
 	}
 	if int64(len(data)) > most {
 		return nil, fmt.Errorf("%s is more than %d bytes: it is not a copy of rules within the caps on rules",
-			c.Path, most)
+			c.path, most)
 	}
 	var on copied
 	if err := json.Unmarshal(data, &on); err != nil {
-		return nil, fmt.Errorf("%s is not a copy of rules: %w", c.Path, err)
+		return nil, fmt.Errorf("%s is not a copy of rules: %w", c.path, err)
 	}
 	if on.Format != copyFormat {
-		return nil, fmt.Errorf("%s has sluice_last_good %d, and this version reads %d: remove it", c.Path,
+		return nil, fmt.Errorf("%s has sluice_last_good %d, and this version reads %d: remove it", c.path,
 			on.Format, copyFormat)
 	}
 	return on.Files, nil
 }
 
-// String names the file.
-func (c *Copy) String() string { return "the copy " + c.Path }
-
-// Watch implements [Source]. The copy never changes by itself: only this node writes it.
-func (c *Copy) Watch(ctx context.Context, _ Loader) error {
-	<-ctx.Done()
-	return nil
-}
-
 // write replaces the file as a whole or not at all, also if the machine stops: the new file is on
 // disk before it takes the old name.
-func (c *Copy) write(texts []Text) error {
+func (c *copyFile) write(texts []Text) error {
 	data, err := json.Marshal(copied{copyFormat, texts})
 	if err != nil {
 		return err
 	}
-	fresh := c.Path + newCopy
+	fresh := c.path + newCopy
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a killed process
 		return err
 	}
@@ -92,10 +82,10 @@ func (c *Copy) write(texts []Text) error {
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	if err := os.Rename(fresh, c.Path); err != nil {
+	if err := os.Rename(fresh, c.path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(c.Path))
+	dir, err := os.Open(filepath.Dir(c.path))
 	if err != nil {
 		return err
 	}

@@ -5,29 +5,18 @@ import (
 	"errors"
 )
 
-// Source supplies rules: a file or a directory ([Tree]), a copy on disk ([Copy]), constant texts
-// ([Static]), or a server that pushes rules (package xds). A source is safe for concurrent use.
+// Source supplies rules: a file or a directory ([Tree]), constant texts ([Static]), or a
+// server that pushes rules (package xds). A source is safe for concurrent use.
 type Source interface {
 	// Read returns all current rules, in a fixed order. It returns [ErrNothingYet] until the first
 	// rules arrive.
 	Read() ([]Text, error)
-	// Watch calls the loader each time that Read may return other rules than before. It blocks
+	// Watch loads the store each time that Read may return other rules than before. It blocks
 	// until ctx is done, and then returns nil. An error means that changes are no longer noticed.
 	// Read still works.
-	Watch(ctx context.Context, to Loader) error
+	Watch(ctx context.Context, to *Store) error
 	// String names it for users: a path, a server.
 	String() string
-}
-
-// Loader receives the changes of a source. [Store] implements it. It is safe for concurrent use.
-type Loader interface {
-	// Load puts the result of Read in force. The error has all problems. The previous rules then
-	// stay in force.
-	Load() error
-	// Refuse logs and counts a change that is too bad for Read to return.
-	Refuse(err error)
-	// Coalesced counts a change that shares the load of a later one.
-	Coalesced()
 }
 
 // ErrNothingYet is the error of a source before its first rules.
@@ -56,7 +45,7 @@ func (s Static) String() string {
 }
 
 // Watch implements [Source]. Static texts never change.
-func (s Static) Watch(ctx context.Context, _ Loader) error {
+func (s Static) Watch(ctx context.Context, _ *Store) error {
 	<-ctx.Done()
 	return nil
 }

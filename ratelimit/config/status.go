@@ -35,11 +35,10 @@ type statuses struct {
 }
 
 // put notes that rules are in force.
-func (s *statuses) put(r *Rules, source Source) {
+func (s *statuses) put(r *Rules, source string, fromCopy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Fingerprint, s.now.Source, s.now.Loaded = r.Fingerprint(), source.String(), time.Now()
-	_, s.now.FromCopy = source.(*Copy)
+	s.now.Fingerprint, s.now.Source, s.now.Loaded, s.now.FromCopy = r.Fingerprint(), source, time.Now(), fromCopy
 }
 
 // good notes that the source has the rules in force.

@@ -34,7 +34,7 @@ type Store struct {
 	read     bool       // guarded by mu
 	last     uint64     // guarded by mu; the fingerprint of the last read
 	problem  error      // guarded by mu; its error
-	lastGood *Copy      // guarded by mu; file of the last good rules; nil: none
+	lastGood *copyFile  // guarded by mu; file of the last good rules; nil: none
 	names    *ratelimit.NameBudget
 }
 
@@ -127,7 +127,7 @@ func (s *Store) loadLocked() error {
 	}
 	before := s.Rules()
 	s.useLocked(rules)
-	s.status.put(rules, s.source)
+	s.status.put(rules, s.source.String(), false)
 	s.status.good()
 	s.loaded.Add(1)
 	s.log.Info("config loaded", "event", "config_load_success", "fingerprint", rules.Fingerprint(),
@@ -193,7 +193,7 @@ func (s *Store) Status() Status {
 	return s.status.now
 }
 
-// KeepLastGood makes each successful load write its texts to a [Copy] at path, for LoadLastGood
+// KeepLastGood makes each successful load write its texts to a copy at path, for LoadLastGood
 // after a restart. Call it before the first load. The file must be outside of the rules directory,
 // or it is read as rules.
 func (s *Store) KeepLastGood(path string) error {
@@ -202,7 +202,7 @@ func (s *Store) KeepLastGood(path string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastGood = &Copy{Path: path, Caps: s.options.Caps}
+	s.lastGood = &copyFile{path, s.options.Caps}
 	return nil
 }
 
@@ -227,20 +227,20 @@ func (s *Store) LoadLastGood(why error) error {
 	if s.lastGood == nil || s.Rules() != nil {
 		return why
 	}
-	texts, err := s.lastGood.Read()
+	texts, err := s.lastGood.read()
 	if err != nil {
 		return fmt.Errorf("%w\nand the last good rules are not available: %w", why, err)
 	}
 	rules, _, problems := s.compileLocked(texts)
 	if len(problems) > 0 {
-		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.Path, problems)
+		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.path, problems)
 	}
 	s.useLocked(rules)
-	s.status.put(rules, s.lastGood)
+	s.status.put(rules, "the copy "+s.lastGood.path, true)
 	s.status.refuse(why) // also if the source has no rules yet
 	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or missing",
 		"event", "config_last_good",
-		"copy", s.lastGood.Path, "fingerprint", rules.Fingerprint(), "files", len(texts), "rules", len(rules.All()),
+		"copy", s.lastGood.path, "fingerprint", rules.Fingerprint(), "files", len(texts), "rules", len(rules.All()),
 		"error", cut(why.Error(), maxMessage))
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 // Watch implements [Source]. It looks at the files after events of the file system, and now and
 // then, because some file systems lose events, and some machines have none left to give. Loads keep
 // a [Pace] of at least Interval: faster changes share a load.
-func (t *Tree) Watch(ctx context.Context, to Loader) error {
+func (t *Tree) Watch(ctx context.Context, to *Store) error {
 	log, events := cmp.Or(t.Log, slog.New(slog.DiscardHandler)), t.events
 	if events == nil {
 		events = fsnotify.NewWatcher
@@ -62,7 +62,7 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			t.addAll(w) // before files are read: new files are read, or cause an event
 		}
 		if t.changed() {
-			_ = to.Load() // the loader logs and counts its error
+			_ = to.Load() // the store logs and counts its error
 		}
 		pace.Done(begun, time.Now())
 	}

@@ -99,7 +99,7 @@ func (c *Client) String() string { return "xds " + c.options.Server }
 
 // Watch implements [config.Source]: it keeps a stream open until ctx is done, and
 // has load put pushes in force. It blocks.
-func (c *Client) Watch(ctx context.Context, load config.Loader) error {
+func (c *Client) Watch(ctx context.Context, load *config.Store) error {
 	connected := false
 	for failures := 0; ctx.Err() == nil; failures++ {
 		// A stream counts as a success only when something came: a server that takes connections
@@ -116,7 +116,7 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 }
 
 // attempt keeps one stream open until it ends, reports why, and returns the number of its pushes.
-func (c *Client) attempt(ctx context.Context, load config.Loader) int {
+func (c *Client) attempt(ctx context.Context, load *config.Store) int {
 	pushes, err := c.stream(ctx, load)
 	if ctx.Err() != nil {
 		return pushes
@@ -137,7 +137,7 @@ const (
 
 // dial makes a connection for one stream, which dials at once. A connection that fails again and again would wait for
 // up to two minutes before it dials, whatever the back-off here is.
-func (c *Client) dial(load config.Loader) (*grpc.ClientConn, error) {
+func (c *Client) dial(load *config.Store) (*grpc.ClientConn, error) {
 	target := c.options.Server
 	if !strings.Contains(target, ":///") { // the name is resolved at each dial, so that a server may move
 		target = "passthrough:///" + target
@@ -155,7 +155,7 @@ func (c *Client) dial(load config.Loader) (*grpc.ClientConn, error) {
 
 // stream subscribes to rules and answers pushes, until the stream ends. If pushes come faster than they may
 // be loaded, the last one is loaded and answered. A nonce without an answer was overtaken by the next.
-func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, err error) {
+func (c *Client) stream(ctx context.Context, load *config.Store) (pushes int, err error) {
 	conn, err := c.dial(load)
 	if err != nil {
 		return 0, err
@@ -219,7 +219,7 @@ func (c *Client) stream(ctx context.Context, load config.Loader) (pushes int, er
 const longestDetail = 4 << 10
 
 // take puts a push in force. If it is bad, the previous rules stay the source's.
-func (c *Client) take(push *discovery.DiscoveryResponse, load config.Loader) error {
+func (c *Client) take(push *discovery.DiscoveryResponse, load *config.Store) error {
 	begun := time.Now()
 	defer func() { c.pace.Done(begun, time.Now()) }()
 	texts, err := textsOf(push.GetResources(), c.options.Additions, c.options.Caps)

@@ -25,7 +25,7 @@ type inbox struct {
 // that pushes without one costs; meanwhile the stream's window holds it back.
 func (in *inbox) receive(ctx context.Context,
 	stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, pause time.Duration,
-	load config.Loader,
+	load *config.Store,
 ) {
 	defer close(in.ended)
 	for {

@@ -51,8 +51,8 @@ var sources = map[string]source{
 		}
 		path := filepath.Join(t.TempDir(), "copy")
 		writeFile(t, path, string(text))
-		store := newStore(&config.Copy{Path: path, Caps: o.Caps}, o)
-		return store, store.Load()
+		store := newStore(config.Static{}, o)
+		return store, errors.Join(store.KeepLastGood(path), store.LoadLastGood(config.ErrNothingYet))
 	},
 	"push": func(t *testing.T, s said, o config.Options) (*config.Store, error) {
 		t.Helper()
