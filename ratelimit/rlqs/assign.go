@@ -39,7 +39,7 @@ func (s *Session) work(ctx context.Context, now instant) {
 		return
 	}
 	want := s.scratch.want[:0]
-	for _, b := range s.order {
+	for _, b := range s.buckets {
 		// A lease takes two actions: the first clears the rest of the bucket before. The rest stays due.
 		if s.actions+2*len(want) >= mostActions {
 			break
@@ -73,7 +73,7 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 // turn ends the windows that are over, and charges to the next ones what Envoys may still have of them.
 func (s *Session) turn(ctx context.Context, now instant) {
 	var over []*bucket
-	for _, b := range s.order {
+	for _, b := range s.buckets {
 		switch at := s.turnOf(b); {
 		case at == 0 || now < at:
 		case b.waits(now):

@@ -50,8 +50,7 @@ type Session struct {
 	rules  *config.Rules // by which buckets were last served
 	// generation counts these, so that a bucket shows whether it was served by them.
 	generation uint32
-	byName     []*bucket // by canonical name
-	order      []*bucket // as they came
+	buckets    []*bucket // by canonical name
 	// next is the next answer, to be sent once the last one is acknowledged, and actions how many it has.
 	next    []byte
 	actions int
@@ -158,14 +157,14 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 	s.scratch.name = name
 	at, found := s.placeOf(name)
 	if found && !r.more {
-		return s.byName[at], nil
+		return s.buckets[at], nil
 	}
 	// What a stream has subscribed to was within the bounds then.
 	if err := r.measure(&s.node.options); err != nil {
 		return nil, err
 	}
 	var x *subject
-	if len(s.byName) < s.node.options.Buckets {
+	if len(s.buckets) < s.node.options.Buckets {
 		x = s.node.subscribe(name, r.id())
 	}
 	if x == nil {
@@ -182,8 +181,7 @@ func (s *Session) bucket(r *report) (*bucket, error) {
 		return nil, nil
 	}
 	b := &bucket{of: s, subject: x}
-	s.byName = slices.Insert(s.byName, at, b)
-	s.order = append(s.order, b)
+	s.buckets = slices.Insert(s.buckets, at, b)
 	s.node.stats.Buckets.Add(1)
 	return b, nil
 }
@@ -245,27 +243,17 @@ func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64)
 	s.begin()
 	defer s.end()
 	s.acked = upto
-	kept := s.order[:0]
-	for _, b := range s.order {
+	s.buckets = slices.DeleteFunc(s.buckets, func(b *bucket) bool {
 		b.holding.Acked(now, upto)
 		// The Envoy has read that it must drop the bucket. A due bucket has not been sent yet.
-		if b.leaving == abandoned && !b.due {
-			s.forget(b)
-			continue
+		dropped := b.leaving == abandoned && !b.due
+		if dropped {
+			b.quit(s.node)
+			s.node.release(b.subject)
 		}
-		kept = append(kept, b)
-	}
-	clear(s.order[len(kept):])
-	s.order = kept
+		return dropped
+	})
 	s.work(ctx, now)
-}
-
-func (s *Session) forget(b *bucket) {
-	b.quit(s.node)
-	if at, found := s.placeOf([]byte(b.subject.name)); found {
-		s.byName = slices.Delete(s.byName, at, at+1)
-	}
-	s.node.release(b.subject)
 }
 
 // Wake takes in that Next has come.
@@ -283,7 +271,7 @@ func (s *Session) Next() ratelimit.Instant {
 			next = t
 		}
 	}
-	for _, b := range s.order {
+	for _, b := range s.buckets {
 		sooner(s.turnOf(b))
 	}
 	// An answer that is not acknowledged ends the stream in time.
@@ -326,14 +314,14 @@ type Debt struct {
 // Close takes in the end of the stream. The grants of its Envoy stay charged in their window. The debts are the tokens
 // that it may spend in the next window, and under reclaim: eager those that it cannot spend any more.
 func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
-	for _, b := range s.order {
+	for _, b := range s.buckets {
 		if b.terms.how == granted {
 			debts = append(debts, b.debts(now)...)
 		}
 		b.quit(s.node)
 		s.node.release(b.subject)
 	}
-	s.order, s.byName = nil, nil
+	s.buckets = nil
 	return debts
 }
 

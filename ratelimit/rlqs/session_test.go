@@ -434,7 +434,7 @@ func TestTurnsAreSpread(t *testing.T) {
 	n.stats.Streams.Store(20_000)
 	reports(t, s, start, usageOf(0, 1, "k", "v"))
 	turn := start.Add(time.Minute + turnLag)
-	if b := s.order[0]; s.turnOf(b) != turn {
+	if b := s.buckets[0]; s.turnOf(b) != turn {
 		t.Errorf("a lease that may arrive late is charged at %v, want %v", s.turnOf(b), turn)
 	}
 	s.Acked(t.Context(), start.Add(time.Millisecond), s.sent)

@@ -116,7 +116,7 @@ func TestStreamsAtOnce(t *testing.T) {
 					now = now.Add(200 * time.Millisecond)
 				}
 				n.Largest(3)
-				for _, b := range s.order {
+				for _, b := range s.buckets {
 					if held, all := n.Look(b.pool.account); all < 1 || all > streams || len(held) != all {
 						t.Errorf("%d of %d holders are shown, want 1 to %d", len(held), all, streams)
 					}

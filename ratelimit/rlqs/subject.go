@@ -94,7 +94,7 @@ func (n *Node) release(s *subject) {
 
 // placeOf is where a bucket of that name is among a stream's, or is to be.
 func (s *Session) placeOf(name []byte) (at int, found bool) {
-	return slices.BinarySearchFunc(s.byName, name, func(b *bucket, name []byte) int {
+	return slices.BinarySearchFunc(s.buckets, name, func(b *bucket, name []byte) int {
 		// In comparisons alone the name is not copied into a string.
 		switch {
 		case b.subject.name < string(name):
