@@ -21,7 +21,6 @@ type call struct {
 	name     []byte // of statistics
 	asks     []ratelimit.Ask
 	verdicts []ratelimit.Verdict
-	statuses []status
 	holds    []held       // of the matches that hold or settle
 	parts    []holds.Part // of the answer's hold
 	hold     []byte       // the answer's; empty: nothing is held
@@ -32,7 +31,7 @@ type call struct {
 	out    []byte
 }
 
-// match is what the rules say of one descriptor.
+// match is what the rules say of one descriptor, and what it is answered.
 type match struct {
 	rule *ratelimit.Rule // nil: nothing limits it
 	// ask is the descriptor's place among the asks; -1: it has none, because nothing needs to be
@@ -42,6 +41,9 @@ type match struct {
 	hash     uint64
 	replaced bool
 	settles  bool // a hold
+	verdict  ratelimit.Verdict
+	over     bool // its code
+	quota    bool
 }
 
 // answer decides the request in c.in and leaves the answer in c.out.

@@ -6,37 +6,28 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// status is what one descriptor is answered.
-type status struct {
-	rule    *ratelimit.Rule
-	verdict ratelimit.Verdict
-	ask     int // its place among the asks, or -1
-	// bare says that the status is a code and nothing else: no rule matches, another replaces it, or it settles a hold.
-	bare      bool
-	unlimited bool
-	over      bool // its code
-	quota     bool
-}
+// bare says that the answer is a code and nothing else: no rule matches, another replaces it, or it settles a hold.
+// That is after the fact: it cannot be refused any more, and its status is not read.
+func (m *match) bare() bool { return m.rule == nil || m.replaced || m.settles }
 
 // limit is the one in force for the descriptor's key.
-func (st *status) limit() *ratelimit.Limit { return st.verdict.InForce(st.rule) }
+func (m *match) limit() *ratelimit.Limit { return m.verdict.InForce(m.rule) }
 
-// conclude turns verdicts into statuses and the overall code, gives back what the
+// conclude turns verdicts into codes and the overall code, gives back what the
 // request must not cost, and counts it all.
 func (c *call) conclude(s *Service, now ratelimit.Instant) {
-	c.statuses = c.statuses[:0]
 	quota, quotaOver := 0, 0
 	c.over = false
 	for i := range c.matches {
-		st := c.status(s, i)
-		c.statuses = append(c.statuses, st)
+		m := &c.matches[i]
+		c.judge(s, m, c.request.descriptors[i].negative)
 		switch {
-		case st.quota:
+		case m.quota:
 			quota++
-			if st.over {
+			if m.over {
 				quotaOver++
 			}
-		case st.over:
+		case m.over:
 			c.over = true
 		}
 	}
@@ -57,64 +48,59 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	s.Stats.countCode(c.over)
 }
 
-func (c *call) status(s *Service, i int) status {
-	m := &c.matches[i]
-	// One that settles a hold is after the fact: it cannot be refused any more, and its status is not read.
-	st := status{rule: m.rule, ask: m.ask, bare: m.rule == nil || m.replaced || m.settles}
+// judge turns the verdict on a descriptor into its code.
+func (c *call) judge(s *Service, m *match, negative bool) {
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
 	// of those that would have to be over.
-	if st.bare {
-		st.quota = s.options.QuotaMode
-		return st
+	if m.quota = s.options.QuotaMode; m.bare() {
+		return
 	}
-	st.unlimited = m.rule.Unlimited
-	st.quota = !st.unlimited && (m.rule.Quota || s.options.QuotaMode)
+	m.quota = !m.rule.Unlimited && (m.rule.Quota || s.options.QuotaMode)
 	switch {
-	case st.unlimited:
-		return st
+	case m.rule.Unlimited:
+		return
 	case m.ask >= 0:
-		st.verdict = c.verdicts[m.ask]
+		m.verdict = c.verdicts[m.ask]
 	// The limiter was not asked. The window's end is the wall clock's, for no ledger has an account.
 	default: // requests_per_unit: 0
 		now := ratelimit.LedgerTime(s.wall().UnixMicro())
-		st.verdict = ratelimit.Verdict{
+		m.verdict = ratelimit.Verdict{
 			OverLimit:  true,
 			ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now),
 		}
 	}
-	st.verdict.OverLimit = st.verdict.OverLimit && !c.request.descriptors[i].negative // a refund of 0 is a peek
-	st.over = st.verdict.OverLimit && !m.rule.Shadow
-	return st
+	m.verdict.OverLimit = m.verdict.OverLimit && !negative // a refund of 0 is a peek
+	m.over = m.verdict.OverLimit && !m.rule.Shadow
 }
 
 // count books each descriptor in the statistics of its rule.
 func (c *call) count(s *Service, now ratelimit.Instant) {
 	known := s.options.LocalCache
-	for i := range c.statuses {
-		st := &c.statuses[i]
-		if st.bare {
+	for i := range c.matches {
+		m := &c.matches[i]
+		if m.bare() {
 			continue
 		}
-		a := ratelimit.Ask{Rule: st.rule}
-		if st.ask < 0 { // unlimited, or requests_per_unit: 0
+		a := ratelimit.Ask{Rule: m.rule}
+		if m.ask < 0 { // unlimited, or requests_per_unit: 0
 			a.Kind, a.Cost = c.request.ask(&c.request.descriptors[i])
 		} else {
-			a = c.asks[st.ask]
-			s.Stats.Sources[st.verdict.Source].Add(1)
+			a = c.asks[m.ask]
+			s.Stats.Sources[m.verdict.Source].Add(1)
 		}
 		// In 32 bits, 0.7 of 90 is 63, and not a little less.
-		near := ratelimit.Tokens(float32(st.limit().Capacity()) * float32(s.options.NearLimitRatio))
-		hit := known != nil && !st.unlimited && known.lookUp(now, c.matches[i].hash, st.verdict.OverLimit)
-		c.counters(st.rule, i).Count(a, st.verdict, near, hit)
+		near := ratelimit.Tokens(float32(m.limit().Capacity()) * float32(s.options.NearLimitRatio))
+		hit := known != nil && !m.rule.Unlimited && known.lookUp(now, m.hash, m.verdict.OverLimit)
+		c.counters(m.rule, i).Count(a, m.verdict, near, hit)
 	}
 	if known == nil {
 		return
 	}
-	for i := range c.statuses { // after all look-ups: the same key twice is a miss twice
-		st := &c.statuses[i]
+	for i := range c.matches { // after all look-ups: the same key twice is a miss twice
+		m := &c.matches[i]
 		// What on_store_failure refused may have tokens left: the key is not known to be over.
-		if !st.bare && st.verdict.OverLimit && st.verdict.Source != ratelimit.FromFallback {
-			known.remember(c.matches[i].hash, now.Add(st.verdict.ResetAfter))
+		if !m.bare() && m.verdict.OverLimit && m.verdict.Source != ratelimit.FromFallback {
+			known.remember(m.hash, now.Add(m.verdict.ResetAfter))
 		}
 	}
 }
@@ -132,17 +118,17 @@ func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounte
 	return r.Counters.Named(c.name)
 }
 
-// spare marks the asks whose charge is given back, and makes their statuses show the rest without it.
+// spare marks the asks whose charge is given back, and makes their matches show the rest without it.
 //
 // A refused request costs nothing of the rules that say so (on_deny: refund), and of no rule if one that refused it
 // does. With SpareOthers, a descriptor that is refused makes the others free, whatever becomes of the request.
 func (c *call) spare(s *Service) {
 	c.spared = c.spared[:0]
 	refused, refunds := false, false
-	for i := range c.statuses {
-		st := &c.statuses[i]
-		refused = refused || st.verdict.OverLimit
-		refunds = refunds || st.over && denyRefunds(st.rule)
+	for i := range c.matches {
+		m := &c.matches[i]
+		refused = refused || m.verdict.OverLimit
+		refunds = refunds || m.over && denyRefunds(m.rule)
 	}
 	// Nothing was refused that anything would be given back for.
 	if !c.over && (!refused || !s.options.SpareOthers) {
@@ -163,23 +149,23 @@ func (c *call) spare(s *Service) {
 	}
 }
 
-// restate makes statuses show the rest once the spared asks are undone. Their tokens of the same key, and those
+// restate makes matches show the rest once the spared asks are undone. Their tokens of the same key, and those
 // of earlier asks in this request, are back.
 func (c *call) restate() {
-	for i := range c.statuses {
-		st := &c.statuses[i]
-		if st.ask < 0 {
+	for i := range c.matches {
+		m := &c.matches[i]
+		if m.ask < 0 {
 			continue
 		}
-		a := &c.asks[st.ask]
+		a := &c.asks[m.ask]
 		back := ratelimit.Tokens(0)
 		// Asks of one key are decided in their order, so that only those up to this one had lowered its rest.
-		for j := range st.ask + 1 {
+		for j := range m.ask + 1 {
 			if c.spared[j] && bytes.Equal(c.asks[j].Key, a.Key) {
 				back = ratelimit.AddTokens(back, c.verdicts[j].Charged)
 			}
 		}
-		st.verdict.Remaining = min(st.limit().Capacity(), ratelimit.AddTokens(st.verdict.Remaining, back))
+		m.verdict.Remaining = min(m.limit().Capacity(), ratelimit.AddTokens(m.verdict.Remaining, back))
 	}
 }
 

@@ -13,41 +13,41 @@ import (
 // appendHeaders writes response_headers_to_add (3) and request_headers_to_add (4), of the descriptor with the least
 // remaining, or the last non-quota one that is over.
 func (c *call) appendHeaders(o *Options) {
-	st := c.tightest()
-	if st == nil {
+	m := c.tightest()
+	if m == nil {
 		return
 	}
-	c.appendNamed(3, &o.Headers, st)
+	c.appendNamed(3, &o.Headers, m)
 	if o.IETF {
-		c.appendIETF(st)
+		c.appendIETF(m)
 	}
-	c.appendNamed(4, &o.RequestHeaders, st)
+	c.appendNamed(4, &o.RequestHeaders, m)
 }
 
-func (c *call) appendNamed(to protowire.Number, names *HeaderNames, st *status) {
+func (c *call) appendNamed(to protowire.Number, names *HeaderNames, m *match) {
 	if names.Limit != "" {
-		c.header(to, names.Limit, nil, "", uint64(st.limit().Requests), "", 0)
-		c.header(to, names.Remaining, nil, "", uint64(st.remaining()), "", 0)
-		c.header(to, names.Reset, nil, "", st.resetSeconds(), "", 0)
+		c.header(to, names.Limit, nil, "", uint64(m.limit().Requests), "", 0)
+		c.header(to, names.Remaining, nil, "", uint64(m.remaining()), "", 0)
+		c.header(to, names.Reset, nil, "", m.resetSeconds(), "", 0)
 	}
 }
 
 // tightest is the descriptor that headers are about; nil: none has a limit.
-func (c *call) tightest() (least *status) {
-	for i := range c.statuses {
-		st := &c.statuses[i]
-		if st.bare || st.unlimited {
+func (c *call) tightest() (least *match) {
+	for i := range c.matches {
+		m := &c.matches[i]
+		if m.bare() || m.rule.Unlimited {
 			continue
 		}
-		if least == nil || st.remaining() < least.remaining() {
-			least = st
+		if least == nil || m.remaining() < least.remaining() {
+			least = m
 		}
 	}
-	for i := range c.statuses {
+	for i := range c.matches {
 		// A descriptor that refuses the request explains the answer better than one with less left.
 		// A quota descriptor refuses only together with all others.
-		if st := &c.statuses[i]; st.over && !st.quota {
-			least = st
+		if m := &c.matches[i]; m.over && !m.quota {
+			least = m
 		}
 	}
 	return least
@@ -60,16 +60,16 @@ func (c *call) tightest() (least *status) {
 //
 // A bucket's quota is what it holds, and its window the time in which it fills. A concurrency limit's is in
 // concurrent requests, and has no window.
-func (c *call) appendIETF(st *status) {
+func (c *call) appendIETF(m *match) {
 	// The arrays are on the stack, large enough for a name with every byte escaped.
 	var room [192]byte
-	name := appendQuoted(room[:0], policyName(st.rule))
-	if l := st.limit(); l.Algorithm == ratelimit.Concurrency {
+	name := appendQuoted(room[:0], policyName(m.rule))
+	if l := m.limit(); l.Algorithm == ratelimit.Concurrency {
 		c.header(3, "RateLimit-Policy", name, `;qu="concurrent-requests";q=`, uint64(l.Requests), "", 0)
 	} else {
 		c.header(3, "RateLimit-Policy", name, ";q=", uint64(l.Capacity()), ";w=", windowSeconds(l))
 	}
-	c.header(3, "RateLimit", name, ";r=", uint64(st.remaining()), ";t=", st.resetSeconds())
+	c.header(3, "RateLimit", name, ";r=", uint64(m.remaining()), ";t=", m.resetSeconds())
 }
 
 // header writes an envoy.config.core.v3.HeaderValue: a name, if it has one, and two numbers, or one, where second is

@@ -18,8 +18,8 @@ func (c *call) appendMetadata() {
 	merged := map[string]any{}
 	for i := range c.request.descriptors {
 		descriptors[i] = c.describe(&c.request.descriptors[i])
-		if st := &c.statuses[i]; !st.bare && !st.unlimited && !st.over {
-			mergeMetadata(merged, st.rule.Metadata)
+		if m := &c.matches[i]; !m.bare() && !m.rule.Unlimited && !m.over {
+			mergeMetadata(merged, m.rule.Metadata)
 		}
 	}
 	fields["descriptors"] = descriptors

@@ -24,8 +24,8 @@ func codeOf(over bool) uint64 {
 // encode writes the RateLimitResponse into c.out, field by field in order.
 func (c *call) encode(s *Service) {
 	c.out = wire.AppendVarint(c.out[:0], 1, codeOf(c.over))
-	for i := range c.statuses {
-		c.out = wire.AppendMessage(c.out, 2, func(b []byte) []byte { return c.statuses[i].append(b) })
+	for i := range c.matches {
+		c.out = wire.AppendMessage(c.out, 2, func(b []byte) []byte { return c.matches[i].append(b) })
 	}
 	if o := &s.options; o.Headers.Limit != "" || o.IETF || o.RequestHeaders.Limit != "" {
 		c.appendHeaders(o)
@@ -39,29 +39,29 @@ func (c *call) encode(s *Service) {
 }
 
 // append writes a RateLimitResponse.DescriptorStatus.
-func (st *status) append(b []byte) []byte {
-	b = wire.AppendVarint(b, 1, codeOf(st.over))
+func (m *match) append(b []byte) []byte {
+	b = wire.AppendVarint(b, 1, codeOf(m.over))
 	switch {
-	case st.bare:
+	case m.bare():
 		return b
 	// As in envoyproxy/ratelimit, the largest number of the field stands for no limit.
-	case st.unlimited:
+	case m.rule.Unlimited:
 		return wire.AppendVarint(b, 3, math.MaxUint32)
 	}
-	b = wire.AppendMessage(b, 2, func(b []byte) []byte { return appendLimit(b, st.limit(), st.rule.Name) })
+	b = wire.AppendMessage(b, 2, func(b []byte) []byte { return appendLimit(b, m.limit(), m.rule.Name) })
 	// A field that is 0 is not written in proto3.
-	if remaining := ratelimit.ClampedForEnvoy(st.remaining()); remaining > 0 {
+	if remaining := ratelimit.ClampedForEnvoy(m.remaining()); remaining > 0 {
 		b = wire.AppendVarint(b, 3, uint64(remaining))
 	}
-	return wire.AppendMessage(b, 4, func(b []byte) []byte { return wire.AppendVarint(b, 1, st.resetSeconds()) })
+	return wire.AppendMessage(b, 4, func(b []byte) []byte { return wire.AppendVarint(b, 1, m.resetSeconds()) })
 }
 
 // remaining is the exact rest: answers in 32 bits clamp it, headers do not.
-func (st *status) remaining() ratelimit.Tokens { return max(0, st.verdict.Remaining) }
+func (m *match) remaining() ratelimit.Tokens { return max(0, m.verdict.Remaining) }
 
 // resetSeconds is the time until the reset in whole seconds, at least one.
-func (st *status) resetSeconds() uint64 {
-	return uint64(max(1, (st.verdict.ResetAfter-1)/time.Second+1))
+func (m *match) resetSeconds() uint64 {
+	return uint64(max(1, (m.verdict.ResetAfter-1)/time.Second+1))
 }
 
 // appendLimit writes a RateLimitResponse.RateLimit.

@@ -20,12 +20,12 @@ func (c *call) trace(ctx context.Context, err error) {
 		span.RecordError(err)
 		return
 	}
-	rules, sources := make([]string, 0, len(c.statuses)), make([]string, 0, len(c.statuses))
-	for i := range c.statuses {
+	rules, sources := make([]string, 0, len(c.matches)), make([]string, 0, len(c.matches))
+	for i := range c.matches {
 		rule, source := "", ""
-		if st := &c.statuses[i]; !st.bare {
+		if m := &c.matches[i]; !m.bare() {
 			// A rule of a request's override has strings of the request in it, whose bytes are pooled.
-			rule, source = strings.Clone(st.rule.Path), ratelimit.Sources[st.verdict.Source]
+			rule, source = strings.Clone(m.rule.Path), ratelimit.Sources[m.verdict.Source]
 		}
 		rules, sources = append(rules, rule), append(sources, source)
 	}
