@@ -21,12 +21,7 @@ import (
 // Settings outside of the rules, such as SHADOW_MODE and the store, do not count either.
 //
 // It reads all rules, once at each load.
-func (r *Rules) Fingerprint() string {
-	if r == nil {
-		return ""
-	}
-	return r.print
-}
+func (r *Rules) Fingerprint() string { return r.orNone().print }
 
 // settle computes the values of complete rules.
 func (r *Rules) settle() {
@@ -118,10 +113,7 @@ func (r *Rules) spots() map[string]*spot {
 
 // eachSpot calls f with all spots, in an order that the rules alone give.
 func (r *Rules) eachSpot(f func(at string, p *spot)) {
-	if r == nil {
-		return
-	}
-	for _, name := range slices.Sorted(maps.Keys(r.domains)) {
+	for _, name := range r.DomainNames(r.Domains()) {
 		d, at := r.domains[name], spotText.Replace(name)
 		f(at, &spot{limit: "a domain", fields: coordinationFields(&d.Defaults)})
 		d.root.eachSpot(at, f)

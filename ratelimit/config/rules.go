@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -71,13 +72,13 @@ func (n *node) segment(key string) string {
 	return (&Descriptor{Key: key, Value: n.pattern.text}).Segment()
 }
 
+// orNone makes nil Rules empty ones.
+func (r *Rules) orNone() *Rules { return cmp.Or(r, &noRules) }
+
+var noRules Rules // not changed
+
 // Domain returns the rules of the named domain, or nil.
-func (r *Rules) Domain(name string) *Domain {
-	if r == nil {
-		return nil
-	}
-	return r.domains[name]
-}
+func (r *Rules) Domain(name string) *Domain { return r.orNone().domains[name] }
 
 // Coordinated returns every rule, and for each domain one with Override, which has the coordination
 // of limits that requests contain.
@@ -90,19 +91,7 @@ func (r *Rules) Coordinated() []*ratelimit.Rule {
 }
 
 // All returns every rule, by file and then as written. Callers must not change it.
-func (r *Rules) All() []*ratelimit.Rule {
-	if r == nil {
-		return nil
-	}
-	return r.list
-}
-
-func (r *Rules) countersByName() countersByName {
-	if r == nil {
-		return nil
-	}
-	return r.counters
-}
+func (r *Rules) All() []*ratelimit.Rule { return r.orNone().list }
 
 // EachCounters calls f with all counters: of each rule, of each name that requests of a rule
 // contained, and of limits that requests contained, domain by domain. keys are the parts of the
@@ -130,20 +119,12 @@ func eachName(
 
 // DomainNames returns the names of at most that many domains, in their order.
 func (r *Rules) DomainNames(most int) []string {
-	if r == nil {
-		return nil
-	}
-	names := slices.Sorted(maps.Keys(r.domains))
+	names := slices.Sorted(maps.Keys(r.orNone().domains))
 	return names[:min(most, len(names))]
 }
 
 // Domains returns how many domains there are.
-func (r *Rules) Domains() int {
-	if r == nil {
-		return 0
-	}
-	return len(r.domains)
-}
+func (r *Rules) Domains() int { return len(r.orNone().domains) }
 
 // Match finds the rule for a descriptor: at each level the exact value, then the wildcards as
 // written, then the bare key, without going back. A rule applies only at the full depth of the

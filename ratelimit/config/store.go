@@ -170,12 +170,12 @@ func (s *Store) compileLocked(texts []Text) (rules *Rules, warnings, problems Pr
 		}
 	}()
 	o := s.options
-	o.names, o.counters = s.names, s.Rules().countersByName()
+	o.names, o.counters = s.names, s.Rules().orNone().counters
 	return Parse(texts, o)
 }
 
 func (s *Store) useLocked(rules *Rules) {
-	for name, old := range s.Rules().countersByName() {
+	for name, old := range s.Rules().orNone().counters {
 		for _, c := range old[min(len(old), len(rules.counters[name])):] {
 			s.names.Restore(c)
 		}
