@@ -129,7 +129,6 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	}
 	s := *above
 	s.names += "." + d.Segment()
-	s.path = strings.TrimPrefix(s.path+"."+d.Segment(), ".")
 	s.keys = append(slices.Clip(s.keys), d.Segment())
 	s.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
 	s.shared = append(slices.Clip(s.shared), d.ShareThreshold)
@@ -189,7 +188,7 @@ func (l level) place(n *node, d *Descriptor) (first *node) {
 func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	l := d.Limit
 	r := &ratelimit.Rule{
-		Domain: c.domain.Name, Path: s.path, Keys: s.keys, Name: l.Name, Unlimited: l.Unlimited,
+		Domain: c.domain.Name, Path: strings.Join(s.keys, "."), Keys: s.keys, Name: l.Name, Unlimited: l.Unlimited,
 		Shadow: d.Shadow, Quota: d.Quota, Metadata: d.Metadata, Coordination: s.coordination,
 		MetricNames: ratelimit.MetricNaming{Detailed: d.Detailed, Shared: s.shared},
 	}

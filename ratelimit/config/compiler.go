@@ -43,7 +43,6 @@ type compiler struct {
 // scope has the settings that a node inherits.
 type scope struct {
 	names        string // "domain.key_value", as in messages
-	path         string // the same without the domain, as in statistics
 	keys         []string
 	metric       []bool
 	shared       []bool

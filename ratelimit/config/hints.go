@@ -15,11 +15,16 @@ func unitHint(unit string) string {
 	if unit == "" {
 		return "; unit is not set: write one of " + strings.Join(ratelimit.UnitNames(), ", ")
 	}
-	hint, units := ratelimit.DidYouMean(unit, ratelimit.UnitNames()), strings.Join(ratelimit.UnitNames(), ", ")
-	if hint == "" {
-		return "; units are " + units
+	return nearHint(unit, ratelimit.UnitNames(), "Units are ")
+}
+
+// nearHint is for a name that is not one of those known: the nearest, or else all of them after an intro.
+func nearHint(name string, known []string, intro string) string {
+	all := intro + strings.Join(known, ", ")
+	if hint := ratelimit.DidYouMean(name, known); hint != "" {
+		return hint + " " + all
 	}
-	return hint + " Units are " + units
+	return "; " + strings.ToLower(all[:1]) + all[1:]
 }
 
 // unknownHint is for a key that the map has no field for.
@@ -36,10 +41,7 @@ func unknownHint(key string, known []string) string {
 	case "apiVersion":
 		return "; this looks like a Kubernetes object: write the rules without it, like in the data of a ConfigMap"
 	}
-	if hint := ratelimit.DidYouMean(key, known); hint != "" {
-		return hint + " Known here: " + strings.Join(known, ", ")
-	}
-	return "; known here: " + strings.Join(known, ", ")
+	return nearHint(key, known, "Known here: ")
 }
 
 // countHint is for a value that must be a whole number.

@@ -80,12 +80,10 @@ func (c *converter) line(indent, key, value string) {
 	c.out = fmt.Appendf(c.out, "%s%s: %s\n", indent, key, value)
 }
 
-// texts writes the fields that are not empty: keys and values by turns.
-func (c *converter) texts(indent string, fields ...string) {
-	for i := 0; i < len(fields); i += 2 {
-		if fields[i+1] != "" {
-			c.line(indent, fields[i], strconv.Quote(fields[i+1]))
-		}
+// quoted writes a field that is not empty.
+func (c *converter) quoted(indent, key, value string) {
+	if value != "" {
+		c.line(indent, key, strconv.Quote(value))
 	}
 }
 
@@ -155,7 +153,7 @@ func (c *converter) descriptor(indent string, m *rlsconf.RateLimitDescriptor) er
 	c.path = append(c.path, named.Segment())
 	c.line(indent, "- key", strconv.Quote(m.GetKey()))
 	below := indent + "  "
-	c.texts(below, "value", m.GetValue())
+	c.quoted(below, "value", m.GetValue())
 	c.limit(below, m.GetRateLimit())
 	c.flag(below, "shadow_mode", m.GetShadowMode())
 	c.flag(below, "detailed_metric", m.GetDetailedMetric())
@@ -180,8 +178,8 @@ func (c *converter) limit(indent string, m *rlsconf.RateLimitPolicy) {
 	if c.flag(below, "unlimited", m.GetUnlimited()); !m.GetUnlimited() { // with it, the number has no effect
 		c.line(below, "requests_per_unit", strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10))
 	}
-	c.texts(below, "unit", unitOf(m.GetUnit()))
-	c.texts(below, "name", m.GetName())
+	c.quoted(below, "unit", unitOf(m.GetUnit()))
+	c.quoted(below, "name", m.GetName())
 	if len(m.GetReplaces()) > 0 {
 		c.line(below, "replaces", "")
 	}
