@@ -3,7 +3,6 @@ package rlqs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"slices"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
-	"github.com/sluice-gate/sluice/ratelimit/sublease"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
@@ -300,19 +298,4 @@ func (o *debts) due(now instant) (due []*Debt, next instant) {
 		return true
 	})
 	return due, next
-}
-
-// Reason tells why a rule is not served, or what of it Envoys need not ask about; "": its budget is divided.
-func Reason(r *ratelimit.Rule) string {
-	switch err := sublease.Servable(r); {
-	case err != nil:
-		return fmt.Sprintf("DENY_ALL: %v", err)
-	case r.Unlimited:
-		return "ALLOW_ALL: it is unlimited"
-	case r.Shadow:
-		return "ALLOW_ALL: it is in shadow_mode; hits are counted, and nothing is charged"
-	case r.RefusesAll():
-		return "DENY_ALL: requests_per_unit is 0"
-	}
-	return ""
 }

@@ -1,6 +1,8 @@
 package rlqs
 
 import (
+	"fmt"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
@@ -51,14 +53,32 @@ func (n *Node) termsOf(rules *config.Rules, rule *ratelimit.Rule) *terms {
 }
 
 func (n *Node) serviceOf(rule *ratelimit.Rule) service {
-	switch {
-	case rule.Unlimited || rule.Shadow || n.source.ShadowMode:
+	if n.source.ShadowMode {
 		return allowAll
+	}
+	how, _ := serviceOf(rule)
+	return how
+}
+
+// serviceOf is how a rule is served, and why its budget is not divided; "": it is.
+func serviceOf(r *ratelimit.Rule) (how service, why string) {
+	switch err := sublease.Servable(r); {
 	// What cannot be divided safely is denied, not let through: a limit must not be lost because a
 	// setting does not fit.
-	case rule.RefusesAll() || sublease.Servable(rule) != nil:
-		return denyAll
-	default:
-		return granted
+	case err != nil:
+		return denyAll, fmt.Sprintf("DENY_ALL: %v", err)
+	case r.Unlimited:
+		return allowAll, "ALLOW_ALL: it is unlimited"
+	case r.Shadow:
+		return allowAll, "ALLOW_ALL: it is in shadow_mode; hits are counted, and nothing is charged"
+	case r.RefusesAll():
+		return denyAll, "DENY_ALL: requests_per_unit is 0"
 	}
+	return granted, ""
+}
+
+// Reason tells why a rule is not served, or what of it Envoys need not ask about; "": its budget is divided.
+func Reason(r *ratelimit.Rule) string {
+	_, why := serviceOf(r)
+	return why
 }
