@@ -132,6 +132,15 @@ func (d *decoder) flag(f *yamlField) bool {
 	return false
 }
 
+// oneOf is the place of a name among those that there are; -1: it is none of them.
+func (d *decoder) oneOf(f *yamlField, names []string) int {
+	i := slices.Index(names, f.value.text)
+	if i < 0 {
+		d.wrong(f, "one of "+strings.Join(names, ", "))
+	}
+	return i
+}
+
 // tokens is a number of tokens, in the range of limits.
 func (d *decoder) tokens(f *yamlField) ratelimit.Tokens {
 	if f.value.kind == null {

@@ -70,6 +70,8 @@ func shapeHint(f *yamlField) string {
 		return "; begin each of its items with '- '"
 	case f.key == "coordination" && slices.Contains(ratelimit.ModeNames(), f.value.text):
 		return "; write coordination: {mode: " + f.value.text + "}"
+	case f.key == "lease" && f.value.kind == integer:
+		return "; write lease: {size: " + shorten(f.value.text) + "}"
 	case f.key == "rate_limit" && f.value.kind == integer:
 		return "; write rate_limit: {unit: minute, requests_per_unit: " + shorten(f.value.text) + "}"
 	}

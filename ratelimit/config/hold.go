@@ -3,7 +3,6 @@ package config
 import (
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -51,12 +50,7 @@ func (d *decoder) part(f *yamlField) float64 {
 }
 
 func (d *decoder) onUnknown(f *yamlField) ratelimit.OnUnknown {
-	i := slices.Index(ratelimit.OnUnknowns[:], f.value.text)
-	if i < 0 {
-		d.wrong(f, "one of "+strings.Join(ratelimit.OnUnknowns[:], ", "))
-		return 0
-	}
-	return ratelimit.OnUnknown(i)
+	return ratelimit.OnUnknown(max(0, d.oneOf(f, ratelimit.OnUnknowns[:])))
 }
 
 // holdOn has the hits of calls that hold.

@@ -8,14 +8,9 @@ import (
 )
 
 func (d *decoder) algorithm(t *Inherited, f *yamlField) {
-	for i, name := range ratelimit.RateAlgorithms() {
-		if f.value.text == name {
-			a := ratelimit.Algorithm(i)
-			t.Algorithm = &a
-			return
-		}
+	if i := d.oneOf(f, ratelimit.RateAlgorithms()); i >= 0 {
+		t.Algorithm = new(ratelimit.Algorithm(i))
 	}
-	d.wrong(f, "one of "+strings.Join(ratelimit.RateAlgorithms(), ", "))
 }
 
 // coordination splits the block into settings, and tries each of them.
@@ -34,21 +29,12 @@ func (d *decoder) coordination(t *Inherited, f *yamlField) {
 			continue
 		}
 		if sub.value.kind != mapping {
-			d.leaseOf(sub)
+			d.wrongly(sub, "a map of size and reserve", shapeHint(sub))
 		}
 		for j := range sub.value.fields {
 			d.setting(t, "lease.", &sub.value.fields[j])
 		}
 	}
-}
-
-// leaseOf reports a lease that is not a map: a number there is meant as its size.
-func (d *decoder) leaseOf(f *yamlField) {
-	hint := ""
-	if f.value.kind == integer {
-		hint = "; write lease: {size: " + shorten(f.value.text) + "}"
-	}
-	d.wrongly(f, "a map of size and reserve", hint)
 }
 
 func (d *decoder) setting(t *Inherited, prefix string, f *yamlField) {

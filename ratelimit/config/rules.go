@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -215,15 +214,3 @@ func (p pattern) matches(s string) bool {
 	}
 	return true
 }
-
-// overrides are the rules of limits that requests contain, one for all requests with the same
-// limit. They keep the number of rules small for many keys. The zero overrides are empty. They are
-// safe for concurrent use.
-type overrides struct {
-	mu    sync.RWMutex
-	rules map[ratelimit.Limit]*ratelimit.Rule // guarded by mu
-}
-
-// mostOverrides bounds them, because clients can send any limit. Beyond it, all are dropped, and a
-// limit in use gets another rule.
-const mostOverrides = 1000

@@ -30,24 +30,14 @@ func (l level) order(entries []Entry) bool {
 		if n == nil {
 			continue
 		}
-		bringForward(entries, i)
+		upTo := entries[:i+1] // the entry moves to the front, and the others keep their order
+		slices.Reverse(upTo)
+		slices.Reverse(upTo[1:])
 		if len(entries) == 1 && n.rule != nil || len(entries) > 1 && n.below.order(entries[1:]) {
 			return true
 		}
-		putBack(entries, i)
+		slices.Reverse(upTo[1:])
+		slices.Reverse(upTo)
 	}
 	return false
-}
-
-// bringForward moves an entry to the front. The others keep their order.
-func bringForward(entries []Entry, i int) {
-	e := entries[i]
-	copy(entries[1:i+1], entries[:i])
-	entries[0] = e
-}
-
-func putBack(entries []Entry, i int) {
-	e := entries[0]
-	copy(entries[:i], entries[1:i+1])
-	entries[i] = e
 }

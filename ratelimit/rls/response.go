@@ -69,17 +69,14 @@ func appendLimit(b []byte, l *ratelimit.Limit, name string) []byte {
 	if l.Requests > 0 {
 		b = wire.AppendVarint(b, 1, uint64(ratelimit.ClampedForEnvoy(l.Requests)))
 	}
-	if l.Algorithm == ratelimit.Concurrency { // has no unit of RLS
-		if name != "" {
-			b = wire.AppendString(b, 3, name)
-		}
-		return b
+	periodic := l.Algorithm != ratelimit.Concurrency // which has no unit of RLS
+	if periodic {
+		b = wire.AppendVarint(b, 2, uint64(l.Unit.Wire()))
 	}
-	b = wire.AppendVarint(b, 2, uint64(l.Unit.Wire()))
 	if name != "" {
 		b = wire.AppendString(b, 3, name)
 	}
-	if l.Multiplier > 1 {
+	if periodic && l.Multiplier > 1 {
 		b = wire.AppendMessage(b, 4, func(b []byte) []byte {
 			return wire.AppendVarint(b, 1, uint64(l.Multiplier))
 		})
