@@ -178,7 +178,8 @@ func (a *adviser) hidden(d *Descriptor, s *siblings, above string) {
 		}
 		if first.pattern.matches(text) {
 			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its requests%s",
-				cut(above, maxName), shorten(d.Segment()), shorten(first.segment(d.Key)), first.place.after(" at "), hint)
+				cut(above, maxName), shorten(d.Segment()), shorten(first.segment(d.Key)), first.place.after(" at "),
+				hint)
 			return
 		}
 	}

@@ -113,8 +113,8 @@ func coordinationSchema() schema {
 		"drift_budget": share("For approx: maximum over-admission of the fleet, part of the limit (1%) or tokens."),
 		"max_nodes": described(schema{"type": "integer", "minimum": 1, "maximum": ratelimit.MaxMaxNodes},
 			"Maximum nodes of the fleet."),
-		"check_timeout": durationSchema("For approx: maximum wait for the store while at most a fifth of the limit is " +
-			"left, up to 1s."),
+		"check_timeout": durationSchema("For approx: maximum wait for the store while at most a fifth of the limit " +
+			"is left, up to 1s."),
 		"store_deadline": durationSchema("Maximum wait of a decision for the store or a key's owner, 1ms to 1s " +
 			"(default 15ms)."),
 		"on_store_failure": described(schema{"enum": ratelimit.FailurePolicies},

@@ -117,8 +117,8 @@ func TestShareOfTheLimit(t *testing.T) {
 		}
 		mean /= float64(len(all))
 		least, most := slices.Min(all), slices.Max(all)
-		said := fmt.Sprintf("%s, %d windows: %.2f %% of the limit in the mean, from %.2f to %.2f; %d were over by more "+
-			"than 1 %%", c.name, len(all), 100*mean, 100*least, 100*most, beyond)
+		said := fmt.Sprintf("%s, %d windows: %.2f %% of the limit in the mean, from %.2f to %.2f; %d were over by "+
+			"more than 1 %%", c.name, len(all), 100*mean, 100*least, 100*most, beyond)
 		if t.Log(said); least < c.least || mean > c.mean || most > c.most {
 			t.Errorf("%s; must be from %.2f to %.2f, and %.2f in the mean", said, c.least, c.most, c.mean)
 		}
