@@ -26,8 +26,7 @@ type bucket struct {
 	blanketAt instant
 	// turnAt is when the window of holding is over, or is to be looked at again; 0: it has none.
 	turnAt instant
-	// matched is the number of the rules by which it was last served (Session.generation).
-	matched uint32
+	rules  *config.Rules // by which it was last served
 	state
 }
 
@@ -73,10 +72,10 @@ func (p *payment) verdict(n tokens) ratelimit.Verdict {
 // serve finds the rule in force for a bucket, and joins the holders of its key. Its tokens of another key stay charged.
 func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	// Rules are built anew only when they change.
-	if b.matched == b.of.generation {
+	if b.rules == rules {
 		return
 	}
-	b.matched = b.of.generation
+	b.rules = rules
 	var rule *ratelimit.Rule
 	var key []byte
 	// The match leaves them in the order in which the rule declares them.

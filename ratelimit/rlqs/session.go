@@ -43,14 +43,12 @@ type Session struct {
 	// Name is what people are shown of the Envoy. It may be set before the first call.
 	Name string
 	// Waited is for how long the message of the next Reports may have been at this node.
-	Waited time.Duration
-	node   *Node
-	place  float64 // among all streams when a window turns, from 0 to 1
-	domain string
-	rules  *config.Rules // by which buckets were last served
-	// generation counts these, so that a bucket shows whether it was served by them.
-	generation uint32
-	buckets    []*bucket // by canonical name
+	Waited  time.Duration
+	node    *Node
+	place   float64 // among all streams when a window turns, from 0 to 1
+	domain  string
+	rules   *config.Rules // of the last message
+	buckets []*bucket     // by canonical name
 	// next is the next answer, to be sent once the last one is acknowledged, and actions how many it has.
 	next    []byte
 	actions int
@@ -103,10 +101,7 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	}
 	s.begin()
 	defer s.end()
-	if s.rules != rules {
-		s.rules = rules
-		s.generation++
-	}
+	s.rules = rules
 	of := rules.Domain(s.domain)
 	excess := s.scratch.excess[:0]
 	err = eachReport(message, &s.scratch.report, func(r *report) error {

@@ -7,7 +7,6 @@ import (
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
@@ -83,9 +82,5 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		c.refuse(err)
 		return err
 	}
-	message, ok := v.(proto.Message)
-	if !ok {
-		return fmt.Errorf("%T is not a message", v)
-	}
-	return proto.Unmarshal(bytes, message)
+	return c.CodecV2.Unmarshal(data, v)
 }
