@@ -18,7 +18,7 @@ func advise(files []File, rules *Rules) Problems {
 	a := adviser{left: maxCompared, named: map[string]Place{}, replaceable: map[string]map[string]bool{}}
 	for _, name := range rules.DomainNames(rules.Domains()) {
 		if d := rules.domains[name]; len(d.root) == 0 {
-			a.warn(NoRules, d.place, "the domain '%s' has no descriptors: its requests are not limited",
+			a.addKind(NoRules, d.place, "the domain '%s' has no descriptors: its requests are not limited",
 				cut(name, maxName))
 		}
 		a.replaceable[name] = map[string]bool{}
@@ -33,28 +33,24 @@ func advise(files []File, rules *Rules) Problems {
 		a.domain = f.Domain
 		a.level(rules.domains[f.Domain].root, f.Descriptors, f.Domain)
 	}
-	return a.warnings
+	return a.Problems
 }
 
 // maxCompared bounds the bytes of patterns that are compared with earlier ones.
 const maxCompared = 16 << 20
 
 type adviser struct {
-	warnings    Problems
+	Problems    // warnings
 	domain      string
 	left        int                        // of maxCompared
 	named       map[string]Place           // of rules, by name in statistics
 	replaceable map[string]map[string]bool // rate_limit.name of all rules of a domain
 }
 
-func (a *adviser) warn(kind Kind, at Place, format string, args ...any) {
-	a.warnings.addKind(kind, at, format, args...)
-}
-
 // level takes descriptors with their compiled siblings, which may come from several files.
 func (a *adviser) level(at level, descriptors []Descriptor, above string) {
 	for i := range descriptors {
-		if len(a.warnings) > maxProblems {
+		if len(a.Problems) > maxProblems {
 			return
 		}
 		d := &descriptors[i]
@@ -80,17 +76,17 @@ var rangeKeys = []string{"masked_remote_address", "remote_address_match"}
 func (a *adviser) spelling(d *Descriptor, name string) {
 	for _, part := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
 		if what, text := part[0], part[1]; text != strings.TrimSpace(text) {
-			a.warn(Misread, d.Place, "%s: the %s %q begins or ends with white space, which requests must have, too",
+			a.addKind(Misread, d.Place, "%s: the %s %q begins or ends with white space, which requests must have, too",
 				cut(name, maxName), what, shorten(text))
 		}
 	}
 	if _, err := netip.ParsePrefix(d.Value); err == nil && !slices.Contains(rangeKeys, d.Key) {
-		a.warn(Range, d.Place, "%s: the value %q is a range, and values are compared as text: no address matches. "+
+		a.addKind(Range, d.Place, "%s: the value %q is a range, and values are compared as text: no address matches. "+
 			"Use the key masked_remote_address, for which Envoy masks addresses, and the first address of the range "+
 			"with its length as the value", cut(name, maxName), shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
-		a.warn(Misread, d.Place, "%s: the value %q looks like a regular expression, but only '*' is special: it "+
+		a.addKind(Misread, d.Place, "%s: the value %q looks like a regular expression, but only '*' is special: it "+
 			"stands for any text", cut(name, maxName), shorten(d.Value))
 	}
 }
@@ -102,7 +98,7 @@ func (a *adviser) name(d *Descriptor, name string) {
 		return
 	}
 	if first, twice := a.named[name]; twice {
-		a.warn(SameName, d.Place, "%s: metrics and statistics add it to the rule%s, which has the same name and "+
+		a.addKind(SameName, d.Place, "%s: metrics and statistics add it to the rule%s, which has the same name and "+
 			"matches other requests; rename one of them", cut(name, maxName), first.after(" at "))
 		return
 	}
@@ -124,27 +120,27 @@ func (a *adviser) limit(d *Descriptor, name string) {
 			{"metadata", d.Metadata != nil},
 		} {
 			if f.set {
-				a.warn(NoEffect, d.Place, "%s: %s has no effect: the descriptor has no rate_limit, and those below "+
+				a.addKind(NoEffect, d.Place, "%s: %s has no effect: the descriptor has no rate_limit, and those below "+
 					"do not inherit it", name, f.name)
 			}
 		}
 		return
 	}
 	if l.Unlimited && d.Metadata != nil {
-		a.warn(NoEffect, d.Place, "%s: metadata has no effect: the rule is unlimited", name)
+		a.addKind(NoEffect, d.Place, "%s: metadata has no effect: the rule is unlimited", name)
 	}
 	switch {
 	case l.Unlimited && l.Requests > 0:
-		a.warn(NoEffect, l.Place, "%s: requests_per_unit has no effect: the rule is unlimited", name)
+		a.addKind(NoEffect, l.Place, "%s: requests_per_unit has no effect: the rule is unlimited", name)
 	case !l.Unlimited && l.NoRequests:
-		a.warn(ZeroLimit, l.Place, "%s: requests_per_unit is not set: it is 0, and every request is refused; write "+
+		a.addKind(ZeroLimit, l.Place, "%s: requests_per_unit is not set: it is 0, and every request is refused; write "+
 			"requests_per_unit: 0 if that is meant", name)
 	}
 	names := a.replaceable[a.domain]
 	for _, other := range l.Replaces {
 		if other.Name != "" && !names[other.Name] {
-			a.warn(NoEffect, other.Place, "%s: it replaces '%s', and no rule of the domain has that rate_limit.name%s",
-				name, shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(names)))
+			a.addKind(NoEffect, other.Place, "%s: it replaces '%s', and no rule of the domain has that "+
+				"rate_limit.name%s", name, shorten(other.Name), ratelimit.DidYouMean(other.Name, someNames(names)))
 		}
 	}
 }
@@ -177,9 +173,9 @@ func (a *adviser) hidden(d *Descriptor, s *siblings, above string) {
 			return
 		}
 		if first.pattern.matches(text) {
-			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its requests%s",
-				cut(above, maxName), shorten(d.Segment()), shorten(first.segment(d.Key)), first.place.after(" at "),
-				hint)
+			a.addKind(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its "+
+				"requests%s", cut(above, maxName), shorten(d.Segment()), shorten(first.segment(d.Key)),
+				first.place.after(" at "), hint)
 			return
 		}
 	}
@@ -196,10 +192,10 @@ func (a *adviser) unlimited(d *Descriptor, instead *node, name string) {
 		if !leaf {
 			what = "has no rate_limit of its own"
 		}
-		a.warn(NoLimit, d.Place, "%s %s: requests that end there are not limited, because %s%s is not tried for "+
+		a.addKind(NoLimit, d.Place, "%s %s: requests that end there are not limited, because %s%s is not tried for "+
 			"them%s", name, what, shorten(instead.segment(d.Key)), instead.place.after(" at "), meant)
 	case leaf:
-		a.warn(NoLimit, d.Place, "%s has neither rate_limit nor descriptors: it limits nothing%s", name, meant)
+		a.addKind(NoLimit, d.Place, "%s has neither rate_limit nor descriptors: it limits nothing%s", name, meant)
 	}
 }
 

@@ -1,6 +1,9 @@
 package holds
 
-import "sync"
+import (
+	"cmp"
+	"sync"
+)
 
 // memory has the settled parts of holds. It has two generations, and drops the older one when the younger is
 // full. The zero memory is empty.
@@ -50,17 +53,10 @@ func (m *memory) mark(id uint64, part int, at, now int64) mark {
 	}
 	m.young[id] |= bit
 	m.latest = max(m.latest, at, now)
-	if most := m.limit(); len(m.young) >= most {
+	if len(m.young) >= cmp.Or(m.most, mostSettled) {
 		// Dropped parts were settled by then, and so were made by then.
 		m.oldest, m.retired = m.retired, m.latest
 		m.old, m.young = m.young, nil
 	}
 	return marked
-}
-
-func (m *memory) limit() int {
-	if m.most > 0 {
-		return m.most
-	}
-	return mostSettled
 }

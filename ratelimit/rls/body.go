@@ -63,7 +63,10 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 		case err != nil && held.Ended():
 			return nil, held.Close, errCrowded
 		case err != nil:
-			return nil, held.Close, s.jsonReadError(err)
+			if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+				return nil, held.Close, s.tooLarge()
+			}
+			return nil, held.Close, bad("request could not be read: %v", err)
 		}
 	}
 }
@@ -72,13 +75,6 @@ func (s *Service) tooLarge() error {
 	return &badRequest{
 		fmt.Sprintf("request is larger than %d bytes", s.options.MaxRequestBytes), http.StatusRequestEntityTooLarge,
 	}
-}
-
-func (s *Service) jsonReadError(err error) error {
-	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return s.tooLarge()
-	}
-	return bad("request could not be read: %v", err)
 }
 
 // maxDepth is how deep a request may be nested; one that means anything has 5.

@@ -30,11 +30,6 @@ type large struct {
 	calls sync.Pool
 }
 
-func (l *large) init() {
-	l.slots = make(chan struct{}, largeAtOnce)
-	l.calls.New = func() any { return new(call) }
-}
-
 // answerLarge does for a large request what answerOne does for any.
 func (s *Service) answerLarge(ctx context.Context, c *call, start ratelimit.Instant) error {
 	defer s.large.waiting.Add(-1)

@@ -74,7 +74,7 @@ func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.
 	o.Holds = cmp.Or(o.Holds, new(holds.Desk))
 	s := &Service{rules: rules, limiter: limiter, clock: clock, wall: wall, latency: latency, options: o, log: log}
 	s.calls.New = func() any { return new(call) }
-	s.large.init()
+	s.large.calls.New, s.large.slots = s.calls.New, make(chan struct{}, largeAtOnce)
 	return s
 }
 
