@@ -55,14 +55,15 @@ func (a *adviser) level(at level, descriptors []Descriptor, above string) {
 		}
 		d := &descriptors[i]
 		siblings, name := at[d.Key], above+"."+d.Segment()
+		own := siblings.of(d.Value)
 		a.spelling(d, name)
 		a.name(d, name)
 		a.limit(d, name)
-		a.hidden(d, siblings, above)
+		a.hidden(d, own, siblings, above)
 		if d.Limit == nil {
-			a.unlimited(d, a.next(d, siblings), name)
+			a.unlimited(d, a.next(d, own, siblings), name)
 		}
-		a.level(siblings.of(d.Value).below, d.Descriptors, name)
+		a.level(own.below, d.Descriptors, name)
 	}
 }
 
@@ -157,28 +158,32 @@ func someNames(names map[string]bool) []string {
 // hidden warns about a pattern, or a key without a value, that never applies because an earlier
 // pattern matches all of its requests. A pattern covers another one if and only if it matches the
 // other's text.
-func (a *adviser) hidden(d *Descriptor, s *siblings, above string) {
-	text, hint := d.Value, "; patterns are tried in the order of the file: move it up"
-	switch {
-	case text == "":
-		text, hint = "*", "; remove one of them"
-	case !strings.Contains(text, "*"):
-		return // exact values are tried first
+func (a *adviser) hidden(d *Descriptor, own *node, s *siblings, above string) {
+	earlier, text, hint := s.wildcards, "*", "; remove one of them"
+	if d.Value != "" {
+		if !strings.Contains(d.Value, "*") {
+			return // exact values are tried first
+		}
+		earlier, text = s.wildcards[:own.nth], d.Value
+		hint = "; patterns are tried in the order of the file: move it up"
 	}
-	for _, first := range s.wildcards {
-		if first.pattern.text == d.Value {
-			return
+	if first := a.firstMatch(earlier, text); first != nil {
+		a.addKind(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its requests%s",
+			cut(above, maxName), shorten(d.Segment()), shorten(first.segment(d.Key)), first.place.after(" at "), hint)
+	}
+}
+
+// firstMatch is the first wildcard that matches a value, or nil.
+func (a *adviser) firstMatch(wildcards []*node, value string) *node {
+	for _, n := range wildcards {
+		if a.left -= len(value) + len(n.pattern.text); a.left < 0 {
+			return nil
 		}
-		if a.left -= len(text) + len(first.pattern.text); a.left < 0 {
-			return
-		}
-		if first.pattern.matches(text) {
-			a.addKind(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all of its "+
-				"requests%s", cut(above, maxName), shorten(d.Segment()), shorten(first.segment(d.Key)),
-				first.place.after(" at "), hint)
-			return
+		if n.pattern.matches(value) {
+			return n
 		}
 	}
+	return nil
 }
 
 // unlimited warns about a descriptor without a limit. It limits nothing, and requests that it
@@ -200,22 +205,16 @@ func (a *adviser) unlimited(d *Descriptor, instead *node, name string) {
 }
 
 // next is the match of d's requests without d, or nil.
-func (a *adviser) next(d *Descriptor, s *siblings) *node {
-	if d.Value == "" {
+func (a *adviser) next(d *Descriptor, own *node, s *siblings) *node {
+	later := s.wildcards
+	switch {
+	case d.Value == "":
 		return nil
+	case strings.Contains(d.Value, "*"):
+		later = s.wildcards[own.nth+1:]
 	}
-	pattern, after := strings.Contains(d.Value, "*"), false
-	for _, p := range s.wildcards {
-		if p.pattern.text == d.Value {
-			after = true
-			continue
-		}
-		if a.left -= len(d.Value) + len(p.pattern.text); a.left < 0 {
-			return nil
-		}
-		if (!pattern || after) && p.pattern.matches(d.Value) {
-			return p
-		}
+	if n := a.firstMatch(later, d.Value); n != nil || a.left < 0 {
+		return n
 	}
 	return s.bare
 }

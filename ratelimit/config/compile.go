@@ -177,7 +177,7 @@ func (l level) place(n *node, d *Descriptor) (first *node) {
 	case d.Value == "":
 		s.bare = n
 	case strings.Contains(d.Value, "*"):
-		n.pattern = newPattern(d.Value)
+		n.pattern, n.nth = newPattern(d.Value), len(s.wildcards)
 		s.patterns[d.Value], s.wildcards = n, append(s.wildcards, n)
 	default:
 		s.exact[d.Value] = n

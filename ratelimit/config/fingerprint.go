@@ -67,6 +67,10 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	if len(r.Replaces) > 0 {
 		replaced = fmt.Sprintf("%q", r.Replaces)
 	}
+	ceiling := ""
+	if r.Limit.Ceiling != ratelimit.MaxLimit {
+		ceiling = strconv.FormatInt(int64(r.Limit.Ceiling), 10)
+	}
 	hold := r.Hold.String()
 	amount := []ruleField{
 		{"requests_per_unit", strconv.FormatInt(int64(r.Limit.Requests), 10)},
@@ -92,7 +96,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"value_to_metric", fmt.Sprint(r.MetricNames.Levels)},
 		{"metadata", metadata},
 		{"hold", hold},
-		ceilingField(&r.Limit),
+		{"max_override", ceiling},
 	})
 	return slices.Concat(fields, coordinationFields(&r.Coordination))
 }
@@ -165,14 +169,6 @@ func coordinationFields(c *ratelimit.Coordination) []ruleField {
 		fields = append(fields, ruleField{field, c.Get(field)})
 	}
 	return fields
-}
-
-// ceilingField is the ceiling, as rule files write it.
-func ceilingField(l *ratelimit.Limit) ruleField {
-	if l.Ceiling == ratelimit.MaxLimit {
-		return ruleField{"max_override", ""}
-	}
-	return ruleField{"max_override", strconv.FormatInt(int64(l.Ceiling), 10)}
 }
 
 var (

@@ -48,6 +48,7 @@ type siblings struct {
 
 type node struct {
 	pattern pattern // of a wildcard
+	nth     int     // of a wildcard: its place among its siblings
 	share   bool    // all values that match share one budget
 	rule    *ratelimit.Rule
 	prefix  []byte // of the rule's keys

@@ -57,11 +57,7 @@ type Backoff struct {
 func (b Backoff) wait(n int, connected bool, random float64) time.Duration {
 	d := b.Connect
 	if connected {
-		d = b.Longest
-		// A longer shift would overflow.
-		if n < 20 {
-			d = min(b.Longest, b.First<<n)
-		}
+		d = min(b.Longest, b.First<<min(n, 19)) // a longer shift would overflow
 	}
 	return time.Duration(float64(d) * (1 + b.Spread*(2*random-1)))
 }
