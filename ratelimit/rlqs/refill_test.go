@@ -44,7 +44,7 @@ func TestBucketIsNotCredited(t *testing.T) {
 	if forgone := n.Stats().Forgone.Load(); forgone == 0 {
 		t.Error("nothing was forgone: the test does not get to what it is about")
 	}
-	if b := s.order[0].terms; b.asking.Limit.Burst != 444 || sublease.BucketWindow != 15600*time.Millisecond {
+	if b := s.buckets[0].terms; b.asking.Limit.Burst != 444 || sublease.BucketWindow != 15600*time.Millisecond {
 		t.Errorf("it is asked for %d, want the burst without what refills in 15.6 s", b.asking.Limit.Burst)
 	}
 	if debts := s.Close(start.Add(56 * time.Second)); len(debts) != 0 {
@@ -120,14 +120,14 @@ func TestIdleBucketOverATurn(t *testing.T) {
 			if i == 5 {
 				denied = 1
 			}
-			if len(s.order) == 0 && i > 5 {
+			if len(s.buckets) == 0 && i > 5 {
 				break
 			}
 			reports(t, s, at, usageOf(0, denied, "k", "v"))
 			s.Acked(t.Context(), at.Add(time.Millisecond), s.sent)
 		}
-		if len(s.order) != 0 {
-			t.Errorf("%s: after 200 s without requests it still has %+v", text, s.order[0].holding)
+		if len(s.buckets) != 0 {
+			t.Errorf("%s: after 200 s without requests it still has %+v", text, s.buckets[0].holding)
 		}
 	}
 }

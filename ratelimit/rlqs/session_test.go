@@ -161,7 +161,7 @@ func TestSession(t *testing.T) {
 	acked(6*time.Second, "")
 	report(8*time.Second, usageOf(0, 1, "nothing", "v"), "ALLOW_ALL 1m0s")
 	acked(8*time.Second, "")
-	if h, all := n.Look([]byte(s.order[0].pool.key)); all != 1 || h[0].PerSecond != 12 {
+	if h, all := n.Look([]byte(s.buckets[0].pool.key)); all != 1 || h[0].PerSecond != 12 {
 		t.Errorf("it shows %+v", h)
 	}
 	report(10*time.Second, usageOf(30, 0, "k", "v"), "")
@@ -220,8 +220,8 @@ func idleBucket(t *testing.T, text string, left tokens, after time.Duration) {
 			s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
 		}
 	}
-	if !strings.HasSuffix(said, "abandon; ") || p.left != left && !strings.Contains(text, "900") || len(s.order) != 0 {
-		t.Errorf("%q was said, %d are left of %d, and %d buckets", said, p.left, left, len(s.order))
+	if !strings.HasSuffix(said, "abandon; ") || p.left != left && !strings.Contains(text, "900") || len(s.buckets) != 0 {
+		t.Errorf("%q was said, %d are left of %d, and %d buckets", said, p.left, left, len(s.buckets))
 	}
 }
 
@@ -255,8 +255,8 @@ func TestSessionIsBounded(t *testing.T) {
 		reports(t, s, start, usageOf(0, 1, "k", v))
 		s.Acked(t.Context(), start, s.sent)
 	}
-	if len(s.order) != 3 || n.Stats().Refused.Load() != 2 {
-		t.Errorf("%d buckets of 3 are kept, and %d reports of others were refused", len(s.order),
+	if len(s.buckets) != 3 || n.Stats().Refused.Load() != 2 {
+		t.Errorf("%d buckets of 3 are kept, and %d reports of others were refused", len(s.buckets),
 			n.Stats().Refused.Load())
 	}
 	other := usageOf(0, 1, "k", "1")
