@@ -123,16 +123,16 @@ func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 }
 
 // Due returns what this node has to apply for at now, under a plan, if it is time
-// to. Run calls it, and Answer; so does who drives a node in another time.
+// to. Run calls it, and Answer; so does who drives a node in another time. The plan has seats.
 func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	known := k.epoch()
 	t := k.judge(known)
+	a := Application{
+		Holder: k.holder, Seats: wanted.seats, TTL: SeatTTL, Now: t.Tenancy, Plan: wanted.id, epoch: known.ID,
+	}
 	if t.trial.on && known.ID != t.trial.epoch {
-		// It may be another's: the next tenant does not spend in its windows.
-		return Application{
-			Holder: k.holder, Seats: min(max(1, wanted.seats), MaxSeats), TTL: SeatTTL, Now: t.Tenancy,
-			Plan: wanted.id, Leave: true,
-		}, true
+		a.Leave = true // it may be another's: the next tenant does not spend in its windows
+		return a, true
 	}
 	learning := known.Learning
 	held := t.Seat >= 0 && t.Seat < wanted.seats
@@ -148,10 +148,7 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	if settled && now < t.until.Add(margin-SeatTTL/2) {
 		return Application{}, false
 	}
-	return Application{
-		Holder: k.holder, Seats: min(wanted.seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy,
-		Plan: wanted.id, epoch: known.ID,
-	}, true
+	return a, true
 }
 
 // judge ends the trial of a tenancy that has proven itself.
@@ -178,10 +175,9 @@ func (k *Keeper) epoch() ratelimit.EpochKnown {
 func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Tenancy, err error) {
 	before := k.now.Load()
 	if err != nil {
-		k.now.Store(&held{
-			Tenancy: before.Tenancy, until: before.until, wanted: wanted, agreed: before.agreed,
-			trial: before.trial,
-		})
+		after := *before
+		after.wanted, after.asked = wanted, 0
+		k.now.Store(&after)
 		return
 	}
 	after := &held{

@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/datadriven"
@@ -260,26 +258,4 @@ func TestKeeperTellsOfChanges(t *testing.T) {
 	if got, want := strings.Join(told, "; "), "-1 gone; 0 <nil>; -1 gone again; 0 <nil>; -1 <nil>"; got != want {
 		t.Errorf("told of %s\nwant    %s", got, want)
 	}
-}
-
-// deadlines notes how long applications may take.
-type deadlines []time.Duration
-
-func (d *deadlines) Sit(ctx context.Context, _ Application) (Tenancy, error) {
-	end, _ := ctx.Deadline()
-	*d = append(*d, time.Until(end))
-	return Tenancy{Seat: 0, Fence: 5, TTL: SeatTTL}, nil
-}
-
-// The seats have a second to answer, also for a leaving node.
-func TestSeatsHaveASecondToAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, d := newKeeperScript(t), deadlines{}
-		s.seats = &d
-		s.keep(t.Context(), s.plan)
-		s.Leave(t.Context(), false)
-		if !slices.Equal(d, deadlines{time.Second, time.Second}) {
-			t.Errorf("an application, and the last, may take %v", d)
-		}
-	})
 }

@@ -51,43 +51,29 @@ const MaxSeats = ratelimit.MaxMaxNodes
 
 var errSeats = errors.New("the number of seats must be 1 to 10000, with a TTL")
 
-// seat is the record of one. The zero seat was never taken.
+// seat is the record of one, as a store has it. The zero seat was never taken. A seat is free from Expires on.
 type seat struct {
-	holder  ratelimit.Holder // 0: no tenant
-	fence   ratelimit.Fence
-	expires ratelimit.LedgerTime
-	taint   ratelimit.LedgerTime
-	plan    uint64               // 0: of a release that does not tell
-	since   ratelimit.LedgerTime // until when a tenant may have spent from it under another plan
+	Holder  ratelimit.Holder     `json:"holder,omitempty"` // 0: no tenant
+	Fence   ratelimit.Fence      `json:"fence"`
+	Expires ratelimit.LedgerTime `json:"expires,omitempty"` // 0: no tenant
+	Taint   ratelimit.LedgerTime `json:"taint,omitempty"`
+	Plan    uint64               `json:"plan,omitempty"` // 0: of a release that does not tell
+	// Since is until when a tenant may have spent from it under another plan.
+	Since ratelimit.LedgerTime `json:"since,omitempty"`
 }
 
-// free tells whether the seat may be taken, and with which taint.
-func (s *seat) free(now ratelimit.LedgerTime) (ratelimit.LedgerTime, bool) {
-	switch {
-	case s.holder == 0:
-		return s.taint, true
-	case now >= s.expires: // the spending of its tenant is unknown
-		return s.expires, true
-	}
-	return 0, false
-}
-
-// ended is until when the seat's last tenant may have spent, if it has none now.
-func (s *seat) ended() ratelimit.LedgerTime {
-	if s.holder == 0 {
-		return s.taint
-	}
-	return s.expires
-}
+// ended is until when the last tenant of a free seat may have spent: one that did not leave, until it expired.
+func (s *seat) ended() ratelimit.LedgerTime { return max(s.Taint, s.Expires) }
 
 // clamp is for a ledger whose clock went back: nothing that has happened is to
 // come, and no tenancy lasts longer than it may.
 func (s *seat) clamp(now ratelimit.LedgerTime, ttl time.Duration) {
-	s.expires, s.taint, s.since = min(s.expires, now.Add(ttl)), min(s.taint, now), min(s.since, now)
+	s.Expires, s.Taint, s.Since = min(s.Expires, now.Add(ttl)), min(s.Taint, now), min(s.Since, now)
 }
 
 // sit is the protocol of seats.
-func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a *Application) Tenancy {
+func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
+	seats := r.Seats
 	for _, s := range seats {
 		s.clamp(now, a.TTL)
 	}
@@ -96,23 +82,23 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 		switch {
 		case s == nil && !a.Leave && own < a.Seats: // the ledger has lost it
 			s = &seat{
-				holder: a.Holder, fence: a.Now.Fence, taint: min(a.Now.Taint, now), plan: a.Plan,
-				since: min(a.Now.Since, now),
+				Holder: a.Holder, Fence: a.Now.Fence, Taint: min(a.Now.Taint, now), Plan: a.Plan,
+				Since: min(a.Now.Since, now),
 			}
 			seats[own] = s
-			*last = max(*last, s.fence)
+			r.Last = max(r.Last, s.Fence)
 			fallthrough
-		case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && !a.Leave && own < a.Seats:
-			if s.plan != a.Plan {
-				s.plan, s.since = a.Plan, now
+		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && !a.Leave && own < a.Seats:
+			if s.Plan != a.Plan {
+				s.Plan, s.Since = a.Plan, now
 			}
-			s.expires = now.Add(a.TTL)
-			return tenancy(now, seats, own, a)
-		case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && a.Leave:
+			s.Expires = now.Add(a.TTL)
+			return r.tenancy(now, own, a)
+		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && a.Leave:
 			if !a.Clean {
-				s.taint = now
+				s.Taint = now
 			}
-			s.holder, s.expires = 0, 0
+			s.Holder, s.Expires = 0, 0
 		}
 	}
 	if a.Leave {
@@ -125,33 +111,32 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 		if s == nil {
 			s = &seat{}
 		}
-		if t, ok := s.free(now); ok && (best < 0 || t < taint) {
+		if t := s.ended(); now >= s.Expires && (best < 0 || t < taint) {
 			best, taint, was = i, t, s
 		}
 	}
 	if best < 0 {
 		return none
 	}
-	since := was.since
-	if was.plan != a.Plan {
-		since = was.ended()
+	since := was.Since
+	if was.Plan != a.Plan {
+		since = taint
 	}
-	*last = max(*last+1, ratelimit.Fence(now))
+	r.Last = max(r.Last+1, ratelimit.Fence(now))
 	seats[best] = &seat{
-		holder: a.Holder, fence: *last, expires: now.Add(a.TTL), taint: taint, plan: a.Plan,
-		since: since,
+		Holder: a.Holder, Fence: r.Last, Expires: now.Add(a.TTL), Taint: taint, Plan: a.Plan, Since: since,
 	}
-	return tenancy(now, seats, best, a)
+	return r.tenancy(now, best, a)
 }
 
 // tenancy is the answer to the tenant of a seat.
-func tenancy(now ratelimit.LedgerTime, seats map[int]*seat, own int, a *Application) Tenancy {
-	t := Tenancy{Seat: own, Fence: seats[own].fence, Taint: seats[own].taint, TTL: a.TTL, Agreed: true}
-	for _, s := range seats {
-		switch lives := s.holder != 0 && now < s.expires; {
-		case s.plan == a.Plan:
-			t.Since = max(t.Since, s.since)
-		case lives:
+func (r *record) tenancy(now ratelimit.LedgerTime, own int, a *Application) Tenancy {
+	t := Tenancy{Seat: own, Fence: r.Seats[own].Fence, Taint: r.Seats[own].Taint, TTL: a.TTL, Agreed: true}
+	for _, s := range r.Seats {
+		switch {
+		case s.Plan == a.Plan:
+			t.Since = max(t.Since, s.Since)
+		case now < s.Expires: // it has a tenant
 			t.Agreed = false
 		default:
 			t.Since = max(t.Since, s.ended())

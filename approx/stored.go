@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -45,7 +47,7 @@ func (s *Stored) Sit(ctx context.Context, a Application) (Tenancy, error) {
 		if err := all.decode(data); err != nil {
 			return none, err
 		}
-		t := sit(now, all.seats, &all.last, &a)
+		t := all.sit(now, &a)
 		saved, err := s.cell.Save(ctx, version, all.encode())
 		if err != nil {
 			return none, err
@@ -64,55 +66,34 @@ func (s *Stored) Sit(ctx context.Context, a Application) (Tenancy, error) {
 	return none, errBusy
 }
 
-// record is the seats, and the last fence that was issued.
+// record is the seats as they are at a store, in JSON, and the last fence that was issued.
 type record struct {
-	seats map[int]*seat
-	last  ratelimit.Fence
-}
-
-// written is a record as it is at a store, in JSON.
-type written struct {
 	Version int             `json:"v"`
 	Last    ratelimit.Fence `json:"last"`
-	Seats   map[int]place   `json:"seats"`
-}
-
-type place struct {
-	Holder  ratelimit.Holder     `json:"holder,omitempty"`
-	Fence   ratelimit.Fence      `json:"fence"`
-	Expires ratelimit.LedgerTime `json:"expires,omitempty"`
-	Taint   ratelimit.LedgerTime `json:"taint,omitempty"`
-	Plan    uint64               `json:"plan,omitempty"`
-	Since   ratelimit.LedgerTime `json:"since,omitempty"`
+	Seats   map[int]*seat   `json:"seats"`
 }
 
 const recordVersion = 1
 
 func (r *record) encode() []byte {
-	w := written{Version: recordVersion, Last: r.last, Seats: make(map[int]place, len(r.seats))}
-	for i, s := range r.seats {
-		w.Seats[i] = place{s.holder, s.fence, s.expires, s.taint, s.plan, s.since}
-	}
-	data, err := json.Marshal(w)
+	data, err := json.Marshal(r)
 	if err != nil {
 		panic(err) // numbers are never refused
 	}
 	return data
 }
 
+// decode reads a record, which may hold anything; without bytes, no seat was ever taken.
 func (r *record) decode(data []byte) error {
-	r.seats = map[int]*seat{}
 	if len(data) == 0 {
+		*r = record{Version: recordVersion, Seats: map[int]*seat{}}
 		return nil
 	}
-	var w written
-	if err := json.Unmarshal(data, &w); err != nil || w.Version != recordVersion || len(w.Seats) > MaxSeats {
+	err := json.Unmarshal(data, r)
+	if err != nil || r.Version != recordVersion || r.Seats == nil || len(r.Seats) > MaxSeats ||
+		slices.Contains(slices.Collect(maps.Values(r.Seats)), nil) {
 		return fmt.Errorf("the seats in the store belong to another release: %.60q; "+
 			"delete the record sluice:seat-record to begin anew", data)
-	}
-	r.last = w.Last
-	for i, p := range w.Seats {
-		r.seats[i] = &seat{p.Holder, p.Fence, p.Expires, p.Taint, p.Plan, p.Since}
 	}
 	return nil
 }

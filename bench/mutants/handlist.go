@@ -67,10 +67,10 @@ var allByHand = []byHand{
 	// Local refusals.
 	{"a store that is back is met by all callers at once", "leasing/lane.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
 	// Drift, and its seats.
-	{"a new tenant uses the shares of one that crashed", seats, "return s.expires, true", "return s.taint, true"},
-	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.taint = now\n\t\t\t}\n", ""},
-	{"a tenancy that the ledger had forgotten comes back without its taint", seats, "taint: min(a.Now.Taint, now), plan:", "plan:"},
-	{"a seat's fence does not count for who may renew it", seats, "case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && !a.Leave", "case s != nil && s.holder == a.Holder && !a.Leave"},
+	{"a new tenant uses the shares of one that crashed", seats, "return max(s.Taint, s.Expires)", "return s.Taint"},
+	{"a seat that is given up with spending unconfirmed is as good as new", seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.Taint = now\n\t\t\t}\n", ""},
+	{"a tenancy that the ledger had forgotten comes back without its taint", seats, "Taint: min(a.Now.Taint, now), Plan:", "Plan:"},
+	{"a seat's fence does not count for who may renew it", seats, "case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && !a.Leave", "case s != nil && s.Holder == a.Holder && !a.Leave"},
 	{"a tenant stops only when the ledger does", keeper, "until: sent.Add(SeatTTL - margin)", "until: sent.Add(SeatTTL)"},
 	{"a tenancy is counted from its answer", keeper, "Tenancy: t, until: sent.Add(", "Tenancy: t, until: k.clock().Add("},
 	{"a share is spent in the window in which the tenant before crashed", keeper, "begins < t.Taint", "begins < 0"},

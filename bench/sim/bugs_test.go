@@ -165,8 +165,8 @@ var planted = []struct {
 	}},
 	{48, plant.Bug{
 		Name: "a seat is given twice", File: "approx/seats.go",
-		Right: "s.free(now); ok && ",
-		Wrong: "s.free(now); (ok || true) && ",
+		Right: "now >= s.Expires && (best",
+		Wrong: "(now >= s.Expires || true) && (best",
 	}},
 	{72, plant.Bug{
 		Name: "a reserve is granted by the ledger too", File: "ratelimit/shares.go",
