@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -14,12 +13,11 @@ import (
 	"github.com/sluice-gate/sluice/routing/ring"
 )
 
-func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
-	return coreWith(o, clock, leasing.NewLocal(10_000, clock(), wall))
-}
+// outageKeys is the number of keys with a budget of their own while their owners do not answer.
+const outageKeys = 10_000
 
-// coreWith makes a core that decides by fallback when an owner does not answer.
-func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
+// newCore makes a core that decides by fallback when an owner does not answer.
+func newCore(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
 		identity: identity{options: o, began: clock()}, driven: driven{clock: clock},
 		deciders: deciders{fallback: fallback},
@@ -27,8 +25,7 @@ func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 		heat:     heat{hot: hot.New(o.HotRate)},
 		transit:  transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
 	}
-	v := c.build(nil)
-	c.view.Store(v)
+	c.view.Store(c.build(nil))
 	return c
 }
 
@@ -72,15 +69,10 @@ func (c *core) build(old *view) *view {
 	for _, addr := range v.ring.Members() {
 		v.digest += xxhash.Sum64String(addr)
 	}
-	// A node that was in no ring before owned nothing, so that it cannot claim of any key that it has
-	// had it since. Where all had handed over under the old ring, that ring is enough to remember.
-	// Beyond mostSince rings nothing is remembered.
-	switch {
-	case old == nil || !old.mine:
-	case old.stable.Load():
-		v.since = []*ring.Ring{old.ring}
-	case len(old.since) > 0 && len(old.since) < mostSince:
-		v.since = append([]*ring.Ring{old.ring}, old.since...)
+	// A node that was in no ring before has no owner of that name there. If the ring changes before all have handed
+	// over, the node asks others for accounts that it may have had all along.
+	if old != nil && old.stable.Load() {
+		v.since = old.ring
 	}
 	return v
 }
@@ -161,15 +153,6 @@ func (c *core) reject(kind rejection) { c.stats.rejected[kind].Add(1) }
 func (c *core) malformed(kind rejection) {
 	c.reject(kind)
 	c.stats.malformed.Add(1)
-}
-
-// rejected is how much was rejected, by kind.
-func (c *core) rejected() map[string]uint64 {
-	all := make(map[string]uint64, rejections)
-	for kind, name := range rejectionNames {
-		all[name] = c.stats.rejected[kind].Load()
-	}
-	return all
 }
 
 // sorted has every member, always in the same order; the caller holds mu.

@@ -8,7 +8,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -56,40 +55,19 @@ type wakes struct {
 
 func (w *wakes) wake() { w.n++ }
 
-// A view remembers the rings since all had handed over to this node: after that the
-// one before, with those before it, up to so many. More, or none known: nothing is.
-func TestRingsSinceAllHadHandedOver(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	now := c.view.Load().ring
-	for _, x := range []struct {
-		mine, stable bool
-		had, want    int
-	}{{true, true, 0, 1}, {true, true, 3, 1}, {true, false, 0, 0}, {true, false, 1, 2}, {true, false, mostSince - 1, mostSince}, {true, false, mostSince, 0}, {false, true, 0, 0}, {false, false, 3, 0}} {
-		old := &view{ring: now, mine: x.mine, since: make([]*ring.Ring, x.had)}
-		old.stable.Store(x.stable)
-		v := c.build(old)
-		if len(v.since) != x.want || x.want > 0 && v.since[0] != now {
-			t.Errorf("%+v: it remembers %d rings", x, len(v.since))
-		}
-	}
-}
-
 // A node's announcements travel on two streams, and may arrive in another order. An announcement from before
 // its last join or departure no longer counts: otherwise accounts on their way to it would begin again here.
 func TestOldWordsOfANodeCountNoMore(t *testing.T) {
-	s := newScript(t, 10, 10)
-	s.ring("a", "b")
-	a := s.nodes["a"].core
-	b := a.members["b"]
-	from, joined := &inlet{addr: "b", incarnation: b.incarnation}, b.changes
+	s, n := newPair(t)
+	a, b := n.core, n.core.members["b:1"]
+	from, joined := &inlet{addr: "b:1", incarnation: b.incarnation}, b.changes
 	if joined < 2 {
 		t.Fatalf("b has joined, and says that it has changed %d times", joined)
 	}
 	if !a.applyPresence(s.now, from, false, joined-1) || !b.alive {
 		t.Error("b is out of the ring for what it said before it joined")
 	}
-	alone := xxhash.Sum64String("a") // the ring without b
+	alone := xxhash.Sum64String("a:1") // the ring without b
 	if a.applyDone(from, alone, joined-1); b.done == alone {
 		t.Error("b is done, by what it said before it joined")
 	}
@@ -102,7 +80,7 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	if !b.mayHave(a.view.Load()) {
 		t.Error("b has left, and may have accounts still: it was done before that")
 	}
-	a.applyHello(s.now, &wire.Hello{Addr: "b", Incarnation: 77}) // what its last life has said arrives after that
+	a.applyHello(s.now, &wire.Hello{Addr: "b:1", Incarnation: 77}) // what its last life has said arrives after that
 	if a.applyPresence(s.now, from, true, joined+2); b.alive || b.changes != 0 {
 		t.Error("b is in the ring, for what its last life has said")
 	}

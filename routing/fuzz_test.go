@@ -36,8 +36,6 @@ func (quiet) dial(m *member)   { m.wake = func() {} }
 func (quiet) hangUp(*member)   {}
 func (quiet) redial(m *member) {}
 func (quiet) wake()            {}
-func (quiet) yield()           {}
-func (quiet) bell() bell       { return nil }
 func (quiet) sleep(*waiting)   {}
 
 // base is where the fuzzed core's clock is.
@@ -46,7 +44,7 @@ var base = time.Unix(1_800_000_000, 0)
 func newTarget(t *testing.T) *target {
 	x := &target{t: t, now: instant(time.Hour), from: &inlet{addr: "peer:1", incarnation: 7}}
 	local := leasing.NewLocal(64, x.now, base)
-	x.core = coreWith(Options{Addr: "own:1"}, func() instant { return x.now }, local) // small: each input has its own
+	x.core = newCore(Options{Addr: "own:1"}, func() instant { return x.now }, local) // small: each input has its own
 	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
 	x.base = baseOf{local}
 	x.storeless(local)

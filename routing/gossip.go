@@ -214,9 +214,7 @@ type boundedStreams struct {
 	*memberlist.NetTransport
 	streams chan net.Conn
 	ended   chan struct{} // no reader takes streams any more
-	end     func()
 	down    chan struct{} // and none comes in
-	stop    func()
 }
 
 func boundStreams(t *memberlist.NetTransport, refuse func(from string, err error)) *boundedStreams {
@@ -224,7 +222,6 @@ func boundStreams(t *memberlist.NetTransport, refuse func(from string, err error
 		NetTransport: t, streams: make(chan net.Conn), ended: make(chan struct{}),
 		down: make(chan struct{}),
 	}
-	b.end, b.stop = sync.OnceFunc(func() { close(b.ended) }), sync.OnceFunc(func() { close(b.down) })
 	go b.pass(refuse)
 	return b
 }
@@ -261,11 +258,11 @@ func (b *boundedStreams) pass(refuse func(from string, err error)) {
 // StreamCh implements [memberlist.Transport].
 func (b *boundedStreams) StreamCh() <-chan net.Conn { return b.streams }
 
-// Shutdown implements [memberlist.Transport].
+// Shutdown implements [memberlist.Transport]. It is called once.
 func (b *boundedStreams) Shutdown() error {
-	b.end()
+	close(b.ended)
 	// After the listener is down: pass goes on to take its streams until then.
-	defer b.stop()
+	defer close(b.down)
 	return b.NetTransport.Shutdown()
 }
 

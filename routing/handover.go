@@ -1,6 +1,8 @@
 package routing
 
 import (
+	"bytes"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/leasing"
@@ -72,16 +74,15 @@ func (c *core) step(now instant) (more bool) {
 	before := m.visit
 	c.gate.RLock()
 	v := c.view.Load()
-	m.keys, m.ends = m.keys[:0], m.ends[:0]
+	var keys [][]byte
 	// Visit holds a lock of the table, so that keys are only noted here and taken out afterwards.
 	// They are copied, for they are the table's.
 	done := c.local.Visit(&m.visit, func(key []byte) {
 		if owner := v.ring.Owner(ring.HashOf(key)); owner != c.options.Addr && owner != "" {
-			m.keys = append(m.keys, key...)
-			m.ends = append(m.ends, len(m.keys))
+			keys = append(keys, bytes.Clone(key))
 		}
 	})
-	c.takeOut(now, v)
+	c.takeOut(now, v, keys)
 	c.gate.RUnlock()
 	switch {
 	case m.full != nil: // these are shown again
@@ -102,11 +103,9 @@ func (c *core) step(now instant) (more bool) {
 
 // takeOut puts accounts on their way that a visit has found; the caller holds mu
 // and the gate.
-func (c *core) takeOut(now instant, v *view) {
-	m, from := &c.mover, 0
-	for _, end := range m.ends {
-		key := m.keys[from:end]
-		from = end
+func (c *core) takeOut(now instant, v *view, keys [][]byte) {
+	m := &c.mover
+	for _, key := range keys {
 		to := c.members[v.ring.Owner(ring.HashOf(key))]
 		switch way := to.state(now); {
 		case way == noRoom:

@@ -28,8 +28,10 @@ func (x *lessee) do(now instant, l *leasing.Local, a *ask, v *verdict) {
 
 // reply implements errand.
 func (x *lessee) reply(r *wire.Reply) {
-	if x.lease.Window != 0 {
-		r.Lease = leaseMessage(&x.lease)
+	if l := &x.lease; l.Window != 0 {
+		r.Lease = &wire.Lease{
+			Window: int64(l.Window), Granted: int64(l.Granted), Keep: l.Keep, Void: l.Void, ForUs: l.For.Microseconds(),
+		}
 	}
 }
 
@@ -140,12 +142,6 @@ func leaseOf(l *ratelimit.Limit, asked *leasing.Totals, m *wire.Lease) (x leasin
 		Window: ratelimit.Window(m.GetWindow()), Granted: ratelimit.Tokens(m.GetGranted()), Keep: m.GetKeep(),
 		Void: m.GetVoid(), For: resetOf(l, m.GetForUs()),
 	}, true
-}
-
-func leaseMessage(x *leasing.Lease) *wire.Lease {
-	return &wire.Lease{
-		Window: int64(x.Window), Granted: int64(x.Granted), Keep: x.Keep, Void: x.Void, ForUs: x.For.Microseconds(),
-	}
 }
 
 // later reports to the owner what this node answered in its place, if the owner has not booked it itself. It

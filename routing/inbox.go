@@ -3,6 +3,7 @@ package routing
 import (
 	"cmp"
 	"maps"
+	"runtime"
 	"slices"
 	"time"
 
@@ -143,7 +144,7 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 			r.Refused = append(r.Refused, i)
 		}
 		if i++; i%adoptedAtOnce == 0 {
-			c.hands.yield()
+			runtime.Gosched()
 		}
 	}); err != nil {
 		c.malformed(rejectedParcel)

@@ -38,7 +38,7 @@ var (
 	errParcel   = errors.New("it sends accounts, as it has no store: set the same STORE_URL or REDIS_URL on all nodes")
 )
 
-// bell wakes its waiter; it may ring for nothing. A nil bell is for nodes with an outside driver.
+// bell wakes its waiter; it may ring for nothing. A nil bell wakes none.
 type bell chan struct{}
 
 func (b bell) ring() {

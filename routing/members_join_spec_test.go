@@ -28,13 +28,14 @@ func TestWhenANodeIsReady(t *testing.T) {
 			c.left = s.now
 		}
 		c.unconfirmed.Store(x.unconfirmed)
-		if got := c.isReady(s.now.Add(x.since)); got != x.want {
+		s.now = s.now.Add(x.since)
+		if got := c.Ready(); got != x.want {
 			t.Errorf("case %d, %+v: ready %v", i, x, got)
 		}
 	}
 	c := newScript(t, 1, 10).start("a:1").core
 	c.local, c.present, c.wasStable = nil, false, false
-	if c.join(c.clock()); !c.isReady(c.clock()) {
+	if c.join(c.clock()); !c.Ready() {
 		t.Error("with a store there is nothing to wait for")
 	}
 }

@@ -220,12 +220,12 @@ func (c *core) rest() int {
 	return n
 }
 
-// isReady tells whether this node has joined the ring, and has its keys.
-func (c *core) isReady(now instant) bool {
+// Ready tells whether this node has joined the ring, and has its keys.
+func (c *core) Ready() bool {
 	c.mu.Lock()
 	defer c.unlock()
 	if !c.present && c.left == 0 || c.unconfirmed.Load() {
 		return false
 	}
-	return c.wasStable || now.Sub(c.joined) > readyAfter
+	return c.wasStable || c.clock().Sub(c.joined) > readyAfter
 }

@@ -3,7 +3,6 @@ package routing
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -28,17 +27,6 @@ type Router struct {
 	ctx     context.Context
 	running sync.WaitGroup
 }
-
-// newIncarnation is a name for this life of the process.
-func newIncarnation() (n uint64) {
-	for n == 0 {
-		n = rand.Uint64()
-	}
-	return n
-}
-
-// bell implements hands.
-func (r *Router) bell() bell { return make(bell, 1) }
 
 // sleep implements hands.
 func (r *Router) sleep(w *waiting) {
@@ -154,8 +142,6 @@ func (r *Router) redial(m *member) { m.again.ring() }
 // wake implements hands.
 func (r *Router) wake() { r.work.ring() }
 
-func (r *Router) yield() { runtime.Gosched() }
-
 // Leave announces the departure, and hands all keys over. Until all peers have acknowledged the announcement,
 // this node decides. It keeps forwarding. It blocks until all is acknowledged, or ctx is done. Then OnPeer
 // gets the losses.
@@ -185,9 +171,6 @@ func (r *Router) Leave(ctx context.Context) {
 	}
 }
 
-// Ready tells whether this node has joined the ring, and has its keys.
-func (c *core) Ready() bool { return c.isReady(c.clock()) }
-
 // SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
 func (c *core) SyncClock(now ratelimit.Instant, wall time.Time) { c.fallback.SyncClock(now, wall) }
 
@@ -197,6 +180,10 @@ func (c *core) Fallbacks() uint64 { return c.stats.fallbacks.Load() }
 // Stats returns the counts so far.
 func (c *core) Stats() ratelimit.RoutingStats {
 	s, v := &c.stats, c.view.Load()
+	rejected := make(map[string]uint64, rejections)
+	for kind, name := range rejectionNames {
+		rejected[name] = s.rejected[kind].Load()
+	}
 	readable := func(keys []string) []string {
 		for i := range keys {
 			keys[i] = leasing.KeyName([]byte(keys[i]))
@@ -207,7 +194,7 @@ func (c *core) Stats() ratelimit.RoutingStats {
 	return ratelimit.RoutingStats{
 		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(),
 		Refused:   s.refused.Load(),
-		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(),
+		Malformed: s.malformed.Load(), RejectedBy: rejected, Handed: s.handed.Load(), Hot: s.hot.Load(),
 		Instead: s.instead.Load(),
 		Members: v.ring.Members(), Ring: v.digest,
 		HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),

@@ -138,12 +138,10 @@ func (r *Router) receiveReplies(stream callerStream, m *member) error {
 	}
 }
 
-// Caps bound the peers' port, for strangers and for peers: a peer has one conversation of messages, which are
+// caps bound the peers' port, for strangers and for peers: a peer has one conversation of messages, which are
 // processed as they arrive.
-func Caps() transport.Caps {
-	return transport.Caps{
-		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
-	}
+var caps = transport.Caps{
+	Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
 }
 
 // NewServer makes the gRPC port on which peers reach a router. creds may be
@@ -157,23 +155,8 @@ func (r *Router) NewServer(creds credentials.TransportCredentials, budget *trans
 	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxFrame), grpc.MaxSendMsgSize(maxFrame))
 	wire.RegisterPeerServer(s, exchange{Router: r})
 	return transport.NewPort(transport.Options{
-		Caps: Caps(), Budget: budget, Security: &door{creds, r.turnedAway}, Others: s,
+		Caps: caps, Budget: budget, Security: &door{creds, r.turnedAway}, Others: s,
 	})
-}
-
-// exchange is the peers' service of a Router.
-type exchange struct {
-	wire.UnimplementedPeerServer
-	*Router
-}
-
-// Exchange implements the peers' service.
-func (e exchange) Exchange(s calledStream) error {
-	talk, ok := transport.Converse(s.Context())
-	if !ok {
-		return status.Error(codes.Internal, "the call did not come by the port of peers")
-	}
-	return e.exchange(s, func() { talk.Received() })
 }
 
 // turnedAway takes in a connection of a stranger.
@@ -208,8 +191,19 @@ func remoteAddr(stream calledStream, hello *wire.Hello) string {
 	return from
 }
 
-// exchange is the other end of a peer's conversation.
-func (r *Router) exchange(stream calledStream, received func()) error {
+// exchange is the peers' service of a Router.
+type exchange struct {
+	wire.UnimplementedPeerServer
+	*Router
+}
+
+// Exchange is the other end of a peer's conversation.
+func (r exchange) Exchange(stream calledStream) error {
+	talk, ok := transport.Converse(stream.Context())
+	if !ok {
+		return status.Error(codes.Internal, "the call did not come by the port of peers")
+	}
+	received := func() { talk.Received() }
 	select {
 	case <-r.runs:
 	case <-stream.Context().Done():
@@ -261,18 +255,16 @@ func (r *Router) exchange(stream calledStream, received func()) error {
 
 // welcomeInTime gives up on one who connects and does not introduce itself.
 func (r *Router) welcomeInTime(stream calledStream, received func()) (*wire.Hello, error) {
-	type outcome struct {
-		hello *wire.Hello
-		err   error
-	}
-	done := make(chan outcome, 1)
+	var hello *wire.Hello
+	var err error
+	done := make(chan struct{})
 	go func() { // it ends with the stream, at the latest
-		h, err := r.welcome(stream, received)
-		done <- outcome{h, err}
+		defer close(done)
+		hello, err = r.welcome(stream, received)
 	}()
 	select {
-	case o := <-done:
-		return o.hello, o.err
+	case <-done:
+		return hello, err
 	// The caller gives up after opening. This side waits for twice as long, so that it does not cut
 	// a caller off that is only slow to begin.
 	case <-time.After(2 * opening):
@@ -357,13 +349,13 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		o.TLS = dialled
 	}
 	// The core's options are those with the credentials that are dialled with.
-	r.core = newCore(o, clock, wall)
+	r.core = newCore(o, clock, leasing.NewLocal(outageKeys, clock(), wall))
 	// Gossip began before there was a router to count its refusals.
 	if g, ok := o.Discovery.(*Gossip); ok {
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
 		g.reports.Store(&refused)
 	}
-	r.hands, r.random, r.incarnation = r, rand.Float64, newIncarnation()
+	r.hands, r.random, r.incarnation = r, rand.Float64, rand.Uint64()|1 // 0 is no life
 	r.base = baseOf{base}
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
 	// asked. With two of them, a node would admit twice what the rule declares.

@@ -139,13 +139,11 @@ type counted struct {
 
 // hands are the driver's actions for a core. No method but sleep may block, and none may call the core.
 type hands interface {
-	bell() bell       // for a request that waits
 	sleep(w *waiting) // until something has happened to it, or its time is over
 	dial(m *member)   // keep a way open to a node
 	hangUp(m *member) // and no longer
 	redial(m *member) // on a new stream
 	wake()            // there is something to do for tick or step
-	yield()           // goroutines that wait for a processor go first
 }
 
 // observer sees what an owner decides for its peers, for simulations. asked has it see a verdict with its place as
@@ -179,33 +177,18 @@ func (b baseOf) decide(ctx context.Context, now instant, within time.Duration, a
 type view struct {
 	ring   *ring.Ring
 	digest uint64
-	// since has the rings that were in force since all had last handed over, the newest first. nil means
-	// unknown, and then no key counts as kept.
-	since  []*ring.Ring
+	// since is the ring before, if all had handed over under it. Without it, no key counts as kept.
+	since  *ring.Ring
 	peers  map[string]*link // of all members, in the ring or not
 	mine   bool             // this node is in the ring
 	began  instant
 	stable atomic.Bool // no other node has accounts of this node
 }
 
-// mostSince bounds how many rings a view remembers. Rings that change more often than that before
-// all have handed over make the node ask others for accounts that it may have had all along.
-const mostSince = 8
-
-// kept tells whether a key was this node's own ever since all had handed over: then no other node has its
-// account.
+// kept tells whether a key was this node's own when all had handed over, in the ring before: then no other node has
+// its account. Another owner of then may have begun one, which may be there or on its way.
 func (v *view) kept(hash uint64, self string) bool {
-	if len(v.since) == 0 {
-		return false
-	}
-	// If another node owned the key under any of these rings, it may have begun an account, and
-	// that may still be there or on its way.
-	for _, r := range v.since {
-		if r.Owner(hash) != self {
-			return false
-		}
-	}
-	return true
+	return v.since != nil && v.since.Owner(hash) == self
 }
 
 // Options are a node's settings as one of a ring.
@@ -289,8 +272,6 @@ type mover struct {
 	// underway has the receivers of accounts that are on their way, by the hashes of their whole keys. A key
 	// in it has no account here and is not new: it must not start anew.
 	underway map[uint64]string
-	keys     []byte // of accounts to take out next
-	ends     []int
 }
 
 // walk is the state of a mover, the last one before others. All but walked mean that there may be accounts of others:

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -14,7 +15,8 @@ import (
 
 // NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
-	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
+	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock,
+		leasing.NewLocal(outageKeys, o.Clock(), o.Wall))
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
 	c.hands, c.random, c.incarnation = s, o.Random, o.Incarnation
 	// Where tables choose at random, two runs of one seed would differ.
@@ -28,29 +30,25 @@ func NewStepped(o SteppedOptions) *Stepped {
 		c.base = baseOf{o.Local}
 		c.storeless(o.Local)
 	}
-	s.every(pingEvery, s.ping)
+	s.ping()
 	s.woken = true
 	return s
 }
 
-// every has something done again and again.
-func (s *Stepped) every(d time.Duration, do func()) {
-	s.o.After(d, func() {
+// ping sends a ping to each node from now on, at each pingEvery.
+func (s *Stepped) ping() {
+	s.o.After(pingEvery, func() {
 		if s.ended {
 			return
 		}
-		do()
-		s.Pump()
-		s.every(d, do)
-	})
-}
-
-func (s *Stepped) ping() {
-	for _, m := range s.members() {
-		if m.ready.Load() {
-			s.send(m.addr, callerSide, m.ping(s.stamp()))
+		for _, m := range s.members() {
+			if m.ready.Load() {
+				s.send(m.addr, false, m.ping(s.stamp()))
+			}
 		}
-	}
+		s.Pump()
+		s.ping()
+	})
 }
 
 func (s *Stepped) members() []*member {
@@ -59,22 +57,14 @@ func (s *Stepped) members() []*member {
 	return s.sorted()
 }
 
-// side is which of the two streams between a pair of nodes a frame goes by: each node opens one for its own
-// messages, and gets the replies on it.
-type side bool
-
-const (
-	callerSide side = false // this node's: it asks
-	ownerSide  side = true  // the other's: this node answers on it
-)
-
-func (s *Stepped) send(to string, on side, f *wire.Frame) {
+// send sends a frame by this node's own stream, or an answer by the other's ([Wires]).
+func (s *Stepped) send(to string, answer bool, f *wire.Frame) {
 	// Two runs of one seed must send the same bytes.
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(f)
 	if err != nil {
 		panic(fmt.Sprintf("routing: a frame of this node cannot be encoded: %v", err))
 	}
-	s.o.Wires.Send(to, bool(on), b)
+	s.o.Wires.Send(to, answer, b)
 }
 
 // dial implements hands.
@@ -91,8 +81,6 @@ func (s *Stepped) redial(m *member) { s.ends = append(s.ends, m) }
 
 // wake implements hands.
 func (s *Stepped) wake() { s.woken = true }
-
-func (s *Stepped) yield() {} // it runs alone
 
 // Found takes in which nodes there may be.
 func (s *Stepped) Found(addrs []string) {
@@ -176,7 +164,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 	if m, in := s.member(from), s.inlet[from]; answer && m != nil && m.ready.Load() {
 		s.replied(now, m, &f)
 	} else if !answer && in != nil {
-		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, ownerSide, a) },
+		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, true, a) },
 			func(asks []*wire.Ask) { s.serve(in, asks) })
 	}
 	s.Pump()
@@ -184,7 +172,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 
 func (s *Stepped) serve(from *inlet, asks []*wire.Ask) {
 	s.begin(&task{done: func() {}}, func(ctx context.Context) {
-		s.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, ownerSide, a) })
+		s.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, true, a) })
 	})
 }
 
@@ -302,7 +290,7 @@ func (s *Stepped) sendAll() {
 			if f == nil {
 				break
 			}
-			s.send(m.addr, callerSide, f)
+			s.send(m.addr, false, f)
 		}
 	}
 }

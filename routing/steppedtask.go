@@ -67,9 +67,6 @@ func (s *Stepped) resume(t *task) (ended bool) {
 	return true
 }
 
-// bell implements hands.
-func (s *Stepped) bell() bell { return nil }
-
 // sleep implements hands.
 func (s *Stepped) sleep(w *waiting) { w.ctx.Value(taskKey{}).(*task).sleep(w.due()) }
 

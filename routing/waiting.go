@@ -72,7 +72,7 @@ func (c *core) newWaiting(ctx context.Context, now instant, asks []ask, verdicts
 	}
 	return &waiting{
 		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)),
-		until: now.Add(deadline), half: now.Add(deadline / 2), bell: c.hands.bell(),
+		until: now.Add(deadline), half: now.Add(deadline / 2), bell: make(bell, 1),
 	}
 }
 
