@@ -196,23 +196,6 @@ func TestShareWhileMaxNodesChanges(t *testing.T) {
 	}
 }
 
-// A node remembers the last eight plans that all agreed on, each once, for any number of reads.
-func TestAgreementsAreRemembered(t *testing.T) {
-	var all []agreement
-	for nodes := 1; nodes <= 9; nodes++ {
-		for again := range 2 {
-			plan := NewPlan([]*ratelimit.Rule{approxRule(10_000, nodes, 10_000)})
-			all = agreed(all, plan, ratelimit.LedgerTime(nodes), ratelimit.Instant(10*nodes+again))
-		}
-		if want := min(nodes, 8); len(all) != want || all[0].since != ratelimit.LedgerTime(1+nodes-want) {
-			t.Fatalf("after %d plans it remembers %d, from %v", nodes, len(all), all[0].since)
-		}
-		if last := all[len(all)-1]; last.reached != ratelimit.Instant(10*nodes) {
-			t.Errorf("plan %d was first reached of at %d", nodes, last.reached)
-		}
-	}
-}
-
 // A rule without a limit needs no seats, nor do limits that requests bring along, whose
 // budget is only divided where there are seats for others.
 func TestRulesThatNeedNoSeats(t *testing.T) {

@@ -1,34 +1,12 @@
 package routing
 
 import (
-	"math"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
-
-// An ask for another's key is counted as forwarded, once; a peek that is undone is nothing to undo there.
-func TestForwardedAsksAreCounted(t *testing.T) {
-	s, a := newPair(t)
-	key := a.ownedBy("b:1")
-	for i := range uint64(3) {
-		if v := s.one("a:1", ask{Key: key, Cost: 1}); v.Source != ratelimit.FromOwner || a.stats.forwarded.Load() != i+1 {
-			t.Errorf("%+v, and %d forwarded", v, a.stats.forwarded.Load())
-		}
-	}
-	link := a.core.view.Load().peers["b:1"]
-	a.core.Undo(s.now, []ask{{Rule: s.rule, Key: key, Kind: ratelimit.Peek}}, []verdict{{Source: ratelimit.FromOwner}})
-	link.mu.Lock()
-	if n := len(link.pending) + len(link.queue); n != 0 {
-		t.Errorf("%d calls wait to undo what was not charged", n)
-	}
-	link.mu.Unlock()
-	if undo != 3 {
-		t.Error("an undo is the wire's fourth kind of ask, of all releases")
-	}
-}
 
 // Without an owner the rule's policy decides, and nothing is charged for a
 // question; what is undone was charged to this node's share, if to anything.
@@ -108,24 +86,5 @@ func TestVerdictOfAPeer(t *testing.T) {
 	}
 	if _, ok := c.read(s.now, &a, &call{err: errPeerGone}); ok {
 		t.Error("nobody has answered")
-	}
-}
-
-// The longest that a limit can take to be whole again: two periods, and for a bucket what it takes to fill.
-func TestLongestReset(t *testing.T) {
-	for _, x := range []struct {
-		limit ratelimit.Limit
-		want  time.Duration
-	}{
-		{ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}, 2 * time.Minute},
-		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1, Burst: 10}, 12 * time.Minute},
-		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 4, Burst: 10}, 4*time.Minute + 30*time.Second},
-	} {
-		most := x.want.Microseconds()
-		for us, want := range map[int64]time.Duration{most: x.want, most + 1: x.want, math.MaxInt64: x.want, 7: 7 * time.Microsecond, -1: 0} {
-			if got := resetOf(&x.limit, us); got != want {
-				t.Errorf("%v: a reset in %d µs is %v, want %v", x.limit, us, got, want)
-			}
-		}
 	}
 }

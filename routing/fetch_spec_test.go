@@ -181,82 +181,6 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	}
 }
 
-// So many accounts are looked for at a time, each once for all who wait. A search under another view ends, and is begun
-// again.
-func TestMostFetches(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	a.mayHave("b:1")
-	waits := make(bell, 1)
-	f := c.fetch(keyOf(1), waits)
-	if c.fetch(keyOf(1), waits) != f || f.state != fetching || f.open != 1 || len(f.bells) != 2 {
-		t.Errorf("it is looked for twice: %+v", f)
-	}
-	next := &view{ring: f.view.ring, digest: f.view.digest, mine: true}
-	c.view.Store(next)
-	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {
-		t.Errorf("under another view: the first %v, the second %v", f.state, again.state)
-	}
-	for i := len(c.fetches); i < maxFetches; i++ {
-		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
-	}
-	if c.fetch(keyOf(0), nil) != nil {
-		t.Error("there are too many")
-	}
-	delete(c.fetches, string(keyOf(maxFetches)))
-	if c.fetch(keyOf(0), nil) == nil {
-		t.Error("one more may be looked for")
-	}
-}
-
-// Who cannot be asked may still have it: the key is looked for again.
-func TestFetchOfWhoCannotBeAsked(t *testing.T) {
-	for _, x := range []struct {
-		ready bool
-		state fetchState
-	}{{false, fetchAgain}, {true, fetching}} {
-		_, a := newPair(t)
-		c, m := a.core, a.core.members["b:1"]
-		m.take(0)
-		m.done = 0
-		m.ready.Store(x.ready)
-		f := c.fetch(keyOf(1), make(bell, 1))
-		if f.state != x.state || (m.take(0) != nil) != (x.state == fetching) || (len(c.fetches) == 0) != (x.state == fetchAgain) {
-			t.Errorf("%+v: the fetch is %v, %d are looked for", x, f.state, len(c.fetches))
-		}
-	}
-}
-
-// Fetches wait at the maximum of accounts on their way, and go with the next receipt.
-func TestReceiptLetsTheNextGo(t *testing.T) {
-	_, a := newPair(t)
-	c, m := a.core, a.core.members["b:1"]
-	c.mover.underway[1<<63] = "b:1" // so that it does not say that it is done
-	woken := 0
-	m.wake = func() { woken++ }
-	sends := func() (sent bool) {
-		for f := m.take(0); f != nil; f = m.take(0) {
-			sent = sent || f.GetParcel() != nil
-		}
-		return sent
-	}
-	for i := range parcelsAtOnce - walkedAtOnce + 1 {
-		m.out.add(1, uint64(i), &moved.Entry{Key: keyOf(i)})
-		m.flush()
-		if sent := sends(); sent != (i < parcelsAtOnce-walkedAtOnce) {
-			t.Fatalf("%d are on their way, and another goes: %v", i, sent)
-		}
-	}
-	woken = 0
-	if c.received(m, &wire.Receipt{Number: 1}); woken == 0 || !sends() {
-		t.Errorf("woken %d times", woken)
-	}
-	woken = 0
-	if c.received(m, &wire.Receipt{Number: 2}); woken != 0 {
-		t.Error("woken, and nothing is to be sent")
-	}
-}
-
 // A leaving node decides until all others have read its departure, so that each request finds a node. It does
 // not wait for ever for a silent one.
 func TestLeavingNodeTellsFirst(t *testing.T) {
@@ -281,5 +205,29 @@ func TestLeavingNodeTellsFirst(t *testing.T) {
 	s.play(20 * time.Millisecond)
 	if mine() {
 		t.Error("all have heard")
+	}
+}
+
+// So many accounts are looked for at a time, each once for all who wait. A search under another view ends, and is begun
+// again.
+func TestMostFetches(t *testing.T) {
+	_, a := newPair(t)
+	c := a.core
+	a.mayHave("b:1")
+	waits := make(bell, 1)
+	f := c.fetch(keyOf(1), waits)
+	if c.fetch(keyOf(1), waits) != f || f.state != fetching || f.open != 1 || len(f.bells) != 2 {
+		t.Errorf("it is looked for twice: %+v", f)
+	}
+	next := &view{ring: f.view.ring, digest: f.view.digest, mine: true}
+	c.view.Store(next)
+	if again := c.fetch(keyOf(1), make(bell, 1)); again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next {
+		t.Errorf("under another view: the first %v, the second %v", f.state, again.state)
+	}
+	for i := len(c.fetches); i < maxFetches; i++ {
+		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
+	}
+	if c.fetch(keyOf(0), nil) != nil {
+		t.Error("there are too many")
 	}
 }

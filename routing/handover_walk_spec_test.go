@@ -118,29 +118,6 @@ func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
 	}
 }
 
-// A walk goes round again if an account came back behind it. It begins anew if it was stuck, or had ended.
-func TestWalkGoesRound(t *testing.T) {
-	var m mover
-	for i, x := range []struct {
-		do   func()
-		want walk
-	}{
-		{m.once, walking},
-		{m.once, walking},
-		{m.end, walking},
-		{m.end, walked},
-		{m.begin, walking},
-		{func() { m.next = stuck }, walking},
-		{m.end, stuck},
-		{m.once, walking},
-		{m.end, walked},
-	} {
-		if x.do(); m.state != x.want {
-			t.Errorf("step %d: the walk is %d, want %d", i, m.state, x.want)
-		}
-	}
-}
-
 // A node leaves while the ring still has one that has crashed: what it cannot send there goes to the next owner.
 func TestStepsCrashDuringALeave(t *testing.T) {
 	s := newScript(t, 300, 10)

@@ -411,7 +411,7 @@ func TestSecretHasALeastLength(t *testing.T) {
 	}
 }
 
-// What is found is bounded, and is what can be dialled.
+// Nodes that are found, or introduce themselves, are bounded, and have addresses that can be dialled.
 func TestFoundAddressesAreBounded(t *testing.T) {
 	w := newRingWorld(t, 1)
 	n := w.make(0, known, nil)
@@ -427,6 +427,12 @@ func TestFoundAddressesAreBounded(t *testing.T) {
 	}
 	if err := <-n.errs; !strings.Contains(err.Error(), "of 1014 addresses found, 1000 are used") {
 		t.Error(err)
+	}
+	n.hands = quiet{}
+	n.discovered(n.clock(), found[4:])
+	n.applyHello(n.clock(), &wire.Hello{Version: version, Addr: "x:1", Incarnation: 7})
+	if len(n.members) != maxPeers || n.members["x:1"] != nil {
+		t.Errorf("%d nodes are dialled", len(n.members))
 	}
 }
 

@@ -78,13 +78,3 @@ func (o *outbox) fullParcel() {
 		o.add(1, 1, &moved.Entry{Key: make([]byte, ratelimit.MaxKeyLen)})
 	}
 }
-
-// A parcel counts as full from the size on with which the walk's are sealed.
-func TestFullParcels(t *testing.T) {
-	for size, full := range map[int]int{parcelBytes - 1: 0, parcelBytes: 1} {
-		o := outbox{sealed: []*parcel{{w: &moved.Writer{B: make([]byte, size)}}}}
-		if got := o.full(); got != full {
-			t.Errorf("a parcel of %d bytes: %d are full", size, got)
-		}
-	}
-}

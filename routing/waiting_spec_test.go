@@ -339,42 +339,6 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 	}
 }
 
-// A waiting request continues at its own deadline, at or when it may ask again. A request
-// that is decided or in a search has no deadline of its own.
-func TestWhenAWaitGoesOn(t *testing.T) {
-	s, a := newPair(t)
-	soon := s.now.Add(time.Millisecond)
-	for what, x := range map[string]struct {
-		state askState
-		want  time.Duration
-	}{
-		"it is asked again":       {askState{again: soon}, time.Millisecond},
-		"it is decided":           {askState{again: soon, step: stepDone}, ratelimit.StoreDeadline},
-		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
-		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
-	} {
-		w := a.waits("b:1", 2)
-		w.states[0], w.states[1] = x.state, askState{step: stepDone}
-		if got := w.due().Sub(s.now); got != x.want {
-			t.Errorf("%s: in %v, want %v", what, got, x.want)
-		}
-	}
-	w := a.waits("b:1", 2)
-	w.states[0].again, w.states[1].again = s.now.Add(2*time.Millisecond), soon
-	for range 2 {
-		if got := w.due(); got != soon {
-			t.Errorf("in %v", got.Sub(s.now))
-		}
-		w.states[0].again, w.states[1].again = w.states[1].again, w.states[0].again
-	}
-	a.withStore()
-	w = a.waits("b:1", 1)
-	w.states[0].call = newCall(nil)
-	if got := w.due().Sub(s.now); got != ratelimit.StoreDeadline/2 {
-		t.Errorf("with a store it leases itself in %v", got)
-	}
-}
-
 // A peer's ask that its owner cannot answer in time is left to the peer; its policy decides, and not this node's.
 func TestPeersAskThatTakesTooLong(t *testing.T) {
 	_, a := newPair(t)
@@ -386,17 +350,41 @@ func TestPeersAskThatTakesTooLong(t *testing.T) {
 	}
 }
 
-// A key is decided as a new one as soon as all have answered that they have no account of it.
-func TestSearchedKeyIsDecided(t *testing.T) {
+// Of a run of asks, those for another's key are leased for the request alone; others by their rule.
+func TestLeasesForOneRequest(t *testing.T) {
 	s, a := newPair(t)
-	m := a.mayHave("b:1")
-	w := a.waits("a:1", 1)
-	if !w.advance(s.now) {
-		t.Fatal("another may have it")
+	a.withStore()
+	w := a.waits("b:1", 4)
+	w.states[0].step, w.states[2].step = inPlace, inPlace
+	asks, within := w.baseTime(s.now, 1, 4)
+	if within != ratelimit.StoreDeadline || len(asks) != 3 || asks[0].Rule != s.rule || asks[1].Rule == s.rule || asks[2].Rule != s.rule || w.asks[2].Rule != s.rule {
+		t.Errorf("within %v: %+v", within, asks)
 	}
-	fetch := m.take(0).GetFetches()[0]
-	m.replied([]*wire.Reply{{Id: fetch.GetId(), Found: wire.Found_NONE}})
-	if w.advance(s.now) || w.verdicts[0].Charged != 5 || m.take(0) != nil {
-		t.Errorf("no other has it: %+v", w.verdicts[0])
+	w.states[2].step = atBase
+	if asks, within := w.baseTime(s.now, 1, 4); within != 0 || asks[1].Rule != s.rule {
+		t.Errorf("within %v: %+v", within, asks)
+	}
+}
+
+// With a store, what is all this node's own is the base's at once; with one ask for another's key, the request waits.
+func TestDecidingWithAStore(t *testing.T) {
+	s, a := newPair(t)
+	b := a.withStore()
+	decides := func(owners ...string) *waiting {
+		b.said = ""
+		asks := make([]ask, len(owners))
+		for i, o := range owners {
+			asks[i] = ask{Rule: s.rule, Key: a.ownedBy(o), Cost: 1}
+		}
+		return a.decide(context.Background(), s.now, asks, make([]verdict, len(asks)))
+	}
+	if w := decides("a:1", "a:1"); w != nil || b.said != "asked 2 within 0s\n" {
+		t.Errorf("its own: waits %v, %q", w != nil, b.said)
+	}
+	if w := decides("a:1", "b:1"); w == nil || b.said != "asked 1 within 0s\n" {
+		t.Errorf("one is another's: waits %v, %q", w != nil, b.said)
+	}
+	if w := decides("b:1"); w == nil || b.said != "" {
+		t.Errorf("another's: waits %v, %q", w != nil, b.said)
 	}
 }

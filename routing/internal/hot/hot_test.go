@@ -68,22 +68,6 @@ func TestHotKey(t *testing.T) {
 	}
 }
 
-// A hot key stays hot for two seconds after its last request, and each second is judged separately.
-func TestHotNames(t *testing.T) {
-	h := New(3)
-	asked(h, time.Second, hits{1, 5})
-	now := 11 * second
-	if names := h.Names(now.Add(2*time.Second - 1)); len(names) != 1 || names[0] != string(keyOf(1)) {
-		t.Errorf("%q", names)
-	}
-	if names := h.Names(now.Add(2 * time.Second)); len(names) != 0 {
-		t.Errorf("still hot: %q", names)
-	}
-	if h.Hit(now.Add(time.Second), keyOf(1)) {
-		t.Error("it is hot by what it was asked for the second before the last")
-	}
-}
-
 // A busy second says nothing of the next one.
 func TestHotAfterABusySecond(t *testing.T) {
 	h := New(0)
@@ -150,18 +134,6 @@ func TestLeasesOfHotKeys(t *testing.T) {
 	h.Due(8*second, func(string) bool { return false }) // drops keys without a report
 	if h.n.Load() != 0 || len(h.Names()) != 0 || h.Use(8*second, keyOf(1)) {
 		t.Errorf("%d are leased: %q", h.n.Load(), h.Names())
-	}
-}
-
-// One use too few in two seconds, and a key goes back; up to the last nanosecond of them it is not looked at.
-func TestLeaseOfAKeyThatCools(t *testing.T) {
-	var h Leases
-	h.Start(second, keyOf(1))
-	for range 98 {
-		h.Use((3 * second).Add(-1), keyOf(1))
-	}
-	if h.Use(3*second, keyOf(1)) {
-		t.Error("99 uses in two seconds keep it")
 	}
 }
 
