@@ -36,8 +36,8 @@ func newKeeperScript(t testing.TB) *keeperScript {
 
 // dividedBy is a rule that lets so many nodes drift by 100 tokens.
 func dividedBy(path string, nodes int) *ratelimit.Rule {
-	r := &ratelimit.Rule{Domain: "d", Path: path, Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10_000}, Coordination: ratelimit.DefaultCoordination()}
-	r.Coordination.Mode, r.Coordination.MaxNodes = ratelimit.Approx, nodes
+	r := approxRule(10_000, nodes, 10_000)
+	r.Path = path
 	return r
 }
 

@@ -256,13 +256,11 @@ func TestLimitsOfRequestsHaveOneBudget(t *testing.T) {
 // A reserve is divided like a drift budget. A node has its share while all tenants hold back the same, in
 // windows that began since. Of two reserves the smaller share applies.
 func TestReservesAreDividedBySeats(t *testing.T) {
-	rule := &ratelimit.Rule{Domain: "d", Path: "k", Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000}, Coordination: ratelimit.DefaultCoordination()}
-	c := &rule.Coordination
-	c.MaxNodes, c.Lease.Reserve = 5, ratelimit.Share{PPM: 10_000}
+	rule := approxRule(1000, 5, 10_000)
+	rule.Coordination.Mode, rule.Coordination.Lease.Reserve = ratelimit.DefaultCoordination().Mode, ratelimit.Share{PPM: 10_000}
 	r := newRollout(t, 6, rule)
-	all := func(int) bool { return true }
 	for range 10 {
-		r.step(10*time.Second, all)
+		r.step(10*time.Second, always)
 	}
 	begins := r.now - r.now%ratelimit.LedgerTime(r.length/time.Microsecond)
 	share := func(node int, of *ratelimit.Rule) ratelimit.Tokens {
@@ -283,7 +281,7 @@ func TestReservesAreDividedBySeats(t *testing.T) {
 	less := *rule
 	less.Coordination.Lease.Reserve = ratelimit.Share{PPM: 5_000}
 	r.rules[0] = &less
-	r.step(time.Second, all)
+	r.step(time.Second, always)
 	if n := share(0, &less); n > 1 {
 		t.Errorf("the smaller share is 1, and it has %d", n)
 	}

@@ -125,8 +125,7 @@ func TestKeeper(t *testing.T) {
 		start := time.Now()
 		clock := func() ratelimit.Instant { return ratelimit.Instant(time.Since(start)) + 1 }
 		seats := NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
-		rule := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10_000}, Coordination: ratelimit.DefaultCoordination()}
-		rule.Coordination.Mode, rule.Coordination.MaxNodes = ratelimit.Approx, 2
+		rule := dividedBy("p", 2)
 		later := ratelimit.LedgerTime(start.Add(time.Hour).UnixMicro())
 		keepers := make([]*Keeper, 3)
 		stop := make([]context.CancelFunc, 3)
