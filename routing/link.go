@@ -97,9 +97,8 @@ type call struct {
 	done  chan struct{}
 	sent  bool // it was written into a frame; read after done
 
-	mu   sync.Mutex
-	over bool     // guarded by mu
-	then []func() // guarded by mu: go on when the call has ended
+	mu   sync.Mutex // held when done is closed
+	then []func()   // guarded by mu: go on when the call has ended
 }
 
 func newCall(put func(*wire.Frame, uint64)) *call { return &call{put: put, done: make(chan struct{})} }
@@ -107,14 +106,13 @@ func newCall(put func(*wire.Frame, uint64)) *call { return &call{put: put, done:
 func (c *call) finish(reply *wire.Reply, err error) {
 	// They are set before done is closed, so that its readers need no lock.
 	c.reply, c.err = reply, err
-	close(c.done)
-	c.bell.ring()
 	c.mu.Lock()
 	// A caller of after either leaves its function here before, or finds the call over and runs it itself:
 	// it runs once in any case.
 	then := c.then
-	c.over = true
+	close(c.done)
 	c.mu.Unlock()
+	c.bell.ring()
 	for _, do := range then {
 		do()
 	}
@@ -123,7 +121,7 @@ func (c *call) finish(reply *wire.Reply, err error) {
 // after has something done when the call has ended, without a lock.
 func (c *call) after(do func()) {
 	c.mu.Lock()
-	over := c.over
+	over := c.ended()
 	if !over {
 		c.then = append(c.then, do)
 	}

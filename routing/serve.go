@@ -83,9 +83,6 @@ func (c *core) replied(now instant, m *member, f *wire.Frame) {
 // one which waits for the store does not hold up those that came in the same frame.
 type serving struct {
 	*waiting
-	ids   []uint64
-	sent  []bool
-	seen  []bool        // by the observer
 	ready []*wire.Reply // to messages that are no asks
 }
 
@@ -107,7 +104,7 @@ func (c *core) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, answ
 
 // decideFor begins to decide a peer's asks. Invalid ones are refused, and undos are applied.
 func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*wire.Ask) *serving {
-	s := &serving{ids: make([]uint64, 0, len(msgs))}
+	s := &serving{}
 	asks := make([]ask, 0, len(msgs))
 	states := make([]askState, 0, len(msgs))
 	for _, m := range msgs {
@@ -126,13 +123,12 @@ func (c *core) decideFor(ctx context.Context, now instant, from *inlet, msgs []*
 		case m.GetKind() == undo:
 			s.ready = append(s.ready, &wire.Reply{Id: m.GetId(), Status: c.undoFor(now, &a, m)})
 		default:
-			asks, s.ids = append(asks, a), append(s.ids, m.GetId())
-			states = append(states, askState{errand: c.errandOf(from, m)})
+			asks = append(asks, a)
+			states = append(states, askState{id: m.GetId(), errand: c.errandOf(from, m)})
 		}
 	}
 	s.waiting = c.newWaiting(ctx, now, asks, make([]verdict, len(asks)))
-	s.remote, s.sent, s.seen = true, make([]bool, len(asks)), make([]bool, len(asks))
-	s.states = states
+	s.remote, s.states = true, states
 	if c.observe != nil {
 		c.observe.asked(ctx, s.verdicts, s.see)
 	}
@@ -179,9 +175,9 @@ func (c *core) undoFor(now instant, a *ask, m *wire.Ask) uint32 {
 func (s *serving) replies(now instant) []*wire.Reply {
 	all := s.ready
 	s.ready = nil
-	for i := range s.asks {
-		if s.states[i].step == stepDone && !s.sent[i] {
-			s.sent[i] = true
+	for i := range s.states {
+		if x := &s.states[i]; x.step == stepDone && !x.replied {
+			x.replied = true
 			all = append(all, s.reply(now, i))
 		}
 	}
@@ -191,7 +187,7 @@ func (s *serving) replies(now instant) []*wire.Reply {
 // reply is to one ask. What this node could only decide by a policy it does not decide: the
 // rule's policy is that of the node that was asked, which also counts it.
 func (s *serving) reply(now instant, i int) *wire.Reply {
-	r := &wire.Reply{Id: s.ids[i], Status: s.states[i].status}
+	r := &wire.Reply{Id: s.states[i].id, Status: s.states[i].status}
 	switch v := &s.verdicts[i]; {
 	case r.GetStatus() == notOwner:
 		s.stats.notOwner.Add(1)
@@ -219,8 +215,8 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 
 // see shows an ask that is decided to the observer, once.
 func (s *serving) see(i int) {
-	if s.observe != nil && !s.seen[i] {
-		s.seen[i] = true
+	if x := &s.states[i]; s.observe != nil && !x.seen {
+		x.seen = true
 		s.observe.decided(&s.asks[i], &s.verdicts[i])
 	}
 }

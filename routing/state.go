@@ -98,7 +98,7 @@ type driven struct {
 	clock   ratelimit.Clock
 	random  func() float64
 	hands   hands
-	observe observer // nil: no observer
+	observe *observer // nil: no observer
 }
 
 // standing has the other nodes, and whether this node is in the ring. The zero standing, with a map, has no
@@ -148,10 +148,9 @@ type hands interface {
 
 // observer sees what an owner decides for its peers, for simulations. asked has it see a verdict with its place as
 // soon as it is made, though others of the same message still wait.
-type observer interface {
-	asked(ctx context.Context, verdicts []verdict, see func(i int))
-	decided(a *ask, v *verdict)
-	undone(a *ask, v *verdict)
+type observer struct {
+	asked           func(ctx context.Context, verdicts []verdict, see func(i int))
+	decided, undone func(a *ask, v *verdict)
 }
 
 // limiter decides on this node. decide blocks for at most within, where it is not 0, else for the rules' time.

@@ -22,7 +22,7 @@ func NewStepped(o SteppedOptions) *Stepped {
 	// Where tables choose at random, two runs of one seed would differ.
 	c.fallback.Predictable()
 	if o.Decided != nil {
-		c.observe = observed{o}
+		c.observe = &observer{watchAsked, o.Decided, o.Undone}
 	}
 	if o.Store != nil {
 		c.base, c.fallback = stepping{o.Store, o.Clock}, o.Store.Alone()
@@ -325,14 +325,8 @@ func Describe(frame []byte) string {
 	if err := proto.Unmarshal(frame, &f); err != nil {
 		return err.Error()
 	}
-	s := fmt.Sprintf("%d asks, %d fetches, presences %v", len(f.GetAsks()), len(f.GetFetches()), f.GetPresences())
-	if p := f.GetParcel(); p != nil {
-		n := 0
-		_ = moved.Read(p.GetAccounts(), func(moved.Entry) { n++ })
-		s += fmt.Sprintf(", parcel %d with %d accounts", p.GetNumber(), n)
-	}
-	if f.GetDone() != 0 {
-		s += fmt.Sprintf(", done %x", f.GetDone())
-	}
-	return s
+	n := 0
+	_ = moved.Read(f.GetParcel().GetAccounts(), func(moved.Entry) { n++ })
+	return fmt.Sprintf("%d asks, %d fetches, presences %v, parcel %d with %d accounts, done %x", len(f.GetAsks()),
+		len(f.GetFetches()), f.GetPresences(), f.GetParcel().GetNumber(), n, f.GetDone())
 }

@@ -116,14 +116,11 @@ func (t *task) watch(w *leasing.Wait, verdicts []verdict) {
 	}
 }
 
-type observed struct{ SteppedOptions }
-
-func (o observed) asked(ctx context.Context, verdicts []verdict, see func(i int)) {
+// watchAsked has the task of a context see the verdicts of a peer's asks.
+func watchAsked(ctx context.Context, verdicts []verdict, see func(i int)) {
 	t := ctx.Value(taskKey{}).(*task)
 	t.verdicts, t.see = verdicts, see
 }
-func (o observed) decided(a *ask, v *verdict) { o.Decided(a, v) }
-func (o observed) undone(a *ask, v *verdict)  { o.Undone(a, v) }
 
 // Stepped is a node in a ring that a driver runs in its own time. It has no goroutine, socket or timer, and
 // reads only the given clock. The same calls have the same results in every run. It decides, joins, leaves

@@ -35,12 +35,17 @@ type waiting struct {
 //	  '--> until again: the ring is changing
 type askState struct {
 	step   waitStep
-	status uint32 // of a peer's ask: what to reply, if not a verdict
 	call   *call
 	to     *link // to the owner that was asked
 	fetch  *fetch
 	again  instant
 	errand errand // nil: none
+
+	// Of a peer's ask.
+	id      uint64
+	status  uint32 // of the reply, if that is no verdict
+	replied bool
+	seen    bool // by the observer
 }
 
 // waitStep is what an ask is at.
