@@ -128,7 +128,7 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	known := k.epoch()
 	t := k.judge(known)
 	a := Application{
-		Holder: k.holder, Seats: wanted.seats, TTL: SeatTTL, Now: t.Tenancy, Plan: wanted.id, epoch: known.ID,
+		Holder: k.holder, Seats: wanted.seats, Now: t.Tenancy, Plan: wanted.id, epoch: known.ID,
 	}
 	if t.trial.on && known.ID != t.trial.epoch {
 		a.Leave = true // it may be another's: the next tenant does not spend in its windows
@@ -227,7 +227,6 @@ func (k *Keeper) Leaving(clean bool) (Application, bool) {
 		return Application{}, false
 	}
 	return Application{
-		Holder: k.holder, Seats: max(1, t.wanted.seats), TTL: SeatTTL, Now: t.Tenancy, Plan: t.wanted.id,
-		Leave: true, Clean: clean,
+		Holder: k.holder, Seats: t.wanted.seats, Now: t.Tenancy, Plan: t.wanted.id, Leave: true, Clean: clean,
 	}, true
 }

@@ -47,7 +47,7 @@ func (s *keeperScript) passes(d time.Duration) { s.now = s.now.Add(d) }
 func (s *keeperScript) applies() (a Application, due bool) {
 	s.Helper()
 	a, due = s.Due(s.now, s.plan)
-	if due && (a.Holder != 7 || a.TTL != SeatTTL || a.valid() != nil) {
+	if due && (a.Holder != 7 || a.valid() != nil) {
 		s.Errorf("it applies with %+v", a)
 	}
 	return a, due
@@ -92,9 +92,9 @@ func (a args) number(name string) int {
 // tenancy is what a line answers.
 func (a args) tenancy() Tenancy {
 	if a.has("none") {
-		return Tenancy{Seat: -1, TTL: SeatTTL}
+		return Tenancy{Seat: -1}
 	}
-	t := Tenancy{Seat: a.number("seat"), Fence: ratelimit.Fence(a.number("fence")), TTL: SeatTTL, Agreed: !a.has("disagreed")}
+	t := Tenancy{Seat: a.number("seat"), Fence: ratelimit.Fence(a.number("fence")), Agreed: !a.has("disagreed")}
 	if a.has("taint") {
 		t.Taint = epoch.Add(a.duration("taint"))
 	}
@@ -199,7 +199,7 @@ func (s *scriptedSeats) Sit(ctx context.Context, a Application) (Tenancy, error)
 // up, as one of which not all is confirmed, once. A keeper that never needed one
 // says nothing.
 func TestKeeperKeepsWhatRulesNeed(t *testing.T) {
-	ledger := &scriptedSeats{t: Tenancy{Seat: 1, Fence: 5, TTL: SeatTTL, Agreed: true}}
+	ledger := &scriptedSeats{t: Tenancy{Seat: 1, Fence: 5, Agreed: true}}
 	s := newKeeperScript(t)
 	s.seats = ledger
 	nothing := NewPlan(nil)
@@ -245,7 +245,7 @@ func TestKeeperTellsOfChanges(t *testing.T) {
 	ledger.t, ledger.err = none, nil
 	s.keep(context.Background(), s.plan)
 	s.passes(SeatTTL)
-	ledger.t = Tenancy{Seat: 0, Fence: 5, TTL: SeatTTL, Agreed: true}
+	ledger.t = Tenancy{Seat: 0, Fence: 5, Agreed: true}
 	s.keep(context.Background(), s.plan)
 	s.passes(SeatTTL / 2)
 	s.keep(context.Background(), s.plan) // renewed: no change

@@ -3,7 +3,6 @@ package approx
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -18,7 +17,6 @@ type Application struct {
 	Holder ratelimit.Holder
 	// Seats is how many there are: seats are numbered from 0.
 	Seats int
-	TTL   time.Duration
 	// Now is the tenancy that the holder has; its Fence is 0 for none.
 	Now Tenancy
 	// Plan is of the rules that the holder has (Plan's id).
@@ -30,14 +28,13 @@ type Application struct {
 	epoch uint64 // the ledger's, by the holder's last reading (Keeper.Epoch)
 }
 
-// Tenancy is a seat held for a time.
+// Tenancy is a seat held for [SeatTTL], which the holder counts from when it applied.
 type Tenancy struct {
 	Seat  int             // -1: all are taken
 	Fence ratelimit.Fence // issued when the seat was taken; each is greater than all before
 	// Taint is when an earlier tenancy ended that may have left unconfirmed
 	// spending behind: windows that began before it are not to be spent in.
 	Taint ratelimit.LedgerTime
-	TTL   time.Duration // counted by the holder from when it applied
 	// Agreed says that all tenants have the same plan, and Since from when on none has spent under another.
 	Agreed bool
 	Since  ratelimit.LedgerTime
@@ -49,7 +46,7 @@ var none = Tenancy{Seat: -1}
 // MaxSeats is how many seats there may be.
 const MaxSeats = ratelimit.MaxMaxNodes
 
-var errSeats = errors.New("the number of seats must be 1 to 10000, with a TTL")
+var errSeats = errors.New("the number of seats must be 1 to 10000, with a holder")
 
 // seat is the record of one, as a store has it. The zero seat was never taken. A seat is free from Expires on.
 type seat struct {
@@ -67,15 +64,15 @@ func (s *seat) ended() ratelimit.LedgerTime { return max(s.Taint, s.Expires) }
 
 // clamp is for a ledger whose clock went back: nothing that has happened is to
 // come, and no tenancy lasts longer than it may.
-func (s *seat) clamp(now ratelimit.LedgerTime, ttl time.Duration) {
-	s.Expires, s.Taint, s.Since = min(s.Expires, now.Add(ttl)), min(s.Taint, now), min(s.Since, now)
+func (s *seat) clamp(now ratelimit.LedgerTime) {
+	s.Expires, s.Taint, s.Since = min(s.Expires, now.Add(SeatTTL)), min(s.Taint, now), min(s.Since, now)
 }
 
 // sit is the protocol of seats.
 func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
 	seats := r.Seats
 	for _, s := range seats {
-		s.clamp(now, a.TTL)
+		s.clamp(now)
 	}
 	if own := a.Now.Seat; a.Now.Fence != 0 && own >= 0 {
 		s := seats[own]
@@ -92,7 +89,7 @@ func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
 			if s.Plan != a.Plan {
 				s.Plan, s.Since = a.Plan, now
 			}
-			s.Expires = now.Add(a.TTL)
+			s.Expires = now.Add(SeatTTL)
 			return r.tenancy(now, own, a)
 		case s != nil && s.Holder == a.Holder && s.Fence == a.Now.Fence && a.Leave:
 			if !a.Clean {
@@ -124,14 +121,14 @@ func (r *record) sit(now ratelimit.LedgerTime, a *Application) Tenancy {
 	}
 	r.Last = max(r.Last+1, ratelimit.Fence(now))
 	seats[best] = &seat{
-		Holder: a.Holder, Fence: r.Last, Expires: now.Add(a.TTL), Taint: taint, Plan: a.Plan, Since: since,
+		Holder: a.Holder, Fence: r.Last, Expires: now.Add(SeatTTL), Taint: taint, Plan: a.Plan, Since: since,
 	}
 	return r.tenancy(now, best, a)
 }
 
 // tenancy is the answer to the tenant of a seat.
 func (r *record) tenancy(now ratelimit.LedgerTime, own int, a *Application) Tenancy {
-	t := Tenancy{Seat: own, Fence: r.Seats[own].Fence, Taint: r.Seats[own].Taint, TTL: a.TTL, Agreed: true}
+	t := Tenancy{Seat: own, Fence: r.Seats[own].Fence, Taint: r.Seats[own].Taint, Agreed: true}
 	for _, s := range r.Seats {
 		switch {
 		case s.Plan == a.Plan:
@@ -146,7 +143,7 @@ func (r *record) tenancy(now ratelimit.LedgerTime, own int, a *Application) Tena
 }
 
 func (a *Application) valid() error {
-	if a.Seats < 1 || a.Seats > MaxSeats || a.TTL <= 0 || a.Holder == 0 {
+	if a.Seats < 1 || a.Seats > MaxSeats || a.Holder == 0 {
 		return errSeats
 	}
 	return nil

@@ -38,12 +38,10 @@ func (c *interrupted) Save(ctx context.Context, version uint64, data []byte) (bo
 	return c.Memory.Save(ctx, version, data)
 }
 
-const hallTTL = 10 * time.Second
-
 // sits applies.
 func (h *hall) sits(a Application) Tenancy {
 	h.Helper()
-	a.Seats, a.TTL = h.seats, hallTTL
+	a.Seats = h.seats
 	t, err := h.Sit(h.Context(), a)
 	if err != nil {
 		h.Fatalf("%+v: %v", a, err)
@@ -134,7 +132,7 @@ func TestSeatsOfAnotherRelease(t *testing.T) {
 	h := newHall(t, 2)
 	for _, data := range []string{"garbage", `{"v":2,"seats":{}}`, "{}"} {
 		h.data, h.version = []byte(data), 1
-		_, err := h.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
+		_, err := h.Sit(t.Context(), Application{Holder: 1, Seats: 2, Now: none, Plan: 1})
 		if err == nil || string(h.data) != data || !strings.Contains(err.Error(), "sluice:seat-record") {
 			t.Errorf("%s: %v, and it is %s now", data, err, h.data)
 		}
@@ -152,7 +150,7 @@ func TestSeatsAreNotTakenTwice(t *testing.T) {
 		}
 	}}
 	stored := NewStored(cell)
-	got, err := stored.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
+	got, err := stored.Sit(t.Context(), Application{Holder: 1, Seats: 2, Now: none, Plan: 1})
 	if err != nil || got.Seat != 1 || others != 2 {
 		t.Errorf("%+v %v after %d tries: seat 0 is taken", got, err, others)
 	}
@@ -161,7 +159,7 @@ func TestSeatsAreNotTakenTwice(t *testing.T) {
 		h.version++
 	}
 	got.Fence, got.Seat = 0, -1
-	got, err = stored.Sit(t.Context(), Application{Holder: 3, Seats: 2, TTL: hallTTL, Now: got, Plan: 1})
+	got, err = stored.Sit(t.Context(), Application{Holder: 3, Seats: 2, Now: got, Plan: 1})
 	if !errors.Is(err, errBusy) || got.Seat >= 0 || tries != savesMost {
 		t.Errorf("%+v %v after %d tries", got, err, tries)
 	}

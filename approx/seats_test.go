@@ -20,7 +20,6 @@ func TestSeats(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 3))
 			now := epoch
 			memory := NewMemory(func() ratelimit.LedgerTime { return now })
-			const ttl = 10 * time.Second
 			seats := 1 + rnd.IntN(4)
 			type tenant struct {
 				Tenancy
@@ -54,7 +53,7 @@ func TestSeats(t *testing.T) {
 					}
 				}
 				a := Application{
-					Holder: ratelimit.Holder(i + 1), Seats: seats, TTL: ttl, Now: x.Tenancy, Plan: plans[i],
+					Holder: ratelimit.Holder(i + 1), Seats: seats, Now: x.Tenancy, Plan: plans[i],
 					Leave: rnd.IntN(8) == 0, Clean: rnd.IntN(2) == 0,
 				}
 				got, err := memory.Sit(context.Background(), a)
@@ -85,7 +84,7 @@ func TestSeats(t *testing.T) {
 						t.Fatalf("step %d: taint %d, and an earlier tenant spent until %d", step, got.Taint, dirtyTill[got.Seat])
 					}
 				}
-				x.Tenancy, x.till = got, now.Add(ttl)
+				x.Tenancy, x.till = got, now.Add(SeatTTL)
 				for j := range tenants {
 					if o := &tenants[j]; j != i && got.Seat >= 0 && o.Seat == got.Seat && now < o.till {
 						t.Fatalf("step %d: seat %d has two tenants", step, got.Seat)
@@ -96,7 +95,7 @@ func TestSeats(t *testing.T) {
 	}
 }
 
-// There are at most ten thousand seats. An application for more, for none, for no time or without a holder is
+// There are at most ten thousand seats. An application for more, for none, or without a holder is
 // invalid.
 func TestApplicationsAreChecked(t *testing.T) {
 	m := NewMemory(func() ratelimit.LedgerTime { return epoch })
@@ -105,12 +104,11 @@ func TestApplicationsAreChecked(t *testing.T) {
 		ok bool
 	}{
 		{Application{}, false},
-		{Application{Holder: 1, Seats: 10_000, TTL: time.Second}, true},
-		{Application{Holder: 1, Seats: 10_001, TTL: time.Second}, false},
-		{Application{Holder: 1, Seats: 1, TTL: time.Second}, true},
-		{Application{Holder: 1, Seats: 0, TTL: time.Second}, false},
-		{Application{Holder: 1, Seats: 1}, false},
-		{Application{Seats: 1, TTL: time.Second}, false},
+		{Application{Holder: 1, Seats: 10_000}, true},
+		{Application{Holder: 1, Seats: 10_001}, false},
+		{Application{Holder: 1, Seats: 1}, true},
+		{Application{Holder: 1, Seats: 0}, false},
+		{Application{Seats: 1}, false},
 	} {
 		if _, err := m.Sit(context.Background(), c.a); (err == nil) != c.ok {
 			t.Errorf("%+v is answered %v", c.a, err)

@@ -68,7 +68,7 @@ func TestSeatsOnStores(t *testing.T) {
 			all.Go(func() {
 				var err error
 				tenants[i], err = approx.NewStored(s.Seats()).Sit(t.Context(), approx.Application{
-					Holder: ratelimit.Holder(i + 1), Seats: 4, TTL: time.Minute, Now: approx.Tenancy{Seat: -1}, Plan: 1,
+					Holder: ratelimit.Holder(i + 1), Seats: 4, Now: approx.Tenancy{Seat: -1}, Plan: 1,
 				})
 				if err != nil {
 					t.Error(err)
