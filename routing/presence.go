@@ -42,10 +42,7 @@ func (c *core) lookAfter(now instant) (due instant) {
 		c.unconfirmed.Store(false)
 	}
 	// Retries need the node sooner than its next tick.
-	switch {
-	case unacked:
-		return now.Add(c.repeatAfter(now))
-	case !c.present && c.left == 0, c.mover.state == stuck:
+	if unacked || !c.present && c.left == 0 || c.mover.state == stuck {
 		return now.Add(tickSoon)
 	}
 	return now.Add(tickEvery)
@@ -153,22 +150,13 @@ func (c *core) announce(now instant) (unacked bool) {
 			if call.status() == answered {
 				m.acked = changes
 			} else {
-				now := c.clock()
-				m.repeat = now.Add(c.repeatAfter(now)) // it dials back
+				m.repeat = c.clock().Add(tickSoon) // it dials back
 			}
 			c.hands.wake()
 		})
 		c.post(m.link, call)
 	}
 	return unacked
-}
-
-// repeatAfter is the time until this node repeats its announcement; the caller holds mu.
-func (c *core) repeatAfter(now instant) time.Duration {
-	if c.present && now.Sub(c.joined) < announceFast {
-		return askAgain
-	}
-	return tickSoon
 }
 
 // leave announces that this node owns nothing any more. Until all others have acknowledged, it still decides.

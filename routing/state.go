@@ -343,10 +343,6 @@ const (
 	pingEvery = 500 * time.Millisecond
 	tickEvery = pingEvery / 2
 	tickSoon  = 5 * time.Millisecond // while something is to be repeated
-	// For announceFast after it joined, a node repeats this each askAgain to nodes without an acknowledgement,
-	// and then each tickSoon. Until all have acknowledged, no node decides on its new keys, and requests for
-	// them wait.
-	announceFast = 100 * time.Millisecond
 	// leaveWait is how long a leaving node waits for all acknowledgements: one that does not answer must not
 	// keep it.
 	leaveWait = 500 * time.Millisecond

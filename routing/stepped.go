@@ -15,8 +15,7 @@ import (
 
 // NewStepped makes a node without peers: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
-	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock,
-		leasing.NewLocal(outageKeys, o.Clock(), o.Wall))
+	c := newCore(Options{Addr: o.Addr, HotRate: o.HotRate}, o.Clock, leasing.NewLocal(outageKeys, o.Clock(), o.Wall))
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
 	c.hands, c.random, c.incarnation = s, o.Random, o.Incarnation
 	// Where tables choose at random, two runs of one seed would differ.

@@ -161,7 +161,6 @@ type SteppedOptions struct {
 	Local       *leasing.Local   // budgets of this process, where there is no store
 	Store       *leasing.Stepped // or what leases from one
 	Wires       Wires
-	OnPeer      func(addr string, err error)
 	// Decided, if set, is called with each decision of this node for its peers, and Undone with each charge
 	// that it takes back.
 	Decided, Undone func(a *ratelimit.Ask, v *ratelimit.Verdict)

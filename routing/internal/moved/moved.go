@@ -25,7 +25,6 @@ const (
 	mostLessees = int(ratelimit.MaxConcurrency)
 	// MostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
 	MostTokens = 1 << 43
-	MostTime   = 1 << 53 // microseconds since 1970: the year 2255
 	// overridden marks the algorithm of an account whose key has the record of an override, which follows.
 	overridden = 0x80
 	mostRecord = 1 << 10 // bytes of it
