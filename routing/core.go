@@ -35,20 +35,6 @@ func (c *core) storeless(l *leasing.Local) {
 	c.mover.underway = map[uint64]string{}
 }
 
-// post queues a call when mu is free: one that cannot be sent has ended at once,
-// and what goes on then needs mu. The caller holds mu.
-func (c *core) post(to *link, call *call) { c.posts = append(c.posts, posted{to, call}) }
-
-// unlock releases mu.
-func (c *core) unlock() {
-	posts := c.posts
-	c.posts = nil
-	c.mu.Unlock()
-	for _, p := range posts {
-		p.to.post(p.call)
-	}
-}
-
 // build makes the view of those who are alive; the caller holds mu, if others
 // may look.
 func (c *core) build(old *view) *view {

@@ -22,7 +22,7 @@ const maxFetches = 16 << 10
 // fetch requests a key's account, or joins a fetch in progress. It returns nil if too many are in progress.
 func (c *core) fetch(key []byte, b bell) *fetch {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	v := c.view.Load()
 	f := c.fetches[string(key)]
 	// Requests for the same key share one fetch: others are asked once, however many wait.
@@ -60,17 +60,12 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 
 // ask asks one node for a key's account; the caller holds mu.
 func (c *core) ask(f *fetch, m *member) {
-	if !m.ready.Load() {
-		f.open--
-		f.soon = true
-		return
-	}
 	call := newCall(func(fr *wire.Frame, id uint64) {
 		fr.Fetches = append(fr.Fetches, &wire.Fetch{Id: id, Key: []byte(f.key), Ring: f.view.digest})
 	})
 	call.after(func() {
 		c.mu.Lock()
-		defer c.unlock()
+		defer c.mu.Unlock()
 		f.open--
 		// Without a clear answer the account may be anywhere, so that the fetch asks again.
 		found := wire.Found_ELSEWHERE
@@ -86,7 +81,10 @@ func (c *core) ask(f *fetch, m *member) {
 		}
 		c.concludeFetch(f)
 	})
-	c.post(m.link, call)
+	if m.enqueue(call) != nil {
+		f.open--
+		f.soon = true
+	}
 }
 
 // concludeFetch ends a fetch that has its answers; the caller holds mu.
@@ -114,7 +112,7 @@ func (c *core) fetched(f *fetch, how fetchState) {
 // outcome is the state of a fetch.
 func (c *core) outcome(f *fetch) fetchState {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	return f.state
 }
 
@@ -122,7 +120,7 @@ func (c *core) outcome(f *fetch) fetchState {
 // stream breaks; the answer only has the peer look again.
 func (c *core) answerFetch(now instant, from string, m *wire.Fetch) wire.Found {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	key := m.GetKey()
 	c.gate.RLock()
 	defer c.gate.RUnlock()

@@ -96,7 +96,7 @@ func TestAnswersToAFetch(t *testing.T) {
 		for _, addr := range []string{"b:1", "c:1"} {
 			core.ask(f, core.members[addr])
 		}
-		core.unlock()
+		core.mu.Unlock()
 		for addr, found := range map[string]wire.Found{"b:1": c.b, "c:1": c.c} {
 			m := core.members[addr]
 			frame := m.take(0)

@@ -70,7 +70,7 @@ func (x *target) waits() {
 	x.peer.post(x.callFor(&x.asked, &wire.Ask{}, &x.sent))
 	x.mu.Lock()
 	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)
-	x.unlock()
+	x.mu.Unlock()
 	x.peer.mu.Lock()
 	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved.Entry{Key: x.asked.Key, Account: leasing.Account{State: 1, Begins: 1, Ends: 2}})
 	x.peer.out.seal()

@@ -60,7 +60,7 @@ func (c *core) clean() bool { return c.mover.state == walked && len(c.mover.unde
 // step moves a few accounts. It reports whether there is more to do at once.
 func (c *core) step(now instant) (more bool) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	m := &c.mover
 	if m.state == stuck && now >= m.retry {
 		m.begin()
@@ -200,7 +200,7 @@ func (c *core) announceDone(m *member) {
 // received takes in a receipt. Refused accounts are this node's again, to keep or to send to their owner.
 func (c *core) received(from *member, r *wire.Receipt) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	from.mu.Lock()
 	p := from.out.received(r.GetNumber())
 	goes := from.out.next() != nil

@@ -108,7 +108,7 @@ func TestReceipts(t *testing.T) {
 		c.mu.Lock()
 		c.send(s.now, m, key)
 		c.send(s.now, m, key) // which has gone
-		c.unlock()
+		c.mu.Unlock()
 		m.mu.Lock()
 		m.out.seal()
 		n := len(m.out.sealed[0].hashes)
@@ -167,7 +167,7 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 		a.has(key)
 		c.mu.Lock()
 		c.send(s.now, m, key)
-		c.unlock()
+		c.mu.Unlock()
 		w := &wakes{hands: c.hands}
 		c.hands = w
 		h := &wire.Hello{Version: version, Addr: "b:1", Incarnation: m.incarnation, Changes: m.changes}

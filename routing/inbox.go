@@ -91,7 +91,7 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) (in *inbox, t
 	}
 	c.mu.Lock()
 	in = c.inboxOf(now, from)
-	c.unlock()
+	c.mu.Unlock()
 	return in, here.Add(-in.compare(now, here.Sub(ratelimit.LedgerTime(sent)))), true
 }
 

@@ -149,25 +149,28 @@ func (c *call) ended() bool {
 	}
 }
 
-// post queues a call; it has failed at once where it cannot be sent.
+// post queues a call, which has failed at once if it cannot be sent. The caller holds no lock, because then what goes on
+// with the call runs here.
 func (l *link) post(c *call) {
+	if err := l.enqueue(c); err != nil {
+		c.finish(nil, err)
+	}
+}
+
+// enqueue queues a call, if it can be sent.
+func (l *link) enqueue(c *call) error {
 	// A link is nil where the ring names a node without a way to it any more.
 	if l == nil || !l.ready.Load() {
-		c.finish(nil, errPeerGone)
-		return
+		return errPeerGone
 	}
 	l.mu.Lock()
-	full := len(l.queue) >= peerQueue || len(l.pending) >= peerPending
-	if !full {
-		l.queue = append(l.queue, c)
+	defer l.mu.Unlock()
+	if len(l.queue) >= peerQueue || len(l.pending) >= peerPending {
+		return errPeerBusy
 	}
-	l.mu.Unlock()
-	// Outside of mu, for finish runs what goes on with the call.
-	if full {
-		c.finish(nil, errPeerBusy)
-		return
-	}
+	l.queue = append(l.queue, c)
 	l.wake()
+	return nil
 }
 
 // take writes the next frame: calls first, because requests wait for them, and at most one parcel; nil if

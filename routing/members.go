@@ -11,7 +11,7 @@ const redialLeast, redialMost = 100 * time.Millisecond, time.Second
 // hello introduces this node.
 func (c *core) hello(nonce []byte) *wire.Hello {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	return &wire.Hello{
 		Version: version, Addr: c.options.Addr, Nonce: nonce,
 		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes,
@@ -21,7 +21,7 @@ func (c *core) hello(nonce []byte) *wire.Hello {
 // discovered takes in the nodes of discovery.
 func (c *core) discovered(now instant, addrs []string) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	c.looked = true
 	for _, a := range addrs {
 		if m := c.track(a); m != nil {
@@ -51,7 +51,7 @@ func (c *core) track(addr string) *member {
 // applyHello takes in that a node has introduced itself: this one dials back.
 func (c *core) applyHello(now instant, h *wire.Hello) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	m := c.track(h.GetAddr())
 	if m == nil {
 		return
@@ -77,7 +77,7 @@ func (c *core) applyIncarnation(now instant, m *member, h *wire.Hello) {
 // opened takes in that the way to a node is open.
 func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	// The node was dropped while it was dialled; another member may stand in its place.
 	if c.members[m.addr] != m {
 		return
@@ -111,7 +111,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 func (c *core) closed(m *member) {
 	m.broke(errPeerGone)
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	m.announcing = false
 	m.failures++
 	c.hands.wake()
@@ -120,7 +120,7 @@ func (c *core) closed(m *member) {
 // pause is how long to wait before the next dial.
 func (c *core) pause(now instant, m *member) time.Duration {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	pause := redialLeast
 	// In the first second all are dialled often. Nodes that start together open their ports one after the
 	// other, and each joins after it has met or missed all others.
@@ -135,7 +135,7 @@ func (c *core) pause(now instant, m *member) time.Duration {
 // repeat this: the way to it is not open, or it has come and gone too often.
 func (c *core) applyPresence(now instant, from *inlet, is bool, changes uint64) bool {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	m := c.members[from.addr]
 	// An unreachable node would own keys that this one could not ask for. It repeats its announcement until
 	// the way is open. A departure counts at once.
@@ -173,7 +173,7 @@ func (c *core) enterOrLeave(m *member, is bool) {
 // applyDone takes in that a node has nothing of others under a ring.
 func (c *core) applyDone(from *inlet, digest, changes uint64) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	m := c.members[from.addr]
 	if m == nil || !m.supersedes(from.incarnation, changes) {
 		return

@@ -80,7 +80,6 @@ func TestWhenANodeJoins(t *testing.T) {
 		c.mover.end()
 		c.join(now)
 		joined := c.present
-		c.posts = nil
 		c.mu.Unlock()
 		if joined != x.joins {
 			t.Errorf("case %d, %+v: joined %v", i, x, joined)

@@ -87,7 +87,7 @@ func listedBy(m *wire.List, r *wire.Reply) (all []ratelimit.NamedOverride, ok bo
 func (r *Router) list(ctx context.Context, now instant, m *wire.List) ([]ratelimit.NamedOverride, error) {
 	r.mu.Lock()
 	v, clean := r.view.Load(), r.clean()
-	r.unlock()
+	r.mu.Unlock()
 	if !clean || !v.stable.Load() {
 		return nil, errLists
 	}

@@ -25,7 +25,7 @@ func (c *core) tick(now instant) (due instant) {
 
 func (c *core) lookAfter(now instant) (due instant) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	// This comes first. What follows would otherwise bury all others for a silence that was this
 	// node's own.
 	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter {
@@ -139,13 +139,12 @@ func (c *core) announce(now instant) (unacked bool) {
 		if m.announcing || now < m.repeat {
 			continue
 		}
-		m.announcing = true
 		call := newCall(func(f *wire.Frame, id uint64) {
 			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
 		})
 		call.after(func() {
 			c.mu.Lock()
-			defer c.unlock()
+			defer c.mu.Unlock()
 			m.announcing = false
 			if call.status() == answered {
 				m.acked = changes
@@ -154,7 +153,9 @@ func (c *core) announce(now instant) (unacked bool) {
 			}
 			c.hands.wake()
 		})
-		c.post(m.link, call)
+		if m.announcing = m.enqueue(call) == nil; !m.announcing {
+			m.repeat = now.Add(tickSoon) // it is too busy
+		}
 	}
 	return unacked
 }
@@ -162,7 +163,7 @@ func (c *core) announce(now instant) (unacked bool) {
 // leave announces that this node owns nothing any more. Until all others have acknowledged, it still decides.
 func (c *core) leave(now instant) {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	if c.left == 0 {
 		c.quitRing()
 		c.left = now
@@ -191,7 +192,7 @@ func (c *core) depart(now instant) {
 // gone tells whether a leaving node has handed over all.
 func (c *core) gone() bool {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	v := c.view.Load()
 	// In the last node, tokens in hand cannot be returned.
 	return !v.mine && c.clean() && (len(v.ring.Members()) == 0 || c.hotHere.Open() == 0)
@@ -201,7 +202,7 @@ func (c *core) gone() bool {
 // walked from end to end.
 func (c *core) rest() int {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	n := len(c.mover.underway)
 	for visit := (leasing.Visit{}); !c.inStore() && !c.local.Visit(&visit, func([]byte) { n++ }); {
 	}
@@ -211,7 +212,7 @@ func (c *core) rest() int {
 // Ready tells whether this node has joined the ring, and has its keys.
 func (c *core) Ready() bool {
 	c.mu.Lock()
-	defer c.unlock()
+	defer c.mu.Unlock()
 	if !c.present && c.left == 0 || c.unconfirmed.Load() {
 		return false
 	}

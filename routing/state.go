@@ -46,11 +46,6 @@ type core struct {
 	stats counted
 }
 
-type posted struct {
-	to   *link
-	call *call
-}
-
 // identity is who a node is, in this life.
 type identity struct {
 	options Options
@@ -119,9 +114,6 @@ type standing struct {
 
 // transit is the accounts that are on their way from node to node, without a store.
 type transit struct {
-	// posts are queued when mu is free, because a call that cannot be sent ends at once, and what
-	// goes on then needs mu. They are guarded by mu.
-	posts   []posted
 	mover   mover
 	fetches map[string]*fetch // by key
 	inboxes map[uint64]*inbox // by the sender's incarnation

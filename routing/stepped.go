@@ -52,7 +52,7 @@ func (s *Stepped) ping() {
 
 func (s *Stepped) members() []*member {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.mu.Unlock()
 	return s.sorted()
 }
 
@@ -147,7 +147,7 @@ func (s *Stepped) Dropped(from string) { delete(s.inlet, from) }
 
 func (s *Stepped) member(addr string) *member {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.mu.Unlock()
 	return s.core.members[addr]
 }
 
