@@ -83,9 +83,9 @@ func (k *Keeper) Share(
 func (k *Keeper) Seat() (seat int, wanted bool) {
 	t := k.now.Load()
 	if k.clock() >= t.until {
-		return -1, t.wanted.seats > 0
+		return -1, t.wanted.Seats > 0
 	}
-	return t.Seat, t.wanted.seats > 0
+	return t.Seat, t.wanted.Seats > 0
 }
 
 // Run keeps a seat until ctx is done, while the plan that wanted returns has rules that drift. It blocks.
@@ -103,7 +103,7 @@ func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
 
 // keep applies if it is time to.
 func (k *Keeper) keep(ctx context.Context, wanted Plan) {
-	if wanted.seats == 0 {
+	if wanted.Seats == 0 {
 		const clean = false
 		k.Leave(ctx, clean)
 		return
@@ -128,14 +128,14 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	known := k.epoch()
 	t := k.judge(known)
 	a := Application{
-		Holder: k.holder, Seats: wanted.seats, Now: t.Tenancy, Plan: wanted.id, epoch: known.ID,
+		Holder: k.holder, Seats: wanted.Seats, Now: t.Tenancy, Plan: wanted.id, epoch: known.ID,
 	}
 	if t.trial.on && known.ID != t.trial.epoch {
 		a.Leave = true // it may be another's: the next tenant does not spend in its windows
 		return a, true
 	}
 	learning := known.Learning
-	held := t.Seat >= 0 && t.Seat < wanted.seats
+	held := t.Seat >= 0 && t.Seat < wanted.Seats
 	if learning && !held && (t.Seat < 0 || now >= t.until) {
 		return Application{}, false
 	}
@@ -201,7 +201,7 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 		after.agreed = agreed(after.agreed, wanted, t.Since, now)
 	}
 	k.now.Store(after)
-	if t.Fence != before.Fence || before.wanted.seats == 0 {
+	if t.Fence != before.Fence || before.wanted.Seats == 0 {
 		k.OnChange(t, nil)
 	}
 }
@@ -227,6 +227,6 @@ func (k *Keeper) Leaving(clean bool) (Application, bool) {
 		return Application{}, false
 	}
 	return Application{
-		Holder: k.holder, Seats: t.wanted.seats, Now: t.Tenancy, Plan: t.wanted.id, Leave: true, Clean: clean,
+		Holder: k.holder, Seats: t.wanted.Seats, Now: t.Tenancy, Plan: t.wanted.id, Leave: true, Clean: clean,
 	}, true
 }

@@ -21,7 +21,7 @@ import (
 // has no rules that drift.
 type Plan struct {
 	id     uint64 // the same for the same rules
-	seats  int
+	Seats  int    // how many there are: 0, if no rule needs one
 	shares map[ruleID]division
 }
 
@@ -50,7 +50,7 @@ func NewPlan(rules []*ratelimit.Rule) Plan {
 		if (r.Coordination.Mode.Spec().Drifts || at != r) && !r.Unlimited {
 			p.shares[idOf(at)] = divisionOf(at)
 			if !r.Override { // requests that bring limits along are no reason to have seats
-				p.seats = max(p.seats, r.Coordination.MaxNodes)
+				p.Seats = max(p.Seats, r.Coordination.MaxNodes)
 			}
 		}
 	}
@@ -69,9 +69,6 @@ func NewPlan(rules []*ratelimit.Rule) Plan {
 	p.id = h.Sum64() | 1 // 0 is a node that does not tell
 	return p
 }
-
-// Seats is how many seats there are: 0, if no rule needs one.
-func (p Plan) Seats() int { return p.seats }
 
 func idOf(r *ratelimit.Rule) ruleID {
 	if r.Override {

@@ -135,7 +135,7 @@ func TestPlansAreTheSameForTheSameRules(t *testing.T) {
 	a, b := approxRule(100, 10, 10_000), approxRule(5, 4, 10_000)
 	b.Path = "other"
 	same := NewPlan([]*ratelimit.Rule{a, b})
-	if p := NewPlan([]*ratelimit.Rule{b, a, {Domain: "x"}}); p.id != same.id || p.Seats() != 10 || same.Seats() != 10 {
+	if p := NewPlan([]*ratelimit.Rule{b, a, {Domain: "x"}}); p.id != same.id || p.Seats != 10 || same.Seats != 10 {
 		t.Error("the order of rules, or one that does not drift, makes another plan")
 	}
 	for what, change := range map[string]func(*ratelimit.Rule){
@@ -212,8 +212,8 @@ func TestRulesThatNeedNoSeats(t *testing.T) {
 	} {
 		rule := approxRule(100, 4, 10_000)
 		c.change(rule)
-		if p := NewPlan([]*ratelimit.Rule{rule}); p.Seats() != c.seats || len(p.shares) != c.divided {
-			t.Errorf("a rule %s: %d seats and %d budgets, want %d and %d", c.what, p.Seats(), len(p.shares), c.seats, c.divided)
+		if p := NewPlan([]*ratelimit.Rule{rule}); p.Seats != c.seats || len(p.shares) != c.divided {
+			t.Errorf("a rule %s: %d seats and %d budgets, want %d and %d", c.what, p.Seats, len(p.shares), c.seats, c.divided)
 		}
 	}
 }
@@ -287,7 +287,7 @@ func TestReservesAreDividedBySeats(t *testing.T) {
 	}
 	none := *rule
 	none.Coordination.Lease.Reserve = ratelimit.Share{}
-	if p := NewPlan([]*ratelimit.Rule{&none}); p.Seats() != 0 {
-		t.Errorf("a rule without a reserve wants %d seats", p.Seats())
+	if p := NewPlan([]*ratelimit.Rule{&none}); p.Seats != 0 {
+		t.Errorf("a rule without a reserve wants %d seats", p.Seats)
 	}
 }

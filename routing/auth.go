@@ -40,9 +40,9 @@ const version = 4
 // Bounds of a node's introduction.
 const (
 	maxAddr = 256
-	// nonceSize is in bytes, and the least that a peer's nonce may have. mostNonce is the most.
-	nonceSize = 16
-	mostNonce = 64
+	// A peer's nonce has between leastNonce and mostNonce bytes.
+	leastNonce = 16
+	mostNonce  = 64
 	// leastSecret is the shortest secret. Sixteen random letters and digits are 95 bits: more than can be
 	// tried on a known proof.
 	leastSecret = 16
@@ -80,11 +80,7 @@ func CheckSecret(secret string) error {
 	return nil
 }
 
-func newNonce() []byte {
-	b := make([]byte, nonceSize)
-	_, _ = rand.Read(b) // never fails
-	return b
-}
+func newNonce() []byte { return []byte(rand.Text()) } // 26 bytes
 
 // prove makes the proof of one role in one introduction. binding is the
 // connection's.
@@ -97,7 +93,10 @@ func prove(secret, role string, binding []byte, caller, called *wire.Hello) []by
 	for _, hello := range []*wire.Hello{caller, called} {
 		part(h, []byte(hello.GetAddr()))
 		part(h, hello.GetNonce())
-		absent := bit(hello.GetAbsent())
+		absent := uint64(0)
+		if hello.GetAbsent() {
+			absent = 1
+		}
 		for _, n := range [...]uint64{
 			uint64(hello.GetVersion()), absent, hello.GetIncarnation(), hello.GetChanges(),
 		} {
@@ -128,13 +127,6 @@ func binding(stream context.Context) ([]byte, error) {
 	return info.State.ExportKeyingMaterial("EXPORTER-Channel-Binding", nil, sha256.Size)
 }
 
-func bit(set bool) uint64 {
-	if set {
-		return 1
-	}
-	return 0
-}
-
 // check returns the fault of a peer's hello.
 func check(h *wire.Hello) error {
 	switch {
@@ -144,7 +136,7 @@ func check(h *wire.Hello) error {
 	case h.GetVersion() != version:
 		return fmt.Errorf("%w: it speaks version %d, and this node version %d. They share no budgets: "+
 			"finish the upgrade (docs/upgrading.md)", errVersion, h.GetVersion(), version)
-	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize ||
+	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < leastNonce ||
 		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0:
 		return errHello
 	}

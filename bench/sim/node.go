@@ -268,7 +268,7 @@ func (n *node) goodbye() {
 // sit keeps a seat, as approx.Keeper.Run does.
 func (n *node) sit() {
 	sent, plan := n.clock(), n.plan()
-	if plan.Seats() > 0 {
+	if plan.Seats > 0 {
 		if a, due := n.keeper.Due(sent, plan); due {
 			n.store.sit(n, sent, a, plan)
 			return

@@ -82,9 +82,9 @@ type Message struct {
 }
 
 // findOrAdd makes room for a key; nil if there is none. The caller holds mu.
-func (h *Leases) findOrAdd(key []byte, most int) *leased {
+func (h *Leases) findOrAdd(key []byte) *leased {
 	l := h.keys[string(key)]
-	if l == nil && len(h.keys) < most {
+	if l == nil && len(h.keys) < MostReported {
 		// Most nodes never lease one: the map is made when the first key is hot.
 		if h.keys == nil {
 			h.keys = map[string]*leased{}
@@ -103,7 +103,7 @@ func (h *Leases) Start(now ratelimit.Instant, key []byte) {
 	if h.ended || h.hot >= Most {
 		return
 	}
-	if l := h.findOrAdd(key, MostReported); l != nil && !l.hot {
+	if l := h.findOrAdd(key); l != nil && !l.hot {
 		l.hot, l.since, l.uses = true, now, 0
 		h.hot++
 	}
@@ -282,7 +282,7 @@ func (h *Leases) Credit(a *ratelimit.Ask, w ratelimit.Window) bool {
 func (h *Leases) note(a *ratelimit.Ask, book func(*leasing.Held) bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.findOrAdd(a.Key, MostReported)
+	l := h.findOrAdd(a.Key)
 	if l == nil {
 		return false
 	}
