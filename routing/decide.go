@@ -13,7 +13,7 @@ import (
 //
 //	   the owner is   with a store                   without
 //	   this node      here: base.decide              here: own, or a fetch of the account, and then own
-//	   another node   a hot key: base.decide         a hot key: fromHand, from the tokens in hand
+//	   another node   a hot key: base.decide         a hot key: from the tokens in hand
 //	                  else forward; without an       else forward; without an answer in time,
 //	                  answer, in its place           failed: the rule's policy
 //

@@ -122,7 +122,7 @@ func (x *target) holds(f *wire.Frame) {
 		x.t.Errorf("an owner's verdict: %+v", v)
 	}
 	var v verdict
-	if ok, _ := x.hotHere.Take(x.now, &ask{Rule: x.asked.Rule, Key: x.asked.Key, Cost: x.sent.Want + 1}, &v); ok {
+	if x.hotHere.Take(x.now, &ask{Rule: x.asked.Rule, Key: x.asked.Key, Cost: x.sent.Want + 1}, &v) {
 		x.t.Errorf("more is in hand than was asked for: %+v", v)
 	}
 	if len(x.members) > 2 || len(x.view.Load().ring.Members()) > 2 || x.stats.handed.Load() > 1 {

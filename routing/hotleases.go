@@ -35,20 +35,6 @@ func (x *lessee) reply(r *wire.Reply) {
 	}
 }
 
-// fromHand answers an ask from what this node has in hand of a hot key.
-func (c *core) fromHand(now instant, a *ask, v *verdict) bool {
-	ok, more := c.hotHere.Take(now, a, v)
-	if more {
-		if m, open := c.hotHere.Next(now, a.Key); open {
-			c.reportLease(now, &m)
-		}
-	}
-	if ok {
-		c.stats.hot.Add(1)
-	}
-	return ok
-}
-
 // reportLeases sends the due messages to owners, and returns when more are due; 0: none.
 func (c *core) reportLeases(now instant) (due instant) {
 	all, due := c.hotHere.Due(now, func(key string) bool { return c.ownerOf([]byte(key)) == c.options.Addr })

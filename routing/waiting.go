@@ -137,7 +137,8 @@ func (w *waiting) one(now instant, i int) waitStep {
 		s.status = notOwner
 		return stepDone
 	case !w.inStore():
-		if s.errand == nil && w.fromHand(now, a, &w.verdicts[i]) {
+		if s.errand == nil && w.hotHere.Take(now, a, &w.verdicts[i]) {
+			w.stats.hot.Add(1)
 			return stepDone
 		}
 	case w.hotHere.Use(now, a.Key): // from the store, as its owner does

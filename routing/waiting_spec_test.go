@@ -326,7 +326,7 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 			t.Errorf("%s: the owner gets %v", x.what, asks)
 		}
 		spent.Cost = 5
-		if ok, _ := c.hotHere.Take(s.now, &spent, new(verdict)); ok != (x.by == hand) {
+		if ok := c.hotHere.Take(s.now, &spent, new(verdict)); ok != (x.by == hand) {
 			t.Errorf("%s: it is in hand again %v", x.what, ok)
 		}
 	}

@@ -161,21 +161,21 @@ func TestUsedUpKeyIsRefusedHere(t *testing.T) {
 		h.Start(second, a.Key)
 		m, _ := h.Report(second, &a)
 		h.Apply(second, a.Key, m.Seq, leasing.Lease{Window: 7, For: time.Hour}, &v)
-		if ok, _ := h.Take(second, &a, &v); ok {
+		if h.Take(second, &a, &v) {
 			t.Fatal("nothing is in hand, and nobody has refused")
 		}
 		h.Refused(second, &a, &ratelimit.Verdict{OverLimit: true, Window: 7, ResetAfter: time.Minute, Remaining: 2, Charged: 0})
-		if ok, _ := h.Take(second, &a, &v); ok {
+		if h.Take(second, &a, &v) {
 			t.Fatal("something is left")
 		}
 		h.Refused(second, &a, &ratelimit.Verdict{OverLimit: true, Window: 7, ResetAfter: time.Minute})
 		for range 2 {
-			if ok, _ := h.Take(second.Add(believed-1), &a, &v); !ok || !v.OverLimit || v.Window != 7 || (v.Debt == 3) != charges {
+			if ok := h.Take(second.Add(believed-1), &a, &v); !ok || !v.OverLimit || v.Window != 7 || (v.Debt == 3) != charges {
 				t.Errorf("%+v", v)
 			}
 		}
 		h.Untake(a.Key, &v)
-		if ok, _ := h.Take(second.Add(believed), &a, &v); ok {
+		if h.Take(second.Add(believed), &a, &v) {
 			t.Error("it is refused for longer")
 		}
 		m, ok := h.Report(second.Add(time.Second), &a)

@@ -33,7 +33,6 @@ type leased struct {
 	uses      int
 	used      ratelimit.Tokens  // demand since the last message
 	usual     ratelimit.Tokens  // cost of the larger requests, of late
-	half      ratelimit.Tokens  // with less in hand, the next message is due at once
 	next      ratelimit.Instant // the latest instant of a due message
 	notBefore ratelimit.Instant // the earliest instant of a message: the key is short
 	// under is the largest limit under which there are tokens in hand. Requests of one key can have different limits:
@@ -186,25 +185,25 @@ func (h *Leases) look(now ratelimit.Instant, l *leased) {
 }
 
 // Take answers an ask from the tokens in hand, if they suffice. A peek passes where a request of the usual
-// cost would. more means that the key's next message is due.
-func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) (ok, more bool) {
+// cost would.
+func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
 	if h.n.Load() == 0 {
-		return false, false
+		return false
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.keys[string(a.Key)]
 	if l == nil || !h.use(now, l) || a.Rule.Limit.Capacity() < l.under {
-		return false, false
+		return false
 	}
 	l.rule = a.Rule
 	cost := a.Cost
 	switch a.Kind {
 	case ratelimit.Refund, ratelimit.Charge, ratelimit.Release:
-		return false, false // the account has it
+		return false // the account has it
 	case ratelimit.Peek:
 		if cost = 0; l.held.InHand(now) < max(1, l.usual) {
-			return false, false
+			return false
 		}
 	default:
 		l.usual = max(cost, l.usual-l.usual/8)
@@ -212,18 +211,17 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	}
 	w, ok := l.held.Take(now, cost)
 	if !ok {
-		return l.refuses(now, a, v), false
+		return l.refuses(now, a, v)
 	}
-	hand := l.held.InHand(now)
 	limit := &a.Rule.Limit
 	if l.limit != nil {
 		limit = l.limit
 	}
 	*v = ratelimit.Verdict{
-		Charged: cost, Window: w, Remaining: min(l.left+hand, limit.Capacity()), Limit: l.limit,
+		Charged: cost, Window: w, Remaining: min(l.left+l.held.InHand(now), limit.Capacity()), Limit: l.limit,
 		ResetAfter: max(0, l.reset.Sub(now)),
 	}
-	return true, hand < l.half && !l.held.Reporting() && now >= l.notBefore
+	return true
 }
 
 // refuses refuses an ask, if nothing is left of the key; the caller holds mu.
@@ -323,17 +321,6 @@ func (h *Leases) report(now ratelimit.Instant, l *leased) leasing.Totals {
 	return l.held.Report(now, h.seq, want)
 }
 
-// Next is the message of one key, if it has none under way.
-func (h *Leases) Next(now ratelimit.Instant, key []byte) (m Message, ok bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	l := h.keys[string(key)]
-	if l == nil || l.rule == nil || l.held.Reporting() {
-		return m, false
-	}
-	return Message{l.rule, string(key), h.report(now, l)}, true
-}
-
 // Due returns the due messages, and when others are due; 0: there are none. Leases of keys that this node
 // owns by now (mine) end. Keys without a message are dropped.
 func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []Message, next ratelimit.Instant) {
@@ -392,7 +379,6 @@ func (h *Leases) Apply(
 		x.Keep = false
 		l.held.GiveBack()
 	}
-	l.half = l.held.InHand(now) / 2
 	l.left, l.reset, l.limit = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter), v.Limit
 	l.next = l.held.Sent().Add(min(ReportEvery, x.For/2))
 	if !x.Keep {
