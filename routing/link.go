@@ -149,8 +149,8 @@ func (c *call) ended() bool {
 	}
 }
 
-// post queues a call, which has failed at once if it cannot be sent. The caller holds no lock, because then what goes on
-// with the call runs here.
+// post queues a call, which has failed at once if it cannot be sent. The caller holds no lock: functions that
+// wait for a failed call run here.
 func (l *link) post(c *call) {
 	if err := l.enqueue(c); err != nil {
 		c.finish(nil, err)

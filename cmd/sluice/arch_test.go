@@ -156,14 +156,13 @@ func inCore(name string) bool {
 
 // flatOnPurpose are structs of the core with more than 12 fields of their own.
 var flatOnPurpose = map[string]string{
-	"Claim":          "a message, whose numbers docs/protocol.md has in this order",
-	"Event":          "a line of JSON, whose names are published",
-	"LeaseLook":      "an object of JSON, whose names are published",
-	"LimiterStats":   "counts, each of which is a metric",
-	"RoutingStats":   "counts, each of which is a metric",
-	"RuleCounters":   "counts, each of which is a metric",
-	"Rule":           "what a configuration says of a rule",
-	"SteppedOptions": "options, each for itself",
+	"Claim":        "a message, whose numbers docs/protocol.md has in this order",
+	"Event":        "a line of JSON, whose names are published",
+	"LeaseLook":    "an object of JSON, whose names are published",
+	"LimiterStats": "counts, each of which is a metric",
+	"RoutingStats": "counts, each of which is a metric",
+	"RuleCounters": "counts, each of which is a metric",
+	"Rule":         "what a configuration says of a rule",
 }
 
 // A struct of the core has at most 12 fields; others are put together under a name.
