@@ -165,8 +165,8 @@ var planted = []struct {
 	}},
 	{48, plant.Bug{
 		Name: "a seat is given twice", File: "approx/seats.go",
-		Right: "now >= s.Expires && (best",
-		Wrong: "(now >= s.Expires || true) && (best",
+		Right: "t := s.ended(); now >= s.Expires && (best",
+		Wrong: "t := s.Taint; (best",
 	}},
 	{72, plant.Bug{
 		Name: "a reserve is granted by the ledger too", File: "ratelimit/shares.go",
