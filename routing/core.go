@@ -55,8 +55,8 @@ func (c *core) build(old *view) *view {
 	for _, addr := range v.ring.Members() {
 		v.digest += xxhash.Sum64String(addr)
 	}
-	// A node that was in no ring before has no owner of that name there. If the ring changes before all have handed
-	// over, the node asks others for accounts that it may have had all along.
+	// A ring without this node gives it no key, so that nothing counts as kept. If the ring changes again before all
+	// have handed over, the node asks others for accounts that it may have had all along.
 	if old != nil && old.stable.Load() {
 		v.since = old.ring
 	}
