@@ -45,7 +45,7 @@ func NewCalendar(day int, zone *time.Location) (Calendar, error) {
 			return 0, fmt.Errorf("%w: the process has %d others, which is the maximum: restart it to use new ones",
 				ErrCalendar, len(*all)-1)
 		}
-		more := slices.Concat(*all, []*calendar{{day: day, zone: zone}})
+		more := slices.Concat(*all, []calendar{{day, zone}})
 		if calendars.CompareAndSwap(all, &more) {
 			return Calendar(len(*all)), nil
 		}
@@ -80,85 +80,34 @@ func (c Calendar) Begins(t time.Time, n int) []time.Time {
 	k, begins := c.get(), make([]time.Time, n)
 	w := k.at(LedgerTime(t.UnixMicro()))
 	for i := range begins {
-		begins[i] = c.Local(k.end(w + Window(i)))
+		begins[i] = c.Local(k.cut(w + Window(i)))
 	}
 	return begins
 }
 
-// MaxCuts is how many ends of windows [Calendar.Cuts] returns.
-const MaxCuts = 7
-
-// Cuts are the ends of windows around a time, so that a ledger without time zones can
-// cut them: Ends[i] is the end of window First + i. The time lies in window First + 2.
-type Cuts struct {
-	First Window
-	Ends  [MaxCuts]LedgerTime
-}
-
-// Cuts returns the ends of the windows around t.
-func (c Calendar) Cuts(t LedgerTime) Cuts {
-	k := c.get()
-	cuts := Cuts{First: k.at(t) - 2}
-	for i := range cuts.Ends {
-		cuts.Ends[i] = k.end(cuts.First + Window(i))
-	}
-	return cuts
-}
-
-func (c Calendar) get() *calendar { return (*calendars.Load())[c] }
+func (c Calendar) get() calendar { return (*calendars.Load())[c] }
 
 // calendar is what a Calendar stands for.
 type calendar struct {
 	day  int
 	zone *time.Location
-	// near are the windows around the time that was last asked about: nearly every
-	// question is about them.
-	near atomic.Pointer[cutsNear]
 }
 
-// cutsNear are ends of windows that follow each other. It is immutable.
-type cutsNear struct {
-	first Window
-	ends  [9]LedgerTime // of first and on
-}
-
-// at is the window of a time. Windows are named after the month that they end in,
-// counted from January 1970, which is 1: so no time from 1970 on is before window 1.
-func (k *calendar) at(t LedgerTime) Window {
-	n := k.near.Load()
-	if n == nil || t < n.ends[0] || t >= n.ends[len(n.ends)-1] {
-		n = k.around(t)
-		k.near.Store(n)
-	}
-	for i := 1; ; i++ {
-		if t < n.ends[i] {
-			return n.first + Window(i)
-		}
-	}
-}
-
-// end is when a window ends.
-func (k *calendar) end(w Window) LedgerTime {
-	if n := k.near.Load(); n != nil && w >= n.first && w < n.first+Window(len(n.ends)) {
-		return n.ends[w-n.first]
-	}
-	return k.cut(w)
-}
-
-func (k *calendar) around(t LedgerTime) *cutsNear {
+// at is the window of a time. Windows are named after the month that they end in, counted from January 1970, which is
+// 1: so no time from 1970 on is before window 1. Keys remember their window, so that few requests need it anew.
+func (k calendar) at(t LedgerTime) Window {
 	local := time.UnixMicro(int64(t)).In(k.zone)
-	month := Window(local.Year()-1970)*12 + Window(local.Month())
-	n := &cutsNear{first: month - 4}
-	for i := range n.ends {
-		n.ends[i] = k.cut(n.first + Window(i))
+	w := Window(local.Year()-1970)*12 + Window(local.Month()) // the window before has ended: clocks show a later day
+	for t >= k.cut(w) {
+		w++
 	}
-	return n
+	return w
 }
 
 // cut is the end of a window: the first instant of its month's day, or of a later one.
 // [time.Date] does not say which of two midnights it returns, nor on which side of a
 // gap.
-func (k *calendar) cut(w Window) LedgerTime {
+func (k calendar) cut(w Window) LedgerTime {
 	month := time.Month(w)
 	day := min(k.day, time.Date(1970, month+1, 0, 0, 0, 0, 0, time.UTC).Day())
 	wanted := time.Date(1970, month, day, 0, 0, 0, 0, time.UTC).Unix() // as the zone's clocks show it
@@ -176,8 +125,8 @@ func (k *calendar) cut(w Window) LedgerTime {
 
 // calendars are those of this process, by number; the list is only ever replaced by a
 // longer one.
-var calendars = func() *atomic.Pointer[[]*calendar] {
-	var all atomic.Pointer[[]*calendar]
-	all.Store(&[]*calendar{{zone: time.UTC}})
+var calendars = func() *atomic.Pointer[[]calendar] {
+	var all atomic.Pointer[[]calendar]
+	all.Store(&[]calendar{{zone: time.UTC}})
 	return &all
 }()

@@ -226,7 +226,7 @@ func (l Limit) monthAt(t LedgerTime) Window {
 
 func (l Limit) monthEnd(w Window) LedgerTime {
 	if l.Unit == BillingMonth {
-		return l.Calendar.get().end(w)
+		return l.Calendar.get().cut(w)
 	}
 	return LedgerTime(time.Date(1970, 1+time.Month(w), 1, 0, 0, 0, 0, time.UTC).UnixMicro())
 }
