@@ -1,7 +1,7 @@
 package ratelimit
 
 import (
-	"hash/maphash"
+	"maps"
 	"sync/atomic"
 )
 
@@ -26,90 +26,69 @@ func NewNameBudget(n int64) *NameBudget {
 	return b
 }
 
-// Restore gives back the names of counters that are not used any more.
-func (b *NameBudget) Restore(c *RuleCounters) {
-	if t := c.names.Load(); t != nil {
-		b.left.Add(int64(t.size.Load()))
+// take takes the place of one more name, if there is one. Of no budget there always is.
+func (b *NameBudget) take() bool {
+	if b == nil || b.left.Add(-1) >= 0 {
+		return true
+	}
+	b.give(1)
+	return false
+}
+
+func (b *NameBudget) give(n int) {
+	if b != nil {
+		b.left.Add(int64(n))
 	}
 }
 
-// names counts by name. It is a hash table with open addressing that only
-// grows, so that it is read without a lock.
+// Restore gives back the names of counters that are not used any more.
+func (b *NameBudget) Restore(c *RuleCounters) {
+	if all := c.names.Load(); all != nil {
+		b.give(len(all.by))
+	}
+}
+
+// names counts by name. It is immutable: a new name makes a copy, at most MaxNames times, so that it is read without a
+// lock.
 type names struct {
-	slots [2 * MaxNames]atomic.Pointer[namedCounters]
-	size  atomic.Int32
-	other RuleCounters
+	by    map[string]*RuleCounters
+	other *RuleCounters
 }
-
-type namedCounters struct {
-	name string
-	RuleCounters
-}
-
-var nameSeed = maphash.MakeSeed()
 
 // Named returns the counters of one name below these, or of OtherName if there
 // are too many. It allocates when a name is new, and takes no lock.
 func (c *RuleCounters) Named(name []byte) *RuleCounters {
-	t := c.names.Load()
-	if t == nil {
-		c.names.CompareAndSwap(nil, new(names))
-		t = c.names.Load()
-	}
-	if len(name) > MaxNameLen {
-		return &t.other
-	}
-	at := int(maphash.Bytes(nameSeed, name) % uint64(len(t.slots)))
 	for {
-		slot := &t.slots[at]
-		n := slot.Load()
-		if n == nil {
-			if n = t.add(slot, name, c.Budget); n == nil {
-				return &t.other
-			}
+		all := c.names.Load()
+		if all == nil {
+			c.names.CompareAndSwap(nil, &names{map[string]*RuleCounters{}, new(RuleCounters)})
+			continue
 		}
-		if n.name == string(name) {
-			return &n.RuleCounters
+		if n := all.by[string(name)]; n != nil {
+			return n
 		}
-		at = (at + 1) % len(t.slots)
+		if len(name) > MaxNameLen || len(all.by) >= MaxNames || !c.Budget.take() {
+			return all.other
+		}
+		more := &names{maps.Clone(all.by), all.other}
+		more.by[string(name)] = new(RuleCounters)
+		if !c.names.CompareAndSwap(all, more) {
+			c.Budget.give(1) // another was faster
+		}
 	}
-}
-
-// add puts a name into a free slot and returns the slot's present value; nil if there is no room.
-func (t *names) add(slot *atomic.Pointer[namedCounters], name []byte, budget *NameBudget) *namedCounters {
-	if t.size.Add(1) > MaxNames {
-		t.size.Add(-1)
-		return nil
-	}
-	if budget != nil && budget.left.Add(-1) < 0 {
-		budget.left.Add(1)
-		t.size.Add(-1)
-		return nil
-	}
-	n := &namedCounters{name: string(name)}
-	if slot.CompareAndSwap(nil, n) {
-		return n
-	}
-	t.size.Add(-1) // another was faster
-	if budget != nil {
-		budget.left.Add(1)
-	}
-	return slot.Load()
 }
 
 // EachNamed calls f with every name below these counters, and at last with
 // OtherName if anything was counted there.
 func (c *RuleCounters) EachNamed(f func(name string, c *RuleCounters)) {
-	t := c.names.Load()
-	if t == nil {
+	all := c.names.Load()
+	if all == nil {
 		return
 	}
-	for i := range t.slots {
-		if n := t.slots[i].Load(); n != nil {
-			f(n.name, &n.RuleCounters)
-		}
+	for name, n := range all.by {
+		f(name, n)
 	}
-	if t.other.Requests() > 0 {
-		f(OtherName, &t.other)
+	if all.other.Requests() > 0 {
+		f(OtherName, all.other)
 	}
 }
