@@ -21,9 +21,6 @@ const (
 // Reclaims are the names a config may use, by value.
 var Reclaims = [...]string{ReclaimSafe: "safe", ReclaimEager: "eager"}
 
-// String is the name that a config may use.
-func (r Reclaim) String() string { return Reclaims[r] }
-
 // FailurePolicy decides when the store cannot be asked in time.
 type FailurePolicy uint8
 
@@ -78,9 +75,6 @@ const (
 
 // Debts are the names a config may use, by value.
 var Debts = [...]string{DebtForgotten: "forget", DebtCarried: "carry"}
-
-// String is the name that a config may use.
-func (d Debt) String() string { return Debts[d] }
 
 // Carries tells whether debt of such a limit counts in the next window. A bucket and a sliding window pay theirs off,
 // and where denials take nothing, nothing is charged beyond a limit.
@@ -241,12 +235,6 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %s, must be %s", e.Field, e.Value, e.Bound)
 }
 
-// CoordinationFields are the names that Set accepts, in the order of the docs.
-var CoordinationFields = []string{
-	"mode", "lease.size", "lease.reserve", "reclaim", "drift_budget", "max_nodes", "check_timeout", "store_deadline",
-	"on_store_failure", "on_deny", "debt", "audit",
-}
-
 // ReplacedFields are fields of earlier releases, with the advice for each.
 var ReplacedFields = map[string]string{
 	"lease.min":     "a node asks for the tokens of two seconds, or for lease.size",
@@ -256,56 +244,6 @@ var ReplacedFields = map[string]string{
 	"lease.ttl":     "an eager lease lasts 10s, or half of its window if that is less",
 	"low_watermark": "requests without a lease wait while at most a fifth of the limit is left",
 	"local_cap":     "each node admits the limit divided by the live nodes; with a smaller limit, it admits less",
-}
-
-// Set changes the named field to what text says. It does not look at how
-// fields fit together; Validate does.
-func (c *Coordination) Set(field, text string) error {
-	var err error
-	switch field {
-	case "mode":
-		err = setName(&c.Mode, ModeNames(), text)
-	case "lease.size":
-		if c.Lease.Fixed = 0; text != "auto" {
-			err = setTokens(&c.Lease.Fixed, text, uint64(MaxLimit))
-		}
-	case "lease.reserve":
-		c.Lease.Reserve, err = ParseShare(text)
-	case "reclaim":
-		err = setName(&c.Reclaim, Reclaims[:], text)
-	case "drift_budget":
-		c.DriftBudget, err = ParseShare(text)
-	case "max_nodes":
-		var n Tokens
-		if err = setTokens(&n, text, MaxMaxNodes); err == nil {
-			c.MaxNodes = int(n)
-		}
-	case "check_timeout":
-		err = setDuration(&c.CheckTimeout, text)
-	case "store_deadline":
-		if err = setDuration(&c.StoreDeadline, text); err == nil && c.StoreDeadline == 0 {
-			err = fmt.Errorf("%q is out of range for a store's reply time: use %v to %v", text, MinStoreDeadline,
-				MaxStoreDeadline)
-		}
-	case "on_store_failure":
-		if err = setName(&c.OnStoreFailure, FailurePolicies[:], text); text == "cached" {
-			err = fmt.Errorf("%q is not in this release: write local, a share of the limit for each node", text)
-		}
-	case "on_deny":
-		err = setName(&c.OnDeny, OnDenies[:], text)
-	case "debt":
-		err = setName(&c.Debt, Debts[:], text)
-	case "audit":
-		if c.Audit = strings.EqualFold(text, "true"); !c.Audit && !strings.EqualFold(text, "false") {
-			err = fmt.Errorf("%q is not true or false", text)
-		}
-	default:
-		return fmt.Errorf("coordination has no field %q; it has %s", field, strings.Join(CoordinationFields, ", "))
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", field, err)
-	}
-	return nil
 }
 
 func setName[T ~uint8](field *T, names []string, text string) error {
@@ -318,9 +256,9 @@ func setName[T ~uint8](field *T, names []string, text string) error {
 	return fmt.Errorf("%q is not one of %s%s", text, strings.Join(names, ", "), DidYouMean(text, names))
 }
 
-func setTokens(field *Tokens, text string, most uint64) error {
+func setTokens(field *Tokens, text string, most Tokens) error {
 	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n < 1 || n > most {
+	if err != nil || n < 1 || n > uint64(most) {
 		return fmt.Errorf("%q is not a whole number from 1 to %d", text, most)
 	}
 	*field = Tokens(n)
