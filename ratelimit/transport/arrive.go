@@ -50,7 +50,7 @@ func (c *connection) frameLocked(f *frame, payload []byte) error {
 	in.begun = true
 	s := c.calls.open[f.stream]
 	if !c.idle.afford(f, s != nil, in.at) {
-		c.count(excessive)
+		c.Budget.Excess.Add(1)
 		return &fault{http2.ErrCodeEnhanceYourCalm, "too many frames that bring nothing"}
 	}
 	goesOn := in.block.stream != 0
@@ -100,7 +100,7 @@ func (c *connection) blockLocked(f *frame, payload []byte) error {
 	}
 	b, ends := &in.block, f.flags.Has(flagEndHeaders)
 	if len(b.bytes)+len(payload) > mostBlock(c.Caps.HeaderBytes) || len(payload) == 0 && !ends {
-		c.count(excessive)
+		c.Budget.Excess.Add(1)
 		return &fault{http2.ErrCodeEnhanceYourCalm, fmt.Sprintf("headers of more than %d bytes", c.Caps.HeaderBytes)}
 	}
 	b.bytes = append(b.bytes, payload...)

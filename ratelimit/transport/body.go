@@ -18,11 +18,9 @@ type Body struct {
 const bodyCost = 8 << 10
 
 // Body begins one. If the body has to end, stop is called, from another goroutine and at most once. It must
-// make the reader return, and must not block.
+// make the reader return, and must not block. A nil Budget bounds nothing.
 func (b *Budget) Body(stop func()) *Body {
-	if b == nil {
-		return &Body{stop: stop}
-	}
+	b = b.orAll()
 	v := &Body{budget: b, since: nanotime(), stop: stop, bytes: bodyCost}
 	// It is among the holders before it is charged, so that the charge can end it.
 	b.join(v)

@@ -2,13 +2,14 @@ package transport
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Budget is the memory for all unfinished calls of callers. It is safe for concurrent use. A nil Budget bounds nothing.
+// Budget is the memory for all unfinished calls of callers. It is safe for concurrent use.
 type Budget struct {
 	Counts
 	most int64
@@ -45,22 +46,24 @@ func NewBudget(most int64) *Budget {
 	return &Budget{most: most, holders: map[holder]struct{}{}}
 }
 
+// orAll is the budget, or one without a bound for nil.
+func (b *Budget) orAll() *Budget {
+	if b == nil {
+		return NewBudget(math.MaxInt64)
+	}
+	return b
+}
+
 // Held is how many bytes are held now.
 func (b *Budget) Held() int64 { return b.held.Load() }
 
 func (b *Budget) join(h holder) {
-	if b == nil {
-		return
-	}
 	b.mu.Lock()
 	b.holders[h] = struct{}{}
 	b.mu.Unlock()
 }
 
 func (b *Budget) leave(h holder) {
-	if b == nil {
-		return
-	}
 	b.mu.Lock()
 	delete(b.holders, h)
 	b.mu.Unlock()
@@ -69,10 +72,7 @@ func (b *Budget) leave(h holder) {
 // charge notes that a holder holds more, or less. No lock of a holder may be
 // held: it may end any of them, also the one that is charged.
 func (b *Budget) charge(bytes int64) {
-	if b == nil || bytes == 0 {
-		return
-	}
-	if b.held.Add(bytes) > b.most && bytes > 0 {
+	if bytes != 0 && b.held.Add(bytes) > b.most && bytes > 0 {
 		b.makeRoom()
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"runtime"
 	"sync"
 	"syscall"
@@ -268,7 +269,7 @@ func (c *connection) take(all []byte) error {
 		*credit = 0
 	}
 	if c.life.over {
-		err = errEnded
+		err = net.ErrClosed
 	}
 	change := c.memory.book()
 	c.mu.Unlock()
@@ -287,9 +288,6 @@ func (c *connection) keepLocked() {
 	c.memory.partial = partial
 }
 
-var errEnded = errors.New("the connection was ended: it held more than its share of the memory for unfinished calls " +
-	"(MAX_MEMORY)")
-
 // Instants in the life of a connection, as grpc-go has them for a server.
 const (
 	silence   = time.Minute      // before a ping
@@ -307,22 +305,22 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 		return now >= since+int64(after)
 	}
 	if since := c.oldestLocked(); since != 0 && caps.RequestTimeout > 0 && due(since, caps.RequestTimeout) {
-		c.count(stalled)
-		return next, errStalled
+		c.Budget.Stalled.Add(1)
+		return next, os.ErrDeadlineExceeded // a request, or the reading of an answer, did not go on
 	}
 	if l.pinged == 0 && due(l.received, silence) {
 		l.pinged = now
 		c.writeFrameLocked(framePing, 0, 0, make([]byte, 8))
 	}
 	if l.pinged != 0 && due(l.pinged, noPong) {
-		return next, errSilent
+		return next, os.ErrDeadlineExceeded
 	}
 	quiet := len(c.calls.open) == 0
 	if l.asked == 0 && (quiet && caps.Idle > 0 && due(l.quiet, caps.Idle) || l.end != 0 && due(l.end, 0)) {
 		c.goAwayLocked(now)
 	}
 	if l.end != 0 && caps.AgeGrace > 0 && due(l.end, caps.AgeGrace) {
-		return next, errOld
+		return next, os.ErrDeadlineExceeded
 	}
 	if l.asked != 0 && !l.lastStream && due(l.asked, lastCalls) {
 		c.lastCallsLocked()
@@ -332,12 +330,6 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 	}
 	return next, nil
 }
-
-var (
-	errStalled = errors.New("a request, or the reading of an answer, did not go on")
-	errSilent  = errors.New("a ping was not answered")
-	errOld     = errors.New("the connection is too old")
-)
 
 // soonerLocked has the goroutine that leads look what is due then, at the latest.
 func (c *connection) soonerLocked(at int64) {

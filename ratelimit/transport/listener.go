@@ -20,9 +20,10 @@ type Listener struct {
 	conns map[*conn]struct{}
 }
 
-// Listen bounds the connections of a listener; most 0 means any number.
+// Listen bounds the connections of a listener; most 0 means any number. The budget, unless it is nil, counts those that
+// are closed.
 func Listen(l net.Listener, most int, budget *Budget) *Listener {
-	return &Listener{Listener: l, most: most, budget: budget, conns: map[*conn]struct{}{}}
+	return &Listener{Listener: l, most: most, budget: budget.orAll(), conns: map[*conn]struct{}{}}
 }
 
 // conn is a connection that tells when something came last.
@@ -30,7 +31,6 @@ type conn struct {
 	net.Conn
 	of   *Listener
 	last atomic.Int64
-	once sync.Once
 }
 
 // Accept implements net.Listener.
@@ -57,9 +57,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	l.conns[c] = struct{}{}
 	l.mu.Unlock()
 	if silent != nil {
-		if l.budget != nil {
-			l.budget.Crowded.Add(1)
-		}
+		l.budget.Crowded.Add(1)
 		_ = silent.Close()
 	}
 	return c, nil
@@ -105,10 +103,8 @@ func (c *conn) Read(p []byte) (int, error) {
 
 // Close implements net.Conn.
 func (c *conn) Close() error {
-	c.once.Do(func() {
-		c.of.mu.Lock()
-		delete(c.of.conns, c)
-		c.of.mu.Unlock()
-	})
+	c.of.mu.Lock()
+	delete(c.of.conns, c)
+	c.of.mu.Unlock()
 	return c.Conn.Close()
 }

@@ -40,7 +40,7 @@ func (c *connection) flush() {
 	for !o.writing && len(o.frames)+len(c.calls.leaving) > 0 && !c.life.over {
 		if err := c.writeLocked(); err != nil {
 			if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
-				c.count(stalled)
+				c.Budget.Stalled.Add(1)
 			}
 			o.frames = o.frames[:0]
 			c.cut()

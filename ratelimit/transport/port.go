@@ -57,6 +57,7 @@ func NewPort(o Options) *Port {
 	if o.Caps.HeaderBytes == 0 {
 		o.Caps.HeaderBytes = 1 << 20
 	}
+	o.Budget = o.Budget.orAll()
 	p := &Port{Options: o, open: map[*connection]struct{}{}}
 	if o.Gate != nil {
 		p.refusal = failure(o.Gate.Refusal)
@@ -168,13 +169,3 @@ func (p *Port) stopLocked() {
 		_ = p.listener.Close()
 	}
 }
-
-// count adds to a number of the budget.
-func (p *Port) count(which func(*Counts)) {
-	if p.Budget != nil {
-		which(&p.Budget.Counts)
-	}
-}
-
-func stalled(c *Counts)   { c.Stalled.Add(1) }
-func excessive(c *Counts) { c.Excess.Add(1) }
