@@ -90,18 +90,18 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
-	p.shown = metrics.Collector{Source: metrics.Source{
+	p.shown = metrics.Collector{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges),
-	}}
+	}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
 	}
 	p.peerAddr = c.Ring.Addr
 	overrides, _ := p.limiter.(ratelimit.Overrider)
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Name: p.name, Questions: sizing.ExplainRate, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Name: p.name, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact, ShadowMode: c.ShadowMode,
 	}
 	p.server, err = c.open(svc, rlqs.NewService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)

@@ -30,24 +30,21 @@ type Source struct {
 	Token string
 	// Overrides, if set, stores limits of keys that are set at run time.
 	Overrides ratelimit.Overrider
-	// Quotas, if set, has the streams of Envoys at this node. KeyName names a key, as the store
-	// does.
+	// Quotas has the streams of Envoys at this node. KeyName names a key, as the store does.
 	Quotas  *rlqs.Node
 	KeyName func(key []byte) string
-	// Nodes, if set, returns the nodes that share the store, and the age of that list.
+	// Nodes returns the nodes that share the store, and the age of that list.
 	Nodes func() Fleet
-	// Name, if set, is this node's debug port, as other nodes reach it.
+	// Name is this node's debug port, as other nodes reach it.
 	Name func() string
-	// History, if set, has the data of charts.
+	// History has the data of charts.
 	History *History
 	// Redact, if set, hides values of descriptors in keys. Those of the ring must be hidden
 	// already.
 	Redact *Redactor
 	// ShadowMode says that the node answers OK to all requests.
 	ShadowMode bool
-	// Questions is the number of explanations a second; 0: DefaultQuestions.
-	Questions int
-	Log       *slog.Logger
+	Log        *slog.Logger
 }
 
 // Fleet has the nodes that share the store.
@@ -107,7 +104,7 @@ func Register(mux *http.ServeMux, s Source) { newConsole(s).register(mux) }
 
 func newConsole(s Source) *console {
 	return &console{
-		Source: s, throttle: newThrottle(s.Questions, time.Now), began: time.Now(),
+		Source: s, throttle: newThrottle(time.Now), began: time.Now(),
 		changing: make(chan struct{}, overridesAtOnce),
 	}
 }
@@ -180,16 +177,13 @@ type State struct {
 }
 
 func (c *console) state(w http.ResponseWriter, _ *http.Request) {
-	fleet := c.fleet()
+	fleet := c.Nodes()
 	hottest, held := c.look()
 	v := State{
-		State: c.Metrics.State(shownRules), Started: c.began.UTC(), Hottest: hottest,
+		State: c.Metrics.State(shownRules), Name: c.Name(), Started: c.began.UTC(), Hottest: hottest,
 		Redacted: c.Redact != nil, Envoys: held,
 		Nodes: fleet.Nodes, NodesAge: fleet.Age.Seconds(), NodesOld: fleet.Old,
 		Admin: c.Token != "", Now: time.Now().UTC(),
-	}
-	if c.Name != nil {
-		v.Name = c.Name()
 	}
 	var rules recentRules
 	v.Recent, rules = c.History.recent()
@@ -197,16 +191,9 @@ func (c *console) state(w http.ResponseWriter, _ *http.Request) {
 	answer(w, v)
 }
 
-func (c *console) fleet() Fleet {
-	if c.Nodes == nil {
-		return Fleet{}
-	}
-	return c.Nodes()
-}
-
 // hostOf is the node of a holder, or "" if it is unknown.
 func (c *console) hostOf(h ratelimit.Holder) string {
-	for _, n := range c.fleet().Nodes {
+	for _, n := range c.Nodes().Nodes {
 		if slices.Contains(n.Holders, h) {
 			return n.Debug
 		}

@@ -18,9 +18,6 @@ type Held struct {
 
 // envoys looks through all streams.
 func (c *console) envoys() *Envoys {
-	if c.Quotas == nil {
-		return nil
-	}
 	s := c.Quotas.Stats()
 	e := &Envoys{Streams: s.Streams.Load(), Unproven: s.Unproven.Load()}
 	var held []rlqs.Holder

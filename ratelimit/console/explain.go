@@ -161,9 +161,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if c.ShadowMode {
 		e.RLQS = "ALLOW_ALL: the node is in SHADOW_MODE"
 	}
-	if c.Quotas != nil {
-		e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
-	}
+	e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
 	cost := ratelimit.Tokens(1)
 	if e.Holds != nil {
 		cost = e.Holds.Next

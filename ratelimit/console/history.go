@@ -240,9 +240,6 @@ func (h *History) Recent() (r Rates, wrong int) {
 
 func (h *History) recent() (Rates, recentRules) {
 	rules := recentRules{}
-	if h == nil {
-		return Rates{}, rules
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := h.looksLocked()
@@ -308,9 +305,6 @@ func round(v float64) float64 { return math.Round(v*100) / 100 }
 // columns has the rates of each look after a time in Unix milliseconds, with the rules of the most decisions.
 func (h *History) columns(since int64) remembered {
 	v := remembered{At: []int64{}, Rules: []ruleColumn{}}
-	if h == nil {
-		return v
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := h.looksLocked()

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
 // overriding is a limiter whose store may be away, or slow.
@@ -107,8 +108,10 @@ func newOverridable(t *testing.T) *overridable {
 	mux := http.NewServeMux()
 	n.console = newConsole(Source{
 		Inspector: n.overriding,
-		Metrics:   metrics.Collector{Source: metrics.Source{Store: store, Overrides: n.changes}},
+		Metrics:   metrics.Collector{Store: store, Overrides: n.changes},
 		Clock:     func() ratelimit.Instant { return 1 }, Token: "hunter2",
+		Quotas: rlqs.NewNode(rlqs.Source{}, rlqs.Options{}), Nodes: func() (f Fleet) { return f },
+		Name: func() string { return "" }, History: NewHistory(metrics.Collector{}, nil),
 		Overrides: n.overriding, KeyName: leasing.KeyName, Log: slog.New(slog.NewTextHandler(&n.log, nil)),
 	})
 	n.console.register(mux)

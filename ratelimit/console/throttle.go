@@ -12,10 +12,10 @@ import (
 
 // Bounds of requests to a node.
 const (
-	// DefaultQuestions is the number of explanations a second, and half of the burst: each may cost the store two
+	// questionRate is the number of explanations a second, and half of the burst: each may cost the store two
 	// round trips.
-	DefaultQuestions = 20
-	questionsAtOnce  = 4
+	questionRate    = 20
+	questionsAtOnce = 4
 	// An address may try a token once a second, and guessBurst times at once.
 	guessRate   = 1
 	guessBurst  = 5
@@ -41,12 +41,9 @@ type guesses struct {
 	at   time.Time // zero: all are left
 }
 
-func newThrottle(questions int, now func() time.Time) *throttle {
-	if questions == 0 {
-		questions = DefaultQuestions
-	}
+func newThrottle(now func() time.Time) *throttle {
 	t := &throttle{
-		questions: rate.NewLimiter(rate.Limit(questions), 2*questions), slots: make(chan struct{}, questionsAtOnce),
+		questions: rate.NewLimiter(questionRate, 2*questionRate), slots: make(chan struct{}, questionsAtOnce),
 		now: now,
 	}
 	for i := range t.guesses {

@@ -10,7 +10,7 @@ import (
 // Explanations are so many a second, and few at once; each slot is used again.
 func TestQuestionsAreThrottled(t *testing.T) {
 	now := time.Unix(1000, 0)
-	th := newThrottle(10, func() time.Time { return now })
+	th := newThrottle(func() time.Time { return now })
 	asked := 0
 	for range 100 {
 		if done, ok := th.question(); ok {
@@ -18,8 +18,8 @@ func TestQuestionsAreThrottled(t *testing.T) {
 			done()
 		}
 	}
-	if asked != 20 {
-		t.Errorf("%d at once, want 20", asked)
+	if asked != 2*questionRate {
+		t.Errorf("%d at once, want %d", asked, 2*questionRate)
 	}
 	now = now.Add(time.Second)
 	var open []func()
@@ -44,7 +44,7 @@ func TestQuestionsAreThrottled(t *testing.T) {
 			refused++
 		}
 	}
-	if answered < 20 || refused == 0 || answered+refused != 100 {
+	if answered < questionRate || refused == 0 || answered+refused != 100 {
 		t.Errorf("of 100 questions at once %d are answered, and %d refused for a moment", answered, refused)
 	}
 }
@@ -53,7 +53,7 @@ func TestQuestionsAreThrottled(t *testing.T) {
 // never delayed, and attackers lock no others out.
 func TestGuessesAreThrottled(t *testing.T) {
 	now := time.Unix(1000, 0)
-	th := newThrottle(0, func() time.Time { return now })
+	th := newThrottle(func() time.Time { return now })
 	wrong, right := func() bool { return false }, func() bool { return true }
 	looks := func(from string, n int) (looked int) {
 		for range n {

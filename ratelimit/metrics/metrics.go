@@ -23,8 +23,8 @@ import (
 // MaxRules is how many rules have series of their own; all others share those with the domain and key "(other)".
 const MaxRules = 10_000
 
-// Source has the values of the metrics.
-type Source struct {
+// Collector has the values of the metrics. It is a prometheus.Collector of all but those of rules; see Handler.
+type Collector struct {
 	Store   *config.Store
 	Stats   *rls.Stats
 	Limiter func() ratelimit.LimiterStats
@@ -32,9 +32,9 @@ type Source struct {
 	Version string
 	// Seat, if set, is the drift seat of this node, -1 for none, and whether a rule needs one.
 	Seat func() (seat int, wanted bool)
-	// Safety, if set, is the persistence of the store, and RepliesRefused the number of its connections that
-	// were ended because of their announced sizes.
-	Safety         func() StoreSafety
+	// Safety, if set, is the persistence of the store.
+	Safety func() StoreSafety
+	// RepliesRefused is the number of its connections that were ended because of their announced sizes.
 	RepliesRefused func() uint64
 	// Ring, if set, is what this node did as one of a ring.
 	Ring func() ratelimit.RoutingStats
@@ -48,15 +48,15 @@ type Source struct {
 	Certificates *Loads
 	// Budgets are what callers have begun and not ended, by port.
 	Budgets map[string]*transport.Budget
-	// Quotas, if set, are the grants to Envoys.
+	// Quotas are the grants to Envoys.
 	Quotas *rlqs.Stats
-	// Overrides counts what became of changes of overrides at this node; nil: there are none.
+	// Overrides counts what became of changes of overrides at this node.
 	Overrides *OverrideChanges
 }
 
 // Declare states the bounds of a rule on max_nodes nodes. A node of a ring without a store shares none.
-func (s *Source) Declare(r *ratelimit.Rule) ratelimit.Bounds {
-	return r.Declare(r.Coordination.MaxNodes, ratelimit.Storage(s.Safety != nil || s.Ring == nil))
+func (c Collector) Declare(r *ratelimit.Rule) ratelimit.Bounds {
+	return r.Declare(r.Coordination.MaxNodes, ratelimit.Storage(c.Safety != nil || c.Ring == nil))
 }
 
 // StoreSafety is how the store keeps its data: 1 yes, 0 no, -1 not known.
@@ -66,10 +66,7 @@ type StoreSafety struct {
 	Evicted            uint64 // keys, since it started
 }
 
-// Collector is a prometheus.Collector over a Source, without the metrics of rules; see Handler.
-type Collector struct{ Source }
-
-// Describe implements prometheus.Collector. Which metrics there are depends on the Source.
+// Describe implements prometheus.Collector. Which metrics there are depends on the fields that are set.
 func (c Collector) Describe(chan<- *prometheus.Desc) {}
 
 // page takes in a scrape: each metric says its name, its help and its labels, and then its values.
@@ -247,9 +244,7 @@ func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
 			"clock more than a year off), ask, reply, lease, fetch, presence, parcel, account, receipt.",
 		"from", "kind")
 	rejected(local.Rejected, "store", "answer")
-	if c.RepliesRefused != nil {
-		rejected(c.RepliesRefused(), "store", "reply")
-	}
+	rejected(c.RepliesRefused(), "store", "reply")
 	if c.Ring == nil {
 		return
 	}
@@ -304,9 +299,6 @@ func (c Collector) collectGate(p page) {
 // collectQuotas shows the grants to Envoys.
 func (c Collector) collectQuotas(p page) {
 	s := c.Quotas
-	if s == nil {
-		return
-	}
 	p.gauge("sluice_rlqs_streams", "Open streams of RLQS Envoys.")(int(s.Streams.Load()))
 	p.gauge("sluice_rlqs_buckets", "Buckets of these streams.")(int(s.Buckets.Load()))
 	p.gauge("sluice_rlqs_unproven_tokens",

@@ -31,10 +31,10 @@ func collector(t testing.TB, rules string) Collector {
 	if err := store.Load(); err != nil {
 		t.Fatal(err)
 	}
-	return Collector{Source{
+	return Collector{
 		Store: store, Stats: new(rls.Stats), Limiter: func() ratelimit.LimiterStats { return ratelimit.LimiterStats{} },
-		Version: "test",
-	}}
+		Version: "test", RepliesRefused: func() uint64 { return 0 }, Quotas: &rlqs.Stats{}, Overrides: new(OverrideChanges),
+	}
 }
 
 // Deeper levels share key2, rules that come out the same are summed, and no scrape fails whatever the values are.
@@ -185,8 +185,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 		return ratelimit.RoutingStats{RejectedBy: map[string]uint64{"secret": 1}}
 	}
 	c.Budgets = map[string]*transport.Budget{"grpc": transport.NewBudget(1)}
-	c.Safety, c.RepliesRefused = func() StoreSafety { return StoreSafety{Known: true} }, func() uint64 { return 0 }
-	c.Quotas, c.Overrides = &rlqs.Stats{}, new(OverrideChanges)
+	c.Safety = func() StoreSafety { return StoreSafety{Known: true} }
 	c.Gate = shed.NewGate(time.Second)
 	c.Gate.Arrive(1, 0, 0)
 	c.Gate.Gone()

@@ -25,9 +25,9 @@ type Statsd struct {
 	Interval time.Duration     // between two times
 	Tags     map[string]string // EXTRA_TAGS
 	Counters func(each func(name string, n uint64))
-	Gauges   func(each func(name string, value uint64)) // nil: none
-	Latency  *Latency                                   // sent as the mean in ms; nil: none
-	// OnError, if set, is called when the server cannot be reached. It must not block.
+	Gauges   func(each func(name string, value uint64))
+	Latency  *Latency // sent as the mean in ms
+	// OnError is called when the server cannot be reached. It must not block.
 	OnError func(error)
 
 	suffix string
@@ -51,7 +51,7 @@ func (s *Statsd) Run(ctx context.Context) {
 			last = true
 		case <-tick.C:
 		}
-		if err := s.flush(); err != nil && s.OnError != nil {
+		if err := s.flush(); err != nil {
 			s.OnError(fmt.Errorf("statsd at %s: %w", s.Addr, err))
 		}
 	}
@@ -79,9 +79,7 @@ func (s *Statsd) flush() error {
 			fmt.Fprintf(&lines, "%s%s:%d|c\n", name, s.suffix, now[name]-s.sent[name])
 		}
 	}
-	if s.Gauges != nil {
-		s.Gauges(func(name string, value uint64) { fmt.Fprintf(&lines, "%s%s:%d|g\n", name, s.suffix, value) })
-	}
+	s.Gauges(func(name string, value uint64) { fmt.Fprintf(&lines, "%s%s:%d|g\n", name, s.suffix, value) })
 	calls, took := s.latency(&lines)
 	if lines.Len() > 0 {
 		if err := s.write(lines.Bytes()); err != nil {
@@ -93,9 +91,6 @@ func (s *Statsd) flush() error {
 }
 
 func (s *Statsd) latency(lines io.Writer) (calls uint64, took float64) {
-	if s.Latency == nil {
-		return 0, 0
-	}
 	var m dto.Metric
 	if err := s.Latency.Write(&m); err != nil {
 		return s.calls, s.took

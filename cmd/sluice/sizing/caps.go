@@ -30,7 +30,6 @@ const (
 	callsAtOnce      = 1000      // on one connection
 	DebugConnections = 64
 	peerConnections  = 2000
-	ExplainRate      = 20 // a second
 	idleConnection   = 5 * time.Minute
 	requestTimeout   = 10 * time.Second // to read a request, or to write a response
 )
