@@ -24,7 +24,7 @@ func TestStrangersArePutOffInBounds(t *testing.T) {
 	var attack sync.WaitGroup
 	for range 12 {
 		attack.Go(func() {
-			_ = hostile.UnfinishedOf(hostile.PeerMethod, hostile.TLS(nodes[0].addr), 16, 4<<20, 16<<10, 900*time.Millisecond)
+			_ = hostile.Unfinished(hostile.PeerMethod, hostile.TLS(nodes[0].addr), 16, 4<<20, 16<<10, 900*time.Millisecond)
 		})
 	}
 	most := uint64(0)

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"context"
 	goflag "flag" // flag is a function here
 	"fmt"
 	"io"
@@ -36,15 +35,19 @@ type attack struct {
 }
 
 var attacks = []attack{
-	{"headers that unpack to 16 MB", func(rpc, _ string) error { _, err := hostile.PackedHeaders(rpc, 370); return err }, nil},
-	{"unfinished messages of 4 MB", func(rpc, _ string) error { return hostile.Unfinished(rpc, 700, 4<<20, 16<<10, time.Second) }, nil},
-	{"unfinished messages of 256 KB", func(rpc, _ string) error { return hostile.Unfinished(rpc, 1000, 256<<10, 16<<10, time.Second) }, nil},
-	{"unfinished messages in frames of a byte", func(rpc, _ string) error { return hostile.Unfinished(rpc, 150, 60<<10, 1, time.Second) }, nil},
-	{"replies nobody reads", func(rpc, _ string) error { _, err := hostile.Unread(rpc, large(), 2*time.Second); return err }, nil},
-	{"replies without a window", func(rpc, _ string) error { _, err := hostile.Windowless(rpc, large(), 2*time.Second); return err }, nil},
-	{"gzip bombs", func(rpc, _ string) error { return hostile.Bombs(rpc, 128, time.Second) }, nil},
+	{"headers that unpack to 16 MB", func(rpc, _ string) error { return hostile.PackedHeaders(rpc, 370) }, nil},
+	{"unfinished messages of 4 MB", func(rpc, _ string) error {
+		return hostile.Unfinished(hostile.Method, rpc, 700, 4<<20, 16<<10, time.Second)
+	}, nil},
+	{"unfinished messages of 256 KB", func(rpc, _ string) error {
+		return hostile.Unfinished(hostile.Method, rpc, 1000, 256<<10, 16<<10, time.Second)
+	}, nil},
+	{"unfinished messages in frames of a byte", func(rpc, _ string) error { return hostile.Unfinished(hostile.Method, rpc, 150, 60<<10, 1, time.Second) }, nil},
+	{"replies nobody reads", func(rpc, _ string) error { return hostile.Unread(rpc, large(), 2*time.Second) }, nil},
+	{"replies without a window", func(rpc, _ string) error { return hostile.Windowless(rpc, large(), 2*time.Second) }, nil},
+	{"gzip bombs", func(rpc, _ string) error { return hostile.Bombs(rpc, time.Second) }, nil},
 	{"6000 silent connections", func(rpc, _ string) error {
-		_, done, err := hostile.Silent(rpc, 6000)
+		done, err := hostile.Silent(rpc, 6000)
 		time.Sleep(time.Second)
 		done()
 		return err
@@ -100,7 +103,7 @@ func usages() *rlqs.RateLimitQuotaUsageReports {
 func posts(web string, n int, body string) error {
 	var all sync.WaitGroup
 	for range n {
-		all.Go(func() { _, _, _, _ = hostile.Post(context.Background(), web, body) })
+		all.Go(func() { _, _, _ = hostile.Post(web, body) })
 	}
 	all.Wait()
 	return nil

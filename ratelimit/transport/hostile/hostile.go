@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -30,7 +31,7 @@ type Caller struct {
 	framer *http2.Framer
 	block  bytes.Buffer
 	pack   *hpack.Encoder
-	stream uint32
+	next   uint32 // stream
 	method string
 	acks   bool // pings are answered
 
@@ -58,7 +59,7 @@ func DialDeaf(address string, settings ...http2.Setting) (*Caller, error) {
 		return nil, err
 	}
 	c := &Caller{
-		Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{},
+		Conn: conn, method: Method, next: 1, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{},
 		initial: 64<<10 - 1,
 		turned:  make(chan struct{}, 1), ended: make(chan struct{}),
 	}
@@ -134,9 +135,6 @@ func (c *Caller) grant(change func()) {
 	}
 }
 
-// Ended is closed when the server has ended the connection of a Caller that reads.
-func (c *Caller) Ended() <-chan struct{} { return c.ended }
-
 // The called methods: those of Envoy, and that of peers.
 const (
 	Method      = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
@@ -158,16 +156,13 @@ func (c *Caller) Call(more ...hpack.HeaderField) (stream uint32, err error) {
 	for _, f := range fields {
 		_ = c.pack.WriteField(f)
 	}
-	if c.stream == 0 {
-		c.stream = 1
-	} else {
-		c.stream += 2
-	}
+	stream = c.next
+	c.next += 2
 	err = c.framer.WriteHeaders(http2.HeadersFrameParam{
-		StreamID: c.stream, BlockFragment: c.block.Bytes(),
+		StreamID: stream, BlockFragment: c.block.Bytes(),
 		EndHeaders: true,
 	})
-	return c.stream, err
+	return stream, err
 }
 
 // Message is a request as it travels.
@@ -186,29 +181,25 @@ func (c *Caller) LastData(stream uint32, b []byte) error { return c.framer.Write
 func (c *Caller) Flush() error { return c.out.Flush() }
 
 // PackedHeaders sends calls whose headers are a byte each and unpack to 4 KB: 16
-// MB a call. It returns how many bytes it sent.
-func PackedHeaders(address string, calls int) (sent int, err error) {
+// MB a call.
+func PackedHeaders(address string, calls int) error {
 	c, err := Dial(address)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer c.Close()
 	large := hpack.HeaderField{Name: "x-bin", Value: strings.Repeat("QUJD", 1000)}
-	fields := make([]hpack.HeaderField, 4000)
-	for i := range fields {
-		fields[i] = large
-	}
+	fields := slices.Repeat([]hpack.HeaderField{large}, 4000)
 	for range calls {
 		if _, err := c.Call(fields...); err != nil {
-			return sent, err
+			return err
 		}
 		if err := c.Flush(); err != nil {
-			return sent, err
+			return err
 		}
-		sent += c.block.Len()
 	}
 	c.hold(time.Second)
-	return sent, nil
+	return nil
 }
 
 // hold keeps the connection open for a while, or until the server ends it.
@@ -219,14 +210,9 @@ func (c *Caller) hold(d time.Duration) {
 	}
 }
 
-// Unfinished sends calls on one connection whose request lacks its last byte, in
+// Unfinished sends calls of a method on one connection whose request lacks its last byte, in
 // data frames of so many bytes. It holds them for a while.
-func Unfinished(address string, calls, size, frame int, hold time.Duration) error {
-	return UnfinishedOf(Method, address, calls, size, frame, hold)
-}
-
-// UnfinishedOf does so with calls of a method.
-func UnfinishedOf(method, address string, calls, size, frame int, hold time.Duration) error {
+func Unfinished(method, address string, calls, size, frame int, hold time.Duration) error {
 	whole := Message(0, make([]byte, size))
 	return Endless(method, address, calls, whole[:len(whole)-1], frame, hold)
 }
@@ -286,49 +272,43 @@ func (c *Caller) pieces(stream uint32, b []byte, frame int) error {
 }
 
 // Unread sends whole calls for a while, and does not read the answers.
-func Unread(address string, request []byte, d time.Duration) (calls int, err error) {
+func Unread(address string, request []byte, d time.Duration) error {
 	c, err := DialDeaf(address)
-	if err != nil {
-		return 0, err
-	}
-	defer c.Close()
-	return c.flood(request, d)
+	return flood(c, err, request, d)
 }
 
 // Windowless sends whole calls for a while. It reads the connection, and lets no
 // reply have any data.
-func Windowless(address string, request []byte, d time.Duration) (calls int, err error) {
+func Windowless(address string, request []byte, d time.Duration) error {
 	c, err := Dial(address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-	if err != nil {
-		return 0, err
-	}
-	defer c.Close()
-	return c.flood(request, d)
+	return flood(c, err, request, d)
 }
 
 // flood sends whole calls until d is over, or the server takes no more.
-func (c *Caller) flood(request []byte, d time.Duration) (calls int, err error) {
+func flood(c *Caller, err error, request []byte, d time.Duration) error {
+	if err != nil {
+		return err
+	}
+	defer c.Close()
 	whole := Message(0, request)
-	for end := time.Now().Add(d); time.Now().Before(end); calls++ {
+	for end := time.Now().Add(d); time.Now().Before(end); {
 		_ = c.SetWriteDeadline(end)
 		stream, err := c.Call()
 		if err != nil {
-			return calls, err
+			return err
 		}
-		b := whole
-		for ; len(b) > dataFrame; b = b[dataFrame:] {
-			if err := c.Data(stream, b[:dataFrame]); err != nil {
-				return calls, err
-			}
+		last := len(whole) - len(whole)%dataFrame
+		if err := c.pieces(stream, whole[:last], dataFrame); err != nil {
+			return err
 		}
-		if err := c.LastData(stream, b); err != nil {
-			return calls, err
+		if err := c.LastData(stream, whole[last:]); err != nil {
+			return err
 		}
 		if err := c.Flush(); err != nil {
-			return calls, err
+			return err
 		}
 	}
-	return calls, nil
+	return nil
 }
 
 // Headers has connections make calls for a while whose headers are so many bytes, and differ from call to call.
@@ -360,7 +340,7 @@ var (
 				return err
 			}
 		}
-		return c.Data(c.stream, nil)
+		return c.Data(1, nil)
 	}
 	Windows Frame = func(c *Caller, _ int) error { return c.framer.WriteWindowUpdate(0, 1) }
 )
@@ -408,54 +388,26 @@ func writes(address string, end time.Time, write Frame) error {
 // dataFrame is the most that a server takes in one frame unless it says otherwise.
 const dataFrame = 16 << 10
 
-// Bombs sends calls for a while, so many at once on each of eight connections,
-// whose 4 KB become 4 MB.
-func Bombs(address string, atOnce int, d time.Duration) error {
+// Bombs has eight connections send calls for a while whose 4 KB become 4 MB.
+func Bombs(address string, d time.Duration) error {
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	_, _ = z.Write(make([]byte, 4<<20-100))
 	_ = z.Close()
 	whole := Message(1, packed.Bytes())
-	end := time.Now().Add(d)
-	var all sync.WaitGroup
-	errs := make([]error, 8)
-	for i := range errs {
-		all.Go(func() {
-			for time.Now().Before(end) && errs[i] == nil {
-				errs[i] = bombs(address, atOnce, whole)
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
-}
-
-func bombs(address string, atOnce int, whole []byte) error {
-	c, err := Dial(address)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for range atOnce {
+	return each(address, 8, d, func(c *Caller, _ int) error {
 		stream, err := c.Call(hpack.HeaderField{Name: "grpc-encoding", Value: "gzip"})
 		if err != nil {
 			return err
 		}
-		if err := c.LastData(stream, whole); err != nil {
-			return err
-		}
-	}
-	if err := c.Flush(); err != nil {
-		return err
-	}
-	c.hold(200 * time.Millisecond)
-	return nil
+		return c.LastData(stream, whole)
+	})
 }
 
 // Silent opens connections that say nothing after the preface, but answer pings:
-// they look alive. The function that
-// it returns closes them.
-func Silent(address string, n int) (callers []*Caller, closeAll func(), err error) {
+// they look alive. The function that it returns closes them.
+func Silent(address string, n int) (closeAll func(), err error) {
+	var callers []*Caller
 	closeAll = func() {
 		for _, c := range callers {
 			c.Close()
@@ -464,13 +416,13 @@ func Silent(address string, n int) (callers []*Caller, closeAll func(), err erro
 	for range n {
 		c, err := DialDeaf(address)
 		if err != nil {
-			return callers, closeAll, err
+			return closeAll, err
 		}
 		c.acks = true
 		go c.read()
 		callers = append(callers, c)
 	}
-	return callers, closeAll, nil
+	return closeAll, nil
 }
 
 // poster keeps connections, as any client does.
@@ -479,18 +431,14 @@ var poster = http.Client{Transport: &http.Transport{
 }}
 
 // Post sends a body to /json and returns the status and the answer.
-func Post(ctx context.Context, address, body string) (status int, answer string, header http.Header, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/json", strings.NewReader(body))
+func Post(address, body string) (status int, answer string, err error) {
+	a, err := poster.Post("http://"+address+"/json", "application/json", strings.NewReader(body))
 	if err != nil {
-		return 0, "", nil, err
-	}
-	a, err := poster.Do(r)
-	if err != nil {
-		return 0, "", nil, err
+		return 0, "", err
 	}
 	defer a.Body.Close()
 	text, err := io.ReadAll(a.Body)
-	return a.StatusCode, string(text), a.Header, err
+	return a.StatusCode, string(text), err
 }
 
 // Empties is a request of so many bytes that is nothing but empty descriptors.

@@ -4,6 +4,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Pace slows all attackers of this package down to a part of one processor's time, including the kernel's
@@ -44,6 +46,15 @@ func step() {
 		}
 		time.Sleep(time.Duration(float64(-pace.left) / pace.share))
 	}
+}
+
+// cpu is the processor time that this process has used, the kernel's for it included.
+func cpu() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // paced is a connection that keeps the pace.
