@@ -8,8 +8,8 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -37,11 +37,9 @@ type connection struct {
 
 // input is the state of the goroutine that leads.
 type input struct {
-	raw    syscall.RawConn // nil: with TLS, or on a system without it
-	small  []byte          // for reads without raw
-	batch  *[]byte         // of the last read; requests lie in it
-	rest   []byte          // the beginning of the next frame
-	block  block           // the header block under way
+	batch  []byte // for reads; requests lie in it
+	rest   []byte // in batch: the beginning of the next frame
+	block  block  // the header block under way
 	fields fields
 	at     int64             // when the last bytes came
 	now    ratelimit.Instant // the same, by the gate's clock
@@ -96,16 +94,9 @@ type life struct {
 }
 
 const (
-	batchBytes = 64 << 10 // most that one read takes in
-	smallBytes = 8 << 10
+	smallBytes = 8 << 10 // that one read takes in at least, if there are so many
 	connWindow = 1 << 20 // of requests under way on a connection
 )
-
-// batches are buffers for a read, behind the beginning of a frame.
-var batches = sync.Pool{New: func() any {
-	b := make([]byte, frameHeader+mostFrame+batchBytes)
-	return &b
-}}
 
 func prefaced(c net.Conn) bool {
 	preface := make([]byte, len(http2.ClientPreface))
@@ -123,12 +114,6 @@ func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInf
 	c.beneath, _ = accepted.(*conn)
 	if secured, ok := info.(credentials.TLSInfo); ok {
 		c.security = &secured.State
-	}
-	if plain, ok := secured.(*conn); ok {
-		c.in.raw = rawConn(plain.Conn)
-	}
-	if c.in.raw == nil {
-		c.in.small = make([]byte, smallBytes)
 	}
 	if age := p.Caps.Age; age > 0 {
 		// Connections that began at once do not end at once.
@@ -177,17 +162,17 @@ func (c *connection) lead() {
 // read takes in what comes next.
 func (c *connection) read() error {
 	in := &c.in
-	if in.batch != nil {
-		batches.Put(in.batch)
+	if len(in.rest) == 0 && cap(in.batch) > 2*smallBytes { // it was for a large frame
 		in.batch = nil
 	}
+	in.batch = slices.Grow(append(in.batch[:0], in.rest...), smallBytes)
 	for {
 		if err := c.await(); err != nil {
 			return err
 		}
-		n, err := c.receive()
+		n, err := c.Read(in.batch[len(in.batch):cap(in.batch)])
 		if n > 0 {
-			return c.take((*in.batch)[:len(in.rest)+n])
+			return c.take(in.batch[:len(in.batch)+n])
 		}
 		if timeout := net.Error(nil); err != nil && (!errors.As(err, &timeout) || !timeout.Timeout()) {
 			return err
@@ -224,27 +209,6 @@ func small(b []byte) []byte {
 	return b
 }
 
-// receive reads into a batch, which a silent connection does not have, behind the rest of the last read.
-func (c *connection) receive() (n int, err error) {
-	in := &c.in
-	into := func() []byte {
-		in.batch = batches.Get().(*[]byte)
-		k := copy(*in.batch, in.rest)
-		return (*in.batch)[k : k+batchBytes]
-	}
-	if in.raw != nil {
-		n, err = readRaw(in.raw, into, func() {
-			batches.Put(in.batch)
-			in.batch = nil
-		})
-		return n, err
-	}
-	if n, err = c.Read(in.small); n > 0 {
-		copy(into(), in.small[:n])
-	}
-	return n, err
-}
-
 // take takes in a batch.
 func (c *connection) take(all []byte) error {
 	in := &c.in
@@ -262,7 +226,7 @@ func (c *connection) take(all []byte) error {
 	if len(in.rest) == 0 || len(rest) < len(all) {
 		c.memory.since = in.at
 	}
-	in.rest = append(in.rest[:0], rest...)
+	in.rest = rest
 	c.keepLocked()
 	if credit := &in.credit; *credit >= enoughCredit || *credit > 0 && len(c.out.frames) > 0 {
 		c.writeFrameLocked(frameWindow, 0, 0, be32(uint32(*credit)))

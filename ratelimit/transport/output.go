@@ -25,6 +25,9 @@ type output struct {
 
 func newOutput() output { return output{window: defaultWindow, initial: defaultWindow} }
 
+// mostSpare is how large a buffer may be that is used again.
+const mostSpare = 64 << 10
+
 // mostWaiting is how many bytes may wait to be written before nothing more is read.
 const mostWaiting = 256 << 10
 
@@ -70,7 +73,7 @@ func (c *connection) writeLocked() error {
 	c.mu.Lock()
 	o.writing = false
 	o.spare = nil
-	if cap(frames) <= batchBytes {
+	if cap(frames) <= mostSpare {
 		o.spare = frames
 	}
 	// Calls that have left while frames were written come after those that left before. They leave the gate also when

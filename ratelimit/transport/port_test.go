@@ -166,7 +166,7 @@ func BenchmarkCall(b *testing.B) {
 				b.Fatal(err)
 			}
 			block := caller.block(fields...) // its fields are in the table now
-			batch := make([]byte, 0, batchBytes)
+			batch := make([]byte, 0, 64<<10)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				id := uint32(2*i + 1)
