@@ -177,21 +177,21 @@ var ClaimReasons = [...]string{
 	ClaimReturn: "return", ClaimFinal: "final",
 }
 
-// RoutingStats counts the work of a node in a ring.
+// RoutingStats counts the work of a node in a ring. The console shows a part of it.
 type RoutingStats struct {
-	Forwarded  uint64            // asks sent to their owners
-	Received   uint64            // asks of other nodes decided here
-	NotOwner   uint64            // asks that came to a node that does not own their key
-	Refused    uint64            // peers that could not prove to be one
-	Malformed  uint64            // messages that made no sense, and changed nothing
-	RejectedBy map[string]uint64 // what peers sent and was not taken in, by kind
-	Handed     uint64            // accounts given to their new owners
-	Hot        uint64            // decisions on hot keys, made here instead of at their owners
-	Instead    uint64            // decisions by a lease of this node's, because the key's owner did not answer
-	Members    []string          // in the ring, as this node sees it
-	Ring       uint64            // a fingerprint of it: nodes that agree show the same
-	HotKeys    []string          // busy keys of this owner, as the ledger names accounts
-	HotHere    []string          // of other owners, that this node leases
+	Forwarded  uint64            `json:"forwarded"`          // asks sent to their owners
+	Received   uint64            `json:"received"`           // asks of other nodes decided here
+	NotOwner   uint64            `json:"-"`                  // asks that came to a node that does not own their key
+	Refused    uint64            `json:"-"`                  // peers that could not prove to be one
+	Malformed  uint64            `json:"-"`                  // messages that made no sense, and changed nothing
+	RejectedBy map[string]uint64 `json:"-"`                  // what peers sent and was not taken in, by kind
+	Handed     uint64            `json:"-"`                  // accounts given to their new owners
+	Hot        uint64            `json:"-"`                  // decisions here on hot keys of other owners
+	Instead    uint64            `json:"-"`                  // decisions by a lease here: the owner did not answer
+	Members    []string          `json:"members"`            // in the ring, as this node sees it
+	Ring       uint64            `json:"fingerprint,string"` // of the members: nodes that agree show the same
+	HotKeys    []string          `json:"hot_keys"`           // busy keys of this owner, as the ledger names accounts
+	HotHere    []string          `json:"hot_here"`           // of other owners, that this node leases
 }
 
 // FallbackReason says why the ledger did not decide.

@@ -10,26 +10,26 @@ import (
 
 // State is the data of the console: the counters of the metrics, and the busiest rules.
 type State struct {
-	Version    string            `json:"version"`
-	Calls      uint64            `json:"calls"`
-	OK         uint64            `json:"ok"`
-	OverLimit  uint64            `json:"over_limit"`
-	Errors     uint64            `json:"errors"`
-	Shed       uint64            `json:"shed"`
-	Panics     uint64            `json:"panics"`
-	Sources    map[string]uint64 `json:"sources"`
-	Fallbacks  map[string]uint64 `json:"fallbacks"`
-	Claims     map[string]uint64 `json:"claims"`
-	Store      StoreState        `json:"store"`
-	Leases     int               `json:"leases"` // tracked keys, also of a node without a store
-	MaxKeys    int               `json:"max_keys"`
-	Seat       *int              `json:"seat,omitempty"` // -1: it has none
-	SeatWanted bool              `json:"seat_wanted"`
-	Ring       *RingState        `json:"ring,omitempty"`
-	RuleCount  int               `json:"rule_count"`
-	Rules      []RuleState       `json:"rules"`
-	LoadErrors uint64            `json:"config_load_errors"`
-	Config     ConfigState       `json:"config"`
+	Version    string                  `json:"version"`
+	Calls      uint64                  `json:"calls"`
+	OK         uint64                  `json:"ok"`
+	OverLimit  uint64                  `json:"over_limit"`
+	Errors     uint64                  `json:"errors"`
+	Shed       uint64                  `json:"shed"`
+	Panics     uint64                  `json:"panics"`
+	Sources    map[string]uint64       `json:"sources"`
+	Fallbacks  map[string]uint64       `json:"fallbacks"`
+	Claims     map[string]uint64       `json:"claims"`
+	Store      StoreState              `json:"store"`
+	Leases     int                     `json:"leases"` // tracked keys, also of a node without a store
+	MaxKeys    int                     `json:"max_keys"`
+	Seat       *int                    `json:"seat,omitempty"` // -1: it has none
+	SeatWanted bool                    `json:"seat_wanted"`
+	Ring       *ratelimit.RoutingStats `json:"ring,omitempty"`
+	RuleCount  int                     `json:"rule_count"`
+	Rules      []RuleState             `json:"rules"`
+	LoadErrors uint64                  `json:"config_load_errors"`
+	Config     ConfigState             `json:"config"`
 }
 
 // ConfigState names the rules in force, and the errors of newer ones.
@@ -55,16 +55,6 @@ type StoreState struct {
 	Stale       uint64  `json:"stale"`
 	Recoveries  uint64  `json:"recoveries"`
 	Queued      int     `json:"queued"`
-}
-
-// RingState is who owns keys together.
-type RingState struct {
-	Members     []string `json:"members"`
-	Fingerprint uint64   `json:"fingerprint,string"`
-	Forwarded   uint64   `json:"forwarded"`
-	Received    uint64   `json:"received"`
-	HotKeys     []string `json:"hot_keys"`
-	HotHere     []string `json:"hot_here"`
 }
 
 // RuleState is one rule.
@@ -127,7 +117,7 @@ func (c Collector) State(n int) State {
 	}
 	if c.Ring != nil {
 		r := c.Ring()
-		v.Ring = &RingState{r.Members, r.Ring, r.Forwarded, r.Received, r.HotKeys, r.HotHere}
+		v.Ring = &r
 	}
 	_, rules := c.rows()
 	for i := range rules {
