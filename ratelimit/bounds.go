@@ -78,12 +78,6 @@ func (r *Rule) debt() DebtLasts {
 	return UntilRefilled
 }
 
-// DeclaredOver is the rule's declared over-admission for each key and window, on max_nodes nodes that share a
-// store. It does not allocate.
-func (r *Rule) DeclaredOver() Tokens {
-	return r.Declare(r.Coordination.MaxNodes, SharedStore).Over.Tokens
-}
-
 func (r *Rule) over(nodes int) (o Over) {
 	if r.Coordination.Eager() {
 		o.EachSilent = r.LargestLease()

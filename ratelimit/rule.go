@@ -31,14 +31,6 @@ type Rule struct {
 	held        reserved // of a rule that AtLedger has made
 }
 
-// AuditName is the rule's name for the audit, or "" if it has none.
-func (r *Rule) AuditName() string {
-	if !r.Coordination.Audit {
-		return ""
-	}
-	return r.Domain + "." + r.Path
-}
-
 // MetricNaming says which of the request's values a rule's statistics name.
 type MetricNaming struct {
 	Detailed bool   // detailed_metric: all of them

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -150,7 +149,7 @@ func AuditOf(r *ratelimit.Rule) string {
 	if !r.Coordination.Audit {
 		return ""
 	}
-	return strconv.FormatInt(int64(r.DeclaredOver()), 10) + " " + r.AuditName()
+	return fmt.Sprintf("%d %s.%s", r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens, r.Domain, r.Path)
 }
 
 func clamped(n tokens) tokens { return max(-MostBooked, min(n, MostBooked)) }
