@@ -8,35 +8,19 @@ import (
 
 // The metrics of rules that hold.
 var holdMetrics = []metric{
-	{
-		"sluice_holds_total", "counter", "Requests that hold an estimate.",
-		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Taken.Load()) },
-	},
-	{
-		"sluice_hold_tokens_total", "counter", "Held tokens. Less sluice_hold_settled_tokens_total, " +
-			"summed over nodes: the tokens held now, and holds that no cost settled.",
-		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().TakenSum.Load()) },
-	},
-	{
-		"sluice_hold_settled_tokens_total", "counter", "Tokens of holds that were settled here by their cost.",
-		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().SettledSum.Load()) },
-	},
-	{
-		"sluice_hold_cost_tokens_total", "counter", "Costs of the holds that were settled here, in tokens.",
-		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().CostSum.Load()) },
-	},
-	{
-		"sluice_hold_charged_tokens_total", "counter", "Tokens of costs above their holds, as booked here.",
-		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Charged.Load()) },
-	},
-	{
-		"sluice_hold_released_tokens_total", "counter", "Tokens of holds above their costs, as given back here.",
-		holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Released.Load()) },
-	},
-	{
-		"sluice_hold_debt_tokens_total", "counter", "Tokens of costs above their holds that the limit had no room " +
-			"for, by this node's count.", holds, func(r *ruleRow) int64 { return int64(r.sum.Held().Debt.Load()) },
-	},
+	held("sluice_holds_total", "Requests that hold an estimate.", func(h *holdCounters) count { return &h.Taken }),
+	held("sluice_hold_tokens_total", "Held tokens. Less sluice_hold_settled_tokens_total, summed over nodes: the "+
+		"tokens held now, and holds that no cost settled.", func(h *holdCounters) count { return &h.TakenSum }),
+	held("sluice_hold_settled_tokens_total", "Tokens of holds that were settled here by their cost.",
+		func(h *holdCounters) count { return &h.SettledSum }),
+	held("sluice_hold_cost_tokens_total", "Costs of the holds that were settled here, in tokens.",
+		func(h *holdCounters) count { return &h.CostSum }),
+	held("sluice_hold_charged_tokens_total", "Tokens of costs above their holds, as booked here.",
+		func(h *holdCounters) count { return &h.Charged }),
+	held("sluice_hold_released_tokens_total", "Tokens of holds above their costs, as given back here.",
+		func(h *holdCounters) count { return &h.Released }),
+	held("sluice_hold_debt_tokens_total", "Tokens of costs above their holds that the limit had no room for, by this "+
+		"node's count.", func(h *holdCounters) count { return &h.Debt }),
 }
 
 // writeHolds writes those with labels of their own.

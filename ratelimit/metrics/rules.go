@@ -96,93 +96,84 @@ func approx(r *ruleRow) bool  { return r.driftLimit > 0 }
 func every(*ruleRow) bool     { return true }
 func holds(r *ruleRow) bool   { return r.sum.Held() != nil }
 
+type (
+	counters     = ratelimit.RuleCounters
+	holdCounters = ratelimit.HoldCounters
+	count        = *atomic.Uint64
+)
+
 // hits are a rule's counters by envoyproxy/ratelimit's names for statsd, which are also the ends of its names for
 // Prometheus. It has none there for the one without help.
 var hits = []struct {
 	name, help string
-	of         func(*ratelimit.RuleCounters) *atomic.Uint64
+	of         func(*counters) count
 }{
-	{"total_hits", "All hits of a rule.", func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.TotalHits }},
-	{
-		"within_limit", "Hits within the limit.",
-		func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.WithinLimit },
-	},
+	{"total_hits", "All hits of a rule.", func(c *counters) count { return &c.TotalHits }},
+	{"within_limit", "Hits within the limit.", func(c *counters) count { return &c.WithinLimit }},
 	{
 		"near_limit", "Hits within the limit, and above NEAR_LIMIT_RATIO of it.",
-		func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.NearLimit },
+		func(c *counters) count { return &c.NearLimit },
 	},
-	{"over_limit", "Hits above the limit.", func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.OverLimit }},
-	{"over_limit_with_local_cache", "", func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.OverLocally }},
-	{
-		"shadow_mode", "Hits over a limit in shadow_mode.",
-		func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.ShadowMode },
-	},
-	{
-		"total_negative_hits", "Hits refunded by is_negative_hits.",
-		func(c *ratelimit.RuleCounters) *atomic.Uint64 { return &c.Refunded },
-	},
+	{"over_limit", "Hits above the limit.", func(c *counters) count { return &c.OverLimit }},
+	{"over_limit_with_local_cache", "", func(c *counters) count { return &c.OverLocally }},
+	{"shadow_mode", "Hits over a limit in shadow_mode.", func(c *counters) count { return &c.ShadowMode }},
+	{"total_negative_hits", "Hits refunded by is_negative_hits.", func(c *counters) count { return &c.Refunded }},
+}
+
+// counted is a metric that is one of the counters.
+func counted(name, help string, has func(*ruleRow) bool, of func(*counters) count) metric {
+	return metric{name, "counter", help, has, func(r *ruleRow) int64 { return int64(of(&r.sum).Load()) }}
+}
+
+// held is a metric that is one of the counters of rules that hold.
+func held(name, help string, of func(*holdCounters) count) metric {
+	return metric{name, "counter", help, holds, func(r *ruleRow) int64 { return int64(of(r.sum.Held()).Load()) }}
 }
 
 // The metrics of rules.
 var ruleMetrics = []metric{
-	{
-		"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", every,
-		func(r *ruleRow) int64 { return int64(r.sum.Denied.Load()) },
-	},
+	counted("sluice_denied_total", "Decisions that were OVER_LIMIT, before shadow_mode.", every,
+		func(c *counters) count { return &c.Denied }),
 	{
 		"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every,
 		func(r *ruleRow) int64 { return int64(r.admitted()) },
 	},
-	{
-		"sluice_debt_tokens_total", "counter", "Tokens charged beyond the limit: charges after the fact, and " +
-			"refused requests under on_deny: charge.", limited,
-		func(r *ruleRow) int64 { return int64(r.sum.Debt.Load()) },
-	},
+	counted("sluice_debt_tokens_total", "Tokens charged beyond the limit: charges after the fact, and refused "+
+		"requests under on_deny: charge.", limited, func(c *counters) count { return &c.Debt }),
 	{
 		"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",
 		limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) },
 	},
-	{"sluice_declared_over_admission_tokens", "gauge", "Declared over-admission of each key and window " +
-		"while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
 	{
-		"sluice_over_admitted_tokens_total", "counter",
-		"Tokens admitted beyond the limit by all nodes, as reported to " +
-			"this one. In mode approx, the sum over nodes is an upper bound.", limited,
-		func(r *ruleRow) int64 { return int64(r.sum.OverAdmitted.Load()) },
+		"sluice_declared_over_admission_tokens", "gauge", "Declared over-admission of each key and window while the " +
+			"store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) },
 	},
-	{
-		"sluice_under_admitted_tokens_total", "counter", "Tokens refused here while other nodes held unspent ones.",
-		limited, func(r *ruleRow) int64 { return int64(r.sum.UnderAdmitted.Load()) },
-	},
-	{
-		"sluice_windows_near_bound_total", "counter", "Windows in which this node used 4/5 of its share of " +
-			"the drift budget.", limited,
-		func(r *ruleRow) int64 { return int64(r.sum.NearBound.Load()) },
-	},
-	{"sluice_windows_beyond_bound_total", "counter", "Windows in which this node exceeded its share. " +
-		"A value above 0 is a bug.", limited, func(r *ruleRow) int64 { return int64(r.sum.BeyondBound.Load()) }},
-	{
-		"sluice_over_admitted_by_policy_tokens_total", "counter",
-		"Tokens beyond the limit that " +
-			"on_store_failure admitted at this node.", limited,
-		func(r *ruleRow) int64 { return int64(r.sum.OverByPolicy.Load()) },
-	},
-	{
-		"sluice_windows_beyond_by_policy_total", "counter", "Windows in which on_store_failure exceeded the " +
-			"limit at this node.", limited,
-		func(r *ruleRow) int64 { return int64(r.sum.BeyondByPolicy.Load()) },
-	},
-	{"sluice_drift_share_used_up_total", "counter", "Decisions that found the share of the key " +
-		"used up.", approx, func(r *ruleRow) int64 { return int64(r.sum.ShareUsedUp.Load()) }},
+	counted("sluice_over_admitted_tokens_total", "Tokens admitted beyond the limit by all nodes, as reported to this "+
+		"one. In mode approx, the sum over nodes is an upper bound.", limited,
+		func(c *counters) count { return &c.OverAdmitted }),
+	counted("sluice_under_admitted_tokens_total", "Tokens refused here while other nodes held unspent ones.", limited,
+		func(c *counters) count { return &c.UnderAdmitted }),
+	counted("sluice_windows_near_bound_total", "Windows in which this node used 4/5 of its share of the drift budget.",
+		limited, func(c *counters) count { return &c.NearBound }),
+	counted("sluice_windows_beyond_bound_total", "Windows in which this node exceeded its share. A value above 0 is a "+
+		"bug.", limited, func(c *counters) count { return &c.BeyondBound }),
+	counted("sluice_over_admitted_by_policy_tokens_total", "Tokens beyond the limit that on_store_failure admitted at "+
+		"this node.", limited, func(c *counters) count { return &c.OverByPolicy }),
+	counted("sluice_windows_beyond_by_policy_total", "Windows in which on_store_failure exceeded the limit at this "+
+		"node.", limited, func(c *counters) count { return &c.BeyondByPolicy }),
+	counted("sluice_drift_share_used_up_total", "Decisions that found the share of the key used up.", approx,
+		func(c *counters) count { return &c.ShareUsedUp }),
 	{
 		"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, of this window and the next.",
 		limited, func(r *ruleRow) int64 { return r.sum.Leased.Load() },
 	},
-	{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, " +
-		"all keys.", limited, func(r *ruleRow) int64 { return r.sum.Drifting.Load() }},
 	{
-		"sluice_worst_key_over_admission_tokens", "gauge", "Over-admission of the worst key in a " +
-			"window of the last 30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
+		"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, all keys.",
+		limited, func(r *ruleRow) int64 { return r.sum.Drifting.Load() },
+	},
+	{
+		"sluice_worst_key_over_admission_tokens", "gauge", "Over-admission of the worst key in a window of the last " +
+			"30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
 		func(r *ruleRow) int64 { return int64(r.sum.Worst.Lately()) },
 	},
 	{
@@ -236,9 +227,7 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	}
 	for _, h := range hits {
 		if h.help != "" {
-			m := metric{"ratelimit_service_rate_limit_" + h.name, "counter", h.help, every, func(r *ruleRow) int64 {
-				return int64(h.of(&r.sum).Load())
-			}}
+			m := counted("ratelimit_service_rate_limit_"+h.name, h.help, every, h.of)
 			if err := write(named, []metric{m}); err != nil {
 				return err
 			}
