@@ -23,26 +23,22 @@ import (
 
 // Streams that are begun and reset do not add up to more handlers than a connection may have calls.
 func TestResetCallsKeepTheirPlaceUntilTheirHandlerEnds(t *testing.T) {
-	caps := Default()
-	caps.Streams = 10
-	bubble(t, func(t *testing.T) {
-		var running, most atomic.Int32
-		p := NewPort(Options{
-			Caps: caps, Budget: NewBudget(1 << 20),
-			Others: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-				most.Store(max(most.Load(), running.Add(1)))
-				time.Sleep(time.Second) // as one that does not look at its context
-				running.Add(-1)
-			}),
-		})
-		s := startScript(p)
+	o := echoes(NewBudget(1 << 20))
+	o.Caps.Streams = 10
+	var running, most atomic.Int32
+	o.Others = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		most.Store(max(most.Load(), running.Add(1)))
+		time.Sleep(time.Second) // as one that does not look at its context
+		running.Add(-1)
+	})
+	played(t, o, slow{}, func(t *testing.T, s *script, p *Port) {
 		for i := range uint32(500) {
 			s.head(2*i+1, false, ordinary("/x/Other")...)
 			_ = s.WriteRSTStream(2*i+1, http2.ErrCodeCancel)
 		}
 		s.outcome()
 		if n := most.Load(); n > 10 {
-			t.Errorf("%d handlers ran at once, of a connection with %d calls", n, caps.Streams)
+			t.Errorf("%d handlers ran at once, of a connection with %d calls", n, o.Caps.Streams)
 		}
 		if p.Budget.Held() < int64(running.Load())*exchangeCost {
 			t.Errorf("%d bytes are held for %d handlers", p.Budget.Held(), running.Load())
@@ -55,8 +51,6 @@ func TestResetCallsKeepTheirPlaceUntilTheirHandlerEnds(t *testing.T) {
 		if got := s.outcome(); s.became[1001] != "" {
 			t.Errorf("a later call: %s", got[max(0, len(got)-50):])
 		}
-		s.Close()
-		p.GracefulStop()
 	})
 }
 
@@ -106,47 +100,29 @@ func TestEndedTalksLeaveNoReceipts(t *testing.T) {
 
 // A caller with the longest deadline there is, as grpc-java says it, is not late.
 func TestTheLongestDeadline(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		started = started.Add(-time.Hour) // of the process
-		o := echoes(nil)
-		o.Method.Answer = func(ctx context.Context, _, out []byte) ([]byte, error) { return out, ctx.Err() }
-		p := NewPort(o)
-		s := startScript(p)
+	o := echoes(nil)
+	o.Caps.Idle = 0
+	o.Method.Answer = func(ctx context.Context, _, out []byte) ([]byte, error) { return out, ctx.Err() }
+	played(t, o, slow{}, func(t *testing.T, s *script, _ *Port) {
+		time.Sleep(time.Hour) // since the process began
 		s.head(1, false, ordinary("/x/Echo", "grpc-timeout", "2562047H")...)
 		_ = s.WriteData(1, true, text("a"))
 		if got := s.outcome(1); got != "1: status 0" {
 			t.Error(got)
 		}
-		s.Close()
-		p.GracefulStop()
 	})
-}
-
-// slow is a connection whose writes take a while, before they begin or after.
-type slow struct {
-	net.Conn
-	before, after time.Duration
-}
-
-func (s slow) Write(p []byte) (int, error) {
-	time.Sleep(s.before)
-	defer time.Sleep(s.after)
-	return s.Conn.Write(p)
 }
 
 // A Drain writes the answers that were given while another goroutine wrote.
 func TestDrainWaitsForTheWriter(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		p := NewPort(Options{
-			Caps: Default(), Budget: NewBudget(1 << 20), Others: http.NotFoundHandler(),
-			Method: Method{Name: "/x/Echo", Answer: func(ctx context.Context, in, out []byte) ([]byte, error) {
-				out = append(out, in...)
-				ratelimit.Waits(ctx)
-				time.Sleep(time.Duration(out[0]) * 10 * time.Millisecond)
-				return out, nil
-			}},
-		})
-		s := startScript(p, func(c net.Conn) net.Conn { return slow{Conn: c, before: 100 * time.Millisecond} })
+	o := echoes(nil)
+	o.Method.Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
+		out = append(out, in...)
+		ratelimit.Waits(ctx)
+		time.Sleep(time.Duration(out[0]) * 10 * time.Millisecond)
+		return out, nil
+	}
+	played(t, o, slow{before: 100 * time.Millisecond}, func(t *testing.T, s *script, p *Port) {
 		time.Sleep(time.Second)
 		s.call(1, "/x/Echo", "\x64") // 1 s
 		s.call(3, "/x/Echo", "\x69") // 50 ms later, while the first is written
@@ -155,8 +131,6 @@ func TestDrainWaitsForTheWriter(t *testing.T) {
 		if s.became[1] != "status 0" || s.became[3] != "status 0" {
 			t.Errorf("calls under way: %q, %q", s.became[1], s.became[3])
 		}
-		s.Close()
-		time.Sleep(2 * time.Second)
 	})
 }
 
@@ -215,8 +189,7 @@ func goAways(r io.Reader) (all []uint32) {
 func TestLastStreamNeverRises(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p := NewPort(echoes(nil))
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(there) })
+		here := greeted(p)
 		var all []uint32
 		var reads sync.WaitGroup
 		reads.Go(func() { all = goAways(here) })
@@ -266,12 +239,9 @@ func (*inside) End(ratelimit.Instant)   {}
 
 // All calls leave the gate, also those whose answers are being written when their connection ends.
 func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		o := echoes(NewBudget(1 << 20))
-		gate := &inside{}
-		o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }}
-		p := NewPort(o)
-		s := startScript(p, func(c net.Conn) net.Conn { return slow{Conn: c, after: 100 * time.Millisecond} })
+	o, gate := echoes(nil), &inside{}
+	o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }}
+	played(t, o, slow{after: 100 * time.Millisecond}, func(t *testing.T, s *script, p *Port) {
 		time.Sleep(time.Second)
 		s.call(1, "/x/Echo", "b") // it waits, so that its own goroutine writes
 		s.await(func() bool { return s.became[1] != "" })
@@ -286,18 +256,12 @@ func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
 
 // An answer of the handler that its caller does not take ends the connection in time.
 func TestAnswersOfTheHandlerAreTaken(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		o := echoes(NewBudget(1 << 20))
-		o.Others = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = w.Write(make([]byte, 100))
-		})
-		p := NewPort(o)
-		s := startScript(p)
+	o := echoes(nil)
+	o.Others = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 100)) })
+	played(t, o, slow{}, func(t *testing.T, s *script, _ *Port) {
 		_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		s.call(1, "/x/Other", "a")
 		s.endsAfter(t, 9*time.Second, 12*time.Second)
-		s.Close()
-		p.GracefulStop()
 	})
 }
 
@@ -426,8 +390,7 @@ func TestLargeRequestsThatWaitCount(t *testing.T) {
 // A connection that shakes hands while the port is stopped ends.
 func TestStopEndsConnectionsThatBegin(t *testing.T) {
 	inTime(t, func(t *testing.T, _ *script, p *Port) {
-		late, there := net.Pipe()
-		p.running.Go(func() { p.welcome(there) })
+		late := greeted(p)
 		time.Sleep(time.Second)
 		p.Stop()
 		l := newScriptRead(late)

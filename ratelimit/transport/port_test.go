@@ -119,10 +119,9 @@ func FuzzPort(f *testing.F) {
 	f.Add(append(appendHeaders(nil, 0, 1, []byte{0x83}), appendFrame(nil, frameData, 1, 1, make([]byte, 9))...))
 	f.Add(append([]byte{0, 0, 4, 8, 0, 0, 0, 0, 0}, 0x7f, 0xff, 0xff, 0xff))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		here, there := net.Pipe()
 		budget := NewBudget(1 << 20)
 		p := NewPort(echoes(budget))
-		p.running.Go(func() { p.welcome(there) })
+		here := greeted(p)
 		go func() { _, _ = io.Copy(io.Discard, here) }()
 		_ = here.SetDeadline(time.Now().Add(10 * time.Second))
 		_, _ = io.WriteString(here, http2.ClientPreface)

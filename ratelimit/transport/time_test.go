@@ -32,30 +32,36 @@ func bubble(t *testing.T, f func(*testing.T)) {
 // inTime plays a script against a port, in the time of a bubble. Calls wait for ten seconds, and others talk until
 // their callers end them.
 func inTime(t *testing.T, play func(*testing.T, *script, *Port)) {
+	o := echoes(NewBudget(16 << 20))
+	o.Method.Answer = func(ctx context.Context, request, out []byte) ([]byte, error) {
+		out = append(out, request...)
+		if ratelimit.Waits(ctx); len(request) == 0 {
+			return out, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case <-time.After(10 * time.Second):
+		}
+		return out, nil
+	}
+	o.Others = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/x/Talk" {
+			Converse(r.Context())
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+	})
+	played(t, o, slow{}, play)
+}
+
+// played plays a script against a port with a slow connection, in the time of a bubble.
+func played(t *testing.T, o Options, as slow, play func(*testing.T, *script, *Port)) {
 	bubble(t, func(t *testing.T) {
-		p := NewPort(Options{
-			Caps: Default(), Budget: NewBudget(16 << 20), Method: Method{
-				Name: "/x/Echo", Answer: func(ctx context.Context, request, out []byte) ([]byte, error) {
-					out = append(out, request...)
-					if ratelimit.Waits(ctx); len(request) == 0 {
-						return out, nil
-					}
-					select {
-					case <-ctx.Done():
-						return nil, status.FromContextError(ctx.Err()).Err()
-					case <-time.After(10 * time.Second):
-					}
-					return out, nil
-				},
-			},
-			Others: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path == "/x/Talk" {
-					Converse(r.Context())
-				}
-				_, _ = io.Copy(io.Discard, r.Body)
-			}),
-		})
-		s := startScript(p)
+		p := NewPort(o)
+		here, there := net.Pipe()
+		as.Conn = there
+		p.running.Go(func() { p.welcome(as) })
+		s := newScriptRead(here)
 		defer time.Sleep(2 * time.Second) // who says something each second finds that it has ended
 		defer p.GracefulStop()
 		defer s.Close()
@@ -63,14 +69,23 @@ func inTime(t *testing.T, play func(*testing.T, *script, *Port)) {
 	})
 }
 
-// startScript begins a connection to a port, which may be wrapped there.
-func startScript(p *Port, wrap ...func(net.Conn) net.Conn) *script {
+// slow is a connection whose writes take a while, before they begin or after.
+type slow struct {
+	net.Conn
+	before, after time.Duration
+}
+
+func (s slow) Write(p []byte) (int, error) {
+	time.Sleep(s.before)
+	defer time.Sleep(s.after)
+	return s.Conn.Write(p)
+}
+
+// greeted begins a connection to a port.
+func greeted(p *Port) (here net.Conn) {
 	here, there := net.Pipe()
-	for _, w := range wrap {
-		there = w(there)
-	}
 	p.running.Go(func() { p.welcome(there) })
-	return newScriptRead(here)
+	return here
 }
 
 // newScriptRead begins a script whose peer writes at once.
@@ -150,9 +165,7 @@ func TestStalledCallsEndTheirConnection(t *testing.T) {
 func TestCallersThatDoNotRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p := NewPort(echoes(NewBudget(1 << 20)))
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(there) })
-		begun := time.Now()
+		here, begun := greeted(p), time.Now()
 		_, _ = io.WriteString(here, http2.ClientPreface)
 		for err := error(nil); err == nil; {
 			_, err = here.Write(appendFrame(nil, frameSettings, 0, 0))
@@ -175,10 +188,8 @@ func TestSilentCallersAreAsked(t *testing.T) {
 	})
 	bubble(t, func(t *testing.T) {
 		p := NewPort(echoes(nil))
-		here, there := net.Pipe()
-		p.running.Go(func() { p.welcome(there) })
+		here, begun := greeted(p), time.Now()
 		go func() { _, _ = io.WriteString(here, http2.ClientPreface) }()
-		begun := time.Now()
 		_, _ = io.Copy(io.Discard, here)
 		if took := time.Since(begun); took < 75*time.Second || took > 85*time.Second {
 			t.Errorf("a caller that answers none was given up after %v", took)
@@ -202,8 +213,7 @@ func TestOldConnectionsAreAskedToEnd(t *testing.T) {
 func TestDrainAnswersCallsUnderWay(t *testing.T) {
 	inTime(t, func(t *testing.T, s *script, p *Port) {
 		s.call(1, "/x/Echo", "a")
-		late, there := net.Pipe() // it has not begun to speak yet
-		p.running.Go(func() { p.welcome(there) })
+		late := greeted(p) // it has not begun to speak yet
 		time.Sleep(time.Second)
 		go p.GracefulStop()
 		s.call(3, "/x/Echo", "b") // on its way

@@ -33,41 +33,41 @@ func (p *pretended) end() {
 	p.bytes, p.over = 0, true
 }
 
-// Who holds most for longer than a moment goes first; the young stay, however
-// much they hold, as long as the others hold an eighth.
-func TestHeaviestGoesFirst(t *testing.T) {
-	b := NewBudget(1000)
-	old := nanotime() - int64(2*moment)
-	young := &pretended{b, 600, nanotime() + int64(time.Hour), false}
-	small := &pretended{b, 130, old, false}
-	large := &pretended{b, 270, old, false}
-	for _, p := range []*pretended{young, small, large} {
-		b.join(p)
-		b.charge(p.bytes)
-	}
-	if b.charge(1); young.over || small.over || !large.over || b.Held() != 731 {
-		t.Fatalf("young %t, small %t, large %t ended; %d are held", young.over, small.over, large.over, b.Held())
-	}
-	if b.charge(700); !small.over || !young.over || b.Held() != 701 {
-		t.Errorf("when nobody else is left: %v %v, %d", small, young, b.Held())
-	}
-	if b.Heaviest.Load() != 3 {
-		t.Errorf("%d were counted", b.Heaviest.Load())
-	}
-}
-
-// A few calls that a busy node has made wait are not what fills a budget: who does is
-// ended, though he has begun just now.
+// Who holds most for longer than a moment goes first: the young stay, however much they hold, as long as the others
+// hold an eighth. A few calls that a busy node has made wait are not what fills a budget: who does is ended, though he has
+// begun just now.
 func TestHeaviestIsWhoFillsTheBudget(t *testing.T) {
-	b := NewBudget(1000)
-	waits := &pretended{b, 100, nanotime() - int64(2*moment), false}
-	floods := &pretended{b, 900, nanotime() + int64(time.Hour), false}
-	for _, p := range []*pretended{waits, floods} {
-		b.join(p)
-		b.charge(p.bytes)
-	}
-	if b.charge(1); waits.over || !floods.over {
-		t.Errorf("who waits was ended: %t, who floods: %t", waits.over, floods.over)
+	young, old := nanotime()+int64(time.Hour), nanotime()-int64(2*moment)
+	for _, c := range []struct {
+		holders []pretended
+		more    int64
+		ended   []bool
+	}{
+		{[]pretended{{bytes: 600, since: young}, {bytes: 130, since: old}, {bytes: 270, since: old}}, 1,
+			[]bool{false, false, true}},
+		{[]pretended{{bytes: 600, since: young}, {bytes: 130, since: old}}, 700, []bool{true, true}},
+		{[]pretended{{bytes: 100, since: old}, {bytes: 900, since: young}}, 1, []bool{false, true}},
+	} {
+		b := NewBudget(1000)
+		left, ended := c.more, uint64(0)
+		for i := range c.holders {
+			p := &c.holders[i]
+			p.budget = b
+			b.join(p)
+			b.charge(p.bytes)
+		}
+		b.charge(c.more)
+		for i, p := range c.holders {
+			if left += p.bytes; p.over != c.ended[i] {
+				t.Errorf("%+v", p)
+			}
+			if p.over {
+				ended++
+			}
+		}
+		if b.Held() != left || b.Heaviest.Load() != ended {
+			t.Errorf("%d bytes are held, must be %d, and %d were counted", b.Held(), left, b.Heaviest.Load())
+		}
 	}
 }
 
