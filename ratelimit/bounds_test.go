@@ -71,10 +71,12 @@ func TestBoundsAreSaid(t *testing.T) {
 		},
 		{
 			"eager, of a size",
-			map[string]string{"reclaim": "eager", "lease.size": "10", "on_store_failure": "closed"},
+			map[string]string{
+				"reclaim": "eager", "lease.size": "10", "on_store_failure": "closed", "store_deadline": "70ms",
+			},
 			3, ratelimit.SharedStore, 30, "10, or one larger request, for each silent node",
 			"after a crash of a node, up to 15 tokens stay unused for up to 10s",
-			"one round trip to the store, at most 15ms",
+			"one round trip to the store, at most 70ms",
 			"at most 1.2/s for each key and node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
 				"tokens can return",
 			"leases in hand, then 0",

@@ -8,74 +8,47 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// check doubts a deadline for which Envoy does not wait, and says of a limit beyond 32
-// bits what answers say; declared waits are the rule's own.
-func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
-	rule := func(deadline time.Duration, limit ratelimit.Tokens) *ratelimit.Rule {
-		r := &ratelimit.Rule{
-			Limit:        ratelimit.Limit{Unit: ratelimit.Month, Requests: limit},
-			Coordination: ratelimit.DefaultCoordination(),
-		}
-		r.Coordination.StoreDeadline = deadline
-		return r
-	}
+// check doubts settings that are valid and cannot have their effect.
+func TestDoubts(t *testing.T) {
+	blind := &ratelimit.Hold{Amount: 7, On: []ratelimit.Tokens{0}}
 	for _, c := range []struct {
-		rule *ratelimit.Rule
-		want string // "" for none
+		change func(*ratelimit.Rule)
+		want   []string // none: there is no doubt
 	}{
-		{rule(0, 100), ""},
-		{rule(19*time.Millisecond, 1<<32-1), ""},
-		{rule(20*time.Millisecond, 100), "store_deadline 20ms is not below 20ms, the default timeout of Envoy"},
-		{rule(0, 1<<32), "requests_per_unit is 4294967296, and RLS has 32 bits for it"},
+		{func(*ratelimit.Rule) {}, nil},
+		{func(r *ratelimit.Rule) {
+			r.Limit.Requests, r.Coordination.StoreDeadline = 1<<32-1, 19*time.Millisecond
+		}, nil},
+		{func(r *ratelimit.Rule) { r.Coordination.StoreDeadline = 20 * time.Millisecond }, []string{
+			"store_deadline 20ms is not below 20ms, the default timeout of Envoy",
+		}},
+		{func(r *ratelimit.Rule) { r.Limit.Requests = 1 << 32 }, []string{
+			"requests_per_unit is 4294967296, and RLS has 32 bits for it",
+		}},
+		{func(r *ratelimit.Rule) { r.Limit.Algorithm, r.Limit.Burst = ratelimit.TokenBucket, 1<<32-1 }, nil},
+		{func(r *ratelimit.Rule) { r.Limit.Algorithm, r.Limit.Burst = ratelimit.TokenBucket, 1<<32 }, []string{
+			"burst is 4294967296, and with a store a bucket holds at most 4294967295",
+		}},
+		{func(r *ratelimit.Rule) { r.Hold = blind }, nil},
+		{func(r *ratelimit.Rule) { r.Hold, r.Quota = blind, true }, []string{"its end credits up to 7"}},
+		{func(r *ratelimit.Rule) { r.Hold, r.Shadow = blind, true }, []string{"its end credits up to 7"}},
+		{func(r *ratelimit.Rule) { r.Limit = ratelimit.AtOnce(3, time.Minute); r.Hold = r.Limit.HoldsSlot() }, nil},
+		{func(r *ratelimit.Rule) {
+			r.Limit = ratelimit.AtOnce(3, time.Minute)
+			r.Coordination.Mode, r.Coordination.Audit, r.Coordination.Lease.Fixed = ratelimit.Approx, true, 5
+		}, []string{"mode approx has no effect", "audit true has", "lease.size 5 has"}},
 	} {
-		doubts := strings.Join(c.rule.Doubts(), "; ")
-		if c.want == "" && doubts != "" || !strings.Contains(doubts, c.want) {
-			t.Errorf("%v and %v: %q, want %q", c.rule.Coordination.StoreDeadline, c.rule.Limit, doubts, c.want)
+		r := boundsRule(t, nil)
+		c.change(r)
+		doubts := r.Doubts()
+		all := strings.Join(doubts, "; ")
+		if len(doubts) != len(c.want) {
+			t.Errorf("doubts are %q, must be %q", doubts, c.want)
 		}
-	}
-	for burst, want := range map[ratelimit.Tokens]string{
-		1<<32 - 1: "", 1 << 32: "burst is 4294967296, and with a store a bucket holds at most 4294967295",
-	} {
-		bucket := rule(0, 100)
-		bucket.Limit.Algorithm, bucket.Limit.Burst = ratelimit.TokenBucket, burst
-		if got := strings.Join(bucket.Doubts(), "; "); !strings.Contains(got, want) || want == "" && got != "" {
-			t.Errorf("of a burst of %d: %q, want %q", burst, got, want)
-		}
-	}
-	for deadline, want := range map[time.Duration]time.Duration{
-		70 * time.Millisecond: 70 * time.Millisecond, 0: 15 * time.Millisecond,
-	} {
-		wait := rule(deadline, 100).Declare(3, ratelimit.SharedStore).Wait
-		said := strings.Contains(wait.String(), want.String())
-		if wait.For != ratelimit.StoresAnswer || wait.Longest != want || !said {
-			t.Errorf("store_deadline %v: %+v, said as %q", deadline, wait, wait)
-		}
-	}
-}
-
-// check doubts holds without an id where full limits let requests pass, and settings that slots do not read.
-func TestDoubtsOfHolds(t *testing.T) {
-	r := &ratelimit.Rule{
-		Limit: ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100}, Coordination: ratelimit.DefaultCoordination(),
-		Hold: &ratelimit.Hold{Amount: 7, On: []ratelimit.Tokens{0}},
-	}
-	for _, passes := range []*bool{&r.Quota, &r.Shadow} {
-		*passes = true
-		if got := strings.Join(r.Doubts(), "; "); !strings.Contains(got, "its end credits up to 7") {
-			t.Errorf("doubts are %q", got)
-		}
-		*passes = false
-	}
-	r.Limit = ratelimit.AtOnce(3, time.Minute)
-	r.Hold = r.Limit.HoldsSlot()
-	if got := r.Doubts(); got != nil {
-		t.Errorf("doubts are %q", got)
-	}
-	r.Coordination.Mode, r.Coordination.Audit, r.Coordination.Lease.Fixed = ratelimit.Approx, true, 5
-	got := strings.Join(r.Doubts(), "; ")
-	for _, want := range []string{"mode approx has no effect", "audit true has", "lease.size 5 has"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("doubts are %q, must be about %q", got, want)
+		for _, want := range c.want {
+			if !strings.Contains(all, want) {
+				t.Errorf("doubts are %q, must be %q", doubts, c.want)
+			}
 		}
 	}
 }
