@@ -111,14 +111,9 @@ func newConsole(s Source) *console {
 
 func (c *console) register(mux *http.ServeMux) {
 	file := func(path, name, kind string) {
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
 			secure(w, kind)
-			data, err := assets.ReadFile(name)
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusInternalServerError)
-				return
-			}
-			_, _ = w.Write(data)
+			http.ServeFileFS(w, r, assets, name)
 		})
 	}
 	file("/console", "index.html", "text/html; charset=utf-8")

@@ -26,6 +26,7 @@ type fields struct {
 	size     int
 	path     string
 	own      bool // it is a well-formed call of method
+	other    bool // it is no POST
 	typed    bool // and its content-type has come
 	patience time.Duration
 	all      []hpack.HeaderField // without those behind the path of own calls, unless they have spans
@@ -42,7 +43,7 @@ func (f *fields) read(block []byte) error {
 		f.decoder = hpack.NewDecoder(tableSize, f.emit)
 	}
 	clear(f.all)
-	f.size, f.path, f.own, f.typed, f.patience, f.all = 0, "", false, false, forever, f.all[:0]
+	f.size, f.path, f.own, f.other, f.typed, f.patience, f.all = 0, "", false, false, false, forever, f.all[:0]
 	if _, err := f.decoder.Write(block); err != nil {
 		return &fault{http2.ErrCodeCompression, err.Error()}
 	}
@@ -60,9 +61,10 @@ func (f *fields) emit(h hpack.HeaderField) {
 	// A call that is not well-formed is not the port's own, and the handler has an answer to it.
 	switch h.Name {
 	case ":method":
-		f.own = f.own && h.Value == http.MethodPost
+		f.other = f.other || h.Value != http.MethodPost
+		f.own = f.own && !f.other
 	case ":path":
-		f.own, f.path = h.Value == f.method.Name && f.posted(), h.Value
+		f.own, f.path = h.Value == f.method.Name && !f.other, h.Value
 	case "content-type":
 		subtype, ok := strings.CutPrefix(h.Value, "application/grpc")
 		f.typed = ok && (subtype == "" || subtype[0] == '+' || subtype[0] == ';')
@@ -74,16 +76,6 @@ func (f *fields) emit(h hpack.HeaderField) {
 	if !f.own || f.method.Spans != nil || h.Name == "content-type" {
 		f.all = append(f.all, h)
 	}
-}
-
-// posted tells whether a POST has come, or no method yet. The fields before the path are few.
-func (f *fields) posted() bool {
-	for i := range f.all {
-		if f.all[i].Name == ":method" {
-			return f.all[i].Value == http.MethodPost
-		}
-	}
-	return true
 }
 
 // large tells whether the fields are more than the port's bound. Then they are not complete.

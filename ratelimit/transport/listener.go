@@ -72,13 +72,6 @@ func (l *Listener) silentLocked() (longest *conn) {
 	return longest
 }
 
-// Open is how many connections there are.
-func (l *Listener) Open() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.conns)
-}
-
 // End closes all connections.
 func (l *Listener) End() {
 	l.mu.Lock()

@@ -294,9 +294,7 @@ func (c *connection) failLocked(s *stream, st *status.Status) {
 	if !s.ended {
 		c.resetLocked(s.id, http2.ErrCodeNo)
 	}
-	c.out.release += s.cost
-	s.cost = 0
-	c.closeLocked(s)
+	c.answeredLocked(s)
 }
 
 // closeLocked removes a call.

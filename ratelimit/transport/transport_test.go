@@ -148,15 +148,15 @@ func TestListenerClosesTheSilent(t *testing.T) {
 			t.Errorf("connection %d: %v", i, err)
 		}
 	}
-	if l.Open() != 3 || budget.Crowded.Load() != 1 {
-		t.Errorf("%d are open, %d were closed", l.Open(), budget.Crowded.Load())
+	if len(l.conns) != 3 || budget.Crowded.Load() != 1 {
+		t.Errorf("%d are open, %d were closed", len(l.conns), budget.Crowded.Load())
 	}
 	for i := range here {
 		here[i].Close()
 		there[i].Close()
 	}
-	if l.Open() != 0 {
-		t.Errorf("%d are open", l.Open())
+	if len(l.conns) != 0 {
+		t.Errorf("%d are open", len(l.conns))
 	}
 }
 
