@@ -37,18 +37,10 @@ func Watch(ctx context.Context, debug []string, all bool, interval time.Duration
 	}
 }
 
-// node is the last answer of a node.
-type node struct {
-	debug string
-	state console.State
-	seen  time.Time // zero: never
-	err   error     // why not now; nil: it answered
-}
-
 // look is all nodes at one time.
 type look struct {
 	at    time.Time
-	nodes []node
+	nodes []Node
 	rules map[string]*metrics.RuleState // by domain, rule and mode
 	total struct{ calls, over, trips, fallbacks uint64 }
 }
@@ -64,7 +56,7 @@ func lookAt(debug []string, all bool, before *look) *look {
 		v.remember(before)
 	}
 	for i := range v.nodes {
-		if n := &v.nodes[i]; !n.seen.IsZero() {
+		if n := &v.nodes[i]; !n.LastAnswer.IsZero() {
 			v.add(&n.state, &n.state)
 		}
 	}
@@ -87,14 +79,14 @@ func (v *look) failed() error {
 func (v *look) ask(addresses []string) {
 	first := len(v.nodes)
 	for _, address := range addresses {
-		v.nodes = append(v.nodes, node{debug: address})
+		v.nodes = append(v.nodes, Node{Debug: address})
 	}
 	var all sync.WaitGroup
 	for i := range v.nodes[first:] {
 		n := &v.nodes[first+i]
 		all.Go(func() {
-			if n.err = (port{address: n.debug}).get(context.Background(), "/console/state", &n.state); n.err == nil {
-				n.seen = v.at
+			if n.err = (port{address: n.Debug}).get(context.Background(), "/console/state", &n.state); n.err == nil {
+				n.LastAnswer = v.at
 			}
 		})
 	}
@@ -105,7 +97,7 @@ func (v *look) ask(addresses []string) {
 func (v *look) others() (addresses []string) {
 	var asked []string // also the entry of a node before its last restart
 	for i := range v.nodes {
-		asked = append(asked, v.nodes[i].debug)
+		asked = append(asked, v.nodes[i].Debug)
 		for _, n := range v.nodes[i].state.Nodes {
 			if n.Here {
 				asked = append(asked, n.Debug)
@@ -126,13 +118,13 @@ func (v *look) others() (addresses []string) {
 // nodes that are no longer named.
 func (v *look) remember(before *look) {
 	for _, old := range before.nodes {
-		i := slices.IndexFunc(v.nodes, func(n node) bool { return n.debug == old.debug })
+		i := slices.IndexFunc(v.nodes, func(n Node) bool { return n.Debug == old.Debug })
 		switch {
 		case i < 0:
 			old.err = errors.New("it left the registry of nodes")
 			v.nodes = append(v.nodes, old)
 		case v.nodes[i].err != nil:
-			v.nodes[i].state, v.nodes[i].seen = old.state, old.seen
+			v.nodes[i].state, v.nodes[i].LastAnswer = old.state, old.LastAnswer
 		}
 	}
 }
@@ -193,11 +185,9 @@ type Summary struct {
 	Alone   float64   `json:"decided_without_store_per_second"`
 	Rules   []Rule    `json:"rules"`     // those with most decisions first
 	Sets    []RuleSet `json:"rule_sets"` // of nodes that answer; more than one: they differ
-
-	nodes []node // for what is said of them in words
 }
 
-// Node is one that was asked.
+// Node is one that was asked. It has the last answer.
 type Node struct {
 	Debug       string    `json:"debug"`
 	Answers     bool      `json:"answers"`
@@ -207,6 +197,9 @@ type Node struct {
 	Rules       string    `json:"rules"` // fingerprint
 	RulesGood   bool      `json:"rules_good"`
 	StoreFailed bool      `json:"store_does_not_answer"`
+
+	state console.State
+	err   error // why it does not answer now; nil: it does
 }
 
 // Rule is the sum of a rule at all nodes.
@@ -231,7 +224,7 @@ func (v *look) counted(before *look) *look {
 		earlier := now
 		for j := range before.nodes {
 			old := &before.nodes[j]
-			if old.debug == v.nodes[i].debug && !old.seen.IsZero() && old.state.Started.Equal(now.Started) {
+			if old.Debug == v.nodes[i].Debug && !old.LastAnswer.IsZero() && old.state.Started.Equal(now.Started) {
 				earlier = &old.state
 			}
 		}
@@ -243,20 +236,17 @@ func (v *look) counted(before *look) *look {
 // since is what happened between two looks.
 func (v *look) since(before *look) *Summary {
 	before = v.counted(before)
-	s := &Summary{At: v.at.UTC(), Seconds: v.at.Sub(before.at).Seconds(), Sets: v.sets(), nodes: v.nodes}
+	s := &Summary{At: v.at.UTC(), Seconds: v.at.Sub(before.at).Seconds(), Sets: v.sets(), Nodes: v.nodes}
 	rate := func(now, before uint64) float64 { return float64(now-min(before, now)) / s.Seconds }
 	s.Calls, s.Refused = rate(v.total.calls, before.total.calls), rate(v.total.over, before.total.over)
 	s.Trips, s.Alone = rate(v.total.trips, before.total.trips), rate(v.total.fallbacks, before.total.fallbacks)
-	for i := range v.nodes {
-		n := &v.nodes[i]
-		x := Node{
-			Debug: n.debug, Answers: n.err == nil, LastAnswer: n.seen, Version: n.state.Version,
-			Rules: n.state.Config.Fingerprint, RulesGood: n.state.Config.Good, StoreFailed: n.state.Store.BreakerOpen,
-		}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		n.Answers, n.Version, n.StoreFailed = n.err == nil, n.state.Version, n.state.Store.BreakerOpen
+		n.Rules, n.RulesGood, n.Error = n.state.Config.Fingerprint, n.state.Config.Good, ""
 		if n.err != nil {
-			x.Error = n.err.Error()
+			n.Error = n.err.Error()
 		}
-		s.Nodes = append(s.Nodes, x)
 	}
 	for name, r := range v.rules {
 		old := cmp.Or(before.rules[name], r)
@@ -280,7 +270,7 @@ func (v *look) sets() (sets []RuleSet) {
 		if at < 0 {
 			at, sets = len(sets), append(sets, RuleSet{Fingerprint: print})
 		}
-		sets[at].Nodes = append(sets[at].Nodes, n.debug)
+		sets[at].Nodes = append(sets[at].Nodes, n.Debug)
 	}
 	return sets
 }

@@ -78,7 +78,7 @@ func TestTop(t *testing.T) {
 		}
 	}
 	text.Reset()
-	waits := Summary{nodes: []node{{debug: "new", seen: now.at}}}
+	waits := Summary{Nodes: []Node{{Debug: "new", LastAnswer: now.at}}}
 	if waits.writeTrouble(&text); text.Len() > 0 {
 		t.Errorf("a node that waits for its first rules is shown as %s", &text)
 	}
@@ -107,15 +107,15 @@ func TestTop(t *testing.T) {
 // did not name.
 func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 	at := time.Unix(1_700_000_000, 0)
-	seen := func(debug string, started, calls int) node {
-		n := node{debug: debug, seen: at, state: console.State{Started: time.Unix(int64(started), 0)}}
+	seen := func(debug string, started, calls int) Node {
+		n := Node{Debug: debug, LastAnswer: at, state: console.State{Started: time.Unix(int64(started), 0)}}
 		n.state.Calls, n.state.Rules = uint64(calls), []metrics.RuleState{{Domain: "d", Rule: "r", Admitted: uint64(calls)}}
 		return n
 	}
-	looked := func(at time.Time, nodes ...node) *look {
+	looked := func(at time.Time, nodes ...Node) *look {
 		v := &look{at: at, nodes: nodes, rules: map[string]*metrics.RuleState{}}
 		for i := range nodes {
-			if n := &nodes[i]; !n.seen.IsZero() {
+			if n := &nodes[i]; !n.LastAnswer.IsZero() {
 				v.add(&n.state, &n.state)
 			}
 		}
@@ -123,8 +123,8 @@ func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 	}
 	quiet := seen("busy", 1, 70000)
 	quiet.state.Rules[0].Rule = "other"
-	before := looked(at, seen("a", 1, 1000), node{debug: "late", err: errors.New("away")}, seen("again", 1, 5000), quiet)
-	now := looked(at.Add(time.Second), seen("a", 1, 1007), seen("late", 1, 90000), seen("again", 2, 3), node{debug: "silent"}, seen("busy", 1, 70000))
+	before := looked(at, seen("a", 1, 1000), Node{Debug: "late", err: errors.New("away")}, seen("again", 1, 5000), quiet)
+	now := looked(at.Add(time.Second), seen("a", 1, 1007), seen("late", 1, 90000), seen("again", 2, 3), Node{Debug: "silent"}, seen("busy", 1, 70000))
 	if v := now.since(before); v.Calls != 7 || v.Rules[0].AdmittedRate != 7 {
 		t.Errorf("7 calls of one node are shown as %v a second, and %v admitted", v.Calls, v.Rules[0].AdmittedRate)
 	}
@@ -132,7 +132,7 @@ func TestRatesAreOfTheTimeBetweenTwoLooks(t *testing.T) {
 
 // The entry of a node before its last restart is no other node. All others are asked, however many.
 func TestRestartedNodeIsNoOther(t *testing.T) {
-	again := look{nodes: []node{{debug: "localhost:6070", state: console.State{Nodes: []console.Node{
+	again := look{nodes: []Node{{Debug: "localhost:6070", state: console.State{Nodes: []console.Node{
 		{Debug: "a:6070", Here: true}, {Debug: "a:6070"}, {Debug: "b:6070"},
 	}}}}}
 	if others := again.others(); !slices.Equal(others, []string{"b:6070"}) {

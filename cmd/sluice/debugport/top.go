@@ -62,10 +62,10 @@ func (c *Top) Run(s cli.Streams) error {
 
 func (v *Summary) write(out io.Writer) error {
 	answer, open, seats := 0, 0, 0
-	for i := range v.nodes {
-		n := &v.nodes[i].state
+	for i := range v.Nodes {
+		n := &v.Nodes[i].state
 		switch {
-		case v.nodes[i].err != nil:
+		case v.Nodes[i].err != nil:
 			continue
 		case n.Store.BreakerOpen:
 			open++
@@ -99,20 +99,20 @@ func (v *Summary) writeTrouble(out io.Writer) {
 			fmt.Fprintf(out, "  %s on %s\n", s.Fingerprint, strings.Join(s.Nodes, ", "))
 		}
 	}
-	for i := range v.nodes {
-		n := &v.nodes[i]
+	for i := range v.Nodes {
+		n := &v.Nodes[i]
 		switch {
-		case n.err != nil && n.seen.IsZero():
-			fmt.Fprintf(out, "%s DOES NOT ANSWER\n", n.debug)
+		case n.err != nil && n.LastAnswer.IsZero():
+			fmt.Fprintf(out, "%s DOES NOT ANSWER\n", n.Debug)
 		case n.err != nil:
-			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.debug, v.At.Sub(n.seen).Round(time.Second))
+			fmt.Fprintf(out, "%s DOES NOT ANSWER, last seen %v ago\n", n.Debug, v.At.Sub(n.LastAnswer).Round(time.Second))
 		case n.state.Config.Error != "":
 			first, _, _ := strings.Cut(n.state.Config.Error, "\n")
-			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.debug, first)
+			fmt.Fprintf(out, "%s REFUSES NEWER RULES: %s\n", n.Debug, first)
 		}
 		for _, p := range n.state.Problems {
 			if n.err == nil && !slices.Contains([]string{"config-rejected", "node-down", "rules-differ"}, p.Runbook) {
-				fmt.Fprintf(out, "%s: %s (runbook: %s)\n", n.debug, p.What, p.Runbook)
+				fmt.Fprintf(out, "%s: %s (runbook: %s)\n", n.Debug, p.What, p.Runbook)
 			}
 		}
 	}
