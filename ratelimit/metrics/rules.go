@@ -1,8 +1,7 @@
 package metrics
 
 import (
-	"bytes"
-	"errors"
+	"bufio"
 	"io"
 	"math"
 	"strconv"
@@ -189,24 +188,18 @@ var ruleMetrics = []metric{
 // WriteRuleMetrics writes the metrics of rules in the text format 0.0.4 of Prometheus.
 func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	named, rules := c.rows()
-	var b bytes.Buffer
+	b := bufio.NewWriterSize(w, 64<<10) // Flush says the first error
 	head := func(name, kind, help string) {
-		b.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
+		_, _ = b.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
 	}
 	line := func(name, labels string, n int64) {
-		b.WriteString(name)
-		b.WriteByte('{')
-		b.WriteString(labels)
-		b.WriteString("} ")
-		b.Write(strconv.AppendInt(b.AvailableBuffer(), n, 10))
-		b.WriteByte('\n')
+		_, _ = b.WriteString(name)
+		_ = b.WriteByte('{')
+		_, _ = b.WriteString(labels)
+		_, _ = b.WriteString("} ")
+		_, _ = b.Write(append(strconv.AppendInt(b.AvailableBuffer(), n, 10), '\n'))
 	}
-	flush := func() error {
-		defer b.Reset()
-		_, err := w.Write(b.Bytes())
-		return err
-	}
-	write := func(rows []ruleRow, metrics []metric) error {
+	write := func(rows []ruleRow, metrics ...metric) {
 		for _, m := range metrics {
 			head(m.name, m.kind, m.help)
 			for i := range rows {
@@ -219,32 +212,21 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 				}
 				line(m.name, rows[i].labels, n)
 			}
-			if err := flush(); err != nil {
-				return err
-			}
 		}
-		return nil
 	}
 	for _, h := range hits {
 		if h.help != "" {
-			m := counted("ratelimit_service_rate_limit_"+h.name, h.help, every, h.of)
-			if err := write(named, []metric{m}); err != nil {
-				return err
-			}
+			write(named, counted("ratelimit_service_rate_limit_"+h.name, h.help, every, h.of))
 		}
 	}
-	if err := write(rules, ruleMetrics); err != nil {
-		return err
-	}
+	write(rules, ruleMetrics...)
 	head("sluice_decisions_total", "counter", "Decisions by source; reason says why the store did not decide.")
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}
-	if err := errors.Join(flush(), write(rules, holdMetrics)); err != nil {
-		return err
-	}
+	write(rules, holdMetrics...)
 	writeHolds(rules, head, line)
-	return flush()
+	return b.Flush()
 }
 
 // admitted are tokens, shadow_mode included.
