@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -21,9 +20,6 @@ import (
 // most MostCalendars. All methods are safe for concurrent use.
 type Calendar uint16
 
-// ErrCalendar says that no calendar is of such a day and zone.
-var ErrCalendar = errors.New("invalid billing period")
-
 // MostCalendars is the largest number of a process: 31 for each of a thousand zones. The IANA database has
 // some 600.
 const MostCalendars = 1 << 15
@@ -32,7 +28,7 @@ const MostCalendars = 1 << 15
 // are one zone: the first of them counts.
 func NewCalendar(day int, zone *time.Location) (Calendar, error) {
 	if day < 1 || day > 31 {
-		return 0, fmt.Errorf("%w: day %d does not exist in a month: use 1 to 31", ErrCalendar, day)
+		return 0, fmt.Errorf("invalid billing period: day %d does not exist in a month: use 1 to 31", day)
 	}
 	for {
 		all := calendars.Load()
@@ -42,8 +38,8 @@ func NewCalendar(day int, zone *time.Location) (Calendar, error) {
 			}
 		}
 		if len(*all) >= MostCalendars {
-			return 0, fmt.Errorf("%w: the process has %d others, which is the maximum: restart it to use new ones",
-				ErrCalendar, len(*all)-1)
+			return 0, fmt.Errorf("invalid billing period: the process has %d others, which is the maximum: restart "+
+				"it to use new ones", len(*all)-1)
 		}
 		more := slices.Concat(*all, []calendar{{day, zone}})
 		if calendars.CompareAndSwap(all, &more) {

@@ -137,13 +137,3 @@ func TestStatsdMissesNothing(t *testing.T) {
 	<-done
 	c.until("b"+tags, 7) // the last is sent at the end
 }
-
-func TestSegments(t *testing.T) {
-	for in, want := range map[string]string{
-		"remote_address_10.0.0.1": "remote_address_10_0_0_1", "a:b|c": "a_b_c", "v1.2": "v1.2", "a\nb:1|c": "a_b_1_c",
-	} {
-		if got := segment(in); got != want {
-			t.Errorf("segment(%q) is %q, want %q", in, got, want)
-		}
-	}
-}

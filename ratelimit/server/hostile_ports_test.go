@@ -27,7 +27,10 @@ import (
 func bounded(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
 	o := local()
-	o.Caps, o.Budget, o.HTTPBudget = transport.Default(), transport.NewBudget(8<<20), transport.NewBudget(1<<20)
+	o.Caps = transport.Caps{
+		Streams: 1000, HeaderBytes: 8 << 10, MessageBytes: 256 << 10, RequestTimeout: 10 * time.Second,
+	}
+	o.Budget, o.HTTPBudget = transport.NewBudget(8<<20), transport.NewBudget(1<<20)
 	o.HTTPConnections, o.DebugConnections = 16, 4
 	if change != nil {
 		change(&o)

@@ -56,7 +56,7 @@ func TestOverAConnection(t *testing.T) {
 	others := grpc.NewServer()
 	healthpb.RegisterHealthServer(others, health.NewServer())
 	s := transport.NewPort(transport.Options{
-		Caps: transport.Default(), Gate: gate.Before(clock), Others: others,
+		Gate: gate.Before(clock), Others: others,
 		Method: transport.Method{Name: gated, Answer: func(_ context.Context, _, out []byte) ([]byte, error) {
 			ran++
 			return out, nil

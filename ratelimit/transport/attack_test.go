@@ -267,7 +267,7 @@ func TestAnswersOfTheHandlerAreTaken(t *testing.T) {
 
 // An answer that waits for its own window does not hold up others.
 func TestBlockedAnswersDoNotBlockOthers(t *testing.T) {
-	s := onPort(t, Default(), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	s := onPort(t, usual, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 	s.call(1, "/x/Echo", "a")
 	s.call(3, "/x/Echo", "a")
 	_ = s.WriteWindowUpdate(3, 100)
@@ -326,7 +326,7 @@ func TestLastAnswersArrive(t *testing.T) {
 
 // What the handler's own gRPC keeps of a request counts, in however small pieces it comes.
 func TestSmallPiecesCount(t *testing.T) {
-	caps := Default()
+	caps := usual
 	budget := NewBudget(16 << 20)
 	c, err := net.Dial("tcp", servePort(t, Options{Caps: caps, Budget: budget, Others: grpcEchoes(caps)}))
 	if err != nil {

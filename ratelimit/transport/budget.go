@@ -9,9 +9,14 @@ import (
 	"time"
 )
 
-// Budget is the memory for all unfinished calls of callers. It is safe for concurrent use.
+// Budget is the memory for all unfinished calls of callers. It counts the actions of the bounds. It is safe for
+// concurrent use.
 type Budget struct {
-	Counts
+	Crowded  atomic.Uint64 // connections closed for newer ones, or at once
+	Heaviest atomic.Uint64 // connections and bodies ended because too many bytes were held
+	Stalled  atomic.Uint64 // connections closed because they did not go on
+	Excess   atomic.Uint64 // connections closed for far more calls, or idle frames, than they may send
+
 	most int64
 	// Invariant: held is the sum of the bytes of all holders, except changes in progress. It is at most most
 	// once a charge has returned.
@@ -19,14 +24,6 @@ type Budget struct {
 
 	mu      sync.Mutex
 	holders map[holder]struct{} // guarded by mu
-}
-
-// Counts are the actions of the bounds. They may be read at any time.
-type Counts struct {
-	Crowded  atomic.Uint64 // connections closed for newer ones, or at once
-	Heaviest atomic.Uint64 // connections and bodies ended because too many bytes were held
-	Stalled  atomic.Uint64 // connections closed because they did not go on
-	Excess   atomic.Uint64 // connections closed for far more calls, or idle frames, than they may send
 }
 
 // holder is a connection, or the body of an HTTP request. None of its methods may charge the budget while it is asked.

@@ -1,8 +1,6 @@
 package transport
 
-import (
-	"time"
-)
+import "time"
 
 // Caps are the most that callers of one port may have a server keep. The zero value caps nothing
 // that it names 0.
@@ -16,13 +14,4 @@ type Caps struct {
 	Idle time.Duration
 	// A connection that is as old as Age is asked to end, too. Calls under way may take AgeGrace.
 	Age, AgeGrace time.Duration
-}
-
-// Default are the caps of the gRPC port. What Envoy sends is far below them.
-func Default() Caps {
-	return Caps{
-		Connections: 4096, Streams: 1000, HeaderBytes: 8 << 10, MessageBytes: 256 << 10,
-		RequestTimeout: 10 * time.Second, Idle: 5 * time.Minute,
-		Age: 24 * time.Hour, AgeGrace: time.Hour,
-	}
 }

@@ -107,7 +107,8 @@ func prefaced(c net.Conn) bool {
 func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInfo) *connection {
 	now := nanotime()
 	c := &connection{
-		Port: p, Conn: secured, calls: calls{open: map[uint32]*stream{}}, out: newOutput(),
+		Port: p, Conn: secured, calls: calls{open: map[uint32]*stream{}},
+		out:  output{window: defaultWindow, initial: defaultWindow},
 		life: life{received: now, quiet: now},
 	}
 	c.out.room = sync.NewCond(&c.mu)

@@ -17,13 +17,11 @@ type output struct {
 	writing bool  // a goroutine is
 	timed   time.Time
 	headed  bool       // a header block has been written
-	window  int64      // of the connection
-	initial int64      // of a new stream
+	window  int64      // of the connection; at first it is defaultWindow
+	initial int64      // of a new stream; the same
 	room    *sync.Cond // frames have been written
 	senders int        // exchanges that wait for a window
 }
-
-func newOutput() output { return output{window: defaultWindow, initial: defaultWindow} }
 
 // mostSpare is how large a buffer may be that is used again.
 const mostSpare = 64 << 10

@@ -36,9 +36,15 @@ func echo(ctx context.Context, in, out []byte) ([]byte, error) {
 	return append(out, in...), nil
 }
 
+// usual are the caps of a node.
+var usual = Caps{
+	Streams: 1000, HeaderBytes: 8 << 10, MessageBytes: 256 << 10, RequestTimeout: 10 * time.Second,
+	Idle: 5 * time.Minute, Age: 24 * time.Hour, AgeGrace: time.Hour,
+}
+
 func echoes(budget *Budget) Options {
 	return Options{
-		Caps: Default(), Budget: budget, Method: Method{Name: "/x/Echo", Answer: echo}, Others: http.NotFoundHandler(),
+		Caps: usual, Budget: budget, Method: Method{Name: "/x/Echo", Answer: echo}, Others: http.NotFoundHandler(),
 	}
 }
 

@@ -73,7 +73,7 @@ func serveTalks(t *testing.T, size int) (*talker, *stoppable, *grpc.ClientConn, 
 	others := grpc.NewServer()
 	rlqs.RegisterRateLimitQuotaServiceServer(others, s)
 	made := make(chan *stoppable, 1)
-	addr := servePort(t, Options{Caps: Default(), Budget: budget, Others: others})
+	addr := servePort(t, Options{Caps: usual, Budget: budget, Others: others})
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			c, err := new(net.Dialer).DialContext(ctx, "tcp", address)

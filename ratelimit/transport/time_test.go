@@ -260,7 +260,7 @@ func TestSlowReadersHoldUpNoOther(t *testing.T) {
 		SessionTicketsDisabled: true,
 	}
 	bubble(t, func(t *testing.T) {
-		p := NewPort(Options{Caps: Default(), Budget: NewBudget(1 << 20), Security: credentials.NewTLS(c)})
+		p := NewPort(Options{Caps: usual, Budget: NewBudget(1 << 20), Security: credentials.NewTLS(c)})
 		here, there := net.Pipe()
 		p.running.Go(func() { p.welcome(&conn{Conn: there, of: Listen(nil, 0, nil)}) })
 		caller := tls.Client(here, &tls.Config{InsecureSkipVerify: true, NextProtos: c.NextProtos}) //nolint:gosec

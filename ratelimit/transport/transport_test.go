@@ -34,8 +34,8 @@ func (p *pretended) end() {
 }
 
 // Who holds most for longer than a moment goes first: the young stay, however much they hold, as long as the others
-// hold an eighth. A few calls that a busy node has made wait are not what fills a budget: who does is ended, though he has
-// begun just now.
+// hold an eighth. A few calls that a busy node has made wait are not what fills a budget: who does is ended, though he
+// has begun just now.
 func TestHeaviestIsWhoFillsTheBudget(t *testing.T) {
 	young, old := nanotime()+int64(time.Hour), nanotime()-int64(2*moment)
 	for _, c := range []struct {

@@ -399,7 +399,7 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 		}, nil, "0: ended", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			caps := Default()
+			caps := usual
 			caps.Streams = 10
 			for who, on := range servers {
 				s := on(t, caps)
@@ -424,7 +424,7 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 func TestMixedFramesFindTheirCalls(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		window := rapid.SampledFrom([]uint32{0, 10, 65535}).Draw(r, "window")
-		s := onPort(t, Default(), http2.Setting{ID: http2.SettingInitialWindowSize, Val: window})
+		s := onPort(t, usual, http2.Setting{ID: http2.SettingInitialWindowSize, Val: window})
 		left := map[uint32][]byte{}
 		want := map[uint32][]byte{}
 		for i := range uint32(rapid.IntRange(1, 8).Draw(r, "calls")) {

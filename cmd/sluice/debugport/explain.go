@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"text/tabwriter"
 	"time"
 
@@ -33,7 +34,7 @@ func (*Explain) Help() string {
 // Run prints the explanation.
 func (c *Explain) Run(s cli.Streams) error {
 	var answer json.RawMessage
-	if err := (port{address: c.Debug}).get(context.Background(), "/explain?"+c.query(), &answer); err != nil {
+	if err := (port{address: c.Debug}).call(context.Background(), http.MethodGet, "/explain?"+c.query(), nil, &answer); err != nil {
 		return err
 	}
 	if c.JSON {

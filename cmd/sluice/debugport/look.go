@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -85,7 +86,7 @@ func (v *look) ask(addresses []string) {
 	for i := range v.nodes[first:] {
 		n := &v.nodes[first+i]
 		all.Go(func() {
-			if n.err = (port{address: n.Debug}).get(context.Background(), "/console/state", &n.state); n.err == nil {
+			if n.err = (port{address: n.Debug}).call(context.Background(), http.MethodGet, "/console/state", nil, &n.state); n.err == nil {
 				n.LastAnswer = v.at
 			}
 		})

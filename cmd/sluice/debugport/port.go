@@ -31,11 +31,6 @@ type refusal struct {
 // Error says the port and the fault.
 func (r *refusal) Error() string { return r.address + ": " + r.why }
 
-// get reads JSON from a path.
-func (p port) get(ctx context.Context, path string, into any) error {
-	return p.call(ctx, http.MethodGet, path, nil, into)
-}
-
 // call sends a request with a body of JSON, unless it is nil, and reads the JSON of the answer. headers are names and
 // values by turns; those with an empty value are left out. An answer that is not OK is a [refusal].
 func (p port) call(ctx context.Context, method, path string, body, into any, headers ...string) error {
