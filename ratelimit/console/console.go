@@ -9,6 +9,7 @@ package console
 import (
 	"embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -122,13 +123,27 @@ func (c *console) register(mux *http.ServeMux) {
 	file("/console/charts.js", "charts.js", "text/javascript; charset=utf-8")
 	file("/openapi.json", "openapi.json", "application/json")
 	file("/console/console.css", "console.css", "text/css; charset=utf-8")
-	mux.HandleFunc("GET /console/state", c.state)
-	mux.HandleFunc("GET /console/history", c.history)
-	mux.HandleFunc("GET /explain", c.explain)
-	mux.HandleFunc("POST /admin/reset", c.correct("reset", c.reset))
-	mux.HandleFunc("POST /admin/drop", c.correct("drop", c.drop))
-	c.registerOverrides(mux)
+	for pattern, do := range map[string]handler{
+		"GET /console/state":            c.state,
+		"GET /console/history":          c.history,
+		"GET /explain":                  c.explain,
+		"POST /admin/reset":             c.correct("reset", c.reset),
+		"POST /admin/drop":              c.correct("drop", c.drop),
+		"GET /v1/overrides":             c.guarded("list overrides", c.listOverrides),
+		"GET /v1/overrides/{domain}":    c.guarded("read overrides", c.getOverrides),
+		"PUT /v1/overrides/{domain}":    c.guarded("set an override", c.putOverride),
+		"DELETE /v1/overrides/{domain}": c.guarded("remove an override", c.deleteOverride),
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := do(w, r); err != nil {
+				failed(w, err)
+			}
+		})
+	}
 }
+
+// handler answers a request, or returns why not.
+type handler func(http.ResponseWriter, *http.Request) error
 
 // secure sets the headers of every answer: the page may load only its own files, and no other page
 // may frame it.
@@ -150,8 +165,40 @@ func answerWith(w http.ResponseWriter, code int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // it escapes <, > and &
 }
 
-func refuse(w http.ResponseWriter, code int, format string, args ...any) {
-	answerWith(w, code, map[string]string{"error": ratelimit.OneLine(fmt.Sprintf(format, args...))})
+// refusal is an answer with a status.
+type refusal struct {
+	code int
+	why  string
+}
+
+// Error implements error.
+func (r *refusal) Error() string { return r.why }
+
+func refusing(code int, format string, args ...any) error {
+	return &refusal{code, ratelimit.OneLine(fmt.Sprintf(format, args...))}
+}
+
+// tooMany refuses for a while.
+func tooMany(what string) error {
+	return refusing(http.StatusTooManyRequests, "%s: ask again in a second", what)
+}
+
+// failed answers with an error.
+func failed(w http.ResponseWriter, err error) {
+	r, ok := errors.AsType[*refusal](err)
+	switch {
+	case ok:
+	case errors.Is(err, ratelimit.ErrOverrideChanged):
+		r = &refusal{http.StatusPreconditionFailed, err.Error() + ": get it again, and use its version"}
+	case errors.Is(err, ratelimit.ErrOverrides):
+		r = &refusal{http.StatusUnprocessableEntity, err.Error()}
+	default:
+		r = &refusal{http.StatusServiceUnavailable, "overrides cannot be read or set now: " + err.Error()}
+	}
+	if r.code == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", "1")
+	}
+	answerWith(w, r.code, map[string]string{"error": ratelimit.OneLine(r.why)})
 }
 
 // State is the answer to the page's poll every two seconds.
@@ -171,7 +218,7 @@ type State struct {
 	Now      time.Time          `json:"now"`
 }
 
-func (c *console) state(w http.ResponseWriter, _ *http.Request) {
+func (c *console) state(w http.ResponseWriter, _ *http.Request) error {
 	fleet := c.Nodes()
 	hottest, held := c.look()
 	v := State{
@@ -184,6 +231,7 @@ func (c *console) state(w http.ResponseWriter, _ *http.Request) {
 	v.Recent, rules = c.History.recent()
 	v.Problems = problems(&v, v.Recent, rules)
 	answer(w, v)
+	return nil
 }
 
 // hostOf is the node of a holder, or "" if it is unknown.

@@ -12,20 +12,18 @@ import (
 )
 
 // correct is a change that needs the token.
-func (c *console) correct(what string, change func(context.Context, *ratelimit.Ask) (string, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if !c.authorized(w, r, what) {
-			return
+func (c *console) correct(what string, change func(context.Context, *ratelimit.Ask) (string, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if err := c.authorized(r, what); err != nil {
+			return err
 		}
 		d, entries, err := c.asked(r)
 		if err != nil {
-			refuse(w, http.StatusBadRequest, "%v", err)
-			return
+			return err
 		}
 		rule, key := d.Match(entries, nil)
 		if rule == nil || rule.Unlimited || rule.RefusesAll() {
-			refuse(w, http.StatusBadRequest, "no rule with a budget matches this descriptor")
-			return
+			return refusing(http.StatusBadRequest, "no rule with a budget matches this descriptor")
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
 		defer cancel()
@@ -33,17 +31,17 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 		c.Log.Warn("a correction by an operator", "what", what, "from", r.RemoteAddr, "rule",
 			rule.Domain+"."+rule.Path, "descriptor", r.URL.Query()["entry"], "done", err == nil, "error", err)
 		if err != nil {
-			refuse(w, http.StatusServiceUnavailable, "%v", err)
-			return
+			return refusing(http.StatusServiceUnavailable, "%v", err)
 		}
 		// Without a store, each node counts by itself, unless the key has an owner.
 		alone := c.Metrics.Safety == nil && (c.Metrics.Ring == nil || !rule.Coordination.Mode.Spec().Owned)
 		answer(w, map[string]any{"done": done, "alone": alone})
+		return nil
 	}
 }
 
-// authorized tells whether a request has the token, and refuses it otherwise.
-func (c *console) authorized(w http.ResponseWriter, r *http.Request, what string) bool {
+// authorized refuses a request without the token.
+func (c *console) authorized(r *http.Request, what string) error {
 	looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
 		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		have, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(c.Token))
@@ -51,13 +49,13 @@ func (c *console) authorized(w http.ResponseWriter, r *http.Request, what string
 	})
 	switch {
 	case !looked:
-		tooMany(w, "too many wrong tokens came from this address")
+		return tooMany("too many wrong tokens came from this address")
 	case !right:
 		c.Log.Warn("a correction was refused", "what", what, "from", r.RemoteAddr)
-		refuse(w, http.StatusForbidden, "corrections and overrides need the header Authorization: Bearer with the "+
-			"ADMIN_TOKEN of this node; one is set: %t", c.Token != "")
+		return refusing(http.StatusForbidden, "corrections and overrides need the header Authorization: Bearer with "+
+			"the ADMIN_TOKEN of this node; one is set: %t", c.Token != "")
 	}
-	return looked && right
+	return nil
 }
 
 func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {

@@ -70,48 +70,47 @@ func heldOf(rule *ratelimit.Rule, key []byte) *held {
 // mostNames bounds the domains that an unknown one is compared with.
 const mostNames = 1000
 
-// errAsk is an invalid request.
-var errAsk = errors.New("ask like /explain?domain=edge&entry=tier=gold&entry=user=bob")
+// askLike answers an invalid request.
+const askLike = "ask like /explain?domain=edge&entry=tier=gold&entry=user=bob"
 
 // asked is the descriptor of a request: domain, and entries in their order.
 func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error) {
 	q := r.URL.Query()
 	name := q.Get("domain")
 	if name == "" || len(q["entry"]) == 0 {
-		return nil, nil, errAsk
+		return nil, nil, refusing(http.StatusBadRequest, askLike)
 	}
 	var entries []config.Entry
 	for _, text := range q["entry"] {
 		key, value, found := strings.Cut(text, "=")
 		if key == "" || !found {
-			return nil, nil, fmt.Errorf("%w: %q is not key=value", errAsk, text)
+			return nil, nil, refusing(http.StatusBadRequest, askLike+": %q is not key=value", text)
 		}
 		entries = append(entries, config.Entry{Key: key, Value: value})
 	}
 	d := c.Metrics.Store.Rules().Domain(name)
 	if d == nil {
 		// The name is cut to leave room for the rest of the text.
-		return nil, entries, fmt.Errorf("the domain %.60q has no rules: its requests are OK%s", name,
+		return nil, nil, refusing(http.StatusBadRequest, "the domain %.60q has no rules: its requests are OK%s", name,
 			ratelimit.DidYouMean(name, c.Metrics.Store.Rules().DomainNames(mostNames)))
 	}
 	return d, entries, nil
 }
 
-func (c *console) explain(w http.ResponseWriter, r *http.Request) {
+func (c *console) explain(w http.ResponseWriter, r *http.Request) error {
 	done, ok := c.throttle.question()
 	if !ok {
-		tooMany(w, "too many explanations a second")
-		return
+		return tooMany("too many explanations a second")
 	}
 	defer done()
 	d, entries, err := c.asked(r)
 	if err != nil {
-		refuse(w, http.StatusBadRequest, "%v", err)
-		return
+		return err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
 	defer cancel()
 	answer(w, c.explained(ctx, d, entries))
+	return nil
 }
 
 func (c *console) explained(ctx context.Context, d *config.Domain, entries []config.Entry) Explanation {

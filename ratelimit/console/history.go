@@ -357,14 +357,14 @@ func busiest(all []*look) []string {
 }
 
 // history answers with the looks after ?since=, in Unix milliseconds.
-func (c *console) history(w http.ResponseWriter, r *http.Request) {
+func (c *console) history(w http.ResponseWriter, r *http.Request) error {
 	var since int64
 	var err error
 	if text := r.URL.Query().Get("since"); text != "" {
 		if since, err = strconv.ParseInt(text, 10, 64); err != nil {
-			refuse(w, http.StatusBadRequest, "since is %q, must be Unix milliseconds, as in at_ms", text)
-			return
+			return refusing(http.StatusBadRequest, "since is %q, must be Unix milliseconds, as in at_ms", text)
 		}
 	}
 	answer(w, c.History.columns(since))
+	return nil
 }

@@ -121,63 +121,23 @@ func (s *OverrideChange) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// refusal is an answer with a status.
-type refusal struct {
-	code int
-	why  string
-}
-
-// Error implements error.
-func (r *refusal) Error() string { return r.why }
-
-func refusing(code int, format string, args ...any) error {
-	return &refusal{code, ratelimit.OneLine(fmt.Sprintf(format, args...))}
-}
-
-// failed answers with an error.
-func failed(w http.ResponseWriter, err error) {
-	var r *refusal
-	switch {
-	case errors.As(err, &r):
-		refuse(w, r.code, "%s", r.why)
-	case errors.Is(err, ratelimit.ErrOverrideChanged):
-		refuse(w, http.StatusPreconditionFailed, "%v: get it again, and use its version", err)
-	case errors.Is(err, ratelimit.ErrOverrides):
-		refuse(w, http.StatusUnprocessableEntity, "%v", err)
-	default:
-		refuse(w, http.StatusServiceUnavailable, "overrides cannot be read or set now: %v", err)
-	}
-}
-
-// guarded runs a request for overrides: it needs the token, and its concurrency is bounded.
-func (c *console) guarded(what string, do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if !c.authorized(w, r, what) {
-			return
+// guarded is a request for overrides: it needs the token, and its concurrency is bounded.
+func (c *console) guarded(what string, do handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if err := c.authorized(r, what); err != nil {
+			return err
 		}
 		select {
 		case c.changing <- struct{}{}:
 			defer func() { <-c.changing }()
 		default:
-			tooMany(w, "too many questions and changes of overrides at once")
-			return
+			return tooMany("too many questions and changes of overrides at once")
 		}
 		if c.Overrides == nil {
-			refuse(w, http.StatusNotImplemented, "this node keeps no overrides")
-			return
+			return refusing(http.StatusNotImplemented, "this node keeps no overrides")
 		}
-		if err := do(w, r); err != nil {
-			failed(w, err)
-		}
+		return do(w, r)
 	}
-}
-
-func (c *console) registerOverrides(mux *http.ServeMux) {
-	const all, of = "/v1/overrides", "/v1/overrides/{domain}"
-	mux.HandleFunc("GET "+all, c.guarded("list overrides", c.listOverrides))
-	mux.HandleFunc("GET "+of, c.guarded("read overrides", c.getOverrides))
-	mux.HandleFunc("PUT "+of, c.guarded("set an override", c.putOverride))
-	mux.HandleFunc("DELETE "+of, c.guarded("remove an override", c.deleteOverride))
 }
 
 // domain is the domain of a name.

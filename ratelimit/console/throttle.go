@@ -3,7 +3,6 @@ package console
 import (
 	"hash/maphash"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -108,10 +107,4 @@ func prefixOf(address string) string {
 		return ip.Mask(net.CIDRMask(48, 128)).String()
 	}
 	return ip.String()
-}
-
-// tooMany refuses for a while.
-func tooMany(w http.ResponseWriter, what string) {
-	w.Header().Set("Retry-After", "1")
-	refuse(w, http.StatusTooManyRequests, "%s: ask again in a second", what)
 }
