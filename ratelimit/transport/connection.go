@@ -82,7 +82,7 @@ func (m *memory) book() int64 {
 
 // life is the age of a connection, in nanoseconds since the process began.
 type life struct {
-	end        int64  // of its Age; 0: none
+	end        int64  // of its Age
 	received   int64  // when bytes came last
 	quiet      int64  // since when it has no call
 	pinged     int64  // 0: not since bytes came
@@ -116,10 +116,8 @@ func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInf
 	if secured, ok := info.(credentials.TLSInfo); ok {
 		c.security = &secured.State
 	}
-	if age := p.Caps.Age; age > 0 {
-		// Connections that began at once do not end at once.
-		c.life.end = now + int64(float64(age)*(0.9+0.2*rand.Float64()))
-	}
+	// Connections that began at once do not end at once.
+	c.life.end = now + int64(float64(p.Caps.Age)*(0.9+0.2*rand.Float64()))
 	c.in.fields = newFields(&p.Method, p.Caps.HeaderBytes)
 	return c
 }
@@ -269,7 +267,7 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 		next = min(next, max(since+int64(after), now+1))
 		return now >= since+int64(after)
 	}
-	if since := c.oldestLocked(); since != 0 && caps.RequestTimeout > 0 && due(since, caps.RequestTimeout) {
+	if since := c.oldestLocked(); since != 0 && due(since, caps.RequestTimeout) {
 		c.Budget.Stalled.Add(1)
 		return next, os.ErrDeadlineExceeded // a request, or the reading of an answer, did not go on
 	}
@@ -281,10 +279,10 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 		return next, os.ErrDeadlineExceeded
 	}
 	quiet := len(c.calls.open) == 0
-	if l.asked == 0 && (quiet && caps.Idle > 0 && due(l.quiet, caps.Idle) || l.end != 0 && due(l.end, 0)) {
+	if l.asked == 0 && (quiet && due(l.quiet, caps.Idle) || due(l.end, 0)) {
 		c.goAwayLocked(now)
 	}
-	if l.end != 0 && caps.AgeGrace > 0 && due(l.end, caps.AgeGrace) {
+	if due(l.end, caps.AgeGrace) {
 		return next, os.ErrDeadlineExceeded
 	}
 	if l.asked != 0 && !l.lastStream && due(l.asked, lastCalls) {

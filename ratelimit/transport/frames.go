@@ -57,35 +57,28 @@ func (f *fault) Error() string { return fmt.Sprintf("%v: %s", f.code, f.reason) 
 
 func protocolError(reason string) error { return &fault{http2.ErrCodeProtocol, reason} }
 
+// shapes are, by kind of frame, whether it is of the connection instead of a call, and its length; 0: any.
+var shapes = [...]struct {
+	connection bool
+	length     int
+}{
+	http2.FramePriority: {length: 5}, frameReset: {length: 4}, frameSettings: {connection: true},
+	framePing: {true, 8}, frameGoAway: {connection: true}, frameWindow: {length: 4}, http2.FrameContinuation: {},
+}
+
 // check compares a frame with what its kind is.
 func (f *frame) check() error {
-	connection, length := false, -1
-	switch f.kind {
-	case frameSettings:
-		connection = true
-		if f.length%6 != 0 || f.flags.Has(flagAck) && f.length > 0 {
-			length = 0
-		}
-	case framePing:
-		connection, length = true, 8
-	case frameGoAway:
-		connection = true
-	case frameReset:
-		length = 4
-	case http2.FramePriority:
-		length = 5
-	case frameWindow:
-		connection, length = f.stream == 0, 4
-	case http2.FramePushPromise:
-		return protocolError("a push from a caller")
-	case frameData, frameHeaders, http2.FrameContinuation:
-	default:
+	if int(f.kind) >= len(shapes) {
 		return nil // extensions are ignored
 	}
-	if connection != (f.stream == 0) {
+	shape := shapes[f.kind]
+	settings := f.length%6 == 0 && (f.length == 0 || !f.flags.Has(flagAck))
+	switch {
+	case f.kind == http2.FramePushPromise:
+		return protocolError("a push from a caller")
+	case f.kind != frameWindow && shape.connection != (f.stream == 0): // windows are of both
 		return protocolError(fmt.Sprintf("a frame of kind %v for stream %d", f.kind, f.stream))
-	}
-	if length >= 0 && f.length != length {
+	case shape.length > 0 && f.length != shape.length, f.kind == frameSettings && !settings:
 		return &fault{http2.ErrCodeFrameSize, fmt.Sprintf("a frame of kind %v with %d bytes", f.kind, f.length)}
 	}
 	return nil

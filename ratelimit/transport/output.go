@@ -59,7 +59,7 @@ func (c *connection) writeLocked() error {
 	o.frames, o.release, c.calls.leaving = o.spare[:0], 0, nil
 	o.writing = true
 	most, now := c.Caps.RequestTimeout, time.Now()
-	if most > 0 && now.Sub(o.timed) > min(time.Second, most/4) { // to set a deadline costs
+	if now.Sub(o.timed) > min(time.Second, most/4) { // to set a deadline costs
 		o.timed = now
 		_ = c.SetWriteDeadline(now.Add(most))
 	}

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -46,6 +47,9 @@ type Port struct {
 	running  sync.WaitGroup           // connections, and calls that may outlive theirs
 }
 
+// never is the time for what has no bound: several of them fit into an instant.
+const never = 100 * 365 * 24 * time.Hour
+
 // NewPort makes a port.
 func NewPort(o Options) *Port {
 	if o.Security == nil {
@@ -58,6 +62,9 @@ func NewPort(o Options) *Port {
 		o.Caps.HeaderBytes = 1 << 20
 	}
 	o.Budget = o.Budget.orAll()
+	for _, d := range []*time.Duration{&o.Caps.RequestTimeout, &o.Caps.Idle, &o.Caps.Age, &o.Caps.AgeGrace} {
+		*d = cmp.Or(*d, never)
+	}
 	p := &Port{Options: o, open: map[*connection]struct{}{}}
 	if o.Gate != nil {
 		p.refusal = failure(o.Gate.Refusal)

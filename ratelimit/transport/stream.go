@@ -75,7 +75,7 @@ func (c *connection) completesLocked(s *stream) {
 
 // waitsLocked notes that a call waits for its caller since then.
 func (c *connection) waitsLocked(s *stream, since int64) {
-	if s.complete && c.Caps.RequestTimeout > 0 {
+	if s.complete {
 		s.complete, s.since = false, since
 		c.calls.incomplete++
 		c.soonerLocked(since + int64(c.Caps.RequestTimeout))
