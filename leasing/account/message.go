@@ -149,7 +149,8 @@ func AuditOf(r *ratelimit.Rule) string {
 	if !r.Coordination.Audit {
 		return ""
 	}
-	return fmt.Sprintf("%d %s.%s", r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens, r.Domain, r.Path)
+	over := r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over
+	return fmt.Sprintf("%d %s.%s", over.Tokens, r.Domain, r.Path)
 }
 
 func clamped(n tokens) tokens { return max(-MostBooked, min(n, MostBooked)) }
