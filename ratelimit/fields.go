@@ -32,16 +32,21 @@ var coordinationFields = []coordinationField{
 	share("lease.reserve", func(c *Coordination) *Share { return &c.Lease.Reserve }),
 	named("reclaim", Reclaims[:], func(c *Coordination) *Reclaim { return &c.Reclaim }),
 	share("drift_budget", func(c *Coordination) *Share { return &c.DriftBudget }),
-	{"max_nodes", func(c *Coordination) string { return strconv.Itoa(c.MaxNodes) },
+	{
+		"max_nodes", func(c *Coordination) string { return strconv.Itoa(c.MaxNodes) },
 		func(c *Coordination, text string) error {
 			n := Tokens(c.MaxNodes)
 			err := setTokens(&n, text, MaxMaxNodes)
 			c.MaxNodes = int(n)
 			return err
-		}},
-	{"check_timeout", func(c *Coordination) string { return durationText(c.CheckTimeout) },
-		func(c *Coordination, text string) error { return setDuration(&c.CheckTimeout, text) }},
-	{"store_deadline", func(c *Coordination) string { return durationText(c.Deadline()) },
+		},
+	},
+	{
+		"check_timeout", func(c *Coordination) string { return durationText(c.CheckTimeout) },
+		func(c *Coordination, text string) error { return setDuration(&c.CheckTimeout, text) },
+	},
+	{
+		"store_deadline", func(c *Coordination) string { return durationText(c.Deadline()) },
 		func(c *Coordination, text string) error {
 			err := setDuration(&c.StoreDeadline, text)
 			if err == nil && c.StoreDeadline == 0 {
@@ -49,17 +54,20 @@ var coordinationFields = []coordinationField{
 					MaxStoreDeadline)
 			}
 			return err
-		}},
+		},
+	},
 	named("on_store_failure", FailurePolicies[:], func(c *Coordination) *FailurePolicy { return &c.OnStoreFailure }),
 	named("on_deny", OnDenies[:], func(c *Coordination) *OnDeny { return &c.OnDeny }),
 	named("debt", Debts[:], func(c *Coordination) *Debt { return &c.Debt }),
-	{"audit", func(c *Coordination) string { return strconv.FormatBool(c.Audit) },
+	{
+		"audit", func(c *Coordination) string { return strconv.FormatBool(c.Audit) },
 		func(c *Coordination, text string) error {
 			if c.Audit = strings.EqualFold(text, "true"); !c.Audit && !strings.EqualFold(text, "false") {
 				return fmt.Errorf("%q is not true or false", text)
 			}
 			return nil
-		}},
+		},
+	},
 }
 
 // named is a field with one of several names.

@@ -43,8 +43,11 @@ func TestHeaviestIsWhoFillsTheBudget(t *testing.T) {
 		more    int64
 		ended   []bool
 	}{
-		{[]pretended{{bytes: 600, since: young}, {bytes: 130, since: old}, {bytes: 270, since: old}}, 1,
-			[]bool{false, false, true}},
+		{
+			[]pretended{{bytes: 600, since: young}, {bytes: 130, since: old}, {bytes: 270, since: old}},
+			1,
+			[]bool{false, false, true},
+		},
 		{[]pretended{{bytes: 600, since: young}, {bytes: 130, since: old}}, 700, []bool{true, true}},
 		{[]pretended{{bytes: 100, since: old}, {bytes: 900, since: young}}, 1, []bool{false, true}},
 	} {

@@ -432,7 +432,12 @@ var poster = http.Client{Transport: &http.Transport{
 
 // Post sends a body to /json and returns the status and the answer.
 func Post(address, body string) (status int, answer string, err error) {
-	a, err := poster.Post("http://"+address+"/json", "application/json", strings.NewReader(body))
+	r, err := http.NewRequestWithContext(context.Background(), http.MethodPost, "http://"+address+"/json",
+		strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	a, err := poster.Do(r)
 	if err != nil {
 		return 0, "", err
 	}
