@@ -274,21 +274,24 @@ func (c *Caller) pieces(stream uint32, b []byte, frame int) error {
 // Unread sends whole calls for a while, and does not read the answers.
 func Unread(address string, request []byte, d time.Duration) error {
 	c, err := DialDeaf(address)
-	return flood(c, err, request, d)
+	if err != nil {
+		return err
+	}
+	return c.flood(request, d)
 }
 
 // Windowless sends whole calls for a while. It reads the connection, and lets no
 // reply have any data.
 func Windowless(address string, request []byte, d time.Duration) error {
 	c, err := Dial(address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-	return flood(c, err, request, d)
-}
-
-// flood sends whole calls until d is over, or the server takes no more.
-func flood(c *Caller, err error, request []byte, d time.Duration) error {
 	if err != nil {
 		return err
 	}
+	return c.flood(request, d)
+}
+
+// flood sends whole calls until d is over, or the server takes no more. Then it ends the connection.
+func (c *Caller) flood(request []byte, d time.Duration) error {
 	defer c.Close()
 	whole := Message(0, request)
 	for end := time.Now().Add(d); time.Now().Before(end); {
