@@ -49,9 +49,6 @@ func (r *Redactor) account(name string) string {
 
 // Accounts hides the values in names of accounts. It is safe for concurrent use.
 func (r *Redactor) Accounts(names []string) []string {
-	if r == nil {
-		return names
-	}
 	hidden := slices.Clone(names)
 	for i := range hidden {
 		hidden[i] = r.account(hidden[i])
@@ -60,9 +57,6 @@ func (r *Redactor) Accounts(names []string) []string {
 }
 
 func (r *Redactor) hottest(keys []ratelimit.HotKey) []ratelimit.HotKey {
-	if r == nil {
-		return keys
-	}
 	hidden := slices.Clone(keys)
 	for i := range hidden {
 		hidden[i].Account = r.account(hidden[i].Account)
