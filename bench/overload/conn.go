@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -40,10 +39,10 @@ const callSlots = 1 << 16
 type conn struct {
 	tcp      net.Conn
 	patience time.Duration
-	fields   [][2]string            // of each call's headers
-	traced   bool                   // and a traceparent of its own
-	head     []byte                 // the header block of all calls but the first, if they are not traced
-	again    atomic.Pointer[func()] // called when a call has ended, without mu
+	fields   [][2]string   // of each call's headers
+	traced   bool          // and a traceparent of its own
+	head     []byte        // the header block of all calls but the first, if they are not traced
+	more     chan struct{} // a call has ended
 
 	mu          sync.Mutex
 	err         error          // guarded by mu: why it reads no more
@@ -73,7 +72,7 @@ func open(address string, most int, patience time.Duration, traced bool) (*conn,
 	}
 	c := &conn{
 		tcp: tcp, patience: patience, next: 1, oldest: 1, calls: make([]call, callSlots), most: most, window: 65535,
-		tally: newTally(), ended: make(chan struct{}), traced: traced,
+		tally: newTally(), ended: make(chan struct{}), traced: traced, more: make(chan struct{}, 1),
 	}
 	c.encoder, c.frames = hpack.NewEncoder(&c.block), http2.NewFramer(&c.out, nil)
 	c.fields = [][2]string{
@@ -135,15 +134,6 @@ func (c *conn) headersLocked() []byte {
 func (c *conn) close() {
 	c.tcp.Close()
 	<-c.ended
-}
-
-// setAgain has f called whenever a call has ended; nil: no longer.
-func (c *conn) setAgain(f func()) {
-	if f == nil {
-		c.again.Store(nil)
-		return
-	}
-	c.again.Store(&f)
 }
 
 func (c *conn) failed() error {
@@ -232,8 +222,11 @@ func (c *conn) read(settled chan struct{}) {
 			close(settled)
 			settled = nil
 		}
-		if again := c.again.Load(); ended && again != nil {
-			(*again)()
+		if ended {
+			select {
+			case c.more <- struct{}{}:
+			default:
+			}
 		}
 		if reply && in.Buffered() == 0 {
 			c.mu.Lock()

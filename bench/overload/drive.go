@@ -119,33 +119,24 @@ const tick = 500 * time.Microsecond
 // closed keeps callers calls under way, for a time.
 func (c *client) closed(ctx context.Context, callers int, length time.Duration) (*tally, error) {
 	end := time.Now().Add(length)
-	return c.each(func(_ int, one *conn) error { return c.closedOne(ctx, one, max(1, callers/len(c.conns)), end) })
-}
-
-func (c *client) closedOne(ctx context.Context, one *conn, callers int, end time.Time) error {
-	more := make(chan struct{}, 1)
-	one.setAgain(func() {
-		select {
-		case more <- struct{}{}:
-		default:
-		}
-	})
-	defer one.setAgain(nil)
-	ticks := time.NewTicker(time.Millisecond)
-	defer ticks.Stop()
-	return c.drive(ctx, one, func(now time.Time, next func() []byte) (over bool) {
-		for now.Before(end) && one.outstanding < callers {
-			one.tally.Offered++
-			if !one.beginLocked(next(), now) {
-				break
+	callers = max(1, callers/len(c.conns)) // of each connection
+	return c.each(func(_ int, one *conn) error {
+		ticks := time.NewTicker(time.Millisecond)
+		defer ticks.Stop()
+		return c.drive(ctx, one, func(now time.Time, next func() []byte) (over bool) {
+			for now.Before(end) && one.outstanding < callers {
+				one.tally.Offered++
+				if !one.beginLocked(next(), now) {
+					break
+				}
 			}
-		}
-		return !now.Before(end)
-	}, func() {
-		select {
-		case <-more:
-		case <-ticks.C:
-		}
+			return !now.Before(end)
+		}, func() {
+			select {
+			case <-one.more:
+			case <-ticks.C:
+			}
+		})
 	})
 }
 
