@@ -125,7 +125,7 @@ func (g *Grafted) Add(number int, bug Edit) {
 	fn := g.FunctionAt(bug.Start, bug.End)
 	g.bugs[fn] = append(g.bugs[fn], number)
 	from := g.tail.Len()
-	g.tail.WriteString("\n" + g.Copied(fn, number, []Edit{bug}) + "\n")
+	g.tail.WriteString("\n" + g.Copied(fn, number, bug) + "\n")
 	g.copies = append(g.copies, Copy{from, g.tail.Len(), number})
 }
 

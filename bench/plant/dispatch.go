@@ -3,7 +3,6 @@ package plant
 import (
 	"fmt"
 	"go/ast"
-	"slices"
 	"strings"
 )
 
@@ -60,19 +59,12 @@ func mutant__enter(first int) {
 // Asked declares the same as Reader, to test only whether a package compiles.
 func Asked(name string) string { return "package " + name + "\nfunc mutant__bug(int) int { return 0 }" }
 
-// Copied is a function with a bug's edits, which lie in it, under the name that Dispatch calls
+// Copied is a function with a bug, whose edit lies in its body, under the name that Dispatch calls
 // for the bug's number.
-func (f *File) Copied(fn *ast.FuncDecl, number int, bug []Edit) string {
+func (f *File) Copied(fn *ast.FuncDecl, number int, bug Edit) string {
 	from := f.At.Offset(fn.Pos())
-	if fn.Doc != nil {
-		from = f.At.Offset(fn.Type.Func)
-	}
 	name := f.At.Offset(fn.Name.End()) - from
-	edits := []Edit{{f.Name, name, name, fmt.Sprintf("__m%d", number)}}
-	for _, e := range bug {
-		edits = append(edits, Edit{e.File, e.Start - from, e.End - from, e.Text})
-	}
-	slices.SortStableFunc(edits, func(a, b Edit) int { return a.Start - b.Start })
+	edits := []Edit{{f.Name, name, name, fmt.Sprintf("__m%d", number)}, {f.Name, bug.Start - from, bug.End - from, bug.Text}}
 	return Applied(f.Text[from:f.At.Offset(fn.End())], edits)
 }
 

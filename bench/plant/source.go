@@ -71,10 +71,10 @@ func (f *File) Functions() []*ast.FuncDecl {
 	return all
 }
 
-// FunctionAt is the function that has the bytes from start to end, or nil.
+// FunctionAt is the function whose body has the bytes from start to end, or nil.
 func (f *File) FunctionAt(start, end int) *ast.FuncDecl {
 	for _, fn := range f.Functions() {
-		if f.At.Offset(fn.Pos()) <= start && end <= f.At.Offset(fn.End()) {
+		if f.At.Offset(fn.Body.Pos()) <= start && end <= f.At.Offset(fn.End()) {
 			return fn
 		}
 	}
