@@ -17,7 +17,6 @@ import (
 type books struct {
 	*world
 	accounts map[name]*book
-	copies   map[copyOf]map[name]*book
 	booked   map[booking]*tally
 }
 
@@ -25,12 +24,6 @@ type books struct {
 type name struct {
 	key    *key
 	window ratelimit.Window
-}
-
-// copyOf is a copy of a part, for the failover at an instant.
-type copyOf struct {
-	part int
-	at   int64
 }
 
 // book is an account of the model.
@@ -64,7 +57,7 @@ type tally struct {
 
 func (b *books) open(w *world) {
 	b.world = w
-	b.accounts, b.copies, b.booked = map[name]*book{}, map[copyOf]map[name]*book{}, map[booking]*tally{}
+	b.accounts, b.booked = map[name]*book{}, map[booking]*tally{}
 }
 
 func (b *books) of(k *key, w ratelimit.Window) *book {
@@ -224,15 +217,15 @@ func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 	}
 }
 
-// keep and its neighbours change the model like a part.
-func (b *books) keep(p *part, at int64) {
+// kept copies the model of a part.
+func (b *books) kept(p *part) map[name]*book {
 	kept := map[name]*book{}
 	for a, is := range b.accounts {
 		if a.key.part == p {
 			kept[a] = is.copied()
 		}
 	}
-	b.copies[copyOf{p.index, at}] = kept
+	return kept
 }
 
 func (b *book) copied() *book {
@@ -245,9 +238,10 @@ func (b *book) copied() *book {
 	return &c
 }
 
-func (b *books) failOver(p *part, at int64) {
+// failOver and its neighbours change the model like a part.
+func (b *books) failOver(p *part, older map[name]*book) {
 	b.forget(p)
-	maps.Copy(b.accounts, b.copies[copyOf{p.index, at}])
+	maps.Copy(b.accounts, older)
 	for a, is := range b.accounts {
 		is.lost = is.lost || a.key.part == p
 	}
@@ -256,7 +250,7 @@ func (b *books) failOver(p *part, at int64) {
 func (b *books) forget(p *part) {
 	for a := range b.accounts {
 		if a.key.part == p {
-			b.accounts[a] = &book{holders: map[ratelimit.Holder]*entry{}, lost: true}
+			b.evict(a.key, a.window)
 		}
 	}
 }

@@ -28,7 +28,6 @@ type node struct {
 	paused bool
 	later  []func() // events during its pause
 	rule   *ratelimit.Rule
-	second *ratelimit.Rule
 	asleep int64 // nanoseconds for which it was suspended
 	sleeps int64 // when its clock stopped, if it is suspended now
 	clocks ratelimit.Clock
@@ -68,7 +67,7 @@ func (n *node) start() {
 	if w.Storeless { // nodes divide windows by their own clocks, which are right here
 		n.rate = 1
 	}
-	n.rule, n.second = w.rules[len(w.rules)-1], w.Second
+	n.rule = w.rules[len(w.rules)-1]
 	n.clocks = ratelimit.NewClock(n.running, n.elapsed)
 	rnd := rand.New(rand.NewPCG(w.Seed, 0x1000+uint64(n.name)))
 	wall := time.UnixMicro(int64(w.ledgerTime()))

@@ -39,9 +39,9 @@ func (w *world) arrive(l load.Request) {
 		w.route(n, q)
 		return
 	}
-	if n.second != nil {
-		q.keys[1] = w.key(n.second, 0)
-		q.asks[1] = w.wanted(n.second, q.keys[1], cost)
+	if n.Second != nil {
+		q.keys[1] = w.key(n.Second, 0)
+		q.asks[1] = w.wanted(n.Second, q.keys[1], cost)
 		w.offer(&q.asks[1])
 		q.n = 2
 	}

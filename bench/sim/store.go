@@ -18,10 +18,11 @@ import (
 // store has all parts of the ledger, the seats, and the wires to them.
 type store struct {
 	*world
-	parts []*part // Invariant: at least one; the first also has the seats
-	seats *approx.Memory
-	slow  time.Duration
-	ctx   context.Context
+	leasing.Partitioned         // nil: driven nodes call nothing of it, except Partition and Partitions below
+	parts               []*part // Invariant: at least one; the first also has the seats
+	seats               *approx.Memory
+	slow                time.Duration
+	ctx                 context.Context
 }
 
 // part is a server with its own accounts, epoch and clock. It fails alone.
@@ -33,13 +34,19 @@ type part struct {
 	set    ratelimit.LedgerTime // sum of the changes of its clock
 	hung   int                  // number of faults
 	down   int
+	copies map[int64]older // by the instant of the failover that uses it
+}
+
+// older is an earlier state of a part, and the model of it.
+type older struct {
+	data  *account.MemoryStore
+	books map[name]*book
 }
 
 // memory is a ledger in memory that can lose its data, or continue with an older copy of it after a failover.
 type memory struct {
 	*account.Memory
-	lives  int
-	copies map[int64]*account.MemoryStore // by the instant of the failover that uses it
+	lives int
 }
 
 // Forget implements [Ledger].
@@ -55,7 +62,7 @@ var errRefused = errors.New("connection refused")
 func (s *store) open(w *world) {
 	s.world, s.ctx = w, context.Background()
 	for i := range max(1, w.Parts) {
-		p := &part{store: s, index: i}
+		p := &part{store: s, index: i, copies: map[int64]older{}}
 		if i > 0 { // clocks of servers always differ slightly
 			p.ahead = ratelimit.LedgerTime(w.rnd.Int64N(int64(mostApart/time.Microsecond))) - ratelimit.LedgerTime(mostApart/time.Microsecond)/2
 		}
@@ -79,7 +86,7 @@ func (p *part) open() {
 		p.ledger = l
 		return
 	}
-	m := &memory{account.NewMemory(p.time), 0, map[int64]*account.MemoryStore{}}
+	m := &memory{Memory: account.NewMemory(p.time)}
 	m.OnRecall = p.recall
 	p.ledger = m
 }
@@ -101,18 +108,6 @@ func (s *store) Partition(key string) int {
 
 // Partitions implements [leasing.Partitioned].
 func (s *store) Partitions() int { return len(s.parts) }
-
-// Settle completes leasing.Partitioned. Driven nodes do not call it.
-func (s *store) Settle(context.Context, []account.Claim, []account.Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
-	return ratelimit.Epoch{}, 0, errRefused
-}
-
-// Ask, likewise.
-func (s *store) Ask(context.Context, int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
-	return e, 0, 0, errRefused
-}
-
-var _ leasing.Partitioned = (*store)(nil)
 
 // recall carries a recall to a holder.
 func (p *part) recall(h ratelimit.Holder, name string, w ratelimit.Window) {
@@ -274,17 +269,16 @@ var kinds = [...]string{account.States: "claim", account.Draws: "draw"}
 // keep copies a part of the ledger for the failover at an instant.
 func (p *part) keep(failover int64) {
 	if m, ok := p.ledger.(*memory); ok {
-		m.copies[failover] = m.Copy()
-		p.books.keep(p, failover)
+		p.copies[failover] = older{m.Copy(), p.books.kept(p)}
 	}
 }
 
 // failOver continues with the copy for it.
 func (p *part) failOver(at int64) {
-	if m, ok := p.ledger.(*memory); ok && m.copies[at] != nil {
-		m.lose(m.copies[at])
-		delete(m.copies, at)
-		p.books.failOver(p, at)
+	if of, ok := p.copies[at]; ok {
+		p.ledger.(*memory).lose(of.data)
+		delete(p.copies, at)
+		p.books.failOver(p, of.books)
 	}
 }
 

@@ -280,8 +280,9 @@ func (w *world) lost() bool { return w.Net.Loss > 0 && w.rnd.Float64() < w.Net.L
 
 // plan has the drift seats for a node's rules.
 func (n *node) plan() approx.Plan {
-	if n.second == nil {
-		return approx.NewPlan([]*ratelimit.Rule{n.rule})
+	rules := []*ratelimit.Rule{n.rule}
+	if n.Second != nil {
+		rules = append(rules, n.Second)
 	}
-	return approx.NewPlan([]*ratelimit.Rule{n.rule, n.second})
+	return approx.NewPlan(rules)
 }
