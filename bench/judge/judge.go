@@ -13,12 +13,14 @@ import (
 // Judge watches one key. It gets each request once, in the order of the ledger's clock. It is not safe for
 // concurrent use.
 type Judge struct {
-	limit    ratelimit.Limit
+	// Of its verdicts, and only read. Allow changes the limit.
+	Limit ratelimit.Limit
+	Worst ratelimit.Tokens // the most that was admitted beyond the limit at any instant
+	Early ratelimit.Tokens // refused while the limit had room for the request, at any node
+
 	got      usage            // by admissions
 	ideal    usage            // by what an exact limiter would have admitted
-	worst    ratelimit.Tokens // beyond the limit, at any instant
 	under    ratelimit.Tokens // less than the exact limiter, of windows that have ended
-	early    ratelimit.Tokens // refused while the definition had room
 	admitted ratelimit.Tokens // in all
 	exact    ratelimit.Tokens // in all, by the exact limiter
 	doubt    ratelimit.Tokens // of a bucket: see Retract
@@ -36,21 +38,18 @@ type usage struct {
 
 // New makes a judge of one limit.
 func New(l ratelimit.Limit) *Judge {
-	j := Judge{limit: l}
+	j := Judge{Limit: l}
 	j.got.level, j.ideal.level = float64(l.Burst), float64(l.Burst)
 	return &j
 }
 
-// Limit is the limit of its verdicts.
-func (j *Judge) Limit() ratelimit.Limit { return j.limit }
-
 // Allow has it judge by another number of tokens from here on: while nodes have
 // different limits, the largest is what may be spent.
 func (j *Judge) Allow(l ratelimit.Limit) {
-	if grown := l.Burst - j.limit.Burst; j.limit.Algorithm == ratelimit.TokenBucket && grown > 0 {
+	if grown := l.Burst - j.Limit.Burst; j.Limit.Algorithm == ratelimit.TokenBucket && grown > 0 {
 		j.got.level, j.ideal.level = j.got.level+float64(grown), j.ideal.level+float64(grown)
 	}
-	j.limit.Requests, j.limit.Burst = l.Requests, l.Burst
+	j.Limit.Requests, j.Limit.Burst = l.Requests, l.Burst
 }
 
 // Credit takes in that n tokens were given back, at most the usage. For a window, it returns the rest.
@@ -59,7 +58,7 @@ func (j *Judge) Credit(at ratelimit.LedgerTime, n ratelimit.Tokens) (unspent rat
 	unspent = max(0, n-j.got.spent)
 	for _, u := range []*usage{&j.got, &j.ideal} {
 		u.spent -= min(n, u.spent)
-		u.level = min(float64(j.limit.Burst), u.level+float64(n))
+		u.level = min(float64(j.Limit.Burst), u.level+float64(n))
 	}
 	return unspent
 }
@@ -78,7 +77,7 @@ func (j *Judge) StepBack(from, at ratelimit.LedgerTime) {
 	for _, u := range []*usage{&j.got, &j.ideal} {
 		u.at = min(u.at, at)
 		if u.window > begins {
-			u.spent, u.before = u.spent+u.covered(from, &j.limit), 0
+			u.spent, u.before = u.spent+u.covered(from, &j.Limit), 0
 			u.window, u.end = max(begins, 1), ends
 		}
 	}
@@ -90,9 +89,9 @@ func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) ratelimit.Tok
 	j.offer(at, n)
 	j.advance(at)
 	j.admitted += n
-	over := max(0, n-j.got.room(at, &j.limit)-j.doubt)
+	over := max(0, n-j.got.room(at, &j.Limit)-j.doubt)
 	if n > 0 {
-		j.worst = max(j.worst, over)
+		j.Worst = max(j.Worst, over)
 	}
 	j.got.spend(n)
 	return over
@@ -102,8 +101,8 @@ func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) ratelimit.Tok
 func (j *Judge) Refuse(at ratelimit.LedgerTime, n ratelimit.Tokens) {
 	j.offer(at, n)
 	j.advance(at)
-	if j.got.room(at, &j.limit) >= n {
-		j.early += n
+	if j.got.room(at, &j.Limit) >= n {
+		j.Early += n
 	}
 }
 
@@ -114,7 +113,7 @@ func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) 
 	j.advance(now)
 	j.admitted -= n
 	switch {
-	case j.limit.Algorithm == ratelimit.TokenBucket:
+	case j.Limit.Algorithm == ratelimit.TokenBucket:
 		j.doubt += n
 	case admitted >= j.got.window:
 		unspent = max(0, n-j.got.spent)
@@ -129,7 +128,7 @@ func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) 
 // offer has the exact limiter decide, too.
 func (j *Judge) offer(at ratelimit.LedgerTime, n ratelimit.Tokens) {
 	j.advance(at)
-	if j.ideal.room(at, &j.limit) >= n {
+	if j.ideal.room(at, &j.Limit) >= n {
 		j.ideal.spend(n)
 		j.exact += n
 	}
@@ -137,7 +136,7 @@ func (j *Judge) offer(at ratelimit.LedgerTime, n ratelimit.Tokens) {
 
 // advance ends windows that are over at an instant.
 func (j *Judge) advance(at ratelimit.LedgerTime) {
-	if j.limit.Algorithm == ratelimit.TokenBucket || at < j.got.end {
+	if j.Limit.Algorithm == ratelimit.TokenBucket || at < j.got.end {
 		return
 	}
 	j.under += max(0, j.ideal.spent-j.got.spent)
@@ -148,8 +147,8 @@ func (j *Judge) advance(at ratelimit.LedgerTime) {
 
 // windowAt is when the window of an instant begins and ends.
 func (j *Judge) windowAt(at ratelimit.LedgerTime) (begins, ends ratelimit.LedgerTime) {
-	w := j.limit.WindowAt(at)
-	return j.limit.WindowEnd(w - 1), j.limit.WindowEnd(w)
+	w := j.Limit.WindowAt(at)
+	return j.Limit.WindowEnd(w - 1), j.Limit.WindowEnd(w)
 }
 
 func (u *usage) roll(begins, ends ratelimit.LedgerTime) {
@@ -194,20 +193,14 @@ func (u *usage) spend(n ratelimit.Tokens) {
 // Room is the rest of the limit at an instant; below 0 when too much was admitted.
 func (j *Judge) Room(at ratelimit.LedgerTime) ratelimit.Tokens {
 	j.advance(at)
-	return j.got.room(at, &j.limit)
+	return j.got.room(at, &j.Limit)
 }
-
-// Worst is the most that was admitted beyond the limit at any instant.
-func (j *Judge) Worst() ratelimit.Tokens { return j.worst }
-
-// Early counts refusals while the limit had room for the request, at any node.
-func (j *Judge) Early() ratelimit.Tokens { return j.early }
 
 // Under is the admission of an exact limiter for the same requests until at, less the real one: for fixed
 // windows window by window.
 func (j *Judge) Under(at ratelimit.LedgerTime) ratelimit.Tokens {
 	j.advance(at)
-	if j.limit.Algorithm == ratelimit.FixedWindow {
+	if j.Limit.Algorithm == ratelimit.FixedWindow {
 		return j.under + max(0, j.ideal.spent-j.got.spent)
 	}
 	return max(0, j.exact-j.admitted)

@@ -24,7 +24,7 @@ func TestJudgeFindsOneToken(t *testing.T) {
 			for at < 1005*10*second {
 				at += ratelimit.LedgerTime(rnd.IntN(int(second / 20)))
 				exact.advance(at)
-				pass := exact.got.room(at, &exact.limit) >= 1
+				pass := exact.got.room(at, &exact.Limit) >= 1
 				if pass {
 					exact.got.spend(1)
 				}
@@ -40,7 +40,7 @@ func TestJudgeFindsOneToken(t *testing.T) {
 					j.Refuse(at, 1)
 				}
 			}
-			over, under, early := j.Worst(), j.Under(at), j.Early()
+			over, under, early := j.Worst, j.Under(at), j.Early
 			switch {
 			case wrong == 0 && (over != 0 || under != 0 || early != 0),
 				wrong > 0 && over != 1,

@@ -167,9 +167,9 @@ func (w *world) finish() *Result {
 	for _, k := range w.keys {
 		j := k.judge
 		r.Keys++
-		r.Over = max(r.Over, j.Worst())
+		r.Over = max(r.Over, j.Worst)
 		r.Under += j.Under(k.part.time())
-		r.Early += j.Early()
+		r.Early += j.Early
 	}
 	r.Declared, r.Used = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, w.bound.used
 	for _, k := range w.keys {
@@ -240,7 +240,7 @@ func larger(a, b *ratelimit.Rule) *ratelimit.Rule {
 
 // judges has a key be judged by what counts now.
 func (w *world) judges(k *key) {
-	is, was := w.inForce(k), k.judge.Limit()
+	is, was := w.inForce(k), k.judge.Limit
 	if is == was {
 		return
 	}
