@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: attack files kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: attack files kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -153,9 +153,6 @@ upgrade: deps ## share one Redis with nodes of the commit FROM, while a fleet is
 
 bench-cost: $(LAB) ## server CPU a call, against an empty gRPC server
 	$(LAB) bench cost
-
-bench-defaults: ## what each default costs and buys, beside what it might be instead
-	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./bench/sim
 
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
 	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice

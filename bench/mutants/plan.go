@@ -55,7 +55,7 @@ var thePlan = plan{
 		{dir: "routing"},
 		{
 			dir:  "bench/sim",
-			skip: "^(TestHistoriesFindBugs|TestHistoriesOnRealStores|TestLargeFleets)$", // builds the product, starts servers, plays for long
+			skip: "^(TestHistoriesFindBugs|TestHistoriesOnRealStores)$", // builds the product, starts servers
 			slices: []slice{
 				{"TestHistories", []string{"-histories", "99"}},
 				{"TestHistories", []string{"-seed", "100", "-histories", "301"}},

@@ -8,35 +8,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Rings without a store, and with one, through everything that goes wrong: no
-// key goes further over its limit than docs/routing.md declares.
-func TestRingHistories(t *testing.T) {
-	t.Parallel()
-	played, without, hot, owners, fallbacks := 0, 0, 0, int64(0), int64(0)
-	for seed := *first; played < max(60, *histories/4); seed++ {
-		o := History(seed)
-		if o.Rule.Coordination.Mode != ratelimit.Routing {
-			continue
-		}
-		played++
-		r := play(t, seed)
-		if t.Failed() {
-			return
-		}
-		owners, fallbacks = owners+r.Sources["owner"], fallbacks+r.Sources["fallback"]
-		if o.Storeless {
-			without++
-			if r.Sources["claim"]+r.Sources["lease"] > 0 && o.HotRate < 100 {
-				hot++
-			}
-		}
-	}
-	t.Logf("%d histories, %d without a store, %d of them with hot keys; %d decisions by owners, %d without", played, without, hot, owners, fallbacks)
-	if without == 0 || hot == 0 || owners == 0 {
-		t.Error("not all was played")
-	}
-}
-
 // Nodes of a ring without a store come and go in good order, all the time: no
 // key goes over, and next to no decision is made without its owner.
 func TestRingComesAndGoes(t *testing.T) {

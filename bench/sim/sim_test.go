@@ -102,27 +102,6 @@ func TestPlainFleetsAreExact(t *testing.T) {
 	}
 }
 
-// Many nodes, many keys, hours: what a fleet does of itself takes most of the time.
-func TestLargeFleets(t *testing.T) {
-	t.Parallel()
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
-	for name, o := range map[string]Options{
-		"1000 nodes":     plain(ratelimit.Leasing, 100_000, 1000, 1000, 50_000, time.Second),
-		"a million keys": plain(ratelimit.Approx, 100, 1_000_000, 10, 100_000, 2*time.Second),
-		"six hours":      plain(ratelimit.Leasing, 60, 3, 3, 2, 6*time.Hour),
-	} {
-		t.Run(name, func(t *testing.T) {
-			r, err := Run(o)
-			if err != nil || r.Violation != nil {
-				t.Fatal(err, r.Violation)
-			}
-			t.Logf("%d decisions on %d keys, %d claims", r.Requests, r.Keys, r.Claims)
-		})
-	}
-}
-
 // BenchmarkDecisions is how many decisions the simulator plays a second, on one
 // core.
 func BenchmarkDecisions(b *testing.B) {
