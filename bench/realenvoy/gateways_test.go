@@ -162,10 +162,21 @@ func patched(t *testing.T, text string) string {
 	return string(out)
 }
 
-// settled waits until Envoy has sent so many calls, and has had the answers.
-func (w *world) settled(calls int64) {
+// answers sends a request for each status, and waits for its calls: one, and if it passes one with its cost, which is 10
+// where the service asks.
+func (w *world) answers(statuses ...int) {
 	w.Helper()
-	w.need(w.envoy.UntilStat("cluster."+w.cluster+".upstream_rq_completed", calls))
+	completed := "cluster." + w.cluster + ".upstream_rq_completed"
+	for i, want := range statuses {
+		calls := w.stat(completed) + 1
+		if want == http.StatusOK {
+			calls++
+		}
+		if got := w.get("/", "x-team", "red", "x-tokens", "10").Status; got != want {
+			w.Fatalf("request %d: %d, not %d", i, got, want)
+		}
+		w.need(w.envoy.UntilStat(completed, calls))
+	}
 }
 
 const (
@@ -189,16 +200,7 @@ func TestEnvoyGateway(t *testing.T) {
 			t.Errorf("%d of %s passed, the limit is 3", n, user)
 		}
 	}
-	calls := int64(10)
-	for i, want := range []int{200, 200, 200, 429} { // 40, 80 and 120 of 100
-		if got := w.get("/", "x-team", "red").Status; got != want {
-			t.Errorf("request %d: %d, not %d", i, got, want)
-		}
-		if calls++; want == 200 {
-			calls++ // the cost; of an answer that has none, there is no call
-		}
-		w.settled(calls)
-	}
+	w.answers(200, 200, 200, 429) // 40, 80 and 120 of 100
 
 	// A push changes the limit of a user who has used it up, while 200 requests a second go on.
 	pushed := make(chan error, 1)
@@ -236,14 +238,5 @@ func TestAgentRouter(t *testing.T) {
 	m := newManager(t)
 	m.push("ai-gateway-quota", quota(100))
 	w := gateway(t, "agent-router.yaml", "ai_gateway_ratelimit_cluster", m)
-	calls := int64(0)
-	for i, want := range []int{200, 200, 200, 429} { // 1+40, 42+40, 83+40, and 124 of 100
-		if got := w.get("/").Status; got != want {
-			t.Errorf("request %d: %d, not %d", i, got, want)
-		}
-		if calls++; want == 200 {
-			calls++
-		}
-		w.settled(calls)
-	}
+	w.answers(200, 200, 200, 429) // 1+40, 42+40, 83+40, and 124 of 100
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -127,17 +128,21 @@ func TestRowsAreColumns(t *testing.T) {
 	}
 }
 
-// Each problem with a flag is reported, with its value and its bound.
+// Each problem with a flag is reported, with its value and its bound, and each name of nothing.
 func TestBoundsTellAll(t *testing.T) {
-	err := Check(&struct {
+	var b Bounds
+	b.Check(&struct {
 		Nodes   int           `in:"1..3"`
 		Rate    float64       `in:"0..1"`
 		MaxKeys []int         `in:"1..9"`
 		Length  time.Duration `in:"1s..1m"`
 		Any     string
 	}{3, math.NaN(), []int{1, 0, 10}, time.Hour, ""})
-	want := "--rate is NaN, must be 0 to 1\n--max-keys is 0, must be 1 to 9\n--max-keys is 10, must be 1 to 9\n--length is 1h0m0s, must be 1s to 1m"
-	if err == nil || err.Error() != want {
-		t.Errorf("it tells %v", err)
+	all := []string{"a", "b"}
+	chosen := Choose(&b, "--row", []string{"b", "c"}, all, func(s *string) string { return *s })
+	want := "--rate is NaN, must be 0 to 1\n--max-keys is 0, must be 1 to 9\n--max-keys is 10, must be 1 to 9\n--length is 1h0m0s, must be 1s to 1m\n" +
+		"--row is c, must be one of a, b"
+	if err := b.Err(); err == nil || err.Error() != want || !slices.Equal(chosen, all[1:]) {
+		t.Errorf("it tells %v, and chooses %v", err, chosen)
 	}
 }

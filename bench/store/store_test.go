@@ -99,23 +99,3 @@ func TestStore(t *testing.T) {
 		t.Error("the page does not show the row")
 	}
 }
-
-func TestOptions(t *testing.T) {
-	for _, c := range []struct {
-		o    Options
-		want string
-	}{
-		{Options{Nodes: []int{0}, Rate: 1, Length: time.Second}, "--nodes is 0, must be 1 to 20"},
-		{Options{Rate: 0, Length: time.Second}, "the rate is 0"},
-		{Options{Rate: 1e6, Length: time.Second}, "--rate is 1e+06, must be 0 to 100000"},
-		{Options{Rate: 1, Length: time.Millisecond}, "--length is 1ms, must be 500ms to 10m"},
-		{Options{Rate: 1, Length: time.Second, Rows: []string{"9"}}, "--rows is 9, must be one of 1, 2"},
-		{Options{Rate: 1, Length: time.Second, Modes: []string{"some"}}, "--modes is some, must be one of baseline, strict, leasing"},
-		{(&Accuracy{Nodes: 0, Scenario: []string{"storm"}}).options(), "--nodes is 0, must be 1 to 20"},
-		{(&Accuracy{Nodes: 1, Scenario: []string{"storm"}}).options(), "--scenario is storm, must be one of closed, zipf"},
-	} {
-		if _, err := Run(t.Context(), c.o); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %v; want %q", c.o, err, c.want)
-		}
-	}
-}

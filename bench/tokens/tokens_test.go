@@ -69,12 +69,3 @@ func TestUntilFits(t *testing.T) {
 		t.Errorf("it waits %v", d)
 	}
 }
-
-func TestOptions(t *testing.T) {
-	_, err := (&Options{Nodes: 11, Length: time.Second, Case: []string{"six"}}).cases()
-	for _, want := range []string{"--nodes is 11, must be 1 to 10", "--length is 1s, must be 10s to 50s", "--case is six, must be one of half, twice"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, must say %q", err, want)
-		}
-	}
-}
