@@ -3,7 +3,6 @@ package realenvoy
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"sync"
@@ -11,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
@@ -131,42 +132,31 @@ func (d *division) join(binary string, i int) {
 	var ctx context.Context
 	ctx, d.unask[i] = context.WithCancel(context.Background())
 	url := d.envoys[i].URL
-	d.asks.Go(func() { d.ask(ctx, url, len(d.envoys)) })
+	d.asks.Go(func() { d.ask(ctx, url, i, len(d.envoys)) })
 }
 
 // ask sends an Envoy its part of all requests, whatever becomes of those before, until ctx is done.
-func (d *division) ask(ctx context.Context, url string, envoys int) {
+func (d *division) ask(ctx context.Context, url string, part, envoys int) {
 	client := NewClient(url)
 	client.http.Timeout = 2 * time.Minute // what waits while it stands still is decided when it goes on
 	defer client.Close()
-	const small, large = smallLimit * smallKeys, largeLimit * largeKeys
-	mean := time.Duration(float64(time.Minute) * float64(envoys) / (asked * (small + large)))
-	waiting := make(chan struct{}, 1500)
-	var all sync.WaitGroup
-	next := time.Now()
-	for ctx.Err() == nil {
-		next = next.Add(time.Duration(rand.ExpFloat64() * float64(mean)))
-		time.Sleep(time.Until(next))
-		key := fmt.Sprintf("small-%d", rand.IntN(smallKeys))
-		if rand.IntN(small+large) < large {
-			key = fmt.Sprintf("large-%d", rand.IntN(largeKeys))
-		}
-		select {
-		case waiting <- struct{}{}:
-		default:
-			continue
-		}
-		all.Go(func() {
-			a, err := client.Get(context.Background(), "/", "x-tier", "gold", "x-api-key", key)
-			if err != nil || a.Status != http.StatusOK && a.Status != http.StatusTooManyRequests {
-				d.failed.Add(1)
-			} else {
-				d.offered.Add(1)
-			}
-			<-waiting
-		})
+	const perLarge = largeLimit / smallLimit // a key of the load is as much as a small one asks for
+	l := load.Load{
+		Rate: asked * (smallLimit*smallKeys + largeLimit*largeKeys) / 60 / float64(envoys),
+		Keys: smallKeys + largeKeys*perLarge, Length: time.Hour,
 	}
-	all.Wait()
+	caller.Open(ctx, l, uint64(part), time.Now(), func(r load.Request, _ time.Time) {
+		key := fmt.Sprintf("small-%d", r.Key)
+		if r.Key >= smallKeys {
+			key = fmt.Sprintf("large-%d", (r.Key-smallKeys)/perLarge)
+		}
+		a, err := client.Get(context.Background(), "/", "x-tier", "gold", "x-api-key", key)
+		if err != nil || a.Status != http.StatusOK && a.Status != http.StatusTooManyRequests {
+			d.failed.Add(1)
+		} else {
+			d.offered.Add(1)
+		}
+	})
 }
 
 // until waits for a second since the first whole minute.

@@ -16,6 +16,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -218,18 +220,13 @@ func (r *Row) play(
 		all.Wait()
 	})
 	begin()
-	stream := r.load(rate, *length).Stream(1)
+	var decisions atomic.Int64
 	decision = spent(1, func() {
-		var all sync.WaitGroup
-		began := time.Now()
-		for q, ok := stream.Next(); ok; q, ok = stream.Next() {
-			time.Sleep(time.Until(began.Add(q.At)))
-			node := n % nodes
-			all.Go(func() { _ = do(node, q.Key) })
-			n++
-		}
-		all.Wait()
+		caller.Open(context.Background(), r.load(rate, *length), 1, time.Now(), func(q load.Request, _ time.Time) {
+			_ = do(int(decisions.Add(1))%nodes, q.Key)
+		})
 	})
+	n = int(decisions.Load())
 	return touch, decision / time.Duration(max(1, n)), n
 }
 
