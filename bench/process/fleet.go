@@ -28,9 +28,9 @@ type Fleet struct {
 	gone   time.Duration // processor time of nodes that have ended
 }
 
-// NewFleet has places for so many nodes with these rules, and starts none. more is added to each command line;
-// without rules, it says where they come from.
-func NewFleet(binary, rules string, nodes int, more ...string) (*Fleet, error) {
+// NewFleet has places for so many nodes with these rules, and starts none of them, only a Redis that they share, if
+// shared. more is added to each command line; without rules, it says where they come from.
+func NewFleet(binary, rules string, nodes int, shared bool, more ...string) (*Fleet, error) {
 	f := &Fleet{binary: binary, Nodes: make([]*Process, nodes), args: slices.Clone(more)}
 	for range nodes {
 		ports, err := freeport.Find(4)
@@ -39,18 +39,20 @@ func NewFleet(binary, rules string, nodes int, more ...string) (*Fleet, error) {
 		}
 		f.ports, f.Peers = append(f.ports, ports), append(f.Peers, "127.0.0.1:"+ports[3])
 	}
-	if rules == "" {
-		return f, nil
+	if rules != "" {
+		dir, err := os.MkdirTemp("", "sluice-bench")
+		if err != nil {
+			return nil, fmt.Errorf("bench: %w", err)
+		}
+		f.Rules = filepath.Join(dir, "rules.yaml")
+		f.args = append(f.args, "--config", f.Rules)
+		if err := os.WriteFile(f.Rules, []byte(rules), 0o600); err != nil {
+			f.Stop()
+			return nil, fmt.Errorf("bench: %w", err)
+		}
 	}
-	dir, err := os.MkdirTemp("", "sluice-bench")
-	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
-	}
-	f.Rules = filepath.Join(dir, "rules.yaml")
-	f.args = append(f.args, "--config", f.Rules)
-	if err := os.WriteFile(f.Rules, []byte(rules), 0o600); err != nil {
-		f.Stop()
-		return nil, fmt.Errorf("bench: %w", err)
+	if shared {
+		return f, f.OpenRedis()
 	}
 	return f, nil
 }
@@ -67,7 +69,7 @@ func (f *Fleet) OpenRedis() (err error) {
 
 // StartFleet runs so many nodes until Stop, and returns when all have joined.
 func StartFleet(binary, rules string, nodes int, more ...string) (*Fleet, error) {
-	f, err := NewFleet(binary, rules, nodes, more...)
+	f, err := NewFleet(binary, rules, nodes, false, more...)
 	if err != nil {
 		return nil, err
 	}

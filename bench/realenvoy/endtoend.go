@@ -193,14 +193,11 @@ func (w *way) service(o Options) (*process.Fleet, error) {
 		}
 		return f, baseline.Server{}.Join(f, o.Lab)
 	}
-	f, err := process.NewFleet(o.Binary, fmt.Sprintf(endToEndRules, w.mode), o.Nodes)
-	if err == nil && o.Nodes > 1 {
-		err = f.OpenRedis()
+	f, err := process.NewFleet(o.Binary, fmt.Sprintf(endToEndRules, w.mode), o.Nodes, o.Nodes > 1)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		err = f.StartFirst(o.Nodes)
-	}
-	return f, err
+	return f, f.StartFirst(o.Nodes)
 }
 
 // used is the processor time of all so far, and how often Envoy had no decision.

@@ -20,7 +20,6 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/sluice-gate/sluice/bench/process"
-	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
 // long has the tests run that take longer than a minute together: make envoy-test.
@@ -77,7 +76,6 @@ type world struct {
 	cluster string   // of the nodes; sluice, unless said
 	handler http.HandlerFunc
 
-	redis   *redistest.Server
 	fleet   *process.Fleet
 	backend *Backend
 	envoy   *Envoy
@@ -128,12 +126,10 @@ func (w *world) prepare() {
 	needsEnvoy(w.T)
 	sluice, err := binary()
 	w.need(err)
-	if w.nodes > 1 && !w.alone {
-		w.redis = redistest.Start(w)
-		w.flags = append(w.flags, "--redis-url", w.redis.Addr)
-	}
-	w.fleet, err = process.StartFleet(sluice, w.rules, max(1, w.nodes), w.flags...)
+	w.nodes = max(1, w.nodes)
+	w.fleet, err = process.NewFleet(sluice, w.rules, w.nodes, w.nodes > 1 && !w.alone, w.flags...)
 	w.need(err)
+	w.need(w.fleet.StartFirst(w.nodes))
 	w.Cleanup(w.fleet.Stop)
 	w.backend, err = StartBackend(w.handler)
 	w.need(err)

@@ -10,19 +10,11 @@ import (
 )
 
 // Open starts nodes of sluice, a binary, with rules and a Redis that is empty, and waits until they have found each
-// other.
-func Open(binary, rules string, nodes int) (*process.Fleet, error) {
-	return openNodes(binary, rules, nodes, 0)
-}
-
-// openNodes has places for others that may join, and adds flags to the command lines.
-func openNodes(binary, rules string, nodes, others int, flags ...string) (*process.Fleet, error) {
+// other. It has places for others that may join, and adds flags to the command lines.
+func Open(binary, rules string, nodes, others int, flags ...string) (*process.Fleet, error) {
 	flags = append([]string{"--max-keys", strconv.Itoa(maxKeys), "--drain-time", "200ms"}, flags...)
-	f, err := process.NewFleet(binary, rules, nodes+others, flags...)
+	f, err := process.NewFleet(binary, rules, nodes+others, true, flags...)
 	if err != nil {
-		return nil, err
-	}
-	if err := f.OpenRedis(); err != nil {
 		return nil, err
 	}
 	if err := f.StartFirst(nodes); err != nil {

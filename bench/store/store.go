@@ -225,7 +225,7 @@ func (o *Options) open(row *Row, m *mode, nodes int) (*process.Fleet, error) {
 	if m.fields == nil {
 		return OpenBaseline(o.Lab, row.Limit, row.window(), nodes)
 	}
-	return openNodes(o.Binary, row.file(m), nodes, row.others, row.flags...)
+	return Open(o.Binary, row.file(m), nodes, row.others, row.flags...)
 }
 
 // load makes the row's requests, while things go wrong.

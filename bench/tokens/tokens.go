@@ -135,7 +135,7 @@ func (p *player) open(ctx context.Context, o *Options) (err error) {
 	if p.way.baseline {
 		p.fleet, err = store.OpenBaseline(o.Lab, int64(p.of.Limit.Requests), p.of.Limit.Period(), o.Nodes)
 	} else {
-		p.fleet, err = store.Open(o.Binary, p.way.rules(p.of), o.Nodes)
+		p.fleet, err = store.Open(o.Binary, p.way.rules(p.of), o.Nodes, 0)
 	}
 	if err != nil {
 		return err
