@@ -6,11 +6,13 @@ import (
 	"go/token"
 	"go/types"
 	"strconv"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
 // faults are the mutants of one file: texts that an author could have written instead.
-func (p *goPackage) faults(f *goFile) []*mutant {
-	w := &goWalker{goPackage: p, goFile: f}
+func (p *goPackage) faults(f *plant.File) []*mutant {
+	w := &goWalker{goPackage: p, File: f}
 	for _, fn := range f.Functions() {
 		w.fn = fn
 		ast.PreorderStack(fn.Body, nil, func(n ast.Node, stack []ast.Node) bool {
@@ -25,7 +27,7 @@ func (p *goPackage) faults(f *goFile) []*mutant {
 // goWalker visits a function's nodes, and notes possible faults of each.
 type goWalker struct {
 	*goPackage
-	*goFile
+	*plant.File
 	fn    *ast.FuncDecl
 	stack []ast.Node // the ancestors of the node that is visited
 	found []*mutant
@@ -40,7 +42,7 @@ func (w *goWalker) parent(i int) ast.Node {
 }
 
 func (w *goWalker) replace(op string, from, to token.Pos, text string) {
-	e := edit{File: w.Name, Start: w.At.Offset(from), End: w.At.Offset(to), Text: text}
+	e := plant.Edit{File: w.Name, Start: w.At.Offset(from), End: w.At.Offset(to), Text: text}
 	w.found = append(w.found, newMutant(w.Text, functionName(w.fn), op, e))
 }
 
@@ -97,7 +99,7 @@ func (w *goWalker) binary(n *ast.BinaryExpr) {
 	opEnd := n.OpPos + token.Pos(len(n.Op.String()))
 	switch n.Op {
 	case token.LSS, token.LEQ, token.GTR, token.GEQ:
-		if !isFloat(w.info.TypeOf(n.X)) {
+		if !isBasic(w.info.TypeOf(n.X), types.IsFloat) {
 			w.replace("boundary", n.OpPos, opEnd, boundary[n.Op])
 		}
 		if !w.inCondition() {
@@ -108,7 +110,7 @@ func (w *goWalker) binary(n *ast.BinaryExpr) {
 	case token.LAND, token.LOR:
 		w.operand(n)
 	default:
-		if w.info.Types[n].Value == nil && !isString(w.info.TypeOf(n)) && arithmetic[n.Op] != "" {
+		if w.info.Types[n].Value == nil && !isBasic(w.info.TypeOf(n), types.IsString) && arithmetic[n.Op] != "" {
 			w.replace("arithmetic", n.OpPos, opEnd, arithmetic[n.Op])
 		}
 	}
@@ -185,7 +187,7 @@ func (w *goWalker) call(n *ast.CallExpr) {
 			continue
 		}
 		ta, tb := w.info.TypeOf(a), w.info.TypeOf(b)
-		if ta != nil && tb != nil && types.Identical(ta, tb) && w.Source(a) != w.Source(b) && !isInterface(ta) {
+		if ta != nil && tb != nil && types.Identical(ta, tb) && w.Source(a) != w.Source(b) && !types.IsInterface(ta) {
 			w.replace("arguments", a.Pos(), b.End(), w.Source(b)+", "+w.Source(a))
 		}
 	}
@@ -223,7 +225,7 @@ func (w *goWalker) assign(n *ast.AssignStmt) {
 		}
 		return
 	}
-	if other := arithmetic[n.Tok]; other != "" && !isString(w.info.TypeOf(n.Lhs[0])) {
+	if other := arithmetic[n.Tok]; other != "" && !isBasic(w.info.TypeOf(n.Lhs[0]), types.IsString) {
 		w.replace("arithmetic", n.TokPos, n.TokPos+token.Pos(len(n.Tok.String())), other)
 	}
 	if id, ok := n.Lhs[0].(*ast.Ident); ok && id.Name == "_" {
@@ -291,9 +293,9 @@ func (w *goWalker) returns(n *ast.ReturnStmt) {
 		_, isBinary := r.(*ast.BinaryExpr)
 		_, isUnary := r.(*ast.UnaryExpr)
 		switch {
-		case isBoolean(t) && !isBinary && !isUnary:
+		case isBasic(t, types.IsBoolean) && !isBinary && !isUnary:
 			w.swap("return", r, "!("+w.Source(r)+")")
-		case isString(t):
+		case isBasic(t, types.IsString):
 			w.swap("return", r, `""`)
 		case t.String() == "error":
 			w.swap("return", r, "nil")
@@ -358,19 +360,10 @@ func isLocking(n *ast.CallExpr) bool {
 	return false
 }
 
-func isFloat(t types.Type) bool   { return isBasic(t, types.IsFloat) }
-func isString(t types.Type) bool  { return isBasic(t, types.IsString) }
-func isBoolean(t types.Type) bool { return isBasic(t, types.IsBoolean) }
-
 func isBasic(t types.Type, info types.BasicInfo) bool {
 	if t == nil {
 		return false
 	}
 	b, ok := t.Underlying().(*types.Basic)
 	return ok && b.Info()&info != 0
-}
-
-func isInterface(t types.Type) bool {
-	_, ok := t.Underlying().(*types.Interface)
-	return ok
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"os/signal"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -59,7 +60,11 @@ func main() {
 // load loads the packages of the plan's files, by folder.
 func (p *plan) load() (map[string]*goPackage, error) {
 	packages := map[string]*goPackage{}
-	for _, dir := range p.packages() {
+	for _, f := range p.files {
+		dir := path.Dir(f)
+		if packages[dir] != nil {
+			continue
+		}
 		pkg, err := load(p.root, dir)
 		if err != nil {
 			return nil, err

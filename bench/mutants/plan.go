@@ -64,16 +64,6 @@ var thePlan = plan{
 	},
 }
 
-// packages are the folders of the plan's files.
-func (p *plan) packages() (all []string) {
-	for _, f := range p.files {
-		if d := path.Dir(f); !slices.Contains(all, d) {
-			all = append(all, d)
-		}
-	}
-	return all
-}
-
 // chosen are the plan's files that match patterns, with commas between; all, of none.
 func (p *plan) chosen(patterns string) (files []string, err error) {
 	if patterns == "" {
@@ -106,7 +96,7 @@ func (p *plan) mutants(packages map[string]*goPackage, byHands []byHand) (all []
 	}
 	all = distinct(all)
 	for _, b := range byHands {
-		var f *goFile
+		var f *plant.File
 		if pkg := packages[path.Dir(b.File)]; pkg != nil {
 			f = pkg.files[b.File]
 		}
@@ -127,7 +117,7 @@ func (p *plan) mutants(packages map[string]*goPackage, byHands []byHand) (all []
 // distinct drops mutants that change nothing, or change the same as another. Mutants of a function with the same
 // text get an ordinal.
 func distinct(all []*mutant) (kept []*mutant) {
-	seen, alike := map[edit]bool{}, map[string]int{}
+	seen, alike := map[plant.Edit]bool{}, map[string]int{}
 	for _, m := range all {
 		if m.old == m.new || seen[m.edit] {
 			continue

@@ -24,13 +24,10 @@ import (
 // goPackage is a package to mutate, parsed and type-checked.
 type goPackage struct {
 	dir, path string
-	files     map[string]*goFile // by name from the root
+	files     map[string]*plant.File // by name from the root
 	info      *types.Info
 	importer  types.Importer
 }
-
-// goFile is one of its files.
-type goFile = plant.File
 
 // load parses and checks a package.
 func load(root, dir string) (*goPackage, error) {
@@ -53,7 +50,7 @@ func load(root, dir string) (*goPackage, error) {
 		exports[own.ImportPath] = own.Export
 	}
 	fset := token.NewFileSet()
-	p := &goPackage{dir: dir, path: own.ImportPath, files: map[string]*goFile{}}
+	p := &goPackage{dir: dir, path: own.ImportPath, files: map[string]*plant.File{}}
 	p.importer = importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
 	var trees []*ast.File
 	for _, name := range own.GoFiles {
@@ -154,9 +151,6 @@ func functionName(fn *ast.FuncDecl) string {
 	return "(" + types.ExprString(fn.Recv.List[0].Type) + ")." + fn.Name.Name
 }
 
-// edit replaces a part of a file by other text.
-type edit = plant.Edit
-
 // mutant is one fault.
 type mutant struct {
 	id    int // its number in the environment
@@ -167,11 +161,11 @@ type mutant struct {
 	old   string // the changed lines, as one
 	new   string
 	nth   int // number among those with the same text in this function, from 1
-	edit  edit
+	edit  plant.Edit
 }
 
 // newMutant makes one fault of a file.
-func newMutant(text, fn, op string, e edit) *mutant {
+func newMutant(text, fn, op string, e plant.Edit) *mutant {
 	m := &mutant{line: 1 + strings.Count(text[:e.Start], "\n"), fn: fn, op: op, edit: e}
 	from, to := strings.LastIndexByte(text[:e.Start], '\n')+1, len(text)
 	if i := strings.IndexByte(text[e.End:], '\n'); i >= 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"image/color"
+	"slices"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -54,7 +55,7 @@ func (c *Chart) SVG() (string, error) {
 	fit(&p.Title.TextStyle, c.Title, chartWidth-2*chartMargin)
 	fit(&p.Y.Label.TextStyle, c.Y, chartHeight-4*chartMargin)
 	canvas := vgsvg.New(chartWidth, chartHeight)
-	p.Draw(drawOn(canvas))
+	p.Draw(draw.Crop(draw.New(canvas), 0, -chartMargin, 0, -chartMargin/2))
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return "", fmt.Errorf("chart %q: %w", c.Title, err)
@@ -97,9 +98,7 @@ func (c *Chart) bars(p *plot.Plot) error {
 	names := make([]string, len(c.Bars))
 	for i, b := range c.Bars {
 		names[i] = b.Name
-		values := make(plotter.Values, 1)
-		values[0] = b.Value
-		bar, err := plotter.NewBarChart(values, vg.Points(26))
+		bar, err := plotter.NewBarChart(plotter.Values{b.Value}, vg.Points(26))
 		if err != nil {
 			return err
 		}
@@ -107,13 +106,8 @@ func (c *Chart) bars(p *plot.Plot) error {
 		p.Add(bar)
 	}
 	p.NominalX(names...)
-	widest := ""
-	for _, name := range names {
-		if len(name) > len(widest) {
-			widest = name
-		}
-	}
-	fit(&p.X.Tick.Label, widest, (chartWidth-6*chartMargin)/vg.Length(max(1, len(names))))
+	widest := slices.MaxFunc(names, func(a, b string) int { return len(a) - len(b) })
+	fit(&p.X.Tick.Label, widest, (chartWidth-6*chartMargin)/vg.Length(len(names)))
 	return nil
 }
 
@@ -128,8 +122,4 @@ func fit(style *text.Style, s string, width vg.Length) {
 	if is := style.Width(s); is > width {
 		style.Font.Size *= width / is
 	}
-}
-
-func drawOn(canvas *vgsvg.Canvas) draw.Canvas {
-	return draw.Crop(draw.New(canvas), 0, -chartMargin, 0, -chartMargin/2)
 }
