@@ -3,7 +3,6 @@ package sim
 import (
 	"flag"
 	"os"
-	"sync"
 	"testing"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -16,35 +15,58 @@ var (
 )
 
 // Whatever is set, and whatever goes wrong, no key goes further over its limit
-// than declared, and no invariant breaks.
+// than declared, and no invariant breaks. Every fault is played in some history, and does what it says.
 func TestHistories(t *testing.T) {
 	t.Parallel()
-	over := 0
+	seen, sources := map[FaultKind]int{}, map[string]int64{}
+	over, unanswered, hot := 0, 0, 0
 	for seed := *first; seed < *first+uint64(*histories); seed++ {
-		if o := History(seed); *summed && o.Rule.Coordination.Mode == ratelimit.Routing {
+		o := History(seed)
+		if *summed && o.Rule.Coordination.Mode == ratelimit.Routing {
 			continue
 		}
-		if play(t, seed).Over > 0 {
-			over++
-		}
+		r := play(t, seed)
 		if t.Failed() {
 			return
 		}
+		for _, f := range o.Faults {
+			seen[f.Kind]++
+		}
+		for s, n := range r.Sources {
+			sources[s] += n
+		}
+		if r.Over > 0 {
+			over++
+		}
+		if r.Unanswered > 0 {
+			unanswered++
+		}
+		if o.Storeless && o.HotRate < 100 && r.Sources["claim"]+r.Sources["lease"] > 0 {
+			hot++
+		}
 	}
-	if *histories >= 100 && over == 0 {
-		t.Error("no history went over by a token: were the faults played?")
+	if *histories < 300 || *summed {
+		return
+	}
+	for kind, name := range FaultKinds {
+		if seen[FaultKind(kind)] == 0 {
+			t.Errorf("%s was not played", name)
+		}
+	}
+	for _, s := range []string{"lease", "claim", "owner", "drift", "fallback"} {
+		if sources[s] == 0 {
+			t.Errorf("nothing was decided by %s: %v", s, sources)
+		}
+	}
+	if over == 0 || unanswered == 0 || hot == 0 {
+		t.Errorf("%d histories went over, %d ask a node that is away, %d have hot keys in a ring without a store", over, unanswered, hot)
 	}
 }
 
-// plays are the histories that tests have played, each once, for several tests look at the
-// same ones: by seed, a func() (*Result, error).
-var plays sync.Map
-
-// play plays a history, or has played it. Its result is only read.
+// play plays a history.
 func play(t *testing.T, seed uint64) *Result {
 	t.Helper()
-	once, _ := plays.LoadOrStore(seed, sync.OnceValues(func() (*Result, error) { return Run(History(seed)) }))
-	r, err := once.(func() (*Result, error))()
+	r, err := Run(History(seed))
 	if err != nil {
 		t.Fatalf("seed %d: %v", seed, err)
 	}
@@ -82,42 +104,6 @@ func TestHistoriesOfBugs(t *testing.T) {
 		if r := play(t, seed); r.Violation != nil {
 			t.Errorf("it was: %s", was)
 		}
-	}
-}
-
-// Every fault is played in some history, and does what it says.
-func TestFaultsArePlayed(t *testing.T) {
-	t.Parallel()
-	seen := map[FaultKind]int{}
-	sources := map[string]int64{}
-	unanswered, hot := 0, 0
-	for seed := range uint64(300) {
-		o, r := History(seed), play(t, seed)
-		for _, f := range o.Faults {
-			seen[f.Kind]++
-		}
-		if o.Storeless && o.HotRate < 100 && r.Sources["claim"]+r.Sources["lease"] > 0 {
-			hot++
-		}
-		for s, n := range r.Sources {
-			sources[s] += n
-		}
-		if r.Unanswered > 0 {
-			unanswered++
-		}
-	}
-	for kind, name := range FaultKinds {
-		if seen[FaultKind(kind)] == 0 {
-			t.Errorf("%s was not played", name)
-		}
-	}
-	for _, s := range []string{"lease", "claim", "owner", "drift", "fallback"} {
-		if sources[s] == 0 {
-			t.Errorf("nothing was decided by %s: %v", s, sources)
-		}
-	}
-	if unanswered == 0 || hot == 0 {
-		t.Errorf("%d histories ask a node that is away, %d have hot keys in a ring without a store", unanswered, hot)
 	}
 }
 
