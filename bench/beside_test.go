@@ -15,13 +15,14 @@ func TestBeside(t *testing.T) {
 		t.Skip("builds sluice")
 	}
 	t.Parallel()
-	r, err := Cost(t.Context(), CostOptions{
+	got, err := (&CostOptions{
 		Setup: report.Setup{Binary: sluicetest.Build(t), Lab: sluicetest.Lab(t)}, Rounds: 2, Round: 500 * time.Millisecond, Callers: 32, Calls: 200, Connections: 2, Keys: 10,
 		Streams: 250, Buckets: 3, Reports: 500,
-	})
+	}).Measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := got.(*CostReport)
 	if r.Sluice.Calls < 140 || r.Sluice.Calls > 260 || r.Beside.Calls != r.Sluice.Calls || r.Streams.Sent < 100 || r.Streams.Cores <= 0 {
 		t.Errorf("%+v, with streams %+v", r, r.Beside)
 	}

@@ -43,9 +43,6 @@ func (*CostOptions) Examples() string {
 	return "  sluicelab bench cost\n  sluicelab bench cost --streams 10000 --calls 1000 --round 1m --rounds 3     new assignments come each minute"
 }
 
-// Measure implements [report.Measurement].
-func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) { return Cost(ctx, *o) }
-
 // ServerCost is what one server cost over all its rounds.
 type ServerCost struct {
 	Name       string  `json:"name" col:"server"`
@@ -77,7 +74,7 @@ type CostReport struct {
 	options *CostOptions
 }
 
-// costRules limit nothing that Cost sends.
+// costRules limit nothing that is sent.
 const costRules = `domain: bench
 coordination: {mode: routing}
 descriptors:
@@ -91,10 +88,10 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 36000}
 `
 
-// Cost drives this service and an empty server of the same protocol in turn,
+// Measure implements [report.Measurement]. It drives this service and an empty server of the same protocol in turn,
 // by the same client, and compares the processor time each uses for a call.
-func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
-	if err := report.Check(&o); err != nil {
+func (o *CostOptions) Measure(ctx context.Context) (report.Result, error) {
+	if err := report.Check(o); err != nil {
 		return nil, err
 	}
 	servers := []*contender{{name: "empty gRPC server", keys: o.Keys}, {name: "sluice", nodes: 1, keys: o.Keys}}
@@ -107,7 +104,7 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 	}
 	for _, c := range servers {
 		defer c.stop()
-		if err := c.start(&o); err != nil {
+		if err := c.start(o); err != nil {
 			return nil, err
 		}
 	}
@@ -125,7 +122,7 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		defer beside.close()
 	}
 	for _, c := range servers { // connections, tables and heaps grow here
-		if err := c.round(ctx, &o, o.Round); err != nil {
+		if err := c.round(ctx, o, o.Round); err != nil {
 			return nil, err
 		}
 		c.rounds = c.rounds[:0]
@@ -134,12 +131,12 @@ func Cost(ctx context.Context, o CostOptions) (*CostReport, error) {
 		o.Tell(o.Rounds, "rounds")
 		for n := range servers { // none is always the one after another
 			c := servers[(i+n)%len(servers)]
-			if err := beside.alone(c, func() error { return c.round(ctx, &o, o.Round) }); err != nil {
+			if err := beside.alone(c, func() error { return c.round(ctx, o, o.Round) }); err != nil {
 				return nil, err
 			}
 		}
 	}
-	r := &CostReport{options: &o, Empty: servers[0].cost(0), Sluice: servers[1].cost(0)}
+	r := &CostReport{options: o, Empty: servers[0].cost(0), Sluice: servers[1].cost(0)}
 	r.Ratio = r.Sluice.CPUPerCall / r.Empty.CPUPerCall
 	if o.Forwarded {
 		f, h := servers[2].cost(0), servers[3].cost(0)

@@ -28,15 +28,6 @@ type KeysOptions struct {
 // Examples implements [report.Measurement].
 func (*KeysOptions) Examples() string { return "  sluicelab bench keys" }
 
-// Measure implements [report.Measurement].
-func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
-	if err := report.Check(o); err != nil {
-		return nil, err
-	}
-	points, err := Keys(ctx, *o)
-	return &KeysReport{points, o.MaxMemory}, err
-}
-
 // KeysReport is what was seen on the way.
 type KeysReport struct {
 	Points    []KeysPoint `json:"points"`
@@ -90,11 +81,14 @@ descriptors:
 // keysBatch is how many descriptors a request carries.
 const keysBatch = 50
 
-// Keys sends ever new keys to one process, as an attacker would who invents
-// them: values, values that statistics name, limits of the request's own, and
+// Measure implements [report.Measurement]. It sends ever new keys to one process, as an attacker would who
+// invents them: values, values that statistics name, limits of the request's own, and
 // domains. It looks now and then at its memory, at its metrics and at a key that
 // had used up its budget before.
-func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
+func (o *KeysOptions) Measure(ctx context.Context) (report.Result, error) {
+	if err := report.Check(o); err != nil {
+		return nil, err
+	}
 	if o.Memory > 0 { // read by the server when it starts, and not by this process any more
 		if err := os.Setenv("GOMEMLIMIT", fmt.Sprintf("%dMiB", o.Memory)); err != nil {
 			return nil, fmt.Errorf("bench: %w", err)
@@ -106,7 +100,8 @@ func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
 	}
 	defer fleet.Stop()
 	f := keysFlood{process: fleet.Nodes[0], client: rls.NewRateLimitServiceClient(fleet.Pool.Next())}
-	return f.run(ctx, o)
+	err = f.run(ctx, o)
+	return &KeysReport{f.points, o.MaxMemory}, err
 }
 
 type keysFlood struct {
@@ -115,27 +110,27 @@ type keysFlood struct {
 	points  []KeysPoint
 }
 
-func (f *keysFlood) run(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
+func (f *keysFlood) run(ctx context.Context, o *KeysOptions) error {
 	for range 5 {
 		if _, err := f.send(ctx, known); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if err := f.look(ctx, 0); err != nil {
-		return nil, err
+		return err
 	}
 	for sent := 0; sent < o.Keys; sent += keysBatch {
 		if _, err := f.send(ctx, invented(sent)); err != nil {
-			return nil, err
+			return err
 		}
 		if done := sent + keysBatch; done%(o.Keys/10/keysBatch*keysBatch) == 0 {
 			if err := f.look(ctx, done); err != nil {
-				return nil, err
+				return err
 			}
 			o.Tell(10, fmt.Sprint(done, " keys"))
 		}
 	}
-	return f.points, nil
+	return nil
 }
 
 // known is a request of the key that had used up its budget before.

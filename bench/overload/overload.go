@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/report"
 )
 
-// Options are how Run measures.
+// Options are what is measured.
 type Options struct {
 	report.Setup
 	Step        time.Duration `in:"100ms..1m" default:"2s" help:"Length of each measurement."`
@@ -25,9 +25,6 @@ type Options struct {
 
 // Examples implements [report.Measurement].
 func (*Options) Examples() string { return "  sluicelab bench overload" }
-
-// Measure implements [report.Measurement].
-func (o *Options) Measure(ctx context.Context) (report.Result, error) { return Run(ctx, *o) }
 
 // validate reports every problem.
 func (o *Options) validate() error {
@@ -45,7 +42,7 @@ func (o *Options) validate() error {
 	return b.Err()
 }
 
-// Count is how many measurements Run makes.
+// Count is how many measurements there are.
 func (o *Options) Count() int { return o.Rounds * (1 + len(o.Times)) }
 
 // Step is what became of calls at one multiple of the capacity. Rates are by
@@ -82,8 +79,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 4000000000}
 `
 
-// Run measures a server's capacity, and then its answers at multiples of it.
-func Run(ctx context.Context, o Options) (*Report, error) {
+// Measure implements [report.Measurement]: a server's capacity, and then its answers at multiples of it.
+func (o *Options) Measure(ctx context.Context) (report.Result, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -102,7 +99,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	defer fleet.Stop()
-	m := &meter{Options: &o, report: r, server: fleet.Nodes[0]}
+	m := &meter{Options: o, report: r, server: fleet.Nodes[0]}
 	if m.client, err = dial(m.server.Address, o.Connections, o.Outstanding, o.Patience, o.Traced); err != nil {
 		return nil, err
 	}

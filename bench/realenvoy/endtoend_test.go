@@ -18,12 +18,13 @@ func TestEndToEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := EndToEnd(t.Context(), Options{
+	got, err := (&Options{
 		Setup: report.Setup{Binary: sluice, Lab: sluicetest.Lab(t)}, Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
-	})
+	}).Measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := got.(*EndToEndReport)
 	var table strings.Builder
 	if err := r.Page().WriteText(&table); err != nil {
 		t.Fatal(err)

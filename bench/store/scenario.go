@@ -32,12 +32,11 @@ func (*Accuracy) Examples() string {
 
 // Measure implements [report.Measurement].
 func (a *Accuracy) Measure(ctx context.Context) (report.Result, error) {
-	o := a.options()
-	return Run(ctx, o)
+	return a.options().Measure(ctx)
 }
 
-func (a *Accuracy) options() Options {
-	o := Options{
+func (a *Accuracy) options() *Options {
+	o := &Options{
 		Setup: a.Setup, Nodes: []int{a.Nodes}, Rate: a.Rate, Length: a.Length, Rows: a.Scenario, Seed: a.Seed,
 		of: suite{
 			title: "Accuracy: what was admitted against what was allowed", flag: "--scenario", rows: scenarios, modes: scenarioModes,

@@ -27,10 +27,11 @@ func TestAccuracy(t *testing.T) {
 	a.Progress = func(done, _ int, _ string) { told = done + 1 }
 	o := a.options()
 	o.Modes = []string{"leasing", "approx"}
-	r, err := Run(t.Context(), o)
+	got, err := o.Measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := got.(*Report)
 	if err := r.Problems(); err != nil {
 		t.Error(err)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Options are how Run measures.
+// Options are what is measured.
 type Options struct {
 	report.Setup
 	Nodes  []int         `in:"1..20" default:"3" help:"Sizes of the fleets."`
@@ -46,9 +46,6 @@ var costs = suite{
 func (*Options) Examples() string {
 	return "  sluicelab bench store\n  sluicelab bench store --rows 2,3 --length 60s"
 }
-
-// Measure implements [report.Measurement].
-func (o *Options) Measure(ctx context.Context) (report.Result, error) { return Run(ctx, *o) }
 
 // validate reports every problem.
 func (o *Options) validate() error {
@@ -84,7 +81,7 @@ func (o *Options) fleets(r *Row) []int {
 	return o.Nodes
 }
 
-// Count is how many measurements Run makes.
+// Count is how many measurements there are.
 func (o *Options) Count() (n int) {
 	for _, r := range o.rows(&report.Bounds{}) {
 		n += len(o.fleets(&r)) * len(o.modes(&r))
@@ -131,8 +128,8 @@ type Report struct {
 	of       suite
 }
 
-// Run measures each row with each mode, one after the other.
-func Run(ctx context.Context, o Options) (*Report, error) {
+// Measure implements [report.Measurement]: each row with each mode, one after the other.
+func (o *Options) Measure(ctx context.Context) (report.Result, error) {
 	if o.of.rows == nil {
 		o.of = costs
 	}

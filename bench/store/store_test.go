@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -69,10 +68,11 @@ func TestStore(t *testing.T) {
 	o := Options{Setup: report.Setup{Binary: binary, Lab: sluicetest.Lab(t)}, Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Seed: 1, of: costs}
 	told := 0
 	o.Progress = func(done, _ int, _ string) { told = done + 1 }
-	r, err := Run(context.Background(), o)
+	got, err := o.Measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := got.(*Report)
 	if err := r.Problems(); err != nil {
 		t.Error(err)
 	}

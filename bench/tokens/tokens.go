@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/store"
 )
 
-// Options are how Run measures.
+// Options are what is measured.
 type Options struct {
 	report.Setup
 	Nodes  int           `in:"1..10" default:"3" help:"Nodes of each fleet."`
@@ -35,17 +35,6 @@ func (*Options) Examples() string {
 	return "  sluicelab bench tokens\n  sluicelab bench tokens --case five --case fifty"
 }
 
-// Measure implements [report.Measurement].
-func (o *Options) Measure(ctx context.Context) (report.Result, error) { return Run(ctx, *o) }
-
-// cases are the chosen ones; err is every problem of the options.
-func (o *Options) cases() (chosen []Case, err error) {
-	var b report.Bounds
-	b.Check(o)
-	chosen = report.Choose(&b, "--case", o.Case, cases, func(c *Case) string { return c.ID })
-	return chosen, b.Err()
-}
-
 // Report is all that was measured.
 type Report struct {
 	Nodes    int        `json:"nodes"`
@@ -53,10 +42,12 @@ type Report struct {
 	Measured []Measured `json:"measured"`
 }
 
-// Run measures each case, all ways at the same time.
-func Run(ctx context.Context, o Options) (*Report, error) {
-	chosen, err := o.cases()
-	if err != nil {
+// Measure implements [report.Measurement]: each case, all ways at the same time.
+func (o *Options) Measure(ctx context.Context) (report.Result, error) {
+	var b report.Bounds
+	b.Check(o)
+	chosen := report.Choose(&b, "--case", o.Case, cases, func(c *Case) string { return c.ID })
+	if err := b.Err(); err != nil {
 		return nil, err
 	}
 	r := &Report{Nodes: o.Nodes, Cases: chosen}

@@ -18,10 +18,11 @@ func TestFiveAtOnce(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	o := Options{Setup: report.Setup{Binary: sluicetest.Build(t), Lab: sluicetest.Lab(t)}, Nodes: 2, Length: 10 * time.Second, Case: []string{"five"}, Seed: 1}
-	r, err := Run(context.Background(), o)
+	got, err := o.Measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := got.(*Report)
 	if len(r.Measured) != len(ways) {
 		t.Fatalf("%d ways are measured, must be %d", len(r.Measured), len(ways))
 	}
