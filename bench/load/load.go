@@ -95,12 +95,7 @@ type Request struct {
 	Node int // which node is asked, if the source says; -1: any
 }
 
-// Source gives requests in the order of their arrival, until ok is false.
-type Source interface {
-	Next() (r Request, ok bool)
-}
-
-// Stream is a Source of a Load. It is not safe for concurrent use.
+// Stream is the requests of a Load. It is not safe for concurrent use.
 type Stream struct {
 	load  Load
 	rnd   *rand.Rand
@@ -120,8 +115,8 @@ func (l Load) Stream(seed uint64) *Stream {
 	return s
 }
 
-// Next implements [Source].
-func (s *Stream) Next() (Request, bool) {
+// Next is the next request, in the order of their arrival, until ok is false.
+func (s *Stream) Next() (r Request, ok bool) {
 	for {
 		if s.at >= s.until {
 			s.phase()
@@ -139,7 +134,7 @@ func (s *Stream) Next() (Request, bool) {
 			return Request{}, false
 		}
 	}
-	r := Request{At: time.Duration(s.at * 1e9), Cost: 1, Node: -1, Key: s.key()}
+	r = Request{At: time.Duration(s.at * 1e9), Cost: 1, Node: -1, Key: s.key()}
 	if s.load.Cost > 1 {
 		r.Cost = 1 + s.rnd.Int64N(int64(s.load.Cost))
 	}

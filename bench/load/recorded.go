@@ -181,23 +181,20 @@ func (r *recorder) finish() (*Recorded, error) {
 	return &r.Recorded, nil
 }
 
-// Load describes the demand as far as a Source's reader needs it.
+// Load describes the demand as far as its player needs it.
 func (r *Recorded) Load() Load {
 	length := r.Requests[len(r.Requests)-1].At + 1
 	return Load{Rate: float64(len(r.Requests)) / max(length.Seconds(), 0.001), Keys: len(r.Keys), Length: length}
 }
 
-// Source returns the requests from the first on.
-func (r *Recorded) Source() Source { return &playback{requests: r.Requests} }
-
-type playback struct{ requests []Request }
-
-// Next implements [Source].
-func (p *playback) Next() (Request, bool) {
-	if len(p.requests) == 0 {
-		return Request{}, false
+// Play returns what [Stream.Next] is for a Load: the requests from the first on.
+func (r *Recorded) Play() func() (Request, bool) {
+	played := 0
+	return func() (Request, bool) {
+		if played == len(r.Requests) {
+			return Request{}, false
+		}
+		played++
+		return r.Requests[played-1], true
 	}
-	r := p.requests[0]
-	p.requests = p.requests[1:]
-	return r, true
 }

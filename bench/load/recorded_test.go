@@ -18,7 +18,7 @@ func TestReadRecorded(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		a, _ := r.Source().Next()
+		a, _ := r.Play()()
 		if len(r.Requests) != 2 || r.Keys[a.Key] != "a" || a.At != 0 || a.Cost != 1 || a.Node != -1 {
 			t.Errorf("%s: %+v", name, r)
 		}

@@ -30,8 +30,8 @@ type Options struct {
 	// mode routing.
 	Ledger    func(clock func() ratelimit.LedgerTime) (Ledger, error)
 	Load      load.Load
-	Source    func() load.Source // instead of Load's stream; Load still says Keys and Length
-	Start     time.Duration      // offset into a window, at the beginning
+	Recorded  *load.Recorded // instead of Load's stream; Load still says Keys and Length
+	Start     time.Duration  // offset into a window, at the beginning
 	Net       Net
 	Faults    []Fault   // in the order of their times
 	Storeless bool      // mode routing with budgets in owners' memory, without the store

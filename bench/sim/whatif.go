@@ -102,7 +102,7 @@ func (q *Question) options(v variant, bad bool) (Options, error) {
 	}
 	o := Options{Seed: q.Seed, Nodes: q.Nodes, Rule: r, Load: q.Load, Net: q.Net, Points: whatIfPoints, Check: true}
 	if q.Recorded != nil {
-		o.Load, o.Source = q.Recorded.Load(), q.Recorded.Source
+		o.Load, o.Recorded = q.Recorded.Load(), q.Recorded
 	}
 	if bad {
 		o.Faults, o.Refuses = badDay(o.Load.Length, q.Nodes), true

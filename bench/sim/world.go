@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/bench/judge"
-	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/queue"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -128,17 +127,17 @@ func (w *world) ledgerTime() ratelimit.LedgerTime { return w.store.parts[0].time
 func (w *world) in(d time.Duration, do func()) { w.queue.Push(w.now+int64(d), do) }
 
 func (w *world) play() {
-	source := load.Source(w.Load.Stream(w.Seed))
-	if w.Source != nil {
-		source = w.Source()
+	arrival := w.Load.Stream(w.Seed).Next
+	if w.Recorded != nil {
+		arrival = w.Recorded.Play()
 	}
-	next, more := source.Next()
+	next, more := arrival()
 	for w.result.Violation == nil {
 		at := w.queue.Next()
 		if more && int64(next.At) <= at {
 			w.now = int64(next.At)
 			w.arrive(next)
-			next, more = source.Next()
+			next, more = arrival()
 			continue
 		}
 		if !more && at > w.ends {
