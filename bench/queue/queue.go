@@ -1,10 +1,12 @@
 // Package queue has the future events of a simulation.
 package queue
 
-// Queue has the future events, in the order of their time, then of their insertion: a binary heap. The zero Queue is empty.
+import "container/heap"
+
+// Queue has the future events, in the order of their time, then of their insertion. The zero Queue is empty.
 // It is not safe for concurrent use.
 type Queue struct {
-	events []event
+	events events
 	count  uint64
 }
 
@@ -14,8 +16,20 @@ type event struct {
 	do   func()
 }
 
-func (e *event) before(f *event) bool {
-	return e.at < f.at || e.at == f.at && e.turn < f.turn
+// events implement [heap.Interface].
+type events []*event
+
+func (e events) Len() int { return len(e) }
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].turn < e[j].turn
+}
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)   { *e = append(*e, x.(*event)) }
+func (e *events) Pop() any {
+	last := len(*e) - 1
+	x := (*e)[last]
+	(*e)[last], *e = nil, (*e)[:last]
+	return x
 }
 
 // Next is the time of the first event, or never.
@@ -29,37 +43,8 @@ func (q *Queue) Next() int64 {
 // Push adds an event.
 func (q *Queue) Push(at int64, do func()) {
 	q.count++
-	q.events = append(q.events, event{at, q.count, do})
-	h := q.events
-	for i := len(h) - 1; i > 0; {
-		up := (i - 1) / 2
-		if !h[i].before(&h[up]) {
-			return
-		}
-		h[i], h[up] = h[up], h[i]
-		i = up
-	}
+	heap.Push(&q.events, &event{at, q.count, do})
 }
 
 // Pop takes the first event out, of a queue that has one.
-func (q *Queue) Pop() func() {
-	h := q.events
-	first := h[0].do
-	last := len(h) - 1
-	h[0], h[last] = h[last], event{}
-	q.events = h[:last]
-	for i := 0; ; {
-		down := 2*i + 1
-		if down >= last {
-			return first
-		}
-		if down+1 < last && h[down+1].before(&h[down]) {
-			down++
-		}
-		if !h[down].before(&h[i]) {
-			return first
-		}
-		h[i], h[down] = h[down], h[i]
-		i = down
-	}
-}
+func (q *Queue) Pop() func() { return heap.Pop(&q.events).(*event).do }
