@@ -204,21 +204,16 @@ func (c *contender) stop() {
 }
 
 func (c *contender) round(ctx context.Context, o *CostOptions, length time.Duration) error {
-	before, err := c.fleet.CPU()
-	if err != nil {
-		return err
-	}
-	r := c.calls(ctx, o, length)
-	after, err := c.fleet.CPU()
-	if err != nil {
-		return err
-	}
-	if r.errors > 0 || r.calls == 0 {
-		return fmt.Errorf("%s: %d of %d calls failed, such as: %w", c.name, r.errors, r.calls, r.first)
-	}
-	r.cpu = after - before
+	var r costRound
+	cpu, err := process.Spent(c.fleet, func() error {
+		if r = c.calls(ctx, o, length); r.errors > 0 || r.calls == 0 {
+			return fmt.Errorf("%s: %d of %d calls failed, such as: %w", c.name, r.errors, r.calls, r.first)
+		}
+		return nil
+	})
+	r.cpu = cpu
 	c.rounds = append(c.rounds, r)
-	return nil
+	return err
 }
 
 // fastest is more calls a second than one caller of a closed loop makes.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/process"
 )
 
 // StreamCost is the cost of streams while another server is called.
@@ -155,16 +156,9 @@ func (r *reporters) alone(called *contender, call func() error) error {
 	if r.server == nil || r.server == called {
 		return call()
 	}
-	before, err := r.server.fleet.CPU()
-	if err != nil {
-		return err
-	}
 	sent, answers, began := r.sent.Load(), r.answers.Load(), time.Now()
-	if err := call(); err != nil {
-		return err
-	}
-	after, err := r.server.fleet.CPU()
-	r.spent, r.took = r.spent+after-before, r.took+time.Since(began)
+	spent, err := process.Spent(r.server.fleet, call)
+	r.spent, r.took = r.spent+spent, r.took+time.Since(began)
 	r.meanwhile.Sent += float64(r.sent.Load() - sent)
 	r.meanwhile.Answers += float64(r.answers.Load() - answers)
 	return err

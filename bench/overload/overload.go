@@ -167,20 +167,16 @@ func (m *meter) step(ctx context.Context, times, capacity float64) (Step, error)
 	if err != nil {
 		return Step{}, err
 	}
-	cpu, err := m.server.CPU()
-	if err != nil {
-		return Step{}, err
-	}
+	var t *tally
 	began := time.Now()
-	t, err := m.client.open(ctx, times*capacity, m.Step)
+	cpu, err := process.Spent(m.server, func() (err error) {
+		t, err = m.client.open(ctx, times*capacity, m.Step)
+		return err
+	})
 	if err != nil {
 		return Step{}, err
 	}
 	took := time.Since(began)
-	cpuNow, err := m.server.CPU()
-	if err != nil {
-		return Step{}, err
-	}
 	chargedNow, err := m.charged()
 	if err != nil {
 		return Step{}, err
@@ -189,7 +185,7 @@ func (m *meter) step(ctx context.Context, times, capacity float64) (Step, error)
 	return Step{
 		Times: times, Offered: rate(t.Offered), HeldBack: rate(t.Offered - t.Sent), Goodput: rate(t.Answered), Shed: rate(t.Refused), GivenUp: rate(t.GivenUp),
 		Charged: rate(max(0, chargedNow-charged-t.Answered)), P50: quantile(t, 50), P99: quantile(t, 99),
-		Share: rate(t.Answered) / capacity, CPU: (cpuNow - cpu).Seconds() / took.Seconds(),
+		Share: rate(t.Answered) / capacity, CPU: cpu.Seconds() / took.Seconds(),
 	}, nil
 }
 

@@ -146,6 +146,19 @@ func (p *Process) Metric(begins string) (n float64, found bool, err error) {
 // CPU is the processor time that it has used since it started.
 func (p *Process) CPU() (time.Duration, error) { return CPUOf(p.cmd.Process.Pid) }
 
+// Spent is the processor time that processes use while do runs.
+func Spent(of interface{ CPU() (time.Duration, error) }, do func() error) (time.Duration, error) {
+	before, err := of.CPU()
+	if err != nil {
+		return 0, err
+	}
+	if err := do(); err != nil {
+		return 0, err
+	}
+	after, err := of.CPU()
+	return after - before, err
+}
+
 // PeakMemory is the most resident memory that the process has had, in bytes.
 func (p *Process) PeakMemory() (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))

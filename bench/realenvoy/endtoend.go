@@ -66,9 +66,9 @@ type way struct {
 	headers []string
 	warm    time.Duration
 
-	tally                   Tally
-	undecided               int64
-	envoyCPU, nodes, stored time.Duration
+	latency             *hdrhistogram.Histogram // nil: none yet
+	refused, undecided  int64
+	envoy, nodes, redis time.Duration // processor time
 }
 
 // withoutFilter is a configuration without limits.
@@ -195,38 +195,34 @@ func (w *way) service(o *Options) (*process.Fleet, error) {
 	return f, f.StartFirst(o.Nodes)
 }
 
-// used is the processor time of all so far, and how often Envoy had no decision.
-type used struct {
-	envoy, nodes, store time.Duration
-	undecided           int64
-}
-
-func use(e *Envoy, service *process.Fleet) (u used, err error) {
-	if u.envoy, err = e.CPU(); err != nil {
-		return u, err
+// use adds what all have used so far, and how often Envoy had no decision: times -1 before a round, and 1 after it.
+func (w *way) use(e *Envoy, service *process.Fleet, times int64) error {
+	envoy, err := e.CPU()
+	if err != nil {
+		return err
 	}
-	if u.nodes, err = service.CPU(); err != nil {
-		return u, err
+	nodes, err := service.CPU()
+	if err != nil {
+		return err
 	}
+	w.envoy, w.nodes = w.envoy+envoy*time.Duration(times), w.nodes+nodes*time.Duration(times)
 	if service.Redis != nil {
-		u.store = service.Redis.Used().CPU
+		w.redis += service.Redis.Used().CPU * time.Duration(times)
 	}
 	all, err := e.Stats()
-	u.undecided = all["cluster.service.ratelimit.error"]
-	return u, err
+	w.undecided += all["cluster.service.ratelimit.error"] * times
+	return err
 }
 
 func (w *way) drive(ctx context.Context, client *Client, e *Envoy, service *process.Fleet, o *Options) error {
 	l := load.Load{Rate: o.Rate, Keys: o.Keys, Length: w.warm}
 	client.Drive(ctx, l, time.Hour)
-	before, err := use(e, service)
-	if err != nil {
+	if err := w.use(e, service, -1); err != nil {
 		return err
 	}
 	l.Length = o.Round
 	t := client.Drive(ctx, l, time.Hour)
-	after, err := use(e, service)
-	if err != nil {
+	if err := w.use(e, service, 1); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -235,25 +231,21 @@ func (w *way) drive(ctx context.Context, client *Client, e *Envoy, service *proc
 	if t.Failed > 0 || t.Passed == 0 {
 		return errors.Join(fmt.Errorf("%d of %d requests failed", t.Failed, t.Latency.TotalCount()), t.Err)
 	}
-	if w.tally.Latency == nil {
-		w.tally.Latency = hdrhistogram.New(1, t.Latency.HighestTrackableValue(), 3)
+	if w.latency != nil {
+		t.Latency.Merge(w.latency)
 	}
-	w.tally.Latency.Merge(t.Latency)
-	w.tally.Limited += t.Limited
-	w.undecided += after.undecided - before.undecided
-	w.envoyCPU += after.envoy - before.envoy
-	w.nodes += after.nodes - before.nodes
-	w.stored += after.store - before.store
+	w.latency = t.Latency
+	w.refused += t.Limited
 	return nil
 }
 
 func (w *way) cost() Way {
-	n := w.tally.Latency.TotalCount()
+	n := w.latency.TotalCount()
 	each := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 / float64(n) }
 	return Way{
-		Name: w.name, Requests: n, Refused: w.tally.Limited, Undecided: w.undecided,
-		P50: float64(w.tally.Latency.ValueAtQuantile(50)), P99: float64(w.tally.Latency.ValueAtQuantile(99)),
-		EnvoyCPU: each(w.envoyCPU), ServiceCPU: each(w.nodes), StoreCPU: each(w.stored),
+		Name: w.name, Requests: n, Refused: w.refused, Undecided: w.undecided,
+		P50: float64(w.latency.ValueAtQuantile(50)), P99: float64(w.latency.ValueAtQuantile(99)),
+		EnvoyCPU: each(w.envoy), ServiceCPU: each(w.nodes), StoreCPU: each(w.redis),
 	}
 }
 

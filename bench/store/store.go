@@ -178,23 +178,16 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	}
 	var warmUse process.RedisUse
 	var warmAsked int64
-	cpu, err := f.CPU()
-	if err != nil {
-		return Measured{}, err
-	}
 	before, start := f.Redis.Used(), time.Now()
 	if row.strike == nil { // else Redis may be away then
 		timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.Redis.Used(), t.decisions() })
 		defer timer.Stop()
 	}
-	if err := o.load(ctx, row, f, t, start); err != nil {
-		return Measured{}, err
-	}
-	after, took := f.Redis.Used(), time.Since(start)
-	cpuAfter, err := f.CPU()
+	cpu, err := process.Spent(f, func() error { return o.load(ctx, row, f, t, start) })
 	if err != nil {
 		return Measured{}, err
 	}
+	after, took := f.Redis.Used(), time.Since(start)
 	used, asked := after.Since(before), max(1, t.decisions())
 	got := Measured{
 		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
@@ -202,7 +195,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Claims:  1000 * float64(used.Scripts) / float64(asked),
 		Draws:   1000 * float64(used.Commands["hincrby"].Calls) / 2 / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
-		NodeCPU: micros(cpuAfter-cpu, asked),
+		NodeCPU: micros(cpu, asked),
 		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early,
 		Commands: used.Commands, Reasons: sum(f, claims),
 	}

@@ -150,7 +150,7 @@ func TestStores(t *testing.T) {
 		before, began := server.cpu(), time.Now()
 		time.Sleep(*length) // processors are counted in ticks of 10 ms
 		idle := float64(server.cpu()-before) / float64(time.Since(began))
-		t.Logf("%s: %s; %.3f of a processor when nobody asks", store, claimRates(t, server), idle)
+		t.Logf("%s: %.3f of a processor when nobody asks", store, idle)
 		for i := range rows {
 			if slices.Contains(strings.Split(*measured, ","), fmt.Sprint(i+1)) {
 				measureStore(t, store, server, i, idle)
@@ -228,42 +228,6 @@ func (r *Row) play(
 	})
 	n = int(decisions.Load())
 	return touch, decision / time.Duration(max(1, n)), n
-}
-
-// claimRates says how many claims a second the server settles, each on a key of its own, of sixteen that send at once.
-func claimRates(t *testing.T, server real) string {
-	const senders = 16
-	ledgers := []account.Ledger{server.ledger("rates:"), server.ledger("rates:"), server.ledger("rates:")}
-	if _, err := ledgertest.Settle(t, ledgers[0], ledgertest.Claim("first", 0xa00, 1, 0, 1)); err != nil { // the epoch begins
-		t.Fatal(err)
-	}
-	var all []string
-	for _, size := range []int{1, 100} {
-		var settled atomic.Int64
-		before, began := server.cpu(), time.Now()
-		var sending sync.WaitGroup
-		for sender := range senders {
-			sending.Go(func() {
-				claims, grants := make([]account.Claim, size), make([]account.Grant, size)
-				for seq := uint64(1); time.Since(began) < *length; seq++ {
-					for i := range claims {
-						claims[i] = ledgertest.Claim(fmt.Sprint("k", size, sender, ".", i), 0xa00, seq, ratelimit.Tokens(seq-1), 1)
-						claims[i].Limit.Requests = 1e9
-					}
-					if _, _, err := ledgers[sender%len(ledgers)].Settle(t.Context(), claims, grants); err != nil {
-						t.Error(err)
-						return
-					}
-					settled.Add(int64(size))
-				}
-			})
-		}
-		sending.Wait()
-		n := max(1, settled.Load())
-		all = append(all, fmt.Sprintf("%.0f claims a second in messages of %d, %v of its processors each",
-			float64(n)/time.Since(began).Seconds(), size, (server.cpu()-before)/time.Duration(n)))
-	}
-	return strings.Join(all, "; ")
 }
 
 // What a node's processors do for a decision on a warm key, with each store in turn: the same, for no store is asked.
