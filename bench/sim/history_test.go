@@ -4,14 +4,11 @@ import (
 	"flag"
 	"os"
 	"testing"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 var (
 	histories = flag.Int("histories", 300, "how many histories to play; make sim plays many more")
 	first     = flag.Uint64("seed", 1, "of the first history")
-	summed    = flag.Bool("sums", false, "pass over histories of mode routing")
 )
 
 // Whatever is set, and whatever goes wrong, no key goes further over its limit
@@ -21,11 +18,7 @@ func TestHistories(t *testing.T) {
 	seen, sources := map[FaultKind]int{}, map[string]int64{}
 	over, unanswered, hot := 0, 0, 0
 	for seed := *first; seed < *first+uint64(*histories); seed++ {
-		o := History(seed)
-		if *summed && o.Rule.Coordination.Mode == ratelimit.Routing {
-			continue
-		}
-		r := play(t, seed)
+		o, r := History(seed), play(t, seed)
 		if t.Failed() {
 			return
 		}
@@ -45,7 +38,7 @@ func TestHistories(t *testing.T) {
 			hot++
 		}
 	}
-	if *histories < 300 || *summed {
+	if *histories < 300 {
 		return
 	}
 	for kind, name := range FaultKinds {

@@ -3,7 +3,7 @@ package sim
 import (
 	"bytes"
 	"context"
-	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -77,7 +77,7 @@ func TestWhatIfOfATrace(t *testing.T) {
 	t.Parallel()
 	var csv strings.Builder
 	for i := range 3000 {
-		csv.WriteString(strings.Join([]string{jsonNumber(float64(i) / 100), []string{"alice", "bob"}[i%2], "2"}, ",") + "\n")
+		csv.WriteString(strings.Join([]string{fmt.Sprint(float64(i) / 100), []string{"alice", "bob"}[i%2], "2"}, ",") + "\n")
 	}
 	r, err := load.ReadRecorded(strings.NewReader(csv.String()))
 	if err != nil {
@@ -94,9 +94,4 @@ func TestWhatIfOfATrace(t *testing.T) {
 			t.Errorf("%s: %d requests, %d tokens, %d keys", c.Name, c.Plain.Requests, c.Plain.Offered, c.Plain.Keys)
 		}
 	}
-}
-
-func jsonNumber(f float64) string {
-	text, _ := json.Marshal(f)
-	return string(text)
 }

@@ -51,13 +51,8 @@ func (r *Row) load(rate float64, length time.Duration) load.Load {
 	return load.Load{Rate: rate, Shape: r.shape, Keys: r.Keys, Skew: r.Skew, Hot: r.hot, Length: length}
 }
 
-// window is how long the limit's window is.
-func (r *Row) window() time.Duration {
-	return r.limit().Period()
-}
-
-func (r *Row) limit() ratelimit.Limit {
-	return ratelimit.Limit{Unit: r.Unit, Multiplier: 1, Requests: ratelimit.Tokens(r.Limit)}
+func (r *Row) limit() *ratelimit.Limit {
+	return &ratelimit.Limit{Unit: r.Unit, Multiplier: 1, Requests: ratelimit.Tokens(r.Limit)}
 }
 
 // mode is a way to answer.
@@ -92,7 +87,7 @@ func (r *Row) fieldsOf(m *mode) (all [][2]string) {
 
 // rule is the row's rule under a mode.
 func (r *Row) rule(m *mode) *ratelimit.Rule {
-	rule := &ratelimit.Rule{Domain: domain, Path: entry, Limit: r.limit(), Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
+	rule := &ratelimit.Rule{Domain: domain, Path: entry, Limit: *r.limit(), Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 	for _, f := range r.fieldsOf(m) {
 		if err := rule.Coordination.Set(f[0], f[1]); err != nil {
 			panic(err) // modes and rows are ours

@@ -172,8 +172,8 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		return Measured{}, err
 	}
 	defer f.Stop()
-	t := newTally(row.Limit, row.window())
-	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
+	t := newTally(row.Limit, row.limit().Period())
+	if err := caller.Sleep(ctx, untilTurnIsHalfway(time.Now(), row.limit().Period(), o.Length)); err != nil {
 		return Measured{}, err
 	}
 	var warmUse process.RedisUse
@@ -213,7 +213,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 // open starts a fleet that answers in a mode.
 func (o *Options) open(row *Row, m *mode, nodes int) (*process.Fleet, error) {
 	if m.fields == nil {
-		return OpenBaseline(o.Lab, row.Limit, row.window(), nodes)
+		return OpenBaseline(o.Lab, row.Limit, row.limit().Period(), nodes)
 	}
 	return Open(o.Binary, row.file(m), nodes, row.others, row.flags...)
 }
