@@ -42,8 +42,8 @@ func (o *Options) validate() error {
 	return b.Err()
 }
 
-// Count is how many measurements there are.
-func (o *Options) Count() int { return o.Rounds * (1 + len(o.Times)) }
+// count is how many measurements there are.
+func (o *Options) count() int { return o.Rounds * (1 + len(o.Times)) }
 
 // Step is what became of calls at one multiple of the capacity. Rates are by
 // second.
@@ -125,14 +125,14 @@ func (m *meter) measure(ctx context.Context) error {
 	rounds := make([][]Step, len(m.Times))
 	var capacities, p99s []float64
 	for range m.Rounds {
-		m.Tell(m.Count(), "capacity")
+		m.Tell(m.count(), "capacity")
 		capacity, p99, err := m.capacity(ctx)
 		if err != nil {
 			return err
 		}
 		capacities, p99s = append(capacities, capacity), append(p99s, float64(p99))
 		for i, times := range m.Times {
-			m.Tell(m.Count(), fmt.Sprintf("%v times the capacity", times))
+			m.Tell(m.count(), fmt.Sprintf("%v times the capacity", times))
 			s, err := m.step(ctx, times, capacity)
 			if err != nil {
 				return err

@@ -6,35 +6,24 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
 // A real server, for a short time: what the callers counted and what the server
 // says fits together, at any speed of the machine.
 func TestOverload(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts a process")
-	}
-	binary := sluicetest.Build(t)
-	t.Run("the same headers", func(t *testing.T) { overload(t, binary, false) })
-	t.Run("headers of their own", func(t *testing.T) { overload(t, binary, true) })
+	t.Run("the same headers", func(t *testing.T) { overload(t, false) })
+	t.Run("headers of their own", func(t *testing.T) { overload(t, true) })
 }
 
-func overload(t *testing.T, binary string, traced bool) {
-	o := Options{
-		Setup: report.Setup{Binary: binary}, Traced: traced, Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond, Times: []float64{0.5, 4},
+func overload(t *testing.T, traced bool) {
+	o := &Options{
+		Traced: traced, Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond, Times: []float64{0.5, 4},
 		Connections: 2, Callers: 32, Outstanding: 512, Rounds: 1,
 	}
-	told := 0
-	o.Progress = func(done, _ int, _ string) { told = done + 1 }
-	got, err := o.Measure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := got.(*Report)
-	if told != o.Count() || len(r.Steps) != 2 || r.Capacity <= 0 {
-		t.Fatalf("%d of %d told, %+v", told, o.Count(), r)
+	r, _ := sluicetest.Measure[*Report](t, o)
+	if len(r.Steps) != 2 || r.Capacity <= 0 {
+		t.Fatalf("%+v", r)
 	}
 	for _, s := range r.Steps {
 		if sum := s.HeldBack + s.Shed + s.GivenUp + s.Goodput; sum < 0.999*s.Offered || sum > 1.001*s.Offered {

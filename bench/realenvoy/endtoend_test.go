@@ -1,11 +1,9 @@
 package realenvoy
 
 import (
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
@@ -14,22 +12,8 @@ import (
 func TestEndToEnd(t *testing.T) {
 	needsLong(t)
 	needsEnvoy(t)
-	sluice, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := (&Options{
-		Setup: report.Setup{Binary: sluice, Lab: sluicetest.Lab(t)}, Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
-	}).Measure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := got.(*EndToEndReport)
-	var table strings.Builder
-	if err := r.Page().WriteText(&table); err != nil {
-		t.Fatal(err)
-	}
-	t.Log("\n" + table.String())
+	r, page := sluicetest.Measure[*EndToEndReport](t, &Options{Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10})
+	t.Log("\n" + page)
 	costs := map[string]Way{}
 	for _, w := range r.Ways {
 		costs[w.Name] = w

@@ -1,30 +1,42 @@
-// Package sluicetest builds the binary that benchmarks measure, for their tests.
+// Package sluicetest runs measurements as people do, for their tests.
 package sluicetest
 
 import (
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/sluice-gate/sluice/bench/report"
 )
 
-// Build builds sluice with all its commands, as people run it, and returns where it is until the
-// test ends. It blocks for as long as the go command takes: seconds, where packages are cached.
-func Build(tb testing.TB) (binary string) {
-	tb.Helper()
-	return build(tb, "sluice")
-}
-
-// Lab builds sluicelab, which runs the servers that Sluice is compared with.
-func Lab(tb testing.TB) (binary string) {
-	tb.Helper()
-	return build(tb, "sluicelab")
-}
-
-func build(tb testing.TB, name string) string {
-	tb.Helper()
-	binary := filepath.Join(tb.TempDir(), name)
-	if out, err := exec.Command("go", "build", "-o", binary, "github.com/sluice-gate/sluice/cmd/"+name).CombinedOutput(); err != nil {
-		tb.Fatalf("building cmd/%s: %v\n%s", name, err, out)
+// Measure runs a measurement of sluice with all its commands, and of the servers that sluicelab runs. It returns the
+// result, and its page for a terminal. It fails the test if there was not as much progress as was announced. It blocks
+// for a build of both programs, which takes seconds where packages are cached.
+func Measure[R report.Result](t *testing.T, m report.Measurement) (result R, page string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("builds and starts programs")
 	}
-	return binary
+	const programs = "github.com/sluice-gate/sluice/cmd/"
+	dir := t.TempDir()
+	if out, err := exec.Command("go", "build", "-o", dir, programs+"sluice", programs+"sluicelab").CombinedOutput(); err != nil {
+		t.Fatalf("building both programs: %v\n%s", err, out)
+	}
+	told, all := 0, 0
+	given := m.Given()
+	given.Binary, given.Lab = filepath.Join(dir, "sluice"), filepath.Join(dir, "sluicelab")
+	given.Progress = func(done, of int, _ string) { told, all = done+1, of }
+	got, err := m.Measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if told != all || told == 0 {
+		t.Errorf("%d steps were told of %d", told, all)
+	}
+	var text strings.Builder
+	if err := got.Page().WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	return got.(R), text.String()
 }

@@ -1,14 +1,12 @@
 package store
 
 import (
-	"bytes"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
-	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -16,36 +14,22 @@ import (
 // Real nodes, a real Redis: no mode goes further than it declares, and caller and nodes count the same, with faults of
 // each kind.
 func TestAccuracy(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts processes")
-	}
-	a := Accuracy{
-		Setup: report.Setup{Binary: sluicetest.Build(t)}, Nodes: 2, Rate: 500, Length: time.Second, Seed: 1,
-		Scenario: []string{"closed", "kill", "dead store"},
-	}
-	told := 0
-	a.Progress = func(done, _ int, _ string) { told = done + 1 }
-	o := a.options()
+	o := (&Accuracy{Nodes: 2, Rate: 500, Length: time.Second, Seed: 1, Scenario: []string{"closed", "kill", "dead store"}}).options()
 	o.Modes = []string{"leasing", "approx"}
-	got, err := o.Measure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := got.(*Report)
+	r, page := sluicetest.Measure[*Report](t, o)
 	if err := r.Problems(); err != nil {
 		t.Error(err)
 	}
-	if len(r.Measured) != o.Count() || told != o.Count() || told != 6 {
-		t.Errorf("%d measurements, %d told, want %d", len(r.Measured), told, o.Count())
+	if len(r.Measured) != 6 {
+		t.Errorf("%d measurements, want 6", len(r.Measured))
 	}
 	for _, m := range r.Measured {
 		if m.Asked < 100 || m.Admitted == 0 || m.NodeCPU == 0 || m.P99 == 0 {
 			t.Errorf("nothing was measured: %+v", m)
 		}
 	}
-	var text bytes.Buffer
-	if err := r.Page().WriteText(&text); err != nil || !strings.Contains(text.String(), "kill: a node is killed") || strings.Contains(text.String(), "of baseline  at most") {
-		t.Errorf("%v: the page does not show the row, or shows a column without figures:\n%s", err, text.String())
+	if !strings.Contains(page, "kill: a node is killed") || strings.Contains(page, "of baseline  at most") {
+		t.Errorf("the page does not show the row, or shows a column without figures:\n%s", page)
 	}
 }
 

@@ -81,8 +81,8 @@ func (o *Options) fleets(r *Row) []int {
 	return o.Nodes
 }
 
-// Count is how many measurements there are.
-func (o *Options) Count() (n int) {
+// count is how many measurements there are.
+func (o *Options) count() (n int) {
 	for _, r := range o.rows(&report.Bounds{}) {
 		n += len(o.fleets(&r)) * len(o.modes(&r))
 	}
@@ -142,7 +142,7 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) {
 			first := len(r.Measured)
 			for _, m := range o.modes(&row) {
 				what := fmt.Sprintf("%s, %s, %d nodes", m.name, row.Name, nodes)
-				o.Tell(o.Count(), what)
+				o.Tell(o.count(), what)
 				got, err := o.measure(ctx, &row, &m, nodes)
 				if err != nil {
 					return nil, fmt.Errorf("%s: %w", what, err)

@@ -1,12 +1,10 @@
 package store
 
 import (
-	"bytes"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
@@ -61,23 +59,12 @@ func TestTurnIsHalfway(t *testing.T) {
 // Real fleets, a Redis each: every mode answers all that is asked, within what it
 // declares, and what Redis did is there to compare.
 func TestStore(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts processes")
-	}
-	binary := sluicetest.Build(t)
-	o := Options{Setup: report.Setup{Binary: binary, Lab: sluicetest.Lab(t)}, Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Seed: 1, of: costs}
-	told := 0
-	o.Progress = func(done, _ int, _ string) { told = done + 1 }
-	got, err := o.Measure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := got.(*Report)
+	r, page := sluicetest.Measure[*Report](t, &Options{Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []string{"6"}, Seed: 1})
 	if err := r.Problems(); err != nil {
 		t.Error(err)
 	}
-	if len(r.Measured) != len(modes) || told != o.Count() {
-		t.Fatalf("%d measurements, %d told; want %d of each", len(r.Measured), told, len(modes))
+	if len(r.Measured) != len(modes) {
+		t.Fatalf("%d measurements, want %d", len(r.Measured), len(modes))
 	}
 	for i, m := range r.Measured {
 		// Redis' time is certain where each request asks it: else it may be lost in what an idle one takes.
@@ -91,11 +78,7 @@ func TestStore(t *testing.T) {
 			t.Errorf("%s: nothing was claimed: %+v", m.Mode, m)
 		}
 	}
-	var text bytes.Buffer
-	if err := r.Page().WriteHTML(&text); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(text.String(), rows[5].Name) {
+	if !strings.Contains(page, rows[5].Name) {
 		t.Error("the page does not show the row")
 	}
 }

@@ -1,28 +1,18 @@
 package tokens
 
 import (
-	"bytes"
 	"context"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/envoy"
-	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
 // litellm's case with real fleets: who peeks goes over, and who holds what a request costs at most does not.
 func TestFiveAtOnce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts processes")
-	}
-	o := Options{Setup: report.Setup{Binary: sluicetest.Build(t), Lab: sluicetest.Lab(t)}, Nodes: 2, Length: 10 * time.Second, Case: []string{"five"}, Seed: 1}
-	got, err := o.Measure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := got.(*Report)
+	r, page := sluicetest.Measure[*Report](t, &Options{Nodes: 2, Length: 10 * time.Second, Case: []string{"five"}, Seed: 1})
 	if len(r.Measured) != len(ways) {
 		t.Fatalf("%d ways are measured, must be %d", len(r.Measured), len(ways))
 	}
@@ -38,9 +28,8 @@ func TestFiveAtOnce(t *testing.T) {
 			t.Errorf("%s: %d over, and %d refused that fitted: it admits whatever comes until the limit is passed", m.Way, m.Over, m.Fitted)
 		}
 	}
-	var text bytes.Buffer
-	if err := r.Page().WriteText(&text); err != nil || strings.Count(text.String(), "learned") != 2 {
-		t.Errorf("%v: %s", err, text.String())
+	if strings.Count(page, "learned") != 2 {
+		t.Error(page)
 	}
 }
 
