@@ -74,7 +74,7 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{"svg": func
 // WriteHTML writes the page.
 func (p *Page) WriteHTML(out io.Writer) error { return page.Execute(out, p) }
 
-// Write writes the page to a file, whole or not at all; "" is none.
+// Write writes the page to a file; "" is none.
 func (p *Page) Write(file string) error {
 	if file == "" {
 		return nil
@@ -83,11 +83,7 @@ func (p *Page) Write(file string) error {
 	if err := p.WriteHTML(&b); err != nil {
 		return fmt.Errorf("making %s: %w", file, err)
 	}
-	part := file + ".part"
-	if err := os.WriteFile(part, b.Bytes(), 0o644); err != nil { //nolint:gosec // a report is for all to read
-		return fmt.Errorf("writing a report: %w", err)
-	}
-	if err := os.Rename(part, file); err != nil {
+	if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil { //nolint:gosec // a report is for all to read
 		return fmt.Errorf("writing a report: %w", err)
 	}
 	return nil
