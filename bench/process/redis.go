@@ -17,10 +17,10 @@ import (
 
 // Redis is the store of a run, in a process of its own.
 type Redis struct {
-	Addr    string // HOST:PORT
-	port    string
-	process *Process
-	client  *redis.Client
+	*Process        // Kill ends it without a word, Pause stops it
+	Addr     string // HOST:PORT
+	port     string
+	client   *redis.Client
 }
 
 // ErrNoRedis says that there is none to start.
@@ -40,21 +40,15 @@ func OpenRedis() (*Redis, error) {
 	return s, nil
 }
 
-// Start starts it at its address: again, after Kill.
+// Start starts it at its address: again, and empty, after Kill.
 func (s *Redis) Start() error {
 	binary, err := exec.LookPath("redis-server")
 	if err != nil {
 		return ErrNoRedis
 	}
-	s.process, err = Start(binary, s.Addr, "--port", s.port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+	s.Process, err = Start(binary, s.Addr, "--port", s.port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
 	return err
 }
-
-// Kill ends it without a word. Start has it there again, and empty.
-func (s *Redis) Kill() error { return s.process.Kill() }
-
-// Hang stops it, or has it go on.
-func (s *Redis) Hang(on bool) error { return s.process.Pause(on) }
 
 // Forget removes all its data.
 func (s *Redis) Forget() error {
@@ -69,7 +63,7 @@ func (s *Redis) Forget() error {
 // Close ends it.
 func (s *Redis) Close() {
 	_ = s.client.Close()
-	s.process.Stop()
+	s.Stop()
 }
 
 // RedisUse is the work of a Redis so far.
@@ -91,7 +85,7 @@ var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+),usec=(\d+)|total_ne
 
 // Used reads its work. Without an answer within a second, only the processor time is set.
 func (s *Redis) Used() (u RedisUse) {
-	u.CPU, _ = s.process.CPU()
+	u.CPU, _ = s.CPU()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	text, err := s.client.Info(ctx, "all").Result() // several sections at once: from Redis 7 on only

@@ -106,7 +106,7 @@ var scenarios = []Row{
 		return nil
 	}, nil, extra),
 	fault("hung store", "Redis is stopped, and goes on",
-		func(f *process.Fleet) error { return f.Redis.Hang(true) }, func(f *process.Fleet) error { return f.Redis.Hang(false) }, nil),
+		func(f *process.Fleet) error { return f.Redis.Pause(true) }, func(f *process.Fleet) error { return f.Redis.Pause(false) }, nil),
 	fault("dead store", "Redis is killed, and started again empty",
 		func(f *process.Fleet) error { return f.Redis.Kill() }, func(f *process.Fleet) error { return f.Redis.Start() }, func(r *Row) { r.amnesia, r.extra = true, true }),
 	fault("flushed store", "FLUSHALL", func(f *process.Fleet) error { return f.Redis.Forget() }, nil, func(r *Row) { r.amnesia = true }),

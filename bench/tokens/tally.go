@@ -48,18 +48,12 @@ func (t *tally) answered(err error, cost int64, took time.Duration) {
 	}
 }
 
-// begins counts the cost of a request above its hold, until ends.
-func (t *tally) begins(excess int64) {
+// flies counts the cost of a request above its hold, when it passes, and minus that when it ends.
+func (t *tally) flies(excess int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.excess += excess
 	t.mostExcess = max(t.mostExcess, t.excess)
-}
-
-func (t *tally) ends(excess int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.excess -= excess
 }
 
 // fails counts a call at the end that had no answer.

@@ -188,11 +188,11 @@ func (p *player) request(ctx context.Context, r load.Request, team string) bool 
 	var known *wrapperspb.UInt64Value
 	if err == nil {
 		excess := max(0, cost-held(q.Hold))
-		p.tally.begins(excess)
+		p.tally.flies(excess)
 		if caller.Sleep(ctx, takes) == nil {
 			known = wrapperspb.UInt64(uint64(cost))
 		}
-		defer p.tally.ends(excess)
+		defer p.tally.flies(-excess)
 	}
 	if err := p.envoy.End(q, known); err != nil {
 		p.tally.fails(err)

@@ -38,9 +38,9 @@ func TestTally(t *testing.T) {
 	c := newTally(100)
 	for _, cost := range []int64{60, 30} {
 		c.answered(nil, cost, time.Millisecond)
-		c.begins(cost - 20)
+		c.flies(cost - 20)
 	}
-	c.ends(40)
+	c.flies(-40)
 	c.answered(envoy.ErrOver, 10, time.Millisecond)
 	c.answered(envoy.ErrOver, 11, time.Millisecond)
 	c.answered(context.DeadlineExceeded, 1, time.Millisecond)
