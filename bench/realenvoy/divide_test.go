@@ -140,7 +140,7 @@ func (d *division) ask(ctx context.Context, url string, part, envoys int) {
 	client := NewClient(url)
 	client.http.Timeout = 2 * time.Minute // what waits while it stands still is decided when it goes on
 	defer client.Close()
-	const perLarge = largeLimit / smallLimit // a key of the load is as much as a small one asks for
+	const perLarge = largeLimit / smallLimit // keys of the load: each has the demand of a small one
 	l := load.Load{
 		Rate: asked * (smallLimit*smallKeys + largeLimit*largeKeys) / 60 / float64(envoys),
 		Keys: smallKeys + largeKeys*perLarge, Length: time.Hour,

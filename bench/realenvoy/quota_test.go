@@ -342,10 +342,12 @@ func (a *actual) ask() (bool, error) {
 // modelled is a bucket of the model, in virtual time.
 type modelled struct {
 	*envoy.Client
-	id       map[string]string
-	now      time.Duration
-	down     bool   // streams end at once
-	reported uint64 // requests that were allowed
+	id      map[string]string
+	now     time.Duration
+	refused bool // no stream can be opened
+	down    bool // streams end at once
+	opened  int  // streams
+	had     []usage
 }
 
 func modelOf(tier string, q envoy.Quirks) *modelled {
@@ -358,12 +360,17 @@ func modelOf(tier string, q envoy.Quirks) *modelled {
 }
 
 // Open implements envoy.Wire.
-func (*modelled) Open() bool { return true }
+func (m *modelled) Open() bool {
+	if !m.refused {
+		m.opened++
+	}
+	return !m.refused
+}
 
 // Send implements envoy.Wire.
 func (m *modelled) Send(r *rlqs.RateLimitQuotaUsageReports) {
-	if !m.down {
-		m.reported += r.BucketQuotaUsages[0].NumRequestsAllowed
+	if u := r.BucketQuotaUsages[0]; !m.down {
+		m.had = append(m.had, usage{elapsed: u.TimeElapsed.AsDuration(), allowed: u.NumRequestsAllowed, denied: u.NumRequestsDenied})
 	}
 }
 
@@ -467,6 +474,60 @@ func TestModel(t *testing.T) {
 		if passed, err := s.play(modelOf(s.tier, q)); passed != c.passed || err != nil {
 			t.Errorf("%s, without its quirk: it lets %s pass (%v), not %s", s.name, passed, err, c.passed)
 		}
+	}
+}
+
+// sends has the model do a step that cannot fail, and is how many requests pass then.
+func (m *modelled) sends(a action, at time.Duration, of int) (passed int) {
+	_ = m.send(a)
+	m.wait(at)
+	passed, _ = passes(m, of)
+	return passed
+}
+
+// The first report of a bucket is its subscription, is sent at once, and counts the request
+// that had no assignment; then all are reported every 5 s, as differences.
+func TestReports(t *testing.T) {
+	m := modelOf("gold", envoy.Stock())
+	m.sends(lease(2), time.Second, 5)
+	m.now = 5900 * time.Millisecond
+	m.Tick(m.clock())
+	m.wait(11 * time.Second)
+	if want := []usage{{denied: 1}, {elapsed: envoy.Interval, allowed: 2, denied: 3}, {elapsed: envoy.Interval}}; !slices.Equal(m.had, want) {
+		t.Errorf("reported %v, must be %v", m.had, want)
+	}
+}
+
+// What was counted while there is no stream is lost; the stream is opened again with the
+// next reports, and assignments go on meanwhile.
+func TestBrokenStream(t *testing.T) {
+	for loses, want := range map[bool]uint64{true: 2, false: 3} {
+		q := envoy.Stock()
+		q.LosesReports = loses
+		m := modelOf("gold", q)
+		m.Broken()
+		m.refused = true
+		passed := m.sends(lease(4), time.Second, 1)
+		m.wait(envoy.Interval)
+		m.refused = false
+		m.wait(6 * time.Second)
+		more, _ := passes(m, 2)
+		m.wait(2 * envoy.Interval)
+		if got := m.had[len(m.had)-1].allowed; got != want || m.opened != 2 || passed+more != 3 {
+			t.Errorf("loses %t: %d of 3 pass, it reports %d and opened %d streams, want %d and 2", loses, passed+more, got, m.opened, want)
+		}
+	}
+}
+
+// A client that stood still goes on with an ended lease until it looks at its timers.
+func TestStoodStill(t *testing.T) {
+	m := modelOf("gold", envoy.Stock())
+	m.sends(assign(bucketOf(10, 1, aYear), durationpb.New(time.Second)), 0, 0)
+	m.now = time.Minute
+	before, _ := passes(m, 3)
+	m.Tick(m.clock())
+	if after, _ := passes(m, 20); before != 3 || after != 0 {
+		t.Errorf("of a lease that has ended pass %d of 3 before it looks, and %d then", before, after)
 	}
 }
 
@@ -594,7 +655,7 @@ func losesReports(t *testing.T, d *dealer, client *Client) {
 
 	since = 3*envoy.Interval + time.Second
 	m.wait(since)
-	m.down, m.reported = true, 0
+	m.down, m.had = true, nil
 	m.Broken()
 	d.cut()
 	a.start = time.Now()
@@ -604,12 +665,14 @@ func losesReports(t *testing.T, d *dealer, client *Client) {
 	d.mend()
 	pass(6500*time.Millisecond, 2)
 	pass(17500*time.Millisecond, 0)
-	sum := uint64(0)
-	for _, u := range d.of(key)[len(reports):] {
-		sum += u.allowed
+	var sums [2]uint64
+	for i, had := range [][]usage{d.of(key)[len(reports):], m.had} {
+		for _, u := range had {
+			sums[i] += u.allowed
+		}
 	}
-	t.Logf("of 4 requests without a stream and 2 after, Envoy reports %d and the model %d", sum, m.reported)
-	if sum != m.reported {
+	t.Logf("of 4 requests without a stream and 2 after, Envoy reports %d and the model %d", sums[0], sums[1])
+	if sums[0] != sums[1] {
 		t.Error("they differ")
 	}
 }
