@@ -141,7 +141,7 @@ func TestComposeServices(t *testing.T) {
 	}
 	envoy, err := Find()
 	w.need(err)
-	e, err := Start(envoy, t.TempDir(), &config)
+	e, err := Start(envoy, &config)
 	w.need(err)
 	t.Cleanup(e.Stop)
 	demand := at[[]any](c.services, "demand", "command")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
 	"strconv"
 
 	"github.com/goccy/go-yaml"
@@ -49,11 +48,10 @@ type placed struct {
 	text   []byte // JSON
 	listen string // of the first listener, HOST:PORT
 	admin  string
-	log    string // the access log's file
 }
 
-// place puts a configuration's addresses where they are free, and its files below a directory.
-func (c *Config) place(dir string) (*placed, error) {
+// place puts a configuration's addresses where they are free.
+func (c *Config) place() (*placed, error) {
 	var tree object
 	if err := yaml.Unmarshal([]byte(c.Text), &tree); err != nil {
 		return nil, fmt.Errorf("reading a configuration of Envoy: %w", err)
@@ -66,17 +64,12 @@ func (c *Config) place(dir string) (*placed, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &placed{admin: "127.0.0.1:" + ports[0], listen: "127.0.0.1:" + ports[1], log: filepath.Join(dir, "access.log")}
+	p := &placed{admin: "127.0.0.1:" + ports[0], listen: "127.0.0.1:" + ports[1]}
 	moved := map[string]string{} // ports
 	for i, l := range listeners {
 		a := at[object](l, "address", "socket_address")
 		moved[fmt.Sprint(a["port_value"])] = ports[i+1]
 		setAddress(a, "127.0.0.1:"+ports[i+1])
-		for _, f := range at[[]any](l, "filter_chains", 0, "filters") {
-			if m := at[object](f, "typed_config"); i == 0 && m != nil {
-				m["access_log"] = accessLog(p.log)
-			}
-		}
 	}
 	for _, cluster := range at[[]any](tree, "static_resources", "clusters") {
 		if err := c.move(cluster, moved); err != nil {
@@ -127,18 +120,4 @@ func setAddress(a object, address string) object {
 	a["address"] = host
 	a["port_value"], _ = strconv.Atoi(port)
 	return a
-}
-
-// accessLog has a line of JSON for each request, see Access.
-func accessLog(file string) []any {
-	return []any{object{
-		"name": "envoy.access_loggers.file",
-		"typed_config": object{
-			"@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
-			"path":  file,
-			"log_format": object{"json_format": object{
-				"id": "%REQ(x-test-id)%", "code": "%RESPONSE_CODE%", "flags": "%RESPONSE_FLAGS%", "ms": "%DURATION%",
-			}},
-		},
-	}}
 }

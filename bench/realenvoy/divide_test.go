@@ -127,7 +127,7 @@ func (d *division) join(binary string, i int) {
 		c.Clusters["sluice"] = append(c.Clusters["sluice"], p.Addr)
 	}
 	var err error
-	d.envoys[i], err = Start(binary, d.TempDir(), &c)
+	d.envoys[i], err = Start(binary, &c)
 	d.need(err)
 	var ctx context.Context
 	ctx, d.unask[i] = context.WithCancel(context.Background())

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -147,11 +146,6 @@ descriptors:
 
 // round starts all that the way needs, and ends it: nothing else runs meanwhile.
 func (w *way) round(ctx context.Context, binary string, o *Options) error {
-	dir, err := os.MkdirTemp("", "sluice-bench-envoy")
-	if err != nil {
-		return fmt.Errorf("a place for files: %w", err)
-	}
-	defer os.RemoveAll(dir)
 	backend, err := StartBackend(nil)
 	if err != nil {
 		return err
@@ -162,7 +156,7 @@ func (w *way) round(ctx context.Context, binary string, o *Options) error {
 		return err
 	}
 	defer service.Stop()
-	e, err := Start(binary, dir, &Config{
+	e, err := Start(binary, &Config{
 		Text: w.text, HashKeys: service.Peers,
 		Clusters: map[string][]string{"service": {backend.Address}, "sluice": service.Addresses()},
 	})

@@ -2,7 +2,6 @@ package realenvoy
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -51,26 +50,20 @@ func Version(binary string) (string, error) {
 // Envoy is a running Envoy. It is safe for concurrent use.
 type Envoy struct {
 	*process.Process
-	URL      string // of its first listener
-	accesses string
-	mu       sync.Mutex
-	log      bytes.Buffer // guarded by mu
+	URL string // of its first listener
+	mu  sync.Mutex
+	log bytes.Buffer // guarded by mu
 }
 
-// Start runs an Envoy with a configuration until Stop, and returns when it takes requests. dir
-// is for its files.
-func Start(binary, dir string, c *Config) (*Envoy, error) {
-	p, err := c.place(dir)
+// Start runs an Envoy with a configuration until Stop, and returns when it takes requests.
+func Start(binary string, c *Config) (*Envoy, error) {
+	p, err := c.place()
 	if err != nil {
 		return nil, err
 	}
-	file := filepath.Join(dir, "envoy.json")
-	if err := os.WriteFile(file, p.text, 0o600); err != nil {
-		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
-	}
-	e := &Envoy{URL: "http://" + p.listen, accesses: p.log}
-	cmd := exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
-		"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10")
+	e := &Envoy{URL: "http://" + p.listen}
+	cmd := exec.Command(binary, "--config-yaml", string(p.text), "--log-level", "warn", "--log-format", "[%l] %v",
+		"--disable-hot-restart", "--concurrency", "1")
 	cmd.Stderr = e
 	if e.Process, err = process.Launch(cmd); err != nil {
 		return nil, err
@@ -123,34 +116,6 @@ func (e *Envoy) UntilStat(name string, value int64) error {
 		all, err := e.Stats()
 		return err == nil && all[name] == value
 	})
-}
-
-// Access is a line of the access log: a request that has ended.
-type Access struct {
-	ID    string `json:"id"`    // its header x-test-id
-	Code  int    `json:"code"`  // of the answer; 0: there was none
-	Flags string `json:"flags"` // RL: refused by a limit, DC: the client has gone
-	Ms    int    `json:"ms"`    // from its first byte to the last of the answer
-}
-
-// Accesses are all requests that have ended, in this order. The last of them may be missing for 10 ms.
-func (e *Envoy) Accesses() ([]Access, error) {
-	text, err := os.ReadFile(e.accesses)
-	if err != nil {
-		return nil, fmt.Errorf("reading Envoy's access log: %w", err)
-	}
-	var all []Access
-	for line := range bytes.Lines(text) {
-		if !bytes.HasSuffix(line, []byte("\n")) { // it is being written
-			break
-		}
-		var a Access
-		if err := json.Unmarshal(line, &a); err != nil {
-			return nil, fmt.Errorf("reading Envoy's access log: %w", err)
-		}
-		all = append(all, a)
-	}
-	return all, nil
 }
 
 // Until asks until the answer is yes, for half a minute at most.

@@ -547,7 +547,7 @@ func TestModelIsEnvoy(t *testing.T) {
 	backend, err := StartBackend(nil)
 	need(err)
 	t.Cleanup(backend.Stop)
-	e, err := Start(binary, t.TempDir(), &Config{
+	e, err := Start(binary, &Config{
 		Text: tiered(t), Clusters: map[string][]string{"sluice": {d.address}, "service": {backend.Address}},
 	})
 	need(err)

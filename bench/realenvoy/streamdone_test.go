@@ -201,11 +201,9 @@ func (w *world) doneRow(p *tap, r *doneRow) {
 	if cost, ok := strings.CutPrefix(r.with, "x-cost: "); ok {
 		headers = append(headers, "x-cost", cost)
 	}
-	requests := 1
 	if r.with == "it is sent twice" {
 		w.get("/"+r.id, headers...)
 		w.need(Until("the first stream is done", func() bool { return len(p.of(r.id)) == 2 }))
-		requests = 2
 	}
 	ctx, cancel := context.WithCancel(w.Context())
 	defer cancel()
@@ -227,7 +225,7 @@ func (w *world) doneRow(p *tap, r *doneRow) {
 	if a, err := w.client.Get(ctx, "/"+r.id, headers...); (err != nil) != (r.answer == 0) || a.Status != r.answer {
 		w.Errorf("the answer is %d (%v), not %d", a.Status, err, r.answer)
 	}
-	w.logged(r.id, requests)
+	w.need(w.envoy.UntilStat("http.ingress.downstream_rq_active", 0))
 	after := "after-" + r.id
 	w.get("/marker", "x-test-id", after)
 	w.need(Until("the next stream is done", func() bool { return len(p.of(after)) == 2 }))

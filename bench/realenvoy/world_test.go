@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -147,7 +146,7 @@ func (w *world) start() {
 	w.Helper()
 	envoy, err := Find()
 	w.need(err)
-	w.envoy, err = Start(envoy, w.TempDir(), &w.config)
+	w.envoy, err = Start(envoy, &w.config)
 	w.need(err)
 	w.Cleanup(w.envoy.Stop)
 	well := len(w.config.Clusters[w.cluster])
@@ -211,17 +210,6 @@ func (w *world) admits(limit, of int, path string, headers ...string) {
 		w.Errorf("%s %v: %d of %d passed, the limit is %d; %d were undecided so far",
 			path, headers, passed, of, limit, undecided)
 	}
-}
-
-// logged waits until so many requests with an id are in the access log.
-func (w *world) logged(id string, n int) (found []Access) {
-	w.Helper()
-	w.need(Until("the requests are in the access log", func() bool {
-		all, err := w.envoy.Accesses()
-		found = slices.DeleteFunc(all, func(a Access) bool { return a.ID != id })
-		return err == nil && len(found) == n
-	}))
-	return found
 }
 
 // stat is a counter or gauge of Envoy's.

@@ -93,7 +93,7 @@ func (c *Demo) Run(s cli.Streams) error {
 	}
 	defer fleet.Stop()
 	nodes := fleet.Running()
-	front, err := c.front(dir, nodes)
+	front, err := c.front(nodes)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (c *Demo) Run(s cli.Streams) error {
 }
 
 // front starts an Envoy in front of the nodes, if there is one: it answers the passed requests itself.
-func (c *Demo) front(dir string, nodes []*process.Process) (*realenvoy.Envoy, error) {
+func (c *Demo) front(nodes []*process.Process) (*realenvoy.Envoy, error) {
 	if !c.Envoy {
 		return nil, nil //nolint:nilnil // without one, clients ask the nodes themselves
 	}
@@ -119,7 +119,7 @@ func (c *Demo) front(dir string, nodes []*process.Process) (*realenvoy.Envoy, er
 	for _, n := range nodes {
 		config.Clusters["sluice"] = append(config.Clusters["sluice"], n.Address)
 	}
-	return realenvoy.Start(binary, dir, &config)
+	return realenvoy.Start(binary, &config)
 }
 
 func (c *Demo) show(ctx context.Context, s cli.Streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
