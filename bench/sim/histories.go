@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -65,26 +67,6 @@ func (s Selection) has(o *Options) bool {
 	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless)
 }
 
-// histories are count of them, from the seed first on, until ctx is done.
-func (s Selection) histories(ctx context.Context, first uint64, count int64) <-chan Options {
-	all := make(chan Options)
-	go func() {
-		defer close(all)
-		for seed := first; count > 0 && ctx.Err() == nil; seed++ {
-			o := History(seed)
-			if !s.has(&o) {
-				continue
-			}
-			count--
-			select {
-			case all <- o:
-			case <-ctx.Done():
-			}
-		}
-	}()
-	return all
-}
-
 // Histories plays count histories of a valid selection from the seed first on, on that many cores, until one
 // fails or ctx is done. It calls progress, if not nil, with the number of played histories, from one goroutine
 // at a time.
@@ -92,42 +74,39 @@ func Histories(
 	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
 ) (Summary, error) {
 	sum := newSummary()
-	playing, stop := context.WithCancel(ctx)
-	defer stop()
-	all := which.histories(playing, first, count)
-	var (
-		mu  sync.Mutex
-		wg  sync.WaitGroup
-		err error
-	)
-	for range max(1, cores) {
-		wg.Go(func() {
-			for o := range all {
-				r, bad := Run(o)
-				mu.Lock()
-				if bad != nil {
-					err = bad
-				} else {
-					sum.add(&o, r)
-				}
-				if r != nil && r.Violation != nil && (sum.Failure == nil || o.Seed < sum.Failure.Seed) {
-					sum.Failure = failure(o, r)
-				}
-				if err != nil || sum.Failure != nil {
-					stop()
-				}
-				if progress != nil {
-					progress(sum.Histories)
-				}
-				mu.Unlock()
+	var mu sync.Mutex
+	plays, playing := errgroup.WithContext(ctx)
+	plays.SetLimit(max(1, cores))
+	for seed := first; count > 0 && playing.Err() == nil; seed++ {
+		o := History(seed)
+		if !which.has(&o) {
+			continue
+		}
+		count--
+		plays.Go(func() error {
+			r, err := Run(o)
+			if err != nil {
+				return err
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			sum.add(&o, r)
+			if progress != nil {
+				progress(sum.Histories)
+			}
+			if r.Violation == nil {
+				return nil
+			}
+			if sum.Failure == nil || o.Seed < sum.Failure.Seed {
+				sum.Failure = failure(o, r)
+			}
+			return sum.Failure // ends the run
 		})
 	}
-	wg.Wait()
-	if err == nil {
-		err = ctx.Err()
+	if err := plays.Wait(); sum.Failure == nil && err != nil {
+		return sum, err
 	}
-	return sum, err
+	return sum, ctx.Err()
 }
 
 // newSummary has a 0 for each possible event, so that missing events show.
