@@ -10,6 +10,7 @@ import (
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
@@ -98,21 +99,20 @@ const inFlight = 4096
 // Open makes the calls of a load at their times, whatever became of earlier ones, each in a goroutine of its
 // own, and waits for all.
 func Open(ctx context.Context, l load.Load, seed uint64, start time.Time, call func(r load.Request, intended time.Time)) {
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, inFlight)
+	var calls errgroup.Group
+	calls.SetLimit(inFlight)
 	stream := l.Stream(seed)
 	for r, ok := stream.Next(); ok && ctx.Err() == nil; r, ok = stream.Next() {
 		intended := start.Add(r.At)
 		if wait := time.Until(intended); wait > 0 {
 			time.Sleep(wait)
 		}
-		slots <- struct{}{}
-		wg.Go(func() {
+		calls.Go(func() error {
 			call(r, intended)
-			<-slots
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = calls.Wait() // none fails
 }
 
 // Closed has so many callers make calls one after the other for the length of the
