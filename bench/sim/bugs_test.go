@@ -93,7 +93,7 @@ var planted = []struct {
 		Right: "case e.restate, (e.fresh > 0 || !e.eager) && now >= e.Renews(s.Rule):",
 		Wrong: "case e.restate:",
 	}},
-	{72, plant.Bug{
+	{79, plant.Bug{
 		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
 		Right: "return w, there.At != 0 && w == limit.WindowAt(late)",
 		Wrong: "return limit.WindowAt(late), there.At != 0",
