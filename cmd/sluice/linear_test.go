@@ -22,21 +22,14 @@ var (
 
 const linearLimit = 40
 
-// linearRules differ in what "exact" is.
-const (
-	routedRules = `domain: d
+const routedRules = `domain: d
 coordination: {mode: routing, on_store_failure: closed}
 descriptors:
   - {key: k, rate_limit: {unit: year, requests_per_unit: 40}}
 `
-	leasedRules = `domain: d
-coordination: {mode: leasing, lease: {size: 1}, on_store_failure: closed}
-descriptors:
-  - {key: k, rate_limit: {unit: year, requests_per_unit: 40}}
-`
-)
 
 const (
+	linearKeys    = 10
 	linearClients = 6
 	linearAsks    = 60                    // of each client, in addition to those at the pace
 	linearPace    = 12 * time.Millisecond // between a client's requests while a node ends
@@ -45,8 +38,6 @@ const (
 // recorder is a fleet of three nodes, and the answers of its clients.
 type recorder struct {
 	*fleet
-	most    int // that a request costs
-	keys    int
 	began   time.Time
 	mu      sync.Mutex
 	history counterHistory              // guarded by mu
@@ -63,70 +54,35 @@ type liveNode struct {
 	clients [linearClients + 1]rls.RateLimitServiceClient
 }
 
-// linearKind is a mode, and what happens to its nodes meanwhile.
+// linearKind is a store, and what happens to the nodes meanwhile.
 type linearKind struct {
-	rules   string
 	store   func(testing.TB) storeServer // nil: none
 	kill    bool
 	replace bool
-	ones    bool // requests cost 1, else 1 to 3
-	exact   bool // limit_remaining is what is left
-	// strands notes that a node which ends, or which has lost keys to a new owner, may keep tokens for a while
-	// that no other can spend.
-	strands bool
 }
 
-// Histories of real fleets are those of a counter, as far as each mode promises one.
+// Histories of real fleets in mode routing are those of a counter.
 //
-// Mode routing without a store promises it: there is one account of a key, at one node, also while nodes join and
-// leave. Every answer is exact, including limit_remaining and peeks. Only a request that its client gives up is not
-// one step: it may be charged, seen by others, and taken back.
+// Without a store there is one account of a key, at one node, also while nodes join and leave. Every answer is exact,
+// including limit_remaining and peeks. Only a request that its client gives up is not one step: it may be charged,
+// seen by others, and taken back.
 //
-// With Redis, admissions are those of a counter, also through the crash of a node. The leases of that node are
+// With a store, admissions are those of a counter, also through the crash of a node. The leases of that node are
 // stranded: refused from then on, although the counter has them. For a while, so are the leases of a node that
 // ended, and those of an owner whose keys a new node now owns. A node whose owner did not answer in time, on a
 // busy machine, has leased instead, and strands its lease, too: its metrics show that. limit_remaining is from
 // the last answer, and not checked.
-//
-// Mode leasing with leases of one token claims for each request, but not for each request alone. Requests of one hit
-// that meet at a node share a claim. A short lease is renewed in the background, so that a node may keep one token of a
-// key between requests. A token for a request that has gone stays with its node for two seconds, and is then given
-// back. In that time others are refused, and the token may be admitted later: that is not linearizable, and not
-// promised. The promise, which is checked, is that the limit holds. A request is refused only if admissions, lost
-// requests, and a token for each node leave too little for it. limit_remaining is from the last answer of the ledger.
-//
-// Requests of several hits that meet at a node take from each other's grants. The one that is then short claims
-// its whole cost once more: its part of the first grant stays there. So others are refused, and the tokens
-// admitted later, although no answer was lost. The limit holds. On a database the same is promised.
 func TestLinear(t *testing.T) {
-	kinds := map[string]linearKind{
-		"routing":                      {rules: routedRules, exact: true},
-		"routing, replaced":            {rules: routedRules, exact: true, replace: true},
-		"routing with Redis":           {rules: routedRules, store: aRedis},
-		"routing with Redis, killed":   {rules: routedRules, store: aRedis, kill: true, strands: true},
-		"routing with Redis, replaced": {rules: routedRules, store: aRedis, replace: true, strands: true},
-		"leasing":                      {rules: leasedRules, store: aRedis, ones: true},
-		"leasing, killed":              {rules: leasedRules, store: aRedis, ones: true, kill: true},
-		"leasing, replaced":            {rules: leasedRules, store: aRedis, ones: true, replace: true},
-		"leasing of several hits":      {rules: leasedRules, store: aRedis},
-	}
-	for name, kind := range kinds {
+	for name, kind := range map[string]linearKind{
+		"memory":           {},
+		"memory, replaced": {replace: true},
+		"redis":            {store: aRedis},
+		"redis, killed":    {store: aRedis, kill: true},
+		"redis, replaced":  {store: aRedis, replace: true},
+		"postgres":         {store: databases["postgres"]},
+		"etcd":             {store: databases["etcd"]},
+	} {
 		t.Run(name, func(t *testing.T) { linear(t, kind) })
-	}
-	for store, start := range databases {
-		for name, kind := range map[string]linearKind{
-			"routing":  {rules: routedRules, strands: true},
-			"leasing":  {rules: leasedRules, ones: true},
-			"killed":   {rules: leasedRules, ones: true, kill: true},
-			"replaced": {rules: leasedRules, ones: true, replace: true},
-			"hits":     {rules: leasedRules},
-		} {
-			kind.store = start
-			t.Run(store+" "+name, func(t *testing.T) {
-				t.Parallel()
-				linear(t, kind)
-			})
-		}
 	}
 }
 
@@ -140,10 +96,7 @@ func linear(t *testing.T, kind linearKind) {
 	for seed := first; seed < first+uint64(*linearSeeds); seed++ {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { // its nodes end with it
 			r, early := recorded(t, kind, seed)
-			m := counterModel{limit: linearLimit, exact: kind.exact, early: early}
-			if kind.rules == leasedRules {
-				m.spare, m.held = !kind.ones, len(r.live)
-			}
+			m := counterModel{limit: linearLimit, exact: kind.store == nil, early: early}
 			t.Logf("%d operations, %d without an answer, %d decided without the owner or the store", len(r.history), r.lost.Load(), early)
 			if err := r.history.check(m); err != nil {
 				t.Errorf("-linear-seed %d: %v", seed, err)
@@ -184,13 +137,13 @@ func recorded(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 		<-half
 		switch {
 		case kind.kill:
-			r.kill(kind.strands)
+			r.kill()
 		case kind.replace:
-			r.replace(kind.strands)
+			r.replace()
 		}
 		close(over)
 		clients.Wait()
-		for i := range 3 * r.keys { // alone, to see where the counters stand
+		for i := range 3 * linearKeys { // alone, to see where the counters stand
 			r.decide(linearClients, i%3, linearKey(i/3), 1, 0)
 		}
 		early := r.early
@@ -202,8 +155,8 @@ func recorded(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 		}
 		for n := range r.running() {
 			early += int(n.decidedAlone())
-			if kind.rules == routedRules && kind.store != nil && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // the time is unknown
-				r.changed(true, 0)
+			if kind.store != nil && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // the time is unknown
+				r.changed(0)
 			}
 		}
 		if time.Now().UTC().Year() == year {
@@ -216,18 +169,12 @@ func linearKey(i int) string { return string(rune('a' + i)) }
 
 func newRecorder(t *testing.T, kind linearKind) *recorder {
 	t.Helper()
-	with := setup{rules: kind.rules}
-	if kind.rules == routedRules {
-		with.ring = 4
-	}
+	with := setup{rules: routedRules, ring: 4}
 	// A commit may take longer than 15 ms. A request that has waited is refused while the ledger may have tokens.
 	if kind.store != nil {
-		with.store, with.rules = kind.store(t), patient(kind.rules)
+		with.store, with.rules = kind.store(t), patient(routedRules)
 	}
 	r := &recorder{fleet: newFleet(t, 0, with), began: time.Now()}
-	if r.most, r.keys = 3, 10; kind.ones {
-		r.most, r.keys = 1, 6
-	}
 	for i := range r.live {
 		r.live[i].Store(r.another())
 	}
@@ -254,18 +201,15 @@ func (r *recorder) running() map[*liveNode]bool {
 }
 
 // kill ends the third node at once; its clients go to the first.
-func (r *recorder) kill(strands bool) {
+func (r *recorder) kill() {
 	n := r.live[2].Load()
 	r.unread[0] = time.Since(r.began)
 	r.early += int(n.decidedAlone())
-	r.changes(strands)
+	r.changed(time.Since(r.began))
 	_ = n.cmd.Process.Kill()
 	r.live[2].Store(r.live[0].Load())
 	<-n.exited
 	r.unread[1] = time.Since(r.began)
-	if r.addrs == nil {
-		return
-	}
 	for i := range 2 {
 		s := r.live[i].Load()
 		s.eventually("the dead node is out of the ring", func() bool { return s.metric("sluice_ring_members") == 2 })
@@ -273,8 +217,8 @@ func (r *recorder) kill(strands bool) {
 }
 
 // replace has a new node take the third one's place, which then ends in good order.
-func (r *recorder) replace(strands bool) {
-	r.changes(strands)
+func (r *recorder) replace() {
+	r.changed(time.Since(r.began))
 	fresh := r.another()
 	fresh.eventually("the new node is healthy", fresh.healthy)
 	n := r.live[2].Swap(fresh)
@@ -285,12 +229,10 @@ func (r *recorder) replace(strands bool) {
 	}
 }
 
-// changes records that the nodes change from now on, if that may strand tokens.
-func (r *recorder) changes(strands bool) { r.changed(strands, time.Since(r.began)) }
-
-// changed is changes at some time since the first request.
-func (r *recorder) changed(strands bool, at time.Duration) {
-	if strands {
+// changed records that the nodes change at a time since the first request. With a store, a node that ends, or that has
+// lost keys to a new owner, may keep tokens for a while that no other can spend.
+func (r *recorder) changed(at time.Duration) {
+	if r.store != nil {
 		r.keep(porcupine.Operation{ClientId: linearClients, Input: counterOp{change: true}, Call: int64(at), Output: counterAnswer{}, Return: never})
 	}
 }
@@ -302,7 +244,7 @@ func (s *sluice) decidedAlone() int64 {
 
 // ask sends a request of 1 to 3 hits, or a peek, of a key to one of the nodes; some are given up after a moment.
 func (r *recorder) ask(client int, rnd *rand.Rand) {
-	cost := 1 + rnd.IntN(r.most)
+	cost := 1 + rnd.IntN(3)
 	if rnd.IntN(10) == 0 {
 		cost = 0
 	}
@@ -310,7 +252,7 @@ func (r *recorder) ask(client int, rnd *rand.Rand) {
 	if rnd.IntN(25) == 0 {
 		patience = time.Duration(50+rnd.IntN(1000)) * time.Microsecond
 	}
-	r.decide(client, rnd.IntN(3), linearKey(rnd.IntN(r.keys)), cost, patience)
+	r.decide(client, rnd.IntN(3), linearKey(rnd.IntN(linearKeys)), cost, patience)
 }
 
 func (r *recorder) asks(client int, rnd *rand.Rand, n int) {

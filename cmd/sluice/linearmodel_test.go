@@ -44,8 +44,6 @@ type counterState struct {
 type counterModel struct {
 	limit int
 	exact bool // limit_remaining is the rest, except parked tokens
-	spare bool // a request that was admitted may leave tokens with its node: all but one of its cost
-	held  int  // tokens that nodes may hold at any time, with waiting requests or without
 	early int  // how many answers may be the policy's
 }
 
@@ -69,9 +67,6 @@ func (m *counterModel) step(s counterState, op counterOp, a counterAnswer) []cou
 		s.spent += op.cost
 		if s.spent > m.limit || m.exact && !m.leaves(s, a.remaining) {
 			return nil
-		}
-		if m.spare {
-			s.parked += op.cost - 1
 		}
 		s.parked = min(s.parked, m.limit-s.spent)
 		return []counterState{s}
@@ -107,7 +102,7 @@ const never = math.MaxInt64 // a return that did not happen
 func (h counterHistory) check(m counterModel) error {
 	model := porcupine.NondeterministicModel{
 		Partition: func(all []porcupine.Operation) [][]porcupine.Operation { return counterHistory(all).byKey() },
-		Init:      func() []any { return []any{counterState{parked: m.held}} },
+		Init:      func() []any { return []any{counterState{}} },
 		Step: func(state, input, output any) []any {
 			var next []any
 			for _, s := range m.step(state.(counterState), input.(counterOp), output.(counterAnswer)) {
