@@ -139,10 +139,7 @@ func (c *Command) print(s cli.Streams, r *checked, version Version) error {
 		writeChanges(s.Out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	return declaration{
-		rules: slices.Concat(r.rules.All(), r.overridden), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
-		cost: ratelimit.Tokens(c.Cost), inFlight: ratelimit.Tokens(c.InFlight),
-	}.write(s.Out)
+	return declaration{c, slices.Concat(r.rules.All(), r.overridden), time.Now()}.write(s.Out)
 }
 
 func (c *Command) storage() ratelimit.Storage {

@@ -293,7 +293,7 @@ func TestCheckSaysWhenMonthsBegin(t *testing.T) {
 		t.Fatal(err, r.problems)
 	}
 	var out strings.Builder
-	d := declaration{rules: r.rules.All(), nodes: 3, now: time.Date(2028, 2, 28, 0, 0, 0, 0, time.UTC)}
+	d := declaration{&Command{Nodes: 3, NoStore: true}, r.rules.All(), time.Date(2028, 2, 28, 0, 0, 0, 0, time.UTC)}
 	if err := d.write(&out); err != nil {
 		t.Fatal(err)
 	}

@@ -13,21 +13,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli"
-	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
 // declaration is the worst case that rules promise, as a table for people.
 type declaration struct {
-	rules   []*ratelimit.Rule
-	nodes   int
-	storage ratelimit.Storage
-	store   *store.Promise // that was named; nil: none was
-	now     time.Time
-	details bool
-	// The largest cost and the number in flight of requests, for rules that hold; 0: not given.
-	cost, inFlight ratelimit.Tokens
+	*Command
+	rules []*ratelimit.Rule
+	now   time.Time
 }
 
 // screen is how wide a table may be, in columns.
@@ -42,7 +36,7 @@ func (d declaration) write(out io.Writer) error {
 	}
 	d.legend(out)
 	section(out, "holds, in addition", d.holds())
-	if d.details {
+	if d.Details {
 		d.notes(out)
 	}
 	section(out, "the next billing months begin", d.billing())
@@ -51,32 +45,28 @@ func (d declaration) write(out io.Writer) error {
 
 func (d declaration) fleet() string {
 	switch {
-	case d.nodes == 1 && d.storage == ratelimit.OwnMemory:
+	case d.Nodes == 1 && d.storage() == ratelimit.OwnMemory:
 		return "on 1 node that counts in its memory"
-	case d.storage == ratelimit.OwnMemory:
-		return fmt.Sprintf("on %d nodes without a store", d.nodes)
-	case d.nodes == 1:
+	case d.storage() == ratelimit.OwnMemory:
+		return fmt.Sprintf("on %d nodes without a store", d.Nodes)
+	case d.Nodes == 1:
 		return "on 1 node with " + d.kind()
 	}
-	return fmt.Sprintf("on %d nodes that share %s", d.nodes, d.kind())
+	return fmt.Sprintf("on %d nodes that share %s", d.Nodes, d.kind())
 }
 
-// of is what a rule declares on a store; nil: on a Redis, or on none.
-func boundsOn(r *ratelimit.Rule, nodes int, storage ratelimit.Storage, on *store.Promise) ratelimit.Bounds {
-	b := r.Declare(nodes, storage)
-	if on != nil && on.Keeps {
+// bounds are those of a rule on the store.
+func (c *Command) bounds(r *ratelimit.Rule) ratelimit.Bounds {
+	b := r.Declare(c.Nodes, c.storage())
+	if c.promise != nil && c.promise.Keeps {
 		b.OnLoss = 0
 	}
 	return b
 }
 
-func (d declaration) of(r *ratelimit.Rule) ratelimit.Bounds {
-	return boundsOn(r, d.nodes, d.storage, d.store)
-}
-
 // worst is what a rule admits at most in a window, in parts of its limit: its place in the table.
 func (d declaration) worst(r *ratelimit.Rule) float64 {
-	b := d.of(r)
+	b := d.bounds(r)
 	if b.Unlimited {
 		return -1
 	}
@@ -103,13 +93,13 @@ func (d declaration) outage(r *ratelimit.Rule, b *ratelimit.Bounds) ratelimit.To
 
 // owners tells whether owners of keys may not answer.
 func (d declaration) owners() bool {
-	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return d.of(r).OnOutage.Of == ratelimit.OwnerOutage })
+	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return d.bounds(r).OnOutage.Of == ratelimit.OwnerOutage })
 }
 
 // table has the rules with the largest risk first. If it is wider than a screen, names and modes stand above their rows.
 func (d declaration) table() string {
 	head := []string{"RULE", "LIMIT", "MODE", "NORMAL"}
-	if d.storage == ratelimit.SharedStore {
+	if d.storage() == ratelimit.SharedStore {
 		head = append(head, strings.ToUpper(d.kind())+" DOWN", "DATA LOST")
 	} else if d.owners() {
 		head = append(head, "OWNER DOWN")
@@ -152,7 +142,7 @@ func aligned(rows [][]string) string {
 
 // cells are those of a rule's row: what all nodes admit at most in a window.
 func (d declaration) cells(r *ratelimit.Rule) []string {
-	b := d.of(r)
+	b := d.bounds(r)
 	if b.Unlimited {
 		return []string{"unlimited"}
 	}
@@ -161,10 +151,10 @@ func (d declaration) cells(r *ratelimit.Rule) []string {
 	switch {
 	case b.OnOutage.Of != ratelimit.NoOutage:
 		cells = append(cells, upTo(d.outage(r, &b), limit))
-	case d.storage == ratelimit.SharedStore || d.owners():
+	case d.storage() == ratelimit.SharedStore || d.owners():
 		cells = append(cells, "-")
 	}
-	if d.storage == ratelimit.SharedStore {
+	if d.storage() == ratelimit.SharedStore {
 		cells = append(cells, upTo(limit+b.Over.Tokens+b.OnLoss, limit))
 	}
 	return cells
@@ -193,7 +183,7 @@ func grouped(n int64) string {
 // legend explains the columns.
 func (d declaration) legend(out io.Writer) {
 	text := "Maximum tokens of one key that all nodes together admit in one window. "
-	if d.storage == ratelimit.SharedStore {
+	if d.storage() == ratelimit.SharedStore {
 		text += d.kind() + " down: a window without it, by on_store_failure, plus leases in use, which are part of the " +
 			"limit. Data lost: a window with one loss of its data."
 	} else if text += "Without a store, each node counts alone."; d.owners() {
@@ -203,19 +193,19 @@ func (d declaration) legend(out io.Writer) {
 		text += " A token_bucket admits its refill in that time, too."
 	}
 	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
-		return d.of(r).Debt == ratelimit.UntilRefilled && r.Coordination.OnDeny == ratelimit.DenyCharges
+		return d.bounds(r).Debt == ratelimit.UntilRefilled && r.Coordination.OnDeny == ratelimit.DenyCharges
 	}) {
 		text += " Refused requests are charged: while more is requested than refills, a token_bucket or " +
 			"sliding_window passes nothing, unless it has on_deny: refund."
 	}
 	fmt.Fprintln(out)
-	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.details])
+	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.Details])
 }
 
 // kind is what the store is called.
 func (d declaration) kind() string {
-	if d.store != nil {
-		return d.store.Kind
+	if d.promise != nil {
+		return d.promise.Kind
 	}
 	return "Redis"
 }
@@ -242,8 +232,8 @@ func (d declaration) notes(out io.Writer) {
 	} {
 		section(out, about.title, d.note(about.of))
 	}
-	if d.store != nil {
-		section(out, "the store, "+d.store.Kind, d.store.Lines())
+	if d.promise != nil {
+		section(out, "the store, "+d.promise.Kind, d.promise.Lines())
 	}
 }
 
@@ -257,14 +247,14 @@ func section(out io.Writer, title string, lines []string) {
 	}
 }
 
-// heldOver is the over-admission of holds, with the number for a cost and so many requests in flight; 0: not given. A
-// slot has no cost.
-func heldOver(r *ratelimit.Rule, b *ratelimit.HoldBounds, cost, inFlight ratelimit.Tokens) string {
-	if cost == 0 || inFlight == 0 || r.Limit.Algorithm == ratelimit.Concurrency {
+// heldOver is the over-admission of holds, with the number for --cost and --in-flight, which are given together. A slot
+// has no cost.
+func (c *Command) heldOver(r *ratelimit.Rule, b *ratelimit.HoldBounds) string {
+	if c.Cost == 0 || r.Limit.Algorithm == ratelimit.Concurrency {
 		return b.Over
 	}
 	return fmt.Sprintf("%s; at most %d with %d in flight that cost at most %d (--cost, --in-flight)", b.Over,
-		b.HeldOver(cost, inFlight), inFlight, cost)
+		b.HeldOver(ratelimit.Tokens(c.Cost), ratelimit.Tokens(c.InFlight)), c.InFlight, c.Cost)
 }
 
 // holds are the promises of rules with holds.
@@ -274,7 +264,7 @@ func (d declaration) holds() (lines []string) {
 		if !ok {
 			continue
 		}
-		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, heldOver(r, &b, d.cost, d.inFlight))
+		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, d.heldOver(r, &b))
 		text += ". Lost: " + b.Stranded + "."
 		if b.Blind != "" {
 			text += " Without an id: " + b.Blind + "."
@@ -313,7 +303,7 @@ func (d declaration) note(of func(ratelimit.Bounds) string) (lines []string) {
 	whose := map[string][]string{}
 	limited := 0
 	for _, r := range d.rules {
-		b := d.of(r)
+		b := d.bounds(r)
 		if b.Unlimited {
 			continue
 		}

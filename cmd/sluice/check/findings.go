@@ -121,24 +121,21 @@ func (r *checked) asJSON(c *Command) checkReport {
 		v.Changes = config.Changes(r.before, r.rules)
 	}
 	for _, rule := range slices.Concat(r.rules.All(), r.overridden) {
-		d := declaredOf(rule, boundsOn(rule, c.Nodes, c.storage(), c.promise))
-		if d.Hold != nil {
-			d.Hold.Over = heldOver(rule, d.Hold, ratelimit.Tokens(c.Cost), ratelimit.Tokens(c.InFlight))
-		}
-		v.Rules = append(v.Rules, d)
+		v.Rules = append(v.Rules, c.declared(rule))
 	}
 	return v
 }
 
-func declaredOf(rule *ratelimit.Rule, b ratelimit.Bounds) declared {
-	d := declared{Rule: rule.Domain + "." + rule.Path, Limit: "unlimited", Mode: rule.Coordination.Mode.String()}
-	d.Bounds = b
+func (c *Command) declared(rule *ratelimit.Rule) declared {
+	b := c.bounds(rule)
+	d := declared{Rule: rule.Domain + "." + rule.Path, Limit: "unlimited", Mode: rule.Coordination.Mode.String(), Bounds: b}
 	if b.Unlimited {
 		return d
 	}
 	d.Limit, d.Over, d.OverPercent, d.Note = rule.Limit.String(), b.Over.Tokens, b.Over.Percent(rule.Limit.Capacity()), b.Over.Note()
 	d.Under, d.Wait, d.StoreOps, d.Outage, d.Loss = b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(), b.OnLoss
 	if hold, ok := rule.DeclareHold(); ok {
+		hold.Over = c.heldOver(rule, &hold)
 		d.Hold = &hold
 	}
 	if rule.Limit.Calendar != 0 {
