@@ -115,11 +115,7 @@ func (m Memory) Ballast(lookup func(string) (string, bool)) []byte {
 	if value, _ := lookup("GOGC"); value != "" {
 		return nil
 	}
-	b := make([]byte, min(mostBallast, m.Bytes/32))
-	// Where the collector has run before, a part of this may have been used and freed, and then Go has
-	// written zeros to all of it.
-	release(b)
-	return b
+	return make([]byte, min(mostBallast, m.Bytes/32))
 }
 
 // A node with many streams of RLQS keeps a hundred MB and more on the heap, all of it pointers. Each run of the

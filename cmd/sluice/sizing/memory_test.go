@@ -5,11 +5,9 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/sluice-gate/sluice/leasing"
 )
@@ -104,28 +102,4 @@ func TestManyStreamsEaseTheCollector(t *testing.T) {
 			t.Errorf("with %d streams the heap may grow by %d percent, want %d", step.streams, now, step.want)
 		}
 	}
-}
-
-// The ballast takes no memory either where Go has written to all of it.
-func TestReleasedPagesAreGone(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("elsewhere nothing is released")
-	}
-	page := os.Getpagesize()
-	all := make([]byte, 1<<20)
-	for i := range all {
-		all[i] = 1
-	}
-	begin := page - 5 // of a page before, and 7 of one behind
-	begin += int(-uintptr(unsafe.Pointer(&all[0])) % uintptr(page))
-	b := all[begin : begin+5+8*page+7]
-	release(b)
-	if n := bytes.Count(b, []byte{0}); n != 8*page {
-		t.Errorf("of %d bytes, %d are gone, want 8 pages", len(b), n)
-	}
-	if n := bytes.Count(all, []byte{0}); n != 8*page {
-		t.Errorf("%d bytes are gone, and %d of them had been released", n, 8*page)
-	}
-	release(b[:20])
-	release(nil)
 }

@@ -1,5 +1,0 @@
-//go:build !linux
-
-package sizing
-
-func release([]byte) {}
