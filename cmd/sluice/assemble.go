@@ -92,28 +92,31 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
 	p.shown = metrics.Collector{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
-		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
+		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges),
+	}
+	if c.TLS.Use {
+		p.shown.Certificates = new(metrics.Loads)
 	}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
 	}
 	p.peerAddr = c.Ring.Addr
-	overrides, _ := p.limiter.(ratelimit.Overrider)
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Overrides: overrides, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Name: p.name, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Overrides: p.limiter, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Name: p.name, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact, ShadowMode: c.ShadowMode,
 	}
-	p.server, err = c.open(svc, rlqs.NewService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
+	p.server, err = c.open(p, svc, rlqs.NewService(quotas, p.clock, log), budgets, gate)
 	return p, err
 }
 
-func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets sizing.Budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
+// open opens the ports of the parts.
+func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, budgets sizing.Budgets, gate *shed.Gate) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
+	registry.MustRegister(p.shown, p.latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	scrape := shown.Handler(registry)
-	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape, c.debugOptions(), func(mux *http.ServeMux) { console.Register(mux, people) })
+	scrape := p.shown.Handler(registry)
+	debug := server.Debug(p.shown.WriteRules, p.shown.WriteStats, p.shown.WriteRing, scrape, c.debugOptions(), func(mux *http.ServeMux) { console.Register(mux, p.people) })
 	only := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != c.PrometheusPath { // which may have braces, that a pattern may not
 			http.NotFound(w, r)
@@ -122,19 +125,19 @@ func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets sizing
 		scrape.ServeHTTP(w, r)
 	})
 	public := http.NewServeMux()
-	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
+	public.Handle("/json", p.spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
 	options.Held = true
-	options.Extra, options.Spans, options.Streams = spans.grpc(), spans.calls(), streams
+	options.Extra, options.Spans, options.Streams = p.spans.grpc(), p.spans.calls(), streams
 	if gate != nil {
-		options.Gate = gate.Before(people.Clock)
+		options.Gate = gate.Before(p.clock)
 	}
-	options.Note = seatNote(shown.Seat)
+	options.Note = seatNote(p.shown.Seat)
 	var err error
-	if options.TLS, err = c.TLS.credentials(log); err != nil {
+	if options.TLS, err = c.TLS.credentials(p.shown.Certificates, p.log); err != nil {
 		return nil, err
 	}
-	return server.New(svc, public, debug, only, options, log)
+	return server.New(svc, public, debug, only, options, p.log)
 }
 
 // desk makes the desk where holds are made and settled. noKeys says why rules may not hold; nil: they may.

@@ -64,9 +64,7 @@ func (f *peerFlags) options(log *slog.Logger) (o routing.Options, serverTLS cred
 	if err := files.Load(time.Now()); err != nil {
 		return o, nil, err
 	}
-	serverTLS = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		return files.Get(time.Now()), nil
-	}})
+	serverTLS = credentials.NewTLS(serverConfig(tls.VersionTLS13, files))
 	o.TLS = peerTLS{serverTLS, files}
 	return o, serverTLS, o.Validate()
 }

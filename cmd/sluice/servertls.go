@@ -25,22 +25,12 @@ type tlsFlags struct {
 	Key       string `env:"GRPC_SERVER_TLS_KEY" name:"grpc-server-tls-key" placeholder:"FILE" help:"Key of the server certificate."`
 	ClientCA  string `env:"GRPC_CLIENT_TLS_CACERT" name:"grpc-client-tls-cacert" placeholder:"FILE" help:"Authority of client certificates, a file. If set, clients must present one."`
 	ClientSAN string `env:"GRPC_CLIENT_TLS_SAN" name:"grpc-client-tls-san" placeholder:"NAME" help:"Required name, address or URI in a client certificate."`
-
-	loads *metrics.Loads // nil: not counted
-}
-
-// reloads counts how often the certificates were read; nil where TLS is off.
-func (f *tlsFlags) reloads() *metrics.Loads {
-	if !f.Use {
-		return nil
-	}
-	f.loads = new(metrics.Loads)
-	return f.loads
 }
 
 // credentials reads the files; nil where TLS is off. Connections check them again, at most once a second:
 // good files are used, and bad ones are logged, and the old stay in use. Open connections continue.
-func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentials, error) {
+// Each reading counts.
+func (f *tlsFlags) credentials(count *metrics.Loads, log *slog.Logger) (credentials.TransportCredentials, error) {
 	switch {
 	case !f.Use && (f.ClientCA != "" || f.ClientSAN != ""):
 		return nil, errors.New("GRPC_CLIENT_TLS_CACERT or GRPC_CLIENT_TLS_SAN is set, and GRPC_SERVER_USE_TLS is not: clients would not be checked")
@@ -51,32 +41,28 @@ func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentia
 	case f.ClientSAN != "" && f.ClientCA == "":
 		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and needs GRPC_CLIENT_TLS_CACERT: otherwise any client can claim the name", f.ClientSAN)
 	}
-	c := f.certificates(log)
-	if err := c.Load(time.Now()); err != nil {
-		return nil, err
-	}
-	return credentials.NewTLS(&tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.Get(time.Now()), nil },
-	}), nil
-}
-
-// certificates are what the files say, as of a second ago. Each reading is counted.
-func (f *tlsFlags) certificates(log *slog.Logger) *reread.Value[*tls.Config] {
-	return &reread.Value[*tls.Config]{
-		Files: []string{f.Cert, f.Key, f.ClientCA}, Least: time.Second,
+	files := &reread.Value[*tls.Config]{
+		Files: []string{f.Cert, f.Key, f.ClientCA}, Least: time.Second, Failed: clienttls.Bad(log),
 		Read: func(now time.Time) (*tls.Config, error) {
+			count.Attempts.Add(1)
 			c, err := f.read(now)
-			if f.loads != nil {
-				f.loads.Attempts.Add(1)
-				if err != nil {
-					f.loads.Failures.Add(1)
-				}
+			if err != nil {
+				count.Failures.Add(1)
 			}
 			return c, err
 		},
-		Failed: clienttls.Bad(log),
 	}
+	if err := files.Load(time.Now()); err != nil {
+		return nil, err
+	}
+	return credentials.NewTLS(serverConfig(tls.VersionTLS12, files)), nil
+}
+
+// serverConfig has each connection use the files as they are then.
+func serverConfig(least uint16, files *reread.Value[*tls.Config]) *tls.Config {
+	return &tls.Config{MinVersion: least, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		return files.Get(time.Now()), nil
+	}}
 }
 
 func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {

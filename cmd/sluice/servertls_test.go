@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // callTLS dials with a client certificate, if one is named, and asks once.
@@ -115,7 +116,7 @@ func TestBadCertificates(t *testing.T) {
 	} {
 		f := good
 		change(&f)
-		if _, err := f.credentials(slog.Default()); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := f.credentials(new(metrics.Loads), slog.Default()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
