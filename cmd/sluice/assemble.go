@@ -30,7 +30,6 @@ type assembled struct {
 	*decider
 	source  config.Source
 	store   *config.Store
-	desk    *holds.Desk
 	clock   ratelimit.Clock
 	shown   metrics.Collector
 	latency *metrics.Latency
@@ -59,8 +58,8 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	}
 	clock := ratelimit.MonotonicClock()
 	p := &assembled{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
-	var noHolds error
-	if p.desk, noHolds, err = c.desk(); err != nil {
+	desk, noHolds, err := c.desk()
+	if err != nil {
 		return nil, err
 	}
 	if p.source, p.store, err = c.rules(coordination, noHolds, log); err != nil {
@@ -87,7 +86,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 		gate = shed.NewGate(c.MaxWait)
 	}
 	options := c.serviceOptions(budgets.HTTP)
-	options.Gate, options.Holds = gate, p.desk
+	options.Gate, options.Holds = gate, desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	quotas := rlqs.NewNode(rlqs.Source{Rules: p.store.Rules, Limiter: p.limiter, Wall: time.Now, ShadowMode: c.ShadowMode}, c.caps.Quotas())
 	p.shown = metrics.Collector{
