@@ -37,7 +37,7 @@ func (c *serveCmd) shared(setting string, s store.Store, keys int, seats func() 
 	x := &shared{
 		Fleet: leasing.NewFleet(s.Ledger(), holder, keys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
-	x.slots = leasing.NewConcurrency(s.Slots(), x.Alone(), clock)
+	x.slots = leasing.NewConcurrency(s.Ledger(), x.Alone(), clock)
 	x.failed = pace.Seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })
 	x.OnFailure = func(err error) {
 		if x.warmed.Load() > 0 { // before, the start has the reason

@@ -82,10 +82,7 @@ func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error))
 const prepareTime = 10 * time.Second
 
 // Ledger implements [Store].
-func (s *inDatabase) Ledger() account.Ledger { return s.ledger }
-
-// Slots implements [Store].
-func (s *inDatabase) Slots() account.SlotLedger { return s.ledger }
+func (s *inDatabase) Ledger() Ledger { return s.ledger }
 
 // Advise implements [Store].
 func (s *inDatabase) Advise(err error) string { return s.advice(err) }

@@ -44,29 +44,21 @@ func openRedis(o *Options) (Store, error) {
 	if f.log = o.Log; o.Log != nil {
 		redis.SetLogger(redisLog{o.Log})
 	}
-	options := func() (*redis.UniversalOptions, error) { return f.options(o.Pool, o.Refused) }
-	held, err := options()
+	options, err := f.options(o.Pool, o.Refused)
 	if err != nil {
 		return nil, err
 	}
-	few, err := options()
-	if err != nil {
-		return nil, err
-	}
+	few := *options
 	few.PoolSize, few.MinIdleConns = 2, 0
-	s := &inRedis{flags: f, people: redis.NewUniversalClient(few)}
+	s := &inRedis{flags: f, people: redis.NewUniversalClient(&few)}
 	s.startup = newStartup(f, func(ctx context.Context) error {
-		o, err := options()
-		if err != nil {
-			return err
-		}
-		o.PoolSize, o.MinIdleConns = 1, 0
-		client := redis.NewUniversalClient(o)
+		client := redis.NewUniversalClient(&few)
 		defer func() { _ = client.Close() }() // it only ends
 		return client.Ping(ctx).Err()
 	})
+	held := *options
 	held.Dialer = s.hold(held.Dialer)
-	s.client = redis.NewUniversalClient(held)
+	s.client = redis.NewUniversalClient(&held)
 	s.client.AddHook(s.startup)
 	// Other nodes may be alive, which is unknown yet: the ledger learns.
 	if s.ledger, err = account.NewRedis(s.client, f.KeyPrefix, nil); err != nil {
@@ -77,10 +69,7 @@ func openRedis(o *Options) (Store, error) {
 }
 
 // Ledger implements [Store].
-func (s *inRedis) Ledger() account.Ledger { return s.ledger }
-
-// Slots implements [Store].
-func (s *inRedis) Slots() account.SlotLedger { return s.ledger }
+func (s *inRedis) Ledger() Ledger { return s.ledger }
 
 // Start implements [Store].
 func (s *inRedis) Start(ctx context.Context, came func(), failed func(error)) error {

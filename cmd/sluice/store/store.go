@@ -23,10 +23,8 @@ import (
 
 // Store is what nodes share. It is safe for concurrent use. Calls with a context block until that is done, at most.
 type Store interface {
-	// Ledger is that of a [leasing.Fleet], which detects its further interfaces.
-	Ledger() account.Ledger
-	// Slots are those of concurrency limits.
-	Slots() account.SlotLedger
+	// Ledger is that of a [leasing.Fleet], which detects its further interfaces, and of concurrency limits.
+	Ledger() Ledger
 	// Seats is the record that drift seats are in.
 	Seats() approx.Cell
 	// Register records a node's text, with "" that it is gone, and returns the texts of all nodes in the last
@@ -46,6 +44,12 @@ type Store interface {
 	Advise(err error) string
 	// Close ends all connections.
 	Close()
+}
+
+// Ledger has accounts, and the slots of concurrency limits.
+type Ledger interface {
+	account.Ledger
+	account.SlotLedger
 }
 
 // Registration is a node's text about itself.
