@@ -31,8 +31,7 @@ func TestAuditOfClustersAndOwners(t *testing.T) {
 	for i := range 20 {
 		s.eventually("the ledger answers", func() bool { return s.post("k", fmt.Sprint(i)) == 200 })
 	}
-	_ = s.cmd.Process.Signal(syscall.SIGTERM)
-	<-s.exited
+	s.ends(syscall.SIGTERM)
 	code, out, errs := runLine("audit", "--redis-type=CLUSTER", "--redis-url="+cluster[0].Addr, "--cache-key-prefix=x:", "--json")
 	if code != 0 || strings.Count(out, `"Held":true`) != 20 {
 		t.Errorf("of a cluster: %d %s\n%s", code, errs, out)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/sluice-gate/sluice/leasing/audit"
@@ -64,8 +65,7 @@ func TestAuditOfCharges(t *testing.T) {
 		})
 	}
 	for _, p := range f.nodes {
-		_ = p.cmd.Process.Kill()
-		<-p.exited
+		p.ends(syscall.SIGKILL)
 	}
 	for what, windows := range map[string]map[string]audit.Window{
 		"streams": replayed(redis...), "files": replayed(files...),

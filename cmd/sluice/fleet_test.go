@@ -177,6 +177,15 @@ func (s *sluice) Signal(sig syscall.Signal) {
 	}
 }
 
+// ends has a node end by a signal, and waits until it has: in good order, unless it is killed.
+func (s *sluice) ends(sig syscall.Signal) {
+	s.Helper()
+	s.Signal(sig)
+	if err := <-s.exited; err != nil && sig != syscall.SIGKILL {
+		s.Errorf("%v: the node ends with %v:\n%s", sig, err, s.log())
+	}
+}
+
 // The ledger loses everything in mid-window: nodes re-present their totals
 // with their next claims, and what went over is what it granted before.
 func TestFleetSurvivesFlush(t *testing.T) {
@@ -239,10 +248,7 @@ func (s *sluice) number(text string) int {
 func TestFleetGivesBackAtTheEnd(t *testing.T) {
 	f := newFleet(t, 2, setup{store: aRedis(t)})
 	f.load("closed", 4, 500, 0).Wait()
-	f.nodes[0].Signal(syscall.SIGTERM)
-	if err := <-f.nodes[0].exited; err != nil {
-		t.Fatal(err)
-	}
+	f.nodes[0].ends(syscall.SIGTERM)
 	f.load("closed", 8, 3000, 1).Wait()
 	if got := f.admitted.Load(); got != 20_000 {
 		t.Errorf("admitted %d of 20000", got)

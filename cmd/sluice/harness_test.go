@@ -182,11 +182,7 @@ func (s *sluice) post(key, value string) int {
 
 func (s *sluice) postBody(body string) int {
 	s.Helper()
-	r, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(body))
-	if err != nil {
-		s.Fatal(err)
-	}
-	r.Body.Close()
+	r, _ := s.do(http.MethodPost, s.http+"/json", body, "Content-Type", "application/json")
 	return r.StatusCode
 }
 

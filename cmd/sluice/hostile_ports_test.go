@@ -11,7 +11,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -70,13 +69,8 @@ var attacks = []attack{
 	{"256 KB of {} at once", func(_, web string) error { return posts(web, 64, hostile.Empties(250<<10)) }, nil},
 	{"300 bodies of 3.9 MB held open", func(_, web string) error { return bodies(web, 300, 39<<20/10) }, nil},
 	{"1000 bodies of 255 KB held open", func(_, web string) error { return bodies(web, 1000, 255<<10) }, func(s *sluice) error {
-		r, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"x"}]}]}`))
-		if err != nil {
-			return err
-		}
-		r.Body.Close()
-		if r.StatusCode != http.StatusOK {
-			return fmt.Errorf("/json answers %s", r.Status)
+		if code := s.post("k", "x"); code != http.StatusOK {
+			return fmt.Errorf("/json answers %d", code)
 		}
 		return nil
 	}},
@@ -196,8 +190,7 @@ func hostilePorts(t *testing.T, a attack) {
 		slices.Contains(ends, a.name) {
 		s.endsUnder(a)
 	} else {
-		_ = s.cmd.Process.Kill()
-		<-s.exited
+		s.ends(syscall.SIGKILL)
 	}
 }
 
@@ -216,7 +209,7 @@ func (s *sluice) endsUnder(a attack) {
 	time.Sleep(attackFor / 20)
 	_, _ = io.WriteString(half, "\x00\x00\x00\x00\x00")
 	time.Sleep(attackFor / 20)
-	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	s.Signal(syscall.SIGTERM)
 	select {
 	case err := <-s.exited:
 		if err != nil {
@@ -224,8 +217,7 @@ func (s *sluice) endsUnder(a attack) {
 		}
 	case <-time.After(hostileDrain + graceTime + 2*time.Second):
 		s.Errorf("SIGTERM while it is attacked: it goes on after %v", hostileDrain+graceTime+2*time.Second)
-		_ = s.cmd.Process.Kill()
-		<-s.exited
+		s.ends(syscall.SIGKILL)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -28,8 +29,7 @@ func TestPoisonedRules(t *testing.T) {
 	if s.metric("sluice_config_from_copy") != 0 {
 		t.Error("the rules are said to be the copy's")
 	}
-	_ = s.cmd.Process.Kill()
-	<-s.exited
+	s.ends(syscall.SIGKILL)
 
 	again := serve(t, env, "--config", dir)
 	again.untilHealthy()

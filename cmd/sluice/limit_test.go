@@ -301,10 +301,7 @@ func TestRingOverridesOutliveRestarts(t *testing.T) {
 		}
 	}
 	in(r.nodes, 4)
-	r.nodes[0].Signal(syscall.SIGINT) // which skips the drain only
-	if err := <-r.nodes[0].exited; err != nil {
-		t.Fatal(err)
-	}
+	r.nodes[0].ends(syscall.SIGINT) // which skips the drain only
 	in(r.nodes[1:], 3)
 	added.put(t, "five=brief", `{"limit": 0, "reason": "", "expires": "300ms"}`)
 	for _, s := range r.nodes[1:] {

@@ -223,10 +223,7 @@ func (r *recorder) replace() {
 	fresh.eventually("the new node is healthy", fresh.healthy)
 	n := r.live[2].Swap(fresh)
 	r.early += int(n.decidedAlone())
-	n.Signal(syscall.SIGTERM)
-	if err := <-n.exited; err != nil {
-		r.Error("a node that was told to end:", err)
-	}
+	n.ends(syscall.SIGTERM)
 }
 
 // changed records that the nodes change at a time since the first request. With a store, a node that ends, or that has

@@ -97,8 +97,7 @@ func TestAnswersInAnOutage(t *testing.T) {
 	if log := s.log(); !strings.Contains(log, "the store lost its data") || !manyAlone.MatchString(log) {
 		t.Error(log)
 	}
-	s.Signal(syscall.SIGINT)
-	<-s.exited
+	s.ends(syscall.SIGINT)
 	if !strings.Contains(s.log(), "SIGINT, or a second signal: the node stops without a drain") {
 		t.Error(s.log())
 	}

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -160,17 +158,12 @@ func (s *sluice) overJSON() func(*rls.RateLimitRequest) string {
 		if err != nil {
 			return err.Error()
 		}
-		r, err := http.Post("http://"+s.http+"/json", "application/json", bytes.NewReader(text))
-		if err != nil {
-			return err.Error()
-		}
-		defer r.Body.Close()
-		body, _ := io.ReadAll(r.Body)
+		r, body := s.do(http.MethodPost, s.http+"/json", string(text), "Content-Type", "application/json")
 		if r.StatusCode == http.StatusBadRequest {
-			return "error: " + string(body)
+			return "error: " + body
 		}
 		var a rls.RateLimitResponse
-		if err := protojson.Unmarshal(body, &a); err != nil {
+		if err := protojson.Unmarshal([]byte(body), &a); err != nil {
 			return fmt.Sprintf("status %d, %q: %v", r.StatusCode, body, err)
 		}
 		if over := a.OverallCode == rls.RateLimitResponse_OVER_LIMIT; over != (r.StatusCode == http.StatusTooManyRequests) || !over && r.StatusCode != http.StatusOK {
@@ -417,8 +410,7 @@ func checkShown(t *testing.T, s *sluice) {
 // checkStatistics ends the server and compares what it has sent; of what is wanted negative, at least so much.
 func checkStatistics(t *testing.T, s *sluice, sink *lineSink, wanted ...map[string]int) {
 	t.Helper()
-	_ = s.cmd.Process.Signal(syscall.SIGTERM)
-	<-s.exited
+	s.ends(syscall.SIGTERM)
 	sums := sink.sums(t)
 	for _, all := range wanted {
 		for name, want := range all {

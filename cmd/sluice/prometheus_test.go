@@ -39,7 +39,7 @@ func TestDashboardsHaveData(t *testing.T) {
 	// An increase from a counter's first value is not seen: it is there before.
 	text := read(t, "docs/runbooks.md") + strings.ReplaceAll(read(t, "deploy/prometheus/alerts.yaml"), `\"`, `"`)
 	for _, m := range regexp.MustCompile(`increase\((sluice_[^\[]*)\[`).FindAllStringSubmatch(text, -1) {
-		r.nodes[0].eventually(m[1]+" is there before it grows", func() bool { return query(t, prometheus, m[1]) > 0 })
+		r.nodes[0].eventually(m[1]+" is there before it grows", func() bool { return r.nodes[0].query(prometheus, m[1]) > 0 })
 	}
 	defer r.underLoad()()
 	missing := dashboardQueries(t)
@@ -47,7 +47,7 @@ func TestDashboardsHaveData(t *testing.T) {
 		t.Errorf("%d queries on all dashboards", len(missing))
 	}
 	for end := time.Now().Add(time.Minute); len(missing) > 0 && time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-		missing = slices.DeleteFunc(missing, func(q string) bool { return query(t, prometheus, q) > 0 })
+		missing = slices.DeleteFunc(missing, func(q string) bool { return r.nodes[0].query(prometheus, q) > 0 })
 	}
 	for _, q := range missing {
 		t.Errorf("no data for %s", q)
@@ -59,7 +59,7 @@ func TestDashboardsHaveData(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range file.Groups[0].Rules {
-		query(t, prometheus, a.Expr) // understood; most have nothing to say
+		r.nodes[0].query(prometheus, a.Expr) // understood; most have nothing to say
 	}
 }
 
@@ -121,25 +121,15 @@ func (f *fleet) prometheus() (address string) {
 
 // query returns how many series with a value there are; a query that Prometheus refuses ends
 // the test.
-func query(t *testing.T, address, q string) int {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/query?query="+url.QueryEscape(q), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
+func (s *sluice) query(address, q string) int {
+	s.Helper()
+	_, text := s.get(address + "/api/v1/query?query=" + url.QueryEscape(q))
 	var body struct {
-		Status, Error string
-		Data          struct{ Result []struct{ Value [2]any } }
+		Status string
+		Data   struct{ Result []struct{ Value [2]any } }
 	}
-	if err := json.NewDecoder(answer.Body).Decode(&body); err != nil || body.Status != "success" {
-		t.Fatalf("%s: %s %v", q, body.Error, err)
+	if err := json.Unmarshal([]byte(text), &body); err != nil || body.Status != "success" {
+		s.Fatalf("%s: %s (%v)", q, text, err)
 	}
 	n := 0
 	for _, series := range body.Data.Result {

@@ -121,7 +121,7 @@ func TestDrain(t *testing.T) {
 	s := start(t, cmd)
 	reader.Close()
 	log.Close()
-	s.eventually("healthy", func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == 200 })
+	s.eventually("healthy", s.healthy)
 	conn := s.dial()
 	watch, err := healthpb.NewHealthClient(conn).Watch(context.Background(), &healthpb.HealthCheckRequest{})
 	if err != nil {
@@ -144,11 +144,8 @@ func TestDrain(t *testing.T) {
 	}
 	redis.Do("HSET", "sluice:nodes", "gone", "9999999999 {}") // of one that crashed before the clock was set back
 	s.eventually("a node that drains counts the others", func() bool { return redis.Do("HLEN", "sluice:nodes") == int64(1) })
-	conn.Close()                              // the watch is a call under way
-	_ = s.cmd.Process.Signal(syscall.SIGTERM) // a second one ends the wait
-	if err := <-s.exited; err != nil {
-		t.Errorf("exit: %v", err)
-	}
+	conn.Close()            // the watch is a call under way
+	s.ends(syscall.SIGTERM) // a second one ends the wait
 }
 
 // A first config that is bad: no start, unless told so; then healthy, unless told that
@@ -171,7 +168,7 @@ func TestBadFirstConfig(t *testing.T) {
 		t.Errorf("healthy without rules: %d", code)
 	}
 	writeFile(t, file, rules(1))
-	s.eventually("healthy", func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == 200 })
+	s.eventually("healthy", s.healthy)
 }
 
 func TestUnixSocket(t *testing.T) {

@@ -38,8 +38,7 @@ func TestFirstRequestIsNoFallback(t *testing.T) {
 		if made := connectionsOf(store) - before - 1; made > 0 { // the one is to ask for this
 			t.Errorf("%d connections to the store were made for the first request", made)
 		}
-		_ = s.cmd.Process.Kill()
-		<-s.exited
+		s.ends(syscall.SIGKILL)
 	}
 	if fallbacks > 0 {
 		t.Errorf("%d of %d first requests after health were not decided by the store", fallbacks, starts)
@@ -65,8 +64,7 @@ func healthWaits(t *testing.T, store storeServer) {
 	args := []string{"--log-level=warn", "--config", rulesFile(t, patient(exampleConfig))}
 	before := serve(t, env, args...)
 	before.untilHealthy() // a database is not new then, and has nothing to learn
-	before.Signal(syscall.SIGTERM)
-	<-before.exited
+	before.ends(syscall.SIGTERM)
 	store.Kill()
 	s := serve(t, env, args...)
 	s.eventually("the first attempts have failed", func() bool { return strings.Contains(s.log(), "the store does not answer") })
@@ -106,8 +104,7 @@ func TestPortsAreShared(t *testing.T) {
 	second := serveWith(t, []string{"DRAIN_TIME=0s"}, "serve", "--host=127.0.0.1", "--grpc-host=127.0.0.1", "--debug-host=127.0.0.1",
 		"--port="+port(first.http), "--grpc-port="+port(first.rpc), "--debug-port="+port(first.debug))
 	second.untilHealthy()
-	_ = first.cmd.Process.Kill()
-	<-first.exited
+	first.ends(syscall.SIGKILL)
 	http.DefaultClient.CloseIdleConnections() // some led to the first
 	for range 10 {
 		if code := second.postBody(strings.ReplaceAll(exampleRequest, "bob", "ann")); code != http.StatusOK && code != http.StatusTooManyRequests {

@@ -85,10 +85,7 @@ func TestTracing(t *testing.T) {
 				cancel()
 			}
 			s.do(http.MethodPost, s.http+"/json", exampleRequest, "X-B3-TraceId", b3, "X-B3-SpanId", "e457b5a2e4d86bd2", "X-B3-Sampled", "1")
-			if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil { // it sends what waits
-				t.Fatal(err)
-			}
-			<-s.exited
+			s.ends(syscall.SIGTERM) // it sends what waits
 			close(sink.got)
 			got := map[string]*spanpb.Span{}
 			for m := range sink.got {

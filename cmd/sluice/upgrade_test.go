@@ -27,12 +27,7 @@ func TestRollingUpgrade(t *testing.T) {
 		}
 		f.join().untilHealthy()
 	}
-	left := func(node int) {
-		f.nodes[node].Signal(syscall.SIGTERM)
-		if err := <-f.nodes[node].exited; err != nil {
-			t.Fatalf("node %d ended with %v:\n%s", node, err, f.nodes[node].log())
-		}
-	}
+	left := func(node int) { f.nodes[node].ends(syscall.SIGTERM) }
 	limits := map[string]int64{"fixed": 6000, "sliding": 3000, "bucket": 3000, "eager": 3000, "drift": 3000}
 	budgets := map[string]int64{"drift": 30}
 	admitted := map[string]int64{}
