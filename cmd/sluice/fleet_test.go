@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -28,6 +27,7 @@ type setup struct {
 	ring    int         // so many nodes, at most, own keys together; 0: none does
 	env     []string    // of each node
 	program string      // of the nodes; this one, unless said
+	runtime bool        // env says where the rules are
 }
 
 // fleet is a few real nodes with the same rules, and clients that count what they were admitted.
@@ -58,8 +58,7 @@ func newFleet(t *testing.T, nodes int, with setup) *fleet {
 	f.redis, _ = with.store.(*redistest.Server)
 	writeFile(t, f.file, cmp.Or(with.rules, fleetRules))
 	for range with.ring {
-		host, port := freeAddress(t)
-		f.addrs = append(f.addrs, net.JoinHostPort(host, port))
+		f.addrs = append(f.addrs, "127.0.0.1:"+freePort(t))
 	}
 	for range nodes {
 		f.join()
@@ -91,7 +90,11 @@ func (f *fleet) join() *sluice {
 	if f.ring > 0 {
 		env = append(env, "PEERS=static:"+strings.Join(f.addrs, ","), "PEER_ADDR="+f.addrs[len(f.nodes)], "PEER_SECRET=s3cret-of-the-tests")
 	}
-	cmd := command(append(env, f.env...), slices.Concat(freePorts, []string{"--config", f.file})...)
+	args := []string{"serve", "--config", f.file}
+	if f.runtime {
+		args = args[:1]
+	}
+	cmd := command(slices.Concat(freePorts, env, f.env), args...)
 	cmd.Path = cmp.Or(f.program, cmd.Path)
 	s := start(f.T, cmd)
 	f.nodes = append(f.nodes, s)

@@ -93,19 +93,14 @@ func command(env []string, args ...string) *exec.Cmd {
 var announced = regexp.MustCompile(`HTTP on (\S+), gRPC on (\S+), debug on (\S+)`)
 
 // freePorts has a server serve on ports of this machine that are free.
-var freePorts = []string{"serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0"}
+var freePorts = []string{"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0"}
 
 func serve(t *testing.T, env []string, args ...string) *sluice {
 	t.Helper()
-	return serveWith(t, env, slices.Concat(freePorts, args)...)
+	return start(t, command(slices.Concat(freePorts, env), append([]string{"serve"}, args...)...))
 }
 
-// serveWith runs a command line that announces its ports.
-func serveWith(t *testing.T, env []string, args ...string) *sluice {
-	t.Helper()
-	return start(t, command(env, args...))
-}
-
+// start runs a command that announces its ports.
 func start(t *testing.T, cmd *exec.Cmd) *sluice {
 	t.Helper()
 	s := &sluice{T: t, cmd: cmd, exited: make(chan error, 1)}

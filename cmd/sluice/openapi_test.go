@@ -209,11 +209,11 @@ func TestDebugPortIsForThisMachine(t *testing.T) {
 		t.Error("CONSOLE_REDACT=false has no effect")
 	}
 	rules := rulesFile(t, peopleRules)
-	s := serveWith(t, []string{"DRAIN_TIME=0s"}, "serve", "--config", rules, "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-port=0")
+	s := start(t, command([]string{"DRAIN_TIME=0s"}, "serve", "--config", rules, "--port=0", "--grpc-port=0", "--debug-port=0"))
 	if !strings.HasPrefix(s.debug, "127.0.0.1:") {
 		t.Errorf("the debug port is on %s", s.debug)
 	}
-	s = serveWith(t, []string{"DRAIN_TIME=0s", "DEBUG_HOST=0.0.0.0"}, "serve", "--config", rules, "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-port=0")
+	s = serve(t, []string{"DRAIN_TIME=0s", "DEBUG_HOST=0.0.0.0"}, "--config", rules)
 	s.post("five", "s3cret")
 	_, port, _ := strings.Cut(s.debug[strings.LastIndexByte(s.debug, ']')+1:], ":")
 	for _, page := range []string{"/console/state", "/console/history", "/ring"} {

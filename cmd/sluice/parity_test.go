@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"path/filepath"
 	"regexp"
@@ -193,35 +192,18 @@ type parityRun struct {
 func (p parityRun) answer(t *testing.T) {
 	t.Helper()
 	prefix := fmt.Sprintf("run %d:", parityRuns.Add(1))
-	env := append([]string{
-		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "DRAIN_TIME=0s",
-		"CACHE_KEY_PREFIX=" + prefix,
-	}, p.env...)
 	if p.store != nil {
 		p.store.Begin(prefix)
 	}
-	peers := make([]string, max(1, p.nodes))
-	for i := range peers {
-		host, port := freeAddress(t)
-		peers[i] = net.JoinHostPort(host, port)
+	with := setup{env: append([]string{"CACHE_KEY_PREFIX=" + prefix}, p.env...), runtime: true}
+	if p.routing {
+		with.ring = max(1, p.nodes)
 	}
+	all := newFleet(t, max(1, p.nodes), with).nodes
 	var asks []func(*rls.RateLimitRequest) string
-	var all []*sluice
-	for _, own := range peers {
-		env := slices.Clip(env)
-		if p.routing {
-			env = append(env, "PEERS=static:"+strings.Join(peers, ","), "PEER_ADDR="+own, "PEER_SECRET=sixteen-bytes-or-more")
-		}
-		s := serveWith(t, env, "serve")
-		all = append(all, s)
+	for _, s := range all {
 		if asks = append(asks, s.overGRPC()); p.json {
 			asks[0] = s.overJSON()
-		}
-	}
-	for _, s := range all {
-		s.untilHealthy()
-		if p.routing {
-			s.eventually("all are in the ring", func() bool { return s.metric("sluice_ring_members") == len(peers) })
 		}
 	}
 	for i, x := range p.exchanges {
@@ -309,7 +291,7 @@ func parityStores(t *testing.T) map[string]parityStore {
 	i := redistest.NewAuthority(t)
 	i.Leaf("redis", time.Hour, "localhost")
 	i.Leaf("node", time.Hour)
-	_, port := freeAddress(t)
+	port := freePort(t)
 	secure := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.File("redis.crt"), "--tls-key-file", i.File("redis.key"),
 		"--tls-ca-cert-file", i.File("ca.crt"), "--tls-auth-clients", "yes")
 	secure.Do("ACL", "SETUSER", "node", "on", ">secret", "~*", "&*", "+@all")
@@ -426,24 +408,23 @@ func TestParityEndpoints(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "config", "a"), "domain: parity\ndescriptors: [{key: plain, rate_limit: {unit: day, requests_per_unit: 3, name: the-limit}}]")
 	writeFile(t, filepath.Join(dir, "config", "b"), "domain: parity\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 6}}]")
-	host, port := freeAddress(t)
-	s := serveWith(t, []string{
+	prometheus := "127.0.0.1:" + freePort(t)
+	s := serve(t, []string{
 		"RUNTIME_ROOT=" + dir, "MERGE_DOMAIN_CONFIG=true", "LOG_FORMAT=json", "LOG_LEVEL=DEBUG", "DRAIN_TIME=0s", "USE_PROMETHEUS=true",
-		"PROMETHEUS_ADDR=" + net.JoinHostPort(host, port), "PROMETHEUS_PATH=/prom", "TRACING_ENABLED=false", "LOCAL_CACHE_SIZE_IN_BYTES=1000", "EXPIRATION_JITTER_MAX_SECONDS=300", "REDIS_CLUSTER_PIPELINE_PARALLELISM=4",
+		"PROMETHEUS_ADDR=" + prometheus, "PROMETHEUS_PATH=/prom", "TRACING_ENABLED=false", "LOCAL_CACHE_SIZE_IN_BYTES=1000", "EXPIRATION_JITTER_MAX_SECONDS=300", "REDIS_CLUSTER_PIPELINE_PARALLELISM=4",
 		"USE_DOG_STATSD_MOGRIFIERS=TAG", "STATSD_HOST=x", "REQUEST_TIMEOUT=1s", "GRPC_MAX_CONCURRENT_STREAMS=16", "BACKEND_TYPE=memcache", "COORDINATION_MAX_NODES=1", "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true",
-		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0",
-	}, "serve")
+	})
 	s.eventually("healthy", s.healthy)
 	if got := s.overGRPC()(parseRequest(t, "plain=x; user=x")); got != "OK [OK 3/DAY the-limit left 2] [OK 6/DAY left 5]" {
 		t.Error(got)
 	}
 	for url, want := range map[string]string{
-		s.http + "/healthcheck":                "OK",
-		s.debug + "/rlconfig":                  "parity.plain",
-		s.debug + "/stats":                     "ratelimit.service.config_load_success: 1",
-		s.debug + "/debug/pprof/":              "goroutine",
-		net.JoinHostPort(host, port) + "/prom": "ratelimit_service_rate_limit_total_hits",
-		s.debug + "/metrics":                   `ratelimit_service_response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="1000"}`,
+		s.http + "/healthcheck":   "OK",
+		s.debug + "/rlconfig":     "parity.plain",
+		s.debug + "/stats":        "ratelimit.service.config_load_success: 1",
+		s.debug + "/debug/pprof/": "goroutine",
+		prometheus + "/prom":      "ratelimit_service_rate_limit_total_hits",
+		s.debug + "/metrics":      `ratelimit_service_response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="1000"}`,
 	} {
 		if code, body := s.get(url); code != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d, no %q in %.300s", url, code, want, body)

@@ -98,8 +98,7 @@ func (f *fleet) prometheus() (address string) {
 	}
 	config := filepath.Join(dir, "prometheus.yml")
 	writeFile(f.T, config, "global: {scrape_interval: 500ms, evaluation_interval: 1s}\nscrape_configs:\n- job_name: sluice\n  static_configs: [{targets: ["+strings.Join(targets, ",")+"]}]\n")
-	host, port := freeAddress(f.T)
-	address = host + ":" + port
+	address = "127.0.0.1:" + freePort(f.T)
 	program, err := exec.LookPath("prometheus")
 	if err != nil {
 		f.Fatal("there is no prometheus here, and this test needs one: make deps")

@@ -15,13 +15,13 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-func freeAddress(t *testing.T) (host, port string) {
+func freePort(t *testing.T) string {
 	t.Helper()
 	ports, err := freeport.Find(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return "127.0.0.1", ports[0]
+	return ports[0]
 }
 
 // Passwords, users, TLS and client certificates reach Redis as the settings say; where one of them is wrong, decisions
@@ -33,7 +33,7 @@ func TestRedisSettings(t *testing.T) {
 	servers.Leaf("client", time.Hour)
 	clients.Leaf("client", time.Hour)
 	clientCert, clientKey, stranger := clients.File("client.crt"), clients.File("client.key"), servers.File("client.crt")
-	_, tlsPort := freeAddress(t)
+	tlsPort := freePort(t)
 	socket := filepath.Join(dir, "redis.sock")
 	r := redistest.Start(t, "--tls-port", tlsPort, "--tls-cert-file", servers.File("server.crt"), "--tls-key-file", servers.File("server.key"),
 		"--tls-ca-cert-file", clients.File("ca.crt"), "--tls-auth-clients", "yes", "--unixsocket", socket)

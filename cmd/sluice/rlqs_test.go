@@ -30,7 +30,7 @@ func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 	store := redistest.Start(t)
 	rules := rulesFile(t, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
 	env := []string{"REDIS_URL=" + store.Addr, "DRAIN_TIME=100ms"}
-	_, port := freeAddress(t)
+	port := freePort(t)
 	// Both listen on one port, as behind a balancer.
 	leaves := serve(t, env, "--config", rules, "--grpc-port", port)
 	stays := serve(t, env, "--config", rules, "--grpc-port", port)

@@ -115,7 +115,7 @@ func TestReloadBySwap(t *testing.T) {
 // A node drains, also if the reader of its log has ended.
 func TestDrain(t *testing.T) {
 	redis := redistest.Start(t)
-	cmd := command([]string{"DRAIN_TIME=1h", "REDIS_URL=" + redis.Addr}, freePorts...)
+	cmd := command(append([]string{"DRAIN_TIME=1h", "REDIS_URL=" + redis.Addr}, freePorts...), "serve")
 	reader, log, _ := os.Pipe()
 	cmd.Stderr = log
 	s := start(t, cmd)

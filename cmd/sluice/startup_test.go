@@ -19,7 +19,7 @@ func TestFirstRequestIsNoFallback(t *testing.T) {
 	const starts = 5
 	i := redistest.NewAuthority(t)
 	i.Leaf("redis", time.Hour, "localhost")
-	_, port := freeAddress(t)
+	port := freePort(t)
 	store := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.File("redis.crt"), "--tls-key-file", i.File("redis.key"),
 		"--tls-ca-cert-file", i.File("ca.crt"), "--tls-auth-clients", "no")
 	rules := rulesFile(t, patient("domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n"))
@@ -101,8 +101,7 @@ func TestStartupEndsWithoutRedis(t *testing.T) {
 func TestPortsAreShared(t *testing.T) {
 	first := serve(t, []string{"DRAIN_TIME=0s"})
 	port := func(address string) string { _, p, _ := net.SplitHostPort(address); return p }
-	second := serveWith(t, []string{"DRAIN_TIME=0s"}, "serve", "--host=127.0.0.1", "--grpc-host=127.0.0.1", "--debug-host=127.0.0.1",
-		"--port="+port(first.http), "--grpc-port="+port(first.rpc), "--debug-port="+port(first.debug))
+	second := serve(t, []string{"DRAIN_TIME=0s"}, "--port="+port(first.http), "--grpc-port="+port(first.rpc), "--debug-port="+port(first.debug))
 	second.untilHealthy()
 	first.ends(syscall.SIGKILL)
 	http.DefaultClient.CloseIdleConnections() // some led to the first
