@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,10 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
-	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // listening answers each connection with this, until the test ends.
@@ -42,47 +38,6 @@ func listening(t *testing.T, reply string) (addr string) {
 	return l.Addr().String()
 }
 
-// hostileFleet is a node on the Redis at addr, with the client that serve has.
-func hostileFleet(t *testing.T, addr string) (*leasing.Fleet, store.Store) {
-	t.Helper()
-	there, err := store.Open(hostileOptions(store.Redis{URL: addr, Type: "SINGLE", PoolSize: 4}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := leasing.NewFleet(there.Ledger(), account.NewHolder(), 1000, ratelimit.MonotonicClock(), time.Now())
-	ctx, cancel := context.WithCancel(context.Background())
-	var all sync.WaitGroup
-	came := make(chan struct{})
-	all.Go(func() { f.Run(ctx) })
-	all.Go(func() { _ = there.Start(ctx, sync.OnceFunc(func() { close(came) }), func(error) {}) })
-	t.Cleanup(func() { cancel(); all.Wait(); there.Close() })
-	<-came
-	return f, there
-}
-
-func hostileOptions(r store.Redis, refused *atomic.Uint64) store.Options {
-	r.Timeout = time.Second
-	return store.Options{Flags: store.Flags{Redis: r}, Refused: refused}
-}
-
-func hostileRule(limit ratelimit.Tokens) *ratelimit.Rule {
-	r := &ratelimit.Rule{Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Year, Requests: limit}, Coordination: ratelimit.DefaultCoordination()}
-	r.Coordination.OnStoreFailure = ratelimit.FailClosed
-	return r
-}
-
-func spend(f *leasing.Fleet, rule *ratelimit.Rule, key string, n int) (admitted int) {
-	clock := ratelimit.MonotonicClock()
-	for range n {
-		v := make([]ratelimit.Verdict, 1)
-		f.Decide(context.Background(), clock(), []ratelimit.Ask{{Rule: rule, Key: []byte(key), Cost: 1}}, v)
-		if !v[0].OverLimit {
-			admitted++
-		}
-	}
-	return admitted
-}
-
 // The bound is that of every connection, of whatever type of Redis; what it names is said where it is reached.
 func TestHostileRepliesOfEveryType(t *testing.T) {
 	addr := listening(t, "$99999999999\r\n")
@@ -93,8 +48,8 @@ func TestHostileRepliesOfEveryType(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var refused atomic.Uint64
-			flags.PoolSize = 2
-			there, err := store.Open(hostileOptions(flags, &refused))
+			flags.PoolSize, flags.Timeout = 2, time.Second
+			there, err := store.Open(store.Options{Flags: store.Flags{Redis: flags}, Refused: &refused})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,40 +73,33 @@ func TestHostileRepliesOfEveryType(t *testing.T) {
 // A real Redis whose policy evicts causes a warning. After an eviction, all accounts are restated, and lost
 // ones are counted.
 func TestHostileEviction(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "64")
-	f, there := hostileFleet(t, server.Addr)
-	var log lines
-	watch := &storeWatch{name: "REDIS_URL", ask: there.Safety, restate: f.RestateEvicted, log: slog.New(slog.NewTextHandler(&log, nil))}
-	watch.look(t.Context())
-	if s := watch.safety(); !s.Known || s.MayEvict != 1 || s.RDB != 0 || s.AOF != 0 || !strings.Contains(log.String(), "maxmemory_policy=allkeys-lru") {
-		t.Errorf("%+v\n%s", s, &log)
+	f := newFleet(t, 1, setup{rules: "domain: d\ncoordination: {on_store_failure: closed}\ndescriptors: [{key: quiet, rate_limit: {unit: year, requests_per_unit: 1000}}]\n", store: server})
+	s := f.nodes[0]
+	if s.metric("sluice_store_may_evict") != 1 || s.metric(`sluice_store_persistent{by="rdb"}`) != 0 || !strings.Contains(s.log(), "maxmemory_policy=allkeys-lru") {
+		t.Errorf("it does not warn of evictions:\n%s", s.log())
 	}
-	if f.Greet(); !becomes(f.Ready) {
-		t.Fatal("the store does not answer")
-	}
-	rule := hostileRule(1000)
-	if admitted := spend(f, rule, "quiet", 1010); admitted != 1000 {
-		t.Fatalf("%d of 1000 were admitted", admitted)
-	}
+	f.load("quiet", 10, 101, 0).Wait()
+	f.untilAdmitted("quiet", 1000, 0)
 	client := server.Client()
 	defer client.Close()
-	name := "{" + leasing.KeyName([]byte("quiet")) + "}" + fmt.Sprint(rule.Limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro())))
-	if n := client.Exists(t.Context(), name).Val(); n != 1 {
-		t.Fatalf("there is no account %q", name)
+	names := client.Keys(t.Context(), "*quiet*").Val()
+	if got := f.admitted.Load(); got != 1000 || len(names) != 1 {
+		t.Fatalf("%d of 1000 were admitted, and the accounts are %q", got, names)
 	}
-	evictQuiet(t, client, name)
-	watch.look(t.Context())
-	if s := watch.safety(); s.Evicted == 0 || !strings.Contains(log.String(), "evicted keys: nodes restore") {
-		t.Errorf("%+v\n%s", s, &log)
+	evictQuiet(t, client, names[0])
+	s.eventually("the lost account is counted", func() bool {
+		return s.metric("sluice_store_accounts_lost_total") == 1 && s.metric("sluice_store_accounts_lost_tokens_total") == 1000
+	})
+	f.join().untilHealthy()
+	f.load("quiet", 1, 50, 1).Wait()
+	if more := f.admitted.Load() - 1000; more > 0 {
+		t.Errorf("%d more were admitted after the account was told again", more)
 	}
-	counted := func() bool { s := f.Stats(); return s.Missing == 1 && s.MissingTokens == 1000 }
-	if !becomes(counted) {
-		t.Fatalf("the lost account is not counted: %+v", f.Stats())
-	}
-	other, _ := hostileFleet(t, server.Addr)
-	if admitted := spend(other, rule, "quiet", 50); admitted > 0 {
-		t.Errorf("%d more were admitted after the account was told again", admitted)
-	}
+	s.eventually("it warns of what was evicted", func() bool {
+		return s.metric("sluice_store_evicted_keys") > 0 && strings.Contains(s.log(), "evicted keys: nodes restore")
+	})
 }
 
 // evictQuiet writes other keys until the quiet one is gone. The quiet one is the least recently used, and the
