@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
-	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
@@ -169,24 +168,6 @@ descriptors:
 	s.eventually("it has a seat at both", func() bool { return s.metric("sluice_drift_seat") == 0 })
 	brief.Kill()
 	s.eventually("limits for a second have none", func() bool { return s.metric("sluice_drift_seat") == -1 })
-}
-
-func TestBadPerSecond(t *testing.T) {
-	good := store.Redis{URL: "localhost:6379", Type: "SINGLE", PoolSize: 1, PerSecond: store.RedisPerSecond{Use: true, URL: "localhost:6380", Type: "SINGLE", PoolSize: 1}}
-	for want, change := range map[string]func(*store.Flags){
-		"REDIS_PERSECOND_URL is \"\"":                  func(f *store.Flags) { f.Redis.PerSecond.URL = "" },
-		"REDIS_URL is \"\"":                            func(f *store.Flags) { f.Redis.URL = "" },
-		"REDIS_PERSECOND_TYPE is \"ODD\"":              func(f *store.Flags) { f.Redis.PerSecond.Type = "ODD" },
-		"REDIS_PERSECOND_URL has the address \"host\"": func(f *store.Flags) { f.Redis.PerSecond.URL = "host" },
-		"REDIS_PERSECOND_POOL_SIZE is 0":               func(f *store.Flags) { f.Redis.PerSecond.PoolSize = 0 },
-		"works with REDIS_URL only":                    func(f *store.Flags) { f.URL = "postgres://localhost/db" },
-	} {
-		f := store.Flags{Redis: good}
-		change(&f)
-		if _, err := store.PerSecond(store.Options{Flags: f}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
-	}
 }
 
 // Health follows the store if that is set, and decisions continue.

@@ -4,11 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"log/slog"
 	"math/big"
 	"net"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +15,6 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // callTLS dials with a client certificate, if one is named, and asks once.
@@ -95,31 +92,6 @@ func TestServerTLS(t *testing.T) {
 		return after.Cmp(before) != 0
 	})
 	ask()
-}
-
-// Bad files are refused at the start.
-func TestBadCertificates(t *testing.T) {
-	i := redistest.NewAuthority(t)
-	i.Leaf("server", time.Hour, "localhost")
-	i.Leaf("old", -time.Hour, "localhost")
-	i.Leaf("other", time.Hour, "localhost")
-	writeFile(t, i.File("empty"), "")
-	good := tlsFlags{Use: true, Cert: i.File("server.crt"), Key: i.File("server.key")}
-	for want, change := range map[string]func(*tlsFlags){
-		"old.crt is good from":                    func(f *tlsFlags) { f.Cert, f.Key = i.File("old.crt"), i.File("old.key") },
-		"GRPC_SERVER_TLS_KEY " + i.File("other"):  func(f *tlsFlags) { f.Key = i.File("other.key") },
-		"must name the certificate":               func(f *tlsFlags) { f.Cert = "" },
-		"no such file":                            func(f *tlsFlags) { f.Cert = i.File("nothing") },
-		"GRPC_CLIENT_TLS_CACERT: " + i.File("em"): func(f *tlsFlags) { f.ClientCA = i.File("empty") },
-		"any client can claim the name":           func(f *tlsFlags) { f.ClientSAN = "envoy" },
-		"clients would not be checked":            func(f *tlsFlags) { f.Use, f.ClientCA = false, i.File("ca.crt") },
-	} {
-		f := good
-		change(&f)
-		if _, err := f.credentials(new(metrics.Loads), slog.Default()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
-	}
 }
 
 // A ring outlives the certificates of its nodes and their authority, which are read again when they change.

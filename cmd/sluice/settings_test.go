@@ -4,13 +4,17 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
+	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -22,8 +26,17 @@ func TestBadSettings(t *testing.T) {
 	holds := filepath.Join(t.TempDir(), "holds.yaml")
 	writeFile(t, holds, heldRules)
 	held := []string{"--config", holds}
-	busy := listens(t)
-	_, port, _ := net.SplitHostPort(busy.Addr().String())
+	_, port, _ := net.SplitHostPort(listens(t).Addr().String())
+	const pushed, twoRedis, usual, brief = "CONFIG_TYPE=GRPC_XDS_SOTW", "REDIS_PERSECOND=true", "REDIS_URL=localhost:6379", "REDIS_PERSECOND_URL=localhost:6380"
+	i := redistest.NewAuthority(t)
+	i.Leaf("server", time.Hour, "localhost")
+	i.Leaf("old", -time.Hour, "localhost")
+	i.Leaf("other", time.Hour, "localhost")
+	writeFile(t, i.File("empty"), "")
+	secured := func(cert, key string, more ...string) []string {
+		return append([]string{"GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT=" + cert, "GRPC_SERVER_TLS_KEY=" + key}, more...)
+	}
+	cert, key := i.File("server.crt"), i.File("server.key")
 	for name, c := range map[string]struct {
 		env  []string
 		args []string
@@ -36,7 +49,27 @@ func TestBadSettings(t *testing.T) {
 		"a bad ratio":            {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
 		"no number":              {[]string{"NEAR_LIMIT_RATIO=NaN", "TRACING_SAMPLING_RATE=NaN"}, nil, "NEAR_LIMIT_RATIO is NaN, must be between 0 and 1\nTRACING_SAMPLING_RATE is NaN, must be between 0 and 1"},
 		"no collector":           {[]string{"TRACING_ENABLED=true", "OTEL_EXPORTER_OTLP_ENDPOINT=::4318"}, nil, `OTEL_EXPORTER_OTLP_ENDPOINT is "::4318", must be a URL such as http://collector:4318`},
-		"no number of xds":       {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=NaN"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR NaN"},
+		"pushed, no number":      {[]string{pushed, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=NaN"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR NaN"},
+		"pushed, factor":         {[]string{pushed, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=2"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR 2"},
+		"pushed, retry":          {[]string{pushed, "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=0s"}, nil, "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is 0s"},
+		"pushed, metadata":       {[]string{pushed, "CONFIG_GRPC_XDS_NODE_METADATA={"}, nil, "CONFIG_GRPC_XDS_NODE_METADATA is"},
+		"pushed, headers":        {[]string{pushed, "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=s3cret"}, nil, "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS must be"},
+		"pushed, certificate":    {[]string{pushed, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/nowhere"}, nil, "CONFIG_GRPC_XDS_CLIENT_TLS_CERT /nowhere"},
+		"pushed, authority":      {[]string{pushed, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/nowhere"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /nowhere"},
+		"pushed, additions":      {[]string{pushed, "CONFIG_GRPC_XDS_ADDITIONS=/nowhere"}, nil, "CONFIG_GRPC_XDS_ADDITIONS"},
+		"two, no second":         {[]string{twoRedis, usual}, nil, `REDIS_PERSECOND_URL is ""`},
+		"two, no first":          {[]string{twoRedis, brief}, nil, `REDIS_URL is ""`},
+		"two, type":              {[]string{twoRedis, usual, brief, "REDIS_PERSECOND_TYPE=ODD"}, nil, `REDIS_PERSECOND_TYPE is "ODD"`},
+		"two, address":           {[]string{twoRedis, usual, "REDIS_PERSECOND_URL=host"}, nil, `REDIS_PERSECOND_URL has the address "host"`},
+		"two, pool":              {[]string{twoRedis, usual, brief, "REDIS_PERSECOND_POOL_SIZE=0"}, nil, "REDIS_PERSECOND_POOL_SIZE is 0"},
+		"two, store":             {[]string{twoRedis, usual, brief, "STORE_URL=postgres://localhost/db"}, nil, "works with REDIS_URL only"},
+		"TLS, out of date":       {secured(i.File("old.crt"), i.File("old.key")), nil, "old.crt is good from"},
+		"TLS, another key":       {secured(cert, i.File("other.key")), nil, "GRPC_SERVER_TLS_KEY " + i.File("other")},
+		"TLS, no certificate":    {secured("", key), nil, "must name the certificate"},
+		"TLS, no file":           {secured("/nowhere", key), nil, "/nowhere: no such file"},
+		"TLS, no authority":      {secured(cert, key, "GRPC_CLIENT_TLS_CACERT="+i.File("empty")), nil, "GRPC_CLIENT_TLS_CACERT: " + i.File("empty")},
+		"TLS, any client":        {secured(cert, key, "GRPC_CLIENT_TLS_SAN=envoy"), nil, "any client can claim the name"},
+		"no TLS":                 {[]string{"GRPC_CLIENT_TLS_CACERT=" + i.File("ca.crt")}, nil, "clients would not be checked"},
 		"a path of metrics":      {[]string{"PROMETHEUS_PATH=metrics"}, nil, `PROMETHEUS_PATH is "metrics", must begin with /`},
 		"a header without name":  {[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_RESET_HEADER="}, nil, `LIMIT_RESET_HEADER is "", must be the name of a header`},
 		"a header of two words":  {[]string{"LIMIT_REQUEST_HEADERS_ENABLED=true", "LIMIT_LIMIT_HEADER=The Limit"}, nil, `LIMIT_LIMIT_HEADER is "The Limit", must be the name of a header`},
@@ -68,10 +101,15 @@ func TestBadSettings(t *testing.T) {
 		"a copy among the rules": {[]string{"CONFIG_LAST_GOOD_FILE=" + filepath.Join(dir, "copy")}, []string{"--config", dir}, "put it elsewhere"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			args := append([]string{"serve", "--port=0", "--grpc-port=0", "--debug-port=0"}, c.args...)
-			out, err := command(c.env, args...).CombinedOutput()
-			if err == nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), "hunter2") || strings.Contains(string(out), "s3cret") {
-				t.Errorf("%v, want %q:\n%s", err, c.want, out)
+			for _, setting := range c.env {
+				name, value, _ := strings.Cut(setting, "=")
+				t.Setenv(name, value)
+			}
+			serves := time.AfterFunc(patience, func() { _ = syscall.Kill(os.Getpid(), syscall.SIGINT) })
+			defer serves.Stop()
+			code, out, errs := runLine(append([]string{"serve", "--port=0", "--grpc-port=0", "--debug-port=0"}, c.args...)...)
+			if said := out + errs; code != 1 && code != 2 || !strings.Contains(said, c.want) || strings.Contains(said, "s3cret") {
+				t.Errorf("%d, want %q:\n%s", code, c.want, said)
 			}
 		})
 	}
