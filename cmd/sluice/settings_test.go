@@ -48,6 +48,11 @@ func TestBadSettings(t *testing.T) {
 		"a bad mode":             {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
 		"a bad ratio":            {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
 		"no number":              {[]string{"NEAR_LIMIT_RATIO=NaN", "TRACING_SAMPLING_RATE=NaN"}, nil, "NEAR_LIMIT_RATIO is NaN, must be between 0 and 1\nTRACING_SAMPLING_RATE is NaN, must be between 0 and 1"},
+		"no such store":          {[]string{"STORE_URL=mysql://host/db"}, nil, `STORE_URL begins with "mysql", must begin with one of redis, rediss, postgres, `},
+		"a store's address":      {[]string{"STORE_URL=host:6379"}, nil, `begins with "host:6379"`},
+		"a store's port":         {[]string{"STORE_URL=redis://host:port"}, nil, "STORE_URL"},
+		"a database's port":      {[]string{"STORE_URL=postgres://h:port/d"}, nil, "not a valid PostgreSQL URL"},
+		"two stores":             {[]string{"STORE_URL=postgres://localhost/db", usual}, nil, "both set"},
 		"no collector":           {[]string{"TRACING_ENABLED=true", "OTEL_EXPORTER_OTLP_ENDPOINT=::4318"}, nil, `OTEL_EXPORTER_OTLP_ENDPOINT is "::4318", must be a URL such as http://collector:4318`},
 		"pushed, no number":      {[]string{pushed, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=NaN"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR NaN"},
 		"pushed, factor":         {[]string{pushed, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=2"}, nil, "XDS_CLIENT_BACKOFF_RANDOM_FACTOR 2"},
@@ -101,17 +106,54 @@ func TestBadSettings(t *testing.T) {
 		"a copy among the rules": {[]string{"CONFIG_LAST_GOOD_FILE=" + filepath.Join(dir, "copy")}, []string{"--config", dir}, "put it elsewhere"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, setting := range c.env {
-				name, value, _ := strings.Cut(setting, "=")
-				t.Setenv(name, value)
-			}
-			serves := time.AfterFunc(patience, func() { _ = syscall.Kill(os.Getpid(), syscall.SIGINT) })
-			defer serves.Stop()
-			code, out, errs := runLine(append([]string{"serve", "--port=0", "--grpc-port=0", "--debug-port=0"}, c.args...)...)
-			if said := out + errs; code != 1 && code != 2 || !strings.Contains(said, c.want) || strings.Contains(said, "s3cret") {
-				t.Errorf("%d, want %q:\n%s", code, c.want, said)
+			if said := refused(t, c.env, c.args...); !strings.Contains(said, c.want) {
+				t.Errorf("want %q:\n%s", c.want, said)
 			}
 		})
+	}
+}
+
+// refused starts a node in this process, which must refuse its settings, and returns what it says. No password is in it.
+func refused(t *testing.T, env []string, args ...string) (said string) {
+	t.Helper()
+	for _, setting := range env {
+		name, value, _ := strings.Cut(setting, "=")
+		t.Setenv(name, value)
+	}
+	serves := time.AfterFunc(patience, func() { _ = syscall.Kill(os.Getpid(), syscall.SIGINT) })
+	defer serves.Stop()
+	code, out, errs := runLine(append([]string{"serve", "--port=0", "--grpc-port=0", "--debug-port=0"}, args...)...)
+	if said = out + errs; code != 1 && code != 2 || strings.Contains(said, "hunter") || strings.Contains(said, "s3cret") {
+		t.Errorf("%v: %d\n%s", env, code, said)
+	}
+	return said
+}
+
+// No error about a store's settings has a password of its URL, whatever the fault is.
+func TestWrongURLsKeepTheirPassword(t *testing.T) {
+	for _, env := range []string{
+		"REDIS_URL=user:hunter2@r:6379",
+		"REDIS_URL=redis://user:hunter2/x@r:6379",
+		"REDIS_URL=redis://user:hunter2#x@r:6379",
+		"REDIS_URL=redis://user:%hunter2@r:6379",
+		"REDIS_URL=http://user:hunter2@r:6379",
+		"REDIS_TYPE=CLUSTER REDIS_URL=redis://:hunter2@a:6379,redis://:hunter2@b:6379",
+		"REDIS_TYPE=SENTINEL REDIS_URL=redis://:hunter2@a:6379",
+		"REDIS_TYPE=SENTINEL REDIS_URL=master,redis://:hunter2@a:6379",
+		"REDIS_SOCKET_TYPE=unix REDIS_URL=user:hunter2@r:6379",
+		"REDIS_PERSECOND=true REDIS_PERSECOND_URL=redis://:hunter2@r:6379",
+		"STORE_URL=user:hunter2@db:5432",
+		"STORE_URL=host=db&password=hunter2",
+		"STORE_URL=postgres://user:hunter2/x@db/limits",
+		"STORE_URL=postgres://user:hunter2@db:port/limits",
+		"STORE_URL=postgres://db/limits?password=hunter2&pool_max_conns=x",
+		"STORE_URL=postgres://db/limits?password=hunter2&sslmode=x",
+		"STORE_URL=postgres://user:hunter2@db/limits?connect_timeout=x",
+		"STORE_URL=etcd://user:hunter2@e",
+		"STORE_URL=etcd://user:hunter2@e:2379?tls=x",
+		"STORE_URL=etcd://hunter2@e:2379",
+	} {
+		t.Run(env, func(t *testing.T) { refused(t, strings.Fields(env)) })
 	}
 }
 

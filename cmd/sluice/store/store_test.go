@@ -130,20 +130,3 @@ func TestPostgresUser(t *testing.T) {
 		t.Errorf("a wrong password is answered %q", said)
 	}
 }
-
-func TestBadStores(t *testing.T) {
-	for url, want := range map[string]string{
-		"mysql://host/db":     `begins with "mysql", must begin with one of redis, rediss, postgres, `,
-		"host:6379":           `begins with "host:6379"`,
-		"redis://host:port":   "STORE_URL",
-		"postgres://h:port/d": "not a valid PostgreSQL URL",
-	} {
-		if _, err := Open(Options{Flags: Flags{URL: url, Redis: few}}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", url, err, want)
-		}
-	}
-	both := Flags{URL: "postgres://localhost/db", Redis: Redis{URL: "localhost:6379"}}
-	if _, err := Open(Options{Flags: both}); err == nil || !strings.Contains(err.Error(), "both set") {
-		t.Error(err)
-	}
-}
