@@ -5,81 +5,74 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	rlqsv3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
-// A node leaves while others take its streams over: its Envoys go on with what they have, ask
-// another node within 5 s, and refuse hardly anything meanwhile. Told to drop their leases (a
-// TTL of 0), they would refuse everything until then.
+const hourlyRules = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n"
+
+// envoyStream is a stream of an Envoy.
+type envoyStream = rlqsv3.RateLimitQuotaService_StreamRateLimitQuotasClient
+
+func (s *sluice) envoy(name string) envoyStream {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(s.Context(), rlqs.HolderHeader, name), patience)
+	s.Cleanup(cancel)
+	stream, err := rlqsv3.NewRateLimitQuotaServiceClient(s.dial()).StreamRateLimitQuotas(ctx)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return stream
+}
+
+// reports has an Envoy report a refused request of each bucket, and returns the answer.
+func (s *sluice) reports(stream envoyStream, values ...string) *rlqsv3.RateLimitQuotaResponse {
+	s.Helper()
+	m := &rlqsv3.RateLimitQuotaUsageReports{Domain: "d"}
+	for _, v := range values {
+		m.BucketQuotaUsages = append(m.BucketQuotaUsages, &rlqsv3.RateLimitQuotaUsageReports_BucketQuotaUsage{
+			BucketId: &rlqsv3.BucketId{Bucket: map[string]string{"k": v}}, NumRequestsDenied: 1,
+		})
+	}
+	sent := stream.Send(m)
+	answer, err := stream.Recv()
+	if sent != nil || err != nil {
+		s.Fatal(sent, err)
+	}
+	return answer
+}
+
+// A node that drains ends its streams, and takes no lease back: told to drop it, Envoys would refuse everything until
+// another node answers, which has a lease for them at once.
 func TestEnvoysOfANodeThatLeaves(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 25 s")
-	}
 	t.Parallel()
-	store := redistest.Start(t)
-	rules := rulesFile(t, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
-	env := []string{"REDIS_URL=" + store.Addr, "DRAIN_TIME=100ms"}
-	port := freePort(t)
-	// Both listen on one port, as behind a balancer.
-	leaves := serve(t, env, "--config", rules, "--grpc-port", port)
-	stays := serve(t, env, "--config", rules, "--grpc-port", port)
-	asking, stop := context.WithCancel(t.Context())
-	defer stop()
-	var left atomic.Bool
-	var asked, refused atomic.Int64
-	var all []*liveEnvoy
-	var wg sync.WaitGroup
-	join := func() {
-		e := newLiveEnvoy(t, leaves.rpc)
-		all = append(all, e)
-		wg.Go(func() {
-			e.asks(asking, 50*time.Millisecond, map[string]string{"k": "v"}, func(ok bool) {
-				if left.Load() {
-					asked.Add(1)
-					if !ok {
-						refused.Add(1)
-					}
-				}
-			})
-		})
-	}
-	for range 4 {
-		join()
-	}
-	// The kernel spreads connections: each node has one of 4, or of some more.
-	stays.eventually("both nodes have streams", func() bool {
-		a, b := leaves.metric("sluice_rlqs_streams"), stays.metric("sluice_rlqs_streams")
-		if a+b == len(all) && (a == 0 || b == 0) && len(all) < 40 {
-			join()
+	f := newFleet(t, 2, setup{rules: hourlyRules, store: aRedis(t)})
+	leased := func(m *rlqsv3.RateLimitQuotaResponse) {
+		t.Helper()
+		a := m.BucketAction[len(m.BucketAction)-1].GetQuotaAssignmentAction() // the last one counts
+		if a.GetRateLimitStrategy().GetTokenBucket().GetMaxTokens() == 0 || a.GetAssignmentTimeToLive().AsDuration() == 0 {
+			t.Errorf("the Envoy has no lease: %v", m)
 		}
-		return a+b == len(all) && a > 0 && b > 0
-	})
-	for _, n := range []*sluice{leaves, stays} {
-		n.eventually("leases are by rates, after two reports of each", func() bool {
-			return n.metric("sluice_rlqs_reports_total") >= 3*n.metric("sluice_rlqs_streams")
-		})
 	}
-	had := leaves.metric("sluice_rlqs_streams")
-	left.Store(true)
-	leaves.Signal(syscall.SIGTERM)
-	stays.eventually("the other node has all streams", func() bool { return stays.metric("sluice_rlqs_streams") == len(all) })
-	stays.eventually("Envoys have asked since", func() bool { return asked.Load() >= 200 })
-	stop()
-	wg.Wait()
-	t.Logf("%d of %d Envoys had a node that left: of %d requests since, %d were refused", had, len(all), asked.Load(), refused.Load())
-	if asked.Load() < 100 || refused.Load() > asked.Load()/50 {
-		t.Errorf("%d of %d requests were refused", refused.Load(), asked.Load())
+	for _, s := range f.nodes {
+		stream := s.envoy("edge")
+		leased(s.reports(stream, "v"))
+		s.Signal(syscall.SIGTERM)
+		m, err := stream.Recv()
+		for ; err == nil; m, err = stream.Recv() {
+			leased(m)
+		}
+		if status.Code(err) != codes.Unavailable {
+			t.Errorf("the stream ends with %v", err)
+		}
 	}
 }
 
@@ -87,26 +80,13 @@ func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 // requests brought along hidden, and a name that is markup as text.
 func TestConsoleShowsEnvoys(t *testing.T) {
 	t.Parallel()
-	rules := rulesFile(t, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
-	s := serve(t, []string{"CONSOLE_REDACT=true"}, "--config", rules)
+	s := serve(t, []string{"CONSOLE_REDACT=true"}, "--config", rulesFile(t, hourlyRules))
 	const name = "<b onload=x>\"edge\""
-	ctx := metadata.AppendToOutgoingContext(t.Context(), rlqs.HolderHeader, name)
-	stream, err := rlqsv3.NewRateLimitQuotaServiceClient(s.dial()).StreamRateLimitQuotas(ctx)
-	if err != nil {
-		t.Fatal(err)
+	values := make([]string, 30)
+	for i := range values {
+		values[i] = fmt.Sprint("s3cret", i)
 	}
-	m := &rlqsv3.RateLimitQuotaUsageReports{Domain: "d"}
-	for i := range 30 {
-		m.BucketQuotaUsages = append(m.BucketQuotaUsages, &rlqsv3.RateLimitQuotaUsageReports_BucketQuotaUsage{
-			BucketId: &rlqsv3.BucketId{Bucket: map[string]string{"k": fmt.Sprint("s3cret", i)}}, NumRequestsDenied: 1,
-		})
-	}
-	if err := stream.Send(m); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	s.reports(s.envoy(name), values...)
 	var v console.State
 	var body string
 	s.eventually("the console shows all", func() bool {
