@@ -50,8 +50,8 @@ func (s *sluice) reports(stream envoyStream, values ...string) *rlqsv3.RateLimit
 	return answer
 }
 
-// A node that drains ends its streams, and takes no lease back: told to drop it, Envoys would refuse everything until
-// another node answers, which has a lease for them at once.
+// A node that drains ends its streams, and takes no lease back. Without their leases, Envoys would refuse everything
+// until another node answers. That one has a lease for them at once.
 func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, setup{rules: hourlyRules, store: aRedis(t)})
