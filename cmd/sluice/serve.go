@@ -19,7 +19,6 @@ import (
 	"github.com/sluice-gate/sluice/cmd/sluice/settings"
 	"github.com/sluice-gate/sluice/cmd/sluice/sizing"
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/routing"
@@ -113,7 +112,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	defer rush()
 	background, stop := context.WithCancel(context.Background()) // a node that drains still decides
 	defer stop()
-	go followWallClock(background, p.limiter, p.clock)
+	go pace.Every(background, time.Second, func() { p.limiter.SyncClock(p.clock(), time.Now()) }) // windows follow its corrections
 	go watchRules(background, p.store, p.log)
 	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }
@@ -162,11 +161,6 @@ func leaveRing(drain, runs context.Context, ring *routing.Router) <-chan struct{
 			ring.Leave(ctx)
 		}
 	})
-}
-
-// followWallClock keeps windows on the wall clock through its corrections.
-func followWallClock(ctx context.Context, l limiter, clock ratelimit.Clock) {
-	pace.Every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
 }
 
 func announce(w io.Writer, v *server.Server, source config.Source) {

@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
@@ -18,8 +18,7 @@ type storeWatch struct {
 	restate func() // accounts may be lost
 	log     *slog.Logger
 
-	mu   sync.Mutex
-	last metrics.StoreSafety // guarded by mu
+	last atomic.Pointer[metrics.StoreSafety] // nil: it has not answered yet
 }
 
 // healthEvery is how often the store is asked. An eviction is noticed by then, when
@@ -42,9 +41,7 @@ func (w *storeWatch) look(ctx context.Context) {
 		return
 	}
 	before := w.safety()
-	w.mu.Lock()
-	w.last = now
-	w.mu.Unlock()
+	w.last.Store(&now)
 	if now.MayEvict != before.MayEvict && now.MayEvict > 0 {
 		w.log.Warn("the store can evict accounts in use: each eviction can admit the limit of a key once more. Set its maxmemory-policy to noeviction", says...)
 	}
@@ -58,9 +55,10 @@ func (w *storeWatch) look(ctx context.Context) {
 
 // safety is the store's last answer.
 func (w *storeWatch) safety() metrics.StoreSafety {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.last
+	if last := w.last.Load(); last != nil {
+		return *last
+	}
+	return metrics.StoreSafety{}
 }
 
 // worse joins what two stores say.

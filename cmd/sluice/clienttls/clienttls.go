@@ -33,20 +33,12 @@ func (f *Certificate) Client(ca, caSetting string) (c *tls.Config, err error) {
 			return nil, fmt.Errorf("%s: %w", caSetting, err)
 		}
 	}
-	return c, f.use(c)
-}
-
-// use has c present the certificate, which must be good now.
-func (f *Certificate) use(c *tls.Config) error {
 	if f.Cert+f.Key == "" {
-		return nil
+		return c, nil
 	}
 	own := &reread.Value[*tls.Certificate]{Files: []string{f.Cert, f.Key}, Read: f.Read, Failed: Bad(f.Log)}
-	if err := own.Load(time.Now()); err != nil {
-		return err
-	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Get(time.Now()), nil }
-	return nil
+	return c, own.Load(time.Now()) // it must be good now
 }
 
 // Bad logs at most once a minute why new files are not used.
