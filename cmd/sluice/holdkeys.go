@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -25,23 +24,15 @@ type holdFlags struct {
 var errNoHoldKeys = errors.New("nodes that share a store need the same keys of holds: " +
 	"set HOLD_KEYS at all nodes, or settle without an id (hold: {amount: N, on: [0, 1]})")
 
-// mostKeyFile is in bytes.
-const mostKeyFile = 4 << 10
-
 // file is the file that has the keys, if one has.
 func (f *holdFlags) file() (name string, ok bool) { return strings.CutPrefix(f.Keys, "@") }
 
 func readKeys(name string, d *holds.Desk) error {
-	file, err := os.Open(name)
+	text, err := os.ReadFile(name)
 	if err != nil {
 		return fmt.Errorf("HOLD_KEYS: %w", err)
 	}
-	defer func() { _ = file.Close() }() // it was only read
-	text, err := io.ReadAll(io.LimitReader(file, mostKeyFile))
-	if err == nil {
-		err = d.Set(string(text))
-	}
-	if err != nil {
+	if err := d.Set(string(text)); err != nil {
 		return fmt.Errorf("HOLD_KEYS, file %s: %w", name, err)
 	}
 	return nil

@@ -64,22 +64,11 @@ func (v *Values) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, e
 	return nil, nil //nolint:nilnil // kong's word for "not mine"
 }
 
-// mostBytes is how large a settings file may be.
-const mostBytes = 1 << 20
-
 // read reads a file, and refuses sections and names that the command does not have.
 func read(name string, node *kong.Node) (map[string]value, error) {
-	in, err := os.Open(name)
+	text, err := os.ReadFile(name)
 	if err != nil {
 		return nil, fmt.Errorf("--settings: %w", err)
-	}
-	defer func() { _ = in.Close() }() // it was only read
-	text, err := io.ReadAll(io.LimitReader(in, mostBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("--settings %s: %w", name, err)
-	}
-	if len(text) > mostBytes {
-		return nil, fmt.Errorf("--settings %s exceeds %d bytes", name, mostBytes)
 	}
 	var root, second yaml.Node
 	documents := yaml.NewDecoder(bytes.NewReader(text))
