@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	goflag "flag"
 	"fmt"
 	"image/png"
@@ -57,20 +58,11 @@ func newScreened(t *testing.T) *screened {
 // shows waits until the page's text has all of these.
 func (s *screened) shows(what string, want ...string) {
 	s.Helper()
-	text := ""
-	deadline := time.Now().Add(60 * time.Second)
-	for time.Now().Before(deadline) {
-		text = s.eval("document.body.innerText")
-		missing := false
-		for _, w := range want {
-			missing = missing || !strings.Contains(text, w)
-		}
-		if !missing {
-			return
-		}
-		time.Sleep(100 * time.Millisecond)
+	list, err := json.Marshal(want)
+	if err != nil {
+		s.Fatal(err)
 	}
-	s.Errorf("%s: the page does not show %q:\n%.3000s", what, want, text)
+	s.eventually(fmt.Sprintf("%s: %q", what, want), string(list)+".every((w) => document.body.innerText.includes(w))")
 }
 
 // pictures takes the page at all widths, light and dark, or two of these, and looks whether it fits.

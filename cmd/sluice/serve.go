@@ -112,7 +112,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *assembled, s cli.Stream
 	defer rush()
 	background, stop := context.WithCancel(context.Background()) // a node that drains still decides
 	defer stop()
-	go pace.Every(background, time.Second, func() { p.limiter.SyncClock(p.clock(), time.Now()) }) // windows follow its corrections
+	go pace.Every(background, time.Second, func() { p.SyncClock(p.clock(), time.Now()) }) // windows follow its corrections
 	go watchRules(background, p.store, p.log)
 	go c.Holds.follow(background, p.log)
 	healthy := func() bool { return c.healthy(p) }
