@@ -220,7 +220,8 @@ func idleBucket(t *testing.T, text string, left tokens, after time.Duration) {
 			s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
 		}
 	}
-	if !strings.HasSuffix(said, "abandon; ") || p.left != left && !strings.Contains(text, "900") || len(s.buckets) != 0 {
+	lost := p.left != left && !strings.Contains(text, "900")
+	if !strings.HasSuffix(said, "abandon; ") || lost || len(s.buckets) != 0 {
 		t.Errorf("%q was said, %d are left of %d, and %d buckets", said, p.left, left, len(s.buckets))
 	}
 }
