@@ -42,7 +42,7 @@ func (s *Stepped) ping() {
 		}
 		for _, m := range s.members() {
 			if m.ready.Load() {
-				s.send(m.addr, false, m.ping(s.stamp()))
+				s.send(m.addr, isCall, m.ping(s.stamp()))
 			}
 		}
 		s.Pump()
@@ -55,6 +55,8 @@ func (s *Stepped) members() []*member {
 	defer s.mu.Unlock()
 	return s.sorted()
 }
+
+const isCall, isAnswer = false, true // the side of a stream that sends a frame
 
 // send sends a frame by this node's own stream, or an answer by the other's ([Wires]).
 func (s *Stepped) send(to string, answer bool, f *wire.Frame) {
@@ -163,7 +165,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 	if m, in := s.member(from), s.inlet[from]; answer && m != nil && m.ready.Load() {
 		s.replied(now, m, &f)
 	} else if !answer && in != nil {
-		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, true, a) },
+		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, isAnswer, a) },
 			func(asks []*wire.Ask) { s.serve(in, asks) })
 	}
 	s.Pump()
@@ -171,7 +173,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 
 func (s *Stepped) serve(from *inlet, asks []*wire.Ask) {
 	s.begin(&task{done: func() {}}, func(ctx context.Context) {
-		s.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, true, a) })
+		s.answerTo(ctx, from, asks, func(a *wire.Frame) { s.send(from.addr, isAnswer, a) })
 	})
 }
 
@@ -289,7 +291,7 @@ func (s *Stepped) sendAll() {
 			if f == nil {
 				break
 			}
-			s.send(m.addr, false, f)
+			s.send(m.addr, isCall, f)
 		}
 	}
 }
