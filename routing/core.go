@@ -55,10 +55,14 @@ func (c *core) build(old *view) *view {
 	for _, addr := range v.ring.Members() {
 		v.digest += xxhash.Sum64String(addr)
 	}
-	// A ring without this node gives it no key, so that nothing counts as kept. If the ring changes again before all
-	// have handed over, the node asks others for accounts that it may have had all along.
-	if old != nil && old.stable.Load() {
-		v.since = old.ring
+	// A ring without this node gives it no key, so that nothing counts as kept. Beyond mostSince rings nothing is
+	// remembered.
+	switch {
+	case old == nil:
+	case old.stable.Load():
+		v.since = []*ring.Ring{old.ring}
+	case len(old.since) > 0 && len(old.since) < mostSince:
+		v.since = append([]*ring.Ring{old.ring}, old.since...)
 	}
 	return v
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -168,18 +169,24 @@ func (b baseOf) decide(ctx context.Context, now instant, within time.Duration, a
 type view struct {
 	ring   *ring.Ring
 	digest uint64
-	// since is the ring before, if all had handed over under it. Without it, no key counts as kept.
-	since  *ring.Ring
+	// since has the rings before, the newest first, back to the last one under which all had handed over. Without
+	// it, no key counts as kept.
+	since  []*ring.Ring
 	peers  map[string]*link // of all members, in the ring or not
 	mine   bool             // this node is in the ring
 	began  instant
 	stable atomic.Bool // no other node has accounts of this node
 }
 
-// kept tells whether a key was this node's own when all had handed over, in the ring before: then no other node has
-// its account. Another owner of then may have begun one, which may be there or on its way.
+// mostSince bounds how many rings a view remembers. If the ring changes more often before all have handed over, the
+// node asks others for accounts that it may have had all along, and has no answer from one that is silent.
+const mostSince = 8
+
+// kept tells whether a key was this node's own ever since all had handed over: then no other node has its account.
+// Another owner meanwhile may have begun one, which may be there or on its way.
 func (v *view) kept(hash uint64, self string) bool {
-	return v.since != nil && v.since.Owner(hash) == self
+	return len(v.since) > 0 &&
+		!slices.ContainsFunc(v.since, func(r *ring.Ring) bool { return r.Owner(hash) != self })
 }
 
 // Options are a node's settings as one of a ring.

@@ -524,6 +524,28 @@ func TestStepsReceiverCrashes(t *testing.T) {
 	}
 }
 
+// Two nodes leave at once, and another crashes before all have handed over. The rest goes on with its keys without a
+// search, which the one that crashed would not answer.
+func TestStepsCrashWhileTwoLeave(t *testing.T) {
+	s := newScript(t, 4000, 10)
+	s.ring("a:1", "b:1", "c:1", "d:1")
+	s.fill(1, "a:1")
+	s.delay = 4 * time.Millisecond // accounts travel for a while
+	a := s.nodes["a:1"]
+	own := a.ownedBy("a:1") // without an account
+	a.local.TakeOut(s.now, own)
+	s.nodes["c:1"].Leave(func() {})
+	s.nodes["d:1"].Leave(func() {})
+	s.until("both have left", func() bool { return len(a.Stats().Members) == 2 })
+	s.crash("b:1")
+	if v := s.one("a:1", ask{Key: own, Cost: 1}); v.Source == ratelimit.FromFallback || v.OverLimit {
+		t.Errorf("%+v", v)
+	}
+	if a.view.Load().stable.Load() {
+		t.Error("all have handed over")
+	}
+}
+
 // A node is cut off for longer than TakeOver and comes back: each half counts by
 // itself, as declared, and then they count together again.
 func TestStepsPartitionHeals(t *testing.T) {

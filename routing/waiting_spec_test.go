@@ -56,7 +56,7 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 		what   string
 		key    []byte
 		stable bool
-		since  *ring.Ring
+		since  []*ring.Ring
 		has    bool
 		found  fetchState
 		before bool // found under another view
@@ -67,7 +67,7 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 		{what: "it is another's", key: theirs, stable: true, want: another},
 		{what: "others may have it", key: mine, want: unsure},
 		{what: "it has it", key: mine, has: true, want: ownDecided},
-		{what: "it was its own before", key: mine, since: alone, want: ownDecided},
+		{what: "it was its own before", key: mine, since: []*ring.Ring{alone}, want: ownDecided},
 		{what: "nobody has any", key: mine, found: fetchAbsent, want: ownDecided},
 		{what: "nobody had any under another ring", key: mine, found: fetchAbsent, before: true, want: unsure},
 		{what: "it is looked for again", key: mine, found: fetchAgain, want: unsure},
