@@ -213,6 +213,7 @@ func (n *names) NotifyUpdate(*memberlist.Node) {}
 type boundedStreams struct {
 	*memberlist.NetTransport
 	streams chan net.Conn
+	shut    sync.Once
 	ended   chan struct{} // no reader takes streams any more
 	down    chan struct{} // and none comes in
 }
@@ -258,12 +259,15 @@ func (b *boundedStreams) pass(refuse func(from string, err error)) {
 // StreamCh implements [memberlist.Transport].
 func (b *boundedStreams) StreamCh() <-chan net.Conn { return b.streams }
 
-// Shutdown implements [memberlist.Transport]. It is called once.
-func (b *boundedStreams) Shutdown() error {
-	close(b.ended)
-	// After the listener is down: pass goes on to take its streams until then.
-	defer close(b.down)
-	return b.NetTransport.Shutdown()
+// Shutdown implements [memberlist.Transport]. A list that cannot begin calls it twice.
+func (b *boundedStreams) Shutdown() (err error) {
+	b.shut.Do(func() {
+		close(b.ended)
+		// After the listener is down: pass goes on to take its streams until then.
+		defer close(b.down)
+		err = b.NetTransport.Shutdown()
+	})
+	return err
 }
 
 // boundedStream is a connection that ends after so many bytes.
