@@ -399,3 +399,29 @@ func TestStopEndsConnectionsThatBegin(t *testing.T) {
 		late.Close()
 	})
 }
+
+// A connection that had a large frame, and has begun a small one, keeps no room for another large one.
+func TestBeginningsOfFramesKeepLittle(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	defer theirs.Close()
+	c := newConnection(NewPort(Options{}), ours, ours, nil)
+	large := appendFrame(nil, 0xee, 0, 0, make([]byte, mostFrame)) // an extension
+	go func() { _, _ = io.Copy(io.Discard, theirs) }()
+	go func() {
+		_, _ = theirs.Write(appendSettings(nil))
+		for ; len(large) > 1; large = large[1:] {
+			_, _ = theirs.Write(large[:1])
+		}
+		_, _ = theirs.Write(append(large, 0, 0))
+		_, _ = theirs.Write([]byte{9})
+	}()
+	for most := 0; len(c.in.rest) != 3 || most < mostFrame; most = max(most, len(c.in.rest)) {
+		if err := c.read(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := cap(c.in.batch); got > 2*smallBytes {
+		t.Errorf("for 3 bytes, it keeps %d", got)
+	}
+}
