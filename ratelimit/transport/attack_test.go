@@ -17,6 +17,7 @@ import (
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -423,5 +424,21 @@ func TestBeginningsOfFramesKeepLittle(t *testing.T) {
 	}
 	if got := cap(c.in.batch); got > 2*smallBytes {
 		t.Errorf("for 3 bytes, it keeps %d", got)
+	}
+}
+
+// An answer without data brings its caller no idle frames beyond those of the call.
+func TestFailedCallsEarnLittle(t *testing.T) {
+	c := newConnection(NewPort(Options{Method: Method{Name: "/m"}}), nil, nil, nil)
+	var block bytes.Buffer
+	pack := hpack.NewEncoder(&block)
+	for _, f := range [][2]string{{":method", "POST"}, {":path", "/m"}, {"content-type", "application/grpc"}} {
+		_ = pack.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+	}
+	b := appendFrame(appendSettings(nil), frameHeaders, flagEndHeaders|flagEndStream, 1, block.Bytes())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, err := c.framesLocked(b); err != nil || len(c.calls.open) > 0 || c.idle.credit != framesACall {
+		t.Errorf("a call without a request earned %d frames: %v", c.idle.credit, err)
 	}
 }
