@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"maps"
+	"slices"
 	"sync/atomic"
 )
 
@@ -78,15 +79,15 @@ func (c *RuleCounters) Named(name []byte) *RuleCounters {
 	}
 }
 
-// EachNamed calls f with every name below these counters, and at last with
-// OtherName if anything was counted there.
+// EachNamed calls f with every name below these counters, in their order, so that bounded lists of names have the same
+// ones each time, and at last with OtherName if anything was counted there.
 func (c *RuleCounters) EachNamed(f func(name string, c *RuleCounters)) {
 	all := c.names.Load()
 	if all == nil {
 		return
 	}
-	for name, n := range all.by {
-		f(name, n)
+	for _, name := range slices.Sorted(maps.Keys(all.by)) {
+		f(name, all.by[name])
 	}
 	if all.other.Requests() > 0 {
 		f(OtherName, all.other)

@@ -177,7 +177,7 @@ func describe(o *Options) string {
 	c := &o.Rule.Coordination
 	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v, %d parts; faults %v; changes %v; mix %v, second %v, table %d",
 		o.Rule.Limit, c.Mode, o.Nodes, o.Load.Keys, o.Load.Rate, o.Load.Shape, o.Net.Trip.Least, o.Net.Trip.Tail, o.Net.Loss, o.Net.Skew,
-		c.Lease, c.Reclaim, c.DriftBudget, c.MaxNodes, c.OnStoreFailure, max(1, o.Parts), o.Faults, changesOf(o), o.Mix, o.Second != nil, o.Table)
+		c.Lease, ratelimit.Reclaims[c.Reclaim], c.DriftBudget, c.MaxNodes, c.OnStoreFailure, max(1, o.Parts), o.Faults, changesOf(o), o.Mix, o.Second != nil, o.Table)
 }
 
 func changesOf(o *Options) (all []string) {

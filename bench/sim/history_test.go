@@ -3,6 +3,7 @@ package sim
 import (
 	"flag"
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -103,4 +104,12 @@ func TestHistoriesOfBugs(t *testing.T) {
 func TestMain(m *testing.M) {
 	flag.Parse()
 	os.Exit(m.Run())
+}
+
+// A failed history is described by the names of its settings.
+func TestHistoriesAreDescribedByName(t *testing.T) {
+	o := History(1)
+	if s := describe(&o); !strings.Contains(s, ", reclaim safe, ") && !strings.Contains(s, ", reclaim eager, ") {
+		t.Errorf("reclaim has no name in %q", s)
+	}
 }

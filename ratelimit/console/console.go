@@ -165,7 +165,7 @@ func answerWith(w http.ResponseWriter, code int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // it escapes <, > and &
 }
 
-// refusal is an answer with a status.
+// refusal is an answer with a status, and one line.
 type refusal struct {
 	code int
 	why  string
@@ -174,7 +174,7 @@ type refusal struct {
 // Error implements error.
 func (r *refusal) Error() string { return r.why }
 
-func refusing(code int, format string, args ...any) error {
+func refusing(code int, format string, args ...any) *refusal {
 	return &refusal{code, ratelimit.OneLine(fmt.Sprintf(format, args...))}
 }
 
@@ -189,16 +189,16 @@ func failed(w http.ResponseWriter, err error) {
 	switch {
 	case ok:
 	case errors.Is(err, ratelimit.ErrOverrideChanged):
-		r = &refusal{http.StatusPreconditionFailed, err.Error() + ": get it again, and use its version"}
+		r = refusing(http.StatusPreconditionFailed, "%v: get it again, and use its version", err)
 	case errors.Is(err, ratelimit.ErrOverrides):
-		r = &refusal{http.StatusUnprocessableEntity, err.Error()}
+		r = refusing(http.StatusUnprocessableEntity, "%v", err)
 	default:
-		r = &refusal{http.StatusServiceUnavailable, "overrides cannot be read or set now: " + err.Error()}
+		r = refusing(http.StatusServiceUnavailable, "overrides cannot be read or set now: %v", err)
 	}
 	if r.code == http.StatusTooManyRequests {
 		w.Header().Set("Retry-After", "1")
 	}
-	answerWith(w, r.code, map[string]string{"error": ratelimit.OneLine(r.why)})
+	answerWith(w, r.code, map[string]string{"error": r.why})
 }
 
 // State is the answer to the page's poll every two seconds.

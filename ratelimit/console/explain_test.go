@@ -81,3 +81,12 @@ type looking struct {
 }
 
 func (l looking) Look(context.Context, ratelimit.Instant, *ratelimit.Ask) ratelimit.Look { return l.is }
+
+// A text that is cut within a character is cut once.
+func TestErrorsAreCutOnce(t *testing.T) {
+	entry := strings.Repeat("%E6%BC%A2", 100)
+	w := newOverridable(t).must(400, "...\"", "GET", "/explain?domain=edge&entry="+entry, "")
+	if strings.Contains(w.Body.String(), "....") {
+		t.Errorf("%s was cut twice", w.Body)
+	}
+}

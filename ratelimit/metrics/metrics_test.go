@@ -248,3 +248,27 @@ func TestText(t *testing.T) {
 		}
 	}
 }
+
+// Which names have series of their own is the same in each scrape: otherwise counters would fall and rise again.
+func TestNamesBeyondMaxRulesStay(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("domain: d\ndescriptors:\n")
+	for i := range 11 {
+		fmt.Fprintf(&text, "- {key: k%d, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 1}}\n", i)
+	}
+	c := collector(t, text.String())
+	for _, r := range c.Store.Rules().All() {
+		for i := range 1000 {
+			r.Counters.Named(fmt.Appendf(nil, "v%d", i)).TotalHits.Add(1)
+		}
+	}
+	var pages [2]strings.Builder
+	for i := range pages {
+		if err := c.WriteRuleMetrics(&pages[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a, b := pages[0].String(), pages[1].String(); a != b {
+		t.Errorf("two scrapes of the same counters differ, %d and %d bytes", len(a), len(b))
+	}
+}

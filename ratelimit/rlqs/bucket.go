@@ -26,7 +26,8 @@ type bucket struct {
 	blanketAt instant
 	// turnAt is when the window of holding is over, or is to be looked at again; 0: it has none.
 	turnAt instant
-	rules  *config.Rules // by which it was last served
+	// matched is the number of the rules by which it was last served (Session.generation). It keeps no old rules.
+	matched uint32
 	state
 }
 
@@ -72,10 +73,10 @@ func (p *payment) verdict(n tokens) ratelimit.Verdict {
 // serve finds the rule in force for a bucket, and joins the holders of its key. Its tokens of another key stay charged.
 func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
 	// Rules are built anew only when they change.
-	if b.rules == rules {
+	if b.matched == b.of.generation {
 		return
 	}
-	b.rules = rules
+	b.matched = b.of.generation
 	var rule *ratelimit.Rule
 	var key []byte
 	// The match leaves them in the order in which the rule declares them.

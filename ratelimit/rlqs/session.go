@@ -43,12 +43,14 @@ type Session struct {
 	// Name is what people are shown of the Envoy. It may be set before the first call.
 	Name string
 	// Waited is for how long the message of the next Reports may have been at this node.
-	Waited  time.Duration
-	node    *Node
-	place   float64 // among all streams when a window turns, from 0 to 1
-	domain  string
-	rules   *config.Rules // of the last message
-	buckets []*bucket     // by canonical name
+	Waited time.Duration
+	node   *Node
+	place  float64 // among all streams when a window turns, from 0 to 1
+	domain string
+	rules  *config.Rules // of the last message
+	// generation counts these, so that a bucket shows whether it was served by them.
+	generation uint32
+	buckets    []*bucket // by canonical name
 	// next is the next answer, to be sent once the last one is acknowledged, and actions how many it has.
 	next    []byte
 	actions int
@@ -101,7 +103,10 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []
 	}
 	s.begin()
 	defer s.end()
-	s.rules = rules
+	if s.rules != rules {
+		s.rules = rules
+		s.generation++
+	}
 	of := rules.Domain(s.domain)
 	excess := s.scratch.excess[:0]
 	err = eachReport(message, &s.scratch.report, func(r *report) error {

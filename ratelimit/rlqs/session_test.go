@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"weak"
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -541,4 +543,29 @@ func TestOnlyChargedTokensAreCredited(t *testing.T) {
 	if credited := n.Stats().Credited.Load(); left == 100 || p.left > left || credited != 0 {
 		t.Errorf("with a lease of %d in hand, %d were credited", 100-left, credited)
 	}
+}
+
+// A bucket that is not reported again does not keep the rules by which it was served.
+func TestBucketsKeepNoOldRules(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, _, _ := newSession(t, &rules)
+	var old []weak.Pointer[config.Rules]
+	for i := range 3 {
+		rules = rulesOf(t, oneRule)
+		old = append(old, weak.Make(rules))
+		reports(t, s, start, usageOf(0, 1, "k", fmt.Sprint(i)))
+		s.Acked(t.Context(), start, s.sent)
+	}
+	runtime.GC()
+	runtime.GC()
+	kept := 0
+	for _, p := range old[:2] {
+		if p.Value() != nil {
+			kept++
+		}
+	}
+	if kept != 0 {
+		t.Errorf("%d rules that are not in force are kept", kept)
+	}
+	runtime.KeepAlive(s)
 }

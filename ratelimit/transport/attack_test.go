@@ -17,6 +17,7 @@ import (
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -398,4 +399,46 @@ func TestStopEndsConnectionsThatBegin(t *testing.T) {
 		l.endsAfter(t, 0, time.Second)
 		late.Close()
 	})
+}
+
+// A connection that had a large frame, and has begun a small one, keeps no room for another large one.
+func TestBeginningsOfFramesKeepLittle(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	defer theirs.Close()
+	c := newConnection(NewPort(Options{}), ours, ours, nil)
+	large := appendFrame(nil, 0xee, 0, 0, make([]byte, mostFrame)) // an extension
+	go func() { _, _ = io.Copy(io.Discard, theirs) }()
+	go func() {
+		_, _ = theirs.Write(appendSettings(nil))
+		for ; len(large) > 1; large = large[1:] {
+			_, _ = theirs.Write(large[:1])
+		}
+		_, _ = theirs.Write(append(large, 0, 0))
+		_, _ = theirs.Write([]byte{9})
+	}()
+	for most := 0; len(c.in.rest) != 3 || most < mostFrame; most = max(most, len(c.in.rest)) {
+		if err := c.read(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := cap(c.in.batch); got > 2*smallBytes {
+		t.Errorf("for 3 bytes, it keeps %d", got)
+	}
+}
+
+// An answer without data brings its caller no idle frames beyond those of the call.
+func TestFailedCallsEarnLittle(t *testing.T) {
+	c := newConnection(NewPort(Options{Method: Method{Name: "/m"}}), nil, nil, nil)
+	var block bytes.Buffer
+	pack := hpack.NewEncoder(&block)
+	for _, f := range [][2]string{{":method", "POST"}, {":path", "/m"}, {"content-type", "application/grpc"}} {
+		_ = pack.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+	}
+	b := appendFrame(appendSettings(nil), frameHeaders, flagEndHeaders|flagEndStream, 1, block.Bytes())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, err := c.framesLocked(b); err != nil || len(c.calls.open) > 0 || c.idle.credit != framesACall {
+		t.Errorf("a call without a request earned %d frames: %v", c.idle.credit, err)
+	}
 }

@@ -161,8 +161,8 @@ func (c *connection) lead() {
 // read takes in what comes next.
 func (c *connection) read() error {
 	in := &c.in
-	if len(in.rest) == 0 && cap(in.batch) > 2*smallBytes { // it was for a large frame
-		in.batch = nil
+	if len(in.rest) <= smallBytes && cap(in.batch) > 2*smallBytes { // it was for a large frame
+		in.batch = make([]byte, 0, len(in.rest)+smallBytes)
 	}
 	in.batch = slices.Grow(append(in.batch[:0], in.rest...), smallBytes)
 	for {

@@ -242,8 +242,7 @@ func (c *connection) finish(s *stream, out []byte, err error) {
 		if len(c.calls.blocked) == 0 && n <= min(c.out.window, s.window, mostFrame) {
 			c.out.window -= n
 			c.out.frames = appendFrame(c.out.frames, frameData, 0, s.id, before[:], out)
-			c.headersLocked(flagEndStream, s.id, okTrailers)
-			c.answeredLocked(s)
+			c.trailLocked(s)
 			return
 		}
 		s.answer = append(before[:], out...)
@@ -264,8 +263,7 @@ func (c *connection) unblockLocked() {
 			c.calls.blocked = append(c.calls.blocked, s)
 			continue
 		}
-		c.headersLocked(flagEndStream, s.id, okTrailers)
-		c.answeredLocked(s)
+		c.trailLocked(s)
 	}
 	clear(all[len(c.calls.blocked):])
 	if c.out.senders > 0 {
@@ -277,9 +275,15 @@ func (c *connection) unblockLocked() {
 	}
 }
 
+// trailLocked ends an answer with data, for whose frames the caller gives back windows.
+func (c *connection) trailLocked(s *stream) {
+	c.headersLocked(flagEndStream, s.id, okTrailers)
+	c.idle.earn(framesAnAnswer)
+	c.answeredLocked(s)
+}
+
 // answeredLocked lets go of a call. Its memory is given back when the answer is written.
 func (c *connection) answeredLocked(s *stream) {
-	c.idle.earn(framesAnAnswer)
 	c.out.release += s.cost
 	s.cost = 0
 	c.closeLocked(s)
