@@ -18,10 +18,10 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 	}
 	files := d.decode(texts, caps)
 	c := newCompiler(o)
-	c.problems = d.problems
 	rules, problems = c.compile(files)
+	problems = append(d.problems, problems...)
 	if len(problems) > 0 {
-		return nil, d.warnings.sorted(), problems.sorted()
+		return nil, d.warnings.sorted(), problems.sorted().most()
 	}
 	warnings = append(append(d.warnings, c.warnings...), advise(files, rules)...)
 	return rules, warnings.sorted().most(), nil
