@@ -79,8 +79,8 @@ func (c *RuleCounters) Named(name []byte) *RuleCounters {
 	}
 }
 
-// EachNamed calls f with every name below these counters, in their order, so that bounded lists of names have the same
-// ones each time, and at last with OtherName if anything was counted there.
+// EachNamed calls f with every name below these counters, and at last with OtherName if anything was counted there. The
+// names are sorted, so that bounded lists have the same ones each time.
 func (c *RuleCounters) EachNamed(f func(name string, c *RuleCounters)) {
 	all := c.names.Load()
 	if all == nil {

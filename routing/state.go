@@ -179,7 +179,7 @@ type view struct {
 }
 
 // mostSince bounds how many rings a view remembers. If the ring changes more often before all have handed over, the
-// node asks others for accounts that it may have had all along, and has no answer from one that is silent.
+// node asks others for accounts that it may have had all along. A silent one does not answer.
 const mostSince = 8
 
 // kept tells whether a key was this node's own ever since all had handed over: then no other node has its account.
