@@ -205,7 +205,7 @@ func TestEnvoyGateway(t *testing.T) {
 	// A push changes the limit of a user who has used it up, while 200 requests a second go on.
 	pushed := make(chan error, 1)
 	time.AfterFunc(time.Second, func() {
-		m.push("default/eg/http", users(5), llm)
+		m.push("default/eg/http", users(15), llm) // refused requests count, too
 		pushed <- Until("the larger limit holds", func() bool {
 			a, err := w.client.Get(context.Background(), "/users", "x-user-id", "bob")
 			return err == nil && a.Status == http.StatusOK
