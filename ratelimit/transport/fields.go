@@ -64,7 +64,8 @@ func (f *fields) emit(h hpack.HeaderField) {
 		f.other = f.other || h.Value != http.MethodPost
 		f.own = f.own && !f.other
 	case ":path":
-		f.own, f.path = h.Value == f.method.Name && !f.other, h.Value
+		// Without a method of the port's own, its name is empty, as a path may be.
+		f.own, f.path = f.method.Answer != nil && h.Value == f.method.Name && !f.other, h.Value
 	case "content-type":
 		subtype, ok := strings.CutPrefix(h.Value, "application/grpc")
 		f.typed = ok && (subtype == "" || subtype[0] == '+' || subtype[0] == ';')

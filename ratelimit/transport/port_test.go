@@ -140,6 +140,17 @@ func FuzzPort(f *testing.F) {
 	})
 }
 
+// A port without a method of its own, as the peers' is, has an answer to an empty path.
+func TestEmptyPathWithoutAMethod(t *testing.T) {
+	o := echoes(NewBudget(1 << 20))
+	o.Method = Method{}
+	s := connectedTo(t, NewPort(o))
+	s.call(1, "", "")
+	if got := s.outcome(1); got != "1: http 404" {
+		t.Error(got)
+	}
+}
+
 // always is a gate with one answer.
 type always bool
 

@@ -200,9 +200,13 @@ func (s *script) outcome(streams ...uint32) string {
 
 // onPort and onGRPC connect a script to a server of echoes.
 func onPort(t testing.TB, caps Caps, settings ...http2.Setting) *script {
-	p := NewPort(Options{
+	return connectedTo(t, NewPort(Options{
 		Caps: caps, Budget: NewBudget(1 << 20), Method: Method{Name: "/x/Echo", Answer: echo}, Others: grpcEchoes(caps),
-	})
+	}), settings...)
+}
+
+// connectedTo connects a script to a port, whose calls must all have ended at the end.
+func connectedTo(t testing.TB, p *Port, settings ...http2.Setting) *script {
 	return connected(t, p.Serve, p.Stop, func() {
 		p.running.Wait()
 		if held := p.Budget.Held(); held != 0 {
