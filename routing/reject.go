@@ -28,6 +28,7 @@ const (
 	rejectedParcel
 	rejectedAccount // in a parcel
 	rejectedReceipt
+	rejectedBug // what made this node panic
 	rejections
 )
 
@@ -38,5 +39,5 @@ var rejectionNames = [rejections]string{
 	rejectedFrame: "frame", rejectedSent: "sent",
 	rejectedAsk: "ask", rejectedReply: "reply", rejectedLease: "lease", rejectedFetch: "fetch",
 	rejectedPresence: "presence", rejectedParcel: "parcel",
-	rejectedAccount: "account", rejectedReceipt: "receipt",
+	rejectedAccount: "account", rejectedReceipt: "receipt", rejectedBug: "bug",
 }

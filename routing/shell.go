@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -152,11 +153,17 @@ func (r *Router) NewServer(creds credentials.TransportCredentials, budget *trans
 	if creds == nil {
 		creds = r.served
 	}
-	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxFrame), grpc.MaxSendMsgSize(maxFrame))
-	wire.RegisterPeerServer(s, exchange{Router: r})
+	services := new(transport.Services)
+	wire.RegisterPeerServer(services, exchange{Router: r})
 	return transport.NewPort(transport.Options{
-		Caps: caps, Budget: budget, Security: &door{creds, r.turnedAway}, Others: s,
+		Caps: caps, Budget: budget, Security: &door{creds, r.turnedAway}, Services: services, Bug: r.bug,
 	})
+}
+
+// bug takes in a panic that a caller caused.
+func (r *Router) bug(bug any) {
+	r.reject(rejectedBug)
+	r.report("a caller of the peers' port", fmt.Errorf("a bug in Sluice, please report it: %v\n%s", bug, debug.Stack()))
 }
 
 // turnedAway takes in a connection of a stranger.

@@ -105,7 +105,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 		Metrics: p.shown, Inspector: p.limiter, Overrides: p.limiter, Clock: p.clock, Token: strings.TrimSpace(c.AdminToken), Nodes: p.who.all, Name: p.name, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact, ShadowMode: c.ShadowMode,
 	}
-	p.server, err = c.open(p, svc, rlqs.NewService(quotas, p.clock, log), budgets, gate)
+	p.server, err = c.open(p, svc, rlqs.NewService(quotas, p.clock), budgets, gate)
 	return p, err
 }
 
@@ -127,7 +127,7 @@ func (c *serveCmd) open(p *assembled, svc *rls.Service, streams server.Streams, 
 	public.Handle("/json", p.spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
 	options.Held = true
-	options.Extra, options.Spans, options.Streams = p.spans.grpc(), p.spans.calls(), streams
+	options.Spans, options.Streams = p.spans.calls(), streams
 	if gate != nil {
 		options.Gate = gate.Before(p.clock)
 	}

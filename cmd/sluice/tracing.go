@@ -21,7 +21,6 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
@@ -100,14 +99,7 @@ func (f *tracingFlags) exporter() (sdk.SpanExporter, error) {
 	return otlptracehttp.New(context.Background())
 }
 
-// grpc are the server options that make a span of each call but health checks.
-func (t *tracing) grpc() []grpc.ServerOption {
-	if t == nil {
-		return nil
-	}
-	return []grpc.ServerOption{grpc.StatsHandler(t.calls())}
-}
-
+// calls makes a span of each call but health checks.
 func (t *tracing) calls() stats.Handler {
 	if t == nil {
 		return nil

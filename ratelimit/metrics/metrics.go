@@ -281,8 +281,8 @@ func (c Collector) collectGate(p page) {
 		}
 	}
 	p.count("sluice_calls_given_up_total", "Calls whose caller gave up; their charge was taken back.")(s.GivenUp)
-	p.gauge("sluice_calls_in_flight", "Calls being decided.")(s.InFlight)
-	p.gauge("sluice_calls_waiting", "Calls that wait for a decision or for their answer to be written.")(s.Waiting)
+	p.gauge("sluice_calls_in_flight", "Calls that wait for their decision, as for a store.")(s.InFlight)
+	p.gauge("sluice_calls_waiting", "Calls that wait for their turn.")(s.Waiting)
 	held := p.gauge("sluice_bytes_in_flight", "Unfinished calls and bodies; port grpc or http.", "port")
 	ended := p.count("sluice_callers_ended_total",
 		"Connections and bodies ended by a bound: crowded (too many connections), heaviest (too many bytes), "+

@@ -3,8 +3,6 @@ package rlqs
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -29,7 +27,6 @@ const HolderHeader = "x-sluice-holder"
 type Service struct {
 	node  *Node
 	clock ratelimit.Clock
-	log   *slog.Logger
 	// slots bounds the streams that are served at once, and large the large messages that are taken in. draining is
 	// closed when streams are to end.
 	slots, large, draining chan struct{}
@@ -50,15 +47,15 @@ type debts struct {
 const mostDebts, debtsAtOnce, debtsEvery = 100_000, 256, 100 * time.Millisecond
 
 // NewService makes a service that serves until Drain.
-func NewService(n *Node, clock ratelimit.Clock, log *slog.Logger) *Service {
+func NewService(n *Node, clock ratelimit.Clock) *Service {
 	return &Service{
-		node: n, clock: clock, log: log, slots: make(chan struct{}, n.options.Streams), draining: make(chan struct{}),
+		node: n, clock: clock, slots: make(chan struct{}, n.options.Streams), draining: make(chan struct{}),
 		large:    make(chan struct{}, largeAtOnce),
 		messages: sync.Pool{New: func() any { return new(incoming) }},
 	}
 }
 
-// Register adds the service to the server behind a transport.Port, made with wire.ServerCodec.
+// Register adds the service to the server behind a transport.Port, with wire.Codec.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	of := rlqs.RateLimitQuotaService_ServiceDesc
 	r.RegisterService(&grpc.ServiceDesc{
@@ -78,7 +75,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 func (s *Service) Drain() { s.drain.Do(func() { close(s.draining) }) }
 
 // serve serves one stream, until that ends.
-func (s *Service) serve(stream grpc.ServerStream) (err error) {
+func (s *Service) serve(stream grpc.ServerStream) error {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -93,13 +90,6 @@ func (s *Service) serve(stream grpc.ServerStream) (err error) {
 		return status.Error(codes.Internal,
 			"the receipts of this connection cannot be observed, so that it gets no leases")
 	}
-	defer func() {
-		if r := recover(); r != nil {
-			s.log.Error("an RLQS stream hit a bug in Sluice: please report it", "panic", r, "stack",
-				string(debug.Stack()))
-			err = status.Error(codes.Internal, "internal error, see the log")
-		}
-	}()
 	s.node.stats.Streams.Add(1)
 	defer s.node.stats.Streams.Add(-1)
 	most := s.node.options.Messages

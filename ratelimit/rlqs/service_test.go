@@ -2,7 +2,6 @@ package rlqs
 
 import (
 	"context"
-	"log/slog"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -56,7 +55,7 @@ func TestDebtsAreSettledInTurn(t *testing.T) {
 		limiter := &remote{purse: purse{left: 1 << 40, ends: start.Add(time.Minute), window: 1}}
 		of := func() *config.Rules { return rules }
 		n := NewNode(Source{Rules: of, Limiter: limiter, Wall: time.Now}, DefaultOptions())
-		s := NewService(n, clock, slog.New(slog.DiscardHandler))
+		s := NewService(n, clock)
 		var all []*exchange
 		for range streams {
 			e := &exchange{service: s, session: n.NewSession()}

@@ -2,7 +2,6 @@ package rls
 
 import (
 	"context"
-	"runtime/debug"
 	"slices"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -68,9 +67,7 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	// A bug that one request meets must not end the process, and with it the requests of all others.
 	defer func() {
 		if r := recover(); r != nil {
-			s.Stats.Panics.Add(1)
-			s.log.Error("a request hit a bug in Sluice: please report it", "panic", r, "stack",
-				string(debug.Stack()))
+			s.Bug(r)
 			err = errInternal
 		}
 		s.ended(ctx, c, start, err)

@@ -3,6 +3,7 @@ package rls
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
@@ -34,6 +35,17 @@ func (s *Service) Answer(ctx context.Context, request, out []byte) ([]byte, erro
 		return nil, grpcstatus.Error(grpcCode(err), err.Error())
 	}
 	return append(out, c.out...), nil
+}
+
+// Bug counts and logs a bug that a request met. It is called by the goroutine that panicked.
+func (s *Service) Bug(bug any) {
+	s.Stats.Panics.Add(1)
+	s.log.Error("a request hit a bug in Sluice: please report it", "panic", bug, "stack", string(debug.Stack()))
+}
+
+// CountMalformed counts a call whose request was none, and never came to Answer.
+func (s *Service) CountMalformed(err error) {
+	s.Stats.count(bad("malformed request: %v", err))
 }
 
 func grpcCode(err error) codes.Code {

@@ -33,27 +33,15 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
-		now := s.clock()
-		if gate.EnterNow(now) != nil {
+		if gate.EnterNow(s.clock()) != nil {
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "overloaded: the request was rejected without a charge", http.StatusServiceUnavailable)
 			return
 		}
-		defer func() { gate.EndNow(s.clock(), now) }()
 	}
-	var request rlsv3.RateLimitRequest
-	if err := protojson.Unmarshal(body, &request); err != nil {
-		s.refuseJSON(w, bad("malformed request: %v", err))
-		return
-	}
-	answer, err := s.answerMessage(r, &request)
+	text, answer, err := s.decideJSON(r, body)
 	if err != nil {
 		writeJSONError(w, err)
-		return
-	}
-	text, err := protojson.Marshal(answer)
-	if err != nil {
-		writeJSONError(w, errInternal)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -62,6 +50,29 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusTooManyRequests)
 	}
 	_, _ = w.Write(append(text, '\n'))
+}
+
+// decideJSON is the answer to a request that is complete, as text. The call leaves the gate with it: a caller that does
+// not read its answer keeps nobody out.
+func (s *Service) decideJSON(r *http.Request, body []byte) (text []byte, answer *rlsv3.RateLimitResponse, err error) {
+	if gate := s.options.Gate; gate != nil {
+		defer gate.EndNow()
+	}
+	var request rlsv3.RateLimitRequest
+	if err := protojson.Unmarshal(body, &request); err != nil {
+		err = bad("malformed request: %v", err)
+		s.Stats.count(err)
+		return nil, nil, err
+	}
+	answer, err = s.answerMessage(r, &request)
+	if err != nil {
+		return nil, nil, err
+	}
+	text, err = protojson.Marshal(answer)
+	if err != nil {
+		return nil, nil, errInternal
+	}
+	return text, answer, nil
 }
 
 // foreign says why a request may be one that a page has a browser send: then it is not taken in. This port has no

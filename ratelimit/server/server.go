@@ -48,10 +48,9 @@ type Options struct {
 	DebugConnections  int                              // the same, of the debug and the metrics port each
 	DrainTime         time.Duration                    // between health failing and ports closing
 	GraceTime         time.Duration                    // for calls under way when ports close
-	Extra             []grpc.ServerOption
-	Spans             stats.Handler    // of calls; nil: none
-	Streams           Streams          // further gRPC services; nil: none
-	Gate              *transport.Gated // of rate limit calls on gRPC; nil: all start
+	Spans             stats.Handler                    // of calls; nil: none
+	Streams           Streams                          // further gRPC services; nil: none
+	Gate              *transport.Gated                 // of rate limit calls on gRPC; nil: all start
 }
 
 // Streams is a service whose calls do not end by themselves.
@@ -64,8 +63,7 @@ type Streams interface {
 type Server struct {
 	options   Options
 	log       *slog.Logger
-	grpc      *grpc.Server
-	port      *transport.Port // it decides, and hands other methods to grpc
+	port      *transport.Port
 	health    *health.Server
 	ready     atomic.Bool
 	drains    atomic.Bool // it is not ready again
@@ -80,19 +78,18 @@ var healthServices = []string{"", "ratelimit"}
 // New makes a server and opens its ports. Handlers are for the HTTP, debug and metrics ports.
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	v.grpc = grpc.NewServer(append([]grpc.ServerOption{
-		wire.ServerCodec(), grpc.MaxRecvMsgSize(o.Caps.MessageBytes), grpc.ChainStreamInterceptor(fewReflections()),
-	}, o.Extra...)...)
-	s.Register(v.grpc)
+	services := &transport.Services{Codec: wire.Codec(), Around: fewReflections(), Spans: o.Spans}
+	s.Register(services)
 	if o.Streams != nil {
-		o.Streams.Register(v.grpc)
+		o.Streams.Register(services)
 	}
-	healthpb.RegisterHealthServer(v.grpc, v.health)
-	reflection.Register(v.grpc)
+	healthpb.RegisterHealthServer(services, v.health)
+	reflection.Register(services)
 	v.port = transport.NewPort(transport.Options{
-		Caps: o.Caps, Budget: o.Budget, Security: o.TLS, Gate: o.Gate, Others: v.grpc,
+		Caps: o.Caps, Budget: o.Budget, Security: o.TLS, Gate: o.Gate, Services: services, Bug: s.Bug,
 		Method: transport.Method{
-			Name: rlsv3.RateLimitService_ShouldRateLimit_FullMethodName, Answer: s.Answer, Spans: o.Spans,
+			Name:   rlsv3.RateLimitService_ShouldRateLimit_FullMethodName,
+			Answer: s.Answer, Malformed: s.CountMalformed, Spans: o.Spans,
 		},
 	})
 	// No traffic must come before the rules are read. The reader of rules changes this later.
@@ -330,7 +327,6 @@ func (v *Server) drain(hurry context.Context) {
 		})
 	}
 	v.port.GracefulStop()
-	v.grpc.Stop()
 	_ = g.Wait()
 }
 
@@ -339,5 +335,4 @@ func (v *Server) close() {
 		l.Close()
 	}
 	v.port.Stop()
-	v.grpc.Stop()
 }

@@ -4,15 +4,12 @@
 // the node can be answered within a quarter of its caller's deadline, at the recent speed. For a tenth of a
 // second, that is half of the deadline. A connection with at most a quarter of its share of the calls inside
 // is not refused because of others. All connections with calls inside have equal shares. So a connection that
-// floods, or does not read its answers, shuts out only itself. It does not promise an answer in time: the
-// store may be slow.
+// floods shuts out only itself. It does not promise an answer in time: the store may be slow.
 //
-// A call is inside from the reading of its headers until the last byte of its answer is written, or it is
-// reset. ratelimit/transport sees both, because it follows the frames on each connection. It asks the gate
-// before gRPC reads a call. So a refused call costs little, and all calls that wait in the process count:
-// those without a turn yet, and answers in gRPC's buffers. Calls that are being decided do not count: they
-// may wait for a store. Neither do those that are inside for longer than any caller waits: their callers do
-// not read the answers.
+// A call is inside from when its request is complete until it is decided, or begins to wait for a store.
+// ratelimit/transport sees these, because it follows the frames on each connection. So a call inside needs the
+// processor and nothing else: calls that never become complete, and answers that their callers do not read, are no
+// reason to refuse others. The budget of their connections bounds them.
 //
 // Calls in sockets cannot be counted. But Go's scheduler is fair: the reader of a connection waits for its
 // turn behind the calls that are inside, and no longer. So the calls inside bound that too. For this reason,

@@ -26,6 +26,9 @@ const (
 	// fewest is how many calls may be in the node whatever was measured, and how many
 	// must leave it one after the other to be a measurement.
 	fewest = 16
+	// slowest bounds the measurement: no call takes so much of a processor. Whatever makes calls linger, a burst of
+	// twenty is let in.
+	slowest = 500 * time.Microsecond
 	// burstShare is how much of its caller's patience a call may spend in the node, and
 	// standingShare how much while that has had no end. About as long again it waited
 	// in the socket: its reader waits for its turn behind the calls that are inside.
@@ -56,23 +59,20 @@ const (
 // Gate decides which calls start. It is safe for concurrent use, and does not allocate. It reads no clock:
 // instants are arguments, and must not go back by more than callers on several processors see.
 //
-// A call arrives, begins, ends and leaves. Between Begin and End it is being decided, and may wait for a
-// store, which takes no processor time. A call that waits for its caller to read the answer takes none
-// either: calls that are inside for longer than any caller waits do not count.
+// A call is inside from its arrival, which is when its request is complete, until it is decided, or begins to wait for
+// a store. So all that it does inside is work: a caller that does not send, or does not read, keeps nothing inside.
 type Gate struct {
 	maxWait  time.Duration
 	shed     [len(Reasons)]atomic.Uint64
 	gone     atomic.Uint64
-	inFlight atomic.Int64 // calls that began and have not ended
+	inFlight atomic.Int64 // calls that wait for their decision
 
 	mu       sync.Mutex
-	inside   recent            // guarded by mu: calls that arrived and have not left
-	deciding recent            // guarded by mu: of these, those that began and have not ended
-	seen     ratelimit.Instant // guarded by mu: when a call arrived or left last
+	inside   int               // guarded by mu: calls
 	each     float64           // guarded by mu: nanoseconds from one call's leaving to the next's, while others wait; 0: not known
 	measured ratelimit.Instant // guarded by mu: when
 	callers  int               // guarded by mu: connections with calls inside
-	alone    int               // guarded by mu: calls inside that came without a transport: they count as one connection's
+	alone    int               // guarded by mu: calls that came without a transport: they count as one connection's
 	shared   ratelimit.Instant // guarded by mu: last time that a connection with nothing inside and another one both had a call
 	began    ratelimit.Instant // guarded by mu: calls have been inside for long since then
 	pressed  ratelimit.Instant // guarded by mu: and were so last then
@@ -82,45 +82,44 @@ type Gate struct {
 }
 
 // NewGate makes a gate for callers that wait as long as they say, at most maxWait.
-func NewGate(maxWait time.Duration) *Gate {
-	period := max(1, maxWait/periods)
-	return &Gate{maxWait: maxWait, inside: recent{period: period}, deciding: recent{period: period}}
-}
+func NewGate(maxWait time.Duration) *Gate { return &Gate{maxWait: maxWait} }
 
 // Arrive decides on a call whose caller waits for patience from now on, and of whose
 // connection own calls are inside. If it says yes, Leave must follow.
 func (g *Gate) Arrive(now ratelimit.Instant, own int, patience time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.arriveLocked(now, own, patience)
-}
-
-func (g *Gate) arriveLocked(now ratelimit.Instant, own int, patience time.Duration) bool {
-	g.seen = now
-	waiting := g.waitingLocked(now)
-	if why := g.decideLocked(now, waiting, own, patience); why != Begun {
-		g.shed[why].Add(1)
+	if !g.startsLocked(now, own, patience) {
 		return false
 	}
 	if own == 0 {
 		g.callers++
 	}
-	g.inside.add(now)
-	if !g.busy && waiting+1 >= fewest {
+	g.inside++
+	if !g.busy && g.inside >= fewest {
 		g.busy, g.since, g.left = true, now, 0
 	}
 	return true
 }
 
-func (g *Gate) decideLocked(now ratelimit.Instant, waiting, own int, patience time.Duration) Reason {
+// startsLocked decides on a call, and counts it if it is refused.
+func (g *Gate) startsLocked(now ratelimit.Instant, own int, patience time.Duration) bool {
+	why := g.decideLocked(now, own, patience)
+	if why != Begun {
+		g.shed[why].Add(1)
+	}
+	return why == Begun
+}
+
+func (g *Gate) decideLocked(now ratelimit.Instant, own int, patience time.Duration) Reason {
 	if patience <= 0 {
 		return Deadline
 	}
 	if now.Sub(g.measured) > stale {
 		g.each = min(g.each, float64(likely))
 	}
-	wait := time.Duration(float64(waiting) * g.each)
-	if waiting < fewest {
+	wait := time.Duration(float64(g.inside) * g.each)
+	if g.inside < fewest {
 		return Begun
 	}
 	callers := g.callers
@@ -136,7 +135,7 @@ func (g *Gate) decideLocked(now ratelimit.Instant, waiting, own int, patience ti
 	allowed := g.allowedLocked(now, wait, min(patience, g.maxWait))
 	// The connection with most calls inside makes others wait. Its own callers may wait long, but those of
 	// others may not.
-	if now.Sub(g.shared) < standing && 2*own > waiting {
+	if now.Sub(g.shared) < standing && 2*own > g.inside {
 		allowed = min(allowed, crowded)
 	}
 	switch {
@@ -163,33 +162,19 @@ func (g *Gate) allowedLocked(now ratelimit.Instant, wait, patience time.Duration
 	return patience / standingShare
 }
 
-// waitingLocked is how many calls wait for the processor, or to be written. A call that was
-// reset has left, even if it is still being decided: so there may be fewer than none.
-func (g *Gate) waitingLocked(now ratelimit.Instant) int {
-	return max(0, g.inside.count(now)-g.deciding.count(now))
-}
-
-// Leave says that calls of a connection have been answered, or reset, which arrived then.
-// own are left inside of it.
-func (g *Gate) Leave(now ratelimit.Instant, own int, arrived ...ratelimit.Instant) {
+// Leave says that calls of a connection were decided, began to wait, or were reset. own are left inside of it.
+func (g *Gate) Leave(now ratelimit.Instant, own, calls int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.leaveLocked(now, own, arrived...)
-}
-
-func (g *Gate) leaveLocked(now ratelimit.Instant, own int, arrived ...ratelimit.Instant) {
-	g.seen = now
-	if own == 0 && len(arrived) > 0 {
+	if own == 0 {
 		g.callers--
 	}
-	for _, at := range arrived {
-		g.inside.remove(at)
-	}
+	g.inside -= calls
 	if !g.busy {
 		return
 	}
-	g.left += len(arrived)
-	over := g.waitingLocked(now) < fewest
+	g.left += calls
+	over := g.inside < fewest
 	if !over && (now.Sub(g.since) < window || g.left < fewest) {
 		return
 	}
@@ -204,7 +189,7 @@ func (g *Gate) measureLocked(now ratelimit.Instant) {
 	if g.left < fewest || took <= 0 {
 		return
 	}
-	one := float64(took) / float64(g.left)
+	one := min(float64(took)/float64(g.left), float64(slowest))
 	if g.each == 0 {
 		g.each = min(one, float64(likely))
 	} else {
@@ -213,21 +198,11 @@ func (g *Gate) measureLocked(now ratelimit.Instant) {
 	g.measured = now
 }
 
-// Begin says that a call is being decided. End must follow.
-func (g *Gate) Begin(now ratelimit.Instant) {
-	g.inFlight.Add(1)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.deciding.add(now)
-}
+// Begin says that a call waits for its decision. End must follow.
+func (g *Gate) Begin() { g.inFlight.Add(1) }
 
-// End says that a call was decided that began then.
-func (g *Gate) End(began ratelimit.Instant) {
-	g.inFlight.Add(-1)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.deciding.remove(began)
-}
+// End says that a call that waited was decided.
+func (g *Gate) End() { g.inFlight.Add(-1) }
 
 // Late counts a call that arrived in time and whose caller had given up when it
 // was its turn: it is not begun.
@@ -240,8 +215,8 @@ func (g *Gate) Gone() { g.gone.Add(1) }
 type Stats struct {
 	Shed     [len(Reasons)]uint64 // calls, by reason
 	GivenUp  uint64               // calls whose caller gave up while they were decided
-	InFlight int                  // calls that are decided now
-	Waiting  int                  // calls that waited for their turn, or to be written, when one arrived or left last
+	InFlight int                  // calls that wait for their decision, as for a store
+	Waiting  int                  // calls that wait for their turn
 }
 
 // Stats returns the counts so far.
@@ -252,6 +227,6 @@ func (g *Gate) Stats() Stats {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s.Waiting = g.waitingLocked(g.seen)
+	s.Waiting = g.inside
 	return s
 }

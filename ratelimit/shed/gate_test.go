@@ -1,7 +1,6 @@
 package shed
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -17,8 +16,8 @@ const (
 type clocked struct {
 	*Gate
 	testing.TB
-	now    ratelimit.Instant
-	inside []ratelimit.Instant // when they arrived
+	now ratelimit.Instant
+	own int // calls of its connection inside
 }
 
 func newClocked(t testing.TB) *clocked { return &clocked{Gate: NewGate(patience), TB: t, now: start} }
@@ -28,27 +27,24 @@ func (c *clocked) pass(d time.Duration) { c.now = c.now.Add(d) }
 // arrive has n calls arrive at once, and returns how many of them are let in.
 func (c *clocked) arrive(n int) (begun int) {
 	for range n {
-		if c.Arrive(c.now, len(c.inside), patience) {
+		if c.Arrive(c.now, c.own, patience) {
 			begun++
-			c.inside = append(c.inside, c.now)
+			c.own++
 		}
 	}
 	return begun
 }
 
-// leave has the n calls leave that have been inside longest.
+// leave has n calls leave.
 func (c *clocked) leave(n int) {
-	c.Leave(c.now, len(c.inside)-n, c.inside[:n]...)
-	c.inside = c.inside[n:]
+	c.own -= n
+	c.Leave(c.now, c.own, n)
 }
 
 // serve has n calls that are inside answered, one each d.
 func (c *clocked) serve(n int, d time.Duration) {
 	for range n {
-		began := c.now
-		c.Begin(began)
 		c.pass(d)
-		c.End(began)
 		c.leave(1)
 	}
 }
@@ -122,9 +118,9 @@ func TestTheNodesSpeedIsFollowed(t *testing.T) {
 	}
 }
 
-// Calls that are being decided wait for a store, and not for the processor: however
-// many they are, they are no reason to refuse others.
-func TestDecidingIsNotWaiting(t *testing.T) {
+// Calls that wait for their decision, as for a store, have left: however many they are, they are no reason to refuse
+// others.
+func TestWaitingForADecisionIsNotInside(t *testing.T) {
 	c := newClocked(t)
 	c.measure(10 * time.Microsecond)
 	for range 100 {
@@ -132,28 +128,12 @@ func TestDecidingIsNotWaiting(t *testing.T) {
 			t.Fatalf("with %d calls that wait for a store, %d of 100 are let in", c.Stats().InFlight, got)
 		}
 		for range 100 {
-			c.Begin(c.now)
+			c.Begin()
 		}
+		c.leave(100)
 	}
-	for range 10_000 {
-		c.End(c.now)
-	}
-	c.leave(10_000)
-	if s := c.Stats(); s.InFlight != 0 || s.Waiting != 0 {
-		t.Errorf("afterwards %+v", s)
-	}
-}
-
-// A call that was reset may still be decided: it is no room for more.
-func TestResetCallsThatAreDecided(t *testing.T) {
-	c := newClocked(t)
-	c.arrive(10)
-	for range 10 {
-		c.Begin(c.now)
-	}
-	c.leave(10)
-	if s := c.Stats(); s.Waiting != 0 || s.InFlight != 10 {
-		t.Errorf("%+v", s)
+	if s := c.Stats(); s.InFlight != 10_000 || s.Waiting != 0 {
+		t.Errorf("meanwhile %+v", s)
 	}
 }
 
@@ -184,23 +164,23 @@ func TestPatience(t *testing.T) {
 	c := newClocked(t)
 	c.measure(10 * time.Microsecond)
 	c.arrive(400) // 4 ms
-	if c.Arrive(c.now, len(c.inside), 2*time.Millisecond) {
+	if c.Arrive(c.now, c.own, 2*time.Millisecond) {
 		t.Error("a caller that waits 2 ms is let in")
 	}
 	if s := c.Stats(); s.Shed[Deadline] != 1 || s.Shed[Overload] != 0 {
 		t.Errorf("a caller in a hurry: shed %v", s.Shed)
 	}
-	if c.Arrive(c.now, len(c.inside), 6*time.Millisecond) {
+	if c.Arrive(c.now, c.own, 6*time.Millisecond) {
 		t.Error("a caller that waits 6 ms is let in")
 	}
 	if s := c.Stats(); s.Shed[Overload] != 1 {
 		t.Errorf("a caller that waits 6 ms: shed %v", s.Shed)
 	}
-	if !c.Arrive(c.now, len(c.inside), patience) {
+	if !c.Arrive(c.now, c.own, patience) {
 		t.Error("a caller that waits 20 ms is refused")
 	}
 	c.arrive(1000)
-	if c.Arrive(c.now, len(c.inside), time.Hour) {
+	if c.Arrive(c.now, c.own, time.Hour) {
 		t.Error("a caller that waits an hour is let in beyond the bound")
 	}
 	for _, late := range []time.Duration{0, -time.Second} {
@@ -245,28 +225,16 @@ func TestOldMeasurements(t *testing.T) {
 	}
 }
 
-// Unread answers stay inside, and are no reason to refuse others when they have stayed longer than any caller
-// waits. When they leave at last, or never, the count is right.
-func TestUnreadAnswersAreForgotten(t *testing.T) {
+// However slowly calls leave, a burst of twenty is let in: no caller can make the node seem slower.
+func TestMeasurementIsBounded(t *testing.T) {
 	c := newClocked(t)
-	c.measure(10 * time.Microsecond)
-	stuck := c.arrive(5000)
-	if c.arrive(100) == 100 {
-		t.Fatal("they were no reason at first either")
+	for range 100 { // as calls that linger
+		c.arrive(100)
+		c.pass(100 * time.Millisecond)
+		c.leave(c.own)
 	}
-	unread := c.inside
-	c.inside = nil
-	c.pass(patience + patience/periods)
-	if got := c.arrive(200); got != 200 {
-		t.Errorf("with %d answers that nobody reads, %d of 200 are let in", stuck, got)
-	}
-	c.Leave(c.now, 200, unread...)
-	if n := c.Stats().Waiting; n != 200 {
-		t.Errorf("%d wait, says the gate; 200 do", n)
-	}
-	c.serve(200, 10*time.Microsecond)
-	if n := c.Stats().Waiting; n != 0 {
-		t.Errorf("%d wait, says the gate; none does", n)
+	if got := c.arrive(20); got != 20 {
+		t.Errorf("%d of 20 calls are let in", got)
 	}
 }
 
@@ -288,8 +256,8 @@ func TestOneConnectionShutsOutNoOther(t *testing.T) {
 	if own < room/16 || own > room/8 {
 		t.Errorf("%d calls of another connection are let in, a quarter of its share is %d", own, room/8)
 	}
-	c.Leave(c.now, 0, slices.Repeat([]ratelimit.Instant{c.now}, own)...)
-	c.Leave(c.now, 0, c.inside...)
+	c.Leave(c.now, 0, own)
+	c.Leave(c.now, 0, c.own)
 	if c.callers != 0 {
 		t.Errorf("no call is inside, and of %d connections are some, says the gate", c.callers)
 	}
@@ -309,11 +277,11 @@ func TestFloodLeavesRoomForOthers(t *testing.T) {
 	if !c.Arrive(c.now, 0, patience) {
 		t.Error("another connection is shut out")
 	}
-	if c.arrive(burst); len(c.inside) < few-1 || len(c.inside) > few+1 {
-		t.Errorf("%d calls of a flood are inside, and %d may be", len(c.inside), few)
+	if c.arrive(burst); c.own < few-1 || c.own > few+1 {
+		t.Errorf("%d calls of a flood are inside, and %d may be", c.own, few)
 	}
-	c.Leave(c.now, 0, c.now)
-	c.serve(len(c.inside), each)
+	c.Leave(c.now, 0, 1)
+	c.serve(c.own, each)
 	if c.callers != 0 {
 		t.Errorf("no call is inside, and of %d connections are some, says the gate", c.callers)
 	}
@@ -326,10 +294,10 @@ func TestFloodLeavesRoomForOthers(t *testing.T) {
 func TestGateDoesNotAllocate(t *testing.T) {
 	c := newClocked(t)
 	if n := testing.AllocsPerRun(1000, func() {
-		c.Arrive(c.now, len(c.inside), patience)
-		c.Begin(c.now)
-		c.End(c.now)
-		c.Leave(c.now, 0, c.now)
+		c.Arrive(c.now, c.own, patience)
+		c.Begin()
+		c.End()
+		c.Leave(c.now, 0, 1)
 	}); n != 0 {
 		t.Errorf("%v allocations a call", n)
 	}

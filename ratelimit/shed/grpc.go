@@ -18,27 +18,29 @@ func (g *Gate) Before(clock ratelimit.Clock) *transport.Gated {
 	return &transport.Gated{Gate: g, Clock: clock, Refusal: refusal}
 }
 
-// EnterNow is for calls that come without a transport: they arrive and begin at once.
-// Without an error, EndNow must follow.
+// EnterNow is for calls that come without a transport, complete. They are not inside: nobody tells when they begin to
+// wait. Without an error, EndNow must follow when the call is decided.
 func (g *Gate) EnterNow(now ratelimit.Instant) error {
 	g.mu.Lock()
-	in := g.arriveLocked(now, g.alone, g.maxWait)
-	if in {
-		g.alone++
-	}
-	g.mu.Unlock()
-	if !in {
+	defer g.mu.Unlock()
+	if !g.startsLocked(now, g.alone, g.maxWait) {
 		return Err
 	}
-	g.Begin(now)
+	if g.alone == 0 {
+		g.callers++
+	}
+	g.alone++
+	g.Begin()
 	return nil
 }
 
-// EndNow says that a call that was entered then has ended, and left.
-func (g *Gate) EndNow(now, entered ratelimit.Instant) {
-	g.End(entered)
+// EndNow says that a call that was entered is decided.
+func (g *Gate) EndNow() {
+	g.End()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.alone--
-	g.leaveLocked(now, g.alone, entered)
+	if g.alone == 0 {
+		g.callers--
+	}
 }

@@ -28,10 +28,7 @@ const crowd = 1 << 40
 func overloaded(g *Gate, now ratelimit.Instant) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	_, place := g.inside.at(now)
-	g.inside.add(now)
-	g.inside.counts[place] += crowd - 1
-	g.callers = crowd
+	g.inside, g.callers = crowd, crowd
 	g.each, g.measured = 1e6, now
 }
 
@@ -39,7 +36,7 @@ func overloaded(g *Gate, now ratelimit.Instant) {
 func relieved(g *Gate) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.inside.counts = [periods]int{}
+	g.inside = 0
 }
 
 // Over a real connection: an overloaded server answers UNAVAILABLE, whether its caller waits for a moment or for an
@@ -53,10 +50,10 @@ func TestOverAConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	others := grpc.NewServer()
+	others := new(transport.Services)
 	healthpb.RegisterHealthServer(others, health.NewServer())
 	s := transport.NewPort(transport.Options{
-		Gate: gate.Before(clock), Others: others,
+		Gate: gate.Before(clock), Services: others,
 		Method: transport.Method{Name: gated, Answer: func(_ context.Context, _, out []byte) ([]byte, error) {
 			ran++
 			return out, nil
@@ -117,7 +114,7 @@ func TestEnterNow(t *testing.T) {
 	if err := g.EnterNow(start); err != nil {
 		t.Fatal(err)
 	}
-	g.EndNow(start, start)
+	g.EndNow()
 	if s := g.Stats(); s.InFlight != 0 || s.Waiting != 0 {
 		t.Errorf("%+v", s)
 	}

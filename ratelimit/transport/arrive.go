@@ -98,13 +98,13 @@ func (c *connection) blockLocked(f *frame, payload []byte) error {
 		in.block = block{f.stream, f.flags, append([]byte(nil), payload...), in.at}
 		return nil
 	}
-	b, ends := &in.block, f.flags.Has(flagEndHeaders)
-	if len(b.bytes)+len(payload) > mostBlock(c.Caps.HeaderBytes) || len(payload) == 0 && !ends {
+	b := &in.block
+	if len(b.bytes)+len(payload) > mostBlock(c.Caps.HeaderBytes) {
 		c.Budget.Excess.Add(1)
 		return &fault{http2.ErrCodeEnhanceYourCalm, fmt.Sprintf("headers of more than %d bytes", c.Caps.HeaderBytes)}
 	}
 	b.bytes = append(b.bytes, payload...)
-	if !ends {
+	if !f.flags.Has(flagEndHeaders) {
 		return nil
 	}
 	whole := *b
@@ -131,32 +131,41 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	case f.large():
 		c.resetLocked(id, http2.ErrCodeFrameSize)
 		return nil
-	case !f.own:
-		c.handLocked(id, ended)
+	case !f.own && !f.valid():
+		c.resetLocked(id, http2.ErrCodeProtocol)
 		return nil
 	}
-	if g := c.Gate; g != nil && !g.Gate.Arrive(c.in.now, c.calls.inside, f.patience) {
-		c.headersLocked(flagEndStream, id, c.refusal)
-		if !ended {
-			c.resetLocked(id, http2.ErrCodeNo)
-		}
+	if code, st := f.refusal(); st != nil {
+		c.abortLocked(id, ended, code, st)
+		return nil
+	}
+	if !f.own {
+		c.handLocked(id, ended)
 		return nil
 	}
 	s := c.newStreamLocked(id)
 	if f.patience != forever {
 		s.until = c.in.at + int64(f.patience)
 	}
-	if s.metadata = f.metadata(); s.metadata != nil {
+	if f.method.Spans != nil {
+		s.metadata = f.metadata()
 		c.addLocked(s, int64(f.size))
 	}
-	if c.Gate != nil {
-		s.arrived = c.in.now
-		c.calls.inside++
-	}
-	if s.ended = ended; ended {
+	s.ended = ended
+	if ended {
 		c.completeLocked(s)
 	}
 	return nil
+}
+
+// abortLocked answers a call that does not begin.
+func (c *connection) abortLocked(id uint32, ended bool, code int, st *status.Status) {
+	block := appendStatus(code)
+	block = appendField(block, "content-type", "application/grpc")
+	c.headersLocked(flagEndStream, id, appendOutcome(block, st))
+	if !ended {
+		c.resetLocked(id, http2.ErrCodeNo)
+	}
 }
 
 // dataLocked takes in data of a call.
@@ -173,7 +182,7 @@ func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 			c.closeLocked(s)
 			return nil
 		}
-		c.failLocked(s, c.tooLarge())
+		c.malformedLocked(s, c.tooLarge(s.received))
 		return nil
 	}
 	s.ended = f.flags.Has(flagEndStream)
@@ -188,8 +197,8 @@ func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 		s.pieces = append(s.pieces, payload...)
 		s.request = s.pieces
 	}
-	if len(s.request) >= messagePrefix && int64(binary.BigEndian.Uint32(s.request[1:])) > int64(c.Caps.MessageBytes) {
-		c.failLocked(s, c.tooLarge())
+	if st := c.malformed(s.request, s.encoding); st != nil {
+		c.malformedLocked(s, st)
 		return nil
 	}
 	if s.ended {
@@ -198,23 +207,57 @@ func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 	return nil
 }
 
-func (c *connection) tooLarge() *status.Status {
-	return status.Newf(codes.ResourceExhausted, "the request is larger than %d bytes", c.Caps.MessageBytes)
+func (c *connection) tooLarge(bytes int) *status.Status {
+	return status.Newf(codes.ResourceExhausted, "the message has %d bytes or more, at most %d are accepted", bytes, c.Caps.MessageBytes)
 }
 
-// completeLocked puts a call whose request is complete among those to be answered.
+// malformed says why bytes do not begin a message that the port accepts; nil: they do, as far as they have come.
+func (c *connection) malformed(b []byte, encoding string) *status.Status {
+	if len(b) < messagePrefix {
+		return nil
+	}
+	size := binary.BigEndian.Uint32(b[1:])
+	packed := b[0]
+	switch {
+	case int64(size) > int64(c.Caps.MessageBytes):
+		return c.tooLarge(int(size))
+	case packed == 0:
+		return nil
+	case packed > 1:
+		return status.Newf(codes.Internal, "the first byte of the message is %d, must be 0 or 1", packed)
+	case encoding == "" || encoding == "identity":
+		return status.New(codes.Internal, "the message is marked as compressed, and the call has no grpc-encoding")
+	}
+	// A few bytes can become the size of a message. Envoy compresses none.
+	return status.Newf(codes.Unimplemented, "the message is compressed (%.100q): send it without compression", encoding)
+}
+
+// malformedLocked refuses an own call whose request is none.
+func (c *connection) malformedLocked(s *stream, st *status.Status) {
+	if c.Method.Malformed != nil {
+		c.Method.Malformed(st.Err())
+	}
+	c.failLocked(s, st)
+}
+
+// completeLocked puts a call whose request is complete among those to be answered, if the gate lets it in.
 func (c *connection) completeLocked(s *stream) {
 	c.completesLocked(s)
-	switch b := s.request; {
-	case len(b) < messagePrefix || int64(binary.BigEndian.Uint32(b[1:])) != int64(len(b)-messagePrefix):
-		c.failLocked(s, status.New(codes.Internal, "the request is not one message"))
-	case b[0] != 0:
-		// A few bytes can become the size of a message. Envoy compresses none.
-		c.failLocked(s, status.New(codes.Unimplemented, "the request is compressed: send it without compression"))
-	default:
-		s.request = b[messagePrefix:]
-		c.in.turn = append(c.in.turn, s)
+	b := s.request
+	if len(b) < messagePrefix || int64(binary.BigEndian.Uint32(b[1:])) != int64(len(b)-messagePrefix) {
+		c.malformedLocked(s, status.New(codes.Internal, "the request is not one message"))
+		return
 	}
+	s.request = b[messagePrefix:]
+	if g := c.Gate; g != nil {
+		if !g.Gate.Arrive(c.in.now, c.calls.inside, s.patience(c.in.at)) {
+			c.failsLocked(s, c.refusal)
+			return
+		}
+		s.inside = true
+		c.calls.inside++
+	}
+	c.in.turn = append(c.in.turn, s)
 }
 
 func (c *connection) settingsLocked(f *frame, p []byte) error {
@@ -231,17 +274,11 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d", initial)}
 		}
 	}
-	// Once a frame: a frame has thousands of settings, and a connection a thousand calls.
 	if initial != c.out.initial {
-		for _, s := range c.calls.open {
-			if s.window += initial - c.out.initial; s.window > mostWindow {
-				return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d", s.window)}
-			}
-		}
 		c.out.initial = initial
+		c.unblockLocked()
 	}
 	c.writeFrameLocked(frameSettings, flagAck, 0, nil)
-	c.unblockLocked()
 	return nil
 }
 
@@ -257,18 +294,26 @@ func (c *connection) pingLocked(f *frame, p [8]byte) {
 }
 
 func (c *connection) windowLocked(s *stream, id uint32, n int64) error {
-	switch {
-	case id == 0:
-		if c.out.window += n; n == 0 || c.out.window > mostWindow {
+	if id == 0 {
+		c.out.window += n
+		if n == 0 || c.out.window > mostWindow {
 			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d, by %d", c.out.window, n)}
 		}
-	case s != nil:
-		if s.window += n; n == 0 || s.window > mostWindow {
-			c.resetLocked(id, http2.ErrCodeFlowControl)
-			c.closeLocked(s)
-		}
+		c.unblockLocked()
+		return nil
 	}
-	c.unblockLocked()
+	if s == nil {
+		return nil
+	}
+	s.window += n
+	if n == 0 || c.out.initial+s.window > mostWindow {
+		c.resetLocked(id, http2.ErrCodeFlowControl)
+		c.closeLocked(s)
+		return nil
+	}
+	if _, waits := c.calls.blocked[s]; waits {
+		c.goOnLocked(s)
+	}
 	return nil
 }
 

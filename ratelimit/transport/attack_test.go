@@ -3,10 +3,8 @@ package transport
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"io"
 	"net"
-	"net/http"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -18,6 +16,9 @@ import (
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -27,11 +28,12 @@ func TestResetCallsKeepTheirPlaceUntilTheirHandlerEnds(t *testing.T) {
 	o := echoes(NewBudget(1 << 20))
 	o.Caps.Streams = 10
 	var running, most atomic.Int32
-	o.Others = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	o.Services = streams{"Other": func(grpc.ServerStream) error {
 		most.Store(max(most.Load(), running.Add(1)))
 		time.Sleep(time.Second) // as one that does not look at its context
 		running.Add(-1)
-	})
+		return nil
+	}}.services()
 	played(t, o, slow{}, func(t *testing.T, s *script, p *Port) {
 		for i := range uint32(500) {
 			s.head(2*i+1, false, ordinary("/x/Other")...)
@@ -55,31 +57,125 @@ func TestResetCallsKeepTheirPlaceUntilTheirHandlerEnds(t *testing.T) {
 	})
 }
 
-// Settings cost little, however often a frame repeats them, and however many calls are open.
-func TestRepeatedSettingsAreCheap(t *testing.T) {
-	c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
-	c.in.begun = true
-	caller := newScript(discards{})
-	for id := uint32(1); id < 2000; id += 2 {
-		if _, err := c.framesLocked(appendHeaders(nil, 0, id, caller.block(ordinary("/x/Echo")...))); err != nil {
-			t.Fatal(err)
+// Settings that change the windows cost the same, however many calls are open.
+func TestSettingsCostTheirSize(t *testing.T) {
+	took := func(calls uint32) time.Duration {
+		c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
+		c.in.begun = true
+		caller := newScript(discards{})
+		for i := range calls {
+			if _, err := c.framesLocked(appendHeaders(nil, 0, 2*i+1, caller.block(ordinary("/x/Echo")...))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		begun := time.Now()
+		for i := range uint32(20_000) {
+			c.idle = idle{}
+			if _, err := c.framesLocked(appendSettings(nil, uint32(http2.SettingInitialWindowSize), 1+i%2)); err != nil {
+				t.Fatal(err)
+			}
+			c.out.frames = c.out.frames[:0]
+		}
+		return time.Since(begun)
+	}
+	one, many := took(1), took(1000)
+	t.Logf("20,000 frames took %v with a call, %v with a thousand", one, many)
+	if many > 5*one {
+		t.Errorf("with a thousand calls, it is %v instead of %v", many, one)
+	}
+}
+
+// A caller whose answers wait for windows, and who gives none, cannot have them looked at again and again.
+func TestLooksAtBlockedAnswersAreFewer(t *testing.T) {
+	o := echoes(NewBudget(64 << 20))
+	p := NewPort(o)
+	s := connectedTo(t, p, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	for i := range uint32(500) {
+		s.call(2*i+1, "/x/Echo", "a")
+	}
+	for range 1000 {
+		if s.WriteWindowUpdate(0, 1) != nil {
+			break
 		}
 	}
-	var settings []byte
-	for i := range uint32(mostFrame / 6) {
-		settings = binary.BigEndian.AppendUint16(settings, uint16(http2.SettingInitialWindowSize))
-		settings = binary.BigEndian.AppendUint32(settings, i)
+	if got := s.outcome(); got != "0: ended" || p.Budget.Excess.Load() != 1 {
+		t.Errorf("%q, %d are counted", got, p.Budget.Excess.Load())
 	}
-	frame := appendFrame(nil, frameSettings, 0, 0, settings)
-	begun := time.Now()
-	for range 10 {
-		if _, err := c.framesLocked(frame); err != nil {
-			t.Fatal(err)
+}
+
+// What handlers hold whose calls have ended counts until they find that, and keeps other calls of services from
+// beginning, and no rate limit call.
+func TestEndedHandlersCount(t *testing.T) {
+	o := echoes(NewBudget(1 << 20))
+	goOn := make(chan struct{})
+	o.Services = streams{"Other": func(grpc.ServerStream) error { <-goOn; return nil }}.services()
+	p := NewPort(o)
+	first, second := connectedTo(t, p), script1(t, p)
+	const calls = 1 << 20 / 8 / exchangeCost
+	for i := range uint32(calls + 1) {
+		first.call(2*i+1, "/x/Other", "a")
+	}
+	first.outcome()
+	first.Close()
+	for p.Budget.ending.Load() < calls*exchangeCost {
+		runtime.Gosched()
+	}
+	second.call(1, "/x/Other", "a")
+	second.call(3, "/x/Echo", "a")
+	if got := second.outcome(1, 3); got != "1: status 8, 3: status 0" {
+		t.Error(got)
+	}
+	close(goOn)
+	for p.Budget.Held() > 0 {
+		runtime.Gosched()
+	}
+	second.call(5, "/x/Other", "a")
+	if got := second.outcome(5); got != "1: status 8, 3: status 0, 5: status 0" {
+		t.Error(got)
+	}
+}
+
+// script1 is one more connection to a port.
+func script1(t *testing.T, p *Port) *script {
+	here, there := net.Pipe()
+	p.running.Go(func() { p.welcome(there) })
+	s := newScriptRead(here)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// Only calls that need the processor are inside the gate: not those that never become complete, nor those whose answers
+// find no window, nor those that wait for their decision.
+func TestOnlyWorkIsInsideTheGate(t *testing.T) {
+	o, gate := echoes(nil), &inside{}
+	o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }, Refusal: status.New(codes.Unavailable, "")}
+	o.Method.Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
+		out = append(out, in...)
+		if string(in) == "wait" {
+			ratelimit.Waits(ctx)
+			<-ctx.Done()
+		}
+		return out, nil
+	}
+	s := connectedTo(t, NewPort(o), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	expect := func(what string, arrived int) {
+		t.Helper()
+		s.outcome()
+		gate.mu.Lock()
+		defer gate.mu.Unlock()
+		if gate.arrived != arrived || gate.calls != 0 || gate.callers != 0 {
+			t.Errorf("%s: %d have arrived, want %d; %d calls of %d callers are inside", what, gate.arrived, arrived, gate.calls, gate.callers)
 		}
 	}
-	if took := time.Since(begun); took > 50*time.Millisecond {
-		t.Errorf("10 frames took %v", took)
-	}
+	s.head(1, false, ordinary("/x/Echo")...)
+	_ = s.WriteData(1, false, text("abc")[:6])
+	expect("an unfinished call", 0)
+	s.call(3, "/x/Echo", "a")
+	expect("an answer without a window", 1)
+	s.call(5, "/x/Echo", "wait")
+	expect("a call that waits", 2)
+	_ = s.WriteRSTStream(5, http2.ErrCodeCancel)
+	expect("a reset", 2)
 }
 
 // A Talk that has ended is not kept for a ping without an answer.
@@ -87,11 +183,12 @@ func TestEndedTalksLeaveNoReceipts(t *testing.T) {
 	c := newConnection(NewPort(echoes(nil)), discards{}, nil, nil)
 	for id := uint32(1); id < 200; id += 2 {
 		s := c.newStreamLocked(id)
-		s.exchange = &exchange{of: c, stream: s, cancel: func() {}, header: http.Header{}, news: sync.NewCond(&c.mu)}
+		s.exchange = &exchange{of: c, stream: s, ctx: t.Context(), cancel: func() {}, news: sync.NewCond(&c.mu)}
 		talk, _ := Converse(context.WithValue(t.Context(), exchangeKey{}, s.exchange))
 		talk.Receipts()
-		_, _ = s.exchange.Write([]byte("a"))
-		s.exchange.Flush()
+		if err := s.exchange.SendMsg(&[]byte{1}); err != nil {
+			t.Fatal(err)
+		}
 		c.closeLocked(s)
 	}
 	if n := len(c.receipts.wait); n > 0 {
@@ -213,30 +310,31 @@ func TestLastStreamNeverRises(t *testing.T) {
 
 // inside counts the calls and callers of a gate.
 type inside struct {
-	mu             sync.Mutex
-	calls, callers int
+	mu                      sync.Mutex
+	calls, callers, arrived int
 }
 
 func (g *inside) Arrive(_ ratelimit.Instant, own int, _ time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.calls++
+	g.arrived++
 	if own == 0 {
 		g.callers++
 	}
 	return true
 }
 
-func (g *inside) Leave(_ ratelimit.Instant, own int, arrived ...ratelimit.Instant) {
+func (g *inside) Leave(_ ratelimit.Instant, own, calls int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.calls -= len(arrived)
-	if own == 0 && len(arrived) > 0 {
+	g.calls -= calls
+	if own == 0 {
 		g.callers--
 	}
 }
-func (*inside) Begin(ratelimit.Instant) {}
-func (*inside) End(ratelimit.Instant)   {}
+func (*inside) Begin() {}
+func (*inside) End()   {}
 
 // All calls leave the gate, also those whose answers are being written when their connection ends.
 func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
@@ -258,7 +356,8 @@ func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
 // An answer of the handler that its caller does not take ends the connection in time.
 func TestAnswersOfTheHandlerAreTaken(t *testing.T) {
 	o := echoes(nil)
-	o.Others = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 100)) })
+	answer := make([]byte, 100)
+	o.Services = streams{"Other": func(stream grpc.ServerStream) error { return stream.SendMsg(&answer) }}.services()
 	played(t, o, slow{}, func(t *testing.T, s *script, _ *Port) {
 		_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		s.call(1, "/x/Other", "a")
@@ -329,7 +428,7 @@ func TestLastAnswersArrive(t *testing.T) {
 func TestSmallPiecesCount(t *testing.T) {
 	caps := usual
 	budget := NewBudget(16 << 20)
-	c, err := net.Dial("tcp", servePort(t, Options{Caps: caps, Budget: budget, Others: grpcEchoes(caps)}))
+	c, err := net.Dial("tcp", servePort(t, Options{Caps: caps, Budget: budget, Services: echoServices()}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,7 +528,7 @@ func TestBeginningsOfFramesKeepLittle(t *testing.T) {
 
 // An answer without data brings its caller no idle frames beyond those of the call.
 func TestFailedCallsEarnLittle(t *testing.T) {
-	c := newConnection(NewPort(Options{Method: Method{Name: "/m"}}), nil, nil, nil)
+	c := newConnection(NewPort(Options{Method: Method{Name: "/m", Answer: echo}}), nil, nil, nil)
 	var block bytes.Buffer
 	pack := hpack.NewEncoder(&block)
 	for _, f := range [][2]string{{":method", "POST"}, {":path", "/m"}, {"content-type", "application/grpc"}} {

@@ -18,9 +18,12 @@ type Budget struct {
 	Excess   atomic.Uint64 // connections closed for far more calls, or idle frames, than they may send
 
 	most int64
-	// Invariant: held is the sum of the bytes of all holders, except changes in progress. It is at most most
-	// once a charge has returned.
+	// Invariant: held is the sum of the bytes of all holders and of ending, except changes in progress. Without ending,
+	// it is at most most once a charge has returned.
 	held atomic.Int64
+	// ending is what handlers hold whose calls have ended. They give it back when they find that. Nobody can be closed
+	// for it.
+	ending atomic.Int64
 
 	mu      sync.Mutex
 	holders map[holder]struct{} // guarded by mu
@@ -69,22 +72,38 @@ func (b *Budget) leave(h holder) {
 // charge notes that a holder holds more, or less. No lock of a holder may be
 // held: it may end any of them, also the one that is charged.
 func (b *Budget) charge(bytes int64) {
-	if bytes != 0 && b.held.Add(bytes) > b.most && bytes > 0 {
+	if bytes == 0 {
+		return
+	}
+	b.held.Add(bytes)
+	if bytes > 0 && b.left() < 0 {
 		b.makeRoom()
 	}
+}
+
+// left is how many bytes may be held in addition.
+func (b *Budget) left() int64 { return b.most - (b.held.Load() - b.ending.Load()) }
+
+// full tells whether handlers whose calls have ended hold so much that no others begin.
+func (b *Budget) full() bool { return b.ending.Load() > b.most/8 }
+
+// ended notes that a handler whose call had ended has found that.
+func (b *Budget) ended(bytes int64) {
+	b.ending.Add(-bytes)
+	b.held.Add(-bytes)
 }
 
 // makeRoom ends holders until an eighth is free, so that it need not be done for each byte of an attack.
 func (b *Budget) makeRoom() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.held.Load() <= b.most {
+	if b.left() >= 0 {
 		return // another did
 	}
 	// Holders may have grown since they were asked, and are asked again.
 	for all := b.heaviestLocked(); len(all) > 0 && all[0].now > 0; all = b.heaviestLocked() {
 		for _, w := range all {
-			if w.now == 0 || b.held.Load() <= b.most-b.most/8 {
+			if w.now == 0 || b.left() >= b.most/8 {
 				break
 			}
 			// It is taken out before it ends, so that it is not chosen again while it does.
@@ -92,7 +111,7 @@ func (b *Budget) makeRoom() {
 			b.Heaviest.Add(1)
 			w.end()
 		}
-		if b.held.Load() <= b.most-b.most/8 {
+		if b.left() >= b.most/8 {
 			return
 		}
 	}

@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"crypto/tls"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -23,7 +22,7 @@ type connection struct {
 	*Port
 	net.Conn                      // above TLS
 	beneath  *conn                // of a Listener, below TLS; nil: it came from another
-	security *tls.ConnectionState // nil: without TLS
+	proof    credentials.AuthInfo // of the caller
 	in       input                // of the goroutine that leads
 
 	mu       sync.Mutex
@@ -53,12 +52,12 @@ type input struct {
 // calls are the open calls of a connection.
 type calls struct {
 	open       map[uint32]*stream
-	latest     uint32 // the highest stream so far
-	incomplete int    // requests
-	handlers   int    // that run, also of calls that were reset
-	blocked    []*stream
-	inside     int                 // calls that the gate let in
-	leaving    []ratelimit.Instant // arrivals of those that the gate is to be told of
+	latest     uint32               // the highest stream so far
+	incomplete int                  // requests
+	handlers   int                  // that run, also of calls that were reset
+	blocked    map[*stream]struct{} // whose answers wait for a window
+	inside     int                  // calls that the gate let in
+	leaving    int                  // of these, calls that have left, of which the gate is to be told
 }
 
 // memory is the part of the budget that a connection holds. Invariant: the budget counts bytes less unbooked.
@@ -87,6 +86,7 @@ type life struct {
 	quiet      int64  // since when it has no call
 	pinged     int64  // 0: not since bytes came
 	deadline   int64  // of the read under way
+	look       int64  // when to look for calls that their caller has stalled; 0: none wait for it
 	asked      int64  // when it was asked to end; 0: it was not
 	lastStream bool   // the caller has the number of the last call
 	last       uint32 // that number
@@ -107,22 +107,20 @@ func prefaced(c net.Conn) bool {
 func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInfo) *connection {
 	now := nanotime()
 	c := &connection{
-		Port: p, Conn: secured, calls: calls{open: map[uint32]*stream{}},
+		Port: p, Conn: secured, proof: info, calls: calls{open: map[uint32]*stream{}, blocked: map[*stream]struct{}{}},
 		out:  output{window: defaultWindow, initial: defaultWindow},
 		life: life{received: now, quiet: now},
 	}
 	c.out.room = sync.NewCond(&c.mu)
 	c.beneath, _ = accepted.(*conn)
-	if secured, ok := info.(credentials.TLSInfo); ok {
-		c.security = &secured.State
-	}
 	// Connections that began at once do not end at once.
 	c.life.end = now + int64(float64(p.Caps.Age)*(0.9+0.2*rand.Float64()))
 	c.in.fields = newFields(&p.Method, p.Caps.HeaderBytes)
 	return c
 }
 
-// greet says this side's settings.
+// greet says this side's settings. It is the first that is done on a connection: a caller that knows the bounds keeps
+// them, and the socket of one that has gone says so.
 func (c *connection) greet() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,10 +129,12 @@ func (c *connection) greet() {
 		uint32(http2.SettingInitialWindowSize), uint32(c.Caps.MessageBytes)+messagePrefix,
 		uint32(http2.SettingMaxHeaderListSize), c.Caps.HeaderBytes)
 	c.writeFrameLocked(frameWindow, 0, 0, be32(connWindow-65535))
+	c.flushLocked()
 }
 
 // lead answers calls and reads, until the connection ends, or a call waits: then another goroutine leads.
 func (c *connection) lead() {
+	defer c.contain(c.abandon)
 	in := &c.in
 	for {
 		for in.next < len(in.turn) {
@@ -181,7 +181,17 @@ func (c *connection) read() error {
 
 // await does what is due, and sets the time of the next read.
 func (c *connection) await() error {
+	waiting, err := c.lookAhead()
+	if waiting {
+		c.flush()
+	}
+	return err
+}
+
+// lookAhead is await, and tells whether something is to be written.
+func (c *connection) lookAhead() (writes bool, err error) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	now := nanotime()
 	until, err := c.dueLocked(now)
 	// To set a deadline costs. One that is a little too early does no harm, unless it has passed.
@@ -189,15 +199,11 @@ func (c *connection) await() error {
 		l.deadline = until
 		_ = c.SetReadDeadline(started.Add(time.Duration(until)))
 	}
-	waiting := len(c.out.frames) > 0
-	if !waiting && len(c.calls.open) == 0 { // a burst leaves large buffers
+	writes = len(c.out.frames) > 0
+	if !writes && len(c.calls.open) == 0 { // a burst leaves large buffers
 		c.out.frames, c.out.spare = small(c.out.frames), small(c.out.spare)
 	}
-	c.mu.Unlock()
-	if waiting {
-		c.flush()
-	}
-	return err
+	return writes, err
 }
 
 // small drops the room of a buffer, unless it is little.
@@ -218,7 +224,16 @@ func (c *connection) take(all []byte) error {
 	if c.Gate != nil {
 		in.now = c.Gate.Clock()
 	}
+	change, err := c.takeFrames(all)
+	c.Budget.charge(change)
+	return err
+}
+
+// takeFrames is take, and returns the change of the budget.
+func (c *connection) takeFrames(all []byte) (change int64, err error) {
+	in := &c.in
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.life.received, c.life.pinged = in.at, 0
 	rest, err := c.framesLocked(all)
 	// The beginning of a frame counts from when its first byte came.
@@ -234,10 +249,7 @@ func (c *connection) take(all []byte) error {
 	if c.life.over {
 		err = net.ErrClosed
 	}
-	change := c.memory.book()
-	c.mu.Unlock()
-	c.Budget.charge(change)
-	return err
+	return c.memory.book(), err
 }
 
 // keepLocked counts the bytes of frames and header blocks that are not complete.
@@ -267,9 +279,12 @@ func (c *connection) dueLocked(now int64) (next int64, err error) {
 		next = min(next, max(since+int64(after), now+1))
 		return now >= since+int64(after)
 	}
-	if since := c.oldestLocked(); since != 0 && due(since, caps.RequestTimeout) {
+	if c.memory.partial > 0 && due(c.memory.since, caps.RequestTimeout) || c.stalledLocked(now) {
 		c.Budget.Stalled.Add(1)
 		return next, os.ErrDeadlineExceeded // a request, or the reading of an answer, did not go on
+	}
+	if l.look != 0 {
+		next = min(next, l.look)
 	}
 	if l.pinged == 0 && due(l.received, silence) {
 		l.pinged = now
@@ -302,25 +317,49 @@ func (c *connection) soonerLocked(at int64) {
 	}
 }
 
+// waitsSinceLocked has the connection look for stalled calls when one that waits for its caller since then is.
+func (c *connection) waitsSinceLocked(since int64) {
+	at := since + int64(c.Caps.RequestTimeout)
+	if c.life.look == 0 || at < c.life.look {
+		c.life.look = at
+	}
+}
+
+// looks is how often in a RequestTimeout all calls are looked at, at most: each look costs, and whoever has many calls
+// wait could have it done for each frame.
+const looks = 64
+
+// stalledLocked tells whether a call has waited for its caller for too long. It looks when one may have.
+func (c *connection) stalledLocked(now int64) bool {
+	l, most := &c.life, int64(c.Caps.RequestTimeout)
+	if l.look == 0 || now < l.look {
+		return false
+	}
+	oldest := c.oldestLocked()
+	if oldest == 0 {
+		l.look = 0
+		return false
+	}
+	l.look = max(oldest+most, now+most/looks)
+	return now >= oldest+most
+}
+
 // oldestLocked is when the oldest of the calls began that wait for their caller; 0: there is none.
 func (c *connection) oldestLocked() (oldest int64) {
-	older := func(since int64) {
-		if oldest == 0 || since < oldest {
-			oldest = since
+	older := func(s *stream) {
+		if oldest == 0 || s.since < oldest {
+			oldest = s.since
 		}
-	}
-	if c.memory.partial > 0 {
-		older(c.memory.since)
 	}
 	if c.calls.incomplete > 0 {
 		for _, s := range c.calls.open {
 			if !s.complete {
-				older(s.since)
+				older(s)
 			}
 		}
 	}
-	for _, s := range c.calls.blocked {
-		older(s.since)
+	for s := range c.calls.blocked {
+		older(s)
 	}
 	return oldest
 }
@@ -342,7 +381,6 @@ func (c *connection) bye(err error) {
 	c.out.timed = time.Now()
 	c.mu.Unlock()
 	c.flush()
-	c.Budget.leave(c)
 	c.let()
 	// A socket that is closed while bytes of its caller's are unread drops what its caller has not read. Callers
 	// close when they have read that it ends.
@@ -350,7 +388,14 @@ func (c *connection) bye(err error) {
 		_ = c.SetReadDeadline(time.Now().Add(time.Second))
 		_, _ = io.Copy(io.Discard, c.Conn)
 	}
-	_ = c.Close()
+	_ = c.Close() // in good order
+	c.abandon()
+}
+
+// abandon ends the connection at once, and the port forgets it.
+func (c *connection) abandon() {
+	c.Budget.leave(c)
+	c.end()
 	c.Port.mu.Lock()
 	delete(c.open, c)
 	c.Port.mu.Unlock()
@@ -376,11 +421,11 @@ func (c *connection) let() {
 // leaveLocked tells the gate of calls that have left.
 func (c *connection) leaveLocked() {
 	l := &c.calls
-	if c.Gate != nil && len(l.leaving) > 0 {
-		l.inside -= len(l.leaving)
-		c.Gate.Gate.Leave(c.Gate.Clock(), l.inside, l.leaving...)
+	if l.leaving > 0 {
+		l.inside -= l.leaving
+		c.Gate.Gate.Leave(c.Gate.Clock(), l.inside, l.leaving)
+		l.leaving = 0
 	}
-	l.leaving = l.leaving[:0]
 }
 
 // end implements holder.

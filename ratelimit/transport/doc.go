@@ -7,9 +7,11 @@
 // connections than its bound: beyond it, the longest-idle one is closed for the new one. Each call gets one answer, and
 // it gets its own.
 //
-// A Port answers one unary method itself, behind a Gate, and hands calls of other methods to a handler, such as a
-// grpc.Server. It serves no other protocol than gRPC on HTTP/2 (RFC 9113), with or without TLS. Read port.go, then
-// connection.go. Its states are in stream.go (a call of the method) and exchange.go (a call of the handler).
+// A Port answers one unary method itself, behind a Gate. Calls of its Services have goroutines of their own. It serves
+// no other protocol than gRPC on HTTP/2 (RFC 9113), with or without TLS. Read port.go, then connection.go. Its states
+// are in stream.go (a call of the method) and exchange.go (a call of a service).
+//
+// A panic on the way of a call ends that call, or its connection, and is told to Options.Bug.
 //
 // One goroutine of a connection reads, decides and writes: it leads. It takes in all frames that one read brings, asks
 // the gate about each call, answers the calls that were let in, and writes all answers at once. So calls on one

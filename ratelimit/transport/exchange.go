@@ -4,73 +4,110 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net/http"
-	"net/url"
-	"strings"
 	"sync"
+	"time"
 
-	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 )
 
-// exchange is a call that the handler answers: an http.ResponseWriter, and the body of its request.
+// exchange is a call of one of the Services, and the grpc.ServerStream of its handler.
 type exchange struct {
 	of     *connection
 	stream *stream
+	ctx    context.Context
 	cancel context.CancelFunc
 
-	news *sync.Cond // of of.mu: there may be something to be read, or a window. Its own, so that none wakes all.
+	news *sync.Cond // of of.mu: there may be something to be received, or a window. Its own, so that none wakes all.
 
 	// Guarded by of.mu:
-	body  bytes.Buffer // received, and not read
-	left  int64        // bytes of the message that is being read
-	ahead bool         // a message was read, at least in part, that the Talk has not received
-	shut  bool         // nothing more is read
-	over  bool         // the handler has answered
-	talk  *Talk        // nil: it is none
+	body   bytes.Buffer // received, and not taken by the handler
+	talk   *Talk        // nil: it is none
+	ending int64        // what it costs though its call has ended, because its handler goes on
 
-	// Of the handler's goroutine:
-	header http.Header
-	begun  bool   // the answer
-	wrote  bool   // since the last Flush
-	out    []byte // of the answer, before Flush
+	// Of the goroutine that receives:
+	message []byte
+
+	// Of the goroutine that sends:
+	header, trailer metadata.MD
+	headed          bool // the headers are sent
+	out             []byte
 }
 
-// exchangeKey is the key of an exchange in the context of its request.
+var _ grpc.ServerStream = (*exchange)(nil)
+
+// exchangeKey is the key of an exchange in the context of its handler.
 type exchangeKey struct{}
 
 // exchangeCost is what an open call costs, in addition to its fields: its goroutines, and what they have.
 const exchangeCost = 32 << 10
 
-// handLocked hands a call to the handler.
+// handLocked begins a call of the services, or refuses it.
 func (c *connection) handLocked(id uint32, ended bool) {
-	r, err := c.in.fields.request()
-	if err != nil {
-		c.resetLocked(id, http2.ErrCodeProtocol)
+	f := &c.in.fields
+	handle, refusal := c.Services.find(f.path)
+	if refusal == nil && c.Budget.full() {
+		refusal = status.New(codes.ResourceExhausted, "too many calls go on whose callers gave up: try again")
+	}
+	if refusal != nil {
+		c.abortLocked(id, ended, http.StatusOK, refusal)
 		return
 	}
-	s := &stream{of: c, id: id, since: c.in.at, window: c.out.initial, ended: ended, complete: ended}
-	s.shared = true
-	x := &exchange{of: c, stream: s, header: http.Header{}, news: sync.NewCond(&c.mu)}
+	s := &stream{of: c, id: id, since: c.in.at, ended: ended, complete: ended}
+	s.shared, s.encoding = true, f.encoding
+	x := &exchange{of: c, stream: s, news: sync.NewCond(&c.mu)}
 	s.exchange = x
 	c.calls.open[id] = s
 	c.calls.handlers++
 	if !ended {
 		c.calls.incomplete++
+		c.waitsSinceLocked(s.since)
 	}
-	c.addLocked(s, int64(c.in.fields.size)+exchangeCost)
-	r.URL, r.Body, r.RemoteAddr, r.TLS = &url.URL{Path: r.RequestURI}, x, c.RemoteAddr().String(), c.security
-	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), exchangeKey{}, x))
-	x.cancel = cancel
-	c.running.Go(func() {
-		defer cancel()
-		c.Others.ServeHTTP(x, r.WithContext(ctx))
-		x.finish()
-	})
+	c.addLocked(s, int64(f.size)+exchangeCost)
+	caller := &peer.Peer{Addr: c.RemoteAddr(), LocalAddr: c.LocalAddr(), AuthInfo: c.proof}
+	x.ctx = metadata.NewIncomingContext(peer.NewContext(context.Background(), caller), f.metadata())
+	x.ctx = context.WithValue(x.ctx, exchangeKey{}, x)
+	if f.patience == forever {
+		x.ctx, x.cancel = context.WithCancel(x.ctx)
+	} else {
+		x.ctx, x.cancel = context.WithTimeout(x.ctx, f.patience)
+		context.AfterFunc(x.ctx, x.wake)
+	}
+	path := f.path
+	c.running.Go(func() { x.finish(x.handled(handle, path)) })
 }
 
-// dataLocked takes in a piece of the request. Its bytes are held until the call ends, or its Talk has received them:
-// grpc-go reads all that there is, whatever its handler takes.
+// handled has the handler answer the call, within its span.
+func (x *exchange) handled(handle grpc.StreamHandler, method string) (err error) {
+	defer x.of.failed(&err)
+	spans := x.of.Services.Spans
+	if spans == nil {
+		return handle(nil, x)
+	}
+	begun := time.Now()
+	x.ctx = spans.TagRPC(x.ctx, &stats.RPCTagInfo{FullMethodName: method})
+	spans.HandleRPC(x.ctx, &stats.Begin{BeginTime: begun})
+	err = handle(nil, x)
+	spans.HandleRPC(x.ctx, &stats.End{BeginTime: begun, EndTime: time.Now(), Error: err})
+	return err
+}
+
+// wake has the handler look whether its call has ended.
+func (x *exchange) wake() {
+	x.of.mu.Lock()
+	defer x.of.mu.Unlock()
+	x.news.Broadcast()
+}
+
+// dataLocked takes in a piece of the request. Its bytes are held until the call ends, or its Talk has received them.
 func (x *exchange) dataLocked(piece []byte) {
 	x.of.addLocked(x.stream, int64(len(piece)))
 	x.body.Write(piece)
@@ -80,186 +117,177 @@ func (x *exchange) dataLocked(piece []byte) {
 	x.news.Broadcast()
 }
 
-// Read implements io.Reader for the request.
-func (x *exchange) Read(p []byte) (int, error) {
-	c := x.of
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for x.readyLocked() == 0 && (!x.stream.ended || x.body.Len() > 0) && !x.stream.gone && !x.shut {
-		x.news.Wait()
+// overLocked is why the call has ended for its handler; nil: it goes on.
+func (x *exchange) overLocked() error {
+	err := x.ctx.Err()
+	if err == nil && x.stream.gone {
+		err = context.Canceled
 	}
-	n, _ := x.body.Read(p[:min(len(p), x.readyLocked())])
-	x.left -= int64(n)
-	if x.body.Len() == 0 && x.body.Cap() > 4*mostFrame {
-		x.body = bytes.Buffer{} // it keeps no room of a large message
+	if err == nil {
+		return nil
 	}
-	if n > 0 && !x.stream.gone {
-		c.addLocked(x.stream, readCost)
-	}
-	switch {
-	case n > 0 || len(p) == 0:
-		return n, nil
-	case x.stream.gone && !x.stream.ended:
-		return 0, context.Canceled
-	}
-	return 0, io.EOF
+	return status.FromContextError(err).Err()
 }
 
-// readCost is what grpc-go keeps for a read, however little that brings, until its handler takes it.
-const readCost = mostFrame
+// Context implements grpc.ServerStream.
+func (x *exchange) Context() context.Context { return x.ctx }
 
-// readyLocked is how many bytes may be read: of one message, and of a Talk's next one when it has received the last.
-func (x *exchange) readyLocked() int {
-	switch {
-	case x.left > 0:
-	case x.ahead && x.talk != nil:
-		return 0
-	case x.body.Len() >= messagePrefix:
-		x.left, x.ahead = messagePrefix+int64(binary.BigEndian.Uint32(x.body.Bytes()[1:])), true
-	case x.stream.ended: // it is cut off
-		x.left = int64(x.body.Len())
+// RecvMsg implements grpc.ServerStream. It waits for a message.
+func (x *exchange) RecvMsg(m any) error {
+	if err := x.receive(); err != nil {
+		return err
 	}
-	return int(min(x.left, int64(x.body.Len())))
-}
-
-// Close implements io.Closer.
-func (x *exchange) Close() error {
-	x.of.mu.Lock()
-	defer x.of.mu.Unlock()
-	x.shut = true
-	x.news.Broadcast()
+	if err := x.of.Services.codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(x.message)}, m); err != nil {
+		return status.Errorf(codes.Internal, "the message cannot be decoded: %v", err)
+	}
+	if cap(x.message) > mostSpare {
+		x.message = nil
+	}
 	return nil
 }
 
-// Header implements http.ResponseWriter.
-func (x *exchange) Header() http.Header { return x.header }
+// receive waits for a message, and takes it out of the body.
+func (x *exchange) receive() error {
+	c, s := x.of, x.stream
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		if err := x.overLocked(); err != nil {
+			return err
+		}
+		b := x.body.Bytes()
+		if st := c.malformed(b, s.encoding); st != nil {
+			return st.Err()
+		}
+		if len(b) >= messagePrefix && len(b) >= messagePrefix+int(binary.BigEndian.Uint32(b[1:])) {
+			break
+		}
+		if s.ended && len(b) == 0 {
+			return io.EOF
+		}
+		if s.ended {
+			return status.Errorf(codes.Internal, "the request ends within a message, after %d bytes", len(b))
+		}
+		x.news.Wait()
+	}
+	whole := x.body.Next(messagePrefix + int(binary.BigEndian.Uint32(x.body.Bytes()[1:])))
+	x.message = append(x.message[:0], whole[messagePrefix:]...)
+	if x.body.Len() == 0 && x.body.Cap() > mostSpare { // it keeps no room of a large message
+		x.body = bytes.Buffer{}
+	}
+	return nil
+}
 
-// WriteHeader implements http.ResponseWriter.
-func (x *exchange) WriteHeader(code int) {
-	if x.begun {
+// SetHeader implements grpc.ServerStream.
+func (x *exchange) SetHeader(md metadata.MD) error {
+	if x.headed {
+		return errors.New("the headers of the answer are sent")
+	}
+	x.header = metadata.Join(x.header, md)
+	return nil
+}
+
+// SendHeader implements grpc.ServerStream.
+func (x *exchange) SendHeader(md metadata.MD) error {
+	if err := x.SetHeader(md); err != nil {
+		return err
+	}
+	x.head()
+	x.of.flush()
+	return nil
+}
+
+// SetTrailer implements grpc.ServerStream.
+func (x *exchange) SetTrailer(md metadata.MD) { x.trailer = metadata.Join(x.trailer, md) }
+
+// head says the headers, once.
+func (x *exchange) head() {
+	if x.headed {
 		return
 	}
-	x.begun = true
-	block := appendStatus(code)
-	for name, values := range x.header {
-		if name == "Trailer" || x.isTrailer(name) {
-			continue
-		}
-		for _, v := range values {
-			block = appendField(block, strings.ToLower(name), v)
-		}
-	}
-	x.say(func(c *connection) { c.headersLocked(0, x.stream.id, block) })
-}
-
-func (x *exchange) isTrailer(name string) bool {
-	for _, t := range x.header["Trailer"] {
-		if strings.EqualFold(t, name) {
-			return true
-		}
-	}
-	return strings.HasPrefix(name, http.TrailerPrefix)
-}
-
-// say says something about the call, unless it has ended.
-func (x *exchange) say(f func(*connection)) {
+	x.headed = true
+	block := appendMetadata(okHeaders[:len(okHeaders):len(okHeaders)], x.header)
 	x.of.mu.Lock()
 	defer x.of.mu.Unlock()
 	if !x.stream.gone {
-		f(x.of)
+		x.of.headersLocked(0, x.stream.id, block)
 	}
 }
 
-// Write implements http.ResponseWriter. It waits for the caller when there is a frame.
-func (x *exchange) Write(p []byte) (int, error) {
-	x.WriteHeader(http.StatusOK)
-	x.out, x.wrote = append(x.out, p...), true
-	if len(x.out) >= mostFrame && !x.send() {
-		return 0, context.Canceled
+// SendMsg implements grpc.ServerStream. It waits for the caller's windows.
+func (x *exchange) SendMsg(m any) error {
+	data, err := x.of.Services.codec().Marshal(m)
+	if err != nil {
+		return status.Errorf(codes.Internal, "the answer cannot be encoded: %v", err)
 	}
-	return len(p), nil
+	defer data.Free()
+	before := prefix(data.Len())
+	x.out = append(x.out[:0], before[:]...)
+	for _, part := range data {
+		x.out = append(x.out, part.ReadOnlyData()...)
+	}
+	x.head()
+	if err := x.send(x.out); err != nil {
+		return err
+	}
+	if cap(x.out) > mostSpare {
+		x.out = nil
+	}
+	x.of.flush()
+	return nil
 }
 
-// send says the data of the answer, and waits for the windows. It is false if the call has ended.
-func (x *exchange) send() bool {
-	c := x.of
+// send says a message, as the windows let it, and asks for its receipt.
+func (x *exchange) send(data []byte) error {
+	c, s := x.of, x.stream
 	begun := nanotime()
-	for sent := 0; sent < len(x.out); {
-		c.mu.Lock()
-		for !x.stream.gone && min(c.out.window, x.stream.window) <= 0 {
-			c.waitsLocked(x.stream, begun)
-			c.out.senders++
-			x.news.Wait()
-			c.out.senders--
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		if err := x.overLocked(); err != nil {
+			return err
 		}
-		if x.stream.ended || x.talk != nil {
-			c.completesLocked(x.stream)
-		}
-		gone := x.stream.gone
-		if !gone {
-			sent += c.sendLocked(x.stream, x.out[sent:])
+		n := c.sendLocked(s, data)
+		if n > 0 {
 			c.idle.earn(framesAnAnswer)
 		}
-		c.mu.Unlock()
-		if gone {
-			return false
+		data = data[n:]
+		if len(data) == 0 {
+			break
 		}
-		c.flush()
-	}
-	x.out = x.out[:0]
-	return true
-}
-
-// Flush implements http.Flusher.
-func (x *exchange) Flush() {
-	x.WriteHeader(http.StatusOK)
-	if x.wrote && x.send() {
-		x.say(x.askLocked)
-	}
-	x.wrote = false
-	x.of.flush()
-}
-
-// finish ends the answer.
-func (x *exchange) finish() {
-	x.Flush()
-	var trailers []byte
-	for name, values := range x.header {
-		if name == "Trailer" || !x.isTrailer(name) {
+		if n > 0 { // what has been said goes out before it waits
+			c.flushLocked()
 			continue
 		}
-		for _, v := range values {
-			trailers = appendField(trailers, strings.ToLower(strings.TrimPrefix(name, http.TrailerPrefix)), v)
+		c.waitsLocked(s, begun)
+		c.calls.blocked[s] = struct{}{}
+		x.news.Wait()
+		if s.ended || x.talk != nil {
+			c.completesLocked(s)
 		}
 	}
-	x.say(func(c *connection) {
-		if len(trailers) > 0 {
-			c.headersLocked(flagEndStream, x.stream.id, trailers)
-		} else {
-			c.writeFrameLocked(frameData, flagEndStream, x.stream.id, nil)
-		}
-		if !x.stream.ended {
-			c.resetLocked(x.stream.id, http2.ErrCodeNo)
-		}
-		c.calls.handlers--
-		x.over = true
-		c.answeredLocked(x.stream)
-	})
-	x.leave()
-	x.of.flush()
+	x.askLocked(c)
+	return nil
 }
 
-// leave gives back what a handler held whose call was reset.
-func (x *exchange) leave() {
-	c := x.of
+// finish ends the answer, and gives back what the handler held.
+func (x *exchange) finish(err error) {
+	c, s := x.of, x.stream
+	st, known := status.FromError(err)
+	if !known {
+		st = status.FromContextError(err)
+	}
 	c.mu.Lock()
-	if !x.over {
-		c.calls.handlers--
+	c.calls.handlers--
+	if !s.gone {
+		var block []byte
+		if !x.headed {
+			block = appendMetadata(okHeaders[:len(okHeaders):len(okHeaders)], x.header)
+		}
+		c.failsLocked(s, appendMetadata(appendOutcome(block, st), x.trailer))
 	}
-	if !c.life.over {
-		c.addLocked(x.stream, -x.stream.cost)
-	}
-	change := c.memory.book()
+	c.Budget.ended(x.ending)
 	c.mu.Unlock()
-	c.Budget.charge(change)
+	x.cancel()
+	c.flush()
 }

@@ -1,8 +1,10 @@
 package transport
 
 import (
+	"encoding/base64"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
@@ -22,14 +25,22 @@ type fields struct {
 	method  *Method
 	most    int // bytes of a block's fields, as HTTP/2 counts them
 	decoder *hpack.Decoder
+	all     []hpack.HeaderField // without those behind the path of own calls, unless they have spans
+	call
+}
 
-	size     int
-	path     string
-	own      bool // it is a well-formed call of method
-	other    bool // it is no POST
-	typed    bool // and its content-type has come
-	patience time.Duration
-	all      []hpack.HeaderField // without those behind the path of own calls, unless they have spans
+// call is what a block says of its call.
+type call struct {
+	size        int
+	path        string
+	own         bool // it is of the port's own method
+	verb        string
+	contentType string
+	typed       bool   // a content-type is gRPC's
+	deadline    string // its grpc-timeout
+	patience    time.Duration
+	timed       bool   // there is no grpc-timeout, or a valid one
+	encoding    string // its grpc-encoding
 }
 
 func newFields(method *Method, most uint32) fields {
@@ -43,14 +54,13 @@ func (f *fields) read(block []byte) error {
 		f.decoder = hpack.NewDecoder(tableSize, f.emit)
 	}
 	clear(f.all)
-	f.size, f.path, f.own, f.other, f.typed, f.patience, f.all = 0, "", false, false, false, forever, f.all[:0]
+	f.all, f.call = f.all[:0], call{patience: forever, timed: true}
 	if _, err := f.decoder.Write(block); err != nil {
 		return &fault{http2.ErrCodeCompression, err.Error()}
 	}
 	if err := f.decoder.Close(); err != nil {
 		return &fault{http2.ErrCodeCompression, err.Error()}
 	}
-	f.own = f.own && f.typed
 	return nil
 }
 
@@ -58,23 +68,23 @@ func (f *fields) emit(h hpack.HeaderField) {
 	if f.size += int(h.Size()); f.size > f.most {
 		return
 	}
-	// A call that is not well-formed is not the port's own, and the handler has an answer to it.
 	switch h.Name {
 	case ":method":
-		f.other = f.other || h.Value != http.MethodPost
-		f.own = f.own && !f.other
+		f.verb = h.Value
 	case ":path":
 		// Without a method of the port's own, its name is empty, as a path may be.
-		f.own, f.path = f.method.Answer != nil && h.Value == f.method.Name && !f.other, h.Value
+		f.path, f.own = h.Value, f.method.Answer != nil && h.Value == f.method.Name
 	case "content-type":
 		subtype, ok := strings.CutPrefix(h.Value, "application/grpc")
-		f.typed = ok && (subtype == "" || subtype[0] == '+' || subtype[0] == ';')
+		f.typed = f.typed || ok && (subtype == "" || subtype[0] == '+' || subtype[0] == ';')
+		f.contentType = h.Value
 	case "grpc-timeout":
-		var ok bool
-		f.patience, ok = timeout(h.Value)
-		f.own = f.own && ok
+		f.deadline = h.Value
+		f.patience, f.timed = timeout(h.Value)
+	case "grpc-encoding":
+		f.encoding = h.Value
 	}
-	if !f.own || f.method.Spans != nil || h.Name == "content-type" {
+	if !f.own || f.method.Spans != nil {
 		f.all = append(f.all, h)
 	}
 }
@@ -82,11 +92,21 @@ func (f *fields) emit(h hpack.HeaderField) {
 // large tells whether the fields are more than the port's bound. Then they are not complete.
 func (f *fields) large() bool { return f.size > f.most }
 
-// metadata are the fields of an own call with spans.
-func (f *fields) metadata() metadata.MD {
-	if f.method.Spans == nil {
-		return nil
+// refusal is the answer to a call that is none of gRPC, with its status of HTTP; nil: it is one.
+func (f *fields) refusal() (code int, st *status.Status) {
+	switch {
+	case !f.typed:
+		return http.StatusUnsupportedMediaType, status.Newf(codes.InvalidArgument, "the content-type is %.100q, must be application/grpc", f.contentType)
+	case !f.timed:
+		return http.StatusBadRequest, status.Newf(codes.Internal, "the grpc-timeout is %.100q, must be up to 8 digits and a unit, one of HMSmun", f.deadline)
+	case f.verb != http.MethodPost:
+		return http.StatusMethodNotAllowed, status.Newf(codes.Internal, "the method is %.100q, must be POST", f.verb)
 	}
+	return 0, nil
+}
+
+// metadata are the fields of a call of the services, or of an own one with spans.
+func (f *fields) metadata() metadata.MD {
 	md := make(metadata.MD, len(f.all))
 	for _, h := range f.all {
 		md.Append(h.Name, h.Value)
@@ -94,28 +114,40 @@ func (f *fields) metadata() metadata.MD {
 	return md
 }
 
-// request makes the handler's request of a block (RFC 9113, 8.3).
-func (f *fields) request() (*http.Request, error) {
-	r := &http.Request{ProtoMajor: 2, Proto: "HTTP/2.0", Header: http.Header{}}
-	pseudo := map[string]string{}
+// pseudo are the fields of a request that have to come once, before all others.
+var pseudo = [...]string{":method", ":scheme", ":path", ":authority"}
+
+// valid tells whether a request's fields are as HTTP/2 has them (RFC 9113, 8.2 and 8.3). It is not asked of own calls,
+// whose fields are not read.
+func (f *fields) valid() bool {
+	var came [len(pseudo)]bool
+	ordinary := false
 	for _, h := range f.all {
 		if !httpguts.ValidHeaderFieldValue(h.Value) {
-			return nil, fmt.Errorf("the value of the field %q is no text", h.Name)
+			return false
 		}
 		if h.IsPseudo() {
-			if _, twice := pseudo[h.Name]; twice || len(r.Header) > 0 {
-				return nil, fmt.Errorf("the field %q comes twice, or late", h.Name)
+			i := slices.Index(pseudo[:], h.Name)
+			if i < 0 || came[i] || ordinary {
+				return false
 			}
-			pseudo[h.Name] = h.Value
+			came[i] = true
 			continue
 		}
-		if !httpguts.ValidHeaderFieldName(h.Name) || strings.ToLower(h.Name) != h.Name || h.Name == "connection" {
-			return nil, fmt.Errorf("the field %q has no name of HTTP/2", h.Name)
+		ordinary = true
+		if !httpguts.ValidHeaderFieldName(h.Name) || strings.ToLower(h.Name) != h.Name {
+			return false
 		}
-		r.Header.Add(h.Name, h.Value)
+		switch h.Name {
+		case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
+			return false
+		case "te":
+			if h.Value != "trailers" {
+				return false
+			}
+		}
 	}
-	r.Method, r.Host, r.RequestURI = pseudo[":method"], pseudo[":authority"], f.path
-	return r, nil
+	return came[0] && came[1] && f.path != ""
 }
 
 // timeout is the value of grpc-timeout. It is not ok if that is none.
@@ -168,8 +200,29 @@ func appendStatus(code int) []byte {
 
 // failure is the header block of an answer that is a status alone.
 func failure(s *status.Status) []byte {
-	b := appendField(okHeaders[:len(okHeaders):len(okHeaders)], "grpc-status", strconv.Itoa(int(s.Code())))
+	return appendOutcome(okHeaders[:len(okHeaders):len(okHeaders)], s)
+}
+
+// appendOutcome adds the fields of a status.
+func appendOutcome(b []byte, s *status.Status) []byte {
+	b = appendField(b, "grpc-status", strconv.Itoa(int(s.Code())))
+	if s.Message() == "" {
+		return b
+	}
 	return appendField(b, "grpc-message", percent(s.Message()))
+}
+
+// appendMetadata adds fields of an application.
+func appendMetadata(b []byte, md metadata.MD) []byte {
+	for name, values := range md {
+		for _, v := range values {
+			if strings.HasSuffix(name, "-bin") {
+				v = base64.RawStdEncoding.EncodeToString([]byte(v))
+			}
+			b = appendField(b, name, v)
+		}
+	}
+	return b
 }
 
 // appendField adds a field that stays out of tables (RFC 7541, 6.2.2).

@@ -10,15 +10,15 @@ import (
 
 // Gate decides which calls start. It is safe for concurrent use.
 type Gate interface {
-	// Arrive decides on a call whose caller waits for patience; own calls of the same connection were let in and
-	// have not left. If it says yes, Leave must follow.
+	// Arrive decides on a call whose request is complete, and whose caller waits for patience; own calls of the same
+	// connection were let in and have not left. If it says yes, Leave must follow.
 	Arrive(now ratelimit.Instant, own int, patience time.Duration) bool
-	// Leave says that calls of one connection have been answered or reset, which arrived then, and that own are
-	// left.
-	Leave(now ratelimit.Instant, own int, arrived ...ratelimit.Instant)
-	// Begin says that a call waits for its decision. End must follow, with the same instant.
-	Begin(now ratelimit.Instant)
-	End(began ratelimit.Instant)
+	// Leave says that calls of one connection have been decided, wait for their decision, or were reset, and that own
+	// are left.
+	Leave(now ratelimit.Instant, own, calls int)
+	// Begin says that a call waits for its decision. End must follow.
+	Begin()
+	End()
 }
 
 // Gated is the gate of a Port's method. It must not be changed once it is used.

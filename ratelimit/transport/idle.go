@@ -26,6 +26,8 @@ const (
 	framesAnAnswer = 4
 	// mostEarned is what calls earn for later: as many as may be open, and their windows, all reset at once.
 	mostEarned = 4000
+	// looksAFrame is how many calls may be looked at for the price of a frame.
+	looksAFrame = 8
 	// leastData is how much of a message makes a frame of data no idle one.
 	leastData = 32
 )

@@ -37,12 +37,17 @@ func TestIdleFramesEndAConnection(t *testing.T) {
 	}
 }
 
-// An empty piece of headers, and pieces of more headers than the bound, end a connection at once.
+// Pieces of more headers than the bound end a connection at once, and empty ones when there are many.
 func TestPiecesOfHeadersAreBounded(t *testing.T) {
-	for name, piece := range map[string][]byte{"empty": nil, "large": make([]byte, 9<<10)} {
+	for name, x := range map[string]struct {
+		piece []byte
+		times int
+	}{"empty": {nil, 2 * framesInStock}, "large": {make([]byte, 9<<10), 1}} {
 		inTime(t, func(t *testing.T, s *script, p *Port) {
 			_ = s.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 8<<10)})
-			_ = s.WriteContinuation(1, false, piece)
+			for range x.times {
+				_ = s.WriteContinuation(1, false, x.piece)
+			}
 			s.endsAfter(t, 0, time.Second)
 			if n := p.Budget.Excess.Load(); n != 1 {
 				t.Errorf("%s: %d are counted", name, n)

@@ -20,7 +20,6 @@ type output struct {
 	window  int64      // of the connection; at first it is defaultWindow
 	initial int64      // of a new stream; the same
 	room    *sync.Cond // frames have been written
-	senders int        // exchanges that wait for a window
 }
 
 // mostSpare is how large a buffer may be that is used again.
@@ -32,13 +31,19 @@ const mostWaiting = 256 << 10
 // flush writes what is to be written. If another goroutine is writing, that one does, and flush waits for it only if
 // there is much.
 func (c *connection) flush() {
-	o := &c.out
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.flushLocked()
+}
+
+// flushLocked is flush. It releases the lock while it writes or waits.
+func (c *connection) flushLocked() {
+	o := &c.out
+	c.leaveLocked()
 	for o.writing && len(o.frames) > mostWaiting && !c.life.over {
 		o.room.Wait()
 	}
-	for !o.writing && len(o.frames)+len(c.calls.leaving) > 0 && !c.life.over {
+	for !o.writing && len(o.frames) > 0 && !c.life.over {
 		if err := c.writeLocked(); err != nil {
 			if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
 				c.Budget.Stalled.Add(1)
@@ -55,29 +60,20 @@ func (c *connection) flush() {
 // writeLocked writes all frames, and gives back the memory of the calls that they answer.
 func (c *connection) writeLocked() error {
 	o := &c.out
-	frames, release, leaving := o.frames, o.release, c.calls.leaving
-	o.frames, o.release, c.calls.leaving = o.spare[:0], 0, nil
+	frames, release := o.frames, o.release
+	o.frames, o.release = o.spare[:0], 0
 	o.writing = true
 	most, now := c.Caps.RequestTimeout, time.Now()
 	if now.Sub(o.timed) > min(time.Second, most/4) { // to set a deadline costs
 		o.timed = now
 		_ = c.SetWriteDeadline(now.Add(most))
 	}
-	c.mu.Unlock()
-	var err error
-	if len(frames) > 0 {
-		_, err = c.Write(frames)
-	}
-	c.mu.Lock()
+	err := c.writeUnlocked(frames)
 	o.writing = false
 	o.spare = nil
 	if cap(frames) <= mostSpare {
 		o.spare = frames
 	}
-	// Calls that have left while frames were written come after those that left before. They leave the gate also when
-	// the connection has ended meanwhile.
-	c.calls.leaving = append(leaving, c.calls.leaving...)
-	c.leaveLocked()
 	if c.life.over {
 		return err
 	}
@@ -88,6 +84,14 @@ func (c *connection) writeLocked() error {
 		c.Budget.charge(change)
 		c.mu.Lock()
 	}
+	return err
+}
+
+// writeUnlocked writes without the lock, and has it again also when the write panics.
+func (c *connection) writeUnlocked(frames []byte) error {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	_, err := c.Write(frames)
 	return err
 }
 
@@ -139,7 +143,7 @@ func (c *connection) lastCallsLocked() {
 // sendLocked says as much of a stream's data as the windows let it.
 func (c *connection) sendLocked(s *stream, data []byte) (sent int) {
 	for sent < len(data) {
-		n := min(len(data)-sent, mostFrame, int(c.out.window), int(s.window))
+		n := min(len(data)-sent, mostFrame, int(c.windowOf(s)))
 		if n <= 0 {
 			break
 		}

@@ -5,14 +5,15 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 )
 
 // Method is a unary method that a Port answers itself.
@@ -20,8 +21,9 @@ type Method struct {
 	Name string // as in :path
 	// Answer appends the answer to out. The request is valid until Answer returns, or calls ratelimit.Waits with ctx,
 	// which it does before it waits. Its error is a status, or of code Unknown.
-	Answer func(ctx context.Context, request, out []byte) ([]byte, error)
-	Spans  stats.Handler // of its calls; nil: none
+	Answer    func(ctx context.Context, request, out []byte) ([]byte, error)
+	Malformed func(error)   // is told of calls whose request is none, which Answer does not see; nil: nobody is
+	Spans     stats.Handler // of its calls; nil: none
 }
 
 // Options are what a Port serves, and within which bounds.
@@ -31,7 +33,10 @@ type Options struct {
 	Security credentials.TransportCredentials // nil: none
 	Method   Method                           // the zero value: none
 	Gate     *Gated                           // of the method's calls; nil: all start
-	Others   http.Handler                     // of calls of other methods
+	Services *Services                        // other methods; nil: none
+	// Bug is told of a bug that a caller met, by the goroutine that panicked: debug.Stack shows where. It has ended
+	// one call or one connection. nil: nobody is told.
+	Bug func(bug any)
 }
 
 // Port serves gRPC. It is safe for concurrent use.
@@ -60,6 +65,12 @@ func NewPort(o Options) *Port {
 	}
 	if o.Caps.HeaderBytes == 0 {
 		o.Caps.HeaderBytes = 1 << 20
+	}
+	if o.Services == nil {
+		o.Services = new(Services)
+	}
+	if o.Bug == nil {
+		o.Bug = func(any) {}
 	}
 	o.Budget = o.Budget.orAll()
 	for _, d := range []*time.Duration{&o.Caps.RequestTimeout, &o.Caps.Idle, &o.Caps.Age, &o.Caps.AgeGrace} {
@@ -121,19 +132,20 @@ const handshake = 10 * time.Second
 
 // welcome begins a connection, and serves it until it ends.
 func (p *Port) welcome(accepted net.Conn) {
+	defer p.contain(func() { _ = accepted.Close() })
 	_ = accepted.SetDeadline(time.Now().Add(handshake))
 	secured, info, err := p.Security.ServerHandshake(accepted)
 	if err != nil {
 		_ = accepted.Close()
 		return
 	}
+	c := newConnection(p, secured, accepted, info)
+	c.greet()
 	if !prefaced(secured) {
 		_ = secured.Close()
 		return
 	}
-	_ = accepted.SetDeadline(time.Time{})
-	c := newConnection(p, secured, accepted, info)
-	c.greet() // nothing is sent before
+	_ = accepted.SetReadDeadline(time.Time{})
 	p.Budget.join(c)
 	p.mu.Lock()
 	p.open[c] = struct{}{}
@@ -146,6 +158,22 @@ func (p *Port) welcome(accepted net.Conn) {
 		c.goAway()
 	}
 	c.lead()
+}
+
+// contain keeps a bug that a caller met from ending the process: it ends the caller's connection. It is deferred.
+func (p *Port) contain(end func()) {
+	if bug := recover(); bug != nil {
+		p.Bug(bug)
+		end()
+	}
+}
+
+// failed makes a bug that a call met its error. It is deferred.
+func (p *Port) failed(err *error) {
+	if bug := recover(); bug != nil {
+		p.Bug(bug)
+		*err = status.Error(codes.Internal, "internal error, see the log")
+	}
 }
 
 // GracefulStop asks all callers to end, and waits until they have, and all calls.

@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
-	"net/http"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -44,7 +46,7 @@ var usual = Caps{
 
 func echoes(budget *Budget) Options {
 	return Options{
-		Caps: usual, Budget: budget, Method: Method{Name: "/x/Echo", Answer: echo}, Others: http.NotFoundHandler(),
+		Caps: usual, Budget: budget, Method: Method{Name: "/x/Echo", Answer: echo}, Services: echoServices(),
 	}
 }
 
@@ -124,9 +126,20 @@ func FuzzPort(f *testing.F) {
 	f.Add(appendHeaders(nil, 0, 1, []byte{0x83, 0x86}))
 	f.Add(append(appendHeaders(nil, 0, 1, []byte{0x83}), appendFrame(nil, frameData, 1, 1, make([]byte, 9))...))
 	f.Add(append([]byte{0, 0, 4, 8, 0, 0, 0, 0, 0}, 0x7f, 0xff, 0xff, 0xff))
+	names := slices.Sorted(maps.Keys(variants))
+	f.Add(append([]byte{2}, appendHeaders(appendSettings(nil), flagEndStream, 1, []byte{0x83, 0x86, 4, 0})...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		budget := NewBudget(1 << 20)
-		p := NewPort(echoes(budget))
+		var o Options
+		if len(b) > 0 {
+			o = variants[names[int(b[0])%len(names)]](t, usual)
+			b = b[1:]
+		} else {
+			o = echoes(NewBudget(1 << 20))
+		}
+		o.Security = nil // of TLS, Go has targets
+		o.Bug = func(bug any) { panic(bug) }
+		budget := o.Budget
+		p := NewPort(o)
 		here := greeted(p)
 		go func() { _, _ = io.Copy(io.Discard, here) }()
 		_ = here.SetDeadline(time.Now().Add(10 * time.Second))
@@ -140,24 +153,58 @@ func FuzzPort(f *testing.F) {
 	})
 }
 
-// A port without a method of its own, as the peers' is, has an answer to an empty path.
-func TestEmptyPathWithoutAMethod(t *testing.T) {
-	o := echoes(NewBudget(1 << 20))
-	o.Method = Method{}
-	s := connectedTo(t, NewPort(o))
-	s.call(1, "", "")
-	if got := s.outcome(1); got != "1: http 404" {
-		t.Error(got)
+// A bug that a caller meets ends its call, or its connection, and no other. It is told once.
+func TestBugsEndNoOther(t *testing.T) {
+	for name, x := range map[string]struct {
+		breaks func(*Options)
+		method string
+		want   string
+	}{
+		"in the method": {func(o *Options) { o.Method.Answer = nilled }, "/x/Echo", "1: status 13"},
+		"in a service": {func(o *Options) {
+			o.Services = streams{"Other": func(grpc.ServerStream) error { panic("a bug") }}.services()
+		}, "/x/Other", "1: status 13"},
+		"among the frames": {func(o *Options) {
+			o.Gate = &Gated{Gate: broken{}, Refusal: status.New(0, ""), Clock: func() ratelimit.Instant { return 1 }}
+		}, "/x/Echo", "0: ended"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := echoes(NewBudget(1 << 20))
+			x.breaks(&o)
+			var bugs atomic.Int32
+			o.Bug = func(any) { bugs.Add(1) }
+			p := NewPort(o)
+			s := connectedTo(t, p)
+			s.call(1, x.method, "a")
+			s.await(func() bool { return s.became[1] != "" })
+			if got := s.outcome(); got != x.want || bugs.Load() != 1 {
+				t.Errorf("%q, want %q; %d bugs are told", got, x.want, bugs.Load())
+			}
+			var other error
+			here := greeted(p)
+			_ = here.SetDeadline(time.Now().Add(10 * time.Second))
+			if _, other = here.Read(make([]byte, 1)); other != nil {
+				t.Error("another connection:", other)
+			}
+			here.Close()
+		})
 	}
 }
+
+func nilled(context.Context, []byte, []byte) ([]byte, error) { panic("a bug") }
+
+// broken is a gate with a bug.
+type broken struct{ always }
+
+func (broken) Arrive(ratelimit.Instant, int, time.Duration) bool { panic("a bug") }
 
 // always is a gate with one answer.
 type always bool
 
 func (a always) Arrive(ratelimit.Instant, int, time.Duration) bool { return bool(a) }
-func (always) Leave(ratelimit.Instant, int, ...ratelimit.Instant)  {}
-func (always) Begin(ratelimit.Instant)                             {}
-func (always) End(ratelimit.Instant)                               {}
+func (always) Leave(ratelimit.Instant, int, int)                   {}
+func (always) Begin()                                              {}
+func (always) End()                                                {}
 
 // discards is a connection whose writes go nowhere.
 type discards struct{ net.Conn }

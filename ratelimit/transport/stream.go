@@ -19,34 +19,34 @@ type stream struct {
 	of       *connection
 	id       uint32
 	since    int64
-	window   int64 // of the caller, for the answer
+	window   int64 // of the caller, for the answer, beyond the one that its settings give each
 	cost     int64 // of the connection's memory
 	received int   // bytes of the request, with padding
 	ended    bool  // the request
 	complete bool  // its caller is not waited for: the request has ended, or never does
 	gone     bool  // it was answered, reset, or its connection has ended
+	encoding string
 	exchange *exchange
-	call
+	decision
 }
 
-// call is a call of the port's own method.
-type call struct {
-	until    int64             // when its caller gives up; 0: it does not
-	arrived  ratelimit.Instant // at the gate; 0: there is none
-	pieces   []byte            // of the request
-	request  []byte            // in pieces, or in the batch that was read
-	metadata metadata.MD       // where calls have spans
+// decision is a call of the port's own method.
+type decision struct {
+	until    int64       // when its caller gives up; 0: it does not
+	inside   bool        // the gate let it in, and it has not left
+	pieces   []byte      // of the request
+	request  []byte      // in pieces, or in the batch that was read
+	metadata metadata.MD // where calls have spans
 	waits    bool
-	began    ratelimit.Instant // to wait; 0: not, or there is no gate
-	shared   bool              // the context may be read after the decision
-	done     chan struct{}     // guarded by of.mu, as what follows
-	over     bool              // done is closed
+	shared   bool          // the context may be read after the decision
+	done     chan struct{} // guarded by of.mu, as what follows
+	over     bool          // done is closed
 	timer    *time.Timer
 	answer   []byte // that waits for a window
 }
 
-// streams are ended calls without a reference.
-var streams = sync.Pool{New: func() any { return new(stream) }}
+// pooled are ended calls without a reference.
+var pooled = sync.Pool{New: func() any { return new(stream) }}
 
 var _ context.Context = (*stream)(nil)
 
@@ -57,10 +57,11 @@ const streamCost = 1 << 10
 const waitCost = 4 << 10
 
 func (c *connection) newStreamLocked(id uint32) *stream {
-	s := streams.Get().(*stream)
-	*s = stream{of: c, id: id, since: c.in.at, window: c.out.initial, call: call{pieces: s.pieces[:0]}}
+	s := pooled.Get().(*stream)
+	*s = stream{of: c, id: id, since: c.in.at, encoding: c.in.fields.encoding, decision: decision{pieces: s.pieces[:0]}}
 	c.calls.open[id] = s
 	c.calls.incomplete++
+	c.waitsSinceLocked(s.since)
 	c.addLocked(s, streamCost)
 	return s
 }
@@ -78,7 +79,8 @@ func (c *connection) waitsLocked(s *stream, since int64) {
 	if s.complete {
 		s.complete, s.since = false, since
 		c.calls.incomplete++
-		c.soonerLocked(since + int64(c.Caps.RequestTimeout))
+		c.waitsSinceLocked(since)
+		c.soonerLocked(c.life.look)
 	}
 }
 
@@ -96,6 +98,14 @@ func (c *connection) grow(s *stream, cost int64) {
 	change := c.memory.book()
 	c.mu.Unlock()
 	c.Budget.charge(change)
+}
+
+// patience is how long the caller waits from now on.
+func (s *stream) patience(now int64) time.Duration {
+	if s.until == 0 {
+		return forever
+	}
+	return time.Duration(s.until - now)
 }
 
 // Deadline implements context.Context.
@@ -191,6 +201,7 @@ func (c *connection) answer(s *stream) (leads bool) {
 
 // decide is the call's answer, within its span.
 func (s *stream) decide(out []byte) (_ []byte, err error) {
+	defer s.of.failed(&err)
 	m := &s.of.Method
 	if m.Spans == nil {
 		return m.Answer(s, s.request, out)
@@ -214,10 +225,10 @@ func (s *stream) Waits() {
 	if !s.gone {
 		c.addLocked(s, waitCost)
 	}
+	c.leavesLocked(s)
 	c.mu.Unlock()
 	if g := c.Gate; g != nil {
-		s.began = c.in.now
-		g.Gate.Begin(s.began)
+		g.Gate.Begin()
 	}
 	c.in.answer = nil
 	c.running.Go(c.lead)
@@ -227,9 +238,10 @@ func (s *stream) Waits() {
 func (c *connection) finish(s *stream, out []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.began != 0 {
-		c.Gate.Gate.End(s.began)
+	if s.waits && c.Gate != nil {
+		c.Gate.Gate.End()
 	}
+	c.leavesLocked(s)
 	switch {
 	case s.gone:
 	case err != nil:
@@ -239,7 +251,7 @@ func (c *connection) finish(s *stream, out []byte, err error) {
 		c.headersLocked(0, s.id, okHeaders)
 		before := prefix(len(out))
 		n := int64(messagePrefix + len(out))
-		if len(c.calls.blocked) == 0 && n <= min(c.out.window, s.window, mostFrame) {
+		if len(c.calls.blocked) == 0 && n <= min(c.windowOf(s), mostFrame) {
 			c.out.window -= n
 			c.out.frames = appendFrame(c.out.frames, frameData, 0, s.id, before[:], out)
 			c.trailLocked(s)
@@ -247,32 +259,47 @@ func (c *connection) finish(s *stream, out []byte, err error) {
 		}
 		s.answer = append(before[:], out...)
 		c.addLocked(s, int64(len(s.answer)))
-		c.calls.blocked = append(c.calls.blocked, s)
-		c.soonerLocked(s.since + int64(c.Caps.RequestTimeout))
-		c.unblockLocked() // afterwards, s may be another call
+		c.calls.blocked[s] = struct{}{}
+		c.waitsSinceLocked(s.since)
+		c.soonerLocked(c.life.look)
+		c.goOnLocked(s) // afterwards, s may be another call
 	}
 }
 
-// unblockLocked says answers as far as the windows let it.
-func (c *connection) unblockLocked() {
-	all := c.calls.blocked
-	c.calls.blocked = all[:0]
-	for _, s := range all {
-		s.answer = s.answer[c.sendLocked(s, s.answer):]
-		if len(s.answer) > 0 {
-			c.calls.blocked = append(c.calls.blocked, s)
-			continue
-		}
+// windowOf is how many bytes of a call's answer its caller takes now.
+func (c *connection) windowOf(s *stream) int64 { return min(c.out.window, c.out.initial+s.window) }
+
+// goOnLocked says a blocked answer as far as the windows let it, and tells whether they did.
+func (c *connection) goOnLocked(s *stream) (goesOn bool) {
+	if c.windowOf(s) <= 0 {
+		return false
+	}
+	if s.exchange != nil { // its handler says it
+		delete(c.calls.blocked, s)
+		s.exchange.news.Broadcast()
+		return true
+	}
+	s.answer = s.answer[c.sendLocked(s, s.answer):]
+	if len(s.answer) == 0 {
+		delete(c.calls.blocked, s)
 		c.trailLocked(s)
 	}
-	clear(all[len(c.calls.blocked):])
-	if c.out.senders > 0 {
-		for _, s := range c.calls.open {
-			if s.exchange != nil && s.window > 0 {
-				s.exchange.news.Broadcast()
-			}
+	return true
+}
+
+// unblockLocked says blocked answers after a frame that gave all of them a window. Those that it gave none are looked
+// at for the caller, and count as frames of its that bring nothing.
+func (c *connection) unblockLocked() {
+	looks := 0
+	for s := range c.calls.blocked {
+		if c.out.window <= 0 {
+			break
+		}
+		if !c.goOnLocked(s) {
+			looks++
 		}
 	}
+	c.idle.used += looks / looksAFrame
 }
 
 // trailLocked ends an answer with data, for whose frames the caller gives back windows.
@@ -288,39 +315,59 @@ func (c *connection) answeredLocked(s *stream) {
 	s.cost = 0
 	c.closeLocked(s)
 	if !s.shared && cap(s.pieces) <= streamCost { // a pooled call counts as one without a request
-		streams.Put(s)
+		pooled.Put(s)
 	}
 }
 
 // failLocked answers with a status alone.
-func (c *connection) failLocked(s *stream, st *status.Status) {
-	c.headersLocked(flagEndStream, s.id, failure(st))
+func (c *connection) failLocked(s *stream, st *status.Status) { c.failsLocked(s, failure(st)) }
+
+// failsLocked answers with a header block alone.
+func (c *connection) failsLocked(s *stream, block []byte) {
+	c.headersLocked(flagEndStream, s.id, block)
 	if !s.ended {
 		c.resetLocked(s.id, http2.ErrCodeNo)
 	}
 	c.answeredLocked(s)
 }
 
+// leavesLocked notes that a call leaves the gate.
+func (c *connection) leavesLocked(s *stream) {
+	if s.inside {
+		s.inside = false
+		c.calls.leaving++
+	}
+}
+
 // closeLocked removes a call.
 func (c *connection) closeLocked(s *stream) {
 	s.gone = true
 	delete(c.calls.open, s.id)
+	delete(c.calls.blocked, s)
 	c.completesLocked(s)
-	c.calls.blocked = slices.DeleteFunc(c.calls.blocked, func(b *stream) bool { return b == s })
-	if s.arrived != 0 {
-		c.calls.leaving = append(c.calls.leaving, s.arrived)
-	}
-	if s.exchange == nil { // a handler goes on until it finds that its call has ended
+	c.leavesLocked(s)
+	if s.exchange != nil {
+		c.leaveHandlerLocked(s)
+	} else {
 		c.memory.add(-s.cost)
-		s.cost = 0
 	}
+	s.cost = 0
 	if len(c.calls.open) == 0 {
 		c.life.quiet = nanotime()
 	}
 	s.cancelLocked()
-	if x := s.exchange; x != nil {
-		x.cancel()
+}
+
+// leaveHandlerLocked ends a call for its handler, which goes on until it finds that. Until then the budget counts what
+// it costs, and not for the connection, which may end.
+func (c *connection) leaveHandlerLocked(s *stream) {
+	x := s.exchange
+	x.ending = s.cost
+	c.memory.bytes -= s.cost
+	c.Budget.ending.Add(s.cost)
+	x.cancel()
+	if x.talk != nil && x.talk.notify != nil {
 		c.receipts.wait = slices.DeleteFunc(c.receipts.wait, func(r receipt) bool { return r.talk == x.talk })
-		x.news.Broadcast()
 	}
+	x.news.Broadcast()
 }

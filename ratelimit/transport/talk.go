@@ -95,8 +95,7 @@ func (t *Talk) receivedLocked() {
 	}
 	c.addLocked(s, talkCost+int64(t.on.body.Len())-s.cost)
 	c.idle.earn(framesACall)
-	s.since, t.on.ahead = nanotime(), false // what comes now is not held for long
-	t.on.news.Broadcast()
+	s.since = nanotime() // what comes now is not held for long
 	// The window is given back in few frames.
 	if back := s.received + c.Caps.MessageBytes/4 - t.on.body.Len(); back > c.Caps.MessageBytes/4 {
 		c.writeFrameLocked(frameWindow, 0, s.id, be32(uint32(back)))

@@ -70,10 +70,10 @@ func serveTalks(t *testing.T, size int) (*talker, *stoppable, *grpc.ClientConn, 
 		}},
 	}}
 	budget := NewBudget(1 << 20)
-	others := grpc.NewServer()
+	others := new(Services)
 	rlqs.RegisterRateLimitQuotaServiceServer(others, s)
 	made := make(chan *stoppable, 1)
-	addr := servePort(t, Options{Caps: usual, Budget: budget, Others: others})
+	addr := servePort(t, Options{Caps: usual, Budget: budget, Services: others})
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			c, err := new(net.Dialer).DialContext(ctx, "tcp", address)

@@ -6,12 +6,13 @@ import (
 	"io"
 	"maps"
 	"net"
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/credentials"
@@ -45,12 +46,17 @@ func inTime(t *testing.T, play func(*testing.T, *script, *Port)) {
 		}
 		return out, nil
 	}
-	o.Others = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/x/Talk" {
-			Converse(r.Context())
+	read := func(stream grpc.ServerStream) error {
+		var m []byte
+		for stream.RecvMsg(&m) == nil {
 		}
-		_, _ = io.Copy(io.Discard, r.Body)
-	})
+		return nil
+	}
+	talk := func(stream grpc.ServerStream) error {
+		Converse(stream.Context())
+		return read(stream)
+	}
+	o.Services = streams{"Other": read, "Talk": talk}.services()
 	played(t, o, slow{}, play)
 }
 
@@ -88,24 +94,43 @@ func greeted(p *Port) (here net.Conn) {
 	return here
 }
 
-// newScriptRead begins a script whose peer writes at once.
+// newScriptRead begins a script whose peer need not wait for it to read.
 func newScriptRead(c net.Conn) *script {
-	made := make(chan *script)
-	r, w := io.Pipe()
-	go func() { _, err := io.Copy(w, c); w.CloseWithError(err) }()
-	go func() { made <- newScript(piped{c, r}) }()
-	s := <-made
-	go func() { s.read(); r.Close() }()
+	from := make(chan []byte, 64)
+	go func() {
+		defer close(from)
+		for {
+			b := make([]byte, mostFrame)
+			n, err := c.Read(b)
+			if err != nil {
+				return
+			}
+			from <- b[:n]
+		}
+	}()
+	s := newScript(&piped{Conn: c, from: from})
+	go s.read()
 	return s
 }
 
-// piped is a connection whose reads come from a pipe.
+// piped is a connection whose reads come from a queue.
 type piped struct {
 	net.Conn
-	from io.Reader
+	from <-chan []byte
+	rest []byte
 }
 
-func (p piped) Read(b []byte) (int, error) { return p.from.Read(b) }
+func (p *piped) Read(b []byte) (n int, err error) {
+	for len(p.rest) == 0 {
+		var open bool
+		if p.rest, open = <-p.from; !open {
+			return 0, io.EOF
+		}
+	}
+	n = copy(b, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
+}
 
 // endsAfter waits until the connection ends, and checks how long that took.
 func (s *script) endsAfter(t *testing.T, least, most time.Duration) {
@@ -264,7 +289,11 @@ func TestSlowReadersHoldUpNoOther(t *testing.T) {
 		here, there := net.Pipe()
 		p.running.Go(func() { p.welcome(&conn{Conn: there, of: Listen(nil, 0, nil)}) })
 		caller := tls.Client(here, &tls.Config{InsecureSkipVerify: true, NextProtos: c.NextProtos}) //nolint:gosec
-		if _, err := caller.Write([]byte(http2.ClientPreface)); err != nil {
+		greeting := make([]byte, mostFrame)
+		if _, err := caller.Read(greeting); err != nil { // and nothing later
+			t.Fatal(err)
+		}
+		if _, err := caller.Write(appendSettings([]byte(http2.ClientPreface))); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

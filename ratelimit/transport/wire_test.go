@@ -3,11 +3,13 @@ package transport
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -16,9 +18,15 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // bare is a codec of gRPC that leaves messages bytes.
@@ -37,10 +45,8 @@ func (bareCodec) Unmarshal(data mem.BufferSlice, v any) error {
 
 var _ encoding.CodecV2 = bareCodec{}
 
-// grpcEchoes is a server of grpc-go that answers as a Port of echoes: the oracle, and the handler of other methods.
-func grpcEchoes(caps Caps) *grpc.Server {
-	s := grpc.NewServer(grpc.ForceServerCodecV2(bareCodec{}), grpc.MaxRecvMsgSize(caps.MessageBytes),
-		grpc.MaxConcurrentStreams(caps.Streams), grpc.MaxHeaderListSize(caps.HeaderBytes))
+// registerEchoes has a server answer two methods with their requests.
+func registerEchoes(r grpc.ServiceRegistrar) {
 	method := func(name string) grpc.MethodDesc {
 		return grpc.MethodDesc{MethodName: name, Handler: func(
 			_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor,
@@ -50,9 +56,40 @@ func grpcEchoes(caps Caps) *grpc.Server {
 			return &message, err
 		}}
 	}
-	s.RegisterService(&grpc.ServiceDesc{
+	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "x", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{method("Echo"), method("Other")},
 	}, nil)
+}
+
+// grpcEchoes is a server of grpc-go that answers as a Port of echoes: the oracle.
+func grpcEchoes(caps Caps) *grpc.Server {
+	s := grpc.NewServer(grpc.ForceServerCodecV2(bareCodec{}), grpc.MaxRecvMsgSize(caps.MessageBytes),
+		grpc.MaxConcurrentStreams(caps.Streams), grpc.MaxHeaderListSize(caps.HeaderBytes))
+	registerEchoes(s)
+	return s
+}
+
+// echoServices are the same as services of a Port.
+func echoServices() *Services {
+	s := &Services{Codec: bareCodec{}}
+	registerEchoes(s)
+	return s
+}
+
+// streams are the methods of a service, by name.
+type streams map[string]func(grpc.ServerStream) error
+
+// services are those of /x/.
+func (m streams) services() *Services {
+	s := &Services{Codec: bareCodec{}}
+	desc := grpc.ServiceDesc{ServiceName: "x", HandlerType: (*any)(nil)}
+	for name, handle := range m {
+		desc.Streams = append(desc.Streams, grpc.StreamDesc{
+			StreamName: name, ServerStreams: true, ClientStreams: true,
+			Handler: func(_ any, stream grpc.ServerStream) error { return handle(stream) },
+		})
+	}
+	s.RegisterService(&desc, nil)
 	return s
 }
 
@@ -102,11 +139,10 @@ func (s *script) read() {
 		case *http2.MetaHeadersFrame:
 			for _, h := range f.Fields {
 				if h.Name == ":status" && h.Value != "200" {
-					what = "http " + h.Value
-					break
+					what = "http " + h.Value + ", "
 				}
-				if h.Name == "grpc-status" && s.became[id] == "" {
-					what = "status " + h.Value
+				if h.Name == "grpc-status" {
+					what += "status " + h.Value
 				}
 			}
 		case *http2.DataFrame:
@@ -173,6 +209,13 @@ func text(content string) []byte {
 	return append(b[:], content...)
 }
 
+// flagged is a message whose first byte is that.
+func flagged(first byte) []byte {
+	b := text("a")
+	b[0] = first
+	return b
+}
+
 // call says a whole call.
 func (s *script) call(id uint32, method, content string) {
 	s.head(id, false, ordinary(method)...)
@@ -198,16 +241,51 @@ func (s *script) outcome(streams ...uint32) string {
 	return strings.Join(all, ", ")
 }
 
+// variants are the ports that there are: of callers, with and without TLS, and of peers, which have no method of their
+// own.
+var variants = map[string]func(testing.TB, Caps) Options{
+	"callers' port": func(_ testing.TB, caps Caps) Options {
+		return Options{Caps: caps, Budget: NewBudget(1 << 20), Method: Method{Name: "/x/Echo", Answer: echo}, Services: echoServices()}
+	},
+	"callers' port with a gate and spans": func(_ testing.TB, caps Caps) Options {
+		return Options{
+			Caps: caps, Budget: NewBudget(1 << 20), Services: echoServices(),
+			Method: Method{Name: "/x/Echo", Answer: echo, Malformed: func(error) {}, Spans: noSpans{}},
+			Gate:   &Gated{Gate: always(true), Clock: func() ratelimit.Instant { return 1 }, Refusal: status.New(codes.Unavailable, "")},
+		}
+	},
+	"callers' port with TLS": func(t testing.TB, caps Caps) Options {
+		return Options{
+			Caps: caps, Budget: NewBudget(1 << 20), Method: Method{Name: "/x/Echo", Answer: echo}, Services: echoServices(),
+			Security: certified(t),
+		}
+	},
+	"peers' port": func(t testing.TB, caps Caps) Options {
+		return Options{Caps: caps, Budget: NewBudget(1 << 20), Services: echoServices(), Security: certified(t)}
+	},
+}
+
+// noSpans is a handler of spans that makes none.
+type noSpans struct{ stats.Handler }
+
+func (noSpans) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+func (noSpans) HandleRPC(context.Context, stats.RPCStats)                       {}
+
+// certified are credentials for TLS with some certificate.
+func certified(t testing.TB) credentials.TransportCredentials {
+	other := httptest.NewTLSServer(nil)
+	t.Cleanup(other.Close)
+	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: other.TLS.Certificates, NextProtos: []string{"h2"}})
+}
+
 // onPort and onGRPC connect a script to a server of echoes.
 func onPort(t testing.TB, caps Caps, settings ...http2.Setting) *script {
-	return connectedTo(t, NewPort(Options{
-		Caps: caps, Budget: NewBudget(1 << 20), Method: Method{Name: "/x/Echo", Answer: echo}, Others: grpcEchoes(caps),
-	}), settings...)
+	return connectedTo(t, NewPort(variants["callers' port"](t, caps)), settings...)
 }
 
 // connectedTo connects a script to a port, whose calls must all have ended at the end.
 func connectedTo(t testing.TB, p *Port, settings ...http2.Setting) *script {
-	return connected(t, p.Serve, p.Stop, func() {
+	return connected(t, p.Security.Info().SecurityProtocol == "tls", p.Serve, p.Stop, func() {
 		p.running.Wait()
 		if held := p.Budget.Held(); held != 0 {
 			t.Errorf("%d bytes are held when all has ended", held)
@@ -217,11 +295,11 @@ func connectedTo(t testing.TB, p *Port, settings ...http2.Setting) *script {
 
 func onGRPC(t testing.TB, caps Caps, settings ...http2.Setting) *script {
 	s := grpcEchoes(caps)
-	return connected(t, s.Serve, s.Stop, func() {}, settings...)
+	return connected(t, false, s.Serve, s.Stop, func() {}, settings...)
 }
 
 func connected(
-	t testing.TB, serve func(net.Listener) error, stop, after func(), settings ...http2.Setting,
+	t testing.TB, secure bool, serve func(net.Listener) error, stop, after func(), settings ...http2.Setting,
 ) *script {
 	l := listens(t)
 	served := make(chan error, 1)
@@ -229,6 +307,9 @@ func connected(
 	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
+	}
+	if secure {
+		c = tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // it plays a caller
 	}
 	s := newScript(c, settings...)
 	read := make(chan struct{})
@@ -248,7 +329,12 @@ func connected(
 // What becomes of frames is as with grpc-go, where the table does not say otherwise.
 func TestFramesEndAsWithGRPC(t *testing.T) {
 	const echoed, other, ignored = "/x/Echo", "/x/Other", "grpc-go ignores it"
-	servers := map[string]func(testing.TB, Caps, ...http2.Setting) *script{"port": onPort, "grpc-go": onGRPC}
+	servers := map[string]func(testing.TB, Caps, ...http2.Setting) *script{"grpc-go": onGRPC}
+	for name, variant := range variants {
+		servers[name] = func(t testing.TB, caps Caps, settings ...http2.Setting) *script {
+			return connectedTo(t, NewPort(variant(t, caps)), settings...)
+		}
+	}
 	large := strings.Repeat("b", 5<<10)
 	bad := func(kind http2.FrameType, id uint32, payload ...byte) func(*script) {
 		return func(s *script) { _ = s.WriteRawFrame(kind, 0, id, payload) }
@@ -318,13 +404,24 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 		"unknown method":                    {with("/x/None"), []uint32{1}, "1: status 12", ""},
 		"unknown service":                   {with("/y/Echo"), []uint32{1}, "1: status 12", ""},
 		"no method":                         {with("Echo"), []uint32{1}, "1: status 12", ""},
-		"GET":                               {headed(1, "GET"), []uint32{1}, "1: http 405", ""},
-		"a page":                            {headed(9, "text/html"), []uint32{1}, "1: http 415", ""},
-		"a name that only begins as gRPC's": {headed(9, "application/grpcx"), []uint32{1}, "1: http 415", ""},
+		"GET":                               {headed(1, "GET"), []uint32{1}, "1: http 405, status 13", ""},
+		"a page":                            {headed(9, "text/html"), []uint32{1}, "1: http 415, status 3", ""},
+		"a name that only begins as gRPC's": {headed(9, "application/grpcx"), []uint32{1}, "1: http 415, status 3", ""},
 		"no content-type": {func(s *script) {
 			s.head(1, true, ordinary(echoed)[:8]...)
-		}, []uint32{1}, "1: http 415", ""},
-		"a timeout of nonsense": {with(echoed, "grpc-timeout", "1x"), []uint32{1}, "1: http 400", ""},
+		}, []uint32{1}, "1: http 415, status 3", ""},
+		"a timeout of nonsense": {with(echoed, "grpc-timeout", "1x"), []uint32{1}, "1: http 400, status 13", ""},
+		"an empty timeout":      {with(echoed, "grpc-timeout", ""), []uint32{1}, "1: http 400, status 13", ""},
+		"a second content-type": {with(echoed, "content-type", "text/html"), []uint32{1}, "1: status 0", ""},
+		"an empty path":         {with(""), []uint32{1}, "1: reset PROTOCOL_ERROR", "it is an unknown method"},
+		"a path that is cut":    {with("/"), []uint32{1}, "1: status 12", ""},
+		"an empty piece of a block": {func(s *script) {
+			b := s.block(ordinary(echoed)...)
+			_ = s.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b})
+			_ = s.WriteContinuation(1, false, nil)
+			_ = s.WriteContinuation(1, true, nil)
+			_ = s.WriteData(1, true, text("a"))
+		}, []uint32{1}, "1: status 0", ""},
 		"a subtype": {func(s *script) {
 			p := ordinary(echoed)
 			p[9] = "application/grpc+proto"
@@ -333,9 +430,13 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 		}, []uint32{1}, "1: status 0", ""},
 		"compressed": {func(s *script) {
 			s.head(1, false, ordinary(echoed, "grpc-encoding", "gzip")...)
-			m := text("a")
-			m[0] = 1
-			_ = s.WriteData(1, true, m)
+			_ = s.WriteData(1, true, flagged(1))
+		}, []uint32{1}, "1: status 12", ""},
+		"compressed without a name": {data(echoed, true, flagged(1)), []uint32{1}, "1: status 13", ""},
+		"an unknown flag":           {data(echoed, true, flagged(2)), []uint32{1}, "1: status 13", ""},
+		"compressed for others": {func(s *script) {
+			s.head(1, false, ordinary(other, "grpc-encoding", "gzip")...)
+			_ = s.WriteData(1, true, flagged(1))
 		}, []uint32{1}, "1: status 12", ""},
 		"no message": {func(s *script) {
 			s.head(1, true, ordinary(echoed)...)
@@ -413,7 +514,7 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 					x.play(s)
 				}
 				got := s.outcome(x.streams...)
-				if got != x.want && (who == "port" || x.differs == "") {
+				if got != x.want && (who != "grpc-go" || x.differs == "") {
 					t.Errorf("%s: %q, want %q", who, got, x.want)
 				}
 				if got == x.want && who == "grpc-go" && x.differs != "" {

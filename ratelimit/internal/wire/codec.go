@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
@@ -11,11 +10,8 @@ import (
 // bytes, and sent ones are gRPC's from then on.
 type Message struct{ Bytes []byte }
 
-// ServerCodec makes a server read and write Messages as they are. Other messages (health, reflection) use the protobuf
-// library.
-func ServerCodec() grpc.ServerOption {
-	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(proto.Name)})
-}
+// Codec reads and writes Messages as they are. Other messages (health, reflection) use the protobuf library.
+func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2(proto.Name)} }
 
 type codec struct{ ordinary encoding.CodecV2 }
 
