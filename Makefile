@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: attack files kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: h2spec attack files kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,7 +76,10 @@ valkey: ## the tests of the ledger, of fleets and of settings once more, with th
 	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./leasing/... ./cmd/sluice/store ./bench/sim
 	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./cmd/sluice -run 'Redis|Fleet|Startup|HostileReplies|HostileEviction|Audit'
 
-check: ## formatting, vet and linters
+h2spec: ## the cases of h2spec against the gRPC port
+	$(GO) test -count=1 -v ./ratelimit/transport -run '^TestH2Spec$$' -h2spec
+
+check: h2spec ## formatting, vet and linters, and h2spec
 	@test -z "$$($(TOOL) gofumpt -l .)" || { echo "not formatted (make format):"; $(TOOL) gofumpt -l .; exit 1; }
 	$(GO) mod verify
 	$(TOOL) golangci-lint run ./...

@@ -52,8 +52,8 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(append(text, '\n'))
 }
 
-// decideJSON is the answer to a request that is complete, as text. The call leaves the gate with it: a caller that does
-// not read its answer keeps nobody out.
+// decideJSON is the answer to a request that is complete, as text. The call leaves the gate with it: an answer that its
+// caller does not read refuses no other.
 func (s *Service) decideJSON(r *http.Request, body []byte) (text []byte, answer *rlsv3.RateLimitResponse, err error) {
 	if gate := s.options.Gate; gate != nil {
 		defer gate.EndNow()

@@ -18,8 +18,8 @@ func (g *Gate) Before(clock ratelimit.Clock) *transport.Gated {
 	return &transport.Gated{Gate: g, Clock: clock, Refusal: refusal}
 }
 
-// EnterNow is for calls that come without a transport, complete. They are not inside: nobody tells when they begin to
-// wait. Without an error, EndNow must follow when the call is decided.
+// EnterNow is for calls that come without a transport, complete. They are not inside, because
+// the gate cannot see when they begin to wait. Without an error, EndNow must follow when the call is decided.
 func (g *Gate) EnterNow(now ratelimit.Instant) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -267,11 +267,12 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 	initial := c.out.initial
 	for ; len(p) > 0; p = p[6:] {
 		// This side has no table, and its frames are not larger than the least bound.
-		if http2.SettingID(binary.BigEndian.Uint16(p)) == http2.SettingInitialWindowSize {
-			initial = int64(binary.BigEndian.Uint32(p[2:]))
+		s := http2.Setting{ID: http2.SettingID(binary.BigEndian.Uint16(p)), Val: binary.BigEndian.Uint32(p[2:])}
+		if err := s.Valid(); err != nil {
+			return &fault{http2.ErrCode(err.(http2.ConnectionError)), s.String()} //nolint:errorlint,forcetypeassert // it has no other
 		}
-		if initial > mostWindow {
-			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d", initial)}
+		if s.ID == http2.SettingInitialWindowSize {
+			initial = int64(s.Val)
 		}
 	}
 	if initial != c.out.initial {

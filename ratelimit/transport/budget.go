@@ -21,7 +21,7 @@ type Budget struct {
 	// Invariant: held is the sum of the bytes of all holders and of ending, except changes in progress. Without ending,
 	// it is at most most once a charge has returned.
 	held atomic.Int64
-	// ending is what handlers hold whose calls have ended. They give it back when they find that. Nobody can be closed
+	// ending is the part of handlers whose calls have ended. They give it back when they find that. No holder can end
 	// for it.
 	ending atomic.Int64
 

@@ -119,8 +119,7 @@ func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInf
 	return c
 }
 
-// greet says this side's settings. It is the first that is done on a connection: a caller that knows the bounds keeps
-// them, and the socket of one that has gone says so.
+// greet says this side's settings, before anything is read: callers keep the bounds that they have read.
 func (c *connection) greet() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -325,8 +324,8 @@ func (c *connection) waitsSinceLocked(since int64) {
 	}
 }
 
-// looks is how often in a RequestTimeout all calls are looked at, at most: each look costs, and whoever has many calls
-// wait could have it done for each frame.
+// looks is how often in a RequestTimeout all calls are looked at, at most. A look costs as much as there are calls, and
+// without the bound each frame would bring one.
 const looks = 64
 
 // stalledLocked tells whether a call has waited for its caller for too long. It looks when one may have.
@@ -392,7 +391,7 @@ func (c *connection) bye(err error) {
 	c.abandon()
 }
 
-// abandon ends the connection at once, and the port forgets it.
+// abandon ends the connection at once, and removes it from the port.
 func (c *connection) abandon() {
 	c.Budget.leave(c)
 	c.end()

@@ -11,7 +11,7 @@
 // no other protocol than gRPC on HTTP/2 (RFC 9113), with or without TLS. Read port.go, then connection.go. Its states
 // are in stream.go (a call of the method) and exchange.go (a call of a service).
 //
-// A panic on the way of a call ends that call, or its connection, and is told to Options.Bug.
+// A panic on the way of a call ends that call, or its connection. Options.Bug gets it.
 //
 // One goroutine of a connection reads, decides and writes: it leads. It takes in all frames that one read brings, asks
 // the gate about each call, answers the calls that were let in, and writes all answers at once. So calls on one

@@ -237,7 +237,7 @@ func (x *exchange) SendMsg(m any) error {
 	return nil
 }
 
-// send says a message, as the windows let it, and asks for its receipt.
+// send says a message, as the windows let it, and a ping for its receipt.
 func (x *exchange) send(data []byte) error {
 	c, s := x.of, x.stream
 	begun := nanotime()

@@ -22,7 +22,7 @@ type Method struct {
 	// Answer appends the answer to out. The request is valid until Answer returns, or calls ratelimit.Waits with ctx,
 	// which it does before it waits. Its error is a status, or of code Unknown.
 	Answer    func(ctx context.Context, request, out []byte) ([]byte, error)
-	Malformed func(error)   // is told of calls whose request is none, which Answer does not see; nil: nobody is
+	Malformed func(error)   // gets the errors of requests that are no message, and do not reach Answer; nil: unused
 	Spans     stats.Handler // of its calls; nil: none
 }
 
@@ -34,8 +34,8 @@ type Options struct {
 	Method   Method                           // the zero value: none
 	Gate     *Gated                           // of the method's calls; nil: all start
 	Services *Services                        // other methods; nil: none
-	// Bug is told of a bug that a caller met, by the goroutine that panicked: debug.Stack shows where. It has ended
-	// one call or one connection. nil: nobody is told.
+	// Bug gets the panic that a caller caused. It ended a call or a connection. The goroutine is the one that panicked,
+	// so that debug.Stack shows where. nil: unused.
 	Bug func(bug any)
 }
 

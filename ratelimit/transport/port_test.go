@@ -153,7 +153,7 @@ func FuzzPort(f *testing.F) {
 	})
 }
 
-// A bug that a caller meets ends its call, or its connection, and no other. It is told once.
+// A bug that a caller meets ends its call, or its connection, and no other. It is reported once.
 func TestBugsEndNoOther(t *testing.T) {
 	for name, x := range map[string]struct {
 		breaks func(*Options)
