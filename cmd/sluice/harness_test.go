@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 	if name := os.Getenv("SLUICE_ATTACK"); name != "" {
 		attacker(name)
 	}
+	if os.Getenv("SLUICE_PLAIN") != "" {
+		servePlain()
+	}
 	if os.Getenv("SLUICE_RUN_MAIN") != "" {
 		main()
 	}
@@ -55,6 +58,7 @@ type sluice struct {
 	*testing.T
 	cmd              *exec.Cmd
 	http, rpc, debug string
+	peers            string // with the ports of hostile.TLS; "": it has none
 	output           lines
 	exited           chan error
 }

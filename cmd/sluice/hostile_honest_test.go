@@ -55,6 +55,7 @@ type served struct {
 	shed   int             // calls that were answered UNAVAILABLE at once
 	failed int             // calls that had no answer
 	why    error           // one of these
+	sent   int             // bytes of the attacker
 }
 
 func (v *served) p99() time.Duration { return v.took[len(v.took)*99/100] }
@@ -97,7 +98,7 @@ func (s *sluice) honest(ctx context.Context) *served {
 // attacker is a process that does a row to the server as soon as it reads a line.
 func (s *sluice) attacker(a attack, said io.Writer) (cmd *exec.Cmd, begin io.Writer) {
 	s.Helper()
-	cmd = command([]string{"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http})
+	cmd = command([]string{"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http, "SLUICE_ATTACK_PEERS=" + s.peers})
 	cmd.Stdout, cmd.Stderr = said, said
 	begin, err := cmd.StdinPipe()
 	if err := errors.Join(err, cmd.Start()); err != nil {
@@ -134,5 +135,7 @@ func (s *sluice) attacked(a attack) *served {
 	if ended != nil {
 		s.Fatalf("the attacker: %v\n%s", ended, said.String())
 	}
+	_, text, _ := strings.Cut(said.String(), "sent ")
+	v.sent = s.number(strings.TrimSpace(text))
 	return v
 }

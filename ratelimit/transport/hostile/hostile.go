@@ -140,6 +140,7 @@ const (
 	Method      = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 	QuotaMethod = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas"
 	PeerMethod  = "/sluice.routing.v1.Peer/Exchange"
+	WatchMethod = "/grpc.health.v1.Health/Watch"
 )
 
 // Call begins a call with more headers.
@@ -354,14 +355,14 @@ func Frames(address string, connections int, write Frame, d time.Duration) error
 }
 
 // each has connections write for a while, and opens those anew that the server ends.
-func each(address string, connections int, d time.Duration, write Frame) error {
+func each(address string, connections int, d time.Duration, write Frame, settings ...http2.Setting) error {
 	end := time.Now().Add(d)
 	errs := make([]error, connections)
 	var all sync.WaitGroup
 	for i := range errs {
 		all.Go(func() {
 			for time.Now().Before(end) && errs[i] == nil {
-				errs[i] = writes(address, end, write)
+				errs[i] = writes(address, end, write, settings...)
 			}
 		})
 	}
@@ -369,8 +370,8 @@ func each(address string, connections int, d time.Duration, write Frame) error {
 	return errors.Join(errs...)
 }
 
-func writes(address string, end time.Time, write Frame) error {
-	c, err := Dial(address)
+func writes(address string, end time.Time, write Frame, settings ...http2.Setting) error {
+	c, err := Dial(address, settings...)
 	if err != nil {
 		return err
 	}
@@ -390,6 +391,86 @@ func writes(address string, end time.Time, write Frame) error {
 
 // dataFrame is the most that a server takes in one frame unless it says otherwise.
 const dataFrame = 16 << 10
+
+// NeverBegin has connections begin a call of a method each 2 ms, for a while, whose requests never become complete. Each
+// is reset after 90 ms.
+func NeverBegin(method, address string, connections int, d time.Duration) error {
+	return lingers(method, address, connections, d, nil)
+}
+
+// NeverTaken is NeverBegin with whole calls, whose answers find no window.
+func NeverTaken(method, address string, connections int, request []byte, d time.Duration) error {
+	return lingers(method, address, connections, d, Message(0, request), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+}
+
+func lingers(method, address string, connections int, d time.Duration, whole []byte, settings ...http2.Setting) error {
+	const every, reset = 2 * time.Millisecond, 90 * time.Millisecond
+	end := time.Now().Add(d)
+	return each(address, connections, d, func(c *Caller, n int) error {
+		c.method = method
+		id, err := c.Call()
+		if err == nil && whole != nil {
+			err = c.LastData(id, whole)
+		}
+		if old := int64(id) - 2*int64(reset/every); err == nil && old > 0 {
+			err = c.framer.WriteRSTStream(uint32(old), http2.ErrCodeCancel)
+		}
+		if err != nil || time.Now().After(end) {
+			return err
+		}
+		time.Sleep(every)
+		return c.Flush()
+	}, settings...)
+}
+
+// Leave opens connections one after the other, for a while, which begin calls of a method and close.
+func Leave(method, address string, calls int, d time.Duration) error {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		c, err := DialDeaf(address)
+		if err != nil {
+			return err
+		}
+		c.method = method
+		for range calls {
+			if _, err := c.Call(); err != nil {
+				break
+			}
+		}
+		_ = c.Flush()
+		c.Close()
+	}
+	return nil
+}
+
+// Rewindow has connections with a thousand open calls of a method change the windows of all of them, for a while.
+func Rewindow(method, address string, connections int, d time.Duration) error {
+	const calls = 1000
+	return each(address, connections, d, func(c *Caller, n int) error {
+		c.method = method
+		if n < calls {
+			_, err := c.Call()
+			return err
+		}
+		return c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(n % 2)})
+	})
+}
+
+// NoPath makes a whole call without a path on a connection of its own, again and again for a while.
+func NoPath(address string, d time.Duration) error {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		c, err := Dial(address)
+		if err != nil {
+			return err
+		}
+		c.method = ""
+		id, _ := c.Call()
+		_ = c.LastData(id, Message(0, nil))
+		_ = c.Flush()
+		c.hold(5 * time.Millisecond)
+		c.Close()
+	}
+	return nil
+}
 
 // Bombs has eight connections send calls for a while whose 4 KB become 4 MB.
 func Bombs(address string, d time.Duration) error {
@@ -447,6 +528,31 @@ func Post(address, body string) (status int, answer string, err error) {
 	defer a.Body.Close()
 	text, err := io.ReadAll(a.Body)
 	return a.StatusCode, string(text), err
+}
+
+// Unheard posts a body to /json for a while, over a connection each, of which keep stay open and read nothing.
+func Unheard(address, body string, keep int, d time.Duration) error {
+	whole := fmt.Appendf(nil, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		c, err := dial(address)
+		if err != nil {
+			return err
+		}
+		_ = c.SetWriteDeadline(end)
+		_, _ = c.Write(whole)
+		open = append(open, c)
+		if len(open) > keep {
+			open[0].Close()
+			open = open[1:]
+		}
+	}
+	return nil
 }
 
 // Empties is a request of so many bytes that is nothing but empty descriptors.

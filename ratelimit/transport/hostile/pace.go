@@ -3,6 +3,7 @@ package hostile
 import (
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +58,11 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+var sent atomic.Int64
+
+// Sent is how many bytes all attackers of this package have sent.
+func Sent() int64 { return sent.Load() }
+
 // paced is a connection that keeps the pace.
 type paced struct{ net.Conn }
 
@@ -70,6 +76,7 @@ func (p paced) Write(b []byte) (n int, err error) {
 		var m int
 		m, err = p.Conn.Write(b[n:min(n+piece, len(b))])
 		n += m
+		sent.Add(int64(m))
 	}
 	return n, err
 }
