@@ -92,9 +92,9 @@ var attacks = []attack{
 	{"peers: calls that never begin", func(at target) error { return hostile.NeverBegin(hostile.PeerMethod, at.peers, 8, time.Second) }, nil},
 	{"peers: streams of connections that close", func(at target) error { return hostile.Leave(hostile.PeerMethod, at.peers, 60, time.Second) }, nil},
 	{"peers: windows of open calls", func(at target) error { return hostile.Rewindow(hostile.PeerMethod, at.peers, 1, time.Second) }, nil},
-	{"/json: bodies that never end", func(at target) error { return bodies(at.web, 250, 1) }, nil},
-	{"/json: answers that are not read", func(at target) error { return hostile.Unheard(at.web, descriptors(1000), 250, time.Second) }, nil},
-	{"/json: connections that close", func(at target) error { return hostile.Unheard(at.web, descriptors(1), 0, time.Second) }, nil},
+	{"json: bodies that never end", func(at target) error { return bodies(at.web, 250, 1) }, nil},
+	{"json: answers that are not read", func(at target) error { return hostile.Unheard(at.web, descriptors(1000), 250, time.Second) }, nil},
+	{"json: connections that close", func(at target) error { return hostile.Unheard(at.web, descriptors(1), 0, time.Second) }, nil},
 }
 
 // unfinished has 250 connections hold eight calls each for 200 ms that lack their last byte.
