@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -33,6 +34,11 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
+		runtime.Gosched() // net/http finds out now whether the caller is still there
+		if r.Context().Err() != nil {
+			gate.Late()
+			return
+		}
 		if gate.EnterNow(s.clock()) != nil {
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "overloaded: the request was rejected without a charge", http.StatusServiceUnavailable)
