@@ -11,8 +11,10 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
 // Without a decision a request passes, and with failure_mode_deny: true Envoy answers 500, whatever has become of
@@ -98,5 +100,37 @@ func TestOverloadedNode(t *testing.T) {
 	}
 	if errs, ok := all[undecidedStat], all["cluster.service.ratelimit.ok"]; errs+ok != n {
 		t.Errorf("of %d requests Envoy counts %d errors and %d decisions", n, errs, ok)
+	}
+}
+
+// Calls that never begin, and answers that are not taken, leave an Envoy that fails open its decisions: of a limit,
+// exactly as many pass.
+func TestCallsThatNeverBeginOpenNothing(t *testing.T) {
+	const limit, requests = 10, 300
+	w := (&world{T: t, rules: fleetRules("mode: leasing", limit), config: Config{Text: shipped(t, "envoy/envoy.yaml")}}).run()
+	request, err := proto.Marshal(caller.Request("edge", "api_key", "other"))
+	w.need(err)
+	for name, attack := range map[string]func(address string, d time.Duration) error{
+		"begin": func(address string, d time.Duration) error { return hostile.NeverBegin(hostile.Method, address, 8, d) },
+		"take": func(address string, d time.Duration) error {
+			return hostile.NeverTaken(hostile.Method, address, 8, request, d)
+		},
+	} {
+		ctx, stop := context.WithCancel(t.Context())
+		var attacker sync.WaitGroup
+		attacker.Go(func() {
+			for ctx.Err() == nil {
+				if err := attack(w.fleet.Addresses()[0], 200*time.Millisecond); err != nil {
+					t.Log(err)
+				}
+			}
+		})
+		w.need(Until("the attack is under way", func() bool { return hostile.Sent() > 50_000 }))
+		passed := w.passes(requests, "/", "x-api-key", name)
+		stop()
+		attacker.Wait()
+		if passed != limit {
+			t.Errorf("%s: %d of %d requests passed a limit of %d", name, passed, requests, limit)
+		}
 	}
 }

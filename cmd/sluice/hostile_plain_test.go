@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -84,9 +85,11 @@ func plain(t *testing.T) *sluice {
 	return s
 }
 
-// compared tells whether a row is done to a port that grpc-go has, too.
+// compared tells whether grpc-go has what a row is done to: not /json, nor the decisions on whole requests and reports
+// of thousands of keys, which the plain server does not make.
 func (a attack) compared() bool {
-	return !strings.HasPrefix(a.name, "json") && !strings.Contains(a.name, "{}") && !strings.Contains(a.name, "bodies")
+	decided := []string{"replies nobody reads", "replies without a window", "reports of RLQS"}
+	return !strings.HasPrefix(a.name, "json") && !strings.Contains(a.name, "{}") && !strings.Contains(a.name, "bodies") && !slices.Contains(decided, a.name)
 }
 
 // outcome is what a row did to a server.

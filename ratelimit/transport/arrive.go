@@ -125,7 +125,7 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	switch {
 	case c.life.lastStream:
 		return nil
-	case uint32(max(len(c.calls.open), c.calls.handlers)) >= c.Caps.Streams && c.Caps.Streams > 0:
+	case c.Caps.Streams > 0 && max(len(c.calls.open), c.calls.handlers) >= c.mostStreams():
 		c.resetLocked(id, http2.ErrCodeRefusedStream)
 		return nil
 	case f.large():
@@ -156,6 +156,18 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 		c.completeLocked(s)
 	}
 	return nil
+}
+
+// unbound is how many times more calls a caller may begin that has not read the bound yet: a client that connects with
+// calls waiting sends all of them, and does not repeat those that are refused.
+const unbound = 8
+
+// mostStreams is how many calls may be open.
+func (c *connection) mostStreams() int {
+	if !c.in.acked {
+		return unbound * int(c.Caps.Streams)
+	}
+	return int(c.Caps.Streams)
 }
 
 // abortLocked answers a call that does not begin.
@@ -262,6 +274,7 @@ func (c *connection) completeLocked(s *stream) {
 
 func (c *connection) settingsLocked(f *frame, p []byte) error {
 	if f.flags.Has(flagAck) {
+		c.in.acked = true
 		return nil
 	}
 	initial := c.out.initial

@@ -35,6 +35,7 @@ func TestResetCallsKeepTheirPlaceUntilTheirHandlerEnds(t *testing.T) {
 		return nil
 	}}.services()
 	played(t, o, slow{}, func(t *testing.T, s *script, p *Port) {
+		_ = s.WriteSettingsAck()
 		for i := range uint32(500) {
 			s.head(2*i+1, false, ordinary("/x/Other")...)
 			_ = s.WriteRSTStream(2*i+1, http2.ErrCodeCancel)

@@ -47,6 +47,7 @@ type input struct {
 	answer []byte            // space for an answer
 	credit int               // bytes of data whose window the caller was not given back
 	begun  bool              // the caller's settings have come
+	acked  bool              // the caller has read those of this side
 }
 
 // calls are the open calls of a connection.

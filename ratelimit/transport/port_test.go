@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -151,6 +152,26 @@ func FuzzPort(f *testing.F) {
 			t.Fatalf("%d bytes are held", budget.Held())
 		}
 	})
+}
+
+// A caller that has not read the bound on calls yet may begin more, once.
+func TestCallsBeforeTheBoundIsRead(t *testing.T) {
+	caps := usual
+	caps.Streams = 10
+	s := onPort(t, caps)
+	begin := func(first, calls uint32) (refused int) {
+		for i := range calls {
+			s.head(first+2*i, false, ordinary("/x/Echo")...)
+		}
+		return strings.Count(s.outcome(), "REFUSED_STREAM")
+	}
+	if n := begin(1, unbound*caps.Streams+1); n != 1 {
+		t.Errorf("%d calls are refused before the bound is read", n)
+	}
+	_ = s.WriteSettingsAck()
+	if n := begin(1001, 5); n != 6 {
+		t.Errorf("%d of 5 more are refused", n-1)
+	}
 }
 
 // A bug that a caller meets ends its call, or its connection, and no other. It is reported once.

@@ -446,6 +446,7 @@ func TestFramesEndAsWithGRPC(t *testing.T) {
 		"too large a message":  {data(echoed, false, []byte{0, 0, 0x10, 0, 0}), []uint32{1}, "1: status 8", ""},
 		"too large for others": {data(other, false, []byte{0, 0, 0x10, 0, 0}), []uint32{1}, "1: status 8", ""},
 		"too many streams": {func(s *script) {
+			_ = s.WriteSettingsAck()
 			for i := range uint32(11) {
 				s.head(2*i+1, false, ordinary(echoed)...)
 			}
