@@ -63,18 +63,21 @@ command -v $(1) >/dev/null || { \
 command -v $(1) >/dev/null || { echo "$(1) is not on the PATH: install it and call make again" >&2; false; }
 endef
 
-# The package that takes longest begins first: go test runs two at a time on two cores, in this order.
+# go test is silent until a package ends. This says each 25 s that it goes on, until the line's shell ends.
+PROGRESS = (trap 'kill $$s; exit' TERM; while sleep 25 & s=$$!; wait $$s; do echo "$$((SECONDS / 60)) min $$((SECONDS % 60)) s: tests go on" >&2; done) & trap "kill $$!" EXIT;
+
+# The timeout fits a machine with a third of the speed, or with other work. The package that takes longest begins first: go test runs two at a time on two cores, in this order.
 test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says first what it will install
-	$(GO) vet ./...
-	$(GO) test -vet=off -timeout 10m ./cmd/sluice ./...
+	@$(PROGRESS) $(GO) vet ./...
+	@$(PROGRESS) $(GO) test -vet=off -timeout 30m ./cmd/sluice ./...
 	@if command -v valkey-server; then $(MAKE) valkey; else echo "no valkey-server here: tests run on redis-server only"; fi
-	cd bench/mutants && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./...
-	cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
+	@$(PROGRESS) cd bench/mutants && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./...
+	@$(PROGRESS) cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
 	$(MAKE) fuzz
 
 valkey: ## the tests of the ledger, of fleets and of settings once more, with the valkey-server on the PATH
-	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./leasing/... ./cmd/sluice/store ./bench/sim
-	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./cmd/sluice -run 'Redis|Fleet|Startup|HostileReplies|HostileEviction|Audit'
+	@$(PROGRESS) REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 30m ./leasing/... ./cmd/sluice/store ./bench/sim
+	@$(PROGRESS) REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 30m ./cmd/sluice -run 'Redis|Fleet|Startup|HostileReplies|HostileEviction|Audit'
 
 h2spec: ## the cases of h2spec against the gRPC port
 	$(GO) test -count=1 -v ./ratelimit/transport -run '^TestH2Spec$$' -h2spec
