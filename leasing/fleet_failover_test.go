@@ -1,10 +1,14 @@
 package leasing
 
 import (
+	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
@@ -98,6 +102,93 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A master was a replica of older data for a moment, and is master again: no node had to see it as a replica. It grants
+// at most what a loss costs.
+func TestMasterThatWasAReplica(t *testing.T) {
+	t.Parallel()
+	single := func(t *testing.T, busy bool, as time.Duration) {
+		a, b := redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t, "--repl-diskless-sync-delay", "0")
+		host, port, _ := net.SplitHostPort(a.Addr)
+		b.Do("REPLICAOF", host, port)
+		b.UntilInfo("replication", "master_link_status:up")
+		flip(t, clientOf(a.Addr), func() { b.Do("REPLICAOF", "NO", "ONE") }, func() {
+			host, port, _ := net.SplitHostPort(b.Addr)
+			a.Do("REPLICAOF", host, port)
+			a.UntilInfo("replication", "master_link_status:up")
+			time.Sleep(as)
+			a.Do("REPLICAOF", "NO", "ONE")
+		}, busy)
+	}
+	for _, row := range []struct {
+		name string
+		as   time.Duration
+		busy bool
+	}{
+		{"idle", 0, false}, {"busy", 0, true}, {"idle for 1s", time.Second, false}, {"busy for 12s", 12 * time.Second, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			single(t, row.busy, row.as)
+		})
+	}
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		masters := redistest.Cluster(t, 1)
+		replicas := redistest.Replicas(t, masters)
+		flip(t, clusterOf(masters...), func() { replicas[0].Sever(masters[0]) }, func() {
+			replicas[0].Promote("TAKEOVER")
+			masters[0].UntilInfo("replication", "master_link_status:up")
+			masters[0].Promote("TAKEOVER")
+		}, false)
+	})
+}
+
+// flip has one node spend 95 of 100 of 12 keys, mostly after a copy was made. Others then ask for all of it, after the
+// copy is in use.
+func flip(t *testing.T, connect func() redis.UniversalClient, copied, used func(), busy bool) {
+	t.Helper()
+	const limit, keys = 100, 12
+	c := newOnClients(t, 3, yearly(limit), connect)
+	c.strict()
+	c.ready()
+	var admitted [keys]int
+	spend := func(node, each int) {
+		for range each {
+			for key := range admitted {
+				if v, _ := c.attempt(node, fmt.Sprint("k", key), 1); !v.OverLimit {
+					admitted[key]++
+				}
+			}
+		}
+	}
+	spend(0, 5)
+	copied()
+	spend(0, 90)
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for busy {
+			spend(0, 1)
+			select {
+			case <-done:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}()
+	used()
+	close(done)
+	<-ended
+	spend(1, limit/2)
+	spend(2, limit/2)
+	t.Logf("of %d were admitted %v", limit, admitted)
+	for key, n := range admitted {
+		if n > limit+limit/account.LearnPart {
+			t.Errorf("key %d was admitted %d of %d: a loss may cost %d", key, n, limit, limit/account.LearnPart)
+		}
 	}
 }
 
