@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"slices"
@@ -8,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/postgres"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 )
 
 // Shards of a Cluster lose data while they are in use. Replicas that lag behind take over from live masters,
@@ -114,7 +115,7 @@ func TestMasterThatWasAReplica(t *testing.T) {
 		host, port, _ := net.SplitHostPort(a.Addr)
 		b.Do("REPLICAOF", host, port)
 		b.UntilInfo("replication", "master_link_status:up")
-		flip(t, clientOf(a.Addr), func() { b.Do("REPLICAOF", "NO", "ONE") }, func() {
+		flip(newOnClients(t, 3, yearly(100), clientOf(a.Addr)), func() { b.Do("REPLICAOF", "NO", "ONE") }, func() {
 			host, port, _ := net.SplitHostPort(b.Addr)
 			a.Do("REPLICAOF", host, port)
 			a.UntilInfo("replication", "master_link_status:up")
@@ -138,7 +139,7 @@ func TestMasterThatWasAReplica(t *testing.T) {
 		t.Parallel()
 		masters := redistest.Cluster(t, 1)
 		replicas := redistest.Replicas(t, masters)
-		flip(t, clusterOf(masters...), func() { replicas[0].Sever(masters[0]) }, func() {
+		flip(newOnClients(t, 3, yearly(100), clusterOf(masters...)), func() { replicas[0].Sever(masters[0]) }, func() {
 			replicas[0].Promote("TAKEOVER")
 			masters[0].UntilInfo("replication", "master_link_status:up")
 			masters[0].Promote("TAKEOVER")
@@ -146,12 +147,50 @@ func TestMasterThatWasAReplica(t *testing.T) {
 	})
 }
 
+// PostgreSQL restored from a snapshot of its volume has the identity of before: its epoch's record tells.
+func TestRestoredVolume(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t)
+	c := newOnClients(t, 0, yearly(100), nil)
+	c.joinPostgres(server, 3)
+	var restore func()
+	answers := func() {
+		for i := range c.nodes {
+			c.greeted(i, 0)
+			c.until("it is not back", func() bool { return !c.nodes[i].lanes[0].dead() })
+		}
+	}
+	flip(c, func() {
+		restore = server.Snapshot()
+		answers()
+		time.Sleep(3 * greetEvery) // the copy is older than what nodes have read
+	}, func() {
+		restore()
+		answers()
+	}, false)
+}
+
+// joinPostgres adds nodes with a ledger in PostgreSQL.
+func (c *onRedis) joinPostgres(server *pgtest.Server, n int) {
+	c.Helper()
+	for range n {
+		store, err := postgres.Open(server.URL(), "")
+		if err != nil {
+			c.Fatal(err)
+		}
+		c.Cleanup(func() { c.end(); store.Close() })
+		if err := store.Prepare(context.Background()); err != nil {
+			c.Fatal(err)
+		}
+		c.joins(account.NewCAS(store, "", func() bool { return !c.used.Load() }), 1000)
+	}
+}
+
 // flip has one node spend 95 of 100 of 12 keys, mostly after a copy was made. Others then ask for all of it, after the
 // copy is in use.
-func flip(t *testing.T, connect func() redis.UniversalClient, copied, used func(), busy bool) {
-	t.Helper()
+func flip(c *onRedis, copied, used func(), busy bool) {
+	c.Helper()
 	const limit, keys = 100, 12
-	c := newOnClients(t, 3, yearly(limit), connect)
 	c.strict()
 	c.ready()
 	var admitted [keys]int
@@ -184,10 +223,10 @@ func flip(t *testing.T, connect func() redis.UniversalClient, copied, used func(
 	<-ended
 	spend(1, limit/2)
 	spend(2, limit/2)
-	t.Logf("of %d were admitted %v", limit, admitted)
+	c.Logf("of %d were admitted %v", limit, admitted)
 	for key, n := range admitted {
 		if n > limit+limit/account.LearnPart {
-			t.Errorf("key %d was admitted %d of %d: a loss may cost %d", key, n, limit, limit/account.LearnPart)
+			c.Errorf("key %d was admitted %d of %d: a loss may cost %d", key, n, limit, limit/account.LearnPart)
 		}
 	}
 }

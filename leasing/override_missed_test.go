@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/postgres"
 	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -23,17 +21,7 @@ func TestBanWhileTheSubscriptionIsBroken(t *testing.T) {
 		t.Parallel()
 		server := pgtest.Start(t)
 		c := newOnClients(t, 0, limit, nil)
-		for range 2 {
-			store, err := postgres.Open(server.URL(), "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { c.end(); store.Close() })
-			if err := store.Prepare(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			c.joins(account.NewCAS(store, "", func() bool { return !c.used.Load() }), 1000)
-		}
+		c.joinPostgres(server, 2)
 		banned(t, c, func() {
 			server.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
 		})
