@@ -192,7 +192,7 @@ func (l *lane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.E
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
-		if !errors.Is(err, errBreaker) {
+		if !errors.Is(err, errBreaker) && !errors.Is(err, account.ErrMoved) {
 			l.breaker.Failure(now, b.Random())
 		}
 		return

@@ -246,7 +246,8 @@ const recallPause = 2 * time.Millisecond
 
 // retried tells whether an error is no failure of the store: the claim is made again.
 func retried(err error) bool {
-	return errors.Is(err, errNoAnswer) || errors.Is(err, account.ErrOvertaken) || errors.Is(err, account.ErrOver)
+	return errors.Is(err, errNoAnswer) || errors.Is(err, account.ErrOvertaken) || errors.Is(err, account.ErrOver) ||
+		errors.Is(err, account.ErrMoved)
 }
 
 // bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.

@@ -37,7 +37,7 @@ type Limiter struct {
 type Options struct {
 	// Redis stores the accounts. Nil: this program counts alone, and never waits. It must be an unused redis.Client
 	// or redis.ClusterClient with ContextTimeoutEnabled: true and MaxRetries: -1. Otherwise a decision can wait
-	// longer than its rule's StoreDeadline. New sets its OnConnect. The caller keeps and closes it.
+	// longer than its rule's StoreDeadline. The caller keeps and closes it.
 	Redis redis.UniversalClient
 	// Prefix begins all names in Redis.
 	Prefix string

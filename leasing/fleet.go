@@ -58,7 +58,9 @@ type sweeper struct {
 	gauged   gauges
 	leaving  atomic.Bool                 // the node ends: only waiting requests cause claims
 	restates atomic.Bool                 // single accounts may be lost: all totals are to be stated again
+	missed   atomic.Bool                 // recalls may have been missed: likewise
 	restated instant                     // time of the last such restatement; 0: never
+	stated   int                         // claims of it so far
 	lost     chan account.OverrideChange // overrides that the ledger lost
 }
 
@@ -279,7 +281,7 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 // again, because a recall may have been missed. It does not block.
 func (f *Fleet) Recalled(name string, w window) {
 	if name == "" {
-		f.RestateEvicted()
+		f.missed.Store(true)
 		return
 	}
 	bytes, ok := []byte(name), f.RawNames

@@ -1,13 +1,18 @@
 package leasing
 
 import (
+	"context"
+	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/postgres"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 )
 
 // Shards of a Cluster lose data while they are in use. Replicas that lag behind take over from live masters,
@@ -98,6 +103,131 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A master was a replica of older data for a moment, and is master again: no node had to see it as a replica. It grants
+// at most what a loss costs.
+func TestMasterThatWasAReplica(t *testing.T) {
+	t.Parallel()
+	single := func(t *testing.T, busy bool, as time.Duration) {
+		a, b := redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t, "--repl-diskless-sync-delay", "0")
+		host, port, _ := net.SplitHostPort(a.Addr)
+		b.Do("REPLICAOF", host, port)
+		b.UntilInfo("replication", "master_link_status:up")
+		flip(newOnClients(t, 3, yearly(100), clientOf(a.Addr)), func() { b.Do("REPLICAOF", "NO", "ONE") }, func() {
+			host, port, _ := net.SplitHostPort(b.Addr)
+			a.Do("REPLICAOF", host, port)
+			a.UntilInfo("replication", "master_link_status:up")
+			time.Sleep(as)
+			a.Do("REPLICAOF", "NO", "ONE")
+		}, busy)
+	}
+	for _, row := range []struct {
+		name string
+		as   time.Duration
+		busy bool
+	}{
+		{"idle", 0, false}, {"busy", 0, true}, {"idle for 1s", time.Second, false}, {"busy for 12s", 12 * time.Second, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			single(t, row.busy, row.as)
+		})
+	}
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		masters := redistest.Cluster(t, 1)
+		replicas := redistest.Replicas(t, masters)
+		flip(newOnClients(t, 3, yearly(100), clusterOf(masters...)), func() { replicas[0].Sever(masters[0]) }, func() {
+			replicas[0].Promote("TAKEOVER")
+			masters[0].UntilInfo("replication", "master_link_status:up")
+			masters[0].Promote("TAKEOVER")
+		}, false)
+	})
+}
+
+// PostgreSQL restored from a snapshot of its volume has the identity of before: its epoch's record tells.
+func TestRestoredVolume(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t)
+	c := newOnClients(t, 0, yearly(100), nil)
+	c.joinPostgres(server, 3)
+	var restore func()
+	answers := func() {
+		for i := range c.nodes {
+			c.greeted(i, 0)
+			c.until("it is not back", func() bool { return !c.nodes[i].lanes[0].dead() })
+		}
+	}
+	flip(c, func() {
+		restore = server.Snapshot()
+		answers()
+		time.Sleep(3 * greetEvery) // the copy is older than what nodes have read
+	}, func() {
+		restore()
+		answers()
+	}, false)
+}
+
+// joinPostgres adds nodes with a ledger in PostgreSQL.
+func (c *onRedis) joinPostgres(server *pgtest.Server, n int) {
+	c.Helper()
+	for range n {
+		store, err := postgres.Open(server.URL(), "")
+		if err != nil {
+			c.Fatal(err)
+		}
+		c.Cleanup(func() { c.end(); store.Close() })
+		if err := store.Prepare(context.Background()); err != nil {
+			c.Fatal(err)
+		}
+		c.joins(account.NewCAS(store, "", func() bool { return !c.used.Load() }), 1000)
+	}
+}
+
+// flip has one node spend 95 of 100 of 12 keys, mostly after a copy was made. Others then ask for all of it, after the
+// copy is in use.
+func flip(c *onRedis, copied, used func(), busy bool) {
+	c.Helper()
+	const limit, keys = 100, 12
+	c.strict()
+	c.ready()
+	var admitted [keys]int
+	spend := func(node, each int) {
+		for range each {
+			for key := range admitted {
+				if v, _ := c.attempt(node, fmt.Sprint("k", key), 1); !v.OverLimit {
+					admitted[key]++
+				}
+			}
+		}
+	}
+	spend(0, 5)
+	copied()
+	spend(0, 90)
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for busy {
+			spend(0, 1)
+			select {
+			case <-done:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}()
+	used()
+	close(done)
+	<-ended
+	spend(1, limit/2)
+	spend(2, limit/2)
+	c.Logf("of %d were admitted %v", limit, admitted)
+	for key, n := range admitted {
+		if n > limit+limit/account.LearnPart {
+			c.Errorf("key %d was admitted %d of %d: a loss may cost %d", key, n, limit, limit/account.LearnPart)
+		}
 	}
 }
 

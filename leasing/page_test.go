@@ -35,6 +35,7 @@ func TestPageConstants(t *testing.T) {
 		"leasing.recallPause":     of(recallPause),
 		"leasing.aliveFor":        of(aliveFor),
 		"leasing.evictionRest":    of(evictionRest),
+		"leasing.missedRest":      of(missedRest),
 		"leasing.lastSeq":         {specpage.Power(lastSeq)},
 		"leasing.lateTries":       {strconv.Itoa(lateTries)},
 		"leasing.mostLate":        {strconv.Itoa(mostLate)},

@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
@@ -88,6 +89,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none. A total of 0 is,
 		// too: an older copy of the ledger's data may have one from before a return of tokens.
 		if k.LastAnswer != 0 || s.over(c).Set > 0 {
+			f.stated++
 			k = s.entry(now, c.ID(), c)
 			k.Restate()
 			f.launchLocked(k, hold.Batch)
@@ -159,23 +161,35 @@ func (f *Fleet) PartsAnswered() (answered, all int) {
 	return answered, len(f.lanes)
 }
 
-// evictionRest is the minimum time between two restatements because single accounts were lost.
-const evictionRest = time.Minute
+const (
+	// evictionRest is the minimum time between two restatements because single accounts were lost.
+	evictionRest = time.Minute
+	// missedRest bounds the cost of restatements because recalls were missed: the next one waits for as long for each
+	// key of the last. So some thousand keys are stated after each break of a subscription, and those of a large table less
+	// often.
+	missedRest = 500 * time.Microsecond
+)
 
 // RestateEvicted states all totals again, because the ledger has evicted keys. It does not block. Sweeps send the
 // claims, at most once in evictionRest.
 func (f *Fleet) RestateEvicted() { f.restates.Store(true) }
 
-// restateIfDue states all totals again, if accounts may have been evicted since the last time.
+// restateIfDue states all totals again, if accounts may have been evicted, or recalls missed, since the last time.
 func (f *Fleet) restateIfDue(now instant) {
-	if f.restated != 0 && now.Sub(f.restated) < evictionRest || !f.restates.Swap(false) {
+	due := func(asked *atomic.Bool, rest time.Duration) bool {
+		return (f.restated == 0 || now.Sub(f.restated) >= rest) && asked.Swap(false)
+	}
+	missed := due(&f.missed, time.Duration(f.stated)*missedRest)
+	if !due(&f.restates, evictionRest) && !missed {
 		return
 	}
-	f.restated = now
+	f.restated, f.stated = now, 0
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
-		l.life++
+		if l.life++; l.life == l.began { // it wraps around
+			l.began++
+		}
 		l.mu.Unlock()
 	}
 }

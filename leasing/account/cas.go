@@ -26,7 +26,9 @@ type CAS struct {
 	store  Store
 	prefix string
 	alone  func() bool
-	known  atomic.Bool // whether it has read an epoch before
+	known  atomic.Pointer[known]
+	// greeted is the version of the epoch's record at the last read without claims.
+	greeted atomic.Uint64
 	// OnRecall, if set before the first claim, is called for each recall, which then is not sent to its node.
 	OnRecall func(holder ratelimit.Holder, key string, window ratelimit.Window)
 	recalls  chan recalled // on their way to the store
@@ -153,12 +155,16 @@ func (l *CAS) round(
 			all[n].over.isOverride = true
 		}
 	}
+	before := l.known.Load()
 	s, err := l.read(ctx, keys)
 	if err == nil {
-		e, err = l.epochOf(ctx, &s, 0)
+		e, err = l.epochOf(ctx, &s, before, 0)
 	}
 	if err != nil {
 		return left, e, 0, err
+	}
+	if len(claims) == 0 {
+		return nil, e, s.Now, l.advance(ctx, &s)
 	}
 	for i, r := range s.Records[1:] {
 		states[keys[1+i].Name].read(r)
@@ -319,23 +325,46 @@ func (x *subject) settle(now instant, claim *Claim) Grant {
 }
 
 // A store's data has an epoch, in a separate record. It names the life of the data. If the store reports another
-// life, or the record is missing, a new epoch begins.
+// life, or the record is missing, a new epoch begins. It also begins if the record has an earlier version than before.
+// Nodes advance the version, and it goes back when an older copy of the data is restored in the same place.
+
+// known is what a process has read of the epoch's record last.
+type known struct {
+	ratelimit.Epoch
+	version uint64
+}
+
+// older tells whether a record is of an older copy than the one that was read before. Another node may have begun a new
+// epoch in that copy.
+func (k *known) older(own *Record, is *ratelimit.Epoch) bool {
+	return k != nil && own.Version < k.version && is.Began <= k.Began
+}
+
+// advance gives the epoch's record another version, unless another node has done so since the last read without claims.
+func (l *CAS) advance(ctx context.Context, s *Snapshot) error {
+	own := s.Records[0]
+	if own.Version == 0 || l.greeted.Swap(own.Version) != own.Version {
+		return nil
+	}
+	_, err := l.write(ctx, s.Life, []Change{{StoreKey: l.life(), Version: own.Version, Data: own.Data, Until: lastTime}})
+	return err
+}
 
 // life is the record of the epoch. It has no end.
 func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + EpochName} }
 
-// epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. restating prolongs
-// the learning, if it lasts.
-func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Epoch, error) {
+// epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. before was known before
+// the read. restating prolongs the learning, if it lasts.
+func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int) (ratelimit.Epoch, error) {
 	own := s.Records[0]
 	was, life, ok := parseEpoch(string(own.Data))
 	is := was
 	switch {
-	case !ok || life != s.Life:
+	case !ok || life != s.Life || before.older(&own, &was):
 		// If several nodes begin one at once, one of them counts.
 		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1
 		is = ratelimit.Epoch{ID: id, Began: s.Now, Learning: s.Now.Add(Learn)}
-		if own.Version == 0 && !l.known.Load() && l.alone != nil && l.alone() {
+		if own.Version == 0 && before == nil && l.alone != nil && l.alone() {
 			is.Learning = 0
 		}
 	case flags&restating != 0 && is.Young(s.Now):
@@ -357,7 +386,9 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 			return ratelimit.Epoch{}, ErrLife // another node has begun one
 		}
 	}
-	l.known.Store(true)
+	if last := l.known.Load(); last == before || last.ID != is.ID || last.version < own.Version {
+		l.known.Store(&known{is, own.Version})
+	}
 	return is, nil
 }
 
@@ -368,11 +399,12 @@ func (l *CAS) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.lo
 func (l *CAS) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, restating) }
 
 func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
+	before := l.known.Load()
 	s, err := l.read(ctx, []StoreKey{l.life()})
 	if err != nil {
 		return ratelimit.Epoch{}, err
 	}
-	return l.epochOf(ctx, &s, flags)
+	return l.epochOf(ctx, &s, before, flags)
 }
 
 // Look reads an account for a view; nil: there is none. It blocks at most until ctx is done.

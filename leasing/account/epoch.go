@@ -17,9 +17,9 @@ import (
 )
 
 // A server that lost its data has accounts that look new. So each server stores an epoch, which names the server's
-// run and its replication, and which each round trip reads after its messages. If it differs from the node's, the
-// grants do not count, and all holders restate their totals. If it names another server than that of the connection,
-// as on a promoted replica, a new epoch begins.
+// run and its replication, and which each round trip reads after its messages, with the replication of the connection's
+// server. If the epoch differs from the node's, the grants do not count, and all holders restate their totals. If it
+// names another server, as on a promoted replica, a new epoch begins.
 
 //go:embed epoch.lua
 var epochLua string
@@ -29,47 +29,19 @@ var epochScript = redis.NewScript(epochLua)
 // EpochName is the name of an epoch's key, after the prefix.
 const EpochName = "sluice:life"
 
-// A connection is named after the run of its server, which stays the same during the connection.
-const connPrefix = "sluice-"
-
-// unknown is the run of a server that does not report it, in an epoch and in a connection's name.
+// unknown is the run or the replication of a server that does not report it.
 const unknown = "-"
 
-// named makes a new connection take the server's run as its name, after its existing OnConnect.
-func named(next func(context.Context, *redis.Conn) error) func(context.Context, *redis.Conn) error {
-	return func(ctx context.Context, cn *redis.Conn) error {
-		if next != nil {
-			if err := next(ctx, cn); err != nil {
-				return err
-			}
-		}
-		run := unknown
-		if info, err := cn.Info(ctx, "server").Result(); err == nil {
-			run = runOf(info)
-		}
-		_ = cn.ClientSetName(ctx, connPrefix+run).Err() // without the permission, each trip looks at the server
-		return nil
-	}
-}
-
-func runOf(info string) string {
-	for line := range strings.Lines(info) {
-		if run, ok := strings.CutPrefix(strings.TrimSpace(line), "run_id:"); ok {
-			return run
-		}
-	}
-	return unknown
-}
-
 // tail is the commands after the messages of a trip: one reads the epoch and records of overrides, because each
-// command costs Redis more than another name.
+// command costs Redis more than another name. The other reads the replication of this connection's server: it changes
+// with each start, and each time that the server was a replica.
 type tail struct {
 	values *redis.SliceCmd
-	name   *redis.StringCmd
+	info   *redis.StringCmd
 }
 
-func (s *server) ask(ctx context.Context, pipe redis.Pipeliner, records []string) *tail {
-	return &tail{pipe.MGet(ctx, append([]string{s.name}, records...)...), pipe.ClientGetName(ctx)}
+func (t *trip) ask(ctx context.Context, pipe redis.Pipeliner, records []string) *tail {
+	return &tail{pipe.MGet(ctx, append([]string{(*t.server.names.Load())[0]}, records...)...), pipe.Info(ctx, "replication")}
 }
 
 // value is that of the epoch at 0, then of the records. It is empty if there is none.
@@ -81,111 +53,153 @@ func (a *tail) value(i int) string {
 	return ""
 }
 
-// look applies the answers to the tail: the epoch of the messages, or an older one. It is an error if that is
-// unknown.
-func (t *trip) look(ctx context.Context, a *tail, failed error) error {
-	all, err := a.values.Result()
-	name, err2 := a.name.Result()
-	if err == nil && len(all) == 0 {
-		err = ErrAnswer
+// replication is the id of the replication of a master.
+func (a *tail) replication() (string, error) {
+	text, err := a.info.Result()
+	if redis.HasErrorPrefix(err, "NOPERM") {
+		return unknown, nil
 	}
-	if errors.Is(err2, redis.Nil) || redis.HasErrorPrefix(err2, "NOPERM") {
-		name, err2 = "", nil
+	replid := unknown
+	for line := range strings.Lines(text) {
+		if id, ok := strings.CutPrefix(strings.TrimSpace(line), "master_replid:"); ok {
+			replid = id
+		}
+		if strings.HasPrefix(line, "role:slave") {
+			return "", errElsewhere
+		}
+	}
+	return replid, err
+}
+
+// look applies the answers to the tail: the messages were settled in the epoch that is known of the server then. It is
+// an error if that is unknown: ErrMoved if the server has given its slots away.
+func (t *trip) look(ctx context.Context, a *tail, failed error) error {
+	replid, err := a.replication()
+	values, err2 := a.values.Result()
+	switch {
+	case isMoved(err2): // the slot of the epoch: the server may have others
+		t.stale.Store(true)
+		if errors.Is(err, errElsewhere) { // a master without slots becomes a replica
+			return ErrMoved
+		}
+		err2 = nil
+	case err2 == nil && len(values) == 0:
+		err2 = ErrAnswer
 	}
 	if err := errors.Join(err, err2); err != nil {
-		t.doubt(err, failed)
-		return fmt.Errorf("redis: the epoch is unknown: %w", err)
+		t.stale.Store(true)
+		return fmt.Errorf("redis: the epoch is unknown: %w", errors.Join(err, failed))
 	}
-	run, isNamed := strings.CutPrefix(name, connPrefix)
-	life, ok := parseLife(a.value(0))
-	if ok && isNamed && same(run, life.run) && life.Learning <= t.time.Add(Learn) && !t.server.suspect.Load() {
-		t.server.epoch.Store(&life.Epoch)
-		t.epoch = life.Epoch
+	known := t.server.life.Load()
+	is, ok := parseLife(a.value(0))
+	unchanged := ok && known != nil && is.ID == known.ID && is.run == known.run && same(replid, is.replid)
+	if unchanged && is.Learning <= t.time.Add(Learn) {
+		t.server.life.CompareAndSwap(known, &is)
 		return nil
 	}
-	life, err = t.lookAfter(ctx, t.server, 0)
-	if err == nil && !same(run, life.run) {
+	is, err = t.lookAfter(ctx, t.server, 0)
+	if err == nil && !same(replid, is.replid) {
 		err = fmt.Errorf("redis: %w", errElsewhere)
 	}
-	t.epoch = life.Epoch
 	return err
 }
 
-var errElsewhere = errors.New("the client's connections lead to different servers")
+var errElsewhere = errors.New("the client's connections lead to different servers, or to a replica")
 
-// same tells whether two runs may be the same.
-func same(a, b string) bool { return a == b || a == unknown || b == unknown || a == "" }
+// same tells whether two servers may be the same.
+func same(a, b string) bool { return a == b || a == unknown || b == unknown }
 
 // life is an epoch in the form of its key.
 type life struct {
 	ratelimit.Epoch
-	run string
+	run, replid string
 }
 
 func parseLife(s string) (life, bool) {
 	e, server, ok := parseEpoch(s)
 	run, replid, two := strings.Cut(server, " ")
-	return life{e, run}, ok && two && !strings.Contains(replid, " ")
+	return life{e, run, replid}, ok && two && !strings.Contains(replid, " ")
+}
+
+func (is *life) String() string {
+	return fmt.Sprintf("%x %d %d %s %s", is.ID, is.Began, is.Learning, is.run, is.replid)
 }
 
 // Flags of epoch.lua.
 const (
 	restating = 1
 	beginning = 2
+	joining   = 4
 )
 
 // lookAfter runs the script, which reads the server's run, and begins an epoch if there is none or it is another
 // server's.
 func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, error) {
-	// An epoch that this process has read before was lost.
-	if s.first && s.epoch.Load() == nil && l.alone != nil && l.alone() {
+	known, text := s.life.Load(), ""
+	switch {
+	case known != nil: // a missing epoch was lost
+		text = known.String()
+	case !s.first:
+		flags |= joining
+	case l.alone != nil && l.alone():
 		flags |= beginning
 	}
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
-	answer, err := epochScript.Run(ctx, s.client, []string{s.name},
-		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()),
-		flags).StringSlice()
+	names, kept := s.allNames()
+	own := s.names.Load()
+	arguments := []any{
+		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()), flags, text, kept,
+	}
+	keys := names
+	if l.cluster != nil { // a script has no keys in several slots, but reads them
+		for _, name := range names {
+			arguments = append(arguments, name)
+		}
+		keys = nil
+	}
+	answer, err := epochScript.Run(ctx, s.client, keys, arguments...).Text()
 	if err != nil {
 		l.stale.Store(true)
+		if isMoved(err) {
+			err = ErrMoved
+		}
 		return life{}, fmt.Errorf("redis: %w", err)
 	}
-	if len(answer) == 2 {
-		if is, ok := parseLife(answer[0]); ok {
-			s.suspect.Store(false)
-			s.epoch.Store(&is.Epoch)
-			return is, nil
-		}
+	is, ok := parseLife(answer)
+	if !ok {
+		return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, answer)
 	}
-	return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(answer))
+	s.kept.Store(own)
+	l.read(s, &is)
+	return is, nil
 }
 
-// epochOf combines the epochs of servers: it changes with each of them, and learns while one does. For servers of
-// trips it uses the trips' own answers: later answers to others do not apply to these messages.
-func epochOf(all []*server, trips []*trip) ratelimit.Epoch {
-	var e ratelimit.Epoch
-	for _, s := range all {
-		is := s.known()
-		for _, t := range trips {
-			if t.server == s && t.epoch.ID != 0 {
-				is = t.epoch
+// read notes the epoch of a server. A server that is new to the Cluster may have begun its epoch after a loss.
+func (l *Redis) read(s *server, is *life) {
+	was := s.life.Swap(is)
+	if was != nil && was.ID != is.ID || was == nil && !s.first && is.Learning > is.Began {
+		l.lost(s)
+	}
+}
+
+// epochOf is the epoch of parts: it changes with each loss that this process notices at one of their servers, and not
+// when slots move. It learns while one of their servers does.
+func (l *Redis) epochOf(x *layout, parts []int) (e ratelimit.Epoch) {
+	e.ID = 1
+	for _, part := range parts {
+		e.ID += l.losses[part].Load()
+		for _, s := range x.parts[part] {
+			if is := s.life.Load(); is != nil {
+				e.Began, e.Learning = max(e.Began, is.Began), max(e.Learning, is.Learning)
 			}
 		}
-		e.ID += is.ID * 0x9e3779b97f4a7c15 // odd, so that no bit of an id is lost
-		e.Began, e.Learning = max(e.Began, is.Began), max(e.Learning, is.Learning)
 	}
+	e.ID *= 0x9e3779b97f4a7c15 // odd, so that no bit of an id is lost
 	return e
 }
 
-func (s *server) known() ratelimit.Epoch {
-	if e := s.epoch.Load(); e != nil {
-		return *e
-	}
-	return ratelimit.Epoch{}
-}
-
-// Verify reads each server's run, and whether it was a replica in between, which messages do not show on an old
-// connection. Call it at each heartbeat. It costs a script for each server, and blocks at most until ctx is done.
+// Verify reads the epoch of each server. It costs a script for each, and blocks at most until ctx is done.
 func (l *Redis) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, 0) }
 
 // Prolong prolongs the learning after a loss, if it still lasts. Nodes with unstated totals call it, because until
@@ -196,18 +210,21 @@ func (l *Redis) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l
 const verifiers = 16
 
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
-	all, _, err := l.known(ctx)
-	errs := make([]error, len(all))
+	x, err := l.known(ctx)
+	if err != nil {
+		return ratelimit.Epoch{}, err
+	}
+	errs := make([]error, len(x.all))
 	var looks errgroup.Group
 	looks.SetLimit(verifiers)
-	for i, s := range all {
+	for i, s := range x.all {
 		looks.Go(func() error {
 			_, errs[i] = l.lookAfter(ctx, s, flags)
 			return errs[i]
 		})
 	}
 	_ = looks.Wait() // all errors count
-	return epochOf(all, nil), errors.Join(err, errors.Join(errs...))
+	return l.epochOf(x, x.allParts()), errors.Join(errs...)
 }
 
 var _ Ledger = (*Redis)(nil)

@@ -1,36 +1,63 @@
 -- epoch reads the life of this server's data. It begins a new one if there is none, or if it is another server's:
--- this server may be a replica that lagged behind, an older copy, or a master that was a replica in between. KEYS[1]
--- is a string: "id began until run replid", times in us. The run of a server that does not report it is "-". ARGV: an
--- id for a new life, the time of its learning in us, the current time in us (0 except in tests), and flags: 1 a node
--- has totals to restate, 2 no other node is alive, so that a new life does not learn. Answers the string, and the
--- time.
+-- this server may be a replica that lagged behind, an older copy, or a master that was a replica in between. A life is
+-- a string under several names, in a Cluster in slots that may move: "id began until run replid", times in us. The run
+-- of a server that does not report it is "-". A name whose slot is at another server says nothing. ARGV: an id for a
+-- new life, the time of its learning in us, the current time in us (0 except in tests), flags, the life that the node
+-- knows of this server ("": none), and the number of names under which the node has read it here. The names are KEYS,
+-- in a Cluster the rest of ARGV: those come first. Flags: 1 a node has totals to restate, 2 no other node is alive, so
+-- that a new life does not learn, 4 the server is new to a Cluster that the node knows. Answers the string.
 local id, learn, now, flags = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local known, kept = ARGV[5], tonumber(ARGV[6])
+local names = KEYS[1] and KEYS or { unpack(ARGV, 7) }
 local clock = redis.call('TIME')
 if now == 0 then now = clock[1] * 1000000 + clock[2] end
-local function said(section, name)
-  local info = redis.pcall('INFO', section) -- an ACL may forbid it
-  return type(info) == 'string' and string.match(info, name .. ':(%x+)') or '-'
+
+local function info(section)
+  local text = redis.pcall('INFO', section) -- an ACL may forbid it
+  return type(text) == 'string' and text or ''
 end
-local here, replid = said('server', 'run_id'), said('replication', 'master_replid')
-
-local function text(n) return string.format('%.0f', n) end
-local function put(was, life, began, ends, of, with)
-  local value = table.concat({ life, text(began), text(ends), of, with }, ' ')
-  if value ~= was then redis.call('SET', KEYS[1], value) end
-  return { value, text(now) }
-end
-
-local value = redis.call('GET', KEYS[1])
-local known, began, ends, run, with = string.match(value or '', '^(%x+) (%d+) (%d+) (%S+) (%S+)$')
-if not known then return put(value, id, now, flags >= 2 and not value and now or now + learn, here, replid) end
-
-local other = run ~= here and run ~= '-' and here ~= '-'
+local replication = info('replication')
+if string.match(replication, 'role:slave') then return redis.error_reply('READONLY the server is a replica') end
+local here = string.match(info('server'), 'run_id:(%x+)') or '-'
+local replid = string.match(replication, 'master_replid:(%x+)') or '-'
 -- The id of a replication also changes when its first replica connects or the last one is long gone. Only a server
 -- that was a replica itself has had another one before.
-local promoted = with ~= replid and with ~= '-' and string.match(said('replication', 'master_replid2'), '[^0-]')
-if other or promoted then return put(value, id, now, now + learn, here, replid) end
+local former = string.match(replication, 'master_replid2:%x*[^0%s]')
 
+-- ours reads a life, if it is this server's.
+local function ours(value)
+  local of, began, ends, run, with = string.match(value or '', '^(%x+) (%d+) (%d+) (%S+) (%S+)$')
+  if of and (run == here or run == '-' or here == '-') then
+    return { id = of, began = tonumber(began), ends = tonumber(ends), with = with }
+  end
+end
+
+local values, empty, lost, is = {}, true, false, nil
+for i, name in ipairs(names) do
+  local value = redis.pcall('GET', name)
+  if type(value) ~= 'table' then
+    local found = ours(value)
+    values[name], empty = value or '', empty and not value
+    lost = lost or i <= kept and not found
+    if found and not (is and is.began >= found.began) then is = found end
+  end
+end
+-- All names have moved away from a server that the node knows: that is no loss.
+local carried = not is and not lost and ours(known)
+is = is or carried or nil
+
+if not is or former and is.with ~= '-' and is.with ~= replid then
+  local fresh = not is and not lost and (flags >= 4 and not former or flags % 4 >= 2 and empty)
+  is = { id = id, began = now, ends = fresh and now or now + learn }
+end
 -- Learning never ends later from now: a later end is from before the clock was set back.
-ends = math.min(tonumber(ends), now + learn)
-if flags % 2 == 1 and now < ends then ends = now + learn end
-return put(value, known, tonumber(began), ends, here, replid)
+is.ends = math.min(is.ends, now + learn)
+if flags % 2 == 1 and now < is.ends then is.ends = now + learn end
+
+local text = table.concat({ is.id, string.format('%.0f', is.began), string.format('%.0f', is.ends), here, replid }, ' ')
+local holds, failed = carried, redis.error_reply('MOVED the names of the epoch')
+for name, value in pairs(values) do
+  local done = value == text or redis.pcall('SET', name, text)
+  if type(done) == 'table' and done.err then failed = done else holds = true end
+end
+return holds and text or failed

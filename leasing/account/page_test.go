@@ -56,7 +56,7 @@ func TestPageConstants(t *testing.T) {
 	if d := cmp.Diff(want, page.Packages()); d != "" {
 		t.Error(d)
 	}
-	for _, words := range []string{recallChannel, EpochName, connPrefix + "`"} {
+	for _, words := range []string{recallChannel, EpochName} {
 		page.Says("`" + strings.TrimSuffix(words, "`"))
 	}
 	if top := NewHolder() >> 63; top != 1 {

@@ -42,24 +42,22 @@ var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClien
 // ErrAnswer means that an answer has not the form of this protocol.
 var ErrAnswer = errors.New("the store's reply is invalid")
 
-// NewRedis makes a ledger whose accounts' names start with prefix. Call it before the client is used, because it sets
-// OnConnect: each new connection reads the run of its server, and takes it as its name. The caller keeps the client,
-// which must not retry by itself, and must respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped
-// client, is refused with [ErrClient], because its handling of transactions is unknown. alone tells whether no other
-// node is alive, when an empty ledger is new to this process; nil means that others may be.
+// NewRedis makes a ledger whose accounts' names start with prefix. The caller keeps the client, which must not retry by
+// itself, and must respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped client, is refused with
+// [ErrClient], because its handling of transactions is unknown. alone tells whether no other node is alive, when an
+// empty ledger is new to this process; nil means that others may be.
 func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*Redis, error) {
 	l := &Redis{prefix: prefix, alone: alone, at: func() ratelimit.LedgerTime { return 0 }}
 	var timeouts bool
 	var retries int
-	var connected *func(context.Context, *redis.Conn) error
 	switch c := client.(type) {
 	case *redis.Client:
 		o := c.Options()
-		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
+		timeouts, retries = o.ContextTimeoutEnabled, o.MaxRetries
 		l.single(c)
 	case *redis.ClusterClient:
 		o := c.Options()
-		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
+		timeouts, retries = o.ContextTimeoutEnabled, o.MaxRetries
 		l.cluster = c
 	default:
 		return nil, fmt.Errorf("%w; it is a %T", ErrClient, client)
@@ -67,7 +65,6 @@ func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*
 	if !timeouts || retries > 0 {
 		return nil, fmt.Errorf("%w; it has ContextTimeoutEnabled: %v and MaxRetries: %d", ErrClient, timeouts, retries)
 	}
-	*connected = named(*connected)
 	return l, nil
 }
 
@@ -98,48 +95,68 @@ func ParseName(prefix, s string) (key string, w ratelimit.Window, ok bool) {
 func (l *Redis) Settle(
 	ctx context.Context, claims []Claim, grants []Grant,
 ) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
-	trips, of, err := l.trips(ctx, claims, grants)
+	x, err := l.known(ctx)
 	if err != nil {
 		for i := range grants {
 			grants[i] = Grant{Err: err}
 		}
 		return ratelimit.Epoch{}, 0, err
 	}
+	parts := x.allParts()
+	if len(claims) > 0 {
+		parts = parts[:0]
+		for i := range claims {
+			if part := l.Partition(claims[i].Key); !slices.Contains(parts, part) {
+				parts = append(parts, part)
+			}
+		}
+	}
+	trips := l.trips(x, claims, grants)
 	errs := settleAll(ctx, trips)
+	if l.cluster != nil {
+		errs = append(errs, l.follow(ctx, claims, grants)...)
+		x = l.current.Load()
+	}
 	if !slices.Contains(errs, nil) {
 		return ratelimit.Epoch{}, 0, errors.Join(errs...)
 	}
 	at := ratelimit.LedgerTime(0)
-	if len(of) == 1 {
+	if len(parts) == 1 && len(x.parts[parts[0]]) == 1 {
 		at = trips[0].time
 	}
-	return epochOf(of, trips), at, nil
+	return l.epochOf(x, parts), at, nil
 }
 
 // Ask reads the epoch of all servers of a part, and bounds their clocks. It is an error if one of them does not
 // answer. It blocks at most until ctx is done.
 func (l *Redis) Ask(ctx context.Context, part int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
-	_, parts, err := l.known(ctx)
+	x, err := l.known(ctx)
 	if err != nil {
 		return e, 0, 0, err
 	}
-	of := parts[part]
+	of := x.parts[part]
 	if len(of) == 0 {
 		l.stale.Store(true)
-		return e, 0, 0, errMoved
+		return e, 0, 0, ErrMoved
 	}
 	trips := make([]*trip, len(of))
 	for i, s := range of {
 		trips[i] = &trip{Redis: l, server: s}
 	}
-	if err := errors.Join(settleAll(ctx, trips)...); err != nil {
-		return e, 0, 0, err
+	errs := settleAll(ctx, trips)
+	if !slices.Contains(errs, nil) {
+		return e, 0, 0, errors.Join(errs...)
 	}
-	from, to = trips[0].time, trips[0].time
-	for _, t := range trips {
-		from, to = min(from, t.time), max(to, t.time)
+	from, to = lastTime, 0
+	for i, t := range trips {
+		switch {
+		case errs[i] == nil:
+			from, to = min(from, t.time), max(to, t.time)
+		case !errors.Is(errs[i], ErrMoved): // a server without slots of the part
+			return e, 0, 0, errs[i]
+		}
 	}
-	return epochOf(of, trips), from, to, nil
+	return l.epochOf(x, []int{part}), from, to, nil
 }
 
 // settleAll makes all trips at the same time.
@@ -155,41 +172,23 @@ func settleAll(ctx context.Context, trips []*trip) []error {
 }
 
 // trips sorts claims by the server of their accounts. Claims without a server have an error in their grants. Without
-// claims there is a trip to each server. If there is no error, there is at least one trip. of is the servers of all
-// parts of the claims.
-func (l *Redis) trips(
-	ctx context.Context, claims []Claim, grants []Grant,
-) (trips []*trip, of []*server, err error) {
-	all, parts, err := l.known(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
+// messages to send there is a trip to each server.
+func (l *Redis) trips(x *layout, claims []Claim, grants []Grant) (trips []*trip) {
+	to := map[*server]*trip{}
 	add := func(s *server) *trip {
-		for _, t := range trips {
-			if t.server == s {
-				return t
-			}
+		if to[s] == nil {
+			to[s] = &trip{Redis: l, server: s, claims: claims, grants: grants, eval: evalSha}
+			trips = append(trips, to[s])
 		}
-		trips = append(trips, &trip{Redis: l, server: s, claims: claims, grants: grants, eval: evalSha})
-		return trips[len(trips)-1]
-	}
-	if len(claims) == 0 {
-		of = all
-		for _, s := range all {
-			add(s)
-		}
+		return to[s]
 	}
 	for i := range claims {
-		part := parts[l.Partition(claims[i].Key)]
-		for _, s := range part {
-			if !slices.Contains(of, s) {
-				of = append(of, s)
-			}
-		}
-		s := all[0]
+		s := x.all[0]
 		err := check(&claims[i])
 		if err == nil && l.cluster != nil {
-			s, err = l.serverOf(ctx, part, l.nameOf(claims[i].Key, 0))
+			if s = x.slots[slotOfName(l.nameOf(claims[i].Key, 0))].Load(); s == nil {
+				err = ErrMoved
+			}
 		}
 		if err != nil {
 			grants[i] = Grant{Err: err}
@@ -198,13 +197,12 @@ func (l *Redis) trips(
 		t := add(s)
 		t.left = append(t.left, i)
 	}
-	if len(of) == 0 { // of the slots of its part
-		return nil, nil, errMoved
+	if len(trips) == 0 {
+		for _, s := range x.all {
+			add(s)
+		}
 	}
-	if len(trips) == 0 { // no message can be sent
-		add(of[0])
-	}
-	return trips, of, nil
+	return trips
 }
 
 // trip is the messages of a round trip to one server.
@@ -215,8 +213,11 @@ type trip struct {
 	grants []Grant
 	left   []int // unsettled ones
 	eval   evalFunc
-	epoch  ratelimit.Epoch // after the messages; zero: unknown
 	time   ratelimit.LedgerTime
+	asking bool // the slots are moving to the server
+	// stranger means that the server has no slots, and so no epoch: messages about its first slot, while that moves
+	// there, count by the epoch of the slot's server.
+	stranger bool
 }
 
 type evalFunc func(context.Context, *redis.Script, redis.Scripter, []string, ...any) *redis.Cmd
@@ -246,7 +247,9 @@ func (t *trip) settle(ctx context.Context) error {
 	}
 	if err != nil {
 		for _, i := range all {
-			t.grants[i] = Grant{Err: err}
+			if !errors.Is(t.grants[i].Err, ErrMoved) { // it was settled in an unknown epoch, or not at all
+				t.grants[i] = Grant{Err: err}
+			}
 		}
 	}
 	return err
@@ -260,15 +263,23 @@ func (t *trip) send(ctx context.Context) error {
 	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
 	for j, i := range t.left {
 		if c := &t.claims[i]; !slices.Contains(d.sent, i) {
+			if t.asking {
+				pipe.Do(ctx, "asking")
+			}
 			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
 		}
 	}
-	tail := t.server.ask(ctx, pipe, d.records)
+	var tail *tail
+	if !t.stranger {
+		tail = t.ask(ctx, pipe, d.records)
+	}
 	_, failed := pipe.Exec(ctx) // each command has its own error; the error of those without an answer is this one
 	if err := t.readTime(at); err != nil {
-		t.doubt(err, failed)
+		t.server.failures.Add(1)
+		t.stale.Store(true)
 		return err
 	}
+	t.server.failures.Store(0)
 	d.read(t, tail, failed)
 	var again []int
 	for j, i := range t.left {
@@ -276,14 +287,16 @@ func (t *trip) send(ctx context.Context) error {
 			continue
 		} else if redis.HasErrorPrefix(a.Err(), "NOSCRIPT") {
 			again = append(again, i)
+		} else if isMoved(a.Err()) {
+			t.grants[i] = Grant{Err: fmt.Errorf("%w: %w", ErrMoved, a.Err())}
 		} else {
 			t.grants[i] = readGrant(&t.claims[i], a, failed)
 		}
 	}
-	for _, i := range t.left {
-		t.doubt(t.grants[i].Err)
-	}
 	t.left = again
+	if t.stranger {
+		return nil
+	}
 	return t.look(ctx, tail, failed)
 }
 
@@ -302,19 +315,6 @@ func (t *trip) readTime(at *redis.TimeCmd) error {
 	}
 	t.latest.Store(int64(t.time))
 	return nil
-}
-
-// doubt has the epoch script run, and the servers read again, if an error shows that they may have changed.
-func (t *trip) doubt(errs ...error) {
-	if slices.ContainsFunc(errs, isDoubtful) {
-		t.server.suspect.Store(true)
-		t.stale.Store(true)
-	}
-}
-
-func isDoubtful(err error) bool {
-	prefixes := []string{"READONLY", "LOADING", "MOVED", "ASK", "CLUSTERDOWN"}
-	return slices.ContainsFunc(prefixes, func(p string) bool { return redis.HasErrorPrefix(err, p) })
 }
 
 func (t *trip) names(c *Claim) []string {

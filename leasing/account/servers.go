@@ -9,100 +9,232 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // servers are the servers with accounts.
 type servers struct {
-	one *server // without a Cluster
+	one    *server                   // without a Cluster
+	losses [partitions]atomic.Uint64 // that this process has noticed at servers of each part
 
-	mu    sync.Mutex
-	all   []*server   // guarded by mu; of a Cluster, as last read
-	parts [][]*server // guarded by mu; the servers of each part, likewise
-	tags  []uint32    // guarded by mu; a number for each slot of a Cluster that gives a name in it
-	stale atomic.Bool // the servers of the Cluster, or their slots, have changed
+	current atomic.Pointer[layout] // nil: not yet read
+	stale   atomic.Bool            // the servers of the Cluster, or their slots, have changed
+	reading sync.Mutex             // of the one that reads the layout
+	tags    []uint32               // guarded by reading; a number for each slot of a Cluster that gives a name in it
+	readAt  time.Time              // guarded by reading
+	// met are all servers that this process has known, guarded by reading: one may be missing from a layout, because
+	// servers learn of moves one after the other.
+	met     map[*redis.Client]*server
+	joining sync.Mutex // guards changes of current
+}
+
+// layout is the servers of each slot, as last read. It is immutable, except for slots that have moved since.
+type layout struct {
+	all    []*server
+	parts  [][]*server // the servers of each part
+	slots  []atomic.Pointer[server]
+	losses []uint64 // of each of all, at that time
 }
 
 // server is a server with accounts. In a Cluster it is the master of a shard.
 type server struct {
 	client *redis.Client
-	// name is the name of its epoch's key. In a Cluster it is in the lowest of the server's slots. Nodes with an
-	// older list of slots read another key of the server, and also notice a loss, because both keys are lost
-	// together.
-	name string
 	// first means that the server existed when this process began. Invariant: it is not written after.
 	first bool
-	// suspect means that the server may have changed.
-	suspect atomic.Bool
-	epoch   atomic.Pointer[ratelimit.Epoch] // last read; nil: not yet
+	// names are the names of its epoch's key. In a Cluster they are in the lowest and the highest of its slots of each
+	// part. When some move away, the others show whether the server has lost its data.
+	names    atomic.Pointer[[]string]
+	kept     atomic.Pointer[[]string] // names under which the epoch was last read; nil: not yet
+	life     atomic.Pointer[life]     // last read; nil: not yet
+	losses   atomic.Uint64            // that this process has noticed
+	failures atomic.Int32             // trips in a row without an answer
 }
 
 func (l *Redis) single(c *redis.Client) {
-	l.one = &server{client: c, name: l.prefix + EpochName, first: true}
-	l.all = []*server{l.one}
-	l.parts = [][]*server{l.all}
+	l.one = &server{client: c, first: true}
+	l.one.names.Store(&[]string{l.prefix + EpochName})
+	all := []*server{l.one}
+	l.current.Store(&layout{all: all, parts: [][]*server{all}, losses: []uint64{0}})
 }
 
-// known returns all servers, and those of each part. For a Cluster it reads them at first, and after each hint of a
-// change.
-func (l *Redis) known(ctx context.Context) (all []*server, parts [][]*server, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.cluster == nil || l.all != nil && !l.stale.Load() {
-		return l.all, l.parts, nil
+// allNames are the names under which the epoch was read, and their number, and then the others.
+func (s *server) allNames() (names []string, kept int) {
+	if was := s.kept.Load(); was != nil {
+		names = slices.Clone(*was)
 	}
-	if l.all != nil {
-		l.cluster.ReloadState(ctx)
+	kept = len(names)
+	for _, name := range *s.names.Load() {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
 	}
-	l.stale.Store(false)
-	all, parts, err = l.readLocked(ctx)
-	if err != nil {
-		l.stale.Store(true)
-		return nil, nil, err
-	}
-	l.all, l.parts = all, parts
-	return all, parts, nil
+	return names, kept
 }
 
-// readLocked finds the masters of all slots, in the client's list. It keeps the state of known masters.
-func (l *Redis) readLocked(ctx context.Context) (all []*server, parts [][]*server, failed error) {
+func (x *layout) allParts() []int {
+	all := make([]int, len(x.parts))
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// readRest is the least time between two reads of a Cluster's layout: meanwhile, servers say where a slot is.
+const readRest = 100 * time.Millisecond
+
+// known returns the layout. For a Cluster it is read at first. After each hint of a change, it is read again in the
+// background, because a server that hangs must not delay messages to others.
+func (l *Redis) known(ctx context.Context) (*layout, error) {
+	x := l.current.Load()
+	if x == nil {
+		l.reading.Lock()
+		defer l.reading.Unlock()
+		if x = l.current.Load(); x != nil {
+			return x, nil
+		}
+		err := l.readLocked(ctx)
+		return l.current.Load(), err
+	}
+	if l.cluster != nil && l.stale.Load() && l.reading.TryLock() {
+		if time.Since(l.readAt) < readRest {
+			l.reading.Unlock()
+			return x, nil
+		}
+		go func() {
+			defer l.reading.Unlock()
+			l.stale.Store(false)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			if l.readLocked(ctx) != nil {
+				l.stale.Store(true)
+			}
+			l.readAt = time.Now()
+		}()
+	}
+	return x, nil
+}
+
+// readLocked finds the masters of all slots. It keeps the state of known masters.
+func (l *Redis) readLocked(ctx context.Context) error {
+	// The client reads the slots again at that.
+	_ = l.cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
 	if l.tags == nil {
-		l.tags = slotTags(l.prefix)
+		l.tags, l.met = slotTags(l.prefix), map[*redis.Client]*server{}
 	}
-	parts = make([][]*server, l.Partitions())
-	for slot := range l.tags {
-		name := l.epochKey(l.tags[slot])
+	was := l.current.Load()
+	x := &layout{parts: make([][]*server, l.Partitions()), slots: make([]atomic.Pointer[server], clusterSlots)}
+	names := map[*server][]string{}
+	var failed error
+	for i, tag := range l.tags {
+		name := l.epochKey(tag)
 		c, err := l.cluster.MasterForKey(ctx, name)
 		if err != nil { // a slot without a master: its claims fail
 			if failed = err; ctx.Err() != nil {
-				break
+				return ctx.Err()
 			}
 			continue
 		}
-		i := slices.IndexFunc(all, func(s *server) bool { return s.client == c })
-		if i < 0 {
-			i, all = len(all), append(all, l.keptLocked(c, name))
+		s := l.met[c]
+		if s == nil {
+			s = &server{client: c, first: was == nil}
+			l.met[c] = s
 		}
-		if part := &parts[slot*len(parts)/clusterSlots]; !slices.Contains(*part, all[i]) {
-			*part = append(*part, all[i])
+		part := i * len(x.parts) / clusterSlots
+		if names[s] == nil {
+			x.all = append(x.all, s)
 		}
+		if !slices.Contains(x.parts[part], s) {
+			x.parts[part] = append(x.parts[part], s)
+			names[s] = append(names[s], name, name)
+		}
+		names[s][len(names[s])-1] = name
+		x.slots[slotOfName(name)].Store(s)
 	}
-	if len(all) == 0 {
-		return nil, nil, fmt.Errorf("redis: no server of the Cluster was found: %w", failed)
+	if len(x.all) == 0 {
+		return fmt.Errorf("redis: no server of the Cluster was found: %w", failed)
 	}
-	return all, parts, nil
+	for s, all := range names {
+		slices.Reverse(all) // most tools move the lowest slots first
+		all = slices.Compact(all)
+		s.names.Store(&all)
+	}
+	l.enter(x)
+	return nil
 }
 
-func (l *Redis) keptLocked(c *redis.Client, name string) *server {
-	for _, s := range l.all {
-		if s.client == c && s.name == name {
+// at is the server at an address, or nil.
+func (x *layout) at(addr string) *server {
+	for _, s := range x.all {
+		if s.client.Options().Addr == addr {
 			return s
 		}
 	}
-	return &server{client: c, name: name, first: l.all == nil}
+	return nil
+}
+
+// silent is the number of trips in a row without an answer after which a server that is replaced counts as lost.
+const silent = 3
+
+// enter makes a layout the current one. A part that gets slots of a server counts the losses that the server had since
+// the last layout. It also counts one if a server that did not answer is gone: its slots came without their data.
+func (l *Redis) enter(x *layout) {
+	l.joining.Lock()
+	defer l.joining.Unlock()
+	was := l.current.Load()
+	for _, s := range x.all {
+		x.losses = append(x.losses, s.losses.Load())
+	}
+	l.current.Store(x) // before it looks for losses, so that none is missed
+	if was == nil {
+		return
+	}
+	for part := range x.parts {
+		for _, s := range x.parts[part] {
+			if i := slices.Index(was.all, s); i >= 0 && !slices.Contains(was.parts[part], s) && s.losses.Load() > was.losses[i] {
+				l.losses[part].Add(1)
+			}
+		}
+		for _, s := range was.parts[part] {
+			if !slices.Contains(x.all, s) && s.failures.Load() >= silent {
+				l.losses[part].Add(1)
+			}
+		}
+	}
+}
+
+// join notes that a slot moves to a known server, or has moved there.
+func (l *Redis) join(slot, part int, s *server, moved bool) {
+	l.joining.Lock()
+	defer l.joining.Unlock()
+	x := l.current.Load()
+	if moved {
+		x.slots[slot].Store(s)
+	}
+	i := slices.Index(x.all, s)
+	if i < 0 || slices.Contains(x.parts[part], s) {
+		return
+	}
+	joined := *x
+	joined.parts = slices.Clone(x.parts)
+	joined.parts[part] = append(slices.Clone(x.parts[part]), s)
+	l.current.Store(&joined)
+	if s.losses.Load() > x.losses[i] {
+		l.losses[part].Add(1)
+	}
+}
+
+// lost notes a loss at a server, for the parts of its slots.
+func (l *Redis) lost(s *server) {
+	s.losses.Add(1)
+	l.stale.Store(true) // it may have more slots by now
+	x := l.current.Load()
+	for part := range x.parts {
+		if slices.Contains(x.parts[part], s) {
+			l.losses[part].Add(1)
+		}
+	}
 }
 
 // partitions is the number of parts of a Cluster's slots.
@@ -165,20 +297,85 @@ func slotOf(tag string) uint16 {
 	return crc % clusterSlots
 }
 
-// serverOf is the server of a Cluster for a name, in the client's list. It must be one of those of its part:
-// otherwise the part's epoch would not show a loss of its data.
-func (l *Redis) serverOf(ctx context.Context, part []*server, name string) (*server, error) {
-	c, err := l.cluster.MasterForKey(ctx, name)
-	if err != nil {
-		return nil, fmt.Errorf("redis: %w", err)
-	}
-	for _, s := range part {
-		if s.client == c {
-			return s, nil
+// slotOfName is the slot of a name, by its {tag}.
+func slotOfName(name string) int {
+	if _, after, found := strings.Cut(name, "{"); found {
+		if tag, _, ends := strings.Cut(after, "}"); ends && tag != "" {
+			return int(slotOf(tag))
 		}
 	}
-	l.stale.Store(true)
-	return nil, fmt.Errorf("redis: %w", errMoved)
+	return int(slotOf(name))
 }
 
-var errMoved = errors.New("the slots of the Cluster have moved")
+// ErrMoved means that a message was not settled, because the slot of its account moves to another server.
+var ErrMoved = errors.New("the slots of the Cluster have moved")
+
+// isMoved tells whether a server answers where a slot is, or that it moves. That says nothing of the server's data.
+func isMoved(err error) bool {
+	return slices.ContainsFunc([]string{"MOVED ", "ASK ", "TRYAGAIN"}, func(p string) bool {
+		return redis.HasErrorPrefix(err, p)
+	})
+}
+
+// redirects bounds the servers that a message is sent to, because its slot moves.
+const redirects = 4
+
+// follow sends messages whose slots move to the servers that the answers name. It returns an error for each trip.
+func (l *Redis) follow(ctx context.Context, claims []Claim, grants []Grant) (errs []error) {
+	for try := 1; try < redirects; try++ {
+		trips, wait := l.redirected(claims, grants)
+		if len(trips) == 0 {
+			return errs
+		}
+		if (wait || try > 1) && pause(ctx, try) != nil {
+			return errs
+		}
+		errs = append(errs, settleAll(ctx, trips)...)
+		for _, t := range trips {
+			if t.stranger {
+				_ = t.server.client.Close()
+			}
+		}
+	}
+	return errs
+}
+
+// redirected are the trips for messages whose slots move. wait means that some of them need a moment.
+func (l *Redis) redirected(claims []Claim, grants []Grant) (trips []*trip, wait bool) {
+	for i := range claims {
+		if !errors.Is(grants[i].Err, ErrMoved) {
+			continue
+		}
+		l.stale.Store(true)
+		x, part, slot := l.current.Load(), l.Partition(claims[i].Key), slotOfName(l.nameOf(claims[i].Key, 0))
+		to := trip{Redis: l, server: x.slots[slot].Load(), claims: claims, grants: grants, eval: evalSha}
+		addr, moved := redis.IsMovedError(grants[i].Err)
+		if asked, asks := redis.IsAskError(grants[i].Err); asks {
+			addr, to.asking = asked, true
+		}
+		switch known := x.at(addr); {
+		case known != nil:
+			to.server = known
+			l.join(slot, part, known, moved)
+		case to.asking:
+			o := *x.all[0].client.Options()
+			o.Addr = addr
+			to.server, to.stranger = &server{client: redis.NewClient(&o)}, true
+		default: // it is new to the Cluster, or it has only some of the names
+			wait = true
+		}
+		if to.server == nil {
+			continue
+		}
+		n := slices.IndexFunc(trips, func(t *trip) bool {
+			return t.asking == to.asking && t.server.client.Options().Addr == to.server.client.Options().Addr
+		})
+		if n < 0 {
+			n, trips = len(trips), append(trips, &to)
+		} else if to.stranger {
+			_ = to.server.client.Close()
+		}
+		trips[n].left = append(trips[n].left, i)
+	}
+	return trips, wait
+}

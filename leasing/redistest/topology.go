@@ -150,3 +150,57 @@ func (s *Server) UntilInfo(section, line string) {
 	s.Helper()
 	s.until(line, func() bool { return strings.Contains(s.Info(section), line) })
 }
+
+// Join starts another master and adds it to a Cluster, without slots.
+func Join(tb testing.TB, masters []*Server) *Server {
+	tb.Helper()
+	s := startClustered(tb)
+	s.meet(masters[0])
+	all := append(slices.Clone(masters), s)
+	untilWhole(all, len(all))
+	return s
+}
+
+// Move moves slots with their keys from one master of a Cluster to another, one after the other, while clients use
+// them: the steps of redis-cli --cluster reshard. between is called after each slot; nil: no call.
+func Move(masters []*Server, from, to *Server, slots []int, between func(moved int)) {
+	from.Helper()
+	ctx := context.Background()
+	do := map[*Server]func(args ...any) any{}
+	for _, s := range masters {
+		c := s.Client()
+		defer c.Close()
+		do[s] = func(args ...any) any {
+			from.Helper()
+			v, err := c.Do(ctx, args...).Result()
+			// A master without slots becomes a replica at once.
+			if err != nil && !strings.Contains(err.Error(), "only with masters") {
+				from.Errorf("%v: %v: %v", s, args, err)
+			}
+			return v
+		}
+	}
+	host, port, _ := net.SplitHostPort(to.Addr)
+	source, target := do[from]("CLUSTER", "MYID"), do[to]("CLUSTER", "MYID")
+	for i, slot := range slots {
+		do[to]("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
+		do[from]("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
+		for {
+			keys, _ := do[from]("CLUSTER", "GETKEYSINSLOT", slot, 10).([]any)
+			if len(keys) == 0 {
+				break
+			}
+			do[from](append([]any{"MIGRATE", host, port, "", 0, 5000, "KEYS"}, keys...)...)
+		}
+		do[to]("CLUSTER", "SETSLOT", slot, "NODE", target)
+		do[from]("CLUSTER", "SETSLOT", slot, "NODE", target)
+		for _, s := range masters {
+			if s != to && s != from {
+				do[s]("CLUSTER", "SETSLOT", slot, "NODE", target)
+			}
+		}
+		if between != nil {
+			between(i + 1)
+		}
+	}
+}

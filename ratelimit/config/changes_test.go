@@ -281,6 +281,12 @@ func TestManyChangesAreLoggedInPart(t *testing.T) {
 	if n := strings.Count(log.String(), "\n"); n != logged+1 || !strings.Contains(log.String(), "more=5") {
 		t.Errorf("%d lines:\n%s", n, log.String())
 	}
+	log.Reset() // a lifted ban is an error, however many changes there are
+	changes[24] = Change{Rule: "d.k", Kind: Changed, Fields: []FieldChange{{"debt", "forget", "carry"}}}
+	logChanges(slog.New(slog.NewTextHandler(&log, nil)), changes)
+	if text := log.String(); strings.Count(text, "level=ERROR") != 1 || !strings.Contains(text, "bans of its keys end") {
+		t.Error(text)
+	}
 }
 
 // Defaults of the server count, and the names of files do not.
