@@ -144,19 +144,20 @@ func TestCheckIsNarrow(t *testing.T) {
 	}
 }
 
-// The figures of a bucket are its burst, and the text says that the refill comes on top, and that charged refusals can
-// use it up.
+// The figures of a bucket are its burst, and the text says that the refill comes on top, and that refusals
+// under on_deny: charge can use it up.
 func TestCheckNamesTheRefill(t *testing.T) {
-	const refill, charged = "A token_bucket admits its refill in that time, too.", "Refused requests are charged:"
+	const refill, charged = "A token_bucket admits its refill in that time, too.", "on_deny: charge: while more is requested than refills"
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	for _, c := range []struct {
 		fields        string
 		refill, notes bool
 	}{
 		{"", false, false},
-		{"  algorithm: token_bucket\n", true, true},
-		{"  algorithm: sliding_window\n", false, true},
-		{"  algorithm: token_bucket\n  coordination: {on_deny: refund}\n", true, false},
+		{"  algorithm: token_bucket\n", true, false},
+		{"  algorithm: sliding_window\n", false, false},
+		{"  algorithm: sliding_window\n  coordination: {on_deny: charge}\n", false, true},
+		{"  algorithm: token_bucket\n  coordination: {on_deny: charge}\n", true, true},
 	} {
 		writeFile(t, file, rules(60)+c.fields)
 		code, out := checks(file)

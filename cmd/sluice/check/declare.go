@@ -195,8 +195,7 @@ func (d declaration) legend(out io.Writer) {
 	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
 		return d.bounds(r).Debt == ratelimit.UntilRefilled && r.Coordination.OnDeny == ratelimit.DenyCharges
 	}) {
-		text += " Refused requests are charged: while more is requested than refills, a token_bucket or " +
-			"sliding_window passes nothing, unless it has on_deny: refund."
+		text += " on_deny: charge: while more is requested than refills, a token_bucket or sliding_window passes nothing."
 	}
 	fmt.Fprintln(out)
 	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.Details])
