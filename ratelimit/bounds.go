@@ -49,7 +49,9 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	case r.Unlimited:
 		return Bounds{Unlimited: true}
 	case r.Limit.Algorithm == Concurrency:
-		return r.declareSlots(nodes, storage)
+		b = r.declareSlots(nodes, storage)
+		b.OnOutage.Edges = r.edgesOf(&b)
+		return b
 	case storage == OwnMemory:
 		b.Over = r.overApart(nodes)
 	case r.RefusesAll(): // without asking anybody
@@ -63,7 +65,25 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	if different := r.Coordination.Mode.Spec().Declare; different != nil && !r.RefusesAll() {
 		b = different(r, nodes, storage, b)
 	}
+	b.OnOutage.Edges = r.edgesOf(&b)
 	return b
+}
+
+// edgesOf is the sum of the grants before and after an outage and of the admissions of nodes in it. Nodes continue from
+// the sum that they read last. The node with the last answer has read all grants, and admits only a part of the rest. The
+// others may have read the sum when nothing was used, or never.
+func (r *Rule) edgesOf(b *Bounds) Amount {
+	o := &b.OnOutage
+	if o.Nodes == 0 || !o.Node.Bounded() {
+		return o.Node
+	}
+	nodes := o.Nodes
+	if o.Of == StoreOutage && r.Limit.Algorithm != Concurrency && !r.Coordination.Mode.Spec().Owned {
+		nodes--
+	}
+	edges := o.Node.Times(nodes)
+	edges.Tokens += r.Limit.Capacity() + b.Over.Tokens + b.Over.EachOwner
+	return edges
 }
 
 func (r *Rule) debt() DebtLasts {
