@@ -69,20 +69,13 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	return b
 }
 
-// edgesOf is the sum of the grants before and after an outage and of the admissions of nodes in it. Nodes continue from
-// the sum that they read last. The node with the last answer has read all grants, and admits only a part of the rest. The
-// others may have read the sum when nothing was used, or never.
+// edgesOf is the sum of the grants before and after an outage and of the admissions of nodes in it. A node continues from
+// the sum that it read last. It may have read it when nothing was used, or never.
 func (r *Rule) edgesOf(b *Bounds) Amount {
-	o := &b.OnOutage
-	if o.Nodes == 0 || !o.Node.Bounded() {
-		return o.Node
+	edges := b.OnOutage.Fleet()
+	if b.OnOutage.Nodes > 0 && edges.Bounded() {
+		edges.Tokens += r.Limit.Capacity() + b.Over.Tokens + b.Over.EachOwner
 	}
-	nodes := o.Nodes
-	if o.Of == StoreOutage && r.Limit.Algorithm != Concurrency && !r.Coordination.Mode.Spec().Owned {
-		nodes--
-	}
-	edges := o.Node.Times(nodes)
-	edges.Tokens += r.Limit.Capacity() + b.Over.Tokens + b.Over.EachOwner
 	return edges
 }
 

@@ -67,7 +67,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
 			"one round trip to the store, at most 15ms",
 			"at most 1.2/s for each key and node, 90 a window, and 27/s while requests are refused and tokens can return",
-			"1000 in the windows in which it begins and ends, and 600 (200 a node) between",
+			"1200 in the windows in which it begins and ends, and 600 (200 a node) between",
 		},
 		{
 			"eager, of a size",

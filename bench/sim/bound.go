@@ -241,10 +241,6 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 		return -1
 	}
 	share := outage.Node.At(0)
-	// The node that read the sum last admits only a part of the rest, unless the sum was not the whole usage.
-	if !b.lossy() && b.Table == 0 {
-		most -= outage.Fleet().At(0) + capacity + declared.Over.Tokens - outage.Edges.At(0)
-	}
 	// A change of the ledger's clock moves the edges of its windows, for good. A node's own budget uses its own
 	// clock, so two of its windows can fall into one of the ledger's, and more while the clock is being set.
 	share *= 1 + max(ratelimit.Tokens(min(1, len(b.steps))), b.stepped(k, &own))
