@@ -125,11 +125,12 @@ type Rule struct {
 //
 // Programs that share a Redis share a budget if name, unit, algorithm and key are the same. The number of requests
 // should be the same, because each claim is judged by its own number. The name is the domain of a rule file, so that a
-// server can share the budget, too (Key). The coordination is optional (see [ratelimit.DefaultCoordination]). Its
-// mode must be leasing, because the others need a server. Programs have no part of a lease.reserve: only servers
-// spend it.
+// server can share the budget, too (Key). The coordination is optional (see [ratelimit.DefaultCoordination], which
+// charges refused requests; without one, [ratelimit.Algorithm.OnDeny] decides). Its mode must be leasing, because the
+// others need a server. Programs have no part of a lease.reserve: only servers spend it.
 func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coordination) (*Rule, error) {
 	r := &ratelimit.Rule{Domain: name, Path: "key", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
+	r.Coordination.OnDeny = limit.Algorithm.OnDeny()
 	if len(coordination) > 0 {
 		r.Coordination = coordination[0]
 	}

@@ -42,8 +42,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	case policy == ratelimit.FailClosed:
 		v.OverLimit = true
 	default:
-		*v = c.alone.DecideShare(now, a, c.Nodes())
-		v.Debt = 0 // it is the debt of that budget
+		c.decideAlone(now, a, k, v)
 	}
 	if k != nil {
 		if a.Kind == ratelimit.Spend && v.Charged > 0 {
@@ -56,6 +55,29 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	if v.ResetAfter == 0 {
 		v.ResetAfter = a.Rule.Limit.Period()
 	}
+}
+
+// decideAlone decides by this node's own budget for outages, under on_store_failure: local. In a window of which it has
+// read the sum, it also refuses what exceeds its part of the rest. Otherwise the whole limit could be admitted in addition
+// to what the ledger granted before it failed.
+func (c *call) decideAlone(now instant, a *ask, k *entry, v *verdict) {
+	left := c.ownPart(now, k, a.Rule)
+	if a.Cost > left { // also a peek, after charges beyond the part
+		*v = verdict{OverLimit: true, Remaining: max(0, left)}
+		return
+	}
+	*v = c.alone.DecideShare(now, a, c.Nodes())
+	v.Remaining = min(v.Remaining, left-v.Charged)
+	v.Debt = 0 // it is the debt of that budget
+}
+
+// ownPart is what this node may still admit in this window without the ledger: its part of the rest by the last answer,
+// less its own usage since. Without an answer about the window, it is unbounded.
+func (f *Fleet) ownPart(now instant, k *entry, r *ratelimit.Rule) tokens {
+	if k == nil || k.LastAnswer == 0 || now >= k.Till {
+		return ratelimit.MaxLimit
+	}
+	return r.ShareOfRest(k.Sum, now.Sub(k.LastAnswer), f.Nodes()) - k.Drift()
 }
 
 // policyOf is what decides without the ledger.

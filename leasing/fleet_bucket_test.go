@@ -39,6 +39,39 @@ func bucketOf(rate, burst tokens, u ratelimit.Unit) ratelimit.Limit {
 	return ratelimit.Limit{Unit: u, Requests: rate, Algorithm: ratelimit.TokenBucket, Burst: burst}
 }
 
+// Three times the refill for 20 s: what refills passes, because refused requests are charged nothing by default. The
+// rule that charges them shows what that costs.
+func TestDemandAboveTheRefillPasses(t *testing.T) {
+	for _, c := range []struct {
+		algorithm ratelimit.Algorithm
+		deny      ratelimit.OnDeny
+		passes    bool
+	}{
+		{ratelimit.TokenBucket, ratelimit.TokenBucket.OnDeny(), true},
+		{ratelimit.SlidingWindow, ratelimit.SlidingWindow.OnDeny(), true},
+		{ratelimit.TokenBucket, ratelimit.DenyCharges, false},
+	} {
+		for _, nodes := range []int{1, 3} {
+			limit := bucketOf(10, 20, ratelimit.Second)
+			limit.Algorithm = c.algorithm
+			s := newStrictStage(t, nodes, limit, map[string]string{"on_deny": c.deny.String()})
+			s.oneWay = 500 * time.Microsecond
+			passed, began := 0, s.now
+			for i := range 600 {
+				if !s.ask(i%nodes, "k", 1).OverLimit {
+					passed++
+				}
+				s.goOn(time.Second / 30)
+			}
+			refilled := 10 * int(s.now.Sub(began)/time.Second)
+			if passed > 20+refilled+10 || (passed >= refilled*9/10) != c.passes {
+				t.Errorf("%v, on_deny %v, %d nodes: %d of 600 pass, and %d were refilled", c.algorithm, c.deny, nodes,
+					passed, refilled)
+			}
+		}
+	}
+}
+
 // After an outage that is longer than the refill, the bucket is full, whatever on_store_failure admitted.
 func TestBucketIsFullAfterLongOutage(t *testing.T) {
 	for _, policy := range []string{"open", "local", "closed"} {

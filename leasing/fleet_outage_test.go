@@ -386,6 +386,37 @@ func TestSkewedKeysPerSecond(t *testing.T) {
 	}
 }
 
+// Redis is killed in a window whose demand is almost twice the limit. Nodes continue from the usage that they read last, so
+// that the window ends near the limit. A part of the whole limit on top of it was 186 % of the limit.
+func TestWindowInWhichRedisFails(t *testing.T) {
+	t.Parallel()
+	const limit, demand = 600, 1150
+	l := ratelimit.Limit{Unit: ratelimit.Second, Multiplier: 15, Requests: limit}
+	c := newOnRedis(t, 3, l)
+	c.strict()
+	c.rule.Coordination.OnStoreFailure = ratelimit.FailLocal
+	c.ready()
+	now := time.Now()
+	begins := time.UnixMicro(int64(l.WindowEnd(l.WindowAt(ratelimit.LedgerTime(now.UnixMicro())))))
+	admitted := 0
+	for i := range demand {
+		time.Sleep(time.Until(begins.Add(50*time.Millisecond + time.Duration(i)*5*time.Millisecond)))
+		if i == demand*2/5 {
+			c.store.Kill()
+		}
+		if v, _ := c.attempt(i%3, "k", 1); !v.OverLimit {
+			admitted++
+		}
+	}
+	if after := time.Since(begins); after > l.Period() {
+		t.Fatalf("the requests took %v: the machine is too busy for this test", after)
+	}
+	t.Logf("%d of %d were admitted", admitted, limit)
+	if admitted > limit*11/10 || admitted < limit*9/10 {
+		t.Errorf("%d of %d were admitted", admitted, limit)
+	}
+}
+
 // In an outage nodes divide a limit among those that were last seen alive; a node that has seen none divides by
 // max_nodes. What is declared covers both.
 func TestLocalDividesByNodesSeen(t *testing.T) {

@@ -49,7 +49,9 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	case r.Unlimited:
 		return Bounds{Unlimited: true}
 	case r.Limit.Algorithm == Concurrency:
-		return r.declareSlots(nodes, storage)
+		b = r.declareSlots(nodes, storage)
+		b.OnOutage.Edges = r.edgesOf(&b)
+		return b
 	case storage == OwnMemory:
 		b.Over = r.overApart(nodes)
 	case r.RefusesAll(): // without asking anybody
@@ -63,7 +65,18 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	if different := r.Coordination.Mode.Spec().Declare; different != nil && !r.RefusesAll() {
 		b = different(r, nodes, storage, b)
 	}
+	b.OnOutage.Edges = r.edgesOf(&b)
 	return b
+}
+
+// edgesOf is the sum of the grants before and after an outage and of the admissions of nodes in it. A node continues from
+// the sum that it read last. It may have read it when nothing was used, or never.
+func (r *Rule) edgesOf(b *Bounds) Amount {
+	edges := b.OnOutage.Fleet()
+	if b.OnOutage.Nodes > 0 && edges.Bounded() {
+		edges.Tokens += r.Limit.Capacity() + b.Over.Tokens + b.Over.EachOwner
+	}
+	return edges
 }
 
 func (r *Rule) debt() DebtLasts {

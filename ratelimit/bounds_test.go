@@ -67,7 +67,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
 			"one round trip to the store, at most 15ms",
 			"at most 1.2/s for each key and node, 90 a window, and 27/s while requests are refused and tokens can return",
-			"600 (200 a node)",
+			"1200 in the windows in which it begins and ends, and 600 (200 a node) between",
 		},
 		{
 			"eager, of a size",
@@ -106,7 +106,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			3, ratelimit.OwnMemory, 0,
 			"with PEERS; after an owner's crash at most the limit once more, and partitions " +
 				"count separately",
-			"0", "one hop to the owner of the key, at most 15ms", "0", "180 (60 a node)",
+			"0", "one hop to the owner of the key, at most 15ms", "0", "1380 in the windows in which it begins and ends, and 180 (60 a node) between",
 		},
 		{"three alone", nil, 3, ratelimit.OwnMemory, 1200, "each node counts alone", "0", "none", "0", "no store"},
 		{"one alone", nil, 1, ratelimit.OwnMemory, 0, "", "0", "none", "0", "no store"},

@@ -47,7 +47,7 @@ func (p *FailurePolicy) UnmarshalText(text []byte) error {
 	return setName(p, FailurePolicies[:], string(text))
 }
 
-// OnDeny is the charge of a denied request.
+// OnDeny is the charge of a denied request; see [Algorithm.OnDeny] for the default.
 type OnDeny uint8
 
 const (
@@ -62,6 +62,15 @@ var OnDenies = [...]string{DenyCharges: "charge", DenyRefunds: "refund"}
 
 // String is the name that a config may use.
 func (d OnDeny) String() string { return OnDenies[d] }
+
+// OnDeny is the default of on_deny for limits under an algorithm. If tokens return with time, charges of denied requests
+// consume them: while more is requested than returns, nothing would pass.
+func (a Algorithm) OnDeny() OnDeny {
+	if a == FixedWindow {
+		return DenyCharges
+	}
+	return DenyRefunds
+}
 
 // Debt says whether charges beyond the limit of a fixed_window count after its end.
 type Debt uint8
@@ -165,7 +174,8 @@ type Drift struct {
 	CheckTimeout time.Duration // longest wait below the low watermark, before a request spends a share of the budget
 }
 
-// DefaultCoordination is the coordination of a rule without settings.
+// DefaultCoordination is the coordination of a fixed_window without settings. Other algorithms differ in
+// OnDeny ([Algorithm.OnDeny]).
 func DefaultCoordination() Coordination {
 	return Coordination{
 		Mode:           Leasing,

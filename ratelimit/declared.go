@@ -296,17 +296,20 @@ func (o OutageOf) MarshalText() ([]byte, error) { return []byte(OutagesOf[o]), n
 // UnmarshalText reads what MarshalText writes.
 func (o *OutageOf) UnmarshalText(text []byte) error { return setName(o, OutagesOf[:], string(text)) }
 
-// Outage is the number of tokens that on_store_failure admits in a window while the store, or a key's owner,
-// does not answer. Nodes also spend the leases in hand, under any policy: the limit has paid for them.
+// Outage is the number of tokens that are admitted in a window while the store, or a key's owner, does not answer.
+// Nodes also spend the leases in hand, under any policy: the limit has paid for them.
 type Outage struct {
 	Of     OutageOf      `json:"of"`
 	Policy FailurePolicy `json:"policy"`
-	// Node is what one node admits; a node that starts again is another one.
+	// Edges is what all nodes admit in a window in which the outage begins or ends, with what the store or the owner
+	// grants before and after.
+	Edges Amount `json:"first_and_last_window"`
+	// Node is what one node admits by on_store_failure in each window. A node that starts again is another one.
 	Node  Amount `json:"each_node"`
 	Nodes int    `json:"nodes"`
 }
 
-// Fleet is what all nodes together admit.
+// Fleet is what all nodes together admit in each window between.
 func (o Outage) Fleet() Amount { return o.Node.Times(o.Nodes) }
 
 // String is for people.
@@ -321,5 +324,5 @@ func (o Outage) String() string {
 	case !o.Node.Bounded():
 		return o.Node.String()
 	}
-	return fmt.Sprintf("%v (%v a node)", o.Fleet(), o.Node)
+	return fmt.Sprintf("%v in the windows in which it begins and ends, and %v (%v a node) between", o.Edges, o.Fleet(), o.Node)
 }

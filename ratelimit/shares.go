@@ -17,14 +17,29 @@ func (r *Rule) LocalShare(nodes int) *Rule {
 	if nodes <= 0 {
 		nodes = r.Coordination.MaxNodes
 	}
-	share := func(n Tokens) Tokens { return max(min(1, n), n/Tokens(nodes)) } // of a limit of 0, nothing
-	alone.Limit.Requests = share(alone.Limit.Requests)
+	alone.Limit.Requests = shareOf(alone.Limit.Requests, nodes)
 	alone.Limit.Carries = false // debt is the account's
 	if alone.Limit.Algorithm == TokenBucket {
-		alone.Limit.Burst = share(alone.Limit.Burst)
+		alone.Limit.Burst = shareOf(alone.Limit.Burst, nodes)
 	}
 	return &alone
 }
+
+// ShareOfRest is the part of one of so many nodes, as in LocalShare, of what is left of the limit if sum was used a while
+// ago. A bucket has been refilled since. The tokens that return to a sliding window are not in it: their time is unknown.
+func (r *Rule) ShareOfRest(sum Tokens, since time.Duration, nodes int) Tokens {
+	left := r.Limit.Capacity() - sum
+	if r.Limit.Algorithm == TokenBucket {
+		left += Tokens(float64(r.Limit.Requests) * float64(max(0, since)) / float64(r.Limit.Period()))
+	}
+	if nodes <= 0 {
+		nodes = r.Coordination.MaxNodes
+	}
+	return shareOf(max(0, left), nodes)
+}
+
+// shareOf is one node's part, at least a token where there is one.
+func shareOf(n Tokens, nodes int) Tokens { return max(min(1, n), n/Tokens(nodes)) }
 
 // PerRequest is the rule for a node that leases for single requests only, and keeps
 // nothing between them: where another node is the one to lease.

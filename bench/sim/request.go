@@ -123,6 +123,11 @@ func (w *world) retract(k *key, admitted ratelimit.LedgerTime, n ratelimit.Token
 		k.extra = append(k.extra, extra{w.now, unspent})
 	}
 	w.result.Admitted -= n
+	point, before := &w.point, len(w.result.Timeline)-1
+	if at := w.now - int64(k.part.time().Sub(admitted)); before >= 0 && at < int64(w.result.Timeline[before].At) {
+		point = &w.result.Timeline[before]
+	}
+	point.Admitted -= n
 }
 
 // inTime keeps a release that was booked against the current window: it must be that of its request.

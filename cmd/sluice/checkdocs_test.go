@@ -38,7 +38,7 @@ func TestDocsOfChanges(t *testing.T) {
 func TestDocsOfBounds(t *testing.T) {
 	const nodes = 3
 	var want strings.Builder
-	want.WriteString("\n| coordination | over-admission, tokens | under-admission, each crashed node | longest wait | claims a second of a node | more claims | in an outage | on data loss, tokens |\n|---|---|---|---|---|---|---|---|\n")
+	want.WriteString("\n| coordination | over-admission, tokens | under-admission, each crashed node | longest wait | claims a second of a node | more claims | in an outage, first and last window | between | on data loss, tokens |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, fields := range [][2]string{
 		{},
 		{"lease.size", "1"},
@@ -79,8 +79,9 @@ func TestDocsOfBounds(t *testing.T) {
 		if b.Wait.Drifts {
 			wait = fmt.Sprintf("%v (%v with a share)", b.Wait.Longest, b.Wait.WithShare)
 		}
-		fmt.Fprintf(&want, "| %s | %d | %v, for %v | %s | %g (%s) | %s | %v | %d |\n",
-			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, cli.Counted(o.Nodes, "node"), more, b.OnOutage, b.OnLoss)
+		out := b.OnOutage
+		fmt.Fprintf(&want, "| %s | %d | %v, for %v | %s | %g (%s) | %s | %v | %v | %d |\n",
+			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, cli.Counted(o.Nodes, "node"), more, out.Edges, out.Fleet(), b.OnLoss)
 	}
 	want.WriteString("\n")
 	holdsTable(t, "docs/bounds.md", "bounds", want.String())

@@ -24,6 +24,7 @@ type commands struct {
 
 type simCmd struct {
 	Histories historiesCmd `cmd:"" help:"Simulate random fleets, settings and faults, and check each invariant at each step."`
+	Outages   outagesCmd   `cmd:"" help:"Simulate random outages of the store, and compare each window with its declared number."`
 }
 
 func main() { os.Exit(run(os.Args[1:], cli.Streams{Out: os.Stdout, Err: os.Stderr})) }

@@ -152,7 +152,7 @@ descriptors:
 		"lease.reserve": "5%", "reclaim": "eager",
 		"drift_budget": "3%", "max_nodes": "3", "check_timeout": "3ms",
 		"store_deadline":   "9ms",
-		"on_store_failure": "open", "on_deny": "refund", "audit": "true",
+		"on_store_failure": "open", "on_deny": "charge", "audit": "true",
 	} {
 		setting := field + ": " + text
 		if name, of := strings.CutPrefix(field, "lease."); of {

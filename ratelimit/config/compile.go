@@ -222,6 +222,9 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if l.Billing != nil && l.Concurrency == 0 {
 		r.Limit = c.billed(r.Limit, l, s)
 	}
+	if s.charges == nil && r.Coordination.OnDeny == ratelimit.DenyCharges {
+		r.Coordination.OnDeny = r.Limit.Algorithm.OnDeny()
+	}
 	c.holds(r, s, l.Place)
 	if d.Inherited.Hold != nil && (l.Unlimited || l.Concurrency > 0) {
 		c.odd(NoEffect, d.Inherited.Hold.Place, s.names, "hold has no effect: %s", r.WhyNoOverrides())

@@ -119,7 +119,8 @@ func coordinationSchema() schema {
 			"(default 15ms)."),
 		"on_store_failure": described(schema{"enum": ratelimit.FailurePolicies},
 			"Decision while the store does not answer."),
-		"on_deny": described(schema{"enum": ratelimit.OnDenies}, "Charge of a denied request."),
+		"on_deny": described(schema{"enum": ratelimit.OnDenies}, "Charge of a denied request (default "+
+			"charge for fixed_window, else refund)."),
 		"debt": described(schema{"enum": ratelimit.Debts},
 			"For fixed_window: charges beyond the limit, at the end of the window."),
 		"audit": flagSchema("Keep a record of every grant, return and refusal."),

@@ -100,6 +100,29 @@ func newFixture(t testing.TB, o Options, text string) *fixture {
 	return f
 }
 
+// A token_bucket without further settings passes what refills while three times as much is requested. A fixed_window
+// charges refused requests, as the original.
+func TestDefaultOfOnDeny(t *testing.T) {
+	f := newFixture(t, Options{}, `
+domain: d
+descriptors:
+  - {key: bucket, algorithm: token_bucket, burst: 20, rate_limit: {unit: second, requests_per_unit: 10}}
+  - {key: window, rate_limit: {unit: minute, requests_per_unit: 10}}
+`)
+	passed := 0
+	for range 600 {
+		if f.must(rlsRequest(desc("bucket=x"))).OverallCode == rlsv3.RateLimitResponse_OK {
+			passed++
+		}
+		f.now = f.now.Add(time.Second / 30)
+	}
+	if passed < 210 || passed > 220 {
+		t.Errorf("%d of 600 requests pass a token_bucket, want 210 to 220", passed)
+	}
+	f.expect("OVER_LIMIT: OVER_LIMIT 0/10 26s", rlsRequest(hits(desc("window=x"), 11)))
+	f.expect("OVER_LIMIT: OVER_LIMIT 0/10 26s", rlsRequest(desc("window=x")))
+}
+
 // desc writes "key=value,key=value" as a descriptor.
 func desc(entries string) *common.RateLimitDescriptor {
 	d := &common.RateLimitDescriptor{}

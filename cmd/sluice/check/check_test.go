@@ -50,15 +50,15 @@ func TestCheck(t *testing.T) {
 		"these rules would be loaded, but see the 1 finding above\n",
 		"a.yaml:7:22: warning: d.a: drift_budget 3% of 200 is 6 tokens, less than one for each of max_nodes 10",
 		"on 3 nodes that share Redis",
-		"RULE LIMIT MODE NORMAL REDIS DOWN DATA LOST\nd.a 200 per day approx up to 506 (253%) all requests",
-		"\nd.k 100 per year leasing up to 100 up to 99 (99%) up to 105 (105%)",
+		"RULE LIMIT MODE NORMAL REDIS FAILS REDIS DOWN DATA LOST\nd.a 200 per day approx 506 (253%) all requests",
+		"\nd.k 100 per year leasing 100 199 (199%) 99 (99%) 105 (105%)",
 		"d.u unlimited",
 	} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("%d, no %q in\n%s", code, want, out)
 		}
 	}
-	if code, out = checks(dir, "--no-store"); code != 0 || !strings.Contains(out, "d.k 100 per year leasing up to 300 (300%)") {
+	if code, out = checks(dir, "--no-store"); code != 0 || !strings.Contains(out, "d.k 100 per year leasing 300 (300%)") {
 		t.Errorf("without a store: %d\n%s", code, out)
 	}
 	if code, out = checks(dir, "--details"); code != 0 || !strings.Contains(out, "d.a: 100, or one larger request, for each silent node") {
@@ -68,7 +68,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("on one node: %d\n%s", code, out)
 	}
 	if code, out = checks(dir, "--nodes=1", "--store=redis"); code != 0 || !strings.Contains(out, "on 1 node with Redis") ||
-		!strings.Contains(out, "d.k 100 per year leasing up to 100 up to 100 up to 105 (105%)") {
+		!strings.Contains(out, "d.k 100 per year leasing 100 200 (200%) 100 105 (105%)") {
 		t.Errorf("on one node with a store: %d\n%s", code, out)
 	}
 	if code, out = checks(dir, "--strict"); code != 1 || !strings.Contains(out, "fail with --strict") {
@@ -104,12 +104,12 @@ func TestCheck(t *testing.T) {
 func checksStores(t *testing.T, dir string) {
 	t.Helper()
 	for name, want := range map[string][]string{
-		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 105 (105%)", "round trips: 1,", "within 2.5s", "for 2s more"},
+		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing 100 199 (199%) 99 (99%) 105 (105%)", "round trips: 1,", "within 2.5s", "for 2s more"},
 		"postgres": {
-			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 100", "round trips: 2,",
+			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing 100 199 (199%) 99 (99%) 100", "round trips: 2,",
 			"one row for each account and lease", "within 2.5s", "synchronous_commit=on", "for 2s more",
 		},
-		"etcd":   {"that share etcd", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 100", "round trips: 2,", "within 2.5s", "continue at once"},
+		"etcd":   {"that share etcd", "d.k 100 per year leasing 100 199 (199%) 99 (99%) 100", "round trips: 2,", "within 2.5s", "continue at once"},
 		"memory": {"on 3 nodes without a store", "each node counts alone"},
 	} {
 		code, out := checks(dir, "--details", "--store="+name)
@@ -144,19 +144,20 @@ func TestCheckIsNarrow(t *testing.T) {
 	}
 }
 
-// The figures of a bucket are its burst, and the text says that the refill comes on top, and that charged refusals can
-// use it up.
+// The figures of a bucket are its burst, and the text says that the refill comes on top, and that refusals
+// under on_deny: charge can use it up.
 func TestCheckNamesTheRefill(t *testing.T) {
-	const refill, charged = "A token_bucket admits its refill in that time, too.", "Refused requests are charged:"
+	const refill, charged = "A token_bucket admits its refill in that time, too.", "on_deny: charge: while more is requested than refills"
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	for _, c := range []struct {
 		fields        string
 		refill, notes bool
 	}{
 		{"", false, false},
-		{"  algorithm: token_bucket\n", true, true},
-		{"  algorithm: sliding_window\n", false, true},
-		{"  algorithm: token_bucket\n  coordination: {on_deny: refund}\n", true, false},
+		{"  algorithm: token_bucket\n", true, false},
+		{"  algorithm: sliding_window\n", false, false},
+		{"  algorithm: sliding_window\n  coordination: {on_deny: charge}\n", false, true},
+		{"  algorithm: token_bucket\n  coordination: {on_deny: charge}\n", true, true},
 	} {
 		writeFile(t, file, rules(60)+c.fields)
 		code, out := checks(file)
@@ -202,7 +203,8 @@ func TestCheckForPrograms(t *testing.T) {
 	if code != 1 || !v.Good || v.Findings[0].Severity != "error" || len(v.Fingerprint) != 12 || v.Nodes != 3 || len(v.Rules) != 2 || v.Findings[0].Kind != config.ZeroLimit {
 		t.Errorf("%d %+v", code, v)
 	}
-	if d := v.Rules[0]; d.Rule != "d.k" || d.Limit != "100 per year" || d.Outage != "99 (33 a node)" || d.Loss != 5 {
+	if d := v.Rules[0]; d.Rule != "d.k" || d.Limit != "100 per year" || d.Bounds.OnOutage.Edges.Tokens != 199 ||
+		d.Outage != "199 in the windows in which it begins and ends, and 99 (33 a node) between" || d.Loss != 5 {
 		t.Errorf("%+v", d)
 	}
 }

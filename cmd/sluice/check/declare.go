@@ -71,24 +71,24 @@ func (d declaration) worst(r *ratelimit.Rule) float64 {
 		return -1
 	}
 	limit := r.Limit.Capacity()
-	most := max(limit+b.Over.Tokens+b.OnLoss, d.outage(r, &b))
+	most := max(limit+b.Over.Tokens+b.OnLoss, outageOf(b.OnOutage.Edges), d.outage(&b))
 	return float64(most) / float64(max(1, limit))
 }
 
 // allDemand is more than any rule admits that has a bound.
 const allDemand = ratelimit.Tokens(math.MaxInt64 / 2)
 
-// outage is what all nodes admit in a window without the store, or without a key's owner.
-func (d declaration) outage(r *ratelimit.Rule, b *ratelimit.Bounds) ratelimit.Tokens {
-	o := b.OnOutage
-	switch fleet := o.Fleet(); {
-	case o.Of == ratelimit.NoOutage:
-		return r.Limit.Capacity() + b.Over.Tokens
-	case !fleet.Bounded():
+// outageOf is an amount in tokens.
+func outageOf(n ratelimit.Amount) ratelimit.Tokens {
+	if !n.Bounded() {
 		return allDemand
-	default:
-		return fleet.Tokens + b.Over.Drift
 	}
+	return n.Tokens
+}
+
+// outage is what all nodes admit in a window without any answer of the store, or of a key's owner.
+func (d declaration) outage(b *ratelimit.Bounds) ratelimit.Tokens {
+	return min(allDemand, outageOf(b.OnOutage.Fleet())+b.Over.Drift)
 }
 
 // owners tells whether owners of keys may not answer.
@@ -100,9 +100,10 @@ func (d declaration) owners() bool {
 func (d declaration) table() string {
 	head := []string{"RULE", "LIMIT", "MODE", "NORMAL"}
 	if d.storage() == ratelimit.SharedStore {
-		head = append(head, strings.ToUpper(d.kind())+" DOWN", "DATA LOST")
+		kind := strings.ToUpper(d.kind())
+		head = append(head, kind+" FAILS", kind+" DOWN", "DATA LOST")
 	} else if d.owners() {
-		head = append(head, "OWNER DOWN")
+		head = append(head, "OWNER FAILS", "OWNER DOWN")
 	}
 	rows := [][]string{head}
 	byRisk := func(a, b *ratelimit.Rule) int { return cmp.Compare(d.worst(b), d.worst(a)) }
@@ -147,28 +148,28 @@ func (d declaration) cells(r *ratelimit.Rule) []string {
 		return []string{"unlimited"}
 	}
 	limit := r.Limit.Capacity()
-	cells := []string{r.Limit.String(), r.Coordination.Mode.String(), upTo(limit+b.Over.Tokens, limit)}
+	cells := []string{r.Limit.String(), r.Coordination.Mode.String(), atMost(limit+b.Over.Tokens, limit)}
 	switch {
 	case b.OnOutage.Of != ratelimit.NoOutage:
-		cells = append(cells, upTo(d.outage(r, &b), limit))
+		cells = append(cells, atMost(outageOf(b.OnOutage.Edges), limit), atMost(d.outage(&b), limit))
 	case d.storage() == ratelimit.SharedStore || d.owners():
-		cells = append(cells, "-")
+		cells = append(cells, "-", "-")
 	}
 	if d.storage() == ratelimit.SharedStore {
-		cells = append(cells, upTo(limit+b.Over.Tokens+b.OnLoss, limit))
+		cells = append(cells, atMost(limit+b.Over.Tokens+b.OnLoss, limit))
 	}
 	return cells
 }
 
-// upTo is a number of tokens, and which part of the limit that is.
-func upTo(n, limit ratelimit.Tokens) string {
+// atMost is a number of tokens, and which part of the limit that is.
+func atMost(n, limit ratelimit.Tokens) string {
 	switch {
 	case n == allDemand:
 		return "all requests"
 	case n == limit || limit == 0:
-		return "up to " + grouped(int64(n))
+		return grouped(int64(n))
 	}
-	return fmt.Sprintf("up to %s (%.4g%%)", grouped(int64(n)), 100*float64(n)/float64(limit))
+	return fmt.Sprintf("%s (%.4g%%)", grouped(int64(n)), 100*float64(n)/float64(limit))
 }
 
 // grouped is a number with a comma between each three digits.
@@ -184,10 +185,11 @@ func grouped(n int64) string {
 func (d declaration) legend(out io.Writer) {
 	text := "Maximum tokens of one key that all nodes together admit in one window. "
 	if d.storage() == ratelimit.SharedStore {
-		text += d.kind() + " down: a window without it, by on_store_failure, plus leases in use, which are part of the " +
-			"limit. Data lost: a window with one loss of its data."
+		text += "Normal: while replies arrive within store_deadline. " + d.kind() + " fails: a window in which replies " +
+			"stop or return. Down: each window between, by on_store_failure. Each node that starts meanwhile adds the " +
+			"part of a node. Data lost: a window with one loss of its data."
 	} else if text += "Without a store, each node counts alone."; d.owners() {
-		text += " Owner down: a window without the owner of the key (PEERS)."
+		text += " Owner fails: a window in which replies of the owner of a key (PEERS) stop or return. Down: each window between."
 	}
 	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return r.Limit.Algorithm == ratelimit.TokenBucket }) {
 		text += " A token_bucket admits its refill in that time, too."
@@ -195,8 +197,7 @@ func (d declaration) legend(out io.Writer) {
 	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
 		return d.bounds(r).Debt == ratelimit.UntilRefilled && r.Coordination.OnDeny == ratelimit.DenyCharges
 	}) {
-		text += " Refused requests are charged: while more is requested than refills, a token_bucket or " +
-			"sliding_window passes nothing, unless it has on_deny: refund."
+		text += " on_deny: charge: while more is requested than refills, a token_bucket or sliding_window passes nothing."
 	}
 	fmt.Fprintln(out)
 	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.Details])

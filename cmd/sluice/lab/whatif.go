@@ -100,6 +100,9 @@ func (c *WhatIf) question() (sim.Question, error) {
 	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
 	q.Load.Shape, errs[1] = load.ParseShape(c.Shape)
 	q.Coordination, errs[2] = coordination.Of(c.Coordination, func(field string) string { return "--coordination " + field })
+	if c.Coordination["on_deny"] == "" {
+		q.Coordination.OnDeny = q.Limit.Algorithm.OnDeny()
+	}
 	q.MaxOver, errs[3] = ratelimit.ParseShare(c.MaxOver)
 	if errs[3] != nil {
 		errs[3] = fmt.Errorf("--max-over: %w", errs[3])

@@ -1,0 +1,178 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// OutageRow is the result of random outages under one mode and policy. Parts are of the declared numbers, at most 1; of
+// all demand, they are 0.
+type OutageRow struct {
+	Mode    string  `json:"mode"`
+	Policy  string  `json:"policy"`
+	Outages int     `json:"outages"`
+	Windows int     `json:"windows"`
+	Normal  float64 `json:"normal"`  // the largest part in a window without an outage
+	Edges   float64 `json:"edges"`   // the same, where an outage begins or ends
+	Between float64 `json:"between"` // the same, without any answer
+	// Median is the median admission of windows with an edge and enough demand, in parts of the limit.
+	Median float64 `json:"median"`
+	edges  []float64
+}
+
+// Outages plays random outages of the store from the seed first on, and compares the admissions of each window with
+// the declared number. It returns a row for each mode and policy, and the first outage that exceeded its number.
+func Outages(ctx context.Context, first uint64, count int64, progress func(int64)) ([]OutageRow, error) {
+	modes, policies := ratelimit.ModeNames(), ratelimit.FailurePolicies
+	rows := make([]OutageRow, len(modes)*len(policies))
+	for i := range rows {
+		rows[i].Mode, rows[i].Policy = modes[i/len(policies)], policies[i%len(policies)]
+	}
+	for played := range count {
+		if ctx.Err() != nil {
+			return rows, ctx.Err()
+		}
+		seed := first + uint64(played)
+		row := &rows[seed%uint64(len(rows))]
+		out := drawOutage(seed, row.Mode, row.Policy)
+		if err := row.judge(out); err != nil {
+			return rows, fmt.Errorf("seed %d: %w", seed, err)
+		}
+		if progress != nil {
+			progress(played + 1)
+		}
+	}
+	for i := range rows {
+		slices.Sort(rows[i].edges)
+		if n := len(rows[i].edges); n > 0 {
+			rows[i].Median = rows[i].edges[n/2]
+		}
+	}
+	return rows, nil
+}
+
+// outage is a run with one outage of the store.
+type outage struct {
+	Options
+	from, to time.Duration
+	starts   int // of nodes, in the outage
+}
+
+// drawOutage makes an outage from its seed.
+func drawOutage(seed uint64, mode, policy string) outage {
+	h := rand.New(rand.NewPCG(seed, 0x0a7a9e)) //nolint:gosec // the same outage each time
+	pick := func(of ...string) string { return of[h.IntN(len(of))] }
+	limit := []ratelimit.Tokens{1, 2, 10, 60, 600, 3000}[h.IntN(6)]
+	period := []uint32{1, 2, 5, 10, 30, 60}[h.IntN(6)]
+	nodes := 1 + h.IntN(5)
+	r := &ratelimit.Rule{
+		Domain: "outage", Path: "key", Limit: ratelimit.Limit{Unit: ratelimit.Second, Multiplier: period, Requests: limit},
+		Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{},
+	}
+	fields := map[string]string{
+		"mode": mode, "on_store_failure": policy, "max_nodes": pick(fmt.Sprint(nodes), "10"), "lease.size": pick("auto", "auto", "1", "10"),
+		"reclaim": pick("safe", "safe", "eager"), "on_deny": pick("charge", "refund"), "drift_budget": pick("1%", "10%"),
+	}
+	for _, field := range ratelimit.CoordinationFields {
+		if text, ok := fields[field]; ok {
+			if err := r.Coordination.Set(field, text); err != nil {
+				panic(err) // the fields above are wrong
+			}
+		}
+	}
+	const windows = 5
+	one := r.Limit.Period()
+	o := outage{Options: Options{
+		Seed: seed, Nodes: nodes, Rule: r, Points: windows, Refuses: h.IntN(2) == 0,
+		Net: Net{
+			Trip: Delay{Least: time.Duration(200+h.IntN(1500)) * time.Microsecond}, Hop: Delay{Least: 300 * time.Microsecond},
+		},
+	}}
+	o.from = time.Duration(h.Int64N(int64(2 * one)))
+	o.to = o.from + time.Duration(h.Int64N(int64(2*one))) + 10*time.Millisecond
+	o.Faults = []Fault{{At: o.from, Kind: []FaultKind{Down, Down, Hang}[h.IntN(3)], For: o.to - o.from}}
+	for range h.IntN(3) / 2 * (1 + h.IntN(2)) {
+		o.starts++
+		at, node := o.from+time.Duration(h.Int64N(int64(o.to-o.from))), h.IntN(nodes)
+		o.Faults = append(o.Faults, Fault{At: at, Kind: Crash, Node: node}, Fault{At: at, Kind: Restart, Node: node})
+	}
+	slices.SortStableFunc(o.Faults, func(a, b Fault) int { return int(a.At - b.At) })
+	o.Recorded = unevenly(h, nodes, one*windows, float64(limit)*(0.3+5*h.Float64()*h.Float64())/one.Seconds())
+	o.Load = load.Load{Rate: 1, Keys: 1, Length: one * windows}
+	return o
+}
+
+// unevenly is demand for one key whose nodes change: all of them, or one. So nodes have read the usage at different times.
+func unevenly(h *rand.Rand, nodes int, length time.Duration, rate float64) *load.Recorded {
+	r := &load.Recorded{Keys: []string{"k"}}
+	only, until, cost := -1, 0.0, 1+int64(h.IntN(3)/2*h.IntN(5))
+	for at := 0.0; ; {
+		at += h.ExpFloat64() / rate * float64(1+cost) / 2
+		if at >= length.Seconds() {
+			return r
+		}
+		if at > until {
+			only, until = h.IntN(2*nodes), at+h.Float64()*length.Seconds()/5
+		}
+		node := only
+		if only >= nodes {
+			node = h.IntN(nodes)
+		}
+		r.Requests = append(r.Requests, load.Request{At: time.Duration(at * 1e9), Cost: 1 + h.Int64N(cost), Node: node})
+	}
+}
+
+const (
+	// ahead is the time before a window at which nodes claim tokens of it.
+	ahead = 150 * time.Millisecond
+	// probes is the time after an outage until all nodes have an answer.
+	probes = 2 * time.Second
+)
+
+// judge plays an outage, and compares each window with its declared number.
+func (row *OutageRow) judge(o outage) error {
+	result, err := Run(o.Options)
+	if err != nil {
+		return err
+	}
+	if result.Violation != nil {
+		return result.Violation
+	}
+	row.Outages++
+	limit, one := o.Rule.Limit.Capacity(), o.Rule.Limit.Period()
+	declared := o.Rule.Declare(o.Nodes, ratelimit.SharedStore)
+	out := declared.OnOutage
+	starts := out.Node.Times(o.starts)
+	for i, p := range result.Timeline {
+		begins, ends := time.Duration(i)*one, time.Duration(i+1)*one
+		of, most, what := &row.Edges, out.Edges, "in which an outage begins or ends"
+		switch {
+		case ends <= o.from, begins >= o.to+probes:
+			of, most, what = &row.Normal, ratelimit.Amount{Tokens: limit + declared.Over.Tokens}, "without an outage"
+		case begins-ahead >= o.from && ends <= o.to:
+			of, most, what = &row.Between, out.Fleet(), "without any answer"
+			most.Tokens += starts.Tokens + declared.Over.Drift
+		default:
+			most.Tokens += starts.Tokens
+			if p.Offered >= limit {
+				row.edges = append(row.edges, float64(p.Admitted)/float64(limit))
+			}
+		}
+		row.Windows++
+		if !most.Bounded() {
+			continue
+		}
+		if p.Admitted > most.Tokens {
+			return fmt.Errorf("%v, %+v, %d nodes, %d of them new, outage from %v to %v: window %d, %s, admitted %d, and %d are declared",
+				o.Rule.Limit, o.Rule.Coordination, o.Nodes, o.starts, o.from, o.to, i, what, p.Admitted, most.Tokens)
+		}
+		*of = max(*of, float64(p.Admitted)/float64(max(1, most.Tokens)))
+	}
+	return nil
+}
