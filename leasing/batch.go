@@ -12,34 +12,33 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// send settles all waiting flights in one round trip, until stop.
+// send settles batches, each in one round trip, until stop and until nothing waits.
 func (f *Fleet) send(part int, stop chan struct{}) {
 	l := &f.lanes[part]
-	for {
-		select {
-		case first := <-l.queue:
-			f.turn(l)
-			f.settle(part, l.take(first))
-		case <-stop:
-			for { // for the last reports
-				flights := l.take(nil)
-				if len(flights) == 0 {
-					return
-				}
-				f.settle(part, flights)
-			}
-		}
+	for more := true; more; {
+		var flights []*flight
+		flights, more = f.collect(l, stop)
+		f.settle(part, flights)
 	}
 }
 
-// turn waits until the next batch may leave. Under load, this puts more messages into a round trip.
-func (f *Fleet) turn(l *lane) {
+// collect waits for flights, and takes all of them when the next batch may leave. Under load, the interval puts more
+// messages into a round trip. A sender takes its turn before the flights: a flight that it took first would wait for
+// the turns of the other senders, while later ones leave. After stop, nothing left means that there is no more.
+func (f *Fleet) collect(l *lane, stop chan struct{}) (flights []*flight, more bool) {
 	l.pace <- struct{}{}
 	defer func() { <-l.pace }()
-	if wait := l.left.Add(batchEvery).Sub(f.clock()); l.left != 0 && wait > 0 {
-		time.Sleep(wait)
+	select {
+	case first := <-l.queue:
+		if wait := l.left.Add(batchEvery).Sub(f.clock()); l.left != 0 && wait > 0 {
+			time.Sleep(wait)
+		}
+		l.left = f.clock()
+		return l.take(first), true
+	case <-stop: // for the last reports
+		flights = l.take(nil)
+		return flights, len(flights) > 0
 	}
-	l.left = f.clock()
 }
 
 // settle settles messages and applies the answers. It holds no lock in the meantime.

@@ -67,7 +67,7 @@ type lane struct {
 	greeting *flight // guarded by mu: a message without a claim, for a first answer
 	answered instant // guarded by mu
 
-	pace chan struct{} // has one element while a sender waits for its turn
+	pace chan struct{} // has one element while a sender collects a batch
 	left instant       // of that sender: time of the last batch
 }
 

@@ -257,6 +257,27 @@ func TestSlotsAreGivenBack(t *testing.T) {
 	})
 }
 
+// A take waits for at most one message ahead of it: all that wait leave when its answer is there.
+func TestTakesLeaveWithTheNextMessage(t *testing.T) {
+	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {
+		const trip = time.Millisecond
+		s.set(trip, true, false)
+		r := slotRule(1000)
+		var takes sync.WaitGroup
+		for i := range 100 {
+			takes.Go(func() {
+				began := clock()
+				decides(f, began, slotOf(r, "k", ratelimit.Spend, i+1))
+				if took := clock().Sub(began); took > 2*trip {
+					t.Errorf("a round trip takes %v, and take %d took %v", trip, i, took)
+				}
+			})
+			time.Sleep(trip / 10)
+		}
+		takes.Wait()
+	})
+}
+
 // Without the ledger each rule's policy decides; a caller that has gone keeps no slot.
 func TestSlotPolicies(t *testing.T) {
 	shaky(t, func(t *testing.T, f *Concurrency, s *shakyLedger, clock func() instant) {

@@ -70,9 +70,13 @@ type Sizing struct {
 	Nodes int // live nodes, by the last answer; at least 1
 }
 
-// Wants is the size of a claim beyond the waiting tokens, and the divisor of the free tokens.
+// Wants is the size of a claim beyond the waiting tokens, and the divisor of the free tokens. Where nothing is taken
+// ahead, tokens that no request waits for go back.
 func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, divisor int) {
 	e.measure(now, need)
+	if !s.ahead() {
+		e.GiveBack(need)
+	}
 	if now < e.scarce {
 		return need, s.divisor()
 	}
@@ -86,10 +90,13 @@ func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) { return e.lease(
 // the limit, others would have to recall tokens, and denials meanwhile charge what they give back. An owner in mode
 // routing, which takes tokens for all nodes, leases half of the free tokens if its demand is that large.
 func (u *Use) lease(sum tokens, s *Sizing) tokens {
+	if !s.ahead() {
+		return 0
+	}
 	limit := s.Rule.Limit.Capacity()
 	demand := u.Demand.Want(s.Rule, 0)
 	size := max(1, limit/tokens(max(leastShare, 5*s.Nodes)))
-	if s.Rule.Stretched() && s.Rule.Coordination.Mode.Spec().Owned {
+	if s.Rule.Stretched() && s.owned() {
 		size = max(size, min(demand, (limit-sum)/tokens(s.divisor())))
 	}
 	if !plenty(s.Rule, sum) {
@@ -98,13 +105,27 @@ func (u *Use) lease(sum tokens, s *Sizing) tokens {
 	return size
 }
 
-// divisor is that of the free tokens of an account.
-func (s *Sizing) divisor() int {
-	if s.Rule.Coordination.Mode.Spec().Owned {
-		return 2
-	}
-	return 2 * s.Nodes
+// ahead tells whether a node takes tokens ahead of requests. Of a small limit, those may be all that a request at
+// another node could get, and a peek there shows less than what is left. An owner answers for all nodes.
+func (s *Sizing) ahead() bool { return s.owned() || !s.small() }
+
+// small tells whether a limit has few tokens for each node that takes some.
+func (s *Sizing) small() bool {
+	return s.Rule.Limit.Capacity() < leastShare*tokens(max(2, s.takers()))
 }
+
+// takers is the number of nodes that take tokens of a key.
+func (s *Sizing) takers() int {
+	if s.owned() {
+		return 1
+	}
+	return s.Nodes
+}
+
+func (s *Sizing) owned() bool { return s.Rule.Coordination.Mode.Spec().Owned }
+
+// divisor is that of the free tokens of an account.
+func (s *Sizing) divisor() int { return 2 * s.takers() }
 
 // leastShare is the least divisor of a limit for a node's part, while there is plenty: that of a fleet of four.
 const leastShare = 5 * 4

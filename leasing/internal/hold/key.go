@@ -121,7 +121,7 @@ func (e Entry) Due(now instant, s Sizing) (wait time.Duration, due bool) {
 	case e.Early(now, &s):
 		return Batch, true
 	}
-	return e.Patience(now), e.piggybacks(now, rule)
+	return e.Patience(now), e.piggybacks(now, &s)
 }
 
 // Enter moves the part to the current window. It returns the part of an ended window, if that has a report, and false
@@ -182,7 +182,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // debt), and its lease must not end before it begins. Of a small limit, one node would take all that there is.
 func (e Entry) Early(now instant, s *Sizing) bool {
 	rule := s.Rule
-	return rule.Limit.Algorithm == ratelimit.FixedWindow && rule.Limit.Capacity() >= 2*leastShare &&
+	return rule.Limit.Algorithm == ratelimit.FixedWindow && !s.small() &&
 		!rule.Limit.Carries && !rule.Coordination.Eager() && e.Next == nil && now >= e.renewFrom &&
 		now < e.Till && e.ends.Sub(now) <= min(early, rule.Limit.Period()/8) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period()) &&
@@ -269,7 +269,7 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 		// below the limit.
 		return now >= e.again && (e.Demand.Refused > 0 || e.Unreported()) || e.Sum <= limit.Capacity() &&
 			e.Spent-e.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= e.refusalsDue()
-	case e.Unreported():
+	case e.Unreported(), !s.ahead() && e.InHand(now) > e.Waiting && e.worthBack(limit):
 		return true
 	}
 	hand, rate := float64(e.InHand(now)), e.Demand.PerSec
@@ -317,10 +317,10 @@ func slow(l *ratelimit.Limit, n tokens) bool { return l.Refill(n) > 5*time.Secon
 
 // piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
-func (e Entry) piggybacks(now instant, rule *ratelimit.Rule) bool {
+func (e Entry) piggybacks(now instant, s *Sizing) bool {
 	usedUp := e.Taken == e.Spent && e.LastAnswer != 0 && now >= e.renewFrom && now < e.Till
 	return usedUp && e.Demand.PerSec < often && now.Sub(e.Demand.LastUse) < time.Second &&
-		plenty(rule, e.Sum) && rule.Limit.Capacity() >= 2*leastShare
+		plenty(s.Rule, e.Sum) && !s.small()
 }
 
 // refusalsDue is the earliest time for a report of refusals without requests.

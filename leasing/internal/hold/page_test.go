@@ -64,7 +64,8 @@ func TestPageConstants(t *testing.T) {
 // The size of claims while there is plenty is the specification's formula.
 func TestPageFormulas(t *testing.T) {
 	page := specpage.Read(t)
-	page.Says("`limit / (5 x max(4, nodes))`, at least 1")
+	page.Says("`limit / (5 x max(4, nodes))`")
+	page.Says("a limit below `20 x max(2, nodes)`")
 	page.Says("`divisor` is `2 x nodes`")
 	page.Says("a hundredth of the period, at least 5 ms")
 	page.Says("an eighth of the period before")
@@ -76,7 +77,11 @@ func TestPageFormulas(t *testing.T) {
 			}
 			e := Entry{&Key{Part: Part{Deadline: Never}}, &Use{}}
 			want, share := e.Wants(1, 0, Sizing{Rule: rule, Nodes: nodes})
-			if formula := max(1, limit/tokens(5*max(4, nodes))); want != formula || share != 2*nodes {
+			formula := limit / tokens(5*max(4, nodes))
+			if limit < tokens(20*max(2, nodes)) {
+				formula = 0
+			}
+			if want != formula || share != 2*nodes {
 				t.Errorf("limit %d, %d nodes: wants %d in %d parts, and the page says %d", limit, nodes, want, share, formula)
 			}
 		}

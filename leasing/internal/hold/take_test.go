@@ -62,12 +62,13 @@ func TestOverdueRequests(t *testing.T) {
 	}
 }
 
-// A claim grows with the demand and the node's part, and less what is in hand; for few nodes that is a twentieth.
+// A claim grows with the demand and the node's part, and less what is in hand; for few nodes that is a twentieth. Of a
+// limit with few tokens for each node, it is the need.
 func TestWantsFewerAmongMore(t *testing.T) {
 	rule := &ratelimit.Rule{
 		Limit: ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1000}, Coordination: ratelimit.DefaultCoordination(),
 	}
-	for nodes, most := range map[int]tokens{1: 50, 4: 50, 10: 20, 500: 1} {
+	for nodes, most := range map[int]tokens{1: 50, 4: 50, 10: 20, 50: 4, 51: 0, 500: 0} {
 		e := Entry{&Key{Part: Part{LastAnswer: answered}, Till: Never}, &Use{}}
 		size := Sizing{Rule: rule, Nodes: nodes}
 		want, divisor := e.Wants(answered+second, 3, size)

@@ -1,0 +1,63 @@
+package store
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/process"
+)
+
+// Real nodes, asked in turn: a peek at a small limit shows what is left in all, and all that is left is admitted.
+func TestSmallLimitsOfAFleet(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and starts programs")
+	}
+	const nodes, most = 3, 59
+	binary := filepath.Join(t.TempDir(), "sluice")
+	if out, err := exec.Command("go", "build", "-o", binary, "github.com/sluice-gate/sluice/cmd/sluice").CombinedOutput(); err != nil {
+		t.Fatalf("building: %v\n%s", err, out)
+	}
+	for _, mode := range []string{"leasing", "approx", "routing", "routing without a store"} {
+		name, _, alone := strings.Cut(mode, " ")
+		var rules strings.Builder
+		fmt.Fprintf(&rules, "domain: %s\ndescriptors:\n", domain)
+		for limit := 1; limit <= most; limit++ {
+			fmt.Fprintf(&rules, "  - {key: %s, value: \"%d\", coordination: {mode: %s, store_deadline: 1s}, rate_limit: {unit: year, requests_per_unit: %d}}\n", entry, limit, name, limit)
+		}
+		open := func() (*process.Fleet, error) { return Open(binary, rules.String(), nodes, 0) }
+		if alone {
+			open = func() (*process.Fleet, error) { return process.StartFleet(binary, rules.String(), nodes) }
+		}
+		f, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Stop()
+		ask := func(limit, hits int) (bool, int) {
+			r := caller.Request(domain, entry, fmt.Sprint(limit))
+			r.Descriptors[0].HitsAddend = wrapperspb.UInt64(uint64(hits))
+			answer, err := rls.NewRateLimitServiceClient(f.Pool.Next()).ShouldRateLimit(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return answer.GetOverallCode() == rls.RateLimitResponse_OK, int(answer.GetStatuses()[0].GetLimitRemaining())
+		}
+		for limit := 1; limit <= most; limit++ {
+			for left := limit; left >= 0; left-- {
+				if ok, shown := ask(limit, 0); !ok || shown != left {
+					t.Fatalf("%s: of %d, %d are left; a peek is OK %v, and shows %d", mode, limit, left, ok, shown)
+				}
+				if ok, shown := ask(limit, 1); ok != (left > 0) || shown != max(0, left-1) {
+					t.Fatalf("%s: of %d, %d are left; a request for one is OK %v, and shows %d", mode, limit, left, ok, shown)
+				}
+			}
+		}
+	}
+}
