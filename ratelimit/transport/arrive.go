@@ -158,8 +158,8 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	return nil
 }
 
-// unbound is how many times more calls a caller may begin that has not read the bound yet: a client that connects with
-// calls waiting sends all of them, and does not repeat those that are refused.
+// unbound is how many times more calls a caller may begin before it has read the bound. A client that connects with
+// many calls waiting sends all of them, and does not repeat those that are refused.
 const unbound = 8
 
 // mostStreams is how many calls may be open.
