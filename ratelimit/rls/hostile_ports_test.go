@@ -20,6 +20,7 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
@@ -294,5 +295,26 @@ func TestBodiesTakeTurns(t *testing.T) {
 	}
 	if n := overtaken(many, func(i int) { bodies[i]() }, read(10)); n > many/2 {
 		t.Errorf("%d of %d large bodies were read before a small one", n, many)
+	}
+}
+
+// A caller that closes its side before it was answered is not taken for one that may pass.
+func TestGoneCallersAreNotOK(t *testing.T) {
+	f := newFixture(t, Options{Gate: shed.NewGate(time.Second)}, testRules)
+	server := httptest.NewServer(http.HandlerFunc(f.ServeJSON))
+	defer server.Close()
+	for range 20 {
+		c, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		body := `{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]}]}`
+		_, _ = fmt.Fprintf(c, "POST /json HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		_ = c.(*net.TCPConn).CloseWrite()
+		answer, err := io.ReadAll(c)
+		c.Close()
+		if err != nil || !strings.Contains(string(answer), "503") && !strings.Contains(string(answer), "overallCode") {
+			t.Fatalf("%q, %v", answer, err)
+		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
 // ServeJSON answers POST /json: the request as protojson in the body, the answer as protojson with 200 (OK)
@@ -34,14 +36,9 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
-		runtime.Gosched() // net/http finds out now whether the caller is still there
-		if r.Context().Err() != nil {
-			gate.Late()
-			return
-		}
-		if gate.EnterNow(s.clock()) != nil {
-			w.Header().Set("Retry-After", "1")
-			http.Error(w, "overloaded: the request was rejected without a charge", http.StatusServiceUnavailable)
+		err := s.enterJSON(r, gate)
+		if err != nil {
+			writeJSONError(w, err)
 			return
 		}
 	}
@@ -56,6 +53,22 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusTooManyRequests)
 	}
 	_, _ = w.Write(append(text, '\n'))
+}
+
+// errOverloaded is the answer to a request that the gate refuses.
+var errOverloaded = errors.New("overloaded: the request was rejected without a charge")
+
+// enterJSON lets a request in, unless its caller has gone or the node is overloaded.
+func (s *Service) enterJSON(r *http.Request, gate *shed.Gate) error {
+	runtime.Gosched() // net/http finds out now whether the caller is still there
+	if r.Context().Err() != nil {
+		gate.Late()
+		return errGone
+	}
+	if gate.EnterNow(s.clock()) != nil {
+		return errOverloaded
+	}
+	return nil
 }
 
 // decideJSON is the answer to a request that is complete, as text. The call leaves the gate with it: an answer that its
