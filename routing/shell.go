@@ -244,6 +244,8 @@ func (r exchange) Exchange(stream calledStream) error {
 		}
 		working.Go(func() {
 			defer room.Release(n)
+			var bug error // the peer decides on asks without an answer
+			defer transport.Contain(r.bug, &bug)
 			r.answerTo(ctx, from, asks, answer)
 		})
 	}
@@ -267,6 +269,7 @@ func (r *Router) welcomeInTime(stream calledStream, received func()) (*wire.Hell
 	done := make(chan struct{})
 	go func() { // it ends with the stream, at the latest
 		defer close(done)
+		defer transport.Contain(r.bug, &err)
 		hello, err = r.welcome(stream, received)
 	}()
 	select {

@@ -87,7 +87,7 @@ func (c *connection) handLocked(id uint32, ended bool) {
 
 // handled has the handler answer the call, within its span.
 func (x *exchange) handled(handle grpc.StreamHandler, method string) (err error) {
-	defer x.of.failed(&err)
+	defer Contain(x.of.Bug, &err)
 	spans := x.of.Services.Spans
 	if spans == nil {
 		return handle(nil, x)

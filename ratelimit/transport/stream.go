@@ -201,7 +201,7 @@ func (c *connection) answer(s *stream) (leads bool) {
 
 // decide is the call's answer, within its span.
 func (s *stream) decide(out []byte) (_ []byte, err error) {
-	defer s.of.failed(&err)
+	defer Contain(s.of.Bug, &err)
 	m := &s.of.Method
 	if m.Spans == nil {
 		return m.Answer(s, s.request, out)
