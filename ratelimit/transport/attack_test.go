@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -541,4 +542,42 @@ func TestFailedCallsEarnLittle(t *testing.T) {
 	if _, err := c.framesLocked(b); err != nil || len(c.calls.open) > 0 || c.idle.credit != framesACall {
 		t.Errorf("a call without a request earned %d frames: %v", c.idle.credit, err)
 	}
+}
+
+// notes is a connection that notes how many bytes its last write has.
+type notes struct {
+	net.Conn
+	writes atomic.Int64
+}
+
+func (n *notes) Write(b []byte) (int, error) {
+	n.writes.Store(int64(len(b)))
+	return n.Conn.Write(b)
+}
+
+// What is written to a caller that does not read counts, also what answers no open call: a few bytes of a header block
+// can have a name in the answer that is sixty times as long.
+func TestUnreadAnswersCount(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := NewPort(echoes(NewBudget(16 << 20)))
+		here, there := net.Pipe()
+		written := &notes{Conn: there}
+		p.running.Go(func() { p.welcome(written) })
+		b := append([]byte(http2.ClientPreface), appendSettings(nil)...)
+		caller, path := newScript(discards{}), "/"+strings.Repeat("\U000e0001", 100)
+		for id := uint32(1); len(b) < smallBytes-100; id += 2 {
+			b = appendHeaders(b, flagEndStream, id, caller.block(ordinary(path)...))
+		}
+		go func() { _, _ = io.CopyN(io.Discard, here, frameHeader+3*6+frameHeader+4) }()
+		_, _ = here.Write(b)
+		synctest.Wait()
+		if held, size := p.Budget.Held(), written.writes.Load(); size < 20*smallBytes || held != size {
+			t.Errorf("%d bytes wait to be written, %d are held", size, held)
+		}
+		here.Close()
+		p.GracefulStop()
+		if held := p.Budget.Held(); held != 0 {
+			t.Errorf("%d bytes are held when all has ended", held)
+		}
+	})
 }
