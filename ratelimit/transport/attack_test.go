@@ -581,3 +581,67 @@ func TestUnreadAnswersCount(t *testing.T) {
 		}
 	})
 }
+
+// A message of a service that waits for a window counts, as those of the port's own method do.
+func TestMessagesWithoutAWindowCount(t *testing.T) {
+	o, size := echoes(NewBudget(16<<20)), 200<<10
+	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
+		m := make([]byte, size)
+		return stream.SendMsg(&m)
+	}}.services()
+	played(t, o, slow{}, func(t *testing.T, s *script, p *Port) {
+		_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		s.call(1, "/x/Other", "a")
+		synctest.Wait()
+		if held := p.Budget.Held(); held < int64(size) {
+			t.Errorf("%d bytes are held", held)
+		}
+		_ = s.WriteWindowUpdate(0, 1<<20)
+		_ = s.WriteWindowUpdate(1, 1<<20)
+		s.outcome(1)
+		synctest.Wait()
+		if held := p.Budget.Held(); held != 0 {
+			t.Errorf("%d bytes are held when all is written", held)
+		}
+	})
+}
+
+// Talks that wait keep no room of the messages that they have had: they may be as many as callers open.
+func TestWaitingTalksKeepLittle(t *testing.T) {
+	const size, talks = 30 << 10, 400
+	o := echoes(NewBudget(16 << 20))
+	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
+		talk, _ := Converse(stream.Context())
+		for {
+			var m []byte
+			if err := stream.RecvMsg(&m); err != nil {
+				return err
+			}
+			talk.Received()
+			if err := stream.SendMsg(&m); err != nil {
+				return err
+			}
+		}
+	}}.services()
+	s := connectedTo(t, NewPort(o), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+	_ = s.WriteWindowUpdate(0, 1<<30)
+	message := text(strings.Repeat("a", size))
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for id := uint32(1); id < 2*talks; id += 2 {
+		s.head(id, false, ordinary("/x/Other")...)
+		_ = s.WriteData(id, false, message[:mostFrame])
+		_ = s.WriteData(id, false, message[mostFrame:])
+		s.await(func() bool { return len(s.bodies[id]) == len(message) })
+		s.mu.Lock()
+		delete(s.bodies, id)
+		s.mu.Unlock()
+	}
+	runtime.GC()
+	runtime.GC() // of pools
+	runtime.ReadMemStats(&after)
+	if each := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / talks; each > 2*talkCost {
+		t.Errorf("each talk keeps %d bytes, and counts %d", each, talkCost)
+	}
+}

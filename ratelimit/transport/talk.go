@@ -93,7 +93,7 @@ func (t *Talk) receivedLocked() {
 	if s.gone {
 		return
 	}
-	c.addLocked(s, talkCost+int64(t.on.body.Len())-s.cost)
+	c.addLocked(s, talkCost+int64(t.on.body.Len())+t.on.unsent-s.cost)
 	c.idle.earn(framesACall)
 	s.since = nanotime() // what comes now is not held for long
 	// The window is given back in few frames.
