@@ -105,8 +105,8 @@ func TestLooksAtBlockedAnswersAreFewer(t *testing.T) {
 	}
 }
 
-// What handlers hold whose calls have ended counts until they find that, and keeps other calls of services from
-// beginning, and no rate limit call.
+// What handlers hold whose calls have ended counts until they find that. It keeps a connection from having more than one
+// call of services, and no rate limit call.
 func TestEndedHandlersCount(t *testing.T) {
 	o := echoes(NewBudget(1 << 20))
 	goOn := make(chan struct{})
@@ -122,17 +122,18 @@ func TestEndedHandlersCount(t *testing.T) {
 	for p.Budget.ending.Load() < calls*exchangeCost {
 		runtime.Gosched()
 	}
-	second.call(1, "/x/Other", "a")
-	second.call(3, "/x/Echo", "a")
-	if got := second.outcome(1, 3); got != "1: status 8, 3: status 0" {
+	for id, method := range []string{0: "/x/Other", 1: "/x/Other", 2: "/x/Echo"} {
+		second.call(2*uint32(id)+1, method, "a")
+	}
+	if got := second.outcome(3, 5); got != "3: status 8, 5: status 0" {
 		t.Error(got)
 	}
 	close(goOn)
 	for p.Budget.Held() > 0 {
 		runtime.Gosched()
 	}
-	second.call(5, "/x/Other", "a")
-	if got := second.outcome(5); got != "1: status 8, 3: status 0, 5: status 0" {
+	second.call(7, "/x/Other", "a")
+	if got := second.outcome(1, 7); got != "1: status 0, 3: status 8, 5: status 0, 7: status 0" {
 		t.Error(got)
 	}
 }

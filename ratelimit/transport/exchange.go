@@ -61,7 +61,8 @@ const exchangeCost = 32 << 10
 func (c *connection) handLocked(id uint32, ended bool) {
 	f := &c.in.fields
 	handle, refusal := c.Services.find(f.path)
-	if refusal == nil && c.Budget.full() {
+	// Callers of whose calls none goes on have one all the same: another's resets must not fail their health checks.
+	if refusal == nil && c.calls.handlers > 0 && c.Budget.full() {
 		refusal = status.New(codes.ResourceExhausted, "too many calls go on whose callers gave up: try again")
 	}
 	if refusal != nil {
