@@ -315,6 +315,7 @@ func TestLastStreamNeverRises(t *testing.T) {
 type inside struct {
 	mu                      sync.Mutex
 	calls, callers, arrived int
+	waits                   atomic.Int64
 }
 
 func (g *inside) Arrive(_ ratelimit.Instant, own int, _ time.Duration) bool {
@@ -336,8 +337,8 @@ func (g *inside) Leave(_ ratelimit.Instant, own, calls int) {
 		g.callers--
 	}
 }
-func (*inside) Begin() {}
-func (*inside) End()   {}
+func (g *inside) Begin() { g.waits.Add(1) }
+func (g *inside) End()   { g.waits.Add(-1) }
 
 // All calls leave the gate, also those whose answers are being written when their connection ends.
 func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
@@ -644,5 +645,34 @@ func TestWaitingTalksKeepLittle(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if each := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / talks; each > 2*talkCost {
 		t.Errorf("each talk keeps %d bytes, and counts %d", each, talkCost)
+	}
+}
+
+// Several parts of a decision may wait, each in a goroutine of its own: one other goroutine leads, and no more.
+func TestPartsOfADecisionWait(t *testing.T) {
+	o, gate := echoes(nil), &inside{}
+	o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }}
+	o.Method.Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
+		out = append(out, in...)
+		var parts sync.WaitGroup
+		var ready atomic.Int64
+		for range 2 {
+			parts.Go(func() {
+				for ready.Add(1); ready.Load() < 2; { // they wait at the same instant
+				}
+				ratelimit.Waits(ctx)
+			})
+		}
+		parts.Wait()
+		return out, nil
+	}
+	const calls = 2000
+	s := connectedTo(t, NewPort(o))
+	for id := uint32(1); id < 2*calls; id += 2 {
+		s.call(id, "/x/Echo", "a")
+		s.await(func() bool { return s.became[id] != "" })
+	}
+	if n := gate.waits.Load(); n > 0 {
+		t.Errorf("%d of %d calls had two goroutines lead", n, calls)
 	}
 }
