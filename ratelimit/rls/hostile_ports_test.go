@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -294,5 +295,17 @@ func TestBodiesTakeTurns(t *testing.T) {
 	}
 	if n := overtaken(many, func(i int) { bodies[i]() }, read(10)); n > many/2 {
 		t.Errorf("%d of %d large bodies were read before a small one", n, many)
+	}
+}
+
+// A bug that a request over /json meets is counted, and answered, wherever it is.
+func TestBugsOverJSONAreCounted(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	f.Service.clock = func() ratelimit.Instant { panic("a bug") }
+	f.Service.log = slog.New(slog.DiscardHandler)
+	w := httptest.NewRecorder()
+	f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(`{"domain":"d","descriptors":[{}]}`)))
+	if n := f.Stats.Panics.Load(); n != 1 || w.Code != http.StatusServiceUnavailable {
+		t.Errorf("%d are counted, the answer is %d", n, w.Code)
 	}
 }
