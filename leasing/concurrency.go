@@ -113,6 +113,10 @@ func (f *Concurrency) Decide(
 		patience = max(patience, asks[i].Rule.Coordination.Deadline())
 		calls[i] = f.begin(now, &asks[i], &verdicts[i])
 	}
+	if !slices.ContainsFunc(calls, func(c *slotCall) bool { return c != nil }) {
+		return
+	}
+	ratelimit.Waits(ctx)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for i, c := range calls {

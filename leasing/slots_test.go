@@ -553,3 +553,37 @@ func owedOf(f *Concurrency, key string) []*slotCall {
 	defer l.mu.Unlock()
 	return slices.Concat(l.failed, l.gives)
 }
+
+// noted is a Waiter that notes that it was called.
+type noted struct{ waits chan struct{} }
+
+func (n noted) Waits() { close(n.waits) }
+
+// heldSlots is a ledger that answers when a decision has said that it waits.
+type heldSlots struct{ waits chan struct{} }
+
+func (h heldSlots) Slots(ctx context.Context, _ []account.SlotAsk, answers []account.SlotAnswer) {
+	select {
+	case <-h.waits:
+	case <-ctx.Done():
+		answers[0].Err = ctx.Err()
+	}
+}
+
+// A decision that waits for the ledger says so: otherwise all calls on its connection wait too, and the gate takes the
+// ledger's time for work of this node.
+func TestSlotsSayThatTheyWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits := make(chan struct{})
+		begun := time.Now()
+		clock := func() instant { return instant(time.Since(begun)) }
+		f := NewConcurrency(heldSlots{waits}, NewLocal(100, 0, begun), clock)
+		one := []verdict{{}}
+		ctx := context.WithValue(t.Context(), ratelimit.WaitsKey{}, ratelimit.Waiter(noted{waits}))
+		f.Decide(ctx, clock(), []ask{slotOf(slotRule(2), "k", ratelimit.Spend, 1)}, one)
+		if took := time.Since(begun); took > 0 || one[0].Source != ratelimit.FromClaim {
+			t.Errorf("after %v: %+v", took, one[0])
+		}
+		f.sends.Wait()
+	})
+}

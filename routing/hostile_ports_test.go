@@ -82,3 +82,31 @@ func TestAsksHoldUpNoOtherMessages(t *testing.T) {
 		t.Errorf("a ping behind asks that wait is answered %v: %v", f, err)
 	}
 }
+
+// fails is a limiter with a bug.
+type fails struct{ ratelimit.Limiter }
+
+func (fails) Decide(context.Context, ratelimit.Instant, []ratelimit.Ask, []ratelimit.Verdict) {
+	panic("a bug")
+}
+
+// A bug that a peer's asks meet is counted, and ends neither the process nor the peer's conversation.
+func TestBugsOfAsksAreContained(t *testing.T) {
+	w := newRingWorld(t, 2)
+	n := w.make(0, known, nil)
+	n.local, n.base = nil, baseOf{fails{}}
+	w.run(n, w.lis[0], nil)
+	s, err := n.meet(t, &wire.Hello{Version: version, Addr: w.addrs[1], Nonce: newNonce(), Incarnation: 7}, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10 { // of any owner
+		_ = s.Send(&wire.Frame{Asks: []*wire.Ask{{Id: uint64(i) + 1, Key: keyOf(i), Cost: 1, Rule: ruleBytes(routed(10))}}})
+	}
+	if f, err := say(s, &wire.Frame{Ping: 2000}); err != nil || f.GetReplies()[0].GetId() != 2000 {
+		t.Errorf("a ping behind asks that fail is answered %v: %v", f, err)
+	}
+	for n.stats.rejected[rejectedBug].Load() == 0 && s.Context().Err() == nil {
+		runtime.Gosched()
+	}
+}

@@ -166,6 +166,13 @@ func (r *Router) bug(bug any) {
 	r.report("a caller of the peers' port", fmt.Errorf("a bug in Sluice, please report it: %v\n%s", bug, debug.Stack()))
 }
 
+// contain keeps a panic that a peer's asks caused from ending the process. They are not answered. It is deferred.
+func (r *Router) contain() {
+	if bug := recover(); bug != nil {
+		r.bug(bug)
+	}
+}
+
 // turnedAway takes in a connection of a stranger.
 func (r *Router) turnedAway(from string, kind rejection, err error) {
 	r.stats.refused.Add(1)
@@ -216,7 +223,13 @@ func (r exchange) Exchange(stream calledStream) error {
 	case <-stream.Context().Done():
 		return stream.Context().Err()
 	}
-	hello, err := r.welcomeInTime(stream, received)
+	// A stranger may connect and not introduce itself. The caller gives up after opening. This side waits for twice as
+	// long, so that it does not cut a caller off that is only slow to begin.
+	late := time.AfterFunc(2*opening, talk.End)
+	hello, err := r.welcome(stream, received)
+	if !late.Stop() {
+		err = errHello
+	}
 	if err != nil {
 		r.refuse(remoteAddr(stream, hello), err)
 		return status.Error(codes.PermissionDenied, err.Error())
@@ -244,8 +257,7 @@ func (r exchange) Exchange(stream calledStream) error {
 		}
 		working.Go(func() {
 			defer room.Release(n)
-			var bug error // the peer decides on asks without an answer
-			defer transport.Contain(r.bug, &bug)
+			defer r.contain()
 			r.answerTo(ctx, from, asks, answer)
 		})
 	}
@@ -259,26 +271,6 @@ func (r exchange) Exchange(stream calledStream) error {
 		}
 		r.serve(r.clock(), from, f, answer, later)
 		received()
-	}
-}
-
-// welcomeInTime gives up on one who connects and does not introduce itself.
-func (r *Router) welcomeInTime(stream calledStream, received func()) (*wire.Hello, error) {
-	var hello *wire.Hello
-	var err error
-	done := make(chan struct{})
-	go func() { // it ends with the stream, at the latest
-		defer close(done)
-		defer transport.Contain(r.bug, &err)
-		hello, err = r.welcome(stream, received)
-	}()
-	select {
-	case <-done:
-		return hello, err
-	// The caller gives up after opening. This side waits for twice as long, so that it does not cut
-	// a caller off that is only slow to begin.
-	case <-time.After(2 * opening):
-		return nil, errHello
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -316,5 +317,17 @@ func TestGoneCallersAreNotOK(t *testing.T) {
 		if err != nil || !strings.Contains(string(answer), "503") && !strings.Contains(string(answer), "overallCode") {
 			t.Fatalf("%q, %v", answer, err)
 		}
+	}
+}
+
+// A bug that a request over /json meets is counted, and answered, wherever it is.
+func TestBugsOverJSONAreCounted(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	f.Service.clock = func() ratelimit.Instant { panic("a bug") }
+	f.Service.log = slog.New(slog.DiscardHandler)
+	w := httptest.NewRecorder()
+	f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(`{"domain":"d","descriptors":[{}]}`)))
+	if n := f.Stats.Panics.Load(); n != 1 || w.Code != http.StatusServiceUnavailable {
+		t.Errorf("%d are counted, the answer is %d", n, w.Code)
 	}
 }

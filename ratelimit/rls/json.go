@@ -20,6 +20,12 @@ import (
 // again. A bad request gets 400, 413 if it is too large, or 415 if a web page may have made a browser send
 // it. Without a decision, or on an overloaded node, it gets 503 with Retry-After.
 func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
+	defer func() {
+		if bug := recover(); bug != nil { // net/http would neither count it, nor log it above its debug level
+			s.Bug(bug)
+			writeJSONError(w, errInternal)
+		}
+	}()
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "use POST with a RateLimitRequest as JSON", http.StatusMethodNotAllowed)

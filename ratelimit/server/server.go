@@ -127,14 +127,18 @@ func fewReflections() grpc.StreamServerInterceptor {
 			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: try again",
 				reflections)
 		}
-		ended := make(chan error, 1)
-		go func() { ended <- handle(srv, stream) }() // it ends with the stream, which ends when this returns
-		select {
-		case err := <-ended:
-			return err
-		case <-time.After(reflectionTime):
+		// A client has its own calls beside the stream, which it may keep open. So the time of requests, after
+		// which a connection ends, does not apply.
+		talk, ok := transport.Converse(stream.Context())
+		if !ok {
+			return status.Error(codes.Canceled, "the stream has ended")
+		}
+		late := time.AfterFunc(reflectionTime, talk.End)
+		err := handle(srv, stream)
+		if !late.Stop() {
 			return status.Errorf(codes.DeadlineExceeded, "a stream of reflection may take %v", reflectionTime)
 		}
+		return err
 	}
 }
 

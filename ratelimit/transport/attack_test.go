@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -104,8 +105,8 @@ func TestLooksAtBlockedAnswersAreFewer(t *testing.T) {
 	}
 }
 
-// What handlers hold whose calls have ended counts until they find that, and keeps other calls of services from
-// beginning, and no rate limit call.
+// What handlers hold whose calls have ended counts until they find that. It keeps a connection from having more than one
+// call of services, and no rate limit call.
 func TestEndedHandlersCount(t *testing.T) {
 	o := echoes(NewBudget(1 << 20))
 	goOn := make(chan struct{})
@@ -121,17 +122,18 @@ func TestEndedHandlersCount(t *testing.T) {
 	for p.Budget.ending.Load() < calls*exchangeCost {
 		runtime.Gosched()
 	}
-	second.call(1, "/x/Other", "a")
-	second.call(3, "/x/Echo", "a")
-	if got := second.outcome(1, 3); got != "1: status 8, 3: status 0" {
+	for id, method := range []string{0: "/x/Other", 1: "/x/Other", 2: "/x/Echo"} {
+		second.call(2*uint32(id)+1, method, "a")
+	}
+	if got := second.outcome(3, 5); got != "3: status 8, 5: status 0" {
 		t.Error(got)
 	}
 	close(goOn)
 	for p.Budget.Held() > 0 {
 		runtime.Gosched()
 	}
-	second.call(5, "/x/Other", "a")
-	if got := second.outcome(5); got != "1: status 8, 3: status 0, 5: status 0" {
+	second.call(7, "/x/Other", "a")
+	if got := second.outcome(1, 7); got != "1: status 0, 3: status 8, 5: status 0, 7: status 0" {
 		t.Error(got)
 	}
 }
@@ -313,6 +315,7 @@ func TestLastStreamNeverRises(t *testing.T) {
 type inside struct {
 	mu                      sync.Mutex
 	calls, callers, arrived int
+	waits                   atomic.Int64
 }
 
 func (g *inside) Arrive(_ ratelimit.Instant, own int, _ time.Duration) bool {
@@ -334,8 +337,8 @@ func (g *inside) Leave(_ ratelimit.Instant, own, calls int) {
 		g.callers--
 	}
 }
-func (*inside) Begin() {}
-func (*inside) End()   {}
+func (g *inside) Begin() { g.waits.Add(1) }
+func (g *inside) End()   { g.waits.Add(-1) }
 
 // All calls leave the gate, also those whose answers are being written when their connection ends.
 func TestCallsLeaveTheGateWhenTheirConnectionEnds(t *testing.T) {
@@ -540,5 +543,136 @@ func TestFailedCallsEarnLittle(t *testing.T) {
 	defer c.mu.Unlock()
 	if _, err := c.framesLocked(b); err != nil || len(c.calls.open) > 0 || c.idle.credit != framesACall {
 		t.Errorf("a call without a request earned %d frames: %v", c.idle.credit, err)
+	}
+}
+
+// notes is a connection that notes how many bytes its last write has.
+type notes struct {
+	net.Conn
+	writes atomic.Int64
+}
+
+func (n *notes) Write(b []byte) (int, error) {
+	n.writes.Store(int64(len(b)))
+	return n.Conn.Write(b)
+}
+
+// What is written to a caller that does not read counts, also what answers no open call: a few bytes of a header block
+// can have a name in the answer that is sixty times as long.
+func TestUnreadAnswersCount(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := NewPort(echoes(NewBudget(16 << 20)))
+		here, there := net.Pipe()
+		written := &notes{Conn: there}
+		p.running.Go(func() { p.welcome(written) })
+		b := append([]byte(http2.ClientPreface), appendSettings(nil)...)
+		caller, path := newScript(discards{}), "/"+strings.Repeat("\U000e0001", 100)
+		for id := uint32(1); len(b) < smallBytes-100; id += 2 {
+			b = appendHeaders(b, flagEndStream, id, caller.block(ordinary(path)...))
+		}
+		go func() { _, _ = io.CopyN(io.Discard, here, frameHeader+3*6+frameHeader+4) }()
+		_, _ = here.Write(b)
+		synctest.Wait()
+		if held, size := p.Budget.Held(), written.writes.Load(); size < 20*smallBytes || held != size {
+			t.Errorf("%d bytes wait to be written, %d are held", size, held)
+		}
+		here.Close()
+		p.GracefulStop()
+		if held := p.Budget.Held(); held != 0 {
+			t.Errorf("%d bytes are held when all has ended", held)
+		}
+	})
+}
+
+// A message of a service that waits for a window counts, as those of the port's own method do.
+func TestMessagesWithoutAWindowCount(t *testing.T) {
+	o, size := echoes(NewBudget(16<<20)), 200<<10
+	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
+		m := make([]byte, size)
+		return stream.SendMsg(&m)
+	}}.services()
+	played(t, o, slow{}, func(t *testing.T, s *script, p *Port) {
+		_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		s.call(1, "/x/Other", "a")
+		synctest.Wait()
+		if held := p.Budget.Held(); held < int64(size) {
+			t.Errorf("%d bytes are held", held)
+		}
+		_ = s.WriteWindowUpdate(0, 1<<20)
+		_ = s.WriteWindowUpdate(1, 1<<20)
+		s.outcome(1)
+		synctest.Wait()
+		if held := p.Budget.Held(); held != 0 {
+			t.Errorf("%d bytes are held when all is written", held)
+		}
+	})
+}
+
+// Talks that wait keep no room of the messages that they have had: they may be as many as callers open.
+func TestWaitingTalksKeepLittle(t *testing.T) {
+	const size, talks = 30 << 10, 400
+	o := echoes(NewBudget(16 << 20))
+	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
+		talk, _ := Converse(stream.Context())
+		for {
+			var m []byte
+			if err := stream.RecvMsg(&m); err != nil {
+				return err
+			}
+			talk.Received()
+			if err := stream.SendMsg(&m); err != nil {
+				return err
+			}
+		}
+	}}.services()
+	s := connectedTo(t, NewPort(o), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+	_ = s.WriteWindowUpdate(0, 1<<30)
+	message := text(strings.Repeat("a", size))
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for id := uint32(1); id < 2*talks; id += 2 {
+		s.head(id, false, ordinary("/x/Other")...)
+		_ = s.WriteData(id, false, message[:mostFrame])
+		_ = s.WriteData(id, false, message[mostFrame:])
+		s.await(func() bool { return len(s.bodies[id]) == len(message) })
+		s.mu.Lock()
+		delete(s.bodies, id)
+		s.mu.Unlock()
+	}
+	runtime.GC()
+	runtime.GC() // of pools
+	runtime.ReadMemStats(&after)
+	if each := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / talks; each > 2*talkCost {
+		t.Errorf("each talk keeps %d bytes, and counts %d", each, talkCost)
+	}
+}
+
+// Several parts of a decision may wait, each in a goroutine of its own: one other goroutine leads, and no more.
+func TestPartsOfADecisionWait(t *testing.T) {
+	o, gate := echoes(nil), &inside{}
+	o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }}
+	o.Method.Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
+		out = append(out, in...)
+		var parts sync.WaitGroup
+		var ready atomic.Int64
+		for range 2 {
+			parts.Go(func() {
+				for ready.Add(1); ready.Load() < 2; { // they wait at the same instant
+				}
+				ratelimit.Waits(ctx)
+			})
+		}
+		parts.Wait()
+		return out, nil
+	}
+	const calls = 2000
+	s := connectedTo(t, NewPort(o))
+	for id := uint32(1); id < 2*calls; id += 2 {
+		s.call(id, "/x/Echo", "a")
+		s.await(func() bool { return s.became[id] != "" })
+	}
+	if n := gate.waits.Load(); n > 0 {
+		t.Errorf("%d of %d calls had two goroutines lead", n, calls)
 	}
 }

@@ -84,7 +84,7 @@ func (b *Budget) charge(bytes int64) {
 // left is how many bytes may be held in addition.
 func (b *Budget) left() int64 { return b.most - (b.held.Load() - b.ending.Load()) }
 
-// full tells whether handlers whose calls have ended hold so much that no others begin.
+// full tells whether handlers whose calls have ended hold so much that a connection has one at most.
 func (b *Budget) full() bool { return b.ending.Load() > b.most/8 }
 
 // ended notes that a handler whose call had ended has found that.
@@ -103,7 +103,7 @@ func (b *Budget) makeRoom() {
 	// Holders may have grown since they were asked, and are asked again.
 	for all := b.heaviestLocked(); len(all) > 0 && all[0].now > 0; all = b.heaviestLocked() {
 		for _, w := range all {
-			if w.now == 0 || b.left() >= b.most/8 {
+			if w.now == 0 || w.weight < all[0].weight/similar || b.left() >= b.most/8 {
 				break
 			}
 			// It is taken out before it ends, so that it is not chosen again while it does.
@@ -117,10 +117,15 @@ func (b *Budget) makeRoom() {
 	}
 }
 
+// similar is how many times as much as the last one the first may hold of those that end together. Meanwhile, others
+// may have become heavier than what is lighter.
+const similar = 4
+
 // weight is what a holder held when it was asked.
 type weight struct {
 	holder
-	now, long int64
+	now    int64
+	weight int64 // long or now, by which they are compared first
 }
 
 // heaviestLocked are all holders, in the order in which they are ended. Holders of more than a moment come first, by
@@ -137,14 +142,15 @@ func (b *Budget) heaviestLocked() []weight {
 	}
 	// On a node with too little of a processor, honest calls also wait for longer than a moment, while a
 	// flooding caller begins anew each time that it was ended. Those few calls do not fill the budget.
-	few := allLong < b.most/8
-	slices.SortFunc(all, func(x, y weight) int {
-		// An honest caller ends its calls within a moment. Calls that are held for longer show the others,
-		// however much a burst of honest calls holds just now.
-		if !few && x.long != y.long {
-			return cmp.Compare(y.long, x.long)
+	if allLong < b.most/8 {
+		for i := range all {
+			all[i].weight = all[i].now
 		}
-		return cmp.Compare(y.now, x.now)
+	}
+	// An honest caller ends its calls within a moment. Calls that are held for longer show the others,
+	// however much a burst of honest calls holds just now.
+	slices.SortFunc(all, func(x, y weight) int {
+		return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(y.now, x.now))
 	})
 	return all
 }

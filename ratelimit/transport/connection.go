@@ -200,7 +200,7 @@ func (c *connection) lookAhead() (writes bool, err error) {
 		_ = c.SetReadDeadline(started.Add(time.Duration(until)))
 	}
 	writes = len(c.out.frames) > 0
-	if !writes && len(c.calls.open) == 0 { // a burst leaves large buffers
+	if !writes && len(c.calls.open) <= c.calls.handlers { // a burst leaves large buffers, and others may wait for long
 		c.out.frames, c.out.spare = small(c.out.frames), small(c.out.spare)
 	}
 	return writes, err

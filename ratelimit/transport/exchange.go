@@ -32,14 +32,21 @@ type exchange struct {
 	body   bytes.Buffer // received, and not taken by the handler
 	talk   *Talk        // nil: it is none
 	ending int64        // what it costs though its call has ended, because its handler goes on
-
-	// Of the goroutine that receives:
-	message []byte
+	unsent int64        // of its cost: a message that waits for a window
 
 	// Of the goroutine that sends:
 	header, trailer metadata.MD
 	headed          bool // the headers are sent
-	out             []byte
+}
+
+// scratch are buffers for messages. A call that waits for one has none: thousands of calls may wait.
+var scratch = sync.Pool{New: func() any { return new([]byte) }}
+
+// scrap lets another call have a buffer.
+func scrap(b *[]byte) {
+	if cap(*b) <= mostSpare {
+		scratch.Put(b)
+	}
 }
 
 var _ grpc.ServerStream = (*exchange)(nil)
@@ -54,7 +61,8 @@ const exchangeCost = 32 << 10
 func (c *connection) handLocked(id uint32, ended bool) {
 	f := &c.in.fields
 	handle, refusal := c.Services.find(f.path)
-	if refusal == nil && c.Budget.full() {
+	// Callers of whose calls none goes on have one all the same: another's resets must not fail their health checks.
+	if refusal == nil && c.calls.handlers > 0 && c.Budget.full() {
 		refusal = status.New(codes.ResourceExhausted, "too many calls go on whose callers gave up: try again")
 	}
 	if refusal != nil {
@@ -87,7 +95,7 @@ func (c *connection) handLocked(id uint32, ended bool) {
 
 // handled has the handler answer the call, within its span.
 func (x *exchange) handled(handle grpc.StreamHandler, method string) (err error) {
-	defer Contain(x.of.Bug, &err)
+	defer x.of.failed(&err)
 	spans := x.of.Services.Spans
 	if spans == nil {
 		return handle(nil, x)
@@ -134,48 +142,48 @@ func (x *exchange) Context() context.Context { return x.ctx }
 
 // RecvMsg implements grpc.ServerStream. It waits for a message.
 func (x *exchange) RecvMsg(m any) error {
-	if err := x.receive(); err != nil {
+	message, err := x.receive()
+	if err != nil {
 		return err
 	}
-	if err := x.of.Services.codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(x.message)}, m); err != nil {
+	defer scrap(message)
+	if err := x.of.Services.codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(*message)}, m); err != nil {
 		return status.Errorf(codes.Internal, "the message cannot be decoded: %v", err)
-	}
-	if cap(x.message) > mostSpare {
-		x.message = nil
 	}
 	return nil
 }
 
 // receive waits for a message, and takes it out of the body.
-func (x *exchange) receive() error {
+func (x *exchange) receive() (message *[]byte, err error) {
 	c, s := x.of, x.stream
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
 		if err := x.overLocked(); err != nil {
-			return err
+			return nil, err
 		}
 		b := x.body.Bytes()
 		if st := c.malformed(b, s.encoding); st != nil {
-			return st.Err()
+			return nil, st.Err()
 		}
 		if len(b) >= messagePrefix && len(b) >= messagePrefix+int(binary.BigEndian.Uint32(b[1:])) {
 			break
 		}
 		if s.ended && len(b) == 0 {
-			return io.EOF
+			return nil, io.EOF
 		}
 		if s.ended {
-			return status.Errorf(codes.Internal, "the request ends within a message, after %d bytes", len(b))
+			return nil, status.Errorf(codes.Internal, "the request ends within a message, after %d bytes", len(b))
 		}
 		x.news.Wait()
 	}
 	whole := x.body.Next(messagePrefix + int(binary.BigEndian.Uint32(x.body.Bytes()[1:])))
-	x.message = append(x.message[:0], whole[messagePrefix:]...)
-	if x.body.Len() == 0 && x.body.Cap() > mostSpare { // it keeps no room of a large message
+	message = scratch.Get().(*[]byte)
+	*message = append((*message)[:0], whole[messagePrefix:]...)
+	if x.body.Len() == 0 && x.body.Cap() > talkCost { // it keeps no room of a large message
 		x.body = bytes.Buffer{}
 	}
-	return nil
+	return message, nil
 }
 
 // SetHeader implements grpc.ServerStream.
@@ -221,17 +229,16 @@ func (x *exchange) SendMsg(m any) error {
 		return status.Errorf(codes.Internal, "the answer cannot be encoded: %v", err)
 	}
 	defer data.Free()
+	out := scratch.Get().(*[]byte)
+	defer scrap(out)
 	before := prefix(data.Len())
-	x.out = append(x.out[:0], before[:]...)
+	*out = append((*out)[:0], before[:]...)
 	for _, part := range data {
-		x.out = append(x.out, part.ReadOnlyData()...)
+		*out = append(*out, part.ReadOnlyData()...)
 	}
 	x.head()
-	if err := x.send(x.out); err != nil {
+	if err := x.send(*out); err != nil {
 		return err
-	}
-	if cap(x.out) > mostSpare {
-		x.out = nil
 	}
 	x.of.flush()
 	return nil
@@ -240,9 +247,10 @@ func (x *exchange) SendMsg(m any) error {
 // send says a message, as the windows let it, and a ping for its receipt.
 func (x *exchange) send(data []byte) error {
 	c, s := x.of, x.stream
-	begun := nanotime()
+	begun, whole := nanotime(), int64(cap(data))
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer x.sentLocked()
 	for {
 		if err := x.overLocked(); err != nil {
 			return err
@@ -255,8 +263,11 @@ func (x *exchange) send(data []byte) error {
 		if len(data) == 0 {
 			break
 		}
-		if n > 0 { // what has been said goes out before it waits
+		if n > 0 || x.unsent == 0 { // what has been said goes out before it waits, and the message counts
+			c.addLocked(s, whole-x.unsent)
+			x.unsent = whole
 			c.flushLocked()
+			c.chargeLocked()
 			continue
 		}
 		c.waitsLocked(s, begun)
@@ -268,6 +279,14 @@ func (x *exchange) send(data []byte) error {
 	}
 	x.askLocked(c)
 	return nil
+}
+
+// sentLocked gives back what a message cost that waited for a window.
+func (x *exchange) sentLocked() {
+	if !x.stream.gone { // else it has been given back with all of the call
+		x.of.addLocked(x.stream, -x.unsent)
+	}
+	x.unsent = 0
 }
 
 // finish ends the answer, and gives back what the handler held.

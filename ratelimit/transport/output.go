@@ -13,6 +13,7 @@ import (
 type output struct {
 	frames  []byte // to be written
 	spare   []byte
+	counted int64 // of memory: frames
 	release int64 // bytes of the budget that are given back with frames
 	writing bool  // a goroutine is
 	timed   time.Time
@@ -40,6 +41,13 @@ func (c *connection) flush() {
 func (c *connection) flushLocked() {
 	o := &c.out
 	c.leaveLocked()
+	if c.life.over {
+		return
+	}
+	if o.writing { // for as long as its caller does not read
+		c.countLocked()
+		c.chargeLocked()
+	}
 	for o.writing && len(o.frames) > mostWaiting && !c.life.over {
 		o.room.Wait()
 	}
@@ -57,11 +65,30 @@ func (c *connection) flushLocked() {
 	}
 }
 
-// writeLocked writes all frames, and gives back the memory of the calls that they answer.
+// countLocked counts the frames that wait to be written. An answer can be much larger than what it answers, and is of no
+// open call.
+func (c *connection) countLocked() {
+	frames := int64(len(c.out.frames))
+	c.memory.add(frames - c.out.counted)
+	c.out.counted = frames
+}
+
+// chargeLocked has the budget count what the connection holds. It releases the lock meanwhile.
+func (c *connection) chargeLocked() {
+	if change := c.memory.book(); change != 0 {
+		c.mu.Unlock()
+		c.Budget.charge(change)
+		c.mu.Lock()
+	}
+}
+
+// writeLocked writes all frames, and gives back their memory, and that of the calls that they answer.
 func (c *connection) writeLocked() error {
 	o := &c.out
-	frames, release := o.frames, o.release
-	o.frames, o.release = o.spare[:0], 0
+	c.countLocked()
+	frames, release := o.frames, o.release+o.counted
+	o.frames = o.spare[:0]
+	o.counted, o.release = 0, 0
 	o.writing = true
 	most, now := c.Caps.RequestTimeout, time.Now()
 	if now.Sub(o.timed) > min(time.Second, most/4) { // to set a deadline costs
@@ -79,18 +106,16 @@ func (c *connection) writeLocked() error {
 	}
 	o.room.Broadcast()
 	c.memory.add(-release)
-	if change := c.memory.book(); change != 0 {
-		c.mu.Unlock()
-		c.Budget.charge(change)
-		c.mu.Lock()
-	}
+	c.chargeLocked()
 	return err
 }
 
 // writeUnlocked writes without the lock, and has it again also when the write panics.
 func (c *connection) writeUnlocked(frames []byte) error {
+	change := c.memory.book()
 	c.mu.Unlock()
 	defer c.mu.Lock()
+	c.Budget.charge(change)
 	_, err := c.Write(frames)
 	return err
 }

@@ -168,11 +168,10 @@ func (p *Port) contain(end func()) {
 	}
 }
 
-// Contain makes a panic an error, instead of the end of the process, and reports it. It is deferred by goroutines that
-// serve one call.
-func Contain(report func(bug any), err *error) {
+// failed makes a bug that a call met its error. It is deferred.
+func (p *Port) failed(err *error) {
 	if bug := recover(); bug != nil {
-		report(bug)
+		p.Bug(bug)
 		*err = status.Error(codes.Internal, "internal error, see the log")
 	}
 }

@@ -37,10 +37,10 @@ type decision struct {
 	pieces   []byte      // of the request
 	request  []byte      // in pieces, or in the batch that was read
 	metadata metadata.MD // where calls have spans
-	waits    bool
-	shared   bool          // the context may be read after the decision
-	done     chan struct{} // guarded by of.mu, as what follows
-	over     bool          // done is closed
+	waits    bool        // guarded by of.mu until the decision has returned, as what follows
+	shared   bool        // the context may be read after the decision
+	done     chan struct{}
+	over     bool // done is closed
 	timer    *time.Timer
 	answer   []byte // that waits for a window
 }
@@ -201,7 +201,7 @@ func (c *connection) answer(s *stream) (leads bool) {
 
 // decide is the call's answer, within its span.
 func (s *stream) decide(out []byte) (_ []byte, err error) {
-	defer Contain(s.of.Bug, &err)
+	defer s.of.failed(&err)
 	m := &s.of.Method
 	if m.Spans == nil {
 		return m.Answer(s, s.request, out)
@@ -214,19 +214,19 @@ func (s *stream) decide(out []byte) (_ []byte, err error) {
 	return out, err
 }
 
-// Waits says that the decision waits: another goroutine leads. It is called by the one that decides.
+// Waits says that the decision waits: another goroutine leads. Goroutines that decide parts of it may each call it.
 func (s *stream) Waits() {
-	if s.waits {
+	c := s.of
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.waits { // else two would lead
 		return
 	}
 	s.waits, s.shared = true, true
-	c := s.of
-	c.mu.Lock()
 	if !s.gone {
 		c.addLocked(s, waitCost)
 	}
 	c.leavesLocked(s)
-	c.mu.Unlock()
 	if g := c.Gate; g != nil {
 		g.Gate.Begin()
 	}

@@ -60,6 +60,12 @@ func Converse(ctx context.Context) (t *Talk, ok bool) {
 	return x.talk, true
 }
 
+// End has the handler find that its call has ended. The caller gets what the handler returns then.
+func (t *Talk) End() {
+	t.on.cancel()
+	t.on.wake()
+}
+
 // Receipts has a value when Acked has grown. It is called before the first message is sent.
 func (t *Talk) Receipts() <-chan struct{} {
 	c := t.on.of
@@ -93,7 +99,7 @@ func (t *Talk) receivedLocked() {
 	if s.gone {
 		return
 	}
-	c.addLocked(s, talkCost+int64(t.on.body.Len())-s.cost)
+	c.addLocked(s, talkCost+int64(t.on.body.Len())+t.on.unsent-s.cost)
 	c.idle.earn(framesACall)
 	s.since = nanotime() // what comes now is not held for long
 	// The window is given back in few frames.

@@ -11,7 +11,9 @@ import (
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 // talker answers each message with one, and tells what was acknowledged.
@@ -135,6 +137,9 @@ func TestTalk(t *testing.T) {
 			t.Fatalf("stream %d: %d messages are acknowledged, want %d", i, got, want)
 		}
 	}
+	for budget.Held() != 3*talkCost && streams[0].Context().Err() == nil { // the writer finds that it has written
+		runtime.Gosched()
+	}
 	if held := budget.Held(); held != 3*talkCost {
 		t.Errorf("three talks hold %d bytes, want %d each", held, talkCost)
 	}
@@ -174,6 +179,24 @@ func TestTalkSaysWhatWaits(t *testing.T) {
 		if got := <-more; got != want {
 			t.Errorf("after message %d of 2, it says that more waits: %t", i+1, got)
 		}
+	}
+}
+
+// A Talk can be ended while its handler waits, and its caller gets the handler's answer.
+func TestTalksEnd(t *testing.T) {
+	o := echoes(nil)
+	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
+		talk, _ := Converse(stream.Context())
+		talk.End()
+		if err := stream.RecvMsg(new([]byte)); status.Code(err) != codes.Canceled {
+			return err
+		}
+		return status.Error(codes.OutOfRange, "")
+	}}.services()
+	s := connectedTo(t, NewPort(o))
+	s.head(1, false, ordinary("/x/Other")...)
+	if got := s.outcome(1); got != "1: status 11" {
+		t.Error(got)
 	}
 }
 

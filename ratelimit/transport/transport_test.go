@@ -74,6 +74,33 @@ func TestHeaviestIsWhoFillsTheBudget(t *testing.T) {
 	}
 }
 
+// passing is a holder whose end lets another take as much.
+type passing struct {
+	pretended
+	to *pretended
+}
+
+func (p *passing) end() {
+	p.to.bytes += p.bytes
+	p.budget.held.Add(p.bytes)
+	p.pretended.end()
+}
+
+// A caller that holds little does not end for others that grow while the heaviest ends.
+func TestLightHoldersOutlastThoseThatGrow(t *testing.T) {
+	b, now := NewBudget(1000), nanotime()
+	light, next := &pretended{budget: b, since: now, bytes: 10}, &pretended{budget: b, since: now}
+	heavy := &passing{pretended{budget: b, since: now, bytes: 800}, next}
+	for _, h := range []holder{heavy, light, next} {
+		b.join(h)
+	}
+	b.charge(810)
+	b.charge(200)
+	if !heavy.over || !next.over || light.over {
+		t.Errorf("ended: the heaviest %t, one that grew %t, a light one %t", heavy.over, next.over, light.over)
+	}
+}
+
 // ready is a listener that has any number of connections ready.
 type ready struct {
 	net.Listener
