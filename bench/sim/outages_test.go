@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// In random outages, each mode with each policy admits at most what is declared for a window: in the windows in which an
-// outage begins and ends, between them, and without one.
+// In random outages, each mode with each policy admits at most the declared number of a window. It is another one where an
+// outage begins or ends, between, and without one.
 func TestOutages(t *testing.T) {
 	rows, err := Outages(t.Context(), 1, 180, nil)
 	if err != nil {
