@@ -63,8 +63,8 @@ func TestChargesWithoutTheStore(t *testing.T) {
 }
 
 // In a window of which it has read the sum, a node admits its lease and its part of the rest, and answers what is left of
-// that. In the next window, it admits its part of the limit: less its usage of the previous one, which a sliding window
-// counts, and of a bucket that has been full since, which it had not refilled itself.
+// that. In the next window, it admits its part of the limit. A sliding window counts the usage before, and a bucket's part
+// is refilled at the node's own rate.
 func TestLocalContinuesFromTheSum(t *testing.T) {
 	for _, c := range []struct {
 		algorithm    ratelimit.Algorithm
