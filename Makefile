@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: h2spec attack files kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: h2spec attack outages files kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,6 +128,13 @@ bench-sim: ## decisions the simulator plays a second, on one core
 HISTORIES ?= 100000
 sim: $(LAB) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
 	$(LAB) sim histories --count $(HISTORIES)
+
+# About 3 minutes, of which the real Redis takes two.
+OUTAGES ?= 1000
+KILLS ?= 10
+outages: deps $(LAB) ## OUTAGES (1000) simulated outages, and KILLS (10) of a real Redis: each window against its declared number
+	$(LAB) sim outages --count $(OUTAGES)
+	$(GO) test -count=1 -v -timeout 3h -run '^TestOutagesOfRedis$$' ./bench/store -outages $(KILLS)
 
 attack: deps ## hostile callers, peers and stores, with the honest client's times judged: on a machine that does nothing else
 	$(GO) test -count=1 -v -parallel 1 -timeout 60m -run '^TestHostile' ./cmd/sluice -attack-judge

@@ -58,8 +58,8 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 }
 
 // decideAlone decides by this node's own budget for outages, under on_store_failure: local. In a window of which it has
-// read the sum, it also refuses what exceeds its part of the rest. Otherwise the whole limit could be admitted in addition
-// to what the ledger granted before it failed.
+// read the sum, it also refuses what exceeds its part of the rest. Otherwise the whole limit could be admitted in
+// addition to what the ledger granted before it failed.
 func (c *call) decideAlone(now instant, a *ask, k *entry, v *verdict) {
 	left := c.ownPart(now, k, a.Rule)
 	if a.Cost > left { // also a peek, after charges beyond the part

@@ -61,3 +61,47 @@ func TestChargesWithoutTheStore(t *testing.T) {
 		}
 	}
 }
+
+// In a window of which it has read the sum, a node admits its lease and its part of the rest, and answers what is left of
+// that. In the next window, it admits its part of the limit. A sliding window counts the usage before, and a bucket's part
+// is refilled at the node's own rate.
+func TestLocalContinuesFromTheSum(t *testing.T) {
+	for _, c := range []struct {
+		algorithm    ratelimit.Algorithm
+		first, later tokens // of node 0: in 30 minutes, and in the next window
+	}{
+		{ratelimit.FixedWindow, (100 - 60) / 2, 50},
+		{ratelimit.SlidingWindow, (100 - 60) / 2, 50 - 20},
+		{ratelimit.TokenBucket, (100 - 60 + 50) / 2, 50 - 45 + 25},
+	} {
+		s := newStage(t, 2, 100, 100, map[string]string{"on_store_failure": "local", "on_deny": "refund", "lease.size": "1"})
+		s.rule.Limit.Algorithm, s.rule.Limit.Burst = c.algorithm, 100
+		s.ask(1, "k", 40)
+		s.ask(0, "k", 20)
+		s.down = true
+		spent := func() (n tokens) {
+			for left := tokens(-1); ; n++ {
+				v := s.ask(0, "k", 1)
+				switch {
+				case v.OverLimit && v.Remaining == 0:
+					return n
+				case v.OverLimit || v.Source == ratelimit.FromFallback && left >= 0 && v.Remaining != left-1:
+					t.Fatalf("%v: %d passed, %d were left: %+v", c.algorithm, n, left, v)
+				case v.Source == ratelimit.FromFallback:
+					left = v.Remaining
+				}
+			}
+		}
+		s.goOn(30 * time.Minute)
+		if v := s.ask(0, "k", 90); !v.OverLimit || v.Remaining < c.first-1 || v.Remaining > c.first+1 {
+			t.Errorf("%v: of a request for 90 is said: %+v", c.algorithm, v)
+		}
+		if n := spent(); n < c.first-1 || n > c.first+1 { // a lease may have a token
+			t.Errorf("%v: %d pass in the window that was read, want %d", c.algorithm, n, c.first)
+		}
+		s.goOn(30*time.Minute + 10*time.Second)
+		if n := spent(); n < c.later-1 || n > c.later+1 {
+			t.Errorf("%v: %d pass in the next window, want %d", c.algorithm, n, c.later)
+		}
+	}
+}

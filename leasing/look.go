@@ -20,7 +20,7 @@ type books interface {
 func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	own := *a.Rule
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
-	w := f.lookHere(now, a, &v)
+	w, part := f.lookHere(now, a, &v)
 	of, ok := f.ledger.(books)
 	if !ok {
 		return v
@@ -33,7 +33,8 @@ func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	if o, overridden, _ := f.Override(ctx, now, a); overridden {
 		own.Limit = own.Limit.Under(&o)
 	}
-	v.Alone = f.alone.DecideShare(now, &ask{Rule: &own, Key: a.Key, Kind: ratelimit.Peek}, f.Nodes()).Remaining
+	alone := f.alone.DecideShare(now, &ask{Rule: &own, Key: a.Key, Kind: ratelimit.Peek}, f.Nodes()).Remaining
+	v.Alone = max(0, min(alone, part))
 	is, err := of.Look(ctx, v.Account, w, &own.Limit)
 	if err != nil {
 		v.LedgerError = err.Error()
@@ -46,12 +47,12 @@ func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	return v
 }
 
-// lookHere shows this node's state of a key, and returns its window.
-func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
+// lookHere shows this node's state of a key, and returns its window and its own part in an outage.
+func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) (w window, part tokens) {
 	s, _, c := f.find(a.Key)
 	defer s.mu.Unlock()
 	if c == nil || c.Val.Deadline == 0 {
-		return 0
+		return 0, ratelimit.MaxLimit
 	}
 	var scratch use
 	k := s.view(c, &scratch)
@@ -66,7 +67,7 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
 	if k.LastAnswer != 0 {
 		v.Ledger = &ratelimit.AccountLook{Window: k.Window, Limit: limit, Free: limit - k.Sum, Charged: k.Sum}
 	}
-	return k.Window
+	return k.Window, f.ownPart(now, &k, k.rule())
 }
 
 // Hottest implements [ratelimit.Inspector]. It looks at busy keys, one lock at a time.

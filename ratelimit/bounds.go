@@ -69,8 +69,8 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	return b
 }
 
-// edgesOf is the sum of the grants before and after an outage and of the admissions of nodes in it. A node continues from
-// the sum that it read last. It may have read it when nothing was used, or never.
+// edgesOf is the sum of the grants before and after an outage and of the admissions of nodes in it. A node continues
+// from the sum that it read last. It may have read it when nothing was used, or never.
 func (r *Rule) edgesOf(b *Bounds) Amount {
 	edges := b.OnOutage.Fleet()
 	if b.OnOutage.Nodes > 0 && edges.Bounded() {

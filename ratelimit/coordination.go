@@ -63,8 +63,8 @@ var OnDenies = [...]string{DenyCharges: "charge", DenyRefunds: "refund"}
 // String is the name that a config may use.
 func (d OnDeny) String() string { return OnDenies[d] }
 
-// OnDeny is the default of on_deny for limits under an algorithm. If tokens return with time, charges of denied requests
-// consume them: while more is requested than returns, nothing would pass.
+// OnDeny is the default of on_deny for limits under an algorithm. If tokens return with time, charges of denied
+// requests consume them: while more is requested than returns, nothing would pass.
 func (a Algorithm) OnDeny() OnDeny {
 	if a == FixedWindow {
 		return DenyCharges

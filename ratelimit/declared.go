@@ -324,5 +324,6 @@ func (o Outage) String() string {
 	case !o.Node.Bounded():
 		return o.Node.String()
 	}
-	return fmt.Sprintf("%v in the windows in which it begins and ends, and %v (%v a node) between", o.Edges, o.Fleet(), o.Node)
+	return fmt.Sprintf("%v in the windows in which it begins and ends, and %v (%v a node) between", o.Edges, o.Fleet(),
+		o.Node)
 }

@@ -25,8 +25,9 @@ func (r *Rule) LocalShare(nodes int) *Rule {
 	return &alone
 }
 
-// ShareOfRest is the part of one of so many nodes, as in LocalShare, of what is left of the limit if sum was used a while
-// ago. A bucket has been refilled since. The tokens that return to a sliding window are not in it: their time is unknown.
+// ShareOfRest is the part of one of so many nodes, as in LocalShare, of what is left of the limit if sum was used a
+// while ago. A bucket has been refilled since. The tokens that return to a sliding window are not in it: their time is
+// unknown. It is 0 or less if more than the limit was used.
 func (r *Rule) ShareOfRest(sum Tokens, since time.Duration, nodes int) Tokens {
 	left := r.Limit.Capacity() - sum
 	if r.Limit.Algorithm == TokenBucket {
@@ -35,7 +36,7 @@ func (r *Rule) ShareOfRest(sum Tokens, since time.Duration, nodes int) Tokens {
 	if nodes <= 0 {
 		nodes = r.Coordination.MaxNodes
 	}
-	return shareOf(max(0, left), nodes)
+	return shareOf(left, nodes)
 }
 
 // shareOf is one node's part, at least a token where there is one.

@@ -12,7 +12,7 @@ import (
 )
 
 const llmAudited = `domain: d
-coordination: {audit: true, on_store_failure: closed}
+coordination: {audit: true, on_store_failure: closed, on_deny: charge}
 descriptors:
   - {key: fixed, rate_limit: {unit: year, requests_per_unit: 10000}}
   - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 10000}}

@@ -60,6 +60,9 @@ func TestAnswersInAnOutage(t *testing.T) {
 			s.post(key, "known")
 		}
 	}
+	for range 3 {
+		s.post("local", "half")
+	}
 	redis.Signal(syscall.SIGSTOP)
 	s.eventually("the breaker is open", func() bool {
 		s.post("closed", "new")
@@ -74,6 +77,10 @@ func TestAnswersInAnOutage(t *testing.T) {
 		if got := s.explained("d", key+"=new"); !strings.Contains(got, want) || strings.Contains(got, "says: the ledger") {
 			t.Errorf("%s: no %q in\n%s", key, want, got)
 		}
+	}
+	// Of a key whose usage the node has read, its part is what was left.
+	if got := s.explained("d", "local=half"); !strings.Contains(got, "OK for 2 more tokens at this node") {
+		t.Errorf("a key of which 3 of 5 were used before:\n%s", got)
 	}
 	for key, n := range map[string]int{"local": 5, "slots": 1000} {
 		for range n {

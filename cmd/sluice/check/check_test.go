@@ -147,22 +147,25 @@ func TestCheckIsNarrow(t *testing.T) {
 // The figures of a bucket are its burst, and the text says that the refill comes on top, and that refusals
 // under on_deny: charge can use it up.
 func TestCheckNamesTheRefill(t *testing.T) {
-	const refill, charged = "A token_bucket admits its refill in that time, too.", "on_deny: charge: while more is requested than refills"
+	const refill, charged, lost = "A token_bucket admits its refill in that time, too.",
+		"on_deny: charge: while more is requested than refills", "on_deny: refund: a cost that is reported afterwards"
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	for _, c := range []struct {
-		fields        string
-		refill, notes bool
+		fields                string
+		refill, charged, lost bool
 	}{
-		{"", false, false},
-		{"  algorithm: token_bucket\n", true, false},
-		{"  algorithm: sliding_window\n", false, false},
-		{"  algorithm: sliding_window\n  coordination: {on_deny: charge}\n", false, true},
-		{"  algorithm: token_bucket\n  coordination: {on_deny: charge}\n", true, true},
+		{"", false, false, false},
+		{"  algorithm: token_bucket\n", true, false, true},
+		{"  algorithm: token_bucket\n  hold: {amount: 5}\n", true, false, false},
+		{"  algorithm: sliding_window\n", false, false, true},
+		{"  algorithm: sliding_window\n  coordination: {on_deny: charge}\n", false, true, false},
+		{"  algorithm: token_bucket\n  coordination: {on_deny: charge}\n", true, true, false},
 	} {
 		writeFile(t, file, rules(60)+c.fields)
 		code, out := checks(file)
 		out = strings.Join(strings.Fields(out), " ")
-		if code != 0 || strings.Contains(out, refill) != c.refill || strings.Contains(out, charged) != c.notes {
+		if code != 0 || strings.Contains(out, refill) != c.refill || strings.Contains(out, charged) != c.charged ||
+			strings.Contains(out, lost) != c.lost {
 			t.Errorf("%q: %d\n%s", c.fields, code, out)
 		}
 	}

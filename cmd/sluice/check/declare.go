@@ -194,13 +194,21 @@ func (d declaration) legend(out io.Writer) {
 	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return r.Limit.Algorithm == ratelimit.TokenBucket }) {
 		text += " A token_bucket admits its refill in that time, too."
 	}
-	if slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
-		return d.bounds(r).Debt == ratelimit.UntilRefilled && r.Coordination.OnDeny == ratelimit.DenyCharges
-	}) {
+	if d.refills(ratelimit.DenyCharges) {
 		text += " on_deny: charge: while more is requested than refills, a token_bucket or sliding_window passes nothing."
+	}
+	if d.refills(ratelimit.DenyRefunds) {
+		text += " on_deny: refund: a cost that is reported afterwards, and does not fit, is not booked."
 	}
 	fmt.Fprintln(out)
 	writeWrapped(out, "", text+" The largest risk comes first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.Details])
+}
+
+// refills tells whether a rule without a hold, whose tokens return with time, treats refused requests so.
+func (d declaration) refills(deny ratelimit.OnDeny) bool {
+	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool {
+		return !r.Unlimited && r.Hold == nil && r.Limit.Algorithm != ratelimit.FixedWindow && r.Coordination.OnDeny == deny
+	})
 }
 
 // kind is what the store is called.
