@@ -146,8 +146,8 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	}
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
-	names, kept := s.allNames()
-	own := s.names.Load()
+	current := s.names.Load()
+	names, kept := s.allNames(*current)
 	arguments := []any{
 		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()), flags, text, kept,
 	}
@@ -170,7 +170,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	if !ok {
 		return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, answer)
 	}
-	s.kept.Store(own)
+	s.kept.Store(current)
 	l.read(s, &is)
 	return is, nil
 }

@@ -60,12 +60,12 @@ func (l *Redis) single(c *redis.Client) {
 }
 
 // allNames are the names under which the epoch was read, and their number, and then the others.
-func (s *server) allNames() (names []string, kept int) {
+func (s *server) allNames(current []string) (names []string, kept int) {
 	if was := s.kept.Load(); was != nil {
 		names = slices.Clone(*was)
 	}
 	kept = len(names)
-	for _, name := range *s.names.Load() {
+	for _, name := range current {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
@@ -359,7 +359,7 @@ func (l *Redis) redirected(claims []Claim, grants []Grant) (trips []*trip, wait 
 			l.join(slot, part, known, moved)
 		case to.asking:
 			o := *x.all[0].client.Options()
-			o.Addr = addr
+			o.Addr, o.MaxRetries = addr, -1
 			to.server, to.stranger = &server{client: redis.NewClient(&o)}, true
 		default: // it is new to the Cluster, or it has only some of the names
 			wait = true
