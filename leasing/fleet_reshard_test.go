@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // resharded is a fleet on a Cluster whose slots move.
@@ -147,6 +148,12 @@ func TestReshard(t *testing.T) {
 	quiet("one slot", func() { r.move([]int{0}, 1, nil) })
 	quiet("the slot back", func() { r.move([]int{0}, 0, nil) })
 	quiet("2,500 slots", func() { r.move(r.of(0)[:2500], 2, nil) })
+	sliding := *r.rule // whose claims need two accounts of a slot
+	sliding.Limit.Algorithm = ratelimit.SlidingWindow
+	fixed := r.rule
+	r.rule = &sliding
+	quiet("500 slots of sliding windows", func() { r.move(r.of(2)[:500], 1, nil) })
+	r.rule = fixed
 	r.masters = append(r.masters, redistest.Join(t, r.masters))
 	quiet("scale-out", func() {
 		for from := range 3 {
