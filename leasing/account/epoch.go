@@ -65,7 +65,7 @@ func (a *tail) replication() (string, error) {
 			replid = id
 		}
 		if strings.HasPrefix(line, "role:slave") {
-			return "", errElsewhere
+			return "", errReplica
 		}
 	}
 	return replid, err
@@ -79,7 +79,7 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	switch {
 	case isMoved(err2): // the slot of the epoch: the server may have others
 		t.stale.Store(true)
-		if errors.Is(err, errElsewhere) { // a master without slots becomes a replica
+		if errors.Is(err, errReplica) { // a master without slots becomes a replica
 			return ErrMoved
 		}
 		err2 = nil
@@ -104,7 +104,10 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	return err
 }
 
-var errElsewhere = errors.New("the client's connections lead to different servers, or to a replica")
+var (
+	errReplica   = errors.New("READONLY the server is a replica")
+	errElsewhere = errors.New("the client's connections lead to different servers")
+)
 
 // same tells whether two servers may be the same.
 func same(a, b string) bool { return a == b || a == unknown || b == unknown }
