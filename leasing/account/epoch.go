@@ -72,7 +72,7 @@ func (a *tail) replication() (string, error) {
 }
 
 // look applies the answers to the tail: the messages were settled in the epoch that is known of the server then. It is
-// an error if that is unknown: ErrMoved if the server has given its slots away.
+// an error if that is unknown: errAway if the server has given its slots away.
 func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	replid, err := a.replication()
 	values, err2 := a.values.Result()
@@ -80,7 +80,7 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	case isMoved(err2): // the slot of the epoch: the server may have others
 		t.stale.Store(true)
 		if errors.Is(err, errReplica) { // a master without slots becomes a replica
-			return ErrMoved
+			return errAway
 		}
 		err2 = nil
 	case err2 == nil && len(values) == 0:
@@ -165,7 +165,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	if err != nil {
 		l.stale.Store(true)
 		if isMoved(err) {
-			err = ErrMoved
+			err = errAway
 		}
 		return life{}, fmt.Errorf("redis: %w", err)
 	}

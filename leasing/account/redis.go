@@ -247,7 +247,7 @@ func (t *trip) settle(ctx context.Context) error {
 	}
 	if err != nil {
 		for _, i := range all {
-			if !errors.Is(t.grants[i].Err, ErrMoved) { // it was settled in an unknown epoch, or not at all
+			if !errors.Is(t.grants[i].Err, ErrMoved) { // it may have been settled
 				t.grants[i] = Grant{Err: err}
 			}
 		}
