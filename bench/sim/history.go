@@ -89,13 +89,15 @@ func (h *historian) parts() {
 }
 
 // replicas lets a master that was replaced by an older replica come back with its own data of then, or come back from
-// being a replica itself. It draws its own random number.
+// being a replica itself, before the end of the load. It draws its own random numbers.
 func (h *historian) replicas() {
 	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0xc0b4))}
 	for _, f := range h.o.Faults {
 		if f.Kind == FailOver && of.chance(0.5) {
 			as := 60*time.Millisecond + time.Duration(of.Int64N(int64(pick(of, time.Second, 12*time.Second))))
-			h.o.Faults = append(h.o.Faults, Fault{At: f.At + as, Kind: FailOver, Node: f.Node, For: as + time.Millisecond})
+			if back := (Fault{At: f.At + as, Kind: FailOver, Node: f.Node, For: as + time.Millisecond}); back.At < h.o.Load.Length {
+				h.o.Faults = append(h.o.Faults, back)
+			}
 		}
 	}
 }
