@@ -90,9 +90,9 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 		t.stale.Store(true)
 		return fmt.Errorf("redis: the epoch is unknown: %w", errors.Join(err, failed))
 	}
-	known := t.server.life.Load()
+	known, written := t.server.life.Load(), t.server.kept.Load() == t.server.names.Load()
 	is, ok := parseLife(a.value(0))
-	unchanged := ok && known != nil && is.ID == known.ID && is.run == known.run && same(replid, is.replid)
+	unchanged := ok && written && known != nil && is.ID == known.ID && is.run == known.run && same(replid, is.replid)
 	if unchanged && is.Learning <= t.time.Add(Learn) {
 		t.server.life.CompareAndSwap(known, &is)
 		return nil
