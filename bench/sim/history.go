@@ -88,8 +88,8 @@ func (h *historian) parts() {
 	}
 }
 
-// replicas lets a master that was replaced by an older replica come back with its own data of then, or come back from
-// being a replica itself, before the end of the load. It draws its own random numbers.
+// replicas lets a master come back that was replaced by an older replica, with its own data of then. It draws its own
+// random numbers.
 func (h *historian) replicas() {
 	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0xc0b4))}
 	for _, f := range h.o.Faults {
