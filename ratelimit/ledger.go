@@ -14,7 +14,7 @@ type Window int64
 // persistence). It also begins when it may have been lost: after a restart from a disk, or a failover to a
 // replica that may have lagged. The zero Epoch is not known.
 type Epoch struct {
-	ID    uint64     // of this life; 0: not known
+	ID    uint64     // of this life, perhaps to this process alone; 0: not known
 	Began LedgerTime // when it began
 	// Learning is the time until which holders may restore lost data.
 	Learning LedgerTime

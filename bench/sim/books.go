@@ -195,7 +195,7 @@ func (b *books) compare(
 	if g.Granted > 0 && g.Sum > c.Limit.Capacity() {
 		b.violate(-1, k.index, "%d were granted beyond the limit: the sum is %d", g.Granted, g.Sum)
 	}
-	forgot := slices.ContainsFunc(b.bound.forgets, func(f loss) bool { return f.part == p }) // refunds are not cut during learning
+	forgot := slices.ContainsFunc(b.bound.forgets, func(f loss) bool { return slices.Contains(k.parts, f.part) }) // refunds are not cut during learning
 	if book.sum < 0 && !book.lost && !forgot {
 		b.violate(-1, k.index, "window %d has %d: below nothing", c.Window, book.sum)
 	}
@@ -241,6 +241,7 @@ func (b *book) copied() *book {
 // failOver and its neighbours change the model like a part.
 func (b *books) failOver(p *part, older map[name]*book) {
 	b.forget(p)
+	maps.DeleteFunc(older, func(a name, _ *book) bool { return a.key.part != p }) // it has moved since
 	maps.Copy(b.accounts, older)
 	for a, is := range b.accounts {
 		is.lost = is.lost || a.key.part == p

@@ -224,7 +224,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 		}
 	}
 	for i := range b.forgets {
-		if b.forgets[i].part == k.part && b.forgets[i].at >= b.now-b.lasts(&own) {
+		if slices.Contains(k.parts, b.forgets[i].part) && b.forgets[i].at >= b.now-b.lasts(&own) {
 			most += declared.OnLoss + own.Reserve() + b.untold(k, &b.forgets[i])
 			if slidingForgets && own.Limit.Algorithm == ratelimit.SlidingWindow {
 				most += capacity

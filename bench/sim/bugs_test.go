@@ -103,7 +103,7 @@ var planted = []struct {
 		Right: "e.Till = there.NotBefore(now,",
 		Wrong: "e.Till = (&LedgerClock{Lo: there.Lo, Hi: there.Lo, At: there.At}).NotBefore(now,",
 	}},
-	{263, plant.Bug{
+	{1698, plant.Bug{
 		Name: "what drifted in the window before does not count", File: "leasing/internal/hold/key.go",
 		Right: "carried = e.Drift()",
 		Wrong: "carried = 0 * e.Drift()",

@@ -30,6 +30,11 @@ func (w *world) strike(f Fault) {
 	case Hang, Down, Amnesia, FailOver, Ahead, Back:
 		w.strikePart(w.partOf(f), f)
 		return
+	case Move:
+		if len(w.keys) > 0 && len(w.store.parts) > 1 {
+			w.move(w.keys[f.Node%len(w.keys)], f.Node)
+		}
+		return
 	case Evict, Reset:
 		if len(w.keys) > 0 {
 			w.lose(w.keys[f.Node%len(w.keys)], f.Kind)
@@ -43,6 +48,20 @@ func (w *world) strike(f Fault) {
 
 // partOf is the part of the ledger of a fault.
 func (w *world) partOf(f Fault) *part { return w.store.parts[f.Node%len(w.store.parts)] }
+
+// move moves a key's accounts to another part, unless one of both does not answer.
+func (w *world) move(k *key, by int) {
+	all, from := w.store.parts, k.part
+	to := all[(from.index+1+by%(len(all)-1))%len(all)]
+	a, ok1 := from.ledger.(*memory)
+	b, ok2 := to.ledger.(*memory)
+	if !ok1 || !ok2 || from.down+from.hung+to.down+to.hung > 0 {
+		return
+	}
+	w.trace("key %d moves from part %d to part %d", k.index, from.index, to.index)
+	a.Move(string(k.name), b.MemoryStore)
+	k.enter(to)
+}
 
 // strikePart makes a fault happen at a part of the ledger.
 func (w *world) strikePart(p *part, f Fault) {

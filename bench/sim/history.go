@@ -33,6 +33,7 @@ func History(seed uint64) Options {
 		h.rereserve()
 	}
 	h.parts()
+	h.replicas()
 	h.overrides()
 	h.wake()
 	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
@@ -77,6 +78,27 @@ var ringFaults = []FaultKind{Crash, Restart, Pause, Part, Leave, Join, Suspend}
 func (h *historian) parts() {
 	if own := rand.New(rand.NewPCG(h.o.Seed, 0x9a27)); own.IntN(5) == 0 && !h.o.Rule.Coordination.Mode.Spec().Owned {
 		h.o.Parts = 2 + own.IntN(3)
+		clockSet := slices.ContainsFunc(h.o.Faults, func(f Fault) bool { return f.Kind == Ahead || f.Kind == Back })
+		for range own.IntN(12) {
+			at := time.Duration(own.Int64N(int64(h.o.Load.Length)))
+			if f := (Fault{At: at, Kind: Move, Node: own.IntN(1000)}); !clockSet {
+				h.o.Faults = append(h.o.Faults, f)
+			}
+		}
+	}
+}
+
+// replicas lets a master come back that was replaced by an older replica, with its own data of then. It draws its own
+// random numbers.
+func (h *historian) replicas() {
+	of := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0xc0b4))}
+	for _, f := range h.o.Faults {
+		if f.Kind == FailOver && of.chance(0.5) {
+			as := 60*time.Millisecond + time.Duration(of.Int64N(int64(pick(of, time.Second, 12*time.Second))))
+			if back := (Fault{At: f.At + as, Kind: FailOver, Node: f.Node, For: as + time.Millisecond}); back.At < h.o.Load.Length {
+				h.o.Faults = append(h.o.Faults, back)
+			}
+		}
 	}
 }
 
@@ -277,7 +299,7 @@ func (h *historian) faults() {
 	forget, steps := h.chance(0.2), h.chance(0.15)
 	for range h.IntN(10) {
 		f := Fault{
-			At: time.Duration(h.Int64N(length)), Kind: FaultKind(h.IntN(len(FaultKinds))), Node: h.IntN(slots + 2),
+			At: time.Duration(h.Int64N(length)), Kind: FaultKind(h.IntN(int(Move))), Node: h.IntN(slots + 2),
 			For: time.Duration(h.Int64N(int64(pick(h, 100*time.Millisecond, time.Second, 12*time.Second)))),
 		}
 		switch f.Kind {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
@@ -114,13 +115,20 @@ const (
 	FailOver                  // the store goes on with a copy that is For old
 	Evict                     // the store loses one account
 	Reset                     // an operator resets a key
+	Move                      // a key's accounts move to another part of the ledger, like a slot of a Cluster
 )
+
+// moves tells whether keys move. Then all parts have one clock, and each lane's epoch is that of all parts.
+func (o *Options) moves() bool {
+	return slices.ContainsFunc(o.Faults, func(f Fault) bool { return f.Kind == Move })
+}
 
 // FaultKinds are their names, by value.
 var FaultKinds = [...]string{
 	Crash: "crash", Restart: "restart", Pause: "pause", Cut: "cut", Part: "part", Leave: "leave",
 	Slow: "slow", Hang: "hang", Down: "down", Amnesia: "amnesia", Join: "join",
 	Suspend: "suspend", Deaf: "deaf", Late: "late", Ahead: "clock ahead", Back: "clock back", FailOver: "failover", Evict: "evict", Reset: "reset",
+	Move: "move",
 }
 
 // String is its name in files.

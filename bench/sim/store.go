@@ -63,7 +63,7 @@ func (s *store) open(w *world) {
 	s.world, s.ctx = w, context.Background()
 	for i := range max(1, w.Parts) {
 		p := &part{store: s, index: i, copies: map[int64]older{}}
-		if i > 0 { // clocks of servers always differ slightly
+		if i > 0 && !w.moves() { // clocks of servers always differ slightly
 			p.ahead = ratelimit.LedgerTime(w.rnd.Int64N(int64(mostApart/time.Microsecond))) - ratelimit.LedgerTime(mostApart/time.Microsecond)/2
 		}
 		s.parts = append(s.parts, p)
@@ -140,6 +140,23 @@ func (s *store) reaches(n *node, p *part) bool {
 	return n.cut == 0 && p.hung == 0 && p.down == 0 && !s.lost()
 }
 
+// reachesAll tells whether messages between a node and the parts of claims arrive.
+func (s *store) reachesAll(n *node, p *part, claims []account.Claim) bool {
+	arrives := s.reaches(n, p)
+	for i := range claims {
+		arrives = arrives && s.reaches(n, p.home(&claims[i]))
+	}
+	return arrives
+}
+
+// home is the part with a claim's account.
+func (p *part) home(c *account.Claim) *part {
+	if k := p.named[c.Key]; k != nil {
+		return k.part
+	}
+	return p
+}
+
 // ask sends a batch, and delivers the answer, or an error.
 func (s *store) ask(n *node, b *leasing.Batch) {
 	p, ended := s.parts[b.Part()], false
@@ -170,14 +187,14 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 			}
 		})
 	}
-	if !s.reaches(n, p) {
+	if !s.reachesAll(n, p, claims) {
 		s.bound.silent(n)
 		s.trace("node %d: %d claims are lost", n.slot, len(claims))
 		return
 	}
 	s.in(there, func() {
 		grants, epoch, at, err := p.settle(n, claims)
-		if !s.reaches(n, p) || n.deaf > 0 {
+		if !s.reachesAll(n, p, claims) || n.deaf > 0 {
 			s.bound.silent(n)
 			s.trace("node %d: %d grants are lost", n.slot, len(grants))
 			return
@@ -220,8 +237,36 @@ func (s *store) prolong(n *node) {
 	}
 }
 
-// settle settles claims at the part now.
+// settle settles claims of a lane now: at the part, except those of keys that have moved.
 func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	if !p.moves() {
+		return p.settleHere(n, claims)
+	}
+	grants, at := make([]account.Grant, len(claims)), ratelimit.LedgerTime(0)
+	var epoch ratelimit.Epoch
+	for _, q := range p.parts {
+		var own []account.Claim
+		var of []int
+		for i := range claims {
+			if p.home(&claims[i]) == q {
+				own, of = append(own, claims[i]), append(of, i)
+			}
+		}
+		some, e, now, err := q.settleHere(n, own) // without claims, it tells the epoch
+		if err != nil {
+			return grants, epoch, at, err
+		}
+		for j, i := range of {
+			grants[i] = some[j]
+		}
+		at, epoch.ID = now, epoch.ID+e.ID*0x9e3779b97f4a7c15
+		epoch.Began, epoch.Learning = max(epoch.Began, e.Began), max(epoch.Learning, e.Learning)
+	}
+	return grants, epoch, at, nil
+}
+
+// settleHere settles claims at the part.
+func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	grants := make([]account.Grant, len(claims))
 	epoch, at, err := p.ledger.Settle(p.ctx, claims, grants)
 	if err != nil {

@@ -58,6 +58,7 @@ type key struct {
 	rule  *ratelimit.Rule   // with the largest limit of any node, or of an override so far
 	files []*ratelimit.Rule // of all nodes so far
 	part  *part             // of the ledger
+	parts []*part           // in which it was, and is
 	judge *judge.Judge
 	// spent is by node, in the judge's window and the previous one. A ledger that lost its data lacks the usage
 	// of nodes that cannot restate it.
@@ -213,7 +214,8 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 	w.scratch = ratelimit.AppendEntry(w.scratch, rule.Path, strconv.Itoa(i), false)
 	k := w.named[string(w.scratch)]
 	if k == nil {
-		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, judge: judge.New(rule.Limit), part: w.store.parts[w.store.Partition(string(w.scratch))]}
+		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, judge: judge.New(rule.Limit)}
+		k.enter(w.store.parts[w.store.Partition(string(w.scratch))])
 		w.keys = append(w.keys, k)
 		w.named[string(w.scratch)] = k
 	}
@@ -226,6 +228,9 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 	w.judges(k)
 	return k
 }
+
+// enter has a key's accounts be in a part of the ledger.
+func (k *key) enter(p *part) { k.part, k.parts = p, append(k.parts, p) }
 
 // larger is a rule with the larger limit of two.
 func larger(a, b *ratelimit.Rule) *ratelimit.Rule {

@@ -65,22 +65,22 @@ func (a *tail) replication() (string, error) {
 			replid = id
 		}
 		if strings.HasPrefix(line, "role:slave") {
-			return "", errElsewhere
+			return "", errReplica
 		}
 	}
 	return replid, err
 }
 
 // look applies the answers to the tail: the messages were settled in the epoch that is known of the server then. It is
-// an error if that is unknown: ErrMoved if the server has given its slots away.
+// an error if that is unknown: errAway if the server has given its slots away.
 func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	replid, err := a.replication()
 	values, err2 := a.values.Result()
 	switch {
 	case isMoved(err2): // the slot of the epoch: the server may have others
 		t.stale.Store(true)
-		if errors.Is(err, errElsewhere) { // a master without slots becomes a replica
-			return ErrMoved
+		if errors.Is(err, errReplica) { // a master without slots becomes a replica
+			return errAway
 		}
 		err2 = nil
 	case err2 == nil && len(values) == 0:
@@ -90,9 +90,9 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 		t.stale.Store(true)
 		return fmt.Errorf("redis: the epoch is unknown: %w", errors.Join(err, failed))
 	}
-	known := t.server.life.Load()
+	known, written := t.server.life.Load(), t.server.kept.Load() == t.server.names.Load()
 	is, ok := parseLife(a.value(0))
-	unchanged := ok && known != nil && is.ID == known.ID && is.run == known.run && same(replid, is.replid)
+	unchanged := ok && written && known != nil && is.ID == known.ID && is.run == known.run && same(replid, is.replid)
 	if unchanged && is.Learning <= t.time.Add(Learn) {
 		t.server.life.CompareAndSwap(known, &is)
 		return nil
@@ -104,7 +104,10 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	return err
 }
 
-var errElsewhere = errors.New("the client's connections lead to different servers, or to a replica")
+var (
+	errReplica   = errors.New("READONLY the server is a replica")
+	errElsewhere = errors.New("the client's connections lead to different servers")
+)
 
 // same tells whether two servers may be the same.
 func same(a, b string) bool { return a == b || a == unknown || b == unknown }
@@ -146,8 +149,8 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	}
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
-	names, kept := s.allNames()
-	own := s.names.Load()
+	current := s.names.Load()
+	names, kept := s.allNames(*current)
 	arguments := []any{
 		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()), flags, text, kept,
 	}
@@ -162,7 +165,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	if err != nil {
 		l.stale.Store(true)
 		if isMoved(err) {
-			err = ErrMoved
+			err = errAway
 		}
 		return life{}, fmt.Errorf("redis: %w", err)
 	}
@@ -170,7 +173,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	if !ok {
 		return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, answer)
 	}
-	s.kept.Store(own)
+	s.kept.Store(current)
 	l.read(s, &is)
 	return is, nil
 }

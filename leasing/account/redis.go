@@ -121,7 +121,7 @@ func (l *Redis) Settle(
 		return ratelimit.Epoch{}, 0, errors.Join(errs...)
 	}
 	at := ratelimit.LedgerTime(0)
-	if len(parts) == 1 && len(x.parts[parts[0]]) == 1 {
+	if of := x.parts[parts[0]]; len(parts) == 1 && len(of) == 1 && of[0] == trips[0].server {
 		at = trips[0].time
 	}
 	return l.epochOf(x, parts), at, nil
@@ -247,7 +247,7 @@ func (t *trip) settle(ctx context.Context) error {
 	}
 	if err != nil {
 		for _, i := range all {
-			if !errors.Is(t.grants[i].Err, ErrMoved) { // it was settled in an unknown epoch, or not at all
+			if !errors.Is(t.grants[i].Err, ErrMoved) { // it may have been settled
 				t.grants[i] = Grant{Err: err}
 			}
 		}

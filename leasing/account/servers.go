@@ -60,12 +60,12 @@ func (l *Redis) single(c *redis.Client) {
 }
 
 // allNames are the names under which the epoch was read, and their number, and then the others.
-func (s *server) allNames() (names []string, kept int) {
+func (s *server) allNames(current []string) (names []string, kept int) {
 	if was := s.kept.Load(); was != nil {
 		names = slices.Clone(*was)
 	}
 	kept = len(names)
-	for _, name := range *s.names.Load() {
+	for _, name := range current {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
@@ -307,8 +307,11 @@ func slotOfName(name string) int {
 	return int(slotOf(name))
 }
 
-// ErrMoved means that a message was not settled, because the slot of its account moves to another server.
+// ErrMoved means that the slot of a message's account moves to another server.
 var ErrMoved = errors.New("the slots of the Cluster have moved")
+
+// errAway means that a server has given its slots away, and so its epoch. It may have settled messages before.
+var errAway = fmt.Errorf("%w: the server has none left", ErrMoved)
 
 // isMoved tells whether a server answers where a slot is, or that it moves. That says nothing of the server's data.
 func isMoved(err error) bool {
@@ -343,7 +346,7 @@ func (l *Redis) follow(ctx context.Context, claims []Claim, grants []Grant) (err
 // redirected are the trips for messages whose slots move. wait means that some of them need a moment.
 func (l *Redis) redirected(claims []Claim, grants []Grant) (trips []*trip, wait bool) {
 	for i := range claims {
-		if !errors.Is(grants[i].Err, ErrMoved) {
+		if err := grants[i].Err; !errors.Is(err, ErrMoved) || errors.Is(err, errAway) {
 			continue
 		}
 		l.stale.Store(true)
@@ -359,7 +362,7 @@ func (l *Redis) redirected(claims []Claim, grants []Grant) (trips []*trip, wait 
 			l.join(slot, part, known, moved)
 		case to.asking:
 			o := *x.all[0].client.Options()
-			o.Addr = addr
+			o.Addr, o.MaxRetries = addr, -1
 			to.server, to.stranger = &server{client: redis.NewClient(&o)}, true
 		default: // it is new to the Cluster, or it has only some of the names
 			wait = true

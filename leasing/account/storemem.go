@@ -128,6 +128,26 @@ func (s *MemoryStore) Evict(name string) {
 	delete(s.records, name)
 }
 
+// Move moves all records of a key to another store, like a slot of a Cluster.
+func (s *MemoryStore) Move(key string, to *MemoryStore) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	to.mu.Lock()
+	defer to.mu.Unlock()
+	of := func(name string, _ memoryRecord) bool {
+		return strings.HasPrefix(name, "{"+key+"}") || name == overridesOf("")+key
+	}
+	maps.DeleteFunc(to.records, of)
+	for name, r := range s.records {
+		if of(name, r) {
+			to.version++
+			r.Version = to.version
+			to.records[name] = r
+		}
+	}
+	maps.DeleteFunc(s.records, of)
+}
+
 // Copy is a copy of the data, as on a standby or a disk. It is another store.
 func (s *MemoryStore) Copy() *MemoryStore {
 	s.mu.Lock()

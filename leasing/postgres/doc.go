@@ -4,7 +4,7 @@
 // it survives a crash of the server, and a failover to a synchronous standby. If the server may have lost commits,
 // the life of its data is another one, and the ledger learns. That is after a promotion, after a restore of another
 // server's data, and with synchronous_commit off after each start of the server. A restore in the same place shows in
-// the version of the epoch's record, which nodes advance twice a second.
+// the version of the epoch's record, which nodes advance each second.
 //
 // A message costs two round trips: one statement reads all of its accounts, and one transaction writes them. It has a
 // statement for new and one for changed records of each partition. An account is a row. Rows are in partitions of ten
