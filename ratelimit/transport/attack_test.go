@@ -557,8 +557,8 @@ func (n *notes) Write(b []byte) (int, error) {
 	return n.Conn.Write(b)
 }
 
-// What is written to a caller that does not read counts, also what answers no open call: a few bytes of a header block
-// can have a name in the answer that is sixty times as long.
+// What is written to a caller that does not read counts, also what answers no open call. For a few bytes of a header
+// block, the answer can have a name that is sixty times as long. After a moment, such a caller ends before others.
 func TestUnreadAnswersCount(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p := NewPort(echoes(NewBudget(16 << 20)))
@@ -575,6 +575,12 @@ func TestUnreadAnswersCount(t *testing.T) {
 		synctest.Wait()
 		if held, size := p.Budget.Held(), written.writes.Load(); size < 20*smallBytes || held != size {
 			t.Errorf("%d bytes wait to be written, %d are held", size, held)
+		}
+		for c := range p.open {
+			time.Sleep(moment)
+			if _, long := c.holds(nanotime() - int64(moment)); long != written.writes.Load() {
+				t.Errorf("%d bytes are held for long", long)
+			}
 		}
 		here.Close()
 		p.GracefulStop()
