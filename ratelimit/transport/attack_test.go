@@ -80,7 +80,8 @@ func TestSettingsCostTheirSize(t *testing.T) {
 		}
 		return time.Since(begun)
 	}
-	one, many := took(1), took(1000)
+	// The least of several: a busy machine takes the processor from one.
+	one, many := min(took(1), took(1), took(1)), min(took(1000), took(1000), took(1000))
 	t.Logf("20,000 frames took %v with a call, %v with a thousand", one, many)
 	if many > 5*one {
 		t.Errorf("with a thousand calls, it is %v instead of %v", many, one)
