@@ -683,3 +683,27 @@ func TestPartsOfADecisionWait(t *testing.T) {
 		t.Errorf("%d of %d calls had two goroutines lead", n, calls)
 	}
 }
+
+// A caller cannot have handlers whose messages wait for a window wake again and again, by windows of a byte.
+func TestWakesOfHandlersAreFewer(t *testing.T) {
+	o := echoes(NewBudget(64 << 20))
+	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
+		m := make([]byte, 200)
+		return stream.SendMsg(&m)
+	}}.services()
+	played(t, o, slow{}, func(t *testing.T, s *script, p *Port) {
+		_ = s.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		for i := range uint32(500) {
+			s.call(2*i+1, "/x/Other", "a")
+		}
+		again := appendFrame(nil, frameSettings, 0, 0, []byte{0, 4, 0, 0, 0, 1})
+		again = appendFrame(again, frameSettings, 0, 0, []byte{0, 4, 0, 0, 0, 0})
+		for range 100 { // far fewer frames than may be idle
+			_, _ = s.Write(again)
+			synctest.Wait() // all handlers wait again
+		}
+		if n := p.Budget.Excess.Load(); n != 1 {
+			t.Errorf("%d are counted", n)
+		}
+	})
+}
