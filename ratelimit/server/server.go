@@ -127,8 +127,8 @@ func fewReflections() grpc.StreamServerInterceptor {
 			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: try again",
 				reflections)
 		}
-		// A client has its own calls beside the stream, which it may keep open. So the time of requests, after
-		// which a connection ends, does not apply.
+		// A client may keep the stream open during its other calls. Their connection must not end when the time
+		// of a request is over.
 		talk, ok := transport.Converse(stream.Context())
 		if !ok {
 			return status.Error(codes.Canceled, "the stream has ended")

@@ -290,7 +290,7 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 	}
 	if initial != c.out.initial {
 		c.out.initial = initial
-		c.unblockLocked()
+		c.unblockLocked(0) // the next settings may take it back
 	}
 	c.writeFrameLocked(frameSettings, flagAck, 0, nil)
 	return nil
@@ -313,7 +313,7 @@ func (c *connection) windowLocked(s *stream, id uint32, n int64) error {
 		if n == 0 || c.out.window > mostWindow {
 			return &fault{http2.ErrCodeFlowControl, fmt.Sprintf("a window of %d, by %d", c.out.window, n)}
 		}
-		c.unblockLocked()
+		c.unblockLocked(n / bytesALook)
 		return nil
 	}
 	if s == nil {

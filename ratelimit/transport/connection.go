@@ -449,6 +449,9 @@ func (c *connection) holds(since int64) (now, long int64) {
 	if c.memory.partial > 0 && c.memory.since <= since {
 		long = c.memory.partial
 	}
+	if o := &c.out; o.writing && o.since <= since { // its caller does not read
+		long += o.size + o.counted
+	}
 	for _, s := range c.calls.open {
 		if s.since <= since {
 			long += s.cost

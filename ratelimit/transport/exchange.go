@@ -256,7 +256,7 @@ func (x *exchange) send(data []byte) error {
 			return err
 		}
 		n := c.sendLocked(s, data)
-		if n > 0 {
+		if n >= leastData || n > 0 && n == len(data) {
 			c.idle.earn(framesAnAnswer)
 		}
 		data = data[n:]

@@ -28,6 +28,8 @@ const (
 	mostEarned = 4000
 	// looksAFrame is how many calls may be looked at for the price of a frame.
 	looksAFrame = 8
+	// bytesALook is how large a window pays for a look.
+	bytesALook = 128
 	// leastData is how much of a message makes a frame of data no idle one.
 	leastData = 32
 )

@@ -1,11 +1,14 @@
 package transport
 
 import (
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 )
 
 // Frames that begin no call and bring nothing end a connection when there are far more of them than its calls and
@@ -99,5 +102,33 @@ func TestIdleFramesOfHonestCallers(t *testing.T) {
 	}
 	for range 1000 { // a large body
 		take(frameData, 16<<10)
+	}
+}
+
+// A client of grpc-go with large messages on many streams, which share a small window, is no flood.
+func TestManyStreamsShareAWindow(t *testing.T) {
+	o := echoes(NewBudget(64 << 20))
+	o.Services = streams{"Other": func(stream grpc.ServerStream) error {
+		m := make([]byte, 200<<10)
+		return stream.SendMsg(&m)
+	}}.services()
+	conn, err := grpc.NewClient(servePort(t, o), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithInitialConnWindowSize(65535), grpc.WithInitialWindowSize(65535), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bareCodec{})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var calls sync.WaitGroup
+	for range 100 {
+		calls.Go(func() {
+			var out []byte
+			if err := conn.Invoke(t.Context(), "/x/Other", &[]byte{1}, &out); err != nil || len(out) != 200<<10 {
+				t.Errorf("%d bytes: %v", len(out), err)
+			}
+		})
+	}
+	calls.Wait()
+	if n := o.Budget.Excess.Load(); n != 0 {
+		t.Errorf("%d connections are closed for idle frames", n)
 	}
 }

@@ -16,6 +16,8 @@ type output struct {
 	counted int64 // of memory: frames
 	release int64 // bytes of the budget that are given back with frames
 	writing bool  // a goroutine is
+	size    int64 // of what it writes
+	since   int64 // when it began
 	timed   time.Time
 	headed  bool       // a header block has been written
 	window  int64      // of the connection; at first it is defaultWindow
@@ -87,10 +89,11 @@ func (c *connection) writeLocked() error {
 	o := &c.out
 	c.countLocked()
 	frames, release := o.frames, o.release+o.counted
+	most, now := c.Caps.RequestTimeout, time.Now()
+	o.writing, o.size = true, o.counted
+	o.since = int64(now.Sub(started))
 	o.frames = o.spare[:0]
 	o.counted, o.release = 0, 0
-	o.writing = true
-	most, now := c.Caps.RequestTimeout, time.Now()
 	if now.Sub(o.timed) > min(time.Second, most/4) { // to set a deadline costs
 		o.timed = now
 		_ = c.SetWriteDeadline(now.Add(most))

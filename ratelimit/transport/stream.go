@@ -287,19 +287,21 @@ func (c *connection) goOnLocked(s *stream) (goesOn bool) {
 	return true
 }
 
-// unblockLocked says blocked answers after a frame that gave all of them a window. Those that it gave none are looked
-// at for the caller, and count as frames of its that bring nothing.
-func (c *connection) unblockLocked() {
-	looks := 0
+// unblockLocked says blocked answers after a frame that gave all of them a window. Those that it gave none, and handlers,
+// which may find that others have taken it, are looked at for the caller. Beyond those that it has paid for by a large
+// window, they count as frames of its that bring nothing.
+func (c *connection) unblockLocked(paid int64) {
+	looks := int64(0)
 	for s := range c.calls.blocked {
 		if c.out.window <= 0 {
 			break
 		}
-		if !c.goOnLocked(s) {
+		handler := s.exchange != nil
+		if goesOn := c.goOnLocked(s); handler || !goesOn {
 			looks++
 		}
 	}
-	c.idle.used += looks / looksAFrame
+	c.idle.used += int(max(0, looks-paid) / looksAFrame)
 }
 
 // trailLocked ends an answer with data, for whose frames the caller gives back windows.
