@@ -85,8 +85,8 @@ func plain(t *testing.T) *sluice {
 	return s
 }
 
-// compared tells whether grpc-go has what a row is done to: not /json, nor the decisions on whole requests and reports
-// of thousands of keys, which the plain server does not make.
+// compared tells whether grpc-go has what a row is done to. It has no /json, and makes no decisions on requests and
+// reports of thousands of keys.
 func (a attack) compared() bool {
 	decided := []string{"replies nobody reads", "replies without a window", "reports of RLQS"}
 	return !strings.HasPrefix(a.name, "json") && !strings.Contains(a.name, "{}") && !strings.Contains(a.name, "bodies") && !slices.Contains(decided, a.name)

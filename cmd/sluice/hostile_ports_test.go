@@ -86,6 +86,7 @@ var attacks = []attack{
 		return hostile.NeverTaken(hostile.Method, at.rpc, 8, wired(hostileRequest(1)), time.Second)
 	}, nil},
 	{"health watches of connections that close", func(at target) error { return hostile.Leave(hostile.WatchMethod, at.rpc, 60, time.Second) }, nil},
+	{"health checks", func(at target) error { return hostile.Calls(hostile.CheckMethod, at.rpc, 64, nil, time.Second) }, nil},
 	{"RLQS streams of connections that close", func(at target) error { return hostile.Leave(hostile.QuotaMethod, at.rpc, 60, time.Second) }, nil},
 	{"windows of a thousand calls", func(at target) error { return hostile.Rewindow(hostile.QuotaMethod, at.rpc, 1, time.Second) }, nil},
 	{"peers: calls without a path", func(at target) error { return hostile.NoPath(at.peers, time.Second) }, nil},

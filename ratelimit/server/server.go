@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
@@ -87,9 +88,13 @@ func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *sl
 	reflection.Register(services)
 	v.port = transport.NewPort(transport.Options{
 		Caps: o.Caps, Budget: o.Budget, Security: o.TLS, Gate: o.Gate, Services: services, Bug: s.Bug,
-		Method: transport.Method{
-			Name:   rlsv3.RateLimitService_ShouldRateLimit_FullMethodName,
-			Answer: s.Answer, Malformed: s.CountMalformed, Spans: o.Spans,
+		Methods: []transport.Method{
+			{
+				Name:   rlsv3.RateLimitService_ShouldRateLimit_FullMethodName,
+				Answer: s.Answer, Malformed: s.CountMalformed, Spans: o.Spans,
+			},
+			// Without a goroutine: a flood of health checks must not delay those of others.
+			{Name: healthpb.Health_Check_FullMethodName, Answer: v.check, Free: true},
 		},
 	})
 	// No traffic must come before the rules are read. The reader of rules changes this later.
@@ -253,6 +258,19 @@ func (v *Server) SetHealthy(ok bool) {
 	for _, name := range healthServices {
 		v.health.SetServingStatus(name, state)
 	}
+}
+
+// check answers a health check. It is the method of a transport.Port.
+func (v *Server) check(ctx context.Context, request, out []byte) ([]byte, error) {
+	var q healthpb.HealthCheckRequest
+	if err := proto.Unmarshal(request, &q); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "malformed request: %v", err)
+	}
+	answer, err := v.health.Check(ctx, &q)
+	if err != nil {
+		return nil, err
+	}
+	return proto.MarshalOptions{}.MarshalAppend(out, answer)
 }
 
 func (v *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {

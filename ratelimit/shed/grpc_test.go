@@ -54,10 +54,10 @@ func TestOverAConnection(t *testing.T) {
 	healthpb.RegisterHealthServer(others, health.NewServer())
 	s := transport.NewPort(transport.Options{
 		Gate: gate.Before(clock), Services: others,
-		Method: transport.Method{Name: gated, Answer: func(_ context.Context, _, out []byte) ([]byte, error) {
+		Methods: []transport.Method{{Name: gated, Answer: func(_ context.Context, _, out []byte) ([]byte, error) {
 			ran++
 			return out, nil
-		}},
+		}}},
 	})
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(transport.Listen(l, 10, nil)) }()

@@ -131,7 +131,7 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	case f.large():
 		c.resetLocked(id, http2.ErrCodeFrameSize)
 		return nil
-	case !f.own && !f.valid():
+	case f.own == nil && !f.valid():
 		c.resetLocked(id, http2.ErrCodeProtocol)
 		return nil
 	}
@@ -139,7 +139,7 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 		c.abortLocked(id, ended, code, st)
 		return nil
 	}
-	if !f.own {
+	if f.own == nil {
 		c.handLocked(id, ended)
 		return nil
 	}
@@ -147,7 +147,8 @@ func (c *connection) beginLocked(id uint32, flags http2.Flags, block []byte) err
 	if f.patience != forever {
 		s.until = c.in.at + int64(f.patience)
 	}
-	if f.method.Spans != nil {
+	s.method = f.own
+	if f.own.Spans != nil {
 		s.metadata = f.metadata()
 		c.addLocked(s, int64(f.size))
 	}
@@ -246,8 +247,8 @@ func (c *connection) malformed(b []byte, encoding string) *status.Status {
 
 // malformedLocked refuses an own call whose request is none.
 func (c *connection) malformedLocked(s *stream, st *status.Status) {
-	if c.Method.Malformed != nil {
-		c.Method.Malformed(st.Err())
+	if s.method.Malformed != nil {
+		s.method.Malformed(st.Err())
 	}
 	c.failLocked(s, st)
 }
@@ -261,7 +262,7 @@ func (c *connection) completeLocked(s *stream) {
 		return
 	}
 	s.request = b[messagePrefix:]
-	if g := c.Gate; g != nil {
+	if g := c.Gate; g != nil && !s.method.Free {
 		if !g.Gate.Arrive(c.in.now, c.calls.inside, s.patience(c.in.at)) {
 			c.failsLocked(s, c.refusal)
 			return

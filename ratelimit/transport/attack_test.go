@@ -153,7 +153,7 @@ func script1(t *testing.T, p *Port) *script {
 func TestOnlyWorkIsInsideTheGate(t *testing.T) {
 	o, gate := echoes(nil), &inside{}
 	o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }, Refusal: status.New(codes.Unavailable, "")}
-	o.Method.Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
+	o.Methods[0].Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
 		out = append(out, in...)
 		if string(in) == "wait" {
 			ratelimit.Waits(ctx)
@@ -204,7 +204,7 @@ func TestEndedTalksLeaveNoReceipts(t *testing.T) {
 func TestTheLongestDeadline(t *testing.T) {
 	o := echoes(nil)
 	o.Caps.Idle = 0
-	o.Method.Answer = func(ctx context.Context, _, out []byte) ([]byte, error) { return out, ctx.Err() }
+	o.Methods[0].Answer = func(ctx context.Context, _, out []byte) ([]byte, error) { return out, ctx.Err() }
 	played(t, o, slow{}, func(t *testing.T, s *script, _ *Port) {
 		time.Sleep(time.Hour) // since the process began
 		s.head(1, false, ordinary("/x/Echo", "grpc-timeout", "2562047H")...)
@@ -218,7 +218,7 @@ func TestTheLongestDeadline(t *testing.T) {
 // A Drain writes the answers that were given while another goroutine wrote.
 func TestDrainWaitsForTheWriter(t *testing.T) {
 	o := echoes(nil)
-	o.Method.Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
+	o.Methods[0].Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
 		out = append(out, in...)
 		ratelimit.Waits(ctx)
 		time.Sleep(time.Duration(out[0]) * 10 * time.Millisecond)
@@ -533,7 +533,7 @@ func TestBeginningsOfFramesKeepLittle(t *testing.T) {
 
 // An answer without data brings its caller no idle frames beyond those of the call.
 func TestFailedCallsEarnLittle(t *testing.T) {
-	c := newConnection(NewPort(Options{Method: Method{Name: "/m", Answer: echo}}), nil, nil, nil)
+	c := newConnection(NewPort(Options{Methods: []Method{{Name: "/m", Answer: echo}}}), nil, nil, nil)
 	var block bytes.Buffer
 	pack := hpack.NewEncoder(&block)
 	for _, f := range [][2]string{{":method", "POST"}, {":path", "/m"}, {"content-type", "application/grpc"}} {
@@ -659,7 +659,7 @@ func TestWaitingTalksKeepLittle(t *testing.T) {
 func TestPartsOfADecisionWait(t *testing.T) {
 	o, gate := echoes(nil), &inside{}
 	o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }}
-	o.Method.Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
+	o.Methods[0].Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
 		out = append(out, in...)
 		var parts sync.WaitGroup
 		var ready atomic.Int64

@@ -116,7 +116,7 @@ func newConnection(p *Port, secured, accepted net.Conn, info credentials.AuthInf
 	c.beneath, _ = accepted.(*conn)
 	// Connections that began at once do not end at once.
 	c.life.end = now + int64(float64(p.Caps.Age)*(0.9+0.2*rand.Float64()))
-	c.in.fields = newFields(&p.Method, p.Caps.HeaderBytes)
+	c.in.fields = newFields(p.Methods, p.Caps.HeaderBytes)
 	return c
 }
 

@@ -7,7 +7,7 @@
 // connections than its bound: beyond it, the longest-idle one is closed for the new one. Each call gets one answer, and
 // it gets its own.
 //
-// A Port answers one unary method itself, behind a Gate. Calls of its Services have goroutines of their own. It serves
+// A Port answers unary methods itself, behind a Gate. Calls of its Services have goroutines of their own. It serves
 // no other protocol than gRPC on HTTP/2 (RFC 9113), with or without TLS. Read port.go, then connection.go. Its states
 // are in stream.go (a call of the method) and exchange.go (a call of a service).
 //

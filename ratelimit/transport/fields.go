@@ -22,7 +22,7 @@ const forever = time.Duration(1<<63 - 1)
 
 // fields reads the header blocks of a connection. Between two blocks it has the fields of the last one.
 type fields struct {
-	method  *Method
+	methods []Method
 	most    int // bytes of a block's fields, as HTTP/2 counts them
 	decoder *hpack.Decoder
 	all     []hpack.HeaderField // without those behind the path of own calls, unless they have spans
@@ -33,7 +33,7 @@ type fields struct {
 type call struct {
 	size        int
 	path        string
-	own         bool // it is of the port's own method
+	own         *Method // that the port answers itself; nil: none
 	verb        string
 	contentType string
 	typed       bool   // a content-type is gRPC's
@@ -43,8 +43,8 @@ type call struct {
 	encoding    string // its grpc-encoding
 }
 
-func newFields(method *Method, most uint32) fields {
-	return fields{method: method, most: int(most)}
+func newFields(methods []Method, most uint32) fields {
+	return fields{methods: methods, most: int(most)}
 }
 
 // read decodes a block. The fields are valid until the next one. An error is one of the table, which ends the
@@ -72,8 +72,12 @@ func (f *fields) emit(h hpack.HeaderField) {
 	case ":method":
 		f.verb = h.Value
 	case ":path":
-		// Without a method of the port's own, its name is empty, as a path may be.
-		f.path, f.own = h.Value, f.method.Answer != nil && h.Value == f.method.Name
+		f.path, f.own = h.Value, nil
+		for i := range f.methods {
+			if f.methods[i].Name == h.Value {
+				f.own = &f.methods[i]
+			}
+		}
 	case "content-type":
 		subtype, ok := strings.CutPrefix(h.Value, "application/grpc")
 		f.typed = f.typed || ok && (subtype == "" || subtype[0] == '+' || subtype[0] == ';')
@@ -84,7 +88,7 @@ func (f *fields) emit(h hpack.HeaderField) {
 	case "grpc-encoding":
 		f.encoding = h.Value
 	}
-	if !f.own || f.method.Spans != nil {
+	if f.own == nil || f.own.Spans != nil {
 		f.all = append(f.all, h)
 	}
 }

@@ -24,6 +24,7 @@ type Method struct {
 	Answer    func(ctx context.Context, request, out []byte) ([]byte, error)
 	Malformed func(error)   // gets the errors of requests that are no message, and do not reach Answer; nil: unused
 	Spans     stats.Handler // of its calls; nil: none
+	Free      bool          // the gate has no part in its calls
 }
 
 // Options are what a Port serves, and within which bounds.
@@ -31,8 +32,8 @@ type Options struct {
 	Caps     Caps
 	Budget   *Budget                          // nil: no bound
 	Security credentials.TransportCredentials // nil: none
-	Method   Method                           // the zero value: none
-	Gate     *Gated                           // of the method's calls; nil: all start
+	Methods  []Method                         // that the port answers itself
+	Gate     *Gated                           // of calls of the methods; nil: all start
 	Services *Services                        // other methods; nil: none
 	// Bug gets the panic that a caller caused. It ended a call or a connection. The goroutine is the one that panicked,
 	// so that debug.Stack shows where. nil: unused.

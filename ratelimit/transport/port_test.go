@@ -47,7 +47,7 @@ var usual = Caps{
 
 func echoes(budget *Budget) Options {
 	return Options{
-		Caps: usual, Budget: budget, Method: Method{Name: "/x/Echo", Answer: echo}, Services: echoServices(),
+		Caps: usual, Budget: budget, Methods: []Method{{Name: "/x/Echo", Answer: echo}}, Services: echoServices(),
 	}
 }
 
@@ -181,7 +181,7 @@ func TestBugsEndNoOther(t *testing.T) {
 		method string
 		want   string
 	}{
-		"in the method": {func(o *Options) { o.Method.Answer = nilled }, "/x/Echo", "1: status 13"},
+		"in the method": {func(o *Options) { o.Methods[0].Answer = nilled }, "/x/Echo", "1: status 13"},
 		"in a service": {func(o *Options) {
 			o.Services = streams{"Other": func(grpc.ServerStream) error { panic("a bug") }}.services()
 		}, "/x/Other", "1: status 13"},

@@ -32,6 +32,7 @@ type stream struct {
 
 // decision is a call of the port's own method.
 type decision struct {
+	method   *Method
 	until    int64       // when its caller gives up; 0: it does not
 	inside   bool        // the gate let it in, and it has not left
 	pieces   []byte      // of the request
@@ -202,7 +203,7 @@ func (c *connection) answer(s *stream) (leads bool) {
 // decide is the call's answer, within its span.
 func (s *stream) decide(out []byte) (_ []byte, err error) {
 	defer s.of.failed(&err)
-	m := &s.of.Method
+	m := s.method
 	if m.Spans == nil {
 		return m.Answer(s, s.request, out)
 	}

@@ -34,7 +34,7 @@ func bubble(t *testing.T, f func(*testing.T)) {
 // their callers end them.
 func inTime(t *testing.T, play func(*testing.T, *script, *Port)) {
 	o := echoes(NewBudget(16 << 20))
-	o.Method.Answer = func(ctx context.Context, request, out []byte) ([]byte, error) {
+	o.Methods[0].Answer = func(ctx context.Context, request, out []byte) ([]byte, error) {
 		out = append(out, request...)
 		if ratelimit.Waits(ctx); len(request) == 0 {
 			return out, nil

@@ -245,18 +245,18 @@ func (s *script) outcome(streams ...uint32) string {
 // own.
 var variants = map[string]func(testing.TB, Caps) Options{
 	"callers' port": func(_ testing.TB, caps Caps) Options {
-		return Options{Caps: caps, Budget: NewBudget(1 << 20), Method: Method{Name: "/x/Echo", Answer: echo}, Services: echoServices()}
+		return Options{Caps: caps, Budget: NewBudget(1 << 20), Methods: []Method{{Name: "/x/Echo", Answer: echo}}, Services: echoServices()}
 	},
 	"callers' port with a gate and spans": func(_ testing.TB, caps Caps) Options {
 		return Options{
 			Caps: caps, Budget: NewBudget(1 << 20), Services: echoServices(),
-			Method: Method{Name: "/x/Echo", Answer: echo, Malformed: func(error) {}, Spans: noSpans{}},
-			Gate:   &Gated{Gate: always(true), Clock: func() ratelimit.Instant { return 1 }, Refusal: status.New(codes.Unavailable, "")},
+			Methods: []Method{{Name: "/x/Echo", Answer: echo, Malformed: func(error) {}, Spans: noSpans{}}},
+			Gate:    &Gated{Gate: always(true), Clock: func() ratelimit.Instant { return 1 }, Refusal: status.New(codes.Unavailable, "")},
 		}
 	},
 	"callers' port with TLS": func(t testing.TB, caps Caps) Options {
 		return Options{
-			Caps: caps, Budget: NewBudget(1 << 20), Method: Method{Name: "/x/Echo", Answer: echo}, Services: echoServices(),
+			Caps: caps, Budget: NewBudget(1 << 20), Methods: []Method{{Name: "/x/Echo", Answer: echo}}, Services: echoServices(),
 			Security: certified(t),
 		}
 	},

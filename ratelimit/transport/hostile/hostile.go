@@ -141,6 +141,7 @@ const (
 	QuotaMethod = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas"
 	PeerMethod  = "/sluice.routing.v1.Peer/Exchange"
 	WatchMethod = "/grpc.health.v1.Health/Watch"
+	CheckMethod = "/grpc.health.v1.Health/Check"
 )
 
 // Call begins a call with more headers.
@@ -421,6 +422,18 @@ func lingers(method, address string, connections int, d time.Duration, whole []b
 		time.Sleep(every)
 		return c.Flush()
 	}, settings...)
+}
+
+// Calls has connections make whole calls of a method for a while.
+func Calls(method, address string, connections int, request []byte, d time.Duration) error {
+	return each(address, connections, d, func(c *Caller, _ int) error {
+		c.method = method
+		id, err := c.Call()
+		if err != nil {
+			return err
+		}
+		return c.LastData(id, Message(0, request))
+	})
 }
 
 // Leave opens connections one after the other, for a while, which begin calls of a method and close.
