@@ -50,6 +50,7 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 	next := Answered
 	switch a.Kind {
 	case ratelimit.Refund:
+		refunded(a.Rule)
 		e.Refund(a.Cost)
 		e.refusals = refusals{frees: true}
 		*v = ratelimit.Verdict{}
@@ -118,11 +119,29 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ve
 	v.Charged = min(a.Cost, e.left(&a.Rule.Limit))
 	v.Debt = a.Cost - v.Charged
 	e.charge(a.Cost, &e.Charged)
-	limit := a.Rule.Limit.Capacity()
-	if known && e.Sum > limit {
+	later := chargesStay(a.Rule)
+	if later && known && e.Sum > a.Rule.Limit.Capacity() {
 		return Answered
 	}
 	return Booked
+}
+
+// rarelyRefunded is the number of refused requests without a refund from which on their charges may be booked later.
+const rarelyRefunded = 100
+
+// chargesStay counts a refused request, and tells whether its charge may be booked after its answer. Callers that
+// count requests in flight refund refused ones, too. At another node, such a refund would give back a token that the
+// ledger does not have yet, and admit another request. An owner has the charge.
+func chargesStay(r *ratelimit.Rule) bool {
+	c := r.Counters
+	return c == nil || c.Unrefunded.Add(1) > rarelyRefunded || r.Coordination.Mode.Spec().Owned
+}
+
+// refunded notes that the rule's charges are refunded, here or at another node.
+func refunded(r *ratelimit.Rule) {
+	if c := r.Counters; c != nil {
+		c.Unrefunded.Store(0)
+	}
 }
 
 // settle books the difference of an earlier spend.
