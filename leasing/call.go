@@ -144,13 +144,15 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 	}
 	var reply hold.Reply
 	if fl := w.flight; w.with && fl.err == nil {
+		again := w.replied // Of a small limit, others give back all after one recall.
 		w.replied = true
 		m := &fl.message.Claim // of a window that has ended, it decides nothing
 		reply.Waited = m.Window == k.Window
 		// Requests of one key can have different limits: they bring their own, or the rules change.
 		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
 		reply.Granted = reply.Waited && fl.granted && judged <= limit
-		reply.Last = reply.Waited && judged >= limit && (fl.refused || fl.recalling && w.ask.Cost > fl.most)
+		recalled := fl.recalling && (w.ask.Cost > fl.most || again && !c.sizing(k.rule()).Ahead())
+		reply.Last = reply.Waited && judged >= limit && (fl.refused || recalled)
 	}
 	next := k.Take(now, w.ask, reply, w.verdict)
 	if next == hold.Asks {

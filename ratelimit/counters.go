@@ -34,6 +34,9 @@ type RuleCounters struct {
 	BeyondByPolicy atomic.Uint64
 	Worst          Peak          // tokens that one key went beyond its limit in a window, by this node's drift
 	ShareUsedUp    atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
+	// Unrefunded is the number of answers with debt since this node has last seen a refund. It is no metric: nodes
+	// book charges of refused requests by it.
+	Unrefunded atomic.Uint64
 	// Budget bounds the names below all counters that share it; nil: there is
 	// only MaxNames.
 	Budget *NameBudget

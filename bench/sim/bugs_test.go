@@ -110,8 +110,8 @@ var planted = []struct {
 	}},
 	{4, plant.Bug{
 		Name: "a refusal charges only what is left", File: "leasing/internal/hold/take.go",
-		Right: "e.charge(a.Cost, &e.Charged)\n\tlimit",
-		Wrong: "e.charge(v.Charged, &e.Charged)\n\tlimit",
+		Right: "e.charge(a.Cost, &e.Charged)\n\tif known",
+		Wrong: "e.charge(v.Charged, &e.Charged)\n\tif known",
 	}},
 	{149, plant.Bug{
 		Name: "a node spends what it has where there is debt", File: "leasing/internal/hold/take.go",

@@ -2,10 +2,14 @@ package store
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -14,16 +18,22 @@ import (
 	"github.com/sluice-gate/sluice/bench/process"
 )
 
-// Real nodes, asked in turn: a peek at a small limit shows what is left in all, and all that is left is admitted.
-func TestSmallLimitsOfAFleet(t *testing.T) {
+func built(t *testing.T) string {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("builds and starts programs")
 	}
-	const nodes, most = 3, 59
 	binary := filepath.Join(t.TempDir(), "sluice")
 	if out, err := exec.Command("go", "build", "-o", binary, "github.com/sluice-gate/sluice/cmd/sluice").CombinedOutput(); err != nil {
 		t.Fatalf("building: %v\n%s", err, out)
 	}
+	return binary
+}
+
+// Real nodes, asked in turn: a peek at a small limit shows what is left in all, and all that is left is admitted.
+func TestSmallLimitsOfAFleet(t *testing.T) {
+	const nodes, most = 3, 59
+	binary := built(t)
 	for _, mode := range []string{"leasing", "approx", "routing", "routing without a store"} {
 		name, _, alone := strings.Cut(mode, " ")
 		var rules strings.Builder
@@ -60,4 +70,47 @@ func TestSmallLimitsOfAFleet(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Real nodes: a limit of 10 requests in flight by charges and refunds, of refused requests too, as Envoy does it at the
+// end of a stream.
+func TestRequestsInFlightByRefunds(t *testing.T) {
+	const nodes, limit, callers, length = 3, 10, 24, 3 * time.Second
+	rules := fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: %s, coordination: {store_deadline: 1s}, rate_limit: {unit: year, requests_per_unit: %d}}\n", domain, entry, limit)
+	f, err := Open(built(t), rules, nodes, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Stop()
+	ask := func(refund bool) bool {
+		r := caller.Request(domain, entry, "k")
+		r.Descriptors[0].HitsAddend, r.Descriptors[0].IsNegativeHits = wrapperspb.UInt64(1), refund
+		answer, err := rls.NewRateLimitServiceClient(f.Pool.Next()).ShouldRateLimit(t.Context(), r)
+		if err != nil {
+			t.Error(err)
+		}
+		return answer.GetOverallCode() == rls.RateLimitResponse_OK
+	}
+	var held, most, admitted atomic.Int64
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for end := time.Now().Add(length); time.Now().Before(end); time.Sleep(rand.N(30 * time.Millisecond)) {
+				if ask(false) {
+					admitted.Add(1)
+					for n := held.Add(1); n > most.Load(); {
+						most.Store(n)
+					}
+					time.Sleep(rand.N(50 * time.Millisecond))
+					held.Add(-1)
+				}
+				ask(true)
+			}
+		})
+	}
+	all.Wait()
+	if most.Load() > limit || admitted.Load() <= limit {
+		t.Errorf("%d are held at once, of %d, and %d were admitted", most.Load(), limit, admitted.Load())
+	}
+	t.Logf("%d at once, %d admitted", most.Load(), admitted.Load())
 }

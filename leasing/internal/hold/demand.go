@@ -74,7 +74,7 @@ type Sizing struct {
 // ahead, tokens that no request waits for go back.
 func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, divisor int) {
 	e.measure(now, need)
-	if !s.ahead() {
+	if !s.Ahead() {
 		e.GiveBack(need)
 	}
 	if now < e.scarce {
@@ -90,7 +90,7 @@ func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) { return e.lease(
 // the limit, others would have to recall tokens, and denials meanwhile charge what they give back. An owner in mode
 // routing, which takes tokens for all nodes, leases half of the free tokens if its demand is that large.
 func (u *Use) lease(sum tokens, s *Sizing) tokens {
-	if !s.ahead() {
+	if !s.Ahead() {
 		return 0
 	}
 	limit := s.Rule.Limit.Capacity()
@@ -105,24 +105,24 @@ func (u *Use) lease(sum tokens, s *Sizing) tokens {
 	return size
 }
 
-// ahead tells whether a node takes tokens ahead of requests. Of a small limit, those may be all that a request at
+// Ahead tells whether a node takes tokens ahead of requests. Of a small limit, those may be all that a request at
 // another node could get, and a peek there shows less than what is left. An owner answers for all nodes.
-func (s *Sizing) ahead() bool { return s.owned() || !s.small() }
+func (s Sizing) Ahead() bool { return s.owned() || !s.small() }
 
 // small tells whether a limit has few tokens for each node that takes some.
-func (s *Sizing) small() bool {
+func (s Sizing) small() bool {
 	return s.Rule.Limit.Capacity() < leastShare*tokens(max(2, s.takers()))
 }
 
 // takers is the number of nodes that take tokens of a key.
-func (s *Sizing) takers() int {
+func (s Sizing) takers() int {
 	if s.owned() {
 		return 1
 	}
 	return s.Nodes
 }
 
-func (s *Sizing) owned() bool { return s.Rule.Coordination.Mode.Spec().Owned }
+func (s Sizing) owned() bool { return s.Rule.Coordination.Mode.Spec().Owned }
 
 // divisor is that of the free tokens of an account.
 func (s *Sizing) divisor() int { return 2 * s.takers() }

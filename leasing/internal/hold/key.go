@@ -269,7 +269,7 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 		// below the limit.
 		return now >= e.again && (e.Demand.Refused > 0 || e.Unreported()) || e.Sum <= limit.Capacity() &&
 			e.Spent-e.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= e.refusalsDue()
-	case e.Unreported(), !s.ahead() && e.InHand(now) > e.Waiting && e.worthBack(limit):
+	case e.Unreported(), !s.Ahead() && e.InHand(now) > e.Waiting && e.worthBack(limit):
 		return true
 	}
 	hand, rate := float64(e.InHand(now)), e.Demand.PerSec
@@ -375,8 +375,12 @@ func (e Entry) Idle(now instant) bool {
 func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
 	// Only refunds return tokens to a window that is used up, without any in hand.
-	if e.until == e.Till && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
+	switch {
+	case e.until == e.Till && g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow:
 		e.frees, e.holds = true, 0
+		refunded(rule)
+	case g.Sum > limit.Capacity():
+		unrefunded(rule)
 	}
 	free := limit.Capacity() - g.Sum
 	here, elsewhere := max(0, free)+max(0, e.Taken-e.Spent), max(0, g.InHand)

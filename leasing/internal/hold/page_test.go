@@ -45,19 +45,20 @@ func TestPageConstants(t *testing.T) {
 			p := Part{Window: 1, Sum: sum, Deadline: Never}
 			return p.mayDraw(&Asking{Epoch: ratelimit.Epoch{ID: 1}}, &account.Claim{Limit: limit})
 		}),
-		"hold.plenty":    eighths(t, func(sum tokens) bool { return plenty(rule, sum) }),
-		"hold.lasts":     {fmt.Sprintf("%d/4", 4*time.Duration(lasts(0, ttl))/ttl)},
-		"hold.Slot":      slots,
-		"hold.soon":      of(soon),
-		"hold.paced":     of(paced),
-		"hold.scarce":    of(scarce),
-		"hold.refusal":   of(refusal),
-		"hold.doublings": count(doublings),
-		"hold.seldom":    count(seldom),
-		"hold.idle":      of(idle),
-		"hold.early":     of(early),
-		"hold.Horizon":   of(Horizon),
-		"hold.MaxSkew":   {fmt.Sprint("1/", MaxSkew)},
+		"hold.plenty":         eighths(t, func(sum tokens) bool { return plenty(rule, sum) }),
+		"hold.lasts":          {fmt.Sprintf("%d/4", 4*time.Duration(lasts(0, ttl))/ttl)},
+		"hold.Slot":           slots,
+		"hold.soon":           of(soon),
+		"hold.paced":          of(paced),
+		"hold.scarce":         of(scarce),
+		"hold.refusal":        of(refusal),
+		"hold.doublings":      count(doublings),
+		"hold.seldom":         count(seldom),
+		"hold.idle":           of(idle),
+		"hold.early":          of(early),
+		"hold.Horizon":        of(Horizon),
+		"hold.rarelyRefunded": count(rarelyRefunded),
+		"hold.MaxSkew":        {fmt.Sprint("1/", MaxSkew)},
 	})
 }
 

@@ -50,6 +50,7 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 	next := Answered
 	switch a.Kind {
 	case ratelimit.Refund:
+		refunded(a.Rule)
 		e.Refund(a.Cost)
 		e.refusals = refusals{frees: true}
 		*v = ratelimit.Verdict{}
@@ -118,11 +119,36 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ve
 	v.Charged = min(a.Cost, e.left(&a.Rule.Limit))
 	v.Debt = a.Cost - v.Charged
 	e.charge(a.Cost, &e.Charged)
-	limit := a.Rule.Limit.Capacity()
-	if known && e.Sum > limit {
+	if known && e.Sum > a.Rule.Limit.Capacity() && chargesStay(a.Rule) {
 		return Answered
 	}
 	return Booked
+}
+
+// rarelyRefunded is the number of answers with debt, and without a sign of a refund, from which on charges of refused
+// requests may be booked after their answers.
+const rarelyRefunded = 100
+
+// chargesStay tells whether the charge of a refused request may be booked later. Callers that count requests in flight
+// refund refused ones, too. At another node, such a refund would give back a token that the ledger does not have yet,
+// and admit another request. An owner has the charge.
+func chargesStay(r *ratelimit.Rule) bool {
+	c := r.Counters
+	return c == nil || c.Unrefunded.Load() >= rarelyRefunded || r.Coordination.Mode.Spec().Owned
+}
+
+// refunded notes that charges of the rule were refunded, here or at another node.
+func refunded(r *ratelimit.Rule) {
+	if c := r.Counters; c != nil {
+		c.Unrefunded.Store(0)
+	}
+}
+
+// unrefunded notes an answer with debt that shows no refund.
+func unrefunded(r *ratelimit.Rule) {
+	if c := r.Counters; c != nil {
+		c.Unrefunded.Add(1)
+	}
 }
 
 // settle books the difference of an earlier spend.
