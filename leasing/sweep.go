@@ -165,8 +165,8 @@ const (
 	// evictionRest is the minimum time between two restatements because single accounts were lost.
 	evictionRest = time.Minute
 	// missedRest bounds the cost of restatements because recalls were missed: the next one waits for as long for each
-	// key of the last. So some thousand keys are stated after each break of a subscription, and those of a large table less
-	// often.
+	// key of the last. So some thousand keys are stated after each break of a subscription, and those of a large table
+	// less often.
 	missedRest = 500 * time.Microsecond
 )
 

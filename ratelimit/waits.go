@@ -2,8 +2,8 @@ package ratelimit
 
 import "context"
 
-// Waiter is the value of WaitsKey in a context. Waits is called before a decision waits, also by several goroutines that
-// decide parts of it.
+// Waiter is the value of WaitsKey in a context. Waits is called before a decision waits, also by several goroutines
+// that decide parts of it.
 type Waiter interface{ Waits() }
 
 // WaitsKey is the key of a Waiter.

@@ -346,15 +346,16 @@ func (l *CAS) advance(ctx context.Context, s *Snapshot) error {
 	if own.Version == 0 || l.greeted.Swap(own.Version) != own.Version {
 		return nil
 	}
-	_, err := l.write(ctx, s.Life, []Change{{StoreKey: l.life(), Version: own.Version, Data: own.Data, Until: lastTime}})
+	same := Change{StoreKey: l.life(), Version: own.Version, Data: own.Data, Until: lastTime}
+	_, err := l.write(ctx, s.Life, []Change{same})
 	return err
 }
 
 // life is the record of the epoch. It has no end.
 func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + EpochName} }
 
-// epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. before was known before
-// the read. restating prolongs the learning, if it lasts.
+// epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. before was known
+// before the read. restating prolongs the learning, if it lasts.
 func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int) (ratelimit.Epoch, error) {
 	own := s.Records[0]
 	was, life, ok := parseEpoch(string(own.Data))

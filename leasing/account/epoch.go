@@ -41,7 +41,8 @@ type tail struct {
 }
 
 func (t *trip) ask(ctx context.Context, pipe redis.Pipeliner, records []string) *tail {
-	return &tail{pipe.MGet(ctx, append([]string{(*t.server.names.Load())[0]}, records...)...), pipe.Info(ctx, "replication")}
+	names := append([]string{(*t.server.names.Load())[0]}, records...)
+	return &tail{pipe.MGet(ctx, names...), pipe.Info(ctx, "replication")}
 }
 
 // value is that of the epoch at 0, then of the records. It is empty if there is none.
@@ -152,7 +153,8 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	current := s.names.Load()
 	names, kept := s.allNames(*current)
 	arguments := []any{
-		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()), flags, text, kept,
+		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()), flags, text,
+		kept,
 	}
 	keys := names
 	if l.cluster != nil { // a script has no keys in several slots, but reads them

@@ -192,7 +192,8 @@ func (l *Redis) enter(x *layout) {
 	}
 	for part := range x.parts {
 		for _, s := range x.parts[part] {
-			if i := slices.Index(was.all, s); i >= 0 && !slices.Contains(was.parts[part], s) && s.losses.Load() > was.losses[i] {
+			i := slices.Index(was.all, s)
+			if i >= 0 && !slices.Contains(was.parts[part], s) && s.losses.Load() > was.losses[i] {
 				l.losses[part].Add(1)
 			}
 		}

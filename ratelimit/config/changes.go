@@ -47,8 +47,8 @@ func (c *Change) What() string {
 	return strings.Join(texts, ", ")
 }
 
-// LiftsOverrides tells whether the change ends the overrides of a rule's keys, and so their bans: rules with debt: carry
-// or a reserve have none.
+// LiftsOverrides tells whether the change ends the overrides of a rule's keys, and so their bans: rules with debt:
+// carry or a reserve have none.
 func (c *Change) LiftsOverrides() bool {
 	return slices.ContainsFunc(c.Fields, func(f FieldChange) bool {
 		return f.Field == "debt" && f.New == "carry" || f.Field == "lease.reserve" && f.Old == "0"

@@ -284,7 +284,8 @@ func TestManyChangesAreLoggedInPart(t *testing.T) {
 	log.Reset() // a lifted ban is an error, however many changes there are
 	changes[24] = Change{Rule: "d.k", Kind: Changed, Fields: []FieldChange{{"debt", "forget", "carry"}}}
 	logChanges(slog.New(slog.NewTextHandler(&log, nil)), changes)
-	if text := log.String(); strings.Count(text, "level=ERROR") != 1 || !strings.Contains(text, "bans of its keys end") {
+	text := log.String()
+	if strings.Count(text, "level=ERROR") != 1 || !strings.Contains(text, "bans of its keys end") {
 		t.Error(text)
 	}
 }

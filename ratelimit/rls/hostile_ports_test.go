@@ -326,7 +326,8 @@ func TestBugsOverJSONAreCounted(t *testing.T) {
 	f.Service.clock = func() ratelimit.Instant { panic("a bug") }
 	f.Service.log = slog.New(slog.DiscardHandler)
 	w := httptest.NewRecorder()
-	f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(`{"domain":"d","descriptors":[{}]}`)))
+	body := strings.NewReader(`{"domain":"d","descriptors":[{}]}`)
+	f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", body))
 	if n := f.Stats.Panics.Load(); n != 1 || w.Code != http.StatusServiceUnavailable {
 		t.Errorf("%d are counted, the answer is %d", n, w.Code)
 	}

@@ -9,7 +9,8 @@ import (
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 )
 
-// A stream of reflection that its caller keeps open, as grpcurl does, does not end its connection, which has other calls.
+// A stream of reflection that its caller keeps open, as grpcurl does, does not end its connection, which has other
+// calls.
 func TestReflectionEndsNoConnection(t *testing.T) {
 	v := bounded(t, func(o *Options) { o.Caps.RequestTimeout = 100 * time.Millisecond })
 	conn := client(t, v)

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"golang.org/x/net/http2"
@@ -221,7 +222,8 @@ func (c *connection) dataLocked(s *stream, f *frame, payload []byte) error {
 }
 
 func (c *connection) tooLarge(bytes int) *status.Status {
-	return status.Newf(codes.ResourceExhausted, "the message has %d bytes or more, at most %d are accepted", bytes, c.Caps.MessageBytes)
+	return status.Newf(codes.ResourceExhausted, "the message has %d bytes or more, at most %d are accepted", bytes,
+		c.Caps.MessageBytes)
 }
 
 // malformed says why bytes do not begin a message that the port accepts; nil: they do, as far as they have come.
@@ -282,8 +284,8 @@ func (c *connection) settingsLocked(f *frame, p []byte) error {
 	for ; len(p) > 0; p = p[6:] {
 		// This side has no table, and its frames are not larger than the least bound.
 		s := http2.Setting{ID: http2.SettingID(binary.BigEndian.Uint16(p)), Val: binary.BigEndian.Uint32(p[2:])}
-		if err := s.Valid(); err != nil {
-			return &fault{http2.ErrCode(err.(http2.ConnectionError)), s.String()} //nolint:errorlint,forcetypeassert // it has no other
+		if bad, ok := errors.AsType[http2.ConnectionError](s.Valid()); ok {
+			return &fault{http2.ErrCode(bad), s.String()}
 		}
 		if s.ID == http2.SettingInitialWindowSize {
 			initial = int64(s.Val)

@@ -18,8 +18,6 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -66,14 +64,16 @@ func TestSettingsCostTheirSize(t *testing.T) {
 		c.in.begun = true
 		caller := newScript(discards{})
 		for i := range calls {
-			if _, err := c.framesLocked(appendHeaders(nil, 0, 2*i+1, caller.block(ordinary("/x/Echo")...))); err != nil {
+			head := appendHeaders(nil, 0, 2*i+1, caller.block(ordinary("/x/Echo")...))
+			if _, err := c.framesLocked(head); err != nil {
 				t.Fatal(err)
 			}
 		}
 		begun := time.Now()
 		for i := range uint32(20_000) {
 			c.idle = idle{}
-			if _, err := c.framesLocked(appendSettings(nil, uint32(http2.SettingInitialWindowSize), 1+i%2)); err != nil {
+			change := appendSettings(nil, uint32(http2.SettingInitialWindowSize), 1+i%2)
+			if _, err := c.framesLocked(change); err != nil {
 				t.Fatal(err)
 			}
 			c.out.frames = c.out.frames[:0]
@@ -106,8 +106,8 @@ func TestLooksAtBlockedAnswersAreFewer(t *testing.T) {
 	}
 }
 
-// What handlers hold whose calls have ended counts until they find that. It keeps a connection from having more than one
-// call of services, and no rate limit call.
+// What handlers hold whose calls have ended counts until they find that. It keeps a connection from having more than
+// one call of services, and no rate limit call.
 func TestEndedHandlersCount(t *testing.T) {
 	o := echoes(NewBudget(1 << 20))
 	goOn := make(chan struct{})
@@ -152,7 +152,7 @@ func script1(t *testing.T, p *Port) *script {
 // find no window, nor those that wait for their decision.
 func TestOnlyWorkIsInsideTheGate(t *testing.T) {
 	o, gate := echoes(nil), &inside{}
-	o.Gate = &Gated{Gate: gate, Clock: func() ratelimit.Instant { return 1 }, Refusal: status.New(codes.Unavailable, "")}
+	o.Gate = gated(gate)
 	o.Methods[0].Answer = func(ctx context.Context, in, out []byte) ([]byte, error) {
 		out = append(out, in...)
 		if string(in) == "wait" {
@@ -168,7 +168,8 @@ func TestOnlyWorkIsInsideTheGate(t *testing.T) {
 		gate.mu.Lock()
 		defer gate.mu.Unlock()
 		if gate.arrived != arrived || gate.calls != 0 || gate.callers != 0 {
-			t.Errorf("%s: %d have arrived, want %d; %d calls of %d callers are inside", what, gate.arrived, arrived, gate.calls, gate.callers)
+			t.Errorf("%s: %d have arrived, want %d; %d calls of %d callers are inside", what, gate.arrived, arrived,
+				gate.calls, gate.callers)
 		}
 	}
 	s.head(1, false, ordinary("/x/Echo")...)

@@ -100,11 +100,14 @@ func (f *fields) large() bool { return f.size > f.most }
 func (f *fields) refusal() (code int, st *status.Status) {
 	switch {
 	case !f.typed:
-		return http.StatusUnsupportedMediaType, status.Newf(codes.InvalidArgument, "the content-type is %.100q, must be application/grpc", f.contentType)
+		return http.StatusUnsupportedMediaType, status.Newf(codes.InvalidArgument,
+			"the content-type is %.100q, must be application/grpc", f.contentType)
 	case !f.timed:
-		return http.StatusBadRequest, status.Newf(codes.Internal, "the grpc-timeout is %.100q, must be up to 8 digits and a unit, one of HMSmun", f.deadline)
+		return http.StatusBadRequest, status.Newf(codes.Internal,
+			"the grpc-timeout is %.100q, must be up to 8 digits and a unit, one of HMSmun", f.deadline)
 	case f.verb != http.MethodPost:
-		return http.StatusMethodNotAllowed, status.Newf(codes.Internal, "the method is %.100q, must be POST", f.verb)
+		return http.StatusMethodNotAllowed, status.Newf(codes.Internal,
+			"the method is %.100q, must be POST", f.verb)
 	}
 	return 0, nil
 }

@@ -113,7 +113,8 @@ func TestManyStreamsShareAWindow(t *testing.T) {
 		return stream.SendMsg(&m)
 	}}.services()
 	conn, err := grpc.NewClient(servePort(t, o), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithInitialConnWindowSize(65535), grpc.WithInitialWindowSize(65535), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bareCodec{})))
+		grpc.WithInitialConnWindowSize(65535), grpc.WithInitialWindowSize(65535),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bareCodec{})))
 	if err != nil {
 		t.Fatal(err)
 	}

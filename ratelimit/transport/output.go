@@ -67,8 +67,8 @@ func (c *connection) flushLocked() {
 	}
 }
 
-// countLocked counts the frames that wait to be written. An answer can be much larger than what it answers, and is of no
-// open call.
+// countLocked counts the frames that wait to be written. An answer can be much larger than what it answers, and is of
+// no open call.
 func (c *connection) countLocked() {
 	frames := int64(len(c.out.frames))
 	c.memory.add(frames - c.out.counted)

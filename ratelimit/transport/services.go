@@ -34,9 +34,12 @@ func (s *Services) RegisterService(desc *grpc.ServiceDesc, service any) {
 	}
 	info := grpc.ServiceInfo{Metadata: desc.Metadata}
 	add := func(name string, clientStreams, serverStreams bool, handle grpc.StreamHandler) {
-		info.Methods = append(info.Methods, grpc.MethodInfo{Name: name, IsClientStream: clientStreams, IsServerStream: serverStreams})
-		s.calls["/"+desc.ServiceName+"/"+name] = s.around(service, &grpc.StreamServerInfo{
-			FullMethod: "/" + desc.ServiceName + "/" + name, IsClientStream: clientStreams, IsServerStream: serverStreams,
+		info.Methods = append(info.Methods, grpc.MethodInfo{
+			Name: name, IsClientStream: clientStreams, IsServerStream: serverStreams,
+		})
+		full := "/" + desc.ServiceName + "/" + name
+		s.calls[full] = s.around(service, &grpc.StreamServerInfo{
+			FullMethod: full, IsClientStream: clientStreams, IsServerStream: serverStreams,
 		}, handle)
 	}
 	for _, m := range desc.Methods {

@@ -288,9 +288,9 @@ func (c *connection) goOnLocked(s *stream) (goesOn bool) {
 	return true
 }
 
-// unblockLocked says blocked answers after a frame that gave all of them a window. Those that it gave none, and handlers,
-// which may find that others have taken it, are looked at for the caller. Beyond those that it has paid for by a large
-// window, they count as frames of its that bring nothing.
+// unblockLocked says blocked answers after a frame that gave all of them a window. Those that it gave none, and
+// handlers, which may find that others have taken it, are looked at for the caller. Beyond those that it has paid for
+// by a large window, they count as frames of its that bring nothing.
 func (c *connection) unblockLocked(paid int64) {
 	looks := int64(0)
 	for s := range c.calls.blocked {

@@ -244,25 +244,34 @@ func (s *script) outcome(streams ...uint32) string {
 // variants are the ports that there are: of callers, with and without TLS, and of peers, which have no method of their
 // own.
 var variants = map[string]func(testing.TB, Caps) Options{
-	"callers' port": func(_ testing.TB, caps Caps) Options {
-		return Options{Caps: caps, Budget: NewBudget(1 << 20), Methods: []Method{{Name: "/x/Echo", Answer: echo}}, Services: echoServices()}
-	},
-	"callers' port with a gate and spans": func(_ testing.TB, caps Caps) Options {
-		return Options{
-			Caps: caps, Budget: NewBudget(1 << 20), Services: echoServices(),
-			Methods: []Method{{Name: "/x/Echo", Answer: echo, Malformed: func(error) {}, Spans: noSpans{}}},
-			Gate:    &Gated{Gate: always(true), Clock: func() ratelimit.Instant { return 1 }, Refusal: status.New(codes.Unavailable, "")},
-		}
+	"callers' port": callersPort,
+	"callers' port with a gate and spans": func(t testing.TB, caps Caps) Options {
+		o := callersPort(t, caps)
+		o.Methods[0].Malformed, o.Methods[0].Spans = func(error) {}, noSpans{}
+		o.Gate = gated(always(true))
+		return o
 	},
 	"callers' port with TLS": func(t testing.TB, caps Caps) Options {
-		return Options{
-			Caps: caps, Budget: NewBudget(1 << 20), Methods: []Method{{Name: "/x/Echo", Answer: echo}}, Services: echoServices(),
-			Security: certified(t),
-		}
+		o := callersPort(t, caps)
+		o.Security = certified(t)
+		return o
 	},
 	"peers' port": func(t testing.TB, caps Caps) Options {
-		return Options{Caps: caps, Budget: NewBudget(1 << 20), Services: echoServices(), Security: certified(t)}
+		o := callersPort(t, caps)
+		o.Methods, o.Security = nil, certified(t)
+		return o
 	},
+}
+
+func callersPort(_ testing.TB, caps Caps) Options {
+	methods := []Method{{Name: "/x/Echo", Answer: echo}}
+	return Options{Caps: caps, Budget: NewBudget(1 << 20), Methods: methods, Services: echoServices()}
+}
+
+// gated is a gate with a clock that stands still.
+func gated(g Gate) *Gated {
+	refusal := status.New(codes.Unavailable, "overloaded")
+	return &Gated{Gate: g, Clock: func() ratelimit.Instant { return 1 }, Refusal: refusal}
 }
 
 // noSpans is a handler of spans that makes none.
@@ -275,7 +284,9 @@ func (noSpans) HandleRPC(context.Context, stats.RPCStats)                       
 func certified(t testing.TB) credentials.TransportCredentials {
 	other := httptest.NewTLSServer(nil)
 	t.Cleanup(other.Close)
-	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: other.TLS.Certificates, NextProtos: []string{"h2"}})
+	return credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: other.TLS.Certificates, NextProtos: []string{"h2"},
+	})
 }
 
 // onPort and onGRPC connect a script to a server of echoes.
@@ -309,7 +320,8 @@ func connected(
 		t.Fatal(err)
 	}
 	if secure {
-		c = tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // it plays a caller
+		caller := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}} //nolint:gosec // it plays a caller
+		c = tls.Client(c, caller)
 	}
 	s := newScript(c, settings...)
 	read := make(chan struct{})

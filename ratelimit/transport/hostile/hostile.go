@@ -393,15 +393,16 @@ func writes(address string, end time.Time, write Frame, settings ...http2.Settin
 // dataFrame is the most that a server takes in one frame unless it says otherwise.
 const dataFrame = 16 << 10
 
-// NeverBegin has connections begin a call of a method each 2 ms, for a while, whose requests never become complete. Each
-// is reset after 90 ms.
+// NeverBegin has connections begin a call of a method each 2 ms, for a while, whose requests never become complete.
+// Each is reset after 90 ms.
 func NeverBegin(method, address string, connections int, d time.Duration) error {
 	return lingers(method, address, connections, d, nil)
 }
 
 // NeverTaken is NeverBegin with whole calls, whose answers find no window.
 func NeverTaken(method, address string, connections int, request []byte, d time.Duration) error {
-	return lingers(method, address, connections, d, Message(0, request), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	none := http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}
+	return lingers(method, address, connections, d, Message(0, request), none)
 }
 
 func lingers(method, address string, connections int, d time.Duration, whole []byte, settings ...http2.Setting) error {
