@@ -152,6 +152,7 @@ func (r *resharded) alarms() (n uint64) {
 // Slots that move between healthy masters of a Cluster lose nothing: no unused key is refused, no limit is exceeded,
 // and no node notices a loss.
 func TestReshard(t *testing.T) {
+	t.Parallel()
 	r := newResharded(t, 3)
 	quiet := func(name string, event func()) {
 		t.Helper()
@@ -185,6 +186,7 @@ func TestReshard(t *testing.T) {
 // A master that loses its data while its slots move is noticed within a second, for all parts of its slots. No limit is
 // exceeded by more than a loss costs.
 func TestReshardWithALoss(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name string
 		move func(r *resharded, between func(int))

@@ -45,6 +45,7 @@ type outageRun struct {
 // Real nodes, and a real Redis that is killed at random instants and comes back empty: in each window, each mode with
 // each policy admits at most what it declares. The laboratory plays thousands of such outages (sluicelab sim outages).
 func TestOutagesOfRedis(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("builds and starts programs")
 	}
