@@ -35,7 +35,7 @@ type waiter struct {
 	flight  *flight // it waits for this one; nil: none yet
 	booking bool    // the verdict is final, and waits to be booked
 	with    bool    // the flight includes its need: it joined before the message was written
-	replied bool    // the ledger has answered it, perhaps in an earlier window
+	replied instant // when the ledger answered it first, perhaps in an earlier window; 0: it has not
 	done    bool
 	waits   tokens // its part of the key's Waiting
 }
@@ -144,14 +144,18 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 	}
 	var reply hold.Reply
 	if fl := w.flight; w.with && fl.err == nil {
-		again := w.replied // Of a small limit, others give back all after one recall.
-		w.replied = true
+		if w.replied == 0 {
+			w.replied = now
+		}
+		// Of a small limit, others give back all that they have. Half of the time is enough for it. The other half is left
+		// for the charge of the refusal.
+		late := now.Sub(w.replied) >= c.patience()/2
 		m := &fl.message.Claim // of a window that has ended, it decides nothing
 		reply.Waited = m.Window == k.Window
 		// Requests of one key can have different limits: they bring their own, or the rules change.
 		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
 		reply.Granted = reply.Waited && fl.granted && judged <= limit
-		recalled := fl.recalling && (w.ask.Cost > fl.most || again && !c.sizing(k.rule()).Ahead())
+		recalled := fl.recalling && (w.ask.Cost > fl.most || late && !c.sizing(k.rule()).Ahead())
 		reply.Last = reply.Waited && judged >= limit && (fl.refused || recalled)
 	}
 	next := k.Take(now, w.ask, reply, w.verdict)
@@ -355,7 +359,7 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 	if w.ask.Kind == ratelimit.Spend {
 		alive, cautious := c.lane(k).alive(now), w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
 		overdue := k.Overdue(now, w.ask, alive, cautious)
-		if overdue == hold.Undecided && alive && cautious && w.replied { // its window has ended while it waited
+		if overdue == hold.Undecided && alive && cautious && w.replied != 0 { // its window has ended while it waited
 			overdue = hold.Doubtful
 		}
 		switch overdue {

@@ -76,15 +76,15 @@ func TestSmallLimitsAreOneCounter(t *testing.T) {
 }
 
 // For the ledger, what others have just drawn is in hand. Of a small limit they need it, so that a request waits for
-// one recall at most.
-func TestSmallLimitsRefuseAfterOneRecall(t *testing.T) {
+// its recalls during half of its time at most.
+func TestSmallLimitsRefuseInHalfTheTime(t *testing.T) {
 	s := newStage(t, 3, 100, 10, nil)
 	s.ask(1, "k", 1)
 	for range 9 {
 		s.ask(0, "k", 1)
 	}
 	began := s.now
-	if v := s.ask(1, "k", 1); !v.OverLimit || s.now.Sub(began) > 2*recallPause {
+	if v := s.ask(1, "k", 1); !v.OverLimit || s.now.Sub(began) > 10*time.Millisecond {
 		t.Errorf("after %v: %+v", s.now.Sub(began), v)
 	}
 }
