@@ -147,8 +147,8 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		if w.replied == 0 {
 			w.replied = now
 		}
-		// Of a small limit, others give back all that they have. Half of the time is enough for it. The other half is left
-		// for the charge of the refusal.
+		// Of a small limit, others give back all that they have. Half of the time is enough for it. The other half is
+		// left for the charge of the refusal.
 		late := now.Sub(w.replied) >= c.patience()/2
 		m := &fl.message.Claim // of a window that has ended, it decides nothing
 		reply.Waited = m.Window == k.Window
