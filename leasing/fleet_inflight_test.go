@@ -73,7 +73,8 @@ func TestRefundsOfRefusedRequestsAdmitNothing(t *testing.T) {
 			rules[i] = &own
 		}
 		s.recalling()
-		callers, holds := make([]inFlight, int(limit)+2+r.IntN(30)), []time.Duration{5, 20, 200}[seed%3]*time.Millisecond
+		callers := make([]inFlight, int(limit)+2+r.IntN(30))
+		holds := []time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond}[seed%3]
 		most := 0
 		for range 3000 {
 			s.oneWay = time.Duration(r.IntN(2)) * time.Millisecond

@@ -283,13 +283,13 @@ func (t *trip) send(ctx context.Context) error {
 	d.read(t, tail, failed)
 	var again []int
 	for j, i := range t.left {
-		if a := answers[j]; a == nil {
-			continue
-		} else if redis.HasErrorPrefix(a.Err(), "NOSCRIPT") {
+		switch a := answers[j]; {
+		case a == nil:
+		case redis.HasErrorPrefix(a.Err(), "NOSCRIPT"):
 			again = append(again, i)
-		} else if isMoved(a.Err()) {
+		case isMoved(a.Err()):
 			t.grants[i] = Grant{Err: fmt.Errorf("%w: %w", ErrMoved, a.Err())}
-		} else {
+		default:
 			t.grants[i] = readGrant(&t.claims[i], a, failed)
 		}
 	}

@@ -323,8 +323,8 @@ func TestGoneCallersAreNotOK(t *testing.T) {
 // A bug that a request over /json meets is counted, and answered, wherever it is.
 func TestBugsOverJSONAreCounted(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
-	f.Service.clock = func() ratelimit.Instant { panic("a bug") }
-	f.Service.log = slog.New(slog.DiscardHandler)
+	f.clock = func() ratelimit.Instant { panic("a bug") }
+	f.log = slog.New(slog.DiscardHandler)
 	w := httptest.NewRecorder()
 	body := strings.NewReader(`{"domain":"d","descriptors":[{}]}`)
 	f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", body))
