@@ -186,7 +186,8 @@ func (l *Redis) trips(x *layout, claims []Claim, grants []Grant) (trips []*trip)
 		s := x.all[0]
 		err := check(&claims[i])
 		if err == nil && l.cluster != nil {
-			if s = x.slots[slotOfName(l.nameOf(claims[i].Key, 0))].Load(); s == nil {
+			s = x.slots[slotOfName(l.nameOf(claims[i].Key, 0))].Load()
+			if s == nil {
 				err = ErrMoved
 			}
 		}

@@ -58,7 +58,7 @@ type calls struct {
 	handlers   int                  // that run, also of calls that were reset
 	blocked    map[*stream]struct{} // whose answers wait for a window
 	inside     int                  // calls that the gate let in
-	leaving    int                  // of these, calls that have left, of which the gate is to be told
+	leaving    int                  // of these, calls whose leaving the gate has not seen
 }
 
 // memory is the part of the budget that a connection holds. Invariant: the budget counts bytes less unbooked.

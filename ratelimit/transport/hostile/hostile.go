@@ -544,7 +544,8 @@ func Post(address, body string) (status int, answer string, err error) {
 	return a.StatusCode, string(text), err
 }
 
-// Unheard posts a body to /json for a while, over a connection each, of which keep stay open and read nothing.
+// Unheard posts a body to /json for a while, over a new connection each time. The last keep of them stay open. None
+// reads its answer.
 func Unheard(address, body string, keep int, d time.Duration) error {
 	whole := fmt.Appendf(nil, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	var open []net.Conn
