@@ -16,9 +16,8 @@ import (
 // every tenant of a seat had the new rules, by the ledger of seats. In others it uses the least of those that
 // were in force.
 
-// Plan says how the rules of one configuration divide their drift budgets and reserves
-// ([ratelimit.Rule.Reserve]). For a ledger, a reserve is a drift budget too. It is immutable. The zero Plan
-// has no rules that drift.
+// Plan says how the rules of one configuration divide their drift budgets. It is immutable. The zero Plan has
+// no rules that drift.
 type Plan struct {
 	id     uint64 // the same for the same rules
 	Seats  int    // how many there are: 0, if no rule needs one
@@ -46,9 +45,8 @@ const overridePath = "(request override)"
 func NewPlan(rules []*ratelimit.Rule) Plan {
 	p := Plan{shares: map[ruleID]division{}}
 	for _, r := range rules {
-		at := r.AtLedger()
-		if (r.Coordination.Mode.Spec().Drifts || at != r) && !r.Unlimited {
-			p.shares[idOf(at)] = divisionOf(at)
+		if r.Coordination.Mode.Spec().Drifts && !r.Unlimited {
+			p.shares[idOf(r)] = divisionOf(r)
 			if !r.Override { // requests that bring limits along are no reason to have seats
 				p.Seats = max(p.Seats, r.Coordination.MaxNodes)
 			}

@@ -111,7 +111,7 @@ func (b *batch) allowed() bool {
 // write makes a flight's message. It returns false if there is nothing left to send.
 func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (account.Claim, bool) {
 	if fl.late != nil {
-		return fl.late.write(q, &fl.message), true
+		return fl.late.write(q, fl.rule, &fl.message), true
 	}
 	s := fl.shard
 	s.mu.Lock()
@@ -130,10 +130,10 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 		return account.Claim{}, false
 	}
 	rule := k.rule()
+	fl.rule = rule
 	s.seq++
 	s.sent = max(1, s.sent+1) // 0 means no message
 	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
-	c.Audit = account.AuditOf(rule)
 	lasting(q, rule)
 	size := f.sizing(rule)
 	leaving := f.leaving.Load()
@@ -232,7 +232,7 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 		g.Err = err
 	}
 	fl.message.Claim.Limit = fl.message.Claim.Limit.Under(g.Override) // the limit that judged it
-	b.audit(&fl.message.Claim, g)
+	b.audit(fl.rule, &fl.message.Claim, g)
 	if fl.late != nil {
 		b.applyLate(fl, g, &a)
 		return
@@ -289,9 +289,9 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 }
 
 // audit records an answer before the key uses it, so that tokens are on record before they are spent.
-func (f *Fleet) audit(c *account.Claim, g *account.Grant) {
-	if c.Audit != "" && f.OnAudit != nil {
-		f.OnAudit(c, g)
+func (f *Fleet) audit(r *ratelimit.Rule, c *account.Claim, g *account.Grant) {
+	if r.Coordination.Audit && f.OnAudit != nil {
+		f.OnAudit(r, c, g)
 	}
 }
 
@@ -369,9 +369,6 @@ func reconcile(rule *ratelimit.Rule, is *hold.Beyond, fl *flight, g *account.Gra
 		return
 	}
 	limit := m.Limit.Capacity()
-	if of := rule.Whole(); of != nil { // usage above the ledger's part is within the limit
-		limit = of.Limit.Capacity()
-	}
 	// The account does not show which of its tokens refusals charged. So drift counts first, and the over-admission
 	// of a window is never reported too low.
 	over := min(drift, max(0, g.Sum-limit))

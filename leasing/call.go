@@ -160,12 +160,10 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 	}
 	next := k.Take(now, w.ask, reply, w.verdict)
 	if next == hold.Asks {
-		if !c.driftLocked(now, there, k, w, hold.NotYet) {
+		const waited = false
+		if !c.driftLocked(now, there, k, w, waited) {
 			c.askLocked(k, w)
 		}
-		return
-	}
-	if w.verdict.OverLimit && c.spareLocked(now, there, k, w) {
 		return
 	}
 	if w.decided(k); next == hold.Booked {
@@ -284,8 +282,8 @@ func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 	}
 }
 
-// driftLocked admits an ask from this node's share, if possible.
-func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *waiter, waited hold.Waited) bool {
+// driftLocked admits an ask from this node's share, if possible. waited means that its check_timeout is over.
+func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *waiter, waited bool) bool {
 	// Drift after the node's last report is never reported.
 	if c.Drift == nil || c.ended.Load() {
 		return false
@@ -297,7 +295,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	share := c.Drift.Share(now, w.ask.Rule, begins)
 	unanswered := k.Unanswered()
 	if share <= 0 || !k.SpendShare(now, w.ask, share, w.verdict) {
-		if share > 0 && waited == hold.Fully && w.ask.Rule.Counters != nil {
+		if share > 0 && waited && w.ask.Rule.Counters != nil {
 			w.ask.Rule.Counters.ShareUsedUp.Add(1)
 		}
 		return false
@@ -308,7 +306,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	// request with no tokens left frees nothing. The settlement of a hold may come to another node: before the report,
 	// it would find nothing to credit.
 	switch {
-	case !unanswered && waited != hold.InVain:
+	case !unanswered:
 		_, _ = c.joinLocked(k)
 	case w.ask.Rule.Hold != nil:
 		c.launchLocked(k, hold.Batch)
@@ -316,23 +314,6 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 		c.launchLocked(k, k.Patience(now))
 	}
 	return true
-}
-
-// spareLocked admits a refused ask from this node's reserve: the tokens that the ledger grants are used up, while the
-// whole limit, as last read, is not. It does not charge the ask again if the refusal did.
-func (c *call) spareLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) bool {
-	whole := w.ask.Rule.Whole()
-	if whole == nil || w.ask.Kind != ratelimit.Spend || k.Sum+w.ask.Cost > whole.Limit.Capacity() {
-		return false
-	}
-	refused := *w.verdict
-	k.Uncharge(w.ask)
-	if c.driftLocked(now, there, k, w, hold.InVain) {
-		return true
-	}
-	k.Recharge(w.ask)
-	*w.verdict = refused
-	return false
 }
 
 // driftCheckedLocked decides an ask after its rule's check_timeout.
@@ -344,7 +325,8 @@ func (c *call) driftCheckedLocked(now instant, there *hold.LedgerClock, k entry,
 		w.finish(k)
 		return
 	}
-	c.driftLocked(now, there, k, w, hold.Fully)
+	const waited = true
+	c.driftLocked(now, there, k, w, waited)
 }
 
 // decideOverdueLocked decides an ask without an answer in time. A charge or refund is booked later.

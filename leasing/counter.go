@@ -17,9 +17,9 @@ import (
 // the limit is debt. A refund credits the account, never below 0.
 type counter struct {
 	sum tokens // of this window; of a token_bucket: in hand of others, for which it keeps room
-	// extra is, for a sliding_window, the sum of the previous window. For a fixed_window that carries debt, it is the
-	// time after its end until the debt is paid, in microseconds. For a token_bucket, it is the remainder of a
-	// refill, in micro-tokens x the period's seconds.
+	// extra is, for a sliding_window, the sum of the previous window. For a fixed_window that moved here, it is the
+	// time from its end until it is dropped, in microseconds. For a token_bucket, it is the remainder of a refill, in
+	// micro-tokens x the period's seconds.
 	extra  int64
 	begins ledgerTime // the window; of a token_bucket: time of the last refill
 	ends   ledgerTime // the window; of a token_bucket: when it is full again
@@ -31,6 +31,8 @@ type counter struct {
 const (
 	// bucketWindow is the number of a token_bucket's one window in verdicts.
 	bucketWindow window = 1
+	// longestKept bounds the time for which a window that moved is kept, in microseconds.
+	longestKept = 1 << 52
 	// mostDebt bounds one charge of a bucket, and its debt, so that levels do not overflow.
 	mostDebt tokens = 1 << 41
 )
@@ -82,8 +84,6 @@ func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
 		}
 		v.ResetAfter = account.RefilledAfter(to, c.state, c.extra, l)
 		return
-	case l.Carries:
-		c.extra = c.owes(l)
 	}
 	v.ResetAfter = c.ends.Sub(now)
 	if v.OverLimit && l.Algorithm == ratelimit.SlidingWindow && a.Kind == ratelimit.Spend {
@@ -155,8 +155,6 @@ func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	case c.state == 0 || now < c.begins:
 	case l.Algorithm == ratelimit.SlidingWindow && w == c.state+1:
 		c.sum, c.extra = 0, int64(c.sum)
-	case l.Carries:
-		c.sum, c.extra = carried(c.sum, w-c.state, l.Requests), 0
 	default:
 		c.sum, c.extra = 0, 0
 	}
@@ -168,30 +166,6 @@ func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 // bounds gives the counter the bounds of its window by this process's clock.
 func (c *counter) bounds(l *ratelimit.Limit) {
 	c.begins, c.ends = l.WindowEnd(window(c.state-1)), l.WindowEnd(window(c.state))
-}
-
-// carried is the rest of a sum's debt, that many windows later: each pays one limit.
-func carried(sum tokens, windows int64, limit tokens) tokens {
-	if limit > 0 && sum/limit < tokens(windows) {
-		return 0
-	}
-	return max(0, sum-tokens(windows)*limit)
-}
-
-// mostOwed and longestOwed bound the life of an idle counter in debt: in windows, and in microseconds. Otherwise keys
-// in debt could fill a table for ever.
-const mostOwed, longestOwed = 1 << 10, 1 << 52
-
-// owes is the time until a counter's debt is paid, after the end of its window: for calendar months, the longest.
-func (c *counter) owes(l *ratelimit.Limit) int64 {
-	windows, period := tokens(mostOwed), l.Period()
-	if l.Requests > 0 {
-		windows = min(windows, max(0, c.sum-1)/l.Requests)
-	}
-	if l.Unit.OfCalendar() {
-		period += 24 * time.Hour
-	}
-	return min(longestOwed, int64(windows)*period.Microseconds())
 }
 
 // used is the usage that counts against the limit now.

@@ -49,7 +49,6 @@ var loads = []struct {
 	{"overridden", 10 * time.Millisecond, func(s *stage, i int) []ask {
 		l := &s.rule.Limit
 		switch {
-		case l.Carries || s.rule.Reserve() > 0:
 		case i == 0:
 			l.Ceiling = 3 * l.Requests
 		case i == 300:
@@ -90,22 +89,18 @@ func TestCostOfLoads(t *testing.T) {
 		every(ratelimit.TokenBucket, 600, 1000), every(ratelimit.FixedWindow, 1, 7),
 	}
 	rules := []string{
-		"", "on_deny: refund", "reclaim: eager", "lease.size: 20", "debt: carry", "lease.reserve: 10%", "audit: true",
+		"", "on_deny: refund", "reclaim: eager", "lease.size: 20", "store_deadline: 9ms", "lease.size: 1", "audit: true",
 		"mode: approx", "mode: routing",
 	}
 	var table strings.Builder
 	for i := range limits {
 		for j, load := range loads {
 			field, value, _ := strings.Cut(rules[(3*i+j)%len(rules)], ": ")
-			if field == "debt" && limits[i].Algorithm != ratelimit.FixedWindow {
-				field = ""
-			}
 			nodes := 1 + (i+j)%4
 			s := newStage(t, nodes, 1000, 1, map[string]string{field: value, "max_nodes": "3", "drift_budget": "10%"})
 			s.rule.Limit, s.oneWay = limits[i], time.Millisecond
-			s.rule.Limit.Carries = field == "debt"
 			for _, n := range s.nodes {
-				n.Drift = always{s.rule.AtLedger().DriftShare()}
+				n.Drift = always{s.rule.DriftShare()}
 			}
 			s.recalling()
 			fmt.Fprintf(&table, "%d in %v, %v, %s %s, %d nodes, %s: %s\n", limits[i].Requests, limits[i].Period(),

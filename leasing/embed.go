@@ -173,13 +173,9 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 	for _, err := range r.Coordination.Validate() {
 		check(true, "%v", err)
 	}
-	r.Limit.Carries = r.Coordination.Carries(r.Limit)
-	check(r.Coordination.Debt == ratelimit.DebtCarried && !r.Limit.Carries,
-		"its debt is carry, which needs a FixedWindow whose denials charge")
 	if len(problems) > 0 {
 		return nil, fmt.Errorf("leasing: rule %q: %s", name, strings.Join(problems, "; "))
 	}
-	r.Prepare()
 	return &Rule{rule: r, prefix: ratelimit.AppendPrefix(nil, name, r.Limit)}, nil
 }
 

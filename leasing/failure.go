@@ -13,7 +13,8 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	w.done = true
 	if k != nil {
 		w.waitsLocked(*k, 0)
-		if there := c.lane(*k).time(); now < k.Till && c.driftLocked(now, &there, *k, w, hold.Fully) {
+		const waited = true
+		if there := c.lane(*k).time(); now < k.Till && c.driftLocked(now, &there, *k, w, waited) {
 			return
 		}
 	}

@@ -25,8 +25,8 @@ type FleetOptions struct {
 	// Callbacks. They must not block.
 	OnFailure func(error) // of a round trip; called often
 	OnWarning func(error) // of an invalid answer, and of accounts that the ledger has lost
-	// OnAudit receives each answer to a claim of an audited rule, before its tokens are spent.
-	OnAudit func(*account.Claim, *account.Grant)
+	// OnAudit receives each answer to a message of an audited rule, before its tokens are spent.
+	OnAudit func(*ratelimit.Rule, *account.Claim, *account.Grant)
 }
 
 // Fleet implements [ratelimit.Limiter]: a node of a fleet that shares limits through a ledger. It is safe for
@@ -174,12 +174,8 @@ func (f *Fleet) Run(ctx context.Context) {
 // Decide implements [ratelimit.Limiter]. It blocks at most for the longest store_deadline of the rules. With the
 // tokens in hand, it does not block and does not allocate.
 func (f *Fleet) Decide(ctx context.Context, now instant, asks []ask, verdicts []verdict) {
-	inside := atLedger(asks)
 	if c := f.begin(now, asks, verdicts); c != nil {
 		f.wait(ctx, c)
-	}
-	if inside {
-		whole(asks, verdicts)
 	}
 }
 
@@ -255,9 +251,6 @@ func (f *Fleet) wait(ctx context.Context, c *call) {
 
 // Undo implements [ratelimit.Limiter].
 func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
-	if atLedger(asks) {
-		defer whole(asks, nil)
-	}
 	for i := range asks {
 		v := verdicts[i]
 		switch v.Source {
@@ -340,37 +333,5 @@ func (f *Fleet) renewLocked(now instant, k entry) {
 	}
 	if wait, due := k.Due(now, f.sizing(k.rule())); due {
 		f.launchLocked(k, wait)
-	}
-}
-
-// At the ledger, a rule with a reserve is another rule, with a smaller limit and a share that drifts
-// (ratelimit.Rule.AtLedger). The fleet uses that rule, and callers see the whole limit.
-
-// atLedger gives asks the rules of the ledger. whole undoes it. It reports whether there are any.
-func atLedger(asks []ask) (any bool) {
-	for i := range asks {
-		if at := asks[i].Rule.AtLedger(); at != asks[i].Rule {
-			asks[i].Rule, any = at, true
-		}
-	}
-	return any
-}
-
-// whole gives asks their own rules again, and converts the remaining tokens of verdicts, if there are any. Verdicts
-// of a node alone stay as they are.
-func whole(asks []ask, verdicts []verdict) {
-	for i := range asks {
-		of := asks[i].Rule.Whole()
-		if of == nil {
-			continue
-		}
-		if verdicts != nil {
-			switch v := &verdicts[i]; {
-			case v.OverLimit: // the caller can get the remaining tokens with a smaller ask
-			case v.Source == ratelimit.FromLease, v.Source == ratelimit.FromClaim, v.Source == ratelimit.FromDrift:
-				v.Remaining = asks[i].Rule.Remaining(v.Remaining)
-			}
-		}
-		asks[i].Rule = of
 	}
 }

@@ -10,26 +10,23 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Nodes get the events of an audited rule before its tokens are spent, and these events equal the ledger's record.
-// They include late charges, refunds, a reset and returns at the end: their sum is that of the ledger.
+// Nodes get the events of an audited rule before its tokens are spent. They include draws, late charges, refunds, a
+// reset and returns at the end: their sum is that of the ledger.
 func TestAuditHearsFirst(t *testing.T) {
 	const limit = 1000
 	c := newCluster(t, 3, ratelimit.Limit{Unit: ratelimit.Year, Requests: limit})
 	c.rule.Coordination.Audit = true
 	var mu sync.Mutex
 	var granted tokens
-	var there, here []account.Event
-	c.ledger.OnEvent = func(e *account.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		there = append(there, *e)
-	}
+	drew := false
+	var here []audit.Event
 	for _, f := range c.nodes {
-		f.OnAudit = func(claim *account.Claim, g *account.Grant) {
+		f.OnAudit = func(r *ratelimit.Rule, claim *account.Claim, g *account.Grant) {
 			mu.Lock()
 			defer mu.Unlock()
-			granted += g.Granted
-			here = append(here, account.NewEvent(claim, g))
+			e := audit.NewEvent(r, claim, g)
+			here, granted = append(here, e), granted+e.Granted
+			drew = drew || e.Kind == audit.WasDraw
 		}
 	}
 	admitted := tokens(0)
@@ -51,23 +48,31 @@ func TestAuditHearsFirst(t *testing.T) {
 	c.ask(0, "k", ratelimit.Spend, 10)
 	c.end()
 
-	if len(here) != len(there) {
-		t.Errorf("nodes heard of %d events, and %d are on record", len(here), len(there))
-	}
 	probe := account.Claim{
-		Key: there[0].Key, Window: there[0].Window, Limit: c.rule.Limit, Holder: 1, Seq: 1, Divisor: 1,
+		Key: here[0].Key, Window: here[0].Window, Limit: c.rule.Limit, Holder: 1, Seq: 1, Divisor: 1,
 	}
 	var g [1]account.Grant
 	if _, _, err := c.ledger.Settle(context.Background(), []account.Claim{probe}, g[:]); err != nil || g[0].Err != nil {
 		t.Fatal(err, g[0].Err)
 	}
-	for name, events := range map[string][]account.Event{"nodes": here, "the ledger": there, "both": append(here, there...)} {
-		all := audit.Replay(events)
-		if len(all) != 1 || all[0].Over != 0 || all[0].Taken != g[0].Sum || all[0].Debt != max(0, g[0].Sum-limit) {
-			t.Errorf("%s: %+v, and the ledger has %d", name, all[0], g[0].Sum)
+	all := audit.Replay(here)
+	if len(all) != 1 || all[0].Over != 0 || all[0].Taken != g[0].Sum || all[0].Debt != max(0, g[0].Sum-limit) || all[0].Unrecorded != 0 {
+		t.Errorf("%+v, and the ledger has %d", all[0], g[0].Sum)
+	}
+	if w := all[0]; w.Granted != granted || w.Charged < limit || w.Refunded < 300 || w.Rule != "d.p" || !drew {
+		t.Errorf("%+v, draws: %v", w, drew)
+	}
+	// Without the last events of a node, what they took is not on record.
+	if all = audit.Replay(here[:len(here)/3]); all[0].Unrecorded != 0 {
+		t.Errorf("of a part of the time, all of it, %d are unknown", all[0].Unrecorded)
+	}
+	var others []audit.Event
+	for _, e := range here {
+		if e.Holder != here[0].Holder {
+			others = append(others, e)
 		}
-		if w := all[0]; w.Granted != granted || w.Charged < limit || w.Refunded < 300 || w.Rule != "d.p" {
-			t.Errorf("%s: %+v", name, w)
-		}
+	}
+	if all = audit.Replay(others); all[0].Unrecorded == 0 {
+		t.Error("without the record of one node, nothing is missing")
 	}
 }

@@ -17,7 +17,7 @@ func TestResetByANodeWithoutTheKey(t *testing.T) {
 		s.ask(0, "k", 100)
 		s.ask(1, "other", 1) // so that it has read the time
 		n := s.nodes[1]
-		n.ledger, n.OnAudit = s.ledger, func(*account.Claim, *account.Grant) {
+		n.ledger, n.OnAudit = s.ledger, func(*ratelimit.Rule, *account.Claim, *account.Grant) {
 			if meanwhile--; meanwhile == 0 {
 				s.ask(1, "k", 1)
 			}

@@ -19,7 +19,7 @@ func TestSmallLimitsAreExact(t *testing.T) {
 				s := newStage(t, 3, 100, limit, map[string]string{"mode": mode, "on_deny": deny})
 				s.oneWay = 500 * time.Microsecond
 				for _, n := range s.nodes {
-					n.Drift = always{s.rule.AtLedger().DriftShare()}
+					n.Drift = always{s.rule.DriftShare()}
 				}
 				at := int(limit)
 				next := func() int { at++; return at % 3 }

@@ -217,7 +217,7 @@ func (s *stage) usedIn(key string, w window) tokens {
 	s.Helper()
 	var g [1]account.Grant
 	s.looks++
-	limit := s.rule.AtLedger().Limit
+	limit := s.rule.Limit
 	_, _, err := s.ledger.Settle(context.Background(), []account.Claim{{
 		Key: key, Window: w, Limit: limit, Holder: 1, Seq: s.looks, Divisor: 1,
 	}}, g[:])
@@ -280,26 +280,6 @@ type always struct{ share tokens }
 
 func (a always) Share(instant, *ratelimit.Rule, ledgerTime) tokens {
 	return a.share
-}
-
-// What is refused by the ledger, charged, and then admitted from the reserve is charged once; and the reserve admits
-// nothing where more is charged than the limit.
-func TestReserveIsChargedOnce(t *testing.T) {
-	s := newStage(t, 1, 100, 100, map[string]string{"lease.reserve": "20", "max_nodes": "1"})
-	s.nodes[0].Drift = always{s.rule.AtLedger().DriftShare()}
-	admitted, charged := tokens(0), tokens(0)
-	for range 130 {
-		charged++
-		if v := s.ask(0, "k", 1); !v.OverLimit {
-			admitted++
-		}
-	}
-	s.goOn(5 * time.Second)
-	s.nodes[0].Drift, s.nodes[0].ledger = nil, s.ledger
-	shown := s.nodes[0].Look(t.Context(), s.now, &ask{Rule: s.rule, Key: []byte("k")}).Ledger
-	if used := s.used("k"); admitted != 100 || used != charged || shown.Free != 100-charged {
-		t.Errorf("%d of 100 were admitted, and the ledger has %d of %d that were charged, %+v", admitted, used, charged, shown)
-	}
 }
 
 // If a clock of the ledger is set, nodes read at once which window is current. They do not claim for the old one in a

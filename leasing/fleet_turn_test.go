@@ -7,19 +7,18 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Tokens that are in hand when a window ends go back, if the next one still counts them: as usage, or as debt. So do
+// Tokens that are in hand when a window ends go back, if the next one still counts them. So do
 // tokens that a message brings after the turn, whether the key is already in the next window or not.
 func TestTokensOfAnEndedWindowGoBack(t *testing.T) {
 	for _, delivers := range []string{"before the turn", "before the key turns", "after the key has turned"} {
-		tokensGoBack(t, delivers, ratelimit.Limit{Algorithm: ratelimit.SlidingWindow})
-		tokensGoBack(t, delivers, ratelimit.Limit{Carries: true})
+		tokensGoBack(t, delivers)
 	}
 }
 
-func tokensGoBack(t *testing.T, delivers string, limit ratelimit.Limit) {
+func tokensGoBack(t *testing.T, delivers string) {
 	t.Helper()
 	s := newStage(t, 2, 100, 1000, nil)
-	s.rule.Limit.Algorithm, s.rule.Limit.Carries, s.rule.Limit.Unit = limit.Algorithm, limit.Carries, ratelimit.Minute
+	s.rule.Limit.Algorithm, s.rule.Limit.Unit = ratelimit.SlidingWindow, ratelimit.Minute
 	s.ask(0, "other", 1) // from then on, node 0 has the ledger's time
 	w := s.rule.Limit.WindowAt(s.time())
 	for s.time().Add(20*time.Millisecond) < s.rule.Limit.WindowEnd(w) {
@@ -53,6 +52,6 @@ func tokensGoBack(t *testing.T, delivers string, limit ratelimit.Limit) {
 	}
 	s.goOn(3 * time.Second)
 	if used := s.usedIn("k", w); used != 0 {
-		t.Errorf("%v: the answer comes %s: %d are used of the ended window", s.rule.Limit, delivers, used)
+		t.Errorf("the answer comes %s: %d are used of the ended window", delivers, used)
 	}
 }

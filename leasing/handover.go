@@ -150,13 +150,13 @@ func (x *Account) counter(lag ledgerTime) counter {
 		c.ends += lag
 	}
 	if x.Algorithm == ratelimit.FixedWindow { // it is kept until it has ended by this clock
-		c.extra = min(longestOwed, c.extra+max(0, -int64(lag)))
+		c.extra = min(longestKept, c.extra+max(0, -int64(lag)))
 	}
 	return c
 }
 
 // merge adds the charges of the other's windows to the same windows here. An older window ends first: it is over on
-// one of the clocks, and otherwise the charges of the newer one are lost. Its debt goes on, if it lasts (counter.owes).
+// one of the clocks, and otherwise the charges of the newer one are lost.
 func (c *counter) merge(other *counter, a ratelimit.Algorithm, limit tokens) {
 	if c.state < other.state {
 		*c, *other = *other, *c
@@ -167,8 +167,6 @@ func (c *counter) merge(other *counter, a ratelimit.Algorithm, limit tokens) {
 		c.sum, c.extra = charged(c.sum, other.sum), charged(c.extra, tokens(other.extra))
 	case a == ratelimit.SlidingWindow && windows == 1:
 		c.extra = charged(c.extra, other.sum)
-	case a == ratelimit.FixedWindow && other.extra >= int64(other.ends-other.begins):
-		c.sum = charged(c.sum, carried(other.sum, windows, limit))
 	}
 }
 

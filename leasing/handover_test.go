@@ -109,17 +109,16 @@ func admit(l *Local, now instant, r *ratelimit.Rule, n int) (admitted int) {
 func everything([]byte) bool { return true }
 
 // An account of a newer window that arrives over one of an older counts in the
-// newer, and the older as the window before, with its debt. So it does the other way round.
+// newer, and the older as the window before. So it does the other way round.
 func TestAdoptOverAnotherWindow(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
 	minute := instant(1).Add(time.Minute)
 	for _, x := range []struct {
 		algorithm ratelimit.Algorithm
-		carries   bool
 		had, want int
-	}{{ratelimit.FixedWindow, false, 12, 4}, {ratelimit.FixedWindow, true, 12, 2}, {ratelimit.SlidingWindow, false, 3, 1}} {
+	}{{ratelimit.FixedWindow, 12, 4}, {ratelimit.SlidingWindow, 3, 1}} {
 		for _, newerArrives := range []bool{true, false} {
-			r := ownedRule(ratelimit.Limit{Algorithm: x.algorithm, Unit: ratelimit.Minute, Requests: 10, Carries: x.carries})
+			r := ownedRule(ratelimit.Limit{Algorithm: x.algorithm, Unit: ratelimit.Minute, Requests: 10})
 			older, newer := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
 			admit(older, 1, r, x.had)
 			admit(newer, minute, r, 6)

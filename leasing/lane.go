@@ -17,11 +17,12 @@ type flight struct {
 	shard *shard // nil: no key
 	// late is the last report on an account whose window is over; nil: the message is about the key.
 	late       *lateReport
-	greet      bool // it asks only for the time
-	early      bool // guarded by shard.mu: it claims tokens of the next window
-	background bool // guarded by shard.mu: a background message, which waits for others to share a round trip
-	written    bool // guarded by shard.mu: it can take no more requests
-	again      bool // guarded by shard.mu: the key was recalled since it was written
+	greet      bool            // it asks only for the time
+	early      bool            // guarded by shard.mu: it claims tokens of the next window
+	background bool            // guarded by shard.mu: it waits for others to share a round trip
+	written    bool            // guarded by shard.mu: it can take no more requests
+	again      bool            // guarded by shard.mu: the key was recalled since it was written
+	rule       *ratelimit.Rule // under which the message was written
 	message    hold.Message
 	beyond     hold.Beyond // usage that the message reports
 	done       chan struct{}
@@ -305,7 +306,6 @@ type lateReport struct {
 	hold.Part
 	name  string
 	as    ratelimit.Holder
-	rule  *ratelimit.Rule
 	tries int
 	until instant // it is tried until then, because its usage counts in the next window; 0: lateTries times
 }
@@ -317,28 +317,27 @@ const lateTries, lateDoublings, mostLate = 3, 5, 10_000
 // lastSeq is the first number of late reports: above those of all other claims, and exact as a double in a script.
 const lastSeq = 1 << 50
 
-func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
-	lasting(q, l.rule)
+func (l *lateReport) write(q *hold.Asking, rule *ratelimit.Rule, m *hold.Message) account.Claim {
+	lasting(q, rule)
 	l.GiveBack(0)
-	c := account.Claim{Key: l.name, Limit: l.rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
-	c.Audit = account.AuditOf(l.rule)
+	c := account.Claim{Key: l.name, Limit: rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
 	l.Write(m, uint32(l.tries+1), c, q)
 	return m.Claim
 }
 
 // reportLocked reports an account whose window is over, if the ledger's total differs, or may differ because of a
-// message in flight, whose answer will not count. Tokens in hand go back where the next window counts them, as usage
-// or as debt.
+// message in flight, whose answer will not count. Tokens in hand go back where the next window counts them as usage.
 func (f *Fleet) reportLocked(k entry, ended hold.Part, beyond hold.Beyond) {
 	limit := &k.rule().Limit
-	counts := limit.Algorithm == ratelimit.SlidingWindow || limit.Carries // in the next window
+	counts := limit.Algorithm == ratelimit.SlidingWindow // in the next window
 	hand := counts && ended.Taken > ended.Spent
 	if ended.Deadline == 0 || !ended.Unreported() && !ended.InFlight() && !hand {
 		return
 	}
 	fl := newFlight(k)
 	fl.beyond = beyond
-	fl.late = &lateReport{Part: ended, name: f.keyName(k.key()), as: f.as(k), rule: k.shard.rules.of(k.cell).asked}
+	fl.late = &lateReport{Part: ended, name: f.keyName(k.key()), as: f.as(k)}
+	fl.rule = k.shard.rules.of(k.cell).asked
 	if counts {
 		fl.late.until = f.clock().Add(limit.Period()) // the account is kept as long
 	}
@@ -384,27 +383,11 @@ func (f *Fleet) applyLate(fl *flight, g *account.Grant, a *hold.Answer) {
 		return
 	}
 	if g.Err == nil {
-		judged, beyond := *l.rule, fl.beyond
+		judged, beyond := *fl.rule, fl.beyond
 		judged.Limit = fl.message.Claim.Limit
 		reconcile(&judged, &beyond, fl, g)
-		if judged.Limit.Carries && g.Sum > judged.Limit.Capacity() {
-			f.claimAgain(fl)
-		}
 	}
 	f.endLate(fl)
-}
-
-// claimAgain claims for the current window: the report on the previous window may have added debt, which an earlier
-// claim did not carry over.
-func (f *Fleet) claimAgain(fl *flight) {
-	s := fl.shard
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if at := s.keys.Get(fl.id); at != nil {
-		k := s.entry(f.clock(), fl.id, at)
-		k.Restate()
-		f.launchLocked(k, hold.Batch)
-	}
 }
 
 // Breaker stops calls to a dead store. The zero Breaker is closed. It is not safe for concurrent use.

@@ -1,7 +1,6 @@
 package leasing
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
@@ -15,8 +14,7 @@ type books interface {
 	Look(ctx context.Context, key string, w window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
 }
 
-// Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer. It
-// shows the whole limit, with a reserve that the ledger does not grant.
+// Look implements [ratelimit.Inspector]. If the ledger has no view of accounts, it shows this node's last answer.
 func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
 	own := *a.Rule
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
@@ -56,7 +54,7 @@ func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) (w window, part
 	}
 	var scratch use
 	k := s.view(c, &scratch)
-	limit := cmp.Or(k.rule().Whole(), k.rule()).Limit.Capacity()
+	limit := k.rule().Limit.Capacity()
 	v.Lease = &ratelimit.LeaseLook{
 		Window: k.Window, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
 		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
@@ -111,7 +109,7 @@ var errReset = errors.New("the store did not answer")
 // Reset implements [ratelimit.Inspector]: it refunds the whole account, and the previous one where that counts. Nodes
 // can still spend their tokens in hand of that moment.
 func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
-	rule, name := a.Rule.AtLedger(), f.keyName(a.Key)
+	rule, name := a.Rule, f.keyName(a.Key)
 	w := window(0)
 	if rule.Limit.Algorithm != ratelimit.TokenBucket {
 		there := f.laneOf(name).time()
@@ -124,7 +122,6 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	// Under a name that is used once: a holder that refunds the charges of others.
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Divisor: 1,
-		Audit: account.AuditOf(rule),
 	}
 	var err error
 	switch rule.Limit.Algorithm {
@@ -133,19 +130,19 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	case ratelimit.SlidingWindow:
 		was := c
 		was.Window--
-		err = f.refundAll(ctx, was)
+		err = f.refundAll(ctx, rule, was)
 	}
-	err = errors.Join(err, f.refundAll(ctx, c))
+	err = errors.Join(err, f.refundAll(ctx, rule, c))
 	f.Drop(now, a.Key)
 	return err
 }
 
 // refundAll refunds the sum that the first claim shows.
-func (f *Fleet) refundAll(ctx context.Context, c account.Claim) error {
+func (f *Fleet) refundAll(ctx context.Context, rule *ratelimit.Rule, c account.Claim) error {
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant
 		_, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:])
-		if f.audit(&c, &g[0]); err != nil || g[0].Err != nil {
+		if f.audit(rule, &c, &g[0]); err != nil || g[0].Err != nil {
 			return errors.Join(errReset, err, g[0].Err)
 		}
 		if refunded > 0 || g[0].Sum <= 0 {

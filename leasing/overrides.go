@@ -47,7 +47,6 @@ func (f *Fleet) overriddenLocked(now instant, k entry, m *hold.Message, g *accou
 		select {
 		case f.lost <- account.OverrideChange{
 			Key: f.keyName(k.key()), Limit: was.asked.Limit, Override: &again, Again: true,
-			Audit: account.AuditOf(was.asked),
 		}:
 		default:
 			return false
@@ -137,7 +136,7 @@ func (f *Fleet) overrider(l *ratelimit.Limit) (account.Overrider, error) {
 
 // Override implements [ratelimit.Overrider].
 func (f *Fleet) Override(ctx context.Context, _ instant, a *ask) (o ratelimit.Override, ok bool, err error) {
-	l, err := f.overrider(&a.Rule.AtLedger().Limit)
+	l, err := f.overrider(&a.Rule.Limit)
 	if err != nil {
 		return o, false, err
 	}
@@ -149,13 +148,12 @@ func (f *Fleet) Override(ctx context.Context, _ instant, a *ask) (o ratelimit.Ov
 func (f *Fleet) SetOverride(
 	ctx context.Context, now instant, a *ask, o *ratelimit.Override, match ratelimit.Match,
 ) (ratelimit.Override, error) {
-	limit := a.Rule.AtLedger().Limit
-	l, err := f.overrider(&limit)
+	l, err := f.overrider(&a.Rule.Limit)
 	if err != nil {
 		return ratelimit.Override{}, err
 	}
 	c := account.OverrideChange{
-		Key: f.keyName(a.Key), Limit: limit, Override: o, Match: match, Audit: account.AuditOf(a.Rule),
+		Key: f.keyName(a.Key), Limit: a.Rule.Limit, Override: o, Match: match,
 	}
 	is, err := l.SetOverride(ctx, &c)
 	if err == nil { // recalls reach the others

@@ -91,7 +91,6 @@ var settlements = []struct {
 	{"its own", ratelimit.Limit{Unit: ratelimit.Year, Requests: 100}, 0, 30, 30},
 	{"ended", ratelimit.Limit{Unit: ratelimit.Year, Requests: 100}, 1, 0, 0},
 	{"to come", ratelimit.Limit{Unit: ratelimit.Year, Requests: 100}, -1, 0, 0},
-	{"ended, debt carried", ratelimit.Limit{Unit: ratelimit.Year, Requests: 100, Carries: true}, 1, 30, 0},
 	{"ended, sliding", ratelimit.Limit{Unit: ratelimit.Year, Requests: 100, Algorithm: ratelimit.SlidingWindow}, 1, 30, 0},
 	{"bucket", ratelimit.Limit{Unit: ratelimit.Year, Requests: 100, Burst: 100, Algorithm: ratelimit.TokenBucket}, 1, 30, 30},
 }

@@ -40,18 +40,15 @@ func (s *Stepped) Divide(ledger Partitioned) {
 
 // Ask decides all asks that can be decided at once. The others wait. The Wait keeps the slices until it has ended.
 func (s *Stepped) Ask(now instant, asks []ask, verdicts []verdict) *Wait {
-	atLedger(asks)
 	if c := s.begin(now, asks, verdicts); c != nil {
-		return &Wait{c, asks, verdicts}
+		return &Wait{c, verdicts}
 	}
-	whole(asks, verdicts)
 	return nil
 }
 
 // Wait is a request that waits for the ledger.
 type Wait struct {
 	call     *call
-	asks     []ask
 	verdicts []verdict
 }
 
@@ -59,13 +56,7 @@ type Wait struct {
 func (w *Wait) Patience() time.Duration { return w.call.patience() }
 
 // Advance decides all asks that can be decided now. It reports whether any still waits.
-func (w *Wait) Advance(now instant) bool {
-	more := w.call.advance(now)
-	if !more {
-		whole(w.asks, w.verdicts)
-	}
-	return more
-}
+func (w *Wait) Advance(now instant) bool { return w.call.advance(now) }
 
 // Decided tells whether one ask is decided, and so charged.
 func (w *Wait) Decided(i int) bool {

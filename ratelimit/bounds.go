@@ -83,8 +83,6 @@ func (r *Rule) debt() DebtLasts {
 	switch {
 	case r.Coordination.OnDeny == DenyRefunds && r.Hold == nil:
 		return NoDebt
-	case r.Limit.Carries:
-		return UntilPaid
 	case r.Limit.Algorithm == FixedWindow:
 		return UntilWindowEnds
 	}
@@ -110,7 +108,7 @@ func (r *Rule) overApart(nodes int) Over {
 // strands the rest of the lease before: at its renewal, at most half was left.
 func (r *Rule) under() Under {
 	u := Under{
-		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.longest(), Reserve: r.Reserve(),
+		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.longest(),
 	}
 	size := r.Coordination.Lease
 	if size.Fixed > 0 {

@@ -64,7 +64,7 @@ func (r *Rule) doubtSlots() (doubts []string) {
 	if !c.Mode.Spec().Drifts {
 		none.Mode = c.Mode
 	}
-	for _, field := range []string{"mode", "audit", "lease.size", "lease.reserve"} {
+	for _, field := range []string{"mode", "audit", "lease.size"} {
 		if value := c.Get(field); value != none.Get(field) {
 			doubts = append(doubts, field+" "+value+" has no effect under a concurrency limit: remove it")
 		}

@@ -72,25 +72,6 @@ func (a Algorithm) OnDeny() OnDeny {
 	return DenyRefunds
 }
 
-// Debt says whether charges beyond the limit of a fixed_window count after its end.
-type Debt uint8
-
-const (
-	// DebtForgotten ends with the window.
-	DebtForgotten Debt = iota
-	// DebtCarried counts in the next window.
-	DebtCarried
-)
-
-// Debts are the names a config may use, by value.
-var Debts = [...]string{DebtForgotten: "forget", DebtCarried: "carry"}
-
-// Carries tells whether debt of such a limit counts in the next window. A bucket and a sliding window pay theirs off,
-// and where denials take nothing, nothing is charged beyond a limit.
-func (c *Coordination) Carries(l Limit) bool {
-	return c.Debt == DebtCarried && l.Algorithm == FixedWindow && c.OnDeny == DenyCharges
-}
-
 // Share is a part of a limit: a number of tokens, or parts per million of the
 // limit. The zero Share is nothing.
 type Share struct {
@@ -139,8 +120,7 @@ func (s Share) String() string {
 
 // LeaseSize is the size of a node's claims ahead of its demand.
 type LeaseSize struct {
-	Fixed   Tokens // 0 means auto: sized by measured demand
-	Reserve Share  // the part of the limit that the ledger does not grant; see [Rule.Reserve]
+	Fixed Tokens // 0 means auto: sized by measured demand
 }
 
 // Stretched tells whether leases of a rule may be larger than measured demand, while there is plenty of the limit left.
@@ -163,7 +143,6 @@ type Coordination struct {
 	StoreDeadline  time.Duration
 	OnStoreFailure FailurePolicy // decides when the store does not answer in time
 	OnDeny         OnDeny
-	Debt           Debt
 	Audit          bool // record each settlement in the ledger
 	Drift
 }
@@ -198,9 +177,6 @@ const (
 	MaxMaxNodes      = 10_000
 )
 
-// MostReserve is the most that a rule may hold back of its limit, in parts per million.
-const MostReserve = 100_000
-
 // Eager tells whether a silent holder's tokens are credited at expiry. They never are where a key has an owner, which
 // is its one holder.
 func (c *Coordination) Eager() bool { return c.Reclaim == ReclaimEager && !c.Mode.Spec().Owned }
@@ -230,10 +206,6 @@ func (c Coordination) Validate() []error {
 	if c.MaxNodes < 1 || c.MaxNodes > MaxMaxNodes {
 		bad("max_nodes", c.MaxNodes, fmt.Sprintf("between 1 and %d", MaxMaxNodes))
 	}
-	// Of more the ledger would have little left to grant.
-	if most := uint32(MostReserve); c.Lease.Reserve.Tokens == 0 && c.Lease.Reserve.PPM > most {
-		bad("lease.reserve", c.Lease.Reserve, fmt.Sprintf("at most %v of the limit", Share{PPM: most}))
-	}
 	return errs
 }
 
@@ -245,8 +217,10 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %s, must be %s", e.Field, e.Value, e.Bound)
 }
 
-// ReplacedFields are fields of earlier releases, with the advice for each.
+// ReplacedFields are fields that are no longer there, with the advice for each.
 var ReplacedFields = map[string]string{
+	"debt":          "debt of a fixed_window ends with its window: use a hold, a sliding_window or a token_bucket",
+	"lease.reserve": "for a reserve of R tokens write mode: approx with drift_budget: R, and a limit that is less by R",
 	"lease.min":     "a node asks for the tokens of two seconds, or for lease.size",
 	"lease.max":     "write lease: {size: N}, which bounds the tokens that a crash strands",
 	"sync_interval": "a reply counts for 2s, or for half of a shorter window",

@@ -88,8 +88,6 @@ type Under struct {
 	Crashed Amount `json:"each_crashed_node"`
 	// Lasts is for how long it is missed at most.
 	Lasts time.Duration `json:"lasts_ns,omitempty"`
-	// Reserve is the tokens of the rule's reserve, which only the nodes reach that have its shares.
-	Reserve Tokens `json:"reserve_tokens,omitempty"`
 	// Slots is of a concurrency limit what requests keep whose end is never told: by an Envoy that died.
 	Slots Tokens `json:"slots,omitempty"`
 }
@@ -107,11 +105,7 @@ func (u Under) String() string {
 	if u.Crashed.Demand == 0 {
 		crashed += " tokens"
 	}
-	crash := fmt.Sprintf("after a crash of a node, up to %s stay unused for up to %v", crashed, u.Lasts)
-	if u.Reserve == 0 {
-		return crash
-	}
-	return fmt.Sprintf("up to %d in reserve that nodes do not need; %s", u.Reserve, crash)
+	return fmt.Sprintf("after a crash of a node, up to %s stay unused for up to %v", crashed, u.Lasts)
 }
 
 // WaitFor is the reason of a wait.
@@ -246,12 +240,11 @@ const (
 	NoDebt DebtLasts = iota // what does not fit is not charged
 	UntilWindowEnds
 	UntilRefilled // tokens that come back pay it
-	UntilPaid     // by the windows that follow, or refunds
 )
 
 // DebtsLast are their names, by value.
 var DebtsLast = [...]string{
-	NoDebt: "none", UntilWindowEnds: "window", UntilRefilled: "refill", UntilPaid: "carried",
+	NoDebt: "none", UntilWindowEnds: "window", UntilRefilled: "refill",
 }
 
 // MarshalText writes the name.
@@ -266,15 +259,10 @@ func (d DebtLasts) String() string {
 		return "0: a charge beyond the limit is not booked (on_deny: refund)"
 	}
 	s := "charges after the fact: at most the requests in flight times their cost, "
-	switch d {
-	case UntilRefilled:
+	if d == UntilRefilled {
 		return s + "until refilled tokens have paid it"
-	case UntilPaid:
-		return s + "carried into later windows until it is paid. Refused requests owe their cost too: send " +
-			"hits_addend: 0 with requests. A loss of data clears the debt of earlier windows"
-	default:
-		return s + "until the window ends"
 	}
+	return s + "until the window ends"
 }
 
 // OutageOf is what does not answer.

@@ -12,7 +12,7 @@ const EnvoyTimeout = 20 * time.Millisecond
 
 // Doubts returns remarks on the rule's coordination: valid settings that cannot have their effect.
 func (r *Rule) Doubts() []string {
-	c, limit := &r.Coordination, r.Limit.Capacity()
+	c := &r.Coordination
 	if r.Unlimited {
 		return nil
 	}
@@ -39,15 +39,6 @@ func (r *Rule) Doubts() []string {
 	if burst := r.Limit.Burst; r.Limit.Algorithm == TokenBucket && burst > MostBurst {
 		doubts = append(doubts, fmt.Sprintf("burst is %d, and with a store a bucket holds at most %d: a larger "+
 			"request is refused; use fixed_window, or a smaller burst", burst, MostBurst))
-	}
-	if n := len(r.Domain) + len(r.Path); c.Lease.Reserve != (Share{}) && n > MostReserveName {
-		doubts = append(doubts, fmt.Sprintf("lease.reserve %v has no effect: the rule's name has %d bytes, and with a "+
-			"reserve it may have %d; shorten its keys or values", c.Lease.Reserve, n, MostReserveName))
-	}
-	if c.Lease.Reserve != (Share{}) && limit > 0 && r.reserves() && r.Reserve() == 0 {
-		doubts = append(doubts, fmt.Sprintf("lease.reserve %v of %d is %d tokens (at most a tenth), less than one for "+
-			"each of max_nodes %d: nothing is held back; raise the reserve or the limit, or lower max_nodes",
-			c.Lease.Reserve, limit, r.heldBack(), c.MaxNodes))
 	}
 	if more := c.Mode.Spec().Doubts; more != nil {
 		doubts = append(doubts, more(r)...)

@@ -29,7 +29,6 @@ var coordinationFields = []coordinationField{
 		}
 		return setTokens(&c.Lease.Fixed, text, MaxLimit)
 	}},
-	share("lease.reserve", func(c *Coordination) *Share { return &c.Lease.Reserve }),
 	named("reclaim", Reclaims[:], func(c *Coordination) *Reclaim { return &c.Reclaim }),
 	share("drift_budget", func(c *Coordination) *Share { return &c.DriftBudget }),
 	{
@@ -58,7 +57,6 @@ var coordinationFields = []coordinationField{
 	},
 	named("on_store_failure", FailurePolicies[:], func(c *Coordination) *FailurePolicy { return &c.OnStoreFailure }),
 	named("on_deny", OnDenies[:], func(c *Coordination) *OnDeny { return &c.OnDeny }),
-	named("debt", Debts[:], func(c *Coordination) *Debt { return &c.Debt }),
 	{
 		"audit", func(c *Coordination) string { return strconv.FormatBool(c.Audit) },
 		func(c *Coordination, text string) error {

@@ -6,11 +6,10 @@ import "testing"
 func TestCoordinationFieldsAreReadAsWritten(t *testing.T) {
 	for field, texts := range map[string][]string{
 		"mode": ModeNames(), "lease.size": {"auto", "17"},
-		"reclaim":       Reclaims[:],
-		"lease.reserve": {"0", "250", "0.4%", "10%"},
-		"drift_budget":  {"0", "250", "0.5%", "100%"}, "max_nodes": {"1", "30"},
+		"reclaim":      Reclaims[:],
+		"drift_budget": {"0", "250", "0.5%", "100%"}, "max_nodes": {"1", "30"},
 		"check_timeout": {"0s", "2ms"}, "on_store_failure": FailurePolicies[:],
-		"on_deny": OnDenies[:], "debt": Debts[:], "audit": {"true", "false"},
+		"on_deny": OnDenies[:], "audit": {"true", "false"},
 	} {
 		for _, text := range texts {
 			c := DefaultCoordination()

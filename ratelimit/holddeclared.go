@@ -59,11 +59,8 @@ func (r *Rule) DeclareHold() (b HoldBounds, ok bool) {
 		b.Over += "; and the tokens held at the beginning of the time, because the rest of a hold returns at its end"
 	}
 	until := "until the window ends"
-	switch {
-	case r.Limit.Algorithm == TokenBucket:
+	if r.Limit.Algorithm == TokenBucket {
 		until = "until it has refilled"
-	case r.Limit.Carries:
-		until += ", and as debt beyond it"
 	}
 	b.Stranded = fmt.Sprintf("a request without a call at its end stays charged its hold, %s", until)
 	if h.Identified() {

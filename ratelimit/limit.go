@@ -158,10 +158,7 @@ type Limit struct {
 	Multiplier uint32   // units to a period; 0 means 1, and those of a calendar have no other
 	Requests   Tokens   // per period; 0 admits nothing
 	Burst      Tokens   // token_bucket only: the tokens of a full bucket
-	// Carries is for a fixed_window: charges beyond the limit count in the next window
-	// (Coordination.Carries).
-	Carries bool
-	Ceiling Tokens // the most that an override of a key may set; 0: overrides are not read
+	Ceiling    Tokens   // the most that an override of a key may set; 0: overrides are not read
 }
 
 // Period is the time in which Requests tokens come back.

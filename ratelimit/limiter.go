@@ -40,12 +40,11 @@ type Ask struct {
 }
 
 // Books tells whether a Charge or a Release counts where the window w goes on. A bucket has one window. An ended window
-// credits nothing. A charge of an ended window counts in the one that goes on where that would have counted it, too: in
-// a sliding window, and with debt that is carried.
+// credits nothing. A charge of an ended sliding window counts in the one that goes on, which counts the ended one, too.
 func (a *Ask) Books(w Window) bool {
 	l := &a.Rule.Limit
 	return a.Window == 0 || a.Window == w || l.Algorithm == TokenBucket ||
-		a.Kind == Charge && a.Window < w && (l.Algorithm == SlidingWindow || l.Carries)
+		a.Kind == Charge && a.Window < w && l.Algorithm == SlidingWindow
 }
 
 // Source says where a verdict came from.

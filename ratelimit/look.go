@@ -43,8 +43,7 @@ type AccountLook struct {
 	Limit      Tokens       `json:"limit"`
 	Free       Tokens       `json:"free"` // could be granted now; negative: so much was spent beyond
 	Charged    Tokens       `json:"charged"`
-	Carried    Tokens       `json:"carried,omitempty"` // of it, debt of the window before
-	Relearning bool         `json:"relearning"`        // it has lost the account, and nodes are restoring it
+	Relearning bool         `json:"relearning"` // it has lost the account, and nodes are restoring it
 	Holders    []HolderLook `json:"holders"`
 }
 

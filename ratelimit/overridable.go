@@ -9,10 +9,6 @@ func (r *Rule) WhyNoOverrides() string {
 		return "the rule is unlimited"
 	case l.Algorithm == Concurrency:
 		return "the rule limits requests in flight"
-	case l.Carries:
-		return "the rule has debt: carry"
-	case r.Reserve() > 0:
-		return "the rule has a lease.reserve"
 	case l.Ceiling > 0:
 		return ""
 	case l.Requests == 0:

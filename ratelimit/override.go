@@ -32,9 +32,8 @@ func (o *Override) In(at LedgerTime) bool {
 // MostBurst is what a bucket holds at most at a ledger, whatever its rule says.
 const MostBurst Tokens = 1<<32 - 1
 
-// Overridable tells whether overrides of the limit are read. Where debt is carried they are not: a limit that changes
-// would make debt of what was spent within another.
-func (l *Limit) Overridable() bool { return l.Ceiling > 0 && !l.Carries && l.Algorithm != Concurrency }
+// Overridable tells whether overrides of the limit are read.
+func (l *Limit) Overridable() bool { return l.Ceiling > 0 && l.Algorithm != Concurrency }
 
 // Under is the limit with an override in force; nil: there is none.
 func (l Limit) Under(o *Override) Limit {

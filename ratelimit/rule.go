@@ -27,8 +27,6 @@ type Rule struct {
 	Counters *RuleCounters
 	// MetricNames say how much of a request's values the statistics may name.
 	MetricNames MetricNaming
-	atLedger    *Rule    // see Prepare
-	held        reserved // of a rule that AtLedger has made
 }
 
 // MetricNaming says which of the request's values a rule's statistics name.

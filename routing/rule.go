@@ -22,20 +22,16 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	m := &wire.Rule{
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
-		CarryDebt: r.Limit.Carries, Ceiling: int64(r.Limit.Ceiling),
+		Ceiling:      int64(r.Limit.Ceiling),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
 		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed), Audit: c.Audit,
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
-	// Under this name, the owner keeps records of an audit, budgets of keys without room, and its part of a reserve.
-	// A longer one is cut.
-	m.Domain = cutName(r.Domain, ratelimit.MostReserveName)
-	m.Path = cutName(r.Path, ratelimit.MostReserveName-len(m.Domain))
+	// Under this name, the owner keeps records of an audit, and budgets of keys without room. A longer one is cut.
+	m.Domain = cutName(r.Domain, maxRuleName)
+	m.Path = cutName(r.Path, maxRuleName-len(m.Domain))
 	if calendar := r.Limit.Calendar; calendar != 0 {
 		m.BillingDay, m.TimeZone = uint32(calendar.Day()), calendar.Zone()
-	}
-	if n := r.Reserve(); n > 0 {
-		m.Reserve, m.MaxNodes = int64(n), uint32(c.MaxNodes)
 	}
 	return m
 }
@@ -58,6 +54,7 @@ type ruleCache struct {
 const (
 	maxRules     = 10_000
 	maxRuleBytes = 4 << 10
+	maxRuleName  = 1 << 10 // domain and path together
 )
 
 func (c *ruleCache) get(b []byte) (*ratelimit.Rule, error) {
@@ -97,7 +94,7 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	if int(m.GetAlgorithm()) >= len(ratelimit.Algorithms) || m.GetUnit() > 255 ||
 		!limits(m.GetRequests(), m.GetBurst(), m.GetCeiling(), m.GetLeaseFixed()) ||
 		m.GetMultiplier() > ratelimit.Unit(m.GetUnit()).MostMultiplier() ||
-		len(m.GetDomain())+len(m.GetPath()) > ratelimit.MostReserveName || !ratelimit.KnownMode(m.GetMode()) {
+		len(m.GetDomain())+len(m.GetPath()) > maxRuleName || !ratelimit.KnownMode(m.GetMode()) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
@@ -119,9 +116,6 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	if m.GetRefundDenied() {
 		c.OnDeny = ratelimit.DenyRefunds
 	}
-	if r.Limit.Carries = m.GetCarryDebt(); m.GetCarryDebt() && r.Limit.Algorithm != ratelimit.FixedWindow {
-		return nil, errMessage
-	}
 	c.Audit, c.Mode = m.GetAudit(), ratelimit.Mode(m.GetMode())
 	if m.GetEager() {
 		c.Reclaim = ratelimit.ReclaimEager
@@ -133,38 +127,15 @@ func readRule(m *wire.Rule) (*ratelimit.Rule, error) {
 	if m.GetStoreDeadlineUs() > 0 {
 		c.StoreDeadline = time.Duration(m.GetStoreDeadlineUs()) * time.Microsecond
 	}
-	if err := readReserve(m, r); err != nil {
-		return nil, err
-	}
 	if errs := c.Validate(); len(errs) > 0 {
 		return nil, errMessage
 	}
-	r.Prepare()
 	return r, nil
 }
 
 // limits tells whether all these numbers can be limits.
 func limits(all ...int64) bool {
 	return slices.Min(all) >= 0 && slices.Max(all) <= int64(ratelimit.MaxLimit)
-}
-
-// readReserve has the rule hold back the reserve of the message. This node's part of it is decided
-// by its own rules, by the rule's name.
-func readReserve(m *wire.Rule, r *ratelimit.Rule) error {
-	if m.GetReserve() == 0 && m.GetMaxNodes() == 0 {
-		return nil
-	}
-	if m.GetReserve() <= 0 || m.GetMaxNodes() < 1 || m.GetMaxNodes() > ratelimit.MaxMaxNodes {
-		return errMessage
-	}
-	r.Coordination.MaxNodes = int(m.GetMaxNodes())
-	r.Coordination.Lease.Reserve = ratelimit.Share{Tokens: ratelimit.Tokens(m.GetReserve())}
-	// What this node would hold back by it is to be what the peer holds back. It is nothing of rules that have no
-	// reserve, which must not go by another rule's name.
-	if r.Reserve() != ratelimit.Tokens(m.GetReserve()) {
-		return errMessage
-	}
-	return nil
 }
 
 // readCalendar cuts the limit's windows by the calendar that the message names. Only a billing month has one. A zone

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -103,7 +102,6 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 		e.total, book.sum = e.total+c.Want, book.sum+c.Want
 		e.loose += c.Want
 	} else {
-		b.carry(p, k, c, book)
 		book.claimed(p, c, g, e, before)
 		b.tallyOf(c.Holder>>nameBits, k, c.Window).cut += g.Cut
 		if g.Fence <= book.fence && !b.stepped(p) {
@@ -134,20 +132,6 @@ func (b *books) before(p *part, k *key, c *account.Claim) ratelimit.Tokens {
 // stepped tells whether a clock of the part was set. Then it may have dropped accounts that are still in use.
 func (b *books) stepped(p *part) bool {
 	return slices.ContainsFunc(b.bound.steps, func(s step) bool { return s.part == p })
-}
-
-// carry makes an account count the debt of the previous one, if that exists and its window has not ended, as
-// the record of 0.
-func (b *books) carry(p *part, k *key, c *account.Claim, book *book) {
-	before := b.accounts[name{k, c.Window - 1}]
-	if !c.Limit.Carries || before == nil || before.lost && len(before.holders) == 0 ||
-		p.time() >= c.Limit.WindowEnd(c.Window) {
-		return
-	}
-	e, debt := book.entry(0), max(0, before.sum-c.Limit.Capacity())
-	book.sum += max(debt-e.total, min(0, -book.sum))
-	e.total, e.spent = debt, debt
-	b.result.Carried = max(b.result.Carried, debt)
 }
 
 // claimed books a claim.
@@ -313,10 +297,7 @@ func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	if !ok || v.Window != is.window || v.OverLimit || v.Source != ratelimit.FromLease && v.Source != ratelimit.FromClaim {
 		return
 	}
-	limit := a.Rule.AtLedger().Limit.Capacity()
-	if a.Kind == ratelimit.Peek { // it counts the reserve
-		limit = cmp.Or(a.Rule.Whole(), a.Rule).Limit.Capacity()
-	}
+	limit := a.Rule.Limit.Capacity()
 	if v.Limit != nil {
 		limit = v.Limit.Capacity()
 	}

@@ -191,7 +191,7 @@ func (b *bound) tokens(k *key) ratelimit.Tokens {
 			most += x.n
 		}
 	}
-	return most + unreserved(b.versions(k))
+	return most
 }
 
 // versions are the versions of a key's rule.
@@ -225,7 +225,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	}
 	for i := range b.forgets {
 		if slices.Contains(k.parts, b.forgets[i].part) && b.forgets[i].at >= b.now-b.lasts(&own) {
-			most += declared.OnLoss + own.Reserve() + b.untold(k, &b.forgets[i])
+			most += declared.OnLoss + b.untold(k, &b.forgets[i])
 			if slidingForgets && own.Limit.Algorithm == ratelimit.SlidingWindow {
 				most += capacity
 			}

@@ -123,11 +123,6 @@ var planted = []struct {
 		Right: "if a.Cost > share-e.carried-e.Drift() {",
 		Wrong: "if a.Cost > share {",
 	}},
-	{17, plant.Bug{
-		Name: "a reserve admits what was charged", File: "leasing/call.go",
-		Right: "\tk.Uncharge(w.ask)\n",
-		Wrong: "",
-	}},
 	{201, plant.Bug{
 		Name: "a key that was forgotten comes back under its old name", File: "leasing/lane.go",
 		Right: "return f.name + ratelimit.Holder(k.cell.Val.as)",
@@ -167,11 +162,6 @@ var planted = []struct {
 		Name: "a seat is given twice", File: "approx/seats.go",
 		Right: "t := s.ended(); now >= s.Expires && (best",
 		Wrong: "t := s.Taint; (best",
-	}},
-	{72, plant.Bug{
-		Name: "a reserve is granted by the ledger too", File: "ratelimit/shares.go",
-		Right: "at.Limit.Requests -= n\n",
-		Wrong: "at.Limit.Requests -= 0 * n\n",
 	}},
 	{76, plant.Bug{
 		Name: "what an owner leases is not charged", File: "leasing/lent.go",

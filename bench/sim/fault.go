@@ -167,7 +167,7 @@ func (w *world) lose(k *key, kind FaultKind) {
 	for _, r := range w.bound.versions(k) { // nodes may have any of them
 		own := *r
 		own.Limit = k.rule.Limit
-		drift = max(drift, own.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, own.Reserve())
+		drift = max(drift, own.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift)
 	}
 	n := k.rule.Limit.Capacity()
 	defer func() { k.extra = append(k.extra, extra{w.now, n + drift}) }()

@@ -28,10 +28,6 @@ func History(seed uint64) Options {
 	if h.o.strainsTills() {
 		h.drawn()
 	}
-	if h.o.reserves() {
-		h.reserve()
-		h.rereserve()
-	}
 	h.parts()
 	h.replicas()
 	h.overrides()
@@ -136,10 +132,6 @@ func (h *historian) rule() {
 		c := &r.Coordination
 		r.Limit.Algorithm, r.Limit.Burst, c.Reclaim, c.Audit = ratelimit.FixedWindow, 0, ratelimit.ReclaimSafe, false
 		c.Lease.Fixed = 0
-		if h.o.Seed%20 == 9 {
-			c.Debt, c.OnDeny = ratelimit.DebtCarried, ratelimit.DenyCharges
-			r.Limit.Carries = c.Carries(r.Limit)
-		}
 	}
 	h.o.Rule = r
 	h.o.Start = time.Duration(h.Int64N(int64(r.Limit.Period())))
@@ -195,7 +187,6 @@ func (h *historian) changes() {
 		}
 		next := *rule
 		what := h.changed(&next)
-		next.Limit.Carries = next.Coordination.Carries(next.Limit)
 		rule = &next
 		h.o.Changes = append(h.o.Changes, Change{At: at, Rule: rule, What: what, Spread: time.Duration(h.Int64N(int64(pick(h, time.Millisecond, time.Second, 8*time.Second))))})
 	}

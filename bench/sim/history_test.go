@@ -84,7 +84,6 @@ func TestHistoriesOfBugs(t *testing.T) {
 
 		665:     "what was spent of an eager lease was not told before the ledger credited it",
 		902:     "a small lease was renewed for nothing, again and again",
-		1882:    "a request that the reserve admitted was charged twice",
 		3997:    "a claim of a billing month took seconds",
 		18484:   "what had drifted in a sliding window was forgotten with its key",
 		1005636: "a clock set ahead by more than a window had a node claim of the old one in a loop",

@@ -183,7 +183,7 @@ func (s *store) tellAgain(n *node, c account.OverrideChange, tries int) {
 func (h *historian) overrides() {
 	h.Rand = rand.New(rand.NewPCG(h.o.Seed, 0x416))
 	l := h.o.Rule.Limit
-	if l.Carries || h.o.reserves() || !h.chance(0.3) {
+	if !h.chance(0.3) {
 		return
 	}
 	ceiling := 3 * l.Requests

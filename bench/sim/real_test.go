@@ -4,8 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -162,10 +160,6 @@ func (s *realStore) Write(ctx context.Context, life string, changes []account.Ch
 		c.StoreKey = s.name(c.StoreKey)
 		if c.Until < endless {
 			c.Until += s.ahead
-		}
-		c.Events = slices.Clone(c.Events)
-		for j := range c.Events {
-			c.Events[j].Key = strconv.QuoteToASCII(c.Events[j].Key)
 		}
 		moved[i] = c
 	}

@@ -41,7 +41,6 @@ type Result struct {
 	OpsDemand ratelimit.Demand `json:"store_operations_demand,omitzero"`
 
 	Debt        ratelimit.Tokens `json:"debt"`               // the largest debt of an account
-	Carried     ratelimit.Tokens `json:"carried"`            // the largest debt that an account had from the previous window
 	Released    ratelimit.Tokens `json:"released,omitempty"` // tokens returned from holds
 	Cut         ratelimit.Tokens `json:"cut"`                // of refunds, because the account would fall below 0
 	Settled     int64            `json:"settled"`            // nodes' totals of accounts that were compared with their bookings at the end

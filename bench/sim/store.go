@@ -355,7 +355,7 @@ func (k *key) window() ratelimit.Window {
 func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
 	p.resets++
 	c := account.Claim{
-		Key: string(k.name), Window: k.window(), Limit: k.rule.AtLedger().Limit, Divisor: 1, TTL: time.Second,
+		Key: string(k.name), Window: k.window(), Limit: k.rule.Limit, Divisor: 1, TTL: time.Second,
 		Holder: (operator + ratelimit.Holder(p.resets)) << nameBits, Seq: 1,
 	}
 	var g [1]account.Grant

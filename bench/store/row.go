@@ -67,13 +67,7 @@ var modes = []mode{
 	{"leasing", map[string]string{"mode": "leasing"}},
 	{"routing", map[string]string{"mode": "routing"}},
 	{"approx", map[string]string{"mode": "approx"}},
-	// As a fleet of three sets it, that may be one of five while it is rolled.
-	{"leasing" + reserve, map[string]string{"mode": "leasing", "lease.reserve": "0.5%", "max_nodes": "5"}},
-	{"routing" + reserve, map[string]string{"mode": "routing", "lease.reserve": "0.5%", "max_nodes": "5"}},
 }
-
-// reserve ends the names of modes in which rules have one.
-const reserve = "-reserve"
 
 // fieldsOf are those of a mode and of the row, in a fixed order.
 func (r *Row) fieldsOf(m *mode) (all [][2]string) {

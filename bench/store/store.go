@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -25,7 +24,7 @@ type Options struct {
 	Rate   float64       `in:"0..100000" default:"3000" help:"Requests a second."`
 	Length time.Duration `in:"500ms..10m" default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
 	Rows   []string      `placeholder:"N" help:"Rows to measure, from 1 to 8."`
-	Modes  []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx, and with large limits leasing-reserve and routing-reserve."`
+	Modes  []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx."`
 	Seed   uint64        `default:"1" help:"Seed of the demand."`
 	of     suite         // the zero suite is costs
 }
@@ -60,12 +59,9 @@ func (o *Options) rows(b *report.Bounds) []Row {
 	return report.Choose(b, o.of.flag, o.Rows, o.of.rows, func(r *Row) string { return r.ID })
 }
 
-// modes are those in which a row is measured: not with a reserve that is no token for each node.
+// modes are those in which a row is measured.
 func (o *Options) modes(r *Row) (chosen []mode) {
 	for _, m := range o.of.modes {
-		if _, reserves := m.fields["lease.reserve"]; reserves && r.rule(&m).Reserve() == 0 {
-			continue
-		}
 		if m.fields == nil || len(o.Modes) == 0 || slices.Contains(o.Modes, m.name) {
 			chosen = append(chosen, m)
 		}
@@ -238,8 +234,7 @@ func (m *Measured) declared(row *Row, of *mode) {
 	if row.amnesia {
 		m.Declared += int64(declared.OnLoss)
 	}
-	name := strings.TrimSuffix(of.name, reserve)
-	if i := slices.Index([]string{"leasing", "routing", "approx"}, name); i >= 0 && row.Most != nil {
+	if i := slices.Index([]string{"leasing", "routing", "approx"}, of.name); i >= 0 && row.Most != nil {
 		m.Most = row.Most[i]
 	}
 }

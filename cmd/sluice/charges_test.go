@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"sync"
 	"testing"
-	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
@@ -20,8 +19,8 @@ func (f *fleet) charge(node int, key, value string, n int) (over bool) {
 	return a.OverallCode == rls.RateLimitResponse_OVER_LIMIT
 }
 
-// 350 of 100 in three seconds are charged, with debt: carry: two windows are used up at all nodes, and the third has 50
-// left. So it is in each mode, with a Redis behind and without, and metrics and explain say it.
+// 350 of 100 are charged: all nodes refuse, and metrics and explain say how much lies beyond the limit. So it is in each
+// mode, with a Redis behind and without.
 func TestPostPaidDebt(t *testing.T) {
 	t.Parallel()
 	withAndWithout(t, func(t *testing.T, store storeServer) {
@@ -40,59 +39,31 @@ func TestPostPaidDebt(t *testing.T) {
 }
 
 func owes(t *testing.T, r *fleet, value string) {
-	const period = 3 * time.Second
-	window := func() int64 { return time.Now().UnixMicro() / period.Microseconds() }
-	for before := window(); window() == before; {
-		time.Sleep(time.Millisecond)
-	}
-	began := window()
-	ask := func(i, n int) bool { return r.charge(i%3, "owes", value, n) }
-	if !ask(0, 350) {
+	if !r.charge(0, "owes", value, 350) {
 		t.Errorf("%s: 350 of 100 are no more than there is", value)
 	}
-	if r.store != nil {
-		for window() == began {
-			time.Sleep(10 * time.Millisecond)
-		}
-		time.Sleep(100 * time.Millisecond) // no request has arrived yet
-		_, text := r.nodes[1].get(r.nodes[1].debug + "/explain?domain=d&entry=owes=" + value)
-		var e struct {
-			Ledger struct{ Free, Carried, Charged int }
-		}
-		if err := json.Unmarshal([]byte(text), &e); err != nil || e.Ledger.Free > -150 || e.Ledger.Carried < 250 ||
-			e.Ledger.Charged < 250 {
-			t.Errorf("%s: %v, %s", value, err, text)
+	for i, n := range r.nodes {
+		if !r.charge(i, "owes", value, 0) {
+			t.Errorf("%s: node %d admits a peek; on_store_failure has decided %d requests there", value, i,
+				n.metric(`sluice_decision_sources_total{source="fallback"}`))
 		}
 	}
-	for i := 0; window() < began+3; i++ {
-		if over := ask(i, 0); !over && window() < began+3 {
-			t.Errorf("%s: node %d admits a peek in window %d; on_store_failure has decided %d requests there", value, i%3, window()-began,
-				r.nodes[i%3].metric(`sluice_decision_sources_total{source="fallback"}`))
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	path := "owes_" + value
+	path, debt := "owes_"+value, int64(0)
 	if value == "routing" {
 		path = "owes"
 	}
-	debt := 0
 	for _, n := range r.nodes {
-		debt += n.sum("sluice_debt_tokens_total", `domain="d"`, `rule="`+path+`"`)
+		debt += int64(n.sum("sluice_debt_tokens_total", `domain="d"`, `rule="`+path+`"`))
 	}
 	if debt != 250 {
 		t.Errorf("%s: %d are counted as debt, and 250 of 350 lay beyond 100", value, debt)
 	}
-	admitted, most := 0, 50
-	if value == "approx" {
-		most += 30
+	if r.store == nil {
+		return
 	}
-	for i := range 150 {
-		if !ask(i, 1) {
-			admitted++
-		}
-	}
-	if window() == began+3 && (admitted < 50 || admitted > most) {
-		t.Errorf("%s: %d are admitted, and 50 are left", value, admitted)
+	_, text := r.nodes[1].get(r.nodes[1].debug + "/explain?domain=d&entry=owes=" + value)
+	var e struct{ Ledger struct{ Free int } }
+	if err := json.Unmarshal([]byte(text), &e); err != nil || e.Ledger.Free > -250 {
+		t.Errorf("%s: %v, %s", value, err, text)
 	}
 }

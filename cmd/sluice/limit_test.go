@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/pgtest"
 	"github.com/sluice-gate/sluice/ratelimit/console"
@@ -323,52 +322,6 @@ func (s *sluice) put(t *testing.T, descriptor, body string) {
 	if answer.StatusCode != http.StatusOK || answer.Header.Get("ETag") == "" {
 		t.Errorf("PUT %s is answered %s", descriptor, answer.Status)
 	}
-}
-
-// The record of an audited rule says who set which limit, when and why, on each kind of store; of an override that was
-// removed, too. A window whose limit was raised, and lowered below its usage then, is within its largest limit.
-func TestAuditOfOverrides(t *testing.T) {
-	t.Parallel()
-	rules := "domain: d\ncoordination: {on_deny: refund, on_store_failure: closed}\ndescriptors:\n" +
-		"- {key: five, coordination: {audit: true}, rate_limit: {unit: year, requests_per_unit: 5}}\n- {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}\n"
-	eachStore(t, func(t *testing.T, server storeServer) {
-		s := newFleet(t, 1, setup{rules: rules, store: server}).nodes[0]
-		s.may("set", "12", "d", "five=x", "--expires=24h", "--reason=ticket 4711")
-		s.may("rm", "d", "five=x")
-		s.may("set", "12", "d", "ten=x")
-		if code, _, errs := s.limit("set", "12", "d", "five=x", "--if-version=1"); code == 0 {
-			t.Errorf("a change of another version is made: %s", errs)
-		}
-		code, out, errs := runLine("audit", "--store-url="+server.URL(), "--json")
-		lines := strings.Split(strings.TrimSpace(out), "\n")
-		if code != 0 || len(lines) != 2 {
-			t.Fatalf("audit: %d\n%s%s", code, out, errs)
-		}
-		for i, want := range []account.Event{{Limit: 12, Reason: "ticket 4711"}, {Limit: 5}} {
-			var e account.Event
-			if err := json.Unmarshal([]byte(lines[i]), &e); err != nil || e.Kind != account.WasOverride || e.Holder != "ops" || e.Rule != "d.five" ||
-				e.Key != "year|d|five=x" || e.Limit != want.Limit || e.Reason != want.Reason || e.At == 0 || (e.Ends == 0) != (i == 1) {
-				t.Errorf("event %d is %s: %v", i, lines[i], err)
-			}
-		}
-		s.may("set", "12", "d", "five=x")
-		admitted := 0
-		s.eventually("the raised limit is used up", func() bool {
-			if s.post("five", "x") == http.StatusOK {
-				admitted++
-			}
-			return admitted == 12
-		})
-		s.may("set", "3", "d", "five=x")
-		s.post("five", "x")
-		s.eventually("the audit shows both", func() bool {
-			code, out, errs = runLine("audit", "--store-url="+server.URL())
-			return code == 0 && strings.Contains(out, "held") && strings.Contains(out, "ops") && strings.Contains(out, "ticket 4711")
-		})
-		if strings.Contains(out, "BROKEN") || !strings.Contains(out, "  12  ") {
-			t.Errorf("of 12 of 12, with a limit of 3, the audit says %d\n%s%s", code, out, errs)
-		}
-	})
 }
 
 // A ban counts within seconds at a node that missed its recall: the connection that listens was cut.

@@ -173,6 +173,6 @@ func seatNote(seat func() (int, bool)) func() string {
 		if n, wanted := seat(); !wanted || n >= 0 {
 			return ""
 		}
-		return "no drift seat (all max_nodes are taken, or the store does not answer): rules of mode approx run as leasing here, and first requests under rules with a lease.reserve wait for the store"
+		return "no drift seat (all max_nodes are taken, or the store does not answer): rules of mode approx run as leasing here"
 	}
 }

@@ -73,6 +73,5 @@ func programOptions() []kong.Option {
 		kong.Resolvers(file),
 		kong.Help(settings.Help),
 		kong.ExplicitGroups(settings.Sections),
-		kong.PostBuild(record.HideForServe),
 	}
 }

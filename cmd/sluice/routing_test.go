@@ -13,9 +13,9 @@ descriptors:
   - {key: million, rate_limit: {unit: year, requests_per_unit: 1000000}}
   - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 100}}
-  - {key: owes, coordination: {debt: carry}, rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 100}}
-  - {key: owes, value: leasing, coordination: {debt: carry, mode: leasing}, rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 100}}
-  - {key: owes, value: approx, coordination: {debt: carry, mode: approx, drift_budget: 30}, rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 100}}
+  - {key: owes, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: owes, value: leasing, coordination: {mode: leasing}, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: owes, value: approx, coordination: {mode: approx, drift_budget: 30}, rate_limit: {unit: year, requests_per_unit: 100}}
 `
 
 // withAndWithout runs a test in memory, and with a Redis behind.

@@ -71,8 +71,8 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 // warn names the first rule that has something without an effect at this node.
 func (c *serveCmd) warn(rules *config.Rules, log *slog.Logger) {
 	for what, has := range map[string]func(*ratelimit.Coordination) bool{
-		"PEERS is not set: rules of a mode with owners run as leasing": func(x *ratelimit.Coordination) bool { return c.Ring.Peers == "" && x.Mode.Spec().Owned },
-		"audit: true has no effect: there is no store for the record":  func(x *ratelimit.Coordination) bool { return !c.Store.Shared() && x.Audit },
+		"PEERS is not set: rules of a mode with owners run as leasing":   func(x *ratelimit.Coordination) bool { return c.Ring.Peers == "" && x.Mode.Spec().Owned },
+		"audit: true has no effect: there is no store, or no AUDIT_FILE": func(x *ratelimit.Coordination) bool { return x.Audit && (!c.Store.Shared() || c.AuditFile == "") },
 	} {
 		all := rules.All()
 		if i := slices.IndexFunc(all, func(r *ratelimit.Rule) bool { return has(&r.Coordination) }); i >= 0 {

@@ -137,7 +137,7 @@ func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
 		case err != nil:
 			complain(err)
 		case t.Seat < 0:
-			log.Info("no drift seat: here, mode approx works like leasing, and first requests under lease.reserve wait for the store")
+			log.Info("no drift seat: here, mode approx works like leasing")
 		default:
 			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
 		}

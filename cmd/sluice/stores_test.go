@@ -41,18 +41,16 @@ var databases = map[string]func(testing.TB) storeServer{
 }
 
 const storeRules = `domain: d
-coordination: {on_store_failure: closed, store_deadline: 200ms, check_timeout: 200ms, audit: true}
+coordination: {on_store_failure: closed, store_deadline: 200ms, check_timeout: 200ms}
 descriptors:
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
   - {key: thousand, rate_limit: {unit: year, requests_per_unit: 1000}}
   - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
-  - {key: reserve, coordination: {max_nodes: 3, lease: {reserve: 0.5%}, audit: false}, rate_limit: {unit: year, requests_per_unit: 1000}}
-  - {key: drift, coordination: {mode: approx, drift_budget: 40, max_nodes: 4, audit: false}, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: drift, coordination: {mode: approx, drift_budget: 40, max_nodes: 4}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 
-// Three nodes on one store. Each limit holds, in modes leasing and approx, the nodes see each other until one ends, and
-// audit events are on record.
+// Three nodes on one store. Each limit holds, in modes leasing and approx, and the nodes see each other until one ends.
 func TestFleetsAdmitTheLimit(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, server storeServer) {
@@ -66,7 +64,6 @@ func TestFleetsAdmitTheLimit(t *testing.T) {
 			{"thousand", 1000, 0, 30},
 			{"bucket", 100, 0, 5},
 			{"sliding", 1000, 0, 30},
-			{"reserve", 1000, 0, 30},
 			{"drift", 1000, 40, 30},
 		} {
 			f.admitted.Store(0)
@@ -84,10 +81,6 @@ func TestFleetsAdmitTheLimit(t *testing.T) {
 		f.nodes[0].eventually("the node that has ended is gone", func() bool { return f.nodes[0].seen() == 2 })
 		if _, text := f.nodes[0].get(f.nodes[0].debug + "/stats"); strings.Contains(text, "redis_pool") != (f.redis != nil) {
 			t.Errorf("the statistics of a Redis' pool:\n%s", text)
-		}
-		code, out, errs := runLine("audit", "--json", "--store-url="+server.URL())
-		if code != 0 || strings.Count(out, `"Rule":"d.thousand"`) == 0 {
-			t.Errorf("sluice audit exits with %d\n%s\n%s", code, out, errs)
 		}
 	})
 }

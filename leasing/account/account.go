@@ -10,7 +10,7 @@ import (
 // has no clock: the ledger's time comes with each message.
 type account struct {
 	// Invariant: sum is the total of all records. A message that restores a record lost by the ledger may leave it
-	// larger, and never smaller. So may debt that falls after it was refunded.
+	// larger, and never smaller.
 	sum tokens
 	// Invariant: spent is the reported usage of all records. The rest of the sum is in hand.
 	spent tokens
@@ -42,17 +42,13 @@ func (a *account) draw(now instant, c *Claim, before tokens) Grant {
 	return Grant{Total: r.taken, Sum: a.sum + before, InHand: -1, At: now}
 }
 
-// claim books a holder's totals, and grants its need. before is the part of the previous window that counts. Where
-// debt is carried, it is the debt of that window, or below 0 if it is unknown. ask recalls holders. It allocates only
+// claim books a holder's totals, and grants its need. before is the part of the previous window that counts. ask
+// recalls holders. It allocates only
 // for a new holder.
 func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit.Holder)) Grant {
 	r := a.records.find(c.Holder)
 	if r != nil && c.Seq <= r.seq {
 		return Grant{Err: ErrOvertaken}
-	}
-	if c.Limit.Carries {
-		a.carry(before)
-		before = 0
 	}
 	r = a.records.findOrAdd(c.Holder)
 	g := Grant{At: now, Missing: clamped(c.Taken) > r.taken && r.expires != closed}
@@ -71,22 +67,6 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 		g.Recalling = a.recallAll(c.Holder, now, ask)
 	}
 	return g
-}
-
-// debtor is the holder name of the previous window's debt. It is no holder's.
-const debtor ratelimit.Holder = 0
-
-// carry makes the account count the debt of the previous window, as it is now: late reports and refunds change it.
-// Once counted, it stays when the previous account is gone.
-func (a *account) carry(debt tokens) {
-	if debt < 0 || debt == 0 && a.records.find(debtor) == nil {
-		return
-	}
-	r := a.records.findOrAdd(debtor)
-	debt = max(0, min(debt, mostSum-a.sum+r.taken))
-	more := max(debt-r.taken, min(0, -a.sum)) // debt that a refund has paid here already pays nothing else
-	a.sum, a.spent = a.sum+more, a.spent+more
-	r.taken, r.spent, r.seq = debt, debt, 1
 }
 
 // learn notes that the account may have been lost: the holder read that, or has more than the record. Learning ends

@@ -20,6 +20,9 @@ const mostBurst = ratelimit.MostBurst
 // then, within two slots. For any length of slots, a lease counts as live for at least one slot from its claim, and its
 // tokens have their room. The zero bucket is new, and full. It is not safe for concurrent use. A full account expires,
 // and its holders drop it when they can compute that: a holder with a total in a missing bucket means that it was lost.
+// debtor is the name of a bucket's record about itself. It is no holder's.
+const debtor ratelimit.Holder = 0
+
 type bucket struct {
 	// Invariant: level + hand + old, and what learn withholds, are at most the burst; below 0, level is debt.
 	level int64 // millionths

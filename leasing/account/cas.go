@@ -191,7 +191,7 @@ func (l *CAS) commit(ctx context.Context, life string, states map[string]*state)
 		if a.settled {
 			a.change.Version, a.change.Data, a.change.Until = a.version, a.encode(), a.over
 		}
-		if a.changed = a.settled || len(a.change.Events) > 0; a.changed {
+		if a.changed = a.settled; a.changed {
 			changes, changing = append(changes, a.change), append(changing, a)
 		}
 	}
@@ -308,19 +308,15 @@ func (x *subject) settle(now instant, claim *Claim) Grant {
 	if x.was.version != 0 || x.was.settled {
 		was = &x.was.kept
 	}
-	var t effects
 	judged, own := over.judge(now, *claim), claim.Limit
 	claim = &judged
 	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
 	if span.kept(now) {
-		g = a.settle(now, claim, &own, &span, was, &t)
+		ask := func(h ratelimit.Holder) { a.asked = append(a.asked, h) }
+		g = a.settle(now, claim, &own, &span, was, ask)
 		g.override(over, &claim.Limit)
 	}
 	a.settled = a.settled || g.Err == nil
-	a.asked = append(a.asked, t.asked...)
-	if claim.Audit != "" {
-		a.change.Events = append(append(a.change.Events, t.expired...), NewEvent(claim, &g))
-	}
 	return g
 }
 

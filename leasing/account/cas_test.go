@@ -194,10 +194,10 @@ func TestCASMessages(t *testing.T) {
 // Claims of a message are settled in its order: what one does to a window, the next on the window behind it sees.
 func TestCASSettlesInOrder(t *testing.T) {
 	late, early := casClaim("k", 0xa00, 1, 0), casClaim("k", 0xa00, 1, 0)
-	late.Limit.Carries, early.Limit.Carries = true, true
+	late.Limit.Algorithm, early.Limit.Algorithm = ratelimit.SlidingWindow, ratelimit.SlidingWindow
 	early.Window--
-	early.Taken, early.Spent = 13, 13 // 3 beyond the limit
-	for want, claims := range map[tokens][]Claim{3: {early, late}, 0: {late, early}} {
+	early.Taken, early.Spent = 13, 13
+	for want, claims := range map[tokens][]Claim{13: {early, late}, 0: {late, early}} {
 		_, l := newBetween(t)
 		grants := make([]Grant, 2)
 		if _, _, err := l.Settle(t.Context(), claims, grants); err != nil {
@@ -212,32 +212,6 @@ func TestCASSettlesInOrder(t *testing.T) {
 				t.Errorf("of %v the window %d has %+v, and must have %d", claims, c.Window, grants[i], sum)
 			}
 		}
-	}
-}
-
-// People see of a window whose debt is carried what the next claim of it will: before the first, and after.
-func TestCASShowsDebt(t *testing.T) {
-	_, l := newBetween(t)
-	c := casClaim("k", 0xa00, 1, 0)
-	c.Limit.Carries, c.Taken, c.Spent = true, 13, 13
-	before := c
-	before.Window--
-	settle1(t, l, before)
-	for range 2 {
-		v, err := l.Look(t.Context(), "k", c.Window, &c.Limit)
-		if err != nil || v == nil || v.Carried != 3 || v.Free != 7-(v.Charged-3) {
-			t.Fatalf("people see %+v, %v", v, err)
-		}
-		for _, h := range v.Holders {
-			if h.Holder != 0xa00 {
-				t.Errorf("somebody holds it that nobody is: %+v", h)
-			}
-		}
-		c.Taken, c.Spent = 2, 2
-		settle1(t, l, c)
-	}
-	if v, err := l.Look(t.Context(), "none", c.Window, &c.Limit); v != nil || err != nil {
-		t.Errorf("of a key that nobody has asked for people see %+v, %v", v, err)
 	}
 }
 

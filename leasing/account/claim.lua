@@ -1,19 +1,13 @@
 -- claim settles a message about the account of a window: account.go, in Lua. KEYS[1] is the account. KEYS[2] is the
--- previous one, of a sliding window or where debt is carried. "sum" and "h:NAME" are integers, to which draws add.
--- "c:NAME" is a holder's last claim: seq, spent, fence, expiry. Holder 0 is the debt of the previous window. "a" is
--- the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
+-- previous one, of a sliding window. "sum" and "h:NAME" are integers, to which draws add. "c:NAME" is a holder's last
+-- claim: seq, spent, fence, expiry. "a" is the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
 local PARTS, AGAIN, RARELY, RECORD = 1000000, 10000, 1000000, 20
 Limit = Requests
 if now < Opens or now >= Over then return nothing(OVER) end
-local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a', 'h:0')
-local sum, had, owed = integer(got[1]), integer(got[2]), integer(got[5])
-
-local before, debt, looks = 0, owed, Carries >= 0 and now < Ends
-local was = looks and redis.call('HGET', KEYS[2], 'sum')
-if was and Carries == 1 then
-  debt = max(0, min(integer(was) - Limit, MOST - sum + owed))
-elseif looks and Carries == 0 then
-  before = integer(was)
+local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a')
+local sum, had, before = integer(got[1]), integer(got[2]), 0
+if Slides == 1 and now < Ends then
+  before = integer(redis.call('HGET', KEYS[2], 'sum'))
   if now < Begins then
     before = max(before, Limit)
   else
@@ -33,8 +27,6 @@ end
 local seq, told, _, expires = unpacked(got[3], '<dddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
 local spent, fence, learns, learned, eagerly, asked, pause, least = unpacked(got[4], '<dddddddd')
-local more = max(debt - owed, min(0, -sum))
-sum, spent = sum + more, spent + more
 
 -- learn
 local missing = Taken > had and expires ~= CLOSED
@@ -72,9 +64,6 @@ if TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerly then
     end
   end)
   eagerly = max(eagerly, now + AGAIN)
-  for i = 1, #set, 4 do
-    answered(string.sub(set[i], 3), EXPIRED, 0, 0, tonumber(set[i + 1]), sum + before, 0, 0, fence, now, 0, 0, 0)
-  end
   free = Limit - max(0, sum) - before
 end
 
@@ -105,8 +94,7 @@ local answer = reply(0, grant, total, sum + before, others, cut, fence, now, lea
 redis.call('HSET', KEYS[1], 'sum', text(sum), holder, text(total),
   claimed, struct.pack('<dddd', Seq, says, fence, expires), 'a',
   struct.pack('<dddddddd', spent, fence, learns, learned, eagerly, asked, pause, least))
-if debt ~= owed then redis.call('HSET', KEYS[1], 'h:0', text(debt), 'c:0', struct.pack('<dddd', 1, debt, 0, SAFE)) end
 for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
--- An existing account has its expiry already, unless the rule carries debt since.
-if not got[1] or Carries == 1 then redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000))) end
+-- An existing account has its expiry already.
+if not got[1] then redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000))) end
 return answer

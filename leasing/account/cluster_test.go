@@ -140,39 +140,6 @@ func (r *live) part(part int) (e ratelimit.Epoch, from, to instant) {
 	return e, from, to
 }
 
-// Debt of the window before counts where a Cluster has both accounts, and what people see of it is what claims do.
-func TestDebtOnACluster(t *testing.T) {
-	servers := redistest.Cluster(t, 2)
-	r := newClustered(t, servers, ratelimit.Limit{Unit: ratelimit.Week, Requests: 100, Carries: true})
-	people := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{servers[0].Addr}})
-	defer people.Close()
-	r.LookThrough(people)
-	for _, s := range servers {
-		key := r.heldBy(s)
-		charge := r.claim(key, 1, 1, 0)
-		charge.Window, charge.Spent = r.window-1, 250
-		sees := func(charged, carried tokens, holders int) {
-			t.Helper()
-			v, err := r.Look(t.Context(), key, r.window, &r.limit)
-			if err != nil || v == nil || v.Charged != charged || v.Carried != carried || v.Free != 100-charged ||
-				len(v.Holders) != holders {
-				t.Errorf("%+v, %v; want %d charged, %d carried", v, err, charged, carried)
-			}
-		}
-		r.settle(charge)
-		sees(150, 150, 0) // there is no claim yet
-		for i, g := range r.settle(r.claim(key, 1, 2, 7), r.draw(key, 2, 3)) {
-			if g.Err != nil || g.Granted != 0 || g.Sum != tokens(150+3*i) {
-				t.Errorf("message %d: %+v", i, g)
-			}
-		}
-		sees(153, 150, 2)
-		charge.Seq, charge.Spent = 2, 120 // refunded
-		r.settle(charge)
-		sees(23, 20, 2)
-	}
-}
-
 // Slots that move with their keys change no epoch, even those of all its names in a part, and messages find their
 // accounts. A loss of the server that they moved to changes it.
 func TestClusterWhoseSlotsMove(t *testing.T) {

@@ -1,11 +1,10 @@
 -- The common part of both scripts. Numbers are whole and within 2^53, so that doubles are exact. All fields are
 -- checked before anything is written: another form is an error, and changes nothing.
 local Kind, Seq, Taken, Spent, Need, Want, Divisor, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
-  Seconds, Carries, Ceiling, Now = struct.unpack('<ddddddddddddddddddd', ARGV[2])
-local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: the event is written before the change
+  Seconds, Slides, Ceiling, Now = struct.unpack('<ddddddddddddddddddd', ARGV[2])
 local max, min, floor = math.max, math.min, math.floor
-local DRAWS, SAFE, CLOSED, EVENTS, KEPT, PART = 1, 0, -1, 10000, 7776000000, 20
-local OVERTAKEN, OVER, EXPIRED, MOST, LEARN = 1, 2, 3, 4503599627370496, 2000000 -- MOST: mostSum
+local DRAWS, SAFE, CLOSED, PART = 1, 0, -1, 20
+local OVERTAKEN, OVER, MOST, LEARN = 1, 2, 4503599627370496, 2000000 -- MOST: mostSum
 local holder, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
 
 local function integer(text)
@@ -48,18 +47,9 @@ local function each(f)
 end
 local function text(n) return string.format('%.0f', n) end
 -- The record of the key's override, if there may be one: in force, it judges the message and follows the answer.
-local inForce, was, override = false, Requests, Ceiling > 0 and redis.call('GET', KEYS[Stream and #KEYS - 1 or #KEYS]) or ''
--- answered: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
-local function answered(name, ...)
-  local answer = struct.pack('<dddddddddddd', ...)
-  if Stream then
-    redis.call('XADD', Stream, 'MAXLEN', '~', EVENTS, '*', 'account', KEYS[1], 'rule', ARGV[3], 'holder', name,
-      'claim', struct.pack('<dddddd', Kind, Taken, Spent, Need, Limit, Ends), 'answer', answer)
-    redis.call('PEXPIRE', Stream, KEPT)
-  end
-  return answer
-end
-local function reply(code, ...) return answered(ARGV[1], code, Seq, ...) .. override end
+local inForce, was, override = false, Requests, Ceiling > 0 and redis.call('GET', KEYS[#KEYS]) or ''
+-- reply: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
+local function reply(code, ...) return struct.pack('<dddddddddddd', code, Seq, ...) .. override end
 local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) end
 local function flag(x) return x and 1 or 0 end
 local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Divisor)))) end

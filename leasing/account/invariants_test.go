@@ -26,8 +26,7 @@ func (k *kept) invariants(now instant, l *ratelimit.Limit) error {
 			return fmt.Errorf("%w: a lease ends at %d, and is looked for at %d", errInvariant, r.expires, a.eagerly)
 		}
 	}
-	cut := a.sum - sum // of carried debt
-	if spent+cut != a.spent || cut < 0 || cut > 0 && a.records.find(debtor) == nil {
+	if spent != a.spent || sum != a.sum {
 		return fmt.Errorf("%w: sum %d of records' %d, spent %d of %d", errInvariant, a.sum, sum, a.spent, spent)
 	}
 	if a.learned > max(1, l.Capacity()/LearnPart) && a.learns > now {

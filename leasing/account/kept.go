@@ -9,15 +9,11 @@ type kept struct {
 	over instant
 }
 
-// effects is the recalls and events of a claim.
-type effects struct {
-	asked   []ratelimit.Holder
-	expired []Event
-}
-
 // settle settles a claim of the account at an instant. own is the limit without the override. was is the previous
-// window's account, or nil.
-func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, t *effects) Grant {
+// window's account, or nil. ask recalls holders.
+func (k *kept) settle(
+	now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, ask func(ratelimit.Holder),
+) Grant {
 	if c.Window == 0 {
 		if k.bucket == nil {
 			k.bucket = &bucket{}
@@ -37,30 +33,7 @@ func (k *kept) settle(now instant, c *Claim, own *ratelimit.Limit, at *span, was
 	if c.Kind == Draws {
 		return k.draw(now, c, before)
 	}
-	if c.Limit.Carries {
-		before = was.debt(now, c, at)
-	}
-	var over []ratelimit.Holder
-	if c.Audit != "" {
-		over = k.account.records.over(now)
-	}
-	fence := k.account.fence
-	g := k.account.claim(now, c, before, func(h ratelimit.Holder) { t.asked = append(t.asked, h) })
-	for _, h := range over {
-		if r := k.account.records.find(h); r.expires == closed {
-			g := Grant{Total: r.spent, Sum: g.Sum - g.Granted, Fence: fence, At: now}
-			t.expired = append(t.expired, expiry(h, NewEvent(c, &g)))
-		}
-	}
-	return g
-}
-
-// debt is the previous window's excess over the limit; below 0: it is unknown, or no longer counts.
-func (k *kept) debt(now instant, c *Claim, at *span) tokens {
-	if k == nil || now >= at.ends {
-		return -1
-	}
-	return max(0, k.sum-c.Limit.Capacity())
+	return k.account.claim(now, c, before, ask)
 }
 
 // holders are all holders with a record.
@@ -84,14 +57,12 @@ func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook 
 	if b := k.bucket; b != nil {
 		b.shown(now, limit)
 		v.Charged = b.used(v.Limit)
-		b.records.findOrAdd(debtor).taken = 0 // it is no debt
 		of = b.records
 		v.Relearning = b.learns > now
 	}
 	for i := range of {
 		r := &of[i]
 		if r.holder == debtor {
-			v.Carried = r.taken
 			continue
 		}
 		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.taken, Spent: r.spent, Fence: r.fence}

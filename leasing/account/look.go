@@ -56,9 +56,6 @@ func withBefore(
 	if v == nil {
 		return nil
 	}
-	if debt := max(0, was-limit.Capacity()); limit.Carries && known {
-		v.Charged, v.Carried = v.Charged+max(debt-v.Carried, min(0, -v.Charged)), debt
-	}
 	s := spanOf(limit, w)
 	v.Window, v.Charged = w, v.Charged+s.before(now, limit, was)
 	v.Free = v.Limit - v.Charged

@@ -53,8 +53,6 @@ type Claim struct {
 	// slot. For a window, the lease may be credited after it (Eager); 0: never.
 	TTL time.Duration
 	Loss
-	// Audit is the text for the claim's record (AuditOf); "": no record. Draws have none.
-	Audit string
 }
 
 // Eager tells whether the ledger may credit the tokens in hand after their time.
@@ -134,23 +132,14 @@ func check(c *Claim) error {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
 	switch {
 	case c.Key == "", c.Holder == debtor, c.Kind > Draws, bucket != (c.Window == 0),
-		c.TTL < 0, c.TTL > ratelimit.MaxPeriod, c.Limit.Carries && c.Limit.Algorithm != ratelimit.FixedWindow,
+		c.TTL < 0, c.TTL > ratelimit.MaxPeriod,
 		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0,
 		c.Limit.Requests > ratelimit.MaxLimit, c.Limit.Ceiling < 0, c.Limit.Ceiling > ratelimit.MaxLimit,
-		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket || c.Audit != ""),
+		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket),
 		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
 		return fmt.Errorf("%w: %+v", errClaim, *c)
 	}
 	return nil
-}
-
-// AuditOf is the audit text of a rule's claims: its declared over-admission, and its name.
-func AuditOf(r *ratelimit.Rule) string {
-	if !r.Coordination.Audit {
-		return ""
-	}
-	over := r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over
-	return fmt.Sprintf("%d %s.%s", over.Tokens, r.Domain, r.Path)
 }
 
 func clamped(n tokens) tokens { return max(-MostBooked, min(n, MostBooked)) }

@@ -144,7 +144,6 @@ type OverrideChange struct {
 	Match    ratelimit.Match
 	// Again means that a ledger may have lost it: Set stays its version, and one that was set or removed later stays.
 	Again bool
-	Audit string // as of a claim
 }
 
 // Check reports the errors of a change.

@@ -48,11 +48,7 @@ func (l *CAS) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit.O
 		if failed = err; !changed {
 			return nil
 		}
-		x := &Change{Data: is.Encode(), Until: is.Until()}
-		if c.Audit != "" {
-			x.Events = []Event{c.changed(&is)}
-		}
-		return x
+		return &Change{Data: is.Encode(), Until: is.Until()}
 	})
 	switch {
 	case err != nil:

@@ -100,13 +100,6 @@ func (l *Redis) change(ctx context.Context, tx *redis.Tx, c *OverrideChange) (o 
 			if until := r.Until(); until < lastTime {
 				p.PExpireAt(ctx, name, time.UnixMicro(int64(until)))
 			}
-			if c.Audit != "" {
-				stream := RecordName(l.prefix, c.Key)
-				p.XAdd(ctx, &redis.XAddArgs{Stream: stream, MaxLen: EventsKept, Approx: true, Values: []any{
-					"override", r.Encode(), "rule", c.Audit, "key", c.Key, "limit", int64(c.changed(r).Limit),
-				}})
-				p.PExpire(ctx, stream, recordKept)
-			}
 			return nil
 		})
 	}

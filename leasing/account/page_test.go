@@ -47,7 +47,6 @@ func TestPageConstants(t *testing.T) {
 		"account.wasSettled":   one(strconv.Itoa(wasSettled)),
 		"account.wasOvertaken": one(strconv.Itoa(wasOvertaken)),
 		"account.wasOver":      one(strconv.Itoa(wasOver)),
-		"account.wasExpired":   one(strconv.Itoa(wasExpired)),
 		"account.safe":         one(strconv.Itoa(int(safe))),
 		"account.closed":       one(strconv.Itoa(int(closed))),
 	})
@@ -213,7 +212,7 @@ func TestPageValues(t *testing.T) {
 func TestPageScripts(t *testing.T) {
 	page := specpage.Read(t)
 	told := regexp.MustCompile(`(?s)\nlocal (Kind, .*?) = struct\.unpack`).FindStringSubmatch(commonLua)
-	says := regexp.MustCompile(`-- answered: (.*)`).FindStringSubmatch(commonLua)
+	says := regexp.MustCompile(`-- reply: (.*)`).FindStringSubmatch(commonLua)
 	for mark, names := range map[string]string{"script: arguments": told[1], "script: answer": says[1]} {
 		want := strings.Split(strings.Join(strings.Fields(names), " "), ", ")
 		if d := cmp.Diff(want, specpage.Quoted(page.Between(mark))); d != "" {

@@ -25,7 +25,7 @@ var plantedScripts = []struct{ right, wrong string }{
 	{"if r.expires > SAFE and r.expires <= now then", "if r.expires > SAFE and r.expires < now then"},
 	{"r.taken, r.expires = r.spent, CLOSED", "r.taken, r.expires = r.taken, CLOSED"},
 	{"if since < 0 or since >= pause then", "if since >= pause then"},
-	{"if not got[1] or Carries == 1 then redis.call('PEXPIREAT'", "if false then redis.call('PEXPIREAT'"},
+	{"if not got[1] then redis.call('PEXPIREAT'", "if false then redis.call('PEXPIREAT'"},
 	{"turn - claimedIn <= 1", "turn - claimedIn <= 2"},
 	{"if Seq < ANSWERED then paid = paid + min(0, taken) end", ""},
 	{"seq, told, had, latest, last, drops, owed, older = 0, 0, 0, 0, 0, 0, 0, 0", "latest, last, drops, owed, older = 0, 0, 0, 0, 0"},
@@ -36,16 +36,7 @@ var plantedScripts = []struct{ right, wrong string }{
 	{"elseif hand + old == 0 then", "else"},
 	{"if r.fence <= last then", "if r.fence < last then"},
 	{"return added, part % Seconds", "return added, 0"},
-	{"if was and Carries == 1 then", "if Carries == 1 then\n  was = was or '0'"},
-	{"integer(was) - Limit, MOST", "integer(was), MOST"},
-	{"sum, spent = sum + more, spent + more", "sum = sum + more"},
-	{"max(debt - owed, min(0, -sum))", "debt - owed"},
-	{"if debt ~= owed then redis", "if debt > owed then redis"},
-	{"if Stream then", "if Stream and Kind ~= LEAVES then"},
-	{"Carries >= 0 and now < Ends", "KEYS[2] and now < Ends"},
-	{"answered(string.sub(set[i], 3), EXPIRED", "answered(ARGV[1], EXPIRED"},
-	{"for i = 1, #set, 4 do\n", "for i = 5, #set, 4 do\n"},
-	{"redis.call('PEXPIRE', Stream, KEPT)", ""},
+	{"Slides == 1 and now < Ends", "Slides == 1"},
 }
 
 func TestPlantedScripts(t *testing.T) {

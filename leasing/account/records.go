@@ -44,13 +44,3 @@ func (rs *records) findOrAdd(h ratelimit.Holder) *record {
 	*rs = append(*rs, record{holder: h})
 	return &(*rs)[len(*rs)-1]
 }
-
-// over are the holders with an ended eager lease to credit.
-func (rs records) over(now instant) (all []ratelimit.Holder) {
-	for i := range rs {
-		if r := &rs[i]; r.expires > safe && r.expires <= now {
-			all = append(all, r.holder)
-		}
-	}
-	return all
-}

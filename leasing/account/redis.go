@@ -326,9 +326,6 @@ func (t *trip) names(c *Claim) []string {
 	if c.Limit.Overridable() {
 		names = append(names, overrideOf(t.prefix, c.Key))
 	}
-	if c.Audit != "" {
-		names = append(names, RecordName(t.prefix, c.Key))
-	}
 	return names
 }
 

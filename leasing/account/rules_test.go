@@ -189,88 +189,6 @@ func TestSliding(t *testing.T) {
 
 // For a sliding window that has not begun, the previous window counts as the whole limit: its holders do not look at
 // this one.
-func carrying(n tokens) ratelimit.Limit {
-	return ratelimit.Limit{Unit: ratelimit.Minute, Requests: n, Carries: true}
-}
-
-// Of 10 a minute, 45 are charged: three windows are used up, and the fourth has 5 left. Claims say so, and a draw of who
-// has not claimed finds it in the sum.
-func TestDebtIsCarried(t *testing.T) {
-	b := newBench(t, carrying(10))
-	b.is(b.claims(1, 0, 45, 0), 0, 45, 45, 0)
-	for _, left := range []tokens{-25, -15, -5} {
-		b.pass(time.Minute)
-		b.is(b.claims(1, 0, 0, 1), 0, 0, 10-left, 0)
-		b.is(b.claims(2, 0, 0, 0), 0, 0, 10-left, 0)
-		b.is(b.draws(2, 1), 0, 1, 11-left, -1)
-		b.is(b.claims(2, 0, 0, 1), 0, 0, 10-left, 0) // what was drawn in vain is given back
-	}
-	b.pass(time.Minute)
-	b.is(b.claims(1, 0, 0, 7), 5, 5, 10, 0)
-	b.is(b.claims(2, 0, 0, 1), 0, 0, 10, 5)
-	b.pass(time.Minute)
-	b.is(b.claims(1, 0, 0, 10), 10, 10, 10, 0) // 10 of 10 are no debt
-	b.pass(time.Minute)
-	b.is(b.claims(1, 0, 0, 10), 10, 10, 10, 0)
-	// Without debt: carry, debt ends with the window.
-	b = newBench(t, fixed(10))
-	b.is(b.claims(1, 0, 45, 0), 0, 45, 45, 0)
-	b.pass(time.Minute)
-	b.is(b.claims(1, 0, 0, 7), 7, 7, 7, 0)
-}
-
-// Late reports for the previous window change the carried debt, and a refund pays it. A report to an ended window
-// does not change it, nor does the end of the previous account.
-func TestDebtOfLateReports(t *testing.T) {
-	b := newBench(t, carrying(10))
-	before := func(c *Claim) { c.Window-- }
-	b.is(b.claims(1, 0, 15, 0), 0, 15, 15, 0)
-	b.pass(time.Minute)
-	b.is(b.claims(2, 0, 0, 2), 2, 2, 7, 0)
-	b.is(b.claims(1, 0, 18, 0, before), 0, 18, 18, 0) // charged
-	b.is(b.claims(2, 2, 2, 5), 0, 2, 10, 0)
-	b.is(b.claims(1, 0, 11, 0, before), 0, 11, 11, 0) // refunded
-	b.is(b.claims(2, 2, 2, 9), 7, 9, 10, 0)
-	b.is(b.claims(2, 8, 8, 0), 0, 8, 9, 0)
-	b.Evict("k", b.window(-1))
-	b.is(b.claims(3, 0, 0, 0), 0, 0, 9, 0)
-	b.pass(time.Minute)
-	b.is(b.claims(2, 8, 20, 0, before), 0, 20, 21, 0)
-	b.is(b.claims(3, -4, -4, 0), 0, -4, 7, 0) // of 11, 4 are refunded
-	b.is(b.claims(2, 0, 0, 9), 3, 3, 10, 0)
-}
-
-// Debt is refunded in the window in which it counts, and then proves to be less. The difference pays for nothing else
-// there: as after a reset, when lost draws of the window before are given back.
-func TestDebtIsPaidOnce(t *testing.T) {
-	b := newBench(t, carrying(10))
-	before := func(c *Claim) { c.Window-- }
-	b.is(b.claims(1, 0, 15, 0), 0, 15, 15, 0)
-	b.pass(time.Minute)
-	b.is(b.claims(2, 0, 1, 0), 0, 1, 6, 0)
-	b.is(b.claims(3, -5, -5, 0), 0, -5, 1, 0)
-	b.is(b.claims(1, 0, 11, 0, before), 0, 11, 11, 0)
-	b.is(b.claims(2, 0, 1, 12), 10, 11, 10, 0)
-	b.is(b.claims(2, 11, 11, 0), 0, 11, 10, 0)
-	b.is(b.claims(1, 0, 13, 0, before), 0, 13, 13, 0)
-	b.is(b.claims(2, 11, 11, 0), 0, 11, 12, 0) // charged later
-}
-
-// A month's account is kept for the whole of the next month if its debt is carried, because a late claim may read it.
-func TestDebtOfAMonth(t *testing.T) {
-	b := newBench(t, ratelimit.Limit{Unit: ratelimit.Month, Requests: 10, Carries: true})
-	b.is(b.claims(1, 0, 15, 0), 0, 15, 15, 0)
-	w := b.window(0)
-	for b.window(0) == w {
-		b.pass(24 * time.Hour)
-	}
-	b.pass(28 * 24 * time.Hour)
-	if err := b.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	b.is(b.claims(1, 0, 0, 9), 5, 5, 10, 0)
-}
-
 func TestSlidingHasNoEarlyClaims(t *testing.T) {
 	b := newBench(t, sliding(100))
 	next := func(c *Claim) { c.Window++ }
@@ -347,13 +265,9 @@ func TestClaimsThatMeanNothing(t *testing.T) {
 		"a negative draw":  func(c *Claim) { c.Kind, c.Want = Draws, -1 },
 		"a bucket's draw":  func(c *Claim) { c.Kind, c.Limit.Algorithm, c.Window = Draws, ratelimit.TokenBucket, 0 },
 		"a vast draw":      func(c *Claim) { c.Kind, c.Want = Draws, 1<<50 },
-		"a draw on record": func(c *Claim) { c.Kind, c.Want, c.Audit = Draws, 1, "0 d.rule" },
 		"a negative lease": func(c *Claim) { c.TTL = -1 },
 		"no period":        func(c *Claim) { c.Limit.Unit = 0 },
-		"a bucket whose debt is carried": func(c *Claim) {
-			c.Limit.Algorithm, c.Limit.Carries, c.Window = ratelimit.TokenBucket, true, 0
-		},
-		"a vast limit": func(c *Claim) { c.Limit.Requests = 1 << 50 },
+		"a vast limit":     func(c *Claim) { c.Limit.Requests = 1 << 50 },
 	} {
 		if g := b.claims(1, 0, 0, 1, change); !errors.Is(g.Err, errClaim) {
 			t.Errorf("%s: %+v", what, g)

@@ -39,9 +39,9 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 		return span{}
 	}
 	s := span{l.WindowEnd(w - 2), l.WindowEnd(w - 1), l.WindowEnd(w), 0}
-	// The next window reads a sliding window during its whole time, and also one whose debt is carried.
+	// The next window reads a sliding window during its whole time.
 	kept := s.ends.Sub(s.begins)
-	if l.Algorithm == ratelimit.FixedWindow && !l.Carries {
+	if l.Algorithm == ratelimit.FixedWindow {
 		kept = min(kept, keptMost)
 	}
 	s.over = s.ends.Add(kept)
@@ -72,6 +72,6 @@ func (s *span) before(now instant, l *ratelimit.Limit, sum tokens) tokens {
 }
 
 // looksBack tells whether a window's free tokens depend on the previous account.
-func looksBack(l *ratelimit.Limit) bool { return l.Algorithm == ratelimit.SlidingWindow || l.Carries }
+func looksBack(l *ratelimit.Limit) bool { return l.Algorithm == ratelimit.SlidingWindow }
 
 func roundUp(n, d int64) int64 { return (n + d - 1) / d }

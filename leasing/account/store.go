@@ -54,7 +54,6 @@ type Change struct {
 	Version uint64               // as read; 0: it was missing
 	Data    []byte               // nil: the record stays as it is, and its version is not checked
 	Until   ratelimit.LedgerTime // time from which it may be dropped: StoreKey.Over, if that is not 0
-	Events  []Event              // of audited claims, which the same step writes
 }
 
 // Messenger is a store that carries messages to nodes. They are hints, which may be lost.

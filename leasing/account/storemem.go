@@ -15,8 +15,6 @@ import (
 // doubled.
 type MemoryStore struct {
 	clock func() ratelimit.LedgerTime
-	// OnEvent, if set before the first change, is called with the events of a change.
-	OnEvent func(*Event)
 
 	mu      sync.Mutex
 	life    string                  // guarded by mu
@@ -82,11 +80,6 @@ func (s *MemoryStore) Write(_ context.Context, life string, changes []Change) ([
 			s.records[c.Name] = memoryRecord{Record{s.version, slices.Clone(c.Data)}, c.Until}
 		}
 		made[i] = true
-		for j := range c.Events {
-			if s.OnEvent != nil {
-				s.OnEvent(&c.Events[j])
-			}
-		}
 	}
 	if len(s.records) >= s.sweep {
 		s.dropLocked(s.clock())

@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,13 +46,10 @@ type twins struct {
 	memory *Memory
 	key    string
 	limit  ratelimit.Limit
-	told   []Claim // what each holder last said
-	audit  string
+	told   []Claim            // what each holder last said
 	set    ratelimit.Override // once
 	most   ratelimit.Limit    // the largest in force until now
-	events []Event            // of the ledger in memory
 	met    map[string]int
-	debt   map[ratelimit.Window]tokens // of the window before, by the window in which it was carried last
 }
 
 // Random messages through the scripts and plain draws, and through the code in Go: every answer is the same.
@@ -72,10 +68,7 @@ func TestTwins(t *testing.T) {
 	for _, kind := range []string{
 		"draw", "claim", "overtaken", "over", "cut", "missing", "recalling", "learning", "granted",
 		"overridden", "overridden draw", "overridden bucket", "changed", "told again", "another version", "unlimited",
-		"removed", "lost", "evicted", "full", "bucket", "owed", "sliding", "early", "credited", "back", "forgotten", "carried", "carried on", "debt falls",
-		"on record: " + WasOvertaken, "on record: " + WasOver, "on record: " + WasExpired, "on record: " + WasRecovery,
-		"on record: " + WasLearning, "on record: " + WasRefused, "on record: " + WasCharge,
-		"on record: " + WasGrant, "on record: " + WasReport,
+		"removed", "lost", "evicted", "full", "bucket", "owed", "sliding", "early", "credited", "back", "forgotten",
 	} {
 		if met[kind] < 5 {
 			t.Errorf("%q came %d times", kind, met[kind])
@@ -86,7 +79,6 @@ func TestTwins(t *testing.T) {
 func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
 	w := &twins{
 		T: t, Rand: rand.New(rand.NewPCG(seed, 5)), redis: m, key: fmt.Sprint("k", seed), met: met,
-		debt: map[ratelimit.Window]tokens{},
 	}
 	m.now = epochAt.Add(time.Duration(w.IntN(1000)) * time.Millisecond)
 	w.memory = NewMemory(func() ratelimit.LedgerTime { return m.now })
@@ -99,16 +91,11 @@ func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
 	if seed%12 == 3 {
 		w.limit.Algorithm, w.limit.Unit = ratelimit.FixedWindow, ratelimit.CalendarMonth
 	}
-	w.limit.Carries = w.limit.Algorithm == ratelimit.FixedWindow && w.IntN(2) == 0
 	if w.limit.Ceiling = w.limit.Requests * tokens(w.IntN(4)) / 2; seed%5 == 0 {
 		w.limit.Ceiling = ratelimit.MaxLimit
 	}
 	w.most = w.limit
 	w.told = make([]Claim, 2+w.IntN(6))
-	if seed%4 > 0 {
-		w.audit = fmt.Sprintf("%d d.rule %d", seed, seed)
-	}
-	w.memory.OnEvent = func(e *Event) { w.events = append(w.events, *e) }
 	return w
 }
 
@@ -152,7 +139,7 @@ func (w *twins) differ(steps int) string {
 			}
 		}
 	}
-	return w.sameRecord()
+	return ""
 }
 
 // overrides sets an override now and then, tells an old one again, or removes it: both answer the same.
@@ -199,40 +186,6 @@ func (w *twins) overrides() string {
 	return ""
 }
 
-// sameRecord compares what is on record, event by event.
-func (w *twins) sameRecord() string {
-	at := RecordName("t:", w.key)
-	var there []Event
-	for _, entry := range w.redis.one.client.XRange(w.Context(), at, "-", "+").Val() {
-		e, err := ReadEvent("t:", entry.Values)
-		if err != nil {
-			return err.Error()
-		}
-		there = append(there, e)
-		w.met["on record: "+e.Kind]++
-	}
-	if d := cmp.Diff(inRuns(w.events), inRuns(there)); d != "" {
-		return fmt.Sprintf("%s: memory -, Redis +\n%s", at, d)
-	}
-	if ttl := w.redis.one.client.PTTL(w.Context(), at).Val(); len(there) > 0 && ttl < 89*24*time.Hour {
-		return fmt.Sprintf("%s is kept for %v", at, ttl)
-	}
-	return ""
-}
-
-// inRuns has leases that one claim had credited be in the order of their holders: a script reads them in any.
-func inRuns(events []Event) []Event {
-	for i := 0; i < len(events); i++ {
-		n := i
-		for n < len(events) && events[n].Kind == WasExpired {
-			n++
-		}
-		slices.SortFunc(events[i:n], func(a, b Event) int { return strings.Compare(a.Holder, b.Holder) })
-		i = n
-	}
-	return events
-}
-
 // shown is a grant with its error as text: what went wrong is the same, not how it is said.
 func shown(g Grant) string {
 	err, o := g.Err, g.Override
@@ -274,9 +227,6 @@ func (w *twins) pass() {
 func (w *twins) del(pattern string) {
 	c := w.redis.one.client
 	for _, name := range c.Keys(w.Context(), pattern).Val() {
-		if name == RecordName("t:", w.key) {
-			continue
-		}
 		if err := c.Del(w.Context(), name).Err(); err != nil {
 			w.Fatal(err)
 		}
@@ -300,7 +250,7 @@ func (w *twins) next() Claim {
 	c := Claim{
 		Kind: States, Key: w.key, Window: w.window(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
 		Taken: last.Taken, Spent: last.Spent, Need: w.some(), Want: w.some(), Divisor: w.IntN(10),
-		TTL: time.Duration(1+w.Int64N(100)) * time.Millisecond, Audit: w.audit,
+		TTL:  time.Duration(1+w.Int64N(100)) * time.Millisecond,
 		Loss: Loss{Full: w.redis.now.Add(time.Duration(w.Int64N(int64(w.limit.Period()))))},
 	}
 	if c.Window != 0 && w.IntN(3) > 0 {
@@ -329,7 +279,7 @@ func (w *twins) next() Claim {
 		c.Learning = w.redis.now.Add(time.Duration(w.Int64N(int64(4 * time.Second))))
 	}
 	if w.limit.Algorithm != ratelimit.TokenBucket && w.IntN(4) == 0 {
-		c.Kind, c.Want, c.Audit = Draws, 1+w.some(), ""
+		c.Kind, c.Want = Draws, 1+w.some()
 	}
 	if w.IntN(20) == 0 && c.Limit.Ceiling == 0 {
 		c.Limit.Requests /= 2
@@ -386,30 +336,11 @@ func (w *twins) count(c *Claim, g *Grant) {
 			w.met[kind]++
 		}
 	}
-	if w.limit.Carries && c.Kind == States && g.Err == nil {
-		w.countDebt(c, k)
-	}
 	if k != nil {
 		for i := range k.account.records {
 			if k.account.records[i].expires == closed {
 				w.met["credited"]++
 			}
-		}
-	}
-}
-
-// countDebt counts what became of the debt of the window before.
-func (w *twins) countDebt(c *Claim, k *kept) {
-	was, is := w.debt[c.Window], tokens(0)
-	if r := k.account.records.find(debtor); r != nil {
-		is = r.taken
-	}
-	w.debt[c.Window] = is
-	for kind, so := range map[string]bool{
-		"carried": is > was, "carried on": is > 0 && w.debt[c.Window-1] > 0, "debt falls": is < was,
-	} {
-		if so {
-			w.met[kind]++
 		}
 	}
 }

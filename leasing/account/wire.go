@@ -41,12 +41,9 @@ const claimFields = 19
 func numbersOf(c *Claim) [claimFields]int64 {
 	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
 	ttl := c.TTL.Microseconds()
-	carries, ceiling := int64(-1), int64(0) // that account is not read
+	slides, ceiling := int64(0), int64(0)
 	if looksBack(&c.Limit) {
-		carries = 0
-	}
-	if c.Limit.Carries {
-		carries = 1
+		slides = 1
 	}
 	if c.Limit.Overridable() {
 		ceiling = int64(c.Limit.Ceiling)
@@ -59,11 +56,11 @@ func numbersOf(c *Claim) [claimFields]int64 {
 		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Divisor)), ttl,
 		int64(max(0, min(c.Learning, lastTime))), int64(limit),
 		int64(s.opens), int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
-		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), carries, ceiling, 0,
+		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), slides, ceiling, 0,
 	}
 }
 
-// arguments are the holder's name, the numbers of a claim, packed as doubles, and its audit text. Redis reads one
+// arguments are the holder's name, the numbers of a claim, packed as doubles. Redis reads one
 // long argument faster than many short ones.
 func (l *Redis) arguments(c *Claim) []any {
 	all := numbersOf(c)
@@ -72,10 +69,7 @@ func (l *Redis) arguments(c *Claim) []any {
 	for _, n := range all {
 		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
 	}
-	if c.Audit == "" {
-		return []any{HolderName(c.Holder), packed}
-	}
-	return []any{HolderName(c.Holder), packed, c.Audit}
+	return []any{HolderName(c.Holder), packed}
 }
 
 // The first number of a script's answer.
@@ -83,7 +77,6 @@ const (
 	wasSettled   = 0
 	wasOvertaken = 1
 	wasOver      = 2
-	wasExpired   = 3 // in records only: another holder's lease was credited
 )
 
 // answerFields is the number of numbers in a script's answer.

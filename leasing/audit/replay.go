@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -21,6 +20,7 @@ type Window struct {
 	Counts
 	Totals
 	holders map[string]*holder
+	vain    tokens // of all holders
 }
 
 // Counts count events, except Holders.
@@ -28,7 +28,6 @@ type Counts struct {
 	Holders    int
 	Events     int
 	Refused    int // less was granted than needed
-	Expired    int // leases of silent holders, credited
 	Recoveries int // restatements of lost totals
 	Unsettled  int // messages that changed nothing: overtaken, failed, or late
 }
@@ -40,30 +39,32 @@ type Totals struct {
 	Spent    tokens // as reported by holders: a lower bound
 	Charged  tokens // late charges, and usage without a grant: beyond the holder's total
 	Refunded tokens
-	Returned tokens // given back, or credited
+	Returned tokens // given back
 	Sum      tokens // last sum of the ledger
 	// Beyond is the final excess over the limit, and Debt the part of it that was charged late.
 	Beyond, Debt tokens
 	// Over is other over-admission, at any time.
 	Over tokens
+	// Unrecorded is the part of a fixed window's last sum that no holder on record took. A file is missing, or a node
+	// crashed before it received a grant.
+	Unrecorded tokens
 }
 
 // holder is the state of one.
 type holder struct {
 	total, spent tokens
-	closed       bool // its lease was credited
+	vain         tokens // drawn beyond the limit: the holder does not spend it, and gives it back with its next claim
 }
 
 // Held tells whether the over-admission is within the rule's bound. Late charges are not admissions, and are reported
 // separately.
 func (w *Window) Held() bool { return w.Over <= w.Bound }
 
-// Replay sums up events by window, in the order of accounts and windows. Changes of overrides belong to no window.
-func Replay(events []account.Event) []*Window {
-	isChange := func(e account.Event) bool { return e.Kind == account.WasOverride }
-	events = slices.DeleteFunc(slices.Clone(events), isChange)
+// Replay sums up events by window, in the order of accounts and windows.
+func Replay(events []Event) []*Window {
+	events = slices.Clone(events)
 	slices.SortStableFunc(events, inOrder)
-	seen := make(map[account.Event]bool, len(events))
+	seen := make(map[Event]bool, len(events))
 	var all []*Window
 	var w *Window
 	for i := range events {
@@ -81,21 +82,16 @@ func Replay(events []account.Event) []*Window {
 	return slices.DeleteFunc(all, func(w *Window) bool { return w.Events == 0 })
 }
 
-// inOrder sorts events in the order of their settlement: fences always rise, while the ledger's clock may be set
-// back. The credit of a lease follows the event with the account's last fence.
-func inOrder(a, b account.Event) int {
-	last := func(e *account.Event) int {
-		if e.Kind == account.WasExpired {
-			return 1
-		}
-		return 0
-	}
-	return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.Window, b.Window), cmp.Compare(a.Fence, b.Fence),
-		last(&a)-last(&b), strings.Compare(a.Holder, b.Holder))
+// inOrder sorts events in the order of their settlement. Fences are times of the ledger that always rise, while its
+// clock may be set back. A draw has no fence.
+func inOrder(a, b Event) int {
+	at := func(e *Event) int64 { return max(int64(e.Fence), int64(e.At)) }
+	return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.Window, b.Window), cmp.Compare(at(&a), at(&b)),
+		strings.Compare(a.Holder, b.Holder))
 }
 
 // begin is the window of the first of some events.
-func begin(events []account.Event) *Window {
+func begin(events []Event) *Window {
 	first := &events[0]
 	w := &Window{Key: first.Key, Window: first.Window, holders: map[string]*holder{}}
 	for i := range events {
@@ -112,9 +108,10 @@ func begin(events []account.Event) *Window {
 	return w
 }
 
-func (w *Window) add(e *account.Event) {
+func (w *Window) add(e *Event) {
 	w.Rule = e.Rule
-	if e.Fence == 0 {
+	switch e.Kind {
+	case WasFailed, WasOvertaken, WasOver:
 		w.Unsettled++
 		return
 	}
@@ -128,31 +125,38 @@ func (w *Window) add(e *account.Event) {
 		w.Holders++
 	}
 	w.Sum = e.Sum
-	if e.Kind == account.WasExpired {
-		w.Expired++
-		w.take(h, e.Total, h.spent)
-		h.closed = true
-		w.judge(e, 0, 0)
-		return
+	w.Granted += e.Granted
+	w.vain -= h.vain
+	h.vain = 0
+	if e.Kind == WasDraw {
+		h.vain = e.Need - e.Granted
+		w.vain += h.vain
+		w.take(h, e.Total-h.vain, h.spent)
+		w.judge(e, 0, 0, 0)
+	} else {
+		w.claim(e, h)
 	}
+	if e.Algorithm == ratelimit.FixedWindow.String() {
+		w.Unrecorded = max(0, w.Sum-w.vain-w.Taken)
+	}
+}
+
+// claim adds a claim: the holder's totals, and then the grant.
+func (w *Window) claim(e *Event, h *holder) {
 	if e.Granted < e.Need {
 		w.Refused++
 	}
-	if e.Kind == account.WasRecovery {
-		w.Recoveries++
-	}
-	// The ledger had at least the holder's total, unless it has lost it or credited it.
+	// The ledger had at least the holder's total, unless it has lost it.
 	known, stated := h.total, tokens(0)
-	if e.Kind == account.WasRecovery || h.closed {
+	if e.Kind == WasRecovery {
+		w.Recoveries++
 		stated = max(0, e.Taken-known)
 	}
 	charged := max(0, e.Spent-max(e.Taken, known))
-	h.closed = false
 	w.take(h, e.Total-e.Granted, min(e.Spent+e.Cut, e.Total-e.Granted))
 	w.take(h, e.Total, h.spent)
-	w.Granted += e.Granted
 	w.Charged += charged
-	w.judge(e, charged, stated)
+	w.judge(e, e.Granted, charged, stated)
 }
 
 // take changes a holder's totals.
@@ -167,15 +171,15 @@ func (w *Window) take(h *holder, total, spent tokens) {
 
 // judge assigns the excess after an event to the latest cause: first to grants, then to charges, then to restated
 // totals.
-func (w *Window) judge(e *account.Event, charged, stated tokens) {
-	level, limit := e.Sum, w.Limit
+func (w *Window) judge(e *Event, granted, charged, stated tokens) {
+	level, limit := e.Sum-w.vain, w.Limit
 	if w.Window != 0 {
 		level = max(level, w.Taken) // after a loss of data the sum is lower
 	} else {
 		limit, stated = e.Limit, 0 // a lost bucket counts as empty
 	}
 	w.Beyond = max(0, level-limit)
-	granted := min(e.Granted, w.Beyond)
+	granted = min(granted, w.Beyond)
 	charged = min(charged, w.Beyond-granted)
 	w.Over += granted + min(stated, w.Beyond-granted-charged)
 	w.Debt = min(w.Debt+charged, w.Beyond)

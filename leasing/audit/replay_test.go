@@ -23,6 +23,7 @@ const begins = ratelimit.LedgerTime(1_700_000_000_000_000)
 type node struct {
 	name                 ratelimit.Holder
 	taken, spent, booked tokens
+	draws                bool // the ledger has its total, and it may draw
 	seq                  uint64
 	deadline             ratelimit.LedgerTime
 }
@@ -36,12 +37,12 @@ type history struct {
 	rule   ratelimit.Rule
 	nodes  []node
 	left   []node
-	events []account.Event
+	events []Event
 	ttl    time.Duration
 	lossy  bool
 	truth  Totals
-	// may is the maximum of admissions beyond the limit: the limit for each lost account, and the unreported usage of
-	// each credited lease.
+	cut    tokens // of refunds
+	// may is the maximum of admissions beyond the limit: the limit for each lost account.
 	may tokens
 }
 
@@ -56,26 +57,14 @@ func newHistory(t *testing.T, seed uint64) *history {
 	switch {
 	case h.rule.Limit.Algorithm == ratelimit.TokenBucket:
 		h.ttl = time.Second
-	case seed%5 == 0:
-		h.ttl, h.rule.Coordination.Reclaim = 100*time.Millisecond, ratelimit.ReclaimEager
 	case seed%5 == 1:
 		h.lossy = true
 	}
 	h.ledger = account.NewMemory(func() ratelimit.LedgerTime { return h.now })
-	h.ledger.OnEvent = h.hear
 	for i := range h.nodes {
 		h.nodes[i] = h.newNode()
 	}
 	return h
-}
-
-func (h *history) hear(e *account.Event) {
-	h.events = append(h.events, *e)
-	for i := range h.nodes {
-		if n := &h.nodes[i]; e.Kind == account.WasExpired && e.Holder == fmt.Sprintf("%x", uint64(n.name)) {
-			h.may += n.spent - e.Spent
-		}
-	}
 }
 
 func (h *history) newNode() node {
@@ -91,14 +80,18 @@ func (h *history) window() ratelimit.Window {
 
 func (h *history) some() tokens { return tokens(h.Int64N(2 + int64(h.rule.Limit.Requests)/2)) }
 
-// exact tells whether what is taken is exactly what was granted and not given back: nothing is lost, or credited.
-func (h *history) exact() bool { return !h.lossy && !h.rule.Coordination.Eager() }
+// exact tells whether what is taken is exactly what was granted and not given back: nothing is lost.
+func (h *history) exact() bool { return !h.lossy }
 
 func (h *history) play() {
 	for range 60 {
 		h.now = h.now.Add(time.Duration(h.Int64N(int64(30 * time.Millisecond))))
 		n := &h.nodes[h.IntN(len(h.nodes))]
-		switch h.IntN(8) {
+		switch h.IntN(9) {
+		case 8:
+			if n.draws && n.taken == n.booked && !h.lossy && h.ttl == 0 {
+				h.draw(n, 1+h.some())
+			}
 		case 0, 1:
 			if n.taken > n.spent && h.now < n.deadline {
 				n.spent += 1 + tokens(h.Int64N(int64(n.taken-n.spent)))
@@ -148,20 +141,32 @@ func (h *history) claim(n *node, kind account.Kind, need tokens) {
 	n.seq++
 	c := account.Claim{
 		Kind: kind, Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Seq: n.seq, Taken: n.taken, Spent: n.spent,
-		Need: need, Want: need, Divisor: 1, TTL: h.ttl, Audit: account.AuditOf(&h.rule),
+		Need: need, Want: need, Divisor: 1, TTL: h.ttl,
 	}
 	g := h.settle(c)
+	h.cut += g.Cut
 	h.truth.Granted += g.Granted
 	h.truth.Charged += max(0, n.spent-max(n.taken, n.booked))
-	n.booked = g.Total
+	n.booked, n.draws = g.Total, g.Sum <= h.rule.Limit.Requests*7/8
 	if h.ttl > 0 {
 		n.deadline = h.now.Add(h.ttl * 3 / 4)
 	}
-	if h.IntN(6) == 0 && kind == account.States && g.Cut == 0 {
+	if h.IntN(6) == 0 && g.Cut == 0 {
+		n.draws = false
 		return // the answer is lost
 	}
 	n.taken += g.Granted + g.Cut + max(0, c.Spent-c.Taken-max(0, g.Sum-c.Limit.Capacity()))
 	n.spent += g.Cut
+}
+
+// draw draws while there is plenty. A part beyond the limit goes back with the next claim.
+func (h *history) draw(n *node, want tokens) {
+	c := account.Claim{Kind: account.Draws, Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Want: want}
+	g := h.settle(c)
+	owned := g.Owned(want, &c.Limit)
+	h.truth.Granted += owned
+	n.booked, n.draws = g.Total-want+owned, g.Sum <= h.rule.Limit.Requests*7/8
+	n.taken += owned
 }
 
 func (h *history) settle(c account.Claim) account.Grant {
@@ -170,11 +175,17 @@ func (h *history) settle(c account.Claim) account.Grant {
 	if _, _, err := h.ledger.Settle(h.Context(), []account.Claim{c}, g[:]); err != nil || g[0].Err != nil {
 		h.Fatal(err, g[0].Err)
 	}
+	if c.Holder != auditor {
+		h.events = append(h.events, NewEvent(&h.rule, &c, &g[0]))
+	}
 	return g[0]
 }
 
+// auditor looks at the account, and is on no record.
+const auditor = 1 << 50
+
 // Random histories: the record equals the ledger, and the holders' totals. Usage beyond the limit has a cause: a late
-// charge, or a grant after a loss or to a silent holder.
+// charge, or a grant after a loss.
 func TestReplayTellsWhatTheLedgerHas(t *testing.T) {
 	met := map[string]int{}
 	for seed := range *replaySeeds {
@@ -185,7 +196,7 @@ func TestReplayTellsWhatTheLedgerHas(t *testing.T) {
 		})
 	}
 	t.Log(met)
-	for _, kind := range []string{"debt", "lost", "silent", "refunded", "returned", "expired", "recoveries", "bucket"} {
+	for _, kind := range []string{"debt", "lost", "refunded", "returned", "recoveries", "bucket", "draws"} {
 		if met[kind] < 10 && *replaySeeds >= 1000 {
 			t.Errorf("%q came %d times", kind, met[kind])
 		}
@@ -205,7 +216,7 @@ func (h *history) check(met map[string]int) {
 		h.Error(d)
 	}
 	last := h.settle(account.Claim{
-		Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: 1 << 50, Seq: 1, Divisor: 1, TTL: h.ttl,
+		Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: auditor, Seq: 1, Divisor: 1, TTL: h.ttl,
 	})
 	limit := h.rule.Limit.Capacity()
 	var taken, spent tokens
@@ -225,7 +236,9 @@ func (h *history) check(met map[string]int) {
 	if h.exact() && (w.Over != 0 || w.Beyond != max(0, last.Sum-limit) || w.Debt != w.Beyond || !w.Held()) {
 		h.Errorf("%+v of %d, and the ledger has %d", w.Totals, limit, last.Sum)
 	}
-	if adds := w.Granted + w.Charged - w.Refunded - w.Returned; h.exact() && w.Taken != adds {
+	// What was drawn in vain stays taken if it cannot be given back, because refunds have taken the sum to 0.
+	adds := w.Granted + w.Charged - w.Refunded - w.Returned
+	if h.exact() && (adds > w.Taken || w.Taken-adds > h.cut) {
 		h.Errorf("%+v, which adds up to %d", w.Totals, adds)
 	}
 	// What was admitted beyond the limit is over-admission: nothing was charged, or refunded.
@@ -234,8 +247,8 @@ func (h *history) check(met map[string]int) {
 	}
 	for kind, is := range map[string]bool{
 		"debt": w.Debt > 0, "lost": w.Over > 0 && h.lossy,
-		"silent": w.Over > 0 && !h.lossy, "refunded": w.Refunded > 0, "returned": w.Returned > 0,
-		"expired": w.Expired > 0, "recoveries": w.Recoveries > 0, "bucket": bucket,
+		"refunded": w.Refunded > 0, "returned": w.Returned > 0, "recoveries": w.Recoveries > 0, "bucket": bucket,
+		"draws": slices.ContainsFunc(h.events, func(e Event) bool { return e.Kind == WasDraw }),
 	} {
 		if is {
 			met[kind]++
@@ -244,9 +257,9 @@ func (h *history) check(met map[string]int) {
 }
 
 // event is one of an account of 10,000 a minute, by a holder's name and totals.
-func event(fence ratelimit.Fence, holder string, taken, spent, need, granted, sum tokens) account.Event {
-	e := account.Event{
-		Kind: account.WasReport, Rule: "llm.key", Key: "k", Holder: holder, At: 5e6, Window: 7, Ends: 6e7, Fence: fence,
+func event(fence ratelimit.Fence, holder string, taken, spent, need, granted, sum tokens) Event {
+	e := Event{
+		Kind: WasReport, Rule: "llm.key", Key: "k", Holder: holder, At: 5e6, Window: 7, Ends: 6e7, Fence: fence,
 		Taken: taken, Spent: spent, Need: need, Granted: granted, Total: max(taken, spent) + granted, Limit: 10_000, Sum: sum,
 	}
 	return e
@@ -254,7 +267,7 @@ func event(fence ratelimit.Fence, holder string, taken, spent, need, granted, su
 
 // 50 clients peek, and charge 5,000 at the end: two charges fit, and the others are reported as late charges.
 func TestReplayOfChargesAfterTheFact(t *testing.T) {
-	events := []account.Event{event(1, "a", 0, 0, 5000, 5000, 5000), event(2, "a", 5000, 5000, 5000, 5000, 10_000)}
+	events := []Event{event(1, "a", 0, 0, 5000, 5000, 5000), event(2, "a", 5000, 5000, 5000, 5000, 10_000)}
 	for i := range tokens(48) {
 		before, after := 10_000+i*5000, 15_000+i*5000
 		events = append(events, event(ratelimit.Fence(3+2*i), "a", 10_000, before, 5000, 0, before),
@@ -272,49 +285,50 @@ func TestReplayOfChargesAfterTheFact(t *testing.T) {
 // Grants beyond the limit are found, also behind late charges, or after a loss of the ledger. They may be declared.
 // No other event counts as one.
 func TestReplayJudges(t *testing.T) {
-	with := func(e account.Event, change func(*account.Event)) account.Event {
+	with := func(e Event, change func(*Event)) Event {
 		change(&e)
 		return e
 	}
-	recovery := func(e *account.Event) { e.Kind = account.WasRecovery }
-	lower := func(e *account.Event) { e.Limit = 6000 }
+	recovery := func(e *Event) { e.Kind = WasRecovery }
+	lower := func(e *Event) { e.Limit = 6000 }
+	overtaken := func(e *Event) { e.Kind = WasOvertaken }
 	for name, play := range map[string]struct {
-		events     []account.Event
+		events     []Event
 		over, debt tokens
 		held       bool
 	}{
-		"a grant too many": {[]account.Event{
+		"a grant too many": {[]Event{
 			event(1, "a", 0, 0, 10_000, 10_000, 10_000), event(2, "b", 0, 0, 5, 5, 10_005),
 		}, 5, 0, false},
-		"that is declared": {[]account.Event{
+		"that is declared": {[]Event{
 			event(1, "a", 0, 0, 10_000, 10_000, 10_000),
-			with(event(2, "b", 0, 0, 5, 5, 10_005), func(e *account.Event) { e.Bound = 5 }),
+			with(event(2, "b", 0, 0, 5, 5, 10_005), func(e *Event) { e.Bound = 5 }),
 		}, 5, 0, true},
-		"behind a charge that fits": {[]account.Event{
+		"behind a charge that fits": {[]Event{
 			event(1, "a", 0, 6000, 0, 0, 6000), event(2, "b", 0, 0, 6000, 6000, 12_000),
 		}, 2000, 0, false},
-		"beside one that does not": {[]account.Event{
+		"beside one that does not": {[]Event{
 			event(1, "a", 0, 12_000, 0, 0, 12_000), event(2, "b", 0, 0, 6000, 6000, 18_000),
 		}, 6000, 2000, false},
-		"after a loss": {[]account.Event{
+		"after a loss": {[]Event{
 			event(1, "a", 0, 0, 10_000, 10_000, 10_000), event(2, "b", 0, 0, 500, 500, 500),
 			with(event(3, "a", 10_000, 10_000, 0, 0, 10_500), recovery),
 		}, 500, 0, false},
-		"a limit that was lowered": {[]account.Event{
+		"a limit that was lowered": {[]Event{
 			event(1, "a", 0, 0, 10_000, 10_000, 10_000), with(event(2, "a", 10_000, 9000, 5, 0, 10_000), lower),
 		}, 0, 0, true},
-		"a debt that is refunded, and made again": {[]account.Event{
+		"a debt that is refunded, and made again": {[]Event{
 			event(1, "a", 0, 15_000, 0, 0, 15_000), event(2, "a", -7000, 8000, 0, 0, 8000),
 			event(3, "a", 0, 15_000, 0, 0, 15_000),
 		}, 0, 5000, true},
-		"a record that begins late": {[]account.Event{
+		"a record that begins late": {[]Event{
 			event(8, "a", 9000, 15_000, 0, 0, 19_000), event(9, "b", 4000, 4000, 0, 0, 19_000),
 		}, 0, 6000, true},
-		"a bucket that was lost, and is taken to be empty": {[]account.Event{
-			with(event(9, "a", 3000, 1000, 0, 0, 12_000), func(e *account.Event) { e.Kind, e.Window = account.WasRecovery, 0 }),
+		"a bucket that was lost, and is taken to be empty": {[]Event{
+			with(event(9, "a", 3000, 1000, 0, 0, 12_000), func(e *Event) { e.Kind, e.Window = WasRecovery, 0 }),
 		}, 0, 0, true},
-		"messages that changed nothing": {[]account.Event{
-			event(1, "a", 0, 10, 0, 0, 10), event(0, "a", 20_000, 20_000, 0, 5, 0),
+		"messages that changed nothing": {[]Event{
+			event(1, "a", 0, 10, 0, 0, 10), with(event(0, "a", 20_000, 20_000, 0, 5, 0), overtaken),
 		}, 0, 0, true},
 	} {
 		w := Replay(play.events)[0]
@@ -322,7 +336,40 @@ func TestReplayJudges(t *testing.T) {
 			t.Errorf("%s: %+v, held %t, want %+v", name, w.Totals, w.Held(), play)
 		}
 	}
-	if all := Replay([]account.Event{event(0, "a", 1, 1, 1, 0, 0)}); len(all) != 0 {
+	if all := Replay([]Event{with(event(0, "a", 1, 1, 1, 0, 0), overtaken)}); len(all) != 0 {
 		t.Errorf("a window of nothing: %+v", all[0])
+	}
+}
+
+// A part of a draw beyond the limit is not used, until its holder gives it back. Tokens of a holder without a record
+// show as such.
+func TestReplayOfDraws(t *testing.T) {
+	draw := Event{
+		Kind: WasDraw, Rule: "llm.key", Key: "k", Holder: "b", Algorithm: "fixed_window", At: 2, Window: 7, Need: 20, Granted: 10,
+		Total: 20, Limit: 10_000, Sum: 10_010, InHand: -1,
+	}
+	at := func(e Event) Event { // fences are times
+		e.At, e.Algorithm = ratelimit.LedgerTime(e.Fence), "fixed_window"
+		return e
+	}
+	grant, charge := at(event(1, "a", 0, 0, 9990, 9990, 9990)), at(event(3, "a", 9990, 10_090, 0, 0, 10_110))
+	back := at(event(4, "b", 10, 10, 0, 0, 10_100))
+	for name, play := range map[string]struct {
+		events []Event
+		want   Totals
+	}{
+		"in vain": {[]Event{grant, draw, charge}, Totals{
+			Granted: 10_000, Taken: 10_100, Spent: 10_090, Charged: 100, Sum: 10_110, Beyond: 100, Debt: 100,
+		}},
+		"given back": {[]Event{grant, draw, charge, back}, Totals{
+			Granted: 10_000, Taken: 10_100, Spent: 10_100, Charged: 100, Sum: 10_100, Beyond: 100, Debt: 100,
+		}},
+		"without a file": {[]Event{draw, back}, Totals{
+			Granted: 10, Taken: 10, Spent: 10, Sum: 10_100, Beyond: 100, Unrecorded: 10_090,
+		}},
+	} {
+		if w := Replay(play.events)[0]; w.Totals != play.want {
+			t.Errorf("%s: %+v, want %+v", name, w.Totals, play.want)
+		}
 	}
 }

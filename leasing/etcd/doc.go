@@ -27,7 +27,6 @@
 //
 //	sluice/life            names the life of the data
 //	sluice/records/NAME    an account, or another record
-//	sluice/events/PREFIX/  events of audited rules, by time
 //	sluice/nodes/PREFIX/   reports of nodes
 //	sluice/recalls/NODE    recalls of a node
 //

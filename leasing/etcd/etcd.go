@@ -63,7 +63,7 @@ const (
 func keyOf(name string) string { return recordsKey + name }
 
 // Prepare connects, and reads or begins the life of the data. Call it until it returns nil, before the store is used.
-// Until then all other calls fail, except Ping and Events.
+// Until then all other calls fail, except Ping.
 func (s *Store) Prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil
@@ -298,10 +298,7 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 	return made, nil
 }
 
-// eventBytes is the approximate length of an event.
-const eventBytes = 512
-
-func sizeOf(c *account.Change) int { return len(c.Name) + len(c.Data) + eventBytes*len(c.Events) }
+func sizeOf(c *account.Change) int { return len(c.Name) + len(c.Data) }
 
 // write makes changes in one transaction.
 func (s *Store) write(
@@ -351,13 +348,6 @@ func (s *Store) commit(
 			}
 			same = append(same, clientv3.Compare(clientv3.ModRevision(key), "=", int64(change.Version)))
 			puts = append(puts, clientv3.OpPut(key, string(change.Data), clientv3.WithLease(lease)))
-		}
-		if len(change.Events) > 0 {
-			put, err := s.record(now, change.Events)
-			if err != nil {
-				return nil, err
-			}
-			puts = append(puts, put)
 		}
 		ops[i] = clientv3.OpTxn(same, puts, nil)
 	}

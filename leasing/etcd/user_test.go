@@ -43,7 +43,6 @@ func TestUserOfTheGuideSuffices(t *testing.T) {
 	}
 	l := account.NewCAS(s, "t:", nil)
 	c := claim("k", 1, 1, 0, 6)
-	c.Audit = "0 rule"
 	g, _ := settle(t, l, c)
 	check("a claim", g.Err)
 	check("a recall", s.Send(ctx, map[ratelimit.Holder][]string{1: {"name"}}))
@@ -53,8 +52,6 @@ func TestUserOfTheGuideSuffices(t *testing.T) {
 	check("a sweep", err)
 	_, err = s.List(ctx, "t:", "", 10)
 	check("a list", err)
-	check("the record", s.Events(ctx, func(*account.Event) {}))
-	check("the record", s.Forget(ctx, time.Now()))
 	listening, cancel := context.WithCancel(ctx)
 	check("recalls", s.Listen(listening, 1, cancel, func(string) {}))
 	s.history = history{revision: 1}

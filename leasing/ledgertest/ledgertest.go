@@ -33,8 +33,6 @@ type Database interface {
 	Register(
 		ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
 	) error
-	Events(ctx context.Context, see func(*account.Event)) error
-	Forget(ctx context.Context, before time.Time) error
 	Durable(ctx context.Context) (bool, error)
 }
 

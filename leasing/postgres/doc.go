@@ -13,5 +13,5 @@
 // The time of the ledger is the server's when a statement reaches it (statement_timestamp): it is not later than the
 // state that the statement reads.
 //
-// It cannot detect rows that other programs change or delete. Do not write to its tables. You can read sluice_events.
+// It cannot detect rows that other programs change or delete. Do not write to its tables.
 package postgres

@@ -184,11 +184,10 @@ func (s *Store) Write(ctx context.Context, inLife string, changes []account.Chan
 const noPartition = "42P01"
 
 func (s *Store) write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
-	made, audited, tried := make([]bool, len(changes)), false, map[string]int{}
+	made, tried := make([]bool, len(changes)), map[string]int{}
 	all := map[string]*rows{} // by their statements
 	for i := range changes {
 		c := &changes[i]
-		audited = audited || len(c.Events) > 0
 		if made[i] = c.Data == nil; made[i] {
 			continue
 		}
@@ -202,38 +201,22 @@ func (s *Store) write(ctx context.Context, inLife string, changes []account.Chan
 		}
 		all[sql].add(c)
 	}
-	do := func(q querier) error {
-		var b pgx.Batch // which is one transaction, and one round trip
-		// All nodes write in the same order, so that none waits for another that waits for it.
-		for _, sql := range slices.Sorted(maps.Keys(all)) {
-			r := all[sql]
-			b.Queue(sql, inLife, r.names, r.overs, r.versions, r.untils, r.data).Query(func(rows pgx.Rows) error {
-				names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-				for _, name := range names {
-					made[tried[name]] = true
-				}
-				return err
-			})
-		}
-		if err := q.SendBatch(ctx, &b).Close(); err != nil {
-			return fmt.Errorf("postgres: %w", err)
-		}
-		return nil
-	}
-	if !audited {
-		return made, do(s.pool)
-	}
-	// Events are written in the transaction of their changes.
-	return made, pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if err := do(tx); err != nil {
+	var b pgx.Batch // which is one transaction, and one round trip
+	// All nodes write in the same order, so that none waits for another that waits for it.
+	for _, sql := range slices.Sorted(maps.Keys(all)) {
+		r := all[sql]
+		b.Queue(sql, inLife, r.names, r.overs, r.versions, r.untils, r.data).Query(func(rows pgx.Rows) error {
+			names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			for _, name := range names {
+				made[tried[name]] = true
+			}
 			return err
-		}
-		return s.record(ctx, tx, changes, made)
-	})
-}
-
-type querier interface {
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+		})
+	}
+	if err := s.pool.SendBatch(ctx, &b).Close(); err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	return made, nil
 }
 
 // rows are what one statement writes.

@@ -46,27 +46,6 @@ func migrate(ctx context.Context, c *pgx.Conn) error {
 				return err
 			}
 		}
-		return extend(ctx, tx)
+		return nil
 	})
-}
-
-// extend has overrides listed in the order of their names' bytes, and their reasons on record. It is no part of a
-// version, so that releases that do not read overrides go on.
-func extend(ctx context.Context, tx pgx.Tx) error {
-	for has, extension := range map[string]string{
-		"to_regclass('sluice_overrides') IS NOT NULL": `CREATE INDEX IF NOT EXISTS sluice_overrides
-ON sluice_accounts_0 (name COLLATE "C") WHERE name LIKE '%o{%'`,
-		"EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'sluice_events'::regclass AND attname = 'reason')": `
-ALTER TABLE sluice_events ADD COLUMN IF NOT EXISTS reason text`,
-	} {
-		var there bool
-		err := tx.QueryRow(ctx, "SELECT "+has).Scan(&there)
-		if err == nil && !there {
-			_, err = tx.Exec(ctx, extension)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -223,17 +223,6 @@ func (a *adviser) next(d *Descriptor, own *node, s *siblings) *node {
 func withoutEffect(field string, s *scope) string {
 	c := &s.coordination
 	switch field {
-	case "lease.reserve":
-		switch {
-		case c.Mode.Spec().Drifts:
-			return fmt.Sprintf("mode %s has drift_budget instead", c.Mode)
-		case c.Audit:
-			return "an audited rule records tokens before it spends them"
-		case s.algorithm != ratelimit.FixedWindow:
-			return fmt.Sprintf("it is for fixed_window, and this rule has %s", s.algorithm)
-		case c.Debt == ratelimit.DebtCarried:
-			return "with debt: carry, debt begins above the whole limit"
-		}
 	case "reclaim":
 		if c.Reclaim == ratelimit.ReclaimEager && !c.Eager() {
 			return fmt.Sprintf("mode %s does not reclaim tokens eagerly", c.Mode)

@@ -47,18 +47,6 @@ func (c *Change) What() string {
 	return strings.Join(texts, ", ")
 }
 
-// LiftsOverrides tells whether the change ends the overrides of a rule's keys, and so their bans: rules with debt:
-// carry or a reserve have none.
-func (c *Change) LiftsOverrides() bool {
-	return slices.ContainsFunc(c.Fields, func(f FieldChange) bool {
-		return f.Field == "debt" && f.New == "carry" || f.Field == "lease.reserve" && f.Old == "0"
-	})
-}
-
-// Lifted is the message of such a change.
-const Lifted = "the overrides and bans of its keys end, because rules with debt: carry or lease.reserve have none: " +
-	"remove that field, or refuse banned keys by a rule with requests_per_unit: 0"
-
 func shown(text string) string {
 	if text == "" {
 		return "(none)"

@@ -229,7 +229,6 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if d.Inherited.Hold != nil && (l.Unlimited || l.Concurrency > 0) {
 		c.odd(NoEffect, d.Inherited.Hold.Place, s.names, "hold has no effect: %s", r.WhyNoOverrides())
 	}
-	c.carried(r, l, s)
 	c.overridden(r, d, s)
 	for _, doubt := range r.Doubts() {
 		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
@@ -237,6 +236,5 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if c.domain.Name != "" {
 		r.Counters = c.counters(r.Domain, strings.Join(r.Keys, "\x00"))
 	}
-	r.Prepare()
 	return r
 }

@@ -115,26 +115,6 @@ func (c *compiler) unit(l *RateLimit, s *scope) ratelimit.Unit {
 	return unit
 }
 
-// carried makes the rule carry its debt, or reports why it cannot.
-func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
-	// Costs above the hold are charged beyond the limit, for any on_deny.
-	of := r.Coordination
-	if r.Hold != nil {
-		of.OnDeny = ratelimit.DenyCharges
-	}
-	if r.Limit.Carries = of.Carries(r.Limit); r.Limit.Carries || r.Unlimited ||
-		s.coordination.Debt == ratelimit.DebtForgotten {
-		return
-	}
-	if r.Limit.Algorithm != ratelimit.FixedWindow {
-		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which carries no "+
-			"debt; use fixed_window, or write debt: forget", r.Limit.Algorithm)
-		return
-	}
-	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, which charges nothing "+
-		"beyond the limit; write on_deny: charge, or debt: forget", s.coordination.OnDeny)
-}
-
 // billed is the limit with billing months, or unchanged if it cannot have them.
 func (c *compiler) billed(limit ratelimit.Limit, l *RateLimit, s *scope) ratelimit.Limit {
 	wrong := func(format string, args ...any) {

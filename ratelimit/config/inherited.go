@@ -29,7 +29,7 @@ func (d *decoder) coordination(t *Inherited, f *yamlField) {
 			continue
 		}
 		if sub.value.kind != mapping {
-			d.wrongly(sub, "a map of size and reserve", shapeHint(sub))
+			d.wrongly(sub, "a map of size", shapeHint(sub))
 		}
 		for j := range sub.value.fields {
 			d.setting(t, "lease.", &sub.value.fields[j])

@@ -21,7 +21,6 @@ func (d *Domain) OverrideRule(limit ratelimit.Limit) *ratelimit.Rule {
 		Domain: d.Name, Limit: limit, Override: true, Coordination: d.Defaults, Counters: d.Overrides,
 		MetricNames: ratelimit.MetricNaming{Detailed: true},
 	}
-	r.Limit.Carries = r.Coordination.Carries(limit)
 	o.rules[limit] = r
 	return r
 }

@@ -58,14 +58,6 @@ var Effects = []Effect{
 			"are settled by the amount at the settling node",
 	},
 	{
-		Fields: []string{"lease.reserve"},
-		Spent:  "stay charged",
-		Leases: "stay. Nodes with the new rules claim up to the limit minus the new reserve",
-		Meanwhile: "a node uses its smaller share until all nodes with a seat have the new rules and a " +
-			"window begins. Nodes without a seat or a reserve can admit the larger reserve beyond " +
-			"the limit",
-	},
-	{
 		Fields:    []string{"reclaim"},
 		Spent:     "stay charged",
 		Leases:    "are reclaimed early only if they were claimed as eager",
@@ -88,12 +80,6 @@ var Effects = []Effect{
 		Spent:     "of the limited rule are dropped when their window ends",
 		Leases:    "are returned by nodes with the unlimited rule",
 		Meanwhile: "nodes with the unlimited rule admit all requests without a charge. The others keep the limit",
-	},
-	{
-		Fields:    []string{"debt"},
-		Spent:     "stay charged",
-		Leases:    "stay",
-		Meanwhile: "a claim of a node with debt: carry makes the previous debt count for all nodes",
 	},
 	{
 		Fields:    []string{"on_deny", "shadow_mode", "quota_mode", "replaces"},

@@ -86,17 +86,13 @@ func said(out *strings.Builder, input string, o Options) *Rules {
 		if r.Limit.Algorithm == ratelimit.Concurrency {
 			fmt.Fprintf(out, ", hold %v", r.Hold)
 		}
-		fmt.Fprintf(out, "%s\n", map[bool]string{true: ", carries debt"}[r.Limit.Carries])
+		fmt.Fprintln(out)
 	}
 	return rules
 }
 
 // matched is the rule of a descriptor.
 func matched(d *Domain, text string) string {
-	brought := ratelimit.Limit{Unit: ratelimit.Day, Requests: 3}
-	if text == OverridePath {
-		return fmt.Sprintf("carries debt: %t", d.OverrideRule(brought).Limit.Carries)
-	}
 	r, key := d.Match(entriesOf(text), nil)
 	if r == nil {
 		return fmt.Sprintf("no rule%s", key)

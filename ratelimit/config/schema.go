@@ -101,13 +101,11 @@ func coordinationSchema() schema {
 			{"type": "string", "pattern": `^([0-9]+|[0-9]+(\.[0-9]{1,4})?%)$`},
 		}}, about)
 	}
-	size := described(schema{"anyOf": []schema{{"const": "auto"}, wholeSchema(1, "")}},
-		"Tokens of a claim. auto: by demand.")
 	return objectSchema("How a fleet shares the budget. Descriptors below inherit each field.", schema{
 		"mode": described(schema{"enum": ratelimit.ModeNames()}, modePromises()),
 		"lease": objectSchema("How tokens are leased.", schema{
-			"size": size, "reserve": share("Part of the limit (0.5%) or tokens, up to a tenth of it, " +
-				"that the store does not grant, so that nodes can admit first requests at once. 0: no reserve."),
+			"size": described(schema{"anyOf": []schema{{"const": "auto"}, wholeSchema(1, "")}},
+				"Tokens of a claim. auto: by demand."),
 		}),
 		"reclaim":      described(schema{"enum": ratelimit.Reclaims}, "Use of a silent node's tokens."),
 		"drift_budget": share("For approx: maximum over-admission of the fleet, part of the limit (1%) or tokens."),
@@ -121,8 +119,6 @@ func coordinationSchema() schema {
 			"Decision while the store does not answer."),
 		"on_deny": described(schema{"enum": ratelimit.OnDenies}, "Charge of a denied request (default "+
 			"charge for fixed_window, else refund)."),
-		"debt": described(schema{"enum": ratelimit.Debts},
-			"For fixed_window: charges beyond the limit, at the end of the window."),
 		"audit": flagSchema("Keep a record of every grant, return and refusal."),
 	})
 }

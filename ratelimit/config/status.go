@@ -62,14 +62,10 @@ func (s *statuses) refuse(why error) {
 const logged = 20
 
 func logChanges(log *slog.Logger, changes []Change) {
-	for i := range changes {
+	for i := range changes[:min(len(changes), logged)] {
 		c := &changes[i]
 		of := []any{"event", "rule_changed", "rule", cut(c.Rule, maxName), "change", cut(c.What(), maxMessage)}
-		if c.LiftsOverrides() {
-			log.Error(Lifted, of...)
-		} else if i < logged {
-			log.Info("a rule was "+string(c.Kind), of...)
-		}
+		log.Info("a rule was "+string(c.Kind), of...)
 	}
 	if more := len(changes) - logged; more > 0 {
 		log.Info("more rules were changed", "event", "rule_changed", "more", more)

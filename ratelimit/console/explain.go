@@ -206,14 +206,11 @@ func (c *console) next(
 	rule *ratelimit.Rule, v *ratelimit.Look, cost ratelimit.Tokens,
 ) (verdict string, resets time.Duration) {
 	over, l := c.over(rule), v.Lease
-	left, here, reserve, share := rule.Limit.Capacity(), ratelimit.Tokens(0), ratelimit.Tokens(0), false
+	left, here := rule.Limit.Capacity(), ratelimit.Tokens(0)
 	if v.Ledger != nil {
 		left = max(0, v.Ledger.Free)
 	}
-	if c.Metrics.Seat != nil {
-		reserve, share = rule.Reserve(), rule.AtLedger().Drifts()
-	}
-	share = share && (reserve == 0 || left >= cost)
+	share := c.Metrics.Seat != nil && rule.Drifts()
 	if l != nil && l.Expires > 0 {
 		here = l.Unspent
 	}
@@ -227,14 +224,14 @@ func (c *console) next(
 	case here >= cost:
 		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left in the account", l.Unspent, left),
 			l.Resets
-	case l != nil && l.Refuses > 0 && (reserve == 0 || !share):
+	case l != nil && l.Refuses > 0:
 		return over + ": no tokens before the reset", l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
 		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
 			withoutStore(rule, v.Alone, cost, over),
 			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
 			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
-	case left-reserve+here >= cost:
+	case left+here >= cost:
 		return fmt.Sprintf("OK, after a claim: %d left in the account", left), 0
 	case share:
 		return "OK from a drift share, else " + over + short, 0

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -21,7 +22,7 @@ descriptors:
 - {key: open, max_override: 9, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: owned, coordination: {mode: routing}, rate_limit: {unit: day, requests_per_unit: 7}}
 - {key: small, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 1}}
-- {key: spare, coordination: {lease: {reserve: 10}}, rate_limit: {unit: day, requests_per_unit: 100}}
+- {key: drift, coordination: {mode: approx, drift_budget: 10}, rate_limit: {unit: day, requests_per_unit: 100}}
 `)}}
 	n.console.Metrics.Store = config.NewStore(files, config.Options{Coordination: ratelimit.DefaultCoordination()},
 		n.console.Log)
@@ -67,10 +68,10 @@ descriptors:
 	n.console.Inspector = looking{n, ratelimit.Look{LedgerError: "no route to Redis"}}
 	explained("open", "OK: admitted by on_store_failure: open")
 	n.console.Metrics.Seat = func() (int, bool) { return 0, true }
-	for left, want := range map[ratelimit.Tokens]string{5: "OK from a drift share", 0: "OK: the node is in SHADOW"} {
-		x := &ratelimit.AccountLook{Free: left}
-		n.console.Inspector = looking{n, ratelimit.Look{Lease: &ratelimit.LeaseLook{Refuses: 1}, Ledger: x}}
-		explained("spare", want)
+	for refuses, want := range map[time.Duration]string{0: "OK from a drift share", 1: "OK: the node is in SHADOW"} {
+		is := ratelimit.Look{Lease: &ratelimit.LeaseLook{Refuses: refuses}, Ledger: &ratelimit.AccountLook{}}
+		n.console.Inspector = looking{n, is}
+		explained("drift", want)
 	}
 }
 

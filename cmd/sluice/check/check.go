@@ -99,7 +99,6 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 			return fmt.Errorf("--from: the previous rules are bad:\n%w", before.problems)
 		}
 		r.before = before.rules
-		r.warnings = append(r.warnings, c.lifted(r)...)
 	}
 	if err := c.print(s, r, version); err != nil {
 		return err
@@ -122,20 +121,6 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 		return errStrict
 	}
 	return nil
-}
-
-// lifted warns of changes that end the overrides of a rule's keys.
-func (c *Command) lifted(r *checked) (all config.Problems) {
-	if r.rules == nil {
-		return nil
-	}
-	for _, change := range config.Changes(r.before, r.rules) {
-		if change.LiftsOverrides() {
-			at := config.Place{File: c.Path}
-			all = append(all, &config.Problem{Place: at, Kind: config.Ineffective, Message: change.Rule + ": " + config.Lifted})
-		}
-	}
-	return all
 }
 
 func (c *Command) print(s cli.Streams, r *checked, version Version) error {

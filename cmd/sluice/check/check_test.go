@@ -244,17 +244,6 @@ func TestCheckFrom(t *testing.T) {
 	if code, out := checks("--from", before, before); code != 0 || !strings.Contains(out, "No changes") {
 		t.Errorf("%d\n%s", code, out)
 	}
-	for _, field := range []string{"debt: carry", "lease: {reserve: 5}"} {
-		writeFile(t, after, rules(100)+strings.Replace(twoRules, "mode: approx, drift_budget: 3%", field, 1))
-		writeFile(t, before, rules(100)+strings.Replace(twoRules, "mode: approx, drift_budget: 3%", "mode: leasing", 1))
-		code, out := checks("--strict", "--from", before, after)
-		if want := "after.yaml: warning: d.a: the overrides and bans of its keys end"; code != 1 || !strings.Contains(out, want) {
-			t.Errorf("%s: %d, no %q in\n%s", field, code, want, out)
-		}
-		if _, out := checks("--from", after, before); strings.Contains(out, "the overrides and bans") {
-			t.Errorf("without %s:\n%s", field, out)
-		}
-	}
 	writeFile(t, before, rules(100)+twoRules)
 	writeFile(t, after, rules(50)+strings.Replace(twoRules, "mode: approx, drift_budget: 3%", "mode: leasing", 1))
 	_, out = checks("--json", "--from", before, after)

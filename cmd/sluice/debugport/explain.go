@@ -117,9 +117,6 @@ func explainAccount(row rower, a *ratelimit.AccountLook) {
 	if a.Free < 0 {
 		row("debt", "%d tokens charged beyond the limit, by refused requests or charges after the fact", -a.Free)
 	}
-	if a.Carried > 0 {
-		row("", "%d tokens of it carried from the previous window (debt: carry)", a.Carried)
-	}
 	for _, h := range a.Holders {
 		where := cmp.Or(h.Node, fmt.Sprint(h.Holder))
 		if h.Here {

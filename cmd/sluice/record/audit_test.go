@@ -8,19 +8,16 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/cli/clitest"
-	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/leasing/audit"
 )
 
 // granted is a line of AUDIT_FILE: a holder is granted more of a limit of 100 until the year 2100.
 func granted(t *testing.T, holder string, more, sum int64) string {
 	t.Helper()
 	line, err := json.Marshal(map[string]any{
-		"kind": account.WasGrant, "rule": "d.k", "key": "year|d|k=x", "holder": holder, "at_us": sum, "window": 1, "ends_us": int64(4e15),
+		"kind": audit.WasGrant, "rule": "d.k", "key": "year|d|k=x", "holder": holder, "at_us": sum, "window": 1, "ends_us": int64(4e15),
 		"fence": sum, "total": more, "granted": more, "need": more, "limit": 100, "sum": sum,
 	})
 	if err != nil {
@@ -127,32 +124,6 @@ func TestAuditReadsOnAfterACutLine(t *testing.T) {
 	}
 	code, out, errs := clitest.Run(new(Command), []string{"--json", name})
 	if code != 0 || !strings.Contains(out, `"Holders":3`) || !strings.Contains(errs, name+":2 is not an event") {
-		t.Errorf("%d %s\n%s", code, errs, out)
-	}
-}
-
-// Limits of a second in a Redis of their own are part of the audit.
-func TestAuditReadsLimitsOfASecond(t *testing.T) {
-	l := ratelimit.Limit{Unit: ratelimit.Year, Requests: 10}
-	args := []string{"--json", "--redis-persecond"}
-	for _, flag := range []string{"--redis-url=", "--redis-persecond-url="} {
-		server := redistest.Start(t)
-		client := server.Client()
-		defer client.Close()
-		ledger, err := account.NewRedis(client, "", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g := make([]account.Grant, 1)
-		if _, _, err := ledger.Settle(t.Context(), []account.Claim{{
-			Key: flag, Window: l.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro())), Limit: l, Holder: 1, Seq: 1, Need: 1, Want: 1,
-			Audit: "0 rule",
-		}}, g); err != nil || g[0].Err != nil {
-			t.Fatal(err, g[0].Err)
-		}
-		args = append(args, flag+server.Addr)
-	}
-	if code, out, errs := clitest.Run(new(Command), args); code != 0 || strings.Count(out, `"Held":true`) != 2 {
 		t.Errorf("%d %s\n%s", code, errs, out)
 	}
 }

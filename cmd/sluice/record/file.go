@@ -12,11 +12,13 @@ import (
 
 	"github.com/sluice-gate/sluice/cmd/sluice/pace"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/audit"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// To writes the ledger's settlements of audited rules to AUDIT_FILE, a line for each event, before the
-// node spends a grant; nil: there is no file.
-func To(name string, log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
+// To writes the answers to messages of audited rules to AUDIT_FILE, a line for each, before the node spends a grant;
+// nil: there is no file.
+func To(name string, log *slog.Logger) (func(*ratelimit.Rule, *account.Claim, *account.Grant), error) {
 	if name == "" {
 		return nil, nil
 	}
@@ -25,8 +27,8 @@ func To(name string, log *slog.Logger) (func(*account.Claim, *account.Grant), er
 		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", name, err)
 	}
 	failed := pace.Seldom(time.Minute, func(err error) { log.Error("AUDIT_FILE lacks events, or exceeds 64 MB", "error", err) })
-	return func(claim *account.Claim, g *account.Grant) {
-		line, err := json.Marshal(account.NewEvent(claim, g))
+	return func(r *ratelimit.Rule, claim *account.Claim, g *account.Grant) {
+		line, err := json.Marshal(audit.NewEvent(r, claim, g))
 		if err == nil {
 			_, err = f.Write(append(line, '\n'))
 		}

@@ -66,7 +66,7 @@ var replaced = map[string]string{
 	"CONFIG_MAX_FILES":           "unset it: there are at most 1000 files of rules; join some",
 	"REDIS_MAX_REPLY":            "unset it: an answer of Redis has at most 4 MiB",
 	"COORDINATION_LEASE_SIZE":    inRules("lease: {size: %s}"),
-	"COORDINATION_LEASE_RESERVE": inRules("lease: {reserve: %s}"),
+	"COORDINATION_LEASE_RESERVE": inRules("mode: approx, drift_budget: %s"),
 }
 
 func init() {

@@ -20,9 +20,6 @@ type Database interface {
 	// Register records a node's text, with "" that it is gone, and calls see with each node's latest text of a
 	// time until now.
 	Register(ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration)) error
-	Events(ctx context.Context, see func(*account.Event)) error
-	// Forget deletes events before a time.
-	Forget(ctx context.Context, before time.Time) error
 	// Durable tells whether a write that was reported survives a crash.
 	Durable(ctx context.Context) (bool, error)
 	Close()
@@ -41,11 +38,7 @@ func newDatabase(d Database, o *Options, advice func(error) string) Store {
 	return &inDatabase{Database: d, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix, nil), advice: advice}
 }
 
-const (
-	sweepEvery = 30 * time.Second
-	// eventsKept is for how long the record of an audited rule is kept: as in Redis.
-	eventsKept = 90 * 24 * time.Hour
-)
+const sweepEvery = 30 * time.Second
 
 // Start implements [Store]. Afterwards it drops ended accounts until ctx is done.
 func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error)) error {
@@ -60,7 +53,7 @@ func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error))
 	came()
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
-	for forgot := time.Now(); ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -68,9 +61,6 @@ func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error))
 		}
 		bounded, cancel := context.WithTimeout(ctx, sweepEvery)
 		err := s.ledger.Sweep(bounded)
-		if now := time.Now(); err == nil && now.Sub(forgot) > time.Hour {
-			forgot, err = now, s.Forget(bounded, now.Add(-eventsKept))
-		}
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			failed(err)
@@ -93,11 +83,6 @@ func (s *inDatabase) Register(ctx context.Context, node, text string) (all []Reg
 		all = append(all, Registration{node, text, ago})
 	})
 	return all, err
-}
-
-// Events implements [Store].
-func (s *inDatabase) Events(ctx context.Context, see func(*account.Event)) ([]string, error) {
-	return nil, s.Database.Events(ctx, see)
 }
 
 // Safety implements [Store]. A database drops nothing that it was not told to.

@@ -1,5 +1,5 @@
-// Package store is the one interface to the shared state of a fleet: the ledger, drift seats, the registry of
-// nodes, and the record of audited rules. The URL's scheme chooses the store. No other package imports a
+// Package store is the one interface to the shared state of a fleet: the ledger, drift seats, and the registry of
+// nodes. The URL's scheme chooses the store. No other package imports a
 // store's client library, except the ledger on Redis (package account).
 //
 // A store is one entry in schemes. For one that compares and sets records (account.Store), implement a
@@ -30,9 +30,6 @@ type Store interface {
 	// Register records a node's text, with "" that it is gone, and returns the texts of all nodes in the last
 	// minute.
 	Register(ctx context.Context, node, text string) ([]Registration, error)
-	// Events calls see with the record of audited rules, the events of each key in order. It returns the
-	// known gaps.
-	Events(ctx context.Context, see func(*account.Event)) (missing []string, err error)
 	// Safety is how the store keeps its data, and in what words it says so, as attributes of a log line.
 	Safety(ctx context.Context) (s metrics.StoreSafety, says []any, err error)
 	// Start connects, and calls came when the first requests may come. failed gets the error of each attempt.

@@ -7,25 +7,15 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Waited is the wait of a request for the ledger before it drifts.
-type Waited uint8
-
-// Waits.
-const (
-	NotYet Waited = iota // it has just arrived
-	Fully                // for its rule's check_timeout
-	InVain               // the ledger's part refused it
-)
-
 // Drifts tells whether a request may be admitted before the ledger has answered, if this node has a share of a window
 // that began at begins. An earlier owner of the share must not have spent it in the same window. The part must be
 // that of the current window (Enter).
-func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited Waited) (begins ledgerTime, ok bool) {
+func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited bool) (begins ledgerTime, ok bool) {
 	if a.Kind != ratelimit.Spend || !a.Rule.Drifts() || there.At == 0 {
 		return 0, false
 	}
 	// Below the watermark a request waits for an answer first. The first of a window does not.
-	if waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !e.Unanswered() && !e.ample(now, a.Rule) {
+	if !waited && a.Rule.Coordination.CheckTimeout > 0 && !e.Unanswered() && !e.ample(now, a.Rule) {
 		return 0, false
 	}
 	limit := &a.Rule.Limit

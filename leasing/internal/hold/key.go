@@ -171,19 +171,17 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	} else {
 		e.Beyond = Beyond{}
 	}
-	// A node claims for debt also without requests: the next window reads only the account of this one.
-	next.restate = next.restate || limit.Carries && e.usedUp(limit)
 	e.Part, e.carried, e.Next = next, carried, nil
 	e.refusals = refusals{}
 }
 
 // Early tells whether to claim tokens of the next window now, so that its first requests need not wait, if the key
-// was used recently. Such a window must be independent (sliding ones count the previous one, and others may count its
-// debt), and its lease must not end before it begins. Of a small limit, one node would take all that there is.
+// was used recently. Such a window must be independent (sliding ones count the previous one), and its lease must not
+// end before it begins. Of a small limit, one node would take all that there is.
 func (e Entry) Early(now instant, s *Sizing) bool {
 	rule := s.Rule
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && !s.small() &&
-		!rule.Limit.Carries && !rule.Coordination.Eager() && e.Next == nil && now >= e.renewFrom &&
+		!rule.Coordination.Eager() && e.Next == nil && now >= e.renewFrom &&
 		now < e.Till && e.ends.Sub(now) <= min(early, rule.Limit.Period()/8) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period()) &&
 		!e.reports(now, s)
@@ -232,12 +230,9 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool
 	return k.InHand(now) == 0 && now.Sub(k.LastAnswer) >= kept
 }
 
-// Counts tells whether this node's total still counts: it must be restated after a loss of data. So does debt of any
-// node that is carried: the node claims in the next window for it.
+// Counts tells whether this node's total still counts: it must be restated after a loss of data.
 func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	switch {
-	case limit.Carries && k.usedUp(limit):
-		return true
 	case max(k.Taken, k.Spent) == 0:
 		return false
 	case limit.Algorithm == ratelimit.TokenBucket:

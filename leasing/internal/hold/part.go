@@ -91,13 +91,12 @@ func (p *Part) Unreported() bool { return p.restate || max(p.Taken, p.Spent) != 
 func (p *Part) Owes() bool { return p.Unreported() || p.eager && p.fresh > 0 }
 
 // mayDraw tells whether the next message may be a draw: while there is plenty, and the ledger's number is this node's
-// total. A claim is needed if the ledger must judge or record the message, or may credit it. So is the first message
-// of a window in which the previous debt counts.
+// total. A claim is needed if the ledger must judge the message, or may credit it.
 func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
 	limit := &c.Limit
 	most := limit.Capacity() - limit.Capacity()/8
-	return limit.Algorithm != ratelimit.TokenBucket && q.Epoch.ID != 0 && !q.Young && !q.Eager && c.Audit == "" &&
-		!p.restate && !p.eager && p.Taken == p.booked && p.Sum <= most && (p.LastAnswer != 0 || !limit.Carries)
+	return limit.Algorithm != ratelimit.TokenBucket && q.Epoch.ID != 0 && !q.Young && !q.Eager &&
+		!p.restate && !p.eager && p.Taken == p.booked && p.Sum <= most
 }
 
 // Write makes the next message: for need, and for additional tokens. m is kept to judge its answer.

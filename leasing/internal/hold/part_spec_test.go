@@ -13,7 +13,6 @@ type scene struct {
 	*testing.T
 	Part
 	limit  ratelimit.Limit
-	audit  string
 	q      Asking
 	number uint32
 	last   Message
@@ -30,7 +29,7 @@ func newScene(t *testing.T, limit tokens) *scene {
 func (s *scene) says(need, want tokens) *account.Claim {
 	s.number++
 	s.Write(&s.last, s.number, account.Claim{
-		Limit: s.limit, Holder: 5, Seq: uint64(s.number), Need: need, Want: want, Audit: s.audit,
+		Limit: s.limit, Holder: 5, Seq: uint64(s.number), Need: need, Want: want,
 	}, &s.q)
 	return &s.last.Claim
 }
@@ -90,15 +89,11 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 		"no epoch is known":             func(s *scene) { s.q.Epoch = ratelimit.Epoch{} },
 		"the ledger may have lost data": func(s *scene) { s.q.Young = true },
 		"the rule is eager":             func(s *scene) { s.q.Eager, s.q.TTL = true, time.Second },
-		"each grant is on record":       func(s *scene) { s.audit = "7 d.rule" },
 		"a message was not answered":    func(s *scene) { s.says(1, 1); s.Lost(&s.last) },
 		"a refund is to be told":        func(s *scene) { s.Refund(3) },
 		"tokens are to be given back":   func(s *scene) { s.GiveBack(0) },
 		"the limit is a bucket": func(s *scene) {
 			s.limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1, Burst: 9}
-		},
-		"the debt of the window before counts": func(s *scene) {
-			s.Part, s.limit.Carries = Part{Window: 8, Deadline: Never}, true
 		},
 		"others took nearly all":                          func(s *scene) { s.Sum = 89 },
 		"more than any limit is needed":                   func(s *scene) { s.Spent += 2 * ratelimit.MaxLimit },
@@ -115,11 +110,6 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 	s := newScene(t, 100)
 	s.says(1, 20)
 	s.hears(account.Grant{Total: 20, Sum: 20})
-	s.kind(account.Draws)
-	// After an answer about the window, the sum includes the debt.
-	s.Part, s.limit.Carries = Part{Window: 8, Deadline: Never}, true
-	s.says(1, 20)
-	s.hears(account.Grant{Total: 20, Sum: 50, Granted: 20})
 	s.kind(account.Draws)
 }
 

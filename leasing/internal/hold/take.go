@@ -64,8 +64,8 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 		// A node with tokens for a usual request can answer that requests pass. Otherwise the last answer counts only
 		// for a used-up key: others may have charged since.
 		// A limit of 0 admits nothing, though nothing is used.
-		whole := wholeOf(a.Rule)
-		over := whole.Capacity() == 0 || e.usedUp(whole)
+		limit := &a.Rule.Limit
+		over := limit.Capacity() == 0 || e.usedUp(limit)
 		if e.InHand(now) < max(1, e.usual) && !reply.Waited && (now >= e.until || !over) {
 			return Asks
 		}
@@ -84,14 +84,6 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 		v.Source = ratelimit.FromClaim
 	}
 	return next
-}
-
-// wholeOf is the limit that callers see: with the reserve, which the ledger does not grant.
-func wholeOf(r *ratelimit.Rule) *ratelimit.Limit {
-	if whole := r.Whole(); whole != nil {
-		return &whole.Limit
-	}
-	return &r.Limit
 }
 
 func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
@@ -177,7 +169,7 @@ func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next 
 // need no recall for them. Then no report is needed, because the ledger counts them as taken.
 func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 	limit := &a.Rule.Limit
-	return limit.Algorithm != ratelimit.TokenBucket && e.Deadline == Never && !e.eager && !a.Rule.Coordination.Audit &&
+	return limit.Algorithm != ratelimit.TokenBucket && e.Deadline == Never && !e.eager &&
 		e.LastAnswer != 0 && now >= e.scarce && now >= e.until &&
 		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
 }
@@ -192,22 +184,6 @@ func (e Entry) Settle(a *ratelimit.Ask, v *ratelimit.Verdict) {
 func (e Entry) charge(n tokens, of *tokens) {
 	e.record(min(n, max(0, account.MostBooked-e.Spent))) // a grant in flight may cover it
 	*of = min(*of+n, account.MostBooked)
-}
-
-// Uncharge takes back the charge of a refusal a moment ago, because the request may be admitted after all. Recharge
-// charges it again.
-func (e Entry) Uncharge(a *ratelimit.Ask) {
-	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		e.unspend(a.Cost)
-		e.Charged -= a.Cost
-	}
-}
-
-// Recharge undoes Uncharge.
-func (e Entry) Recharge(a *ratelimit.Ask) {
-	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		e.charge(a.Cost, &e.Charged)
-	}
 }
 
 // sized notes the cost of a request.

@@ -1,0 +1,101 @@
+package audit
+
+import (
+	"errors"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Event is the answer to a message about an audited rule, as its node received it. All numbers of tokens are those of
+// [account.Claim] and [account.Grant]. Fence is 0 if the message was not settled, and for a draw.
+type Event struct {
+	Kind      string               `json:"kind"`
+	Rule      string               `json:"rule"`
+	Key       string               `json:"key"`
+	Holder    string               `json:"holder"`
+	At        ratelimit.LedgerTime `json:"at_us"`
+	Algorithm string               `json:"algorithm"`
+	Window    ratelimit.Window     `json:"window"`  // 0: of a bucket
+	Ends      ratelimit.LedgerTime `json:"ends_us"` // the window; 0: a bucket has no end
+	Fence     ratelimit.Fence      `json:"fence"`
+	Taken     tokens               `json:"taken"` // as stated, like Spent; of a draw: 0
+	Spent     tokens               `json:"spent"`
+	Total     tokens               `json:"total"`   // of the holder at the ledger, afterwards
+	Granted   tokens               `json:"granted"` // of a draw: the part below the limit
+	Need      tokens               `json:"need"`    // of a draw: all of it. The rest goes back with the next claim
+	Limit     tokens               `json:"limit"`
+	Bound     tokens               `json:"bound"` // declared over-admission of the rule
+	Sum       tokens               `json:"sum"`
+	InHand    tokens               `json:"in_hand"` // of others; of a draw: unknown, -1
+	Cut       tokens               `json:"cut"`     // of a refund
+}
+
+// Kinds of events. The first three are of messages without an effect, or without an answer.
+const (
+	WasFailed    = "failed"    // its result is unknown
+	WasOvertaken = "overtaken" // by a later claim of its holder
+	WasOver      = "over"      // its window is no longer kept, or not yet
+	WasRecovery  = "recovery"  // a lost total was restated
+	WasLearning  = "learning"  // less was granted than needed, because the ledger may lack totals
+	WasRefused   = "refused"   // less was granted than needed
+	WasCharge    = "charge"    // spent exceeds taken: a late charge, or an admission without a grant
+	WasGrant     = "grant"
+	WasDraw      = "draw"   // a grant without a claim, while there is plenty
+	WasReport    = "report" // unchanged totals, a refund, or a return
+)
+
+// NewEvent makes the event of a message and its answer.
+func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
+	e := Event{
+		Rule: r.Domain + "." + r.Path, Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
+		Algorithm: c.Limit.Algorithm.String(), Window: c.Window, Fence: g.Fence, Total: g.Total, Granted: g.Granted,
+		Limit: c.Limit.Capacity(), Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
+		Sum: g.Sum, InHand: g.InHand, Cut: g.Cut,
+	}
+	if c.Window != 0 {
+		e.Ends = c.Limit.WindowEnd(c.Window)
+	}
+	if c.Kind == account.Draws {
+		if e.Kind = unsettled(g.Err); e.Kind == "" {
+			e.Kind, e.Granted = WasDraw, g.Owned(c.Want, &c.Limit)
+			e.Need = c.Want
+		}
+		return e
+	}
+	e.Taken, e.Spent, e.Need = c.Taken, c.Spent, c.Need
+	e.Kind = e.kindOf(g)
+	return e
+}
+
+// unsettled is the kind of a message without an effect; "": it has one.
+func unsettled(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, account.ErrOvertaken):
+		return WasOvertaken
+	case errors.Is(err, account.ErrOver):
+		return WasOver
+	}
+	return WasFailed
+}
+
+// kindOf is the kind of a claim. The reasons for numbers that look wrong for a plain grant come first.
+func (e *Event) kindOf(g *account.Grant) string {
+	switch {
+	case g.Err != nil:
+		return unsettled(g.Err)
+	case g.Missing:
+		return WasRecovery
+	case e.Granted < e.Need && g.Learning > g.At:
+		return WasLearning
+	case e.Granted < e.Need:
+		return WasRefused
+	case e.Spent > e.Taken:
+		return WasCharge
+	case e.Granted > 0:
+		return WasGrant
+	}
+	return WasReport
+}
