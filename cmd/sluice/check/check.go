@@ -99,7 +99,7 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 			return fmt.Errorf("--from: the previous rules are bad:\n%w", before.problems)
 		}
 		r.before = before.rules
-		r.warnings = append(r.warnings, c.lifted(r)...)
+		r.warnings = append(r.warnings, c.costly(r)...)
 	}
 	if err := c.print(s, r, version); err != nil {
 		return err
@@ -124,16 +124,19 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 	return nil
 }
 
-// lifted warns of changes that end the overrides of a rule's keys.
-func (c *Command) lifted(r *checked) (all config.Problems) {
+// costly warns of changes that end the overrides or the usage of a rule's keys.
+func (c *Command) costly(r *checked) (all config.Problems) {
 	if r.rules == nil {
 		return nil
 	}
-	for _, change := range config.Changes(r.before, r.rules) {
+	at, changes := config.Place{File: c.Path}, config.Changes(r.before, r.rules)
+	for _, change := range changes {
 		if change.LiftsOverrides() {
-			at := config.Place{File: c.Path}
 			all = append(all, &config.Problem{Place: at, Kind: config.Ineffective, Message: change.Rule + ": " + config.Lifted})
 		}
+	}
+	if text := config.Renamed(changes); text != "" {
+		all = append(all, &config.Problem{Place: at, Kind: config.NewName, Message: text})
 	}
 	return all
 }
