@@ -94,6 +94,11 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Quotas: quotas.Stats(),
 		Overrides: new(metrics.OverrideChanges),
 	}
+	if c.PrometheusMap != "" {
+		if p.shown.Mapping, err = metrics.ReadMapping(c.PrometheusMap); err != nil {
+			log.Error("PROMETHEUS_MAPPER_YAML was not read: metrics have the names of docs/metrics.md until a restart with a valid file", "error", err)
+		}
+	}
 	if c.TLS.Use {
 		p.shown.Certificates = new(metrics.Loads)
 	}
