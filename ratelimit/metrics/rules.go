@@ -45,9 +45,13 @@ func (c Collector) hitRows(label func(domain string, keys []string) string) (row
 	return rows
 }
 
-// hitLabels are the labels of hits without a Mapping.
+// hitLabels are the labels of hits without a Mapping: as in envoyproxy/ratelimit, those of the first two levels.
 func hitLabels(domain string, keys []string) string {
-	return labelText("domain", segment(domain), "key1", segment(keys[0]), "key2", segment(strings.Join(keys[1:], ".")))
+	second := ""
+	if len(keys) > 1 {
+		second = segment(keys[1])
+	}
+	return labelText("domain", segment(domain), "key1", segment(keys[0]), "key2", second)
 }
 
 // rows reads the counters of rules, as hitRows does.
