@@ -92,12 +92,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	p.shown = metrics.Collector{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Quotas: quotas.Stats(),
-		Overrides: new(metrics.OverrideChanges),
-	}
-	if c.PrometheusMap != "" {
-		if p.shown.Mapping, err = metrics.ReadMapping(c.PrometheusMap); err != nil {
-			log.Error("PROMETHEUS_MAPPER_YAML was not read: metrics have the names of docs/metrics.md until a restart with a valid file", "error", err)
-		}
+		Overrides: new(metrics.OverrideChanges), Mapping: c.mapping(log),
 	}
 	if c.TLS.Use {
 		p.shown.Certificates = new(metrics.Loads)

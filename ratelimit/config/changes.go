@@ -61,16 +61,15 @@ func (c *Change) LiftsOverrides() bool {
 // renames all.
 func Renamed(changes []Change) string {
 	removed := map[string][]string{} // names by limit
-	for i := range changes {
-		if c := &changes[i]; c.Kind == Removed {
+	for _, c := range changes {
+		if c.Kind == Removed {
 			removed[c.Limit] = append(removed[c.Limit], c.Rule)
 		}
 	}
 	delete(removed, aDomain)
 	delete(removed, limitsNothing)
 	n, names := 0, []string(nil)
-	for i := range changes {
-		c := &changes[i]
+	for _, c := range changes {
 		before := removed[c.Limit]
 		if c.Kind != Added || len(before) == 0 {
 			continue

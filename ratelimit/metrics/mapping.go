@@ -124,10 +124,12 @@ func (f families) add(kind mapper.MetricType, p place, n uint64) {
 	if p.metric == "" || p.own && kind == mapper.MetricTypeCounter && n == 0 {
 		return // envoyproxy/ratelimit sends no counter that is 0, and without a mapping each rule has its own metrics
 	}
-	if f[p.metric] == nil {
-		f[p.metric] = &family{kind, p.help, map[string]float64{}}
+	m := f[p.metric]
+	if m == nil {
+		m = &family{kind, p.help, map[string]float64{}}
+		f[p.metric] = m
 	}
-	if m := f[p.metric]; m.kind == kind { // as there, the first one of a name decides
+	if m.kind == kind { // as there, the first one of a name decides
 		m.values[p.labels] += p.scale * float64(n)
 	}
 }
