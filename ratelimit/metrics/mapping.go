@@ -73,7 +73,7 @@ func (m *Mapping) read(s statsdMetric) place {
 	if !found {
 		to = &mapper.MetricMapping{Name: name}
 	}
-	p := place{metric: mapper.EscapeMetricName(to.Name), help: cmp.Or(to.HelpText, "Mapped from statsd."), scale: 1, own: !found}
+	p := place{metric: mapper.EscapeMetricName(to.Name), help: cmp.Or(to.HelpText, "Mapped from statsd."), own: !found}
 	if to.Action == mapper.ActionTypeDrop || strings.HasPrefix(p.metric, "sluice_") {
 		p.metric = "" // a second sluice_ metric of that name would break the scrape
 	}
@@ -82,6 +82,7 @@ func (m *Mapping) read(s statsdMetric) place {
 		pairs = append(pairs, label, labels[label])
 	}
 	p.labels = labelText(pairs...)
+	p.scale = 1
 	if to.Scale.Set {
 		p.scale = to.Scale.Val
 	}
