@@ -3,6 +3,7 @@ package deploy
 import (
 	"encoding/json"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -115,4 +116,15 @@ func read(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// Behind gateways, a call waits for a new connection too: 20 ms, Envoy's default, are over before its handshake.
+func TestGatewaysWaitForConnections(t *testing.T) {
+	for _, name := range []string{
+		"envoy-gateway/envoy-gateway.yaml", "envoy-gateway/envoy-gateway-tokens.yaml", "istio/ratelimit.yaml", "istio/llm.yaml", "kgateway/policy.yaml",
+	} {
+		if !regexp.MustCompile(`(?m)^ +timeout: (200ms|0\.2s) `).MatchString(read(t, "deploy/"+name)) {
+			t.Errorf("deploy/%s does not set a timeout of 200ms", name)
+		}
+	}
 }

@@ -92,7 +92,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*assembled, error) {
 	p.shown = metrics.Collector{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.All(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Quotas: quotas.Stats(),
-		Overrides: new(metrics.OverrideChanges),
+		Overrides: new(metrics.OverrideChanges), Mapping: c.mapping(log),
 	}
 	if c.TLS.Use {
 		p.shown.Certificates = new(metrics.Loads)

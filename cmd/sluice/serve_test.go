@@ -45,6 +45,27 @@ func TestServeOutOfTheBox(t *testing.T) {
 	}
 }
 
+// Metrics have the names of a mapping file. A file that is missing costs no start, and the log says so.
+func TestMappingFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "mapping.yaml")
+	mapped := func(want string) *sluice {
+		s := serve(t, []string{"PROMETHEUS_MAPPER_YAML=" + file})
+		s.postBody(exampleRequest)
+		if _, body := s.get(s.debug + "/metrics"); !strings.Contains(body, "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, body)
+		}
+		return s
+	}
+	log := mapped(`ratelimit_service_rate_limit_total_hits{domain="example",key1="user",key2=""} 1`).log()
+	if !strings.Contains(log, "PROMETHEUS_MAPPER_YAML was not read") || !strings.Contains(log, file) {
+		t.Errorf("of a missing file, the log says\n%s", log)
+	}
+	writeFile(t, file, "mappings:\n- {match: ratelimit.service.rate_limit.*.*.total_hits, name: hits, labels: {rule: $2}}\n")
+	if log := mapped(`hits{rule="user"} 1`).log(); strings.Contains(log, "PROMETHEUS_MAPPER_YAML") {
+		t.Errorf("of a good file, the log says\n%s", log)
+	}
+}
+
 func TestReload(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "sub", "config", "a.yaml")

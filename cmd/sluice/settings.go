@@ -93,6 +93,7 @@ type flags struct {
 	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics on PROMETHEUS_ADDR too. The debug port always serves them."`
 	PrometheusAddr string `group:"log" env:"PROMETHEUS_ADDR" default:":9090" help:"Address for USE_PROMETHEUS."`
 	PrometheusPath string `group:"log" env:"PROMETHEUS_PATH" default:"/metrics" help:"Path for USE_PROMETHEUS."`
+	PrometheusMap  string `group:"log" env:"PROMETHEUS_MAPPER_YAML" name:"prometheus-mapper-yaml" placeholder:"FILE" help:"Mapping file of statsd_exporter. It names the metrics of envoyproxy/ratelimit, and is read at start."`
 }
 
 // headerFlags rename the headers of envoyproxy/ratelimit.

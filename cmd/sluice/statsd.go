@@ -26,6 +26,18 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 	return async(func() { s.Run(ctx) })
 }
 
+// mapping is that of PROMETHEUS_MAPPER_YAML, if it is set and the file is good.
+func (s *flags) mapping(log *slog.Logger) *metrics.Mapping {
+	if s.PrometheusMap == "" {
+		return nil
+	}
+	m, err := metrics.ReadMapping(s.PrometheusMap)
+	if err != nil {
+		log.Error("PROMETHEUS_MAPPER_YAML was not read: metrics have the names of docs/metrics.md until a restart with a valid file", "error", err)
+	}
+	return m
+}
+
 func (s *flags) latencyUnit() metrics.LatencyUnit {
 	if s.LatencyMillis {
 		return metrics.InMilliseconds

@@ -34,8 +34,8 @@ type xdsFlags struct {
 	Key        string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_KEY" name:"config-grpc-xds-client-tls-key" placeholder:"FILE" help:"Key of the client certificate."`
 	CA         string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_CACERT" name:"config-grpc-xds-server-tls-cacert" placeholder:"FILE" help:"Trusted certificates, a file. Default: those of the system."`
 	SAN        string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_SAN" name:"config-grpc-xds-server-tls-san" placeholder:"NAME" help:"Required name in the server's certificate, instead of its host."`
-	First      time.Duration `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" name:"xds-client-backoff-initial-interval" default:"10s" help:"First pause after a stream ended."`
-	Longest    time.Duration `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL" name:"xds-client-backoff-max-interval" default:"60s" help:"Maximum pause after a stream ended."`
+	First      time.Duration `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" name:"xds-client-backoff-initial-interval" default:"500ms" help:"First pause after a stream ended. Each is twice the one before."`
+	Longest    time.Duration `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL" name:"xds-client-backoff-max-interval" default:"1s" help:"Maximum pause after a stream ended."`
 	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Random part of the pause, 0 to 1."`
 	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Randomise the pause."`
 	MaxMessage int           `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" name:"xds-client-max-msg-size-in-bytes" default:"4194304" help:"Maximum size of a push in bytes."`
@@ -44,7 +44,7 @@ type xdsFlags struct {
 
 // client makes the source; it does not connect yet.
 func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, error) {
-	o := xds.Options{Interval: reloadInterval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
+	o := xds.Options{Interval: reloadInterval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: f.backoff()}
 	var errs [4]error
 	o.Metadata, errs[0] = f.metadata()
 	if o.Headers, errs[1] = parsePairs(f.Headers, ":="); errs[1] != nil {
@@ -61,24 +61,32 @@ func (f *xdsFlags) client(caps config.Caps, log *slog.Logger) (*xds.Client, erro
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is %v, XDS_CLIENT_BACKOFF_INITIAL_INTERVAL %v, XDS_CLIENT_BACKOFF_MAX_INTERVAL %v, XDS_CLIENT_BACKOFF_RANDOM_FACTOR %v, XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES %d: they must be positive, and the factor 0 to 1",
 			f.Retry, f.First, f.Longest, f.Random, f.MaxMessage)
 	}
-	if f.Jitter {
-		o.Backoff.Spread = f.Random
-	}
+	worked := false
 	warn := pace.Seldom(10*time.Second, func(err error) {
-		log.Warn("the stream of the management server ended: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
+		log.Warn("the stream of the management server ended: the current rules stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err, worked))
 	})
 	o.OnState = func(err error) {
 		if err != nil {
 			warn(err)
 			return
 		}
+		worked = true
 		log.Info("connected to the management server", "from", f.Server)
 	}
 	return xds.NewClient(o), nil
 }
 
-// advise names the settings that an error of the connection speaks of.
-func (f *xdsFlags) advise(err error) string {
+func (f *xdsFlags) backoff() xds.Backoff {
+	b := xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}
+	if f.Jitter {
+		b.Spread = f.Random
+	}
+	return b
+}
+
+// advise names the settings that an error of the connection speaks of. Where a stream had worked, an end without a reason
+// is that of the server.
+func (f *xdsFlags) advise(err error, worked bool) string {
 	switch text := err.Error(); {
 	case strings.Contains(text, "received message larger than max"):
 		return fmt.Sprintf("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, which is %d", f.MaxMessage)
@@ -88,6 +96,8 @@ func (f *xdsFlags) advise(err error) string {
 		return "CONFIG_GRPC_XDS_SERVER_URL and CONFIG_GRPC_XDS_SERVER_TLS_SAN: the server's certificate is for another name"
 	case strings.Contains(text, "certificate required"), strings.Contains(text, "bad certificate"), strings.Contains(text, "unknown certificate"):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server refuses it", f.Cert)
+	case worked:
+		return "the management server: an earlier stream worked, and it may be restarting"
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "error reading server preface"):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_USE_TLS, which is %t", f.UseTLS)
 	case f.UseTLS && clienttls.CutOff(text):

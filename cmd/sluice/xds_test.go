@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
@@ -22,18 +24,18 @@ import (
 )
 
 // managementServer serves what snapshots say, over ADS.
-func managementServer(t *testing.T, options ...grpc.ServerOption) (address string, snapshots cache.SnapshotCache) {
+func managementServer(t *testing.T, options ...grpc.ServerOption) (address string, snapshots cache.SnapshotCache, manager *grpc.Server) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	snapshots = cache.NewSnapshotCache(true, cache.IDHash{}, nil)
-	manager := grpc.NewServer(options...)
+	manager = grpc.NewServer(options...)
 	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), snapshots, nil))
 	go func() { _ = manager.Serve(l) }()
 	t.Cleanup(manager.Stop)
-	return l.Addr().String(), snapshots
+	return l.Addr().String(), snapshots, manager
 }
 
 // push has a node's rules be these.
@@ -65,7 +67,7 @@ func serverCredentials(i *redistest.Authority) grpc.ServerOption {
 func TestRulesFromAServer(t *testing.T) {
 	i := redistest.NewAuthority(t)
 	i.Leaf("xds", time.Hour, "*.example")
-	address, snapshots := managementServer(t, serverCredentials(i))
+	address, snapshots, _ := managementServer(t, serverCredentials(i))
 	s := serve(t, []string{
 		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
 		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
@@ -89,6 +91,58 @@ func TestRulesFromAServer(t *testing.T) {
 	s.eventually("unhealthy without a domain again", func() bool { return !s.healthy() })
 }
 
+// After its management server listens again, a node asks it within two seconds, however long it was away.
+func TestBackoffOfTheManagementServer(t *testing.T) {
+	var f xdsFlags
+	if _, err := kong.Must(&f).Parse(nil); err != nil {
+		t.Fatal(err)
+	}
+	if b := f.backoff(); b.First > b.Longest || time.Duration(float64(b.Longest)*(1+b.Spread)) > 2*time.Second || b.Spread == 0 {
+		t.Errorf("pauses: %+v", b)
+	}
+}
+
+// When a management server ends, the log does not blame the settings of a stream that worked.
+func TestEndOfAManagementServer(t *testing.T) {
+	i := redistest.NewAuthority(t)
+	i.Leaf("xds", time.Hour, "xds.example")
+	address, snapshots, manager := managementServer(t, serverCredentials(i))
+	push(t, snapshots, "default", &rlsconf.RateLimitConfig{Name: "d", Domain: "d"})
+	s := serve(t, []string{
+		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "DRAIN_TIME=0s",
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.File("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.File("node.key"),
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.File("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
+	})
+	s.eventually("the rules have come", s.healthy)
+	manager.Stop()
+	s.eventually("the end is logged", func() bool { return strings.Contains(s.log(), "an earlier stream worked") })
+	if strings.Contains(s.log(), "CONFIG_GRPC_XDS_CLIENT_TLS_CERT") {
+		t.Errorf("the log blames the client's certificate:\n%s", s.log())
+	}
+}
+
+// The end of a stream that worked is not the fault of this node's settings.
+func TestAdviceOnStreams(t *testing.T) {
+	f := &xdsFlags{UseTLS: true, Cert: "node.crt"}
+	for _, c := range []struct {
+		text   string
+		worked bool
+		want   string
+	}{
+		{"error reading from server: EOF", false, `CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is "node.crt": the server may refuse it`},
+		{"error reading from server: EOF", true, "the management server: an earlier stream worked, and it may be restarting"},
+		{"read: connection reset by peer", true, "the management server: an earlier stream worked, and it may be restarting"},
+		{"error reading server preface: EOF", true, "the management server: an earlier stream worked, and it may be restarting"},
+		{"dial tcp 10.0.0.1:18001: connect: connection refused", true, "the management server: an earlier stream worked, and it may be restarting"},
+		{"dial tcp 10.0.0.1:18001: connect: connection refused", false, "CONFIG_GRPC_XDS_SERVER_URL"},
+		{"remote error: tls: bad certificate", true, `CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is "node.crt": the server refuses it`},
+	} {
+		if got := f.advise(errors.New(c.text), c.worked); got != c.want {
+			t.Errorf("%s, worked %t: %s", c.text, c.worked, got)
+		}
+	}
+}
+
 func TestMetadataOfANode(t *testing.T) {
 	for text, want := range map[string]any{`{"a":1}`: 1.0, "a:b,c=d": "b", "a=b": "b"} {
 		m, err := (&xdsFlags{Metadata: text}).metadata()
@@ -104,7 +158,7 @@ func TestBadXDSCertificates(t *testing.T) {
 	i, stranger := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	i.Leaf("xds", time.Hour, "xds.example")
 	stranger.Leaf("node", time.Hour, "node")
-	address, snapshots := managementServer(t, serverCredentials(i))
+	address, snapshots, _ := managementServer(t, serverCredentials(i))
 	push(t, snapshots, "default", &rlsconf.RateLimitConfig{Name: "d", Domain: "d"})
 	good := []string{
 		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",

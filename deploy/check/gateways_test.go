@@ -3,6 +3,7 @@ package check
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -173,5 +174,20 @@ func envoyFilter(t *testing.T, text []byte) {
 	}
 	if own.Domain != "" && own.Domain != limit.Domain {
 		t.Errorf("the limits are of %s, and the filter of %s", own.Domain, limit.Domain)
+	}
+}
+
+// The mapping file of metrics, by which ratelimit/metrics is tested, is that of Envoy Gateway.
+func TestMappingIsOfEnvoyGateway(t *testing.T) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/envoyproxy/gateway").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := os.ReadFile(strings.TrimSpace(string(dir)) + "/internal/infrastructure/kubernetes/ratelimit/statsd_conf.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ours, _ := strings.Cut(string(file(t, "ratelimit/metrics/testdata/envoy-gateway.yaml")), "\n"); ours != string(theirs) {
+		t.Error("Envoy Gateway has another mapping: copy it below the first line of ours")
 	}
 }

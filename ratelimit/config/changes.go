@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -46,6 +47,40 @@ func (c *Change) What() string {
 	}
 	return strings.Join(texts, ", ")
 }
+
+// Renamed describes rules that seem to have another domain, key, value or depth: for each that is removed, one with the
+// same limit is added. It is "" if there are none. Their number and the first names say enough about a push that
+// renames all.
+func Renamed(changes []Change) string {
+	removed := map[string][]string{} // names by limit
+	for _, c := range changes {
+		if c.Kind == Removed {
+			removed[c.Limit] = append(removed[c.Limit], c.Rule)
+		}
+	}
+	delete(removed, aDomain)
+	delete(removed, limitsNothing)
+	n, names := 0, []string(nil)
+	for _, c := range changes {
+		before := removed[c.Limit]
+		if c.Kind != Added || len(before) == 0 {
+			continue
+		}
+		removed[c.Limit] = before[1:]
+		n++
+		if n <= shownNames {
+			names = append(names, cut(before[0], maxName)+" -> "+cut(c.Rule, maxName))
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("rules that seem renamed: %d (such as %s). Their usage starts from 0, so that keys can use the "+
+		"limit of each name in this window. To keep the usage, keep the names", n, strings.Join(names, ", "))
+}
+
+// shownNames is the maximum of names in such a message.
+const shownNames = 3
 
 func shown(text string) string {
 	if text == "" {

@@ -276,6 +276,51 @@ func TestManyChangesAreLoggedInPart(t *testing.T) {
 	}
 }
 
+// Rules of one limit that go and come are one warning, however many they are. Others are no renames.
+func TestRenamedRules(t *testing.T) {
+	const before = `
+domain: edge
+descriptors:
+- key: route_a
+  descriptors: [{key: rule-0, rate_limit: {unit: hour, requests_per_unit: 5}}, {key: free}]
+- key: route_b
+  descriptors: [{key: rule-0, rate_limit: {unit: hour, requests_per_unit: 5}}]
+- {key: top, rate_limit: {unit: hour, requests_per_unit: 5}}
+`
+	const limit = "rate_limit: {unit: hour, requests_per_unit: 5}}"
+	for name, c := range map[string]struct{ from, to, want string }{
+		"keys": {"rule-0", "policy/rule-0", "2 (such as edge.route_a.rule-0 -> edge.route_a.policy/rule-0, " +
+			"edge.route_b.rule-0 -> edge.route_b.policy/rule-0)."},
+		"a level": {
+			"key: rule-0, " + limit, "key: policy, descriptors: [{key: rule-0, " + limit + "]}",
+			"2 (such as edge.route_a.rule-0 -> edge.route_a.policy.rule-0, " +
+				"edge.route_b.rule-0 -> edge.route_b.policy.rule-0).",
+		},
+		"a parent": {"route_b", "route_c", "1 (such as edge.route_b.rule-0 -> edge.route_c.rule-0)."},
+		"a domain": {"domain: edge", "domain: edge2", "3 (such as edge.route_a.rule-0 -> edge2.route_a.rule-0, " +
+			"edge.route_b.rule-0 -> edge2.route_b.rule-0, edge.top -> edge2.top)."},
+		"a name and a limit":  {"top, rate_limit: {unit: hour", "top2, rate_limit: {unit: day", ""},
+		"a key without limit": {"key: free", "key: none", ""},
+		"a limit":             {"requests_per_unit: 5", "requests_per_unit: 6", ""},
+	} {
+		changes := Changes(mustParse(t, before), mustParse(t, strings.ReplaceAll(before, c.from, c.to)))
+		var log bytes.Buffer
+		logChanges(slog.New(slog.NewTextHandler(&log, nil)), changes)
+		got, lines := Renamed(changes), strings.Count(log.String(), "event=rules_renamed")
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) || lines != min(1, len(got)) {
+			t.Errorf("%s: %q, want %q in\n%s", name, got, c.want, log.String())
+		}
+	}
+	var many []Change
+	for i := range 100 {
+		many = append(many, Change{Rule: fmt.Sprint("d.a", i), Kind: Removed, Limit: "1 per day"},
+			Change{Rule: fmt.Sprint("d.b", i), Kind: Added, Limit: "1 per day"})
+	}
+	if got := Renamed(many); !strings.Contains(got, "100 (such as d.a0 -> d.b0, d.a1 -> d.b1, d.a2 -> d.b2).") {
+		t.Error(got)
+	}
+}
+
 // Defaults of the server count, and the names of files do not.
 func TestFingerprintIsOfWhatIsInForce(t *testing.T) {
 	o := options()

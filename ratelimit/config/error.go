@@ -55,6 +55,7 @@ const (
 	Ineffective Kind = "cannot-work" // settings that do not fit together
 	SameName    Kind = "same-name"   // two rules with one name in statistics
 	NoRules     Kind = "no-rules"    // rules without any limit
+	NewName     Kind = "renamed"     // rules that seem renamed, whose usage starts from 0
 	Range       Kind = "range"       // an address range as a value, which no address matches
 )
 
@@ -76,6 +77,7 @@ var Kinds = []struct {
 	{Ineffective, "A valid setting that cannot do its task."},
 	{SameName, "Two rules with the same name in metrics."},
 	{NoRules, "Rules without any limit."},
+	{NewName, "Rules that seem renamed. Their usage starts from 0."},
 	{Range, "A value that is an address range. No address matches it."},
 }
 

@@ -109,6 +109,12 @@ type spot struct {
 	order  string // of patterns
 }
 
+// The limits of spots without a rule.
+const (
+	aDomain       = "a domain"
+	limitsNothing = "limits nothing"
+)
+
 func (r *Rules) spots() map[string]*spot {
 	all := map[string]*spot{}
 	r.eachSpot(func(at string, p *spot) { all[at] = p })
@@ -119,7 +125,7 @@ func (r *Rules) spots() map[string]*spot {
 func (r *Rules) eachSpot(f func(at string, p *spot)) {
 	for _, name := range r.DomainNames(r.Domains()) {
 		d, at := r.domains[name], spotText.Replace(name)
-		f(at, &spot{limit: "a domain", fields: coordinationFields(&d.Defaults)})
+		f(at, &spot{limit: aDomain, fields: coordinationFields(&d.Defaults)})
 		d.root.eachSpot(at, f)
 	}
 }
@@ -158,7 +164,7 @@ func (n *node) spot() *spot {
 		}
 		p.limit += ", mode " + n.rule.Coordination.Mode.String()
 	case len(n.below) == 0:
-		p.limit = "limits nothing"
+		p.limit = limitsNothing
 	}
 	return p
 }

@@ -70,4 +70,7 @@ func logChanges(log *slog.Logger, changes []Change) {
 	if more := len(changes) - logged; more > 0 {
 		log.Info("more rules were changed", "event", "rule_changed", "more", more)
 	}
+	if text := Renamed(changes); text != "" {
+		log.Warn(text, "event", "rules_renamed")
+	}
 }

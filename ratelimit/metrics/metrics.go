@@ -6,6 +6,7 @@
 package metrics
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 
@@ -50,6 +51,8 @@ type Collector struct {
 	Budgets map[string]*transport.Budget
 	// Quotas are the grants to Envoys.
 	Quotas *rlqs.Stats
+	// Mapping, if set, names what envoyproxy/ratelimit counts, too.
+	Mapping *Mapping
 	// Overrides counts what became of changes of overrides at this node.
 	Overrides *OverrideChanges
 }
@@ -355,10 +358,14 @@ func (c Collector) Handler(registry prometheus.Gatherer) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
-		if err := c.WriteRuleMetrics(w); err != nil {
+		mapped := c.mapped()
+		if err := errors.Join(mapped.write(w), c.WriteRuleMetrics(w)); err != nil {
 			return // it has gone
 		}
 		for _, f := range families {
+			if mapped.replaces(f) {
+				continue
+			}
 			if _, err := expfmt.MetricFamilyToText(w, f); err != nil {
 				return
 			}

@@ -38,7 +38,7 @@ func collector(t testing.TB, rules string) Collector {
 	}
 }
 
-// Deeper levels share key2, rules that come out the same are summed, and no scrape fails whatever the values are.
+// The second level is key2, rules that come out the same are summed, and no scrape fails whatever the values are.
 func TestRuleLabels(t *testing.T) {
 	c := collector(t, `
 domain: d
@@ -47,6 +47,7 @@ descriptors:
     descriptors:
       - {key: b.c, rate_limit: {unit: day, requests_per_unit: 1}}
       - key: b
+        value: '10.0.0.1:"<x>'
         descriptors:
           - {key: c, value: '10.0.0.1:"<x>', rate_limit: {unit: day, requests_per_unit: 1}}
           - {key: c, rate_limit: {unit: day, requests_per_unit: 1}}
@@ -54,9 +55,9 @@ descriptors:
 	for i, r := range c.Store.Rules().All() {
 		r.Counters.TotalHits.Add(uint64(1 + i))
 	}
-	shows(t, c, `ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 4`,
-		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c_10_0_0_1_\"<x>"} 2`,
-		`sluice_limit_tokens{domain="d",rule="a.b.c_10.0.0.1:\"<x>",mode="leasing"} 1`)
+	shows(t, c, `ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 1`,
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b_10_0_0_1_\"<x>"} 5`,
+		`sluice_limit_tokens{domain="d",rule="a.b_10.0.0.1:\"<x>.c_10.0.0.1:\"<x>",mode="leasing"} 1`)
 }
 
 // Claims of idle keys lower no counter: Prometheus would take that for a restart, and count all once more.

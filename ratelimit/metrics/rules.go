@@ -16,7 +16,7 @@ import (
 
 // ruleRow is one rule, or all that share its labels, at one moment.
 type ruleRow struct {
-	labels                      string          // domain, rule, mode; of hits: domain, key1, key2
+	labels                      string          // domain, rule, mode; of hits: hitLabels, or statsdName
 	rule                        *ratelimit.Rule // nil, of hits
 	sum                         ratelimit.RuleCounters
 	declared, share, driftLimit ratelimit.Tokens
@@ -29,21 +29,36 @@ type metric struct {
 	of               func(*ruleRow) int64
 }
 
-// rows reads all counters. Rules that come out with the same labels are summed, and so are those beyond MaxRules.
-func (c Collector) rows() (named, rules []ruleRow) {
+// hitRows reads what rules and names of requests count. Those that come out with the same labels are summed, and so
+// are those beyond MaxRules.
+func (c Collector) hitRows(label func(domain string, keys []string) string) (rows []ruleRow) {
 	all := c.Store.Rules()
 	seen := make(index, min(len(all.All()), MaxRules))
-	others := labelText("domain", ratelimit.OtherName, "key1", ratelimit.OtherName, "key2", "")
+	others := label(ratelimit.OtherName, []string{ratelimit.OtherName})
 	all.EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
-		i, labels := seen.of(labelText("domain", segment(domain), "key1", segment(keys[0]), "key2",
-			segment(strings.Join(keys[1:], "."))), others)
-		if i == len(named) {
-			named = append(named, ruleRow{labels: labels})
+		i, labels := seen.of(label(domain, keys), others)
+		if i == len(rows) {
+			rows = append(rows, ruleRow{labels: labels})
 		}
-		named[i].sum.Add(n)
+		rows[i].sum.Add(n)
 	})
-	clear(seen)
-	others = labelText("domain", ratelimit.OtherName, "rule", ratelimit.OtherName, "mode", "")
+	return rows
+}
+
+// hitLabels are the labels of hits without a Mapping: as in envoyproxy/ratelimit, those of the first two levels.
+func hitLabels(domain string, keys []string) string {
+	second := ""
+	if len(keys) > 1 {
+		second = segment(keys[1])
+	}
+	return labelText("domain", segment(domain), "key1", segment(keys[0]), "key2", second)
+}
+
+// rows reads the counters of rules, as hitRows does.
+func (c Collector) rows() (rules []ruleRow) {
+	all := c.Store.Rules()
+	seen := make(index, min(len(all.All()), MaxRules))
+	others := labelText("domain", ratelimit.OtherName, "rule", ratelimit.OtherName, "mode", "")
 	for _, r := range all.All() {
 		i, labels := seen.of(labelText("domain", r.Domain, "rule", r.Path, "mode", r.Coordination.Mode.String()),
 			others)
@@ -58,7 +73,7 @@ func (c Collector) rows() (named, rules []ruleRow) {
 		rules[i].sum.Add(r.Counters)
 		r.Counters.EachNamed(func(_ string, c *ratelimit.RuleCounters) { rules[i].sum.Add(c) })
 	}
-	return named, rules
+	return rules
 }
 
 // index is the place of each row, by its labels.
@@ -186,7 +201,7 @@ var ruleMetrics = []metric{
 
 // WriteRuleMetrics writes the metrics of rules in the text format 0.0.4 of Prometheus.
 func (c Collector) WriteRuleMetrics(w io.Writer) error {
-	named, rules := c.rows()
+	rules := c.rows()
 	b := bufio.NewWriterSize(w, 64<<10) // Flush says the first error
 	head := func(name, kind, help string) {
 		_, _ = b.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
@@ -213,9 +228,12 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 			}
 		}
 	}
-	for _, h := range hits {
-		if h.help != "" {
-			write(named, counted("ratelimit_service_rate_limit_"+h.name, h.help, every, h.of))
+	if c.Mapping == nil {
+		named := c.hitRows(hitLabels)
+		for _, h := range hits {
+			if h.help != "" {
+				write(named, counted("ratelimit_service_rate_limit_"+h.name, h.help, every, h.of))
+			}
 		}
 	}
 	write(rules, ruleMetrics...)

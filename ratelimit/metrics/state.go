@@ -119,7 +119,7 @@ func (c Collector) State(n int) State {
 		r := c.Ring()
 		v.Ring = &r
 	}
-	_, rules := c.rows()
+	rules := c.rows()
 	for i := range rules {
 		v.Rules = append(v.Rules, rules[i].state())
 	}

@@ -21,13 +21,24 @@ func (c Collector) WriteStats(w io.Writer) {
 // Counters gives each counter under envoyproxy/ratelimit's statsd name: seven for each rule, or for each name from its
 // requests. The names from requests, and those of unknown domains, are bounded ([ratelimit.MaxNames]).
 func (c Collector) Counters(each func(name string, n uint64)) {
-	const limits = "ratelimit.service.rate_limit"
 	c.Store.Rules().EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
-		name := limits + "." + segment(domain) + "." + segment(strings.Join(keys, ".")) + "."
+		name := statsdName(domain, keys) + "."
 		for _, h := range hits {
 			each(name+h.name, h.of(n).Load())
 		}
 	})
+	c.served(each)
+}
+
+const limits = "ratelimit.service.rate_limit."
+
+// statsdName is the name of a rule's counters, without their ends.
+func statsdName(domain string, keys []string) string {
+	return limits + segment(domain) + "." + segment(strings.Join(keys, "."))
+}
+
+// served gives the counters that are not of rules.
+func (c Collector) served(each func(name string, n uint64)) {
 	loaded, failed := c.Store.Loads()
 	each("ratelimit.service.config_load_success", loaded)
 	each("ratelimit.service.config_load_error", failed)
@@ -35,7 +46,7 @@ func (c Collector) Counters(each func(name string, n uint64)) {
 	each("ratelimit.service.call.should_rate_limit.redis_error", 0) // on_store_failure decides
 	each("ratelimit.service.call.should_rate_limit.service_error", c.Stats.ServiceErrors.Load())
 	c.Stats.UnknownDomains.EachNamed(func(domain string, n *ratelimit.RuleCounters) {
-		each(limits+"."+segment(domain)+".domain_not_found", n.TotalHits.Load())
+		each(limits+segment(domain)+".domain_not_found", n.TotalHits.Load())
 	})
 	each("ratelimit_server."+method+".total_requests", c.Stats.Requests.Load())
 	c.counters(each)

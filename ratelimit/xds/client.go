@@ -53,13 +53,26 @@ type Backoff struct {
 	Spread float64
 }
 
-// wait is the n-th wait, from 0; random is from 0 to 1.
-func (b Backoff) wait(n int, connected bool, random float64) time.Duration {
-	d := b.Connect
-	if connected {
-		d = min(b.Longest, b.First<<min(n, 19)) // a longer shift would overflow
+// pauses are the waits of one client, in their order.
+type pauses struct {
+	Backoff
+	connected bool // there was a stream with a push
+	failures  int  // attempts without one, since then
+}
+
+// after is the wait after an attempt with this many pushes; random is from 0 to 1. A stream counts as a success only
+// when something came: a server that takes connections and ends them at once would otherwise be asked without a growing
+// pause.
+func (p *pauses) after(pushes int, random float64) time.Duration {
+	if pushes > 0 {
+		p.connected, p.failures = true, 0
 	}
-	return time.Duration(float64(d) * (1 + b.Spread*(2*random-1)))
+	d := p.Connect
+	if p.connected {
+		d = min(p.Longest, p.First<<min(p.failures, 19)) // a longer shift would overflow
+	}
+	p.failures++
+	return time.Duration(float64(d) * (1 + p.Spread*(2*random-1)))
 }
 
 // Client is a config.Source of the server's latest push. It is safe for concurrent use. Pushes arrive only
@@ -96,16 +109,12 @@ func (c *Client) String() string { return "xds " + c.options.Server }
 // Watch implements [config.Source]: it keeps a stream open until ctx is done, and
 // has load put pushes in force. It blocks.
 func (c *Client) Watch(ctx context.Context, load *config.Store) error {
-	connected := false
-	for failures := 0; ctx.Err() == nil; failures++ {
-		// A stream counts as a success only when something came: a server that takes connections
-		// and ends them at once would otherwise be asked without a growing pause.
-		if c.attempt(ctx, load) > 0 {
-			failures, connected = 0, true
-		}
+	p := pauses{Backoff: c.options.Backoff}
+	for ctx.Err() == nil {
+		pushes := c.attempt(ctx, load)
 		select {
 		case <-ctx.Done():
-		case <-time.After(c.options.Backoff.wait(failures, connected, rand.Float64())):
+		case <-time.After(p.after(pushes, rand.Float64())):
 		}
 	}
 	return nil

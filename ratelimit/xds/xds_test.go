@@ -271,25 +271,32 @@ func TestEachAttemptDials(t *testing.T) {
 	}
 }
 
+// Pauses grow up to the longest, and begin anew after a stream that worked. Until one did, all are the same.
 func TestBackoff(t *testing.T) {
-	b := Backoff{Connect: 3 * time.Second, First: 10 * time.Second, Longest: 60 * time.Second, Spread: 0.5}
-	for _, c := range []struct {
-		n         int
-		connected bool
-		random    float64
-		want      time.Duration
+	p := pauses{Backoff: Backoff{Connect: 3 * time.Second, First: time.Second, Longest: 6 * time.Second, Spread: 0.5}}
+	for i, c := range []struct {
+		pushes int
+		random float64
+		want   time.Duration
 	}{
-		{0, false, 0.5, 3 * time.Second},
-		{9, false, 0.5, 3 * time.Second},
-		{0, true, 0.5, 10 * time.Second},
-		{2, true, 0.5, 40 * time.Second},
-		{99, true, 0.5, 60 * time.Second},
-		{0, true, 1, 15 * time.Second},
-		{0, true, 0, 5 * time.Second},
+		{0, 0.5, 3 * time.Second},
+		{0, 1, 4500 * time.Millisecond},
+		{1, 0.5, time.Second},
+		{0, 0.5, 2 * time.Second},
+		{0, 0.5, 4 * time.Second},
+		{0, 0.5, 6 * time.Second},
+		{0, 1, 9 * time.Second},
+		{0, 0, 3 * time.Second},
+		{2, 0, 500 * time.Millisecond},
+		{0, 0.5, 2 * time.Second},
 	} {
-		if got := b.wait(c.n, c.connected, c.random); got != c.want {
-			t.Errorf("%+v: %v", c, got)
+		if got := p.after(c.pushes, c.random); got != c.want {
+			t.Errorf("pause %d: %v, want %v", i, got, c.want)
 		}
+	}
+	p.failures = 99
+	if got := p.after(0, 0.5); got != 6*time.Second {
+		t.Errorf("after a hundred failures: %v", got)
 	}
 }
 

@@ -99,6 +99,7 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 			return fmt.Errorf("--from: the previous rules are bad:\n%w", before.problems)
 		}
 		r.before = before.rules
+		r.warnings = append(r.warnings, c.renamed(r)...)
 	}
 	if err := c.print(s, r, version); err != nil {
 		return err
@@ -121,6 +122,18 @@ func (c *Command) Run(s cli.Streams, version Version) error {
 		return errStrict
 	}
 	return nil
+}
+
+// renamed warns of rules that seem renamed: their usage starts anew.
+func (c *Command) renamed(r *checked) config.Problems {
+	if r.rules == nil {
+		return nil
+	}
+	text := config.Renamed(config.Changes(r.before, r.rules))
+	if text == "" {
+		return nil
+	}
+	return config.Problems{{Place: config.Place{File: c.Path}, Kind: config.NewName, Message: text}}
 }
 
 func (c *Command) print(s cli.Streams, r *checked, version Version) error {

@@ -244,6 +244,12 @@ func TestCheckFrom(t *testing.T) {
 	if code, out := checks("--from", before, before); code != 0 || !strings.Contains(out, "No changes") {
 		t.Errorf("%d\n%s", code, out)
 	}
+	writeFile(t, before, rules(100))
+	writeFile(t, after, strings.Replace(rules(100), "domain: d", "domain: renamed", 1))
+	code, out = checks("--strict", "--from", before, after)
+	if want := "after.yaml: warning: rules that seem renamed: 1 (such as d.k -> renamed.k)."; code != 1 || !strings.Contains(out, want) {
+		t.Errorf("%d, no %q in\n%s", code, want, out)
+	}
 	writeFile(t, before, rules(100)+twoRules)
 	writeFile(t, after, rules(50)+strings.Replace(twoRules, "mode: approx, drift_budget: 3%", "mode: leasing", 1))
 	_, out = checks("--json", "--from", before, after)
