@@ -45,6 +45,10 @@ var rows = []Row{
 	{ID: "6", Name: "1,000,000 a day, 10 keys, Zipf 1.1", Unit: ratelimit.Day, Limit: 1_000_000, Keys: 10, Skew: 1.1, Most: []float64{0.02, 0.02, 0.02}},
 	{ID: "7", Name: "burst: 100 a day, 20 keys, 6 nodes, 96 callers", Unit: ratelimit.Day, Limit: 100, Keys: 20, Callers: 96, Nodes: 6},
 	{ID: "8", Name: "burst: 1,000 a day, 20 keys, 6 nodes, 96 callers", Unit: ratelimit.Day, Limit: 1000, Keys: 20, Callers: 96, Nodes: 6},
+	// The first request of a key in a window, at 10, 100 and 1,000 requests a second and key of the default rate.
+	{ID: "9", Name: "turns: 20 a second, 300 keys, uniform", Unit: ratelimit.Second, Limit: 20, Keys: 300, extra: true},
+	{ID: "10", Name: "turns: 200 a second, 30 keys, uniform", Unit: ratelimit.Second, Limit: 200, Keys: 30, extra: true},
+	{ID: "11", Name: "turns: 2,000 a second, 3 keys, uniform", Unit: ratelimit.Second, Limit: 2000, Keys: 3, extra: true},
 }
 
 func (r *Row) load(rate float64, length time.Duration) load.Load {

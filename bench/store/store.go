@@ -23,7 +23,7 @@ type Options struct {
 	Nodes  []int         `in:"1..20" default:"3" help:"Sizes of the fleets."`
 	Rate   float64       `in:"0..100000" default:"3000" help:"Requests a second."`
 	Length time.Duration `in:"500ms..10m" default:"15s" help:"Length of each mode in each row. From 30s on, rows with windows of minutes start so that a window turns halfway."`
-	Rows   []string      `placeholder:"N" help:"Rows to measure, from 1 to 8."`
+	Rows   []string      `placeholder:"N" help:"Rows to measure, from 1 to 8, and only if named, 9 to 11: windows of a second."`
 	Modes  []string      `placeholder:"MODE" help:"Modes to measure with the baseline: strict, leasing, routing, approx."`
 	Seed   uint64        `default:"1" help:"Seed of the demand."`
 	of     suite         // the zero suite is costs
@@ -56,7 +56,11 @@ func (o *Options) validate() error {
 }
 
 func (o *Options) rows(b *report.Bounds) []Row {
-	return report.Choose(b, o.of.flag, o.Rows, o.of.rows, func(r *Row) string { return r.ID })
+	chosen := report.Choose(b, o.of.flag, o.Rows, o.of.rows, func(r *Row) string { return r.ID })
+	if len(o.Rows) > 0 {
+		return chosen
+	}
+	return slices.DeleteFunc(chosen, func(r Row) bool { return r.extra })
 }
 
 // modes are those in which a row is measured.
@@ -101,6 +105,7 @@ type Measured struct {
 	NodeCPU  float64       `json:"node_us" col:"nodes' CPU, us|%.0f"`           // processor time of all nodes for a decision, in microseconds
 	P50      time.Duration `json:"latency_p50" col:"p50"`                       // of a call
 	P99      time.Duration `json:"latency_p99" col:"p99"`                       //
+	P999     time.Duration `json:"latency_p999" col:"p99.9"`                    //
 	Asked    int64         `json:"decisions" col:"decisions"`                   //
 	Admitted int64         `json:"admitted" col:"admitted"`                     // with what was before the measurement
 	Early    int64         `json:"refused_early" col:"refused early"`           // while fewer than the limit had been admitted
@@ -192,7 +197,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Draws:   1000 * float64(used.Commands["hincrby"].Calls) / 2 / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
 		NodeCPU: micros(cpu, asked),
-		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early,
+		P50:     t.quantile(50), P99: t.quantile(99), P999: t.quantile(99.9), Early: t.early,
 		Commands: used.Commands, Reasons: sum(f, claims),
 	}
 	if row.strike == nil {
@@ -333,7 +338,7 @@ func (r *Report) Page() *report.Page {
 var notes = []string{
 	"us: processor time of Redis for one decision; the time of an idle Redis is subtracted. of baseline: to the baseline's in the same row; at most: what it should be, 0 where nothing is said. Columns without a figure are left out.",
 	"warm: in the last third of the time. scripts, draws: claims of one key each, by the script or by plain commands, tried ones too; none in the baseline. bytes: to and from Redis.",
-	"p50, p99: of a call, from when it was meant to be made. refused early: while fewer than the limit had been admitted in the window.",
+	"p50, p99, p99.9: of a call, from when it was meant to be made. refused early: while fewer than the limit had been admitted in the window.",
 	"over: of the key and window that went furthest. under: less than an exact limiter had admitted of the same requests, over all keys and windows. Requests at the turn of a window count in neither.",
 }
 
