@@ -110,7 +110,7 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 // at most what a loss costs.
 func TestMasterThatWasAReplica(t *testing.T) {
 	t.Parallel()
-	single := func(t *testing.T, busy bool, as time.Duration) {
+	single := func(t *testing.T, busy, cut bool, as time.Duration) {
 		a, b := redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t, "--repl-diskless-sync-delay", "0")
 		host, port, _ := net.SplitHostPort(a.Addr)
 		b.Do("REPLICAOF", host, port)
@@ -121,18 +121,25 @@ func TestMasterThatWasAReplica(t *testing.T) {
 			a.UntilInfo("replication", "master_link_status:up")
 			time.Sleep(as)
 			a.Do("REPLICAOF", "NO", "ONE")
+			if cut { // the connections that watched are gone
+				a.Do("CLIENT", "KILL", "TYPE", "normal")
+			}
 		}, busy)
 	}
 	for _, row := range []struct {
-		name string
-		as   time.Duration
-		busy bool
+		name      string
+		as        time.Duration
+		busy, cut bool
 	}{
-		{"idle", 0, false}, {"busy", 0, true}, {"idle for 1s", time.Second, false}, {"busy for 12s", 12 * time.Second, true},
+		{"idle", 0, false, false},
+		{"busy", 0, true, false},
+		{"idle for 1s", time.Second, false, false},
+		{"busy for 12s", 12 * time.Second, true, false},
+		{"other connections", 0, false, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			single(t, row.busy, row.as)
+			single(t, row.busy, row.cut, row.as)
 		})
 	}
 	t.Run("Cluster", func(t *testing.T) {

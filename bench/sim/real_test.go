@@ -95,8 +95,8 @@ type realRedis struct {
 	prefix string
 }
 
-// DrawsFirst says that draws of a round trip are settled before its claims (docs/protocol.md, section 19).
-func (l *realRedis) DrawsFirst() {}
+// DrawsLast says that draws of a round trip are settled after its claims (docs/protocol.md, section 19).
+func (l *realRedis) DrawsLast() {}
 
 func (l *realRedis) Forget() { l.client.FlushDB(context.Background()) }
 

@@ -297,14 +297,14 @@ func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, rat
 	return grants, epoch, at, err
 }
 
-// order is the places of messages in the order in which the ledger settles them: Redis settles draws first.
+// order is the places of messages in the order in which the ledger settles them: Redis settles draws last.
 func (p *part) order(claims []account.Claim) []int {
 	all := make([]int, len(claims))
 	for i := range all {
 		all[i] = i
 	}
-	if _, ok := p.ledger.(interface{ DrawsFirst() }); ok {
-		slices.SortStableFunc(all, func(i, j int) int { return cmp.Compare(claims[j].Kind, claims[i].Kind) })
+	if _, ok := p.ledger.(interface{ DrawsLast() }); ok {
+		slices.SortStableFunc(all, func(i, j int) int { return cmp.Compare(claims[i].Kind, claims[j].Kind) })
 	}
 	return all
 }

@@ -16,10 +16,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// A server that lost its data has accounts that look new. So each server stores an epoch, which names the server's
-// run and its replication, and which each round trip reads after its messages, with the replication of the connection's
-// server. If the epoch differs from the node's, the grants do not count, and all holders restate their totals. If it
-// names another server, as on a promoted replica, a new epoch begins.
+// A server that lost its data has accounts that look new. So each server stores an epoch, which names the server's run
+// and its replication, and which each round trip reads after its messages. If the epoch differs from the node's, the
+// grants do not count, and all holders restate their totals. If it names another server, as on a promoted replica, a
+// new epoch begins.
+//
+// The data of a server can also be replaced while it runs: by a master of older data, whose replica it is for a moment.
+// So each connection watches the epoch, and the transaction of a trip fails if its data was replaced since the last
+// one.
 
 //go:embed epoch.lua
 var epochLua string
@@ -32,82 +36,181 @@ const EpochName = "sluice:life"
 // unknown is the run or the replication of a server that does not report it.
 const unknown = "-"
 
-// tail is the commands after the messages of a trip: one reads the epoch and records of overrides, because each
-// command costs Redis more than another name. The other reads the replication of this connection's server: it changes
-// with each start, and each time that the server was a replica.
+// runPrefix begins the name of a connection. The run of its server follows: it stays the same during the connection.
+const runPrefix = "sluice-"
+
+// introduced makes new connections watch the epoch, and take the run of their server as their name, after the client's
+// own OnConnect. If a server differs from its last known epoch, the next trips look at all servers: its data may have
+// been replaced while no connection watched it.
+func (l *Redis) introduced(next func(context.Context, *redis.Conn) error) func(context.Context, *redis.Conn) error {
+	return func(ctx context.Context, cn *redis.Conn) error {
+		if next != nil {
+			if err := next(ctx, cn); err != nil {
+				return err
+			}
+		}
+		name, err := l.watchedBy(ctx, cn)
+		if err == nil {
+			err = cn.Do(ctx, "watch", name).Err()
+		}
+		if err != nil { // without a name, each trip looks at the server
+			return nil
+		}
+		pipe := cn.Pipeline()
+		server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
+		_, _ = pipe.Exec(ctx) // without the permission, the server is unknown
+		run, replid := fieldOf(server, "run_id"), fieldOf(replication, "master_replid")
+		if !l.knows(run, replid) {
+			l.doubts.Add(1)
+		}
+		_ = cn.ClientSetName(ctx, runPrefix+run).Err()
+		return nil
+	}
+}
+
+// fieldOf is a field of the INFO of a server.
+func fieldOf(info *redis.StringCmd, name string) string {
+	for line := range strings.Lines(info.Val()) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
+			return value
+		}
+	}
+	return unknown
+}
+
+// watchedBy is a name of the epoch at the server of a connection: in a Cluster that of its highest slot, which the
+// server of a layout has too.
+func (l *Redis) watchedBy(ctx context.Context, cn *redis.Conn) (string, error) {
+	if l.cluster == nil {
+		return l.prefix + EpochName, nil
+	}
+	id, err := cn.Do(ctx, "cluster", "myid").Text()
+	if err != nil {
+		return "", err
+	}
+	slots, err := cn.ClusterSlots(ctx).Result()
+	highest := -1
+	for _, of := range slots {
+		if len(of.Nodes) > 0 && of.Nodes[0].ID == id {
+			highest = max(highest, of.End)
+		}
+	}
+	if err != nil || highest < 0 {
+		return "", errors.Join(err, errAway)
+	}
+	return l.epochKey(l.tags[min(highest, len(l.tags)-1)]), nil
+}
+
+// knows tells whether a server is as it was when this process read its epoch.
+func (l *Redis) knows(run, replid string) bool {
+	x := l.current.Load()
+	if x == nil {
+		return true // the first trips look at all servers
+	}
+	unread := false
+	for _, s := range x.all {
+		switch is := s.life.Load(); {
+		case is == nil:
+			unread = true
+		case is.run == run:
+			return same(replid, is.replid)
+		}
+	}
+	return unread
+}
+
+// tail is the last commands of a trip. A transaction has the draws, and reads the epoch and records of overrides,
+// because each command costs Redis more than another name. The connection then watches the epoch until the next trip.
 type tail struct {
-	values *redis.SliceCmd
-	info   *redis.StringCmd
+	queued, exec *redis.Cmd
+	name         *redis.StringCmd // of the connection
 }
 
-func (t *trip) ask(ctx context.Context, pipe redis.Pipeliner, records []string) *tail {
-	names := append([]string{(*t.server.names.Load())[0]}, records...)
-	return &tail{pipe.MGet(ctx, names...), pipe.Info(ctx, "replication")}
-}
-
-// value is that of the epoch at 0, then of the records. It is empty if there is none.
-func (a *tail) value(i int) string {
-	if all := a.values.Val(); i < len(all) {
-		text, _ := all[i].(string)
-		return text
-	}
-	return ""
-}
-
-// replication is the id of the replication of a master.
-func (a *tail) replication() (string, error) {
-	text, err := a.info.Result()
-	if redis.HasErrorPrefix(err, "NOPERM") {
-		return unknown, nil
-	}
-	replid := unknown
-	for line := range strings.Lines(text) {
-		if id, ok := strings.CutPrefix(strings.TrimSpace(line), "master_replid:"); ok {
-			replid = id
-		}
-		if strings.HasPrefix(line, "role:slave") {
-			return "", errReplica
+// tail sends draws, and the rest of the tail.
+func (t *trip) tail(ctx context.Context, pipe redis.Pipeliner, drawn []int) *tail {
+	epoch := (*t.server.names.Load())[0]
+	read := []any{"mget", epoch}
+	pipe.Do(ctx, "multi")
+	for _, i := range drawn {
+		c := &t.claims[i]
+		if t.draw(ctx, pipe, c); c.Limit.Overridable() {
+			read = append(read, overrideOf(t.prefix, c.Key))
 		}
 	}
-	return replid, err
+	a := &tail{queued: pipe.Do(ctx, read...), exec: pipe.Do(ctx, "exec")}
+	pipe.Do(ctx, "watch", epoch)
+	a.name = pipe.ClientGetName(ctx)
+	return a
+}
+
+// replies are those of the transaction: of the draws, and the values of the epoch and of the records.
+func (a *tail) replies() (of, values []any, err error) {
+	all, ok := a.exec.Val().([]any)
+	switch err := a.exec.Err(); {
+	case errors.Is(err, redis.Nil):
+		return nil, nil, errReplaced
+	case err != nil:
+		return nil, nil, errors.Join(err, a.queued.Err())
+	case !ok || len(all) == 0:
+		return nil, nil, ErrAnswer
+	}
+	switch last := all[len(all)-1].(type) {
+	case []any:
+		return all[:len(all)-1], last, nil
+	case error:
+		return nil, nil, last
+	default:
+		return nil, nil, ErrAnswer
+	}
+}
+
+// text is a value of a transaction; "" if there is none.
+func text(values []any, i int) string {
+	if i >= len(values) {
+		return ""
+	}
+	s, _ := values[i].(string)
+	return s
+}
+
+// run is the run of the connection's server, if the connection watches its epoch.
+func (a *tail) run() (run string, watches bool) {
+	if run, watches = strings.CutPrefix(a.name.Val(), runPrefix); !watches {
+		run = unknown
+	}
+	return run, watches
 }
 
 // look applies the answers to the tail: the messages were settled in the epoch that is known of the server then. It is
 // an error if that is unknown: errAway if the server has given its slots away.
-func (t *trip) look(ctx context.Context, a *tail, failed error) error {
-	replid, err := a.replication()
-	values, err2 := a.values.Result()
-	switch {
-	case isMoved(err2): // the slot of the epoch: the server may have others
+func (t *trip) look(ctx context.Context, a *tail, values []any, err error) error {
+	if isMoved(a.queued.Err()) { // the slot of the epoch: the server may have others
 		t.stale.Store(true)
-		if errors.Is(err, errReplica) { // a master without slots becomes a replica
-			return errAway
-		}
-		err2 = nil
-	case err2 == nil && len(values) == 0:
-		err2 = ErrAnswer
+		err = nil
 	}
-	if err := errors.Join(err, err2); err != nil {
+	if err != nil {
 		t.stale.Store(true)
-		return fmt.Errorf("redis: the epoch is unknown: %w", errors.Join(err, failed))
+		return fmt.Errorf("redis: the epoch is unknown: %w", err)
 	}
 	known, written := t.server.life.Load(), t.server.kept.Load() == t.server.names.Load()
-	is, ok := parseLife(a.value(0))
-	unchanged := ok && written && known != nil && is.ID == known.ID && is.run == known.run && same(replid, is.replid)
-	if unchanged && is.Learning <= t.time.Add(Learn) {
+	is, ok := parseLife(text(values, 0))
+	run, watches := a.run()
+	certain := written && watches && t.server.looked.Load() == t.doubts.Load()
+	if ok && certain && known != nil && is.server() == known.server() && is.ID == known.ID && same(run, is.run) &&
+		is.Learning <= t.time.Add(Learn) {
 		t.server.life.CompareAndSwap(known, &is)
 		return nil
 	}
 	is, err = t.lookAfter(ctx, t.server, 0)
-	if err == nil && !same(replid, is.replid) {
+	if err == nil && !same(run, is.run) {
 		err = fmt.Errorf("redis: %w", errElsewhere)
 	}
 	return err
 }
 
 var (
-	errReplica   = errors.New("READONLY the server is a replica")
 	errElsewhere = errors.New("the client's connections lead to different servers")
+	errReplaced  = errors.New("the data of the server, or its epoch, was replaced")
 )
 
 // same tells whether two servers may be the same.
@@ -125,6 +228,9 @@ func parseLife(s string) (life, bool) {
 	return life{e, run, replid}, ok && two && !strings.Contains(replid, " ")
 }
 
+// server is the server of a life.
+func (is *life) server() string { return is.run + " " + is.replid }
+
 func (is *life) String() string {
 	return fmt.Sprintf("%x %d %d %s %s", is.ID, is.Began, is.Learning, is.run, is.replid)
 }
@@ -139,7 +245,7 @@ const (
 // lookAfter runs the script, which reads the server's run, and begins an epoch if there is none or it is another
 // server's.
 func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, error) {
-	known, text := s.life.Load(), ""
+	known, text, doubts := s.life.Load(), "", l.doubts.Load()
 	switch {
 	case known != nil: // a missing epoch was lost
 		text = known.String()
@@ -166,7 +272,8 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	answer, err := epochScript.Run(ctx, s.client, keys, arguments...).Text()
 	if err != nil {
 		l.stale.Store(true)
-		if isMoved(err) {
+		// A master without slots becomes a replica.
+		if isMoved(err) || l.cluster != nil && redis.HasErrorPrefix(err, "READONLY") {
 			err = errAway
 		}
 		return life{}, fmt.Errorf("redis: %w", err)
@@ -176,6 +283,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 		return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, answer)
 	}
 	s.kept.Store(current)
+	s.looked.Store(doubts)
 	l.read(s, &is)
 	return is, nil
 }

@@ -286,13 +286,17 @@ func (f *fake) good(command string, args []string) string {
 	case "hello":
 		return "-ERR unknown command\r\n"
 	case "info":
-		return bulk("role:master\r\nmaster_replid:def\r\n")
+		return bulk("run_id:abc\r\nmaster_replid:def\r\n")
 	case "time":
 		return aTime
-	case "mget":
-		return "*1\r\n" + bulk("1f 1 2 abc def")
+	case "client":
+		return bulk("sluice-abc")
 	case "exec":
-		return "*3\r\n:5\r\n:5\r\n:1\r\n"
+		mget := "*1\r\n" + bulk("1f 1 2 abc def")
+		if f.spoilt == "mget" {
+			mget = f.reply
+		}
+		return "*4\r\n:5\r\n:5\r\n:1\r\n" + mget
 	case "evalsha":
 		if args[1] == epochScript.Hash() && f.spoilt != "mget" {
 			return bulk("1f 1 2 abc def")

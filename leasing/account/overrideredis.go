@@ -61,6 +61,9 @@ func (l *Redis) SetOverride(ctx context.Context, c *OverrideChange) (o ratelimit
 		return o, err
 	}
 	client, named := l.universal(), redis.Z{Member: c.Key}
+	if l.people != nil { // a transaction ends the watch of a connection for trips
+		client = l.people
+	}
 	if err := client.ZAdd(ctx, l.overridesName(), named).Err(); err != nil {
 		return o, fmt.Errorf("redis: %w", err)
 	}

@@ -42,29 +42,32 @@ var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClien
 // ErrAnswer means that an answer has not the form of this protocol.
 var ErrAnswer = errors.New("the store's reply is invalid")
 
-// NewRedis makes a ledger whose accounts' names start with prefix. The caller keeps the client, which must not retry by
-// itself, and must respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped client, is refused with
-// [ErrClient], because its handling of transactions is unknown. alone tells whether no other node is alive, when an
-// empty ledger is new to this process; nil means that others may be.
+// NewRedis makes a ledger whose accounts' names start with prefix. It adds to the client's OnConnect, so the client
+// must be new. The caller keeps the client, which must not retry by itself, and must respect contexts
+// (ContextTimeoutEnabled). A redis.Ring, or a wrapped client, is refused with [ErrClient], because its handling of
+// transactions is unknown. alone tells whether no other node is alive, when an empty ledger is new to this process; nil
+// means that others may be.
 func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*Redis, error) {
 	l := &Redis{prefix: prefix, alone: alone, at: func() ratelimit.LedgerTime { return 0 }}
 	var timeouts bool
 	var retries int
+	var connected *func(context.Context, *redis.Conn) error
 	switch c := client.(type) {
 	case *redis.Client:
 		o := c.Options()
-		timeouts, retries = o.ContextTimeoutEnabled, o.MaxRetries
+		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
 		l.single(c)
 	case *redis.ClusterClient:
 		o := c.Options()
-		timeouts, retries = o.ContextTimeoutEnabled, o.MaxRetries
-		l.cluster = c
+		timeouts, retries, connected = o.ContextTimeoutEnabled, o.MaxRetries, &o.OnConnect
+		l.cluster, l.tags = c, slotTags(prefix)
 	default:
 		return nil, fmt.Errorf("%w; it is a %T", ErrClient, client)
 	}
 	if !timeouts || retries > 0 {
 		return nil, fmt.Errorf("%w; it has ContextTimeoutEnabled: %v and MaxRetries: %d", ErrClient, timeouts, retries)
 	}
+	*connected = l.introduced(*connected)
 	return l, nil
 }
 
@@ -231,12 +234,12 @@ func evalText(ctx context.Context, s *redis.Script, c redis.Scripter, keys []str
 	return s.Eval(ctx, c, keys, args...)
 }
 
-// settle makes one round trip, and another for messages to a server without the scripts, which settled none of them.
-// If the epoch is then unknown, no grant counts.
+// settle makes one round trip, and another for messages that the server did not settle: it has no scripts, or its epoch
+// was written. If the epoch is then unknown, no grant counts.
 func (t *trip) settle(ctx context.Context) error {
 	all := t.left
-	if t.cluster == nil { // plain draws are settled first, and so are those by a script
-		slices.SortStableFunc(all, func(i, j int) int { return cmp.Compare(t.claims[j].Kind, t.claims[i].Kind) })
+	if t.cluster == nil { // plain draws are settled last, and so are those by a script
+		slices.SortStableFunc(all, func(i, j int) int { return cmp.Compare(t.claims[i].Kind, t.claims[j].Kind) })
 	}
 	err := t.send(ctx)
 	if err == nil && len(t.left) > 0 {
@@ -244,7 +247,7 @@ func (t *trip) settle(ctx context.Context) error {
 		err = t.send(ctx)
 	}
 	for _, i := range t.left {
-		t.grants[i] = Grant{Err: fmt.Errorf("%w: the script disappears repeatedly", ErrAnswer)}
+		t.grants[i] = Grant{Err: fmt.Errorf("%w: the script, or the epoch, changes repeatedly", ErrAnswer)}
 	}
 	if err != nil {
 		for _, i := range all {
@@ -256,23 +259,23 @@ func (t *trip) settle(ctx context.Context) error {
 	return err
 }
 
-// send makes one round trip: the time, the draws, the claims, and then the epoch, which shows a loss of data after any
-// of them. The time is before the draws: they see at least the usage of the previous window until then.
+// send makes one round trip: the time, the claims, and the tail. The epoch, which is read last, shows a loss of data
+// after any of them. The time is before the draws: they see at least the usage of the previous window until then.
 func (t *trip) send(ctx context.Context) error {
 	pipe := t.server.client.Pipeline()
 	at := pipe.Time(ctx)
-	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
+	answers, drawn := make([]*redis.Cmd, len(t.left)), t.drawn()
 	for j, i := range t.left {
-		if c := &t.claims[i]; !slices.Contains(d.sent, i) {
+		if c := &t.claims[i]; !slices.Contains(drawn, i) {
 			if t.asking {
 				pipe.Do(ctx, "asking")
 			}
 			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
 		}
 	}
-	var tail *tail
+	var a *tail
 	if !t.stranger {
-		tail = t.ask(ctx, pipe, d.records)
+		a = t.tail(ctx, pipe, drawn)
 	}
 	_, failed := pipe.Exec(ctx) // each command has its own error; the error of those without an answer is this one
 	if err := t.readTime(at); err != nil {
@@ -281,7 +284,6 @@ func (t *trip) send(ctx context.Context) error {
 		return err
 	}
 	t.server.failures.Store(0)
-	d.read(t, tail, failed)
 	var again []int
 	for j, i := range t.left {
 		switch a := answers[j]; {
@@ -295,10 +297,20 @@ func (t *trip) send(ctx context.Context) error {
 		}
 	}
 	t.left = again
-	if t.stranger {
+	if a == nil {
 		return nil
 	}
-	return t.look(ctx, tail, failed)
+	of, values, err := a.replies()
+	if errors.Is(err, errReplaced) { // draws were not settled
+		t.doubts.Add(1)
+		t.left = append(t.left, drawn...)
+		return t.look(ctx, a, nil, nil)
+	}
+	if err != nil {
+		err = errors.Join(err, failed)
+	}
+	t.readDraws(drawn, of, values, err)
+	return t.look(ctx, a, values, err)
 }
 
 // readTime reads the time of a trip.
@@ -329,44 +341,25 @@ func (t *trip) names(c *Claim) []string {
 	return names
 }
 
-// draws are the plain increments of a trip, in one transaction.
-type draws struct {
-	sent []int // claims, in order
-	// records are the names of overrides, of draws that may have them.
-	records []string
-	exec    *redis.Cmd
-}
-
-// draws sends plain draws: on one server, for a window that the ledger certainly has. One that looks back must have
-// begun: before that, nothing is free.
-func (t *trip) draws(ctx context.Context, pipe redis.Pipeliner) *draws {
-	d := &draws{}
+// drawn are the plain draws of a trip: on one server, for a window that the ledger certainly has. One that looks back
+// must have begun: before that, nothing is free.
+func (t *trip) drawn() (sent []int) {
 	if t.cluster != nil {
-		return d
+		return nil
 	}
 	latest := instant(t.latest.Load())
 	for _, i := range t.left {
 		c := &t.claims[i]
 		s := spanOf(&c.Limit, c.Window)
-		if c.Kind != Draws || !s.kept(latest) || latest < s.begins && looksBack(&c.Limit) {
-			continue
-		}
-		if d.sent == nil {
-			pipe.Do(ctx, "multi")
-		}
-		d.sent = append(d.sent, i)
-		if t.draw(ctx, pipe, c, &s); c.Limit.Overridable() {
-			d.records = append(d.records, overrideOf(t.prefix, c.Key))
+		if c.Kind == Draws && s.kept(latest) && (latest >= s.begins || !looksBack(&c.Limit)) {
+			sent = append(sent, i)
 		}
 	}
-	if d.sent != nil {
-		d.exec = pipe.Do(ctx, "exec")
-	}
-	return d
+	return sent
 }
 
-func (t *trip) draw(ctx context.Context, pipe redis.Pipeliner, c *Claim, s *span) {
-	name := t.nameOf(c.Key, c.Window)
+func (t *trip) draw(ctx context.Context, pipe redis.Pipeliner, c *Claim) {
+	s, name := spanOf(&c.Limit, c.Window), t.nameOf(c.Key, c.Window)
 	pipe.Do(ctx, "hincrby", name, "sum", int64(c.Want))
 	pipe.Do(ctx, "hincrby", name, "h:"+HolderName(c.Holder), int64(c.Want))
 	pipe.Do(ctx, "pexpireat", name, roundUp(int64(s.over), 1000))

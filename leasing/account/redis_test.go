@@ -97,17 +97,17 @@ func TestClientsThatAreRefused(t *testing.T) {
 	}
 }
 
-// Draws and claims of one Settle, of plain commands and of scripts, see each other.
+// Draws and claims of one Settle, of plain commands and of scripts, see each other: the claims are settled first.
 func TestMessagesOfOneTrip(t *testing.T) {
 	s := redistest.Shared(t)
 	r := newLive(t, s.Client(), daily(100))
 	g := r.settle(r.draw("k", 1, 60), r.claim("k", 2, 1, 10), r.draw("k", 1, 5), r.claim("j", 2, 1, 10), r.draw("j", 3, 1))
 	for i, want := range []Grant{
-		{Total: 60, Sum: 60},
-		{Granted: 10, Total: 10, Sum: 75},
-		{Total: 65, Sum: 65},
-		{Granted: 10, Total: 10, Sum: 11},
-		{Total: 1, Sum: 1},
+		{Total: 60, Sum: 70},
+		{Granted: 10, Total: 10, Sum: 10},
+		{Total: 65, Sum: 75},
+		{Granted: 10, Total: 10, Sum: 10},
+		{Total: 1, Sum: 11},
 	} {
 		is := Grant{Granted: g[i].Granted, Total: g[i].Total, Sum: g[i].Sum}
 		if g[i].Err != nil || is != want || g[i].At == 0 {

@@ -21,8 +21,9 @@ type servers struct {
 
 	current atomic.Pointer[layout] // nil: not yet read
 	stale   atomic.Bool            // the servers of the Cluster, or their slots, have changed
+	doubts  atomic.Uint64          // number of times that all servers were to be looked at
 	reading sync.Mutex             // of the one that reads the layout
-	tags    []uint32               // guarded by reading; a number for each slot of a Cluster that gives a name in it
+	tags    []uint32               // a number for each slot of a Cluster that gives a name in it
 	readAt  time.Time              // guarded by reading
 	// met are all servers that this process has known, guarded by reading: one may be missing from a layout, because
 	// servers learn of moves one after the other.
@@ -48,6 +49,7 @@ type server struct {
 	names    atomic.Pointer[[]string]
 	kept     atomic.Pointer[[]string] // names under which the epoch was last read; nil: not yet
 	life     atomic.Pointer[life]     // last read; nil: not yet
+	looked   atomic.Uint64            // the doubts before the last look
 	losses   atomic.Uint64            // that this process has noticed
 	failures atomic.Int32             // trips in a row without an answer
 }
@@ -120,8 +122,8 @@ func (l *Redis) known(ctx context.Context) (*layout, error) {
 func (l *Redis) readLocked(ctx context.Context) error {
 	// The client reads the slots again at that.
 	_ = l.cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
-	if l.tags == nil {
-		l.tags, l.met = slotTags(l.prefix), map[*redis.Client]*server{}
+	if l.met == nil {
+		l.met = map[*redis.Client]*server{}
 	}
 	was := l.current.Load()
 	x := &layout{parts: make([][]*server, l.Partitions()), slots: make([]atomic.Pointer[server], clusterSlots)}

@@ -153,48 +153,35 @@ func unpacked(packed string, all []int64) bool {
 	return true
 }
 
-// read reads the answer of a transaction: for each draw the sum, the holder's total, and whether there was an account
-// to expire. For a sliding window, it also reads the previous sum.
-func (d *draws) read(t *trip, a *tail, failed error) {
-	if d.sent == nil {
-		return
+// readDraws reads the replies of a transaction: for each draw the sum, the holder's total, and whether there was an
+// account to expire. For a sliding window, it also reads the previous sum. The values are the epoch, and the records of
+// overrides.
+func (t *trip) readDraws(drawn []int, replies, values []any, err error) {
+	replied, record := 0, 0
+	for _, i := range drawn {
+		replied += repliesOf(&t.claims[i])
 	}
-	replies, ok := d.exec.Val().([]any)
-	if err := d.exec.Err(); err != nil || !ok {
-		d.fail(t, fmt.Errorf("redis: the draws' transaction: %w", errors.Join(err, failed, ErrAnswer)))
-		return
+	if err == nil && len(replies) != replied {
+		err = fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(replies))
 	}
-	if len(replies) != d.replies(t) || len(a.values.Val()) != 1+len(d.records) {
-		d.fail(t, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(replies)))
-		return
-	}
-	rest, record := replies, 0
-	for _, i := range d.sent {
-		n := repliesOf(&t.claims[i])
-		g := readDraw(&t.claims[i], rest[:n], t.time)
-		if rest = rest[n:]; t.claims[i].Limit.Overridable() {
+	for _, i := range drawn {
+		c := &t.claims[i]
+		if err != nil {
+			t.grants[i] = Grant{Err: fmt.Errorf("redis: the draws' transaction: %w", err)}
+			continue
+		}
+		n := repliesOf(c)
+		g := readDraw(c, replies[:n], t.time)
+		if replies = replies[n:]; c.Limit.Overridable() {
 			record++
-			r, err := DecodeOverride(a.value(record))
+			r, err := DecodeOverride(text(values, record))
 			if err != nil {
 				g = Grant{Err: err}
 			}
-			g.override(&r, &t.claims[i].Limit)
+			g.override(&r, &c.Limit)
 		}
 		t.grants[i] = g
 	}
-}
-
-func (d *draws) fail(t *trip, err error) {
-	for _, i := range d.sent {
-		t.grants[i] = Grant{Err: err}
-	}
-}
-
-func (d *draws) replies(t *trip) (n int) {
-	for _, i := range d.sent {
-		n += repliesOf(&t.claims[i])
-	}
-	return n
 }
 
 func repliesOf(c *Claim) int {
