@@ -17,16 +17,21 @@ type flight struct {
 	shard *shard // nil: no key
 	// late is the last report on an account whose window is over; nil: the message is about the key.
 	late       *lateReport
-	greet      bool            // it asks only for the time
-	early      bool            // guarded by shard.mu: it claims tokens of the next window
-	background bool            // guarded by shard.mu: it waits for others to share a round trip
-	written    bool            // guarded by shard.mu: it can take no more requests
-	again      bool            // guarded by shard.mu: the key was recalled since it was written
-	rule       *ratelimit.Rule // under which the message was written
-	message    hold.Message
-	beyond     hold.Beyond // usage that the message reports
-	done       chan struct{}
-	outcome    // read after done
+	greet      bool // it asks only for the time
+	early      bool // guarded by shard.mu: it claims tokens of the next window
+	background bool // guarded by shard.mu: it waits for others to share a round trip
+	written    bool // guarded by shard.mu: it can take no more requests
+	again      bool // guarded by shard.mu: the key was recalled since it was written
+	statement
+	done    chan struct{}
+	outcome // read after done
+}
+
+// statement is the message of a flight, when it is written.
+type statement struct {
+	rule    *ratelimit.Rule // under which it was written
+	message hold.Message
+	beyond  hold.Beyond // usage that the message reports
 }
 
 // outcome is the result of a flight.
