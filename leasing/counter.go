@@ -75,8 +75,7 @@ func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
 		}
 	}
 	v.Remaining = left
-	switch {
-	case l.Algorithm == ratelimit.TokenBucket:
+	if l.Algorithm == ratelimit.TokenBucket {
 		c.ends = c.fullAt(now, l)
 		to := fullLevel(l)
 		if v.OverLimit {

@@ -48,12 +48,12 @@ var loads = []struct {
 	}},
 	{"overridden", 10 * time.Millisecond, func(s *stage, i int) []ask {
 		l := &s.rule.Limit
-		switch {
-		case i == 0:
+		switch i {
+		case 0:
 			l.Ceiling = 3 * l.Requests
-		case i == 300:
+		case 300:
 			s.override(ratelimit.Override{Requests: l.Requests / 3})
-		case i == 600:
+		case 600:
 			s.override(ratelimit.Override{Unlimited: true})
 		}
 		return []ask{{Cost: 1}}

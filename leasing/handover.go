@@ -132,7 +132,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 		both.mergeBucket(&other)
 	} else {
 		setAlgorithm(c, max(x.Algorithm, algorithmOf(c)))
-		both.merge(&other, algorithmOf(c), x.Limit)
+		both.merge(&other, algorithmOf(c))
 	}
 	if k != nil {
 		k.merge(&c.Val, x.Lessees, bucket, max(0, lag))
@@ -157,7 +157,7 @@ func (x *Account) counter(lag ledgerTime) counter {
 
 // merge adds the charges of the other's windows to the same windows here. An older window ends first: it is over on
 // one of the clocks, and otherwise the charges of the newer one are lost.
-func (c *counter) merge(other *counter, a ratelimit.Algorithm, limit tokens) {
+func (c *counter) merge(other *counter, a ratelimit.Algorithm) {
 	if c.state < other.state {
 		*c, *other = *other, *c
 	}

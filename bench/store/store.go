@@ -63,8 +63,8 @@ func (o *Options) rows(b *report.Bounds) []Row {
 	return slices.DeleteFunc(chosen, func(r Row) bool { return r.extra })
 }
 
-// modes are those in which a row is measured.
-func (o *Options) modes(r *Row) (chosen []mode) {
+// modes are those in which rows are measured.
+func (o *Options) modes() (chosen []mode) {
 	for _, m := range o.of.modes {
 		if m.fields == nil || len(o.Modes) == 0 || slices.Contains(o.Modes, m.name) {
 			chosen = append(chosen, m)
@@ -84,7 +84,7 @@ func (o *Options) fleets(r *Row) []int {
 // count is how many measurements there are.
 func (o *Options) count() (n int) {
 	for _, r := range o.rows(&report.Bounds{}) {
-		n += len(o.fleets(&r)) * len(o.modes(&r))
+		n += len(o.fleets(&r)) * len(o.modes())
 	}
 	return n
 }
@@ -141,7 +141,7 @@ func (o *Options) Measure(ctx context.Context) (report.Result, error) {
 	for _, row := range o.rows(&report.Bounds{}) {
 		for _, nodes := range o.fleets(&row) {
 			first := len(r.Measured)
-			for _, m := range o.modes(&row) {
+			for _, m := range o.modes() {
 				what := fmt.Sprintf("%s, %s, %d nodes", m.name, row.Name, nodes)
 				o.Tell(o.count(), what)
 				got, err := o.measure(ctx, &row, &m, nodes)

@@ -49,12 +49,8 @@ func (l *Redis) introduced(next func(context.Context, *redis.Conn) error) func(c
 				return err
 			}
 		}
-		name, err := l.watchedBy(ctx, cn)
-		if err == nil {
-			err = cn.Do(ctx, "watch", name).Err()
-		}
-		if err != nil { // without a name, each trip looks at the server
-			return nil
+		if !l.watches(ctx, cn) {
+			return nil // without a name, each trip looks at the server
 		}
 		pipe := cn.Pipeline()
 		server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
@@ -78,27 +74,24 @@ func fieldOf(info *redis.StringCmd, name string) string {
 	return unknown
 }
 
-// watchedBy is a name of the epoch at the server of a connection: in a Cluster that of its highest slot, which the
-// server of a layout has too.
-func (l *Redis) watchedBy(ctx context.Context, cn *redis.Conn) (string, error) {
-	if l.cluster == nil {
-		return l.prefix + EpochName, nil
-	}
-	id, err := cn.Do(ctx, "cluster", "myid").Text()
-	if err != nil {
-		return "", err
-	}
-	slots, err := cn.ClusterSlots(ctx).Result()
-	highest := -1
-	for _, of := range slots {
-		if len(of.Nodes) > 0 && of.Nodes[0].ID == id {
-			highest = max(highest, of.End)
+// watches makes a connection watch a name of its server's epoch: in a Cluster that of its highest slot, which the server
+// of a layout has too.
+func (l *Redis) watches(ctx context.Context, cn *redis.Conn) bool {
+	name := l.prefix + EpochName
+	if l.cluster != nil {
+		id, highest := cn.Do(ctx, "cluster", "myid").Val(), -1
+		//nolint:staticcheck // CLUSTER SHARDS is not in Redis 6.2
+		for _, of := range cn.ClusterSlots(ctx).Val() {
+			if len(of.Nodes) > 0 && of.Nodes[0].ID == id {
+				highest = max(highest, of.End)
+			}
 		}
+		if highest < 0 {
+			return false
+		}
+		name = l.epochKey(l.tags[min(highest, len(l.tags)-1)])
 	}
-	if err != nil || highest < 0 {
-		return "", errors.Join(err, errAway)
-	}
-	return l.epochKey(l.tags[min(highest, len(l.tags)-1)]), nil
+	return cn.Do(ctx, "watch", name).Err() == nil
 }
 
 // knows tells whether a server is as it was when this process read its epoch.
