@@ -74,8 +74,8 @@ func fieldOf(info *redis.StringCmd, name string) string {
 	return unknown
 }
 
-// watches makes a connection watch a name of its server's epoch: in a Cluster that of its highest slot, which the server
-// of a layout has too.
+// watches makes a connection watch a name of its server's epoch: in a Cluster that of its highest slot, which the
+// server of a layout has too.
 func (l *Redis) watches(ctx context.Context, cn *redis.Conn) bool {
 	name := l.prefix + EpochName
 	if l.cluster != nil {
