@@ -143,7 +143,7 @@ type Coordination struct {
 	StoreDeadline  time.Duration
 	OnStoreFailure FailurePolicy // decides when the store does not answer in time
 	OnDeny         OnDeny
-	Audit          bool // record each settlement in the ledger
+	Audit          bool // nodes record the answers of the ledger
 	Drift
 }
 

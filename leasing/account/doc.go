@@ -20,9 +20,6 @@
 //
 // A holder that ends gives its tokens back. Its record stays until the account is over.
 //
-// Messages of an audited rule are on record in a stream next to the key's accounts, written in the same step
-// (event.go). This includes grants whose answer was lost. Such rules have no draws.
-//
 // The limit of a key may be overridden (override.go), in a record next to its accounts, which the step of each
 // message reads. Guarantee: the override in force when a message is settled judges it, up to the ceiling of the
 // claim's limit. To set, change or remove one changes no account, and so no usage. It recalls all holders of the

@@ -49,19 +49,30 @@ func (l *Redis) introduced(next func(context.Context, *redis.Conn) error) func(c
 				return err
 			}
 		}
-		if !l.watches(ctx, cn) {
-			return nil // without a name, each trip looks at the server
+		// Without a name, each trip looks at the server.
+		if err := l.watches(ctx, cn); err != nil {
+			return broken(err)
 		}
 		pipe := cn.Pipeline()
 		server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
-		_, _ = pipe.Exec(ctx) // without the permission, the server is unknown
+		if _, err := pipe.Exec(ctx); broken(err) != nil { // without the permission, the server is unknown
+			return err
+		}
 		run, replid := fieldOf(server, "run_id"), fieldOf(replication, "master_replid")
 		if !l.knows(run, replid) {
 			l.doubts.Add(1)
 		}
-		_ = cn.ClientSetName(ctx, runPrefix+run).Err()
+		return broken(cn.ClientSetName(ctx, runPrefix+run).Err())
+	}
+}
+
+// broken is an error after which a connection must not be used, because an answer may come late. A server's refusal is
+// none.
+func broken(err error) error {
+	if _, refused := errors.AsType[redis.Error](err); refused || errors.Is(err, errAway) {
 		return nil
 	}
+	return err
 }
 
 // fieldOf is a field of the INFO of a server.
@@ -75,23 +86,37 @@ func fieldOf(info *redis.StringCmd, name string) string {
 }
 
 // watches makes a connection watch a name of its server's epoch: in a Cluster that of its highest slot, which the
-// server of a layout has too.
-func (l *Redis) watches(ctx context.Context, cn *redis.Conn) bool {
+// server of a layout has too. It is errAway if the server has no slots. A watch of a missing epoch sees nothing.
+func (l *Redis) watches(ctx context.Context, cn *redis.Conn) error {
 	name := l.prefix + EpochName
 	if l.cluster != nil {
-		id, highest := cn.Do(ctx, "cluster", "myid").Val(), -1
-		//nolint:staticcheck // CLUSTER SHARDS is not in Redis 6.2
-		for _, of := range cn.ClusterSlots(ctx).Val() {
+		id, err := cn.Do(ctx, "cluster", "myid").Text()
+		if err != nil {
+			return err
+		}
+		slots, err := cn.ClusterSlots(ctx).Result() //nolint:staticcheck // CLUSTER SHARDS is not in Redis 6.2
+		if err != nil {
+			return err
+		}
+		highest := -1
+		for _, of := range slots {
 			if len(of.Nodes) > 0 && of.Nodes[0].ID == id {
 				highest = max(highest, of.End)
 			}
 		}
 		if highest < 0 {
-			return false
+			return errAway
 		}
 		name = l.epochKey(l.tags[min(highest, len(l.tags)-1)])
 	}
-	return cn.Do(ctx, "watch", name).Err() == nil
+	if err := cn.Do(ctx, "watch", name).Err(); err != nil {
+		return err
+	}
+	n, err := cn.Exists(ctx, name).Result()
+	if n == 0 {
+		l.doubts.Add(1)
+	}
+	return err
 }
 
 // knows tells whether a server is as it was when this process read its epoch.
@@ -181,7 +206,8 @@ func (t *trip) look(ctx context.Context, a *tail, values []any, err error) error
 		t.stale.Store(true)
 		err = nil
 	}
-	if err != nil {
+	if err != nil { // a transaction that was discarded has ended the watch, whatever it saw
+		t.doubts.Add(1)
 		t.stale.Store(true)
 		return fmt.Errorf("redis: the epoch is unknown: %w", err)
 	}
@@ -204,6 +230,7 @@ func (t *trip) look(ctx context.Context, a *tail, values []any, err error) error
 var (
 	errElsewhere = errors.New("the client's connections lead to different servers")
 	errReplaced  = errors.New("the data of the server, or its epoch, was replaced")
+	errRepeated  = errors.New("redis: the scripts, or the epoch, of the server change repeatedly")
 )
 
 // same tells whether two servers may be the same.

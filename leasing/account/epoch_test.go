@@ -291,6 +291,8 @@ func (f *fake) good(command string, args []string) string {
 		return aTime
 	case "client":
 		return bulk("sluice-abc")
+	case "exists":
+		return ":1\r\n"
 	case "exec":
 		mget := "*1\r\n" + bulk("1f 1 2 abc def")
 		if f.spoilt == "mget" {

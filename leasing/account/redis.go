@@ -43,10 +43,10 @@ var ErrClient = errors.New("the store needs a redis.Client or redis.ClusterClien
 var ErrAnswer = errors.New("the store's reply is invalid")
 
 // NewRedis makes a ledger whose accounts' names start with prefix. It adds to the client's OnConnect, so the client
-// must be new. The caller keeps the client, which must not retry by itself, and must respect contexts
-// (ContextTimeoutEnabled). A redis.Ring, or a wrapped client, is refused with [ErrClient], because its handling of
-// transactions is unknown. alone tells whether no other node is alive, when an empty ledger is new to this process; nil
-// means that others may be.
+// must be new, and nothing else may use it for transactions: they end a connection's watch. The caller keeps the
+// client, which must not retry by itself, and must respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped
+// client, is refused with [ErrClient], because its handling of transactions is unknown. alone tells whether no other
+// node is alive, when an empty ledger is new to this process; nil means that others may be.
 func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*Redis, error) {
 	l := &Redis{prefix: prefix, alone: alone, at: func() ratelimit.LedgerTime { return 0 }}
 	var timeouts bool
@@ -247,7 +247,7 @@ func (t *trip) settle(ctx context.Context) error {
 		err = t.send(ctx)
 	}
 	for _, i := range t.left {
-		t.grants[i] = Grant{Err: fmt.Errorf("%w: the script, or the epoch, changes repeatedly", ErrAnswer)}
+		t.grants[i] = Grant{Err: errRepeated}
 	}
 	if err != nil {
 		for _, i := range all {
@@ -280,6 +280,7 @@ func (t *trip) send(ctx context.Context) error {
 	_, failed := pipe.Exec(ctx) // each command has its own error; the error of those without an answer is this one
 	if err := t.readTime(at); err != nil {
 		t.server.failures.Add(1)
+		t.doubts.Add(1)
 		t.stale.Store(true)
 		return err
 	}

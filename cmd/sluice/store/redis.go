@@ -143,7 +143,7 @@ func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error
 
 // Seats implements [Store].
 func (s *inRedis) Seats() approx.Cell {
-	return &redisCell{s.client, s.flags.KeyPrefix + seatRecord}
+	return &redisCell{s.people, s.flags.KeyPrefix + seatRecord} // a transaction ends the watch of the ledger's connections
 }
 
 // redisCell is a string that changes only if it is unchanged: WATCH, and a transaction. Its version is its digest: what
