@@ -5,6 +5,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -155,10 +156,22 @@ var lives int
 func (w *world) reconfigure(config map[string]any) {
 	w.Helper()
 	w.configMap(system, "envoy-gateway-config", "envoy-gateway.yaml", config)
+	generation := func() int64 {
+		d, err := w.Kube.AppsV1().Deployments(system).Get(w.Context(), "envoy-ratelimit", metav1.GetOptions{})
+		w.check(err)
+		return d.Generation
+	}
+	before := generation()
 	w.restart(system, "envoy-gateway")
 	w.rolled(system, "envoy-gateway")
-	time.Sleep(2 * time.Second)
+	w.until(time.Minute, func() error {
+		if generation() == before {
+			return errors.New("the gateway has not changed its limiters")
+		}
+		return nil
+	})
 	w.rolled(system, "envoy-ratelimit")
+	w.settled(ofEnvoyGateway)
 }
 
 // An issuer signs tokens.
