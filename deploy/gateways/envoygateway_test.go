@@ -161,6 +161,7 @@ func (w *world) reconfigure(config map[string]any) {
 		w.check(err)
 		return d.Generation
 	}
+	w.rolled(system, "envoy-ratelimit")
 	before := generation()
 	w.restart(system, "envoy-gateway")
 	w.rolled(system, "envoy-gateway")
