@@ -7,7 +7,7 @@ FUZZTIME ?= 2000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: h2spec attack outages files kube-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: h2spec attack outages files kube-test kube-programs gateways-test settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -193,11 +193,22 @@ manifests: dashboards ## write what is deployed from the chart: its files, and d
 
 KUBE = -s -w -X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
 # The first build of the API server takes ten minutes of a processor.
-kube-test: ## install, upgrade and remove the chart on a real kube-apiserver, without a cluster behind it
+kube-programs:
 	@mkdir -p .cache
 	cd deploy/check/apiserver && $(GO) build -trimpath -ldflags "$(KUBE)" -o ../../../.cache/kube-apiserver .
 	cd leasing/redistest/etcdtest/server && $(GO) build -o ../../../../.cache/etcd-for-tests .
+
+kube-test: kube-programs ## install, upgrade and remove the chart on a real kube-apiserver, without a cluster behind it
 	cd deploy/check && $(GO) test -count=1 -v -run '^TestChartOnAPIServer$$' . -apiserver $(CURDIR)/.cache/kube-apiserver -etcd $(CURDIR)/.cache/etcd-for-tests
+
+# Half an hour from nothing, of which the first builds take most, and then 5 minutes. It needs root on Linux, for namespaces.
+gateways-test: envoy redis kube-programs ## Envoy Gateway, Contour and Istio as they are shipped, before Sluice in each mode
+	CGO_ENABLED=0 $(GO) build -o .cache/ ./cmd/sluice
+	cd deploy/gateways && CGO_ENABLED=0 $(GO) build -o ../../.cache/ github.com/envoyproxy/gateway/cmd/envoy-gateway ./backend
+	cd deploy/gateways/contour && CGO_ENABLED=0 $(GO) build -o ../../../.cache/ github.com/projectcontour/contour/cmd/contour
+	cd deploy/gateways/istio && $(GO) build -o ../../../.cache/ istio.io/istio/pilot/cmd/pilot-agent istio.io/istio/pilot/cmd/pilot-discovery
+	cd deploy/gateways && $(GO) vet ./... && $(GO) test -vet=off -count=1 -v -timeout 30m . -programs $(CURDIR)/.cache \
+	  -envoy $$(echo $(CURDIR)/.cache/envoy/lib/python*/site-packages/envoy/_bin/envoy)
 
 proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-go-grpc)
 	protoc -I routing --go_out=. --go_opt=module=github.com/sluice-gate/sluice --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gate/sluice routing/wire.proto

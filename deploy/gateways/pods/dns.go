@@ -1,0 +1,47 @@
+package pods
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// serveNames answers questions for the names of services: with the address of the service, or with those of the ready pods of a headless one.
+func (c *Cluster) serveNames(conn net.PacketConn) {
+	question := make([]byte, 1500)
+	for {
+		n, from, err := conn.ReadFrom(question)
+		if err != nil {
+			return
+		}
+		if answer, err := c.answer(question[:n]); err == nil {
+			_, _ = conn.WriteTo(answer, from)
+		}
+	}
+}
+
+func (c *Cluster) answer(question []byte) ([]byte, error) {
+	var m dnsmessage.Message
+	if err := m.Unpack(question); err != nil || len(m.Questions) != 1 {
+		return nil, err
+	}
+	q := m.Questions[0]
+	c.mu.Lock()
+	found, ok := c.names[strings.ToLower(strings.TrimSuffix(q.Name.String(), "."))]
+	c.mu.Unlock()
+	m.Response, m.Authoritative, m.RecursionAvailable, m.Additionals = true, true, true, nil
+	if !ok {
+		m.RCode = dnsmessage.RCodeNameError
+	}
+	for _, a := range found {
+		if q.Type == dnsmessage.TypeA {
+			m.Answers = append(m.Answers, dnsmessage.Resource{
+				Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 2},
+				Body:   &dnsmessage.AResource{A: netip.MustParseAddr(a).As4()},
+			})
+		}
+	}
+	return m.Pack()
+}
