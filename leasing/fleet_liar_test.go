@@ -60,12 +60,13 @@ func ofClaims(lie func(n []float64)) func(redis.Cmder) {
 	}
 }
 
-// ofDraws changes what the transaction of the draws answers: of each draw three replies.
+// ofDraws changes what the transaction answers of draws: of each three replies. The epoch comes after them.
 func ofDraws(lie func(replies []any) []any) func(redis.Cmder) {
 	return func(cmd redis.Cmder) {
 		if c, ok := cmd.(*redis.Cmd); ok && cmd.Name() == "exec" {
-			if replies, ok := c.Val().([]any); ok {
-				c.SetVal(lie(replies))
+			replies, _ := c.Val().([]any)
+			if draws := len(replies) - 1; draws > 0 {
+				c.SetVal(append(lie(replies[:draws:draws]), replies[draws]))
 			}
 		}
 	}
