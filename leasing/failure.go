@@ -14,7 +14,8 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	if k != nil {
 		w.waitsLocked(*k, 0)
 		const waited = true
-		if there := c.lane(*k).time(); now < k.Till && c.driftLocked(now, &there, *k, w, waited) {
+		there := c.lane(*k).time()
+		if now < k.Till && c.driftLocked(now, &there, *k, w, waited) {
 			return
 		}
 	}

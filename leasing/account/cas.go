@@ -191,7 +191,8 @@ func (l *CAS) commit(ctx context.Context, life string, states map[string]*state)
 		if a.settled {
 			a.change.Version, a.change.Data, a.change.Until = a.version, a.encode(), a.over
 		}
-		if a.changed = a.settled; a.changed {
+		a.changed = a.settled
+		if a.changed {
 			changes, changing = append(changes, a.change), append(changing, a)
 		}
 	}

@@ -151,7 +151,8 @@ func (t *trip) tail(ctx context.Context, pipe redis.Pipeliner, drawn []int) *tai
 	pipe.Do(ctx, "multi")
 	for _, i := range drawn {
 		c := &t.claims[i]
-		if t.draw(ctx, pipe, c); c.Limit.Overridable() {
+		t.draw(ctx, pipe, c)
+		if c.Limit.Overridable() {
 			read = append(read, overrideOf(t.prefix, c.Key))
 		}
 	}
@@ -193,10 +194,11 @@ func text(values []any, i int) string {
 
 // run is the run of the connection's server, if the connection watches its epoch.
 func (a *tail) run() (run string, watches bool) {
-	if run, watches = strings.CutPrefix(a.name.Val(), runPrefix); !watches {
-		run = unknown
+	run, watches = strings.CutPrefix(a.name.Val(), runPrefix)
+	if !watches {
+		return unknown, false
 	}
-	return run, watches
+	return run, true
 }
 
 // look applies the answers to the tail: the messages were settled in the epoch that is known of the server then. It is

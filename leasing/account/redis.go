@@ -266,12 +266,14 @@ func (t *trip) send(ctx context.Context) error {
 	at := pipe.Time(ctx)
 	answers, drawn := make([]*redis.Cmd, len(t.left)), t.drawn()
 	for j, i := range t.left {
-		if c := &t.claims[i]; !slices.Contains(drawn, i) {
-			if t.asking {
-				pipe.Do(ctx, "asking")
-			}
-			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
+		if slices.Contains(drawn, i) {
+			continue
 		}
+		if t.asking {
+			pipe.Do(ctx, "asking")
+		}
+		c := &t.claims[i]
+		answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
 	}
 	var a *tail
 	if !t.stranger {

@@ -172,7 +172,8 @@ func (t *trip) readDraws(drawn []int, replies, values []any, err error) {
 		}
 		n := repliesOf(c)
 		g := readDraw(c, replies[:n], t.time)
-		if replies = replies[n:]; c.Limit.Overridable() {
+		replies = replies[n:]
+		if c.Limit.Overridable() {
 			record++
 			r, err := DecodeOverride(text(values, record))
 			if err != nil {

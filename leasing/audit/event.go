@@ -57,9 +57,10 @@ func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 		e.Ends = c.Limit.WindowEnd(c.Window)
 	}
 	if c.Kind == account.Draws {
-		if e.Kind = unsettled(g.Err); e.Kind == "" {
-			e.Kind, e.Granted = WasDraw, g.Owned(c.Want, &c.Limit)
-			e.Need = c.Want
+		e.Kind = unsettled(g.Err)
+		if e.Kind == "" {
+			e.Kind, e.Need = WasDraw, c.Want
+			e.Granted = g.Owned(c.Want, &c.Limit)
 		}
 		return e
 	}
