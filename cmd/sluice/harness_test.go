@@ -207,7 +207,7 @@ func listens(t testing.TB) net.Listener {
 }
 
 // patience is far longer than what processes do in their own time takes.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // becomes waits until ok says yes; if it has not after patience, it says no.
 func becomes(ok func() bool) bool {
