@@ -134,17 +134,17 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 		a.Leave = true // it may be another's: the next tenant does not spend in its windows
 		return a, true
 	}
-	learning := known.Learning
+	young := known.Young
 	held := t.Seat >= 0 && t.Seat < wanted.Seats
-	if learning && !held && (t.Seat < 0 || now >= t.until) {
+	if young && !held && (t.Seat < 0 || now >= t.until) {
 		return Application{}, false
 	}
 	// Where all seats are taken, one is free when its tenant has left: that is no news of a moment.
 	if t.Seat < 0 && t.wanted.id == wanted.id && t.asked != 0 && now < t.asked.Add(seatless) {
 		return Application{}, false
 	}
-	// While plans differ, or the ledger learns, there may be news.
-	settled := held && !learning && t.Agreed && t.wanted.id == wanted.id
+	// While plans differ, or the epoch is young, there may be news.
+	settled := held && !young && t.Agreed && t.wanted.id == wanted.id
 	if settled && now < t.until.Add(margin-SeatTTL/2) {
 		return Application{}, false
 	}
@@ -154,7 +154,7 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 // judge ends the trial of a tenancy that has proven itself.
 func (k *Keeper) judge(known ratelimit.EpochKnown) *held {
 	t := k.now.Load()
-	if t.trial.on && known.ID == t.trial.epoch && !known.Learning && known.Asked >= t.trial.given {
+	if t.trial.on && known.ID == t.trial.epoch && !known.Young && known.Asked >= t.trial.given {
 		after := *t
 		after.trial = trial{}
 		k.now.Store(&after)
@@ -197,7 +197,7 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 		after.agreed = nil // meanwhile the others may have agreed on something else
 	}
 	// A ledger that learns may lack other tenants, with another plan.
-	if t.Seat >= 0 && t.Agreed && !known.Learning {
+	if t.Seat >= 0 && t.Agreed && !known.Young {
 		after.agreed = agreed(after.agreed, wanted, t.Since, now)
 	}
 	k.now.Store(after)

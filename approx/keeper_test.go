@@ -122,7 +122,7 @@ func (s *keeperScript) do(line string) string {
 			s.rule = dividedBy("p", a.number("p"))
 		}
 	case "ledger":
-		known := ratelimit.EpochKnown{ID: uint64(a.number("id")), Asked: s.now.Add(a.duration("asked")), Learning: a.has("learning")}
+		known := ratelimit.EpochKnown{ID: uint64(a.number("id")), Asked: s.now.Add(a.duration("asked")), Young: a.has("learning")}
 		s.Epoch = func() ratelimit.EpochKnown { return known }
 	case "gets":
 		apply, due := s.applies()

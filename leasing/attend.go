@@ -14,12 +14,11 @@ type server interface {
 	account.Ledger
 	// Recalls calls recalled with each account whose tokens other nodes need. It returns when ctx is done.
 	Recalls(ctx context.Context, node ratelimit.Holder, recalled func(key string, w ratelimit.Window))
-	// After a loss of data, Prolong prolongs the learning: the time in which nodes restate their totals, and the ledger
-	// grants little.
+	// After a loss of data, Prolong prolongs the youth of the epoch, in which nodes state their totals.
 	Prolong(ctx context.Context) (ratelimit.Epoch, error)
 }
 
-// greetEvery bounds the time between two answers of a server, and so the time until a loss is noticed.
+// greetEvery is a beat. It bounds the time between two answers of a server, and so the time until a loss is noticed.
 const greetEvery = 500 * time.Millisecond
 
 // attend follows a server's recalls and epochs until ctx is done.
@@ -30,7 +29,7 @@ func (f *Fleet) attend(ctx context.Context, s server) {
 	all.Wait()
 }
 
-// greets reads the server's epoch, and prolongs its learning while this node has more to state.
+// greets reads the server's epoch, and prolongs its youth while this node has more to state.
 func (f *Fleet) greets(ctx context.Context, s server) {
 	tick := time.NewTicker(greetEvery)
 	defer tick.Stop()

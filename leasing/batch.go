@@ -87,7 +87,7 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	b := &batch{Fleet: f, lane: l, sent: f.clock()}
 	there, is := l.read()
 	early, _ := there.Between(b.sent)
-	q := hold.Asking{Now: b.sent, There: early, Epoch: is.epoch, Young: there.At == 0 || is.epoch.Young(early)}
+	q := hold.Asking{Now: b.sent, Epoch: is.epoch, Young: is.epoch.Young(early)}
 	for _, fl := range flights {
 		if fl.greet {
 			b.greeted = append(b.greeted, fl)
@@ -122,7 +122,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	at := s.keys.Get(fl.id) // a key with a flight stays
 	k := s.entry(q.Now, fl.id, at)
 	fl.written, k.use.flight = true, nil
-	certain := f.enterLocked(q.Now, there, k, ratelimit.Spend)
+	certain := f.enterLocked(q.Now, there, k)
 	k.use.flight = fl
 	if !certain { // the window may be over: that is certain in a moment
 		k.use.flight, fl.err = nil, errNoAnswer
@@ -136,17 +136,9 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
 	lasting(q, rule)
 	size := f.sizing(rule)
-	leaving := f.leaving.Load()
-	if fl.background && !leaving && k.Waiting == 0 && k.Early(q.Now, &size) {
-		fl.early = true
-		k.Next = &hold.Part{Window: k.Window + 1, Deadline: hold.Never}
-		c.Want, q.Divisor = k.WantsEarly(size)
-		k.Next.Write(&fl.message, s.sent, c, q)
-		fl.message.Claim.Limit = s.rules.of(at).asked.Limit
-		return fl.message.Claim, true
-	}
-	c.Need = k.Waiting
-	if c.Want, q.Divisor = k.Wants(q.Now, k.Waiting, size); leaving {
+	c.Need = k.Needs()
+	c.Want, c.Unit = k.Wants(q.Now, c.Need, size)
+	if f.leaving.Load() {
 		c.Want = c.Need
 	}
 	fl.beyond = k.Beyond
@@ -155,11 +147,10 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	return fl.message.Claim, true
 }
 
-// lasting sets the lifetime of leases under a rule. Those of a bucket last a slot: they are credited in any case.
+// lasting sets the lifetime of leases of windows under a rule.
 func lasting(q *hold.Asking, r *ratelimit.Rule) {
-	if r.Limit.Algorithm == ratelimit.TokenBucket {
-		q.TTL = hold.Slot(&r.Limit)
-	} else if q.Eager = r.Coordination.Eager(); q.Eager {
+	q.Eager = r.Coordination.Eager() && r.Limit.Algorithm != ratelimit.TokenBucket
+	if q.Eager {
 		q.TTL = r.LeaseTTL()
 	}
 }
@@ -198,17 +189,26 @@ func (l *lane) observe(b *batch, now instant, from, to ledgerTime, e ratelimit.E
 	}
 	l.breaker.Success()
 	l.answered = now
-	if from > 0 {
-		b.stepped(l.clock.Observe(b.sent, now, from, to))
-	}
 	if e.ID != l.epoch.ID {
-		if l.epoch.ID != 0 {
+		l.first = l.epoch.ID == 0
+		l.peers = 0
+		if !l.first {
 			b.stats.recoveries.Add(1)
+			l.peers = b.Peers()
 		}
 		l.life++
 		l.began = l.life
 	}
 	l.epoch, l.asked = e, b.sent
+	if from > 0 && !l.waits(from) {
+		b.stepped(l.clock.Observe(b.sent, now, from, to))
+	}
+}
+
+// waits tells whether the first epoch of this process is less than a beat old: nodes that have read another may not
+// have said so yet. Until then, the lane has no clock, so that nothing is claimed.
+func (e *epochs) waits(at ledgerTime) bool {
+	return e.first && e.epoch.Began <= at && at < e.epoch.Began.Add(greetEvery)
 }
 
 // stepLeast is the smallest change of the ledger's clock that is reported.
@@ -245,28 +245,17 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	k.use.flight = nil
 	_, is := b.lane.read()
 	life, known := is.life, is.epoch.ID == a.Epoch.ID
-	// Buckets drop records in each learning.
-	b.evicted(&fl.message.Claim, g, b.sent, known && is.had(k.cell.Val.stated) && !is.epoch.Young(g.At))
 	fl.err = errNoAnswer
-	part := k.PartOf(fl.message.Claim.Window)
-	switch {
-	case part == nil: // the window has turned: a late report states the rest
-		return
-	case part != &k.Part:
-		if part.Apply(&fl.message, g, &a) && known {
-			b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life)
-		}
-		if fl.again {
-			part.GiveBack(0)
-		}
+	if !k.Awaits(&fl.message) { // the window has turned: a late report states the rest
 		return
 	}
-	had := k.Taken
-	if c := &fl.message.Claim; g.Err == nil && now < k.Till && c.Window != 0 && g.At >= c.Limit.WindowEnd(c.Window) {
+	b.evicted(k, &fl.message.Claim, g, known && is.had(k.cell.Val.stated) && fl.message.In(a.Epoch))
+	had := k.Unspent() + k.Granted
+	if c := &fl.message.Claim; g.Err == nil && now < k.Till && c.Window > 0 && c.Limit.Algorithm != ratelimit.TokenBucket && g.At >= c.Limit.WindowEnd(c.Window) {
 		g.Err = account.ErrOver // its tokens are of a window that has ended there
 	}
 	applied := k.Apply(&fl.message, g, &a)
-	fl.granted = k.Taken > had
+	fl.granted = k.Unspent()+k.Granted > had
 	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: read again which window is current
 		k.Till = 0
 	}
@@ -276,9 +265,12 @@ func (b *batch) apply(now instant, fl *flight, g *account.Grant, a hold.Answer, 
 	case applied:
 		fl.err = nil
 		if known && b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life) {
-			k.statedIn(life)
+			k.cell.Val.stated = life
 		}
 		b.applyLocked(now, k, fl, g)
+	case known && fl.message.In(a.Epoch) && a.Epoch.Young(g.At) && fl.message.Claim.Kind == account.States &&
+		b.overriddenLocked(now, k, &fl.message, g, k.cell.Val.stated != life):
+		k.cell.Val.stated = life
 	}
 	if fl.again {
 		b.recallLocked(now, k)
@@ -301,8 +293,12 @@ func (f *Fleet) applyLocked(now instant, k entry, fl *flight, g *account.Grant) 
 	k.Learned(now, &fl.message, g, rule)
 	// A draw does not show the tokens in hand of others. A claim does.
 	short := c.Kind == account.States && g.Granted < c.Need
-	fl.refused, fl.recalling = short && g.InHand <= 0, short && g.InHand > 0
-	fl.most = c.Limit.Capacity() - g.Sum + max(0, g.InHand) + max(0, k.Taken-k.Spent)
+	recalls := g.InHand > 0 && c.Limit.Algorithm != ratelimit.TokenBucket
+	fl.refused, fl.recalling = short && !recalls, short && recalls
+	fl.most = c.Limit.Capacity() - g.Sum + k.Unspent()
+	if c.Limit.Algorithm != ratelimit.TokenBucket { // its leases end by themselves
+		fl.most += max(0, g.InHand)
+	}
 	reconcile(rule, &k.Beyond, fl, g)
 	k.Drifted, k.Unasked = min(k.Drifted, k.Drift()), min(k.Unasked, k.Drift()) // the rest is confirmed
 	f.timeLocked(now, k)
@@ -331,13 +327,12 @@ func (b *batch) count(grants []account.Grant, err error) {
 	}
 }
 
-// evicted counts an account that the ledger lost alone: stated means that this life of the ledger had it.
-func (f *Fleet) evicted(c *account.Claim, g *account.Grant, sent instant, stated bool) {
-	// While a message travels for long, a full bucket may expire, which is no loss.
-	late := c.Limit.Algorithm == ratelimit.TokenBucket && f.clock().Sub(sent) >= hold.Slot(&c.Limit)/4
-	if g.Missing && stated && !late {
+// evicted counts an account that the ledger lost alone: a draw finds less than this life of the ledger had.
+func (f *Fleet) evicted(k entry, c *account.Claim, g *account.Grant, stated bool) {
+	had := k.Reported()
+	if stated && c.Kind == account.Draws && g.Err == nil && g.Total < had+c.Want {
 		f.stats.missing.Add(1)
-		f.stats.missingTokens.Add(uint64(max(0, c.Taken)))
+		f.stats.missingTokens.Add(uint64(max(0, had)))
 		f.OnWarning(ErrEvicted)
 	}
 }
@@ -348,8 +343,6 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 	switch {
 	case fl.late != nil:
 		return ratelimit.ClaimFinal
-	case fl.early:
-		return ratelimit.ClaimNext
 	case !fl.background:
 		return ratelimit.ClaimWaiting
 	case c.Want == 0:

@@ -121,7 +121,7 @@ func (c *call) decide(now instant, w *waiter) {
 	switch {
 	case !w.booking:
 		there := c.lane(k).time()
-		certain := c.enterLocked(now, &there, k, w.ask.Kind)
+		certain := c.enterLocked(now, &there, k)
 		if w.judged(s.rules.of(at)); looks {
 			c.lookLocked(now, &there, k, w, certain)
 		}
@@ -129,7 +129,7 @@ func (c *call) decide(now instant, w *waiter) {
 			c.driftCheckedLocked(now, &there, k, w)
 		}
 	case looks:
-		c.bookedLocked(k, w)
+		c.bookedLocked(now, k, w)
 	}
 	if c.overdue && !w.done {
 		c.decideOverdueLocked(now, k, w)
@@ -151,35 +151,49 @@ func (c *call) lookLocked(now instant, there *hold.LedgerClock, k entry, w *wait
 		// left for the charge of the refusal.
 		late := now.Sub(w.replied) >= c.patience()/2
 		m := &fl.message.Claim // of a window that has ended, it decides nothing
-		reply.Waited = m.Window == k.Window
+		reply.Waited = k.Asked(&fl.message)
 		// Requests of one key can have different limits: they bring their own, or the rules change.
 		judged, limit := m.Limit.Capacity(), w.ask.Rule.Limit.Capacity()
 		reply.Granted = reply.Waited && fl.granted && judged <= limit
 		recalled := fl.recalling && (w.ask.Cost > fl.most || late && !c.sizing(k.rule()).Ahead())
-		reply.Last = reply.Waited && judged >= limit && (fl.refused || recalled)
+		reply.Last = reply.Waited && judged >= limit && (fl.refused && w.ask.Cost > fl.most || recalled)
 	}
 	next := k.Take(now, w.ask, reply, w.verdict)
 	if next == hold.Asks {
-		const waited = false
-		if !c.driftLocked(now, there, k, w, waited) {
-			c.askLocked(k, w)
-		}
+		c.doubtLocked(now, there, k, w)
 		return
 	}
 	if w.decided(k); next == hold.Booked {
 		w.booking, w.with = true, false
-		w.waitsLocked(k, 0)
-		c.bookedLocked(k, w)
+		w.waitsLocked(now, k, 0)
+		c.bookedLocked(now, k, w)
 		return
 	}
-	w.finish(k)
+	w.finish(now, k)
 	c.renewLocked(now, k)
 }
 
+// doubtLocked answers an ask that needs the ledger from this node's share or, in a young epoch, from its part. Otherwise
+// it claims.
+func (c *call) doubtLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
+	const waited = false
+	if c.driftLocked(now, there, k, w, waited) {
+		return
+	}
+	is, young := c.lane(k).young(now)
+	if !young {
+		c.askLocked(now, k, w)
+		return
+	}
+	k.TakePart(now, w.ask, is.part(&w.ask.Rule.Limit), w.verdict)
+	w.decided(k)
+	w.finish(now, k)
+}
+
 // finish marks a waiter as answered.
-func (w *waiter) finish(k entry) {
+func (w *waiter) finish(now instant, k entry) {
 	w.done = true
-	w.waitsLocked(k, 0)
+	w.waitsLocked(now, k, 0)
 }
 
 // decided marks a verdict as final, though it may still wait to be booked.
@@ -196,19 +210,13 @@ func (w *waiter) countUnder(k entry) {
 }
 
 // waitsLocked sets the tokens that a waiter waits for; 0: it no longer waits.
-func (w *waiter) waitsLocked(k entry, n tokens) {
-	k.Waiting = max(0, k.Waiting+n-w.waits)
+func (w *waiter) waitsLocked(now instant, k entry, n tokens) {
+	k.Waits(now, k.Waiting+n-w.waits, &k.rule().Limit)
 	w.waits = n
 }
 
-// enterLocked moves the key to the current window, for an ask of a kind. It returns false if that is not certain.
-func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry, of ratelimit.Kind) bool {
-	// Under a lower override, the ledger keeps a bucket for no longer than without one.
-	is := k.shard.rules.of(k.cell)
-	if k.Stale(now, &is.rule.Limit, of) || k.Stale(now, &is.asked.Limit, of) {
-		k.Restart()
-		k.cell.Val.as = f.nextName()
-	}
+// enterLocked moves the key to the current window. It returns false if that is not certain.
+func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool {
 	f.overLocked(now, there, k)
 	beyond := k.Beyond
 	ended, certain := k.Enter(now, there, &k.rule().Limit)
@@ -223,10 +231,10 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry, of ra
 }
 
 // askLocked sends a claim for a waiter's need, or fails the waiter.
-func (c *call) askLocked(k entry, w *waiter) {
+func (c *call) askLocked(now instant, k entry, w *waiter) {
 	switch {
 	case w.with && w.flight.err != nil && !retried(w.flight.err):
-		c.failLocked(c.clock(), w, &k, reason(w.flight.err))
+		c.failLocked(now, w, &k, reason(w.flight.err))
 		return
 	case w.with && errors.Is(w.flight.err, account.ErrOver):
 		w.flight, w.with = c.rest(time.Millisecond), false // read the current window again, without a loop of claims
@@ -238,11 +246,11 @@ func (c *call) askLocked(k entry, w *waiter) {
 	}
 	fl, why := c.joinLocked(k)
 	if fl == nil {
-		c.failLocked(c.clock(), w, &k, why)
+		c.failLocked(now, w, &k, why)
 		return
 	}
 	w.flight, w.with = fl, !fl.written
-	w.waitsLocked(k, w.ask.Cost)
+	w.waitsLocked(now, k, w.ask.Cost)
 }
 
 // recallPause is the wait before another claim while recalled nodes give their tokens back.
@@ -255,15 +263,17 @@ func retried(err error) bool {
 }
 
 // bookedLocked reports a charge or a refund, and lets the waiter wait for the answer.
-func (c *call) bookedLocked(k entry, w *waiter) {
-	if w.with && w.flight.err == nil || !k.Unreported() && !k.InFlight() {
-		w.finish(k)
+func (c *call) bookedLocked(now instant, k entry, w *waiter) {
+	// In a young epoch, sweeps state all that there is.
+	_, young := c.lane(k).young(now)
+	if young || w.with && w.flight.err == nil || !k.Unreported() && !k.InFlight() {
+		w.finish(now, k)
 		return
 	}
 	fl, why := c.joinLocked(k)
 	if fl == nil { // it is reported when the store is back
-		c.chargeAlone(c.clock(), w.ask, why)
-		w.finish(k)
+		c.chargeAlone(now, w.ask, why)
+		w.finish(now, k)
 		return
 	}
 	w.flight, w.with = fl, !fl.written
@@ -272,7 +282,7 @@ func (c *call) bookedLocked(k entry, w *waiter) {
 // uncertainLocked lets a waiter wait until the window is certain: for a first answer of the ledger, or for a moment.
 func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
 	w.with = false
-	if there.At != 0 {
+	if _, is := c.lane(k).read(); there.At != 0 || is.first {
 		w.flight = c.rest(time.Millisecond)
 		return
 	}
@@ -301,7 +311,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 		return false
 	}
 	w.decided(k)
-	w.finish(k)
+	w.finish(now, k)
 	// Only an answer frees the share, so the report leaves at once. After a first request, it waits for a batch. A
 	// request with no tokens left frees nothing. The settlement of a hold may come to another node: before the report,
 	// it would find nothing to credit.
@@ -322,7 +332,7 @@ func (c *call) driftCheckedLocked(now instant, there *hold.LedgerClock, k entry,
 	if w.flight != nil && w.flight.recalling && k.Overdue(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
 		k.Deny(now, w.ask, w.verdict)
 		w.decided(k)
-		w.finish(k)
+		w.finish(now, k)
 		return
 	}
 	const waited = true
@@ -335,7 +345,7 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 		if !c.lane(k).alive(now) { // a late answer is no outage
 			c.chargeAlone(now, w.ask, ratelimit.FallbackDeadline)
 		}
-		w.finish(k)
+		w.finish(now, k)
 		return
 	}
 	if w.ask.Kind == ratelimit.Spend {
@@ -353,7 +363,7 @@ func (c *call) decideOverdueLocked(now instant, k entry, w *waiter) {
 		}
 		if overdue != hold.Undecided {
 			w.decided(k)
-			w.finish(k)
+			w.finish(now, k)
 			return
 		}
 	}

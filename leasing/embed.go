@@ -70,7 +70,7 @@ func New(o Options) (*Limiter, error) {
 		close(l.ended)
 		return l, nil
 	}
-	ledger, err := account.NewRedis(o.Redis, o.Prefix, nil)
+	ledger, err := account.NewRedis(o.Redis, o.Prefix)
 	if err != nil {
 		return nil, fmt.Errorf("leasing: %w", err)
 	}
@@ -87,9 +87,9 @@ func New(o Options) (*Limiter, error) {
 	return l, nil
 }
 
-// Ready blocks until Redis has answered and has the totals of all programs, or ctx is done. Use it at the start: an
-// empty Redis may have lost its data. For two seconds, until all programs have stated their totals, it grants at most
-// a twentieth of each limit. It returns ctx's error.
+// Ready blocks until Redis has answered and has the totals of all programs, or ctx is done. Use it at the start: a
+// program claims nothing for half a second after it has found an empty Redis, which may have lost the data of others.
+// It returns ctx's error.
 func (l *Limiter) Ready(ctx context.Context) error {
 	tick := time.NewTicker(readyEvery)
 	defer tick.Stop()

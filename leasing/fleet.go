@@ -15,7 +15,10 @@ import (
 
 // FleetOptions configure a Fleet. Set them before Run.
 type FleetOptions struct {
-	Nodes  func() int     // number of live nodes, as last read; 0: unknown
+	Nodes func() int // number of live nodes, as last read; 0: unknown
+	// Peers is the number of nodes that may each admit a part of a limit in a young epoch, this one included. 0: it is
+	// unknown, and this node admits none. All nodes that admit a part must count each other.
+	Peers  func() int
 	Random func() float64 // from 0 to 1, so that nodes do not probe a store at the same time. Safe for concurrent use
 	// Drift lets rules that drift spend before the ledger has answered; nil: they lease.
 	Drift Drift
@@ -97,7 +100,7 @@ func NewFleet(
 	ignore := func(error) {}
 	f := &Fleet{
 		FleetOptions: FleetOptions{
-			Nodes: unknownNodes, Random: rand.Float64, OnFailure: ignore, OnWarning: ignore, //nolint:gosec // no secret
+			Nodes: unknownNodes, Peers: unknownNodes, Random: rand.Float64, OnFailure: ignore, OnWarning: ignore, //nolint:gosec // no secret
 		},
 		ledger: ledger, clock: clock, names: names{name: holder},
 		sweeper: sweeper{
@@ -286,13 +289,8 @@ func (f *Fleet) Recalled(name string, w window) {
 	}
 	now := f.clock()
 	f.visit(now, bytes, func(k entry) {
-		if part := k.PartOf(w); part == &k.Part { // a request of another node waits for it
+		if k.Deadline != 0 && k.Window == w { // a request of another node waits for it
 			f.recallLocked(now, k)
-		} else if part != nil {
-			part.GiveBack(0)
-			if fl := k.use.flight; fl != nil && fl.written {
-				fl.again = true
-			}
 		}
 	})
 }
@@ -329,6 +327,9 @@ var _ interface {
 // renewLocked sends a message in the background, if there is something to report or to claim.
 func (f *Fleet) renewLocked(now instant, k entry) {
 	if k.use.flight != nil || f.ended.Load() { // senders end at an empty queue
+		return
+	}
+	if _, young := f.lane(k).young(now); young { // sweeps state all that there is
 		return
 	}
 	if wait, due := k.Due(now, f.sizing(k.rule())); due {

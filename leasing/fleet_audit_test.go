@@ -49,7 +49,7 @@ func TestAuditHearsFirst(t *testing.T) {
 	c.end()
 
 	probe := account.Claim{
-		Key: here[0].Key, Window: here[0].Window, Limit: c.rule.Limit, Holder: 1, Seq: 1, Divisor: 1,
+		Key: here[0].Key, Window: here[0].Window, Limit: c.rule.Limit, Holder: 1, Seq: 1,
 	}
 	var g [1]account.Grant
 	if _, _, err := c.ledger.Settle(context.Background(), []account.Claim{probe}, g[:]); err != nil || g[0].Err != nil {

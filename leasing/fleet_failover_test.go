@@ -74,8 +74,8 @@ func TestShardsThatLoseTheirData(t *testing.T) {
 			spend(limit / 10 / callers)
 			t.Logf("of %d were admitted %v", limit, admitted)
 			for _, key := range keys {
-				if n := admitted[key]; n < limit || n > limit+limit/account.LearnPart {
-					t.Errorf("%s was admitted %d of %d: a loss may cost %d", key, n, limit, limit/account.LearnPart)
+				if n := admitted[key]; n < limit || n > limit+limit/20 {
+					t.Errorf("%s was admitted %d of %d: a loss may cost %d", key, n, limit, limit/20)
 				}
 			}
 			// Parts without claims see it later. The next fault must not be blamed for this one.
@@ -189,7 +189,7 @@ func (c *onRedis) joinPostgres(server *pgtest.Server, n int) {
 		if err := store.Prepare(context.Background()); err != nil {
 			c.Fatal(err)
 		}
-		c.joins(account.NewCAS(store, "", func() bool { return !c.used.Load() }), 1000)
+		c.joins(account.NewCAS(store, ""), 1000)
 	}
 }
 
@@ -232,8 +232,8 @@ func flip(c *onRedis, copied, used func(), busy bool) {
 	spend(2, limit/2)
 	c.Logf("of %d were admitted %v", limit, admitted)
 	for key, n := range admitted {
-		if n > limit+limit/account.LearnPart {
-			c.Errorf("key %d was admitted %d of %d: a loss may cost %d", key, n, limit, limit/account.LearnPart)
+		if n > limit+limit/20 {
+			c.Errorf("key %d was admitted %d of %d: a loss may cost %d", key, n, limit, limit/20)
 		}
 	}
 }

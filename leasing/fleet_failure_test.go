@@ -129,26 +129,3 @@ func TestRefundBeforeTheFirstAnswer(t *testing.T) {
 		t.Errorf("101 of 100 are admitted: %+v", v)
 	}
 }
-
-// A bucket's key that was dropped in the meantime is another account of this node, and gets no credit for charges of
-// the earlier one. A key that is still tracked does.
-func TestUndoOfAForgottenBucket(t *testing.T) {
-	for _, forgotten := range []bool{false, true} {
-		s := newStage(t, 1, 100, 100, nil)
-		s.rule.Limit = ratelimit.Limit{Unit: ratelimit.Second, Requests: 100, Burst: 100, Algorithm: ratelimit.TokenBucket}
-		asks, verdicts := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 100}}, make([]verdict, 1)
-		verdicts[0] = s.ask(0, "k", 100)
-		if forgotten {
-			s.goOn(5 * time.Second) // it is full, and was 3 s ago
-		}
-		spent := func() tokens { k := s.key(0, "k"); return k.Spent }
-		if v := s.ask(0, "k", 1); v.OverLimit == forgotten {
-			t.Fatalf("forgotten %v: %+v", forgotten, v)
-		}
-		before := spent()
-		s.nodes[0].Undo(s.now, asks, verdicts)
-		if credited := spent() < before; credited == forgotten {
-			t.Errorf("forgotten %v: %d are spent, and were %d: %+v", forgotten, spent(), before, verdicts[0])
-		}
-	}
-}

@@ -256,7 +256,7 @@ func TestRedisThatLosesItsData(t *testing.T) {
 				before := len(admitted)
 				lose(c.store)
 				c.join(clientOf(c.store.Addr))
-				for end := time.Now().Add(2 * account.Learn); time.Now().Before(end); {
+				for end := time.Now().Add(2 * ratelimit.YoungFor); time.Now().Before(end); {
 					spend(0, 1)
 					spend(1, 5)
 					spend(2, 5)
@@ -266,8 +266,8 @@ func TestRedisThatLosesItsData(t *testing.T) {
 					most = max(most, n)
 				}
 				t.Logf("of %d keys that were used up, one was admitted %d of %d", before, most, limit)
-				if most > limit+limit/account.LearnPart {
-					t.Errorf("a key was admitted %d of %d: a loss may cost %d", most, limit, limit/account.LearnPart)
+				if most > limit+limit/20 {
+					t.Errorf("a key was admitted %d of %d: a loss may cost %d", most, limit, limit/20)
 				}
 				for node := range 2 {
 					s := c.nodes[node].Stats()
@@ -313,7 +313,7 @@ func TestReplicaThatLagsBehind(t *testing.T) {
 	replica.UntilInfo("replication", "role:master")
 	total := c.rest("k", first["k"]+second["k"], limit)
 	t.Logf("%d of %d were admitted", total, limit)
-	if total > limit+limit/account.LearnPart || total < limit {
+	if total > limit+limit/20 || total < limit {
 		t.Errorf("%d of %d were admitted", total, limit)
 	}
 	for i, f := range c.nodes {
@@ -427,6 +427,7 @@ func TestLocalDividesByNodesSeen(t *testing.T) {
 		s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "local", "max_nodes": "10"})
 		n := s.nodes[0]
 		n.Nodes = func() int { return c.seen }
+		n.Peers = n.Nodes
 		s.ask(0, "other", 1) // what time it is there
 		admitted := tokens(0)
 		for range 120 {

@@ -72,7 +72,7 @@ func TestLocalContinuesFromTheSum(t *testing.T) {
 	}{
 		{ratelimit.FixedWindow, (100 - 60) / 2, 50},
 		{ratelimit.SlidingWindow, (100 - 60) / 2, 50 - 20},
-		{ratelimit.TokenBucket, (100 - 60 + 50) / 2, 50 - 45 + 25},
+		{ratelimit.TokenBucket, (100 - 60 + 50) / 2, (100-60+100)/2 - 45},
 	} {
 		s := newStage(t, 2, 100, 100, map[string]string{"on_store_failure": "local", "on_deny": "refund", "lease.size": "1"})
 		s.rule.Limit.Algorithm, s.rule.Limit.Burst = c.algorithm, 100

@@ -63,7 +63,7 @@ func newOnClients(t testing.TB, n int, limit ratelimit.Limit, connect func() red
 func (c *onRedis) join(connect func() redis.UniversalClient) {
 	c.Helper()
 	client := connect()
-	ledger, err := account.NewRedis(client, "", func() bool { return !c.used.Load() })
+	ledger, err := account.NewRedis(client, "")
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -75,6 +75,7 @@ func (c *onRedis) join(connect func() redis.UniversalClient) {
 func (c *onRedis) joins(ledger account.Ledger, keys int) {
 	f := NewFleet(ledger, account.NewHolder(), keys, c.clock, time.Now())
 	f.Nodes = func() int { return int(c.size.Load()) }
+	f.Peers = f.Nodes
 	c.nodes = append(c.nodes, f)
 	c.size.Add(1)
 	c.run(f)

@@ -38,13 +38,14 @@ func newResharded(t *testing.T, masters int) *resharded {
 	r.rule.Coordination.StoreDeadline = 5 * time.Second
 	for range 3 {
 		client := clusterOf(r.masters...)()
-		ledger, err := account.NewRedis(client, "", func() bool { return !r.used.Load() })
+		ledger, err := account.NewRedis(client, "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { r.end(); client.Close() })
 		f := NewFleet(ledger, account.NewHolder(), 100_000, r.clock, time.Now())
 		f.Nodes = func() int { return int(r.size.Load()) }
+		f.Peers = f.Nodes
 		f.OnFailure = func(err error) {
 			if late, ok := errors.AsType[net.Error](err); ok && late.Timeout() || errors.Is(err, context.DeadlineExceeded) {
 				r.slow.Add(1)
@@ -231,7 +232,7 @@ func TestReshardWithALoss(t *testing.T) {
 			if took > time.Second && r.slow.Load() == 0 {
 				t.Errorf("the loss of %s was noticed after %v", row.name, took)
 			}
-			if most := 20 * int(account.LearnPart); over > most {
+			if most := 20 * int(20); over > most {
 				t.Errorf("%d were admitted beyond limits", over)
 			}
 		})

@@ -55,6 +55,7 @@ func newStage(t *testing.T, n, maxKeys int, limit tokens, fields map[string]stri
 		node := NewStepped(ratelimit.Holder(i+1)<<28, maxKeys, func() instant { return s.now }, time.UnixMicro(0), after,
 			func() float64 { return 0.5 })
 		node.Nodes = func() int { return n }
+		node.Peers = node.Nodes
 		s.nodes = append(s.nodes, node)
 	}
 	return s
@@ -219,7 +220,7 @@ func (s *stage) usedIn(key string, w window) tokens {
 	s.looks++
 	limit := s.rule.Limit
 	_, _, err := s.ledger.Settle(context.Background(), []account.Claim{{
-		Key: key, Window: w, Limit: limit, Holder: 1, Seq: s.looks, Divisor: 1,
+		Key: key, Window: w, Limit: limit, Holder: 1, Seq: s.looks,
 	}}, g[:])
 	if err != nil || g[0].Err != nil {
 		s.Fatal(err, g[0].Err)
@@ -230,12 +231,12 @@ func (s *stage) usedIn(key string, w window) tokens {
 // A node that gives back its tokens, because the key is idle or the node ends, does not take more with the same
 // message: these would be stranded.
 func TestWhoGivesBackTakesNothing(t *testing.T) {
-	s := newStage(t, 2, 100, 100, map[string]string{"lease.size": "30"})
-	s.ask(1, "k", 90)
+	s := newStage(t, 2, 100, 1000, map[string]string{"lease.size": "30"})
+	s.ask(1, "k", 900)
 	s.ask(0, "k", 1) // then there is no plenty
 	s.goOn(10 * time.Second)
-	if used := s.used("k"); used != 91 {
-		t.Errorf("%d are used of an idle key, and 91 were admitted", used)
+	if used := s.used("k"); used != 901 {
+		t.Errorf("%d are used of an idle key, and 901 were admitted", used)
 	}
 	s.ask(0, "k", 1)
 	claims := s.nodes[0].Release()
@@ -321,7 +322,7 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	s.now = s.now.Add(20 * time.Second) // no report was sent, and the window has turned
 	k.use.flight = nil
 	drifts := n.Drifting() // without a request since the turn
-	if certain := n.enterLocked(s.now, &there, k, ratelimit.Spend); !certain || k.Window != before+1 {
+	if certain := n.enterLocked(s.now, &there, k); !certain || k.Window != before+1 {
 		t.Fatalf("window %d follows %d, %v", k.Window, before, certain)
 	}
 	if !drifts || n.mayGoLocked(k.shard, s.now, k.cell) {

@@ -52,6 +52,7 @@ func newCluster(t testing.TB, n int, limit ratelimit.Limit) *cluster {
 	for range n {
 		f := NewFleet(c.ledger, account.NewHolder(), 1000, clock, began)
 		f.Nodes = func() int { return n }
+		f.Peers = f.Nodes
 		c.nodes = append(c.nodes, f)
 		all.Go(func() { f.Run(ctx) })
 	}
@@ -234,7 +235,7 @@ func (c *cluster) total(key string) tokens {
 	w := c.rule.Limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro()))
 	grants := make([]account.Grant, 1)
 	_, _, err := c.ledger.Settle(context.Background(), []account.Claim{{
-		Key: KeyName([]byte(key)), Window: w, Limit: c.rule.Limit, Holder: 1, Seq: 1, Divisor: 1,
+		Key: KeyName([]byte(key)), Window: w, Limit: c.rule.Limit, Holder: 1, Seq: 1,
 	}}, grants)
 	if err != nil || grants[0].Err != nil {
 		c.Fatal(err, grants[0].Err)

@@ -18,7 +18,6 @@ type flight struct {
 	// late is the last report on an account whose window is over; nil: the message is about the key.
 	late       *lateReport
 	greet      bool // it asks only for the time
-	early      bool // guarded by shard.mu: it claims tokens of the next window
 	background bool // guarded by shard.mu: it waits for others to share a round trip
 	written    bool // guarded by shard.mu: it can take no more requests
 	again      bool // guarded by shard.mu: the key was recalled since it was written
@@ -83,6 +82,16 @@ type epochs struct {
 	life  uint8   // counts the epochs, and complete restatements
 	began uint8   // life in which the epoch began
 	asked instant // time of the first message that showed this epoch
+	first bool    // this process has read no other
+	peers int     // number of nodes that may admit a part in it (FleetOptions.Peers)
+}
+
+// part is what this node may admit of a key in a young epoch: a twentieth of the limit is for all nodes.
+func (e *epochs) part(l *ratelimit.Limit) tokens {
+	if e.peers == 0 {
+		return 0
+	}
+	return l.Capacity() / tokens(ratelimit.LossPart*e.peers)
 }
 
 // had tells whether the epoch was reported in a life.
@@ -111,6 +120,13 @@ func (l *lane) read() (hold.LedgerClock, epochs) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.clock, l.epochs
+}
+
+// young is the epoch, and whether the ledger may lack totals.
+func (l *lane) young(now instant) (epochs, bool) {
+	there, is := l.read()
+	early, _ := there.Between(now)
+	return is, is.epoch.Young(early)
 }
 
 func (l *lane) refuses(now instant) bool {

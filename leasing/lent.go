@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -189,14 +188,14 @@ func (k *lent) grant(now ledgerTime, c *counter, r *Lessee, want tokens, l *rate
 	free := l.Requests - c.used(now, l)
 	x.Window, x.For = window(c.state), c.ends.Sub(now)
 	if l.Algorithm == ratelimit.TokenBucket {
-		free, x.Window, x.For = c.whole(l), bucketWindow, hold.Slot(l)
+		free, x.Window, x.For = c.whole(l), bucketWindow, account.BucketSlot(l)
 		r.Until = now.Add(x.For)
 		k.soonest = min(k.soonest, r.Until)
 	}
 	// Near its end the budget is exact: no tokens are in hand.
 	x.Keep = free >= max(1, l.Capacity()/8) && (k.refused == 0 || now.Sub(k.refused) > scarce)
 	if x.Keep {
-		x.Granted = account.Granted(free, 0, want, 2*len(k.lessees))
+		x.Granted = max(0, min(want, free/tokens(2*len(k.lessees))))
 	}
 	r.Taken += x.Granted
 	r.Hand += x.Granted

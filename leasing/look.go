@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -121,13 +120,10 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	f.Drop(now, a.Key)
 	// Under a name that is used once: a holder that refunds the charges of others.
 	c := account.Claim{
-		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Divisor: 1,
+		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1,
 	}
 	var err error
-	switch rule.Limit.Algorithm {
-	case ratelimit.TokenBucket:
-		c.TTL = hold.Slot(&rule.Limit)
-	case ratelimit.SlidingWindow:
+	if rule.Limit.Algorithm == ratelimit.SlidingWindow {
 		was := c
 		was.Window--
 		err = f.refundAll(ctx, rule, was)

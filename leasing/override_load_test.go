@@ -22,7 +22,7 @@ func TestOverridesUnderLoad(t *testing.T) {
 		overridesUnderLoad(t, c, func(alone func() bool) (account.Ledger, error) {
 			client := clientOf(c.store.Addr)()
 			t.Cleanup(func() { c.end(); client.Close() })
-			return account.NewRedis(client, "", alone)
+			return account.NewRedis(client, "")
 		})
 	})
 	t.Run("postgres", func(t *testing.T) {
@@ -33,7 +33,7 @@ func TestOverridesUnderLoad(t *testing.T) {
 				return nil, err
 			}
 			t.Cleanup(store.Close)
-			return account.NewCAS(store, "", alone), store.Prepare(t.Context())
+			return account.NewCAS(store, ""), store.Prepare(t.Context())
 		})
 	})
 }

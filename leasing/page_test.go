@@ -31,6 +31,8 @@ func TestPageConstants(t *testing.T) {
 	failures, first, longest := breaks()
 	page.Constants([]string{"fleet", "leasing", "ratelimit"}, map[string][]string{
 		"leasing.TimeLimit":       of(TimeLimit),
+		"ratelimit.YoungFor":      of(ratelimit.YoungFor),
+		"ratelimit.LossPart":      {fmt.Sprint("1/", ratelimit.LossPart)},
 		"leasing.keptIdle":        {fmt.Sprintf("%d/8", kept/100)},
 		"leasing.recallPause":     of(recallPause),
 		"leasing.aliveFor":        of(aliveFor),

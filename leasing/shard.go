@@ -68,11 +68,10 @@ type entry struct {
 	use   *use
 }
 
-// account is the account's name in verdicts, for Undo. A bucket has no window, but is another account for this node
-// each time that its key was dropped: a charge of one is no charge of the next.
+// account is the account's name in verdicts, for Undo. A bucket is one account.
 func (k *entry) account(l *ratelimit.Limit) window {
 	if l.Algorithm == ratelimit.TokenBucket {
-		return window(k.cell.Val.as) + 1
+		return 1
 	}
 	return k.Window
 }
@@ -285,12 +284,4 @@ func (s *shard) move(c *cell, asked *ratelimit.Rule, over ratelimit.Override) {
 		}
 	}
 	s.rules.leave(old)
-}
-
-// statedIn notes that the key is reported in an epoch. Early claims are reported when their window begins.
-func (k entry) statedIn(life uint8) {
-	if k.cell.Val.stated != life && k.Next != nil {
-		k.Next.Restate()
-	}
-	k.cell.Val.stated = life
 }

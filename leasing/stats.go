@@ -106,9 +106,6 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 	}
 	of := g.sums[rule.Counters]
 	of.leased += k.InHand(now)
-	if k.Next != nil {
-		of.leased += k.Next.InHand(now)
-	}
 	// The rest of the unclaimed usage was charged: no answer will confirm it.
 	unconfirmed := k.Drifted
 	if k.Unreported() {

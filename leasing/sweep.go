@@ -24,7 +24,7 @@ func (f *Fleet) sweep(now instant) {
 		large := s.keys.Len() > largeShard
 		s.mu.Unlock()
 		f.gauged.on = i%sweepParts == f.part // each key once in a round, for any number of visits
-		if !large || f.gauged.on || f.Learning() {
+		if !large || f.gauged.on || f.Young() {
 			f.sweepShard(now, s)
 		}
 	}
@@ -75,26 +75,28 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	there, is := f.lane(k).read()
 	life := is.life
 	unused := now.Sub(k.Demand.LastUse)
-	if now >= k.Till || k.Stale(now, &rule.Limit, ratelimit.Spend) || k.Till == hold.Never && k.Unanswered() {
+	if now >= k.Till || k.Full(now, &rule.Limit) || k.Till == hold.Never && k.Unanswered() {
 		// Ended windows are reported. A key without requests is dropped, or kept while its override may be lost.
 		idle, stays := unused > rule.Limit.Period(), s.remembers(now, c)
 		if idle && stays && c.Val.stated == life && !c.Val.unreported(now) {
 			return false
 		}
-		return f.enterLocked(now, &there, k, ratelimit.Spend) && idle && !stays
+		return f.enterLocked(now, &there, k) && idle && !stays
 	}
 	_, due := k.Due(now, f.sizing(rule))
 	switch {
 	case c.Val.stated != life && is.epoch.ID != 0:
 		// After a loss the key's total is stated again, until an answer arrives. A new key has none. A total of 0 is,
 		// too: an older copy of the ledger's data may have one from before a return of tokens.
-		if k.LastAnswer != 0 || s.over(c).Set > 0 {
+		early, _ := there.Between(now)
+		switch young := is.epoch.Young(early); {
+		case k.LastAnswer == 0 && s.over(c).Set == 0:
+			c.Val.stated = life
+		case !young || max(k.Taken, k.Spent) >= 0: // what credits charges of others is stated after these
 			f.stated++
 			k = s.entry(now, c.ID(), c)
 			k.Restate()
 			f.launchLocked(k, hold.Batch)
-		} else {
-			k.statedIn(life)
 		}
 	case due:
 		f.renewLocked(now, s.entry(now, c.ID(), c))
@@ -136,12 +138,11 @@ func (f *Fleet) keptIdle(k entry) bool {
 	return t.Len() <= t.Limit()*3/4 && k.Deadline == hold.Never && k.Sum <= k.rule().Limit.Capacity()*7/8
 }
 
-// Learning tells whether a part of the ledger may have lost its data a moment ago.
-func (f *Fleet) Learning() bool {
+// Young tells whether a part of the ledger may have lost its data a moment ago.
+func (f *Fleet) Young() bool {
 	now := f.clock()
 	for i := range f.lanes {
-		there, is := f.lanes[i].read()
-		if early, _ := there.Between(now); is.epoch.Young(early) {
+		if _, young := f.lanes[i].young(now); young {
 			return true
 		}
 	}
@@ -149,7 +150,10 @@ func (f *Fleet) Learning() bool {
 }
 
 // Ready tells whether each part of the ledger has answered, and has the totals of all nodes.
-func (f *Fleet) Ready() bool { return f.Epoch().ID != 0 && !f.Learning() }
+func (f *Fleet) Ready() bool {
+	answered, all := f.PartsAnswered()
+	return answered == all && !f.Young()
+}
 
 // PartsAnswered is the number of parts of the ledger that have answered, and of all parts.
 func (f *Fleet) PartsAnswered() (answered, all int) {
@@ -196,11 +200,11 @@ func (f *Fleet) restateIfDue(now instant) {
 
 // Epoch is the combined state of the epochs of all parts.
 func (f *Fleet) Epoch() ratelimit.EpochKnown {
-	known := ratelimit.EpochKnown{Learning: f.Learning(), Asked: hold.Never}
+	known := ratelimit.EpochKnown{Young: f.Young(), Asked: hold.Never}
 	for i := range f.lanes {
 		_, is := f.lanes[i].read()
 		if is.epoch.ID == 0 {
-			return ratelimit.EpochKnown{Learning: true}
+			return ratelimit.EpochKnown{Young: true}
 		}
 		known.ID, known.Asked = known.ID*31+is.epoch.ID, min(known.Asked, is.asked)
 	}
@@ -210,7 +214,7 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 
 // Restating tells whether the ledger may have lost its data, and this node has not restated all of its totals.
 func (f *Fleet) Restating() bool {
-	return f.Learning() && f.any(func(k *entry) bool {
+	return f.Young() && f.any(func(k *entry) bool {
 		_, is := f.lane(*k).read()
 		return k.cell.Val.stated != is.life && k.LastAnswer != 0 && max(k.Taken, k.Spent) > 0
 	})
@@ -267,16 +271,11 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	var scratch use
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
-		early := k.Next != nil
-		if k.Taken <= k.Spent && !k.Owes() && !k.InFlight() && !early {
+		if k.Taken <= k.Spent && !k.Owes() && !k.InFlight() {
 			return
 		}
 		k = s.entry(now, c.ID(), c)
-		if k.Resign(hold.Never); early && k.use.flight == nil { // it goes back like a late report
-			k.Next.GiveBack(0)
-			f.reportLocked(k, *k.Next, hold.Beyond{})
-			k.Next = nil
-		}
+		k.Resign(hold.Never)
 		if fl, _ := f.joinLocked(k); fl != nil {
 			last = append(last, fl)
 		}

@@ -16,8 +16,7 @@ const (
 	// ClaimBackOff is the least time between two claims of a key by one node, while no tokens are left and
 	// some may come back.
 	ClaimBackOff = 50 * time.Millisecond
-	// LossPart is the divisor of a limit that gives the grants of a ledger, in all, while it learns after a
-	// loss of data.
+	// LossPart is the divisor of a limit that gives what all nodes admit after a loss of data, until totals are stated.
 	LossPart = 20
 	// PlentyAbove is the divisor of the limit that gives the rest above which a late answer does not refuse:
 	// on_store_failure decides.

@@ -1,5 +1,7 @@
 package ratelimit
 
+import "time"
+
 // Holder names one incarnation of one node: a restarted node is a new holder.
 type Holder uint64
 
@@ -16,12 +18,18 @@ type Window int64
 type Epoch struct {
 	ID    uint64     // of this life, perhaps to this process alone; 0: not known
 	Began LedgerTime // when it began
-	// Learning is the time until which holders may restore lost data.
-	Learning LedgerTime
+	// Ends is the end of its youth, in which nodes that have read another epoch state their totals; 0: no node has.
+	Ends LedgerTime
 }
 
-// Young tells whether at is in the time of learning.
-func (e Epoch) Young(at LedgerTime) bool { return e.ID != 0 && at < e.Learning }
+// YoungFor is the time for which an epoch is young, from the last word of a node that has read another.
+const YoungFor = 2 * time.Second
+
+// Young tells whether the ledger may lack totals at a time: it grants nothing. A later end than YoungFor is from before
+// the ledger's clock was set back, and does not count.
+func (e Epoch) Young(at LedgerTime) bool {
+	return e.ID != 0 && e.Ends.Add(-YoungFor) <= at && at < e.Ends
+}
 
 // EpochKnown is a node's record of the epochs of all parts of its ledger together. The zero EpochKnown is
 // that of a ledger without epochs.
@@ -31,6 +39,6 @@ type EpochKnown struct {
 	// Asked is when the oldest of the questions was sent whose answers make this ID. All events of the ledger
 	// before it happened in these epochs or in older ones. 0: a part has not answered yet.
 	Asked Instant
-	// Learning says that a part may have just lost its data, or that none has answered yet.
-	Learning bool
+	// Young says that a part may have just lost its data, or that one has not answered yet.
+	Young bool
 }

@@ -165,14 +165,13 @@ type ClaimReason uint8
 const (
 	ClaimWaiting ClaimReason = iota // requests wait for it
 	ClaimRenewal                    // in the background, ahead of demand or to report
-	ClaimNext                       // for the window to come
 	ClaimReturn                     // to give back unspent tokens
 	ClaimFinal                      // the last word on a window
 )
 
 // ClaimReasons are the names of the reasons, by value.
 var ClaimReasons = [...]string{
-	ClaimWaiting: "waiting", ClaimRenewal: "renewal", ClaimNext: "next_window",
+	ClaimWaiting: "waiting", ClaimRenewal: "renewal",
 	ClaimReturn: "return", ClaimFinal: "final",
 }
 

@@ -39,12 +39,11 @@ type LeaseLook struct {
 
 // AccountLook is the ledger's side of a key.
 type AccountLook struct {
-	Window     Window       `json:"window"`
-	Limit      Tokens       `json:"limit"`
-	Free       Tokens       `json:"free"` // could be granted now; negative: so much was spent beyond
-	Charged    Tokens       `json:"charged"`
-	Relearning bool         `json:"relearning"` // it has lost the account, and nodes are restoring it
-	Holders    []HolderLook `json:"holders"`
+	Window  Window       `json:"window"`
+	Limit   Tokens       `json:"limit"`
+	Free    Tokens       `json:"free"` // could be granted now; negative: so much was spent beyond
+	Charged Tokens       `json:"charged"`
+	Holders []HolderLook `json:"holders"`
 }
 
 // HolderLook is the ledger's copy of one holder's truth.

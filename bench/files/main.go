@@ -36,7 +36,7 @@ func run() error {
 	}
 	defer server.Close()
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
-	ledger, err := account.NewRedis(client, "", nil)
+	ledger, err := account.NewRedis(client, "")
 	if err != nil {
 		return err
 	}

@@ -32,18 +32,14 @@ const (
 // are in bench/sim.
 var allByHand = []byHand{
 	// The ledger's side of a key.
-	{"an account that learns grants a twentieth to each claim", accounts, "a.learned += n", "a.learned = n"},
 	{"a credited lease is not closed", accounts, "r.taken, r.expires = r.spent, closed", "r.taken, r.expires = r.spent, safe"},
-	{"an account learns for as long as a clock was set back", accounts, "until = min(until, now.Add(Learn))", "until = min(until, lastTime)"},
-	{"an early claim sees nothing of the window before", spans, "case now < s.begins:", "case now < s.opens:"},
 	{"the window before is rounded down", spans, "return (n + d - 1) / d", "return n / d"},
 	{"a number that is none is read", "leasing/account/wire.go", "if n != math.Trunc(n) || math.Abs(n) > 1<<53", "if math.Abs(n) > 1<<60"},
-	{"a bucket in debt fills beside what is leased", buckets, "max(-mostBurst, burst-b.hand-b.old-", "max(0, burst-b.hand-b.old-"},
-	{"a bucket fills in place of what returns", buckets, "b.old-b.records.findOrAdd(debtor).taken)", "b.old)"},
-	{"a refund is owed beyond two slots", buckets, "[2]tokens{0, b.owed[0]}", "[2]tokens{0, b.owed[0] + b.owed[1]}"},
-	{"a late lease counts as live", buckets, "case b.turn-r.expires <= 1:", "case true:"},
-	{"a lease is over with its slot", buckets, "b.turn+1, b.hand, 0,", "b.turn+1, 0, 0,"},
-	{"a lost bucket fills at once", buckets, "b.hand, b.old, b.records = 0, burst-first-rest, ", "b.hand, b.old, b.records = 0, 0, "},
+	{"a bucket fills beside what is leased", buckets, "int64(burst-b.hand-b.old) * Micro", "int64(burst-b.hand) * Micro"},
+	{"an ended lease counts as live", buckets, "	default:\n\t\treturn 0\n", "	default:\n"},
+	{"a lease is over with its slot", buckets, "b.hand, b.old = 0, b.hand", "b.hand, b.old = 0, 0"},
+	{"a part of a unit is spent", buckets, "level -= level % max(1, c.Unit)", "level -= 0"},
+	{"what a bucket granted in vain comes back whole", "leasing/internal/hold/key.go", "return max(0, lost-tokens(math.Ceil(min(refilled, float64(lost)))))", "return max(0, lost-tokens(min(0, refilled)))"},
 	{"a refill is rounded down", "leasing/account/refill.go", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
 	// A node's side of a key.
 	{"a draw is made where the record is not this node's total", part, "!p.restate && !p.eager && p.Taken == p.booked", "!p.eager"},

@@ -33,7 +33,7 @@ func (n *node) start() {
 	if w.ledger != nil {
 		rnd := rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name)))
 		n.stepped = leasing.NewStepped(n.name<<nameBits, 1<<10, n.clock, wall, n.after, rnd.Float64)
-		n.stepped.Nodes = w.alive
+		n.stepped.Nodes, n.stepped.Peers = w.alive, w.alive
 		n.limiter = prompt{n}
 		n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
 		n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
@@ -71,8 +71,8 @@ func (n *node) sweep() {
 // verifyEvery is how often a node looks whose data the ledger has.
 const verifyEvery = 500 * time.Millisecond
 
-// verify has the ledger's epoch read, as each process does now and again, and prolongs its learning while
-// totals are missing.
+// verify has the ledger's epoch read, as each process does now and again, and prolongs its youth while
+// totals are unstated.
 func (n *node) verify() {
 	n.run(func() {
 		n.stepped.Greet()

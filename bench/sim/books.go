@@ -85,14 +85,14 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 	case errors.Is(g.Err, account.ErrOver):
 		return
 	case errors.Is(g.Err, account.ErrOvertaken):
-		if book := b.of(k, c.Window); c.Window != 0 && !b.stepped(p) && c.Seq > book.entry(c.Holder).seq {
+		if book := b.of(k, c.Window); !b.stepped(p) && c.Seq > book.entry(c.Holder).seq {
 			b.violate(-1, k.index, "claim %d of holder %x was answered as if it were overtaken", c.Seq, c.Holder)
 		}
 		return
 	case g.Err != nil:
 		b.violate(-1, k.index, "the ledger refused %+v: %v", *c, g.Err)
 		return
-	case c.Window == 0:
+	case c.Limit.Algorithm == ratelimit.TokenBucket:
 		b.bucket(k, c, g)
 		return
 	}
@@ -113,16 +113,13 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 }
 
 // before is the part of the previous window that a sliding window counts: the part of its sum that the last
-// period still covers, in millionths, rounded up twice. Until the window begins it is at least the limit.
+// period still covers, in millionths, rounded up twice.
 func (b *books) before(p *part, k *key, c *account.Claim) ratelimit.Tokens {
 	now, begins, ends := p.time(), c.Limit.WindowEnd(c.Window-1), c.Limit.WindowEnd(c.Window)
 	if c.Limit.Algorithm != ratelimit.SlidingWindow || now >= ends {
 		return 0
 	}
 	sum := b.of(k, c.Window-1).sum
-	if now < begins {
-		return max(sum, c.Limit.Capacity())
-	}
 	const parts = 1_000_000
 	unit := (ends - begins) / parts
 	covered := ratelimit.Tokens((ends - now + unit - 1) / unit)
@@ -179,14 +176,12 @@ func (b *books) compare(
 	if g.Granted > 0 && g.Sum > c.Limit.Capacity() {
 		b.violate(-1, k.index, "%d were granted beyond the limit: the sum is %d", g.Granted, g.Sum)
 	}
-	forgot := slices.ContainsFunc(b.bound.forgets, func(f loss) bool { return slices.Contains(k.parts, f.part) }) // refunds are not cut during learning
-	if book.sum < 0 && !book.lost && !forgot {
+	if book.sum < 0 && !book.lost {
 		b.violate(-1, k.index, "window %d has %d: below nothing", c.Window, book.sum)
 	}
 }
 
-// bucket checks the invariant of the answer to a claim of a bucket: the tokens in hand fit, except tokens that
-// were given back after others had them.
+// bucket checks the invariant of the answer to a claim of a bucket: the tokens in hand fit.
 func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 	book := b.of(k, 0)
 	if g.Fence <= book.fence && !b.stepped(k.part) && !book.lost {
@@ -196,7 +191,8 @@ func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
 	if g.Granted > 0 && g.Granted > c.Want || g.Granted > 0 && g.Sum > c.Limit.Burst {
 		b.violate(-1, k.index, "%d were granted, %d are wanted, and the bucket has %d of %d", g.Granted, c.Want, c.Limit.Burst-g.Sum, c.Limit.Burst)
 	}
-	if hand := g.InHand + max(0, min(g.Granted, g.Total-c.Spent-g.Cut)); hand > g.Sum && g.Learning == 0 && b.Second == nil && b.Mix.Refunds == 0 && len(b.Changes)+len(k.sets) == 0 {
+	hand := g.InHand + g.Total
+	if hand > g.Sum && len(b.Changes)+len(k.sets) == 0 {
 		b.violate(-1, k.index, "%d are in hand, and the bucket has %d of %d", hand, c.Limit.Burst-g.Sum, c.Limit.Burst)
 	}
 }

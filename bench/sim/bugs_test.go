@@ -60,13 +60,13 @@ var planted = []struct {
 	}},
 	{4, plant.Bug{
 		Name: "the window before is not counted", File: "leasing/account/span.go",
-		Right: "case l.Algorithm != ratelimit.SlidingWindow || now >= s.ends:",
-		Wrong: "case l.Algorithm != ratelimit.SlidingWindow || now >= s.begins:",
+		Right: "if l.Algorithm != ratelimit.SlidingWindow || now >= s.ends {",
+		Wrong: "if l.Algorithm != ratelimit.SlidingWindow || now >= s.begins {",
 	}},
 	{3, plant.Bug{
 		Name: "a bucket fills beside what is leased", File: "leasing/account/bucket.go",
-		Right: "return int64(max(-mostBurst, burst-b.hand-b.old-b.records.findOrAdd(debtor).taken)) * Micro",
-		Wrong: "return int64(burst) * Micro",
+		Right: "return int64(burst-b.hand-b.old) * Micro }",
+		Wrong: "return int64(burst) * Micro }",
 	}},
 	{4, plant.Bug{
 		Name: "a draw keeps what lies beyond the limit", File: "leasing/internal/hold/part.go",
@@ -75,8 +75,8 @@ var planted = []struct {
 	}},
 	{17, plant.Bug{
 		Name: "restating of drift confirms it", File: "leasing/internal/hold/part.go",
-		Right: "p.Taken += max(0, drift-over)",
-		Wrong: "p.Taken += drift + 0*over",
+		Right: "p.Taken += max(0, m.Drift()-over)",
+		Wrong: "p.Taken += m.Drift() + 0*over",
 	}},
 	{1074, plant.Bug{
 		Name: "an expired lease is spent", File: "leasing/internal/hold/part.go",
@@ -85,13 +85,13 @@ var planted = []struct {
 	}},
 	{17, plant.Bug{
 		Name: "a claim does not say what was spent", File: "leasing/internal/hold/part.go",
-		Right: "c.Taken, c.Spent, c.Divisor = p.Taken, p.Spent, q.Divisor",
-		Wrong: "c.Taken, c.Spent, c.Divisor = p.Taken, min(p.Taken, p.Spent), q.Divisor",
+		Right: "c.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent\n\t// The",
+		Wrong: "c.Window, c.Taken, c.Spent = p.Window, p.Taken, min(p.Taken, p.Spent)\n\t// The",
 	}},
 	{1195, plant.Bug{
 		Name: "spending is not told before an eager lease ends", File: "leasing/internal/hold/key.go",
-		Right: "case e.restate, (e.fresh > 0 || !e.eager) && now >= e.Renews(s.Rule):",
-		Wrong: "case e.restate:",
+		Right: "case e.restate, e.fresh > 0 && now >= e.Renews(s.Rule),",
+		Wrong: "case e.restate,",
 	}},
 	{79, plant.Bug{
 		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
@@ -135,8 +135,8 @@ var planted = []struct {
 	}},
 	{2, plant.Bug{
 		Name: "a node that ends keeps what it has", File: "leasing/sweep.go",
-		Right: "if k.Resign(hold.Never); early &&",
-		Wrong: "if early &&",
+		Right: "k.Resign(hold.Never)",
+		Wrong: "",
 	}},
 	{11, plant.Bug{
 		Name: "all messages go to one part of the ledger", File: "leasing/fleet.go",

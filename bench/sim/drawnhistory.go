@@ -10,7 +10,7 @@ import (
 func (o *Options) strainsTills() bool { return o.Seed%20 == 19 }
 
 // drawn makes a history that strains draws. Demand is close to the limit, and the limit is no multiple of a
-// draw. Windows turn often, with early claims. The limit changes node by node, several times in a window. Small
+// draw. Windows turn often. The limit changes node by node, several times in a window. Small
 // tables drop keys with draws. Answers are lost, nodes leave and return, and in some the ledger's clock is set.
 func (h *historian) drawn() {
 	r := h.o.Rule

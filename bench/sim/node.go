@@ -75,7 +75,7 @@ func (n *node) start() {
 	n.known = map[*key]known{}
 	n.stepped = leasing.NewStepped(n.name<<nameBits, cmp.Or(w.Table, tableSize), n.clock, wall, n.after, rnd.Float64)
 	n.stepped.Divide(&w.store)
-	n.stepped.Nodes, n.stepped.Drift = w.alive, n.keeper
+	n.stepped.Nodes, n.stepped.Peers, n.stepped.Drift = w.alive, w.alive, n.keeper
 	n.keeper.Epoch = n.stepped.Epoch
 	n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
 	n.joinRing()
@@ -127,7 +127,7 @@ func (n *node) sweep() {
 	n.send()
 }
 
-// verify reads the ledger's epoch, as each process does periodically, and prolongs its learning while the node
+// verify reads the ledger's epoch, as each process does periodically, and prolongs its youth while the node
 // has more to state.
 func (n *node) verify() {
 	n.stepped.Greet()

@@ -35,7 +35,7 @@ func TestHistoriesOnRealStores(t *testing.T) {
 		t.Cleanup(func() { client.Close() })
 		playReal(t, *redisHistories, func(seed uint64, clock func() ratelimit.LedgerTime) (Ledger, error) {
 			prefix := fmt.Sprint(seed, ":")
-			l, err := account.NewRedis(client, prefix, func() bool { return true })
+			l, err := account.NewRedis(client, prefix)
 			if err != nil {
 				return nil, err
 			}
@@ -123,7 +123,7 @@ func newRealStore(s account.Store, seed uint64, clock func() ratelimit.LedgerTim
 	r := &realStore{
 		Store: s, clock: clock, ahead: x.Now - clock(), prefix: fmt.Sprint(seed, ":"), evicted: map[string]int{},
 	}
-	return &realCAS{account.NewCAS(r, "", func() bool { return true }), r}, nil
+	return &realCAS{account.NewCAS(r, ""), r}, nil
 }
 
 func (s *realStore) name(k account.StoreKey) account.StoreKey {

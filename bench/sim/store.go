@@ -222,7 +222,7 @@ func (s *store) tell(n *node, claims []account.Claim) {
 	}
 }
 
-// prolong prolongs the ledger's learning, because a node has more to state.
+// prolong prolongs the youth of the ledger's epoch, because a node has more to state.
 func (s *store) prolong(n *node) {
 	for _, p := range s.parts {
 		if l, ok := p.ledger.(interface {
@@ -260,7 +260,7 @@ func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelim
 			grants[i] = some[j]
 		}
 		at, epoch.ID = now, epoch.ID+e.ID*0x9e3779b97f4a7c15
-		epoch.Began, epoch.Learning = max(epoch.Began, e.Began), max(epoch.Learning, e.Learning)
+		epoch.Began, epoch.Ends = max(epoch.Began, e.Began), max(epoch.Ends, e.Ends)
 	}
 	return grants, epoch, at, nil
 }
@@ -285,10 +285,10 @@ func (p *part) settleHere(n *node, claims []account.Claim) ([]account.Grant, rat
 			p.result.Draws++
 		}
 		if p.Trace != nil {
-			p.trace("node %d as %x: %s %d on key %d, window %d of %d: taken %d, spent %d; needs %d, wants %d, eager %v for %v, learning %d",
-				n.slot, c.Holder, kinds[c.Kind], c.Seq, p.named[c.Key].index, c.Window, c.Limit.Capacity(), c.Taken, c.Spent, c.Need, c.Want, c.Eager(), c.TTL, c.Learning)
-			p.trace("  the ledger grants %d of %d: total %d, in hand elsewhere %d, cut %d, fence %d, missing %v, learning %d, recalling %v, epoch %d, error %v",
-				g.Granted, g.Sum, g.Total, g.InHand, g.Cut, g.Fence, g.Missing, g.Learning, g.Recalling, epoch.ID, g.Err)
+			p.trace("node %d as %x: %s %d on key %d, window %d of %d: taken %d, spent %d; needs %d, wants %d, eager %v for %v",
+				n.slot, c.Holder, kinds[c.Kind], c.Seq, p.named[c.Key].index, c.Window, c.Limit.Capacity(), c.Taken, c.Spent, c.Need, c.Want, c.Eager(), c.TTL)
+			p.trace("  the ledger grants %d of %d: total %d, in hand elsewhere %d, cut %d, fence %d, recalling %v, epoch %d, young until %d, error %v",
+				g.Granted, g.Sum, g.Total, g.InHand, g.Cut, g.Fence, g.Recalling, epoch.ID, epoch.Ends, g.Err)
 		}
 		if p.Check {
 			p.books.settled(p, c, g)
@@ -355,7 +355,7 @@ func (k *key) window() ratelimit.Window {
 func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
 	p.resets++
 	c := account.Claim{
-		Key: string(k.name), Window: k.window(), Limit: k.rule.Limit, Divisor: 1, TTL: time.Second,
+		Key: string(k.name), Window: k.window(), Limit: k.rule.Limit, TTL: time.Second,
 		Holder: (operator + ratelimit.Holder(p.resets)) << nameBits, Seq: 1,
 	}
 	var g [1]account.Grant

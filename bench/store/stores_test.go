@@ -63,7 +63,7 @@ func realRedis(t *testing.T) real {
 	t.Cleanup(func() { client.Close() })
 	return real{
 		func(fleet string) account.Ledger {
-			l, err := account.NewRedis(client, fleet, func() bool { return true })
+			l, err := account.NewRedis(client, fleet)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -90,7 +90,7 @@ func realPostgres(t *testing.T) real {
 	t.Cleanup(pool.Close)
 	return real{
 		func(fleet string) account.Ledger {
-			return account.NewCAS(ledgertest.Prepared(t, postgres.Open, server.URL(), fleet), fleet, func() bool { return true })
+			return account.NewCAS(ledgertest.Prepared(t, postgres.Open, server.URL(), fleet), fleet)
 		},
 		func(ctx context.Context, key int) error {
 			return pool.QueryRow(ctx, `INSERT INTO counters VALUES ($1, 1)
@@ -112,7 +112,7 @@ func realEtcd(t *testing.T) real {
 	t.Cleanup(func() { client.Close() })
 	return real{
 		func(fleet string) account.Ledger {
-			return account.NewCAS(ledgertest.Prepared(t, etcd.Open, server.URL(), fleet), fleet, func() bool { return true })
+			return account.NewCAS(ledgertest.Prepared(t, etcd.Open, server.URL(), fleet), fleet)
 		},
 		func(ctx context.Context, key int) error {
 			_, err := client.Put(ctx, fmt.Sprint("counter", key), "1")

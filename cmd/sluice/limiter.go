@@ -73,7 +73,9 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 	}
 	var holders []ratelimit.Holder
 	for _, s := range stores {
-		s.OnAudit, s.Nodes = events, func() int { return d.who.count() }
+		s.OnAudit = events
+		s.Nodes = func() int { return d.who.count() }
+		s.Peers = func() int { return d.who.peers(time.Now()) }
 		holders = append(holders, s.holder)
 	}
 	d.who = newRegistry(stores[0].store, holders...)

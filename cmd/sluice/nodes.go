@@ -33,6 +33,9 @@ type registered struct {
 	n     int            // all
 	at    time.Time
 	every time.Duration // this node asks so often
+	first time.Time     // this node registered
+	most  [2]int        // highest n of this partRest, and of the one before
+	since time.Time     // this partRest
 }
 
 const (
@@ -42,6 +45,10 @@ const (
 	registerForOne = 100 * time.Millisecond // for each node
 	registerSeldom = 10 * time.Second       // at most; what nodes of older versions do
 	mostNodes      = 1000                   // that are shown
+	// A node has a part of a limit after a loss of data if its last count is younger than countFresh. It must have
+	// registered partRest ago: then all others with such a part have counted it.
+	countFresh = registerSeldom + 2*time.Second
+	partRest   = 3 * registerSeldom
 )
 
 // registration is the text of a node about itself, as JSON.
@@ -135,7 +142,20 @@ func (r *registry) register(ctx context.Context, text string) {
 		}
 	}
 	slices.SortFunc(nodes, func(a, b console.Node) int { return strings.Compare(a.Debug+a.Name, b.Debug+b.Name) })
-	r.nodes.Store(&registered{nodes, count, time.Now(), r.pause()})
+	r.nodes.Store(r.nodes.Load().next(nodes, count, time.Now(), r.pause()))
+}
+
+// next is what is known after another answer. r is nil before the first.
+func (r *registered) next(nodes []console.Node, n int, now time.Time, every time.Duration) *registered {
+	is := &registered{nodes: nodes, n: n, at: now, every: every, first: now, since: now}
+	if r != nil {
+		is.first, is.since, is.most = r.first, r.since, r.most
+	}
+	if now.Sub(is.since) >= partRest {
+		is.since, is.most = now, [2]int{0, is.most[0]}
+	}
+	is.most[0] = max(is.most[0], n)
+	return is
 }
 
 // readNode reads what a node said of itself.
@@ -158,6 +178,16 @@ func (r *registry) count() int {
 		return 0
 	}
 	return max(1, h.n)
+}
+
+// peers is the number of nodes that may each admit a part of a limit while the store may lack data; 0: this one admits
+// none. It is the highest count of a while, because the store may have lost registrations, too.
+func (r *registry) peers(now time.Time) int {
+	h := r.nodes.Load()
+	if h == nil || now.Sub(h.at) > countFresh || now.Sub(h.first) < partRest {
+		return 0
+	}
+	return max(1, h.most[0], h.most[1])
 }
 
 // all are the nodes that registered in the last minute, and those among them that have missed their turn.

@@ -11,9 +11,9 @@ import (
 
 // outageWatch logs late replies of the store, a full key table, and the ends of outages.
 type outageWatch struct {
-	stats    func() ratelimit.LimiterStats
-	learning func() bool
-	log      *slog.Logger
+	stats func() ratelimit.LimiterStats
+	young func() bool
+	log   *slog.Logger
 
 	out        time.Duration // since the store last answered, at the last look; 0: it answers
 	fallbacks  uint64        // decisions without it, before
@@ -39,11 +39,11 @@ func (c *sometimes) grew(n uint64) (more uint64) {
 }
 
 func (w *outageWatch) run(ctx context.Context) {
-	pace.Every(ctx, time.Second, func() { w.look(w.stats(), w.learning()) })
+	pace.Every(ctx, time.Second, func() { w.look(w.stats(), w.young()) })
 }
 
 // look takes in how the store is now.
-func (w *outageWatch) look(s ratelimit.LimiterStats, learning bool) {
+func (w *outageWatch) look(s ratelimit.LimiterStats, young bool) {
 	fallbacks := uint64(0)
 	for i, n := range s.Fallbacks {
 		if i != int(ratelimit.FallbackTableFull) {
@@ -66,10 +66,10 @@ func (w *outageWatch) look(s ratelimit.LimiterStats, learning bool) {
 		w.log.Warn("the table of keys is full: raise MAX_KEYS, or unset it", "decisions_without_a_place", n)
 	}
 	if s.Recoveries > w.recoveries {
-		w.log.Warn("the store lost its data: nodes restore their totals, and it grants a twentieth of each limit meanwhile")
+		w.log.Warn("the store lost its data: for two seconds nodes state their totals, and admit their leases and at most a twentieth of each limit")
 		w.restoring = true
 	}
-	if w.recoveries = s.Recoveries; w.restoring && !learning {
+	if w.recoveries = s.Recoveries; w.restoring && !young {
 		w.log.Info("the data of the store is restored, except the usage of nodes that ended")
 		w.restoring = false
 	}

@@ -48,7 +48,7 @@ func (c *serveCmd) shared(setting string, s store.Store, keys int, seats func() 
 	x.keeper = approx.NewKeeper(approx.NewStored(s.Seats()), holder, clock)
 	x.keeper.OnChange, x.keeper.Epoch = logSeats(log), x.Epoch
 	x.Drift = x.keeper
-	x.outage = &outageWatch{stats: x.stats, learning: x.Learning, log: log.With("setting", setting)}
+	x.outage = &outageWatch{stats: x.stats, young: x.Young, log: log.With("setting", setting)}
 	x.watch = &storeWatch{name: setting, ask: s.Safety, restate: x.RestateEvicted, log: log}
 	return x
 }

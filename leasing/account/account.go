@@ -9,26 +9,18 @@ import (
 // account is the ledger's state of a key in a window. The zero account is new. It is not safe for concurrent use, and
 // has no clock: the ledger's time comes with each message.
 type account struct {
-	// Invariant: sum is the total of all records. A message that restores a record lost by the ledger may leave it
-	// larger, and never smaller.
+	// Invariant: sum is the total of all records.
 	sum tokens
 	// Invariant: spent is the reported usage of all records. The rest of the sum is in hand.
 	spent tokens
 	fence ratelimit.Fence // Invariant: each grant's is higher than all earlier ones
 
-	learning
 	recall
 
 	// eagerly is the earliest time of the next search for ended eager leases; 0: there are none. Invariant: at most
 	// readAgain after the end of any that was not credited.
 	eagerly instant
 	records records
-}
-
-// learning is the state of an account whose totals are restated after a loss.
-type learning struct {
-	learns  instant // end of it. Invariant: at most Learn from now
-	learned tokens  // granted since it began. Invariant: at most one LearnPart-th of the limit, at least 1
 }
 
 // mostSum bounds the sum, so that doubles are exact.
@@ -51,8 +43,7 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 		return Grant{Err: ErrOvertaken}
 	}
 	r = a.records.findOrAdd(c.Holder)
-	g := Grant{At: now, Missing: clamped(c.Taken) > r.taken && r.expires != closed}
-	a.learn(now, c, g.Missing)
+	g := Grant{At: now}
 	g.Cut = a.book(r, c, now)
 	g.Granted = a.grant(r, c, now, before)
 	// With debt, no holder may admit requests from its lease.
@@ -60,39 +51,19 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 	a.fence = max(a.fence+1, ratelimit.Fence(now))
 	r.fence = a.fence
 	g.Total, g.Sum, g.InHand, g.Fence = r.taken, a.sum+before, a.inHand(r), a.fence
-	if a.learns > now {
-		g.Learning = a.learns
-	}
 	if short && g.InHand > 0 {
 		g.Recalling = a.recallAll(c.Holder, now, ask)
 	}
 	return g
 }
 
-// learn notes that the account may have been lost: the holder read that, or has more than the record. Learning ends
-// at most Learn from now: a later end is from before a clock was set back.
-func (a *account) learn(now instant, c *Claim, missing bool) {
-	until := max(a.learns, c.Learning)
-	if missing {
-		until = max(until, now.Add(Learn))
-	}
-	until = min(until, now.Add(Learn))
-	if until > now && a.learns <= now {
-		a.learned = 0
-	}
-	a.learns = until
-}
-
 // book copies the holder's totals into the record. It returns the part of a refund that is not credited, because the
-// sum would fall below 0. The record is cut as well, or restated totals after a loss would credit that part. While
-// the account learns, refunds are not cut: their charge may not have been restated yet.
+// sum would fall below 0. The record is cut as well, or totals that are stated after a loss would credit that part.
 func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
 	had := r.taken
 	total := max(clamped(c.Taken), clamped(c.Spent))
 	total = max(min(total, had+mostSum-a.sum), had-mostSum-a.sum)
-	if now >= a.learns {
-		cut = min(max(0, had-total-a.sum), max(0, had-total))
-	}
+	cut = min(max(0, had-total-a.sum), max(0, had-total))
 	if total < had {
 		a.pause = a.least // tokens were given back
 	}
@@ -123,23 +94,14 @@ func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens 
 		a.credit(r, now)
 		free = limit - max(0, a.sum) - before
 	}
-	if now < a.learns {
-		free = min(free, max(1, limit/LearnPart)-a.learned)
-	}
-	n := Granted(free, c.Need, c.Want, c.Divisor)
-	if now < a.learns {
-		a.learned += n
-	}
+	n := granted(free, c.Need, c.Want)
 	r.taken += n
 	a.sum += n
 	return n
 }
 
-// Granted is the size of a grant. It is the need, as far as it is free, and beyond it up to Want, but at most one
-// divisor-th of the free tokens in all.
-func Granted(free, need, want tokens, divisor int) tokens {
-	return max(0, min(free, want, max(need, free/tokens(max(1, divisor)))))
-}
+// granted is the size of a grant of free tokens.
+func granted(free, need, want tokens) tokens { return max(0, min(free, want, max(need, free/Share))) }
 
 // credit takes back the tokens in hand of ended eager leases, and closes them: their holders have not reported that
 // they spent them. It reads all records.

@@ -15,137 +15,98 @@ func filled(burst, rate tokens) ratelimit.Limit {
 	return ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: rate, Burst: burst}
 }
 
-func slot(d time.Duration) func(*Claim) { return func(c *Claim) { c.TTL = d } }
+// of states a lease of a slot, and a Want of so many tokens beyond the need.
+func (b *bench) of(slot ratelimit.Window, beyond tokens) func(*Claim) {
+	return func(c *Claim) { c.Window, c.Want = slot, c.Need+beyond }
+}
 
-const ms100 = 100 * time.Millisecond
+const ms100 = 100 * time.Millisecond // a slot of a bucket for a second
 
-// A bucket begins full, and refills to its burst less what live leases have in hand.
+// A bucket begins full. What a claim needs is spent, and a lease beyond it is in hand until it is spent or ends.
 func TestBucket(t *testing.T) {
-	b := newBench(t, filled(100, 10))
-	b.is(b.claims(1, 0, 0, 60, slot(ms100)), 60, 60, 60, 0)
-	b.is(b.claims(2, 0, 0, 60, slot(ms100)), 40, 40, 100, 60)
-	b.pass(ms100 / 2) // half a token
-	b.is(b.claims(2, 40, 40, 60, slot(ms100)), 0, 40, 100, 60)
+	b := newBench(t, filled(800, 10))
+	slot := BucketSlotAt(b.now, &b.limit)
+	b.is(b.claims(1, 0, 0, 30, b.of(0, 20)), 50, 20, 50, 0)
+	b.is(b.claims(2, 0, 0, 760, b.of(0, 20)), 750, 0, 800, 20) // less than the need, and no lease
+	b.pass(ms100 / 2)                                          // half a token
+	b.is(b.claims(1, 20, 15, 0, b.of(slot, 9)), 0, 5, 800, 0)  // what is left goes on
 	b.pass(ms100)
-	b.is(b.claims(2, 40, 40, 60, slot(ms100)), 1, 41, 100, 60)
-	b.pass(15 * time.Second / 2) // what 1 has in hand is gone
-	b.is(b.claims(3, 0, 0, 5, slot(ms100)), 5, 5, 30, 0)
-	b.is(b.claims(1, 60, 60, 0, slot(ms100)), 0, 60, 30, 5) // it had been charged for
-	b.is(b.claims(2, 41, 50, 0, slot(ms100)), 0, 50, 39, 5)
+	b.is(b.claims(1, 5, 0, 0, b.of(slot-1, 0)), 0, 0, 799, 5) // a lease that has ended: nothing is left of it
+	b.is(b.claims(1, 5, 5, 1, b.of(slot, 0)), 1, 0, 800, 0)   // spent, and so there is room
+	b.pass(8 * time.Second)
+	b.is(b.claims(3, 0, 0, 5), 5, 0, 725, 0)
+	b.is(b.claims(1, 60, 60, 0, b.of(slot, 0)), 0, 0, 725, 0) // of a lease that has ended, nothing counts
+	b.is(b.claims(2, 41, 50, 0, b.of(slot, 0)), 0, 0, 734, 0) // but a charge beyond it
+}
+
+// Less than the need is granted in whole units: a part of one serves no request.
+func TestBucketGrantsWholeUnits(t *testing.T) {
+	b := newBench(t, filled(100, 1))
+	units := func(c *Claim) { c.Unit = 30 }
+	b.is(b.claims(1, 0, 0, 120, units), 90, 0, 90, 0)
+	b.is(b.claims(1, 0, 0, 60, units), 0, 0, 90, 0)
+	b.is(b.claims(2, 0, 0, 5, units), 5, 0, 95, 0)
+}
+
+// The part of a live lease beyond the Want returns to the level, which has kept room for it.
+func TestBucketLeaseGoesBack(t *testing.T) {
+	b := newBench(t, filled(800, 8000))
+	slot := BucketSlotAt(b.now, &b.limit)
+	b.is(b.claims(1, 0, 0, 0, b.of(0, 100)), 100, 100, 100, 0)
+	b.pass(ms100)
+	b.is(b.claims(1, 100, 30, 0, b.of(slot, 20)), 0, 20, 50, 0) // 30 are spent, and 50 go back
+	b.is(b.claims(2, 0, 0, 800), 750, 0, 800, 20)
 }
 
 // While a lease is live, the room of what is in hand stays free: burst + rate x t bounds what is spent.
 func TestBucketKeepsRoomForLeases(t *testing.T) {
-	b := newBench(t, filled(100, 1000))
-	b.is(b.claims(1, 0, 0, 100, slot(ms100)), 100, 100, 100, 0)
+	b := newBench(t, filled(800, 8000))
+	b.is(b.claims(1, 0, 0, 0, b.of(0, 100)), 100, 100, 100, 0)
+	b.is(b.claims(2, 0, 0, 700), 700, 0, 800, 100)
 	b.pass(ms100 - time.Microsecond)
-	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 0, 0, 100, 100)
+	b.is(b.claims(2, 0, 0, 800), 700, 0, 800, 100)
 	b.pass(time.Microsecond) // the lease was claimed in this slot, and lives through the next
-	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 0, 0, 100, 100)
+	b.is(b.claims(2, 0, 0, 1), 0, 0, 800, 100)
 	b.pass(ms100)
-	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 0, 0, 100, 0)
+	b.is(b.claims(2, 0, 0, 800), 700, 0, 800, 0)
 	b.pass(ms100 / 2)
-	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 50, 50, 100, 0)
+	b.is(b.claims(2, 0, 0, 800), 400, 0, 800, 0)
 }
 
-// A charge beyond the level is debt. A refund pays it, also at a holder without a record, and is cut where it does
-// not fit.
+// A charge beyond the level is debt. A refund pays it, at whichever holder it comes, and is lost where it does not fit.
 func TestBucketDebtAndRefunds(t *testing.T) {
 	b := newBench(t, filled(100, 1))
-	b.is(b.claims(1, 0, 150, 0, slot(ms100)), 0, 150, 150, 0)
-	b.is(b.claims(2, -30, -30, 0, slot(ms100)), 0, -30, 120, 0)
-	b.is(b.claims(2, -50, -50, 0, slot(ms100)), 0, -50, 100, 0)
-	b.is(b.claims(3, 0, 0, 1, slot(ms100)), 0, 0, 100, 0)
-	b.pass(time.Second)
-	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 1, 1, 100, 0)
-	b.pass(time.Second)
-	b.is(b.claims(2, -60, -60, 0, slot(ms100)), 0, -60, 89, 0) // its lease is over, and it had nothing in hand
-	g := b.claims(2, -260, -260, 0, slot(ms100))
-	b.is(g, 0, -149, 0, 0)
-	if g.Cut != 111 {
-		t.Errorf("%d were cut", g.Cut)
-	}
-	b.is(b.claims(9, -5, -5, 0, slot(ms100), at(Answered+1)), 0, -5, 0, 0) // told again, it is no refund
-}
-
-// A refund of tokens that the bucket counts as in hand of others is owed until their lease is reported or ends. It is
-// dropped if they were in hand.
-func TestBucketOwesRefunds(t *testing.T) {
-	for _, is := range []string{"spent", "silent", "in hand", "lost"} {
-		b := newBench(t, filled(100, 1))
-		b.is(b.claims(1, 0, 0, 90, slot(ms100)), 90, 90, 90, 0)
-		b.is(b.claims(2, -50, -50, 0, slot(ms100)), 0, -50, 90, 90)
-		g := b.claims(3, -70, -70, 0, slot(ms100))
-		if b.is(g, 0, -40, 90, 90); g.Cut != 30 {
-			t.Errorf("%d were cut, and others have 40 more in hand than is owed already", g.Cut)
-		}
-		r := reader{left: b.records[NameOf("", "k", 0)].Data[1:]}
-		for range 12 {
-			r.int()
-		}
-		if r.records(); r.failed || len(r.left) > 0 {
-			t.Errorf("%d bytes are left of the form of earlier releases", len(r.left))
-		}
-		want := map[string]tokens{"in hand": 90, "lost": 89}[is]
-		switch is {
-		case "spent":
-			b.is(b.claims(1, 90, 60, 0, slot(ms100)), 0, 90, 30, 0)
-		case "in hand":
-			for range 3 {
-				b.claims(1, 90, 0, 0, slot(ms100))
-				b.pass(ms100)
-			}
-			b.is(b.claims(1, 90, 90, 0, slot(ms100)), 0, 90, 90, 0)
-		case "lost":
-			b.claims(1, 90, 90, 0, slot(ms100), func(c *Claim) { c.Learning = epochAt.Add(Learn) })
-			b.pass(Learn - 2*ms100)
-		}
-		b.pass(2 * ms100)
-		b.is(b.claims(4, 0, 0, 0, slot(ms100)), 0, 0, want, 0)
-	}
-}
-
-// Slots have the length that leases have: the longer at once, the shorter when nothing is in hand.
-func TestBucketSlotsOfDifferentLengths(t *testing.T) {
-	b := newBench(t, filled(100, 10))
-	b.is(b.claims(1, 0, 0, 50, slot(ms100)), 50, 50, 50, 0)
-	b.pass(ms100 / 2)
-	b.is(b.claims(2, 0, 0, 50, slot(time.Second)), 50, 50, 100, 50)
-	b.pass(ms100)
-	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
-	b.pass(900 * time.Millisecond) // both are live: their holders may keep them for a second
-	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
-	b.pass(time.Second)
-	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 9, 9, 100, 0)
-	k := b.account("k", 0)
-	if k.slot != ms100 {
-		t.Errorf("slots are %v long", k.slot)
-	}
+	slot := BucketSlotAt(b.now, &b.limit)
+	b.is(b.claims(1, 0, 150, 0), 0, 0, 150, 0)
+	b.is(b.claims(2, 0, -30, 0), 0, 0, 120, 0)
+	b.is(b.claims(2, 0, -50, 1, b.of(0, 9)), 3, 2, 73, 0)
+	b.is(b.claims(2, 2, 1, 0, b.of(slot, 1)), 0, 1, 73, 0)
+	b.is(b.claims(2, 1, -10, 0, b.of(slot, 1)), 0, 1, 63, 0) // its lease is whole again
+	b.is(b.claims(3, 0, -900, 0), 0, 0, 1, 1)
+	b.is(b.claims(2, 1, 3, 0, b.of(slot, 0)), 0, 0, 3, 0)
 }
 
 // A clock that goes back has no lease be over, and no bucket refuse for as long as the step was.
 func TestBucketWhoseClockGoesBack(t *testing.T) {
-	b := newBench(t, filled(100, 10))
-	b.is(b.claims(1, 0, 0, 100, slot(ms100)), 100, 100, 100, 0)
+	b := newBench(t, filled(800, 80))
+	b.is(b.claims(1, 0, 0, 0, b.of(0, 100)), 100, 100, 100, 0)
+	b.is(b.claims(2, 0, 0, 700), 700, 0, 800, 100)
 	b.pass(-24 * time.Hour)
-	b.is(b.claims(2, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
-	b.is(b.claims(1, 100, 50, 0, slot(ms100)), 0, 100, 100, 0)
-	b.is(b.claims(2, 0, 0, 9, slot(ms100)), 0, 0, 100, 50)
+	b.is(b.claims(2, 0, 0, 9), 0, 0, 800, 100)
 	b.pass(2 * time.Second)
-	b.is(b.claims(2, 0, 0, 99, slot(ms100)), 20, 20, 100, 0)
+	b.is(b.claims(2, 0, 0, 999), 160, 0, 800, 0)
 }
 
 // A bucket gains the tokens of a difference of clocks once, however often the clock goes to and fro: in etcd, each node
 // has a clock of its own.
 func TestBucketBetweenTwoClocks(t *testing.T) {
 	b := newBench(t, filled(100, 10))
-	b.is(b.claims(1, 0, 0, 100, slot(ms100)), 100, 100, 100, 0)
-	b.claims(1, 100, 100, 0, slot(ms100))
+	b.is(b.claims(1, 0, 0, 100), 100, 0, 100, 0)
 	has := tokens(0)
 	for range 20 {
 		for _, d := range []time.Duration{time.Second / 2, -time.Second / 2} {
 			b.pass(d)
-			has += b.claims(2, has, has, 10, slot(ms100)).Granted
+			has += b.claims(2, 0, 0, 10).Granted
 		}
 	}
 	if has != 5 {
@@ -153,57 +114,34 @@ func TestBucketBetweenTwoClocks(t *testing.T) {
 	}
 }
 
-// A bucket that was lost grants a twentieth and its refill, once the leases of before may be over. When it has learned,
-// it has the least that any holder states.
+// After a loss, a bucket has the least that any holder states, and leases keep their room.
 func TestBucketThatWasLost(t *testing.T) {
 	b := newBench(t, filled(100, 1))
-	learning := func(c *Claim) { c.Learning = epochAt.Add(Learn) }
-	lacks := func(n int) func(*Claim) {
-		return func(c *Claim) { c.Full = epochAt.Add(time.Duration(n) * time.Second) }
-	}
-	b.is(b.claims(1, 0, 0, 9, slot(ms100), learning, lacks(20)), 5, 5, 25, 20)
-	b.is(b.claims(2, 0, 0, 9, slot(ms100), learning, lacks(60)), 0, 0, 65, 65)
-	b.is(b.claims(2, 0, 0, 9, slot(ms100), learning, lacks(99)), 0, 0, 65, 65) // it is stated once
-	b.pass(Learn - time.Microsecond)
-	b.is(b.claims(3, 0, 0, 9, slot(ms100), learning), 1, 1, 65, 0)
-	b.pass(time.Microsecond)
-	b.is(b.claims(3, 1, 1, 90, slot(ms100)), 35, 36, 100, 0)
-	b.Evict("k", 0)
-	b.limit = filled(100, 10)
-	g := b.claims(1, 10, 7, 9, slot(time.Second), lacks(6)) // of what it had only what is in hand counts
-	b.is(g, 2, 12, 45, 40)
-	if !g.Missing {
-		t.Errorf("%+v", g)
-	}
-	b.pass(time.Second / 2) // which brings 5, and there is no room: what was leased before may be spent still
-	b.is(b.claims(2, 0, 0, 9, slot(time.Second)), 0, 0, 45, 45)
-	// What was granted of a bucket that was lost is no credit when it is given back.
-	b = newBench(t, filled(100, 10))
-	b.is(b.claims(1, 0, 0, 50, slot(time.Second)), 50, 50, 50, 0)
-	b.is(b.claims(2, 0, 0, 0, slot(time.Second), learning), 0, 0, 50, 50)
-	b.is(b.claims(1, 0, 0, 0, slot(time.Second), learning), 0, 0, 50, 50)
-	// The tokens that return keep their room: the bucket does not fill in their place.
-	b.pass(Learn - time.Microsecond)
-	b.is(b.claims(2, 0, 0, 60, slot(time.Second), learning), 14, 14, 55, 0)
-	b.pass(time.Microsecond)
-	b.is(b.claims(3, 0, 0, 90, slot(time.Second)), 46, 46, 100, 14)
+	b.is(b.claims(1, 80, 0, 0, b.of(Stated, 0)), 0, 0, 20, 0)
+	b.is(b.claims(2, 95, 0, 0, b.of(Stated, 0)), 0, 0, 20, 0)
+	b.is(b.claims(2, -7, 0, 0, b.of(Stated, 0)), 0, 0, 107, 0)
+	b.pass(17 * time.Second)
+	b.is(b.claims(2, 0, 0, 0, b.of(0, 6)), 1, 1, 91, 0)
+	b.is(b.claims(3, 10, 0, 0, b.of(Stated, 0)), 0, 0, 91, 1)
+	b.is(b.claims(3, 9, 0, 0, b.of(Stated, 0)), 0, 0, 92, 1)
 }
 
 // A bucket is not dropped before it is full, nor while a lease is live.
 func TestBucketExpires(t *testing.T) {
 	b := newBench(t, filled(100, 10))
 	over := func() time.Duration { return b.account("k", 0).over.Sub(epochAt) }
-	b.claims(1, 0, 0, 50, slot(time.Second))
+	b.claims(1, 0, 0, 50)
 	if d := over(); d != 5*time.Second {
 		t.Errorf("after %v", d)
 	}
-	b.pass(time.Second / 2)
-	b.claims(1, 50, 0, 0, slot(10*time.Second))
-	if d := over(); d != 11*time.Second {
+	b.claims(1, 0, -50, 0)
+	b.pass(5 * time.Second)
+	b.claims(1, 0, 0, 0, b.of(0, 1))
+	if d := over(); d != 5*time.Second+2*ms100 {
 		t.Errorf("after %v", d)
 	}
 	b.limit.Requests = 0
-	b.claims(1, 50, 50, 0)
+	b.claims(1, 0, 1, 0)
 	if d := over(); d < 365*24*time.Hour {
 		t.Errorf("after %v", d)
 	}
@@ -220,11 +158,11 @@ func TestBucketFillsExactly(t *testing.T) {
 			Requests:   tokens(rnd.Int64N([]int64{2, 100, 1_000_000, 1_000_000_000_000}[rnd.IntN(4)])),
 			Burst:      tokens(1 + rnd.Int64N(1<<32-1)),
 		}
-		b := bucket{slot: time.Second, ends: 1}
+		b := bucket{at: 1}
 		elapsed := int64(0)
 		for range 50 {
 			step := rnd.Int64N([]int64{2, 1000, 10_000_000}[rnd.IntN(3)])
-			b.refill(instant(elapsed+step), &l, l.Burst)
+			b.refill(instant(1+elapsed+step), &l)
 			elapsed += step
 		}
 		seconds := int64(l.Period() / time.Second)
@@ -249,7 +187,7 @@ func TestBucketIsShownAsOfNow(t *testing.T) {
 	now := began
 	client := redistest.Start(t).Client()
 	defer client.Close()
-	inRedis, err := NewRedis(client, "", nil)
+	inRedis, err := NewRedis(client, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,10 +196,10 @@ func TestBucketIsShownAsOfNow(t *testing.T) {
 	for _, ledger := range []interface {
 		Ledger
 		Look(context.Context, string, ratelimit.Window, *ratelimit.Limit) (*ratelimit.AccountLook, error)
-	}{NewCAS(NewMemoryStore(func() ratelimit.LedgerTime { return now }), "", nil), inRedis} {
+	}{NewCAS(NewMemoryStore(func() ratelimit.LedgerTime { return now }), ""), inRedis} {
 		now = began
 		g := make([]Grant, 1)
-		c := Claim{Key: "k", Limit: l, Holder: 1 << 63, Seq: 1, Need: 10, Want: 10, TTL: time.Second}
+		c := Claim{Key: "k", Limit: l, Holder: 1 << 63, Seq: 1, Need: 10, Want: 10}
 		if _, _, err := ledger.Settle(t.Context(), []Claim{c}, g); err != nil || g[0].Granted != 10 {
 			t.Fatal(g, err)
 		}

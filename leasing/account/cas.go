@@ -25,7 +25,6 @@ import (
 type CAS struct {
 	store  Store
 	prefix string
-	alone  func() bool
 	known  atomic.Pointer[known]
 	// greeted is the version of the epoch's record at the last read without claims.
 	greeted atomic.Uint64
@@ -34,10 +33,9 @@ type CAS struct {
 	recalls  chan recalled // on their way to the store
 }
 
-// NewCAS makes a ledger whose records' names begin with prefix. alone tells whether no other node is alive, when an
-// empty store is new to this process; nil means that others may be.
-func NewCAS(store Store, prefix string, alone func() bool) *CAS {
-	return &CAS{store: store, prefix: prefix, alone: alone, recalls: make(chan recalled, recallsMost)}
+// NewCAS makes a ledger whose records' names begin with prefix.
+func NewCAS(store Store, prefix string) *CAS {
+	return &CAS{store: store, prefix: prefix, recalls: make(chan recalled, recallsMost)}
 }
 
 const (
@@ -146,7 +144,7 @@ func (l *CAS) round(
 	all := make([]subject, len(left))
 	for n, i := range left {
 		c := &claims[i]
-		all[n] = subject{own: stateOf(l.keyOf(c, c.Window)), was: &state{}, over: &state{}}
+		all[n] = subject{own: stateOf(l.keyOf(c, c.account())), was: &state{}, over: &state{}}
 		if c.Window > 1 && looksBack(&c.Limit) {
 			all[n].was = stateOf(l.keyOf(c, c.Window-1))
 		}
@@ -352,27 +350,21 @@ func (l *CAS) advance(ctx context.Context, s *Snapshot) error {
 func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + EpochName} }
 
 // epochOf is the epoch of a read, whose first record it is, or a new one if the life has changed. before was known
-// before the read. restating prolongs the learning, if it lasts.
+// before the read: if that is another epoch, this one is young.
 func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int) (ratelimit.Epoch, error) {
 	own := s.Records[0]
 	was, life, ok := parseEpoch(string(own.Data))
 	is := was
-	switch {
-	case !ok || life != s.Life || before.older(&own, &was):
+	if !ok || life != s.Life || before.older(&own, &was) {
 		// If several nodes begin one at once, one of them counts.
-		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1
-		is = ratelimit.Epoch{ID: id, Began: s.Now, Learning: s.Now.Add(Learn)}
-		if own.Version == 0 && before == nil && l.alone != nil && l.alone() {
-			is.Learning = 0
-		}
-	case flags&restating != 0 && is.Young(s.Now):
-		is.Learning = s.Now.Add(Learn)
-	default:
-		// Learning never ends later from now: a later end is from before the clock was set back.
-		is.Learning = min(is.Learning, s.Now.Add(Learn))
+		is = ratelimit.Epoch{ID: xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1, Began: s.Now}
+	}
+	another := before != nil && before.ID != is.ID && s.Now < is.Began.Add(ratelimit.YoungFor)
+	if another || flags&unstated != 0 && is.Young(s.Now) {
+		is.Ends = s.Now.Add(ratelimit.YoungFor)
 	}
 	if is != was {
-		data := fmt.Sprintf("%x %d %d %s", is.ID, is.Began, is.Learning, s.Life)
+		data := fmt.Sprintf("%x %d %d %s", is.ID, is.Began, is.Ends, s.Life)
 		made, err := l.write(ctx, s.Life, []Change{{
 			StoreKey: l.life(), Version: own.Version, Data: []byte(data),
 			Until: lastTime,
@@ -393,8 +385,8 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, before *known, flags int
 // Verify reads the life of the data. It blocks at most until ctx is done.
 func (l *CAS) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, 0) }
 
-// Prolong prolongs the learning after a loss, if it lasts, like [Redis.Prolong].
-func (l *CAS) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, restating) }
+// Prolong prolongs a young epoch, like [Redis.Prolong].
+func (l *CAS) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, unstated) }
 
 func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	before := l.known.Load()

@@ -1,43 +1,32 @@
 -- claim settles a message about the account of a window: account.go, in Lua. KEYS[1] is the account. KEYS[2] is the
 -- previous one, of a sliding window. "sum" and "h:NAME" are integers, to which draws add. "c:NAME" is a holder's last
--- claim: seq, spent, fence, expiry. "a" is the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
+-- claim: seq, spent, fence, expiry. "a" is the account's: spent, fence, eagerly, asked, pause, least.
 local PARTS, AGAIN, RARELY, RECORD = 1000000, 10000, 1000000, 20
 Limit = Requests
-if now < Opens or now >= Over then return nothing(OVER) end
+if now < Begins or now >= Over then return nothing(OVER) end
 local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a')
 local sum, had, before = integer(got[1]), integer(got[2]), 0
 if Slides == 1 and now < Ends then
-  before = integer(redis.call('HGET', KEYS[2], 'sum'))
-  if now < Begins then
-    before = max(before, Limit)
-  else
-    before = max(0, before)
-    local part = floor((Ends - now + (Ends - Begins) / PARTS - 1) / ((Ends - Begins) / PARTS))
-    before = floor(before / PARTS) * part + floor((before % PARTS * part + PARTS - 1) / PARTS)
-  end
+  before = max(0, integer(redis.call('HGET', KEYS[2], 'sum')))
+  local part = floor((Ends - now + (Ends - Begins) / PARTS - 1) / ((Ends - Begins) / PARTS))
+  before = floor(before / PARTS) * part + floor((before % PARTS * part + PARTS - 1) / PARTS)
 end
 
 if Kind == DRAWS then
   redis.call('HINCRBY', KEYS[1], 'sum', text(Want))
   redis.call('HINCRBY', KEYS[1], holder, text(Want))
   redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000)))
-  return reply(0, 0, had + Want, sum + Want + before, -1, 0, 0, now, 0, 0, 0)
+  return reply(0, 0, had + Want, sum + Want + before, -1, 0, 0, now, 0)
 end
 
 local seq, told, _, expires = unpacked(got[3], '<dddd')
 if Seq <= seq then return nothing(OVERTAKEN) end
-local spent, fence, learns, learned, eagerly, asked, pause, least = unpacked(got[4], '<dddddddd')
-
--- learn
-local missing = Taken > had and expires ~= CLOSED
-local latest = min(max(learns, Learning, missing and now + LEARN or 0), now + LEARN)
-if latest > now and learns <= now then learned = 0 end
-learns = latest
+local spent, fence, eagerly, asked, pause, least = unpacked(got[4], '<dddddd')
 
 -- book
 local total, cut = max(Taken, Spent), 0
 total = max(min(total, had + MOST - sum), had - MOST - sum)
-if now >= learns then cut = min(max(0, had - total - sum), max(0, had - total)) end
+cut = min(max(0, had - total - sum), max(0, had - total))
 if total < had then pause = least end
 total = total + cut
 local says = min(Spent + cut, total)
@@ -68,9 +57,7 @@ if TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerly then
 end
 
 -- grant
-if now < learns then free = min(free, max(1, floor(Limit / PART)) - learned) end
-local grant, recalling = granted(free), false
-if now < learns then learned = learned + grant end
+local grant, recalling = granted(free, Want), false
 total, sum, fence = total + grant, sum + grant, max(fence + 1, now)
 local others = sum - spent - (total - says)
 
@@ -89,11 +76,10 @@ if (grant < Need or sum + before > Limit) and others > 0 then
   end
 end
 
-local answer = reply(0, grant, total, sum + before, others, cut, fence, now, learns > now and learns or 0,
-  flag(missing), flag(recalling))
+local answer = reply(0, grant, total, sum + before, others, cut, fence, now, recalling and 1 or 0)
 redis.call('HSET', KEYS[1], 'sum', text(sum), holder, text(total),
   claimed, struct.pack('<dddd', Seq, says, fence, expires), 'a',
-  struct.pack('<dddddddd', spent, fence, learns, learned, eagerly, asked, pause, least))
+  struct.pack('<dddddd', spent, fence, eagerly, asked, pause, least))
 for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
 -- An existing account has its expiry already.
 if not got[1] then redis.call('PEXPIREAT', KEYS[1], text(floor((Over + 999) / 1000))) end

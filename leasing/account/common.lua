@@ -1,10 +1,10 @@
 -- The common part of both scripts. Numbers are whole and within 2^53, so that doubles are exact. All fields are
 -- checked before anything is written: another form is an error, and changes nothing.
-local Kind, Seq, Taken, Spent, Need, Want, Divisor, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
-  Seconds, Slides, Ceiling, Now = struct.unpack('<ddddddddddddddddddd', ARGV[2])
+local Kind, Seq, Taken, Spent, Need, Want, Unit, TTL, Lease, Limit, Begins, Ends, Over, Requests,
+  Seconds, Slides, Ceiling, Now = struct.unpack('<dddddddddddddddddd', ARGV[2])
 local max, min, floor = math.max, math.min, math.floor
-local DRAWS, SAFE, CLOSED, PART = 1, 0, -1, 20
-local OVERTAKEN, OVER, MOST, LEARN = 1, 2, 4503599627370496, 2000000 -- MOST: mostSum
+local DRAWS, SAFE, CLOSED = 1, 0, -1
+local OVERTAKEN, OVER, SHARE, MOST = 1, 2, 8, 4503599627370496 -- MOST: mostSum
 local holder, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
 
 local function integer(text)
@@ -48,11 +48,10 @@ end
 local function text(n) return string.format('%.0f', n) end
 -- The record of the key's override, if there may be one: in force, it judges the message and follows the answer.
 local inForce, was, override = false, Requests, Ceiling > 0 and redis.call('GET', KEYS[#KEYS]) or ''
--- reply: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
-local function reply(code, ...) return struct.pack('<dddddddddddd', code, Seq, ...) .. override end
-local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) end
-local function flag(x) return x and 1 or 0 end
-local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Divisor)))) end
+-- reply: code, seq, granted, total, sum, in hand, cut, fence, time, recalling
+local function reply(code, ...) return struct.pack('<dddddddddd', code, Seq, ...) .. override end
+local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0) end
+local function granted(free, want) return max(0, min(free, want, max(Need, floor(free / SHARE)))) end
 
 local clock = redis.call('TIME')
 local now = Now > 0 and Now or clock[1] * 1000000 + clock[2] -- Now is 0 except in tests

@@ -217,8 +217,7 @@ func (t *trip) look(ctx context.Context, a *tail, values []any, err error) error
 	is, ok := parseLife(text(values, 0))
 	run, watches := a.run()
 	certain := written && watches && t.server.looked.Load() == t.doubts.Load()
-	if ok && certain && known != nil && is.server() == known.server() && is.ID == known.ID && same(run, is.run) &&
-		is.Learning <= t.time.Add(Learn) {
+	if ok && certain && known != nil && is.server() == known.server() && is.ID == known.ID && same(run, is.run) {
 		t.server.life.CompareAndSwap(known, &is)
 		return nil
 	}
@@ -254,14 +253,14 @@ func parseLife(s string) (life, bool) {
 func (is *life) server() string { return is.run + " " + is.replid }
 
 func (is *life) String() string {
-	return fmt.Sprintf("%x %d %d %s %s", is.ID, is.Began, is.Learning, is.run, is.replid)
+	return fmt.Sprintf("%x %d %d %s %s", is.ID, is.Began, is.Ends, is.run, is.replid)
 }
 
 // Flags of epoch.lua.
 const (
-	restating = 1
-	beginning = 2
-	joining   = 4
+	unstated = 1
+	joining  = 2
+	instead  = 4
 )
 
 // lookAfter runs the script, which reads the server's run, and begins an epoch if there is none or it is another
@@ -269,20 +268,22 @@ const (
 func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, error) {
 	known, text, doubts := s.life.Load(), "", l.doubts.Load()
 	switch {
-	case known != nil: // a missing epoch was lost
+	case known != nil:
 		text = known.String()
 	case !s.first:
 		flags |= joining
-	case l.alone != nil && l.alone():
-		flags |= beginning
+	}
+	lost := s.instead.Load()
+	if lost {
+		flags |= instead
 	}
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
 	current := s.names.Load()
 	names, kept := s.allNames(*current)
 	arguments := []any{
-		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()), flags, text,
-		kept,
+		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), ratelimit.YoungFor.Microseconds(), int64(l.at()),
+		flags, text, kept,
 	}
 	keys := names
 	if l.cluster != nil { // a script has no keys in several slots, but reads them
@@ -304,6 +305,9 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	if !ok {
 		return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, answer)
 	}
+	if lost {
+		s.instead.Store(false)
+	}
 	s.kept.Store(current)
 	s.looked.Store(doubts)
 	l.read(s, &is)
@@ -313,20 +317,20 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 // read notes the epoch of a server. A server that is new to the Cluster may have begun its epoch after a loss.
 func (l *Redis) read(s *server, is *life) {
 	was := s.life.Swap(is)
-	if was != nil && was.ID != is.ID || was == nil && !s.first && is.Learning > is.Began {
+	if was != nil && was.ID != is.ID || was == nil && !s.first && is.Ends > 0 {
 		l.lost(s)
 	}
 }
 
 // epochOf is the epoch of parts: it changes with each loss that this process notices at one of their servers, and not
-// when slots move. It learns while one of their servers does.
+// when slots move. It is young while that of one of their servers is.
 func (l *Redis) epochOf(x *layout, parts []int) (e ratelimit.Epoch) {
 	e.ID = 1
 	for _, part := range parts {
 		e.ID += l.losses[part].Load()
 		for _, s := range x.parts[part] {
 			if is := s.life.Load(); is != nil {
-				e.Began, e.Learning = max(e.Began, is.Began), max(e.Learning, is.Learning)
+				e.Began, e.Ends = max(e.Began, is.Began), max(e.Ends, is.Ends)
 			}
 		}
 	}
@@ -337,9 +341,9 @@ func (l *Redis) epochOf(x *layout, parts []int) (e ratelimit.Epoch) {
 // Verify reads the epoch of each server. It costs a script for each, and blocks at most until ctx is done.
 func (l *Redis) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, 0) }
 
-// Prolong prolongs the learning after a loss, if it still lasts. Nodes with unstated totals call it, because until
-// they are stated, their tokens look free. It blocks at most until ctx is done.
-func (l *Redis) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, restating) }
+// Prolong prolongs a young epoch. Nodes with unstated totals call it, because until they are stated, their tokens look
+// free. It blocks at most until ctx is done.
+func (l *Redis) Prolong(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, unstated) }
 
 // verifiers is the number of servers that each reads at the same time: one that hangs must not delay the others.
 const verifiers = 16
@@ -372,6 +376,6 @@ func parseEpoch(s string) (e ratelimit.Epoch, life string, ok bool) {
 	id, err1 := strconv.ParseUint(fields[0], 16, 64)
 	began, err2 := strconv.ParseInt(fields[1], 10, 64)
 	ends, err3 := strconv.ParseInt(fields[2], 10, 64)
-	e = ratelimit.Epoch{ID: id, Began: instant(began), Learning: instant(ends)}
+	e = ratelimit.Epoch{ID: id, Began: instant(began), Ends: instant(ends)}
 	return e, fields[3], id != 0 && errors.Join(err1, err2, err3) == nil
 }

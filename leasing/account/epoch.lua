@@ -1,12 +1,12 @@
 -- epoch reads the life of this server's data. It begins a new one if there is none, or if it is another server's:
 -- this server may be a replica that lagged behind, an older copy, or a master that was a replica in between. A life is
--- a string under several names, in a Cluster in slots that may move: "id began until run replid", times in us. The run
+-- a string under several names, in a Cluster in slots that may move: "id began ends run replid", times in us. The run
 -- of a server that does not report it is "-". A name whose slot is at another server says nothing. ARGV: an id for a
--- new life, the time of its learning in us, the current time in us (0 except in tests), flags, the life that the node
+-- new life, the length of its youth in us, the current time in us (0 except in tests), flags, the life that the node
 -- knows of this server ("": none), and the number of names under which the node has read it here. The names are KEYS,
--- in a Cluster the rest of ARGV: those come first. Flags: 1 a node has totals to restate, 2 no other node is alive, so
--- that a new life does not learn, 4 the server is new to a Cluster that the node knows. Answers the string.
-local id, learn, now, flags = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+-- in a Cluster the rest of ARGV: those come first. Flags: 1 the node has totals to state, 2 the server is new to a
+-- Cluster that the node knows, 4 slots came to it without their data. Answers the string.
+local id, youth, now, flags = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local known, kept = ARGV[5], tonumber(ARGV[6])
 local names = KEYS[1] and KEYS or { unpack(ARGV, 7) }
 local clock = redis.call('TIME')
@@ -32,12 +32,12 @@ local function ours(value)
   end
 end
 
-local values, empty, lost, is = {}, true, false, nil
+local values, lost, is = {}, false, nil
 for i, name in ipairs(names) do
   local value = redis.pcall('GET', name)
   if type(value) ~= 'table' then
     local found = ours(value)
-    values[name], empty = value or '', empty and not value
+    values[name] = value or ''
     lost = lost or i <= kept and not found
     if found and not (is and is.began >= found.began) then is = found end
   end
@@ -46,13 +46,12 @@ end
 local carried = not is and not lost and ours(known)
 is = is or carried or nil
 
-if not is or former and is.with ~= '-' and is.with ~= replid then
-  local fresh = not is and not lost and (flags >= 4 and not former or flags % 4 >= 2 and empty)
-  is = { id = id, began = now, ends = fresh and now or now + learn }
-end
--- Learning never ends later from now: a later end is from before the clock was set back.
-is.ends = math.min(is.ends, now + learn)
-if flags % 2 == 1 and now < is.ends then is.ends = now + learn end
+-- A new life is young for nobody, until a node that knew another says so.
+if not is or former and is.with ~= '-' and is.with ~= replid then is = { id = id, began = now, ends = 0 } end
+local was = string.match(known, '^%x+')
+local another = was and was ~= is.id or not was and former and flags % 4 >= 2
+local young = is.ends - youth <= now and now < is.ends
+if another and now < is.began + youth or flags >= 4 or young and flags % 2 == 1 then is.ends = now + youth end
 
 local text = table.concat({ is.id, string.format('%.0f', is.began), string.format('%.0f', is.ends), here, replid }, ' ')
 local holds, failed = carried, redis.error_reply('MOVED the names of the epoch')

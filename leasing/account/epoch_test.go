@@ -30,60 +30,75 @@ func (m *moved) epochs(t *testing.T) ratelimit.Epoch {
 }
 
 // another is a second node of the same Redis.
-func another(t *testing.T, s *redistest.Server, now instant, alone func() bool) *moved {
+func another(t *testing.T, s *redistest.Server, now instant) *moved {
 	m := newMoved(t, s)
-	m.alone, m.now = alone, now
+	m.now = now
 	return m
 }
 
-// An empty ledger does not learn only if its node is alone, and if it is new to the process.
+// A first epoch begins old. A node that has read another makes it young, if it began less than that ago.
 func TestEpochBegins(t *testing.T) {
 	s := redistest.Shared(t)
-	m := another(t, s, epochAt, func() bool { return true })
-	if e := m.epochs(t); e.Began != m.now || e.Young(m.now) {
-		t.Errorf("%+v", e)
-	}
+	m := another(t, s, epochAt)
 	first := m.epochs(t)
+	if first.Began != m.now || first.Ends != 0 {
+		t.Errorf("the first is %+v", first)
+	}
 	m.now = m.now.Add(time.Minute)
 	if e := m.epochs(t); e != first {
 		t.Errorf("%+v, and it was %+v", e, first)
 	}
-	s.Do("FLUSHALL") // it has known what is lost
-	if e := m.epochs(t); e.ID == first.ID || e.Learning != m.now.Add(Learn) {
-		t.Errorf("%+v", e)
+	s.Do("FLUSHALL")
+	late := another(t, s, m.now)
+	if e := late.epochs(t); e.Began != m.now || e.Ends != 0 {
+		t.Errorf("a process that knew nothing begins %+v", e)
+	}
+	m.now = m.now.Add(time.Second)
+	if e := m.epochs(t); e.ID == first.ID || e.Ends != m.now.Add(ratelimit.YoungFor) {
+		t.Errorf("who knew another finds %+v", e)
+	}
+	late.now = m.now
+	if e := late.epochs(t); !e.Young(late.now) {
+		t.Errorf("it is young for all, and that is %+v", e)
 	}
 	s.Do("FLUSHALL")
-	if e := another(t, s, m.now, nil).epochs(t); e.Learning != m.now.Add(Learn) {
-		t.Errorf("%+v", e)
+	if e := m.epochs(t); !e.Young(m.now) {
+		t.Errorf("who knew another begins %+v", e)
 	}
-	s.Do("SET", "t:"+EpochName, "what is this") // it is not empty
-	if e := another(t, s, m.now, m.alone).epochs(t); e.Learning != m.now.Add(Learn) {
-		t.Errorf("%+v", e)
+	s.Do("SET", "t:"+EpochName, "what is this")
+	very := another(t, s, m.now)
+	if e := very.epochs(t); e.Ends != 0 {
+		t.Errorf("beside another form it begins %+v", e)
+	}
+	m.now = m.now.Add(ratelimit.YoungFor)
+	if e := m.epochs(t); e.Ends != 0 {
+		t.Errorf("two seconds later, who knew another finds %+v", e)
 	}
 }
 
-// The redis-servers of tests are empty, without a loss: tests do not wait for their learning.
-func TestStartedRedisHasLearned(t *testing.T) {
+// The redis-servers of tests have an old epoch: tests do not wait for it.
+func TestStartedRedisHasAnOldEpoch(t *testing.T) {
 	client := redistest.Shared(t).Client()
 	defer client.Close()
-	l, err := NewRedis(client, "", nil)
+	l, err := NewRedis(client, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e, err := l.Verify(t.Context()); err != nil || e.Learning > 1 {
+	if e, err := l.Verify(t.Context()); err != nil || e.Began > 1 {
 		t.Errorf("%+v, %v", e, err)
 	}
 }
 
-// Who has something to tell prolongs the learning while it goes on. It is never further ahead than Learn.
-func TestEpochLearns(t *testing.T) {
+// Who has something to state prolongs the youth while it goes on. An end from before a clock was set back is none.
+func TestEpochIsProlonged(t *testing.T) {
 	s := redistest.Shared(t)
-	m := another(t, s, epochAt, nil)
+	m := another(t, s, epochAt)
 	memory := NewMemory(func() ratelimit.LedgerTime { return m.now })
 	_, _ = memory.Verify(t.Context())
-	memory.Lose(nil, "7")
 	m.epochs(t)
-	step := func(by time.Duration, tell bool, want instant) {
+	memory.Lose(nil, "7")
+	s.Do("FLUSHALL")
+	step := func(by time.Duration, tell bool, want instant, young bool) {
 		t.Helper()
 		m.now = m.now.Add(by)
 		for what, l := range map[string]Ledger{"memory": memory, "Redis": m} {
@@ -94,23 +109,24 @@ func TestEpochLearns(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if e, _, err := l.Settle(t.Context(), nil, nil); err != nil || e.Learning != want {
-				t.Errorf("%s at %d: %+v, %v, want it to learn until %d", what, m.now, e, err, want)
+			if e, _, err := l.Settle(t.Context(), nil, nil); err != nil || e.Ends != want || e.Young(m.now) != young {
+				t.Errorf("%s at %d: %+v, %v, want it to be young until %d: %v", what, m.now, e, err, want, young)
 			}
 		}
 	}
-	step(0, false, epochAt.Add(2*time.Second))
-	step(time.Second, false, epochAt.Add(2*time.Second))
-	step(0, true, epochAt.Add(3*time.Second))
-	step(-time.Hour, false, epochAt.Add(3*time.Second-time.Hour))
-	step(2*time.Second, true, epochAt.Add(3*time.Second-time.Hour))
+	step(0, false, epochAt.Add(2*time.Second), true)
+	step(time.Second, false, epochAt.Add(2*time.Second), true)
+	step(0, true, epochAt.Add(3*time.Second), true)
+	step(-time.Hour, true, epochAt.Add(3*time.Second), false)
+	step(time.Hour, true, epochAt.Add(3*time.Second), true)
+	step(2*time.Second, true, epochAt.Add(3*time.Second), false)
 }
 
 // An epoch that names another run is not this server's; nor is one of another replication, if the server was a replica
 // since.
 func TestEpochOfAnotherServer(t *testing.T) {
 	s := redistest.Shared(t)
-	m := another(t, s, epochAt, nil)
+	m := another(t, s, epochAt)
 	first := m.epochs(t)
 	value := s.Do("GET", epochName).(string)
 	fields := strings.Fields(value)
@@ -123,7 +139,7 @@ func TestEpochOfAnotherServer(t *testing.T) {
 	}
 	put(strings.Repeat("a", 40), fields[4])
 	second := m.epochs(t) // seen with the messages, for the connection has another name
-	if second.ID == first.ID || second.Learning != m.now.Add(Learn) {
+	if second.ID == first.ID || second.Ends != m.now.Add(ratelimit.YoungFor) {
 		t.Errorf("%+v", second)
 	}
 	fields = strings.Fields(s.Do("GET", epochName).(string))
@@ -136,7 +152,7 @@ func TestEpochOfAnotherServer(t *testing.T) {
 // restarted is a server that comes back with its data of before: the connections' names tell.
 func TestEpochAfterARestart(t *testing.T) {
 	s := redistest.Start(t)
-	m := another(t, s, epochAt, nil)
+	m := another(t, s, epochAt)
 	first := m.epochs(t)
 	value := s.Do("GET", epochName)
 	s.Kill()
@@ -153,7 +169,7 @@ func TestEpochAfterARestart(t *testing.T) {
 // A master that was a replica for a moment goes on with what the other had, on connections that were kept.
 func TestEpochAfterAFailoverAndBack(t *testing.T) {
 	a, b := redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t, "--repl-diskless-sync-delay", "0")
-	m := another(t, a, epochAt, nil)
+	m := another(t, a, epochAt)
 	first := m.epochs(t)
 	replicate := func(of, from *redistest.Server) {
 		host, port, _ := net.SplitHostPort(from.Addr)
@@ -303,7 +319,7 @@ func (f *fake) good(command string, args []string) string {
 		if args[1] == epochScript.Hash() && f.spoilt != "mget" {
 			return bulk("1f 1 2 abc def")
 		}
-		return bulk(answer(0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0, 0, 0))
+		return bulk(answer(0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0))
 	}
 	return "+OK\r\n"
 }
@@ -345,7 +361,7 @@ func (f *fake) settles() []Grant {
 		},
 	})
 	defer client.Close()
-	l, err := NewRedis(client, "t:", nil)
+	l, err := NewRedis(client, "t:")
 	if err != nil {
 		f.Fatal(err)
 	}

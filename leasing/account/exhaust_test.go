@@ -101,7 +101,7 @@ func (w *world) key() uint64 {
 	}
 	slices.Sort(each)
 	b = b[:0]
-	n(w.sum, w.spent, w.learned, flag(w.learns > epochAt), w.taken, w.evicted,
+	n(w.sum, w.spent, w.taken, w.evicted,
 		tokens(w.charges), tokens(w.refunds), tokens(w.doubles), tokens(w.cut))
 	return xxhash.Sum64String(string(b) + strings.Join(each, ""))
 }
@@ -150,7 +150,7 @@ func (w *world) nodeMoves(i int, f func(*world)) {
 	for back := range min(max(p.taken-p.spent, 0), 1) + 1 {
 		f(w.with(fmt.Sprintf("%d claims, and gives back %d", i, back), func(c *world) {
 			c.nodes[i].taken -= back
-			c.send(i, Claim{Need: 1, Want: 2, Divisor: 1})
+			c.send(i, Claim{Need: 1, Want: 2})
 		}))
 	}
 }
@@ -233,7 +233,7 @@ func (w *world) broken() error {
 		return fmt.Errorf("%d were spent or are in hand, of %d", all, most)
 	}
 	k := kept{account: w.account}
-	return k.invariants(epochAt, &ratelimit.Limit{Requests: w.limit})
+	return k.invariants(&ratelimit.Limit{Requests: w.limit})
 }
 
 func (l letter) String() string {

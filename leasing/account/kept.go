@@ -14,14 +14,12 @@ type kept struct {
 func (k *kept) settle(
 	now instant, c *Claim, own *ratelimit.Limit, at *span, was *kept, ask func(ratelimit.Holder),
 ) Grant {
-	if c.Window == 0 {
+	if c.bucket() {
 		if k.bucket == nil {
 			k.bucket = &bucket{}
 		}
 		g := k.bucket.claim(now, c)
-		full := k.full(&c.Limit, own)
-		k.over = max(k.over, full) // a node that has not read a refund still states its total
-		k.forget(now, full)
+		k.over = k.full(&c.Limit, own)
 		return g
 	}
 	k.over = max(k.over, at.over)
@@ -38,38 +36,26 @@ func (k *kept) settle(
 
 // holders are all holders with a record.
 func (k *kept) holders() (all []ratelimit.Holder) {
-	of := k.account.records
-	if k.bucket != nil {
-		of = k.bucket.records
-	}
-	for i := range of {
-		if of[i].holder != debtor {
-			all = append(all, of[i].holder)
-		}
+	for i := range k.records {
+		all = append(all, k.records[i].holder)
 	}
 	return all
 }
 
 // look is an account, without the counting part of the previous window.
 func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook {
-	v := &ratelimit.AccountLook{Limit: limit.Capacity(), Charged: k.sum, Relearning: k.account.learns > now}
-	of := k.account.records
+	v := &ratelimit.AccountLook{Limit: limit.Capacity(), Charged: k.sum}
 	if b := k.bucket; b != nil {
-		b.shown(now, limit)
-		v.Charged = b.used(v.Limit)
-		of = b.records
-		v.Relearning = b.learns > now
+		b.refill(now, limit)
+		v.Charged = b.used(burstOf(limit))
 	}
-	for i := range of {
-		r := &of[i]
-		if r.holder == debtor {
-			continue
+	for i := range k.records {
+		r := &k.records[i]
+		x := ratelimit.HolderLook{
+			Holder: r.holder, Granted: r.taken, Spent: r.spent, Fence: r.fence, Closed: r.expires == closed,
 		}
-		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.taken, Spent: r.spent, Fence: r.fence}
-		if k.bucket == nil {
-			if x.Closed = r.expires == closed; r.expires > safe {
-				x.Expires = r.expires.Sub(now)
-			}
+		if r.expires > safe {
+			x.Expires = r.expires.Sub(now)
 		}
 		x.Outstanding = max(0, x.Granted-x.Spent)
 		v.Holders = append(v.Holders, x)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -64,23 +63,13 @@ func withBefore(
 
 // keptIn is the account in the fields of a hash, as far as views show it.
 func keptIn(fields map[string]string) (*kept, error) {
-	k, n := &kept{}, [8]int64{}
-	records := &k.account.records
+	k, n := &kept{}, [6]int64{}
 	if unpacked(fields["b"], n[:]) { // level, ...
-		k.bucket = &bucket{
-			level: n[0], carry: n[1], at: instant(n[2]), hand: tokens(n[3]), old: tokens(n[4]), turn: instant(n[5]),
-			ends: instant(n[6]), slot: time.Duration(n[7]) * time.Microsecond,
-		}
-		if records = &k.bucket.records; unpacked(fields["o"], n[:3]) {
-			k.owed = [2]tokens{tokens(n[0]), tokens(n[1])}
-		}
+		k.bucket = &bucket{level: n[0], carry: n[1], at: instant(n[2]), hand: tokens(n[3]), old: tokens(n[4])}
 	} else if sum, err := strconv.ParseInt(fields["sum"], 10, 64); err == nil {
 		k.sum = tokens(sum)
 	} else {
 		return nil, fmt.Errorf("%w: the account's sum is %.40q", ErrAnswer, fields["sum"])
-	}
-	if unpacked(fields["a"], n[:]) {
-		k.account.learns = instant(n[2])
 	}
 	for name, text := range fields {
 		of, ours := strings.CutPrefix(name, "h:")
@@ -93,7 +82,7 @@ func keptIn(fields map[string]string) (*kept, error) {
 		if unpacked(fields["c:"+of], n[:4]) { // seq, spent, fence, expires
 			r.spent, r.fence, r.expires = tokens(n[1]), ratelimit.Fence(n[2]), instant(n[3])
 		}
-		*records = append(*records, r)
+		k.records = append(k.records, r)
 	}
 	return k, nil
 }

@@ -25,46 +25,57 @@ const (
 	Draws
 )
 
-// Loss is what a holder states for a ledger that may have lost data. Learning is the end of the learning that the
-// holder has read, after which the ledger has all totals. Full is the time at which a bucket is full, by the last
-// answer; 0: unknown.
-type Loss struct{ Learning, Full instant }
-
 // Claim is a holder's message about one account. A draw uses only Key, Window, Limit, Holder and Want. The zero Claim
 // is invalid.
 type Claim struct {
-	Kind   Kind
-	Key    string           // at the ledger
-	Window ratelimit.Window // of the account; 0: of a token bucket
+	Kind Kind
+	Key  string // at the ledger
+	// Window is that of the account. Of a token bucket, it is the slot of the lease that Taken and Spent are about, 0
+	// without one, or Stated.
+	Window ratelimit.Window
 	Limit  ratelimit.Limit  // limit of the claim: the rule's, or less (drift within the limit)
 	Holder ratelimit.Holder // 64 random bits: never the name of a machine
-	// Seq rises with each claim of the holder on the key. A claim that is not above the last is overtaken. After the
-	// first answer, it is above Answered.
+	// Seq rises with each claim of the holder on the key. A claim that is not above the last is overtaken.
 	Seq uint64
 	// Taken is the holder's total of the account, spent or in hand. Spent is its admissions and charges. Spent
 	// exceeds Taken after charges without a grant, which are booked whole. Refunds of other holders' charges can take
-	// both below 0.
+	// both below 0. Of a token bucket they are those of the lease, and a Spent below 0 is a refund.
 	Taken, Spent tokens
-	// Need is granted as far as it is free. Beyond it, up to Want is granted, but at most the free
-	// tokens divided by Divisor in all. A Divisor below 1 is 1. Nodes use twice the number of live nodes.
-	Need, Want tokens
-	Divisor    int
-	// TTL is the lifetime of the tokens in hand, from the ledger's settling of the claim. For a bucket, it is the
-	// slot. For a window, the lease may be credited after it (Eager); 0: never.
+	// Need is granted as far as it is free, of a bucket only in whole units: each Unit serves a request. A Unit below 1 is
+	// 1. Beyond the need, up to Want is granted, but at most a Share-th of the free tokens in all. Of a bucket, the
+	// rest of the lease goes on up to Want if there is no need, and else goes back.
+	Need, Want, Unit tokens
+	// TTL is the time from the ledger's settling of the claim after which it may credit the tokens in hand of a window;
+	// 0: never.
 	TTL time.Duration
-	Loss
 }
 
+// Share is the divisor of the free tokens that bounds a grant beyond the need.
+const Share = 8
+
+// Stated is the Window of a message that states the most that a bucket's level can be, as Taken: after a loss of data.
+const Stated ratelimit.Window = -1
+
 // Eager tells whether the ledger may credit the tokens in hand after their time.
-func (c *Claim) Eager() bool { return c.Window != 0 && c.TTL >= time.Microsecond }
+func (c *Claim) Eager() bool { return c.TTL >= time.Microsecond }
+
+func (c *Claim) bucket() bool { return c.Limit.Algorithm == ratelimit.TokenBucket }
+
+// account is the window in the account's name: a bucket has one account.
+func (c *Claim) account() ratelimit.Window {
+	if c.bucket() {
+		return 0
+	}
+	return c.Window
+}
 
 // Grant is the answer to one claim, or to a draw.
 type Grant struct {
 	// Granted is added to the stated total. For a draw it is 0: the sender computes its part (Owned).
 	Granted tokens
 	// Total is the holder's total at the ledger after the message, and Sum that of all holders. For a sliding window,
-	// Sum includes the counting part of the previous window. For a bucket, it is the burst less the level. It may
-	// exceed the limit.
+	// Sum includes the counting part of the previous window. For a bucket, Total is the holder's lease, and Sum the
+	// burst less the level. Sum may exceed the limit.
 	Total, Sum tokens
 	// InHand is the tokens in hand of others, as reported. For a draw it is unknown: -1.
 	InHand tokens
@@ -72,11 +83,8 @@ type Grant struct {
 	// to its totals, like the ledger.
 	Cut   tokens
 	Fence ratelimit.Fence
-	// At is the ledger's clock then, and Learning the end of the account's learning: until then it grants little, and
-	// its answers confirm no drift.
-	At, Learning instant
-	// Missing means that the holder's total exceeded its record: the account was lost.
-	Missing bool
+	// At is the ledger's clock then.
+	At instant
 	// Recalling means that other holders were recalled for this need.
 	Recalling bool
 	// Override is the key's override or its removal, which judged the message. Draws must apply it. nil: none.
@@ -104,16 +112,6 @@ var (
 // the bound stay below it, and below 2^53, up to which the doubles of Redis' scripts are exact.
 const MostBooked tokens = 1 << 43
 
-// Answered is a number for [Claim.Seq]: a bucket without a record of the holder credits no refund that a claim above it
-// states, because it was credited before.
-const Answered = 1 << 40
-
-// Learn is the time that an account learns after its loss, and a ledger after a loss of data.
-const Learn = 2 * time.Second
-
-// LearnPart is the divisor of the limit that bounds all grants in that time.
-const LearnPart = 20
-
 // Ledger is the only authority over accounts. Each message is settled atomically.
 //
 // Settle fills grants[i] for claims[i]. The caller owns the slices again after the return. It blocks at most until
@@ -129,9 +127,9 @@ var errClaim = errors.New("the claim is invalid")
 
 // check reports the errors of a claim, before it is sent or settled.
 func check(c *Claim) error {
-	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
+	bucket := c.bucket()
 	switch {
-	case c.Key == "", c.Holder == debtor, c.Kind > Draws, bucket != (c.Window == 0),
+	case c.Key == "", c.Holder == 0, c.Kind > Draws, !bucket && c.Window == 0, bucket && c.Window < Stated,
 		c.TTL < 0, c.TTL > ratelimit.MaxPeriod,
 		c.Limit.Algorithm >= ratelimit.Concurrency, c.Limit.Period() <= 0, c.Limit.Requests < 0,
 		c.Limit.Requests > ratelimit.MaxLimit, c.Limit.Ceiling < 0, c.Limit.Ceiling > ratelimit.MaxLimit,

@@ -9,7 +9,7 @@ import (
 // A ban that is set while a first claim is under way is what that is judged by, or its holder is recalled.
 func TestBanReachesAFirstClaim(t *testing.T) {
 	b, node := newBetween(t)
-	operator := NewCAS(b.MemoryStore, "c:", nil)
+	operator := NewCAS(b.MemoryStore, "c:")
 	told := map[string]bool{}
 	operator.OnRecall = func(_ ratelimit.Holder, key string, _ ratelimit.Window) { told[key] = true }
 	c := casClaim("k", 1, 1, 10)

@@ -25,9 +25,8 @@ func TestPageConstants(t *testing.T) {
 	page := specpage.Read(t)
 	one := func(s string) []string { return []string{s} }
 	of := func(d time.Duration) []string { return one(specpage.Duration(d)) }
+	slots := []string{"1/10", specpage.Duration(BucketSlot(&ratelimit.Limit{Unit: ratelimit.Second}) / 2), specpage.Duration(BucketSlot(&ratelimit.Limit{Unit: ratelimit.Hour}))}
 	page.Constants([]string{"account"}, map[string][]string{
-		"account.Learn":        of(Learn),
-		"account.LearnPart":    one(fmt.Sprint("1/", LearnPart)),
 		"account.MostBooked":   one(specpage.Power(int64(MostBooked))),
 		"account.mostSum":      one(specpage.Power(int64(mostSum))),
 		"account.mostBurst":    one(fmt.Sprint(int64(mostBurst))),
@@ -35,8 +34,7 @@ func TestPageConstants(t *testing.T) {
 		"account.overrideKept": of(overrideKept),
 		"account.keptMost":     of(keptMost),
 		"account.bucketWaits":  of(bucketWaits),
-		"account.leftKept":     of(leftKept),
-		"account.Answered":     one(specpage.Power(Answered)),
+		"account.BucketSlot":   slots,
 		"account.recordsPause": of(recordsPause),
 		"account.askedRarely":  of(askedRarely),
 		"account.parts":        one(fmt.Sprint("1/", parts)),
@@ -44,6 +42,7 @@ func TestPageConstants(t *testing.T) {
 		"account.namesOfANode": one(strconv.Itoa(namesOfANode)),
 		"account.claimFields":  one(strconv.Itoa(claimFields)),
 		"account.answerFields": one(strconv.Itoa(answerFields)),
+		"account.Share":        one(strconv.Itoa(Share)),
 		"account.wasSettled":   one(strconv.Itoa(wasSettled)),
 		"account.wasOvertaken": one(strconv.Itoa(wasOvertaken)),
 		"account.wasOver":      one(strconv.Itoa(wasOver)),
@@ -182,10 +181,10 @@ func pageClamps(t *testing.T, field string, c *Claim, want tokens) {
 func TestPageValues(t *testing.T) {
 	page, b := specpage.Read(t), newBench(t, fixed(100))
 	page.Says(fmt.Sprintf("| %d claims, %d draws |", States, Draws))
-	page.Says("if that is more; below 1 is 1 |")
-	for h, share := range []int{-1, 0, 1} {
-		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 0, func(c *Claim) { c.Want, c.Divisor = 10, share }), 10, 10,
-			tokens(10*(h+1)), tokens(10*h))
+	page.Says("tokens that serve a request; below 1 is 1 |")
+	for h, unit := range []tokens{-1, 0, 1} {
+		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 300, func(c *Claim) { c.Unit = unit }), []tokens{100, 0, 0}[h], []tokens{100, 0, 0}[h],
+			100, []tokens{0, 100, 100}[h])
 	}
 	page.Says("below 1 µs: the lease has no end |")
 	for ttl, eager := range map[time.Duration]bool{999: false, 1000: true} {
@@ -193,14 +192,14 @@ func TestPageValues(t *testing.T) {
 			t.Errorf("a TTL of %v makes an eager lease: %v", ttl, c.Eager())
 		}
 	}
-	page.Says("its number; 0 of a bucket, and only then |")
+	page.Says("its number, from 1; of a bucket the slot of its lease, 0 without one, or -1 (section 14) |")
 	page.Says("| not 0 | the holder's name |")
 	page.Says("| not empty | the key's name |")
 	for what, change := range map[string]func(*Claim){
-		"no window":             func(c *Claim) { c.Window = 0 },
-		"a bucket and a window": func(c *Claim) { c.Limit.Algorithm = ratelimit.TokenBucket },
-		"no holder":             func(c *Claim) { c.Holder = 0 },
-		"no key":                func(c *Claim) { c.Key = "" },
+		"no window":           func(c *Claim) { c.Window = 0 },
+		"another of a bucket": func(c *Claim) { c.Limit.Algorithm, c.Window = ratelimit.TokenBucket, Stated-1 },
+		"no holder":           func(c *Claim) { c.Holder = 0 },
+		"no key":              func(c *Claim) { c.Key = "" },
 	} {
 		if g := b.claims(1, 0, 0, 0, change); !errors.Is(g.Err, errClaim) {
 			t.Errorf("%s: %v", what, g.Err)
@@ -232,17 +231,19 @@ func TestPageFields(t *testing.T) {
 		send := func(after time.Duration, c Claim) {
 			b.now = b.now.Add(after)
 			m.now = b.now
-			c.Key, c.Limit, c.Window, c.TTL = "k", of, b.window(0), time.Second
+			if c.Key, c.Limit, c.Window = "k", of, b.window(0); c.Window != 0 {
+				c.TTL = time.Second
+			}
 			grants := make([]Grant, 1)
 			if _, _, err := m.Settle(t.Context(), []Claim{c}, grants); err != nil || grants[0].Err != nil {
 				t.Fatal(err, grants[0].Err)
 			}
 			b.settles(&c)
 		}
-		// So that no two numbers are the same: it learns, recalls, and has eager leases.
+		// So that no two numbers are the same: it recalls, and has eager leases.
 		send(0, Claim{Holder: 1, Seq: 3, Need: 3, Want: 3})
 		send(1100*time.Millisecond, Claim{Holder: 2, Seq: 5, Taken: 7, Spent: 6, Need: 1, Want: 1})
-		send(70*time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99, Divisor: 1})
+		send(70*time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99})
 		send(70*time.Millisecond, Claim{Holder: 2, Seq: 16, Taken: 1, Spent: 1})
 		pageFields(t, mark, client.HGetAll(t.Context(), m.nameOf("k", b.window(0))).Val(), b)
 		client.Del(context.Background(), m.nameOf("k", b.window(0)))
@@ -268,13 +269,10 @@ func pageFields(t *testing.T, mark string, fields map[string]string, b *bench) {
 		form, numbers := field, values
 		if isHolder {
 			form = kind + ":NAME"
-			r := k.account.records.find(ratelimit.Holder(holder[0] - '0'))
-			if k.bucket != nil {
-				r = k.bucket.records.find(ratelimit.Holder(holder[0] - '0'))
-			}
+			r := k.records.find(ratelimit.Holder(holder[0] - '0'))
 			numbers = map[string]float64{
 				"seq": float64(r.seq), "spent": float64(r.spent), "fence": float64(r.fence),
-				"expires": float64(r.expires), "turn": float64(r.expires), "": float64(r.taken),
+				"expires": float64(r.expires), "": float64(r.taken),
 			}
 		}
 		names, ok := forms[form]
@@ -308,17 +306,14 @@ func (b *bench) accountNumbers(k *kept) map[string]float64 {
 		us := func(d time.Duration) float64 { return float64(d.Microseconds()) }
 		of := &k.account
 		return map[string]float64{
-			"": float64(of.sum), "spent": float64(of.spent), "fence": float64(of.fence), "learns": float64(of.learns),
-			"learned": float64(of.learned), "eagerly": float64(of.eagerly), "asked": float64(of.asked),
+			"": float64(of.sum), "spent": float64(of.spent), "fence": float64(of.fence), "eagerly": float64(of.eagerly), "asked": float64(of.asked),
 			"pause": us(of.pause), "least": us(of.least),
 		}
 	}
 	of := k.bucket
 	return map[string]float64{
 		"level": float64(of.level), "carry": float64(of.carry), "at": float64(of.at), "hand": float64(of.hand),
-		"old": float64(of.old), "turn": float64(of.turn), "ends": float64(of.ends),
-		"slot": float64(of.slot.Microseconds()), "fence": float64(of.fence), "learns": float64(of.learns),
-		"owed": float64(of.owed[0]), "older": float64(of.owed[1]),
+		"old": float64(of.old), "fence": float64(of.fence),
 	}
 }
 

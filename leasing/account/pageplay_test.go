@@ -104,7 +104,7 @@ func newPlayer(t *testing.T, server *redistest.Server, rule string) *player {
 	t.Cleanup(func() { client.Close() })
 	server.Do("FLUSHALL")
 	var err error
-	if p.redis, err = account.NewRedis(client, "page:", nil); err != nil {
+	if p.redis, err = account.NewRedis(client, "page:"); err != nil {
 		t.Fatal(err)
 	}
 	p.redis.GoBy(clock)
@@ -160,7 +160,7 @@ func (p *player) read(holder, message string) account.Claim {
 	p.Helper()
 	p.seqs[holder]++
 	c := account.Claim{
-		Key: "k", Limit: p.limit, Holder: ratelimit.Holder(holder[0]), Seq: p.seqs[holder], Divisor: 1,
+		Key: "k", Limit: p.limit, Holder: ratelimit.Holder(holder[0]), Seq: p.seqs[holder],
 	}
 	if p.limit.Algorithm != ratelimit.TokenBucket {
 		c.Window = p.limit.WindowAt(p.now)
@@ -183,16 +183,16 @@ func (p *player) read(holder, message string) account.Claim {
 			c.Spent = ratelimit.Tokens(n)
 		case "need":
 			c.Need, c.Want = ratelimit.Tokens(n), ratelimit.Tokens(n)
-		case "want":
+		case "want", "lease":
 			c.Want = ratelimit.Tokens(n)
-		case "divisor":
-			c.Divisor = int(n)
+		case "unit":
+			c.Unit = ratelimit.Tokens(n)
 		case "seq":
 			c.Seq = uint64(n)
 		case "ttl":
 			c.TTL = time.Duration(n) * time.Millisecond
-		case "learning":
-			c.Learning = playBegins.Add(time.Duration(n) * time.Millisecond)
+		case "slot":
+			c.Window = account.BucketSlotAt(playBegins, &p.limit) + ratelimit.Window(n)
 		default:
 			p.Fatal(message)
 		}
@@ -213,12 +213,6 @@ func (p *player) shown(g *account.Grant) string {
 	text := fmt.Sprintf("granted %d, total %d, sum %d, in hand %d", g.Granted, g.Total, g.Sum, g.InHand)
 	if g.Cut != 0 {
 		text += fmt.Sprintf(", cut %d", g.Cut)
-	}
-	if g.Learning != 0 {
-		text += ", learning"
-	}
-	if g.Missing {
-		text += ", missing"
 	}
 	if g.Recalling {
 		text += ", recalling"

@@ -10,7 +10,7 @@ type record struct {
 	spent tokens
 	seq   uint64 // of its last claim; 0: it has only drawn
 	fence ratelimit.Fence
-	// expires is the end of its eager lease, or safe, or closed. For a bucket it is the turn of its last claim.
+	// expires is the end of its eager lease, or safe, or closed.
 	expires instant
 }
 

@@ -26,8 +26,6 @@ type Redis struct {
 	prefix  string
 	cluster *redis.ClusterClient  // nil: one server
 	people  redis.UniversalClient // for views of users
-	// alone tells whether no other node is alive: then an empty ledger does not learn.
-	alone func() bool
 	// at replaces the clock of Redis in tests; 0: no replacement.
 	at     func() ratelimit.LedgerTime
 	latest atomic.Int64 // the latest time by its clock
@@ -45,10 +43,9 @@ var ErrAnswer = errors.New("the store's reply is invalid")
 // NewRedis makes a ledger whose accounts' names start with prefix. It adds to the client's OnConnect, so the client
 // must be new, and nothing else may use it for transactions: they end a connection's watch. The caller keeps the
 // client, which must not retry by itself, and must respect contexts (ContextTimeoutEnabled). A redis.Ring, or a wrapped
-// client, is refused with [ErrClient], because its handling of transactions is unknown. alone tells whether no other
-// node is alive, when an empty ledger is new to this process; nil means that others may be.
-func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*Redis, error) {
-	l := &Redis{prefix: prefix, alone: alone, at: func() ratelimit.LedgerTime { return 0 }}
+// client, is refused with [ErrClient], because its handling of transactions is unknown.
+func NewRedis(client redis.UniversalClient, prefix string) (*Redis, error) {
+	l := &Redis{prefix: prefix, at: func() ratelimit.LedgerTime { return 0 }}
 	var timeouts bool
 	var retries int
 	var connected *func(context.Context, *redis.Conn) error
@@ -334,7 +331,7 @@ func (t *trip) readTime(at *redis.TimeCmd) error {
 }
 
 func (t *trip) names(c *Claim) []string {
-	names := []string{t.nameOf(c.Key, c.Window)}
+	names := []string{t.nameOf(c.Key, c.account())}
 	if looksBack(&c.Limit) {
 		names = append(names, t.nameOf(c.Key, c.Window-1))
 	}

@@ -44,6 +44,8 @@ type server struct {
 	client *redis.Client
 	// first means that the server existed when this process began. Invariant: it is not written after.
 	first bool
+	// instead means that it has slots of a server that did not answer any more: they came without their data.
+	instead atomic.Bool
 	// names are the names of its epoch's key. In a Cluster they are in the lowest and the highest of its slots of each
 	// part. When some move away, the others show whether the server has lost its data.
 	names    atomic.Pointer[[]string]
@@ -200,8 +202,12 @@ func (l *Redis) enter(x *layout) {
 			}
 		}
 		for _, s := range was.parts[part] {
-			if !slices.Contains(x.all, s) && s.failures.Load() >= silent {
-				l.losses[part].Add(1)
+			if slices.Contains(x.all, s) || s.failures.Load() < silent {
+				continue
+			}
+			l.losses[part].Add(1)
+			for _, to := range x.parts[part] {
+				to.instead.Store(true)
 			}
 		}
 	}

@@ -15,11 +15,11 @@ import (
 // slotLedgers are all kinds, and clock has them go by another time, but Redis.
 func slotLedgers(t *testing.T, clock func() ratelimit.LedgerTime) map[string]SlotLedger {
 	t.Helper()
-	redis, err := NewRedis(redistest.Start(t).Client(), "", nil)
+	redis, err := NewRedis(redistest.Start(t).Client(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string]SlotLedger{"redis": redis, "cas": NewCAS(NewMemoryStore(clock), "", nil)}
+	return map[string]SlotLedger{"redis": redis, "cas": NewCAS(NewMemoryStore(clock), "")}
 }
 
 // Each ledger answers as Slots do, message by message, whatever is asked.
@@ -80,7 +80,7 @@ func TestSlotsComeBack(t *testing.T) {
 
 // While others change the slots of a key again and again, an ask fails instead of trying for ever.
 func TestSlotsContended(t *testing.T) {
-	l := NewCAS(&neverMade{NewMemoryStore(func() ratelimit.LedgerTime { return 1 })}, "", nil)
+	l := NewCAS(&neverMade{NewMemoryStore(func() ratelimit.LedgerTime { return 1 })}, "")
 	one := make([]SlotAnswer, 1)
 	l.Slots(t.Context(), []SlotAsk{{"a", SlotTake, 1, 1, time.Second}}, one)
 	if !errors.Is(one[0].Err, ErrContended) {

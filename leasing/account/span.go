@@ -10,8 +10,7 @@ import (
 // A span is the time of an account's window, by the ledger's clock. That of a bucket's account has no end. The zero
 // span is over.
 type span struct {
-	// opens is the beginning of the previous window: from then on the account may be claimed.
-	opens, begins, ends instant
+	begins, ends instant
 	// over is the end of the account's record: later claims are answered with ErrOver, because a new account lacks
 	// its usage.
 	over instant
@@ -38,7 +37,7 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 	if w < 1 || w > last {
 		return span{}
 	}
-	s := span{l.WindowEnd(w - 2), l.WindowEnd(w - 1), l.WindowEnd(w), 0}
+	s := span{begins: l.WindowEnd(w - 1), ends: l.WindowEnd(w)}
 	// The next window reads a sliding window during its whole time.
 	kept := s.ends.Sub(s.begins)
 	if l.Algorithm == ratelimit.FixedWindow {
@@ -49,7 +48,7 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 }
 
 // kept tells whether the ledger has the account at a time of its clock.
-func (s *span) kept(now instant) bool { return s.opens <= now && now < s.over }
+func (s *span) kept(now instant) bool { return s.begins <= now && now < s.over }
 
 // parts is the number of parts of a window, for the part that the last period still covers. Every sliding window is a
 // whole number of them long, in microseconds.
@@ -58,12 +57,8 @@ const parts = 1_000_000
 // before is the counting part of the previous window with this sum: the part that the last period still covers,
 // rounded up.
 func (s *span) before(now instant, l *ratelimit.Limit, sum tokens) tokens {
-	switch {
-	case l.Algorithm != ratelimit.SlidingWindow || now >= s.ends:
+	if l.Algorithm != ratelimit.SlidingWindow || now >= s.ends {
 		return 0
-	// The previous window can still spend the whole limit, without a look at this one.
-	case now < s.begins:
-		return max(sum, l.Capacity())
 	}
 	sum = max(0, sum)
 	part := tokens(roundUp(int64(s.ends-now), int64(s.ends-s.begins)/parts))

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -65,28 +64,19 @@ type Messenger interface {
 	Listen(ctx context.Context, node ratelimit.Holder, ready func(), see func(name string)) error
 }
 
-// creditor names the record of owed refunds in stores. Earlier releases keep it as it is: it counts in its turn only.
-const creditor = ^ratelimit.Holder(0)
-
 // encode writes an account as bytes.
 func (k *kept) encode() []byte {
 	w := writer{1}
 	w.int(int64(k.over))
 	if b := k.bucket; b != nil {
 		w.int(1)
-		w.int(b.level, b.carry, int64(b.at), int64(b.hand), int64(b.old), int64(b.turn), int64(b.ends), int64(b.slot),
-			int64(b.fence), int64(b.learns))
-		all := b.records
-		if b.owed != [2]tokens{} {
-			all = append(slices.Clone(all), record{creditor, b.owed[0], b.owed[1], 0, 0, b.turn})
-		}
-		w.records(all)
+		w.int(b.level, b.carry, int64(b.at), int64(b.hand), int64(b.old), int64(b.fence))
 		return w
 	}
 	a := &k.account
 	w.int(0)
-	w.int(int64(a.sum), int64(a.spent), int64(a.fence), int64(a.learns), int64(a.learned), int64(a.asked),
-		int64(a.pause), int64(a.least), int64(a.eagerly))
+	w.int(int64(a.sum), int64(a.spent), int64(a.fence), int64(a.asked), int64(a.pause), int64(a.least),
+		int64(a.eagerly))
 	w.records(a.records)
 	return w
 }
@@ -123,20 +113,12 @@ func (k *kept) decode(data []byte) error {
 		b := &bucket{}
 		b.level, b.carry = r.int(), r.int()
 		r.time(&b.at)
-		b.hand, b.old = tokens(r.int()), tokens(r.int())
-		r.time(&b.turn, &b.ends)
-		b.slot, b.fence = r.duration(), ratelimit.Fence(r.int())
-		b.learns, b.records = instant(r.int()), r.records()
-		if d := b.records.findOrAdd(creditor); d.expires == b.turn {
-			b.owed = [2]tokens{d.taken, d.spent}
-		}
-		b.records = slices.DeleteFunc(b.records, func(r record) bool { return r.holder == creditor })
+		b.hand, b.old, b.fence = tokens(r.int()), tokens(r.int()), ratelimit.Fence(r.int())
 		k.bucket = b
 	} else {
 		a := &k.account
 		a.sum, a.spent, a.fence = tokens(r.int()), tokens(r.int()), ratelimit.Fence(r.int())
-		r.time(&a.learns)
-		a.learned, a.asked = tokens(r.int()), instant(r.int())
+		a.asked = instant(r.int())
 		a.pause, a.least = r.duration(), r.duration()
 		r.time(&a.eagerly)
 		a.records = r.records()

@@ -34,10 +34,13 @@ type Memory struct {
 	*MemoryStore
 }
 
-// NewMemory makes an empty ledger. It begins with an epoch that does not learn.
+// NewMemory makes an empty ledger. Its epoch began long ago.
 func NewMemory(clock func() ratelimit.LedgerTime) *Memory {
 	s := NewMemoryStore(clock)
-	return &Memory{NewCAS(s, "", func() bool { return true }), s}
+	l := &Memory{NewCAS(s, ""), s}
+	s.version = 1
+	s.records[l.CAS.life().Name] = memoryRecord{Record{1, []byte("1 1 0 " + s.life)}, lastTime}
+	return l
 }
 
 // Evict loses one account without a sign, like a Redis with maxmemory.

@@ -58,7 +58,7 @@ func TestSlowIntroduction(t *testing.T) {
 	other := s.Client()
 	defer other.Close()
 	full := SlotAsk{Key: "full", Op: SlotTake, Slot: 1, Limit: 1, TTL: time.Hour}
-	before, err := NewRedis(other, "t:", nil)
+	before, err := NewRedis(other, "t:")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestSlowIntroduction(t *testing.T) {
 		},
 	})
 	defer client.Close()
-	ledger, err := NewRedis(client, "t:", nil)
+	ledger, err := NewRedis(client, "t:")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,19 +28,19 @@ var (
 )
 
 func scriptOf(c *Claim) *redis.Script {
-	if c.Window == 0 {
+	if c.bucket() {
 		return bucketScript
 	}
 	return claimScript
 }
 
 // claimFields is the number of numbers in a script's arguments.
-const claimFields = 19
+const claimFields = 18
 
 // numbersOf are those of a claim, without the time.
 func numbersOf(c *Claim) [claimFields]int64 {
 	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
-	ttl := c.TTL.Microseconds()
+	ttl, lease := c.TTL.Microseconds(), int64(0)
 	slides, ceiling := int64(0), int64(0)
 	if looksBack(&c.Limit) {
 		slides = 1
@@ -48,14 +48,14 @@ func numbersOf(c *Claim) [claimFields]int64 {
 	if c.Limit.Overridable() {
 		ceiling = int64(c.Limit.Ceiling)
 	}
-	if c.Window == 0 {
-		limit, ttl, s.ends = burstOf(&c.Limit), max(1, ttl), max(0, c.Full)
+	if c.bucket() {
+		limit, ttl, lease = burstOf(&c.Limit), BucketSlot(&c.Limit).Microseconds(), int64(c.Window)
 	}
 	return [...]int64{
 		int64(c.Kind), int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),
-		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Divisor)), ttl,
-		int64(max(0, min(c.Learning, lastTime))), int64(limit),
-		int64(s.opens), int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
+		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, min(c.Unit, mostSum))), ttl,
+		lease, int64(limit),
+		int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
 		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), slides, ceiling, 0,
 	}
 }
@@ -80,7 +80,7 @@ const (
 )
 
 // answerFields is the number of numbers in a script's answer.
-const answerFields = 12
+const answerFields = 10
 
 var errShape = errors.New("the number of integers is not that of a grant")
 
@@ -113,25 +113,26 @@ func grantOf(n *[answerFields]int64) Grant {
 	}
 	return Grant{
 		Granted: tokens(n[2]), Total: tokens(n[3]), Sum: tokens(n[4]), InHand: tokens(n[5]), Cut: tokens(n[6]),
-		Fence: ratelimit.Fence(n[7]), At: instant(n[8]), Learning: instant(n[9]), Missing: n[10] == 1,
-		Recalling: n[11] == 1,
+		Fence: ratelimit.Fence(n[7]), At: instant(n[8]), Recalling: n[9] == 1,
 	}
 }
 
 // plausible tells whether an answer is possible for a claim.
 func plausible(c *Claim, g *Grant) bool {
-	most := max(0, c.Want)
+	most := max(0, c.Need, c.Want)
 	if c.Kind != States {
 		most = 0
 	}
 	if g.Granted < 0 || g.Granted > most || g.Cut < 0 || g.Cut > 2*MostBooked || g.At <= 0 || g.Fence < 0 {
 		return false
 	}
-	// The total is the stated one plus the grant. A bucket drops tokens in hand at the end of the lease, and totals
-	// beyond the bound are cut.
+	// The total is the stated one plus the grant. Of a bucket it is the lease. Totals beyond the bound are cut.
 	total := max(c.Taken, c.Spent)
 	small := -MostBooked < min(c.Taken, c.Spent) && total < MostBooked && g.Sum < mostSum-MostBooked
-	return c.Window == 0 || c.Kind != States || !small || g.Total == total+g.Cut+g.Granted
+	if c.bucket() {
+		return g.Total >= 0 && g.Total <= max(0, c.Taken)+g.Granted
+	}
+	return c.Kind != States || !small || g.Total == total+g.Cut+g.Granted
 }
 
 func garbage(err error, v any) Grant {

@@ -36,8 +36,6 @@ const (
 	WasFailed    = "failed"    // its result is unknown
 	WasOvertaken = "overtaken" // by a later claim of its holder
 	WasOver      = "over"      // its window is no longer kept, or not yet
-	WasRecovery  = "recovery"  // a lost total was restated
-	WasLearning  = "learning"  // less was granted than needed, because the ledger may lack totals
 	WasRefused   = "refused"   // less was granted than needed
 	WasCharge    = "charge"    // spent exceeds taken: a late charge, or an admission without a grant
 	WasGrant     = "grant"
@@ -49,12 +47,12 @@ const (
 func NewEvent(r *ratelimit.Rule, c *account.Claim, g *account.Grant) Event {
 	e := Event{
 		Rule: r.Domain + "." + r.Path, Key: c.Key, Holder: account.HolderName(c.Holder), At: g.At,
-		Algorithm: c.Limit.Algorithm.String(), Window: c.Window, Fence: g.Fence, Total: g.Total, Granted: g.Granted,
+		Algorithm: c.Limit.Algorithm.String(), Fence: g.Fence, Total: g.Total, Granted: g.Granted,
 		Limit: c.Limit.Capacity(), Bound: r.Declare(r.Coordination.MaxNodes, ratelimit.SharedStore).Over.Tokens,
 		Sum: g.Sum, InHand: g.InHand, Cut: g.Cut,
 	}
-	if c.Window != 0 {
-		e.Ends = c.Limit.WindowEnd(c.Window)
+	if c.Limit.Algorithm != ratelimit.TokenBucket {
+		e.Window, e.Ends = c.Window, c.Limit.WindowEnd(c.Window)
 	}
 	if c.Kind == account.Draws {
 		e.Kind = unsettled(g.Err)
@@ -87,10 +85,6 @@ func (e *Event) kindOf(g *account.Grant) string {
 	switch {
 	case g.Err != nil:
 		return unsettled(g.Err)
-	case g.Missing:
-		return WasRecovery
-	case e.Granted < e.Need && g.Learning > g.At:
-		return WasLearning
 	case e.Granted < e.Need:
 		return WasRefused
 	case e.Spent > e.Taken:

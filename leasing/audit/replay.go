@@ -25,11 +25,10 @@ type Window struct {
 
 // Counts count events, except Holders.
 type Counts struct {
-	Holders    int
-	Events     int
-	Refused    int // less was granted than needed
-	Recoveries int // restatements of lost totals
-	Unsettled  int // messages that changed nothing: overtaken, failed, or late
+	Holders   int
+	Events    int
+	Refused   int // less was granted than needed
+	Unsettled int // messages that changed nothing: overtaken, failed, or late
 }
 
 // Totals are tokens.
@@ -132,7 +131,9 @@ func (w *Window) add(e *Event) {
 		h.vain = e.Need - e.Granted
 		w.vain += h.vain
 		w.take(h, e.Total-h.vain, h.spent)
-		w.judge(e, 0, 0, 0)
+		w.judge(e, 0, 0)
+	} else if w.Window == 0 {
+		w.lease(e)
 	} else {
 		w.claim(e, h)
 	}
@@ -147,16 +148,24 @@ func (w *Window) claim(e *Event, h *holder) {
 		w.Refused++
 	}
 	// The ledger had at least the holder's total, unless it has lost it.
-	known, stated := h.total, tokens(0)
-	if e.Kind == WasRecovery {
-		w.Recoveries++
-		stated = max(0, e.Taken-known)
-	}
-	charged := max(0, e.Spent-max(e.Taken, known))
+	charged := max(0, e.Spent-max(e.Taken, h.total))
 	w.take(h, e.Total-e.Granted, min(e.Spent+e.Cut, e.Total-e.Granted))
 	w.take(h, e.Total, h.spent)
 	w.Charged += charged
-	w.judge(e, e.Granted, charged, stated)
+	w.judge(e, e.Granted, charged)
+}
+
+// lease adds a claim about a bucket: what was spent of a lease, or beyond it, and then the grant.
+func (w *Window) lease(e *Event) {
+	if e.Granted < e.Need {
+		w.Refused++
+	}
+	charged, refunded := max(0, e.Spent-max(0, e.Taken)), max(0, -e.Spent)
+	w.Taken += e.Granted + charged - refunded
+	w.Spent += max(0, e.Spent)
+	w.Charged += charged
+	w.Refunded += refunded
+	w.judge(e, e.Granted, charged)
 }
 
 // take changes a holder's totals.
@@ -169,18 +178,15 @@ func (w *Window) take(h *holder, total, spent tokens) {
 	h.total, h.spent = total, spent
 }
 
-// judge assigns the excess after an event to the latest cause: first to grants, then to charges, then to restated
-// totals.
-func (w *Window) judge(e *Event, granted, charged, stated tokens) {
-	level, limit := e.Sum-w.vain, w.Limit
+// judge assigns the excess after an event to the latest cause: first to grants, then to charges.
+func (w *Window) judge(e *Event, granted, charged tokens) {
+	level, limit := e.Sum, e.Limit
 	if w.Window != 0 {
-		level = max(level, w.Taken) // after a loss of data the sum is lower
-	} else {
-		limit, stated = e.Limit, 0 // a lost bucket counts as empty
+		level, limit = max(e.Sum-w.vain, w.Taken), w.Limit // after a loss of data the sum is lower
 	}
 	w.Beyond = max(0, level-limit)
 	granted = min(granted, w.Beyond)
 	charged = min(charged, w.Beyond-granted)
-	w.Over += granted + min(stated, w.Beyond-granted-charged)
+	w.Over += granted
 	w.Debt = min(w.Debt+charged, w.Beyond)
 }

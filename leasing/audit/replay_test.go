@@ -21,11 +21,12 @@ const begins = ratelimit.LedgerTime(1_700_000_000_000_000)
 
 // node is an honest holder: it spends what it owns, and tells all.
 type node struct {
+	slot                 ratelimit.Window // of its lease of a bucket
+	told                 tokens           // spent of earlier leases
 	name                 ratelimit.Holder
 	taken, spent, booked tokens
 	draws                bool // the ledger has its total, and it may draw
 	seq                  uint64
-	deadline             ratelimit.LedgerTime
 }
 
 // history is some nodes on one account of a ledger, with their true usage.
@@ -38,7 +39,6 @@ type history struct {
 	nodes  []node
 	left   []node
 	events []Event
-	ttl    time.Duration
 	lossy  bool
 	truth  Totals
 	cut    tokens // of refunds
@@ -54,12 +54,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 		Algorithm: ratelimit.Algorithm(seed % 3), Unit: ratelimit.Hour, Requests: []tokens{3, 50, 1000}[h.IntN(3)],
 	}
 	h.rule.Limit.Burst = h.rule.Limit.Requests
-	switch {
-	case h.rule.Limit.Algorithm == ratelimit.TokenBucket:
-		h.ttl = time.Second
-	case seed%5 == 1:
-		h.lossy = true
-	}
+	h.lossy = seed%5 == 1 && h.rule.Limit.Algorithm != ratelimit.TokenBucket
 	h.ledger = account.NewMemory(func() ratelimit.LedgerTime { return h.now })
 	for i := range h.nodes {
 		h.nodes[i] = h.newNode()
@@ -68,7 +63,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 }
 
 func (h *history) newNode() node {
-	return node{name: ratelimit.Holder(1 + h.Uint64N(1<<40)), deadline: 1 << 60}
+	return node{name: ratelimit.Holder(1 + h.Uint64N(1<<40))}
 }
 
 func (h *history) window() ratelimit.Window {
@@ -89,11 +84,11 @@ func (h *history) play() {
 		n := &h.nodes[h.IntN(len(h.nodes))]
 		switch h.IntN(9) {
 		case 8:
-			if n.draws && n.taken == n.booked && !h.lossy && h.ttl == 0 {
+			if n.draws && n.taken == n.booked && !h.lossy && h.rule.Limit.Algorithm != ratelimit.TokenBucket {
 				h.draw(n, 1+h.some())
 			}
 		case 0, 1:
-			if n.taken > n.spent && h.now < n.deadline {
+			if n.taken > n.spent {
 				n.spent += 1 + tokens(h.Int64N(int64(n.taken-n.spent)))
 			}
 		case 2: // charged after the fact
@@ -101,7 +96,12 @@ func (h *history) play() {
 				n.spent += h.some()
 			}
 		case 3:
-			if back := h.some(); h.exact() && h.IntN(2) == 0 {
+			back := h.some()
+			switch {
+			case !h.exact() || h.IntN(2) == 0:
+			case h.rule.Limit.Algorithm == ratelimit.TokenBucket:
+				n.spent -= back
+			default:
 				n.taken, n.spent = n.taken-back, n.spent-back
 			}
 		case 4:
@@ -135,28 +135,42 @@ func (h *history) play() {
 }
 
 func (h *history) claim(n *node, kind account.Kind, need tokens) {
-	if h.now >= n.deadline {
-		n.taken = min(n.taken, n.spent)
+	if h.rule.Limit.Algorithm == ratelimit.TokenBucket {
+		h.lease(n, need)
+		return
 	}
 	n.seq++
 	c := account.Claim{
 		Kind: kind, Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Seq: n.seq, Taken: n.taken, Spent: n.spent,
-		Need: need, Want: need, Divisor: 1, TTL: h.ttl,
+		Need: need, Want: need,
 	}
 	g := h.settle(c)
 	h.cut += g.Cut
 	h.truth.Granted += g.Granted
 	h.truth.Charged += max(0, n.spent-max(n.taken, n.booked))
 	n.booked, n.draws = g.Total, g.Sum <= h.rule.Limit.Requests*7/8
-	if h.ttl > 0 {
-		n.deadline = h.now.Add(h.ttl * 3 / 4)
-	}
 	if h.IntN(6) == 0 && g.Cut == 0 {
 		n.draws = false
 		return // the answer is lost
 	}
 	n.taken += g.Granted + g.Cut + max(0, c.Spent-c.Taken-max(0, g.Sum-c.Limit.Capacity()))
 	n.spent += g.Cut
+}
+
+// lease claims of a bucket.
+func (h *history) lease(n *node, need tokens) {
+	n.seq++
+	c := account.Claim{
+		Key: "k", Window: n.slot, Limit: h.rule.Limit, Holder: n.name, Seq: n.seq, Taken: n.taken, Spent: n.spent,
+		Need: need, Want: need + h.some(),
+	}
+	g := h.settle(c)
+	charged, refunded := max(0, c.Spent-max(0, c.Taken)), max(0, -c.Spent)
+	h.truth.Granted += g.Granted
+	h.truth.Charged += charged
+	n.booked += g.Granted + charged - refunded
+	n.told += max(0, c.Spent)
+	n.slot, n.taken, n.spent = account.BucketSlotAt(g.At, &c.Limit), g.Total, 0
 }
 
 // draw draws while there is plenty. A part beyond the limit goes back with the next claim.
@@ -196,7 +210,7 @@ func TestReplayTellsWhatTheLedgerHas(t *testing.T) {
 		})
 	}
 	t.Log(met)
-	for _, kind := range []string{"debt", "lost", "refunded", "returned", "recoveries", "bucket", "draws"} {
+	for _, kind := range []string{"debt", "lost", "refunded", "returned", "bucket", "draws"} {
 		if met[kind] < 10 && *replaySeeds >= 1000 {
 			t.Errorf("%q came %d times", kind, met[kind])
 		}
@@ -216,12 +230,12 @@ func (h *history) check(met map[string]int) {
 		h.Error(d)
 	}
 	last := h.settle(account.Claim{
-		Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: auditor, Seq: 1, Divisor: 1, TTL: h.ttl,
+		Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: auditor, Seq: 1,
 	})
 	limit := h.rule.Limit.Capacity()
 	var taken, spent tokens
 	for _, n := range append(h.left, h.nodes...) {
-		taken, spent = taken+n.booked, spent+n.spent
+		taken, spent = taken+n.booked, spent+n.told+n.spent
 	}
 	bucket := w.Window == 0
 	if w.Granted != h.truth.Granted || w.Charged != h.truth.Charged || w.Sum != last.Sum {
@@ -247,7 +261,7 @@ func (h *history) check(met map[string]int) {
 	}
 	for kind, is := range map[string]bool{
 		"debt": w.Debt > 0, "lost": w.Over > 0 && h.lossy,
-		"refunded": w.Refunded > 0, "returned": w.Returned > 0, "recoveries": w.Recoveries > 0, "bucket": bucket,
+		"refunded": w.Refunded > 0, "returned": w.Returned > 0, "bucket": bucket,
 		"draws": slices.ContainsFunc(h.events, func(e Event) bool { return e.Kind == WasDraw }),
 	} {
 		if is {
@@ -289,7 +303,6 @@ func TestReplayJudges(t *testing.T) {
 		change(&e)
 		return e
 	}
-	recovery := func(e *Event) { e.Kind = WasRecovery }
 	lower := func(e *Event) { e.Limit = 6000 }
 	overtaken := func(e *Event) { e.Kind = WasOvertaken }
 	for name, play := range map[string]struct {
@@ -312,7 +325,7 @@ func TestReplayJudges(t *testing.T) {
 		}, 6000, 2000, false},
 		"after a loss": {[]Event{
 			event(1, "a", 0, 0, 10_000, 10_000, 10_000), event(2, "b", 0, 0, 500, 500, 500),
-			with(event(3, "a", 10_000, 10_000, 0, 0, 10_500), recovery),
+			event(3, "a", 10_000, 10_000, 0, 0, 10_500),
 		}, 500, 0, false},
 		"a limit that was lowered": {[]Event{
 			event(1, "a", 0, 0, 10_000, 10_000, 10_000), with(event(2, "a", 10_000, 9000, 5, 0, 10_000), lower),
@@ -324,9 +337,6 @@ func TestReplayJudges(t *testing.T) {
 		"a record that begins late": {[]Event{
 			event(8, "a", 9000, 15_000, 0, 0, 19_000), event(9, "b", 4000, 4000, 0, 0, 19_000),
 		}, 0, 6000, true},
-		"a bucket that was lost, and is taken to be empty": {[]Event{
-			with(event(9, "a", 3000, 1000, 0, 0, 12_000), func(e *Event) { e.Kind, e.Window = WasRecovery, 0 }),
-		}, 0, 0, true},
 		"messages that changed nothing": {[]Event{
 			event(1, "a", 0, 10, 0, 0, 10), with(event(0, "a", 20_000, 20_000, 0, 5, 0), overtaken),
 		}, 0, 0, true},

@@ -14,7 +14,7 @@
 //   - A sliding window counts too little of the previous one, by d, and a bucket gains the refill of d, once,
 //     with d below a second.
 //   - An eager lease, or one of a bucket, counts as expired d too early: its holder's usage until then is excess.
-//   - Learning after a loss ends d early. It takes two seconds, so keep d well below that.
+//   - A young epoch ends d early. It takes two seconds, so keep d well below that.
 //   - A record may be deleted early if d is more than ten minutes (lease.go).
 //
 // Records have no common clock: one node that is ahead by a year would move the windows of all.

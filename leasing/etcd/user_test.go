@@ -41,7 +41,7 @@ func TestUserOfTheGuideSuffices(t *testing.T) {
 			t.Errorf("%s: %v", of, err)
 		}
 	}
-	l := account.NewCAS(s, "t:", nil)
+	l := account.NewCAS(s, "t:")
 	c := claim("k", 1, 1, 0, 6)
 	g, _ := settle(t, l, c)
 	check("a claim", g.Err)

@@ -65,7 +65,7 @@ func Prepared[S Database](t testing.TB, open Opener[S], url, prefix string) S {
 }
 
 // Node is a node's ledger on a store of the fleet "t:". In an empty store no other node is alive.
-func Node(s account.Store) *account.CAS { return account.NewCAS(s, "t:", func() bool { return true }) }
+func Node(s account.Store) *account.CAS { return account.NewCAS(s, "t:") }
 
 // Year is the limit of [Claim].
 var Year = ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000}

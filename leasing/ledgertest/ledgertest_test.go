@@ -21,7 +21,7 @@ func TestLedgers(t *testing.T) {
 			client := redistest.Start(t).Client()
 			t.Cleanup(func() { client.Close() })
 			return func(t *testing.T) account.Ledger {
-				l, err := account.NewRedis(client, "t:", func() bool { return true })
+				l, err := account.NewRedis(client, "t:")
 				if err != nil {
 					t.Fatal(err)
 				}

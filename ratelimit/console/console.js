@@ -37,7 +37,7 @@ const reasons = (map) => Object.entries(map || {}).filter(([, n]) => n > 0).map(
 
 // What claims are for.
 const claimed = {
-  waiting: 'for requests that wait', renewal: 'to renew, or to report', next_window: 'of the next window', return: 'to give back',
+  waiting: 'for requests that wait', renewal: 'to renew, or to report', return: 'to give back',
   final: 'to settle a window',
 };
 
@@ -246,7 +246,7 @@ async function explain() {
     }
     if (r.ledger) {
       parts.push(make('p', 'The store has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '') +
-        (r.ledger.carried ? '; ' + r.ledger.carried + ' are debt of the previous window' : '') + (r.ledger.relearning ? ', and its usage is being restored' : '')));
+        (r.ledger.carried ? '; ' + r.ledger.carried + ' are debt of the previous window' : '')));
       parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires', ''], (r.ledger.holders || []).map((h) =>
         [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, expiry(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
     }

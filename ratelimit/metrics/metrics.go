@@ -191,7 +191,7 @@ func (c Collector) collectLimiter(p page, s *ratelimit.LimiterStats) {
 	p.gauge("sluice_store_breaker_open", "1 while the breaker skips the store.")(Flag(s.BreakerOpen))
 	p.precise("sluice_store_sync_age_seconds", "Age of the last reply.")(s.SyncAge.Seconds())
 	claimsFor := p.count("sluice_claims_total",
-		"Claims by cause: waiting requests, renewal, next_window, return, final report of a window.", "for")
+		"Claims by cause: waiting requests, renewal, return, final report of a window.", "for")
 	for i, name := range ratelimit.ClaimReasons {
 		claimsFor(s.ClaimsBy[i], name)
 	}

@@ -91,7 +91,7 @@ func (c *Command) print(s cli.Streams, windows []*audit.Window) (err error) {
 // printWindows prints the usage of each window, and the causes of usage beyond its limit.
 func printWindows(out io.Writer, windows []*audit.Window) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tUSED AT MOST\tBEYOND IT\tCHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tNOT ON RECORD\tHOLDERS\tMESSAGES\tREFUSED\tRECOVERIES\t")
+	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tUSED AT MOST\tBEYOND IT\tCHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tNOT ON RECORD\tHOLDERS\tMESSAGES\tREFUSED\t")
 	var debt ratelimit.Tokens
 	for _, w := range windows {
 		ends, used, verdict := w.Ends.Format(time.RFC3339), fmt.Sprint(w.Taken), "held"
@@ -102,8 +102,8 @@ func printWindows(out io.Writer, windows []*audit.Window) error {
 			verdict = "BROKEN"
 		}
 		debt += w.Debt
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit, used,
-			w.Beyond, w.Debt, w.Over, w.Bound, w.Unrecorded, w.Holders, w.Events, w.Refused, w.Recoveries, verdict)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit, used,
+			w.Beyond, w.Debt, w.Over, w.Bound, w.Unrecorded, w.Holders, w.Events, w.Refused, verdict)
 	}
 	if err := t.Flush(); err != nil || debt == 0 {
 		return err

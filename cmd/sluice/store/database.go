@@ -35,7 +35,7 @@ type inDatabase struct {
 
 func newDatabase(d Database, o *Options, advice func(error) string) Store {
 	// Other nodes may be alive: the ledger learns their totals first.
-	return &inDatabase{Database: d, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix, nil), advice: advice}
+	return &inDatabase{Database: d, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix), advice: advice}
 }
 
 const sweepEvery = 30 * time.Second

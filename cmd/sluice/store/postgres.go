@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/postgres"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // postgresScheme is left out of builds with the tag nopostgres.
@@ -19,7 +19,7 @@ var postgresScheme = []scheme{{names: []string{"postgres", "postgresql"}, open: 
 	Loss: "0 with synchronous_commit=on and fsync=on, the defaults. A failover loses 0 with a synchronous standby. " +
 		"With less, and for an older copy that you restore, the cost is that of Redis: --store redis.",
 	Failover: "The promotion of the standby decides how long writes fail.",
-	Learns:   account.Learn, Trips: 2,
+	Young:    ratelimit.YoungFor, Trips: 2,
 	Claim: "PostgreSQL commits one transaction, which waits for the disk and a synchronous standby. It writes one row " +
 		"for each account and lease.",
 }}}

@@ -15,10 +15,10 @@ type Promise struct {
 	Keeps bool   `json:"keeps_grants"`
 	Loss  string `json:"data_loss"`
 	// Failover says what decides how long no server takes writes. Found is after what time, at most, a node uses one
-	// that takes writes again. Learns is for how long few requests of keys without a lease pass then.
+	// that takes writes again. Young is for how long few requests of keys without a lease pass then.
 	Failover string        `json:"failover"`
 	Found    time.Duration `json:"found_ns"`
-	Learns   time.Duration `json:"learning_ns"`
+	Young    time.Duration `json:"young_ns"`
 	// Trips is the number of round trips of a message with any number of claims. Claim says what the store
 	// does for them.
 	Trips int    `json:"claim_round_trips"`
@@ -38,13 +38,13 @@ func PromiseOf(name string) (*Promise, error) {
 
 // Lines are for people.
 func (p *Promise) Lines() []string {
-	learns := "Keys without a lease continue at once."
-	if p.Learns > 0 {
-		learns = fmt.Sprintf("Few requests of keys without a lease pass for %v more.", p.Learns)
+	young := "Keys without a lease continue at once."
+	if p.Young > 0 {
+		young = fmt.Sprintf("Few requests of keys without a lease pass for %v more: at most a twentieth of each limit.", p.Young)
 	}
 	return []string{
 		"data loss: " + p.Loss,
-		fmt.Sprintf("failover: %s When a server takes writes again, nodes use it within %v. %s", p.Failover, p.Found, learns),
+		fmt.Sprintf("failover: %s When a server takes writes again, nodes use it within %v. %s", p.Failover, p.Found, young),
 		fmt.Sprintf("a claim: round trips: %d, shared by all claims that a node sends together. %s", p.Trips, p.Claim),
 	}
 }

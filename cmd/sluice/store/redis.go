@@ -32,7 +32,7 @@ var redisScheme = []scheme{{names: []string{"redis", "rediss"}, open: openRedis,
 	Loss: "A crash loses the writes that Redis has not saved. A failover loses those that the replica has not received. " +
 		"The column DATA LOST has the cost.",
 	Failover: "Sentinel or the Cluster decides how long writes fail (down-after-milliseconds, cluster-node-timeout).",
-	Learns:   account.Learn, Trips: 1,
+	Young:    ratelimit.YoungFor, Trips: 1,
 	Claim: "Redis runs a script for each claim, without a wait for the disk.",
 }}}
 
@@ -61,7 +61,7 @@ func openRedis(o *Options) (Store, error) {
 	s.client = redis.NewUniversalClient(&held)
 	s.client.AddHook(s.startup)
 	// Other nodes may be alive, which is unknown yet: the ledger learns.
-	if s.ledger, err = account.NewRedis(s.client, f.KeyPrefix, nil); err != nil {
+	if s.ledger, err = account.NewRedis(s.client, f.KeyPrefix); err != nil {
 		return nil, err
 	}
 	s.ledger.LookThrough(s.people)

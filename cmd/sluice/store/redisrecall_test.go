@@ -24,7 +24,7 @@ func TestManyRecallsKeepTheSubscription(t *testing.T) {
 	}
 	client := redis.NewUniversalClient(o)
 	defer client.Close()
-	ledger, err := account.NewRedis(client, "", nil)
+	ledger, err := account.NewRedis(client, "")
 	if err != nil {
 		t.Fatal(err)
 	}

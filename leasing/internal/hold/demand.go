@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -64,27 +65,33 @@ func (d *Demand) Want(rule *ratelimit.Rule, waiting tokens) tokens {
 	return max(tokens(math.Ceil(min(ahead, float64(rule.Limit.Capacity())))), waiting)
 }
 
+// fillsSlots tells whether each slot of a bucket has a request. Otherwise a lease mostly ends unspent.
+func (u *Use) fillsSlots(l *ratelimit.Limit) bool {
+	return u.Demand.PerSec*account.BucketSlot(l).Seconds() >= 1
+}
+
 // Sizing bounds the size of a claim for a key.
 type Sizing struct {
 	Rule  *ratelimit.Rule
 	Nodes int // live nodes, by the last answer; at least 1
 }
 
-// Wants is the size of a claim beyond the waiting tokens, and the divisor of the free tokens. Where nothing is taken
-// ahead, tokens that no request waits for go back.
-func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, divisor int) {
+// Wants is the size of a claim beyond the waiting tokens, and the unit of the need. Where nothing is taken ahead, tokens
+// that no request waits for go back.
+func (e Entry) Wants(now instant, need tokens, s Sizing) (want, unit tokens) {
+	unit = max(1, min(need, e.largest))
 	e.measure(now, need)
 	if !s.Ahead() {
 		e.GiveBack(need)
 	}
 	if now < e.scarce {
-		return need, s.divisor()
+		return need, unit
 	}
-	return max(need, e.lease(e.Sum, &s)-e.InHand(now)), s.divisor()
+	if e.bucket {
+		return need + e.lease(e.Sum, &s), unit
+	}
+	return max(need, e.lease(e.Sum, &s)-e.InHand(now)), unit
 }
-
-// WantsEarly is the size of a claim for the next window.
-func (e Entry) WantsEarly(s Sizing) (want tokens, divisor int) { return e.lease(0, &s), s.divisor() }
 
 // lease is the number of tokens that a node has in hand after a claim, by the sum of the account. Beyond its part of
 // the limit, others would have to recall tokens, and denials meanwhile charge what they give back. An owner in mode
@@ -93,11 +100,14 @@ func (u *Use) lease(sum tokens, s *Sizing) tokens {
 	if !s.Ahead() {
 		return 0
 	}
+	if l := &s.Rule.Limit; l.Algorithm == ratelimit.TokenBucket && !u.fillsSlots(l) {
+		return 0
+	}
 	limit := s.Rule.Limit.Capacity()
 	demand := u.Demand.Want(s.Rule, 0)
 	size := max(1, limit/tokens(max(leastShare, 5*s.Nodes)))
 	if s.Rule.Stretched() && s.owned() {
-		size = max(size, min(demand, (limit-sum)/tokens(s.divisor())))
+		size = max(size, min(demand, (limit-sum)/account.Share))
 	}
 	if !plenty(s.Rule, sum) {
 		size = min(size, demand)
@@ -123,9 +133,6 @@ func (s Sizing) takers() int {
 }
 
 func (s Sizing) owned() bool { return s.Rule.Coordination.Mode.Spec().Owned }
-
-// divisor is that of the free tokens of an account.
-func (s *Sizing) divisor() int { return 2 * s.takers() }
 
 // leastShare is the least divisor of a limit for a node's part, while there is plenty: that of a fleet of four.
 const leastShare = 5 * 4

@@ -37,6 +37,9 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	e.sized(a.Cost)
 	if now >= e.Deadline && e.Taken > e.Spent { // the lease has ended
 		e.Taken = e.Spent
+		if e.bucket {
+			e.endLease()
+		}
 	}
 	if a.Cost > share-e.carried-e.Drift() {
 		return false
@@ -70,6 +73,6 @@ const lowWatermark = 5
 
 // ample tells whether more than the low watermark was left a short while ago.
 func (k *Key) ample(now instant, r *ratelimit.Rule) bool {
-	left := r.Limit.Capacity() - k.Sum + max(0, k.Taken-k.Spent)
+	left := r.Limit.Capacity() - k.Sum + k.Unspent()
 	return k.LastAnswer != 0 && now.Sub(k.LastAnswer) <= r.SyncInterval() && left > r.Limit.Capacity()/lowWatermark
 }

@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"math"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -27,11 +28,10 @@ type Use struct {
 	renewFrom, scarce instant
 	ends              instant // estimated end of the window
 	Waiting           tokens  // tokens of waiting requests
+	Granted           tokens  // of them, what a bucket granted: it counts as spent
 	largest           tokens  // cost of the largest request since the demand was measured
 	usual             tokens  // recent cost of the larger requests
 	Beyond
-	// Next is the part of the next window, claimed early; nil: there is none.
-	Next *Part
 }
 
 // refusals are the node's own refusals, without a claim. The zero refusals are none.
@@ -69,10 +69,8 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 	}
 }
 
-// Kept tells whether the use must be kept: it has tokens in hand of the next window, or the reasons for usage.
-func (u *Use) Kept() bool {
-	return u.Next != nil || u.Beyond != (Beyond{}) || u.Waiting > 0
-}
+// Kept tells whether the use must be kept: it has the reasons for usage, or requests wait.
+func (u *Use) Kept() bool { return u.Beyond != (Beyond{}) || u.Waiting > 0 }
 
 // Times of a node's own actions.
 const (
@@ -88,8 +86,6 @@ const (
 	often = 4
 	// idle is the time without requests after which a lease goes back, unless it ends earlier.
 	idle = 2 * Horizon
-	// early is the time before a window begins at which its tokens are claimed.
-	early = 100 * time.Millisecond
 )
 
 // Waits of background messages for others, because a round trip costs Redis more than a message.
@@ -118,8 +114,6 @@ func (e Entry) Due(now instant, s Sizing) (wait time.Duration, due bool) {
 			return 0, true
 		}
 		return Batch, true
-	case e.Early(now, &s):
-		return Batch, true
 	}
 	return e.Patience(now), e.piggybacks(now, &s)
 }
@@ -130,17 +124,21 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 	if now < e.Till {
 		return Part{}, true
 	}
-	w := window(0)
 	if limit.Algorithm == ratelimit.TokenBucket {
 		e.Till = Never
-	} else {
-		if w, certain = windowAt(now, there, limit); !certain {
-			return Part{}, false
+		if e.Deadline == 0 {
+			e.begin(0, limit)
+			e.bucket = true
 		}
-		early, _ := there.Between(now)
-		e.Till = there.NotBefore(now, limit.WindowEnd(w))
-		e.ends = now.Add(limit.WindowEnd(w).Sub(early))
+		return Part{}, true
 	}
+	w, certain := windowAt(now, there, limit)
+	if !certain {
+		return Part{}, false
+	}
+	early, _ := there.Between(now)
+	e.Till = there.NotBefore(now, limit.WindowEnd(w))
+	e.ends = now.Add(limit.WindowEnd(w).Sub(early))
 	if e.Window != w || e.Deadline == 0 { // the zero Key has no deadline
 		over = e.Part
 		e.begin(w, limit)
@@ -155,47 +153,21 @@ func windowAt(now instant, there *LedgerClock, limit *ratelimit.Limit) (w window
 	return w, there.At != 0 && w == limit.WindowAt(late)
 }
 
-// begin begins a window, with its early claim.
+// begin begins a window.
 func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	carried := tokens(0)
 	if limit.Algorithm == ratelimit.SlidingWindow && e.Window == w-1 {
 		carried = e.Drift()
 	}
 	next := Part{Window: w, Deadline: Never}
-	if e.Next != nil && e.Next.Window == w {
-		next = *e.Next
-	}
 	// Admissions and charges before the first answer about the window are booked in this one.
 	if e.Deadline == 0 {
-		next.Spent, next.fresh = next.Spent+e.Spent, next.fresh+max(0, e.Spent)
+		next.Spent, next.fresh = e.Spent, max(0, e.Spent)
 	} else {
 		e.Beyond = Beyond{}
 	}
-	e.Part, e.carried, e.Next = next, carried, nil
+	e.Part, e.carried = next, carried
 	e.refusals = refusals{}
-}
-
-// Early tells whether to claim tokens of the next window now, so that its first requests need not wait, if the key
-// was used recently. Such a window must be independent (sliding ones count the previous one), and its lease must not
-// end before it begins. Of a small limit, one node would take all that there is.
-func (e Entry) Early(now instant, s *Sizing) bool {
-	rule := s.Rule
-	return rule.Limit.Algorithm == ratelimit.FixedWindow && !s.small() &&
-		!rule.Coordination.Eager() && e.Next == nil && now >= e.renewFrom &&
-		now < e.Till && e.ends.Sub(now) <= min(early, rule.Limit.Period()/8) &&
-		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period()) &&
-		!e.reports(now, s)
-}
-
-// PartOf is the part of a window, or nil if the key no longer has one.
-func (e Entry) PartOf(w window) *Part {
-	switch {
-	case e.Deadline != 0 && e.Window == w:
-		return &e.Part
-	case e.Next != nil && e.Next.Window == w:
-		return e.Next
-	}
-	return nil
 }
 
 // Refuses is the time for which the node refuses the key without a claim.
@@ -204,51 +176,17 @@ func (e Entry) Refuses(now instant) time.Duration { return max(0, e.until.Sub(no
 // Elsewhere tells whether others had tokens in hand when the last claim fell short.
 func (e Entry) Elsewhere() bool { return e.others }
 
-// Slot is the lifetime of a bucket's lease. It is short, because tokens in hand delay the refill of the bucket.
-func Slot(l *ratelimit.Limit) time.Duration {
-	return min(time.Second, max(50*time.Millisecond, l.Period()/10))
-}
-
-// Stale tells whether the account of a bucket may soon expire, because it is full. A later claim with a total would
-// look like a loss of the account. So the key must continue under another name, without a total (Restart). That loses
-// nothing: the ledger has its usage, also beyond the grants, and nothing is in hand. Tokens to be given back, and those
-// beyond the limit, have been refilled.
-//
-// For a refund, the name also changes when the lease ends, if the ledger may lack usage: soon, a lower total means
-// unspent tokens there, which it does not credit. An earlier refund that was not reported keeps the name.
-func (k *Key) Stale(now instant, limit *ratelimit.Limit, of ratelimit.Kind) bool {
-	if limit.Algorithm != ratelimit.TokenBucket || k.LastAnswer == 0 || k.inFlight != 0 {
-		return false
-	}
-	// The ledger keeps it for at least a slot, and until it is full. Until shortly before, this node can restore the
-	// bucket after a loss.
-	full := limit.Refill(k.Sum)
-	kept := max(Slot(limit)*3/4, full/2, full-full/64-account.Learn, limit.Refill(k.Sum-limit.Capacity()))
-	if (k.fresh > 0 || k.restate) && k.Taken >= k.booked && (of == ratelimit.Refund || of == ratelimit.Release) {
-		kept = min(kept, k.Deadline.Sub(k.LastAnswer))
-	}
-	return k.InHand(now) == 0 && now.Sub(k.LastAnswer) >= kept
-}
-
 // Counts tells whether this node's total still counts: it must be restated after a loss of data.
 func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 	switch {
+	case k.bucket:
+		return k.LastAnswer != 0 && !k.Full(now, limit)
 	case max(k.Taken, k.Spent) == 0:
 		return false
-	case limit.Algorithm == ratelimit.TokenBucket:
-		return !k.Stale(now, limit, ratelimit.Spend)
 	case limit.Algorithm == ratelimit.SlidingWindow: // also in the next window
 		return now.Sub(k.Till) < limit.Period()
 	default:
 		return now < k.Till
-	}
-}
-
-// Restart drops the account, and keeps the demand of the key. Usage that was not reported belongs to the next account.
-func (e Entry) Restart() {
-	e.Part, e.Till = Part{Spent: max(0, e.Spent-max(e.booked, e.Taken))}, 0
-	if e.refusals = (refusals{}); e.Spent == 0 {
-		e.Beyond = Beyond{}
 	}
 }
 
@@ -257,14 +195,14 @@ func (e Entry) Restart() {
 func (e Entry) reports(now instant, s *Sizing) bool {
 	limit := &s.Rule.Limit
 	switch {
-	case e.restate, (e.fresh > 0 || !e.eager) && now >= e.Renews(s.Rule):
+	case e.restate, (e.fresh > 0 || e.bucket) && now >= e.Renews(s.Rule):
 		return true
 	case now < e.until:
 		// Refused demand is reported with the next claim, and earlier if there is much of it and the ledger's sum is
 		// below the limit.
 		return now >= e.again && (e.Demand.Refused > 0 || e.Unreported()) || e.Sum <= limit.Capacity() &&
-			e.Spent-e.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= e.refusalsDue()
-	case e.Unreported(), !s.Ahead() && e.InHand(now) > e.Waiting && e.worthBack(limit):
+			e.Spent-e.booked >= max(1, limit.Capacity()/leastShare) && now >= e.refusalsDue()
+	case e.Unreported(), !s.Ahead() && e.InHand(now) > e.Waiting && !e.bucket:
 		return true
 	}
 	hand, rate := float64(e.InHand(now)), e.Demand.PerSec
@@ -282,33 +220,25 @@ func (e Entry) reports(now instant, s *Sizing) bool {
 
 // expires tells whether the lease of a bucket ends before a batch returns, and the next one is probably used.
 func (e Entry) expires(now instant, limit *ratelimit.Limit) bool {
-	return limit.Algorithm == ratelimit.TokenBucket && e.Demand.PerSec*Slot(limit).Seconds() >= 1 &&
-		now >= e.Deadline.Add(-2*Batch)
+	return e.bucket && e.fillsSlots(limit) && now >= e.Deadline.Add(-2*Batch)
 }
 
 // Renews is the time at which the usage of an eager lease is to be reported: half of its life, because at its end the
-// ledger credits unreported tokens. That of a bucket's lease is its end, if its tokens take long to refill: the
-// ledger credits unspent ones then, and no later. Settlements of usage that it lacks need another name. Never, for
-// other leases.
+// ledger credits unreported tokens. A bucket's lease goes back before its end, if its tokens take long to refill. Never,
+// for other leases.
 func (p *Part) Renews(rule *ratelimit.Rule) instant {
 	switch {
 	case p.Deadline == Never:
 	case p.eager:
 		return p.Deadline.Add(-rule.LeaseTTL() / 4) // which is three quarters of it
-	case rule.Limit.Algorithm != ratelimit.TokenBucket:
-	case p.worthBack(&rule.Limit), rule.Hold != nil && slow(&rule.Limit, p.fresh):
-		return p.Deadline
+	case p.bucket && rule.Limit.Refill(p.Unspent()) > slow:
+		return p.Deadline.Add(-2 * Batch)
 	}
 	return Never
 }
 
-// worthBack tells whether unspent tokens are worth a message.
-func (p *Part) worthBack(l *ratelimit.Limit) bool {
-	return l.Algorithm != ratelimit.TokenBucket || slow(l, p.Taken-p.Spent)
-}
-
-// slow tells whether so many tokens of a bucket take longer to refill than those of a lease for its rate.
-func slow(l *ratelimit.Limit, n tokens) bool { return l.Refill(n) > 5*time.Second }
+// slow is the time of refill from which unspent tokens are worth a message.
+const slow = 50 * time.Millisecond
 
 // piggybacks tells whether to renew a used-up lease of a rarely used key in a round trip of others, so that its next
 // request need not wait. A lease of a single token is always used up by its request.
@@ -320,6 +250,47 @@ func (e Entry) piggybacks(now instant, s *Sizing) bool {
 
 // refusalsDue is the earliest time for a report of refusals without requests.
 func (e Entry) refusalsDue() instant { return e.LastAnswer.Add(refusal / 2) }
+
+// Apply applies the answer to a message, and reports whether it counts.
+func (e Entry) Apply(m *Message, g *account.Grant, a *Answer) bool {
+	if !e.bucket {
+		return e.Part.Apply(m, g, a)
+	}
+	counts := e.accepts(m, g, a)
+	if !counts {
+		return false
+	}
+	earlier := e.Deadline
+	e.Granted += e.leased(m, g, a)
+	if e.Granted > m.Claim.Need { // some of it is of an earlier claim
+		e.Deadline = min(e.Deadline, earlier)
+	}
+	e.Waits(a.Now, e.Waiting, &m.Claim.Limit)
+	return true
+}
+
+// Waits sets the tokens of waiting requests. What a bucket granted for one that no longer waits covers what was admitted
+// from a share meanwhile. The rest is a refund, less what the bucket may have refilled in its place.
+func (e Entry) Waits(now instant, n tokens, l *ratelimit.Limit) {
+	e.Waiting = max(0, n)
+	vain := e.Granted - e.Waiting
+	if vain <= 0 {
+		return
+	}
+	e.Granted = e.Waiting
+	covered := min(vain, e.Drift())
+	claimed := e.Deadline.Sub(lasts(0, account.BucketSlot(l)))
+	refilled := float64(now.Sub(instant(claimed))) / float64(l.Period()) * float64(l.Requests)
+	back := vain - covered - tokens(math.Ceil(min(refilled, float64(vain))))
+	e.record(-covered)
+	e.Refund(max(0, back))
+}
+
+// Needs is the tokens that requests wait for, and that are not granted yet.
+func (u *Use) Needs() tokens { return max(0, u.Waiting-u.Granted) }
+
+// Asked tells whether a message was about the account that the key has now.
+func (k *Key) Asked(m *Message) bool { return k.bucket || m.Claim.Window == k.Window }
 
 // Recalled gives back tokens that others need, except those for waiting requests here. It reports also with nothing
 // in hand: for the ledger, drawn tokens are unspent.
@@ -335,14 +306,11 @@ func (e Entry) yield(now instant, keep tokens) {
 }
 
 // Limited applies another limit from now on: it claims again for refused requests. If the limit is lower, it gives back
-// the tokens in hand, also those of the next window.
+// the tokens in hand.
 func (e Entry) Limited(now instant, lower bool) {
 	e.refusals, e.full = refusals{}, false
-	if !lower {
-		return
-	}
-	if e.Recalled(now); e.Next != nil {
-		e.Next.GiveBack(0) // reported when the window begins
+	if lower {
+		e.Recalled(now)
 	}
 }
 
@@ -363,7 +331,7 @@ func (e Entry) Forgive() {
 // Idle tells whether this node no longer needs its tokens in hand. They may be for a request that is not awake yet,
 // of a key that was never used before.
 func (e Entry) Idle(now instant) bool {
-	return e.inFlight == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
+	return !e.bucket && e.inFlight == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
 // Learned applies an answer that counts (Apply) to the node's own refusals.
@@ -378,7 +346,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		unrefunded(rule)
 	}
 	free := limit.Capacity() - g.Sum
-	here, elsewhere := max(0, free)+max(0, e.Taken-e.Spent), max(0, g.InHand)
+	here, elsewhere := max(0, free)+e.Unspent(), max(0, g.InHand)
 	// A report does not end a refusal of requests that are larger than the rest of the limit, wherever that is.
 	refusing := now < e.until && m.Claim.Need == 0 && here+elsewhere < e.usual
 	e.until, e.again, e.renewFrom = 0, 0, max(e.renewFrom, now.Add(paced))
@@ -386,7 +354,7 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	// A draw does not show the tokens in hand of others.
 	e.others = m.Claim.Kind != account.Draws && short && elsewhere > 0
 	nothing := elsewhere == 0 && (short || free <= 0)
-	if m.Claim.Kind == account.Draws || g.Learning > g.At || !nothing && !refusing && (!short || g.Recalling) {
+	if m.Claim.Kind == account.Draws || !nothing && !refusing && (!short || g.Recalling) {
 		if !short {
 			e.holds = 0
 		}

@@ -33,13 +33,6 @@ func TestPageConstants(t *testing.T) {
 	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 800}
 	rule := &ratelimit.Rule{Limit: limit, Coordination: ratelimit.DefaultCoordination()}
 	const ttl = 400 * time.Millisecond
-	slot := func(seconds uint32) time.Duration {
-		return Slot(&ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Multiplier: seconds})
-	}
-	shortest := Slot(&ratelimit.Limit{}) // of a period that is shorter than any
-	slots := []string{
-		fmt.Sprintf("1/%d", 5*time.Second/slot(5)), specpage.Duration(shortest), specpage.Duration(slot(3600)),
-	}
 	page.Constants([]string{"hold"}, map[string][]string{
 		"hold.mayDraw": eighths(t, func(sum tokens) bool {
 			p := Part{Window: 1, Sum: sum, Deadline: Never}
@@ -47,15 +40,14 @@ func TestPageConstants(t *testing.T) {
 		}),
 		"hold.plenty":         eighths(t, func(sum tokens) bool { return plenty(rule, sum) }),
 		"hold.lasts":          {fmt.Sprintf("%d/4", 4*time.Duration(lasts(0, ttl))/ttl)},
-		"hold.Slot":           slots,
 		"hold.soon":           of(soon),
+		"hold.slow":           of(slow),
 		"hold.paced":          of(paced),
 		"hold.scarce":         of(scarce),
 		"hold.refusal":        of(refusal),
 		"hold.doublings":      count(doublings),
 		"hold.seldom":         count(seldom),
 		"hold.idle":           of(idle),
-		"hold.early":          of(early),
 		"hold.Horizon":        of(Horizon),
 		"hold.rarelyRefunded": count(rarelyRefunded),
 		"hold.MaxSkew":        {fmt.Sprint("1/", MaxSkew)},
@@ -67,9 +59,7 @@ func TestPageFormulas(t *testing.T) {
 	page := specpage.Read(t)
 	page.Says("`limit / (5 x max(4, nodes))`")
 	page.Says("a limit below `20 x max(2, nodes)`")
-	page.Says("`divisor` is `2 x nodes`")
 	page.Says("a hundredth of the period, at least 5 ms")
-	page.Says("an eighth of the period before")
 	for _, nodes := range []int{1, 3, 4, 5, 100} {
 		for _, limit := range []tokens{1, 100, 100_000} {
 			rule := &ratelimit.Rule{
@@ -77,13 +67,13 @@ func TestPageFormulas(t *testing.T) {
 				Coordination: ratelimit.DefaultCoordination(),
 			}
 			e := Entry{&Key{Part: Part{Deadline: Never}}, &Use{}}
-			want, share := e.Wants(1, 0, Sizing{Rule: rule, Nodes: nodes})
+			want, _ := e.Wants(1, 0, Sizing{Rule: rule, Nodes: nodes})
 			formula := limit / tokens(5*max(4, nodes))
 			if limit < tokens(20*max(2, nodes)) {
 				formula = 0
 			}
-			if want != formula || share != 2*nodes {
-				t.Errorf("limit %d, %d nodes: wants %d in %d parts, and the page says %d", limit, nodes, want, share, formula)
+			if want != formula {
+				t.Errorf("limit %d, %d nodes: wants %d, and the page says %d", limit, nodes, want, formula)
 			}
 		}
 	}

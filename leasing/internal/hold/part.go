@@ -1,7 +1,6 @@
 package hold
 
 import (
-	"errors"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -18,13 +17,13 @@ type (
 // Never is an instant that does not come.
 const Never = instant(1<<63 - 1)
 
-// Part is a node's state of one account.
+// Part is a node's state of one account: of a window its totals, of a bucket its lease (bucket.go).
 type Part struct {
-	Window window // 0: none yet, or a bucket's
+	Window window // 0: none yet. Of a bucket, the slot of the lease; 0: there is none, or a claim has stated it
 	// Taken is this node's total of the account, and Spent its admissions and charges. The excess of Spent is drift,
 	// or debt. Refunds of other nodes' charges can take both below 0.
 	Taken, Spent tokens
-	booked       tokens // this node's total at the ledger, by the last answer
+	booked       tokens // this node's total of a window at the ledger, by the last answer
 	fresh        tokens // spent since the last claim was written: the ledger counts them as in hand
 	Sum          tokens // total of all nodes, by the last answer
 	// Deadline is the end of the tokens in hand. Never: they last until the window ends. 0: there is no account yet.
@@ -36,9 +35,9 @@ type Part struct {
 
 type flags struct {
 	restate bool // the next message must be a claim: no answer to the last counts, or a claim is due for other reasons
-	short   bool // the ledger's total was lower than this node's: it may have lost the account
 	eager   bool // the ledger may credit the tokens in hand: the last claim was eager
 	full    bool // by the last answer, nothing was free or in hand
+	bucket  bool // the account is a token bucket's
 }
 
 // Message is a message as it was written.
@@ -58,19 +57,26 @@ func (m *Message) Sum() tokens { return m.sum }
 
 // Asking is the node's view of the ledger when it writes, and the rule's settings.
 type Asking struct {
-	Now     instant
-	There   ledgerTime      // earliest time at the ledger
-	Epoch   ratelimit.Epoch // 0: unknown
-	Young   bool            // the epoch still accepts totals that were lost
-	Eager   bool            // the ledger credits the leases of silent nodes
-	TTL     time.Duration   // of an eager lease, or a bucket's slot; 0: leases have no end
-	Divisor int             // divisor of the free tokens beyond the need
+	Now   instant
+	Epoch ratelimit.Epoch // 0: unknown
+	Young bool            // the ledger may lack totals: it grants nothing
+	Eager bool            // the ledger credits the leases of silent nodes
+	TTL   time.Duration   // of an eager lease; 0: leases have no end
 }
 
 // InHand is the number of tokens to spend without a claim.
 func (p *Part) InHand(now instant) tokens {
 	if now >= p.Deadline {
 		return 0
+	}
+	return p.Unspent()
+}
+
+// Unspent is the number of tokens that were taken and not spent, also after the deadline. A refund of a bucket, as
+// a Spent below 0, adds none.
+func (p *Part) Unspent() tokens {
+	if p.bucket {
+		return max(0, p.Taken-max(0, p.Spent))
 	}
 	return max(0, p.Taken-p.Spent)
 }
@@ -85,7 +91,15 @@ func (p *Part) InFlight() bool { return p.inFlight != 0 }
 func (p *Part) Reported() tokens { return p.booked }
 
 // Unreported tells whether the ledger's total differs from this node's.
-func (p *Part) Unreported() bool { return p.restate || max(p.Taken, p.Spent) != p.booked }
+func (p *Part) Unreported() bool { return p.restate || p.untold() != 0 }
+
+// untold is the usage that the ledger lacks; below 0: it is to be credited.
+func (p *Part) untold() tokens {
+	if p.bucket {
+		return p.beyondLease()
+	}
+	return max(p.Taken, p.Spent) - p.booked
+}
 
 // Owes tells whether the ledger lacks usage of this node: of an eager lease it credits that.
 func (p *Part) Owes() bool { return p.Unreported() || p.eager && p.fresh > 0 }
@@ -93,45 +107,41 @@ func (p *Part) Owes() bool { return p.Unreported() || p.eager && p.fresh > 0 }
 // mayDraw tells whether the next message may be a draw: while there is plenty, and the ledger's number is this node's
 // total. A claim is needed if the ledger must judge the message, or may credit it.
 func (p *Part) mayDraw(q *Asking, c *account.Claim) bool {
-	limit := &c.Limit
-	most := limit.Capacity() - limit.Capacity()/8
-	return limit.Algorithm != ratelimit.TokenBucket && q.Epoch.ID != 0 && !q.Young && !q.Eager &&
-		!p.restate && !p.eager && p.Taken == p.booked && p.Sum <= most
+	return q.Epoch.ID != 0 && !q.Young && !q.Eager && !p.restate && !p.eager && p.Taken == p.booked && p.draws(&c.Limit)
 }
 
-// Write makes the next message: for need, and for additional tokens. m is kept to judge its answer.
+// draws tells whether there is plenty, by the last answer.
+func (p *Part) draws(l *ratelimit.Limit) bool { return p.Sum <= l.Capacity()-l.Capacity()/8 }
+
+// Write makes the next message: for need, and for additional tokens. m is kept to judge its answer. In a young epoch
+// it only states what the node has.
 func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
-	need, want := c.Need, max(c.Need, c.Want)
-	c.Window = p.Window
-	if n := p.Drift() + want; p.mayDraw(q, &c) && n > 0 && n <= ratelimit.MaxLimit {
-		c.Kind, c.Need, c.Want = account.Draws, 0, n
-	} else {
-		p.state(&c, q)
-		c.Need, c.Want = need, want
+	c.Want = max(c.Need, c.Want)
+	if q.Young {
+		c.Need, c.Want = 0, 0
 	}
-	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID}
-	m.sum = p.Sum + min(0, max(p.Taken, p.Spent)-p.booked)
+	n := p.Drift() + c.Want
+	sum := p.Sum + min(0, p.untold())
+	switch {
+	case p.bucket:
+		p.stateLease(&c, q)
+	case p.mayDraw(q, &c) && n > 0 && n <= ratelimit.MaxLimit:
+		c.Kind, c.Window, c.Need, c.Want = account.Draws, p.Window, 0, n
+	default:
+		p.state(&c, q)
+	}
+	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID, sum: sum}
 	p.inFlight = number
 }
 
-// state writes a claim.
+// state writes a claim about a window.
 func (p *Part) state(c *account.Claim, q *Asking) {
 	// Its own deadline has passed: all tokens in hand go back.
 	if p.Taken > p.Spent && q.Now >= p.Deadline {
 		p.Taken = p.Spent
 	}
 	p.fresh = 0
-	if p.LastAnswer != 0 {
-		c.Seq += account.Answered
-	}
-	c.Taken, c.Spent, c.Divisor = p.Taken, p.Spent, q.Divisor
-	c.Learning = q.Epoch.Learning
-	if c.Limit.Algorithm == ratelimit.TokenBucket && p.LastAnswer != 0 {
-		c.Full = q.There.Add(p.LastAnswer.Sub(q.Now)).Add(c.Limit.Refill(p.Sum))
-	}
-	if p.short {
-		c.Learning = max(c.Learning, q.There.Add(account.Learn))
-	}
+	c.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent
 	// The ledger may settle it, and its answer may be lost: from now on, the lease can end by the new TTL, for any
 	// earlier agreement.
 	if q.TTL > 0 {
@@ -158,19 +168,16 @@ type Answer struct {
 	Epoch ratelimit.Epoch // of the data after the messages; 0: unknown
 }
 
-// Apply applies the answer to a message. It returns whether the answer counts: it must be for the latest message, and
-// settled after the loss that the message states.
+// In tells whether a message was written in an epoch.
+func (m *Message) In(e ratelimit.Epoch) bool { return m.epoch == e.ID }
+
+// Awaits tells whether a message is the one in flight.
+func (p *Part) Awaits(m *Message) bool { return p.inFlight == m.Number }
+
+// Apply applies the answer to a message about a window. It returns whether the answer counts: it must be for the latest
+// message, and settled in the epoch in which that was written.
 func (p *Part) Apply(m *Message, g *account.Grant, a *Answer) bool {
-	if p.inFlight != m.Number {
-		return false
-	}
-	p.inFlight = 0
-	// A ledger in another epoch lacks totals, and a learning one has only those of holders that stated it.
-	unaware := a.Epoch.Young(g.At) && m.Claim.Learning < a.Epoch.Learning
-	if g.Err != nil || a.Epoch.ID != m.epoch && m.epoch != 0 || m.Claim.Kind == account.Draws && m.epoch == 0 ||
-		unaware {
-		p.restate = true
-		p.short = p.short && !errors.Is(g.Err, account.ErrOvertaken)
+	if !p.accepts(m, g, a) {
 		return false
 	}
 	if m.Claim.Kind == account.Draws {
@@ -180,12 +187,33 @@ func (p *Part) Apply(m *Message, g *account.Grant, a *Answer) bool {
 	return true
 }
 
+// accepts ends a message. A ledger in another epoch lacks totals, and so does one whose epoch is young: it books what
+// was stated, and its answer gives nothing.
+func (p *Part) accepts(m *Message, g *account.Grant, a *Answer) bool {
+	if !p.Awaits(m) {
+		return false
+	}
+	p.inFlight = 0
+	stated := m.Claim.Kind == account.States
+	counts := g.Err == nil && (a.Epoch.ID == m.epoch || m.epoch == 0 && stated)
+	young := counts && a.Epoch.Young(g.At)
+	if counts && !young {
+		return true
+	}
+	p.restate = true
+	if young && stated {
+		p.restate = false
+		p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
+	}
+	return false
+}
+
 // drew judges a draw: the part below the limit is this node's.
 func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 	n := m.Claim.Want
 	if g.Total != p.booked+n {
 		// An earlier draw arrived late, or twice, or the ledger has lost the record.
-		p.restate, p.short = true, p.short || g.Total < p.booked+n
+		p.restate = true
 		return false
 	}
 	p.Taken += g.Owned(n, &m.Claim.Limit)
@@ -206,17 +234,14 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	over := max(0, g.Sum-c.Limit.Capacity())
 	p.Taken += g.Granted + g.Cut
 	p.Spent += g.Cut
-	learning := g.Learning > g.At // it granted little, and confirms nothing
-	if drift := m.Drift(); !learning {
-		p.Taken += max(0, drift-over) // only tokens within the limit confirm drift
-	}
-	p.restate, p.short, p.eager = false, false, c.Eager()
+	p.Taken += max(0, m.Drift()-over) // only tokens within the limit confirm drift
+	p.restate, p.eager = false, c.Eager()
 	p.Deadline = Never
-	if c.Eager() || c.Limit.Algorithm == ratelimit.TokenBucket {
+	if c.Eager() {
 		p.Deadline = lasts(m.At, c.TTL)
 	}
 	p.booked, p.Sum, p.LastAnswer = g.Total, g.Sum, a.Now
-	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !learning
+	p.full = c.Limit.Capacity() <= g.Sum && g.InHand == 0
 }
 
 // Restate makes the next message a claim, to state this node's total.
@@ -225,24 +250,27 @@ func (p *Part) Restate() { p.restate = true }
 // record counts n more tokens as spent, and as not yet stated by a claim.
 func (p *Part) record(n tokens) { p.Spent, p.fresh = p.Spent+n, p.fresh+n }
 
-// unspend takes back n spent tokens. Those that a claim has reported do not return to this node's hand: of a bucket,
-// the ledger may have refilled their place.
+// unspend takes back n spent tokens. Those that a claim has reported do not return to this node's hand.
 func (p *Part) unspend(n tokens) {
-	back := min(n, p.fresh)
+	back := max(0, min(n, p.fresh))
 	p.record(-back)
 	p.Refund(n - back)
 }
 
-// Refund credits a charge of any node. It adds no tokens in hand. Totals stay within the ledger's bound: beyond it, the
-// ledger would give back the same tokens with each message.
+// Refund credits a charge of any node. Of a window, it adds no tokens in hand. Totals stay within the ledger's bound:
+// beyond it, the ledger would give back the same tokens with each message.
 func (p *Part) Refund(n tokens) {
+	if p.bucket {
+		p.refundLease(n)
+		return
+	}
 	n = max(0, min(n, account.MostBooked+min(p.Taken, p.Spent)))
 	p.Taken, p.Spent = p.Taken-n, p.Spent-n
 }
 
-// GiveBack makes the next message return all tokens in hand except keep.
+// GiveBack makes the next message return all tokens in hand except keep. Of a bucket, each message does (Claim.Want).
 func (p *Part) GiveBack(keep tokens) {
-	if hand := p.Taken - p.Spent; hand > keep {
+	if hand := p.Taken - p.Spent; hand > keep && !p.bucket {
 		p.Taken -= hand - keep
 		p.restate = true
 	}

@@ -21,7 +21,7 @@ type scene struct {
 func newScene(t *testing.T, limit tokens) *scene {
 	return &scene{
 		T: t, Part: Part{Window: 7, Deadline: Never}, limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit},
-		q: Asking{Now: 1e9, Epoch: ratelimit.Epoch{ID: 1}, Divisor: 2},
+		q: Asking{Now: 1e9, Epoch: ratelimit.Epoch{ID: 1}},
 	}
 }
 
@@ -94,6 +94,7 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 		"tokens are to be given back":   func(s *scene) { s.GiveBack(0) },
 		"the limit is a bucket": func(s *scene) {
 			s.limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1, Burst: 9}
+			s.bucket = true
 		},
 		"others took nearly all":                          func(s *scene) { s.Sum = 89 },
 		"more than any limit is needed":                   func(s *scene) { s.Spent += 2 * ratelimit.MaxLimit },
@@ -120,8 +121,8 @@ func TestBucketInDeepDebt(t *testing.T) {
 	if d := limit.Refill(account.MostBooked); d < century {
 		t.Errorf("it refills after %v", d)
 	}
-	k := Key{Part: Part{Window: 1, Sum: account.MostBooked, LastAnswer: 1}}
-	if k.Stale(instant(century), &limit, ratelimit.Spend) {
+	k := Key{Part: Part{Window: 1, Sum: account.MostBooked, LastAnswer: 1, flags: flags{bucket: true}}}
+	if k.Full(instant(century), &limit) {
 		t.Error("it is dropped within a century")
 	}
 }
@@ -144,8 +145,6 @@ func TestSpecNoAnswer(t *testing.T) {
 			s.has(20, 0, 20)
 			if c := s.says(1, 1); c.Kind != account.States || c.Taken != 20 {
 				t.Errorf("%+v", c)
-			} else if lost := g.Total == 5; lost != (c.Learning > 0) {
-				t.Errorf("the ledger is told to learn: %d", c.Learning)
 			}
 		})
 	}
@@ -158,10 +157,10 @@ func TestSpecNoAnswer(t *testing.T) {
 		}
 		s.has(0, 0, 0)
 	})
-	t.Run("of a ledger that learns, to a message that did not state that", func(t *testing.T) {
+	t.Run("of a young epoch", func(t *testing.T) {
 		s := newScene(t, 100)
 		s.says(1, 20)
-		s.q.Epoch.Learning = 9
+		s.q.Epoch.Ends = 9
 		if s.hears(account.Grant{Total: 20, Sum: 20, At: 8}) {
 			t.Error("it counts")
 		}
@@ -234,9 +233,11 @@ func TestSpecChargesBeyondTheLimit(t *testing.T) {
 	}
 	s.Refund(30)
 	s.says(0, 0)
-	s.hears(account.Grant{Total: 120, Sum: 170, Learning: 9, At: 1})
-	if s.Taken != 20 {
-		t.Errorf("a ledger that learns confirms: taken %d", s.Taken)
+	old := s.q.Epoch
+	s.q.Epoch.Ends = 9
+	s.hears(account.Grant{Total: 120, Sum: 70, At: 1})
+	if s.q.Epoch = old; s.Taken != 20 {
+		t.Errorf("a young epoch confirms: taken %d", s.Taken)
 	}
 	s.says(0, 0)
 	s.hears(account.Grant{Total: 120, Sum: 90}) // others gave back
@@ -251,20 +252,12 @@ func TestExpiredHandIsNoDrift(t *testing.T) {
 		Limit:        ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 100, Burst: 100},
 		Coordination: ratelimit.DefaultCoordination(),
 	}
-	e := Entry{&Key{Part: Part{Taken: 45, Spent: 5, booked: 45, Deadline: 1e9, LastAnswer: 1}}, &Use{}}
+	e := Entry{&Key{Part: Part{Taken: 45, Spent: 5, booked: 45, Deadline: 1e9, LastAnswer: 1, flags: flags{bucket: true}}}, &Use{}}
 	admitted := 0
 	for e.SpendShare(2e9, &ratelimit.Ask{Rule: rule, Cost: 1}, 2, &ratelimit.Verdict{}) {
 		admitted++
 	}
 	if admitted != 2 || !e.Unreported() {
 		t.Errorf("%d were admitted, of a share of 2; told %v", admitted, !e.Unreported())
-	}
-}
-
-// An account that begins anew has nothing to say of what was spent of the one before.
-func TestRestartForgetsWhatLayBeyond(t *testing.T) {
-	e := Entry{&Key{Part: Part{Taken: 5, Spent: 5}}, &Use{Beyond: Beyond{Over: 3, Unasked: 2}}}
-	if e.Restart(); e.Kept() || e.Beyond != (Beyond{}) {
-		t.Errorf("%+v", e.Beyond)
 	}
 }

@@ -45,6 +45,30 @@ func (e Entry) spendInHand(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) 
 	return true
 }
 
+// spendDue answers a request from what a bucket granted for it.
+func (e Entry) spendDue(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
+	if a.Cost > e.Granted {
+		return false
+	}
+	e.Granted -= a.Cost
+	e.sized(a.Cost)
+	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
+	e.Demand.LastUse = now
+	*v = ratelimit.Verdict{Charged: a.Cost}
+	return true
+}
+
+// TakePart answers a request in a young epoch, in which the ledger grants nothing: up to a part of the limit in all.
+func (e Entry) TakePart(now instant, a *ratelimit.Ask, part tokens, v *ratelimit.Verdict) {
+	*v = ratelimit.Verdict{OverLimit: max(1, a.Cost) > part-e.Unasked, Source: ratelimit.FromClaim}
+	if a.Kind == ratelimit.Spend && !v.OverLimit {
+		e.Admitted(a.Cost)
+		v.Charged = a.Cost
+	}
+	e.report(now, a, v)
+	v.Source = ratelimit.FromClaim
+}
+
 // Take answers a request, or returns its next step. The part must be that of the current window (Enter).
 func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
 	next := Answered
@@ -88,7 +112,7 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ver
 
 func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Verdict) Next {
 	// Tokens that were granted for a request are its own, whatever others have been refused since.
-	if reply.Granted && e.spendInHand(now, a, v) || e.Spend(now, a, v) {
+	if reply.Granted && (e.spendDue(now, a, v) || e.spendInHand(now, a, v)) || e.Spend(now, a, v) {
 		return Answered
 	}
 	e.sized(a.Cost) // before the claim, whose size depends on it
@@ -100,7 +124,7 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, reply Reply, v *ratelimit.Ve
 	e.Demand.Refused = ratelimit.AddTokens(e.Demand.Refused, a.Cost)
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyRefunds {
 		// If several nodes keep too few tokens for such a request, all refuse it until the window ends.
-		if reply.Waited && e.others && e.worthBack(&a.Rule.Limit) {
+		if reply.Waited && e.others {
 			e.yield(now, max(0, e.Waiting-a.Cost))
 		}
 		return Answered
@@ -169,7 +193,7 @@ func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next 
 // need no recall for them. Then no report is needed, because the ledger counts them as taken.
 func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
 	limit := &a.Rule.Limit
-	return limit.Algorithm != ratelimit.TokenBucket && e.Deadline == Never && !e.eager &&
+	return e.Deadline == Never && !e.eager && !e.bucket &&
 		e.LastAnswer != 0 && now >= e.scarce && now >= e.until &&
 		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
 }
@@ -194,7 +218,7 @@ func (u *Use) sized(cost tokens) {
 // usedUp tells whether charges exceed the limit, by the last answer. Others may still have tokens in hand, and are
 // recalled to pay for it.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
-	return k.Sum+max(k.Taken, k.Spent)-k.booked > limit.Capacity()
+	return k.Sum+k.untold() > limit.Capacity()
 }
 
 // report adds the remaining tokens and the reset to a verdict.
@@ -217,15 +241,15 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 // passesAfter is the earliest time at which a refused request can pass. For a sliding window, it assumes that the
 // usage is spread evenly: a node cannot tell which part of it is old.
 func (k *Key) passesAfter(now instant, cost tokens, limit *ratelimit.Limit) time.Duration {
-	unknown := max(k.Taken, k.Spent) - k.booked
-	free := limit.Capacity() - k.Sum - unknown + max(0, k.Taken-k.Spent)
+	unknown := k.untold()
+	free := limit.Capacity() - k.Sum - unknown + k.Unspent()
 	return limit.Refill(min(cost, limit.Capacity())-free) - now.Sub(k.LastAnswer)
 }
 
 // left is the rest of the limit, by the last answer, including this node's tokens in hand.
 func (k *Key) left(limit *ratelimit.Limit) tokens {
-	unknown := max(k.Taken, k.Spent) - k.booked
-	return max(0, min(limit.Capacity(), limit.Capacity()-k.Sum-unknown+max(0, k.Taken-k.Spent)))
+	unknown := k.untold()
+	return max(0, min(limit.Capacity(), limit.Capacity()-k.Sum-unknown+k.Unspent()))
 }
 
 // Undo takes back the charge of a verdict, unless its window is over.
@@ -270,7 +294,7 @@ func (e Entry) Overdue(now instant, a *ratelimit.Ask, alive, cautious bool) Over
 		}
 		return Undecided
 	}
-	left := limit.Capacity() - e.Sum + max(0, e.Taken-e.Spent) - e.Drift()
+	left := limit.Capacity() - e.Sum + e.Unspent() - e.Drift()
 	recent := now.Sub(e.LastAnswer) <= a.Rule.Coordination.Deadline()
 	switch {
 	case a.Cost > left && recent:

@@ -1,0 +1,72 @@
+package hold
+
+import (
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A node has at most one lease of a bucket. Taken is the lease, and Spent what was spent of it. A Spent above Taken is
+// a charge after the fact, and one below 0 a refund. The lease ends by its deadline, three quarters of a slot after its
+// claim was sent, or a later claim carries its rest on, or gives it back. A claim states it once: if the claim has no
+// answer, the lease ends by its deadline. A charge is stated until it is answered, and a refund once.
+
+// stateLease writes a claim about a bucket.
+func (p *Part) stateLease(c *account.Claim, q *Asking) {
+	if q.Young {
+		c.Window, c.Taken = account.Stated, p.mostLevel(q.Now, &c.Limit)
+		return
+	}
+	c.Window, c.Taken, c.Spent = p.Window, p.Taken, p.Spent
+	if p.Window == 0 {
+		c.Taken, c.Spent = 0, p.beyondLease()
+	}
+	keeps := c.Want
+	if c.Need > 0 { // the rest of the lease serves no request that waits
+		keeps = 0
+	}
+	p.Taken -= max(0, p.Unspent()-keeps)
+	p.Window, p.Spent, p.fresh = 0, max(0, p.Spent), 0
+}
+
+// beyondLease is the charge or the refund that a claim states, without the lease.
+func (p *Part) beyondLease() tokens { return min(p.Spent, 0) + p.Drift() }
+
+// endLease drops the tokens in hand: the bucket fills in their place.
+func (p *Part) endLease() {
+	p.Window, p.Spent, p.Taken = 0, p.beyondLease(), 0
+}
+
+// mostLevel is the most that the bucket's level can be, by the last answer.
+func (p *Part) mostLevel(now instant, l *ratelimit.Limit) tokens {
+	if p.LastAnswer == 0 {
+		return l.Burst
+	}
+	refilled := float64(now.Sub(p.LastAnswer)) / float64(l.Period()) * float64(l.Requests)
+	return min(l.Burst, l.Burst-p.Sum+1+tokens(min(refilled, float64(l.Burst+p.Sum))))
+}
+
+// Full tells whether the bucket is certainly full, by the last answer, and nothing of it is in hand.
+func (k *Key) Full(now instant, l *ratelimit.Limit) bool {
+	return k.bucket && k.LastAnswer != 0 && k.inFlight == 0 && k.InHand(now) == 0 && !k.Unreported() &&
+		now.Sub(k.LastAnswer) >= max(account.BucketSlot(l), l.Refill(k.Sum))
+}
+
+// leased applies the answer to a claim about a bucket. need is the part of the grant for the requests that wait: the
+// ledger counts it as spent. Drift that the level did not cover stays in the share of the node.
+func (k *Key) leased(m *Message, g *account.Grant, a *Answer) (need tokens) {
+	c := &m.Claim
+	need = min(g.Granted, c.Need)
+	over := max(0, g.Sum-c.Limit.Capacity())
+	k.carried = min(k.carried+m.Drift(), over)
+	k.Window, k.Taken, k.Spent = account.BucketSlotAt(g.At, &c.Limit), g.Total, k.fresh
+	k.restate = false
+	k.Sum, k.LastAnswer, k.Deadline = g.Sum, a.Now, lasts(m.At, account.BucketSlot(&c.Limit))
+	k.full = c.Limit.Capacity() <= g.Sum && g.InHand == 0
+	return need
+}
+
+// refundLease takes back a charge: of the lease, and beyond it at the bucket.
+func (p *Part) refundLease(n tokens) {
+	n = max(0, min(n, account.MostBooked+p.Spent))
+	p.record(-n)
+}

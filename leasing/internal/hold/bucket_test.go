@@ -1,0 +1,192 @@
+package hold
+
+import (
+	"flag"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+var bucketSeeds = flag.Uint64("bucket-histories", 2000, "how many histories TestBucketHistories plays")
+
+// drinkers are nodes that use one bucket of a ledger: messages are lost, late and overtaken, nodes pause and crash, and
+// costs are charged and refunded after the fact.
+type drinkers struct {
+	*testing.T
+	*rand.Rand
+	limit  ratelimit.Limit
+	ledger *account.Memory
+	now    instant
+	nodes  []*drinker
+	late   []func() // messages and answers under way, each with its time in times
+	times  []instant
+	// level is that of the bucket in truth, which spends at the instant of each admission. Invariant: what is admitted
+	// never takes it below 0.
+	level, credit    float64 // credit is refunds, which may take effect at any time
+	at               instant
+	admitted, unused tokens
+}
+
+type drinker struct {
+	Entry
+	number, seq uint64
+	paused      instant
+	last        Message
+}
+
+func newDrinkers(t *testing.T, seed uint64) *drinkers {
+	d := &drinkers{T: t, Rand: rand.New(rand.NewPCG(seed, 63)), now: instant(time.Hour)}
+	d.limit = ratelimit.Limit{
+		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Multiplier: uint32(1 + d.IntN(3)),
+		Requests: []tokens{1, 10, 100, 1000}[d.IntN(4)], Burst: []tokens{1, 3, 10, 100}[d.IntN(4)],
+	}
+	d.ledger = account.NewMemory(d.time)
+	d.level, d.at = float64(d.limit.Burst), d.now
+	for range 1 + d.IntN(5) {
+		d.nodes = append(d.nodes, d.node())
+	}
+	return d
+}
+
+func (d *drinkers) time() ledgerTime { return ledgerTime(d.now / instant(time.Microsecond)) }
+
+func (d *drinkers) node() *drinker {
+	n := &drinker{Entry: Entry{&Key{}, &Use{}}, number: d.Uint64N(1 << 40)}
+	n.Enter(d.now, &LedgerClock{}, &d.limit)
+	return n
+}
+
+// refill is what returns in the meantime. A microsecond is the resolution of the ledger.
+func (d *drinkers) refill() {
+	rate := float64(d.limit.Requests) / float64(d.limit.Period())
+	d.level = min(float64(d.limit.Burst), d.level+rate*float64(d.now.Sub(d.at)))
+	d.at = d.now
+}
+
+func (d *drinkers) spend(n tokens, admits bool) {
+	d.refill()
+	credit := min(d.credit, max(0, float64(n)-max(0, d.level)))
+	d.level += credit - float64(n)
+	d.credit -= credit
+	if admits {
+		d.admitted += n
+	}
+	slack := 1e-6 * (1 + float64(d.limit.Requests))
+	if admits && d.level < -slack {
+		d.Fatalf("%d are admitted at %v, and the bucket has %g too few, of %v", n, time.Duration(d.now), -d.level, d.limit)
+	}
+}
+
+// claim sends a claim. Its need counts when the ledger grants it, if the answer comes in time.
+func (d *drinkers) claim(n *drinker) {
+	need, stays := tokens(d.IntN(4)), d.IntN(3) > 0
+	n.Waits(d.now, need, &d.limit)
+	n.Wants(d.now, need, Sizing{Rule: &ratelimit.Rule{Limit: d.limit}, Nodes: 1})
+	n.seq++
+	q := Asking{Now: d.now, Epoch: ratelimit.Epoch{ID: 1}}
+	c := account.Claim{Key: "k", Limit: d.limit, Holder: ratelimit.Holder(1 + n.number), Seq: n.seq, Need: need, Want: need + tokens(d.IntN(20))}
+	n.Write(&n.last, uint32(n.seq), c, &q)
+	m := n.last
+	trip := []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond}[d.IntN(3)]
+	if d.IntN(5) == 0 {
+		return // it is lost
+	}
+	d.in(time.Duration(d.Int64N(int64(trip))), func() {
+		g := make([]account.Grant, 1)
+		epoch, _, err := d.ledger.Settle(d.Context(), []account.Claim{m.Claim}, g)
+		if err != nil || g[0].Err != nil {
+			d.Fatal(err, g[0].Err)
+		}
+		arrives := d.now.Add(time.Duration(d.Int64N(int64(trip))))
+		if d.IntN(5) == 0 {
+			return
+		}
+		if n.Awaits(&m) && arrives >= n.paused && stays { // a request waits for it
+			d.spend(min(g[0].Granted, m.Claim.Need), true)
+		}
+		d.in(arrives.Sub(d.now), func() {
+			m.epoch = epoch.ID
+			if !n.Apply(&m, &g[0], &Answer{Now: d.now, Epoch: epoch}) {
+				return
+			}
+			if stays {
+				n.Granted = 0 // spent
+			}
+			spent := n.Spent
+			n.Waits(d.now, 0, &d.limit)
+			d.credit += float64(spent - n.Spent) // the need of requests that left is a refund
+		})
+	})
+}
+
+func (d *drinkers) in(after time.Duration, do func()) {
+	d.late, d.times = append(d.late, do), append(d.times, d.now.Add(after))
+}
+
+func (d *drinkers) deliver() {
+	for {
+		first := -1
+		for i, at := range d.times {
+			if at <= d.now && (first < 0 || at < d.times[first]) {
+				first = i
+			}
+		}
+		if first < 0 {
+			return
+		}
+		do := d.late[first]
+		d.late = append(d.late[:first], d.late[first+1:]...)
+		d.times = append(d.times[:first], d.times[first+1:]...)
+		do()
+	}
+}
+
+func (d *drinkers) step() {
+	d.now = d.now.Add(time.Duration(d.Int64N(int64([]time.Duration{1, 1000, 1e6, 2e7, 1e8}[d.IntN(5)]) + 1)))
+	d.deliver()
+	i := d.IntN(len(d.nodes))
+	n := d.nodes[i]
+	if d.now < n.paused {
+		return
+	}
+	switch event := d.IntN(100); {
+	case event < 60:
+		if n.InHand(d.now) > 0 {
+			n.record(1)
+			d.spend(1, true)
+		}
+	case event < 85:
+		d.claim(n)
+	case event < 90:
+		n.Settle(&ratelimit.Ask{Rule: &ratelimit.Rule{Limit: d.limit}, Cost: tokens(1 + d.IntN(3))}, &ratelimit.Verdict{})
+	case event < 95:
+		refund := tokens(1 + d.IntN(3))
+		n.Refund(refund)
+		d.credit += float64(refund)
+	case event < 98:
+		n.paused = d.now.Add(time.Duration(d.Int64N(int64(time.Second))))
+	default:
+		d.nodes[i] = d.node() // it crashed
+	}
+}
+
+// In any time t, nodes admit at most burst + rate x t of a bucket, and the refunds.
+func TestBucketHistories(t *testing.T) {
+	admitted := tokens(0)
+	for seed := range *bucketSeeds {
+		d := newDrinkers(t, seed)
+		for range 300 {
+			d.step()
+		}
+		if admitted += d.admitted; t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+	if admitted < tokens(*bucketSeeds) || admitted == math.MaxInt64 {
+		t.Errorf("%d were admitted: what was played?", admitted)
+	}
+}
