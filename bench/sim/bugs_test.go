@@ -90,8 +90,8 @@ var planted = []struct {
 	}},
 	{1195, plant.Bug{
 		Name: "spending is not told before an eager lease ends", File: "leasing/internal/hold/key.go",
-		Right: "case e.restate, e.fresh > 0 && now >= e.Renews(s.Rule),",
-		Wrong: "case e.restate,",
+		Right: "case e.restate, (e.fresh > 0 || e.bucket) && now >= e.Renews(s.Rule):",
+		Wrong: "case e.restate:",
 	}},
 	{79, plant.Bug{
 		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
