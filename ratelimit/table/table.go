@@ -1,0 +1,269 @@
+package table
+
+import (
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// Table is the records at one place, in the order in which they changed there. It is safe for concurrent use. Its
+// methods do not block, except for each other.
+type Table struct {
+	read func(*Record) (any, error)
+	// Rejected counts records that arrived and are invalid, or beyond the bounds.
+	Rejected atomic.Uint64
+	size     atomic.Int64
+
+	mu      sync.RWMutex
+	records map[string]*entry // guarded by mu
+	// feed has each change, by place. A record that changed again has a later one: the earlier counts no more, and is
+	// dropped when half of the feed is. Guarded by mu.
+	feed  []*entry
+	place int64   // guarded by mu: of the last change
+	top   instant // guarded by mu: the highest version that was ever here
+	live  int     // guarded by mu: records that were not removed
+	round uint32  // guarded by mu: counts the times that a node reads the whole store
+}
+
+// entry is a record at a place. Invariant: place and what was made of the record do not change.
+type entry struct {
+	Record
+	made    any
+	arrived instant // last, by the place's clock
+	place   int64
+	round   uint32 // in which it last arrived
+}
+
+// New makes an empty table. read, if set, makes of each value what Get returns, or refuses it: the record is then not
+// taken in. It is not called for removals.
+func New(read func(*Record) (any, error)) *Table {
+	if read == nil {
+		read = func(*Record) (any, error) { return nil, nil }
+	}
+	return &Table{read: read, records: map[string]*entry{}}
+}
+
+// Get is what was made of a key's value; nil: there is none. It does not allocate, and costs one atomic load if the
+// table is empty.
+func (t *Table) Get(key []byte) any {
+	if t.size.Load() == 0 {
+		return nil
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if e := t.records[string(key)]; e != nil {
+		return e.made
+	}
+	return nil
+}
+
+// Empty tells whether there is no record, not even a removal.
+func (t *Table) Empty() bool { return t.size.Load() == 0 }
+
+// Record is that of a key. The zero Record is none.
+func (t *Table) Record(key string) Record {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.lookLocked(key)
+}
+
+func (t *Table) lookLocked(key string) Record {
+	if e := t.records[key]; e != nil {
+		return e.Record
+	}
+	return Record{}
+}
+
+// After is up to n records that were not removed, in the order of their keys: those that begin with a prefix, and come
+// after a key.
+func (t *Table) After(prefix, after string, n int) (all []Record) {
+	t.mu.RLock()
+	var keys []string
+	for key, e := range t.records {
+		if e.Value != "" && key > after && strings.HasPrefix(key, prefix) {
+			keys = append(keys, key)
+		}
+	}
+	t.mu.RUnlock()
+	slices.Sort(keys)
+	for _, key := range keys[:min(n, len(keys))] {
+		if r := t.Record(key); r.Value != "" {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// Since is up to n records that changed after a place of the feed, in its order, and the place to go on from.
+func (t *Table) Since(after int64, n int) (all []Record, place int64, more bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	place = after
+	from := sort.Search(len(t.feed), func(i int) bool { return t.feed[i].place > after })
+	for _, e := range t.feed[from:] {
+		if len(all) == n {
+			return all, place, true
+		}
+		if place = e.place; t.records[e.Key] == e {
+			all = append(all, e.Record)
+		}
+	}
+	return all, place, false
+}
+
+// Merge takes records in: of two of a key, the greater one counts.
+func (t *Table) Merge(records []Record, now instant) { t.take(records, now, false) }
+
+// take merges records; or it believes them, also where its own are greater.
+func (t *Table) take(records []Record, now instant, believe bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range records {
+		t.putLocked(&records[i], now, believe)
+	}
+}
+
+func (t *Table) putLocked(r *Record, now instant, believe bool) {
+	is := t.records[r.Key]
+	order := 1
+	if is != nil {
+		order = r.compare(&is.Record)
+	}
+	switch {
+	case order == 0: // rule 3: it arrived again
+		is.arrived, is.round = now, t.round
+	case order > 0 || believe:
+		next, ok := t.enter(r, is)
+		if !ok {
+			t.Rejected.Add(1)
+			return
+		}
+		t.place++
+		next.arrived, next.place, next.round = now, t.place, t.round
+		t.live += next.lives() - is.lives()
+		t.records[r.Key], t.top = next, max(t.top, r.Version)
+		t.size.Store(int64(len(t.records)))
+		t.feed = append(t.feed, next)
+		t.tidyLocked()
+	}
+}
+
+// lives is 1 for a record that was not removed, and 0 for none.
+func (e *entry) lives() int {
+	if e == nil || e.Value == "" {
+		return 0
+	}
+	return 1
+}
+
+// enter makes the entry of a record that replaces another, or nil.
+func (t *Table) enter(r *Record, is *entry) (*entry, bool) {
+	if r.Check() != nil || is == nil && len(t.records) >= mostKept {
+		return nil, false
+	}
+	next := &entry{Record: *r}
+	if is != nil {
+		next.Key = is.Key // the same bytes, once
+	}
+	if r.Value == "" {
+		return next, true
+	}
+	made, err := t.read(&next.Record)
+	next.made = made
+	return next, err == nil
+}
+
+// tidyLocked drops changes that count no more, when they are half of the feed.
+func (t *Table) tidyLocked() {
+	if len(t.feed) > 2*len(t.records)+64 {
+		t.feed = slices.DeleteFunc(t.feed, func(e *entry) bool { return t.records[e.Key] != e })
+	}
+}
+
+// Set sets a record with a version above each that was ever here, if the key has what is expected. It returns the
+// key's record afterwards. It is for a place that is the store of its records: now is its clock, and at its time.
+func (t *Table) Set(r Record, expected Expected, now, at instant) (Record, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	is := t.lookLocked(r.Key)
+	if !is.Is(expected, at) {
+		return is, ErrChanged
+	}
+	r.Version = max(at, t.top+1)
+	if err := r.Check(); err != nil {
+		return is, err
+	}
+	t.putLocked(&r, now, false)
+	return t.lookLocked(r.Key), nil
+}
+
+// Forget drops records that were removed or have ended, after their time. now is the place's clock, and at the store's.
+// It looks at each record, so call it once a minute.
+func (t *Table) Forget(now, at instant) {
+	t.mu.RLock()
+	var old []string
+	for key, e := range t.records {
+		if e.forgotten(e.arrived, now, at) {
+			old = append(old, key)
+		}
+	}
+	t.mu.RUnlock()
+	t.drop(old, func(e *entry) bool { return e.forgotten(e.arrived, now, at) })
+}
+
+// drop drops the records of keys for which ok holds now.
+func (t *Table) drop(keys []string, ok func(*entry) bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, key := range keys {
+		if e := t.records[key]; e != nil && ok(e) {
+			t.live -= e.lives()
+			delete(t.records, key)
+		}
+	}
+	t.size.Store(int64(len(t.records)))
+	t.tidyLocked()
+}
+
+// Len is the number of records that were not removed.
+func (t *Table) Len() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.live
+}
+
+// again begins another round: no record has arrived in it.
+func (t *Table) again() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.round++
+}
+
+// silent tells whether a record has not arrived in this round.
+func (t *Table) silent(e *entry) bool { return e.round != t.round }
+
+// missing are the keys of records that have not arrived in this round, in the order of the feed.
+func (t *Table) missing() (keys []string) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, e := range t.feed {
+		if t.records[e.Key] == e && t.silent(e) {
+			keys = append(keys, e.Key)
+		}
+	}
+	return keys
+}
+
+// stillMissing are the records of these keys that have not arrived in this round.
+func (t *Table) stillMissing(keys []string) (all []Record) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, key := range keys {
+		if e := t.records[key]; e != nil && t.silent(e) {
+			all = append(all, e.Record)
+		}
+	}
+	return all
+}
