@@ -53,7 +53,7 @@ var planted = []plant.Bug{
 	},
 	{
 		Name: "5: who has not written back sets", File: nodeFile,
-		Right: "if !told {", Wrong: "if life == \"\" {",
+		Right: "if !told {", Wrong: "if life == \"\" && !told {",
 	},
 	{
 		Name: "5: what was set in a life before counts as read in this one", File: nodeFile,
