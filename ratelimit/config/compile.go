@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -227,7 +228,8 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	c.holds(r, s, l.Place)
 	if d.Inherited.Hold != nil && (l.Unlimited || l.Concurrency > 0) {
-		c.odd(NoEffect, d.Inherited.Hold.Place, s.names, "hold has no effect: %s", r.WhyNoOverrides())
+		c.odd(NoEffect, d.Inherited.Hold.Place, s.names, "hold has no effect: %s",
+			cmp.Or(r.WhyNoOverrides(), "the rule limits requests in flight"))
 	}
 	c.overridden(r, d, s)
 	for _, doubt := range r.Doubts() {

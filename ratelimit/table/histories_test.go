@@ -196,7 +196,7 @@ func (m *member) agrees() {
 
 func (h *history) inForce(t *Table) map[string]Record {
 	all := map[string]Record{}
-	for _, r := range t.After("", "", 100) {
+	for _, r := range t.After("") {
 		if r.In(h.now + h.skew) {
 			all[r.Key] = r
 		}

@@ -76,23 +76,16 @@ func (t *Table) lookLocked(key string) Record {
 	return Record{}
 }
 
-// After is up to n records that were not removed, in the order of their keys: those that begin with a prefix, and come
-// after a key.
-func (t *Table) After(prefix, after string, n int) (all []Record) {
+// After is all records that were not removed and whose keys come after one, in the order of their keys.
+func (t *Table) After(key string) (all []Record) {
 	t.mu.RLock()
-	var keys []string
-	for key, e := range t.records {
-		if e.Value != "" && key > after && strings.HasPrefix(key, prefix) {
-			keys = append(keys, key)
+	for _, e := range t.records {
+		if e.Value != "" && e.Key > key {
+			all = append(all, e.Record)
 		}
 	}
 	t.mu.RUnlock()
-	slices.Sort(keys)
-	for _, key := range keys[:min(n, len(keys))] {
-		if r := t.Record(key); r.Value != "" {
-			all = append(all, r)
-		}
-	}
+	slices.SortFunc(all, func(a, b Record) int { return strings.Compare(a.Key, b.Key) })
 	return all
 }
 

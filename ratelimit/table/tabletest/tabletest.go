@@ -88,7 +88,7 @@ func (n *node) sets(key, value string) table.Record {
 func (n *node) has(what string, want map[string]string) {
 	n.Helper()
 	have := map[string]string{}
-	for _, r := range n.After("", "", 1000) {
+	for _, r := range n.After("") {
 		have[r.Key] = r.Value
 	}
 	if fmt.Sprint(have) != fmt.Sprint(want) {
@@ -239,7 +239,7 @@ func loss(t *testing.T, s Server, lose func()) {
 	one.settles()
 	other.settles()
 	want := map[string]string{}
-	for _, r := range one.After("", "", 1000) {
+	for _, r := range one.After("") {
 		want[r.Key] = r.Value
 	}
 	for i := range 700 { // more than a chunk
