@@ -120,9 +120,12 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	after, bad := base64.RawURLEncoding.DecodeString(page.Get("after"))
-	domain, prefix := r.PathValue("domain"), page.Get("prefix")
+	domain := r.PathValue("domain")
+	prefix, worse := url.QueryUnescape(page.Get("prefix"))
 	switch {
 	case err != nil:
+	case worse != nil:
+		err = fmt.Errorf("prefix is %.60q: %w", page.Get("prefix"), worse)
 	case bad != nil:
 		err = fmt.Errorf("after is %.60q, must be next of an answer", page.Get("after"))
 	case domain == "" && (prefix != "" || len(entries) > 0):
@@ -143,7 +146,8 @@ func (c *console) listOverrides(w http.ResponseWriter, r *http.Request) error {
 			break
 		}
 		is := c.listed(&o)
-		if (domain == "" || is.Domain == domain) && strings.HasPrefix(is.Descriptor, prefix) {
+		text, _ := url.QueryUnescape(is.Descriptor) // which escaped it
+		if (domain == "" || is.Domain == domain) && strings.HasPrefix(text, prefix) {
 			v.Overrides, last = append(v.Overrides, is), o.Key
 		}
 	}
