@@ -56,6 +56,7 @@ type history struct {
 	lossy     float64
 	depth     int
 	calm      bool // nothing is lost any more
+	page      int  // records of a page; 0: a few
 	losses    int  // events after which records may be lost
 	steps     bool // the clock of the store is set: then no record has an end
 	acked     map[string][]Record
@@ -89,14 +90,18 @@ func (m *member) others() {
 	}
 }
 
-func (m *member) Since(_ context.Context, life string, after int64, n int) (p Page, err error) {
+func (m *member) Since(_ context.Context, life string, after int64, _ int) (p Page, err error) {
 	err = m.trip(func() error {
 		s := m.data
 		p.Life, p.Now = fmt.Sprint(s.life), m.now+m.skew
 		if life != p.Life {
 			after = 0
 		}
-		p.Records, p.Place, p.More = s.Since(after, min(n, 1+m.IntN(4)))
+		n := m.page
+		if n == 0 {
+			n = 1 + m.IntN(4)
+		}
+		p.Records, p.Place, p.More = s.Since(after, n)
 		return nil
 	})
 	return p, err
@@ -318,22 +323,81 @@ func play(seed uint64) string {
 	return h.wrong
 }
 
+// quiet is a fleet of n nodes whose words arrive, and the store's pages have one record.
+func quiet(n int) *history {
+	h := &history{
+		Rand: rand.New(rand.NewPCG(1, 1)), now: 1e12, data: &place{Table: New(nil)}, calm: true, page: 1,
+		acked: map[string][]Record{}, booked: map[string][]Record{},
+	}
+	for range n {
+		h.members = append(h.members, h.join())
+	}
+	return h
+}
+
+func (m *member) must(t *testing.T, key, value string) {
+	t.Helper()
+	m.beat()
+	if _, err := m.Set(t.Context(), Record{Key: key, Value: value}, Any); err != nil {
+		t.Fatal(err)
+	}
+	m.beat()
+}
+
+func (m *member) step(t *testing.T) {
+	t.Helper()
+	if more, err := m.Step(t.Context()); !more || err != nil {
+		t.Fatalf("a step before the last: %v, %v", more, err)
+	}
+}
+
+// A node that has not read all of another life does not set: its version could be below that of what it has.
+func TestOnlyWhoHasReadAllSets(t *testing.T) {
+	h := quiet(2)
+	one, other := h.members[0], h.members[1]
+	for key := range 4 {
+		one.must(t, fmt.Sprint(key), "a")
+	}
+	other.beat()
+	h.lose()
+	h.skew = -60 * minute
+	other.beat()
+	other.beat()
+	one.step(t)
+	if r, err := one.Set(t.Context(), Record{Key: "3", Value: "b"}, Any); !errors.Is(err, ErrNotYet) {
+		t.Errorf("setting gives %v, %v, and the node has %v", r, err, one.Record("3"))
+	}
+}
+
+// A node that read half of a table, and the rest hours later, has nothing that was removed between.
+func TestHalfReadTables(t *testing.T) {
+	h := quiet(1)
+	one := h.members[0]
+	for key := range 4 {
+		one.must(t, fmt.Sprint(key), "a")
+	}
+	late := h.join()
+	late.step(t)
+	one.must(t, "0", "")
+	for range 125 {
+		h.now += minute
+		one.beat()
+		h.data.Forget(h.now, h.now)
+	}
+	late.beat()
+	if have := late.Record("0"); have.Value != "" || late.Len() != 3 {
+		t.Errorf("it has %v", have)
+	}
+}
+
 // A removal is kept for an hour from when it last arrived: three losses, each with a copy of the time before it was
 // written back, and each copy younger than half an hour.
 func TestRemovalsOutliveSeriesOfLosses(t *testing.T) {
-	h := &history{Rand: rand.New(rand.NewPCG(1, 1)), now: 1e12, data: &place{Table: New(nil)}, calm: true, acked: map[string][]Record{}, booked: map[string][]Record{}}
-	m := h.join()
-	h.members = append(h.members, m)
-	m.beat()
-	for _, value := range []string{"a", ""} {
-		if _, err := m.Set(t.Context(), Record{Key: "k", Value: value}, Any); err != nil {
-			t.Fatal(err)
-		}
-		if value == "a" {
-			m.beat()
-			h.kept = h.data.copy()
-		}
-	}
+	h := quiet(1)
+	m := h.members[0]
+	m.must(t, "k", "a")
+	h.kept = h.data.copy()
+	m.must(t, "k", "")
 	for range 5 {
 		for range 29 {
 			h.now += minute

@@ -75,6 +75,14 @@ var planted = []plant.Bug{
 		Name: "6: a node that was silent keeps what is greater than the store's", File: nodeFile,
 		Right: "n.take(page.Records, now, n.doubtful)", Wrong: "n.take(page.Records, now, false)",
 	},
+	{
+		Name: "a stream begins with what is new", File: "ratelimit/table/stream.go",
+		Right: "return &Stream{table: t}", Wrong: "return &Stream{table: t, place: t.place}",
+	},
+	{
+		Name: "a message of a peer without an end is taken in", File: "ratelimit/table/stream.go",
+		Right: "if n > uint64(len(b)) {", Wrong: "if n > uint64(len(b)) && err != nil {",
+	},
 }
 
 func TestPlanted(t *testing.T) {
@@ -89,7 +97,7 @@ func TestPlanted(t *testing.T) {
 		t.Fatalf("without a bug: %v\n%s", err, out)
 	}
 	for _, bug := range planted {
-		out, err := tests.Command(t.Context(), bug.Name, "-test.run=^TestHistories$|^TestRemovals", fmt.Sprint("-histories=", 6**histories)).CombinedOutput()
+		out, err := tests.Command(t.Context(), bug.Name, "-test.run=^Test(Histories|Peers|Removals|Only|Half|Malformed)", fmt.Sprint("-histories=", *histories)).CombinedOutput()
 		if err == nil {
 			t.Errorf("NOT NOTICED: %s", bug.Name)
 		}
