@@ -329,9 +329,9 @@ func overrideReaches(t *testing.T, nodes []*sluice, i int) time.Duration {
 // put sets an override over HTTP.
 func (s *sluice) put(t *testing.T, descriptor, body string) {
 	t.Helper()
-	answer, _ := s.do(http.MethodPut, s.debug+"/v1/overrides/d?"+descriptor, body, "Authorization", "Bearer hunter2")
+	answer, said := s.do(http.MethodPut, s.debug+"/v1/overrides/d?"+descriptor, body, "Authorization", "Bearer hunter2")
 	if answer.StatusCode != http.StatusOK || answer.Header.Get("ETag") == "" {
-		t.Errorf("PUT %s is answered %s", descriptor, answer.Status)
+		t.Errorf("PUT %s is answered %s %s", descriptor, answer.Status, said)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -161,6 +162,9 @@ func (f Feed) change(
 		has, places, err := f.records(ctx, keys)
 		if err != nil {
 			return err
+		}
+		if slices.Max(places) > at.Place {
+			continue // they were changed since the tip was read
 		}
 		records, err := make(&at, x.Now, has)
 		if err != nil {
