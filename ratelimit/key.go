@@ -85,7 +85,8 @@ func DescriptorKey(key []byte) []byte {
 // DomainKey is how a DescriptorKey of a domain begins.
 func DomainKey(domain string) []byte { return appendField(nil, domain) }
 
-// ReadDescriptor is the domain of a DescriptorKey, and then the keys and values of its entries. ok is false for a digest.
+// ReadDescriptor is the domain of a DescriptorKey, and then the keys and values of its entries. ok is false for a
+// digest.
 func ReadDescriptor(key []byte) (texts []string, ok bool) {
 	for len(key) > 0 {
 		if len(key) > 2 && key[0] == 0xff && key[1] == 0xff { // a pattern whose values share a budget

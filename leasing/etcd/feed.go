@@ -17,6 +17,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
+type instant = ratelimit.LedgerTime
+
 // Feed is a [table.Store] in the cluster of a [Store], which must be prepared first. A record has two keys: one by its
 // own key, and one by its place in the feed. A third one, the tip, has the last place: each change compares and sets
 // it, so that places are seen in order. Etcd drops removed and ended records by leases.
@@ -26,18 +28,20 @@ func (f Feed) tipName() string { return f.prefix + "sluice:table" }
 
 func (f Feed) atKey(key string) string { return root + "table/" + f.prefix + "/at/" + key }
 
-func (f Feed) feedKey(place int64) string { return fmt.Sprintf("%stable/%s/feed/%016x", root, f.prefix, place) }
+func (f Feed) feedKey(place int64) string {
+	return fmt.Sprintf("%stable/%s/feed/%016x", root, f.prefix, place)
+}
 
 // tip is the state of the feed.
 type tip struct {
 	Place int64
-	Top   ratelimit.LedgerTime // the highest version that there ever was
+	Top   instant // the highest version that there ever was
 }
 
 // placed is a record with its place.
 type placed struct {
 	Place         int64
-	Version, Ends ratelimit.LedgerTime
+	Version, Ends instant
 	Key, Value    []byte // as base64: keys are no UTF-8
 }
 
@@ -119,7 +123,7 @@ func (f Feed) Merge(ctx context.Context, life string, records []table.Record) er
 		for i := range keys {
 			keys[i] = records[i].Key
 		}
-		err := f.change(ctx, life, keys, func(*tip, ratelimit.LedgerTime, []table.Record) ([]table.Record, error) {
+		err := f.change(ctx, life, keys, func(*tip, instant, []table.Record) ([]table.Record, error) {
 			return records[:n], nil
 		})
 		if err != nil {
@@ -134,7 +138,7 @@ func (f Feed) Merge(ctx context.Context, life string, records []table.Record) er
 func (f Feed) Set(
 	ctx context.Context, life string, r table.Record, expected table.Expected,
 ) (is table.Record, err error) {
-	err = f.change(ctx, life, []string{r.Key}, func(at *tip, now ratelimit.LedgerTime, has []table.Record) ([]table.Record, error) {
+	err = f.change(ctx, life, []string{r.Key}, func(at *tip, now instant, has []table.Record) ([]table.Record, error) {
 		if is = has[0]; !is.Is(expected, now) {
 			return nil, table.ErrChanged
 		}
@@ -149,7 +153,7 @@ func (f Feed) Set(
 // nodes change the table.
 func (f Feed) change(
 	ctx context.Context, life string, keys []string,
-	make func(at *tip, now ratelimit.LedgerTime, has []table.Record) ([]table.Record, error),
+	make func(at *tip, now instant, has []table.Record) ([]table.Record, error),
 ) error {
 	for {
 		at, x, err := f.readTip(ctx)
@@ -209,7 +213,7 @@ func (f Feed) records(ctx context.Context, keys []string) (has []table.Record, p
 
 // puts are the operations that merge records, and advance the tip. has are those of the same keys.
 func (f Feed) puts(
-	ctx context.Context, at *tip, now ratelimit.LedgerTime, records, has []table.Record, places []int64,
+	ctx context.Context, at *tip, now instant, records, has []table.Record, places []int64,
 ) (ops []clientv3.Op, err error) {
 	for i := range records {
 		r, place, until := &records[i], places[i], records[i].Until(now)

@@ -32,9 +32,10 @@ VALUES ($1, md5(random()::text || clock_timestamp()::text), 0, 0) ON CONFLICT DO
 FROM sluice_feed f LEFT JOIN (
   SELECT * FROM sluice_table WHERE prefix = $1 AND place > $2 ORDER BY prefix, place LIMIT $3
 ) r ON true WHERE f.prefix = $1 ORDER BY r.place`
-	lockFeedSQL = `SELECT ` + feedLife + `, ` + feedNow + `, f.place, f.top FROM sluice_feed f WHERE prefix = $1 FOR UPDATE`
-	isSQL       = `SELECT version, ends, value FROM sluice_table WHERE prefix = $1 AND key = $2`
-	putSQL      = `INSERT INTO sluice_table AS t (prefix, key, version, ends, value, place, until)
+	lockFeedSQL = `SELECT ` + feedLife + `, ` + feedNow + `, f.place, f.top
+FROM sluice_feed f WHERE prefix = $1 FOR UPDATE`
+	isSQL  = `SELECT version, ends, value FROM sluice_table WHERE prefix = $1 AND key = $2`
+	putSQL = `INSERT INTO sluice_table AS t (prefix, key, version, ends, value, place, until)
 SELECT $1, c.key, c.version, c.ends, c.value, $2 + c.n, c.until
 FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bytea[], $7::bigint[]) WITH ORDINALITY
   c(key, version, ends, value, until, n)
@@ -86,7 +87,8 @@ func (f Feed) since(ctx context.Context, after int64, n int) (p table.Page, err 
 
 func recordOf(key []byte, version, ends int64, value []byte) table.Record {
 	return table.Record{
-		Key: string(key), Version: ratelimit.LedgerTime(version), Ends: ratelimit.LedgerTime(ends), Value: string(value),
+		Key: string(key), Value: string(value),
+		Version: ratelimit.LedgerTime(version), Ends: ratelimit.LedgerTime(ends),
 	}
 }
 

@@ -191,8 +191,8 @@ func failed(w http.ResponseWriter, err error) {
 	switch {
 	case ok:
 	case errors.Is(err, table.ErrChanged):
-		r = refusing(http.StatusPreconditionFailed, "the key does not have the override that the change expects: get it "+
-			"again, and use its version")
+		r = refusing(http.StatusPreconditionFailed, "the key does not have the override that the change expects: "+
+			"get it again, and use its version")
 	case errors.Is(err, table.ErrFull):
 		r = refusing(http.StatusUnprocessableEntity, "%v", err)
 	default:

@@ -49,7 +49,9 @@ func NewLimiter(
 }
 
 // Decide implements [ratelimit.Limiter]. Of its own, it does not block or allocate.
-func (l *Limiter) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (l *Limiter) Decide(
+	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
+) {
 	own := l.under(now, asks)
 	if own == nil {
 		l.base.Decide(ctx, now, asks, verdicts)

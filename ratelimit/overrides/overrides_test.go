@@ -70,7 +70,8 @@ func (n *node) set(key, value, limit string, expires ratelimit.LedgerTime) {
 	a := n.ask(ratelimit.Peek, key, value)
 	var o *Override
 	if limit != "" {
-		o = &Override{Override: ratelimit.Override{Unlimited: limit == "unlimited", Expires: expires}, Per: a.Rule.Limit.Per()}
+		o = &Override{Per: a.Rule.Limit.Per()}
+		o.Unlimited, o.Expires = limit == "unlimited", expires
 		_, _ = fmt.Sscan(limit, &o.Requests)
 	}
 	if _, err := n.Set(n.Context(), a.Key, o, table.Any); err != nil {
@@ -198,7 +199,8 @@ func TestLongKeysHaveTheirDescriptor(t *testing.T) {
 	n := newNode(t, rules)
 	long := strings.Repeat("x", 300)
 	a := n.ask(ratelimit.Peek, "fixed", long)
-	o := &Override{Override: ratelimit.Override{Requests: 3, By: "ann", Reason: "why"}, Per: "per minute", Of: "d?fixed=" + long}
+	o := &Override{Per: "per minute", Of: "d?fixed=" + long}
+	o.Requests, o.By, o.Reason = 3, "ann", "why"
 	if _, err := n.Set(t.Context(), a.Key, o, table.None); err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +225,8 @@ func full(t testing.TB, limits int) *node {
 		a := n.ask(ratelimit.Peek, "fixed", fmt.Sprintf("customer-%06d", i))
 		records = append(records, table.Record{
 			Key: string(ratelimit.DescriptorKey(a.Key)), Version: 1 + ratelimit.LedgerTime(i),
-			Value: fmt.Sprintf(`{"limit":%d,"per":"per minute","by":"ann@example.com","why":"ticket 4711"}`, 100+i%limits),
+			Value: fmt.Sprintf(`{"limit":%d,"per":"per minute","by":"ann@example.com","why":"ticket 4711"}`,
+				100+i%limits),
 		})
 	}
 	n.Table.Merge(records, 1)
@@ -249,7 +252,8 @@ func TestOverridesTakeLittle(t *testing.T) {
 		n.base = nothing{}
 		verdicts := make([]ratelimit.Verdict, 1)
 		for i := range table.Most {
-			n.Decide(t.Context(), 1, []ratelimit.Ask{n.ask(ratelimit.Spend, "fixed", fmt.Sprintf("customer-%06d", i))}, verdicts)
+			a := n.ask(ratelimit.Spend, "fixed", fmt.Sprintf("customer-%06d", i))
+			n.Decide(t.Context(), 1, []ratelimit.Ask{a}, verdicts)
 		}
 		used := heap() - before
 		t.Logf("%d overrides with %d different limits: %.1f MB, and %.1f MB when each key was asked for", table.Most,
@@ -266,7 +270,9 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 	empty, loaded := newNode(t, rules), full(t, 100)
 	for name, n := range map[string]*node{"empty": empty, "full": loaded} {
 		n.base = nothing{}
-		asks := []ratelimit.Ask{n.ask(ratelimit.Spend, "fixed", "customer-000007"), n.ask(ratelimit.Spend, "fixed", "other")}
+		asks := []ratelimit.Ask{
+			n.ask(ratelimit.Spend, "fixed", "customer-000007"), n.ask(ratelimit.Spend, "fixed", "other"),
+		}
 		verdicts := make([]ratelimit.Verdict, 2)
 		if got := testing.AllocsPerRun(1000, func() { n.Decide(t.Context(), 1, asks, verdicts) }); got > 0 {
 			t.Errorf("%s: a request allocates %v times", name, got)

@@ -235,7 +235,8 @@ func (h *history) held(r Record) bool {
 		is := t.Record(r.Key)
 		return !r.Above(&is)
 	}
-	return has(h.data.Table) || slices.ContainsFunc(h.members, func(m *member) bool { return m.speaks() && has(m.Table) })
+	member := func(m *member) bool { return m.speaks() && has(m.Table) }
+	return has(h.data.Table) || slices.ContainsFunc(h.members, member)
 }
 
 // losing forgives the loss of what nobody has after it who could say so.
@@ -291,7 +292,10 @@ func (h *history) lose() {
 
 // play plays a history, and returns what went wrong.
 func play(seed uint64) string {
-	h := &history{Rand: rand.New(rand.NewPCG(seed, 0)), now: 1e12, data: &place{Table: New(nil)}, acked: map[string][]Record{}, booked: map[string][]Record{}}
+	h := &history{
+		Rand: rand.New(rand.NewPCG(seed, 0)), now: 1e12, data: &place{Table: New(nil)},
+		acked: map[string][]Record{}, booked: map[string][]Record{},
+	}
 	if h.lossy = h.Float64() * 0.3; h.IntN(10) < 3 {
 		h.losses = -1 // the store keeps its data
 	}

@@ -97,7 +97,8 @@ func TestPlanted(t *testing.T) {
 		t.Fatalf("without a bug: %v\n%s", err, out)
 	}
 	for _, bug := range planted {
-		out, err := tests.Command(t.Context(), bug.Name, "-test.run=^Test(Histories|Peers|Removals|Only|Half|Malformed)", fmt.Sprint("-histories=", *histories)).CombinedOutput()
+		const all = "-test.run=^Test(Histories|Peers|Removals|Only|Half|Malformed)"
+		out, err := tests.Command(t.Context(), bug.Name, all, fmt.Sprint("-histories=", *histories)).CombinedOutput()
 		if err == nil {
 			t.Errorf("NOT NOTICED: %s", bug.Name)
 		}

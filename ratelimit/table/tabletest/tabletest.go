@@ -118,7 +118,8 @@ func words(t *testing.T, s table.Store) {
 			t.Errorf("the store has %v, must have %v (%v)", p.Records, want, err)
 		}
 	}
-	merge(table.Record{Key: "a", Version: 5, Value: "x"}, table.Record{Key: "\x00|'\xff\n ", Version: 7, Value: "v \x00\xff\n'"})
+	odd := table.Record{Key: "\x00|'\xff\n ", Version: 7, Value: "v \x00\xff\n'"}
+	merge(table.Record{Key: "a", Version: 5, Value: "x"}, odd)
 	same()
 	for _, r := range []table.Record{
 		{Key: "a", Version: 4, Value: "z"},
@@ -167,7 +168,8 @@ func words(t *testing.T, s table.Store) {
 			t.Fatal(err)
 		}
 	}
-	if again, err := s.Since(ctx, first.Life, page.Place, 10); err != nil || len(again.Records) > 0 || again.Place != page.Place {
+	again, err := s.Since(ctx, first.Life, page.Place, 10)
+	if err != nil || len(again.Records) > 0 || again.Place != page.Place {
 		t.Errorf("behind the last page is %+v, %v", again, err)
 	}
 	if p, err := s.Since(ctx, "another", page.Place, 100); err != nil || len(p.Records) != 5 || p.Life != first.Life {
@@ -190,7 +192,12 @@ func writers(t *testing.T, s Server) {
 		n.settles()
 		all.Go(func() {
 			for k := range times {
-				n.sets(fmt.Sprint("w", i, ".", k), "own")
+				for _, key := range []string{fmt.Sprint("w", i, ".", k), "any"} {
+					if _, err := n.Set(t.Context(), table.Record{Key: key, Value: "own"}, table.Any); err != nil {
+						t.Error(err)
+						return
+					}
+				}
 				for {
 					is := n.Record("sum")
 					count, _ := strconv.Atoi(is.Value)
@@ -301,7 +308,8 @@ func many(t *testing.T, s Server) {
 	for range beats {
 		n.settles()
 	}
-	t.Logf("%d records: written in %v, read in %v; a beat without a change %v", table.Most, wrote.Round(time.Millisecond),
+	t.Logf("%d records: written in %v, read in %v; a beat without a change %v", table.Most,
+		wrote.Round(time.Millisecond),
 		read.Round(time.Millisecond), time.Since(began)/beats)
 	if _, err := n.Set(ctx, table.Record{Key: "more", Value: "x"}, table.Any); !errors.Is(err, table.ErrFull) {
 		t.Errorf("a full table takes more: %v", err)
