@@ -170,12 +170,12 @@ func (h *history) failf(format string, args ...any) {
 	}
 }
 
-// speaks tells whether a node has read within the time in which it knows all removals.
+// speaks tells whether a node has read recently enough to have all removals.
 func (m *member) speaks() bool {
 	return !m.doubtful && m.heard != 0 && m.now.Sub(m.heard) <= Silence
 }
 
-// beat steps until nothing is left to do. Then the node has what the store has, if nobody acted between.
+// beat steps until nothing is left to do. Without others between, the node then has what the store has.
 func (m *member) beat() {
 	for range 200 {
 		before := m.place
@@ -239,7 +239,7 @@ func (h *history) held(r Record) bool {
 	return has(h.data.Table) || slices.ContainsFunc(h.members, member)
 }
 
-// losing forgives the loss of what nobody has after it who could say so.
+// losing forgives the loss of what no place that counts has after it.
 func (h *history) losing(what func()) {
 	had := map[Record]bool{}
 	for _, all := range h.acked {
@@ -394,8 +394,8 @@ func TestHalfReadTables(t *testing.T) {
 	}
 }
 
-// A removal is kept for an hour from when it last arrived: three losses, each with a copy of the time before it was
-// written back, and each copy younger than half an hour.
+// A removal is kept for an hour from when it last arrived. Each loss brings a copy that is younger than half an hour, of
+// the time before the removal was written back.
 func TestRemovalsOutliveSeriesOfLosses(t *testing.T) {
 	h := quiet(1)
 	m := h.members[0]
@@ -419,7 +419,7 @@ func TestRemovalsOutliveSeriesOfLosses(t *testing.T) {
 }
 
 // survives checks that an answered change counts, or that a later one does; and that what it removed did not come back.
-// What was before in time has a lower version, but for a store that began anew after its clock was set back.
+// A store that began anew after its clock was set back gives later changes lower versions.
 func (h *history) survives(r, is Record) {
 	booked := h.booked[r.Key]
 	switch later := slices.ContainsFunc(booked, func(o Record) bool { return o.Above(&r) }); {
@@ -431,8 +431,8 @@ func (h *history) survives(r, is Record) {
 	}
 }
 
-// Random fleets in virtual time: words are lost and late, nodes end and are cut off, the store loses its data or goes
-// on with an older copy, and its clock is set.
+// Random fleets in virtual time. Words are lost and late, nodes end and are cut off. The store loses its data, or goes on
+// with an older copy, and its clock is set.
 func TestHistories(t *testing.T) {
 	for seed := range uint64(*histories) {
 		if wrong := play(seed); wrong != "" {

@@ -39,8 +39,8 @@ const (
 	Beat = 500 * time.Millisecond
 	// chunk is the number of records that are read or written at once: at most 2.2 MB.
 	chunk = 500
-	// forgets is the time between two looks for records to forget.
-	forgets = time.Minute
+	// sweeps is the time between two looks for records to drop.
+	sweeps = time.Minute
 )
 
 // Node is a node's table, in step with a store. Set may be called at any time, Step by one goroutine.
@@ -128,7 +128,7 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 	if n.place = page.Place; page.More {
 		return true, nil
 	}
-	if n.forgot == 0 || now.Sub(n.forgot) >= forgets {
+	if n.forgot == 0 || now.Sub(n.forgot) >= sweeps {
 		n.Forget(now, n.Time(now))
 		n.forgot = now
 	}
@@ -213,7 +213,7 @@ func (n *Node) Set(ctx context.Context, r Record, expected Expected) (Record, er
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.life != life { // the store may have lost it, and nobody would write it back
+	if n.life != life { // the store may have lost it, and this node has written back all
 		return Record{}, ErrLife
 	}
 	n.Merge([]Record{is}, n.clock())

@@ -78,8 +78,8 @@ func (r *Record) compare(o *Record) int {
 // Above tells whether it replaces another record of its key.
 func (r *Record) Above(o *Record) bool { return r.compare(o) > 0 }
 
-// Forgotten tells whether a place may drop it that it last arrived at then. Both clocks are the place's own, but for
-// the end, which is the store's.
+// forgotten tells whether a place may drop it, where it last arrived at a time of the place's clock. now is of that clock, and
+// at is the store's time.
 func (r *Record) forgotten(arrived, now, at instant) bool {
 	over := r.Value == "" || r.Ends != 0 && r.Ends.Add(Kept) < at
 	return over && arrived.Add(Kept) < now

@@ -11,7 +11,7 @@ import (
 //
 // Nodes of one table merge what arrives, and send on what changed theirs. So all that are connected, directly or not,
 // come to the same table. It is lost when all of them end. A node that was apart for more than an hour ([Kept]) can
-// bring back what was removed meanwhile: nobody can tell which side of a fleet that was cut in two is right.
+// bring back what was removed meanwhile. Both sides of a fleet that was cut in two may be right.
 type Stream struct {
 	table *Table
 	place int64
@@ -23,8 +23,8 @@ func NewStream(t *Table) *Stream { return &Stream{table: t} }
 const (
 	// messageRecords bounds a message: also of the longest records, it has at most 280 KB.
 	messageRecords = 64
-	// aheadMost is how much later than now the version of a peer's record may be. A record of the end of time would
-	// let nobody set another.
+	// aheadMost is how much later than now the version of a peer's record may be. After a record of the end of
+	// time, no other could be set.
 	aheadMost = 24 * time.Hour
 )
 

@@ -109,7 +109,7 @@ func (t *Table) Since(after int64, n int) (all []Record, place int64, more bool)
 // Merge takes records in: of two of a key, the greater one counts.
 func (t *Table) Merge(records []Record, now instant) { t.take(records, now, false) }
 
-// take merges records; or it believes them, also where its own are greater.
+// take merges records. With believe, they replace greater ones, too.
 func (t *Table) take(records []Record, now instant, believe bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

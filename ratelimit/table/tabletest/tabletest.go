@@ -40,7 +40,7 @@ func Run(t *testing.T, s Server) {
 	t.Run("many", func(t *testing.T) { many(t, s) })
 }
 
-// node is a node of a store, that steps when it is told to.
+// node is a node of a store. The test makes it step.
 type node struct {
 	*table.Node
 	testing.TB
