@@ -56,7 +56,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 		}
 	}
 	d.limiter = newByMode(d.limiter, d.ring, d.slots)
-	d.override(d.shared, clock, log)
+	d.override(d.shared, rules, clock, log)
 	return d, nil
 }
 
@@ -69,7 +69,11 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 		return nil, err
 	case len(stores) == 0:
 		d.limiter = leasing.NewLocal(c.MaxKeys, clock(), time.Now())
-		d.run, d.ping, d.ready = func(context.Context) error { return nil }, func(context.Context) error { return nil }, func() bool { return true }
+		d.ping, d.ready = func(context.Context) error { return nil }, func() bool { return true }
+		d.run = func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		}
 		return d, nil
 	}
 	events, err := record.To(c.AuditFile, log)

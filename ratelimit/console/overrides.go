@@ -317,7 +317,8 @@ func timeOf(at ratelimit.LedgerTime) time.Time {
 func shown(rule *ratelimit.Rule, domain, descriptor string, o *overrides.Override) Overridden {
 	v := Overridden{
 		Domain: domain, Descriptor: descriptor, Limit: OverrideLimit{o.Requests, o.Unlimited},
-		Expires: timeOf(o.Expires), Set: timeOf(o.Set), By: o.By, Reason: o.Reason, Version: strconv.FormatInt(int64(o.Set), 10),
+		Expires: timeOf(o.Expires), Set: timeOf(o.Set), By: o.By, Reason: o.Reason,
+		Version: strconv.FormatInt(int64(o.Set), 10),
 	}
 	if rule == nil {
 		return v

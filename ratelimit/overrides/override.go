@@ -12,6 +12,7 @@ import (
 	"unique"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/table"
 )
 
@@ -128,6 +129,30 @@ func (b *Book) All(after string) iter.Seq[Override] {
 			}
 		}
 	}
+}
+
+// Lifted is the number of bans that rules lift, because none of them has the key, or without a limit; and the domain
+// and the descriptor of one. Those of digests are not looked at.
+func (b *Book) Lifted(rules *config.Rules) (n int, one []string) {
+	for o := range b.All("") {
+		texts, ok := ratelimit.ReadDescriptor([]byte(o.Key))
+		if !ok || !o.Bans() {
+			continue
+		}
+		var rule *ratelimit.Rule
+		var key []byte
+		if d := rules.Domain(texts[0]); d != nil {
+			var entries []config.Entry
+			for i := 1; i < len(texts); i += 2 {
+				entries = append(entries, config.Entry{Key: texts[i], Value: texts[i+1]})
+			}
+			rule, key = d.Match(entries, nil)
+		}
+		if rule == nil || rule.Unlimited || string(ratelimit.DescriptorKey(key)) != o.Key {
+			n, one = n+1, texts
+		}
+	}
+	return n, one
 }
 
 // Limit is the limit of a rule under an override; ok is false if it does not count under the rule.

@@ -176,6 +176,17 @@ func TestChangedRulesLiftNoBan(t *testing.T) {
 		for i, value := range []string{"ban", "more", "all"} {
 			n.must(want[i], "fixed", value, "under "+rule)
 		}
+		if lifted, one := n.Lifted(n.rules); lifted != 0 {
+			t.Errorf("under %s, %d bans are said to be lifted, such as %q", rule, lifted, one)
+		}
+	}
+	for _, rule := range []string{
+		"{key: other, rate_limit: {concurrency: 1}}", "{key: fixed, rate_limit: {unlimited: true}}",
+	} {
+		n.load("domain: d\ndescriptors:\n- " + rule + "\n")
+		if lifted, one := n.Lifted(n.rules); lifted != 1 || len(one) != 3 {
+			t.Errorf("under %s, %d bans are said to be lifted, such as %q", rule, lifted, one)
+		}
 	}
 }
 

@@ -394,8 +394,8 @@ func TestHalfReadTables(t *testing.T) {
 	}
 }
 
-// A removal is kept for an hour from when it last arrived. Each loss brings a copy that is younger than half an hour, of
-// the time before the removal was written back.
+// A removal is kept for an hour from when it last arrived. Each loss brings a copy that is younger than half an hour,
+// of the time before the removal was written back.
 func TestRemovalsOutliveSeriesOfLosses(t *testing.T) {
 	h := quiet(1)
 	m := h.members[0]
@@ -431,8 +431,8 @@ func (h *history) survives(r, is Record) {
 	}
 }
 
-// Random fleets in virtual time. Words are lost and late, nodes end and are cut off. The store loses its data, or goes on
-// with an older copy, and its clock is set.
+// Random fleets in virtual time. Words are lost and late, nodes end and are cut off. The store loses its data, or goes
+// on with an older copy, and its clock is set.
 func TestHistories(t *testing.T) {
 	for seed := range uint64(*histories) {
 		if wrong := play(seed); wrong != "" {

@@ -17,7 +17,7 @@ const (
 var planted = []plant.Bug{
 	{
 		Name: "1: what arrives last counts", File: tableFile,
-		Right: "case order > 0 || believe:", Wrong: "case order > 0 || believe || order < 0:",
+		Right: "case order > 0 || replace:", Wrong: "case order > 0 || replace || order < 0:",
 	},
 	{
 		Name: "1: of two with one version, the first counts", File: recordFile,

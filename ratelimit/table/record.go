@@ -78,9 +78,9 @@ func (r *Record) compare(o *Record) int {
 // Above tells whether it replaces another record of its key.
 func (r *Record) Above(o *Record) bool { return r.compare(o) > 0 }
 
-// forgotten tells whether a place may drop it, where it last arrived at a time of the place's clock. now is of that clock, and
-// at is the store's time.
-func (r *Record) forgotten(arrived, now, at instant) bool {
+// expired tells whether a place may drop it, where it last arrived at a time of the place's clock. now is of that
+// clock, and at is the store's time.
+func (r *Record) expired(arrived, now, at instant) bool {
 	over := r.Value == "" || r.Ends != 0 && r.Ends.Add(Kept) < at
 	return over && arrived.Add(Kept) < now
 }

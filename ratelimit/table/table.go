@@ -109,16 +109,16 @@ func (t *Table) Since(after int64, n int) (all []Record, place int64, more bool)
 // Merge takes records in: of two of a key, the greater one counts.
 func (t *Table) Merge(records []Record, now instant) { t.take(records, now, false) }
 
-// take merges records. With believe, they replace greater ones, too.
-func (t *Table) take(records []Record, now instant, believe bool) {
+// take merges records. With replace, they replace greater ones, too.
+func (t *Table) take(records []Record, now instant, replace bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range records {
-		t.putLocked(&records[i], now, believe)
+		t.putLocked(&records[i], now, replace)
 	}
 }
 
-func (t *Table) putLocked(r *Record, now instant, believe bool) {
+func (t *Table) putLocked(r *Record, now instant, replace bool) {
 	is := t.records[r.Key]
 	order := 1
 	if is != nil {
@@ -127,7 +127,7 @@ func (t *Table) putLocked(r *Record, now instant, believe bool) {
 	switch {
 	case order == 0: // rule 3: it arrived again
 		is.arrived, is.round = now, t.round
-	case order > 0 || believe:
+	case order > 0 || replace:
 		next, ok := t.enter(r, is)
 		if !ok {
 			t.Rejected.Add(1)
@@ -198,12 +198,12 @@ func (t *Table) Forget(now, at instant) {
 	t.mu.RLock()
 	var old []string
 	for key, e := range t.records {
-		if e.forgotten(e.arrived, now, at) {
+		if e.expired(e.arrived, now, at) {
 			old = append(old, key)
 		}
 	}
 	t.mu.RUnlock()
-	t.drop(old, func(e *entry) bool { return e.forgotten(e.arrived, now, at) })
+	t.drop(old, func(e *entry) bool { return e.expired(e.arrived, now, at) })
 }
 
 // drop drops the records of keys for which ok holds now.
