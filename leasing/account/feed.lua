@@ -7,14 +7,15 @@ local records, feed, over, op = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local function hex(s) return (string.gsub(s, '.', function(c) return string.format('%02x', string.byte(c)) end)) end
-local function info(section, pattern) -- an ACL may forbid it
+local function info(section) -- an ACL may forbid it
   local text = redis.pcall('INFO', section)
-  return type(text) == 'string' and string.match(text, pattern)
+  return type(text) == 'string' and text or ''
 end
-if info('replication', 'role:slave') then return redis.error_reply('READONLY the server is a replica') end
+local replication = info('replication')
+if string.find(replication, 'role:slave', 1, true) then return redis.error_reply('READONLY the server is a replica') end
 -- Another run, or another replication of a server that was a replica itself, may have other data.
-local server = info('server', 'run_id:(%x+)') or '-'
-if info('replication', 'master_replid2:%x*[^0%s]') then server = server .. info('replication', 'master_replid:(%x+)') end
+local server = string.match(info('server'), 'run_id:(%x+)') or '-'
+if string.find(replication, 'master_replid2:%x*[^0%s]') then server = server .. string.match(replication, 'replid:(%x+)') end
 local life, at, place, top = string.match(redis.call('HGET', records, '') or '', '^(%x+) (%S+) (%d+) (%d+)$')
 if not life or redis.call('ZCARD', feed) + 1 ~= redis.call('HLEN', records) then -- lost, as a whole or in part
   redis.call('DEL', records, feed, over)

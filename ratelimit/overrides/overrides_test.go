@@ -305,3 +305,64 @@ func BenchmarkDecide(b *testing.B) {
 		})
 	}
 }
+
+// recorder notes the rules that it is asked under.
+type recorder struct {
+	Base
+	rules map[*ratelimit.Rule]int
+}
+
+func (r *recorder) Decide(
+	_ context.Context, _ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
+) {
+	for i := range asks {
+		r.rules[asks[i].Rule]++
+		verdicts[i] = ratelimit.Verdict{}
+	}
+}
+
+func (r *recorder) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, _ []ratelimit.Verdict) {
+	for i := range asks {
+		r.rules[asks[i].Rule]++
+	}
+}
+
+func (r *recorder) Look(_ context.Context, _ ratelimit.Instant, a *ratelimit.Ask) (x ratelimit.Look) {
+	r.rules[a.Rule]++
+	return x
+}
+
+func (r *recorder) Reset(_ context.Context, _ ratelimit.Instant, a *ratelimit.Ask) error {
+	r.rules[a.Rule]++
+	return nil
+}
+
+// Spends, peeks, settlements of holds, and what is undone or looked at are under the same rule. The caller's asks stay.
+func TestAllAsksSeeTheSameRule(t *testing.T) {
+	n := newNode(t, rules)
+	r := &recorder{rules: map[*ratelimit.Rule]int{}}
+	n.base = r
+	n.set("fixed", "x", "7", 0)
+	var asks []ratelimit.Ask
+	for kind := ratelimit.Spend; kind <= ratelimit.Release; kind++ {
+		asks = append(asks, n.ask(kind, "fixed", "x"), n.ask(kind, "fixed", "other"))
+	}
+	before := append([]ratelimit.Ask(nil), asks...)
+	verdicts := make([]ratelimit.Verdict, len(asks))
+	n.Decide(t.Context(), 1, asks, verdicts)
+	n.Undo(1, asks, verdicts)
+	n.Look(t.Context(), 1, &asks[0])
+	if err := n.Reset(t.Context(), 1, &asks[0]); err != nil {
+		t.Fatal(err)
+	}
+	derived, _ := n.Table.Get(ratelimit.DescriptorKey(asks[0].Key)).(*limit)
+	is := derived.derived.Load().is
+	if len(r.rules) != 2 || r.rules[is] != len(asks)+2 || r.rules[asks[1].Rule] != len(asks) || is.Limit.Requests != 7 {
+		t.Errorf("asks were under %d rules", len(r.rules))
+	}
+	for i := range asks {
+		if asks[i].Rule != before[i].Rule || (verdicts[i].Limit == &is.Limit) != (i%2 == 0) {
+			t.Errorf("ask %d is under another rule, or its verdict says %v", i, verdicts[i].Limit)
+		}
+	}
+}
