@@ -88,6 +88,9 @@ func DomainKey(domain string) []byte { return appendField(nil, domain) }
 // ReadDescriptor is the domain of a DescriptorKey, and then the keys and values of its entries. ok is false for a
 // digest.
 func ReadDescriptor(key []byte) (texts []string, ok bool) {
+	if len(key) > 0 && key[0] == 0xff {
+		return nil, false
+	}
 	for len(key) > 0 {
 		if len(key) > 2 && key[0] == 0xff && key[1] == 0xff { // a pattern whose values share a budget
 			key = key[2:]

@@ -240,6 +240,13 @@ func TestOverridesReachEachNode(t *testing.T) {
 	})
 }
 
+// In mode routing the owner of a key decides by the rule that it gets, also for keys that other nodes lease.
+func TestOverridesReachOwners(t *testing.T) {
+	t.Parallel()
+	rules := strings.Replace(peopleRules, "domain: d\n", "domain: d\ncoordination: {mode: routing, on_store_failure: closed, on_deny: refund}\n", 1)
+	overridesReach(t, newFleet(t, 3, setup{rules: rules, ring: 3, store: aRedis(t)}).nodes)
+}
+
 const reached = 60 // keys
 
 func overridesReach(t *testing.T, nodes []*sluice) {

@@ -91,7 +91,7 @@ func (n *Node) Run(ctx context.Context, failed func(error)) {
 }
 
 // stepTime bounds a step: other nodes' requests for the store may be in front.
-const stepTime = 5 * time.Second
+const stepTime = 2 * time.Second
 
 func (n *Node) beat(ctx context.Context) error {
 	for {
