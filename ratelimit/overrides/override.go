@@ -124,7 +124,7 @@ func read(r *table.Record) Override {
 func (b *Book) All(after string) iter.Seq[Override] {
 	return func(yield func(Override) bool) {
 		for _, r := range b.Table.After(after) {
-			if r.In(b.Now()) && !yield(read(&r)) {
+			if r.In(b.Now()) && !yield(read(r)) {
 				return
 			}
 		}

@@ -203,7 +203,7 @@ func (h *history) inForce(t *Table) map[string]Record {
 	all := map[string]Record{}
 	for _, r := range t.After("") {
 		if r.In(h.now + h.skew) {
-			all[r.Key] = r
+			all[r.Key] = *r
 		}
 	}
 	return all

@@ -27,7 +27,7 @@ type Table struct {
 	round uint32  // guarded by mu: counts the times that a node reads the whole store
 }
 
-// entry is a record at a place. Invariant: place and what was made of the record do not change.
+// entry is a record at a place. Invariant: only arrived and round change.
 type entry struct {
 	Record
 	made    any
@@ -77,15 +77,15 @@ func (t *Table) lookLocked(key string) Record {
 }
 
 // After is all records that were not removed and whose keys come after one, in the order of their keys.
-func (t *Table) After(key string) (all []Record) {
+func (t *Table) After(key string) (all []*Record) {
 	t.mu.RLock()
-	for _, e := range t.records {
-		if e.Value != "" && e.Key > key {
-			all = append(all, e.Record)
+	for is, e := range t.records {
+		if is > key && e.Value != "" {
+			all = append(all, &e.Record)
 		}
 	}
 	t.mu.RUnlock()
-	slices.SortFunc(all, func(a, b Record) int { return strings.Compare(a.Key, b.Key) })
+	slices.SortFunc(all, func(a, b *Record) int { return strings.Compare(a.Key, b.Key) })
 	return all
 }
 
@@ -111,32 +111,52 @@ func (t *Table) Merge(records []Record, now instant) { t.take(records, now, fals
 
 // take merges records. With replace, they replace greater ones, too.
 func (t *Table) take(records []Record, now instant, replace bool) {
+	all := make([]*entry, len(records))
+	for i := range records {
+		all[i] = t.enter(records[i]) // before the lock, which requests wait for
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i := range records {
-		t.putLocked(&records[i], now, replace)
+	for _, next := range all {
+		t.putLocked(next, now, replace)
 	}
 }
 
-func (t *Table) putLocked(r *Record, now instant, replace bool) {
-	is := t.records[r.Key]
+// enter makes the entry of a record; nil: it is invalid.
+func (t *Table) enter(r Record) *entry {
+	next := &entry{Record: r}
+	err := r.Check()
+	if err == nil && r.Value != "" {
+		next.made, err = t.read(&next.Record)
+	}
+	if err != nil {
+		return nil
+	}
+	return next
+}
+
+func (t *Table) putLocked(next *entry, now instant, replace bool) {
+	var is *entry
+	if next != nil {
+		is = t.records[next.Key]
+	}
+	if next == nil || is == nil && len(t.records) >= mostKept {
+		t.Rejected.Add(1)
+		return
+	}
 	order := 1
 	if is != nil {
-		order = r.compare(&is.Record)
+		next.Key = is.Key // the same bytes, once
+		order = next.compare(&is.Record)
 	}
 	switch {
 	case order == 0: // rule 3: it arrived again
 		is.arrived, is.round = now, t.round
 	case order > 0 || replace:
-		next, ok := t.enter(r, is)
-		if !ok {
-			t.Rejected.Add(1)
-			return
-		}
 		t.place++
 		next.arrived, next.place, next.round = now, t.place, t.round
 		t.live += next.lives() - is.lives()
-		t.records[r.Key], t.top = next, max(t.top, r.Version)
+		t.records[next.Key], t.top = next, max(t.top, next.Version)
 		t.size.Store(int64(len(t.records)))
 		t.feed = append(t.feed, next)
 		t.tidyLocked()
@@ -149,23 +169,6 @@ func (e *entry) lives() int {
 		return 0
 	}
 	return 1
-}
-
-// enter makes the entry of a record that replaces another, or nil.
-func (t *Table) enter(r *Record, is *entry) (*entry, bool) {
-	if r.Check() != nil || is == nil && len(t.records) >= mostKept {
-		return nil, false
-	}
-	next := &entry{Record: *r}
-	if is != nil {
-		next.Key = is.Key // the same bytes, once
-	}
-	if r.Value == "" {
-		return next, true
-	}
-	made, err := t.read(&next.Record)
-	next.made = made
-	return next, err == nil
 }
 
 // tidyLocked drops changes that count no more, when they are half of the feed.
@@ -185,10 +188,11 @@ func (t *Table) Set(r Record, expected Expected, now, at instant) (Record, error
 		return is, ErrChanged
 	}
 	r.Version = max(at, t.top+1)
-	if err := r.Check(); err != nil {
-		return is, err
+	next := t.enter(r)
+	if next == nil {
+		return is, ErrRecord
 	}
-	t.putLocked(&r, now, false)
+	t.putLocked(next, now, false)
 	return t.lookLocked(r.Key), nil
 }
 
