@@ -19,7 +19,7 @@ var feedLua string
 
 var feedScript = redis.NewScript(feedLua)
 
-// Feed is a [table.Store] in Redis: single, Sentinel or Cluster. It is one hash and two sorted sets, in one slot. It is
+// Feed is a [table.Store] in Redis: single, Sentinel or Cluster. It is a hash and a sorted set, in one slot. It is
 // safe for concurrent use.
 type Feed struct {
 	client redis.UniversalClient
@@ -29,14 +29,14 @@ type Feed struct {
 // NewFeed makes the feed of a fleet with that prefix.
 func NewFeed(client redis.UniversalClient, prefix string) *Feed {
 	name := prefix + "{sluice:table}"
-	return &Feed{client, []string{name, name + "feed", name + "over"}}
+	return &Feed{client, []string{name, name + "feed"}}
 }
 
 // run runs the script. The answer begins with the life, and has n parts, unless it is of another life.
 func (f *Feed) run(ctx context.Context, op, life string, n int, args ...any) ([]any, error) {
 	id := strconv.FormatUint(rand.Uint64(), 16) // of a new life, if one begins
 	answer, err := feedScript.Run(ctx, f.client, f.keys,
-		append([]any{op, life, id, table.Kept.Microseconds()}, args...)...).Slice()
+		append([]any{op, life, id}, args...)...).Slice()
 	if err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
@@ -93,6 +93,16 @@ func (f *Feed) Merge(ctx context.Context, life string, records []table.Record) e
 		args = append(args, r.Key, int64(r.Version), int64(r.Ends), r.Value)
 	}
 	_, err := f.run(ctx, "merge", life, 3, args...)
+	return err
+}
+
+// Drop implements [table.Store].
+func (f *Feed) Drop(ctx context.Context, life string, records []table.Record) error {
+	var args []any
+	for i := range records {
+		args = append(args, records[i].Key, int64(records[i].Version))
+	}
+	_, err := f.run(ctx, "drop", life, 3, args...)
 	return err
 }
 

@@ -3,13 +3,11 @@ package etcd
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -21,7 +19,7 @@ type instant = ratelimit.LedgerTime
 
 // Feed is a [table.Store] in the cluster of a [Store], which must be prepared first. A record has two keys: one by its
 // own key, and one by its place in the feed. A third one, the tip, has the last place: each change compares and sets
-// it, so that places are seen in order. Etcd drops removed and ended records by leases.
+// it, so that places are seen in order.
 type Feed struct{ *Store }
 
 func (f Feed) tipName() string { return f.prefix + "sluice:table" }
@@ -117,19 +115,28 @@ const feedMost = (opsMost - 1) / 3
 
 // Merge implements [table.Store]. Each transaction has a part of the records.
 func (f Feed) Merge(ctx context.Context, life string, records []table.Record) error {
+	return f.each(ctx, life, records, (*tip).puts)
+}
+
+// Drop implements [table.Store]. Each transaction has a part of the records.
+func (f Feed) Drop(ctx context.Context, life string, records []table.Record) error {
+	return f.each(ctx, life, records, (*tip).drops)
+}
+
+func (f Feed) each(ctx context.Context, life string, records []table.Record, how how) error {
 	for len(records) > 0 {
-		n := min(feedMost, len(records))
-		keys := make([]string, n)
+		some := records[:min(feedMost, len(records))]
+		keys := make([]string, len(some))
 		for i := range keys {
-			keys[i] = records[i].Key
+			keys[i] = some[i].Key
 		}
-		err := f.change(ctx, life, keys, func(*tip, instant, []table.Record) ([]table.Record, error) {
-			return records[:n], nil
+		err := f.change(ctx, life, keys, how, func(*tip, instant, []table.Record) ([]table.Record, error) {
+			return some, nil
 		})
 		if err != nil {
 			return err
 		}
-		records = records[n:]
+		records = records[len(some):]
 	}
 	return nil
 }
@@ -138,21 +145,25 @@ func (f Feed) Merge(ctx context.Context, life string, records []table.Record) er
 func (f Feed) Set(
 	ctx context.Context, life string, r table.Record, expected table.Expected,
 ) (is table.Record, err error) {
-	err = f.change(ctx, life, []string{r.Key}, func(at *tip, now instant, has []table.Record) ([]table.Record, error) {
+	put := func(at *tip, now instant, has []table.Record) ([]table.Record, error) {
 		if is = has[0]; !is.Is(expected, now) {
 			return nil, table.ErrChanged
 		}
 		r.Version = max(now, at.Top+1)
 		is = r
 		return []table.Record{r}, nil
-	})
+	}
+	err = f.change(ctx, life, []string{r.Key}, (*tip).puts, put)
 	return is, err
 }
 
-// change merges the records that make returns of those that there are, in one transaction. It tries again while other
+// how is what becomes of records in a transaction: has are those of the same keys, and places theirs.
+type how func(at *tip, f Feed, records, has []table.Record, places []int64) ([]clientv3.Op, error)
+
+// change changes the records that make returns of those that there are, in one transaction. It tries again while other
 // nodes change the table.
 func (f Feed) change(
-	ctx context.Context, life string, keys []string,
+	ctx context.Context, life string, keys []string, how how,
 	make func(at *tip, now instant, has []table.Record) ([]table.Record, error),
 ) error {
 	for {
@@ -174,7 +185,7 @@ func (f Feed) change(
 		if err != nil {
 			return err
 		}
-		ops, err := f.puts(ctx, &at, x.Now, records, has, places)
+		ops, err := how(&at, f, records, has, places)
 		if err != nil || len(ops) == 0 {
 			return err
 		}
@@ -211,36 +222,33 @@ func (f Feed) records(ctx context.Context, keys []string) (has []table.Record, p
 	return has, places, nil
 }
 
-// puts are the operations that merge records, and advance the tip. has are those of the same keys.
-func (f Feed) puts(
-	ctx context.Context, at *tip, now instant, records, has []table.Record, places []int64,
-) (ops []clientv3.Op, err error) {
+// puts merges records, and advances the tip.
+func (at *tip) puts(f Feed, records, has []table.Record, places []int64) (ops []clientv3.Op, err error) {
 	for i := range records {
-		r, place, until := &records[i], places[i], records[i].Until(now)
+		r := &records[i]
 		at.Top = max(at.Top, r.Version)
-		switch {
-		case r.Above(&has[i]):
-			if place != 0 {
-				ops = append(ops, clientv3.OpDelete(f.feedKey(place)))
-			}
-			at.Place++
-			place = at.Place
-		case has[i].Above(r) || until == 0:
+		if !r.Above(&has[i]) {
 			continue
 		}
-		lease := clientv3.NoLease
-		if until != 0 {
-			lease, err = f.leases.of(ctx, f.client.Load(), now, until, shareOf(r.Key))
-			if err != nil {
-				return nil, f.failed(ctx, err)
-			}
+		if places[i] != 0 {
+			ops = append(ops, clientv3.OpDelete(f.feedKey(places[i])))
 		}
-		data, err := json.Marshal(placed{place, r.Version, r.Ends, []byte(r.Key), []byte(r.Value)})
+		at.Place++
+		data, err := json.Marshal(placed{at.Place, r.Version, r.Ends, []byte(r.Key), []byte(r.Value)})
 		if err != nil {
 			return nil, err
 		}
-		ops = append(ops, clientv3.OpPut(f.feedKey(place), string(data), clientv3.WithLease(lease)),
-			clientv3.OpPut(f.atKey(r.Key), string(data), clientv3.WithLease(lease)))
+		ops = append(ops, clientv3.OpPut(f.feedKey(at.Place), string(data)), clientv3.OpPut(f.atKey(r.Key), string(data)))
+	}
+	return ops, nil
+}
+
+// drops drops records that still have their versions.
+func (at *tip) drops(f Feed, records, has []table.Record, places []int64) (ops []clientv3.Op, err error) {
+	for i := range records {
+		if places[i] != 0 && records[i].Version == has[i].Version {
+			ops = append(ops, clientv3.OpDelete(f.feedKey(places[i])), clientv3.OpDelete(f.atKey(records[i].Key)))
+		}
 	}
 	return ops, nil
 }
@@ -260,13 +268,10 @@ func (f Feed) put(ctx context.Context, life string, version uint64, at *tip, ops
 		clientv3.Compare(clientv3.Value(lifeKey), "=", nonce),
 		clientv3.Compare(clientv3.ModRevision(key), "=", int64(version)),
 	).Then(append(ops, clientv3.OpPut(key, string(data)))...).Commit()
-	switch {
-	case errors.Is(err, rpctypes.ErrLeaseNotFound):
-		f.leases.forget() // nothing was written
-		return false, nil
-	case err != nil:
+	if err != nil {
 		return false, f.failed(ctx, err)
-	case r.Header.ClusterId != cluster:
+	}
+	if r.Header.ClusterId != cluster {
 		return false, table.ErrLife
 	}
 	return r.Succeeded, nil

@@ -35,16 +35,15 @@ FROM sluice_feed f LEFT JOIN (
 	lockFeedSQL = `SELECT ` + feedLife + `, ` + feedNow + `, f.place, f.top
 FROM sluice_feed f WHERE prefix = $1 FOR UPDATE`
 	isSQL  = `SELECT version, ends, value FROM sluice_table WHERE prefix = $1 AND key = $2`
-	putSQL = `INSERT INTO sluice_table AS t (prefix, key, version, ends, value, place, until)
-SELECT $1, c.key, c.version, c.ends, c.value, $2 + c.n, c.until
-FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bytea[], $7::bigint[]) WITH ORDINALITY
-  c(key, version, ends, value, until, n)
+	putSQL = `INSERT INTO sluice_table AS t (prefix, key, version, ends, value, place)
+SELECT $1, c.key, c.version, c.ends, c.value, $2 + c.n
+FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bytea[]) WITH ORDINALITY c(key, version, ends, value, n)
 ON CONFLICT (prefix, key) DO UPDATE SET version = excluded.version, ends = excluded.ends, value = excluded.value,
-  until = excluded.until, place = CASE WHEN (excluded.version, excluded.ends, excluded.value) >
-    (t.version, t.ends, t.value) THEN excluded.place ELSE t.place END
-WHERE (excluded.version, excluded.ends, excluded.value) >= (t.version, t.ends, t.value)`
-	placeSQL  = `UPDATE sluice_feed SET place = $2, top = greatest(top, $3) WHERE prefix = $1`
-	forgetSQL = `DELETE FROM sluice_table WHERE prefix = $1 AND until > 0 AND until < $2`
+  place = excluded.place
+WHERE (excluded.version, excluded.ends, excluded.value) > (t.version, t.ends, t.value)`
+	placeSQL = `UPDATE sluice_feed SET place = $2, top = greatest(top, $3) WHERE prefix = $1`
+	dropSQL  = `DELETE FROM sluice_table t USING unnest($2::bytea[], $3::bigint[]) c(key, version)
+WHERE t.prefix = $1 AND t.key = c.key AND t.version = c.version`
 )
 
 // Since implements [table.Store].
@@ -126,23 +125,33 @@ func (f Feed) locked(ctx context.Context, life string, do func(*feed) error) err
 func (x *feed) put(ctx context.Context, records []table.Record) error {
 	n := len(records)
 	keys, values := make([][]byte, n), make([][]byte, n)
-	versions, ends, untils := make([]int64, n), make([]int64, n), make([]int64, n)
+	versions, ends := make([]int64, n), make([]int64, n)
 	for i := range records {
 		r := &records[i]
 		keys[i], values[i], versions[i], ends[i] = []byte(r.Key), []byte(r.Value), int64(r.Version), int64(r.Ends)
-		untils[i] = int64(r.Until(x.now))
 		x.top = max(x.top, versions[i])
 	}
 	var b pgx.Batch
-	b.Queue(putSQL, x.prefix, x.place, keys, versions, ends, values, untils)
+	b.Queue(putSQL, x.prefix, x.place, keys, versions, ends, values)
 	b.Queue(placeSQL, x.prefix, x.place+int64(n), x.top)
-	b.Queue(forgetSQL, x.prefix, int64(x.now))
 	return x.tx.SendBatch(ctx, &b).Close()
 }
 
 // Merge implements [table.Store].
 func (f Feed) Merge(ctx context.Context, life string, records []table.Record) error {
 	return f.locked(ctx, life, func(x *feed) error { return x.put(ctx, records) })
+}
+
+// Drop implements [table.Store].
+func (f Feed) Drop(ctx context.Context, life string, records []table.Record) error {
+	keys, versions := make([][]byte, len(records)), make([]int64, len(records))
+	for i := range records {
+		keys[i], versions[i] = []byte(records[i].Key), int64(records[i].Version)
+	}
+	return f.locked(ctx, life, func(x *feed) error {
+		_, err := x.tx.Exec(ctx, dropSQL, f.prefix, keys, versions)
+		return err
+	})
 }
 
 // Set implements [table.Store].

@@ -12,8 +12,6 @@ CREATE TABLE sluice_table (
   ends    bigint NOT NULL,
   value   bytea  NOT NULL,
   place   bigint NOT NULL,
-  until   bigint NOT NULL, -- microseconds since 1970, from when on the row is dropped; 0: never
   PRIMARY KEY (prefix, key)
 );
 CREATE INDEX sluice_table_feed ON sluice_table (prefix, place);
-CREATE INDEX sluice_table_until ON sluice_table (prefix, until) WHERE until > 0;

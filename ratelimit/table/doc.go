@@ -11,8 +11,9 @@
 //  1. Records merge by (version, end, value). So the order in which they arrive does not matter.
 //  2. A version is the store's time, and above each version that the store ever had. A clock that was set back would
 //     give a change a version that other nodes ignore, because they have a higher one.
-//  3. A removal is a record. Each place keeps it for an hour ([Kept]) from when it last arrived there. A node that
-//     lacks it would bring back what was removed.
+//  3. A removal is a record. Each node keeps it for an hour ([Kept]) from when it last arrived there, and has the store
+//     drop it then. A node that lacks it would bring back what was removed. The store's clock has no part in this: set
+//     ahead by an hour, it would drop removals that others have not read.
 //  4. What is new is found by its place in the feed, not by its version: what a node writes back later may have a
 //     lower one.
 //  5. In another life of the store's data, a node reads all, and writes back what the store lacks. Only then it sets.

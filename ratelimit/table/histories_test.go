@@ -137,11 +137,25 @@ func (m *member) SetAt(life string, r Record, expected Expected) (is Record, err
 	return is, err
 }
 
+func (m *member) DropAt(life string, records []Record) error {
+	return m.trip(func() error {
+		if fmt.Sprint(m.data.life) != life {
+			return ErrLife
+		}
+		m.data.Drop(records)
+		return nil
+	})
+}
+
 // through makes a member the Store of its node.
 type through struct{ *member }
 
 func (t through) Merge(_ context.Context, life string, records []Record) error {
 	return t.MergeAt(life, records)
+}
+
+func (t through) Drop(_ context.Context, life string, records []Record) error {
+	return t.DropAt(life, records)
 }
 
 func (t through) Set(_ context.Context, life string, r Record, expected Expected) (Record, error) {
@@ -276,7 +290,6 @@ func (h *history) event(m *member) {
 	case event < 0.975 && len(h.members) > 1 && h.depth == 0:
 		h.losing(func() { h.members[slices.Index(h.members, m)] = h.join() })
 	}
-	h.data.Forget(h.now, h.now+h.skew)
 }
 
 // lose has the store go on with an older copy, or with nothing.
@@ -386,7 +399,9 @@ func TestHalfReadTables(t *testing.T) {
 	for range 125 {
 		h.now += minute
 		one.beat()
-		h.data.Forget(h.now, h.now)
+	}
+	if have := h.data.Record("0"); have.Version != 0 {
+		t.Errorf("after two hours the store has %v", have)
 	}
 	late.beat()
 	if have := late.Record("0"); have.Value != "" || late.Len() != 3 {
@@ -406,7 +421,6 @@ func TestRemovalsOutliveSeriesOfLosses(t *testing.T) {
 		for range 29 {
 			h.now += minute
 			m.beat()
-			h.data.Forget(h.now, h.now)
 		}
 		h.data, h.lives = h.kept.copy(), h.lives+1
 		h.data.life = h.lives

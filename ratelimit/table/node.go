@@ -21,6 +21,8 @@ type Store interface {
 	// Set sets a record with a version of its own, as [Table.Set] does. In another life it does nothing, and the error
 	// is [ErrLife]. With another error than that and [ErrChanged], it may have set it.
 	Set(ctx context.Context, life string, r Record, expected Expected) (Record, error)
+	// Drop drops records that still have these versions. In another life it does nothing, and the error is [ErrLife].
+	Drop(ctx context.Context, life string, records []Record) error
 }
 
 // Page is what a store reads.
@@ -58,6 +60,7 @@ type Node struct {
 	looked   bool     // the store was read as a whole, in this life
 	missing  []string // keys of records that the store lacks: to be written back
 	heard    instant  // when all was last read, or a read of all began without a table; 0: never
+	gone     []Record // that were here for their time, to be dropped by the store
 	forgot   instant
 
 	mu   sync.Mutex
@@ -129,8 +132,7 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 		return true, nil
 	}
 	if n.forgot == 0 || now.Sub(n.forgot) >= sweeps {
-		n.Forget(now, n.Time(now))
-		n.forgot = now
+		n.gone, n.forgot = append(n.gone, n.Forget(now, n.Time(now))...), now
 	}
 	n.whole(now)
 	return n.tell(ctx)
@@ -138,7 +140,7 @@ func (n *Node) Step(ctx context.Context) (more bool, err error) {
 
 // begin reads all, in another life of the store's data.
 func (n *Node) begin(life string) {
-	n.place, n.looked, n.missing = 0, false, nil
+	n.place, n.looked, n.missing, n.gone = 0, false, nil, nil
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.again()
@@ -167,7 +169,8 @@ func (n *Node) whole(now instant) {
 	n.heard, n.doubtful = now, false
 }
 
-// tell writes back a chunk of what the store lacks (rule 5).
+// tell writes back a chunk of what the store lacks (rule 5). Then it has the store drop what this node has had for an hour
+// in this life (rule 3): each copy of the data that may come back has it, and each node that may write back.
 func (n *Node) tell(ctx context.Context) (more bool, err error) {
 	for len(n.missing) > 0 {
 		some := n.missing[:min(chunk, len(n.missing))]
@@ -181,6 +184,13 @@ func (n *Node) tell(ctx context.Context) (more bool, err error) {
 			return false, err
 		}
 		return true, nil
+	}
+	if some := n.gone[:min(chunk, len(n.gone))]; len(some) > 0 {
+		err := n.store.Drop(ctx, n.lives(), some)
+		if err == nil {
+			n.gone = n.gone[len(some):]
+		}
+		return err == nil, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

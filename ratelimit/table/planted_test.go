@@ -41,7 +41,7 @@ var planted = []plant.Bug{
 	},
 	{
 		Name: "4: the place in the feed is the version", File: tableFile,
-		Right: "t.place++", Wrong: "t.place = max(t.place, int64(r.Version))",
+		Right: "t.place++", Wrong: "t.place = max(t.place, int64(next.Version))",
 	},
 	{
 		Name: "5: nobody writes back", File: nodeFile,

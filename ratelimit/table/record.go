@@ -33,7 +33,7 @@ const (
 )
 
 const (
-	// Kept is the time for which a removed or ended record stays at a place, from when it last arrived there.
+	// Kept is the time for which a removed or ended record stays at a node, from when it last arrived there.
 	Kept = time.Hour
 	// Silence is the time without a read after which a node's table may lack removals. Copies of a store's data may be
 	// as old. Invariant: twice of it is at most Kept.
@@ -83,17 +83,6 @@ func (r *Record) Above(o *Record) bool { return r.compare(o) > 0 }
 func (r *Record) expired(arrived, now, at instant) bool {
 	over := r.Value == "" || r.Ends != 0 && r.Ends.Add(Kept) < at
 	return over && arrived.Add(Kept) < now
-}
-
-// Until is the time from which a store may drop a record that arrives now; 0: it keeps it.
-func (r *Record) Until(now instant) instant {
-	switch {
-	case r.Value == "":
-		return now.Add(Kept)
-	case r.Ends != 0:
-		return max(now, r.Ends).Add(Kept)
-	}
-	return 0
 }
 
 // Check refuses a record that no store or node sends.

@@ -196,9 +196,9 @@ func (t *Table) Set(r Record, expected Expected, now, at instant) (Record, error
 	return t.lookLocked(r.Key), nil
 }
 
-// Forget drops records that were removed or have ended, after their time. now is the place's clock, and at the store's.
-// It looks at each record, so call it once a minute.
-func (t *Table) Forget(now, at instant) {
+// Forget drops records that were removed or have ended, after their time, and returns those that arrived in this round.
+// now is the place's clock, and at the store's. It looks at each record, so call it once a minute.
+func (t *Table) Forget(now, at instant) (gone []Record) {
 	t.mu.RLock()
 	var old []string
 	for key, e := range t.records {
@@ -207,7 +207,21 @@ func (t *Table) Forget(now, at instant) {
 		}
 	}
 	t.mu.RUnlock()
-	t.drop(old, func(e *entry) bool { return e.expired(e.arrived, now, at) })
+	t.drop(old, func(e *entry) bool {
+		ok := e.expired(e.arrived, now, at)
+		if ok && !t.silent(e) {
+			gone = append(gone, e.Record)
+		}
+		return ok
+	})
+	return gone
+}
+
+// Drop drops records that still have these versions.
+func (t *Table) Drop(records []Record) {
+	for i := range records {
+		t.drop([]string{records[i].Key}, func(e *entry) bool { return e.Version == records[i].Version })
+	}
 }
 
 // drop drops the records of keys for which ok holds now.

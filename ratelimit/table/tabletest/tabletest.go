@@ -175,6 +175,18 @@ func words(t *testing.T, s table.Store) {
 	if p, err := s.Since(ctx, "another", page.Place, 100); err != nil || len(p.Records) != 5 || p.Life != first.Life {
 		t.Errorf("from another life it answers %+v, %v", p, err)
 	}
+	if err := s.Drop(ctx, "another", []table.Record{was}); !errors.Is(err, table.ErrLife) {
+		t.Errorf("another life may drop: %v", err)
+	}
+	gone := twin.Record("d")
+	for _, drop := range []table.Record{{Key: "a", Version: 1}, gone, {Key: "none", Version: 7}} {
+		if err := s.Drop(ctx, first.Life, []table.Record{drop}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	twin.Drop([]table.Record{gone})
+	same()
+	set("e", "1", 0, table.None, nil)
 	if err := s.Merge(ctx, "another", []table.Record{was}); !errors.Is(err, table.ErrLife) {
 		t.Errorf("another life may write: %v", err)
 	}
