@@ -169,8 +169,8 @@ func (n *Node) whole(now instant) {
 	n.heard, n.doubtful = now, false
 }
 
-// tell writes back a chunk of what the store lacks (rule 5). Then it has the store drop what this node has had for an hour
-// in this life (rule 3): each copy of the data that may come back has it, and each node that may write back.
+// tell writes back a chunk of what the store lacks (rule 5). Then the store drops what this node has had for an hour in
+// this life (rule 3). By then, all copies of the data that may return have it, and all nodes that may write back.
 func (n *Node) tell(ctx context.Context) (more bool, err error) {
 	for len(n.missing) > 0 {
 		some := n.missing[:min(chunk, len(n.missing))]
