@@ -238,7 +238,8 @@ func (at *tip) puts(f Feed, records, has []table.Record, places []int64) (ops []
 		if err != nil {
 			return nil, err
 		}
-		ops = append(ops, clientv3.OpPut(f.feedKey(at.Place), string(data)), clientv3.OpPut(f.atKey(r.Key), string(data)))
+		ops = append(ops, clientv3.OpPut(f.feedKey(at.Place), string(data)),
+			clientv3.OpPut(f.atKey(r.Key), string(data)))
 	}
 	return ops, nil
 }
